@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Aligned memory that keeps its capacity: what stages exchange on the host.
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <new>
+#include <span>
+#include <type_traits>
+#include <utility>
+
+namespace stagger {
+
+/// Alignment of everything the library lays out, in bytes. Equal alignment on every path is part of the promise that
+/// a pipeline and one device produce the same bits: vectorised sums depend on it.
+inline constexpr std::size_t alignment_bytes = 64;
+
+namespace detail {
+struct AlignedDelete {
+  void operator()(void* memory) const noexcept {
+    ::operator delete(memory, std::align_val_t{alignment_bytes});
+  }
+};
+}  // namespace detail
+
+/// A dense row-major array of up to four extents that never gives memory back while it lives.
+///
+/// A slot of the engine serves many microbatches, also of unequal sizes: `resize` to a size that fit before does not
+/// allocate. Contents after a growing resize are unspecified.
+///
+/// @tparam T  trivially copyable element, `float` by default
+template <class T = float>
+class Tensor {
+  static_assert(std::is_trivially_copyable_v<T>, "stagger: a Tensor holds trivially copyable elements");
+
+ public:
+  Tensor() = default;
+
+  /// @shape extents  [1 to 4 counts], outermost first
+  Tensor(std::initializer_list<std::size_t> extents) { resize(extents); }
+
+  Tensor(Tensor const& other) { *this = other; }
+  Tensor(Tensor&& other) noexcept
+      : memory_(std::move(other.memory_)),
+        capacity_(std::exchange(other.capacity_, 0)),
+        size_(std::exchange(other.size_, 0)),
+        extents_(std::exchange(other.extents_, {})) {}
+  Tensor& operator=(Tensor const& other) {
+    if (this != &other) {
+      reserve(other.size_);
+      size_ = other.size_;
+      extents_ = other.extents_;
+      std::copy_n(other.data(), size_, data());
+    }
+    return *this;
+  }
+  Tensor& operator=(Tensor&& other) noexcept {
+    memory_ = std::move(other.memory_);
+    capacity_ = std::exchange(other.capacity_, 0);
+    size_ = std::exchange(other.size_, 0);
+    extents_ = std::exchange(other.extents_, {});
+    return *this;
+  }
+  ~Tensor() = default;
+
+  /// Sets the extents; allocates only when more elements are needed than ever before.
+  void resize(std::initializer_list<std::size_t> extents) {
+    std::array<std::size_t, 4> shape{};
+    std::size_t count = extents.size() == 0 ? 0 : 1;
+    std::size_t i = 0;
+    for (std::size_t extent : extents) {
+      if (i < shape.size()) shape[i++] = extent;
+      count *= extent;
+    }
+    reserve(count);
+    size_ = count;
+    extents_ = shape;
+  }
+
+  /// Takes the extents of another tensor.
+  template <class U>
+  void resize_like(Tensor<U> const& other) {
+    reserve(other.size());
+    size_ = other.size();
+    extents_ = other.extents();
+  }
+
+  void fill(T value) noexcept { std::fill_n(data(), size_, value); }
+
+  [[nodiscard]] T* data() noexcept { return static_cast<T*>(memory_.get()); }
+  [[nodiscard]] T const* data() const noexcept { return static_cast<T const*>(memory_.get()); }
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
+
+  /// Count along one dimension; 0 past the last one.
+  [[nodiscard]] std::size_t extent(std::size_t dimension) const noexcept { return extents_[dimension]; }
+  [[nodiscard]] std::array<std::size_t, 4> const& extents() const noexcept { return extents_; }
+
+  /// Memory held, in bytes.
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return capacity_ * sizeof(T); }
+
+  [[nodiscard]] T& operator[](std::size_t i) noexcept { return data()[i]; }
+  [[nodiscard]] T const& operator[](std::size_t i) const noexcept { return data()[i]; }
+  [[nodiscard]] T* begin() noexcept { return data(); }
+  [[nodiscard]] T* end() noexcept { return data() + size_; }
+  [[nodiscard]] T const* begin() const noexcept { return data(); }
+  [[nodiscard]] T const* end() const noexcept { return data() + size_; }
+
+ private:
+  void reserve(std::size_t count) {
+    if (count <= capacity_) return;
+    std::size_t const bytes = (count * sizeof(T) + alignment_bytes - 1) / alignment_bytes * alignment_bytes;
+    memory_.reset(::operator new(bytes, std::align_val_t{alignment_bytes}));
+    capacity_ = bytes / sizeof(T);
+  }
+
+  std::unique_ptr<void, detail::AlignedDelete> memory_;
+  std::size_t capacity_ = 0;
+  std::size_t size_ = 0;
+  std::array<std::size_t, 4> extents_{};
+};
+
+}  // namespace stagger

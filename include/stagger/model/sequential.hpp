@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   A chain of layers that a partitioner may cut.
+
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <stagger/model/stage.hpp>
+
+namespace stagger {
+
+namespace detail {
+template <class L>
+struct LayerTraits {  // one layer
+  using Layer = L;
+  static constexpr bool repeated = false;
+};
+template <class L>
+struct LayerTraits<std::vector<L>> {  // a run of equal layers, its length known at run time
+  using Layer = L;
+  static constexpr bool repeated = true;
+};
+
+template <class... L>
+consteval bool chain_fits() {
+  if constexpr (sizeof...(L) == 0) {
+    return true;
+  } else {
+    return [&]<class First, class... Rest>(std::type_identity<First>, std::type_identity<Rest>...) {
+      auto const inside = [](auto traits) {
+        using Traits = decltype(traits);
+        if constexpr (Traits::repeated)
+          return std::same_as<typename Traits::Layer::Input, typename Traits::Layer::Output>;
+        else
+          return true;
+      };
+      if constexpr (sizeof...(Rest) == 0) {
+        return inside(LayerTraits<First>{});
+      } else {
+        using Next = std::tuple_element_t<0, std::tuple<Rest...>>;
+        return inside(LayerTraits<First>{}) &&
+               std::same_as<typename LayerTraits<First>::Layer::Output, typename LayerTraits<Next>::Layer::Input> &&
+               chain_fits<Rest...>();
+      }
+    }(std::type_identity<L>{}...);
+  }
+}
+}  // namespace detail
+
+/// Layers in order, each the input of the next. A `std::vector<Layer>` stands for as many layers as it holds:
+///
+///     Sequential{Embedding{...}, std::vector<Block>(12), Head{...}}   // 14 layers
+///
+/// Given to a `Pipeline` as its only element, it is cut into stages by the partitioner; as one element among several,
+/// it is one stage.
+template <class... L>
+class Sequential {
+  static_assert(sizeof...(L) > 0, "stagger: a Sequential needs at least one layer");
+  static_assert(detail::chain_fits<L...>(),
+                "stagger: neighbouring layers of a Sequential do not fit: the Output of each must be the Input of the next");
+
+ public:
+  explicit Sequential(L... layers) : layers_(std::move(layers)...) {}
+
+  /// The layers as given.
+  [[nodiscard]] std::tuple<L...>& layers() noexcept { return layers_; }
+
+ private:
+  std::tuple<L...> layers_;
+};
+
+}  // namespace stagger
