@@ -18,16 +18,6 @@ struct ParameterView {
   std::size_t size = 0;
 };
 
-/// What the engine tells a context before each action on a layer.
-struct ActionInfo {
-  ParameterView const* parameters = nullptr;  ///< [parameters of the layer]
-  std::int64_t step = 0;                      ///< optimizer steps taken before this one
-  std::uint64_t seed = 0;                     ///< of the run
-  int layer = 0;                              ///< counted from the model's input
-  int microbatch = 0;
-  bool training = true;
-};
-
 /// The stage's view of the engine during one action: parameters, gradients, scratch memory, and who it works for.
 ///
 /// One context belongs to one rank; a stage must not keep anything it got from it.
@@ -36,14 +26,14 @@ class Context {
   /// Current value of a parameter of this stage, [parameter.size()].
   template <class T>
   [[nodiscard]] std::span<T const> operator[](Parameter<T> const& parameter) const noexcept {
-    ParameterView const& view = info_.parameters[parameter.position()];
+    ParameterView const& view = parameters_[parameter.position()];
     return {static_cast<T const*>(view.value), view.size};
   }
 
   /// Gradient of a parameter of this stage, [parameter.size()]. Backward adds to it.
   template <class T>
   [[nodiscard]] std::span<T> gradient(Parameter<T> const& parameter) const noexcept {
-    ParameterView const& view = info_.parameters[parameter.position()];
+    ParameterView const& view = parameters_[parameter.position()];
     return {static_cast<T*>(view.gradient), view.size};
   }
 
@@ -54,19 +44,19 @@ class Context {
     return arena_.take<T>(count);
   }
 
-  [[nodiscard]] int microbatch() const noexcept { return info_.microbatch; }
-  [[nodiscard]] int layer() const noexcept { return info_.layer; }
-  [[nodiscard]] std::int64_t step() const noexcept { return info_.step; }
+  [[nodiscard]] int microbatch() const noexcept { return microbatch_; }
+  [[nodiscard]] int layer() const noexcept { return layer_; }
+  [[nodiscard]] std::int64_t step() const noexcept { return step_; }
 
   /// False during evaluation: dropout and the like must be off.
-  [[nodiscard]] bool training() const noexcept { return info_.training; }
+  [[nodiscard]] bool training() const noexcept { return training_; }
 
   /// Seed for this action's randomness. It depends on nothing but (seed of the run, step, microbatch, layer), so
   /// recomputation, any cut and any thread count see the same numbers.
   [[nodiscard]] std::uint64_t random_seed() const noexcept {
-    std::uint64_t x = info_.seed;
-    for (std::uint64_t part : {static_cast<std::uint64_t>(info_.step), static_cast<std::uint64_t>(info_.microbatch),
-                               static_cast<std::uint64_t>(info_.layer)}) {
+    std::uint64_t x = seed_;
+    for (std::uint64_t part : {static_cast<std::uint64_t>(step_), static_cast<std::uint64_t>(microbatch_),
+                               static_cast<std::uint64_t>(layer_)}) {
       x += 0x9e3779b97f4a7c15U * (part + 1);  // splitmix64
       x = (x ^ (x >> 30U)) * 0xbf58476d1ce4e5b9U;
       x = (x ^ (x >> 27U)) * 0x94d049bb133111ebU;
@@ -75,9 +65,19 @@ class Context {
     return x;
   }
 
-  /// For engines: starts an action on a layer.
-  void begin(ActionInfo const& info) {
-    info_ = info;
+  /// For engines: starts a step.
+  /// @param step  optimizer steps taken before this one
+  void begin_step(std::int64_t step, std::uint64_t seed, bool training) noexcept {
+    step_ = step;
+    seed_ = seed;
+    training_ = training;
+  }
+
+  /// For engines: starts an action on a layer (counted from the model's input) for a microbatch.
+  void begin_action(ParameterView const* parameters, int layer, int microbatch) {
+    parameters_ = parameters;
+    layer_ = layer;
+    microbatch_ = microbatch;
     arena_.reset();
   }
 
@@ -85,7 +85,12 @@ class Context {
   [[nodiscard]] std::uint64_t scratch_bytes() const noexcept { return arena_.bytes(); }
 
  private:
-  ActionInfo info_;
+  ParameterView const* parameters_ = nullptr;  // [parameters of the layer]
+  std::int64_t step_ = 0;
+  std::uint64_t seed_ = 0;
+  int layer_ = 0;
+  int microbatch_ = 0;
+  bool training_ = true;
   Arena arena_;
 };
 
