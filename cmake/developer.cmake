@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+# What our own tests, examples and benchmarks are built with. A consumer never reads this file.
+#
+#   stagger_developer             INTERFACE target: warnings, sanitizer, no contraction of floating point
+#   stagger_find(<package> <target> <debian package> [arguments of find_package])
+#                                 find_package, or one sentence that names what to install
+#   stagger_can_link(<out> <targets>...)
+#                                 <out> is empty, or the first target that cannot be linked here
+#   stagger_test_environment      ENVIRONMENT entry that tests need under the chosen sanitizer
+#   stagger_test_patience         factor on the time limit of a test under the chosen sanitizer
+
+get_property(stagger_multi_config GLOBAL PROPERTY GENERATOR_IS_MULTI_CONFIG)
+if(NOT CMAKE_BUILD_TYPE AND NOT stagger_multi_config)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
+if(CMAKE_CXX_FLAGS_RELEASE STREQUAL "-O3 -DNDEBUG")  # CMake's default; who needs -O3 says so per target
+  set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
+endif()
+set(CMAKE_CXX_EXTENSIONS OFF)
+
+find_program(CCACHE_PROGRAM ccache)
+mark_as_advanced(CCACHE_PROGRAM)
+if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
+endif()
+
+add_library(stagger_developer INTERFACE)
+# Bits are promised to be equal between one device and a pipeline; a compiler that may fuse a multiply
+# and an add differently in two copies of a function breaks the promise.
+target_compile_options(stagger_developer INTERFACE
+  -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror -ffp-contract=off)
+
+set(stagger_test_environment "")
+set(stagger_test_patience 1)
+if(STAGGER_SANITIZE STREQUAL "address+undefined")
+  set(stagger_sanitize -fsanitize=address,undefined -fno-sanitize-recover=all)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+    list(APPEND stagger_sanitize -fno-sanitize=function)  # clang 14 cannot emit it for coroutines
+  endif()
+  set(stagger_test_environment "UBSAN_OPTIONS=print_stacktrace=1")
+  set(stagger_test_patience 5)
+elseif(STAGGER_SANITIZE STREQUAL "thread")
+  set(stagger_sanitize -fsanitize=thread)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    list(APPEND stagger_sanitize -Wno-tsan)  # TSan does not model fences; g++ says so at each one
+  endif()
+  set(stagger_test_environment
+      "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:suppressions=${CMAKE_CURRENT_LIST_DIR}/tsan.supp")
+  set(stagger_test_patience 10)
+endif()
+if(STAGGER_SANITIZE)
+  target_compile_options(stagger_developer INTERFACE ${stagger_sanitize} -O1 -g1 -fno-omit-frame-pointer)
+  target_link_options(stagger_developer INTERFACE ${stagger_sanitize})
+endif()
+
+macro(stagger_find package target debian)
+  find_package(${package} ${ARGN} QUIET)
+  if(NOT TARGET ${target})
+    message(FATAL_ERROR "stagger: ${package} (${target}) was not found: install it (${debian} on Debian and "
+      "Ubuntu), or switch off what needs it with -DSTAGGER_BUILD_TESTS=OFF, -DSTAGGER_BUILD_EXAMPLES=OFF or "
+      "-DSTAGGER_BUILD_BENCHMARKS=OFF.")
+  endif()
+endmacro()
+
+function(stagger_can_link out)
+  set(${out} "" PARENT_SCOPE)
+  foreach(target IN LISTS ARGN)
+    string(REGEX REPLACE "^stagger::" "" component ${target})
+    if(NOT TARGET ${target} OR (target MATCHES "^stagger::" AND NOT component IN_LIST stagger_available))
+      set(${out} ${target} PARENT_SCOPE)
+      return()
+    endif()
+  endforeach()
+endfunction()

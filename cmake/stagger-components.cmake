@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+# The components of stagger and what each of them needs. Our own build reads this file, and so does,
+# from the install tree, every find_package(stagger). To add a component is to add one call below.
+#
+#   HEADERS   globs below include/stagger; what no component claims belongs to stagger::stagger
+#   LINKS     targets it brings; stagger::<other> makes <other> part of every request for it
+#   FIND      arguments for find_package
+#   REMEDY    what a user does when the dependency is missing; ends a sentence
+#   INCLUDES  regular expressions for what only these headers may include (read by the floors test)
+
+set(stagger_components "")
+macro(stagger_component name)
+  list(APPEND stagger_components ${name})
+  cmake_parse_arguments(stagger_${name} "" "REMEDY" "HEADERS;LINKS;FIND;INCLUDES" ${ARGN})
+endmacro()
+
+stagger_component(stagger LINKS Threads::Threads FIND Threads
+  REMEDY "enable the language C or CXX and install a thread library")
+stagger_component(host HEADERS host/asio*.hpp LINKS stagger::stagger Boost::headers INCLUDES "^boost/"
+  FIND Boost 1.81 CONFIG COMPONENTS headers
+  REMEDY "install Boost 1.81 or newer (libboost1.81-dev on Debian 12) or set Boost_ROOT")
+
+# Sets <out> to the components in <requested> and those they build on, each after what it needs.
+function(stagger_closure out requested)
+  set(result "")
+  foreach(name IN LISTS requested)
+    foreach(link IN LISTS stagger_${name}_LINKS)
+      if(link MATCHES "^stagger::(.+)")
+        stagger_closure(below ${CMAKE_MATCH_1})
+        list(APPEND result ${below})
+      endif()
+    endforeach()
+    list(APPEND result ${name})
+  endforeach()
+  list(REMOVE_DUPLICATES result)
+  set(${out} "${result}" PARENT_SCOPE)
+endfunction()
+
+# Looks up what one component needs. Sets <out> to nothing, or to the sentence that says what is missing.
+# A function, so that a consumer sees the targets but none of the variables that find_package leaves.
+function(stagger_look_up out name)
+  set(${out} "" PARENT_SCOPE)
+  list(APPEND CMAKE_MODULE_PATH "${CMAKE_CURRENT_FUNCTION_LIST_DIR}")
+  list(GET stagger_${name}_FIND 0 package)
+  find_package(${stagger_${name}_FIND} QUIET)
+  foreach(target IN LISTS stagger_${name}_LINKS)
+    if(NOT target MATCHES "^stagger::" AND NOT (${package}_FOUND AND TARGET ${target}))
+      set(${out} "component ${name} needs ${target}, which was not found: ${stagger_${name}_REMEDY}."
+          PARENT_SCOPE)
+    endif()
+  endforeach()
+endfunction()

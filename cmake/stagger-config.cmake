@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+# find_package(stagger [COMPONENTS host ...]): stagger::stagger always, and the components asked for.
+# A component's dependency is looked up only when the component is asked for.
+
+include("${CMAKE_CURRENT_LIST_DIR}/stagger-components.cmake")
+
+set(stagger_FOUND TRUE)
+stagger_closure(stagger_requested "stagger;${stagger_FIND_COMPONENTS}")
+foreach(stagger_name IN LISTS stagger_requested)
+  set(stagger_missing "")
+  if(EXISTS "${CMAKE_CURRENT_LIST_DIR}/stagger-${stagger_name}-targets.cmake")
+    stagger_look_up(stagger_missing ${stagger_name})
+  else()
+    set(stagger_missing "there is no component ${stagger_name}.")
+  endif()
+  if(stagger_missing)
+    set(stagger_${stagger_name}_FOUND FALSE)
+    if(stagger_name STREQUAL "stagger" OR stagger_FIND_REQUIRED_${stagger_name})
+      set(stagger_FOUND FALSE)
+    endif()
+    string(APPEND stagger_NOT_FOUND_MESSAGE "${stagger_missing} ")
+  else()
+    set(stagger_${stagger_name}_FOUND TRUE)
+    include("${CMAKE_CURRENT_LIST_DIR}/stagger-${stagger_name}-targets.cmake")
+  endif()
+endforeach()

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+# Each public header alone and twice in one file (guards), and all of them in one program (a missing
+# inline), for the compiler of this build and for every further one.
+
+set(here ${CMAKE_CURRENT_BINARY_DIR}/headers)
+file(WRITE ${here}/main.cpp.new "int main() {}\n")
+file(COPY_FILE ${here}/main.cpp.new ${here}/main.cpp ONLY_IF_DIFFERENT)
+add_custom_target(headers)
+
+set(further ${STAGGER_HEADER_COMPILERS})
+if(STAGGER_HEADER_COMPILERS STREQUAL "AUTO")
+  set(further g++ clang++-19 clang++-14)
+endif()
+set(compilers "")
+file(REAL_PATH ${CMAKE_CXX_COMPILER} own)
+foreach(compiler IN LISTS further)
+  find_program(stagger_compiler_${compiler} ${compiler})
+  mark_as_advanced(stagger_compiler_${compiler})
+  if(stagger_compiler_${compiler})
+    file(REAL_PATH ${stagger_compiler_${compiler}} real)
+    if(NOT real STREQUAL own)
+      list(APPEND compilers ${compiler})
+    endif()
+  elseif(NOT STAGGER_HEADER_COMPILERS STREQUAL "AUTO")
+    message(FATAL_ERROR "stagger: STAGGER_HEADER_COMPILERS names ${compiler}, which was not found.")
+  endif()
+endforeach()
+
+foreach(component IN LISTS stagger_available)
+  set(sources "")
+  foreach(header IN LISTS stagger_${component}_files)
+    file(RELATIVE_PATH header ${PROJECT_SOURCE_DIR}/include ${header})
+    file(CONFIGURE OUTPUT ${here}/${header}.cpp CONTENT "#include <${header}>\n#include <${header}>\n")
+    list(APPEND sources ${here}/${header}.cpp)
+  endforeach()
+
+  add_executable(headers_${component} ${sources} ${here}/main.cpp)
+  target_link_libraries(headers_${component} PRIVATE stagger::${component} stagger_developer)
+  target_compile_options(headers_${component} PRIVATE -O0)
+  add_dependencies(headers headers_${component})
+  add_test(NAME headers.${component} COMMAND headers_${component})
+  set_tests_properties(headers.${component} PROPERTIES TIMEOUT 60 LABELS headers)
+
+  foreach(compiler IN LISTS compilers)
+    if(compiler STREQUAL "clang++-14" AND NOT component STREQUAL "stagger")
+      continue()  # clang 14 is a gate for what needs the standard library alone
+    endif()
+    set(objects "")
+    foreach(source IN LISTS sources)
+      file(RELATIVE_PATH object ${here} ${source})
+      set(object ${here}/${compiler}/${object}.o)
+      cmake_path(GET object PARENT_PATH folder)
+      file(MAKE_DIRECTORY ${folder})
+      add_custom_command(OUTPUT ${object} DEPFILE ${object}.d DEPENDS ${source} VERBATIM
+        COMMAND ${CMAKE_CXX_COMPILER_LAUNCHER} ${stagger_compiler_${compiler}} -std=c++20 -Wall -Wextra -Wpedantic
+                -Wconversion -Wshadow -Werror -I${PROJECT_SOURCE_DIR}/include -MD -MF ${object}.d -MT ${object}
+                -c ${source} -o ${object}
+        COMMENT "${compiler} ${object}")
+      list(APPEND objects ${object})
+    endforeach()
+    add_custom_target(headers_${component}_${compiler} ALL DEPENDS ${objects})
+    add_dependencies(headers headers_${component}_${compiler})
+  endforeach()
+endforeach()
