@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   One entry of a schedule: what one rank does to one microbatch at one stage.
+/// @source PyTorch's pipelining action grammar (`0F1`, `3I2`, `1SEND_F0`), spoken at the border.
+
+#include <cstdint>
+
+namespace stagger::schedule {
+
+/// What is done to a microbatch at a stage. `backward` is `backward_input` and `backward_weight` in one action.
+enum class Kind : std::uint8_t {
+  forward,          ///< F
+  backward,         ///< B, full backward
+  backward_input,   ///< I, gradient with respect to the stage's input
+  backward_weight,  ///< W, gradient with respect to the stage's parameters
+  send_forward,     ///< SEND_F, activation to stage + 1
+  recv_forward,     ///< RECV_F, activation from stage - 1
+  send_backward,    ///< SEND_B, gradient to stage - 1
+  recv_backward,    ///< RECV_B, gradient from stage + 1
+};
+
+/// True for the kinds that compute (F, B, I, W); false for messages.
+[[nodiscard]] constexpr bool is_compute(Kind kind) noexcept { return kind <= Kind::backward_weight; }
+
+/// True for the kinds that produce the gradient of the stage's input (B, I).
+[[nodiscard]] constexpr bool gives_input_gradient(Kind kind) noexcept {
+  return kind == Kind::backward || kind == Kind::backward_input;
+}
+
+/// True for the kinds after which nothing of the microbatch is needed at the stage (B, W).
+[[nodiscard]] constexpr bool ends_flight(Kind kind) noexcept {
+  return kind == Kind::backward || kind == Kind::backward_weight;
+}
+
+/// The grammar's letters for a kind: "F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B".
+[[nodiscard]] constexpr char const* name(Kind kind) noexcept {
+  switch (kind) {
+    case Kind::forward: return "F";
+    case Kind::backward: return "B";
+    case Kind::backward_input: return "I";
+    case Kind::backward_weight: return "W";
+    case Kind::send_forward: return "SEND_F";
+    case Kind::recv_forward: return "RECV_F";
+    case Kind::send_backward: return "SEND_B";
+    case Kind::recv_backward: return "RECV_B";
+  }
+  return "?";
+}
+
+/// One thing one rank does to one microbatch (or one sequence slice of it) at one stage.
+struct Action {
+  Kind kind = Kind::forward;
+  int stage = 0;           ///< 0 <= stage < P * V
+  int microbatch = 0;      ///< 0 <= microbatch < M
+  std::int16_t slice = 0;  ///< 0 <= slice < S; 0 where microbatches are not cut
+  bool overlaps_next = false;  ///< forms one overlapped pair (OVERLAP_F_B) with the action after it
+  friend constexpr bool operator==(Action const&, Action const&) = default;
+};
+
+}  // namespace stagger::schedule

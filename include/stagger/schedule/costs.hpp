@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What actions and messages cost: the numbers that `evaluate`, the bound and the search work with.
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include <stagger/core/error.hpp>
+
+namespace stagger::schedule {
+
+/// Costs of one stage and one microbatch. A full backward costs `backward_input_s + backward_weight_s`;
+/// a sequence slice costs its share of the microbatch.
+struct StageCosts {
+  double forward_s = 1;          ///< F, seconds
+  double backward_input_s = 1;   ///< I, seconds
+  double backward_weight_s = 1;  ///< W, seconds
+  double transfer_s = 0;         ///< C, seconds over the edge to the next stage, either direction
+  double activation_bytes = 0;   ///< bytes held from F to B, or from F to I
+  double weight_share = 0.5;     ///< part of `activation_bytes` that stays from I to W, 0 to 1
+};
+
+/// Costs of every stage: `stages[s]` where given, else `each`.
+struct Costs {
+  StageCosts each{};                 ///< used for every stage while `stages` is empty
+  std::vector<StageCosts> stages{};  ///< [stages], or empty
+  double overlap_s = -1;             ///< cost of an overlapped pair; negative: the sum of its two actions
+
+  /// Costs of one stage.
+  /// @pre `stages` is empty or 0 <= stage < stages.size()
+  [[nodiscard]] constexpr StageCosts const& of(int stage) const noexcept {
+    return stages.empty() ? each : stages[static_cast<std::size_t>(stage)];
+  }
+
+  /// The same F, I, W and C for every stage, in seconds.
+  [[nodiscard]] static constexpr Costs uniform(double forward_s, double backward_input_s,
+                                               double backward_weight_s, double transfer_s = 0) {
+    return Costs{.each = {.forward_s = forward_s,
+                          .backward_input_s = backward_input_s,
+                          .backward_weight_s = backward_weight_s,
+                          .transfer_s = transfer_s}};
+  }
+};
+
+namespace detail {
+
+[[nodiscard]] constexpr bool is_cost(double value) noexcept {
+  return value >= 0 && value <= 1e300;  // refuses NaN and infinity as well
+}
+
+[[noreturn]] inline void refuse_cost(int stage, char const* field, double value) {
+  throw Error(Errc::bad_data, "stage " + std::to_string(stage) + " has " + field + " = " +
+                                  std::to_string(value) + "; costs must be finite and not negative");
+}
+
+}  // namespace detail
+
+/// Checks that there is a line for each of `stages` stages and that every number is finite and not negative.
+/// @throws Error bad_data, naming stage, field and value
+constexpr void require_costs(Costs const& costs, int stages) {
+  if (!costs.stages.empty() && costs.stages.size() != static_cast<std::size_t>(stages)) {
+    throw Error(Errc::bad_data, "costs are given for " + std::to_string(costs.stages.size()) +
+                                    " stages but the table has " + std::to_string(stages) +
+                                    "; give one line per stage");
+  }
+  int const given = costs.stages.empty() ? 1 : stages;
+  for (int s = 0; s < given; ++s) {
+    StageCosts const& c = costs.of(s);
+    if (!detail::is_cost(c.forward_s)) detail::refuse_cost(s, "forward_s", c.forward_s);
+    if (!detail::is_cost(c.backward_input_s)) detail::refuse_cost(s, "backward_input_s", c.backward_input_s);
+    if (!detail::is_cost(c.backward_weight_s)) detail::refuse_cost(s, "backward_weight_s", c.backward_weight_s);
+    if (!detail::is_cost(c.transfer_s)) detail::refuse_cost(s, "transfer_s", c.transfer_s);
+    if (!detail::is_cost(c.activation_bytes)) detail::refuse_cost(s, "activation_bytes", c.activation_bytes);
+    if (!(c.weight_share >= 0 && c.weight_share <= 1)) detail::refuse_cost(s, "weight_share", c.weight_share);
+  }
+  if (!(costs.overlap_s <= 1e300)) detail::refuse_cost(0, "overlap_s", costs.overlap_s);
+}
+
+}  // namespace stagger::schedule

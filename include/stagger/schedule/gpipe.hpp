@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   GPipe: all forwards, then all backwards.
+/// @source Huang et al., "GPipe", arXiv 1811.06965.
+
+#include <cstddef>
+
+#include <stagger/schedule/legal.hpp>
+#include <stagger/schedule/policy.hpp>
+
+namespace stagger::schedule {
+
+/// Fill and drain. Bubble (P - 1)(F + B); every rank holds all M microbatches at its peak.
+///
+/// Backwards run in rising order, so gradients are added in microbatch order.
+struct GPipe {
+  using policy_tag = ScheduleTag;
+  static constexpr bool flushes = true;
+
+  /// One stage on each rank.
+  [[nodiscard]] constexpr int chunks() const noexcept { return 1; }
+
+  /// @param shape  any P and M, V = 1
+  /// @throws Error bad_configuration
+  [[nodiscard]] constexpr Table table(Shape shape) const {
+    require_counts("gpipe", shape, 1);
+    Table table{.stages = shape.ranks, .microbatches = shape.microbatches};
+    table.actions.reserve(2 * static_cast<std::size_t>(shape.ranks) *
+                          static_cast<std::size_t>(shape.microbatches));
+    for (int rank = 0; rank < shape.ranks; ++rank) {
+      table.begin_row();
+      for (Kind const kind : {Kind::forward, Kind::backward}) {
+        for (int m = 0; m < shape.microbatches; ++m) {
+          table.add({.kind = kind, .stage = rank, .microbatch = m});
+        }
+      }
+    }
+    return table;
+  }
+};
+
+static_assert(SchedulePolicy<GPipe>);
+
+}  // namespace stagger::schedule

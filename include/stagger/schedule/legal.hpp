@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   How a schedule policy refuses a shape: one sentence that names the value and the nearest legal one.
+
+#include <cstdint>
+#include <string>
+
+#include <stagger/core/error.hpp>
+#include <stagger/core/shape.hpp>
+
+namespace stagger::schedule {
+
+/// The count that a policy may refuse.
+enum class Count : std::uint8_t { ranks, microbatches, chunks, group, slices, in_flight, warm_up };
+
+/// The word for a count.
+[[nodiscard]] constexpr char const* name(Count count) noexcept {
+  switch (count) {
+    case Count::ranks: return "ranks";
+    case Count::microbatches: return "microbatches";
+    case Count::chunks: return "chunks";
+    case Count::group: return "group size";
+    case Count::slices: return "slices";
+    case Count::in_flight: return "microbatches in flight";
+    case Count::warm_up: return "warm-up gap";
+  }
+  return "count";
+}
+
+/// Throws unless `holds`. In a constant expression the compiler prints this call, hence the offending
+/// value and the nearest legal one, which is why they are plain arguments and not part of a text.
+/// @throws Error bad_configuration
+constexpr void require(bool holds, char const* policy, Count count, int value, int nearest_legal,
+                       char const* rule) {
+  if (!holds) {
+    throw Error(Errc::bad_configuration, std::string("schedule ") + policy + " cannot have " +
+                                             std::to_string(value) + " " + name(count) + ": " + rule +
+                                             "; the nearest legal value is " +
+                                             std::to_string(nearest_legal));
+  }
+}
+
+/// What every policy asks of a shape: at least one rank and one microbatch, the number of chunks the policy
+/// makes, and less than 2^31 actions.
+/// @throws Error bad_configuration
+constexpr void require_counts(char const* policy, Shape shape, int chunks) {
+  require(shape.ranks >= 1, policy, Count::ranks, shape.ranks, 1, "a pipeline has at least one rank");
+  require(shape.microbatches >= 1, policy, Count::microbatches, shape.microbatches, 1,
+          "an iteration has at least one microbatch");
+  require(shape.chunks == chunks && chunks >= 1, policy, Count::chunks, shape.chunks,
+          chunks >= 1 ? chunks : 1, "the policy says how many stages a rank runs");
+  long long const limit = (1LL << 31) - 1;
+  long long const stages = static_cast<long long>(shape.ranks) * shape.chunks;
+  require(stages <= limit / 4, policy, Count::ranks, shape.ranks,
+          static_cast<int>(limit / 4 / shape.chunks), "the table must have less than 2^31 actions");
+  require(stages * shape.microbatches <= limit / 4, policy, Count::microbatches, shape.microbatches,
+          static_cast<int>(limit / 4 / stages), "the table must have less than 2^31 actions");
+}
+
+}  // namespace stagger::schedule

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   When each action of an iteration started and ended: predicted by `evaluate`, measured by an engine.
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include <stagger/schedule/action.hpp>
+
+namespace stagger::schedule {
+
+/// One action with its times, in seconds from the first action's start of the iteration.
+struct Span {
+  Action action;
+  double start_s = 0;
+  double end_s = 0;
+};
+
+/// The actions of one iteration with their times, a row for each rank in the order they ran. Evaluation and
+/// measurement share this type, so that plan and run can be laid side by side.
+struct Timeline {
+  std::vector<std::vector<Span>> rows{};  ///< [ranks][actions of the rank]
+
+  /// Number of rows.
+  [[nodiscard]] constexpr int ranks() const noexcept { return static_cast<int>(rows.size()); }
+};
+
+}  // namespace stagger::schedule
