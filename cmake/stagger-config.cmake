@@ -2,6 +2,7 @@
 # find_package(stagger [COMPONENTS host ...]): stagger::stagger always, and the components asked for.
 # A component's dependency is looked up only when the component is asked for.
 
+cmake_policy(VERSION 3.25)
 include("${CMAKE_CURRENT_LIST_DIR}/stagger-components.cmake")
 
 set(stagger_FOUND TRUE)

@@ -4,6 +4,8 @@
 # Passes when PROGRAM ends with exit code 0 and prints what each line of the file EXPECT, a regular
 # expression, asks for. (PASS_REGULAR_EXPRESSION would ignore the exit code.)
 
+cmake_minimum_required(VERSION 3.25)
+
 execute_process(COMMAND ${PROGRAM} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE errors)
 message("${output}${errors}")
 if(NOT result EQUAL 0)

@@ -4,6 +4,8 @@
 # Passes when SOURCE does not compile and the compiler prints what each of its lines
 # `// expect-error: <regular expression>` asks for. Failing alone is not enough: a typo fails as well.
 
+cmake_minimum_required(VERSION 3.25)
+
 file(STRINGS ${SOURCE} wanted REGEX "^// expect-error: ")
 if(NOT wanted)
   message(FATAL_ERROR "${SOURCE} has no line '// expect-error: <regular expression>'")

@@ -8,6 +8,8 @@
 #   4. No header of stagger::stagger includes a header that costs every user compile time.
 #   5. Each source file has an SPDX line; no header is longer than 500 lines.
 
+cmake_minimum_required(VERSION 3.25)
+
 set(floor_0 core)
 set(floor_1 model cluster schedule)
 set(floor_2 staleness partition placement collective)

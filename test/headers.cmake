@@ -48,6 +48,7 @@ foreach(component IN LISTS stagger_available)
     set(objects "")
     foreach(source IN LISTS sources)
       file(RELATIVE_PATH object ${here} ${source})
+      string(REGEX REPLACE "\\.cpp$" "" header ${object})
       set(object ${here}/${compiler}/${object}.o)
       cmake_path(GET object PARENT_PATH folder)
       file(MAKE_DIRECTORY ${folder})
@@ -55,7 +56,7 @@ foreach(component IN LISTS stagger_available)
         COMMAND ${CMAKE_CXX_COMPILER_LAUNCHER} ${stagger_compiler_${compiler}} -std=c++20 -Wall -Wextra -Wpedantic
                 -Wconversion -Wshadow -Werror -I${PROJECT_SOURCE_DIR}/include -MD -MF ${object}.d -MT ${object}
                 -c ${source} -o ${object}
-        COMMENT "${compiler} ${object}")
+        COMMENT "Checking ${header} with ${compiler}")
       list(APPEND objects ${object})
     endforeach()
     add_custom_target(headers_${component}_${compiler} ALL DEPENDS ${objects})
