@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/schedule/csv.hpp>
+
+#include <random>
+#include <string>
+
+#include <stagger/schedule/one_f_one_b.hpp>
+
+#include "catch.hpp"
+
+using namespace stagger;
+using namespace stagger::schedule;
+
+TEST_CASE("schedule/csv: every kind of cell is read", "[schedule]") {
+  Table const t = read_csv(" 0F1 ,,12SEND_F3,0UNSHARD,\t1RECV_B2\r\n(0F3;1B1)OVERLAP_F_B,4I5s2,0REDUCE_GRAD\n");
+  REQUIRE(t.ranks() == 2);
+  CHECK(t.stages == 13);
+  CHECK(t.microbatches == 6);
+  CHECK(t.slices == 3);
+  REQUIRE(t.row(0).size() == 3);
+  CHECK(t.row(0)[0] == Action{.kind = Kind::forward, .stage = 0, .microbatch = 1});
+  CHECK(t.row(0)[1] == Action{.kind = Kind::send_forward, .stage = 12, .microbatch = 3});
+  CHECK(t.row(0)[2] == Action{.kind = Kind::recv_backward, .stage = 1, .microbatch = 2});
+  REQUIRE(t.row(1).size() == 3);
+  CHECK(t.row(1)[0] == Action{.kind = Kind::forward, .stage = 0, .microbatch = 3, .slice = 0, .overlaps_next = true});
+  CHECK(t.row(1)[1] == Action{.kind = Kind::backward, .stage = 1, .microbatch = 1});
+  CHECK(t.row(1)[2] == Action{.kind = Kind::backward_input, .stage = 4, .microbatch = 5, .slice = 2});
+}
+
+TEST_CASE("schedule/csv: a malformed cell is an error that names line, column and value", "[schedule]") {
+  for (char const* cell :
+       {"0F", "F0", "0F0junk", "0BW1", "0FULL_BACKWARD0", "()OVERLAP_F_B", "(0F0;1F1)OVERLAP_F_B", "(0F0;1B1)", "(0F0;1B1)OVERLAP_F_Bx",
+        "(0F0,1B1)OVERLAP_F_B", "0f0", "-1F0", "0F-1", "0 F0", "0F 0", "0F0s", "0F0s40000", "2147483647F0", "99999999999999999999F0",
+        "0F2147483648", "0UNSHARD1", "0SEND_F", "0SENDF1", "\"0F0\"", "0F0;", "(0F0;1W1)OVERLAP_F_B", "(0F0;0UNSHARD)OVERLAP_F_B",
+        "(;)OVERLAP_F_B", "0F0\r", "\xef\xbb\xbf" "0F0"}) {
+    std::string const text = std::string("0F0,1F0\n0B0, ") + cell + " ,1B0\n";
+    std::string const shown = std::string(cell).substr(0, std::string(cell).find(','));
+    CAPTURE(cell);
+    try {
+      static_cast<void>(read_csv(text, "rows.csv"));
+      FAIL("was read");
+    } catch (Error const& e) {
+      CHECK(e.code() == Errc::bad_data);
+      CHECK_THAT(e.what(), Catch::StartsWith("rows.csv, line 2, column 6: '" + shown));
+    }
+  }
+  CHECK_THROWS_WITH(read_csv(""), Catch::Contains("empty"));
+}
+
+TEST_CASE("schedule/csv: what is written is read back, sliced and with pairs", "[schedule]") {
+  Table const t = OneFOneB{}.table({3, 5});
+  CHECK(read_csv(write_csv(t)) == t);
+  CHECK(write_csv(OneFOneB{}.table({1, 2})) == "0F0,0B0,0F1,0B1\n");
+  Table odd{.stages = 2, .microbatches = 2, .slices = 2};
+  odd.begin_row();
+  odd.add({.kind = Kind::forward, .stage = 0, .microbatch = 1, .slice = 1, .overlaps_next = true});
+  odd.add({.kind = Kind::backward, .stage = 1, .microbatch = 0, .slice = 0});
+  odd.add({.kind = Kind::send_backward, .stage = 1, .microbatch = 0, .slice = 0});
+  CHECK(write_csv(odd) == "(0F1s1;1B0s0)OVERLAP_F_B,1SEND_B0s0\n");
+  CHECK(read_csv(write_csv(odd)) == odd);
+}
+
+TEST_CASE("schedule/csv: broken text ends in an error or a table, never otherwise", "[schedule]") {
+  std::string const good = write_csv(OneFOneB{}.table({2, 3})) + "(0F3;1B1)OVERLAP_F_B,4I5s2,0SEND_F1";
+  std::string const letters = "0123456789FBIWs,;()\n\r_SENDRCVOLAP ";
+  std::mt19937 random(7);
+  int read = 0, refused = 0;
+  for (int i = 0; i < 50000; ++i) {
+    std::string text = good;
+    for (int k = 0; k < 1; ++k) {
+      std::size_t const at = random() % text.size();
+      char const c = letters[random() % letters.size()];
+      switch (random() % 3) {
+        case 0: text[at] = c; break;
+        case 1: text.insert(at, 1, c); break;
+        default: text.erase(at, 1); break;
+      }
+    }
+    try {
+      Table const t = read_csv(text);
+      REQUIRE(read_csv(write_csv(t)) == t);
+      ++read;
+    } catch (Error const& e) {
+      REQUIRE(e.code() == Errc::bad_data);
+      ++refused;
+    }
+  }
+  CHECK(read > 1000);
+  CHECK(refused > 1000);
+}
