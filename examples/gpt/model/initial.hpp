@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Random numbers that are the same with every compiler and standard library.
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace gpt {
+
+/// Splitmix64: a counter through a mixing function.
+class Random {
+ public:
+  explicit Random(std::uint64_t seed) : state_(seed) {}
+
+  std::uint64_t next() noexcept {
+    std::uint64_t x = state_ += 0x9e3779b97f4a7c15U;
+    x = (x ^ (x >> 30U)) * 0xbf58476d1ce4e5b9U;
+    x = (x ^ (x >> 27U)) * 0x94d049bb133111ebU;
+    return x ^ (x >> 31U);
+  }
+
+  /// Uniform in [0, 1).
+  double uniform() noexcept { return static_cast<double>(next() >> 11U) * 0x1p-53; }
+
+  /// Uniform in [0, n).
+  /// @pre n >= 1
+  std::size_t below(std::size_t n) noexcept { return static_cast<std::size_t>(uniform() * static_cast<double>(n)); }
+
+  /// Standard normal (Box and Muller).
+  double normal() noexcept {
+    double const radius = std::sqrt(-2 * std::log(1 - uniform()));
+    return radius * std::cos(6.283185307179586 * uniform());
+  }
+
+ private:
+  std::uint64_t state_;
+};
+
+/// A stream of its own for each of several purposes of one seed.
+[[nodiscard]] inline Random stream(std::uint64_t seed, std::uint64_t purpose) {
+  return Random(Random(seed ^ (0xd1342543de82ef95U * (purpose + 1))).next());
+}
+
+/// `size` normal values of the given deviation.
+template <class T>
+[[nodiscard]] std::vector<T> normal_values(Random& random, std::size_t size, double deviation) {
+  std::vector<T> values(size);
+  for (T& value : values) value = static_cast<T>(deviation * random.normal());
+  return values;
+}
+
+}  // namespace gpt
