@@ -16,19 +16,19 @@ struct NothingSaved {};
 
 namespace detail {
 template <class S>
-struct SavedOf {
+struct SavedType {
   using type = NothingSaved;
 };
 template <class S>
   requires requires { typename S::Saved; }
-struct SavedOf<S> {
+struct SavedType<S> {
   using type = typename S::Saved;
 };
 }  // namespace detail
 
 /// What a stage keeps from forward for backward: `S::Saved`, or NothingSaved.
 template <class S>
-using SavedOf = typename detail::SavedOf<S>::type;
+using SavedOf = typename detail::SavedType<S>::type;
 
 template <class S, class C = Context>
 concept HasForward = requires(S& stage, C& context, typename S::Input const& x, typename S::Output& y,

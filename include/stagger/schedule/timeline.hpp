@@ -15,6 +15,7 @@ struct Span {
   Action action;
   double start_s = 0;
   double end_s = 0;
+  bool repeated = false;  ///< a forward run again by recomputation, not the table's own
 };
 
 /// The actions of one iteration with their times, a row for each rank in the order they ran. Evaluation and

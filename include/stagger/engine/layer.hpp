@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Where types vanish: a layer as an object and a table of functions.
+
+#include <memory>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <stagger/engine/slots.hpp>
+#include <stagger/model/sequential.hpp>
+
+namespace stagger::detail {
+
+/// A parameter as a layer declares it, its element type erased.
+struct ParameterDeclaration {
+  std::string name;
+  ElementType type = ElementType::f32;
+  std::size_t size = 0;
+  bool decays = true;
+  std::vector<std::byte> initial;  // [size * element_bytes(type)]
+};
+
+/// What an engine needs of a layer type: one constexpr table per type, shared by all layers and stages of it.
+struct LayerOps {
+  SlotType const* input;
+  SlotType const* output;
+  SlotType const* saved;
+  bool input_gradient;  // can hand a gradient to the layer before it
+  void (*destroy)(void*) noexcept;
+  void* (*clone)(void const*);
+  std::vector<ParameterDeclaration> (*adopt_parameters)(void*);
+  void (*forward)(void*, Context&, void const* x, void* y, void* saved);
+  // Any of these may be null: the layer has no such action.
+  void (*backward)(void*, Context&, void const* x, void const* dy, void* dx, void* saved);
+  void (*backward_input)(void*, Context&, void const* x, void const* dy, void* dx, void* saved);
+  void (*backward_weight)(void*, Context&, void const* x, void const* dy, void* saved);
+};
+
+template <class L>
+std::vector<ParameterDeclaration> adopt_parameters(L& layer) {
+  std::vector<ParameterDeclaration> declarations;
+  if constexpr (HasParameters<L>) {
+    std::apply(
+        [&](auto&... parameters) {
+          auto const adopt = [&]<class T>(Parameter<T>& parameter) {
+            ParameterDeclaration declaration;
+            declaration.name = parameter.name();
+            declaration.type = element_type_of<T>;
+            declaration.size = parameter.size();
+            declaration.decays = parameter.decays();
+            auto const initial = parameter.adopt(static_cast<std::uint32_t>(declarations.size()));
+            auto const* const bytes = reinterpret_cast<std::byte const*>(initial.data());
+            declaration.initial.assign(bytes, bytes + initial.size() * sizeof(T));
+            declarations.push_back(std::move(declaration));
+          };
+          (adopt(parameters), ...);
+        },
+        layer.parameters());
+  }
+  return declarations;
+}
+
+template <class L>
+constexpr LayerOps make_layer_ops() {
+  using X = typename L::Input;
+  using Y = typename L::Output;
+  using S = SavedOf<L>;
+  LayerOps ops{};
+  ops.input = &slot_type<X>;
+  ops.output = &slot_type<Y>;
+  ops.saved = &slot_type<S>;
+  ops.input_gradient = HasInputGradient<L>;
+  ops.destroy = [](void* layer) noexcept { delete static_cast<L*>(layer); };
+  ops.clone = [](void const* layer) -> void* { return new L(*static_cast<L const*>(layer)); };
+  ops.adopt_parameters = [](void* layer) { return adopt_parameters(*static_cast<L*>(layer)); };
+  ops.forward = [](void* layer, Context& context, void const* x, void* y, void* saved) {
+    static_cast<L*>(layer)->forward(context, *static_cast<X const*>(x), *static_cast<Y*>(y), *static_cast<S*>(saved));
+  };
+  if constexpr (HasBackward<L>)
+    ops.backward = [](void* layer, Context& context, void const* x, void const* dy, void* dx, void* saved) {
+      static_cast<L*>(layer)->backward(context, *static_cast<X const*>(x), *static_cast<Y const*>(dy),
+                                       *static_cast<X*>(dx), *static_cast<S*>(saved));
+    };
+  if constexpr (HasBackwardInput<L>)
+    ops.backward_input = [](void* layer, Context& context, void const* x, void const* dy, void* dx, void* saved) {
+      static_cast<L*>(layer)->backward_input(context, *static_cast<X const*>(x), *static_cast<Y const*>(dy),
+                                             *static_cast<X*>(dx), *static_cast<S*>(saved));
+    };
+  if constexpr (HasBackwardWeight<L>)
+    ops.backward_weight = [](void* layer, Context& context, void const* x, void const* dy, void* saved) {
+      static_cast<L*>(layer)->backward_weight(context, *static_cast<X const*>(x), *static_cast<Y const*>(dy),
+                                              *static_cast<S*>(saved));
+    };
+  return ops;
+}
+
+template <class L>
+inline constexpr LayerOps layer_ops = make_layer_ops<L>();
+
+/// Owns one layer.
+class Layer {
+ public:
+  template <class L>
+  explicit Layer(std::in_place_type_t<L>, L layer) : object_(new L(std::move(layer))), ops_(&layer_ops<L>) {}
+  Layer(Layer&& other) noexcept : object_(std::exchange(other.object_, nullptr)), ops_(other.ops_) {}
+  Layer& operator=(Layer&& other) noexcept {
+    std::swap(object_, other.object_);
+    std::swap(ops_, other.ops_);
+    return *this;
+  }
+  Layer(Layer const& other) : object_(other.ops_->clone(other.object_)), ops_(other.ops_) {}
+  Layer& operator=(Layer const&) = delete;
+  ~Layer() {
+    if (object_ != nullptr) ops_->destroy(object_);
+  }
+
+  [[nodiscard]] void* object() const noexcept { return object_; }
+  [[nodiscard]] LayerOps const& ops() const noexcept { return *ops_; }
+
+ private:
+  void* object_;
+  LayerOps const* ops_;
+};
+
+/// Appends a layer, each layer of a run, or each layer of a Sequential.
+template <class L>
+void append_layers(std::vector<Layer>& layers, L&& layer) {
+  layers.emplace_back(std::in_place_type<std::remove_cvref_t<L>>, std::forward<L>(layer));
+}
+template <class L>
+void append_layers(std::vector<Layer>& layers, std::vector<L>&& run) {
+  for (auto& layer : run) append_layers(layers, std::move(layer));
+}
+template <class... L>
+void append_layers(std::vector<Layer>& layers, Sequential<L...>&& sequential) {
+  std::apply([&](auto&... each) { (append_layers(layers, std::move(each)), ...); }, sequential.layers());
+}
+
+}  // namespace stagger::detail

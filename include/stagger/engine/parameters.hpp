@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Parameters as the engine stores them: values, gradients, optimizer state.
+
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <stagger/core/tensor.hpp>
+#include <stagger/engine/layer.hpp>
+#include <stagger/model/optimizer.hpp>
+
+namespace stagger {
+
+/// One parameter between two steps: what a checkpoint stores. The memory belongs to the engine.
+struct ParameterState {
+  std::string name;  ///< "layer.parameter", layers counted from the model's input
+  ElementType type = ElementType::f32;
+  std::span<std::byte> value;
+  std::array<std::span<std::byte>, 2> state;  ///< the optimizer's; empty where it keeps fewer
+
+  /// The values as numbers.
+  /// @pre type == element_type_of<T>
+  template <class T>
+  [[nodiscard]] std::span<T> values() const noexcept {
+    return {reinterpret_cast<T*>(value.data()), value.size() / sizeof(T)};
+  }
+};
+
+namespace detail {
+
+/// The parameters of one layer. Values, gradients and state are contiguous, each parameter on a boundary of
+/// `alignment_bytes`, so that gradients can be reduced in one message and sums do not depend on where they lie.
+class LayerParameters {
+ public:
+  LayerParameters(std::vector<ParameterDeclaration> declarations, int layer, int states)
+      : declarations_(std::move(declarations)), layer_(layer), states_(states) {
+    std::size_t bytes = 0;
+    for (auto const& d : declarations_) {
+      offsets_.push_back(bytes);
+      bytes += (d.size * element_bytes(d.type) + alignment_bytes - 1) / alignment_bytes * alignment_bytes;
+    }
+    for (auto* block : {&values_, &gradients_}) zero(*block, bytes);
+    for (int s = 0; s < states; ++s) zero(state_[static_cast<std::size_t>(s)], bytes);
+    for (std::size_t i = 0; i < declarations_.size(); ++i) {
+      auto& d = declarations_[i];
+      if (!d.initial.empty()) std::memcpy(values_.data() + offsets_[i], d.initial.data(), d.initial.size());
+      d.initial = {};
+      views_.push_back({values_.data() + offsets_[i], gradients_.data() + offsets_[i], d.size});
+    }
+    square_sums_.resize(views_.size());
+  }
+
+  /// What a context shows to the layer, [parameters].
+  [[nodiscard]] ParameterView const* views() const noexcept { return views_.data(); }
+
+  void zero_gradients() noexcept {
+    if (!gradients_.empty()) std::memset(gradients_.data(), 0, gradients_.size());
+  }
+
+  /// Sum of squares of each parameter's gradient: one sum per parameter, so that any cut adds the same numbers.
+  void sum_squares() noexcept {
+    for (std::size_t i = 0; i < views_.size(); ++i)
+      square_sums_[i] = declarations_[i].type == ElementType::f32 ? sum_squares_of<float>(views_[i])
+                                                                  : sum_squares_of<double>(views_[i]);
+  }
+  [[nodiscard]] std::span<double const> square_sums() const noexcept { return square_sums_; }
+
+  /// One optimizer step on every parameter, then gradients are zero.
+  template <OptimizerPolicy O>
+  void update(O const& optimizer, double gradient_scale, std::int64_t step) noexcept {
+    for (std::size_t i = 0; i < views_.size(); ++i) {
+      if (declarations_[i].type == ElementType::f32)
+        optimizer.update(view<float>(i), gradient_scale, step);
+      else
+        optimizer.update(view<double>(i), gradient_scale, step);
+    }
+    zero_gradients();
+  }
+
+  void append_states(std::vector<ParameterState>& states) {
+    for (std::size_t i = 0; i < declarations_.size(); ++i) {
+      auto const& d = declarations_[i];
+      std::size_t const bytes = d.size * element_bytes(d.type);
+      ParameterState state;
+      state.name = std::to_string(layer_) + "." + d.name;
+      state.type = d.type;
+      state.value = {values_.data() + offsets_[i], bytes};
+      for (std::size_t s = 0; s < static_cast<std::size_t>(states_); ++s)
+        state.state[s] = {state_[s].data() + offsets_[i], bytes};
+      states.push_back(std::move(state));
+    }
+  }
+
+  /// Values, gradients and state together, in bytes.
+  [[nodiscard]] std::uint64_t bytes() const noexcept {
+    return values_.bytes() + gradients_.bytes() + state_[0].bytes() + state_[1].bytes();
+  }
+
+ private:
+  static void zero(Tensor<std::byte>& block, std::size_t bytes) {
+    block.resize({bytes});
+    if (bytes != 0) std::memset(block.data(), 0, bytes);
+  }
+
+  template <class T>
+  static double sum_squares_of(ParameterView const& view) noexcept {
+    double sum = 0;
+    auto const* const gradient = static_cast<T const*>(view.gradient);
+    for (std::size_t i = 0; i < view.size; ++i) sum += static_cast<double>(gradient[i]) * static_cast<double>(gradient[i]);
+    return sum;
+  }
+
+  template <class T>
+  [[nodiscard]] OptimizerView<T> view(std::size_t i) noexcept {
+    OptimizerView<T> v;
+    v.value = static_cast<T const*>(views_[i].value);
+    v.next = static_cast<T*>(views_[i].value);
+    v.gradient = static_cast<T const*>(views_[i].gradient);
+    for (std::size_t s = 0; s < static_cast<std::size_t>(states_); ++s)
+      v.state[s] = reinterpret_cast<T*>(state_[s].data() + offsets_[i]);
+    v.size = views_[i].size;
+    v.decays = declarations_[i].decays;
+    return v;
+  }
+
+  std::vector<ParameterDeclaration> declarations_;
+  std::vector<std::size_t> offsets_;  // [parameters] bytes
+  std::vector<ParameterView> views_;  // [parameters]
+  std::vector<double> square_sums_;   // [parameters]
+  Tensor<std::byte> values_;
+  Tensor<std::byte> gradients_;
+  std::array<Tensor<std::byte>, 2> state_;
+  int layer_;
+  int states_;
+};
+
+}  // namespace detail
+}  // namespace stagger

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The program: a table lowered to what an interpreter runs, with every wait, message and slot a number.
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include <stagger/schedule/action.hpp>
+
+namespace stagger {
+
+/// What an instruction does. The first four are the compute actions of the table.
+enum class Op : std::uint8_t {
+  forward,
+  backward,
+  backward_input,
+  backward_weight,
+  recompute,  ///< forward once more, to have again what backward needs
+  finish,     ///< the rank's gradients are complete: sum their squares
+  update,     ///< optimizer step, once every rank has finished
+};
+
+/// The table's kind of a compute instruction. @pre op <= Op::backward_weight
+[[nodiscard]] constexpr schedule::Kind kind_of(Op op) noexcept { return static_cast<schedule::Kind>(op); }
+
+/// "At least `count` of `signal` were given since the step began."
+struct Wait {
+  std::uint32_t signal = 0;
+  std::uint32_t count = 0;
+  friend constexpr bool operator==(Wait const&, Wait const&) = default;
+};
+
+/// One instruction of one rank. It runs as a whole once all of its waits hold, then gives its signals in order.
+///
+/// A message is a slot that the producer writes and the consumer reads, with two signals: `full` given by the producer,
+/// `free` given by the consumer at the last use. Slots are numbered per stage.
+struct Instruction {
+  Op op = Op::forward;
+  std::uint8_t gives = 0;                ///< how many of `give` are used
+  std::uint16_t waits = 0;               ///< how many of the rank's `waits` belong to this instruction
+  std::uint16_t stage = 0;
+  std::array<std::uint16_t, 3> give{};   ///< signals
+  std::uint32_t microbatch = 0;
+  std::uint16_t x = 0;     ///< the stage's input; unused at the first stage, which reads the batch
+  std::uint16_t y = 0;     ///< the input slot of the next stage; unused at the last stage
+  std::uint16_t kept = 0;  ///< outputs of the inner layers and saved state
+  std::uint16_t dy = 0;    ///< gradient of the stage's output
+  std::uint16_t dx = 0;    ///< the dy slot of the stage before; unused at the first stage
+  std::uint16_t inner = 0; ///< gradients between the stage's layers
+};
+
+/// The table's action of a compute instruction; F for a recomputation.
+[[nodiscard]] constexpr schedule::Action action_of(Instruction const& in) noexcept {
+  schedule::Kind const kind = in.op == Op::recompute ? schedule::Kind::forward : kind_of(in.op);
+  return {kind, in.stage, static_cast<int>(in.microbatch)};
+}
+
+/// How many of each slot a stage needs.
+struct StageSlots {
+  std::uint16_t x = 0;
+  std::uint16_t kept = 0;
+  std::uint16_t dy = 0;
+  std::uint16_t inner = 0;
+};
+
+/// One rank's part of a program.
+struct RankProgram {
+  std::vector<Instruction> code;
+  std::vector<Wait> waits;  ///< of all instructions, in order
+};
+
+/// Who gives a signal and who waits for it.
+struct SignalEnds {
+  static constexpr int everyone = -1;
+  int giver = 0;
+  int taker = 0;  ///< a rank, or everyone
+};
+
+/// One iteration, ready to run.
+struct Program {
+  int stages = 0;
+  int microbatches = 0;
+  bool training = true;
+  std::vector<int> owner;             ///< [stages] rank
+  std::vector<RankProgram> ranks;
+  std::vector<SignalEnds> signals;
+  std::vector<StageSlots> slots;      ///< [stages]
+  std::vector<int> peak_in_flight;    ///< [ranks] (stage, microbatch) pairs whose F has run and whose B or W has not
+};
+
+}  // namespace stagger

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What `Trainer` hands out: a step that has been asked for and not yet been taken.
+
+#include <coroutine>
+#include <memory>
+#include <stop_token>
+#include <utility>
+#include <vector>
+
+#include <stagger/engine/task.hpp>
+
+namespace stagger {
+
+/// What a step, or an evaluation, tells of itself.
+struct Metrics {
+  double loss = 0;           ///< mean over all terms of the minibatch
+  double terms = 0;          ///< how many terms that were
+  double gradient_norm = 0;  ///< 2-norm of all gradients before clipping; 0 unless Options::clip_norm is set
+};
+
+/// The microbatches of one minibatch. Sizes may differ from one microbatch to the next.
+template <class InputType, class TargetType>
+struct Batch {
+  std::vector<InputType> inputs;    ///< [microbatches]
+  std::vector<TargetType> targets;  ///< [microbatches]
+};
+
+namespace detail {
+
+struct StepOwner : Drivable {
+  virtual void begin(std::stop_token stop) = 0;  // throws what is wrong with the request
+  virtual Metrics end() = 0;                     // throws what went wrong in the run
+
+ protected:
+  ~StepOwner() = default;
+};
+
+}  // namespace detail
+
+/// A step that runs when it is given to `run`, or awaited by a coroutine. Dropping it does nothing.
+///
+/// What it was made from (batch, outputs) must stay until it is done. It ends with the metrics, or with the first
+/// exception of any stage, Error(deadline) or Error(cancelled); parameters are then those of the last finished step.
+///
+/// @cancellation  by the stop token given with the batch: no further action starts; those that run finish
+class [[nodiscard]] Step {
+ public:
+  /// For engines.
+  Step(std::shared_ptr<detail::StepOwner> owner, std::stop_token stop) : owner_(std::move(owner)), stop_(std::move(stop)) {}
+
+  [[nodiscard]] bool await_ready() const noexcept { return false; }
+  void await_suspend(std::coroutine_handle<> then) {
+    owner_->begin(stop_);
+    if (auto* const runner = detail::Runner::current())
+      runner->enqueue(*owner_, then);
+    else
+      owner_->start(then);
+  }
+  Metrics await_resume() { return owner_->end(); }
+
+ private:
+  friend Metrics run(Step step);
+  std::shared_ptr<detail::StepOwner> owner_;
+  std::stop_token stop_;
+};
+
+/// Carries a step through on the calling thread, which works as one of the pipeline's threads.
+/// @throws  what the step ends with
+inline Metrics run(Step step) {
+  step.owner_->begin(step.stop_);
+  step.owner_->drive();
+  return step.owner_->end();
+}
+
+}  // namespace stagger

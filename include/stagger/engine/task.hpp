@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Coroutines of the user: a lazy task, and `run`, which waits for one from ordinary code.
+
+#include <atomic>
+#include <coroutine>
+#include <exception>
+#include <optional>
+#include <type_traits>
+#include <utility>
+#include <variant>
+
+namespace stagger {
+
+namespace detail {
+
+/// Something that a thread can carry through from start to end: a step.
+struct Drivable {
+  virtual void drive() = 0;                                ///< on the calling thread
+  virtual void start(std::coroutine_handle<> then) = 0;    ///< on threads of its own; then resumes
+ protected:
+  ~Drivable() = default;
+};
+
+/// The loop inside `run`: carries out, on its own thread, the steps that the task awaits.
+class Runner {
+ public:
+  Runner() : outer_(std::exchange(current_, this)) {}
+  Runner(Runner const&) = delete;
+  Runner& operator=(Runner const&) = delete;
+  ~Runner() { current_ = outer_; }
+
+  /// The innermost runner of this thread, or null.
+  [[nodiscard]] static Runner* current() noexcept { return current_; }
+
+  void enqueue(Drivable& step, std::coroutine_handle<> then) noexcept {
+    step_ = &step;
+    then_ = then;
+  }
+
+  /// The task has ended; from any thread.
+  void finish() noexcept {
+    done_.store(true, std::memory_order_release);
+    done_.notify_all();
+  }
+
+  void loop(std::coroutine_handle<> task) {
+    task.resume();
+    while (!done_.load(std::memory_order_acquire)) {
+      if (step_ == nullptr) {  // the task waits for something else, which resumes it elsewhere
+        done_.wait(false, std::memory_order_acquire);
+        continue;
+      }
+      std::exchange(step_, nullptr)->drive();
+      std::exchange(then_, nullptr).resume();
+    }
+  }
+
+ private:
+  static inline thread_local Runner* current_ = nullptr;
+  Runner* outer_;
+  Drivable* step_ = nullptr;
+  std::coroutine_handle<> then_{};
+  std::atomic<bool> done_{false};
+};
+
+template <class T>
+struct TaskResult {
+  std::variant<std::monostate, T, std::exception_ptr> result;
+  void return_value(T value) { result.template emplace<1>(std::move(value)); }
+  T take() {
+    if (result.index() == 2) std::rethrow_exception(std::get<2>(result));
+    return std::move(std::get<1>(result));
+  }
+};
+template <>
+struct TaskResult<void> {
+  std::variant<std::monostate, std::monostate, std::exception_ptr> result;
+  void return_void() noexcept {}
+  void take() {
+    if (result.index() == 2) std::rethrow_exception(std::get<2>(result));
+  }
+};
+
+}  // namespace detail
+
+/// A coroutine that starts when it is awaited, or given to `run`:
+///
+///     Task<double> fit(auto& train, auto const& batches) {
+///       double loss = 0;
+///       for (auto const& batch : batches) loss = (co_await train.step(batch)).loss;
+///       co_return loss;
+///     }
+///     double loss = run(fit(train, batches));
+///
+/// Exceptions travel to whoever awaits it.
+template <class T = void>
+class [[nodiscard]] Task {
+ public:
+  struct promise_type : detail::TaskResult<T> {
+    std::coroutine_handle<> awaiting{};
+    detail::Runner* runner = nullptr;
+
+    Task get_return_object() { return Task{std::coroutine_handle<promise_type>::from_promise(*this)}; }
+    std::suspend_always initial_suspend() noexcept { return {}; }
+    auto final_suspend() noexcept {
+      struct Final {
+        bool await_ready() noexcept { return false; }
+        std::coroutine_handle<> await_suspend(std::coroutine_handle<promise_type> self) noexcept {
+          promise_type& promise = self.promise();
+          if (promise.awaiting) return promise.awaiting;
+          if (promise.runner != nullptr) promise.runner->finish();
+          return std::noop_coroutine();
+        }
+        void await_resume() noexcept {}
+      };
+      return Final{};
+    }
+    void unhandled_exception() noexcept { this->result.template emplace<2>(std::current_exception()); }
+  };
+
+  Task(Task&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Task& operator=(Task&& other) noexcept {
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+  ~Task() {
+    if (handle_) handle_.destroy();
+  }
+
+  [[nodiscard]] bool await_ready() const noexcept { return false; }
+  std::coroutine_handle<> await_suspend(std::coroutine_handle<> awaiting) noexcept {
+    handle_.promise().awaiting = awaiting;
+    return handle_;
+  }
+  T await_resume() { return handle_.promise().take(); }
+
+ private:
+  template <class U>
+  friend U run(Task<U> task);
+  explicit Task(std::coroutine_handle<promise_type> handle) : handle_(handle) {}
+  std::coroutine_handle<promise_type> handle_;
+};
+
+/// Runs a task to its end on the calling thread. Steps that it awaits use this thread as one of theirs.
+/// @throws what the task throws
+template <class T>
+T run(Task<T> task) {
+  detail::Runner runner;
+  task.handle_.promise().runner = &runner;
+  runner.loop(task.handle_);
+  return task.handle_.promise().take();
+}
+
+}  // namespace stagger

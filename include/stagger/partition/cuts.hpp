@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Cuts chosen by hand, or by a planner before.
+
+#include <string>
+#include <vector>
+
+#include <stagger/core/error.hpp>
+#include <stagger/partition/policy.hpp>
+
+namespace stagger::partition {
+
+/// Cuts in front of the layers named.
+struct Cuts {
+  using policy_tag = PartitionTag;
+  std::vector<int> first_layers;  ///< [stages - 1] first layer of each stage after the first
+
+  /// @throws Error  bad_configuration if the cuts do not rise strictly within 1..layers-1
+  [[nodiscard]] constexpr std::vector<int> cuts(int layers) const {
+    int before = 0;
+    for (int const cut : first_layers) {
+      if (cut <= before || cut >= layers)
+        throw Error(Errc::bad_configuration, "a cut before layer " + std::to_string(cut) + " leaves a stage empty; with " +
+                                                 std::to_string(layers) + " layers cuts must rise from 1 to " +
+                                                 std::to_string(layers - 1));
+      before = cut;
+    }
+    return first_layers;
+  }
+};
+
+static_assert(PartitionPolicy<Cuts>);
+
+}  // namespace stagger::partition

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   As many layers on each stage as on any other.
+
+#include <string>
+#include <vector>
+
+#include <stagger/core/error.hpp>
+#include <stagger/partition/policy.hpp>
+
+namespace stagger::partition {
+
+/// Stages of equal length; where layers do not divide, earlier stages get one layer more.
+struct Even {
+  using policy_tag = PartitionTag;
+  int stages = 1;  ///< >= 1
+
+  /// @throws Error  bad_configuration if there are no stages, or more than layers
+  [[nodiscard]] constexpr std::vector<int> cuts(int layers) const {
+    if (stages < 1 || stages > layers)
+      throw Error(Errc::bad_configuration, std::to_string(stages) + " stages cannot be made of " +
+                                               std::to_string(layers) + " layers; use 1 to " + std::to_string(layers));
+    std::vector<int> cuts;
+    int const each = layers / stages;
+    int const longer = layers % stages;
+    for (int s = 1; s < stages; ++s) cuts.push_back(s * each + (s < longer ? s : longer));
+    return cuts;
+  }
+};
+
+static_assert(PartitionPolicy<Even>);
+
+}  // namespace stagger::partition

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Places chosen by hand, or by a planner before.
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include <stagger/core/error.hpp>
+#include <stagger/placement/policy.hpp>
+
+namespace stagger::placement {
+
+/// Rank r runs on `places[r]`.
+struct ExplicitMap {
+  using policy_tag = PlacementTag;
+  std::vector<int> places;  ///< [ranks]
+
+  /// @throws Error  bad_configuration if there is not one legal place for each rank
+  [[nodiscard]] constexpr std::vector<int> place(int ranks, int count) const {
+    if (places.size() != static_cast<std::size_t>(ranks))
+      throw Error(Errc::bad_configuration, "the placement names " + std::to_string(places.size()) + " places for " +
+                                               std::to_string(ranks) + " ranks; name one for each");
+    for (int const p : places)
+      if (p < 0 || p >= count)
+        throw Error(Errc::bad_configuration, "place " + std::to_string(p) + " does not exist; there are places 0 to " +
+                                                 std::to_string(count - 1));
+    return places;
+  }
+};
+
+static_assert(PlacementPolicy<ExplicitMap>);
+
+}  // namespace stagger::placement

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Everything that needs the standard library alone.
+
+#include <stagger/core/error.hpp>
+#include <stagger/core/shape.hpp>
+#include <stagger/core/tensor.hpp>
+#include <stagger/engine/pipeline.hpp>
+#include <stagger/host/threads.hpp>
+#include <stagger/model/loss.hpp>
+#include <stagger/model/optimizer.hpp>
+#include <stagger/model/sequential.hpp>
+#include <stagger/partition/cuts.hpp>
+#include <stagger/partition/even.hpp>
+#include <stagger/placement/explicit_map.hpp>
+#include <stagger/placement/in_order.hpp>
+#include <stagger/schedule/gpipe.hpp>
+#include <stagger/schedule/one_f_one_b.hpp>
+#include <stagger/staleness/synchronous.hpp>
+#include <stagger/version.hpp>
