@@ -18,7 +18,7 @@ set(floor_4 engine)
 set(floor_5 sim host cuda nccl mpi ranges report adapt)
 set(policies schedule staleness partition placement collective)
 set(dear iostream functional ranges format regex)
-set(system "^(unistd|fcntl|signal|pthread|sched)\\.h$|^sys/|^linux/")  # of the C library; no package brings them
+set(system "^(unistd|fcntl|dirent|signal|pthread|sched)\\.h$|^sys/|^linux/")  # of the C library; no package brings them
 
 include(${ROOT}/cmake/stagger-components.cmake)
 set(faults "")
