@@ -18,7 +18,7 @@ file(COPY ${SOURCE}/conanfile.py ${SOURCE}/CMakeLists.txt ${SOURCE}/LICENSE ${SO
           ${SOURCE}/test_package DESTINATION ${HERE}/checkout)
 set(ENV{CONAN_HOME} ${HERE}/home)
 execute_process(COMMAND ${CONAN} profile detect COMMAND_ERROR_IS_FATAL ANY)
-execute_process(COMMAND ${CONAN} create ${HERE}/checkout --no-remote
+execute_process(COMMAND ${CONAN} create ${HERE}/checkout --no-remote -s build_type=Debug
                         -c tools.cmake.cmaketoolchain:generator=${GENERATOR} COMMAND_ERROR_IS_FATAL ANY)
 
 # The other value of an option asks the remote for the dependency; there is none here, so it is named.
