@@ -27,12 +27,7 @@ class Arena {
 
   /// Takes everything back. Merges the blocks of a round that needed several.
   void reset() {
-    if (blocks_.size() > 1) {
-      blocks_.clear();
-      add_block(total_);
-    }
-    used_ = 0;
-    total_ = 0;
+    if (total_ != 0) merge();
   }
 
   /// Memory held, in bytes.
@@ -43,6 +38,15 @@ class Arena {
   }
 
  private:
+  void merge() {
+    if (blocks_.size() > 1) {
+      blocks_.clear();
+      add_block(total_);
+    }
+    used_ = 0;
+    total_ = 0;
+  }
+
   void add_block(std::size_t bytes) {
     blocks_.emplace_back(std::initializer_list<std::size_t>{bytes});
     used_ = 0;

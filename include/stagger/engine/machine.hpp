@@ -135,18 +135,12 @@ class Machine {
   }
   [[nodiscard]] bool failed() const noexcept { return fate_.load(std::memory_order_relaxed) == Fate::failed; }
 
-  /// Carries out an instruction of one rank.
-  void execute(RankState& rank, Instruction const& in) {
-    switch (in.op) {
-      case Op::finish: finish(rank); break;
-      case Op::update: update(rank); break;
-      default:
-        run_compute(rank, in);
-        if (in.op == Op::forward)
-          rank.peak_in_flight = std::max(rank.peak_in_flight, ++rank.in_flight);
-        else if (in.op == Op::backward || in.op == Op::backward_weight)
-          --rank.in_flight;
-    }
+  /// Carries out what ends a step on one rank: `finish` or `update`.
+  void execute_end(RankState& rank, Instruction const& in) {
+    if (in.op == Op::finish)
+      finish(rank);
+    else
+      update(rank);
   }
 
   /// 2-norm of all gradients before clipping; 0 where nothing clips.

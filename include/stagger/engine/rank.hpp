@@ -2,6 +2,7 @@
 #pragma once
 /// @file   One rank: where its stages' values lie, and how it carries out one instruction.
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -78,80 +79,97 @@ struct alignas(64) RankState {
   std::vector<schedule::Span> spans;      // of the last recorded iteration
 };
 
+/// Forward of one layer. @return y
+inline void* forward_layer(RankState& rank, LayerRun const& layer, Instruction const& in, void const* x, void* y) {
+  rank.context.begin_action(layer.parameters, layer.number, static_cast<int>(in.microbatch));
+  layer.ops->forward(layer.object, rank.context, x, y, layer.saved[in.kept]);
+  return y;
+}
+
 /// F. In evaluation the last stage computes the loss as well.
 inline void run_forward(RankState& rank, StageRun const& stage, Instruction const& in) {
   std::size_t const m = in.microbatch;
   StepArguments const& arguments = *rank.arguments;
   void const* x = stage.first ? arguments.inputs[m] : stage.x[in.x];
-  LayerRun const* const final_layer = &stage.layers.back();
-  for (LayerRun const& layer : stage.layers) {
-    void* y = layer.y[&layer != final_layer || stage.last ? in.kept : in.y];
-    if (&layer == final_layer && stage.last && arguments.outputs.first != nullptr) y = arguments.outputs[m];
-    rank.context.begin_action(layer.parameters, layer.number, static_cast<int>(m));
-    layer.ops->forward(layer.object, rank.context, x, y, layer.saved[in.kept]);
-    x = y;
+  LayerRun const* layer = stage.layers.data();
+  for (LayerRun const* const final_layer = layer + stage.layers.size() - 1; layer != final_layer; ++layer)
+    x = forward_layer(rank, *layer, in, x, layer->y[in.kept]);
+  if (!stage.last) {
+    forward_layer(rank, *layer, in, x, layer->y[in.y]);
+    return;
   }
-  if (stage.last && !rank.context.training() && arguments.losses != nullptr)
-    arguments.losses[m] = arguments.loss_ops.value(arguments.loss, rank.context, x, arguments.targets[m]);
+  void* const y = arguments.outputs.first != nullptr ? arguments.outputs[m] : layer->y[in.kept];
+  forward_layer(rank, *layer, in, x, y);
+  if (!rank.context.training() && arguments.losses != nullptr)
+    arguments.losses[m] = arguments.loss_ops.value(arguments.loss, rank.context, y, arguments.targets[m]);
 }
 
 /// F once more, for what backward needs of it.
-inline void run_recompute(RankState& rank, StageRun const& stage, Instruction const& in) {
-  std::size_t const m = in.microbatch;
-  void const* x = stage.first ? rank.arguments->inputs[m] : stage.x[in.x];
+[[gnu::noinline]] inline void run_recompute(RankState& rank, StageRun const& stage, Instruction const& in) {
+  void const* x = stage.first ? rank.arguments->inputs[in.microbatch] : stage.x[in.x];
   LayerRun const* const final_layer = &stage.layers.back();
-  for (LayerRun const& layer : stage.layers) {
-    void* const y = &layer != final_layer || stage.last ? layer.y[in.kept] : stage.repeated_output;
-    rank.context.begin_action(layer.parameters, layer.number, static_cast<int>(m));
-    layer.ops->forward(layer.object, rank.context, x, y, layer.saved[in.kept]);
-    x = y;
-  }
+  for (LayerRun const& layer : stage.layers)
+    x = forward_layer(rank, layer, in, x, &layer != final_layer || stage.last ? layer.y[in.kept] : stage.repeated_output);
 }
 
-/// B, I or W, layer by layer from the last. A layer whose backward does not split does all of it in I.
+/// Backward of one layer, whole or half. A layer whose backward does not split does all of it in I.
+inline void backward_layer(RankState& rank, LayerRun const& layer, Instruction const& in, void const* x, void const* dy,
+                           void* dx) {
+  LayerOps const& ops = *layer.ops;
+  void* const saved = layer.saved[in.kept];
+  bool const input = in.op != Op::backward_weight;
+  bool const weight = in.op != Op::backward_input;
+  rank.context.begin_action(layer.parameters, layer.number, static_cast<int>(in.microbatch));
+  if (ops.backward != nullptr && ((input && weight) || ops.backward_input == nullptr)) {
+    if (input) ops.backward(layer.object, rank.context, x, dy, dx, saved);
+    return;
+  }
+  if (input && ops.backward_input != nullptr) {
+    ops.backward_input(layer.object, rank.context, x, dy, dx, saved);
+    rank.context.begin_action(layer.parameters, layer.number, static_cast<int>(in.microbatch));
+  }
+  if (weight && ops.backward_weight != nullptr) ops.backward_weight(layer.object, rank.context, x, dy, saved);
+}
+
+/// B, I or W, layer by layer from the last.
 inline void run_backward(RankState& rank, StageRun const& stage, Instruction const& in) {
   std::size_t const m = in.microbatch;
   StepArguments const& arguments = *rank.arguments;
-  bool const input = in.op != Op::backward_weight;
-  bool const weight = in.op != Op::backward_input;
-  std::size_t const count = stage.layers.size();
-  if (input && stage.last) {
-    LayerRun const& layer = stage.layers.back();
-    rank.context.begin_action(nullptr, layer.number, static_cast<int>(m));
+  LayerRun const* const first = stage.layers.data();
+  LayerRun const* layer = first + stage.layers.size() - 1;
+  void* dy = layer->dy[in.dy];
+  if (stage.last && in.op != Op::backward_weight) {
+    rank.context.begin_action(nullptr, layer->number, static_cast<int>(m));
     arguments.losses[m] = arguments.loss_ops.value_and_gradient(
-        arguments.loss, rank.context, layer.y[in.kept], arguments.targets[m], arguments.scale, layer.dy[in.dy]);
+        arguments.loss, rank.context, layer->y[in.kept], arguments.targets[m], arguments.scale, dy);
   }
-  for (std::size_t l = count; l-- > 0;) {
-    LayerRun const& layer = stage.layers[l];
-    LayerOps const& ops = *layer.ops;
-    void const* const x = l > 0                ? stage.layers[l - 1].y[in.kept]
-                          : stage.first        ? arguments.inputs[m]
-                                               : stage.x[in.x];
-    void const* const dy = layer.dy[l + 1 == count ? in.dy : in.inner];
-    void* const dx = l > 0 ? stage.layers[l - 1].dy[in.inner] : stage.dx[stage.first ? 0U : in.dx];
-    void* const saved = layer.saved[in.kept];
-    rank.context.begin_action(layer.parameters, layer.number, static_cast<int>(m));
-    bool const whole = ops.backward != nullptr && (weight == input || ops.backward_input == nullptr);
-    if (whole) {
-      if (input) ops.backward(layer.object, rank.context, x, dy, dx, saved);
-      continue;
-    }
-    if (input && ops.backward_input != nullptr) ops.backward_input(layer.object, rank.context, x, dy, dx, saved);
-    if (weight && ops.backward_weight != nullptr) {
-      if (input) rank.context.begin_action(layer.parameters, layer.number, static_cast<int>(m));
-      ops.backward_weight(layer.object, rank.context, x, dy, saved);
-    }
+  for (; layer != first; --layer) {
+    LayerRun const& before = *(layer - 1);
+    void* const dx = before.dy[in.inner];
+    backward_layer(rank, *layer, in, before.y[in.kept], dy, dx);
+    dy = dx;
   }
+  void const* const x = stage.first ? arguments.inputs[m] : stage.x[in.x];
+  backward_layer(rank, *layer, in, x, dy, stage.dx[in.dx]);
 }
 
 /// Carries out a compute instruction.
-inline void run_compute(RankState& rank, Instruction const& in) {
+[[gnu::always_inline]] inline void run_compute(RankState& rank, Instruction const& in) {
   StageRun const& stage = rank.stages[in.stage];
-  switch (in.op) {
-    case Op::forward: run_forward(rank, stage, in); break;
-    case Op::recompute: run_recompute(rank, stage, in); break;
-    default: run_backward(rank, stage, in); break;
-  }
+  if (in.op == Op::forward) return run_forward(rank, stage, in);
+  if (in.op == Op::recompute) return run_recompute(rank, stage, in);
+  return run_backward(rank, stage, in);
+}
+
+/// The same, with the clock read before and after, and what is in flight counted.
+/// @param now_s  () -> seconds since the step began
+template <class Now>
+void run_recorded(RankState& rank, Instruction const& in, Now now_s) {
+  double const start_s = now_s();
+  run_compute(rank, in);
+  rank.spans.push_back({action_of(in), start_s, now_s(), in.op == Op::recompute});
+  if (in.op == Op::forward) rank.peak_in_flight = std::max(rank.peak_in_flight, ++rank.in_flight);
+  if (in.op == Op::backward || in.op == Op::backward_weight) --rank.in_flight;
 }
 
 }  // namespace stagger::detail

@@ -117,6 +117,7 @@ class ThreadsBackend {
   /// Ends the step with an error; ranks stop before their next action.
   void fail(std::exception_ptr failure) noexcept {
     if (!machine_.fail(std::move(failure))) return;
+    stop_.store(true);
     for (auto& seat : seats_) ring(seat);
   }
 
@@ -140,22 +141,22 @@ class ThreadsBackend {
   }
 
   void execute(detail::RankState& rank, Instruction const& in) {
-    if (!rank.record || in.op > Op::recompute) {
-      machine_.execute(rank, in);
-      return;
-    }
-    double const start_s = now_s();
-    machine_.execute(rank, in);
-    rank.spans.push_back({action_of(in), start_s, now_s(), in.op == Op::recompute});
+    if (in.op > Op::recompute) [[unlikely]]
+      machine_.execute_end(rank, in);
+    else if (rank.record)
+      detail::run_recorded(rank, in, [this] { return now_s(); });
+    else
+      detail::run_compute(rank, in);
   }
 
-  [[nodiscard]] bool stopping() const noexcept { return machine_.failed(); }
+  [[nodiscard]] bool stopping() const noexcept { return stop_.load(std::memory_order_relaxed); }
 
   /// True on a thread that runs ranks of some engine just now.
   [[nodiscard]] static bool on_worker() noexcept { return working; }
 
  private:
   static constexpr int everyone = -1;
+  static constexpr int pauses = 64;                          // a few microseconds: a message from another core
   static constexpr std::chrono::microseconds spin_time{50};  // then a futex costs less than what it saves
 
   struct alignas(64) Signal {
@@ -190,17 +191,20 @@ class ThreadsBackend {
 
   /// Spins for a while, then sleeps until `value` is not `old`.
   static void wait_for_change(std::atomic<std::uint32_t> const& value, std::uint32_t old) {
+    for (int i = 0; i < pauses; ++i) {
+      if (value.load(std::memory_order_acquire) != old) return;
+      pause();
+    }
     auto const until = std::chrono::steady_clock::now() + spin_time;
-    do {
-      for (int i = 0; i < 64; ++i) {
-        if (value.load(std::memory_order_acquire) != old) return;
-        pause();
-      }
-    } while (std::chrono::steady_clock::now() < until);
+    while (std::chrono::steady_clock::now() < until) {
+      if (value.load(std::memory_order_acquire) != old) return;
+      std::this_thread::yield();
+    }
     value.wait(old, std::memory_order_acquire);
   }
 
   void begin_round() {
+    stop_.store(machine_.failed(), std::memory_order_relaxed);
     for (std::size_t s = 0; s < signal_count_; ++s) signals_[s].value.store(0, std::memory_order_relaxed);
     for (auto& seat : seats_)
       for (auto& rank : seat.ranks) rank.state = State::runnable;
@@ -263,11 +267,16 @@ class ThreadsBackend {
         idle = 0;
         continue;
       }
-      pause();
-      if (++idle % 64 != 0) continue;
+      if (++idle < pauses) {
+        pause();
+        continue;
+      }
       auto const now = std::chrono::steady_clock::now();
-      if (idle == 64) idle_until = now + spin_time;
-      if (now < idle_until) continue;
+      if (idle == pauses) idle_until = now + spin_time;
+      if (now < idle_until) {
+        std::this_thread::yield();  // the other thread may be waiting for this very core
+        continue;
+      }
       park(seat);
       idle = 0;
     }
@@ -347,10 +356,11 @@ class ThreadsBackend {
 
   static inline thread_local bool working = false;
 
-  detail::Machine& machine_;
-  std::vector<Seat> seats_;  // [threads with ranks]
   std::unique_ptr<Signal[]> signals_;  // [signals of the loaded program]
   std::size_t signal_count_ = 0;
+  std::atomic<bool> stop_{false};      // the step has failed
+  detail::Machine& machine_;
+  std::vector<Seat> seats_;            // [threads with ranks]
   std::vector<detail::Walk> walks_;    // [ranks]
   std::chrono::steady_clock::time_point round_start_{};
 

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <vector>
 
+#include <stagger/schedule/early_backward.hpp>
 #include <stagger/schedule/legal.hpp>
 #include <stagger/schedule/play.hpp>
 #include <stagger/schedule/policy.hpp>
@@ -59,7 +60,7 @@ struct OneFOneB {
 
   /// @param shape  any P and M, V = 1
   /// @throws Error bad_configuration
-  [[nodiscard]] constexpr Table table(Shape shape) const { return with_counts(shape, warm_up_counts(shape)); }
+  [[nodiscard]] constexpr Table table(Shape shape) const { return detail::early_backward(shape, warm_up_counts(shape)); }
 
  private:
   constexpr void check(Shape shape) const {
@@ -68,25 +69,9 @@ struct OneFOneB {
     require(in_flight >= 0, "1f1b", Count::in_flight, in_flight, 1, "a limit is at least 1, or 0 for none");
   }
 
-  [[nodiscard]] static constexpr Table with_counts(Shape shape, std::vector<int> const& count) {
-    int const M = shape.microbatches;
-    Table table{.stages = shape.ranks, .microbatches = M};
-    table.actions.reserve(2 * static_cast<std::size_t>(shape.ranks) * static_cast<std::size_t>(M));
-    for (int rank = 0; rank < shape.ranks; ++rank) {
-      table.begin_row();
-      int const ahead = std::min(count[static_cast<std::size_t>(rank)], M);
-      for (int m = 0; m < ahead; ++m) table.add({.kind = Kind::forward, .stage = rank, .microbatch = m});
-      for (int m = 0; m < M; ++m) {
-        table.add({.kind = Kind::backward, .stage = rank, .microbatch = m});
-        if (m + ahead < M) table.add({.kind = Kind::forward, .stage = rank, .microbatch = m + ahead});
-      }
-    }
-    return table;
-  }
-
   /// Seconds of an iteration with these counts at F = 1, B = 2.
   [[nodiscard]] static constexpr double makespan(Shape shape, std::vector<int> const& count) {
-    Table const t = with_counts(shape, count);
+    Table const t = detail::early_backward(shape, count);
     double last = 0;
     detail::play(t, detail::stage_times(t, Costs{}), -1,
                  [&](std::size_t, std::size_t, double, double end, double) { last = std::max(last, end); });

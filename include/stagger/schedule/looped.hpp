@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What the depth-first schedules on a loop share: the order in which a rank visits its chunks.
+/// @source Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", arXiv 2104.04473.
+
+#include <algorithm>
+
+#include <stagger/schedule/legal.hpp>
+#include <stagger/schedule/table.hpp>
+
+namespace stagger::schedule::detail {
+
+/// Depth first: a group of N microbatches passes a rank's first chunk, then its second, and so on; then the next
+/// group. Backwards visit the chunks from the last to the first.
+struct DepthFirst {
+  int ranks = 1, chunks = 1, microbatches = 1, group = 1;
+
+  /// The `step`-th forward or backward of a rank, without its kind.
+  [[nodiscard]] constexpr Action at(int rank, int step, bool forward) const noexcept {
+    int const in_full = microbatches / group * group * chunks;  // steps in groups of full size
+    int const size = step < in_full ? group : microbatches % group;
+    int const first = step < in_full ? step / (group * chunks) * group : microbatches / group * group;
+    int const within = step < in_full ? step % (group * chunks) : step - in_full;
+    int const chunk = forward ? within / size : chunks - 1 - within / size;
+    return {.kind = forward ? Kind::forward : Kind::backward, .stage = chunk * ranks + rank, .microbatch = first + within % size};
+  }
+};
+
+/// The group size that a policy runs with: the one asked for, or PyTorch's, which cuts M into max(1, M / P) equal
+/// rounds.
+/// @throws Error bad_configuration, naming the nearest legal value
+[[nodiscard]] constexpr int legal_group(char const* policy, Shape shape, int group) {
+  int const P = shape.ranks, M = shape.microbatches;
+  if (group == 0 && shape.chunks == 1) return M;  // one chunk: the order is the same for every group size
+  if (group == 0) {
+    int const rounds = std::max(1, M / P);
+    int nearest = M;
+    for (int by = 0; M % rounds != 0 && by <= M; ++by) {
+      if (M - by >= 1 && (M - by) % std::max(1, (M - by) / P) == 0) {
+        nearest = M - by;
+        break;
+      }
+      if ((M + by) % std::max(1, (M + by) / P) == 0) {
+        nearest = M + by;
+        break;
+      }
+    }
+    require(M % rounds == 0, policy, Count::microbatches, M, nearest,
+            "without a group size they are cut into M / P equal rounds");
+    return M / rounds;
+  }
+  auto const legal = [&](int n) { return n >= P && n <= M && (M % n == 0 || M % n >= P); };
+  int nearest = group;
+  if (!legal(group)) {
+    nearest = M;  // one group is legal whenever M >= P
+    for (int by = 1; by <= M + (group < 0 ? -group : group); ++by) {
+      if (legal(group - by) || legal(group + by)) {
+        nearest = legal(group - by) ? group - by : group + by;
+        break;
+      }
+    }
+  }
+  require(M >= P, policy, Count::microbatches, M, P, "a group holds at least one microbatch for each rank");
+  require(legal(group), policy, Count::group, group, nearest,
+          "a group holds P to M microbatches, and what is left over is none or at least P");
+  return group;
+}
+
+}  // namespace stagger::schedule::detail
