@@ -16,5 +16,6 @@
 #include <stagger/placement/in_order.hpp>
 #include <stagger/schedule/gpipe.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
+#include <stagger/sim/virtual_clock.hpp>
 #include <stagger/staleness/synchronous.hpp>
 #include <stagger/version.hpp>

@@ -195,8 +195,11 @@ class Layout {
     awaited_.assign(done + ranks, 0);
     program.signals.resize(done + ranks);
     for (std::size_t e = 0; e < edges; ++e) {
-      program.signals[signal(e, forward_full)] = program.signals[signal(e, backward_free)] = {owner(e), owner(e + 1)};
-      program.signals[signal(e, backward_full)] = program.signals[signal(e, forward_free)] = {owner(e + 1), owner(e)};
+      int const edge = static_cast<int>(e);
+      program.signals[signal(e, forward_full)] = {owner(e), owner(e + 1), edge};
+      program.signals[signal(e, forward_free)] = {owner(e + 1), owner(e)};
+      program.signals[signal(e, backward_full)] = {owner(e + 1), owner(e), edge};
+      program.signals[signal(e, backward_free)] = {owner(e), owner(e + 1)};
     }
     for (std::size_t r = 0; r < ranks; ++r) {
       program.signals[done + r] = {static_cast<int>(r), SignalEnds::everyone};

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/engine/one_device.hpp>
 #include <stagger/engine/trainer.hpp>
 
 namespace stagger {
@@ -80,6 +81,29 @@ class Pipeline {
           Pick<DeviceTag, typename Slots::Device, P...>::from(policy...),
           Pick<OptimizerTag, optimizer::Sgd, P...>::from(policy...), Pick<LossTag, NoLoss, P...>::from(policy...),
           Pick<OptionsTag, Options, P...>::from(policy...));
+    }
+  }
+
+  /// The same model without a pipeline, to compare with: a plain loop on the calling thread.
+  /// @param policy  a loss and, if wanted, an optimizer and Options (clip_norm, seed)
+  template <class... P>
+  [[nodiscard]] auto on_one_device(P... policy) {
+    using namespace detail;
+    using Types = typename Flatten<Layers<>, Stage...>::type;
+    if constexpr (!model_is_legal(Types{}) || !policies_are_legal<P...>()) {
+      return Rejected{};
+    } else {
+      static_assert(count_of<LossTag, P...> == 1, "stagger: training on one device needs a loss, such as "
+                                                  "loss::MeanSquaredError<>{}");
+      static_assert(sizeof...(P) == (count_of<LossTag, P...> + count_of<OptimizerTag, P...> + count_of<OptionsTag, P...>),
+                    "stagger: one device takes a loss, an optimizer and Options; the other policies are the pipeline's");
+      std::vector<Layer> layers;
+      std::apply([&](auto&... stage) { (append_layers(layers, std::move(stage)), ...); }, stages_);
+      using Slots = Chosen<P...>;
+      using Model = Ends<Types>;
+      return OneDevice<typename Model::Input, typename Model::Output, typename Slots::Optimizer, typename Slots::Loss>(
+          std::move(layers), Pick<OptimizerTag, optimizer::Sgd, P...>::from(policy...),
+          Pick<LossTag, NoLoss, P...>::from(policy...), Pick<OptionsTag, Options, P...>::from(policy...));
     }
   }
 

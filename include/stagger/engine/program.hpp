@@ -75,6 +75,7 @@ struct SignalEnds {
   static constexpr int everyone = -1;
   int giver = 0;
   int taker = 0;  ///< a rank, or everyone
+  int edge = -1;  ///< of a signal that announces a value between the stages edge and edge + 1; -1: it carries nothing
 };
 
 /// One iteration, ready to run.

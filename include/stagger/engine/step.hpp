@@ -50,12 +50,12 @@ class [[nodiscard]] Step {
   Step(std::shared_ptr<detail::StepOwner> owner, std::stop_token stop) : owner_(std::move(owner)), stop_(std::move(stop)) {}
 
   [[nodiscard]] bool await_ready() const noexcept { return false; }
-  void await_suspend(std::coroutine_handle<> then) {
+  bool await_suspend(std::coroutine_handle<> then) {
     owner_->begin(stop_);
-    if (auto* const runner = detail::Runner::current())
-      runner->enqueue(*owner_, then);
-    else
-      owner_->start(then);
+    auto* const runner = detail::Runner::current();
+    if (runner == nullptr) return owner_->start(then);
+    runner->enqueue(*owner_, then);
+    return true;
   }
   Metrics await_resume() { return owner_->end(); }
 

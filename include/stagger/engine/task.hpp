@@ -16,8 +16,9 @@ namespace detail {
 
 /// Something that a thread can carry through from start to end: a step.
 struct Drivable {
-  virtual void drive() = 0;                                ///< on the calling thread
-  virtual void start(std::coroutine_handle<> then) = 0;    ///< on threads of its own; then resumes
+  virtual void drive() = 0;  ///< on the calling thread
+  /// On threads of its own; then resumes. @return false: it is done already, and will not resume
+  virtual bool start(std::coroutine_handle<> then) = 0;
  protected:
   ~Drivable() = default;
 };

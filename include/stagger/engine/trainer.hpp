@@ -120,7 +120,7 @@ class Session final : public StepOwner {
     stop_.reset();
   }
 
-  void start(std::coroutine_handle<> then) override { backend_.start(then); }
+  bool start(std::coroutine_handle<> then) override { return backend_.start(then); }
 
   Metrics end() override {
     stop_.reset();

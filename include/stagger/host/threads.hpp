@@ -107,11 +107,12 @@ class ThreadsBackend {
   }
 
   /// Runs the step on threads of its own and then resumes `then` on one of them.
-  void start(std::coroutine_handle<> then) {
+  bool start(std::coroutine_handle<> then) {
     then_ = then;
     if (!caller_.joinable()) caller_ = std::thread([this] { drive_requests(); });
     request_.fetch_add(1);
     request_.notify_all();
+    return true;
   }
 
   /// Ends the step with an error; ranks stop before their next action.

@@ -7,6 +7,7 @@
 #include <span>
 
 #include <stagger/core/arena.hpp>
+#include <stagger/core/random.hpp>
 #include <stagger/model/parameter.hpp>
 
 namespace stagger {
@@ -54,15 +55,8 @@ class Context {
   /// Seed for this action's randomness. It depends on nothing but (seed of the run, step, microbatch, layer), so
   /// recomputation, any cut and any thread count see the same numbers.
   [[nodiscard]] std::uint64_t random_seed() const noexcept {
-    std::uint64_t x = seed_;
-    for (std::uint64_t part : {static_cast<std::uint64_t>(step_), static_cast<std::uint64_t>(microbatch_),
-                               static_cast<std::uint64_t>(layer_)}) {
-      x += 0x9e3779b97f4a7c15U * (part + 1);  // splitmix64
-      x = (x ^ (x >> 30U)) * 0xbf58476d1ce4e5b9U;
-      x = (x ^ (x >> 27U)) * 0x94d049bb133111ebU;
-      x ^= x >> 31U;
-    }
-    return x;
+    return random_bits(seed_, {static_cast<std::uint64_t>(step_), static_cast<std::uint64_t>(microbatch_),
+                               static_cast<std::uint64_t>(layer_)});
   }
 
   /// For engines: starts a step.
