@@ -7,6 +7,7 @@
 #   3. A third-party header is included only by the component that is looked up with it.
 #   4. No header of stagger::stagger includes a header that costs every user compile time.
 #   5. Each source file has an SPDX line; no header is longer than 500 lines.
+#   6. No test's name contains a semicolon, at which Catch2's own CMake script would cut it in two.
 
 cmake_minimum_required(VERSION 3.25)
 
@@ -122,6 +123,14 @@ foreach(path IN LISTS sources ITEMS ${ROOT}/CMakeLists.txt ${ROOT}/conanfile.py 
   if(NOT lines MATCHES "SPDX-License-Identifier: Apache-2.0")
     file(RELATIVE_PATH path ${ROOT} ${path})
     fault("${path} does not say 'SPDX-License-Identifier: Apache-2.0' in its first lines")
+  endif()
+endforeach()
+
+file(GLOB_RECURSE tests RELATIVE ${ROOT} ${ROOT}/test/unit/*_test.cpp)
+foreach(path IN LISTS tests)
+  file(STRINGS ${ROOT}/${path} lines REGEX "TEST_CASE[A-Z_]*\\(\"[^\"]*;")
+  if(lines)
+    fault("${path} has a test whose name contains a semicolon: ${lines}")
   endif()
 endforeach()
 

@@ -231,7 +231,7 @@ TEST_CASE("engine/checkpoint: a damaged newest file gives way to the one before,
   CHECK(contains(restored.warnings[0], checkpoints.path(20) + " is damaged"));
 }
 
-TEST_CASE("engine/checkpoint: the last two are kept; steps that were abandoned go", "[engine]") {
+TEST_CASE("engine/checkpoint: the last two are kept, steps that were abandoned go", "[engine]") {
   Folder const folder;
   Checkpoints const checkpoints(folder.path());
   Model const model(1);
