@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The order that 1F1B and its asynchronous kin share: some forwards, then backward and forward in turn.
+/// @source Fan et al., "DAPPLE", PPoPP 2021, section 3.
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include <stagger/core/shape.hpp>
+#include <stagger/schedule/table.hpp>
+
+namespace stagger::schedule::detail {
+
+/// @param count  [ranks] forwards of each rank before its first backward, each >= 1, never more than the rank before
+[[nodiscard]] constexpr Table early_backward(Shape shape, std::vector<int> const& count) {
+  int const M = shape.microbatches;
+  Table table{.stages = shape.ranks, .microbatches = M};
+  table.actions.reserve(2 * static_cast<std::size_t>(shape.ranks) * static_cast<std::size_t>(M));
+  for (int rank = 0; rank < shape.ranks; ++rank) {
+    table.begin_row();
+    int const ahead = std::min(count[static_cast<std::size_t>(rank)], M);
+    for (int m = 0; m < ahead; ++m) table.add({.kind = Kind::forward, .stage = rank, .microbatch = m});
+    for (int m = 0; m < M; ++m) {
+      table.add({.kind = Kind::backward, .stage = rank, .microbatch = m});
+      if (m + ahead < M) table.add({.kind = Kind::forward, .stage = rank, .microbatch = m + ahead});
+    }
+  }
+  return table;
+}
+
+}  // namespace stagger::schedule::detail

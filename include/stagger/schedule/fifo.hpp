@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Fifo: each rank runs what became ready first, with a bounded number of microbatches in the pipeline.
+/// @source Park et al., "HetPipe", USENIX ATC 2020, section 4: what a stage does next.
+
+#include <algorithm>
+#include <tuple>
+#include <vector>
+
+#include <stagger/schedule/greedy.hpp>
+#include <stagger/schedule/legal.hpp>
+#include <stagger/schedule/policy.hpp>
+
+namespace stagger::schedule {
+
+/// At most Nm microbatches are injected and not yet back; forwards and backwards of a rank keep microbatch order and
+/// otherwise run in order of readiness, ties backward first, then the lower microbatch. The last stage runs forward
+/// and backward of a microbatch as one. Readiness is that under the given costs, so that the order is a table.
+struct Fifo {
+  using policy_tag = ScheduleTag;
+  static constexpr bool flushes = false;
+
+  int in_flight = 0;  ///< Nm >= 1; 0: one for each rank
+  Costs costs{};      ///< for each stage, or the same for all
+
+  /// One stage on each rank.
+  [[nodiscard]] constexpr int chunks() const noexcept { return 1; }
+
+  /// @param shape  any P and M, V = 1
+  /// @throws Error bad_configuration, bad_data for costs that are not finite and not negative
+  [[nodiscard]] constexpr Table table(Shape shape) const {
+    require_counts("fifo", shape, 1);
+    require(in_flight >= 0, "fifo", Count::in_flight, in_flight, 1, "at least one is injected");
+    require_costs(costs, shape.ranks);
+    std::vector<detail::Lane> lanes;
+    detail::add_lanes(lanes, shape.ranks, 0, shape.microbatches, in_flight == 0 ? shape.ranks : in_flight, [](int s) { return s; });
+    auto const better = [](detail::Candidate const& a, detail::Candidate const& b, std::vector<detail::Lane> const& all) {
+      auto const key = [&](detail::Candidate const& c) {
+        bool const fused = c.kind == Kind::backward && all[c.lane].above < 0;
+        return std::tuple(fused ? -1.0 : c.ready_s, c.kind == Kind::forward, c.microbatch);
+      };
+      return key(a) < key(b);
+    };
+    return detail::greedy(lanes, shape, costs, detail::Backwards::whole, better);
+  }
+};
+
+static_assert(SchedulePolicy<Fifo>);
+
+}  // namespace stagger::schedule

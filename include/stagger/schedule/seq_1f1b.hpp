@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Seq1F1B: each microbatch is cut along its sequence, and the slices flow through 1F1B.
+/// @source Ao et al., "Seq1F1B", arXiv 2406.03488.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include <stagger/schedule/legal.hpp>
+#include <stagger/schedule/policy.hpp>
+
+namespace stagger::schedule {
+
+/// Slices of a microbatch run forward in rising and backward in falling order: a later slice attends to the earlier
+/// ones. With S equal slices the bubble is (P - 1)(F + B) / S of a microbatch; the peak is min(MS, P - r - 1 + S) slices.
+struct Seq1F1B {
+  using policy_tag = ScheduleTag;
+  static constexpr bool flushes = true;
+
+  int slices = 2;  ///< S >= 1, slices of a microbatch
+
+  /// One stage on each rank.
+  [[nodiscard]] constexpr int chunks() const noexcept { return 1; }
+
+  /// @param shape  M >= P, V = 1
+  /// @throws Error bad_configuration
+  [[nodiscard]] constexpr Table table(Shape shape) const {
+    require_counts("seq-1f1b", shape, 1);
+    int const P = shape.ranks, M = shape.microbatches, S = slices;
+    require(M >= P, "seq-1f1b", Count::microbatches, M, P, "the steady state needs one for each rank");
+    require(S >= 1, "seq-1f1b", Count::slices, S, 1, "a microbatch has at least one slice");
+    int const most = std::min(32767, ((1 << 29) - 1) / (P * M));
+    require(S <= most, "seq-1f1b", Count::slices, S, most, "slices are counted in 15 bits and actions in 31");
+    Table table{.stages = P, .microbatches = M, .slices = S};
+    table.actions.reserve(2 * static_cast<std::size_t>(P) * static_cast<std::size_t>(M) * static_cast<std::size_t>(S));
+    for (int rank = 0; rank < P; ++rank) {
+      table.begin_row();
+      auto const forward = [&](int n) {
+        table.add({.kind = Kind::forward, .stage = rank, .microbatch = n / S, .slice = static_cast<std::int16_t>(n % S)});
+      };
+      auto const backward = [&](int n) {
+        table.add({.kind = Kind::backward, .stage = rank, .microbatch = n / S, .slice = static_cast<std::int16_t>(S - 1 - n % S)});
+      };
+      int const steps = M * S;
+      int const ahead = std::min(P - rank - 2 + S, steps);
+      for (int n = 0; n < ahead; ++n) forward(n);
+      for (int n = 0; n < steps; ++n) {
+        if (n + ahead < steps) forward(n + ahead);
+        backward(n);
+      }
+    }
+    return table;
+  }
+};
+
+static_assert(SchedulePolicy<Seq1F1B>);
+
+}  // namespace stagger::schedule

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   V-Half: half of 1F1B's memory and about half of its bubble, on a V.
+/// @source Qi et al., "Pipeline Parallelism with Controllable Memory", arXiv 2405.15362, section 4.
+
+#include <stagger/schedule/building_block.hpp>
+#include <stagger/schedule/legal.hpp>
+#include <stagger/schedule/policy.hpp>
+
+namespace stagger::schedule {
+
+/// Rank r runs stages r and 2P - 1 - r. A microbatch rests one unit before each forward on its way up and before each
+/// backward on its last way: at most 2 ceil((P + 1) / 2) chunks are in flight, counted until their W.
+struct VHalf {
+  using policy_tag = ScheduleTag;
+  static constexpr bool flushes = true;
+
+  /// Two stages on each rank.
+  [[nodiscard]] constexpr int chunks() const noexcept { return 2; }
+
+  /// Most chunks in flight on a rank.
+  [[nodiscard]] static constexpr int peak(int ranks) noexcept { return 2 * ((ranks + 2) / 2); }
+
+  /// @param shape  any P and M, V = 2
+  /// @throws Error bad_configuration
+  [[nodiscard]] constexpr Table table(Shape shape) const {
+    require_counts("v-half", shape, 2);
+    return detail::repeat(shape, detail::BuildingBlock(shape.ranks, {0, 1, 0, 1}, false), false, peak(shape.ranks));
+  }
+};
+
+static_assert(SchedulePolicy<VHalf>);
+
+}  // namespace stagger::schedule

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   V-Min: a third of 1F1B's memory, on a V.
+/// @source Qi et al., "Pipeline Parallelism with Controllable Memory", arXiv 2405.15362, section 4.
+
+#include <stagger/schedule/building_block.hpp>
+#include <stagger/schedule/legal.hpp>
+#include <stagger/schedule/policy.hpp>
+
+namespace stagger::schedule {
+
+/// Rank r runs stages r and 2P - 1 - r. A microbatch never rests on its way, so it lives as briefly as a V allows: at most
+/// 2(floor((P + 1) / 3) + 1) chunks are in flight, counted until their W.
+struct VMin {
+  using policy_tag = ScheduleTag;
+  static constexpr bool flushes = true;
+
+  /// Two stages on each rank.
+  [[nodiscard]] constexpr int chunks() const noexcept { return 2; }
+
+  /// Most chunks in flight on a rank.
+  [[nodiscard]] static constexpr int peak(int ranks) noexcept { return 2 * ((ranks + 1) / 3 + 1); }
+
+  /// @param shape  any P and M, V = 2
+  /// @throws Error bad_configuration
+  [[nodiscard]] constexpr Table table(Shape shape) const {
+    require_counts("v-min", shape, 2);
+    return detail::repeat(shape, detail::BuildingBlock(shape.ranks, {0, 0, 0, 0}, false), false, peak(shape.ranks));
+  }
+};
+
+static_assert(SchedulePolicy<VMin>);
+
+}  // namespace stagger::schedule

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/schedule/fifo.hpp>
+
+#include "grid.hpp"
+
+using namespace grid;
+
+TEST_CASE("schedule/Fifo: equal costs, four injected, as played by hand", "[schedule]") {
+  CHECK(write_csv(Fifo{.in_flight = 4}.table({3, 5})) ==
+        "0F0,0F1,0F2,0F3,0B0,0F4,0B1,0B2,0B3,0B4\n"
+        "1F0,1F1,1F2,1F3,1B0,1B1,1F4,1B2,1B3,1B4\n"
+        "2F0,2B0,2F1,2B1,2F2,2B2,2F3,2B3,2F4,2B4\n");
+}
+
+TEST_CASE("schedule/Fifo: never more than Nm in flight, last stage in adjacent pairs, each rank in order of readiness", "[schedule]") {
+  each([](int P, int M) {
+    if (M > 12) return;
+    for (int limit = 1; limit <= P + 1; ++limit) {
+      Costs costs;
+      for (int s = 0; s < P; ++s) costs.stages.push_back({.forward_s = 1.0 + s % 3, .backward_input_s = 2.0 - s % 2, .transfer_s = 0.5 * (s % 4)});
+      Table const t = legal(Fifo{limit, costs}, P, M);
+      REQUIRE(highest(peak_in_flight(t)) <= limit);
+      auto const last = t.row(P - 1);
+      for (std::size_t i = 0; i < last.size(); ++i) {
+        REQUIRE(last[i].kind == (i % 2 == 0 ? Kind::forward : Kind::backward));
+        REQUIRE(last[i].microbatch == static_cast<int>(i / 2));
+      }
+      // Of two neighbours in a row, the later one was not ready strictly before the earlier one.
+      Evaluation const e = evaluate(t, costs);
+      auto const end = [&](Kind kind, int stage, int m) {
+        for (Span const& s : e.timeline.rows[static_cast<std::size_t>(stage)]) {
+          if (s.action.kind == kind && s.action.microbatch == m) return s.end_s;
+        }
+        return -1.0;
+      };
+      for (int r = 0; r + 1 < P; ++r) {
+        auto const ready = [&](Action const& a) {
+          double const link = costs.of(a.kind == Kind::forward ? r - 1 + (r == 0) : r).transfer_s;
+          if (a.kind == Kind::backward) return end(Kind::backward, r + 1, a.microbatch) + link;
+          if (r == 0) return a.microbatch < limit ? 0.0 : end(Kind::backward, 0, a.microbatch - limit);
+          return end(Kind::forward, r - 1, a.microbatch) + link;
+        };
+        auto const row = t.row(r);
+        for (std::size_t i = 0; i + 1 < row.size(); ++i) REQUIRE(ready(row[i]) <= ready(row[i + 1]));
+      }
+    }
+  });
+}
+
+TEST_CASE("schedule/Fifo: costs that are not numbers are refused", "[schedule]") {
+  CHECK_THROWS_AS((Fifo{2, Costs::uniform(1, -1, 1)}.table({2, 4})), Error);
+  CHECK_THROWS_AS((Fifo{2, Costs::uniform(1, 1, std::nan(""))}.table({2, 4})), Error);
+  CHECK_THROWS_WITH((Fifo{-2, {}}.table({2, 4})), Catch::Contains("-2"));
+}

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What the tests of all schedules share.
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include <stagger/schedule/evaluate.hpp>
+
+#include "catch.hpp"
+#include "oracle.hpp"
+
+namespace grid {
+
+using namespace stagger;
+using namespace stagger::schedule;
+
+/// The table of a policy, which must be legal.
+template <class Policy>
+Table legal(Policy const& policy, int ranks, int microbatches) {
+  Table const table = policy.table({ranks, microbatches, policy.chunks()});
+  Fault const fault = verify(table);
+  CAPTURE(ranks, microbatches, policy.chunks(), message(fault));
+  REQUIRE_FALSE(fault);
+  REQUIRE(table.ranks() == ranks);
+  REQUIRE(table.microbatches == microbatches);
+  return table;
+}
+
+inline int highest(std::vector<int> const& v) { return *std::max_element(v.begin(), v.end()); }
+
+/// Every shape with P <= 8 and M <= 32.
+template <class Body>
+void each(Body body) {
+  for (int P = 1; P <= 8; ++P) {
+    for (int M = 1; M <= 32; ++M) {
+      CAPTURE(P, M);
+      body(P, M);
+    }
+  }
+}
+
+}  // namespace grid

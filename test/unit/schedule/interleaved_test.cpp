@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/schedule/interleaved.hpp>
+
+#include "grid.hpp"
+
+using namespace grid;
+
+TEST_CASE("schedule/Interleaved: small tables as published", "[schedule]") {
+  CHECK(Interleaved{}.table({2, 4, 2}) ==
+        oracle::table("0F0,0F1,2F0,2F1,,,0F2,2B0,0F3,2B1,2F2,0B0,2F3,0B1,,2B2,,2B3,,0B2,,0B3 / "
+                      ",1F0,1F1,,3F0,3B0,3F1,3B1,1F2,1B0,1F3,1B1,3F2,3B2,3F3,3B3,,1B2,,1B3"));
+  CHECK(Interleaved{}.table({2, 3, 2}) ==
+        oracle::table("0F0,0F1,0F2,2F0,2F1,,2F2,2B0,,2B1,,2B2,,0B0,,0B1,,0B2 / "
+                      ",1F0,1F1,1F2,3F0,3B0,3F1,3B1,3F2,3B2,,1B0,,1B1,,1B2"));
+}
+
+TEST_CASE("schedule/Interleaved: bubble and peak for every legal group size", "[schedule]") {
+  each([](int P, int M) {
+    for (int V = 1; V <= 4; ++V) {
+      for (int N = 0; N <= M; ++N) {
+        bool const given = N >= P && (M % N == 0 || M % N >= P);
+        bool const rounds = N == 0 && (V == 1 || M % std::max(1, M / P) == 0);
+        Interleaved const policy{.chunks_per_rank = V, .group = N};
+        if (!given && !rounds) {
+          if (N != 0 || V > 1) REQUIRE_THROWS_AS(policy.table({P, M, V}), Error);
+          continue;
+        }
+        Evaluation const e = evaluate(legal(policy, P, M), Costs::uniform(3, 4, 2));
+        if (M >= P) REQUIRE(e.bubble_s == (P - 1) * 9.0);
+        if (M >= P && V * M * 9.0 > 0) REQUIRE(e.bubble_s / e.makespan_s == Approx((P - 1.0) / (V * M + P - 1)));
+        int const n = N > 0 ? N : M / std::max(1, M / P);
+        for (int r = 0; r < P; ++r) {
+          int const peak = std::min(V * M, (V - 1) * n + 2 * (P - 1 - r) + 1);
+          REQUIRE(e.peak_in_flight[static_cast<std::size_t>(r)] == peak);
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("schedule/Interleaved: an illegal count is refused with the nearest legal one", "[schedule]") {
+  CHECK_THROWS_WITH(Interleaved{}.table({4, 9, 2}), Catch::Contains("9 microbatches") && Catch::Contains("nearest legal value is 8"));
+  CHECK_THROWS_WITH((Interleaved{2, 3}.table({4, 8, 2})), Catch::Contains("3 group size") && Catch::Contains("nearest legal value is 4"));
+  CHECK_THROWS_WITH((Interleaved{2, 6}.table({4, 8, 2})), Catch::Contains("6 group size") && Catch::Contains("nearest legal value is 4"));
+  CHECK_THROWS_WITH((Interleaved{2, 4}.table({4, 3, 2})), Catch::Contains("3 microbatches") && Catch::Contains("nearest legal value is 4"));
+  CHECK_THROWS_WITH((Interleaved{2, -7}.table({4, 8, 2})), Catch::Contains("nearest legal value is 4"));
+  CHECK_THROWS_WITH(Interleaved{}.table({4, 8, 3}), Catch::Contains("3 chunks") && Catch::Contains("nearest legal value is 2"));
+}
