@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The chain of layers, and what each of them costs.
+
+#include <vector>
+
+#include <stagger/model/sequential.hpp>
+
+#include "block.hpp"
+#include "cross_entropy.hpp"
+#include "embedding.hpp"
+#include "head.hpp"
+
+namespace gpt {
+
+/// Sizes of a model.
+struct ModelShape {
+  Index layers;   ///< blocks
+  Index width;    ///< a multiple of heads
+  Index heads;
+  Index context;  ///< longest sequence
+};
+
+template <class T>
+using Model = stagger::Sequential<Embedding<T>, std::vector<Block<T>>, Head<T>>;
+
+/// The same seed gives the same model.
+template <class T>
+[[nodiscard]] Model<T> make_model(ModelShape const& shape, std::uint64_t seed) {
+  Random random = stream(seed, 0);
+  Embedding<T> embedding(shape.width, shape.context, random);
+  std::vector<Block<T>> blocks;
+  for (Index l = 0; l < shape.layers; ++l) blocks.emplace_back(shape.width, shape.heads, shape.layers, random);
+  return Model<T>(std::move(embedding), std::move(blocks), Head<T>(shape.width, random));
+}
+
+/// [layers + 2] multiplications per token of each layer, forward and backward, at full context. Attention counts
+/// twice: its products are small.
+[[nodiscard]] inline std::vector<double> work_of(ModelShape const& shape) {
+  auto const width = static_cast<double>(shape.width);
+  double const block = 36 * width * width + 12 * static_cast<double>(shape.context) * width;
+  std::vector<double> work(count(shape.layers + 2), block);
+  work.front() = 3 * width;
+  work.back() = 3 * width * static_cast<double>(classes);
+  return work;
+}
+
+}  // namespace gpt

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train.hpp"
+
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <stagger/engine/checkpoint.hpp>
+#include <stagger/report/file.hpp>
+#include <stagger/report/progress.hpp>
+#include <stagger/stagger.hpp>
+
+#include "by_work.hpp"
+#include "model/model.hpp"
+#include "record.hpp"
+#include "sample.hpp"
+#include "schedules.hpp"
+#include "text.hpp"
+
+namespace gpt {
+
+namespace sg = stagger;
+
+namespace {
+
+volatile std::sig_atomic_t interrupted = 0;
+
+/// The first signal ends the run after the step; a second one ends the program at once.
+void listen_for_interrupts() {
+  struct ::sigaction action {};
+  action.sa_handler = [](int) { interrupted = 1; };
+  action.sa_flags = static_cast<int>(SA_RESETHAND);
+  for (int const signal : {SIGINT, SIGTERM}) ::sigaction(signal, &action, nullptr);
+}
+
+double now_s() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+ModelShape shape_of(Settings const& s) { return {s.layers, s.width, s.heads, s.context}; }
+
+/// Rises in a line, falls in a cosine to a tenth.
+double rate_at(Settings const& s, std::int64_t step) {
+  auto const at = static_cast<double>(step);
+  auto const rise = static_cast<double>(std::min(s.warmup, s.steps));
+  if (at < rise) return s.rate * (at + 1) / rise;
+  double const part = (at - rise) / std::max(1.0, static_cast<double>(s.steps) - rise);
+  return s.rate * (0.55 + 0.45 * std::cos(3.141592653589793 * part));
+}
+
+std::string model_in_words(Settings const& s) {
+  return "gpt, layers " + std::to_string(s.layers) + ", width " + std::to_string(s.width) + ", heads " +
+         std::to_string(s.heads) + ", context " + std::to_string(s.context);
+}
+
+/// Everything else that the bits of the result depend on.
+std::string training_in_words(Settings const& s, Text const& text) {
+  char words[256];
+  std::snprintf(words, sizeof words,
+                "steps %lld, batch %lld, microbatches %lld, rate %.17g, warm-up %lld, clip %.17g, seed %lld, text %016llx",
+                static_cast<long long>(s.steps), static_cast<long long>(s.batch), static_cast<long long>(s.microbatches),
+                s.rate, static_cast<long long>(s.warmup), s.clip, static_cast<long long>(s.seed),
+                static_cast<unsigned long long>(text.fingerprint()));
+  return words;
+}
+
+/// Creates the folder and tries to write there, before hours of work depend on it.
+void prepare_output(std::string const& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error)
+    throw sg::Error(sg::Errc::io, "cannot create the folder '" + folder + "': " + error.message() +
+                                      "; give --output DIR a place that can be written to, or '' for none");
+  sg::report::WholeFile probe(folder + "/trace.json");  // not committed: nothing stays
+}
+
+auto make_pipeline(Settings const& s) {
+  auto const& shape = shape_of(s);
+  return sg::Pipeline{make_model<float>(shape, static_cast<std::uint64_t>(s.seed))}.with(
+      ByWork{work_of(shape), static_cast<int>(s.stages)}, Schedule::named(s.schedule),
+      sg::optimizer::AdamW{.beta2 = 0.98, .weight_decay = 0.05}, CrossEntropy<float>{},
+      sg::host::Threads{static_cast<int>(s.threads)},
+      sg::Options{.clip_norm = s.clip,
+                  .seed = static_cast<std::uint64_t>(s.seed),
+                  .deadline_s = 600,
+                  .recompute = s.recompute,
+                  .record = true});
+}
+
+using Trainer = decltype(make_pipeline(std::declval<Settings const&>()));
+
+class Run {
+ public:
+  Run(Settings const& s, char const* sources)
+      : s_(s),
+        text_(Text::read(s.text.empty() ? own_files(sources) : s.text), static_cast<std::size_t>(s.context)) {
+    if (!s_.output.empty()) prepare_output(s_.output);
+    if (!s_.checkpoint.empty()) checkpoints_.emplace(s_.checkpoint);
+    if (checkpoints_ && !s_.resume && !checkpoints_->steps().empty())
+      throw sg::Error(sg::Errc::bad_configuration, "the folder '" + s_.checkpoint + "' holds a checkpoint of step " +
+                                                       std::to_string(checkpoints_->steps().front()) +
+                                                       "; add --resume to go on from it, or name another folder");
+    batch_.inputs.resize(static_cast<std::size_t>(s_.microbatches));
+    held_out_.inputs.resize(static_cast<std::size_t>(s_.microbatches));
+    text_.held_out(std::max<std::size_t>(held_out_sequences, held_out_.inputs.size()), held_out_);
+    train_.emplace(make_pipeline(s_));
+  }
+
+  Outcome operator()() {
+    if (s_.resume) resume();
+    introduce();
+    listen_for_interrupts();
+    std::int64_t const first = train_->steps();
+    std::int64_t const last = s_.stop_at > 0 ? std::min(s_.stop_at, s_.steps) : s_.steps;
+    double const begin_s = now_s();
+    sg::report::Progress progress(stderr, sg::report::progress_options(stderr), s_.steps, first, begin_s);
+    double tokens = 0;
+    for (std::int64_t step = first; step < last && interrupted == 0; ++step) {
+      double const loss = take_step(step);
+      tokens += static_cast<double>(s_.batch * s_.context);
+      progress.update(step + 1, loss, tokens, now_s());
+      if ((step + 1) % s_.checkpoint_every == 0) save();
+    }
+    progress.finish();
+    if (train_->steps() < s_.steps) {
+      save();
+      std::printf("stopped after step %lld of %lld%s\n", static_cast<long long>(train_->steps()),
+                  static_cast<long long>(s_.steps),
+                  checkpoints_ ? "; --resume goes on from there" : ", without a checkpoint");
+      return interrupted != 0 ? Outcome::interrupted : Outcome::finished;
+    }
+    save();
+    report();
+    return Outcome::finished;
+  }
+
+ private:
+  static constexpr std::size_t held_out_sequences = 128;
+
+  void introduce() {
+    std::size_t parameters = 0;
+    for (auto const& parameter : train_->parameters()) parameters += parameter.value.size() / sizeof(float);
+    std::fprintf(stderr, "%s parameters in %lld layers, %lld stages on %lld threads, %s, %s of text\n",
+                 sg::report::format_count(static_cast<double>(parameters)).c_str(), static_cast<long long>(s_.chain()),
+                 static_cast<long long>(s_.stages), static_cast<long long>(s_.threads), s_.schedule.c_str(),
+                 sg::report::format_bytes(static_cast<double>(text_.size())).c_str());
+  }
+
+  double take_step(std::int64_t step) {
+    text_.draw(static_cast<std::uint64_t>(s_.seed), step, static_cast<std::size_t>(s_.batch), batch_);
+    train_->optimizer().rate = rate_at(s_, step);
+    double const begin_s = now_s();
+    double const loss = sg::run(train_->step(batch_)).loss;
+    double const wall_s = now_s() - begin_s;
+    if (!std::isfinite(loss))
+      throw sg::Error(sg::Errc::bad_configuration, "the loss of step " + std::to_string(step + 1) +
+                                                       " is not finite; use a smaller --rate, or a longer --warm-up");
+    if (step + static_cast<std::int64_t>(Record::kept) >= s_.steps)
+      record_.add(train_->timeline(), wall_s, train_->peak_in_flight());
+    return loss;
+  }
+
+  void save() {
+    if (!checkpoints_ || saved_ == train_->steps()) return;
+    saved_ = train_->steps();
+    auto const parameters = train_->parameters();
+    checkpoints_->write({saved_, static_cast<std::uint64_t>(s_.seed), model_in_words(s_), training_in_words(s_, text_)},
+                        parameters);
+  }
+
+  void resume() {
+    auto const parameters = train_->parameters();
+    auto const restored = checkpoints_->restore(model_in_words(s_), parameters);
+    for (auto const& warning : restored.warnings) std::fprintf(stderr, "gpt: warning: %s\n", warning.c_str());
+    if (restored.state.settings != training_in_words(s_, text_))
+      std::fprintf(stderr,
+                   "gpt: warning: %s was written with other settings (%s; now %s): the result will not be that of a run "
+                   "that never stopped\n",
+                   restored.file.c_str(), restored.state.settings.c_str(), training_in_words(s_, text_).c_str());
+    train_->resume(restored.state.step);
+    saved_ = restored.state.step;
+    std::fprintf(stderr, "going on from %s\n", restored.file.c_str());
+  }
+
+  void report() {
+    auto const plan = Schedule::named(s_.schedule)
+                          .table({.ranks = static_cast<int>(s_.stages), .microbatches = static_cast<int>(s_.microbatches)});
+    if (!record_.empty()) {
+      std::printf("%s\n", record_.table(plan).c_str());
+      if (!s_.output.empty()) {
+        record_.write(s_.output, plan, s_.steps);
+        std::printf("%s/trace.json opens in ui.perfetto.dev, %s/timeline.svg in a browser\n", s_.output.c_str(),
+                    s_.output.c_str());
+      }
+    }
+    std::printf("held-out loss %.4f nats per byte\n", sg::run(train_->evaluate(held_out_)).loss);
+    if (s_.sample > 0) {
+      auto const text = sample(*train_, s_.prompt, static_cast<std::size_t>(s_.sample),
+                               static_cast<std::size_t>(s_.context), static_cast<std::uint64_t>(s_.seed));
+      std::printf("\n%s\n", text.c_str());
+    }
+  }
+
+  Settings s_;
+  Text text_;
+  std::optional<sg::Checkpoints> checkpoints_;
+  std::optional<Trainer> train_;
+  Batch batch_;
+  Batch held_out_;
+  Record record_;
+  std::int64_t saved_ = -1;  // step of the newest checkpoint
+};
+
+}  // namespace
+
+Outcome train(Settings const& settings, char const* sources) { return Run(settings, sources)(); }
+
+}  // namespace gpt
