@@ -39,10 +39,9 @@ std::string Text::read(std::vector<std::string> const& files) {
   std::string bytes;
   for (std::string const& name : files) {
     std::ifstream file(name, std::ios::binary);
-    std::string const part{std::istreambuf_iterator<char>(file), {}};
     if (!file.is_open() || std::filesystem::is_directory(name))
       throw Error(Errc::io, "cannot read the text '" + name + "'; give files that can be read by --text");
-    bytes += part;
+    bytes.append(std::istreambuf_iterator<char>(file), {});
   }
   return bytes;
 }
