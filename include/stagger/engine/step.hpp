@@ -51,13 +51,24 @@ class [[nodiscard]] Step {
 
   [[nodiscard]] bool await_ready() const noexcept { return false; }
   bool await_suspend(std::coroutine_handle<> then) {
-    owner_->begin(stop_);
     auto* const runner = detail::Runner::current();
-    if (runner == nullptr) return owner_->start(then);
+    if (runner == nullptr) return start(then);
+    owner_->begin(stop_);
     runner->enqueue(*owner_, then);
     return true;
   }
   Metrics await_resume() { return owner_->end(); }
+
+  /// For bridges into other executors: runs on the engine's own threads and resumes there.
+  /// @return false if the step is done already; `then` is not resumed in that case
+  bool start(std::coroutine_handle<> then) {
+    owner_->begin(stop_);
+    return owner_->start(then);
+  }
+
+  /// The token that can cancel the step, and a way to put another in its place before the step begins.
+  [[nodiscard]] std::stop_token const& stop_token() const noexcept { return stop_; }
+  void stop_token(std::stop_token stop) noexcept { stop_ = std::move(stop); }
 
  private:
   friend Metrics run(Step step);
