@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The rows of a timeline as every picture reads them: checked, pairs made whole.
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include <stagger/core/error.hpp>
+#include <stagger/report/format.hpp>
+#include <stagger/schedule/action.hpp>
+#include <stagger/schedule/fault.hpp>
+#include <stagger/schedule/timeline.hpp>
+
+namespace stagger::report::detail {
+
+/// Part of a block in an overlapped pair.
+enum class Half : unsigned char { none, first, second };
+
+/// One compute action as it is drawn. The halves of a pair share the pair's time, first start to
+/// last end.
+struct Block {
+  schedule::Action action;
+  double start_s = 0;
+  double end_s = 0;
+  Half half = Half::none;
+};
+
+/// First start and last end of the compute actions of a timeline or a row.
+struct Extent {
+  double start_s = std::numeric_limits<double>::infinity();
+  double end_s = -std::numeric_limits<double>::infinity();
+
+  void add(double start, double end) {
+    start_s = std::min(start_s, start);
+    end_s = std::max(end_s, end);
+  }
+  [[nodiscard]] double length_s() const { return end_s > start_s ? end_s - start_s : 0; }
+};
+
+/// Refuses times that no picture can show: not finite, beyond 126 years, or an end before its
+/// start.
+inline void require_times(schedule::Timeline const& timeline) {
+  for (std::size_t r = 0; r < timeline.rows.size(); ++r) {
+    for (schedule::Span const& span : timeline.rows[r]) {
+      bool const sane =
+          std::fabs(span.start_s) <= 4e9 && std::fabs(span.end_s) <= 4e9;  // false for NaN
+      if (sane && span.start_s <= span.end_s) continue;
+      throw Error(Errc::bad_data,
+                  "action " + schedule::to_string(span.action) + " of rank " + std::to_string(r) +
+                      " runs from " + format_shortest(span.start_s) + " s to " +
+                      format_shortest(span.end_s) +
+                      " s; give finite times, in seconds, and no end before its start");
+    }
+  }
+}
+
+/// Calls `f(Block)` for each compute action of a row, in the row's order.
+template <class F> void for_each_block(std::vector<schedule::Span> const& row, F&& f) {
+  Block pending{};
+  bool open = false;  // `pending` waits for its second half; messages may stand between
+  auto const emit_pair = [&](schedule::Span const& second) {
+    double const start = std::min(pending.start_s, second.start_s);
+    double const end = std::max(pending.end_s, second.end_s);
+    f(Block{pending.action, start, end, Half::first});
+    f(Block{second.action, start, end, Half::second});
+    open = false;
+  };
+  for (schedule::Span const& span : row) {
+    if (!schedule::is_compute(span.action.kind)) continue;
+    if (open) {
+      emit_pair(span);
+    } else if (span.action.overlaps_next) {
+      pending = Block{span.action, span.start_s, span.end_s, Half::none};
+      open = true;
+    } else {
+      f(Block{span.action, span.start_s, span.end_s, Half::none});
+    }
+  }
+  if (open) f(pending);  // a pair that was cut short: its first half alone
+}
+
+[[nodiscard]] inline Extent extent(std::vector<schedule::Span> const& row) {
+  Extent result;
+  for (schedule::Span const& span : row) {
+    if (schedule::is_compute(span.action.kind)) result.add(span.start_s, span.end_s);
+  }
+  return result;
+}
+
+[[nodiscard]] inline Extent extent(schedule::Timeline const& timeline) {
+  Extent result;
+  for (auto const& row : timeline.rows) {
+    Extent const one = extent(row);
+    result.add(one.start_s, one.end_s);
+  }
+  return result;
+}
+
+/// The stages that a row runs, in rising order; a stage's index here is its chunk.
+[[nodiscard]] inline std::vector<int> stages_of(std::vector<schedule::Span> const& row) {
+  std::vector<int> stages;
+  for (schedule::Span const& span : row) {
+    if (!schedule::is_compute(span.action.kind)) continue;
+    auto const at = std::lower_bound(stages.begin(), stages.end(), span.action.stage);
+    if (at == stages.end() || *at != span.action.stage) stages.insert(at, span.action.stage);
+  }
+  return stages;
+}
+
+}  // namespace stagger::report::detail

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Files that are written whole or not at all.
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <stagger/core/error.hpp>
+
+namespace stagger::report {
+
+/// A file that appears under its name only when it is complete and on the disk.
+///
+/// Text goes to a temporary file in the same folder; `commit` syncs it, renames it over the name
+/// and syncs the folder. Until then, and after any error, whatever stood under the name stays as it
+/// was and the temporary file is removed. Only a process that dies in between leaves it behind, as
+/// `.NAME.PID-N.tmp`. A symbolic link is followed, so that the link stays. A name that is no plain
+/// file (`/dev/stdout`, a pipe) cannot be replaced and is written in place.
+class WholeFile {
+ public:
+  /// @throws Error io, naming path, reason and remedy, if the folder cannot be written to
+  explicit WholeFile(std::string path) : path_(std::move(path)), target_(path_) {
+    struct stat status{};
+    bool const exists = ::stat(path_.c_str(), &status) == 0;
+    if (exists && S_ISDIR(status.st_mode)) fail("it is a folder", "give the name of a file");
+    if (exists && !S_ISREG(status.st_mode)) {
+      in_place_ = true;
+      descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CLOEXEC);
+      if (descriptor_ < 0) fail_errno();
+      return;
+    }
+    if (exists) {
+      if (char* const real = ::realpath(path_.c_str(), nullptr)) {
+        target_ = real;
+        std::free(real);
+      }
+    }
+    open_temporary();
+    if (exists && ::fchmod(descriptor_, status.st_mode & 07777U) != 0) fail_errno();
+  }
+  WholeFile(WholeFile const&) = delete;
+  WholeFile& operator=(WholeFile const&) = delete;
+  ~WholeFile() { discard(); }
+
+  /// Appends text.
+  /// @throws Error io if it does not fit or cannot be written; the file is then given up
+  void write(std::string_view text) {
+    while (!text.empty()) {
+      ssize_t const n = ::write(descriptor_, text.data(), text.size());
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) fail_errno();
+      text.remove_prefix(static_cast<std::size_t>(n));
+    }
+  }
+
+  /// Makes the file visible under its name. After this nothing more can be written.
+  /// @throws Error io if it could not be brought to the disk; the former file is then still in
+  /// place
+  void commit() {
+    if (!in_place_ && ::fsync(descriptor_) != 0) fail_errno();
+    int const descriptor = std::exchange(descriptor_, -1);
+    if (::close(descriptor) != 0 && errno != EINTR) fail_errno();
+    if (in_place_) return;
+    if (std::rename(temporary_.c_str(), target_.c_str()) != 0) fail_errno();
+    temporary_.clear();
+    sync_folder();
+  }
+
+ private:
+  [[nodiscard]] std::string folder() const {
+    std::size_t const slash = target_.rfind('/');
+    return slash == std::string::npos ? "." : slash == 0 ? "/" : target_.substr(0, slash);
+  }
+
+  void open_temporary() {
+    std::size_t const slash = target_.rfind('/');
+    std::string const name = slash == std::string::npos ? target_ : target_.substr(slash + 1);
+    if (name.empty()) fail("that names no file", "give the name of a file");
+    std::string const before = (slash == std::string::npos ? "" : target_.substr(0, slash + 1)) +
+                               "." + name.substr(0, 100) + "." + std::to_string(::getpid()) + "-";
+    for (int attempt = 0; attempt < 1000; ++attempt) {
+      temporary_ = before + std::to_string(attempt) + ".tmp";
+      descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+      if (descriptor_ >= 0) return;
+      if (errno != EEXIST) break;
+    }
+    temporary_.clear();
+    fail_errno();
+  }
+
+  /// A renamed file is safe against a crash only when its folder is on the disk as well.
+  void sync_folder() {
+    int const descriptor = ::open(folder().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (descriptor < 0) return;  // a folder that may be written but not read
+    int const result = ::fsync(descriptor);
+    int const reason = errno;
+    ::close(descriptor);
+    errno = reason;
+    if (result != 0 && reason != EINVAL && reason != EROFS)
+      fail_errno();  // EINVAL: cannot sync folders
+  }
+
+  void discard() noexcept {
+    if (descriptor_ >= 0) ::close(std::exchange(descriptor_, -1));
+    if (!temporary_.empty()) ::unlink(temporary_.c_str());
+    temporary_.clear();
+  }
+
+  [[nodiscard]] static char const* remedy(int reason) noexcept {
+    switch (reason) {
+      case EACCES:
+      case EPERM:
+      case EROFS:
+        return "choose a folder that you may write to";
+      case ENOENT:
+      case ENOTDIR:
+        return "create the folder first, or choose another";
+      case ENOSPC:
+      case EDQUOT:
+      case EFBIG:
+        return "make room, or choose another disk";
+      default:
+        return "choose another place";
+    }
+  }
+
+  [[noreturn]] void fail_errno() {
+    int const reason = errno;
+    fail(std::strerror(reason), remedy(reason));
+  }
+
+  [[noreturn]] void fail(std::string const& reason, char const* remedy) {
+    discard();
+    throw Error(Errc::io, "cannot write '" + path_ + "': " + reason + "; " + remedy);
+  }
+
+  std::string path_;       ///< as the caller gave it
+  std::string target_;     ///< with links followed
+  std::string temporary_;  ///< empty: there is none to remove
+  int descriptor_ = -1;
+  bool in_place_ = false;
+};
+
+/// Writes a whole file, or leaves what is there as it is.
+/// @throws Error io, naming path, reason and remedy
+inline void write_file(std::string const& path, std::string_view contents) {
+  WholeFile file(path);
+  file.write(contents);
+  file.commit();
+}
+
+}  // namespace stagger::report

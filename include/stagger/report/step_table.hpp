@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The table at the end of a run: what the schedule allows beside what was measured.
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include <stagger/report/format.hpp>
+#include <stagger/report/summary.hpp>
+#include <stagger/report/table.hpp>
+
+namespace stagger::report {
+
+/// What the table at the end of a run compares.
+struct StepReport {
+  Summary predicted;  ///< of the table, evaluated with the measured costs of the stages
+  Summary measured;   ///< of a measured iteration, or of one that is typical of the run
+  double measured_step_s =
+      0;  ///< wall time of a whole step, optimizer included; 0 where it was not taken
+};
+
+namespace detail {
+
+/// "4 3 2 1" for a few ranks, "64 (rank 0)" for many.
+[[nodiscard]] inline std::string peaks(std::vector<int> const& peak) {
+  if (peak.empty()) return "-";
+  if (peak.size() > 8) {
+    auto const most = std::max_element(peak.begin(), peak.end());
+    return std::to_string(*most) + " (rank " + std::to_string(most - peak.begin()) + ")";
+  }
+  std::string text;
+  for (int const one : peak) text += (text.empty() ? "" : " ") + std::to_string(one);
+  return text;
+}
+
+/// "+4.9 %", or "-" where there is nothing to compare with.
+[[nodiscard]] inline std::string change(double from, double to) {
+  if (!(from > 0)) return "-";
+  double const share = to / from - 1;
+  return (share >= 0 ? "+" : "") + format_percent(share);
+}
+
+}  // namespace detail
+
+/// Step time, makespan, bubble, span bubble and peak in flight, as the schedule allows them and as
+/// they were measured.
+[[nodiscard]] inline std::string step_table(StepReport const& report) {
+  Summary const& p = report.predicted;
+  Summary const& m = report.measured;
+  TextTable table({"", "schedule allows", "measured", "difference"});
+  auto const times = [&](char const* what, double predicted_s, double measured_s) {
+    table.add({what, format_seconds(predicted_s), format_seconds(measured_s),
+               detail::change(predicted_s, measured_s)});
+  };
+  if (report.measured_step_s > 0) times("step time", p.makespan_s, report.measured_step_s);
+  times("makespan", p.makespan_s, m.makespan_s);
+  times("work of the busiest rank", p.busiest_work_s(), m.busiest_work_s());
+  times("bubble", p.bubble_s, m.bubble_s);
+  times("span bubble", p.span_bubble_s, m.span_bubble_s);
+  table.add({"bubble, share of makespan", format_percent(p.bubble_share()),
+             format_percent(m.bubble_share())});
+  table.add({"peak in flight, per rank", detail::peaks(p.peak_in_flight),
+             detail::peaks(m.peak_in_flight)});
+  return table.str();
+}
+
+}  // namespace stagger::report

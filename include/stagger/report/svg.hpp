@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Timelines as a picture for a page: one lane per rank, one block per action, in SVG.
+
+#include <array>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include <stagger/report/detail/svg_writer.hpp>
+#include <stagger/report/svg_options.hpp>
+#include <stagger/schedule/timeline.hpp>
+
+namespace stagger::report {
+
+/// Draws timelines below each other with one time scale, each in a panel of its own.
+///
+/// Lanes are ranks, blocks are actions: F blue, B orange, I amber, W green, told apart without
+/// colour by their lightness and by bars along their edges: I at the bottom, W at the top, B, which
+/// is both, on both. Later stages of a rank are lighter. The number in a block is its microbatch.
+/// The halves of an overlapped pair share its time, one above the other; messages are thin lines
+/// along the bottom of the lane. A block costs about 8 bytes, and a number in it about 25.
+///
+/// @return        a whole SVG document; the same bytes for the same input, in every locale
+/// @throws Error  bad_data for a time that is not finite or an end before its start,
+/// bad_configuration for a width below 200
+[[nodiscard]] inline std::string svg(std::span<SvgPanel const> panels,
+                                     SvgOptions const& options = {}) {
+  return detail::SvgWriter(panels, options).document();
+}
+
+/// Draws one timeline.
+[[nodiscard]] inline std::string svg(schedule::Timeline const& timeline,
+                                     SvgOptions const& options = {}) {
+  std::array<SvgPanel, 1> const panel{SvgPanel{{}, &timeline}};
+  return svg(std::span<SvgPanel const>{panel}, options);
+}
+
+/// Draws what was predicted over what was measured, with the same time scale.
+[[nodiscard]] inline std::string svg(schedule::Timeline const& predicted,
+                                     schedule::Timeline const& measured,
+                                     SvgOptions const& options = {}) {
+  std::array<SvgPanel, 2> const panels{SvgPanel{"predicted", &predicted},
+                                       SvgPanel{"measured", &measured}};
+  return svg(std::span<SvgPanel const>{panels}, options);
+}
+
+}  // namespace stagger::report

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What a timeline picture shows and how it looks.
+
+#include <string_view>
+
+#include <stagger/schedule/timeline.hpp>
+
+namespace stagger::report {
+
+/// Background of a picture. Each has its own, so that a picture reads on any page.
+enum class SvgTheme : unsigned char {
+  light,
+  dark,
+  automatic,  ///< as the reader's system asks for; light where it asks for nothing
+};
+
+/// How a timeline picture looks.
+struct SvgOptions {
+  int width = 960;           ///< pixels, 200 or more; the height follows from the ranks
+  std::string_view title{};  ///< above the picture; empty: none
+  SvgTheme theme = SvgTheme::light;
+  bool numbers = true;   ///< microbatch numbers in the blocks, where they fit
+  bool messages = true;  ///< draw the messages that a timeline carries
+  bool figures = true;   ///< makespan, bubble and peak in flight above each panel
+  /// Empty: seconds with a prefix. Else plain numbers, and this below them: "units of F".
+  std::string_view time_unit{};
+};
+
+/// One timeline of a picture and the heading above it.
+struct SvgPanel {
+  std::string_view name{};
+  schedule::Timeline const* timeline = nullptr;  ///< not owned
+};
+
+}  // namespace stagger::report

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Timelines as a Gantt picture for a terminal: one line per rank, as the papers draw their
+/// grids.
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <stagger/core/error.hpp>
+#include <stagger/report/detail/blocks.hpp>
+#include <stagger/report/format.hpp>
+#include <stagger/report/summary.hpp>
+#include <stagger/schedule/timeline.hpp>
+
+namespace stagger::report {
+
+/// How a terminal picture looks.
+struct TextOptions {
+  double seconds_per_column = 0;  ///< time of one cell of the grid; 0: chosen from the timeline
+  int width = 100;                ///< characters in a line, where the time of a column is chosen
+  bool color = false;             ///< ANSI colours
+  bool footer = true;             ///< a line below with makespan, bubble and the time of a column
+  std::string_view time_unit{};   ///< empty: seconds with a prefix; else plain numbers of this unit
+};
+
+namespace detail {
+
+/// One or two actions (a pair) in a line of the picture.
+struct TextBlock {
+  double start_s = 0;
+  double end_s = 0;
+  schedule::Kind kind = schedule::Kind::forward;
+  std::string label;  ///< the whole name, `3F0`
+  std::string brief;  ///< the name without the stage, `F0`
+};
+
+[[nodiscard]] inline std::vector<TextBlock> text_blocks(std::vector<schedule::Span> const& row) {
+  std::vector<TextBlock> blocks;
+  for_each_block(row, [&](Block const& block) {
+    std::string const label = schedule::to_string(block.action);
+    std::string const brief = label.substr(std::to_string(block.action.stage).size());
+    if (block.half == Half::second) {
+      blocks.back().label += label;
+      blocks.back().brief += brief;
+    } else {
+      blocks.push_back({block.start_s, block.end_s, block.action.kind, label, brief});
+    }
+  });
+  return blocks;
+}
+
+/// Largest time of which all starts and lengths are multiples, 0 if there is none worth a grid.
+[[nodiscard]] inline double common_unit(std::vector<std::vector<TextBlock>> const& rows,
+                                        double origin_s, double length_s) {
+  double const slack = length_s * 1e-6;
+  double unit = 0;
+  auto const reduce = [&](double value) {  // Euclid, deaf to rounding
+    double a = unit;
+    double b = value;
+    while (b > slack) {
+      double const rest = a - b * std::floor(a / b + 1e-6);
+      a = b;
+      b = rest;
+    }
+    if (value > slack) unit = a;
+  };
+  for (auto const& row : rows) {
+    for (TextBlock const& block : row) {
+      reduce(block.start_s - origin_s);
+      reduce(block.end_s - block.start_s);
+    }
+  }
+  return unit > length_s * 1e-4 ? unit : 0;
+}
+
+/// Cells of `cell` characters; `separated` cells keep their last character blank.
+struct TextGrid {
+  double origin_s = 0;
+  double unit_s = 1;
+  std::size_t columns = 0;
+  std::size_t cell = 1;
+  bool separated = false;
+  bool brief = false;  ///< labels without stages
+  bool color = false;
+
+  [[nodiscard]] std::size_t column(double time_s) const {
+    double const at = std::floor((time_s - origin_s) / unit_s + 0.5 + 1e-9);
+    return std::min(static_cast<std::size_t>(std::max(at, 0.0)), columns);
+  }
+
+  [[nodiscard]] static char filler(schedule::Kind kind) {
+    switch (kind) {
+      case schedule::Kind::forward:
+        return '-';
+      case schedule::Kind::backward:
+        return '=';
+      case schedule::Kind::backward_input:
+        return '~';
+      default:
+        return '_';
+    }
+  }
+
+  [[nodiscard]] static char const* paint(schedule::Kind kind) {
+    switch (kind) {
+      case schedule::Kind::forward:
+        return "\x1b[97;44m";
+      case schedule::Kind::backward:
+        return "\x1b[30;43m";
+      case schedule::Kind::backward_input:
+        return "\x1b[30;103m";
+      default:
+        return "\x1b[30;42m";
+    }
+  }
+
+  [[nodiscard]] std::string line(std::vector<TextBlock> const& blocks) const {
+    std::string out;
+    std::size_t at = 0;
+    for (TextBlock const& block : blocks) {
+      std::size_t const from = std::max(column(block.start_s), at);
+      std::size_t const to = column(block.end_s);
+      if (to <= from) continue;  // shorter than half a column
+      idle(out, from - at);
+      std::size_t const room = (to - from) * cell - (separated ? 1 : 0);
+      std::string text = brief ? block.brief : block.label;
+      if (text.size() > room) text = schedule::name(block.kind);
+      text.append(room - text.size(), to - from == 1 && separated ? ' ' : filler(block.kind));
+      out += color ? paint(block.kind) + text + "\x1b[0m" : text;
+      if (separated) out += ' ';
+      at = to;
+    }
+    idle(out, columns - at);
+    return out;
+  }
+
+ private:
+  void idle(std::string& out, std::size_t count) const {
+    if (count == 0) return;
+    std::string text;
+    for (std::size_t i = 0; i < count; ++i) {
+      text.append(separated ? cell - 1 : cell, '.');
+      if (separated) text += ' ';
+    }
+    out += color ? "\x1b[2m" + text + "\x1b[0m" : text;
+  }
+};
+
+/// Chooses columns and labels: a grid with whole names, a grid with brief ones, or a line in
+/// proportion to time.
+[[nodiscard]] inline TextGrid lay_out(std::vector<std::vector<TextBlock>> const& rows,
+                                      Extent const& extent, bool several, std::size_t room,
+                                      TextOptions const& options) {
+  double const length = extent.length_s();
+  TextGrid grid;
+  grid.color = options.color;
+  grid.brief = !several;
+  grid.separated = true;
+  if (!(length > 0)) return grid;
+  bool const given = options.seconds_per_column > 0;
+  grid.origin_s = extent.start_s;
+  grid.unit_s = given ? options.seconds_per_column : common_unit(rows, extent.start_s, length);
+  std::size_t whole = 1;
+  std::size_t brief = 1;
+  std::size_t blocks = 0;
+  for (auto const& row : rows) {
+    blocks += row.size();
+    for (TextBlock const& block : row) {
+      whole = std::max(whole, block.label.size());
+      brief = std::max(brief, block.brief.size());
+    }
+  }
+  if (grid.unit_s > 0) {
+    double const cells = std::max(std::floor(length / grid.unit_s + 0.5 + 1e-9), 1.0);
+    if (given && !(cells <= 100000)) {
+      throw Error(Errc::bad_configuration,
+                  "a picture of " + format_fixed(cells, 0) + " columns; give more than " +
+                      format_shortest(options.seconds_per_column) + " seconds per column");
+    }
+    grid.columns = static_cast<std::size_t>(cells);
+    grid.cell = 1 + (grid.brief ? brief : whole);
+    if (given || grid.columns * grid.cell <= room) return grid;
+    grid.brief = true;
+    grid.cell = 1 + brief;
+    if (grid.columns * grid.cell <= room) return grid;
+  }
+  grid.unit_s = length / static_cast<double>(room);
+  grid.columns = room;
+  grid.cell = 1;
+  grid.separated = false;
+  std::size_t fitting = 0;  // stages are named only where nearly every block has room for them
+  for (auto const& row : rows) {
+    for (TextBlock const& block : row) {
+      fitting +=
+          grid.column(block.start_s) + block.label.size() <= grid.column(block.end_s) ? 1 : 0;
+    }
+  }
+  grid.brief = !several || fitting * 10 < blocks * 9;
+  return grid;
+}
+
+}  // namespace detail
+
+/// Draws a timeline with one line per rank.
+///
+///     rank 0 | F0 F1 F2 F3 .. .. .. .. .. .. B0 B1 B2 B3 |
+///     rank 3 | .. .. .. F0 F1 F2 F3 B0 B1 B2 B3 .. .. .. |
+///
+/// Where all times are multiples of one unit and the grid fits into `width`, a column is that unit
+/// and as wide as the longest label; an action of several columns is drawn through (`B0===`). Else
+/// the line is `width` characters in proportion to time, with labels where they fit and the
+/// action's letter where not; what takes less than half a character may be missing. Labels name the
+/// stage (`4F0`) where a rank has several and there is room. The halves of an overlapped pair stand
+/// together (`F3B1`); messages are not drawn.
+///
+/// @throws Error bad_data for a time that is not finite or an end before its start;
+/// bad_configuration if the picture would
+///               be wider than 100000 columns
+[[nodiscard]] inline std::string gantt(schedule::Timeline const& timeline,
+                                       TextOptions const& options = {}) {
+  Summary const summary = summarize(timeline);
+  detail::Extent const extent = detail::extent(timeline);
+  std::vector<std::vector<detail::TextBlock>> rows;
+  bool several = false;
+  for (auto const& row : timeline.rows) {
+    rows.push_back(detail::text_blocks(row));
+    several = several || detail::stages_of(row).size() > 1;
+  }
+  std::size_t const digits = std::to_string(rows.empty() ? 0 : rows.size() - 1).size();
+  int const room = std::max(options.width - static_cast<int>(digits) - 8, 10);
+  detail::TextGrid const grid =
+      detail::lay_out(rows, extent, several, static_cast<std::size_t>(room), options);
+
+  std::string out;
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    std::string const number = std::to_string(r);
+    out += "rank " + std::string(digits - number.size(), ' ') + number +
+           (grid.separated ? " | " : " |");
+    out += grid.line(rows[r]) + "|\n";
+  }
+  if (options.footer) {
+    auto const time = [&](double seconds) {
+      return options.time_unit.empty() ? format_seconds(seconds)
+                                       : format_shortest(std::round(seconds * 1e4) / 1e4);
+    };
+    out += "makespan " + time(summary.makespan_s) + ", bubble " + time(summary.bubble_s) + " (";
+    out += format_percent(summary.bubble_share()) + "), one column is " + time(grid.unit_s);
+    if (!options.time_unit.empty()) out += "; time in " + std::string(options.time_unit);
+    out += "\n";
+  }
+  return out;
+}
+
+}  // namespace stagger::report

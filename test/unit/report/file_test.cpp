@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/report/file.hpp>
+
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "catch.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+namespace report = stagger::report;
+
+/// A folder of the test's own, gone when the test ends.
+class Folder {
+ public:
+  Folder() {
+    std::string name = (fs::temp_directory_path() / "stagger-file-XXXXXX").string();
+    REQUIRE(mkdtemp(name.data()) != nullptr);
+    path_ = name;
+  }
+  Folder(Folder const&) = delete;
+  Folder& operator=(Folder const&) = delete;
+  ~Folder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  [[nodiscard]] std::string operator/(std::string const& name) const {
+    return (path_ / name).string();
+  }
+  [[nodiscard]] std::vector<std::string> names() const {
+    std::vector<std::string> found;
+    for (auto const& entry : fs::directory_iterator(path_))
+      found.push_back(entry.path().filename().string());
+    return found;
+  }
+
+ private:
+  fs::path path_;
+};
+
+std::string contents(std::string const& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+/// The sentence of the error that writing ends with, empty if it does not.
+std::string failure(std::string const& path, std::string const& text = "text") {
+  try {
+    report::write_file(path, text);
+  } catch (stagger::Error const& error) {
+    CHECK(error.code() == stagger::Errc::io);
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("report/write_file: a file is there whole, alone, and readable", "[report]") {
+  Folder const folder;
+  std::string text(3'000'000, 'x');
+  text[1'500'000] = '\0';
+  mode_t const old = umask(022);
+  report::write_file(folder / "trace.json", text);
+  umask(old);
+  CHECK(contents(folder / "trace.json") == text);
+  CHECK(folder.names() == std::vector<std::string>{"trace.json"});
+  CHECK((fs::status(folder / "trace.json").permissions() & fs::perms::all) == fs::perms{0644});
+  report::write_file(folder / "trace.json", "");
+  CHECK(contents(folder / "trace.json").empty());
+}
+
+TEST_CASE("report/write_file: a path without a folder is written to the current one", "[report]") {
+  Folder const folder;
+  fs::path const before = fs::current_path();
+  fs::current_path(folder / "");
+  report::write_file("here.txt", "x");
+  fs::current_path(before);
+  CHECK(contents(folder / "here.txt") == "x");
+}
+
+TEST_CASE("report/WholeFile: nothing shows before commit, and nothing stays without it",
+          "[report]") {
+  Folder const folder;
+  report::write_file(folder / "a", "old");
+  {
+    report::WholeFile file(folder / "a");
+    file.write("new, ");
+    CHECK(contents(folder / "a") == "old");
+    file.write("in two parts");
+    CHECK(contents(folder / "a") == "old");
+    CHECK(folder.names().size() == 2);
+  }
+  CHECK(contents(folder / "a") == "old");
+  CHECK(folder.names().size() == 1);
+  report::WholeFile file(folder / "a");
+  file.write("new, ");
+  file.write("in two parts");
+  file.commit();
+  CHECK(contents(folder / "a") == "new, in two parts");
+  CHECK(folder.names().size() == 1);
+}
+
+TEST_CASE("report/write_file: a disk that is full leaves the old file and no other", "[report]") {
+  Folder const folder;
+  report::write_file(folder / "a", "old");
+  rlimit old{};
+  REQUIRE(getrlimit(RLIMIT_FSIZE, &old) == 0);
+  rlimit small = old;
+  small.rlim_cur = 4096;
+  auto const handler = signal(SIGXFSZ, SIG_IGN);  // the limit stands in for a full disk
+  REQUIRE(setrlimit(RLIMIT_FSIZE, &small) == 0);
+  std::string const sentence = failure(folder / "a", std::string(100'000, 'n'));
+  REQUIRE(setrlimit(RLIMIT_FSIZE, &old) == 0);
+  signal(SIGXFSZ, handler);
+  CHECK_THAT(sentence, Catch::Contains(folder / "a") && Catch::Contains("make room"));
+  CHECK(contents(folder / "a") == "old");
+  CHECK(folder.names().size() == 1);
+}
+
+TEST_CASE("report/write_file: a place that cannot be written to is named, with a remedy",
+          "[report]") {
+  Folder const folder;
+  report::write_file(folder / "plain", "x");
+  fs::create_directory(folder / "sub");
+  CHECK_THAT(failure(folder / "missing/a"),
+             Catch::Contains("missing/a'") && Catch::Contains("create the folder first"));
+  CHECK_THAT(failure(folder / "plain/a"),
+             Catch::Contains("plain/a'") && Catch::Contains("create the folder first"));
+  CHECK_THAT(failure(folder / "sub"), Catch::Contains("it is a folder"));
+  CHECK_THAT(failure(""), Catch::Contains("names no file"));
+  CHECK_THAT(failure("/proc/stagger"), Catch::Contains("'/proc/stagger'"));  // not even for root
+  CHECK_THAT(failure("/dev/full"), Catch::Contains("'/dev/full'") && Catch::Contains("make room"));
+  CHECK(folder.names().size() == 2);
+  if (geteuid() != 0) {  // root may write everywhere
+    REQUIRE(chmod((folder / "sub").c_str(), 0555) == 0);
+    CHECK_THAT(failure(folder / "sub/a"), Catch::Contains("that you may write to"));
+    REQUIRE(chmod((folder / "sub").c_str(), 0755) == 0);
+  }
+}
+
+TEST_CASE("report/write_file: permissions and symbolic links stay", "[report]") {
+  Folder const folder;
+  report::write_file(folder / "real", "old");
+  REQUIRE(chmod((folder / "real").c_str(), 0640) == 0);
+  fs::create_symlink("real", folder / "link");
+  report::write_file(folder / "link", "new");
+  CHECK(fs::is_symlink(folder / "link"));
+  CHECK(contents(folder / "real") == "new");
+  CHECK((fs::status(folder / "real").permissions() & fs::perms::all) == fs::perms{0640});
+  CHECK(folder.names().size() == 2);
+}
+
+TEST_CASE("report/write_file: what is no plain file is written in place", "[report]") {
+  Folder const folder;
+  REQUIRE(mkfifo((folder / "pipe").c_str(), 0600) == 0);
+  std::string seen;
+  std::thread reader([&] { seen = contents(folder / "pipe"); });
+  report::write_file(folder / "pipe", "through");
+  reader.join();
+  CHECK(seen == "through");
+  CHECK(fs::is_fifo(folder / "pipe"));
+  CHECK(failure("/dev/null").empty());
+}
+
+TEST_CASE("report/write_file: names as long as the system allows", "[report]") {
+  Folder const folder;
+  std::string const name(255, 'n');
+  report::write_file(folder / name, "x");
+  CHECK(contents(folder / name) == "x");
+}
+
+TEST_CASE("report/write_file: two writers of one name never mix", "[report]") {
+  Folder const folder;
+  std::string const a(200'000, 'a');
+  std::string const b(200'000, 'b');
+  auto const write = [&](std::string const& text) {
+    for (int i = 0; i < 20; ++i) report::write_file(folder / "f", text);
+  };
+  std::thread first(write, a);
+  std::thread second(write, b);
+  bool whole = true;
+  for (int i = 0; i < 50; ++i) {
+    std::string const now = contents(folder / "f");
+    whole = whole && (now.empty() || now == a || now == b);  // empty: before the first one
+  }
+  first.join();
+  second.join();
+  CHECK(whole);
+  CHECK(folder.names() == std::vector<std::string>{"f"});
+}
+
+TEST_CASE("report/WholeFile: a process that is killed while writing leaves the old file",
+          "[report]") {
+  Folder const folder;
+  report::write_file(folder / "a", "old");
+  pid_t const child = fork();
+  if (child == 0) {
+    report::WholeFile file(folder / "a");
+    file.write(std::string(100'000, 'n'));
+    kill(getpid(), SIGKILL);
+  }
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(WIFSIGNALED(status));
+  CHECK(contents(folder / "a") == "old");
+  report::write_file(folder / "a", "new");
+  CHECK(contents(folder / "a") == "new");
+}
