@@ -64,10 +64,12 @@ class ThreadsBackend {
     watch_wake_.notify_all();
     for (auto* thread : threads()) {
       if (!thread->joinable()) continue;
-      if (thread->get_id() == std::this_thread::get_id())
+      if (thread->get_id() == std::this_thread::get_id()) {
+        *gone_ = true;
         thread->detach();
-      else
+      } else {
         thread->join();
+      }
     }
   }
 
@@ -245,7 +247,10 @@ class ThreadsBackend {
       if (quit_.load(std::memory_order_acquire)) return;
       ++served;
       drive();
+      bool gone = false;  // what resumes may drop the last reference to this engine
+      gone_ = &gone;
       std::exchange(then_, nullptr).resume();
+      if (gone) return;
     }
   }
 
@@ -371,6 +376,7 @@ class ThreadsBackend {
   std::atomic<bool> quit_{false};
   std::atomic<bool> active_{false};
   std::coroutine_handle<> then_{};
+  bool* gone_ = nullptr;  // on the stack of `caller_`, while a coroutine of the user runs there
   std::thread caller_;  // the first seat, for steps that a coroutine awaits
 
   std::mutex watch_mutex_;
