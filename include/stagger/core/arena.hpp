@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Scratch memory that settles: it allocates while it learns how much is needed, then never again.
+/// @file   Scratch memory that settles: it allocates while it learns how much is needed, then never
+/// again.
 
 #include <cstddef>
 #include <span>
@@ -10,14 +11,14 @@
 
 namespace stagger {
 
-/// Hands out aligned scratch memory until `reset`. The first rounds may allocate; once the largest round has been
-/// seen, everything comes from one block.
+/// Hands out aligned scratch memory until `reset`. The first rounds may allocate; once the largest
+/// round has been seen, everything comes from one block.
 class Arena {
  public:
   /// Uninitialised memory for `count` elements, valid until `reset`.
-  template <class T>
-  [[nodiscard]] std::span<T> take(std::size_t count) {
-    std::size_t const bytes = (count * sizeof(T) + alignment_bytes - 1) / alignment_bytes * alignment_bytes;
+  template <class T> [[nodiscard]] std::span<T> take(std::size_t count) {
+    std::size_t const bytes =
+        (count * sizeof(T) + alignment_bytes - 1) / alignment_bytes * alignment_bytes;
     if (blocks_.empty() || used_ + bytes > blocks_.back().size()) add_block(bytes);
     std::byte* const memory = blocks_.back().data() + used_;
     used_ += bytes;

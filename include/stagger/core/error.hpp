@@ -11,13 +11,13 @@ namespace stagger {
 /// What kind of trouble an `Error` reports; the message carries the numbers.
 enum class Errc : std::uint8_t {
   bad_configuration,  ///< a policy, a count or a combination that cannot work
-  bad_data,           ///< a file or a message that does not parse; the text names file, line and field
-  bad_schedule,       ///< a table or a program that was refuted; the text names rank, position, action
-  deadline,           ///< nothing moved for as long as a wait may last
-  cancelled,          ///< the caller asked the step to stop
-  peer_failed,        ///< another rank of the same run ended with an error
-  io,                 ///< the operating system refused a file or a socket
-  mismatch,           ///< two things that must agree do not: shapes, a checkpoint of another model
+  bad_data,      ///< a file or a message that does not parse; the text names file, line and field
+  bad_schedule,  ///< a table or a program that was refuted; the text names rank, position, action
+  deadline,      ///< nothing moved for as long as a wait may last
+  cancelled,     ///< the caller asked the step to stop
+  peer_failed,   ///< another rank of the same run ended with an error
+  io,            ///< the operating system refused a file or a socket
+  mismatch,      ///< two things that must agree do not: shapes, a checkpoint of another model
 };
 
 /// Thrown by everything in stagger. `what()` is one sentence that names the value and the remedy.

@@ -7,10 +7,12 @@
 
 namespace stagger {
 
-/// 64 random bits for a seed and the numbers that name a draw (step, microbatch, ...): the same on every machine, in any
-/// order of drawing.
-/// @source G. Steele, D. Lea, C. Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014 (SplitMix64)
-[[nodiscard]] constexpr std::uint64_t random_bits(std::uint64_t seed, std::initializer_list<std::uint64_t> names) noexcept {
+/// 64 random bits for a seed and the numbers that name a draw (step, microbatch, ...): the same on
+/// every machine, in any order of drawing.
+/// @source G. Steele, D. Lea, C. Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA
+/// 2014 (SplitMix64)
+[[nodiscard]] constexpr std::uint64_t random_bits(
+    std::uint64_t seed, std::initializer_list<std::uint64_t> names) noexcept {
   std::uint64_t x = seed;
   for (std::uint64_t const name : names) {
     x += 0x9e3779b97f4a7c15U * (name + 1);

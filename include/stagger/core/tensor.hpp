@@ -15,27 +15,27 @@
 
 namespace stagger {
 
-/// Alignment of everything the library lays out, in bytes. Equal alignment on every path is part of the promise that
-/// a pipeline and one device produce the same bits: vectorised sums depend on it.
+/// Alignment of everything the library lays out, in bytes. Equal alignment on every path is part of
+/// the promise that a pipeline and one device produce the same bits: vectorised sums depend on it.
 inline constexpr std::size_t alignment_bytes = 64;
 
 namespace detail {
 struct AlignedDelete {
   void operator()(void* memory) const noexcept {
-    ::operator delete(memory, std::align_val_t{alignment_bytes});
+    ::operator delete (memory, std::align_val_t{alignment_bytes});
   }
 };
 }  // namespace detail
 
 /// A dense row-major array of up to four extents that never gives memory back while it lives.
 ///
-/// A slot of the engine serves many microbatches, also of unequal sizes: `resize` to a size that fit before does not
-/// allocate. Contents after a growing resize are unspecified.
+/// A slot of the engine serves many microbatches, also of unequal sizes: `resize` to a size that
+/// fit before does not allocate. Contents after a growing resize are unspecified.
 ///
 /// @tparam T  trivially copyable element, `float` by default
-template <class T = float>
-class Tensor {
-  static_assert(std::is_trivially_copyable_v<T>, "stagger: a Tensor holds trivially copyable elements");
+template <class T = float> class Tensor {
+  static_assert(std::is_trivially_copyable_v<T>,
+                "stagger: a Tensor holds trivially copyable elements");
 
  public:
   Tensor() = default;
@@ -82,8 +82,7 @@ class Tensor {
   }
 
   /// Takes the extents of another tensor.
-  template <class U>
-  void resize_like(Tensor<U> const& other) {
+  template <class U> void resize_like(Tensor<U> const& other) {
     reserve(other.size());
     size_ = other.size();
     extents_ = other.extents();
@@ -97,7 +96,9 @@ class Tensor {
   [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
 
   /// Count along one dimension; 0 past the last one.
-  [[nodiscard]] std::size_t extent(std::size_t dimension) const noexcept { return extents_[dimension]; }
+  [[nodiscard]] std::size_t extent(std::size_t dimension) const noexcept {
+    return extents_[dimension];
+  }
   [[nodiscard]] std::array<std::size_t, 4> const& extents() const noexcept { return extents_; }
 
   /// Memory held, in bytes.
@@ -113,8 +114,9 @@ class Tensor {
  private:
   void reserve(std::size_t count) {
     if (count <= capacity_) return;
-    std::size_t const bytes = (count * sizeof(T) + alignment_bytes - 1) / alignment_bytes * alignment_bytes;
-    memory_.reset(::operator new(bytes, std::align_val_t{alignment_bytes}));
+    std::size_t const bytes =
+        (count * sizeof(T) + alignment_bytes - 1) / alignment_bytes * alignment_bytes;
+    memory_.reset(::operator new (bytes, std::align_val_t{alignment_bytes}));
     capacity_ = bytes / sizeof(T);
   }
 

@@ -15,22 +15,30 @@ namespace stagger {
 /// Marks a device policy: `using policy_tag = stagger::DeviceTag;`.
 struct DeviceTag {};
 
-/// Where the ranks run: host threads, a virtual clock, streams. It names its back end and says how ranks are spread.
+/// Where the ranks run: host threads, a virtual clock, streams. It names its back end and says how
+/// ranks are spread.
 template <class D>
-concept DevicePolicy = std::copyable<D> && std::same_as<typename D::policy_tag, DeviceTag> && requires {
+concept DevicePolicy =
+    std::copyable<D> && std::same_as<typename D::policy_tag, DeviceTag> && requires {
   typename D::Backend;
 };
 
 namespace detail {
 
-/// What `advance` asks of a back end. Signals are counters that start a step at 0; only one rank gives each.
+/// What `advance` asks of a back end. Signals are counters that start a step at 0; only one rank
+/// gives each.
 template <class B>
-concept Backend = requires(B& backend, RankState& rank, Wait const& wait, std::uint32_t signal, Instruction const& in) {
-  { backend.ready(wait) } -> std::same_as<bool>;     // was the signal given that often?
-  { backend.give(rank, signal) } -> std::same_as<void>;  // once more, after everything the rank did so far
-  { backend.execute(rank, in) } -> std::same_as<void>;   // carries out one instruction
-  { backend.stopping() } -> std::same_as<bool>;      // has the step failed?
-  { B::timed } -> std::convertible_to<bool>;         // does an instruction take time after it has been carried out?
+concept Backend = requires(B& backend, RankState& rank, Wait const& wait, std::uint32_t signal,
+                           Instruction const& in) {
+  { backend.ready(wait) } -> std::same_as<bool>;  // was the signal given that often?
+  {
+    backend.give(rank, signal)
+    } -> std::same_as<void>;  // once more, after everything the rank did so far
+  { backend.execute(rank, in) } -> std::same_as<void>;  // carries out one instruction
+  { backend.stopping() } -> std::same_as<bool>;         // has the step failed?
+  {
+    B::timed
+    } -> std::convertible_to<bool>;  // does an instruction take time after it has been carried out?
 };
 
 /// Why a rank came back from `advance`.
@@ -41,10 +49,9 @@ enum class Progress : std::uint8_t {
   stopped,   ///< the step has failed
 };
 
-/// Runs a rank until it must wait: the interpreter. An ordinary function, so that what it needs stays in registers; the
-/// coroutine around it (`walk`) waits.
-template <Backend B>
-Progress advance(B& backend, RankState& rank) {
+/// Runs a rank until it must wait: the interpreter. An ordinary function, so that what it needs
+/// stays in registers; the coroutine around it (`walk`) waits.
+template <Backend B> Progress advance(B& backend, RankState& rank) {
   Instruction const* in = rank.next.load(std::memory_order_relaxed);
   for (;;) {
     if (in == rank.end) return Progress::finished;
@@ -69,12 +76,15 @@ Progress advance(B& backend, RankState& rank) {
   }
 }
 
-/// The coroutine of one rank: one frame for the life of the engine, created suspended. It walks program after program;
-/// between two steps, and wherever the rank must wait, it hands control back to whoever resumed it.
+/// The coroutine of one rank: one frame for the life of the engine, created suspended. It walks
+/// program after program; between two steps, and wherever the rank must wait, it hands control back
+/// to whoever resumed it.
 class Walk {
  public:
   struct promise_type {
-    Walk get_return_object() { return Walk{std::coroutine_handle<promise_type>::from_promise(*this)}; }
+    Walk get_return_object() {
+      return Walk{std::coroutine_handle<promise_type>::from_promise(*this)};
+    }
     std::suspend_always initial_suspend() noexcept { return {}; }
     std::suspend_always final_suspend() noexcept { return {}; }
     std::suspend_always yield_value(Progress progress) noexcept {
@@ -106,8 +116,7 @@ class Walk {
   std::coroutine_handle<promise_type> handle_;
 };
 
-template <Backend B>
-Walk walk(B& backend, RankState& rank) {
+template <Backend B> Walk walk(B& backend, RankState& rank) {
   for (;;) {
     Progress progress = Progress::stopped;
     try {

@@ -2,7 +2,8 @@
 #pragma once
 /// @file   Checkpoints: parameters and optimizer state in files that are whole or not there.
 ///
-/// Format, all numbers little-endian, every field and every array padded with zeros to a multiple of 8 bytes:
+/// Format, all numbers little-endian, every field and every array padded with zeros to a multiple
+/// of 8 bytes:
 ///
 ///     8 bytes   "stgrckpt"
 ///     u32 u32   version of the format (1), number of parameters
@@ -14,7 +15,8 @@
 ///     u32 u32   element type (0: f32, 1: f64), length of the name
 ///     u64 x 3   bytes of the value and of the two states of the optimizer
 ///     ...       name, value, first state, second state
-///     u64       checksum of all words of 8 bytes before: h = (h ^ word) * 0xff51afd7ed558ccd; h ^= h >> 32
+///     u64       checksum of all words of 8 bytes before: h = (h ^ word) * 0xff51afd7ed558ccd; h ^=
+///     h >> 32
 ///               from h = 0x9e3779b97f4a7c15
 
 #include <array>
@@ -47,8 +49,9 @@ struct RestoredCheckpoint {
 
 /// A folder with the last two checkpoints of a run.
 ///
-/// A checkpoint is written to a temporary file, synced and renamed, then the folder is synced: whenever the process
-/// or the machine stops, the folder holds the checkpoints before or after, never a part of one. One process writes.
+/// A checkpoint is written to a temporary file, synced and renamed, then the folder is synced:
+/// whenever the process or the machine stops, the folder holds the checkpoints before or after,
+/// never a part of one. One process writes.
 class Checkpoints {
  public:
   /// Creates the folder where it is missing, and tries to write into it.
@@ -56,21 +59,28 @@ class Checkpoints {
   explicit Checkpoints(std::string folder);
 
   /// Files that look like checkpoints, newest first, as steps.
-  [[nodiscard]] std::vector<std::int64_t> steps() const { return detail::checkpoint_steps(folder_); }
+  [[nodiscard]] std::vector<std::int64_t> steps() const {
+    return detail::checkpoint_steps(folder_);
+  }
 
   /// Path of the checkpoint of a step.
-  [[nodiscard]] std::string path(std::int64_t step) const { return detail::checkpoint_path(folder_, step); }
+  [[nodiscard]] std::string path(std::int64_t step) const {
+    return detail::checkpoint_path(folder_, step);
+  }
 
-  /// Writes a checkpoint. Of the others only the one before it is kept, so that a run that went back after a damaged
-  /// file leaves the abandoned steps behind.
+  /// Writes a checkpoint. Of the others only the one before it is kept, so that a run that went
+  /// back after a damaged file leaves the abandoned steps behind.
   /// @throws Error  with Errc::io; the checkpoints that stood there still stand
   void write(CheckpointState const& state, std::span<ParameterState const> parameters) const;
 
-  /// Reads the newest checkpoint that is whole into `parameters`. Nothing is changed before everything is checked.
+  /// Reads the newest checkpoint that is whole into `parameters`. Nothing is changed before
+  /// everything is checked.
   /// @param model  must be what `write` was given
-  /// @throws Error  with Errc::io if there is none, Errc::bad_data if none is whole, Errc::mismatch if the newest whole
+  /// @throws Error  with Errc::io if there is none, Errc::bad_data if none is whole, Errc::mismatch
+  /// if the newest whole
   ///                one belongs to another model; parameters are then as before
-  [[nodiscard]] RestoredCheckpoint restore(std::string_view model, std::span<ParameterState const> parameters) const;
+  [[nodiscard]] RestoredCheckpoint restore(std::string_view model,
+                                           std::span<ParameterState const> parameters) const;
 
  private:
   std::string folder_;
@@ -81,7 +91,8 @@ namespace detail {
 inline constexpr std::string_view checkpoint_magic = "stgrckpt";
 inline constexpr std::uint32_t checkpoint_version = 1;
 
-[[nodiscard]] inline std::array<std::span<std::byte>, 3> blocks_of(ParameterState const& parameter) {
+[[nodiscard]] inline std::array<std::span<std::byte>, 3> blocks_of(
+    ParameterState const& parameter) {
   return {parameter.value, parameter.state[0], parameter.state[1]};
 }
 
@@ -96,13 +107,15 @@ struct ParsedCheckpoint {
   std::vector<Entry> entries;
 };
 
-inline ParsedCheckpoint parse_checkpoint(std::span<std::byte const> bytes, std::string const& path) {
+inline ParsedCheckpoint parse_checkpoint(std::span<std::byte const> bytes,
+                                         std::string const& path) {
   CheckpointReader in(bytes, path);
-  if (in.text(checkpoint_magic.size()) != checkpoint_magic) in.refuse("does not start as a checkpoint does");
+  if (in.text(checkpoint_magic.size()) != checkpoint_magic)
+    in.refuse("does not start as a checkpoint does");
   std::uint32_t const version = in.u32();
   if (version != checkpoint_version)
-    in.refuse("has version " + std::to_string(version) + " of the format, this program reads version " +
-              std::to_string(checkpoint_version));
+    in.refuse("has version " + std::to_string(version) +
+              " of the format, this program reads version " + std::to_string(checkpoint_version));
   std::uint32_t const count = in.u32();
   std::uint64_t const size = in.u64();
   if (size != bytes.size())
@@ -132,10 +145,12 @@ inline ParsedCheckpoint parse_checkpoint(std::span<std::byte const> bytes, std::
 inline void check_model(ParsedCheckpoint const& parsed, std::string_view model,
                         std::span<ParameterState const> parameters, std::string const& path) {
   auto const refuse = [&](std::string const& difference) {
-    throw Error(Errc::mismatch, "the checkpoint " + path + " belongs to another model: " + difference +
+    throw Error(Errc::mismatch, "the checkpoint " + path +
+                                    " belongs to another model: " + difference +
                                     "; use the settings it was written with, or another folder");
   };
-  if (parsed.state.model != model) refuse("it is of '" + parsed.state.model + "', this is '" + std::string(model) + "'");
+  if (parsed.state.model != model)
+    refuse("it is of '" + parsed.state.model + "', this is '" + std::string(model) + "'");
   if (parsed.entries.size() != parameters.size())
     refuse("it has " + std::to_string(parsed.entries.size()) + " parameters, this model has " +
            std::to_string(parameters.size()));
@@ -143,15 +158,16 @@ inline void check_model(ParsedCheckpoint const& parsed, std::string_view model,
     auto const& entry = parsed.entries[i];
     auto const& parameter = parameters[i];
     if (entry.name != parameter.name)
-      refuse("parameter " + std::to_string(i) + " is '" + std::string(entry.name) + "' there, here '" + parameter.name +
-             "'");
+      refuse("parameter " + std::to_string(i) + " is '" + std::string(entry.name) +
+             "' there, here '" + parameter.name + "'");
     if (entry.type != static_cast<std::uint32_t>(parameter.type))
       refuse("parameter '" + parameter.name + "' has another element type there");
     auto const blocks = blocks_of(parameter);
     for (std::size_t b = 0; b < blocks.size(); ++b)
       if (entry.blocks[b].size() != blocks[b].size())
         refuse((b == 0 ? "parameter '" : "the optimizer's state of '") + parameter.name + "' has " +
-               std::to_string(entry.blocks[b].size()) + " bytes there, here " + std::to_string(blocks[b].size()));
+               std::to_string(entry.blocks[b].size()) + " bytes there, here " +
+               std::to_string(blocks[b].size()));
   }
 }
 
@@ -161,7 +177,8 @@ inline Checkpoints::Checkpoints(std::string folder) : folder_(std::move(folder))
   detail::make_writable_folder(folder_);
 }
 
-inline void Checkpoints::write(CheckpointState const& state, std::span<ParameterState const> parameters) const {
+inline void Checkpoints::write(CheckpointState const& state,
+                               std::span<ParameterState const> parameters) const {
   using detail::padded;
   std::uint64_t size = 56 + padded(state.model.size()) + padded(state.settings.size()) + 8;
   for (auto const& parameter : parameters) {
@@ -179,7 +196,8 @@ inline void Checkpoints::write(CheckpointState const& state, std::span<Parameter
   out.text(state.model);
   out.text(state.settings);
   for (auto const& parameter : parameters) {
-    out.u32(static_cast<std::uint32_t>(parameter.type), static_cast<std::uint32_t>(parameter.name.size()));
+    out.u32(static_cast<std::uint32_t>(parameter.type),
+            static_cast<std::uint32_t>(parameter.name.size()));
     auto const blocks = detail::blocks_of(parameter);
     for (auto const& block : blocks) out.u64(block.size());
     out.text(parameter.name);
@@ -194,7 +212,8 @@ inline RestoredCheckpoint Checkpoints::restore(std::string_view model,
                                                std::span<ParameterState const> parameters) const {
   auto const found = steps();
   if (found.empty())
-    throw Error(Errc::io, "the folder " + folder_ + " holds no checkpoint; start without resuming, or name another");
+    throw Error(Errc::io, "the folder " + folder_ +
+                              " holds no checkpoint; start without resuming, or name another");
   RestoredCheckpoint restored;
   for (std::int64_t const step : found) {
     restored.file = path(step);
@@ -205,7 +224,8 @@ inline RestoredCheckpoint Checkpoints::restore(std::string_view model,
       for (std::size_t i = 0; i < parameters.size(); ++i) {
         auto const blocks = detail::blocks_of(parameters[i]);
         for (std::size_t b = 0; b < blocks.size(); ++b)
-          std::copy(parsed.entries[i].blocks[b].begin(), parsed.entries[i].blocks[b].end(), blocks[b].begin());
+          std::copy(parsed.entries[i].blocks[b].begin(), parsed.entries[i].blocks[b].end(),
+                    blocks[b].begin());
       }
       restored.state = parsed.state;
       return restored;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   From a table to a program: slots for every value in flight, signals for every message, no wait too many.
+/// @file   From a table to a program: slots for every value in flight, signals for every message,
+/// no wait too many.
 
 #include <algorithm>
 #include <cstddef>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
+#include <stagger/core/text.hpp>
 #include <stagger/engine/messages.hpp>
 #include <stagger/engine/play.hpp>
 #include <stagger/engine/program.hpp>
@@ -19,8 +21,9 @@ namespace stagger {
 
 /// How a table becomes a program.
 struct LayOutOptions {
-  bool recompute = false;         ///< keep only stage inputs from F on; run F again before B or I
-  std::uint32_t spare_slots = 1;  ///< slots of a message beyond what its consumer holds, so that a producer can run ahead
+  bool recompute = false;  ///< keep only stage inputs from F on; run F again before B or I
+  std::uint32_t spare_slots =
+      1;  ///< slots of a message beyond what its consumer holds, so that a producer can run ahead
 };
 
 namespace detail {
@@ -35,13 +38,15 @@ struct StageUse {
 
 class Layout {
  public:
-  Layout(schedule::Table const& table, LayOutOptions const& options) : table_(table), options_(options) {
+  Layout(schedule::Table const& table, LayOutOptions const& options)
+      : table_(table), options_(options) {
     read_table();
     spare_.assign(uses_.size() * 2, options.spare_slots);
   }
 
   Program make() {
-    for (;;) {  // more room where the ranks would wait for each other; enough at last, since the table itself does not
+    for (;;) {  // more room where the ranks would wait for each other; enough at last, since the
+                // table itself does not
       Program program = attempt();
       auto const stall = play(program);
       if (stall.empty()) return program;
@@ -55,7 +60,9 @@ class Layout {
 
   [[nodiscard]] std::size_t stages() const { return uses_.size(); }
   [[nodiscard]] int owner(std::size_t stage) const { return uses_[stage].owner; }
-  [[nodiscard]] bool crosses(std::size_t stage) const { return owner(stage) != owner(stage + 1); }  // edge stage -> stage + 1
+  [[nodiscard]] bool crosses(std::size_t stage) const {
+    return owner(stage) != owner(stage + 1);
+  }  // edge stage -> stage + 1
   [[nodiscard]] static std::uint32_t signal(std::size_t edge, EdgeSignal which) {
     return static_cast<std::uint32_t>(edge * signals_per_edge + which);
   }
@@ -64,22 +71,27 @@ class Layout {
     auto const stage_count = static_cast<std::size_t>(table_.stages);
     auto const microbatches = static_cast<std::size_t>(table_.microbatches);
     if (table_.slices != 1)
-      throw Error(Errc::bad_schedule, "the table cuts microbatches into " + std::to_string(table_.slices) +
-                                          " slices; the engine runs whole microbatches: use a schedule without slices");
+      throw Error(
+          Errc::bad_schedule,
+          text("the table cuts microbatches into ", table_.slices,
+               " slices; the engine runs whole microbatches: use a schedule without slices"));
     if (stage_count > 10000 || microbatches > 65535)
-      throw Error(Errc::bad_schedule, std::to_string(stage_count) + " stages and " + std::to_string(microbatches) +
-                                          " microbatches are more than a program can number; use at most 10000 and 65535");
-    uses_.assign(stage_count, StageUse{-1, Positions(microbatches, nowhere), Positions(microbatches, nowhere),
-                                       Positions(microbatches, nowhere)});
+      throw Error(
+          Errc::bad_schedule,
+          text(stage_count, " stages and ", microbatches,
+               " microbatches are more than a program can number; use at most 10000 and 65535"));
+    uses_.assign(stage_count,
+                 StageUse{-1, Positions(microbatches, nowhere), Positions(microbatches, nowhere),
+                          Positions(microbatches, nowhere)});
     for (int r = 0; r < table_.ranks(); ++r) {
       std::uint32_t position = 0;
       for (auto const& action : table_.row(r)) {
         if (!schedule::is_compute(action.kind)) continue;
         auto& use = uses_[static_cast<std::size_t>(action.stage)];
         if (use.owner != -1 && use.owner != r)
-          throw Error(Errc::bad_schedule, "stage " + std::to_string(action.stage) + " is on ranks " +
-                                              std::to_string(use.owner) + " and " + std::to_string(r) +
-                                              "; the engine needs one owner for each stage");
+          throw Error(Errc::bad_schedule,
+                      text("stage ", action.stage, " is on ranks ", use.owner, " and ", r,
+                           "; the engine needs one owner for each stage"));
         use.owner = r;
         auto const m = static_cast<std::size_t>(action.microbatch);
         if (action.kind == schedule::Kind::forward) use.forward[m] = position;
@@ -105,23 +117,26 @@ class Layout {
       auto const pool = [&](Positions const& from) {
         return Messages(from, length, use.end, length, most_alive(from, use.end, length));
       };
-      auto const edge = [&](std::size_t producer, Positions const& written, Positions const& read, std::size_t spare) {
+      auto const edge = [&](std::size_t producer, Positions const& written, Positions const& read,
+                            std::size_t spare) {
         if (owner(producer) == use.owner) return pool(written);
         auto const producer_length = row_length_[static_cast<std::size_t>(owner(producer))];
-        return Messages(written, producer_length, use.end, length, most_alive(read, use.end, length) + spare_[spare]);
+        return Messages(written, producer_length, use.end, length,
+                        most_alive(read, use.end, length) + spare_[spare]);
       };
       if (s > 0) x_[s] = edge(s - 1, uses_[s - 1].forward, use.forward, 2 * s);
       kept_[s] = pool(options_.recompute && training_ ? use.gradient : use.forward);
       if (!training_) continue;
       inner_[s] = pool(use.gradient);
-      dy_[s] = s + 1 == stages() ? pool(use.gradient) : edge(s + 1, uses_[s + 1].gradient, use.gradient, 2 * s + 1);
+      dy_[s] = s + 1 == stages() ? pool(use.gradient)
+                                 : edge(s + 1, uses_[s + 1].gradient, use.gradient, 2 * s + 1);
     }
   }
 
-  // A rank knows how far another has come: as far as the giver of the last signal it waited for. Signals are given in
-  // program order, so a wait for something older is no wait.
-  void await(RankProgram& rank, Instruction& instruction, std::uint32_t which, std::uint32_t count, int giver,
-             std::uint32_t position) {
+  // A rank knows how far another has come: as far as the giver of the last signal it waited for.
+  // Signals are given in program order, so a wait for something older is no wait.
+  void await(RankProgram& rank, Instruction& instruction, std::uint32_t which, std::uint32_t count,
+             int giver, std::uint32_t position) {
     auto& known = known_[static_cast<std::size_t>(giver)];
     if (known > position) return;
     known = position + 1;
@@ -143,9 +158,11 @@ class Layout {
     in.op = static_cast<Op>(action.kind);
     in.stage = static_cast<std::uint16_t>(s);
     in.microbatch = static_cast<std::uint32_t>(m);
-    std::uint16_t const shift = options_.recompute && training_ ? 1 : 0;  // slot 0 is F's, which keeps nothing then
+    std::uint16_t const shift =
+        options_.recompute && training_ ? 1 : 0;  // slot 0 is F's, which keeps nothing then
     bool const forward = action.kind == Kind::forward;
-    in.kept = forward && shift != 0 ? std::uint16_t{0} : static_cast<std::uint16_t>(kept_[s].slot[m] + shift);
+    in.kept = forward && shift != 0 ? std::uint16_t{0}
+                                    : static_cast<std::uint16_t>(kept_[s].slot[m] + shift);
     if (s > 0) in.x = x_[s].slot[m];
     if (!last) in.y = x_[s + 1].slot[m];
     if (training_) {
@@ -157,9 +174,11 @@ class Layout {
     bool const from_after = !last && crosses(s);
     if (forward) {
       if (from_before)
-        await(rank, in, signal(s - 1, forward_full), x_[s].number[m] + 1, owner(s - 1), uses_[s - 1].forward[m]);
+        await(rank, in, signal(s - 1, forward_full), x_[s].number[m] + 1, owner(s - 1),
+              uses_[s - 1].forward[m]);
       if (from_after && x_[s + 1].room[m] != 0)
-        await(rank, in, signal(s, forward_free), x_[s + 1].room[m], owner(s + 1), x_[s + 1].released[x_[s + 1].room[m] - 1]);
+        await(rank, in, signal(s, forward_free), x_[s + 1].room[m], owner(s + 1),
+              x_[s + 1].released[x_[s + 1].room[m] - 1]);
     }
     if (schedule::gives_input_gradient(action.kind)) {
       if (shift != 0) {
@@ -168,7 +187,8 @@ class Layout {
         rank.code.push_back(again);
       }
       if (from_after)
-        await(rank, in, signal(s, backward_full), dy_[s].number[m] + 1, owner(s + 1), uses_[s + 1].gradient[m]);
+        await(rank, in, signal(s, backward_full), dy_[s].number[m] + 1, owner(s + 1),
+              uses_[s + 1].gradient[m]);
       if (from_before && dy_[s - 1].room[m] != 0)
         await(rank, in, signal(s - 1, backward_free), dy_[s - 1].room[m], owner(s - 1),
               dy_[s - 1].released[dy_[s - 1].room[m] - 1]);
@@ -179,7 +199,8 @@ class Layout {
       if (from_after && training_) give(in, signal(s, backward_free));
     }
     if (forward && from_after) give(in, signal(s, forward_full));
-    if (schedule::gives_input_gradient(action.kind) && from_before) give(in, signal(s - 1, backward_full));
+    if (schedule::gives_input_gradient(action.kind) && from_before)
+      give(in, signal(s - 1, backward_full));
     rank.code.push_back(in);
   }
 
@@ -235,8 +256,10 @@ class Layout {
     for (std::size_t s = 0; s < stages(); ++s) {
       program.owner.push_back(owner(s));
       std::uint16_t const scratch = options_.recompute && training_ ? 1 : 0;
-      program.slots.push_back({static_cast<std::uint16_t>(x_[s].slots), static_cast<std::uint16_t>(kept_[s].slots + scratch),
-                               static_cast<std::uint16_t>(dy_[s].slots), static_cast<std::uint16_t>(inner_[s].slots)});
+      program.slots.push_back({static_cast<std::uint16_t>(x_[s].slots),
+                               static_cast<std::uint16_t>(kept_[s].slots + scratch),
+                               static_cast<std::uint16_t>(dy_[s].slots),
+                               static_cast<std::uint16_t>(inner_[s].slots)});
     }
     return program;
   }
@@ -265,22 +288,24 @@ class Layout {
   schedule::Table const& table_;
   LayOutOptions options_;
   bool training_ = true;
-  std::vector<StageUse> uses_;              // [stages]
-  std::vector<std::uint32_t> row_length_;   // [ranks] compute actions
-  std::vector<std::uint32_t> spare_;        // [2 * stage: x, 2 * stage + 1: dy]
+  std::vector<StageUse> uses_;                   // [stages]
+  std::vector<std::uint32_t> row_length_;        // [ranks] compute actions
+  std::vector<std::uint32_t> spare_;             // [2 * stage: x, 2 * stage + 1: dy]
   std::vector<Messages> x_, dy_, kept_, inner_;  // [stages]
-  std::vector<std::uint32_t> known_;        // [ranks] positions that the rank at hand knows to be done
-  std::vector<std::uint32_t> awaited_;      // [signals] the highest count that anybody waits for
+  std::vector<std::uint32_t> known_;    // [ranks] positions that the rank at hand knows to be done
+  std::vector<std::uint32_t> awaited_;  // [signals] the highest count that anybody waits for
 };
 
 }  // namespace detail
 
-/// Lowers a verified table to a program that cannot deadlock, and says what it needs: slots, signals, waits.
+/// Lowers a verified table to a program that cannot deadlock, and says what it needs: slots,
+/// signals, waits.
 ///
 /// @param table  legal by `schedule::verify`, one owner for each stage, no slices
 /// @throws Error      bad_schedule for a table that the engine cannot run
 /// @complexity        linear in the number of actions
-[[nodiscard]] inline Program lay_out(schedule::Table const& table, LayOutOptions const& options = {}) {
+[[nodiscard]] inline Program lay_out(schedule::Table const& table,
+                                     LayOutOptions const& options = {}) {
   return detail::Layout(table, options).make();
 }
 

@@ -23,7 +23,8 @@ struct ParameterDeclaration {
   std::vector<std::byte> initial;  // [size * element_bytes(type)]
 };
 
-/// What an engine needs of a layer type: one constexpr table per type, shared by all layers and stages of it.
+/// What an engine needs of a layer type: one constexpr table per type, shared by all layers and
+/// stages of it.
 struct LayerOps {
   SlotType const* input;
   SlotType const* output;
@@ -39,8 +40,7 @@ struct LayerOps {
   void (*backward_weight)(void*, Context&, void const* x, void const* dy, void* saved);
 };
 
-template <class L>
-std::vector<ParameterDeclaration> adopt_parameters(L& layer) {
+template <class L> std::vector<ParameterDeclaration> adopt_parameters(L& layer) {
   std::vector<ParameterDeclaration> declarations;
   if constexpr (HasParameters<L>) {
     std::apply(
@@ -63,8 +63,7 @@ std::vector<ParameterDeclaration> adopt_parameters(L& layer) {
   return declarations;
 }
 
-template <class L>
-constexpr LayerOps make_layer_ops() {
+template <class L> constexpr LayerOps make_layer_ops() {
   using X = typename L::Input;
   using Y = typename L::Output;
   using S = SavedOf<L>;
@@ -77,35 +76,42 @@ constexpr LayerOps make_layer_ops() {
   ops.clone = [](void const* layer) -> void* { return new L(*static_cast<L const*>(layer)); };
   ops.adopt_parameters = [](void* layer) { return adopt_parameters(*static_cast<L*>(layer)); };
   ops.forward = [](void* layer, Context& context, void const* x, void* y, void* saved) {
-    static_cast<L*>(layer)->forward(context, *static_cast<X const*>(x), *static_cast<Y*>(y), *static_cast<S*>(saved));
+    static_cast<L*>(layer)->forward(context, *static_cast<X const*>(x), *static_cast<Y*>(y),
+                                    *static_cast<S*>(saved));
   };
   if constexpr (HasBackward<L>)
-    ops.backward = [](void* layer, Context& context, void const* x, void const* dy, void* dx, void* saved) {
-      static_cast<L*>(layer)->backward(context, *static_cast<X const*>(x), *static_cast<Y const*>(dy),
-                                       *static_cast<X*>(dx), *static_cast<S*>(saved));
+    ops.backward = [](void* layer, Context& context, void const* x, void const* dy, void* dx,
+                      void* saved) {
+      static_cast<L*>(layer)->backward(context, *static_cast<X const*>(x),
+                                       *static_cast<Y const*>(dy), *static_cast<X*>(dx),
+                                       *static_cast<S*>(saved));
     };
   if constexpr (HasBackwardInput<L>)
-    ops.backward_input = [](void* layer, Context& context, void const* x, void const* dy, void* dx, void* saved) {
-      static_cast<L*>(layer)->backward_input(context, *static_cast<X const*>(x), *static_cast<Y const*>(dy),
-                                             *static_cast<X*>(dx), *static_cast<S*>(saved));
+    ops.backward_input = [](void* layer, Context& context, void const* x, void const* dy, void* dx,
+                            void* saved) {
+      static_cast<L*>(layer)->backward_input(context, *static_cast<X const*>(x),
+                                             *static_cast<Y const*>(dy), *static_cast<X*>(dx),
+                                             *static_cast<S*>(saved));
     };
   if constexpr (HasBackwardWeight<L>)
-    ops.backward_weight = [](void* layer, Context& context, void const* x, void const* dy, void* saved) {
-      static_cast<L*>(layer)->backward_weight(context, *static_cast<X const*>(x), *static_cast<Y const*>(dy),
-                                              *static_cast<S*>(saved));
+    ops.backward_weight = [](void* layer, Context& context, void const* x, void const* dy,
+                             void* saved) {
+      static_cast<L*>(layer)->backward_weight(context, *static_cast<X const*>(x),
+                                              *static_cast<Y const*>(dy), *static_cast<S*>(saved));
     };
   return ops;
 }
 
-template <class L>
-inline constexpr LayerOps layer_ops = make_layer_ops<L>();
+template <class L> inline constexpr LayerOps layer_ops = make_layer_ops<L>();
 
 /// Owns one layer.
 class Layer {
  public:
   template <class L>
-  explicit Layer(std::in_place_type_t<L>, L layer) : object_(new L(std::move(layer))), ops_(&layer_ops<L>) {}
-  Layer(Layer&& other) noexcept : object_(std::exchange(other.object_, nullptr)), ops_(other.ops_) {}
+  explicit Layer(std::in_place_type_t<L>, L layer)
+      : object_(new L(std::move(layer))), ops_(&layer_ops<L>) {}
+  Layer(Layer&& other) noexcept
+      : object_(std::exchange(other.object_, nullptr)), ops_(other.ops_) {}
   Layer& operator=(Layer&& other) noexcept {
     std::swap(object_, other.object_);
     std::swap(ops_, other.ops_);
@@ -126,17 +132,16 @@ class Layer {
 };
 
 /// Appends a layer, each layer of a run, or each layer of a Sequential.
-template <class L>
-void append_layers(std::vector<Layer>& layers, L&& layer) {
+template <class L> void append_layers(std::vector<Layer>& layers, L&& layer) {
   layers.emplace_back(std::in_place_type<std::remove_cvref_t<L>>, std::forward<L>(layer));
 }
-template <class L>
-void append_layers(std::vector<Layer>& layers, std::vector<L>&& run) {
+template <class L> void append_layers(std::vector<Layer>& layers, std::vector<L>&& run) {
   for (auto& layer : run) append_layers(layers, std::move(layer));
 }
 template <class... L>
 void append_layers(std::vector<Layer>& layers, Sequential<L...>&& sequential) {
-  std::apply([&](auto&... each) { (append_layers(layers, std::move(each)), ...); }, sequential.layers());
+  std::apply([&](auto&... each) { (append_layers(layers, std::move(each)), ...); },
+             sequential.layers());
 }
 
 }  // namespace stagger::detail

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The engine without its back end: layers on ranks, values in slots, programs, and the outcome of a step.
+/// @file   The engine without its back end: layers on ranks, values in slots, programs, and the
+/// outcome of a step.
 
 #include <atomic>
 #include <cmath>
@@ -29,18 +30,22 @@ struct Memory {
 
 namespace detail {
 
-/// A step's fate is decided once, by whoever comes first: the ranks, when all have finished, or an error.
+/// A step's fate is decided once, by whoever comes first: the ranks, when all have finished, or an
+/// error.
 enum class Fate : std::uint8_t { open, committed, failed };
 
 class Machine {
  public:
-  using Update = void (*)(void const* optimizer, LayerParameters&, double scale, std::int64_t step) noexcept;
+  using Update = void (*)(void const* optimizer, LayerParameters&, double scale,
+                          std::int64_t step) noexcept;
 
   /// @param cuts  [stages - 1] first layer of each stage after the first, rising
-  Machine(std::vector<Layer> layers, std::vector<int> const& cuts, Options const& options, int states)
+  Machine(std::vector<Layer> layers, std::vector<int> const& cuts, Options const& options,
+          int states)
       : layers_(std::move(layers)), options_(options) {
     for (std::size_t l = 0; l < layers_.size(); ++l)
-      parameters_.emplace_back(layers_[l].ops().adopt_parameters(layers_[l].object()), static_cast<int>(l), states);
+      parameters_.emplace_back(layers_[l].ops().adopt_parameters(layers_[l].object()),
+                               static_cast<int>(l), states);
     std::size_t begin = 0;
     for (std::size_t s = 0; s <= cuts.size(); ++s) {
       std::size_t const end = s < cuts.size() ? static_cast<std::size_t>(cuts[s]) : layers_.size();
@@ -63,7 +68,8 @@ class Machine {
     update_ = step;
   }
 
-  /// Makes the slots of a program and points every rank at them. Allocates only what earlier programs did not need.
+  /// Makes the slots of a program and points every rank at them. Allocates only what earlier
+  /// programs did not need.
   void load(Program const& program) {
     if (ranks_.size() != program.ranks.size()) {
       ranks_ = std::vector<RankState>(program.ranks.size());
@@ -111,7 +117,8 @@ class Machine {
   }
 
   /// Ends a step on the caller's side.
-  /// @throws what any rank threw, Error for a deadline or a cancellation; parameters are then those of the last step
+  /// @throws what any rank threw, Error for a deadline or a cancellation; parameters are then those
+  /// of the last step
   void end_step() {
     if (fate_.load(std::memory_order_acquire) == Fate::failed) {
       if (program_->training)
@@ -133,7 +140,9 @@ class Machine {
     failing_.store(false);
     return decided;
   }
-  [[nodiscard]] bool failed() const noexcept { return fate_.load(std::memory_order_relaxed) == Fate::failed; }
+  [[nodiscard]] bool failed() const noexcept {
+    return fate_.load(std::memory_order_relaxed) == Fate::failed;
+  }
 
   /// Carries out what ends a step on one rank: `finish` or `update`.
   void execute_end(RankState& rank, Instruction const& in) {
@@ -206,7 +215,8 @@ class Machine {
       grow(storage.layers[l].saved, *ops.saved, need.kept);
       if (!final_layer || stage.last) grow(storage.layers[l].y, *ops.output, need.kept);
       grow(storage.layers[l].dy, *ops.output, final_layer ? need.dy : need.inner);
-      if (final_layer && !stage.last && options_.recompute) grow(storage.repeated_output, *ops.output, 1);
+      if (final_layer && !stage.last && options_.recompute)
+        grow(storage.repeated_output, *ops.output, 1);
     }
   }
 
@@ -238,7 +248,8 @@ class Machine {
     if (!fate_.compare_exchange_strong(fate, Fate::committed) && fate == Fate::failed) return;
     double scale = 1;
     if (options_.clip_norm) {
-      double sum = 0;  // one sum per parameter, added in layer order: the same numbers for every cut
+      double sum =
+          0;  // one sum per parameter, added in layer order: the same numbers for every cut
       for (auto const& parameters : parameters_)
         for (double const square_sum : parameters.square_sums()) sum += square_sum;
       double const norm = std::sqrt(sum);
@@ -252,8 +263,8 @@ class Machine {
   std::vector<Layer> layers_;
   std::vector<LayerParameters> parameters_;  // [layers]
   std::vector<StageRun> stages_;
-  std::vector<StageStorage> storage_;        // [stages]
-  std::vector<std::size_t> begin_{0};        // [stages + 1] first layer
+  std::vector<StageStorage> storage_;  // [stages]
+  std::vector<std::size_t> begin_{0};  // [stages + 1] first layer
   Slots first_sink_;
   Options options_;
   void const* optimizer_ = nullptr;

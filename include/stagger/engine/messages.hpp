@@ -16,8 +16,10 @@ inline constexpr std::uint32_t nowhere = std::numeric_limits<std::uint32_t>::max
 /// Positions, in a rank's row, of what happens to one value of each microbatch.
 using Positions = std::vector<std::uint32_t>;
 
-/// Largest number of microbatches whose value lives at once: written at `from`, last read at `to`, in one row.
-[[nodiscard]] inline std::uint32_t most_alive(Positions const& from, Positions const& to, std::size_t row_length) {
+/// Largest number of microbatches whose value lives at once: written at `from`, last read at `to`,
+/// in one row.
+[[nodiscard]] inline std::uint32_t most_alive(Positions const& from, Positions const& to,
+                                              std::size_t row_length) {
   std::vector<std::int32_t> change(row_length + 1);
   for (std::size_t m = 0; m < from.size(); ++m) {
     ++change[from[m]];
@@ -30,7 +32,8 @@ using Positions = std::vector<std::uint32_t>;
 }
 
 /// Microbatches in the order of their positions.
-[[nodiscard]] inline std::vector<std::uint32_t> in_order(Positions const& position, std::size_t row_length) {
+[[nodiscard]] inline std::vector<std::uint32_t> in_order(Positions const& position,
+                                                         std::size_t row_length) {
   std::vector<std::uint32_t> at(row_length, nowhere);
   for (std::size_t m = 0; m < position.size(); ++m) at[position[m]] = static_cast<std::uint32_t>(m);
   std::erase(at, nowhere);
@@ -39,16 +42,19 @@ using Positions = std::vector<std::uint32_t>;
 
 /// The values that pass over one edge, or through one pool of a rank, one per microbatch.
 ///
-/// They are numbered in the producer's order. A slot is handed on in the consumer's order of release: of n slots, the
-/// (k - n)-th release makes room for message k. So a schedule may release in any order, and a slot is known beforehand.
+/// They are numbered in the producer's order. A slot is handed on in the consumer's order of
+/// release: of n slots, the (k - n)-th release makes room for message k. So a schedule may release
+/// in any order, and a slot is known beforehand.
 struct Messages {
   std::uint32_t slots = 0;
   std::vector<std::uint16_t> slot;    ///< [microbatches]
   std::vector<std::uint32_t> number;  ///< [microbatches] in the producer's order
-  std::vector<std::uint32_t> room;    ///< [microbatches] releases that must have happened before it is written
-  Positions released;                 ///< [releases] position in the consumer's row
+  std::vector<std::uint32_t>
+      room;            ///< [microbatches] releases that must have happened before it is written
+  Positions released;  ///< [releases] position in the consumer's row
 
-  /// Fixes slots for at least `wanted` of them; takes more where the orders of producer and consumer demand it.
+  /// Fixes slots for at least `wanted` of them; takes more where the orders of producer and
+  /// consumer demand it.
   /// @param produced  [microbatches] positions in the producer's row
   /// @param last_use  [microbatches] positions in the consumer's row
   Messages(Positions const& produced, std::size_t producer_length, Positions const& last_use,
@@ -65,8 +71,10 @@ struct Messages {
       released[k] = last_use[releases[k]];
     }
     slots = std::min(wanted, static_cast<std::uint32_t>(count));
-    for (std::size_t k = 0; k < count; ++k)  // the r-th release must be of a message that has a slot by then
-      if (number[releases[k]] > k) slots = std::max(slots, number[releases[k]] - static_cast<std::uint32_t>(k) + 1);
+    for (std::size_t k = 0; k < count;
+         ++k)  // the r-th release must be of a message that has a slot by then
+      if (number[releases[k]] > k)
+        slots = std::max(slots, number[releases[k]] - static_cast<std::uint32_t>(k) + 1);
     for (std::size_t k = 0; k < count; ++k) {
       bool const fresh = k < slots;
       slot[order[k]] = fresh ? static_cast<std::uint16_t>(k) : slot[releases[k - slots]];

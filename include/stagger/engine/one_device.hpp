@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The same training without a pipeline: one device, one loop, one microbatch after the other.
+/// @file   The same training without a pipeline: one device, one loop, one microbatch after the
+/// other.
 
 #include <cmath>
 #include <cstddef>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
+#include <stagger/core/text.hpp>
 #include <stagger/engine/options.hpp>
 #include <stagger/engine/parameters.hpp>
 #include <stagger/engine/step.hpp>
@@ -17,19 +19,24 @@
 
 namespace stagger {
 
-/// A plain loop over all layers, made by `Pipeline::on_one_device`: no schedule, no slots, no threads. It is the yardstick
-/// of a pipeline, for bits and for time: gradients are added in microbatch order, as a pipeline does whose backwards rise.
-template <class In, class Out, OptimizerPolicy Optimizer, LossPolicy Loss>
-class OneDevice {
+/// A plain loop over all layers, made by `Pipeline::on_one_device`: no schedule, no slots, no
+/// threads. It is the yardstick of a pipeline, for bits and for time: gradients are added in
+/// microbatch order, as a pipeline does whose backwards rise.
+template <class In, class Out, OptimizerPolicy Optimizer, LossPolicy Loss> class OneDevice {
  public:
   using Target = typename Loss::Target;
 
   /// For Pipeline.
-  OneDevice(std::vector<detail::Layer> layers, Optimizer const& optimizer, Loss loss, Options const& options)
-      : layers_(std::move(layers)), optimizer_(optimizer), loss_(std::move(loss)), options_(options) {
+  OneDevice(std::vector<detail::Layer> layers, Optimizer const& optimizer, Loss loss,
+            Options const& options)
+      : layers_(std::move(layers)),
+        optimizer_(optimizer),
+        loss_(std::move(loss)),
+        options_(options) {
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       auto const& ops = layers_[l].ops();
-      parameters_.emplace_back(ops.adopt_parameters(layers_[l].object()), static_cast<int>(l), Optimizer::states);
+      parameters_.emplace_back(ops.adopt_parameters(layers_[l].object()), static_cast<int>(l),
+                               Optimizer::states);
       if (l == 0) dx_ = detail::Slots(*ops.input, 1);
       y_.emplace_back(*ops.output, 1);
       dy_.emplace_back(*ops.output, 1);
@@ -74,7 +81,8 @@ class OneDevice {
   [[nodiscard]] std::int64_t steps() const noexcept { return steps_; }
   void resume(std::int64_t steps) noexcept { steps_ = steps; }
 
-  /// Every parameter with its optimizer state, in layer order; writable between steps. Not a cheap call.
+  /// Every parameter with its optimizer state, in layer order; writable between steps. Not a cheap
+  /// call.
   [[nodiscard]] std::vector<ParameterState> parameters() {
     std::vector<ParameterState> states;
     for (auto& layer : parameters_) layer.append_states(states);
@@ -84,9 +92,9 @@ class OneDevice {
  private:
   Metrics begin(Batch<In, Target> const& batch, bool training) {
     if (batch.inputs.empty() || batch.inputs.size() != batch.targets.size())
-      throw Error(Errc::bad_configuration, "a minibatch of " + std::to_string(batch.inputs.size()) + " inputs and " +
-                                               std::to_string(batch.targets.size()) +
-                                               " targets cannot be run; give at least 1 input and a target for each");
+      throw Error(Errc::bad_configuration,
+                  text("a minibatch of ", batch.inputs.size(), " inputs and ", batch.targets.size(),
+                       " targets cannot be run; give at least 1 input and a target for each"));
     Metrics metrics;
     for (auto const& target : batch.targets) metrics.terms += loss_.terms(target);
     context_.begin_step(steps_, options_.seed, training);
@@ -108,7 +116,9 @@ class OneDevice {
       auto const& ops = layers_[l].ops();
       void const* const x = l == 0 ? static_cast<void const*>(&input) : y_[l - 1][0];
       void* const dx = l == 0 ? dx_[0] : dy_[l - 1][0];
-      auto const begin = [&] { context_.begin_action(parameters_[l].views(), static_cast<int>(l), microbatch); };
+      auto const begin = [&] {
+        context_.begin_action(parameters_[l].views(), static_cast<int>(l), microbatch);
+      };
       begin();
       if (ops.backward != nullptr) {
         ops.backward(layers_[l].object(), context_, x, dy_[l][0], dx, saved_[l][0]);
@@ -132,7 +142,8 @@ class OneDevice {
         for (double const square_sum : parameters.square_sums()) sum += square_sum;
       }
       metrics.gradient_norm = std::sqrt(sum);
-      if (metrics.gradient_norm > *options_.clip_norm) scale = *options_.clip_norm / metrics.gradient_norm;
+      if (metrics.gradient_norm > *options_.clip_norm)
+        scale = *options_.clip_norm / metrics.gradient_norm;
     }
     ++steps_;
     for (auto& parameters : parameters_) parameters.update(optimizer_, scale, steps_);

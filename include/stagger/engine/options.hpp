@@ -14,12 +14,16 @@ struct OptionsTag {};
 struct Options {
   using policy_tag = OptionsTag;
 
-  std::optional<double> clip_norm{};  ///< gradients are scaled down to this global 2-norm where they exceed it
-  std::uint64_t seed = 0;             ///< of everything random: `Context::random_seed`
-  double deadline_s = 60;             ///< longest time in which no rank moves before the step ends in an error, seconds
-  bool recompute = false;             ///< keep only stage inputs from forward on; run forward again before backward
-  bool record = false;                ///< measure each action of a step, for `timeline()`
-  std::uint32_t spare_slots = 1;      ///< slots of a message beyond what its consumer holds, so that a producer can run ahead
+  std::optional<double>
+      clip_norm{};         ///< gradients are scaled down to this global 2-norm where they exceed it
+  std::uint64_t seed = 0;  ///< of everything random: `Context::random_seed`
+  double deadline_s =
+      60;  ///< longest time in which no rank moves before the step ends in an error, seconds
+  bool recompute =
+      false;  ///< keep only stage inputs from forward on; run forward again before backward
+  bool record = false;  ///< measure each action of a step, for `timeline()`
+  std::uint32_t spare_slots =
+      1;  ///< slots of a message beyond what its consumer holds, so that a producer can run ahead
 };
 
 }  // namespace stagger

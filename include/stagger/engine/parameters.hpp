@@ -24,16 +24,16 @@ struct ParameterState {
 
   /// The values as numbers.
   /// @pre type == element_type_of<T>
-  template <class T>
-  [[nodiscard]] std::span<T> values() const noexcept {
+  template <class T> [[nodiscard]] std::span<T> values() const noexcept {
     return {reinterpret_cast<T*>(value.data()), value.size() / sizeof(T)};
   }
 };
 
 namespace detail {
 
-/// The parameters of one layer. Values, gradients and state are contiguous, each parameter on a boundary of
-/// `alignment_bytes`, so that gradients can be reduced in one message and sums do not depend on where they lie.
+/// The parameters of one layer. Values, gradients and state are contiguous, each parameter on a
+/// boundary of `alignment_bytes`, so that gradients can be reduced in one message and sums do not
+/// depend on where they lie.
 class LayerParameters {
  public:
   LayerParameters(std::vector<ParameterDeclaration> declarations, int layer, int states)
@@ -41,13 +41,15 @@ class LayerParameters {
     std::size_t bytes = 0;
     for (auto const& d : declarations_) {
       offsets_.push_back(bytes);
-      bytes += (d.size * element_bytes(d.type) + alignment_bytes - 1) / alignment_bytes * alignment_bytes;
+      bytes += (d.size * element_bytes(d.type) + alignment_bytes - 1) / alignment_bytes *
+               alignment_bytes;
     }
     for (auto* block : {&values_, &gradients_}) zero(*block, bytes);
     for (int s = 0; s < states; ++s) zero(state_[static_cast<std::size_t>(s)], bytes);
     for (std::size_t i = 0; i < declarations_.size(); ++i) {
       auto& d = declarations_[i];
-      if (!d.initial.empty()) std::memcpy(values_.data() + offsets_[i], d.initial.data(), d.initial.size());
+      if (!d.initial.empty())
+        std::memcpy(values_.data() + offsets_[i], d.initial.data(), d.initial.size());
       d.initial = {};
       views_.push_back({values_.data() + offsets_[i], gradients_.data() + offsets_[i], d.size});
     }
@@ -61,11 +63,13 @@ class LayerParameters {
     if (!gradients_.empty()) std::memset(gradients_.data(), 0, gradients_.size());
   }
 
-  /// Sum of squares of each parameter's gradient: one sum per parameter, so that any cut adds the same numbers.
+  /// Sum of squares of each parameter's gradient: one sum per parameter, so that any cut adds the
+  /// same numbers.
   void sum_squares() noexcept {
     for (std::size_t i = 0; i < views_.size(); ++i)
-      square_sums_[i] = declarations_[i].type == ElementType::f32 ? sum_squares_of<float>(views_[i])
-                                                                  : sum_squares_of<double>(views_[i]);
+      square_sums_[i] = declarations_[i].type == ElementType::f32
+                            ? sum_squares_of<float>(views_[i])
+                            : sum_squares_of<double>(views_[i]);
   }
   [[nodiscard]] std::span<double const> square_sums() const noexcept { return square_sums_; }
 
@@ -106,16 +110,15 @@ class LayerParameters {
     if (bytes != 0) std::memset(block.data(), 0, bytes);
   }
 
-  template <class T>
-  static double sum_squares_of(ParameterView const& view) noexcept {
+  template <class T> static double sum_squares_of(ParameterView const& view) noexcept {
     double sum = 0;
     auto const* const gradient = static_cast<T const*>(view.gradient);
-    for (std::size_t i = 0; i < view.size; ++i) sum += static_cast<double>(gradient[i]) * static_cast<double>(gradient[i]);
+    for (std::size_t i = 0; i < view.size; ++i)
+      sum += static_cast<double>(gradient[i]) * static_cast<double>(gradient[i]);
     return sum;
   }
 
-  template <class T>
-  [[nodiscard]] OptimizerView<T> view(std::size_t i) noexcept {
+  template <class T> [[nodiscard]] OptimizerView<T> view(std::size_t i) noexcept {
     OptimizerView<T> v;
     v.value = static_cast<T const*>(views_[i].value);
     v.next = static_cast<T*>(views_[i].value);

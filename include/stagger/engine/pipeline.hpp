@@ -13,48 +13,45 @@ namespace stagger {
 
 namespace detail {
 
-/// What `with` returns after it has said what is wrong: takes every call, so that no second error follows the first.
+/// What `with` returns after it has said what is wrong: takes every call, so that no second error
+/// follows the first.
 struct Rejected {
   Step step(auto&&...);
   Step evaluate(auto&&...);
   Step predict(auto&&...);
 };
 
-template <class L>
-inline constexpr bool is_sequential = false;
-template <class... L>
-inline constexpr bool is_sequential<Sequential<L...>> = true;
+template <class L> inline constexpr bool is_sequential = false;
+template <class... L> inline constexpr bool is_sequential<Sequential<L...>> = true;
 
-template <class L>
-[[nodiscard]] int layer_count(L const&) {
-  return 1;
-}
-template <class L>
-[[nodiscard]] int layer_count(std::vector<L> const& run) {
+template <class L> [[nodiscard]] int layer_count(L const&) { return 1; }
+template <class L> [[nodiscard]] int layer_count(std::vector<L> const& run) {
   return static_cast<int>(run.size());
 }
 
 }  // namespace detail
 
-/// A model for a pipeline: stages cut by hand, each an argument, or one Sequential that a partitioner cuts.
+/// A model for a pipeline: stages cut by hand, each an argument, or one Sequential that a
+/// partitioner cuts.
 ///
-///     auto train = Pipeline{Embed{}, Block{}, Head{}}.with(schedule::GPipe{}, loss::CrossEntropy<>{}, host::Threads{2});
-///     auto train = Pipeline{Sequential{Embed{}, std::vector<Block>(12), Head{}}}.with(partition::Even{4}, ...);
+///     auto train = Pipeline{Embed{}, Block{}, Head{}}.with(schedule::GPipe{},
+///     loss::CrossEntropy<>{}, host::Threads{2}); auto train = Pipeline{Sequential{Embed{},
+///     std::vector<Block>(12), Head{}}}.with(partition::Even{4}, ...);
 ///
-/// Among several arguments, a Sequential is one stage of several layers and a `std::vector<Stage>` as many stages.
-template <class... Stage>
-class Pipeline {
+/// Among several arguments, a Sequential is one stage of several layers and a `std::vector<Stage>`
+/// as many stages.
+template <class... Stage> class Pipeline {
   static_assert(sizeof...(Stage) > 0, "stagger: a Pipeline needs at least one stage");
 
  public:
   explicit Pipeline(Stage... stages) : stages_(std::move(stages)...) {}
 
-  /// Adds policies, in any order, at most one for each axis. What is left out takes its default: schedule::OneFOneB,
-  /// staleness::Synchronous, cuts as given, collective::InProcess, placement::InOrder, host::Threads{1}, optimizer::Sgd,
-  /// no loss, Options{}.
-  /// @throws Error  bad_configuration for numbers that do not fit together, naming them and what would
-  template <class... P>
-  [[nodiscard]] auto with(P... policy) {
+  /// Adds policies, in any order, at most one for each axis. What is left out takes its default:
+  /// schedule::OneFOneB, staleness::Synchronous, cuts as given, collective::InProcess,
+  /// placement::InOrder, host::Threads{1}, optimizer::Sgd, no loss, Options{}.
+  /// @throws Error  bad_configuration for numbers that do not fit together, naming them and what
+  /// would
+  template <class... P> [[nodiscard]] auto with(P... policy) {
     using namespace detail;
     using Types = typename Flatten<Layers<>, Stage...>::type;
     constexpr bool cut_later = sizeof...(Stage) == 1 && (is_sequential<Stage> && ...);
@@ -63,47 +60,56 @@ class Pipeline {
     } else {
       constexpr bool has_partitioner = count_of<PartitionTag, P...> != 0;
       static_assert(cut_later || !has_partitioner,
-                    "stagger: these stages are cut by hand; leave the partitioner out, or wrap the layers in one "
+                    "stagger: these stages are cut by hand; leave the partitioner out, or wrap the "
+                    "layers in one "
                     "Sequential for it to cut");
       std::vector<int> cuts;
       std::vector<Layer> layers;
       if constexpr (!cut_later) cuts = cuts_as_given();
       std::apply([&](auto&... stage) { (append_layers(layers, std::move(stage)), ...); }, stages_);
       if (layers.empty())
-        throw Error(Errc::bad_configuration, "a pipeline of 0 stages cannot be run; give at least 1 layer");
+        throw Error(Errc::bad_configuration,
+                    "a pipeline of 0 stages cannot be run; give at least 1 layer");
       if constexpr (cut_later)
-        cuts = Pick<PartitionTag, partition::Cuts, P...>::from(policy...).cuts(static_cast<int>(layers.size()));
+        cuts = Pick<PartitionTag, partition::Cuts, P...>::from(policy...).cuts(
+            static_cast<int>(layers.size()));
       using Slots = Chosen<P...>;
       using Model = Ends<Types>;
       return Trainer<typename Model::Input, typename Model::Output, Slots>(
-          std::move(layers), cuts, Slots{}, Pick<ScheduleTag, schedule::OneFOneB, P...>::from(policy...),
+          std::move(layers), cuts, Slots{},
+          Pick<ScheduleTag, schedule::OneFOneB, P...>::from(policy...),
           Pick<PlacementTag, placement::InOrder, P...>::from(policy...),
           Pick<DeviceTag, typename Slots::Device, P...>::from(policy...),
-          Pick<OptimizerTag, optimizer::Sgd, P...>::from(policy...), Pick<LossTag, NoLoss, P...>::from(policy...),
+          Pick<OptimizerTag, optimizer::Sgd, P...>::from(policy...),
+          Pick<LossTag, NoLoss, P...>::from(policy...),
           Pick<OptionsTag, Options, P...>::from(policy...));
     }
   }
 
   /// The same model without a pipeline, to compare with: a plain loop on the calling thread.
   /// @param policy  a loss and, if wanted, an optimizer and Options (clip_norm, seed)
-  template <class... P>
-  [[nodiscard]] auto on_one_device(P... policy) {
+  template <class... P> [[nodiscard]] auto on_one_device(P... policy) {
     using namespace detail;
     using Types = typename Flatten<Layers<>, Stage...>::type;
     if constexpr (!model_is_legal(Types{}) || !policies_are_legal<P...>()) {
       return Rejected{};
     } else {
-      static_assert(count_of<LossTag, P...> == 1, "stagger: training on one device needs a loss, such as "
-                                                  "loss::MeanSquaredError<>{}");
-      static_assert(sizeof...(P) == (count_of<LossTag, P...> + count_of<OptimizerTag, P...> + count_of<OptionsTag, P...>),
-                    "stagger: one device takes a loss, an optimizer and Options; the other policies are the pipeline's");
+      static_assert(count_of<LossTag, P...> == 1,
+                    "stagger: training on one device needs a loss, such as "
+                    "loss::MeanSquaredError<>{}");
+      static_assert(sizeof...(P) == (count_of<LossTag, P...> + count_of<OptimizerTag, P...> +
+                                     count_of<OptionsTag, P...>),
+                    "stagger: one device takes a loss, an optimizer and Options; the other "
+                    "policies are the pipeline's");
       std::vector<Layer> layers;
       std::apply([&](auto&... stage) { (append_layers(layers, std::move(stage)), ...); }, stages_);
       using Slots = Chosen<P...>;
       using Model = Ends<Types>;
-      return OneDevice<typename Model::Input, typename Model::Output, typename Slots::Optimizer, typename Slots::Loss>(
+      return OneDevice<typename Model::Input, typename Model::Output, typename Slots::Optimizer,
+                       typename Slots::Loss>(
           std::move(layers), Pick<OptimizerTag, optimizer::Sgd, P...>::from(policy...),
-          Pick<LossTag, NoLoss, P...>::from(policy...), Pick<OptionsTag, Options, P...>::from(policy...));
+          Pick<LossTag, NoLoss, P...>::from(policy...),
+          Pick<OptionsTag, Options, P...>::from(policy...));
     }
   }
 
@@ -124,13 +130,10 @@ class Pipeline {
     return cuts;
   }
 
-  template <class L>
-  static int count(L const& stage) {
-    return detail::layer_count(stage);
-  }
-  template <class... L>
-  static int count(Sequential<L...>& sequential) {
-    return std::apply([](auto&... layer) { return (0 + ... + detail::layer_count(layer)); }, sequential.layers());
+  template <class L> static int count(L const& stage) { return detail::layer_count(stage); }
+  template <class... L> static int count(Sequential<L...>& sequential) {
+    return std::apply([](auto&... layer) { return (0 + ... + detail::layer_count(layer)); },
+                      sequential.layers());
   }
 
   std::tuple<Stage...> stages_;

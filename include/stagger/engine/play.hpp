@@ -18,7 +18,8 @@ struct Blocked {
 };
 
 /// Plays all ranks of a program against each other.
-/// @return the ranks that never reach their end; empty: the program cannot deadlock, whatever actions take
+/// @return the ranks that never reach their end; empty: the program cannot deadlock, whatever
+/// actions take
 /// @complexity linear in the number of instructions and waits
 [[nodiscard]] inline std::vector<Blocked> play(Program const& program) {
   struct Place {

@@ -33,10 +33,11 @@ struct NoLoss {
 };
 
 template <class P>
-concept HasTag = requires { typename P::policy_tag; };
+concept HasTag = requires {
+  typename P::policy_tag;
+};
 
-template <class P, class Tag>
-inline constexpr bool fills = false;
+template <class P, class Tag> inline constexpr bool fills = false;
 template <HasTag P, class Tag>
 inline constexpr bool fills<P, Tag> = std::same_as<typename P::policy_tag, Tag>;
 
@@ -44,8 +45,7 @@ template <class Tag, class... P>
 inline constexpr int count_of = (0 + ... + (fills<P, Tag> ? 1 : 0));
 
 /// The first argument with a tag, or a default.
-template <class Tag, class Default, class... P>
-struct Pick {
+template <class Tag, class Default, class... P> struct Pick {
   using type = Default;
   static type from(P&...) { return type{}; }
 };
@@ -62,32 +62,36 @@ struct Pick<Tag, Default, First, Rest...> {
   }
 };
 
-template <class P>
-struct Recognised {
-  static constexpr bool value =
-      fills<P, ScheduleTag> || fills<P, StalenessTag> || fills<P, PartitionTag> || fills<P, CollectiveTag> ||
-      fills<P, PlacementTag> || fills<P, DeviceTag> || fills<P, OptimizerTag> || fills<P, LossTag> || fills<P, OptionsTag>;
-  static_assert(value,
-                "stagger: an argument of with() is not a policy: it needs a policy_tag; policies are schedules, staleness "
-                "models, partitioners, collectives, placements, devices, optimizers, losses and Options");
+template <class P> struct Recognised {
+  static constexpr bool value = fills<P, ScheduleTag> || fills<P, StalenessTag> ||
+                                fills<P, PartitionTag> || fills<P, CollectiveTag> ||
+                                fills<P, PlacementTag> || fills<P, DeviceTag> ||
+                                fills<P, OptimizerTag> || fills<P, LossTag> || fills<P, OptionsTag>;
+  static_assert(
+      value,
+      "stagger: an argument of with() is not a policy: it needs a policy_tag; policies are "
+      "schedules, staleness "
+      "models, partitioners, collectives, placements, devices, optimizers, losses and Options");
 };
 
-template <class P>
-struct WellFormed {
+template <class P> struct WellFormed {
   static constexpr bool schedule = !fills<P, ScheduleTag> || SchedulePolicy<P>;
   static_assert(schedule,
-                "stagger: not a SchedulePolicy: it needs policy_tag = stagger::ScheduleTag, a static bool 'flushes', "
+                "stagger: not a SchedulePolicy: it needs policy_tag = stagger::ScheduleTag, a "
+                "static bool 'flushes', "
                 "'int chunks() const' and 'schedule::Table table(Shape) const'");
   static constexpr bool staleness = !fills<P, StalenessTag> || StalenessPolicy<P>;
   static_assert(staleness,
-                "stagger: not a StalenessPolicy: it needs policy_tag = stagger::StalenessTag and a static bool 'synchronous'");
+                "stagger: not a StalenessPolicy: it needs policy_tag = stagger::StalenessTag and a "
+                "static bool 'synchronous'");
   static constexpr bool partition = !fills<P, PartitionTag> || PartitionPolicy<P>;
   static_assert(partition,
                 "stagger: not a PartitionPolicy: it needs policy_tag = stagger::PartitionTag and "
                 "'std::vector<int> cuts(int layers) const'");
   static constexpr bool collective = !fills<P, CollectiveTag> || CollectivePolicy<P>;
   static_assert(collective,
-                "stagger: not a CollectivePolicy: it needs policy_tag = stagger::CollectiveTag, communicator_type, "
+                "stagger: not a CollectivePolicy: it needs policy_tag = stagger::CollectiveTag, "
+                "communicator_type, "
                 "'offers_all_reduce', 'offers_push_pull' and 'connect(int ranks) const'");
   static constexpr bool placement = !fills<P, PlacementTag> || PlacementPolicy<P>;
   static_assert(placement,
@@ -95,74 +99,77 @@ struct WellFormed {
                 "'std::vector<int> place(int ranks, int places) const'");
   static constexpr bool optimizer = !fills<P, OptimizerTag> || OptimizerPolicy<P>;
   static_assert(optimizer,
-                "stagger: not an OptimizerPolicy: it needs policy_tag = stagger::OptimizerTag, a static int 'states' and "
-                "'void update(OptimizerView<T> const&, double gradient_scale, std::int64_t step) const noexcept'");
-  static constexpr bool value = schedule && staleness && partition && collective && placement && optimizer;
+                "stagger: not an OptimizerPolicy: it needs policy_tag = stagger::OptimizerTag, a "
+                "static int 'states' and "
+                "'void update(OptimizerView<T> const&, double gradient_scale, std::int64_t step) "
+                "const noexcept'");
+  static constexpr bool value =
+      schedule && staleness && partition && collective && placement && optimizer;
 };
 
-template <class... P>
-struct AtMostOne {
-  static constexpr bool value = count_of<ScheduleTag, P...> <= 1 && count_of<StalenessTag, P...> <= 1 &&
-                                count_of<PartitionTag, P...> <= 1 && count_of<CollectiveTag, P...> <= 1 &&
-                                count_of<PlacementTag, P...> <= 1 && count_of<DeviceTag, P...> <= 1 &&
-                                count_of<OptimizerTag, P...> <= 1 && count_of<LossTag, P...> <= 1 &&
-                                count_of<OptionsTag, P...> <= 1;
-  static_assert(value, "stagger: two policies for one axis; give at most one schedule, staleness model, partitioner, "
-                       "collective, placement, device, optimizer, loss and Options");
+template <class... P> struct AtMostOne {
+  static constexpr bool value =
+      count_of<ScheduleTag, P...> <= 1 && count_of<StalenessTag, P...> <= 1 &&
+      count_of<PartitionTag, P...> <= 1 && count_of<CollectiveTag, P...> <= 1 &&
+      count_of<PlacementTag, P...> <= 1 && count_of<DeviceTag, P...> <= 1 &&
+      count_of<OptimizerTag, P...> <= 1 && count_of<LossTag, P...> <= 1 &&
+      count_of<OptionsTag, P...> <= 1;
+  static_assert(value,
+                "stagger: two policies for one axis; give at most one schedule, staleness model, "
+                "partitioner, "
+                "collective, placement, device, optimizer, loss and Options");
 };
 
-template <class Schedule, class Staleness>
-struct ScheduleFitsStaleness {
+template <class Schedule, class Staleness> struct ScheduleFitsStaleness {
   static constexpr bool value = Schedule::flushes || !Staleness::synchronous;
   static_assert(value,
-                "stagger: this schedule never flushes, so weights change under running microbatches, but the staleness "
-                "model promises that they do not; use a schedule that flushes, such as schedule::OneFOneB, or a staleness "
+                "stagger: this schedule never flushes, so weights change under running "
+                "microbatches, but the staleness "
+                "model promises that they do not; use a schedule that flushes, such as "
+                "schedule::OneFOneB, or a staleness "
                 "model that keeps weight versions");
 };
 
 /// A layer as it stands in a Pipeline or a Sequential.
-template <class L>
-struct IsStage {
+template <class L> struct IsStage {
   using Layer = typename LayerTraits<L>::Layer;
   static constexpr bool value = Stage<Layer>;
   static_assert(value,
-                "stagger: not a Stage: it needs Input and Output (default constructible), forward(Context&, x, y, saved), and "
-                "backward(Context&, x, dy, dx, saved) or backward_input(Context&, x, dy, dx, saved) and, with parameters, "
-                "backward_weight(Context&, x, dy, saved); leave out Saved only if the last argument is NothingSaved");
+                "stagger: not a Stage: it needs Input and Output (default constructible), "
+                "forward(Context&, x, y, saved), and "
+                "backward(Context&, x, dy, dx, saved) or backward_input(Context&, x, dy, dx, "
+                "saved) and, with parameters, "
+                "backward_weight(Context&, x, dy, saved); leave out Saved only if the last "
+                "argument is NothingSaved");
 };
 
-template <class A, class B>
-struct NeighboursFit {
+template <class A, class B> struct NeighboursFit {
   static constexpr bool value =
       std::same_as<typename LayerTraits<A>::Layer::Output, typename LayerTraits<B>::Layer::Input>;
-  static_assert(value, "stagger: neighbouring stages do not fit: the Output of the first is not the Input of the second");
+  static_assert(value,
+                "stagger: neighbouring stages do not fit: the Output of the first is not the Input "
+                "of the second");
 };
 
-template <class L>
-struct GivesInputGradient {
+template <class L> struct GivesInputGradient {
   static constexpr bool value = HasInputGradient<typename LayerTraits<L>::Layer>;
-  static_assert(value, "stagger: only the first layer may leave out the gradient of its input; this one needs "
-                       "backward_input(Context&, x, dy, dx, saved) or backward(Context&, x, dy, dx, saved)");
+  static_assert(
+      value,
+      "stagger: only the first layer may leave out the gradient of its input; this one needs "
+      "backward_input(Context&, x, dy, dx, saved) or backward(Context&, x, dy, dx, saved)");
 };
 
 /// A type list of layers: Sequentials opened, runs kept.
-template <class... L>
-struct Layers {};
-template <class... L>
-struct Flatten;
-template <class... Done>
-struct Flatten<Layers<Done...>> {
-  using type = Layers<Done...>;
-};
+template <class... L> struct Layers {};
+template <class... L> struct Flatten;
+template <class... Done> struct Flatten<Layers<Done...>> { using type = Layers<Done...>; };
 template <class... Done, class... L, class... Rest>
-struct Flatten<Layers<Done...>, Sequential<L...>, Rest...> : Flatten<Layers<Done..., L...>, Rest...> {};
+struct Flatten<Layers<Done...>, Sequential<L...>, Rest...>
+    : Flatten<Layers<Done..., L...>, Rest...> {};
 template <class... Done, class First, class... Rest>
 struct Flatten<Layers<Done...>, First, Rest...> : Flatten<Layers<Done..., First>, Rest...> {};
 
-template <class First>
-consteval bool layers_fit(Layers<First>) {
-  return true;
-}
+template <class First> consteval bool layers_fit(Layers<First>) { return true; }
 template <class First, class Second, class... Rest>
 consteval bool layers_fit(Layers<First, Second, Rest...>) {
   if constexpr (!(NeighboursFit<First, Second>::value && GivesInputGradient<Second>::value))
@@ -171,17 +178,15 @@ consteval bool layers_fit(Layers<First, Second, Rest...>) {
     return layers_fit(Layers<Second, Rest...>{});
 }
 
-template <class... L>
-struct Ends;
-template <class First, class... Rest>
-struct Ends<Layers<First, Rest...>> {
-  using Last = typename decltype((std::type_identity<First>{}, ..., std::type_identity<Rest>{}))::type;
+template <class... L> struct Ends;
+template <class First, class... Rest> struct Ends<Layers<First, Rest...>> {
+  using Last =
+      typename decltype((std::type_identity<First>{}, ..., std::type_identity<Rest>{}))::type;
   using Input = typename LayerTraits<First>::Layer::Input;
   using Output = typename LayerTraits<Last>::Layer::Output;
 };
 
-template <class... L>
-consteval bool model_is_legal(Layers<L...> layers) {
+template <class... L> consteval bool model_is_legal(Layers<L...> layers) {
   if constexpr (!(IsStage<L>::value && ...))
     return false;
   else
@@ -189,8 +194,7 @@ consteval bool model_is_legal(Layers<L...> layers) {
 }
 
 /// The first sentence that applies is the only one printed.
-template <class... P>
-consteval bool policies_are_legal() {
+template <class... P> consteval bool policies_are_legal() {
   if constexpr (!(Recognised<P>::value && ...))
     return false;
   else if constexpr (!(WellFormed<P>::value && ...))
@@ -198,13 +202,13 @@ consteval bool policies_are_legal() {
   else if constexpr (!AtMostOne<P...>::value)
     return false;
   else
-    return ScheduleFitsStaleness<typename Pick<ScheduleTag, schedule::OneFOneB, P...>::type,
-                                 typename Pick<StalenessTag, staleness::Synchronous, P...>::type>::value;
+    return ScheduleFitsStaleness<
+        typename Pick<ScheduleTag, schedule::OneFOneB, P...>::type,
+        typename Pick<StalenessTag, staleness::Synchronous, P...>::type>::value;
 }
 
 /// Every slot filled.
-template <class... P>
-struct Chosen {
+template <class... P> struct Chosen {
   using Schedule = typename Pick<ScheduleTag, schedule::OneFOneB, P...>::type;
   using Placement = typename Pick<PlacementTag, placement::InOrder, P...>::type;
   using Device = typename Pick<DeviceTag, host::Threads, P...>::type;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The program: a table lowered to what an interpreter runs, with every wait, message and slot a number.
+/// @file   The program: a table lowered to what an interpreter runs, with every wait, message and
+/// slot a number.
 
 #include <array>
 #include <cstdint>
@@ -22,7 +23,9 @@ enum class Op : std::uint8_t {
 };
 
 /// The table's kind of a compute instruction. @pre op <= Op::backward_weight
-[[nodiscard]] constexpr schedule::Kind kind_of(Op op) noexcept { return static_cast<schedule::Kind>(op); }
+[[nodiscard]] constexpr schedule::Kind kind_of(Op op) noexcept {
+  return static_cast<schedule::Kind>(op);
+}
 
 /// "At least `count` of `signal` were given since the step began."
 struct Wait {
@@ -31,23 +34,25 @@ struct Wait {
   friend constexpr bool operator==(Wait const&, Wait const&) = default;
 };
 
-/// One instruction of one rank. It runs as a whole once all of its waits hold, then gives its signals in order.
+/// One instruction of one rank. It runs as a whole once all of its waits hold, then gives its
+/// signals in order.
 ///
-/// A message is a slot that the producer writes and the consumer reads, with two signals: `full` given by the producer,
-/// `free` given by the consumer at the last use. Slots are numbered per stage.
+/// A message is a slot that the producer writes and the consumer reads, with two signals: `full`
+/// given by the producer, `free` given by the consumer at the last use. Slots are numbered per
+/// stage.
 struct Instruction {
   Op op = Op::forward;
-  std::uint8_t gives = 0;                ///< how many of `give` are used
-  std::uint16_t waits = 0;               ///< how many of the rank's `waits` belong to this instruction
+  std::uint8_t gives = 0;   ///< how many of `give` are used
+  std::uint16_t waits = 0;  ///< how many of the rank's `waits` belong to this instruction
   std::uint16_t stage = 0;
-  std::array<std::uint16_t, 3> give{};   ///< signals
+  std::array<std::uint16_t, 3> give{};  ///< signals
   std::uint32_t microbatch = 0;
-  std::uint16_t x = 0;     ///< the stage's input; unused at the first stage, which reads the batch
-  std::uint16_t y = 0;     ///< the input slot of the next stage; unused at the last stage
-  std::uint16_t kept = 0;  ///< outputs of the inner layers and saved state
-  std::uint16_t dy = 0;    ///< gradient of the stage's output
-  std::uint16_t dx = 0;    ///< the dy slot of the stage before; unused at the first stage
-  std::uint16_t inner = 0; ///< gradients between the stage's layers
+  std::uint16_t x = 0;      ///< the stage's input; unused at the first stage, which reads the batch
+  std::uint16_t y = 0;      ///< the input slot of the next stage; unused at the last stage
+  std::uint16_t kept = 0;   ///< outputs of the inner layers and saved state
+  std::uint16_t dy = 0;     ///< gradient of the stage's output
+  std::uint16_t dx = 0;     ///< the dy slot of the stage before; unused at the first stage
+  std::uint16_t inner = 0;  ///< gradients between the stage's layers
 };
 
 /// The table's action of a compute instruction; F for a recomputation.
@@ -75,7 +80,8 @@ struct SignalEnds {
   static constexpr int everyone = -1;
   int giver = 0;
   int taker = 0;  ///< a rank, or everyone
-  int edge = -1;  ///< of a signal that announces a value between the stages edge and edge + 1; -1: it carries nothing
+  int edge = -1;  ///< of a signal that announces a value between the stages edge and edge + 1; -1:
+                  ///< it carries nothing
 };
 
 /// One iteration, ready to run.
@@ -83,11 +89,12 @@ struct Program {
   int stages = 0;
   int microbatches = 0;
   bool training = true;
-  std::vector<int> owner;             ///< [stages] rank
+  std::vector<int> owner;  ///< [stages] rank
   std::vector<RankProgram> ranks;
   std::vector<SignalEnds> signals;
-  std::vector<StageSlots> slots;      ///< [stages]
-  std::vector<int> peak_in_flight;    ///< [ranks] (stage, microbatch) pairs whose F has run and whose B or W has not
+  std::vector<StageSlots> slots;    ///< [stages]
+  std::vector<int> peak_in_flight;  ///< [ranks] (stage, microbatch) pairs whose F has run and whose
+                                    ///< B or W has not
 };
 
 }  // namespace stagger

@@ -25,18 +25,18 @@ struct Places {
 /// A loss, its type erased.
 struct LossOps {
   double (*value)(void const* loss, Context&, void const* y, void const* target) = nullptr;
-  double (*value_and_gradient)(void const* loss, Context&, void const* y, void const* target, double scale,
-                               void* dy) = nullptr;
+  double (*value_and_gradient)(void const* loss, Context&, void const* y, void const* target,
+                               double scale, void* dy) = nullptr;
 };
 
 /// What a caller hands over for one iteration. It must stay until the iteration is done.
 struct StepArguments {
-  Places inputs;           // [microbatches]
-  Places targets;          // [microbatches]; none where only outputs are wanted
-  Places outputs;          // [microbatches]; where the last stage's results go, if the caller wants them
+  Places inputs;   // [microbatches]
+  Places targets;  // [microbatches]; none where only outputs are wanted
+  Places outputs;  // [microbatches]; where the last stage's results go, if the caller wants them
   void const* loss = nullptr;
   LossOps loss_ops;
-  double scale = 1;        // 1 / terms of the whole minibatch
+  double scale = 1;          // 1 / terms of the whole minibatch
   double* losses = nullptr;  // [microbatches] sum over the terms of each
 };
 
@@ -46,7 +46,8 @@ struct LayerRun {
   LayerOps const* ops = nullptr;
   ParameterView const* parameters = nullptr;
   int number = 0;
-  Places y;      // by kept; of a stage's last layer: by y, in the next stage's x (by kept at the last stage)
+  Places y;  // by kept; of a stage's last layer: by y, in the next stage's x (by kept at the last
+             // stage)
   Places saved;  // by kept
   Places dy;     // by inner; of a stage's last layer: by dy
 };
@@ -54,33 +55,37 @@ struct LayerRun {
 /// One stage on a rank.
 struct StageRun {
   std::vector<LayerRun> layers;
-  Places x;      // by x; unused at the first stage
-  Places dx;     // by dx, in the dy of the stage before; at the first stage one object that nobody reads
-  void* repeated_output = nullptr;  // where the last layer's output goes when F is repeated: its reader has it already
+  Places x;  // by x; unused at the first stage
+  Places
+      dx;  // by dx, in the dy of the stage before; at the first stage one object that nobody reads
+  void* repeated_output =
+      nullptr;  // where the last layer's output goes when F is repeated: its reader has it already
   bool first = false;
   bool last = false;
 };
 
-/// One rank of the run. Written by the thread that drives it; `next` may be read by others for diagnosis.
+/// One rank of the run. Written by the thread that drives it; `next` may be read by others for
+/// diagnosis.
 struct alignas(64) RankState {
   std::atomic<Instruction const*> next{nullptr};
   Instruction const* end = nullptr;
   Wait const* wait = nullptr;  // first wait of `next`
   Wait blocked_on;
-  bool executed = false;       // `next` has run, its signals are still to be given (timed back ends)
+  bool executed = false;  // `next` has run, its signals are still to be given (timed back ends)
   bool record = false;
   int number = 0;
   int in_flight = 0;
   int peak_in_flight = 0;
-  StageRun* stages = nullptr;             // [stages of the model]
+  StageRun* stages = nullptr;  // [stages of the model]
   StepArguments const* arguments = nullptr;
   Instruction const* begin = nullptr;
   Context context;
-  std::vector<schedule::Span> spans;      // of the last recorded iteration
+  std::vector<schedule::Span> spans;  // of the last recorded iteration
 };
 
 /// Forward of one layer. @return y
-inline void* forward_layer(RankState& rank, LayerRun const& layer, Instruction const& in, void const* x, void* y) {
+inline void* forward_layer(RankState& rank, LayerRun const& layer, Instruction const& in,
+                           void const* x, void* y) {
   rank.context.begin_action(layer.parameters, layer.number, static_cast<int>(in.microbatch));
   layer.ops->forward(layer.object, rank.context, x, y, layer.saved[in.kept]);
   return y;
@@ -92,7 +97,8 @@ inline void run_forward(RankState& rank, StageRun const& stage, Instruction cons
   StepArguments const& arguments = *rank.arguments;
   void const* x = stage.first ? arguments.inputs[m] : stage.x[in.x];
   LayerRun const* layer = stage.layers.data();
-  for (LayerRun const* const final_layer = layer + stage.layers.size() - 1; layer != final_layer; ++layer)
+  for (LayerRun const* const final_layer = layer + stage.layers.size() - 1; layer != final_layer;
+       ++layer)
     x = forward_layer(rank, *layer, in, x, layer->y[in.kept]);
   if (!stage.last) {
     forward_layer(rank, *layer, in, x, layer->y[in.y]);
@@ -101,20 +107,24 @@ inline void run_forward(RankState& rank, StageRun const& stage, Instruction cons
   void* const y = arguments.outputs.first != nullptr ? arguments.outputs[m] : layer->y[in.kept];
   forward_layer(rank, *layer, in, x, y);
   if (!rank.context.training() && arguments.losses != nullptr)
-    arguments.losses[m] = arguments.loss_ops.value(arguments.loss, rank.context, y, arguments.targets[m]);
+    arguments.losses[m] =
+        arguments.loss_ops.value(arguments.loss, rank.context, y, arguments.targets[m]);
 }
 
 /// F once more, for what backward needs of it.
-[[gnu::noinline]] inline void run_recompute(RankState& rank, StageRun const& stage, Instruction const& in) {
+[[gnu::noinline]] inline void run_recompute(RankState& rank, StageRun const& stage,
+                                            Instruction const& in) {
   void const* x = stage.first ? rank.arguments->inputs[in.microbatch] : stage.x[in.x];
   LayerRun const* const final_layer = &stage.layers.back();
   for (LayerRun const& layer : stage.layers)
-    x = forward_layer(rank, layer, in, x, &layer != final_layer || stage.last ? layer.y[in.kept] : stage.repeated_output);
+    x = forward_layer(
+        rank, layer, in, x,
+        &layer != final_layer || stage.last ? layer.y[in.kept] : stage.repeated_output);
 }
 
 /// Backward of one layer, whole or half. A layer whose backward does not split does all of it in I.
-inline void backward_layer(RankState& rank, LayerRun const& layer, Instruction const& in, void const* x, void const* dy,
-                           void* dx) {
+inline void backward_layer(RankState& rank, LayerRun const& layer, Instruction const& in,
+                           void const* x, void const* dy, void* dx) {
   LayerOps const& ops = *layer.ops;
   void* const saved = layer.saved[in.kept];
   bool const input = in.op != Op::backward_weight;
@@ -128,7 +138,8 @@ inline void backward_layer(RankState& rank, LayerRun const& layer, Instruction c
     ops.backward_input(layer.object, rank.context, x, dy, dx, saved);
     rank.context.begin_action(layer.parameters, layer.number, static_cast<int>(in.microbatch));
   }
-  if (weight && ops.backward_weight != nullptr) ops.backward_weight(layer.object, rank.context, x, dy, saved);
+  if (weight && ops.backward_weight != nullptr)
+    ops.backward_weight(layer.object, rank.context, x, dy, saved);
 }
 
 /// B, I or W, layer by layer from the last.
@@ -163,8 +174,7 @@ inline void run_backward(RankState& rank, StageRun const& stage, Instruction con
 
 /// The same, with the clock read before and after, and what is in flight counted.
 /// @param now_s  () -> seconds since the step began
-template <class Now>
-void run_recorded(RankState& rank, Instruction const& in, Now now_s) {
+template <class Now> void run_recorded(RankState& rank, Instruction const& in, Now now_s) {
   double const start_s = now_s();
   run_compute(rank, in);
   rank.spans.push_back({action_of(in), start_s, now_s(), in.op == Op::recompute});

@@ -13,9 +13,10 @@
 namespace stagger {
 
 /// Memory an activation holds, in bytes: `value.bytes()` where the type says so, else its size.
-template <class T>
-[[nodiscard]] std::uint64_t byte_count(T const& value) {
-  if constexpr (requires { { value.bytes() } -> std::convertible_to<std::uint64_t>; })
+template <class T> [[nodiscard]] std::uint64_t byte_count(T const& value) {
+  if constexpr (requires {
+                  { value.bytes() } -> std::convertible_to<std::uint64_t>;
+                })
     return value.bytes();
   else
     return sizeof(T);
@@ -41,12 +42,14 @@ inline constexpr SlotType slot_type{
     [](void const* object) { return byte_count(*static_cast<T const*>(object)); },
 };
 
-/// An array of `count` default-constructed objects of an erased type. Slots never move: it is replaced, not grown.
+/// An array of `count` default-constructed objects of an erased type. Slots never move: it is
+/// replaced, not grown.
 class Slots {
  public:
   Slots() = default;
   Slots(SlotType const& type, std::size_t count) : type_(&type) {
-    memory_.reset(::operator new(type.stride * (count == 0 ? 1 : count), std::align_val_t{alignment_bytes}));
+    memory_.reset(
+        ::operator new (type.stride*(count == 0 ? 1 : count), std::align_val_t{alignment_bytes}));
     try {
       for (; count_ < count; ++count_) type.construct((*this)[count_]);
     } catch (...) {
@@ -55,7 +58,9 @@ class Slots {
     }
   }
   Slots(Slots&& other) noexcept
-      : type_(other.type_), memory_(std::move(other.memory_)), count_(std::exchange(other.count_, 0)) {}
+      : type_(other.type_),
+        memory_(std::move(other.memory_)),
+        count_(std::exchange(other.count_, 0)) {}
   Slots& operator=(Slots&& other) noexcept {
     clear();
     type_ = other.type_;

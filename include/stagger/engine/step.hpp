@@ -14,14 +14,14 @@ namespace stagger {
 
 /// What a step, or an evaluation, tells of itself.
 struct Metrics {
-  double loss = 0;           ///< mean over all terms of the minibatch
-  double terms = 0;          ///< how many terms that were
-  double gradient_norm = 0;  ///< 2-norm of all gradients before clipping; 0 unless Options::clip_norm is set
+  double loss = 0;   ///< mean over all terms of the minibatch
+  double terms = 0;  ///< how many terms that were
+  double gradient_norm =
+      0;  ///< 2-norm of all gradients before clipping; 0 unless Options::clip_norm is set
 };
 
 /// The microbatches of one minibatch. Sizes may differ from one microbatch to the next.
-template <class InputType, class TargetType>
-struct Batch {
+template <class InputType, class TargetType> struct Batch {
   std::vector<InputType> inputs;    ///< [microbatches]
   std::vector<TargetType> targets;  ///< [microbatches]
 };
@@ -40,14 +40,17 @@ struct StepOwner : Drivable {
 
 /// A step that runs when it is given to `run`, or awaited by a coroutine. Dropping it does nothing.
 ///
-/// What it was made from (batch, outputs) must stay until it is done. It ends with the metrics, or with the first
-/// exception of any stage, Error(deadline) or Error(cancelled); parameters are then those of the last finished step.
+/// What it was made from (batch, outputs) must stay until it is done. It ends with the metrics, or
+/// with the first exception of any stage, Error(deadline) or Error(cancelled); parameters are then
+/// those of the last finished step.
 ///
-/// @cancellation  by the stop token given with the batch: no further action starts; those that run finish
+/// @cancellation  by the stop token given with the batch: no further action starts; those that run
+/// finish
 class [[nodiscard]] Step {
  public:
   /// For engines.
-  Step(std::shared_ptr<detail::StepOwner> owner, std::stop_token stop) : owner_(std::move(owner)), stop_(std::move(stop)) {}
+  Step(std::shared_ptr<detail::StepOwner> owner, std::stop_token stop)
+      : owner_(std::move(owner)), stop_(std::move(stop)) {}
 
   [[nodiscard]] bool await_ready() const noexcept { return false; }
   bool await_suspend(std::coroutine_handle<> then) {
@@ -66,7 +69,8 @@ class [[nodiscard]] Step {
     return owner_->start(then);
   }
 
-  /// The token that can cancel the step, and a way to put another in its place before the step begins.
+  /// The token that can cancel the step, and a way to put another in its place before the step
+  /// begins.
   [[nodiscard]] std::stop_token const& stop_token() const noexcept { return stop_; }
   void stop_token(std::stop_token stop) noexcept { stop_ = std::move(stop); }
 

@@ -19,6 +19,7 @@ struct Drivable {
   virtual void drive() = 0;  ///< on the calling thread
   /// On threads of its own; then resumes. @return false: it is done already, and will not resume
   virtual bool start(std::coroutine_handle<> then) = 0;
+
  protected:
   ~Drivable() = default;
 };
@@ -65,8 +66,7 @@ class Runner {
   std::atomic<bool> done_{false};
 };
 
-template <class T>
-struct TaskResult {
+template <class T> struct TaskResult {
   std::variant<std::monostate, T, std::exception_ptr> result;
   void return_value(T value) { result.template emplace<1>(std::move(value)); }
   T take() {
@@ -74,8 +74,7 @@ struct TaskResult {
     return std::move(std::get<1>(result));
   }
 };
-template <>
-struct TaskResult<void> {
+template <> struct TaskResult<void> {
   std::variant<std::monostate, std::monostate, std::exception_ptr> result;
   void return_void() noexcept {}
   void take() {
@@ -95,14 +94,15 @@ struct TaskResult<void> {
 ///     double loss = run(fit(train, batches));
 ///
 /// Exceptions travel to whoever awaits it.
-template <class T = void>
-class [[nodiscard]] Task {
+template <class T = void> class [[nodiscard]] Task {
  public:
   struct promise_type : detail::TaskResult<T> {
     std::coroutine_handle<> awaiting{};
     detail::Runner* runner = nullptr;
 
-    Task get_return_object() { return Task{std::coroutine_handle<promise_type>::from_promise(*this)}; }
+    Task get_return_object() {
+      return Task{std::coroutine_handle<promise_type>::from_promise(*this)};
+    }
     std::suspend_always initial_suspend() noexcept { return {}; }
     auto final_suspend() noexcept {
       struct Final {
@@ -117,7 +117,9 @@ class [[nodiscard]] Task {
       };
       return Final{};
     }
-    void unhandled_exception() noexcept { this->result.template emplace<2>(std::current_exception()); }
+    void unhandled_exception() noexcept {
+      this->result.template emplace<2>(std::current_exception());
+    }
   };
 
   Task(Task&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
@@ -137,16 +139,15 @@ class [[nodiscard]] Task {
   T await_resume() { return handle_.promise().take(); }
 
  private:
-  template <class U>
-  friend U run(Task<U> task);
+  template <class U> friend U run(Task<U> task);
   explicit Task(std::coroutine_handle<promise_type> handle) : handle_(handle) {}
   std::coroutine_handle<promise_type> handle_;
 };
 
-/// Runs a task to its end on the calling thread. Steps that it awaits use this thread as one of theirs.
+/// Runs a task to its end on the calling thread. Steps that it awaits use this thread as one of
+/// theirs.
 /// @throws what the task throws
-template <class T>
-T run(Task<T> task) {
+template <class T> T run(Task<T> task) {
   detail::Runner runner;
   task.handle_.promise().runner = &runner;
   runner.loop(task.handle_);

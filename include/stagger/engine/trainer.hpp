@@ -41,19 +41,21 @@ struct Request {
   for (int r = 0; r < table.ranks(); ++r) {
     result.begin_row();
     for (auto const& action : table.row(r))
-      if (action.kind == schedule::Kind::forward) result.add({action.kind, action.stage, action.microbatch, action.slice});
+      if (action.kind == schedule::Kind::forward)
+        result.add({action.kind, action.stage, action.microbatch, action.slice});
   }
   return result;
 }
 
 /// A machine on a back end: one step at a time.
-template <class B>
-class Session final : public StepOwner {
+template <class B> class Session final : public StepOwner {
  public:
   template <class Device>
-  Session(Device const& device, std::vector<Layer> layers, std::vector<int> const& cuts, Options const& options, int states,
-          int ranks, std::vector<int> place, int places)
-      : ranks_(ranks), place_(std::move(place)), machine_(std::move(layers), cuts, options, states),
+  Session(Device const& device, std::vector<Layer> layers, std::vector<int> const& cuts,
+          Options const& options, int states, int ranks, std::vector<int> place, int places)
+      : ranks_(ranks),
+        place_(std::move(place)),
+        machine_(std::move(layers), cuts, options, states),
         backend_(device, machine_, places) {}
 
   [[nodiscard]] Machine& machine() noexcept { return machine_; }
@@ -66,15 +68,18 @@ class Session final : public StepOwner {
   template <class MakeTable>
   Program const& program(std::size_t microbatches, bool training, MakeTable table) {
     for (auto const& known : programs_)
-      if (known->training == training && known->microbatches == static_cast<int>(microbatches)) return *known;
+      if (known->training == training && known->microbatches == static_cast<int>(microbatches))
+        return *known;
     schedule::Table made = table();
     if (!training) made = forward_only(made);
-    if (auto const fault = schedule::verify(made)) throw Error(Errc::bad_schedule, schedule::message(fault));
-    if (made.stages != machine_.stages() || made.ranks() != ranks_ || made.microbatches != static_cast<int>(microbatches))
+    if (auto const fault = schedule::verify(made))
+      throw Error(Errc::bad_schedule, schedule::message(fault));
+    if (made.stages != machine_.stages() || made.ranks() != ranks_ ||
+        made.microbatches != static_cast<int>(microbatches))
       throw Error(Errc::bad_schedule,
-                  "the schedule made a table of " + std::to_string(made.ranks()) + " ranks, " + std::to_string(made.stages) +
-                      " stages and " + std::to_string(made.microbatches) + " microbatches where " + std::to_string(ranks_) +
-                      ", " + std::to_string(machine_.stages()) + " and " + std::to_string(microbatches) + " were asked for");
+                  text("the schedule made a table of ", made.ranks(), " ranks, ", made.stages,
+                       " stages and ", made.microbatches, " microbatches where ", ranks_, ", ",
+                       machine_.stages(), " and ", microbatches, " were asked for"));
     LayOutOptions options;
     options.recompute = machine_.options().recompute;
     options.spare_slots = machine_.options().spare_slots;
@@ -101,7 +106,8 @@ class Session final : public StepOwner {
   void begin(std::stop_token stop) override {
     if (busy_.exchange(true))
       throw Error(Errc::bad_configuration,
-                  "a step of this pipeline is still running; take one step after the other, or make a pipeline for each thread");
+                  "a step of this pipeline is still running; take one step after the other, or "
+                  "make a pipeline for each thread");
     try {
       load(*asked_);
       StepArguments arguments = request_.arguments;
@@ -145,8 +151,8 @@ class Session final : public StepOwner {
     Session* session;
     void operator()() const noexcept {
       session->backend_.fail(std::make_exception_ptr(
-          Error(Errc::cancelled, "the step was cancelled; parameters are those after step " +
-                                     std::to_string(session->machine_.steps()))));
+          Error(Errc::cancelled, text("the step was cancelled; parameters are those after step ",
+                                      session->machine_.steps()))));
     }
   };
 
@@ -163,18 +169,18 @@ class Session final : public StepOwner {
   std::atomic<bool> busy_{false};
 };
 
-template <class Loss, class Output>
-constexpr LossOps make_loss_ops() {
+template <class Loss, class Output> constexpr LossOps make_loss_ops() {
   LossOps ops;
   ops.value = [](void const* loss, Context& context, void const* y, void const* target) -> double {
-    return static_cast<Loss const*>(loss)->value(context, *static_cast<Output const*>(y),
-                                                 *static_cast<typename Loss::Target const*>(target));
+    return static_cast<Loss const*>(loss)->value(
+        context, *static_cast<Output const*>(y),
+        *static_cast<typename Loss::Target const*>(target));
   };
-  ops.value_and_gradient = [](void const* loss, Context& context, void const* y, void const* target, double scale,
-                              void* dy) -> double {
-    return static_cast<Loss const*>(loss)->value_and_gradient(context, *static_cast<Output const*>(y),
-                                                              *static_cast<typename Loss::Target const*>(target), scale,
-                                                              *static_cast<Output*>(dy));
+  ops.value_and_gradient = [](void const* loss, Context& context, void const* y, void const* target,
+                              double scale, void* dy) -> double {
+    return static_cast<Loss const*>(loss)->value_and_gradient(
+        context, *static_cast<Output const*>(y), *static_cast<typename Loss::Target const*>(target),
+        scale, *static_cast<Output*>(dy));
   };
   return ops;
 }
@@ -183,13 +189,12 @@ constexpr LossOps make_loss_ops() {
 
 /// Made by `Pipeline::with`: a model cut into stages, on ranks, with a schedule.
 ///
-/// One step at a time. The first step of each number of microbatches lays out its program and allocates; later ones
-/// allocate nothing, provided the stages do not.
+/// One step at a time. The first step of each number of microbatches lays out its program and
+/// allocates; later ones allocate nothing, provided the stages do not.
 ///
 /// @tparam In, Out  the first stage's input and the last stage's output
 /// @tparam Chosen   the policies by slot
-template <class In, class Out, class Chosen>
-class Trainer {
+template <class In, class Out, class Chosen> class Trainer {
  public:
   using Input = In;
   using Output = Out;
@@ -199,37 +204,40 @@ class Trainer {
   using Target = typename Loss::Target;
 
   /// For Pipeline.
-  Trainer(std::vector<detail::Layer> layers, std::vector<int> const& cuts, Chosen, typename Chosen::Schedule schedule,
-          typename Chosen::Placement const& placement, Device const& device, Optimizer const& optimizer, Loss loss,
-          Options const& options)
+  Trainer(std::vector<detail::Layer> layers, std::vector<int> const& cuts, Chosen,
+          typename Chosen::Schedule schedule, typename Chosen::Placement const& placement,
+          Device const& device, Optimizer const& optimizer, Loss loss, Options const& options)
       : parts_(std::make_unique<Parts>(Parts{std::move(schedule), optimizer, std::move(loss)})) {
     int const stages = static_cast<int>(cuts.size()) + 1;
     int const chunks = parts_->schedule.chunks();
     if (chunks < 1 || stages % chunks != 0)
-      throw Error(Errc::bad_configuration, std::to_string(stages) + " stages cannot be spread over ranks with " +
-                                               std::to_string(chunks) + " each; use a multiple of " + std::to_string(chunks));
+      throw Error(Errc::bad_configuration, text(stages, " stages cannot be spread over ranks with ",
+                                                chunks, " each; use a multiple of ", chunks));
     int const ranks = stages / chunks;
     int const places = std::min(device_places(device), ranks);
     if (places < 1)
-      throw Error(Errc::bad_configuration, "the device offers " + std::to_string(device_places(device)) +
-                                               " places for ranks; use at least 1");
+      throw Error(Errc::bad_configuration, text("the device offers ", device_places(device),
+                                                " places for ranks; use at least 1"));
     if (!(options.deadline_s > 0))
-      throw Error(Errc::bad_configuration,
-                  "a deadline of " + std::to_string(options.deadline_s) + " s would end every step; use a positive time");
+      throw Error(Errc::bad_configuration, text("a deadline of ", options.deadline_s,
+                                                " s would end every step; use a positive time"));
     if (options.clip_norm && !(*options.clip_norm > 0))
-      throw Error(Errc::bad_configuration, "gradients cannot be clipped to a norm of " +
-                                               std::to_string(*options.clip_norm) + "; use a positive norm");
+      throw Error(Errc::bad_configuration, text("gradients cannot be clipped to a norm of ",
+                                                *options.clip_norm, "; use a positive norm"));
     session_ = std::make_shared<detail::Session<typename Device::Backend>>(
-        device, std::move(layers), cuts, options, Optimizer::states, ranks, placement.place(ranks, places), places);
-    machine().set_optimizer(&parts_->optimizer, [](void const* erased, detail::LayerParameters& parameters, double scale,
-                                                   std::int64_t step) noexcept {
-      parameters.update(*static_cast<Optimizer const*>(erased), scale, step);
-    });
+        device, std::move(layers), cuts, options, Optimizer::states, ranks,
+        placement.place(ranks, places), places);
+    machine().set_optimizer(
+        &parts_->optimizer, [](void const* erased, detail::LayerParameters& parameters,
+                               double scale, std::int64_t step) noexcept {
+          parameters.update(*static_cast<Optimizer const*>(erased), scale, step);
+        });
   }
 
   /// One optimizer step on a minibatch.
   /// @param batch  [microbatches >= 1] stays until the step is done
-  /// @throws Error  bad_configuration if there are no microbatches, or not one target for each, or if the schedule does
+  /// @throws Error  bad_configuration if there are no microbatches, or not one target for each, or
+  /// if the schedule does
   ///                not allow that many
   Step step(Batch<Input, Target> const& batch, std::stop_token stop = {}) {
     return compare(batch, true, std::move(stop));
@@ -243,11 +251,12 @@ class Trainer {
   /// The last stage's outputs, forward only.
   /// @param inputs   [microbatches >= 1]
   /// @param outputs  [microbatches] overwritten
-  Step predict(std::span<Input const> inputs, std::span<Output> outputs, std::stop_token stop = {}) {
+  Step predict(std::span<Input const> inputs, std::span<Output> outputs,
+               std::stop_token stop = {}) {
     require_microbatches(inputs.size());
     if (inputs.size() != outputs.size())
-      throw Error(Errc::bad_configuration, std::to_string(inputs.size()) + " inputs need as many outputs, not " +
-                                               std::to_string(outputs.size()));
+      throw Error(Errc::bad_configuration,
+                  text(inputs.size(), " inputs need as many outputs, not ", outputs.size()));
     detail::Request request;
     request.arguments.inputs = places_of(inputs);
     request.arguments.outputs = {reinterpret_cast<std::byte*>(outputs.data()), sizeof(Output)};
@@ -268,7 +277,8 @@ class Trainer {
   /// The optimizer; its numbers may be changed between steps.
   [[nodiscard]] Optimizer& optimizer() noexcept { return parts_->optimizer; }
 
-  /// Every parameter with its optimizer state, in layer order; writable between steps. Not a cheap call.
+  /// Every parameter with its optimizer state, in layer order; writable between steps. Not a cheap
+  /// call.
   [[nodiscard]] std::vector<ParameterState> parameters() {
     std::vector<ParameterState> states;
     for (auto& layer : machine().parameters()) layer.append_states(states);
@@ -278,7 +288,8 @@ class Trainer {
   /// Optimizer steps taken.
   [[nodiscard]] std::int64_t steps() const noexcept { return session_->machine().steps(); }
 
-  /// Goes on as if `steps` had been taken; the caller has written the parameters and states that belong to it.
+  /// Goes on as if `steps` had been taken; the caller has written the parameters and states that
+  /// belong to it.
   void resume(std::int64_t steps) noexcept { machine().resume(steps); }
 
   [[nodiscard]] int stages() const noexcept { return session_->machine().stages(); }
@@ -287,14 +298,16 @@ class Trainer {
   /// Turns measuring of each action on or off.
   void record(bool on) noexcept { machine().options().record = on; }
 
-  /// When each action of the last step started and ended, if it was recorded: seconds since the step began.
+  /// When each action of the last step started and ended, if it was recorded: seconds since the
+  /// step began.
   [[nodiscard]] schedule::Timeline timeline() const {
     schedule::Timeline timeline;
     for (auto const& rank : session_->machine().ranks()) timeline.rows.push_back(rank.spans);
     return timeline;
   }
 
-  /// [ranks] most (stage, microbatch) pairs that were in flight at once in the last step, as counted by the engine.
+  /// [ranks] most (stage, microbatch) pairs that were in flight at once in the last step, as
+  /// counted by the engine.
   [[nodiscard]] std::vector<int> peak_in_flight() const {
     std::vector<int> peak;
     for (auto const& rank : session_->machine().ranks()) peak.push_back(rank.peak_in_flight);
@@ -317,18 +330,19 @@ class Trainer {
 
   static void require_microbatches(std::size_t count) {
     if (count == 0)
-      throw Error(Errc::bad_configuration, "a minibatch of 0 microbatches cannot be run; give at least 1");
+      throw Error(Errc::bad_configuration,
+                  "a minibatch of 0 microbatches cannot be run; give at least 1");
   }
 
-  template <class T>
-  static detail::Places places_of(std::span<T const> objects) {
+  template <class T> static detail::Places places_of(std::span<T const> objects) {
     // Inputs and targets are only read; the slot table has one kind of address.
     return {reinterpret_cast<std::byte*>(const_cast<T*>(objects.data())), sizeof(T)};
   }
 
   Program const& program_for(std::size_t microbatches, bool training) {
     return session_->program(microbatches, training, [&] {
-      return parts_->schedule.table(Shape{.ranks = session_->ranks(), .microbatches = static_cast<int>(microbatches),
+      return parts_->schedule.table(Shape{.ranks = session_->ranks(),
+                                          .microbatches = static_cast<int>(microbatches),
                                           .chunks = parts_->schedule.chunks()});
     });
   }
@@ -336,21 +350,25 @@ class Trainer {
   Step ask(detail::Request const& request, std::stop_token stop) {
     if (session_->busy())
       throw Error(Errc::bad_configuration,
-                  "a step of this pipeline is still running; take one step after the other, or make a pipeline for each thread");
+                  "a step of this pipeline is still running; take one step after the other, or "
+                  "make a pipeline for each thread");
     session_->ask(request, program_for(request.microbatches, request.training));
     return {session_, std::move(stop)};
   }
 
   Step compare(Batch<Input, Target> const& batch, bool training, std::stop_token stop) {
     static_assert(!std::same_as<Loss, detail::NoLoss>,
-                  "stagger: a step needs a loss; give Pipeline::with one, such as loss::MeanSquaredError<>{}");
+                  "stagger: a step needs a loss; give Pipeline::with one, such as "
+                  "loss::MeanSquaredError<>{}");
     static_assert(std::same_as<Loss, detail::NoLoss> || LossFor<Loss, Output>,
-                  "stagger: the loss does not accept the Output of the last stage; it needs terms(target), value(context, y, "
+                  "stagger: the loss does not accept the Output of the last stage; it needs "
+                  "terms(target), value(context, y, "
                   "target) and value_and_gradient(context, y, target, scale, dy)");
     require_microbatches(batch.inputs.size());
     if (batch.inputs.size() != batch.targets.size())
-      throw Error(Errc::bad_configuration, std::to_string(batch.inputs.size()) + " inputs need as many targets, not " +
-                                               std::to_string(batch.targets.size()));
+      throw Error(
+          Errc::bad_configuration,
+          text(batch.inputs.size(), " inputs need as many targets, not ", batch.targets.size()));
     detail::Request request;
     request.arguments.inputs = places_of(std::span<Input const>(batch.inputs));
     request.arguments.targets = places_of(std::span<Target const>(batch.targets));

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Steps in programs that run on Boost.Asio: awaited on an executor, cancelled by signals, timers and slots.
+/// @file   Steps in programs that run on Boost.Asio: awaited on an executor, cancelled by signals,
+/// timers and slots.
 
 #if !__has_include(<boost/asio/async_result.hpp>)
-#  error "stagger/host/asio.hpp needs Boost.Asio: link stagger::host, or find_package(stagger COMPONENTS host)"
+#error \
+    "stagger/host/asio.hpp needs Boost.Asio: link stagger::host, or find_package(stagger COMPONENTS host)"
 #endif
 
 #include <chrono>
@@ -83,24 +85,26 @@ namespace stagger::host {
 ///
 ///     Metrics m = co_await host::async_run(train.step(batch), boost::asio::use_awaitable);
 ///
-/// The completion signature is void(std::exception_ptr, Metrics). The executor's threads stay free meanwhile. As with any
-/// operation that completes from another thread, join the executor's context (`thread_pool::join`, the threads in
-/// `io_context::run`) before it is destroyed.
+/// The completion signature is void(std::exception_ptr, Metrics). The executor's threads stay free
+/// meanwhile. As with any operation that completes from another thread, join the executor's context
+/// (`thread_pool::join`, the threads in `io_context::run`) before it is destroyed.
 ///
-/// @cancellation  any type of Asio's cancellation ends the step with Error(cancelled), besides the token that the step
+/// @cancellation  any type of Asio's cancellation ends the step with Error(cancelled), besides the
+/// token that the step
 ///                was made with
-template <class CompletionToken>
-auto async_run(Step step, CompletionToken&& token) {
+template <class CompletionToken> auto async_run(Step step, CompletionToken&& token) {
   return boost::asio::async_initiate<CompletionToken, void(std::exception_ptr, Metrics)>(
       [](auto handler, Step begun) {
-        auto const executor =
-            boost::asio::prefer(boost::asio::get_associated_executor(handler), boost::asio::execution::outstanding_work.tracked);
+        auto const executor = boost::asio::prefer(boost::asio::get_associated_executor(handler),
+                                                  boost::asio::execution::outstanding_work.tracked);
         auto slot = boost::asio::get_associated_cancellation_slot(handler);
         if (slot.is_connected()) {
           std::stop_source source;
-          auto chained = std::make_shared<std::stop_callback<detail::RequestStop>>(begun.stop_token(), detail::RequestStop{source});
+          auto chained = std::make_shared<std::stop_callback<detail::RequestStop>>(
+              begun.stop_token(), detail::RequestStop{source});
           begun.stop_token(source.get_token());
-          slot.assign([source, chained](boost::asio::cancellation_type) mutable { source.request_stop(); });
+          slot.assign(
+              [source, chained](boost::asio::cancellation_type) mutable { source.request_stop(); });
         }
         detail::carry_through(std::move(begun), executor, std::move(handler));
       },
@@ -113,11 +117,11 @@ auto async_run(Step step, CompletionToken&& token) {
 ///     run(train.step(batch, stop.token()));
 ///
 /// Something must run the executor meanwhile. Lives no longer than its executor's context.
-template <class Executor>
-class StopOn {
+template <class Executor> class StopOn {
  public:
   /// @throws boost::system::system_error  for a signal that cannot be caught
-  StopOn(Executor const& executor, std::initializer_list<int> signals) : signals_(executor), timer_(executor) {
+  StopOn(Executor const& executor, std::initializer_list<int> signals)
+      : signals_(executor), timer_(executor) {
     for (int const signal : signals) signals_.add(signal);
     signals_.async_wait([source = source_](auto error, int) mutable {
       if (!error) source.request_stop();
@@ -143,7 +147,8 @@ class StopOn {
  private:
   std::stop_source source_;
   boost::asio::basic_signal_set<Executor> signals_;
-  boost::asio::basic_waitable_timer<std::chrono::steady_clock, boost::asio::wait_traits<std::chrono::steady_clock>, Executor>
+  boost::asio::basic_waitable_timer<std::chrono::steady_clock,
+                                    boost::asio::wait_traits<std::chrono::steady_clock>, Executor>
       timer_;
 };
 

@@ -2,8 +2,8 @@
 #pragma once
 /// @file   Back end: ranks on threads of this process. Needs the standard library alone.
 
-#include <atomic>
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <coroutine>
@@ -23,10 +23,11 @@ namespace stagger::host {
 
 class ThreadsBackend;
 
-/// Device policy: ranks share `count` threads; a thread with several ranks runs whichever can go on.
+/// Device policy: ranks share `count` threads; a thread with several ranks runs whichever can go
+/// on.
 ///
-/// The thread that calls `run` is one of them, so `Threads{1}` starts none. Threads wait between steps without using
-/// a core.
+/// The thread that calls `run` is one of them, so `Threads{1}` starts none. Threads wait between
+/// steps without using a core.
 struct Threads {
   using policy_tag = DeviceTag;
   using Backend = ThreadsBackend;
@@ -38,9 +39,9 @@ struct Threads {
 
 /// The engine's threads, and what passes between them.
 ///
-/// A *seat* is the work of one thread in a step: its ranks, polled in turn. A signal between two ranks of one seat is a
-/// plain counter. One that crosses seats is an atomic with a single writer; only a seat that found nothing to do for a
-/// while parks, and is woken by a bell.
+/// A *seat* is the work of one thread in a step: its ranks, polled in turn. A signal between two
+/// ranks of one seat is a plain counter. One that crosses seats is an atomic with a single writer;
+/// only a seat that found nothing to do for a while parks, and is woken by a bell.
 class ThreadsBackend {
  public:
   static constexpr bool timed = false;
@@ -51,7 +52,8 @@ class ThreadsBackend {
   ThreadsBackend(ThreadsBackend const&) = delete;
   ThreadsBackend& operator=(ThreadsBackend const&) = delete;
 
-  /// Joins the threads, which are idle: `Trainer` never destroys a back end in the middle of a step.
+  /// Joins the threads, which are idle: `Trainer` never destroys a back end in the middle of a
+  /// step.
   ~ThreadsBackend() {
     quit_.store(true);
     announce_round();
@@ -85,19 +87,22 @@ class ThreadsBackend {
       for (auto& rank : ranks) walks_.push_back(detail::walk(*this, rank));
     }
     for (std::size_t r = 0; r < ranks.size(); ++r)
-      seats_[static_cast<std::size_t>(seat_of[r])].ranks.push_back({&ranks[r], &walks_[r], State::runnable});
+      seats_[static_cast<std::size_t>(seat_of[r])].ranks.push_back(
+          {&ranks[r], &walks_[r], State::runnable});
     signal_count_ = program.signals.size();
     signals_ = std::make_unique<Signal[]>(signal_count_);
     for (std::size_t s = 0; s < signal_count_; ++s) {
       auto const ends = program.signals[s];
       int const from = seat_of[static_cast<std::size_t>(ends.giver)];
-      signals_[s].taker = ends.taker == SignalEnds::everyone ? everyone : seat_of[static_cast<std::size_t>(ends.taker)];
+      signals_[s].taker = ends.taker == SignalEnds::everyone
+                              ? everyone
+                              : seat_of[static_cast<std::size_t>(ends.taker)];
       signals_[s].crosses = signals_[s].taker != from;
     }
   }
 
-  /// Runs the step that the machine has begun, the calling thread being one of the threads. Returns when every rank has
-  /// stopped.
+  /// Runs the step that the machine has begun, the calling thread being one of the threads. Returns
+  /// when every rank has stopped.
   void drive() {
     begin_round();
     work(seats_[0]);
@@ -159,8 +164,9 @@ class ThreadsBackend {
 
  private:
   static constexpr int everyone = -1;
-  static constexpr int pauses = 64;                          // a few microseconds: a message from another core
-  static constexpr std::chrono::microseconds spin_time{50};  // then a futex costs less than what it saves
+  static constexpr int pauses = 64;  // a few microseconds: a message from another core
+  static constexpr std::chrono::microseconds spin_time{
+      50};  // then a futex costs less than what it saves
 
   struct alignas(64) Signal {
     std::atomic<std::uint32_t> value{0};
@@ -208,7 +214,8 @@ class ThreadsBackend {
 
   void begin_round() {
     stop_.store(machine_.failed(), std::memory_order_relaxed);
-    for (std::size_t s = 0; s < signal_count_; ++s) signals_[s].value.store(0, std::memory_order_relaxed);
+    for (std::size_t s = 0; s < signal_count_; ++s)
+      signals_[s].value.store(0, std::memory_order_relaxed);
     for (auto& seat : seats_)
       for (auto& rank : seat.ranks) rank.state = State::runnable;
     watch();
@@ -264,9 +271,11 @@ class ThreadsBackend {
       bool moved = false;
       for (auto& entry : seat.ranks) {
         if (entry.state == State::done) continue;
-        if (entry.state == State::blocked && !ready(entry.rank->blocked_on) && !stopping()) continue;
+        if (entry.state == State::blocked && !ready(entry.rank->blocked_on) && !stopping())
+          continue;
         moved = true;
-        entry.state = entry.walk->resume() == detail::Progress::blocked ? State::blocked : State::done;
+        entry.state =
+            entry.walk->resume() == detail::Progress::blocked ? State::blocked : State::done;
         if (entry.state == State::done) --open;
       }
       if (moved) {
@@ -289,15 +298,16 @@ class ThreadsBackend {
     working = nested;
   }
 
-  /// Sleeps until a signal for this seat is given. Either the giver sees `parked` and rings, or this thread sees the
-  /// signal: both store before they load, sequentially consistent.
+  /// Sleeps until a signal for this seat is given. Either the giver sees `parked` and rings, or
+  /// this thread sees the signal: both store before they load, sequentially consistent.
   void park(Seat& seat) {
     std::uint32_t const bell = seat.bell.load();
     seat.parked.store(true);
     bool anything = stopping();
     for (auto const& entry : seat.ranks)
       anything = anything || (entry.state == State::blocked &&
-                              signals_[entry.rank->blocked_on.signal].value.load() >= entry.rank->blocked_on.count);
+                              signals_[entry.rank->blocked_on.signal].value.load() >=
+                                  entry.rank->blocked_on.count);
     if (!anything) seat.bell.wait(bell);
     seat.parked.store(false);
   }
@@ -310,9 +320,11 @@ class ThreadsBackend {
     seat.bell.notify_all();
   }
 
-  // --- the deadline -------------------------------------------------------------------------------------------------
+  // --- the deadline
+  // -------------------------------------------------------------------------------------------------
 
-  /// Starts the thread that notices when nothing moves. It looks a few times per deadline and costs the ranks nothing.
+  /// Starts the thread that notices when nothing moves. It looks a few times per deadline and costs
+  /// the ranks nothing.
   void watch() {
     if (watcher_.joinable() || !(machine_.options().deadline_s > 0)) return;
     watcher_ = std::thread([this] { watch_progress(); });
@@ -344,14 +356,17 @@ class ThreadsBackend {
     return sum;
   }
 
-  [[nodiscard]] std::string stall_text(double deadline_s) const {
+  [[nodiscard]] [[gnu::cold]] std::string stall_text(double deadline_s) const {
     std::vector<std::size_t> at;
     for (auto const& rank : machine_.ranks())
-      at.push_back(static_cast<std::size_t>(rank.next.load(std::memory_order_relaxed) - rank.begin));
-    return "no rank moved for " + detail::format_deadline(deadline_s) + " s: " +
-           detail::describe_stall(machine_.program(), at,
-                                  [this](std::uint32_t s) { return signals_[s].value.load(std::memory_order_relaxed); }) +
-           "; raise Options::deadline_s if an action may take that long";
+      at.push_back(
+          static_cast<std::size_t>(rank.next.load(std::memory_order_relaxed) - rank.begin));
+    std::vector<std::uint32_t> given;
+    for (std::size_t s = 0; s < signal_count_; ++s)
+      given.push_back(signals_[s].value.load(std::memory_order_relaxed));
+    return text("no rank moved for ", deadline_s,
+                " s: ", detail::describe_stall(machine_.program(), at, given),
+                "; raise Options::deadline_s if an action may take that long");
   }
 
   [[nodiscard]] std::vector<std::thread*> threads() {
@@ -364,10 +379,10 @@ class ThreadsBackend {
 
   std::unique_ptr<Signal[]> signals_;  // [signals of the loaded program]
   std::size_t signal_count_ = 0;
-  std::atomic<bool> stop_{false};      // the step has failed
+  std::atomic<bool> stop_{false};  // the step has failed
   detail::Machine& machine_;
-  std::vector<Seat> seats_;            // [threads with ranks]
-  std::vector<detail::Walk> walks_;    // [ranks]
+  std::vector<Seat> seats_;          // [threads with ranks]
+  std::vector<detail::Walk> walks_;  // [ranks]
   std::chrono::steady_clock::time_point round_start_{};
 
   alignas(64) std::atomic<std::uint32_t> round_{0};    // steps begun
@@ -377,7 +392,7 @@ class ThreadsBackend {
   std::atomic<bool> active_{false};
   std::coroutine_handle<> then_{};
   bool* gone_ = nullptr;  // on the stack of `caller_`, while a coroutine of the user runs there
-  std::thread caller_;  // the first seat, for steps that a coroutine awaits
+  std::thread caller_;    // the first seat, for steps that a coroutine awaits
 
   std::mutex watch_mutex_;
   std::condition_variable watch_wake_;

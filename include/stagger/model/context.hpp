@@ -19,7 +19,8 @@ struct ParameterView {
   std::size_t size = 0;
 };
 
-/// The stage's view of the engine during one action: parameters, gradients, scratch memory, and who it works for.
+/// The stage's view of the engine during one action: parameters, gradients, scratch memory, and who
+/// it works for.
 ///
 /// One context belongs to one rank; a stage must not keep anything it got from it.
 class Context {
@@ -38,10 +39,9 @@ class Context {
     return {static_cast<T*>(view.gradient), view.size};
   }
 
-  /// Uninitialised, aligned memory for `count` elements, valid until the call of the stage's function returns.
-  /// Allocates while the engine learns the sizes, never afterwards.
-  template <class T = float>
-  [[nodiscard]] std::span<T> scratch(std::size_t count) {
+  /// Uninitialised, aligned memory for `count` elements, valid until the call of the stage's
+  /// function returns. Allocates while the engine learns the sizes, never afterwards.
+  template <class T = float> [[nodiscard]] std::span<T> scratch(std::size_t count) {
     return arena_.take<T>(count);
   }
 
@@ -52,11 +52,12 @@ class Context {
   /// False during evaluation: dropout and the like must be off.
   [[nodiscard]] bool training() const noexcept { return training_; }
 
-  /// Seed for this action's randomness. It depends on nothing but (seed of the run, step, microbatch, layer), so
-  /// recomputation, any cut and any thread count see the same numbers.
+  /// Seed for this action's randomness. It depends on nothing but (seed of the run, step,
+  /// microbatch, layer), so recomputation, any cut and any thread count see the same numbers.
   [[nodiscard]] std::uint64_t random_seed() const noexcept {
-    return random_bits(seed_, {static_cast<std::uint64_t>(step_), static_cast<std::uint64_t>(microbatch_),
-                               static_cast<std::uint64_t>(layer_)});
+    return random_bits(seed_,
+                       {static_cast<std::uint64_t>(step_), static_cast<std::uint64_t>(microbatch_),
+                        static_cast<std::uint64_t>(layer_)});
   }
 
   /// For engines: starts a step.

@@ -10,6 +10,7 @@
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/tensor.hpp>
+#include <stagger/core/text.hpp>
 #include <stagger/model/context.hpp>
 
 namespace stagger {
@@ -17,19 +18,22 @@ namespace stagger {
 /// Marks a loss: `using policy_tag = stagger::LossTag;`.
 struct LossTag {};
 
-/// A loss compares the last stage's output with a target. It speaks in *sums over terms*; the engine divides by the
-/// number of terms of the whole minibatch, so that the result is right for microbatches of unequal size.
+/// A loss compares the last stage's output with a target. It speaks in *sums over terms*; the
+/// engine divides by the number of terms of the whole minibatch, so that the result is right for
+/// microbatches of unequal size.
 template <class L>
-concept LossPolicy = std::copyable<L> && std::same_as<typename L::policy_tag, LossTag> &&
-                     requires { typename L::Target; };
+concept LossPolicy = std::copyable<L> && std::same_as<typename L::policy_tag, LossTag> && requires {
+  typename L::Target;
+};
 
 /// Whether a loss accepts outputs of type Y.
 ///  - `terms(target)`: how many terms the microbatch contributes, >= 0
 ///  - `value(context, y, target)`: sum of the loss over the terms
-///  - `value_and_gradient(context, y, target, scale, dy)`: the same sum; writes scale * d(sum)/dy into dy
+///  - `value_and_gradient(context, y, target, scale, dy)`: the same sum; writes scale * d(sum)/dy
+///  into dy
 template <class L, class Y, class C = Context>
-concept LossFor = LossPolicy<L> && requires(L const& loss, C& context, Y const& y, typename L::Target const& target,
-                                            double scale, Y& dy) {
+concept LossFor = LossPolicy<L> && requires(L const& loss, C& context, Y const& y,
+                                            typename L::Target const& target, double scale, Y& dy) {
   { loss.terms(target) } -> std::convertible_to<double>;
   { loss.value(context, y, target) } -> std::convertible_to<double>;
   { loss.value_and_gradient(context, y, target, scale, dy) } -> std::convertible_to<double>;
@@ -39,12 +43,13 @@ namespace loss {
 
 /// (y - target)^2, one term per element.
 /// @throws Error  with Errc::mismatch if y and target differ in size
-template <class T = float>
-struct MeanSquaredError {
+template <class T = float> struct MeanSquaredError {
   using policy_tag = LossTag;
   using Target = Tensor<T>;
 
-  [[nodiscard]] double terms(Target const& target) const noexcept { return static_cast<double>(target.size()); }
+  [[nodiscard]] double terms(Target const& target) const noexcept {
+    return static_cast<double>(target.size());
+  }
 
   [[nodiscard]] double value(Context&, Tensor<T> const& y, Target const& target) const {
     check(y, target);
@@ -56,21 +61,22 @@ struct MeanSquaredError {
     return sum;
   }
 
-  double value_and_gradient(Context& context, Tensor<T> const& y, Target const& target, double scale,
-                            Tensor<T>& dy) const {
+  double value_and_gradient(Context& context, Tensor<T> const& y, Target const& target,
+                            double scale, Tensor<T>& dy) const {
     double const sum = value(context, y, target);
     dy.resize_like(y);
     for (std::size_t i = 0; i < y.size(); ++i)
-      dy[i] = static_cast<T>(2 * scale * (static_cast<double>(y[i]) - static_cast<double>(target[i])));
+      dy[i] =
+          static_cast<T>(2 * scale * (static_cast<double>(y[i]) - static_cast<double>(target[i])));
     return sum;
   }
 
  private:
   static void check(Tensor<T> const& y, Target const& target) {
     if (y.size() != target.size())
-      throw Error(Errc::mismatch, "the model's output has " + std::to_string(y.size()) +
-                                      " elements and the target " + std::to_string(target.size()) +
-                                      "; give each microbatch a target of the output's size");
+      throw Error(Errc::mismatch,
+                  text("the model's output has ", y.size(), " elements and the target ",
+                       target.size(), "; give each microbatch a target of the output's size"));
   }
 };
 
@@ -79,18 +85,20 @@ struct MeanSquaredError {
 /// @shape y       [rows][classes] logits
 /// @shape target  [rows] class numbers
 /// @throws Error  with Errc::mismatch if the rows differ, Errc::bad_data if a class is out of range
-template <class T = float>
-struct CrossEntropy {
+template <class T = float> struct CrossEntropy {
   using policy_tag = LossTag;
   using Target = Tensor<std::int32_t>;
 
-  [[nodiscard]] double terms(Target const& target) const noexcept { return static_cast<double>(target.size()); }
+  [[nodiscard]] double terms(Target const& target) const noexcept {
+    return static_cast<double>(target.size());
+  }
 
   [[nodiscard]] double value(Context&, Tensor<T> const& y, Target const& target) const {
     return sum_over_rows(y, target, [](std::size_t, std::size_t, double) {});
   }
 
-  double value_and_gradient(Context&, Tensor<T> const& y, Target const& target, double scale, Tensor<T>& dy) const {
+  double value_and_gradient(Context&, Tensor<T> const& y, Target const& target, double scale,
+                            Tensor<T>& dy) const {
     dy.resize_like(y);
     std::size_t const classes = y.extent(1);
     return sum_over_rows(y, target, [&](std::size_t row, std::size_t label, double log_sum) {
@@ -107,19 +115,22 @@ struct CrossEntropy {
     std::size_t const rows = y.extent(0);
     std::size_t const classes = y.extent(1);
     if (rows != target.size())
-      throw Error(Errc::mismatch, "the model's output has " + std::to_string(rows) + " rows and the target " +
-                                      std::to_string(target.size()) + "; give each row one class");
+      throw Error(Errc::mismatch, text("the model's output has ", rows, " rows and the target ",
+                                       target.size(), "; give each row one class"));
     double sum = 0;
     for (std::size_t row = 0; row < rows; ++row) {
       T const* const logits = y.data() + row * classes;
       auto const label = static_cast<std::size_t>(target[row]);
       if (target[row] < 0 || label >= classes)
-        throw Error(Errc::bad_data, "class " + std::to_string(target[row]) + " in row " + std::to_string(row) +
-                                        " is out of range; the model has classes 0 to " + std::to_string(classes - 1));
+        throw Error(Errc::bad_data,
+                    text("class ", target[row], " in row ", row,
+                         " is out of range; the model has classes 0 to ", classes - 1));
       double largest = static_cast<double>(logits[0]);
-      for (std::size_t c = 1; c < classes; ++c) largest = std::fmax(largest, static_cast<double>(logits[c]));
+      for (std::size_t c = 1; c < classes; ++c)
+        largest = std::fmax(largest, static_cast<double>(logits[c]));
       double exponentials = 0;
-      for (std::size_t c = 0; c < classes; ++c) exponentials += std::exp(static_cast<double>(logits[c]) - largest);
+      for (std::size_t c = 0; c < classes; ++c)
+        exponentials += std::exp(static_cast<double>(logits[c]) - largest);
       double const log_sum = largest + std::log(exponentials);
       sum += log_sum - static_cast<double>(logits[label]);
       visit(row, label, log_sum);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file   Optimizers: the concept, stochastic gradient descent with momentum, and AdamW.
-/// @source I. Loshchilov, F. Hutter, "Decoupled Weight Decay Regularization", ICLR 2019, algorithm 2.
+/// @source I. Loshchilov, F. Hutter, "Decoupled Weight Decay Regularization", ICLR 2019,
+/// algorithm 2.
 
 #include <array>
 #include <cmath>
@@ -17,8 +18,7 @@ namespace stagger {
 struct OptimizerTag {};
 
 /// What an optimizer sees of one parameter. `next` may be `value` itself.
-template <class T>
-struct OptimizerView {
+template <class T> struct OptimizerView {
   T const* value = nullptr;     ///< [size] before the step
   T* next = nullptr;            ///< [size] after the step
   T const* gradient = nullptr;  ///< [size]
@@ -27,30 +27,34 @@ struct OptimizerView {
   bool decays = true;
 };
 
-/// An optimizer says how many values of state it keeps per parameter value (0 to 2) and updates one parameter at a time;
-/// every element independently of the others, so that any cut gives the same bits.
+/// An optimizer says how many values of state it keeps per parameter value (0 to 2) and updates one
+/// parameter at a time; every element independently of the others, so that any cut gives the same
+/// bits.
 ///
-/// `update(view, gradient_scale, step)`: gradients are multiplied by `gradient_scale` (clipping) before use; `step`
-/// counts from 1. It must not throw: when it runs, the step is already decided.
+/// `update(view, gradient_scale, step)`: gradients are multiplied by `gradient_scale` (clipping)
+/// before use; `step` counts from 1. It must not throw: when it runs, the step is already decided.
 template <class O>
-concept OptimizerPolicy =
-    std::copyable<O> && std::same_as<typename O::policy_tag, OptimizerTag> &&
-    requires(O const& optimizer, OptimizerView<float> const& view, OptimizerView<double> const& view64) {
-      { O::states } -> std::convertible_to<int>;
-      { optimizer.update(view, 1.0, std::int64_t{1}) } noexcept;
-      { optimizer.update(view64, 1.0, std::int64_t{1}) } noexcept;
-    };
+concept OptimizerPolicy = std::copyable<O> && std::same_as<typename O::policy_tag, OptimizerTag> &&
+    requires(O const& optimizer, OptimizerView<float> const& view,
+             OptimizerView<double> const& view64) {
+  { O::states } -> std::convertible_to<int>;
+  { optimizer.update(view, 1.0, std::int64_t{1}) }
+  noexcept;
+  { optimizer.update(view64, 1.0, std::int64_t{1}) }
+  noexcept;
+};
 
 namespace optimizer {
 
-/// Stochastic gradient descent; with `momentum` > 0: velocity = momentum * velocity + gradient, value -= rate * velocity.
+/// Stochastic gradient descent; with `momentum` > 0: velocity = momentum * velocity + gradient,
+/// value -= rate * velocity.
 struct Sgd {
   using policy_tag = OptimizerTag;
   static constexpr int states = 1;
 
-  double rate = 1e-2;         ///< per step
-  double momentum = 0;        ///< 0 <= momentum < 1
-  double weight_decay = 0;    ///< added to the gradient as weight_decay * value
+  double rate = 1e-2;       ///< per step
+  double momentum = 0;      ///< 0 <= momentum < 1
+  double weight_decay = 0;  ///< added to the gradient as weight_decay * value
 
   template <class T>
   void update(OptimizerView<T> const& v, double gradient_scale, std::int64_t) const noexcept {

@@ -24,17 +24,18 @@ concept ParameterElement = std::same_as<T, float> || std::same_as<T, double>;
 
 /// The `ElementType` of a C++ type.
 template <ParameterElement T>
-inline constexpr ElementType element_type_of = std::same_as<T, float> ? ElementType::f32 : ElementType::f64;
+inline constexpr ElementType element_type_of =
+    std::same_as<T, float> ? ElementType::f32 : ElementType::f64;
 
-/// A declaration: a name, a size, initial values. The engine owns the value (in as many versions as the staleness
-/// model asks for), the gradient and the optimizer's state; a stage reads and adds through its `Context`:
+/// A declaration: a name, a size, initial values. The engine owns the value (in as many versions as
+/// the staleness model asks for), the gradient and the optimizer's state; a stage reads and adds
+/// through its `Context`:
 ///
 ///     std::span<float const> w = context[weight];
 ///     std::span<float> dw = context.gradient(weight);   // add to it
 ///
 /// @tparam T  float or double
-template <ParameterElement T = float>
-class Parameter {
+template <ParameterElement T = float> class Parameter {
  public:
   Parameter() = default;
 
@@ -42,7 +43,10 @@ class Parameter {
   /// @param initial  [size] values before the first step
   /// @param decays   whether weight decay applies (usually not for biases and normalisation)
   Parameter(std::string name, std::vector<T> initial, bool decays = true)
-      : name_(std::move(name)), initial_(std::move(initial)), size_(initial_.size()), decays_(decays) {}
+      : name_(std::move(name)),
+        initial_(std::move(initial)),
+        size_(initial_.size()),
+        decays_(decays) {}
 
   [[nodiscard]] std::string const& name() const noexcept { return name_; }
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
@@ -51,7 +55,8 @@ class Parameter {
   /// Values before the first step; empty once an engine took them over.
   [[nodiscard]] std::vector<T> const& initial() const noexcept { return initial_; }
 
-  /// For engines: gives the initial values away and remembers the parameter's position in its stage.
+  /// For engines: gives the initial values away and remembers the parameter's position in its
+  /// stage.
   [[nodiscard]] std::vector<T> adopt(std::uint32_t position) {
     position_ = position;
     return std::exchange(initial_, {});

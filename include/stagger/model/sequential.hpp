@@ -12,8 +12,7 @@
 namespace stagger {
 
 namespace detail {
-template <class L>
-struct LayerTraits {  // one layer
+template <class L> struct LayerTraits {  // one layer
   using Layer = L;
   static constexpr bool repeated = false;
 };
@@ -23,8 +22,7 @@ struct LayerTraits<std::vector<L>> {  // a run of equal layers, its length known
   static constexpr bool repeated = true;
 };
 
-template <class... L>
-consteval bool chain_fits() {
+template <class... L> consteval bool chain_fits() {
   if constexpr (sizeof...(L) == 0) {
     return true;
   } else {
@@ -41,7 +39,8 @@ consteval bool chain_fits() {
       } else {
         using Next = std::tuple_element_t<0, std::tuple<Rest...>>;
         return inside(LayerTraits<First>{}) &&
-               std::same_as<typename LayerTraits<First>::Layer::Output, typename LayerTraits<Next>::Layer::Input> &&
+               std::same_as<typename LayerTraits<First>::Layer::Output,
+                            typename LayerTraits<Next>::Layer::Input> &&
                chain_fits<Rest...>();
       }
     }(std::type_identity<L>{}...);
@@ -49,17 +48,18 @@ consteval bool chain_fits() {
 }
 }  // namespace detail
 
-/// Layers in order, each the input of the next. A `std::vector<Layer>` stands for as many layers as it holds:
+/// Layers in order, each the input of the next. A `std::vector<Layer>` stands for as many layers as
+/// it holds:
 ///
 ///     Sequential{Embedding{...}, std::vector<Block>(12), Head{...}}   // 14 layers
 ///
-/// Given to a `Pipeline` as its only element, it is cut into stages by the partitioner; as one element among several,
-/// it is one stage.
-template <class... L>
-class Sequential {
+/// Given to a `Pipeline` as its only element, it is cut into stages by the partitioner; as one
+/// element among several, it is one stage.
+template <class... L> class Sequential {
   static_assert(sizeof...(L) > 0, "stagger: a Sequential needs at least one layer");
   static_assert(detail::chain_fits<L...>(),
-                "stagger: neighbouring layers of a Sequential do not fit: the Output of each must be the Input of the next");
+                "stagger: neighbouring layers of a Sequential do not fit: the Output of each must "
+                "be the Input of the next");
 
  public:
   explicit Sequential(L... layers) : layers_(std::move(layers)...) {}

@@ -15,66 +15,73 @@ namespace stagger {
 struct NothingSaved {};
 
 namespace detail {
+template <class S> struct SavedType { using type = NothingSaved; };
 template <class S>
-struct SavedType {
-  using type = NothingSaved;
-};
-template <class S>
-  requires requires { typename S::Saved; }
+requires requires { typename S::Saved; }
 struct SavedType<S> {
   using type = typename S::Saved;
 };
 }  // namespace detail
 
 /// What a stage keeps from forward for backward: `S::Saved`, or NothingSaved.
-template <class S>
-using SavedOf = typename detail::SavedType<S>::type;
+template <class S> using SavedOf = typename detail::SavedType<S>::type;
 
 template <class S, class C = Context>
-concept HasForward = requires(S& stage, C& context, typename S::Input const& x, typename S::Output& y,
-                              SavedOf<S>& saved) { stage.forward(context, x, y, saved); };
+concept HasForward = requires(S& stage, C& context, typename S::Input const& x,
+                              typename S::Output& y, SavedOf<S>& saved) {
+  stage.forward(context, x, y, saved);
+};
 
 /// Backward in one action: gradient of the input and of the parameters.
 template <class S, class C = Context>
-concept HasBackward = requires(S& stage, C& context, typename S::Input const& x, typename S::Output const& dy,
-                               typename S::Input& dx, SavedOf<S>& saved) { stage.backward(context, x, dy, dx, saved); };
+concept HasBackward = requires(S& stage, C& context, typename S::Input const& x,
+                               typename S::Output const& dy, typename S::Input& dx,
+                               SavedOf<S>& saved) {
+  stage.backward(context, x, dy, dx, saved);
+};
 
 /// First half of a split backward: gradient of the input.
 template <class S, class C = Context>
-concept HasBackwardInput =
-    requires(S& stage, C& context, typename S::Input const& x, typename S::Output const& dy, typename S::Input& dx,
-             SavedOf<S>& saved) { stage.backward_input(context, x, dy, dx, saved); };
+concept HasBackwardInput = requires(S& stage, C& context, typename S::Input const& x,
+                                    typename S::Output const& dy, typename S::Input& dx,
+                                    SavedOf<S>& saved) {
+  stage.backward_input(context, x, dy, dx, saved);
+};
 
 /// Second half of a split backward: gradients of the parameters.
 template <class S, class C = Context>
-concept HasBackwardWeight =
-    requires(S& stage, C& context, typename S::Input const& x, typename S::Output const& dy, SavedOf<S>& saved) {
-      stage.backward_weight(context, x, dy, saved);
-    };
+concept HasBackwardWeight = requires(S& stage, C& context, typename S::Input const& x,
+                                     typename S::Output const& dy, SavedOf<S>& saved) {
+  stage.backward_weight(context, x, dy, saved);
+};
 
 template <class S>
-concept HasParameters = requires(S& stage) { stage.parameters(); };
+concept HasParameters = requires(S& stage) {
+  stage.parameters();
+};
 
 /// A stage, or a layer of one: any copyable type with
 ///
 ///     using Input = ...; using Output = ...;          // default constructible and copyable
-///     struct Saved { ... };                           // optional; owned by the engine, one per microbatch in flight
-///     void forward        (Context&, Input const& x, Output& y, Saved&);
-///     void backward_input (Context&, Input const& x, Output const& dy, Input& dx, Saved&);
-///     void backward_weight(Context&, Input const& x, Output const& dy, Saved&);
-///     auto parameters() { return std::tie(weight, bias); }   // optional
+///     struct Saved { ... };                           // optional; owned by the engine, one per
+///     microbatch in flight void forward        (Context&, Input const& x, Output& y, Saved&); void
+///     backward_input (Context&, Input const& x, Output const& dy, Input& dx, Saved&); void
+///     backward_weight(Context&, Input const& x, Output const& dy, Saved&); auto parameters() {
+///     return std::tie(weight, bias); }   // optional
 ///
-/// Results are written into objects of the engine (`y`, `dx`), which keep their memory from one microbatch to the
-/// next; x and dy stay valid until the last function that is given them returns. A stage whose backward cannot be
-/// split has one `backward(Context&, x, dy, dx, Saved&)` instead. `backward_weight` is left out where there are no
-/// parameters; `backward_input` may be left out by the first stage alone. Gradients are *added* to
-/// `context.gradient(parameter)`. A stage keeps nothing that belongs to a microbatch and draws random numbers only
-/// from `context.random_seed()`, so that recomputation repeats them.
+/// Results are written into objects of the engine (`y`, `dx`), which keep their memory from one
+/// microbatch to the next; x and dy stay valid until the last function that is given them returns.
+/// A stage whose backward cannot be split has one `backward(Context&, x, dy, dx, Saved&)` instead.
+/// `backward_weight` is left out where there are no parameters; `backward_input` may be left out by
+/// the first stage alone. Gradients are *added* to `context.gradient(parameter)`. A stage keeps
+/// nothing that belongs to a microbatch and draws random numbers only from `context.random_seed()`,
+/// so that recomputation repeats them.
 template <class S, class C = Context>
 concept Stage = std::copyable<S> && std::default_initializable<typename S::Input> &&
-                std::default_initializable<typename S::Output> && std::default_initializable<SavedOf<S>> &&
-                HasForward<S, C> && (HasBackward<S, C> || HasBackwardInput<S, C> || HasBackwardWeight<S, C>) &&
-                (!HasParameters<S> || HasBackward<S, C> || HasBackwardWeight<S, C>);
+    std::default_initializable<typename S::Output> && std::default_initializable<SavedOf<S>> &&
+    HasForward<S, C> &&
+    (HasBackward<S, C> || HasBackwardInput<S, C> ||
+     HasBackwardWeight<S, C>)&&(!HasParameters<S> || HasBackward<S, C> || HasBackwardWeight<S, C>);
 
 /// Whether a stage can hand a gradient to the stage before it.
 template <class S, class C = Context>

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
+#include <stagger/core/text.hpp>
 #include <stagger/partition/policy.hpp>
 
 namespace stagger::partition {
@@ -20,9 +21,9 @@ struct Cuts {
     int before = 0;
     for (int const cut : first_layers) {
       if (cut <= before || cut >= layers)
-        throw Error(Errc::bad_configuration, "a cut before layer " + std::to_string(cut) + " leaves a stage empty; with " +
-                                                 std::to_string(layers) + " layers cuts must rise from 1 to " +
-                                                 std::to_string(layers - 1));
+        throw Error(Errc::bad_configuration,
+                    text("a cut before layer ", cut, " leaves a stage empty; with ", layers,
+                         " layers cuts must rise from 1 to ", layers - 1));
       before = cut;
     }
     return first_layers;

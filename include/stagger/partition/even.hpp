@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
+#include <stagger/core/text.hpp>
 #include <stagger/partition/policy.hpp>
 
 namespace stagger::partition {
@@ -18,8 +19,8 @@ struct Even {
   /// @throws Error  bad_configuration if there are no stages, or more than layers
   [[nodiscard]] constexpr std::vector<int> cuts(int layers) const {
     if (stages < 1 || stages > layers)
-      throw Error(Errc::bad_configuration, std::to_string(stages) + " stages cannot be made of " +
-                                               std::to_string(layers) + " layers; use 1 to " + std::to_string(layers));
+      throw Error(Errc::bad_configuration,
+                  text(stages, " stages cannot be made of ", layers, " layers; use 1 to ", layers));
     std::vector<int> cuts;
     int const each = layers / stages;
     int const longer = layers % stages;

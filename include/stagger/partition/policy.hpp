@@ -13,9 +13,9 @@ struct PartitionTag {};
 /// A partitioner cuts a chain of layers into stages.
 template <class P>
 concept PartitionPolicy = std::copyable<P> && std::same_as<typename P::policy_tag, PartitionTag> &&
-                          requires(P const policy, int layers) {
-                            // [stages - 1] first layer of each stage after the first, strictly rising, in 1..layers-1
-                            { policy.cuts(layers) } -> std::same_as<std::vector<int>>;
-                          };
+    requires(P const policy, int layers) {
+  // [stages - 1] first layer of each stage after the first, strictly rising, in 1..layers-1
+  { policy.cuts(layers) } -> std::same_as<std::vector<int>>;
+};
 
 }  // namespace stagger

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
+#include <stagger/core/text.hpp>
 #include <stagger/placement/policy.hpp>
 
 namespace stagger::placement {
@@ -19,12 +20,13 @@ struct ExplicitMap {
   /// @throws Error  bad_configuration if there is not one legal place for each rank
   [[nodiscard]] constexpr std::vector<int> place(int ranks, int count) const {
     if (places.size() != static_cast<std::size_t>(ranks))
-      throw Error(Errc::bad_configuration, "the placement names " + std::to_string(places.size()) + " places for " +
-                                               std::to_string(ranks) + " ranks; name one for each");
+      throw Error(Errc::bad_configuration,
+                  text("the placement names ", places.size(), " places for ", ranks,
+                       " ranks; name one for each"));
     for (int const p : places)
       if (p < 0 || p >= count)
-        throw Error(Errc::bad_configuration, "place " + std::to_string(p) + " does not exist; there are places 0 to " +
-                                                 std::to_string(count - 1));
+        throw Error(Errc::bad_configuration,
+                    text("place ", p, " does not exist; there are places 0 to ", count - 1));
     return places;
   }
 };

@@ -15,7 +15,9 @@ struct InOrder {
 
   [[nodiscard]] constexpr std::vector<int> place(int ranks, int places) const {
     std::vector<int> result(static_cast<std::size_t>(ranks));
-    for (int r = 0; r < ranks; ++r) result[static_cast<std::size_t>(r)] = static_cast<int>(static_cast<long long>(r) * places / ranks);
+    for (int r = 0; r < ranks; ++r)
+      result[static_cast<std::size_t>(r)] =
+          static_cast<int>(static_cast<long long>(r) * places / ranks);
     return result;
   }
 };

@@ -13,9 +13,9 @@ struct PlacementTag {};
 /// A placement says which place (a thread, a device) each rank of the pipeline runs on.
 template <class P>
 concept PlacementPolicy = std::copyable<P> && std::same_as<typename P::policy_tag, PlacementTag> &&
-                          requires(P const policy, int ranks, int places) {
-                            // [ranks] a place each, 0 <= place < places
-                            { policy.place(ranks, places) } -> std::same_as<std::vector<int>>;
-                          };
+    requires(P const policy, int ranks, int places) {
+  // [ranks] a place each, 0 <= place < places
+  { policy.place(ranks, places) } -> std::same_as<std::vector<int>>;
+};
 
 }  // namespace stagger

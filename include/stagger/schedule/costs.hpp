@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
+#include <stagger/core/text.hpp>
 
 namespace stagger::schedule {
 
@@ -50,8 +51,7 @@ namespace detail {
 }
 
 [[noreturn]] inline void refuse_cost(int stage, char const* field, double value) {
-  throw Error(Errc::bad_data, "stage " + std::to_string(stage) + " has " + field + " = " +
-                                  std::to_string(value) + "; costs must be finite and not negative");
+  throw Error(Errc::bad_data, text("stage ", stage, " has ", field, " = ", value, "; costs must be finite and not negative"));
 }
 
 }  // namespace detail
@@ -60,9 +60,7 @@ namespace detail {
 /// @throws Error bad_data, naming stage, field and value
 constexpr void require_costs(Costs const& costs, int stages) {
   if (!costs.stages.empty() && costs.stages.size() != static_cast<std::size_t>(stages)) {
-    throw Error(Errc::bad_data, "costs are given for " + std::to_string(costs.stages.size()) +
-                                    " stages but the table has " + std::to_string(stages) +
-                                    "; give one line per stage");
+    throw Error(Errc::bad_data, text("costs are given for ", costs.stages.size(), " stages but the table has ", stages, "; give one line per stage"));
   }
   int const given = costs.stages.empty() ? 1 : stages;
   for (int s = 0; s < given; ++s) {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include <stagger/core/error.hpp>
+#include <stagger/core/text.hpp>
 #include <stagger/core/shape.hpp>
 
 namespace stagger::schedule {
@@ -33,10 +34,7 @@ enum class Count : std::uint8_t { ranks, microbatches, chunks, group, slices, in
 constexpr void require(bool holds, char const* policy, Count count, int value, int nearest_legal,
                        char const* rule) {
   if (!holds) {
-    throw Error(Errc::bad_configuration, std::string("schedule ") + policy + " cannot have " +
-                                             std::to_string(value) + " " + name(count) + ": " + rule +
-                                             "; the nearest legal value is " +
-                                             std::to_string(nearest_legal));
+    throw Error(Errc::bad_configuration, text("schedule ", policy, " cannot have ", value, " ", name(count), ": ", rule, "; the nearest legal value is ", nearest_legal));
   }
 }
 

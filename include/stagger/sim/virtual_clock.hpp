@@ -22,31 +22,36 @@ class VirtualClockBackend;
 
 /// Device policy: every rank has a device of its own whose actions take the time that `costs` says.
 ///
-/// Stages really run, so parameters come out as on any other device; `timeline()` speaks virtual seconds. Same seed,
-/// same times, on every machine.
+/// Stages really run, so parameters come out as on any other device; `timeline()` speaks virtual
+/// seconds. Same seed, same times, on every machine.
 struct VirtualClock {
   using policy_tag = DeviceTag;
   using Backend = VirtualClockBackend;
 
   schedule::Costs costs{};  ///< of each stage; a recomputation costs its F
-  double jitter = 0;        ///< 0 <= jitter < 1: each action takes its cost times a factor in [1 - jitter, 1 + jitter)
+  double jitter = 0;        ///< 0 <= jitter < 1: each action takes its cost times a factor in [1 -
+                            ///< jitter, 1 + jitter)
   std::uint64_t seed = 0;   ///< of the jitter
 
   /// How many places a placement policy may spread the ranks over: as many as there are ranks.
   [[nodiscard]] int places() const noexcept { return std::numeric_limits<int>::max(); }
 };
 
-/// An event queue ordered by (time, order of creation): what happens at the same moment happens in a fixed order.
+/// An event queue ordered by (time, order of creation): what happens at the same moment happens in
+/// a fixed order.
 class VirtualClockBackend {
  public:
   static constexpr bool timed = true;
 
-  /// @throws Error  for costs that are negative, not finite or not one for each stage, or a jitter out of range
-  VirtualClockBackend(VirtualClock const& device, detail::Machine& machine, int) : device_(device), machine_(machine) {
+  /// @throws Error  for costs that are negative, not finite or not one for each stage, or a jitter
+  /// out of range
+  VirtualClockBackend(VirtualClock const& device, detail::Machine& machine, int)
+      : device_(device), machine_(machine) {
     schedule::require_costs(device.costs, machine.stages());
     if (!(device.jitter >= 0 && device.jitter < 1))
       throw Error(Errc::bad_configuration,
-                  "a jitter of " + std::to_string(device.jitter) + " could make time run backwards; use 0 <= jitter < 1");
+                  text("a jitter of ", device.jitter,
+                       " could make time run backwards; use 0 <= jitter < 1"));
   }
   VirtualClockBackend(VirtualClockBackend const&) = delete;
   VirtualClockBackend& operator=(VirtualClockBackend const&) = delete;
@@ -81,7 +86,8 @@ class VirtualClockBackend {
         resume(event.target);
     }
     for (State const state : state_)
-      if (state != State::done) return fail(std::make_exception_ptr(Error(Errc::bad_schedule, stall_text())));
+      if (state != State::done)
+        return fail(std::make_exception_ptr(Error(Errc::bad_schedule, stall_text())));
   }
 
   bool start(std::coroutine_handle<>) {
@@ -92,7 +98,9 @@ class VirtualClockBackend {
   void fail(std::exception_ptr failure) noexcept { machine_.fail(std::move(failure)); }
 
   [[nodiscard]] bool stopping() const noexcept { return machine_.failed(); }
-  [[nodiscard]] bool ready(Wait const& wait) const noexcept { return given_[wait.signal] >= wait.count; }
+  [[nodiscard]] bool ready(Wait const& wait) const noexcept {
+    return given_[wait.signal] >= wait.count;
+  }
 
   void execute(detail::RankState& rank, Instruction const& in) {
     if (in.op > Op::recompute) {
@@ -162,10 +170,16 @@ class VirtualClockBackend {
 
   void resume(std::size_t rank) {
     switch (walks_[rank].resume()) {
-      case detail::Progress::blocked: state_[rank] = State::blocked; break;
-      case detail::Progress::elapsing: at(now_s_ + cost_s_, Event::resume, rank); break;
+      case detail::Progress::blocked:
+        state_[rank] = State::blocked;
+        break;
+      case detail::Progress::elapsing:
+        at(now_s_ + cost_s_, Event::resume, rank);
+        break;
       case detail::Progress::finished:
-      case detail::Progress::stopped: state_[rank] = State::done; break;
+      case detail::Progress::stopped:
+        state_[rank] = State::done;
+        break;
     }
     if (!machine_.failed()) return;
     events_.clear();  // nobody goes on
@@ -180,7 +194,8 @@ class VirtualClockBackend {
     if (in.op == Op::backward || in.op == Op::backward_weight) cost_s += costs.backward_weight_s;
     if (device_.jitter == 0) return cost_s;
     std::uint64_t const x =
-        random_bits(device_.seed, {static_cast<std::uint64_t>(machine_.steps()), static_cast<std::uint64_t>(rank.number),
+        random_bits(device_.seed, {static_cast<std::uint64_t>(machine_.steps()),
+                                   static_cast<std::uint64_t>(rank.number),
                                    static_cast<std::uint64_t>(&in - rank.begin)});
     double const unit = static_cast<double>(x >> 11U) * 0x1p-53;  // [0, 1)
     return cost_s * (1 - device_.jitter + 2 * device_.jitter * unit);
@@ -189,9 +204,10 @@ class VirtualClockBackend {
   [[nodiscard]] std::string stall_text() const {
     std::vector<std::size_t> at;
     for (auto const& rank : machine_.ranks())
-      at.push_back(static_cast<std::size_t>(rank.next.load(std::memory_order_relaxed) - rank.begin));
+      at.push_back(
+          static_cast<std::size_t>(rank.next.load(std::memory_order_relaxed) - rank.begin));
     return "the ranks wait for each other: " +
-           detail::describe_stall(machine_.program(), at, [this](std::uint32_t s) { return given_[s]; });
+           detail::describe_stall(machine_.program(), at, given_);
   }
 
   VirtualClock device_;
@@ -202,7 +218,7 @@ class VirtualClockBackend {
   std::vector<Event> events_;         // a heap
   std::uint64_t order_ = 0;
   double now_s_ = 0;
-  double cost_s_ = 0;                 // of the instruction carried out last
+  double cost_s_ = 0;  // of the instruction carried out last
 };
 
 }  // namespace stagger::sim

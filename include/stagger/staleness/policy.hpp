@@ -11,8 +11,12 @@ struct StalenessTag {};
 
 /// A staleness model says which weights a microbatch sees.
 template <class P>
-concept StalenessPolicy = std::copyable<P> && std::same_as<typename P::policy_tag, StalenessTag> && requires {
-  { P::synchronous } -> std::convertible_to<bool>;  // does every microbatch see the weights of the last finished step?
+concept StalenessPolicy =
+    std::copyable<P> && std::same_as<typename P::policy_tag, StalenessTag> && requires {
+  {
+    P::synchronous
+    } -> std::convertible_to<bool>;  // does every microbatch see the weights of the last finished
+                                     // step?
 };
 
 }  // namespace stagger

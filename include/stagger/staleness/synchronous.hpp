@@ -6,7 +6,8 @@
 
 namespace stagger::staleness {
 
-/// Every microbatch of a step sees the weights that the step before left; one version of each weight lives.
+/// Every microbatch of a step sees the weights that the step before left; one version of each
+/// weight lives.
 struct Synchronous {
   using policy_tag = StalenessTag;
   static constexpr bool synchronous = true;
