@@ -80,7 +80,7 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
   CLI::App app{"Trains a small transformer on text, byte by byte, in a pipeline of stages.", "gpt"};
   app.set_version_flag("--version", std::to_string(STAGGER_VERSION_MAJOR) + "." + std::to_string(STAGGER_VERSION_MINOR) +
                                         "." + std::to_string(STAGGER_VERSION_PATCH));
-  app.option_defaults()->always_capture_default();
+  app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
 
   char const* group = "The model";
   app.add_option("--layers", s.layers, "Transformer blocks")->group(group);
@@ -92,6 +92,7 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
   app.add_option("--text", s.text, "Files to learn from; left out: the headers and documents of stagger itself")
       ->type_name("FILE")
       ->default_str("")
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->group(group);
   app.add_option("--steps", s.steps, "Optimizer steps")->group(group);
   app.add_option("--batch", s.batch, "Sequences per step")->group(group);
@@ -122,7 +123,7 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
   app.add_option("--every", s.checkpoint_every, "Steps from one checkpoint to the next")->group(group);
   app.add_flag("--resume", s.resume, "Go on from the newest checkpoint, as if the run had never stopped")->group(group);
   app.add_option("--stop-at", s.stop_at, "End after this step, as if interrupted; 0: run to the end")->group(group);
-  app.add_option("--output", s.output, "Folder for trace.json and timeline.svg; '': write none")
+  app.add_option("--output", s.output, "Folder for trace.json and timeline.svg; none: write neither")
       ->type_name("DIR")
       ->group(group);
   app.add_option("--sample", s.sample, "Bytes of text to write at the end")->group(group);

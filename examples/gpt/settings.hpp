@@ -19,10 +19,10 @@ struct Settings {
 
   // What it learns, and how.
   std::vector<std::string> text;   ///< files; empty: the project's own sources
-  std::int64_t steps = 800;        ///< optimizer steps
+  std::int64_t steps = 300;        ///< optimizer steps
   std::int64_t batch = 32;         ///< sequences per step
-  double rate = 3e-3;              ///< highest learning rate
-  std::int64_t warmup = 50;        ///< steps until it is reached
+  double rate = 5e-3;              ///< highest learning rate
+  std::int64_t warmup = 30;        ///< steps until it is reached
   double clip = 1;                 ///< highest norm of the gradients
   std::int64_t seed = 1;
 
@@ -36,15 +36,18 @@ struct Settings {
 
   // What is kept.
   std::string checkpoint;          ///< folder; empty: none
-  std::int64_t checkpoint_every = 100;  ///< steps
+  std::int64_t checkpoint_every = 50;  ///< steps
   bool resume = false;
   std::int64_t stop_at = 0;        ///< end after this step as if interrupted; 0: do not
-  std::string output = "gpt-out";  ///< folder of trace and timeline; empty: none
+  std::string output = "gpt-out";  ///< folder of trace and timeline; "none": they are not written
   std::int64_t sample = 400;       ///< bytes written at the end
   std::string prompt = "/// ";     ///< how the sample begins
 
   /// Embedding, blocks, head.
   [[nodiscard]] std::int64_t chain() const noexcept { return layers + 2; }
+
+  /// Whether trace and timeline are wanted.
+  [[nodiscard]] bool writes() const noexcept { return output != "none"; }
 
   /// @throws Error  with Errc::bad_configuration, naming the flag, the value and what would do
   void check() const;

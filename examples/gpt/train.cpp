@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
-#include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <stagger/engine/checkpoint.hpp>
 #include <stagger/report/file.hpp>
@@ -75,31 +79,100 @@ void prepare_output(std::string const& folder) {
   std::filesystem::create_directories(folder, error);
   if (error)
     throw sg::Error(sg::Errc::io, "cannot create the folder '" + folder + "': " + error.message() +
-                                      "; give --output DIR a place that can be written to, or '' for none");
+                                      "; give --output DIR a place that can be written to, or none");
   sg::report::WholeFile probe(folder + "/trace.json");  // not committed: nothing stays
 }
 
-auto make_pipeline(Settings const& s) {
-  auto const& shape = shape_of(s);
-  return sg::Pipeline{make_model<float>(shape, static_cast<std::uint64_t>(s.seed))}.with(
-      ByWork{work_of(shape), static_cast<int>(s.stages)}, Schedule::named(s.schedule),
-      sg::optimizer::AdamW{.beta2 = 0.98, .weight_decay = 0.05}, CrossEntropy<float>{},
-      sg::host::Threads{static_cast<int>(s.threads)},
-      sg::Options{.clip_norm = s.clip,
-                  .seed = static_cast<std::uint64_t>(s.seed),
-                  .deadline_s = 600,
-                  .recompute = s.recompute,
-                  .record = true});
+auto make_model(Settings const& s) {
+  return sg::Pipeline{make_model<float>(shape_of(s), static_cast<std::uint64_t>(s.seed))};
 }
 
+constexpr sg::optimizer::AdamW adam{.beta2 = 0.98, .weight_decay = 0.05};
+
+sg::Options options_of(Settings const& s) {
+  return {.clip_norm = s.clip,
+          .seed = static_cast<std::uint64_t>(s.seed),
+          .deadline_s = 600,
+          .recompute = s.recompute,
+          .record = true};
+}
+
+auto make_pipeline(Settings const& s) {
+  return make_model(s).with(ByWork{work_of(shape_of(s)), static_cast<int>(s.stages)}, Schedule::named(s.schedule), adam,
+                            CrossEntropy<float>{}, sg::host::Threads{static_cast<int>(s.threads)}, options_of(s));
+}
+
+auto make_one_device(Settings const& s) { return make_model(s).on_one_device(adam, CrossEntropy<float>{}, options_of(s)); }
+
 using Trainer = decltype(make_pipeline(std::declval<Settings const&>()));
+
+/// The same training on one device, step by step beside the pipeline.
+class Comparison {
+ public:
+  explicit Comparison(Settings const& s) : one_(make_one_device(s)) {}
+
+  /// Goes on from where the pipeline stands.
+  void start(Trainer& train) {
+    auto const from = train.parameters();
+    auto const to = one_.parameters();
+    for (std::size_t i = 0; i < from.size(); ++i) {
+      copy(from[i].value, to[i].value);
+      for (std::size_t k = 0; k < 2; ++k) copy(from[i].state[k], to[i].state[k]);
+    }
+    one_.resume(train.steps());
+  }
+
+  void step(Batch const& batch, double rate) {
+    one_.optimizer().rate = rate;
+    double const begin_s = now_s();
+    (void)one_.step(batch);
+    wall_s_.push_back(now_s() - begin_s);
+  }
+
+  /// @return  a sentence about the first parameter that differs; empty: none does
+  [[nodiscard]] std::string difference(Trainer& train) {
+    auto const there = train.parameters();
+    auto const here = one_.parameters();
+    for (std::size_t i = 0; i < here.size(); ++i) {
+      std::string const where = "after step " + std::to_string(train.steps()) + " the pipeline and one device differ in ";
+      auto const a = there[i].values<float>();
+      auto const b = here[i].values<float>();
+      for (std::size_t e = 0; e < a.size(); ++e)
+        if (std::memcmp(&a[e], &b[e], sizeof(float)) != 0) {
+          char numbers[96];
+          std::snprintf(numbers, sizeof numbers, "[%zu]: %.9g and %.9g", e, static_cast<double>(a[e]),
+                        static_cast<double>(b[e]));
+          return where + "parameter " + here[i].name + numbers;
+        }
+      for (std::size_t k = 0; k < 2; ++k)
+        if (!std::equal(there[i].state[k].begin(), there[i].state[k].end(), here[i].state[k].begin()))
+          return where + "the optimizer's state of parameter " + here[i].name;
+    }
+    return "";
+  }
+
+  /// Middle one of the steps' times, seconds; 0 before the first.
+  [[nodiscard]] double step_s() const {
+    auto sorted = wall_s_;
+    std::sort(sorted.begin(), sorted.end());
+    return sorted.empty() ? 0 : sorted[sorted.size() / 2];
+  }
+
+ private:
+  static void copy(std::span<std::byte const> from, std::span<std::byte> to) {
+    std::copy(from.begin(), from.end(), to.begin());
+  }
+
+  decltype(make_one_device(std::declval<Settings const&>())) one_;
+  std::vector<double> wall_s_;
+};
 
 class Run {
  public:
   Run(Settings const& s, char const* sources)
       : s_(s),
         text_(Text::read(s.text.empty() ? own_files(sources) : s.text), static_cast<std::size_t>(s.context)) {
-    if (!s_.output.empty()) prepare_output(s_.output);
+    if (s_.writes()) prepare_output(s_.output);
     if (!s_.checkpoint.empty()) checkpoints_.emplace(s_.checkpoint);
     if (checkpoints_ && !s_.resume && !checkpoints_->steps().empty())
       throw sg::Error(sg::Errc::bad_configuration, "the folder '" + s_.checkpoint + "' holds a checkpoint of step " +
@@ -109,12 +182,13 @@ class Run {
     held_out_.inputs.resize(static_cast<std::size_t>(s_.microbatches));
     text_.held_out(std::max<std::size_t>(held_out_sequences, held_out_.inputs.size()), held_out_);
     train_.emplace(make_pipeline(s_));
+    if (s_.compare) comparison_.emplace(s_);
   }
 
   Outcome operator()() {
     if (s_.resume) resume();
+    if (comparison_) comparison_->start(*train_);
     introduce();
-    listen_for_interrupts();
     std::int64_t const first = train_->steps();
     std::int64_t const last = s_.stop_at > 0 ? std::min(s_.stop_at, s_.steps) : s_.steps;
     double const begin_s = now_s();
@@ -124,6 +198,7 @@ class Run {
       double const loss = take_step(step);
       tokens += static_cast<double>(s_.batch * s_.context);
       progress.update(step + 1, loss, tokens, now_s());
+      if (!agrees(progress)) return Outcome::differs;
       if ((step + 1) % s_.checkpoint_every == 0) save();
     }
     progress.finish();
@@ -165,6 +240,17 @@ class Run {
     return loss;
   }
 
+  /// Takes the same step on one device, if that was asked for.
+  [[nodiscard]] bool agrees(sg::report::Progress& progress) {
+    if (!comparison_) return true;
+    comparison_->step(batch_, train_->optimizer().rate);
+    std::string const difference = comparison_->difference(*train_);
+    if (difference.empty()) return true;
+    progress.finish();
+    std::fprintf(stderr, "gpt: %s\n", difference.c_str());
+    return false;
+  }
+
   void save() {
     if (!checkpoints_ || saved_ == train_->steps()) return;
     saved_ = train_->steps();
@@ -192,12 +278,15 @@ class Run {
                           .table({.ranks = static_cast<int>(s_.stages), .microbatches = static_cast<int>(s_.microbatches)});
     if (!record_.empty()) {
       std::printf("%s\n", record_.table(plan).c_str());
-      if (!s_.output.empty()) {
+      if (s_.writes()) {
         record_.write(s_.output, plan, s_.steps);
         std::printf("%s/trace.json opens in ui.perfetto.dev, %s/timeline.svg in a browser\n", s_.output.c_str(),
                     s_.output.c_str());
       }
     }
+    if (comparison_ && comparison_->step_s() > 0)
+      std::printf("bit-equal to one device after every step; one device takes %s for a step\n",
+                  sg::report::format_seconds(comparison_->step_s()).c_str());
     std::printf("held-out loss %.4f nats per byte\n", sg::run(train_->evaluate(held_out_)).loss);
     if (s_.sample > 0) {
       auto const text = sample(*train_, s_.prompt, static_cast<std::size_t>(s_.sample),
@@ -210,6 +299,7 @@ class Run {
   Text text_;
   std::optional<sg::Checkpoints> checkpoints_;
   std::optional<Trainer> train_;
+  std::optional<Comparison> comparison_;
   Batch batch_;
   Batch held_out_;
   Record record_;
@@ -218,6 +308,9 @@ class Run {
 
 }  // namespace
 
-Outcome train(Settings const& settings, char const* sources) { return Run(settings, sources)(); }
+Outcome train(Settings const& settings, char const* sources) {
+  listen_for_interrupts();
+  return Run(settings, sources)();
+}
 
 }  // namespace gpt

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+# What a run writes: help, log lines, table, trace, picture, sample.
+include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
+
+gpt(--help)
+expect_result(0)
+foreach(flag text layers width heads context stages microbatches schedule threads steps seed checkpoint resume compare
+        recompute output sample)
+  expect(output "--${flag} [^\n]*[a-z]+ [a-z]+")
+endforeach()
+gpt(--version)
+expect_result(0)
+expect(output "^[0-9]+\\.[0-9]+\\.[0-9]+\n$")
+
+gpt(--text ${TEXT} --layers 2 --width 16 --heads 2 --context 12 --batch 8 --microbatches 4 --steps 5
+    --sample 50 --prompt "The " --output ${FOLDER}/new/folder)
+expect_result(0)
+expect(errors "step 1/5 +loss [0-9.]+ ")
+expect(errors "step 5/5 +loss [0-9.]+ ")
+expect(output "schedule allows +measured")
+expect(output "step time +[0-9]")
+expect(output "bubble +[0-9]")
+expect(output "peak in flight, per rank +2 1 +2 1")
+expect(output "held-out loss [0-9.]+ nats per byte")
+expect(output "\nThe ")
+string(ASCII 27 escape)
+if("${output}${errors}" MATCHES "\r|${escape}")
+  fail("should print plain lines where there is no terminal")
+endif()
+file(READ ${FOLDER}/new/folder/trace.json trace)
+string(JSON events ERROR_VARIABLE broken LENGTH "${trace}" traceEvents)
+if(broken OR events LESS 100)
+  fail("trace.json has '${events}' events: ${broken}")
+endif()
+file(READ ${FOLDER}/new/folder/timeline.svg picture)
+expect(picture "^<svg [^\n]*")
+expect(picture "</svg>[ \n]*$")
+
+# The same command, the same model: losses and sample agree to the last digit, whatever the stages.
+gpt(${tiny} --steps 3 --sample 40)
+expect_result(0)
+string(REGEX MATCH "held-out.*" first "${output}")
+gpt(${tiny} --steps 3 --sample 40 --stages 4 --threads 2 --schedule gpipe)
+expect_result(0)
+string(REGEX MATCH "held-out.*" second "${output}")
+if(NOT first STREQUAL second)
+  fail("'${first}' and '${second}' should be equal")
+endif()
