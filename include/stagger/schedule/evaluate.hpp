@@ -55,8 +55,8 @@ namespace detail {
       if (a.kind == Kind::backward_weight) freed = bytes * c.weight_share;
       peak[r] = std::max(peak[r], live);
       live -= freed_with_next;
-      freed_with_next = 0;
-      (a.overlaps_next ? freed_with_next : live) -= a.overlaps_next ? -freed : freed;
+      freed_with_next = a.overlaps_next ? freed : 0;
+      if (!a.overlaps_next) live -= freed;
     }
   }
   return peak;
@@ -133,9 +133,9 @@ class Account {
   require_costs(costs, table.stages);
   bool messages = false;
   for (Action const& a : table.actions) {
-    if (!detail::in_range(table, a)) throw Error(Errc::bad_schedule, "the table holds an action out of its range");
     messages = messages || !is_compute(a.kind);
   }
+  detail::require_playable(table);
   Evaluation out;
   detail::Account account(table, out);
   std::vector<std::size_t> ran;
@@ -145,22 +145,14 @@ class Account {
     detail::ChannelPlay play(table, channels);
     ran = play.run(times, costs.overlap_s, account, [&](std::size_t send, std::size_t receive, double start, double end) {
       for (std::size_t const i : {send, receive}) {
-        auto const above = std::upper_bound(table.row_begin.begin(), table.row_begin.end(), i);
-        auto const rank = static_cast<std::size_t>(above - table.row_begin.begin()) - 1;
-        out.timeline.rows[rank][i - table.row_begin[rank]] = {
-            .action = table.actions[i], .start_s = start, .end_s = end};
+        std::size_t const rank = play.rank_of(i);
+        out.timeline.rows[rank][i - table.row_begin[rank]] = {.action = table.actions[i], .start_s = start, .end_s = end};
       }
     });
   } else {
     ran = detail::play(table, times, costs.overlap_s, account);
   }
-  for (std::size_t r = 0; r < ran.size(); ++r) {
-    auto const row = table.row(static_cast<int>(r));
-    if (ran[r] < row.size()) {
-      throw Error(Errc::bad_schedule, message({.kind = FaultKind::deadlock, .rank = static_cast<int>(r),
-                                               .position = static_cast<int>(ran[r]), .action = row[ran[r]]}));
-    }
-  }
+  if (Fault const f = detail::standstill(table, ran)) throw Error(Errc::bad_schedule, message(f));
   account.close();
   out.peak_in_flight = peak_in_flight(table);
   out.peak_bytes = detail::peak_bytes(table, costs);

@@ -30,6 +30,16 @@ namespace stagger::schedule::detail {
          a.slice >= 0 && a.slice < table.slices;
 }
 
+/// True when the table has fewer actions than entries, and so cannot be complete.
+[[nodiscard]] constexpr bool sparse(Table const& table) noexcept {
+  std::size_t left = table.actions.size();
+  for (int const count : {table.stages, table.microbatches, table.slices}) {
+    if (count < 1) return true;
+    left /= static_cast<std::size_t>(count);
+  }
+  return left == 0;
+}
+
 /// The row of each stage; `several` for a stage that stands in more than one row. Lowest row where none has it: -1.
 inline constexpr int several = -2;
 [[nodiscard]] constexpr std::vector<int> owners(Table const& table) {

@@ -2,6 +2,7 @@
 #pragma once
 /// @file   Proves or refutes a table: at compile time, in a test, or for a table that came from a file.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -40,6 +41,31 @@ struct VerifyOptions {
 
 namespace detail {
 
+/// The deadlock of a table in which rank r came no further than position `ran[r]`; none where all came to the end.
+[[nodiscard]] constexpr Fault standstill(Table const& table, std::vector<std::size_t> const& ran) {
+  for (std::size_t r = 0; r < ran.size(); ++r) {
+    auto const row = table.row(static_cast<int>(r));
+    if (ran[r] < row.size()) {
+      return {.kind = FaultKind::deadlock, .rank = static_cast<int>(r), .position = static_cast<int>(ran[r]), .action = row[ran[r]]};
+    }
+  }
+  return {};
+}
+
+/// Refuses what would make arrays by index unsafe or needlessly large: `play` asks for this.
+/// @throws Error bad_schedule
+constexpr void require_playable(Table const& table) {
+  for (int r = 0; r < table.ranks(); ++r) {
+    auto const row = table.row(r);
+    for (std::size_t at = 0; at < row.size(); ++at) {
+      if (!in_range(table, row[at])) {
+        throw Error(Errc::bad_schedule, message({.kind = FaultKind::parse, .rank = r, .position = static_cast<int>(at), .action = row[at]}));
+      }
+    }
+  }
+  if (sparse(table)) throw Error(Errc::bad_schedule, "the table has fewer actions than stages times microbatches; verify it first");
+}
+
 /// What is known of one (stage, microbatch, slice) while a table is checked.
 struct Seen {
   std::uint8_t kinds = 0;  ///< bit per Kind
@@ -53,12 +79,14 @@ struct Seen {
 /// Every check except deadlock and memory; those need the whole of the table to be sound.
 class Checker {
  public:
-  constexpr explicit Checker(Table const& table) : table_(table), seen_(cells(table), Seen{}) {}
+  constexpr explicit Checker(Table const& table) : table_(table) {}
 
   [[nodiscard]] constexpr Fault run() {
     if (table_.stages < 1 || table_.microbatches < 1 || table_.slices < 1 || table_.ranks() < 1) {
       return {.kind = FaultKind::missing, .rank = 0, .position = 0, .action = {}};
     }
+    if (sparse(table_)) return first_gap();
+    seen_.assign(cells(table_), Seen{});
     if (Fault f = once()) return f;
     if (Fault f = complete()) return f;
     if (Fault f = place()) return f;
@@ -110,6 +138,35 @@ class Checker {
       }
     }
     return {};
+  }
+
+  /// What is missing from a table with fewer actions than cells, found without an array of all cells.
+  [[nodiscard]] constexpr Fault first_gap() const {
+    std::vector<Action> forwards;
+    for (int rank = 0; rank < table_.ranks(); ++rank) {
+      auto const row = table_.row(rank);
+      if (row.empty()) return {.kind = FaultKind::missing, .rank = rank, .position = 0, .action = first_missing(rank)};
+      for (std::size_t at = 0; at < row.size(); ++at) {
+        if (!in_range(table_, row[at])) return fault(FaultKind::parse, rank, at);
+        if (row[at].kind == Kind::forward) forwards.push_back(row[at]);
+      }
+    }
+    auto const before = [](Action const& a, Action const& b) {
+      if (a.stage != b.stage) return a.stage < b.stage;
+      return a.microbatch != b.microbatch ? a.microbatch < b.microbatch : a.slice < b.slice;
+    };
+    std::sort(forwards.begin(), forwards.end(), before);
+    Action next{};
+    for (Action const& a : forwards) {
+      if (before(next, {.stage = a.stage, .microbatch = a.microbatch, .slice = a.slice})) break;
+      if (before(a, next)) continue;  // twice
+      if (++next.slice < table_.slices) continue;
+      next.slice = 0;
+      if (++next.microbatch < table_.microbatches) continue;
+      next.microbatch = 0;
+      ++next.stage;
+    }
+    return {.kind = FaultKind::missing, .rank = -1, .position = -1, .action = next};
   }
 
   /// Nothing left out. A table without any backward is forward-only, and complete with its forwards.
@@ -328,13 +385,7 @@ class Checker {
   } else {
     ran = detail::play(table, detail::stage_times(table, Costs{}), -1, [](auto...) {});
   }
-  for (std::size_t r = 0; r < ran.size(); ++r) {
-    auto const row = table.row(static_cast<int>(r));
-    if (ran[r] < row.size()) {
-      return {.kind = FaultKind::deadlock, .rank = static_cast<int>(r), .position = static_cast<int>(ran[r]),
-              .action = row[ran[r]]};
-    }
-  }
+  if (Fault f = detail::standstill(table, ran)) return f;
   if (options.in_flight > 0) {
     for (int r = 0; r < table.ranks(); ++r) {
       int live = 0;

@@ -202,6 +202,161 @@ inline Answer play(Table const& t, Costs const& costs = {}) {
   return out;
 }
 
+/// Plays a table with messages under rendezvous, again by sweeping. `mode`: 0 independent, 1 one channel per peer, 2 one
+/// per rank. Tells the makespan, or why not.
+inline Answer play_messages(Table const& t, int mode, Costs const& costs = {}) {
+  Table bare{.stages = t.stages, .microbatches = t.microbatches, .slices = t.slices};
+  Answer out;
+  auto const no = [&](std::string why) {
+    out.ok = false;
+    out.why = std::move(why);
+    return out;
+  };
+  for (int r = 0; r < t.ranks(); ++r) {
+    bare.begin_row();
+    bool first_of_pair = false;
+    for (Action const& a : t.row(r)) {
+      if (!is_compute(a.kind) && (first_of_pair || a.overlaps_next)) return no("parse");
+      first_of_pair = a.overlaps_next;
+      if (is_compute(a.kind)) bare.add(a);
+    }
+  }
+  out = play(bare);
+  if (!out.ok) return out;
+  struct Value {
+    int from = -1, to = -1;          // ranks
+    int sends = 0, receives = 0;     // how many
+    int sent_at = -1, made_at = -1;  // positions on the producer
+    int received_at = -1, used_at = -1;
+    double made = -1, arrived = -1;
+  };
+  using Key = std::tuple<bool, int, int, int>;  // forward?, producing stage, microbatch, slice
+  std::map<Key, Value> values;
+  for (int r = 0; r < t.ranks(); ++r) {
+    for (int i = 0; i < static_cast<int>(t.row(r).size()); ++i) {
+      Action const& a = t.row(r)[static_cast<std::size_t>(i)];
+      if (a.kind == Kind::forward || a.kind == Kind::backward || a.kind == Kind::backward_input) {
+        bool const f = a.kind == Kind::forward;
+        Value& mine = values[{f, a.stage, a.microbatch, a.slice}];
+        mine.from = r;
+        mine.made_at = i;
+        Value& input = values[{f, a.stage + (f ? -1 : 1), a.microbatch, a.slice}];
+        input.to = r;
+        input.used_at = i;
+      }
+    }
+  }
+  struct Item {
+    Key key;
+    bool send;
+  };
+  std::map<std::pair<int, int>, std::vector<Item>> queues;  // (rank, peer or -1, or a number of its own)
+  int own = 1000000;
+  for (int r = 0; r < t.ranks(); ++r) {
+    for (int i = 0; i < static_cast<int>(t.row(r).size()); ++i) {
+      Action const& a = t.row(r)[static_cast<std::size_t>(i)];
+      if (is_compute(a.kind)) continue;
+      bool const f = a.kind == Kind::send_forward || a.kind == Kind::recv_forward;
+      bool const send = a.kind == Kind::send_forward || a.kind == Kind::send_backward;
+      Key const key{f, a.stage + (send ? 0 : f ? -1 : 1), a.microbatch, a.slice};
+      auto const v = values.find(key);
+      if (v == values.end() || v->second.from < 0 || v->second.to < 0 || v->second.from == v->second.to) return no("unmatched");
+      if ((send ? v->second.from : v->second.to) != r) return no("placement");
+      (send ? v->second.sent_at : v->second.received_at) = i;
+      ++(send ? v->second.sends : v->second.receives);
+      int const peer = mode == 0 ? own++ : mode == 1 ? (send ? v->second.to : v->second.from) : -1;
+      queues[{r, peer}].push_back({key, send});
+    }
+  }
+  std::map<std::tuple<bool, int, int>, std::vector<std::pair<int, int>>> edges;  // (forward?, stage, rank): sent at, received at
+  for (auto const& [key, v] : values) {
+    if (v.from < 0 || v.to < 0 || v.from == v.to) {
+      if (v.sends + v.receives > 0) return no("unmatched");
+      continue;
+    }
+    if (v.sends > 1 || v.receives > 1) return no("duplicate");
+    if (v.sends == 0 || v.receives == 0) return no("unmatched");
+    if (v.sent_at < v.made_at || v.received_at > v.used_at) return no("order");
+    edges[{std::get<0>(key), std::get<1>(key), v.from}].push_back({v.sent_at, v.received_at});
+  }
+  for (auto& [edge, places] : edges) {
+    std::sort(places.begin(), places.end());
+    for (std::size_t i = 1; i < places.size(); ++i) {
+      if (places[i].second < places[i - 1].second) return no("message-order");
+    }
+  }
+  auto const cost = [&](Action const& a) {
+    auto const& c = costs.of(a.stage);
+    double const L = t.slices;
+    switch (a.kind) {
+      case Kind::forward: return c.forward_s / L;
+      case Kind::backward_input: return c.backward_input_s / L;
+      case Kind::backward_weight: return c.backward_weight_s / L;
+      default: return (c.backward_input_s + c.backward_weight_s) / L;
+    }
+  };
+  std::vector<int> at(static_cast<std::size_t>(t.ranks()), 0);
+  std::vector<double> now(at.size(), 0);
+  std::map<std::pair<int, int>, double> channel_free;
+  std::map<std::pair<int, int>, std::size_t> head;
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (int r = 0; r < bare.ranks(); ++r) {
+      auto const row = bare.row(r);
+      int& i = at[static_cast<std::size_t>(r)];
+      if (i == static_cast<int>(row.size())) continue;
+      int const n = row[static_cast<std::size_t>(i)].overlaps_next ? 2 : 1;
+      double start = now[static_cast<std::size_t>(r)], busy = 0;
+      bool ready = true;
+      for (int k = 0; k < n; ++k) {
+        Action const& a = row[static_cast<std::size_t>(i + k)];
+        busy += cost(a);
+        bool const f = a.kind == Kind::forward;
+        if (a.kind == Kind::backward_weight) continue;
+        auto const v = values.find({f, a.stage + (f ? -1 : 1), a.microbatch, a.slice});
+        if (v == values.end() || v->second.from < 0) continue;
+        double const t_in = v->second.from == r ? v->second.made : v->second.arrived;
+        ready = ready && t_in >= 0;
+        start = std::max(start, t_in);
+      }
+      if (!ready) continue;
+      now[static_cast<std::size_t>(r)] = start + busy;
+      for (int k = 0; k < n; ++k) {
+        Action const& a = row[static_cast<std::size_t>(i + k)];
+        if (a.kind != Kind::backward_weight) values[{a.kind == Kind::forward, a.stage, a.microbatch, a.slice}].made = start + busy;
+      }
+      i += n;
+      moved = true;
+    }
+    for (auto& [id, queue] : queues) {
+      std::size_t& h = head[id];
+      if (h == queue.size()) continue;
+      Item const& item = queue[h];
+      Value& v = values[item.key];
+      if (!item.send || v.made < 0) continue;
+      for (auto& [other, far] : queues) {
+        if (other.first != v.to || head[other] == far.size() || far[head[other]].key != item.key || far[head[other]].send) continue;
+        double const link = costs.of(std::min(std::get<1>(item.key), std::get<1>(item.key) - (std::get<0>(item.key) ? 0 : 1))).transfer_s / t.slices;
+        v.arrived = std::max({v.made, channel_free[id], channel_free[other]}) + link;
+        channel_free[id] = channel_free[other] = v.arrived;
+        ++h;
+        ++head[other];
+        moved = true;
+        break;
+      }
+    }
+  }
+  for (auto const& [id, queue] : queues) {
+    if (head[id] != queue.size()) return no("deadlock");
+  }
+  out.makespan = 0;
+  for (int r = 0; r < bare.ranks(); ++r) {
+    if (at[static_cast<std::size_t>(r)] != static_cast<int>(bare.row(r).size())) return no("deadlock");
+    out.makespan = std::max(out.makespan, now[static_cast<std::size_t>(r)]);
+  }
+  return out;
+}
+
 /// Rows written as in the tables of the tests: separated by " / ".
 inline Table table(std::string text) {
   for (std::size_t at = text.find(" / "); at != std::string::npos; at = text.find(" / ", at)) text.replace(at, 3, "\n");

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/schedule/bound.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include <stagger/schedule/evaluate.hpp>
+
+#include "catch.hpp"
+#include "oracle.hpp"
+#include "zoo.hpp"
+
+using namespace stagger;
+using namespace stagger::schedule;
+
+namespace {
+
+/// Every order of a rank's F, I, W on its stages; microbatches of one stage keep their order, which loses nothing.
+std::vector<std::vector<Action>> orders(std::vector<int> const& stages, int M) {
+  std::vector<std::vector<Action>> all;
+  std::vector<Action> row;
+  std::vector<std::array<int, 3>> done(stages.size(), std::array<int, 3>{});
+  auto const go = [&](auto const& self) -> void {
+    if (row.size() == 3 * stages.size() * static_cast<std::size_t>(M)) {
+      all.push_back(row);
+      return;
+    }
+    for (std::size_t i = 0; i < stages.size(); ++i) {
+      for (std::size_t k = 0; k < 3; ++k) {
+        if (done[i][k] == M || (k > 0 && done[i][k] == done[i][k - 1])) continue;
+        Kind const kind = k == 0 ? Kind::forward : k == 1 ? Kind::backward_input : Kind::backward_weight;
+        row.push_back({.kind = kind, .stage = stages[i], .microbatch = done[i][k]++});
+        self(self);
+        --done[i][k];
+        row.pop_back();
+      }
+    }
+  };
+  go(go);
+  return all;
+}
+
+/// Activations a row holds at most, 1 from F to I and `share` from I to W.
+double held(std::vector<Action> const& row, double share) {
+  double live = 0, most = 0;
+  for (Action const& a : row) {
+    if (a.kind == Kind::forward) live += 1;
+    most = std::max(most, live);
+    if (a.kind == Kind::backward_input) live -= 1 - share;
+    if (a.kind == Kind::backward_weight) live -= share;
+  }
+  return most;
+}
+
+/// The shortest makespan over all orders that keep the limits.
+double shortest(std::vector<std::vector<int>> const& stages, int S, int M, Costs const& costs, Limits limits) {
+  std::vector<std::vector<std::vector<Action>>> choice;
+  for (auto const& mine : stages) {
+    choice.push_back(orders(mine, M));
+    auto& rows = choice.back();
+    rows.erase(std::remove_if(rows.begin(), rows.end(), [&](auto const& row) {
+      return (limits.in_flight > 0 && held(row, 1) > limits.in_flight) || (limits.memory > 0 && held(row, limits.weight_share) > limits.memory + 1e-9);
+    }), rows.end());
+  }
+  double best = 1e300;
+  std::vector<std::size_t> at(stages.size(), 0);
+  for (;;) {
+    Table t{.stages = S, .microbatches = M};
+    for (std::size_t r = 0; r < at.size(); ++r) {
+      t.begin_row();
+      for (Action const& a : choice[r][at[r]]) t.add(a);
+    }
+    double last = 0;
+    auto const ran = stagger::schedule::detail::play(t, stagger::schedule::detail::stage_times(t, costs), -1,
+                                  [&](std::size_t, std::size_t, double, double end, double) { last = std::max(last, end); });
+    bool whole = true;
+    for (std::size_t r = 0; r < at.size(); ++r) whole = whole && ran[r] == t.row(static_cast<int>(r)).size();
+    if (whole) best = std::min(best, last);
+    std::size_t r = 0;
+    while (r < at.size() && ++at[r] == choice[r].size()) at[r++] = 0;
+    if (r == at.size()) return best;
+  }
+}
+
+}  // namespace
+
+TEST_CASE("schedule/lower_bound: no order of the same actions beats it, found by trying all", "[schedule]") {
+  std::mt19937 random(17);
+  std::uniform_int_distribution<int> unit(0, 6);
+  struct Case {
+    std::vector<std::vector<int>> stages;
+    int M, rounds;
+  };
+  double worst = 1;
+  int tight = 0, all = 0;
+  for (Case const& c : {Case{{{0}}, 3, 4}, Case{{{0}, {1}}, 1, 10}, Case{{{0}, {1}}, 2, 40}, Case{{{0}, {1}}, 3, 12}, Case{{{0}, {1}, {2}}, 1, 10},
+                        Case{{{0}, {1}, {2}}, 2, 40}, Case{{{0, 1}}, 2, 6}, Case{{{0, 2}, {1, 3}}, 1, 20}, Case{{{0, 3}, {1, 2}}, 1, 20},
+                        Case{{{0, 2}, {1}}, 2, 3}}) {
+    for (int round = 0; round < c.rounds; ++round) {
+      int S = 0;
+      for (auto const& mine : c.stages) S += static_cast<int>(mine.size());
+      Costs costs;
+      for (int s = 0; s < S; ++s) {
+        costs.stages.push_back({.forward_s = 1.0 + unit(random), .backward_input_s = 1.0 * unit(random), .backward_weight_s = 1.0 * unit(random),
+                                .transfer_s = 0.5 * unit(random)});
+      }
+      Limits limits;
+      int const V = static_cast<int>(c.stages[0].size());
+      if (round % 3 == 1) limits.in_flight = V + round % 2;
+      if (round % 3 == 2) limits = {.memory = V + 0.5 * (round % 2), .weight_share = 0.25 * (round % 5)};
+      Table any{.stages = S, .microbatches = c.M};
+      for (auto const& mine : c.stages) {
+        any.begin_row();
+        std::vector<Action> const row = orders(mine, c.M).front();
+        for (Action const& a : row) any.add(a);
+      }
+      double const best = shortest(c.stages, S, c.M, costs, limits);
+      double const bound = lower_bound(any, costs, limits);
+      CAPTURE(S, c.M, round, limits.in_flight, limits.memory);
+      REQUIRE(best < 1e300);
+      REQUIRE(bound <= best * (1 + 1e-12));
+      worst = std::min(worst, bound / best);
+      ++all;
+      tight += bound >= best * (1 - 1e-12) ? 1 : 0;
+    }
+  }
+  CHECK(worst > 0.5);
+  CHECK(tight > all / 3);
+}
+
+TEST_CASE("schedule/lower_bound: never above the makespan of a schedule, whatever the costs", "[schedule]") {
+  std::mt19937 random(3);
+  std::uniform_int_distribution<int> unit(0, 8);
+  for (int round = 0; round < 30; ++round) {
+    for (auto const& [name, table] : zoo::all(4, 8)) {
+      Costs costs;
+      for (int s = 0; s < table.stages; ++s) {
+        costs.stages.push_back({.forward_s = 0.5 * unit(random), .backward_input_s = 0.5 * unit(random),
+                                .backward_weight_s = 0.5 * unit(random), .transfer_s = 0.25 * unit(random)});
+      }
+      if (round % 2 == 0) costs.overlap_s = 0.5 * unit(random);
+      CAPTURE(name, round);
+      Evaluation const e = evaluate(table, costs);
+      REQUIRE(lower_bound(table, costs) <= e.makespan_s + 1e-9);
+      int const most = *std::max_element(e.peak_in_flight.begin(), e.peak_in_flight.end());
+      REQUIRE(lower_bound(table, costs, {.in_flight = most}) <= e.makespan_s + 1e-9);
+    }
+  }
+}
+
+TEST_CASE("schedule/lower_bound: the published schedules with zero span bubble meet it", "[schedule]") {
+  for (int P = 1; P <= 8; ++P) {
+    Table const v = ZeroBubbleV{}.table({P, 2 * P, 2});
+    CHECK(lower_bound(v) == evaluate(v).makespan_s);
+    Table const h2 = ZeroBubbleH2{}.table({P, 2 * P});
+    CHECK(lower_bound(h2) == evaluate(h2).makespan_s);
+  }
+  CHECK(lower_bound(GPipe{}.table({4, 8}), Costs::uniform(1, 1, 1, 0.5)) == Approx(4.5 + 24));  // the last rank starts at 4.5
+  CHECK(lower_bound(ForwardOnly{}.table({4, 8})) == 11);
+}
