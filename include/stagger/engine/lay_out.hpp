@@ -55,8 +55,8 @@ class Layout {
   }
 
  private:
-  static constexpr int signals_per_edge = 4;
-  enum EdgeSignal : int { forward_full, forward_free, backward_full, backward_free };
+  static constexpr std::size_t signals_per_edge = 4;
+  enum EdgeSignal : std::size_t { forward_full, forward_free, backward_full, backward_free };
 
   [[nodiscard]] std::size_t stages() const { return uses_.size(); }
   [[nodiscard]] int owner(std::size_t stage) const { return uses_[stage].owner; }
@@ -255,11 +255,9 @@ class Layout {
     drop_unawaited(program);
     for (std::size_t s = 0; s < stages(); ++s) {
       program.owner.push_back(owner(s));
-      std::uint16_t const scratch = options_.recompute && training_ ? 1 : 0;
-      program.slots.push_back({static_cast<std::uint16_t>(x_[s].slots),
-                               static_cast<std::uint16_t>(kept_[s].slots + scratch),
-                               static_cast<std::uint16_t>(dy_[s].slots),
-                               static_cast<std::uint16_t>(inner_[s].slots)});
+      std::uint32_t const scratch = options_.recompute && training_ ? 1 : 0;
+      program.slots.push_back(
+          {x_[s].slots, kept_[s].slots + scratch, dy_[s].slots, inner_[s].slots});
     }
     return program;
   }

@@ -63,10 +63,10 @@ struct Instruction {
 
 /// How many of each slot a stage needs.
 struct StageSlots {
-  std::uint16_t x = 0;
-  std::uint16_t kept = 0;
-  std::uint16_t dy = 0;
-  std::uint16_t inner = 0;
+  std::uint32_t x = 0;
+  std::uint32_t kept = 0;
+  std::uint32_t dy = 0;
+  std::uint32_t inner = 0;
 };
 
 /// One rank's part of a program.
