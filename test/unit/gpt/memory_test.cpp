@@ -64,7 +64,7 @@ TEST_CASE("gpt/model: no step after the first allocates, with uneven microbatche
           gpt::CrossEntropy<float>{}, stagger::host::Threads{2},
           stagger::Options{.clip_norm = 1.0, .recompute = recompute, .record = true});
       stagger::Batch<gpt::Tokens, gpt::Tokens> batch;
-      for (std::size_t sequences : {3, 5, 1, 4}) {
+      for (std::size_t sequences : {3U, 5U, 1U, 4U}) {
         gpt::Tokens tokens({sequences, 32});
         for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<std::uint8_t>(7 * i);
         batch.inputs.push_back(tokens);

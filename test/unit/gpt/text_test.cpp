@@ -7,6 +7,8 @@
 #include <map>
 #include <set>
 
+#include <unistd.h>
+
 #include <stagger/core/error.hpp>
 
 #include "catch.hpp"
@@ -51,7 +53,7 @@ std::vector<std::string> windows(Batch const& batch) {
 }  // namespace
 
 TEST_CASE("gpt/Text: targets follow inputs, and no byte is both trained on and held out", "[gpt]") {
-  for (std::size_t size : {18, 19, 40, 400, 5000, 100000}) {
+  for (std::size_t size : {18U, 19U, 40U, 400U, 5000U, 100000U}) {
     INFO(size << " bytes");
     std::size_t const context = 8;
     std::string const bytes = numbered(size);
@@ -127,7 +129,7 @@ TEST_CASE("gpt/Text: empty, short and missing text is refused with what would do
 
 TEST_CASE("gpt/own_files: headers and documents, found from below the sources as well", "[gpt]") {
   namespace fs = std::filesystem;
-  auto const root = fs::temp_directory_path() / "stagger-own-files";
+  auto const root = fs::temp_directory_path() / ("stagger-own-files-" + std::to_string(::getpid()));
   fs::remove_all(root);
   fs::create_directories(root / "include" / "stagger" / "core");
   fs::create_directories(root / "build" / "deep");
