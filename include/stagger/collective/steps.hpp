@@ -97,7 +97,7 @@ namespace detail {
 
 /// Refuses a number of ranks that an algorithm cannot serve.
 /// @throws Error  Errc::bad_configuration
-inline void require_supported(AllReduce algorithm, int ranks) {
+constexpr void require_supported(AllReduce algorithm, int ranks) {
   bool const pairs =
       algorithm == AllReduce::recursive_doubling || algorithm == AllReduce::halving_doubling;
   if (pairs && !std::has_single_bit(static_cast<unsigned>(ranks))) {

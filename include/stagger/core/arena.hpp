@@ -4,6 +4,7 @@
 /// again.
 
 #include <cstddef>
+#include <new>
 #include <span>
 #include <vector>
 
@@ -17,6 +18,8 @@ class Arena {
  public:
   /// Uninitialised memory for `count` elements, valid until `reset`.
   template <class T> [[nodiscard]] std::span<T> take(std::size_t count) {
+    if (count > (static_cast<std::size_t>(-1) - alignment_bytes) / sizeof(T))
+      throw std::bad_array_new_length();
     std::size_t const bytes =
         (count * sizeof(T) + alignment_bytes - 1) / alignment_bytes * alignment_bytes;
     if (blocks_.empty() || used_ + bytes > blocks_.back().size()) add_block(bytes);

@@ -68,13 +68,14 @@ template <class T = float> class Tensor {
   ~Tensor() = default;
 
   /// Sets the extents; allocates only when more elements are needed than ever before.
+  /// @throws std::bad_alloc  if there is no such memory; the tensor is then as before
   void resize(std::initializer_list<std::size_t> extents) {
     std::array<std::size_t, 4> shape{};
     std::size_t count = extents.size() == 0 ? 0 : 1;
     std::size_t i = 0;
     for (std::size_t extent : extents) {
       if (i < shape.size()) shape[i++] = extent;
-      count *= extent;
+      if (__builtin_mul_overflow(count, extent, &count)) throw std::bad_array_new_length();
     }
     reserve(count);
     size_ = count;
@@ -114,6 +115,8 @@ template <class T = float> class Tensor {
  private:
   void reserve(std::size_t count) {
     if (count <= capacity_) return;
+    if (count > (static_cast<std::size_t>(-1) - alignment_bytes) / sizeof(T))
+      throw std::bad_array_new_length();
     std::size_t const bytes =
         (count * sizeof(T) + alignment_bytes - 1) / alignment_bytes * alignment_bytes;
     memory_.reset(::operator new (bytes, std::align_val_t{alignment_bytes}));

@@ -60,12 +60,12 @@ class Layout {
   }
 
  private:
-  static constexpr int signals_per_edge = 4;
-  enum EdgeSignal : int { forward_full, forward_free, backward_full, backward_free };
+  static constexpr std::size_t signals_per_edge = 4;
+  enum EdgeSignal : std::size_t { forward_full, forward_free, backward_full, backward_free };
 
   // An edge leads from a cell to the one after it and has the number of the former.
   [[nodiscard]] static std::uint32_t signal(std::size_t edge, EdgeSignal which) {
-    return static_cast<std::uint32_t>(edge * signals_per_edge + static_cast<std::size_t>(which));
+    return static_cast<std::uint32_t>(edge * signals_per_edge + which);
   }
   [[nodiscard]] static std::size_t index(int cell) { return static_cast<std::size_t>(cell); }
   [[nodiscard]] bool first(std::size_t cell) const { return cells_[cell].stage == 0; }
@@ -337,10 +337,10 @@ class Layout {
     drop_unawaited(program);
     program.cells = cells_;
     for (std::size_t c = 0; c < cells_.size(); ++c) {
-      program.cells[c].x_slots = static_cast<std::uint16_t>(x_[c].slots);
-      program.cells[c].kept_slots = static_cast<std::uint16_t>(kept_[c].slots + (again() ? 1 : 0));
-      program.cells[c].dy_slots = static_cast<std::uint16_t>(dy_[c].slots);
-      program.cells[c].inner_slots = static_cast<std::uint16_t>(inner_[c].slots);
+      program.cells[c].x_slots = x_[c].slots;
+      program.cells[c].kept_slots = kept_[c].slots + (again() ? 1 : 0);
+      program.cells[c].dy_slots = dy_[c].slots;
+      program.cells[c].inner_slots = inner_[c].slots;
     }
     return program;
   }

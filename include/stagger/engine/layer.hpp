@@ -86,7 +86,9 @@ template <class L> constexpr LayerOps make_layer_ops() {
                                        *static_cast<Y const*>(dy), *static_cast<X*>(dx),
                                        *static_cast<S*>(saved));
     };
-  if constexpr (HasBackwardInput<L>)
+  // A backward that comes whole and in one half only would lose the parameters' gradients in W.
+  constexpr bool splits = !HasBackward<L> || HasBackwardWeight<L> || !HasParameters<L>;
+  if constexpr (HasBackwardInput<L> && splits)
     ops.backward_input = [](void* layer, Context& context, void const* x, void const* dy, void* dx,
                             void* saved) {
       static_cast<L*>(layer)->backward_input(context, *static_cast<X const*>(x),

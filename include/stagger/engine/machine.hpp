@@ -138,9 +138,7 @@ class Machine {
     failing_.store(false);
     return decided;
   }
-  [[nodiscard]] bool failed() const noexcept {
-    return fate_.load(std::memory_order_relaxed) == Fate::failed;
-  }
+  [[nodiscard]] bool failed() const noexcept { return fate_.load() == Fate::failed; }
 
   /// Carries out what ends a step on one rank: `hand_in`, `finish` or `update`.
   void execute_end(RankState& rank, Instruction const& in) {

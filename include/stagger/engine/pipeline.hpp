@@ -51,7 +51,12 @@ template <class... Stage> class Pipeline {
   /// placement::InOrder, host::Threads{1}, optimizer::Sgd, no loss, Options{}.
   /// @throws Error  bad_configuration for numbers that do not fit together, naming them and what
   /// would
-  template <class... P> [[nodiscard]] auto with(P... policy) {
+  template <class... P> [[nodiscard]] auto with(P... policy) const& {
+    return Pipeline(*this).with(std::move(policy)...);
+  }
+
+  /// The same, handing the stages over instead of copying them.
+  template <class... P> [[nodiscard]] auto with(P... policy) && {
     using namespace detail;
     using Types = typename Flatten<Layers<>, Stage...>::type;
     constexpr bool cut_later = sizeof...(Stage) == 1 && (is_sequential<Stage> && ...);
@@ -88,7 +93,10 @@ template <class... Stage> class Pipeline {
 
   /// The same model without a pipeline, to compare with: a plain loop on the calling thread.
   /// @param policy  a loss and, if wanted, an optimizer and Options (clip_norm, seed)
-  template <class... P> [[nodiscard]] auto on_one_device(P... policy) {
+  template <class... P> [[nodiscard]] auto on_one_device(P... policy) const& {
+    return Pipeline(*this).on_one_device(std::move(policy)...);
+  }
+  template <class... P> [[nodiscard]] auto on_one_device(P... policy) && {
     using namespace detail;
     using Types = typename Flatten<Layers<>, Stage...>::type;
     if constexpr (!model_is_legal(Types{}) || !policies_are_legal<P...>()) {

@@ -159,6 +159,18 @@ template <class L> struct GivesInputGradient {
       "backward_input(Context&, x, dy, dx, saved) or backward(Context&, x, dy, dx, saved)");
 };
 
+/// A run of equal layers, each the input of the next.
+template <class L> struct RunFits {
+  using Layer = typename LayerTraits<L>::Layer;
+  static constexpr bool value =
+      !LayerTraits<L>::repeated ||
+      (std::same_as<typename Layer::Input, typename Layer::Output> && HasInputGradient<Layer>);
+  static_assert(
+      value,
+      "stagger: a std::vector of layers is a chain: the Input of its layers must be their "
+      "Output, and each must give the gradient of its input");
+};
+
 /// A type list of layers: Sequentials opened, runs kept.
 template <class... L> struct Layers {};
 template <class... L> struct Flatten;
@@ -188,6 +200,8 @@ template <class First, class... Rest> struct Ends<Layers<First, Rest...>> {
 
 template <class... L> consteval bool model_is_legal(Layers<L...> layers) {
   if constexpr (!(IsStage<L>::value && ...))
+    return false;
+  else if constexpr (!(RunFits<L>::value && ...))
     return false;
   else
     return layers_fit(layers);

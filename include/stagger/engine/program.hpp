@@ -71,10 +71,10 @@ struct Cell {
   int rank = 0;
   int before = none;  ///< the cell that its input comes from; none at the first stage
   int after = none;   ///< the cell that its output goes to; none at the last stage
-  std::uint16_t x_slots = 0;
-  std::uint16_t kept_slots = 0;
-  std::uint16_t dy_slots = 0;
-  std::uint16_t inner_slots = 0;
+  std::uint32_t x_slots = 0;
+  std::uint32_t kept_slots = 0;
+  std::uint32_t dy_slots = 0;
+  std::uint32_t inner_slots = 0;
 };
 
 /// One rank's part of a program.

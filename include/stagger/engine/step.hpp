@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/engine/request.hpp>
 #include <stagger/engine/task.hpp>
 
 namespace stagger {
@@ -29,8 +30,8 @@ template <class InputType, class TargetType> struct Batch {
 namespace detail {
 
 struct StepOwner : Drivable {
-  virtual void begin(std::stop_token stop) = 0;  // throws what is wrong with the request
-  virtual Metrics end() = 0;                     // throws what went wrong in the run
+  virtual void begin(Request const& request, std::stop_token stop) = 0;  // throws if it is busy
+  virtual Metrics end() = 0;  // throws what went wrong in the run
 
  protected:
   ~StepOwner() = default;
@@ -49,15 +50,18 @@ struct StepOwner : Drivable {
 class [[nodiscard]] Step {
  public:
   /// For engines.
-  Step(std::shared_ptr<detail::StepOwner> owner, std::stop_token stop)
-      : owner_(std::move(owner)), stop_(std::move(stop)) {}
+  Step(std::shared_ptr<detail::StepOwner> owner, detail::Request const& request,
+       std::stop_token stop)
+      : owner_(std::move(owner)), request_(request), stop_(std::move(stop)) {}
 
   [[nodiscard]] bool await_ready() const noexcept { return false; }
   bool await_suspend(std::coroutine_handle<> then) {
     auto* const runner = detail::Runner::current();
     if (runner == nullptr) return start(then);
-    owner_->begin(stop_);
-    runner->enqueue(*owner_, then);
+    owner_->begin(request_, stop_);
+    pending_.step = owner_.get();
+    pending_.then = then;
+    runner->enqueue(pending_);
     return true;
   }
   Metrics await_resume() { return owner_->end(); }
@@ -65,7 +69,7 @@ class [[nodiscard]] Step {
   /// For bridges into other executors: runs on the engine's own threads and resumes there.
   /// @return false if the step is done already; `then` is not resumed in that case
   bool start(std::coroutine_handle<> then) {
-    owner_->begin(stop_);
+    owner_->begin(request_, stop_);
     return owner_->start(then);
   }
 
@@ -77,13 +81,15 @@ class [[nodiscard]] Step {
  private:
   friend Metrics run(Step step);
   std::shared_ptr<detail::StepOwner> owner_;
+  detail::Request request_;
   std::stop_token stop_;
+  detail::Pending pending_;
 };
 
 /// Carries a step through on the calling thread, which works as one of the pipeline's threads.
 /// @throws  what the step ends with
 inline Metrics run(Step step) {
-  step.owner_->begin(step.stop_);
+  step.owner_->begin(step.request_, step.stop_);
   step.owner_->drive();
   return step.owner_->end();
 }

@@ -24,7 +24,15 @@ struct Drivable {
   ~Drivable() = default;
 };
 
-/// The loop inside `run`: carries out, on its own thread, the steps that the task awaits.
+/// A step that waits for its turn on a runner. It lives in the coroutine that awaits the step.
+struct Pending {
+  Drivable* step = nullptr;
+  std::coroutine_handle<> then{};
+  Pending* next = nullptr;
+};
+
+/// The loop inside `run`: carries out, on its own thread, the steps that the task awaits, and those
+/// that coroutines await which the task has started.
 class Runner {
  public:
   Runner() : outer_(std::exchange(current_, this)) {}
@@ -35,9 +43,10 @@ class Runner {
   /// The innermost runner of this thread, or null.
   [[nodiscard]] static Runner* current() noexcept { return current_; }
 
-  void enqueue(Drivable& step, std::coroutine_handle<> then) noexcept {
-    step_ = &step;
-    then_ = then;
+  void enqueue(Pending& step) noexcept {
+    step.next = nullptr;
+    (last_ == nullptr ? first_ : last_->next) = &step;
+    last_ = &step;
   }
 
   /// The task has ended; from any thread.
@@ -49,20 +58,23 @@ class Runner {
   void loop(std::coroutine_handle<> task) {
     task.resume();
     while (!done_.load(std::memory_order_acquire)) {
-      if (step_ == nullptr) {  // the task waits for something else, which resumes it elsewhere
+      if (first_ == nullptr) {  // the task waits for something else, which resumes it elsewhere
         done_.wait(false, std::memory_order_acquire);
         continue;
       }
-      std::exchange(step_, nullptr)->drive();
-      std::exchange(then_, nullptr).resume();
+      Pending const step = *first_;  // its memory goes with the coroutine
+      first_ = step.next;
+      if (first_ == nullptr) last_ = nullptr;
+      step.step->drive();
+      step.then.resume();
     }
   }
 
  private:
   static inline thread_local Runner* current_ = nullptr;
   Runner* outer_;
-  Drivable* step_ = nullptr;
-  std::coroutine_handle<> then_{};
+  Pending* first_ = nullptr;
+  Pending* last_ = nullptr;
   std::atomic<bool> done_{false};
 };
 

@@ -24,14 +24,6 @@ namespace stagger {
 
 namespace detail {
 
-/// What a caller asked for, before the engine has looked at it.
-struct Request {
-  StepArguments arguments;
-  std::size_t microbatches = 0;
-  double terms = 0;
-  bool training = true;
-};
-
 /// The same table without its backward actions.
 [[nodiscard]] inline schedule::Table forward_only(schedule::Table const& table) {
   schedule::Table result;
@@ -47,13 +39,30 @@ struct Request {
   return result;
 }
 
+/// What a placement answered.
+/// @throws Error  bad_configuration unless that is a place that exists for each rank
+[[nodiscard]] inline std::vector<int> checked_places(std::vector<int> place, int ranks,
+                                                     int places) {
+  if (place.size() != static_cast<std::size_t>(ranks))
+    throw Error(Errc::bad_configuration,
+                text("the placement answered ", place.size(), " places for ", ranks,
+                     " ranks; it must name one for each"));
+  for (int const p : place)
+    if (p < 0 || p >= places)
+      throw Error(Errc::bad_configuration,
+                  text("the placement answered place ", p, "; there are places 0 to ", places - 1));
+  return place;
+}
+
 /// A machine on a back end: one step at a time.
 template <class B> class Session final : public StepOwner {
  public:
   template <class Device>
   Session(Device const& device, std::vector<Layer> layers, std::vector<int> const& cuts,
-          Options const& options, int states, int ranks, std::vector<int> place, int places)
-      : ranks_(ranks),
+          Options const& options, int states, int ranks, std::vector<int> place, int places,
+          std::shared_ptr<void const> parts)
+      : parts_(std::move(parts)),
+        ranks_(ranks),
         place_(std::move(place)),
         machine_(std::move(layers), cuts, options, states),
         backend_(device, machine_, places) {}
@@ -61,7 +70,6 @@ template <class B> class Session final : public StepOwner {
   [[nodiscard]] Machine& machine() noexcept { return machine_; }
   [[nodiscard]] Machine const& machine() const noexcept { return machine_; }
   [[nodiscard]] int ranks() const noexcept { return ranks_; }
-  [[nodiscard]] bool busy() const noexcept { return busy_.load(std::memory_order_acquire); }
 
   /// The program for so many microbatches; lays it out when it is asked for the first time.
   /// @param table  () -> the schedule's table
@@ -75,10 +83,10 @@ template <class B> class Session final : public StepOwner {
     if (auto const fault = schedule::verify(made))
       throw Error(Errc::bad_schedule, schedule::message(fault));
     if (made.stages != machine_.stages() || made.ranks() != ranks_ ||
-        made.microbatches != static_cast<int>(microbatches))
+        made.microbatches * made.slices != static_cast<int>(microbatches))
       throw Error(Errc::bad_schedule,
                   text("the schedule made a table of ", made.ranks(), " ranks, ", made.stages,
-                       " stages and ", made.microbatches, " microbatches where ", ranks_, ", ",
+                       " stages and ", made.microbatches * made.slices, " microbatches where ", ranks_, ", ",
                        machine_.stages(), " and ", microbatches, " were asked for"));
     LayOutOptions options;
     options.recompute = machine_.options().recompute;
@@ -97,19 +105,16 @@ template <class B> class Session final : public StepOwner {
     loaded_ = &program;
   }
 
-  /// Remembers what the next step is to do.
-  void ask(Request const& request, Program const& program) {
-    request_ = request;
-    asked_ = &program;
+  /// @throws Error  bad_configuration while a step runs
+  void require_idle() const {
+    if (busy_.load(std::memory_order_acquire)) refuse();
   }
 
-  void begin(std::stop_token stop) override {
-    if (busy_.exchange(true))
-      throw Error(Errc::bad_configuration,
-                  "a step of this pipeline is still running; take one step after the other, or "
-                  "make a pipeline for each thread");
+  void begin(Request const& request, std::stop_token stop) override {
+    if (busy_.exchange(true)) refuse();
     try {
-      load(*asked_);
+      request_ = request;
+      load(*request_.program);
       StepArguments arguments = request_.arguments;
       arguments.losses = arguments.targets.first != nullptr ? losses_.data() : nullptr;
       arguments.scale = request_.terms > 0 ? 1 / request_.terms : 0;
@@ -122,11 +127,23 @@ template <class B> class Session final : public StepOwner {
   }
 
   void drive() override {
-    backend_.drive();
+    try {
+      backend_.drive();
+    } catch (...) {  // it could not even begin: no thread, no memory
+      backend_.fail(std::current_exception());
+    }
     stop_.reset();
   }
 
-  bool start(std::coroutine_handle<> then) override { return backend_.start(then); }
+  bool start(std::coroutine_handle<> then) override {
+    try {
+      return backend_.start(then);
+    } catch (...) {
+      stop_.reset();
+      busy_.store(false);
+      throw;
+    }
+  }
 
   Metrics end() override {
     stop_.reset();
@@ -140,7 +157,8 @@ template <class B> class Session final : public StepOwner {
     metrics.gradient_norm = machine_.gradient_norm();
     if (request_.arguments.targets.first != nullptr) {
       double sum = 0;
-      for (std::size_t m = 0; m < request_.microbatches; ++m) sum += losses_[m];
+      auto const microbatches = static_cast<std::size_t>(request_.program->microbatches);
+      for (std::size_t m = 0; m < microbatches; ++m) sum += losses_[m];
       metrics.loss = request_.terms > 0 ? sum / request_.terms : 0;
     }
     return metrics;
@@ -156,14 +174,20 @@ template <class B> class Session final : public StepOwner {
     }
   };
 
+  [[noreturn]] [[gnu::cold]] static void refuse() {
+    throw Error(Errc::bad_configuration,
+                "a step of this pipeline is still running; take one step after the other, or "
+                "make a pipeline for each thread");
+  }
+
+  std::shared_ptr<void const> parts_;  // optimizer and loss, which steps need and trainers may drop
   int ranks_;
   std::vector<int> place_;  // [ranks]
   Machine machine_;
   B backend_;
   std::vector<std::unique_ptr<Program>> programs_;
   Program const* loaded_ = nullptr;
-  Program const* asked_ = nullptr;
-  Request request_;
+  Request request_;             // of the step that runs
   std::vector<double> losses_;  // [microbatches]
   std::optional<std::stop_callback<Cancel>> stop_;
   std::atomic<bool> busy_{false};
@@ -207,10 +231,14 @@ template <class In, class Out, class Chosen> class Trainer {
   Trainer(std::vector<detail::Layer> layers, std::vector<int> const& cuts, Chosen,
           typename Chosen::Schedule schedule, typename Chosen::Placement const& placement,
           Device const& device, Optimizer const& optimizer, Loss loss, Options const& options)
-      : parts_(std::make_unique<Parts>(Parts{std::move(schedule), optimizer, std::move(loss)})) {
+      : parts_(std::make_shared<Parts>(Parts{std::move(schedule), optimizer, std::move(loss)})) {
     int const stages = static_cast<int>(cuts.size()) + 1;
     int const chunks = parts_->schedule.chunks();
-    if (chunks < 1 || stages % chunks != 0)
+    if (chunks < 1)
+      throw Error(Errc::bad_configuration,
+                  text("a schedule with ", chunks,
+                       " stages on each rank cannot be run; use one with at least 1"));
+    if (stages % chunks != 0)
       throw Error(Errc::bad_configuration, text(stages, " stages cannot be spread over ranks with ",
                                                 chunks, " each; use a multiple of ", chunks));
     int const ranks = stages / chunks;
@@ -226,13 +254,17 @@ template <class In, class Out, class Chosen> class Trainer {
                                                 *options.clip_norm, "; use a positive norm"));
     session_ = std::make_shared<detail::Session<typename Device::Backend>>(
         device, std::move(layers), cuts, options, Optimizer::states, ranks,
-        placement.place(ranks, places), places);
+        detail::checked_places(placement.place(ranks, places), ranks, places), places, parts_);
     machine().set_optimizer(
         &parts_->optimizer, [](void const* erased, detail::LayerParameters& parameters,
                                double scale, std::int64_t step) noexcept {
           parameters.update(*static_cast<Optimizer const*>(erased), scale, step);
         });
   }
+
+  Trainer(Trainer&&) noexcept = default;
+  Trainer& operator=(Trainer&&) noexcept = default;
+  ~Trainer() = default;
 
   /// One optimizer step on a minibatch.
   /// @param batch  [microbatches >= 1] stays until the step is done
@@ -260,13 +292,14 @@ template <class In, class Out, class Chosen> class Trainer {
     detail::Request request;
     request.arguments.inputs = places_of(inputs);
     request.arguments.outputs = {reinterpret_cast<std::byte*>(outputs.data()), sizeof(Output)};
-    request.microbatches = inputs.size();
-    request.training = false;
-    return ask(request, std::move(stop));
+    return ask(request, inputs.size(), false, std::move(stop));
   }
 
   /// Lays out and allocates for so many microbatches now instead of in the first step.
-  void prepare(std::size_t microbatches) { session_->load(program(microbatches)); }
+  void prepare(std::size_t microbatches) {
+    session_->require_idle();
+    session_->load(program(microbatches));
+  }
 
   /// The training program for so many microbatches: slots, signals, peak in flight.
   Program const& program(std::size_t microbatches) {
@@ -340,20 +373,25 @@ template <class In, class Out, class Chosen> class Trainer {
   }
 
   Program const& program_for(std::size_t microbatches, bool training) {
+    auto const& schedule = parts_->schedule;
+    int slices = 1;
+    if constexpr (requires { schedule.slices; }) slices = std::max(1, schedule.slices);
+    if (microbatches % static_cast<std::size_t>(slices) != 0)
+      throw Error(Errc::bad_configuration,
+                  text(microbatches, " inputs cannot be microbatches of ", slices,
+                       " slices each; give a multiple of ", slices));
     return session_->program(microbatches, training, [&] {
-      return parts_->schedule.table(Shape{.ranks = session_->ranks(),
-                                          .microbatches = static_cast<int>(microbatches),
-                                          .chunks = parts_->schedule.chunks()});
+      return schedule.table(Shape{.ranks = session_->ranks(),
+                                  .microbatches = static_cast<int>(microbatches) / slices,
+                                  .chunks = schedule.chunks()});
     });
   }
 
-  Step ask(detail::Request const& request, std::stop_token stop) {
-    if (session_->busy())
-      throw Error(Errc::bad_configuration,
-                  "a step of this pipeline is still running; take one step after the other, or "
-                  "make a pipeline for each thread");
-    session_->ask(request, program_for(request.microbatches, request.training));
-    return {session_, std::move(stop)};
+  Step ask(detail::Request& request, std::size_t microbatches, bool training,
+           std::stop_token stop) {
+    session_->require_idle();
+    request.program = &program_for(microbatches, training);
+    return {session_, request, std::move(stop)};
   }
 
   Step compare(Batch<Input, Target> const& batch, bool training, std::stop_token stop) {
@@ -374,13 +412,11 @@ template <class In, class Out, class Chosen> class Trainer {
     request.arguments.targets = places_of(std::span<Target const>(batch.targets));
     request.arguments.loss = &parts_->loss;
     request.arguments.loss_ops = detail::make_loss_ops<Loss, Output>();
-    request.microbatches = batch.inputs.size();
-    request.training = training;
     for (auto const& target : batch.targets) request.terms += parts_->loss.terms(target);
-    return ask(request, std::move(stop));
+    return ask(request, batch.inputs.size(), training, std::move(stop));
   }
 
-  std::unique_ptr<Parts> parts_;  // where the session's pointers lead, also after a move
+  std::shared_ptr<Parts> parts_;  // where the session's pointers lead; shared with it alone
   std::shared_ptr<detail::Session<typename Device::Backend>> session_;
 };
 

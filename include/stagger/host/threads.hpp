@@ -90,7 +90,10 @@ class ThreadsBackend {
       seats_[static_cast<std::size_t>(seat_of[r])].ranks.push_back(
           {&ranks[r], &walks_[r], State::runnable});
     signal_count_ = program.signals.size();
-    signals_ = std::make_unique<Signal[]>(signal_count_);
+    if (signal_count_ > signal_room_) {
+      signals_ = std::make_unique<Signal[]>(signal_count_);
+      signal_room_ = signal_count_;
+    }
     for (std::size_t s = 0; s < signal_count_; ++s) {
       auto const ends = program.signals[s];
       int const from = seat_of[static_cast<std::size_t>(ends.giver)];
@@ -103,6 +106,7 @@ class ThreadsBackend {
 
   /// Runs the step that the machine has begun, the calling thread being one of the threads. Returns
   /// when every rank has stopped.
+  /// @throws std::system_error  if a thread cannot be made; the step has not begun then
   void drive() {
     begin_round();
     work(seats_[0]);
@@ -110,7 +114,7 @@ class ThreadsBackend {
     for (std::uint32_t left = running_.load(std::memory_order_acquire); left != 0;
          left = running_.load(std::memory_order_acquire))
       wait_for_change(running_, left);
-    active_.store(false, std::memory_order_release);
+    end_round();
   }
 
   /// Runs the step on threads of its own and then resumes `then` on one of them.
@@ -174,6 +178,7 @@ class ThreadsBackend {
     bool crosses = false;
   };
   enum class State : std::uint8_t { runnable, blocked, done };
+  enum class Watched : std::uint8_t { idle, running, looked_at };  // the step, by the watcher
   struct RankOnSeat {
     detail::RankState* rank;
     detail::Walk* walk;
@@ -213,19 +218,32 @@ class ThreadsBackend {
   }
 
   void begin_round() {
-    stop_.store(machine_.failed(), std::memory_order_relaxed);
+    make_threads();
+    stop_.store(false);
+    if (machine_.failed()) stop_.store(true);  // who fails it from now on stops it himself
     for (std::size_t s = 0; s < signal_count_; ++s)
       signals_[s].value.store(0, std::memory_order_relaxed);
     for (auto& seat : seats_)
       for (auto& rank : seat.ranks) rank.state = State::runnable;
-    watch();
     round_start_ = std::chrono::steady_clock::now();
-    active_.store(true, std::memory_order_release);
     running_.store(static_cast<std::uint32_t>(seats_.size()), std::memory_order_relaxed);
+    announce_round();
+    watched_.store(Watched::running, std::memory_order_release);
+  }
+
+  /// Makes sure that the watcher does not look at this step any more.
+  void end_round() noexcept {
+    for (Watched state = Watched::running;
+         !watched_.compare_exchange_weak(state, Watched::idle, std::memory_order_acq_rel);
+         state = Watched::running)
+      std::this_thread::yield();
+  }
+
+  void make_threads() {
+    watch();
     for (std::size_t s = 1; s < seats_.size(); ++s)
       if (!seats_[s].thread.joinable())
         seats_[s].thread = std::thread([this, s, seen = round_.load()] { serve(s, seen); });
-    announce_round();
   }
 
   void announce_round() {
@@ -253,7 +271,11 @@ class ThreadsBackend {
       request_.wait(served, std::memory_order_acquire);
       if (quit_.load(std::memory_order_acquire)) return;
       ++served;
-      drive();
+      try {
+        drive();
+      } catch (...) {
+        fail(std::current_exception());
+      }
       bool gone = false;  // what resumes may drop the last reference to this engine
       gone_ = &gone;
       std::exchange(then_, nullptr).resume();
@@ -341,16 +363,30 @@ class ThreadsBackend {
       watch_wake_.wait_until(lock, std::chrono::system_clock::now() + look);
       if (watch_quit_) return;
       std::uint64_t const seen = progress();
-      quiet = active_.load(std::memory_order_acquire) && seen == last_seen ? quiet + 1 : 0;
+      bool const active = watched_.load(std::memory_order_acquire) == Watched::running;
+      quiet = active && seen == last_seen ? quiet + 1 : 0;
       last_seen = seen;
       if (quiet < 8) continue;
       quiet = 0;
-      fail(std::make_exception_ptr(Error(Errc::deadline, stall_text(deadline_s))));
+      // The step stays what it is while it is looked at; the same progress says it is the same
+      // step.
+      auto state = Watched::running;
+      if (!watched_.compare_exchange_strong(state, Watched::looked_at)) continue;
+      if (progress() == last_seen) fail(stalled(deadline_s));
+      watched_.store(Watched::running, std::memory_order_release);
+    }
+  }
+
+  [[nodiscard]] std::exception_ptr stalled(double deadline_s) const noexcept {
+    try {
+      return std::make_exception_ptr(Error(Errc::deadline, stall_text(deadline_s)));
+    } catch (...) {
+      return std::current_exception();
     }
   }
 
   [[nodiscard]] std::uint64_t progress() const {
-    std::uint64_t sum = round_.load(std::memory_order_relaxed);
+    std::uint64_t sum = round_.load(std::memory_order_acquire);
     for (auto const& rank : machine_.ranks())
       sum = sum * 31 + reinterpret_cast<std::uintptr_t>(rank.next.load(std::memory_order_relaxed));
     return sum;
@@ -377,9 +413,10 @@ class ThreadsBackend {
 
   static inline thread_local bool working = false;
 
-  std::unique_ptr<Signal[]> signals_;  // [signals of the loaded program]
-  std::size_t signal_count_ = 0;
-  std::atomic<bool> stop_{false};  // the step has failed
+  std::unique_ptr<Signal[]> signals_;  // [signal_room_]
+  std::size_t signal_room_ = 0;        // the most signals of any program so far
+  std::size_t signal_count_ = 0;       // of the loaded program
+  std::atomic<bool> stop_{false};      // the step has failed
   detail::Machine& machine_;
   std::vector<Seat> seats_;          // [threads with ranks]
   std::vector<detail::Walk> walks_;  // [ranks]
@@ -389,7 +426,7 @@ class ThreadsBackend {
   alignas(64) std::atomic<std::uint32_t> running_{0};  // seats still at work
   std::atomic<std::uint32_t> request_{0};              // steps asked of `caller_`
   std::atomic<bool> quit_{false};
-  std::atomic<bool> active_{false};
+  std::atomic<Watched> watched_{Watched::idle};
   std::coroutine_handle<> then_{};
   bool* gone_ = nullptr;  // on the stack of `caller_`, while a coroutine of the user runs there
   std::thread caller_;    // the first seat, for steps that a coroutine awaits

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -55,7 +54,7 @@ template <class Sink>
 void perfetto(std::span<TraceGroup const> groups, Sink&& sink, TraceOptions const& options = {}) {
   using Target = std::remove_reference_t<Sink>;
   detail::TextSink const text{
-      const_cast<std::remove_const_t<Target>*>(std::addressof(sink)),
+      const_cast<std::remove_const_t<Target>*>(&sink),
       [](void* target, std::string_view piece) { (*static_cast<Target*>(target))(piece); }};
   for (TraceGroup const& group : groups) {  // all is checked before the first byte is written
     if (!group.starts_s.empty() && group.starts_s.size() != group.steps.size()) {

@@ -20,12 +20,16 @@ struct DualPipeV {
 
   /// @param shape  M >= 2P, V = 2
   /// @throws Error bad_configuration
-  [[nodiscard]] constexpr Table table(Shape shape) const {
+  [[nodiscard]] constexpr Table table(Shape shape) const { return rows(shape, 0, shape.ranks); }
+
+  /// The rows of ranks first <= r < last alone, for proofs that take a table in parts.
+  /// @throws Error bad_configuration
+  [[nodiscard]] constexpr Table rows(Shape shape, int first, int last) const {
     require_counts("dualpipe-v", shape, 2);
     int const P = shape.ranks, M = shape.microbatches;
     require(M >= 2 * P, "dualpipe-v", Count::microbatches, M, 2 * P, "the steady state begins at 2 P");
     Table table{.stages = 2 * P, .microbatches = M};
-    for (int rank = 0; rank < P; ++rank) {
+    for (int rank = first; rank < last; ++rank) {
       table.begin_row();
       detail::dual_steps(table, P - rank - 1, rank, {rank, 2 * P - 1 - rank}, {0, 0}, M - 2 * P + rank + 1);
     }

@@ -13,11 +13,12 @@
 namespace stagger::schedule::detail {
 
 /// @param count  [ranks] forwards of each rank before its first backward, each >= 1, never more than the rank before
-[[nodiscard]] constexpr Table early_backward(Shape shape, std::vector<int> const& count) {
+/// @return the rows of ranks first <= r < last
+[[nodiscard]] constexpr Table early_backward(Shape shape, std::vector<int> const& count, int first, int last) {
   int const M = shape.microbatches;
   Table table{.stages = shape.ranks, .microbatches = M};
-  table.actions.reserve(2 * static_cast<std::size_t>(shape.ranks) * static_cast<std::size_t>(M));
-  for (int rank = 0; rank < shape.ranks; ++rank) {
+  table.actions.reserve(2 * static_cast<std::size_t>(last - first) * static_cast<std::size_t>(M));
+  for (int rank = first; rank < last; ++rank) {
     table.begin_row();
     int const ahead = std::min(count[static_cast<std::size_t>(rank)], M);
     for (int m = 0; m < ahead; ++m) table.add({.kind = Kind::forward, .stage = rank, .microbatch = m});

@@ -22,12 +22,16 @@ struct GPipe {
 
   /// @param shape  any P and M, V = 1
   /// @throws Error bad_configuration
-  [[nodiscard]] constexpr Table table(Shape shape) const {
+  [[nodiscard]] constexpr Table table(Shape shape) const { return rows(shape, 0, shape.ranks); }
+
+  /// The rows of ranks first <= r < last alone, for proofs that take a table in parts.
+  /// @throws Error bad_configuration
+  [[nodiscard]] constexpr Table rows(Shape shape, int first, int last) const {
     require_counts("gpipe", shape, 1);
     Table table{.stages = shape.ranks, .microbatches = shape.microbatches};
     table.actions.reserve(2 * static_cast<std::size_t>(shape.ranks) *
                           static_cast<std::size_t>(shape.microbatches));
-    for (int rank = 0; rank < shape.ranks; ++rank) {
+    for (int rank = first; rank < last; ++rank) {
       table.begin_row();
       for (Kind const kind : {Kind::forward, Kind::backward}) {
         for (int m = 0; m < shape.microbatches; ++m) {

@@ -26,14 +26,18 @@ struct Interleaved {
 
   /// @param shape  P <= N <= M and M mod N = 0 or >= P; without a group size max(1, M / P) must divide M
   /// @throws Error bad_configuration
-  [[nodiscard]] constexpr Table table(Shape shape) const {
+  [[nodiscard]] constexpr Table table(Shape shape) const { return rows(shape, 0, shape.ranks); }
+
+  /// The rows of ranks first <= r < last alone, for proofs that take a table in parts.
+  /// @throws Error bad_configuration
+  [[nodiscard]] constexpr Table rows(Shape shape, int first, int last) const {
     require_counts("interleaved", shape, chunks_per_rank);
     detail::DepthFirst const order{.ranks = shape.ranks, .chunks = shape.chunks, .microbatches = shape.microbatches,
                                    .group = detail::legal_group("interleaved", shape, group)};
     int const steps = shape.chunks * shape.microbatches;
     Table table{.stages = shape.stages(), .microbatches = shape.microbatches};
     table.actions.reserve(2 * static_cast<std::size_t>(steps) * static_cast<std::size_t>(shape.ranks));
-    for (int rank = 0; rank < shape.ranks; ++rank) {
+    for (int rank = first; rank < last; ++rank) {
       table.begin_row();
       long long const wanted = static_cast<long long>(shape.chunks - 1) * order.group + 2LL * (shape.ranks - 1 - rank);
       int const ahead = static_cast<int>(std::min<long long>(wanted, steps));

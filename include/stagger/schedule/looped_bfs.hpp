@@ -23,12 +23,16 @@ struct LoopedBfs {
 
   /// @param shape  any P, M and V
   /// @throws Error bad_configuration
-  [[nodiscard]] constexpr Table table(Shape shape) const {
+  [[nodiscard]] constexpr Table table(Shape shape) const { return rows(shape, 0, shape.ranks); }
+
+  /// The rows of ranks first <= r < last alone, for proofs that take a table in parts.
+  /// @throws Error bad_configuration
+  [[nodiscard]] constexpr Table rows(Shape shape, int first, int last) const {
     require_counts("looped-bfs", shape, chunks_per_rank);
     int const M = shape.microbatches;
     Table table{.stages = shape.stages(), .microbatches = M};
     table.actions.reserve(2 * static_cast<std::size_t>(shape.stages()) * static_cast<std::size_t>(M));
-    for (int rank = 0; rank < shape.ranks; ++rank) {
+    for (int rank = first; rank < last; ++rank) {
       table.begin_row();
       for (int stage = rank; stage < shape.stages(); stage += shape.ranks) {
         for (int m = 0; m < M; ++m) table.add({.kind = Kind::forward, .stage = stage, .microbatch = m});

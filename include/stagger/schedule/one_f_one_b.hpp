@@ -60,7 +60,13 @@ struct OneFOneB {
 
   /// @param shape  any P and M, V = 1
   /// @throws Error bad_configuration
-  [[nodiscard]] constexpr Table table(Shape shape) const { return detail::early_backward(shape, warm_up_counts(shape)); }
+  [[nodiscard]] constexpr Table table(Shape shape) const { return rows(shape, 0, shape.ranks); }
+
+  /// The rows of ranks first <= r < last alone, for proofs that take a table in parts.
+  /// @throws Error bad_configuration
+  [[nodiscard]] constexpr Table rows(Shape shape, int first, int last) const {
+    return detail::early_backward(shape, warm_up_counts(shape), first, last);
+  }
 
  private:
   constexpr void check(Shape shape) const {
@@ -71,7 +77,7 @@ struct OneFOneB {
 
   /// Seconds of an iteration with these counts at F = 1, B = 2.
   [[nodiscard]] static constexpr double makespan(Shape shape, std::vector<int> const& count) {
-    Table const t = detail::early_backward(shape, count);
+    Table const t = detail::early_backward(shape, count, 0, shape.ranks);
     double last = 0;
     detail::play(t, detail::stage_times(t, Costs{}), -1,
                  [&](std::size_t, std::size_t, double, double end, double) { last = std::max(last, end); });

@@ -38,7 +38,7 @@ struct PipeDream {
     require(in_flight >= 0, "pipedream", Count::in_flight, in_flight, 1, "at least one is injected");
     std::vector<int> count(static_cast<std::size_t>(shape.ranks), 1);
     for (int r = 0; r < shape.ranks; ++r) count[static_cast<std::size_t>(r)] = weight_versions(shape, r);
-    return detail::early_backward(shape, count);
+    return detail::early_backward(shape, count, 0, shape.ranks);
   }
 };
 

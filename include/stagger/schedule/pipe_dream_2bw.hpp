@@ -34,7 +34,7 @@ struct PipeDream2BW {
             "two versions suffice only from P microbatches on");
     std::vector<int> count(static_cast<std::size_t>(shape.ranks), 1);
     for (int r = 0; r < shape.ranks; ++r) count[static_cast<std::size_t>(r)] = shape.ranks - r;
-    return detail::early_backward(shape, count);
+    return detail::early_backward(shape, count, 0, shape.ranks);
   }
 };
 

@@ -25,7 +25,11 @@ struct Seq1F1B {
 
   /// @param shape  M >= P, V = 1
   /// @throws Error bad_configuration
-  [[nodiscard]] constexpr Table table(Shape shape) const {
+  [[nodiscard]] constexpr Table table(Shape shape) const { return rows(shape, 0, shape.ranks); }
+
+  /// The rows of ranks first <= r < last alone, for proofs that take a table in parts.
+  /// @throws Error bad_configuration
+  [[nodiscard]] constexpr Table rows(Shape shape, int first, int last) const {
     require_counts("seq-1f1b", shape, 1);
     int const P = shape.ranks, M = shape.microbatches, S = slices;
     require(M >= P, "seq-1f1b", Count::microbatches, M, P, "the steady state needs one for each rank");
@@ -34,7 +38,7 @@ struct Seq1F1B {
     require(S <= most, "seq-1f1b", Count::slices, S, most, "slices are counted in 15 bits and actions in 31");
     Table table{.stages = P, .microbatches = M, .slices = S};
     table.actions.reserve(2 * static_cast<std::size_t>(P) * static_cast<std::size_t>(M) * static_cast<std::size_t>(S));
-    for (int rank = 0; rank < P; ++rank) {
+    for (int rank = first; rank < last; ++rank) {
       table.begin_row();
       auto const forward = [&](int n) {
         table.add({.kind = Kind::forward, .stage = rank, .microbatch = n / S, .slice = static_cast<std::int16_t>(n % S)});

@@ -23,12 +23,16 @@ struct ZeroBubbleH2 {
 
   /// @param shape  any P and M, V = 1
   /// @throws Error bad_configuration
-  [[nodiscard]] constexpr Table table(Shape shape) const {
+  [[nodiscard]] constexpr Table table(Shape shape) const { return rows(shape, 0, shape.ranks); }
+
+  /// The rows of ranks first <= r < last alone, for proofs that take a table in parts.
+  /// @throws Error bad_configuration
+  [[nodiscard]] constexpr Table rows(Shape shape, int first, int last) const {
     require_counts("zb-h2", shape, 1);
     int const M = shape.microbatches;
     Table table{.stages = shape.ranks, .microbatches = M};
     table.actions.reserve(3 * static_cast<std::size_t>(shape.ranks) * static_cast<std::size_t>(M));
-    for (int rank = 0; rank < shape.ranks; ++rank) {
+    for (int rank = first; rank < last; ++rank) {
       table.begin_row();
       auto const add = [&](Kind kind, int m) { table.add({.kind = kind, .stage = rank, .microbatch = m}); };
       int const ahead = static_cast<int>(std::min<long long>(2LL * (shape.ranks - rank) - 1, M));

@@ -65,6 +65,22 @@ inline Rows two_chunks(int ranks, int microbatches) {
   return rows;
 }
 
+/// Two stages per rank, r and 2P - 1 - r, so that the last rank runs two stages in a row.
+inline Rows v_shape(int ranks, int microbatches) {
+  Rows rows;
+  for (int r = 0; r < ranks; ++r) {
+    auto& row = rows.emplace_back();
+    int const turn = 2 * ranks - 1 - r;
+    for (int const stage : {r, turn}) {
+      for (int m = 0; m < microbatches; ++m) row.push_back({Kind::forward, stage, m});
+    }
+    for (int const stage : {turn, r}) {
+      for (int m = 0; m < microbatches; ++m) row.push_back({Kind::backward, stage, m});
+    }
+  }
+  return rows;
+}
+
 /// Times of a row of actions: each as soon as its rank is free and its inputs are there. `jitter`
 /// lengthens each action by up to this share, by a fixed sequence.
 inline Timeline play(Rows const& rows, double forward_s, double input_s, double weight_s,

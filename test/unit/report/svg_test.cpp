@@ -115,15 +115,16 @@ void check_blocks(Picture const& picture, Timeline const& timeline, double width
   double const scale = (width - left - 20) / longest_s;
   std::size_t total = 0;
   for (std::size_t r = 0; r < timeline.rows.size(); ++r) {
-    auto const& [x, y, w, h] = picture.rails.at(rail + r);
+    std::array<double, 4> const& lane = picture.rails.at(rail + r);
+    double const middle = lane[1] + lane[3] / 2;
     for (auto const& span : timeline.rows[r]) {
       std::string const kind = std::string(1, "fbiw"[static_cast<int>(span.action.kind)]) + "0";
-      auto const matches = std::count_if(
-          picture.boxes.begin(), picture.boxes.end(), [&, y = y, h = h](Box const& box) {
+      auto const matches =
+          std::count_if(picture.boxes.begin(), picture.boxes.end(), [&](Box const& box) {
             double const at = left + span.start_s * scale;
             double const end = left + span.end_s * scale;
             return box.kind == kind && std::fabs(box.left - at) < 0.11 && box.right <= end + 0.11 &&
-                   box.right > end - 1.2 && std::fabs(box.middle - (y + h / 2)) < 0.01;
+                   box.right > end - 1.2 && std::fabs(box.middle - middle) < 0.01;
           });
       CHECK(matches == 1);
       ++total;

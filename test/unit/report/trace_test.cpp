@@ -46,8 +46,8 @@ struct Slice {
 /// file, a stack of open slices per thread, arrows tied to the top of the stack.
 struct Viewer {
   std::vector<Slice> slices;
-  std::vector<std::pair<std::string, std::string>> arrows;  // "pid/rank/name" of both ends
-  std::map<std::string, std::vector<std::pair<std::int64_t, int>>> counters;
+  std::vector<std::pair<std::string, std::string>> arrows;      // "pid/rank/name" of both ends
+  std::map<std::string, std::map<std::int64_t, int>> counters;  // the last value of a time shows
   std::map<int, std::string> processes, threads;
   std::map<int, int> process_of;
   std::size_t nested = 0;
@@ -63,8 +63,8 @@ struct Viewer {
         order.push_back(i);
       }
     }
-    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-      return ns(events[a].at("ts")) < ns(events[b].at("ts"));
+    std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+      return std::pair{ns(events[a].at("ts")), a} < std::pair{ns(events[b].at("ts")), b};
     });
     std::map<int, std::vector<std::size_t>> stacks;
     std::map<std::string, std::string> begun;
@@ -108,8 +108,7 @@ struct Viewer {
         REQUIRE(phase == "C");
         int const value = static_cast<int>(e.at("args").at("in flight").number);
         REQUIRE(value >= 0);
-        counters[processes.at(process_of.at(tid)) + "/" + e.at("name").text].emplace_back(at,
-                                                                                          value);
+        counters[processes.at(process_of.at(tid)) + "/" + e.at("name").text][at] = value;
       }
     }
     REQUIRE(begun.size() == ended.size());
@@ -179,7 +178,8 @@ std::vector<Timeline> timelines() {
           sample::play(sample::gpipe(4, 8), 1e-3, 1e-3, 1e-3),
           sample::play(sample::one_f_one_b(4, 8), 1.7e-3, 1e-3, 0.9e-3, 0.3),
           sample::play(sample::one_f_one_b(5, 3, true), 11e-9, 7e-9, 5e-9, 0.4),
-          sample::play(sample::two_chunks(3, 4), 1e-6, 1e-6, 0)};
+          sample::play(sample::two_chunks(3, 4), 1e-6, 1e-6, 0),
+          sample::play(sample::v_shape(3, 4), 1e-6, 1e-6, 0)};
 }
 
 }  // namespace
@@ -223,8 +223,8 @@ TEST_CASE("report/trace: the counter rises to the published peak and comes back 
       int peak = 0;
       for (auto const& [at, value] : track) peak = std::max(peak, value);
       CHECK(peak == std::min(microbatches, ranks - r));  // PipeDream-Flush: P - r on rank r
-      CHECK(track.front().second == 0);
-      CHECK(track.back().second == 0);
+      CHECK(track.begin()->second == 0);
+      CHECK(track.rbegin()->second == 0);
     }
   }
   CHECK(Viewer(report::perfetto(timelines()[1], {.counters = false})).counters.empty());
@@ -302,7 +302,7 @@ TEST_CASE("report/trace: ties, zero lengths and ticks of a coarse clock stay nes
     auto const slices = viewer.of("rank " + std::to_string(r));
     REQUIRE(slices.size() == timeline.rows[r].size());
     for (std::size_t i = 1; i < slices.size(); ++i) CHECK(slices[i - 1].end <= slices[i].start);
-    CHECK(viewer.counters.at("stagger/rank " + std::to_string(r)).back().second == 0);
+    CHECK(viewer.counters.at("stagger/rank " + std::to_string(r)).rbegin()->second == 0);
   }
   auto const all = expected_arrows(timeline, "stagger", 0);
   CHECK(std::includes(all.begin(), all.end(), viewer.arrows.begin(), viewer.arrows.end()));

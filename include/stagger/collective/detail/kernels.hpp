@@ -74,19 +74,45 @@ void combine(Reduction reduction, void* own, void const* other, std::size_t coun
   }
 }
 
+template <Reduction R, Number T>
+void fold_as(void* const* parts, int ranks, std::size_t first, std::size_t count, int only) {
+  constexpr std::size_t block = 1024;
+  T kept[block];
+  auto const part = [&](int r) { return static_cast<T*>(parts[r]); };
+  for (std::size_t at = first; at < first + count; at += block) {
+    std::size_t const n = std::min(block, first + count - at);
+    T const* const a = part(0) + at;
+    T const* const b = part(1) + at;
+    if (n == block) {
+      for (std::size_t k = 0; k < block; ++k) kept[k] = reduce(R, a[k], b[k]);
+    } else {
+      for (std::size_t k = 0; k < n; ++k) kept[k] = reduce(R, a[k], b[k]);
+    }
+    for (int r = 2; r < ranks; ++r) {
+      T const* const more = part(r) + at;
+      if (n == block) {
+        for (std::size_t k = 0; k < block; ++k) kept[k] = reduce(R, kept[k], more[k]);
+      } else {
+        for (std::size_t k = 0; k < n; ++k) kept[k] = reduce(R, kept[k], more[k]);
+      }
+    }
+    for (int r = 0; r < ranks; ++r) {
+      if (only < 0 || only == r) std::memcpy(part(r) + at, kept, n * sizeof(T));
+    }
+  }
+}
+
+/// @pre  ranks >= 2
 template <Number T>
 void fold(Reduction reduction, void* const* parts, int ranks, std::size_t first, std::size_t count,
           int only) {
-  constexpr std::size_t block = 1024;
-  T kept[block];
-  for (std::size_t at = first; at < first + count; at += block) {
-    std::size_t const n = std::min(block, first + count - at);
-    std::memcpy(kept, static_cast<T const*>(parts[0]) + at, n * sizeof(T));
-    for (int r = 1; r < ranks; ++r)
-      combine<T>(reduction, kept, static_cast<T const*>(parts[r]) + at, n);
-    for (int r = 0; r < ranks; ++r) {
-      if (only < 0 || only == r) std::memcpy(static_cast<T*>(parts[r]) + at, kept, n * sizeof(T));
-    }
+  switch (reduction) {
+    case Reduction::sum:
+      return fold_as<Reduction::sum, T>(parts, ranks, first, count, only);
+    case Reduction::min:
+      return fold_as<Reduction::min, T>(parts, ranks, first, count, only);
+    case Reduction::max:
+      return fold_as<Reduction::max, T>(parts, ranks, first, count, only);
   }
 }
 

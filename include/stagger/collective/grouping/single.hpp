@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   One message for the whole model.
+/// @source Y. You, A. Buluc, J. Demmel, "Scaling deep learning on GPU and Knights Landing
+/// clusters",
+///         SC 2017 (SyncEASGD, single layer).
+
+#include <vector>
+
+#include <stagger/collective/grouping/policy.hpp>
+
+namespace stagger::collective::grouping {
+
+/// All gradients at once, after the backward pass: pays the start-up once and hides nothing.
+struct Single {
+  using policy_tag = GroupingTag;
+
+  [[nodiscard]] constexpr std::vector<LayerGroup> groups(Backward const& backward,
+                                                         CostLine cost) const {
+    collective::detail::require_backward(backward, cost);
+    if (backward.layers() == 0) return {};
+    return {LayerGroup{backward.layers(), 1}};
+  }
+};
+
+}  // namespace stagger::collective::grouping
