@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   From a table to a program: slots for every value in flight, signals for every message, no
-/// wait too many.
+/// @file   From a table to a program: slots for every value in flight, signals for every message,
+/// no wait too many.
 
 #include <algorithm>
 #include <cstddef>
@@ -39,7 +39,8 @@ class Layout {
   Layout(schedule::Table const& table, LayOutOptions const& options)
       : table_(table),
         options_(options),
-        units_(static_cast<std::size_t>(table.microbatches) * static_cast<std::size_t>(table.slices)) {
+        units_(static_cast<std::size_t>(table.microbatches) *
+               static_cast<std::size_t>(table.slices)) {
     read_table();
     link_cells();
     spare_.assign(cells_.size() * 2, options.spare_slots);
@@ -54,8 +55,9 @@ class Layout {
       bool more = false;
       for (Blocked const& blocked : stuck) more = make_room(blocked.wait.signal) || more;
       if (!more)
-        throw Error(Errc::bad_schedule, "the table's ranks wait for each other for ever; see "
-                                        "schedule::verify for the first that does");
+        throw Error(Errc::bad_schedule,
+                    "the table's ranks wait for each other for ever; see "
+                    "schedule::verify for the first that does");
     }
   }
 
@@ -69,7 +71,9 @@ class Layout {
   }
   [[nodiscard]] static std::size_t index(int cell) { return static_cast<std::size_t>(cell); }
   [[nodiscard]] bool first(std::size_t cell) const { return cells_[cell].stage == 0; }
-  [[nodiscard]] bool last(std::size_t cell) const { return cells_[cell].stage + 1 == table_.stages; }
+  [[nodiscard]] bool last(std::size_t cell) const {
+    return cells_[cell].stage + 1 == table_.stages;
+  }
   [[nodiscard]] std::size_t row_length(std::size_t cell) const {
     return row_length_[index(cells_[cell].rank)];
   }
@@ -90,9 +94,10 @@ class Layout {
   void read_table() {
     auto const stages = static_cast<std::size_t>(table_.stages);
     if (stages > 10000 || units_ > 65535)
-      throw Error(Errc::bad_schedule,
-                  text(stages, " stages and ", units_,
-                       " microbatches are more than a program can number; use at most 10000 and 65535"));
+      throw Error(
+          Errc::bad_schedule,
+          text(stages, " stages and ", units_,
+               " microbatches are more than a program can number; use at most 10000 and 65535"));
     std::vector<std::vector<int>> owners(stages);
     for (int r = 0; r < table_.ranks(); ++r)
       for (auto const& action : table_.row(r)) {
@@ -139,10 +144,11 @@ class Layout {
           meets = uses_[c].forward[u] != nowhere && uses_[d].forward[u] != nowhere;
         if (!meets) continue;
         if (cells_[c].after != Cell::none || cells_[d].before != Cell::none)
-          throw Error(Errc::bad_schedule,
-                      text("stage ", cells_[c].stage, " on rank ", cells_[c].rank,
-                           " meets more than one owner of its neighbour; the engine needs every owner of a "
-                           "stage to pass its microbatches on to one owner of the next"));
+          throw Error(
+              Errc::bad_schedule,
+              text("stage ", cells_[c].stage, " on rank ", cells_[c].rank,
+                   " meets more than one owner of its neighbour; the engine needs every owner of a "
+                   "stage to pass its microbatches on to one owner of the next"));
         cells_[c].after = static_cast<int>(d);
         cells_[d].before = static_cast<int>(c);
       }
@@ -195,7 +201,8 @@ class Layout {
     await(rank, instruction, which, count);
   }
 
-  void await(RankProgram& rank, Instruction& instruction, std::uint32_t which, std::uint32_t count) {
+  void await(RankProgram& rank, Instruction& instruction, std::uint32_t which,
+             std::uint32_t count) {
     rank.waits.push_back({which, count});
     ++instruction.waits;
     awaited_[which] = std::max(awaited_[which], count);
@@ -206,8 +213,9 @@ class Layout {
   }
 
   /// Waits for the message of a unit, which `giver` writes at `position`.
-  void await_message(RankProgram& rank, Instruction& in, std::uint32_t full, Messages const& messages,
-                     std::size_t u, std::size_t giver, std::uint32_t position) {
+  void await_message(RankProgram& rank, Instruction& in, std::uint32_t full,
+                     Messages const& messages, std::size_t u, std::size_t giver,
+                     std::uint32_t position) {
     await(rank, in, full, messages.number[u] + 1, cells_[giver].rank, position);
   }
 
@@ -231,7 +239,8 @@ class Layout {
     bool const forward = action.kind == Kind::forward;
     std::size_t const before = first(c) ? c : index(cells_[c].before);
     std::size_t const after = last(c) ? c : index(cells_[c].after);
-    in.kept = again() ? static_cast<std::uint16_t>(forward ? 0 : kept_[c].slot[u] + 1) : kept_[c].slot[u];
+    in.kept =
+        again() ? static_cast<std::uint16_t>(forward ? 0 : kept_[c].slot[u] + 1) : kept_[c].slot[u];
     if (!first(c)) in.x = x_[c].slot[u];
     if (!last(c)) in.y = x_[after].slot[u];
     if (training_) {
@@ -243,7 +252,8 @@ class Layout {
     bool const from_after = !last(c) && crosses(c);
     if (forward) {
       if (from_before)
-        await_message(rank, in, signal(before, forward_full), x_[c], u, before, uses_[before].forward[u]);
+        await_message(rank, in, signal(before, forward_full), x_[c], u, before,
+                      uses_[before].forward[u]);
       if (from_after) await_room(rank, in, signal(c, forward_free), x_[after], u, after);
     }
     if (schedule::gives_input_gradient(action.kind)) {
@@ -253,7 +263,8 @@ class Layout {
         rank.code.push_back(repeated);
       }
       if (from_after)
-        await_message(rank, in, signal(c, backward_full), dy_[c], u, after, uses_[after].gradient[u]);
+        await_message(rank, in, signal(c, backward_full), dy_[c], u, after,
+                      uses_[after].gradient[u]);
       if (from_before) await_room(rank, in, signal(before, backward_free), dy_[before], u, before);
     }
     // Room first: who then sees the message knows of the room as well.
@@ -280,7 +291,8 @@ class Layout {
       std::size_t const lowest = first_cell_[s];
       for (std::size_t c = lowest + 1; c < first_cell_[s + 1]; ++c) {
         if (cells_[c].rank == self && hand_in.gives == 0) give(hand_in, signal_of(handed_in, self));
-        if (cells_[lowest].rank == self) await(rank, finish, signal_of(handed_in, cells_[c].rank), 1);
+        if (cells_[lowest].rank == self)
+          await(rank, finish, signal_of(handed_in, cells_[c].rank), 1);
       }
     }
     if (hand_in.gives != 0) rank.code.push_back(hand_in);
@@ -373,12 +385,12 @@ class Layout {
   std::size_t units_;  // what flows: microbatches, or their slices
   bool training_ = false;
   std::vector<Cell> cells_;
-  std::vector<CellUse> uses_;            // [cells]
-  std::vector<std::size_t> first_cell_;  // [stages + 1]
-  std::vector<std::uint32_t> row_length_;  // [ranks] compute actions
-  std::vector<std::uint32_t> spare_;       // [2 * cell: x, 2 * cell + 1: dy]
+  std::vector<CellUse> uses_;                    // [cells]
+  std::vector<std::size_t> first_cell_;          // [stages + 1]
+  std::vector<std::uint32_t> row_length_;        // [ranks] compute actions
+  std::vector<std::uint32_t> spare_;             // [2 * cell: x, 2 * cell + 1: dy]
   std::vector<Messages> x_, dy_, kept_, inner_;  // [cells]
-  std::vector<std::uint32_t> known_;  // [ranks] positions that the rank at hand knows to be done
+  std::vector<std::uint32_t> known_;    // [ranks] positions that the rank at hand knows to be done
   std::vector<std::uint32_t> awaited_;  // [signals] the highest count that anybody waits for
 };
 

@@ -63,8 +63,8 @@ class Machine {
     update_ = step;
   }
 
-  /// Makes the slots of a program and points every rank at them. Of values and slots, allocates only
-  /// what earlier programs did not need.
+  /// Makes the slots of a program and points every rank at them. Of values and slots, allocates
+  /// only what earlier programs did not need.
   void load(Program const& program) {
     program_ = &program;
     if (ranks_.size() != program.ranks.size())
@@ -174,10 +174,10 @@ class Machine {
   };
   /// What one owner of a stage has for itself.
   struct CellStorage {
-    std::vector<Layer> layer_copies;              // of every owner but the first
+    std::vector<Layer> layer_copies;             // of every owner but the first
     std::vector<LayerParameters::Share> shares;  // likewise
     std::vector<LayerStorage> layers;
-    Slots x;                // of the first stage: one object that takes a gradient nobody reads
+    Slots x;  // of the first stage: one object that takes a gradient nobody reads
     Slots repeated_output;
   };
   struct Addition {
@@ -186,8 +186,8 @@ class Machine {
   };
   /// What a rank does at the end of a step.
   struct Duties {
-    std::vector<Addition> add;                    // in the order of owners
-    std::vector<std::size_t> layers;              // whose parameters it updates
+    std::vector<Addition> add;        // in the order of owners
+    std::vector<std::size_t> layers;  // whose parameters it updates
     std::vector<LayerParameters::Share*> clear;
   };
 
@@ -292,8 +292,8 @@ class Machine {
   }
 
   std::vector<Layer> layers_;
-  std::vector<LayerParameters> parameters_;  // [layers]
-  std::vector<std::size_t> first_layer_{0};  // [stages + 1]
+  std::vector<LayerParameters> parameters_;                         // [layers]
+  std::vector<std::size_t> first_layer_{0};                         // [stages + 1]
   std::vector<std::vector<std::unique_ptr<CellStorage>>> storage_;  // [stages][owners]
   Options options_;
   void const* optimizer_ = nullptr;

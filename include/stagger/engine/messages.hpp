@@ -13,8 +13,8 @@ namespace stagger::detail {
 
 inline constexpr std::uint32_t nowhere = std::numeric_limits<std::uint32_t>::max();
 
-/// Positions, in a rank's row, of what happens to one value of each microbatch; nowhere for those that
-/// another rank takes.
+/// Positions, in a rank's row, of what happens to one value of each microbatch; nowhere for those
+/// that another rank takes.
 using Positions = std::vector<std::uint32_t>;
 
 /// Largest number of microbatches whose value lives at once: written at `from`, last read at `to`,

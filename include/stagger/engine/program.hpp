@@ -63,8 +63,8 @@ struct Instruction {
   return {kind, in.stage, static_cast<int>(in.microbatch)};
 }
 
-/// One stage on one of its owners. Most schedules give a stage one owner; bidirectional ones give it
-/// two, each for its own microbatches.
+/// One stage on one of its owners. Most schedules give a stage one owner; bidirectional ones give
+/// it two, each for its own microbatches.
 struct Cell {
   static constexpr int none = -1;
   int stage = 0;

@@ -86,8 +86,8 @@ template <class B> class Session final : public StepOwner {
         made.microbatches * made.slices != static_cast<int>(microbatches))
       throw Error(Errc::bad_schedule,
                   text("the schedule made a table of ", made.ranks(), " ranks, ", made.stages,
-                       " stages and ", made.microbatches * made.slices, " microbatches where ", ranks_, ", ",
-                       machine_.stages(), " and ", microbatches, " were asked for"));
+                       " stages and ", made.microbatches * made.slices, " microbatches where ",
+                       ranks_, ", ", machine_.stages(), " and ", microbatches, " were asked for"));
     LayOutOptions options;
     options.recompute = machine_.options().recompute;
     options.spare_slots = machine_.options().spare_slots;
