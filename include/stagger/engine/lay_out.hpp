@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -28,9 +27,8 @@ struct LayOutOptions {
 
 namespace detail {
 
-/// One stage as the table uses it. Positions count the compute actions of its owner's row.
-struct StageUse {
-  int owner = -1;
+/// What the table does on one cell. Positions count the compute actions of the cell's row.
+struct CellUse {
   Positions forward;   // F
   Positions gradient;  // B or I
   Positions end;       // B or W; F where the table has no backward
@@ -39,18 +37,27 @@ struct StageUse {
 class Layout {
  public:
   Layout(schedule::Table const& table, LayOutOptions const& options)
-      : table_(table), options_(options) {
+      : table_(table),
+        options_(options),
+        units_(static_cast<std::size_t>(table.microbatches) *
+               static_cast<std::size_t>(table.slices)) {
     read_table();
-    spare_.assign(uses_.size() * 2, options.spare_slots);
+    link_cells();
+    spare_.assign(cells_.size() * 2, options.spare_slots);
   }
 
   Program make() {
-    for (;;) {  // more room where the ranks would wait for each other; enough at last, since the
+    for (;;) {  // more room where the ranks would wait for each other: enough at last, since the
                 // table itself does not
       Program program = attempt();
-      auto const stall = play(program);
-      if (stall.empty()) return program;
-      for (Blocked const& blocked : stall) make_room(blocked.wait.signal);
+      auto const stuck = play(program);
+      if (stuck.empty()) return program;
+      bool more = false;
+      for (Blocked const& blocked : stuck) more = make_room(blocked.wait.signal) || more;
+      if (!more)
+        throw Error(Errc::bad_schedule,
+                    "the table's ranks wait for each other for ever; see "
+                    "schedule::verify for the first that does");
     }
   }
 
@@ -58,88 +65,144 @@ class Layout {
   static constexpr std::size_t signals_per_edge = 4;
   enum EdgeSignal : std::size_t { forward_full, forward_free, backward_full, backward_free };
 
-  [[nodiscard]] std::size_t stages() const { return uses_.size(); }
-  [[nodiscard]] int owner(std::size_t stage) const { return uses_[stage].owner; }
-  [[nodiscard]] bool crosses(std::size_t stage) const {
-    return owner(stage) != owner(stage + 1);
-  }  // edge stage -> stage + 1
+  // An edge leads from a cell to the one after it and has the number of the former.
   [[nodiscard]] static std::uint32_t signal(std::size_t edge, EdgeSignal which) {
     return static_cast<std::uint32_t>(edge * signals_per_edge + which);
   }
+  [[nodiscard]] static std::size_t index(int cell) { return static_cast<std::size_t>(cell); }
+  [[nodiscard]] bool first(std::size_t cell) const { return cells_[cell].stage == 0; }
+  [[nodiscard]] bool last(std::size_t cell) const {
+    return cells_[cell].stage + 1 == table_.stages;
+  }
+  [[nodiscard]] std::size_t row_length(std::size_t cell) const {
+    return row_length_[index(cells_[cell].rank)];
+  }
+  [[nodiscard]] bool crosses(std::size_t edge) const {
+    return cells_[edge].rank != cells_[index(cells_[edge].after)].rank;
+  }
+  [[nodiscard]] std::size_t unit(schedule::Action const& action) const {
+    return static_cast<std::size_t>(action.microbatch) * static_cast<std::size_t>(table_.slices) +
+           static_cast<std::size_t>(action.slice);
+  }
+
+  [[nodiscard]] std::size_t cell_at(int stage, int rank) const {
+    for (std::size_t c = first_cell_[index(stage)]; c < first_cell_[index(stage) + 1]; ++c)
+      if (cells_[c].rank == rank) return c;
+    return cells_.size();
+  }
 
   void read_table() {
-    auto const stage_count = static_cast<std::size_t>(table_.stages);
-    auto const microbatches = static_cast<std::size_t>(table_.microbatches);
-    if (table_.slices != 1)
+    auto const stages = static_cast<std::size_t>(table_.stages);
+    if (stages > 10000 || units_ > 65535)
       throw Error(
           Errc::bad_schedule,
-          text("the table cuts microbatches into ", table_.slices,
-               " slices; the engine runs whole microbatches: use a schedule without slices"));
-    if (stage_count > 10000 || microbatches > 65535)
-      throw Error(
-          Errc::bad_schedule,
-          text(stage_count, " stages and ", microbatches,
+          text(stages, " stages and ", units_,
                " microbatches are more than a program can number; use at most 10000 and 65535"));
-    uses_.assign(stage_count,
-                 StageUse{-1, Positions(microbatches, nowhere), Positions(microbatches, nowhere),
-                          Positions(microbatches, nowhere)});
+    std::vector<std::vector<int>> owners(stages);
+    for (int r = 0; r < table_.ranks(); ++r)
+      for (auto const& action : table_.row(r)) {
+        auto& mine = owners[static_cast<std::size_t>(action.stage)];
+        if (mine.empty() || mine.back() != r) mine.push_back(r);
+      }
+    for (std::size_t s = 0; s < stages; ++s) {
+      first_cell_.push_back(cells_.size());
+      for (int const r : owners[s]) {
+        Cell cell;
+        cell.stage = static_cast<int>(s);
+        cell.rank = r;
+        cells_.push_back(cell);
+      }
+    }
+    first_cell_.push_back(cells_.size());
+    Positions const empty(units_, nowhere);
+    uses_.assign(cells_.size(), CellUse{empty, empty, empty});
     for (int r = 0; r < table_.ranks(); ++r) {
       std::uint32_t position = 0;
       for (auto const& action : table_.row(r)) {
         if (!schedule::is_compute(action.kind)) continue;
-        auto& use = uses_[static_cast<std::size_t>(action.stage)];
-        if (use.owner != -1 && use.owner != r)
-          throw Error(Errc::bad_schedule,
-                      text("stage ", action.stage, " is on ranks ", use.owner, " and ", r,
-                           "; the engine needs one owner for each stage"));
-        use.owner = r;
-        auto const m = static_cast<std::size_t>(action.microbatch);
-        if (action.kind == schedule::Kind::forward) use.forward[m] = position;
-        if (schedule::gives_input_gradient(action.kind)) use.gradient[m] = position;
-        if (schedule::ends_flight(action.kind)) use.end[m] = position;
+        auto& use = uses_[cell_at(action.stage, r)];
+        std::size_t const u = unit(action);
+        if (action.kind == schedule::Kind::forward) use.forward[u] = position;
+        if (schedule::gives_input_gradient(action.kind)) use.gradient[u] = position;
+        if (schedule::ends_flight(action.kind)) use.end[u] = position;
+        training_ = training_ || action.kind != schedule::Kind::forward;
         ++position;
       }
       row_length_.push_back(position);
     }
-    training_ = !uses_.empty() && !uses_[0].end.empty() && uses_[0].end[0] != nowhere;
     if (!training_)
       for (auto& use : uses_) use.end = use.forward;
   }
 
+  void link_cells() {
+    for (std::size_t c = 0; c < cells_.size(); ++c) {
+      if (last(c)) continue;
+      for (std::size_t d = first_cell_[index(cells_[c].stage) + 1];
+           d < first_cell_[index(cells_[c].stage) + 2]; ++d) {
+        bool meets = false;
+        for (std::size_t u = 0; u < units_ && !meets; ++u)
+          meets = uses_[c].forward[u] != nowhere && uses_[d].forward[u] != nowhere;
+        if (!meets) continue;
+        if (cells_[c].after != Cell::none || cells_[d].before != Cell::none)
+          throw Error(
+              Errc::bad_schedule,
+              text("stage ", cells_[c].stage, " on rank ", cells_[c].rank,
+                   " meets more than one owner of its neighbour; the engine needs every owner of a "
+                   "stage to pass its microbatches on to one owner of the next"));
+        cells_[c].after = static_cast<int>(d);
+        cells_[d].before = static_cast<int>(c);
+      }
+    }
+  }
+
   void assign_slots() {
-    x_.assign(stages(), {});
-    dy_.assign(stages(), {});
-    kept_.assign(stages(), {});
-    inner_.assign(stages(), {});
-    for (std::size_t s = 0; s < stages(); ++s) {
-      auto const& use = uses_[s];
-      auto const length = row_length_[static_cast<std::size_t>(use.owner)];
+    x_.assign(cells_.size(), {});
+    dy_.assign(cells_.size(), {});
+    kept_.assign(cells_.size(), {});
+    inner_.assign(cells_.size(), {});
+    for (std::size_t c = 0; c < cells_.size(); ++c) {
+      auto const& use = uses_[c];
+      auto const length = row_length(c);
       auto const pool = [&](Positions const& from) {
         return Messages(from, length, use.end, length, most_alive(from, use.end, length));
       };
       auto const edge = [&](std::size_t producer, Positions const& written, Positions const& read,
                             std::size_t spare) {
-        if (owner(producer) == use.owner) return pool(written);
-        auto const producer_length = row_length_[static_cast<std::size_t>(owner(producer))];
-        return Messages(written, producer_length, use.end, length,
+        if (cells_[producer].rank == cells_[c].rank) return pool(written);
+        return Messages(written, row_length(producer), use.end, length,
                         most_alive(read, use.end, length) + spare_[spare]);
       };
-      if (s > 0) x_[s] = edge(s - 1, uses_[s - 1].forward, use.forward, 2 * s);
-      kept_[s] = pool(options_.recompute && training_ ? use.gradient : use.forward);
+      if (!first(c)) {
+        std::size_t const before = index(cells_[c].before);
+        x_[c] = edge(before, uses_[before].forward, use.forward, 2 * c);
+      }
+      kept_[c] = pool(again() ? use.gradient : use.forward);
       if (!training_) continue;
-      inner_[s] = pool(use.gradient);
-      dy_[s] = s + 1 == stages() ? pool(use.gradient)
-                                 : edge(s + 1, uses_[s + 1].gradient, use.gradient, 2 * s + 1);
+      inner_[c] = pool(use.gradient);
+      if (last(c)) {
+        dy_[c] = pool(use.gradient);
+      } else {
+        std::size_t const after = index(cells_[c].after);
+        dy_[c] = edge(after, uses_[after].gradient, use.gradient, 2 * c + 1);
+      }
     }
   }
+
+  /// Whether F is run again before backward; F itself then keeps nothing and has slot 0.
+  [[nodiscard]] bool again() const { return options_.recompute && training_; }
 
   // A rank knows how far another has come: as far as the giver of the last signal it waited for.
   // Signals are given in program order, so a wait for something older is no wait.
   void await(RankProgram& rank, Instruction& instruction, std::uint32_t which, std::uint32_t count,
              int giver, std::uint32_t position) {
-    auto& known = known_[static_cast<std::size_t>(giver)];
+    auto& known = known_[index(giver)];
     if (known > position) return;
     known = position + 1;
+    await(rank, instruction, which, count);
+  }
+
+  void await(RankProgram& rank, Instruction& instruction, std::uint32_t which,
+             std::uint32_t count) {
     rank.waits.push_back({which, count});
     ++instruction.waits;
     awaited_[which] = std::max(awaited_[which], count);
@@ -149,59 +212,97 @@ class Layout {
     instruction.give[instruction.gives++] = static_cast<std::uint16_t>(which);
   }
 
-  void emit(RankProgram& rank, schedule::Action const& action) {
+  /// Waits for the message of a unit, which `giver` writes at `position`.
+  void await_message(RankProgram& rank, Instruction& in, std::uint32_t full,
+                     Messages const& messages, std::size_t u, std::size_t giver,
+                     std::uint32_t position) {
+    await(rank, in, full, messages.number[u] + 1, cells_[giver].rank, position);
+  }
+
+  /// Waits until `taker` has made room for the message of a unit.
+  void await_room(RankProgram& rank, Instruction& in, std::uint32_t free, Messages const& messages,
+                  std::size_t u, std::size_t taker) {
+    if (messages.room[u] != 0)
+      await(rank, in, free, messages.room[u], cells_[taker].rank,
+            messages.released[messages.room[u] - 1]);
+  }
+
+  void emit(RankProgram& rank, schedule::Action const& action, int owner) {
     using schedule::Kind;
-    auto const s = static_cast<std::size_t>(action.stage);
-    auto const m = static_cast<std::size_t>(action.microbatch);
-    bool const last = s + 1 == stages();
+    std::size_t const c = cell_at(action.stage, owner);
+    std::size_t const u = unit(action);
     Instruction in;
     in.op = static_cast<Op>(action.kind);
-    in.stage = static_cast<std::uint16_t>(s);
-    in.microbatch = static_cast<std::uint32_t>(m);
-    std::uint16_t const shift =
-        options_.recompute && training_ ? 1 : 0;  // slot 0 is F's, which keeps nothing then
+    in.stage = static_cast<std::uint16_t>(action.stage);
+    in.cell = static_cast<std::uint16_t>(c);
+    in.microbatch = static_cast<std::uint32_t>(u);
     bool const forward = action.kind == Kind::forward;
-    in.kept = forward && shift != 0 ? std::uint16_t{0}
-                                    : static_cast<std::uint16_t>(kept_[s].slot[m] + shift);
-    if (s > 0) in.x = x_[s].slot[m];
-    if (!last) in.y = x_[s + 1].slot[m];
+    std::size_t const before = first(c) ? c : index(cells_[c].before);
+    std::size_t const after = last(c) ? c : index(cells_[c].after);
+    in.kept =
+        again() ? static_cast<std::uint16_t>(forward ? 0 : kept_[c].slot[u] + 1) : kept_[c].slot[u];
+    if (!first(c)) in.x = x_[c].slot[u];
+    if (!last(c)) in.y = x_[after].slot[u];
     if (training_) {
-      in.dy = dy_[s].slot[m];
-      in.inner = inner_[s].slot[m];
-      if (s > 0) in.dx = dy_[s - 1].slot[m];
+      in.dy = dy_[c].slot[u];
+      in.inner = inner_[c].slot[u];
+      if (!first(c)) in.dx = dy_[before].slot[u];
     }
-    bool const from_before = s > 0 && crosses(s - 1);
-    bool const from_after = !last && crosses(s);
+    bool const from_before = !first(c) && crosses(before);
+    bool const from_after = !last(c) && crosses(c);
     if (forward) {
       if (from_before)
-        await(rank, in, signal(s - 1, forward_full), x_[s].number[m] + 1, owner(s - 1),
-              uses_[s - 1].forward[m]);
-      if (from_after && x_[s + 1].room[m] != 0)
-        await(rank, in, signal(s, forward_free), x_[s + 1].room[m], owner(s + 1),
-              x_[s + 1].released[x_[s + 1].room[m] - 1]);
+        await_message(rank, in, signal(before, forward_full), x_[c], u, before,
+                      uses_[before].forward[u]);
+      if (from_after) await_room(rank, in, signal(c, forward_free), x_[after], u, after);
     }
     if (schedule::gives_input_gradient(action.kind)) {
-      if (shift != 0) {
-        Instruction again = in;
-        again.op = Op::recompute;
-        rank.code.push_back(again);
+      if (again()) {
+        Instruction repeated = in;
+        repeated.op = Op::recompute;
+        rank.code.push_back(repeated);
       }
       if (from_after)
-        await(rank, in, signal(s, backward_full), dy_[s].number[m] + 1, owner(s + 1),
-              uses_[s + 1].gradient[m]);
-      if (from_before && dy_[s - 1].room[m] != 0)
-        await(rank, in, signal(s - 1, backward_free), dy_[s - 1].room[m], owner(s - 1),
-              dy_[s - 1].released[dy_[s - 1].room[m] - 1]);
+        await_message(rank, in, signal(c, backward_full), dy_[c], u, after,
+                      uses_[after].gradient[u]);
+      if (from_before) await_room(rank, in, signal(before, backward_free), dy_[before], u, before);
     }
     // Room first: who then sees the message knows of the room as well.
     if (training_ ? schedule::ends_flight(action.kind) : forward) {
-      if (from_before) give(in, signal(s - 1, forward_free));
-      if (from_after && training_) give(in, signal(s, backward_free));
+      if (from_before) give(in, signal(before, forward_free));
+      if (from_after && training_) give(in, signal(c, backward_free));
     }
-    if (forward && from_after) give(in, signal(s, forward_full));
+    if (forward && from_after) give(in, signal(c, forward_full));
     if (schedule::gives_input_gradient(action.kind) && from_before)
-      give(in, signal(s - 1, backward_full));
+      give(in, signal(before, backward_full));
     rank.code.push_back(in);
+  }
+
+  /// The end of a training step on one rank. Of several owners of a stage, the lowest rank adds up.
+  void emit_end(RankProgram& rank, int self, std::uint32_t handed_in, std::uint32_t done) {
+    auto const signal_of = [](std::uint32_t first_signal, int r) {
+      return first_signal + static_cast<std::uint32_t>(r);
+    };
+    Instruction hand_in;
+    hand_in.op = Op::hand_in;
+    Instruction finish;
+    finish.op = Op::finish;
+    for (std::size_t s = 0; s + 1 < first_cell_.size(); ++s) {
+      std::size_t const lowest = first_cell_[s];
+      for (std::size_t c = lowest + 1; c < first_cell_[s + 1]; ++c) {
+        if (cells_[c].rank == self && hand_in.gives == 0) give(hand_in, signal_of(handed_in, self));
+        if (cells_[lowest].rank == self)
+          await(rank, finish, signal_of(handed_in, cells_[c].rank), 1);
+      }
+    }
+    if (hand_in.gives != 0) rank.code.push_back(hand_in);
+    give(finish, signal_of(done, self));
+    rank.code.push_back(finish);
+    Instruction update;
+    update.op = Op::update;
+    for (int other = 0; other < table_.ranks(); ++other)
+      if (other != self) await(rank, update, signal_of(done, other), 1);
+    rank.code.push_back(update);
   }
 
   Program attempt() {
@@ -209,55 +310,49 @@ class Layout {
     auto const ranks = static_cast<std::size_t>(table_.ranks());
     Program program;
     program.stages = table_.stages;
-    program.microbatches = table_.microbatches;
+    program.microbatches = static_cast<int>(units_);
     program.training = training_;
-    std::size_t const edges = stages() - 1;
-    std::size_t const done = edges * signals_per_edge;  // signal of rank 0; one for each rank
+    auto const handed_in = static_cast<std::uint32_t>(cells_.size() * signals_per_edge);
+    auto const done = static_cast<std::uint32_t>(handed_in + ranks);  // one of each for every rank
     awaited_.assign(done + ranks, 0);
+    if (done + ranks > 65535)
+      throw Error(Errc::bad_schedule, text(cells_.size(), " stages on ", ranks,
+                                           " ranks need more signals than a program can number"));
     program.signals.resize(done + ranks);
-    for (std::size_t e = 0; e < edges; ++e) {
-      int const edge = static_cast<int>(e);
-      program.signals[signal(e, forward_full)] = {owner(e), owner(e + 1), edge};
-      program.signals[signal(e, forward_free)] = {owner(e + 1), owner(e)};
-      program.signals[signal(e, backward_full)] = {owner(e + 1), owner(e), edge};
-      program.signals[signal(e, backward_free)] = {owner(e), owner(e + 1)};
+    for (std::size_t c = 0; c < cells_.size(); ++c) {
+      if (last(c)) continue;
+      int const here = cells_[c].rank;
+      int const there = cells_[index(cells_[c].after)].rank;
+      int const edge = cells_[c].stage;
+      program.signals[signal(c, forward_full)] = {here, there, edge};
+      program.signals[signal(c, forward_free)] = {there, here};
+      program.signals[signal(c, backward_full)] = {there, here, edge};
+      program.signals[signal(c, backward_free)] = {here, there};
     }
     for (std::size_t r = 0; r < ranks; ++r) {
-      program.signals[done + r] = {static_cast<int>(r), SignalEnds::everyone};
+      int const self = static_cast<int>(r);
+      program.signals[handed_in + r] = program.signals[done + r] = {self, SignalEnds::everyone};
       known_.assign(ranks, 0);
       RankProgram rank;
       int in_flight = 0;
       int peak = 0;
-      for (auto const& action : table_.row(static_cast<int>(r))) {
+      for (auto const& action : table_.row(self)) {
         if (!schedule::is_compute(action.kind)) continue;
-        emit(rank, action);
+        emit(rank, action, self);
         if (action.kind == schedule::Kind::forward) peak = std::max(peak, ++in_flight);
         if (schedule::ends_flight(action.kind) || !training_) --in_flight;
       }
-      if (training_) {
-        Instruction finish;
-        finish.op = Op::finish;
-        if (ranks > 1) give(finish, static_cast<std::uint32_t>(done + r));
-        rank.code.push_back(finish);
-        Instruction update;
-        update.op = Op::update;
-        for (std::size_t other = 0; other < ranks; ++other) {
-          if (other == r) continue;
-          rank.waits.push_back({static_cast<std::uint32_t>(done + other), 1});
-          ++update.waits;
-          awaited_[done + other] = 1;
-        }
-        rank.code.push_back(update);
-      }
+      if (training_) emit_end(rank, self, handed_in, done);
       program.ranks.push_back(std::move(rank));
       program.peak_in_flight.push_back(peak);
     }
     drop_unawaited(program);
-    for (std::size_t s = 0; s < stages(); ++s) {
-      program.owner.push_back(owner(s));
-      std::uint32_t const scratch = options_.recompute && training_ ? 1 : 0;
-      program.slots.push_back(
-          {x_[s].slots, kept_[s].slots + scratch, dy_[s].slots, inner_[s].slots});
+    program.cells = cells_;
+    for (std::size_t c = 0; c < cells_.size(); ++c) {
+      program.cells[c].x_slots = x_[c].slots;
+      program.cells[c].kept_slots = kept_[c].slots + (again() ? 1 : 0);
+      program.cells[c].dy_slots = dy_[c].slots;
+      program.cells[c].inner_slots = inner_[c].slots;
     }
     return program;
   }
@@ -275,21 +370,26 @@ class Layout {
     }
   }
 
-  void make_room(std::uint32_t which) {
+  /// @return whether the signal says that there is room, and there can be more of it
+  bool make_room(std::uint32_t which) {
     std::size_t const edge = which / signals_per_edge;
-    if (edge + 1 >= stages()) return;
+    if (edge >= cells_.size()) return false;
     auto const kind = static_cast<EdgeSignal>(which % signals_per_edge);
-    if (kind == forward_free) ++spare_[2 * (edge + 1)];
-    if (kind == backward_free) ++spare_[2 * edge + 1];
+    if (kind == forward_free) return ++spare_[2 * index(cells_[edge].after)] <= units_;
+    if (kind == backward_free) return ++spare_[2 * edge + 1] <= units_;
+    return false;
   }
 
   schedule::Table const& table_;
   LayOutOptions options_;
-  bool training_ = true;
-  std::vector<StageUse> uses_;                   // [stages]
+  std::size_t units_;  // what flows: microbatches, or their slices
+  bool training_ = false;
+  std::vector<Cell> cells_;
+  std::vector<CellUse> uses_;                    // [cells]
+  std::vector<std::size_t> first_cell_;          // [stages + 1]
   std::vector<std::uint32_t> row_length_;        // [ranks] compute actions
-  std::vector<std::uint32_t> spare_;             // [2 * stage: x, 2 * stage + 1: dy]
-  std::vector<Messages> x_, dy_, kept_, inner_;  // [stages]
+  std::vector<std::uint32_t> spare_;             // [2 * cell: x, 2 * cell + 1: dy]
+  std::vector<Messages> x_, dy_, kept_, inner_;  // [cells]
   std::vector<std::uint32_t> known_;    // [ranks] positions that the rank at hand knows to be done
   std::vector<std::uint32_t> awaited_;  // [signals] the highest count that anybody waits for
 };
@@ -299,7 +399,7 @@ class Layout {
 /// Lowers a verified table to a program that cannot deadlock, and says what it needs: slots,
 /// signals, waits.
 ///
-/// @param table  legal by `schedule::verify`, one owner for each stage, no slices
+/// @param table  legal by `schedule::verify`
 /// @throws Error      bad_schedule for a table that the engine cannot run
 /// @complexity        linear in the number of actions
 [[nodiscard]] inline Program lay_out(schedule::Table const& table,

@@ -46,17 +46,12 @@ class Machine {
     for (std::size_t l = 0; l < layers_.size(); ++l)
       parameters_.emplace_back(layers_[l].ops().adopt_parameters(layers_[l].object()),
                                static_cast<int>(l), states);
-    std::size_t begin = 0;
-    for (std::size_t s = 0; s <= cuts.size(); ++s) {
-      std::size_t const end = s < cuts.size() ? static_cast<std::size_t>(cuts[s]) : layers_.size();
-      add_stage(begin, end);
-      begin = end;
-    }
-    first_sink_ = Slots(*layers_.front().ops().input, 1);
-    stages_.front().dx = places(first_sink_, *layers_.front().ops().input);
+    for (int const cut : cuts) first_layer_.push_back(static_cast<std::size_t>(cut));
+    first_layer_.push_back(layers_.size());
+    storage_.resize(first_layer_.size() - 1);
   }
 
-  [[nodiscard]] int stages() const noexcept { return static_cast<int>(stages_.size()); }
+  [[nodiscard]] int stages() const noexcept { return static_cast<int>(storage_.size()); }
   [[nodiscard]] Options& options() noexcept { return options_; }
   [[nodiscard]] std::vector<LayerParameters>& parameters() noexcept { return parameters_; }
   [[nodiscard]] std::int64_t steps() const noexcept { return steps_; }
@@ -68,26 +63,30 @@ class Machine {
     update_ = step;
   }
 
-  /// Makes the slots of a program and points every rank at them. Allocates only what earlier
-  /// programs did not need.
+  /// Makes the slots of a program and points every rank at them. Of values and slots, allocates
+  /// only what earlier programs did not need.
   void load(Program const& program) {
-    if (ranks_.size() != program.ranks.size()) {
-      ranks_ = std::vector<RankState>(program.ranks.size());
-      rank_layers_.assign(program.ranks.size(), {});
-    }
-    for (auto& layers : rank_layers_) layers.clear();
-    for (int s = 0; s < stages(); ++s) {
-      auto const index = static_cast<std::size_t>(s);
-      reserve(index, program.slots[index]);
-      auto& mine = rank_layers_[static_cast<std::size_t>(program.owner[index])];
-      for (std::size_t l = begin_[index]; l < begin_[index + 1]; ++l) mine.push_back(l);
-    }
-    for (std::size_t s = 0; s < stages_.size(); ++s) wire(s);
     program_ = &program;
+    if (ranks_.size() != program.ranks.size())
+      ranks_ = std::vector<RankState>(program.ranks.size());
+    duties_.assign(ranks_.size(), {});
+    cells_.assign(program.cells.size(), {});
+    std::size_t owner = 0;  // of several owners of a stage, the how manieth
+    for (std::size_t c = 0; c < cells_.size(); ++c) {
+      owner = c > 0 && program.cells[c - 1].stage == program.cells[c].stage ? owner + 1 : 0;
+      make_cell(program.cells[c], owner, cells_[c]);
+    }
+    for (std::size_t c = 0; c < cells_.size(); ++c) {
+      int const before = program.cells[c].before;
+      if (before == Cell::none) continue;
+      auto& producer = cells_[static_cast<std::size_t>(before)].layers.back();
+      producer.y = cells_[c].x;
+      cells_[c].dx = producer.dy;
+    }
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
       auto& rank = ranks_[r];
       rank.number = static_cast<int>(r);
-      rank.stages = stages_.data();
+      rank.cells = cells_.data();
       rank.begin = program.ranks[r].code.data();
       rank.end = rank.begin + program.ranks[r].code.size();
       if (options_.record) rank.spans.reserve(program.ranks[r].code.size());
@@ -121,8 +120,7 @@ class Machine {
   /// of the last step
   void end_step() {
     if (fate_.load(std::memory_order_acquire) == Fate::failed) {
-      if (program_->training)
-        for (auto& parameters : parameters_) parameters.zero_gradients();
+      if (program_->training) zero_gradients();
       std::rethrow_exception(std::exchange(failure_, nullptr));
     }
     if (program_->training) ++steps_;
@@ -142,11 +140,11 @@ class Machine {
   }
   [[nodiscard]] bool failed() const noexcept { return fate_.load() == Fate::failed; }
 
-  /// Carries out what ends a step on one rank: `finish` or `update`.
+  /// Carries out what ends a step on one rank: `hand_in`, `finish` or `update`.
   void execute_end(RankState& rank, Instruction const& in) {
     if (in.op == Op::finish)
-      finish(rank);
-    else
+      finish(duties_[static_cast<std::size_t>(rank.number)]);
+    else if (in.op == Op::update)
       update(rank);
   }
 
@@ -156,11 +154,14 @@ class Machine {
   [[nodiscard]] Memory memory() const {
     Memory memory;
     for (auto const& parameters : parameters_) memory.parameters += parameters.bytes();
-    for (auto const& storage : storage_) {
-      memory.activations += storage.x.bytes();
-      for (auto const& layer : storage.layers) {
-        memory.activations += layer.y.bytes() + layer.saved.bytes();
-        memory.gradients += layer.dy.bytes();
+    for (auto const& owners : storage_) {
+      for (auto const& owner : owners) {
+        for (auto const& share : owner->shares) memory.parameters += share.bytes();
+        memory.activations += owner->x.bytes();
+        for (auto const& layer : owner->layers) {
+          memory.activations += layer.y.bytes() + layer.saved.bytes();
+          memory.gradients += layer.dy.bytes();
+        }
       }
     }
     for (auto const& rank : ranks_) memory.scratch += rank.context.scratch_bytes();
@@ -171,74 +172,104 @@ class Machine {
   struct LayerStorage {
     Slots y, saved, dy;
   };
-  struct StageStorage {
-    Slots x;
-    Slots repeated_output;
+  /// What one owner of a stage has for itself.
+  struct CellStorage {
+    std::vector<Layer> layer_copies;             // of every owner but the first
+    std::vector<LayerParameters::Share> shares;  // likewise
     std::vector<LayerStorage> layers;
+    Slots x;  // of the first stage: one object that takes a gradient nobody reads
+    Slots repeated_output;
+  };
+  struct Addition {
+    LayerParameters* to;
+    LayerParameters::Share* from;
+  };
+  /// What a rank does at the end of a step.
+  struct Duties {
+    std::vector<Addition> add;        // in the order of owners
+    std::vector<std::size_t> layers;  // whose parameters it updates
+    std::vector<LayerParameters::Share*> clear;
   };
 
   static Places places(Slots const& slots, SlotType const& type) {
     return {static_cast<std::byte*>(slots.count() == 0 ? nullptr : slots[0]), type.stride};
   }
 
-  void add_stage(std::size_t begin, std::size_t end) {
-    StageRun stage;
-    for (std::size_t l = begin; l < end; ++l) {
-      LayerRun run;
-      run.object = layers_[l].object();
-      run.ops = &layers_[l].ops();
-      run.parameters = parameters_[l].views();
-      run.number = static_cast<int>(l);
-      stage.layers.push_back(run);
-    }
-    stage.first = begin == 0;
-    stage.last = end == layers_.size();
-    stages_.push_back(std::move(stage));
-    storage_.emplace_back().layers.resize(end - begin);
-    begin_.back() = begin;
-    begin_.push_back(end);
-  }
-
   static void grow(Slots& slots, SlotType const& type, std::size_t count) {
     if (slots.count() < count) slots = Slots(type, count);
   }
 
-  void reserve(std::size_t s, StageSlots const& need) {
-    auto& storage = storage_[s];
-    auto const& stage = stages_[s];
-    if (!stage.first) grow(storage.x, *stage.layers.front().ops->input, need.x);
-    for (std::size_t l = 0; l < stage.layers.size(); ++l) {
-      auto const& ops = *stage.layers[l].ops;
-      bool const final_layer = l + 1 == stage.layers.size();
-      grow(storage.layers[l].saved, *ops.saved, need.kept);
-      if (!final_layer || stage.last) grow(storage.layers[l].y, *ops.output, need.kept);
-      grow(storage.layers[l].dy, *ops.output, final_layer ? need.dy : need.inner);
-      if (final_layer && !stage.last && options_.recompute)
-        grow(storage.repeated_output, *ops.output, 1);
+  CellStorage& storage_of(std::size_t stage, std::size_t owner) {
+    auto& owners = storage_[stage];
+    while (owners.size() <= owner) {
+      auto storage = std::make_unique<CellStorage>();
+      storage->layers.resize(first_layer_[stage + 1] - first_layer_[stage]);
+      if (!owners.empty()) {
+        for (std::size_t l = first_layer_[stage]; l < first_layer_[stage + 1]; ++l) {
+          storage->layer_copies.push_back(layers_[l]);
+          storage->shares.emplace_back(parameters_[l]);
+        }
+      }
+      owners.push_back(std::move(storage));
     }
+    return *owners[owner];
   }
 
-  void wire(std::size_t s) {
-    auto& stage = stages_[s];
-    auto& storage = storage_[s];
-    for (std::size_t l = 0; l < stage.layers.size(); ++l) {
-      auto& layer = stage.layers[l];
-      layer.y = places(storage.layers[l].y, *layer.ops->output);
-      layer.saved = places(storage.layers[l].saved, *layer.ops->saved);
-      layer.dy = places(storage.layers[l].dy, *layer.ops->output);
+  void make_cell(Cell const& need, std::size_t owner, StageRun& cell) {
+    auto const stage = static_cast<std::size_t>(need.stage);
+    CellStorage& storage = storage_of(stage, owner);
+    Duties& duties = duties_[static_cast<std::size_t>(need.rank)];
+    cell.first = need.before == Cell::none;
+    cell.last = need.after == Cell::none;
+    for (std::size_t i = 0; i < storage.layers.size(); ++i) {
+      std::size_t const l = first_layer_[stage] + i;
+      LayerStorage& values = storage.layers[i];
+      LayerRun run;
+      run.object = owner == 0 ? layers_[l].object() : storage.layer_copies[i].object();
+      run.ops = &layers_[l].ops();
+      run.parameters = owner == 0 ? parameters_[l].views() : storage.shares[i].views();
+      run.number = static_cast<int>(l);
+      bool const final_layer = i + 1 == storage.layers.size();
+      grow(values.saved, *run.ops->saved, need.kept_slots);
+      if (!final_layer || cell.last) grow(values.y, *run.ops->output, need.kept_slots);
+      grow(values.dy, *run.ops->output, final_layer ? need.dy_slots : need.inner_slots);
+      if (final_layer && !cell.last && options_.recompute)
+        grow(storage.repeated_output, *run.ops->output, 1);
+      run.y = places(values.y, *run.ops->output);
+      run.saved = places(values.saved, *run.ops->saved);
+      run.dy = places(values.dy, *run.ops->output);
+      cell.layers.push_back(run);
+      if (owner == 0) {
+        duties.layers.push_back(l);
+      } else {
+        duties.clear.push_back(&storage.shares[i]);
+        primary_duties(need.stage).add.push_back({&parameters_[l], &storage.shares[i]});
+      }
     }
-    if (storage.repeated_output.count() != 0) stage.repeated_output = storage.repeated_output[0];
-    if (s == 0) return;
-    stage.x = places(storage.x, *stage.layers.front().ops->input);
-    auto& before = stages_[s - 1];
-    before.layers.back().y = stage.x;
-    stage.dx = places(storage_[s - 1].layers.back().dy, *before.layers.back().ops->output);
+    SlotType const& input = *cell.layers.front().ops->input;
+    grow(storage.x, input, cell.first ? 1 : need.x_slots);
+    (cell.first ? cell.dx : cell.x) = places(storage.x, input);
+    if (storage.repeated_output.count() != 0) cell.repeated_output = storage.repeated_output[0];
   }
 
-  void finish(RankState& rank) {
+  /// Of the rank that adds up the gradients of a stage: its lowest owner.
+  Duties& primary_duties(int stage) {
+    for (auto const& cell : program_->cells)
+      if (cell.stage == stage) return duties_[static_cast<std::size_t>(cell.rank)];
+    return duties_.front();
+  }
+
+  void zero_gradients() noexcept {
+    for (auto& parameters : parameters_) parameters.zero_gradients();
+    for (auto& owners : storage_)
+      for (auto& owner : owners)
+        for (auto& share : owner->shares) share.zero();
+  }
+
+  void finish(Duties const& duties) {
+    for (Addition const& addition : duties.add) addition.to->add(*addition.from);
     if (!options_.clip_norm) return;
-    for (std::size_t const layer : rank_layers_[static_cast<std::size_t>(rank.number)])
-      parameters_[layer].sum_squares();
+    for (std::size_t const layer : duties.layers) parameters_[layer].sum_squares();
   }
 
   void update(RankState& rank) {
@@ -254,23 +285,24 @@ class Machine {
       if (norm > *options_.clip_norm) scale = *options_.clip_norm / norm;
       if (rank.number == 0) gradient_norm_ = norm;
     }
-    for (std::size_t const layer : rank_layers_[static_cast<std::size_t>(rank.number)])
+    Duties const& duties = duties_[static_cast<std::size_t>(rank.number)];
+    for (std::size_t const layer : duties.layers)
       update_(optimizer_, parameters_[layer], scale, steps_ + 1);
+    for (auto* const share : duties.clear) share->zero();
   }
 
   std::vector<Layer> layers_;
-  std::vector<LayerParameters> parameters_;  // [layers]
-  std::vector<StageRun> stages_;
-  std::vector<StageStorage> storage_;  // [stages]
-  std::vector<std::size_t> begin_{0};  // [stages + 1] first layer
-  Slots first_sink_;
+  std::vector<LayerParameters> parameters_;                         // [layers]
+  std::vector<std::size_t> first_layer_{0};                         // [stages + 1]
+  std::vector<std::vector<std::unique_ptr<CellStorage>>> storage_;  // [stages][owners]
   Options options_;
   void const* optimizer_ = nullptr;
   Update update_ = nullptr;
 
   Program const* program_ = nullptr;
   std::vector<RankState> ranks_;
-  std::vector<std::vector<std::size_t>> rank_layers_;  // [ranks]
+  std::vector<StageRun> cells_;  // of the program
+  std::vector<Duties> duties_;   // [ranks]
   StepArguments arguments_;
   std::int64_t steps_ = 0;
   double gradient_norm_ = 0;

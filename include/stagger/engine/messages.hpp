@@ -13,7 +13,8 @@ namespace stagger::detail {
 
 inline constexpr std::uint32_t nowhere = std::numeric_limits<std::uint32_t>::max();
 
-/// Positions, in a rank's row, of what happens to one value of each microbatch.
+/// Positions, in a rank's row, of what happens to one value of each microbatch; nowhere for those
+/// that another rank takes.
 using Positions = std::vector<std::uint32_t>;
 
 /// Largest number of microbatches whose value lives at once: written at `from`, last read at `to`,
@@ -22,6 +23,7 @@ using Positions = std::vector<std::uint32_t>;
                                               std::size_t row_length) {
   std::vector<std::int32_t> change(row_length + 1);
   for (std::size_t m = 0; m < from.size(); ++m) {
+    if (from[m] == nowhere) continue;
     ++change[from[m]];
     --change[to[m] + 1];
   }
@@ -35,7 +37,8 @@ using Positions = std::vector<std::uint32_t>;
 [[nodiscard]] inline std::vector<std::uint32_t> in_order(Positions const& position,
                                                          std::size_t row_length) {
   std::vector<std::uint32_t> at(row_length, nowhere);
-  for (std::size_t m = 0; m < position.size(); ++m) at[position[m]] = static_cast<std::uint32_t>(m);
+  for (std::size_t m = 0; m < position.size(); ++m)
+    if (position[m] != nowhere) at[position[m]] = static_cast<std::uint32_t>(m);
   std::erase(at, nowhere);
   return at;
 }
@@ -62,9 +65,9 @@ struct Messages {
     auto const order = in_order(produced, producer_length);
     auto const releases = in_order(last_use, consumer_length);
     std::size_t const count = order.size();
-    slot.resize(count);
-    number.resize(count);
-    room.resize(count);
+    slot.resize(produced.size());
+    number.resize(produced.size());
+    room.resize(produced.size());
     released.resize(count);
     for (std::size_t k = 0; k < count; ++k) {
       number[order[k]] = static_cast<std::uint32_t>(k);

@@ -44,8 +44,8 @@ class LayerParameters {
       bytes += (d.size * element_bytes(d.type) + alignment_bytes - 1) / alignment_bytes *
                alignment_bytes;
     }
-    for (auto* block : {&values_, &gradients_}) zero(*block, bytes);
-    for (int s = 0; s < states; ++s) zero(state_[static_cast<std::size_t>(s)], bytes);
+    for (auto* block : {&values_, &gradients_}) zero_block(*block, bytes);
+    for (int s = 0; s < states; ++s) zero_block(state_[static_cast<std::size_t>(s)], bytes);
     for (std::size_t i = 0; i < declarations_.size(); ++i) {
       auto& d = declarations_[i];
       if (!d.initial.empty())
@@ -61,6 +61,36 @@ class LayerParameters {
 
   void zero_gradients() noexcept {
     if (!gradients_.empty()) std::memset(gradients_.data(), 0, gradients_.size());
+  }
+
+  /// The gradients of another owner of the layer: memory of their own beside the same values.
+  class Share {
+   public:
+    explicit Share(LayerParameters& parameters) : views_(parameters.views_) {
+      zero_block(gradients_, parameters.gradients_.size());
+      for (std::size_t i = 0; i < views_.size(); ++i)
+        views_[i].gradient = gradients_.data() + parameters.offsets_[i];
+    }
+    [[nodiscard]] ParameterView const* views() const noexcept { return views_.data(); }
+    [[nodiscard]] std::uint64_t bytes() const noexcept { return gradients_.bytes(); }
+    void zero() noexcept {
+      if (!gradients_.empty()) std::memset(gradients_.data(), 0, gradients_.size());
+    }
+
+   private:
+    friend LayerParameters;
+    std::vector<ParameterView> views_;  // [parameters]
+    Tensor<std::byte> gradients_;
+  };
+
+  /// Adds what another owner has summed up.
+  void add(Share const& share) noexcept {
+    for (std::size_t i = 0; i < views_.size(); ++i) {
+      if (declarations_[i].type == ElementType::f32)
+        add_gradient<float>(views_[i], share.views_[i]);
+      else
+        add_gradient<double>(views_[i], share.views_[i]);
+    }
   }
 
   /// Sum of squares of each parameter's gradient: one sum per parameter, so that any cut adds the
@@ -105,9 +135,16 @@ class LayerParameters {
   }
 
  private:
-  static void zero(Tensor<std::byte>& block, std::size_t bytes) {
+  static void zero_block(Tensor<std::byte>& block, std::size_t bytes) {
     block.resize({bytes});
     if (bytes != 0) std::memset(block.data(), 0, bytes);
+  }
+
+  template <class T>
+  static void add_gradient(ParameterView const& to, ParameterView const& from) noexcept {
+    auto* const sum = static_cast<T*>(to.gradient);
+    auto const* const more = static_cast<T const*>(from.gradient);
+    for (std::size_t i = 0; i < to.size; ++i) sum[i] += more[i];
   }
 
   template <class T> static double sum_squares_of(ParameterView const& view) noexcept {

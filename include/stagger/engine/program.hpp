@@ -18,7 +18,8 @@ enum class Op : std::uint8_t {
   backward_input,
   backward_weight,
   recompute,  ///< forward once more, to have again what backward needs
-  finish,     ///< the rank's gradients are complete: sum their squares
+  hand_in,    ///< the rank's gradients are complete, for those that add them to their own
+  finish,     ///< add what other owners of this rank's stages handed in; sum squares
   update,     ///< optimizer step, once every rank has finished
 };
 
@@ -39,12 +40,13 @@ struct Wait {
 ///
 /// A message is a slot that the producer writes and the consumer reads, with two signals: `full`
 /// given by the producer, `free` given by the consumer at the last use. Slots are numbered per
-/// stage.
+/// cell.
 struct Instruction {
   Op op = Op::forward;
   std::uint8_t gives = 0;   ///< how many of `give` are used
   std::uint16_t waits = 0;  ///< how many of the rank's `waits` belong to this instruction
   std::uint16_t stage = 0;
+  std::uint16_t cell = 0;               ///< index in Program::cells
   std::array<std::uint16_t, 3> give{};  ///< signals
   std::uint32_t microbatch = 0;
   std::uint16_t x = 0;      ///< the stage's input; unused at the first stage, which reads the batch
@@ -61,12 +63,18 @@ struct Instruction {
   return {kind, in.stage, static_cast<int>(in.microbatch)};
 }
 
-/// How many of each slot a stage needs.
-struct StageSlots {
-  std::uint32_t x = 0;
-  std::uint32_t kept = 0;
-  std::uint32_t dy = 0;
-  std::uint32_t inner = 0;
+/// One stage on one of its owners. Most schedules give a stage one owner; bidirectional ones give
+/// it two, each for its own microbatches.
+struct Cell {
+  static constexpr int none = -1;
+  int stage = 0;
+  int rank = 0;
+  int before = none;  ///< the cell that its input comes from; none at the first stage
+  int after = none;   ///< the cell that its output goes to; none at the last stage
+  std::uint32_t x_slots = 0;
+  std::uint32_t kept_slots = 0;
+  std::uint32_t dy_slots = 0;
+  std::uint32_t inner_slots = 0;
 };
 
 /// One rank's part of a program.
@@ -87,12 +95,11 @@ struct SignalEnds {
 /// One iteration, ready to run.
 struct Program {
   int stages = 0;
-  int microbatches = 0;
+  int microbatches = 0;  ///< units that flow: slices, where the table cuts microbatches
   bool training = true;
-  std::vector<int> owner;  ///< [stages] rank
+  std::vector<Cell> cells;  ///< by stage, then by rank
   std::vector<RankProgram> ranks;
   std::vector<SignalEnds> signals;
-  std::vector<StageSlots> slots;    ///< [stages]
   std::vector<int> peak_in_flight;  ///< [ranks] (stage, microbatch) pairs whose F has run and whose
                                     ///< B or W has not
 };

@@ -28,7 +28,7 @@ struct LayerRun {
   Places dy;     // by inner; of a stage's last layer: by dy
 };
 
-/// One stage on a rank.
+/// One stage on one of its owners: a cell of the program.
 struct StageRun {
   std::vector<LayerRun> layers;
   Places x;  // by x; unused at the first stage
@@ -52,7 +52,7 @@ struct alignas(64) RankState {
   int number = 0;
   int in_flight = 0;
   int peak_in_flight = 0;
-  StageRun* stages = nullptr;  // [stages of the model]
+  StageRun* cells = nullptr;  // [cells of the program]
   StepArguments const* arguments = nullptr;
   Instruction const* begin = nullptr;
   Context context;
@@ -142,7 +142,7 @@ inline void run_backward(RankState& rank, StageRun const& stage, Instruction con
 
 /// Carries out a compute instruction.
 [[gnu::always_inline]] inline void run_compute(RankState& rank, Instruction const& in) {
-  StageRun const& stage = rank.stages[in.stage];
+  StageRun const& stage = rank.cells[in.cell];
   if (in.op == Op::forward) return run_forward(rank, stage, in);
   if (in.op == Op::recompute) return run_recompute(rank, stage, in);
   return run_backward(rank, stage, in);

@@ -16,7 +16,7 @@ namespace stagger::detail {
 /// An instruction as the action grammar writes it: "0F1"; "its last gradient" and "the update" at
 /// the end.
 [[nodiscard]] [[gnu::cold]] inline std::string describe(Instruction const& in) {
-  if (in.op == Op::finish) return "its last gradient";
+  if (in.op == Op::hand_in || in.op == Op::finish) return "its last gradient";
   if (in.op == Op::update) return "the update";
   return text(in.stage, in.op == Op::recompute ? "F (again)" : schedule::name(kind_of(in.op)),
               in.microbatch);

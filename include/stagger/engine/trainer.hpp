@@ -83,11 +83,11 @@ template <class B> class Session final : public StepOwner {
     if (auto const fault = schedule::verify(made))
       throw Error(Errc::bad_schedule, schedule::message(fault));
     if (made.stages != machine_.stages() || made.ranks() != ranks_ ||
-        made.microbatches != static_cast<int>(microbatches))
+        made.microbatches * made.slices != static_cast<int>(microbatches))
       throw Error(Errc::bad_schedule,
                   text("the schedule made a table of ", made.ranks(), " ranks, ", made.stages,
-                       " stages and ", made.microbatches, " microbatches where ", ranks_, ", ",
-                       machine_.stages(), " and ", microbatches, " were asked for"));
+                       " stages and ", made.microbatches * made.slices, " microbatches where ",
+                       ranks_, ", ", machine_.stages(), " and ", microbatches, " were asked for"));
     LayOutOptions options;
     options.recompute = machine_.options().recompute;
     options.spare_slots = machine_.options().spare_slots;
@@ -373,10 +373,17 @@ template <class In, class Out, class Chosen> class Trainer {
   }
 
   Program const& program_for(std::size_t microbatches, bool training) {
+    auto const& schedule = parts_->schedule;
+    int slices = 1;
+    if constexpr (requires { schedule.slices; }) slices = std::max(1, schedule.slices);
+    if (microbatches % static_cast<std::size_t>(slices) != 0)
+      throw Error(Errc::bad_configuration,
+                  text(microbatches, " inputs cannot be microbatches of ", slices,
+                       " slices each; give a multiple of ", slices));
     return session_->program(microbatches, training, [&] {
-      return parts_->schedule.table(Shape{.ranks = session_->ranks(),
-                                          .microbatches = static_cast<int>(microbatches),
-                                          .chunks = parts_->schedule.chunks()});
+      return schedule.table(Shape{.ranks = session_->ranks(),
+                                  .microbatches = static_cast<int>(microbatches) / slices,
+                                  .chunks = schedule.chunks()});
     });
   }
 

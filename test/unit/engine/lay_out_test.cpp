@@ -13,7 +13,9 @@
 #include <stagger/schedule/one_f_one_b.hpp>
 #include <stagger/schedule/verify.hpp>
 
+#include "../schedule/zoo.hpp"
 #include "random_table.hpp"
+#include "small_model.hpp"
 
 using namespace stagger;
 using random_table::Random;
@@ -29,7 +31,7 @@ enum class Space { x, kept, dy, inner };
 
 struct Access {
   Space space;
-  std::size_t stage;
+  std::size_t cell;
   std::size_t slot;
   bool writes;
   std::string value;  // what must be read, or is written
@@ -41,36 +43,41 @@ std::string named(char const* what, std::size_t stage, std::uint32_t microbatch)
 
 std::vector<Access> accesses(Program const& program, Instruction const& in) {
   std::vector<Access> list;
-  if (in.op == Op::finish || in.op == Op::update) return list;
+  if (in.op > Op::recompute) return list;
   std::size_t const s = in.stage;
+  std::size_t const c = in.cell;
+  auto const& cell = program.cells[c];
+  auto const before = static_cast<std::size_t>(cell.before);
+  auto const after = static_cast<std::size_t>(cell.after);
+  bool const first = s == 0;
   bool const last = s + 1 == static_cast<std::size_t>(program.stages);
   auto const m = in.microbatch;
   auto const output = [&](std::size_t stage) { return named("y", stage, m); };
   auto const gradient = [&](std::size_t stage) { return named("dy", stage, m); };
   auto const kept = named("kept", s, m);
   auto const inner = named("inner", s, m);
-  if (s > 0) list.push_back({Space::x, s, in.x, false, output(s - 1)});
+  if (!first) list.push_back({Space::x, c, in.x, false, output(s - 1)});
   switch (in.op) {
     case Op::forward:
-      list.push_back({Space::kept, s, in.kept, true, kept});
-      if (!last) list.push_back({Space::x, s + 1, in.y, true, output(s)});
+      list.push_back({Space::kept, c, in.kept, true, kept});
+      if (!last) list.push_back({Space::x, after, in.y, true, output(s)});
       break;
     case Op::recompute:
-      list.push_back({Space::kept, s, in.kept, true, kept});
+      list.push_back({Space::kept, c, in.kept, true, kept});
       break;
     case Op::backward:
     case Op::backward_input:
-      list.push_back({Space::kept, s, in.kept, false, kept});
-      list.push_back({Space::kept, s, in.kept, true, kept});  // a backward may change what it saved
-      list.push_back({Space::dy, s, in.dy, last, gradient(s)});  // the last stage's loss writes it
-      list.push_back({Space::inner, s, in.inner, true, inner});
-      if (s > 0) list.push_back({Space::dy, s - 1, in.dx, true, gradient(s - 1)});
+      list.push_back({Space::kept, c, in.kept, false, kept});
+      list.push_back({Space::kept, c, in.kept, true, kept});  // a backward may change what it saved
+      list.push_back({Space::dy, c, in.dy, last, gradient(s)});  // the last stage's loss writes it
+      list.push_back({Space::inner, c, in.inner, true, inner});
+      if (!first) list.push_back({Space::dy, before, in.dx, true, gradient(s - 1)});
       break;
     case Op::backward_weight:
-      list.push_back({Space::kept, s, in.kept, false, kept});
-      list.push_back({Space::kept, s, in.kept, true, kept});
-      list.push_back({Space::dy, s, in.dy, false, gradient(s)});
-      list.push_back({Space::inner, s, in.inner, false, inner});
+      list.push_back({Space::kept, c, in.kept, false, kept});
+      list.push_back({Space::kept, c, in.kept, true, kept});
+      list.push_back({Space::dy, c, in.dy, false, gradient(s)});
+      list.push_back({Space::inner, c, in.inner, false, inner});
       break;
     default:
       break;
@@ -79,16 +86,16 @@ std::vector<Access> accesses(Program const& program, Instruction const& in) {
 }
 
 std::size_t slots_of(Program const& program, Access const& a) {
-  auto const& slots = program.slots[a.stage];
+  auto const& slots = program.cells[a.cell];
   switch (a.space) {
     case Space::x:
-      return slots.x;
+      return slots.x_slots;
     case Space::kept:
-      return slots.kept;
+      return slots.kept_slots;
     case Space::dy:
-      return slots.dy;
+      return slots.dy_slots;
     default:
-      return slots.inner;
+      return slots.inner_slots;
   }
 }
 
@@ -139,7 +146,7 @@ std::string refute(Program const& program, Random& random) {
     wait[r] += in.waits;
     for (auto const& a : accesses(program, in)) {
       if (a.slot >= slots_of(program, a)) return "a slot beyond the last one";
-      auto& slot = memory[{a.space, a.stage, a.slot}];
+      auto& slot = memory[{a.space, a.cell, a.slot}];
       for (auto const& t : slot.touches)
         if (t.rank != r && (t.writes || a.writes) && clock[r][t.rank] <= t.instruction)
           return "a race for " + a.value + " between rank " + std::to_string(r) + " instruction " +
@@ -189,7 +196,7 @@ bool same_actions(Program const& program, Table const& table, bool recompute) {
         again = &in;
         continue;
       }
-      if (in.op == Op::finish || in.op == Op::update) continue;
+      if (in.op > Op::recompute) continue;
       bool const gradient = in.op == Op::backward || in.op == Op::backward_input;
       if (gradient != (again != nullptr) && recompute) return false;
       if (again != nullptr && (again->stage != in.stage || again->microbatch != in.microbatch ||
@@ -259,7 +266,7 @@ TEST_CASE("engine/lay_out: forward-only tables are safe too, and reuse what they
     Program const program = lay_out(table, options(i % 2 == 0, static_cast<unsigned>(i) % 3));
     REQUIRE_FALSE(program.training);
     REQUIRE(refute(program, random) == "");
-    for (auto const& slots : program.slots) REQUIRE(slots.kept == 1);
+    for (auto const& cell : program.cells) REQUIRE(cell.kept_slots == 1);
   }
 }
 
@@ -315,23 +322,40 @@ TEST_CASE(
             CAPTURE(P, M, spare, s);
             auto const i = static_cast<std::size_t>(s);
             int const peak = most_alive(table, s, false);
-            REQUIRE(static_cast<int>(plain.slots[i].kept) == peak);
-            REQUIRE(static_cast<int>(plain.slots[i].inner) == most_alive(table, s, true));
-            REQUIRE(static_cast<int>(again.slots[i].kept) == most_alive(table, s, true) + 1);
+            REQUIRE(static_cast<int>(plain.cells[i].kept_slots) == peak);
+            REQUIRE(static_cast<int>(plain.cells[i].inner_slots) == most_alive(table, s, true));
+            REQUIRE(static_cast<int>(again.cells[i].kept_slots) == most_alive(table, s, true) + 1);
             for (auto const* program : {&plain, &again}) {
               if (s > 0) {
-                REQUIRE(static_cast<int>(program->slots[i].x) >=
+                REQUIRE(static_cast<int>(program->cells[i].x_slots) >=
                         std::min<int>(M, peak + static_cast<int>(spare)));
                 if (spare > 0)
-                  REQUIRE(static_cast<int>(program->slots[i].x) ==
+                  REQUIRE(static_cast<int>(program->cells[i].x_slots) ==
                           std::min<int>(M, peak + static_cast<int>(spare)));
               }
-              if (s + 1 == P) REQUIRE(program->slots[i].dy == 1);
+              if (s + 1 == P) REQUIRE(program->cells[i].dy_slots == 1);
               if (s + 1 < P && spare > 0)
-                REQUIRE(static_cast<int>(program->slots[i].dy) ==
+                REQUIRE(static_cast<int>(program->cells[i].dy_slots) ==
                         std::min<int>(M, 1 + static_cast<int>(spare)));
             }
           }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("engine/lay_out: every schedule of the library is safe in every interleaving",
+          "[engine]") {
+  Random random(7);
+  for (int const P : {2, 4}) {
+    for (auto const& [name, table] : zoo::all(P, 4 * P)) {
+      CAPTURE(P, name);
+      for (bool const recompute : {false, true}) {
+        for (unsigned const spare : {0U, 1U, 3U}) {
+          Program const program = lay_out(table, options(recompute, spare));
+          for (int i = 0; i < (small_model::sanitized ? 1 : 4); ++i)
+            REQUIRE(refute(program, random) == "");
         }
       }
     }
@@ -342,8 +366,8 @@ TEST_CASE("engine/lay_out: slots of 1F1B do not depend on the number of microbat
   for (int P : {2, 4, 8}) {
     auto const total = [&](int M) {
       unsigned sum = 0;
-      for (auto const& s : lay_out(schedule::OneFOneB{}.table({P, M, 1})).slots)
-        sum += s.x + s.kept + s.dy + s.inner;
+      for (auto const& c : lay_out(schedule::OneFOneB{}.table({P, M, 1})).cells)
+        sum += c.x_slots + c.kept_slots + c.dy_slots + c.inner_slots;
       return sum;
     };
     CHECK(total(3 * P) == total(100 * P));
@@ -363,20 +387,19 @@ TEST_CASE("engine/lay_out: a wait for what is known already is left out", "[engi
 }
 
 TEST_CASE("engine/lay_out: what the engine cannot run is refused in one sentence", "[engine]") {
-  Table sliced = schedule::GPipe{}.table({2, 2, 1});
-  sliced.slices = 2;
-  CHECK_THROWS_WITH(lay_out(sliced), Catch::Contains("2 slices") &&
-                                         Catch::Contains("use a schedule without slices"));
-
-  Table shared;  // stage 0 on both ranks
-  shared.stages = 1;
-  shared.microbatches = 2;
+  Table forked;  // stage 0 passes microbatch 0 on to rank 1, microbatch 1 to rank 2
+  forked.stages = 2;
+  forked.microbatches = 2;
+  forked.begin_row();
+  for (Kind const kind : {Kind::forward, Kind::backward})
+    for (int m = 0; m < 2; ++m) forked.add({.kind = kind, .stage = 0, .microbatch = m});
   for (int r = 0; r < 2; ++r) {
-    shared.begin_row();
-    shared.add({.kind = Kind::forward, .stage = 0, .microbatch = r});
-    shared.add({.kind = Kind::backward, .stage = 0, .microbatch = r});
+    forked.begin_row();
+    forked.add({.kind = Kind::forward, .stage = 1, .microbatch = r});
+    forked.add({.kind = Kind::backward, .stage = 1, .microbatch = r});
   }
-  CHECK_THROWS_WITH(lay_out(shared), Catch::Contains("stage 0 is on ranks 0 and 1"));
+  CHECK_THROWS_WITH(lay_out(forked),
+                    Catch::Contains("stage 0 on rank 0") && Catch::Contains("more than one owner"));
 
   CHECK_THROWS_WITH(lay_out(schedule::GPipe{}.table({1, 65536, 1})),
                     Catch::Contains("65536") && Catch::Contains("65535"));
@@ -393,7 +416,7 @@ TEST_CASE("engine/lay_out: the largest number of microbatches keeps its slots ap
   for (Kind const kind : {Kind::forward, Kind::backward_input, Kind::backward_weight})
     for (int m = 0; m < M; ++m) table.add({.kind = kind, .stage = 0, .microbatch = m});
   Program const program = lay_out(table, options(true, 1));
-  CHECK(program.slots[0].kept == M + 1);
+  CHECK(program.cells[0].kept_slots == M + 1);
   for (auto const& in : program.ranks[0].code)
     if (in.op == Op::backward_weight && in.kept != in.microbatch + 1)
       FAIL("slot " << in.kept << " for " << in.microbatch);

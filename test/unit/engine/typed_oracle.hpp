@@ -17,11 +17,12 @@
 
 namespace small_model {
 
-/// In which order a layer's gradients are added, [layers][microbatches]. Empty: rising.
+/// In which order a layer's gradients are added, [layers][owners][microbatches]: each owner adds
+/// its own, then the owners' sums are added. Empty: one owner, rising.
 struct Orders {
-  std::vector<std::vector<int>>
-      gradient;  ///< of B or I: layers whose backward is one function add then
-  std::vector<std::vector<int>> weight;  ///< of B or W: the others
+  using Order = std::vector<std::vector<int>>;
+  std::vector<Order> gradient;  ///< of B or I: layers whose backward is one function add then
+  std::vector<Order> weight;    ///< of B or W: the others
 };
 
 /// The orders in a table, for stages that begin at `first_layer`.
@@ -29,14 +30,19 @@ inline Orders orders_of(Table const& table, std::vector<int> const& first_layer)
   Orders orders;
   orders.gradient.resize(layers);
   orders.weight.resize(layers);
-  for (Action const& a : table.actions) {
-    auto const s = static_cast<std::size_t>(a.stage);
-    int const end = s + 1 < first_layer.size() ? first_layer[s + 1] : layers;
-    for (int l = first_layer[s]; l < end; ++l) {
-      if (sg::schedule::gives_input_gradient(a.kind))
-        orders.gradient[static_cast<std::size_t>(l)].push_back(a.microbatch);
-      if (sg::schedule::ends_flight(a.kind))
-        orders.weight[static_cast<std::size_t>(l)].push_back(a.microbatch);
+  for (int r = 0; r < table.ranks(); ++r) {
+    for (Action const& a : table.row(r)) {
+      auto const s = static_cast<std::size_t>(a.stage);
+      int const end = s + 1 < first_layer.size() ? first_layer[s + 1] : layers;
+      for (int l = first_layer[s]; l < end; ++l) {
+        auto const add = [&](Orders::Order& order) {
+          order.resize(static_cast<std::size_t>(table.ranks()));
+          order[static_cast<std::size_t>(r)].push_back(a.microbatch * table.slices + a.slice);
+        };
+        if (sg::schedule::gives_input_gradient(a.kind))
+          add(orders.gradient[static_cast<std::size_t>(l)]);
+        if (sg::schedule::ends_flight(a.kind)) add(orders.weight[static_cast<std::size_t>(l)]);
+      }
     }
   }
   return orders;
@@ -145,12 +151,37 @@ template <class Optimizer, class... L> class Oracle {
       return std::get<I - 1>(y)[m];
   }
 
-  static std::vector<int> order(std::vector<std::vector<int>> const& orders, std::size_t layer,
-                                std::size_t M) {
+  static Orders::Order order(std::vector<Orders::Order> const& orders, std::size_t layer,
+                             std::size_t M) {
     if (!orders.empty()) return orders[layer];
     std::vector<int> rising;
     for (std::size_t m = 0; m < M; ++m) rising.push_back(static_cast<int>(m));
-    return rising;
+    return {rising};
+  }
+
+  /// Calls `add(m)` owner by owner; what the second and later owners add is summed apart first.
+  template <std::size_t I, class Add> void owner_by_owner(Orders::Order const& order, Add add) {
+    bool first = true;
+    for (auto const& owner : order) {
+      if (owner.empty()) continue;
+      std::vector<std::vector<double>> before;  // float fits in double
+      for (auto& [f, d] : parameters_[I]) {
+        before.emplace_back(f.gradient.begin(), f.gradient.end());
+        if (f.gradient.empty()) before.back().assign(d.gradient.begin(), d.gradient.end());
+        std::fill(f.gradient.begin(), f.gradient.end(), 0.0F);
+        std::fill(d.gradient.begin(), d.gradient.end(), 0.0);
+      }
+      for (int const m : owner) add(static_cast<std::size_t>(m));
+      std::size_t p = 0;
+      for (auto& [f, d] : parameters_[I]) {
+        auto const& sum = before[p++];
+        if (first) continue;
+        for (std::size_t i = 0; i < f.gradient.size(); ++i)
+          f.gradient[i] = static_cast<float>(sum[i]) + f.gradient[i];
+        for (std::size_t i = 0; i < d.gradient.size(); ++i) d.gradient[i] = sum[i] + d.gradient[i];
+      }
+      first = false;
+    }
   }
 
   template <std::size_t I, class Y, class S>
@@ -165,8 +196,7 @@ template <class Optimizer, class... L> class Oracle {
       else
         return std::get<I - 1>(dy)[m];
     };
-    for (int const microbatch : order(orders.gradient, I, M)) {
-      auto const m = static_cast<std::size_t>(microbatch);
+    owner_by_owner<I>(order(orders.gradient, I, M), [&](std::size_t m) {
       begin<I>(m);
       if constexpr (sg::HasBackwardInput<Layer>)
         layer.backward_input(context_, input<I>(batch, y, m), std::get<I>(dy)[m], dx(m),
@@ -174,14 +204,13 @@ template <class Optimizer, class... L> class Oracle {
       else if constexpr (sg::HasBackward<Layer>)
         layer.backward(context_, input<I>(batch, y, m), std::get<I>(dy)[m], dx(m),
                        std::get<I>(saved)[m]);
-    }
+    });
     if constexpr (sg::HasBackwardWeight<Layer>) {
-      for (int const microbatch : order(orders.weight, I, M)) {
-        auto const m = static_cast<std::size_t>(microbatch);
+      owner_by_owner<I>(order(orders.weight, I, M), [&](std::size_t m) {
         begin<I>(m);
         layer.backward_weight(context_, input<I>(batch, y, m), std::get<I>(dy)[m],
                               std::get<I>(saved)[m]);
-      }
+      });
     }
     if constexpr (I > 0) downwards<I - 1>(batch, y, dy, saved, orders);
   }

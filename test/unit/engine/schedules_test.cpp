@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/engine/pipeline.hpp>
+
+#include "catch.hpp"
+
+#include "../schedule/zoo.hpp"
+#include "typed_oracle.hpp"
+
+using namespace small_model;
+
+namespace {
+
+/// A ready-made table as a policy.
+struct Ready {
+  using policy_tag = sg::ScheduleTag;
+  static constexpr bool flushes = true;
+  Table made;
+  int slices = 1;
+  [[nodiscard]] int chunks() const { return made.stages / made.ranks(); }
+  [[nodiscard]] Table table(sg::Shape) const { return made; }
+};
+
+template <class Device>
+auto ready_pipeline(Device device, Table const& table, sg::Options options) {
+  options.seed = run_seed;
+  return sg::Pipeline{model()}.with(sg::partition::Cuts{even_cuts(table.stages)},
+                                    Ready{table, table.slices}, Loss{}, optimizer(), device,
+                                    options);
+}
+
+}  // namespace
+
+TEST_CASE(
+    "engine/Trainer: every schedule trains with the bits of typed loops that add in its order",
+    "[engine]") {
+  int trained = 0;
+  for (int const P : {2, 4}) {
+    int const M = 2 * P;
+    for (auto const& [name, table] : zoo::all(P, M)) {
+      bool const backward = std::any_of(table.actions.begin(), table.actions.end(),
+                                        [](Action const& a) { return a.kind != Kind::forward; });
+      if (table.stages > layers || !backward) continue;
+      for (bool const recompute : {false, true}) {
+        CAPTURE(P, name, recompute);
+        auto const data = batches(sanitized ? 2 : 6, M * table.slices, true);
+        auto const orders = orders_of(table, first_layers(even_cuts(table.stages)));
+        auto const course = expected_course(data, true, orders);
+        sg::Options options;
+        options.clip_norm = clip;
+        options.recompute = recompute;
+        auto on_threads = ready_pipeline(sg::host::Threads{2}, table, options);
+        REQUIRE(first_difference(on_threads, data, course) == -1);
+        auto in_virtual_time = ready_pipeline(sg::sim::VirtualClock{.jitter = 0.5}, table, options);
+        REQUIRE(first_difference(in_virtual_time, data, course) == -1);
+        ++trained;
+      }
+    }
+  }
+  CHECK(trained >= 60);
+}
+
+TEST_CASE(
+    "engine/Trainer: of several owners of a stage, all hold the parameters of the last step after "
+    "a fault",
+    "[engine]") {
+  auto const table = sg::schedule::DualPipe{}.table({4, 8, 1});
+  auto const data = batches(2, 8, false);
+  auto const course = expected_course(data, true, orders_of(table, first_layers(even_cuts(4))));
+  sg::Options options;
+  options.clip_norm = clip;
+  auto train = ready_pipeline(sg::host::Threads{2}, table, options);
+  Batch broken = data[0];
+  broken.targets[5][0] = 1000;  // no such class
+  CHECK_THROWS_AS(sg::run(train.step(broken)), sg::Error);
+  CHECK(train.steps() == 0);
+  CHECK(first_difference(train, data, course) == -1);
+}
