@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   List scheduling under a memory limit, with weight gradients as what fills the gaps.
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include <stagger/schedule/bound.hpp>
+#include <stagger/schedule/greedy.hpp>
+
+namespace stagger::schedule::detail {
+
+/// How one run of `fill` decides.
+struct FillRule {
+  int warm_up = 0;         ///< most forwards without their I on rank r: 0 no limit, else gap * (P - r) - (gap - 1)
+  double patience = 0;     ///< a weight gradient does not start when a known input comes within this part of it
+  bool alternate = false;  ///< after a gradient a forward first, where both are ready; else always the gradient
+};
+
+/// Memory of one rank while a list grows: 1 from F to I, `share` from I to W.
+struct Room {
+  double held = 0;
+  int live = 0;
+  [[nodiscard]] constexpr bool takes(Limits const& limits) const noexcept {
+    return (limits.in_flight == 0 || live < limits.in_flight) && (limits.memory == 0 || held + 1 <= limits.memory + 1e-9);
+  }
+};
+
+/// Fills rows of P ranks with one stage each, rank by rank as time goes on. Room is kept by construction.
+/// @return an empty table when it ends later than `best_s`
+[[nodiscard]] constexpr Table fill(Shape shape, std::vector<StageTimes> const& times, Limits const& limits, FillRule const& rule,
+                                   double& best_s) {
+  auto const P = static_cast<std::size_t>(shape.ranks), M = static_cast<std::size_t>(shape.microbatches);
+  struct Rank {
+    double free = 0;
+    Room room{};
+    std::size_t f = 0, i = 0, w = 0;
+    bool after_gradient = false;
+  };
+  std::vector<Rank> ranks(P, Rank{});
+  std::vector<double> forward_at(P * M, -1.0), gradient_at(P * M, -1.0);  // arrival of inputs
+  for (std::size_t m = 0; m < M; ++m) forward_at[m] = 0;
+  std::vector<std::vector<Action>> rows(P, std::vector<Action>{});
+  for (auto& row : rows) row.reserve(3 * M);
+
+  struct Wake {
+    double at;
+    std::size_t rank;
+  };
+  std::vector<Wake> heap;
+  heap.reserve(4 * P);
+  auto const later = [](Wake const& a, Wake const& b) { return a.at > b.at || (a.at == b.at && a.rank > b.rank); };
+  auto const wake = [&](double at, std::size_t rank) {
+    heap.push_back({at, rank});
+    std::push_heap(heap.begin(), heap.end(), later);
+  };
+  for (std::size_t r = 0; r < P; ++r) wake(0, r);
+  double last = 0;
+  while (!heap.empty()) {
+    std::pop_heap(heap.begin(), heap.end(), later);
+    double const now = heap.back().at;
+    std::size_t const r = heap.back().rank;
+    heap.pop_back();
+    Rank& rank = ranks[r];
+    if (rank.free > now) continue;
+    StageTimes const& t = times[r];
+    double const f_at = rank.f < M ? forward_at[r * M + rank.f] : -1;
+    double const i_at = rank.i < rank.f ? gradient_at[r * M + rank.i] : -1;
+    std::size_t const ahead = rank.f - rank.i;
+    auto const gap = static_cast<std::size_t>(rule.warm_up);
+    bool const wants = rule.warm_up == 0 || ahead < gap * (P - r) - (gap - 1);
+    bool const takes = rank.room.takes(limits);
+    bool const f_ready = f_at >= 0 && f_at <= now && wants && takes;
+    bool const i_ready = i_at >= 0 && i_at <= now;
+    bool const has_w = rank.w < rank.i;
+    Kind kind{};
+    if (i_ready && !(rule.alternate && rank.after_gradient && f_ready)) {
+      kind = Kind::backward_input;
+    } else if (f_ready) {
+      kind = Kind::forward;
+    } else if (has_w) {
+      double soon = -1;  // the next input that is on its way
+      if (i_at > now) soon = i_at;
+      if (f_at > now && wants && takes && (soon < 0 || f_at < soon)) soon = f_at;
+      bool const full = f_at >= 0 && wants && !takes;
+      if (soon > 0 && !full && soon < now + rule.patience * t.weight) continue;  // woken when it comes
+      kind = Kind::backward_weight;
+    } else {
+      continue;
+    }
+    double const end = now + t.of(kind);
+    int m = 0;
+    if (kind == Kind::forward) {
+      m = static_cast<int>(rank.f++);
+      auto const n = static_cast<std::size_t>(m);
+      rank.room.held += 1;
+      ++rank.room.live;
+      rank.after_gradient = false;
+      if (r + 1 < P) {
+        forward_at[(r + 1) * M + n] = end + times[r + 1].link_forward;
+        wake(forward_at[(r + 1) * M + n], r + 1);
+      } else {
+        gradient_at[r * M + n] = end;
+      }
+    } else if (kind == Kind::backward_input) {
+      m = static_cast<int>(rank.i++);
+      rank.room.held -= 1 - limits.weight_share;
+      rank.after_gradient = true;
+      if (r > 0) {
+        auto const n = static_cast<std::size_t>(m);
+        gradient_at[(r - 1) * M + n] = end + times[r - 1].link_backward;
+        wake(gradient_at[(r - 1) * M + n], r - 1);
+      }
+    } else {
+      m = static_cast<int>(rank.w++);
+      rank.room.held -= limits.weight_share;
+      --rank.room.live;
+    }
+    rows[r].push_back({.kind = kind, .stage = static_cast<int>(r), .microbatch = m});
+    rank.free = end;
+    last = std::max(last, end);
+    if (last >= best_s) return {};
+    wake(end, r);
+  }
+  Table table{.stages = shape.ranks, .microbatches = shape.microbatches};
+  table.actions.reserve(3 * P * M);
+  for (auto const& row : rows) {
+    if (row.size() != 3 * M) return {};
+    table.begin_row();
+    for (Action const& a : row) table.add(a);
+  }
+  best_s = last;
+  return table;
+}
+
+/// The same table with every backward as I and W side by side: its gradients leave earlier, nothing else changes.
+[[nodiscard]] constexpr Table split_backwards(Table const& table) {
+  Table out{.stages = table.stages, .microbatches = table.microbatches, .slices = table.slices};
+  out.actions.reserve(table.actions.size() * 3 / 2);
+  for (int r = 0; r < table.ranks(); ++r) {
+    out.begin_row();
+    for (Action a : table.row(r)) {
+      if (a.kind == Kind::backward && !a.overlaps_next) {
+        a.kind = Kind::backward_input;
+        out.add(a);
+        a.kind = Kind::backward_weight;
+      }
+      out.add(a);
+    }
+  }
+  return out;
+}
+
+}  // namespace stagger::schedule::detail
