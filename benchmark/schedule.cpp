@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-/// @file   What a table costs to make, to prove, to lower and to evaluate.
+/// @file   What a table costs to make, to prove, to lower, to evaluate and to search for.
 
-#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
 
 #include <benchmark/benchmark.h>
 
+#include <stagger/schedule/auto.hpp>
 #include <stagger/schedule/evaluate.hpp>
 #include <stagger/schedule/lower.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
 #include <stagger/schedule/verify.hpp>
-#include <stagger/schedule/zero_bubble_v.hpp>
+
+#include "support/rows.hpp"
 
 namespace {
 
@@ -17,78 +21,85 @@ using namespace stagger;
 using namespace stagger::schedule;
 
 constexpr Shape large{64, 1024};
+double const actions = 2.0 * large.ranks * large.microbatches;
+constexpr int repetitions = 15;
 
-void count(benchmark::State& state, std::size_t actions) {
-  state.SetItemsProcessed(static_cast<std::int64_t>(actions) * static_cast<std::int64_t>(state.iterations()));
+std::string const all = "schedule/generate, verify, lower, evaluate";
+std::string const evaluation = "schedule/evaluate";
+std::string const evaluation_lowered = "schedule/evaluate with messages";
+
+template <class Work>
+void add(std::string const& name, Work work) {
+  bench::add(name, repetitions, [work](benchmark::State& state) { bench::time_each(state, work); });
 }
 
-/// From nothing to a timeline: 131 072 compute actions. Aim: 20 ms.
-void all_of_it(benchmark::State& state) {
-  std::size_t actions = 0;
-  for (auto _ : state) {
-    Table const table = OneFOneB{}.table(large);
-    if (verify(table)) state.SkipWithError("refused");
-    Table const lowered = lower(table);
-    benchmark::DoNotOptimize(lowered.actions.data());
-    Evaluation const e = evaluate(table);
-    benchmark::DoNotOptimize(e.makespan_s);
-    actions = table.actions.size();
+std::string name_of(Shape shape) {
+  return "schedule/auto " + std::to_string(shape.ranks) + "x" + std::to_string(shape.microbatches);
+}
+
+/// Stages that differ by up to a fifth, so that no order meets the bound at once.
+Auto searched(Shape shape) {
+  std::mt19937 random(1);
+  auto const about_one = [&] { return 0.8 + 0.4 * static_cast<double>(random() % 1000) / 1000; };
+  Auto policy;
+  for (int s = 0; s < shape.ranks; ++s) {
+    policy.costs.stages.push_back({.forward_s = about_one(), .backward_input_s = about_one(), .backward_weight_s = about_one(),
+                                   .transfer_s = 0.05});
   }
-  count(state, actions);
+  policy.limits.in_flight = 2 * shape.ranks;
+  return policy;
 }
-BENCHMARK(all_of_it)->Name("schedule/1f1b 64x1024: generate, verify, lower, evaluate")->Unit(benchmark::kMillisecond);
 
-void generate(benchmark::State& state) {
-  for (auto _ : state) benchmark::DoNotOptimize(OneFOneB{}.table(large).actions.data());
-  count(state, OneFOneB{}.table(large).actions.size());
+void add_auto(Shape shape) {
+  Auto const policy = searched(shape);
+  add(name_of(shape), [=] { benchmark::DoNotOptimize(policy.search(shape).makespan_s); });
 }
-BENCHMARK(generate)->Name("schedule/1f1b 64x1024: generate")->Unit(benchmark::kMillisecond);
 
-void verify_compute(benchmark::State& state) {
-  Table const table = OneFOneB{}.table(large);
-  for (auto _ : state) benchmark::DoNotOptimize(verify(table));
-  count(state, table.actions.size());
+bench::Row at_most(std::string const& what, std::string const& name, double bound_s, std::string const& more = "") {
+  return {what, name, [=](bench::Results const& results) {
+            double const took_s = results.time_s(name);
+            return bench::Line{bench::text("%.2f ms%s", took_s * 1e3, more.c_str()), bench::text("at most %g ms", bound_s * 1e3),
+                               took_s <= bound_s ? bench::Grade::passed : bench::Grade::failed};
+          }};
 }
-BENCHMARK(verify_compute)->Name("schedule/1f1b 64x1024: verify")->Unit(benchmark::kMillisecond);
 
-void verify_lowered(benchmark::State& state) {
-  Table const table = lower(OneFOneB{}.table(large));
-  for (auto _ : state) benchmark::DoNotOptimize(verify(table));
-  count(state, table.actions.size());
+bench::Row at_least(std::string const& what, std::string const& name, double bound_per_s) {
+  return {what, name, [=](bench::Results const& results) {
+            double const per_s = actions / results.time_s(name);
+            return bench::Line{bench::text("%.1f million actions/s", per_s * 1e-6),
+                               bound_per_s > 0 ? bench::text("at least %g million/s", bound_per_s * 1e-6) : std::string(),
+                               bound_per_s == 0 ? bench::Grade::shown : per_s >= bound_per_s ? bench::Grade::passed : bench::Grade::failed};
+          }};
 }
-BENCHMARK(verify_lowered)->Name("schedule/1f1b 64x1024: verify with messages")->Unit(benchmark::kMillisecond);
 
-void lower_table(benchmark::State& state) {
-  Table const table = OneFOneB{}.table(large);
-  for (auto _ : state) benchmark::DoNotOptimize(lower(table).actions.data());
-  count(state, table.actions.size());
+std::string gap(Shape shape) {
+  return bench::text(", %.2f %% above the bound", searched(shape).search(shape).gap() * 100);
 }
-BENCHMARK(lower_table)->Name("schedule/1f1b 64x1024: lower")->Unit(benchmark::kMillisecond);
-
-/// Aim: 20 million actions per second.
-void evaluate_compute(benchmark::State& state) {
-  Table const table = OneFOneB{}.table(large);
-  for (auto _ : state) benchmark::DoNotOptimize(evaluate(table).makespan_s);
-  count(state, table.actions.size());
-}
-BENCHMARK(evaluate_compute)->Name("schedule/1f1b 64x1024: evaluate")->Unit(benchmark::kMillisecond);
-
-void evaluate_zero_bubble_v(benchmark::State& state) {
-  Table const table = ZeroBubbleV{}.table({64, 256, 2});
-  Costs const costs = Costs::uniform(1, 1, 1, 0.1);
-  for (auto _ : state) benchmark::DoNotOptimize(evaluate(table, costs).makespan_s);
-  count(state, table.actions.size());
-}
-BENCHMARK(evaluate_zero_bubble_v)->Name("schedule/zb-v 64x256: evaluate")->Unit(benchmark::kMillisecond);
-
-void evaluate_lowered(benchmark::State& state) {
-  Table const table = lower(OneFOneB{}.table(large));
-  Costs const costs = Costs::uniform(1, 1, 1, 0.1);
-  for (auto _ : state) benchmark::DoNotOptimize(evaluate(table, costs).makespan_s);
-  count(state, table.actions.size());
-}
-BENCHMARK(evaluate_lowered)->Name("schedule/1f1b 64x1024: evaluate with messages")->Unit(benchmark::kMillisecond);
 
 }  // namespace
 
-BENCHMARK_MAIN();
+int main(int argc, char** argv) {
+  Table const table = OneFOneB{}.table(large);
+  Table const lowered = lower(table);
+  add(all, [] {
+    Table const t = OneFOneB{}.table(large);
+    benchmark::DoNotOptimize(verify(t));
+    benchmark::DoNotOptimize(lower(t).actions.data());
+    benchmark::DoNotOptimize(evaluate(t).makespan_s);
+  });
+  add("schedule/generate", [] { benchmark::DoNotOptimize(OneFOneB{}.table(large).actions.data()); });
+  add("schedule/verify", [&] { benchmark::DoNotOptimize(verify(table)); });
+  add("schedule/lower", [&] { benchmark::DoNotOptimize(lower(table).actions.data()); });
+  add("schedule/verify with messages", [&] { benchmark::DoNotOptimize(verify(lowered)); });
+  add(evaluation, [&] { benchmark::DoNotOptimize(evaluate(table).makespan_s); });
+  add(evaluation_lowered, [&] { benchmark::DoNotOptimize(evaluate(lowered).makespan_s); });
+  Shape const small{8, 24}, wide{64, 256};
+  add_auto(small);
+  add_auto(wide);
+  return bench::run(argc, argv,
+                    {at_most("generate, verify, lower and evaluate 1F1B, P=64, M=1024", all, 20e-3),
+                     at_least("evaluate alone", evaluation, 20e6),
+                     at_least("evaluate with messages, per compute action", evaluation_lowered, 0),
+                     at_most("auto, P=8, M=24", name_of(small), 1e-3, gap(small)),
+                     at_most("auto, P=64, M=256", name_of(wide), 50e-3, gap(wide))});
+}

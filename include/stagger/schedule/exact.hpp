@@ -17,6 +17,7 @@ namespace stagger::schedule::detail {
 /// How far each rank is names a state; two partial schedules in one state are compared by when ranks become free and
 /// when the values not read yet arrive, and the one that is later in all of that is dropped. Exact, since what is later
 /// in all can never end sooner.
+/// @param shape   P <= 5 and M <= 15
 /// @param best_s  a makespan to beat; the shortest one afterwards
 /// @return the table that beats it, or an empty one where none does
 [[nodiscard]] inline Table exact(Shape shape, std::vector<StageTimes> const& times, Limits const& limits, double& best_s) {
@@ -27,12 +28,13 @@ namespace stagger::schedule::detail {
     std::size_t parent;
     Action action;
   };
-  using State = std::vector<std::uint8_t>;  // f, i, w of each rank
+  using State = std::uint64_t;  // f, i, w of each rank, four bits each
+  auto const count = [](State state, std::size_t which) { return static_cast<std::uint8_t>(state >> (4 * which) & 15); };
   std::vector<Node> nodes;
   std::map<State, std::vector<std::size_t>> layer;
   std::size_t const row = 2 * static_cast<std::size_t>(M) + 1;
   nodes.push_back({std::vector<double>(P * row, 0.0), 0, {}});
-  layer[State(3 * P, 0)] = {0};
+  layer[0] = {0};
   std::size_t found = 0;
 
   auto const tail = [&](std::size_t r) {  // from an I on rank r to the end of the iteration, at least
@@ -53,20 +55,21 @@ namespace stagger::schedule::detail {
       for (std::size_t const n : members) {
         for (std::size_t r = 0; r < P; ++r) {
           for (std::size_t k = 0; k < 3; ++k) {
-            std::uint8_t const done = state[3 * r + k];
-            if (done == M || (k > 0 && done == state[3 * r + k - 1])) continue;
+            std::uint8_t const done = count(state, 3 * r + k);
+            if (done == M || (k > 0 && done == count(state, 3 * r + k - 1))) continue;
             double const free = nodes[n].at[r * row + 2 * M];
             double ready = 0;
             if (k == 0) {
-              int const live = state[3 * r] - state[3 * r + 2], waiting = state[3 * r + 1] - state[3 * r + 2];
+              int const released = count(state, 3 * r + 2);
+              int const live = done - released, waiting = count(state, 3 * r + 1) - released;
               Room const room{.held = (live - waiting) + limits.weight_share * waiting, .live = live};
               if (!room.takes(limits)) continue;
               if (r > 0) {
-                if (state[3 * (r - 1)] <= done) continue;
+                if (count(state, 3 * (r - 1)) <= done) continue;
                 ready = nodes[n].at[(r - 1) * row + done] + times[r].link_forward;
               }
             } else if (k == 1 && r + 1 < P) {
-              if (state[3 * (r + 1) + 1] <= done) continue;
+              if (count(state, 3 * (r + 1) + 1) <= done) continue;
               ready = nodes[n].at[(r + 1) * row + M + done] + times[r].link_backward;
             }
             Kind const kind = k == 0 ? Kind::forward : k == 1 ? Kind::backward_input : Kind::backward_weight;
@@ -74,22 +77,21 @@ namespace stagger::schedule::detail {
             std::vector<double> at = nodes[n].at;
             at[r * row + 2 * M] = end;
             if (k < 2) at[r * row + k * M + done] = end;
-            State to = state;
-            ++to[3 * r + k];
+            State const to = state + (State{1} << (4 * (3 * r + k)));
             // What is left to do on each rank cannot end before the best so far: not worth going on.
             bool hopeless = false;
             for (std::size_t q = 0; q < P && !hopeless; ++q) {
-              double const left = (M - to[3 * q]) * times[q].forward + (M - to[3 * q + 1]) * times[q].input + (M - to[3 * q + 2]) * times[q].weight;
+              int const no_input = M - count(to, 3 * q + 1);
+              double const left = (M - count(to, 3 * q)) * times[q].forward + no_input * times[q].input + (M - count(to, 3 * q + 2)) * times[q].weight;
               hopeless = at[q * row + 2 * M] + left >= best_s;
-              double const inputs = (M - to[3 * q + 1]) * times[q].input;
-              if (to[3 * q + 1] < M) hopeless = hopeless || at[q * row + 2 * M] + inputs + tails[q] >= best_s;
+              if (no_input > 0) hopeless = hopeless || at[q * row + 2 * M] + no_input * times[q].input + tails[q] >= best_s;
             }
             if (hopeless) continue;
             // Values that have been read no longer count.
             for (std::size_t q = 0; q < P; ++q) {
-              std::uint8_t const f_read = q + 1 < P ? to[3 * (q + 1)] : to[3 * q];
+              std::uint8_t const f_read = count(to, q + 1 < P ? 3 * (q + 1) : 3 * q);
               for (std::uint8_t m = 0; m < f_read; ++m) at[q * row + m] = 0;
-              std::uint8_t const i_read = q > 0 ? to[3 * (q - 1) + 1] : to[3 * q + 1];
+              std::uint8_t const i_read = count(to, q > 0 ? 3 * (q - 1) + 1 : 3 * q + 1);
               for (std::uint8_t m = 0; m < i_read; ++m) at[q * row + M + m] = 0;
             }
             auto& rivals = next[to];
