@@ -17,5 +17,8 @@
 #include <stagger/schedule/gpipe.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
 #include <stagger/sim/virtual_clock.hpp>
+#include <stagger/staleness/delayed.hpp>
+#include <stagger/staleness/double_buffered.hpp>
 #include <stagger/staleness/synchronous.hpp>
+#include <stagger/staleness/weight_stashing.hpp>
 #include <stagger/version.hpp>

@@ -14,6 +14,7 @@
 #include <stagger/engine/messages.hpp>
 #include <stagger/engine/play.hpp>
 #include <stagger/engine/program.hpp>
+#include <stagger/engine/versions.hpp>
 #include <stagger/schedule/table.hpp>
 
 namespace stagger {
@@ -23,6 +24,7 @@ struct LayOutOptions {
   bool recompute = false;  ///< keep only stage inputs from F on; run F again before B or I
   std::uint32_t spare_slots =
       1;  ///< slots of a message beyond what its consumer holds, so that a producer can run ahead
+  StalenessModel staleness{};  ///< of a run without a flush
 };
 
 namespace detail {
@@ -43,6 +45,7 @@ class Layout {
                static_cast<std::size_t>(table.slices)) {
     read_table();
     link_cells();
+    fix_versions();
     spare_.assign(cells_.size() * 2, options.spare_slots);
   }
 
@@ -155,6 +158,30 @@ class Layout {
     }
   }
 
+  /// Whether stages update alone, as soon as they can.
+  [[nodiscard]] bool flushless() const {
+    return training_ && static_cast<bool>(options_.staleness);
+  }
+
+  void fix_versions() {
+    versions_.assign(cells_.size(), {});
+    if (!flushless()) return;
+    auto const per_update = static_cast<std::size_t>(options_.staleness.microbatches);
+    if (options_.staleness.microbatches < 1 || units_ % per_update != 0)
+      throw Error(Errc::bad_schedule,
+                  text(units_, " microbatches are no whole number of minibatches of ",
+                       options_.staleness.microbatches, "; give a multiple of it"));
+    for (std::size_t c = 0; c < cells_.size(); ++c) {
+      if (first_cell_[index(cells_[c].stage)] != c)
+        throw Error(Errc::bad_schedule,
+                    text("stage ", cells_[c].stage,
+                         " has several owners, which must update together; use a "
+                         "schedule that flushes"));
+      versions_[c] = Versions(options_.staleness, cells_[c].stage, uses_[c].forward, uses_[c].end,
+                              row_length(c));
+    }
+  }
+
   void assign_slots() {
     x_.assign(cells_.size(), {});
     dy_.assign(cells_.size(), {});
@@ -241,6 +268,7 @@ class Layout {
     std::size_t const after = last(c) ? c : index(cells_[c].after);
     in.kept =
         again() ? static_cast<std::uint16_t>(forward ? 0 : kept_[c].slot[u] + 1) : kept_[c].slot[u];
+    if (flushless()) in.version = versions_[c].seen[u];
     if (!first(c)) in.x = x_[c].slot[u];
     if (!last(c)) in.y = x_[after].slot[u];
     if (training_) {
@@ -278,6 +306,23 @@ class Layout {
     rank.code.push_back(in);
   }
 
+  /// The update that follows the action at `position`, if there is one.
+  void emit_update(RankProgram& rank, std::size_t c, std::uint32_t position) {
+    auto const& updates = versions_[c].updates;
+    auto const next =
+        std::lower_bound(updates.begin(), updates.end(), position,
+                         [](StageUpdate const& u, std::uint32_t p) { return u.position < p; });
+    if (next == updates.end() || next->position != position) return;
+    Instruction apply;
+    apply.op = Op::apply;
+    apply.stage = static_cast<std::uint16_t>(cells_[c].stage);
+    apply.cell = static_cast<std::uint16_t>(c);
+    apply.microbatch = static_cast<std::uint32_t>(next - updates.begin());
+    apply.version = next->from;
+    apply.next_version = next->to;
+    rank.code.push_back(apply);
+  }
+
   /// The end of a training step on one rank. Of several owners of a stage, the lowest rank adds up.
   void emit_end(RankProgram& rank, int self, std::uint32_t handed_in, std::uint32_t done) {
     auto const signal_of = [](std::uint32_t first_signal, int r) {
@@ -312,6 +357,8 @@ class Layout {
     program.stages = table_.stages;
     program.microbatches = static_cast<int>(units_);
     program.training = training_;
+    program.flushes = !flushless();
+    if (flushless()) program.updates = static_cast<int>(versions_[0].updates.size());
     auto const handed_in = static_cast<std::uint32_t>(cells_.size() * signals_per_edge);
     auto const done = static_cast<std::uint32_t>(handed_in + ranks);  // one of each for every rank
     awaited_.assign(done + ranks, 0);
@@ -336,13 +383,15 @@ class Layout {
       RankProgram rank;
       int in_flight = 0;
       int peak = 0;
+      std::uint32_t position = 0;
       for (auto const& action : table_.row(self)) {
         if (!schedule::is_compute(action.kind)) continue;
         emit(rank, action, self);
+        emit_update(rank, cell_at(action.stage, self), position++);
         if (action.kind == schedule::Kind::forward) peak = std::max(peak, ++in_flight);
         if (schedule::ends_flight(action.kind) || !training_) --in_flight;
       }
-      if (training_) emit_end(rank, self, handed_in, done);
+      if (training_ && !flushless()) emit_end(rank, self, handed_in, done);
       program.ranks.push_back(std::move(rank));
       program.peak_in_flight.push_back(peak);
     }
@@ -353,6 +402,7 @@ class Layout {
       program.cells[c].kept_slots = kept_[c].slots + (again() ? 1 : 0);
       program.cells[c].dy_slots = dy_[c].slots;
       program.cells[c].inner_slots = inner_[c].slots;
+      program.cells[c].versions = versions_[c].slots;
     }
     return program;
   }
@@ -390,6 +440,7 @@ class Layout {
   std::vector<std::uint32_t> row_length_;        // [ranks] compute actions
   std::vector<std::uint32_t> spare_;             // [2 * cell: x, 2 * cell + 1: dy]
   std::vector<Messages> x_, dy_, kept_, inner_;  // [cells]
+  std::vector<Versions> versions_;               // [cells]
   std::vector<std::uint32_t> known_;    // [ranks] positions that the rank at hand knows to be done
   std::vector<std::uint32_t> awaited_;  // [signals] the highest count that anybody waits for
 };

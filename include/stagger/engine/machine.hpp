@@ -36,8 +36,7 @@ enum class Fate : std::uint8_t { open, committed, failed };
 
 class Machine {
  public:
-  using Update = void (*)(void const* optimizer, LayerParameters&, double scale,
-                          std::int64_t step) noexcept;
+  using Update = void (*)(void const* optimizer, LayerParameters&, UpdateStep const&) noexcept;
 
   /// @param cuts  [stages - 1] first layer of each stage after the first, rising
   Machine(std::vector<Layer> layers, std::vector<int> const& cuts, Options const& options,
@@ -102,6 +101,8 @@ class Machine {
     fate_.store(Fate::open, std::memory_order_relaxed);
     failure_ = nullptr;
     gradient_norm_ = 0;
+    if (program_->training && !program_->flushes)
+      for (auto& parameters : parameters_) parameters.save();
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
       auto& rank = ranks_[r];
       rank.next.store(rank.begin, std::memory_order_relaxed);
@@ -121,9 +122,11 @@ class Machine {
   void end_step() {
     if (fate_.load(std::memory_order_acquire) == Fate::failed) {
       if (program_->training) zero_gradients();
+      if (!program_->flushes)
+        for (auto& parameters : parameters_) parameters.restore();
       std::rethrow_exception(std::exchange(failure_, nullptr));
     }
-    if (program_->training) ++steps_;
+    if (program_->training) steps_ += program_->updates;
   }
 
   /// Ends the step with an error unless its fate is decided already.
@@ -146,6 +149,8 @@ class Machine {
       finish(duties_[static_cast<std::size_t>(rank.number)]);
     else if (in.op == Op::update)
       update(rank);
+    else if (in.op == Op::apply)
+      apply(in);
   }
 
   /// 2-norm of all gradients before clipping; 0 where nothing clips.
@@ -227,6 +232,8 @@ class Machine {
       LayerRun run;
       run.object = owner == 0 ? layers_[l].object() : storage.layer_copies[i].object();
       run.ops = &layers_[l].ops();
+      if (owner == 0) parameters_[l].reserve_versions(need.versions);
+      run.parameter_count = parameters_[l].count();
       run.parameters = owner == 0 ? parameters_[l].views() : storage.shares[i].views();
       run.number = static_cast<int>(l);
       bool const final_layer = i + 1 == storage.layers.size();
@@ -272,6 +279,15 @@ class Machine {
     for (std::size_t const layer : duties.layers) parameters_[layer].sum_squares();
   }
 
+  /// Without a flush: one stage's step, alone. An error later brings back what was before the
+  /// stream.
+  void apply(Instruction const& in) {
+    for (std::size_t l = first_layer_[in.stage]; l < first_layer_[in.stage + 1U]; ++l)
+      update_(
+          optimizer_, parameters_[l],
+          {1, steps_ + 1 + static_cast<std::int64_t>(in.microbatch), in.version, in.next_version});
+  }
+
   void update(RankState& rank) {
     Fate fate = Fate::open;
     if (!fate_.compare_exchange_strong(fate, Fate::committed) && fate == Fate::failed) return;
@@ -287,7 +303,7 @@ class Machine {
     }
     Duties const& duties = duties_[static_cast<std::size_t>(rank.number)];
     for (std::size_t const layer : duties.layers)
-      update_(optimizer_, parameters_[layer], scale, steps_ + 1);
+      update_(optimizer_, parameters_[layer], {scale, steps_ + 1});
     for (auto* const share : duties.clear) share->zero();
   }
 

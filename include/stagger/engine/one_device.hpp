@@ -146,7 +146,7 @@ template <class In, class Out, OptimizerPolicy Optimizer, LossPolicy Loss> class
         scale = *options_.clip_norm / metrics.gradient_norm;
     }
     ++steps_;
-    for (auto& parameters : parameters_) parameters.update(optimizer_, scale, steps_);
+    for (auto& parameters : parameters_) parameters.update(optimizer_, {scale, steps_});
   }
 
   std::vector<detail::Layer> layers_;

@@ -31,6 +31,14 @@ struct ParameterState {
 
 namespace detail {
 
+/// One optimizer step of one layer.
+struct UpdateStep {
+  double gradient_scale = 1;
+  std::int64_t number = 1;  // counted from 1
+  std::size_t from = 0;     // version of the values
+  std::size_t to = 0;
+};
+
 /// The parameters of one layer. Values, gradients and state are contiguous, each parameter on a
 /// boundary of `alignment_bytes`, so that gradients can be reduced in one message and sums do not
 /// depend on where they lie.
@@ -44,20 +52,43 @@ class LayerParameters {
       bytes += (d.size * element_bytes(d.type) + alignment_bytes - 1) / alignment_bytes *
                alignment_bytes;
     }
-    for (auto* block : {&values_, &gradients_}) zero_block(*block, bytes);
+    values_.resize(1);
+    zero_block(values_[0], bytes);
+    zero_block(gradients_, bytes);
     for (int s = 0; s < states; ++s) zero_block(state_[static_cast<std::size_t>(s)], bytes);
     for (std::size_t i = 0; i < declarations_.size(); ++i) {
       auto& d = declarations_[i];
       if (!d.initial.empty())
-        std::memcpy(values_.data() + offsets_[i], d.initial.data(), d.initial.size());
+        std::memcpy(values_[0].data() + offsets_[i], d.initial.data(), d.initial.size());
       d.initial = {};
-      views_.push_back({values_.data() + offsets_[i], gradients_.data() + offsets_[i], d.size});
     }
-    square_sums_.resize(views_.size());
+    add_views(0);
+    square_sums_.resize(declarations_.size());
   }
 
-  /// What a context shows to the layer, [parameters].
+  /// Makes room for so many versions of the values. Version 0 is the one that lasts.
+  void reserve_versions(std::size_t count) {
+    while (values_.size() < count) {
+      values_.emplace_back();
+      zero_block(values_.back(), values_[0].size());
+      add_views(values_.size() - 1);
+    }
+  }
+
+  /// What a context shows to the layer, [versions][parameters].
   [[nodiscard]] ParameterView const* views() const noexcept { return views_.data(); }
+
+  [[nodiscard]] std::size_t count() const noexcept { return declarations_.size(); }
+
+  /// Remembers values and state, or brings them back.
+  void save() {
+    saved_values_ = values_[0];
+    saved_state_ = state_;
+  }
+  void restore() noexcept {
+    copy_block(saved_values_, values_[0]);
+    for (std::size_t s = 0; s < state_.size(); ++s) copy_block(saved_state_[s], state_[s]);
+  }
 
   void zero_gradients() noexcept {
     if (!gradients_.empty()) std::memset(gradients_.data(), 0, gradients_.size());
@@ -66,7 +97,9 @@ class LayerParameters {
   /// The gradients of another owner of the layer: memory of their own beside the same values.
   class Share {
    public:
-    explicit Share(LayerParameters& parameters) : views_(parameters.views_) {
+    explicit Share(LayerParameters& parameters)
+        : views_(parameters.views_.begin(),
+                 parameters.views_.begin() + static_cast<std::ptrdiff_t>(parameters.count())) {
       zero_block(gradients_, parameters.gradients_.size());
       for (std::size_t i = 0; i < views_.size(); ++i)
         views_[i].gradient = gradients_.data() + parameters.offsets_[i];
@@ -85,7 +118,7 @@ class LayerParameters {
 
   /// Adds what another owner has summed up.
   void add(Share const& share) noexcept {
-    for (std::size_t i = 0; i < views_.size(); ++i) {
+    for (std::size_t i = 0; i < count(); ++i) {
       if (declarations_[i].type == ElementType::f32)
         add_gradient<float>(views_[i], share.views_[i]);
       else
@@ -96,21 +129,21 @@ class LayerParameters {
   /// Sum of squares of each parameter's gradient: one sum per parameter, so that any cut adds the
   /// same numbers.
   void sum_squares() noexcept {
-    for (std::size_t i = 0; i < views_.size(); ++i)
+    for (std::size_t i = 0; i < count(); ++i)
       square_sums_[i] = declarations_[i].type == ElementType::f32
                             ? sum_squares_of<float>(views_[i])
                             : sum_squares_of<double>(views_[i]);
   }
   [[nodiscard]] std::span<double const> square_sums() const noexcept { return square_sums_; }
 
-  /// One optimizer step on every parameter, then gradients are zero.
-  template <OptimizerPolicy O>
-  void update(O const& optimizer, double gradient_scale, std::int64_t step) noexcept {
-    for (std::size_t i = 0; i < views_.size(); ++i) {
+  /// One optimizer step on every parameter, from one version of the values to another or the same;
+  /// then gradients are zero.
+  template <OptimizerPolicy O> void update(O const& optimizer, UpdateStep const& step) noexcept {
+    for (std::size_t i = 0; i < count(); ++i) {
       if (declarations_[i].type == ElementType::f32)
-        optimizer.update(view<float>(i), gradient_scale, step);
+        optimizer.update(view<float>(i, step), step.gradient_scale, step.number);
       else
-        optimizer.update(view<double>(i), gradient_scale, step);
+        optimizer.update(view<double>(i, step), step.gradient_scale, step.number);
     }
     zero_gradients();
   }
@@ -122,7 +155,7 @@ class LayerParameters {
       ParameterState state;
       state.name = std::to_string(layer_) + "." + d.name;
       state.type = d.type;
-      state.value = {values_.data() + offsets_[i], bytes};
+      state.value = {values_[0].data() + offsets_[i], bytes};
       for (std::size_t s = 0; s < static_cast<std::size_t>(states_); ++s)
         state.state[s] = {state_[s].data() + offsets_[i], bytes};
       states.push_back(std::move(state));
@@ -131,7 +164,10 @@ class LayerParameters {
 
   /// Values, gradients and state together, in bytes.
   [[nodiscard]] std::uint64_t bytes() const noexcept {
-    return values_.bytes() + gradients_.bytes() + state_[0].bytes() + state_[1].bytes();
+    std::uint64_t sum = gradients_.bytes() + state_[0].bytes() + state_[1].bytes() +
+                        saved_values_.bytes() + saved_state_[0].bytes() + saved_state_[1].bytes();
+    for (auto const& version : values_) sum += version.bytes();
+    return sum;
   }
 
  private:
@@ -155,10 +191,21 @@ class LayerParameters {
     return sum;
   }
 
-  template <class T> [[nodiscard]] OptimizerView<T> view(std::size_t i) noexcept {
+  static void copy_block(Tensor<std::byte> const& from, Tensor<std::byte>& to) noexcept {
+    if (!from.empty()) std::memcpy(to.data(), from.data(), from.size());
+  }
+
+  void add_views(std::size_t version) {
+    for (std::size_t i = 0; i < declarations_.size(); ++i)
+      views_.push_back({values_[version].data() + offsets_[i], gradients_.data() + offsets_[i],
+                        declarations_[i].size});
+  }
+
+  template <class T>
+  [[nodiscard]] OptimizerView<T> view(std::size_t i, UpdateStep const& step) noexcept {
     OptimizerView<T> v;
-    v.value = static_cast<T const*>(views_[i].value);
-    v.next = static_cast<T*>(views_[i].value);
+    v.value = static_cast<T const*>(views_[step.from * count() + i].value);
+    v.next = static_cast<T*>(views_[step.to * count() + i].value);
     v.gradient = static_cast<T const*>(views_[i].gradient);
     for (std::size_t s = 0; s < static_cast<std::size_t>(states_); ++s)
       v.state[s] = reinterpret_cast<T*>(state_[s].data() + offsets_[i]);
@@ -168,12 +215,14 @@ class LayerParameters {
   }
 
   std::vector<ParameterDeclaration> declarations_;
-  std::vector<std::size_t> offsets_;  // [parameters] bytes
-  std::vector<ParameterView> views_;  // [parameters]
-  std::vector<double> square_sums_;   // [parameters]
-  Tensor<std::byte> values_;
+  std::vector<std::size_t> offsets_;       // [parameters] bytes
+  std::vector<ParameterView> views_;       // [versions][parameters]
+  std::vector<double> square_sums_;        // [parameters]
+  std::vector<Tensor<std::byte>> values_;  // [versions]
   Tensor<std::byte> gradients_;
   std::array<Tensor<std::byte>, 2> state_;
+  Tensor<std::byte> saved_values_;
+  std::array<Tensor<std::byte>, 2> saved_state_;
   int layer_;
   int states_;
 };

@@ -17,6 +17,7 @@ namespace detail {
 /// follows the first.
 struct Rejected {
   Step step(auto&&...);
+  Step stream(auto&&...);
   Step evaluate(auto&&...);
   Step predict(auto&&...);
 };
@@ -83,6 +84,7 @@ template <class... Stage> class Pipeline {
       return Trainer<typename Model::Input, typename Model::Output, Slots>(
           std::move(layers), cuts, Slots{},
           Pick<ScheduleTag, schedule::OneFOneB, P...>::from(policy...),
+          Pick<StalenessTag, staleness::Synchronous, P...>::from(policy...),
           Pick<PlacementTag, placement::InOrder, P...>::from(policy...),
           Pick<DeviceTag, typename Slots::Device, P...>::from(policy...),
           Pick<OptimizerTag, optimizer::Sgd, P...>::from(policy...),

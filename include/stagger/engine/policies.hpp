@@ -80,10 +80,15 @@ template <class P> struct WellFormed {
                 "stagger: not a SchedulePolicy: it needs policy_tag = stagger::ScheduleTag, a "
                 "static bool 'flushes', "
                 "'int chunks() const' and 'schedule::Table table(Shape) const'");
-  static constexpr bool staleness = !fills<P, StalenessTag> || StalenessPolicy<P>;
-  static_assert(staleness,
-                "stagger: not a StalenessPolicy: it needs policy_tag = stagger::StalenessTag and a "
-                "static bool 'synchronous'");
+  static constexpr bool staleness = !fills<P, StalenessTag> || (StalenessPolicy<P> && [] {
+    if constexpr (StalenessPolicy<P>) return P::synchronous || AsynchronousPolicy<P>;
+    return false;
+  }());
+  static_assert(
+      staleness,
+      "stagger: not a StalenessPolicy: it needs policy_tag = stagger::StalenessTag, a static bool "
+      "'synchronous' and, where that is false, 'int microbatches() const' and "
+      "'int version(int minibatch, int available) const'");
   static constexpr bool partition = !fills<P, PartitionTag> || PartitionPolicy<P>;
   static_assert(partition,
                 "stagger: not a PartitionPolicy: it needs policy_tag = stagger::PartitionTag and "
@@ -224,6 +229,7 @@ template <class... P> consteval bool policies_are_legal() {
 /// Every slot filled.
 template <class... P> struct Chosen {
   using Schedule = typename Pick<ScheduleTag, schedule::OneFOneB, P...>::type;
+  using Staleness = typename Pick<StalenessTag, staleness::Synchronous, P...>::type;
   using Placement = typename Pick<PlacementTag, placement::InOrder, P...>::type;
   using Device = typename Pick<DeviceTag, host::Threads, P...>::type;
   using Optimizer = typename Pick<OptimizerTag, optimizer::Sgd, P...>::type;

@@ -21,6 +21,7 @@ enum class Op : std::uint8_t {
   hand_in,    ///< the rank's gradients are complete, for those that add them to their own
   finish,     ///< add what other owners of this rank's stages handed in; sum squares
   update,     ///< optimizer step, once every rank has finished
+  apply,      ///< optimizer step of one cell alone, from weight version `version` to `next_version`
 };
 
 /// The table's kind of a compute instruction. @pre op <= Op::backward_weight
@@ -55,6 +56,8 @@ struct Instruction {
   std::uint16_t dy = 0;     ///< gradient of the stage's output
   std::uint16_t dx = 0;     ///< the dy slot of the stage before; unused at the first stage
   std::uint16_t inner = 0;  ///< gradients between the stage's layers
+  std::uint16_t version = 0;       ///< of the weights that the instruction reads
+  std::uint16_t next_version = 0;  ///< of `apply`; its `microbatch` counts the updates before it
 };
 
 /// The table's action of a compute instruction; F for a recomputation.
@@ -75,6 +78,7 @@ struct Cell {
   std::uint32_t kept_slots = 0;
   std::uint32_t dy_slots = 0;
   std::uint32_t inner_slots = 0;
+  std::uint32_t versions = 1;  ///< of its weights; version 0 is the one that lasts
 };
 
 /// One rank's part of a program.
@@ -97,6 +101,8 @@ struct Program {
   int stages = 0;
   int microbatches = 0;  ///< units that flow: slices, where the table cuts microbatches
   bool training = true;
+  int updates = 1;      ///< optimizer steps that training makes; more than one only without a flush
+  bool flushes = true;  ///< whether all stages update together, at the end
   std::vector<Cell> cells;  ///< by stage, then by rank
   std::vector<RankProgram> ranks;
   std::vector<SignalEnds> signals;

@@ -20,12 +20,16 @@ namespace stagger::detail {
 struct LayerRun {
   void* object = nullptr;
   LayerOps const* ops = nullptr;
-  ParameterView const* parameters = nullptr;
+  ParameterView const* parameters = nullptr;  // [versions][parameter_count]
+  std::size_t parameter_count = 0;
   int number = 0;
   Places y;  // by kept; of a stage's last layer: by y, in the next stage's x (by kept at the last
              // stage)
   Places saved;  // by kept
   Places dy;     // by inner; of a stage's last layer: by dy
+  [[nodiscard]] ParameterView const* seen_by(Instruction const& in) const noexcept {
+    return parameters + in.version * parameter_count;
+  }
 };
 
 /// One stage on one of its owners: a cell of the program.
@@ -62,7 +66,7 @@ struct alignas(64) RankState {
 /// Forward of one layer. @return y
 inline void* forward_layer(RankState& rank, LayerRun const& layer, Instruction const& in,
                            void const* x, void* y) {
-  rank.context.begin_action(layer.parameters, layer.number, static_cast<int>(in.microbatch));
+  rank.context.begin_action(layer.seen_by(in), layer.number, static_cast<int>(in.microbatch));
   layer.ops->forward(layer.object, rank.context, x, y, layer.saved[in.kept]);
   return y;
 }
@@ -105,14 +109,14 @@ inline void backward_layer(RankState& rank, LayerRun const& layer, Instruction c
   void* const saved = layer.saved[in.kept];
   bool const input = in.op != Op::backward_weight;
   bool const weight = in.op != Op::backward_input;
-  rank.context.begin_action(layer.parameters, layer.number, static_cast<int>(in.microbatch));
+  rank.context.begin_action(layer.seen_by(in), layer.number, static_cast<int>(in.microbatch));
   if (ops.backward != nullptr && ((input && weight) || ops.backward_input == nullptr)) {
     if (input) ops.backward(layer.object, rank.context, x, dy, dx, saved);
     return;
   }
   if (input && ops.backward_input != nullptr) {
     ops.backward_input(layer.object, rank.context, x, dy, dx, saved);
-    rank.context.begin_action(layer.parameters, layer.number, static_cast<int>(in.microbatch));
+    rank.context.begin_action(layer.seen_by(in), layer.number, static_cast<int>(in.microbatch));
   }
   if (weight && ops.backward_weight != nullptr)
     ops.backward_weight(layer.object, rank.context, x, dy, saved);
@@ -127,8 +131,9 @@ inline void run_backward(RankState& rank, StageRun const& stage, Instruction con
   void* dy = layer->dy[in.dy];
   if (stage.last && in.op != Op::backward_weight) {
     rank.context.begin_action(nullptr, layer->number, static_cast<int>(m));
-    arguments.losses[m] = arguments.loss_ops.value_and_gradient(
-        arguments.loss, rank.context, layer->y[in.kept], arguments.targets[m], arguments.scale, dy);
+    arguments.losses[m] =
+        arguments.loss_ops.value_and_gradient(arguments.loss, rank.context, layer->y[in.kept],
+                                              arguments.targets[m], arguments.scales[m], dy);
   }
   for (; layer != first; --layer) {
     LayerRun const& before = *(layer - 1);

@@ -21,6 +21,7 @@ struct LossOps {
   double (*value)(void const* loss, Context&, void const* y, void const* target) = nullptr;
   double (*value_and_gradient)(void const* loss, Context&, void const* y, void const* target,
                                double scale, void* dy) = nullptr;
+  double (*terms)(void const* loss, void const* target) = nullptr;
 };
 
 /// What a caller hands over for one iteration. It must stay until the iteration is done.
@@ -30,15 +31,14 @@ struct StepArguments {
   Places outputs;  // [microbatches]; where the last stage's results go, if the caller wants them
   void const* loss = nullptr;
   LossOps loss_ops;
-  double scale = 1;          // 1 / terms of the whole minibatch
-  double* losses = nullptr;  // [microbatches] sum over the terms of each
+  double const* scales = nullptr;  // [microbatches] 1 / terms of the whole minibatch
+  double* losses = nullptr;        // [microbatches] sum over the terms of each
 };
 
 /// A step before it runs.
 struct Request {
   StepArguments arguments;
   Program const* program = nullptr;
-  double terms = 0;
 };
 
 }  // namespace stagger::detail

@@ -17,7 +17,7 @@ namespace stagger::detail {
 /// the end.
 [[nodiscard]] [[gnu::cold]] inline std::string describe(Instruction const& in) {
   if (in.op == Op::hand_in || in.op == Op::finish) return "its last gradient";
-  if (in.op == Op::update) return "the update";
+  if (in.op == Op::update || in.op == Op::apply) return "the update";
   return text(in.stage, in.op == Op::recompute ? "F (again)" : schedule::name(kind_of(in.op)),
               in.microbatch);
 }

@@ -74,7 +74,13 @@ template <class B> class Session final : public StepOwner {
   /// The program for so many microbatches; lays it out when it is asked for the first time.
   /// @param table  () -> the schedule's table
   template <class MakeTable>
-  Program const& program(std::size_t microbatches, bool training, MakeTable table) {
+  Program const& program(std::size_t microbatches, bool training, StalenessModel const& staleness,
+                         MakeTable table) {
+    if (training && staleness && machine_.options().clip_norm)
+      throw Error(
+          Errc::bad_configuration,
+          "gradients cannot be clipped by a norm over all stages where stages update alone; leave "
+          "clip_norm out, or use staleness::Synchronous");
     for (auto const& known : programs_)
       if (known->training == training && known->microbatches == static_cast<int>(microbatches))
         return *known;
@@ -91,6 +97,7 @@ template <class B> class Session final : public StepOwner {
     LayOutOptions options;
     options.recompute = machine_.options().recompute;
     options.spare_slots = machine_.options().spare_slots;
+    options.staleness = staleness;
     programs_.push_back(std::make_unique<Program>(lay_out(made, options)));
     return *programs_.back();
   }
@@ -102,6 +109,7 @@ template <class B> class Session final : public StepOwner {
     machine_.load(program);
     backend_.load(place_);
     losses_.resize(std::max(losses_.size(), static_cast<std::size_t>(program.microbatches)));
+    scales_.resize(losses_.size());
     loaded_ = &program;
   }
 
@@ -117,7 +125,7 @@ template <class B> class Session final : public StepOwner {
       load(*request_.program);
       StepArguments arguments = request_.arguments;
       arguments.losses = arguments.targets.first != nullptr ? losses_.data() : nullptr;
-      arguments.scale = request_.terms > 0 ? 1 / request_.terms : 0;
+      weigh(arguments);
       machine_.begin_step(arguments);
       if (stop.stop_possible()) stop_.emplace(std::move(stop), Cancel{this});
     } catch (...) {
@@ -153,13 +161,13 @@ template <class B> class Session final : public StepOwner {
     } const release{busy_};
     machine_.end_step();
     Metrics metrics;
-    metrics.terms = request_.terms;
+    metrics.terms = terms_;
     metrics.gradient_norm = machine_.gradient_norm();
     if (request_.arguments.targets.first != nullptr) {
       double sum = 0;
       auto const microbatches = static_cast<std::size_t>(request_.program->microbatches);
       for (std::size_t m = 0; m < microbatches; ++m) sum += losses_[m];
-      metrics.loss = request_.terms > 0 ? sum / request_.terms : 0;
+      metrics.loss = terms_ > 0 ? sum / terms_ : 0;
     }
     return metrics;
   }
@@ -173,6 +181,24 @@ template <class B> class Session final : public StepOwner {
                                       session->machine_.steps()))));
     }
   };
+
+  /// Every term of a minibatch counts alike, however unequal its microbatches are.
+  void weigh(StepArguments& arguments) {
+    terms_ = 0;
+    if (arguments.targets.first == nullptr) return;
+    auto const& program = *request_.program;
+    auto const microbatches = static_cast<std::size_t>(program.microbatches);
+    auto const minibatches = static_cast<std::size_t>(program.updates);
+    for (std::size_t begin = 0, k = 0; k < minibatches; ++k) {
+      std::size_t const end = begin + microbatches / minibatches;
+      double terms = 0;
+      for (std::size_t m = begin; m < end; ++m)
+        terms += arguments.loss_ops.terms(arguments.loss, arguments.targets[m]);
+      for (; begin < end; ++begin) scales_[begin] = terms > 0 ? 1 / terms : 0;
+      terms_ += terms;
+    }
+    arguments.scales = scales_.data();
+  }
 
   [[noreturn]] [[gnu::cold]] static void refuse() {
     throw Error(Errc::bad_configuration,
@@ -189,12 +215,18 @@ template <class B> class Session final : public StepOwner {
   Program const* loaded_ = nullptr;
   Request request_;             // of the step that runs
   std::vector<double> losses_;  // [microbatches]
+  std::vector<double> scales_;  // [microbatches] 1 / terms of the minibatch
+  double terms_ = 0;            // of all microbatches
   std::optional<std::stop_callback<Cancel>> stop_;
   std::atomic<bool> busy_{false};
 };
 
 template <class Loss, class Output> constexpr LossOps make_loss_ops() {
   LossOps ops;
+  ops.terms = [](void const* loss, void const* target) -> double {
+    return static_cast<Loss const*>(loss)->terms(
+        *static_cast<typename Loss::Target const*>(target));
+  };
   ops.value = [](void const* loss, Context& context, void const* y, void const* target) -> double {
     return static_cast<Loss const*>(loss)->value(
         context, *static_cast<Output const*>(y),
@@ -225,13 +257,16 @@ template <class In, class Out, class Chosen> class Trainer {
   using Loss = typename Chosen::Loss;
   using Optimizer = typename Chosen::Optimizer;
   using Device = typename Chosen::Device;
+  using Staleness = typename Chosen::Staleness;
   using Target = typename Loss::Target;
 
   /// For Pipeline.
   Trainer(std::vector<detail::Layer> layers, std::vector<int> const& cuts, Chosen,
-          typename Chosen::Schedule schedule, typename Chosen::Placement const& placement,
-          Device const& device, Optimizer const& optimizer, Loss loss, Options const& options)
-      : parts_(std::make_shared<Parts>(Parts{std::move(schedule), optimizer, std::move(loss)})) {
+          typename Chosen::Schedule schedule, Staleness staleness,
+          typename Chosen::Placement const& placement, Device const& device,
+          Optimizer const& optimizer, Loss loss, Options const& options)
+      : parts_(std::make_shared<Parts>(
+            Parts{std::move(schedule), std::move(staleness), optimizer, std::move(loss)})) {
     int const stages = static_cast<int>(cuts.size()) + 1;
     int const chunks = parts_->schedule.chunks();
     if (chunks < 1)
@@ -255,11 +290,11 @@ template <class In, class Out, class Chosen> class Trainer {
     session_ = std::make_shared<detail::Session<typename Device::Backend>>(
         device, std::move(layers), cuts, options, Optimizer::states, ranks,
         detail::checked_places(placement.place(ranks, places), ranks, places), places, parts_);
-    machine().set_optimizer(
-        &parts_->optimizer, [](void const* erased, detail::LayerParameters& parameters,
-                               double scale, std::int64_t step) noexcept {
-          parameters.update(*static_cast<Optimizer const*>(erased), scale, step);
-        });
+    machine().set_optimizer(&parts_->optimizer,
+                            [](void const* erased, detail::LayerParameters& parameters,
+                               detail::UpdateStep const& step) noexcept {
+                              parameters.update(*static_cast<Optimizer const*>(erased), step);
+                            });
   }
 
   Trainer(Trainer&&) noexcept = default;
@@ -272,6 +307,25 @@ template <class In, class Out, class Chosen> class Trainer {
   /// if the schedule does
   ///                not allow that many
   Step step(Batch<Input, Target> const& batch, std::stop_token stop = {}) {
+    static_assert(Staleness::synchronous,
+                  "stagger: with an asynchronous staleness model there is no step that all stages "
+                  "end together; "
+                  "train on a stream of minibatches: trainer.stream(batch)");
+    return compare(batch, true, std::move(stop));
+  }
+
+  /// A stream of minibatches without a flush between them: each stage updates its weights as soon
+  /// as it has the gradient of a minibatch, and the staleness model says which weights each sees.
+  /// The pipeline fills and drains once.
+  ///
+  /// An error in it brings parameters and optimizer state back to what they were before the stream.
+  /// @param batch  [minibatches x microbatches of each] in order; stays until the stream is done
+  /// @throws Error  as `step`, and if the microbatches are no whole number of minibatches
+  Step stream(Batch<Input, Target> const& batch, std::stop_token stop = {}) {
+    static_assert(!Staleness::synchronous,
+                  "stagger: a stream needs an asynchronous staleness model, such as "
+                  "staleness::WeightStashing; "
+                  "synchronous training takes trainer.step(batch)");
     return compare(batch, true, std::move(stop));
   }
 
@@ -353,6 +407,7 @@ template <class In, class Out, class Chosen> class Trainer {
  private:
   struct Parts {
     typename Chosen::Schedule schedule;
+    Staleness staleness;
     Optimizer optimizer;
     Loss loss;
   };
@@ -380,11 +435,23 @@ template <class In, class Out, class Chosen> class Trainer {
       throw Error(Errc::bad_configuration,
                   text(microbatches, " inputs cannot be microbatches of ", slices,
                        " slices each; give a multiple of ", slices));
-    return session_->program(microbatches, training, [&] {
+    return session_->program(microbatches, training, staleness_model(), [&] {
       return schedule.table(Shape{.ranks = session_->ranks(),
                                   .microbatches = static_cast<int>(microbatches) / slices,
                                   .chunks = schedule.chunks()});
     });
+  }
+
+  [[nodiscard]] StalenessModel staleness_model() const {
+    StalenessModel model;
+    if constexpr (AsynchronousPolicy<Staleness>) {
+      model.microbatches = parts_->staleness.microbatches();
+      model.policy = &parts_->staleness;
+      model.version = [](void const* policy, int minibatch, int available) {
+        return static_cast<Staleness const*>(policy)->version(minibatch, available);
+      };
+    }
+    return model;
   }
 
   Step ask(detail::Request& request, std::size_t microbatches, bool training,
@@ -412,7 +479,6 @@ template <class In, class Out, class Chosen> class Trainer {
     request.arguments.targets = places_of(std::span<Target const>(batch.targets));
     request.arguments.loss = &parts_->loss;
     request.arguments.loss_ops = detail::make_loss_ops<Loss, Output>();
-    for (auto const& target : batch.targets) request.terms += parts_->loss.terms(target);
     return ask(request, batch.inputs.size(), training, std::move(stop));
   }
 

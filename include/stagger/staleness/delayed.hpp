@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Delayed gradient descent: every stage exactly as far behind as minibatches may be in
+/// flight.
+/// @source Park et al., "HetPipe", USENIX ATC 2020, section 4, for one virtual worker: minibatch p
+/// sees the updates of
+///         1 .. p - Nm.
+
+#include <stagger/staleness/policy.hpp>
+
+namespace stagger::staleness {
+
+/// Every microbatch is a minibatch. Minibatch p (from 0) sees, at every stage, the weights after p
+/// + 1 - Nm updates, although stages further down have made more by then. With Nm = 1: sequential
+/// descent.
+struct Delayed {
+  using policy_tag = StalenessTag;
+  static constexpr bool synchronous = false;
+
+  int in_flight = 1;  ///< Nm >= 1, as the schedule injects them
+
+  [[nodiscard]] constexpr int microbatches() const noexcept { return 1; }
+  [[nodiscard]] constexpr int version(int minibatch, int) const noexcept {
+    int const contained = minibatch + 1 - in_flight;
+    return contained > 0 ? contained : 0;
+  }
+};
+
+static_assert(AsynchronousPolicy<Delayed>);
+
+}  // namespace stagger::staleness

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Two versions of the weights: all stages one minibatch behind.
+/// @source Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", arXiv 2006.09503,
+/// section 3.1:
+///         W(t+1) = W(t) - rate * gradient(W(t-1)).
+
+#include <stagger/staleness/policy.hpp>
+
+namespace stagger::staleness {
+
+/// Minibatch t sees, at every stage, the weights that t - 1 updates made: the gradient is one
+/// update old everywhere. Needs at least as many microbatches in a minibatch as there are ranks.
+struct DoubleBuffered {
+  using policy_tag = StalenessTag;
+  static constexpr bool synchronous = false;
+
+  int microbatches_per_minibatch = 1;  ///< >= ranks
+
+  [[nodiscard]] constexpr int microbatches() const noexcept { return microbatches_per_minibatch; }
+  [[nodiscard]] constexpr int version(int minibatch, int) const noexcept {
+    return minibatch > 0 ? minibatch - 1 : 0;
+  }
+};
+
+static_assert(AsynchronousPolicy<DoubleBuffered>);
+
+}  // namespace stagger::staleness
