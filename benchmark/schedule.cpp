@@ -28,8 +28,7 @@ std::string const all = "schedule/generate, verify, lower, evaluate";
 std::string const evaluation = "schedule/evaluate";
 std::string const evaluation_lowered = "schedule/evaluate with messages";
 
-template <class Work>
-void add(std::string const& name, Work work) {
+template <class Work> void add(std::string const& name, Work work) {
   bench::add(name, repetitions, [work](benchmark::State& state) { bench::time_each(state, work); });
 }
 
@@ -43,7 +42,9 @@ Auto searched(Shape shape) {
   auto const about_one = [&] { return 0.8 + 0.4 * static_cast<double>(random() % 1000) / 1000; };
   Auto policy;
   for (int s = 0; s < shape.ranks; ++s) {
-    policy.costs.stages.push_back({.forward_s = about_one(), .backward_input_s = about_one(), .backward_weight_s = about_one(),
+    policy.costs.stages.push_back({.forward_s = about_one(),
+                                   .backward_input_s = about_one(),
+                                   .backward_weight_s = about_one(),
                                    .transfer_s = 0.05});
   }
   policy.limits.in_flight = 2 * shape.ranks;
@@ -55,10 +56,12 @@ void add_auto(Shape shape) {
   add(name_of(shape), [=] { benchmark::DoNotOptimize(policy.search(shape).makespan_s); });
 }
 
-bench::Row at_most(std::string const& what, std::string const& name, double bound_s, std::string const& more = "") {
+bench::Row at_most(std::string const& what, std::string const& name, double bound_s,
+                   std::string const& more = "") {
   return {what, name, [=](bench::Results const& results) {
             double const took_s = results.time_s(name);
-            return bench::Line{bench::text("%.2f ms%s", took_s * 1e3, more.c_str()), bench::text("at most %g ms", bound_s * 1e3),
+            return bench::Line{bench::text("%.2f ms%s", took_s * 1e3, more.c_str()),
+                               bench::text("at most %g ms", bound_s * 1e3),
                                took_s <= bound_s ? bench::Grade::passed : bench::Grade::failed};
           }};
 }
@@ -67,8 +70,12 @@ bench::Row at_least(std::string const& what, std::string const& name, double bou
   return {what, name, [=](bench::Results const& results) {
             double const per_s = actions / results.time_s(name);
             return bench::Line{bench::text("%.1f million actions/s", per_s * 1e-6),
-                               bound_per_s > 0 ? bench::text("at least %g million/s", bound_per_s * 1e-6) : std::string(),
-                               bound_per_s == 0 ? bench::Grade::shown : per_s >= bound_per_s ? bench::Grade::passed : bench::Grade::failed};
+                               bound_per_s > 0
+                                   ? bench::text("at least %g million/s", bound_per_s * 1e-6)
+                                   : std::string(),
+                               bound_per_s == 0       ? bench::Grade::shown
+                               : per_s >= bound_per_s ? bench::Grade::passed
+                                                      : bench::Grade::failed};
           }};
 }
 
@@ -87,7 +94,8 @@ int main(int argc, char** argv) {
     benchmark::DoNotOptimize(lower(t).actions.data());
     benchmark::DoNotOptimize(evaluate(t).makespan_s);
   });
-  add("schedule/generate", [] { benchmark::DoNotOptimize(OneFOneB{}.table(large).actions.data()); });
+  add("schedule/generate",
+      [] { benchmark::DoNotOptimize(OneFOneB{}.table(large).actions.data()); });
   add("schedule/verify", [&] { benchmark::DoNotOptimize(verify(table)); });
   add("schedule/lower", [&] { benchmark::DoNotOptimize(lower(table).actions.data()); });
   add("schedule/verify with messages", [&] { benchmark::DoNotOptimize(verify(lowered)); });

@@ -19,10 +19,10 @@ struct Settings {
 
   // What it learns, and how.
   std::vector<std::string> text;   ///< files; empty: the project's own sources
-  std::int64_t steps = 400;        ///< optimizer steps
+  std::int64_t steps = 300;        ///< optimizer steps
   std::int64_t batch = 32;         ///< sequences per step
   double rate = 5e-3;              ///< highest learning rate
-  std::int64_t warmup = 40;        ///< steps until it is reached
+  std::int64_t warmup = 30;        ///< steps until it is reached
   double clip = 1;                 ///< highest norm of the gradients
   std::int64_t seed = 1;
 

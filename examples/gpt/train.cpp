@@ -14,8 +14,11 @@
 #include <utility>
 #include <vector>
 
+#include <unistd.h>
+
 #include <stagger/engine/checkpoint.hpp>
 #include <stagger/report/file.hpp>
+#include <stagger/report/format.hpp>
 #include <stagger/report/progress.hpp>
 #include <stagger/stagger.hpp>
 
@@ -81,6 +84,20 @@ void prepare_output(std::string const& folder) {
     throw sg::Error(sg::Errc::io, "cannot create the folder '" + folder + "': " + error.message() +
                                       "; give --output DIR a place that can be written to, or none");
   sg::report::WholeFile probe(folder + "/trace.json");  // not committed: nothing stays
+}
+
+/// An honest word now instead of a machine that swaps, or kills, later.
+void require_memory(Settings const& s) {
+  double const rows = std::ceil(static_cast<double>(s.batch) / static_cast<double>(s.microbatches)) *
+                      static_cast<double>(s.context);
+  double const needed = least_bytes(shape_of(s), rows);
+  double const there = static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGE_SIZE));
+  if (needed > there)
+    throw sg::Error(sg::Errc::bad_configuration,
+                    "--layers " + std::to_string(s.layers) + " of --width " + std::to_string(s.width) + " need at least " +
+                        sg::report::format_bytes(needed) + " of memory, and this machine has " +
+                        sg::report::format_bytes(there) +
+                        "; use a smaller --width, --layers or --context, or more --microbatches");
 }
 
 auto make_model(Settings const& s) {
@@ -172,6 +189,7 @@ class Run {
   Run(Settings const& s, char const* sources)
       : s_(s),
         text_(Text::read(s.text.empty() ? own_files(sources) : s.text), static_cast<std::size_t>(s.context)) {
+    require_memory(s_);
     if (s_.writes()) prepare_output(s_.output);
     if (!s_.checkpoint.empty()) checkpoints_.emplace(s_.checkpoint);
     if (checkpoints_ && !s_.resume && !checkpoints_->steps().empty())

@@ -24,6 +24,18 @@ struct ModelShape {
 template <class T>
 using Model = stagger::Sequential<Embedding<T>, std::vector<Block<T>>, Head<T>>;
 
+/// Bytes that training cannot do with less of: values, gradients and two states of each parameter, and what one
+/// microbatch leaves in the blocks for backward.
+/// @param rows  tokens of a microbatch
+[[nodiscard]] inline double least_bytes(ModelShape const& shape, double rows) {
+  auto const layers = static_cast<double>(shape.layers);
+  auto const width = static_cast<double>(shape.width);
+  auto const context = static_cast<double>(shape.context);
+  double const parameters = 12 * layers * width * width + width * (2 * static_cast<double>(classes) + context);
+  double const saved = layers * rows * (15 * width + static_cast<double>(shape.heads) * context);
+  return sizeof(float) * (4 * parameters + saved);
+}
+
 /// The same seed gives the same model.
 template <class T>
 [[nodiscard]] Model<T> make_model(ModelShape const& shape, std::uint64_t seed) {

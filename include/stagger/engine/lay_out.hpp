@@ -218,16 +218,6 @@ class Layout {
   /// Whether F is run again before backward; F itself then keeps nothing and has slot 0.
   [[nodiscard]] bool again() const { return options_.recompute && training_; }
 
-  // A rank knows how far another has come: as far as the giver of the last signal it waited for.
-  // Signals are given in program order, so a wait for something older is no wait.
-  void await(RankProgram& rank, Instruction& instruction, std::uint32_t which, std::uint32_t count,
-             int giver, std::uint32_t position) {
-    auto& known = known_[index(giver)];
-    if (known > position) return;
-    known = position + 1;
-    await(rank, instruction, which, count);
-  }
-
   void await(RankProgram& rank, Instruction& instruction, std::uint32_t which,
              std::uint32_t count) {
     rank.waits.push_back({which, count});
@@ -239,19 +229,29 @@ class Layout {
     instruction.give[instruction.gives++] = static_cast<std::uint16_t>(which);
   }
 
-  /// Waits for the message of a unit, which `giver` writes at `position`.
+  // A rank knows how far another has come: as far as the giver of the last signal it waited for.
+  // Signals are given in program order, so room made before that needs no wait.
+
+  /// Waits for the message of a unit, which `giver` writes at `position`. It may still be on its
+  /// way when its sender is known to have gone on: only a later message over the same edge replaces
+  /// it.
   void await_message(RankProgram& rank, Instruction& in, std::uint32_t full,
                      Messages const& messages, std::size_t u, std::size_t giver,
                      std::uint32_t position) {
-    await(rank, in, full, messages.number[u] + 1, cells_[giver].rank, position);
+    auto& known = known_[index(cells_[giver].rank)];
+    known = std::max(known, position + 1);
+    if (awaited_[full] <= messages.number[u]) await(rank, in, full, messages.number[u] + 1);
   }
 
   /// Waits until `taker` has made room for the message of a unit.
   void await_room(RankProgram& rank, Instruction& in, std::uint32_t free, Messages const& messages,
                   std::size_t u, std::size_t taker) {
-    if (messages.room[u] != 0)
-      await(rank, in, free, messages.room[u], cells_[taker].rank,
-            messages.released[messages.room[u] - 1]);
+    if (messages.room[u] == 0) return;
+    auto& known = known_[index(cells_[taker].rank)];
+    std::uint32_t const position = messages.released[messages.room[u] - 1];
+    if (known > position) return;
+    known = position + 1;
+    await(rank, in, free, messages.room[u]);
   }
 
   void emit(RankProgram& rank, schedule::Action const& action, int owner) {

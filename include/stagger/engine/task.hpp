@@ -100,7 +100,10 @@ template <> struct TaskResult<void> {
 ///
 ///     Task<double> fit(auto& train, auto const& batches) {
 ///       double loss = 0;
-///       for (auto const& batch : batches) loss = (co_await train.step(batch)).loss;
+///       for (auto const& batch : batches) {
+///         Metrics const metrics = co_await train.step(batch);  // g++ 12 wants the type named
+///         loss = metrics.loss;
+///       }
 ///       co_return loss;
 ///     }
 ///     double loss = run(fit(train, batches));

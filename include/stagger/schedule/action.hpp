@@ -7,7 +7,8 @@
 
 namespace stagger::schedule {
 
-/// What is done to a microbatch at a stage. `backward` is `backward_input` and `backward_weight` in one action.
+/// What is done to a microbatch at a stage. `backward` is `backward_input` and `backward_weight` in
+/// one action.
 enum class Kind : std::uint8_t {
   forward,          ///< F
   backward,         ///< B, full backward
@@ -20,7 +21,9 @@ enum class Kind : std::uint8_t {
 };
 
 /// True for the kinds that compute (F, B, I, W); false for messages.
-[[nodiscard]] constexpr bool is_compute(Kind kind) noexcept { return kind <= Kind::backward_weight; }
+[[nodiscard]] constexpr bool is_compute(Kind kind) noexcept {
+  return kind <= Kind::backward_weight;
+}
 
 /// True for the kinds that produce the gradient of the stage's input (B, I).
 [[nodiscard]] constexpr bool gives_input_gradient(Kind kind) noexcept {
@@ -35,14 +38,22 @@ enum class Kind : std::uint8_t {
 /// The grammar's letters for a kind: "F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B".
 [[nodiscard]] constexpr char const* name(Kind kind) noexcept {
   switch (kind) {
-    case Kind::forward: return "F";
-    case Kind::backward: return "B";
-    case Kind::backward_input: return "I";
-    case Kind::backward_weight: return "W";
-    case Kind::send_forward: return "SEND_F";
-    case Kind::recv_forward: return "RECV_F";
-    case Kind::send_backward: return "SEND_B";
-    case Kind::recv_backward: return "RECV_B";
+    case Kind::forward:
+      return "F";
+    case Kind::backward:
+      return "B";
+    case Kind::backward_input:
+      return "I";
+    case Kind::backward_weight:
+      return "W";
+    case Kind::send_forward:
+      return "SEND_F";
+    case Kind::recv_forward:
+      return "RECV_F";
+    case Kind::send_backward:
+      return "SEND_B";
+    case Kind::recv_backward:
+      return "RECV_B";
   }
   return "?";
 }
@@ -50,9 +61,9 @@ enum class Kind : std::uint8_t {
 /// One thing one rank does to one microbatch (or one sequence slice of it) at one stage.
 struct Action {
   Kind kind = Kind::forward;
-  int stage = 0;           ///< 0 <= stage < P * V
-  int microbatch = 0;      ///< 0 <= microbatch < M
-  std::int16_t slice = 0;  ///< 0 <= slice < S; 0 where microbatches are not cut
+  int stage = 0;               ///< 0 <= stage < P * V
+  int microbatch = 0;          ///< 0 <= microbatch < M
+  std::int16_t slice = 0;      ///< 0 <= slice < S; 0 where microbatches are not cut
   bool overlaps_next = false;  ///< forms one overlapped pair (OVERLAP_F_B) with the action after it
   friend constexpr bool operator==(Action const&, Action const&) = default;
 };

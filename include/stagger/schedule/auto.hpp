@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Auto: the best order found for given costs and memory, with its distance from a proven bound.
-/// @source In the spirit of the heuristics of Qi et al., arXiv 2401.10241, section 3; the exact search for small
+/// @file   Auto: the best order found for given costs and memory, with its distance from a proven
+/// bound.
+/// @source In the spirit of the heuristics of Qi et al., arXiv 2401.10241, section 3; the exact
+/// search for small
 ///         pipelines and the bound are our own.
 
 #include <algorithm>
@@ -9,17 +11,27 @@
 #include <cstddef>
 #include <limits>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include <stagger/schedule/bound.hpp>
+#include <stagger/schedule/dual_pipe_v.hpp>
 #include <stagger/schedule/evaluate.hpp>
 #include <stagger/schedule/exact.hpp>
 #include <stagger/schedule/fill.hpp>
+#include <stagger/schedule/forward_only.hpp>
 #include <stagger/schedule/gpipe.hpp>
+#include <stagger/schedule/hanayo.hpp>
+#include <stagger/schedule/interleaved.hpp>
+#include <stagger/schedule/looped_bfs.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
+#include <stagger/schedule/v_1f1b.hpp>
+#include <stagger/schedule/v_half.hpp>
+#include <stagger/schedule/v_min.hpp>
 #include <stagger/schedule/zero_bubble_h1.hpp>
 #include <stagger/schedule/zero_bubble_h2.hpp>
+#include <stagger/schedule/zero_bubble_v.hpp>
 
 namespace stagger::schedule {
 
@@ -29,29 +41,36 @@ struct Found {
   double makespan_s = 0;
   double lower_bound_s = 0;  ///< no order within the limits can beat this
   /// makespan / bound - 1; 0 proves the order optimal
-  [[nodiscard]] constexpr double gap() const noexcept { return lower_bound_s > 0 ? makespan_s / lower_bound_s - 1 : 0; }
+  [[nodiscard]] constexpr double gap() const noexcept {
+    return lower_bound_s > 0 ? makespan_s / lower_bound_s - 1 : 0;
+  }
 };
 
-/// One stage on each rank, backwards split. Never worse than GPipe, 1F1B, ZB-H1 or ZB-H2 within the same limits, under
-/// the same costs; the shortest of all orders for P <= 3 and M <= 4.
+/// Never worse than any synchronous schedule of this library on the same mapping that keeps the
+/// same limits, under the same costs. With one stage on each rank: the shortest of all orders for P
+/// <= 3 and M <= 4.
 struct Auto {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
 
-  Costs costs{};    ///< for each stage, or the same for all
-  Limits limits{};  ///< what a rank may hold
+  Costs costs{};                      ///< for each stage, or the same for all
+  Limits limits{};                    ///< what a rank may hold
+  int chunks_per_rank = 1;            ///< V >= 1
+  Mapping mapping = Mapping::looped;  ///< looped, or zigzag with an even V
 
-  /// One stage on each rank.
-  [[nodiscard]] constexpr int chunks() const noexcept { return 1; }
+  /// Stages on each rank, V.
+  [[nodiscard]] constexpr int chunks() const noexcept { return chunks_per_rank; }
 
-  /// @param shape  any P and M, V = 1
+  /// @param shape  any P and M
   /// @throws Error bad_configuration, or bad_data for costs that are not finite and not negative
   [[nodiscard]] Table table(Shape shape) const { return search(shape).table; }
 
   /// The table with its makespan and bound.
-  /// Complexity: O(PM log P) for each of 4 to 12 rules; beyond that, for P <= 3 and M <= 4, at most some 10^5 partial orders.
+  /// Complexity: O(PM log P) for each of 4 to 12 rules; beyond that, for P <= 3 and M <= 4, at most
+  /// some 10^5 partial orders.
   [[nodiscard]] Found search(Shape shape) const {
     check(shape);
+    if (shape.chunks > 1) return search_chunks(shape);
     Found best;
     best.makespan_s = std::numeric_limits<double>::infinity();
     auto const unlimited = limits.in_flight == 0 && limits.memory == 0;
@@ -64,16 +83,21 @@ struct Auto {
       best.table = std::move(table);
     };
     consider(ZeroBubbleH1{}.table(shape));
-    best.lower_bound_s = lower_bound(best.table.stages > 0 ? best.table : detail::split_backwards(GPipe{}.table(shape)), costs, limits);
+    best.lower_bound_s = lower_bound(
+        best.table.stages > 0 ? best.table : detail::split_backwards(GPipe{}.table(shape)), costs,
+        limits);
     auto const done = [&] { return best.makespan_s <= best.lower_bound_s * (1 + 1e-12); };
     if (!done()) consider(ZeroBubbleH2{}.table(shape));
     double longest_link = 0;
-    for (int stage = 0; stage < shape.ranks; ++stage) longest_link = std::max(longest_link, costs.of(stage).transfer_s);
-    int const limit = limits.in_flight > 0 ? limits.in_flight : static_cast<int>(std::min(limits.memory, 1e9));
+    for (int stage = 0; stage < shape.ranks; ++stage)
+      longest_link = std::max(longest_link, costs.of(stage).transfer_s);
+    int const limit =
+        limits.in_flight > 0 ? limits.in_flight : static_cast<int>(std::min(limits.memory, 1e9));
     for (int gap = 1; gap <= (longest_link > 0 ? 4 : 2) && !done(); ++gap) {
       consider(OneFOneB{.warmup = static_cast<Warmup>(gap)}.table(shape));
       bool const binds = limit >= 1 && limit < gap * shape.ranks - (gap - 1);
-      if (binds) consider(OneFOneB{.warmup = static_cast<Warmup>(gap), .in_flight = limit}.table(shape));
+      if (binds)
+        consider(OneFOneB{.warmup = static_cast<Warmup>(gap), .in_flight = limit}.table(shape));
     }
     if (!done()) consider(GPipe{}.table(shape));
 
@@ -93,25 +117,111 @@ struct Auto {
   }
 
  private:
+  /// Several chunks: the schedules of the mapping, each as it is and with its weight gradients laid
+  /// anew, and the order in which forwards and backwards of all chunks run as soon as they can.
+  [[nodiscard]] Found search_chunks(Shape shape) const {
+    int const P = shape.ranks, M = shape.microbatches, V = shape.chunks;
+    Found best;
+    best.makespan_s = std::numeric_limits<double>::infinity();
+    std::vector<detail::StageTimes> times;
+    auto const keep = [&](Table&& table) {
+      if (table.stages == 0 || !fits(table)) return;
+      double const s = seconds(table);
+      if (s >= best.makespan_s) return;
+      best.makespan_s = s;
+      best.table = std::move(table);
+    };
+    auto const consider = [&](Table const& whole) {
+      Table table = detail::split_backwards(whole);
+      bool const pairs = std::any_of(table.actions.begin(), table.actions.end(),
+                                     [](Action const& a) { return a.overlaps_next; });
+      if (times.empty()) {
+        times = detail::stage_times(table, costs);
+        best.lower_bound_s = lower_bound(table, costs, limits);
+      }
+      if (!pairs) {
+        for (double const part : {1.0, 0.5, 0.0}) keep(detail::refill(table, times, limits, part));
+      }
+      keep(std::move(table));
+    };
+    std::vector<detail::Lane> lanes;
+    bool const turns = mapping == Mapping::zigzag;
+    auto const owner = [P, turns](int s) {
+      return turns && s / P % 2 == 1 ? P - 1 - s % P : s % P;
+    };
+    // Windows down to one microbatch in flight: the last one fits whatever else does.
+    for (int window = M; window >= 1; window = window > 2 * P ? 2 * P
+                                               : window > P   ? P
+                                                              : window / 2) {
+      lanes.clear();
+      detail::add_lanes(lanes, shape.stages(), 0, M, window, owner);
+      auto const better = [](detail::Candidate const& a, detail::Candidate const& b,
+                             std::vector<detail::Lane> const& all) {
+        auto const key = [&](detail::Candidate const& c) {
+          int const rank = c.kind == Kind::backward_input ? 0 : c.kind == Kind::forward ? 1 : 2;
+          return std::tuple(rank, c.microbatch, -all[c.lane].stage);
+        };
+        return key(a) < key(b);
+      };
+      consider(detail::greedy(lanes, shape, costs, detail::Backwards::split, better));
+    }
+    if (!turns) {
+      for (int const group : {0, P, M}) {
+        bool const legal =
+            group == 0 ? M % std::max(1, M / P) == 0 : M >= P && (M % group == 0 || M % group >= P);
+        if (!legal) continue;
+        consider(Interleaved{.chunks_per_rank = V, .group = group}.table(shape));
+        consider(ZeroBubbleH1{.chunks_per_rank = V, .group = group}.table(shape));
+      }
+      consider(LoopedBfs{.chunks_per_rank = V}.table(shape));
+    } else {
+      if (V == 2) {
+        consider(ZeroBubbleV{}.table(shape));
+        consider(VHalf{}.table(shape));
+        consider(VMin{}.table(shape));
+        consider(V1F1B{}.table(shape));
+        if (M >= 2 * P) consider(DualPipeV{}.table(shape));
+      }
+      if (M % P == 0) consider(Hanayo{.waves = V / 2}.table(shape));
+    }
+    if (best.table.stages == 0) {
+      throw Error(
+          Errc::bad_configuration,
+          "schedule auto found no order within the limits; each microbatch needs room on all " +
+              std::to_string(V) + " chunks of a rank");
+    }
+    return best;
+  }
+
   void check(Shape shape) const {
-    require_counts("auto", shape, 1);
-    require_costs(costs, shape.ranks);
-    require(limits.in_flight >= 0, "auto", Count::in_flight, limits.in_flight, 1, "a limit is at least 1, or 0 for none");
+    require_counts("auto", shape, chunks_per_rank);
+    require(
+        mapping != Mapping::bidirectional && (mapping == Mapping::looped || shape.chunks % 2 == 0),
+        "auto", Count::chunks, shape.chunks, shape.chunks + 1,
+        "zigzag needs an even number of chunks, and the bidirectional mapping is not searched");
+    require_costs(costs, shape.stages());
+    require(limits.in_flight >= 0, "auto", Count::in_flight, limits.in_flight, 1,
+            "a limit is at least 1, or 0 for none");
     bool const memory = limits.memory == 0 || (limits.memory >= 1 && std::isfinite(limits.memory));
     if (!memory) {
-      throw Error(Errc::bad_configuration, "schedule auto cannot have memory for " + std::to_string(limits.memory) +
+      throw Error(Errc::bad_configuration, "schedule auto cannot have memory for " +
+                                               std::to_string(limits.memory) +
                                                " activations; give at least 1, or 0 for no limit");
     }
     if (!(limits.weight_share >= 0 && limits.weight_share <= 1)) {
-      throw Error(Errc::bad_configuration, "schedule auto cannot have a weight share of " + std::to_string(limits.weight_share) + "; give 0 to 1");
+      throw Error(Errc::bad_configuration, "schedule auto cannot have a weight share of " +
+                                               std::to_string(limits.weight_share) +
+                                               "; give 0 to 1");
     }
   }
 
-  /// Rules in the order in which they help, chosen over 1200 random shapes, costs and limits: each one is that which
-  /// lowers the mean distance from the best of all 30 most, given those before it.
+  /// Rules in the order in which they help, chosen over 1200 random shapes, costs and limits: each
+  /// one is that which lowers the mean distance from the best of all 30 most, given those before
+  /// it.
   [[nodiscard]] static std::vector<detail::FillRule> rules() {
-    return {{2, 0.0, true}, {0, 0.5, true}, {0, 0.0, false}, {2, 0.5, true}, {2, 0.5, false}, {1, 0.0, true},
-            {3, 0.0, true}, {2, 1.0, false}, {1, 0.5, false}, {2, 0.0, false}, {3, 0.5, false}, {4, 0.5, true}};
+    return {{2, 0.0, true},  {0, 0.5, true},  {0, 0.0, false}, {2, 0.5, true},
+            {2, 0.5, false}, {1, 0.0, true},  {3, 0.0, true},  {2, 1.0, false},
+            {1, 0.5, false}, {2, 0.0, false}, {3, 0.5, false}, {4, 0.5, true}};
   }
 
   [[nodiscard]] std::vector<detail::StageTimes> own_times(Shape shape) const {
@@ -120,8 +230,9 @@ struct Auto {
 
   [[nodiscard]] double seconds(Table const& table) const {
     double last = 0;
-    detail::play(table, detail::stage_times(table, costs), costs.overlap_s,
-                 [&](std::size_t, std::size_t, double, double end, double) { last = std::max(last, end); });
+    detail::play(
+        table, detail::stage_times(table, costs), costs.overlap_s,
+        [&](std::size_t, std::size_t, double, double end, double) { last = std::max(last, end); });
     return last;
   }
 
@@ -133,6 +244,9 @@ struct Auto {
           if (!room.takes(limits)) return false;
           room.held += 1;
           ++room.live;
+        } else if (a.kind == Kind::backward) {
+          room.held -= 1;
+          --room.live;
         } else if (a.kind == Kind::backward_input) {
           room.held -= 1 - limits.weight_share;
         } else {

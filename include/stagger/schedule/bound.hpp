@@ -12,10 +12,12 @@
 
 namespace stagger::schedule {
 
-/// What a rank may hold. Only a bound for these limits may be compared with a table that obeys them.
+/// What a rank may hold. Only a bound for these limits may be compared with a table that obeys
+/// them.
 struct Limits {
-  int in_flight = 0;          ///< most (stage, microbatch) pairs from F to W; 0: no limit
-  double memory = 0;          ///< activations, each 1 from F to I and `weight_share` from I to W; 0: no limit
+  int in_flight = 0;  ///< most (stage, microbatch) pairs from F to W; 0: no limit
+  double memory =
+      0;  ///< activations, each 1 from F to I and `weight_share` from I to W; 0: no limit
   double weight_share = 0.5;  ///< 0 to 1
 };
 
@@ -23,22 +25,24 @@ namespace detail {
 
 /// What the bound needs to know of one rank.
 struct RankLoad {
-  double work_s = 0;            ///< all its actions, pairs at their own cost
-  double inputs_s = 0;          ///< all its backwards, as I
+  double work_s = 0;              ///< all its actions, pairs at their own cost
+  double inputs_s = 0;            ///< all its backwards, as I
   double held_s = 0, kept_s = 0;  ///< activation seconds from F to I, and from I to W
 };
 
 }  // namespace detail
 
-/// A lower bound of the makespan over all orders of a table's actions, backwards split or not, with every stage where the
-/// table has it. For each rank, with stages from s to t:
-///   start-up  nothing runs before the first value arrives, and nothing but forwards before the first gradient does;
-///   drain     all input gradients follow the first gradient, and the last of them has its way to the first stage;
-///   memory    an activation is held while its microbatch goes up and comes back, and room is limited.
+/// A lower bound of the makespan over all orders of a table's actions, backwards split or not, with
+/// every stage where the table has it. For each rank, with stages from s to t:
+///   start-up  nothing runs before the first value arrives, and nothing but forwards before the
+///   first gradient does; drain     all input gradients follow the first gradient, and the last of
+///   them has its way to the first stage; memory    an activation is held while its microbatch goes
+///   up and comes back, and room is limited.
 /// Bidirectional tables: start-up without the second part.
-/// @throws Error bad_data for costs that are not finite and not negative, bad_schedule for an empty table
-/// Complexity: linear in the number of actions; O(n log n) with an in-flight limit.
-[[nodiscard]] constexpr double lower_bound(Table const& table, Costs const& costs = {}, Limits limits = {}) {
+/// @throws Error bad_data for costs that are not finite and not negative, bad_schedule for an empty
+/// table Complexity: linear in the number of actions; O(n log n) with an in-flight limit.
+[[nodiscard]] constexpr double lower_bound(Table const& table, Costs const& costs = {},
+                                           Limits limits = {}) {
   require_costs(costs, table.stages);
   detail::require_playable(table);
   auto times = detail::stage_times(table, costs);
@@ -57,16 +61,19 @@ struct RankLoad {
       t.input = std::min(t.input, costs.overlap_s);
     }
   }
-  // head[s]: from the start to the first forward of stage s; back[s]: from a forward's start at s to its gradient.
+  // head[s]: from the start to the first forward of stage s; back[s]: from a forward's start at s
+  // to its gradient.
   std::vector<double> head(S, 0.0), back(S, 0.0), home(S, 0.0), rest(S, 0.0);
   for (std::size_t s = 1; s < S; ++s) {
     head[s] = head[s - 1] + shortest[s - 1].forward + times[s].link_forward;
-    home[s] = home[s - 1] + shortest[s - 1].input + times[s - 1].link_backward;  // from a gradient of s to the end of stage 0's
+    home[s] = home[s - 1] + shortest[s - 1].input +
+              times[s - 1].link_backward;  // from a gradient of s to the end of stage 0's
   }
   for (std::size_t s = S; s-- > 0;) {
     back[s] = shortest[s].forward;
     if (s + 1 == S) continue;
-    back[s] += times[s + 1].link_forward + back[s + 1] + shortest[s + 1].input + times[s].link_backward;
+    back[s] +=
+        times[s + 1].link_forward + back[s + 1] + shortest[s + 1].input + times[s].link_backward;
     rest[s] = times[s + 1].link_forward + shortest[s + 1].forward + rest[s + 1];
   }
 
@@ -100,8 +107,11 @@ struct RankLoad {
       bound = std::max(bound, begin + load.work_s + rest[t]);
       continue;
     }
-    auto const most = limits.in_flight > 0 ? std::min(forwards.size(), static_cast<std::size_t>(limits.in_flight)) : forwards.size();
-    if (most < forwards.size()) std::sort(forwards.begin(), forwards.end(), [](double a, double b) { return a > b; });
+    auto const most = limits.in_flight > 0
+                          ? std::min(forwards.size(), static_cast<std::size_t>(limits.in_flight))
+                          : forwards.size();
+    if (most < forwards.size())
+      std::sort(forwards.begin(), forwards.end(), [](double a, double b) { return a > b; });
     double early = 0;
     for (std::size_t i = 0; i < most; ++i) early += forwards[i];
     double const gradient = head[t] + back[t];  // when the first one can be here
@@ -109,7 +119,8 @@ struct RankLoad {
     double const last_weight = pairs && costs.overlap_s >= 0 ? 0.0 : times[0].weight;
     bound = std::max(bound, gradient + load.inputs_s + home[s] + last_weight);
     if (limits.memory > 0) {
-      bound = std::max(bound, begin + (load.held_s + limits.weight_share * load.kept_s) / limits.memory);
+      bound = std::max(bound,
+                       begin + (load.held_s + limits.weight_share * load.kept_s) / limits.memory);
     }
     if (limits.in_flight > 0) {
       bound = std::max(bound, begin + (load.held_s + load.kept_s) / limits.in_flight);

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file   Schedules on a V made by repeating one microbatch's pattern every six units of time.
-/// @source Qi et al., "Pipeline Parallelism with Controllable Memory", arXiv 2405.15362, section 3: the lifespan of the
-///         pattern sets the memory. The pattern is laid out here by modulo scheduling; weight gradients fill gaps.
+/// @source Qi et al., "Pipeline Parallelism with Controllable Memory", arXiv 2405.15362, section 3:
+/// the lifespan of the
+///         pattern sets the memory. The pattern is laid out here by modulo scheduling; weight
+///         gradients fill gaps.
 
 #include <algorithm>
 #include <array>
@@ -16,8 +18,14 @@ namespace stagger::schedule::detail {
 
 /// The pattern of one microbatch: when each rank runs its four passes.
 struct BuildingBlock {
-  enum Pass : std::size_t { forward_down, forward_up, backward_down, backward_up };  // F0, F1, then chunk 1's, chunk 0's
-  static constexpr int period = 6;  ///< work of a rank on a microbatch: 2F + 2I + 2W, or 2F + 2B at B = 2
+  enum Pass : std::size_t {
+    forward_down,
+    forward_up,
+    backward_down,
+    backward_up
+  };  // F0, F1, then chunk 1's, chunk 0's
+  static constexpr int period =
+      6;  ///< work of a rank on a microbatch: 2F + 2I + 2W, or 2F + 2B at B = 2
 
   std::vector<std::array<int, 4>> start{};  ///< [ranks][pass]
 
@@ -35,7 +43,8 @@ struct BuildingBlock {
         if (pass > 0 || i > 0) time += wait[pass];
         unsigned slots = units(time, length);
         int const backwards_left = pass >= backward_down ? static_cast<int>(backward_up - pass) : 2;
-        while ((taken[rank] & slots) != 0 || (whole && !holds_pairs(taken[rank] | slots, backwards_left))) {
+        while ((taken[rank] & slots) != 0 ||
+               (whole && !holds_pairs(taken[rank] | slots, backwards_left))) {
           slots = units(++time, length);
         }
         taken[rank] |= slots;
@@ -63,13 +72,19 @@ struct BuildingBlock {
   }
 };
 
-/// Repeats the pattern for every microbatch and closes the gaps. With split backwards a weight gradient runs where its
-/// rank would idle for a unit, or where one more forward would exceed `most_chunks`.
-[[nodiscard]] constexpr Table repeat(Shape shape, BuildingBlock const& block, bool whole, int most_chunks) {
+/// Repeats the pattern for every microbatch and closes the gaps. With split backwards a weight
+/// gradient runs where its rank would idle for a unit, or where one more forward would exceed
+/// `most_chunks`.
+[[nodiscard]] constexpr Table repeat(Shape shape, BuildingBlock const& block, bool whole,
+                                     int most_chunks) {
   auto const P = static_cast<std::size_t>(shape.ranks);
   auto const M = static_cast<std::size_t>(shape.microbatches);
-  std::vector<int> made(4 * P * M, -1);  // end of pass p of microbatch m on rank r; below -1: rank -2 - v waits for it
-  auto const value = [&](std::size_t pass, std::size_t rank, std::size_t m) -> int& { return made[(pass * P + rank) * M + m]; };
+  std::vector<int> made(
+      4 * P * M,
+      -1);  // end of pass p of microbatch m on rank r; below -1: rank -2 - v waits for it
+  auto const value = [&](std::size_t pass, std::size_t rank, std::size_t m) -> int& {
+    return made[(pass * P + rank) * M + m];
+  };
 
   struct Step {
     int at;
@@ -120,10 +135,18 @@ struct BuildingBlock {
         }
         ready = from;
       }
-      while (weights[r] < gradients[r].size() && (free[r] < ready || (forward && live[r] >= most_chunks))) weight();
+      while (weights[r] < gradients[r].size() &&
+             (free[r] < ready || (forward && live[r] >= most_chunks)))
+        weight();
       int const begin = std::max(ready, free[r]);
-      int const stage = static_cast<int>(pass == BuildingBlock::forward_down || pass == BuildingBlock::backward_up ? r : 2 * P - 1 - r);
-      Action const a{.kind = forward ? Kind::forward : whole ? Kind::backward : Kind::backward_input, .stage = stage,
+      int const stage =
+          static_cast<int>(pass == BuildingBlock::forward_down || pass == BuildingBlock::backward_up
+                               ? r
+                               : 2 * P - 1 - r);
+      Action const a{.kind = forward ? Kind::forward
+                             : whole ? Kind::backward
+                                     : Kind::backward_input,
+                     .stage = stage,
                      .microbatch = static_cast<int>(m)};
       out[r].push_back(a);
       free[r] = begin + (whole && !forward ? 2 : 1);

@@ -42,7 +42,8 @@ struct CatalogEntry {
 inline constexpr std::array<CatalogEntry, 20> catalog{{
     {"gpipe", "all forwards, then all backwards", "V = 1"},
     {"1f1b", "early backward; warm-up minimal, deep or a gap; in-flight limit", "V = 1"},
-    {"interleaved", "several chunks on a loop, depth first", "P <= N <= M, M mod N = 0 or >= P; without a group M / P rounds divide M"},
+    {"interleaved", "several chunks on a loop, depth first",
+     "P <= N <= M, M mod N = 0 or >= P; without a group M / P rounds divide M"},
     {"looped-bfs", "several chunks on a loop, breadth first", "any"},
     {"zb-h1", "backward split, zero bubble at 1F1B's memory", "as interleaved; any M where V = 1"},
     {"zb-h2", "backward split, zero span bubble at twice the memory", "V = 1"},
@@ -56,32 +57,37 @@ inline constexpr std::array<CatalogEntry, 20> catalog{{
     {"hanayo", "waves", "M a multiple of P, V even", 2},
     {"seq-1f1b", "1F1B over slices of the sequence", "M >= P, V = 1"},
     {"fifo", "asynchronous, in order of readiness, at most K injected", "V = 1"},
-    {"pipedream", "asynchronous 1F1B, a version of the weights for each minibatch in flight", "V = 1"},
+    {"pipedream", "asynchronous 1F1B, a version of the weights for each minibatch in flight",
+     "V = 1"},
     {"pipedream-2bw", "asynchronous 1F1B, two versions of the weights", "M >= P, V = 1"},
     {"forward-only", "evaluation and inference", "any"},
-    {"auto", "found for given costs and memory", "V = 1"},
+    {"auto", "found for given costs and memory", "any; on the zigzag mapping V even"},
 }};
 
 /// What a schedule may be asked for besides its shape; each looks at what concerns it.
 struct CatalogOptions {
-  Warmup warmup = Warmup::minimal;     ///< 1f1b
-  int group = 0;                       ///< interleaved, zb-h1
-  int slices = 2;                      ///< seq-1f1b
-  Mapping mapping = Mapping::looped;   ///< forward-only
-  Costs costs{};                       ///< fifo, auto
-  Limits limits{};                     ///< in_flight for all, memory for auto
+  Warmup warmup = Warmup::minimal;    ///< 1f1b
+  int group = 0;                      ///< interleaved, zb-h1
+  int slices = 2;                     ///< seq-1f1b
+  Mapping mapping = Mapping::looped;  ///< forward-only, auto
+  Costs costs{};                      ///< fifo, auto
+  Limits limits{};                    ///< in_flight for all, memory for auto
 };
 
 /// The table of a schedule by its name.
 /// @param shape  as it is; `CatalogEntry::chunks` tells the usual V
-/// @throws Error bad_configuration for a name that is not in the catalog, a shape that the schedule refuses, or a
+/// @throws Error bad_configuration for a name that is not in the catalog, a shape that the schedule
+/// refuses, or a
 ///         schedule that has no use for an in-flight limit and exceeds it
-[[nodiscard]] inline Table make_table(std::string_view name, Shape shape, CatalogOptions const& options = {}) {
+[[nodiscard]] inline Table make_table(std::string_view name, Shape shape,
+                                      CatalogOptions const& options = {}) {
   int const limit = options.limits.in_flight;
   if (name == "1f1b") return OneFOneB{.warmup = options.warmup, .in_flight = limit}.table(shape);
   if (name == "fifo") return Fifo{.in_flight = limit, .costs = options.costs}.table(shape);
   if (name == "pipedream") return PipeDream{.in_flight = limit}.table(shape);
-  if (name == "auto") return Auto{.costs = options.costs, .limits = options.limits}.table(shape);
+  if (name == "auto") {
+    return Auto{options.costs, options.limits, shape.chunks, options.mapping}.table(shape);
+  }
   Table table;
   if (name == "gpipe") {
     table = GPipe{}.table(shape);
@@ -108,8 +114,8 @@ struct CatalogOptions {
   } else if (name == "chimera") {
     table = Chimera{}.table(shape);
   } else if (name == "hanayo") {
-    require(shape.chunks >= 2 && shape.chunks % 2 == 0, "hanayo", Count::chunks, shape.chunks, shape.chunks < 2 ? 2 : shape.chunks + 1,
-            "a wave has two");
+    require(shape.chunks >= 2 && shape.chunks % 2 == 0, "hanayo", Count::chunks, shape.chunks,
+            shape.chunks < 2 ? 2 : shape.chunks + 1, "a wave has two");
     table = Hanayo{.waves = shape.chunks / 2}.table(shape);
   } else if (name == "seq-1f1b") {
     table = Seq1F1B{.slices = options.slices}.table(shape);
@@ -119,12 +125,14 @@ struct CatalogOptions {
     table = ForwardOnly{.chunks_per_rank = shape.chunks, .mapping = options.mapping}.table(shape);
     return table;  // holds nothing behind its last forward
   } else {
-    throw Error(Errc::bad_configuration, "there is no schedule '" + std::string(name) + "'; the catalog lists those there are");
+    throw Error(Errc::bad_configuration, "there is no schedule '" + std::string(name) +
+                                             "'; the catalog lists those there are");
   }
   if (limit > 0) {
     auto const peak = peak_in_flight(table);
     int const most = *std::max_element(peak.begin(), peak.end());
-    require(most <= limit, std::string(name).c_str(), Count::in_flight, limit, most, "its peak is fixed by its order");
+    require(most <= limit, std::string(name).c_str(), Count::in_flight, limit, most,
+            "its peak is fixed by its order");
   }
   return table;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Plays a table with messages: computes in row order, messages in the order of their channels.
+/// @file   Plays a table with messages: computes in row order, messages in the order of their
+/// channels.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,25 +21,41 @@ enum class Channels : std::uint8_t {
 /// The other end of a message: `1SEND_F0` and `2RECV_F0`, `2SEND_B0` and `1RECV_B0`.
 [[nodiscard]] constexpr Action partner(Action a) noexcept {
   switch (a.kind) {
-    case Kind::send_forward: a.kind = Kind::recv_forward; ++a.stage; break;
-    case Kind::recv_forward: a.kind = Kind::send_forward; --a.stage; break;
-    case Kind::send_backward: a.kind = Kind::recv_backward; --a.stage; break;
-    case Kind::recv_backward: a.kind = Kind::send_backward; ++a.stage; break;
-    default: break;
+    case Kind::send_forward:
+      a.kind = Kind::recv_forward;
+      ++a.stage;
+      break;
+    case Kind::recv_forward:
+      a.kind = Kind::send_forward;
+      --a.stage;
+      break;
+    case Kind::send_backward:
+      a.kind = Kind::recv_backward;
+      --a.stage;
+      break;
+    case Kind::recv_backward:
+      a.kind = Kind::send_backward;
+      ++a.stage;
+      break;
+    default:
+      break;
   }
   return a;
 }
 
 namespace detail {
 
-/// The rendezvous model: computes run in the order of their rows; beside them each channel works through its queue. A
-/// transfer starts when its value exists and its SEND and its RECV both head their channel's queue, and occupies both for
-/// the edge's transfer time. Computes wait for what they receive and never for what their rank sends.
+/// The rendezvous model: computes run in the order of their rows; beside them each channel works
+/// through its queue. A transfer starts when its value exists and its SEND and its RECV both head
+/// their channel's queue, and occupies both for the edge's transfer time. Computes wait for what
+/// they receive and never for what their rank sends.
 class ChannelPlay {
  public:
   /// @param table  every send has its receive on another rank, every index is in range
   constexpr ChannelPlay(Table const& table, Channels channels)
-      : table_(table), none_(static_cast<std::uint32_t>(table.actions.size())), shared_(channels != Channels::independent) {
+      : table_(table),
+        none_(static_cast<std::uint32_t>(table.actions.size())),
+        shared_(channels != Channels::independent) {
     send_of_.assign(2 * cells(table), none_);
     rank_of_.assign(none_, 0);
     for (std::size_t r = 0; r < table.row_begin.size(); ++r) {
@@ -60,12 +77,14 @@ class ChannelPlay {
   }
 
   /// Plays to the end or to a standstill.
-  /// `visit` as in `play`, for computes; `moved(send, receive, start, end)` for each transfer, with indices into
-  /// `table.actions`.
-  /// @return per rank, the position of its first action that never ran; the row's length where all did
+  /// `visit` as in `play`, for computes; `moved(send, receive, start, end)` for each transfer, with
+  /// indices into `table.actions`.
+  /// @return per rank, the position of its first action that never ran; the row's length where all
+  /// did
   template <class Visit, class Moved>
-  [[nodiscard]] constexpr std::vector<std::size_t> run(std::vector<StageTimes> const& times, double overlap_s,
-                                                       Visit&& visit, Moved&& moved) {
+  [[nodiscard]] constexpr std::vector<std::size_t> run(std::vector<StageTimes> const& times,
+                                                       double overlap_s, Visit&& visit,
+                                                       Moved&& moved) {
     std::size_t const ranks = table_.row_begin.size();
     made_.assign(2 * cells(table_), -1.0);
     arrived_.assign(2 * cells(table_), -1.0);
@@ -90,7 +109,9 @@ class ChannelPlay {
   }
 
   /// Row of an action.
-  [[nodiscard]] constexpr std::size_t rank_of(std::size_t index) const noexcept { return rank_of_[index]; }
+  [[nodiscard]] constexpr std::size_t rank_of(std::size_t index) const noexcept {
+    return rank_of_[index];
+  }
 
  private:
   [[nodiscard]] static constexpr bool sends(Action const& a) noexcept {
@@ -99,7 +120,8 @@ class ChannelPlay {
 
   /// Index of what an action makes or sends: forwards first, gradients behind them.
   [[nodiscard]] constexpr std::size_t value(Action const& a) const noexcept {
-    return cell(table_, a) + (a.kind == Kind::forward || a.kind == Kind::send_forward ? 0 : cells(table_));
+    return cell(table_, a) +
+           (a.kind == Kind::forward || a.kind == Kind::send_forward ? 0 : cells(table_));
   }
 
   /// Strings each channel's messages together: one queue for each end of each channel.
@@ -132,7 +154,8 @@ class ChannelPlay {
 
   /// When the input of an action is on its rank; negative while it is not.
   [[nodiscard]] constexpr double arrives(std::size_t rank, Action const& a, double& given) {
-    std::size_t const here = cell(table_, a), stride = cells(table_) / static_cast<std::size_t>(table_.stages);
+    std::size_t const here = cell(table_, a),
+                      stride = cells(table_) / static_cast<std::size_t>(table_.stages);
     std::size_t from = here;
     if (a.kind == Kind::forward) {
       if (a.stage == 0) return 0.0;
@@ -150,8 +173,8 @@ class ChannelPlay {
   }
 
   template <class Visit>
-  constexpr void advance(std::size_t rank, std::size_t& at, double& now, std::vector<StageTimes> const& times,
-                         double overlap_s, Visit& visit) {
+  constexpr void advance(std::size_t rank, std::size_t& at, double& now,
+                         std::vector<StageTimes> const& times, double overlap_s, Visit& visit) {
     auto const row = table_.row(static_cast<int>(rank));
     while (at < row.size()) {
       Action const& a = row[at];
@@ -186,7 +209,8 @@ class ChannelPlay {
   }
 
   template <class Moved>
-  constexpr void transfer(std::vector<StageTimes> const& times, Moved& moved, std::vector<std::size_t>& runnable) {
+  constexpr void transfer(std::vector<StageTimes> const& times, Moved& moved,
+                          std::vector<std::size_t>& runnable) {
     while (!offered_.empty()) {
       std::uint32_t send = offered_.back();
       offered_.pop_back();
@@ -202,7 +226,8 @@ class ChannelPlay {
       }
       Action const& b = table_.actions[receive];
       StageTimes const& into = times[static_cast<std::size_t>(b.stage)];
-      double const end = start + (b.kind == Kind::recv_forward ? into.link_forward : into.link_backward);
+      double const end =
+          start + (b.kind == Kind::recv_forward ? into.link_forward : into.link_backward);
       done_[send] = done_[receive] = 1;
       arrived_[v] = end;
       moved(send, receive, start, end);
@@ -220,17 +245,18 @@ class ChannelPlay {
   Table const& table_;
   std::uint32_t none_;  // no action
   bool shared_;
-  std::vector<std::uint32_t> send_of_{};     // [2 * cells] the SEND of a value; none_ where it stays on its rank
-  std::vector<std::uint32_t> rank_of_{};     // [actions]
-  std::vector<std::uint32_t> partner_{};     // [actions] other end of a message
-  std::vector<std::uint32_t> next_{};        // [actions] next message in the same queue
-  std::vector<std::uint32_t> lane_{};        // [actions] queue of a message
-  std::vector<std::uint32_t> head_{};        // [queues]
-  std::vector<double> lane_free_{};          // [queues]
-  std::vector<std::uint32_t> offered_{};     // messages to look at again
-  std::vector<double> made_{}, arrived_{};   // [2 * cells]
-  std::vector<std::size_t> waits_for_{};     // [ranks] the value a rank stands at
-  std::vector<char> done_{};                 // [actions]
+  std::vector<std::uint32_t>
+      send_of_{};  // [2 * cells] the SEND of a value; none_ where it stays on its rank
+  std::vector<std::uint32_t> rank_of_{};    // [actions]
+  std::vector<std::uint32_t> partner_{};    // [actions] other end of a message
+  std::vector<std::uint32_t> next_{};       // [actions] next message in the same queue
+  std::vector<std::uint32_t> lane_{};       // [actions] queue of a message
+  std::vector<std::uint32_t> head_{};       // [queues]
+  std::vector<double> lane_free_{};         // [queues]
+  std::vector<std::uint32_t> offered_{};    // messages to look at again
+  std::vector<double> made_{}, arrived_{};  // [2 * cells]
+  std::vector<std::size_t> waits_for_{};    // [ranks] the value a rank stands at
+  std::vector<char> done_{};                // [actions]
 };
 
 }  // namespace detail

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What actions and messages cost: the numbers that `evaluate`, the bound and the search work with.
+/// @file   What actions and messages cost: the numbers that `evaluate`, the bound and the search
+/// work with.
 
 #include <cstddef>
 #include <string>
@@ -11,8 +12,8 @@
 
 namespace stagger::schedule {
 
-/// Costs of one stage and one microbatch. A full backward costs `backward_input_s + backward_weight_s`;
-/// a sequence slice costs its share of the microbatch.
+/// Costs of one stage and one microbatch. A full backward costs `backward_input_s +
+/// backward_weight_s`; a sequence slice costs its share of the microbatch.
 struct StageCosts {
   double forward_s = 1;          ///< F, seconds
   double backward_input_s = 1;   ///< I, seconds
@@ -26,7 +27,7 @@ struct StageCosts {
 struct Costs {
   StageCosts each{};                 ///< used for every stage while `stages` is empty
   std::vector<StageCosts> stages{};  ///< [stages], or empty
-  double overlap_s = -1;             ///< cost of an overlapped pair; negative: the sum of its two actions
+  double overlap_s = -1;  ///< cost of an overlapped pair; negative: the sum of its two actions
 
   /// Costs of one stage.
   /// @pre `stages` is empty or 0 <= stage < stages.size()
@@ -51,26 +52,34 @@ namespace detail {
 }
 
 [[noreturn]] inline void refuse_cost(int stage, char const* field, double value) {
-  throw Error(Errc::bad_data, text("stage ", stage, " has ", field, " = ", value, "; costs must be finite and not negative"));
+  throw Error(Errc::bad_data, text("stage ", stage, " has ", field, " = ", value,
+                                   "; costs must be finite and not negative"));
 }
 
 }  // namespace detail
 
-/// Checks that there is a line for each of `stages` stages and that every number is finite and not negative.
+/// Checks that there is a line for each of `stages` stages and that every number is finite and not
+/// negative.
 /// @throws Error bad_data, naming stage, field and value
 constexpr void require_costs(Costs const& costs, int stages) {
   if (!costs.stages.empty() && costs.stages.size() != static_cast<std::size_t>(stages)) {
-    throw Error(Errc::bad_data, text("costs are given for ", costs.stages.size(), " stages but the table has ", stages, "; give one line per stage"));
+    throw Error(Errc::bad_data,
+                text("costs are given for ", costs.stages.size(), " stages but the table has ",
+                     stages, "; give one line per stage"));
   }
   int const given = costs.stages.empty() ? 1 : stages;
   for (int s = 0; s < given; ++s) {
     StageCosts const& c = costs.of(s);
     if (!detail::is_cost(c.forward_s)) detail::refuse_cost(s, "forward_s", c.forward_s);
-    if (!detail::is_cost(c.backward_input_s)) detail::refuse_cost(s, "backward_input_s", c.backward_input_s);
-    if (!detail::is_cost(c.backward_weight_s)) detail::refuse_cost(s, "backward_weight_s", c.backward_weight_s);
+    if (!detail::is_cost(c.backward_input_s))
+      detail::refuse_cost(s, "backward_input_s", c.backward_input_s);
+    if (!detail::is_cost(c.backward_weight_s))
+      detail::refuse_cost(s, "backward_weight_s", c.backward_weight_s);
     if (!detail::is_cost(c.transfer_s)) detail::refuse_cost(s, "transfer_s", c.transfer_s);
-    if (!detail::is_cost(c.activation_bytes)) detail::refuse_cost(s, "activation_bytes", c.activation_bytes);
-    if (!(c.weight_share >= 0 && c.weight_share <= 1)) detail::refuse_cost(s, "weight_share", c.weight_share);
+    if (!detail::is_cost(c.activation_bytes))
+      detail::refuse_cost(s, "activation_bytes", c.activation_bytes);
+    if (!(c.weight_share >= 0 && c.weight_share <= 1))
+      detail::refuse_cost(s, "weight_share", c.weight_share);
   }
   if (!(costs.overlap_s <= 1e300)) detail::refuse_cost(0, "overlap_s", costs.overlap_s);
 }

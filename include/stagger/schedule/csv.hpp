@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Reads and writes tables in PyTorch's CSV, compute-only and with messages. Strict: what is not in the
+/// @file   Reads and writes tables in PyTorch's CSV, compute-only and with messages. Strict: what
+/// is not in the
 ///         grammar is an error that names line, column and value.
 
 #include <cstddef>
@@ -42,7 +43,8 @@ class TableReader {
   [[noreturn]] void refuse(std::size_t begin, std::size_t end, std::string const& why) const {
     std::string where = std::string(source_);
     if (line_ > 0) {
-      where += ", line " + std::to_string(line_) + ", column " + std::to_string(begin - line_begin_ + 1) + ": '" +
+      where += ", line " + std::to_string(line_) + ", column " +
+               std::to_string(begin - line_begin_ + 1) + ": '" +
                std::string(text_.substr(begin, end - begin < 60 ? end - begin : 60)) + "'";
     }
     throw Error(Errc::bad_data, where + " " + why);
@@ -75,7 +77,8 @@ class TableReader {
       return;
     }
     std::size_t const half = whole.find(';');
-    if (half == std::string_view::npos || whole.size() < overlap.size() + 2 || !whole.ends_with(overlap)) {
+    if (half == std::string_view::npos || whole.size() < overlap.size() + 2 ||
+        !whole.ends_with(overlap)) {
       refuse(begin, end, "is not a cell; a pair is written (0F3;3B1)OVERLAP_F_B");
     }
     Action a{}, b{};
@@ -86,16 +89,17 @@ class TableReader {
     to = end - overlap.size();
     trim(from, to);
     both = both && from < to && action(from, to, b);
-    bool const pairs = both && is_compute(a.kind) && is_compute(b.kind) && a.kind != Kind::backward_weight &&
-                       b.kind != Kind::backward_weight && (a.kind == Kind::forward) != (b.kind == Kind::forward);
+    bool const pairs = both && is_compute(a.kind) && is_compute(b.kind) &&
+                       a.kind != Kind::backward_weight && b.kind != Kind::backward_weight &&
+                       (a.kind == Kind::forward) != (b.kind == Kind::forward);
     if (!pairs) refuse(begin, end, "does not pair one forward with one backward");
     a.overlaps_next = true;
     add(a);
     add(b);
   }
 
-  /// One action. False for the three cells that name no microbatch: parameters gathered, released or reduced, which
-  /// a table of actions does not hold.
+  /// One action. False for the three cells that name no microbatch: parameters gathered, released
+  /// or reduced, which a table of actions does not hold.
   bool action(std::size_t begin, std::size_t end, Action& a) const {
     std::size_t at = begin;
     a.stage = number(begin, end, at, "begins with a stage number");
@@ -104,7 +108,9 @@ class TableReader {
       if (rest == word) return false;
     }
     std::size_t letters = 0;
-    while (letters < rest.size() && (rest[letters] == '_' || (rest[letters] >= 'A' && rest[letters] <= 'Z'))) ++letters;
+    while (letters < rest.size() &&
+           (rest[letters] == '_' || (rest[letters] >= 'A' && rest[letters] <= 'Z')))
+      ++letters;
     bool known = false;
     for (int k = 0; k <= static_cast<int>(Kind::recv_backward); ++k) {
       if (rest.substr(0, letters) == name(static_cast<Kind>(k))) {
@@ -112,7 +118,8 @@ class TableReader {
         known = true;
       }
     }
-    if (!known) refuse(begin, end, "has no known action; use F, I, B, W, SEND_F, RECV_F, SEND_B or RECV_B");
+    if (!known)
+      refuse(begin, end, "has no known action; use F, I, B, W, SEND_F, RECV_F, SEND_B or RECV_B");
     at += letters;
     a.microbatch = number(begin, end, at, "needs a microbatch number behind the action");
     if (at < end && text_[at] == 's') {
@@ -153,9 +160,9 @@ class TableReader {
 
 }  // namespace detail
 
-/// Reads a table: a line for each rank, cells separated by commas, blanks around cells and empty cells ignored, lines
-/// ended by LF or CRLF. Counts are the largest index + 1. `0UNSHARD`, `0RESHARD` and `0REDUCE_GRAD` are read over.
-/// Whether the table is legal is for `verify` to say.
+/// Reads a table: a line for each rank, cells separated by commas, blanks around cells and empty
+/// cells ignored, lines ended by LF or CRLF. Counts are the largest index + 1. `0UNSHARD`,
+/// `0RESHARD` and `0REDUCE_GRAD` are read over. Whether the table is legal is for `verify` to say.
 /// @param source  what errors call the text, a file name for instance
 /// @throws Error bad_data, naming line, column and value
 [[nodiscard]] inline Table read_csv(std::string_view text, std::string_view source = "table") {
@@ -171,7 +178,8 @@ class TableReader {
     for (std::size_t i = 0; i < row.size(); ++i) {
       if (i > 0) text += ',';
       if (row[i].overlaps_next && i + 1 < row.size()) {
-        text += "(" + to_string(row[i], sliced) + ";" + to_string(row[i + 1], sliced) + ")OVERLAP_F_B";
+        text +=
+            "(" + to_string(row[i], sliced) + ";" + to_string(row[i + 1], sliced) + ")OVERLAP_F_B";
         ++i;
       } else {
         text += to_string(row[i], sliced);

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   DualPipe: microbatches enter at both ends, and a forward of one direction overlaps a backward of the other.
-/// @source DeepSeek-AI, "DeepSeek-V3 Technical Report", arXiv 2412.19437, section 3.2.1; DeepSeek's step order.
+/// @file   DualPipe: microbatches enter at both ends, and a forward of one direction overlaps a
+/// backward of the other.
+/// @source DeepSeek-AI, "DeepSeek-V3 Technical Report", arXiv 2412.19437, section 3.2.1; DeepSeek's
+/// step order.
 
 #include <algorithm>
 
@@ -11,8 +13,9 @@
 
 namespace stagger::schedule {
 
-/// Two replicas of the model: microbatches 0 to M/2 - 1 run stage s on rank s, the others on rank P - 1 - s. At
-/// F = I = W, with a pair F&B at F + I + W: bubble (P/2 - 1)(F&B + B - 3W), peak P + 1 on every rank.
+/// Two replicas of the model: microbatches 0 to M/2 - 1 run stage s on rank s, the others on rank P
+/// - 1 - s. At F = I = W, with a pair F&B at F + I + W: bubble (P/2 - 1)(F&B + B - 3W), peak P + 1
+/// on every rank.
 struct DualPipe {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
@@ -29,9 +32,12 @@ struct DualPipe {
   [[nodiscard]] constexpr Table rows(Shape shape, int first, int last) const {
     require_counts("dualpipe", shape, 1);
     int const P = shape.ranks, M = shape.microbatches;
-    require(P % 2 == 0, "dualpipe", Count::ranks, P, P + 1, "ranks pair up from both ends, so their number is even");
-    require(M >= 2 * P, "dualpipe", Count::microbatches, M, 2 * P, "the steady state begins at 2 P");
-    require(M % 2 == 0, "dualpipe", Count::microbatches, M, M + 1, "half of them enter at each end, so their number is even");
+    require(P % 2 == 0, "dualpipe", Count::ranks, P, P + 1,
+            "ranks pair up from both ends, so their number is even");
+    require(M >= 2 * P, "dualpipe", Count::microbatches, M, 2 * P,
+            "the steady state begins at 2 P");
+    require(M % 2 == 0, "dualpipe", Count::microbatches, M, M + 1,
+            "half of them enter at each end, so their number is even");
     Table table{.stages = P, .microbatches = M};
     for (int rank = first; rank < last; ++rank) {
       table.begin_row();

@@ -9,8 +9,8 @@
 
 namespace stagger::schedule {
 
-/// Rank r runs stages r and 2P - 1 - r. At F = I = W, with a pair F&B at F + I + W: bubble (P - 1)(F&B + B - 3W), peak
-/// 2P + 1 chunks.
+/// Rank r runs stages r and 2P - 1 - r. At F = I = W, with a pair F&B at F + I + W: bubble (P -
+/// 1)(F&B + B - 3W), peak 2P + 1 chunks.
 struct DualPipeV {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
@@ -27,11 +27,13 @@ struct DualPipeV {
   [[nodiscard]] constexpr Table rows(Shape shape, int first, int last) const {
     require_counts("dualpipe-v", shape, 2);
     int const P = shape.ranks, M = shape.microbatches;
-    require(M >= 2 * P, "dualpipe-v", Count::microbatches, M, 2 * P, "the steady state begins at 2 P");
+    require(M >= 2 * P, "dualpipe-v", Count::microbatches, M, 2 * P,
+            "the steady state begins at 2 P");
     Table table{.stages = 2 * P, .microbatches = M};
     for (int rank = first; rank < last; ++rank) {
       table.begin_row();
-      detail::dual_steps(table, P - rank - 1, rank, {rank, 2 * P - 1 - rank}, {0, 0}, M - 2 * P + rank + 1);
+      detail::dual_steps(table, P - rank - 1, rank, {rank, 2 * P - 1 - rank}, {0, 0},
+                         M - 2 * P + rank + 1);
     }
     return table;
   }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file   The eight steps that DualPipe and DualPipeV share.
-/// @source DeepSeek-AI, "DeepSeek-V3 Technical Report", arXiv 2412.19437, section 3.2.1, and its published schedule.
+/// @source DeepSeek-AI, "DeepSeek-V3 Technical Report", arXiv 2412.19437, section 3.2.1, and its
+/// published schedule.
 
 #include <array>
 #include <cstddef>
@@ -11,15 +12,17 @@
 
 namespace stagger::schedule::detail {
 
-/// Adds one rank's row. A rank works on two streams of microbatches: stream 0, which reaches it early, and stream 1,
-/// which reaches it late.
+/// Adds one rank's row. A rank works on two streams of microbatches: stream 0, which reaches it
+/// early, and stream 1, which reaches it late.
 /// @param table         row is open
-/// @param distance      ranks between this one and the turning point of stream 0; 0 at the turning point
+/// @param distance      ranks between this one and the turning point of stream 0; 0 at the turning
+/// point
 /// @param depth         ranks between this one and the start of stream 0
 /// @param stage         [2] this rank's stage for each stream
 /// @param first         [2] first microbatch of each stream
 /// @param main          repetitions of the main step
-constexpr void dual_steps(Table& table, int distance, int depth, std::array<int, 2> stage, std::array<int, 2> first, int main) {
+constexpr void dual_steps(Table& table, int distance, int depth, std::array<int, 2> stage,
+                          std::array<int, 2> first, int main) {
   std::array<std::array<int, 2>, 2> next{};  // forward and backward counters of each stream
   std::vector<Action> delayed;               // weight gradients not run yet, oldest first
   std::size_t delayed_at = 0;
@@ -53,7 +56,8 @@ constexpr void dual_steps(Table& table, int distance, int depth, std::array<int,
     forward(1);
   }
   for (int i = 0; i < main; ++i) {
-    if (i == 0 && distance == 0) {  // apart: the backward's input would wait for the forward's end otherwise
+    if (i == 0 &&
+        distance == 0) {  // apart: the backward's input would wait for the forward's end otherwise
       forward(0);
       backward(1, false);
     } else {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The order that 1F1B and its asynchronous kin share: some forwards, then backward and forward in turn.
+/// @file   The order that 1F1B and its asynchronous kin share: some forwards, then backward and
+/// forward in turn.
 /// @source Fan et al., "DAPPLE", PPoPP 2021, section 3.
 
 #include <algorithm>
@@ -12,16 +13,19 @@
 
 namespace stagger::schedule::detail {
 
-/// @param count  [ranks] forwards of each rank before its first backward, each >= 1, never more than the rank before
+/// @param count  [ranks] forwards of each rank before its first backward, each >= 1, never more
+/// than the rank before
 /// @return the rows of ranks first <= r < last
-[[nodiscard]] constexpr Table early_backward(Shape shape, std::vector<int> const& count, int first, int last) {
+[[nodiscard]] constexpr Table early_backward(Shape shape, std::vector<int> const& count, int first,
+                                             int last) {
   int const M = shape.microbatches;
   Table table{.stages = shape.ranks, .microbatches = M};
   table.actions.reserve(2 * static_cast<std::size_t>(last - first) * static_cast<std::size_t>(M));
   for (int rank = first; rank < last; ++rank) {
     table.begin_row();
     int const ahead = std::min(count[static_cast<std::size_t>(rank)], M);
-    for (int m = 0; m < ahead; ++m) table.add({.kind = Kind::forward, .stage = rank, .microbatch = m});
+    for (int m = 0; m < ahead; ++m)
+      table.add({.kind = Kind::forward, .stage = rank, .microbatch = m});
     for (int m = 0; m < M; ++m) {
       table.add({.kind = Kind::backward, .stage = rank, .microbatch = m});
       if (m + ahead < M) table.add({.kind = Kind::forward, .stage = rank, .microbatch = m + ahead});

@@ -26,15 +26,15 @@ struct Idle {
 
 /// The result of `evaluate`. All vectors have one entry per rank.
 struct Evaluation {
-  Timeline timeline;                    ///< every action; of a table with messages its transfers as well
-  double makespan_s = 0;                ///< first start to last end over all ranks
-  double longest_span_s = 0;            ///< the longest of all ranks' own first start to last end
-  std::vector<double> work_s{};         ///< seconds computed
-  double bubble_s = 0;                  ///< makespan - work of the busiest rank
-  double span_bubble_s = 0;             ///< longest span - work of the busiest rank
-  std::vector<Idle> idle{};             ///< sums to makespan - work
-  std::vector<int> peak_in_flight{};    ///< (stage, microbatch) pairs, F run and B or W not
-  std::vector<double> peak_bytes{};     ///< activation bytes, released in part after I (`StageCosts`)
+  Timeline timeline;             ///< every action; of a table with messages its transfers as well
+  double makespan_s = 0;         ///< first start to last end over all ranks
+  double longest_span_s = 0;     ///< the longest of all ranks' own first start to last end
+  std::vector<double> work_s{};  ///< seconds computed
+  double bubble_s = 0;           ///< makespan - work of the busiest rank
+  double span_bubble_s = 0;      ///< longest span - work of the busiest rank
+  std::vector<Idle> idle{};      ///< sums to makespan - work
+  std::vector<int> peak_in_flight{};  ///< (stage, microbatch) pairs, F run and B or W not
+  std::vector<double> peak_bytes{};   ///< activation bytes, released in part after I (`StageCosts`)
 };
 
 namespace detail {
@@ -76,7 +76,8 @@ class Account {
     free_.assign(ranks, 0.0);
   }
 
-  constexpr void operator()(std::size_t rank, std::size_t at, double start, double end, double given) {
+  constexpr void operator()(std::size_t rank, std::size_t at, double start, double end,
+                            double given) {
     Action const& a = table_.actions[table_.row_begin[rank] + at];
     out_.timeline.rows[rank][at] = {.action = a, .start_s = start, .end_s = end};
     double const free = free_[rank];
@@ -123,11 +124,12 @@ class Account {
 
 /// Plays a table under given costs.
 ///
-/// Each rank runs its row in order; an action starts when its rank is free and its inputs have arrived. In a table of
-/// compute actions a transfer is pure delay; in a table with messages it occupies its channels (`Channels`).
+/// Each rank runs its row in order; an action starts when its rank is free and its inputs have
+/// arrived. In a table of compute actions a transfer is pure delay; in a table with messages it
+/// occupies its channels (`Channels`).
 /// @param table     a table that `verify` accepts
-/// @throws Error bad_schedule for a table that never ends, bad_data for costs that are not finite and not negative
-/// Complexity: linear in the number of actions.
+/// @throws Error bad_schedule for a table that never ends, bad_data for costs that are not finite
+/// and not negative Complexity: linear in the number of actions.
 [[nodiscard]] constexpr Evaluation evaluate(Table const& table, Costs const& costs = {},
                                             Channels channels = Channels::per_peer) {
   require_costs(costs, table.stages);
@@ -143,12 +145,14 @@ class Account {
   if (messages) {
     if (Fault const f = detail::Checker(table).run()) throw Error(Errc::bad_schedule, message(f));
     detail::ChannelPlay play(table, channels);
-    ran = play.run(times, costs.overlap_s, account, [&](std::size_t send, std::size_t receive, double start, double end) {
-      for (std::size_t const i : {send, receive}) {
-        std::size_t const rank = play.rank_of(i);
-        out.timeline.rows[rank][i - table.row_begin[rank]] = {.action = table.actions[i], .start_s = start, .end_s = end};
-      }
-    });
+    ran = play.run(times, costs.overlap_s, account,
+                   [&](std::size_t send, std::size_t receive, double start, double end) {
+                     for (std::size_t const i : {send, receive}) {
+                       std::size_t const rank = play.rank_of(i);
+                       out.timeline.rows[rank][i - table.row_begin[rank]] = {
+                           .action = table.actions[i], .start_s = start, .end_s = end};
+                     }
+                   });
   } else {
     ran = detail::play(table, times, costs.overlap_s, account);
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Fifo: each rank runs what became ready first, with a bounded number of microbatches in the pipeline.
+/// @file   Fifo: each rank runs what became ready first, with a bounded number of microbatches in
+/// the pipeline.
 /// @source Park et al., "HetPipe", USENIX ATC 2020, section 4: what a stage does next.
 
 #include <algorithm>
@@ -13,9 +14,10 @@
 
 namespace stagger::schedule {
 
-/// At most Nm microbatches are injected and not yet back; forwards and backwards of a rank keep microbatch order and
-/// otherwise run in order of readiness, ties backward first, then the lower microbatch. The last stage runs forward
-/// and backward of a microbatch as one. Readiness is that under the given costs, so that the order is a table.
+/// At most Nm microbatches are injected and not yet back; forwards and backwards of a rank keep
+/// microbatch order and otherwise run in order of readiness, ties backward first, then the lower
+/// microbatch. The last stage runs forward and backward of a microbatch as one. Readiness is that
+/// under the given costs, so that the order is a table.
 struct Fifo {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = false;
@@ -33,8 +35,10 @@ struct Fifo {
     require(in_flight >= 0, "fifo", Count::in_flight, in_flight, 1, "at least one is injected");
     require_costs(costs, shape.ranks);
     std::vector<detail::Lane> lanes;
-    detail::add_lanes(lanes, shape.ranks, 0, shape.microbatches, in_flight == 0 ? shape.ranks : in_flight, [](int s) { return s; });
-    auto const better = [](detail::Candidate const& a, detail::Candidate const& b, std::vector<detail::Lane> const& all) {
+    detail::add_lanes(lanes, shape.ranks, 0, shape.microbatches,
+                      in_flight == 0 ? shape.ranks : in_flight, [](int s) { return s; });
+    auto const better = [](detail::Candidate const& a, detail::Candidate const& b,
+                           std::vector<detail::Lane> const& all) {
       auto const key = [&](detail::Candidate const& c) {
         bool const fused = c.kind == Kind::backward && all[c.lane].above < 0;
         return std::tuple(fused ? -1.0 : c.ready_s, c.kind == Kind::forward, c.microbatch);

@@ -13,9 +13,12 @@ namespace stagger::schedule::detail {
 
 /// How one run of `fill` decides.
 struct FillRule {
-  int warm_up = 0;         ///< most forwards without their I on rank r: 0 no limit, else gap * (P - r) - (gap - 1)
-  double patience = 0;     ///< a weight gradient does not start when a known input comes within this part of it
-  bool alternate = false;  ///< after a gradient a forward first, where both are ready; else always the gradient
+  int warm_up =
+      0;  ///< most forwards without their I on rank r: 0 no limit, else gap * (P - r) - (gap - 1)
+  double patience =
+      0;  ///< a weight gradient does not start when a known input comes within this part of it
+  bool alternate =
+      false;  ///< after a gradient a forward first, where both are ready; else always the gradient
 };
 
 /// Memory of one rank while a list grows: 1 from F to I, `share` from I to W.
@@ -23,15 +26,18 @@ struct Room {
   double held = 0;
   int live = 0;
   [[nodiscard]] constexpr bool takes(Limits const& limits) const noexcept {
-    return (limits.in_flight == 0 || live < limits.in_flight) && (limits.memory == 0 || held + 1 <= limits.memory + 1e-9);
+    return (limits.in_flight == 0 || live < limits.in_flight) &&
+           (limits.memory == 0 || held + 1 <= limits.memory + 1e-9);
   }
 };
 
-/// Fills rows of P ranks with one stage each, rank by rank as time goes on. Room is kept by construction.
+/// Fills rows of P ranks with one stage each, rank by rank as time goes on. Room is kept by
+/// construction.
 /// @return an empty table when it ends later than `best_s`
-[[nodiscard]] constexpr Table fill(Shape shape, std::vector<StageTimes> const& times, Limits const& limits, FillRule const& rule,
-                                   double& best_s) {
-  auto const P = static_cast<std::size_t>(shape.ranks), M = static_cast<std::size_t>(shape.microbatches);
+[[nodiscard]] constexpr Table fill(Shape shape, std::vector<StageTimes> const& times,
+                                   Limits const& limits, FillRule const& rule, double& best_s) {
+  auto const P = static_cast<std::size_t>(shape.ranks),
+             M = static_cast<std::size_t>(shape.microbatches);
   struct Rank {
     double free = 0;
     Room room{};
@@ -50,7 +56,9 @@ struct Room {
   };
   std::vector<Wake> heap;
   heap.reserve(4 * P);
-  auto const later = [](Wake const& a, Wake const& b) { return a.at > b.at || (a.at == b.at && a.rank > b.rank); };
+  auto const later = [](Wake const& a, Wake const& b) {
+    return a.at > b.at || (a.at == b.at && a.rank > b.rank);
+  };
   auto const wake = [&](double at, std::size_t rank) {
     heap.push_back({at, rank});
     std::push_heap(heap.begin(), heap.end(), later);
@@ -84,7 +92,8 @@ struct Room {
       if (i_at > now) soon = i_at;
       if (f_at > now && wants && takes && (soon < 0 || f_at < soon)) soon = f_at;
       bool const full = f_at >= 0 && wants && !takes;
-      if (soon > 0 && !full && soon < now + rule.patience * t.weight) continue;  // woken when it comes
+      if (soon > 0 && !full && soon < now + rule.patience * t.weight)
+        continue;  // woken when it comes
       kind = Kind::backward_weight;
     } else {
       continue;
@@ -134,7 +143,82 @@ struct Room {
   return table;
 }
 
-/// The same table with every backward as I and W side by side: its gradients leave earlier, nothing else changes.
+/// Keeps a table's order of F and I and lays its weight gradients anew: each where its rank would
+/// idle for at least `part` of it, or where room for a forward is needed; what is left over at the
+/// end.
+/// @param table  split backwards, no pairs, accepted by `verify`
+/// @return an empty table where the limits cannot be kept in this order
+[[nodiscard]] constexpr Table refill(Table const& table, std::vector<StageTimes> const& times,
+                                     Limits const& limits, double part) {
+  std::size_t const P = table.row_begin.size(),
+                    stride = cells(table) / static_cast<std::size_t>(table.stages);
+  std::vector<double> forward(cells(table), -1.0),
+      gradient(cells(table), -1.0);  // ends; below -1: rank -2 - v waits
+  std::vector<std::vector<Action>> rows(P, std::vector<Action>{}),
+      pending(P, std::vector<Action>{});
+  std::vector<std::size_t> cursor(P, 0), weighed(P, 0), runnable;
+  std::vector<double> free(P, 0.0);
+  std::vector<Room> room(P, Room{});
+  for (std::size_t r = P; r-- > 0;) runnable.push_back(r);
+  while (!runnable.empty()) {
+    std::size_t const r = runnable.back();
+    runnable.pop_back();
+    auto const row = table.row(static_cast<int>(r));
+    auto const weigh = [&] {
+      Action const a = pending[r][weighed[r]++];
+      rows[r].push_back(a);
+      free[r] += times[static_cast<std::size_t>(a.stage)].weight;
+      room[r].held -= limits.weight_share;
+      --room[r].live;
+    };
+    for (; cursor[r] < row.size(); ++cursor[r]) {
+      Action a = row[cursor[r]];
+      if (a.kind == Kind::backward_weight) continue;
+      StageTimes const& t = times[static_cast<std::size_t>(a.stage)];
+      bool const up = a.kind == Kind::forward;
+      std::size_t const here = cell(table, a);
+      double ready = 0;
+      if (up ? a.stage > 0 : a.stage + 1 < table.stages) {
+        double& input = up ? forward[here - stride] : gradient[here + stride];
+        if (input < 0) {
+          input = -2.0 - static_cast<double>(r);
+          break;
+        }
+        ready = input + (up ? t.link_forward : t.link_backward);
+      }
+      while (weighed[r] < pending[r].size()) {
+        double const next = times[static_cast<std::size_t>(pending[r][weighed[r]].stage)].weight;
+        if (free[r] + part * next > ready && !(up && !room[r].takes(limits))) break;
+        weigh();
+      }
+      if (up && !room[r].takes(limits)) return {};
+      rows[r].push_back(a);
+      free[r] = std::max(free[r], ready) + t.of(a.kind);
+      double& made = up ? forward[here] : gradient[here];
+      if (made <= -2) runnable.push_back(static_cast<std::size_t>(-2.0 - made));
+      made = free[r];
+      if (up) {
+        room[r].held += 1;
+        ++room[r].live;
+      } else {
+        room[r].held -= 1 - limits.weight_share;
+        a.kind = Kind::backward_weight;
+        pending[r].push_back(a);
+      }
+    }
+  }
+  Table out{.stages = table.stages, .microbatches = table.microbatches, .slices = table.slices};
+  out.actions.reserve(table.actions.size());
+  for (std::size_t r = 0; r < P; ++r) {
+    out.begin_row();
+    for (Action const& a : rows[r]) out.add(a);
+    for (; weighed[r] < pending[r].size(); ++weighed[r]) out.add(pending[r][weighed[r]]);
+  }
+  return out;
+}
+
+/// The same table with every backward as I and W side by side: its gradients leave earlier, nothing
+/// else changes.
 [[nodiscard]] constexpr Table split_backwards(Table const& table) {
   Table out{.stages = table.stages, .microbatches = table.microbatches, .slices = table.slices};
   out.actions.reserve(table.actions.size() * 3 / 2);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   List scheduling: each rank, whenever it is free, runs the action that a rule likes best among those whose
+/// @file   List scheduling: each rank, whenever it is free, runs the action that a rule likes best
+/// among those whose
 ///         inputs have arrived. What several policies and the search build on.
 
 #include <algorithm>
@@ -13,13 +14,14 @@
 
 namespace stagger::schedule::detail {
 
-/// A stage on a rank, for a range of microbatches. Bidirectional tables have two lanes for each stage, all others one.
+/// A stage on a rank, for a range of microbatches. Bidirectional tables have two lanes for each
+/// stage, all others one.
 struct Lane {
   int rank = 0, stage = 0;
-  int first = 0, last = 0;                        ///< microbatches first <= m < last
-  int below = -1, above = -1;                     ///< lanes of the stages before and after; -1 at the ends
-  int window = 0;                                 ///< at the first stage: most microbatches in flight; 0: no limit
-  int forwards = 0, backwards = 0, weights = 0;   ///< how many of each have been started
+  int first = 0, last = 0;     ///< microbatches first <= m < last
+  int below = -1, above = -1;  ///< lanes of the stages before and after; -1 at the ends
+  int window = 0;              ///< at the first stage: most microbatches in flight; 0: no limit
+  int forwards = 0, backwards = 0, weights = 0;  ///< how many of each have been started
 };
 
 /// A ready action with what rules decide by.
@@ -30,13 +32,20 @@ struct Candidate {
   double ready_s = 0;  ///< when its input arrived
 };
 
-/// Appends the lanes of a chain of stages, stage s on rank `owner(s)`, for microbatches first <= m < last.
+/// Appends the lanes of a chain of stages, stage s on rank `owner(s)`, for microbatches first <= m
+/// < last.
 template <class Owner>
-constexpr void add_lanes(std::vector<Lane>& all, int stages, int first, int last, int window, Owner owner) {
+constexpr void add_lanes(std::vector<Lane>& all, int stages, int first, int last, int window,
+                         Owner owner) {
   int const base = static_cast<int>(all.size());
   for (int s = 0; s < stages; ++s) {
-    all.push_back({.rank = owner(s), .stage = s, .first = first, .last = last, .below = s > 0 ? base + s - 1 : -1,
-                   .above = s + 1 < stages ? base + s + 1 : -1, .window = window});
+    all.push_back({.rank = owner(s),
+                   .stage = s,
+                   .first = first,
+                   .last = last,
+                   .below = s > 0 ? base + s - 1 : -1,
+                   .above = s + 1 < stages ? base + s + 1 : -1,
+                   .window = window});
   }
 }
 
@@ -47,7 +56,8 @@ enum class Backwards { none, whole, split };
 /// @param better  better(a, b, lanes): is candidate a to run before b?
 /// Complexity: O(log P) per action, and O(V) to choose it.
 template <class Better>
-[[nodiscard]] constexpr Table greedy(std::vector<Lane> all, Shape shape, Costs const& costs, Backwards backwards, Better better) {
+[[nodiscard]] constexpr Table greedy(std::vector<Lane> all, Shape shape, Costs const& costs,
+                                     Backwards backwards, Better better) {
   int const ranks = shape.ranks;
   bool const split = backwards == Backwards::split;
   auto const P = static_cast<std::size_t>(ranks);
@@ -59,7 +69,8 @@ template <class Better>
     base[l] = total;
     total += static_cast<std::size_t>(all[l].last - all[l].first);
   }
-  std::vector<double> forward_at(total, -1.0), backward_at(total, -1.0);  // arrival of inputs; -1: not known
+  std::vector<double> forward_at(total, -1.0),
+      backward_at(total, -1.0);  // arrival of inputs; -1: not known
   std::vector<std::vector<Action>> rows(P, std::vector<Action>{});
   std::vector<double> free(P, 0.0);
 
@@ -68,7 +79,9 @@ template <class Better>
     std::size_t rank;
   };
   std::vector<Wake> heap;
-  auto const later = [](Wake const& a, Wake const& b) { return a.at > b.at || (a.at == b.at && a.rank > b.rank); };
+  auto const later = [](Wake const& a, Wake const& b) {
+    return a.at > b.at || (a.at == b.at && a.rank > b.rank);
+  };
   auto const wake = [&](double at, std::size_t rank) {
     heap.push_back({at, rank});
     std::push_heap(heap.begin(), heap.end(), later);
@@ -76,7 +89,8 @@ template <class Better>
   for (std::size_t l = 0; l < all.size(); ++l) {
     if (all[l].below >= 0) continue;
     int const count = all[l].last - all[l].first;
-    int const at_once = all[l].window > 0 && backwards != Backwards::none ? std::min(count, all[l].window) : count;
+    int const at_once =
+        all[l].window > 0 && backwards != Backwards::none ? std::min(count, all[l].window) : count;
     for (int n = 0; n < at_once; ++n) forward_at[base[l] + static_cast<std::size_t>(n)] = 0;
   }
   for (std::size_t r = 0; r < P; ++r) wake(0, r);
@@ -100,7 +114,8 @@ template <class Better>
       if (lane.backwards < lane.forwards) {
         double const at = backward_at[base[l] + static_cast<std::size_t>(lane.backwards)];
         if (at >= 0 && at <= now) {
-          Candidate const c{split ? Kind::backward_input : Kind::backward, l, lane.first + lane.backwards, at};
+          Candidate const c{split ? Kind::backward_input : Kind::backward, l,
+                            lane.first + lane.backwards, at};
           offer(c);
         }
       }

@@ -13,8 +13,9 @@
 
 namespace stagger::schedule {
 
-/// Two chunks for each wave: chunks 0, 2, .. run down the ranks, chunks 1, 3, .. up. At B = F the bubble is (P - 1)(F + B) of
-/// one chunk, for every number of waves; at most P microbatches are in flight.
+/// Two chunks for each wave: chunks 0, 2, .. run down the ranks, chunks 1, 3, .. up. At B = F the
+/// bubble is (P - 1)(F + B) of one chunk, for every number of waves; at most P microbatches are in
+/// flight.
 struct Hanayo {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
@@ -30,17 +31,22 @@ struct Hanayo {
     require(waves >= 1, "hanayo", Count::chunks, 2 * waves, 2, "a wave has two");
     require_counts("hanayo", shape, chunks());
     int const P = shape.ranks, M = shape.microbatches;
-    require(M % P == 0, "hanayo", Count::microbatches, M, std::max(P, (M + P / 2) / P * P), "a wave carries P of them");
+    require(M % P == 0, "hanayo", Count::microbatches, M, std::max(P, (M + P / 2) / P * P),
+            "a wave carries P of them");
     std::vector<detail::Lane> lanes;
-    detail::add_lanes(lanes, shape.stages(), 0, M, P, [P](int s) { return s / P % 2 == 0 ? s % P : P - 1 - s % P; });
-    // Backwards before forwards, the older microbatch first, and of one microbatch what is nearest to its end.
-    auto const better = [](detail::Candidate const& a, detail::Candidate const& b, std::vector<detail::Lane> const& all) {
+    detail::add_lanes(lanes, shape.stages(), 0, M, P,
+                      [P](int s) { return s / P % 2 == 0 ? s % P : P - 1 - s % P; });
+    // Backwards before forwards, the older microbatch first, and of one microbatch what is nearest
+    // to its end.
+    auto const better = [](detail::Candidate const& a, detail::Candidate const& b,
+                           std::vector<detail::Lane> const& all) {
       auto const key = [&](detail::Candidate const& c) {
         return std::tuple(c.kind == Kind::forward, c.microbatch, -all[c.lane].stage);
       };
       return key(a) < key(b);
     };
-    return detail::greedy(lanes, shape, Costs::uniform(1, 0.5, 0.5), detail::Backwards::whole, better);
+    return detail::greedy(lanes, shape, Costs::uniform(1, 0.5, 0.5), detail::Backwards::whole,
+                          better);
   }
 };
 

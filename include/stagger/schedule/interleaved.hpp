@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file   Interleaved 1F1B: several chunks on each rank, depth first.
-/// @source Narayanan et al., arXiv 2104.04473, section 2.2; the compute order is Megatron-LM's for every group size,
+/// @source Narayanan et al., arXiv 2104.04473, section 2.2; the compute order is Megatron-LM's for
+/// every group size,
 ///         and PyTorch's ScheduleInterleaved1F1B where no group size is given.
 
 #include <algorithm>
@@ -12,19 +13,20 @@
 
 namespace stagger::schedule {
 
-/// Stage s runs on rank s mod P. For M >= P the bubble is (P - 1)(F + B) of one chunk, so a fraction
-/// (P - 1) / (VM + P - 1); the peak is min(VM, (V - 1)N + 2(P - 1 - r) + 1) chunks.
+/// Stage s runs on rank s mod P. For M >= P the bubble is (P - 1)(F + B) of one chunk, so a
+/// fraction (P - 1) / (VM + P - 1); the peak is min(VM, (V - 1)N + 2(P - 1 - r) + 1) chunks.
 struct Interleaved {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
 
   int chunks_per_rank = 2;  ///< V >= 1; V = 1 keeps this schedule's warm-up of 2(P - 1 - r)
-  int group = 0;            ///< N, microbatches that pass a chunk before the next one; 0: M / max(1, M / P)
+  int group = 0;  ///< N, microbatches that pass a chunk before the next one; 0: M / max(1, M / P)
 
   /// Stages on each rank, V.
   [[nodiscard]] constexpr int chunks() const noexcept { return chunks_per_rank; }
 
-  /// @param shape  P <= N <= M and M mod N = 0 or >= P; without a group size max(1, M / P) must divide M
+  /// @param shape  P <= N <= M and M mod N = 0 or >= P; without a group size max(1, M / P) must
+  /// divide M
   /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table table(Shape shape) const { return rows(shape, 0, shape.ranks); }
 
@@ -32,14 +34,18 @@ struct Interleaved {
   /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table rows(Shape shape, int first, int last) const {
     require_counts("interleaved", shape, chunks_per_rank);
-    detail::DepthFirst const order{.ranks = shape.ranks, .chunks = shape.chunks, .microbatches = shape.microbatches,
+    detail::DepthFirst const order{.ranks = shape.ranks,
+                                   .chunks = shape.chunks,
+                                   .microbatches = shape.microbatches,
                                    .group = detail::legal_group("interleaved", shape, group)};
     int const steps = shape.chunks * shape.microbatches;
     Table table{.stages = shape.stages(), .microbatches = shape.microbatches};
-    table.actions.reserve(2 * static_cast<std::size_t>(steps) * static_cast<std::size_t>(shape.ranks));
+    table.actions.reserve(2 * static_cast<std::size_t>(steps) *
+                          static_cast<std::size_t>(shape.ranks));
     for (int rank = first; rank < last; ++rank) {
       table.begin_row();
-      long long const wanted = static_cast<long long>(shape.chunks - 1) * order.group + 2LL * (shape.ranks - 1 - rank);
+      long long const wanted =
+          static_cast<long long>(shape.chunks - 1) * order.group + 2LL * (shape.ranks - 1 - rank);
       int const ahead = static_cast<int>(std::min<long long>(wanted, steps));
       for (int step = 0; step < ahead; ++step) table.add(order.at(rank, step, true));
       for (int step = 0; step < steps; ++step) {

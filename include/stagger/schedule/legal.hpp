@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   How a schedule policy refuses a shape: one sentence that names the value and the nearest legal one.
+/// @file   How a schedule policy refuses a shape: one sentence that names the value and the nearest
+/// legal one.
 
 #include <cstdint>
 #include <string>
 
 #include <stagger/core/error.hpp>
-#include <stagger/core/text.hpp>
 #include <stagger/core/shape.hpp>
+#include <stagger/core/text.hpp>
 
 namespace stagger::schedule {
 
@@ -17,32 +18,43 @@ enum class Count : std::uint8_t { ranks, microbatches, chunks, group, slices, in
 /// The word for a count.
 [[nodiscard]] constexpr char const* name(Count count) noexcept {
   switch (count) {
-    case Count::ranks: return "ranks";
-    case Count::microbatches: return "microbatches";
-    case Count::chunks: return "chunks";
-    case Count::group: return "group size";
-    case Count::slices: return "slices";
-    case Count::in_flight: return "microbatches in flight";
-    case Count::warm_up: return "warm-up gap";
+    case Count::ranks:
+      return "ranks";
+    case Count::microbatches:
+      return "microbatches";
+    case Count::chunks:
+      return "chunks";
+    case Count::group:
+      return "group size";
+    case Count::slices:
+      return "slices";
+    case Count::in_flight:
+      return "microbatches in flight";
+    case Count::warm_up:
+      return "warm-up gap";
   }
   return "count";
 }
 
-/// Throws unless `holds`. In a constant expression the compiler prints this call, hence the offending
-/// value and the nearest legal one, which is why they are plain arguments and not part of a text.
+/// Throws unless `holds`. In a constant expression the compiler prints this call, hence the
+/// offending value and the nearest legal one, which is why they are plain arguments and not part of
+/// a text.
 /// @throws Error bad_configuration
 constexpr void require(bool holds, char const* policy, Count count, int value, int nearest_legal,
                        char const* rule) {
   if (!holds) {
-    throw Error(Errc::bad_configuration, text("schedule ", policy, " cannot have ", value, " ", name(count), ": ", rule, "; the nearest legal value is ", nearest_legal));
+    throw Error(Errc::bad_configuration,
+                text("schedule ", policy, " cannot have ", value, " ", name(count), ": ", rule,
+                     "; the nearest legal value is ", nearest_legal));
   }
 }
 
-/// What every policy asks of a shape: at least one rank and one microbatch, the number of chunks the policy
-/// makes, and less than 2^31 actions.
+/// What every policy asks of a shape: at least one rank and one microbatch, the number of chunks
+/// the policy makes, and less than 2^31 actions.
 /// @throws Error bad_configuration
 constexpr void require_counts(char const* policy, Shape shape, int chunks) {
-  require(shape.ranks >= 1, policy, Count::ranks, shape.ranks, 1, "a pipeline has at least one rank");
+  require(shape.ranks >= 1, policy, Count::ranks, shape.ranks, 1,
+          "a pipeline has at least one rank");
   require(shape.microbatches >= 1, policy, Count::microbatches, shape.microbatches, 1,
           "an iteration has at least one microbatch");
   require(shape.chunks == chunks && chunks >= 1, policy, Count::chunks, shape.chunks,

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What the depth-first schedules on a loop share: the order in which a rank visits its chunks.
-/// @source Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", arXiv 2104.04473.
+/// @file   What the depth-first schedules on a loop share: the order in which a rank visits its
+/// chunks.
+/// @source Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", arXiv
+/// 2104.04473.
 
 #include <algorithm>
 
@@ -10,8 +12,8 @@
 
 namespace stagger::schedule::detail {
 
-/// Depth first: a group of N microbatches passes a rank's first chunk, then its second, and so on; then the next
-/// group. Backwards visit the chunks from the last to the first.
+/// Depth first: a group of N microbatches passes a rank's first chunk, then its second, and so on;
+/// then the next group. Backwards visit the chunks from the last to the first.
 struct DepthFirst {
   int ranks = 1, chunks = 1, microbatches = 1, group = 1;
 
@@ -19,19 +21,23 @@ struct DepthFirst {
   [[nodiscard]] constexpr Action at(int rank, int step, bool forward) const noexcept {
     int const in_full = microbatches / group * group * chunks;  // steps in groups of full size
     int const size = step < in_full ? group : microbatches % group;
-    int const first = step < in_full ? step / (group * chunks) * group : microbatches / group * group;
+    int const first =
+        step < in_full ? step / (group * chunks) * group : microbatches / group * group;
     int const within = step < in_full ? step % (group * chunks) : step - in_full;
     int const chunk = forward ? within / size : chunks - 1 - within / size;
-    return {.kind = forward ? Kind::forward : Kind::backward, .stage = chunk * ranks + rank, .microbatch = first + within % size};
+    return {.kind = forward ? Kind::forward : Kind::backward,
+            .stage = chunk * ranks + rank,
+            .microbatch = first + within % size};
   }
 };
 
-/// The group size that a policy runs with: the one asked for, or PyTorch's, which cuts M into max(1, M / P) equal
-/// rounds.
+/// The group size that a policy runs with: the one asked for, or PyTorch's, which cuts M into
+/// max(1, M / P) equal rounds.
 /// @throws Error bad_configuration, naming the nearest legal value
 [[nodiscard]] constexpr int legal_group(char const* policy, Shape shape, int group) {
   int const P = shape.ranks, M = shape.microbatches;
-  if (group == 0 && shape.chunks == 1) return M;  // one chunk: the order is the same for every group size
+  if (group == 0 && shape.chunks == 1)
+    return M;  // one chunk: the order is the same for every group size
   if (group == 0) {
     int const rounds = std::max(1, M / P);
     int nearest = M;
@@ -60,7 +66,8 @@ struct DepthFirst {
       }
     }
   }
-  require(M >= P, policy, Count::microbatches, M, P, "a group holds at least one microbatch for each rank");
+  require(M >= P, policy, Count::microbatches, M, P,
+          "a group holds at least one microbatch for each rank");
   require(legal(group), policy, Count::group, group, nearest,
           "a group holds P to M microbatches, and what is left over is none or at least P");
   return group;

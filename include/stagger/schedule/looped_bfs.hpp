@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file   Looped breadth first: all microbatches through a chunk before the next chunk begins.
-/// @source Lamy-Poirier, "Breadth-First Pipeline Parallelism", arXiv 2211.05953; order of PyTorch's ScheduleLoopedBFS.
+/// @source Lamy-Poirier, "Breadth-First Pipeline Parallelism", arXiv 2211.05953; order of PyTorch's
+/// ScheduleLoopedBFS.
 
 #include <cstddef>
 
@@ -10,8 +11,9 @@
 
 namespace stagger::schedule {
 
-/// Stage s runs on rank s mod P. Backwards take the microbatches from the last to the first, and that is the order in
-/// which gradients are added. Bubble (P - 1)(F + B) of one chunk for M >= P; every rank holds all VM chunks.
+/// Stage s runs on rank s mod P. Backwards take the microbatches from the last to the first, and
+/// that is the order in which gradients are added. Bubble (P - 1)(F + B) of one chunk for M >= P;
+/// every rank holds all VM chunks.
 struct LoopedBfs {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
@@ -31,14 +33,17 @@ struct LoopedBfs {
     require_counts("looped-bfs", shape, chunks_per_rank);
     int const M = shape.microbatches;
     Table table{.stages = shape.stages(), .microbatches = M};
-    table.actions.reserve(2 * static_cast<std::size_t>(shape.stages()) * static_cast<std::size_t>(M));
+    table.actions.reserve(2 * static_cast<std::size_t>(shape.stages()) *
+                          static_cast<std::size_t>(M));
     for (int rank = first; rank < last; ++rank) {
       table.begin_row();
       for (int stage = rank; stage < shape.stages(); stage += shape.ranks) {
-        for (int m = 0; m < M; ++m) table.add({.kind = Kind::forward, .stage = stage, .microbatch = m});
+        for (int m = 0; m < M; ++m)
+          table.add({.kind = Kind::forward, .stage = stage, .microbatch = m});
       }
       for (int stage = shape.stages() - shape.ranks + rank; stage >= 0; stage -= shape.ranks) {
-        for (int m = M; m-- > 0;) table.add({.kind = Kind::backward, .stage = stage, .microbatch = m});
+        for (int m = M; m-- > 0;)
+          table.add({.kind = Kind::backward, .stage = stage, .microbatch = m});
       }
     }
     return table;

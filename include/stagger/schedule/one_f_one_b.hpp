@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   1F1B: early backward, so that what is in flight does not grow with the number of microbatches.
-/// @source Fan et al., "DAPPLE", PPoPP 2021, section 3 (warm-up P_A, P_B); Narayanan et al., PipeDream-Flush, 2006.09503.
-///         With the default warm-up the compute order is that of PyTorch, Megatron-LM and DeepSpeed.
+/// @file   1F1B: early backward, so that what is in flight does not grow with the number of
+/// microbatches.
+/// @source Fan et al., "DAPPLE", PPoPP 2021, section 3 (warm-up P_A, P_B); Narayanan et al.,
+/// PipeDream-Flush, 2006.09503.
+///         With the default warm-up the compute order is that of PyTorch, Megatron-LM and
+///         DeepSpeed.
 
 #include <algorithm>
 #include <cstddef>
@@ -15,29 +18,31 @@
 
 namespace stagger::schedule {
 
-/// How many forwards a rank runs before its first backward: gap * (P - r) - (gap - 1). A gap of `Warmup{1 + n}` hides
-/// transfers that cost up to n/2 of a forward and backward.
+/// How many forwards a rank runs before its first backward: gap * (P - r) - (gap - 1). A gap of
+/// `Warmup{1 + n}` hides transfers that cost up to n/2 of a forward and backward.
 enum class Warmup : int {
   minimal = 1,  ///< P - r, DAPPLE's P_A: for transfers that cost next to nothing
   deep = 2,     ///< 2(P - r) - 1, DAPPLE's P_B: for transfers that cost as much as compute
 };
 
-/// One forward, one backward. Bubble (P - 1)(F + B) for M >= P; peak min(M, P - r) with the minimal warm-up.
+/// One forward, one backward. Bubble (P - 1)(F + B) for M >= P; peak min(M, P - r) with the minimal
+/// warm-up.
 struct OneFOneB {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
 
   Warmup warmup = Warmup::minimal;  ///< any gap >= 1, as `Warmup{gap}`
-  int in_flight = 0;                ///< most microbatches a rank may hold; 0: as many as the warm-up asks for
+  int in_flight = 0;  ///< most microbatches a rank may hold; 0: as many as the warm-up asks for
 
   /// One stage on each rank.
   [[nodiscard]] constexpr int chunks() const noexcept { return 1; }
 
-  /// Forwards before the first backward, for each rank. Never more on a later rank, which is what keeps the ranks
-  /// from waiting for each other for ever.
+  /// Forwards before the first backward, for each rank. Never more on a later rank, which is what
+  /// keeps the ranks from waiting for each other for ever.
   ///
-  /// A limit D >= P shortens the warm-up to D - r: cutting every rank to D instead would make neighbours run in
-  /// convoy. A limit D < P is met by the counts that finish first at B = 2 F; ties go to the smaller counts.
+  /// A limit D >= P shortens the warm-up to D - r: cutting every rank to D instead would make
+  /// neighbours run in convoy. A limit D < P is met by the counts that finish first at B = 2 F;
+  /// ties go to the smaller counts.
   [[nodiscard]] constexpr std::vector<int> warm_up_counts(Shape shape) const {
     check(shape);
     int const P = shape.ranks;
@@ -71,22 +76,27 @@ struct OneFOneB {
  private:
   constexpr void check(Shape shape) const {
     require_counts("1f1b", shape, 1);
-    require(static_cast<int>(warmup) >= 1, "1f1b", Count::warm_up, static_cast<int>(warmup), 1, "a gap is at least 1");
-    require(in_flight >= 0, "1f1b", Count::in_flight, in_flight, 1, "a limit is at least 1, or 0 for none");
+    require(static_cast<int>(warmup) >= 1, "1f1b", Count::warm_up, static_cast<int>(warmup), 1,
+            "a gap is at least 1");
+    require(in_flight >= 0, "1f1b", Count::in_flight, in_flight, 1,
+            "a limit is at least 1, or 0 for none");
   }
 
   /// Seconds of an iteration with these counts at F = 1, B = 2.
   [[nodiscard]] static constexpr double makespan(Shape shape, std::vector<int> const& count) {
     Table const t = detail::early_backward(shape, count, 0, shape.ranks);
     double last = 0;
-    detail::play(t, detail::stage_times(t, Costs{}), -1,
-                 [&](std::size_t, std::size_t, double, double end, double) { last = std::max(last, end); });
+    detail::play(
+        t, detail::stage_times(t, Costs{}), -1,
+        [&](std::size_t, std::size_t, double, double end, double) { last = std::max(last, end); });
     return last;
   }
 
-  /// The best of all counts that never rise from rank to rank and stay below the limit. Where there are more than a
-  /// few thousand of them: the best that raising or lowering one rank at a time reaches.
-  [[nodiscard]] constexpr std::vector<int> search(Shape shape, std::vector<int> const& wanted) const {
+  /// The best of all counts that never rise from rank to rank and stay below the limit. Where there
+  /// are more than a few thousand of them: the best that raising or lowering one rank at a time
+  /// reaches.
+  [[nodiscard]] constexpr std::vector<int> search(Shape shape,
+                                                  std::vector<int> const& wanted) const {
     auto const P = static_cast<std::size_t>(shape.ranks);
     int const limit = std::min(in_flight, shape.microbatches);
     Shape probe = shape;  // what lies beyond the warm-up and two turns of the steady state repeats
@@ -94,7 +104,8 @@ struct OneFOneB {
     std::vector<int> best(P, 1);
     for (std::size_t r = 0; r < P; ++r) {  // in proportion to the way to the last rank and back
       long long const share = static_cast<long long>(limit) * (shape.ranks - static_cast<int>(r));
-      best[r] = static_cast<int>(std::max<long long>(1, std::min<long long>(wanted[r], (share + shape.ranks - 1) / shape.ranks)));
+      best[r] = static_cast<int>(std::max<long long>(
+          1, std::min<long long>(wanted[r], (share + shape.ranks - 1) / shape.ranks)));
     }
     double best_s = makespan(probe, best);
     auto const sum = [](std::vector<int> const& v) {
@@ -133,7 +144,8 @@ struct OneFOneB {
           std::vector<int> counts = best;
           counts[r] += by;
           bool const fits = counts[r] >= 1 && counts[r] <= std::min(wanted[r], limit) &&
-                            (r == 0 || counts[r] <= counts[r - 1]) && (r + 1 == P || counts[r] >= counts[r + 1]);
+                            (r == 0 || counts[r] <= counts[r - 1]) &&
+                            (r + 1 == P || counts[r] >= counts[r + 1]);
           if (fits && consider(counts)) better = true;
         }
       }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   PipeDream: 1F1B that never flushes; each rank keeps the weights of every minibatch in flight.
+/// @file   PipeDream: 1F1B that never flushes; each rank keeps the weights of every minibatch in
+/// flight.
 /// @source Narayanan et al., "PipeDream", SOSP 2019, sections 3.2 and 3.3.
 
 #include <algorithm>
@@ -13,8 +14,8 @@
 
 namespace stagger::schedule {
 
-/// A table covers a whole run: its M are the minibatches of the run, and the bubble is paid once, not per iteration.
-/// Between the first and the last P - 1 of them no rank idles.
+/// A table covers a whole run: its M are the minibatches of the run, and the bubble is paid once,
+/// not per iteration. Between the first and the last P - 1 of them no rank idles.
 struct PipeDream {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = false;
@@ -24,7 +25,8 @@ struct PipeDream {
   /// One stage on each rank.
   [[nodiscard]] constexpr int chunks() const noexcept { return 1; }
 
-  /// Versions of its weights that a rank keeps: one for each minibatch it may hold, P - r without a limit.
+  /// Versions of its weights that a rank keeps: one for each minibatch it may hold, P - r without a
+  /// limit.
   /// @pre 0 <= rank < shape.ranks
   [[nodiscard]] constexpr int weight_versions(Shape shape, int rank) const noexcept {
     int const limit = in_flight == 0 ? shape.ranks : in_flight;
@@ -35,9 +37,11 @@ struct PipeDream {
   /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table table(Shape shape) const {
     require_counts("pipedream", shape, 1);
-    require(in_flight >= 0, "pipedream", Count::in_flight, in_flight, 1, "at least one is injected");
+    require(in_flight >= 0, "pipedream", Count::in_flight, in_flight, 1,
+            "at least one is injected");
     std::vector<int> count(static_cast<std::size_t>(shape.ranks), 1);
-    for (int r = 0; r < shape.ranks; ++r) count[static_cast<std::size_t>(r)] = weight_versions(shape, r);
+    for (int r = 0; r < shape.ranks; ++r)
+      count[static_cast<std::size_t>(r)] = weight_versions(shape, r);
     return detail::early_backward(shape, count, 0, shape.ranks);
   }
 };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Plays the rows of a compute table against each other: the one loop behind proof, evaluation and search.
+/// @file   Plays the rows of a compute table against each other: the one loop behind proof,
+/// evaluation and search.
 
 #include <cstddef>
 #include <vector>
@@ -26,8 +27,8 @@ namespace stagger::schedule::detail {
 
 /// True when every index of the action lies in the table's range.
 [[nodiscard]] constexpr bool in_range(Table const& table, Action const& a) noexcept {
-  return a.stage >= 0 && a.stage < table.stages && a.microbatch >= 0 && a.microbatch < table.microbatches &&
-         a.slice >= 0 && a.slice < table.slices;
+  return a.stage >= 0 && a.stage < table.stages && a.microbatch >= 0 &&
+         a.microbatch < table.microbatches && a.slice >= 0 && a.slice < table.slices;
 }
 
 /// True when the table has fewer actions than entries, and so cannot be complete.
@@ -40,7 +41,8 @@ namespace stagger::schedule::detail {
   return left == 0;
 }
 
-/// The row of each stage; `several` for a stage that stands in more than one row. Lowest row where none has it: -1.
+/// The row of each stage; `several` for a stage that stands in more than one row. Lowest row where
+/// none has it: -1.
 inline constexpr int several = -2;
 [[nodiscard]] constexpr std::vector<int> owners(Table const& table) {
   std::vector<int> owner(static_cast<std::size_t>(table.stages), -1);
@@ -62,19 +64,27 @@ struct StageTimes {
 
   [[nodiscard]] constexpr double of(Kind kind) const noexcept {
     switch (kind) {
-      case Kind::forward: return forward;
-      case Kind::backward: return backward;
-      case Kind::backward_input: return input;
-      case Kind::backward_weight: return weight;
-      default: return 0;
+      case Kind::forward:
+        return forward;
+      case Kind::backward:
+        return backward;
+      case Kind::backward_input:
+        return input;
+      case Kind::backward_weight:
+        return weight;
+      default:
+        return 0;
     }
   }
 };
 
-[[nodiscard]] constexpr std::vector<StageTimes> stage_times(Table const& table, Costs const& costs) {
+[[nodiscard]] constexpr std::vector<StageTimes> stage_times(Table const& table,
+                                                            Costs const& costs) {
   std::vector<int> const owner = owners(table);
   std::vector<StageTimes> times(static_cast<std::size_t>(table.stages), StageTimes{});
-  auto const crosses = [&](std::size_t a, std::size_t b) { return owner[a] == several || owner[a] != owner[b]; };
+  auto const crosses = [&](std::size_t a, std::size_t b) {
+    return owner[a] == several || owner[a] != owner[b];
+  };
   for (std::size_t s = 0; s < times.size(); ++s) {
     StageCosts const& c = costs.of(static_cast<int>(s));
     double const share = 1.0 / table.slices;
@@ -82,25 +92,29 @@ struct StageTimes {
     times[s].input = c.backward_input_s * share;
     times[s].weight = c.backward_weight_s * share;
     times[s].backward = (c.backward_input_s + c.backward_weight_s) * share;
-    if (s > 0 && crosses(s, s - 1)) times[s].link_forward = costs.of(static_cast<int>(s) - 1).transfer_s * share;
+    if (s > 0 && crosses(s, s - 1))
+      times[s].link_forward = costs.of(static_cast<int>(s) - 1).transfer_s * share;
     if (s + 1 < times.size() && crosses(s, s + 1)) times[s].link_backward = c.transfer_s * share;
   }
   return times;
 }
 
-/// Plays a table of compute actions in which every index is in range. Each rank runs its row in order; an
-/// action starts when its rank is free and its inputs have arrived, an overlapped pair when those of both have.
+/// Plays a table of compute actions in which every index is in range. Each rank runs its row in
+/// order; an action starts when its rank is free and its inputs have arrived, an overlapped pair
+/// when those of both have.
 ///
-/// `visit(rank, position, start, end, given)` is called for each action in the order of its rank; `given` is when its
-/// last input was produced, without the link. Both actions of a pair are visited with the pair's times.
-/// @return per rank, how many actions ran; less than the row's length where ranks wait for each other for ever
-/// Complexity: linear in the number of actions.
+/// `visit(rank, position, start, end, given)` is called for each action in the order of its rank;
+/// `given` is when its last input was produced, without the link. Both actions of a pair are
+/// visited with the pair's times.
+/// @return per rank, how many actions ran; less than the row's length where ranks wait for each
+/// other for ever Complexity: linear in the number of actions.
 template <class Visit>
 constexpr std::vector<std::size_t> play(Table const& table, std::vector<StageTimes> const& times,
                                         double overlap_s, Visit&& visit) {
   constexpr double unknown = -1;  // below: -2 - r means that rank r waits for the value
   std::size_t const ranks = table.row_begin.size();
-  std::size_t const stride = static_cast<std::size_t>(table.microbatches) * static_cast<std::size_t>(table.slices);
+  std::size_t const stride =
+      static_cast<std::size_t>(table.microbatches) * static_cast<std::size_t>(table.slices);
   std::vector<double> forward(cells(table), unknown);
   std::vector<double> gradient(cells(table), unknown);
   std::vector<std::size_t> cursor(ranks, 0);
@@ -118,7 +132,7 @@ constexpr std::vector<std::size_t> play(Table const& table, std::vector<StageTim
 
     // When the inputs of an action arrive, or a negative number when one is not made yet.
     double given = 0;
-    auto const arrives = [&](Action const& a) constexpr -> double {
+    auto const arrives = [&](Action const& a) constexpr->double {
       std::size_t const here = cell(table, a);
       auto const s = static_cast<std::size_t>(a.stage);
       double* input = nullptr;
@@ -161,7 +175,8 @@ constexpr std::vector<std::size_t> play(Table const& table, std::vector<StageTim
         if (second < 0) break;
         if (second > ready) ready = second;
         double const start = ready > now ? ready : now;
-        double const cost = times[s].of(a.kind) + times[static_cast<std::size_t>(b.stage)].of(b.kind);
+        double const cost =
+            times[s].of(a.kind) + times[static_cast<std::size_t>(b.stage)].of(b.kind);
         now = start + (overlap_s < 0 ? cost : overlap_s);
         visit(rank, at, start, now, given);
         visit(rank, at + 1, start, now, given);

@@ -14,12 +14,13 @@ struct ScheduleTag {};
 
 /// A schedule maps a shape to a table.
 template <class P>
-concept SchedulePolicy =
-    std::copyable<P> && std::same_as<typename P::policy_tag, ScheduleTag> &&
+concept SchedulePolicy = std::copyable<P> && std::same_as<typename P::policy_tag, ScheduleTag> &&
     requires(P const policy, Shape shape) {
-      { P::flushes } -> std::convertible_to<bool>;                 // is every stage idle when an iteration ends?
-      { policy.chunks() } -> std::same_as<int>;                    // stages each rank runs, V
-      { policy.table(shape) } -> std::same_as<schedule::Table>;    // throws Error for a shape that is not legal
-    };
+  { P::flushes } -> std::convertible_to<bool>;  // is every stage idle when an iteration ends?
+  { policy.chunks() } -> std::same_as<int>;     // stages each rank runs, V
+  {
+    policy.table(shape)
+    } -> std::same_as<schedule::Table>;  // throws Error for a shape that is not legal
+};
 
 }  // namespace stagger

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   `verify` for large tables at compile time: rows and play are cut into constant evaluations of their own, so
-///         that no compiler's default limit is met. `static_assert(accepted<proof<OneFOneB{}, Shape{64, 256}>>)`.
+/// @file   `verify` for large tables at compile time: rows and play are cut into constant
+/// evaluations of their own, so
+///         that no compiler's default limit is met. `static_assert(accepted<proof<OneFOneB{},
+///         Shape{64, 256}>>)`.
 
 #include <array>
 #include <cstddef>
@@ -17,8 +19,7 @@ namespace stagger::schedule {
 namespace detail {
 
 /// One row of a policy's table, made where the policy can make it alone.
-template <auto Policy, Shape S>
-[[nodiscard]] constexpr Table table_with_row(int rank) {
+template <auto Policy, Shape S> [[nodiscard]] constexpr Table table_with_row(int rank) {
   if constexpr (requires { Policy.rows(S, 0, 1); }) {
     return Policy.rows(S, rank, rank + 1);
   } else {
@@ -36,13 +37,14 @@ inline constexpr int slices_of = [] {
   return t.slices;
 }();
 
-/// More than any complete row holds: F, I and W of everything, on two stages in the bidirectional form.
+/// More than any complete row holds: F, I and W of everything, on two stages in the bidirectional
+/// form.
 template <auto Policy, Shape S>
-inline constexpr std::size_t most_actions = 4 * static_cast<std::size_t>(S.chunks) * static_cast<std::size_t>(S.microbatches) *
+inline constexpr std::size_t most_actions = 4 * static_cast<std::size_t>(S.chunks) *
+                                            static_cast<std::size_t>(S.microbatches) *
                                             static_cast<std::size_t>(slices_of<Policy, S>);
 
-template <auto Policy, Shape S, int Rank>
-struct ProofRow {
+template <auto Policy, Shape S, int Rank> struct ProofRow {
   struct Made {
     std::array<Action, most_actions<Policy, S>> actions{};
     std::size_t size = 0;
@@ -58,9 +60,9 @@ struct ProofRow {
 };
 
 /// Where a proof stands between two parts.
-template <int Stages, int Microbatches, int Ranks>
-struct ProofState {
-  static constexpr std::size_t cell_count = static_cast<std::size_t>(Stages) * static_cast<std::size_t>(Microbatches);
+template <int Stages, int Microbatches, int Ranks> struct ProofState {
+  static constexpr std::size_t cell_count =
+      static_cast<std::size_t>(Stages) * static_cast<std::size_t>(Microbatches);
   // Plain arrays: a compiler evaluates each operator[] of std::array as a call.
   std::uint16_t forward_at[cell_count]{};   // position in its row + 1; 0: not run
   std::uint16_t gradient_at[cell_count]{};  // of B or I
@@ -76,8 +78,7 @@ struct ProofState {
   Fault fault{};
 };
 
-template <auto Policy, Shape S, int Limit>
-struct Prover {
+template <auto Policy, Shape S, int Limit> struct Prover {
   static constexpr int slices = slices_of<Policy, S>;
   static constexpr int columns = S.microbatches * slices;
   using State = ProofState<S.stages(), columns, S.ranks>;
@@ -88,11 +89,14 @@ struct Prover {
 
   template <int... Rank>
   static constexpr std::array<View, sizeof...(Rank)> views(std::integer_sequence<int, Rank...>) {
-    return {{View{ProofRow<Policy, S, Rank>::made.actions.data(), ProofRow<Policy, S, Rank>::made.size}...}};
+    return {{View{ProofRow<Policy, S, Rank>::made.actions.data(),
+                  ProofRow<Policy, S, Rank>::made.size}...}};
   }
-  static constexpr std::array<View, static_cast<std::size_t>(S.ranks)> rows = views(std::make_integer_sequence<int, S.ranks>{});
+  static constexpr std::array<View, static_cast<std::size_t>(S.ranks)> rows =
+      views(std::make_integer_sequence<int, S.ranks>{});
 
-  /// Rank 0 works on the first and on the last stage of P: the bidirectional form, or no form at all.
+  /// Rank 0 works on the first and on the last stage of P: the bidirectional form, or no form at
+  /// all.
   static constexpr bool two_ways = [] {
     if (S.chunks != 1 || S.ranks < 2) return false;
     for (std::size_t i = 0; i < rows[0].size; ++i) {
@@ -103,22 +107,26 @@ struct Prover {
 
   static constexpr std::size_t stride = static_cast<std::size_t>(columns);
 
-  /// Runs an action, or tells why not: deadlock when its input is not there yet, else what is wrong with it.
-  /// One function, since compilers pay for each call.
+  /// Runs an action, or tells why not: deadlock when its input is not there yet, else what is wrong
+  /// with it. One function, since compilers pay for each call.
   /// @param test  of the first action of a pair: everything but to run it
-  static constexpr FaultKind take(State& state, int rank, std::size_t at, Action const& a, bool test) {
-    if (a.stage < 0 || a.stage >= S.stages() || a.microbatch < 0 || a.microbatch >= S.microbatches || a.slice < 0 ||
-        a.slice >= slices || a.kind > Kind::backward_weight) {
+  static constexpr FaultKind take(State& state, int rank, std::size_t at, Action const& a,
+                                  bool test) {
+    if (a.stage < 0 || a.stage >= S.stages() || a.microbatch < 0 ||
+        a.microbatch >= S.microbatches || a.slice < 0 || a.slice >= slices ||
+        a.kind > Kind::backward_weight) {
       return FaultKind::parse;
     }
     bool const second_half = two_ways && a.microbatch >= S.microbatches / 2;
     std::size_t const lane = 2 * static_cast<std::size_t>(a.stage) + (second_half ? 1 : 0);
     if (state.owner[lane] != rank + 1) {
       if (state.owner[lane] != 0) return FaultKind::placement;
-      if (two_ways && rank != (second_half ? S.ranks - 1 - a.stage : a.stage)) return FaultKind::placement;
+      if (two_ways && rank != (second_half ? S.ranks - 1 - a.stage : a.stage))
+        return FaultKind::placement;
       state.owner[lane] = rank + 1;
     }
-    std::size_t const c = static_cast<std::size_t>(a.stage) * stride + static_cast<std::size_t>(a.microbatch * slices + a.slice);
+    std::size_t const c = static_cast<std::size_t>(a.stage) * stride +
+                          static_cast<std::size_t>(a.microbatch * slices + a.slice);
     if (a.kind == Kind::forward) {
       if (state.forward_at[c] != 0) return FaultKind::duplicate;
       if (slices > 1 && a.slice > 0 && state.forward_at[c - 1] == 0) return FaultKind::order;
@@ -140,7 +148,8 @@ struct Prover {
     } else {
       if (state.gradient_at[c] != 0) return FaultKind::duplicate;
       if (state.forward_at[c] == 0) return FaultKind::order;
-      if (slices > 1 && a.slice + 1 < slices && state.gradient_at[c + 1] == 0) return FaultKind::order;
+      if (slices > 1 && a.slice + 1 < slices && state.gradient_at[c + 1] == 0)
+        return FaultKind::order;
       if (a.stage + 1 < S.stages()) {
         int const given = state.gradient_at[c + stride];
         if (given == 0) return FaultKind::deadlock;
@@ -159,7 +168,8 @@ struct Prover {
     return FaultKind::none;
   }
 
-  static constexpr void stop(State& state, FaultKind kind, int rank, std::size_t at, Action const& a) {
+  static constexpr void stop(State& state, FaultKind kind, int rank, std::size_t at,
+                             Action const& a) {
     state.fault = {.kind = kind, .rank = rank, .position = static_cast<int>(at), .action = a};
     state.finished = true;
   }
@@ -170,7 +180,8 @@ struct Prover {
       int const rank = state.rank;
       View const row = rows[static_cast<std::size_t>(rank)];
       if (row.size == 0 || row.size > 65000) {
-        stop(state, row.size == 0 ? FaultKind::missing : FaultKind::parse, rank, 0, Action{.stage = rank % S.stages()});
+        stop(state, row.size == 0 ? FaultKind::missing : FaultKind::parse, rank, 0,
+             Action{.stage = rank % S.stages()});
         break;
       }
       std::size_t& at = state.cursor[rank];
@@ -179,7 +190,8 @@ struct Prover {
         --budget;
         Action const& a = row.begin[at];
         bool const pair = a.overlaps_next;
-        if (pair && (at + 1 == row.size || (a.kind == Kind::forward) == (row.begin[at + 1].kind == Kind::forward))) {
+        if (pair && (at + 1 == row.size ||
+                     (a.kind == Kind::forward) == (row.begin[at + 1].kind == Kind::forward))) {
           stop(state, FaultKind::parse, rank, at, a);
           break;
         }
@@ -224,18 +236,25 @@ struct Prover {
       return;
     }
     bool const backwards = state.gradients + state.weights > 0;
-    if (state.forwards == State::cell_count && (!backwards || (state.gradients == state.forwards && state.weights == state.forwards))) return;
+    if (state.forwards == State::cell_count &&
+        (!backwards || (state.gradients == state.forwards && state.weights == state.forwards)))
+      return;
     for (std::size_t c = 0; c < State::cell_count; ++c) {
-      Kind const kind = state.forward_at[c] == 0 ? Kind::forward : state.gradient_at[c] == 0 ? Kind::backward : Kind::backward_weight;
-      if (state.forward_at[c] != 0 && (!backwards || (state.gradient_at[c] != 0 && state.weighed[c]))) continue;
+      Kind const kind = state.forward_at[c] == 0    ? Kind::forward
+                        : state.gradient_at[c] == 0 ? Kind::backward
+                                                    : Kind::backward_weight;
+      if (state.forward_at[c] != 0 &&
+          (!backwards || (state.gradient_at[c] != 0 && state.weighed[c])))
+        continue;
       auto const column = static_cast<int>(c % stride);
-      stop(state, FaultKind::missing, -1, 0, Action{.kind = kind, .stage = static_cast<int>(c / stride), .microbatch = column / slices});
+      stop(state, FaultKind::missing, -1, 0,
+           Action{
+               .kind = kind, .stage = static_cast<int>(c / stride), .microbatch = column / slices});
       return;
     }
   }
 
-  template <int Part>
-  struct Step {
+  template <int Part> struct Step {
     static constexpr State before() {
       if constexpr (Part == 0) {
         return State{};
@@ -246,8 +265,7 @@ struct Prover {
     static constexpr State state = advance(before(), 4000);
   };
 
-  template <int Part = 0>
-  static constexpr Fault result() {
+  template <int Part = 0> static constexpr Fault result() {
     if constexpr (Step<Part>::state.finished) {
       return Step<Part>::state.fault;
     } else {
@@ -258,11 +276,12 @@ struct Prover {
 
 }  // namespace detail
 
-/// The first fault of a policy's table; a policy must be usable as a template argument, as all are that hold no costs.
-/// Finds the same tables legal as `verify`; where one has several faults, it may name another one first.
+/// The first fault of a policy's table; a policy must be usable as a template argument, as all are
+/// that hold no costs. Finds the same tables legal as `verify`; where one has several faults, it
+/// may name another one first.
 /// @tparam InFlight  most (stage, microbatch) pairs a rank may hold; 0: no limit
 template <auto Policy, Shape S, int InFlight = 0>
-  requires SchedulePolicy<std::remove_const_t<decltype(Policy)>>
+requires SchedulePolicy<std::remove_const_t<decltype(Policy)>>
 inline constexpr Fault proof = detail::Prover<Policy, S, InFlight>::result();
 
 }  // namespace stagger::schedule

@@ -12,8 +12,9 @@
 
 namespace stagger::schedule {
 
-/// Slices of a microbatch run forward in rising and backward in falling order: a later slice attends to the earlier
-/// ones. With S equal slices the bubble is (P - 1)(F + B) / S of a microbatch; the peak is min(MS, P - r - 1 + S) slices.
+/// Slices of a microbatch run forward in rising and backward in falling order: a later slice
+/// attends to the earlier ones. With S equal slices the bubble is (P - 1)(F + B) / S of a
+/// microbatch; the peak is min(MS, P - r - 1 + S) slices.
 struct Seq1F1B {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
@@ -32,19 +33,28 @@ struct Seq1F1B {
   [[nodiscard]] constexpr Table rows(Shape shape, int first, int last) const {
     require_counts("seq-1f1b", shape, 1);
     int const P = shape.ranks, M = shape.microbatches, S = slices;
-    require(M >= P, "seq-1f1b", Count::microbatches, M, P, "the steady state needs one for each rank");
+    require(M >= P, "seq-1f1b", Count::microbatches, M, P,
+            "the steady state needs one for each rank");
     require(S >= 1, "seq-1f1b", Count::slices, S, 1, "a microbatch has at least one slice");
     int const most = std::min(32767, ((1 << 29) - 1) / (P * M));
-    require(S <= most, "seq-1f1b", Count::slices, S, most, "slices are counted in 15 bits and actions in 31");
+    require(S <= most, "seq-1f1b", Count::slices, S, most,
+            "slices are counted in 15 bits and actions in 31");
     Table table{.stages = P, .microbatches = M, .slices = S};
-    table.actions.reserve(2 * static_cast<std::size_t>(P) * static_cast<std::size_t>(M) * static_cast<std::size_t>(S));
+    table.actions.reserve(2 * static_cast<std::size_t>(P) * static_cast<std::size_t>(M) *
+                          static_cast<std::size_t>(S));
     for (int rank = first; rank < last; ++rank) {
       table.begin_row();
       auto const forward = [&](int n) {
-        table.add({.kind = Kind::forward, .stage = rank, .microbatch = n / S, .slice = static_cast<std::int16_t>(n % S)});
+        table.add({.kind = Kind::forward,
+                   .stage = rank,
+                   .microbatch = n / S,
+                   .slice = static_cast<std::int16_t>(n % S)});
       };
       auto const backward = [&](int n) {
-        table.add({.kind = Kind::backward, .stage = rank, .microbatch = n / S, .slice = static_cast<std::int16_t>(S - 1 - n % S)});
+        table.add({.kind = Kind::backward,
+                   .stage = rank,
+                   .microbatch = n / S,
+                   .slice = static_cast<std::int16_t>(S - 1 - n % S)});
       };
       int const steps = M * S;
       int const ahead = std::min(P - rank - 2 + S, steps);

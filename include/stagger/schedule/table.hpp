@@ -10,14 +10,15 @@
 
 namespace stagger::schedule {
 
-/// The ordered actions of one iteration, a row for each rank. A value: printable, comparable, constexpr.
+/// The ordered actions of one iteration, a row for each rank. A value: printable, comparable,
+/// constexpr.
 ///
-/// A row is a *position*; which device a position runs on is placement's business. Rows are filled one
-/// after the other: `add` appends to the last row that `begin_row` opened.
+/// A row is a *position*; which device a position runs on is placement's business. Rows are filled
+/// one after the other: `add` appends to the last row that `begin_row` opened.
 struct Table {
-  int stages = 0;        ///< S = P * V
-  int microbatches = 0;  ///< M
-  int slices = 1;        ///< sequence slices a microbatch is cut into
+  int stages = 0;                        ///< S = P * V
+  int microbatches = 0;                  ///< M
+  int slices = 1;                        ///< sequence slices a microbatch is cut into
   std::vector<Action> actions{};         ///< all rows, one after the other
   std::vector<std::size_t> row_begin{};  ///< [ranks] index of each row's first action
 

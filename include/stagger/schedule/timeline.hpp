@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   When each action of an iteration started and ended: predicted by `evaluate`, measured by an engine.
+/// @file   When each action of an iteration started and ended: predicted by `evaluate`, measured by
+/// an engine.
 
 #include <cstddef>
 #include <span>
@@ -18,8 +19,8 @@ struct Span {
   bool repeated = false;  ///< a forward run again by recomputation, not the table's own
 };
 
-/// The actions of one iteration with their times, a row for each rank in the order they ran. Evaluation and
-/// measurement share this type, so that plan and run can be laid side by side.
+/// The actions of one iteration with their times, a row for each rank in the order they ran.
+/// Evaluation and measurement share this type, so that plan and run can be laid side by side.
 struct Timeline {
   std::vector<std::vector<Span>> rows{};  ///< [ranks][actions of the rank]
 

@@ -9,8 +9,8 @@
 
 namespace stagger::schedule {
 
-/// Rank r runs stages r and 2P - 1 - r. A microbatch never rests on its way, so it lives as briefly as a V allows: at most
-/// 2(floor((P + 1) / 3) + 1) chunks are in flight, counted until their W.
+/// Rank r runs stages r and 2P - 1 - r. A microbatch never rests on its way, so it lives as briefly
+/// as a V allows: at most 2(floor((P + 1) / 3) + 1) chunks are in flight, counted until their W.
 struct VMin {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
@@ -25,7 +25,8 @@ struct VMin {
   /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table table(Shape shape) const {
     require_counts("v-min", shape, 2);
-    return detail::repeat(shape, detail::BuildingBlock(shape.ranks, {0, 0, 0, 0}, false), false, peak(shape.ranks));
+    return detail::repeat(shape, detail::BuildingBlock(shape.ranks, {0, 0, 0, 0}, false), false,
+                          peak(shape.ranks));
   }
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Proves or refutes a table: at compile time, in a test, or for a table that came from a file.
+/// @file   Proves or refutes a table: at compile time, in a test, or for a table that came from a
+/// file.
 
 #include <algorithm>
 #include <cstddef>
@@ -17,12 +18,13 @@ namespace stagger::schedule {
 
 /// What a table is held against.
 struct VerifyOptions {
-  Channels channels = Channels::per_peer;  ///< how messages share channels; compute-only tables have none
-  int in_flight = 0;                       ///< most (stage, microbatch) pairs a rank may hold; 0: no limit
+  Channels channels =
+      Channels::per_peer;  ///< how messages share channels; compute-only tables have none
+  int in_flight = 0;       ///< most (stage, microbatch) pairs a rank may hold; 0: no limit
 };
 
-/// Most (stage, microbatch) pairs in flight on each rank: F has run, B or W has not. Slices count one each.
-/// In an overlapped pair the forward counts before the backward frees.
+/// Most (stage, microbatch) pairs in flight on each rank: F has run, B or W has not. Slices count
+/// one each. In an overlapped pair the forward counts before the backward frees.
 /// @return [ranks]
 [[nodiscard]] constexpr std::vector<int> peak_in_flight(Table const& table) {
   std::vector<int> peak(table.row_begin.size(), 0);
@@ -41,12 +43,16 @@ struct VerifyOptions {
 
 namespace detail {
 
-/// The deadlock of a table in which rank r came no further than position `ran[r]`; none where all came to the end.
+/// The deadlock of a table in which rank r came no further than position `ran[r]`; none where all
+/// came to the end.
 [[nodiscard]] constexpr Fault standstill(Table const& table, std::vector<std::size_t> const& ran) {
   for (std::size_t r = 0; r < ran.size(); ++r) {
     auto const row = table.row(static_cast<int>(r));
     if (ran[r] < row.size()) {
-      return {.kind = FaultKind::deadlock, .rank = static_cast<int>(r), .position = static_cast<int>(ran[r]), .action = row[ran[r]]};
+      return {.kind = FaultKind::deadlock,
+              .rank = static_cast<int>(r),
+              .position = static_cast<int>(ran[r]),
+              .action = row[ran[r]]};
     }
   }
   return {};
@@ -59,11 +65,16 @@ constexpr void require_playable(Table const& table) {
     auto const row = table.row(r);
     for (std::size_t at = 0; at < row.size(); ++at) {
       if (!in_range(table, row[at])) {
-        throw Error(Errc::bad_schedule, message({.kind = FaultKind::parse, .rank = r, .position = static_cast<int>(at), .action = row[at]}));
+        throw Error(Errc::bad_schedule, message({.kind = FaultKind::parse,
+                                                 .rank = r,
+                                                 .position = static_cast<int>(at),
+                                                 .action = row[at]}));
       }
     }
   }
-  if (sparse(table)) throw Error(Errc::bad_schedule, "the table has fewer actions than stages times microbatches; verify it first");
+  if (sparse(table))
+    throw Error(Errc::bad_schedule,
+                "the table has fewer actions than stages times microbatches; verify it first");
 }
 
 /// What is known of one (stage, microbatch, slice) while a table is checked.
@@ -74,7 +85,9 @@ struct Seen {
   int gradient_at = 0;     ///< position of its B or I
 };
 
-[[nodiscard]] constexpr unsigned bit(Kind kind) noexcept { return 1U << static_cast<unsigned>(kind); }
+[[nodiscard]] constexpr unsigned bit(Kind kind) noexcept {
+  return 1U << static_cast<unsigned>(kind);
+}
 
 /// Every check except deadlock and memory; those need the whole of the table to be sound.
 class Checker {
@@ -103,7 +116,10 @@ class Checker {
       bit(Kind::backward) | bit(Kind::backward_input) | bit(Kind::backward_weight);
 
   [[nodiscard]] constexpr Fault fault(FaultKind kind, int rank, std::size_t at) const {
-    return {.kind = kind, .rank = rank, .position = static_cast<int>(at), .action = table_.row(rank)[at]};
+    return {.kind = kind,
+            .rank = rank,
+            .position = static_cast<int>(at),
+            .action = table_.row(rank)[at]};
   }
   constexpr Seen& seen(Action const& a) { return seen_[cell(table_, a)]; }
 
@@ -116,7 +132,8 @@ class Checker {
         Action const& a = row[at];
         if (!in_range(table_, a)) return fault(FaultKind::parse, rank, at);
         if (a.overlaps_next) {
-          bool const pairs = !second && at + 1 < row.size() && is_compute(a.kind) && is_compute(row[at + 1].kind) &&
+          bool const pairs = !second && at + 1 < row.size() && is_compute(a.kind) &&
+                             is_compute(row[at + 1].kind) &&
                              (a.kind == Kind::forward) != (row[at + 1].kind == Kind::forward);
           if (!pairs) return fault(FaultKind::parse, rank, at);
         }
@@ -124,7 +141,8 @@ class Checker {
         Seen& s = seen(a);
         unsigned clash = bit(a.kind);
         if (a.kind == Kind::backward) clash = backwards_;
-        if (a.kind == Kind::backward_input || a.kind == Kind::backward_weight) clash |= bit(Kind::backward);
+        if (a.kind == Kind::backward_input || a.kind == Kind::backward_weight)
+          clash |= bit(Kind::backward);
         if ((s.kinds & clash) != 0) return fault(FaultKind::duplicate, rank, at);
         s.kinds = static_cast<std::uint8_t>(s.kinds | bit(a.kind));
         if (is_compute(a.kind)) {
@@ -140,12 +158,15 @@ class Checker {
     return {};
   }
 
-  /// What is missing from a table with fewer actions than cells, found without an array of all cells.
+  /// What is missing from a table with fewer actions than cells, found without an array of all
+  /// cells.
   [[nodiscard]] constexpr Fault first_gap() const {
     std::vector<Action> forwards;
     for (int rank = 0; rank < table_.ranks(); ++rank) {
       auto const row = table_.row(rank);
-      if (row.empty()) return {.kind = FaultKind::missing, .rank = rank, .position = 0, .action = first_missing(rank)};
+      if (row.empty())
+        return {
+            .kind = FaultKind::missing, .rank = rank, .position = 0, .action = first_missing(rank)};
       for (std::size_t at = 0; at < row.size(); ++at) {
         if (!in_range(table_, row[at])) return fault(FaultKind::parse, rank, at);
         if (row[at].kind == Kind::forward) forwards.push_back(row[at]);
@@ -169,17 +190,22 @@ class Checker {
     return {.kind = FaultKind::missing, .rank = -1, .position = -1, .action = next};
   }
 
-  /// Nothing left out. A table without any backward is forward-only, and complete with its forwards.
+  /// Nothing left out. A table without any backward is forward-only, and complete with its
+  /// forwards.
   [[nodiscard]] constexpr Fault complete() {
     for (int rank = 0; rank < table_.ranks(); ++rank) {
       if (table_.row(rank).empty()) {
-        return {.kind = FaultKind::missing, .rank = rank, .position = 0, .action = first_missing(rank)};
+        return {
+            .kind = FaultKind::missing, .rank = rank, .position = 0, .action = first_missing(rank)};
       }
     }
     for (int s = 0; s < table_.stages; ++s) {
       for (int m = 0; m < table_.microbatches; ++m) {
         for (int j = 0; j < table_.slices; ++j) {
-          Action a{.kind = Kind::forward, .stage = s, .microbatch = m, .slice = static_cast<std::int16_t>(j)};
+          Action a{.kind = Kind::forward,
+                   .stage = s,
+                   .microbatch = m,
+                   .slice = static_cast<std::int16_t>(j)};
           unsigned const kinds = seen(a).kinds;
           bool whole = (kinds & bit(Kind::forward)) != 0;
           if (whole && has_backward_ && (kinds & bit(Kind::backward)) == 0) {
@@ -202,8 +228,8 @@ class Checker {
     return {.kind = Kind::forward, .stage = rank < table_.stages ? rank : 0};
   }
 
-  /// A stage on one rank; or all of them in the bidirectional form, where microbatches of the first half run stage s
-  /// on rank s and the others on rank P - 1 - s.
+  /// A stage on one rank; or all of them in the bidirectional form, where microbatches of the first
+  /// half run stage s on rank s and the others on rank P - 1 - s.
   [[nodiscard]] constexpr Fault place() {
     std::vector<int> owner(static_cast<std::size_t>(table_.stages), -1);
     Fault first{};
@@ -223,7 +249,8 @@ class Checker {
       for (std::size_t at = 0; at < row.size(); ++at) {
         Action const& a = row[at];
         if (!is_compute(a.kind)) continue;
-        int const home = a.microbatch < table_.microbatches / 2 ? a.stage : table_.ranks() - 1 - a.stage;
+        int const home =
+            a.microbatch < table_.microbatches / 2 ? a.stage : table_.ranks() - 1 - a.stage;
         if (home != rank) return fault(FaultKind::placement, rank, at);
       }
     }
@@ -231,7 +258,8 @@ class Checker {
     return {};
   }
 
-  /// On each rank a microbatch passes its stages upwards, then downwards; slices rise forwards and fall backwards.
+  /// On each rank a microbatch passes its stages upwards, then downwards; slices rise forwards and
+  /// fall backwards.
   [[nodiscard]] constexpr Fault order() {
     std::size_t const lines = cells(table_) / static_cast<std::size_t>(table_.stages);
     std::vector<int> done(lines, -1);
@@ -282,9 +310,13 @@ class Checker {
       for (std::size_t at = 0; at < row.size(); ++at) {
         Action const& a = row[at];
         Seen& here = seen(a);
-        auto const lacks = [&](Kind kind) constexpr -> Fault {
-          return {.kind = FaultKind::unmatched_message, .rank = rank, .position = static_cast<int>(at),
-                  .action = {.kind = kind, .stage = a.stage, .microbatch = a.microbatch, .slice = a.slice}};
+        auto const lacks = [&](Kind kind) constexpr->Fault {
+          return {
+              .kind = FaultKind::unmatched_message,
+              .rank = rank,
+              .position = static_cast<int>(at),
+              .action = {
+                  .kind = kind, .stage = a.stage, .microbatch = a.microbatch, .slice = a.slice}};
         };
         Action other{};
         if (is_compute(a.kind)) {
@@ -302,7 +334,8 @@ class Checker {
         bool const forward = a.kind == Kind::send_forward || a.kind == Kind::recv_forward;
         bool const send = a.kind == Kind::send_forward || a.kind == Kind::send_backward;
         if (here.rank != rank) return fault(FaultKind::placement, rank, at);
-        if (!travels(a, other) || (seen(other).kinds & bit(other.kind)) == 0 || (!forward && !has_backward_)) {
+        if (!travels(a, other) || (seen(other).kinds & bit(other.kind)) == 0 ||
+            (!forward && !has_backward_)) {
           return fault(FaultKind::unmatched_message, rank, at);
         }
         int const compute_at = forward ? here.forward_at : here.gradient_at;
@@ -314,16 +347,21 @@ class Checker {
 
   /// Consumers follow their producer's order, and receives the order of the sends, on every edge.
   [[nodiscard]] constexpr Fault edges() {
-    std::size_t const lanes = static_cast<std::size_t>(table_.stages) * 2;  // both halves of the bidirectional form
+    std::size_t const lanes =
+        static_cast<std::size_t>(table_.stages) * 2;  // both halves of the bidirectional form
     std::vector<int> last_forward(lanes, -1), last_gradient(lanes, -1);
-    std::vector<int> last_recv_f(has_messages_ ? lanes : 0, -1), last_recv_b(has_messages_ ? lanes : 0, -1);
-    std::vector<int> send_f(has_messages_ ? seen_.size() : 0, -1), send_b(has_messages_ ? seen_.size() : 0, -1);
+    std::vector<int> last_recv_f(has_messages_ ? lanes : 0, -1),
+        last_recv_b(has_messages_ ? lanes : 0, -1);
+    std::vector<int> send_f(has_messages_ ? seen_.size() : 0, -1),
+        send_b(has_messages_ ? seen_.size() : 0, -1);
     if (has_messages_) {
       for (int rank = 0; rank < table_.ranks(); ++rank) {
         auto const row = table_.row(rank);
         for (std::size_t at = 0; at < row.size(); ++at) {
-          if (row[at].kind == Kind::send_forward) send_f[cell(table_, row[at])] = static_cast<int>(at);
-          if (row[at].kind == Kind::send_backward) send_b[cell(table_, row[at])] = static_cast<int>(at);
+          if (row[at].kind == Kind::send_forward)
+            send_f[cell(table_, row[at])] = static_cast<int>(at);
+          if (row[at].kind == Kind::send_backward)
+            send_b[cell(table_, row[at])] = static_cast<int>(at);
         }
       }
     }
@@ -370,9 +408,10 @@ class Checker {
 
 }  // namespace detail
 
-/// Plays all ranks of a table against each other and answers with the first fault; a false `Fault` is a proof that
-/// every action is there exactly once, in data order, each stage on one rank (or in the bidirectional form), messages
-/// matched and in order, nothing waits for ever, and no rank holds more than the limit.
+/// Plays all ranks of a table against each other and answers with the first fault; a false `Fault`
+/// is a proof that every action is there exactly once, in data order, each stage on one rank (or in
+/// the bidirectional form), messages matched and in order, nothing waits for ever, and no rank
+/// holds more than the limit.
 ///
 /// Takes tables of compute actions and tables with messages. Linear in the number of actions.
 [[nodiscard]] constexpr Fault verify(Table const& table, VerifyOptions options = {}) {
@@ -381,7 +420,8 @@ class Checker {
   std::vector<std::size_t> ran;
   if (checker.has_messages()) {
     detail::ChannelPlay play(table, options.channels);
-    ran = play.run(detail::stage_times(table, Costs{}), -1, [](auto...) {}, [](auto...) {});
+    ran = play.run(
+        detail::stage_times(table, Costs{}), -1, [](auto...) {}, [](auto...) {});
   } else {
     ran = detail::play(table, detail::stage_times(table, Costs{}), -1, [](auto...) {});
   }
@@ -392,9 +432,13 @@ class Checker {
       auto const row = table.row(r);
       for (std::size_t at = 0; at < row.size(); ++at) {
         if (row[at].kind == Kind::forward) ++live;
-        bool const freed_too_late = at > 0 && row[at - 1].overlaps_next && ends_flight(row[at - 1].kind);
+        bool const freed_too_late =
+            at > 0 && row[at - 1].overlaps_next && ends_flight(row[at - 1].kind);
         if (live + (freed_too_late ? 1 : 0) > options.in_flight) {
-          return {.kind = FaultKind::memory, .rank = r, .position = static_cast<int>(at), .action = row[at]};
+          return {.kind = FaultKind::memory,
+                  .rank = r,
+                  .position = static_cast<int>(at),
+                  .action = row[at]};
         }
         if (ends_flight(row[at].kind)) --live;
       }
@@ -406,7 +450,8 @@ class Checker {
 /// Verifies the table that a policy makes for a shape; the form to use in a `static_assert`.
 /// @throws Error bad_configuration when the policy refuses the shape
 template <SchedulePolicy Policy>
-[[nodiscard]] constexpr Fault verify(Policy const& policy, Shape shape, VerifyOptions options = {}) {
+[[nodiscard]] constexpr Fault verify(Policy const& policy, Shape shape,
+                                     VerifyOptions options = {}) {
   Table const table = policy.table(shape);
   return verify(table, options);
 }
@@ -415,13 +460,15 @@ template <SchedulePolicy Policy>
 template <FaultKind Fault, int Rank, int Position, Kind Action, int Stage, int Microbatch>
 struct Rejected {
   static_assert(Fault == FaultKind::none,
-                "stagger: the schedule is rejected; read fault, rank, position, action, stage and microbatch above");
+                "stagger: the schedule is rejected; read fault, rank, position, action, stage and "
+                "microbatch above");
   static constexpr bool value = true;
 };
 
-/// `static_assert(accepted<verify(OneFOneB{}, Shape{4, 8})>)`: the compiler prints the fault's kind, rank, position, action kind,
-/// stage and microbatch.
+/// `static_assert(accepted<verify(OneFOneB{}, Shape{4, 8})>)`: the compiler prints the fault's
+/// kind, rank, position, action kind, stage and microbatch.
 template <Fault F>
-inline constexpr bool accepted = Rejected<F.kind, F.rank, F.position, F.action.kind, F.action.stage, F.action.microbatch>::value;
+inline constexpr bool accepted =
+    Rejected<F.kind, F.rank, F.position, F.action.kind, F.action.stage, F.action.microbatch>::value;
 
 }  // namespace stagger::schedule

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   ZB-H1: backward cut in two, so that weight gradients fill what 1F1B leaves idle, at 1F1B's memory.
+/// @file   ZB-H1: backward cut in two, so that weight gradients fill what 1F1B leaves idle, at
+/// 1F1B's memory.
 /// @source Qi et al., "Zero Bubble Pipeline Parallelism", arXiv 2401.10241; order of PyTorch's
 ///         ScheduleInterleavedZeroBubble for every number of chunks.
 
@@ -12,20 +13,21 @@
 
 namespace stagger::schedule {
 
-/// Stage s runs on rank s mod P. With V = 1 the bubble is (P - 1)(F + I - W) for W <= min(F, I) and M >= P, and no
-/// rank holds more than min(M, P) microbatches, counted until their W.
+/// Stage s runs on rank s mod P. With V = 1 the bubble is (P - 1)(F + I - W) for W <= min(F, I) and
+/// M >= P, and no rank holds more than min(M, P) microbatches, counted until their W.
 struct ZeroBubbleH1 {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
 
   int chunks_per_rank = 1;  ///< V >= 1
-  int group = 0;            ///< microbatches that pass a chunk before the next one; 0: M / max(1, M / P)
+  int group = 0;  ///< microbatches that pass a chunk before the next one; 0: M / max(1, M / P)
 
   /// Stages on each rank, V.
   [[nodiscard]] constexpr int chunks() const noexcept { return chunks_per_rank; }
 
   /// Rank r begins with its weight gradients r steps after its first I, then keeps that distance.
-  /// @param shape  P <= N <= M and M mod N = 0 or >= P; without a group size max(1, M / P) must divide M
+  /// @param shape  P <= N <= M and M mod N = 0 or >= P; without a group size max(1, M / P) must
+  /// divide M
   /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table table(Shape shape) const { return rows(shape, 0, shape.ranks); }
 
@@ -33,14 +35,18 @@ struct ZeroBubbleH1 {
   /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table rows(Shape shape, int first, int last) const {
     require_counts("zb-h1", shape, chunks_per_rank);
-    detail::DepthFirst const order{.ranks = shape.ranks, .chunks = shape.chunks, .microbatches = shape.microbatches,
+    detail::DepthFirst const order{.ranks = shape.ranks,
+                                   .chunks = shape.chunks,
+                                   .microbatches = shape.microbatches,
                                    .group = detail::legal_group("zb-h1", shape, group)};
     int const steps = shape.chunks * shape.microbatches;
     Table table{.stages = shape.stages(), .microbatches = shape.microbatches};
-    table.actions.reserve(3 * static_cast<std::size_t>(steps) * static_cast<std::size_t>(shape.ranks));
+    table.actions.reserve(3 * static_cast<std::size_t>(steps) *
+                          static_cast<std::size_t>(shape.ranks));
     for (int rank = first; rank < last; ++rank) {
       table.begin_row();
-      long long const wanted = static_cast<long long>(shape.chunks - 1) * order.group + (shape.ranks - 1 - rank);
+      long long const wanted =
+          static_cast<long long>(shape.chunks - 1) * order.group + (shape.ranks - 1 - rank);
       int const ahead = static_cast<int>(std::min<long long>(wanted, steps));
       auto const part = [&](int step, Kind kind) {
         Action a = order.at(rank, step, false);
@@ -53,7 +59,8 @@ struct ZeroBubbleH1 {
         part(step, Kind::backward_input);
         if (step >= rank) part(step - rank, Kind::backward_weight);
       }
-      for (int step = std::max(0, steps - rank); step < steps; ++step) part(step, Kind::backward_weight);
+      for (int step = std::max(0, steps - rank); step < steps; ++step)
+        part(step, Kind::backward_weight);
     }
     return table;
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   ZB-H2: no idle time between a rank's first and last action, at about twice 1F1B's memory.
+/// @file   ZB-H2: no idle time between a rank's first and last action, at about twice 1F1B's
+/// memory.
 /// @source Qi et al., "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section 2.2.
 
 #include <algorithm>
@@ -11,9 +12,10 @@
 
 namespace stagger::schedule {
 
-/// Rank r runs 2(P - r) - 1 forwards before its first I, which fills the time until a gradient can come back, and
-/// keeps 2r weight gradients for the end, which fills the time in which the last gradients travel. For M >= 2P - 1 and
-/// F = I = W no rank idles within its span: span bubble 0, bubble P - 1 forwards.
+/// Rank r runs 2(P - r) - 1 forwards before its first I, which fills the time until a gradient can
+/// come back, and keeps 2r weight gradients for the end, which fills the time in which the last
+/// gradients travel. For M >= 2P - 1 and F = I = W no rank idles within its span: span bubble 0,
+/// bubble P - 1 forwards.
 struct ZeroBubbleH2 {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
@@ -34,7 +36,9 @@ struct ZeroBubbleH2 {
     table.actions.reserve(3 * static_cast<std::size_t>(shape.ranks) * static_cast<std::size_t>(M));
     for (int rank = first; rank < last; ++rank) {
       table.begin_row();
-      auto const add = [&](Kind kind, int m) { table.add({.kind = kind, .stage = rank, .microbatch = m}); };
+      auto const add = [&](Kind kind, int m) {
+        table.add({.kind = kind, .stage = rank, .microbatch = m});
+      };
       int const ahead = static_cast<int>(std::min<long long>(2LL * (shape.ranks - rank) - 1, M));
       int const behind = static_cast<int>(std::min<long long>(2LL * rank, M));
       for (int m = 0; m < ahead; ++m) add(Kind::forward, m);

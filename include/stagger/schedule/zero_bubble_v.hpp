@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file   ZB-V: no idle time within a rank's span at 1F1B's memory, on a V.
-/// @source Qi et al., "Pipeline Parallelism with Controllable Memory", arXiv 2405.15362. The drain is that of PyTorch's
-///         ScheduleZBVZeroBubble, gradients of both chunks in turn and all weight gradients left over at the end:
-///         it needs no costs to be laid out, where the authors' generator places each weight gradient by them.
+/// @source Qi et al., "Pipeline Parallelism with Controllable Memory", arXiv 2405.15362. The drain
+/// is that of PyTorch's
+///         ScheduleZBVZeroBubble, gradients of both chunks in turn and all weight gradients left
+///         over at the end: it needs no costs to be laid out, where the authors' generator places
+///         each weight gradient by them.
 
 #include <algorithm>
 #include <array>
@@ -14,8 +16,9 @@
 
 namespace stagger::schedule {
 
-/// Rank r runs stages r and 2P - 1 - r. For M >= 2P - 1 and F = I = W: span bubble 0, bubble P - 1 forwards of a
-/// chunk, peak 2P chunks on every rank. Fewer microbatches run in the order of 2P - 1 with the others left out.
+/// Rank r runs stages r and 2P - 1 - r. For M >= 2P - 1 and F = I = W: span bubble 0, bubble P - 1
+/// forwards of a chunk, peak 2P chunks on every rank. Fewer microbatches run in the order of 2P - 1
+/// with the others left out.
 struct ZeroBubbleV {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
@@ -34,7 +37,8 @@ struct ZeroBubbleV {
     int const P = shape.ranks;
     int const M = std::max(shape.microbatches, 2 * P - 1);
     Table table{.stages = 2 * P, .microbatches = shape.microbatches};
-    table.actions.reserve(6 * static_cast<std::size_t>(P) * static_cast<std::size_t>(shape.microbatches));
+    table.actions.reserve(6 * static_cast<std::size_t>(P) *
+                          static_cast<std::size_t>(shape.microbatches));
     for (int rank = first; rank < last; ++rank) {
       table.begin_row();
       std::array<std::array<int, 3>, 2> next{};  // microbatch, by chunk and F, I, W

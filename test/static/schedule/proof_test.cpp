@@ -57,10 +57,13 @@ struct Own {
       for (int m = 0; m < shape.microbatches; ++m) {
         int const at = slip == 3 && r == 1 ? shape.microbatches - 1 - m : m;
         t.add({.kind = Kind::forward, .stage = r, .microbatch = at});
-        if (slip == 1 || r + 1 == shape.ranks) t.add({.kind = Kind::backward, .stage = r, .microbatch = at});
+        if (slip == 1 || r + 1 == shape.ranks)
+          t.add({.kind = Kind::backward, .stage = r, .microbatch = at});
       }
       for (int m = 0; slip != 1 && r + 1 < shape.ranks && m < shape.microbatches; ++m) {
-        t.add({.kind = Kind::backward, .stage = r, .microbatch = slip == 2 && r == 0 && m == 2 ? 1 : m});
+        t.add({.kind = Kind::backward,
+               .stage = r,
+               .microbatch = slip == 2 && r == 0 && m == 2 ? 1 : m});
       }
     }
     return t;
@@ -71,10 +74,12 @@ constexpr Shape shape{3, 4};
 static_assert(!verify(Own{0}, shape) && !proof<Own{0}, shape>);
 // Each rank waits for a gradient before it goes on: one microbatch at a time is slow, but it ends.
 static_assert(!verify(Own{1}, shape) && !proof<Own{1}, shape>);
-static_assert(verify(Own{2}, shape).kind == FaultKind::duplicate && proof<Own{2}, shape>.kind == FaultKind::duplicate);
+static_assert(verify(Own{2}, shape).kind == FaultKind::duplicate &&
+              proof<Own{2}, shape>.kind == FaultKind::duplicate);
 static_assert(proof<Own{2}, shape>.rank == 0 && proof<Own{2}, shape>.position == 6);
 static_assert(verify(Own{3}, shape).kind == FaultKind::message_order);
-static_assert(proof<Own{3}, shape>.kind == FaultKind::deadlock || proof<Own{3}, shape>.kind == FaultKind::message_order);
+static_assert(proof<Own{3}, shape>.kind == FaultKind::deadlock ||
+              proof<Own{3}, shape>.kind == FaultKind::message_order);
 static_assert(proof<Own{0}, shape, 3>.kind == FaultKind::memory);
 
 /// The first rank wants a gradient that only its second forward would bring about.
@@ -82,8 +87,10 @@ struct Stuck : Own {
   [[nodiscard]] constexpr Table table(Shape) const {
     Table t{.stages = 2, .microbatches = 2};
     t.begin_row();
-    for (Kind const kind : {Kind::forward, Kind::backward}) t.add({.kind = kind, .stage = 0, .microbatch = 0});
-    for (Kind const kind : {Kind::forward, Kind::backward}) t.add({.kind = kind, .stage = 0, .microbatch = 1});
+    for (Kind const kind : {Kind::forward, Kind::backward})
+      t.add({.kind = kind, .stage = 0, .microbatch = 0});
+    for (Kind const kind : {Kind::forward, Kind::backward})
+      t.add({.kind = kind, .stage = 0, .microbatch = 1});
     t.begin_row();
     for (Kind const kind : {Kind::forward, Kind::backward}) {
       for (int m = 0; m < 2; ++m) t.add({.kind = kind, .stage = 1, .microbatch = m});
@@ -91,7 +98,10 @@ struct Stuck : Own {
     return t;
   }
 };
-constexpr Fault stuck{.kind = FaultKind::deadlock, .rank = 0, .position = 1, .action = {.kind = Kind::backward, .stage = 0, .microbatch = 0}};
+constexpr Fault stuck{.kind = FaultKind::deadlock,
+                      .rank = 0,
+                      .position = 1,
+                      .action = {.kind = Kind::backward, .stage = 0, .microbatch = 0}};
 static_assert(verify(Stuck{}, Shape{2, 2}) == stuck);
 static_assert(proof<Stuck{}, Shape{2, 2}> == stuck);
 

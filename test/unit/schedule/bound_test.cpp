@@ -17,8 +17,8 @@
 using namespace stagger;
 using namespace stagger::schedule;
 
-
-TEST_CASE("schedule/lower_bound: no order of the same actions beats it, found by trying all", "[schedule]") {
+TEST_CASE("schedule/lower_bound: no order of the same actions beats it, found by trying all",
+          "[schedule]") {
   std::mt19937 random(17);
   std::uniform_int_distribution<int> unit(0, 6);
   struct Case {
@@ -27,21 +27,26 @@ TEST_CASE("schedule/lower_bound: no order of the same actions beats it, found by
   };
   double worst = 1;
   int tight = 0, all = 0;
-  for (Case const& c : {Case{{{0}}, 3, 4}, Case{{{0}, {1}}, 1, 10}, Case{{{0}, {1}}, 2, 40}, Case{{{0}, {1}}, 3, 12}, Case{{{0}, {1}, {2}}, 1, 10},
-                        Case{{{0}, {1}, {2}}, 2, 40}, Case{{{0, 1}}, 2, 6}, Case{{{0, 2}, {1, 3}}, 1, 20}, Case{{{0, 3}, {1, 2}}, 1, 20},
-                        Case{{{0, 2}, {1}}, 2, 3}}) {
+  for (Case const& c :
+       {Case{{{0}}, 3, 4}, Case{{{0}, {1}}, 1, 10}, Case{{{0}, {1}}, 2, 40},
+        Case{{{0}, {1}}, 3, 12}, Case{{{0}, {1}, {2}}, 1, 10}, Case{{{0}, {1}, {2}}, 2, 40},
+        Case{{{0, 1}}, 2, 6}, Case{{{0, 2}, {1, 3}}, 1, 20}, Case{{{0, 3}, {1, 2}}, 1, 20},
+        Case{{{0, 2}, {1}}, 2, 3}}) {
     for (int round = 0; round < c.rounds; ++round) {
       int S = 0;
       for (auto const& mine : c.stages) S += static_cast<int>(mine.size());
       Costs costs;
       for (int s = 0; s < S; ++s) {
-        costs.stages.push_back({.forward_s = 1.0 + unit(random), .backward_input_s = 1.0 * unit(random), .backward_weight_s = 1.0 * unit(random),
+        costs.stages.push_back({.forward_s = 1.0 + unit(random),
+                                .backward_input_s = 1.0 * unit(random),
+                                .backward_weight_s = 1.0 * unit(random),
                                 .transfer_s = 0.5 * unit(random)});
       }
       Limits limits;
       int const V = static_cast<int>(c.stages[0].size());
       if (round % 3 == 1) limits.in_flight = V + round % 2;
-      if (round % 3 == 2) limits = {.memory = V + 0.5 * (round % 2), .weight_share = 0.25 * (round % 5)};
+      if (round % 3 == 2)
+        limits = {.memory = V + 0.5 * (round % 2), .weight_share = 0.25 * (round % 5)};
       Table any{.stages = S, .microbatches = c.M};
       for (auto const& mine : c.stages) {
         any.begin_row();
@@ -62,15 +67,18 @@ TEST_CASE("schedule/lower_bound: no order of the same actions beats it, found by
   CHECK(tight > all / 3);
 }
 
-TEST_CASE("schedule/lower_bound: never above the makespan of a schedule, whatever the costs", "[schedule]") {
+TEST_CASE("schedule/lower_bound: never above the makespan of a schedule, whatever the costs",
+          "[schedule]") {
   std::mt19937 random(3);
   std::uniform_int_distribution<int> unit(0, 8);
   for (int round = 0; round < 30; ++round) {
     for (auto const& [name, table] : zoo::all(4, 8)) {
       Costs costs;
       for (int s = 0; s < table.stages; ++s) {
-        costs.stages.push_back({.forward_s = 0.5 * unit(random), .backward_input_s = 0.5 * unit(random),
-                                .backward_weight_s = 0.5 * unit(random), .transfer_s = 0.25 * unit(random)});
+        costs.stages.push_back({.forward_s = 0.5 * unit(random),
+                                .backward_input_s = 0.5 * unit(random),
+                                .backward_weight_s = 0.5 * unit(random),
+                                .transfer_s = 0.25 * unit(random)});
       }
       if (round % 2 == 0) costs.overlap_s = 0.5 * unit(random);
       CAPTURE(name, round);
@@ -82,13 +90,15 @@ TEST_CASE("schedule/lower_bound: never above the makespan of a schedule, whateve
   }
 }
 
-TEST_CASE("schedule/lower_bound: the published schedules with zero span bubble meet it", "[schedule]") {
+TEST_CASE("schedule/lower_bound: the published schedules with zero span bubble meet it",
+          "[schedule]") {
   for (int P = 1; P <= 8; ++P) {
     Table const v = ZeroBubbleV{}.table({P, 2 * P, 2});
     CHECK(lower_bound(v) == evaluate(v).makespan_s);
     Table const h2 = ZeroBubbleH2{}.table({P, 2 * P});
     CHECK(lower_bound(h2) == evaluate(h2).makespan_s);
   }
-  CHECK(lower_bound(GPipe{}.table({4, 8}), Costs::uniform(1, 1, 1, 0.5)) == Approx(4.5 + 24));  // the last rank starts at 4.5
+  CHECK(lower_bound(GPipe{}.table({4, 8}), Costs::uniform(1, 1, 1, 0.5)) ==
+        Approx(4.5 + 24));  // the last rank starts at 4.5
   CHECK(lower_bound(ForwardOnly{}.table({4, 8})) == 11);
 }

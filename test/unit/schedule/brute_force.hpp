@@ -14,7 +14,8 @@ namespace brute_force {
 using namespace stagger;
 using namespace stagger::schedule;
 
-/// Every order of a rank's F, I, W on its stages; microbatches of one stage keep their order, which loses nothing.
+/// Every order of a rank's F, I, W on its stages; microbatches of one stage keep their order, which
+/// loses nothing.
 inline std::vector<std::vector<Action>> orders(std::vector<int> const& stages, int M) {
   std::vector<std::vector<Action>> all;
   std::vector<Action> row;
@@ -27,7 +28,9 @@ inline std::vector<std::vector<Action>> orders(std::vector<int> const& stages, i
     for (std::size_t i = 0; i < stages.size(); ++i) {
       for (std::size_t k = 0; k < 3; ++k) {
         if (done[i][k] == M || (k > 0 && done[i][k] == done[i][k - 1])) continue;
-        Kind const kind = k == 0 ? Kind::forward : k == 1 ? Kind::backward_input : Kind::backward_weight;
+        Kind const kind = k == 0   ? Kind::forward
+                          : k == 1 ? Kind::backward_input
+                                   : Kind::backward_weight;
         row.push_back({.kind = kind, .stage = stages[i], .microbatch = done[i][k]++});
         self(self);
         --done[i][k];
@@ -52,14 +55,19 @@ inline double held(std::vector<Action> const& row, double share) {
 }
 
 /// The shortest makespan over all orders that keep the limits.
-inline double shortest(std::vector<std::vector<int>> const& stages, int S, int M, Costs const& costs, Limits limits) {
+inline double shortest(std::vector<std::vector<int>> const& stages, int S, int M,
+                       Costs const& costs, Limits limits) {
   std::vector<std::vector<std::vector<Action>>> choice;
   for (auto const& mine : stages) {
     choice.push_back(orders(mine, M));
     auto& rows = choice.back();
-    rows.erase(std::remove_if(rows.begin(), rows.end(), [&](auto const& row) {
-      return (limits.in_flight > 0 && held(row, 1) > limits.in_flight) || (limits.memory > 0 && held(row, limits.weight_share) > limits.memory + 1e-9);
-    }), rows.end());
+    rows.erase(std::remove_if(rows.begin(), rows.end(),
+                              [&](auto const& row) {
+                                return (limits.in_flight > 0 && held(row, 1) > limits.in_flight) ||
+                                       (limits.memory > 0 &&
+                                        held(row, limits.weight_share) > limits.memory + 1e-9);
+                              }),
+               rows.end());
   }
   double best = 1e300;
   std::vector<std::size_t> at(stages.size(), 0);
@@ -70,10 +78,12 @@ inline double shortest(std::vector<std::vector<int>> const& stages, int S, int M
       for (Action const& a : choice[r][at[r]]) t.add(a);
     }
     double last = 0;
-    auto const ran = stagger::schedule::detail::play(t, stagger::schedule::detail::stage_times(t, costs), -1,
-                                  [&](std::size_t, std::size_t, double, double end, double) { last = std::max(last, end); });
+    auto const ran = stagger::schedule::detail::play(
+        t, stagger::schedule::detail::stage_times(t, costs), -1,
+        [&](std::size_t, std::size_t, double, double end, double) { last = std::max(last, end); });
     bool whole = true;
-    for (std::size_t r = 0; r < at.size(); ++r) whole = whole && ran[r] == t.row(static_cast<int>(r)).size();
+    for (std::size_t r = 0; r < at.size(); ++r)
+      whole = whole && ran[r] == t.row(static_cast<int>(r)).size();
     if (whole) best = std::min(best, last);
     std::size_t r = 0;
     while (r < at.size() && ++at[r] == choice[r].size()) at[r++] = 0;

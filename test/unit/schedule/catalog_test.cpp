@@ -24,11 +24,13 @@ TEST_CASE("schedule/catalog: names are told apart, unknown ones refused", "[sche
   CHECK_THROWS_WITH(make_table("2f2b", {4, 8}), Catch::Contains("'2f2b'"));
 }
 
-TEST_CASE("schedule/catalog: an in-flight limit shortens, bounds or refuses, as the schedule can", "[schedule]") {
+TEST_CASE("schedule/catalog: an in-flight limit shortens, bounds or refuses, as the schedule can",
+          "[schedule]") {
   for (char const* name : {"1f1b", "fifo", "pipedream", "auto"}) {
     CHECK_FALSE(verify(make_table(name, {4, 8}, {.limits = {.in_flight = 2}}), {.in_flight = 2}));
   }
   CHECK_NOTHROW(make_table("zb-h1", {4, 8}, {.limits = {.in_flight = 4}}));
-  CHECK_THROWS_WITH(make_table("gpipe", {4, 8}, {.limits = {.in_flight = 7}}), Catch::Contains("nearest legal value is 8"));
+  CHECK_THROWS_WITH(make_table("gpipe", {4, 8}, {.limits = {.in_flight = 7}}),
+                    Catch::Contains("nearest legal value is 8"));
   CHECK_THROWS_WITH(make_table("hanayo", {4, 8, 3}), Catch::Contains("3 chunks"));
 }

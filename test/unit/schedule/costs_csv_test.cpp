@@ -11,7 +11,9 @@ std::string const header = "stage,forward_s,backward_input_s,backward_weight_s,t
 }
 
 TEST_CASE("schedule/costs_csv: a line for each stage", "[schedule]") {
-  Costs const costs = read_costs_csv("stage, forward_s,backward_input_s,backward_weight_s,transfer_s\r\n0,1,2.5,1e-3,0\r\n1, 3 ,0,0,.5");
+  Costs const costs = read_costs_csv(
+      "stage, forward_s,backward_input_s,backward_weight_s,transfer_s\r\n0,1,2.5,1e-3,0\r\n1, 3 "
+      ",0,0,.5");
   REQUIRE(costs.stages.size() == 2);
   CHECK(costs.of(0).backward_input_s == 2.5);
   CHECK(costs.of(0).backward_weight_s == 1e-3);
@@ -19,12 +21,16 @@ TEST_CASE("schedule/costs_csv: a line for each stage", "[schedule]") {
   CHECK(costs.of(1).transfer_s == 0.5);
 }
 
-TEST_CASE("schedule/costs_csv: what is malformed is named with line, column and value", "[schedule]") {
-  auto const says = [](std::string const& text, char const* words) { CHECK_THROWS_WITH(read_costs_csv(text, "c.csv"), Catch::Contains(words)); };
+TEST_CASE("schedule/costs_csv: what is malformed is named with line, column and value",
+          "[schedule]") {
+  auto const says = [](std::string const& text, char const* words) {
+    CHECK_THROWS_WITH(read_costs_csv(text, "c.csv"), Catch::Contains(words));
+  };
   says("", "holds no stage");
   says(header, "holds no stage");
   says("stage,forward\n", "c.csv, line 1, column 7: 'forward' is field 2 of a line");
-  says("stage,forward_s,backward_s,backward_weight_s,transfer_s\n", "line 1, column 17: 'backward_s' is not the header");
+  says("stage,forward_s,backward_s,backward_weight_s,transfer_s\n",
+       "line 1, column 17: 'backward_s' is not the header");
   says(header + "0,1,1,1\n", "line 2, column 7: '1' is field 4 of a line that must have 5");
   says(header + "0,1,1,1,1,1\n", "line 2, column 9: '1' is field 5");
   says(header + "0,1,-2,1,1\n", "line 2, column 5: '-2' is not a finite number");

@@ -12,7 +12,8 @@ using namespace stagger;
 using namespace stagger::schedule;
 
 TEST_CASE("schedule/csv: every kind of cell is read", "[schedule]") {
-  Table const t = read_csv(" 0F1 ,,12SEND_F3,0UNSHARD,\t1RECV_B2\r\n(0F3;1B1)OVERLAP_F_B,4I5s2,0REDUCE_GRAD\n");
+  Table const t =
+      read_csv(" 0F1 ,,12SEND_F3,0UNSHARD,\t1RECV_B2\r\n(0F3;1B1)OVERLAP_F_B,4I5s2,0REDUCE_GRAD\n");
   REQUIRE(t.ranks() == 2);
   CHECK(t.stages == 13);
   CHECK(t.microbatches == 6);
@@ -22,17 +23,47 @@ TEST_CASE("schedule/csv: every kind of cell is read", "[schedule]") {
   CHECK(t.row(0)[1] == Action{.kind = Kind::send_forward, .stage = 12, .microbatch = 3});
   CHECK(t.row(0)[2] == Action{.kind = Kind::recv_backward, .stage = 1, .microbatch = 2});
   REQUIRE(t.row(1).size() == 3);
-  CHECK(t.row(1)[0] == Action{.kind = Kind::forward, .stage = 0, .microbatch = 3, .slice = 0, .overlaps_next = true});
+  CHECK(t.row(1)[0] ==
+        Action{
+            .kind = Kind::forward, .stage = 0, .microbatch = 3, .slice = 0, .overlaps_next = true});
   CHECK(t.row(1)[1] == Action{.kind = Kind::backward, .stage = 1, .microbatch = 1});
-  CHECK(t.row(1)[2] == Action{.kind = Kind::backward_input, .stage = 4, .microbatch = 5, .slice = 2});
+  CHECK(t.row(1)[2] ==
+        Action{.kind = Kind::backward_input, .stage = 4, .microbatch = 5, .slice = 2});
 }
 
-TEST_CASE("schedule/csv: a malformed cell is an error that names line, column and value", "[schedule]") {
-  for (char const* cell :
-       {"0F", "F0", "0F0junk", "0BW1", "0FULL_BACKWARD0", "()OVERLAP_F_B", "(0F0;1F1)OVERLAP_F_B", "(0F0;1B1)", "(0F0;1B1)OVERLAP_F_Bx",
-        "(0F0,1B1)OVERLAP_F_B", "0f0", "-1F0", "0F-1", "0 F0", "0F 0", "0F0s", "0F0s40000", "2147483647F0", "99999999999999999999F0",
-        "0F2147483648", "0UNSHARD1", "0SEND_F", "0SENDF1", "\"0F0\"", "0F0;", "(0F0;1W1)OVERLAP_F_B", "(0F0;0UNSHARD)OVERLAP_F_B",
-        "(;)OVERLAP_F_B", "0F0\r", "\xef\xbb\xbf" "0F0"}) {
+TEST_CASE("schedule/csv: a malformed cell is an error that names line, column and value",
+          "[schedule]") {
+  for (char const* cell : {"0F",
+                           "F0",
+                           "0F0junk",
+                           "0BW1",
+                           "0FULL_BACKWARD0",
+                           "()OVERLAP_F_B",
+                           "(0F0;1F1)OVERLAP_F_B",
+                           "(0F0;1B1)",
+                           "(0F0;1B1)OVERLAP_F_Bx",
+                           "(0F0,1B1)OVERLAP_F_B",
+                           "0f0",
+                           "-1F0",
+                           "0F-1",
+                           "0 F0",
+                           "0F 0",
+                           "0F0s",
+                           "0F0s40000",
+                           "2147483647F0",
+                           "99999999999999999999F0",
+                           "0F2147483648",
+                           "0UNSHARD1",
+                           "0SEND_F",
+                           "0SENDF1",
+                           "\"0F0\"",
+                           "0F0;",
+                           "(0F0;1W1)OVERLAP_F_B",
+                           "(0F0;0UNSHARD)OVERLAP_F_B",
+                           "(;)OVERLAP_F_B",
+                           "0F0\r",
+                           "\xef\xbb\xbf"
+                           "0F0"}) {
     std::string const text = std::string("0F0,1F0\n0B0, ") + cell + " ,1B0\n";
     std::string const shown = std::string(cell).substr(0, std::string(cell).find(','));
     CAPTURE(cell);
@@ -61,7 +92,8 @@ TEST_CASE("schedule/csv: what is written is read back, sliced and with pairs", "
 }
 
 TEST_CASE("schedule/csv: broken text ends in an error or a table, never otherwise", "[schedule]") {
-  std::string const good = write_csv(OneFOneB{}.table({2, 3})) + "(0F3;1B1)OVERLAP_F_B,4I5s2,0SEND_F1";
+  std::string const good =
+      write_csv(OneFOneB{}.table({2, 3})) + "(0F3;1B1)OVERLAP_F_B,4I5s2,0SEND_F1";
   std::string const letters = "0123456789FBIWs,;()\n\r_SENDRCVOLAP ";
   std::mt19937 random(7);
   int read = 0, refused = 0;
@@ -71,9 +103,15 @@ TEST_CASE("schedule/csv: broken text ends in an error or a table, never otherwis
       std::size_t const at = random() % text.size();
       char const c = letters[random() % letters.size()];
       switch (random() % 3) {
-        case 0: text[at] = c; break;
-        case 1: text.insert(at, 1, c); break;
-        default: text.erase(at, 1); break;
+        case 0:
+          text[at] = c;
+          break;
+        case 1:
+          text.insert(at, 1, c);
+          break;
+        default:
+          text.erase(at, 1);
+          break;
       }
     }
     try {

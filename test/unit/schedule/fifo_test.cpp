@@ -12,12 +12,18 @@ TEST_CASE("schedule/Fifo: equal costs, four injected, as played by hand", "[sche
         "2F0,2B0,2F1,2B1,2F2,2B2,2F3,2B3,2F4,2B4\n");
 }
 
-TEST_CASE("schedule/Fifo: never more than Nm in flight, last stage in adjacent pairs, each rank in order of readiness", "[schedule]") {
+TEST_CASE(
+    "schedule/Fifo: never more than Nm in flight, last stage in adjacent pairs, each rank in order "
+    "of readiness",
+    "[schedule]") {
   each([](int P, int M) {
     if (M > 12) return;
     for (int limit = 1; limit <= P + 1; ++limit) {
       Costs costs;
-      for (int s = 0; s < P; ++s) costs.stages.push_back({.forward_s = 1.0 + s % 3, .backward_input_s = 2.0 - s % 2, .transfer_s = 0.5 * (s % 4)});
+      for (int s = 0; s < P; ++s)
+        costs.stages.push_back({.forward_s = 1.0 + s % 3,
+                                .backward_input_s = 2.0 - s % 2,
+                                .transfer_s = 0.5 * (s % 4)});
       Table const t = legal(Fifo{limit, costs}, P, M);
       REQUIRE(highest(peak_in_flight(t)) <= limit);
       auto const last = t.row(P - 1);
@@ -37,11 +43,13 @@ TEST_CASE("schedule/Fifo: never more than Nm in flight, last stage in adjacent p
         auto const ready = [&](Action const& a) {
           double const link = costs.of(a.kind == Kind::forward ? r - 1 + (r == 0) : r).transfer_s;
           if (a.kind == Kind::backward) return end(Kind::backward, r + 1, a.microbatch) + link;
-          if (r == 0) return a.microbatch < limit ? 0.0 : end(Kind::backward, 0, a.microbatch - limit);
+          if (r == 0)
+            return a.microbatch < limit ? 0.0 : end(Kind::backward, 0, a.microbatch - limit);
           return end(Kind::forward, r - 1, a.microbatch) + link;
         };
         auto const row = t.row(r);
-        for (std::size_t i = 0; i + 1 < row.size(); ++i) REQUIRE(ready(row[i]) <= ready(row[i + 1]));
+        for (std::size_t i = 0; i + 1 < row.size(); ++i)
+          REQUIRE(ready(row[i]) <= ready(row[i + 1]));
       }
     }
   });

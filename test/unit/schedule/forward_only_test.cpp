@@ -15,7 +15,8 @@ TEST_CASE("schedule/ForwardOnly: legal on every mapping, nothing but forwards", 
         for (int s = 0; s < P * V; ++s) {
           int const rank = mapping == Mapping::zigzag && s / P % 2 == 1 ? P - 1 - s % P : s % P;
           auto const row = t.row(rank);
-          REQUIRE(std::count_if(row.begin(), row.end(), [s](Action const& a) { return a.stage == s; }) == M);
+          REQUIRE(std::count_if(row.begin(), row.end(),
+                                [s](Action const& a) { return a.stage == s; }) == M);
         }
       }
     }

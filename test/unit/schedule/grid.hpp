@@ -17,8 +17,7 @@ using namespace stagger;
 using namespace stagger::schedule;
 
 /// The table of a policy, which must be legal.
-template <class Policy>
-Table legal(Policy const& policy, int ranks, int microbatches) {
+template <class Policy> Table legal(Policy const& policy, int ranks, int microbatches) {
   Table const table = policy.table({ranks, microbatches, policy.chunks()});
   Fault const fault = verify(table);
   CAPTURE(ranks, microbatches, policy.chunks(), message(fault));
@@ -31,8 +30,7 @@ Table legal(Policy const& policy, int ranks, int microbatches) {
 inline int highest(std::vector<int> const& v) { return *std::max_element(v.begin(), v.end()); }
 
 /// Every shape with P <= 8 and M <= 32.
-template <class Body>
-void each(Body body) {
+template <class Body> void each(Body body) {
   for (int P = 1; P <= 8; ++P) {
     for (int M = 1; M <= 32; ++M) {
       CAPTURE(P, M);

@@ -5,7 +5,9 @@
 
 using namespace grid;
 
-TEST_CASE("schedule/Hanayo: bubble (P-1)(F+B) of one chunk at B = F, at most P microbatches in flight", "[schedule]") {
+TEST_CASE(
+    "schedule/Hanayo: bubble (P-1)(F+B) of one chunk at B = F, at most P microbatches in flight",
+    "[schedule]") {
   each([](int P, int M) {
     for (int waves = 1; waves <= 2; ++waves) {
       Hanayo const policy{waves};
@@ -21,7 +23,8 @@ TEST_CASE("schedule/Hanayo: bubble (P-1)(F+B) of one chunk at B = F, at most P m
 }
 
 TEST_CASE("schedule/Hanayo: an illegal count is refused with the nearest legal one", "[schedule]") {
-  CHECK_THROWS_WITH(Hanayo{}.table({4, 11, 2}), Catch::Contains("11 microbatches") && Catch::Contains("nearest legal value is 12"));
+  CHECK_THROWS_WITH(Hanayo{}.table({4, 11, 2}), Catch::Contains("11 microbatches") &&
+                                                    Catch::Contains("nearest legal value is 12"));
   CHECK_THROWS_WITH(Hanayo{}.table({4, 1, 2}), Catch::Contains("nearest legal value is 4"));
   CHECK_THROWS_WITH(Hanayo{0}.table({4, 4, 0}), Catch::Contains("0 chunks"));
 }

@@ -27,7 +27,8 @@ TEST_CASE("schedule/Interleaved: bubble and peak for every legal group size", "[
         }
         Evaluation const e = evaluate(legal(policy, P, M), Costs::uniform(3, 4, 2));
         if (M >= P) REQUIRE(e.bubble_s == (P - 1) * 9.0);
-        if (M >= P && V * M * 9.0 > 0) REQUIRE(e.bubble_s / e.makespan_s == Approx((P - 1.0) / (V * M + P - 1)));
+        if (M >= P && V * M * 9.0 > 0)
+          REQUIRE(e.bubble_s / e.makespan_s == Approx((P - 1.0) / (V * M + P - 1)));
         int const n = N > 0 ? N : M / std::max(1, M / P);
         for (int r = 0; r < P; ++r) {
           int const peak = std::min(V * M, (V - 1) * n + 2 * (P - 1 - r) + 1);
@@ -38,11 +39,20 @@ TEST_CASE("schedule/Interleaved: bubble and peak for every legal group size", "[
   });
 }
 
-TEST_CASE("schedule/Interleaved: an illegal count is refused with the nearest legal one", "[schedule]") {
-  CHECK_THROWS_WITH(Interleaved{}.table({4, 9, 2}), Catch::Contains("9 microbatches") && Catch::Contains("nearest legal value is 8"));
-  CHECK_THROWS_WITH((Interleaved{2, 3}.table({4, 8, 2})), Catch::Contains("3 group size") && Catch::Contains("nearest legal value is 4"));
-  CHECK_THROWS_WITH((Interleaved{2, 6}.table({4, 8, 2})), Catch::Contains("6 group size") && Catch::Contains("nearest legal value is 4"));
-  CHECK_THROWS_WITH((Interleaved{2, 4}.table({4, 3, 2})), Catch::Contains("3 microbatches") && Catch::Contains("nearest legal value is 4"));
-  CHECK_THROWS_WITH((Interleaved{2, -7}.table({4, 8, 2})), Catch::Contains("nearest legal value is 4"));
-  CHECK_THROWS_WITH(Interleaved{}.table({4, 8, 3}), Catch::Contains("3 chunks") && Catch::Contains("nearest legal value is 2"));
+TEST_CASE("schedule/Interleaved: an illegal count is refused with the nearest legal one",
+          "[schedule]") {
+  CHECK_THROWS_WITH(
+      Interleaved{}.table({4, 9, 2}),
+      Catch::Contains("9 microbatches") && Catch::Contains("nearest legal value is 8"));
+  CHECK_THROWS_WITH((Interleaved{2, 3}.table({4, 8, 2})),
+                    Catch::Contains("3 group size") && Catch::Contains("nearest legal value is 4"));
+  CHECK_THROWS_WITH((Interleaved{2, 6}.table({4, 8, 2})),
+                    Catch::Contains("6 group size") && Catch::Contains("nearest legal value is 4"));
+  CHECK_THROWS_WITH(
+      (Interleaved{2, 4}.table({4, 3, 2})),
+      Catch::Contains("3 microbatches") && Catch::Contains("nearest legal value is 4"));
+  CHECK_THROWS_WITH((Interleaved{2, -7}.table({4, 8, 2})),
+                    Catch::Contains("nearest legal value is 4"));
+  CHECK_THROWS_WITH(Interleaved{}.table({4, 8, 3}),
+                    Catch::Contains("3 chunks") && Catch::Contains("nearest legal value is 2"));
 }

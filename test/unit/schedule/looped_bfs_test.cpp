@@ -10,7 +10,8 @@ TEST_CASE("schedule/LoopedBfs: two ranks and two microbatches as published", "[s
         oracle::table("0F0,0F1,2F0,2F1,,,2B1,2B0,0B1,0B0 / ,1F0,1F1,3F0,3F1,3B1,3B0,1B1,1B0"));
 }
 
-TEST_CASE("schedule/LoopedBfs: bubble (P-1)(F+B) of one chunk from M = P on, peak VM", "[schedule]") {
+TEST_CASE("schedule/LoopedBfs: bubble (P-1)(F+B) of one chunk from M = P on, peak VM",
+          "[schedule]") {
   each([](int P, int M) {
     for (int V = 1; V <= 4; ++V) {
       Evaluation const e = evaluate(legal(LoopedBfs{V}, P, M), Costs::uniform(3, 4, 2));

@@ -16,8 +16,8 @@ using namespace stagger::schedule;
 
 namespace {
 
-/// Runs a table with messages as ranks that do one thing at a time and stop at each message until its other end is
-/// there: harder than any channel model.
+/// Runs a table with messages as ranks that do one thing at a time and stop at each message until
+/// its other end is there: harder than any channel model.
 bool runs_in_lockstep(Table const& t) {
   std::vector<std::size_t> at(static_cast<std::size_t>(t.ranks()), 0);
   std::set<std::string> made;
@@ -51,7 +51,10 @@ bool runs_in_lockstep(Table const& t) {
 
 }  // namespace
 
-TEST_CASE("schedule/lower: adds one send and one receive for each value that changes rank, and changes nothing else", "[schedule]") {
+TEST_CASE(
+    "schedule/lower: adds one send and one receive for each value that changes rank, and changes "
+    "nothing else",
+    "[schedule]") {
   for (auto const& [name, table] : zoo::all(4, 8)) {
     CAPTURE(name);
     Table const lowered = lower(table);
@@ -81,7 +84,8 @@ TEST_CASE("schedule/lower: ranks that stop at every message still come to the en
   }
 }
 
-TEST_CASE("schedule/lower: messages hide behind compute as far as pure delay would let them", "[schedule]") {
+TEST_CASE("schedule/lower: messages hide behind compute as far as pure delay would let them",
+          "[schedule]") {
   Costs const costs = Costs::uniform(1, 1, 1, 0.1);
   for (auto const& [name, table] : zoo::all(4, 16)) {
     CAPTURE(name);
@@ -94,9 +98,11 @@ TEST_CASE("schedule/lower: messages hide behind compute as far as pure delay wou
   }
 }
 
-TEST_CASE("schedule/lower: refuses what holds messages already, and what never ends", "[schedule]") {
+TEST_CASE("schedule/lower: refuses what holds messages already, and what never ends",
+          "[schedule]") {
   CHECK_THROWS_WITH(lower(lower(OneFOneB{}.table({2, 2}))), Catch::Contains("messages already"));
-  CHECK_THROWS_WITH(lower(oracle::table("0F0,0B0,0F1,0B1 / 1F0,1F1,1B0,1B1")), Catch::Contains("waits for ever"));
+  CHECK_THROWS_WITH(lower(oracle::table("0F0,0B0,0F1,0B1 / 1F0,1F1,1B0,1B1")),
+                    Catch::Contains("waits for ever"));
   CHECK_THROWS_AS(lower(oracle::table("0F0,2000000000F2000000000")), Error);
   CHECK_THROWS_AS(lower(OneFOneB{}.table({2, 2}), Costs::uniform(-1, 1, 1)), Error);
 }

@@ -13,7 +13,8 @@ using namespace stagger;
 using namespace stagger::schedule;
 
 TEST_CASE("schedule/OneFOneB: two ranks and four microbatches as published", "[schedule]") {
-  CHECK(OneFOneB{}.table({2, 4}) == oracle::table("0F0,0F1,0B0,0F2,0B1,0F3,0B2,0B3 / 1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3"));
+  CHECK(OneFOneB{}.table({2, 4}) ==
+        oracle::table("0F0,0F1,0B0,0F2,0B1,0F3,0B2,0B3 / 1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3"));
 }
 
 TEST_CASE("schedule/OneFOneB: bubble (P-1)(F+B) from M = P on, peak min(M, P-r)", "[schedule]") {
@@ -24,7 +25,8 @@ TEST_CASE("schedule/OneFOneB: bubble (P-1)(F+B) from M = P on, peak min(M, P-r)"
       REQUIRE_FALSE(verify(t));
       Evaluation const e = evaluate(t, Costs::uniform(3, 4, 2));
       if (M >= P) REQUIRE(e.bubble_s == (P - 1) * 9.0);
-      for (int r = 0; r < P; ++r) REQUIRE(e.peak_in_flight[static_cast<std::size_t>(r)] == std::min(M, P - r));
+      for (int r = 0; r < P; ++r)
+        REQUIRE(e.peak_in_flight[static_cast<std::size_t>(r)] == std::min(M, P - r));
     }
   }
 }
@@ -36,19 +38,24 @@ TEST_CASE("schedule/OneFOneB: the warm-up follows DAPPLE's P_A, P_B and wider ga
   CHECK(OneFOneB{.warmup = Warmup::deep}.warm_up_counts({4, 5}) == std::vector{5, 5, 3, 1});
 }
 
-TEST_CASE("schedule/OneFOneB: the deep warm-up hides transfers that cost as much as half of forward and backward",
-          "[schedule]") {
-  // DAPPLE, efficiency M / (M + (1 + a)(P - 1)) with a = 2c / (F + B): here c = 1.5, F + B = 3, a = 1.
+TEST_CASE(
+    "schedule/OneFOneB: the deep warm-up hides transfers that cost as much as half of forward and "
+    "backward",
+    "[schedule]") {
+  // DAPPLE, efficiency M / (M + (1 + a)(P - 1)) with a = 2c / (F + B): here c = 1.5, F + B = 3, a
+  // = 1.
   for (int P = 2; P <= 6; ++P) {
     int const M = 4 * P;
     Costs const costs = Costs::uniform(1, 1, 1, 1.5);
     double const ideal = 3.0 * (M + 2 * (P - 1));
-    CHECK(evaluate(OneFOneB{.warmup = Warmup::deep}.table({P, M}), costs).makespan_s == Approx(ideal));
+    CHECK(evaluate(OneFOneB{.warmup = Warmup::deep}.table({P, M}), costs).makespan_s ==
+          Approx(ideal));
     CHECK(evaluate(OneFOneB{}.table({P, M}), costs).makespan_s > ideal);
   }
 }
 
-TEST_CASE("schedule/OneFOneB: an in-flight limit from P on shortens the warm-up to limit - r", "[schedule]") {
+TEST_CASE("schedule/OneFOneB: an in-flight limit from P on shortens the warm-up to limit - r",
+          "[schedule]") {
   for (int P = 2; P <= 6; ++P) {
     for (int limit = P; limit <= 2 * P; ++limit) {
       OneFOneB const policy{.warmup = Warmup::deep, .in_flight = limit};
@@ -65,7 +72,8 @@ TEST_CASE("schedule/OneFOneB: an in-flight limit from P on shortens the warm-up 
   CHECK(evaluate(OneFOneB{.warmup = Warmup::deep, .in_flight = 5}.table({4, 16})).bubble_s == 9);
 }
 
-TEST_CASE("schedule/OneFOneB: below P in flight, no other warm-up that never rises ends sooner", "[schedule]") {
+TEST_CASE("schedule/OneFOneB: below P in flight, no other warm-up that never rises ends sooner",
+          "[schedule]") {
   for (int P = 2; P <= 5; ++P) {
     for (int limit = 1; limit < P; ++limit) {
       int const M = 3 * P;
@@ -102,5 +110,6 @@ TEST_CASE("schedule/OneFOneB: below P in flight, no other warm-up that never ris
 
 TEST_CASE("schedule/OneFOneB: a gap below one and a negative limit are refused", "[schedule]") {
   CHECK_THROWS_WITH(OneFOneB{.warmup = Warmup{0}}.table({2, 4}), Catch::Contains("0 warm-up gap"));
-  CHECK_THROWS_WITH(OneFOneB{.in_flight = -1}.table({2, 4}), Catch::Contains("-1 microbatches in flight"));
+  CHECK_THROWS_WITH(OneFOneB{.in_flight = -1}.table({2, 4}),
+                    Catch::Contains("-1 microbatches in flight"));
 }

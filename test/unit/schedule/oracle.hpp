@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A slow, independent reading of the rules: what the schedule tests hold the library against.
+/// @file   A slow, independent reading of the rules: what the schedule tests hold the library
+/// against.
 
 #include <algorithm>
 #include <map>
@@ -25,7 +26,12 @@ using stagger::schedule::Table;
 /// (letter, stage, microbatch, slice)
 using Name = std::tuple<char, int, int, int>;
 
-inline char letter(Kind k) { return k == Kind::forward ? 'F' : k == Kind::backward ? 'B' : k == Kind::backward_input ? 'I' : 'W'; }
+inline char letter(Kind k) {
+  return k == Kind::forward          ? 'F'
+         : k == Kind::backward       ? 'B'
+         : k == Kind::backward_input ? 'I'
+                                     : 'W';
+}
 
 /// A unit that a rank runs at once: one action, or the two of a pair.
 struct Unit {
@@ -41,7 +47,8 @@ struct Answer {
   double longest_span = 0;
 };
 
-/// Plays a compute table by sweeping over all ranks until nothing moves, in exact rational-free doubles.
+/// Plays a compute table by sweeping over all ranks until nothing moves, in exact rational-free
+/// doubles.
 inline Answer play(Table const& t, Costs const& costs = {}) {
   Answer out;
   auto const no = [&](std::string why) {
@@ -58,7 +65,8 @@ inline Answer play(Table const& t, Costs const& costs = {}) {
     if (t.row(r).empty()) return no("missing");
     for (Action const& a : t.row(r)) {
       Name const n{letter(a.kind), a.stage, a.microbatch, a.slice};
-      if (a.stage < 0 || a.stage >= S || a.microbatch < 0 || a.microbatch >= M || a.slice < 0 || a.slice >= L) {
+      if (a.stage < 0 || a.stage >= S || a.microbatch < 0 || a.microbatch >= M || a.slice < 0 ||
+          a.slice >= L) {
         return no("parse");
       }
       if (!rank_of.emplace(n, r).second) return no("duplicate");
@@ -75,7 +83,9 @@ inline Answer play(Table const& t, Costs const& costs = {}) {
   for (auto const& row : rows) {
     for (Unit const& u : row) {
       if (u.parts.size() > 2) return no("parse");
-      if (u.parts.size() == 2 && (std::get<0>(u.parts[0]) == 'F') == (std::get<0>(u.parts[1]) == 'F')) return no("parse");
+      if (u.parts.size() == 2 &&
+          (std::get<0>(u.parts[0]) == 'F') == (std::get<0>(u.parts[1]) == 'F'))
+        return no("parse");
     }
   }
   auto const has = [&](char k, int s, int m, int j) { return rank_of.count({k, s, m, j}) != 0; };
@@ -98,7 +108,9 @@ inline Answer play(Table const& t, Costs const& costs = {}) {
     two = two && r == (m < M / 2 ? s : P - 1 - s);
   }
   if (!single && !two) return no("placement");
-  auto const gradient = [&](int s, int m, int j) { return Name{has('B', s, m, j) ? 'B' : 'I', s, m, j}; };
+  auto const gradient = [&](int s, int m, int j) {
+    return Name{has('B', s, m, j) ? 'B' : 'I', s, m, j};
+  };
   // Inputs by name.
   auto const inputs = [&](Name const& n) {
     auto const [k, s, m, j] = n;
@@ -140,10 +152,14 @@ inline Answer play(Table const& t, Costs const& costs = {}) {
     auto const& c = costs.of(std::get<1>(n));
     double const f = c.forward_s / L, i = c.backward_input_s / L, w = c.backward_weight_s / L;
     switch (std::get<0>(n)) {
-      case 'F': return f;
-      case 'I': return i;
-      case 'W': return w;
-      default: return i + w;
+      case 'F':
+        return f;
+      case 'I':
+        return i;
+      case 'W':
+        return w;
+      default:
+        return i + w;
     }
   };
   std::map<Name, double> end;
@@ -166,7 +182,8 @@ inline Answer play(Table const& t, Costs const& costs = {}) {
             continue;
           }
           int const a = std::get<1>(in), b = std::get<1>(n);
-          double const link = rank_of[in] == static_cast<int>(r) ? 0 : costs.of(std::min(a, b)).transfer_s / L;
+          double const link =
+              rank_of[in] == static_cast<int>(r) ? 0 : costs.of(std::min(a, b)).transfer_s / L;
           start = std::max(start, e->second + link);
         }
       }
@@ -188,11 +205,13 @@ inline Answer play(Table const& t, Costs const& costs = {}) {
     std::size_t most = 0;
     for (Unit const& u : rows[r]) {
       for (Name const& n : u.parts) {
-        if (std::get<0>(n) == 'F') live.insert({'x', std::get<1>(n), std::get<2>(n), std::get<3>(n)});
+        if (std::get<0>(n) == 'F')
+          live.insert({'x', std::get<1>(n), std::get<2>(n), std::get<3>(n)});
       }
       most = std::max(most, live.size());
       for (Name const& n : u.parts) {
-        if (std::get<0>(n) == 'B' || std::get<0>(n) == 'W') live.erase({'x', std::get<1>(n), std::get<2>(n), std::get<3>(n)});
+        if (std::get<0>(n) == 'B' || std::get<0>(n) == 'W')
+          live.erase({'x', std::get<1>(n), std::get<2>(n), std::get<3>(n)});
       }
     }
     out.peak.push_back(static_cast<int>(most));
@@ -202,8 +221,8 @@ inline Answer play(Table const& t, Costs const& costs = {}) {
   return out;
 }
 
-/// Plays a table with messages under rendezvous, again by sweeping. `mode`: 0 independent, 1 one channel per peer, 2 one
-/// per rank. Tells the makespan, or why not.
+/// Plays a table with messages under rendezvous, again by sweeping. `mode`: 0 independent, 1 one
+/// channel per peer, 2 one per rank. Tells the makespan, or why not.
 inline Answer play_messages(Table const& t, int mode, Costs const& costs = {}) {
   Table bare{.stages = t.stages, .microbatches = t.microbatches, .slices = t.slices};
   Answer out;
@@ -250,7 +269,8 @@ inline Answer play_messages(Table const& t, int mode, Costs const& costs = {}) {
     Key key;
     bool send;
   };
-  std::map<std::pair<int, int>, std::vector<Item>> queues;  // (rank, peer or -1, or a number of its own)
+  std::map<std::pair<int, int>, std::vector<Item>>
+      queues;  // (rank, peer or -1, or a number of its own)
   int own = 1000000;
   for (int r = 0; r < t.ranks(); ++r) {
     for (int i = 0; i < static_cast<int>(t.row(r).size()); ++i) {
@@ -260,7 +280,9 @@ inline Answer play_messages(Table const& t, int mode, Costs const& costs = {}) {
       bool const send = a.kind == Kind::send_forward || a.kind == Kind::send_backward;
       Key const key{f, a.stage + (send ? 0 : f ? -1 : 1), a.microbatch, a.slice};
       auto const v = values.find(key);
-      if (v == values.end() || v->second.from < 0 || v->second.to < 0 || v->second.from == v->second.to) return no("unmatched");
+      if (v == values.end() || v->second.from < 0 || v->second.to < 0 ||
+          v->second.from == v->second.to)
+        return no("unmatched");
       if ((send ? v->second.from : v->second.to) != r) return no("placement");
       (send ? v->second.sent_at : v->second.received_at) = i;
       ++(send ? v->second.sends : v->second.receives);
@@ -268,7 +290,8 @@ inline Answer play_messages(Table const& t, int mode, Costs const& costs = {}) {
       queues[{r, peer}].push_back({key, send});
     }
   }
-  std::map<std::tuple<bool, int, int>, std::vector<std::pair<int, int>>> edges;  // (forward?, stage, rank): sent at, received at
+  std::map<std::tuple<bool, int, int>, std::vector<std::pair<int, int>>>
+      edges;  // (forward?, stage, rank): sent at, received at
   for (auto const& [key, v] : values) {
     if (v.from < 0 || v.to < 0 || v.from == v.to) {
       if (v.sends + v.receives > 0) return no("unmatched");
@@ -289,10 +312,14 @@ inline Answer play_messages(Table const& t, int mode, Costs const& costs = {}) {
     auto const& c = costs.of(a.stage);
     double const L = t.slices;
     switch (a.kind) {
-      case Kind::forward: return c.forward_s / L;
-      case Kind::backward_input: return c.backward_input_s / L;
-      case Kind::backward_weight: return c.backward_weight_s / L;
-      default: return (c.backward_input_s + c.backward_weight_s) / L;
+      case Kind::forward:
+        return c.forward_s / L;
+      case Kind::backward_input:
+        return c.backward_input_s / L;
+      case Kind::backward_weight:
+        return c.backward_weight_s / L;
+      default:
+        return (c.backward_input_s + c.backward_weight_s) / L;
     }
   };
   std::vector<int> at(static_cast<std::size_t>(t.ranks()), 0);
@@ -323,7 +350,8 @@ inline Answer play_messages(Table const& t, int mode, Costs const& costs = {}) {
       now[static_cast<std::size_t>(r)] = start + busy;
       for (int k = 0; k < n; ++k) {
         Action const& a = row[static_cast<std::size_t>(i + k)];
-        if (a.kind != Kind::backward_weight) values[{a.kind == Kind::forward, a.stage, a.microbatch, a.slice}].made = start + busy;
+        if (a.kind != Kind::backward_weight)
+          values[{a.kind == Kind::forward, a.stage, a.microbatch, a.slice}].made = start + busy;
       }
       i += n;
       moved = true;
@@ -335,8 +363,15 @@ inline Answer play_messages(Table const& t, int mode, Costs const& costs = {}) {
       Value& v = values[item.key];
       if (!item.send || v.made < 0) continue;
       for (auto& [other, far] : queues) {
-        if (other.first != v.to || head[other] == far.size() || far[head[other]].key != item.key || far[head[other]].send) continue;
-        double const link = costs.of(std::min(std::get<1>(item.key), std::get<1>(item.key) - (std::get<0>(item.key) ? 0 : 1))).transfer_s / t.slices;
+        if (other.first != v.to || head[other] == far.size() || far[head[other]].key != item.key ||
+            far[head[other]].send)
+          continue;
+        double const link =
+            costs
+                .of(std::min(std::get<1>(item.key),
+                             std::get<1>(item.key) - (std::get<0>(item.key) ? 0 : 1)))
+                .transfer_s /
+            t.slices;
         v.arrived = std::max({v.made, channel_free[id], channel_free[other]}) + link;
         channel_free[id] = channel_free[other] = v.arrived;
         ++h;
@@ -351,7 +386,8 @@ inline Answer play_messages(Table const& t, int mode, Costs const& costs = {}) {
   }
   out.makespan = 0;
   for (int r = 0; r < bare.ranks(); ++r) {
-    if (at[static_cast<std::size_t>(r)] != static_cast<int>(bare.row(r).size())) return no("deadlock");
+    if (at[static_cast<std::size_t>(r)] != static_cast<int>(bare.row(r).size()))
+      return no("deadlock");
     out.makespan = std::max(out.makespan, now[static_cast<std::size_t>(r)]);
   }
   return out;
@@ -359,7 +395,8 @@ inline Answer play_messages(Table const& t, int mode, Costs const& costs = {}) {
 
 /// Rows written as in the tables of the tests: separated by " / ".
 inline Table table(std::string text) {
-  for (std::size_t at = text.find(" / "); at != std::string::npos; at = text.find(" / ", at)) text.replace(at, 3, "\n");
+  for (std::size_t at = text.find(" / "); at != std::string::npos; at = text.find(" / ", at))
+    text.replace(at, 3, "\n");
   return stagger::schedule::read_csv(text);
 }
 

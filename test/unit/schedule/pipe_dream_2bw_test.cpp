@@ -5,7 +5,10 @@
 
 using namespace grid;
 
-TEST_CASE("schedule/PipeDream2BW: two versions, and no microbatch in flight is older than the batch before", "[schedule]") {
+TEST_CASE(
+    "schedule/PipeDream2BW: two versions, and no microbatch in flight is older than the batch "
+    "before",
+    "[schedule]") {
   each([](int P, int M) {
     PipeDream2BW const policy{};
     if (M < P) {

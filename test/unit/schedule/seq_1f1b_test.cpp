@@ -21,6 +21,7 @@ TEST_CASE("schedule/Seq1F1B: bubble (P-1)(F+B)/S and peak min(MS, P-r-1+S) slice
   });
 }
 
-TEST_CASE("schedule/Seq1F1B: backwards take the slices of a microbatch from the last to the first", "[schedule]") {
+TEST_CASE("schedule/Seq1F1B: backwards take the slices of a microbatch from the last to the first",
+          "[schedule]") {
   CHECK(write_csv(Seq1F1B{2}.table({1, 2})) == "0F0s0,0F0s1,0B0s1,0F1s0,0B0s0,0F1s1,0B1s1,0B1s0\n");
 }

@@ -5,8 +5,11 @@
 
 using namespace grid;
 
-TEST_CASE("schedule/VHalf: peak at most 2 ceil((P+1)/2) chunks at less than 1F1B's bubble", "[schedule]") {
-  each([](int P, int M) { REQUIRE(highest(peak_in_flight(legal(VHalf{}, P, M))) <= 2 * ((P + 2) / 2)); });
+TEST_CASE("schedule/VHalf: peak at most 2 ceil((P+1)/2) chunks at less than 1F1B's bubble",
+          "[schedule]") {
+  each([](int P, int M) {
+    REQUIRE(highest(peak_in_flight(legal(VHalf{}, P, M))) <= 2 * ((P + 2) / 2));
+  });
   for (int P = 2; P <= 40; ++P) {
     Table const t = legal(VHalf{}, P, 4 * P);
     REQUIRE(highest(peak_in_flight(t)) <= 2 * ((P + 2) / 2));

@@ -15,12 +15,15 @@ using namespace stagger::schedule;
 
 namespace {
 
-Fault fault_of(char const* text, VerifyOptions options = {}) { return verify(oracle::table(text), options); }
+Fault fault_of(char const* text, VerifyOptions options = {}) {
+  return verify(oracle::table(text), options);
+}
 
 /// Swaps, drops, doubles or moves one action.
 Table mutate(Table const& table, std::mt19937& random) {
   std::vector<std::vector<Action>> rows;
-  for (int r = 0; r < table.ranks(); ++r) rows.emplace_back(table.row(r).begin(), table.row(r).end());
+  for (int r = 0; r < table.ranks(); ++r)
+    rows.emplace_back(table.row(r).begin(), table.row(r).end());
   auto const pick = [&]() -> std::pair<std::size_t, std::size_t> {
     for (;;) {
       std::size_t const r = random() % rows.size();
@@ -38,7 +41,9 @@ Table mutate(Table const& table, std::mt19937& random) {
     case 1:
       if (i + 1 < rows[r].size()) std::swap(rows[r][i], rows[r][i + 1]);
       break;
-    case 2: rows[r].erase(rows[r].begin() + at); break;
+    case 2:
+      rows[r].erase(rows[r].begin() + at);
+      break;
     case 3: {
       auto const [q, k] = pick();
       Action const copy = rows[r][i];
@@ -49,7 +54,8 @@ Table mutate(Table const& table, std::mt19937& random) {
       Action const taken = rows[r][i];
       rows[r].erase(rows[r].begin() + at);
       std::size_t const q = random() % 3 != 0 ? r : random() % rows.size();
-      rows[q].insert(rows[q].begin() + static_cast<std::ptrdiff_t>(random() % (rows[q].size() + 1)), taken);
+      rows[q].insert(rows[q].begin() + static_cast<std::ptrdiff_t>(random() % (rows[q].size() + 1)),
+                     taken);
       break;
     }
   }
@@ -85,18 +91,24 @@ TEST_CASE("schedule/verify: each kind of fault is found where it is", "[schedule
   is(fault_of("2F0,0F0,2B0,0B0 / 1F0,1B0"), FaultKind::order, 0, 1, "0F0");
   is(fault_of("0F0,0F1,0B0,0B1 / 1F1,1B1,1F0,1B0"), FaultKind::message_order, 0, 3, "0B1");
   is(fault_of("0F0,0B0,0F1,0B1 / 1F0,1F1,1B0,1B1"), FaultKind::deadlock, 0, 1, "0B0");
-  is(fault_of("0F0,0F1,0B0,0B1 / 1F0,1B0,1F1,1B1", {.in_flight = 1}), FaultKind::memory, 0, 1, "0F1");
-  is(fault_of("0F0,0SEND_F0,0RECV_B0,0B0 / 1RECV_F0,1F0,1B0"), FaultKind::unmatched_message, 0, 2, "0RECV_B0");
-  is(fault_of("0F0,0SEND_F0,0B0 / 1RECV_F0,1F0,1B0,1SEND_B0"), FaultKind::unmatched_message, 0, 2, "0RECV_B0");
-  is(fault_of("0SEND_F0,0F0,0RECV_B0,0B0 / 1RECV_F0,1F0,1B0,1SEND_B0"), FaultKind::order, 0, 0, "0SEND_F0");
-  is(fault_of("0F0,0SEND_F0,0B0,0RECV_B0 / 1RECV_F0,1F0,1B0,1SEND_B0"), FaultKind::order, 0, 3, "0RECV_B0");
+  is(fault_of("0F0,0F1,0B0,0B1 / 1F0,1B0,1F1,1B1", {.in_flight = 1}), FaultKind::memory, 0, 1,
+     "0F1");
+  is(fault_of("0F0,0SEND_F0,0RECV_B0,0B0 / 1RECV_F0,1F0,1B0"), FaultKind::unmatched_message, 0, 2,
+     "0RECV_B0");
+  is(fault_of("0F0,0SEND_F0,0B0 / 1RECV_F0,1F0,1B0,1SEND_B0"), FaultKind::unmatched_message, 0, 2,
+     "0RECV_B0");
+  is(fault_of("0SEND_F0,0F0,0RECV_B0,0B0 / 1RECV_F0,1F0,1B0,1SEND_B0"), FaultKind::order, 0, 0,
+     "0SEND_F0");
+  is(fault_of("0F0,0SEND_F0,0B0,0RECV_B0 / 1RECV_F0,1F0,1B0,1SEND_B0"), FaultKind::order, 0, 3,
+     "0RECV_B0");
   Table bad{.stages = 1, .microbatches = 1};
   bad.begin_row();
   bad.add({.kind = Kind::forward, .stage = 0, .microbatch = 7});
   is(verify(bad), FaultKind::parse, 0, 0, "0F7");
 }
 
-TEST_CASE("schedule/verify: separate sends and receives of 1F1B deadlock on one channel per peer", "[schedule]") {
+TEST_CASE("schedule/verify: separate sends and receives of 1F1B deadlock on one channel per peer",
+          "[schedule]") {
   Table const t = oracle::table(
       "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0F2,0SEND_F2,0RECV_B1,0B1,0RECV_B2,0B2 / "
       "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1,1RECV_F2,1F2,1B2,1SEND_B2");
@@ -108,21 +120,25 @@ TEST_CASE("schedule/verify: separate sends and receives of 1F1B deadlock on one 
   CHECK_FALSE(verify(t, {.channels = Channels::independent}));
 }
 
-TEST_CASE("schedule/verify: indices far beyond the number of actions are a fault, not an allocation", "[schedule]") {
+TEST_CASE(
+    "schedule/verify: indices far beyond the number of actions are a fault, not an allocation",
+    "[schedule]") {
   Fault const f = verify(oracle::table("0F0,2000000000F2000000000"));
   CHECK(f.kind == FaultKind::missing);
   CHECK(to_string(f.action) == "0F1");
   CHECK(verify(Table{}).kind == FaultKind::missing);
 }
 
-TEST_CASE("schedule/verify: every schedule is legal, and so is its lowered form on all channels", "[schedule]") {
+TEST_CASE("schedule/verify: every schedule is legal, and so is its lowered form on all channels",
+          "[schedule]") {
   for (auto const& [P, M] : {std::pair{2, 4}, {4, 8}, {4, 12}, {6, 12}}) {
     for (auto const& [name, table] : zoo::all(P, M)) {
       CAPTURE(name, P, M);
       CHECK_FALSE(verify(table));
       CHECK(oracle::play(table).ok);
       Table const lowered = lower(table);
-      for (Channels const channels : {Channels::independent, Channels::per_peer, Channels::per_rank}) {
+      for (Channels const channels :
+           {Channels::independent, Channels::per_peer, Channels::per_rank}) {
         CAPTURE(message(verify(lowered, {.channels = channels})));
         CHECK_FALSE(verify(lowered, {.channels = channels}));
         CHECK(oracle::play_messages(lowered, static_cast<int>(channels)).ok);
@@ -150,7 +166,8 @@ TEST_CASE("schedule/verify: agrees with the slow simulator on mutated tables", "
   CHECK(refused > 50000);
 }
 
-TEST_CASE("schedule/verify: agrees with the slow simulator on mutated tables with messages", "[schedule]") {
+TEST_CASE("schedule/verify: agrees with the slow simulator on mutated tables with messages",
+          "[schedule]") {
   std::mt19937 random(4711);
   int legal = 0, deadlocks = 0;
   std::vector<std::pair<std::string, Table>> tables;

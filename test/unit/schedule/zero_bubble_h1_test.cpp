@@ -7,10 +7,12 @@ using namespace grid;
 
 TEST_CASE("schedule/ZeroBubbleH1: two ranks and four microbatches as published", "[schedule]") {
   CHECK(ZeroBubbleH1{}.table({2, 4}) ==
-        oracle::table("0F0,,0F1,0I0,0W0,0F2,0I1,0W1,0F3,0I2,0W2,0I3,0W3 / ,1F0,1I0,1F1,1I1,1W0,1F2,1I2,1W1,1F3,1I3,1W2,1W3"));
+        oracle::table("0F0,,0F1,0I0,0W0,0F2,0I1,0W1,0F3,0I2,0W2,0I3,0W3 / "
+                      ",1F0,1I0,1F1,1I1,1W0,1F2,1I2,1W1,1F3,1I3,1W2,1W3"));
 }
 
-TEST_CASE("schedule/ZeroBubbleH1: bubble (P-1)(F+I-W) and peak min(M, P) with one chunk", "[schedule]") {
+TEST_CASE("schedule/ZeroBubbleH1: bubble (P-1)(F+I-W) and peak min(M, P) with one chunk",
+          "[schedule]") {
   each([](int P, int M) {
     Table const t = legal(ZeroBubbleH1{}, P, M);
     REQUIRE(highest(peak_in_flight(t)) == std::min(M, P));
@@ -23,12 +25,14 @@ TEST_CASE("schedule/ZeroBubbleH1: bubble (P-1)(F+I-W) and peak min(M, P) with on
   CHECK(evaluate(ZeroBubbleH1{}.table({4, 12}), Costs::uniform(2, 2, 3)).bubble_s == 6);
 }
 
-TEST_CASE("schedule/ZeroBubbleH1: legal for every number of chunks and every legal group", "[schedule]") {
+TEST_CASE("schedule/ZeroBubbleH1: legal for every number of chunks and every legal group",
+          "[schedule]") {
   each([](int P, int M) {
     for (int V = 2; V <= 4; ++V) {
       for (int N = 0; N <= M; ++N) {
         bool const given = N >= P && (M % N == 0 || M % N >= P);
-        if (given || (N == 0 && M % std::max(1, M / P) == 0)) static_cast<void>(legal(ZeroBubbleH1{V, N}, P, M));
+        if (given || (N == 0 && M % std::max(1, M / P) == 0))
+          static_cast<void>(legal(ZeroBubbleH1{V, N}, P, M));
       }
     }
   });

@@ -10,7 +10,8 @@ TEST_CASE("schedule/ZeroBubbleH2: no span bubble from M = 2P-1 on at equal costs
     Table const t = legal(ZeroBubbleH2{}, P, M);
     for (int r = 0; r < P; ++r) {
       auto const row = t.row(r);
-      auto const first = std::find_if(row.begin(), row.end(), [](Action const& a) { return a.kind == Kind::backward_input; });
+      auto const first = std::find_if(
+          row.begin(), row.end(), [](Action const& a) { return a.kind == Kind::backward_input; });
       REQUIRE(first - row.begin() <= 2 * P - 1);
     }
     if (M < 2 * P - 1) return;

@@ -5,7 +5,10 @@
 
 using namespace grid;
 
-TEST_CASE("schedule/ZeroBubbleV: no span bubble, bubble (P-1)F, peak 2P chunks from M = 2P-1 on at equal costs", "[schedule]") {
+TEST_CASE(
+    "schedule/ZeroBubbleV: no span bubble, bubble (P-1)F, peak 2P chunks from M = 2P-1 on at equal "
+    "costs",
+    "[schedule]") {
   each([](int P, int M) {
     Table const t = legal(ZeroBubbleV{}, P, M);
     REQUIRE(highest(peak_in_flight(t)) <= 2 * P);
@@ -18,5 +21,6 @@ TEST_CASE("schedule/ZeroBubbleV: no span bubble, bubble (P-1)F, peak 2P chunks f
 }
 
 TEST_CASE("schedule/ZeroBubbleV: the bubble is not zero at unequal costs", "[schedule]") {
-  CHECK(evaluate(ZeroBubbleV{}.table({4, 16, 2}), Costs::uniform(2, 3, 1)).span_bubble_s == 12);  // as measured elsewhere
+  CHECK(evaluate(ZeroBubbleV{}.table({4, 16, 2}), Costs::uniform(2, 3, 1)).span_bubble_s ==
+        12);  // as measured elsewhere
 }

@@ -31,7 +31,8 @@ namespace zoo {
 using namespace stagger;
 using namespace stagger::schedule;
 
-/// Every schedule at P ranks and M microbatches; P and M even, M >= 2P and a multiple of P suit them all.
+/// Every schedule at P ranks and M microbatches; P and M even, M >= 2P and a multiple of P suit
+/// them all.
 inline std::vector<std::pair<std::string, Table>> all(int P, int M) {
   std::vector<std::pair<std::string, Table>> tables;
   auto const add = [&](std::string name, auto const& policy) {

@@ -1,0 +1,385 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/engine/machine.hpp>
+
+#include "catch.hpp"
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include <stagger/schedule/gpipe.hpp>
+
+#include "trap_model.hpp"
+
+using namespace trap_model;
+
+namespace {
+
+constexpr int microbatches = 3;
+
+/// Calls `body(device, schedule, options)` for the devices and schedules of this file.
+template <class Body> void everywhere(Body body) {
+  using namespace sg::schedule;
+  for (bool const recompute : {false, true}) {
+    for (Made const& schedule :
+         {small_model::made(OneFOneB{}), small_model::split(small_model::made(GPipe{}), 1)}) {
+      sg::Options options;
+      options.recompute = recompute;
+      CAPTURE(recompute);
+      for (int const threads : {1, 2, 3}) {
+        CAPTURE(threads);
+        body(sg::host::Threads{threads}, schedule, options);
+      }
+      body(sg::sim::VirtualClock{}, schedule, options);
+    }
+  }
+}
+
+sg::Errc code_of(std::exception_ptr const& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (sg::Error const& error) {
+    return error.code();
+  }
+}
+
+/// How `run` ends: null, or what it throws.
+template <class Make> std::exception_ptr outcome(Make make_step) {
+  try {
+    sg::run(make_step());
+    return nullptr;
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+}  // namespace
+
+TEST_CASE(
+    "engine/faults: an exception at any action of any stage ends the step and changes nothing",
+    "[engine]") {
+  auto const course = undisturbed(microbatches, 3);
+  everywhere([&](auto device, Made const& schedule, sg::Options const& options) {
+    auto const hook = make_hook();
+    auto train = pipeline(device, hook, schedule, options);
+    REQUIRE(bits(train) == course[0]);
+    sg::run(train.step(batch(microbatches, 0)));
+    for (Call const& target : calls(microbatches)) {
+      for (int const occurrence : {1, 2}) {  // with recomputation, forward is called twice
+        bool const twice = options.recompute && target.what == What::forward;
+        if (occurrence == 2 && !twice) continue;
+        CAPTURE(name(target), occurrence);
+        std::atomic<int> seen{0};
+        *hook = [&](Call const& call) {
+          if (call == target && ++seen == occurrence) throw Trapped(name(call));
+        };
+        auto const second = batch(microbatches, 1);
+        REQUIRE_THROWS_AS(sg::run(train.step(second)), Trapped);
+        REQUIRE(bits(train) == course[1]);
+        REQUIRE(train.steps() == 1);
+        seen = 0;
+        REQUIRE_THROWS_WITH(sg::run(train.step(second)), name(target));
+      }
+    }
+    *hook = [](Call const&) {};
+    for (int s : {1, 2}) {
+      sg::run(train.step(batch(microbatches, s)));
+      REQUIRE(bits(train) == course[static_cast<std::size_t>(s) + 1]);
+    }
+  });
+}
+
+TEST_CASE("engine/faults: exceptions of two stages at once end the step with one of them",
+          "[engine]") {
+  auto const course = undisturbed(microbatches, 1);
+  auto const hook = make_hook();
+  auto train = pipeline(sg::host::Threads{4}, hook);
+  for (int i = 0; i < (small_model::sanitized ? 50 : 500); ++i) {
+    *hook = [i](Call const& call) {
+      if (call.microbatch >= i % microbatches) throw Trapped(name(call));
+    };
+    auto const first = batch(microbatches);
+    REQUIRE_THROWS_AS(sg::run(train.step(first)), Trapped);
+    REQUIRE(bits(train) == course[0]);
+  }
+  *hook = [](Call const&) {};
+  sg::run(train.step(batch(microbatches)));
+  CHECK(bits(train) == course[1]);
+}
+
+TEST_CASE("engine/faults: what is not a std::exception comes out as it went in", "[engine]") {
+  auto const hook = make_hook();
+  auto train = pipeline(sg::host::Threads{2}, hook);
+  *hook = [](Call const& call) {
+    if (call == Call{What::input, 1, 2}) throw 42;
+  };
+  auto const data = batch(microbatches);
+  CHECK_THROWS_AS(sg::run(train.step(data)), int);
+}
+
+TEST_CASE("engine/faults: an evaluation that fails leaves the next step right", "[engine]") {
+  auto const course = undisturbed(microbatches, 1);
+  auto const hook = make_hook();
+  auto train = pipeline(sg::host::Threads{2}, hook);
+  auto const data = batch(microbatches);
+  for (Call const target :
+       {Call{What::forward, 0, 0}, Call{What::forward, 2, 1}, Call{What::loss, 3, 2}}) {
+    *hook = [&](Call const& call) {
+      if (call == target) throw Trapped(name(call));
+    };
+    CHECK_THROWS_AS(sg::run(train.evaluate(data)), Trapped);
+  }
+  *hook = [](Call const&) {};
+  sg::run(train.step(data));
+  CHECK(bits(train) == course[1]);
+}
+
+TEST_CASE("engine/faults: a stop within any action cancels the step and changes nothing",
+          "[engine]") {
+  auto const course = undisturbed(microbatches, 2);
+  everywhere([&](auto device, Made const& schedule, sg::Options const& options) {
+    auto const hook = make_hook();
+    auto train = pipeline(device, hook, schedule, options);
+    sg::run(train.step(batch(microbatches, 0)));
+    auto const second = batch(microbatches, 1);
+    for (Call const& target : calls(microbatches)) {
+      CAPTURE(name(target));
+      std::stop_source stop;
+      std::atomic<bool> stopped{false};
+      std::atomic<int> late{0};
+      *hook = [&](Call const& call) {
+        if (stopped && call.layer == target.layer && !(call == target)) ++late;
+        if (call == target) {
+          stop.request_stop();
+          stopped = true;
+        }
+      };
+      auto const failure = outcome([&] { return train.step(second, stop.get_token()); });
+      REQUIRE(failure != nullptr);
+      REQUIRE(code_of(failure) == sg::Errc::cancelled);
+      REQUIRE_THROWS_WITH(std::rethrow_exception(failure),
+                          "the step was cancelled; parameters are those after step 1");
+      REQUIRE(bits(train) == course[1]);
+      REQUIRE(
+          late <=
+          (target.what == What::loss ? 2 : 1));  // the rest of this action; no other of this rank
+    }
+    *hook = [](Call const&) {};
+    sg::run(train.step(second));
+    REQUIRE(bits(train) == course[2]);
+  });
+}
+
+TEST_CASE("engine/faults: a stop before the step cancels it, one after it does not", "[engine]") {
+  auto const course = undisturbed(microbatches, 1);
+  auto const hook = make_hook();
+  auto const check = [&](auto device) {
+    auto train = pipeline(device, hook);
+    auto const data = batch(microbatches);
+    std::stop_source stop;
+    stop.request_stop();
+    int called = 0;
+    *hook = [&](Call const&) { ++called; };
+    auto const failure = outcome([&] { return train.step(data, stop.get_token()); });
+    *hook = [](Call const&) {};
+    REQUIRE(failure != nullptr);
+    CHECK(code_of(failure) == sg::Errc::cancelled);
+    CHECK(called == 0);
+    CHECK(train.steps() == 0);
+    std::stop_source late;
+    sg::run(train.step(data, late.get_token()));
+    late.request_stop();
+    CHECK(train.steps() == 1);
+    CHECK(bits(train) == course[1]);
+    CHECK(outcome([&] { return train.evaluate(data, late.get_token()); }) != nullptr);
+    CHECK(outcome([&] { return train.evaluate(data); }) == nullptr);
+  };
+  check(sg::host::Threads{1});
+  check(sg::host::Threads{3});
+  check(sg::sim::VirtualClock{});
+}
+
+TEST_CASE("engine/faults: stops from another thread at any moment end a step whole or not at all",
+          "[engine]") {
+  auto const course = undisturbed(microbatches, 1);
+  auto const hook = make_hook();
+  auto const data = batch(microbatches);
+  int cancelled = 0;
+  int const rounds = small_model::sanitized ? 100 : 1000;
+  auto train = pipeline(sg::host::Threads{2}, hook);
+  for (int i = 0; i < rounds; ++i) {
+    auto const before = bits(train);
+    auto const steps = train.steps();
+    std::stop_source stop;
+    std::atomic<int> seen{0};
+    *hook = [&](Call const&) { ++seen; };
+    std::thread other([&] {
+      while (seen < i % 40) std::this_thread::yield();
+      stop.request_stop();
+    });
+    auto const failure = outcome([&] { return train.step(data, stop.get_token()); });
+    seen = 1000;
+    other.join();
+    if (failure != nullptr) {
+      ++cancelled;
+      REQUIRE(code_of(failure) == sg::Errc::cancelled);
+      REQUIRE(train.steps() == steps);
+      REQUIRE(bits(train) == before);
+    } else {
+      REQUIRE(train.steps() == steps + 1);
+      REQUIRE(bits(train) != before);
+    }
+  }
+  CHECK(cancelled > 0);
+}
+
+namespace {
+
+/// Holds whoever asks until it is opened.
+class Gate {
+ public:
+  void pass() {
+    std::unique_lock lock(mutex_);
+    ++inside_;
+    changed_.notify_all();
+    changed_.wait(lock, [&] { return open_; });
+  }
+  void wait_until_held() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return inside_ > 0; });
+  }
+  void open() {
+    std::lock_guard const lock(mutex_);
+    open_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int inside_ = 0;
+  bool open_ = false;
+};
+
+}  // namespace
+
+TEST_CASE(
+    "engine/faults: an action that overruns the deadline is named, and the ranks that wait for it",
+    "[engine]") {
+  // The held action is released after many deadlines. Where the watcher was not given a core in
+  // that time, all of it is tried again with a longer one.
+  auto const course = undisturbed(microbatches, 1);
+  auto const data = batch(microbatches);
+  std::string said;
+  for (double deadline_s = 0.01; deadline_s < 5; deadline_s *= 2) {
+    auto const hook = make_hook();
+    sg::Options options;
+    options.deadline_s = deadline_s;
+    auto train =
+        pipeline(sg::host::Threads{4}, hook, small_model::made(sg::schedule::OneFOneB{}), options);
+    Gate gate;
+    std::atomic<bool> holds{true};
+    *hook = [&](Call const& call) {
+      if (holds && call == Call{What::forward, 2, 1}) gate.pass();
+    };
+    std::exception_ptr failure;
+    std::thread runner([&] { failure = outcome([&] { return train.step(data); }); });
+    gate.wait_until_held();
+    std::this_thread::sleep_for(std::chrono::duration<double>(8 * deadline_s));
+    gate.open();
+    runner.join();
+    holds = false;
+    if (failure == nullptr) continue;
+    REQUIRE(code_of(failure) == sg::Errc::deadline);
+    REQUIRE(bits(train) == course[0]);
+    sg::run(train.step(data));
+    REQUIRE(bits(train) == course[1]);
+    try {
+      std::rethrow_exception(failure);
+    } catch (sg::Error const& error) {
+      said = error.what();
+    }
+    // All others have run as far as they can.
+    if (said.find("rank 0 waits before 0B0 for rank 1, which last finished 1F2") !=
+        std::string::npos)
+      break;
+  }
+  CHECK_THAT(said, Catch::StartsWith("no rank moved for "));
+  CHECK_THAT(said, Catch::Contains("rank 0 waits before 0B0 for rank 1, which last finished 1F2"));
+  CHECK_THAT(said, Catch::Contains("rank 1 waits before 1B0 for rank 2, which last finished 2F0"));
+  CHECK_THAT(said, Catch::Contains("rank 2 is in 2F1"));
+  CHECK_THAT(said, Catch::Contains("rank 3 waits before 3F1 for rank 2, which last finished 2F0"));
+  CHECK_THAT(said, Catch::Contains("raise Options::deadline_s"));
+}
+
+TEST_CASE("engine/faults: the deadline counts from the last movement, not from the start",
+          "[engine]") {
+  // Short steps and idle times between them, together far longer than the deadline, are no stall.
+  // Only a machine that does not run a thread for as long as the deadline can make it one, then a
+  // longer deadline is tried.
+  auto const data = batch(microbatches);
+  bool stalled = true;
+  for (int deadline_ms = 50; stalled && deadline_ms < 5000; deadline_ms *= 3) {
+    auto const hook = make_hook();
+    sg::Options options;
+    options.deadline_s = deadline_ms * 1e-3;
+    auto train =
+        pipeline(sg::host::Threads{2}, hook, small_model::made(sg::schedule::OneFOneB{}), options);
+    auto const until =
+        std::chrono::steady_clock::now() + std::chrono::milliseconds(4 * deadline_ms);
+    stalled = false;
+    for (int i = 0; !stalled && std::chrono::steady_clock::now() < until; ++i) {
+      stalled = outcome([&] { return train.step(data); }) != nullptr;
+      if (i % 20 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(deadline_ms * 3 / 2));
+    }
+  }
+  CHECK_FALSE(stalled);
+}
+
+TEST_CASE("engine/faults: a second step at the same time is refused, the first goes on",
+          "[engine]") {
+  auto const course = undisturbed(microbatches, 2);
+  auto const hook = make_hook();
+  auto train = pipeline(sg::host::Threads{2}, hook);
+  auto const data = batch(microbatches);
+  auto const next = batch(microbatches, 1);
+  train.prepare(microbatches);
+  auto early = train.step(next);
+  Gate gate;
+  std::atomic<bool> holds{true};
+  *hook = [&](Call const& call) {
+    if (holds && call == Call{What::input, 3, 0}) gate.pass();
+  };
+  std::exception_ptr failure;
+  std::thread runner([&] { failure = outcome([&] { return train.step(data); }); });
+  gate.wait_until_held();
+  std::string const says =
+      "a step of this pipeline is still running; take one step after the other, or make a pipeline "
+      "for each thread";
+  CHECK_THROWS_WITH(train.step(data), says);
+  CHECK_THROWS_WITH(train.evaluate(data), says);
+  CHECK_THROWS_WITH(train.prepare(microbatches), says);
+  CHECK_THROWS_WITH(sg::run(early), says);
+  gate.open();
+  runner.join();
+  holds = false;
+  CHECK(failure == nullptr);
+  CHECK(bits(train) == course[1]);
+  sg::run(early);
+  CHECK(bits(train) == course[2]);
+}
+
+TEST_CASE("engine/faults: a stage that runs its own pipeline is told so", "[engine]") {
+  auto const hook = make_hook();
+  auto train = pipeline(sg::host::Threads{1}, hook);
+  auto const data = batch(microbatches);
+  *hook = [&](Call const& call) {
+    if (call == Call{What::forward, 1, 1}) sg::run(train.step(data));
+  };
+  CHECK_THROWS_WITH(sg::run(train.step(data)), Catch::Contains("still running"));
+  *hook = [](Call const&) {};
+  sg::run(train.step(data));
+  CHECK(train.steps() == 1);
+}

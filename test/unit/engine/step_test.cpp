@@ -1,0 +1,433 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/engine/step.hpp>
+
+#include "catch.hpp"
+
+#include <chrono>
+#include <future>
+#include <optional>
+#include <thread>
+
+#include <stagger/schedule/gpipe.hpp>
+#ifndef SMALL_MODEL_SANITIZED
+#include <sys/resource.h>
+
+#include <fstream>
+#include <system_error>
+#endif
+
+#include "trap_model.hpp"
+
+using namespace trap_model;
+
+namespace {
+
+constexpr int microbatches = 3;
+
+using Threaded = decltype(pipeline(sg::host::Threads{}, make_hook()));
+using Virtual = decltype(pipeline(sg::sim::VirtualClock{}, make_hook()));
+
+Threaded threaded(int threads) { return pipeline(sg::host::Threads{threads}, make_hook()); }
+
+/// A coroutine that nobody waits for and no runner drives.
+struct Loose {
+  struct promise_type {
+    Loose get_return_object() noexcept { return {}; }
+    std::suspend_never initial_suspend() noexcept { return {}; }
+    std::suspend_never final_suspend() noexcept { return {}; }
+    void return_void() noexcept {}
+    void unhandled_exception() noexcept { std::abort(); }
+  };
+};
+
+template <class Trainer> sg::Task<double> fit(Trainer& train, int steps) {
+  double loss = 0;
+  for (int s = 0; s < steps; ++s) {
+    auto const data = batch(microbatches, s);
+    sg::Metrics const metrics = co_await train.step(data);
+    loss += metrics.loss;
+  }
+  co_return loss;
+}
+
+}  // namespace
+
+TEST_CASE("engine/Step: dropped, it does nothing", "[engine]") {
+  auto train = threaded(2);
+  auto const before = bits(train);
+  auto const data = batch(microbatches);
+  { auto const dropped = train.step(data); }
+  CHECK(train.steps() == 0);
+  CHECK(bits(train) == before);
+  sg::run(train.step(data));
+  CHECK(bits(train) == undisturbed(microbatches, 1)[1]);
+}
+
+TEST_CASE("engine/Step: each runs what it was made for, however many were made before",
+          "[engine]") {
+  auto const course = undisturbed(microbatches, 2);
+  auto train = threaded(2);
+  auto const first = batch(microbatches, 0);
+  auto const second = batch(microbatches, 1);
+  std::vector<float> outputs(5);
+  std::vector<float> const inputs(5, 0.5F);
+  auto a = train.step(first);
+  auto b = train.step(second);
+  auto evaluated = train.evaluate(second);
+  auto predicted = train.predict(inputs, outputs);
+  sg::run(std::move(a));
+  CHECK(bits(train) == course[1]);
+  double const loss = sg::run(std::move(evaluated)).loss;
+  CHECK(loss == sg::run(train.evaluate(second)).loss);
+  sg::run(std::move(predicted));
+  CHECK(outputs[0] != 0);
+  CHECK(outputs == std::vector<float>(5, outputs[0]));
+  CHECK(bits(train) == course[1]);
+  CHECK(sg::run(std::move(b)).loss == loss);
+  CHECK(bits(train) == course[2]);
+  CHECK(train.steps() == 2);
+}
+
+TEST_CASE("engine/Step: outlives its trainer, and follows it where it moves", "[engine]") {
+  auto const data = batch(microbatches);
+  std::optional<Threaded> train(threaded(2));
+  double const loss = sg::run(train->evaluate(data)).loss;
+  auto step = train->step(data);
+  train.reset();
+  CHECK(sg::run(std::move(step)).loss == loss);
+
+  auto here = threaded(1);
+  auto ahead = here.step(data);
+  auto there = std::move(here);
+  sg::run(std::move(ahead));
+  CHECK(bits(there) == undisturbed(microbatches, 1)[1]);
+  auto next = threaded(3);
+  next = std::move(there);
+  auto const second = batch(microbatches, 1);
+  sg::run(next.step(second));
+  CHECK(bits(next) == undisturbed(microbatches, 2)[2]);
+  next.optimizer().rate = 0;
+  next.optimizer().momentum = 0;
+  auto const before = next.parameters()[0].values<float>()[0];
+  sg::run(next.step(second));
+  CHECK(next.parameters()[0].values<float>()[0] == before);
+}
+
+TEST_CASE("engine/Trainer: may go right after a failed step, or before it ever ran", "[engine]") {
+  for (int const threads : {1, 3}) {
+    auto const hook = make_hook();
+    auto train = std::make_optional(pipeline(sg::host::Threads{threads}, hook));
+    *hook = [](Call const& call) {
+      if (call == Call{What::forward, 2, 0}) throw Trapped("");
+    };
+    auto const data = batch(microbatches);
+    CHECK_THROWS_AS(sg::run(train->step(data)), Trapped);
+    train.reset();
+  }
+  auto unused = threaded(4);
+}
+
+TEST_CASE("engine/Task: steps awaited within run have the bits of steps from ordinary code",
+          "[engine]") {
+  auto const course = undisturbed(microbatches, 4);
+  auto const check = [&](auto train) {
+    auto plain = threaded(1);
+    double loss = 0;
+    for (int s = 0; s < 4; ++s) {
+      auto const data = batch(microbatches, s);
+      loss += sg::run(plain.step(data)).loss;
+    }
+    CHECK(sg::run(fit(train, 4)) == loss);
+    CHECK(bits(train) == course[4]);
+  };
+  check(threaded(1));
+  check(threaded(3));
+  check(pipeline(sg::sim::VirtualClock{}, make_hook()));
+}
+
+TEST_CASE("engine/Task: steps that it awaits run on the thread that called run", "[engine]") {
+  auto const hook = make_hook();
+  auto train = pipeline(sg::host::Threads{1}, hook);
+  bool elsewhere = false;
+  *hook = [&, here = std::this_thread::get_id()](Call const&) {
+    elsewhere = elsewhere || std::this_thread::get_id() != here;
+  };
+  sg::run(fit(train, 2));
+  CHECK_FALSE(elsewhere);
+}
+
+TEST_CASE("engine/Task: exceptions of steps and of its own travel to who awaits", "[engine]") {
+  auto const hook = make_hook();
+  auto train = pipeline(sg::host::Threads{2}, hook);
+  auto const data = batch(microbatches);
+  *hook = [](Call const& call) {
+    if (call == Call{What::weight, 1, 1}) throw Trapped("in a step");
+  };
+  CHECK_THROWS_WITH(sg::run(fit(train, 1)), "in a step");
+
+  auto const catches = [&](auto& trainer) -> sg::Task<int> {
+    int caught = 0;
+    for (int i = 0; i < 3; ++i) {
+      try {
+        co_await trainer.step(data);
+      } catch (Trapped const&) {
+        ++caught;
+        if (i == 1) *hook = [](Call const&) {};
+      }
+    }
+    co_return caught;
+  };
+  CHECK(sg::run(catches(train)) == 2);
+  CHECK(train.steps() == 1);
+
+  auto const inner = []() -> sg::Task<> {
+    throw std::logic_error("of its own");
+    co_return;
+  };
+  auto const outer = [&]() -> sg::Task<> { co_await inner(); };
+  CHECK_THROWS_WITH(sg::run(outer()), "of its own");
+
+  auto const refused = [&]() -> sg::Task<> {
+    Batch const none;
+    co_await train.step(none);
+  };
+  CHECK_THROWS_WITH(sg::run(refused()), Catch::Contains("0 microbatches"));
+}
+
+TEST_CASE("engine/Task: tasks await tasks, and run may be called within", "[engine]") {
+  auto const course = undisturbed(microbatches, 2);
+  auto outer = threaded(2);
+  auto inner = threaded(2);
+  auto const nested = [&]() -> sg::Task<std::vector<double>> {
+    std::vector<double> losses;
+    losses.push_back(co_await fit(outer, 1));
+    losses.push_back(sg::run(fit(inner, 2)));
+    auto const data = batch(microbatches, 1);
+    losses.push_back(sg::run(outer.step(data)).loss);
+    co_return losses;
+  };
+  auto const losses = sg::run(nested());
+  CHECK(bits(outer) == course[2]);
+  CHECK(bits(inner) == course[2]);
+  CHECK(losses[0] + losses[2] == Approx(losses[1]).epsilon(1e-12));
+}
+
+TEST_CASE("engine/Task: coroutines that it starts take turns on its thread", "[engine]") {
+  // Two pipelines at once: both steps wait for the one runner at the same time.
+  auto const course = undisturbed(microbatches, 5);
+  auto a = threaded(1);
+  auto b = threaded(2);
+  int done = 0;
+  std::coroutine_handle<> waiting;
+  auto const train_all = [&](Threaded& train) -> Loose {
+    for (int s = 0; s < 5; ++s) {
+      auto const data = batch(microbatches, s);
+      co_await train.step(data);
+    }
+    if (++done == 2 && waiting) std::exchange(waiting, nullptr).resume();
+  };
+  struct All {
+    std::coroutine_handle<>& waiting_handle;
+    int const& finished;
+    bool await_ready() const noexcept { return finished == 2; }
+    void await_suspend(std::coroutine_handle<> handle) const noexcept { waiting_handle = handle; }
+    void await_resume() const noexcept {}
+  };
+  auto const both = [&]() -> sg::Task<> {
+    train_all(a);
+    train_all(b);
+    All all{waiting, done};
+    co_await all;
+  };
+  sg::run(both());
+  CHECK(bits(a) == course[5]);
+  CHECK(bits(b) == course[5]);
+}
+
+TEST_CASE("engine/Task: may be resumed by another thread and go on there", "[engine]") {
+  auto const course = undisturbed(microbatches, 2);
+  auto train = threaded(2);
+  struct OnThread {
+    std::thread& thread;
+    bool await_ready() const noexcept { return false; }
+    void await_suspend(std::coroutine_handle<> handle) const {
+      thread = std::thread([handle] { handle.resume(); });
+    }
+    void await_resume() const noexcept {}
+  };
+  std::thread thread;
+  auto const body = [&]() -> sg::Task<int> {
+    auto const first = batch(microbatches, 0);
+    co_await train.step(first);
+    OnThread hop{thread};
+    co_await hop;
+    auto const second = batch(microbatches, 1);
+    co_await train.step(second);
+    co_return 7;
+  };
+  CHECK(sg::run(body()) == 7);
+  thread.join();
+  CHECK(bits(train) == course[2]);
+}
+
+TEST_CASE(
+    "engine/Step: awaited without a runner, it runs on the engine's threads and resumes there",
+    "[engine]") {
+  auto const course = undisturbed(microbatches, 3);
+  auto train = threaded(2);
+  std::promise<std::vector<std::thread::id>> done;
+  auto const body = [&]() -> Loose {
+    std::vector<std::thread::id> resumed_on;
+    for (int s = 0; s < 3; ++s) {
+      auto const data = batch(microbatches, s);
+      co_await train.step(data);
+      resumed_on.push_back(std::this_thread::get_id());
+    }
+    done.set_value(resumed_on);
+  };
+  body();
+  auto const resumed_on = done.get_future().get();
+  CHECK(resumed_on[0] != std::this_thread::get_id());
+  CHECK(resumed_on[1] == resumed_on[0]);
+  CHECK(resumed_on[2] == resumed_on[0]);
+  CHECK(bits(train) == course[3]);
+  auto const data = batch(microbatches, 3);
+  sg::run(train.step(data));  // and back on ours
+  CHECK(train.steps() == 4);
+}
+
+TEST_CASE("engine/Step: awaited without a runner, a failed step throws where it is awaited",
+          "[engine]") {
+  auto const hook = make_hook();
+  auto train = pipeline(sg::host::Threads{2}, hook);
+  auto const data = batch(microbatches);
+  *hook = [](Call const& call) {
+    if (call == Call{What::loss, 3, 0}) throw Trapped("");
+  };
+  std::promise<int> done;
+  auto const body = [&]() -> Loose {
+    int caught = 0;
+    for (int i = 0; i < 3; ++i) {
+      try {
+        co_await train.step(data);
+      } catch (Trapped const&) {
+        ++caught;
+        *hook = [](Call const&) {};
+      }
+    }
+    done.set_value(caught);
+  };
+  body();
+  CHECK(done.get_future().get() == 1);
+  CHECK(train.steps() == 2);
+}
+
+TEST_CASE("engine/Step: a coroutine may own the pipeline that resumes it, and end", "[engine]") {
+  for (int i = 0; i < 20; ++i) {
+    std::promise<double> done;
+    auto const body = [&](Threaded train) -> Loose {
+      auto const data = batch(microbatches);
+      double loss = 0;
+      for (int s = 0; s < 1 + i % 2; ++s) loss = (co_await train.step(data)).loss;
+      done.set_value_at_thread_exit(loss);
+    };
+    body(threaded(1 + i % 3));
+    CHECK(done.get_future().get() > 0);
+  }
+}
+
+TEST_CASE("engine/Step: under the virtual clock an awaited step is done at once", "[engine]") {
+  auto train = pipeline(sg::sim::VirtualClock{}, make_hook());
+  bool done = false;
+  auto const body = [&]() -> Loose {
+    auto const data = batch(microbatches);
+    co_await train.step(data);
+    done = true;
+  };
+  body();
+  CHECK(done);
+  CHECK(bits(train) == undisturbed(microbatches, 1)[1]);
+}
+
+TEST_CASE("engine/Step: its stop token can be put in its place before it begins", "[engine]") {
+  auto train = threaded(2);
+  auto const data = batch(microbatches);
+  std::stop_source stop;
+  auto step = train.step(data);
+  CHECK_FALSE(step.stop_token().stop_possible());
+  step.stop_token(stop.get_token());
+  stop.request_stop();
+  CHECK_THROWS_WITH(sg::run(std::move(step)), Catch::Contains("cancelled"));
+}
+
+TEST_CASE("engine/Pipeline: one model makes any number of trainers, all from the same parameters",
+          "[engine]") {
+  auto const hook = make_hook();
+  sg::Pipeline model{Layer{hook}, std::vector<Layer>(2, Layer{hook, 0.8F}), Layer{hook, 0.6F}};
+  auto one = model.on_one_device(Loss{hook}, optimizer());
+  auto a = model.with(Loss{hook}, optimizer(), sg::host::Threads{2});
+  auto b = std::move(model).with(Loss{hook}, optimizer(), sg::schedule::GPipe{});
+  CHECK(a.stages() == 4);
+  CHECK(b.stages() == 4);
+  CHECK(bits(a) == bits(one));
+  CHECK(bits(b) == bits(one));
+  auto const data = batch(microbatches);
+  one.step(data);
+  sg::run(a.step(data));
+  sg::run(b.step(data));
+  CHECK(bits(a) == bits(one));
+  CHECK(bits(b) == bits(one));
+}
+
+#ifndef SMALL_MODEL_SANITIZED
+TEST_CASE(
+    "engine/Trainer: a thread that cannot be made ends the step with that error, and the next one "
+    "is right",
+    "[engine]") {
+  auto const many = [] {  // more threads than the stacks that the C library keeps for reuse
+    return sg::Pipeline{std::vector<Layer>(24, Layer{make_hook()})}.with(
+        sg::host::Threads{24}, small_model::made(sg::schedule::OneFOneB{}), Loss{make_hook()},
+        optimizer());
+  };
+  auto train = many();
+  auto loose = many();
+  auto undisturbed_one = many();
+  auto const data = batch(microbatches);
+  train.prepare(microbatches);
+  loose.prepare(microbatches);
+  std::string message;
+  bool awaited_throws = false;
+  std::promise<void> awaited;
+  auto const body = [&]() -> Loose {
+    try {
+      co_await loose.step(data);
+    } catch (std::system_error const&) {
+      awaited_throws = true;
+    }
+    awaited.set_value();
+  };
+  long pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  rlimit before{};
+  REQUIRE(getrlimit(RLIMIT_AS, &before) == 0);
+  rlimit tight = before;
+  tight.rlim_cur = static_cast<rlim_t>(pages) * 4096 + (rlim_t{1} << 20U);  // no room for a stack
+  REQUIRE(setrlimit(RLIMIT_AS, &tight) == 0);
+  try {
+    sg::run(train.step(data));
+  } catch (std::system_error const& error) {
+    message = error.what();
+  }
+  body();
+  awaited.get_future().wait();
+  setrlimit(RLIMIT_AS, &before);
+  CHECK(message != "");
+  CHECK(awaited_throws);
+  CHECK(train.steps() == 0);
+  sg::run(undisturbed_one.step(data));
+  sg::run(train.step(data));
+  CHECK(bits(train) == bits(undisturbed_one));
+  sg::run(loose.step(data));
+  CHECK(bits(loose) == bits(train));
+}
+#endif
