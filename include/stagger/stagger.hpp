@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Everything that needs the standard library alone.
+/// @file   What a program that trains needs, from the standard library alone. Reports (stagger/report/), collectives
+///         (stagger/collective/) and the catalog of all schedules (stagger/schedule/) have headers of their own.
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/shape.hpp>
