@@ -2,7 +2,8 @@
 # cmake -DCOMPILER=... -DSOURCE=... -DINCLUDE=... -P compile_fail.cmake
 #
 # Passes when SOURCE does not compile and the compiler prints what each of its lines
-# `// expect-error: <regular expression>` asks for. Failing alone is not enough: a typo fails as well.
+# `// expect-error: <regular expression>` asks for, the first of them in its first error. Failing alone
+# is not enough: a typo fails as well.
 
 cmake_minimum_required(VERSION 3.25)
 
@@ -18,6 +19,12 @@ if(result EQUAL 0)
 endif()
 # The compiler quotes source lines; what the test itself says must not count as the compiler's words.
 string(REGEX REPLACE "// expect-error: [^\n]*" "" output "${output}")
+string(REGEX MATCH "[^\n]*error: [^\n]*" first "${output}")
+list(GET wanted 0 pattern)
+string(REPLACE "// expect-error: " "" pattern "${pattern}")
+if(NOT first MATCHES "${pattern}")
+  message(FATAL_ERROR "${SOURCE}: the first error is not '${pattern}' but\n${first}")
+endif()
 foreach(line IN LISTS wanted)
   string(REPLACE "// expect-error: " "" pattern "${line}")
   if(NOT output MATCHES "${pattern}")

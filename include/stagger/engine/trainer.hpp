@@ -334,6 +334,16 @@ template <class In, class Out, class Chosen> class Trainer {
     return compare(batch, false, std::move(stop));
   }
 
+  /// Says what a batch with other targets lacks.
+  template <class T>
+  requires(!std::same_as<T, Target>) Step step(Batch<Input, T> const&, std::stop_token = {}) {
+    return lacks<T>();
+  }
+  template <class T>
+  requires(!std::same_as<T, Target>) Step evaluate(Batch<Input, T> const&, std::stop_token = {}) {
+    return lacks<T>();
+  }
+
   /// The last stage's outputs, forward only.
   /// @param inputs   [microbatches >= 1]
   /// @param outputs  [microbatches] overwritten
@@ -461,11 +471,17 @@ template <class In, class Out, class Chosen> class Trainer {
     return {session_, request, std::move(stop)};
   }
 
-  Step compare(Batch<Input, Target> const& batch, bool training, std::stop_token stop) {
-    static_assert(!std::same_as<Loss, detail::NoLoss>,
+  template <class T> static Step lacks() {
+    constexpr bool has_loss = !std::same_as<Loss, detail::NoLoss>;
+    static_assert(has_loss,
                   "stagger: a step needs a loss; give Pipeline::with one, such as "
                   "loss::MeanSquaredError<>{}");
-    static_assert(std::same_as<Loss, detail::NoLoss> || LossFor<Loss, Output>,
+    static_assert(!has_loss, "stagger: the batch's targets are not the Target of the loss");
+    return {nullptr, {}, {}};
+  }
+
+  Step compare(Batch<Input, Target> const& batch, bool training, std::stop_token stop) {
+    static_assert(LossFor<Loss, Output>,
                   "stagger: the loss does not accept the Output of the last stage; it needs "
                   "terms(target), value(context, y, "
                   "target) and value_and_gradient(context, y, target, scale, dy)");

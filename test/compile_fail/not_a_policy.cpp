@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// expect-error: stagger: an argument of with\(\) is not a policy: it needs a policy_tag
+#include <stagger/stagger.hpp>
+
+namespace sg = stagger;
+
+struct Half {
+  using Input = float;
+  using Output = float;
+  void forward(sg::Context&, float const& x, float& y, sg::NothingSaved&) { y = x / 2; }
+  void backward(sg::Context&, float const&, float const& dy, float& dx, sg::NothingSaved&) {
+    dx = dy / 2;
+  }
+};
+
+int main() { auto train = sg::Pipeline{Half{}, Half{}}.with(sg::schedule::GPipe{}, 4); }

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// expect-error: stagger: these stages are cut by hand; leave the partitioner out
+#include <stagger/stagger.hpp>
+
+namespace sg = stagger;
+
+struct Half {
+  using Input = float;
+  using Output = float;
+  void forward(sg::Context&, float const& x, float& y, sg::NothingSaved&) { y = x / 2; }
+  void backward(sg::Context&, float const&, float const& dy, float& dx, sg::NothingSaved&) {
+    dx = dy / 2;
+  }
+};
+
+int main() { auto train = sg::Pipeline{Half{}, Half{}}.with(sg::partition::Even{2}); }
