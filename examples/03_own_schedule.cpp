@@ -41,9 +41,8 @@ struct Wave {
   }
 };
 
-static_assert(sg::SchedulePolicy<Wave>);
-static_assert(!schedule::verify(Wave{.width = 2}.table({.ranks = 2, .microbatches = 4}),
-                                {.in_flight = 2}));
+static_assert(schedule::accepted<schedule::verify(Wave{.width = 2}, {.ranks = 2, .microbatches = 4},
+                                                  {.in_flight = 2})>);
 
 struct Scale {  // y = a x
   using Input = sg::Tensor<>;

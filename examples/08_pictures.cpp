@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// Draws the pictures of the documents: schedules as they are planned, and a plan beside its run.
+//
+// Build:  g++ -std=c++20 -O2 -ffp-contract=off -I include examples/08_pictures.cpp -pthread
+// Run:    ./pictures [FOLDER]     (docs/pictures for those of the documents; else where you stand)
+// Prints: the names of the files; the bytes are the same on every machine
+// expect: schedules\.svg
+// expect: run\.svg
+#include <cstdio>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <stagger/report/file.hpp>
+#include <stagger/report/svg.hpp>
+#include <stagger/schedule/evaluate.hpp>
+#include <stagger/schedule/interleaved.hpp>
+#include <stagger/schedule/zero_bubble_h1.hpp>
+#include <stagger/stagger.hpp>
+namespace sg = stagger;
+namespace schedule = stagger::schedule;
+namespace report = stagger::report;
+
+struct Empty {  // a stage for the virtual clock: it costs what the clock says
+  using Input = sg::Tensor<>;
+  using Output = sg::Tensor<>;
+  void forward(sg::Context&, Input const& x, Output& y, sg::NothingSaved&) { y = x; }
+  void backward(sg::Context&, Input const&, Output const& dy, Input& dx, sg::NothingSaved&) {
+    dx = dy;
+  }
+};
+
+report::SvgOptions const look{.theme = report::SvgTheme::automatic, .time_unit = "units of F"};
+
+/// A name and a timeline that lives as long as the picture is drawn.
+struct Panel {
+  std::string name;
+  schedule::Timeline timeline;
+};
+
+void write(std::string const& path, std::vector<Panel> const& panels) {
+  std::vector<report::SvgPanel> views;
+  for (Panel const& panel : panels) views.push_back({panel.name, &panel.timeline});
+  report::write_file(path, report::svg(views, look));
+  std::printf("%s\n", path.c_str());
+}
+
+int main(int argc, char** argv) {
+  std::string const folder = argc > 1 ? std::string(argv[1]) + "/" : "";
+  auto const plan = [](auto policy, sg::Shape shape) {  // V stages on a rank: each a V-th as long
+    shape.chunks = policy.chunks();
+    double const each = 1.0 / shape.chunks;
+    auto const costs = schedule::Costs::uniform(each, each, each);
+    return schedule::evaluate(policy.table(shape), costs).timeline;
+  };
+  sg::Shape const four{.ranks = 4, .microbatches = 8};
+
+  write(folder + "schedules.svg", {{"GPipe", plan(schedule::GPipe{}, four)},
+                                   {"1F1B", plan(schedule::OneFOneB{}, four)},
+                                   {"ZB-H1", plan(schedule::ZeroBubbleH1{}, four)}});
+  write(folder + "first.svg", {{"", plan(schedule::OneFOneB{}, {.ranks = 2, .microbatches = 8})}});
+  write(folder + "chunks.svg", {{"1F1B, 4 stages on 4 ranks", plan(schedule::OneFOneB{}, four)},
+                                {"Interleaved, 8 stages on 4 ranks",
+                                 plan(schedule::Interleaved{.chunks_per_rank = 2}, four)}});
+
+  // The engine under the virtual clock: stage 1 is slower than was planned, and nothing is exact.
+  schedule::Costs real{.stages = {{1, 1, 1, 0.1}, {1.3, 1.3, 1.3, 0.1}, {1, 1, 1, 0.1}}};
+  auto train = sg::Pipeline{Empty{}, Empty{}, Empty{}}.with(
+      sg::sim::VirtualClock{.costs = real, .jitter = 0.15, .seed = 1},
+      sg::loss::MeanSquaredError<>{}, sg::Options{.record = true});
+  sg::Batch<sg::Tensor<>, sg::Tensor<>> batch;
+  batch.inputs.resize(6);
+  batch.targets.resize(6);
+  sg::run(train.step(batch));
+  write(folder + "run.svg",
+        {{"planned", plan(schedule::OneFOneB{}, {.ranks = 3, .microbatches = 6})},
+         {"run", train.timeline()}});
+}
