@@ -22,8 +22,9 @@ struct ByWork {
   [[nodiscard]] std::vector<int> cuts(int layers) const {
     if (stages < 1 || stages > layers)
       throw stagger::Error(stagger::Errc::bad_configuration,
-                           std::to_string(stages) + " stages cannot be made of " + std::to_string(layers) +
-                               " layers; use 1 to " + std::to_string(layers));
+                           std::to_string(stages) + " stages cannot be made of " +
+                               std::to_string(layers) + " layers; use 1 to " +
+                               std::to_string(layers));
     double enough = std::accumulate(work.begin(), work.end(), 0.0);
     double too_little = 0;
     for (int i = 0; i < 60; ++i) {  // bisection: is there a cut with no stage above the middle?
@@ -36,7 +37,8 @@ struct ByWork {
       int longest = 0;
       int where = 0;
       for (int s = 0, begin = 0; s <= static_cast<int>(result.size()); ++s) {
-        int const end = s < static_cast<int>(result.size()) ? result[static_cast<std::size_t>(s)] : layers;
+        int const end =
+            s < static_cast<int>(result.size()) ? result[static_cast<std::size_t>(s)] : layers;
         if (end - begin > longest) {
           longest = end - begin;
           where = begin + longest / 2;

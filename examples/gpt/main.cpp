@@ -14,7 +14,9 @@ int main(int argc, char** argv) {
     if (!settings) return 0;
     return static_cast<int>(gpt::train(*settings, GPT_SOURCES));
   } catch (std::bad_alloc const&) {
-    std::fputs("gpt: there is not enough memory; use a smaller --width, --layers, --context or --batch\n", stderr);
+    std::fputs(
+        "gpt: there is not enough memory; use a smaller --width, --layers, --context or --batch\n",
+        stderr);
   } catch (std::exception const& error) {
     std::fprintf(stderr, "gpt: %s\n", error.what());
   }

@@ -30,11 +30,11 @@ Timeline with_repeats_in_backward(Timeline timeline) {
 }
 
 /// Index of the middle value.
-template <class Value>
-std::size_t middle(std::size_t count, Value value) {
+template <class Value> std::size_t middle(std::size_t count, Value value) {
   std::vector<std::size_t> order(count);
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return value(a) < value(b); });
+  std::sort(order.begin(), order.end(),
+            [&](std::size_t a, std::size_t b) { return value(a) < value(b); });
   return order[count / 2];
 }
 
@@ -67,9 +67,12 @@ void Record::write(std::string const& folder, Table const& plan, long long last_
       {.name = "measured",
        .steps = {timelines_.data() + timelines_.size() - shown, shown},
        .first_step = last_step - static_cast<long long>(shown) + 1}};
-  report::write_file(folder + "/trace.json", report::perfetto(std::span<report::TraceGroup const>(groups)));
-  std::vector<report::SvgPanel> const panels{{"the schedule allows", &allowed}, {"measured", &typical()}};
-  report::write_file(folder + "/timeline.svg", report::svg(std::span<report::SvgPanel const>(panels)));
+  report::write_file(folder + "/trace.json",
+                     report::perfetto(std::span<report::TraceGroup const>(groups)));
+  std::vector<report::SvgPanel> const panels{{"the schedule allows", &allowed},
+                                             {"measured", &typical()}};
+  report::write_file(folder + "/timeline.svg",
+                     report::svg(std::span<report::SvgPanel const>(panels)));
 }
 
 Timeline Record::predicted(Table const& plan) const {
@@ -77,7 +80,9 @@ Timeline Record::predicted(Table const& plan) const {
 }
 
 Timeline const& Record::typical() const {
-  return timelines_[middle(timelines_.size(), [&](std::size_t i) { return report::summarize(timelines_[i]).makespan_s; })];
+  return timelines_[middle(timelines_.size(), [&](std::size_t i) {
+    return report::summarize(timelines_[i]).makespan_s;
+  })];
 }
 
 }  // namespace gpt

@@ -22,12 +22,14 @@ class Record {
 
   [[nodiscard]] bool empty() const noexcept { return timelines_.empty(); }
 
-  /// What the plan allows at the median cost of each stage, beside the step with the middle makespan.
+  /// What the plan allows at the median cost of each stage, beside the step with the middle
+  /// makespan.
   [[nodiscard]] std::string table(stagger::schedule::Table const& plan) const;
 
   /// Writes trace.json and timeline.svg.
   /// @param last_step  number of the last step recorded
-  void write(std::string const& folder, stagger::schedule::Table const& plan, long long last_step) const;
+  void write(std::string const& folder, stagger::schedule::Table const& plan,
+             long long last_step) const;
 
  private:
   [[nodiscard]] stagger::schedule::Timeline predicted(stagger::schedule::Table const& plan) const;

@@ -15,27 +15,34 @@
 
 namespace gpt {
 
-/// Bytes as a terminal can show them: what is no printable ASCII, line break or well-formed UTF-8 becomes '?'.
+/// Bytes as a terminal can show them: what is no printable ASCII, line break or well-formed UTF-8
+/// becomes '?'.
 [[nodiscard]] inline std::string printable(std::string const& bytes) {
   std::string text;
   for (std::size_t i = 0; i < bytes.size();) {
     auto const byte = static_cast<unsigned char>(bytes[i]);
-    std::size_t const length = byte < 0x80 ? 1 : byte >= 0xc2 && byte < 0xe0 ? 2 : byte >= 0xe1 && byte < 0xf0 ? 3 : 0;
+    std::size_t const length = byte < 0x80                   ? 1
+                               : byte >= 0xc2 && byte < 0xe0 ? 2
+                               : byte >= 0xe1 && byte < 0xf0 ? 3
+                                                             : 0;
     bool good = length != 0 && i + length <= bytes.size();
     if (length == 1) good = byte == '\n' || (byte >= 0x20 && byte < 0x7f);
-    for (std::size_t j = 1; good && j < length; ++j) good = (static_cast<unsigned char>(bytes[i + j]) & 0xc0U) == 0x80;
+    for (std::size_t j = 1; good && j < length; ++j)
+      good = (static_cast<unsigned char>(bytes[i + j]) & 0xc0U) == 0x80;
     text += good ? bytes.substr(i, length) : "?";
     i += good ? length : 1;
   }
   return text;
 }
 
-/// Lets a model go on from a prompt, a byte at a time; each sees as much of the text before it as the context holds.
+/// Lets a model go on from a prompt, a byte at a time; each sees as much of the text before it as
+/// the context holds.
 /// @param train        forward only: predict(inputs, outputs)
 /// @param temperature  below 1: more of what is likely
 template <class Trainer>
-[[nodiscard]] std::string sample(Trainer& train, std::string const& prompt, std::size_t length, std::size_t context,
-                                 std::uint64_t seed, double temperature = 0.7) {
+[[nodiscard]] std::string sample(Trainer& train, std::string const& prompt, std::size_t length,
+                                 std::size_t context, std::uint64_t seed,
+                                 double temperature = 0.7) {
   Random random = stream(seed, 1);
   std::string text = prompt;
   std::vector<Tokens> window(1);

@@ -27,8 +27,7 @@ struct Schedule {
   [[nodiscard]] static Schedule named(std::string_view name);
 };
 
-template <class Policy>
-[[nodiscard]] stagger::schedule::Table table_of(stagger::Shape shape) {
+template <class Policy> [[nodiscard]] stagger::schedule::Table table_of(stagger::Shape shape) {
   return Policy{}.table(shape);
 }
 
@@ -41,8 +40,9 @@ inline Schedule Schedule::named(std::string_view name) {
     if (schedule.name == name) return schedule;
     known += (known.empty() ? "" : ", ") + std::string(schedule.name);
   }
-  throw stagger::Error(stagger::Errc::bad_configuration,
-                       "there is no schedule '" + std::string(name) + "'; --schedule knows " + known);
+  throw stagger::Error(
+      stagger::Errc::bad_configuration,
+      "there is no schedule '" + std::string(name) + "'; --schedule knows " + known);
 }
 
 }  // namespace gpt

@@ -25,8 +25,8 @@ namespace {
 
 void require(std::string const& flag, std::int64_t value, std::int64_t least, std::int64_t most) {
   if (value < least || value > most)
-    refuse(flag + " " + std::to_string(value) + " is out of range; use " + std::to_string(least) + " to " +
-           std::to_string(most));
+    refuse(flag + " " + std::to_string(value) + " is out of range; use " + std::to_string(least) +
+           " to " + std::to_string(most));
 }
 
 std::string number(double value) {
@@ -47,15 +47,17 @@ void Settings::check() const {
   require("--width", width, 1, 16384);
   require("--heads", heads, 1, width);
   if (width % heads != 0)
-    refuse("--width " + std::to_string(width) + " cannot be shared by --heads " + std::to_string(heads) +
-           "; use a multiple of it, such as " + std::to_string((width / heads + 1) * heads));
+    refuse("--width " + std::to_string(width) + " cannot be shared by --heads " +
+           std::to_string(heads) + "; use a multiple of it, such as " +
+           std::to_string((width / heads + 1) * heads));
   require("--context", context, 1, 65536);
   require("--steps", steps, 1, 1'000'000'000);
   require("--batch", batch, 1, 1'000'000);
   require("--warm-up", warmup, 0, 1'000'000'000);
   for (auto const& [flag, value] : {std::pair{"--rate", rate}, std::pair{"--clip", clip}})
     if (!(value > 0) || !std::isfinite(value))
-      refuse(std::string(flag) + " " + number(value) + " is no positive number; leave it out for the default");
+      refuse(std::string(flag) + " " + number(value) +
+             " is no positive number; leave it out for the default");
   require("--stages", stages, 1, 1'000'000);
   if (stages > chain())
     refuse("--stages " + std::to_string(stages) + " is more than the " + std::to_string(chain()) +
@@ -63,73 +65,96 @@ void Settings::check() const {
            std::to_string(chain()) + ", or more --layers");
   require("--microbatches", microbatches, 1, 1'000'000);
   if (microbatches > batch)
-    refuse("--microbatches " + std::to_string(microbatches) + " leaves some without a sequence; use at most --batch " +
-           std::to_string(batch) + ", or a larger batch");
+    refuse("--microbatches " + std::to_string(microbatches) +
+           " leaves some without a sequence; use at most --batch " + std::to_string(batch) +
+           ", or a larger batch");
   (void)Schedule::named(schedule);
   require("--seed", seed, 0, std::numeric_limits<std::int64_t>::max());
   require("--threads", threads, 1, 1024);
   require("--every", checkpoint_every, 1, 1'000'000'000);
   require("--stop-at", stop_at, 0, 1'000'000'000);
   require("--sample", sample, 0, 1'000'000);
-  if (resume && checkpoint.empty()) refuse("--resume needs the folder to resume from; add --checkpoint DIR");
-  if (prompt.empty() && sample > 0) refuse("--prompt '' gives the sample nothing to begin with; use 1 byte or more");
+  if (resume && checkpoint.empty())
+    refuse("--resume needs the folder to resume from; add --checkpoint DIR");
+  if (prompt.empty() && sample > 0)
+    refuse("--prompt '' gives the sample nothing to begin with; use 1 byte or more");
 }
 
 std::optional<Settings> parse(int argc, char const* const* argv) {
   Settings s;
   CLI::App app{"Trains a small transformer on text, byte by byte, in a pipeline of stages.", "gpt"};
-  app.set_version_flag("--version", std::to_string(STAGGER_VERSION_MAJOR) + "." + std::to_string(STAGGER_VERSION_MINOR) +
-                                        "." + std::to_string(STAGGER_VERSION_PATCH));
-  app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  app.set_version_flag("--version", std::to_string(STAGGER_VERSION_MAJOR) + "." +
+                                        std::to_string(STAGGER_VERSION_MINOR) + "." +
+                                        std::to_string(STAGGER_VERSION_PATCH));
+  app.option_defaults()->always_capture_default()->multi_option_policy(
+      CLI::MultiOptionPolicy::TakeLast);
 
   char const* group = "The model";
   app.add_option("--layers", s.layers, "Transformer blocks")->group(group);
-  app.add_option("--width", s.width, "Numbers per byte between layers; a multiple of --heads")->group(group);
+  app.add_option("--width", s.width, "Numbers per byte between layers; a multiple of --heads")
+      ->group(group);
   app.add_option("--heads", s.heads, "Attention heads")->group(group);
   app.add_option("--context", s.context, "Bytes that a prediction may look back on")->group(group);
 
   group = "Training";
-  app.add_option("--text", s.text, "Files to learn from; left out: the headers and documents of stagger itself")
+  app.add_option("--text", s.text,
+                 "Files to learn from; left out: the headers and documents of stagger itself")
       ->type_name("FILE")
       ->default_str("")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->group(group);
   app.add_option("--steps", s.steps, "Optimizer steps")->group(group);
   app.add_option("--batch", s.batch, "Sequences per step")->group(group);
-  app.add_option("--rate", s.rate, "Highest learning rate; a cosine leads from it to a tenth")->group(group);
-  app.add_option("--warm-up", s.warmup, "Steps until the rate has risen to its highest")->group(group);
+  app.add_option("--rate", s.rate, "Highest learning rate; a cosine leads from it to a tenth")
+      ->group(group);
+  app.add_option("--warm-up", s.warmup, "Steps until the rate has risen to its highest")
+      ->group(group);
   app.add_option("--clip", s.clip, "Highest norm of all gradients together")->group(group);
   app.add_option("--seed", s.seed, "Seed of everything random")->group(group);
 
   group = "The pipeline";
-  app.add_option("--stages", s.stages, "Stages to cut the layers into, each on a rank of its own")->group(group);
-  app.add_option("--microbatches", s.microbatches, "Parts of a batch that follow each other through the stages")
+  app.add_option("--stages", s.stages, "Stages to cut the layers into, each on a rank of its own")
+      ->group(group);
+  app.add_option("--microbatches", s.microbatches,
+                 "Parts of a batch that follow each other through the stages")
       ->group(group);
   std::string names;
-  for (auto const& schedule : schedules) names += (names.empty() ? "" : " or ") + std::string(schedule.name);
+  for (auto const& schedule : schedules)
+    names += (names.empty() ? "" : " or ") + std::string(schedule.name);
   app.add_option("--schedule", s.schedule, "Order of forward and backward: " + names)->group(group);
-  app.add_option("--threads", s.threads, "Threads to run the ranks; 0: one for each, as far as there are processors")
+  app.add_option("--threads", s.threads,
+                 "Threads to run the ranks; 0: one for each, as far as there are processors")
       ->group(group);
-  app.add_flag("--recompute", s.recompute, "Keep only the inputs of stages and run forward again before backward")
+  app.add_flag("--recompute", s.recompute,
+               "Keep only the inputs of stages and run forward again before backward")
       ->group(group);
   app.add_flag("--compare", s.compare,
                "Train on one device as well and demand bit-equal parameters after every step")
       ->group(group);
 
   group = "What is kept";
-  app.add_option("--checkpoint", s.checkpoint, "Folder for checkpoints; the last two are kept; left out: none")
+  app.add_option("--checkpoint", s.checkpoint,
+                 "Folder for checkpoints; the last two are kept; left out: none")
       ->type_name("DIR")
       ->group(group);
-  app.add_option("--every", s.checkpoint_every, "Steps from one checkpoint to the next")->group(group);
-  app.add_flag("--resume", s.resume, "Go on from the newest checkpoint, as if the run had never stopped")->group(group);
-  app.add_option("--stop-at", s.stop_at, "End after this step, as if interrupted; 0: run to the end")->group(group);
-  app.add_option("--output", s.output, "Folder for trace.json and timeline.svg; none: write neither")
+  app.add_option("--every", s.checkpoint_every, "Steps from one checkpoint to the next")
+      ->group(group);
+  app.add_flag("--resume", s.resume,
+               "Go on from the newest checkpoint, as if the run had never stopped")
+      ->group(group);
+  app.add_option("--stop-at", s.stop_at,
+                 "End after this step, as if interrupted; 0: run to the end")
+      ->group(group);
+  app.add_option("--output", s.output,
+                 "Folder for trace.json and timeline.svg; none: write neither")
       ->type_name("DIR")
       ->group(group);
   app.add_option("--sample", s.sample, "Bytes of text to write at the end")->group(group);
   app.add_option("--prompt", s.prompt, "How that text begins")->type_name("TEXT")->group(group);
-  app.footer("Results go to standard output, progress and warnings to standard error. Exit code 1: --compare found a\n"
-             "difference. 2: something that was given cannot be used. 130: interrupted.");
+  app.footer(
+      "Results go to standard output, progress and warnings to standard error. Exit code 1: "
+      "--compare found a\n"
+      "difference. 2: something that was given cannot be used. 130: interrupted.");
 
   try {
     app.parse(argc, argv);

@@ -12,30 +12,31 @@ namespace gpt {
 /// Defaults are those of the command line.
 struct Settings {
   // The model.
-  std::int64_t layers = 4;     ///< transformer blocks
-  std::int64_t width = 128;    ///< numbers per token between layers
-  std::int64_t heads = 4;      ///< attention heads; they share the width
-  std::int64_t context = 64;   ///< bytes that a prediction may look back on, itself included
+  std::int64_t layers = 4;    ///< transformer blocks
+  std::int64_t width = 128;   ///< numbers per token between layers
+  std::int64_t heads = 4;     ///< attention heads; they share the width
+  std::int64_t context = 64;  ///< bytes that a prediction may look back on, itself included
 
   // What it learns, and how.
-  std::vector<std::string> text;   ///< files; empty: the project's own sources
-  std::int64_t steps = 300;        ///< optimizer steps
-  std::int64_t batch = 32;         ///< sequences per step
-  double rate = 5e-3;              ///< highest learning rate
-  std::int64_t warmup = 30;        ///< steps until it is reached
-  double clip = 1;                 ///< highest norm of the gradients
+  std::vector<std::string> text;  ///< files; empty: the project's own sources
+  std::int64_t steps = 300;       ///< optimizer steps
+  std::int64_t batch = 32;        ///< sequences per step
+  double rate = 5e-3;             ///< highest learning rate
+  std::int64_t warmup = 30;       ///< steps until it is reached
+  double clip = 1;                ///< highest norm of the gradients
   std::int64_t seed = 1;
 
-  // The pipeline. None of these changes a bit of the result, but `microbatches`, which orders the sums.
+  // The pipeline. None of these changes a bit of the result, but `microbatches`, which orders the
+  // sums.
   std::int64_t stages = 2;
   std::int64_t microbatches = 8;
   std::string schedule = "1f1b";
-  std::int64_t threads = 0;        ///< 0: as many as stages, or as processors if these are fewer
+  std::int64_t threads = 0;  ///< 0: as many as stages, or as processors if these are fewer
   bool recompute = false;
-  bool compare = false;            ///< train on one device as well and demand the same bits
+  bool compare = false;  ///< train on one device as well and demand the same bits
 
   // What is kept.
-  std::string checkpoint;          ///< folder; empty: none
+  std::string checkpoint;              ///< folder; empty: none
   std::int64_t checkpoint_every = 50;  ///< steps
   bool resume = false;
   std::int64_t stop_at = 0;        ///< end after this step as if interrupted; 0: do not

@@ -16,10 +16,12 @@ using stagger::Error;
 
 Text::Text(std::string bytes, std::size_t context) : bytes_(std::move(bytes)), context_(context) {
   std::size_t const window = context + 1;
-  if (bytes_.empty()) throw Error(Errc::bad_data, "the text is empty; give files with text by --text");
+  if (bytes_.empty())
+    throw Error(Errc::bad_data, "the text is empty; give files with text by --text");
   if (bytes_.size() < 2 * window)
-    throw Error(Errc::bad_data, "the text has " + std::to_string(bytes_.size()) + " bytes, shorter than the " +
-                                    std::to_string(2 * window) + " that --context " + std::to_string(context) +
+    throw Error(Errc::bad_data, "the text has " + std::to_string(bytes_.size()) +
+                                    " bytes, shorter than the " + std::to_string(2 * window) +
+                                    " that --context " + std::to_string(context) +
                                     " needs; give more text or a smaller context");
   std::size_t const parts = std::clamp<std::size_t>(bytes_.size() / (20 * window), 1, 64);
   for (std::size_t p = 0; p < parts; ++p) {
@@ -40,14 +42,16 @@ std::string Text::read(std::vector<std::string> const& files) {
   for (std::string const& name : files) {
     std::ifstream file(name, std::ios::binary);
     if (!file.is_open() || std::filesystem::is_directory(name))
-      throw Error(Errc::io, "cannot read the text '" + name + "'; give files that can be read by --text");
+      throw Error(Errc::io,
+                  "cannot read the text '" + name + "'; give files that can be read by --text");
     bytes.append(std::istreambuf_iterator<char>(file), {});
   }
   return bytes;
 }
 
 template <class Pick>
-void Text::fill(std::vector<Part> const& parts, std::size_t sequences, Batch& batch, Pick pick) const {
+void Text::fill(std::vector<Part> const& parts, std::size_t sequences, Batch& batch,
+                Pick pick) const {
   std::size_t const windows = parts.back().windows_before + parts.back().windows;
   std::size_t const microbatches = batch.inputs.size();
   batch.targets.resize(microbatches);
@@ -58,8 +62,9 @@ void Text::fill(std::vector<Part> const& parts, std::size_t sequences, Batch& ba
     batch.targets[m].resize({here, context_});
     for (std::size_t i = 0; i < here; ++i) {
       std::size_t const drawn = pick(sequence++, windows);
-      auto part = std::upper_bound(parts.begin(), parts.end(), drawn,
-                                   [](std::size_t at, Part const& p) { return at < p.windows_before; });
+      auto part =
+          std::upper_bound(parts.begin(), parts.end(), drawn,
+                           [](std::size_t at, Part const& p) { return at < p.windows_before; });
       --part;
       auto const* const from = bytes_.data() + part->begin + (drawn - part->windows_before);
       std::copy_n(from, context_, batch.inputs[m].data() + i * context_);
@@ -70,7 +75,8 @@ void Text::fill(std::vector<Part> const& parts, std::size_t sequences, Batch& ba
 
 void Text::draw(std::uint64_t seed, std::int64_t step, std::size_t sequences, Batch& batch) const {
   Random random = stream(seed, 1000 + static_cast<std::uint64_t>(step));
-  fill(training_, sequences, batch, [&](std::size_t, std::size_t windows) { return random.below(windows); });
+  fill(training_, sequences, batch,
+       [&](std::size_t, std::size_t windows) { return random.below(windows); });
 }
 
 void Text::held_out(std::size_t sequences, Batch& batch) const {
@@ -96,15 +102,19 @@ std::vector<std::string> own_files(std::string const& hint) {
     while (!is_root(root) && root.has_relative_path()) root = root.parent_path();
   }
   if (!is_root(root))
-    throw Error(Errc::io, "the sources of stagger, which are the text to learn when none is given, are neither in '" +
-                              hint + "' nor above the current folder; give a text by --text FILE");
+    throw Error(
+        Errc::io,
+        "the sources of stagger, which are the text to learn when none is given, are neither in '" +
+            hint + "' nor above the current folder; give a text by --text FILE");
   std::vector<std::string> files;
   for (auto const& entry : fs::directory_iterator(root))
-    if (entry.is_regular_file() && entry.path().extension() == ".md") files.push_back(entry.path().string());
+    if (entry.is_regular_file() && entry.path().extension() == ".md")
+      files.push_back(entry.path().string());
   for (char const* const folder : {"docs", "include"})
     if (fs::is_directory(root / folder))
       for (auto const& entry : fs::recursive_directory_iterator(root / folder))
-        if (entry.is_regular_file() && (entry.path().extension() == ".md" || entry.path().extension() == ".hpp"))
+        if (entry.is_regular_file() &&
+            (entry.path().extension() == ".md" || entry.path().extension() == ".hpp"))
           files.push_back(entry.path().string());
   std::sort(files.begin(), files.end());
   return files;

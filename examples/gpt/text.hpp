@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What is learned: the bytes of files, split for training and for judging, and windows drawn from them.
+/// @file   What is learned: the bytes of files, split for training and for judging, and windows
+/// drawn from them.
 
 #include <cstddef>
 #include <cstdint>
@@ -17,13 +18,14 @@ namespace gpt {
 /// Microbatches of token sequences and of the bytes that follow each token.
 using Batch = stagger::Batch<Tokens, Tokens>;
 
-/// Bytes to learn from. Of every part of the text the last tenth is held out, so that both kinds come from everywhere;
-/// no window of training reaches into what is held out. What a step sees depends on the seed and the number of the step
-/// alone: a resumed run needs no memory of its data.
+/// Bytes to learn from. Of every part of the text the last tenth is held out, so that both kinds
+/// come from everywhere; no window of training reaches into what is held out. What a step sees
+/// depends on the seed and the number of the step alone: a resumed run needs no memory of its data.
 class Text {
  public:
   /// @param context  tokens of a window; one byte more is read, the last target
-  /// @throws Error   with Errc::bad_data if the text is empty or too short for one window of each kind
+  /// @throws Error   with Errc::bad_data if the text is empty or too short for one window of each
+  /// kind
   Text(std::string bytes, std::size_t context);
 
   /// Whole files, one after the other.
@@ -31,7 +33,8 @@ class Text {
   [[nodiscard]] static std::string read(std::vector<std::string> const& files);
 
   /// Draws `sequences` windows for training.
-  /// @param batch  its microbatches are filled: as many as it has, sizes as equal as they can be, larger ones first
+  /// @param batch  its microbatches are filled: as many as it has, sizes as equal as they can be,
+  /// larger ones first
   void draw(std::uint64_t seed, std::int64_t step, std::size_t sequences, Batch& batch) const;
 
   /// Windows spread evenly over what is held out, always the same.
@@ -59,7 +62,8 @@ class Text {
 };
 
 /// The project's headers and documents, sorted by name: what is learned when no text is given.
-/// @param hint   folder of the sources when this program was built; when it is gone, the folders above the current one
+/// @param hint   folder of the sources when this program was built; when it is gone, the folders
+/// above the current one
 ///               are searched
 /// @throws Error with Errc::io if there are no sources
 [[nodiscard]] std::vector<std::string> own_files(std::string const& hint);

@@ -61,17 +61,19 @@ double rate_at(Settings const& s, std::int64_t step) {
 }
 
 std::string model_in_words(Settings const& s) {
-  return "gpt, layers " + std::to_string(s.layers) + ", width " + std::to_string(s.width) + ", heads " +
-         std::to_string(s.heads) + ", context " + std::to_string(s.context);
+  return "gpt, layers " + std::to_string(s.layers) + ", width " + std::to_string(s.width) +
+         ", heads " + std::to_string(s.heads) + ", context " + std::to_string(s.context);
 }
 
 /// Everything else that the bits of the result depend on.
 std::string training_in_words(Settings const& s, Text const& text) {
   char words[256];
   std::snprintf(words, sizeof words,
-                "steps %lld, batch %lld, microbatches %lld, rate %.17g, warm-up %lld, clip %.17g, seed %lld, text %016llx",
-                static_cast<long long>(s.steps), static_cast<long long>(s.batch), static_cast<long long>(s.microbatches),
-                s.rate, static_cast<long long>(s.warmup), s.clip, static_cast<long long>(s.seed),
+                "steps %lld, batch %lld, microbatches %lld, rate %.17g, warm-up %lld, clip %.17g, "
+                "seed %lld, text %016llx",
+                static_cast<long long>(s.steps), static_cast<long long>(s.batch),
+                static_cast<long long>(s.microbatches), s.rate, static_cast<long long>(s.warmup),
+                s.clip, static_cast<long long>(s.seed),
                 static_cast<unsigned long long>(text.fingerprint()));
   return words;
 }
@@ -81,20 +83,24 @@ void prepare_output(std::string const& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error)
-    throw sg::Error(sg::Errc::io, "cannot create the folder '" + folder + "': " + error.message() +
-                                      "; give --output DIR a place that can be written to, or none");
+    throw sg::Error(sg::Errc::io,
+                    "cannot create the folder '" + folder + "': " + error.message() +
+                        "; give --output DIR a place that can be written to, or none");
   sg::report::WholeFile probe(folder + "/trace.json");  // not committed: nothing stays
 }
 
 /// An honest word now instead of a machine that swaps, or kills, later.
 void require_memory(Settings const& s) {
-  double const rows = std::ceil(static_cast<double>(s.batch) / static_cast<double>(s.microbatches)) *
-                      static_cast<double>(s.context);
+  double const rows =
+      std::ceil(static_cast<double>(s.batch) / static_cast<double>(s.microbatches)) *
+      static_cast<double>(s.context);
   double const needed = least_bytes(shape_of(s), rows);
-  double const there = static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGE_SIZE));
+  double const there = static_cast<double>(::sysconf(_SC_PHYS_PAGES)) *
+                       static_cast<double>(::sysconf(_SC_PAGE_SIZE));
   if (needed > there)
     throw sg::Error(sg::Errc::bad_configuration,
-                    "--layers " + std::to_string(s.layers) + " of --width " + std::to_string(s.width) + " need at least " +
+                    "--layers " + std::to_string(s.layers) + " of --width " +
+                        std::to_string(s.width) + " need at least " +
                         sg::report::format_bytes(needed) + " of memory, and this machine has " +
                         sg::report::format_bytes(there) +
                         "; use a smaller --width, --layers or --context, or more --microbatches");
@@ -115,11 +121,14 @@ sg::Options options_of(Settings const& s) {
 }
 
 auto make_pipeline(Settings const& s) {
-  return make_model(s).with(ByWork{work_of(shape_of(s)), static_cast<int>(s.stages)}, Schedule::named(s.schedule), adam,
-                            CrossEntropy<float>{}, sg::host::Threads{static_cast<int>(s.threads)}, options_of(s));
+  return make_model(s).with(ByWork{work_of(shape_of(s)), static_cast<int>(s.stages)},
+                            Schedule::named(s.schedule), adam, CrossEntropy<float>{},
+                            sg::host::Threads{static_cast<int>(s.threads)}, options_of(s));
 }
 
-auto make_one_device(Settings const& s) { return make_model(s).on_one_device(adam, CrossEntropy<float>{}, options_of(s)); }
+auto make_one_device(Settings const& s) {
+  return make_model(s).on_one_device(adam, CrossEntropy<float>{}, options_of(s));
+}
 
 using Trainer = decltype(make_pipeline(std::declval<Settings const&>()));
 
@@ -151,18 +160,20 @@ class Comparison {
     auto const there = train.parameters();
     auto const here = one_.parameters();
     for (std::size_t i = 0; i < here.size(); ++i) {
-      std::string const where = "after step " + std::to_string(train.steps()) + " the pipeline and one device differ in ";
+      std::string const where =
+          "after step " + std::to_string(train.steps()) + " the pipeline and one device differ in ";
       auto const a = there[i].values<float>();
       auto const b = here[i].values<float>();
       for (std::size_t e = 0; e < a.size(); ++e)
         if (std::memcmp(&a[e], &b[e], sizeof(float)) != 0) {
           char numbers[96];
-          std::snprintf(numbers, sizeof numbers, "[%zu]: %.9g and %.9g", e, static_cast<double>(a[e]),
-                        static_cast<double>(b[e]));
+          std::snprintf(numbers, sizeof numbers, "[%zu]: %.9g and %.9g", e,
+                        static_cast<double>(a[e]), static_cast<double>(b[e]));
           return where + "parameter " + here[i].name + numbers;
         }
       for (std::size_t k = 0; k < 2; ++k)
-        if (!std::equal(there[i].state[k].begin(), there[i].state[k].end(), here[i].state[k].begin()))
+        if (!std::equal(there[i].state[k].begin(), there[i].state[k].end(),
+                        here[i].state[k].begin()))
           return where + "the optimizer's state of parameter " + here[i].name;
     }
     return "";
@@ -188,14 +199,16 @@ class Run {
  public:
   Run(Settings const& s, char const* sources)
       : s_(s),
-        text_(Text::read(s.text.empty() ? own_files(sources) : s.text), static_cast<std::size_t>(s.context)) {
+        text_(Text::read(s.text.empty() ? own_files(sources) : s.text),
+              static_cast<std::size_t>(s.context)) {
     require_memory(s_);
     if (s_.writes()) prepare_output(s_.output);
     if (!s_.checkpoint.empty()) checkpoints_.emplace(s_.checkpoint);
     if (checkpoints_ && !s_.resume && !checkpoints_->steps().empty())
-      throw sg::Error(sg::Errc::bad_configuration, "the folder '" + s_.checkpoint + "' holds a checkpoint of step " +
-                                                       std::to_string(checkpoints_->steps().front()) +
-                                                       "; add --resume to go on from it, or name another folder");
+      throw sg::Error(sg::Errc::bad_configuration,
+                      "the folder '" + s_.checkpoint + "' holds a checkpoint of step " +
+                          std::to_string(checkpoints_->steps().front()) +
+                          "; add --resume to go on from it, or name another folder");
     batch_.inputs.resize(static_cast<std::size_t>(s_.microbatches));
     held_out_.inputs.resize(static_cast<std::size_t>(s_.microbatches));
     text_.held_out(std::max<std::size_t>(held_out_sequences, held_out_.inputs.size()), held_out_);
@@ -210,7 +223,8 @@ class Run {
     std::int64_t const first = train_->steps();
     std::int64_t const last = s_.stop_at > 0 ? std::min(s_.stop_at, s_.steps) : s_.steps;
     double const begin_s = now_s();
-    sg::report::Progress progress(stderr, sg::report::progress_options(stderr), s_.steps, first, begin_s);
+    sg::report::Progress progress(stderr, sg::report::progress_options(stderr), s_.steps, first,
+                                  begin_s);
     double tokens = 0;
     for (std::int64_t step = first; step < last && interrupted == 0; ++step) {
       double const loss = take_step(step);
@@ -237,22 +251,27 @@ class Run {
 
   void introduce() {
     std::size_t parameters = 0;
-    for (auto const& parameter : train_->parameters()) parameters += parameter.value.size() / sizeof(float);
-    std::fprintf(stderr, "%s parameters in %lld layers, %lld stages on %lld threads, %s, %s of text\n",
-                 sg::report::format_count(static_cast<double>(parameters)).c_str(), static_cast<long long>(s_.chain()),
-                 static_cast<long long>(s_.stages), static_cast<long long>(s_.threads), s_.schedule.c_str(),
+    for (auto const& parameter : train_->parameters())
+      parameters += parameter.value.size() / sizeof(float);
+    std::fprintf(stderr,
+                 "%s parameters in %lld layers, %lld stages on %lld threads, %s, %s of text\n",
+                 sg::report::format_count(static_cast<double>(parameters)).c_str(),
+                 static_cast<long long>(s_.chain()), static_cast<long long>(s_.stages),
+                 static_cast<long long>(s_.threads), s_.schedule.c_str(),
                  sg::report::format_bytes(static_cast<double>(text_.size())).c_str());
   }
 
   double take_step(std::int64_t step) {
-    text_.draw(static_cast<std::uint64_t>(s_.seed), step, static_cast<std::size_t>(s_.batch), batch_);
+    text_.draw(static_cast<std::uint64_t>(s_.seed), step, static_cast<std::size_t>(s_.batch),
+               batch_);
     train_->optimizer().rate = rate_at(s_, step);
     double const begin_s = now_s();
     double const loss = sg::run(train_->step(batch_)).loss;
     double const wall_s = now_s() - begin_s;
     if (!std::isfinite(loss))
-      throw sg::Error(sg::Errc::bad_configuration, "the loss of step " + std::to_string(step + 1) +
-                                                       " is not finite; use a smaller --rate, or a longer --warm-up");
+      throw sg::Error(sg::Errc::bad_configuration,
+                      "the loss of step " + std::to_string(step + 1) +
+                          " is not finite; use a smaller --rate, or a longer --warm-up");
     if (step + static_cast<std::int64_t>(Record::kept) >= s_.steps)
       record_.add(train_->timeline(), wall_s, train_->peak_in_flight());
     return loss;
@@ -273,19 +292,23 @@ class Run {
     if (!checkpoints_ || saved_ == train_->steps()) return;
     saved_ = train_->steps();
     auto const parameters = train_->parameters();
-    checkpoints_->write({saved_, static_cast<std::uint64_t>(s_.seed), model_in_words(s_), training_in_words(s_, text_)},
+    checkpoints_->write({saved_, static_cast<std::uint64_t>(s_.seed), model_in_words(s_),
+                         training_in_words(s_, text_)},
                         parameters);
   }
 
   void resume() {
     auto const parameters = train_->parameters();
     auto const restored = checkpoints_->restore(model_in_words(s_), parameters);
-    for (auto const& warning : restored.warnings) std::fprintf(stderr, "gpt: warning: %s\n", warning.c_str());
+    for (auto const& warning : restored.warnings)
+      std::fprintf(stderr, "gpt: warning: %s\n", warning.c_str());
     if (restored.state.settings != training_in_words(s_, text_))
       std::fprintf(stderr,
-                   "gpt: warning: %s was written with other settings (%s; now %s): the result will not be that of a run "
+                   "gpt: warning: %s was written with other settings (%s; now %s): the result will "
+                   "not be that of a run "
                    "that never stopped\n",
-                   restored.file.c_str(), restored.state.settings.c_str(), training_in_words(s_, text_).c_str());
+                   restored.file.c_str(), restored.state.settings.c_str(),
+                   training_in_words(s_, text_).c_str());
     train_->resume(restored.state.step);
     saved_ = restored.state.step;
     std::fprintf(stderr, "going on from %s\n", restored.file.c_str());
@@ -293,13 +316,14 @@ class Run {
 
   void report() {
     auto const plan = Schedule::named(s_.schedule)
-                          .table({.ranks = static_cast<int>(s_.stages), .microbatches = static_cast<int>(s_.microbatches)});
+                          .table({.ranks = static_cast<int>(s_.stages),
+                                  .microbatches = static_cast<int>(s_.microbatches)});
     if (!record_.empty()) {
       std::printf("%s\n", record_.table(plan).c_str());
       if (s_.writes()) {
         record_.write(s_.output, plan, s_.steps);
-        std::printf("%s/trace.json opens in ui.perfetto.dev, %s/timeline.svg in a browser\n", s_.output.c_str(),
-                    s_.output.c_str());
+        std::printf("%s/trace.json opens in ui.perfetto.dev, %s/timeline.svg in a browser\n",
+                    s_.output.c_str(), s_.output.c_str());
       }
     }
     if (comparison_ && comparison_->step_s() > 0)
@@ -307,8 +331,9 @@ class Run {
                   sg::report::format_seconds(comparison_->step_s()).c_str());
     std::printf("held-out loss %.4f nats per byte\n", sg::run(train_->evaluate(held_out_)).loss);
     if (s_.sample > 0) {
-      auto const text = sample(*train_, s_.prompt, static_cast<std::size_t>(s_.sample),
-                               static_cast<std::size_t>(s_.context), static_cast<std::uint64_t>(s_.seed));
+      auto const text =
+          sample(*train_, s_.prompt, static_cast<std::size_t>(s_.sample),
+                 static_cast<std::size_t>(s_.context), static_cast<std::uint64_t>(s_.seed));
       std::printf("\n%s\n", text.c_str());
     }
   }

@@ -25,8 +25,8 @@ struct AttentionShape {
 namespace detail {
 // The part of a matrix that belongs to one sequence and head.
 template <class T>
-[[nodiscard]] StridedView<T> head_view(T* matrix, Index columns, Index first_column, AttentionShape const& s, Index i,
-                                       Index head) {
+[[nodiscard]] StridedView<T> head_view(T* matrix, Index columns, Index first_column,
+                                       AttentionShape const& s, Index i, Index head) {
   return {matrix + i * s.length * columns + first_column + head * s.depth(), s.length, s.depth(),
           Eigen::OuterStride<>(columns)};
 }
@@ -37,7 +37,8 @@ template <class T>
 /// @param share  [sequences][heads][length][length] out, what each byte takes from those up to it
 /// @param mixed  [rows][width] out
 template <class T>
-void attend(AttentionShape const& s, stagger::Tensor<T>& qkv, stagger::Tensor<T>& share, stagger::Tensor<T>& mixed) {
+void attend(AttentionShape const& s, stagger::Tensor<T>& qkv, stagger::Tensor<T>& share,
+            stagger::Tensor<T>& mixed) {
   share.resize({count(s.sequences), count(s.heads), count(s.length), count(s.length)});
   mixed.resize({count(s.rows()), count(s.width)});
   T const scale = static_cast<T>(1 / std::sqrt(static_cast<double>(s.depth())));
@@ -64,8 +65,8 @@ void attend(AttentionShape const& s, stagger::Tensor<T>& qkv, stagger::Tensor<T>
 /// @param share   as `attend` left it
 /// @param qkv     [rows][3 * width] in: as given to `attend`; out: gradients
 template <class T>
-void attend_backward(stagger::Context& context, AttentionShape const& s, T* dmixed, stagger::Tensor<T> const& share,
-                     stagger::Tensor<T>& qkv) {
+void attend_backward(stagger::Context& context, AttentionShape const& s, T* dmixed,
+                     stagger::Tensor<T> const& share, stagger::Tensor<T>& qkv) {
   T const scale = static_cast<T>(1 / std::sqrt(static_cast<double>(s.depth())));
   auto ds = view(context.scratch<T>(count(s.length * s.length)).data(), s.length, s.length);
   auto dq = view(context.scratch<T>(count(s.length * s.depth())).data(), s.length, s.depth());
@@ -76,7 +77,8 @@ void attend_backward(stagger::Context& context, AttentionShape const& s, T* dmix
       auto k = detail::head_view(qkv.data(), 3 * s.width, s.width, s, i, head);
       auto v = detail::head_view(qkv.data(), 3 * s.width, 2 * s.width, s, i, head);
       auto const dm = detail::head_view(dmixed, s.width, 0, s, i, head);
-      auto const p = view(share.data() + (i * s.heads + head) * s.length * s.length, s.length, s.length);
+      auto const p =
+          view(share.data() + (i * s.heads + head) * s.length * s.length, s.length, s.length);
       ds.noalias() = dm * v.transpose();
       v.noalias() = p.transpose() * dm;
       for (Index t = 0; t < s.length; ++t) {  // masked entries have p = 0, so ds = 0

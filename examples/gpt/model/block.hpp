@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file   A pre-norm transformer block.
-/// @source A. Radford et al., "Language Models are Unsupervised Multitask Learners", 2019, section 2.3;
-///         D. Hendrycks, K. Gimpel, "Gaussian Error Linear Units (GELUs)", 2016, section 2 (the tanh form).
+/// @source A. Radford et al., "Language Models are Unsupervised Multitask Learners", 2019,
+/// section 2.3;
+///         D. Hendrycks, K. Gimpel, "Gaussian Error Linear Units (GELUs)", 2016, section 2 (the
+///         tanh form).
 
 #include <cmath>
 #include <tuple>
@@ -18,9 +20,9 @@ namespace gpt {
 /// h = x + attention(norm(x));  y = h + mlp(norm(h)).
 ///
 /// `backward_input` replaces queries, keys, values and the slope of the GELU by the gradients that
-/// `backward_weight` multiplies with the inputs of the products; all products of weight gradients are in the latter.
-template <class T>
-class Block {
+/// `backward_weight` multiplies with the inputs of the products; all products of weight gradients
+/// are in the latter.
+template <class T> class Block {
  public:
   using Input = stagger::Tensor<T>;  ///< [sequences][length][width]
   using Output = stagger::Tensor<T>;
@@ -34,12 +36,13 @@ class Block {
     stagger::Tensor<T> hidden;  ///< [rows][4 width] after the GELU
     stagger::Tensor<T> slope;   ///< [rows][4 width] of the GELU, then the gradient before it
     [[nodiscard]] std::uint64_t bytes() const noexcept {
-      return norm1.bytes() + norm2.bytes() + qkv.bytes() + share.bytes() + mixed.bytes() + dh.bytes() +
-             hidden.bytes() + slope.bytes();
+      return norm1.bytes() + norm2.bytes() + qkv.bytes() + share.bytes() + mixed.bytes() +
+             dh.bytes() + hidden.bytes() + slope.bytes();
     }
   };
 
-  /// @param layers  number of blocks of the model: the more, the smaller each one's first contribution
+  /// @param layers  number of blocks of the model: the more, the smaller each one's first
+  /// contribution
   /// @pre width is a multiple of heads
   Block(Index width, Index heads, Index layers, Random& random)
       : width_(width),
@@ -56,8 +59,8 @@ class Block {
         down_bias_("down.bias", std::vector<T>(count(width)), false) {}
 
   auto parameters() {
-    return std::tie(norm1_.gain, norm1_.bias, qkv_weight_, qkv_bias_, out_weight_, out_bias_, norm2_.gain, norm2_.bias,
-                    up_weight_, up_bias_, down_weight_, down_bias_);
+    return std::tie(norm1_.gain, norm1_.bias, qkv_weight_, qkv_bias_, out_weight_, out_bias_,
+                    norm2_.gain, norm2_.bias, up_weight_, up_bias_, down_weight_, down_bias_);
   }
 
   void forward(stagger::Context& context, Input const& x, Output& y, Saved& saved) const {
@@ -74,7 +77,8 @@ class Block {
     attend(s, saved.qkv, saved.share, saved.mixed);
     view(h, rows, width_) =
         view(x.data(), rows, width_).rowwise() + row(context[out_bias_].data(), width_).matrix();
-    view(h, rows, width_).noalias() += view(saved.mixed.data(), rows, width_) * weight(context, out_weight_, width_);
+    view(h, rows, width_).noalias() +=
+        view(saved.mixed.data(), rows, width_) * weight(context, out_weight_, width_);
 
     norm2_.forward(context, h, normal, rows, saved.norm2);
     saved.slope.resize({count(rows), count(4 * width_)});
@@ -90,7 +94,8 @@ class Block {
         view(saved.hidden.data(), rows, 4 * width_) * weight(context, down_weight_, 4 * width_);
   }
 
-  void backward_input(stagger::Context& context, Input const& x, Output const& dy, Input& dx, Saved& saved) const {
+  void backward_input(stagger::Context& context, Input const& x, Output const& dy, Input& dx,
+                      Saved& saved) const {
     AttentionShape const s = shape(x);
     Index const rows = s.rows();
     T* const wide = scratch(context, rows, 4 * width_);
@@ -99,8 +104,8 @@ class Block {
     view(wide, rows, 4 * width_).noalias() =
         view(dy.data(), rows, width_) * weight(context, down_weight_, 4 * width_).transpose();
     row(saved.slope.data(), rows * 4 * width_) *= row(wide, rows * 4 * width_);
-    view(narrow, rows, width_).noalias() =
-        view(saved.slope.data(), rows, 4 * width_) * weight(context, up_weight_, width_).transpose();
+    view(narrow, rows, width_).noalias() = view(saved.slope.data(), rows, 4 * width_) *
+                                           weight(context, up_weight_, width_).transpose();
     saved.dh.resize_like(x);
     norm2_.backward(context, narrow, dy.data(), saved.dh.data(), rows, saved.norm2);
 
@@ -113,7 +118,8 @@ class Block {
     norm1_.backward(context, narrow, saved.dh.data(), dx.data(), rows, saved.norm1);
   }
 
-  void backward_weight(stagger::Context& context, Input const& x, Output const& dy, Saved& saved) const {
+  void backward_weight(stagger::Context& context, Input const& x, Output const& dy,
+                       Saved& saved) const {
     Index const rows = shape(x).rows();
     T* const normal = scratch(context, rows, width_);
 
@@ -130,8 +136,9 @@ class Block {
 
  private:
   static std::vector<T> matrix(Random& random, Index inputs, Index outputs, Index shrink) {
-    return normal_values<T>(random, count(inputs * outputs),
-                            1 / std::sqrt(static_cast<double>(inputs) * static_cast<double>(shrink)));
+    return normal_values<T>(
+        random, count(inputs * outputs),
+        1 / std::sqrt(static_cast<double>(inputs) * static_cast<double>(shrink)));
   }
 
   [[nodiscard]] AttentionShape shape(Input const& x) const {
@@ -142,13 +149,15 @@ class Block {
     return context.scratch<T>(count(rows * columns)).data();
   }
 
-  static ConstMatrixView<T> weight(stagger::Context& context, stagger::Parameter<T> const& parameter, Index inputs) {
+  static ConstMatrixView<T> weight(stagger::Context& context,
+                                   stagger::Parameter<T> const& parameter, Index inputs) {
     return view(context[parameter].data(), inputs, count(parameter.size()) / inputs);
   }
 
   // Gradient of weight and bias of output = input * weight + bias.
   static void add_product(stagger::Context& context, stagger::Parameter<T> const& weight,
-                          stagger::Parameter<T> const& bias, T const* input, T const* doutput, Index rows) {
+                          stagger::Parameter<T> const& bias, T const* input, T const* doutput,
+                          Index rows) {
     Index const outputs = count(bias.size());
     Index const inputs = count(weight.size()) / outputs;
     view(context.gradient(weight).data(), inputs, outputs).noalias() +=
@@ -157,7 +166,8 @@ class Block {
   }
 
   // hidden = GELU(slope); slope = its derivative there.
-  void gelu(stagger::Context& context, stagger::Tensor<T>& slope, stagger::Tensor<T>& hidden) const {
+  void gelu(stagger::Context& context, stagger::Tensor<T>& slope,
+            stagger::Tensor<T>& hidden) const {
     constexpr T a = static_cast<T>(0.7978845608028654);  // sqrt(2 / pi)
     constexpr T b = static_cast<T>(0.044715);
     Index const columns = 4 * width_;
@@ -174,10 +184,10 @@ class Block {
   Index width_;
   Index heads_;
   Norm<T> norm1_;
-  stagger::Parameter<T> qkv_weight_;   // [width][3 width]
-  stagger::Parameter<T> qkv_bias_;     // [3 width]
-  stagger::Parameter<T> out_weight_;   // [width][width]
-  stagger::Parameter<T> out_bias_;     // [width]
+  stagger::Parameter<T> qkv_weight_;  // [width][3 width]
+  stagger::Parameter<T> qkv_bias_;    // [3 width]
+  stagger::Parameter<T> out_weight_;  // [width][width]
+  stagger::Parameter<T> out_bias_;    // [width]
   Norm<T> norm2_;
   stagger::Parameter<T> up_weight_;    // [width][4 width]
   stagger::Parameter<T> up_bias_;      // [4 width]

@@ -13,14 +13,16 @@
 namespace gpt {
 
 /// In nats, one term per byte.
-template <class T>
-struct CrossEntropy {
+template <class T> struct CrossEntropy {
   using policy_tag = stagger::LossTag;
   using Target = Tokens;  ///< [sequences][length] the byte that follows
 
-  [[nodiscard]] double terms(Target const& target) const noexcept { return static_cast<double>(target.size()); }
+  [[nodiscard]] double terms(Target const& target) const noexcept {
+    return static_cast<double>(target.size());
+  }
 
-  [[nodiscard]] double value(stagger::Context& context, stagger::Tensor<T> const& y, Target const& target) const {
+  [[nodiscard]] double value(stagger::Context& context, stagger::Tensor<T> const& y,
+                             Target const& target) const {
     auto exponentials = row(context.scratch<T>(count(classes)).data(), classes);
     check(y, target);
     double sum = 0;
@@ -28,8 +30,8 @@ struct CrossEntropy {
     return sum;
   }
 
-  double value_and_gradient(stagger::Context&, stagger::Tensor<T> const& y, Target const& target, double scale,
-                            stagger::Tensor<T>& dy) const {
+  double value_and_gradient(stagger::Context&, stagger::Tensor<T> const& y, Target const& target,
+                            double scale, stagger::Tensor<T>& dy) const {
     check(y, target);
     dy.resize_like(y);
     double sum = 0;
@@ -51,14 +53,16 @@ struct CrossEntropy {
     T const largest = logits.maxCoeff();
     exponentials = (logits - largest).exp();
     auto const total = static_cast<double>(exponentials.sum());
-    return {std::log(total) + static_cast<double>(largest) - static_cast<double>(logits[label]), total};
+    return {std::log(total) + static_cast<double>(largest) - static_cast<double>(logits[label]),
+            total};
   }
 
   static void check(stagger::Tensor<T> const& y, Target const& target) {
     if (y.size() != target.size() * count(classes))
       throw stagger::Error(stagger::Errc::mismatch,
                            "the model's output has " + std::to_string(y.size() / count(classes)) +
-                               " rows and the target " + std::to_string(target.size()) + "; give each row one byte");
+                               " rows and the target " + std::to_string(target.size()) +
+                               "; give each row one byte");
   }
 };
 

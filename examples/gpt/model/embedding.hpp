@@ -20,8 +20,7 @@ inline constexpr Index classes = 256;  ///< a token is a byte
 using Tokens = stagger::Tensor<std::uint8_t>;
 
 /// y = token embedding + position embedding. Nothing upstream wants its input gradient.
-template <class T>
-class Embedding {
+template <class T> class Embedding {
  public:
   using Input = Tokens;
   using Output = stagger::Tensor<T>;  ///< [sequences][length][width]
@@ -34,7 +33,8 @@ class Embedding {
 
   auto parameters() { return std::tie(token_, position_); }
 
-  void forward(stagger::Context& context, Tokens const& x, Output& y, stagger::NothingSaved&) const {
+  void forward(stagger::Context& context, Tokens const& x, Output& y,
+               stagger::NothingSaved&) const {
     Index const length = check(x);
     y.resize({x.extent(0), x.extent(1), count(width_)});
     T const* const token = context[token_].data();
@@ -44,7 +44,8 @@ class Embedding {
           row(token + x[count(i)] * width_, width_) + row(position + i % length * width_, width_);
   }
 
-  void backward_weight(stagger::Context& context, Tokens const& x, Output const& dy, stagger::NothingSaved&) const {
+  void backward_weight(stagger::Context& context, Tokens const& x, Output const& dy,
+                       stagger::NothingSaved&) const {
     Index const length = check(x);
     T* const token = context.gradient(token_).data();
     T* const position = context.gradient(position_).data();
@@ -60,7 +61,8 @@ class Embedding {
     Index const length = count(x.extent(1));
     if (length * width_ > count(position_.size()))
       throw stagger::Error(stagger::Errc::mismatch,
-                           "a sequence of " + std::to_string(length) + " bytes is longer than the context of " +
+                           "a sequence of " + std::to_string(length) +
+                               " bytes is longer than the context of " +
                                std::to_string(count(position_.size()) / width_) + "; cut it");
     return length;
   }

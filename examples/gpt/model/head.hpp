@@ -13,8 +13,7 @@
 namespace gpt {
 
 /// y = norm(x) * weight.
-template <class T>
-class Head {
+template <class T> class Head {
  public:
   using Input = stagger::Tensor<T>;   ///< [sequences][length][width]
   using Output = stagger::Tensor<T>;  ///< [sequences][length][256]
@@ -27,7 +26,8 @@ class Head {
   Head(Index width, Random& random)
       : width_(width),
         norm_("norm", width),
-        weight_("weight", normal_values<T>(random, count(width * classes), 0.5 / std::sqrt(static_cast<double>(width)))) {}
+        weight_("weight", normal_values<T>(random, count(width * classes),
+                                           0.5 / std::sqrt(static_cast<double>(width)))) {}
 
   auto parameters() { return std::tie(norm_.gain, norm_.bias, weight_); }
 
@@ -40,7 +40,8 @@ class Head {
         view(normal, rows, width_) * view(context[weight_].data(), width_, classes);
   }
 
-  void backward_input(stagger::Context& context, Input const& x, Output const& dy, Input& dx, Saved& saved) const {
+  void backward_input(stagger::Context& context, Input const& x, Output const& dy, Input& dx,
+                      Saved& saved) const {
     Index const rows = count(x.extent(0) * x.extent(1));
     T* const normal = context.scratch<T>(count(rows * width_)).data();
     view(normal, rows, width_).noalias() =
@@ -49,7 +50,8 @@ class Head {
     norm_.backward(context, normal, nullptr, dx.data(), rows, saved.norm);
   }
 
-  void backward_weight(stagger::Context& context, Input const& x, Output const& dy, Saved& saved) const {
+  void backward_weight(stagger::Context& context, Input const& x, Output const& dy,
+                       Saved& saved) const {
     Index const rows = count(x.extent(0) * x.extent(1));
     T* const normal = context.scratch<T>(count(rows * width_)).data();
     norm_.output(context, saved.norm, normal, rows);

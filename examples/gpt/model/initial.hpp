@@ -26,7 +26,9 @@ class Random {
 
   /// Uniform in [0, n).
   /// @pre n >= 1
-  std::size_t below(std::size_t n) noexcept { return static_cast<std::size_t>(uniform() * static_cast<double>(n)); }
+  std::size_t below(std::size_t n) noexcept {
+    return static_cast<std::size_t>(uniform() * static_cast<double>(n));
+  }
 
   /// Standard normal (Box and Muller).
   double normal() noexcept {

@@ -15,39 +15,39 @@ namespace gpt {
 
 /// Sizes of a model.
 struct ModelShape {
-  Index layers;   ///< blocks
-  Index width;    ///< a multiple of heads
+  Index layers;  ///< blocks
+  Index width;   ///< a multiple of heads
   Index heads;
   Index context;  ///< longest sequence
 };
 
-template <class T>
-using Model = stagger::Sequential<Embedding<T>, std::vector<Block<T>>, Head<T>>;
+template <class T> using Model = stagger::Sequential<Embedding<T>, std::vector<Block<T>>, Head<T>>;
 
-/// Bytes that training cannot do with less of: values, gradients and two states of each parameter, and what one
-/// microbatch leaves in the blocks for backward.
+/// Bytes that training cannot do with less of: values, gradients and two states of each parameter,
+/// and what one microbatch leaves in the blocks for backward.
 /// @param rows  tokens of a microbatch
 [[nodiscard]] inline double least_bytes(ModelShape const& shape, double rows) {
   auto const layers = static_cast<double>(shape.layers);
   auto const width = static_cast<double>(shape.width);
   auto const context = static_cast<double>(shape.context);
-  double const parameters = 12 * layers * width * width + width * (2 * static_cast<double>(classes) + context);
+  double const parameters =
+      12 * layers * width * width + width * (2 * static_cast<double>(classes) + context);
   double const saved = layers * rows * (15 * width + static_cast<double>(shape.heads) * context);
   return sizeof(float) * (4 * parameters + saved);
 }
 
 /// The same seed gives the same model.
-template <class T>
-[[nodiscard]] Model<T> make_model(ModelShape const& shape, std::uint64_t seed) {
+template <class T> [[nodiscard]] Model<T> make_model(ModelShape const& shape, std::uint64_t seed) {
   Random random = stream(seed, 0);
   Embedding<T> embedding(shape.width, shape.context, random);
   std::vector<Block<T>> blocks;
-  for (Index l = 0; l < shape.layers; ++l) blocks.emplace_back(shape.width, shape.heads, shape.layers, random);
+  for (Index l = 0; l < shape.layers; ++l)
+    blocks.emplace_back(shape.width, shape.heads, shape.layers, random);
   return Model<T>(std::move(embedding), std::move(blocks), Head<T>(shape.width, random));
 }
 
-/// [layers + 2] multiplications per token of each layer, forward and backward, at full context. Attention counts
-/// twice: its products are small.
+/// [layers + 2] multiplications per token of each layer, forward and backward, at full context.
+/// Attention counts twice: its products are small.
 [[nodiscard]] inline std::vector<double> work_of(ModelShape const& shape) {
   auto const width = static_cast<double>(shape.width);
   double const block = 36 * width * width + 12 * static_cast<double>(shape.context) * width;

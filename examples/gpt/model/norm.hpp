@@ -15,13 +15,13 @@
 namespace gpt {
 
 /// y = (x - mean(x)) / sqrt(variance(x) + 1e-5) * gain + bias, for each row of x.
-template <class T>
-class Norm {
+template <class T> class Norm {
  public:
   struct Saved {
-    stagger::Tensor<T> normal;         ///< [rows][width] x less its mean, over its deviation
-    stagger::Tensor<T> scale;          ///< [rows] 1 / deviation
-    stagger::Tensor<T> gain_gradient;  ///< [width] of this microbatch, from `backward` to `add_gradients`
+    stagger::Tensor<T> normal;  ///< [rows][width] x less its mean, over its deviation
+    stagger::Tensor<T> scale;   ///< [rows] 1 / deviation
+    stagger::Tensor<T>
+        gain_gradient;  ///< [width] of this microbatch, from `backward` to `add_gradients`
     stagger::Tensor<T> bias_gradient;  ///< [width]
     [[nodiscard]] std::uint64_t bytes() const noexcept {
       return normal.bytes() + scale.bytes() + gain_gradient.bytes() + bias_gradient.bytes();
@@ -67,7 +67,8 @@ class Norm {
   /// @param dy        [rows][width]
   /// @param residual  [rows][width] may be null: nothing is added
   /// @param dx        [rows][width] out; neither dy nor residual
-  void backward(stagger::Context& context, T const* dy, T const* residual, T* dx, Index rows, Saved& saved) const {
+  void backward(stagger::Context& context, T const* dy, T const* residual, T* dx, Index rows,
+                Saved& saved) const {
     Index const width = count(gain.size());
     saved.gain_gradient.resize({count(width)});
     saved.bias_gradient.resize({count(width)});

@@ -23,7 +23,8 @@ namespace {
 class Folder {
  public:
   Folder() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "stagger-checkpoint-XXXXXX").string();
+    std::string pattern =
+        (std::filesystem::temp_directory_path() / "stagger-checkpoint-XXXXXX").string();
     REQUIRE(::mkdtemp(pattern.data()) != nullptr);
     path_ = pattern;
   }
@@ -36,7 +37,8 @@ class Folder {
   std::string const& path() const { return path_; }
   std::vector<std::string> files() const {
     std::vector<std::string> names;
-    for (auto const& entry : std::filesystem::directory_iterator(path_)) names.push_back(entry.path().filename().string());
+    for (auto const& entry : std::filesystem::directory_iterator(path_))
+      names.push_back(entry.path().filename().string());
     std::sort(names.begin(), names.end());
     return names;
   }
@@ -63,7 +65,8 @@ class Model {
   }
 
  private:
-  void add(std::string name, stagger::ElementType type, std::size_t bytes, std::size_t states, std::mt19937& random) {
+  void add(std::string name, stagger::ElementType type, std::size_t bytes, std::size_t states,
+           std::mt19937& random) {
     ParameterState parameter;
     parameter.name = std::move(name);
     parameter.type = type;
@@ -76,7 +79,8 @@ class Model {
     for (std::size_t s = 0; s < states; ++s) parameter.state[s] = block();
     parameters.push_back(std::move(parameter));
   }
-  std::vector<std::vector<std::byte>> memory_;  // moving a vector leaves its elements where they are
+  std::vector<std::vector<std::byte>>
+      memory_;  // moving a vector leaves its elements where they are
 };
 
 std::vector<char> read(std::string const& path) {
@@ -85,14 +89,16 @@ std::vector<char> read(std::string const& path) {
 }
 
 void write(std::string const& path, std::vector<char> const& bytes) {
-  std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  std::ofstream(path, std::ios::binary)
+      .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
 }
 
-bool contains(std::string const& text, std::string const& part) { return text.find(part) != std::string::npos; }
+bool contains(std::string const& text, std::string const& part) {
+  return text.find(part) != std::string::npos;
+}
 
 /// What an Error says; "accepted" where none was thrown.
-template <class F>
-std::string refusal(F const& f) {
+template <class F> std::string refusal(F const& f) {
   try {
     (void)f();
   } catch (stagger::Error const& error) {
@@ -178,14 +184,16 @@ TEST_CASE("engine/checkpoint: every truncation and every appended byte is notice
     auto bad = good;
     bad.resize(size);
     write(checkpoints.path(12), bad);
-    std::string const text = refusal([&] { return checkpoints.restore("a model", model.parameters); });
+    std::string const text =
+        refusal([&] { return checkpoints.restore("a model", model.parameters); });
     INFO(text);
     CHECK(contains(text, checkpoints.path(12) + " is damaged"));
   }
   CHECK(model.bytes() == before);
 }
 
-TEST_CASE("engine/checkpoint: numbers that lie under a right checksum are refused, not followed", "[engine]") {
+TEST_CASE("engine/checkpoint: numbers that lie under a right checksum are refused, not followed",
+          "[engine]") {
   Folder const folder;
   Checkpoints const checkpoints(folder.path());
   checkpoints.write(state(12), Model(1).parameters);
@@ -201,7 +209,8 @@ TEST_CASE("engine/checkpoint: numbers that lie under a right checksum are refuse
         for (std::size_t b = 1; b < 8; ++b) bad[i + b] = static_cast<char>(value);
       seal(bad);
       write(checkpoints.path(12), bad);
-      try {  // contents may change, as no one can tell; addresses and sizes may not (the sanitizers watch)
+      try {  // contents may change, as no one can tell; addresses and sizes may not (the sanitizers
+             // watch)
         (void)checkpoints.restore("a model", model.parameters);
         ++accepted;
       } catch (stagger::Error const&) {
@@ -209,11 +218,12 @@ TEST_CASE("engine/checkpoint: numbers that lie under a right checksum are refuse
     }
   auto sealed = good;
   seal(sealed);
-  CHECK(sealed == good);   // the test reads the format as the code writes it
-  CHECK(accepted > 100);   // values and states are free
+  CHECK(sealed == good);  // the test reads the format as the code writes it
+  CHECK(accepted > 100);  // values and states are free
 }
 
-TEST_CASE("engine/checkpoint: a damaged newest file gives way to the one before, with a warning", "[engine]") {
+TEST_CASE("engine/checkpoint: a damaged newest file gives way to the one before, with a warning",
+          "[engine]") {
   Folder const folder;
   Checkpoints const checkpoints(folder.path());
   Model const first(1);
@@ -236,7 +246,8 @@ TEST_CASE("engine/checkpoint: the last two are kept, steps that were abandoned g
   Checkpoints const checkpoints(folder.path());
   Model const model(1);
   write(folder.path() + "/notes.txt", {'x'});
-  for (std::int64_t step : {1, 2, 3, 999999999, 1000000000}) checkpoints.write(state(step), model.parameters);
+  for (std::int64_t step : {1, 2, 3, 999999999, 1000000000})
+    checkpoints.write(state(step), model.parameters);
   CHECK(checkpoints.steps() == std::vector<std::int64_t>{1000000000, 999999999});
   write(checkpoints.path(1000000000), {'b', 'a', 'd'});
   write(checkpoints.path(5) + ".tmp", {'x'});  // of a process that was killed
@@ -282,14 +293,16 @@ TEST_CASE("engine/checkpoint: another model is refused with the first difference
 TEST_CASE("engine/checkpoint: a folder that cannot be used is named at once", "[engine]") {
   Folder const folder;
   write(folder.path() + "/file", {'x'});
-  for (std::string const& name : {folder.path() + "/file", folder.path() + "/file/below", std::string("/proc/nothing")}) {
+  for (std::string const& name :
+       {folder.path() + "/file", folder.path() + "/file/below", std::string("/proc/nothing")}) {
     std::string const text = refusal([&] { return Checkpoints(name); });
     INFO(text);
     CHECK(contains(text, name));
     CHECK(contains(text, "another folder"));
   }
   CHECK(contains(refusal([] { return Checkpoints(""); }), "name one"));
-  CHECK(contains(refusal([&] { return Checkpoints(folder.path()).restore("", {}); }), "holds no checkpoint"));
+  CHECK(contains(refusal([&] { return Checkpoints(folder.path()).restore("", {}); }),
+                 "holds no checkpoint"));
 }
 
 TEST_CASE("engine/checkpoint: a write that fails leaves what was there", "[engine]") {
@@ -316,7 +329,10 @@ TEST_CASE("engine/checkpoint: a write that fails leaves what was there", "[engin
   CHECK(back.bytes() == model.bytes());
 }
 
-TEST_CASE("engine/checkpoint: kill -9 at any moment leaves a whole checkpoint, none older than was promised", "[engine]") {
+TEST_CASE(
+    "engine/checkpoint: kill -9 at any moment leaves a whole checkpoint, none older than was "
+    "promised",
+    "[engine]") {
   Folder const folder;
   Checkpoints const checkpoints(folder.path());
   std::mt19937 random(1);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   One layer with its parameters, without an engine; and its gradients by finite differences.
+/// @file   One layer with its parameters, without an engine; and its gradients by finite
+/// differences.
 
 #include <cmath>
 #include <random>
@@ -13,8 +14,7 @@
 
 namespace gpt_test {
 
-template <class L>
-class Harness {
+template <class L> class Harness {
  public:
   using Input = typename L::Input;
   using Output = typename L::Output;
@@ -75,7 +75,8 @@ class Harness {
   std::vector<std::string> names_;
 };
 
-inline stagger::Tensor<double> random_tensor(std::initializer_list<std::size_t> extents, unsigned seed) {
+inline stagger::Tensor<double> random_tensor(std::initializer_list<std::size_t> extents,
+                                             unsigned seed) {
   std::mt19937_64 random(seed);
   std::normal_distribution<double> normal;
   stagger::Tensor<double> tensor(extents);
@@ -84,8 +85,7 @@ inline stagger::Tensor<double> random_tensor(std::initializer_list<std::size_t> 
 }
 
 /// Moves parameters away from the zeros and ones they start with.
-template <class L>
-void disturb_parameters(Harness<L>& harness, unsigned seed) {
+template <class L> void disturb_parameters(Harness<L>& harness, unsigned seed) {
   std::mt19937_64 random(seed);
   std::normal_distribution<double> normal;
   for (auto& value : harness.values())
@@ -99,10 +99,11 @@ inline double dot(stagger::Tensor<double> const& a, stagger::Tensor<double> cons
   return sum;
 }
 
-/// Compares `analytic` with central differences of `f` in each of `at`; `f` sees `at` through a reference.
+/// Compares `analytic` with central differences of `f` in each of `at`; `f` sees `at` through a
+/// reference.
 template <class F>
-void check_gradient(std::string const& name, stagger::Tensor<double>& at, stagger::Tensor<double> const& analytic,
-                    F const& f) {
+void check_gradient(std::string const& name, stagger::Tensor<double>& at,
+                    stagger::Tensor<double> const& analytic, F const& f) {
   REQUIRE(at.size() == analytic.size());
   double worst = 0;
   std::size_t where = 0;
@@ -126,8 +127,7 @@ void check_gradient(std::string const& name, stagger::Tensor<double>& at, stagge
 }
 
 /// Every input and every parameter of a layer with a tensor as input.
-template <class L>
-void check_layer(Harness<L>& harness, stagger::Tensor<double> x, unsigned seed) {
+template <class L> void check_layer(Harness<L>& harness, stagger::Tensor<double> x, unsigned seed) {
   auto const y = harness.forward(x);
   stagger::Tensor<double> dy = random_tensor({y.size()}, seed);
   auto const extents = y.extents();

@@ -32,13 +32,15 @@ bool same_bits(Tensor<double> const& a, Tensor<double> const& b) {
 
 }  // namespace
 
-TEST_CASE("gpt/Block: gradients of the input and of all parameters agree with finite differences", "[gpt]") {
+TEST_CASE("gpt/Block: gradients of the input and of all parameters agree with finite differences",
+          "[gpt]") {
   struct Case {
     std::size_t sequences, length;
     gpt::Index width, heads;
   };
   for (Case c : {Case{2, 5, 8, 2}, Case{1, 7, 12, 3}, Case{3, 1, 4, 1}, Case{1, 17, 8, 8}}) {
-    INFO(c.sequences << " sequences of " << c.length << ", width " << c.width << ", " << c.heads << " heads");
+    INFO(c.sequences << " sequences of " << c.length << ", width " << c.width << ", " << c.heads
+                     << " heads");
     Random random(1);
     Harness<Block<double>> harness(Block<double>(c.width, c.heads, 2, random));
     disturb_parameters(harness, 2);
@@ -46,14 +48,18 @@ TEST_CASE("gpt/Block: gradients of the input and of all parameters agree with fi
   }
 }
 
-TEST_CASE("gpt/Head: gradients of the input and of all parameters agree with finite differences", "[gpt]") {
+TEST_CASE("gpt/Head: gradients of the input and of all parameters agree with finite differences",
+          "[gpt]") {
   Random random(1);
   Harness<Head<double>> harness(Head<double>(6, random));
   disturb_parameters(harness, 2);
   check_layer(harness, random_tensor({2, 3, 6}, 3), 4);
 }
 
-TEST_CASE("gpt/Embedding: gradients of both tables agree with finite differences, also for repeated bytes", "[gpt]") {
+TEST_CASE(
+    "gpt/Embedding: gradients of both tables agree with finite differences, also for repeated "
+    "bytes",
+    "[gpt]") {
   Random random(1);
   Harness<Embedding<double>> harness(Embedding<double>(3, 6, random));
   Tokens x = random_tokens(2, 5, 3);
@@ -63,7 +69,8 @@ TEST_CASE("gpt/Embedding: gradients of both tables agree with finite differences
   harness.forward(x);
   harness.backward_weight(x, dy);
   auto const f = [&] { return dot(harness.forward(x), dy); };
-  for (std::size_t i = 0; i < 2; ++i) check_gradient(harness.names()[i], harness.values()[i], harness.gradients()[i], f);
+  for (std::size_t i = 0; i < 2; ++i)
+    check_gradient(harness.names()[i], harness.values()[i], harness.gradients()[i], f);
 }
 
 TEST_CASE("gpt/Embedding: a sequence longer than the context is refused", "[gpt]") {
@@ -73,7 +80,8 @@ TEST_CASE("gpt/Embedding: a sequence longer than the context is refused", "[gpt]
                     "a sequence of 7 bytes is longer than the context of 6; cut it");
 }
 
-TEST_CASE("gpt/CrossEntropy: value is -log of the softmax, gradient agrees with finite differences", "[gpt]") {
+TEST_CASE("gpt/CrossEntropy: value is -log of the softmax, gradient agrees with finite differences",
+          "[gpt]") {
   gpt::CrossEntropy<double> const loss;
   stagger::Context context;
   context.begin_action(nullptr, 0, 0);
@@ -85,7 +93,8 @@ TEST_CASE("gpt/CrossEntropy: value is -log of the softmax, gradient agrees with 
   for (std::size_t r = 0; r < 6; ++r) {
     long double sum = 0;
     for (std::size_t c = 0; c < 256; ++c) sum += std::exp(static_cast<long double>(y[r * 256 + c]));
-    expected += static_cast<double>(std::log(sum) - static_cast<long double>(y[r * 256 + target[r]]));
+    expected +=
+        static_cast<double>(std::log(sum) - static_cast<long double>(y[r * 256 + target[r]]));
   }
   CHECK(loss.terms(target) == 6);
   CHECK(loss.value(context, y, target) == Approx(expected).epsilon(1e-12));

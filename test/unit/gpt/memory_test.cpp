@@ -54,8 +54,11 @@ int posix_memalign(void** memory, std::size_t alignment, std::size_t size) {
 }
 }
 
-TEST_CASE("gpt/model: no step after the first allocates, with uneven microbatches, recomputation and products of "
-          "all sizes", "[gpt]") {
+TEST_CASE(
+    "gpt/model: no step after the first allocates, with uneven microbatches, recomputation and "
+    "products of "
+    "all sizes",
+    "[gpt]") {
   for (bool const recompute : {false, true})
     for (gpt::Index const width : {8, 128}) {
       INFO("width " << width << ", recompute " << recompute);
@@ -66,7 +69,8 @@ TEST_CASE("gpt/model: no step after the first allocates, with uneven microbatche
       stagger::Batch<gpt::Tokens, gpt::Tokens> batch;
       for (std::size_t sequences : {3U, 5U, 1U, 4U}) {
         gpt::Tokens tokens({sequences, 32});
-        for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<std::uint8_t>(7 * i);
+        for (std::size_t i = 0; i < tokens.size(); ++i)
+          tokens[i] = static_cast<std::uint8_t>(7 * i);
         batch.inputs.push_back(tokens);
         batch.targets.push_back(tokens);
       }

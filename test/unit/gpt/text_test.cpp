@@ -22,7 +22,8 @@ namespace {
 std::string numbered(std::size_t size) {
   std::string text;
   for (std::size_t i = 0; i < size; i += 4)
-    for (std::size_t b = 0; b < 4; ++b) text += static_cast<char>(b == 0 ? 255 : (i / 4) >> (7 * (b - 1)) & 127U);
+    for (std::size_t b = 0; b < 4; ++b)
+      text += static_cast<char>(b == 0 ? 255 : (i / 4) >> (7 * (b - 1)) & 127U);
   text.resize(size);
   return text;
 }
@@ -74,7 +75,8 @@ TEST_CASE("gpt/Text: targets follow inputs, and no byte is both trained on and h
       collect(batch, trained);
     }
     std::vector<std::size_t> both;
-    std::set_intersection(held.begin(), held.end(), trained.begin(), trained.end(), std::back_inserter(both));
+    std::set_intersection(held.begin(), held.end(), trained.begin(), trained.end(),
+                          std::back_inserter(both));
     CHECK(both.empty());
     if (size >= 400 && size <= 5000) {
       CHECK(trained.size() > size * 8 / 10);
@@ -83,7 +85,10 @@ TEST_CASE("gpt/Text: targets follow inputs, and no byte is both trained on and h
   }
 }
 
-TEST_CASE("gpt/Text: a step's windows depend on seed and step alone, not on microbatches or earlier steps", "[gpt]") {
+TEST_CASE(
+    "gpt/Text: a step's windows depend on seed and step alone, not on microbatches or earlier "
+    "steps",
+    "[gpt]") {
   Text const text(numbered(20000), 16);
   Batch one = batch_of(1), three = batch_of(3);
   text.draw(5, 9, 32, one);
@@ -99,7 +104,8 @@ TEST_CASE("gpt/Text: a step's windows depend on seed and step alone, not on micr
   CHECK(three.inputs[2].extent(0) == 10);
 }
 
-TEST_CASE("gpt/Text: every window of the training text can be drawn, each about as often", "[gpt]") {
+TEST_CASE("gpt/Text: every window of the training text can be drawn, each about as often",
+          "[gpt]") {
   std::string const bytes = numbered(1200);
   Text const text(bytes, 4);
   std::map<std::size_t, int> drawn;
@@ -123,7 +129,8 @@ TEST_CASE("gpt/Text: empty, short and missing text is refused with what would do
                                                Catch::Contains("--context 8"));
   CHECK_NOTHROW(Text(numbered(18), 8));
   CHECK_THROWS_WITH(Text::read({"/no/such/file"}), Catch::Contains("'/no/such/file'"));
-  CHECK_THROWS_WITH(Text::read({std::filesystem::temp_directory_path().string()}), Catch::Contains("cannot read"));
+  CHECK_THROWS_WITH(Text::read({std::filesystem::temp_directory_path().string()}),
+                    Catch::Contains("cannot read"));
   CHECK(Text(numbered(100), 8).fingerprint() != Text(numbered(101), 8).fingerprint());
 }
 
@@ -133,9 +140,11 @@ TEST_CASE("gpt/own_files: headers and documents, found from below the sources as
   fs::remove_all(root);
   fs::create_directories(root / "include" / "stagger" / "core");
   fs::create_directories(root / "build" / "deep");
-  for (char const* const name : {"README.md", "include/stagger/stagger.hpp", "include/stagger/core/a.hpp", "notes.txt"})
+  for (char const* const name :
+       {"README.md", "include/stagger/stagger.hpp", "include/stagger/core/a.hpp", "notes.txt"})
     std::ofstream(root / name) << name;
-  auto const expected = std::vector<std::string>{(root / "README.md").string(), (root / "include/stagger/core/a.hpp").string(),
+  auto const expected = std::vector<std::string>{(root / "README.md").string(),
+                                                 (root / "include/stagger/core/a.hpp").string(),
                                                  (root / "include/stagger/stagger.hpp").string()};
   CHECK(gpt::own_files(root.string()) == expected);
   auto const before = fs::current_path();

@@ -24,10 +24,13 @@
 
 namespace stagger::detail {
 
-static_assert(std::endian::native == std::endian::little, "stagger: checkpoints are written as they lie in memory, which "
-                                                          "must be little-endian");
+static_assert(std::endian::native == std::endian::little,
+              "stagger: checkpoints are written as they lie in memory, which "
+              "must be little-endian");
 
-[[nodiscard]] constexpr std::uint64_t padded(std::uint64_t bytes) noexcept { return (bytes + 7) / 8 * 8; }
+[[nodiscard]] constexpr std::uint64_t padded(std::uint64_t bytes) noexcept {
+  return (bytes + 7) / 8 * 8;
+}
 
 [[noreturn]] inline void throw_io(std::string const& what, std::string const& path, int error) {
   throw Error(Errc::io, "cannot " + what + " " + path + ": " + std::strerror(error) +
@@ -54,7 +57,8 @@ class Descriptor {
   int number_;
 };
 
-/// The checksum of the format: each word goes through a one-to-one function, so no change within 8 bytes is missed.
+/// The checksum of the format: each word goes through a one-to-one function, so no change within 8
+/// bytes is missed.
 class Checksum {
  public:
   /// @pre bytes.size() is a multiple of 8
@@ -76,7 +80,9 @@ class Checksum {
 class CheckpointWriter {
  public:
   explicit CheckpointWriter(std::string path)
-      : path_(std::move(path)), temporary_(path_ + ".tmp"), file_(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC) {
+      : path_(std::move(path)),
+        temporary_(path_ + ".tmp"),
+        file_(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC) {
     if (!file_.is_open()) throw_io("write", temporary_, errno);
     buffer_.reserve(buffer_bytes);
   }
@@ -144,7 +150,8 @@ class CheckpointWriter {
 /// Reads fields in order; refuses with a sentence instead of reading past the end.
 class CheckpointReader {
  public:
-  CheckpointReader(std::span<std::byte const> bytes, std::string const& path) : bytes_(bytes), path_(path) {}
+  CheckpointReader(std::span<std::byte const> bytes, std::string const& path)
+      : bytes_(bytes), path_(path) {}
 
   [[noreturn]] void refuse(std::string const& fault) const {
     throw Error(Errc::bad_data, "the checkpoint " + path_ + " is damaged: it " + fault);
@@ -179,10 +186,11 @@ class CheckpointReader {
   }
 
  private:
-  [[noreturn]] void refuse_short() const { refuse("ends after " + std::to_string(bytes_.size()) + " bytes"); }
+  [[noreturn]] void refuse_short() const {
+    refuse("ends after " + std::to_string(bytes_.size()) + " bytes");
+  }
 
-  template <class N>
-  N number() {
+  template <class N> N number() {
     if (sizeof(N) > bytes_.size() - at_) refuse_short();
     N value;
     std::memcpy(&value, bytes_.data() + at_, sizeof(N));
@@ -203,7 +211,9 @@ class CheckpointReader {
   for (std::size_t done = 0; done < bytes.size();) {
     ::ssize_t const n = ::read(file.number(), bytes.data() + done, bytes.size() - done);
     if (n < 0 && errno != EINTR) throw_io("read", path, errno);
-    if (n == 0) throw Error(Errc::bad_data, "the checkpoint " + path + " is damaged: it became shorter while it was read");
+    if (n == 0)
+      throw Error(Errc::bad_data,
+                  "the checkpoint " + path + " is damaged: it became shorter while it was read");
     if (n > 0) done += static_cast<std::size_t>(n);
   }
   return bytes;
@@ -239,12 +249,14 @@ void visit_checkpoints(std::string const& folder, std::string_view suffix, Visit
 /// Newest first.
 [[nodiscard]] inline std::vector<std::int64_t> checkpoint_steps(std::string const& folder) {
   std::vector<std::int64_t> steps;
-  visit_checkpoints(folder, checkpoint_suffix, [&](std::string const&, std::int64_t step) { steps.push_back(step); });
+  visit_checkpoints(folder, checkpoint_suffix,
+                    [&](std::string const&, std::int64_t step) { steps.push_back(step); });
   std::sort(steps.rbegin(), steps.rend());
   return steps;
 }
 
-/// Keeps the checkpoint of `step` and the one before it. A file that cannot be removed stays: that harms nobody.
+/// Keeps the checkpoint of `step` and the one before it. A file that cannot be removed stays: that
+/// harms nobody.
 inline void remove_other_checkpoints(std::string const& folder, std::int64_t step) {
   std::int64_t before = -1;
   for (std::int64_t const other : checkpoint_steps(folder))
@@ -253,15 +265,17 @@ inline void remove_other_checkpoints(std::string const& folder, std::int64_t ste
     if (other != step && other != before) ::unlink((folder + "/" + name).c_str());
   });
   // What a process left that was killed while it wrote.
-  visit_checkpoints(folder, std::string(checkpoint_suffix) + ".tmp",
-                    [&](std::string const& name, std::int64_t) { ::unlink((folder + "/" + name).c_str()); });
+  visit_checkpoints(
+      folder, std::string(checkpoint_suffix) + ".tmp",
+      [&](std::string const& name, std::int64_t) { ::unlink((folder + "/" + name).c_str()); });
 }
 
 /// Makes renames in the folder survive a loss of power.
 inline void sync_folder(std::string const& folder) {
   Descriptor handle(folder.c_str(), O_RDONLY | O_DIRECTORY);
   if (!handle.is_open()) throw_io("open", folder, errno);
-  if (::fsync(handle.number()) != 0 && errno != EINVAL && errno != ENOTSUP) throw_io("sync", folder, errno);
+  if (::fsync(handle.number()) != 0 && errno != EINVAL && errno != ENOTSUP)
+    throw_io("sync", folder, errno);
 }
 
 /// Creates the folder and those above it, and proves that a file can be written there.
