@@ -25,6 +25,12 @@ struct Rejected {
 template <class L> inline constexpr bool is_sequential = false;
 template <class... L> inline constexpr bool is_sequential<Sequential<L...>> = true;
 
+[[gnu::cold]] inline void require_layers(std::vector<Layer> const& layers) {
+  if (layers.empty())
+    throw Error(Errc::bad_configuration,
+                "a pipeline of 0 stages cannot be run; give at least 1 layer");
+}
+
 template <class L> [[nodiscard]] int layer_count(L const&) { return 1; }
 template <class L> [[nodiscard]] int layer_count(std::vector<L> const& run) {
   return static_cast<int>(run.size());
@@ -73,12 +79,11 @@ template <class... Stage> class Pipeline {
       std::vector<Layer> layers;
       if constexpr (!cut_later) cuts = cuts_as_given();
       std::apply([&](auto&... stage) { (append_layers(layers, std::move(stage)), ...); }, stages_);
-      if (layers.empty())
-        throw Error(Errc::bad_configuration,
-                    "a pipeline of 0 stages cannot be run; give at least 1 layer");
+      detail::require_layers(layers);
       if constexpr (cut_later)
-        cuts = Pick<PartitionTag, partition::Cuts, P...>::from(policy...).cuts(
-            static_cast<int>(layers.size()));
+        cuts = partition::Cuts{Pick<PartitionTag, partition::Cuts, P...>::from(policy...).cuts(
+                                   static_cast<int>(layers.size()))}
+                   .cuts(static_cast<int>(layers.size()));  // whoever made them
       using Slots = Chosen<P...>;
       using Model = Ends<Types>;
       return Trainer<typename Model::Input, typename Model::Output, Slots>(
@@ -113,6 +118,7 @@ template <class... Stage> class Pipeline {
                     "policies are the pipeline's");
       std::vector<Layer> layers;
       std::apply([&](auto&... stage) { (append_layers(layers, std::move(stage)), ...); }, stages_);
+      detail::require_layers(layers);
       using Slots = Chosen<P...>;
       using Model = Ends<Types>;
       return OneDevice<typename Model::Input, typename Model::Output, typename Slots::Optimizer,

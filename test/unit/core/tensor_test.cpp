@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/core/tensor.hpp>
+
+#include "catch.hpp"
+
+#include <cstdint>
+#include <limits>
+#include <new>
+#include <numeric>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include <stagger/core/arena.hpp>
+
+using stagger::Arena;
+using stagger::Tensor;
+
+namespace {
+
+bool aligned(void const* memory) {
+  return reinterpret_cast<std::uintptr_t>(memory) % stagger::alignment_bytes == 0;
+}
+
+Tensor<float> counted(std::size_t rows, std::size_t columns) {
+  Tensor<float> t({rows, columns});
+  std::iota(t.begin(), t.end(), 1.0F);
+  return t;
+}
+
+}  // namespace
+
+TEST_CASE("core/Tensor: sizes, extents and alignment follow resize", "[core]") {
+  Tensor<float> t;
+  CHECK(t.empty());
+  CHECK(t.bytes() == 0);
+  t.resize({2, 3, 4, 5});
+  CHECK(t.size() == 120);
+  CHECK(t.extent(0) == 2);
+  CHECK(t.extent(3) == 5);
+  CHECK(aligned(t.data()));
+  t.resize({7});
+  CHECK(t.size() == 7);
+  CHECK(t.extent(1) == 0);
+  t.resize({3, 0});
+  CHECK(t.empty());
+  for (std::size_t n = 1; n < 200; ++n) {
+    Tensor<double> const each({n});
+    CHECK(aligned(each.data()));
+    CHECK(each.bytes() >= n * sizeof(double));
+    CHECK(each.bytes() < n * sizeof(double) + 64);
+  }
+}
+
+TEST_CASE("core/Tensor: memory stays where it is until more is needed than ever before", "[core]") {
+  std::mt19937 random(1);
+  Tensor<float> t;
+  std::size_t most = 0;
+  for (int i = 0; i < 1000; ++i) {
+    std::size_t const n = random() % 500;
+    auto const* const before = t.data();
+    auto const bytes = t.bytes();
+    t.resize({n});
+    if (n <= most) {
+      REQUIRE(t.data() == before);
+      REQUIRE(t.bytes() == bytes);
+    }
+    most = std::max(most, n);
+    REQUIRE(t.bytes() >= most * sizeof(float));
+    t.fill(1);  // all of it is ours
+  }
+}
+
+TEST_CASE("core/Tensor: copies are equal and apart, moves leave nothing behind", "[core]") {
+  Tensor<float> a = counted(3, 4);
+  Tensor<float> b = a;
+  CHECK(std::vector<float>(b.begin(), b.end()) == std::vector<float>(a.begin(), a.end()));
+  CHECK(b.extents() == a.extents());
+  b[0] = -1;
+  CHECK(a[0] == 1);
+
+  auto const* const memory = a.data();
+  Tensor<float> c = std::move(a);
+  CHECK(c.data() == memory);
+  CHECK(c.size() == 12);
+  CHECK(a.empty());  // NOLINT(bugprone-use-after-move)
+  CHECK(a.data() == nullptr);
+  CHECK(a.bytes() == 0);
+  a = counted(2, 2);  // and can be used again
+  CHECK(a[3] == 4);
+
+  Tensor<float> big = counted(10, 10);
+  auto const* const kept = big.data();
+  big = a;  // fits: no new memory
+  CHECK(big.data() == kept);
+  CHECK(big.size() == 4);
+  CHECK(big[3] == 4);
+  a = std::move(big);
+  CHECK(a.data() == kept);
+
+  auto& self = a;
+  a = self;
+  CHECK(a[3] == 4);
+  a = std::move(self);
+  CHECK(a[3] == 4);
+  CHECK(a.size() == 4);
+
+  Tensor<std::int32_t> other;
+  other.resize_like(a);
+  CHECK(other.extents() == a.extents());
+  Tensor<float> const empty;
+  Tensor<float> copy_of_empty = empty;
+  a = empty;
+  CHECK(a.empty());
+  CHECK(copy_of_empty.empty());
+}
+
+TEST_CASE("core/Tensor: a size that no memory has is an exception and changes nothing", "[core]") {
+  std::size_t const huge = std::numeric_limits<std::size_t>::max();
+  Tensor<float> t = counted(2, 3);
+  CHECK_THROWS_AS(t.resize({huge}), std::bad_alloc);
+  CHECK_THROWS_AS(t.resize({huge / 4, 4}), std::bad_alloc);
+  CHECK_THROWS_AS(t.resize({std::size_t{1} << 32U, std::size_t{1} << 32U}),
+                  std::bad_alloc);  // 0 modulo 2^64
+  CHECK(t.size() == 6);
+  CHECK(t[5] == 6);
+  Arena arena;
+  CHECK_THROWS_AS(arena.take<double>(huge / 8 + 2), std::bad_alloc);
+  CHECK(arena.take<double>(3).size() == 3);
+}
+
+TEST_CASE("core/Arena: spans of one round are aligned and do not overlap", "[core]") {
+  std::mt19937 random(2);
+  Arena arena;
+  for (int round = 0; round < 200; ++round) {
+    std::vector<std::span<std::uint8_t>> taken;
+    for (unsigned i = 0; i < random() % 10; ++i) {
+      taken.push_back(arena.take<std::uint8_t>(random() % 300));
+      std::fill(taken.back().begin(), taken.back().end(), static_cast<std::uint8_t>(i));
+    }
+    for (std::size_t i = 0; i < taken.size(); ++i) {
+      REQUIRE(aligned(taken[i].data()));
+      for (auto const value : taken[i]) REQUIRE(value == i);
+    }
+    arena.reset();
+  }
+}
+
+TEST_CASE("core/Arena: once the largest round has been seen its memory settles", "[core]") {
+  Arena arena;
+  auto const round = [&](std::size_t scale) {
+    std::vector<void const*> places;
+    for (std::size_t n : {3U, 100U, 0U, 50U})
+      places.push_back(arena.take<double>(n * scale).data());
+    arena.reset();
+    return places;
+  };
+  round(1);
+  round(5);
+  auto const places = round(5);
+  auto const bytes = arena.bytes();
+  for (int i = 0; i < 20; ++i) {
+    round(1);
+    CHECK(round(5) == places);
+    CHECK(arena.bytes() == bytes);
+  }
+  CHECK(bytes < 5 * 153 * sizeof(double) + 4 * 64);
+}
