@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Where and with what the numbers came about.
+
+#include <string>
+
+namespace bench {
+
+/// Processor, cores, compiler with its flags, peer, load and date, in one line.
+[[nodiscard]] std::string machine();
+
+}  // namespace bench
