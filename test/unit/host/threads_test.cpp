@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/host/threads.hpp>
+
+#include "catch.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include <stagger/placement/explicit_map.hpp>
+#include <stagger/schedule/gpipe.hpp>
+
+#include "engine/random_table.hpp"
+#include "engine/trap_model.hpp"
+
+using namespace trap_model;
+
+namespace {
+
+/// Which threads ran each of the four layers in one step.
+std::vector<std::set<std::thread::id>> runners(auto& train, Hook const& hook) {
+  std::vector<std::set<std::thread::id>> seen(layers);
+  std::mutex mutex;
+  *hook = [&](Call const& call) {
+    std::lock_guard const lock(mutex);
+    seen[static_cast<std::size_t>(call.layer)].insert(std::this_thread::get_id());
+  };
+  auto const data = batch(6);
+  sg::run(train.step(data));
+  *hook = [](Call const&) {};
+  return seen;
+}
+
+/// Keeps a core busy without reading a clock.
+void spin(int turns) {
+  std::atomic<int> left{turns};
+  while (left.fetch_sub(1, std::memory_order_relaxed) > 0) {
+  }
+}
+
+}  // namespace
+
+TEST_CASE("host/Threads: each rank stays on its place's thread, the first place is the caller's",
+          "[host]") {
+  auto const hook = make_hook();
+  auto train = sg::Pipeline{Layer{hook}, Layer{hook}, Layer{hook}, Layer{hook}}.with(
+      Loss{hook}, sg::host::Threads{3}, sg::placement::ExplicitMap{{2, 0, 1, 0}});
+  auto const seen = runners(train, hook);
+  for (auto const& ids : seen) CHECK(ids.size() == 1);
+  CHECK(*seen[1].begin() == std::this_thread::get_id());
+  CHECK(seen[3] == seen[1]);
+  CHECK(seen[0] != seen[1]);
+  CHECK(seen[2] != seen[1]);
+  CHECK(seen[0] != seen[2]);
+  CHECK(runners(train, hook) == seen);
+}
+
+TEST_CASE(
+    "host/Threads: stages of random length, in any order on more threads than cores, lose no "
+    "message",
+    "[host]") {
+  // A lost wake-up would leave all threads asleep; the deadline would end the step with an error.
+  random_table::Random random(5);
+  int const rounds = small_model::sanitized ? 6 : 40;
+  for (int i = 0; i < rounds; ++i) {
+    int const microbatches = 1 + random_table::below(random, 8);
+    int const steps = 25;
+    auto const course = undisturbed(microbatches, steps);
+    auto const hook = make_hook();
+    auto const policy = i % 2 == 0
+                            ? small_model::made(sg::schedule::OneFOneB{})
+                            : small_model::split(small_model::made(sg::schedule::GPipe{}), 1);
+    auto train = pipeline(sg::host::Threads{2 + i % 3}, hook, policy);
+    std::atomic<unsigned> dice{static_cast<unsigned>(random())};
+    *hook = [&](Call const&) {
+      unsigned const n = dice.fetch_add(0x9e3779b9U) >> 16U;
+      if (n % 16 == 0)
+        std::this_thread::sleep_for(
+            std::chrono::microseconds(n % 200));  // long enough to park the others
+      if (n % 16 < 4) spin(static_cast<int>(n % 2000));
+    };
+    for (int s = 0; s < steps; ++s) {
+      auto const data = batch(microbatches, s);
+      sg::run(train.step(data));
+      if (s % 5 == 0) sg::run(train.evaluate(data));
+    }
+    REQUIRE(bits(train) == course.back());
+  }
+}
+
+TEST_CASE("host/Threads: pipelines come and go, with and without a step", "[host]") {
+  auto const course = undisturbed(3, 2);
+  for (int i = 0; i < (small_model::sanitized ? 30 : 200); ++i) {
+    auto train = pipeline(sg::host::Threads{1 + i % 4}, make_hook());
+    for (int s = 0; s < i % 3; ++s) {
+      auto const data = batch(3, s);
+      sg::run(train.step(data));
+    }
+    REQUIRE(bits(train) == course[static_cast<std::size_t>(i % 3)]);
+  }
+}
+
+TEST_CASE("host/Threads: pipelines on threads of their own do not meet", "[host]") {
+  auto const course = undisturbed(4, 30);
+  std::atomic<int> right{0};
+  std::vector<std::thread> users;
+  for (int u = 0; u < 3; ++u)
+    users.emplace_back([&, u] {
+      auto train = pipeline(sg::host::Threads{1 + u}, make_hook());
+      for (int s = 0; s < 30; ++s) {
+        auto const data = batch(4, s);
+        sg::run(train.step(data));
+      }
+      if (bits(train) == course.back()) ++right;
+    });
+  for (auto& user : users) user.join();
+  CHECK(right == 3);
+}
+
+TEST_CASE("host/Threads: steps of one pipeline may be run from one thread after the other",
+          "[host]") {
+  auto const course = undisturbed(3, 6);
+  auto const hook = make_hook();
+  auto train = pipeline(sg::host::Threads{2}, hook);
+  for (int s = 0; s < 6; ++s) {
+    std::thread([&] {
+      auto const data = batch(3, s);
+      sg::run(train.step(data));
+    }).join();
+  }
+  CHECK(bits(train) == course.back());
+}
+
+TEST_CASE("host/Threads: a recorded step has every action once, in order, within its time",
+          "[host]") {
+  auto const hook = make_hook();
+  sg::Options options;
+  options.record = true;
+  auto train =
+      pipeline(sg::host::Threads{2}, hook, small_model::made(sg::schedule::OneFOneB{}), options);
+  auto const data = batch(5);
+  auto const start = std::chrono::steady_clock::now();
+  sg::run(train.step(data));
+  double const taken_s =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  auto const table = sg::schedule::OneFOneB{}.table({4, 5, 1});
+  auto const timeline = train.timeline();
+  REQUIRE(timeline.ranks() == 4);
+  for (int r = 0; r < 4; ++r) {
+    auto const& row = timeline.rows[static_cast<std::size_t>(r)];
+    REQUIRE(row.size() == table.row(r).size());
+    double last_s = 0;
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      CHECK(row[i].action == table.row(r)[i]);
+      CHECK(row[i].start_s >= last_s);
+      CHECK(row[i].end_s >= row[i].start_s);
+      last_s = row[i].end_s;
+    }
+    CHECK(last_s <= taken_s);
+  }
+  CHECK(train.peak_in_flight() == std::vector<int>{4, 3, 2, 1});
+  train.record(false);
+  sg::run(train.step(data));
+  CHECK(train.timeline().rows[0].empty());
+}

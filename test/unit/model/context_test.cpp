@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/model/context.hpp>
+
+#include "catch.hpp"
+
+#include <set>
+#include <vector>
+
+using stagger::Context;
+using stagger::Parameter;
+using stagger::ParameterView;
+
+TEST_CASE("model/Context: seeds depend on run, step, microbatch and layer, and on nothing else",
+          "[model]") {
+  std::set<std::uint64_t> seeds;
+  for (std::uint64_t run = 0; run < 3; ++run)
+    for (int step = 0; step < 4; ++step)
+      for (int microbatch = 0; microbatch < 5; ++microbatch)
+        for (int layer = 0; layer < 6; ++layer) {
+          Context a, b;
+          a.begin_step(step, run, true);
+          a.begin_action(nullptr, layer, microbatch);
+          b.begin_step(9, 9, false);
+          b.begin_action(nullptr, 1, 1);
+          static_cast<void>(b.scratch(100));
+          b.begin_step(step, run, false);
+          b.begin_action(nullptr, layer, microbatch);
+          REQUIRE(a.random_seed() == b.random_seed());
+          seeds.insert(a.random_seed());
+          REQUIRE(b.step() == step);
+          REQUIRE(b.layer() == layer);
+          REQUIRE(b.microbatch() == microbatch);
+          REQUIRE_FALSE(b.training());
+        }
+  CHECK(seeds.size() == 3 * 4 * 5 * 6);
+}
+
+TEST_CASE("model/Context: shows each parameter its own value and gradient", "[model]") {
+  Parameter<float> w("w", {1, 2, 3});
+  Parameter<double> b("b", {4}, false);
+  std::vector<float> value = w.adopt(0);
+  std::vector<double> bias = b.adopt(1);
+  CHECK(value == std::vector<float>{1, 2, 3});
+  CHECK(w.size() == 3);
+  CHECK(w.initial().empty());
+  CHECK(w.name() == "w");
+  CHECK(w.decays());
+  CHECK_FALSE(b.decays());
+  std::vector<float> dw(3);
+  std::vector<double> db(1);
+  std::vector<ParameterView> const views{{value.data(), dw.data(), 3}, {bias.data(), db.data(), 1}};
+  Context context;
+  context.begin_action(views.data(), 0, 0);
+  CHECK(context[w].data() == value.data());
+  CHECK(context[w].size() == 3);
+  CHECK(context[b][0] == 4);
+  context.gradient(w)[2] += 5;
+  context.gradient(b)[0] -= 1;
+  CHECK(dw == std::vector<float>{0, 0, 5});
+  CHECK(db[0] == -1);
+}
+
+TEST_CASE("model/Context: scratch is taken back at each action and settles", "[model]") {
+  Context context;
+  auto const action = [&] {
+    context.begin_action(nullptr, 0, 0);
+    auto const a = context.scratch<double>(10);
+    auto const b = context.scratch(200);
+    CHECK(reinterpret_cast<std::byte*>(a.data() + a.size()) <=
+          reinterpret_cast<std::byte*>(b.data()));
+    return a.data();
+  };
+  action();
+  auto* const first = action();
+  auto const bytes = context.scratch_bytes();
+  for (int i = 0; i < 10; ++i) CHECK(action() == first);
+  CHECK(context.scratch_bytes() == bytes);
+}
