@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "command.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include <stagger/report/format.hpp>
+
+namespace tool {
+
+namespace {
+
+std::vector<Entry>& list() {
+  static std::vector<Entry> entries;
+  return entries;
+}
+
+/// Edits (insert, delete, replace a letter) that turn one word into another.
+std::size_t distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  for (std::size_t j = 0; j < row.size(); ++j) row[j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = std::exchange(row[0], i);
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      std::size_t const replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, replaced});
+    }
+  }
+  return row.back();
+}
+
+}  // namespace
+
+std::vector<Entry> const& commands() { return list(); }
+
+void add_command(Entry const& entry) {
+  auto const at = std::find_if(list().begin(), list().end(),
+                               [&](Entry const& other) { return other.order > entry.order; });
+  list().insert(at, entry);
+}
+
+void Command::add_formats(CLI::App& app, std::vector<std::string> formats) {
+  formats_ = std::move(formats);
+  std::string words;
+  for (auto const& word : formats_) words += (words.empty() ? "" : " | ") + word;
+  app.add_option("--format", format_, "Form of the result: " + words + "; the first is the default")
+      ->type_name("WORD");
+  app.add_flag("--json", json_, "The same as --format json");
+}
+
+std::string const& Command::format() {
+  if (json_ && !format_.empty() && format_ != "json") {
+    refuse("--json and --format " + format_ + " ask for two forms; leave one out");
+  }
+  if (json_) format_ = "json";
+  if (format_.empty()) format_ = formats_.front();
+  require_word("--format", format_, formats_);
+  return format_;
+}
+
+void refuse(std::string const& sentence) {
+  throw stagger::Error(stagger::Errc::bad_configuration, sentence);
+}
+
+std::string nearest(std::string_view word, std::vector<std::string> const& known) {
+  auto const far = [&](std::string const& other) {  // what begins the same way was cut short
+    return other.size() > word.size() && other.substr(0, word.size()) == word
+               ? 1
+               : distance(word, other);
+  };
+  auto const best = std::min_element(known.begin(), known.end(), [&](auto const& a, auto const& b) {
+    return far(a) < far(b);
+  });
+  return best == known.end() ? std::string() : *best;
+}
+
+void require_word(std::string const& flag, std::string const& word,
+                  std::vector<std::string> const& known) {
+  if (std::find(known.begin(), known.end(), word) != known.end()) return;
+  refuse(flag + " knows no '" + word + "'; the nearest is '" + nearest(word, known) + "'");
+}
+
+void require_number(std::string const& flag, double value) {
+  if (value >= 0 && value <= 1e300) return;
+  refuse(flag + " " + stagger::report::format_shortest(value) +
+         " cannot be used; give a finite number that is not negative");
+}
+
+void require_count(CLI::Option const* flag, int value) {
+  if (flag->count() == 0 || value >= 1) return;
+  refuse(flag->get_name() + " " + std::to_string(value) + " cannot be used; give 1 or more");
+}
+
+std::string source_name(std::string const& path) { return path == "-" ? "standard input" : path; }
+
+std::string read_file(std::string const& path) {
+  static bool taken = false;
+  if (path == "-" && std::exchange(taken, true)) refuse("standard input can be read only once");
+  auto const fail = [&]() {
+    throw stagger::Error(stagger::Errc::io, "cannot read '" + path + "': " + std::strerror(errno));
+  };
+  std::FILE* const file = path == "-" ? stdin : std::fopen(path.c_str(), "rb");
+  if (file == nullptr) fail();
+  std::string text;
+  char piece[1 << 16];
+  for (std::size_t n = 0; (n = std::fread(piece, 1, sizeof piece, file)) > 0;) {
+    text.append(piece, n);
+  }
+  bool const failed = std::ferror(file) != 0;
+  if (failed) fail();
+  if (file != stdin) std::fclose(file);
+  return text;
+}
+
+}  // namespace tool

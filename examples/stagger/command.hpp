@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What a command of the tool is. A command is one file in commands/: a class, and one line that
+// registers it.
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include <stagger/core/error.hpp>
+
+namespace tool {
+
+/// What a command has to say, and how the program ends.
+struct Answer {
+  std::string text;   ///< the result, for standard output or --output
+  std::string why{};  ///< why there is no result; one line for standard error
+  int exit_code = 0;  ///< 0, or 1 where the answer is "no"
+};
+
+/// One command: its flags, and what it does with them.
+class Command {
+ public:
+  Command() = default;
+  Command(Command const&) = delete;
+  Command& operator=(Command const&) = delete;
+  virtual ~Command() = default;
+
+  /// Adds the command's flags and its worked example (the footer).
+  virtual void flags(CLI::App& app) = 0;
+
+  /// @throws stagger::Error for anything that cannot be used
+  virtual Answer run() = 0;
+
+  /// Adds --json and, where there are several formats, --format; the first is the default.
+  void add_formats(CLI::App& app, std::vector<std::string> formats);
+
+  /// The format asked for.
+  /// @throws stagger::Error for an unknown one, or for two that differ
+  [[nodiscard]] std::string const& format();
+
+ private:
+  std::vector<std::string> formats_{};
+  std::string format_{};
+  bool json_ = false;
+};
+
+/// A command as the list of commands knows it.
+struct Entry {
+  int order = 0;  ///< in the list that --help prints
+  std::string_view name;
+  std::string_view summary;
+  std::unique_ptr<Command> (*make)() = nullptr;
+};
+
+/// All commands, in order.
+[[nodiscard]] std::vector<Entry> const& commands();
+
+void add_command(Entry const& entry);
+
+/// Registers a command: `Registered<Verify> const registered{2, "verify", "..."};`.
+template <class C> struct Registered {
+  Registered(int order, std::string_view name, std::string_view summary) {
+    add_command(
+        {order, name, summary, []() -> std::unique_ptr<Command> { return std::make_unique<C>(); }});
+  }
+};
+
+/// Throws a sentence about something given on the command line.
+[[noreturn]] void refuse(std::string const& sentence);
+
+/// The word of `known` that is fewest letters away from `word`.
+[[nodiscard]] std::string nearest(std::string_view word, std::vector<std::string> const& known);
+
+/// Checks that a flag's word is one of those known, and says which is nearest where it is not.
+void require_word(std::string const& flag, std::string const& word,
+                  std::vector<std::string> const& known);
+
+/// Checks that a flag's number is finite and not negative.
+void require_number(std::string const& flag, double value);
+
+/// Checks that a flag's number is at least 1, where it was given (not 0 as an absent flag is).
+void require_count(CLI::Option const* flag, int value);
+
+/// All of a file, or of standard input for `-`.
+/// @throws stagger::Error io
+[[nodiscard]] std::string read_file(std::string const& path);
+
+/// What errors call a file.
+[[nodiscard]] std::string source_name(std::string const& path);
+
+}  // namespace tool

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// stagger schedule: the table of a policy.
+
+#include <string>
+
+#include <stagger/report/svg.hpp>
+#include <stagger/report/table.hpp>
+#include <stagger/report/text.hpp>
+#include <stagger/schedule/catalog.hpp>
+#include <stagger/schedule/csv.hpp>
+#include <stagger/schedule/evaluate.hpp>
+#include <stagger/schedule/lower.hpp>
+
+#include "../command.hpp"
+#include "../pipeline.hpp"
+
+namespace tool {
+
+namespace {
+
+namespace schedule = stagger::schedule;
+
+class Schedule final : public Command {
+ public:
+  void flags(CLI::App& app) override {
+    app.add_flag("--list", list_, "Show all policies and what they ask for");
+    policy_.add(app);
+    costs_.add(app);
+    app.add_option("--title", title_, "svg: a heading above the picture")->type_name("TEXT");
+    app.add_option("--width", width_, "svg: width in pixels; default 960")->type_name("N");
+    add_formats(app, {"torch-csv", "torch-comms-csv", "text", "svg", "json"});
+    app.footer(
+        "Example: stagger schedule --policy zb-h1 --ranks 2 --microbatches 4\n"
+        "  0F0,0F1,0I0,0W0,0F2,0I1,0W1,0F3,0I2,0W2,0I3,0W3\n"
+        "  1F0,1I0,1F1,1I1,1W0,1F2,1I2,1W1,1F3,1I3,1W2,1W3");
+  }
+
+  Answer run() override {
+    std::string const& form = format();
+    if (list_) return {list(form)};
+    if (!policy_.given()) refuse("schedule needs --policy NAME, or --list");
+    schedule::Costs const costs = costs_.costs();
+    schedule::Table const table = policy_.table(costs);
+    schedule::require_costs(costs, table.stages);
+    if (form == "torch-csv") return {schedule::write_csv(table)};
+    if (form == "torch-comms-csv") return {schedule::write_csv(schedule::lower(table, costs))};
+    if (form == "json") {
+      return {dump({{"policy", policy_.policy()},
+                    {"ranks", table.ranks()},
+                    {"stages", table.stages},
+                    {"microbatches", table.microbatches},
+                    {"rows", rows_json(table)}})};
+    }
+    auto const timeline = schedule::evaluate(table, costs).timeline;
+    char const* const unit = costs_.in_units() ? "units of F" : "";
+    if (form == "text") return {stagger::report::gantt(timeline, {.time_unit = unit})};
+    return {stagger::report::svg(timeline, {.width = width_, .title = title_, .time_unit = unit})};
+  }
+
+ private:
+  std::string list(std::string const& form) const {
+    if (form == "json") {
+      Json json = Json::array();
+      for (auto const& entry : schedule::catalog) {
+        json.push_back({{"policy", std::string(entry.name)},
+                        {"what", std::string(entry.what)},
+                        {"constraint", std::string(entry.constraint)},
+                        {"chunks", entry.chunks}});
+      }
+      return dump(json);
+    }
+    stagger::report::TextTable table({"policy", "what", "ranks P, microbatches M, chunks V"});
+    for (auto const& entry : schedule::catalog) {
+      table.add({std::string(entry.name), std::string(entry.what), std::string(entry.constraint)});
+    }
+    return table.str();
+  }
+
+  bool list_ = false;
+  PolicyFlags policy_{};
+  CostFlags costs_{};
+  std::string title_{};
+  int width_ = 960;
+};
+
+Registered<Schedule> const registered{1, "schedule", "Print the table of a schedule"};
+
+}  // namespace
+
+}  // namespace tool

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+// stagger simulate: what a table costs.
+
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <stagger/report/format.hpp>
+#include <stagger/report/svg.hpp>
+#include <stagger/report/table.hpp>
+#include <stagger/report/text.hpp>
+#include <stagger/report/trace.hpp>
+#include <stagger/schedule/bound.hpp>
+#include <stagger/schedule/evaluate.hpp>
+
+#include "../command.hpp"
+#include "../pipeline.hpp"
+
+namespace tool {
+
+namespace {
+
+namespace schedule = stagger::schedule;
+namespace report = stagger::report;
+
+/// One simulated table.
+struct Played {
+  std::string name;
+  schedule::Evaluation result;
+  double bound_s = 0;
+
+  [[nodiscard]] double gap() const {
+    double const gap = bound_s > 0 ? result.makespan_s / bound_s - 1 : 0;
+    return std::fabs(gap) < 1e-12 ? 0 : gap;
+  }
+  /// Sums of rounded times leave a rest where there is none.
+  [[nodiscard]] double clean(double seconds) const {
+    return std::fabs(seconds) <= 1e-12 * result.makespan_s ? 0 : seconds;
+  }
+};
+
+class Simulate final : public Command {
+ public:
+  void flags(CLI::App& app) override {
+    app.add_option("--table", table_, "Table as CSV, instead of --policy; - is standard input")
+        ->type_name("FILE");
+    policy_.add(app);
+    costs_.add(app);
+    overlap_flag_ = app.add_option("--overlap-cost", overlap_,
+                                   "Cost of an overlapped pair; default: F + I + W of its actions")
+                        ->type_name("SECONDS");
+    channels_.add(app);
+    app.add_option("--compare", compare_, "A second table as CSV, shown beside the first")
+        ->type_name("FILE");
+    add_formats(app, {"text", "json", "svg", "trace"});
+    app.footer(
+        "Example: stagger simulate --policy 1f1b --ranks 4 --microbatches 8 --format json\n"
+        "  {\"makespan\": 33.0, \"longest_span\": 33.0, \"work\": [24.0, ...], \"bubble\": 9.0, "
+        "...}");
+  }
+
+  Answer run() override {
+    std::string const form = format();
+    schedule::Costs costs = costs_.costs();
+    if (overlap_flag_->count() > 0) {
+      require_number("--overlap-cost", overlap_);
+      costs.overlap_s = overlap_;
+    }
+    auto const channels = channels_.channels();
+    if (!table_.empty() && !policy_.first_given().empty()) {
+      refuse("--table gives the schedule; leave " + policy_.first_given() + " out");
+    }
+    if (table_.empty() && !policy_.given()) refuse("simulate needs --policy NAME or --table FILE");
+
+    std::vector<schedule::Table> tables;
+    std::vector<Played> played;
+    if (policy_.given()) {
+      tables.push_back(policy_.table(costs));
+      played.push_back({policy_.policy(), {}, 0});
+    }
+    for (auto const& path : {table_, compare_}) {
+      if (path.empty()) continue;
+      tables.push_back(read_table(path));
+      if (auto const fault = schedule::verify(tables.back(), {.channels = channels})) {
+        bool const unreadable = fault.kind == schedule::FaultKind::parse;
+        return {
+            {},
+            source_name(path) + ": " + schedule::name(fault.kind) + ": " + schedule::message(fault),
+            unreadable ? 2 : 1};
+      }
+      played.push_back({source_name(path), {}, 0});
+    }
+    for (std::size_t i = 0; i < tables.size(); ++i) {
+      played[i].result = schedule::evaluate(tables[i], costs, channels);
+      bool const limited = i == 0 && policy_.given();
+      played[i].bound_s =
+          schedule::lower_bound(tables[i], costs, limited ? policy_.limits() : schedule::Limits{});
+    }
+
+    if (form == "json") {
+      Json all = Json::array();
+      for (auto const& p : played) all.push_back(json(p));
+      return {dump(played.size() == 1 ? all.front() : all)};
+    }
+    if (form == "trace") {
+      std::vector<report::TraceGroup> groups;
+      for (auto const& p : played) groups.push_back({p.name, {&p.result.timeline, 1}});
+      return {report::perfetto(std::span<report::TraceGroup const>{groups})};
+    }
+    std::string const unit = costs_.in_units() && overlap_flag_->count() == 0 ? "units of F" : "";
+    if (form == "svg") {
+      std::vector<report::SvgPanel> panels;
+      for (auto const& p : played) {
+        panels.push_back({played.size() > 1 ? p.name : std::string_view{}, &p.result.timeline});
+      }
+      return {report::svg(std::span<report::SvgPanel const>{panels}, {.time_unit = unit})};
+    }
+    return {text(played, unit)};
+  }
+
+ private:
+  static Json json(Played const& p) {
+    auto const& r = p.result;
+    Json idle = Json::array();
+    for (auto const& i : r.idle) {
+      idle.push_back({{"dependency", p.clean(i.dependency_s)},
+                      {"link", p.clean(i.link_s)},
+                      {"memory", p.clean(i.memory_s)},
+                      {"collective", p.clean(i.collective_s)}});
+    }
+    return {{"makespan", r.makespan_s},
+            {"longest_span", r.longest_span_s},
+            {"work", r.work_s},
+            {"bubble", p.clean(r.bubble_s)},
+            {"span_bubble", p.clean(r.span_bubble_s)},
+            {"idle", idle},
+            {"peak_in_flight", r.peak_in_flight},
+            {"lower_bound", p.bound_s},
+            {"gap", p.gap()}};
+  }
+
+  static std::string text(std::vector<Played> const& played, std::string const& unit) {
+    auto const time = [&](double s) {
+      return unit.empty() ? report::format_seconds(s)
+                          : report::format_shortest(std::round(s * 1e6) / 1e6);
+    };
+    std::string out;
+    for (auto const& p : played) {
+      if (played.size() > 1) out += p.name + "\n";
+      out += report::gantt(p.result.timeline, {.footer = false, .time_unit = unit}) + "\n";
+    }
+    std::vector<std::string> header{unit.empty() ? "figure" : "figure, in " + unit};
+    for (auto const& p : played) header.push_back(p.name);
+    report::TextTable figures(header);
+    auto const row = [&](char const* what, auto const& value) {
+      std::vector<std::string> cells{what};
+      for (auto const& p : played) cells.push_back(value(p));
+      figures.add(cells);
+    };
+    row("makespan", [&](Played const& p) { return time(p.result.makespan_s); });
+    row("longest span", [&](Played const& p) { return time(p.result.longest_span_s); });
+    row("bubble", [&](Played const& p) { return time(p.clean(p.result.bubble_s)); });
+    row("span bubble", [&](Played const& p) { return time(p.clean(p.result.span_bubble_s)); });
+    row("lower bound", [&](Played const& p) { return time(p.bound_s); });
+    row("gap", [](Played const& p) { return report::format_percent(p.gap()); });
+    out += figures.str() + "\n";
+
+    std::size_t ranks = 0;
+    header = {"rank"};
+    for (auto const& p : played) {
+      ranks = std::max(ranks, p.result.work_s.size());
+      std::string const of = played.size() > 1 ? ", " + p.name : "";
+      for (char const* what : {"work", "idle", "of it link", "in flight"})
+        header.push_back(what + of);
+    }
+    report::TextTable table(header);
+    for (std::size_t r = 0; r < ranks; ++r) {
+      std::vector<std::string> cells{std::to_string(r)};
+      for (auto const& p : played) {
+        if (r >= p.result.work_s.size()) {
+          cells.insert(cells.end(), 4, "-");
+          continue;
+        }
+        auto const& idle = p.result.idle[r];
+        cells.push_back(time(p.result.work_s[r]));
+        cells.push_back(time(p.clean(idle.total_s())));
+        cells.push_back(time(p.clean(idle.link_s)));
+        cells.push_back(std::to_string(p.result.peak_in_flight[r]));
+      }
+      table.add(cells);
+    }
+    return out + table.str();
+  }
+
+  std::string table_{}, compare_{};
+  PolicyFlags policy_{};
+  CostFlags costs_{};
+  ChannelFlag channels_{};
+  double overlap_ = -1;
+  CLI::Option* overlap_flag_{};
+};
+
+Registered<Simulate> const registered{4, "simulate", "Play a table: makespan, bubble, memory"};
+
+}  // namespace
+
+}  // namespace tool

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "pipeline.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <cstddef>
+#include <system_error>
+
+#include <stagger/schedule/catalog.hpp>
+#include <stagger/schedule/costs_csv.hpp>
+#include <stagger/schedule/csv.hpp>
+#include <stagger/schedule/lower.hpp>
+
+#include "command.hpp"
+
+namespace tool {
+
+namespace schedule = stagger::schedule;
+
+void CostFlags::add(CLI::App& app) {
+  char const* const group = "Costs, of each stage and microbatch, in seconds";
+  auto const cost = [&](char const* flag, double& value, char const* what) {
+    single_.push_back(app.add_option(flag, value, what)->type_name("SECONDS")->group(group));
+  };
+  cost("--forward", each_.forward_s, "F; default 1");
+  cost("--backward-input", each_.backward_input_s, "I; default 1");
+  cost("--backward-weight", each_.backward_weight_s, "W; default 1; a full backward costs I + W");
+  cost("--transfer", each_.transfer_s, "C, from one rank to the next; default 0");
+  app.add_option("--stage-costs", file_,
+                 "CSV with stage,forward_s,backward_input_s,backward_weight_s,transfer_s")
+      ->type_name("FILE")
+      ->group(group);
+}
+
+bool CostFlags::in_units() const {
+  return file_.empty() && std::none_of(single_.begin(), single_.end(),
+                                       [](CLI::Option const* o) { return o->count() > 0; });
+}
+
+schedule::Costs CostFlags::costs() const {
+  if (!file_.empty()) {
+    for (CLI::Option const* option : single_) {
+      if (option->count() > 0) {
+        refuse("--stage-costs gives the costs of every stage; leave " + option->get_name() +
+               " out");
+      }
+    }
+    return schedule::read_costs_csv(read_file(file_), source_name(file_));
+  }
+  require_number("--forward", each_.forward_s);
+  require_number("--backward-input", each_.backward_input_s);
+  require_number("--backward-weight", each_.backward_weight_s);
+  require_number("--transfer", each_.transfer_s);
+  return {.each = each_};
+}
+
+void PolicyFlags::add(CLI::App& app) {
+  char const* const group = "The schedule";
+  app.add_option("--policy", policy_, "Name of a schedule; stagger schedule --list shows them")
+      ->type_name("NAME")
+      ->group(group);
+  auto const count = [&](char const* flag, int& value, char const* what) {
+    return app.add_option(flag, value, what)->type_name("N")->group(group);
+  };
+  ranks_flag_ = count("--ranks", ranks_, "P");
+  chunks_flag_ = count("--chunks", chunks_, "V, stages on each rank; default: the policy's own");
+  microbatches_flag_ = count("--microbatches", microbatches_, "M");
+  in_flight_flag_ =
+      count("--in-flight", limits_.in_flight, "Most microbatches that a rank may hold");
+  group_flag_ =
+      count("--group", group_, "interleaved, zb-h1: microbatches that pass a chunk in turn");
+  slices_flag_ = count("--slices", slices_, "seq-1f1b: slices of the sequence; default 2");
+  warmup_flag_ =
+      app.add_option("--warmup", warmup_, "1f1b: minimal, deep or a gap; default minimal")
+          ->type_name("WORD")
+          ->group(group);
+  mapping_flag_ = app.add_option("--mapping", mapping_,
+                                 "forward-only: looped, zigzag or bidirectional; auto: "
+                                 "looped or zigzag; default looped")
+                      ->type_name("WORD")
+                      ->group(group);
+  memory_flag_ = app.add_option("--memory", limits_.memory,
+                                "auto: most activations on a rank, each held 1 from F to I")
+                     ->type_name("A")
+                     ->group(group);
+  share_flag_ = app.add_option("--weight-share", limits_.weight_share,
+                               "auto: part of an activation held from I to W; default 0.5")
+                    ->type_name("X")
+                    ->group(group);
+}
+
+std::string PolicyFlags::first_given() const {
+  if (!policy_.empty()) return "--policy";
+  for (CLI::Option const* flag :
+       {ranks_flag_, chunks_flag_, microbatches_flag_, in_flight_flag_, group_flag_, slices_flag_,
+        warmup_flag_, mapping_flag_, memory_flag_, share_flag_}) {
+    if (flag->count() > 0) return flag->get_name();
+  }
+  return {};
+}
+
+schedule::Table PolicyFlags::table(schedule::Costs const& costs) const {
+  std::vector<std::string> names;
+  for (auto const& entry : schedule::catalog) names.emplace_back(entry.name);
+  require_word("--policy", policy_, names);
+  for (CLI::Option const* flag : {ranks_flag_, microbatches_flag_}) {
+    if (flag->count() == 0) refuse("--policy " + policy_ + " needs " + flag->get_name() + " too");
+  }
+  for (auto const& [flag, value] :
+       {std::pair{ranks_flag_, ranks_}, std::pair{chunks_flag_, chunks_},
+        std::pair{microbatches_flag_, microbatches_}, std::pair{in_flight_flag_, limits_.in_flight},
+        std::pair{group_flag_, group_}, std::pair{slices_flag_, slices_}}) {
+    require_count(flag, value);
+  }
+  auto const only_for = [&](CLI::Option const* flag, std::vector<std::string> const& policies) {
+    if (flag->count() == 0) return;
+    if (std::find(policies.begin(), policies.end(), policy_) != policies.end()) return;
+    std::string words;
+    for (auto const& name : policies) words += (words.empty() ? "" : " and ") + name;
+    refuse(flag->get_name() + " is for " + words + "; leave it out for " + policy_);
+  };
+  only_for(group_flag_, {"interleaved", "zb-h1"});
+  only_for(slices_flag_, {"seq-1f1b"});
+  only_for(warmup_flag_, {"1f1b"});
+  only_for(mapping_flag_, {"forward-only", "auto"});
+  only_for(memory_flag_, {"auto"});
+  only_for(share_flag_, {"auto"});
+
+  schedule::CatalogOptions options;
+  if (warmup_ == "deep") {
+    options.warmup = schedule::Warmup::deep;
+  } else if (warmup_flag_->count() > 0 && warmup_ != "minimal") {
+    int gap = 0;
+    char const* const end = warmup_.data() + warmup_.size();
+    auto const [stop, error] = std::from_chars(warmup_.data(), end, gap);
+    if (error != std::errc{} || stop != end || gap < 1) {
+      refuse("--warmup '" + warmup_ + "' cannot be used; give minimal, deep or a gap of 1 or more");
+    }
+    options.warmup = schedule::Warmup{gap};
+  }
+  if (mapping_flag_->count() > 0) {
+    std::vector<std::string> words{"looped", "zigzag"};
+    if (policy_ == "forward-only") words.emplace_back("bidirectional");
+    require_word("--mapping", mapping_, words);
+    options.mapping = mapping_ == "looped"   ? schedule::Mapping::looped
+                      : mapping_ == "zigzag" ? schedule::Mapping::zigzag
+                                             : schedule::Mapping::bidirectional;
+  }
+  if (memory_flag_->count() > 0 && !(limits_.memory > 0 && limits_.memory <= 1e300)) {
+    require_number("--memory", limits_.memory);
+    refuse("--memory 0 holds nothing; give 1 or more activations");
+  }
+  if (!(limits_.weight_share >= 0 && limits_.weight_share <= 1)) {
+    refuse("--weight-share " + share_flag_->results().front() + " cannot be used; give 0 to 1");
+  }
+  options.group = group_;
+  options.slices = slices_;
+  options.costs = costs;
+  options.limits = limits_;
+  auto const entry = std::find_if(schedule::catalog.begin(), schedule::catalog.end(),
+                                  [&](auto const& e) { return e.name == policy_; });
+  int const chunks = chunks_ > 0 ? chunks_ : entry->chunks;
+  return schedule::make_table(policy_, {ranks_, microbatches_, chunks}, options);
+}
+
+void ChannelFlag::add(CLI::App& app) {
+  app.add_option("--channels", word_,
+                 "How messages share links: per-peer | per-rank | independent; default per-peer")
+      ->type_name("WORD");
+}
+
+schedule::Channels ChannelFlag::channels() const {
+  require_word("--channels", word_, {"per-peer", "per-rank", "independent"});
+  return word_ == "per-peer"   ? schedule::Channels::per_peer
+         : word_ == "per-rank" ? schedule::Channels::per_rank
+                               : schedule::Channels::independent;
+}
+
+schedule::Table read_table(std::string const& path) {
+  return schedule::read_csv(read_file(path), source_name(path));
+}
+
+bool has_messages(schedule::Table const& table) {
+  return std::any_of(table.actions.begin(), table.actions.end(),
+                     [](schedule::Action const& a) { return !schedule::is_compute(a.kind); });
+}
+
+schedule::Fault prove(schedule::Table const& table, schedule::VerifyOptions const& options) {
+  if (schedule::Fault const fault = schedule::verify(table, options)) return fault;
+  if (has_messages(table)) return {};
+  return schedule::verify(schedule::lower(table), options);
+}
+
+Json rows_json(schedule::Table const& table) {
+  Json rows = Json::array();
+  bool const sliced = table.slices > 1;
+  for (int rank = 0; rank < table.ranks(); ++rank) {
+    Json cells = Json::array();
+    auto const row = table.row(rank);
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      std::string cell = schedule::to_string(row[i], sliced);
+      if (row[i].overlaps_next && i + 1 < row.size()) {
+        ++i;
+        cell = "(" + cell + ";" + schedule::to_string(row[i], sliced) + ")OVERLAP_F_B";
+      }
+      cells.push_back(cell);
+    }
+    rows.push_back(std::move(cells));
+  }
+  return rows;
+}
+
+std::string dump(Json const& json) { return json.dump(2) + "\n"; }
+
+}  // namespace tool

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Flags that several commands share: a table by its policy or from a file, costs, channels.
+
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include <stagger/schedule/bound.hpp>
+#include <stagger/schedule/costs.hpp>
+#include <stagger/schedule/table.hpp>
+#include <stagger/schedule/verify.hpp>
+
+namespace tool {
+
+using Json = nlohmann::ordered_json;  // keys in the order of the documentation
+
+/// --forward, --backward-input, --backward-weight, --transfer, or --stage-costs.
+class CostFlags {
+ public:
+  void add(CLI::App& app);
+
+  /// @throws stagger::Error for costs that are not finite and not negative
+  [[nodiscard]] stagger::schedule::Costs costs() const;
+
+  /// True where no cost was given, so that times are counts of F.
+  [[nodiscard]] bool in_units() const;
+
+ private:
+  stagger::schedule::StageCosts each_{};
+  std::string file_{};
+  std::vector<CLI::Option*> single_{};
+};
+
+/// --policy and everything that makes its table.
+class PolicyFlags {
+ public:
+  void add(CLI::App& app);
+
+  [[nodiscard]] bool given() const { return !policy_.empty(); }
+  [[nodiscard]] std::string const& policy() const { return policy_; }
+
+  /// What the table was asked to obey; all zero where nothing was.
+  [[nodiscard]] stagger::schedule::Limits limits() const { return limits_; }
+
+  /// The first of these flags that was given, or empty.
+  [[nodiscard]] std::string first_given() const;
+
+  /// @throws stagger::Error for flags that the policy has no use for, and for what it refuses
+  [[nodiscard]] stagger::schedule::Table table(stagger::schedule::Costs const& costs) const;
+
+ private:
+  std::string policy_{};
+  int ranks_ = 0, chunks_ = 0, microbatches_ = 0, group_ = 0, slices_ = 2;
+  std::string warmup_{}, mapping_{};
+  stagger::schedule::Limits limits_{};
+  CLI::Option *ranks_flag_{}, *chunks_flag_{}, *microbatches_flag_{}, *in_flight_flag_{},
+      *group_flag_{}, *slices_flag_{}, *warmup_flag_{}, *mapping_flag_{}, *memory_flag_{},
+      *share_flag_{};
+};
+
+/// --channels.
+class ChannelFlag {
+ public:
+  void add(CLI::App& app);
+  [[nodiscard]] stagger::schedule::Channels channels() const;
+
+ private:
+  std::string word_ = "per-peer";
+};
+
+/// Reads a table from CSV; `-` is standard input.
+/// @throws stagger::Error naming file, line, column and value
+[[nodiscard]] stagger::schedule::Table read_table(std::string const& path);
+
+[[nodiscard]] bool has_messages(stagger::schedule::Table const& table);
+
+/// The first fault of a table, lowered first where it holds no messages.
+[[nodiscard]] stagger::schedule::Fault prove(stagger::schedule::Table const& table,
+                                             stagger::schedule::VerifyOptions const& options);
+
+/// The rows of a table as lists of cells.
+[[nodiscard]] Json rows_json(stagger::schedule::Table const& table);
+
+/// One JSON value as text.
+[[nodiscard]] std::string dump(Json const& json);
+
+}  // namespace tool
