@@ -19,16 +19,6 @@ using stagger::schedule::Timeline;
 
 namespace {
 
-/// A forward that is run again is a part of the backward that needs it: so the table counts it.
-Timeline with_repeats_in_backward(Timeline timeline) {
-  for (auto& row : timeline.rows) {
-    for (std::size_t i = 0; i + 1 < row.size(); ++i)
-      if (row[i].repeated) row[i + 1].start_s = row[i].start_s;
-    std::erase_if(row, [](stagger::schedule::Span const& span) { return span.repeated; });
-  }
-  return timeline;
-}
-
 /// Index of the middle value.
 template <class Value> std::size_t middle(std::size_t count, Value value) {
   std::vector<std::size_t> order(count);
@@ -45,7 +35,7 @@ void Record::add(Timeline timeline, double wall_s, std::vector<int> peak_in_flig
     timelines_.erase(timelines_.begin());
     wall_s_.erase(wall_s_.begin());
   }
-  timelines_.push_back(with_repeats_in_backward(std::move(timeline)));
+  timelines_.push_back(std::move(timeline));
   wall_s_.push_back(wall_s);
   peak_in_flight_ = std::move(peak_in_flight);
 }

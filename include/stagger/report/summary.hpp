@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include <stagger/core/error.hpp>
@@ -55,7 +56,8 @@ struct Summary {
     detail::for_each_block(row, [&](detail::Block const& block) {
       bool const ends = schedule::ends_flight(block.action.kind);
       if (block.half != detail::Half::second) work += block.end_s - block.start_s;
-      if (block.action.kind == schedule::Kind::forward) peak = std::max(peak, ++live);
+      if (block.action.kind == schedule::Kind::forward && !block.repeated)
+        peak = std::max(peak, ++live);
       if (block.half == detail::Half::first) {
         frees = ends;
       } else {
@@ -117,15 +119,22 @@ struct MeasuredStage {
   for (std::size_t step = 0; step < steps.size(); ++step) {
     detail::require_times(steps[step]);
     for (auto const& row : steps[step].rows) {
+      double repeated_s = 0;  // a forward that is run again is a cost of the backward behind it
       detail::for_each_block(row, [&](detail::Block const& block) {
+        if (block.repeated) {
+          repeated_s += block.end_s - block.start_s;
+          return;
+        }
         if (block.action.stage < 0) {
           throw Error(Errc::bad_data, "stage " + std::to_string(block.action.stage) +
                                           " in a timeline; count stages from 0");
         }
         stages = std::max(stages, block.action.stage + 1);
         if (block.half != detail::Half::none) return;
-        samples[{block.action.stage, block.action.kind, step, block.action.microbatch}] +=
-            block.end_s - block.start_s;
+        double cost_s = block.end_s - block.start_s;
+        if (schedule::gives_input_gradient(block.action.kind))
+          cost_s += std::exchange(repeated_s, 0);
+        samples[{block.action.stage, block.action.kind, step, block.action.microbatch}] += cost_s;
       });
     }
   }

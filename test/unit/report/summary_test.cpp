@@ -5,8 +5,10 @@
 #include <cstddef>
 #include <limits>
 #include <span>
+#include <string>
 #include <vector>
 
+#include <stagger/report/trace.hpp>
 #include <stagger/schedule/evaluate.hpp>
 #include <stagger/schedule/table.hpp>
 
@@ -185,4 +187,24 @@ TEST_CASE("report/measured_costs: costs of an undisturbed run predict that run",
     }
   }
   CHECK(report::measured_costs({}).stages.empty());
+}
+
+TEST_CASE("report/summarize: a repeated forward is work, a cost of its backward, and no second flight",
+          "[report]") {
+  Timeline timeline;
+  timeline.rows = {{{{Kind::forward, 0, 0}, 0, 2, false},
+                    {{Kind::forward, 0, 1}, 2, 4, false},
+                    {{Kind::forward, 0, 0}, 4, 6, true},
+                    {{Kind::backward, 0, 0}, 7, 10, false},
+                    {{Kind::forward, 0, 1}, 10, 12, true},
+                    {{Kind::backward, 0, 1}, 12, 15, false}}};
+  auto const summary = report::summarize(timeline);
+  CHECK(summary.peak_in_flight == std::vector<int>{2});
+  CHECK(summary.work_s[0] == 14);
+  CHECK(summary.bubble_s() == 1);
+  auto const costs = report::measured_costs(std::span<schedule::Timeline const>(&timeline, 1));
+  CHECK(costs.of(0).forward_s == 2);
+  CHECK(costs.of(0).backward_input_s + costs.of(0).backward_weight_s == 5);
+  std::string const trace = report::perfetto(timeline);
+  CHECK(trace.find("\"0F0 again\"") != std::string::npos);
 }

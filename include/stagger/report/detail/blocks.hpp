@@ -27,6 +27,7 @@ struct Block {
   double start_s = 0;
   double end_s = 0;
   Half half = Half::none;
+  bool repeated = false;  // a forward run again by recomputation
 };
 
 /// First start and last end of the compute actions of a timeline or a row.
@@ -77,7 +78,7 @@ template <class F> void for_each_block(std::vector<schedule::Span> const& row, F
       pending = Block{span.action, span.start_s, span.end_s, Half::none};
       open = true;
     } else {
-      f(Block{span.action, span.start_s, span.end_s, Half::none});
+      f(Block{span.action, span.start_s, span.end_s, Half::none, span.repeated});
     }
   }
   if (open) f(pending);  // a pair that was cut short: its first half alone

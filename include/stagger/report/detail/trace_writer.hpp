@@ -99,6 +99,7 @@ class TraceWriter {
     std::int64_t end_ns = 0;
     std::int64_t anchor_ns = 0;
     Half half = Half::none;
+    bool repeated = false;
   };
   struct Lane {
     int tid = 0;
@@ -118,8 +119,13 @@ class TraceWriter {
   void place_blocks(std::vector<schedule::Span> const& row, std::size_t r, std::int64_t origin) {
     Track& track = tracks_[r];
     for_each_block(row, [&](Block const& block) {
-      Slice slice{block.action, r, origin + to_ns(block.start_s), origin + to_ns(block.end_s), 0,
-                  block.half};
+      Slice slice{block.action,
+                  r,
+                  origin + to_ns(block.start_s),
+                  origin + to_ns(block.end_s),
+                  0,
+                  block.half,
+                  block.repeated};
       if (block.half == Half::second) {  // inside the first half, from its second nanosecond on
         slice.start_ns = slices_.back().start_ns + 1;
         slice.end_ns = slices_.back().end_ns;
@@ -144,7 +150,7 @@ class TraceWriter {
       if (schedule::is_compute(span.action.kind)) continue;
       std::int64_t const start = origin + to_ns(span.start_s);
       std::int64_t const end = std::max(origin + to_ns(span.end_s), start + 1);
-      messages.push_back({span.action, r, start, end, start, Half::none});
+      messages.push_back({span.action, r, start, end, start, Half::none, false});
     }
     auto const order = [](Slice const& one) {
       return std::tuple{one.start_ns,          one.end_ns,       one.action.stage,
@@ -190,7 +196,8 @@ class TraceWriter {
     begin_event("X", tid);
     time("ts", slice.start_ns);
     time("dur", slice.end_ns - slice.start_ns);
-    text_ += ",\"name\":\"" + schedule::to_string(action) + "\",\"cat\":\"";
+    text_ += ",\"name\":\"" + schedule::to_string(action) + (slice.repeated ? " again" : "") +
+             "\",\"cat\":\"";
     text_ += schedule::is_compute(action.kind) ? "compute" : "message";
     text_ += "\",\"args\":{\"stage\":" + std::to_string(action.stage);
     text_ += ",\"microbatch\":" + std::to_string(action.microbatch);
@@ -207,6 +214,7 @@ class TraceWriter {
     int live = 0;
     counter(r, begin->start_ns, live);
     for (auto slice = begin; slice != slices_.end(); ++slice) {
+      if (slice->repeated) continue;
       if (slice->action.kind ==
           schedule::Kind::forward) {  // in a pair, F counts before the backward frees
         counter(r, slice->half == Half::none ? slice->end_ns : slice->end_ns - 1, ++live);
@@ -229,6 +237,7 @@ class TraceWriter {
     std::vector<std::pair<Key, std::size_t>> producers;
     for (std::size_t i = 0; i < slices_.size(); ++i) {
       schedule::Action const& a = slices_[i].action;
+      if (slices_[i].repeated) continue;  // its reader has had it
       if (schedule::ends_flight(a.kind) && !schedule::gives_input_gradient(a.kind))
         continue;  // W feeds no stage
       producers.push_back({key_of(a, a.stage), i});
@@ -236,6 +245,7 @@ class TraceWriter {
     std::sort(producers.begin(), producers.end());
     for (Slice const& to : slices_) {
       bool const forward = to.action.kind == schedule::Kind::forward;
+      if (to.repeated) continue;
       if (!forward && !schedule::gives_input_gradient(to.action.kind)) continue;
       Key const wanted = key_of(to.action, to.action.stage + (forward ? -1 : 1));
       auto const found =
