@@ -201,7 +201,7 @@ TEST_CASE("report/summarize: a repeated forward is work, a cost of its backward,
   auto const summary = report::summarize(timeline);
   CHECK(summary.peak_in_flight == std::vector<int>{2});
   CHECK(summary.work_s[0] == 14);
-  CHECK(summary.bubble_s() == 1);
+  CHECK(summary.bubble_s == 1);
   auto const costs = report::measured_costs(std::span<schedule::Timeline const>(&timeline, 1));
   CHECK(costs.of(0).forward_s == 2);
   CHECK(costs.of(0).backward_input_s + costs.of(0).backward_weight_s == 5);
