@@ -49,7 +49,7 @@ class Layout {
     spare_.assign(cells_.size() * 2, options.spare_slots);
   }
 
-  Program make() {
+  [[gnu::cold]] Program make() {
     for (;;) {  // more room where the ranks would wait for each other: enough at last, since the
                 // table itself does not
       Program program = attempt();
@@ -94,7 +94,7 @@ class Layout {
     return cells_.size();
   }
 
-  void read_table() {
+  [[gnu::cold]] void read_table() {
     auto const stages = static_cast<std::size_t>(table_.stages);
     if (stages > 10000 || units_ > 65535)
       throw Error(
@@ -137,7 +137,7 @@ class Layout {
       for (auto& use : uses_) use.end = use.forward;
   }
 
-  void link_cells() {
+  [[gnu::cold]] void link_cells() {
     for (std::size_t c = 0; c < cells_.size(); ++c) {
       if (last(c)) continue;
       for (std::size_t d = first_cell_[index(cells_[c].stage) + 1];
@@ -182,7 +182,7 @@ class Layout {
     }
   }
 
-  void assign_slots() {
+  [[gnu::cold]] void assign_slots() {
     x_.assign(cells_.size(), {});
     dy_.assign(cells_.size(), {});
     kept_.assign(cells_.size(), {});
@@ -254,7 +254,7 @@ class Layout {
     await(rank, in, free, messages.room[u]);
   }
 
-  void emit(RankProgram& rank, schedule::Action const& action, int owner) {
+  [[gnu::cold]] void emit(RankProgram& rank, schedule::Action const& action, int owner) {
     using schedule::Kind;
     std::size_t const c = cell_at(action.stage, owner);
     std::size_t const u = unit(action);
@@ -324,7 +324,8 @@ class Layout {
   }
 
   /// The end of a training step on one rank. Of several owners of a stage, the lowest rank adds up.
-  void emit_end(RankProgram& rank, int self, std::uint32_t handed_in, std::uint32_t done) {
+  [[gnu::cold]] void emit_end(RankProgram& rank, int self, std::uint32_t handed_in,
+                              std::uint32_t done) {
     auto const signal_of = [](std::uint32_t first_signal, int r) {
       return first_signal + static_cast<std::uint32_t>(r);
     };
@@ -350,7 +351,7 @@ class Layout {
     rank.code.push_back(update);
   }
 
-  Program attempt() {
+  [[gnu::cold]] Program attempt() {
     assign_slots();
     auto const ranks = static_cast<std::size_t>(table_.ranks());
     Program program;

@@ -40,26 +40,25 @@ struct LayerOps {
   void (*backward_weight)(void*, Context&, void const* x, void const* dy, void* saved);
 };
 
+template <class T>
+[[gnu::cold]] void adopt_parameter(std::vector<ParameterDeclaration>& declarations,
+                                   Parameter<T>& parameter) {
+  ParameterDeclaration declaration;
+  declaration.name = parameter.name();
+  declaration.type = element_type_of<T>;
+  declaration.size = parameter.size();
+  declaration.decays = parameter.decays();
+  auto const initial = parameter.adopt(static_cast<std::uint32_t>(declarations.size()));
+  auto const* const bytes = reinterpret_cast<std::byte const*>(initial.data());
+  declaration.initial.assign(bytes, bytes + initial.size() * sizeof(T));
+  declarations.push_back(std::move(declaration));
+}
+
 template <class L> std::vector<ParameterDeclaration> adopt_parameters(L& layer) {
   std::vector<ParameterDeclaration> declarations;
-  if constexpr (HasParameters<L>) {
-    std::apply(
-        [&](auto&... parameters) {
-          auto const adopt = [&]<class T>(Parameter<T>& parameter) {
-            ParameterDeclaration declaration;
-            declaration.name = parameter.name();
-            declaration.type = element_type_of<T>;
-            declaration.size = parameter.size();
-            declaration.decays = parameter.decays();
-            auto const initial = parameter.adopt(static_cast<std::uint32_t>(declarations.size()));
-            auto const* const bytes = reinterpret_cast<std::byte const*>(initial.data());
-            declaration.initial.assign(bytes, bytes + initial.size() * sizeof(T));
-            declarations.push_back(std::move(declaration));
-          };
-          (adopt(parameters), ...);
-        },
-        layer.parameters());
-  }
+  if constexpr (HasParameters<L>)
+    std::apply([&](auto&... parameters) { (adopt_parameter(declarations, parameters), ...); },
+               layer.parameters());
   return declarations;
 }
 
@@ -135,7 +134,8 @@ class Layer {
 
 /// Appends a layer, each layer of a run, or each layer of a Sequential.
 template <class L> void append_layers(std::vector<Layer>& layers, L&& layer) {
-  layers.emplace_back(std::in_place_type<std::remove_cvref_t<L>>, std::forward<L>(layer));
+  // Not emplaced: vectors grow by code of their own for each type of argument.
+  layers.push_back(Layer(std::in_place_type<std::remove_cvref_t<L>>, std::forward<L>(layer)));
 }
 template <class L> void append_layers(std::vector<Layer>& layers, std::vector<L>&& run) {
   for (auto& layer : run) append_layers(layers, std::move(layer));

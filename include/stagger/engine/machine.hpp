@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,8 +38,8 @@ class Machine {
   using Update = void (*)(void const* optimizer, LayerParameters&, UpdateStep const&) noexcept;
 
   /// @param cuts  [stages - 1] first layer of each stage after the first, rising
-  Machine(std::vector<Layer> layers, std::vector<int> const& cuts, Options const& options,
-          int states)
+  [[gnu::cold]] Machine(std::vector<Layer> layers, std::vector<int> const& cuts,
+                        Options const& options, int states)
       : layers_(std::move(layers)), options_(options) {
     for (std::size_t l = 0; l < layers_.size(); ++l)
       parameters_.emplace_back(layers_[l].ops().adopt_parameters(layers_[l].object()),
@@ -64,7 +63,7 @@ class Machine {
 
   /// Makes the slots of a program and points every rank at them. Of values and slots, allocates
   /// only what earlier programs did not need.
-  void load(Program const& program) {
+  [[gnu::cold]] void load(Program const& program) {
     program_ = &program;
     if (ranks_.size() != program.ranks.size())
       ranks_ = std::vector<RankState>(program.ranks.size());
@@ -161,9 +160,9 @@ class Machine {
     for (auto const& parameters : parameters_) memory.parameters += parameters.bytes();
     for (auto const& owners : storage_) {
       for (auto const& owner : owners) {
-        for (auto const& share : owner->shares) memory.parameters += share.bytes();
-        memory.activations += owner->x.bytes();
-        for (auto const& layer : owner->layers) {
+        for (auto const& share : owner.shares) memory.parameters += share.bytes();
+        memory.activations += owner.x.bytes();
+        for (auto const& layer : owner.layers) {
           memory.activations += layer.y.bytes() + layer.saved.bytes();
           memory.gradients += layer.dy.bytes();
         }
@@ -177,7 +176,8 @@ class Machine {
   struct LayerStorage {
     Slots y, saved, dy;
   };
-  /// What one owner of a stage has for itself.
+  /// What one owner of a stage has for itself. It may move: what others point at lies in its
+  /// arrays.
   struct CellStorage {
     std::vector<Layer> layer_copies;             // of every owner but the first
     std::vector<LayerParameters::Share> shares;  // likewise
@@ -204,23 +204,23 @@ class Machine {
     if (slots.count() < count) slots = Slots(type, count);
   }
 
-  CellStorage& storage_of(std::size_t stage, std::size_t owner) {
+  [[gnu::cold]] CellStorage& storage_of(std::size_t stage, std::size_t owner) {
     auto& owners = storage_[stage];
     while (owners.size() <= owner) {
-      auto storage = std::make_unique<CellStorage>();
-      storage->layers.resize(first_layer_[stage + 1] - first_layer_[stage]);
+      CellStorage storage;
+      storage.layers.resize(first_layer_[stage + 1] - first_layer_[stage]);
       if (!owners.empty()) {
         for (std::size_t l = first_layer_[stage]; l < first_layer_[stage + 1]; ++l) {
-          storage->layer_copies.push_back(layers_[l]);
-          storage->shares.emplace_back(parameters_[l]);
+          storage.layer_copies.push_back(layers_[l]);
+          storage.shares.emplace_back(parameters_[l]);
         }
       }
       owners.push_back(std::move(storage));
     }
-    return *owners[owner];
+    return owners[owner];
   }
 
-  void make_cell(Cell const& need, std::size_t owner, StageRun& cell) {
+  [[gnu::cold]] void make_cell(Cell const& need, std::size_t owner, StageRun& cell) {
     auto const stage = static_cast<std::size_t>(need.stage);
     CellStorage& storage = storage_of(stage, owner);
     Duties& duties = duties_[static_cast<std::size_t>(need.rank)];
@@ -270,7 +270,7 @@ class Machine {
     for (auto& parameters : parameters_) parameters.zero_gradients();
     for (auto& owners : storage_)
       for (auto& owner : owners)
-        for (auto& share : owner->shares) share.zero();
+        for (auto& share : owner.shares) share.zero();
   }
 
   void finish(Duties const& duties) {
@@ -308,9 +308,9 @@ class Machine {
   }
 
   std::vector<Layer> layers_;
-  std::vector<LayerParameters> parameters_;                         // [layers]
-  std::vector<std::size_t> first_layer_{0};                         // [stages + 1]
-  std::vector<std::vector<std::unique_ptr<CellStorage>>> storage_;  // [stages][owners]
+  std::vector<LayerParameters> parameters_;        // [layers]
+  std::vector<std::size_t> first_layer_{0};        // [stages + 1]
+  std::vector<std::vector<CellStorage>> storage_;  // [stages][owners]
   Options options_;
   void const* optimizer_ = nullptr;
   Update update_ = nullptr;

@@ -34,8 +34,8 @@ using Positions = std::vector<std::uint32_t>;
 }
 
 /// Microbatches in the order of their positions.
-[[nodiscard]] inline std::vector<std::uint32_t> in_order(Positions const& position,
-                                                         std::size_t row_length) {
+[[nodiscard]] [[gnu::cold]] inline std::vector<std::uint32_t> in_order(Positions const& position,
+                                                                       std::size_t row_length) {
   std::vector<std::uint32_t> at(row_length, nowhere);
   for (std::size_t m = 0; m < position.size(); ++m)
     if (position[m] != nowhere) at[position[m]] = static_cast<std::uint32_t>(m);
@@ -60,8 +60,9 @@ struct Messages {
   /// consumer demand it.
   /// @param produced  [microbatches] positions in the producer's row
   /// @param last_use  [microbatches] positions in the consumer's row
-  Messages(Positions const& produced, std::size_t producer_length, Positions const& last_use,
-           std::size_t consumer_length, std::uint32_t wanted) {
+  [[gnu::cold]] Messages(Positions const& produced, std::size_t producer_length,
+                         Positions const& last_use, std::size_t consumer_length,
+                         std::uint32_t wanted) {
     auto const order = in_order(produced, producer_length);
     auto const releases = in_order(last_use, consumer_length);
     std::size_t const count = order.size();

@@ -44,7 +44,8 @@ struct UpdateStep {
 /// depend on where they lie.
 class LayerParameters {
  public:
-  LayerParameters(std::vector<ParameterDeclaration> declarations, int layer, int states)
+  [[gnu::cold]] LayerParameters(std::vector<ParameterDeclaration> declarations, int layer,
+                                int states)
       : declarations_(std::move(declarations)), layer_(layer), states_(states) {
     std::size_t bytes = 0;
     for (auto const& d : declarations_) {

@@ -21,7 +21,7 @@ struct Blocked {
 /// @return the ranks that never reach their end; empty: the program cannot deadlock, whatever
 /// actions take
 /// @complexity linear in the number of instructions and waits
-[[nodiscard]] inline std::vector<Blocked> play(Program const& program) {
+[[nodiscard]] [[gnu::cold]] inline std::vector<Blocked> play(Program const& program) {
   struct Place {
     std::size_t instruction = 0;
     std::size_t wait = 0;

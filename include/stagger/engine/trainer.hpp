@@ -25,7 +25,7 @@ namespace stagger {
 namespace detail {
 
 /// The same table without its backward actions.
-[[nodiscard]] inline schedule::Table forward_only(schedule::Table const& table) {
+[[nodiscard]] [[gnu::cold]] inline schedule::Table forward_only(schedule::Table const& table) {
   schedule::Table result;
   result.stages = table.stages;
   result.microbatches = table.microbatches;
@@ -84,7 +84,12 @@ template <class B> class Session final : public StepOwner {
     for (auto const& known : programs_)
       if (known->training == training && known->microbatches == static_cast<int>(microbatches))
         return *known;
-    schedule::Table made = table();
+    return add_program(table(), microbatches, training, staleness);
+  }
+
+  /// The part of `program` that happens once.
+  [[gnu::cold]] Program const& add_program(schedule::Table made, std::size_t microbatches,
+                                           bool training, StalenessModel const& staleness) {
     if (!training) made = forward_only(made);
     if (auto const fault = schedule::verify(made))
       throw Error(Errc::bad_schedule, schedule::message(fault));
@@ -261,10 +266,10 @@ template <class In, class Out, class Chosen> class Trainer {
   using Target = typename Loss::Target;
 
   /// For Pipeline.
-  Trainer(std::vector<detail::Layer> layers, std::vector<int> const& cuts, Chosen,
-          typename Chosen::Schedule schedule, Staleness staleness,
-          typename Chosen::Placement const& placement, Device const& device,
-          Optimizer const& optimizer, Loss loss, Options const& options)
+  [[gnu::cold]] Trainer(std::vector<detail::Layer> layers, std::vector<int> const& cuts, Chosen,
+                        typename Chosen::Schedule schedule, Staleness staleness,
+                        typename Chosen::Placement const& placement, Device const& device,
+                        Optimizer const& optimizer, Loss loss, Options const& options)
       : parts_(std::make_shared<Parts>(
             Parts{std::move(schedule), std::move(staleness), optimizer, std::move(loss)})) {
     int const stages = static_cast<int>(cuts.size()) + 1;

@@ -77,7 +77,7 @@ class ThreadsBackend {
 
   /// Prepares for a program that the machine has loaded.
   /// @param seat_of  [ranks] which thread runs each rank
-  void load(std::vector<int> const& seat_of) {
+  [[gnu::cold]] void load(std::vector<int> const& seat_of) {
     auto const& program = machine_.program();
     for (auto& seat : seats_) seat.ranks.clear();
     auto& ranks = machine_.ranks();
@@ -239,7 +239,7 @@ class ThreadsBackend {
       std::this_thread::yield();
   }
 
-  void make_threads() {
+  [[gnu::cold]] void make_threads() {
     watch();
     for (std::size_t s = 1; s < seats_.size(); ++s)
       if (!seats_[s].thread.joinable())
@@ -352,7 +352,7 @@ class ThreadsBackend {
     watcher_ = std::thread([this] { watch_progress(); });
   }
 
-  void watch_progress() {
+  [[gnu::cold]] void watch_progress() {
     double const deadline_s = machine_.options().deadline_s;
     auto const look = std::chrono::duration_cast<std::chrono::system_clock::duration>(
         std::chrono::duration<double>(std::min(deadline_s / 8, 3600.0)));

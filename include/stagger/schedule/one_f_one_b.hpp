@@ -85,18 +85,16 @@ struct OneFOneB {
   /// Seconds of an iteration with these counts at F = 1, B = 2.
   [[nodiscard]] static constexpr double makespan(Shape shape, std::vector<int> const& count) {
     Table const t = detail::early_backward(shape, count, 0, shape.ranks);
-    double last = 0;
-    detail::play(
-        t, detail::stage_times(t, Costs{}), -1,
-        [&](std::size_t, std::size_t, double, double end, double) { last = std::max(last, end); });
-    return last;
+    detail::LatestEnd latest;
+    detail::play(t, detail::stage_times(t, Costs{}), -1, latest);
+    return latest.end_s;
   }
 
   /// The best of all counts that never rise from rank to rank and stay below the limit. Where there
   /// are more than a few thousand of them: the best that raising or lowering one rank at a time
   /// reaches.
-  [[nodiscard]] constexpr std::vector<int> search(Shape shape,
-                                                  std::vector<int> const& wanted) const {
+  [[nodiscard]] [[gnu::cold]] constexpr std::vector<int> search(
+      Shape shape, std::vector<int> const& wanted) const {
     auto const P = static_cast<std::size_t>(shape.ranks);
     int const limit = std::min(in_flight, shape.microbatches);
     Shape probe = shape;  // what lies beyond the warm-up and two turns of the steady state repeats

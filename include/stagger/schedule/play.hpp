@@ -99,6 +99,15 @@ struct StageTimes {
   return times;
 }
 
+/// A visitor for `play` that keeps when the last action ends. One type for all who ask no more, so
+/// that they share one copy of the loop.
+struct LatestEnd {
+  double end_s = 0;
+  constexpr void operator()(std::size_t, std::size_t, double, double end, double) noexcept {
+    if (end > end_s) end_s = end;
+  }
+};
+
 /// Plays a table of compute actions in which every index is in range. Each rank runs its row in
 /// order; an action starts when its rank is free and its inputs have arrived, an overlapped pair
 /// when those of both have.

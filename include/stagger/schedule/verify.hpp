@@ -159,34 +159,34 @@ class Checker {
   }
 
   /// What is missing from a table with fewer actions than cells, found without an array of all
-  /// cells.
-  [[nodiscard]] constexpr Fault first_gap() const {
-    std::vector<Action> forwards;
+  /// cells: of the first n + 1 cells, n forwards leave one out.
+  [[nodiscard]] [[gnu::cold]] constexpr Fault first_gap() const {
+    std::size_t const beyond = table_.actions.size() + 1;
+    std::vector<char> there(beyond, 0);
     for (int rank = 0; rank < table_.ranks(); ++rank) {
       auto const row = table_.row(rank);
       if (row.empty())
         return {
             .kind = FaultKind::missing, .rank = rank, .position = 0, .action = first_missing(rank)};
       for (std::size_t at = 0; at < row.size(); ++at) {
-        if (!in_range(table_, row[at])) return fault(FaultKind::parse, rank, at);
-        if (row[at].kind == Kind::forward) forwards.push_back(row[at]);
+        Action const& a = row[at];
+        if (!in_range(table_, a)) return fault(FaultKind::parse, rank, at);
+        if (a.kind != Kind::forward) continue;
+        auto here = static_cast<std::size_t>(a.stage);  // the cell, or some number beyond
+        here = std::min(here, beyond) * static_cast<std::size_t>(table_.microbatches) +
+               static_cast<std::size_t>(a.microbatch);
+        here = std::min(here, beyond) * static_cast<std::size_t>(table_.slices) +
+               static_cast<std::size_t>(a.slice);
+        if (here < beyond) there[here] = 1;
       }
     }
-    auto const before = [](Action const& a, Action const& b) {
-      if (a.stage != b.stage) return a.stage < b.stage;
-      return a.microbatch != b.microbatch ? a.microbatch < b.microbatch : a.slice < b.slice;
-    };
-    std::sort(forwards.begin(), forwards.end(), before);
-    Action next{};
-    for (Action const& a : forwards) {
-      if (before(next, {.stage = a.stage, .microbatch = a.microbatch, .slice = a.slice})) break;
-      if (before(a, next)) continue;  // twice
-      if (++next.slice < table_.slices) continue;
-      next.slice = 0;
-      if (++next.microbatch < table_.microbatches) continue;
-      next.microbatch = 0;
-      ++next.stage;
-    }
+    std::size_t gap = 0;
+    while (there[gap] != 0) ++gap;
+    auto const slices = static_cast<std::size_t>(table_.slices);
+    auto const microbatches = static_cast<std::size_t>(table_.microbatches);
+    Action const next{.stage = static_cast<int>(gap / slices / microbatches),
+                      .microbatch = static_cast<int>(gap / slices % microbatches),
+                      .slice = static_cast<std::int16_t>(gap % slices)};
     return {.kind = FaultKind::missing, .rank = -1, .position = -1, .action = next};
   }
 
@@ -423,7 +423,8 @@ class Checker {
     ran = play.run(
         detail::stage_times(table, Costs{}), -1, [](auto...) {}, [](auto...) {});
   } else {
-    ran = detail::play(table, detail::stage_times(table, Costs{}), -1, [](auto...) {});
+    detail::LatestEnd latest;
+    ran = detail::play(table, detail::stage_times(table, Costs{}), -1, latest);
   }
   if (Fault f = detail::standstill(table, ran)) return f;
   if (options.in_flight > 0) {
