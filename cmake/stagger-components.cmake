@@ -20,6 +20,10 @@ stagger_component(host HEADERS host/asio*.hpp LINKS stagger::stagger Boost::head
   FIND Boost 1.81 CONFIG COMPONENTS headers
   REMEDY "install Boost 1.81 or newer (libboost1.81-dev on Debian 12) or set Boost_ROOT")
 
+stagger_component(ranges HEADERS ranges.hpp LINKS stagger::stagger range-v3::range-v3 INCLUDES "^range/v3/"
+  FIND range-v3 CONFIG  # its version file knows equality only
+  REMEDY "install range-v3 0.12 or newer (librange-v3-dev on Debian 12) or set range-v3_ROOT")
+
 # Sets <out> to the components in <requested> and those they build on, each after what it needs.
 function(stagger_closure out requested)
   set(result "")
