@@ -76,6 +76,16 @@ template <Backend B> Progress advance(B& backend, RankState& rank) {
   }
 }
 
+/// `advance`, with what a stage throws handed to the back end.
+template <Backend B> Progress go_on(B& backend, RankState& rank) noexcept {
+  try {
+    return advance(backend, rank);
+  } catch (...) {
+    backend.fail(std::current_exception());
+    return Progress::stopped;
+  }
+}
+
 /// The coroutine of one rank: one frame for the life of the engine, created suspended. It walks
 /// program after program; between two steps, and wherever the rank must wait, it hands control back
 /// to whoever resumed it.
@@ -92,7 +102,7 @@ class Walk {
       return {};
     }
     void return_void() noexcept {}
-    void unhandled_exception() noexcept {}  // walk catches everything
+    void unhandled_exception() noexcept {}  // go_on catches everything
     Progress latest = Progress::finished;
   };
 
@@ -116,16 +126,9 @@ class Walk {
   std::coroutine_handle<promise_type> handle_;
 };
 
+/// Makes the coroutine of a rank.
 template <Backend B> Walk walk(B& backend, RankState& rank) {
-  for (;;) {
-    Progress progress = Progress::stopped;
-    try {
-      progress = advance(backend, rank);
-    } catch (...) {
-      backend.fail(std::current_exception());
-    }
-    co_yield progress;
-  }
+  for (;;) co_yield go_on(backend, rank);
 }
 
 }  // namespace detail

@@ -73,6 +73,8 @@ class Machine {
     for (std::size_t c = 0; c < cells_.size(); ++c) {
       owner = c > 0 && program.cells[c - 1].stage == program.cells[c].stage ? owner + 1 : 0;
       make_cell(program.cells[c], owner, cells_[c]);
+      cells_[c].front = &cells_[c].layers.front();
+      cells_[c].back = &cells_[c].layers.back();
     }
     for (std::size_t c = 0; c < cells_.size(); ++c) {
       int const before = program.cells[c].before;

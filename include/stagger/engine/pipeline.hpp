@@ -41,9 +41,13 @@ template <class L> [[nodiscard]] int layer_count(std::vector<L> const& run) {
 /// A model for a pipeline: stages cut by hand, each an argument, or one Sequential that a
 /// partitioner cuts.
 ///
-///     auto train = Pipeline{Embed{}, Block{}, Head{}}.with(schedule::GPipe{},
-///     loss::CrossEntropy<>{}, host::Threads{2}); auto train = Pipeline{Sequential{Embed{},
-///     std::vector<Block>(12), Head{}}}.with(partition::Even{4}, ...);
+/// @code
+///     auto train = Pipeline{Embed{}, Block{}, Head{}}.with(schedule::GPipe{}, host::Threads{2});
+///
+///     auto train = Pipeline{Sequential{Embed{}, std::vector<Block>(12), Head{}}}
+///
+///                      .with(partition::Even{4}, loss::CrossEntropy<>{});
+/// @endcode
 ///
 /// Among several arguments, a Sequential is one stage of several layers and a `std::vector<Stage>`
 /// as many stages.

@@ -35,6 +35,8 @@ struct LayerRun {
 /// One stage on one of its owners: a cell of the program.
 struct StageRun {
   std::vector<LayerRun> layers;
+  LayerRun const* front = nullptr;  // the first of `layers`, and the last: what every action needs
+  LayerRun const* back = nullptr;
   Places x;  // by x; unused at the first stage
   Places
       dx;  // by dx, in the dy of the stage before; at the first stage one object that nobody reads
@@ -76,10 +78,8 @@ inline void run_forward(RankState& rank, StageRun const& stage, Instruction cons
   std::size_t const m = in.microbatch;
   StepArguments const& arguments = *rank.arguments;
   void const* x = stage.first ? arguments.inputs[m] : stage.x[in.x];
-  LayerRun const* layer = stage.layers.data();
-  for (LayerRun const* const final_layer = layer + stage.layers.size() - 1; layer != final_layer;
-       ++layer)
-    x = forward_layer(rank, *layer, in, x, layer->y[in.kept]);
+  LayerRun const* layer = stage.front;
+  for (; layer != stage.back; ++layer) x = forward_layer(rank, *layer, in, x, layer->y[in.kept]);
   if (!stage.last) {
     forward_layer(rank, *layer, in, x, layer->y[in.y]);
     return;
@@ -126,8 +126,7 @@ inline void backward_layer(RankState& rank, LayerRun const& layer, Instruction c
 inline void run_backward(RankState& rank, StageRun const& stage, Instruction const& in) {
   std::size_t const m = in.microbatch;
   StepArguments const& arguments = *rank.arguments;
-  LayerRun const* const first = stage.layers.data();
-  LayerRun const* layer = first + stage.layers.size() - 1;
+  LayerRun const* layer = stage.back;
   void* dy = layer->dy[in.dy];
   if (stage.last && in.op != Op::backward_weight) {
     rank.context.begin_action(nullptr, layer->number, static_cast<int>(m));
@@ -135,7 +134,7 @@ inline void run_backward(RankState& rank, StageRun const& stage, Instruction con
         arguments.loss_ops.value_and_gradient(arguments.loss, rank.context, layer->y[in.kept],
                                               arguments.targets[m], arguments.scales[m], dy);
   }
-  for (; layer != first; --layer) {
+  for (; layer != stage.front; --layer) {
     LayerRun const& before = *(layer - 1);
     void* const dx = before.dy[in.inner];
     backward_layer(rank, *layer, in, before.y[in.kept], dy, dx);

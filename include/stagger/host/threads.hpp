@@ -26,8 +26,8 @@ class ThreadsBackend;
 /// Device policy: ranks share `count` threads; a thread with several ranks runs whichever can go
 /// on.
 ///
-/// The thread that calls `run` is one of them, so `Threads{1}` starts none. Threads wait between
-/// steps without using a core.
+/// The thread that calls `run` is one of them, so `Threads{1}` starts none but the one that watches
+/// the deadline. Threads wait between steps without using a core.
 struct Threads {
   using policy_tag = DeviceTag;
   using Backend = ThreadsBackend;
@@ -81,14 +81,8 @@ class ThreadsBackend {
     auto const& program = machine_.program();
     for (auto& seat : seats_) seat.ranks.clear();
     auto& ranks = machine_.ranks();
-    if (walks_.size() != ranks.size()) {
-      walks_.clear();
-      walks_.reserve(ranks.size());
-      for (auto& rank : ranks) walks_.push_back(detail::walk(*this, rank));
-    }
     for (std::size_t r = 0; r < ranks.size(); ++r)
-      seats_[static_cast<std::size_t>(seat_of[r])].ranks.push_back(
-          {&ranks[r], &walks_[r], State::runnable});
+      seats_[static_cast<std::size_t>(seat_of[r])].ranks.push_back({&ranks[r], State::runnable});
     signal_count_ = program.signals.size();
     if (signal_count_ > signal_room_) {
       signals_ = std::make_unique<Signal[]>(signal_count_);
@@ -181,7 +175,6 @@ class ThreadsBackend {
   enum class Watched : std::uint8_t { idle, running, looked_at };  // the step, by the watcher
   struct RankOnSeat {
     detail::RankState* rank;
-    detail::Walk* walk;
     State state;
   };
   struct alignas(64) Seat {
@@ -296,8 +289,10 @@ class ThreadsBackend {
         if (entry.state == State::blocked && !ready(entry.rank->blocked_on) && !stopping())
           continue;
         moved = true;
-        entry.state =
-            entry.walk->resume() == detail::Progress::blocked ? State::blocked : State::done;
+        // The interpreter itself, not its coroutine: with nothing to await but counters, a
+        // resumption would cost as much as the action.
+        bool const blocked = detail::go_on(*this, *entry.rank) == detail::Progress::blocked;
+        entry.state = blocked ? State::blocked : State::done;
         if (entry.state == State::done) --open;
       }
       if (moved) {
@@ -418,8 +413,7 @@ class ThreadsBackend {
   std::size_t signal_count_ = 0;       // of the loaded program
   std::atomic<bool> stop_{false};      // the step has failed
   detail::Machine& machine_;
-  std::vector<Seat> seats_;          // [threads with ranks]
-  std::vector<detail::Walk> walks_;  // [ranks]
+  std::vector<Seat> seats_;  // [threads with ranks]
   std::chrono::steady_clock::time_point round_start_{};
 
   alignas(64) std::atomic<std::uint32_t> round_{0};    // steps begun

@@ -62,12 +62,19 @@ concept HasParameters = requires(S& stage) {
 
 /// A stage, or a layer of one: any copyable type with
 ///
-///     using Input = ...; using Output = ...;          // default constructible and copyable
-///     struct Saved { ... };                           // optional; owned by the engine, one per
-///     microbatch in flight void forward        (Context&, Input const& x, Output& y, Saved&); void
-///     backward_input (Context&, Input const& x, Output const& dy, Input& dx, Saved&); void
-///     backward_weight(Context&, Input const& x, Output const& dy, Saved&); auto parameters() {
-///     return std::tie(weight, bias); }   // optional
+/// @code
+///     using Input = ...;     // default constructible and copyable
+///     using Output = ...;    // likewise
+///     struct Saved { ... };  // optional; owned by the engine, one per microbatch in flight
+///
+///     void forward(Context&, Input const& x, Output& y, Saved&);
+///
+///     void backward_input(Context&, Input const& x, Output const& dy, Input& dx, Saved&);
+///
+///     void backward_weight(Context&, Input const& x, Output const& dy, Saved&);
+///
+///     auto parameters() { return std::tie(weight, bias); }  // optional
+/// @endcode
 ///
 /// Results are written into objects of the engine (`y`, `dx`), which keep their memory from one
 /// microbatch to the next; x and dy stay valid until the last function that is given them returns.
