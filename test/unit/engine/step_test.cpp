@@ -322,6 +322,20 @@ TEST_CASE("engine/Step: awaited without a runner, a failed step throws where it 
   CHECK(train.steps() == 2);
 }
 
+namespace {
+
+/// Keeps its promise when the thread ends that made it.
+struct AtThreadExit {
+  std::promise<double>* done = nullptr;
+  double value = 0;
+  ~AtThreadExit() {
+    if (done != nullptr) done->set_value(value);
+  }
+};
+thread_local AtThreadExit at_thread_exit;
+
+}  // namespace
+
 TEST_CASE("engine/Step: a coroutine may own the pipeline that resumes it, and end", "[engine]") {
   for (int i = 0; i < 20; ++i) {
     std::promise<double> done;
@@ -329,7 +343,8 @@ TEST_CASE("engine/Step: a coroutine may own the pipeline that resumes it, and en
       auto const data = batch(microbatches);
       double loss = 0;
       for (int s = 0; s < 1 + i % 2; ++s) loss = (co_await train.step(data)).loss;
-      done.set_value_at_thread_exit(loss);
+      at_thread_exit.value = loss;
+      at_thread_exit.done = &done;
     };
     body(threaded(1 + i % 3));
     CHECK(done.get_future().get() > 0);
