@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+# A dependency provider that knows nothing but what packages_demo in ./run installs.
+
+macro(only_demo method package)
+  if(NOT "${package}" MATCHES "^(Threads|Eigen3|CLI11|nlohmann_json)$")
+    set(${package}_FOUND FALSE)
+  endif()
+endmacro()
+cmake_language(SET_DEPENDENCY_PROVIDER only_demo SUPPORTED_METHODS FIND_PACKAGE)
