@@ -19,9 +19,10 @@ class StaggerTestConan(ConanFile):
     def generate(self):
         toolchain = CMakeToolchain(self)
         toolchain.user_presets_path = False
-        # A component whose dependency Conan brings is asked for, so that the two are seen to fit.
-        if self.dependencies["stagger"].options.with_host == "conan":
-            toolchain.cache_variables["COMPONENT"] = "host"
+        # Components whose dependency Conan brings are asked for, so that the two are seen to fit.
+        options = self.dependencies["stagger"].options
+        brought = [name for name in ("host", "ranges") if getattr(options, f"with_{name}") == "conan"]
+        toolchain.cache_variables["COMPONENT"] = ";".join(brought)
         toolchain.generate()
 
     def build(self):

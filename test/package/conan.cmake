@@ -14,7 +14,8 @@ endif()
 file(REMOVE_RECURSE ${HERE})
 file(MAKE_DIRECTORY ${HERE})
 # A copy: Conan writes beside the recipe and beside test_package, and a checkout may be read-only.
-file(COPY ${SOURCE}/conanfile.py ${SOURCE}/CMakeLists.txt ${SOURCE}/LICENSE ${SOURCE}/cmake ${SOURCE}/include
+file(COPY ${SOURCE}/conanfile.py ${SOURCE}/CMakeLists.txt ${SOURCE}/LICENSE ${SOURCE}/README.md
+          ${SOURCE}/CHANGELOG.md ${SOURCE}/cmake ${SOURCE}/include
           ${SOURCE}/test_package DESTINATION ${HERE}/checkout)
 set(ENV{CONAN_HOME} ${HERE}/home)
 execute_process(COMMAND ${CONAN} profile detect COMMAND_ERROR_IS_FATAL ANY)
