@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The stand-in's own state, shared by its two halves.
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include <cuda_runtime_api.h>
+
+#include "stand_in.hpp"
+
+namespace cuda_stand_in {
+
+/// Something that happens once. Threads wait for it.
+class Moment {
+ public:
+  void set() noexcept {
+    happened_.store(true, std::memory_order_release);
+    happened_.notify_all();
+  }
+  void wait() const noexcept { happened_.wait(false, std::memory_order_acquire); }
+  /// Only an answer of true orders anything: a look that sees nothing must hide no race.
+  [[nodiscard]] bool happened() const noexcept {
+    return happened_.load(std::memory_order_relaxed) && happened_.load(std::memory_order_acquire);
+  }
+
+ private:
+  std::atomic<bool> happened_{false};
+};
+
+using Work = std::function<void()>;
+enum class Kind : std::uint8_t { host, copy, set, nccl };
+
+struct Node {
+  Kind kind;
+  Work work;
+  std::vector<std::size_t> after;  // indices
+};
+
+/// A capture that is going on. One thread at a time works on it.
+struct Capture {
+  cudaStream_t origin;
+  cudaStreamCaptureMode mode;
+  std::thread::id thread;
+  std::vector<Node> nodes;
+  std::vector<cudaStream_t> joined;
+  bool broken = false;
+};
+
+struct State {
+  std::array<std::atomic<std::uint64_t>, static_cast<std::size_t>(Call::count)> calls{};
+  std::atomic<int> fail_call{-1};
+  std::atomic<int> fail_in{0};
+  std::atomic<int> fail_code{0};
+  std::atomic<int> lost{0};
+  std::atomic<unsigned> jitter{0};
+  std::atomic<int> devices{4};
+  std::atomic<std::uint64_t> memory_bytes{std::uint64_t{1} << 30U};
+  std::atomic<int> driver{13000};
+  std::atomic<int> in_progress_polls{0};
+  std::atomic<int> nccl_version{0};
+  std::atomic<bool> abort_hangs{false};
+  std::atomic<std::int64_t> streams{0}, events{0}, pools{0}, graphs{0}, communicators{0},
+      allocations{0}, bytes{0};
+  std::atomic<int> global_captures{0};
+  std::mutex retired_mutex;
+  std::vector<cudaStream_t> retired;  // destroyed streams; their handles stay known until a reset
+};
+State& state();
+
+/// Counts a call. @return 0, or what it must answer
+int count(Call call);
+
+/// Puts work on a stream, or into the graph that it is being captured into.
+cudaError_t enqueue(cudaStream_t stream, Kind kind, Work work);
+
+[[nodiscard]] bool alive(cudaStream_t stream);
+[[nodiscard]] int current_device();
+void nccl_reset();
+
+}  // namespace cuda_stand_in
+
+/// A queue with many producers and one consumer. Nothing that the consumer does is visible to a
+/// producer until it asks for it: a lock shared by both would hide races of the code under test.
+struct CUstream_st {
+  struct Item {
+    cuda_stand_in::Work work;  // empty: the end
+    bool always = false;       // also once the device is lost
+    std::atomic<Item*> next{nullptr};
+  };
+  std::atomic<bool> alive{true};
+  int device = 0;
+  int priority = 0;
+  std::mutex producers;
+  Item* last = nullptr;
+  std::atomic<std::uint64_t> pushed{0};
+  std::atomic<std::uint64_t> done{0};
+  std::thread worker;
+  std::shared_ptr<cuda_stand_in::Capture> capture;
+  std::vector<std::size_t> frontier;  // of the capture: what the next node comes after
+
+  void push(cuda_stand_in::Work work, bool always = false);
+  void run(Item* first);
+};
+
+struct CUevent_st {
+  std::atomic<bool> alive{true};
+  std::mutex mutex;
+  std::shared_ptr<cuda_stand_in::Moment> recorded;  // null: never
+  std::shared_ptr<cuda_stand_in::Capture> capture;  // of the last record, if that was captured
+  std::vector<std::size_t> frontier;
+};

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   A stand-in for the CUDA runtime and NCCL, linked instead of them into tests: how a test
+/// steers and reads it.
+///
+/// Every stream is a thread that works its queue off in order; "device memory" is host memory,
+/// filled with 0xCD when it is handed out and with 0xDD when it goes back. Communicators join the
+/// threads of one process, with true rendezvous. What it does not have: kernels, a limit on what
+/// runs at once, implicit synchronisation of the null stream, several streams in one NCCL group.
+
+#include <cstdint>
+
+namespace cuda_stand_in {
+
+/// The calls that are counted and that can be made to fail.
+enum class Call : int {
+  set_device,
+  stream_create,
+  stream_wait_event,
+  stream_query,
+  stream_synchronize,
+  event_create,
+  event_record,
+  event_query,
+  launch_host_func,
+  memcpy_async,
+  memset_async,
+  malloc,
+  malloc_host,
+  malloc_from_pool,
+  pool_create,
+  begin_capture,
+  graph_instantiate,
+  graph_update,
+  graph_launch,
+  group_end,
+  comm_init,
+  count
+};
+
+/// How often a call was made since the last reset.
+[[nodiscard]] std::uint64_t calls(Call call);
+
+/// The `nth` call from now on (counted from 1) answers `code`: a cudaError_t, or for the last two
+/// an ncclResult_t. Once.
+void fail(Call call, int nth, int code);
+
+/// From now on the device is lost: every CUDA call answers `code`, and no more work is done.
+void lose_device(int code);
+
+/// The machine: devices, bytes on each, and the driver's version (1000 * major + 10 * minor; 0: no
+/// driver).
+struct Machine {
+  int devices = 4;
+  std::uint64_t memory_bytes = std::uint64_t{1} << 30U;
+  int driver = 13000;
+};
+void set_machine(Machine const& machine);
+
+/// Streams yield and sleep at random between two pieces of work. 0: they do not.
+void jitter(unsigned seed);
+
+/// How many times a communicator answers ncclInProgress after a call before it is done, and before
+/// the work of a group is on its stream.
+void in_progress_polls(int polls);
+
+/// The NCCL version of the next ranks that join a communicator.
+void nccl_version(int version);
+
+/// An asynchronous error of a rank's communicator, in all communicators with so many ranks.
+void break_communicators(int rank, int ranks, int code);
+
+/// While on, ncclCommAbort does not return.
+void abort_hangs(bool on);
+
+/// What has been made and not given back.
+struct Live {
+  std::int64_t streams = 0;
+  std::int64_t events = 0;
+  std::int64_t pools = 0;
+  std::int64_t graphs = 0;
+  std::int64_t communicators = 0;
+  std::int64_t allocations = 0;
+  std::int64_t bytes = 0;
+  friend bool operator==(Live const&, Live const&) = default;
+};
+[[nodiscard]] Live live();
+
+/// Everything as at the start; waits for streams that were destroyed while they still had work.
+/// What is still alive stays and counts as leaked.
+void reset();
+
+/// One test's use of the stand-in.
+class Session {
+ public:
+  Session() { reset(); }
+  Session(Session const&) = delete;
+  Session& operator=(Session const&) = delete;
+  ~Session() { reset(); }
+};
+
+}  // namespace cuda_stand_in

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda_stand_in/stand_in.hpp"
+
+#include "catch.hpp"
+
+#include <array>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <nccl.h>
+
+namespace si = cuda_stand_in;
+
+namespace {
+
+ncclResult_t settle(ncclComm_t comm) {
+  ncclResult_t answer = ncclInProgress;
+  while (answer == ncclInProgress) {
+    REQUIRE(ncclCommGetAsyncError(comm, &answer) == ncclSuccess);
+    std::this_thread::yield();
+  }
+  return answer;
+}
+
+/// Ranks that one thread plays, each with a device and a stream.
+struct Ranks {
+  explicit Ranks(int count, bool one_device = false) : size(count) {
+    ncclUniqueId id;
+    ncclGetUniqueId(&id);
+    for (int r = 0; r < count; ++r) {
+      cudaSetDevice(one_device ? 0 : r);
+      cudaStream_t stream = nullptr;
+      cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, 0);
+      streams.push_back(stream);
+      ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+      config.blocking = 0;
+      ncclComm_t comm = nullptr;
+      REQUIRE(ncclCommInitRankConfig(&comm, count, id, r, &config) == ncclInProgress);
+      comms.push_back(comm);
+    }
+  }
+  Ranks(Ranks const&) = delete;
+  Ranks& operator=(Ranks const&) = delete;
+  ~Ranks() {
+    for (auto* comm : comms) ncclCommAbort(comm);
+    for (auto* stream : streams) cudaStreamDestroy(stream);
+  }
+  [[nodiscard]] ncclComm_t comm(int r) const { return comms[static_cast<std::size_t>(r)]; }
+  [[nodiscard]] cudaStream_t stream(int r) const { return streams[static_cast<std::size_t>(r)]; }
+  void ready() const {
+    for (auto* c : comms) REQUIRE(settle(c) == ncclSuccess);
+  }
+  void synchronize() const {
+    for (auto* s : streams) REQUIRE(cudaStreamSynchronize(s) == cudaSuccess);
+  }
+  int size;
+  std::vector<ncclComm_t> comms;
+  std::vector<cudaStream_t> streams;
+};
+
+}  // namespace
+
+TEST_CASE("cuda_stand_in/nccl: sums, pieces, copies and pairs arrive", "[cuda_stand_in]") {
+  si::Session const session;
+  si::in_progress_polls(GENERATE(0, 3));
+  Ranks ranks(3);
+  ranks.ready();
+  std::array<std::array<float, 3>, 3> data{};
+  std::array<std::array<float, 3>, 3> out{};
+  std::array<float, 3> piece{};
+  auto const fill = [&] {
+    for (std::size_t r = 0; r < 3; ++r)
+      for (std::size_t i = 0; i < 3; ++i) data[r][i] = static_cast<float>(10 * r + i);
+  };
+  auto const each = [&](auto call) {
+    for (int r = 0; r < 3; ++r) call(static_cast<std::size_t>(r), ranks.comm(r), ranks.stream(r));
+    for (int r = 0; r < 3; ++r) REQUIRE(settle(ranks.comm(r)) == ncclSuccess);
+    ranks.synchronize();
+  };
+  fill();
+  each([&](std::size_t r, ncclComm_t c, cudaStream_t s) {
+    ncclAllReduce(data[r].data(), data[r].data(), 3, ncclFloat, ncclSum, c, s);
+  });
+  for (auto const& d : data) CHECK(d == std::array<float, 3>{30, 33, 36});
+  fill();
+  each([&](std::size_t r, ncclComm_t c, cudaStream_t s) {
+    ncclReduceScatter(data[r].data(), &piece[r], 1, ncclFloat, ncclMax, c, s);
+  });
+  CHECK(piece == std::array<float, 3>{20, 21, 22});
+  each([&](std::size_t r, ncclComm_t c, cudaStream_t s) {
+    ncclAllGather(&piece[r], out[r].data(), 1, ncclFloat, c, s);
+  });
+  for (auto const& o : out) CHECK(o == std::array<float, 3>{20, 21, 22});
+  each([&](std::size_t r, ncclComm_t c, cudaStream_t s) {
+    ncclBroadcast(data[r].data(), out[r].data(), 3, ncclFloat, 1, c, s);
+  });
+  for (auto const& o : out) CHECK(o == data[1]);
+  each([&](std::size_t r, ncclComm_t c, cudaStream_t s) {  // a ring, all at once
+    ncclGroupStart();
+    ncclSend(data[r].data(), 3, ncclFloat, static_cast<int>((r + 1) % 3), c, s);
+    ncclRecv(out[r].data(), 3, ncclFloat, static_cast<int>((r + 2) % 3), c, s);
+    ncclGroupEnd();
+  });
+  for (std::size_t r = 0; r < 3; ++r) CHECK(out[r] == data[(r + 2) % 3]);
+}
+
+TEST_CASE("cuda_stand_in/nccl: sends without a group wait for their receives and block each other",
+          "[cuda_stand_in]") {
+  si::Session const session;
+  Ranks ranks(2);
+  ranks.ready();
+  float value = 1;
+  for (int r = 0; r < 2; ++r) {
+    REQUIRE(ncclSend(&value, 1, ncclFloat, 1 - r, ranks.comm(r), ranks.stream(r)) == ncclSuccess);
+    REQUIRE(ncclRecv(&value, 1, ncclFloat, 1 - r, ranks.comm(r), ranks.stream(r)) == ncclSuccess);
+  }
+  for (int turn = 0; turn < 1000; ++turn) {
+    REQUIRE(cudaStreamQuery(ranks.stream(0)) == cudaErrorNotReady);
+    REQUIRE(cudaStreamQuery(ranks.stream(1)) == cudaErrorNotReady);
+  }
+}
+
+TEST_CASE("cuda_stand_in/nccl: what NCCL refuses is refused", "[cuda_stand_in]") {
+  si::Session const session;
+  float value = 1;
+  SECTION("two ranks on one device") {
+    Ranks ranks(2, true);
+    CHECK(settle(ranks.comm(0)) == ncclInvalidUsage);
+    CHECK(std::string(ncclGetLastError(ranks.comm(1))).find("Duplicate GPU detected") == 0);
+  }
+  SECTION("counts that do not match") {
+    Ranks ranks(2);
+    ranks.ready();
+    std::array<float, 2> two{};
+    ncclSend(two.data(), 2, ncclFloat, 1, ranks.comm(0), ranks.stream(0));
+    ncclRecv(two.data(), 1, ncclFloat, 0, ranks.comm(1), ranks.stream(1));
+    ranks.synchronize();
+    CHECK(settle(ranks.comm(0)) == ncclInvalidUsage);
+    CHECK(settle(ranks.comm(1)) == ncclInvalidUsage);
+  }
+  SECTION("a call while the communicator is in progress") {
+    si::in_progress_polls(2);
+    Ranks ranks(2);
+    CHECK(ncclSend(&value, 1, ncclFloat, 1, ranks.comm(0), ranks.stream(0)) == ncclInvalidUsage);
+  }
+  SECTION("a send to self that nothing receives") {
+    Ranks ranks(1);
+    ranks.ready();
+    CHECK(ncclSend(&value, 1, ncclFloat, 0, ranks.comm(0), ranks.stream(0)) == ncclInvalidUsage);
+  }
+  SECTION("ranks of two versions") {
+    ncclUniqueId id;
+    ncclGetUniqueId(&id);
+    std::array<ncclComm_t, 2> comms{};
+    for (int r = 0; r < 2; ++r) {
+      cudaSetDevice(r);
+      si::nccl_version(22800 + r);
+      ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+      config.blocking = 0;
+      ncclCommInitRankConfig(&comms[static_cast<std::size_t>(r)], 2, id, r, &config);
+    }
+    for (auto* comm : comms) CHECK(settle(comm) == ncclInvalidUsage);
+    for (auto* comm : comms) ncclCommAbort(comm);
+  }
+}
+
+TEST_CASE("cuda_stand_in/nccl: split orders by key, finalize waits for all, destroy comes after",
+          "[cuda_stand_in]") {
+  si::Session const session;
+  Ranks ranks(4);
+  ranks.ready();
+  std::array<ncclComm_t, 4> parts{};
+  for (int r = 0; r < 4; ++r)
+    ncclCommSplit(ranks.comm(r), r == 3 ? NCCL_SPLIT_NOCOLOR : 0, -r,
+                  &parts[static_cast<std::size_t>(r)], nullptr);
+  ranks.ready();
+  CHECK(parts[3] == nullptr);
+  for (int r = 0; r < 3; ++r) {
+    auto* const part = parts[static_cast<std::size_t>(r)];
+    REQUIRE(settle(part) == ncclSuccess);
+    int rank = -1;
+    int size = 0;
+    ncclCommUserRank(part, &rank);
+    ncclCommCount(part, &size);
+    CHECK(rank == 2 - r);
+    CHECK(size == 3);
+  }
+  for (int r = 0; r < 3; ++r) {
+    auto* const part = parts[static_cast<std::size_t>(r)];
+    REQUIRE(ncclCommFinalize(part) == ncclInProgress);
+    ncclResult_t answer = ncclSuccess;
+    ncclCommGetAsyncError(part, &answer);
+    CHECK(answer == (r == 2 ? ncclSuccess : ncclInProgress));
+  }
+  for (int r = 0; r < 3; ++r) {
+    CHECK(settle(parts[static_cast<std::size_t>(r)]) == ncclSuccess);
+    CHECK(ncclCommDestroy(parts[static_cast<std::size_t>(r)]) == ncclSuccess);
+  }
+  CHECK(ncclCommDestroy(ranks.comm(0)) == ncclInvalidUsage);
+}
