@@ -23,8 +23,10 @@ class StaggerConan(ConanFile):
     #
     # system: the consumer's machine brings Boost or range-v3, and nothing is asked of a remote.
     # conan: the recipe requires them.
-    options = {"with_host": ["system", "conan"], "with_ranges": ["system", "conan"]}
-    default_options = {"with_host": "system", "with_ranges": "system", "boost/*:header_only": True}
+    options = {"with_host": ["system", "conan"], "with_ranges": ["system", "conan"],
+               "with_json": ["system", "conan"]}
+    default_options = {"with_host": "system", "with_ranges": "system", "with_json": "system",
+                       "boost/*:header_only": True}
     exports_sources = "CMakeLists.txt", "cmake/*", "include/*", "LICENSE", "README.md", "CHANGELOG.md"
     no_copy_source = True
 
@@ -39,6 +41,8 @@ class StaggerConan(ConanFile):
             self.requires("boost/[>=1.81 <2]", transitive_headers=True)
         if self.options.with_ranges == "conan":
             self.requires("range-v3/0.12.0", transitive_headers=True)
+        if self.options.with_json == "conan":
+            self.requires("nlohmann_json/[>=3.11 <4]", transitive_headers=True)
 
     def package_id(self):
         self.info.clear()  # settings and options change what is required, never a file

@@ -24,6 +24,10 @@ stagger_component(ranges HEADERS ranges.hpp LINKS stagger::stagger range-v3::ran
   FIND range-v3 CONFIG  # its version file knows equality only
   REMEDY "install range-v3 0.12 or newer (librange-v3-dev on Debian 12) or set range-v3_ROOT")
 
+stagger_component(json HEADERS json/*.hpp json/detail/*.hpp LINKS stagger::stagger nlohmann_json::nlohmann_json
+  INCLUDES "^nlohmann/" FIND nlohmann_json CONFIG
+  REMEDY "install nlohmann-json 3.11 or newer (nlohmann-json3-dev on Debian 12) or set nlohmann_json_ROOT")
+
 # Sets <out> to the components in <requested> and those they build on, each after what it needs.
 function(stagger_closure out requested)
   set(result "")

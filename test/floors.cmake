@@ -16,7 +16,7 @@ set(floor_1 model cluster schedule)
 set(floor_2 staleness partition placement collective)
 set(floor_3 plan)
 set(floor_4 engine)
-set(floor_5 sim host cuda nccl mpi ranges report adapt)
+set(floor_5 sim host cuda nccl mpi ranges report adapt json)
 set(policies schedule staleness partition placement collective)
 set(dear iostream functional ranges format regex)
 set(system "^(unistd|fcntl|dirent|signal|pthread|sched)\\.h$|^sys/|^linux/")  # of the C library; no package brings them

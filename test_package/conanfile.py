@@ -21,7 +21,7 @@ class StaggerTestConan(ConanFile):
         toolchain.user_presets_path = False
         # Components whose dependency Conan brings are asked for, so that the two are seen to fit.
         options = self.dependencies["stagger"].options
-        brought = [name for name in ("host", "ranges") if getattr(options, f"with_{name}") == "conan"]
+        brought = [name for name in ("host", "ranges", "json") if getattr(options, f"with_{name}") == "conan"]
         toolchain.cache_variables["COMPONENT"] = ";".join(brought)
         toolchain.generate()
 

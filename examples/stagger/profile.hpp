@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Profiles: measured times and sizes of a model's layers.
+// Profiles and clusters, from files or by name.
 
 #include <cstdint>
 #include <string>
@@ -8,6 +8,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include <stagger/cluster/cluster.hpp>
+#include <stagger/cluster/profile.hpp>
 #include <stagger/collective/iteration.hpp>
 
 namespace tool {
@@ -27,8 +29,16 @@ struct Layers {
 /// @throws stagger::Error naming file, line, column and value
 [[nodiscard]] nlohmann::json read_json(std::string const& path);
 
-/// The layers of a profile: JSON, or PipeDream's graph.txt.
-/// @throws stagger::Error naming the file and the layer or the line
+/// A profile: JSON, or PipeDream's graph.txt. What looks like a wrong unit is warned of.
+/// @throws stagger::Error naming file, line, field and value
+[[nodiscard]] stagger::cluster::Profile read_profile(std::string const& path);
+
+/// A cluster: one of the presets by its name, else a file.
+/// @throws stagger::Error naming file, line, field and value
+[[nodiscard]] stagger::cluster::Cluster read_cluster(std::string const& name);
+
+/// What gradient grouping needs of a profile's layers.
+/// @throws stagger::Error naming file, line, field and value
 [[nodiscard]] Layers read_layers(std::string const& path);
 
 }  // namespace tool

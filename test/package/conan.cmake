@@ -23,7 +23,7 @@ execute_process(COMMAND ${CONAN} create ${HERE}/checkout --no-remote -s build_ty
                         -c tools.cmake.cmaketoolchain:generator=${GENERATOR} COMMAND_ERROR_IS_FATAL ANY)
 
 # The other value of an option asks the remote for the dependency; there is none here, so it is named.
-foreach(pair IN ITEMS host:boost ranges:range-v3)
+foreach(pair IN ITEMS host:boost ranges:range-v3 json:nlohmann_json)
   string(REGEX MATCH "(.*):(.*)" pair ${pair})
   execute_process(COMMAND ${CONAN} install --no-remote --requires=stagger/[*] -o stagger/*:with_${CMAKE_MATCH_1}=conan
                   RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)

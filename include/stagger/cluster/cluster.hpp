@@ -87,9 +87,8 @@ struct Cluster {
   /// stand in several, on the one between nodes.
   [[nodiscard]] constexpr double all_reduce_s(std::span<int const> ids, double bytes) const {
     if (ids.size() < 2) return 0;
-    Link const& used = in_one_node(ids)
-                           ? intra[static_cast<std::size_t>(device(ids.front()).node)]
-                           : inter;
+    Link const& used =
+        in_one_node(ids) ? intra[static_cast<std::size_t>(device(ids.front()).node)] : inter;
     return used.all_reduce_s(static_cast<int>(ids.size()), bytes);
   }
 

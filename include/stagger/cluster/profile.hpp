@@ -89,25 +89,25 @@ namespace detail {
 }
 
 [[gnu::cold]] inline std::string name_of(Layer const& layer, std::size_t index) {
-  return layer.name.empty() ? text("layer ", index) : text("layer ", index, " ('", layer.name, "')");
+  return layer.name.empty() ? text("layer ", index)
+                            : text("layer ", index, " ('", layer.name, "')");
 }
 
 constexpr void require_time(Layer const& layer, std::size_t index, char const* field, double value,
                             std::string_view kind = {}) {
   if (finite_and_not_negative(value)) return;
-  throw Error(Errc::bad_data,
-              text(name_of(layer, index), " has ", field, " = ", value,
-                   kind.empty() ? std::string() : text(" on ", std::string(kind)),
-                   "; give a finite number of seconds that is not negative"));
+  throw Error(Errc::bad_data, text(name_of(layer, index), " has ", field, " = ", value,
+                                   kind.empty() ? std::string() : text(" on ", std::string(kind)),
+                                   "; give a finite number of seconds that is not negative"));
 }
 
 constexpr void require_weight(Layer const& layer, std::size_t index, double weight,
                               double backward) {
   require_time(layer, index, "backward_weight_s", weight);
   if (weight <= backward) return;
-  throw Error(Errc::bad_data, text(name_of(layer, index), " has backward_weight_s = ", weight,
-                                   ", which is more than its backward_s = ", backward,
-                                   "; it is a part of it"));
+  throw Error(Errc::bad_data,
+              text(name_of(layer, index), " has backward_weight_s = ", weight,
+                   ", which is more than its backward_s = ", backward, "; it is a part of it"));
 }
 
 }  // namespace detail
@@ -140,8 +140,8 @@ constexpr void require_profile(Profile const& profile) {
   std::vector<std::string> found;
   for (std::size_t i = 0; i < profile.layers.size(); ++i) {
     Layer const& layer = profile.layers[i];
-    for (auto const& [field, value] : {std::pair{"forward_s", layer.forward_s},
-                                       std::pair{"backward_s", layer.backward_s}})
+    for (auto const& [field, value] :
+         {std::pair{"forward_s", layer.forward_s}, std::pair{"backward_s", layer.backward_s}})
       if (value > 3600)
         found.push_back(text(detail::name_of(layer, i), " has ", field, " = ", value,
                              " s, more than an hour; times are in seconds"));

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/json/profile.hpp>
+
+#include <cmath>
+#include <cstdlib>
+#include <string>
+
+#include "catch.hpp"
+
+namespace json = stagger::json;
+using stagger::cluster::Profile;
+
+namespace {
+
+std::string const layer =
+    R"({"name": "a", "forward_s": 1, "backward_s": 2.5, "activation_bytes": 3, "parameter_bytes": 4})";
+
+std::string profile(std::string const& layers, std::string const& batch = "8") {
+  return "{\"name\": \"n\", \"batch\": " + batch + ", \"device\": \"V\", \"layers\": [\n" + layers +
+         "\n]}";
+}
+
+/// The layer with one field written otherwise.
+std::string with(std::string const& field, std::string const& value) {
+  std::string text = layer;
+  std::size_t const at = text.find("\"" + field + "\": ") + field.size() + 4;
+  std::size_t const end = text.find_first_of(",}", at);
+  return text.replace(at, end - at, value);
+}
+
+}  // namespace
+
+TEST_CASE("json/read_profile: every field arrives, unknown ones are ignored", "[json]") {
+  Profile const p = json::read_profile(
+      R"({"meta": {"x": [1]}, "layers": [{"name": "a", "forward_s": 1, "backward_s": 2.5,
+      "activation_bytes": 3, "parameter_bytes": 4.4, "backward_weight_s": 0.5, "stash_bytes": 9,
+      "by_device": {"G": {"forward_s": 7, "backward_s": 8}}, "more": null}], "batch": 8,
+      "name": "n", "device": "V"})",
+      "p.json");
+  CHECK(p.name == "n");
+  CHECK(p.batch == 8);
+  CHECK(p.device == "V");
+  REQUIRE(p.layers.size() == 1);
+  CHECK(p.layers[0].backward_s == 2.5);
+  CHECK(p.layers[0].backward_weight_s == 0.5);
+  CHECK(p.layers[0].parameter_bytes == 4);
+  CHECK(p.layers[0].stash() == 9);
+  CHECK(p.layers[0].on("G", 3).forward_s == 7);
+}
+
+TEST_CASE("json/write_profile: what is written reads back as the same profile", "[json]") {
+  Profile p{.name = "a \"b\" \n c", .batch = 3, .device = "V", .layers = {}};
+  for (int i = 0; i < 20; ++i) {
+    p.layers.push_back({.name = "layer " + std::to_string(i),
+                        .forward_s = std::sqrt(i) * 1e-3,
+                        .backward_s = std::exp(-i),
+                        .activation_bytes = std::uint64_t{1} << (2 * i),
+                        .parameter_bytes = static_cast<std::uint64_t>(i)});
+    if (i % 2) p.layers.back().backward_weight_s = p.layers.back().backward_s / 3;
+    if (i % 3) p.layers.back().stash_bytes = 12345;
+    if (i % 4) p.layers.back().by_device = {{"G", 0.1 * i, 0.2, {}}, {"Q", 0.3, 0.4, 0.1}};
+  }
+  std::string const text = json::write_profile(p);
+  CHECK(json::read_profile(text, "p.json") == p);
+  CHECK(json::write_profile(json::read_profile(text, "p.json")) == text);
+  p.layers[0].name = "\xff";  // no UTF-8
+  CHECK_NOTHROW(json::read_profile(json::write_profile(p), "p.json"));
+}
+
+TEST_CASE("json/read_profile: what is wrong is named by file, line, field and value", "[json]") {
+  auto const refused = [](std::string const& text, std::string const& words) {
+    CAPTURE(text);
+    CHECK_THROWS_WITH(json::read_profile(text, "p.json"), Catch::Contains(words));
+  };
+  std::string const good = layer + ",\n";
+  REQUIRE_NOTHROW(json::read_profile(profile(good + layer), "p.json"));
+  refused(profile(good + with("forward_s", "-1")),
+          "p.json, line 3: layers[1].forward_s is -1; give a finite number that is not negative");
+  refused(profile(good + with("backward_s", "\"2\"")), "line 3: layers[1].backward_s is \"2\"");
+  refused(profile(good + with("activation_bytes", "null")), "layers[1].activation_bytes is null");
+  refused(profile(good + with("parameter_bytes", "1e16")), "less than 9e15 bytes");
+  refused(profile(good + with("name", "7")), "line 3: layers[1].name is 7; give a text");
+  refused(profile(good + with("forward_s", "1e999")), "p.json, line 3, column 28: '1e999, ");
+  refused(profile(good + with("forward_s", "NaN")), "p.json, line 3, column 28: 'NaN, ");
+  refused(profile(good + "7"), "line 3: layers[1] is 7; give an object");
+  refused(profile(good + R"({"forward_s": 1})"), "line 3: layers[1] has no 'backward_s'");
+  refused(profile(good + R"({"forward_s": 1, "backward_s": 1, "parameter_bytes": 1})"),
+          "line 3: layers[1] has no 'activation_bytes'");
+  refused(profile(layer, "0"), "line 1: batch is 0; give a whole number from 1");
+  refused(profile(layer, "1.5"), "line 1: batch is 1.5");
+  refused(profile(""), "line 1: layers is []; give one or more layers");
+  refused("{\n\"layers\": 3,\n\"batch\": 1}", "p.json, line 2: layers is 3; give a list");
+  refused("{\"layers\": [" + layer + "]}", "p.json, line 1: the file has no 'batch'");
+  refused("[]", "p.json is no profile");
+  refused("{\"layers\": [\n {,", "p.json, line 2, column 3: ',' is not JSON here");
+  refused("{\"layers\": [", "is where the file ends too early");
+  refused("", "is where the file ends too early");
+  std::string weight = with("backward_s", "1, \"backward_weight_s\": 2");
+  refused(profile(weight),
+          "layers[0].backward_weight_s is 2, more than its layer's backward_s = 1");
+}
+
+TEST_CASE("json/read_profile: gradients need neither batch nor activations", "[json]") {
+  std::string const text =
+      R"({"layers": [{"forward_s": 1, "backward_s": 1, "parameter_bytes": 1}]})";
+  CHECK_THROWS(json::read_profile(text, "p.json"));
+  CHECK(json::read_profile(text, "p.json", json::ProfileUse::gradients).size() == 1);
+}
+
+TEST_CASE("json/read_any_profile: PipeDream's graphs read as the profiles made from them",
+          "[json][profiles]") {
+  char const* const folder = std::getenv("STAGGER_PROFILES");
+  if (folder == nullptr || *folder == 0) {
+    WARN("skipped: STAGGER_PROFILES names no folder with measured profiles");
+    return;
+  }
+  for (std::string const name :
+       {"alexnet", "gnmt", "gnmt_large", "resnet50", "squeezenet1_0", "vgg16"}) {
+    CAPTURE(name);
+    std::string const root = std::string(folder) + "/pipedream";
+    auto const from = [&](std::string const& path) {
+      return json::read_any_profile(json::read_file(path), path);
+    };
+    Profile const graph = from(root + "/" + name + ".graph.txt");
+    Profile const made = from(root + "-" + name + ".json");
+    REQUIRE(graph.size() == made.size());
+    for (std::size_t i = 0; i < graph.layers.size(); ++i) {
+      CAPTURE(i);
+      CHECK(graph.layers[i].name == made.layers[i].name);
+      CHECK(graph.layers[i].forward_s == Approx(made.layers[i].forward_s));
+      CHECK(graph.layers[i].backward_s == Approx(made.layers[i].backward_s));
+      CHECK(graph.layers[i].activation_bytes == made.layers[i].activation_bytes);
+      CHECK(graph.layers[i].parameter_bytes == made.layers[i].parameter_bytes);
+    }
+  }
+}
