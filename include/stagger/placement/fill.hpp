@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What chooses devices for a stage among nodes that are partly taken.
+/// @source Fan et al., "DAPPLE", PPoPP 2021, section 4.1.
+
+#include <concepts>
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include <stagger/core/error.hpp>
+#include <stagger/core/text.hpp>
+
+namespace stagger {
+
+namespace placement {
+
+/// How many devices of each node there are, and how many are taken. In a node the lowest free
+/// numbers are taken first.
+struct Occupancy {
+  std::vector<int> size{};   ///< [nodes]
+  std::vector<int> taken{};  ///< [nodes] 0 <= taken <= size
+
+  [[nodiscard]] constexpr int nodes() const noexcept { return static_cast<int>(size.size()); }
+  [[nodiscard]] constexpr int free(std::size_t node) const noexcept {
+    return size[node] - taken[node];
+  }
+  [[nodiscard]] constexpr int free() const noexcept {
+    int sum = 0;
+    for (std::size_t n = 0; n < size.size(); ++n) sum += free(n);
+    return sum;
+  }
+
+  /// Numbers of the devices that `chosen` of each node are, rising; devices are numbered node by
+  /// node.
+  [[nodiscard]] constexpr std::vector<int> devices(std::span<int const> chosen) const {
+    std::vector<int> ids;
+    int first = 0;
+    for (std::size_t n = 0; n < size.size(); ++n) {
+      for (int k = 0; k < chosen[n]; ++k) ids.push_back(first + taken[n] + k);
+      first += size[n];
+    }
+    return ids;
+  }
+};
+
+}  // namespace placement
+
+/// Marks such a choice: `using policy_tag = stagger::FillTag;`.
+struct FillTag {};
+
+/// Chooses devices for the replicas of one stage.
+template <class P>
+concept FillPolicy = std::copyable<P> && std::same_as<typename P::policy_tag, FillTag> &&
+    requires(P const policy, placement::Occupancy occupied, int devices) {
+  // [nodes] devices to take from each, or nothing where `policy.strict` forbids what is left
+  { policy.fill(occupied, devices) } -> std::same_as<std::vector<int>>;
+};
+
+namespace placement::detail {
+
+constexpr void require_room(Occupancy const& occupied, int devices) {
+  if (occupied.size.size() != occupied.taken.size())
+    throw Error(Errc::bad_configuration, text(occupied.size.size(), " nodes, but what is taken of ",
+                                              occupied.taken.size(), "; give one for each"));
+  for (std::size_t n = 0; n < occupied.size.size(); ++n)
+    if (occupied.taken[n] < 0 || occupied.free(n) < 0)
+      throw Error(Errc::bad_configuration,
+                  text("node ", n, " has ", occupied.size[n], " devices, of which ",
+                       occupied.taken[n], " are taken; give 0 to ", occupied.size[n]));
+  if (devices < 1 || devices > occupied.free())
+    throw Error(Errc::bad_configuration, text(devices, " devices cannot be chosen of ",
+                                              occupied.free(), " that are free; choose 1 or more"));
+}
+
+/// Node after node: fresh ones first, or those partly taken. Strict: nodes of the first sort alone.
+[[nodiscard]] constexpr std::vector<int> in_order(Occupancy const& occupied, int devices,
+                                                  bool fresh_first, bool strict) {
+  require_room(occupied, devices);
+  std::vector<int> chosen(occupied.size.size(), 0);
+  for (int const turn : {0, 1}) {
+    if (strict && turn == 1) break;
+    bool const fresh = (turn == 0) == fresh_first;
+    for (std::size_t n = 0; n < chosen.size() && devices > 0; ++n) {
+      if ((occupied.taken[n] == 0) != fresh) continue;
+      int const room = occupied.free(n);
+      chosen[n] = room < devices ? room : devices;
+      devices -= chosen[n];
+    }
+  }
+  if (devices > 0) chosen.clear();
+  return chosen;
+}
+
+}  // namespace placement::detail
+}  // namespace stagger

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Plans that others are measured against: one device for each stage, or one stage for all
+/// devices.
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <stagger/plan/evaluate.hpp>
+#include <stagger/plan/infeasible.hpp>
+#include <stagger/plan/plan.hpp>
+#include <stagger/plan/workload.hpp>
+
+namespace stagger::plan {
+
+namespace detail {
+
+/// First layer of each stage after the first: the longest stage is as short as it can be.
+/// @pre 1 <= stages <= seconds.size()
+[[nodiscard]] inline std::vector<int> balanced(std::vector<double> const& seconds, int stages) {
+  auto const N = seconds.size();
+  auto const cut = [&](double limit, std::vector<int>* cuts) {
+    double stage = 0;
+    int open = 1;
+    for (std::size_t l = 0; l < N; ++l) {
+      bool const must = static_cast<int>(N - l) <= stages - open;  // a layer for each one left
+      if (l > 0 && (stage + seconds[l] > limit || must) && !(stage == 0 && !must)) {
+        if (cuts != nullptr) cuts->push_back(static_cast<int>(l));
+        stage = 0;
+        ++open;
+      }
+      stage += seconds[l];
+    }
+    return open <= stages;
+  };
+  double low = 0, high = 0;
+  for (double const s : seconds) low = std::max(low, s), high += s;
+  high = std::max(high, low);
+  for (int i = 0; i < 100 && high - low > 1e-12 * high; ++i) {
+    double const middle = low + (high - low) / 2;
+    (cut(middle, nullptr) ? high : low) = middle;
+  }
+  std::vector<int> cuts;
+  cut(high * (1 + 1e-12), &cuts);
+  return cuts;
+}
+
+/// Stages of the cuts, each on its share of the devices in order: larger shares first.
+[[nodiscard]] inline Draft in_order(Workload const& w, std::vector<int> const& cuts) {
+  auto const& ids = w.devices();
+  std::size_t const S = cuts.size() + 1;
+  Draft draft;
+  for (std::size_t s = 0, d = 0; s < S; ++s) {
+    std::size_t const count = ids.size() / S + (s < ids.size() % S ? 1 : 0);
+    auto const begin = ids.begin() + static_cast<std::ptrdiff_t>(d);
+    draft.stages.push_back({s == 0 ? 0 : cuts[s - 1], s + 1 == S ? w.layers() : cuts[s],
+                            {begin, begin + static_cast<std::ptrdiff_t>(count)}});
+    d += count;
+  }
+  return draft;
+}
+
+/// Forward and backward of each layer on the first device.
+[[nodiscard]] inline std::vector<double> layer_seconds(Workload const& w) {
+  std::vector<double> seconds;
+  for (int l = 0; l < w.layers(); ++l) {
+    StageTime const t = w.time(l, l + 1, 1, 1, false);
+    seconds.push_back(t.forward_s + t.backward_s);
+  }
+  return seconds;
+}
+
+[[nodiscard]] inline Draft straight(Workload const& w) {
+  int const G = static_cast<int>(w.devices().size());
+  return in_order(w, balanced(layer_seconds(w), G));
+}
+
+/// The plan of a draft that a request fixes; where it does not fit, says what would.
+template <class Make>
+[[nodiscard]] Plan only(Workload const& w, Make&& make, std::string const& policy, Form form) {
+  Evaluator evaluator(w);
+  auto plan = evaluator(make(w), policy, form);
+  if (plan) return *std::move(plan);
+  throw infeasible(w, evaluator.shortage(), [&](Request const& r) {
+    Workload const other(w.profile(), w.cluster(), r);
+    Draft draft = make(other);
+    draft.recompute = r.recompute;
+    return Evaluator(other)(draft, policy, form).has_value();
+  });
+}
+
+}  // namespace detail
+
+/// One device for each stage, layers shared out so that the longest stage is as short as it can be.
+struct Straight {
+  /// @throws Infeasible  with fewer layers than devices, or where it does not fit
+  [[nodiscard]] Plan plan(Workload const& w) const {
+    auto const G = static_cast<int>(w.devices().size());
+    if (w.layers() < G)
+      throw infeasible(w, {Resource::layers, -1, static_cast<double>(G),
+                           static_cast<double>(w.layers()), "leave devices out, or replicate stages"});
+    return detail::only(
+        w,
+        [&](Workload const& other) {
+          Draft draft = detail::straight(other);
+          draft.recompute = other.request().recompute;
+          return draft;
+        },
+        "straight", Form::corrected);
+  }
+};
+
+/// One stage on all devices; gradients are sent while the last backward runs.
+struct DataParallel {
+  Gradients gradients = Gradients::overlapped;
+
+  /// @throws Infeasible  where the model does not fit on each device, or the batch is too small
+  [[nodiscard]] Plan plan(Workload const& w) const {
+    return detail::only(
+        w,
+        [&](Workload const& other) {
+          return Draft{.stages = {{0, other.layers(), other.devices()}},
+                       .recompute = other.request().recompute,
+                       .gradients = gradients};
+        },
+        "data-parallel", Form::corrected);
+  }
+};
+
+}  // namespace stagger::plan

@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   DAPPLE's planner: cuts, replicas and devices with the shortest estimated iteration.
+/// @source Fan et al., "DAPPLE", PPoPP 2021, section 4.
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <stagger/placement/append_first.hpp>
+#include <stagger/placement/fresh_first.hpp>
+#include <stagger/placement/scatter_first.hpp>
+#include <stagger/plan/baselines.hpp>
+#include <stagger/plan/evaluate.hpp>
+#include <stagger/plan/infeasible.hpp>
+#include <stagger/plan/plan.hpp>
+#include <stagger/plan/workload.hpp>
+
+namespace stagger::plan {
+
+namespace detail {
+
+/// A finished draft and its estimate.
+struct Found {
+  double seconds = 0;
+  Draft draft{};
+};
+
+/// The search: the last stage of a partial plan is cut in two, and the front part put on devices
+/// that one of the three rules chooses. For each number of layers and set of devices in front of
+/// the last stage, the best partial plans are kept.
+class DappleSearch {
+ public:
+  /// @param short_warm_up  accept stages that hold but one microbatch
+  DappleSearch(Workload const& w, Form form, long long budget, int microbatch, bool recompute,
+               bool short_warm_up)
+      : w_(w), form_(form), microbatch_(microbatch > 0 ? microbatch : w.microbatch()),
+        recompute_(recompute), short_warm_up_(short_warm_up) {
+    choose_cuts();
+    double const L = static_cast<double>(cuts_.size());
+    double const each = L * L / 2 * static_cast<double>(w.devices().size()) * 1.5;
+    keep_ = static_cast<std::size_t>(std::max(1.0, static_cast<double>(budget) / each));
+  }
+
+  /// Best plans of each number of stages, best first; empty where none fits.
+  [[nodiscard]] std::vector<Found> run() {
+    open_.assign(cuts_.size(), {});
+    consider_whole();
+    expand(-1, -1);
+    for (int at = 0; at < static_cast<int>(cuts_.size()); ++at) {
+      for (int const partial : chosen(open_[static_cast<std::size_t>(at)])) expand(at, partial);
+      open_[static_cast<std::size_t>(at)].clear();
+    }
+    std::vector<Found> all;
+    for (auto& of_stages : best_)
+      for (auto& f : of_stages) all.push_back(std::move(f));
+    std::stable_sort(all.begin(), all.end(),
+                     [](Found const& a, Found const& b) { return a.seconds < b.seconds; });
+    return all;
+  }
+
+  [[nodiscard]] long long evaluated() const noexcept { return evaluated_; }
+  [[nodiscard]] Shortage const& shortage() const noexcept { return shortage_; }
+
+ private:
+  /// A stage in front of the last one, linked to those before it.
+  struct Partial {
+    double seconds = 0;  ///< estimate, with all other layers on all other devices
+    int before = -1;     ///< in partials_
+    int first = 0, end = 0;
+    Group group{};
+    Wire wire{};  ///< from the stage before
+    std::vector<int> devices{};
+    std::vector<int> taken{};  ///< [nodes] with this stage
+  };
+  using Open = std::map<std::vector<int>, std::vector<int>>;  // devices taken: best first
+
+  /// Boundaries that stages may end at: all, or of a long model the cheapest in each stretch.
+  void choose_cuts() {
+    constexpr int most = 160;
+    int const N = w_.layers();
+    if (N - 1 <= most) {
+      for (int l = 1; l < N; ++l) cuts_.push_back(l);
+      return;
+    }
+    auto const seconds = layer_seconds(w_);
+    double all = 0, sum = 0;
+    for (double const s : seconds) all += s;
+    int stretch = -1;
+    for (int l = 1; l < N; ++l) {
+      sum += seconds[static_cast<std::size_t>(l - 1)];
+      int const now = all > 0 ? std::min(most - 1, static_cast<int>(sum / all * most))
+                              : l * most / N;
+      if (now != stretch)
+        cuts_.push_back(l);
+      else if (w_.boundary_bytes(l, 1) < w_.boundary_bytes(cuts_.back(), 1))
+        cuts_.back() = l;
+      stretch = now;
+    }
+  }
+
+  [[nodiscard]] std::vector<int> chosen(Open const& open) const {
+    std::vector<std::pair<std::size_t, int>> ranked;  // place among those of its devices
+    for (auto const& [taken, best] : open)
+      for (std::size_t i = 0; i < best.size(); ++i) ranked.emplace_back(i, best[i]);
+    std::stable_sort(ranked.begin(), ranked.end(), [&](auto const& a, auto const& b) {
+      return a.first != b.first ? a.first < b.first : seconds(a.second) < seconds(b.second);
+    });
+    if (ranked.size() > keep_) ranked.resize(keep_);
+    std::vector<int> result;
+    for (auto const& r : ranked) result.push_back(r.second);
+    return result;
+  }
+
+  [[nodiscard]] double seconds(int partial) const {
+    return partials_[static_cast<std::size_t>(partial)].seconds;
+  }
+
+  /// True if a stage fits, the i-th of so many.
+  bool fits(StageMemory const& m, Group const& g, int i, int stages, int microbatches, int first,
+            int end) {
+    int const in_flight = short_warm_up_ ? 1 : std::min(stages - i, microbatches);
+    double const needed = m.bytes(in_flight);
+    if (needed <= g.capacity_bytes) return true;
+    double const over = needed / std::max(1.0, g.capacity_bytes);
+    if (least_over_ == 0 || over < least_over_) {
+      least_over_ = over;
+      int layer = first;
+      for (int l = first; l < end; ++l)
+        if (w_.parameter_bytes(l, l + 1) > w_.parameter_bytes(layer, layer + 1)) layer = l;
+      shortage_ = {Resource::memory, layer, needed, g.capacity_bytes};
+    }
+    return false;
+  }
+
+  void consider_whole() {
+    Group const g = w_.group(w_.devices());
+    Flow const f = flow(w_.request().batch, microbatch_, g.replicas);
+    if (f.microbatches < 1) {
+      if (least_over_ == 0)
+        shortage_ = {Resource::samples, -1, static_cast<double>(microbatch_) * g.replicas,
+                     static_cast<double>(w_.request().batch)};
+      return;
+    }
+    double const slice = f.slice(g.replicas);
+    int const N = w_.layers();
+    if (!fits(w_.memory(0, N, slice, recompute_), g, 0, 1, f.microbatches, 0, N)) return;
+    if (form_ == Form::printed) return;  // its bounds forget the plan of one stage
+    StageTime t = w_.time(0, N, g.kinds, slice, recompute_);
+    t.all_reduce_s = w_.gradients_s(0, N, g, slice, recompute_, false);
+    record(latency_of({&t, 1}, f.microbatches, form_).seconds,
+           [&] { return Draft{.stages = {{0, N, w_.devices()}}}; });
+    t.all_reduce_s = w_.gradients_s(0, N, g, slice, recompute_, true);
+    record(latency_of({&t, 1}, f.microbatches, form_).seconds, [&] {
+      return Draft{.stages = {{0, N, w_.devices()}}, .gradients = Gradients::overlapped};
+    });
+    evaluated_ += 2;
+  }
+
+  /// Cuts the last stage of a partial plan, or of none (-1), in all ways.
+  void expand(int at, int partial) {
+    placement::Occupancy occupied = w_.free();
+    chain_.clear();
+    for (int p = partial; p >= 0; p = partials_[static_cast<std::size_t>(p)].before)
+      chain_.push_back(p);
+    std::reverse(chain_.begin(), chain_.end());
+    int begin = 0;
+    if (partial >= 0) {
+      occupied.taken = partials_[static_cast<std::size_t>(partial)].taken;
+      begin = partials_[static_cast<std::size_t>(partial)].end;
+    }
+    int const room = occupied.free();
+    for (int m = 1; m < room; ++m) {
+      std::vector<std::vector<int>> fills{placement::FreshFirst{}.fill(occupied, m)};
+      for (auto const& fill : {placement::AppendFirst{}.fill(occupied, m),
+                               placement::ScatterFirst{}.fill(occupied, m)})
+        if (std::find(fills.begin(), fills.end(), fill) == fills.end()) fills.push_back(fill);
+      for (auto const& fill : fills) split(at, partial, begin, occupied, fill);
+    }
+  }
+
+  [[nodiscard]] std::vector<int> ids(placement::Occupancy const& occupied,
+                                     std::vector<int> const& fill) const {
+    auto result = occupied.devices(fill);
+    for (int& id : result) id = w_.devices()[static_cast<std::size_t>(id)];
+    return result;
+  }
+
+  void split(int at, int partial, int begin, placement::Occupancy const& occupied,
+             std::vector<int> const& fill) {
+    Partial next{.before = partial, .first = begin, .devices = ids(occupied, fill)};
+    placement::Occupancy with = occupied;
+    for (std::size_t n = 0; n < fill.size(); ++n) with.taken[n] += fill[n];
+    std::vector<int> all_left(with.size.size());
+    for (std::size_t n = 0; n < all_left.size(); ++n) all_left[n] = with.free(n);
+    auto const rest = ids(with, all_left);
+    next.taken = with.taken;
+    next.group = w_.group(next.devices);
+    Group const tail = w_.group(rest);
+    Wire const to_tail = w_.wire(next.devices, rest);
+    int most = std::max(next.group.replicas, tail.replicas);
+    for (int const p : chain_)
+      most = std::max(most, partials_[static_cast<std::size_t>(p)].group.replicas);
+    Flow const f = flow(w_.request().batch, microbatch_, most);
+    if (f.microbatches < 1) return;  // and no finer cut of the tail is worth it: the front stays
+
+    std::size_t const C = chain_.size();
+    int const S = static_cast<int>(C) + 2;
+    int const N = w_.layers();
+    times_.assign(2 * C + 3, StageTime{});
+    auto const put = [&](std::size_t i, int first, int end, Group const& g) {
+      double const slice = f.slice(g.replicas);
+      StageTime& t = times_[2 * i];
+      t = w_.time(first, end, g.kinds, slice, recompute_);
+      t.all_reduce_s = w_.gradients_s(first, end, g, slice, recompute_, false);
+      return fits(w_.memory(first, end, slice, recompute_), g, static_cast<int>(i), S,
+                  f.microbatches, first, end);
+    };
+    auto const send = [&](std::size_t i, Wire const& wire, int layer) {
+      double const s = wire.seconds(w_.boundary_bytes(layer, f.microbatch));
+      times_[2 * i - 1] = {s, s, 0};
+    };
+    for (std::size_t i = 0; i < C; ++i) {
+      Partial const& p = partials_[static_cast<std::size_t>(chain_[i])];
+      if (!put(i, p.first, p.end, p.group)) return;
+      if (i > 0) send(i, p.wire, p.first);
+    }
+    if (C > 0) {
+      next.wire = w_.wire(partials_[static_cast<std::size_t>(partial)].devices, next.devices);
+      send(C, next.wire, begin);
+    }
+    for (std::size_t c = static_cast<std::size_t>(at + 1); c < cuts_.size(); ++c) {
+      next.end = cuts_[c];
+      if (!put(C, begin, next.end, next.group)) break;
+      bool const whole = put(C + 1, next.end, N, tail);
+      send(C + 1, to_tail, next.end);
+      next.seconds = latency_of(times_, f.microbatches, form_).seconds;
+      ++evaluated_;
+      if (whole) record(next.seconds, [&] { return finish(next, rest); });
+      if (rest.size() > 1 && c + 1 < cuts_.size()) keep(c, next);
+    }
+  }
+
+  void keep(std::size_t c, Partial const& next) {
+    auto& best = open_[c][next.taken];
+    auto const place = std::upper_bound(
+        best.begin(), best.end(), next.seconds,
+        [&](double s, int other) { return s < seconds(other); });
+    auto const rank = place - best.begin();
+    if (static_cast<std::size_t>(rank) >= keep_) return;
+    int slot = static_cast<int>(partials_.size());
+    if (best.size() >= keep_) {  // nothing refers to it before its layer's turn
+      slot = best.back();
+      best.pop_back();
+      partials_[static_cast<std::size_t>(slot)] = next;
+    } else {
+      partials_.push_back(next);
+    }
+    best.insert(best.begin() + rank, slot);
+  }
+
+  [[nodiscard]] Draft finish(Partial const& next, std::vector<int> const& rest) const {
+    Draft draft;
+    for (int const p : chain_) {
+      Partial const& s = partials_[static_cast<std::size_t>(p)];
+      draft.stages.push_back({s.first, s.end, s.devices});
+    }
+    draft.stages.push_back({next.first, next.end, next.devices});
+    draft.stages.push_back({next.end, w_.layers(), rest});
+    return draft;
+  }
+
+  /// Keeps a few plans of each number of stages.
+  template <class Make> void record(double seconds, Make&& make) {
+    constexpr std::size_t few = 6;
+    std::size_t const S = chain_.size() + 2;
+    if (best_.size() <= S) best_.resize(S + 1);
+    auto& best = best_[S];
+    if (best.size() >= few && !(seconds < best.back().seconds)) return;
+    Found found{seconds, make()};
+    found.draft.microbatch = microbatch_;
+    found.draft.recompute = recompute_;
+    auto const place =
+        std::upper_bound(best.begin(), best.end(), seconds,
+                         [](double s, Found const& other) { return s < other.seconds; });
+    best.insert(place, std::move(found));
+    if (best.size() > few) best.pop_back();
+  }
+
+  Workload const& w_;
+  Form form_;
+  int microbatch_;
+  bool recompute_, short_warm_up_;
+  std::size_t keep_ = 1;  ///< partial plans that are cut further, for each boundary
+  std::vector<int> cuts_{};
+  std::vector<Open> open_{};  ///< [cuts] partial plans that end there
+  std::vector<Partial> partials_{};
+  std::vector<int> chain_{};
+  std::vector<StageTime> times_{};
+  std::vector<std::vector<Found>> best_{};  ///< [stages]
+  long long evaluated_ = 0;
+  double least_over_ = 0;
+  Shortage shortage_{};
+};
+
+}  // namespace detail
+
+/// Minimises the closed estimate over cuts, replicas and the device sets that three placement rules
+/// reach; also looks at data parallelism with overlapped gradients, the straight pipeline, and all
+/// cuts in two.
+///
+/// Memory: a stage must hold S - i microbatches; where no plan does, one is enough.
+/// @complexity  about `budget` evaluations of O(stages); exhaustive for small models and clusters
+struct Dapple {
+  Form form = Form::corrected;  ///< printed: as in the paper, for comparison
+  long long budget = 3'000'000;
+
+  /// @throws Infeasible  where nothing fits, with the smallest need found
+  [[nodiscard]] Plan plan(Workload const& w) const {
+    long long candidates = 0;
+    Shortage shortage;
+    if (auto found = search(w, candidates, shortage)) return *std::move(found);
+    throw infeasible(w, shortage, [&](Request const& r) {
+      long long count = 0;
+      Shortage other;
+      Dapple const quick{form, 100'000};
+      return quick.search(Workload(w.profile(), w.cluster(), r), count, other).has_value();
+    });
+  }
+
+ private:
+  [[nodiscard]] std::optional<Plan> search(Workload const& w, long long& candidates,
+                                           Shortage& shortage) const {
+    char const* const policy = form == Form::printed ? "dapple-printed" : "dapple";
+    bool const recompute = w.request().recompute;
+    Evaluator evaluator(w);
+    std::optional<Plan> best;
+    for (bool const short_warm_up : {false, true}) {
+      detail::DappleSearch search(w, form, budget, 0, recompute, short_warm_up);
+      auto const found = search.run();
+      candidates += search.evaluated();
+      shortage = search.shortage();
+      if (!found.empty()) best = evaluator(found.front().draft, policy, form);
+      if (best) break;
+    }
+    if (form != Form::printed && w.layers() >= static_cast<int>(w.devices().size())) {
+      Draft draft = detail::straight(w);
+      draft.recompute = recompute;
+      auto const straight = evaluator(draft, policy, form);
+      ++candidates;
+      if (straight && (!best || straight->latency_s < best->latency_s)) best = straight;
+    }
+    if (best) best->candidates = candidates;
+    return best;
+  }
+};
+
+}  // namespace stagger::plan

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   From stages and devices to a plan with its warm-up, memory and times.
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <stagger/core/error.hpp>
+#include <stagger/core/text.hpp>
+#include <stagger/plan/bound.hpp>
+#include <stagger/plan/infeasible.hpp>
+#include <stagger/plan/latency.hpp>
+#include <stagger/plan/plan.hpp>
+#include <stagger/plan/simulate.hpp>
+#include <stagger/plan/warm_up.hpp>
+#include <stagger/plan/workload.hpp>
+
+namespace stagger::plan {
+
+/// Consecutive layers on devices.
+struct Assignment {
+  int first = 0;
+  int end = 0;                 ///< one behind the last layer
+  std::vector<int> devices{};  ///< rising
+  friend bool operator==(Assignment const&, Assignment const&) = default;
+};
+
+/// What is decided of a plan; the rest follows.
+struct Draft {
+  std::vector<Assignment> stages{};
+  int microbatch = 0;  ///< samples per device; 0: the workload's
+  bool recompute = false;
+  Gradients gradients = Gradients::together;
+  int gap = 0;  ///< of the warm-up; 0: the one of 1 to 3 that is simulated fastest
+  friend bool operator==(Draft const&, Draft const&) = default;
+};
+
+/// Checks that stages tile the layers and that no device is used twice.
+/// @throws Error  bad_configuration naming stage, layer or device
+inline void require_draft(Workload const& workload, Draft const& draft) {
+  auto const refuse = [](std::string const& s) { throw Error(Errc::bad_configuration, s); };
+  auto const& usable = workload.devices();
+  std::vector<int> user(workload.cluster().devices.size(), -1);
+  int next = 0;
+  int at = 0;
+  for (auto const& s : draft.stages) {
+    if (s.first != next || s.end <= s.first || s.end > workload.layers())
+      refuse(text("stage ", at, " has layers ", s.first, " to ", s.end - 1, ", but layer ", next,
+                  " of ", workload.layers(), " comes next; let each stage have one or more"));
+    if (s.devices.empty()) refuse(text("stage ", at, " has no device; give it one or more"));
+    for (int const id : s.devices) {
+      if (!std::binary_search(usable.begin(), usable.end(), id))
+        refuse(text("stage ", at, " is on device ", id, ", which is not there or is left out"));
+      int& owner = user[static_cast<std::size_t>(id)];
+      if (owner >= 0)
+        refuse(text("device ", id, " is used by stage ", owner, " and by stage ", at,
+                    "; a device has one stage"));
+      owner = at;
+    }
+    if (!std::is_sorted(s.devices.begin(), s.devices.end()))
+      refuse(text("the devices of stage ", at, " do not rise; list them in order"));
+    next = s.end;
+    ++at;
+  }
+  if (next != workload.layers())
+    refuse(text("the stages end before layer ", next, " of ", workload.layers(),
+                "; let them have every layer"));
+}
+
+/// How many microbatches an iteration has, and how large their slices are.
+struct Flow {
+  int microbatches = 0;   ///< 0: the batch is too small for the replicas
+  double microbatch = 0;  ///< samples, on average
+
+  /// Samples of the largest slice over r replicas.
+  [[nodiscard]] double slice(int replicas) const noexcept {
+    return std::ceil(microbatch / replicas - 1e-9);
+  }
+};
+
+/// M = floor(batch / (samples per device * largest number of replicas)).
+[[nodiscard]] constexpr Flow flow(int batch, int per_device, int most_replicas) noexcept {
+  auto const each = static_cast<long long>(per_device) * most_replicas;
+  int const m = static_cast<int>(batch / each);
+  return {m, m == 0 ? 0 : static_cast<double>(batch) / m};
+}
+
+/// Turns drafts into plans; keeps its memory from one to the next.
+class Evaluator {
+ public:
+  explicit Evaluator(Workload const& workload)
+      : work_(&workload), lower_bound_s_(plan::lower_bound_s(workload)) {}
+
+  /// @return  nothing where the batch is too small, or a stage does not fit with one microbatch in
+  ///          flight; `shortage()` then says why
+  [[nodiscard]] std::optional<Plan> operator()(Draft const& draft, std::string const& policy,
+                                               Form form = Form::corrected) {
+    Workload const& w = *work_;
+    std::size_t const S = draft.stages.size();
+    int most = 1;
+    for (auto const& s : draft.stages) most = std::max(most, static_cast<int>(s.devices.size()));
+    int const each = draft.microbatch > 0 ? draft.microbatch : w.microbatch();
+    Flow const f = flow(w.request().batch, each, most);
+    if (f.microbatches < 1) {
+      shortage_ = {Resource::samples, -1, static_cast<double>(each) * most,
+                   static_cast<double>(w.request().batch)};
+      return std::nullopt;
+    }
+    Plan plan{.policy = policy,
+              .batch = w.request().batch,
+              .microbatches = f.microbatches,
+              .recompute = draft.recompute,
+              .gradients = draft.gradients};
+    plan.stages.resize(S);
+    times_.assign(2 * S - 1, StageTime{});
+    depths_.assign(S, 1);
+    memory_.resize(S);
+    double both = 0, transfers = 0;
+    for (std::size_t i = 0; i < S; ++i) {
+      Assignment const& a = draft.stages[i];
+      Group const group = w.group(a.devices);
+      double const slice = f.slice(group.replicas);
+      StageMemory const m = memory_[i] = w.memory(a.first, a.end, slice, draft.recompute);
+      depths_[i] = m.depth(group.capacity_bytes, f.microbatches);
+      if (depths_[i] < 1) {
+        shortage_ = {Resource::memory, largest(a, slice), m.bytes(1), group.capacity_bytes};
+        return std::nullopt;
+      }
+      StageTime t = w.time(a.first, a.end, group.kinds, slice, draft.recompute);
+      t.all_reduce_s = w.gradients_s(a.first, a.end, group, slice, draft.recompute,
+                                     draft.gradients == Gradients::overlapped);
+      times_[2 * i] = t;
+      both += t.forward_s + t.backward_s;
+      PlanStage& s = plan.stages[i];
+      s = {.first = a.first, .last = a.end - 1, .devices = a.devices, .time = t};
+      s.static_bytes = m.static_bytes;
+      s.activation_bytes = m.each_bytes;
+      s.capacity_bytes = group.capacity_bytes;
+      if (i + 1 == S) break;
+      s.transfer_s = w.wire(a.devices, draft.stages[i + 1].devices)
+                         .seconds(w.boundary_bytes(a.end, f.microbatch));
+      times_[2 * i + 1] = {s.transfer_s, s.transfer_s, 0};
+      transfers += s.transfer_s;
+    }
+    plan.estimate = detail::latency_of(times_, f.microbatches, form);
+    plan.latency_s = plan.estimate.seconds;
+    plan.acr = S > 1 && both > 0 ? (transfers / static_cast<double>(S - 1)) /
+                                       (both / static_cast<double>(S))
+                                 : 0;
+    plan.alpha = 2 * plan.acr;
+    std::vector<int> const counts = warm_up(draft.gap, f.microbatches, plan.simulated_s);
+    for (std::size_t i = 0; i < S; ++i) {
+      plan.stages[i].warm_up = counts[i];
+      plan.stages[i].memory_bytes = memory_[i].bytes(counts[i]);
+    }
+    for (std::size_t i = 0; i < S; ++i) plan.stages[i].limit = limit(plan, i);
+    plan.lower_bound_s = lower_bound_s_;
+    plan.gap = lower_bound_s_ > 0 ? plan.simulated_s / lower_bound_s_ - 1 : 0;
+    plan.speedup = plan.latency_s > 0 ? w.one_device_s() / plan.latency_s : 1;
+    return plan;
+  }
+
+  /// Why the last draft became no plan.
+  [[nodiscard]] Shortage const& shortage() const noexcept { return shortage_; }
+
+  /// The last draft's stages and transfers, as the estimate and the simulation see them.
+  [[nodiscard]] std::vector<StageTime> const& times() const noexcept { return times_; }
+
+ private:
+  [[nodiscard]] std::vector<int> warm_up(int gap, int microbatches, double& seconds) {
+    auto const play = [&](std::vector<int> const& counts) {
+      return simulator_.play(times_, microbatches, counts);
+    };
+    int const S = static_cast<int>(depths_.size());
+    std::vector<int> best;
+    for (int g = std::max(1, gap); g <= (gap > 0 ? gap : S > 1 ? 3 : 1); ++g) {
+      auto const counts = fit_warm_up(warm_up_counts(S, g, microbatches), depths_, play);
+      double const s = play(counts);
+      if (!best.empty() && !(s < seconds * (1 - 1e-12))) continue;
+      best = counts;
+      seconds = s;
+    }
+    return best;
+  }
+
+  /// The layer of a stage that needs most.
+  [[nodiscard]] int largest(Assignment const& a, double slice) const {
+    int found = a.first;
+    double most = -1;
+    for (int l = a.first; l < a.end; ++l) {
+      double const bytes = work_->memory(l, l + 1, slice, false).bytes(1);
+      if (bytes > most) found = l, most = bytes;
+    }
+    return found;
+  }
+
+  [[nodiscard]] Limit limit(Plan const& plan, std::size_t i) const {
+    PlanStage const& s = plan.stages[i];
+    double const both = s.time.forward_s + s.time.backward_s;
+    double const beside = std::max(s.transfer_s, i > 0 ? plan.stages[i - 1].transfer_s : 0);
+    if (2 * beside > both || s.time.all_reduce_s > both * plan.microbatches) return Limit::link;
+    int const wanted = std::min(static_cast<int>(plan.stages.size() - i), plan.microbatches);
+    return s.warm_up < wanted ? Limit::memory : Limit::time;
+  }
+
+  Workload const* work_;
+  double lower_bound_s_;
+  Simulator simulator_{};
+  std::vector<StageTime> times_{};
+  std::vector<int> depths_{};
+  std::vector<StageMemory> memory_{};
+  Shortage shortage_{};
+};
+
+/// The plan of a draft.
+/// @throws Infeasible  where the batch is too small, or a stage does not fit
+/// @throws Error       bad_configuration for stages that do not tile the layers, or devices that
+///                     are used twice or are not there
+[[nodiscard]] inline Plan evaluate(Workload const& workload, Draft const& draft,
+                                   std::string const& policy = "given",
+                                   Form form = Form::corrected) {
+  require_draft(workload, draft);
+  Evaluator evaluator(workload);
+  auto plan = evaluator(draft, policy, form);
+  if (!plan) throw infeasible(workload, evaluator.shortage());
+  return *std::move(plan);
+}
+
+}  // namespace stagger::plan

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The sentence that says why nothing can be planned, and what would help.
+
+#include <string>
+#include <utility>
+
+#include <stagger/core/text.hpp>
+#include <stagger/plan/request.hpp>
+#include <stagger/plan/workload.hpp>
+
+namespace stagger::plan {
+
+namespace detail {
+
+/// "layer 24 ('fc6')".
+[[gnu::cold]] [[nodiscard]] inline std::string layer_name(Workload const& w, int layer) {
+  auto const& name = w.profile().layers[static_cast<std::size_t>(layer)].name;
+  return name.empty() ? text("layer ", layer) : text("layer ", layer, " ('", name, "')");
+}
+
+}  // namespace detail
+
+/// The error for a shortage.
+[[gnu::cold]] [[nodiscard]] inline Infeasible infeasible(Workload const& w, Shortage shortage) {
+  std::string s;
+  switch (shortage.resource) {
+    case Resource::memory:
+      s = text("no plan fits: the stage of ", detail::layer_name(w, shortage.layer), " needs ",
+               shortage.needed, " bytes of memory with one microbatch in flight, and its device "
+               "has ", shortage.available);
+      break;
+    case Resource::samples:
+      s = text("a batch of ", shortage.available, " samples is too small: ", shortage.needed,
+               " are needed to give each replica a microbatch");
+      break;
+    case Resource::layers:
+      s = text(shortage.needed, " stages cannot be made of ", shortage.available, " layers");
+      break;
+    case Resource::devices:
+      s = text(shortage.needed, " devices are needed, and there are ", shortage.available);
+      break;
+  }
+  if (!shortage.change.empty()) s += "; " + shortage.change;
+  return {s, std::move(shortage)};
+}
+
+/// The same, with the nearest change of the request that can be planned: recomputation, smaller
+/// microbatches, both, a lighter optimizer, more memory.
+/// @param possible  bool(Request const&): can that be planned?
+template <class Possible>
+[[gnu::cold]] [[nodiscard]] Infeasible infeasible(Workload const& w, Shortage shortage,
+                                                  Possible&& possible) {
+  Request const& asked = w.request();
+  auto const smaller = [&](Request r) {
+    int low = 0, high = w.microbatch();  // the largest that is possible lies in [low, high)
+    while (high - low > 1) {
+      int const middle = low + (high - low) / 2;
+      r.microbatch = middle;
+      (possible(r) ? low : high) = middle;
+    }
+    return low;
+  };
+  auto& change = shortage.change;
+  if (shortage.resource == Resource::samples) {
+    if (int const b = smaller(asked); b > 0)
+      change = text("it can be planned with microbatches of ", b, " samples per device");
+    return infeasible(w, std::move(shortage));
+  }
+  Request again = asked;
+  again.recompute = true;
+  if (!asked.recompute && possible(again)) {
+    change = "it fits with recomputation";
+  } else if (int const b = smaller(asked); b > 0) {
+    change = text("it fits with microbatches of ", b, " samples per device");
+  } else if (int const c = asked.recompute ? 0 : smaller(again); c > 0) {
+    change = text("it fits with recomputation and microbatches of ", c, " samples per device");
+  } else {
+    again.microbatch = 1;
+    again.memory_factor = memory_factor::sgd;
+    if (asked.memory_factor > again.memory_factor && possible(again)) {
+      change = "it fits with a memory factor of 2 (SGD), recomputation and microbatches of one "
+               "sample";
+    } else {
+      change = text("give the device ", shortage.needed - shortage.available,
+                    " bytes more, or cut the layer into smaller ones");
+    }
+  }
+  return infeasible(w, std::move(shortage));
+}
+
+}  // namespace stagger::plan

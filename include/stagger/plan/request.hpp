@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What a planner is asked for, and the error that says why it cannot be had.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <stagger/core/error.hpp>
+
+namespace stagger::plan {
+
+/// Bytes of parameters, gradients and optimizer state for each byte of parameters.
+namespace memory_factor {
+inline constexpr double sgd = 2;
+inline constexpr double adam = 4;  ///< two moments
+}  // namespace memory_factor
+
+/// What a plan is wanted for.
+struct Request {
+  int batch = 0;       ///< samples of an iteration, >= 1
+  int microbatch = 0;  ///< samples per device and microbatch; 0: the profile's batch
+  double memory_factor = plan::memory_factor::adam;
+  bool recompute = false;      ///< keep stage inputs alone and run forwards again
+  std::vector<int> without{};  ///< devices that may not be used, such as lost ones
+};
+
+/// What is missing where nothing fits.
+enum class Resource : std::uint8_t {
+  memory,   ///< bytes of a device
+  samples,  ///< of the batch
+  layers,   ///< of the model
+  devices,  ///< of the cluster
+};
+
+/// "memory", "samples", "layers" or "devices".
+[[nodiscard]] constexpr char const* name(Resource resource) noexcept {
+  constexpr char const* names[]{"memory", "samples", "layers", "devices"};
+  return names[static_cast<std::size_t>(resource)];
+}
+
+/// Where a request fails.
+struct Shortage {
+  Resource resource = Resource::memory;
+  int layer = -1;        ///< numbered from 0; -1 where no single one is to blame
+  double needed = 0;     ///< bytes, samples, layers or devices
+  double available = 0;  ///< of the same
+  std::string change{};  ///< nearest change of the request that can be planned; empty: none known
+};
+
+/// No plan does what was asked. `what()` names layer, resource, numbers, and the nearest change
+/// that would do.
+class Infeasible : public Error {
+ public:
+  Infeasible(std::string const& sentence, Shortage shortage)
+      : Error(Errc::bad_configuration, sentence), shortage_(std::move(shortage)) {}
+
+  [[nodiscard]] Shortage const& shortage() const noexcept { return shortage_; }
+
+ private:
+  Shortage shortage_;
+};
+
+}  // namespace stagger::plan

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   One synchronous iteration in virtual time: early backward over stages that may be
+/// replicated, with transfers and the all-reduce of each stage.
+/// @source Fan et al., "DAPPLE", PPoPP 2021, sections 3 and 5.
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include <stagger/core/error.hpp>
+#include <stagger/core/text.hpp>
+#include <stagger/plan/latency.hpp>
+#include <stagger/schedule/timeline.hpp>
+
+namespace stagger::plan {
+
+/// Plays iterations; keeps its memory from one to the next.
+///
+/// The stages are those of the estimate: computing stages at even places, transfers between them.
+/// A boundary has one channel for each direction, and a channel one transfer at a time. A stage's
+/// all-reduce starts when its last backward has ended.
+class Simulator {
+ public:
+  /// @param stages        [2S - 1] computing stages and transfers in turn
+  /// @param microbatches  M >= 1
+  /// @param warm_up       [S] forwards before the first backward, >= 1, never more on a later stage;
+  ///                      M on every stage is GPipe
+  /// @param timeline      where not null: a row for each computing stage
+  /// @return              seconds from the first start to the last end
+  /// @throws Error        as `latency`; bad_schedule for a warm-up that rises, and so never ends
+  /// @complexity          O(S M)
+  constexpr double operator()(std::span<StageTime const> stages, int microbatches,
+                              std::span<int const> warm_up,
+                              schedule::Timeline* timeline = nullptr) {
+    detail::require_stages(stages, microbatches);
+    check(stages, warm_up);
+    return play(stages, microbatches, warm_up, timeline);
+  }
+
+  /// The same for input that is known to be good.
+  constexpr double play(std::span<StageTime const> stages, int microbatches,
+                        std::span<int const> warm_up, schedule::Timeline* timeline = nullptr) {
+    std::size_t const S = warm_up.size();
+    auto const M = static_cast<std::size_t>(microbatches);
+    free_.assign(S, 0.0);
+    ahead_.assign(S, 0.0);
+    back_.assign(S, 0.0);
+    if (gradient_.size() < S * M) gradient_.resize(S * M);
+    if (timeline != nullptr) timeline->rows.assign(S, {});
+    auto const backward = [&](std::size_t s, std::size_t m) {
+      double const given = s + 1 < S ? gradient_[s * M + m] : 0.0;
+      double const start = std::max(free_[s], given);
+      free_[s] = start + stages[2 * s].backward_s;
+      if (timeline != nullptr) add(*timeline, schedule::Kind::backward, s, m, start, free_[s]);
+      if (s == 0) return;
+      back_[s] = std::max(free_[s], back_[s]) + stages[2 * s - 1].backward_s;
+      gradient_[(s - 1) * M + m] = back_[s];
+    };
+    // Forwards rise with m. Stage s runs the backward of m - K_s + 1 after its forward of m: no
+    // later stage does so later, because K never rises, and so its gradient has been computed.
+    for (std::size_t m = 0; m < M; ++m) {
+      double given = 0;
+      for (std::size_t s = 0; s < S; ++s) {
+        double const start = std::max(free_[s], given);
+        free_[s] = start + stages[2 * s].forward_s;
+        if (timeline != nullptr) add(*timeline, schedule::Kind::forward, s, m, start, free_[s]);
+        if (s + 1 < S) {
+          ahead_[s] = std::max(free_[s], ahead_[s]) + stages[2 * s + 1].forward_s;
+          given = ahead_[s];
+        }
+      }
+      for (std::size_t s = S; s-- > 0;) {
+        std::size_t const k = std::min(static_cast<std::size_t>(warm_up[s]), M);
+        if (m + 1 >= k) backward(s, m + 1 - k);
+      }
+    }
+    double end = 0;
+    for (std::size_t s = S; s-- > 0;) {
+      std::size_t const k = std::min(static_cast<std::size_t>(warm_up[s]), M);
+      for (std::size_t m = M - k + 1; m < M; ++m) backward(s, m);
+      end = std::max(end, free_[s] + stages[2 * s].all_reduce_s);
+    }
+    return end;
+  }
+
+ private:
+  constexpr static void check(std::span<StageTime const> stages, std::span<int const> warm_up) {
+    if (stages.size() + 1 != 2 * warm_up.size())
+      throw Error(Errc::bad_configuration,
+                  text(warm_up.size(), " warm-up counts for ", stages.size(),
+                       " stages and transfers; give one count for each stage, with a transfer "
+                       "between two stages"));
+    for (std::size_t s = 0; s < warm_up.size(); ++s) {
+      if (warm_up[s] < 1)
+        throw Error(Errc::bad_schedule, text("stage ", s, " runs ", warm_up[s],
+                                             " forwards before its first backward; it needs one"));
+      if (s > 0 && warm_up[s] > warm_up[s - 1])
+        throw Error(Errc::bad_schedule,
+                    text("stage ", s, " runs ", warm_up[s], " forwards before its first backward, "
+                         "stage ", s - 1, " only ", warm_up[s - 1],
+                         ": they would wait for each other for ever; let no count rise"));
+    }
+  }
+
+  constexpr static void add(schedule::Timeline& timeline, schedule::Kind kind, std::size_t stage,
+                            std::size_t microbatch, double start, double end) {
+    timeline.rows[stage].push_back({.action = {.kind = kind,
+                                               .stage = static_cast<int>(stage),
+                                               .microbatch = static_cast<int>(microbatch)},
+                                    .start_s = start,
+                                    .end_s = end});
+  }
+
+  std::vector<double> free_{};      ///< [stages] when its last action ended
+  std::vector<double> ahead_{};     ///< [stages] when the channel to the next one is free
+  std::vector<double> back_{};      ///< [stages] when the channel to the one before is free
+  std::vector<double> gradient_{};  ///< [stages][microbatches] when its gradient arrives
+};
+
+/// Plays one iteration; see Simulator.
+[[nodiscard]] constexpr double simulate(std::span<StageTime const> stages, int microbatches,
+                                        std::span<int const> warm_up,
+                                        schedule::Timeline* timeline = nullptr) {
+  return Simulator{}(stages, microbatches, warm_up, timeline);
+}
+
+}  // namespace stagger::plan

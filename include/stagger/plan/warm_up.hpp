@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   How many forwards each stage runs before its first backward.
+/// @source Fan et al., "DAPPLE", PPoPP 2021, section 3.2 (P_A, P_B).
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include <stagger/core/error.hpp>
+#include <stagger/core/text.hpp>
+
+namespace stagger::plan {
+
+/// gap (S - i) - (gap - 1) forwards for stage i, at most M. A gap of 1 is DAPPLE's P_A, of 2 its
+/// P_B; 1 + ceil(alpha) hides transfers of alpha / 2 of a forward and backward.
+/// @throws Error  bad_configuration for counts below 1
+[[nodiscard]] constexpr std::vector<int> warm_up_counts(int stages, int gap, int microbatches) {
+  if (stages < 1 || gap < 1 || microbatches < 1)
+    throw Error(Errc::bad_configuration,
+                text("a warm-up for ", stages, " stages, a gap of ", gap, " and ", microbatches,
+                     " microbatches; each is at least 1"));
+  std::vector<int> counts(static_cast<std::size_t>(stages));
+  for (int i = 0; i < stages; ++i) {
+    long long const wanted = static_cast<long long>(gap) * (stages - i) - (gap - 1);
+    counts[static_cast<std::size_t>(i)] =
+        static_cast<int>(std::min<long long>(wanted, microbatches));
+  }
+  return counts;
+}
+
+/// Warm-up counts within what fits on each stage.
+///
+/// To cut every stage to the same count makes neighbours run in convoy. So three ways are played:
+/// counts that fall by one from stage to stage, D - i; each stage as deep as it can be; and from the
+/// better of them, one count more or less at a time.
+/// @param wanted    [stages] counts, never rising
+/// @param depths    [stages] most microbatches in flight, each >= 1
+/// @param seconds   of an iteration with given counts: double(std::vector<int> const&)
+/// @throws Error    bad_configuration for a depth below 1
+template <class Seconds>
+[[nodiscard]] constexpr std::vector<int> fit_warm_up(std::vector<int> const& wanted,
+                                                     std::span<int const> depths,
+                                                     Seconds&& seconds) {
+  std::size_t const S = wanted.size();
+  bool fits = true;
+  int most = depths.empty() ? 1 : depths[0];  // min over i of depth_i + i
+  for (std::size_t i = 0; i < S; ++i) {
+    if (depths[i] < 1)
+      throw Error(Errc::bad_configuration,
+                  text("stage ", i, " has room for ", depths[i],
+                       " microbatches in flight; it needs one"));
+    fits = fits && wanted[i] <= depths[i];
+    most = std::min(most, depths[i] + static_cast<int>(i));
+  }
+  if (fits) return wanted;
+  std::vector<int> best(S, 1), falling(S, 1);
+  for (std::size_t i = 0; i < S; ++i) {
+    best[i] = std::min({wanted[i], depths[i], i == 0 ? wanted[0] : best[i - 1]});
+    falling[i] = std::max(1, std::min(wanted[i], most - static_cast<int>(i)));
+  }
+  double best_s = seconds(best);
+  auto const consider = [&](std::vector<int> const& counts) {
+    double const s = seconds(counts);
+    if (!(s < best_s * (1 - 1e-12))) return false;
+    best = counts;
+    best_s = s;
+    return true;
+  };
+  consider(falling);
+  bool better = true;
+  for (std::size_t round = 0; better && round < 2 * S; ++round) {
+    better = false;
+    for (std::size_t i = 0; i < S; ++i) {
+      for (int const by : {-1, 1}) {
+        std::vector<int> counts = best;
+        counts[i] += by;
+        bool const legal = counts[i] >= 1 && counts[i] <= std::min(wanted[i], depths[i]) &&
+                           (i == 0 || counts[i] <= counts[i - 1]) &&
+                           (i + 1 == S || counts[i] >= counts[i + 1]);
+        if (legal && consider(counts)) better = true;
+      }
+    }
+  }
+  return best;
+}
+
+}  // namespace stagger::plan

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What stages of a model cost on groups of devices: the numbers that planners work with.
+/// @source Fan et al., "DAPPLE", PPoPP 2021, section 4; Megatron-style state as in ZeRO, SC 2020.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <stagger/cluster/cluster.hpp>
+#include <stagger/cluster/profile.hpp>
+#include <stagger/collective/alpha_beta.hpp>
+#include <stagger/collective/grouping/greedy.hpp>
+#include <stagger/collective/grouping/optimal.hpp>
+#include <stagger/core/error.hpp>
+#include <stagger/core/text.hpp>
+#include <stagger/placement/fill.hpp>
+#include <stagger/plan/latency.hpp>
+#include <stagger/plan/request.hpp>
+
+namespace stagger::plan {
+
+/// The devices of one stage, as far as costs depend on them.
+struct Group {
+  int replicas = 1;
+  std::uint64_t kinds = 1;  ///< bit k: a device of kind k is among them
+  double capacity_bytes = 0;
+  collective::CostLine all_reduce{};
+};
+
+/// The transfer of a microbatch from one group to the next, split evenly over both: the busiest
+/// node's share over the links between nodes, or the largest message inside one.
+struct Wire {
+  double inter_startup_s = 0, inter_per_byte_s = 0;
+  double intra_startup_s = 0, intra_per_byte_s = 0;
+
+  [[nodiscard]] constexpr double seconds(double bytes) const noexcept {
+    if (!(bytes > 0)) return 0;
+    double const inter = inter_startup_s + inter_per_byte_s * bytes;
+    double const intra = intra_startup_s + intra_per_byte_s * bytes;
+    return inter > intra ? inter : intra;
+  }
+};
+
+/// Bytes that a stage needs on each of its devices.
+struct StageMemory {
+  double static_bytes = 0;  ///< parameters, gradients, optimizer state
+  double each_bytes = 0;    ///< for each microbatch in flight
+  double once_bytes = 0;    ///< beside them: of the microbatch that is recomputed
+
+  [[nodiscard]] constexpr double bytes(int in_flight) const noexcept {
+    return static_bytes + once_bytes + in_flight * each_bytes;
+  }
+  /// Most microbatches in flight that fit, up to `most`; 0: not even one does.
+  [[nodiscard]] constexpr int depth(double capacity, int most) const noexcept {
+    double const room = capacity - static_bytes - once_bytes;
+    if (room < each_bytes || room < 0) return 0;
+    return each_bytes * most <= room ? most : static_cast<int>(room / each_bytes);
+  }
+};
+
+/// A profile, a cluster and a request, checked, with the sums that make stages cheap to cost.
+class Workload {
+ public:
+  /// @throws Error  bad_data for a profile or a cluster that cannot be, bad_configuration for a
+  ///                request that cannot
+  Workload(cluster::Profile profile, cluster::Cluster cluster, Request request)
+      : profile_(std::move(profile)), cluster_(std::move(cluster)), request_(std::move(request)) {
+    cluster::require_profile(profile_);
+    cluster::require_cluster(cluster_);
+    check();
+    sum();
+  }
+
+  [[nodiscard]] cluster::Profile const& profile() const noexcept { return profile_; }
+  [[nodiscard]] cluster::Cluster const& cluster() const noexcept { return cluster_; }
+  [[nodiscard]] Request const& request() const noexcept { return request_; }
+  [[nodiscard]] int layers() const noexcept { return profile_.size(); }
+  /// Devices that may be used, node by node, rising.
+  [[nodiscard]] std::vector<int> const& devices() const noexcept { return devices_; }
+  /// All of them free.
+  [[nodiscard]] placement::Occupancy const& free() const noexcept { return free_; }
+  /// Samples per device and microbatch.
+  [[nodiscard]] int microbatch() const noexcept {
+    return request_.microbatch > 0 ? request_.microbatch : profile_.batch;
+  }
+
+  /// @param ids  devices, rising, none twice
+  [[nodiscard]] Group group(std::span<int const> ids) const {
+    Group g{.replicas = static_cast<int>(ids.size()), .kinds = 0};
+    for (int const id : ids) {
+      auto const memory = static_cast<double>(cluster_.device(id).memory_bytes);
+      g.capacity_bytes = g.kinds == 0 ? memory : std::min(g.capacity_bytes, memory);
+      g.kinds |= std::uint64_t{1} << kind_[static_cast<std::size_t>(id)];
+    }
+    if (g.replicas > 1) {
+      auto const node = static_cast<std::size_t>(cluster_.device(ids.front()).node);
+      auto const& link = cluster_.in_one_node(ids) ? cluster_.intra[node] : cluster_.inter;
+      double const others = g.replicas - 1;
+      g.all_reduce = {2 * others * link.alpha_s,
+                      2 * others / g.replicas / link.all_reduce_rate(g.replicas)};
+    }
+    return g;
+  }
+
+  /// @param from, to  devices of two stages in a row
+  [[nodiscard]] Wire wire(std::span<int const> from, std::span<int const> to) const {
+    Wire w;
+    std::vector<double> out(static_cast<std::size_t>(cluster_.nodes()), 0.0), in = out;
+    auto const a = from.size(), b = to.size();
+    for (std::size_t i = 0, j = 0; i < a && j < b;) {  // rows i/a..(i+1)/a meet rows j/b..(j+1)/b
+      std::size_t const begin = std::max(i * b, j * a), end = std::min((i + 1) * b, (j + 1) * a);
+      double const share = static_cast<double>(end - begin) / static_cast<double>(a * b);
+      auto const m = static_cast<std::size_t>(cluster_.device(from[i]).node);
+      auto const n = static_cast<std::size_t>(cluster_.device(to[j]).node);
+      if (m == n) {
+        auto const& link = cluster_.intra[m];
+        w.intra_startup_s = std::max(w.intra_startup_s, link.alpha_s);
+        w.intra_per_byte_s = std::max(w.intra_per_byte_s, share / link.bytes_per_s);
+      } else {
+        w.inter_startup_s = cluster_.inter.alpha_s;
+        out[m] += share;
+        in[n] += share;
+      }
+      bool const next_i = (i + 1) * b <= (j + 1) * a, next_j = (j + 1) * a <= (i + 1) * b;
+      if (next_i) ++i;
+      if (next_j) ++j;
+    }
+    for (std::size_t n = 0; n < out.size(); ++n)
+      w.inter_per_byte_s =
+          std::max(w.inter_per_byte_s, std::max(out[n], in[n]) / cluster_.inter.bytes_per_s);
+    return w;
+  }
+
+  /// Seconds of layers first to end - 1 for `slice` samples on the slowest kind of a group.
+  [[nodiscard]] StageTime time(int first, int end, std::uint64_t kinds, double slice,
+                               bool recompute) const noexcept {
+    StageTime t;
+    auto const f = static_cast<std::size_t>(first), e = static_cast<std::size_t>(end);
+    for (std::size_t k = 0; kinds >> k != 0; ++k) {
+      if ((kinds >> k & 1) == 0) continue;
+      t.forward_s = std::max(t.forward_s, forward_[k][e] - forward_[k][f]);
+      t.backward_s = std::max(t.backward_s, backward_[k][e] - backward_[k][f]);
+    }
+    t.forward_s *= slice;
+    t.backward_s *= slice;
+    if (recompute) t.backward_s += t.forward_s;
+    return t;
+  }
+
+  [[nodiscard]] double parameter_bytes(int first, int end) const noexcept {
+    return parameters_[static_cast<std::size_t>(end)] - parameters_[static_cast<std::size_t>(first)];
+  }
+
+  /// Bytes of `samples` samples that cross the boundary before a layer; 0 for the first.
+  [[nodiscard]] double boundary_bytes(int layer, double samples) const noexcept {
+    if (layer == 0) return 0;
+    auto const& before = profile_.layers[static_cast<std::size_t>(layer - 1)];
+    return static_cast<double>(before.activation_bytes) * samples / profile_.batch;
+  }
+
+  [[nodiscard]] StageMemory memory(int first, int end, double slice, bool recompute) const noexcept {
+    StageMemory m{.static_bytes = parameter_bytes(first, end) * request_.memory_factor};
+    double const stash = (stash_[static_cast<std::size_t>(end)] -
+                          stash_[static_cast<std::size_t>(first)]) * slice;
+    m.each_bytes = recompute ? boundary_bytes(first, slice) : stash;
+    m.once_bytes = recompute ? stash : 0;
+    return m;
+  }
+
+  /// Seconds that a stage's gradients add after its last backward: all of their all-reduce, or what
+  /// does not overlap with that backward where they go in groups of layers.
+  [[nodiscard]] double gradients_s(int first, int end, Group const& group, double slice,
+                                   bool recompute, bool overlapped) const {
+    double const bytes = parameter_bytes(first, end);
+    double const whole =
+        bytes > 0 ? group.all_reduce.startup_s + group.all_reduce.per_byte_s * bytes : 0;
+    if (!overlapped || group.replicas < 2 || !(bytes > 0)) return whole;
+    std::vector<double> backward;
+    std::vector<std::uint64_t> gradients;
+    for (int l = first; l < end; ++l) {
+      StageTime const t = time(l, l + 1, group.kinds, slice, recompute);
+      backward.push_back(t.backward_s);
+      gradients.push_back(profile_.layers[static_cast<std::size_t>(l)].parameter_bytes);
+    }
+    collective::Backward const layers{0, backward, gradients};
+    bool const large = backward.size() > 512;  // the exact grouping is quadratic
+    auto const groups = large ? collective::grouping::Greedy{}.groups(layers, group.all_reduce)
+                              : collective::grouping::Optimal{}.groups(layers, group.all_reduce);
+    return std::min(whole, collective::evaluate(layers, groups, group.all_reduce).exposed_s);
+  }
+
+  /// Seconds of the whole batch on the fastest device alone.
+  [[nodiscard]] double one_device_s() const noexcept {
+    double best = 0;
+    for (std::size_t k = 0; k < forward_.size(); ++k) {
+      double const t = (forward_[k].back() + backward_[k].back()) * request_.batch;
+      best = k == 0 ? t : std::min(best, t);
+    }
+    return best;
+  }
+
+ private:
+  void check() {
+    auto const refuse = [](std::string const& s) { throw Error(Errc::bad_configuration, s); };
+    if (request_.batch < 1)
+      refuse(text("a batch of ", request_.batch, " samples; give 1 or more"));
+    if (request_.microbatch < 0)
+      refuse(text("microbatches of ", request_.microbatch,
+                  " samples per device; give 1 or more, or 0 for the profile's batch"));
+    if (!detail::is_time(request_.memory_factor))
+      refuse(text("a memory factor of ", request_.memory_factor,
+                  "; give a finite number that is not negative, such as 4 for Adam"));
+    std::vector<bool> usable(cluster_.devices.size(), true);
+    for (int const id : request_.without) {
+      if (id < 0 || id >= cluster_.size())
+        refuse(text("device ", id, " cannot be left out; there are devices 0 to ",
+                    cluster_.size() - 1));
+      usable[static_cast<std::size_t>(id)] = false;
+    }
+    free_.size.assign(static_cast<std::size_t>(cluster_.nodes()), 0);
+    for (int d = 0; d < cluster_.size(); ++d) {
+      if (!usable[static_cast<std::size_t>(d)]) continue;
+      devices_.push_back(d);
+      ++free_.size[static_cast<std::size_t>(cluster_.device(d).node)];
+    }
+    free_.taken.assign(free_.size.size(), 0);
+    if (devices_.empty()) refuse("every device is left out; leave one to plan for");
+  }
+
+  void sum() {
+    std::vector<int> one_of;  // a device of each kind
+    for (int d = 0; d < cluster_.size(); ++d) {
+      auto const same = std::find_if(one_of.begin(), one_of.end(), [&](int other) {
+        return cluster_.device(other).kind == cluster_.device(d).kind;
+      });
+      kind_.push_back(static_cast<std::size_t>(same - one_of.begin()));
+      if (same == one_of.end()) one_of.push_back(d);
+    }
+    if (one_of.size() > 64)
+      throw Error(Errc::bad_configuration, text("devices of ", one_of.size(),
+                                                " kinds; a planner tells up to 64 apart"));
+    auto const N = profile_.layers.size();
+    forward_.assign(one_of.size(), std::vector<double>(N + 1, 0.0));
+    backward_ = forward_;
+    parameters_.assign(N + 1, 0.0);
+    stash_.assign(N + 1, 0.0);
+    for (std::size_t l = 0; l < N; ++l) {
+      auto const& layer = profile_.layers[l];
+      parameters_[l + 1] = parameters_[l] + static_cast<double>(layer.parameter_bytes);
+      stash_[l + 1] = stash_[l] + static_cast<double>(layer.stash()) / profile_.batch;
+      for (std::size_t k = 0; k < one_of.size(); ++k) {
+        auto const t = cluster_.times(layer, one_of[k]);
+        forward_[k][l + 1] = forward_[k][l] + t.forward_s / profile_.batch;
+        backward_[k][l + 1] = backward_[k][l] + t.backward_s / profile_.batch;
+      }
+    }
+  }
+
+  cluster::Profile profile_;
+  cluster::Cluster cluster_;
+  Request request_;
+  std::vector<int> devices_{};
+  placement::Occupancy free_{};
+  std::vector<std::size_t> kind_{};             ///< [devices]
+  std::vector<std::vector<double>> forward_{};  ///< [kinds][layers + 1] seconds of one sample
+  std::vector<std::vector<double>> backward_{};
+  std::vector<double> parameters_{};  ///< [layers + 1] bytes
+  std::vector<double> stash_{};       ///< [layers + 1] bytes of one sample
+};
+
+}  // namespace stagger::plan
