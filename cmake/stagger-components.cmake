@@ -28,6 +28,10 @@ stagger_component(json HEADERS json/*.hpp json/detail/*.hpp LINKS stagger::stagg
   INCLUDES "^nlohmann/" FIND nlohmann_json CONFIG
   REMEDY "install nlohmann-json 3.11 or newer (nlohmann-json3-dev on Debian 12) or set nlohmann_json_ROOT")
 
+stagger_component(mpi HEADERS mpi/*.hpp mpi/detail/*.hpp LINKS stagger::stagger MPI::MPI_CXX INCLUDES "^mpi\\.h$"
+  FIND MPI COMPONENTS CXX
+  REMEDY "install an MPI 3 (libopenmpi-dev and openmpi-bin on Debian 12) or set MPI_HOME")
+
 # Sets <out> to the components in <requested> and those they build on, each after what it needs.
 function(stagger_closure out requested)
   set(result "")
@@ -50,6 +54,7 @@ function(stagger_look_up out name)
   set(${out} "" PARENT_SCOPE)
   list(APPEND CMAKE_MODULE_PATH "${CMAKE_CURRENT_FUNCTION_LIST_DIR}")
   list(GET stagger_${name}_FIND 0 package)
+  set(MPI_CXX_SKIP_MPICXX TRUE)  # the interface of C is enough; that of C++ left the standard in 2012
   find_package(${stagger_${name}_FIND} QUIET)
   foreach(target IN LISTS stagger_${name}_LINKS)
     if(NOT target MATCHES "^stagger::" AND NOT (${package}_FOUND AND TARGET ${target}))

@@ -46,15 +46,20 @@ foreach(component IN LISTS stagger_available)
       continue()  # clang 14 is a gate for what needs the standard library alone
     endif()
     set(objects "")
+    # What the component brings that the compiler does not find by itself.
+    set(folders "$<FILTER:$<TARGET_PROPERTY:headers_${component},INCLUDE_DIRECTORIES>,EXCLUDE,^/usr/include$|^${PROJECT_SOURCE_DIR}/include$>")
+    set(definitions "$<TARGET_PROPERTY:headers_${component},COMPILE_DEFINITIONS>")
     foreach(source IN LISTS sources)
       file(RELATIVE_PATH object ${here} ${source})
       string(REGEX REPLACE "\\.cpp$" "" header ${object})
       set(object ${here}/${compiler}/${object}.o)
       cmake_path(GET object PARENT_PATH folder)
       file(MAKE_DIRECTORY ${folder})
-      add_custom_command(OUTPUT ${object} DEPFILE ${object}.d DEPENDS ${source} VERBATIM
+      add_custom_command(OUTPUT ${object} DEPFILE ${object}.d DEPENDS ${source} VERBATIM COMMAND_EXPAND_LISTS
         COMMAND ${CMAKE_CXX_COMPILER_LAUNCHER} ${stagger_compiler_${compiler}} -std=c++20 -Wall -Wextra -Wpedantic
-                -Wconversion -Wshadow -Werror -I${PROJECT_SOURCE_DIR}/include -MD -MF ${object}.d -MT ${object}
+                -Wconversion -Wshadow -Werror -I${PROJECT_SOURCE_DIR}/include
+                "$<$<BOOL:${folders}>:-isystem$<SEMICOLON>$<JOIN:${folders},$<SEMICOLON>-isystem$<SEMICOLON>>>"
+                "$<$<BOOL:${definitions}>:-D$<JOIN:${definitions},$<SEMICOLON>-D>>" -MD -MF ${object}.d -MT ${object}
                 -c ${source} -o ${object}
         COMMENT "Checking ${header} with ${compiler}")
       list(APPEND objects ${object})

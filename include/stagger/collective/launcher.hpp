@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Which process of how many this is, as whatever launched the program says.
+
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <system_error>
+
+#include <stagger/core/error.hpp>
+#include <stagger/core/text.hpp>
+
+namespace stagger::collective {
+
+/// What a launcher told this process.
+struct Launch {
+  char const* launcher = "";  ///< "torchrun", "Open MPI", "PMI" or "Slurm"
+  int rank = 0;               ///< 0 <= rank < size
+  int size = 1;
+  int local_rank = -1;    ///< among the processes of this machine, or -1 if not told
+  std::string address{};  ///< of rank 0's machine, where told (MASTER_ADDR)
+  int port = 0;           ///< free there, where told (MASTER_PORT)
+};
+
+namespace detail {
+
+/// Reads the variables of launchers through `get(name) -> char const*`, which is std::getenv or a
+/// test's.
+template <class Get> class LauncherReader {
+ public:
+  explicit LauncherReader(Get get) : get_(get) {}
+
+  [[nodiscard]] bool has(char const* name) const { return get_(name) != nullptr; }
+
+  /// Whether a launcher's set is there; a part of it is an error.
+  [[nodiscard]] bool complete(char const* launcher, std::initializer_list<char const*> tells,
+                              std::initializer_list<char const*> needs) const {
+    bool any = false;
+    for (char const* name : tells) any = any || has(name);
+    if (!any) return false;
+    std::string missing;
+    for (char const* name : needs) {
+      if (!has(name)) missing += std::string(missing.empty() ? "" : ", ") + name;
+    }
+    if (missing.empty()) return true;
+    throw Error(Errc::bad_configuration,
+                text("the environment of ", launcher, " lacks ", missing, "; found ", found(needs),
+                     "; start every rank with the launcher, or unset what it left"));
+  }
+
+  [[nodiscard]] int number(char const* launcher, char const* name, int least, int most) const {
+    char const* const words = get_(name);
+    int value = 0;
+    char const* const end = words + std::strlen(words);
+    auto const result = std::from_chars(words, end, value);
+    if (result.ec == std::errc() && result.ptr == end && value >= least && value <= most) {
+      return value;
+    }
+    throw Error(Errc::bad_configuration, text(name, " of ", launcher, " is '", words,
+                                              "'; it must be a number from ", least, " to ", most));
+  }
+
+  [[nodiscard]] Launch read(char const* launcher, char const* rank, char const* size,
+                            char const* local_rank) const {
+    constexpr int most = 1 << 24;
+    Launch launch;
+    launch.launcher = launcher;
+    launch.size = number(launcher, size, 1, most);
+    launch.rank = number(launcher, rank, 0, most);
+    if (launch.rank >= launch.size) {
+      throw Error(Errc::bad_configuration,
+                  text("the environment of ", launcher, " is wrong: ", rank, " is ", launch.rank,
+                       ", but ", size, " is ", launch.size, "; ranks are 0 to ", launch.size - 1));
+    }
+    if (has(local_rank)) {
+      launch.local_rank = number(launcher, local_rank, 0, launch.size - 1);
+    }
+    if (has("MASTER_ADDR")) launch.address = get_("MASTER_ADDR");
+    if (has("MASTER_PORT")) launch.port = number(launcher, "MASTER_PORT", 1, 65535);
+    return launch;
+  }
+
+ private:
+  [[nodiscard]] std::string found(std::initializer_list<char const*> names) const {
+    std::string list;
+    for (char const* name : names) {
+      if (has(name)) list += text(list.empty() ? "" : ", ", name, "=", get_(name));
+    }
+    return list.empty() ? "none of its variables" : list;
+  }
+
+  Get get_;
+};
+
+}  // namespace detail
+
+/// Reads what launched this process: torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), Open
+/// MPI (OMPI_COMM_WORLD_*), a process manager of MPICH's kind (PMI_*), or Slurm (SLURM_PROCID,
+/// SLURM_NTASKS). The one nearest to the program wins: mpirun within an allocation of Slurm is
+/// Open MPI. Two that are equally near must agree.
+/// @param  get  names to values, or nullptr: std::getenv, or what a test makes up
+/// @return  nothing when no launcher left a variable
+/// @throws Error  Errc::bad_configuration for a part of a set, a value that is no rank, a rank not
+///                below the size, or two launchers that disagree; the text lists what was found
+template <class Get> [[nodiscard]] std::optional<Launch> find_launch(Get get) {
+  detail::LauncherReader const reader(get);
+  std::optional<Launch> near;
+  auto const take = [&](Launch next) {
+    if (near && (near->rank != next.rank || near->size != next.size)) {
+      throw Error(Errc::bad_configuration,
+                  text(near->launcher, " says rank ", near->rank, " of ", near->size, ", but ",
+                       next.launcher, " says rank ", next.rank, " of ", next.size,
+                       "; unset the variables of the one that did not start this program"));
+    }
+    if (!near) near = std::move(next);
+  };
+  if (reader.complete("torchrun", {"RANK", "WORLD_SIZE"},
+                      {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})) {
+    take(reader.read("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"));
+  }
+  if (reader.complete("Open MPI", {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
+                      {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"})) {
+    take(reader.read("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+                     "OMPI_COMM_WORLD_LOCAL_RANK"));
+  }
+  if (reader.complete("PMI", {"PMI_RANK", "PMI_SIZE"}, {"PMI_RANK", "PMI_SIZE"})) {
+    take(reader.read("PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"));
+  }
+  if (near) return near;  // an allocation of Slurm says nothing of what mpirun started within it
+  if (reader.complete("Slurm", {"SLURM_PROCID", "SLURM_NTASKS"},
+                      {"SLURM_PROCID", "SLURM_NTASKS"})) {
+    take(reader.read("Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"));
+  }
+  return near;
+}
+
+/// The same from the environment of this process.
+[[nodiscard]] inline std::optional<Launch> find_launch() {
+  return find_launch([](char const* name) -> char const* { return std::getenv(name); });
+}
+
+}  // namespace stagger::collective

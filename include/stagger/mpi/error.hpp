@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What MPI returns, as errors of stagger.
+
+#if !__has_include(<mpi.h>)
+#error "stagger/mpi/ needs mpi.h: link stagger::mpi, or find_package(stagger COMPONENTS mpi)"
+#endif
+
+#include <mpi.h>
+
+#include <string>
+
+#include <stagger/core/error.hpp>
+#include <stagger/core/text.hpp>
+
+namespace stagger::mpi {
+
+/// MPI's words for a code it returned.
+[[nodiscard]] inline std::string error_text(int code) {
+  char words[MPI_MAX_ERROR_STRING] = {};
+  int length = 0;
+  if (MPI_Error_string(code, words, &length) != MPI_SUCCESS) return text("error ", code);
+  return std::string(words, static_cast<std::size_t>(length));
+}
+
+/// Throws when MPI refused a call. `doing` ends "of rank 3".
+/// @throws Error  Errc::mismatch for a message longer than its buffer, else Errc::io
+inline void check(int code, char const* call, std::string const& doing) {
+  if (code == MPI_SUCCESS) return;
+  int kind = MPI_ERR_UNKNOWN;
+  MPI_Error_class(code, &kind);
+  if (kind == MPI_ERR_TRUNCATE) {
+    throw Error(Errc::mismatch, text("the peer sent more than ", doing, " has room for (", call,
+                                     "); both ends must agree on type and count"));
+  }
+  throw Error(Errc::io, text(call, " failed for ", doing, ": ", error_text(code)));
+}
+
+}  // namespace stagger::mpi

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   MPI from start to end: initialised once, by the program or by this, and finalised by
+/// whoever initialised it.
+
+#include <chrono>
+#include <cstdint>
+#include <thread>
+
+#include <stagger/mpi/error.hpp>
+
+namespace stagger::mpi {
+
+/// Which threads may call MPI; the names and the order of the standard.
+enum class Threads : std::uint8_t {
+  single,      ///< the process has one thread
+  funneled,    ///< only the thread that initialised MPI
+  serialized,  ///< every thread, one at a time: enough for one rank per process
+  multiple,    ///< every thread at any time
+};
+
+[[nodiscard]] constexpr char const* name(Threads level) noexcept {
+  constexpr char const* names[] = {"MPI_THREAD_SINGLE", "MPI_THREAD_FUNNELED",
+                                   "MPI_THREAD_SERIALIZED", "MPI_THREAD_MULTIPLE"};
+  return names[static_cast<int>(level)];
+}
+
+namespace detail {
+
+[[nodiscard]] inline int native(Threads level) noexcept {
+  constexpr int levels[] = {MPI_THREAD_SINGLE, MPI_THREAD_FUNNELED, MPI_THREAD_SERIALIZED,
+                            MPI_THREAD_MULTIPLE};
+  return levels[static_cast<int>(level)];
+}
+
+[[nodiscard]] inline Threads level_of(int provided) noexcept {
+  for (Threads level : {Threads::multiple, Threads::serialized, Threads::funneled}) {
+    if (provided >= native(level)) return level;
+  }
+  return Threads::single;
+}
+
+/// Whether a connection of this process ended in an error: then a peer may never come to
+/// MPI_Finalize.
+inline bool& troubled() noexcept {
+  static bool flag = false;
+  return flag;
+}
+
+}  // namespace detail
+
+/// Whether MPI can be called now.
+[[nodiscard]] inline bool running() {
+  int started = 0;
+  int ended = 0;
+  MPI_Initialized(&started);
+  MPI_Finalized(&ended);
+  return started != 0 && ended == 0;
+}
+
+/// Refuses an MPI that is not running, or that does not let the calling thread call it.
+/// @throws Error  Errc::bad_configuration
+inline void require_callable() {
+  if (!running()) {
+    throw Error(Errc::bad_configuration,
+                "MPI is not running: keep a stagger::mpi::Session alive, or call MPI_Init_thread");
+  }
+  int provided = 0;
+  int main_thread = 0;
+  MPI_Query_thread(&provided);
+  MPI_Is_thread_main(&main_thread);
+  if (provided < MPI_THREAD_SERIALIZED && main_thread == 0) {
+    throw Error(Errc::bad_configuration,
+                text("MPI runs with ", name(detail::level_of(provided)),
+                     ", so that only the thread that initialised it may call it; initialise it "
+                     "with MPI_THREAD_SERIALIZED"));
+  }
+}
+
+/// MPI for as long as this lives.
+///
+/// Where the program has initialised MPI already, nothing is initialised or finalised here; the
+/// level of threads is checked. Keep one, in main.
+///
+/// After an error between ranks a peer may be dead, and MPI_Finalize would wait for it for ever:
+/// then the end of the session first meets the others at a barrier, and leaves MPI unfinalised
+/// where they do not come within `farewell_s`. mpirun reports such a process and ends the job.
+class Session {
+ public:
+  /// @param  farewell_s  seconds to wait for the others at the end, after an error
+  /// @throws Error  Errc::bad_configuration when MPI offers less than `wanted`, or was finalised
+  explicit Session(Threads wanted = Threads::serialized, double farewell_s = 2)
+      : farewell_s_(farewell_s) {
+    int started = 0;
+    int ended = 0;
+    MPI_Initialized(&started);
+    MPI_Finalized(&ended);
+    if (ended != 0) {
+      throw Error(Errc::bad_configuration,
+                  "MPI was finalised and cannot start again; keep one Session in main");
+    }
+    int provided = MPI_THREAD_SINGLE;
+    if (started != 0) {
+      MPI_Query_thread(&provided);
+    } else {
+      check(MPI_Init_thread(nullptr, nullptr, detail::native(wanted), &provided), "MPI_Init_thread",
+            "this process");
+      owner_ = true;
+    }
+    level_ = detail::level_of(provided);
+    if (level_ < wanted) {
+      if (owner_) MPI_Finalize();
+      throw Error(Errc::bad_configuration,
+                  text("MPI offers ", name(level_), ", but ", name(wanted),
+                       " is needed; initialise MPI with it, or use an MPI that was built with it"));
+    }
+    if (!owner_) return;
+    MPI_Comm_dup(MPI_COMM_WORLD, &closing_);
+    MPI_Comm_set_errhandler(closing_, MPI_ERRORS_RETURN);
+  }
+  Session(Session const&) = delete;
+  Session& operator=(Session const&) = delete;
+  ~Session() {
+    if (!owner_ || !running()) return;
+    if (!detail::troubled() || all_came()) MPI_Finalize();
+  }
+
+  [[nodiscard]] Threads threads() const noexcept { return level_; }
+  /// Whether this session initialised MPI and finalises it.
+  [[nodiscard]] bool owns() const noexcept { return owner_; }
+
+ private:
+  [[nodiscard]] bool all_came() const noexcept {
+    MPI_Request request = MPI_REQUEST_NULL;
+    if (MPI_Ibarrier(closing_, &request) != MPI_SUCCESS) return false;
+    auto const start = std::chrono::steady_clock::now();
+    for (int done = 0;;) {
+      if (MPI_Test(&request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return false;
+      if (done != 0) return true;
+      auto const waited = std::chrono::steady_clock::now() - start;
+      if (std::chrono::duration<double>(waited).count() >= farewell_s_) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+
+  double farewell_s_;
+  bool owner_ = false;
+  Threads level_ = Threads::single;
+  MPI_Comm closing_ = MPI_COMM_NULL;
+};
+
+}  // namespace stagger::mpi

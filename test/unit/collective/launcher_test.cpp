@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/collective/launcher.hpp>
+
+#include <map>
+#include <string>
+
+#include "catch.hpp"
+
+using namespace stagger;
+using namespace stagger::collective;
+using Catch::Contains;
+
+namespace {
+
+using Environment = std::map<std::string, std::string>;
+
+std::optional<Launch> launch_of(Environment const& e) {
+  return find_launch([&](char const* name) -> char const* {
+    auto const at = e.find(name);
+    return at == e.end() ? nullptr : at->second.c_str();
+  });
+}
+
+void require(Environment const& e, std::string const& launcher, int rank, int size) {
+  auto const launch = launch_of(e);
+  REQUIRE(launch);
+  REQUIRE(launch->launcher == launcher);
+  REQUIRE(launch->rank == rank);
+  REQUIRE(launch->size == size);
+}
+
+Environment const torch{{"RANK", "3"},
+                        {"WORLD_SIZE", "8"},
+                        {"LOCAL_RANK", "1"},
+                        {"MASTER_ADDR", "n01"},
+                        {"MASTER_PORT", "29500"}};
+Environment const open_mpi{{"OMPI_COMM_WORLD_RANK", "3"},
+                           {"OMPI_COMM_WORLD_SIZE", "8"},
+                           {"OMPI_COMM_WORLD_LOCAL_RANK", "2"}};
+Environment const pmi{{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}};
+Environment const slurm{{"SLURM_PROCID", "7"}, {"SLURM_NTASKS", "8"}, {"SLURM_LOCALID", "0"}};
+
+Environment both(Environment a, Environment const& b) {
+  a.insert(b.begin(), b.end());
+  return a;
+}
+
+Environment without(Environment e, char const* name) {
+  e.erase(name);
+  return e;
+}
+
+}  // namespace
+
+TEST_CASE("collective/launcher: the set of each launcher is read", "[collective]") {
+  require(torch, "torchrun", 3, 8);
+  REQUIRE(launch_of(torch)->local_rank == 1);
+  REQUIRE(launch_of(torch)->address == "n01");
+  REQUIRE(launch_of(torch)->port == 29500);
+  require(open_mpi, "Open MPI", 3, 8);
+  REQUIRE(launch_of(open_mpi)->local_rank == 2);
+  REQUIRE(launch_of(open_mpi)->address.empty());
+  require(pmi, "PMI", 0, 1);
+  REQUIRE(launch_of(pmi)->local_rank == -1);
+  require(slurm, "Slurm", 7, 8);
+  REQUIRE_FALSE(launch_of({}));
+  REQUIRE_FALSE(launch_of({{"PATH", "/bin"}, {"MASTER_ADDR", "n01"}}));
+}
+
+TEST_CASE("collective/launcher: an address given beside any launcher is taken", "[collective]") {
+  auto e = slurm;
+  e["MASTER_ADDR"] = "10.0.0.1";
+  e["MASTER_PORT"] = "1234";
+  REQUIRE(launch_of(e)->address == "10.0.0.1");
+  REQUIRE(launch_of(e)->port == 1234);
+}
+
+TEST_CASE("collective/launcher: mpirun within an allocation of Slurm is Open MPI", "[collective]") {
+  require(both(open_mpi, slurm), "Open MPI", 3, 8);
+  auto allocation = open_mpi;
+  allocation["SLURM_NTASKS"] = "64";  // without a rank: of the allocation, not of a step
+  require(allocation, "Open MPI", 3, 8);
+}
+
+TEST_CASE("collective/launcher: two launchers equally near must agree", "[collective]") {
+  require(both(torch, open_mpi), "torchrun", 3, 8);
+  auto other = open_mpi;
+  other["OMPI_COMM_WORLD_RANK"] = "2";
+  REQUIRE_THROWS_WITH(launch_of(both(torch, other)), Contains("torchrun says rank 3 of 8") &&
+                                                         Contains("Open MPI says rank 2 of 8"));
+}
+
+TEST_CASE("collective/launcher: a part of a set is an error that lists what was found",
+          "[collective]") {
+  REQUIRE_THROWS_WITH(
+      launch_of(without(without(torch, "MASTER_PORT"), "WORLD_SIZE")),
+      Contains("torchrun lacks WORLD_SIZE, MASTER_PORT; found RANK=3, MASTER_ADDR=n01"));
+  REQUIRE_THROWS_WITH(launch_of(without(torch, "RANK")),
+                      Contains("lacks RANK") && Contains("WORLD_SIZE=8"));
+  REQUIRE_THROWS_WITH(
+      launch_of(without(open_mpi, "OMPI_COMM_WORLD_SIZE")),
+      Contains("Open MPI lacks OMPI_COMM_WORLD_SIZE; found OMPI_COMM_WORLD_RANK=3"));
+  REQUIRE_THROWS_WITH(launch_of(without(pmi, "PMI_RANK")),
+                      Contains("PMI lacks PMI_RANK; found PMI_SIZE=1"));
+  REQUIRE_THROWS_WITH(launch_of(without(slurm, "SLURM_PROCID")),
+                      Contains("Slurm lacks SLURM_PROCID; found SLURM_NTASKS=8"));
+}
+
+TEST_CASE("collective/launcher: a wrong value is an error that names it", "[collective]") {
+  for (char const* wrong : {"", "x", "-1", "3.5", " 3", "3 ", "99999999999"}) {
+    auto e = open_mpi;
+    e["OMPI_COMM_WORLD_RANK"] = wrong;
+    REQUIRE_THROWS_WITH(
+        launch_of(e), Contains("OMPI_COMM_WORLD_RANK of Open MPI is '" + std::string(wrong) + "'"));
+  }
+  auto e = slurm;
+  e["SLURM_NTASKS"] = "0";
+  REQUIRE_THROWS_WITH(launch_of(e), Contains("SLURM_NTASKS of Slurm is '0'"));
+  e["SLURM_NTASKS"] = "7";
+  REQUIRE_THROWS_WITH(launch_of(e), Contains("SLURM_PROCID is 7, but SLURM_NTASKS is 7"));
+  auto port = torch;
+  port["MASTER_PORT"] = "65536";
+  REQUIRE_THROWS_WITH(launch_of(port), Contains("MASTER_PORT of torchrun is '65536'"));
+  try {
+    static_cast<void>(launch_of(port));
+    FAIL("accepted");
+  } catch (Error const& error) {
+    REQUIRE(error.code() == Errc::bad_configuration);
+  }
+}
