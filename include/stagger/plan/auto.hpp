@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The planner that believes the simulation, not the closed estimate.
+/// @source Candidates: Fan et al., "DAPPLE", PPoPP 2021, and what else splits a chain; the ranking,
+///         the search around the best ones and the bound are our own.
+
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <stagger/plan/baselines.hpp>
+#include <stagger/plan/dapple.hpp>
+#include <stagger/plan/evaluate.hpp>
+#include <stagger/plan/improve.hpp>
+#include <stagger/plan/infeasible.hpp>
+#include <stagger/plan/plan.hpp>
+#include <stagger/plan/workload.hpp>
+
+namespace stagger::plan {
+
+/// Ranks plans by their simulated iteration, over partitions, replicas, placements, warm-up depths,
+/// recomputation, sizes of microbatches, and gradients sent together or while backwards run. Never
+/// slower, simulated, than Dapple's plan of the same request.
+///
+/// Candidates are the best of DAPPLE's search for each number of stages, even shares for each
+/// number of stages, data parallelism, and whatever `others` says; then what lies around the best
+/// of them. Microbatches of a quarter to four times the profile's batch are tried, unless the
+/// request fixes them; they are taken to last in proportion to their samples.
+struct Auto {
+  long long budget = 600'000;      ///< closed estimates for each size of microbatch
+  long long simulations = 12'000;  ///< drafts simulated around the best candidates
+  std::vector<Draft> others{};     ///< from partitioners of the caller's choice
+
+  /// @throws Infeasible  where nothing fits
+  [[nodiscard]] Plan plan(Workload const& w) const {
+    Shortage shortage;
+    if (auto best = search(w, shortage)) return *std::move(best);
+    throw infeasible(w, shortage, [&](Request const& r) {
+      Shortage other;
+      Auto const quick{.budget = 50'000, .simulations = 0};
+      return quick.search(Workload(w.profile(), w.cluster(), r), other).has_value();
+    });
+  }
+
+ private:
+  [[nodiscard]] static std::vector<int> sizes(Workload const& w) {
+    if (w.request().microbatch > 0) return {w.request().microbatch};
+    int const b = w.profile().batch;
+    std::vector<int> all{b};
+    for (int const size : {b / 2, b / 4, 2 * b, 4 * b})
+      if (size >= 1 && size <= w.request().batch &&
+          std::find(all.begin(), all.end(), size) == all.end())
+        all.push_back(size);
+    return all;
+  }
+
+  [[nodiscard]] std::optional<Plan> search(Workload const& w, Shortage& shortage) const {
+    Evaluator evaluator(w);
+    std::vector<Candidate> best;  // rising in simulated time
+    long long evaluated = 0;
+    auto const consider = [&](Draft draft) {
+      constexpr std::size_t few = 8;
+      ++evaluated;
+      draft.gradients = Gradients::overlapped;  // never later than together
+      auto plan = evaluator(draft, "auto");
+      if (!plan) return;
+      auto const place = std::upper_bound(
+          best.begin(), best.end(), plan->simulated_s,
+          [](double s, Candidate const& c) { return s < c.plan.simulated_s; });
+      best.insert(place, {std::move(draft), *std::move(plan)});
+      if (best.size() > few) best.pop_back();
+    };
+    bool const forced = w.request().recompute;
+    for (bool const recompute : {false, true}) {
+      if (!recompute && forced) continue;
+      for (int const size : sizes(w)) {
+        auto const add = [&](Draft draft) {
+          draft.microbatch = size;
+          draft.recompute = recompute;
+          consider(std::move(draft));
+        };
+        detail::DappleSearch by_estimate(w, Form::corrected, recompute && !forced ? budget / 8 : budget,
+                                         size, recompute, true);
+        for (auto const& found : by_estimate.run()) add(found.draft);
+        evaluated += by_estimate.evaluated();
+        if (shortage.needed <= 0) shortage = by_estimate.shortage();
+        auto const seconds = detail::layer_seconds(w);
+        int const most = std::min(w.layers(), static_cast<int>(w.devices().size()));
+        for (int S = 1; S <= most; ++S) add(detail::in_order(w, detail::balanced(seconds, S)));
+        for (Draft const& draft : others) add(draft);
+      }
+    }
+    try {  // at its own budget, so that this plan is never behind it
+      Plan const dapple = Dapple{}.plan(w);
+      evaluated += dapple.candidates;
+      consider(draft_of(dapple, w.microbatch()));
+    } catch (Infeasible const&) {  // one of the others may fit
+    }
+    if (best.empty()) return std::nullopt;
+    long long left = simulations;
+    auto const starts = best.size();
+    for (std::size_t i = 0; i < starts && left > 0; ++i) {
+      long long share = std::max(1LL, left / static_cast<long long>(starts - i));
+      left -= share;
+      evaluated += share;
+      improve(evaluator, best[i], share);
+      evaluated -= std::max(0LL, share);
+      left += std::max(0LL, share);
+    }
+    auto const first = std::min_element(
+        best.begin(), best.end(),
+        [](auto const& a, auto const& b) { return a.plan.simulated_s < b.plan.simulated_s; });
+    Draft plain = first->draft;
+    plain.gradients = Gradients::together;
+    auto const together = evaluator(plain, "auto");
+    Plan plan = together && together->simulated_s <= first->plan.simulated_s ? *together
+                                                                             : first->plan;
+    plan.candidates = evaluated;
+    return plan;
+  }
+};
+
+}  // namespace stagger::plan

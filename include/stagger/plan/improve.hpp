@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Better plans near a good one, by simulation.
+
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <stagger/plan/evaluate.hpp>
+#include <stagger/plan/plan.hpp>
+#include <stagger/plan/workload.hpp>
+
+namespace stagger::plan {
+
+/// The draft that a plan was made of.
+[[nodiscard]] inline Draft draft_of(Plan const& plan, int microbatch) {
+  Draft draft{.microbatch = microbatch, .recompute = plan.recompute, .gradients = plan.gradients};
+  for (auto const& s : plan.stages) draft.stages.push_back({s.first, s.last + 1, s.devices});
+  return draft;
+}
+
+/// A draft with its plan, as a search keeps it.
+struct Candidate {
+  Draft draft{};
+  Plan plan{};
+};
+
+namespace detail {
+
+/// Drafts one step away: a cut moved, a device given to a neighbour, two stages joined, a stage
+/// split.
+[[nodiscard]] inline std::vector<Draft> neighbours(Draft const& d) {
+  std::vector<Draft> all;
+  auto const& s = d.stages;
+  for (std::size_t i = 0; i + 1 < s.size(); ++i) {
+    for (int const by : {-1, 1, -2, 2, -4, 4}) {
+      int const cut = s[i].end + by;
+      if (cut <= s[i].first || cut >= s[i + 1].end) continue;
+      Draft next = d;
+      next.stages[i].end = next.stages[i + 1].first = cut;
+      all.push_back(std::move(next));
+    }
+    for (bool const forth : {true, false}) {
+      std::size_t const from = forth ? i : i + 1, to = forth ? i + 1 : i;
+      if (s[from].devices.size() < 2) continue;
+      Draft next = d;
+      auto& source = next.stages[from].devices;
+      auto& target = next.stages[to].devices;
+      auto const moved = forth ? source.end() - 1 : source.begin();
+      target.insert(std::upper_bound(target.begin(), target.end(), *moved), *moved);
+      source.erase(moved);
+      all.push_back(std::move(next));
+    }
+    Draft joined = d;
+    auto& target = joined.stages[i];
+    auto const& other = s[i + 1];
+    target.end = other.end;
+    target.devices.insert(target.devices.end(), other.devices.begin(), other.devices.end());
+    std::sort(target.devices.begin(), target.devices.end());
+    joined.stages.erase(joined.stages.begin() + static_cast<std::ptrdiff_t>(i) + 1);
+    all.push_back(std::move(joined));
+  }
+  for (std::size_t i = 0; i < s.size(); ++i) {
+    if (s[i].devices.size() < 2 || s[i].end - s[i].first < 2) continue;
+    Draft split = d;
+    auto const half = static_cast<std::ptrdiff_t>(s[i].devices.size() / 2);
+    int const middle = s[i].first + (s[i].end - s[i].first) / 2;
+    Assignment const behind{middle, s[i].end, {s[i].devices.begin() + half, s[i].devices.end()}};
+    split.stages[i].end = middle;
+    split.stages[i].devices.resize(static_cast<std::size_t>(half));
+    split.stages.insert(split.stages.begin() + static_cast<std::ptrdiff_t>(i) + 1, behind);
+    all.push_back(std::move(split));
+  }
+  return all;
+}
+
+}  // namespace detail
+
+/// Walks to better neighbours until there is none, or `evaluations` are spent.
+/// @param evaluations  how many may be spent; counted down
+inline void improve(Evaluator& evaluator, Candidate& best, long long& evaluations) {
+  for (bool better = true; better && evaluations > 0;) {
+    better = false;
+    for (auto& draft : detail::neighbours(best.draft)) {
+      if (evaluations-- <= 0) return;
+      auto plan = evaluator(draft, best.plan.policy);
+      if (!plan || !(plan->simulated_s < best.plan.simulated_s * (1 - 1e-9))) continue;
+      best = {std::move(draft), *std::move(plan)};
+      better = true;
+      break;
+    }
+  }
+}
+
+}  // namespace stagger::plan

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   A plan for what is left after devices were lost.
+
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <stagger/plan/baselines.hpp>
+#include <stagger/plan/dapple.hpp>
+#include <stagger/plan/evaluate.hpp>
+#include <stagger/plan/improve.hpp>
+#include <stagger/plan/infeasible.hpp>
+#include <stagger/plan/plan.hpp>
+#include <stagger/plan/workload.hpp>
+
+namespace stagger::plan {
+
+/// Plans again, quickly: keeps the old stages where it can, looks around them by simulation, and at
+/// a short search from scratch. Devices keep their numbers.
+struct Replan {
+  long long budget = 200'000;    ///< closed estimates
+  long long simulations = 2'000;  ///< drafts around the old plan
+
+  /// @param before  the plan that ran
+  /// @param w       the same profile and cluster; its request leaves out the devices that are lost
+  /// @throws Infeasible  where nothing fits on what is left
+  [[nodiscard]] Plan plan(Plan const& before, Workload const& w) const {
+    Evaluator evaluator(w);
+    std::optional<Candidate> best;
+    long long evaluated = 0;
+    auto const consider = [&](Draft draft) {
+      ++evaluated;
+      draft.recompute = before.recompute || w.request().recompute;
+      auto plan = evaluator(draft, "replan");
+      if (plan && (!best || plan->simulated_s < best->plan.simulated_s))
+        best = Candidate{std::move(draft), *std::move(plan)};
+    };
+    for (auto& draft : kept(before, w)) consider(std::move(draft));
+    if (w.layers() >= static_cast<int>(w.devices().size())) consider(detail::straight(w));
+    consider({.stages = {{0, w.layers(), w.devices()}}, .gradients = Gradients::overlapped});
+    detail::DappleSearch search(w, Form::corrected, budget, 0,
+                                before.recompute || w.request().recompute, true);
+    auto const found = search.run();
+    evaluated += search.evaluated();
+    for (std::size_t i = 0; i < found.size() && i < 4; ++i) consider(found[i].draft);
+    if (!best) throw infeasible(w, search.shortage());
+    long long left = simulations;
+    improve(evaluator, *best, left);
+    best->plan.candidates = evaluated + simulations - std::max(0LL, left);
+    return std::move(best->plan);
+  }
+
+ private:
+  /// The old stages without what is lost. A stage that lost all its devices takes one of a
+  /// neighbour's, or is joined to it.
+  [[nodiscard]] static std::vector<Draft> kept(Plan const& before, Workload const& w) {
+    Draft old = draft_of(before, 0);
+    for (auto& s : old.stages) {
+      auto const gone = [&](int id) {
+        return !std::binary_search(w.devices().begin(), w.devices().end(), id);
+      };
+      s.devices.erase(std::remove_if(s.devices.begin(), s.devices.end(), gone), s.devices.end());
+    }
+    std::vector<Draft> all{old};
+    for (std::size_t i = 0; i < old.stages.size(); ++i) {
+      if (!old.stages[i].devices.empty()) continue;
+      std::vector<Draft> next;
+      for (Draft const& d : all) {
+        for (std::size_t j = 0; j < d.stages.size(); ++j) {
+          if (d.stages[j].devices.size() < 2) continue;
+          Draft lent = d;  // the stages in between pass one on
+          auto& from = lent.stages[j].devices;
+          auto const at = std::find_if(lent.stages.begin(), lent.stages.end(),
+                                       [](auto const& s) { return s.devices.empty(); });
+          at->devices.push_back(from.back());
+          from.pop_back();
+          next.push_back(std::move(lent));
+        }
+        auto const at = std::find_if(d.stages.begin(), d.stages.end(),
+                                     [](auto const& s) { return s.devices.empty(); });
+        auto const place = at - d.stages.begin();
+        for (bool const forward : {true, false}) {
+          if (forward ? at + 1 == d.stages.end() : place == 0) continue;
+          Draft joined = d;
+          auto const here = joined.stages.begin() + place;
+          if (forward)
+            (here + 1)->first = here->first;
+          else
+            (here - 1)->end = here->end;
+          joined.stages.erase(here);
+          next.push_back(std::move(joined));
+        }
+      }
+      if (next.size() > 64) next.resize(64);
+      all = std::move(next);
+    }
+    return all;
+  }
+};
+
+}  // namespace stagger::plan
