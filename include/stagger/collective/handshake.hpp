@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Ranks make sure, before they start, that they run the same thing.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <stagger/collective/communicator.hpp>
+#include <stagger/core/error.hpp>
+#include <stagger/core/text.hpp>
+#include <stagger/version.hpp>
+
+namespace stagger::collective {
+
+/// Something that every rank must have alike: the library, the model, the plan, an option.
+struct Fact {
+  std::string name{};
+  std::string value{};  ///< what a reader understands, or a digest of it
+};
+
+/// 64 bits of FNV-1a: equal on every machine, and good against accidents, not against attackers.
+[[nodiscard]] constexpr std::uint64_t digest(std::string_view words) noexcept {
+  std::uint64_t h = 0xcbf29ce484222325u;
+  for (char const c : words) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  return h;
+}
+
+/// The version this program was compiled with, as a fact.
+[[nodiscard]] inline Fact library_fact() {
+  return {"the version of stagger",
+          text(STAGGER_VERSION_MAJOR, ".", STAGGER_VERSION_MINOR, ".", STAGGER_VERSION_PATCH)};
+}
+
+namespace detail {
+
+inline constexpr std::size_t shown_name = 80;
+inline constexpr std::size_t shown_value = 240;
+
+/// A rank's words on one fact, of a fixed size.
+struct ShownFact {
+  char name[shown_name + 1] = {};
+  char value[shown_value + 1] = {};
+};
+
+inline void copy_words(char* to, std::size_t room, std::string const& from) {
+  bool const fits = from.size() <= room;
+  std::size_t const n = fits ? from.size() : room - 3;
+  std::memcpy(to, from.data(), n);
+  if (!fits) std::memcpy(to + n, "...", 3);
+}
+
+/// Two numbers per fact; no fact has 0 for its name.
+[[nodiscard]] inline std::vector<std::uint64_t> digests(std::span<Fact const> facts) {
+  std::vector<std::uint64_t> all;
+  for (auto const& f : facts) {
+    all.push_back(digest(f.name) | 1);
+    all.push_back(digest(f.value));
+  }
+  return all;
+}
+
+/// First fact that not all ranks have alike; `width` numbers of each rank stand one after another.
+[[nodiscard]] inline std::size_t first_difference(std::span<std::uint64_t const> all,
+                                                  std::size_t width) {
+  for (std::size_t i = 0; i < width; i += 2) {
+    for (std::size_t r = 1; r < all.size() / width; ++r) {
+      if (!std::equal(all.begin() + static_cast<std::ptrdiff_t>(i),
+                      all.begin() + static_cast<std::ptrdiff_t>(i + 2),
+                      all.begin() + static_cast<std::ptrdiff_t>(r * width + i))) {
+        return i / 2;
+      }
+    }
+  }
+  return width / 2;
+}
+
+[[noreturn]] inline void refuse(std::span<ShownFact const> shown,
+                                std::span<std::uint64_t const> all, std::size_t width,
+                                std::size_t fact) {
+  std::string ranks;
+  std::size_t other = 0;
+  int count = 0;
+  for (std::size_t r = 1; r < shown.size(); ++r) {
+    if (all[2 * fact] == all[r * width + 2 * fact] &&
+        all[2 * fact + 1] == all[r * width + 2 * fact + 1]) {
+      continue;
+    }
+    if (count++ == 0) other = r;
+    ranks += text(count == 1 ? "" : ", ", r);
+  }
+  ShownFact const& a = shown[0];
+  ShownFact const& b = shown[other];
+  if (std::strcmp(a.name, b.name) != 0) {
+    auto const words = [](ShownFact const& f) {
+      return f.name[0] == 0 ? std::string("nothing") : text("'", f.name, "'");
+    };
+    throw Error(Errc::mismatch, text("ranks compare different things: number ", fact, " is ",
+                                     words(a), " on rank 0, but ", words(b), " on rank ", other,
+                                     "; start all ranks from one program"));
+  }
+  throw Error(Errc::mismatch,
+              text("ranks disagree on ", a.name, ": rank 0 has '", a.value, "', rank ", other,
+                   " has '", b.value, "' (unlike rank 0: ", ranks,
+                   "); start all ranks with one program, one model and the same options"));
+}
+
+}  // namespace detail
+
+/// Compares facts between all ranks; every rank calls it, with the same names in the same order.
+///
+/// One small all-gather when all agree. Otherwise every rank throws the same sentence, which names
+/// the first fact that differs, what it is on rank 0 and on the first rank that has another, and
+/// all ranks unlike rank 0.
+/// @param  seconds  deadline of each exchange
+/// @throws Error  Errc::mismatch for a difference; Errc::deadline and Errc::peer_failed as any
+///                operation
+template <Communicator C> void agree(C& c, std::span<Fact const> facts, double seconds) {
+  auto const n = static_cast<std::size_t>(c.size());
+  auto const me = static_cast<std::size_t>(c.rank());
+  auto const own = detail::digests(facts);
+  std::vector<std::uint64_t> brief(2 * n);
+  brief[2 * me] = own.size();
+  brief[2 * me + 1] = digest({reinterpret_cast<char const*>(own.data()), 8 * own.size()});
+  c.all_gather(std::span(brief)).wait(seconds);
+  std::size_t width = 0;
+  bool same = true;
+  for (std::size_t r = 0; r < n; ++r) {
+    width = std::max<std::size_t>(width, brief[2 * r]);
+    same = same && brief[2 * r] == brief[0] && brief[2 * r + 1] == brief[1];
+  }
+  if (same) return;
+  std::vector<std::uint64_t> all(width * n);
+  std::copy(own.begin(), own.end(), all.begin() + static_cast<std::ptrdiff_t>(me * width));
+  c.all_gather(std::span(all)).wait(seconds);
+  std::size_t const fact = detail::first_difference(all, width);
+  std::vector<detail::ShownFact> shown(n);
+  if (fact < facts.size()) {
+    detail::copy_words(shown[me].name, detail::shown_name, facts[fact].name);
+    detail::copy_words(shown[me].value, detail::shown_value, facts[fact].value);
+  }
+  c.all_gather(std::as_writable_bytes(std::span(shown))).wait(seconds);
+  detail::refuse(shown, all, width, fact);
+}
+
+}  // namespace stagger::collective
