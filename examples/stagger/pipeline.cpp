@@ -75,8 +75,8 @@ void PolicyFlags::add(CLI::App& app) {
           ->type_name("WORD")
           ->group(group);
   mapping_flag_ = app.add_option("--mapping", mapping_,
-                                 "forward-only: looped, zigzag or bidirectional; auto: "
-                                 "looped or zigzag; default looped")
+                                 "forward-only, auto: looped, zigzag or bidirectional; default "
+                                 "looped")
                       ->type_name("WORD")
                       ->group(group);
   memory_flag_ = app.add_option("--memory", limits_.memory,
@@ -139,9 +139,7 @@ schedule::Table PolicyFlags::table(schedule::Costs const& costs) const {
     options.warmup = schedule::Warmup{gap};
   }
   if (mapping_flag_->count() > 0) {
-    std::vector<std::string> words{"looped", "zigzag"};
-    if (policy_ == "forward-only") words.emplace_back("bidirectional");
-    require_word("--mapping", mapping_, words);
+    require_word("--mapping", mapping_, {"looped", "zigzag", "bidirectional"});
     options.mapping = mapping_ == "looped"   ? schedule::Mapping::looped
                       : mapping_ == "zigzag" ? schedule::Mapping::zigzag
                                              : schedule::Mapping::bidirectional;

@@ -16,6 +16,8 @@
 #include <vector>
 
 #include <stagger/schedule/bound.hpp>
+#include <stagger/schedule/chimera.hpp>
+#include <stagger/schedule/dual_pipe.hpp>
 #include <stagger/schedule/dual_pipe_v.hpp>
 #include <stagger/schedule/evaluate.hpp>
 #include <stagger/schedule/exact.hpp>
@@ -26,6 +28,8 @@
 #include <stagger/schedule/interleaved.hpp>
 #include <stagger/schedule/looped_bfs.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
+#include <stagger/schedule/rounds.hpp>
+#include <stagger/schedule/rounds_v.hpp>
 #include <stagger/schedule/v_1f1b.hpp>
 #include <stagger/schedule/v_half.hpp>
 #include <stagger/schedule/v_min.hpp>
@@ -46,9 +50,12 @@ struct Found {
   }
 };
 
-/// Never worse than any synchronous schedule of this library on the same mapping that keeps the
-/// same limits, under the same costs. With one stage on each rank: the shortest of all orders for P
-/// <= 3 and M <= 4.
+/// Never worse, under the same costs, than any synchronous schedule of this library on the same
+/// mapping that keeps the same limits, nor than the published zero-bubble heuristics. With one stage
+/// on each rank: the shortest of all orders for P <= 3 and M <= 4.
+///
+/// Microbatches stay whole, so sequence slices are not considered. Of 1F1B's warm-ups all gaps up
+/// to 200 000 / (3PM) are considered, and at least up to 4, or 2 without transfers.
 struct Auto {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
@@ -56,7 +63,7 @@ struct Auto {
   Costs costs{};                      ///< for each stage, or the same for all
   Limits limits{};                    ///< what a rank may hold
   int chunks_per_rank = 1;            ///< V >= 1
-  Mapping mapping = Mapping::looped;  ///< looped, or zigzag with an even V
+  Mapping mapping = Mapping::looped;  ///< zigzag: V even; bidirectional: V = 1, P and M even
 
   /// Stages on each rank, V.
   [[nodiscard]] constexpr int chunks() const noexcept { return chunks_per_rank; }
@@ -66,22 +73,22 @@ struct Auto {
   [[nodiscard]] Table table(Shape shape) const { return search(shape).table; }
 
   /// The table with its makespan and bound.
-  /// Complexity: O(PM log P) for each of 4 to 12 rules; beyond that, for P <= 3 and M <= 4, at most
-  /// some 10^5 partial orders.
+  /// Complexity: O(PM log P) for each of 12 to 20 rules; beyond that, for P <= 3 and M <= 4, at most
+  /// some 10^5 partial orders. With several chunks: O(PVM) for each legal group size.
   [[nodiscard]] Found search(Shape shape) const {
     check(shape);
-    if (shape.chunks > 1) return search_chunks(shape);
+    if (shape.chunks > 1 || mapping == Mapping::bidirectional) return search_chunks(shape);
     Found best;
     best.makespan_s = std::numeric_limits<double>::infinity();
     auto const unlimited = limits.in_flight == 0 && limits.memory == 0;
-    auto const consider = [&](Table const& whole) {
-      Table table = detail::split_backwards(whole);
-      if (!unlimited && !fits(table)) return;
+    auto const keep = [&](Table&& table) {
+      if (table.stages == 0 || (!unlimited && !fits(table))) return;
       double const s = seconds(table);
       if (s >= best.makespan_s) return;
       best.makespan_s = s;
       best.table = std::move(table);
     };
+    auto const consider = [&](Table const& whole) { keep(detail::split_backwards(whole)); };
     consider(ZeroBubbleH1{}.table(shape));
     best.lower_bound_s = lower_bound(
         best.table.stages > 0 ? best.table : detail::split_backwards(GPipe{}.table(shape)), costs,
@@ -93,21 +100,31 @@ struct Auto {
       longest_link = std::max(longest_link, costs.of(stage).transfer_s);
     int const limit =
         limits.in_flight > 0 ? limits.in_flight : static_cast<int>(std::min(limits.memory, 1e9));
-    for (int gap = 1; gap <= (longest_link > 0 ? 4 : 2) && !done(); ++gap) {
-      consider(OneFOneB{.warmup = static_cast<Warmup>(gap)}.table(shape));
-      bool const binds = limit >= 1 && limit < gap * shape.ranks - (gap - 1);
-      if (binds)
-        consider(OneFOneB{.warmup = static_cast<Warmup>(gap), .in_flight = limit}.table(shape));
+    double const actions = 3.0 * shape.ranks * shape.microbatches;
+    int gaps = std::max(longest_link > 0 ? 4 : 2,
+                        static_cast<int>(std::min(200000 / actions, shape.microbatches - 1.0)));
+    // Under a limit, wider gaps than this make the same table.
+    int const widest = limit >= shape.ranks ? limit - shape.ranks + 1 : limit;
+    if (limit >= 1) gaps = std::min(gaps, widest);
+    for (int gap = 1; gap <= gaps && !done(); ++gap) {
+      auto const warmup = static_cast<Warmup>(gap);
+      int const wanted = std::min(gap * (shape.ranks - 1) + 1, shape.microbatches);
+      consider(limit >= 1 && limit < wanted
+                   ? OneFOneB{.warmup = warmup, .in_flight = limit}.table(shape)
+                   : OneFOneB{.warmup = warmup}.table(shape));
     }
     if (!done()) consider(GPipe{}.table(shape));
 
     auto const times = own_times(shape);
-    double const actions = 3.0 * shape.ranks * shape.microbatches;
     int left = static_cast<int>(std::clamp(120000.0 / actions, 4.0, 12.0));
     for (detail::FillRule const& rule : rules()) {
       if (done() || left-- == 0) break;
       Table table = detail::fill(shape, times, limits, rule, best.makespan_s);
       if (table.stages > 0) best.table = std::move(table);
+    }
+    for (unsigned ways = 0; ways < 8 && !done(); ++ways) {
+      detail::RoundRule const rule{(ways & 1U) != 0, (ways & 2U) != 0, (ways & 4U) != 0};
+      keep(detail::Rounds(shape, times, limits, rule, best.makespan_s).table());
     }
     if (!done() && shape.ranks <= 3 && shape.microbatches <= 4) {
       Table table = detail::exact(shape, times, limits, best.makespan_s);
@@ -117,7 +134,7 @@ struct Auto {
   }
 
  private:
-  /// Several chunks: the schedules of the mapping, each as it is and with its weight gradients laid
+  /// Several chunks, or two directions: the schedules of the mapping, each as it is and with its weight gradients laid
   /// anew, and the order in which forwards and backwards of all chunks run as soon as they can.
   [[nodiscard]] Found search_chunks(Shape shape) const {
     int const P = shape.ranks, M = shape.microbatches, V = shape.chunks;
@@ -145,7 +162,7 @@ struct Auto {
       keep(std::move(table));
     };
     std::vector<detail::Lane> lanes;
-    bool const turns = mapping == Mapping::zigzag;
+    bool const turns = mapping == Mapping::zigzag, two_ways = mapping == Mapping::bidirectional;
     auto const owner = [P, turns](int s) {
       return turns && s / P % 2 == 1 ? P - 1 - s % P : s % P;
     };
@@ -154,19 +171,28 @@ struct Auto {
                                                : window > P   ? P
                                                               : window / 2) {
       lanes.clear();
-      detail::add_lanes(lanes, shape.stages(), 0, M, window, owner);
+      if (two_ways) {
+        int const each = (window + 1) / 2;
+        detail::add_lanes(lanes, P, 0, M / 2, each, [](int s) { return s; });
+        detail::add_lanes(lanes, P, M / 2, M, each, [P](int s) { return P - 1 - s; });
+      } else {
+        detail::add_lanes(lanes, shape.stages(), 0, M, window, owner);
+      }
       auto const better = [](detail::Candidate const& a, detail::Candidate const& b,
                              std::vector<detail::Lane> const& all) {
         auto const key = [&](detail::Candidate const& c) {
           int const rank = c.kind == Kind::backward_input ? 0 : c.kind == Kind::forward ? 1 : 2;
-          return std::tuple(rank, c.microbatch, -all[c.lane].stage);
+          return std::tuple(rank, c.microbatch - all[c.lane].first, -all[c.lane].stage, c.lane);
         };
         return key(a) < key(b);
       };
       consider(detail::greedy(lanes, shape, costs, detail::Backwards::split, better));
     }
-    if (!turns) {
-      for (int const group : {0, P, M}) {
+    if (two_ways) {
+      consider(Chimera{}.table(shape));
+      if (M >= 2 * P) consider(DualPipe{}.table(shape));
+    } else if (!turns) {
+      for (int group = 0; group <= M; group = group == 0 ? P : group + 1) {
         bool const legal =
             group == 0 ? M % std::max(1, M / P) == 0 : M >= P && (M % group == 0 || M % group >= P);
         if (!legal) continue;
@@ -181,24 +207,63 @@ struct Auto {
         consider(VMin{}.table(shape));
         consider(V1F1B{}.table(shape));
         if (M >= 2 * P) consider(DualPipeV{}.table(shape));
+        consider_rounds(shape, times, consider);
       }
       if (M % P == 0) consider(Hanayo{.waves = V / 2}.table(shape));
     }
     if (best.table.stages == 0) {
       throw Error(
           Errc::bad_configuration,
-          "schedule auto found no order within the limits; each microbatch needs room on all " +
-              std::to_string(V) + " chunks of a rank");
+          "schedule auto found no order within the limits; give each rank room for " +
+              std::to_string(two_ways ? 2 : V) + " activations or more");
     }
     return best;
   }
 
+  /// The published rules for a V know one cost for all stages: here the mean, and each its own.
+  template <class Consider>
+  void consider_rounds(Shape shape, std::vector<detail::StageTimes> const& times,
+                       Consider&& consider) const {
+    detail::StageTimes mean;
+    for (detail::StageTimes const& t : times) {
+      mean.forward += t.forward / static_cast<double>(times.size());
+      mean.input += t.input / static_cast<double>(times.size());
+      mean.weight += t.weight / static_cast<double>(times.size());
+    }
+    std::vector<detail::StageTimes> alike(times.size(), mean);
+    for (std::size_t s = 0; s < times.size(); ++s) {
+      alike[s].link_forward = times[s].link_forward;
+      alike[s].link_backward = times[s].link_backward;
+    }
+    for (unsigned ways = 0; ways < 8; ++ways) {
+      std::vector<double> spare;
+      double least = std::numeric_limits<double>::infinity();
+      for (;;) {  // again with the idle time of the run before, as long as that falls
+        detail::RoundsV rounds(shape, (ways & 4U) != 0 ? times : alike, limits, (ways & 1U) != 0,
+                               (ways & 2U) != 0, spare);
+        Table const table = rounds.table();
+        if (table.stages == 0) break;
+        consider(table);
+        spare = rounds.idle();
+        double const most = *std::max_element(spare.begin(), spare.end());
+        if (most >= least) break;
+        least = most;
+      }
+    }
+  }
+
   void check(Shape shape) const {
     require_counts("auto", shape, chunks_per_rank);
-    require(
-        mapping != Mapping::bidirectional && (mapping == Mapping::looped || shape.chunks % 2 == 0),
-        "auto", Count::chunks, shape.chunks, shape.chunks + 1,
-        "zigzag needs an even number of chunks, and the bidirectional mapping is not searched");
+    require(mapping != Mapping::zigzag || shape.chunks % 2 == 0, "auto", Count::chunks,
+            shape.chunks, shape.chunks + 1, "zigzag needs an even number of them");
+    if (mapping == Mapping::bidirectional) {
+      require(shape.chunks == 1, "auto", Count::chunks, shape.chunks, 1,
+              "the bidirectional mapping has one");
+      require(shape.ranks % 2 == 0, "auto", Count::ranks, shape.ranks, shape.ranks + 1,
+              "ranks pair up from both ends, so their number is even");
+      require(shape.microbatches % 2 == 0, "auto", Count::microbatches, shape.microbatches,
+              shape.microbatches + 1, "half of them enter at each end, so their number is even");
+    }
     require_costs(costs, shape.stages());
     require(limits.in_flight >= 0, "auto", Count::in_flight, limits.in_flight, 1,
             "a limit is at least 1, or 0 for none");

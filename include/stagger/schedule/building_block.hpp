@@ -72,103 +72,162 @@ struct BuildingBlock {
   }
 };
 
-/// Repeats the pattern for every microbatch and closes the gaps. With split backwards a weight
-/// gradient runs where its rank would idle for a unit, or where one more forward would exceed
-/// `most_chunks`.
-[[nodiscard]] constexpr Table repeat(Shape shape, BuildingBlock const& block, bool whole,
-                                     int most_chunks) {
-  auto const P = static_cast<std::size_t>(shape.ranks);
-  auto const M = static_cast<std::size_t>(shape.microbatches);
-  std::vector<int> made(
-      4 * P * M,
-      -1);  // end of pass p of microbatch m on rank r; below -1: rank -2 - v waits for it
-  auto const value = [&](std::size_t pass, std::size_t rank, std::size_t m) -> int& {
-    return made[(pass * P + rank) * M + m];
+/// Repeats the pattern for every microbatch and closes the gaps, unit by unit of time. A rank runs
+/// what is next in its order. Where that is not ready, a later gradient on the way down goes first
+/// when no forward is left, and, with `early_forwards`, a later forward on the way down until a
+/// microbatch has passed for the last time. With split backwards a weight gradient runs where its
+/// rank would idle for a unit, or where one more forward would exceed `most_chunks`.
+class Repetition {
+ public:
+  constexpr Repetition(Shape shape, BuildingBlock const& block, bool whole, int most_chunks,
+                       bool early_forwards)
+      : P_(static_cast<std::size_t>(shape.ranks)),
+        M_(static_cast<std::size_t>(shape.microbatches)),
+        whole_(whole),
+        most_(most_chunks),
+        early_forwards_(early_forwards),
+        ranks_(P_, Rank{}),
+        made_(4 * P_ * M_, -1) {
+    for (std::size_t r = 0; r < P_; ++r) order(ranks_[r], block.start[r]);
+  }
+
+  [[nodiscard]] constexpr Table table() {
+    std::size_t left = 4 * P_ * M_;
+    for (int now = 0; left > 0; ++now) {
+      for (std::size_t r = 0; r < P_; ++r) {
+        Rank& rank = ranks_[r];
+        if (rank.free > now) continue;
+        std::size_t const n = choose(r, now);
+        if (n < rank.steps.size()) {
+          run(r, n, now);
+          --left;
+        } else if (rank.weighed < rank.gradients.size()) {
+          weigh(rank);
+          rank.free = now + 1;
+        }
+      }
+    }
+    Table out{.stages = static_cast<int>(2 * P_), .microbatches = static_cast<int>(M_)};
+    out.actions.reserve((whole_ ? 4 : 6) * P_ * M_);
+    for (Rank& rank : ranks_) {
+      while (rank.weighed < rank.gradients.size()) weigh(rank);
+      out.begin_row();
+      for (Action const& a : rank.row) out.add(a);
+    }
+    return out;
+  }
+
+ private:
+  struct Step {
+    int at = 0;  // in the repeated pattern
+    std::size_t pass = 0, m = 0;
+    bool done = false;
+  };
+  struct Rank {
+    std::vector<Step> steps{};
+    std::size_t first = 0;  // of those not done
+    std::size_t forwards = 0;
+    bool returned = false;  // a microbatch has passed for the last time
+    int free = 0, live = 0;
+    std::vector<Action> row{}, gradients{};
+    std::size_t weighed = 0;
   };
 
-  struct Step {
-    int at;
-    std::size_t pass, m;
-  };
-  std::vector<std::vector<Step>> rows(P, std::vector<Step>{});
-  for (std::size_t r = 0; r < P; ++r) {
+  constexpr void order(Rank& rank, std::array<int, 4> const& start) const {
     std::array<std::size_t, 4> next{};
-    while (rows[r].size() < 4 * M) {
-      Step best{-1, 0, 0};
+    rank.steps.reserve(4 * M_);
+    while (rank.steps.size() < 4 * M_) {
+      Step best{-1, 0, 0, false};
       for (std::size_t pass = 0; pass < 4; ++pass) {
-        if (next[pass] == M) continue;
-        int const at = block.start[r][pass] + BuildingBlock::period * static_cast<int>(next[pass]);
-        if (best.at < 0 || at < best.at) best = {at, pass, next[pass]};
+        if (next[pass] == M_) continue;
+        int const at = start[pass] + BuildingBlock::period * static_cast<int>(next[pass]);
+        if (best.at < 0 || at < best.at) best = {at, pass, next[pass], false};
       }
       ++next[best.pass];
-      rows[r].push_back(best);
+      rank.steps.push_back(best);
     }
   }
 
-  std::vector<std::vector<Action>> out(P, std::vector<Action>{});
-  std::vector<std::size_t> cursor(P, 0), weights(P, 0);
-  std::vector<std::vector<Action>> gradients(P, std::vector<Action>{});
-  std::vector<int> free(P, 0), live(P, 0);
-  std::vector<std::size_t> runnable;
-  for (std::size_t r = P; r-- > 0;) runnable.push_back(r);
-  while (!runnable.empty()) {
-    std::size_t const r = runnable.back();
-    runnable.pop_back();
-    auto const weight = [&] {
-      Action a = gradients[r][weights[r]++];
-      a.kind = Kind::backward_weight;
-      out[r].push_back(a);
-      ++free[r];
-      --live[r];
-    };
-    for (; cursor[r] < rows[r].size(); ++cursor[r]) {
-      auto const [at, pass, m] = rows[r][cursor[r]];
-      bool const forward = pass == BuildingBlock::forward_down || pass == BuildingBlock::forward_up;
-      bool const down = pass == BuildingBlock::forward_down || pass == BuildingBlock::backward_down;
-      int ready = 0;
-      bool const turns = down ? r == 0 : r + 1 == P;  // the pass begins on this rank
-      if (!(pass == BuildingBlock::forward_down && turns)) {
-        int& from = turns ? value(pass - 1, r, m) : value(pass, down ? r - 1 : r + 1, m);
-        if (from < 0) {
-          from = -2 - static_cast<int>(r);
-          break;
-        }
-        ready = from;
+  [[nodiscard]] static constexpr bool is_forward(std::size_t pass) noexcept {
+    return pass == BuildingBlock::forward_down || pass == BuildingBlock::forward_up;
+  }
+  [[nodiscard]] constexpr int& made(std::size_t pass, std::size_t r, std::size_t m) {
+    return made_[(pass * P_ + r) * M_ + m];
+  }
+
+  [[nodiscard]] constexpr bool ready(std::size_t r, Step const& s, int now) {
+    bool const down = s.pass == BuildingBlock::forward_down || s.pass == BuildingBlock::backward_down;
+    bool const turns = down ? r == 0 : r + 1 == P_;  // the pass begins on this rank
+    if (turns && s.pass == BuildingBlock::forward_down) return true;
+    int const end = turns ? made(s.pass - 1, r, s.m) : made(s.pass, down ? r - 1 : r + 1, s.m);
+    return end >= 0 && end <= now;
+  }
+
+  /// The step to run now; the number of steps where there is none, or where a weight gradient has
+  /// to make room.
+  [[nodiscard]] constexpr std::size_t choose(std::size_t r, int now) {
+    Rank& rank = ranks_[r];
+    std::size_t const none = rank.steps.size();
+    while (rank.first < none && rank.steps[rank.first].done) ++rank.first;
+    if (rank.first == none) return none;
+    Step const& next = rank.steps[rank.first];
+    if (ready(r, next, now))
+      return is_forward(next.pass) && rank.live >= most_ && !whole_ ? none : rank.first;
+    bool const draining = rank.forwards == 2 * M_;
+    if (!draining && (rank.returned || !early_forwards_)) return none;
+    std::size_t const pass = draining ? BuildingBlock::backward_down : BuildingBlock::forward_down;
+    int live = rank.live - static_cast<int>(rank.gradients.size() - rank.weighed);
+    for (std::size_t n = rank.first; n < none; ++n) {
+      Step const& s = rank.steps[n];
+      if (s.done) continue;
+      if (!draining && live >= most_) break;  // what stands before it would find no room
+      if (s.pass == pass) {
+        if (ready(r, s, now) && (draining || rank.live < most_)) return n;
+        break;  // a pass keeps the order of its microbatches
       }
-      while (weights[r] < gradients[r].size() &&
-             (free[r] < ready || (forward && live[r] >= most_chunks)))
-        weight();
-      int const begin = std::max(ready, free[r]);
-      int const stage =
-          static_cast<int>(pass == BuildingBlock::forward_down || pass == BuildingBlock::backward_up
-                               ? r
-                               : 2 * P - 1 - r);
-      Action const a{.kind = forward ? Kind::forward
-                             : whole ? Kind::backward
-                                     : Kind::backward_input,
-                     .stage = stage,
-                     .microbatch = static_cast<int>(m)};
-      out[r].push_back(a);
-      free[r] = begin + (whole && !forward ? 2 : 1);
-      if (forward) ++live[r];
-      if (!forward && whole) --live[r];
-      if (!forward && !whole) gradients[r].push_back(a);
-      int& mine = value(pass, r, m);
-      if (mine < -1) runnable.push_back(static_cast<std::size_t>(-2 - mine));
-      mine = free[r];
+      live += is_forward(s.pass) ? 1 : -1;
+    }
+    return none;
+  }
+
+  constexpr void run(std::size_t r, std::size_t n, int now) {
+    Rank& rank = ranks_[r];
+    Step& s = rank.steps[n];
+    s.done = true;
+    bool const forward = is_forward(s.pass);
+    bool const near = s.pass == BuildingBlock::forward_down || s.pass == BuildingBlock::backward_up;
+    Action const a{.kind = forward  ? Kind::forward
+                           : whole_ ? Kind::backward
+                                    : Kind::backward_input,
+                   .stage = static_cast<int>(near ? r : 2 * P_ - 1 - r),
+                   .microbatch = static_cast<int>(s.m)};
+    rank.row.push_back(a);
+    rank.free = now + (whole_ && !forward ? 2 : 1);
+    made(s.pass, r, s.m) = rank.free;
+    rank.returned = rank.returned || s.pass == BuildingBlock::backward_up;
+    if (forward) {
+      ++rank.forwards;
+      ++rank.live;
+    } else if (whole_) {
+      --rank.live;
+    } else {
+      rank.gradients.push_back(a);
     }
   }
-  Table table{.stages = shape.stages(), .microbatches = shape.microbatches};
-  for (std::size_t r = 0; r < P; ++r) {
-    table.begin_row();
-    for (Action const& a : out[r]) table.add(a);
-    for (; weights[r] < gradients[r].size(); ++weights[r]) {
-      Action a = gradients[r][weights[r]];
-      a.kind = Kind::backward_weight;
-      table.add(a);
-    }
+
+  static constexpr void weigh(Rank& rank) {
+    Action a = rank.gradients[rank.weighed++];
+    a.kind = Kind::backward_weight;
+    rank.row.push_back(a);
+    --rank.live;
   }
-  return table;
-}
+
+  std::size_t P_, M_;
+  bool whole_;
+  int most_;
+  bool early_forwards_;
+  std::vector<Rank> ranks_;
+  std::vector<int> made_;  // [4 * P * M] end of pass p of microbatch m on rank r; -1: not run
+};
 
 }  // namespace stagger::schedule::detail

@@ -11,7 +11,7 @@ namespace stagger::schedule {
 
 /// Rank r runs stages r and 2P - 1 - r. The pattern leaves room for backwards of two units; at most
 /// 2 ceil(3P / 4) chunks are in flight, towards two thirds of 1F1B's for many ranks. The bubble is
-/// about 1F1B's.
+/// never more than 1F1B's.
 struct V1F1B {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
@@ -26,8 +26,8 @@ struct V1F1B {
   /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table table(Shape shape) const {
     require_counts("v-1f1b", shape, 2);
-    return detail::repeat(shape, detail::BuildingBlock(shape.ranks, {0, 0, 0, 0}, true), true,
-                          peak(shape.ranks));
+    detail::BuildingBlock const block(shape.ranks, {0, 0, 0, 0}, true);
+    return detail::Repetition(shape, block, true, peak(shape.ranks), true).table();
   }
 };
 

@@ -10,7 +10,7 @@
 namespace stagger::schedule {
 
 /// Rank r runs stages r and 2P - 1 - r. A microbatch rests one unit before each forward on its way
-/// up and before each backward on its last way: at most 2 ceil((P + 1) / 2) chunks are in flight,
+/// down the ranks, and before each of its first gradients: at most 2 ceil((P + 1) / 2) chunks are in flight,
 /// counted until their W.
 struct VHalf {
   using policy_tag = ScheduleTag;
@@ -26,8 +26,8 @@ struct VHalf {
   /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table table(Shape shape) const {
     require_counts("v-half", shape, 2);
-    return detail::repeat(shape, detail::BuildingBlock(shape.ranks, {0, 1, 0, 1}, false), false,
-                          peak(shape.ranks));
+    detail::BuildingBlock const block(shape.ranks, {1, 0, 1, 0}, false);
+    return detail::Repetition(shape, block, false, peak(shape.ranks), true).table();
   }
 };
 

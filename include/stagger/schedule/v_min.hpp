@@ -25,8 +25,8 @@ struct VMin {
   /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table table(Shape shape) const {
     require_counts("v-min", shape, 2);
-    return detail::repeat(shape, detail::BuildingBlock(shape.ranks, {0, 0, 0, 0}, false), false,
-                          peak(shape.ranks));
+    detail::BuildingBlock const block(shape.ranks, {0, 0, 0, 0}, false);
+    return detail::Repetition(shape, block, false, peak(shape.ranks), shape.ranks % 3 == 0).table();
   }
 };
 

@@ -6,6 +6,7 @@
 #include "brute_force.hpp"
 #include "catch.hpp"
 #include "oracle.hpp"
+#include "published.hpp"
 
 using namespace stagger;
 using namespace stagger::schedule;
@@ -65,16 +66,80 @@ TEST_CASE("schedule/Auto: the shortest of all orders on small pipelines, found b
   }
 }
 
-TEST_CASE(
-    "schedule/Auto: three ranks and four microbatches stay between the bound and the heuristics",
-    "[schedule]") {
-  std::mt19937 random(8);
-  for (int round = 0; round < 25; ++round) {
-    Auto const policy{random_costs(3, random), random_limits(3, random)};
-    Found const found = policy.search({3, 4});
-    CHECK_FALSE(verify(found.table));
-    CHECK(found.gap() >= -1e-12);
+TEST_CASE("schedule/Auto: branch and bound over orders finds what trying all of them finds",
+          "[schedule]") {
+  std::mt19937 random(7);
+  for (auto const& [P, M, rounds] :
+       {std::tuple{1, 3, 4}, {2, 2, 20}, {2, 3, 20}, {3, 2, 20}, {3, 3, 1}}) {
+    for (int round = 0; round < rounds; ++round) {
+      std::vector<std::vector<int>> stages;
+      for (int r = 0; r < P; ++r) stages.push_back({r});
+      Costs const costs = random_costs(P, random);
+      Limits const limits = random_limits(P, random);
+      CAPTURE(P, M, round, limits.in_flight, limits.memory);
+      REQUIRE(brute_force::Branches(P, M, costs, limits).shortest(1e300) ==
+              Approx(brute_force::shortest(stages, P, M, costs, limits)).epsilon(1e-12));
+    }
   }
+}
+
+TEST_CASE("schedule/Auto: no order of up to three ranks and four microbatches is shorter",
+          "[schedule]") {
+  int at_bound = 0, all = 0;
+  for (unsigned const seed : {1U, 8U, 99U}) {
+    std::mt19937 random(seed);
+    for (int const P : {2, 3}) {
+      for (int round = 0; round < 60; ++round) {
+        Auto const policy{random_costs(P, random), random_limits(P, random)};
+        CAPTURE(seed, P, round, policy.limits.in_flight, policy.limits.memory);
+        Found const found = policy.search({P, 4});
+        REQUIRE_FALSE(verify(found.table, {.in_flight = policy.limits.in_flight}));
+        REQUIRE(oracle::play(found.table, policy.costs).makespan ==
+                Approx(found.makespan_s).epsilon(1e-12));
+        double const s = found.makespan_s;
+        REQUIRE(brute_force::Branches(P, 4, policy.costs, policy.limits).shortest(s) == s);
+        REQUIRE(found.gap() >= -1e-12);
+        at_bound += found.gap() < 1e-12 ? 1 : 0;
+        ++all;
+      }
+    }
+  }
+  CHECK(at_bound < all);  // so that the bound alone does not decide all of them
+}
+
+TEST_CASE("schedule/Auto: never worse than the published zero-bubble heuristics", "[schedule]") {
+  std::mt19937 random(42);
+  int compared = 0, shorter = 0;
+  for (int P = 2; P <= 8; ++P) {
+    for (int const M : {2, P, 2 * P, 3 * P + 1}) {
+      for (double const memory : {0.0, 1.0 * P, 1.5 * P, 2.0 * P}) {  // 1 and 2: ZB-H1, ZB-H2
+        double const spread = 0.25 * static_cast<double>(random() % 3);
+        auto const about = [&](double s) {
+          return s * (1 - spread + 2 * spread * static_cast<double>(random() % 1000) / 1000);
+        };
+        double const link = 0.05 * static_cast<double>(random() % 5);
+        double const input = 0.5 + 0.1 * static_cast<double>(random() % 10);
+        double const weight = 0.3 + 0.1 * static_cast<double>(random() % 9);
+        Costs costs;
+        for (int s = 0; s < P; ++s)
+          costs.stages.push_back({.forward_s = about(1),
+                                  .backward_input_s = about(input),
+                                  .backward_weight_s = about(weight),
+                                  .transfer_s = link});
+        CAPTURE(P, M, memory, spread, link, input, weight);
+        double const ours = Auto{costs, {.memory = memory}}.search({P, M}).makespan_s;
+        for (Table const& table : published::zero_bubble(P, M, costs, memory, 0.5)) {
+          REQUIRE_FALSE(verify(table));
+          double const theirs = oracle::play(table, costs).makespan;
+          REQUIRE(ours <= theirs * (1 + 1e-12));
+          ++compared;
+          shorter += ours < theirs * (1 - 1e-12) ? 1 : 0;
+        }
+      }
+    }
+  }
+  CHECK(compared > 700);
+  CHECK(shorter > 100);
 }
 
 TEST_CASE(
@@ -111,8 +176,13 @@ TEST_CASE(
     std::vector<Table> others{GPipe{}.table({P, M}), OneFOneB{}.table({P, M}),
                               OneFOneB{.warmup = Warmup::deep}.table({P, M}),
                               ZeroBubbleH1{}.table({P, M}), ZeroBubbleH2{}.table({P, M})};
-    if (policy.limits.in_flight > 0)
-      others.push_back(OneFOneB{.in_flight = policy.limits.in_flight}.table({P, M}));
+    others.push_back(Interleaved{1}.table({P, M}));
+    others.push_back(LoopedBfs{1}.table({P, M}));
+    for (int gap = 3; gap < M; ++gap)
+      others.push_back(OneFOneB{.warmup = Warmup{gap}}.table({P, M}));
+    for (int gap = 1; policy.limits.in_flight > 0 && gap < M; gap += 1 + gap / 2)
+      others.push_back(
+          OneFOneB{.warmup = Warmup{gap}, .in_flight = policy.limits.in_flight}.table({P, M}));
     for (Table const& other : others) {
       if (fits(other))
         REQUIRE(found.makespan_s <= evaluate(other, policy.costs).makespan_s * (1 + 1e-12));
@@ -160,6 +230,11 @@ TEST_CASE(
     if (mapping == Mapping::looped) {
       others = {Interleaved{2}.table({P, M, V}), ZeroBubbleH1{2}.table({P, M, V}),
                 LoopedBfs{2}.table({P, M, V})};
+      for (int group = P; group <= M; ++group) {
+        if (M % group != 0 && M % group < P) continue;
+        others.push_back(Interleaved{2, group}.table({P, M, V}));
+        others.push_back(ZeroBubbleH1{2, group}.table({P, M, V}));
+      }
     } else {
       others = {ZeroBubbleV{}.table({P, M, V}), VHalf{}.table({P, M, V}),
                 VMin{}.table({P, M, V}),        V1F1B{}.table({P, M, V}),
@@ -172,6 +247,29 @@ TEST_CASE(
       if (fits) REQUIRE(found.makespan_s <= evaluate(other, policy.costs).makespan_s * (1 + 1e-12));
     }
   }
+}
+
+TEST_CASE("schedule/Auto: in two directions never worse than DualPipe and Chimera", "[schedule]") {
+  std::mt19937 random(5);
+  for (int round = 0; round < 30; ++round) {
+    int const P = 2 * (1 + static_cast<int>(random() % 3)),
+              M = 2 * P + 2 * static_cast<int>(random() % 5);
+    Limits limits;
+    if (round % 3 == 1) limits.in_flight = P + static_cast<int>(random() % 2);
+    Auto const policy{random_costs(P, random), limits, 1, Mapping::bidirectional};
+    CAPTURE(P, M, round, limits.in_flight);
+    Found const found = policy.search({P, M});
+    REQUIRE_FALSE(verify(found.table, {.in_flight = limits.in_flight}));
+    REQUIRE(oracle::play(found.table, policy.costs).makespan == Approx(found.makespan_s));
+    REQUIRE(found.gap() >= -1e-12);
+    for (Table const& other : {DualPipe{}.table({P, M}), Chimera{}.table({P, M})}) {
+      auto const peak = peak_in_flight(other);
+      if (limits.in_flight == 0 || *std::max_element(peak.begin(), peak.end()) <= limits.in_flight)
+        REQUIRE(found.makespan_s <= evaluate(other, policy.costs).makespan_s * (1 + 1e-12));
+    }
+  }
+  CHECK_THROWS_WITH((Auto{.mapping = Mapping::bidirectional}.table({3, 4})),
+                    Catch::Contains("3 ranks") && Catch::Contains("nearest legal value is 4"));
 }
 
 TEST_CASE("schedule/Auto: memory below one activation and costs that are no numbers are refused",
