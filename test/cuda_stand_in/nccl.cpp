@@ -50,13 +50,17 @@ std::size_t bytes_of(ncclDataType_t type) {
   switch (type) {
     case ncclFloat64:
     case ncclInt64:
-    case ncclUint64: return 8;
+    case ncclUint64:
+      return 8;
     case ncclFloat32:
     case ncclInt32:
-    case ncclUint32: return 4;
+    case ncclUint32:
+      return 4;
     case ncclFloat16:
-    case ncclBfloat16: return 2;
-    default: return 1;
+    case ncclBfloat16:
+      return 2;
+    default:
+      return 1;
   }
 }
 
@@ -85,8 +89,14 @@ struct ncclComm {
   int ranks = 0;
   int device = 0;
   int version = 0;
-  enum Phase : std::uint8_t { joining, idle, launching, splitting, finalizing, finalized } phase =
-      joining;
+  enum Phase : std::uint8_t {
+    joining,
+    idle,
+    launching,
+    splitting,
+    finalizing,
+    finalized
+  } phase = joining;
   int polls = 0;
   ncclResult_t error = ncclSuccess;
   bool aborted = false;
@@ -94,7 +104,7 @@ struct ncclComm {
   std::vector<Operation> pending;
   std::uint64_t collectives = 0;  // run so far
   int splits = 0;
-  std::pair<int, int> order;  // of a part that is being made: key and old rank
+  std::pair<int, int> order;    // of a part that is being made: key and old rank
   std::vector<double> factors;  // of reductions that scale first
 };
 
@@ -142,10 +152,14 @@ ncclComm_t make(std::shared_ptr<World> world, int ranks, int rank) {
 
 template <class T> T combine(ncclRedOp_t reduction, T a, T b) {
   switch (reduction) {
-    case ncclProd: return static_cast<T>(a * b);
-    case ncclMax: return std::max(a, b);
-    case ncclMin: return std::min(a, b);
-    default: return static_cast<T>(a + b);
+    case ncclProd:
+      return static_cast<T>(a * b);
+    case ncclMax:
+      return std::max(a, b);
+    case ncclMin:
+      return std::min(a, b);
+    default:
+      return static_cast<T>(a + b);
   }
 }
 
@@ -172,14 +186,22 @@ void reduce(Meeting const& meeting, std::size_t first, std::size_t count, std::b
 
 void reduce_any(Meeting const& meeting, std::size_t first, std::size_t count, std::byte* result) {
   switch (meeting.calls.front().type) {
-    case ncclFloat64: return reduce<double>(meeting, first, count, result);
-    case ncclInt64: return reduce<std::int64_t>(meeting, first, count, result);
-    case ncclUint64: return reduce<std::uint64_t>(meeting, first, count, result);
-    case ncclFloat32: return reduce<float>(meeting, first, count, result);
-    case ncclInt32: return reduce<std::int32_t>(meeting, first, count, result);
-    case ncclUint32: return reduce<std::uint32_t>(meeting, first, count, result);
-    case ncclInt8: return reduce<std::int8_t>(meeting, first, count, result);
-    default: return reduce<std::uint8_t>(meeting, first, count, result);
+    case ncclFloat64:
+      return reduce<double>(meeting, first, count, result);
+    case ncclInt64:
+      return reduce<std::int64_t>(meeting, first, count, result);
+    case ncclUint64:
+      return reduce<std::uint64_t>(meeting, first, count, result);
+    case ncclFloat32:
+      return reduce<float>(meeting, first, count, result);
+    case ncclInt32:
+      return reduce<std::int32_t>(meeting, first, count, result);
+    case ncclUint32:
+      return reduce<std::uint32_t>(meeting, first, count, result);
+    case ncclInt8:
+      return reduce<std::int8_t>(meeting, first, count, result);
+    default:
+      return reduce<std::uint8_t>(meeting, first, count, result);
   }
 }
 
@@ -337,8 +359,7 @@ ncclResult_t submit_one(ncclComm_t comm, std::vector<Operation> calls) {
     if (call.peer == comm->rank && call.what == What::receive) --to_self;
   }
   if (to_self != 0)
-    return broken(comm, ncclInvalidUsage,
-                  "Trying to send to self without a matching recv");
+    return broken(comm, ncclInvalidUsage, "Trying to send to self without a matching recv");
   comm->pending = std::move(calls);
   comm->polls = state().in_progress_polls;
   comm->phase = ncclComm::launching;
@@ -353,8 +374,7 @@ ncclResult_t submit_group() {
   if (int const code = count(Call::group_end)) return static_cast<ncclResult_t>(code);
   std::vector<ncclComm_t> comms;
   for (auto const& call : calls)
-    if (std::find(comms.begin(), comms.end(), call.comm) == comms.end())
-      comms.push_back(call.comm);
+    if (std::find(comms.begin(), comms.end(), call.comm) == comms.end()) comms.push_back(call.comm);
   for (auto* comm : comms) {
     std::vector<Operation> own;
     std::copy_if(calls.begin(), calls.end(), std::back_inserter(own),
@@ -389,9 +409,9 @@ void check_members(World& world) {
         words = "Duplicate GPU detected : rank " + std::to_string(a->rank) + " and rank " +
                 std::to_string(b->rank) + " both on CUDA device " + std::to_string(a->device);
       else if (a->version != b->version)
-        words = "Mismatched NCCL version detected : rank " + std::to_string(a->rank) +
-                " version " + std::to_string(a->version) + " rank " + std::to_string(b->rank) +
-                " version " + std::to_string(b->version);
+        words = "Mismatched NCCL version detected : rank " + std::to_string(a->rank) + " version " +
+                std::to_string(a->version) + " rank " + std::to_string(b->rank) + " version " +
+                std::to_string(b->version);
       if (!words.empty())
         for (auto* member : world.members) broken(member, ncclInvalidUsage, words);
     }
@@ -442,15 +462,24 @@ ncclResult_t ncclGetVersion(int* version) {
 
 char const* ncclGetErrorString(ncclResult_t result) {
   switch (result) {
-    case ncclSuccess: return "no error";
-    case ncclUnhandledCudaError: return "unhandled cuda error";
-    case ncclSystemError: return "unhandled system error";
-    case ncclInternalError: return "internal error";
-    case ncclInvalidArgument: return "invalid argument";
-    case ncclInvalidUsage: return "invalid usage";
-    case ncclRemoteError: return "remote process exited or there was a network error";
-    case ncclInProgress: return "NCCL operation in progress";
-    default: return "unknown result code";
+    case ncclSuccess:
+      return "no error";
+    case ncclUnhandledCudaError:
+      return "unhandled cuda error";
+    case ncclSystemError:
+      return "unhandled system error";
+    case ncclInternalError:
+      return "internal error";
+    case ncclInvalidArgument:
+      return "invalid argument";
+    case ncclInvalidUsage:
+      return "invalid usage";
+    case ncclRemoteError:
+      return "remote process exited or there was a network error";
+    case ncclInProgress:
+      return "NCCL operation in progress";
+    default:
+      return "unknown result code";
   }
 }
 
@@ -566,8 +595,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   return ncclSuccess;
 }
 
-ncclResult_t ncclCommSplit(ncclComm_t comm, int colour, int key, ncclComm_t* part,
-                           ncclConfig_t*) {
+ncclResult_t ncclCommSplit(ncclComm_t comm, int colour, int key, ncclComm_t* part, ncclConfig_t*) {
   *part = nullptr;
   if (!expect(comm)) return ncclInvalidArgument;
   std::lock_guard const lock(comm->world->mutex);
@@ -632,9 +660,8 @@ ncclResult_t ncclAllReduce(void const* in, void* out, std::size_t elements, nccl
                            ncclRedOp_t reduction, ncclComm_t comm, cudaStream_t stream) {
   return add({comm, stream, What::all_reduce, in, out, elements, type, reduction, 0});
 }
-ncclResult_t ncclReduceScatter(void const* in, void* out, std::size_t elements,
-                               ncclDataType_t type, ncclRedOp_t reduction, ncclComm_t comm,
-                               cudaStream_t stream) {
+ncclResult_t ncclReduceScatter(void const* in, void* out, std::size_t elements, ncclDataType_t type,
+                               ncclRedOp_t reduction, ncclComm_t comm, cudaStream_t stream) {
   return add({comm, stream, What::reduce_scatter, in, out, elements, type, reduction, 0});
 }
 ncclResult_t ncclAllGather(void const* in, void* out, std::size_t elements, ncclDataType_t type,
@@ -647,8 +674,8 @@ ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* reduction, void* scalar, nccl
   if (!expect(comm)) return ncclInvalidArgument;
   comm->factors.push_back(type == ncclFloat64 ? *static_cast<double*>(scalar)
                                               : static_cast<double>(*static_cast<float*>(scalar)));
-  *reduction =
-      static_cast<ncclRedOp_t>(static_cast<int>(ncclNumOps) + static_cast<int>(comm->factors.size()) - 1);
+  *reduction = static_cast<ncclRedOp_t>(static_cast<int>(ncclNumOps) +
+                                        static_cast<int>(comm->factors.size()) - 1);
   return ncclSuccess;
 }
 ncclResult_t ncclRedOpDestroy(ncclRedOp_t, ncclComm_t) { return ncclSuccess; }

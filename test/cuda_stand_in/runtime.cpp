@@ -74,7 +74,7 @@ cudaError_t allocate(void** pointer, std::size_t bytes) {
     all.bytes.fetch_sub(static_cast<std::int64_t>(bytes));
     return answer(cudaErrorMemoryAllocation);
   }
-  void* const block = ::operator new(bytes == 0 ? 1 : bytes, std::align_val_t{256});
+  void* const block = ::operator new (bytes == 0 ? 1 : bytes, std::align_val_t{256});
   std::memset(block, 0xCD, bytes);
   {
     std::lock_guard const lock(memory().mutex);
@@ -194,8 +194,8 @@ void abort_hangs(bool on) {
 
 Live live() {
   auto const& all = state();
-  return {all.streams, all.events,      all.pools, all.graphs, all.communicators,
-          all.allocations, all.bytes};
+  return {all.streams,       all.events,      all.pools, all.graphs,
+          all.communicators, all.allocations, all.bytes};
 }
 
 void reset() {
@@ -265,23 +265,40 @@ extern "C" {
 
 char const* cudaGetErrorName(cudaError_t error) {
   switch (error) {
-    case cudaSuccess: return "cudaSuccess";
-    case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
-    case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
-    case cudaErrorInsufficientDriver: return "cudaErrorInsufficientDriver";
-    case cudaErrorNoDevice: return "cudaErrorNoDevice";
-    case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
-    case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
-    case cudaErrorNotReady: return "cudaErrorNotReady";
-    case cudaErrorIllegalAddress: return "cudaErrorIllegalAddress";
-    case cudaErrorLaunchFailure: return "cudaErrorLaunchFailure";
-    case cudaErrorStreamCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";
-    case cudaErrorStreamCaptureInvalidated: return "cudaErrorStreamCaptureInvalidated";
-    case cudaErrorStreamCaptureUnjoined: return "cudaErrorStreamCaptureUnjoined";
-    case cudaErrorStreamCaptureIsolation: return "cudaErrorStreamCaptureIsolation";
-    case cudaErrorCapturedEvent: return "cudaErrorCapturedEvent";
-    case cudaErrorGraphExecUpdateFailure: return "cudaErrorGraphExecUpdateFailure";
-    default: return "cudaErrorUnknown";
+    case cudaSuccess:
+      return "cudaSuccess";
+    case cudaErrorInvalidValue:
+      return "cudaErrorInvalidValue";
+    case cudaErrorMemoryAllocation:
+      return "cudaErrorMemoryAllocation";
+    case cudaErrorInsufficientDriver:
+      return "cudaErrorInsufficientDriver";
+    case cudaErrorNoDevice:
+      return "cudaErrorNoDevice";
+    case cudaErrorInvalidDevice:
+      return "cudaErrorInvalidDevice";
+    case cudaErrorInvalidResourceHandle:
+      return "cudaErrorInvalidResourceHandle";
+    case cudaErrorNotReady:
+      return "cudaErrorNotReady";
+    case cudaErrorIllegalAddress:
+      return "cudaErrorIllegalAddress";
+    case cudaErrorLaunchFailure:
+      return "cudaErrorLaunchFailure";
+    case cudaErrorStreamCaptureUnsupported:
+      return "cudaErrorStreamCaptureUnsupported";
+    case cudaErrorStreamCaptureInvalidated:
+      return "cudaErrorStreamCaptureInvalidated";
+    case cudaErrorStreamCaptureUnjoined:
+      return "cudaErrorStreamCaptureUnjoined";
+    case cudaErrorStreamCaptureIsolation:
+      return "cudaErrorStreamCaptureIsolation";
+    case cudaErrorCapturedEvent:
+      return "cudaErrorCapturedEvent";
+    case cudaErrorGraphExecUpdateFailure:
+      return "cudaErrorGraphExecUpdateFailure";
+    default:
+      return "cudaErrorUnknown";
   }
 }
 char const* cudaGetErrorString(cudaError_t error) {
@@ -470,8 +487,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 // --- work and memory ----------------------------------------------------------------------------
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
-  if (int const code = count(Call::launch_host_func))
-    return answer(static_cast<cudaError_t>(code));
+  if (int const code = count(Call::launch_host_func)) return answer(static_cast<cudaError_t>(code));
   if (state().lost != 0) return static_cast<cudaError_t>(state().lost.load());
   return enqueue(stream, Kind::host, [function, data] { function(data); });
 }
@@ -525,8 +541,7 @@ cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribut
 }
 cudaError_t cudaMallocFromPoolAsync(void** pointer, std::size_t bytes, cudaMemPool_t pool,
                                     cudaStream_t stream) {
-  if (int const code = count(Call::malloc_from_pool))
-    return answer(static_cast<cudaError_t>(code));
+  if (int const code = count(Call::malloc_from_pool)) return answer(static_cast<cudaError_t>(code));
   if (state().lost != 0) return static_cast<cudaError_t>(state().lost.load());
   if (pool == nullptr || !alive(stream)) return answer(cudaErrorInvalidResourceHandle);
   if (stream->capture) {
@@ -556,9 +571,9 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
   if (!alive(stream)) return answer(cudaErrorInvalidResourceHandle);
-  *status = !stream->capture             ? cudaStreamCaptureStatusNone
-            : stream->capture->broken    ? cudaStreamCaptureStatusInvalidated
-                                         : cudaStreamCaptureStatusActive;
+  *status = !stream->capture          ? cudaStreamCaptureStatusNone
+            : stream->capture->broken ? cudaStreamCaptureStatusInvalidated
+                                      : cudaStreamCaptureStatusActive;
   return cudaSuccess;
 }
 
@@ -633,8 +648,7 @@ cudaError_t cudaGraphExecUpdate(cudaGraphExec_t exec, cudaGraph_t graph,
   for (std::size_t n = 0; same && n < graph->nodes.size(); ++n)
     same = (*exec->nodes)[n].kind == graph->nodes[n].kind &&
            (*exec->nodes)[n].after == graph->nodes[n].after;
-  result->result =
-      same ? cudaGraphExecUpdateSuccess : cudaGraphExecUpdateErrorTopologyChanged;
+  result->result = same ? cudaGraphExecUpdateSuccess : cudaGraphExecUpdateErrorTopologyChanged;
   if (!same) return answer(cudaErrorGraphExecUpdateFailure);
   exec->nodes = std::make_shared<std::vector<Node> const>(graph->nodes);
   return cudaSuccess;

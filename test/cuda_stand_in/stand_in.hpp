@@ -93,10 +93,28 @@ void reset();
 /// One test's use of the stand-in.
 class Session {
  public:
-  Session() { reset(); }
+  Session() {
+    reset();
+    before_ = live();
+  }
   Session(Session const&) = delete;
   Session& operator=(Session const&) = delete;
   ~Session() { reset(); }
+
+  /// What this test has made and not given back.
+  [[nodiscard]] Live left() const {
+    Live const now = live();
+    return {now.streams - before_.streams,
+            now.events - before_.events,
+            now.pools - before_.pools,
+            now.graphs - before_.graphs,
+            now.communicators - before_.communicators,
+            now.allocations - before_.allocations,
+            now.bytes - before_.bytes};
+  }
+
+ private:
+  Live before_;
 };
 
 }  // namespace cuda_stand_in

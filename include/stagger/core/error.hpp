@@ -17,6 +17,7 @@ enum class Errc : std::uint8_t {
   cancelled,     ///< the caller asked the step to stop
   peer_failed,   ///< another rank of the same run ended with an error
   io,            ///< the operating system refused a file or a socket
+  device,        ///< a device, its driver or its libraries reported an error
   mismatch,      ///< two things that must agree do not: shapes, a checkpoint of another model
 };
 

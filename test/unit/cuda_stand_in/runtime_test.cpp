@@ -67,7 +67,7 @@ TEST_CASE("cuda_stand_in/stream: work is asynchronous, in order, and an event ca
   CHECK(cudaEventDestroy(e) == cudaSuccess);
   CHECK(cudaStreamDestroy(a) == cudaSuccess);
   CHECK(cudaStreamDestroy(b) == cudaSuccess);
-  CHECK(si::live() == si::Live{});
+  CHECK(session.left() == si::Live{});
 }
 
 TEST_CASE("cuda_stand_in/stream: waiting for an event that was never recorded waits for nothing",
@@ -103,18 +103,19 @@ TEST_CASE("cuda_stand_in/memory: it is counted, limited, and spoilt when it goes
   void* block = nullptr;
   CHECK(cudaMalloc(&block, 900) == cudaSuccess);
   CHECK(static_cast<unsigned char*>(block)[899] == 0xCD);
-  CHECK(si::live().bytes == 900);
+  CHECK(session.left().bytes == 900);
   void* more = nullptr;
   CHECK(cudaMalloc(&more, 200) == cudaErrorMemoryAllocation);
   CHECK(cudaGetLastError() == cudaErrorMemoryAllocation);
   CHECK(cudaGetLastError() == cudaSuccess);
   CHECK(cudaFree(block) == cudaSuccess);
   CHECK(cudaFree(block) == cudaErrorInvalidValue);
-  CHECK(si::live() == si::Live{});
+  CHECK(session.left() == si::Live{});
 }
 
-TEST_CASE("cuda_stand_in/machine: without a driver or a device, counting fails and leaves the count",
-          "[cuda_stand_in]") {
+TEST_CASE(
+    "cuda_stand_in/machine: without a driver or a device, counting fails and leaves the count",
+    "[cuda_stand_in]") {
   si::Session const session;
   int count = 77;
   si::set_machine({.devices = 2, .memory_bytes = 1, .driver = 0});
@@ -128,8 +129,9 @@ TEST_CASE("cuda_stand_in/machine: without a driver or a device, counting fails a
   CHECK(cudaSetDevice(2) == cudaErrorInvalidDevice);
 }
 
-TEST_CASE("cuda_stand_in/fail: exactly the n-th call fails; a lost device fails all and runs nothing",
-          "[cuda_stand_in]") {
+TEST_CASE(
+    "cuda_stand_in/fail: exactly the n-th call fails; a lost device fails all and runs nothing",
+    "[cuda_stand_in]") {
   si::Session const session;
   auto* const a = stream();
   int ran = 0;
@@ -156,8 +158,9 @@ TEST_CASE("cuda_stand_in/fail: exactly the n-th call fails; a lost device fails 
   CHECK(ran == 2);
 }
 
-TEST_CASE("cuda_stand_in/graph: two streams are captured, replayed, updated; a changed shape is refused",
-          "[cuda_stand_in]") {
+TEST_CASE(
+    "cuda_stand_in/graph: two streams are captured, replayed, updated; a changed shape is refused",
+    "[cuda_stand_in]") {
   si::Session const session;
   auto* const a = stream();
   auto* const b = stream();
@@ -196,7 +199,7 @@ TEST_CASE("cuda_stand_in/graph: two streams are captured, replayed, updated; a c
   cudaGraphExecDestroy(exec);
   for (auto* e : {forked, joined}) cudaEventDestroy(e);
   for (auto* s : {a, b}) cudaStreamDestroy(s);
-  CHECK(si::live() == si::Live{});
+  CHECK(session.left() == si::Live{});
 }
 
 TEST_CASE("cuda_stand_in/graph: what CUDA refuses while capturing is refused", "[cuda_stand_in]") {

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Which GPU to use, refused in words where there is none, or not enough of it.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include <stagger/cuda/error.hpp>
+
+namespace stagger::cuda {
+
+/// A GPU as found.
+struct DeviceInfo {
+  int index = 0;
+  std::string name;
+  int compute_capability = 0;  ///< 10 * major + minor
+  int multiprocessors = 0;
+  std::uint64_t free_bytes = 0;
+  std::uint64_t total_bytes = 0;
+};
+
+/// What a run needs of a device's memory. Zeros ask for nothing.
+struct MemoryNeed {
+  std::uint64_t fixed_bytes = 0;      ///< parameters, optimizer state, workspaces
+  std::uint64_t in_flight_bytes = 0;  ///< of one microbatch in flight
+  int in_flight = 0;                  ///< most microbatches in flight at once
+};
+
+namespace detail {
+
+/// In words, to a tenth of a MiB.
+[[nodiscard]] [[gnu::cold]] inline std::string mebibytes(std::uint64_t bytes) {
+  if (bytes < std::uint64_t{1} << 20U) return text(bytes, " bytes");
+  return text(static_cast<double>(bytes * 10 >> 20U) / 10, " MiB");
+}
+
+}  // namespace detail
+
+/// Number of GPUs that this process may use.
+/// @throws Error  without a driver, without a GPU, or with a driver older than the toolkit this was
+/// built with
+[[nodiscard]] [[gnu::cold]] inline int device_count() {
+  int driver = 0;
+  if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
+    throw Error(cudaErrorInsufficientDriver,
+                "there is no CUDA driver on this machine: install NVIDIA's, or use host::Threads");
+  int count = 0;
+  cudaError_t const result = cudaGetDeviceCount(&count);
+  if (result == cudaErrorInsufficientDriver) {
+    static_cast<void>(cudaGetLastError());
+    throw Error(result, text("the CUDA driver speaks version ", driver / 1000, ".",
+                             driver % 1000 / 10, " and this program was built for ",
+                             CUDART_VERSION / 1000, ".", CUDART_VERSION % 1000 / 10,
+                             ": update the driver, or build with an older toolkit"));
+  }
+  if (result == cudaErrorNoDevice || (result == cudaSuccess && count == 0)) {
+    static_cast<void>(cudaGetLastError());
+    throw Error(cudaErrorNoDevice,
+                "there is a CUDA driver but no GPU that this process may use: look at "
+                "CUDA_VISIBLE_DEVICES, or use host::Threads");
+  }
+  check(result, "count the GPUs");
+  return count;
+}
+
+/// Makes a GPU the calling thread's, after a look at whether it will do.
+/// @param index  0 <= index < device_count()
+/// @throws Error               as device_count()
+/// @throws stagger::Error      bad_configuration for an index out of range, or if `need` exceeds
+/// the
+///                             free memory; the text says what is needed, free, and what would fit
+[[gnu::cold]] inline DeviceInfo select_device(int index, MemoryNeed const& need = {}) {
+  int const count = device_count();
+  if (index < 0 || index >= count)
+    throw stagger::Error(Errc::bad_configuration, text("there is no GPU ", index,
+                                                       "; this process may use 0 to ", count - 1));
+  check(cudaSetDevice(index), "select a GPU");
+  DeviceInfo info;
+  info.index = index;
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, index), "read the properties of a GPU");
+  info.name = properties.name;
+  info.compute_capability = properties.major * 10 + properties.minor;
+  info.multiprocessors = properties.multiProcessorCount;
+  std::size_t free = 0;
+  std::size_t total = 0;
+  check(cudaMemGetInfo(&free, &total), "read how much memory is free");
+  info.free_bytes = free;
+  info.total_bytes = total;
+  auto const flying = static_cast<std::uint64_t>(need.in_flight);
+  std::uint64_t const needed = need.fixed_bytes + flying * need.in_flight_bytes;
+  if (needed <= info.free_bytes) return info;
+  using detail::mebibytes;
+  std::string fits = "not even the parameters fit; use more stages";
+  if (need.in_flight_bytes > 0 && need.fixed_bytes + need.in_flight_bytes <= info.free_bytes)
+    fits = text("it fits with ", (info.free_bytes - need.fixed_bytes) / need.in_flight_bytes,
+                " microbatches in flight or fewer");
+  else if (need.fixed_bytes <= info.free_bytes)
+    fits = "not one microbatch in flight fits; use smaller ones, more stages or recompute";
+  throw stagger::Error(
+      Errc::bad_configuration,
+      text("GPU ", index, " (", info.name, ") needs ", mebibytes(needed), ": ",
+           mebibytes(need.fixed_bytes), " and ", need.in_flight, " x ",
+           mebibytes(need.in_flight_bytes), " in flight; free are ", mebibytes(info.free_bytes),
+           " of ", mebibytes(info.total_bytes), "; ", fits));
+}
+
+}  // namespace stagger::cuda

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   A CUDA graph that is recorded, replayed, and updated or made anew when what it records
+/// changes.
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <utility>
+
+#include <stagger/cuda/stream.hpp>
+
+namespace stagger::cuda {
+
+/// What has been done with a graph.
+struct GraphCounts {
+  std::uint64_t captures = 0;        ///< iterations recorded
+  std::uint64_t instantiations = 0;  ///< made executable from nothing
+  std::uint64_t updates = 0;         ///< an executable graph took over what changed
+  std::uint64_t replays = 0;
+  std::size_t nodes = 0;  ///< of the last capture
+};
+
+/// Owns an executable graph.
+class Graph {
+ public:
+  Graph() = default;
+  Graph(Graph&& other) noexcept : exec_(std::exchange(other.exec_, nullptr)) {}
+  Graph& operator=(Graph&& other) noexcept {
+    std::swap(exec_, other.exec_);
+    return *this;
+  }
+  ~Graph() {
+    if (exec_ != nullptr) static_cast<void>(cudaGraphExecDestroy(exec_));
+  }
+
+  [[nodiscard]] explicit operator bool() const noexcept { return exec_ != nullptr; }
+
+  /// Records what `body()` enqueues on `origin`, and on the streams that it makes wait for origin
+  /// and origin for them. Nothing runs. The executable graph takes the changes over where it can,
+  /// else it is made anew.
+  /// @throws Error  what CUDA refused; what `body` throws. The graph is then as it was
+  template <class Body> void capture(Stream const& origin, GraphCounts& counts, Body body) {
+    check(cudaStreamBeginCapture(origin.get(), cudaStreamCaptureModeThreadLocal),
+          "begin a capture");
+    std::exception_ptr failure;
+    try {
+      body();
+    } catch (...) {
+      failure = std::current_exception();  // a capture must be ended whatever happens
+    }
+    Recorded recorded;
+    cudaError_t const ended = cudaStreamEndCapture(origin.get(), &recorded.graph);
+    if (failure) {
+      static_cast<void>(cudaGetLastError());
+      std::rethrow_exception(failure);
+    }
+    check(ended, "capture an iteration");
+    ++counts.captures;
+    check(cudaGraphGetNodes(recorded.graph, nullptr, &counts.nodes), "count the nodes of a graph");
+    make_executable(recorded.graph, counts);
+  }
+
+  /// Enqueues all of it on a stream.
+  void replay(Stream const& stream, GraphCounts& counts) {
+    check(cudaGraphLaunch(exec_, stream.get()), "launch a graph");
+    ++counts.replays;
+  }
+
+ private:
+  struct Recorded {
+    Recorded() = default;
+    Recorded(Recorded const&) = delete;
+    Recorded& operator=(Recorded const&) = delete;
+    ~Recorded() {
+      if (graph != nullptr) static_cast<void>(cudaGraphDestroy(graph));
+    }
+    cudaGraph_t graph = nullptr;
+  };
+
+  [[gnu::cold]] void make_executable(cudaGraph_t graph, GraphCounts& counts) {
+    if (exec_ != nullptr) {
+      cudaGraphExecUpdateResultInfo info{};
+      if (cudaGraphExecUpdate(exec_, graph, &info) == cudaSuccess) {
+        ++counts.updates;
+        return;
+      }
+      static_cast<void>(cudaGetLastError());
+    }
+    cudaGraphExec_t made = nullptr;
+    check(cudaGraphInstantiate(&made, graph, 0), "make a graph executable");
+    if (exec_ != nullptr) static_cast<void>(cudaGraphExecDestroy(exec_));
+    exec_ = made;
+    ++counts.instantiations;
+  }
+
+  cudaGraphExec_t exec_ = nullptr;
+};
+
+}  // namespace stagger::cuda

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Device policy: a whole pipeline on one GPU, every rank a stream.
+
+#include <cstdint>
+#include <limits>
+
+#include <stagger/cuda/streams.hpp>
+
+namespace stagger::cuda {
+
+/// All ranks on one GPU. The calling thread enqueues every rank's actions in the program's order
+/// and waits for the device at the end of the step alone; what one rank must await from another is
+/// a cudaStreamWaitEvent. Ranks share the GPU's memory, so a message is a slot that one writes and
+/// another reads, as on host threads.
+///
+/// @code
+///     GraphCounts counts;
+///     auto train = Pipeline{...}.with(cuda::Loopback{.device = 0, .capture = true, .counts =
+///     &counts});
+/// @endcode
+struct Loopback {
+  using policy_tag = DeviceTag;
+  using Backend = StreamsBackend;
+
+  int device = 0;  ///< GPU, 0 <= device < device_count()
+  Work work = Work::enqueue;
+  bool capture =
+      false;  ///< record the second training iteration as a CUDA graph and replay it from then on
+  Ranges ranges{};  ///< announce each action to a profiler; nvtx_ranges() of nvtx.hpp
+  GraphCounts* counts =
+      nullptr;  ///< told what was done with the graph; stays as long as the pipeline
+
+  /// How many places a placement policy may spread the ranks over: as many as there are ranks.
+  [[nodiscard]] int places() const noexcept { return std::numeric_limits<int>::max(); }
+
+  [[nodiscard]] StreamsOptions options() const noexcept {
+    return {device, work, capture, ranges, counts};
+  }
+};
+
+}  // namespace stagger::cuda

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   A tensor in device memory that keeps its capacity: what stages on a GPU exchange.
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <new>
+#include <span>
+#include <type_traits>
+#include <utility>
+
+#include <stagger/core/error.hpp>
+#include <stagger/cuda/memory.hpp>
+
+namespace stagger::cuda {
+
+/// A dense row-major array of up to four extents on the device. Inside a stage its memory comes
+/// from the rank's pool in the order of the rank's stream; outside, from the device at large.
+///
+/// @tparam T  trivially copyable element, also a half-precision type
+template <class T = float> class Tensor {
+  static_assert(std::is_trivially_copyable_v<T>,
+                "stagger: a Tensor holds trivially copyable elements");
+
+ public:
+  Tensor() = default;
+  /// @shape extents  [1 to 4 counts], outermost first
+  Tensor(std::initializer_list<std::size_t> extents) { resize(extents); }
+  /// Copies on the current stream.
+  Tensor(Tensor const& other) { *this = other; }
+  Tensor(Tensor&& other) noexcept { swap(other); }
+  Tensor& operator=(Tensor const& other) {
+    if (this == &other) return *this;
+    resize_like(other);
+    if (size_ != 0)
+      check(cudaMemcpyAsync(data_, other.data_, size_ * sizeof(T), cudaMemcpyDeviceToDevice,
+                            stream()),
+            "copy a tensor");
+    return *this;
+  }
+  Tensor& operator=(Tensor&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~Tensor() { release(); }
+
+  /// Sets the extents; allocates only when more elements are needed than ever before. Contents are
+  /// then unspecified.
+  /// @throws Error  if there is no such memory; the tensor is then as before
+  void resize(std::initializer_list<std::size_t> extents) {
+    std::array<std::size_t, 4> shape{};
+    std::copy_n(extents.begin(), std::min(extents.size(), shape.size()), shape.begin());
+    std::size_t count = extents.size() == 0 ? 0 : 1;
+    for (std::size_t const extent : extents)
+      if (__builtin_mul_overflow(count, extent, &count)) throw std::bad_array_new_length();
+    reserve(count);
+    size_ = count;
+    extents_ = shape;
+  }
+  template <class U> void resize_like(U const& other) {
+    reserve(other.size());
+    size_ = other.size();
+    extents_ = other.extents();
+  }
+
+  /// Enqueues a copy from or to host memory of `size()` elements, which must stay until it is done.
+  void upload(std::span<T const> from) {
+    copy(data_, from.data(), from.size(), cudaMemcpyHostToDevice);
+  }
+  void download(std::span<T> to) const {
+    copy(to.data(), data_, to.size(), cudaMemcpyDeviceToHost);
+  }
+
+  [[nodiscard]] T* data() noexcept { return data_; }
+  [[nodiscard]] T const* data() const noexcept { return data_; }
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
+  [[nodiscard]] std::size_t extent(std::size_t dimension) const noexcept {
+    return extents_[dimension];
+  }
+  [[nodiscard]] std::array<std::size_t, 4> const& extents() const noexcept { return extents_; }
+  /// Memory held, in bytes.
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return capacity_ * sizeof(T); }
+
+ private:
+  void swap(Tensor& other) noexcept {
+    std::swap(pool_, other.pool_);
+    std::swap(data_, other.data_);
+    std::swap(capacity_, other.capacity_);
+    std::swap(size_, other.size_);
+    std::swap(extents_, other.extents_);
+  }
+
+  void reserve(std::size_t count) {
+    if (count <= capacity_) return;
+    if (count > static_cast<std::size_t>(-1) / sizeof(T)) throw std::bad_array_new_length();
+    void* memory = nullptr;
+    auto const* const pool = detail::place.pool;
+    if (pool != nullptr) {
+      memory = (*pool)->take(count * sizeof(T), stream());
+    } else if (auto const result = cudaMalloc(&memory, count * sizeof(T)); result != cudaSuccess) {
+      Pool::refuse(result, count * sizeof(T));
+    }
+    release();
+    pool_ = pool != nullptr ? *pool : nullptr;
+    data_ = static_cast<T*>(memory);
+    capacity_ = count;
+  }
+
+  void release() noexcept {
+    if (data_ == nullptr) return;
+    if (pool_)
+      pool_->give_back(data_, detail::place.pool != nullptr ? stream() : pool_->own_stream());
+    else
+      static_cast<void>(cudaFree(data_));
+    pool_.reset();
+    data_ = nullptr;
+    capacity_ = 0;
+  }
+
+  void copy(void* to, void const* from, std::size_t count, cudaMemcpyKind kind) const {
+    if (count != size_)
+      throw stagger::Error(
+          Errc::mismatch, text("a tensor of ", size_, " elements was given host memory for ", count,
+                               "; give as much as it has"));
+    if (count != 0)
+      check(cudaMemcpyAsync(to, from, count * sizeof(T), kind, stream()), "copy a tensor");
+  }
+
+  std::shared_ptr<Pool> pool_;
+  T* data_ = nullptr;
+  std::size_t capacity_ = 0;
+  std::size_t size_ = 0;
+  std::array<std::size_t, 4> extents_{};
+};
+
+}  // namespace stagger::cuda

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   A thread that notices when nothing moves. It makes no CUDA call: none that a capture
+/// would mind, none that can block.
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+namespace stagger::cuda {
+
+/// Watches a counter while something runs. When it stands still for the deadline, `expired` is
+/// called on the watchdog's thread, once for each run.
+///
+/// @tparam Progress  () const noexcept -> std::uint64_t; changes whenever anything moves; any
+/// thread
+/// @tparam Expired   () noexcept -> void; must not end the run itself
+template <class Progress, class Expired> class Watchdog {
+ public:
+  /// @param deadline_s  > 0
+  Watchdog(double deadline_s, Progress progress, Expired expired)
+      : deadline_s_(deadline_s), progress_(std::move(progress)), expired_(std::move(expired)) {}
+  Watchdog(Watchdog const&) = delete;
+  Watchdog& operator=(Watchdog const&) = delete;
+  ~Watchdog() {
+    {
+      std::lock_guard const lock(mutex_);
+      quit_ = true;
+    }
+    wake_.notify_all();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  /// A run begins. The first one starts the thread; no call after that costs more than a store.
+  void begin() {
+    if (!thread_.joinable()) thread_ = std::thread([this] { watch(); });
+    ++run_;
+    running_.store(run_, std::memory_order_release);
+  }
+
+  /// The run is over; `expired` is not being called any more when this returns.
+  void end() noexcept {
+    running_.store(0, std::memory_order_seq_cst);
+    while (calling_.load(std::memory_order_seq_cst)) std::this_thread::yield();
+  }
+
+ private:
+  [[gnu::cold]] void watch() {
+    auto const look = std::chrono::duration_cast<std::chrono::system_clock::duration>(
+        std::chrono::duration<double>(std::min(deadline_s_ / 8, 3600.0)));
+    std::uint64_t last_run = 0;
+    std::uint64_t last_progress = 0;
+    int quiet = 0;
+    std::unique_lock lock(mutex_);
+    while (!quit_) {
+      wake_.wait_until(lock, std::chrono::system_clock::now() + look);
+      calling_.store(true, std::memory_order_seq_cst);
+      std::uint64_t const run = running_.load(std::memory_order_seq_cst);
+      if (run != 0) {
+        std::uint64_t const progress = progress_();
+        quiet = run == last_run && progress == last_progress ? quiet + 1 : 0;
+        last_run = run;
+        last_progress = progress;
+        if (quiet == 8) expired_();
+      }
+      calling_.store(false, std::memory_order_seq_cst);
+    }
+  }
+
+  double deadline_s_;
+  Progress progress_;
+  Expired expired_;
+  std::uint64_t run_ = 0;
+  std::atomic<std::uint64_t> running_{0};
+  std::atomic<bool> calling_{false};
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool quit_ = false;
+  std::thread thread_;
+};
+
+}  // namespace stagger::cuda
