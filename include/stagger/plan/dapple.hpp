@@ -28,6 +28,7 @@ namespace detail {
 struct Found {
   double seconds = 0;
   Draft draft{};
+  long long order = 0;  ///< of discovery: breaks ties
 };
 
 /// The search: the last stage of a partial plan is cut in two, and the front part put on devices
@@ -58,8 +59,10 @@ class DappleSearch {
     std::vector<Found> all;
     for (auto& of_stages : best_)
       for (auto& f : of_stages) all.push_back(std::move(f));
-    std::stable_sort(all.begin(), all.end(),
-                     [](Found const& a, Found const& b) { return a.seconds < b.seconds; });
+    std::sort(all.begin(), all.end(), [](Found const& a, Found const& b) {
+      if (a.seconds != b.seconds) return a.seconds < b.seconds;
+      return a.order < b.order;
+    });
     return all;
   }
 
@@ -107,8 +110,10 @@ class DappleSearch {
     std::vector<std::pair<std::size_t, int>> ranked;  // place among those of its devices
     for (auto const& [taken, best] : open)
       for (std::size_t i = 0; i < best.size(); ++i) ranked.emplace_back(i, best[i]);
-    std::stable_sort(ranked.begin(), ranked.end(), [&](auto const& a, auto const& b) {
-      return a.first != b.first ? a.first < b.first : seconds(a.second) < seconds(b.second);
+    std::sort(ranked.begin(), ranked.end(), [&](auto const& a, auto const& b) {
+      if (a.first != b.first) return a.first < b.first;
+      if (seconds(a.second) != seconds(b.second)) return seconds(a.second) < seconds(b.second);
+      return a.second < b.second;
     });
     if (ranked.size() > keep_) ranked.resize(keep_);
     std::vector<int> result;
@@ -281,7 +286,7 @@ class DappleSearch {
     if (best_.size() <= S) best_.resize(S + 1);
     auto& best = best_[S];
     if (best.size() >= few && !(seconds < best.back().seconds)) return;
-    Found found{seconds, make()};
+    Found found{seconds, make(), evaluated_};
     found.draft.microbatch = microbatch_;
     found.draft.recompute = recompute_;
     auto const place =
@@ -317,7 +322,7 @@ class DappleSearch {
 /// @complexity  about `budget` evaluations of O(stages); exhaustive for small models and clusters
 struct Dapple {
   Form form = Form::corrected;  ///< printed: as in the paper, for comparison
-  long long budget = 3'000'000;
+  long long budget = 2'000'000;
 
   /// @throws Infeasible  where nothing fits, with the smallest need found
   [[nodiscard]] Plan plan(Workload const& w) const {

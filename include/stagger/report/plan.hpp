@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Plans as people read them: a table of the stages, and a picture of the devices.
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include <stagger/cluster/cluster.hpp>
+#include <stagger/core/error.hpp>
+#include <stagger/core/text.hpp>
+#include <stagger/plan/plan.hpp>
+#include <stagger/report/detail/escape.hpp>
+#include <stagger/report/detail/svg_style.hpp>
+#include <stagger/report/format.hpp>
+#include <stagger/report/table.hpp>
+
+namespace stagger::report {
+
+namespace detail {
+
+/// "0-7", "0-2 5", "3".
+[[nodiscard]] inline std::string ranges(std::vector<int> const& ids) {
+  std::string out;
+  for (std::size_t i = 0; i < ids.size();) {
+    std::size_t j = i;
+    while (j + 1 < ids.size() && ids[j + 1] == ids[j] + 1) ++j;
+    if (!out.empty()) out += ' ';
+    out += std::to_string(ids[i]);
+    if (j > i) out += "-" + std::to_string(ids[j]);
+    i = j + 1;
+  }
+  return out;
+}
+
+/// [devices] the stage on each, -1 for none.
+[[nodiscard]] inline std::vector<int> stage_of(plan::Plan const& plan,
+                                               cluster::Cluster const& cluster) {
+  std::vector<int> stage(cluster.devices.size(), -1);
+  for (std::size_t s = 0; s < plan.stages.size(); ++s)
+    for (int const id : plan.stages[s].devices) {
+      if (id < 0 || id >= cluster.size())
+        throw Error(Errc::mismatch, text("the plan uses device ", id, ", but the cluster has ",
+                                         cluster.size(), "; give the cluster it was made for"));
+      stage[static_cast<std::size_t>(id)] = static_cast<int>(s);
+    }
+  return stage;
+}
+
+}  // namespace detail
+
+/// A line for each stage, what limits it, and the iteration's predictions below.
+[[nodiscard]] inline std::string table(plan::Plan const& plan) {
+  TextTable stages({"stage", "layers", "devices", "warm-up", "forward", "backward", "to next",
+                    "gradients", "memory", "of", "limited by"});
+  for (std::size_t i = 0; i < plan.stages.size(); ++i) {
+    plan::PlanStage const& s = plan.stages[i];
+    stages.add({std::to_string(i), text(s.first, "-", s.last), detail::ranges(s.devices),
+                std::to_string(s.warm_up), format_seconds(s.time.forward_s),
+                format_seconds(s.time.backward_s),
+                i + 1 < plan.stages.size() ? format_seconds(s.transfer_s) : "-",
+                format_seconds(s.time.all_reduce_s), format_bytes(s.memory_bytes),
+                format_bytes(s.capacity_bytes), plan::name(s.limit)});
+  }
+  std::string out = stages.str();
+  out += text("\n", plan.batch, " samples in ", plan.microbatches, " microbatches",
+              plan.recompute ? ", forwards run again" : "",
+              plan.gradients == plan::Gradients::overlapped ? ", gradients sent during the backward"
+                                                            : "",
+              "\n");
+  auto const line = [&](char const* what, std::string const& value) {
+    out += std::string(what) + value + "\n";
+  };
+  line("estimated  ", format_seconds(plan.latency_s, 4));
+  line("simulated  ", format_seconds(plan.simulated_s, 4));
+  line("bound      ", format_seconds(plan.lower_bound_s, 4) + ", gap " + format_percent(plan.gap));
+  line("speed-up   ", format_fixed(plan.speedup, 2) + " over one device");
+  line("transfers  ", format_fixed(plan.acr, 3) + " of forward and backward, one way");
+  return out;
+}
+
+/// The devices of each node with the stage they run, "." where they run none:
+///
+///     node 0  V100  0 0 0 0 0 0 0 0
+///     node 1  V100  1 1 1 1 1 1 1 1
+[[nodiscard]] inline std::string picture(plan::Plan const& plan, cluster::Cluster const& cluster) {
+  auto const stage = detail::stage_of(plan, cluster);
+  std::size_t const width = std::to_string(plan.stages.size()).size();
+  std::size_t const node_width = std::to_string(cluster.nodes()).size();
+  std::size_t kind_width = 0;
+  for (auto const& d : cluster.devices) kind_width = std::max(kind_width, d.kind.size());
+  std::string out;
+  for (int d = 0; d < cluster.size(); ++d) {
+    auto const& device = cluster.device(d);
+    auto const* before = d > 0 ? &cluster.device(d - 1) : nullptr;
+    bool const same_node = before != nullptr && before->node == device.node;
+    if (!same_node || before->kind != device.kind) {
+      std::string const node = std::to_string(device.node);
+      if (d > 0) out += '\n';
+      out += same_node ? std::string(5 + node_width, ' ')
+                       : "node " + std::string(node_width - node.size(), ' ') + node;
+      out += "  " + device.kind + std::string(kind_width - device.kind.size() + 1, ' ');
+    }
+    int const s = stage[static_cast<std::size_t>(d)];
+    std::string const cell = s < 0 ? "." : std::to_string(s);
+    out += std::string(width - std::min(width, cell.size()) + 1, ' ') + cell;
+  }
+  return out + "\n";
+}
+
+/// The same for a page: a row for each node, a box for each device with its number, its stage and
+/// the stage's layers; stages in shades from dark to light.
+[[nodiscard]] inline std::string picture_svg(plan::Plan const& plan,
+                                             cluster::Cluster const& cluster) {
+  auto const stage = detail::stage_of(plan, cluster);
+  constexpr int box = 64, gap = 8, label = 84, height = 44;
+  std::string body;
+  int columns = 0, x = 0, y = gap;
+  for (int d = 0; d < cluster.size(); ++d) {
+    auto const& device = cluster.device(d);
+    if (d == 0 || cluster.device(d - 1).node != device.node) {
+      if (d > 0) y += height + gap;
+      x = 0;
+      body += text("<text x=\"", gap, "\" y=\"", y + 27, "\">node ", device.node, "</text>\n");
+    }
+    int const left = label + x * (box + gap);
+    int const s = stage[static_cast<std::size_t>(d)];
+    double const share = plan.stages.size() < 2
+                             ? 0.0
+                             : 0.7 * std::max(s, 0) / static_cast<double>(plan.stages.size() - 1);
+    detail::Rgb const colour =
+        s < 0 ? detail::Rgb{238, 240, 243}
+              : detail::base_colour(schedule::Kind::forward).towards(detail::white, share);
+    body += text("<rect x=\"", left, "\" y=\"", y, "\" width=\"", box, "\" height=\"", height,
+                 "\" rx=\"4\" fill=\"", colour.hex(), "\"><title>device ", d, "</title></rect>\n");
+    std::string const ink = detail::text_colour(colour).hex();
+    auto const write = [&](int down, std::string const& words) {
+      body += text("<text x=\"", left + box / 2, "\" y=\"", y + down,
+                   "\" text-anchor=\"middle\" style=\"fill:", ink, "\">", words, "</text>\n");
+    };
+    write(18, s < 0 ? std::string("idle") : text("stage ", s));
+    if (s >= 0) {
+      auto const& of = plan.stages[static_cast<std::size_t>(s)];
+      write(35, text(of.first, "-", of.last));
+    }
+    columns = std::max(columns, ++x);
+  }
+  int const width = label + columns * (box + gap), bottom = y + height + gap;
+  return text("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"", width, "\" height=\"", bottom,
+              "\" viewBox=\"0 0 ", width, " ", bottom,
+              "\" font-family=\"sans-serif\" font-size=\"12\">\n<rect class=\"page\" width=\"100%\" "
+              "height=\"100%\"/>\n<style>") +
+         detail::scheme_rules(detail::light_scheme) + "</style>\n" + body + "</svg>\n";
+}
+
+}  // namespace stagger::report
