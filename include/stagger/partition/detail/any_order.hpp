@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Whether some order of the devices, and some cuts, keep every stage under a bound.
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <stagger/partition/costs.hpp>
+#include <stagger/partition/detail/given_order.hpp>
+
+namespace stagger::partition::detail {
+
+/// HetPipe's table over (devices used, layers placed, next device), with one bit for each number of
+/// layers placed. Devices of one class (times, node, memory) are interchangeable; of the device
+/// before, only whether it stands in the same node matters, and whether there is one.
+class AnyOrder {
+  // Templates stand first: clang evaluates them in constant expressions only where it has seen
+  // them.
+  [[nodiscard]] constexpr bool any(std::uint64_t const* bits) const {
+    return std::any_of(bits, bits + words_, [](std::uint64_t w) { return w != 0; });
+  }
+  template <class Use> constexpr void for_each_bit(std::uint64_t const* bits, Use&& use) const {
+    for (std::size_t w = 0; w < words_; ++w)
+      for (std::uint64_t left = bits[w]; left != 0; left &= left - 1)
+        use(static_cast<int>(w * 64) + std::countr_zero(left));
+  }
+
+ public:
+  /// @param  most_states  where the table would be larger, `possible()` is false
+  constexpr AnyOrder(Costs const& costs, Limits const& limits, std::size_t most_states)
+      : costs_(costs), limits_(limits), layers_(costs.layers()), words_(at(layers_) / 64 + 1) {
+    for (int d = 0; d < costs.devices(); ++d) {
+      Place const& p = costs.place(d);
+      std::size_t c = 0;
+      for (; c < classes_.size(); ++c) {
+        Place const& other = costs.place(classes_[c].devices.front());
+        if (other.times == p.times && other.node == p.node && other.memory_bytes == p.memory_bytes)
+          break;
+      }
+      if (c == classes_.size()) classes_.push_back({});
+      classes_[c].devices.push_back(d);
+    }
+    states_ = 1;
+    for (Class& c : classes_) {
+      c.stride = states_;
+      if (states_ > most_states) break;
+      states_ *= c.devices.size() + 1;
+    }
+    possible_ = words() <= most_states;
+  }
+
+  [[nodiscard]] constexpr bool possible() const noexcept { return possible_; }
+  /// Size of the table.
+  [[nodiscard]] constexpr std::size_t words() const noexcept {
+    return states_ * classes_.size() * 2 * words_;
+  }
+
+  /// An order of `stages` of the devices for which cuts exist that keep all stages at or below
+  /// `most`; empty if there is none. Exact.
+  [[nodiscard]] constexpr std::vector<int> order(int stages, double most) {
+    stages_ = stages;
+    prepare(most);
+    reached_.assign(words(), 0);
+    std::vector<std::uint64_t> out(words_, 0);
+    std::vector<std::uint64_t> start(words_, 0);
+    start[0] = 1;
+    std::vector<std::size_t> used(classes_.size(), 0);
+    for (std::size_t state = 0; state < states_; ++state) {
+      std::size_t rest = state;
+      int placed = 0;
+      for (std::size_t c = 0; c < classes_.size(); ++c) {
+        used[c] = rest % (classes_[c].devices.size() + 1);
+        rest /= classes_[c].devices.size() + 1;
+        placed += static_cast<int>(used[c]);
+      }
+      if (placed >= stages) continue;
+      double rates = 0;  // of what is not used
+      for (std::size_t c = 0; c < classes_.size(); ++c)
+        rates += rates_[c] * static_cast<double>(classes_[c].devices.size() - used[c]);
+      for (std::size_t c = 0; c < classes_.size(); ++c) {
+        if (used[c] == classes_[c].devices.size()) continue;
+        for (std::size_t in = 0; in < 2; ++in) {
+          std::uint64_t const* const from =
+              placed == 0 ? start.data() : &reached_[index(state, c, in)];
+          if (placed == 0 && in == 1) continue;  // nobody before: only one way in
+          std::size_t const way = placed == 0 ? 2 : in;
+          if (!any(from)) continue;
+          if (placed + 1 == stages) {
+            if (finishes(c, way, from)) return trace(state, c, way, used);
+            continue;
+          }
+          for (std::size_t same = 0; same < 2; ++same) {
+            std::fill(out.begin(), out.end(), 0);
+            for_each_bit(from, [&](int j) {
+              std::uint64_t const* const ends = &reach_[step(placed, c, way, same, j)];
+              for (std::size_t w = 0; w < words_; ++w) out[w] |= ends[w];
+            });
+            clear_below(out, rates - rates_[c], most);
+            if (!any(out.data())) continue;
+            for (std::size_t next = 0; next < classes_.size(); ++next) {
+              if (used[next] + (next == c ? 1 : 0) >= classes_[next].devices.size()) continue;
+              if ((node(next) == node(c)) != (same == 1)) continue;
+              std::uint64_t* const to = &reached_[index(state + classes_[c].stride, next, same)];
+              for (std::size_t w = 0; w < words_; ++w) to[w] |= out[w];
+            }
+          }
+        }
+      }
+    }
+    return {};
+  }
+
+ private:
+  struct Class {
+    std::vector<int> devices{};
+    std::size_t stride = 0;
+  };
+
+  [[nodiscard]] static constexpr std::size_t at(int i) { return static_cast<std::size_t>(i); }
+  [[nodiscard]] constexpr int node(std::size_t c) const {
+    return costs_.place(classes_[c].devices.front()).node;
+  }
+  [[nodiscard]] constexpr std::size_t index(std::size_t state, std::size_t c,
+                                            std::size_t in) const {
+    return ((state * classes_.size() + c) * 2 + in) * words_;
+  }
+  /// Where the ends of a stage stand in reach_.
+  /// @param way   how the device before relates: 0 another node, 1 the same, 2 there is none
+  /// @param same  whether the device behind stands in the same node
+  [[nodiscard]] constexpr std::size_t step(int placed, std::size_t c, std::size_t way,
+                                           std::size_t same, int j) const {
+    std::size_t const position = by_position_ ? at(placed) : 0;
+    return ((((position * classes_.size() + c) * 3 + way) * 2 + same) * at(layers_ + 1) + at(j)) *
+           words_;
+  }
+  /// Stage times do not depend on the neighbours themselves, only on the link to them.
+  [[nodiscard]] constexpr double seconds(std::size_t c, int i, int j, std::size_t way,
+                                         int same) const {
+    int const device = classes_[c].devices.front();
+    cluster::Link const& own = costs_.intra[at(node(c))];
+    double t = costs_.compute_s(device, i, j);
+    if (way < 2) t += (way == 1 ? own : costs_.inter).transfer_s(costs_.boundary_bytes[at(i)]);
+    if (same >= 0) t += (same == 1 ? own : costs_.inter).transfer_s(costs_.boundary_bytes[at(j)]);
+    return t;
+  }
+
+  /// Which ends each stage may have from each beginning.
+  constexpr void prepare(double most) {
+    by_position_ = limits_.rule != InFlight::safe;
+    int const positions = by_position_ ? std::max(stages_ - 1, 1) : 1;
+    reach_.assign(at(positions) * classes_.size() * 6 * at(layers_ + 1) * words_, 0);
+    last_.assign(classes_.size() * 3 * words_, 0);
+    rates_.assign(classes_.size(), 0);
+    cheapest_until_.assign(at(layers_) + 1, 0);
+    for (int l = 0; l < layers_; ++l) {
+      double least = no_time;
+      for (Class const& c : classes_)
+        least = std::min(least, costs_.compute_s(c.devices.front(), l, l + 1));
+      for (std::size_t c = 0; c < classes_.size(); ++c) {
+        double const own = costs_.compute_s(classes_[c].devices.front(), l, l + 1);
+        if (own > 0) rates_[c] = std::max(rates_[c], least / own);
+      }
+      cheapest_until_[at(l) + 1] = cheapest_until_[at(l)] + least;
+    }
+    receive_ = no_time;
+    for (int l = 1; l < layers_; ++l) {
+      double const bytes = costs_.boundary_bytes[at(l)];
+      receive_ = std::min(receive_, costs_.inter.transfer_s(bytes));
+      for (std::size_t c = 0; c < classes_.size(); ++c)
+        receive_ = std::min(receive_, costs_.intra[at(node(c))].transfer_s(bytes));
+    }
+    if (layers_ == 1) receive_ = 0;
+    for (std::size_t c = 0; c < classes_.size(); ++c) {
+      int const device = classes_[c].devices.front();
+      double const room = limits_.room(costs_, device);
+      for (int i = 0; i < layers_; ++i) {
+        for (std::size_t way = 0; way < 3; ++way) {
+          bool const only = way == 2 && stages_ == 1;
+          if (costs_.memory_bytes(i, layers_, only, true, 1, limits_.in_flight) <= room &&
+              seconds(c, i, layers_, way, -1) <= most)
+            last_[(c * 3 + way) * words_ + at(i) / 64] |= std::uint64_t{1} << (i % 64);
+        }
+        for (int position = 0; position < positions && stages_ > 1; ++position) {
+          int const held = held_in_flight(limits_.rule, position, stages_, limits_.in_flight);
+          for (int j = i + 1; j < layers_; ++j) {
+            if (costs_.compute_s(device, i, j) > most ||
+                costs_.memory_bytes(i, j, false, false, held, limits_.in_flight) > room)
+              break;
+            for (std::size_t way = 0; way < 3; ++way)
+              for (std::size_t same = 0; same < 2; ++same)
+                if (seconds(c, i, j, way, static_cast<int>(same)) <= most)
+                  reach_[step(position, c, way, same, i) + at(j) / 64] |= std::uint64_t{1}
+                                                                          << (j % 64);
+          }
+        }
+      }
+    }
+  }
+
+  /// Drops ends from which the devices that would be left cannot do the rest in time: each of
+  /// them receives from both sides, but for the last.
+  constexpr void clear_below(std::vector<std::uint64_t>& out, double rates, double most) const {
+    double const can = rates * std::max(most - 2 * receive_, 0.0) + receive_;
+    double const done = cheapest_until_.back() - can * (1 + 1e-9);
+    int least =
+        static_cast<int>(std::lower_bound(cheapest_until_.begin(), cheapest_until_.end(), done) -
+                         cheapest_until_.begin());
+    for (std::size_t w = 0; w < words_ && least > 0; ++w, least -= 64)
+      out[w] &= least >= 64 ? 0 : ~std::uint64_t{0} << least;
+  }
+
+  [[nodiscard]] constexpr bool finishes(std::size_t c, std::size_t way,
+                                        std::uint64_t const* from) const {
+    for (std::size_t w = 0; w < words_; ++w)
+      if ((from[w] & last_[(c * 3 + way) * words_ + w]) != 0) return true;
+    return false;
+  }
+
+  /// The devices, from the last stage back to the first.
+  [[nodiscard]] constexpr std::vector<int> trace(std::size_t state, std::size_t c, std::size_t way,
+                                                 std::vector<std::size_t> used) const {
+    std::vector<std::size_t> kinds{c};
+    int placed = stages_ - 1;
+    int j = -1;  // where the stage of class c begins
+    if (placed > 0)
+      for_each_bit(&reached_[index(state, c, way)], [&](int i) {
+        if (j < 0 && (last_[(c * 3 + way) * words_ + at(i) / 64] >> (i % 64) & 1) != 0) j = i;
+      });
+    while (placed > 0) {
+      bool found = false;
+      for (std::size_t b = 0; b < classes_.size() && !found; ++b) {  // the stage before
+        if (used[b] == 0 || (node(b) == node(c)) != (way == 1)) continue;
+        std::size_t const before = state - classes_[b].stride;
+        for (std::size_t in = placed == 1 ? 2 : 0; in < (placed == 1 ? 3U : 2U) && !found; ++in) {
+          auto const hit = [&](int i) {
+            return (reach_[step(placed - 1, b, in, way, i) + at(j) / 64] >> (j % 64) & 1) != 0;
+          };
+          int from = -1;
+          if (placed == 1) {
+            if (hit(0)) from = 0;
+          } else {
+            for_each_bit(&reached_[index(before, b, in)], [&](int i) {
+              if (from < 0 && hit(i)) from = i;
+            });
+          }
+          if (from < 0) continue;
+          found = true;
+          --used[b];
+          state = before;
+          j = from;
+          c = b;
+          way = in;
+        }
+      }
+      kinds.push_back(c);
+      --placed;
+    }
+    std::vector<int> result;
+    std::vector<std::size_t> taken(classes_.size(), 0);
+    for (std::size_t i = kinds.size(); i-- > 0;)
+      result.push_back(classes_[kinds[i]].devices[taken[kinds[i]]++]);
+    return result;
+  }
+
+  Costs const& costs_;
+  Limits const& limits_;
+  int layers_;
+  std::size_t words_;
+  int stages_ = 0;
+  bool possible_ = false;
+  bool by_position_ = false;
+  std::size_t states_ = 0;
+  double receive_ = 0;  // the cheapest there is
+  std::vector<Class> classes_{};
+  std::vector<std::uint64_t> reach_{}, last_{}, reached_{};
+  std::vector<double> rates_{}, cheapest_until_{};
+};
+
+}  // namespace stagger::partition::detail

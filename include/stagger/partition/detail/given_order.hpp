@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The best cuts for devices in a given order.
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include <stagger/partition/costs.hpp>
+
+namespace stagger::partition::detail {
+
+inline constexpr double no_time = std::numeric_limits<double>::infinity();
+
+/// What a search keeps to.
+struct Limits {
+  InFlight rule = InFlight::safe;  ///< safe or balanced
+  int in_flight = 1;
+  double memory_factor = 1;  ///< times each device's memory
+
+  [[nodiscard]] constexpr double room(Costs const& costs, int device) const {
+    return costs.place(device).memory_bytes * memory_factor;
+  }
+};
+
+/// Cuts for one order. Stage times are not monotone in their layers, as a boundary further on may
+/// be dearer; so all cuts are tried, but only within what a stage can compute under a bound.
+class GivenOrder {
+  // Templates stand first: clang evaluates them in constant expressions only where it has seen
+  // them.
+  [[nodiscard]] static constexpr std::size_t at(int i) { return static_cast<std::size_t>(i); }
+
+  [[nodiscard]] constexpr double seconds(int s, int i, int j) const {
+    return stage_seconds(costs_, order_[at(s)], i, j, s == 0 ? -1 : order_[at(s - 1)],
+                         s == stages_ - 1 ? -1 : order_[at(s + 1)]);
+  }
+
+  [[nodiscard]] constexpr bool fits(int s, int i, int j) const {
+    return costs_.memory_bytes(i, j, stages_ == 1, s == stages_ - 1,
+                               held_in_flight(limits_.rule, s, stages_, limits_.in_flight),
+                               limits_.in_flight) <= limits_.room(costs_, order_[at(s)]);
+  }
+
+  /// Where each stage may end: the stages before reach it, those after reach the end from it, in
+  /// computing time alone. False if some stage may end nowhere.
+  [[nodiscard]] constexpr bool bands(double most) {
+    low_.assign(at(stages_), 0);
+    high_.assign(at(stages_), 0);
+    int reached = 0;
+    for (int s = 0; s < stages_; ++s) {
+      while (reached < layers_ &&
+             costs_.compute_s(order_[at(s)], s == 0 ? 0 : high_[at(s - 1)], reached + 1) <= most)
+        ++reached;
+      high_[at(s)] = std::min(reached, layers_ - (stages_ - 1 - s));
+      reached = high_[at(s)];
+    }
+    int from = layers_;
+    low_[at(stages_ - 1)] = layers_;
+    for (int s = stages_ - 1; s > 0; --s) {
+      while (from > 0 && costs_.compute_s(order_[at(s)], from - 1, low_[at(s)]) <= most) --from;
+      low_[at(s - 1)] = from = std::max(from, s);
+    }
+    for (int s = 0; s < stages_; ++s)
+      if (low_[at(s)] > high_[at(s)]) return false;
+    return true;
+  }
+
+  /// Calls use(i, seconds) for the stages s that end at j and hold the layers from i on, shorter
+  /// ones first; what it returns is the most that is still of use.
+  template <class Use> constexpr void ends_at(int s, int j, double most, Use&& use) const {
+    int const device = order_[at(s)];
+    auto const& row = costs_.until_s[at(costs_.place(device).times)];
+    bool const last = s == stages_ - 1;
+    double const gradient = last ? 0 : costs_.receive_s(order_[at(s + 1)], device, j);
+    int const lowest = s == 0 ? 0 : low_[at(s - 1)];
+    int const highest = s == 0 ? 0 : std::min(high_[at(s - 1)], j - 1);
+    double useful = most;
+    for (int i = highest; i >= lowest; --i) {
+      if (row[at(j)] - row[at(i)] > useful) return;
+      if (!fits(s, i, j)) {
+        if (last) continue;  // what waits in front of it may be less further on
+        return;
+      }
+      double t = row[at(j)] - row[at(i)];  // in the order of stage_seconds
+      if (s > 0) t += costs_.receive_s(order_[at(s - 1)], device, i);
+      if (!last) t += gradient;
+      if (t <= most) useful = std::min(useful, static_cast<double>(use(i, t)));
+    }
+  }
+
+ public:
+  constexpr GivenOrder(Costs const& costs, std::span<int const> order, Limits const& limits)
+      : costs_(costs),
+        order_(order),
+        limits_(limits),
+        stages_(static_cast<int>(order.size())),
+        layers_(costs.layers()) {}
+
+  /// The least bottleneck that is not above `most`; infinity if there is none.
+  [[nodiscard]] constexpr double bottleneck(double most) {
+    if (!bands(most)) return no_time;
+    best_.assign(static_cast<std::size_t>(layers_) + 1, no_time);
+    best_[0] = 0;
+    std::vector<double> next(best_.size(), no_time);
+    for (int s = 0; s < stages_; ++s) {
+      std::fill(next.begin(), next.end(), no_time);
+      for (int j = low_[at(s)]; j <= high_[at(s)]; ++j) {
+        double found = no_time;
+        ends_at(s, j, most, [&](int i, double seconds) {
+          found = std::min(found, std::max(best_[at(i)], seconds));
+          return found;
+        });
+        next[at(j)] = found;
+      }
+      best_.swap(next);
+    }
+    return best_[at(layers_)];
+  }
+
+  /// Of all cuts whose bottleneck is not above `most`, those with the fewest bytes over them, and
+  /// of these the lexicographically first. There must be some.
+  [[nodiscard]] constexpr std::vector<int> cuts(double most) {
+    if (!bands(most)) return {};
+    // bytes[s][j]: fewest bytes over the cuts at and behind j when stage s ends at j.
+    std::vector<std::vector<double>> bytes(at(stages_),
+                                           std::vector<double>(at(layers_) + 1, no_time));
+    bytes[at(stages_ - 1)][at(layers_)] = 0;
+    for (int s = stages_ - 1; s > 0; --s)
+      for (int j = low_[at(s)]; j <= high_[at(s)]; ++j) {
+        double const behind = bytes[at(s)][at(j)];
+        if (behind == no_time) continue;
+        ends_at(s, j, most, [&](int i, double) {
+          double& here = bytes[at(s - 1)][at(i)];
+          here = std::min(here, behind + costs_.boundary_bytes[at(i)]);
+          return no_time;
+        });
+      }
+    std::vector<int> result;
+    int i = 0;
+    for (int s = 0; s + 1 < stages_; ++s) {
+      double least = no_time;
+      int chosen = -1;
+      for (int j = std::max(low_[at(s)], i + 1); j <= high_[at(s)]; ++j) {
+        if (bytes[at(s)][at(j)] >= least || !fits(s, i, j) || seconds(s, i, j) > most) continue;
+        least = bytes[at(s)][at(j)];
+        chosen = j;
+      }
+      result.push_back(i = chosen);
+    }
+    return result;
+  }
+
+ private:
+  Costs const& costs_;
+  std::span<int const> order_;
+  Limits const& limits_;
+  int stages_;
+  int layers_;
+  std::vector<int> low_{}, high_{};  // where each stage may end
+  std::vector<double> best_{};
+};
+
+/// No stage of a partition over these devices is faster than this, whatever their order: the work
+/// over the sum of their speeds, and the dearest layer on the device that is fastest for it.
+[[nodiscard]] constexpr double work_bound(Costs const& costs, std::span<int const> devices) {
+  std::vector<double> rate(costs.until_s.size(), 0);
+  double work = 0;
+  double dearest = 0;
+  for (int l = 0; l < costs.layers(); ++l) {
+    double least = no_time;
+    for (int const d : devices) least = std::min(least, costs.compute_s(d, l, l + 1));
+    work += least;
+    dearest = std::max(dearest, least);
+  }
+  for (int const d : devices) {  // the best rate of a device, in units of the fastest one's time
+    double& best = rate[static_cast<std::size_t>(costs.place(d).times)];
+    if (best > 0) continue;
+    for (int l = 0; l < costs.layers(); ++l) {
+      double least = no_time;
+      for (int const other : devices) least = std::min(least, costs.compute_s(other, l, l + 1));
+      double const own = costs.compute_s(d, l, l + 1);
+      if (own > 0) best = std::max(best, least / own);
+    }
+  }
+  double rates = 0;
+  for (int const d : devices) rates += rate[static_cast<std::size_t>(costs.place(d).times)];
+  // Prefix sums round; the bound must not pass the optimum for that.
+  double const spread = rates > 0 ? work / rates : 0;
+  return std::max(dearest, spread) * (1 - 1e-12);
+}
+
+/// The best bottleneck of an order below `most`, tried with bounds that grow from what no cut can
+/// be below: the smaller the bound, the fewer cuts are looked at.
+[[nodiscard]] constexpr double best_of_order(Costs const& costs, std::span<int const> order,
+                                             Limits const& limits, double least,
+                                             double most = no_time) {
+  GivenOrder search(costs, order, limits);
+  for (double const slack : {1.02, 1.1, 1.3, 2.0, 4.0}) {
+    if (!(least > 0) || least * slack >= most) break;
+    double const found = search.bottleneck(least * slack);
+    if (found < no_time) return found;
+  }
+  return search.bottleneck(most);
+}
+
+}  // namespace stagger::partition::detail

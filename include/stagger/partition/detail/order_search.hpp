@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   A good order of the devices, soon; without a proof.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <stagger/partition/costs.hpp>
+#include <stagger/partition/detail/given_order.hpp>
+
+namespace stagger::partition::detail {
+
+/// Swaps and moves devices while that helps, shakes the best order a little, and goes on until its
+/// orders are used up. The same every time.
+class OrderSearch {
+ public:
+  /// @param least   no bottleneck is below
+  /// @param orders  how many may be looked at
+  constexpr OrderSearch(Costs const& costs, Limits const& limits, int stages, double least,
+                        long long orders)
+      : costs_(costs),
+        limits_(limits),
+        stages_(static_cast<std::size_t>(stages)),
+        least_(least),
+        left_(orders) {}
+
+  /// @param start  all devices; the first `stages` of them are used
+  constexpr void run(std::vector<int> start) {
+    double value = bottleneck(start, no_time);
+    descend(start, value);
+    if (best_.empty() || value < value_) keep(start, value);
+    while (left_ > 0 && value_ > least_ && start.size() > 1) {
+      std::vector<int> shaken = best_;
+      for (std::size_t i = 0; i < 3; ++i)
+        std::swap(shaken[below(stages_)], shaken[below(shaken.size())]);
+      value = bottleneck(shaken, no_time);
+      descend(shaken, value);
+      if (value <= value_) keep(shaken, value);
+    }
+  }
+
+  [[nodiscard]] constexpr double value() const noexcept { return value_; }
+  /// The devices used, in their order.
+  [[nodiscard]] constexpr std::vector<int> order() const {
+    return {best_.begin(), best_.begin() + static_cast<std::ptrdiff_t>(stages_)};
+  }
+
+ private:
+  constexpr void keep(std::vector<int> const& order, double value) {
+    best_ = order;
+    value_ = value;
+  }
+
+  [[nodiscard]] constexpr std::size_t below(std::size_t n) {
+    random_ = random_ * 6364136223846793005U + 1442695040888963407U;
+    return static_cast<std::size_t>((random_ >> 33) % n);
+  }
+
+  [[nodiscard]] constexpr double bottleneck(std::vector<int> const& order, double most) {
+    --left_;
+    return best_of_order(costs_, std::span(order).first(stages_), limits_, least_, most);
+  }
+
+  [[nodiscard]] constexpr bool alike(int a, int b) const {
+    Place const& x = costs_.place(a);
+    Place const& y = costs_.place(b);
+    return x.times == y.times && x.node == y.node && x.memory_bytes == y.memory_bytes;
+  }
+
+  constexpr void descend(std::vector<int>& order, double& value) {
+    auto const position = [&](std::size_t i) {
+      return order.begin() + static_cast<std::ptrdiff_t>(i);
+    };
+    auto const better = [&] {
+      double const tried = bottleneck(order, value);
+      if (!(tried < value)) return false;
+      value = tried;
+      return true;
+    };
+    for (bool again = true; again && left_ > 0;) {
+      again = false;
+      for (std::size_t a = 0; a < stages_ && left_ > 0; ++a)
+        for (std::size_t b = a + 1; b < order.size() && left_ > 0; ++b) {
+          if (alike(order[a], order[b])) continue;
+          std::swap(order[a], order[b]);
+          if (better()) {
+            again = true;
+            continue;
+          }
+          std::swap(order[a], order[b]);
+          if (b < a + 2) continue;  // a swap
+          std::rotate(position(a), position(a + 1), position(b + 1));
+          if (better()) {
+            again = true;
+            continue;
+          }
+          std::rotate(position(a), position(b), position(b + 1));
+          std::rotate(position(a), position(b), position(b + 1));
+          if (better()) {
+            again = true;
+            continue;
+          }
+          std::rotate(position(a), position(a + 1), position(b + 1));
+        }
+    }
+  }
+
+  Costs const& costs_;
+  Limits const& limits_;
+  std::size_t stages_;
+  double least_;
+  long long left_;
+  double value_ = no_time;
+  std::vector<int> best_{};
+  std::uint64_t random_ = 1;
+};
+
+}  // namespace stagger::partition::detail

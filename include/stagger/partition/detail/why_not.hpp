@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Why nothing fits, and what is nearest.
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include <stagger/core/error.hpp>
+#include <stagger/core/text.hpp>
+#include <stagger/partition/costs.hpp>
+#include <stagger/partition/detail/given_order.hpp>
+
+namespace stagger::partition::detail {
+
+/// Bytes of the layers [first, last) as a stage of an order.
+[[nodiscard]] constexpr double needed_bytes(Costs const& costs, Limits const& limits, int stage,
+                                            int stages, int first, int last) {
+  return costs.memory_bytes(first, last, stages == 1, stage == stages - 1,
+                            held_in_flight(limits.rule, stage, stages, limits.in_flight),
+                            limits.in_flight);
+}
+
+/// Throws the error that no partition fits memory: names layer, device, bytes, and the nearest
+/// request that would.
+/// @param  search  (Limits) -> order, empty where nothing fits
+template <class Search>
+[[noreturn, gnu::cold]] inline void refuse_to_fit(Costs const& costs, Limits const& limits,
+                                                  Search const& search) {
+  // The least factor on every memory with which something fits, and the cuts there.
+  double enough = 1;
+  std::vector<int> order;
+  Limits wider = limits;
+  while (order.empty() && enough < 1e12) {
+    wider.memory_factor = enough *= 2;
+    order = search(wider);
+  }
+  if (order.empty())
+    throw Error(Errc::bad_configuration,
+                "no partition fits, whatever the memory; check the profile's bytes");
+  double little = enough / 2;
+  for (int i = 0; i < 40 && enough > little * (1 + 1e-6); ++i) {
+    wider.memory_factor = (little + enough) / 2;
+    auto const tried = search(wider);
+    if (tried.empty()) {
+      little = wider.memory_factor;
+    } else {
+      enough = wider.memory_factor;
+      order = tried;
+    }
+  }
+  wider.memory_factor = enough;
+  GivenOrder cutter(costs, order, wider);
+  std::vector<int> bounds = cutter.cuts(cutter.bottleneck(no_time));
+  bounds.insert(bounds.begin(), 0);
+  bounds.push_back(costs.layers());
+  int const stages = static_cast<int>(order.size());
+  int worst = 0;
+  double excess = 0;
+  for (int s = 0; s < stages; ++s) {
+    auto const u = static_cast<std::size_t>(s);
+    double const ratio = needed_bytes(costs, limits, s, stages, bounds[u], bounds[u + 1]) /
+                         limits.room(costs, order[u]);
+    if (ratio > excess) {
+      excess = ratio;
+      worst = s;
+    }
+  }
+  auto const w = static_cast<std::size_t>(worst);
+  int const first = bounds[w];
+  int const last = bounds[w + 1];
+  int largest = first;
+  auto const alone = [&](int l) { return needed_bytes(costs, limits, worst, stages, l, l + 1); };
+  for (int l = first; l < last; ++l)
+    if (alone(l) > alone(largest)) largest = l;
+  double const room = limits.room(costs, order[w]);
+  int fewer = limits.in_flight - 1;
+  for (; fewer > 0; --fewer) {
+    Limits const tried{limits.rule, fewer, limits.memory_factor};
+    if (!search(tried).empty()) break;
+  }
+  auto const bytes = [](double b) { return text(b); };
+  std::string sentence =
+      text("no partition fits with ", limits.in_flight, " in flight: even the best lets stage ",
+           worst, " (layers ", first, " to ", last - 1, ") need ",
+           bytes(needed_bytes(costs, limits, worst, stages, first, last)), " bytes on device ",
+           costs.place(order[w]).id, ", which has ", bytes(room), "; its largest is layer ",
+           largest, ", which alone needs ", bytes(alone(largest)), " bytes; it fits ");
+  if (fewer > 0) sentence += text("with ", fewer, " in flight, or ");
+  sentence += text("with ", enough, " times the memory on each device");
+  throw Error(Errc::bad_configuration, sentence);
+}
+
+}  // namespace stagger::partition::detail
