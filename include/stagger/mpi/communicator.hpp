@@ -44,10 +44,10 @@ class Waiting {
 
 /// An operation of a Communicator over MPI; models collective::Operation.
 ///
-/// Dropping it before it is done ends the communicator for all ranks. After it was done, has thrown
-/// (a deadline apart) or was dropped, nothing is written to its buffer any more, with one exception
-/// that no MPI can rule out: what a peer was already delivering when the error came, for which the
-/// error waits at most 0.2 s. A send that ended in an error may still be read from.
+/// Dropping it before it is done ends the communicator for all ranks. Its buffer is free again when
+/// it is done, has thrown (a deadline apart) or was dropped. No MPI can take back what a peer is
+/// copying at that moment: an error waits for that, 0.2 s for what is read and 2 s for what is
+/// written. Keep buffers longer where a rank may hang for more than that and come back.
 class [[nodiscard]] Operation {
  public:
   Operation() = default;
@@ -318,7 +318,10 @@ class Communicator {
     Operation operation(context_, r);
     context_->connection->append(r);
     try {
-      if (!context_->broken) open();
+      if (!context_->broken) {
+        open();
+        r.opened = true;
+      }
     } catch (Error const& e) {
       context_->connection->break_down(*context_, e.code(), -1, e.what());
     }

@@ -11,6 +11,7 @@
 #include <mpi.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -78,11 +79,15 @@ struct Record {
   std::vector<std::byte> inbox{};    // one such per rank
   std::vector<std::byte> scratch{};  // segments of others, to be added
   std::vector<void*> parts{};
-  std::vector<std::size_t> arrived{};  // parts of a segment, by place in the window
+  std::vector<std::size_t> arrived{};         // parts of a segment, by place in the window
+  std::vector<bool> parts_sent{};             // by peer, then segment of its slice
+  std::vector<std::size_t> results_opened{};  // receives of sums, by peer
   int headers_left = 0;
-  std::size_t segment = 0;   // elements
-  std::size_t segments = 0;  // of the own slice
+  std::size_t segment = 0;        // elements
+  std::size_t segments = 0;       // of the own slice
+  std::size_t most_segments = 0;  // of any slice: the first is the longest
   std::size_t folded = 0;
+  bool opened = false;  // its first requests
   bool forwarded = false;
   bool together = false;  // the numbers travel with the header
 
@@ -135,6 +140,8 @@ struct Context {
   int culprit = -1;
   std::string reason{};
   std::string gave_up{};  ///< what a deadline said, in case nobody waits any longer
+  bool withdrawing = false;
+  std::chrono::steady_clock::time_point withdrawn_at{};  ///< when the first operation failed
 
   std::vector<std::unique_ptr<Record>> records{};
   std::vector<Record*> spare{};
@@ -181,7 +188,7 @@ struct Context {
     r.peer = -1;
     r.headers_left = 0;
     r.segments = r.folded = 0;
-    r.forwarded = r.together = false;
+    r.opened = r.forwarded = r.together = false;
     r.target = nullptr;
     r.deliver = nullptr;
     return r;
@@ -274,6 +281,13 @@ class Connection {
       if (note.context == id) apply(*context, note);
     }
     return context;
+  }
+
+  /// Makes a part of a context, broken where the context is.
+  void adopt(Context& context, std::shared_ptr<Context> const& part) {
+    std::erase_if(context.children, [](auto const& weak) { return weak.expired(); });
+    context.children.push_back(part);
+    if (context.broken) static_cast<void>(mark_broken(*part, context.code, -1, context.reason));
   }
 
   /// Breaks a context and all that were split from it, for this rank and for every member. The

@@ -167,6 +167,9 @@ inline void begin_collective(Record& r) {
         static_cast<std::size_t>(c.size()) * window * r.segment * r.what.type->size;
     if (r.scratch.size() < room) r.scratch.resize(room);
     r.arrived.assign(window, 0);
+    r.most_segments = segments_of(r, 0);
+    r.parts_sent.assign(static_cast<std::size_t>(c.size()) * r.most_segments, false);
+    r.results_opened.assign(static_cast<std::size_t>(c.size()), 0);
     for (std::size_t s = 0; s < std::min(window, r.segments); ++s) {
       each_peer(c, [&](int p) { receive_part(r, p, s); });
     }
@@ -212,6 +215,16 @@ inline void read_header(Record& r, int peer) {
                    "; every rank must make the same calls in the same order"));
 }
 
+/// Opens receives of a peer's sums where the own part has been read, in the order they are sent.
+inline void open_results(Record& r, int peer, std::size_t sent) {
+  auto const first = static_cast<std::size_t>(peer) * r.most_segments;
+  auto& next = r.results_opened[static_cast<std::size_t>(peer)];
+  r.parts_sent[first + sent] = true;
+  for (; next < r.most_segments && r.parts_sent[first + next]; ++next) {
+    receive_result(r, peer, next);
+  }
+}
+
 inline void note_end(Record& r, About const& about, std::size_t bytes) {
   switch (about.cargo) {
     case Cargo::header:
@@ -222,7 +235,7 @@ inline void note_end(Record& r, About const& about, std::size_t bytes) {
       if (!about.out) {
         ++r.arrived[about.index % window];
       } else if (r.what.call == Call::all_reduce) {
-        receive_result(r, about.peer, about.index);  // its place has been read now
+        open_results(r, about.peer, about.index);
       }
       return;
     case Cargo::message:
@@ -324,8 +337,7 @@ inline void make_part(Record& r) {
   }
   r.made = c.connection->make(c.connection, id, rank, std::move(members), c.algorithm);
   r.made->native = native;
-  std::erase_if(c.children, [](auto const& weak) { return weak.expired(); });
-  c.children.push_back(r.made);
+  c.connection->adopt(c, r.made);
 }
 
 /// @return  whether the operation is done
@@ -408,7 +420,7 @@ inline void advance_all(Connection& connection) {
     Record* const next = r->next;
     bool done = false;
     try {
-      done = advance(*r);
+      done = r->opened && advance(*r);
     } catch (Error const& e) {
       connection.break_down(*r->context, e.code(), -1, e.what());
     }

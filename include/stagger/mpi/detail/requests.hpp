@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <thread>
 
 #include <stagger/mpi/detail/connection.hpp>
 
@@ -91,28 +92,34 @@ template <class Ended> void collect(Record& r, Ended&& ended) {
 }
 
 /// Takes the buffers of a failed operation back from MPI: receives that nobody has answered are
-/// cancelled; one that a peer is answering may take until it has.
+/// cancelled; one that a peer is answering, and sends that it is reading, may take until it has.
+/// Time for sends counts from the first failure of the context, for a peer may be dead.
 /// @return  whether MPI is through with all of them
 [[nodiscard]] inline bool withdraw(Record& r) {
+  using std::chrono::steady_clock;
   if (r.live == 0) return true;
-  bool open = false;
+  Context& c = *r.context;
+  if (!c.withdrawing) c.withdrawn_at = steady_clock::now();
+  c.withdrawing = true;
   for (std::size_t i = 0; i < r.requests.size(); ++i) {
     if (r.requests[i] == MPI_REQUEST_NULL) continue;
     if (!r.about[i].out && r.about[i].cargo != Cargo::native) MPI_Cancel(&r.requests[i]);
   }
-  auto const start = std::chrono::steady_clock::now();
-  do {
-    open = false;
+  for (;;) {
+    bool reads = false;
+    bool writes = false;
     for (std::size_t i = 0; i < r.requests.size(); ++i) {
       if (r.requests[i] == MPI_REQUEST_NULL) continue;
       int done = 0;
       MPI_Test(&r.requests[i], &done, MPI_STATUS_IGNORE);
-      // A send that nobody takes only reads, and is not waited for.
-      if (done == 0 && !r.about[i].out) open = true;
+      if (done == 0) (r.about[i].out ? reads : writes) = true;
     }
-  } while (open && std::chrono::steady_clock::now() - start < std::chrono::milliseconds(200));
-  for (auto const request : r.requests) {
-    if (request != MPI_REQUEST_NULL) return false;
+    auto const waited = steady_clock::now() - c.withdrawn_at;
+    bool const on = (reads && waited < std::chrono::milliseconds(200)) ||
+                    (writes && waited < std::chrono::seconds(2));
+    if (!on && (reads || writes)) return false;
+    if (!on) break;
+    std::this_thread::yield();
   }
   r.spare.clear();
   for (std::size_t i = r.requests.size(); i-- > 0;) r.spare.push_back(static_cast<int>(i));
