@@ -32,6 +32,15 @@ stagger_component(mpi HEADERS mpi/*.hpp mpi/detail/*.hpp LINKS stagger::stagger 
   FIND MPI COMPONENTS CXX
   REMEDY "install an MPI 3 (libopenmpi-dev and openmpi-bin on Debian 12) or set MPI_HOME")
 
+stagger_component(cuda HEADERS cuda/*.hpp cuda/detail/*.hpp LINKS stagger::stagger CUDA::cudart
+  INCLUDES "^cuda_runtime_api\\.h$" "^nvtx3/"
+  FIND CUDAToolkit 12
+  REMEDY "install NVIDIA's CUDA toolkit 12 or newer or set CUDAToolkit_ROOT; no GPU is needed to build")
+
+stagger_component(nccl HEADERS nccl/*.hpp nccl/detail/*.hpp LINKS stagger::cuda NCCL::NCCL INCLUDES "^nccl\\.h$"
+  FIND NCCL 2.27
+  REMEDY "install NCCL 2.27 or newer or set NCCL_ROOT")
+
 # Sets <out> to the components in <requested> and those they build on, each after what it needs.
 function(stagger_closure out requested)
   set(result "")

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   A communicator over NCCL that never blocks its thread and never hangs for ever.
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <stagger/cuda/memory.hpp>
+#include <stagger/cuda/tensor.hpp>
+#include <stagger/nccl/data_type.hpp>
+#include <stagger/nccl/invitation.hpp>
+#include <stagger/nccl/operation.hpp>
+
+namespace stagger::nccl {
+
+/// Orders what the communicators of one device enqueue; give the same to all of them. For use by
+/// one thread at a time.
+class Device {
+ public:
+  /// @param index  GPU of this process
+  explicit Device(int index)
+      : index_(cuda::select_device(index).index), issuer_(std::make_shared<detail::Issuer>()) {}
+
+  [[nodiscard]] int index() const noexcept { return index_; }
+  /// Gets on with what has been asked for, without waiting.
+  void progress() noexcept { issuer_->progress(); }
+
+ private:
+  friend class Communicator;
+  int index_;
+  std::shared_ptr<detail::Issuer> issuer_;
+};
+
+/// One rank's end, on one stream. Models collective::Communicator; spans are device memory.
+///
+/// NCCL answers every call at once and does it later. Calls are kept until NCCL is through with the
+/// one before, and polled by whoever polls any operation of the device. After an error that is not
+/// NCCL's invalid argument every operation throws it, and all that is left is to abort.
+///
+/// Sends and receives take a group: those of one group progress together, which two ranks that
+/// exchange something need.
+class Communicator {
+ public:
+  using operation_type = Operation;
+
+  /// Of no rank at all: what a split without a colour leaves.
+  Communicator() = default;
+
+  /// Begins to join; `joined()` is done when all ranks have.
+  /// @param stream  of that device; stays as long as the communicator
+  /// @throws Error  what NCCL says at once
+  Communicator(Device& device, Invitation const& invitation, int size, int rank,
+               cuda::Stream const& stream)
+      : issuer_(device.issuer_), state_(std::make_shared<detail::State>()) {
+    if (size < 1 || rank < 0 || rank >= size)
+      throw stagger::Error(Errc::bad_configuration,
+                           text("there is no rank ", rank, " among ", size, " ranks"));
+    cuda::check(cudaSetDevice(device.index()), "select a GPU");
+    state_->device = device.index();
+    state_->stream = stream.get();
+    state_->rank = rank;
+    state_->size = size;
+    state_->events.reserve(detail::State::events_kept);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    ncclResult_t const result =
+        ncclCommInitRankConfig(&state_->comm, size, invitation.id, rank, &config);
+    if (result != ncclSuccess && result != ncclInProgress)
+      throw detail::error(result, "join a communicator", nullptr, rank);
+    state_->in_progress = true;
+    std::vector<detail::Call> none;
+    joined_ = issuer_->ask(state_, detail::Issuer::Kind::join, none);
+  }
+  Communicator(Communicator&&) noexcept = default;
+  Communicator& operator=(Communicator&& other) noexcept {
+    leave();
+    issuer_ = std::move(other.issuer_);
+    state_ = std::move(other.state_);
+    joined_ = other.joined_;
+    return *this;
+  }
+  /// Hands what was not finalized to a thread that aborts it. Never blocks.
+  ~Communicator() { leave(); }
+
+  [[nodiscard]] int rank() const noexcept { return state_ ? state_->rank : 0; }
+  [[nodiscard]] int size() const noexcept { return state_ ? state_->size : 0; }
+  [[nodiscard]] explicit operator bool() const noexcept {
+    return state_ && state_->comm != nullptr;
+  }
+
+  /// Done when every rank has joined.
+  [[nodiscard]] Operation joined() const {
+    return {issuer_, state_, joined_, "join a communicator"};
+  }
+
+  /// Collects sends and receives that progress together.
+  class Group {
+   public:
+    explicit Group(Communicator& of) : of_(of), number_(of.state_->asked + 1) {}
+    Group(Group const&) = delete;
+    Group& operator=(Group const&) = delete;
+    ~Group() { submit(); }
+    /// Starts what it has collected.
+    void submit() {
+      if (std::exchange(submitted_, true)) return;
+      of_.issuer_->ask(of_.state_, detail::Issuer::Kind::calls, of_.spare_calls());
+      of_.issuer_->progress();
+    }
+
+   private:
+    friend Communicator;
+    Communicator& of_;
+    std::uint64_t number_;
+    bool submitted_ = false;
+  };
+  /// One at a time: no other call of this communicator until it is submitted.
+  [[nodiscard]] Group group() { return Group(*this); }
+
+  template <Element T> Operation send(Group& group, std::span<T> data, int peer) {
+    return collect(group,
+                   {detail::What::send, data.data(), nullptr, data.size(), detail::data_type<T>,
+                    ncclSum, peer},
+                   "send");
+  }
+  template <Element T> Operation receive(Group& group, std::span<T> data, int peer) {
+    return collect(group,
+                   {detail::What::receive, nullptr, data.data(), data.size(), detail::data_type<T>,
+                    ncclSum, peer},
+                   "receive");
+  }
+  template <Element T> Operation broadcast(std::span<T> data, int root) {
+    return call({detail::What::broadcast, data.data(), data.data(), data.size(),
+                 detail::data_type<T>, ncclSum, root},
+                "broadcast");
+  }
+  template <Element T> Operation all_reduce(std::span<T> data, collective::Reduction how) {
+    return call({detail::What::all_reduce, data.data(), data.data(), data.size(),
+                 detail::data_type<T>, detail::reduction(how), 0},
+                "all-reduce");
+  }
+  /// Sum of factor * value: a mean over microbatches and ranks without a pass of its own.
+  template <class T>
+  requires std::floating_point<T> Operation all_reduce_scaled(std::span<T> data, T factor) {
+    return call({detail::What::all_reduce, data.data(), data.data(), data.size(),
+                 detail::data_type<T>, ncclSum, 0, static_cast<double>(factor)},
+                "all-reduce");
+  }
+  /// @pre  data.size() is a multiple of size(): NCCL knows equal pieces only
+  template <Element T> Operation reduce_scatter(std::span<T> data, collective::Reduction how) {
+    std::size_t const each = piece(data.size());
+    return call({detail::What::reduce_scatter, data.data(), data.data() + each * index(), each,
+                 detail::data_type<T>, detail::reduction(how), 0},
+                "reduce-scatter");
+  }
+  template <Element T> Operation all_gather(std::span<T> data) {
+    std::size_t const each = piece(data.size());
+    return call({detail::What::all_gather, data.data() + each * index(), data.data(), each,
+                 detail::data_type<T>, ncclSum, 0},
+                "all-gather");
+  }
+
+  /// Makes the connections to peers now. NCCL makes them at the first message, which allocates:
+  /// what is to be captured into a graph must have been connected before. Both ends of an edge name
+  /// each other.
+  Operation connect(std::span<int const> peers) {
+    if (warm_.size() < 2 * peers.size()) warm_.resize({2 * peers.size()});
+    Group all = group();
+    Operation last = joined();
+    for (std::size_t i = 0; i < peers.size(); ++i) {
+      last = send(all, std::span<std::byte const>(warm_.data() + 2 * i, 1), peers[i]);
+      last = receive(all, std::span<std::byte>(warm_.data() + 2 * i + 1, 1), peers[i]);
+    }
+    return last;
+  }
+
+  /// Ranks of one colour form a communicator, ordered by key, then rank; a negative colour joins
+  /// none.
+  /// @param part  on the same stream; usable when the operation is done
+  Operation split(int colour, int key, Communicator& part) {
+    auto made = std::make_shared<detail::State>();
+    made->device = need().device;
+    made->stream = state_->stream;
+    made->events.reserve(detail::State::events_kept);
+    part = Communicator();
+    if (colour >= 0) {
+      part.issuer_ = issuer_;
+      part.state_ = made;
+    }
+    Operation operation(issuer_, state_, issuer_->ask_split(state_, colour, key, std::move(made)),
+                        "split a communicator");
+    issuer_->progress();
+    return operation;
+  }
+
+  /// Ends the communicator together with all other ranks; then it may be dropped without an abort.
+  Operation finalize() {
+    std::vector<detail::Call> none;
+    need();
+    Operation operation(issuer_, state_, issuer_->ask(state_, detail::Issuer::Kind::finalize, none),
+                        "finalize a communicator");
+    issuer_->progress();
+    return operation;
+  }
+
+  /// Ends it alone: operations of this rank fail, those of others when NCCL notices. Does not
+  /// block; NCCL may take long, see `gone`.
+  void abort(char const* reason) {
+    if (!state_) return;
+    state_->fail(std::make_exception_ptr(stagger::Error(
+        Errc::cancelled, text("rank ", state_->rank, " aborted its communicator: ", reason))));
+    state_->give_up();
+  }
+
+  /// Whether NCCL has come back from an abort, after at most so many seconds.
+  [[nodiscard]] bool gone(double seconds) const {
+    if (!state_ || !state_->abort) return state_ == nullptr || state_->comm == nullptr;
+    auto const start = std::chrono::steady_clock::now();
+    for (collective::Backoff backoff; !state_->abort->done.load(std::memory_order_acquire);
+         backoff.pause())
+      if (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() >=
+          seconds)
+        return false;
+    return true;
+  }
+
+ private:
+  void leave() noexcept {
+    if (!state_) return;
+    try {
+      abort("it was dropped before it was finalized");
+    } catch (...) {
+      state_->give_up();
+    }
+    state_.reset();
+  }
+
+  detail::State& need() {
+    if (!state_)
+      throw stagger::Error(Errc::bad_configuration,
+                           "this rank is not part of the communicator; see its colour");
+    return *state_;
+  }
+  [[nodiscard]] std::size_t index() const noexcept { return static_cast<std::size_t>(rank()); }
+  [[nodiscard]] std::size_t piece(std::size_t count) {
+    auto const ranks = static_cast<std::size_t>(need().size);
+    if (count % ranks != 0)
+      throw stagger::Error(Errc::bad_configuration,
+                           text(count, " elements cannot be cut into ", ranks,
+                                " equal pieces, and NCCL knows no others; pad them to a multiple"));
+    return count / ranks;
+  }
+
+  std::vector<detail::Call>& spare_calls() noexcept { return calls_; }
+
+  Operation collect(Group& group, detail::Call const& call, char const* what) {
+    calls_.push_back(call);
+    return {issuer_, state_, group.number_, what};
+  }
+
+  Operation call(detail::Call const& one, char const* what) {
+    need();
+    calls_.assign(1, one);
+    Operation operation(issuer_, state_, issuer_->ask(state_, detail::Issuer::Kind::calls, calls_),
+                        what);
+    issuer_->progress();
+    return operation;
+  }
+
+  std::shared_ptr<detail::Issuer> issuer_;
+  std::shared_ptr<detail::State> state_;
+  std::uint64_t joined_ = 0;
+  std::vector<detail::Call>
+      calls_;  // of the group that is being collected; swapped with spent ones
+  cuda::Tensor<std::byte> warm_;
+};
+
+static_assert(collective::Communicator<Communicator>);
+
+}  // namespace stagger::nccl

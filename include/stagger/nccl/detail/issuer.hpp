@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What one device is told by NCCL's communicators, in one order, each call polled until it
+/// is through.
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <stagger/cuda/stream.hpp>
+#include <stagger/nccl/error.hpp>
+
+namespace stagger::nccl::detail {
+
+enum class What : std::uint8_t { send, receive, broadcast, all_reduce, reduce_scatter, all_gather };
+
+/// One NCCL call.
+struct Call {
+  What what = What::send;
+  void const* in = nullptr;
+  void* out = nullptr;
+  std::size_t count = 0;
+  ncclDataType_t type = ncclUint8;
+  ncclRedOp_t reduction = ncclSum;
+  int peer = 0;       // or root
+  double factor = 0;  // each value is multiplied with it before it is added up; 0: not at all
+};
+
+/// A communicator that is being given up. Its thread may be inside NCCL for ever.
+struct Abort {
+  std::atomic<bool> done{false};
+};
+
+/// One communicator, shared by its owner and its operations.
+struct State {
+  static constexpr std::size_t events_kept = 64;
+
+  ncclComm_t comm = nullptr;  // null: finalized, aborted, or never there
+  cudaStream_t stream = nullptr;
+  int device = 0;
+  int rank = 0;
+  int size = 1;
+  bool in_progress = false;
+  std::uint64_t asked = 0;   // batches, counted from 1
+  std::uint64_t issued = 0;  // on the stream
+  std::uint64_t done = 0;    // on the device
+  cuda::EventTable events;   // of batch n: n % events_kept
+  std::exception_ptr failure;
+  std::vector<std::pair<ncclDataType_t, double>> factors;  // of reductions that scale first
+  std::vector<ncclRedOp_t> scaled;
+  std::shared_ptr<Abort> abort;
+
+  State() = default;
+  State(State const&) = delete;
+  State& operator=(State const&) = delete;
+  ~State() { give_up(); }
+
+  void fail(std::exception_ptr why) noexcept {
+    if (!failure) failure = std::move(why);
+  }
+  /// @throws never; what NCCL says of `result` becomes the failure
+  void fail(ncclResult_t result, char const* what) noexcept {
+    try {
+      fail(std::make_exception_ptr(error(result, what, comm, rank)));
+    } catch (...) {
+      fail(std::current_exception());
+    }
+  }
+
+  /// Whether NCCL is through with the last call. A failure is through as well.
+  bool settled() noexcept {
+    if (comm == nullptr || failure) return true;
+    ncclResult_t answer = ncclSuccess;
+    ncclResult_t const result = ncclCommGetAsyncError(comm, &answer);
+    if (result != ncclSuccess) answer = result;
+    if (answer == ncclInProgress) return false;
+    if (answer != ncclSuccess) fail(answer, in_progress ? "carry out a call" : "go on");
+    in_progress = false;
+    return true;
+  }
+
+  /// Hands the communicator to a thread that aborts it: that may take long, or never end.
+  void give_up() noexcept {
+    auto* const gone = std::exchange(comm, nullptr);
+    if (gone == nullptr) return;
+    try {
+      abort = std::make_shared<Abort>();
+      std::thread([gone, handle = abort] {
+        static_cast<void>(ncclCommAbort(gone));
+        handle->done.store(true, std::memory_order_release);
+        handle->done.notify_all();
+      }).detach();
+    } catch (...) {  // no memory, no thread: the communicator stays behind
+    }
+  }
+};
+
+/// The queue of one device. Communicators of a device share it, so that what they enqueue reaches
+/// the device in the order in which it was asked for: the same on every rank, if the ranks ask in
+/// the same order. Used by one thread at a time.
+class Issuer {
+ public:
+  enum class Kind : std::uint8_t { join, calls, split, finalize };
+
+  struct Batch {
+    Kind kind = Kind::calls;
+    std::shared_ptr<State> state;
+    std::uint64_t number = 0;
+    bool begun = false;
+    std::vector<Call> calls;
+    int colour = 0;  // of a split
+    int key = 0;
+    std::shared_ptr<State> part;  // its result
+  };
+
+  /// Puts a batch at the end. @return its number
+  std::uint64_t ask(std::shared_ptr<State> state, Kind kind, std::vector<Call>& calls) {
+    Batch& batch = add();
+    batch.kind = kind;
+    batch.number = ++state->asked;
+    batch.state = std::move(state);
+    batch.calls.swap(calls);
+    return batch.number;
+  }
+  std::uint64_t ask_split(std::shared_ptr<State> state, int colour, int key,
+                          std::shared_ptr<State> part) {
+    std::vector<Call> none;
+    auto const number = ask(std::move(state), Kind::split, none);
+    Batch& batch = queue_[(first_ + count_ - 1) % queue_.size()];
+    batch.colour = colour;
+    batch.key = key;
+    batch.part = std::move(part);
+    return number;
+  }
+
+  /// Gets as far as NCCL lets it without waiting.
+  void progress() noexcept {
+    while (count_ != 0) {
+      Batch& batch = queue_[first_];
+      State& state = *batch.state;
+      if (!state.settled()) return;
+      if (!state.failure && !batch.begun) {
+        batch.begun = true;
+        try {
+          begin(batch);
+        } catch (...) {  // no memory
+          state.fail(std::current_exception());
+        }
+        continue;
+      }
+      if (!state.failure && batch.part && !through(batch)) return;
+      if (!state.failure) finish(batch);
+      batch.state.reset();
+      batch.part.reset();
+      batch.calls.clear();
+      batch.begun = false;
+      first_ = (first_ + 1) % queue_.size();
+      --count_;
+    }
+  }
+
+ private:
+  Batch& add() {
+    if (count_ == queue_.size()) {
+      std::rotate(queue_.begin(), queue_.begin() + static_cast<std::ptrdiff_t>(first_),
+                  queue_.end());
+      first_ = 0;
+      queue_.resize(std::max<std::size_t>(8, 2 * queue_.size()));
+    }
+    return queue_[(first_ + count_++) % queue_.size()];
+  }
+
+  static void begin(Batch& batch) {
+    State& state = *batch.state;
+    if (batch.kind == Kind::join) return;
+    if (state.comm == nullptr)
+      return state.fail(std::make_exception_ptr(stagger::Error(
+          Errc::bad_configuration, "the communicator was finalized or never joined; join anew")));
+    if (cudaSetDevice(state.device) != cudaSuccess)
+      return state.fail(ncclUnhandledCudaError, "select its GPU");
+    ncclResult_t result = ncclSuccess;
+    if (batch.kind == Kind::calls) {
+      result = launch(batch);
+    } else if (batch.kind == Kind::finalize) {
+      result = ncclCommFinalize(state.comm);
+    } else {
+      ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+      config.blocking = 0;
+      result = ncclCommSplit(state.comm, batch.colour < 0 ? NCCL_SPLIT_NOCOLOR : batch.colour,
+                             batch.key, &batch.part->comm, &config);
+    }
+    state.in_progress = true;
+    if (result != ncclSuccess && result != ncclInProgress) state.fail(result, "begin a call");
+  }
+
+  /// The reduction of a call; one that multiplies first is made once for each factor.
+  static ncclResult_t reduction_of(Call const& call, State& state, ncclRedOp_t& reduction) {
+    reduction = call.reduction;
+    if (call.factor == 0) return ncclSuccess;
+    std::pair<ncclDataType_t, double> const key(call.type, call.factor);
+    auto const found = std::find(state.factors.begin(), state.factors.end(), key);
+    auto const index = static_cast<std::size_t>(found - state.factors.begin());
+    if (found == state.factors.end()) {
+      double wide = call.factor;
+      auto narrow = static_cast<float>(call.factor);
+      void* const factor = call.type == ncclFloat64 ? static_cast<void*>(&wide) : &narrow;
+      ncclResult_t const result = ncclRedOpCreatePreMulSum(&reduction, factor, call.type,
+                                                           ncclScalarHostImmediate, state.comm);
+      if (result != ncclSuccess) return result;
+      state.factors.push_back(key);
+      state.scaled.push_back(reduction);
+    }
+    reduction = state.scaled[index];
+    return ncclSuccess;
+  }
+
+  /// All calls as one group, so that they progress together.
+  static ncclResult_t launch(Batch& batch) {
+    State& state = *batch.state;
+    for (Call& call : batch.calls) {
+      ncclResult_t const result = reduction_of(call, state, call.reduction);
+      if (result != ncclSuccess) return result;
+    }
+    ncclResult_t worst = ncclGroupStart();
+    for (Call const& call : batch.calls) {
+      ncclResult_t const result = issue(call, state.comm, state.stream);
+      if (result != ncclSuccess && result != ncclInProgress) worst = result;
+    }
+    ncclResult_t const ended = ncclGroupEnd();
+    return worst == ncclSuccess ? ended : worst;
+  }
+
+  static ncclResult_t issue(Call const& c, ncclComm_t comm, cudaStream_t stream) noexcept {
+    switch (c.what) {
+      case What::send:
+        return ncclSend(c.in, c.count, c.type, c.peer, comm, stream);
+      case What::receive:
+        return ncclRecv(c.out, c.count, c.type, c.peer, comm, stream);
+      case What::broadcast:
+        return ncclBroadcast(c.in, c.out, c.count, c.type, c.peer, comm, stream);
+      case What::all_reduce:
+        return ncclAllReduce(c.in, c.out, c.count, c.type, c.reduction, comm, stream);
+      case What::reduce_scatter:
+        return ncclReduceScatter(c.in, c.out, c.count, c.type, c.reduction, comm, stream);
+      default:
+        return ncclAllGather(c.in, c.out, c.count, c.type, comm, stream);
+    }
+  }
+
+  /// Whether the communicator that a split makes is there.
+  static bool through(Batch const& batch) noexcept {
+    State& part = *batch.part;
+    if (part.comm == nullptr) return true;
+    if (!part.settled()) return false;
+    if (part.failure) {
+      batch.state->fail(part.failure);
+      return true;
+    }
+    static_cast<void>(ncclCommUserRank(part.comm, &part.rank));
+    static_cast<void>(ncclCommCount(part.comm, &part.size));
+    return true;
+  }
+
+  static void finish(Batch const& batch) noexcept {
+    State& state = *batch.state;
+    if (batch.kind == Kind::finalize) {
+      auto* const comm = std::exchange(state.comm, nullptr);
+      ncclResult_t const result = ncclCommDestroy(comm);
+      if (result != ncclSuccess) return state.fail(result, "destroy a finalized communicator");
+    }
+    auto& event = state.events[batch.number % State::events_kept];
+    if (cudaEventRecord(event.get(), state.stream) != cudaSuccess)
+      return state.fail(ncclUnhandledCudaError, "record an event");
+    state.issued = batch.number;
+  }
+
+  std::vector<Batch> queue_;  // a ring
+  std::size_t first_ = 0;
+  std::size_t count_ = 0;
+};
+
+}  // namespace stagger::nccl::detail

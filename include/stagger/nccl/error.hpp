@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What NCCL refuses, as a typed error with NCCL's own last message.
+
+#if !__has_include(<nccl.h>)
+#error "stagger/nccl needs NCCL's header: link stagger::nccl, or add the folder of nccl.h"
+#endif
+#include <nccl.h>
+
+#include <string>
+
+#include <stagger/core/error.hpp>
+#include <stagger/core/text.hpp>
+
+namespace stagger::nccl {
+
+/// An error of NCCL. `code()` is peer_failed where another rank is the cause as far as NCCL knows,
+/// bad_configuration for an argument that left the communicator as it was, else device.
+class Error : public stagger::Error {
+ public:
+  Error(ncclResult_t result, std::string const& sentence)
+      : stagger::Error(kind(result), sentence), result_(result) {}
+
+  /// NCCL's own code.
+  [[nodiscard]] ncclResult_t result() const noexcept { return result_; }
+
+ private:
+  static Errc kind(ncclResult_t result) noexcept {
+    if (result == ncclRemoteError) return Errc::peer_failed;
+    return result == ncclInvalidArgument ? Errc::bad_configuration : Errc::device;
+  }
+  ncclResult_t result_;
+};
+
+namespace detail {
+
+[[gnu::cold]] inline char const* remedy(ncclResult_t result) noexcept {
+  switch (result) {
+    case ncclInvalidArgument:
+      return "the communicator is as before; mend the call";
+    case ncclInvalidUsage:
+      return "give each rank a GPU of its own, the same NCCL, and calls that match those of its "
+             "peers";
+    case ncclRemoteError:
+      return "abort, and make a communicator of the ranks that are left";
+    default:
+      return "abort and make the communicator anew; NCCL_DEBUG=WARN tells more";
+  }
+}
+
+[[nodiscard]] [[gnu::cold]] inline Error error(ncclResult_t result, char const* what,
+                                               ncclComm_t comm, int rank) {
+  char const* const words = ncclGetLastError(comm);
+  return {result, text("rank ", rank, ": NCCL could not ", what, ": ", ncclGetErrorString(result),
+                       " (", words != nullptr && *words != '\0' ? words : "no further words", "); ",
+                       remedy(result))};
+}
+
+}  // namespace detail
+}  // namespace stagger::nccl

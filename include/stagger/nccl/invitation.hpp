@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   How ranks find each other: what rank 0 hands to all others before they can join.
+
+#include <array>
+#include <cstddef>
+#include <cstring>
+#include <span>
+#include <type_traits>
+
+#include <stagger/nccl/error.hpp>
+
+namespace stagger::nccl {
+
+/// A number as NCCL writes it, 22809, in words: "2.28.9".
+[[nodiscard]] inline std::string version_words(int version) {
+  return text(version / 10000, ".", version / 100 % 100, ".", version % 100);
+}
+
+/// The NCCL that this process runs with.
+[[nodiscard]] inline int version() {
+  int version = 0;
+  static_cast<void>(ncclGetVersion(&version));
+  return version;
+}
+
+/// NCCL's unique id, and the version that made it.
+struct Invitation {
+  ncclUniqueId id{};
+  int version = 0;
+};
+
+/// Makes an invitation on rank 0 and takes it to every rank.
+///
+/// @param broadcast  (std::span<std::byte>) -> void: called once on each rank; leaves rank 0's
+/// bytes
+///                   on all. Over MPI, a socket, a file: whatever the launcher offers
+/// @throws Error     bad_configuration where NCCL's version is not that of rank 0, naming both
+template <class Broadcast> [[nodiscard]] Invitation invite(int rank, Broadcast broadcast) {
+  Invitation invitation;
+  if (rank == 0) {
+    ncclResult_t const result = ncclGetUniqueId(&invitation.id);
+    if (result != ncclSuccess) throw detail::error(result, "make a unique id", nullptr, rank);
+    invitation.version = version();
+  }
+  std::array<std::byte, sizeof(Invitation)> bytes{};
+  std::memcpy(bytes.data(), &invitation, sizeof invitation);
+  broadcast(std::span<std::byte>(bytes));
+  std::memcpy(&invitation, bytes.data(), sizeof invitation);
+  if (invitation.version != version())
+    throw stagger::Error(
+        Errc::bad_configuration,
+        text("rank ", rank, " runs with NCCL ", version_words(version()), " and rank 0 with ",
+             version_words(invitation.version), "; install the same NCCL on all"));
+  return invitation;
+}
+
+}  // namespace stagger::nccl
