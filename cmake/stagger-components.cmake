@@ -37,7 +37,8 @@ stagger_component(cuda HEADERS cuda/*.hpp cuda/detail/*.hpp LINKS stagger::stagg
   FIND CUDAToolkit 12
   REMEDY "install NVIDIA's CUDA toolkit 12 or newer or set CUDAToolkit_ROOT; no GPU is needed to build")
 
-stagger_component(nccl HEADERS nccl/*.hpp nccl/detail/*.hpp LINKS stagger::cuda NCCL::NCCL INCLUDES "^nccl\\.h$"
+stagger_component(nccl HEADERS nccl/*.hpp nccl/detail/*.hpp LINKS stagger::cuda NCCL::NCCL
+  INCLUDES "^nccl\\.h$" "^netdb\\.h$" "^netinet/in\\.h$" "^poll\\.h$"
   FIND NCCL 2.27
   REMEDY "install NCCL 2.27 or newer or set NCCL_ROOT")
 

@@ -26,7 +26,7 @@ void settle(sg::cuda::Stream const& stream) {
 }  // namespace
 
 TEST_CASE(
-    "cuda/Graph: recorded once, replayed often; what changes little is taken over, else made anew",
+    "cuda/Graph: recorded once, replayed often, what changes little is taken over, else made anew",
     "[cuda]") {
   si::Session const session;
   {

@@ -117,7 +117,7 @@ TEST_CASE("cuda/Loopback: what a stage throws ends the step, and the next step i
 }
 
 TEST_CASE(
-    "cuda/Loopback: any CUDA call may fail at any time; the step says which, the next is right",
+    "cuda/Loopback: any CUDA call may fail at any time, the step says which, the next is right",
     "[cuda]") {
   int const microbatches = 3;
   auto const course = undisturbed(microbatches, 3);

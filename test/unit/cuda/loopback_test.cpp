@@ -119,7 +119,7 @@ TEST_CASE("cuda/Loopback: in steady state nothing is made, allocated or synchron
   }
 }
 
-TEST_CASE("cuda/Loopback: another number of microbatches is recorded anew; evaluation is not",
+TEST_CASE("cuda/Loopback: another number of microbatches is recorded anew, evaluation is not",
           "[cuda]") {
   si::Session const session;
   sg::cuda::GraphCounts counts;

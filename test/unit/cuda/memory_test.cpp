@@ -88,7 +88,7 @@ TEST_CASE("cuda/Pinned: keeps its capacity, and gives it back", "[cuda]") {
   CHECK(session.left() == si::Live{});
 }
 
-TEST_CASE("cuda/StreamSet: messages have the higher priority; failing half way leaks nothing",
+TEST_CASE("cuda/StreamSet: messages have the higher priority, failing half way leaks nothing",
           "[cuda]") {
   si::Session const session;
   {

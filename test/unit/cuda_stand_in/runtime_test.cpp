@@ -130,7 +130,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "cuda_stand_in/fail: exactly the n-th call fails; a lost device fails all and runs nothing",
+    "cuda_stand_in/fail: exactly the n-th call fails, a lost device fails all and runs nothing",
     "[cuda_stand_in]") {
   si::Session const session;
   auto* const a = stream();
@@ -159,7 +159,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "cuda_stand_in/graph: two streams are captured, replayed, updated; a changed shape is refused",
+    "cuda_stand_in/graph: two streams are captured, replayed, updated, a changed shape is refused",
     "[cuda_stand_in]") {
   si::Session const session;
   auto* const a = stream();

@@ -124,7 +124,7 @@ TEST_CASE("nccl/Communicator: a pair of sends without a group does not compile",
   CHECK(grouped(none, {}));
 }
 
-TEST_CASE("nccl/Communicator: split by colour and key; who has no colour has no communicator",
+TEST_CASE("nccl/Communicator: split by colour and key, who has no colour has no communicator",
           "[nccl]") {
   si::Session const session;
   si::in_progress_polls(GENERATE(0, 3));
@@ -180,7 +180,7 @@ TEST_CASE("nccl/Device: communicators of one device enqueue in the order in whic
   CHECK(session.left() == si::Live{});
 }
 
-TEST_CASE("nccl/Operation: a coroutine awaits it; on_stream is earlier than done", "[nccl]") {
+TEST_CASE("nccl/Operation: a coroutine awaits it, on_stream is earlier than done", "[nccl]") {
   si::Session const session;
   si::in_progress_polls(4);
   Ranks ranks(2);

@@ -35,7 +35,7 @@ bool has(Caught const& error, char const* words) {
 
 }  // namespace
 
-TEST_CASE("nccl/invite: all ranks get rank 0's id; another version is refused by name", "[nccl]") {
+TEST_CASE("nccl/invite: all ranks get rank 0's id, another version is refused by name", "[nccl]") {
   si::Session const session;
   std::vector<std::byte> wire;
   auto const broadcast = [&](std::span<std::byte> bytes) {
