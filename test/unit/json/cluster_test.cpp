@@ -69,7 +69,8 @@ TEST_CASE("json/read_cluster: what is wrong is named by file, line, field and va
   refused(file(group("1", "1", "0")), "line 3: nodes[0].devices[0].speed is 0; give a finite");
   refused(file(group("1", "1", "-2")), "nodes[0].devices[0].speed is -2");
   refused(file(group("5000", "1", "1")), "count is 5000; give a whole number from 1 to 4096");
-  refused(file(device, a_link, "2049"), "nodes[0].count is 2049; a cluster has at most 4096 devices");
+  refused(file(device, a_link, "2049"),
+          "nodes[0].count is 2049; a cluster has at most 4096 devices");
   refused(file("{\"count\": 1, \"memory_bytes\": 1, \"speed\": 1}"),
           "line 3: nodes[0].devices[0] has no 'kind'");
   refused(file(device, R"({"alpha_s": 0, "bytes_per_s": 0})"),

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Blocks of layers with sums as even as possible: torchgpipe's partitioner.
+/// @source C. Kim et al., "torchgpipe: On-the-fly Pipeline Parallelism for Training Giant Models",
+///         arXiv 2020; the problem is that of I. Barany, V. S. Grinberg, "Block partitions of
+///         sequences", 2015. Solved exactly here.
+
+#include <cstddef>
+#include <numeric>
+#include <span>
+#include <vector>
+
+#include <stagger/core/error.hpp>
+#include <stagger/core/text.hpp>
+#include <stagger/partition/costs.hpp>
+#include <stagger/partition/detail/given_order.hpp>
+
+namespace stagger::partition {
+
+/// As many stages as devices, so that the largest sum of layer times is as small as it can be.
+/// Transfers, memory and differences between devices are not looked at when cutting, but what comes
+/// of it is judged with all of them. Among equal ones, the first cuts.
+struct Block {
+  InFlight rule = InFlight::safe;  ///< for the memory that is reported
+  int in_flight = 1;
+
+  /// First block after the first, and so on, of the given weights.
+  /// @throws Error  bad_configuration for fewer weights than blocks, or a weight that is negative
+  ///                or not finite
+  [[nodiscard]] static constexpr std::vector<int> cuts(std::span<double const> weights,
+                                                       int blocks) {
+    detail::require_stages(blocks, static_cast<int>(weights.size()));
+    Costs plain;
+    plain.until_s.push_back({0});
+    for (double const w : weights) {
+      if (!cluster::detail::finite_and_not_negative(w))
+        throw Error(Errc::bad_configuration,
+                    text("a layer weighs ", w, "; give a finite number that is not negative"));
+      plain.until_s.front().push_back(plain.until_s.front().back() + w);
+    }
+    plain.boundary_bytes.assign(weights.size() + 1, 0);
+    plain.parameter_bytes_until = plain.stash_bytes_until = plain.boundary_bytes;
+    plain.intra.push_back({});
+    plain.places.assign(static_cast<std::size_t>(blocks),
+                        {.times = 0, .node = 0, .memory_bytes = 1, .id = 0});
+    std::vector<int> order(static_cast<std::size_t>(blocks), 0);
+    std::iota(order.begin(), order.end(), 0);
+    // A transfer of nothing takes the link's start-up, which is zero here.
+    detail::Limits const limits{};
+    double const best =
+        detail::best_of_order(plain, order, limits, detail::work_bound(plain, order));
+    return detail::GivenOrder(plain, order, limits).cuts(best);
+  }
+
+  /// @throws Error  bad_configuration for no devices, or more than layers
+  [[nodiscard]] constexpr Partition partition(Costs const& costs) const {
+    detail::require_in_flight(in_flight);
+    detail::require_stages(costs.devices(), costs.layers());
+    std::vector<double> weights;
+    for (int l = 0; l < costs.layers(); ++l) weights.push_back(costs.compute_s(0, l, l + 1));
+    std::vector<int> order(static_cast<std::size_t>(costs.devices()), 0);
+    std::iota(order.begin(), order.end(), 0);
+    return judge(costs, cuts(weights, costs.devices()), order, rule, in_flight);
+  }
+};
+
+static_assert(CostPolicy<Block>);
+
+}  // namespace stagger::partition
