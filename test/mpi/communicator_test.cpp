@@ -180,7 +180,13 @@ TEST_CASE("mpi/World: a rank that leaves, aborts, drops or waits too long ends e
   after([](auto&) {}, "rank 1 left before it answered all_reduce", x);
   after([](auto&) {}, "rank 1 left before it answered all_reduce", y);
   after([](auto& c) { c.abort("no more paper"); }, "rank 1 aborted: no more paper", x);
-  after([](auto& c) { static_cast<void>(c.barrier()); }, "rank 1 dropped barrier", x);
+  after(
+      [](auto& c) {
+        float value = 0;
+        auto group = c.group();
+        static_cast<void>(c.receive(group, std::span(&value, 1), 0));
+      },
+      "rank 1 dropped receive(float32 x 1) #0 from rank 0", x);
   after(
       [](auto& c) {
         float value = 0;
