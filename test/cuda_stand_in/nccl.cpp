@@ -2,6 +2,7 @@
 // The stand-in's NCCL: ranks of one process that meet.
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -437,6 +438,9 @@ bool expect(ncclComm_t comm) { return comm != nullptr && comm->alive; }
 namespace cuda_stand_in {
 
 void nccl_reset() {
+  // Aborts may be under way on threads that nobody waits for. What is still there then was leaked.
+  for (int turn = 0; turn < 2000 && state().communicators != 0; ++turn)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   std::lock_guard const lock(registry().mutex);
   std::erase_if(registry().communicators, [](auto const& comm) { return !comm->alive; });
   registry().worlds.clear();
@@ -587,11 +591,14 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   if (!expect(comm)) return ncclInvalidArgument;
   state().abort_hangs.wait(true);
-  std::lock_guard const lock(comm->world->mutex);
-  comm->aborted = true;
-  comm->alive = false;
+  auto const world = comm->world;  // the handle may go as soon as it is not alive
+  {
+    std::lock_guard const lock(world->mutex);
+    comm->aborted = true;
+    world->moved.notify_all();
+    comm->alive = false;
+  }
   --state().communicators;
-  comm->world->moved.notify_all();
   return ncclSuccess;
 }
 

@@ -53,9 +53,9 @@ struct Meeting {
     return left.count() > 0 ? static_cast<int>(left.count()) : 0;
   }
   [[noreturn]] [[gnu::cold]] void late(int rank, char const* what) const {
-    throw Error(Errc::deadline,
-                text("rank ", rank, " waited ", seconds, " s ", what, " at ", address, ":", port,
-                     "; see whether all ranks were started and can reach it"));
+    throw stagger::Error(Errc::deadline,
+                         text("rank ", rank, " waited ", seconds, " s ", what, " at ", address, ":",
+                              port, "; see whether all ranks were started and can reach it"));
   }
 };
 
@@ -81,8 +81,9 @@ inline void serve(Meeting const& meeting, std::span<std::byte const> bytes, int 
   any.sin6_port = htons(static_cast<std::uint16_t>(meeting.port));
   if (::bind(listener.get(), reinterpret_cast<::sockaddr*>(&any), sizeof any) != 0 ||
       ::listen(listener.get(), others) != 0)
-    throw Error(Errc::io, text("rank 0 cannot listen on port ", meeting.port, ": ",
-                               std::strerror(errno), "; choose a port that is free there"));
+    throw stagger::Error(
+        Errc::io, text("rank 0 cannot listen on port ", meeting.port, ": ", std::strerror(errno),
+                       "; choose a port that is free there"));
   for (int met = 0; met < others;) {
     if (!ready(listener, POLLIN, meeting))
       meeting.late(0, text("for ", others - met, " more ranks").c_str());

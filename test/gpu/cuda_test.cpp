@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/cuda/loopback.hpp>
+
+#include "catch.hpp"
+
+#include <chrono>
+#include <vector>
+
+#include <stagger/cuda/tensor.hpp>
+#include <stagger/schedule/zero_bubble_h1.hpp>
+
+#include "engine/typed_oracle.hpp"
+#include "kernels.hpp"
+#include "skip.hpp"
+
+using namespace small_model;
+
+namespace {
+
+struct AddOne {
+  using Input = sg::cuda::Tensor<>;
+  using Output = sg::cuda::Tensor<>;
+  void forward(sg::Context&, Input const& x, Output& y, sg::NothingSaved&) {
+    y.resize_like(x);
+    gpu_kernels::add_one(x.data(), y.data(), x.size(), sg::cuda::stream());
+  }
+  void backward_input(sg::Context&, Input const&, Output const&, Input&, sg::NothingSaved&) {}
+};
+
+struct Spin {
+  using Input = sg::cuda::Tensor<>;
+  using Output = sg::cuda::Tensor<>;
+  int const* open;
+  void forward(sg::Context&, Input const& x, Output& y, sg::NothingSaved&) {
+    y.resize_like(x);
+    gpu_kernels::spin(open, sg::cuda::stream());
+  }
+  void backward_input(sg::Context&, Input const&, Output const&, Input&, sg::NothingSaved&) {}
+};
+
+std::vector<sg::cuda::Tensor<>> inputs(std::size_t count, std::size_t size) {
+  std::vector<float> const ones(size, 1.0F);
+  std::vector<sg::cuda::Tensor<>> all;
+  for (std::size_t i = 0; i < count; ++i) {
+    all.emplace_back(std::initializer_list<std::size_t>{size});
+    all.back().upload(ones);
+  }
+  sg::cuda::check(cudaStreamSynchronize(nullptr), "upload");
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("gpu/Loopback: host functions on streams give the bits of typed loops, also as a graph",
+          "[gpu]") {
+  if (no_gpu()) return;
+  bool const capture = GENERATE(false, true);
+  auto const data = batches(10, 6, true);
+  auto const course = expected_course(data, true);
+  for (auto const& schedule :
+       {made(sg::schedule::OneFOneB{}), made(sg::schedule::ZeroBubbleH1{})}) {
+    sg::cuda::Loopback device;
+    device.work = sg::cuda::Work::host;
+    device.capture = capture;
+    sg::Options options;
+    options.clip_norm = clip;
+    auto train = pipeline(device, even_cuts(4), schedule, options);
+    REQUIRE(first_difference(train, data, course) == -1);
+  }
+}
+
+TEST_CASE("gpu/Loopback: kernels of four stages pass tensors on in order", "[gpu]") {
+  if (no_gpu()) return;
+  auto run = sg::Pipeline{AddOne{}, AddOne{}, AddOne{}, AddOne{}}.with(sg::cuda::Loopback{});
+  auto const x = inputs(16, 1U << 20U);
+  std::vector<sg::cuda::Tensor<>> y(16);
+  std::vector<float> got(1U << 20U);
+  for (int turn = 0; turn < 20; ++turn) {
+    sg::run(run.predict(x, y));
+    for (auto const& one : y) {
+      one.download(got);
+      sg::cuda::check(cudaStreamSynchronize(nullptr), "download");
+      REQUIRE(got.front() == 5);
+      REQUIRE(got.back() == 5);
+    }
+  }
+}
+
+TEST_CASE("gpu/Loopback: a kernel that spins is an error in time", "[gpu]") {
+  if (no_gpu()) return;
+  sg::cuda::Pinned<int> open(1);
+  open.data()[0] = 0;
+  auto const start = std::chrono::steady_clock::now();
+  {
+    sg::Options options;
+    options.deadline_s = 1;
+    auto const x = inputs(2, 256);
+    std::vector<sg::cuda::Tensor<>> y(2);
+    auto run =
+        sg::Pipeline{AddOne{}, Spin{open.data()}, AddOne{}}.with(sg::cuda::Loopback{}, options);
+    try {
+      sg::run(run.predict(x, y));
+      FAIL("the step ended");
+    } catch (sg::Error const& error) {
+      CHECK(error.code() == sg::Errc::deadline);
+    }
+    CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(2));
+    *static_cast<int volatile*>(open.data()) = 1;  // so that memory can be freed
+    sg::cuda::check(cudaDeviceSynchronize(), "end the kernel");
+  }
+}
+
+TEST_CASE("gpu/device: more memory than there is is refused with what would fit", "[gpu]") {
+  if (no_gpu()) return;
+  sg::cuda::MemoryNeed need;
+  need.in_flight_bytes = std::uint64_t{1} << 30U;
+  need.in_flight = 4096;
+  try {
+    sg::cuda::select_device(0, need);
+    FAIL("4 TiB fit");
+  } catch (sg::Error const& error) {
+    CHECK(std::string(error.what()).find("it fits with") != std::string::npos);
+  }
+  CHECK_THROWS_AS(sg::cuda::Tensor<>({std::size_t{1} << 40U}), sg::cuda::Error);
+}

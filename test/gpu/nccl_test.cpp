@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/nccl/communicator.hpp>
+
+#include "catch.hpp"
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels.hpp"
+#include "skip.hpp"
+
+namespace sg = stagger;
+
+namespace {
+
+constexpr double patience_s = 60;
+
+sg::nccl::Invitation invitation() {
+  return sg::nccl::invite(0, [](std::span<std::byte>) {});
+}
+
+/// Runs `body`, which must throw with this code within the deadline and a second.
+template <class Body> std::string fails(sg::Errc code, double deadline_s, Body body) {
+  auto const start = std::chrono::steady_clock::now();
+  std::string words;
+  try {
+    body();
+    FAIL("nothing was thrown");
+  } catch (sg::Error const& error) {
+    words = error.what();
+    CHECK(error.code() == code);
+  }
+  CHECK(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() <
+        deadline_s + 1);
+  return words;
+}
+
+std::vector<float> values(sg::cuda::Tensor<> const& tensor) {
+  std::vector<float> host(tensor.size());
+  tensor.download(host);
+  sg::cuda::check(cudaStreamSynchronize(nullptr), "download");
+  return host;
+}
+
+sg::cuda::Tensor<> on_device(std::vector<float> const& host) {
+  sg::cuda::Tensor<> tensor({host.size()});
+  tensor.upload(host);
+  sg::cuda::check(cudaStreamSynchronize(nullptr), "upload");
+  return tensor;
+}
+
+std::span<float> span(sg::cuda::Tensor<>& tensor) { return {tensor.data(), tensor.size()}; }
+
+}  // namespace
+
+TEST_CASE("gpu/Communicator: one rank joins, sends to itself, reduces, splits and finalizes",
+          "[gpu]") {
+  if (no_gpu()) return;
+  sg::nccl::Device device(0);
+  sg::cuda::Stream const stream(sg::cuda::Priority::message);
+  sg::nccl::Communicator one(device, invitation(), 1, 0, stream);
+  one.joined().wait(patience_s);
+  auto x = on_device({1, 2, 3, 4});
+  auto y = on_device({0, 0, 0, 0});
+  {
+    auto group = one.group();
+    one.send(group, span(x), 0);
+    auto received = one.receive(group, span(y), 0);
+    group.submit();
+    received.wait(patience_s);
+  }
+  CHECK(values(y) == std::vector<float>{1, 2, 3, 4});
+  one.all_reduce_scaled(span(y), 0.5F).wait(patience_s);
+  CHECK(values(y) == std::vector<float>{0.5F, 1, 1.5F, 2});
+  sg::nccl::Communicator part;
+  one.split(0, 0, part).wait(patience_s);
+  CHECK(part.size() == 1);
+  part.all_reduce(span(y), sg::collective::Reduction::max).wait(patience_s);
+  part.finalize().wait(patience_s);
+  one.finalize().wait(patience_s);
+}
+
+TEST_CASE("gpu/Communicator: a peer that never comes is an error in time", "[gpu]") {
+  if (no_gpu()) return;
+  sg::nccl::Device device(0);
+  sg::cuda::Stream const stream;
+  sg::nccl::Communicator alone(device, invitation(), 2, 0, stream);
+  fails(sg::Errc::deadline, 2, [&] { alone.joined().wait(2); });
+  alone.abort("the other rank is missing");
+  CHECK(alone.gone(patience_s));
+}
+
+TEST_CASE("gpu/Communicator: two ranks on one GPU are refused by NCCL's words", "[gpu]") {
+  if (no_gpu()) return;
+  sg::nccl::Device device(0);
+  sg::cuda::Stream const stream;
+  auto const id = invitation();
+  // Each with an order of its own: one alone would wait for the first to join.
+  sg::nccl::Device other(0);
+  sg::nccl::Communicator first(device, id, 2, 0, stream);
+  sg::nccl::Communicator second(other, id, 2, 1, stream);
+  auto a = first.joined();
+  auto b = second.joined();
+  auto const words =
+      fails(sg::Errc::device, patience_s, [&] { sg::collective::wait_all(patience_s, a, b); });
+  CHECK(words.find("Duplicate GPU") != std::string::npos);
+}
+
+TEST_CASE("gpu/Communicator: a send to oneself that nothing receives is refused", "[gpu]") {
+  if (no_gpu()) return;
+  sg::nccl::Device device(0);
+  sg::cuda::Stream const stream;
+  sg::nccl::Communicator one(device, invitation(), 1, 0, stream);
+  one.joined().wait(patience_s);
+  auto x = on_device({1});
+  fails(sg::Errc::device, patience_s, [&] {
+    auto group = one.group();
+    auto sent = one.send(group, span(x), 0);
+    group.submit();
+    sent.wait(patience_s);
+  });
+}
+
+TEST_CASE("gpu/Communicator: behind a kernel that spins, a collective is an error in time",
+          "[gpu]") {
+  if (no_gpu()) return;
+  sg::nccl::Device device(0);
+  sg::cuda::Stream const stream;
+  sg::nccl::Communicator one(device, invitation(), 1, 0, stream);
+  one.joined().wait(patience_s);
+  sg::cuda::Pinned<int> open(1);
+  open.data()[0] = 0;
+  auto x = on_device({1});
+  gpu_kernels::spin(open.data(), stream.get());
+  auto sum = one.all_reduce(span(x), sg::collective::Reduction::sum);
+  fails(sg::Errc::deadline, 1, [&] { sum.wait(1); });
+  *static_cast<int volatile*>(open.data()) = 1;
+  sum.wait(patience_s);
+  one.finalize().wait(patience_s);
+}
