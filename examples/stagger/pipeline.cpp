@@ -161,6 +161,10 @@ schedule::Table PolicyFlags::table(schedule::Costs const& costs) const {
   return schedule::make_table(policy_, {ranks_, microbatches_, chunks}, options);
 }
 
+std::vector<int> PolicyFlags::weight_versions() const {
+  return schedule::weight_versions(policy_, {ranks_, microbatches_}, {.limits = limits_});
+}
+
 void ChannelFlag::add(CLI::App& app) {
   app.add_option("--channels", word_,
                  "How messages share links: per-peer | per-rank | independent; default per-peer")
@@ -180,7 +184,7 @@ schedule::Table read_table(std::string const& path) {
 
 bool has_messages(schedule::Table const& table) {
   return std::any_of(table.actions.begin(), table.actions.end(),
-                     [](schedule::Action const& a) { return !schedule::is_compute(a.kind); });
+                     [](schedule::Action const& a) { return schedule::is_message(a.kind); });
 }
 
 schedule::Fault prove(schedule::Table const& table, schedule::VerifyOptions const& options) {

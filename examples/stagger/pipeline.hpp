@@ -42,6 +42,9 @@ class PolicyFlags {
   [[nodiscard]] bool given() const { return !policy_.empty(); }
   [[nodiscard]] std::string const& policy() const { return policy_; }
 
+  /// Versions of the weights that each rank keeps under the policy.
+  [[nodiscard]] std::vector<int> weight_versions() const;
+
   /// What the table was asked to obey; all zero where nothing was.
   [[nodiscard]] stagger::schedule::Limits limits() const { return limits_; }
 

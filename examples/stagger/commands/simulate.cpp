@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // stagger simulate: what a table costs.
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
@@ -15,6 +16,7 @@
 #include <stagger/report/trace.hpp>
 #include <stagger/schedule/bound.hpp>
 #include <stagger/schedule/evaluate.hpp>
+#include <stagger/schedule/reductions.hpp>
 
 #include "../command.hpp"
 #include "../pipeline.hpp"
@@ -52,6 +54,10 @@ class Simulate final : public Command {
     overlap_flag_ = app.add_option("--overlap-cost", overlap_,
                                    "Cost of an overlapped pair; default: F + I + W of its actions")
                         ->type_name("SECONDS");
+    reduce_flag_ = app.add_option("--reduce", reduce_,
+                                  "Cost of REDUCE_GRAD, default 0; a table without it gets one for "
+                                  "each stage, behind its last gradient")
+                       ->type_name("SECONDS");
     channels_.add(app);
     app.add_option("--compare", compare_, "A second table as CSV, shown beside the first")
         ->type_name("FILE");
@@ -68,6 +74,11 @@ class Simulate final : public Command {
     if (overlap_flag_->count() > 0) {
       require_number("--overlap-cost", overlap_);
       costs.overlap_s = overlap_;
+    }
+    if (reduce_flag_->count() > 0) {
+      require_number("--reduce", reduce_);
+      costs.each.reduce_s = reduce_;
+      for (auto& stage : costs.stages) stage.reduce_s = reduce_;
     }
     auto const channels = channels_.channels();
     if (!table_.empty() && !policy_.first_given().empty()) {
@@ -94,10 +105,13 @@ class Simulate final : public Command {
       played.push_back({source_name(path), {}, 0});
     }
     for (std::size_t i = 0; i < tables.size(); ++i) {
-      played[i].result = schedule::evaluate(tables[i], costs, channels);
-      bool const limited = i == 0 && policy_.given();
-      played[i].bound_s =
-          schedule::lower_bound(tables[i], costs, limited ? policy_.limits() : schedule::Limits{});
+      bool const own = i == 0 && policy_.given();
+      schedule::Limits const limits = own ? policy_.limits() : schedule::Limits{};
+      if (reduce_flag_->count() > 0 && !reduces(tables[i]))
+        tables[i] = schedule::add_reductions(tables[i]);
+      played[i].result = schedule::evaluate(tables[i], costs, channels, limits);
+      if (own) played[i].result.weight_versions = policy_.weight_versions();
+      played[i].bound_s = schedule::lower_bound(tables[i], costs, limits);
     }
 
     if (form == "json") {
@@ -110,7 +124,9 @@ class Simulate final : public Command {
       for (auto const& p : played) groups.push_back({p.name, {&p.result.timeline, 1}});
       return {report::perfetto(std::span<report::TraceGroup const>{groups})};
     }
-    std::string const unit = costs_.in_units() && overlap_flag_->count() == 0 ? "units of F" : "";
+    bool const in_units =
+        costs_.in_units() && overlap_flag_->count() == 0 && reduce_flag_->count() == 0;
+    std::string const unit = in_units ? "units of F" : "";
     if (form == "svg") {
       std::vector<report::SvgPanel> panels;
       for (auto const& p : played) {
@@ -122,6 +138,12 @@ class Simulate final : public Command {
   }
 
  private:
+  static bool reduces(schedule::Table const& table) {
+    return std::any_of(
+        table.actions.begin(), table.actions.end(),
+        [](schedule::Action const& a) { return a.kind == schedule::Kind::reduce_gradient; });
+  }
+
   static Json json(Played const& p) {
     auto const& r = p.result;
     Json idle = Json::array();
@@ -138,6 +160,7 @@ class Simulate final : public Command {
             {"span_bubble", p.clean(r.span_bubble_s)},
             {"idle", idle},
             {"peak_in_flight", r.peak_in_flight},
+            {"weight_versions", r.weight_versions},
             {"lower_bound", p.bound_s},
             {"gap", p.gap()}};
   }
@@ -170,25 +193,40 @@ class Simulate final : public Command {
 
     std::size_t ranks = 0;
     header = {"rank"};
+    bool memory = false, collective = false, versions = false;  // columns that say something
+    for (auto const& p : played) {
+      for (auto const& idle : p.result.idle) {
+        memory = memory || p.clean(idle.memory_s) > 0;
+        collective = collective || p.clean(idle.collective_s) > 0;
+      }
+      for (int const n : p.result.weight_versions) versions = versions || n > 1;
+    }
     for (auto const& p : played) {
       ranks = std::max(ranks, p.result.work_s.size());
       std::string const of = played.size() > 1 ? ", " + p.name : "";
-      for (char const* what : {"work", "idle", "of it link", "in flight"})
-        header.push_back(what + of);
+      for (char const* what : {"work", "idle", "of it link"}) header.push_back(what + of);
+      if (memory) header.push_back("memory" + of);
+      if (collective) header.push_back("collective" + of);
+      header.push_back("in flight" + of);
+      if (versions) header.push_back("weight versions" + of);
     }
+    std::size_t const columns = (header.size() - 1) / played.size();
     report::TextTable table(header);
     for (std::size_t r = 0; r < ranks; ++r) {
       std::vector<std::string> cells{std::to_string(r)};
       for (auto const& p : played) {
         if (r >= p.result.work_s.size()) {
-          cells.insert(cells.end(), 4, "-");
+          cells.insert(cells.end(), columns, "-");
           continue;
         }
         auto const& idle = p.result.idle[r];
         cells.push_back(time(p.result.work_s[r]));
         cells.push_back(time(p.clean(idle.total_s())));
         cells.push_back(time(p.clean(idle.link_s)));
+        if (memory) cells.push_back(time(p.clean(idle.memory_s)));
+        if (collective) cells.push_back(time(p.clean(idle.collective_s)));
         cells.push_back(std::to_string(p.result.peak_in_flight[r]));
+        if (versions) cells.push_back(std::to_string(p.result.weight_versions[r]));
       }
       table.add(cells);
     }
@@ -199,8 +237,8 @@ class Simulate final : public Command {
   PolicyFlags policy_{};
   CostFlags costs_{};
   ChannelFlag channels_{};
-  double overlap_ = -1;
-  CLI::Option* overlap_flag_{};
+  double overlap_ = -1, reduce_ = 0;
+  CLI::Option *overlap_flag_{}, *reduce_flag_{};
 };
 
 Registered<Simulate> const registered{4, "simulate", "Play a table: makespan, bubble, memory"};

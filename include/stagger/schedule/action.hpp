@@ -18,11 +18,18 @@ enum class Kind : std::uint8_t {
   recv_forward,     ///< RECV_F, activation from stage - 1
   send_backward,    ///< SEND_B, gradient to stage - 1
   recv_backward,    ///< RECV_B, gradient from stage + 1
+  reduce_gradient,  ///< REDUCE_GRAD, the stage's gradients added over all that hold it; the
+                    ///< microbatch is 0
 };
 
-/// True for the kinds that compute (F, B, I, W); false for messages.
+/// True for the kinds that compute (F, B, I, W); false for messages and reductions.
 [[nodiscard]] constexpr bool is_compute(Kind kind) noexcept {
   return kind <= Kind::backward_weight;
+}
+
+/// True for the kinds that send or receive.
+[[nodiscard]] constexpr bool is_message(Kind kind) noexcept {
+  return kind >= Kind::send_forward && kind <= Kind::recv_backward;
 }
 
 /// True for the kinds that produce the gradient of the stage's input (B, I).
@@ -35,7 +42,8 @@ enum class Kind : std::uint8_t {
   return kind == Kind::backward || kind == Kind::backward_weight;
 }
 
-/// The grammar's letters for a kind: "F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B".
+/// The grammar's letters for a kind: "F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B",
+/// "REDUCE_GRAD".
 [[nodiscard]] constexpr char const* name(Kind kind) noexcept {
   switch (kind) {
     case Kind::forward:
@@ -54,6 +62,8 @@ enum class Kind : std::uint8_t {
       return "SEND_B";
     case Kind::recv_backward:
       return "RECV_B";
+    case Kind::reduce_gradient:
+      return "REDUCE_GRAD";
   }
   return "?";
 }

@@ -305,19 +305,8 @@ struct Auto {
     for (int r = 0; r < table.ranks(); ++r) {
       detail::Room room;
       for (Action const& a : table.row(r)) {
-        if (a.kind == Kind::forward) {
-          if (!room.takes(limits)) return false;
-          room.held += 1;
-          ++room.live;
-        } else if (a.kind == Kind::backward) {
-          room.held -= 1;
-          --room.live;
-        } else if (a.kind == Kind::backward_input) {
-          room.held -= 1 - limits.weight_share;
-        } else {
-          room.held -= limits.weight_share;
-          --room.live;
-        }
+        if (a.kind == Kind::forward && !room.takes(limits)) return false;
+        room.run(a.kind, limits);
       }
     }
     return true;

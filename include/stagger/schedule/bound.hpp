@@ -7,19 +7,11 @@
 #include <vector>
 
 #include <stagger/schedule/costs.hpp>
+#include <stagger/schedule/limits.hpp>
 #include <stagger/schedule/play.hpp>
 #include <stagger/schedule/verify.hpp>
 
 namespace stagger::schedule {
-
-/// What a rank may hold. Only a bound for these limits may be compared with a table that obeys
-/// them.
-struct Limits {
-  int in_flight = 0;  ///< most (stage, microbatch) pairs from F to W; 0: no limit
-  double memory =
-      0;  ///< activations, each 1 from F to I and `weight_share` from I to W; 0: no limit
-  double weight_share = 0.5;  ///< 0 to 1
-};
 
 namespace detail {
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <stagger/schedule/auto.hpp>
 #include <stagger/schedule/chimera.hpp>
@@ -135,6 +136,19 @@ struct CatalogOptions {
             "its peak is fixed by its order");
   }
   return table;
+}
+
+/// Versions of its weights that each rank keeps under the schedule of a name.
+/// @return [ranks]
+/// @throws Error as `make_table`
+[[nodiscard]] inline std::vector<int> weight_versions(std::string_view name, Shape shape,
+                                                      CatalogOptions const& options = {}) {
+  int const limit = options.limits.in_flight;
+  if (name == "fifo")
+    return weight_versions(Fifo{.in_flight = limit, .costs = options.costs}, shape);
+  if (name == "pipedream") return weight_versions(PipeDream{.in_flight = limit}, shape);
+  if (name == "pipedream-2bw") return weight_versions(PipeDream2BW{}, shape);
+  return std::vector<int>(static_cast<std::size_t>(shape.ranks), 1);
 }
 
 }  // namespace stagger::schedule

@@ -54,6 +54,7 @@ class ChannelPlay {
   /// @param table  every send has its receive on another rank, every index is in range
   constexpr ChannelPlay(Table const& table, Channels channels)
       : table_(table),
+        meetings_(table),
         none_(static_cast<std::uint32_t>(table.actions.size())),
         shared_(channels != Channels::independent) {
     send_of_.assign(2 * cells(table), none_);
@@ -69,7 +70,7 @@ class ChannelPlay {
     partner_.assign(none_, none_);
     for (std::uint32_t i = 0; i < none_; ++i) {
       Action const& a = table.actions[i];
-      if (is_compute(a.kind) || sends(a)) continue;
+      if (!is_message(a.kind) || sends(a)) continue;
       partner_[i] = send_of_[value(partner(a))];
       partner_[partner_[i]] = i;
     }
@@ -97,7 +98,7 @@ class ChannelPlay {
     while (!runnable.empty()) {
       std::size_t const rank = runnable.back();
       runnable.pop_back();
-      advance(rank, cursor[rank], free[rank], times, overlap_s, visit);
+      advance(rank, cursor, free, times, overlap_s, visit, runnable);
       transfer(times, moved, runnable);
     }
     for (std::size_t r = 0; r < ranks; ++r) {
@@ -133,7 +134,7 @@ class ChannelPlay {
       std::vector<std::uint32_t> peers, lane_to;  // met so far on this rank, and their lanes
       std::size_t const end = table_.row_begin[r] + table_.row(static_cast<int>(r)).size();
       for (std::size_t i = table_.row_begin[r]; i < end; ++i) {
-        if (is_compute(table_.actions[i].kind)) continue;
+        if (!is_message(table_.actions[i].kind)) continue;
         std::uint32_t const peer = channels == Channels::per_rank ? 0 : rank_of_[partner_[i]];
         std::size_t p = 0;
         while (p < peers.size() && peers[p] != peer) ++p;
@@ -173,11 +174,27 @@ class ChannelPlay {
   }
 
   template <class Visit>
-  constexpr void advance(std::size_t rank, std::size_t& at, double& now,
-                         std::vector<StageTimes> const& times, double overlap_s, Visit& visit) {
+  constexpr void advance(std::size_t rank, std::vector<std::size_t>& cursor,
+                         std::vector<double>& free, std::vector<StageTimes> const& times,
+                         double overlap_s, Visit& visit, std::vector<std::size_t>& runnable) {
     auto const row = table_.row(static_cast<int>(rank));
+    std::size_t& at = cursor[rank];
+    double& now = free[rank];
     while (at < row.size()) {
       Action const& a = row[at];
+      if (a.kind == Kind::reduce_gradient) {
+        if (!meetings_.come(a.stage, rank, now)) return;
+        double const start = meetings_.start_s(a.stage);
+        double const end = start + times[static_cast<std::size_t>(a.stage)].reduce;
+        for (std::size_t const other : meetings_.ranks(a.stage)) {
+          visit(other, cursor[other], start, end, 0.0);
+          done_[table_.row_begin[other] + cursor[other]] = 1;
+          ++cursor[other];
+          free[other] = end;
+          if (other != rank) runnable.push_back(other);
+        }
+        continue;
+      }
       if (!is_compute(a.kind)) {
         ++at;
         continue;
@@ -243,6 +260,7 @@ class ChannelPlay {
   }
 
   Table const& table_;
+  Meetings meetings_;
   std::uint32_t none_;  // no action
   bool shared_;
   std::vector<std::uint32_t>

@@ -21,6 +21,7 @@ struct StageCosts {
   double transfer_s = 0;         ///< C, seconds over the edge to the next stage, either direction
   double activation_bytes = 0;   ///< bytes held from F to B, or from F to I
   double weight_share = 0.5;     ///< part of `activation_bytes` that stays from I to W, 0 to 1
+  double reduce_s = 0;  ///< REDUCE_GRAD, seconds from when all that hold the stage have come to it
 };
 
 /// Costs of every stage: `stages[s]` where given, else `each`.
@@ -78,6 +79,7 @@ constexpr void require_costs(Costs const& costs, int stages) {
     if (!detail::is_cost(c.transfer_s)) detail::refuse_cost(s, "transfer_s", c.transfer_s);
     if (!detail::is_cost(c.activation_bytes))
       detail::refuse_cost(s, "activation_bytes", c.activation_bytes);
+    if (!detail::is_cost(c.reduce_s)) detail::refuse_cost(s, "reduce_s", c.reduce_s);
     if (!(c.weight_share >= 0 && c.weight_share <= 1))
       detail::refuse_cost(s, "weight_share", c.weight_share);
   }

@@ -98,14 +98,16 @@ class TableReader {
     add(b);
   }
 
-  /// One action. False for the three cells that name no microbatch: parameters gathered, released
-  /// or reduced, which a table of actions does not hold.
+  /// One action. False for the two cells that gather and release parameters, which a table of
+  /// actions does not hold.
   bool action(std::size_t begin, std::size_t end, Action& a) const {
     std::size_t at = begin;
     a.stage = number(begin, end, at, "begins with a stage number");
     std::string_view const rest = text_.substr(at, end - at);
-    for (std::string_view const word : {"UNSHARD", "RESHARD", "REDUCE_GRAD"}) {
-      if (rest == word) return false;
+    if (rest == "UNSHARD" || rest == "RESHARD") return false;
+    if (rest == name(Kind::reduce_gradient)) {
+      a.kind = Kind::reduce_gradient;
+      return true;
     }
     std::size_t letters = 0;
     while (letters < rest.size() &&
@@ -161,8 +163,8 @@ class TableReader {
 }  // namespace detail
 
 /// Reads a table: a line for each rank, cells separated by commas, blanks around cells and empty
-/// cells ignored, lines ended by LF or CRLF. Counts are the largest index + 1. `0UNSHARD`,
-/// `0RESHARD` and `0REDUCE_GRAD` are read over. Whether the table is legal is for `verify` to say.
+/// cells ignored, lines ended by LF or CRLF. Counts are the largest index + 1. `0UNSHARD` and
+/// `0RESHARD` are read over, since no table here shards parameters. Whether the table is legal is for `verify` to say.
 /// @param source  what errors call the text, a file name for instance
 /// @throws Error bad_data, naming line, column and value
 [[nodiscard]] inline Table read_csv(std::string_view text, std::string_view source = "table") {

@@ -64,10 +64,11 @@ struct Fault {
   friend constexpr bool operator==(Fault const&, Fault const&) = default;
 };
 
-/// An action in the grammar of the tables: `3I2`, `1SEND_F0`, `0F1s2` where microbatches are cut
-/// into slices.
+/// An action in the grammar of the tables: `3I2`, `1SEND_F0`, `0REDUCE_GRAD`, `0F1s2` where
+/// microbatches are cut into slices.
 [[nodiscard]] [[gnu::cold]] inline std::string to_string(Action const& action,
                                                          bool sliced = false) {
+  if (action.kind == Kind::reduce_gradient) return text(action.stage, name(action.kind));
   if (sliced || action.slice != 0)
     return text(action.stage, name(action.kind), action.microbatch, "s", action.slice);
   return text(action.stage, name(action.kind), action.microbatch);

@@ -28,6 +28,12 @@ struct Fifo {
   /// One stage on each rank.
   [[nodiscard]] constexpr int chunks() const noexcept { return 1; }
 
+  /// Versions of its weights that a rank keeps: each of the Nm microbatches in the pipeline saw
+  /// another one where it entered, and sees that one everywhere.
+  [[nodiscard]] constexpr int weight_versions(Shape shape, int) const noexcept {
+    return std::min(in_flight == 0 ? shape.ranks : in_flight, shape.microbatches);
+  }
+
   /// @param shape  any P and M, V = 1
   /// @throws Error bad_configuration, bad_data for costs that are not finite and not negative
   [[nodiscard]] constexpr Table table(Shape shape) const {

@@ -6,8 +6,9 @@
 #include <cstddef>
 #include <vector>
 
-#include <stagger/schedule/bound.hpp>
 #include <stagger/schedule/greedy.hpp>
+#include <stagger/schedule/limits.hpp>
+#include <stagger/schedule/play.hpp>
 
 namespace stagger::schedule::detail {
 
@@ -19,16 +20,6 @@ struct FillRule {
       0;  ///< a weight gradient does not start when a known input comes within this part of it
   bool alternate =
       false;  ///< after a gradient a forward first, where both are ready; else always the gradient
-};
-
-/// Memory of one rank while a list grows: 1 from F to I, `share` from I to W.
-struct Room {
-  double held = 0;
-  int live = 0;
-  [[nodiscard]] constexpr bool takes(Limits const& limits) const noexcept {
-    return (limits.in_flight == 0 || live < limits.in_flight) &&
-           (limits.memory == 0 || held + 1 <= limits.memory + 1e-9);
-  }
 };
 
 /// Fills rows of P ranks with one stage each, rank by rank as time goes on. Room is kept by
@@ -103,8 +94,6 @@ struct Room {
     if (kind == Kind::forward) {
       m = static_cast<int>(rank.f++);
       auto const n = static_cast<std::size_t>(m);
-      rank.room.held += 1;
-      ++rank.room.live;
       rank.after_gradient = false;
       if (r + 1 < P) {
         forward_at[(r + 1) * M + n] = end + times[r + 1].link_forward;
@@ -114,7 +103,6 @@ struct Room {
       }
     } else if (kind == Kind::backward_input) {
       m = static_cast<int>(rank.i++);
-      rank.room.held -= 1 - limits.weight_share;
       rank.after_gradient = true;
       if (r > 0) {
         auto const n = static_cast<std::size_t>(m);
@@ -123,9 +111,8 @@ struct Room {
       }
     } else {
       m = static_cast<int>(rank.w++);
-      rank.room.held -= limits.weight_share;
-      --rank.room.live;
     }
+    rank.room.run(kind, limits);
     rows[r].push_back({.kind = kind, .stage = static_cast<int>(r), .microbatch = m});
     rank.free = end;
     last = std::max(last, end);
@@ -168,8 +155,7 @@ struct Room {
       Action const a = pending[r][weighed[r]++];
       rows[r].push_back(a);
       free[r] += times[static_cast<std::size_t>(a.stage)].weight;
-      room[r].held -= limits.weight_share;
-      --room[r].live;
+      room[r].run(Kind::backward_weight, limits);
     };
     for (; cursor[r] < row.size(); ++cursor[r]) {
       Action a = row[cursor[r]];
@@ -197,11 +183,8 @@ struct Room {
       double& made = up ? forward[here] : gradient[here];
       if (made <= -2) runnable.push_back(static_cast<std::size_t>(-2.0 - made));
       made = free[r];
-      if (up) {
-        room[r].held += 1;
-        ++room[r].live;
-      } else {
-        room[r].held -= 1 - limits.weight_share;
+      room[r].run(a.kind, limits);
+      if (!up) {
         a.kind = Kind::backward_weight;
         pending[r].push_back(a);
       }

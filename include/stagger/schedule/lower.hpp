@@ -39,15 +39,15 @@ struct Inbox {
 /// are (`Channels`), and even if a rank did nothing else while a message of its own is on its way:
 /// the oldest message not yet sent is next at both of its ends. A send stands right behind the
 /// action that makes its value; a receive as early as that order allows.
-/// @param table  compute actions only, one that `verify` accepts
+/// @param table  without messages, one that `verify` accepts
 /// @param costs  what to expect of the actions; any costs give a sound result
 /// @throws Error bad_schedule for a table that never ends, or that holds messages already
 /// Complexity: linear in the number of actions, times the ranks that one rank receives from.
 [[nodiscard]] constexpr Table lower(Table const& table, Costs const& costs = {}) {
   for (Action const& a : table.actions) {
-    if (!is_compute(a.kind))
+    if (is_message(a.kind))
       throw Error(Errc::bad_schedule,
-                  "the table holds messages already; lower takes compute actions only");
+                  "the table holds messages already; lower takes a table without them");
   }
   detail::require_playable(table);
   require_costs(costs, table.stages);

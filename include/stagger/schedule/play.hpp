@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <stagger/schedule/costs.hpp>
+#include <stagger/schedule/reductions.hpp>
 #include <stagger/schedule/table.hpp>
 
 namespace stagger::schedule::detail {
@@ -61,6 +62,7 @@ struct StageTimes {
   double forward = 0, backward = 0, input = 0, weight = 0;
   double link_forward = 0;   ///< from stage - 1; 0 where both stand on one rank
   double link_backward = 0;  ///< from stage + 1
+  double reduce = 0;         ///< REDUCE_GRAD
 
   [[nodiscard]] constexpr double of(Kind kind) const noexcept {
     switch (kind) {
@@ -91,6 +93,7 @@ struct StageTimes {
     times[s].forward = c.forward_s * share;
     times[s].input = c.backward_input_s * share;
     times[s].weight = c.backward_weight_s * share;
+    times[s].reduce = c.reduce_s;
     times[s].backward = (c.backward_input_s + c.backward_weight_s) * share;
     if (s > 0 && crosses(s, s - 1))
       times[s].link_forward = costs.of(static_cast<int>(s) - 1).transfer_s * share;
@@ -108,9 +111,9 @@ struct LatestEnd {
   }
 };
 
-/// Plays a table of compute actions in which every index is in range. Each rank runs its row in
+/// Plays a table of compute actions and reductions in which every index is in range. Each rank runs its row in
 /// order; an action starts when its rank is free and its inputs have arrived, an overlapped pair
-/// when those of both have.
+/// when those of both have. A rank that comes to a reduction waits for the others that take part.
 ///
 /// `visit(rank, position, start, end, given)` is called for each action in the order of its rank;
 /// `given` is when its last input was produced, without the link. Both actions of a pair are
@@ -128,6 +131,7 @@ constexpr std::vector<std::size_t> play(Table const& table, std::vector<StageTim
   std::vector<double> gradient(cells(table), unknown);
   std::vector<std::size_t> cursor(ranks, 0);
   std::vector<double> free(ranks, 0.0);
+  Meetings meetings(table);
   std::vector<std::size_t> runnable;
   runnable.reserve(ranks + 1);
   for (std::size_t r = ranks; r-- > 0;) runnable.push_back(r);
@@ -175,6 +179,19 @@ constexpr std::vector<std::size_t> play(Table const& table, std::vector<StageTim
     while (at < row.size()) {
       Action const& a = row[at];
       given = 0;
+      if (a.kind == Kind::reduce_gradient) {
+        cursor[rank] = at;
+        if (!meetings.come(a.stage, rank, now)) break;
+        double const start = meetings.start_s(a.stage);
+        now = start + times[static_cast<std::size_t>(a.stage)].reduce;
+        for (std::size_t const other : meetings.ranks(a.stage)) {
+          visit(other, cursor[other]++, start, now, given);
+          free[other] = now;
+          if (other != rank) runnable.push_back(other);
+        }
+        ++at;
+        continue;
+      }
       double ready = arrives(a);
       if (ready < 0) break;
       auto const s = static_cast<std::size_t>(a.stage);

@@ -98,17 +98,13 @@ class Rounds {
     if (kind == Kind::forward) {
       m = rank.f++;
       forward_[r * M_ + m] = rank.free;
-      rank.room.held += 1;
-      ++rank.room.live;
     } else if (kind == Kind::backward_input) {
       m = rank.i++;
       gradient_[r * M_ + m] = rank.free;
-      rank.room.held -= 1 - limits_.weight_share;
     } else {
       ++rank.w;
-      rank.room.held -= limits_.weight_share;
-      --rank.room.live;
     }
+    rank.room.run(kind, limits_);
     rank.row.push_back(
         {.kind = kind, .stage = static_cast<int>(r), .microbatch = static_cast<int>(m)});
     double const left = static_cast<double>(M_ - rank.f) * times_[r].forward +
@@ -139,8 +135,7 @@ class Rounds {
       double const arrives = gradient_s + times_[r].link_backward;
       for (; 1 + more[r] < M_ && room.takes(limits_); ++more[r]) {
         if (rule_.wait_for_first ? free + times_[r].forward > arrives : free >= arrives) break;
-        room.held += 1;
-        ++room.live;
+        room.run(Kind::forward, limits_);
         free += times_[r].forward;
       }
       gradient_s = std::max(free, arrives) + times_[r].input;
@@ -175,8 +170,7 @@ class Rounds {
     double cost = times_[r].forward;
     for (std::size_t w = rank.w; !room.takes(limits_) && w < rank.i; ++w) {
       cost += times_[r].weight;
-      room.held -= limits_.weight_share;
-      --room.live;
+      room.run(Kind::backward_weight, limits_);
     }
     return rank.free + cost <= next || next - rank.free > most_idle_ - rank.idle;
   }

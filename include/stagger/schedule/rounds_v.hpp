@@ -116,11 +116,8 @@ class RoundsV {
     made(pass, r, m) = rank.free;
     ++rank.done[pass];
     rank.row.push_back(a);
-    if (forward) {
-      rank.room.held += 1;
-      ++rank.room.live;
-    } else {
-      rank.room.held -= 1 - limits_.weight_share;
+    rank.room.run(a.kind, limits_);
+    if (!forward) {
       a.kind = Kind::backward_weight;
       rank.pending.push_back(a);
     }
@@ -133,8 +130,7 @@ class RoundsV {
     Rank& rank = ranks_[r];
     Action const a = rank.pending[rank.weighed++];
     rank.free += times_[static_cast<std::size_t>(a.stage)].weight;
-    rank.room.held -= limits_.weight_share;
-    --rank.room.live;
+    rank.room.run(a.kind, limits_);
     rank.row.push_back(a);
     if (!owes(r)) {
       rank.pending.clear();

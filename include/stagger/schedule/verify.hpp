@@ -104,6 +104,9 @@ class Checker {
     if (Fault f = complete()) return f;
     if (Fault f = place()) return f;
     if (Fault f = order()) return f;
+    if (has_reductions_) {
+      if (Fault f = reductions()) return f;
+    }
     if (has_messages_) {
       if (Fault f = match()) return f;
     }
@@ -138,6 +141,10 @@ class Checker {
           if (!pairs) return fault(FaultKind::parse, rank, at);
         }
         second = a.overlaps_next;
+        if (a.kind == Kind::reduce_gradient) {
+          has_reductions_ = true;
+          continue;
+        }
         Seen& s = seen(a);
         unsigned clash = bit(a.kind);
         if (a.kind == Kind::backward) clash = backwards_;
@@ -296,6 +303,40 @@ class Checker {
     return {};
   }
 
+  /// The gradients of a stage are added once on every rank that holds it, or on none, behind the
+  /// last of them.
+  [[nodiscard]] constexpr Fault reductions() {
+    auto const stages = static_cast<std::size_t>(table_.stages);
+    std::vector<int> holders(stages, 0), reduced(stages, 0), last(stages, -1), at_rank(stages, -1);
+    for (int rank = 0; rank < table_.ranks(); ++rank) {
+      auto const row = table_.row(rank);
+      for (std::size_t at = 0; at < row.size(); ++at) {
+        auto const s = static_cast<std::size_t>(row[at].stage);
+        if (!is_compute(row[at].kind)) continue;
+        if (at_rank[s] != rank) ++holders[s];
+        at_rank[s] = rank;
+        last[s] = static_cast<int>(at);
+      }
+      for (std::size_t at = 0; at < row.size(); ++at) {
+        auto const s = static_cast<std::size_t>(row[at].stage);
+        if (row[at].kind != Kind::reduce_gradient) continue;
+        if (at_rank[s] == -2 - rank) return fault(FaultKind::duplicate, rank, at);
+        if (at_rank[s] != rank) return fault(FaultKind::placement, rank, at);
+        if (last[s] > static_cast<int>(at)) return fault(FaultKind::order, rank, at);
+        at_rank[s] = -2 - rank;
+        ++reduced[s];
+      }
+    }
+    for (std::size_t s = 0; s < stages; ++s) {
+      if (reduced[s] == 0 || reduced[s] == holders[s]) continue;
+      return {.kind = FaultKind::missing,
+              .rank = -1,
+              .position = -1,
+              .action = {.kind = Kind::reduce_gradient, .stage = static_cast<int>(s)}};
+    }
+    return {};
+  }
+
   /// True when the value that a message carries changes rank; `other` is the other end's action.
   [[nodiscard]] constexpr bool travels(Action const& a, Action& other) {
     other = partner(a);
@@ -319,6 +360,7 @@ class Checker {
                   .kind = kind, .stage = a.stage, .microbatch = a.microbatch, .slice = a.slice}};
         };
         Action other{};
+        if (a.kind == Kind::reduce_gradient) continue;
         if (is_compute(a.kind)) {
           if (a.kind == Kind::backward_weight) continue;
           bool const up = a.kind == Kind::forward;
@@ -403,6 +445,7 @@ class Checker {
   std::vector<Seen> seen_;
   bool has_backward_ = false;
   bool has_messages_ = false;
+  bool has_reductions_ = false;
   bool bidirectional_ = false;
 };
 
@@ -411,9 +454,10 @@ class Checker {
 /// Plays all ranks of a table against each other and answers with the first fault; a false `Fault`
 /// is a proof that every action is there exactly once, in data order, each stage on one rank (or in
 /// the bidirectional form), messages matched and in order, nothing waits for ever, and no rank
-/// holds more than the limit.
+/// holds more than the limit. A stage's reduction stands behind its last gradient, on every rank
+/// that holds the stage or on none.
 ///
-/// Takes tables of compute actions and tables with messages. Linear in the number of actions.
+/// Takes tables of compute actions and tables with messages, and either with reductions. Linear in the number of actions.
 [[nodiscard]] constexpr Fault verify(Table const& table, VerifyOptions options = {}) {
   detail::Checker checker(table);
   if (Fault f = checker.run()) return f;

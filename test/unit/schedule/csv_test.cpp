@@ -22,13 +22,14 @@ TEST_CASE("schedule/csv: every kind of cell is read", "[schedule]") {
   CHECK(t.row(0)[0] == Action{.kind = Kind::forward, .stage = 0, .microbatch = 1});
   CHECK(t.row(0)[1] == Action{.kind = Kind::send_forward, .stage = 12, .microbatch = 3});
   CHECK(t.row(0)[2] == Action{.kind = Kind::recv_backward, .stage = 1, .microbatch = 2});
-  REQUIRE(t.row(1).size() == 3);
+  REQUIRE(t.row(1).size() == 4);
   CHECK(t.row(1)[0] ==
         Action{
             .kind = Kind::forward, .stage = 0, .microbatch = 3, .slice = 0, .overlaps_next = true});
   CHECK(t.row(1)[1] == Action{.kind = Kind::backward, .stage = 1, .microbatch = 1});
   CHECK(t.row(1)[2] ==
         Action{.kind = Kind::backward_input, .stage = 4, .microbatch = 5, .slice = 2});
+  CHECK(t.row(1)[3] == Action{.kind = Kind::reduce_gradient, .stage = 0});
 }
 
 TEST_CASE("schedule/csv: a malformed cell is an error that names line, column and value",

@@ -5,6 +5,7 @@
 #include <random>
 
 #include <stagger/schedule/lower.hpp>
+#include <stagger/schedule/reductions.hpp>
 
 #include "catch.hpp"
 #include "oracle.hpp"
@@ -90,6 +91,135 @@ TEST_CASE("schedule/evaluate: idle time by cause, by hand", "[schedule]") {
   CHECK(e.idle[1].link_s == 0.5);
   CHECK(e.timeline.rows[1][1].start_s == 2.5);
   CHECK(e.timeline.rows[1][1].end_s == 4.5);
+}
+
+TEST_CASE("schedule/evaluate: a forward held back by a limit makes idle time memory's",
+          "[schedule]") {
+  // One in flight: 0F0 0..1, 1F0 ..2, 1B0 ..4, 0B0 ..6. Rank 0 could have run 0F1 from 1 on.
+  Table const t = oracle::table("0F0,0B0,0F1,0B1 / 1F0,1B0,1F1,1B1");
+  Evaluation const free = evaluate(t);
+  CHECK(free.idle[0].memory_s == 0);
+  CHECK(free.idle[0].dependency_s == 6);
+  Evaluation const one = evaluate(t, {}, Channels::per_peer, {.in_flight = 1});
+  CHECK(one.makespan_s == free.makespan_s);
+  CHECK(one.idle[0].memory_s == 3);  // for the first gradient; behind 0B1 no forward is left
+  CHECK(one.idle[0].dependency_s == 3);
+  CHECK(one.idle[1].memory_s == 0);
+  CHECK(one.idle[1].dependency_s == 6);
+  CHECK(evaluate(t, {}, Channels::per_peer, {.in_flight = 2}).idle[0].memory_s == 0);
+  CHECK(evaluate(t, {}, Channels::per_peer, {.memory = 1}).idle[0].memory_s == 3);
+  CHECK(evaluate(t, {}, Channels::per_peer, {.memory = 2}).idle[0].memory_s == 0);
+
+  // With links the gradient is under way at the end of the wait: that too would not have been.
+  Costs const costs = Costs::uniform(1, 1, 1, 0.5);
+  for (Table const& form : {t, lower(t, costs)}) {
+    Evaluation const e = evaluate(form, costs, Channels::per_peer, {.in_flight = 1});
+    CHECK(e.idle[0].memory_s == 4);  // 1 .. 5
+    CHECK(e.idle[0].link_s == 0.5);  // of the second gradient
+    CHECK(e.idle[0].total_s() + e.work_s[0] == Approx(e.makespan_s));
+  }
+
+  // Rank 1 of three: 1F1 comes at 2, the gradient of 0 at 5, so memory's part is from 2 to 5.
+  Table const three =
+      oracle::table("0F0,0F1,0B0,0B1 / 1F0,1B0,1F1,1B1 / 2F0,2B0,2F1,2B1");
+  Evaluation const late =
+      evaluate(three, Costs::uniform(1, 1, 1), Channels::per_peer, {.in_flight = 2});
+  CHECK(late.idle[1].memory_s == 0);
+  Costs slow = Costs::uniform(1, 1, 1);
+  slow.stages = {{.forward_s = 1.5}, {}, {}};  // 0F1 ends at 3, 1F0 at 2.5, the gradient at 5.5
+  CHECK(evaluate(three, slow, Channels::per_peer, {.in_flight = 1}).idle[1].memory_s == 2.5);
+}
+
+TEST_CASE("schedule/evaluate: at any costs the causes of idle time add up, under every limit",
+          "[schedule]") {
+  std::mt19937 random(31);
+  double memory = 0;
+  for (int round = 0; round < 6; ++round) {
+    for (auto const& [name, table] : zoo::all(4, 8)) {
+      Costs const costs = random_costs(table.stages, random);
+      auto const peaks = peak_in_flight(table);
+      int const most = *std::max_element(peaks.begin(), peaks.end());
+      CAPTURE(name, round, most);
+      Evaluation const without = evaluate(table, costs);
+      Evaluation const e = evaluate(table, costs, Channels::per_peer, {.in_flight = most});
+      REQUIRE(e.makespan_s == without.makespan_s);
+      for (std::size_t r = 0; r < e.idle.size(); ++r) {
+        Idle const& idle = e.idle[r];
+        REQUIRE(idle.total_s() == Approx(without.idle[r].total_s()).margin(1e-9));
+        REQUIRE(idle.dependency_s >= -1e-9);
+        REQUIRE(idle.link_s >= -1e-9);
+        REQUIRE(idle.memory_s >= 0);
+        REQUIRE(idle.collective_s == 0);
+        memory += idle.memory_s;
+      }
+    }
+  }
+  CHECK(memory > 0);
+}
+
+TEST_CASE("schedule/evaluate: a reduction waits for all that hold the stage, and that is idle time",
+          "[schedule]") {
+  // In two directions: rank 0 is through at 9, rank 1 at 11.
+  Table const t = oracle::table(
+      "0F0,0B0,1F1,1B1,1REDUCE_GRAD,0REDUCE_GRAD / 1F0,1B0,0F1,0B1,1REDUCE_GRAD,0REDUCE_GRAD");
+  REQUIRE_FALSE(verify(t));
+  Costs costs = Costs::uniform(1, 1, 1);
+  costs.each.reduce_s = 2;
+  Evaluation const bare = evaluate(oracle::table("0F0,0B0,1F1,1B1 / 1F0,1B0,0F1,0B1"), costs);
+  Evaluation const e = evaluate(t, costs);
+  CHECK(e.makespan_s == bare.makespan_s + 4);
+  double waited = 0;
+  for (std::size_t r = 0; r < 2; ++r) {
+    double const end = bare.timeline.rows[r].back().end_s;
+    CHECK(e.idle[r].collective_s == bare.makespan_s - end + 4);
+    CHECK(e.idle[r].total_s() + e.work_s[r] == Approx(e.makespan_s));
+    CHECK(e.timeline.rows[r][4].end_s == bare.makespan_s + 2);
+    CHECK(e.timeline.rows[r][5].start_s == bare.makespan_s + 2);
+    waited += bare.makespan_s - end;
+  }
+  CHECK(waited == 2);
+  for (Channels const channels : {Channels::independent, Channels::per_peer, Channels::per_rank}) {
+    Evaluation const lowered = evaluate(lower(t, costs), costs, channels);
+    CHECK(lowered.makespan_s == e.makespan_s);
+    CHECK(lowered.idle[0].collective_s == e.idle[0].collective_s);
+    CHECK(lowered.idle[1].collective_s == e.idle[1].collective_s);
+  }
+}
+
+TEST_CASE("schedule/add_reductions: every schedule stays legal and ends as much later as it must",
+          "[schedule]") {
+  Costs costs;
+  costs.each.reduce_s = 0.5;
+  for (auto const& [name, table] : zoo::all(4, 8)) {
+    CAPTURE(name);
+    Table const t = add_reductions(table);
+    CHECK_FALSE(verify(t));
+    Evaluation const e = evaluate(t, costs);
+    bool const trains = std::any_of(t.actions.begin(), t.actions.end(), [](Action const& a) {
+      return a.kind == Kind::reduce_gradient;
+    });
+    bool const two = name == "dualpipe" || name == "chimera";
+    int const each = two ? 2 : t.stages / t.ranks();
+    for (std::size_t r = 0; r < e.idle.size(); ++r) {
+      CHECK(e.idle[r].collective_s >= (trains ? 0.5 * each : 0));
+      if (!two && trains) CHECK(e.idle[r].collective_s == 0.5 * each);
+      CHECK(e.idle[r].total_s() + e.work_s[r] == Approx(e.makespan_s));
+    }
+    Table const lowered = lower(t, costs);
+    for (Channels const channels : {Channels::independent, Channels::per_peer, Channels::per_rank})
+      CHECK_FALSE(verify(lowered, {.channels = channels}));
+    CHECK(read_csv(write_csv(lowered)) == lowered);
+  }
+}
+
+TEST_CASE("schedule/evaluate: weight versions are one where ranks flush, else the policy's",
+          "[schedule]") {
+  CHECK(evaluate(OneFOneB{}.table({3, 6})).weight_versions == std::vector{1, 1, 1});
+  CHECK(evaluate(ZeroBubbleH1{}, {3, 6}).weight_versions == std::vector{1, 1, 1});
+  CHECK(evaluate(PipeDream{}, {4, 12}).weight_versions == std::vector{4, 3, 2, 1});
+  CHECK(evaluate(PipeDream{.in_flight = 2}, {4, 12}).weight_versions == std::vector{2, 2, 2, 1});
+  CHECK(evaluate(PipeDream2BW{}, {4, 12}).weight_versions == std::vector{2, 2, 2, 2});
+  CHECK(evaluate(Fifo{.in_flight = 3}, {4, 12}).weight_versions == std::vector{3, 3, 3, 3});
 }
 
 TEST_CASE("schedule/evaluate: bytes are held from F, and in part from I to W", "[schedule]") {

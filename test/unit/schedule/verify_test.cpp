@@ -101,6 +101,16 @@ TEST_CASE("schedule/verify: each kind of fault is found where it is", "[schedule
      "0SEND_F0");
   is(fault_of("0F0,0SEND_F0,0B0,0RECV_B0 / 1RECV_F0,1F0,1B0,1SEND_B0"), FaultKind::order, 0, 3,
      "0RECV_B0");
+  CHECK_FALSE(fault_of("0F0,0B0,0REDUCE_GRAD / 1F0,1B0"));
+  is(fault_of("0F0,0REDUCE_GRAD,0B0 / 1F0,1B0"), FaultKind::order, 0, 1, "0REDUCE_GRAD");
+  is(fault_of("0F0,0B0,0REDUCE_GRAD,0REDUCE_GRAD / 1F0,1B0"), FaultKind::duplicate, 0, 3,
+     "0REDUCE_GRAD");
+  is(fault_of("0F0,0B0,1REDUCE_GRAD / 1F0,1B0"), FaultKind::placement, 0, 2, "1REDUCE_GRAD");
+  is(fault_of("0F0,1F1,0B0,1B1,0REDUCE_GRAD / 1F0,0F1,1B0,0B1"), FaultKind::missing, -1, -1,
+     "0REDUCE_GRAD");
+  is(fault_of("0F0,1F1,0B0,1B1,0REDUCE_GRAD,1REDUCE_GRAD / "
+              "1F0,0F1,1B0,0B1,1REDUCE_GRAD,0REDUCE_GRAD"),
+     FaultKind::deadlock, 0, 4, "0REDUCE_GRAD");
   Table bad{.stages = 1, .microbatches = 1};
   bad.begin_row();
   bad.add({.kind = Kind::forward, .stage = 0, .microbatch = 7});

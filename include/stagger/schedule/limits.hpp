@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What a rank may hold at once.
+
+#include <stagger/schedule/action.hpp>
+
+namespace stagger::schedule {
+
+/// What a rank may hold. Only a bound for these limits may be compared with a table that obeys
+/// them.
+struct Limits {
+  int in_flight = 0;  ///< most (stage, microbatch) pairs from F to W; 0: no limit
+  double memory =
+      0;  ///< activations, each 1 from F to I and `weight_share` from I to W; 0: no limit
+  double weight_share = 0.5;  ///< 0 to 1
+};
+
+namespace detail {
+
+/// What one rank holds while its actions run.
+struct Room {
+  double held = 0;
+  int live = 0;
+
+  /// Is there room for one more forward?
+  [[nodiscard]] constexpr bool takes(Limits const& limits) const noexcept {
+    return (limits.in_flight == 0 || live < limits.in_flight) &&
+           (limits.memory == 0 || held + 1 <= limits.memory + 1e-9);
+  }
+
+  constexpr void run(Kind kind, Limits const& limits) noexcept {
+    if (kind == Kind::forward) {
+      held += 1;
+      ++live;
+    } else if (kind == Kind::backward_input) {
+      held -= 1 - limits.weight_share;
+    } else if (kind == Kind::backward) {
+      held -= 1;
+      --live;
+    } else if (kind == Kind::backward_weight) {
+      held -= limits.weight_share;
+      --live;
+    }
+  }
+};
+
+}  // namespace detail
+}  // namespace stagger::schedule
