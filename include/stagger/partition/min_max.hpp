@@ -38,8 +38,8 @@ struct MinMax {
   int in_flight = 1;                   ///< minibatches, >= 1; decides about memory
   std::size_t most_states = 1U << 24;  ///< 64-bit words of the table
 
-  /// @throws Error  bad_configuration for no devices, more stages than layers, or where nothing
-  ///                fits: naming layer, device and bytes, and the nearest that would do
+  /// @throws Error       bad_configuration for no devices, or more stages than layers
+  /// @throws DoesNotFit  where nothing fits: naming layer, device and bytes, and what would do
   [[nodiscard]] constexpr Partition partition(Costs const& costs) const {
     detail::require_in_flight(in_flight);
     if (allow_unused)

@@ -3,6 +3,7 @@
 /// @file   Why nothing fits, and what is nearest.
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <string>
 #include <vector>
@@ -11,6 +12,32 @@
 #include <stagger/core/text.hpp>
 #include <stagger/partition/costs.hpp>
 #include <stagger/partition/detail/given_order.hpp>
+
+namespace stagger::partition {
+
+/// Thrown where no partition fits the devices' memory.
+class DoesNotFit : public Error {
+ public:
+  /// What is short, and what would do.
+  struct Shortage {
+    int stage = 0, first = 0, last = 0;  ///< of the stage that comes nearest, layers [first, last)
+    int layer = 0;                       ///< its largest
+    int device = 0;                      ///< id in the cluster
+    double needed_bytes = 0, available_bytes = 0;
+    int in_flight = 0;         ///< that would fit; 0: none would
+    double memory_factor = 1;  ///< on every device, that would fit
+  };
+
+  DoesNotFit(std::string const& sentence, Shortage const& shortage)
+      : Error(Errc::bad_configuration, sentence), shortage_(shortage) {}
+
+  [[nodiscard]] Shortage const& shortage() const noexcept { return shortage_; }
+
+ private:
+  Shortage shortage_;
+};
+
+}  // namespace stagger::partition
 
 namespace stagger::partition::detail {
 
@@ -50,6 +77,7 @@ template <class Search>
       order = tried;
     }
   }
+  enough = std::ceil(enough * 1000) / 1000;
   wider.memory_factor = enough;
   GivenOrder cutter(costs, order, wider);
   std::vector<int> bounds = cutter.cuts(cutter.bottleneck(no_time));
@@ -80,7 +108,7 @@ template <class Search>
     Limits const tried{limits.rule, fewer, limits.memory_factor};
     if (!search(tried).empty()) break;
   }
-  auto const bytes = [](double b) { return text(b); };
+  auto const bytes = [](double b) { return text(static_cast<long long>(b)); };
   std::string sentence =
       text("no partition fits with ", limits.in_flight, " in flight: even the best lets stage ",
            worst, " (layers ", first, " to ", last - 1, ") need ",
@@ -89,7 +117,16 @@ template <class Search>
            largest, ", which alone needs ", bytes(alone(largest)), " bytes; it fits ");
   if (fewer > 0) sentence += text("with ", fewer, " in flight, or ");
   sentence += text("with ", enough, " times the memory on each device");
-  throw Error(Errc::bad_configuration, sentence);
+  throw DoesNotFit(sentence,
+                   {.stage = worst,
+                    .first = first,
+                    .last = last,
+                    .layer = largest,
+                    .device = costs.place(order[w]).id,
+                    .needed_bytes = needed_bytes(costs, limits, worst, stages, first, last),
+                    .available_bytes = room,
+                    .in_flight = std::max(fewer, 0),
+                    .memory_factor = enough});
 }
 
 }  // namespace stagger::partition::detail
