@@ -83,6 +83,9 @@ cudaError_t enqueue(cudaStream_t stream, Kind kind, Work work);
 
 [[nodiscard]] bool alive(cudaStream_t stream);
 [[nodiscard]] int current_device();
+/// Waits for communicators that are being given up.
+void nccl_settle();
+/// Forgets those that are gone. No stream may still work for one.
 void nccl_reset();
 
 }  // namespace cuda_stand_in

@@ -437,10 +437,13 @@ bool expect(ncclComm_t comm) { return comm != nullptr && comm->alive; }
 
 namespace cuda_stand_in {
 
-void nccl_reset() {
+void nccl_settle() {
   // Aborts may be under way on threads that nobody waits for. What is still there then was leaked.
   for (int turn = 0; turn < 2000 && state().communicators != 0; ++turn)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+void nccl_reset() {
   std::lock_guard const lock(registry().mutex);
   std::erase_if(registry().communicators, [](auto const& comm) { return !comm->alive; });
   registry().worlds.clear();

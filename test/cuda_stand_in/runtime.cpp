@@ -201,7 +201,7 @@ Live live() {
 void reset() {
   auto& all = state();
   abort_hangs(false);
-  nccl_reset();  // first: streams wait for what communicators do
+  nccl_settle();  // first: streams wait for what communicators do
   std::vector<cudaStream_t> retired;
   {
     std::lock_guard const lock(all.retired_mutex);
@@ -211,6 +211,7 @@ void reset() {
     stream->worker.join();
     delete stream;
   }
+  nccl_reset();
   {
     std::lock_guard const lock(graveyard().mutex);
     graveyard().events.clear();
