@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What it costs to compile a program with a pipeline in it, beside including oneTBB's pipeline:
-// processor seconds and peak memory of the compiler, -O2.
+// What it costs to compile a program with a pipeline in it, beside including oneTBB's pipeline, and
+// what proofs cost at compile time: processor seconds and peak memory of the compiler, -O2.
 
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -46,9 +46,9 @@ struct Cost {
   double memory_mib = 0;
 };
 
-Cost compile(std::filesystem::path const& source) {
+Cost compile(std::filesystem::path const& source, char const* compiler) {
   std::string const output = source.string() + ".o";
-  std::vector<char const*> words = {BENCH_COMPILER, "-std=c++20",   "-O2", "-I" BENCH_INCLUDE,
+  std::vector<char const*> words = {compiler, "-std=c++20",   "-O2", "-I" BENCH_INCLUDE,
                                     "-c",           source.c_str(), "-o",  output.c_str(),
                                     nullptr};
   pid_t const child = ::fork();
@@ -130,22 +130,56 @@ std::string tbb_pipeline() {
          "}\n";
 }
 
+/// A program that proves 1F1B, or only includes what it takes; no flag that raises a limit.
+std::string proof(std::string const& what) {
+  std::string const headers =
+      "#include <stagger/schedule/one_f_one_b.hpp>\n#include <stagger/schedule/proof.hpp>\n"
+      "using namespace stagger;\nusing namespace stagger::schedule;\n";
+  return what.empty() ? headers : headers + "static_assert(accepted<" + what + ">);\n";
+}
+
+struct Proof {
+  char const* name;
+  char const* code;
+  double bound_s;
+};
+constexpr Proof proofs[] = {{"P=8, M=32", "verify(OneFOneB{}, Shape{8, 32})", 0.5},
+                            {"P=64, M=256", "proof<OneFOneB{}, Shape{64, 256}>", 5}};
+
+/// The compiler of this build and, where there is one, the other family's.
+std::vector<std::string> compilers() {
+  std::vector<std::string> all{BENCH_COMPILER};
+  bool const clang = all[0].find("clang") != std::string::npos;
+  for (char const* other : {"g++", "clang++-19", "clang++"}) {
+    bool const is_clang = std::string(other).find("clang") != std::string::npos;
+    if (is_clang == clang) continue;
+    if (std::system((std::string(other) + " --version >/dev/null 2>&1").c_str()) != 0) continue;
+    all.emplace_back(other);
+    break;
+  }
+  return all;
+}
+
 std::string name_of(std::string const& what) { return "compile/" + what; }
+std::string proof_name(std::string const& compiler, std::string const& what) {
+  return name_of("proof/" + std::filesystem::path(compiler).filename().string() + "/" + what);
+}
 std::string stages_name(int stages) { return name_of("stages:" + std::to_string(stages)); }
 
-void add_compilation(Folder const& folder, std::string const& name, std::string const& code) {
+void add_compilation(Folder const& folder, std::string const& name, std::string const& code,
+                     char const* compiler = BENCH_COMPILER) {
   std::string file = name;
   for (char& c : file)
     if (c == '/' || c == ':') c = '_';
   auto const source = folder.path() / (file + ".cpp");
   std::ofstream(source) << code;
-  bench::add(name, repetitions, [source](benchmark::State& state) {
+  bench::add(name, repetitions, [source, compiler](benchmark::State& state) {
     Cost cost;
     for ([[maybe_unused]] auto _ : state) {
-      cost = compile(source);
+      cost = compile(source, compiler);
       state.SetIterationTime(cost.processor_s);
     }
-    if (!cost.compiled) state.SkipWithError(BENCH_COMPILER " refuses it");
+    if (!cost.compiled) state.SkipWithError((std::string(compiler) + " refuses it").c_str());
     state.counters["MiB"] = cost.memory_mib;
   })->Unit(benchmark::kMillisecond);
 }
@@ -186,5 +220,25 @@ int main(int argc, char** argv) {
             "aim 0.06 s", more_s <= 0.06 ? bench::Grade::passed : bench::Grade::failed};
       },
       1};
-  return bench::run(argc, argv, {unit, growth});
+  std::vector<bench::Row> rows{unit, growth};
+  static auto const all = compilers();
+  for (std::string const& compiler : all) {
+    add_compilation(folder, proof_name(compiler, "none"), proof(""), compiler.c_str());
+    for (Proof const& one : proofs) {
+      add_compilation(folder, proof_name(compiler, one.name), proof(one.code), compiler.c_str());
+      std::string const word = std::filesystem::path(compiler).filename().string();
+      rows.push_back({std::string("static_assert of 1F1B, ") + one.name + ", " + word,
+                      name_of("proof/"),
+                      [compiler, one](bench::Results const& results) {
+                        double const more_s = results.time_s(proof_name(compiler, one.name)) -
+                                              results.time_s(proof_name(compiler, "none"));
+                        return bench::Line{
+                            bench::text("%.2f s more than without it", more_s),
+                            bench::text("at most %g s", one.bound_s),
+                            more_s <= one.bound_s ? bench::Grade::passed : bench::Grade::failed};
+                      },
+                      1});
+    }
+  }
+  return bench::run(argc, argv, rows);
 }

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <type_traits>
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/shape.hpp>
@@ -36,13 +37,24 @@ enum class Count : std::uint8_t { ranks, microbatches, chunks, group, slices, in
   return "count";
 }
 
-/// Throws unless `holds`. In a constant expression the compiler prints this call, hence the
-/// offending value and the nearest legal one, which is why they are plain arguments and not part of
-/// a text.
+namespace detail {
+
+/// Ends a constant evaluation with the value in the compiler's words: it is no index of the array.
+constexpr int name_at_compile_time(int value) {
+  int const nearest_legal_value[1] = {};
+  return nearest_legal_value[value];
+}
+
+}  // namespace detail
+
+/// Throws unless `holds`. In a constant expression the compiler prints this call and the nearest
+/// legal value, which is why they are plain arguments and not part of a text.
 /// @throws Error bad_configuration
 constexpr void require(bool holds, char const* policy, Count count, int value, int nearest_legal,
                        char const* rule) {
   if (!holds) {
+    if (std::is_constant_evaluated())
+      static_cast<void>(detail::name_at_compile_time(nearest_legal));
     throw Error(Errc::bad_configuration,
                 text("schedule ", policy, " cannot have ", value, " ", name(count), ": ", rule,
                      "; the nearest legal value is ", nearest_legal));

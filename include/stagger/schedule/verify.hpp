@@ -501,12 +501,18 @@ template <SchedulePolicy Policy>
   return verify(table, options);
 }
 
-/// Fails to compile, with the fault's numbers in its name, unless there is none.
-template <FaultKind Fault, int Rank, int Position, Kind Action, int Stage, int Microbatch>
+/// Words for the numbers of a fault, so that a compiler's output says which is which.
+template <int> struct OnRank;
+template <int> struct AtPosition;
+template <int> struct OfStage;
+template <int> struct OfMicrobatch;
+
+/// Fails to compile, with the fault in its name, unless there is none.
+template <FaultKind Fault, class Rank, class Position, Kind Action, class Stage, class Microbatch>
 struct Rejected {
   static_assert(Fault == FaultKind::none,
-                "stagger: the schedule is rejected; read fault, rank, position, action, stage and "
-                "microbatch above");
+                "stagger: the schedule is rejected; the kind of fault, its rank, position, action, "
+                "stage and microbatch stand in the name of Rejected<...>");
   static constexpr bool value = true;
 };
 
@@ -514,6 +520,7 @@ struct Rejected {
 /// kind, rank, position, action kind, stage and microbatch.
 template <Fault F>
 inline constexpr bool accepted =
-    Rejected<F.kind, F.rank, F.position, F.action.kind, F.action.stage, F.action.microbatch>::value;
+    Rejected<F.kind, OnRank<F.rank>, AtPosition<F.position>, F.action.kind, OfStage<F.action.stage>,
+             OfMicrobatch<F.action.microbatch>>::value;
 
 }  // namespace stagger::schedule

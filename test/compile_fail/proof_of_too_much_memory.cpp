@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+// expect-error: stagger: the schedule is rejected
+// expect-error: Rejected<[a-z:]*FaultKind::memory, [a-z:]*OnRank<0>, [a-z:]*AtPosition<3>, [a-z:]*Kind::forward, [a-z:]*OfStage<0>, [a-z:]*OfMicrobatch<3>
+#include <stagger/schedule/one_f_one_b.hpp>
+#include <stagger/schedule/proof.hpp>
+
+using namespace stagger;
+using namespace stagger::schedule;
+
+// Rank 0 of four holds four microbatches.
+static_assert(accepted<proof<OneFOneB{}, Shape{4, 8}, 3>>);
