@@ -18,6 +18,7 @@
 
 #include <stagger/report/text.hpp>
 #include <stagger/schedule/evaluate.hpp>
+#include <stagger/schedule/verify.hpp>
 #include <stagger/stagger.hpp>
 namespace sg = stagger;
 namespace schedule = stagger::schedule;

@@ -9,6 +9,7 @@
 #include <stagger/core/error.hpp>
 #include <stagger/schedule/gpipe.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
+#include <stagger/schedule/verify.hpp>
 
 namespace gpt {
 

@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <new>
 #include <span>
-#include <vector>
 
+#include <stagger/core/list.hpp>
 #include <stagger/core/tensor.hpp>
 
 namespace stagger {
@@ -56,7 +56,7 @@ class Arena {
     used_ = 0;
   }
 
-  std::vector<Tensor<std::byte>> blocks_;
+  List<Tensor<std::byte>> blocks_;
   std::size_t used_ = 0;   // bytes of the last block
   std::size_t total_ = 0;  // bytes of this round
 };

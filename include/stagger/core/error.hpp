@@ -3,8 +3,11 @@
 /// @file   The one error type of the library, and its codes.
 
 #include <cstdint>
+#include <initializer_list>
 #include <stdexcept>
 #include <string>
+
+#include <stagger/core/text.hpp>
 
 namespace stagger {
 
@@ -32,5 +35,17 @@ class Error : public std::runtime_error {
  private:
   Errc code_;
 };
+
+namespace detail {
+[[noreturn]] [[gnu::cold]] [[gnu::noinline]] inline void raise(
+    Errc code, std::initializer_list<Piece> pieces) {
+  throw Error(code, join(pieces));
+}
+}  // namespace detail
+
+/// Throws an Error with a sentence made of words and numbers: raise(code, "rank ", 3, " of ", 8).
+template <class... T> [[noreturn]] void raise(Errc code, T const&... pieces) {
+  detail::raise(code, {detail::Piece(pieces)...});
+}
 
 }  // namespace stagger

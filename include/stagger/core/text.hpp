@@ -2,10 +2,8 @@
 #pragma once
 /// @file   Sentences with numbers in them, cheap to compile: what errors are written with.
 
-#include <array>
 #include <concepts>
-#include <cstddef>
-#include <cstdio>
+#include <cstdint>
 #include <initializer_list>
 #include <string>
 
@@ -13,32 +11,42 @@ namespace stagger {
 
 namespace detail {
 
-/// A word or a number of a sentence. Trivially destructible, so that a sentence costs its caller
+/// A word or a number of a sentence. Only two stores where it is made: a sentence costs its caller
 /// little code.
 class Piece {
  public:
-  Piece(char const* words) noexcept : words_(words) {}  // NOLINT(google-explicit-constructor)
-  Piece(std::string const& words) noexcept
-      : words_(words.c_str()) {}  // NOLINT(google-explicit-constructor)
-  Piece(std::integral auto number) noexcept { print(static_cast<long long>(number)); }
-  Piece(double number) noexcept { std::snprintf(digits_.data(), digits_.size(), "%.9g", number); }
+  constexpr Piece(char const* words) noexcept : words_(words), kind_(Kind::words) {}  // NOLINT
+  Piece(std::string const& words) noexcept : Piece(words.c_str()) {}                  // NOLINT
+  constexpr Piece(std::integral auto number) noexcept                                 // NOLINT
+      : whole_(static_cast<std::int64_t>(number)), kind_(Kind::whole) {}
+  constexpr Piece(double number) noexcept : real_(number), kind_(Kind::real) {}  // NOLINT
 
-  [[nodiscard]] char const* words() const noexcept {
-    return words_ != nullptr ? words_ : digits_.data();
+  [[gnu::cold]] void append_to(std::string& sentence) const {
+    if (kind_ == Kind::words) {
+      sentence += words_;
+      return;
+    }
+    char digits[32];
+    if (kind_ == Kind::whole)
+      __builtin_snprintf(digits, sizeof digits, "%lld", static_cast<long long>(whole_));
+    else
+      __builtin_snprintf(digits, sizeof digits, "%.9g", real_);
+    sentence += digits;
   }
 
  private:
-  void print(long long number) noexcept {
-    std::snprintf(digits_.data(), digits_.size(), "%lld", number);
-  }
-
-  char const* words_ = nullptr;
-  std::array<char, 32> digits_{};
+  enum class Kind : std::uint8_t { words, whole, real };
+  union {
+    char const* words_;
+    std::int64_t whole_;
+    double real_;
+  };
+  Kind kind_;
 };
 
-[[gnu::cold]] inline std::string join(std::initializer_list<Piece> pieces) {
+[[gnu::cold]] [[gnu::noinline]] inline std::string join(std::initializer_list<Piece> pieces) {
   std::string sentence;
-  for (Piece const& piece : pieces) sentence += piece.words();
+  for (Piece const& piece : pieces) piece.append_to(sentence);
   return sentence;
 }
 

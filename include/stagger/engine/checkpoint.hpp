@@ -145,9 +145,8 @@ inline ParsedCheckpoint parse_checkpoint(std::span<std::byte const> bytes,
 inline void check_model(ParsedCheckpoint const& parsed, std::string_view model,
                         std::span<ParameterState const> parameters, std::string const& path) {
   auto const refuse = [&](std::string const& difference) {
-    throw Error(Errc::mismatch, "the checkpoint " + path +
-                                    " belongs to another model: " + difference +
-                                    "; use the settings it was written with, or another folder");
+    raise(Errc::mismatch, "the checkpoint " + path + " belongs to another model: " + difference +
+                              "; use the settings it was written with, or another folder");
   };
   if (parsed.state.model != model)
     refuse("it is of '" + parsed.state.model + "', this is '" + std::string(model) + "'");
@@ -212,8 +211,8 @@ inline RestoredCheckpoint Checkpoints::restore(std::string_view model,
                                                std::span<ParameterState const> parameters) const {
   auto const found = steps();
   if (found.empty())
-    throw Error(Errc::io, "the folder " + folder_ +
-                              " holds no checkpoint; start without resuming, or name another");
+    raise(Errc::io, "the folder " + folder_ +
+                        " holds no checkpoint; start without resuming, or name another");
   RestoredCheckpoint restored;
   for (std::int64_t const step : found) {
     restored.file = path(step);

@@ -7,10 +7,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <utility>
-#include <vector>
 
 #include <stagger/core/error.hpp>
-#include <stagger/core/text.hpp>
+#include <stagger/core/fixed_array.hpp>
+#include <stagger/core/list.hpp>
 #include <stagger/engine/messages.hpp>
 #include <stagger/engine/play.hpp>
 #include <stagger/engine/program.hpp>
@@ -58,9 +58,9 @@ class Layout {
       bool more = false;
       for (Blocked const& blocked : stuck) more = make_room(blocked.wait.signal) || more;
       if (!more)
-        throw Error(Errc::bad_schedule,
-                    "the table's ranks wait for each other for ever; see "
-                    "schedule::verify for the first that does");
+        raise(Errc::bad_schedule,
+              "the table's ranks wait for each other for ever; see "
+              "schedule::verify for the first that does");
     }
   }
 
@@ -97,28 +97,28 @@ class Layout {
   [[gnu::cold]] void read_table() {
     auto const stages = static_cast<std::size_t>(table_.stages);
     if (stages > 10000 || units_ > 65535)
-      throw Error(
-          Errc::bad_schedule,
-          text(stages, " stages and ", units_,
-               " microbatches are more than a program can number; use at most 10000 and 65535"));
-    std::vector<std::vector<int>> owners(stages);
+      raise(Errc::bad_schedule, stages, " stages and ", units_,
+            " microbatches are more than a program can number; use at most 10000 and 65535");
+    List<int> last_owner(stages, -1);
+    List<Cell> found;  // by rank
+    first_cell_.resize(stages + 1);
     for (int r = 0; r < table_.ranks(); ++r)
       for (auto const& action : table_.row(r)) {
-        auto& mine = owners[static_cast<std::size_t>(action.stage)];
-        if (mine.empty() || mine.back() != r) mine.push_back(r);
-      }
-    for (std::size_t s = 0; s < stages; ++s) {
-      first_cell_.push_back(cells_.size());
-      for (int const r : owners[s]) {
+        if (last_owner[index(action.stage)] == r) continue;
+        last_owner[index(action.stage)] = r;
         Cell cell;
-        cell.stage = static_cast<int>(s);
+        cell.stage = action.stage;
         cell.rank = r;
-        cells_.push_back(cell);
+        found.push_back(cell);
+        ++first_cell_[index(action.stage) + 1];
       }
-    }
-    first_cell_.push_back(cells_.size());
+    for (std::size_t s = 0; s < stages; ++s) first_cell_[s + 1] += first_cell_[s];
+    cells_.resize(found.size());
+    List<std::size_t> next = first_cell_;
+    for (Cell const& cell : found) cells_[next[index(cell.stage)]++] = cell;
     Positions const empty(units_, nowhere);
-    uses_.assign(cells_.size(), CellUse{empty, empty, empty});
+    uses_ = FixedArray<CellUse>(cells_.size());
+    for (auto& use : uses_) use.forward = use.gradient = use.end = empty;
     for (int r = 0; r < table_.ranks(); ++r) {
       std::uint32_t position = 0;
       for (auto const& action : table_.row(r)) {
@@ -147,11 +147,9 @@ class Layout {
           meets = uses_[c].forward[u] != nowhere && uses_[d].forward[u] != nowhere;
         if (!meets) continue;
         if (cells_[c].after != Cell::none || cells_[d].before != Cell::none)
-          throw Error(
-              Errc::bad_schedule,
-              text("stage ", cells_[c].stage, " on rank ", cells_[c].rank,
-                   " meets more than one owner of its neighbour; the engine needs every owner of a "
-                   "stage to pass its microbatches on to one owner of the next"));
+          raise(Errc::bad_schedule, "stage ", cells_[c].stage, " on rank ", cells_[c].rank,
+                " meets more than one owner of its neighbour; the engine needs every owner of a "
+                "stage to pass its microbatches on to one owner of the next");
         cells_[c].after = static_cast<int>(d);
         cells_[d].before = static_cast<int>(c);
       }
@@ -164,29 +162,25 @@ class Layout {
   }
 
   void fix_versions() {
-    versions_.assign(cells_.size(), {});
+    versions_ = FixedArray<Versions>(cells_.size());
     if (!flushless()) return;
     auto const per_update = static_cast<std::size_t>(options_.staleness.microbatches);
     if (options_.staleness.microbatches < 1 || units_ % per_update != 0)
-      throw Error(Errc::bad_schedule,
-                  text(units_, " microbatches are no whole number of minibatches of ",
-                       options_.staleness.microbatches, "; give a multiple of it"));
+      raise(Errc::bad_schedule, units_, " microbatches are no whole number of minibatches of ",
+            options_.staleness.microbatches, "; give a multiple of it");
     for (std::size_t c = 0; c < cells_.size(); ++c) {
       if (first_cell_[index(cells_[c].stage)] != c)
-        throw Error(Errc::bad_schedule,
-                    text("stage ", cells_[c].stage,
-                         " has several owners, which must update together; use a "
-                         "schedule that flushes"));
-      versions_[c] = Versions(options_.staleness, cells_[c].stage, uses_[c].forward, uses_[c].end,
-                              row_length(c));
+        raise(Errc::bad_schedule, "stage ", cells_[c].stage,
+              " has several owners, which must update together; use a "
+              "schedule that flushes");
+      versions_[c] = options_.staleness.fix(
+          options_.staleness, {cells_[c].stage, uses_[c].forward, uses_[c].end, row_length(c)});
     }
   }
 
   [[gnu::cold]] void assign_slots() {
-    x_.assign(cells_.size(), {});
-    dy_.assign(cells_.size(), {});
-    kept_.assign(cells_.size(), {});
-    inner_.assign(cells_.size(), {});
+    for (auto* messages : {&x_, &dy_, &kept_, &inner_})
+      *messages = FixedArray<Messages>(cells_.size());
     for (std::size_t c = 0; c < cells_.size(); ++c) {
       auto const& use = uses_[c];
       auto const length = row_length(c);
@@ -309,17 +303,16 @@ class Layout {
   /// The update that follows the action at `position`, if there is one.
   void emit_update(RankProgram& rank, std::size_t c, std::uint32_t position) {
     auto const& updates = versions_[c].updates;
-    auto const next =
-        std::lower_bound(updates.begin(), updates.end(), position,
-                         [](StageUpdate const& u, std::uint32_t p) { return u.position < p; });
-    if (next == updates.end() || next->position != position) return;
+    std::size_t const next = updates_made_[c];
+    if (next == updates.size() || updates[next].position != position) return;
+    ++updates_made_[c];
     Instruction apply;
     apply.op = Op::apply;
     apply.stage = static_cast<std::uint16_t>(cells_[c].stage);
     apply.cell = static_cast<std::uint16_t>(c);
-    apply.microbatch = static_cast<std::uint32_t>(next - updates.begin());
-    apply.version = next->from;
-    apply.next_version = next->to;
+    apply.microbatch = static_cast<std::uint32_t>(next);
+    apply.version = updates[next].from;
+    apply.next_version = updates[next].to;
     rank.code.push_back(apply);
   }
 
@@ -363,9 +356,10 @@ class Layout {
     auto const handed_in = static_cast<std::uint32_t>(cells_.size() * signals_per_edge);
     auto const done = static_cast<std::uint32_t>(handed_in + ranks);  // one of each for every rank
     awaited_.assign(done + ranks, 0);
+    updates_made_.assign(cells_.size(), 0);
     if (done + ranks > 65535)
-      throw Error(Errc::bad_schedule, text(cells_.size(), " stages on ", ranks,
-                                           " ranks need more signals than a program can number"));
+      raise(Errc::bad_schedule, cells_.size(), " stages on ", ranks,
+            " ranks need more signals than a program can number");
     program.signals.resize(done + ranks);
     for (std::size_t c = 0; c < cells_.size(); ++c) {
       if (last(c)) continue;
@@ -410,7 +404,7 @@ class Layout {
 
   // A signal is given as often as somebody waits for it, and no more.
   void drop_unawaited(Program& program) const {
-    std::vector<std::uint32_t> given(program.signals.size());
+    List<std::uint32_t> given(program.signals.size());
     for (auto& rank : program.ranks) {
       for (auto& in : rank.code) {
         std::uint8_t kept = 0;
@@ -435,15 +429,16 @@ class Layout {
   LayOutOptions options_;
   std::size_t units_;  // what flows: microbatches, or their slices
   bool training_ = false;
-  std::vector<Cell> cells_;
-  std::vector<CellUse> uses_;                    // [cells]
-  std::vector<std::size_t> first_cell_;          // [stages + 1]
-  std::vector<std::uint32_t> row_length_;        // [ranks] compute actions
-  std::vector<std::uint32_t> spare_;             // [2 * cell: x, 2 * cell + 1: dy]
-  std::vector<Messages> x_, dy_, kept_, inner_;  // [cells]
-  std::vector<Versions> versions_;               // [cells]
-  std::vector<std::uint32_t> known_;    // [ranks] positions that the rank at hand knows to be done
-  std::vector<std::uint32_t> awaited_;  // [signals] the highest count that anybody waits for
+  List<Cell> cells_;
+  FixedArray<CellUse> uses_;                    // [cells]
+  List<std::size_t> first_cell_;                // [stages + 1]
+  List<std::uint32_t> row_length_;              // [ranks] compute actions
+  List<std::uint32_t> spare_;                   // [2 * cell: x, 2 * cell + 1: dy]
+  FixedArray<Messages> x_, dy_, kept_, inner_;  // [cells]
+  List<std::size_t> updates_made_;              // [cells] by the code emitted so far
+  FixedArray<Versions> versions_;               // [cells]
+  List<std::uint32_t> known_;    // [ranks] positions that the rank at hand knows to be done
+  List<std::uint32_t> awaited_;  // [signals] the highest count that anybody waits for
 };
 
 }  // namespace detail

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/core/list.hpp>
 #include <stagger/engine/slots.hpp>
 #include <stagger/model/sequential.hpp>
 
@@ -20,7 +21,7 @@ struct ParameterDeclaration {
   ElementType type = ElementType::f32;
   std::size_t size = 0;
   bool decays = true;
-  std::vector<std::byte> initial;  // [size * element_bytes(type)]
+  List<std::byte> initial;  // [size * element_bytes(type)]
 };
 
 /// What an engine needs of a layer type: one constexpr table per type, shared by all layers and
@@ -32,7 +33,7 @@ struct LayerOps {
   bool input_gradient;  // can hand a gradient to the layer before it
   void (*destroy)(void*) noexcept;
   void* (*clone)(void const*);
-  std::vector<ParameterDeclaration> (*adopt_parameters)(void*);
+  List<ParameterDeclaration> (*adopt_parameters)(void*);
   void (*forward)(void*, Context&, void const* x, void* y, void* saved);
   // Any of these may be null: the layer has no such action.
   void (*backward)(void*, Context&, void const* x, void const* dy, void* dx, void* saved);
@@ -41,7 +42,7 @@ struct LayerOps {
 };
 
 template <class T>
-[[gnu::cold]] void adopt_parameter(std::vector<ParameterDeclaration>& declarations,
+[[gnu::cold]] void adopt_parameter(List<ParameterDeclaration>& declarations,
                                    Parameter<T>& parameter) {
   ParameterDeclaration declaration;
   declaration.name = parameter.name();
@@ -50,12 +51,12 @@ template <class T>
   declaration.decays = parameter.decays();
   auto const initial = parameter.adopt(static_cast<std::uint32_t>(declarations.size()));
   auto const* const bytes = reinterpret_cast<std::byte const*>(initial.data());
-  declaration.initial.assign(bytes, bytes + initial.size() * sizeof(T));
+  declaration.initial.assign(bytes, initial.size() * sizeof(T));
   declarations.push_back(std::move(declaration));
 }
 
-template <class L> std::vector<ParameterDeclaration> adopt_parameters(L& layer) {
-  std::vector<ParameterDeclaration> declarations;
+template <class L> List<ParameterDeclaration> adopt_parameters(L& layer) {
+  List<ParameterDeclaration> declarations;
   if constexpr (HasParameters<L>)
     std::apply([&](auto&... parameters) { (adopt_parameter(declarations, parameters), ...); },
                layer.parameters());
@@ -108,9 +109,7 @@ template <class L> inline constexpr LayerOps layer_ops = make_layer_ops<L>();
 /// Owns one layer.
 class Layer {
  public:
-  template <class L>
-  explicit Layer(std::in_place_type_t<L>, L layer)
-      : object_(new L(std::move(layer))), ops_(&layer_ops<L>) {}
+  Layer(void* object, LayerOps const& ops) noexcept : object_(object), ops_(&ops) {}
   Layer(Layer&& other) noexcept
       : object_(std::exchange(other.object_, nullptr)), ops_(other.ops_) {}
   Layer& operator=(Layer&& other) noexcept {
@@ -132,16 +131,20 @@ class Layer {
   LayerOps const* ops_;
 };
 
-/// Appends a layer, each layer of a run, or each layer of a Sequential.
-template <class L> void append_layers(std::vector<Layer>& layers, L&& layer) {
-  // Not emplaced: vectors grow by code of their own for each type of argument.
-  layers.push_back(Layer(std::in_place_type<std::remove_cvref_t<L>>, std::forward<L>(layer)));
+// Not a template: what every type of layer shares is compiled once.
+[[gnu::cold]] [[gnu::noinline]] inline void append_layer(List<Layer>& layers, void* object,
+                                                         LayerOps const& ops) {
+  layers.push_back(Layer(object, ops));
 }
-template <class L> void append_layers(std::vector<Layer>& layers, std::vector<L>&& run) {
+
+/// Appends a layer, each layer of a run, or each layer of a Sequential.
+template <class L> void append_layers(List<Layer>& layers, L&& layer) {
+  append_layer(layers, new L(std::move(layer)), layer_ops<L>);
+}
+template <class L> void append_layers(List<Layer>& layers, std::vector<L>&& run) {
   for (auto& layer : run) append_layers(layers, std::move(layer));
 }
-template <class... L>
-void append_layers(std::vector<Layer>& layers, Sequential<L...>&& sequential) {
+template <class... L> void append_layers(List<Layer>& layers, Sequential<L...>&& sequential) {
   std::apply([&](auto&... each) { (append_layers(layers, std::move(each)), ...); },
              sequential.layers());
 }

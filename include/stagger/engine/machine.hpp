@@ -13,6 +13,8 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
+#include <stagger/core/fixed_array.hpp>
+#include <stagger/core/list.hpp>
 #include <stagger/engine/lay_out.hpp>
 #include <stagger/engine/options.hpp>
 #include <stagger/engine/rank.hpp>
@@ -38,20 +40,22 @@ class Machine {
   using Update = void (*)(void const* optimizer, LayerParameters&, UpdateStep const&) noexcept;
 
   /// @param cuts  [stages - 1] first layer of each stage after the first, rising
-  [[gnu::cold]] Machine(std::vector<Layer> layers, std::vector<int> const& cuts,
-                        Options const& options, int states)
-      : layers_(std::move(layers)), options_(options) {
+  [[gnu::cold]] Machine(List<Layer> layers, std::vector<int> const& cuts, Options const& options,
+                        int states)
+      : layers_(std::move(layers)), parameters_(layers_.size()), options_(options) {
     for (std::size_t l = 0; l < layers_.size(); ++l)
-      parameters_.emplace_back(layers_[l].ops().adopt_parameters(layers_[l].object()),
-                               static_cast<int>(l), states);
+      parameters_[l].adopt(layers_[l].ops().adopt_parameters(layers_[l].object()),
+                           static_cast<int>(l), states);
     for (int const cut : cuts) first_layer_.push_back(static_cast<std::size_t>(cut));
     first_layer_.push_back(layers_.size());
-    storage_.resize(first_layer_.size() - 1);
+    storage_ = FixedArray<CellStorage>(first_layer_.size() - 1);
+    for (std::size_t s = 0; s < storage_.size(); ++s)
+      storage_[s].layers = FixedArray<LayerStorage>(first_layer_[s + 1] - first_layer_[s]);
   }
 
   [[nodiscard]] int stages() const noexcept { return static_cast<int>(storage_.size()); }
   [[nodiscard]] Options& options() noexcept { return options_; }
-  [[nodiscard]] std::vector<LayerParameters>& parameters() noexcept { return parameters_; }
+  [[nodiscard]] FixedArray<LayerParameters>& parameters() noexcept { return parameters_; }
   [[nodiscard]] std::int64_t steps() const noexcept { return steps_; }
   void resume(std::int64_t steps) noexcept { steps_ = steps; }
 
@@ -65,10 +69,17 @@ class Machine {
   /// only what earlier programs did not need.
   [[gnu::cold]] void load(Program const& program) {
     program_ = &program;
-    if (ranks_.size() != program.ranks.size())
-      ranks_ = std::vector<RankState>(program.ranks.size());
-    duties_.assign(ranks_.size(), {});
-    cells_.assign(program.cells.size(), {});
+    if (ranks_.size() != program.ranks.size()) {
+      ranks_ = FixedArray<RankState>(program.ranks.size());
+      duties_ = FixedArray<Duties>(ranks_.size());
+    }
+    for (auto& duties : duties_) {
+      duties.add.clear();
+      duties.layers.clear();
+      duties.clear.clear();
+    }
+    if (cells_.size() != program.cells.size())
+      cells_ = FixedArray<StageRun>(program.cells.size());
     std::size_t owner = 0;  // of several owners of a stage, the how manieth
     for (std::size_t c = 0; c < cells_.size(); ++c) {
       owner = c > 0 && program.cells[c - 1].stage == program.cells[c].stage ? owner + 1 : 0;
@@ -94,10 +105,10 @@ class Machine {
   }
 
   [[nodiscard]] Program const& program() const noexcept { return *program_; }
-  [[nodiscard]] std::vector<RankState>& ranks() noexcept { return ranks_; }
+  [[nodiscard]] FixedArray<RankState>& ranks() noexcept { return ranks_; }
 
   /// Sets every rank to the start of the loaded program.
-  void begin_step(StepArguments const& arguments) {
+  [[gnu::cold]] void begin_step(StepArguments const& arguments) {
     arguments_ = arguments;
     fate_.store(Fate::open, std::memory_order_relaxed);
     failure_ = nullptr;
@@ -120,7 +131,7 @@ class Machine {
   /// Ends a step on the caller's side.
   /// @throws what any rank threw, Error for a deadline or a cancellation; parameters are then those
   /// of the last step
-  void end_step() {
+  [[gnu::cold]] void end_step() {
     if (fate_.load(std::memory_order_acquire) == Fate::failed) {
       if (program_->training) zero_gradients();
       if (!program_->flushes)
@@ -160,11 +171,11 @@ class Machine {
   [[nodiscard]] Memory memory() const {
     Memory memory;
     for (auto const& parameters : parameters_) memory.parameters += parameters.bytes();
-    for (auto const& owners : storage_) {
-      for (auto const& owner : owners) {
-        for (auto const& share : owner.shares) memory.parameters += share.bytes();
-        memory.activations += owner.x.bytes();
-        for (auto const& layer : owner.layers) {
+    for (auto const& first : storage_) {
+      for (auto const* owner = &first; owner != nullptr; owner = owner->next.get()) {
+        for (auto const& share : owner->shares) memory.parameters += share.bytes();
+        memory.activations += owner->x.bytes();
+        for (auto const& layer : owner->layers) {
           memory.activations += layer.y.bytes() + layer.saved.bytes();
           memory.gradients += layer.dy.bytes();
         }
@@ -178,14 +189,14 @@ class Machine {
   struct LayerStorage {
     Slots y, saved, dy;
   };
-  /// What one owner of a stage has for itself. It may move: what others point at lies in its
-  /// arrays.
+  /// What one owner of a stage has for itself.
   struct CellStorage {
-    std::vector<Layer> layer_copies;             // of every owner but the first
-    std::vector<LayerParameters::Share> shares;  // likewise
-    std::vector<LayerStorage> layers;
+    List<Layer> layer_copies;                   // of every owner but the first
+    FixedArray<LayerParameters::Share> shares;  // likewise
+    FixedArray<LayerStorage> layers;
     Slots x;  // of the first stage: one object that takes a gradient nobody reads
     Slots repeated_output;
+    std::unique_ptr<CellStorage> next;  // of the stage's next owner
   };
   struct Addition {
     LayerParameters* to;
@@ -193,9 +204,9 @@ class Machine {
   };
   /// What a rank does at the end of a step.
   struct Duties {
-    std::vector<Addition> add;        // in the order of owners
-    std::vector<std::size_t> layers;  // whose parameters it updates
-    std::vector<LayerParameters::Share*> clear;
+    List<Addition> add;        // in the order of owners
+    List<std::size_t> layers;  // whose parameters it updates
+    List<LayerParameters::Share*> clear;
   };
 
   static Places places(Slots const& slots, SlotType const& type) {
@@ -207,24 +218,29 @@ class Machine {
   }
 
   [[gnu::cold]] CellStorage& storage_of(std::size_t stage, std::size_t owner) {
-    auto& owners = storage_[stage];
-    while (owners.size() <= owner) {
-      CellStorage storage;
-      storage.layers.resize(first_layer_[stage + 1] - first_layer_[stage]);
-      if (!owners.empty()) {
-        for (std::size_t l = first_layer_[stage]; l < first_layer_[stage + 1]; ++l) {
-          storage.layer_copies.push_back(layers_[l]);
-          storage.shares.emplace_back(parameters_[l]);
+    CellStorage* storage = &storage_[stage];
+    std::size_t const layers = storage->layers.size();
+    for (; owner != 0; --owner) {
+      if (storage->next == nullptr) {
+        auto made = std::make_unique<CellStorage>();
+        made->layers = FixedArray<LayerStorage>(layers);
+        made->shares = FixedArray<LayerParameters::Share>(layers);
+        for (std::size_t i = 0; i < layers; ++i) {
+          made->layer_copies.push_back(layers_[first_layer_[stage] + i]);
+          made->shares[i].of(parameters_[first_layer_[stage] + i]);
         }
+        storage->next = std::move(made);
       }
-      owners.push_back(std::move(storage));
+      storage = storage->next.get();
     }
-    return owners[owner];
+    return *storage;
   }
 
   [[gnu::cold]] void make_cell(Cell const& need, std::size_t owner, StageRun& cell) {
     auto const stage = static_cast<std::size_t>(need.stage);
     CellStorage& storage = storage_of(stage, owner);
+    cell.layers.clear();
+    cell.repeated_output = nullptr;
     Duties& duties = duties_[static_cast<std::size_t>(need.rank)];
     cell.first = need.before == Cell::none;
     cell.last = need.after == Cell::none;
@@ -268,11 +284,11 @@ class Machine {
     return duties_.front();
   }
 
-  void zero_gradients() noexcept {
+  [[gnu::cold]] void zero_gradients() noexcept {
     for (auto& parameters : parameters_) parameters.zero_gradients();
-    for (auto& owners : storage_)
-      for (auto& owner : owners)
-        for (auto& share : owner.shares) share.zero();
+    for (auto& first : storage_)
+      for (auto* owner = first.next.get(); owner != nullptr; owner = owner->next.get())
+        for (auto& share : owner->shares) share.zero();
   }
 
   void finish(Duties const& duties) {
@@ -309,18 +325,18 @@ class Machine {
     for (auto* const share : duties.clear) share->zero();
   }
 
-  std::vector<Layer> layers_;
-  std::vector<LayerParameters> parameters_;        // [layers]
-  std::vector<std::size_t> first_layer_{0};        // [stages + 1]
-  std::vector<std::vector<CellStorage>> storage_;  // [stages][owners]
+  List<Layer> layers_;
+  FixedArray<LayerParameters> parameters_;  // [layers]
+  List<std::size_t> first_layer_{0};        // [stages + 1]
+  FixedArray<CellStorage> storage_;         // [stages] of the first owner
   Options options_;
   void const* optimizer_ = nullptr;
   Update update_ = nullptr;
 
   Program const* program_ = nullptr;
-  std::vector<RankState> ranks_;
-  std::vector<StageRun> cells_;  // of the program
-  std::vector<Duties> duties_;   // [ranks]
+  FixedArray<RankState> ranks_;
+  FixedArray<StageRun> cells_;  // of the program
+  FixedArray<Duties> duties_;   // [ranks]
   StepArguments arguments_;
   std::int64_t steps_ = 0;
   double gradient_norm_ = 0;

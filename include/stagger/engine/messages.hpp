@@ -7,7 +7,8 @@
 #include <cstdint>
 #include <limits>
 #include <span>
-#include <vector>
+
+#include <stagger/core/list.hpp>
 
 namespace stagger::detail {
 
@@ -15,13 +16,13 @@ inline constexpr std::uint32_t nowhere = std::numeric_limits<std::uint32_t>::max
 
 /// Positions, in a rank's row, of what happens to one value of each microbatch; nowhere for those
 /// that another rank takes.
-using Positions = std::vector<std::uint32_t>;
+using Positions = List<std::uint32_t>;
 
 /// Largest number of microbatches whose value lives at once: written at `from`, last read at `to`,
 /// in one row.
 [[nodiscard]] inline std::uint32_t most_alive(Positions const& from, Positions const& to,
                                               std::size_t row_length) {
-  std::vector<std::int32_t> change(row_length + 1);
+  List<std::int32_t> change(row_length + 1);
   for (std::size_t m = 0; m < from.size(); ++m) {
     if (from[m] == nowhere) continue;
     ++change[from[m]];
@@ -34,13 +35,15 @@ using Positions = std::vector<std::uint32_t>;
 }
 
 /// Microbatches in the order of their positions.
-[[nodiscard]] [[gnu::cold]] inline std::vector<std::uint32_t> in_order(Positions const& position,
-                                                                       std::size_t row_length) {
-  std::vector<std::uint32_t> at(row_length, nowhere);
+[[nodiscard]] [[gnu::cold]] inline List<std::uint32_t> in_order(Positions const& position,
+                                                                std::size_t row_length) {
+  List<std::uint32_t> at(row_length, nowhere);
   for (std::size_t m = 0; m < position.size(); ++m)
     if (position[m] != nowhere) at[position[m]] = static_cast<std::uint32_t>(m);
-  std::erase(at, nowhere);
-  return at;
+  List<std::uint32_t> result;
+  for (auto m : at)
+    if (m != nowhere) result.push_back(m);
+  return result;
 }
 
 /// The values that pass over one edge, or through one pool of a rank, one per microbatch.
@@ -50,9 +53,9 @@ using Positions = std::vector<std::uint32_t>;
 /// in any order, and a slot is known beforehand.
 struct Messages {
   std::uint32_t slots = 0;
-  std::vector<std::uint16_t> slot;    ///< [microbatches]
-  std::vector<std::uint32_t> number;  ///< [microbatches] in the producer's order
-  std::vector<std::uint32_t>
+  List<std::uint16_t> slot;    ///< [microbatches]
+  List<std::uint32_t> number;  ///< [microbatches] in the producer's order
+  List<std::uint32_t>
       room;            ///< [microbatches] releases that must have happened before it is written
   Positions released;  ///< [releases] position in the consumer's row
 

@@ -11,6 +11,8 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
+#include <stagger/core/fixed_array.hpp>
+#include <stagger/core/list.hpp>
 #include <stagger/core/text.hpp>
 #include <stagger/engine/options.hpp>
 #include <stagger/engine/parameters.hpp>
@@ -27,20 +29,24 @@ template <class In, class Out, OptimizerPolicy Optimizer, LossPolicy Loss> class
   using Target = typename Loss::Target;
 
   /// For Pipeline.
-  OneDevice(std::vector<detail::Layer> layers, Optimizer const& optimizer, Loss loss,
+  OneDevice(List<detail::Layer> layers, Optimizer const& optimizer, Loss loss,
             Options const& options)
       : layers_(std::move(layers)),
+        parameters_(layers_.size()),
+        y_(layers_.size()),
+        dy_(layers_.size()),
+        saved_(layers_.size()),
         optimizer_(optimizer),
         loss_(std::move(loss)),
         options_(options) {
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       auto const& ops = layers_[l].ops();
-      parameters_.emplace_back(ops.adopt_parameters(layers_[l].object()), static_cast<int>(l),
-                               Optimizer::states);
+      parameters_[l].adopt(ops.adopt_parameters(layers_[l].object()), static_cast<int>(l),
+                           Optimizer::states);
       if (l == 0) dx_ = detail::Slots(*ops.input, 1);
-      y_.emplace_back(*ops.output, 1);
-      dy_.emplace_back(*ops.output, 1);
-      saved_.emplace_back(*ops.saved, 1);
+      y_[l] = detail::Slots(*ops.output, 1);
+      dy_[l] = detail::Slots(*ops.output, 1);
+      saved_[l] = detail::Slots(*ops.saved, 1);
     }
   }
 
@@ -53,7 +59,7 @@ template <class In, class Out, OptimizerPolicy Optimizer, LossPolicy Loss> class
     try {
       for (std::size_t m = 0; m < batch.inputs.size(); ++m) {
         Out const& y = forward(batch.inputs[m], static_cast<int>(m));
-        auto& dy = *static_cast<Out*>(dy_.back()[0]);
+        auto& dy = *static_cast<Out*>(dy_[layers_.size() - 1][0]);
         context_.begin_action(nullptr, static_cast<int>(layers_.size()) - 1, static_cast<int>(m));
         sum += loss_.value_and_gradient(context_, y, batch.targets[m], scale, dy);
         backward(batch.inputs[m], static_cast<int>(m));
@@ -92,9 +98,9 @@ template <class In, class Out, OptimizerPolicy Optimizer, LossPolicy Loss> class
  private:
   Metrics begin(Batch<In, Target> const& batch, bool training) {
     if (batch.inputs.empty() || batch.inputs.size() != batch.targets.size())
-      throw Error(Errc::bad_configuration,
-                  text("a minibatch of ", batch.inputs.size(), " inputs and ", batch.targets.size(),
-                       " targets cannot be run; give at least 1 input and a target for each"));
+      raise(Errc::bad_configuration, "a minibatch of ", batch.inputs.size(), " inputs and ",
+            batch.targets.size(),
+            " targets cannot be run; give at least 1 input and a target for each");
     Metrics metrics;
     for (auto const& target : batch.targets) metrics.terms += loss_.terms(target);
     context_.begin_step(steps_, options_.seed, training);
@@ -149,10 +155,10 @@ template <class In, class Out, OptimizerPolicy Optimizer, LossPolicy Loss> class
     for (auto& parameters : parameters_) parameters.update(optimizer_, {scale, steps_});
   }
 
-  std::vector<detail::Layer> layers_;
-  std::vector<detail::LayerParameters> parameters_;
-  std::vector<detail::Slots> y_, dy_, saved_;  // [layers] one object each
-  detail::Slots dx_;                           // of the first layer; nobody reads it
+  List<detail::Layer> layers_;
+  FixedArray<detail::LayerParameters> parameters_;
+  FixedArray<detail::Slots> y_, dy_, saved_;  // [layers] one object each
+  detail::Slots dx_;                          // of the first layer; nobody reads it
   Context context_;
   Optimizer optimizer_;
   Loss loss_;

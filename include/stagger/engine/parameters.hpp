@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include <stagger/core/list.hpp>
 #include <stagger/core/tensor.hpp>
 #include <stagger/engine/layer.hpp>
 #include <stagger/model/optimizer.hpp>
@@ -44,9 +45,11 @@ struct UpdateStep {
 /// depend on where they lie.
 class LayerParameters {
  public:
-  [[gnu::cold]] LayerParameters(std::vector<ParameterDeclaration> declarations, int layer,
-                                int states)
-      : declarations_(std::move(declarations)), layer_(layer), states_(states) {
+  /// Takes over what a layer declares.
+  [[gnu::cold]] void adopt(List<ParameterDeclaration> declarations, int layer, int states) {
+    declarations_ = std::move(declarations);
+    layer_ = layer;
+    states_ = states;
     std::size_t bytes = 0;
     for (auto const& d : declarations_) {
       offsets_.push_back(bytes);
@@ -98,9 +101,8 @@ class LayerParameters {
   /// The gradients of another owner of the layer: memory of their own beside the same values.
   class Share {
    public:
-    explicit Share(LayerParameters& parameters)
-        : views_(parameters.views_.begin(),
-                 parameters.views_.begin() + static_cast<std::ptrdiff_t>(parameters.count())) {
+    void of(LayerParameters& parameters) {
+      views_.assign(parameters.views_.data(), parameters.count());
       zero_block(gradients_, parameters.gradients_.size());
       for (std::size_t i = 0; i < views_.size(); ++i)
         views_[i].gradient = gradients_.data() + parameters.offsets_[i];
@@ -113,7 +115,7 @@ class LayerParameters {
 
    private:
     friend LayerParameters;
-    std::vector<ParameterView> views_;  // [parameters]
+    List<ParameterView> views_;  // [parameters]
     Tensor<std::byte> gradients_;
   };
 
@@ -215,17 +217,17 @@ class LayerParameters {
     return v;
   }
 
-  std::vector<ParameterDeclaration> declarations_;
-  std::vector<std::size_t> offsets_;       // [parameters] bytes
-  std::vector<ParameterView> views_;       // [versions][parameters]
-  std::vector<double> square_sums_;        // [parameters]
-  std::vector<Tensor<std::byte>> values_;  // [versions]
+  List<ParameterDeclaration> declarations_;
+  List<std::size_t> offsets_;       // [parameters] bytes
+  List<ParameterView> views_;       // [versions][parameters]
+  List<double> square_sums_;        // [parameters]
+  List<Tensor<std::byte>> values_;  // [versions]
   Tensor<std::byte> gradients_;
   std::array<Tensor<std::byte>, 2> state_;
   Tensor<std::byte> saved_values_;
   std::array<Tensor<std::byte>, 2> saved_state_;
-  int layer_;
-  int states_;
+  int layer_ = 0;
+  int states_ = 0;
 };
 
 }  // namespace detail

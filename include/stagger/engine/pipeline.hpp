@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/core/list.hpp>
 #include <stagger/engine/one_device.hpp>
 #include <stagger/engine/trainer.hpp>
 
@@ -25,10 +26,9 @@ struct Rejected {
 template <class L> inline constexpr bool is_sequential = false;
 template <class... L> inline constexpr bool is_sequential<Sequential<L...>> = true;
 
-[[gnu::cold]] inline void require_layers(std::vector<Layer> const& layers) {
+[[gnu::cold]] inline void require_layers(List<Layer> const& layers) {
   if (layers.empty())
-    throw Error(Errc::bad_configuration,
-                "a pipeline of 0 stages cannot be run; give at least 1 layer");
+    raise(Errc::bad_configuration, "a pipeline of 0 stages cannot be run; give at least 1 layer");
 }
 
 template <class L> [[nodiscard]] int layer_count(L const&) { return 1; }
@@ -67,7 +67,7 @@ template <class... Stage> class Pipeline {
   }
 
   /// The same, handing the stages over instead of copying them.
-  template <class... P> [[nodiscard]] auto with(P... policy) && {
+  template <class... P> [[nodiscard]] [[gnu::cold]] auto with(P... policy) && {
     using namespace detail;
     using Types = typename Flatten<Layers<>, Stage...>::type;
     constexpr bool cut_later = sizeof...(Stage) == 1 && (is_sequential<Stage> && ...);
@@ -80,7 +80,7 @@ template <class... Stage> class Pipeline {
                     "layers in one "
                     "Sequential for it to cut");
       std::vector<int> cuts;
-      std::vector<Layer> layers;
+      List<Layer> layers;
       if constexpr (!cut_later) cuts = cuts_as_given();
       std::apply([&](auto&... stage) { (append_layers(layers, std::move(stage)), ...); }, stages_);
       detail::require_layers(layers);
@@ -120,7 +120,7 @@ template <class... Stage> class Pipeline {
                                      count_of<OptionsTag, P...>),
                     "stagger: one device takes a loss, an optimizer and Options; the other "
                     "policies are the pipeline's");
-      std::vector<Layer> layers;
+      List<Layer> layers;
       std::apply([&](auto&... stage) { (append_layers(layers, std::move(stage)), ...); }, stages_);
       detail::require_layers(layers);
       using Slots = Chosen<P...>;

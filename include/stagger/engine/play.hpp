@@ -4,8 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
+#include <stagger/core/list.hpp>
 #include <stagger/engine/program.hpp>
 
 namespace stagger {
@@ -21,15 +21,15 @@ struct Blocked {
 /// @return the ranks that never reach their end; empty: the program cannot deadlock, whatever
 /// actions take
 /// @complexity linear in the number of instructions and waits
-[[nodiscard]] [[gnu::cold]] inline std::vector<Blocked> play(Program const& program) {
+[[nodiscard]] [[gnu::cold]] inline List<Blocked> play(Program const& program) {
   struct Place {
     std::size_t instruction = 0;
     std::size_t wait = 0;
     bool queued = true;
   };
-  std::vector<Place> places(program.ranks.size());
-  std::vector<std::uint32_t> given(program.signals.size());
-  std::vector<int> runnable;
+  List<Place> places(program.ranks.size());
+  List<std::uint32_t> given(program.signals.size());
+  List<int> runnable;
   for (std::size_t r = places.size(); r-- > 0;) runnable.push_back(static_cast<int>(r));
   auto const wake = [&](int rank) {
     auto& place = places[static_cast<std::size_t>(rank)];
@@ -62,7 +62,7 @@ struct Blocked {
     }
     place.queued = false;
   }
-  std::vector<Blocked> stuck;
+  List<Blocked> stuck;
   for (std::size_t r = 0; r < places.size(); ++r) {
     auto const& code = program.ranks[r];
     if (places[r].instruction == code.code.size()) continue;

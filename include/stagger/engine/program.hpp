@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include <stagger/core/list.hpp>
 #include <stagger/schedule/action.hpp>
 
 namespace stagger {
@@ -83,8 +84,8 @@ struct Cell {
 
 /// One rank's part of a program.
 struct RankProgram {
-  std::vector<Instruction> code;
-  std::vector<Wait> waits;  ///< of all instructions, in order
+  List<Instruction> code;
+  List<Wait> waits;  ///< of all instructions, in order
 };
 
 /// Who gives a signal and who waits for it.
@@ -103,9 +104,9 @@ struct Program {
   bool training = true;
   int updates = 1;      ///< optimizer steps that training makes; more than one only without a flush
   bool flushes = true;  ///< whether all stages update together, at the end
-  std::vector<Cell> cells;  ///< by stage, then by rank
-  std::vector<RankProgram> ranks;
-  std::vector<SignalEnds> signals;
+  List<Cell> cells;     ///< by stage, then by rank
+  List<RankProgram> ranks;
+  List<SignalEnds> signals;
   std::vector<int> peak_in_flight;  ///< [ranks] (stage, microbatch) pairs whose F has run and whose
                                     ///< B or W has not
 };

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <vector>
 
+#include <stagger/core/list.hpp>
 #include <stagger/engine/layer.hpp>
 #include <stagger/engine/parameters.hpp>
 #include <stagger/engine/program.hpp>
@@ -34,7 +35,7 @@ struct LayerRun {
 
 /// One stage on one of its owners: a cell of the program.
 struct StageRun {
-  std::vector<LayerRun> layers;
+  List<LayerRun> layers;
   LayerRun const* front = nullptr;  // the first of `layers`, and the last: what every action needs
   LayerRun const* back = nullptr;
   Places x;  // by x; unused at the first stage

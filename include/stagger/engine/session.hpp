@@ -14,11 +14,11 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
+#include <stagger/core/list.hpp>
 #include <stagger/core/text.hpp>
 #include <stagger/engine/lay_out.hpp>
 #include <stagger/engine/machine.hpp>
 #include <stagger/engine/step.hpp>
-#include <stagger/schedule/verify.hpp>
 
 namespace stagger::detail {
 
@@ -42,13 +42,12 @@ namespace stagger::detail {
 [[nodiscard]] inline std::vector<int> checked_places(std::vector<int> place, int ranks,
                                                      int places) {
   if (place.size() != static_cast<std::size_t>(ranks))
-    throw Error(Errc::bad_configuration,
-                text("the placement answered ", place.size(), " places for ", ranks,
-                     " ranks; it must name one for each"));
+    raise(Errc::bad_configuration, "the placement answered ", place.size(), " places for ", ranks,
+          " ranks; it must name one for each");
   for (int const p : place)
     if (p < 0 || p >= places)
-      throw Error(Errc::bad_configuration,
-                  text("the placement answered place ", p, "; there are places 0 to ", places - 1));
+      raise(Errc::bad_configuration, "the placement answered place ", p, "; there are places 0 to ",
+            places - 1);
   return place;
 }
 
@@ -56,7 +55,7 @@ namespace stagger::detail {
 template <class B> class Session final : public StepOwner {
  public:
   template <class Device>
-  Session(Device const& device, std::vector<Layer> layers, std::vector<int> const& cuts,
+  Session(Device const& device, List<Layer> layers, std::vector<int> const& cuts,
           Options const& options, int states, int ranks, std::vector<int> place, int places,
           std::shared_ptr<void const> parts)
       : parts_(std::move(parts)),
@@ -75,7 +74,7 @@ template <class B> class Session final : public StepOwner {
   Program const& program(std::size_t microbatches, bool training, StalenessModel const& staleness,
                          MakeTable table) {
     if (training && staleness && machine_.options().clip_norm)
-      throw Error(
+      raise(
           Errc::bad_configuration,
           "gradients cannot be clipped by a norm over all stages where stages update alone; leave "
           "clip_norm out, or use staleness::Synchronous");
@@ -89,14 +88,11 @@ template <class B> class Session final : public StepOwner {
   [[gnu::cold]] Program const& add_program(schedule::Table made, std::size_t microbatches,
                                            bool training, StalenessModel const& staleness) {
     if (!training) made = forward_only(made);
-    if (auto const fault = schedule::verify(made))
-      throw Error(Errc::bad_schedule, schedule::message(fault));
     if (made.stages != machine_.stages() || made.ranks() != ranks_ ||
         made.microbatches * made.slices != static_cast<int>(microbatches))
-      throw Error(Errc::bad_schedule,
-                  text("the schedule made a table of ", made.ranks(), " ranks, ", made.stages,
-                       " stages and ", made.microbatches * made.slices, " microbatches where ",
-                       ranks_, ", ", machine_.stages(), " and ", microbatches, " were asked for"));
+      raise(Errc::bad_schedule, "the schedule made a table of ", made.ranks(), " ranks, ",
+            made.stages, " stages and ", made.microbatches * made.slices, " microbatches where ",
+            ranks_, ", ", machine_.stages(), " and ", microbatches, " were asked for");
     LayOutOptions options;
     options.recompute = machine_.options().recompute;
     options.spare_slots = machine_.options().spare_slots;
@@ -106,7 +102,7 @@ template <class B> class Session final : public StepOwner {
   }
 
   /// Makes a program the next one to run.
-  void load(Program const& program) {
+  [[gnu::cold]] void load(Program const& program) {
     if (loaded_ == &program) return;
     loaded_ = nullptr;
     machine_.load(program);
@@ -121,7 +117,7 @@ template <class B> class Session final : public StepOwner {
     if (busy_.load(std::memory_order_acquire)) refuse();
   }
 
-  void begin(Request const& request, std::stop_token stop) override {
+  [[gnu::cold]] void begin(Request const& request, std::stop_token stop) override {
     if (busy_.exchange(true)) refuse();
     try {
       request_ = request;
@@ -156,7 +152,7 @@ template <class B> class Session final : public StepOwner {
     }
   }
 
-  Metrics end() override {
+  [[gnu::cold]] Metrics end() override {
     stop_.reset();
     struct Release {
       std::atomic<bool>& busy;
@@ -204,9 +200,9 @@ template <class B> class Session final : public StepOwner {
   }
 
   [[noreturn]] [[gnu::cold]] static void refuse() {
-    throw Error(Errc::bad_configuration,
-                "a step of this pipeline is still running; take one step after the other, or "
-                "make a pipeline for each thread");
+    raise(Errc::bad_configuration,
+          "a step of this pipeline is still running; take one step after the other, or "
+          "make a pipeline for each thread");
   }
 
   std::shared_ptr<void const> parts_;  // optimizer and loss, which steps need and trainers may drop

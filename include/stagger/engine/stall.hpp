@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <span>
 #include <string>
-#include <vector>
 
 #include <stagger/core/text.hpp>
 #include <stagger/engine/program.hpp>

@@ -12,11 +12,29 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/core/list.hpp>
 #include <stagger/core/shape.hpp>
 #include <stagger/engine/policies.hpp>
 #include <stagger/engine/session.hpp>
 
 namespace stagger {
+
+namespace detail {
+
+/// Refutes the table of a schedule that is not proven. The proof costs its compiler a second, so
+/// only who runs such a schedule includes it.
+/// @tparam T  schedule::Table; a template, so that `verify` is looked up where the pipeline is made
+template <class T> void require_legal(T const& table) {
+  constexpr bool can_verify = requires { verify(table); };
+  static_assert(can_verify,
+                "stagger: the tables of this schedule must be verified before they run: include "
+                "<stagger/schedule/verify.hpp>; or, if they are proven already, say so with "
+                "'static constexpr bool proven = true'");
+  if constexpr (can_verify)
+    if (auto const fault = verify(table)) raise(Errc::bad_schedule, message(fault));
+}
+
+}  // namespace detail
 
 /// Made by `Pipeline::with`: a model cut into stages, on ranks, with a schedule.
 ///
@@ -36,7 +54,7 @@ template <class In, class Out, class Chosen> class Trainer {
   using Target = typename Loss::Target;
 
   /// For Pipeline.
-  [[gnu::cold]] Trainer(std::vector<detail::Layer> layers, std::vector<int> const& cuts, Chosen,
+  [[gnu::cold]] Trainer(List<detail::Layer> layers, std::vector<int> const& cuts, Chosen,
                         typename Chosen::Schedule schedule, Staleness staleness,
                         typename Chosen::Placement const& placement, Device const& device,
                         Optimizer const& optimizer, Loss loss, Options const& options)
@@ -45,23 +63,22 @@ template <class In, class Out, class Chosen> class Trainer {
     int const stages = static_cast<int>(cuts.size()) + 1;
     int const chunks = parts_->schedule.chunks();
     if (chunks < 1)
-      throw Error(Errc::bad_configuration,
-                  text("a schedule with ", chunks,
-                       " stages on each rank cannot be run; use one with at least 1"));
+      raise(Errc::bad_configuration, "a schedule with ", chunks,
+            " stages on each rank cannot be run; use one with at least 1");
     if (stages % chunks != 0)
-      throw Error(Errc::bad_configuration, text(stages, " stages cannot be spread over ranks with ",
-                                                chunks, " each; use a multiple of ", chunks));
+      raise(Errc::bad_configuration, stages, " stages cannot be spread over ranks with ", chunks,
+            " each; use a multiple of ", chunks);
     int const ranks = stages / chunks;
     int const places = std::min(device_places(device), ranks);
     if (places < 1)
-      throw Error(Errc::bad_configuration, text("the device offers ", device_places(device),
-                                                " places for ranks; use at least 1"));
+      raise(Errc::bad_configuration, "the device offers ", device_places(device),
+            " places for ranks; use at least 1");
     if (!(options.deadline_s > 0))
-      throw Error(Errc::bad_configuration, text("a deadline of ", options.deadline_s,
-                                                " s would end every step; use a positive time"));
+      raise(Errc::bad_configuration, "a deadline of ", options.deadline_s,
+            " s would end every step; use a positive time");
     if (options.clip_norm && !(*options.clip_norm > 0))
-      throw Error(Errc::bad_configuration, text("gradients cannot be clipped to a norm of ",
-                                                *options.clip_norm, "; use a positive norm"));
+      raise(Errc::bad_configuration, "gradients cannot be clipped to a norm of ",
+            *options.clip_norm, "; use a positive norm");
     session_ = std::make_shared<detail::Session<typename Device::Backend>>(
         device, std::move(layers), cuts, options, Optimizer::states, ranks,
         detail::checked_places(placement.place(ranks, places), ranks, places), places, parts_);
@@ -126,8 +143,8 @@ template <class In, class Out, class Chosen> class Trainer {
                std::stop_token stop = {}) {
     require_microbatches(inputs.size());
     if (inputs.size() != outputs.size())
-      throw Error(Errc::bad_configuration,
-                  text(inputs.size(), " inputs need as many outputs, not ", outputs.size()));
+      raise(Errc::bad_configuration, inputs.size(), " inputs need as many outputs, not ",
+            outputs.size());
     detail::Request request;
     request.arguments.inputs = places_of(inputs);
     request.arguments.outputs = {reinterpret_cast<std::byte*>(outputs.data()), sizeof(Output)};
@@ -203,8 +220,8 @@ template <class In, class Out, class Chosen> class Trainer {
 
   static void require_microbatches(std::size_t count) {
     if (count == 0)
-      throw Error(Errc::bad_configuration,
-                  "a minibatch of 0 microbatches cannot be run; give at least 1");
+      raise(Errc::bad_configuration,
+            "a minibatch of 0 microbatches cannot be run; give at least 1");
   }
 
   template <class T> static detail::Places places_of(std::span<T const> objects) {
@@ -212,18 +229,20 @@ template <class In, class Out, class Chosen> class Trainer {
     return {reinterpret_cast<std::byte*>(const_cast<T*>(objects.data())), sizeof(T)};
   }
 
-  Program const& program_for(std::size_t microbatches, bool training) {
+  [[gnu::cold]] Program const& program_for(std::size_t microbatches, bool training) {
     auto const& schedule = parts_->schedule;
     int slices = 1;
     if constexpr (requires { schedule.slices; }) slices = std::max(1, schedule.slices);
     if (microbatches % static_cast<std::size_t>(slices) != 0)
-      throw Error(Errc::bad_configuration,
-                  text(microbatches, " inputs cannot be microbatches of ", slices,
-                       " slices each; give a multiple of ", slices));
+      raise(Errc::bad_configuration, microbatches, " inputs cannot be microbatches of ", slices,
+            " slices each; give a multiple of ", slices);
     return session_->program(microbatches, training, staleness_model(), [&] {
-      return schedule.table(Shape{.ranks = session_->ranks(),
-                                  .microbatches = static_cast<int>(microbatches) / slices,
-                                  .chunks = schedule.chunks()});
+      schedule::Table table =
+          schedule.table(Shape{.ranks = session_->ranks(),
+                               .microbatches = static_cast<int>(microbatches) / slices,
+                               .chunks = schedule.chunks()});
+      if constexpr (!requires { requires Chosen::Schedule::proven; }) detail::require_legal(table);
+      return table;
     });
   }
 
@@ -235,12 +254,13 @@ template <class In, class Out, class Chosen> class Trainer {
       model.version = [](void const* policy, int minibatch, int available) {
         return static_cast<Staleness const*>(policy)->version(minibatch, available);
       };
+      model.fix = &detail::fix_versions;
     }
     return model;
   }
 
-  Step ask(detail::Request& request, std::size_t microbatches, bool training,
-           std::stop_token stop) {
+  [[gnu::cold]] Step ask(detail::Request& request, std::size_t microbatches, bool training,
+                         std::stop_token stop) {
     session_->require_idle();
     request.program = &program_for(microbatches, training);
     return {session_, request, std::move(stop)};
@@ -255,16 +275,16 @@ template <class In, class Out, class Chosen> class Trainer {
     return {nullptr, {}, {}};
   }
 
-  Step compare(Batch<Input, Target> const& batch, bool training, std::stop_token stop) {
+  [[gnu::cold]] Step compare(Batch<Input, Target> const& batch, bool training,
+                             std::stop_token stop) {
     static_assert(LossFor<Loss, Output>,
                   "stagger: the loss does not accept the Output of the last stage; it needs "
                   "terms(target), value(context, y, "
                   "target) and value_and_gradient(context, y, target, scale, dy)");
     require_microbatches(batch.inputs.size());
     if (batch.inputs.size() != batch.targets.size())
-      throw Error(
-          Errc::bad_configuration,
-          text(batch.inputs.size(), " inputs need as many targets, not ", batch.targets.size()));
+      raise(Errc::bad_configuration, batch.inputs.size(), " inputs need as many targets, not ",
+            batch.targets.size());
     detail::Request request;
     request.arguments.inputs = places_of(std::span<Input const>(batch.inputs));
     request.arguments.targets = places_of(std::span<Target const>(batch.targets));

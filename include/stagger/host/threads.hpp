@@ -16,6 +16,8 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/core/fixed_array.hpp>
+#include <stagger/core/list.hpp>
 #include <stagger/engine/backend.hpp>
 #include <stagger/engine/stall.hpp>
 
@@ -180,7 +182,7 @@ class ThreadsBackend {
   struct alignas(64) Seat {
     std::atomic<std::uint32_t> bell{0};
     std::atomic<bool> parked{false};
-    std::vector<RankOnSeat> ranks;
+    List<RankOnSeat> ranks;
     std::thread thread;  // of every seat but the first
   };
 
@@ -388,11 +390,11 @@ class ThreadsBackend {
   }
 
   [[nodiscard]] [[gnu::cold]] std::string stall_text(double deadline_s) const {
-    std::vector<std::size_t> at;
+    List<std::size_t> at;
     for (auto const& rank : machine_.ranks())
       at.push_back(
           static_cast<std::size_t>(rank.next.load(std::memory_order_relaxed) - rank.begin));
-    std::vector<std::uint32_t> given;
+    List<std::uint32_t> given;
     for (std::size_t s = 0; s < signal_count_; ++s)
       given.push_back(signals_[s].value.load(std::memory_order_relaxed));
     return text("no rank moved for ", deadline_s,
@@ -400,8 +402,8 @@ class ThreadsBackend {
                 "; raise Options::deadline_s if an action may take that long");
   }
 
-  [[nodiscard]] std::vector<std::thread*> threads() {
-    std::vector<std::thread*> all{&caller_, &watcher_};
+  [[nodiscard]] List<std::thread*> threads() {
+    List<std::thread*> all{&caller_, &watcher_};
     for (auto& seat : seats_) all.push_back(&seat.thread);
     return all;
   }
@@ -413,7 +415,7 @@ class ThreadsBackend {
   std::size_t signal_count_ = 0;       // of the loaded program
   std::atomic<bool> stop_{false};      // the step has failed
   detail::Machine& machine_;
-  std::vector<Seat> seats_;  // [threads with ranks]
+  FixedArray<Seat> seats_;  // [threads with ranks]
   std::chrono::steady_clock::time_point round_start_{};
 
   alignas(64) std::atomic<std::uint32_t> round_{0};    // steps begun

@@ -74,9 +74,8 @@ template <class T = float> struct MeanSquaredError {
  private:
   static void check(Tensor<T> const& y, Target const& target) {
     if (y.size() != target.size())
-      throw Error(Errc::mismatch,
-                  text("the model's output has ", y.size(), " elements and the target ",
-                       target.size(), "; give each microbatch a target of the output's size"));
+      raise(Errc::mismatch, "the model's output has ", y.size(), " elements and the target ",
+            target.size(), "; give each microbatch a target of the output's size");
   }
 };
 
@@ -115,16 +114,15 @@ template <class T = float> struct CrossEntropy {
     std::size_t const rows = y.extent(0);
     std::size_t const classes = y.extent(1);
     if (rows != target.size())
-      throw Error(Errc::mismatch, text("the model's output has ", rows, " rows and the target ",
-                                       target.size(), "; give each row one class"));
+      raise(Errc::mismatch, "the model's output has ", rows, " rows and the target ", target.size(),
+            "; give each row one class");
     double sum = 0;
     for (std::size_t row = 0; row < rows; ++row) {
       T const* const logits = y.data() + row * classes;
       auto const label = static_cast<std::size_t>(target[row]);
       if (target[row] < 0 || label >= classes)
-        throw Error(Errc::bad_data,
-                    text("class ", target[row], " in row ", row,
-                         " is out of range; the model has classes 0 to ", classes - 1));
+        raise(Errc::bad_data, "class ", target[row], " in row ", row,
+              " is out of range; the model has classes 0 to ", classes - 1);
       double largest = static_cast<double>(logits[0]);
       for (std::size_t c = 1; c < classes; ++c)
         largest = std::fmax(largest, static_cast<double>(logits[c]));

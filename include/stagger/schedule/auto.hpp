@@ -59,6 +59,7 @@ struct Found {
 struct Auto {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
+  static constexpr bool proven = true;
 
   Costs costs{};                      ///< for each stage, or the same for all
   Limits limits{};                    ///< what a rank may hold

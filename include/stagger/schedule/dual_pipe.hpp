@@ -19,6 +19,7 @@ namespace stagger::schedule {
 struct DualPipe {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
+  static constexpr bool proven = true;
 
   /// P stages; each rank runs one in either direction.
   [[nodiscard]] constexpr int chunks() const noexcept { return 1; }

@@ -16,8 +16,9 @@ namespace stagger::schedule::detail {
 /// @param count  [ranks] forwards of each rank before its first backward, each >= 1, never more
 /// than the rank before
 /// @return the rows of ranks first <= r < last
-[[nodiscard]] constexpr Table early_backward(Shape shape, std::vector<int> const& count, int first,
-                                             int last) {
+[[nodiscard]] [[gnu::cold]] constexpr Table early_backward(Shape shape,
+                                                           std::vector<int> const& count, int first,
+                                                           int last) {
   int const M = shape.microbatches;
   Table table{.stages = shape.ranks, .microbatches = M};
   table.actions.reserve(2 * static_cast<std::size_t>(last - first) * static_cast<std::size_t>(M));

@@ -21,6 +21,7 @@ namespace stagger::schedule {
 struct Fifo {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = false;
+  static constexpr bool proven = true;
 
   int in_flight = 0;  ///< Nm >= 1; 0: one for each rank
   Costs costs{};      ///< for each stage, or the same for all

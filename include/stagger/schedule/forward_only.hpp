@@ -25,6 +25,7 @@ enum class Mapping : std::uint8_t {
 struct ForwardOnly {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
+  static constexpr bool proven = true;
 
   int chunks_per_rank = 1;            ///< V >= 1
   Mapping mapping = Mapping::looped;  ///< as the schedule that trains the same model

@@ -19,6 +19,7 @@ namespace stagger::schedule {
 struct Hanayo {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
+  static constexpr bool proven = true;
 
   int waves = 1;  ///< V / 2
 

@@ -17,6 +17,7 @@ namespace stagger::schedule {
 struct LoopedBfs {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
+  static constexpr bool proven = true;
 
   int chunks_per_rank = 2;  ///< V >= 1
 

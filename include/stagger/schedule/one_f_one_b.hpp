@@ -13,7 +13,6 @@
 
 #include <stagger/schedule/early_backward.hpp>
 #include <stagger/schedule/legal.hpp>
-#include <stagger/schedule/play.hpp>
 #include <stagger/schedule/policy.hpp>
 
 namespace stagger::schedule {
@@ -30,6 +29,7 @@ enum class Warmup : int {
 struct OneFOneB {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
+  static constexpr bool proven = true;
 
   Warmup warmup = Warmup::minimal;  ///< any gap >= 1, as `Warmup{gap}`
   int in_flight = 0;  ///< most microbatches a rank may hold; 0: as many as the warm-up asks for
@@ -43,7 +43,7 @@ struct OneFOneB {
   /// A limit D >= P shortens the warm-up to D - r: cutting every rank to D instead would make
   /// neighbours run in convoy. A limit D < P is met by the counts that finish first at B = 2 F;
   /// ties go to the smaller counts.
-  [[nodiscard]] constexpr std::vector<int> warm_up_counts(Shape shape) const {
+  [[nodiscard]] [[gnu::cold]] constexpr std::vector<int> warm_up_counts(Shape shape) const {
     check(shape);
     int const P = shape.ranks;
     long long const gap = static_cast<int>(warmup);
@@ -69,7 +69,7 @@ struct OneFOneB {
 
   /// The rows of ranks first <= r < last alone, for proofs that take a table in parts.
   /// @throws Error bad_configuration
-  [[nodiscard]] constexpr Table rows(Shape shape, int first, int last) const {
+  [[nodiscard]] [[gnu::cold]] constexpr Table rows(Shape shape, int first, int last) const {
     return detail::early_backward(shape, warm_up_counts(shape), first, last);
   }
 
@@ -83,11 +83,38 @@ struct OneFOneB {
   }
 
   /// Seconds of an iteration with these counts at F = 1, B = 2.
-  [[nodiscard]] static constexpr double makespan(Shape shape, std::vector<int> const& count) {
-    Table const t = detail::early_backward(shape, count, 0, shape.ranks);
-    detail::LatestEnd latest;
-    detail::play(t, detail::stage_times(t, Costs{}), -1, latest);
-    return latest.end_s;
+  [[nodiscard]] [[gnu::cold]] static constexpr double makespan(Shape shape,
+                                                               std::vector<int> const& count) {
+    auto const P = static_cast<std::size_t>(shape.ranks);
+    auto const M = static_cast<std::size_t>(shape.microbatches);
+    std::vector<double> end(2 * P * M, -1.0);
+    std::vector<double> now(P, 0.0);
+    std::vector<std::size_t> at(P, 0);
+    double* const forward = end.data();
+    double* const back = end.data() + P * M;
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (std::size_t r = 0; r < P; ++r) {
+        auto const ahead = static_cast<std::size_t>(count[r]);
+        for (; at[r] < 2 * M; ++at[r], moved = true) {
+          std::size_t const i = at[r];
+          bool const f = i < ahead || (i < 2 * M - ahead && (i - ahead) % 2 == 1);
+          std::size_t const m = i < ahead           ? i
+                                : f                 ? (i + ahead) / 2
+                                : i < 2 * M - ahead ? (i - ahead) / 2
+                                                    : i - M;
+          double const from = f            ? (r == 0 ? 0 : forward[(r - 1) * M + m])
+                              : r + 1 == P ? forward[r * M + m]
+                                           : back[(r + 1) * M + m];
+          if (from < 0) break;
+          now[r] = std::max(now[r], from) + (f ? 1 : 2);
+          (f ? forward : back)[r * M + m] = now[r];
+        }
+      }
+    }
+    double latest = 0;
+    for (double const e : now) latest = std::max(latest, e);
+    return latest;
   }
 
   /// The best of all counts that never rise from rank to rank and stay below the limit. Where there

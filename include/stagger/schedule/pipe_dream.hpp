@@ -19,6 +19,7 @@ namespace stagger::schedule {
 struct PipeDream {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = false;
+  static constexpr bool proven = true;
 
   int in_flight = 0;  ///< most minibatches injected and not yet back; 0: P
 

@@ -20,6 +20,7 @@ namespace stagger::schedule {
 struct PipeDream2BW {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = false;
+  static constexpr bool proven = true;
 
   /// One stage on each rank.
   [[nodiscard]] constexpr int chunks() const noexcept { return 1; }

@@ -12,7 +12,9 @@ namespace stagger {
 /// Marks a schedule policy: `using policy_tag = stagger::ScheduleTag;`.
 struct ScheduleTag {};
 
-/// A schedule maps a shape to a table.
+/// A schedule maps a shape to a table. One whose every table is known to be legal, by a proof or by
+/// tests, may say so with `static constexpr bool proven = true;`: the engine verifies the tables of
+/// all others before it runs them.
 template <class P>
 concept SchedulePolicy = std::copyable<P> && std::same_as<typename P::policy_tag, ScheduleTag> &&
     requires(P const policy, Shape shape) {

@@ -18,6 +18,7 @@ namespace stagger::schedule {
 struct Seq1F1B {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
+  static constexpr bool proven = true;
 
   int slices = 2;  ///< S >= 1, slices of a microbatch
 

@@ -15,6 +15,7 @@ namespace stagger::schedule {
 struct V1F1B {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
+  static constexpr bool proven = true;
 
   /// Two stages on each rank.
   [[nodiscard]] constexpr int chunks() const noexcept { return 2; }

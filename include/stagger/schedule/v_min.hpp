@@ -14,6 +14,7 @@ namespace stagger::schedule {
 struct VMin {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
+  static constexpr bool proven = true;
 
   /// Two stages on each rank.
   [[nodiscard]] constexpr int chunks() const noexcept { return 2; }

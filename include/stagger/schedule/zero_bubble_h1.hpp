@@ -18,6 +18,7 @@ namespace stagger::schedule {
 struct ZeroBubbleH1 {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
+  static constexpr bool proven = true;
 
   int chunks_per_rank = 1;  ///< V >= 1
   int group = 0;  ///< microbatches that pass a chunk before the next one; 0: M / max(1, M / P)

@@ -19,6 +19,7 @@ namespace stagger::schedule {
 struct ZeroBubbleH2 {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
+  static constexpr bool proven = true;
 
   /// One stage on each rank.
   [[nodiscard]] constexpr int chunks() const noexcept { return 1; }

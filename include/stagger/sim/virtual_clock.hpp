@@ -49,15 +49,15 @@ class VirtualClockBackend {
       : device_(device), machine_(machine) {
     schedule::require_costs(device.costs, machine.stages());
     if (!(device.jitter >= 0 && device.jitter < 1))
-      throw Error(Errc::bad_configuration,
-                  text("a jitter of ", device.jitter,
-                       " could make time run backwards; use 0 <= jitter < 1"));
+      raise(Errc::bad_configuration, "a jitter of ", device.jitter,
+            " could make time run backwards; use 0 <= jitter < 1");
   }
   VirtualClockBackend(VirtualClockBackend const&) = delete;
   VirtualClockBackend& operator=(VirtualClockBackend const&) = delete;
   ~VirtualClockBackend() = default;
 
-  void load(std::vector<int> const&) {
+  template <class Places>
+  void load(Places const&) {  // a template: who has no clock compiles no coroutine
     auto& ranks = machine_.ranks();
     if (walks_.size() != ranks.size()) {
       walks_.clear();

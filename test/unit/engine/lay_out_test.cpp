@@ -289,8 +289,9 @@ TEST_CASE("engine/lay_out: the check of all interleavings notices a wait that is
         if (whole.ranks[r].code[i].op == Op::update) continue;
         for (unsigned w = 0; w < whole.ranks[r].code[i].waits; ++w, ++wait) {
           Program less = whole;
-          less.ranks[r].waits.erase(less.ranks[r].waits.begin() +
-                                    static_cast<std::ptrdiff_t>(wait));
+          auto& waits = less.ranks[r].waits;
+          std::rotate(waits.begin() + wait, waits.begin() + wait + 1, waits.end());
+          waits.pop_back();
           --less.ranks[r].code[i].waits;
           ++removed;
           bool seen = false;

@@ -20,6 +20,7 @@
 #include <stagger/engine/pipeline.hpp>
 #include <stagger/host/threads.hpp>
 #include <stagger/partition/even.hpp>
+#include <stagger/schedule/verify.hpp>
 #include <stagger/sim/virtual_clock.hpp>
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

@@ -33,8 +33,7 @@ static_assert(std::endian::native == std::endian::little,
 }
 
 [[noreturn]] inline void throw_io(std::string const& what, std::string const& path, int error) {
-  throw Error(Errc::io, "cannot " + what + " " + path + ": " + std::strerror(error) +
-                            "; free space, change its permissions, or name another folder");
+  raise(Errc::io, "cannot " + what + " " + path + ": " + std::strerror(error) + "; free space, change its permissions, or name another folder");
 }
 
 /// An open file or folder.
@@ -154,7 +153,7 @@ class CheckpointReader {
       : bytes_(bytes), path_(path) {}
 
   [[noreturn]] void refuse(std::string const& fault) const {
-    throw Error(Errc::bad_data, "the checkpoint " + path_ + " is damaged: it " + fault);
+    raise(Errc::bad_data, "the checkpoint " + path_ + " is damaged: it " + fault);
   }
 
   std::uint32_t u32() { return number<std::uint32_t>(); }
@@ -212,8 +211,7 @@ class CheckpointReader {
     ::ssize_t const n = ::read(file.number(), bytes.data() + done, bytes.size() - done);
     if (n < 0 && errno != EINTR) throw_io("read", path, errno);
     if (n == 0)
-      throw Error(Errc::bad_data,
-                  "the checkpoint " + path + " is damaged: it became shorter while it was read");
+      raise(Errc::bad_data, "the checkpoint " + path + " is damaged: it became shorter while it was read");
     if (n > 0) done += static_cast<std::size_t>(n);
   }
   return bytes;
@@ -280,7 +278,7 @@ inline void sync_folder(std::string const& folder) {
 
 /// Creates the folder and those above it, and proves that a file can be written there.
 inline void make_writable_folder(std::string const& folder) {
-  if (folder.empty()) throw Error(Errc::io, "the folder for checkpoints has no name; name one");
+  if (folder.empty()) raise(Errc::io, "the folder for checkpoints has no name; name one");
   for (std::size_t at = 1; at <= folder.size(); ++at)
     if (at == folder.size() || folder[at] == '/')
       if (::mkdir(folder.substr(0, at).c_str(), 0755) != 0 && errno != EEXIST)

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   An array whose length is given once; its elements never move.
+
+#include <cstddef>
+#include <utility>
+
+namespace stagger {
+
+/// As many default-constructed elements as it was made with. They need not be movable, and no code
+/// is compiled that would move them.
+template <class T> class FixedArray {
+ public:
+  FixedArray() = default;
+  explicit FixedArray(std::size_t size) : items_(new T[size]()), size_(size) {}
+  FixedArray(FixedArray&& other) noexcept
+      : items_(std::exchange(other.items_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+  FixedArray& operator=(FixedArray&& other) noexcept {
+    delete[] items_;
+    items_ = std::exchange(other.items_, nullptr);
+    size_ = std::exchange(other.size_, 0);
+    return *this;
+  }
+  ~FixedArray() { delete[] items_; }
+
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] T* data() noexcept { return items_; }
+  [[nodiscard]] T const* data() const noexcept { return items_; }
+  [[nodiscard]] T* begin() noexcept { return items_; }
+  [[nodiscard]] T* end() noexcept { return items_ + size_; }
+  [[nodiscard]] T const* begin() const noexcept { return items_; }
+  [[nodiscard]] T const* end() const noexcept { return items_ + size_; }
+  [[nodiscard]] T& operator[](std::size_t i) noexcept { return items_[i]; }
+  [[nodiscard]] T const& operator[](std::size_t i) const noexcept { return items_[i]; }
+  [[nodiscard]] T& front() noexcept { return items_[0]; }
+
+ private:
+  T* items_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+}  // namespace stagger

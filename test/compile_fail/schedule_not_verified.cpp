@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// expect-error: stagger: the tables of this schedule must be verified before they run: include <stagger/schedule/verify\.hpp>
+#include <tuple>
+
+#include <stagger/stagger.hpp>
+
+namespace sg = stagger;
+
+struct Twice {
+  using Input = float;
+  using Output = float;
+  void forward(sg::Context&, float const& x, float& y, sg::NothingSaved&) { y = 2 * x; }
+  void backward(sg::Context&, float const&, float const& dy, float& dx, sg::NothingSaved&) {
+    dx = 2 * dy;
+  }
+};
+
+struct OneAfterTheOther {
+  using policy_tag = sg::ScheduleTag;
+  static constexpr bool flushes = true;
+  int chunks() const { return 1; }
+  sg::schedule::Table table(sg::Shape shape) const {
+    using sg::schedule::Kind;
+    sg::schedule::Table table{.stages = shape.ranks, .microbatches = shape.microbatches};
+    for (int r = 0; r < shape.ranks; ++r) {
+      table.begin_row();
+      for (int m = 0; m < shape.microbatches; ++m)
+        for (auto const kind : {Kind::forward, Kind::backward})
+          table.add({.kind = kind, .stage = r, .microbatch = m});
+    }
+    return table;
+  }
+};
+
+int main() {
+  auto train = sg::Pipeline{Twice{}, Twice{}}.with(OneAfterTheOther{},
+                                                   sg::loss::MeanSquaredError<float>{});
+  std::vector<float> inputs{1}, outputs{0};
+  sg::run(train.predict(inputs, outputs));
+}
