@@ -21,6 +21,7 @@ struct Launch {
   int rank = 0;               ///< 0 <= rank < size
   int size = 1;
   int local_rank = -1;    ///< among the processes of this machine, or -1 if not told
+  int local_size = -1;    ///< processes of this machine, or -1 if not told
   std::string address{};  ///< of rank 0's machine, where told (MASTER_ADDR)
   int port = 0;           ///< free there, where told (MASTER_PORT)
 };
@@ -64,7 +65,7 @@ template <class Get> class LauncherReader {
   }
 
   [[nodiscard]] Launch read(char const* launcher, char const* rank, char const* size,
-                            char const* local_rank) const {
+                            char const* local_rank, char const* local_size) const {
     constexpr int most = 1 << 24;
     Launch launch;
     launch.launcher = launcher;
@@ -77,6 +78,9 @@ template <class Get> class LauncherReader {
     }
     if (has(local_rank)) {
       launch.local_rank = number(launcher, local_rank, 0, launch.size - 1);
+    }
+    if (has(local_size)) {
+      launch.local_size = number(launcher, local_size, 1, launch.size);
     }
     if (has("MASTER_ADDR")) launch.address = get_("MASTER_ADDR");
     if (has("MASTER_PORT")) launch.port = number(launcher, "MASTER_PORT", 1, 65535);
@@ -119,20 +123,21 @@ template <class Get> [[nodiscard]] std::optional<Launch> find_launch(Get get) {
   };
   if (reader.complete("torchrun", {"RANK", "WORLD_SIZE"},
                       {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})) {
-    take(reader.read("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"));
+    take(reader.read("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"));
   }
   if (reader.complete("Open MPI", {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
                       {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"})) {
     take(reader.read("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
-                     "OMPI_COMM_WORLD_LOCAL_RANK"));
+                     "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"));
   }
   if (reader.complete("PMI", {"PMI_RANK", "PMI_SIZE"}, {"PMI_RANK", "PMI_SIZE"})) {
-    take(reader.read("PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"));
+    take(reader.read("PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"));
   }
   if (near) return near;  // an allocation of Slurm says nothing of what mpirun started within it
   if (reader.complete("Slurm", {"SLURM_PROCID", "SLURM_NTASKS"},
                       {"SLURM_PROCID", "SLURM_NTASKS"})) {
-    take(reader.read("Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"));
+    take(reader.read("Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID",
+                     "SLURM_NTASKS_PER_NODE"));
   }
   return near;
 }

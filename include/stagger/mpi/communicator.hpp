@@ -22,23 +22,25 @@ namespace stagger::mpi {
 class Communicator;
 struct World;
 
-/// Waits for other processes: asks at once for about as long as a message of a few MiB takes, then
-/// lets others have the core between questions, then sleeps up to 200 µs at a time.
+/// How a wait for other processes passes the time: it asks again at once for as long as `spin`,
+/// then lets others have the core between questions, and sleeps up to 200 µs at a time once it has
+/// waited for 5 ms.
 class Waiting {
  public:
-  void pause() {
-    ++turns_;
-    if (turns_ < spins) return;
-    if (turns_ < spins + yields) return std::this_thread::yield();
+  explicit Waiting(std::chrono::microseconds spin) noexcept : spin_(spin) {}
+
+  /// @param  waited  since the wait began
+  void pause(std::chrono::steady_clock::duration waited) {
+    if (waited < spin_) return;
+    if (waited < spin_ + yielding) return std::this_thread::yield();
     std::this_thread::sleep_for(sleep_);
     if (sleep_ < longest) sleep_ *= 2;
   }
 
  private:
-  static constexpr int spins = 50;
-  static constexpr int yields = 5000;
+  static constexpr std::chrono::milliseconds yielding{5};
   static constexpr std::chrono::microseconds longest{200};
-  int turns_ = 0;
+  std::chrono::microseconds spin_;
   std::chrono::microseconds sleep_{25};
 };
 
@@ -82,9 +84,12 @@ class [[nodiscard]] Operation {
   /// @throws Error    as poll(), and Errc::deadline with operation, rank, and the peer it waits for
   void wait(double seconds) {
     auto const start = std::chrono::steady_clock::now();
-    for (Waiting waiting; !poll(); waiting.pause()) {
+    if (poll()) return;
+    Waiting waiting(context_->connection->spin);
+    while (!poll()) {
       auto const waited = std::chrono::steady_clock::now() - start;
       if (std::chrono::duration<double>(waited).count() >= seconds) expire(seconds);
+      waiting.pause(waited);
     }
   }
 

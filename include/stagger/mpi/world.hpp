@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -41,7 +42,8 @@ struct World {
     int rank = 0;
     MPI_Comm_size(processes, &size);
     MPI_Comm_rank(processes, &rank);
-    if (processes == MPI_COMM_WORLD) require_launched(size);
+    auto const launch = collective::find_launch();
+    if (processes == MPI_COMM_WORLD && launch) require_launched(*launch, size);
     if (size != ranks) {
       throw Error(Errc::bad_configuration,
                   text("the program has ", ranks, " ranks, but MPI started ", size,
@@ -51,6 +53,7 @@ struct World {
     MPI_Comm const control = copy(size);
     MPI_Comm const native = algorithm == AllReduce::iallreduce ? copy(size) : MPI_COMM_NULL;
     auto const connection = std::make_shared<detail::Connection>(data, control, rank, size);
+    connection->spin = spin(launch);
     std::vector<int> members;
     for (int r = 0; r < size; ++r) members.push_back(r);
     auto context =
@@ -63,13 +66,19 @@ struct World {
 
  private:
   /// A program started by Slurm without its MPI plug-in runs as so many worlds of one process.
-  static void require_launched(int size) {
-    auto const launch = collective::find_launch();
-    if (!launch || launch->size == size) return;
+  static void require_launched(collective::Launch const& launch, int size) {
+    if (launch.size == size) return;
     throw Error(
         Errc::bad_configuration,
-        text(launch->launcher, " says that there are ", launch->size, " processes, but MPI sees ",
+        text(launch.launcher, " says that there are ", launch.size, " processes, but MPI sees ",
              size, "; start the program with the mpirun of this MPI, or with srun --mpi=pmix"));
+  }
+  /// A core that another process of the run waits for is left soon.
+  [[nodiscard]] static std::chrono::microseconds spin(
+      std::optional<collective::Launch> const& launch) {
+    auto const cores = static_cast<int>(std::thread::hardware_concurrency());
+    bool const shared = launch && cores > 0 && launch->local_size > cores;
+    return std::chrono::microseconds(shared ? 20 : 1000);
   }
   [[nodiscard]] MPI_Comm copy(int size) const {
     MPI_Errhandler before = MPI_ERRHANDLER_NULL;
@@ -80,9 +89,11 @@ struct World {
     int code = MPI_Comm_idup(processes, &made, &request);
     auto const start = std::chrono::steady_clock::now();
     int done = 0;
-    for (Waiting waiting; code == MPI_SUCCESS && done == 0; waiting.pause()) {
+    Waiting waiting(std::chrono::microseconds(0));
+    while (code == MPI_SUCCESS && done == 0) {
       code = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
       auto const waited = std::chrono::steady_clock::now() - start;
+      if (done == 0) waiting.pause(waited);
       if (done == 0 && std::chrono::duration<double>(waited).count() >= deadline_s) break;
     }
     MPI_Comm_set_errhandler(processes, before);

@@ -36,7 +36,8 @@ Environment const torch{{"RANK", "3"},
                         {"MASTER_PORT", "29500"}};
 Environment const open_mpi{{"OMPI_COMM_WORLD_RANK", "3"},
                            {"OMPI_COMM_WORLD_SIZE", "8"},
-                           {"OMPI_COMM_WORLD_LOCAL_RANK", "2"}};
+                           {"OMPI_COMM_WORLD_LOCAL_RANK", "2"},
+                           {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}};
 Environment const pmi{{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}};
 Environment const slurm{{"SLURM_PROCID", "7"}, {"SLURM_NTASKS", "8"}, {"SLURM_LOCALID", "0"}};
 
@@ -59,6 +60,8 @@ TEST_CASE("collective/launcher: the set of each launcher is read", "[collective]
   REQUIRE(launch_of(torch)->port == 29500);
   require(open_mpi, "Open MPI", 3, 8);
   REQUIRE(launch_of(open_mpi)->local_rank == 2);
+  REQUIRE(launch_of(open_mpi)->local_size == 4);
+  REQUIRE(launch_of(slurm)->local_size == -1);
   REQUIRE(launch_of(open_mpi)->address.empty());
   require(pmi, "PMI", 0, 1);
   REQUIRE(launch_of(pmi)->local_rank == -1);

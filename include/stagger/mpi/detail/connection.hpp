@@ -338,6 +338,7 @@ class Connection {
 
   bool moving = false;
   unsigned rounds = 0;
+  std::chrono::microseconds spin{1000};  ///< how long a wait asks without leaving the core
   /// Records whose requests MPI may still work on after an error; they stay for good.
   std::vector<std::unique_ptr<Record>> abandoned{};
 
