@@ -46,9 +46,21 @@ namespace stagger::json {
           {"gradients", together ? "together" : "overlapped"}};
 }
 
-/// The plan as `read_plan` reads it.
+/// The plan as `read_plan` reads it, a key to a line.
 [[nodiscard]] inline std::string write_plan(plan::Plan const& plan) {
-  return to_value(plan).dump(2, ' ', false, Value::error_handler_t::replace) + "\n";
+  std::string out = "{";
+  Value const whole = to_value(plan);
+  for (auto const& [key, value] : whole.items()) {
+    out += (out.size() == 1 ? "\n  \"" : ",\n  \"") + key + "\": ";
+    if (key != "stages") {
+      out += detail::line_of_json(value);
+      continue;
+    }
+    for (std::size_t s = 0; s < value.size(); ++s)
+      out += (s == 0 ? "[\n    " : ",\n    ") + detail::line_of_json(value[s]);
+    out += "\n  ]";
+  }
+  return out + "\n}\n";
 }
 
 /// Reads a plan. Stages, microbatches and warm-up are needed; predictions may be missing, and are

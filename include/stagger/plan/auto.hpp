@@ -6,16 +6,20 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <stagger/partition/min_max.hpp>
+#include <stagger/partition/pipe_dream.hpp>
 #include <stagger/plan/baselines.hpp>
 #include <stagger/plan/dapple.hpp>
 #include <stagger/plan/evaluate.hpp>
 #include <stagger/plan/improve.hpp>
 #include <stagger/plan/infeasible.hpp>
+#include <stagger/plan/partitioned.hpp>
 #include <stagger/plan/plan.hpp>
 #include <stagger/plan/workload.hpp>
 
@@ -26,8 +30,8 @@ namespace stagger::plan {
 /// slower, simulated, than Dapple's plan of the same request.
 ///
 /// Candidates are the best of DAPPLE's search for each number of stages, even shares for each
-/// number of stages, data parallelism, and whatever `others` says; then what lies around the best
-/// of them. Microbatches of a quarter to four times the profile's batch are tried, unless the
+/// number of stages, data parallelism, the stages of MinMax and PipeDream, and whatever `others`
+/// says; then what lies around the best of them. Microbatches of a quarter to four times the profile's batch are tried, unless the
 /// request fixes them; they are taken to last in proportion to their samples.
 struct Auto {
   long long budget = 600'000;      ///< closed estimates for each size of microbatch
@@ -46,6 +50,11 @@ struct Auto {
   }
 
  private:
+  [[nodiscard]] static bool alike(Workload const& w) {
+    std::uint64_t const kinds = w.group(w.devices()).kinds;
+    return (kinds & (kinds - 1)) == 0;
+  }
+
   [[nodiscard]] static std::vector<int> sizes(Workload const& w) {
     if (w.request().microbatch > 0) return {w.request().microbatch};
     int const b = w.profile().batch;
@@ -74,6 +83,15 @@ struct Auto {
       if (best.size() > few) best.pop_back();
     };
     bool const forced = w.request().recompute;
+    std::vector<Draft> drafts = others;
+    auto const ask = [&](auto const& partitioned) {
+      try {
+        drafts.push_back(partitioned.draft(w));
+      } catch (Error const&) {  // not for this cluster, or nothing fits: one candidate less
+      }
+    };
+    ask(Partitioned<partition::PipeDream>{});
+    ask(Partitioned<partition::MinMax>{{.any_order = !alike(w), .most_states = 1U << 20}});
     for (bool const recompute : {false, true}) {
       if (!recompute && forced) continue;
       for (int const size : sizes(w)) {
@@ -90,7 +108,7 @@ struct Auto {
         auto const seconds = detail::layer_seconds(w);
         int const most = std::min(w.layers(), static_cast<int>(w.devices().size()));
         for (int S = 1; S <= most; ++S) add(detail::in_order(w, detail::balanced(seconds, S)));
-        for (Draft const& draft : others) add(draft);
+        for (Draft const& draft : drafts) add(draft);
       }
     }
     try {  // at its own budget, so that this plan is never behind it

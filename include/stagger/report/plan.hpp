@@ -64,7 +64,8 @@ namespace detail {
                 format_bytes(s.capacity_bytes), plan::name(s.limit)});
   }
   std::string out = stages.str();
-  out += text("\n", plan.batch, " samples in ", plan.microbatches, " microbatches",
+  out += text("\n", plan.batch, " samples in ", plan.microbatches,
+              plan.microbatches == 1 ? " microbatch" : " microbatches",
               plan.recompute ? ", forwards run again" : "",
               plan.gradients == plan::Gradients::overlapped ? ", gradients sent during the backward"
                                                             : "",

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// stagger plan: which layers run on which devices, and what an iteration then takes.
+
+#include <chrono>
+#include <cstdlib>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <stagger/json/plan.hpp>
+#include <stagger/partition/pipe_dream.hpp>
+#include <stagger/plan/auto.hpp>
+#include <stagger/plan/baselines.hpp>
+#include <stagger/plan/dapple.hpp>
+#include <stagger/plan/partitioned.hpp>
+#include <stagger/report/plan.hpp>
+
+#include "../command.hpp"
+#include "../paper_dapple.hpp"
+#include "../profile.hpp"
+
+namespace tool {
+
+namespace {
+
+namespace plan = stagger::plan;
+
+class PlanCommand final : public Command {
+ public:
+  void flags(CLI::App& app) override {
+    app.add_option("--profile", profile_,
+                   "Layers, JSON or PipeDream's graph.txt; - is standard input")
+        ->type_name("FILE");
+    app.add_option("--cluster", cluster_,
+                   "Devices and links, JSON, or dapple-a:SxN | dapple-b:S | dapple-c:S | hetpipe")
+        ->type_name("FILE");
+    batch_flag_ = app.add_option("--batch", request_.batch, "Samples of an iteration")
+                      ->type_name("GBS");
+    microbatch_flag_ = app.add_option("--microbatch", request_.microbatch,
+                                      "Samples per device and microbatch; default: the profile's "
+                                      "batch, which auto may change")
+                           ->type_name("B");
+    app.add_option("--policy", policy_,
+                   "dapple | dapple-printed | pipedream | straight | data-parallel | auto; default "
+                   "dapple")
+        ->type_name("WORD");
+    app.add_option("--memory-factor", memory_,
+                   "Bytes of state for each byte of parameters: adam (4) | sgd (2) | NUMBER")
+        ->type_name("WORD");
+    app.add_flag("--recompute", request_.recompute,
+                 "Keep the inputs of stages alone and run forwards again; auto tries both");
+    app.add_option("--paper", paper_, "dapple: the published table beside ours")
+        ->type_name("NAME");
+    app.add_option("--profiles", profiles_,
+                   "Folder with measured profiles for --paper; default: STAGGER_PROFILES")
+        ->type_name("DIR");
+    add_formats(app, {"text", "json", "svg"});
+    app.footer(
+        "Example: stagger plan --profile bert.json --cluster dapple-a:2x8 --batch 64\n"
+        "prints the stages, their devices, and the predicted time and memory of each.");
+  }
+
+  Answer run() override {
+    std::string const& form = format();
+    if (!paper_.empty()) {
+      require_word("--paper", paper_, {"dapple"});
+      if (!profile_.empty()) refuse("--paper brings its own layers; leave --profile out");
+      if (form == "svg") refuse("--paper has no picture; use --format text or json");
+      std::string folder = profiles_;
+      if (char const* set = std::getenv("STAGGER_PROFILES"); folder.empty() && set != nullptr)
+        folder = set;
+      return {paper_dapple(folder, form == "json")};
+    }
+    if (!profiles_.empty())
+      refuse("--profiles is for --paper; a profile of your own is --profile FILE");
+    require_word("--policy", policy_,
+                 {"dapple", "dapple-printed", "pipedream", "straight", "data-parallel", "auto"});
+    if (profile_.empty()) refuse("plan needs --profile FILE, or --paper dapple");
+    if (cluster_.empty()) refuse("plan needs --cluster FILE, or a preset such as dapple-a:2x8");
+    if (batch_flag_->count() == 0) refuse("plan needs --batch GBS, the samples of an iteration");
+    require_count(batch_flag_, request_.batch);
+    require_count(microbatch_flag_, request_.microbatch);
+    request_.memory_factor = memory_factor();
+    plan::Workload const work(read_profile(profile_), read_cluster(cluster_), request_);
+    try {
+      auto const start = std::chrono::steady_clock::now();
+      plan::Plan made = make(work);
+      made.solve_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+      if (form == "json") return {stagger::json::write_plan(made)};
+      if (form == "svg") return {stagger::report::picture_svg(made, work.cluster())};
+      return {stagger::report::table(made) + "\n" +
+              stagger::report::picture(made, work.cluster())};
+    } catch (plan::Infeasible const& no) {
+      return {"", no.what(), 1};
+    }
+  }
+
+ private:
+  [[nodiscard]] plan::Plan make(plan::Workload const& work) const {
+    if (policy_ == "dapple") return plan::Dapple{}.plan(work);
+    if (policy_ == "dapple-printed") return plan::Dapple{.form = plan::Form::printed}.plan(work);
+    if (policy_ == "pipedream")
+      return plan::Partitioned<stagger::partition::PipeDream>{.name = "pipedream"}.plan(work);
+    if (policy_ == "straight") return plan::Straight{}.plan(work);
+    if (policy_ == "data-parallel") return plan::DataParallel{}.plan(work);
+    return plan::Auto{}.plan(work);
+  }
+
+  [[nodiscard]] double memory_factor() const {
+    if (memory_ == "adam") return plan::memory_factor::adam;
+    if (memory_ == "sgd") return plan::memory_factor::sgd;
+    char* end = nullptr;
+    double const value = std::strtod(memory_.c_str(), &end);
+    bool const number = !memory_.empty() && *end == 0 && value >= 0 && value <= 1e300;
+    if (!number)
+      refuse("--memory-factor " + memory_ +
+             " cannot be used; give adam, sgd, or a finite number that is not negative");
+    return value;
+  }
+
+  std::string profile_{}, cluster_{}, policy_ = "dapple", memory_ = "adam", paper_{}, profiles_{};
+  plan::Request request_{};
+  CLI::Option *batch_flag_{}, *microbatch_flag_{};
+};
+
+Registered<PlanCommand> const registered{6, "plan", "Choose stages, replicas and devices"};
+
+}  // namespace
+
+}  // namespace tool

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Plans from what a partitioner says.
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <utility>
+
+#include <stagger/partition/costs.hpp>
+#include <stagger/plan/baselines.hpp>
+#include <stagger/plan/evaluate.hpp>
+#include <stagger/plan/plan.hpp>
+#include <stagger/plan/workload.hpp>
+
+namespace stagger::plan {
+
+/// The stages of a partitioner that weighs costs, such as partition::PipeDream or
+/// partition::MinMax, on the devices it chooses for them.
+template <partition::CostPolicy Policy> struct Partitioned {
+  Policy policy{};
+  std::string name = "partitioned";  ///< of the plan
+
+  /// @throws Error  what the partitioner throws
+  [[nodiscard]] Draft draft(Workload const& w) const {
+    auto const found =
+        policy.partition(partition::costs(w.profile(), w.cluster(), w.devices()));
+    Draft draft{.recompute = w.request().recompute};
+    for (std::size_t s = 0; s < found.devices.size(); ++s) {
+      Assignment stage{s == 0 ? 0 : found.cuts[s - 1],
+                       s < found.cuts.size() ? found.cuts[s] : w.layers(), found.devices[s]};
+      std::sort(stage.devices.begin(), stage.devices.end());
+      draft.stages.push_back(std::move(stage));
+    }
+    return draft;
+  }
+
+  /// @throws Infeasible  where the stages do not fit, or the batch is too small for them
+  /// @throws Error       what the partitioner throws
+  [[nodiscard]] Plan plan(Workload const& w) const {
+    return detail::only(w, [&](Workload const& other) { return draft(other); }, name,
+                        Form::corrected);
+  }
+};
+
+}  // namespace stagger::plan

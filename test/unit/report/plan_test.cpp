@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/report/plan.hpp>
+
+#include <string>
+
+#include <stagger/cluster/presets.hpp>
+#include <stagger/core/error.hpp>
+
+#include "catch.hpp"
+
+using namespace stagger;
+
+namespace {
+
+plan::Plan example() {
+  plan::Plan p{.policy = "by hand", .batch = 64, .microbatches = 4};
+  p.stages = {{.first = 0, .last = 31, .devices = {0, 1, 2, 5}},
+              {.first = 32, .last = 52, .devices = {3}}};
+  p.stages[0].warm_up = 3;
+  p.stages[0].time = {0.075, 0.125, 0.027};
+  p.stages[0].transfer_s = 0.02;
+  p.stages[0].memory_bytes = 3 * 1073741824.0;
+  p.stages[0].capacity_bytes = 16 * 1073741824.0;
+  p.stages[0].limit = plan::Limit::link;
+  p.latency_s = 0.84;
+  p.simulated_s = 0.85;
+  p.lower_bound_s = 0.68;
+  p.gap = 0.25;
+  p.speedup = 13.1;
+  return p;
+}
+
+}  // namespace
+
+TEST_CASE("report/plan: a line for each stage, with what limits it", "[report]") {
+  std::string const t = report::table(example());
+  auto const has = [&](char const* words) { return t.find(words) != std::string::npos; };
+  CHECK(has("0-2 5"));
+  CHECK(has("3.00 GiB  16.0 GiB  link"));
+  CHECK(has("64 samples in 4 microbatches\n"));
+  CHECK(has("estimated  840.0 ms"));
+  CHECK(has("gap 25.0 %"));
+  CHECK(has("speed-up   13.10"));
+}
+
+TEST_CASE("report/plan: devices stand in their nodes, with their stage or a point", "[report]") {
+  CHECK(report::picture(example(), cluster::dapple_a(2, 4)) ==
+        "node 0  V100  0 0 0 1\n"
+        "node 1  V100  . 0 . .\n");
+  std::string const page = report::picture_svg(example(), cluster::dapple_a(2, 4));
+  CHECK(page.find("<svg ") == 0);
+  CHECK(page.find("node 1") != std::string::npos);
+  CHECK(page.find("stage 1") != std::string::npos);
+  CHECK(page.find("32-52") != std::string::npos);
+  CHECK(page.find("idle") != std::string::npos);
+  std::size_t boxes = 0;
+  for (std::size_t at = 0; (at = page.find("<title>device", at)) != std::string::npos; ++at)
+    ++boxes;
+  CHECK(boxes == 8);
+}
+
+TEST_CASE("report/plan: devices of several kinds in one node stand apart", "[report]") {
+  auto c = cluster::dapple_a(1, 6);
+  c.devices[4].kind = c.devices[5].kind = "T4";
+  CHECK(report::picture(example(), c) ==
+        "node 0  V100  0 0 0 1\n"
+        "        T4    . 0\n");
+}
+
+TEST_CASE("report/plan: a plan for another cluster is refused", "[report]") {
+  CHECK_THROWS_AS(report::picture(example(), cluster::dapple_b(4)), Error);
+}
