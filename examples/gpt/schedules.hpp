@@ -2,48 +2,41 @@
 #pragma once
 /// @file   A schedule chosen by name while the program runs: a policy of one's own.
 
-#include <array>
+#include <cstdint>
 #include <string>
 #include <string_view>
 
-#include <stagger/core/error.hpp>
-#include <stagger/schedule/gpipe.hpp>
-#include <stagger/schedule/one_f_one_b.hpp>
+#include <stagger/schedule/policy.hpp>
 #include <stagger/schedule/verify.hpp>
 
 namespace gpt {
 
+/// In which order a schedule adds the gradients of the microbatches, on every stage.
+enum class Adds { rising, falling, otherwise };
+
+/// Any synchronous schedule of the library that keeps microbatches whole and stages single.
 struct Schedule {
   using policy_tag = stagger::ScheduleTag;
   static constexpr bool flushes = true;
 
-  using MakeTable = stagger::schedule::Table (*)(stagger::Shape);
-  std::string_view name;
-  MakeTable make;
+  std::string_view name;      ///< in the library's catalog
+  int chunks_per_rank = 1;    ///< stages of a rank
+  int microbatches = 1;       ///< of a training step; any other count is for prediction
 
-  [[nodiscard]] int chunks() const { return 1; }
-  [[nodiscard]] stagger::schedule::Table table(stagger::Shape shape) const { return make(shape); }
+  [[nodiscard]] int chunks() const { return chunks_per_rank; }
 
+  /// @throws Error  with Errc::bad_configuration for a shape that the schedule cannot serve
+  [[nodiscard]] stagger::schedule::Table table(stagger::Shape shape) const;
+
+  /// @param chunks  0: as many as are usual
   /// @throws Error  with Errc::bad_configuration naming the known schedules
-  [[nodiscard]] static Schedule named(std::string_view name);
+  [[nodiscard]] static Schedule named(std::string_view name, std::int64_t chunks,
+                                      std::int64_t microbatches);
 };
 
-template <class Policy> [[nodiscard]] stagger::schedule::Table table_of(stagger::Shape shape) {
-  return Policy{}.table(shape);
-}
+/// The names of all, separated by commas.
+[[nodiscard]] std::string schedule_names();
 
-inline constexpr std::array schedules{Schedule{"gpipe", table_of<stagger::schedule::GPipe>},
-                                      Schedule{"1f1b", table_of<stagger::schedule::OneFOneB>}};
-
-inline Schedule Schedule::named(std::string_view name) {
-  std::string known;
-  for (Schedule const& schedule : schedules) {
-    if (schedule.name == name) return schedule;
-    known += (known.empty() ? "" : ", ") + std::string(schedule.name);
-  }
-  throw stagger::Error(
-      stagger::Errc::bad_configuration,
-      "there is no schedule '" + std::string(name) + "'; --schedule knows " + known);
-}
+[[nodiscard]] Adds adds(stagger::schedule::Table const& table);
 
 }  // namespace gpt

@@ -68,7 +68,18 @@ void Settings::check() const {
     refuse("--microbatches " + std::to_string(microbatches) +
            " leaves some without a sequence; use at most --batch " + std::to_string(batch) +
            ", or a larger batch");
-  (void)Schedule::named(schedule);
+  require("--chunks", chunks, 1, 1'000'000);
+  if (stages % chunks != 0)
+    refuse("--stages " + std::to_string(stages) + " cannot be shared by ranks of " +
+           std::to_string(chunks) + ", as --schedule " + schedule + " has them; use a multiple of " +
+           std::to_string(chunks) + ", or other --chunks");
+  auto const table = Schedule::named(schedule, chunks, microbatches)
+                         .table({.ranks = static_cast<int>(ranks()),
+                                 .microbatches = static_cast<int>(microbatches),
+                                 .chunks = static_cast<int>(chunks)});
+  if (compare && adds(table) == Adds::otherwise)
+    refuse("--compare cannot follow --schedule " + schedule +
+           ", whose stages do not add their gradients in one order; leave --compare out");
   require("--seed", seed, 0, std::numeric_limits<std::int64_t>::max());
   require("--threads", threads, 1, 1024);
   require("--every", checkpoint_every, 1, 1'000'000'000);
@@ -113,15 +124,17 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
   app.add_option("--seed", s.seed, "Seed of everything random")->group(group);
 
   group = "The pipeline";
-  app.add_option("--stages", s.stages, "Stages to cut the layers into, each on a rank of its own")
+  app.add_option("--stages", s.stages, "Stages to cut the layers into; a rank runs one, or --chunks of them")
       ->group(group);
   app.add_option("--microbatches", s.microbatches,
                  "Parts of a batch that follow each other through the stages")
       ->group(group);
-  std::string names;
-  for (auto const& schedule : schedules)
-    names += (names.empty() ? "" : " or ") + std::string(schedule.name);
-  app.add_option("--schedule", s.schedule, "Order of forward and backward: " + names)->group(group);
+  app.add_option("--schedule", s.schedule,
+                 "Order of forward and backward: " + schedule_names())
+      ->group(group);
+  app.add_option("--chunks", s.chunks,
+                 "Stages that each rank runs; 0: as many as are usual for the schedule, 1 or 2")
+      ->group(group);
   app.add_option("--threads", s.threads,
                  "Threads to run the ranks; 0: one for each, as far as there are processors")
       ->group(group);
@@ -164,9 +177,10 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
   } catch (CLI::ParseError const& error) {
     refuse(one_line(error.what()) + "; gpt --help lists what there is");
   }
+  if (s.chunks == 0) s.chunks = Schedule::named(s.schedule, 0, 1).chunks();
   if (s.threads == 0) {
     std::int64_t const processors = std::max(1U, std::thread::hardware_concurrency());
-    s.threads = std::clamp<std::int64_t>(s.stages, 1, processors);
+    s.threads = std::clamp<std::int64_t>(s.chunks > 0 ? s.ranks() : 1, 1, processors);
   }
   s.check();
   return s;

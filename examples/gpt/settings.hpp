@@ -27,10 +27,11 @@ struct Settings {
   std::int64_t seed = 1;
 
   // The pipeline. None of these changes a bit of the result, but `microbatches`, which orders the
-  // sums.
+  // sums, and a schedule that adds them from the last microbatch to the first.
   std::int64_t stages = 2;
   std::int64_t microbatches = 8;
   std::string schedule = "1f1b";
+  std::int64_t chunks = 0;   ///< stages of a rank; 0: as many as the schedule usually has
   std::int64_t threads = 0;  ///< 0: as many as stages, or as processors if these are fewer
   bool recompute = false;
   bool compare = false;  ///< train on one device as well and demand the same bits
@@ -46,6 +47,9 @@ struct Settings {
 
   /// Embedding, blocks, head.
   [[nodiscard]] std::int64_t chain() const noexcept { return layers + 2; }
+
+  /// Each runs `chunks` stages.
+  [[nodiscard]] std::int64_t ranks() const noexcept { return stages / chunks; }
 
   /// Whether trace and timeline are wanted.
   [[nodiscard]] bool writes() const noexcept { return output != "none"; }

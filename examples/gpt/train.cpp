@@ -65,6 +65,17 @@ std::string model_in_words(Settings const& s) {
          ", heads " + std::to_string(s.heads) + ", context " + std::to_string(s.context);
 }
 
+Schedule schedule_of(Settings const& s) {
+  return Schedule::named(s.schedule, s.chunks, s.microbatches);
+}
+
+/// The schedule's table for a step.
+sg::schedule::Table plan_of(Settings const& s) {
+  return schedule_of(s).table({.ranks = static_cast<int>(s.ranks()),
+                               .microbatches = static_cast<int>(s.microbatches),
+                               .chunks = static_cast<int>(s.chunks)});
+}
+
 /// Everything else that the bits of the result depend on.
 std::string training_in_words(Settings const& s, Text const& text) {
   char words[256];
@@ -75,7 +86,7 @@ std::string training_in_words(Settings const& s, Text const& text) {
                 static_cast<long long>(s.microbatches), s.rate, static_cast<long long>(s.warmup),
                 s.clip, static_cast<long long>(s.seed),
                 static_cast<unsigned long long>(text.fingerprint()));
-  return words;
+  return std::string(words) + (adds(plan_of(s)) == Adds::falling ? ", sums falling" : "");
 }
 
 /// Creates the folder and tries to write there, before hours of work depend on it.
@@ -122,7 +133,7 @@ sg::Options options_of(Settings const& s) {
 
 auto make_pipeline(Settings const& s) {
   return make_model(s).with(ByWork{work_of(shape_of(s)), static_cast<int>(s.stages)},
-                            Schedule::named(s.schedule), adam, CrossEntropy<float>{},
+                            schedule_of(s), adam, CrossEntropy<float>{},
                             sg::host::Threads{static_cast<int>(s.threads)}, options_of(s));
 }
 
@@ -135,7 +146,8 @@ using Trainer = decltype(make_pipeline(std::declval<Settings const&>()));
 /// The same training on one device, step by step beside the pipeline.
 class Comparison {
  public:
-  explicit Comparison(Settings const& s) : one_(make_one_device(s)) {}
+  explicit Comparison(Settings const& s)
+      : one_(make_one_device(s)), falling_(adds(plan_of(s)) == Adds::falling) {}
 
   /// Goes on from where the pipeline stands.
   void start(Trainer& train) {
@@ -151,7 +163,13 @@ class Comparison {
   void step(Batch const& batch, double rate) {
     one_.optimizer().rate = rate;
     double const begin_s = now_s();
-    (void)one_.step(batch);
+    if (falling_) {  // the same sums in the same order
+      Batch turned{{batch.inputs.rbegin(), batch.inputs.rend()},
+                   {batch.targets.rbegin(), batch.targets.rend()}};
+      (void)one_.step(turned);
+    } else {
+      (void)one_.step(batch);
+    }
     wall_s_.push_back(now_s() - begin_s);
   }
 
@@ -192,6 +210,7 @@ class Comparison {
   }
 
   decltype(make_one_device(std::declval<Settings const&>())) one_;
+  bool falling_;
   std::vector<double> wall_s_;
 };
 
@@ -315,9 +334,7 @@ class Run {
   }
 
   void report() {
-    auto const plan = Schedule::named(s_.schedule)
-                          .table({.ranks = static_cast<int>(s_.stages),
-                                  .microbatches = static_cast<int>(s_.microbatches)});
+    auto const plan = plan_of(s_);
     if (!record_.empty()) {
       std::printf("%s\n", record_.table(plan).c_str());
       if (s_.writes()) {

@@ -2,6 +2,22 @@
 # A pipeline and one device have the same bits after every step.
 include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
 
+# Every schedule of a rank with one stage, and those with several.
+foreach(schedule gpipe 1f1b zb-h1 zb-h2 auto)
+  gpt(${tiny} --steps 3 --compare --schedule ${schedule} --stages 3)
+  expect_result(0)
+  expect(output "bit-equal to one device after every step")
+endforeach()
+foreach(schedule interleaved looped-bfs zb-h1 zb-v v-half v-min v-1f1b hanayo dualpipe-v auto)
+  foreach(recompute "" --recompute)
+    gpt(${tiny} --batch 8 --microbatches 4 --steps 3 --compare --schedule ${schedule} --chunks 2 --stages 4 --threads 2 ${recompute})
+    expect_result(0)
+    expect(output "bit-equal to one device after every step")
+  endforeach()
+endforeach()
+gpt(${tiny} --layers 4 --batch 8 --microbatches 4 --steps 2 --compare --schedule zb-v --stages 4 --sample 3)
+expect_result(0)
+
 foreach(schedule gpipe 1f1b)
   foreach(recompute "" --recompute)
     foreach(shape "1;1" "2;1" "2;2" "3;2" "5;4")
