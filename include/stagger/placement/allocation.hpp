@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What groups the devices of a cluster into virtual workers.
+/// @source J. H. Park et al., "HetPipe", USENIX ATC 2020, section 8.1, table 3.
+
+#include <concepts>
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <stagger/cluster/cluster.hpp>
+#include <stagger/core/error.hpp>
+#include <stagger/core/text.hpp>
+
+namespace stagger {
+
+/// Marks an allocation: `using policy_tag = stagger::AllocationTag;`.
+struct AllocationTag {};
+
+/// An allocation gives each virtual worker its devices. A virtual worker runs one pipeline.
+template <class P>
+concept AllocationPolicy = std::copyable<P> &&
+    std::same_as<typename P::policy_tag, AllocationTag> &&
+    requires(P const policy, cluster::Cluster const& cluster, int workers) {
+  // [workers] ids of devices, none twice
+  { policy.allocate(cluster, workers) } -> std::same_as<std::vector<std::vector<int>>>;
+};
+
+namespace placement {
+
+/// Kinds of each worker's devices in words, "VRGQ".
+[[nodiscard]] inline std::string letters(cluster::Cluster const& cluster,
+                                         std::span<int const> devices) {
+  std::string result;
+  for (int const d : devices) result += cluster.device(d).kind;
+  return result;
+}
+
+namespace detail {
+
+[[noreturn, gnu::cold]] inline void refuse_allocation(char const* policy, char const* wants,
+                                                      char const* of, long long got) {
+  throw Error(Errc::bad_configuration, text(policy, " wants ", wants, "; ", of, " is ", got));
+}
+
+}  // namespace detail
+
+}  // namespace placement
+
+}  // namespace stagger

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   On which node the parameter server keeps each layer, and what travels for it.
+/// @source J. H. Park et al., "HetPipe", USENIX ATC 2020, section 8.1: default placement and local.
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <stagger/core/error.hpp>
+#include <stagger/core/text.hpp>
+
+namespace stagger {
+
+/// Marks a choice of parameter homes: `using policy_tag = stagger::ParameterHomeTag;`.
+struct ParameterHomeTag {};
+
+namespace placement {
+
+/// One virtual worker's pipeline.
+struct Worker {
+  std::vector<int> cuts{};   ///< [stages - 1] first layer of each stage after the first
+  std::vector<int> nodes{};  ///< [stages] node of each stage
+  friend constexpr bool operator==(Worker const&, Worker const&) = default;
+
+  /// The node on which a layer runs.
+  [[nodiscard]] constexpr int node_of(int layer) const {
+    std::size_t stage = 0;
+    while (stage < cuts.size() && cuts[stage] <= layer) ++stage;
+    return nodes[stage];
+  }
+};
+
+}  // namespace placement
+
+/// A home for each layer's parameters.
+template <class P>
+concept ParameterHomePolicy = std::copyable<P> &&
+    std::same_as<typename P::policy_tag, ParameterHomeTag> &&
+    requires(P const policy, int layers, int nodes, std::span<placement::Worker const> workers) {
+  // [layers] a node each
+  { policy.homes(layers, nodes, workers) } -> std::same_as<std::vector<int>>;
+};
+
+namespace placement {
+
+/// Bytes over the links between nodes, for one virtual worker.
+struct Traffic {
+  std::uint64_t parameters_per_wave = 0;        ///< pushed and pulled
+  std::uint64_t activations_per_minibatch = 0;  ///< and their gradients, over the cuts
+};
+
+/// @param parameter_bytes  [layers]
+/// @param boundary_bytes   [layers] crossing behind each layer
+/// @param homes            [layers] of the parameters
+[[nodiscard]] constexpr Traffic traffic(std::span<std::uint64_t const> parameter_bytes,
+                                        std::span<std::uint64_t const> boundary_bytes,
+                                        Worker const& worker, std::span<int const> homes) {
+  if (parameter_bytes.size() != homes.size() || boundary_bytes.size() != homes.size())
+    throw Error(
+        Errc::bad_configuration,
+        text("there are parameters of ", parameter_bytes.size(), " layers, boundaries of ",
+             boundary_bytes.size(), " and homes for ", homes.size(), "; give one for each layer"));
+  Traffic result;
+  for (std::size_t l = 0; l < homes.size(); ++l)
+    if (homes[l] != worker.node_of(static_cast<int>(l)))
+      result.parameters_per_wave += 2 * parameter_bytes[l];
+  for (std::size_t c = 0; c < worker.cuts.size(); ++c)
+    if (worker.nodes[c] != worker.nodes[c + 1])
+      result.activations_per_minibatch +=
+          2 * boundary_bytes[static_cast<std::size_t>(worker.cuts[c]) - 1];
+  return result;
+}
+
+/// Layer i lives on node i mod nodes: the load is spread, whoever uses it.
+struct RoundRobin {
+  using policy_tag = ParameterHomeTag;
+
+  [[nodiscard]] constexpr std::vector<int> homes(int layers, int nodes,
+                                                 std::span<Worker const> /*workers*/) const {
+    if (nodes < 1)
+      throw Error(Errc::bad_configuration, text(nodes, " nodes have no room; give 1 or more"));
+    std::vector<int> result;
+    for (int l = 0; l < layers; ++l) result.push_back(l % nodes);
+    return result;
+  }
+};
+
+/// A layer lives where it runs, so that no parameters travel between nodes. Every worker must have
+/// the same cuts on the same nodes, as EqualDistribution gives them.
+struct Local {
+  using policy_tag = ParameterHomeTag;
+
+  /// @throws Error  bad_configuration if two workers differ
+  [[nodiscard]] constexpr std::vector<int> homes(int layers, int /*nodes*/,
+                                                 std::span<Worker const> workers) const {
+    if (workers.empty())
+      throw Error(Errc::bad_configuration, "Local needs a worker to follow; give one or more");
+    for (std::size_t w = 0; w < workers.size(); ++w)
+      if (!(workers[w] == workers.front()))
+        throw Error(Errc::bad_configuration,
+                    text("worker ", w,
+                         " has other cuts or nodes than worker 0; Local needs them "
+                         "equal, use EqualDistribution or RoundRobin"));
+    std::vector<int> result;
+    for (int l = 0; l < layers; ++l) result.push_back(workers.front().node_of(l));
+    return result;
+  }
+};
+
+static_assert(ParameterHomePolicy<RoundRobin> && ParameterHomePolicy<Local>);
+
+}  // namespace placement
+
+}  // namespace stagger

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+// What HetPipe claims about grouping, cutting and placing, one test for each claim.
+#include "hetpipe_models.hpp"
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <stagger/placement/equal_distribution.hpp>
+#include <stagger/placement/hybrid_distribution.hpp>
+#include <stagger/placement/node_partition.hpp>
+#include <stagger/placement/parameter_home.hpp>
+
+#include "catch.hpp"
+
+using namespace tool::hetpipe;
+namespace placement = stagger::placement;
+using Workers = std::vector<std::vector<int>>;
+
+namespace {
+
+std::vector<std::string> letters(Cluster const& cluster, Workers const& workers) {
+  std::vector<std::string> all;
+  for (auto const& w : workers) all.push_back(placement::letters(cluster, w));
+  return all;
+}
+
+double bytes_of(Profile const& p) {
+  double sum = 0;
+  for (auto const& layer : p.layers) sum += static_cast<double>(layer.parameter_bytes);
+  return sum;
+}
+
+/// Bytes over nodes, per minibatch, of the best equal distribution with parameters at home.
+placement::Traffic local_traffic(Profile const& p, std::vector<placement::Worker>& workers,
+                                 double between = 3e9) {
+  Cluster cluster = usable();
+  cluster.inter.bytes_per_s = between;
+  for (auto const& devices : placement::EqualDistribution{}.allocate(cluster, 4)) {
+    auto const costs = stagger::partition::costs(p, cluster, devices);
+    auto const found =
+        stagger::partition::MinMax{.any_order = true, .in_flight = 5}.partition(costs);
+    placement::Worker worker{.cuts = found.cuts, .nodes = {}};
+    for (auto const& stage : found.devices)
+      worker.nodes.push_back(cluster.device(stage.front()).node);
+    workers.push_back(worker);
+  }
+  std::vector<std::uint64_t> parameters, boundaries;
+  for (auto const& layer : p.layers) {
+    parameters.push_back(layer.parameter_bytes);
+    boundaries.push_back(layer.activation_bytes);
+  }
+  auto const homes = placement::Local{}.homes(p.size(), 4, workers);
+  return placement::traffic(parameters, boundaries, workers.front(), homes);
+}
+
+/// What a ring moves per device for an all-reduce of the model.
+double all_reduced(Profile const& p, int devices) {
+  return (devices - 1.0) / devices * bytes_of(p);
+}
+
+}  // namespace
+
+TEST_CASE("hetpipe/C1: table 3 comes out of compute and memory", "[hetpipe]") {
+  Cluster const c = stagger::cluster::hetpipe();
+  using Letters = std::vector<std::string>;
+  CHECK(letters(c, placement::NodePartition{}.allocate(c, 4)) ==
+        Letters{"VVVV", "RRRR", "GGGG", "QQQQ"});
+  CHECK(letters(c, placement::EqualDistribution{}.allocate(c, 4)) == Letters(4, "VRGQ"));
+  CHECK(letters(c, placement::HybridDistribution{}.allocate(c, 4)) ==
+        Letters{"VVQQ", "VVQQ", "RRGG", "RRGG"});
+  // On compute alone V with G and R with Q would be nearer: memory must be in the criterion.
+  Cluster equal = c;
+  for (auto& device : equal.devices) device.memory_bytes = 1;
+  CHECK(letters(equal, placement::HybridDistribution{}.allocate(equal, 4)) ==
+        Letters{"VVGG", "VVGG", "RRQQ", "RRQQ"});
+}
+
+TEST_CASE("hetpipe/C2: the models have 548 and 230 MiB of parameters", "[hetpipe]") {
+  CHECK(bytes_of(vgg19()) / 4 == Approx(143.67e6).epsilon(1e-4));
+  CHECK(bytes_of(resnet152()) / 4 == Approx(60.19e6).epsilon(1e-4));
+  CHECK(bytes_of(vgg19()) / (1 << 20) == Approx(548).epsilon(0.005));
+  CHECK(bytes_of(resnet152()) / (1 << 20) == Approx(230).epsilon(0.005));
+}
+
+TEST_CASE("hetpipe/C3: Horovod moves 515 and 211 MiB, (K - 1) / K of the model", "[hetpipe]") {
+  CHECK(all_reduced(vgg19(), 16) / (1 << 20) == Approx(515).epsilon(0.005));
+  CHECK(all_reduced(resnet152(), 12) / (1 << 20) == Approx(211).epsilon(0.005));
+}
+
+TEST_CASE("hetpipe/C4: with local homes no parameters cross nodes, in turn they do", "[hetpipe]") {
+  for (auto const& p : {vgg19(), resnet152()}) {
+    std::vector<placement::Worker> workers;
+    auto const local = local_traffic(p, workers);
+    CHECK(local.parameters_per_wave == 0);
+    CHECK(local.activations_per_minibatch > 0);
+    std::vector<std::uint64_t> parameters, boundaries;
+    for (auto const& layer : p.layers) {
+      parameters.push_back(layer.parameter_bytes);
+      boundaries.push_back(layer.activation_bytes);
+    }
+    auto const homes = placement::RoundRobin{}.homes(p.size(), 4, workers);
+    double there = 0;
+    for (int l = 0; l < p.size(); ++l)
+      if (l % 4 != workers.front().node_of(l))
+        there += 2 * static_cast<double>(parameters[static_cast<std::size_t>(l)]);
+    auto const spread = placement::traffic(parameters, boundaries, workers.front(), homes);
+    CHECK(static_cast<double>(spread.parameters_per_wave) == there);
+    CHECK(spread.activations_per_minibatch == local.activations_per_minibatch);
+  }
+}
+
+TEST_CASE("hetpipe/C5: at 1 GB/s local homes save more of VGG-19's bytes than of ResNet-152's",
+          "[hetpipe]") {
+  std::vector<placement::Worker> a, b;
+  auto const bytes = [](Profile const& p, std::vector<placement::Worker>& workers) {
+    return static_cast<double>(local_traffic(p, workers, 1e9).activations_per_minibatch);
+  };
+  double const vgg = bytes(vgg19(), a), resnet = bytes(resnet152(), b);
+  CAPTURE(a.front().cuts, b.front().cuts, vgg, resnet);
+  CHECK(vgg / all_reduced(vgg19(), 16) < resnet / all_reduced(resnet152(), 12));
+}
+
+TEST_CASE("hetpipe/C5: the published 103 MB are three late cuts of VGG-19, both ways",
+          "[hetpipe]") {
+  auto const p = vgg19();
+  std::vector<std::uint64_t> parameters, boundaries;
+  for (auto const& layer : p.layers) {
+    parameters.push_back(layer.parameter_bytes);
+    boundaries.push_back(layer.activation_bytes);
+  }
+  // Behind the third pooling, and behind two convolutions of 512 x 14 x 14.
+  placement::Worker const worker{.cuts = {11, 17, 18}, .nodes = {0, 1, 2, 3}};
+  std::vector<placement::Worker> const one{worker};
+  auto const t = placement::traffic(parameters, boundaries, worker,
+                                    placement::Local{}.homes(p.size(), 4, one));
+  CHECK(static_cast<double>(t.activations_per_minibatch) / 1e6 == Approx(103).epsilon(0.005));
+}
+
+TEST_CASE("hetpipe/C8: whimpy GPUs help, each kind added, up to between 1.8 and 3.5 times",
+          "[hetpipe]") {
+  Cluster const c = usable();
+  for (auto const& p : {vgg19(), resnet152()}) {
+    CAPTURE(p.name);
+    std::vector<double> speed;
+    for (char const* kinds : {"V", "VR", "VRQ", "VRGQ"})
+      speed.push_back(throughput(p, c, workers_of(c, kinds), 5));
+    for (std::size_t i = 1; i < 4; ++i) CHECK(speed[i] >= speed[i - 1]);
+    CHECK(speed[3] / speed[0] >= 1.8);
+    CHECK(speed[3] / speed[0] <= 3.5);
+    for (std::size_t i = 2; i < 4; ++i) CHECK(speed[1] - speed[0] > speed[i] - speed[i - 1]);
+  }
+}
+
+TEST_CASE("hetpipe/table 4: bottlenecks of the reference calibration, within 3 %", "[hetpipe]") {
+  Cluster const c = usable();
+  std::array<double, 4> const vgg{192, 516, 546, 635}, resnet{257, 564, 654, 743};
+  std::size_t i = 0;
+  for (char const* kinds : {"V", "VR", "VRQ", "VRGQ"}) {
+    CAPTURE(kinds);
+    CHECK(throughput(vgg19(), c, workers_of(c, kinds), 5) == Approx(vgg[i]).epsilon(0.03));
+    CHECK(throughput(resnet152(), c, workers_of(c, kinds), 5) == Approx(resnet[i]).epsilon(0.03));
+    ++i;
+  }
+}
+
+TEST_CASE("hetpipe/C9, C10: a worker for each node is the slowest allocation", "[hetpipe]") {
+  Cluster const c = usable();
+  for (auto const& p : {vgg19(), resnet152()})
+    for (int const in_flight : {1, 3, 5}) {
+      CAPTURE(p.name, in_flight);
+      auto const of = [&](auto const& policy) {
+        return throughput(p, c, policy.allocate(c, 4), in_flight);
+      };
+      double const np = of(placement::NodePartition{}), ed = of(placement::EqualDistribution{});
+      double const hd = of(placement::HybridDistribution{});
+      CHECK(np < hd);
+      CHECK(np < ed);
+      if (p.name == "ResNet-152" || in_flight < 5) CHECK(hd / ed > 0.85);
+      CHECK(hd / ed < 1.15);
+    }
+}
+
+TEST_CASE("hetpipe/C11: a worker for each node is limited by the node with the least memory",
+          "[hetpipe]") {
+  Cluster const c = usable();
+  for (auto const& p : {vgg19(), resnet152()}) {
+    CAPTURE(p.name);
+    auto const nodes = placement::NodePartition{}.allocate(c, 4);
+    int least = 32;
+    for (auto const& worker : nodes) least = std::min(least, most_in_flight(p, c, Workers{worker}));
+    int const np = most_in_flight(p, c, nodes);
+    CHECK(np == least);
+    CHECK(np == most_in_flight(p, c, Workers{nodes[2]}));  // GGGG, 6 GB each
+    CHECK(np <= most_in_flight(p, c, placement::EqualDistribution{}.allocate(c, 4)));
+  }
+}
+
+TEST_CASE("hetpipe/allocation: what cannot be shared out is named", "[hetpipe]") {
+  Cluster c = stagger::cluster::hetpipe();
+  CHECK_THROWS_WITH(placement::NodePartition{}.allocate(c, 3),
+                    Catch::Contains("NodePartition wants as many workers as there are nodes"));
+  CHECK_THROWS_WITH(placement::EqualDistribution{}.allocate(c, 3),
+                    Catch::Contains("the number in one node is 4"));
+  CHECK_THROWS_WITH(placement::EqualDistribution{}.allocate(c, -1), Catch::Contains("wants"));
+  CHECK_THROWS_WITH(placement::HybridDistribution{}.allocate(c, 3),
+                    Catch::Contains("the number of workers is 3"));
+  CHECK_THROWS_WITH(placement::HybridDistribution{}.allocate(c, 0), Catch::Contains("is 0"));
+  c.devices.pop_back();
+  CHECK_THROWS_WITH(placement::HybridDistribution{}.allocate(c, 4),
+                    Catch::Contains("equally many devices of each kind"));
+  CHECK_THROWS_WITH(placement::NodePartition{}.allocate(c, 4),
+                    Catch::Contains("nodes of equally many devices"));
+  for (auto& device : c.devices) device.kind = "V";
+  CHECK_THROWS_WITH(placement::HybridDistribution{}.allocate(c, 4),
+                    Catch::Contains("an even number of kinds"));
+  std::vector<placement::Worker> const unlike{{{1}, {0, 1}}, {{2}, {0, 1}}};
+  CHECK_THROWS_WITH(placement::Local{}.homes(3, 2, unlike), Catch::Contains("worker 1 has other"));
+}
+
+TEST_CASE("hetpipe/HybridDistribution: every device is used once, whatever the kinds",
+          "[hetpipe]") {
+  for (int kinds = 2; kinds <= 6; kinds += 2)
+    for (int share = 1; share <= 3; ++share)
+      for (int each = 1; each <= 2; ++each) {
+        Cluster c{.name = "", .devices = {}, .intra = {{}}, .inter = {}};
+        for (int k = 0; k < kinds; ++k)
+          for (int d = 0; d < share * each; ++d)
+            c.devices.push_back({std::string(1, static_cast<char>('a' + k)),
+                                 static_cast<std::uint64_t>(100 + 7 * (k * k % 5)),
+                                 1 + 0.3 * (k * 3 % 4), 0});
+        auto const workers = placement::HybridDistribution{}.allocate(c, kinds / 2 * each);
+        std::vector<int> seen(c.devices.size());
+        for (auto const& w : workers) {
+          CHECK(w.size() == static_cast<std::size_t>(2 * share));
+          for (int const d : w) ++seen[static_cast<std::size_t>(d)];
+        }
+        CHECK(seen == std::vector<int>(c.devices.size(), 1));
+      }
+}

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+set(test_includes ${PROJECT_SOURCE_DIR}/examples/stagger)  # hetpipe_models.hpp
