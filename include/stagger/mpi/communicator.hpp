@@ -38,7 +38,7 @@ class Waiting {
   }
 
  private:
-  static constexpr std::chrono::milliseconds yielding{5};
+  static constexpr std::chrono::milliseconds yielding{20};
   static constexpr std::chrono::microseconds longest{200};
   std::chrono::microseconds spin_;
   std::chrono::microseconds sleep_{25};
