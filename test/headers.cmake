@@ -68,3 +68,26 @@ foreach(component IN LISTS stagger_available)
     add_dependencies(headers headers_${component}_${compiler})
   endforeach()
 endforeach()
+
+# What a .cu file may include, in one file for each component: nvcc's front end refuses some C++ that
+# g++ and clang take.
+find_package(CUDAToolkit QUIET)
+foreach(component IN ITEMS cuda nccl)
+  if(NOT component IN_LIST stagger_available OR NOT EXISTS "${CUDAToolkit_NVCC_EXECUTABLE}" OR NOT further)
+    continue()
+  endif()
+  set(includes "")
+  foreach(header IN LISTS stagger_${component}_files)
+    file(RELATIVE_PATH header ${PROJECT_SOURCE_DIR}/include ${header})
+    string(APPEND includes "#include <${header}>\n")
+  endforeach()
+  set(source ${here}/${component}.cu)
+  file(CONFIGURE OUTPUT ${source} CONTENT "${includes}")
+  set(folders "$<TARGET_PROPERTY:headers_${component},INCLUDE_DIRECTORIES>")
+  add_custom_command(OUTPUT ${source}.o DEPFILE ${source}.d DEPENDS ${source} VERBATIM COMMAND_EXPAND_LISTS
+    COMMAND ${CUDAToolkit_NVCC_EXECUTABLE} -std=c++20 -arch=sm_90 "-I$<JOIN:${folders},$<SEMICOLON>-I>"
+            -MD -MF ${source}.d -MT ${source}.o -c ${source} -o ${source}.o
+    COMMENT "Checking the headers of ${component} with nvcc")
+  add_custom_target(headers_${component}_nvcc ALL DEPENDS ${source}.o)
+  add_dependencies(headers headers_${component}_nvcc)
+endforeach()

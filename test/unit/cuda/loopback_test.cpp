@@ -55,11 +55,11 @@ TEST_CASE("cuda/Loopback: parameters have the bits of typed loops, enqueued or r
   bool const capture = GENERATE(false, true);
   unsigned const jitter = GENERATE(0U, 9U);
   int number = 0;
-  for (int const microbatches : {1, 4, 5}) {
-    auto const data = batches(6, microbatches, true);
+  for (int const microbatches : {1, 5}) {
+    auto const data = batches(5, microbatches, true);
     auto const course = expected_course(data, true);
     for (auto const& [name, schedule] : schedules()) {
-      for (int const stages : {1, 2, 4, 7}) {
+      for (int const stages : {1, 4, 7}) {
         if (sanitized && number++ % 5 != 0) continue;
         CAPTURE(name, capture, jitter, microbatches, stages);
         si::Session const session;
