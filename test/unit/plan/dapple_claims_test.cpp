@@ -456,6 +456,24 @@ TEST_CASE("plan/DAPPLE C12: the best plan beats data parallelism on all three cl
   CHECK(mean['B'] < mean['C']);
 }
 
+TEST_CASE("plan/DAPPLE C13: data parallelism dips from 8 devices to 10, plans of stages do not",
+          "[plan]") {
+  double parallel = 0, planned = 0;
+  for (int const devices : {8, 10, 12, 14, 16}) {
+    std::vector<int> const others = range(devices, 16 - devices);
+    Workload const w(dapple_models::bert(), config('A'), {.batch = 128, .without = others});
+    double const now = DataParallel{.gradients = Gradients::together}.plan(w).speedup;
+    if (devices == 8) CHECK(now == Approx(7.87).epsilon(0.01));
+    if (devices == 10) CHECK(now < 0.9 * parallel);
+    if (devices == 16) CHECK(now == Approx(7.57).epsilon(0.01));
+    double const best = Dapple{}.plan(w).speedup;
+    CAPTURE(devices, now, best);
+    CHECK(best > planned);
+    parallel = now;
+    planned = best;
+  }
+}
+
 TEST_CASE("plan/DAPPLE C14: states of BERT up to 428 layers, and the largest that fit", "[plan]") {
   auto const states = [](double layers) { return 16 * (12.596e6 * layers + 31.25e6); };
   struct Row {
