@@ -24,9 +24,8 @@ namespace stagger::partition {
 /// How many minibatches a stage may hold between their forward and their backward. The last stage
 /// runs both at once and holds one.
 enum class InFlight : std::uint8_t {
-  safe,       ///< all of them: always right
-  balanced,   ///< min(all, 2 * stages after it + 1): right only if the schedule keeps to it
-  simulated,  ///< the most that is seen when the stages run first come, first served
+  safe,      ///< all of them: always right
+  balanced,  ///< min(all, 2 * stages after it + 1): right only if the schedule keeps to it
 };
 
 /// One device, by what a partitioner looks at.

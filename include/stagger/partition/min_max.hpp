@@ -46,10 +46,6 @@ struct MinMax {
       detail::require_stages(costs.devices() > 0 ? 1 : 0, costs.layers());
     else
       detail::require_stages(costs.devices(), costs.layers());
-    if (rule == InFlight::simulated)
-      throw Error(
-          Errc::bad_configuration,
-          "what a schedule holds depends on the whole partition; use partition::SimulatedMinMax");
     detail::Limits const limits{rule, in_flight, 1};
     Found const best = search(costs, limits);
     if (best.order.empty()) {
