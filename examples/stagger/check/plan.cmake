@@ -53,6 +53,7 @@ if(NOT "${result}|${output}" STREQUAL "1|" OR NOT "${errors}" MATCHES "^stagger:
 endif()
 
 matches(0 "BERT-48 +64 +A +8:8 +23:25 +0.06 +8:8.*XLNet-36 +128 +A +8:8 +18:18 +0.03 +8:8" plan --paper dapple)
+matches(0 "VVVV" plan --paper hetpipe)
 refused("--paper knows no 'dappel'. the nearest is 'dapple'" plan --paper dappel)
 refused("needs --profile FILE" plan)
 refused("needs --cluster FILE" plan --profile four.json)

@@ -17,6 +17,7 @@
 
 #include "../command.hpp"
 #include "../paper_dapple.hpp"
+#include "../paper_hetpipe.hpp"
 #include "../profile.hpp"
 
 namespace tool {
@@ -49,7 +50,7 @@ class PlanCommand final : public Command {
         ->type_name("WORD");
     app.add_flag("--recompute", request_.recompute,
                  "Keep the inputs of stages alone and run forwards again; auto tries both");
-    app.add_option("--paper", paper_, "dapple: the published table beside ours")
+    app.add_option("--paper", paper_, "dapple | hetpipe: the published tables beside ours")
         ->type_name("NAME");
     app.add_option("--profiles", profiles_,
                    "Folder with measured profiles for --paper; default: STAGGER_PROFILES")
@@ -63,13 +64,14 @@ class PlanCommand final : public Command {
   Answer run() override {
     std::string const& form = format();
     if (!paper_.empty()) {
-      require_word("--paper", paper_, {"dapple"});
+      require_word("--paper", paper_, {"dapple", "hetpipe"});
       if (!profile_.empty()) refuse("--paper brings its own layers; leave --profile out");
       if (form == "svg") refuse("--paper has no picture; use --format text or json");
       std::string folder = profiles_;
       if (char const* set = std::getenv("STAGGER_PROFILES"); folder.empty() && set != nullptr)
         folder = set;
-      return {paper_dapple(folder, form == "json")};
+      bool const json = form == "json";
+      return {paper_ == "dapple" ? paper_dapple(folder, json) : paper_hetpipe(json)};
     }
     if (!profiles_.empty())
       refuse("--profiles is for --paper; a profile of your own is --profile FILE");

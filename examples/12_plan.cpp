@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// A plan for two fast and two slow devices, and another one when a device is lost.
+// expect: simulated  9[0-9]\.[0-9]
+// expect: node 0  big    0 0
+// expect: bound      80.00 ms, gap 13.4 %
+// expect: without device 1
+// expect: no plan fits
+
+#include <cstdio>
+
+#include <stagger/cluster/cluster.hpp>
+#include <stagger/plan/auto.hpp>
+#include <stagger/plan/replan.hpp>
+#include <stagger/report/plan.hpp>
+
+namespace sg = stagger;
+
+int main() {
+  sg::cluster::Profile model{.name = "chain", .batch = 4};  // times and bytes for 4 samples
+  for (double const work : {0.4, 1.0, 1.0, 1.0, 1.0, 0.6})
+    model.layers.push_back({.forward_s = 1e-3 * work,
+                            .backward_s = 2e-3 * work,
+                            .activation_bytes = 800'000,
+                            .parameter_bytes = 9'000'000});
+
+  sg::cluster::Link const inside{.alpha_s = 1e-6, .bytes_per_s = 10e9};
+  sg::cluster::Cluster boxes{.name = "two boxes",
+                             .intra = {inside, inside},
+                             .inter = {.alpha_s = 5e-6, .bytes_per_s = 1.2e9}};
+  for (int d = 0; d < 2; ++d)
+    boxes.devices.push_back({.kind = "big", .memory_bytes = 1'000'000'000, .speed = 1, .node = 0});
+  for (int d = 0; d < 2; ++d)
+    boxes.devices.push_back(
+        {.kind = "small", .memory_bytes = 500'000'000, .speed = 0.5, .node = 1});
+
+  sg::plan::Request request{.batch = 64, .microbatch = 4};
+  sg::plan::Plan const plan = sg::plan::Auto{}.plan({model, boxes, request});
+  std::printf("%s\n%s", sg::report::table(plan).c_str(),
+              sg::report::picture(plan, boxes).c_str());
+
+  request.without = {1};
+  sg::plan::Plan const less = sg::plan::Replan{}.plan(plan, {model, boxes, request});
+  std::printf("\nwithout device 1\n%s", sg::report::picture(less, boxes).c_str());
+
+  for (auto& device : boxes.devices) device.memory_bytes = 30'000'000;
+  try {
+    (void)sg::plan::Auto{}.plan({model, boxes, request});
+  } catch (sg::plan::Infeasible const& no) {
+    std::printf("\n%s\n", no.what());
+  }
+}
