@@ -373,6 +373,7 @@ ncclResult_t submit_group() {
   auto const calls = std::exchange(grouped, {});
   auto result = std::exchange(group_error, ncclSuccess);
   if (int const code = count(Call::group_end)) return static_cast<ncclResult_t>(code);
+  if (result != ncclSuccess) return result;  // a call of it was refused: nothing is done
   std::vector<ncclComm_t> comms;
   for (auto const& call : calls)
     if (std::find(comms.begin(), comms.end(), call.comm) == comms.end()) comms.push_back(call.comm);
@@ -393,7 +394,8 @@ ncclResult_t add(Operation const& call) {
     return ncclInvalidArgument;
   }
   if (call.peer < 0 || call.peer >= call.comm->ranks || !alive(call.stream)) {
-    own_words = "peer or stream do not exist";
+    call.comm->words = "peer or stream do not exist";
+    if (depth > 0) group_error = ncclInvalidArgument;
     return ncclInvalidArgument;
   }
   grouped.push_back(call);

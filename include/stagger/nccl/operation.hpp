@@ -39,6 +39,8 @@ class Operation {
     if (!state_) return true;
     detail::State& state = *state_;
     issuer_->progress();
+    if (!state.refused.empty()) [[unlikely]]
+      state.throw_if_refused(number_);
     if (state.issued >= number_ && (on_stream_ || state.done >= number_)) return true;
     if (!state.failure) static_cast<void>(state.settled());  // what peers do arrives here
     if (state.failure) std::rethrow_exception(state.failure);

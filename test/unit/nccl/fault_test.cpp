@@ -138,6 +138,31 @@ TEST_CASE("nccl/fault: what NCCL refuses comes with NCCL's words", "[nccl]") {
   }
 }
 
+TEST_CASE("nccl/fault: an argument that NCCL refuses fails its group alone", "[nccl]") {
+  si::Session const session;
+  si::in_progress_polls(GENERATE(0, 2));
+  {
+    Ranks ranks(2);
+    ranks.join();
+    std::array<float, 2> x{1, 2};
+    auto const error = caught([&] {
+      auto group = ranks[0].group();
+      ranks[0].send(group, std::span<float>(x), 1);
+      auto operation = ranks[0].receive(group, std::span<float>(x), 7);
+      group.submit();
+      operation.wait(patience_s);
+    });
+    CHECK(error == sg::Errc::bad_configuration);
+    CHECK(has(error, "rank 0: NCCL could not begin a call: invalid argument"));
+    ranks.each([&](std::size_t r, auto& c) {
+      return c.all_reduce(std::span<float>(&x[r], 1), Reduction::sum);
+    });
+    CHECK(x == std::array<float, 2>{3, 3});
+    ranks.finalize();
+  }
+  CHECK(session.left() == si::Live{});
+}
+
 TEST_CASE("nccl/fault: an asynchronous error reaches every operation, and no call follows it",
           "[nccl]") {
   si::Session const session;

@@ -52,6 +52,7 @@ struct State {
   std::uint64_t done = 0;    // on the device
   cuda::EventTable events;   // of batch n: n % events_kept
   std::exception_ptr failure;
+  std::vector<std::pair<std::uint64_t, std::exception_ptr>> refused;  // batches that did nothing
   std::vector<std::pair<ncclDataType_t, double>> factors;  // of reductions that scale first
   std::vector<ncclRedOp_t> scaled;
   std::shared_ptr<Abort> abort;
@@ -71,6 +72,20 @@ struct State {
     } catch (...) {
       fail(std::current_exception());
     }
+  }
+
+  /// A call that NCCL did not take, and that left everything as it was.
+  void refuse(std::uint64_t number, char const* what) noexcept {
+    try {
+      refused.emplace_back(number,
+                           std::make_exception_ptr(error(ncclInvalidArgument, what, comm, rank)));
+    } catch (...) {
+      fail(std::current_exception());
+    }
+  }
+  void throw_if_refused(std::uint64_t number) const {
+    for (auto const& [batch, why] : refused)
+      if (batch == number) std::rethrow_exception(why);
   }
 
   /// Whether NCCL is through with the last call. A failure is through as well.
@@ -195,6 +210,7 @@ class Issuer {
       result = ncclCommSplit(state.comm, batch.colour < 0 ? NCCL_SPLIT_NOCOLOR : batch.colour,
                              batch.key, &batch.part->comm, &config);
     }
+    if (result == ncclInvalidArgument) return state.refuse(batch.number, "begin a call");
     state.in_progress = true;
     if (result != ncclSuccess && result != ncclInProgress) state.fail(result, "begin a call");
   }
@@ -269,7 +285,8 @@ class Issuer {
 
   static void finish(Batch const& batch) noexcept {
     State& state = *batch.state;
-    if (batch.kind == Kind::finalize) {
+    bool const refused = !state.refused.empty() && state.refused.back().first == batch.number;
+    if (batch.kind == Kind::finalize && !refused) {
       auto* const comm = std::exchange(state.comm, nullptr);
       ncclResult_t const result = ncclCommDestroy(comm);
       if (result != ncclSuccess) return state.fail(result, "destroy a finalized communicator");
