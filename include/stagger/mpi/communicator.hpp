@@ -24,7 +24,7 @@ struct World;
 
 /// How a wait for other processes passes the time: it asks again at once for as long as `spin`,
 /// then lets others have the core between questions, and sleeps up to 200 µs at a time once it has
-/// waited for 5 ms.
+/// waited for 20 ms.
 class Waiting {
  public:
   explicit Waiting(std::chrono::microseconds spin) noexcept : spin_(spin) {}
