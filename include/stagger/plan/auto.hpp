@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,13 +38,18 @@ struct Auto {
   std::vector<Draft> others{};     ///< from partitioners of the caller's choice
 
   /// @throws Infeasible  where nothing fits
-  [[nodiscard]] Plan plan(Workload const& w) const {
+  [[nodiscard]] Plan plan(Workload const& w) const { return std::move(shortlist(w).front().plan); }
+
+  /// The best plan and those that others led to, the best first, with the drafts they came from.
+  /// @throws Infeasible  where nothing fits
+  [[nodiscard]] std::vector<Candidate> shortlist(Workload const& w) const {
     Shortage shortage;
-    if (auto best = search(w, shortage)) return *std::move(best);
+    auto found = search(w, shortage);
+    if (!found.empty()) return found;
     throw infeasible(w, shortage, [&](Request const& r) {
       Shortage other;
       Auto const quick{.budget = 50'000, .simulations = 0};
-      return quick.search(Workload(w.profile(), w.cluster(), r), other).has_value();
+      return !quick.search(Workload(w.profile(), w.cluster(), r), other).empty();
     });
   }
 
@@ -66,7 +70,7 @@ struct Auto {
     return all;
   }
 
-  [[nodiscard]] std::optional<Plan> search(Workload const& w, Shortage& shortage) const {
+  [[nodiscard]] std::vector<Candidate> search(Workload const& w, Shortage& shortage) const {
     Evaluator evaluator(w);
     std::vector<Candidate> best;  // rising in simulated time
     long long evaluated = 0;
@@ -117,7 +121,7 @@ struct Auto {
       consider(draft_of(dapple, w.microbatch()));
     } catch (Infeasible const&) {  // one of the others may fit
     }
-    if (best.empty()) return std::nullopt;
+    if (best.empty()) return best;
     long long left = simulations;
     auto const starts = best.size();
     for (std::size_t i = 0; i < starts && left > 0; ++i) {
@@ -128,16 +132,18 @@ struct Auto {
       evaluated -= std::max(0LL, share);
       left += std::max(0LL, share);
     }
-    auto const first = std::min_element(
-        best.begin(), best.end(),
-        [](auto const& a, auto const& b) { return a.plan.simulated_s < b.plan.simulated_s; });
-    Draft plain = first->draft;
+    std::sort(best.begin(), best.end(), [](Candidate const& a, Candidate const& b) {
+      if (a.plan.simulated_s != b.plan.simulated_s) return a.plan.simulated_s < b.plan.simulated_s;
+      return a.plan.stages.size() < b.plan.stages.size();
+    });
+    Candidate& first = best.front();
+    Draft plain = first.draft;
     plain.gradients = Gradients::together;
-    auto const together = evaluator(plain, "auto");
-    Plan plan = together && together->simulated_s <= first->plan.simulated_s ? *together
-                                                                             : first->plan;
-    plan.candidates = evaluated;
-    return plan;
+    auto together = evaluator(plain, "auto");
+    if (together && together->simulated_s <= first.plan.simulated_s)
+      first = {std::move(plain), *std::move(together)};
+    for (Candidate& c : best) c.plan.candidates = evaluated;
+    return best;
   }
 };
 
