@@ -4,6 +4,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -22,6 +23,7 @@ namespace cuda_stand_in {
 class Moment {
  public:
   void set() noexcept {
+    when = std::chrono::steady_clock::now();
     happened_.store(true, std::memory_order_release);
     happened_.notify_all();
   }
@@ -30,6 +32,8 @@ class Moment {
   [[nodiscard]] bool happened() const noexcept {
     return happened_.load(std::memory_order_relaxed) && happened_.load(std::memory_order_acquire);
   }
+
+  std::chrono::steady_clock::time_point when{};
 
  private:
   std::atomic<bool> happened_{false};
@@ -115,6 +119,7 @@ struct CUstream_st {
 
 struct CUevent_st {
   std::atomic<bool> alive{true};
+  bool timed = false;
   std::mutex mutex;
   std::shared_ptr<cuda_stand_in::Moment> recorded;  // null: never
   std::shared_ptr<cuda_stand_in::Capture> capture;  // of the last record, if that was captured

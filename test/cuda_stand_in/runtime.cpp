@@ -414,10 +414,11 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   return cudaSuccess;
 }
 
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   if (int const code = count(Call::event_create)) return answer(static_cast<cudaError_t>(code));
   if (state().lost != 0) return static_cast<cudaError_t>(state().lost.load());
   *event = new CUevent_st;
+  (*event)->timed = (flags & cudaEventDisableTiming) == 0;
   ++state().events;
   return cudaSuccess;
 }
@@ -456,6 +457,17 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   std::lock_guard const lock(event->mutex);
   if (event->capture) return answer(cudaErrorCapturedEvent);
   return !event->recorded || event->recorded->happened() ? cudaSuccess : cudaErrorNotReady;
+}
+
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
+  for (auto* event : {start, end}) {
+    if (event == nullptr || !event->alive || !event->timed || event->capture || !event->recorded)
+      return answer(cudaErrorInvalidResourceHandle);
+    if (!event->recorded->happened()) return cudaErrorNotReady;
+  }
+  *ms =
+      std::chrono::duration<float, std::milli>(end->recorded->when - start->recorded->when).count();
+  return cudaSuccess;
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {

@@ -16,6 +16,7 @@
 
 #include <stagger/cuda/detail/caller.hpp>
 #include <stagger/cuda/detail/jobs.hpp>
+#include <stagger/cuda/detail/timeline.hpp>
 #include <stagger/cuda/graph.hpp>
 #include <stagger/cuda/memory.hpp>
 #include <stagger/cuda/ranges.hpp>
@@ -105,7 +106,10 @@ class StreamsBackend {
       return fail(std::current_exception());
     }
     try {
-      if (options_.capture && warm_ && machine_.program().training) {
+      bool const timed_by_device = machine_.options().record && options_.work == Work::enqueue;
+      if (timed_by_device) timeline_.begin(streams_.front());
+      // A graph has no times of its own nodes.
+      if (options_.capture && warm_ && machine_.program().training && !timed_by_device) {
         if (!graph_is_current_ || arguments_changed()) capture();
         replayed_ = true;
         graph_.replay(streams_.front(), *options_.counts);
@@ -117,6 +121,7 @@ class StreamsBackend {
     }
     drain();
     watchdog_.end();
+    finish_timeline();
     warm_ = !machine_.failed();
   }
 
@@ -208,7 +213,17 @@ class StreamsBackend {
       return;
     }
     detail::AtPlace const here({stream.get(), &pool_});
-    compute(rank, in);
+    if (!rank.record) return stagger::detail::run_compute(rank, in);
+    timeline_.action(rank, in, stream, [&] { stagger::detail::run_compute(rank, in); });
+  }
+
+  void finish_timeline() noexcept {
+    if (!machine_.options().record || options_.work == Work::host || machine_.failed()) return;
+    try {
+      timeline_.finish();
+    } catch (...) {
+      fail(std::current_exception());
+    }
   }
 
   [[gnu::cold]] void announced(stagger::detail::RankState& rank, Instruction const& in,
@@ -221,6 +236,7 @@ class StreamsBackend {
     enqueue(rank, in, stream);
   }
 
+  /// On the host, in the order of the stream.
   void compute(stagger::detail::RankState& rank, Instruction const& in) {
     if (!rank.record) return stagger::detail::run_compute(rank, in);
     stagger::detail::run_recorded(rank, in, [this] {
@@ -364,6 +380,7 @@ class StreamsBackend {
   std::vector<std::size_t> first_event_;  // [signals + 1]
   std::vector<std::uint32_t> issued_;     // [signals]
   std::shared_ptr<detail::Jobs> jobs_;
+  detail::Timeline timeline_;
   Graph graph_;
   std::byte const* inputs_ = nullptr;  // what the graph was recorded with
   std::byte const* targets_ = nullptr;

@@ -210,12 +210,20 @@ TEST_CASE("cuda/Loopback: a lost device ends the step and every later one", "[cu
     } catch (sg::cuda::Error const& error) {
       CHECK(error.result() == cudaErrorIllegalAddress);
     }
+    auto const calls_so_far = [] {
+      std::uint64_t sum = 0;
+      for (int c = 0; c < static_cast<int>(si::Call::count); ++c)
+        sum += si::calls(static_cast<si::Call>(c));
+      return sum;
+    };
+    auto const before = calls_so_far();
     try {
       sg::run(train.step(data));
       FAIL();
     } catch (sg::Error const& error) {
       CHECK(error.code() == sg::Errc::device);
     }
+    CHECK(calls_so_far() == before);  // no call after the device was lost
   }
 }
 
@@ -283,6 +291,45 @@ TEST_CASE("cuda/Loopback: stages that enqueue run ahead of the device, message b
       }
     }
     CHECK(si::calls(si::Call::malloc_from_pool) <= 5 + 2 * 5);
+  }
+  si::reset();
+  CHECK(session.left() == si::Live{});
+}
+
+TEST_CASE("cuda/Loopback: a recorded step of stages that enqueue has the device's own times",
+          "[cuda]") {
+  si::Session const session;
+  {
+    AddOne const stage;
+    auto run = sg::Pipeline{stage, stage, stage}.with(sg::cuda::Loopback{});
+    auto const inputs = device_inputs(4, {1, 2});
+    std::vector<sg::cuda::Tensor<>> outputs(4);
+    auto const predict = [&] { sg::run(run.predict(inputs, outputs)); };
+    predict();
+    run.record(true);
+    for (int turn = 0; turn < 2; ++turn) {
+      predict();
+      auto const timeline = run.timeline();
+      REQUIRE(timeline.ranks() == 3);
+      for (std::size_t r = 0; r < 3; ++r) {
+        REQUIRE(timeline.rows[r].size() == 4);
+        double last_s = 0;
+        for (std::size_t m = 0; m < 4; ++m) {
+          auto const& span = timeline.rows[r][m];
+          CHECK(span.action.microbatch == static_cast<int>(m));
+          CHECK(span.start_s >= last_s);
+          CHECK(span.end_s >= span.start_s);
+          if (r > 0) CHECK(span.start_s >= timeline.rows[r - 1][m].end_s);  // its input was there
+          last_s = span.end_s;
+        }
+      }
+    }
+    auto const events = si::calls(si::Call::event_create);
+    predict();
+    CHECK(si::calls(si::Call::event_create) == events);
+    run.record(false);
+    predict();
+    CHECK(run.timeline().rows[0].empty());
   }
   si::reset();
   CHECK(session.left() == si::Live{});

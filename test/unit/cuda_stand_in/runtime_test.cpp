@@ -96,6 +96,34 @@ TEST_CASE("cuda_stand_in/stream: what is gone is refused", "[cuda_stand_in]") {
             a, [](void*) {}, nullptr) == cudaErrorInvalidResourceHandle);
 }
 
+TEST_CASE("cuda_stand_in/event: time lies between two timed events that have happened",
+          "[cuda_stand_in]") {
+  si::Session const session;
+  auto* const a = stream();
+  auto* const untimed = event();
+  cudaEvent_t start = nullptr;
+  cudaEvent_t end = nullptr;
+  cudaEventCreateWithFlags(&start, cudaEventDefault);
+  cudaEventCreateWithFlags(&end, cudaEventDefault);
+  float ms = -1;
+  CHECK(cudaEventElapsedTime(&ms, start, end) == cudaErrorInvalidResourceHandle);  // never recorded
+  Gate gate;
+  cudaEventRecord(start, a);
+  gate.hold(a);
+  cudaEventRecord(end, a);
+  cudaEventRecord(untimed, a);
+  while (cudaEventQuery(start) == cudaErrorNotReady) {
+  }
+  CHECK(cudaEventElapsedTime(&ms, start, end) == cudaErrorNotReady);
+  gate.release();
+  CHECK(cudaStreamSynchronize(a) == cudaSuccess);
+  CHECK(cudaEventElapsedTime(&ms, start, untimed) == cudaErrorInvalidResourceHandle);
+  CHECK(cudaEventElapsedTime(&ms, start, end) == cudaSuccess);
+  CHECK(ms >= 0);
+  for (auto* e : {start, end, untimed}) cudaEventDestroy(e);
+  cudaStreamDestroy(a);
+}
+
 TEST_CASE("cuda_stand_in/memory: it is counted, limited, and spoilt when it goes back",
           "[cuda_stand_in]") {
   si::Session const session;

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   When the device carried out each action of a recorded step: by a pair of timed events
+/// each.
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include <stagger/cuda/stream.hpp>
+#include <stagger/engine/rank.hpp>
+
+namespace stagger::cuda::detail {
+
+/// Owns an event that knows when it was recorded.
+class TimedEvent {
+ public:
+  TimedEvent() { check(cudaEventCreateWithFlags(&event_, cudaEventDefault), "create an event"); }
+  TimedEvent(TimedEvent&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+  TimedEvent& operator=(TimedEvent&& other) noexcept {
+    std::swap(event_, other.event_);
+    return *this;
+  }
+  ~TimedEvent() {
+    if (event_ != nullptr) static_cast<void>(cudaEventDestroy(event_));
+  }
+  void record(Stream const& stream) const {
+    check(cudaEventRecord(event_, stream.get()), "record an event");
+  }
+  /// @pre  both have happened
+  [[nodiscard]] double seconds_since(TimedEvent const& earlier) const {
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, earlier.event_, event_), "read the time between two events");
+    return static_cast<double>(ms) * 1e-3;
+  }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+/// The timed events of one step. Made when a step is first recorded; a step that is not costs
+/// nothing.
+class Timeline {
+ public:
+  /// @param origin  the stream whose first moment is time 0
+  void begin(Stream const& origin) {
+    marks_.clear();
+    used_ = 0;
+    mark(origin);
+  }
+
+  /// Runs what enqueues an action, between two events of its stream.
+  template <class Enqueue>
+  void action(stagger::detail::RankState& rank, Instruction const& in, Stream const& stream,
+              Enqueue enqueue) {
+    mark(stream);
+    enqueue();
+    mark(stream);
+    marks_.push_back({&rank, &in});
+  }
+
+  /// Hands the times to the ranks, once the device is done.
+  [[gnu::cold]] void finish() {
+    auto const since_start = [this](std::size_t event) {
+      return events_[event].seconds_since(events_[0]);
+    };
+    for (std::size_t k = 0; k < marks_.size(); ++k) {
+      auto& rank = *marks_[k].rank;
+      Instruction const& in = *marks_[k].in;
+      rank.spans.push_back(
+          {action_of(in), since_start(2 * k + 1), since_start(2 * k + 2), in.op == Op::recompute});
+      if (in.op == Op::forward)
+        rank.peak_in_flight = std::max(rank.peak_in_flight, ++rank.in_flight);
+      if (in.op == Op::backward || in.op == Op::backward_weight) --rank.in_flight;
+    }
+  }
+
+ private:
+  struct Mark {
+    stagger::detail::RankState* rank;
+    Instruction const* in;
+  };
+  void mark(Stream const& stream) {
+    if (used_ == events_.size()) events_.emplace_back();
+    events_[used_++].record(stream);
+  }
+
+  std::vector<TimedEvent> events_;  // the start, then two for each action in the order of issue
+  std::size_t used_ = 0;
+  std::vector<Mark> marks_;
+};
+
+}  // namespace stagger::cuda::detail
