@@ -50,8 +50,8 @@ double best_of_two(Workload const& w) {
   Evaluator evaluator(w);
   double best = 1e300;
   for (int r = 1; r < static_cast<int>(w.devices().size()); ++r) {
-    for (auto const& fill : {placement::FreshFirst{}.fill(w.free(), r),
-                             placement::ScatterFirst{}.fill(w.free(), r)}) {
+    for (auto const& fill :
+         {placement::FreshFirst{}.fill(w.free(), r), placement::ScatterFirst{}.fill(w.free(), r)}) {
       auto const front = w.free().devices(fill);
       std::vector<int> back;
       for (int const id : w.devices())
@@ -87,7 +87,8 @@ std::vector<double> errors(double boundary) {
 }
 
 bench::Row estimate(std::string const& what, double boundary, bool judged) {
-  return {what, "", [=](bench::Results const&) {
+  return {what, "",
+          [=](bench::Results const&) {
             auto const all = errors(boundary);
             double mean = 0, near = 0;
             for (double const e : all) {
@@ -99,7 +100,8 @@ bench::Row estimate(std::string const& what, double boundary, bool judged) {
                 bench::text("mean error %+.2f %%, %.1f %% within 3 %%", mean * 100, near * 100),
                 judged ? "within 1 %, 90 % within 3 %" : "",
                 !judged ? bench::Grade::shown
-                        : holds ? bench::Grade::passed : bench::Grade::failed};
+                : holds ? bench::Grade::passed
+                        : bench::Grade::failed};
           },
           1};
 }
@@ -116,8 +118,8 @@ int main(int argc, char** argv) {
     add(by_estimate, [w] { benchmark::DoNotOptimize(Dapple{}.plan(w).latency_s); });
     add(by_simulation, [w] { benchmark::DoNotOptimize(Auto{}.plan(w).simulated_s); });
     Plan const found = Dapple{}.plan(w), simulated = Auto{}.plan(w);
-    double const others = std::min({DataParallel{}.plan(w).latency_s, Straight{}.plan(w).latency_s,
-                                    best_of_two(w)});
+    double const others =
+        std::min({DataParallel{}.plan(w).latency_s, Straight{}.plan(w).latency_s, best_of_two(w)});
     rows.push_back(at_most("Dapple, BERT-48, " + shape, by_estimate, 1,
                            bench::text(", %.4f s; best of data-parallel, straight and all cuts in "
                                        "two %.4f s",

@@ -35,8 +35,7 @@ int main() {
 
   sg::plan::Request request{.batch = 64, .microbatch = 4};
   sg::plan::Plan const plan = sg::plan::Auto{}.plan({model, boxes, request});
-  std::printf("%s\n%s", sg::report::table(plan).c_str(),
-              sg::report::picture(plan, boxes).c_str());
+  std::printf("%s\n%s", sg::report::table(plan).c_str(), sg::report::picture(plan, boxes).c_str());
 
   request.without = {1};
   sg::plan::Plan const less = sg::plan::Replan{}.plan(plan, {model, boxes, request});

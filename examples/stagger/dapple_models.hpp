@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The models of DAPPLE's evaluation, from figures that the paper and its authors state: layer times,
-// sizes and counts, none of them measured here. Needs the library alone; the tests use it too.
+// The models of DAPPLE's evaluation, from figures that the paper and its authors state: layer
+// times, sizes and counts, none of them measured here. Needs the library alone; the tests use it
+// too.
 
 #include <cstddef>
 #include <cstdint>
@@ -73,8 +74,8 @@ inline Profile vgg19() {
   };
   double in = 3, side = 224;
   int number = 0;
-  for (auto const& [out, count] : std::vector<std::pair<double, int>>{
-           {64, 2}, {128, 2}, {256, 4}, {512, 4}, {512, 4}}) {
+  for (auto const& [out, count] :
+       std::vector<std::pair<double, int>>{{64, 2}, {128, 2}, {256, 4}, {512, 4}, {512, 4}}) {
     for (int i = 0; i < count; ++i) {
       double const parameters = in * out * 9 + out;
       add("conv_" + std::to_string(++number), parameters * side * side, out * side * side,
@@ -112,10 +113,12 @@ inline Profile gnmt() {
 inline Profile amoeba() {
   Profile p{.name = "AmoebaNet-36", .batch = 1, .device = "V100"};
   double const ms = 168, first = 1.57 / 2.57, parameters = 3730, light = 1 / 3.74;
-  repeat(p, 24, layer("cell", ms * first / 24 / 3, ms * first / 24 * 2 / 3, 11.2,
-                      parameters * light / 24));
-  repeat(p, 12, layer("wide", ms * (1 - first) / 12 / 3, ms * (1 - first) / 12 * 2 / 3, 11.2,
-                      parameters * (1 - light) / 12));
+  repeat(
+      p, 24,
+      layer("cell", ms * first / 24 / 3, ms * first / 24 * 2 / 3, 11.2, parameters * light / 24));
+  repeat(p, 12,
+         layer("wide", ms * (1 - first) / 12 / 3, ms * (1 - first) / 12 * 2 / 3, 11.2,
+               parameters * (1 - light) / 12));
   keep(p, 5);  // 20 GB for one sample
   return p;
 }

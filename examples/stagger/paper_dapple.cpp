@@ -46,17 +46,41 @@ struct Model {
 std::vector<Model> models() {
   double const adam = plan::memory_factor::adam, sgd = plan::memory_factor::sgd;
   return {
-      {dapple_models::resnet50(), "pipedream-resnet50-blocks", 2048, sgd, 0,
+      {dapple_models::resnet50(),
+       "pipedream-resnet50-blocks",
+       2048,
+       sgd,
+       0,
        {{'A', "DP", "-", -1}, {'B', "DP", "-", -1}, {'C', "DP", "-", -1}}},
-      {dapple_models::vgg19(), "dapple-vgg-19-pbs-32", 2048, sgd, 3.4,
+      {dapple_models::vgg19(),
+       "dapple-vgg-19-pbs-32",
+       2048,
+       sgd,
+       3.4,
        {{'A', "DP", "-", -1}, {'B', "DP", "-", -1}, {'C', "15:1", "13:6", 0.40}}},
-      {dapple_models::gnmt(), "dapple-gnmt-16-pbs-64-simplified", 1024, sgd, 0,
+      {dapple_models::gnmt(),
+       "dapple-gnmt-16-pbs-64-simplified",
+       1024,
+       sgd,
+       0,
        {{'A', "8:8", "9:7", 0.10}, {'B', "8:8", "9:7", 0.10}, {'C', "straight", "-", 3.75}}},
-      {dapple_models::bert(), "dapple-bert-48-pbs-2", 64, adam, 1.2,
+      {dapple_models::bert(),
+       "dapple-bert-48-pbs-2",
+       64,
+       adam,
+       1.2,
        {{'A', "8:8", "23:25", 0.06}, {'B', "straight", "-", 0.50}, {'C', "straight", "-", 1.25}}},
-      {dapple_models::xlnet(), "dapple-xlnet-36-pbs-1", 128, adam, 4,
+      {dapple_models::xlnet(),
+       "dapple-xlnet-36-pbs-1",
+       128,
+       adam,
+       4,
        {{'A', "8:8", "18:18", 0.03}, {'B', "8:8", "18:18", 0.03}, {'C', "straight", "-", 0.67}}},
-      {dapple_models::amoeba(), "dapple-amoeba-36-pbs-1", 128, sgd, 5,
+      {dapple_models::amoeba(),
+       "dapple-amoeba-36-pbs-1",
+       128,
+       sgd,
+       5,
        {{'A', "8:8", "24:12", 0.18}, {'B', "11:5", "27:9", 0.14}, {'C', "11:5", "27:9", 0.35}}},
   };
 }
@@ -129,27 +153,30 @@ std::string paper_dapple(std::string const& profiles, bool json) {
       auto const number = [](double value, bool there, int digits) {
         return there ? report::format_fixed(value, digits) : std::string("-");
       };
-      table.add({model.profile.name, std::to_string(model.batch), std::string(1, line.configuration),
-                 line.plan, line.split, number(line.acr, line.acr >= 0, 2), shape(ours), split(ours),
+      table.add({model.profile.name, std::to_string(model.batch),
+                 std::string(1, line.configuration), line.plan, line.split,
+                 number(line.acr, line.acr >= 0, 2), shape(ours), split(ours),
                  number(ours.acr, ours.stages.size() > 1, 2), number(ours.speedup, true, 2),
                  number(straight, straight > 0, 2), shape(simulated), number(faster, true, 2)});
       auto const optional = [](double value, bool there) {
         return there ? Json(value) : Json(nullptr);
       };
-      list.push_back({{"model", model.profile.name},
-                      {"batch", model.batch},
-                      {"configuration", std::string(1, line.configuration)},
-                      {"published", {{"plan", line.plan},
-                                     {"layers", line.split},
-                                     {"acr", optional(line.acr, line.acr >= 0)}}},
-                      {"here", {{"plan", shape(ours)},
-                                {"layers", split(ours)},
-                                {"acr", optional(ours.acr, ours.stages.size() > 1)},
-                                {"speedup", ours.speedup},
-                                {"straight_speedup", optional(straight, straight > 0)}}},
-                      {"by_simulation", {{"plan", shape(simulated)},
-                                         {"layers", split(simulated)},
-                                         {"speedup", faster}}}});
+      list.push_back(
+          {{"model", model.profile.name},
+           {"batch", model.batch},
+           {"configuration", std::string(1, line.configuration)},
+           {"published",
+            {{"plan", line.plan},
+             {"layers", line.split},
+             {"acr", optional(line.acr, line.acr >= 0)}}},
+           {"here",
+            {{"plan", shape(ours)},
+             {"layers", split(ours)},
+             {"acr", optional(ours.acr, ours.stages.size() > 1)},
+             {"speedup", ours.speedup},
+             {"straight_speedup", optional(straight, straight > 0)}}},
+           {"by_simulation",
+            {{"plan", shape(simulated)}, {"layers", split(simulated)}, {"speedup", faster}}}});
     }
   }
   if (json) return list.dump(2) + "\n";

@@ -35,8 +35,8 @@ class PlanCommand final : public Command {
     app.add_option("--cluster", cluster_,
                    "Devices and links, JSON, or dapple-a:SxN | dapple-b:S | dapple-c:S | hetpipe")
         ->type_name("FILE");
-    batch_flag_ = app.add_option("--batch", request_.batch, "Samples of an iteration")
-                      ->type_name("GBS");
+    batch_flag_ =
+        app.add_option("--batch", request_.batch, "Samples of an iteration")->type_name("GBS");
     microbatch_flag_ = app.add_option("--microbatch", request_.microbatch,
                                       "Samples per device and microbatch; default: the profile's "
                                       "batch, which auto may change")
@@ -87,11 +87,11 @@ class PlanCommand final : public Command {
     try {
       auto const start = std::chrono::steady_clock::now();
       plan::Plan made = make(work);
-      made.solve_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+      made.solve_s =
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
       if (form == "json") return {stagger::json::write_plan(made)};
       if (form == "svg") return {stagger::report::picture_svg(made, work.cluster())};
-      return {stagger::report::table(made) + "\n" +
-              stagger::report::picture(made, work.cluster())};
+      return {stagger::report::table(made) + "\n" + stagger::report::picture(made, work.cluster())};
     } catch (plan::Infeasible const& no) {
       return {"", no.what(), 1};
     }

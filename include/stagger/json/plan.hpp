@@ -106,12 +106,15 @@ namespace stagger::json {
     int const before = i == 0 ? most : plan.stages[i - 1].warm_up;
     plan.stages[i].warm_up = warm_up[i].integer(1, most);
     if (plan.stages[i].warm_up > before)
-      warm_up[i].refuse(text(", more than the stage before has; they would wait for each other for "
-                             "ever, give ", before, " or less"));
+      warm_up[i].refuse(
+          text(", more than the stage before has; they would wait for each other for "
+               "ever, give ",
+               before, " or less"));
   }
   if (file.has("memory_bytes")) {
     auto const memory = per_stage("memory_bytes");
-    for (std::size_t i = 0; i < memory.size(); ++i) plan.stages[i].memory_bytes = memory[i].number();
+    for (std::size_t i = 0; i < memory.size(); ++i)
+      plan.stages[i].memory_bytes = memory[i].number();
   }
   auto const number = [&](char const* key, double& to) {
     if (file.has(key)) to = file.at(key).number();
@@ -138,8 +141,7 @@ namespace stagger::json {
     std::string const word = field.string();
     if (word != "together" && word != "overlapped")
       field.refuse("; give \"together\" or \"overlapped\"");
-    plan.gradients =
-        word == "together" ? plan::Gradients::together : plan::Gradients::overlapped;
+    plan.gradients = word == "together" ? plan::Gradients::together : plan::Gradients::overlapped;
   }
   plan.estimate.seconds = plan.latency_s;
   return plan;

@@ -30,8 +30,9 @@ namespace stagger::plan {
 ///
 /// Candidates are the best of DAPPLE's search for each number of stages, even shares for each
 /// number of stages, data parallelism, the stages of MinMax and PipeDream, and whatever `others`
-/// says; then what lies around the best of them. Microbatches of a quarter to four times the profile's batch are tried, unless the
-/// request fixes them; they are taken to last in proportion to their samples.
+/// says; then what lies around the best of them. Microbatches of a quarter to four times the
+/// profile's batch are tried, unless the request fixes them; they are taken to last in proportion
+/// to their samples.
 struct Auto {
   long long budget = 600'000;      ///< closed estimates for each size of microbatch
   long long simulations = 12'000;  ///< drafts simulated around the best candidates
@@ -80,9 +81,9 @@ struct Auto {
       draft.gradients = Gradients::overlapped;  // never later than together
       auto plan = evaluator(draft, "auto");
       if (!plan) return;
-      auto const place = std::upper_bound(
-          best.begin(), best.end(), plan->simulated_s,
-          [](double s, Candidate const& c) { return s < c.plan.simulated_s; });
+      auto const place =
+          std::upper_bound(best.begin(), best.end(), plan->simulated_s,
+                           [](double s, Candidate const& c) { return s < c.plan.simulated_s; });
       best.insert(place, {std::move(draft), *std::move(plan)});
       if (best.size() > few) best.pop_back();
     };
@@ -104,8 +105,8 @@ struct Auto {
           draft.recompute = recompute;
           consider(std::move(draft));
         };
-        detail::DappleSearch by_estimate(w, Form::corrected, recompute && !forced ? budget / 8 : budget,
-                                         size, recompute, true);
+        detail::DappleSearch by_estimate(
+            w, Form::corrected, recompute && !forced ? budget / 8 : budget, size, recompute, true);
         for (auto const& found : by_estimate.run()) add(found.draft);
         evaluated += by_estimate.evaluated();
         if (shortage.needed <= 0) shortage = by_estimate.shortage();

@@ -56,7 +56,8 @@ namespace detail {
   for (std::size_t s = 0, d = 0; s < S; ++s) {
     std::size_t const count = ids.size() / S + (s < ids.size() % S ? 1 : 0);
     auto const begin = ids.begin() + static_cast<std::ptrdiff_t>(d);
-    draft.stages.push_back({s == 0 ? 0 : cuts[s - 1], s + 1 == S ? w.layers() : cuts[s],
+    draft.stages.push_back({s == 0 ? 0 : cuts[s - 1],
+                            s + 1 == S ? w.layers() : cuts[s],
                             {begin, begin + static_cast<std::ptrdiff_t>(count)}});
     d += count;
   }
@@ -100,8 +101,9 @@ struct Straight {
   [[nodiscard]] Plan plan(Workload const& w) const {
     auto const G = static_cast<int>(w.devices().size());
     if (w.layers() < G)
-      throw infeasible(w, {Resource::layers, -1, static_cast<double>(G),
-                           static_cast<double>(w.layers()), "leave devices out, or replicate stages"});
+      throw infeasible(
+          w, {Resource::layers, -1, static_cast<double>(G), static_cast<double>(w.layers()),
+              "leave devices out, or replicate stages"});
     return detail::only(
         w,
         [&](Workload const& other) {

@@ -49,7 +49,7 @@ namespace stagger::plan {
   }
   double const work = both(0, N, all.kinds) * batch;
   double best = work / G;  // one stage
-  if (ids.size() > 1) {  // one microbatch has the longest backward to hide gradients under
+  if (ids.size() > 1) {    // one microbatch has the longest backward to hide gradients under
     std::vector<double> backward;
     std::vector<std::uint64_t> bytes;
     for (int l = 0; l < N; ++l) {

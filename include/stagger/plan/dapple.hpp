@@ -39,8 +39,11 @@ class DappleSearch {
   /// @param short_warm_up  accept stages that hold but one microbatch
   DappleSearch(Workload const& w, Form form, long long budget, int microbatch, bool recompute,
                bool short_warm_up)
-      : w_(w), form_(form), microbatch_(microbatch > 0 ? microbatch : w.microbatch()),
-        recompute_(recompute), short_warm_up_(short_warm_up) {
+      : w_(w),
+        form_(form),
+        microbatch_(microbatch > 0 ? microbatch : w.microbatch()),
+        recompute_(recompute),
+        short_warm_up_(short_warm_up) {
     choose_cuts();
     double const L = static_cast<double>(cuts_.size());
     double const each = L * L / 2 * static_cast<double>(w.devices().size()) * 1.5;
@@ -96,8 +99,8 @@ class DappleSearch {
     int stretch = -1;
     for (int l = 1; l < N; ++l) {
       sum += seconds[static_cast<std::size_t>(l - 1)];
-      int const now = all > 0 ? std::min(most - 1, static_cast<int>(sum / all * most))
-                              : l * most / N;
+      int const now =
+          all > 0 ? std::min(most - 1, static_cast<int>(sum / all * most)) : l * most / N;
       if (now != stretch)
         cuts_.push_back(l);
       else if (w_.boundary_bytes(l, 1) < w_.boundary_bytes(cuts_.back(), 1))
@@ -157,8 +160,9 @@ class DappleSearch {
     if (form_ == Form::printed) return;  // its bounds forget the plan of one stage
     StageTime t = w_.time(0, N, g.kinds, slice, recompute_);
     t.all_reduce_s = w_.gradients_s(0, N, g, slice, recompute_, false);
-    record(latency_of({&t, 1}, f.microbatches, form_).seconds,
-           [&] { return Draft{.stages = {{0, N, w_.devices()}}}; });
+    record(latency_of({&t, 1}, f.microbatches, form_).seconds, [&] {
+      return Draft{.stages = {{0, N, w_.devices()}}};
+    });
     t.all_reduce_s = w_.gradients_s(0, N, g, slice, recompute_, true);
     record(latency_of({&t, 1}, f.microbatches, form_).seconds, [&] {
       return Draft{.stages = {{0, N, w_.devices()}}, .gradients = Gradients::overlapped};
@@ -252,9 +256,8 @@ class DappleSearch {
 
   void keep(std::size_t c, Partial const& next) {
     auto& best = open_[c][next.taken];
-    auto const place = std::upper_bound(
-        best.begin(), best.end(), next.seconds,
-        [&](double s, int other) { return s < seconds(other); });
+    auto const place = std::upper_bound(best.begin(), best.end(), next.seconds,
+                                        [&](double s, int other) { return s < seconds(other); });
     auto const rank = place - best.begin();
     if (static_cast<std::size_t>(rank) >= keep_) return;
     int slot = static_cast<int>(partials_.size());

@@ -149,9 +149,9 @@ class Evaluator {
     }
     plan.estimate = detail::latency_of(times_, f.microbatches, form);
     plan.latency_s = plan.estimate.seconds;
-    plan.acr = S > 1 && both > 0 ? (transfers / static_cast<double>(S - 1)) /
-                                       (both / static_cast<double>(S))
-                                 : 0;
+    plan.acr = S > 1 && both > 0
+                   ? (transfers / static_cast<double>(S - 1)) / (both / static_cast<double>(S))
+                   : 0;
     plan.alpha = 2 * plan.acr;
     std::vector<int> const counts = warm_up(draft.gap, f.microbatches, plan.simulated_s);
     for (std::size_t i = 0; i < S; ++i) {

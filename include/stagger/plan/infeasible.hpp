@@ -27,8 +27,10 @@ namespace detail {
   switch (shortage.resource) {
     case Resource::memory:
       s = text("no plan fits: the stage of ", detail::layer_name(w, shortage.layer), " needs ",
-               shortage.needed, " bytes of memory with one microbatch in flight, and its device "
-               "has ", shortage.available);
+               shortage.needed,
+               " bytes of memory with one microbatch in flight, and its device "
+               "has ",
+               shortage.available);
       break;
     case Resource::samples:
       s = text("a batch of ", shortage.available, " samples is too small: ", shortage.needed,
@@ -79,8 +81,9 @@ template <class Possible>
     again.microbatch = 1;
     again.memory_factor = memory_factor::sgd;
     if (asked.memory_factor > again.memory_factor && possible(again)) {
-      change = "it fits with a memory factor of 2 (SGD), recomputation and microbatches of one "
-               "sample";
+      change =
+          "it fits with a memory factor of 2 (SGD), recomputation and microbatches of one "
+          "sample";
     } else {
       change = text("give the device ", shortage.needed - shortage.available,
                     " bytes more, or cut the layer into smaller ones");

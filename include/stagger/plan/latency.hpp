@@ -27,11 +27,11 @@ enum class Form : unsigned char {
 
 /// An iteration in three phases.
 struct Latency {
-  double seconds = 0;    ///< warm_up_s + steady_s + ending_s
-  std::size_t pivot = 0; ///< stage with the least bubble, which sets the steady phase
-  double warm_up_s = 0;  ///< until the pivot's first forward has run
-  double steady_s = 0;   ///< until the pivot's last backward starts
-  double ending_s = 0;   ///< what is left after it
+  double seconds = 0;     ///< warm_up_s + steady_s + ending_s
+  std::size_t pivot = 0;  ///< stage with the least bubble, which sets the steady phase
+  double warm_up_s = 0;   ///< until the pivot's first forward has run
+  double steady_s = 0;    ///< until the pivot's last backward starts
+  double ending_s = 0;    ///< what is left after it
 };
 
 namespace detail {
@@ -49,9 +49,10 @@ constexpr void require_stages(std::span<StageTime const> stages, int microbatche
   for (std::size_t s = 0; s < stages.size(); ++s) {
     StageTime const& t = stages[s];
     if (is_time(t.forward_s) && is_time(t.backward_s) && is_time(t.all_reduce_s)) continue;
-    throw Error(Errc::bad_data, text("stage ", s, " takes ", t.forward_s, " s forward, ",
-                                     t.backward_s, " s backward and ", t.all_reduce_s,
-                                     " s for its gradients; times must be finite and not negative"));
+    throw Error(
+        Errc::bad_data,
+        text("stage ", s, " takes ", t.forward_s, " s forward, ", t.backward_s, " s backward and ",
+             t.all_reduce_s, " s for its gradients; times must be finite and not negative"));
   }
 }
 

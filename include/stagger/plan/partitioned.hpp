@@ -23,8 +23,7 @@ template <partition::CostPolicy Policy> struct Partitioned {
 
   /// @throws Error  what the partitioner throws
   [[nodiscard]] Draft draft(Workload const& w) const {
-    auto const found =
-        policy.partition(partition::costs(w.profile(), w.cluster(), w.devices()));
+    auto const found = policy.partition(partition::costs(w.profile(), w.cluster(), w.devices()));
     Draft draft{.recompute = w.request().recompute};
     for (std::size_t s = 0; s < found.devices.size(); ++s) {
       Assignment stage{s == 0 ? 0 : found.cuts[s - 1],
@@ -38,8 +37,8 @@ template <partition::CostPolicy Policy> struct Partitioned {
   /// @throws Infeasible  where the stages do not fit, or the batch is too small for them
   /// @throws Error       what the partitioner throws
   [[nodiscard]] Plan plan(Workload const& w) const {
-    return detail::only(w, [&](Workload const& other) { return draft(other); }, name,
-                        Form::corrected);
+    return detail::only(
+        w, [&](Workload const& other) { return draft(other); }, name, Form::corrected);
   }
 };
 

@@ -67,8 +67,8 @@ struct Plan {
   double lower_bound_s = 0;  ///< no plan of the same request takes less
   double gap = 0;            ///< simulated_s / lower_bound_s - 1
   double speedup = 0;        ///< over the fastest single device, by the estimate
-  double acr = 0;    ///< one-way transfer over forward and backward, both averaged
-  double alpha = 0;  ///< twice that: what the warm-up has to hide
+  double acr = 0;            ///< one-way transfer over forward and backward, both averaged
+  double alpha = 0;          ///< twice that: what the warm-up has to hide
   long long candidates = 1;  ///< plans evaluated to find this one
   double solve_s = 0;        ///< that finding it took; for whoever measures it to fill in
 

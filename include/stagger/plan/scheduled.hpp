@@ -26,8 +26,9 @@ namespace stagger::plan {
 /// Transfers are pure delay, as in schedule::evaluate. Gradients follow a stage's last action. A
 /// microbatch is held from its forward to the end of its backward.
 template <SchedulePolicy Schedule> struct Scheduled {
-  static_assert(Schedule::flushes, "plans are for schedules that flush: the gradients of an "
-                                   "iteration are summed before its step");
+  static_assert(Schedule::flushes,
+                "plans are for schedules that flush: the gradients of an "
+                "iteration are summed before its step");
   Schedule schedule{};
   Auto search{};
   long long simulations = 200;  ///< tables around the best candidate
@@ -76,8 +77,7 @@ template <SchedulePolicy Schedule> struct Scheduled {
   /// Puts the schedule's time, depths and memory into a plan; false where it does not fit.
   bool play(Plan& plan, std::vector<StageTime> const& times, Workload const& w) const {
     int const S = static_cast<int>(plan.stages.size());
-    schedule::Table const table =
-        schedule.table({.ranks = S, .microbatches = plan.microbatches});
+    schedule::Table const table = schedule.table({.ranks = S, .microbatches = plan.microbatches});
     schedule::Costs costs;
     for (int i = 0; i < S; ++i) {
       auto const u = static_cast<std::size_t>(i);
@@ -113,8 +113,8 @@ template <SchedulePolicy Schedule> struct Scheduled {
                                            Workload const& w) {
     double weight = 0, all = 0;
     for (int l = stage.first; l <= stage.last; ++l) {
-      auto const t = w.cluster().times(w.profile().layers[static_cast<std::size_t>(l)],
-                                       stage.devices.front());
+      auto const t =
+          w.cluster().times(w.profile().layers[static_cast<std::size_t>(l)], stage.devices.front());
       weight += t.backward_weight_s;
       all += t.backward_s + (plan.recompute ? t.forward_s : 0);
     }

@@ -25,7 +25,8 @@ class Simulator {
  public:
   /// @param stages        [2S - 1] computing stages and transfers in turn
   /// @param microbatches  M >= 1
-  /// @param warm_up       [S] forwards before the first backward, >= 1, never more on a later stage;
+  /// @param warm_up       [S] forwards before the first backward, >= 1, never more on a later
+  /// stage;
   ///                      M on every stage is GPipe
   /// @param timeline      where not null: a row for each computing stage
   /// @return              seconds from the first start to the last end
@@ -98,8 +99,10 @@ class Simulator {
                                              " forwards before its first backward; it needs one"));
       if (s > 0 && warm_up[s] > warm_up[s - 1])
         throw Error(Errc::bad_schedule,
-                    text("stage ", s, " runs ", warm_up[s], " forwards before its first backward, "
-                         "stage ", s - 1, " only ", warm_up[s - 1],
+                    text("stage ", s, " runs ", warm_up[s],
+                         " forwards before its first backward, "
+                         "stage ",
+                         s - 1, " only ", warm_up[s - 1],
                          ": they would wait for each other for ever; let no count rise"));
     }
   }

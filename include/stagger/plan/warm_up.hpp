@@ -33,8 +33,8 @@ namespace stagger::plan {
 /// Warm-up counts within what fits on each stage.
 ///
 /// To cut every stage to the same count makes neighbours run in convoy. So three ways are played:
-/// counts that fall by one from stage to stage, D - i; each stage as deep as it can be; and from the
-/// better of them, one count more or less at a time.
+/// counts that fall by one from stage to stage, D - i; each stage as deep as it can be; and from
+/// the better of them, one count more or less at a time.
 /// @param wanted    [stages] counts, never rising
 /// @param depths    [stages] most microbatches in flight, each >= 1
 /// @param seconds   of an iteration with given counts: double(std::vector<int> const&)
@@ -48,9 +48,8 @@ template <class Seconds>
   int most = depths.empty() ? 1 : depths[0];  // min over i of depth_i + i
   for (std::size_t i = 0; i < S; ++i) {
     if (depths[i] < 1)
-      throw Error(Errc::bad_configuration,
-                  text("stage ", i, " has room for ", depths[i],
-                       " microbatches in flight; it needs one"));
+      throw Error(Errc::bad_configuration, text("stage ", i, " has room for ", depths[i],
+                                                " microbatches in flight; it needs one"));
     fits = fits && wanted[i] <= depths[i];
     most = std::min(most, depths[i] + static_cast<int>(i));
   }

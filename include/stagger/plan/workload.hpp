@@ -153,7 +153,8 @@ class Workload {
   }
 
   [[nodiscard]] double parameter_bytes(int first, int end) const noexcept {
-    return parameters_[static_cast<std::size_t>(end)] - parameters_[static_cast<std::size_t>(first)];
+    return parameters_[static_cast<std::size_t>(end)] -
+           parameters_[static_cast<std::size_t>(first)];
   }
 
   /// Bytes of `samples` samples that cross the boundary before a layer; 0 for the first.
@@ -163,10 +164,11 @@ class Workload {
     return static_cast<double>(before.activation_bytes) * samples / profile_.batch;
   }
 
-  [[nodiscard]] StageMemory memory(int first, int end, double slice, bool recompute) const noexcept {
+  [[nodiscard]] StageMemory memory(int first, int end, double slice,
+                                   bool recompute) const noexcept {
     StageMemory m{.static_bytes = parameter_bytes(first, end) * request_.memory_factor};
-    double const stash = (stash_[static_cast<std::size_t>(end)] -
-                          stash_[static_cast<std::size_t>(first)]) * slice;
+    double const stash =
+        (stash_[static_cast<std::size_t>(end)] - stash_[static_cast<std::size_t>(first)]) * slice;
     m.each_bytes = recompute ? boundary_bytes(first, slice) : stash;
     m.once_bytes = recompute ? stash : 0;
     return m;
@@ -207,8 +209,7 @@ class Workload {
  private:
   void check() {
     auto const refuse = [](std::string const& s) { throw Error(Errc::bad_configuration, s); };
-    if (request_.batch < 1)
-      refuse(text("a batch of ", request_.batch, " samples; give 1 or more"));
+    if (request_.batch < 1) refuse(text("a batch of ", request_.batch, " samples; give 1 or more"));
     if (request_.microbatch < 0)
       refuse(text("microbatches of ", request_.microbatch,
                   " samples per device; give 1 or more, or 0 for the profile's batch"));
@@ -242,8 +243,8 @@ class Workload {
       if (same == one_of.end()) one_of.push_back(d);
     }
     if (one_of.size() > 64)
-      throw Error(Errc::bad_configuration, text("devices of ", one_of.size(),
-                                                " kinds; a planner tells up to 64 apart"));
+      throw Error(Errc::bad_configuration,
+                  text("devices of ", one_of.size(), " kinds; a planner tells up to 64 apart"));
     auto const N = profile_.layers.size();
     forward_.assign(one_of.size(), std::vector<double>(N + 1, 0.0));
     backward_ = forward_;

@@ -64,12 +64,12 @@ namespace detail {
                 format_bytes(s.capacity_bytes), plan::name(s.limit)});
   }
   std::string out = stages.str();
-  out += text("\n", plan.batch, " samples in ", plan.microbatches,
-              plan.microbatches == 1 ? " microbatch" : " microbatches",
-              plan.recompute ? ", forwards run again" : "",
-              plan.gradients == plan::Gradients::overlapped ? ", gradients sent during the backward"
-                                                            : "",
-              "\n");
+  out += text(
+      "\n", plan.batch, " samples in ", plan.microbatches,
+      plan.microbatches == 1 ? " microbatch" : " microbatches",
+      plan.recompute ? ", forwards run again" : "",
+      plan.gradients == plan::Gradients::overlapped ? ", gradients sent during the backward" : "",
+      "\n");
   auto const line = [&](char const* what, std::string const& value) {
     out += std::string(what) + value + "\n";
   };
@@ -148,10 +148,11 @@ namespace detail {
     columns = std::max(columns, ++x);
   }
   int const width = label + columns * (box + gap), bottom = y + height + gap;
-  return text("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"", width, "\" height=\"", bottom,
-              "\" viewBox=\"0 0 ", width, " ", bottom,
-              "\" font-family=\"sans-serif\" font-size=\"12\">\n<rect class=\"page\" width=\"100%\" "
-              "height=\"100%\"/>\n<style>") +
+  return text(
+             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"", width, "\" height=\"", bottom,
+             "\" viewBox=\"0 0 ", width, " ", bottom,
+             "\" font-family=\"sans-serif\" font-size=\"12\">\n<rect class=\"page\" width=\"100%\" "
+             "height=\"100%\"/>\n<style>") +
          detail::scheme_rules(detail::light_scheme) + "</style>\n" + body + "</svg>\n";
 }
 

@@ -13,7 +13,8 @@ namespace {
 
 plan::Plan example() {
   plan::Plan p{.policy = "by hand", .batch = 64, .microbatches = 4};
-  p.stages = {{.first = 0, .last = 31, .devices = {0, 1, 2}}, {.first = 32, .last = 52, .devices = {3}}};
+  p.stages = {{.first = 0, .last = 31, .devices = {0, 1, 2}},
+              {.first = 32, .last = 52, .devices = {3}}};
   p.stages[0].warm_up = 3;
   p.stages[0].memory_bytes = 7.1e9;
   p.stages[1].memory_bytes = 4.2e9;

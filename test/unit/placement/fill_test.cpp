@@ -79,9 +79,8 @@ TEST_CASE("placement/fill: any choice has the devices asked for, each free and n
     }
     if (o.free() == 0) continue;
     int const devices = 1 + static_cast<int>(random() % static_cast<unsigned>(o.free()));
-    for (auto const& chosen :
-         {FreshFirst{}.fill(o, devices), AppendFirst{}.fill(o, devices),
-          ScatterFirst{}.fill(o, devices)}) {
+    for (auto const& chosen : {FreshFirst{}.fill(o, devices), AppendFirst{}.fill(o, devices),
+                               ScatterFirst{}.fill(o, devices)}) {
       Ids const ids = o.devices(chosen);
       REQUIRE(ids.size() == static_cast<std::size_t>(devices));
       CHECK(std::set<int>(ids.begin(), ids.end()).size() == ids.size());
@@ -107,7 +106,11 @@ TEST_CASE("placement/fill: what cannot be chosen is refused by number", "[placem
   };
   says([] { (void)FreshFirst{}.fill(eights({8, 3}), 6); }, "6 devices cannot be chosen of 5");
   says([] { (void)ScatterFirst{}.fill(eights({8, 3}), 0); }, "0 devices");
-  says([] { (void)AppendFirst{}.fill({{2}, {3}}, 1); }, "node 0 has 2 devices, of which 3 are taken");
+  says(
+      [] {
+        (void)AppendFirst{}.fill({{2}, {3}}, 1);
+      },
+      "node 0 has 2 devices, of which 3 are taken");
   says([] { (void)AppendFirst{}.fill({{2}, {}}, 1); }, "1 nodes");
 }
 

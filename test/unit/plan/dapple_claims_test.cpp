@@ -85,9 +85,7 @@ double sum_of_parameters(Profile const& p) {
   return sum;
 }
 
-bool is_straight(Plan const& p) {
-  return p.stages.size() == 16;
-}
+bool is_straight(Plan const& p) { return p.stages.size() == 16; }
 
 /// Two equal stages, F + B = 1, one-way transfer alpha / 2.
 double two_stages(double alpha, int microbatches, int gap) {
@@ -97,8 +95,7 @@ double two_stages(double alpha, int microbatches, int gap) {
 
 /// Calls `check(name, profile)` for a model from figures, and for the measured one where it can be
 /// had.
-template <class Check>
-void each_source(Profile const& figures, char const* file, Check&& check) {
+template <class Check> void each_source(Profile const& figures, char const* file, Check&& check) {
   check("from figures", figures);
   char const* const folder = std::getenv("STAGGER_PROFILES");
 #if READS_PROFILES
@@ -120,11 +117,10 @@ TEST_CASE("plan/DAPPLE C1: activations at the cut are at most 3 % of the gradien
     int cut;
     double activation_mb, gradient_mb;
   };
-  for (auto const& r : {Row{dapple_models::gnmt(), 9, 26, 1100},
-                        Row{dapple_models::bert(), 25, 8.8, 2800},
-                        Row{dapple_models::xlnet(), 19, 4.2, 2100},
-                        Row{dapple_models::amoeba(), 24, 11.2, 3700},
-                        Row{dapple_models::vgg19(), 21, 6, 550}}) {
+  for (auto const& r :
+       {Row{dapple_models::gnmt(), 9, 26, 1100}, Row{dapple_models::bert(), 25, 8.8, 2800},
+        Row{dapple_models::xlnet(), 19, 4.2, 2100}, Row{dapple_models::amoeba(), 24, 11.2, 3700},
+        Row{dapple_models::vgg19(), 21, 6, 550}}) {
     CAPTURE(r.profile.name);
     CHECK(r.activation_mb / r.gradient_mb <= 0.03);
     auto const& layer = r.profile.layers[static_cast<std::size_t>(r.cut - 1)];
@@ -147,8 +143,7 @@ TEST_CASE("plan/DAPPLE C2: parameters, and the memory of one device", "[plan]") 
     auto device = cluster::dapple_b(1);
     device.devices[0].memory_bytes = 32'000'000'000;
     Plan const p = DataParallel{}.plan(Workload(r.profile, device, {.batch = r.profile.batch}));
-    if (r.gigabytes > 0)
-      CHECK(p.stages[0].memory_bytes == Approx(r.gigabytes * 1e9).epsilon(0.1));
+    if (r.gigabytes > 0) CHECK(p.stages[0].memory_bytes == Approx(r.gigabytes * 1e9).epsilon(0.1));
   }
 }
 
@@ -164,7 +159,9 @@ TEST_CASE("plan/DAPPLE C3: the three clusters are there by name", "[plan]") {
 }
 
 TEST_CASE("plan/DAPPLE C4: the deep warm-up gains more, the more there is to hide", "[plan]") {
-  auto const gain = [](double alpha) { return two_stages(alpha, 64, 1) / two_stages(alpha, 64, 2); };
+  auto const gain = [](double alpha) {
+    return two_stages(alpha, 64, 1) / two_stages(alpha, 64, 2);
+  };
   double const bert = gain(0.06), xlnet = gain(0.03), vgg = gain(0.16), gnmt = gain(0.10);
   CHECK(bert == Approx(1.029).margin(0.001));
   CHECK(xlnet == Approx(1.014).margin(0.001));
@@ -180,8 +177,10 @@ TEST_CASE("plan/DAPPLE C4: the deep warm-up gains more, the more there is to hid
   }
 }
 
-TEST_CASE("plan/DAPPLE C5a: BERT-48 takes two stages of eight on A, and a straight pipeline on B "
-          "and C", "[plan]") {
+TEST_CASE(
+    "plan/DAPPLE C5a: BERT-48 takes two stages of eight on A, and a straight pipeline on B "
+    "and C",
+    "[plan]") {
   each_source(dapple_models::bert(), "dapple-bert-48-pbs-2", [](auto source, Profile const& p) {
     CAPTURE(source);
     Workload const a(p, config('A'), {.batch = 64}), b(p, config('B'), {.batch = 64}),
@@ -229,8 +228,10 @@ TEST_CASE("plan/DAPPLE C5b: of XLNet-36, two stages of eight win on A and B, and
   });
 }
 
-TEST_CASE("plan/DAPPLE C5c: VGG-19 and ResNet-50 train data-parallel, but VGG-19 on C gives its "
-          "dense layers a device of their own", "[plan]") {
+TEST_CASE(
+    "plan/DAPPLE C5c: VGG-19 and ResNet-50 train data-parallel, but VGG-19 on C gives its "
+    "dense layers a device of their own",
+    "[plan]") {
   each_source(dapple_models::vgg19(), "dapple-vgg-19-pbs-32", [](auto source, Profile const& p) {
     CAPTURE(source);
     for (char const name : {'A', 'B'}) {
@@ -251,13 +252,12 @@ TEST_CASE("plan/DAPPLE C5c: VGG-19 and ResNet-50 train data-parallel, but VGG-19
     CHECK(pipeline.stages.back().replicas() <= 2);
     CHECK(best_of_two(c, 15, 1).speedup == Approx(12.9).epsilon(0.05));
   });
-  each_source(dapple_models::resnet50(), "pipedream-resnet50-blocks",
-              [](auto source, Profile const& p) {
-                CAPTURE(source);
-                for (char const name : {'A', 'B', 'C'})
-                  CHECK(Dapple{}.plan(Workload(p, config(name), {.batch = 2048})).stages.size() ==
-                        1);
-              });
+  each_source(
+      dapple_models::resnet50(), "pipedream-resnet50-blocks", [](auto source, Profile const& p) {
+        CAPTURE(source);
+        for (char const name : {'A', 'B', 'C'})
+          CHECK(Dapple{}.plan(Workload(p, config(name), {.batch = 2048})).stages.size() == 1);
+      });
 }
 
 TEST_CASE("plan/DAPPLE C5d: AmoebaNet-36 and GNMT-16 are cut where time and parameters say",
@@ -349,8 +349,10 @@ TEST_CASE("plan/DAPPLE C8: memory of table VI does not grow with the microbatche
   CHECK(m.depth(15.0e9, 3) == 2);  // three microbatches of GPipe do not fit
 }
 
-TEST_CASE("plan/DAPPLE C9: 1.6 times GPipe's throughput in 0.88 of its memory, 0.75 with "
-          "recomputation", "[plan]") {
+TEST_CASE(
+    "plan/DAPPLE C9: 1.6 times GPipe's throughput in 0.88 of its memory, 0.75 with "
+    "recomputation",
+    "[plan]") {
   auto const seconds = [](int M) { return two_stages(0, M, 1) + 0.511; };
   CHECK(16 / seconds(16) / (2 / seconds(2)) == Approx(1.60).epsilon(0.01));
   CHECK(mean_memory_gb({2, 1}) / mean_memory_gb({2, 2}) == Approx(0.876).epsilon(0.001));
@@ -406,8 +408,10 @@ std::vector<TwoPlanners> table_7() {
 
 }  // namespace
 
-TEST_CASE("plan/DAPPLE C10: DAPPLE's published plans beat PipeDream's for VGG-19, BERT-Large and "
-          "XLNet-36", "[plan]") {
+TEST_CASE(
+    "plan/DAPPLE C10: DAPPLE's published plans beat PipeDream's for VGG-19, BERT-Large and "
+    "XLNet-36",
+    "[plan]") {
   for (auto const& r : table_7()) {
     CAPTURE(r.name, r.measured, r.dapple, r.pipedream);
     if (r.name == "AmoebaNet-36") continue;  // its straight plan is estimated as good

@@ -40,11 +40,10 @@ Case random_case(std::mt19937& random, int most_layers, int most_devices) {
   int const layers = 2 + static_cast<int>(random() % static_cast<unsigned>(most_layers - 1));
   for (int l = 0; l < layers; ++l) {
     double const f = between(1e-3, 5e-3);
-    c.profile.layers.push_back(
-        {.forward_s = f,
-         .backward_s = f * between(1.5, 2.5),
-         .activation_bytes = static_cast<std::uint64_t>(between(1e5, 5e6)),
-         .parameter_bytes = static_cast<std::uint64_t>(between(1e6, 4e7))});
+    c.profile.layers.push_back({.forward_s = f,
+                                .backward_s = f * between(1.5, 2.5),
+                                .activation_bytes = static_cast<std::uint64_t>(between(1e5, 5e6)),
+                                .parameter_bytes = static_cast<std::uint64_t>(between(1e6, 4e7))});
   }
   int const each = 1 + static_cast<int>(random() % 3);
   int const nodes = std::max(1, most_devices / each);
@@ -184,16 +183,17 @@ TEST_CASE("plan/Auto: never slower than Dapple when simulated, never below the b
     CHECK(by_simulation.simulated_s <= by_estimate.simulated_s);
     CHECK(by_simulation.lower_bound_s <= by_simulation.simulated_s * (1 + 1e-12));
     CHECK(by_estimate.lower_bound_s <= by_estimate.simulated_s * (1 + 1e-12));
-    CHECK(by_simulation.gap ==
-          Approx(by_simulation.simulated_s / by_simulation.lower_bound_s - 1));
+    CHECK(by_simulation.gap == Approx(by_simulation.simulated_s / by_simulation.lower_bound_s - 1));
     check_tiling(by_simulation, w);
     gained += 1 - by_simulation.simulated_s / by_estimate.simulated_s;
   }
   CHECK(gained / rounds > 0.01);
 }
 
-TEST_CASE("plan/Dapple: by its own estimate never above data parallelism, straight pipelines and "
-          "all cuts in two, and the same each time (I8, I9)", "[plan]") {
+TEST_CASE(
+    "plan/Dapple: by its own estimate never above data parallelism, straight pipelines and "
+    "all cuts in two, and the same each time (I8, I9)",
+    "[plan]") {
   for (auto const& cluster :
        {cluster::dapple_a(2, 8), cluster::dapple_b(16), cluster::dapple_c(16)}) {
     Workload const w(dapple_models::bert(), cluster, {.batch = 64});

@@ -80,8 +80,9 @@ TEST_CASE("plan/latency: the pivot is the stage that ends last if it never waits
   }
 }
 
-TEST_CASE("plan/latency: equal stages that hide their transfers take (M + (1 + alpha)(S - 1))(F + B)",
-          "[plan]") {
+TEST_CASE(
+    "plan/latency: equal stages that hide their transfers take (M + (1 + alpha)(S - 1))(F + B)",
+    "[plan]") {
   for (int S = 1; S <= 6; ++S) {
     for (double const alpha : {0.0, 0.1, 0.5, 1.0}) {
       Stages v;
@@ -93,8 +94,10 @@ TEST_CASE("plan/latency: equal stages that hide their transfers take (M + (1 + a
         CHECK(latency(v, M).seconds == Approx((M + (1 + alpha) * (S - 1)) * 3));
     }
   }
-  double const efficiency = 16 * 3 / latency(Stages{{1, 2}, {.15, .15}, {1, 2}, {.15, .15}, {1, 2},
-                                                    {.15, .15}, {1, 2}}, 16).seconds;
+  double const efficiency =
+      16 * 3 /
+      latency(Stages{{1, 2}, {.15, .15}, {1, 2}, {.15, .15}, {1, 2}, {.15, .15}, {1, 2}}, 16)
+          .seconds;
   CHECK(efficiency == Approx(0.829).epsilon(0.001));
 }
 

@@ -27,8 +27,10 @@ Workload work(std::uint64_t memory = 16'000'000'000) {
 
 }  // namespace
 
-TEST_CASE("plan/Scheduled: a split backward makes plans faster, and all forwards first need more "
-          "memory", "[plan]") {
+TEST_CASE(
+    "plan/Scheduled: a split backward makes plans faster, and all forwards first need more "
+    "memory",
+    "[plan]") {
   Workload const w = work();
   auto const deep = schedule::OneFOneB{.warmup = schedule::Warmup::deep};
   Plan const plain = Scheduled<schedule::OneFOneB>{.schedule = deep, .search = quick}.plan(w);

@@ -82,10 +82,8 @@ TEST_CASE("plan/simulate: agrees with the schedule's own evaluation while transf
       double const c = random.between(0, 1);  // no longer than any action: no queue forms
       v.push_back({f, b});
       if (s + 1 < S) v.push_back({c, c});
-      costs.stages.push_back({.forward_s = f,
-                              .backward_input_s = b / 2,
-                              .backward_weight_s = b / 2,
-                              .transfer_s = c});
+      costs.stages.push_back(
+          {.forward_s = f, .backward_input_s = b / 2, .backward_weight_s = b / 2, .transfer_s = c});
     }
     Shape const shape{.ranks = S, .microbatches = M};
     auto const of = [&](auto const& policy) {
@@ -124,8 +122,10 @@ TEST_CASE("plan/simulate: unequal stages without transfers are never slower than
   CHECK(best < 0.8);
 }
 
-TEST_CASE("plan/simulate: the deep warm-up hides transfers up to alpha 1 exactly, and with them is "
-          "never slower than GPipe (I6)", "[plan]") {
+TEST_CASE(
+    "plan/simulate: the deep warm-up hides transfers up to alpha 1 exactly, and with them is "
+    "never slower than GPipe (I6)",
+    "[plan]") {
   for (int S = 1; S <= 6; ++S)
     for (double const alpha : {0.0, 0.3, 0.7, 1.0})
       for (int const M : {1, 2, 5, 16})
@@ -148,8 +148,10 @@ TEST_CASE("plan/simulate: the deep warm-up hides transfers up to alpha 1 exactly
   CHECK(worst_minimal > 1.05);  // the minimal one may be
 }
 
-TEST_CASE("plan/simulate: the closed estimate is within 1 % on average, and within 3 % for 90 % of "
-          "plans (I7)", "[plan]") {
+TEST_CASE(
+    "plan/simulate: the closed estimate is within 1 % on average, and within 3 % for 90 % of "
+    "plans (I7)",
+    "[plan]") {
   struct Errors {
     double sum = 0;
     int near = 0, count = 0;
@@ -207,8 +209,10 @@ TEST_CASE("plan/simulate: a warm-up that rises, or does not fit the stages, is r
   says(equal(2, 1, 2), {1}, "1 warm-up counts");
 }
 
-TEST_CASE("plan/warm_up: room for fewer microbatches never makes equal stages slower than the "
-          "minimal warm-up in the same room (I11)", "[plan]") {
+TEST_CASE(
+    "plan/warm_up: room for fewer microbatches never makes equal stages slower than the "
+    "minimal warm-up in the same room (I11)",
+    "[plan]") {
   for (int S = 2; S <= 6; ++S) {
     for (double const c : {0.0, 0.5, 1.5}) {
       auto const v = equal(S, 1, 2, c);
