@@ -21,6 +21,8 @@
 
 namespace stagger {
 
+class Profiler;
+
 /// A plain loop over all layers, made by `Pipeline::on_one_device`: no schedule, no slots, no
 /// threads. It is the yardstick of a pipeline, for bits and for time: gradients are added in
 /// microbatch order, as a pipeline does whose backwards rise.
@@ -96,6 +98,8 @@ template <class In, class Out, OptimizerPolicy Optimizer, LossPolicy Loss> class
   }
 
  private:
+  friend Profiler;
+
   Metrics begin(Batch<In, Target> const& batch, bool training) {
     if (batch.inputs.empty() || batch.inputs.size() != batch.targets.size())
       raise(Errc::bad_configuration, "a minibatch of ", batch.inputs.size(), " inputs and ",

@@ -84,6 +84,11 @@ class LayerParameters {
 
   [[nodiscard]] std::size_t count() const noexcept { return declarations_.size(); }
 
+  /// Values of one parameter, in bytes.
+  [[nodiscard]] std::size_t value_bytes(std::size_t i) const noexcept {
+    return declarations_[i].size * element_bytes(declarations_[i].type);
+  }
+
   /// Remembers values and state, or brings them back.
   void save() {
     saved_values_ = values_[0];

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What a model costs layer by layer, measured on the host: the input of every planner.
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <stagger/cluster/profile.hpp>
+#include <stagger/core/error.hpp>
+#include <stagger/engine/one_device.hpp>
+
+namespace stagger {
+
+/// How a model is measured.
+struct ProfilerOptions {
+  int repeats = 9;            ///< passes whose median counts, >= 1
+  int discarded = 2;          ///< passes before them: caches and memory settle
+  int samples = 1;            ///< samples in the microbatch measured, >= 1; becomes Profile::batch
+  std::string name{};         ///< of the model
+  std::string device{"cpu"};  ///< where it runs
+  std::vector<std::string> layer_names{};  ///< [layers], or none: layers are then numbered
+};
+
+/// Measures a model on one device: whole passes, forward and backward, each layer by the clock; so
+/// a layer finds the caches as its neighbours left them.
+///
+/// @code
+///     auto one = Pipeline{model}.on_one_device(loss::CrossEntropy<>{});
+///     cluster::Profile profile = Profiler{{.samples = 4}}.measure(one, input, target);
+/// @endcode
+class Profiler {
+ public:
+  /// @throws Error  bad_configuration for counts below 1 or names that are not one for each layer
+  explicit Profiler(ProfilerOptions options = {}) : options_(std::move(options)) {
+    if (options_.repeats < 1 || options_.discarded < 0 || options_.samples < 1)
+      raise(Errc::bad_configuration, "a model cannot be measured in ", options_.repeats,
+            " passes after ", options_.discarded, " discarded ones, with ", options_.samples,
+            " samples; use at least 1, 0 and 1");
+  }
+
+  /// Seconds of forward, input gradient and weight gradient of each layer, medians; bytes of its
+  /// output, of what it keeps for its backward (its output included) and of its parameters. The
+  /// loss counts for the last layer's backward. Parameters stay as they are.
+  /// @tparam Clock  what tells the time; a test has one of its own
+  template <class Clock = std::chrono::steady_clock, class In, class Out, class Optimizer,
+            class Loss>
+  [[nodiscard]] cluster::Profile measure(
+      OneDevice<In, Out, Optimizer, Loss>& one, In const& input,
+      typename OneDevice<In, Out, Optimizer, Loss>::Target const& target) const {
+    std::size_t const layers = one.layers_.size();
+    if (!options_.layer_names.empty() && options_.layer_names.size() != layers)
+      raise(Errc::bad_configuration, options_.layer_names.size(), " names were given for ", layers,
+            " layers; give one for each, or none");
+    auto const passes = static_cast<std::size_t>(options_.repeats);
+    std::vector<Passes> times(layers,
+                              Passes{std::vector<double>(passes), std::vector<double>(passes),
+                                     std::vector<double>(passes)});
+    double const terms = one.loss_.terms(target);
+    one.context_.begin_step(one.steps_, one.options_.seed, true);
+    for (int pass = -options_.discarded; pass < options_.repeats; ++pass) {
+      auto const slot = static_cast<std::size_t>(std::max(pass, 0));
+      void const* x = &input;
+      for (std::size_t l = 0; l < layers; ++l) {
+        begin(one, l);
+        auto const& ops = one.layers_[l].ops();
+        times[l].forward[slot] = seconds<Clock>([&] {
+          ops.forward(one.layers_[l].object(), one.context_, x, one.y_[l][0], one.saved_[l][0]);
+        });
+        x = one.y_[l][0];
+      }
+      auto& dy = *static_cast<Out*>(one.dy_[layers - 1][0]);
+      double const loss_s = seconds<Clock>([&] {
+        (void)one.loss_.value_and_gradient(one.context_, *static_cast<Out const*>(x), target,
+                                           terms > 0 ? 1 / terms : 0, dy);
+      });
+      for (std::size_t l = layers; l-- > 0;) backward<Clock>(one, input, l, times[l], slot);
+      times[layers - 1].input[slot] += loss_s;
+    }
+    for (auto& parameters : one.parameters_) parameters.zero_gradients();
+
+    cluster::Profile profile;
+    profile.name = options_.name;
+    profile.batch = options_.samples;
+    profile.device = options_.device;
+    for (std::size_t l = 0; l < layers; ++l) {
+      cluster::Layer layer;
+      layer.name = options_.layer_names.empty() ? std::to_string(l) : options_.layer_names[l];
+      layer.forward_s = median(times[l].forward);
+      double const weight_s = median(times[l].weight);
+      layer.backward_s = median(times[l].input) + weight_s;
+      if (weight_s > 0) layer.backward_weight_s = weight_s;
+      layer.activation_bytes = one.y_[l].bytes();
+      layer.stash_bytes = one.y_[l].bytes() + one.saved_[l].bytes();
+      for (std::size_t i = 0; i < one.parameters_[l].count(); ++i)
+        layer.parameter_bytes += one.parameters_[l].value_bytes(i);
+      profile.layers.push_back(std::move(layer));
+    }
+    return profile;
+  }
+
+ private:
+  /// Seconds of each pass. A backward that does not split counts as input gradient.
+  struct Passes {
+    std::vector<double> forward, input, weight;
+  };
+
+  template <class Clock, class Run> static double seconds(Run&& run) {
+    auto const begin = Clock::now();
+    run();
+    return std::chrono::duration<double>(Clock::now() - begin).count();
+  }
+
+  static double median(std::vector<double> values) {
+    auto const middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+    std::nth_element(values.begin(), middle, values.end());
+    return *middle;
+  }
+
+  template <class One> static void begin(One& one, std::size_t layer) {
+    one.context_.begin_action(one.parameters_[layer].views(), static_cast<int>(layer), 0);
+  }
+
+  template <class Clock, class One, class In>
+  static void backward(One& one, In const& input, std::size_t l, Passes& times, std::size_t slot) {
+    auto const& ops = one.layers_[l].ops();
+    void* const object = one.layers_[l].object();
+    void const* const x = l == 0 ? static_cast<void const*>(&input) : one.y_[l - 1][0];
+    void* const dx = l == 0 ? one.dx_[0] : one.dy_[l - 1][0];
+    void* const dy = one.dy_[l][0];
+    void* const saved = one.saved_[l][0];
+    begin(one, l);
+    if (ops.backward_input == nullptr && ops.backward != nullptr) {
+      times.input[slot] =
+          seconds<Clock>([&] { ops.backward(object, one.context_, x, dy, dx, saved); });
+      return;
+    }
+    if (ops.backward_input != nullptr) {
+      times.input[slot] =
+          seconds<Clock>([&] { ops.backward_input(object, one.context_, x, dy, dx, saved); });
+      begin(one, l);
+    }
+    if (ops.backward_weight != nullptr)
+      times.weight[slot] =
+          seconds<Clock>([&] { ops.backward_weight(object, one.context_, x, dy, saved); });
+  }
+
+  ProfilerOptions options_;
+};
+
+}  // namespace stagger
