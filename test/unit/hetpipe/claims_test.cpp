@@ -11,6 +11,8 @@
 #include <stagger/placement/hybrid_distribution.hpp>
 #include <stagger/placement/node_partition.hpp>
 #include <stagger/placement/parameter_home.hpp>
+#include <stagger/schedule/evaluate.hpp>
+#include <stagger/schedule/fifo.hpp>
 
 #include "catch.hpp"
 
@@ -194,6 +196,25 @@ TEST_CASE("hetpipe/C11: a worker for each node is limited by the node with the l
     CHECK(np == least);
     CHECK(np == most_in_flight(p, c, Workers{nodes[2]}));  // GGGG, 6 GB each
     CHECK(np <= most_in_flight(p, c, placement::EqualDistribution{}.allocate(c, 4)));
+  }
+}
+
+TEST_CASE(
+    "hetpipe/C12: throughput rises with what is in flight and saturates where stages are full",
+    "[hetpipe]") {
+  namespace schedule = stagger::schedule;
+  constexpr int microbatches = 400;
+  double before = 0;
+  std::array<double, 4> const published{0.25, 0.50, 0.74, 0.99};
+  for (int in_flight = 1; in_flight <= 8; ++in_flight) {
+    auto const table = schedule::Fifo{.in_flight = in_flight}.table({4, microbatches, 1});
+    double const of_ideal = microbatches * 3.0 / schedule::evaluate(table).makespan_s;
+    CAPTURE(in_flight, of_ideal);
+    if (in_flight <= 4)
+      CHECK(of_ideal == Approx(published[static_cast<std::size_t>(in_flight) - 1]).margin(0.02));
+    CHECK(of_ideal >= before * 0.98);
+    CHECK(of_ideal <= 1);
+    before = of_ideal;
   }
 }
 
