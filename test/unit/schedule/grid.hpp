@@ -6,6 +6,7 @@
 #include <cmath>
 #include <vector>
 
+#include <stagger/schedule/bound.hpp>
 #include <stagger/schedule/evaluate.hpp>
 
 #include "catch.hpp"
@@ -16,7 +17,7 @@ namespace grid {
 using namespace stagger;
 using namespace stagger::schedule;
 
-/// The table of a policy, which must be legal.
+/// The table of a policy, which must be legal and no shorter than its lower bound.
 template <class Policy> Table legal(Policy const& policy, int ranks, int microbatches) {
   Table const table = policy.table({ranks, microbatches, policy.chunks()});
   Fault const fault = verify(table);
@@ -24,6 +25,7 @@ template <class Policy> Table legal(Policy const& policy, int ranks, int microba
   REQUIRE_FALSE(fault);
   REQUIRE(table.ranks() == ranks);
   REQUIRE(table.microbatches == microbatches);
+  REQUIRE(evaluate(table).makespan_s >= lower_bound(table) - 1e-9);
   return table;
 }
 

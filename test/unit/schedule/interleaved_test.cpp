@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <stagger/schedule/interleaved.hpp>
 
+#include <algorithm>
+#include <tuple>
+#include <utility>
+#include <vector>
+
 #include "grid.hpp"
 
 using namespace grid;
@@ -39,6 +44,41 @@ TEST_CASE("schedule/Interleaved: bubble and peak for every legal group size", "[
   });
 }
 
+TEST_CASE("schedule/Interleaved: the rows of a queue of (microbatch, chunk) as Megatron-LM makes it",
+          "[schedule]") {
+  // Groups of N microbatches, the last one with what is left; each passes chunk after chunk. A rank
+  // runs 2(P - 1 - r) + (V - 1)N of the queue ahead; gradients take the chunks from the other end.
+  for (auto const& [P, V, M] : {std::tuple{2, 2, 6}, {2, 3, 7}, {4, 2, 8}, {4, 3, 13}, {3, 4, 9}}) {
+    for (int N = P; N <= M; ++N) {
+      if (M % N != 0 && M % N < P) continue;
+      std::vector<std::pair<int, int>> queue;
+      for (int first = 0; first < M; first += N) {
+        for (int chunk = 0; chunk < V; ++chunk) {
+          for (int m = first; m < std::min(first + N, M); ++m) queue.emplace_back(m, chunk);
+        }
+      }
+      Table wanted{.stages = P * V, .microbatches = M};
+      for (int r = 0; r < P; ++r) {
+        wanted.begin_row();
+        std::size_t f = 0;
+        auto const forward = [&] {
+          auto const [m, chunk] = queue[f++];
+          wanted.add({.kind = Kind::forward, .stage = chunk * P + r, .microbatch = m});
+        };
+        auto const ahead = static_cast<std::size_t>((P - r - 1) * 2 + (V - 1) * N);
+        while (f < std::min(ahead, queue.size())) forward();
+        for (auto const& [m, chunk] : queue) {
+          if (f < queue.size()) forward();
+          wanted.add(
+              {.kind = Kind::backward, .stage = (V - 1 - chunk) * P + r, .microbatch = m});
+        }
+      }
+      CAPTURE(P, V, M, N);
+      REQUIRE(Interleaved{V, N}.table({P, M, V}) == wanted);
+    }
+  }
+}
+
 TEST_CASE("schedule/Interleaved: an illegal count is refused with the nearest legal one",
           "[schedule]") {
   CHECK_THROWS_WITH(
@@ -51,6 +91,8 @@ TEST_CASE("schedule/Interleaved: an illegal count is refused with the nearest le
   CHECK_THROWS_WITH(
       (Interleaved{2, 4}.table({4, 3, 2})),
       Catch::Contains("3 microbatches") && Catch::Contains("nearest legal value is 4"));
+  CHECK_THROWS_WITH((Interleaved{2000000000}.table({2, 4, 2000000000})),
+                    Catch::Contains("2000000000 chunks") && Catch::Contains("is 536870911"));
   CHECK_THROWS_WITH((Interleaved{2, -7}.table({4, 8, 2})),
                     Catch::Contains("nearest legal value is 4"));
   CHECK_THROWS_WITH(Interleaved{}.table({4, 8, 3}),

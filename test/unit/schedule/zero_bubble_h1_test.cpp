@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <stagger/schedule/zero_bubble_h1.hpp>
 
+#include <algorithm>
+#include <tuple>
+#include <utility>
+#include <vector>
+
 #include "grid.hpp"
 
 using namespace grid;
@@ -23,6 +28,42 @@ TEST_CASE("schedule/ZeroBubbleH1: bubble (P-1)(F+I-W) and peak min(M, P) with on
   });
   // Outside W <= min(F, I) the bubble is larger than the formula: four ranks, F = I = 2, W = 3.
   CHECK(evaluate(ZeroBubbleH1{}.table({4, 12}), Costs::uniform(2, 2, 3)).bubble_s == 6);
+}
+
+TEST_CASE("schedule/ZeroBubbleH1: with several chunks in PyTorch's order", "[schedule]") {
+  // Rounds of M / max(1, M / P) microbatches pass chunk after chunk. Rank r runs (V - 1) rounds and
+  // P - 1 - r forwards ahead, then one forward and one I, and from the r-th I on a W behind each.
+  for (auto const& [P, V, M] : {std::tuple{2, 2, 4}, {2, 3, 3}, {4, 2, 8}, {4, 3, 12}, {3, 2, 5}}) {
+    int const round = M / std::max(1, M / P);
+    std::vector<std::pair<int, int>> queue;
+    for (int first = 0; first < M; first += round) {
+      for (int chunk = 0; chunk < V; ++chunk) {
+        for (int m = first; m < first + round; ++m) queue.emplace_back(m, chunk);
+      }
+    }
+    Table wanted{.stages = P * V, .microbatches = M};
+    for (int r = 0; r < P; ++r) {
+      wanted.begin_row();
+      std::size_t f = 0, i = 0, w = 0;
+      auto const back = [&](Kind kind, std::size_t& n) {
+        auto const [m, chunk] = queue[n++];
+        wanted.add({.kind = kind, .stage = (V - 1 - chunk) * P + r, .microbatch = m});
+      };
+      auto const ahead = static_cast<std::size_t>((V - 1) * round + P - 1 - r);
+      while (w < queue.size()) {
+        if (f < queue.size()) {
+          auto const [m, chunk] = queue[f++];
+          wanted.add({.kind = Kind::forward, .stage = chunk * P + r, .microbatch = m});
+          if (f <= ahead) continue;
+        }
+        if (i < queue.size()) back(Kind::backward_input, i);
+        if (i > static_cast<std::size_t>(r) || i == queue.size())
+          back(Kind::backward_weight, w);
+      }
+    }
+    CAPTURE(P, V, M);
+    REQUIRE(ZeroBubbleH1{V}.table({P, M, V}) == wanted);
+  }
 }
 
 TEST_CASE("schedule/ZeroBubbleH1: legal for every number of chunks and every legal group",
