@@ -2,6 +2,7 @@
 #pragma once
 /// @file   Which process of how many this is, as whatever launched the program says.
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
@@ -79,8 +80,8 @@ template <class Get> class LauncherReader {
     if (has(local_rank)) {
       launch.local_rank = number(launcher, local_rank, 0, launch.size - 1);
     }
-    if (has(local_size)) {
-      launch.local_size = number(launcher, local_size, 1, launch.size);
+    if (has(local_size)) {  // Slurm's may be meant for a larger step
+      launch.local_size = std::min(number(launcher, local_size, 1, most), launch.size);
     }
     if (has("MASTER_ADDR")) launch.address = get_("MASTER_ADDR");
     if (has("MASTER_PORT")) launch.port = number(launcher, "MASTER_PORT", 1, 65535);

@@ -78,6 +78,13 @@ TEST_CASE("collective/launcher: an address given beside any launcher is taken", 
   REQUIRE(launch_of(e)->port == 1234);
 }
 
+TEST_CASE("collective/launcher: a step of Slurm smaller than a machine's share is read",
+          "[collective]") {
+  auto e = slurm;
+  e["SLURM_NTASKS_PER_NODE"] = "32";
+  REQUIRE(launch_of(e)->local_size == 8);
+}
+
 TEST_CASE("collective/launcher: mpirun within an allocation of Slurm is Open MPI", "[collective]") {
   require(both(open_mpi, slurm), "Open MPI", 3, 8);
   auto allocation = open_mpi;
