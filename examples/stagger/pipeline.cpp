@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstddef>
+#include <map>
 #include <system_error>
 
 #include <stagger/schedule/catalog.hpp>
@@ -178,8 +179,31 @@ schedule::Channels ChannelFlag::channels() const {
                                : schedule::Channels::independent;
 }
 
+namespace {
+
+/// What was read, by file: standard input can be read only once.
+std::map<std::string, std::string>& texts() {
+  static std::map<std::string, std::string> all;
+  return all;
+}
+
+}  // namespace
+
 schedule::Table read_table(std::string const& path) {
-  return schedule::read_csv(read_file(path), source_name(path));
+  std::string const& text = texts()[path] = read_file(path);
+  return schedule::read_csv(text, source_name(path));
+}
+
+std::string message_in(std::string const& path, schedule::Table const& table,
+                       schedule::Fault const& fault) {
+  std::string const sentence = schedule::message(fault);
+  if (fault.rank < 0 || fault.rank >= table.ranks() || fault.position < 0) return sentence;
+  auto const row = table.row(fault.rank);
+  auto const at = static_cast<std::size_t>(fault.position);
+  if (at >= row.size() || !(row[at] == fault.action)) return sentence;  // of the lowered form
+  std::size_t const column = schedule::column_of(texts()[path], fault.rank, fault.position);
+  return sentence + " (" + source_name(path) + ", line " + std::to_string(fault.rank + 1) +
+         ", column " + std::to_string(column) + ")";
 }
 
 bool has_messages(schedule::Table const& table) {

@@ -78,6 +78,10 @@ class ChannelFlag {
 /// @throws stagger::Error naming file, line, column and value
 [[nodiscard]] stagger::schedule::Table read_table(std::string const& path);
 
+/// A fault of a table from a file: its sentence, and where in the file the action stands.
+[[nodiscard]] std::string message_in(std::string const& path, stagger::schedule::Table const& table,
+                                     stagger::schedule::Fault const& fault);
+
 [[nodiscard]] bool has_messages(stagger::schedule::Table const& table);
 
 /// The first fault of a table, lowered first where it holds no messages.

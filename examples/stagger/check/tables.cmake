@@ -86,6 +86,18 @@ foreach(command lower "simulate;--table")
   endif()
 endforeach()
 
+# The place in the file of what is wrong.
+file(WRITE ${FOLDER}/fault.csv "0F0, 0F1 ,0B0,0B1\n1F0,1F1,1B0,, 0B1\n")
+matches(1 "^no: duplicate: 0B1 [^\n]*\\(fault.csv, line 2, column 15\\)\n$" verify fault.csv)
+file(WRITE ${FOLDER}/fault.csv "0F0,0B0,1F1\n1F0,1B0,0F1,0B1,1B1\n")
+matches(1 "^no: placement: 1B1 [^\n]*\\(fault.csv, line 2, column 17\\)\n$" verify fault.csv)
+file(WRITE ${FOLDER}/fault.csv "0F0,0F3,0B0,0B3\n")
+refused("fault.csv: 0F3 .*\\(fault.csv, line 1, column 5\\)" verify fault.csv --microbatches 2)
+refused("auto cannot have memory for 0.5" schedule --policy auto --memory 0.5 --ranks 2 --microbatches 4)
+refused("--ranks = 3000000000" schedule --policy gpipe --ranks 3000000000 --microbatches 4)
+refused("2147483647 microbatches.*nearest legal value is 268435455" schedule --policy gpipe --ranks 2 --microbatches 2147483647)
+refused("2000000000 chunks" schedule --policy interleaved --ranks 2 --microbatches 4 --chunks 2000000000)
+
 # Forward only, and blanks, CRLF and idle cells.
 file(WRITE ${FOLDER}/loose.csv " 0F0 ,, 0F1\t,\r\n,1F0,1F1\r\n")
 matches(0 "^ok: 2 ranks, 2 stages, 2 microbatches" verify loose.csv)

@@ -43,7 +43,7 @@ class Lower final : public Command {
     }
     if (fault) {
       std::string const kind = schedule::name(fault.kind);
-      return {{}, source_name(file_) + ": " + kind + ": " + schedule::message(fault), 1};
+      return {{}, source_name(file_) + ": " + kind + ": " + message_in(file_, table, fault), 1};
     }
     if (!json) return {schedule::write_csv(lowered)};
     return {dump({{"ranks", lowered.ranks()},

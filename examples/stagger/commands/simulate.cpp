@@ -99,7 +99,8 @@ class Simulate final : public Command {
         bool const unreadable = fault.kind == schedule::FaultKind::parse;
         return {
             {},
-            source_name(path) + ": " + schedule::name(fault.kind) + ": " + schedule::message(fault),
+            source_name(path) + ": " + schedule::name(fault.kind) + ": " +
+                message_in(path, tables.back(), fault),
             unreadable ? 2 : 1};
       }
       played.push_back({source_name(path), {}, 0});

@@ -31,7 +31,7 @@ class Verify final : public Command {
     app.footer(
         "Example: printf '0F0,0B0\\n1B0,1F0\\n' | stagger verify -\n"
         "  no: order: 1B0 (rank 1, position 0) stands before an action of the same rank that it\n"
-        "  needs; move it down");
+        "  needs; move it down (standard input, line 2, column 1)");
   }
 
   Answer run() override {
@@ -74,11 +74,11 @@ class Verify final : public Command {
     schedule::Fault const fault = prove(table, options);
     auto const peak = schedule::peak_in_flight(table);
     std::string const kind = schedule::name(fault.kind);
-    std::string const message = schedule::message(fault);
+    std::string const message = message_in(file_, table, fault);
     Answer answer;
     if (fault) answer.exit_code = fault.kind == schedule::FaultKind::parse ? 2 : 1;
     if (answer.exit_code == 2) {
-      answer.why = source_name(file_) + ", line " + std::to_string(fault.rank + 1) + ": " + message;
+      answer.why = source_name(file_) + ": " + message;
     }
     if (json) {
       Json const found = {{"kind", kind},

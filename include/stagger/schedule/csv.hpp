@@ -4,6 +4,7 @@
 /// is not in the
 ///         grammar is an error that names line, column and value.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -169,6 +170,37 @@ class TableReader {
 /// @throws Error bad_data, naming line, column and value
 [[nodiscard]] inline Table read_csv(std::string_view text, std::string_view source = "table") {
   return detail::TableReader(text, source).read();
+}
+
+/// Where an action of a table stands in the text that `read_csv` made the table of.
+/// @param rank, position  as in a `Fault`
+/// @return its column in line rank + 1, in bytes from 1; 0 where the line has no such action
+[[nodiscard]] inline std::size_t column_of(std::string_view text, int rank, int position) {
+  if (rank < 0 || position < 0) return 0;
+  for (int line = 0; line < rank; ++line) {
+    std::size_t const end = text.find('\n');
+    if (end == std::string_view::npos) return 0;
+    text.remove_prefix(end + 1);
+  }
+  text = text.substr(0, text.find('\n'));
+  constexpr std::string_view blanks = " \t\r";
+  int seen = 0;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    std::size_t const comma = std::min(text.find(',', begin), text.size());
+    std::size_t const at = text.find_first_not_of(blanks, begin);
+    if (at < comma) {
+      std::string_view const cell = text.substr(at, comma - at);
+      bool const silent = cell.find("SHARD") != std::string_view::npos;  // read over
+      bool const pair = cell.front() == '(';
+      if (!silent && position < seen + (pair ? 2 : 1)) {
+        std::size_t const inside = !pair ? at : position == seen ? at + 1 : text.find(';', at) + 1;
+        return text.find_first_not_of(blanks, inside) + 1;
+      }
+      seen += silent ? 0 : pair ? 2 : 1;
+    }
+    begin = comma + 1;
+  }
+  return 0;
 }
 
 /// Writes a table, a line for each rank, without idle cells. `read_csv` gives it back.

@@ -73,6 +73,8 @@ constexpr void require_counts(char const* policy, Shape shape, int chunks) {
           chunks >= 1 ? chunks : 1, "the policy says how many stages a rank runs");
   long long const limit = (1LL << 31) - 1;
   long long const stages = static_cast<long long>(shape.ranks) * shape.chunks;
+  require(shape.chunks <= limit / 4, policy, Count::chunks, shape.chunks,
+          static_cast<int>(limit / 4), "the table must have less than 2^31 actions");
   require(stages <= limit / 4, policy, Count::ranks, shape.ranks,
           static_cast<int>(limit / 4 / shape.chunks), "the table must have less than 2^31 actions");
   require(stages * shape.microbatches <= limit / 4, policy, Count::microbatches, shape.microbatches,

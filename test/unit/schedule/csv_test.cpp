@@ -79,6 +79,27 @@ TEST_CASE("schedule/csv: a malformed cell is an error that names line, column an
   CHECK_THROWS_WITH(read_csv(""), Catch::Contains("empty"));
 }
 
+TEST_CASE("schedule/csv: an action is found again in its text", "[schedule]") {
+  std::string const text =
+      " 0F1 ,,12SEND_F3,0UNSHARD,\t1RECV_B2\r\n(0F3; 1B1)OVERLAP_F_B,4I5s2,0REDUCE_GRAD\n";
+  Table const t = read_csv(text);
+  std::vector<std::vector<std::size_t>> const columns{{2, 8, 29}, {2, 7, 23, 29}};
+  for (int r = 0; r < t.ranks(); ++r) {
+    auto const row = t.row(r);
+    auto const& mine = columns[static_cast<std::size_t>(r)];
+    REQUIRE(row.size() == mine.size());
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      CAPTURE(r, i);
+      CHECK(column_of(text, r, static_cast<int>(i)) == mine[i]);
+    }
+    CHECK(column_of(text, r, static_cast<int>(row.size())) == 0);
+  }
+  CHECK(column_of(text, 2, 0) == 0);
+  CHECK(column_of(text, 7, 0) == 0);
+  CHECK(column_of(text, -1, 0) == 0);
+  CHECK(column_of("", 0, 0) == 0);
+}
+
 TEST_CASE("schedule/csv: what is written is read back, sliced and with pairs", "[schedule]") {
   Table const t = OneFOneB{}.table({3, 5});
   CHECK(read_csv(write_csv(t)) == t);

@@ -34,4 +34,7 @@ TEST_CASE("schedule/GPipe: a shape without ranks or microbatches or with two chu
                                                Catch::Contains("nearest legal value is 1"));
   CHECK_THROWS_WITH(GPipe{}.table({2, 4, 2}), Catch::Contains("2 chunks"));
   CHECK_THROWS_AS(GPipe{}.table({1 << 20, 1 << 20}), Error);
+  CHECK_THROWS_WITH((GPipe{}.table({2, 2147483647})),
+                    Catch::Contains("2147483647 microbatches") && Catch::Contains("268435455"));
+  CHECK_THROWS_WITH((GPipe{}.table({2147483647, 1})), Catch::Contains("2147483647 ranks"));
 }
