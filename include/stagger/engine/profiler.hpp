@@ -94,7 +94,8 @@ class Profiler {
       layer.backward_s = median(times[l].input) + weight_s;
       if (weight_s > 0) layer.backward_weight_s = weight_s;
       layer.activation_bytes = one.y_[l].bytes();
-      layer.stash_bytes = one.y_[l].bytes() + one.saved_[l].bytes();
+      layer.stash_bytes =
+          (l == 0 ? byte_count(input) : one.y_[l - 1].bytes()) + one.saved_[l].bytes();
       for (std::size_t i = 0; i < one.parameters_[l].count(); ++i)
         layer.parameter_bytes += one.parameters_[l].value_bytes(i);
       profile.layers.push_back(std::move(layer));
