@@ -43,8 +43,8 @@ class Profiler {
   }
 
   /// Seconds of forward, input gradient and weight gradient of each layer, medians; bytes of its
-  /// output, of what it keeps for its backward (its output included) and of its parameters. The
-  /// loss counts for the last layer's backward. Parameters stay as they are.
+  /// output, of what is kept for its backward (its input and its saved state) and of its
+  /// parameters. The loss counts for the last layer's backward. Parameters stay as they are.
   /// @tparam Clock  what tells the time; a test has one of its own
   template <class Clock = std::chrono::steady_clock, class In, class Out, class Optimizer,
             class Loss>
