@@ -75,6 +75,7 @@ struct State {
       allocations{0}, bytes{0};
   std::atomic<int> global_captures{0};
   std::mutex retired_mutex;
+  std::vector<cudaStream_t> living;   // streams
   std::vector<cudaStream_t> retired;  // destroyed streams; their handles stay known until a reset
 };
 State& state();

@@ -206,6 +206,11 @@ void reset() {
   {
     std::lock_guard const lock(all.retired_mutex);
     retired.swap(all.retired);
+    // What a test has left behind on purpose comes to its end as well, if it can.
+    for (auto* stream : all.living)
+      for (int turn = 0;
+           turn < 1000 && stream->done.load(std::memory_order_relaxed) < stream->pushed; ++turn)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   for (auto* stream : retired) {
     stream->worker.join();
@@ -366,6 +371,10 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int pri
   made->last = first;
   made->worker = std::thread([made, first] { made->run(first); });
   ++state().streams;
+  {
+    std::lock_guard const lock(state().retired_mutex);
+    state().living.push_back(made);
+  }
   *stream = made;
   return cudaSuccess;
 }
@@ -376,6 +385,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   stream->push({});
   --state().streams;
   std::lock_guard const lock(state().retired_mutex);
+  std::erase(state().living, stream);
   state().retired.push_back(stream);
   return cudaSuccess;
 }
