@@ -286,8 +286,10 @@ inline void after_headers(Record& r) {
     if (r.together) {
       int const parent = ((from_root(r) & (from_root(r) - 1)) + r.what.root) % c.size();
       std::size_t const bytes = r.what.count * r.what.type->size;
-      if (bytes != 0) std::memcpy(r.data, slot(r, parent) + sizeof(Header), bytes);
-      std::memcpy(r.outbox.data() + sizeof(Header), r.data, bytes);
+      if (bytes != 0) {
+        std::memcpy(r.data, slot(r, parent) + sizeof(Header), bytes);
+        std::memcpy(r.outbox.data() + sizeof(Header), r.data, bytes);
+      }
     } else if (r.live != 0) {
       return;  // the numbers are on their way
     }
