@@ -49,7 +49,7 @@ struct Cost {
 Cost compile(std::filesystem::path const& source, char const* compiler) {
   std::string const output = source.string() + ".o";
   std::vector<char const*> words = {compiler, "-std=c++20",   "-O2", "-I" BENCH_INCLUDE,
-                                    "-c",           source.c_str(), "-o",  output.c_str(),
+                                    "-c",     source.c_str(), "-o",  output.c_str(),
                                     nullptr};
   pid_t const child = ::fork();
   if (child == 0) {

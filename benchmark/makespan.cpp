@@ -100,28 +100,25 @@ schedule::Costs costs_of(schedule::Timeline const& timeline, schedule::Table con
 }
 
 void add_case(Case const& one) {
-  auto train = stagger::Pipeline{std::vector<SleepingStage>(
-                                     static_cast<std::size_t>(one.table.stages))}
-                   .with(Made{one.table}, bench::EmptyLoss{},
-                         stagger::host::Threads{one.table.ranks()},
-                         stagger::Options{.record = true,
-                                          .spare_slots = static_cast<std::uint32_t>(
-                                              one.microbatches * one.table.slices)});
+  auto train =
+      stagger::Pipeline{std::vector<SleepingStage>(static_cast<std::size_t>(one.table.stages))}
+          .with(Made{one.table}, bench::EmptyLoss{}, stagger::host::Threads{one.table.ranks()},
+                stagger::Options{.record = true,
+                                 .spare_slots = static_cast<std::uint32_t>(one.microbatches *
+                                                                           one.table.slices)});
   auto const shared = std::make_shared<decltype(train)>(std::move(train));
   bench::add(
       one.benchmark(), repetitions,
-      [one, shared, batch = bench::empty_batch(one.microbatches * one.table.slices)](
-          benchmark::State& state) {
+      [one, shared,
+       batch = bench::empty_batch(one.microbatches * one.table.slices)](benchmark::State& state) {
         bool const trains =
             std::any_of(one.table.actions.begin(), one.table.actions.end(),
                         [](auto const& a) { return a.kind != schedule::Kind::forward; });
-        double const took_s = bench::time_each(state, [&] {
-          stagger::run(trains ? shared->step(batch) : shared->evaluate(batch));
-        });
+        double const took_s = bench::time_each(
+            state, [&] { stagger::run(trains ? shared->step(batch) : shared->evaluate(batch)); });
         schedule::Table apart = one.table;
         for (auto& action : apart.actions) action.overlaps_next = false;
-        double const predicted_s =
-            evaluate(apart, costs_of(shared->timeline(), apart)).makespan_s;
+        double const predicted_s = evaluate(apart, costs_of(shared->timeline(), apart)).makespan_s;
         double const asked_s = std::chrono::duration<double>(sleep_time).count() *
                                one.table.slices;  // a slice sleeps as long as a microbatch
         double const nominal_s =
@@ -135,8 +132,8 @@ void add_case(Case const& one) {
 
 bench::Row row(Case const& one) {
   std::string const name = one.benchmark();
-  return {"makespan, " + std::to_string(one.table.ranks()) + " ranks that sleep, M=" +
-              std::to_string(one.microbatches) + ", " + one.name,
+  return {"makespan, " + std::to_string(one.table.ranks()) +
+              " ranks that sleep, M=" + std::to_string(one.microbatches) + ", " + one.name,
           name + "/", [name](bench::Results const& results) {
             double const off = results.counter(name, "off");
             return bench::Line{

@@ -19,9 +19,9 @@ struct Schedule {
   using policy_tag = stagger::ScheduleTag;
   static constexpr bool flushes = true;
 
-  std::string_view name;      ///< in the library's catalog
-  int chunks_per_rank = 1;    ///< stages of a rank
-  int microbatches = 1;       ///< of a training step; any other count is for prediction
+  std::string_view name;    ///< in the library's catalog
+  int chunks_per_rank = 1;  ///< stages of a rank
+  int microbatches = 1;     ///< of a training step; any other count is for prediction
 
   [[nodiscard]] int chunks() const { return chunks_per_rank; }
 

@@ -71,8 +71,8 @@ void Settings::check() const {
   require("--chunks", chunks, 1, 1'000'000);
   if (stages % chunks != 0)
     refuse("--stages " + std::to_string(stages) + " cannot be shared by ranks of " +
-           std::to_string(chunks) + ", as --schedule " + schedule + " has them; use a multiple of " +
-           std::to_string(chunks) + ", or other --chunks");
+           std::to_string(chunks) + ", as --schedule " + schedule +
+           " has them; use a multiple of " + std::to_string(chunks) + ", or other --chunks");
   auto const table = Schedule::named(schedule, chunks, microbatches)
                          .table({.ranks = static_cast<int>(ranks()),
                                  .microbatches = static_cast<int>(microbatches),
@@ -124,13 +124,13 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
   app.add_option("--seed", s.seed, "Seed of everything random")->group(group);
 
   group = "The pipeline";
-  app.add_option("--stages", s.stages, "Stages to cut the layers into; a rank runs one, or --chunks of them")
+  app.add_option("--stages", s.stages,
+                 "Stages to cut the layers into; a rank runs one, or --chunks of them")
       ->group(group);
   app.add_option("--microbatches", s.microbatches,
                  "Parts of a batch that follow each other through the stages")
       ->group(group);
-  app.add_option("--schedule", s.schedule,
-                 "Order of forward and backward: " + schedule_names())
+  app.add_option("--schedule", s.schedule, "Order of forward and backward: " + schedule_names())
       ->group(group);
   app.add_option("--chunks", s.chunks,
                  "Stages that each rank runs; 0: as many as are usual for the schedule, 1 or 2")

@@ -97,11 +97,10 @@ class Simulate final : public Command {
       tables.push_back(read_table(path));
       if (auto const fault = schedule::verify(tables.back(), {.channels = channels})) {
         bool const unreadable = fault.kind == schedule::FaultKind::parse;
-        return {
-            {},
-            source_name(path) + ": " + schedule::name(fault.kind) + ": " +
-                message_in(path, tables.back(), fault),
-            unreadable ? 2 : 1};
+        return {{},
+                source_name(path) + ": " + schedule::name(fault.kind) + ": " +
+                    message_in(path, tables.back(), fault),
+                unreadable ? 2 : 1};
       }
       played.push_back({source_name(path), {}, 0});
     }
@@ -140,9 +139,9 @@ class Simulate final : public Command {
 
  private:
   static bool reduces(schedule::Table const& table) {
-    return std::any_of(
-        table.actions.begin(), table.actions.end(),
-        [](schedule::Action const& a) { return a.kind == schedule::Kind::reduce_gradient; });
+    return std::any_of(table.actions.begin(), table.actions.end(), [](schedule::Action const& a) {
+      return a.kind == schedule::Kind::reduce_gradient;
+    });
   }
 
   static Json json(Played const& p) {

@@ -51,8 +51,8 @@ struct Found {
 };
 
 /// Never worse, under the same costs, than any synchronous schedule of this library on the same
-/// mapping that keeps the same limits, nor than the published zero-bubble heuristics. With one stage
-/// on each rank: the shortest of all orders for P <= 3 and M <= 4.
+/// mapping that keeps the same limits, nor than the published zero-bubble heuristics. With one
+/// stage on each rank: the shortest of all orders for P <= 3 and M <= 4.
 ///
 /// Microbatches stay whole, so sequence slices are not considered. Of 1F1B's warm-ups all gaps up
 /// to 200 000 / (3PM) are considered, and at least up to 4, or 2 without transfers.
@@ -74,8 +74,8 @@ struct Auto {
   [[nodiscard]] Table table(Shape shape) const { return search(shape).table; }
 
   /// The table with its makespan and bound.
-  /// Complexity: O(PM log P) for each of 12 to 20 rules; beyond that, for P <= 3 and M <= 4, at most
-  /// some 10^5 partial orders. With several chunks: O(PVM) for each legal group size.
+  /// Complexity: O(PM log P) for each of 12 to 20 rules; beyond that, for P <= 3 and M <= 4, at
+  /// most some 10^5 partial orders. With several chunks: O(PVM) for each legal group size.
   [[nodiscard]] Found search(Shape shape) const {
     check(shape);
     if (shape.chunks > 1 || mapping == Mapping::bidirectional) return search_chunks(shape);
@@ -135,8 +135,9 @@ struct Auto {
   }
 
  private:
-  /// Several chunks, or two directions: the schedules of the mapping, each as it is and with its weight gradients laid
-  /// anew, and the order in which forwards and backwards of all chunks run as soon as they can.
+  /// Several chunks, or two directions: the schedules of the mapping, each as it is and with its
+  /// weight gradients laid anew, and the order in which forwards and backwards of all chunks run as
+  /// soon as they can.
   [[nodiscard]] Found search_chunks(Shape shape) const {
     int const P = shape.ranks, M = shape.microbatches, V = shape.chunks;
     Found best;
@@ -213,10 +214,9 @@ struct Auto {
       if (M % P == 0) consider(Hanayo{.waves = V / 2}.table(shape));
     }
     if (best.table.stages == 0) {
-      throw Error(
-          Errc::bad_configuration,
-          "schedule auto found no order within the limits; give each rank room for " +
-              std::to_string(two_ways ? 2 : V) + " activations or more");
+      throw Error(Errc::bad_configuration,
+                  "schedule auto found no order within the limits; give each rank room for " +
+                      std::to_string(two_ways ? 2 : V) + " activations or more");
     }
     return best;
   }

@@ -156,7 +156,8 @@ class Repetition {
   }
 
   [[nodiscard]] constexpr bool ready(std::size_t r, Step const& s, int now) {
-    bool const down = s.pass == BuildingBlock::forward_down || s.pass == BuildingBlock::backward_down;
+    bool const down =
+        s.pass == BuildingBlock::forward_down || s.pass == BuildingBlock::backward_down;
     bool const turns = down ? r == 0 : r + 1 == P_;  // the pass begins on this rank
     if (turns && s.pass == BuildingBlock::forward_down) return true;
     int const end = turns ? made(s.pass - 1, r, s.m) : made(s.pass, down ? r - 1 : r + 1, s.m);

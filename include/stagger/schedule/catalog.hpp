@@ -62,7 +62,8 @@ inline constexpr std::array<CatalogEntry, 20> catalog{{
      "V = 1"},
     {"pipedream-2bw", "asynchronous 1F1B, two versions of the weights", "M >= P, V = 1"},
     {"forward-only", "evaluation and inference", "any"},
-    {"auto", "found for given costs and memory", "any; zigzag: V even; bidirectional: V = 1, P and M even"},
+    {"auto", "found for given costs and memory",
+     "any; zigzag: V even; bidirectional: V = 1, P and M even"},
 }};
 
 /// What a schedule may be asked for besides its shape; each looks at what concerns it.

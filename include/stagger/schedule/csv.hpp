@@ -165,7 +165,8 @@ class TableReader {
 
 /// Reads a table: a line for each rank, cells separated by commas, blanks around cells and empty
 /// cells ignored, lines ended by LF or CRLF. Counts are the largest index + 1. `0UNSHARD` and
-/// `0RESHARD` are read over, since no table here shards parameters. Whether the table is legal is for `verify` to say.
+/// `0RESHARD` are read over, since no table here shards parameters. Whether the table is legal is
+/// for `verify` to say.
 /// @param source  what errors call the text, a file name for instance
 /// @throws Error bad_data, naming line, column and value
 [[nodiscard]] inline Table read_csv(std::string_view text, std::string_view source = "table") {

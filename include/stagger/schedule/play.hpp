@@ -111,9 +111,10 @@ struct LatestEnd {
   }
 };
 
-/// Plays a table of compute actions and reductions in which every index is in range. Each rank runs its row in
-/// order; an action starts when its rank is free and its inputs have arrived, an overlapped pair
-/// when those of both have. A rank that comes to a reduction waits for the others that take part.
+/// Plays a table of compute actions and reductions in which every index is in range. Each rank runs
+/// its row in order; an action starts when its rank is free and its inputs have arrived, an
+/// overlapped pair when those of both have. A rank that comes to a reduction waits for the others
+/// that take part.
 ///
 /// `visit(rank, position, start, end, given)` is called for each action in the order of its rank;
 /// `given` is when its last input was produced, without the link. Both actions of a pair are

@@ -24,7 +24,8 @@ class Meetings {
     if (meetings_.empty()) {
       meetings_.assign(static_cast<std::size_t>(table_.stages), Meeting{});
       for (Action const& a : table_.actions) {
-        if (a.kind == Kind::reduce_gradient) ++meetings_[static_cast<std::size_t>(a.stage)].expected;
+        if (a.kind == Kind::reduce_gradient)
+          ++meetings_[static_cast<std::size_t>(a.stage)].expected;
       }
     }
     Meeting& m = meetings_[static_cast<std::size_t>(stage)];

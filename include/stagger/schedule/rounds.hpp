@@ -163,8 +163,8 @@ class Rounds {
     Rank const& rank = ranks_[r];
     if (rank.f == M_) return false;
     if (!rule_.gradients_first || r + 1 == P_ || rank.f < ranks_[r + 1].f + 2) return true;
-    double const next = ranks_[r + 1].free + times_[r + 1].forward + times_[r + 1].input +
-                        times_[r].link_backward;
+    double const next =
+        ranks_[r + 1].free + times_[r + 1].forward + times_[r + 1].input + times_[r].link_backward;
     if (rank.free >= next) return false;
     Room room = rank.room;
     double cost = times_[r].forward;

@@ -93,7 +93,7 @@ class RoundsV {
     StageTimes const& t = times_[stage(r, pass)];
     return input < 0 ? -1
                      : input + (pass == forward_down || pass == forward_up ? t.link_forward
-                                                                          : t.link_backward);
+                                                                           : t.link_backward);
   }
 
   void run(std::size_t r, Pass pass) {
@@ -159,8 +159,8 @@ class RoundsV {
     for (std::size_t r = P_; r-- > 0 && good_;) {
       if (r + 1 < P_) {
         double const up = comes(r, forward_up);
-        while (good_ && has_room(r, 2 + 2 * r) &&
-               ranks_[r].free + times_[r].forward <= up && ranks_[r].done[forward_down] < M_) {
+        while (good_ && has_room(r, 2 + 2 * r) && ranks_[r].free + times_[r].forward <= up &&
+               ranks_[r].done[forward_down] < M_) {
           for (std::size_t q = 0; q <= r && good_; ++q) run(q, forward_down);
         }
       }
@@ -192,9 +192,8 @@ class RoundsV {
     std::vector<std::size_t> up, down;
     for (std::size_t r = 0; r < P_; ++r) {
       auto const& done = ranks_[r].done;
-      bool const second =
-          done[gradient_up] < done[gradient_down] &&
-          (r + 1 == P_ || done[gradient_down] >= M_ || comes(r, gradient_up) >= 0);
+      bool const second = done[gradient_up] < done[gradient_down] &&
+                          (r + 1 == P_ || done[gradient_down] >= M_ || comes(r, gradient_up) >= 0);
       (second ? up : down).push_back(r);
     }
     for (std::size_t n = up.size(); n-- > 0 && good_;) one_gradient(up[n], gradient_up);

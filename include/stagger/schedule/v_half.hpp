@@ -10,8 +10,8 @@
 namespace stagger::schedule {
 
 /// Rank r runs stages r and 2P - 1 - r. A microbatch rests one unit before each forward on its way
-/// down the ranks, and before each of its first gradients: at most 2 ceil((P + 1) / 2) chunks are in flight,
-/// counted until their W.
+/// down the ranks, and before each of its first gradients: at most 2 ceil((P + 1) / 2) chunks are
+/// in flight, counted until their W.
 struct VHalf {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <vector>
 
+#include <stagger/schedule/accepted.hpp>
 #include <stagger/schedule/channel_play.hpp>
 #include <stagger/schedule/fault.hpp>
 #include <stagger/schedule/play.hpp>
@@ -457,7 +458,8 @@ class Checker {
 /// holds more than the limit. A stage's reduction stands behind its last gradient, on every rank
 /// that holds the stage or on none.
 ///
-/// Takes tables of compute actions and tables with messages, and either with reductions. Linear in the number of actions.
+/// Takes tables of compute actions and tables with messages, and either with reductions. Linear in
+/// the number of actions.
 [[nodiscard]] constexpr Fault verify(Table const& table, VerifyOptions options = {}) {
   detail::Checker checker(table);
   if (Fault f = checker.run()) return f;
@@ -500,27 +502,5 @@ template <SchedulePolicy Policy>
   Table const table = policy.table(shape);
   return verify(table, options);
 }
-
-/// Words for the numbers of a fault, so that a compiler's output says which is which.
-template <int> struct OnRank;
-template <int> struct AtPosition;
-template <int> struct OfStage;
-template <int> struct OfMicrobatch;
-
-/// Fails to compile, with the fault in its name, unless there is none.
-template <FaultKind Fault, class Rank, class Position, Kind Action, class Stage, class Microbatch>
-struct Rejected {
-  static_assert(Fault == FaultKind::none,
-                "stagger: the schedule is rejected; the kind of fault, its rank, position, action, "
-                "stage and microbatch stand in the name of Rejected<...>");
-  static constexpr bool value = true;
-};
-
-/// `static_assert(accepted<verify(OneFOneB{}, Shape{4, 8})>)`: the compiler prints the fault's
-/// kind, rank, position, action kind, stage and microbatch.
-template <Fault F>
-inline constexpr bool accepted =
-    Rejected<F.kind, OnRank<F.rank>, AtPosition<F.position>, F.action.kind, OfStage<F.action.stage>,
-             OfMicrobatch<F.action.microbatch>>::value;
 
 }  // namespace stagger::schedule

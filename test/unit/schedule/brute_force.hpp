@@ -95,8 +95,8 @@ inline double shortest(std::vector<std::vector<int>> const& stages, int S, int M
 /// Branch and bound where `shortest` would take too long: one stage on each rank.
 ///
 /// All orders of rank 0, under each of them all of rank 1, and so on. Ranks without an order run
-/// each microbatch as if they had nothing else to do, but never take less than their own work, and a
-/// branch is left as soon as even that is no sooner than the best known.
+/// each microbatch as if they had nothing else to do, but never take less than their own work, and
+/// a branch is left as soon as even that is no sooner than the best known.
 class Branches {
  public:
   Branches(int P, int M, Costs costs, Limits limits)
@@ -163,9 +163,10 @@ class Branches {
             if (ready < 0) break;
             ready += link(r);
           }
-          free[r] = std::max(free[r], ready) + (a.kind == Kind::forward          ? c.forward_s
-                                                : a.kind == Kind::backward_input ? c.backward_input_s
-                                                                                 : c.backward_weight_s);
+          free[r] =
+              std::max(free[r], ready) + (a.kind == Kind::forward          ? c.forward_s
+                                          : a.kind == Kind::backward_input ? c.backward_input_s
+                                                                           : c.backward_weight_s);
           if (a.kind == Kind::forward) forward_[r][m] = free[r];
           if (a.kind == Kind::backward_input) gradient_[r][m] = free[r];
           moved = true;
@@ -211,7 +212,7 @@ class Branches {
   Costs costs_;
   std::vector<std::vector<std::vector<Action>>> orders_;  // [ranks]
   std::vector<std::vector<Action> const*> chosen_;        // [ranks]
-  std::vector<std::vector<double>> forward_, gradient_;   // [ranks][microbatches] ends; -1 not known
+  std::vector<std::vector<double>> forward_, gradient_;  // [ranks][microbatches] ends; -1 not known
   double best_ = 0;
 };
 

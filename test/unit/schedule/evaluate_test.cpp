@@ -120,8 +120,7 @@ TEST_CASE("schedule/evaluate: a forward held back by a limit makes idle time mem
   }
 
   // Rank 1 of three: 1F1 comes at 2, the gradient of 0 at 5, so memory's part is from 2 to 5.
-  Table const three =
-      oracle::table("0F0,0F1,0B0,0B1 / 1F0,1B0,1F1,1B1 / 2F0,2B0,2F1,2B1");
+  Table const three = oracle::table("0F0,0F1,0B0,0B1 / 1F0,1B0,1F1,1B1 / 2F0,2B0,2F1,2B1");
   Evaluation const late =
       evaluate(three, Costs::uniform(1, 1, 1), Channels::per_peer, {.in_flight = 2});
   CHECK(late.idle[1].memory_s == 0);

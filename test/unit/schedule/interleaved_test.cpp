@@ -44,8 +44,9 @@ TEST_CASE("schedule/Interleaved: bubble and peak for every legal group size", "[
   });
 }
 
-TEST_CASE("schedule/Interleaved: the rows of a queue of (microbatch, chunk) as Megatron-LM makes it",
-          "[schedule]") {
+TEST_CASE(
+    "schedule/Interleaved: the rows of a queue of (microbatch, chunk) as Megatron-LM makes it",
+    "[schedule]") {
   // Groups of N microbatches, the last one with what is left; each passes chunk after chunk. A rank
   // runs 2(P - 1 - r) + (V - 1)N of the queue ahead; gradients take the chunks from the other end.
   for (auto const& [P, V, M] : {std::tuple{2, 2, 6}, {2, 3, 7}, {4, 2, 8}, {4, 3, 13}, {3, 4, 9}}) {
@@ -69,8 +70,7 @@ TEST_CASE("schedule/Interleaved: the rows of a queue of (microbatch, chunk) as M
         while (f < std::min(ahead, queue.size())) forward();
         for (auto const& [m, chunk] : queue) {
           if (f < queue.size()) forward();
-          wanted.add(
-              {.kind = Kind::backward, .stage = (V - 1 - chunk) * P + r, .microbatch = m});
+          wanted.add({.kind = Kind::backward, .stage = (V - 1 - chunk) * P + r, .microbatch = m});
         }
       }
       CAPTURE(P, V, M, N);

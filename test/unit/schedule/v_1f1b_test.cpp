@@ -5,7 +5,8 @@
 
 using namespace grid;
 
-TEST_CASE("schedule/V1F1B: peak at most 2 ceil(3P/4) chunks at no more than 1F1B's bubble", "[schedule]") {
+TEST_CASE("schedule/V1F1B: peak at most 2 ceil(3P/4) chunks at no more than 1F1B's bubble",
+          "[schedule]") {
   each([](int P, int M) {
     REQUIRE(highest(peak_in_flight(legal(V1F1B{}, P, M))) <= 2 * ((3 * P + 3) / 4));
   });

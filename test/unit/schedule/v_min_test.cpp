@@ -8,8 +8,7 @@
 
 using namespace grid;
 
-TEST_CASE("schedule/VMin: peak at most 2(floor((P+1)/3)+1) chunks",
-          "[schedule]") {
+TEST_CASE("schedule/VMin: peak at most 2(floor((P+1)/3)+1) chunks", "[schedule]") {
   each([](int P, int M) {
     REQUIRE(highest(peak_in_flight(legal(VMin{}, P, M))) <= 2 * ((P + 1) / 3 + 1));
   });

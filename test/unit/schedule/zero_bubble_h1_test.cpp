@@ -57,8 +57,7 @@ TEST_CASE("schedule/ZeroBubbleH1: with several chunks in PyTorch's order", "[sch
           if (f <= ahead) continue;
         }
         if (i < queue.size()) back(Kind::backward_input, i);
-        if (i > static_cast<std::size_t>(r) || i == queue.size())
-          back(Kind::backward_weight, w);
+        if (i > static_cast<std::size_t>(r) || i == queue.size()) back(Kind::backward_weight, w);
       }
     }
     CAPTURE(P, V, M);
