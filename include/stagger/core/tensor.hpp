@@ -89,6 +89,24 @@ template <class T = float> class Tensor {
     extents_ = other.extents();
   }
 
+  /// Rows are what the first extent counts.
+  [[nodiscard]] std::size_t rows() const noexcept { return extents_[0]; }
+  /// So many rows of the shape that another tensor's have.
+  void resize_rows(Tensor const& like, std::size_t rows) {
+    auto extents = like.extents();
+    std::size_t const count = like.size() / (extents[0] == 0 ? 1 : extents[0]) * rows;
+    extents[0] = rows;
+    reserve(count);
+    size_ = count;
+    extents_ = extents;
+  }
+  /// Rows [at, at + count) become rows [first, first + count) of another tensor, of equal shape.
+  void copy_rows(std::size_t at, Tensor const& from, std::size_t first,
+                 std::size_t count) noexcept {
+    std::size_t const length = size_ / (extents_[0] == 0 ? 1 : extents_[0]);
+    std::copy_n(from.data() + first * length, count * length, data() + at * length);
+  }
+
   void fill(T value) noexcept { std::fill_n(data(), size_, value); }
 
   [[nodiscard]] T* data() noexcept { return static_cast<T*>(memory_.get()); }

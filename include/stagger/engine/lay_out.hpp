@@ -14,6 +14,7 @@
 #include <stagger/engine/messages.hpp>
 #include <stagger/engine/play.hpp>
 #include <stagger/engine/program.hpp>
+#include <stagger/engine/replica_ops.hpp>
 #include <stagger/engine/versions.hpp>
 #include <stagger/schedule/table.hpp>
 
@@ -24,7 +25,8 @@ struct LayOutOptions {
   bool recompute = false;  ///< keep only stage inputs from F on; run F again before B or I
   std::uint32_t spare_slots =
       1;  ///< slots of a message beyond what its consumer holds, so that a producer can run ahead
-  StalenessModel staleness{};  ///< of a run without a flush
+  StalenessModel staleness{};          ///< of a run without a flush
+  Replicas const* replicas = nullptr;  ///< of each row of the table; null: one each
 };
 
 namespace detail {
@@ -64,7 +66,12 @@ class Layout {
     }
   }
 
+  [[nodiscard]] ReplicaOps const* replica_ops() const noexcept {
+    return options_.replicas == nullptr ? nullptr : options_.replicas->ops();
+  }
+
  private:
+  friend struct Replication;
   static constexpr std::size_t signals_per_edge = 4;
   enum EdgeSignal : std::size_t { forward_full, forward_free, backward_full, backward_free };
 
@@ -73,7 +80,13 @@ class Layout {
     return static_cast<std::uint32_t>(edge * signals_per_edge + which);
   }
   [[nodiscard]] static std::size_t index(int cell) { return static_cast<std::size_t>(cell); }
-  [[nodiscard]] bool first(std::size_t cell) const { return cells_[cell].stage == 0; }
+  [[nodiscard]] int ranks() const {
+    return replica_ops() == nullptr ? table_.ranks()
+                                    : static_cast<int>(options_.replicas->parts().size());
+  }
+  [[nodiscard]] int position(int rank) const {
+    return replica_ops() == nullptr ? rank : options_.replicas->parts()[index(rank)].position;
+  }
   [[nodiscard]] bool last(std::size_t cell) const {
     return cells_[cell].stage + 1 == table_.stages;
   }
@@ -102,13 +115,15 @@ class Layout {
     List<int> last_owner(stages, -1);
     List<Cell> found;  // by rank
     first_cell_.resize(stages + 1);
-    for (int r = 0; r < table_.ranks(); ++r)
-      for (auto const& action : table_.row(r)) {
+    for (int r = 0; r < ranks(); ++r)
+      for (auto const& action : table_.row(position(r))) {
         if (last_owner[index(action.stage)] == r) continue;
         last_owner[index(action.stage)] = r;
         Cell cell;
         cell.stage = action.stage;
         cell.rank = r;
+        cell.position = position(r);
+        if (replica_ops() != nullptr) cell.replica = options_.replicas->parts()[index(r)].replica;
         found.push_back(cell);
         ++first_cell_[index(action.stage) + 1];
       }
@@ -119,41 +134,48 @@ class Layout {
     Positions const empty(units_, nowhere);
     uses_ = FixedArray<CellUse>(cells_.size());
     for (auto& use : uses_) use.forward = use.gradient = use.end = empty;
-    for (int r = 0; r < table_.ranks(); ++r) {
-      std::uint32_t position = 0;
-      for (auto const& action : table_.row(r)) {
+    for (int r = 0; r < ranks(); ++r) {
+      std::uint32_t at = 0;
+      for (auto const& action : table_.row(position(r))) {
         if (!schedule::is_compute(action.kind)) continue;
         auto& use = uses_[cell_at(action.stage, r)];
         std::size_t const u = unit(action);
-        if (action.kind == schedule::Kind::forward) use.forward[u] = position;
-        if (schedule::gives_input_gradient(action.kind)) use.gradient[u] = position;
-        if (schedule::ends_flight(action.kind)) use.end[u] = position;
+        if (action.kind == schedule::Kind::forward) use.forward[u] = at;
+        if (schedule::gives_input_gradient(action.kind)) use.gradient[u] = at;
+        if (schedule::ends_flight(action.kind)) use.end[u] = at;
         training_ = training_ || action.kind != schedule::Kind::forward;
-        ++position;
+        ++at;
       }
-      row_length_.push_back(position);
+      row_length_.push_back(at);
     }
     if (!training_)
       for (auto& use : uses_) use.end = use.forward;
   }
 
+  [[nodiscard]] bool meets(std::size_t c, std::size_t d) const {
+    for (std::size_t u = 0; u < units_; ++u)
+      if (uses_[c].forward[u] != nowhere && uses_[d].forward[u] != nowhere) return true;
+    return false;
+  }
+
   [[gnu::cold]] void link_cells() {
+    if (replica_ops() != nullptr) return replica_ops()->link(*this);
     for (std::size_t c = 0; c < cells_.size(); ++c) {
       if (last(c)) continue;
       for (std::size_t d = first_cell_[index(cells_[c].stage) + 1];
            d < first_cell_[index(cells_[c].stage) + 2]; ++d) {
-        bool meets = false;
-        for (std::size_t u = 0; u < units_ && !meets; ++u)
-          meets = uses_[c].forward[u] != nowhere && uses_[d].forward[u] != nowhere;
-        if (!meets) continue;
-        if (cells_[c].after != Cell::none || cells_[d].before != Cell::none)
-          raise(Errc::bad_schedule, "stage ", cells_[c].stage, " on rank ", cells_[c].rank,
-                " meets more than one owner of its neighbour; the engine needs every owner of a "
-                "stage to pass its microbatches on to one owner of the next");
+        if (!meets(c, d)) continue;
+        if (cells_[c].after != Cell::none || cells_[d].before != Cell::none) refuse_owners(c);
         cells_[c].after = static_cast<int>(d);
         cells_[d].before = static_cast<int>(c);
       }
     }
+  }
+
+  [[noreturn]] [[gnu::cold]] void refuse_owners(std::size_t c) const {
+    raise(Errc::bad_schedule, "stage ", cells_[c].stage, " on rank ", cells_[c].rank,
+          " meets more than one owner of its neighbour; the engine needs every owner of a "
+          "stage to pass its microbatches on to one owner of the next");
   }
 
   /// Whether stages update alone, as soon as they can.
@@ -193,20 +215,23 @@ class Layout {
         return Messages(written, row_length(producer), use.end, length,
                         most_alive(read, use.end, length) + spare_[spare]);
       };
-      if (!first(c)) {
+      if (!cells_[c].first() && cells_[c].before == Cell::none) {
+        x_[c] = pool(use.forward);
+      } else if (!cells_[c].first()) {
         std::size_t const before = index(cells_[c].before);
         x_[c] = edge(before, uses_[before].forward, use.forward, 2 * c);
       }
       kept_[c] = pool(again() ? use.gradient : use.forward);
       if (!training_) continue;
       inner_[c] = pool(use.gradient);
-      if (last(c)) {
+      if (cells_[c].after == Cell::none) {
         dy_[c] = pool(use.gradient);
       } else {
         std::size_t const after = index(cells_[c].after);
         dy_[c] = edge(after, uses_[after].gradient, use.gradient, 2 * c + 1);
       }
     }
+    if (replica_ops() != nullptr) replica_ops()->assign_slots(*this);
   }
 
   /// Whether F is run again before backward; F itself then keeps nothing and has slot 0.
@@ -223,8 +248,9 @@ class Layout {
     instruction.give[instruction.gives++] = static_cast<std::uint16_t>(which);
   }
 
-  // A rank knows how far another has come: as far as the giver of the last signal it waited for.
-  // Signals are given in program order, so room made before that needs no wait.
+  // A rank counts two parts of each position of another: what is gathered for the action, and the
+  // action. It knows how far another has come: as far as the giver of the last signal it waited
+  // for. Signals are given in program order, so room made before that needs no wait.
 
   /// Waits for the message of a unit, which `giver` writes at `position`. It may still be on its
   /// way when its sender is known to have gone on: only a later message over the same edge replaces
@@ -233,16 +259,16 @@ class Layout {
                      Messages const& messages, std::size_t u, std::size_t giver,
                      std::uint32_t position) {
     auto& known = known_[index(cells_[giver].rank)];
-    known = std::max(known, position + 1);
+    known = std::max(known, 2 * position + 2);
     if (awaited_[full] <= messages.number[u]) await(rank, in, full, messages.number[u] + 1);
   }
 
   /// Waits until `taker` has made room for the message of a unit.
   void await_room(RankProgram& rank, Instruction& in, std::uint32_t free, Messages const& messages,
-                  std::size_t u, std::size_t taker) {
+                  std::size_t u, std::size_t taker, std::uint32_t part = 1) {
     if (messages.room[u] == 0) return;
     auto& known = known_[index(cells_[taker].rank)];
-    std::uint32_t const position = messages.released[messages.room[u] - 1];
+    std::uint32_t const position = 2 * messages.released[messages.room[u] - 1] + part;
     if (known > position) return;
     known = position + 1;
     await(rank, in, free, messages.room[u]);
@@ -258,21 +284,24 @@ class Layout {
     in.cell = static_cast<std::uint16_t>(c);
     in.microbatch = static_cast<std::uint32_t>(u);
     bool const forward = action.kind == Kind::forward;
-    std::size_t const before = first(c) ? c : index(cells_[c].before);
-    std::size_t const after = last(c) ? c : index(cells_[c].after);
+    bool const has_before = cells_[c].before != Cell::none;
+    bool const has_after = cells_[c].after != Cell::none;
+    std::size_t const before = has_before ? index(cells_[c].before) : c;
+    std::size_t const after = has_after ? index(cells_[c].after) : c;
     in.kept =
         again() ? static_cast<std::uint16_t>(forward ? 0 : kept_[c].slot[u] + 1) : kept_[c].slot[u];
     if (flushless()) in.version = versions_[c].seen[u];
-    if (!first(c)) in.x = x_[c].slot[u];
-    if (!last(c)) in.y = x_[after].slot[u];
+    if (!cells_[c].first()) in.x = x_[c].slot[u];
+    if (has_after) in.y = x_[after].slot[u];
     if (training_) {
       in.dy = dy_[c].slot[u];
       in.inner = inner_[c].slot[u];
-      if (!first(c)) in.dx = dy_[before].slot[u];
+      if (has_before) in.dx = dy_[before].slot[u];
     }
-    bool const from_before = !first(c) && crosses(before);
-    bool const from_after = !last(c) && crosses(c);
+    bool const from_before = has_before && crosses(before);
+    bool const from_after = has_after && crosses(c);
     if (forward) {
+      if (replica_ops() != nullptr) replica_ops()->emit_before(*this, rank, in);
       if (from_before)
         await_message(rank, in, signal(before, forward_full), x_[c], u, before,
                       uses_[before].forward[u]);
@@ -284,6 +313,7 @@ class Layout {
         repeated.op = Op::recompute;
         rank.code.push_back(repeated);
       }
+      if (replica_ops() != nullptr) replica_ops()->emit_before(*this, rank, in);
       if (from_after)
         await_message(rank, in, signal(c, backward_full), dy_[c], u, after,
                       uses_[after].gradient[u]);
@@ -297,6 +327,7 @@ class Layout {
     if (forward && from_after) give(in, signal(c, forward_full));
     if (schedule::gives_input_gradient(action.kind) && from_before)
       give(in, signal(before, backward_full));
+    if (replica_ops() != nullptr) return replica_ops()->emit(*this, rank, in);
     rank.code.push_back(in);
   }
 
@@ -339,21 +370,22 @@ class Layout {
     rank.code.push_back(finish);
     Instruction update;
     update.op = Op::update;
-    for (int other = 0; other < table_.ranks(); ++other)
+    for (int other = 0; other < ranks(); ++other)
       if (other != self) await(rank, update, signal_of(done, other), 1);
     rank.code.push_back(update);
   }
 
   [[gnu::cold]] Program attempt() {
     assign_slots();
-    auto const ranks = static_cast<std::size_t>(table_.ranks());
+    auto const ranks = static_cast<std::size_t>(this->ranks());
     Program program;
     program.stages = table_.stages;
     program.microbatches = static_cast<int>(units_);
     program.training = training_;
     program.flushes = !flushless();
     if (flushless()) program.updates = static_cast<int>(versions_[0].updates.size());
-    auto const handed_in = static_cast<std::uint32_t>(cells_.size() * signals_per_edge);
+    auto const handed_in =
+        static_cast<std::uint32_t>((cells_.size() + cuts_.size()) * signals_per_edge);
     auto const done = static_cast<std::uint32_t>(handed_in + ranks);  // one of each for every rank
     awaited_.assign(done + ranks, 0);
     updates_made_.assign(cells_.size(), 0);
@@ -362,7 +394,7 @@ class Layout {
             " ranks need more signals than a program can number");
     program.signals.resize(done + ranks);
     for (std::size_t c = 0; c < cells_.size(); ++c) {
-      if (last(c)) continue;
+      if (cells_[c].after == Cell::none) continue;
       int const here = cells_[c].rank;
       int const there = cells_[index(cells_[c].after)].rank;
       int const edge = cells_[c].stage;
@@ -371,6 +403,7 @@ class Layout {
       program.signals[signal(c, backward_full)] = {there, here, edge};
       program.signals[signal(c, backward_free)] = {here, there};
     }
+    if (replica_ops() != nullptr) replica_ops()->name_signals(*this, program);
     for (std::size_t r = 0; r < ranks; ++r) {
       int const self = static_cast<int>(r);
       program.signals[handed_in + r] = program.signals[done + r] = {self, SignalEnds::everyone};
@@ -378,11 +411,11 @@ class Layout {
       RankProgram rank;
       int in_flight = 0;
       int peak = 0;
-      std::uint32_t position = 0;
-      for (auto const& action : table_.row(self)) {
+      std::uint32_t at = 0;
+      for (auto const& action : table_.row(position(self))) {
         if (!schedule::is_compute(action.kind)) continue;
         emit(rank, action, self);
-        emit_update(rank, cell_at(action.stage, self), position++);
+        emit_update(rank, cell_at(action.stage, self), at++);
         if (action.kind == schedule::Kind::forward) peak = std::max(peak, ++in_flight);
         if (schedule::ends_flight(action.kind) || !training_) --in_flight;
       }
@@ -392,12 +425,16 @@ class Layout {
     }
     drop_unawaited(program);
     program.cells = cells_;
+    program.cuts = cuts_;
     for (std::size_t c = 0; c < cells_.size(); ++c) {
       program.cells[c].x_slots = x_[c].slots;
       program.cells[c].kept_slots = kept_[c].slots + (again() ? 1 : 0);
       program.cells[c].dy_slots = dy_[c].slots;
       program.cells[c].inner_slots = inner_[c].slots;
       program.cells[c].versions = versions_[c].slots;
+      if (cells_[c].gathers_gradient) program.cells[c].y_slots = y_[c].slots;
+      if (cells_[c].gathers_input)
+        program.cells[c].dx_slots = std::max<std::uint32_t>(1, dx_[c].slots);
     }
     return program;
   }
@@ -418,7 +455,8 @@ class Layout {
   /// @return whether the signal says that there is room, and there can be more of it
   bool make_room(std::uint32_t which) {
     std::size_t const edge = which / signals_per_edge;
-    if (edge >= cells_.size()) return false;
+    if (edge >= cells_.size())
+      return replica_ops() != nullptr && replica_ops()->make_room(*this, which);
     auto const kind = static_cast<EdgeSignal>(which % signals_per_edge);
     if (kind == forward_free) return ++spare_[2 * index(cells_[edge].after)] <= units_;
     if (kind == backward_free) return ++spare_[2 * edge + 1] <= units_;
@@ -430,6 +468,8 @@ class Layout {
   std::size_t units_;  // what flows: microbatches, or their slices
   bool training_ = false;
   List<Cell> cells_;
+  List<Cut> cuts_;                              // their signals follow those of the cells
+  FixedArray<Messages> y_, dx_;                 // [cells] of those whose neighbours gather
   FixedArray<CellUse> uses_;                    // [cells]
   List<std::size_t> first_cell_;                // [stages + 1]
   List<std::uint32_t> row_length_;              // [ranks] compute actions

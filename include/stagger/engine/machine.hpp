@@ -18,6 +18,7 @@
 #include <stagger/engine/lay_out.hpp>
 #include <stagger/engine/options.hpp>
 #include <stagger/engine/rank.hpp>
+#include <stagger/engine/replica_ops.hpp>
 
 namespace stagger {
 
@@ -53,8 +54,15 @@ class Machine {
       storage_[s].layers = FixedArray<LayerStorage>(first_layer_[s + 1] - first_layer_[s]);
   }
 
+  Machine(Machine const&) = delete;
+  Machine& operator=(Machine const&) = delete;
+  ~Machine() {
+    if (replica_run_ != nullptr) options_.replicas.ops()->destroy(replica_run_);
+  }
+
   [[nodiscard]] int stages() const noexcept { return static_cast<int>(storage_.size()); }
   [[nodiscard]] Options& options() noexcept { return options_; }
+  [[nodiscard]] Options const& options() const noexcept { return options_; }
   [[nodiscard]] FixedArray<LayerParameters>& parameters() noexcept { return parameters_; }
   [[nodiscard]] std::int64_t steps() const noexcept { return steps_; }
   void resume(std::int64_t steps) noexcept { steps_ = steps; }
@@ -78,8 +86,7 @@ class Machine {
       duties.layers.clear();
       duties.clear.clear();
     }
-    if (cells_.size() != program.cells.size())
-      cells_ = FixedArray<StageRun>(program.cells.size());
+    if (cells_.size() != program.cells.size()) cells_ = FixedArray<StageRun>(program.cells.size());
     std::size_t owner = 0;  // of several owners of a stage, the how manieth
     for (std::size_t c = 0; c < cells_.size(); ++c) {
       owner = c > 0 && program.cells[c - 1].stage == program.cells[c].stage ? owner + 1 : 0;
@@ -102,6 +109,7 @@ class Machine {
       rank.end = rank.begin + program.ranks[r].code.size();
       if (options_.record) rank.spans.reserve(program.ranks[r].code.size());
     }
+    if (options_.replicas.ops() != nullptr) options_.replicas.ops()->load(*this);
   }
 
   [[nodiscard]] Program const& program() const noexcept { return *program_; }
@@ -126,6 +134,7 @@ class Machine {
       rank.spans.clear();
       rank.context.begin_step(steps_, options_.seed, program_->training);
     }
+    if (options_.replicas.ops() != nullptr) options_.replicas.ops()->begin_step(*this);
   }
 
   /// Ends a step on the caller's side.
@@ -139,6 +148,7 @@ class Machine {
       std::rethrow_exception(std::exchange(failure_, nullptr));
     }
     if (program_->training) steps_ += program_->updates;
+    if (options_.replicas.ops() != nullptr) options_.replicas.ops()->end_step(*this);
   }
 
   /// Ends the step with an error unless its fate is decided already.
@@ -155,7 +165,8 @@ class Machine {
   }
   [[nodiscard]] bool failed() const noexcept { return fate_.load() == Fate::failed; }
 
-  /// Carries out what ends a step on one rank: `hand_in`, `finish` or `update`.
+  /// Carries out what ends a step on one rank: `hand_in`, `finish` or `update`; or
+  /// what replicas do between actions.
   void execute_end(RankState& rank, Instruction const& in) {
     if (in.op == Op::finish)
       finish(duties_[static_cast<std::size_t>(rank.number)]);
@@ -163,6 +174,8 @@ class Machine {
       update(rank);
     else if (in.op == Op::apply)
       apply(in);
+    else if (in.op > Op::apply)
+      options_.replicas.ops()->execute(*this, rank, in);
   }
 
   /// 2-norm of all gradients before clipping; 0 where nothing clips.
@@ -179,6 +192,7 @@ class Machine {
           memory.activations += layer.y.bytes() + layer.saved.bytes();
           memory.gradients += layer.dy.bytes();
         }
+        memory.gradients += owner->dx.bytes();
       }
     }
     for (auto const& rank : ranks_) memory.scratch += rank.context.scratch_bytes();
@@ -186,6 +200,7 @@ class Machine {
   }
 
  private:
+  friend struct Replication;
   struct LayerStorage {
     Slots y, saved, dy;
   };
@@ -196,6 +211,7 @@ class Machine {
     FixedArray<LayerStorage> layers;
     Slots x;  // of the first stage: one object that takes a gradient nobody reads
     Slots repeated_output;
+    Slots dx;                           // where the stage before gathers it
     std::unique_ptr<CellStorage> next;  // of the stage's next owner
   };
   struct Addition {
@@ -242,8 +258,8 @@ class Machine {
     cell.layers.clear();
     cell.repeated_output = nullptr;
     Duties& duties = duties_[static_cast<std::size_t>(need.rank)];
-    cell.first = need.before == Cell::none;
-    cell.last = need.after == Cell::none;
+    cell.first = need.first();
+    cell.last = need.last();
     for (std::size_t i = 0; i < storage.layers.size(); ++i) {
       std::size_t const l = first_layer_[stage] + i;
       LayerStorage& values = storage.layers[i];
@@ -256,7 +272,10 @@ class Machine {
       run.number = static_cast<int>(l);
       bool const final_layer = i + 1 == storage.layers.size();
       grow(values.saved, *run.ops->saved, need.kept_slots);
-      if (!final_layer || cell.last) grow(values.y, *run.ops->output, need.kept_slots);
+      if (!final_layer || cell.last)
+        grow(values.y, *run.ops->output, need.kept_slots);
+      else
+        grow(values.y, *run.ops->output, need.y_slots);  // 0 where it lies with its reader
       grow(values.dy, *run.ops->output, final_layer ? need.dy_slots : need.inner_slots);
       if (final_layer && !cell.last && options_.recompute)
         grow(storage.repeated_output, *run.ops->output, 1);
@@ -274,6 +293,10 @@ class Machine {
     SlotType const& input = *cell.layers.front().ops->input;
     grow(storage.x, input, cell.first ? 1 : need.x_slots);
     (cell.first ? cell.dx : cell.x) = places(storage.x, input);
+    if (need.gathers_input) {
+      grow(storage.dx, input, need.dx_slots);
+      cell.dx = places(storage.dx, input);
+    }
     if (storage.repeated_output.count() != 0) cell.repeated_output = storage.repeated_output[0];
   }
 
@@ -337,6 +360,7 @@ class Machine {
   FixedArray<RankState> ranks_;
   FixedArray<StageRun> cells_;  // of the program
   FixedArray<Duties> duties_;   // [ranks]
+  ReplicaRun* replica_run_ = nullptr;
   StepArguments arguments_;
   std::int64_t steps_ = 0;
   double gradient_norm_ = 0;

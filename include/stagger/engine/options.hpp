@@ -2,13 +2,63 @@
 #pragma once
 /// @file   What a user may tune about the engine itself.
 
+#include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
+
+#include <stagger/core/list.hpp>
 
 namespace stagger {
 
 /// Marks the options: `using policy_tag = stagger::OptionsTag;`.
 struct OptionsTag {};
+
+namespace detail {
+struct ReplicaOps;
+}
+
+/// How many ranks share each position of the schedule, a row of its table: data parallelism inside
+/// a stage. The replicas of a position run the same actions, each on its rows of every microbatch.
+///
+/// @code
+///     sg::Options{.replicas = {1, 2, 1}};                      // even shares
+///     sg::Options{.replicas = {{1}, {15, 1}, {1}}};            // 15 rows of 16 to the first
+/// @endcode
+class Replicas {
+ public:
+  Replicas() = default;
+  /// [positions] ranks of each, with even shares.
+  inline Replicas(std::initializer_list<int> counts);
+  /// [positions][ranks of each] rows go to ranks in proportion to these numbers.
+  inline Replicas(std::initializer_list<std::initializer_list<int>> weights);
+  /// [positions] ranks of each, with even shares.
+  [[nodiscard]] static inline Replicas even(int const* counts, std::size_t positions);
+
+  /// Rank `rank` stands for replica `replica` of position `position`, and has `own` of `total`
+  /// shares of a microbatch, behind the `before` shares of lower replicas.
+  struct Part {
+    int position = 0;
+    int replica = 0;
+    int replicas = 1;
+    std::uint64_t before = 0;
+    std::uint64_t own = 1;
+    std::uint64_t total = 1;
+  };
+
+  [[nodiscard]] bool empty() const noexcept { return counts_.empty(); }
+  [[nodiscard]] std::size_t positions() const noexcept { return counts_.size(); }
+  [[nodiscard]] List<int> const& counts() const noexcept { return counts_; }  ///< [positions]
+  [[nodiscard]] List<Part> const& parts() const noexcept { return parts_; }   ///< [ranks]
+  /// For engines: what they do for replicas; null where there are none.
+  [[nodiscard]] detail::ReplicaOps const* ops() const noexcept { return ops_; }
+
+ private:
+  inline void append(int const* weights, int count, bool even);
+  List<int> counts_;
+  List<Part> parts_;
+  detail::ReplicaOps const* ops_ = nullptr;
+};
 
 /// Given to `Pipeline::with` like a policy.
 struct Options {
@@ -24,6 +74,7 @@ struct Options {
   bool record = false;  ///< measure each action of a step, for `timeline()`
   std::uint32_t spare_slots =
       1;  ///< slots of a message beyond what its consumer holds, so that a producer can run ahead
+  Replicas replicas{};  ///< ranks that share each position; none: one each
 };
 
 }  // namespace stagger

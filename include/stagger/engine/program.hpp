@@ -23,6 +23,11 @@ enum class Op : std::uint8_t {
   finish,     ///< add what other owners of this rank's stages handed in; sum squares
   update,     ///< optimizer step, once every rank has finished
   apply,      ///< optimizer step of one cell alone, from weight version `version` to `next_version`
+  // Between stages that are replicated differently:
+  gather_input,     ///< take the rows of `x` from slot `y` of each replica before, or the batch
+  gather_gradient,  ///< take the rows of `dy` from slot `dx` of each replica after
+  gather_target,    ///< take the rows of the microbatch's target
+  pass,             ///< give further signals of the instruction before
 };
 
 /// The table's kind of a compute instruction. @pre op <= Op::backward_weight
@@ -80,6 +85,24 @@ struct Cell {
   std::uint32_t dy_slots = 0;
   std::uint32_t inner_slots = 0;
   std::uint32_t versions = 1;  ///< of its weights; version 0 is the one that lasts
+  int position = 0;            ///< row of the table
+  int replica = 0;             ///< of the ranks that share it
+  bool gathers_input = false;  ///< from cells of other shares or the batch; `before` is none then
+  bool gathers_gradient = false;  ///< from cells of other shares; `after` is none then
+  std::uint32_t y_slots = 0;      ///< of its output, where those who take its rows fetch them
+  std::uint32_t dx_slots = 0;     ///< likewise of its input's gradient
+
+  /// Whether it reads the microbatch where the caller keeps it.
+  [[nodiscard]] constexpr bool first() const noexcept { return before == none && !gathers_input; }
+  /// Whether its output is the model's.
+  [[nodiscard]] constexpr bool last() const noexcept { return after == none && !gathers_gradient; }
+};
+
+/// A cell takes rows of what another has made, and the other rows of the gradient that it hands
+/// back.
+struct Cut {
+  std::uint16_t from = 0;  ///< cells of neighbouring stages
+  std::uint16_t to = 0;
 };
 
 /// One rank's part of a program.
@@ -105,6 +128,7 @@ struct Program {
   int updates = 1;      ///< optimizer steps that training makes; more than one only without a flush
   bool flushes = true;  ///< whether all stages update together, at the end
   List<Cell> cells;     ///< by stage, then by rank
+  List<Cut> cuts;       ///< between cells whose shares of a microbatch differ but overlap
   List<RankProgram> ranks;
   List<SignalEnds> signals;
   std::vector<int> peak_in_flight;  ///< [ranks] (stage, microbatch) pairs whose F has run and whose

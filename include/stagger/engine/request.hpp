@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include <stagger/engine/program.hpp>
+#include <stagger/engine/slots.hpp>
 #include <stagger/model/context.hpp>
 
 namespace stagger::detail {
@@ -22,6 +23,7 @@ struct LossOps {
   double (*value_and_gradient)(void const* loss, Context&, void const* y, void const* target,
                                double scale, void* dy) = nullptr;
   double (*terms)(void const* loss, void const* target) = nullptr;
+  SlotType const* target = nullptr;  // null where a target cannot be cut by rows
 };
 
 /// What a caller hands over for one iteration. It must stay until the iteration is done.
@@ -32,7 +34,8 @@ struct StepArguments {
   void const* loss = nullptr;
   LossOps loss_ops;
   double const* scales = nullptr;  // [microbatches] 1 / terms of the whole minibatch
-  double* losses = nullptr;        // [microbatches] sum over the terms of each
+  double* losses = nullptr;  // [microbatches] sum over the terms of each; of further replicas
+                             // of the last stage behind them, each with the rows of its own
 };
 
 /// A step before it runs.

@@ -56,17 +56,18 @@ template <class B> class Session final : public StepOwner {
  public:
   template <class Device>
   Session(Device const& device, List<Layer> layers, std::vector<int> const& cuts,
-          Options const& options, int states, int ranks, std::vector<int> place, int places,
+          Options const& options, int states, int positions, std::vector<int> place, int places,
           std::shared_ptr<void const> parts)
       : parts_(std::move(parts)),
-        ranks_(ranks),
+        positions_(positions),
         place_(std::move(place)),
         machine_(std::move(layers), cuts, options, states),
         backend_(device, machine_, places) {}
 
   [[nodiscard]] Machine& machine() noexcept { return machine_; }
   [[nodiscard]] Machine const& machine() const noexcept { return machine_; }
-  [[nodiscard]] int ranks() const noexcept { return ranks_; }
+  [[nodiscard]] int positions() const noexcept { return positions_; }
+  [[nodiscard]] int ranks() const noexcept { return static_cast<int>(place_.size()); }
 
   /// The program for so many microbatches; lays it out when it is asked for the first time.
   /// @param table  () -> the schedule's table
@@ -88,15 +89,16 @@ template <class B> class Session final : public StepOwner {
   [[gnu::cold]] Program const& add_program(schedule::Table made, std::size_t microbatches,
                                            bool training, StalenessModel const& staleness) {
     if (!training) made = forward_only(made);
-    if (made.stages != machine_.stages() || made.ranks() != ranks_ ||
+    if (made.stages != machine_.stages() || made.ranks() != positions_ ||
         made.microbatches * made.slices != static_cast<int>(microbatches))
       raise(Errc::bad_schedule, "the schedule made a table of ", made.ranks(), " ranks, ",
             made.stages, " stages and ", made.microbatches * made.slices, " microbatches where ",
-            ranks_, ", ", machine_.stages(), " and ", microbatches, " were asked for");
+            positions_, ", ", machine_.stages(), " and ", microbatches, " were asked for");
     LayOutOptions options;
     options.recompute = machine_.options().recompute;
     options.spare_slots = machine_.options().spare_slots;
     options.staleness = staleness;
+    options.replicas = &machine_.options().replicas;
     programs_.push_back(std::make_unique<Program>(lay_out(made, options)));
     return *programs_.back();
   }
@@ -107,7 +109,8 @@ template <class B> class Session final : public StepOwner {
     loaded_ = nullptr;
     machine_.load(program);
     backend_.load(place_);
-    losses_.resize(std::max(losses_.size(), static_cast<std::size_t>(program.microbatches)));
+    losses_.resize(
+        std::max(losses_.size(), static_cast<std::size_t>(program.microbatches) * parts()));
     scales_.resize(losses_.size());
     loaded_ = &program;
   }
@@ -125,6 +128,7 @@ template <class B> class Session final : public StepOwner {
       StepArguments arguments = request_.arguments;
       arguments.losses = arguments.targets.first != nullptr ? losses_.data() : nullptr;
       weigh(arguments);
+      if (parts() > 1) std::fill(losses_.begin(), losses_.end(), 0.0);
       machine_.begin_step(arguments);
       if (stop.stop_possible()) stop_.emplace(std::move(stop), Cancel{this});
     } catch (...) {
@@ -165,7 +169,8 @@ template <class B> class Session final : public StepOwner {
     if (request_.arguments.targets.first != nullptr) {
       double sum = 0;
       auto const microbatches = static_cast<std::size_t>(request_.program->microbatches);
-      for (std::size_t m = 0; m < microbatches; ++m) sum += losses_[m];
+      for (std::size_t m = 0; m < microbatches; ++m)
+        for (std::size_t part = 0; part < parts(); ++part) sum += losses_[part * microbatches + m];
       metrics.loss = terms_ > 0 ? sum / terms_ : 0;
     }
     return metrics;
@@ -180,6 +185,14 @@ template <class B> class Session final : public StepOwner {
                                       session->machine_.steps()))));
     }
   };
+
+  /// How many may compute a loss of one microbatch: the most replicas of a position.
+  [[nodiscard]] std::size_t parts() const noexcept {
+    std::size_t most = 1;
+    for (int const count : machine_.options().replicas.counts())
+      most = std::max(most, static_cast<std::size_t>(count));
+    return most;
+  }
 
   /// Every term of a minibatch counts alike, however unequal its microbatches are.
   void weigh(StepArguments& arguments) {
@@ -206,14 +219,14 @@ template <class B> class Session final : public StepOwner {
   }
 
   std::shared_ptr<void const> parts_;  // optimizer and loss, which steps need and trainers may drop
-  int ranks_;
-  std::vector<int> place_;  // [ranks]
+  int positions_;                      // rows of the schedule's table
+  std::vector<int> place_;             // [ranks]
   Machine machine_;
   B backend_;
   std::vector<std::unique_ptr<Program>> programs_;
   Program const* loaded_ = nullptr;
   Request request_;             // of the step that runs
-  std::vector<double> losses_;  // [microbatches]
+  std::vector<double> losses_;  // [parts][microbatches]
   std::vector<double> scales_;  // [microbatches] 1 / terms of the minibatch
   double terms_ = 0;            // of all microbatches
   std::optional<std::stop_callback<Cancel>> stop_;
@@ -237,6 +250,7 @@ template <class Loss, class Output> constexpr LossOps make_loss_ops() {
         context, *static_cast<Output const*>(y), *static_cast<typename Loss::Target const*>(target),
         scale, *static_cast<Output*>(dy));
   };
+  if constexpr (Rows<typename Loss::Target>::exist) ops.target = &slot_type<typename Loss::Target>;
   return ops;
 }
 

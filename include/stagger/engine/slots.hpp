@@ -8,6 +8,7 @@
 #include <new>
 #include <utility>
 
+#include <stagger/core/rows.hpp>
 #include <stagger/core/tensor.hpp>
 
 namespace stagger {
@@ -31,16 +32,36 @@ struct SlotType {
   void (*destroy)(void*) noexcept = nullptr;
   void (*assign)(void* to, void const* from) = nullptr;
   std::uint64_t (*bytes)(void const*) = nullptr;
+  // Null where the type has no rows; see RowSplittable.
+  std::size_t (*rows)(void const*) = nullptr;
+  void (*resize_rows)(void*, void const* like, std::size_t rows) = nullptr;
+  void (*copy_rows)(void* to, std::size_t at, void const* from, std::size_t first,
+                    std::size_t count) = nullptr;
 };
 
-template <class T>
-inline constexpr SlotType slot_type{
-    (sizeof(T) + alignment_bytes - 1) / alignment_bytes * alignment_bytes,
-    [](void* memory) { ::new (memory) T(); },
-    [](void* object) noexcept { static_cast<T*>(object)->~T(); },
-    [](void* to, void const* from) { *static_cast<T*>(to) = *static_cast<T const*>(from); },
-    [](void const* object) { return byte_count(*static_cast<T const*>(object)); },
-};
+template <class T> constexpr SlotType make_slot_type() {
+  SlotType type;
+  type.stride = (sizeof(T) + alignment_bytes - 1) / alignment_bytes * alignment_bytes;
+  type.construct = [](void* memory) { ::new (memory) T(); };
+  type.destroy = [](void* object) noexcept { static_cast<T*>(object)->~T(); };
+  type.assign = [](void* to, void const* from) {
+    *static_cast<T*>(to) = *static_cast<T const*>(from);
+  };
+  type.bytes = [](void const* object) { return byte_count(*static_cast<T const*>(object)); };
+  if constexpr (Rows<T>::exist) {
+    type.rows = [](void const* value) { return Rows<T>::count(*static_cast<T const*>(value)); };
+    type.resize_rows = [](void* value, void const* like, std::size_t rows) {
+      Rows<T>::resize(*static_cast<T*>(value), *static_cast<T const*>(like), rows);
+    };
+    type.copy_rows = [](void* to, std::size_t at, void const* from, std::size_t first,
+                        std::size_t count) {
+      Rows<T>::copy(*static_cast<T*>(to), at, *static_cast<T const*>(from), first, count);
+    };
+  }
+  return type;
+}
+
+template <class T> inline constexpr SlotType slot_type = make_slot_type<T>();
 
 /// An array of `count` default-constructed objects of an erased type. Slots never move: it is
 /// replaced, not grown.

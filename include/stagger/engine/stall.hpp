@@ -17,6 +17,10 @@ namespace stagger::detail {
 [[nodiscard]] [[gnu::cold]] inline std::string describe(Instruction const& in) {
   if (in.op == Op::hand_in || in.op == Op::finish) return "its last gradient";
   if (in.op == Op::update || in.op == Op::apply) return "the update";
+  if (in.op == Op::pass) return text("handing on stage ", in.stage, "'s rows of ", in.microbatch);
+  if (in.op > Op::apply)
+    return text("gathering rows for ", in.stage, in.op == Op::gather_gradient ? "B" : "F",
+                in.microbatch);
   return text(in.stage, in.op == Op::recompute ? "F (again)" : schedule::name(kind_of(in.op)),
               in.microbatch);
 }

@@ -15,6 +15,7 @@
 #include <stagger/core/list.hpp>
 #include <stagger/core/shape.hpp>
 #include <stagger/engine/policies.hpp>
+#include <stagger/engine/replicas.hpp>
 #include <stagger/engine/session.hpp>
 
 namespace stagger {
@@ -68,7 +69,10 @@ template <class In, class Out, class Chosen> class Trainer {
     if (stages % chunks != 0)
       raise(Errc::bad_configuration, stages, " stages cannot be spread over ranks with ", chunks,
             " each; use a multiple of ", chunks);
-    int const ranks = stages / chunks;
+    int const positions = stages / chunks;
+    auto const& replicas = options.replicas;
+    if (!replicas.empty()) replicas.ops()->require(replicas, positions, Staleness::synchronous);
+    int const ranks = replicas.empty() ? positions : static_cast<int>(replicas.parts().size());
     int const places = std::min(device_places(device), ranks);
     if (places < 1)
       raise(Errc::bad_configuration, "the device offers ", device_places(device),
@@ -80,7 +84,7 @@ template <class In, class Out, class Chosen> class Trainer {
       raise(Errc::bad_configuration, "gradients cannot be clipped to a norm of ",
             *options.clip_norm, "; use a positive norm");
     session_ = std::make_shared<detail::Session<typename Device::Backend>>(
-        device, std::move(layers), cuts, options, Optimizer::states, ranks,
+        device, std::move(layers), cuts, options, Optimizer::states, positions,
         detail::checked_places(placement.place(ranks, places), ranks, places), places, parts_);
     machine().set_optimizer(&parts_->optimizer,
                             [](void const* erased, detail::LayerParameters& parameters,
@@ -182,6 +186,7 @@ template <class In, class Out, class Chosen> class Trainer {
   void resume(std::int64_t steps) noexcept { machine().resume(steps); }
 
   [[nodiscard]] int stages() const noexcept { return session_->machine().stages(); }
+  /// Of all positions and their replicas; those of one position follow each other.
   [[nodiscard]] int ranks() const noexcept { return session_->ranks(); }
 
   /// Turns measuring of each action on or off.
@@ -238,7 +243,7 @@ template <class In, class Out, class Chosen> class Trainer {
             " slices each; give a multiple of ", slices);
     return session_->program(microbatches, training, staleness_model(), [&] {
       schedule::Table table =
-          schedule.table(Shape{.ranks = session_->ranks(),
+          schedule.table(Shape{.ranks = session_->positions(),
                                .microbatches = static_cast<int>(microbatches) / slices,
                                .chunks = schedule.chunks()});
       if constexpr (!requires { requires Chosen::Schedule::proven; }) detail::require_legal(table);

@@ -49,6 +49,13 @@ class Context {
   [[nodiscard]] int layer() const noexcept { return layer_; }
   [[nodiscard]] std::int64_t step() const noexcept { return step_; }
 
+  /// Which row of the whole microbatch is the first that this action sees: not 0 only on a replica
+  /// of a stage. What is random by row takes random_seed() and first_row() + row; it then does not
+  /// depend on how many replicas there are.
+  [[nodiscard]] std::size_t first_row() const noexcept {
+    return first_rows_ == nullptr ? 0 : first_rows_[microbatch_];
+  }
+
   /// False during evaluation: dropout and the like must be off.
   [[nodiscard]] bool training() const noexcept { return training_; }
 
@@ -76,11 +83,15 @@ class Context {
     arena_.reset();
   }
 
+  /// For engines: where the rows of each microbatch begin, [microbatches]; null: at 0.
+  void share_rows(std::size_t const* first_rows) noexcept { first_rows_ = first_rows; }
+
   /// For engines: scratch memory held, in bytes.
   [[nodiscard]] std::uint64_t scratch_bytes() const noexcept { return arena_.bytes(); }
 
  private:
   ParameterView const* parameters_ = nullptr;  // [parameters of the layer]
+  std::size_t const* first_rows_ = nullptr;    // [microbatches]
   std::int64_t step_ = 0;
   std::uint64_t seed_ = 0;
   int layer_ = 0;

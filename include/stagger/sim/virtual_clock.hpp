@@ -28,7 +28,8 @@ struct VirtualClock {
   using policy_tag = DeviceTag;
   using Backend = VirtualClockBackend;
 
-  schedule::Costs costs{};  ///< of each stage; a recomputation costs its F
+  schedule::Costs costs{};  ///< of each stage on all of a microbatch's rows; a recomputation costs
+                            ///< its F
   double jitter = 0;        ///< 0 <= jitter < 1: each action takes its cost times a factor in [1 -
                             ///< jitter, 1 + jitter)
   std::uint64_t seed = 0;   ///< of the jitter
@@ -192,6 +193,7 @@ class VirtualClockBackend {
     if (in.op == Op::forward || in.op == Op::recompute) cost_s += costs.forward_s;
     if (in.op == Op::backward || in.op == Op::backward_input) cost_s += costs.backward_input_s;
     if (in.op == Op::backward || in.op == Op::backward_weight) cost_s += costs.backward_weight_s;
+    cost_s *= rank.share;  // 1 unless it is a replica
     if (device_.jitter == 0) return cost_s;
     std::uint64_t const x =
         random_bits(device_.seed, {static_cast<std::uint64_t>(machine_.steps()),

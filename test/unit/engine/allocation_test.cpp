@@ -10,7 +10,7 @@
 #include <stagger/schedule/v_1f1b.hpp>
 #include <stagger/schedule/zero_bubble_h1.hpp>
 
-#include "typed_oracle.hpp"
+#include "row_oracle.hpp"
 
 using namespace small_model;
 
@@ -141,6 +141,29 @@ TEST_CASE("engine/allocation: none once every size and number of microbatches wa
               round();
             }) == 0);
   });
+}
+
+TEST_CASE("engine/allocation: none where replicas take rows of each other", "[engine]") {
+  auto const data = row_model::batch(0, 5, 4, true);
+  std::vector<Matrix> outputs(5);
+  for (int const threads : {1, 2})
+    for (bool const recompute : {false, true}) {
+      sg::Options options;
+      options.recompute = recompute;
+      options.replicas = {1, 3, 2, 2};
+      auto train = row_model::pipeline(sg::host::Threads{threads}, even_cuts(4),
+                                       made(sg::schedule::OneFOneB{}), options);
+      auto const round = [&] {
+        sg::run(train.step(data));
+        sg::run(train.evaluate(data));
+        sg::run(train.predict(data.inputs, outputs));
+      };
+      round();
+      REQUIRE(allocations_of([&] {
+                round();
+                round();
+              }) == 0);
+    }
 }
 
 TEST_CASE("engine/allocation: prepare takes the engine's part of the first step", "[engine]") {

@@ -108,7 +108,7 @@ template <class Optimizer, class... L> class Oracle {
     return all;
   }
 
- private:
+ protected:
   static constexpr std::size_t count = sizeof...(L);
   using Either =
       std::pair<OracleParameter<float>, OracleParameter<double>>;  // one of the two is empty

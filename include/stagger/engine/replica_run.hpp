@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What a run of a replicated pipeline keeps beside the machine's own.
+
+#include <cstddef>
+
+#include <stagger/core/fixed_array.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/engine/request.hpp>
+#include <stagger/engine/slots.hpp>
+
+namespace stagger::detail {
+
+/// Rows of one microbatch, [first, last).
+struct RowRange {
+  std::size_t first = 0;
+  std::size_t last = 0;
+  [[nodiscard]] std::size_t count() const noexcept { return last - first; }
+};
+
+/// Where a cell takes rows from.
+struct RowSource {
+  std::size_t cell = 0;  // of the taker
+  std::size_t rank = 0;  // of the maker
+  Places from;           // the maker's slots
+};
+
+/// What a rank has of its own as one of several replicas.
+struct ReplicaRank {
+  List<RowRange> rows;           // [microbatches]
+  List<std::size_t> first_rows;  // [microbatches]
+  StepArguments arguments;       // of a replica of the last stage
+  Slots target;                  // its rows of the target at hand
+  Slots outputs;                 // [microbatches] where the caller wants them
+  std::size_t last_cell = 0;     // its cell of the last stage
+  bool cuts_target = false;
+};
+
+/// The machine's part of replication, of the loaded program.
+struct ReplicaRun {
+  FixedArray<ReplicaRank> ranks;
+  List<RowSource> inputs, gradients;  // by taker, makers in order
+};
+
+}  // namespace stagger::detail

@@ -1,0 +1,475 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Replicated stages: which ranks take rows from which, and how rows get there.
+/// @source S. Fan et al., "DAPPLE: A Pipelined Data Parallel Approach for Training Large Models",
+///         PPoPP 2021, section 5.2: microbatches split and concatenated between stages. Here the
+///         taker fetches, and uneven shares are allowed.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include <stagger/core/error.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/engine/lay_out.hpp>
+#include <stagger/engine/machine.hpp>
+#include <stagger/engine/options.hpp>
+#include <stagger/engine/replica_run.hpp>
+
+namespace stagger {
+namespace detail {
+
+struct Replication {
+  using Part = Replicas::Part;
+
+  // --- configuration
+
+  [[gnu::cold]] static void require(Replicas const& replicas, int positions, bool synchronous) {
+    if (replicas.positions() != static_cast<std::size_t>(positions))
+      raise(Errc::bad_configuration, replicas.positions(), " counts of replicas do not fit ",
+            positions, " positions of the schedule; give one for each");
+    for (std::size_t p = 0; p < replicas.positions(); ++p)
+      if (replicas.counts()[p] < 1)
+        raise(Errc::bad_configuration, "position ", p, " of the schedule has ",
+              replicas.counts()[p], " replicas; give it at least 1");
+    for (Part const& part : replicas.parts())
+      if (part.own < 1 || part.own > most_total || part.total > most_total)
+        raise(Errc::bad_configuration, "the share of replica ", part.replica, " of position ",
+              part.position, " is ", static_cast<std::int64_t>(part.own), " of ",
+              static_cast<std::int64_t>(part.total),
+              "; give each replica a positive one, and at most ", most_total, " together");
+    if (!synchronous)
+      raise(Errc::bad_configuration,
+            "replicas add up their gradients before all update, which an asynchronous staleness "
+            "model does not wait for; leave Options::replicas out, or use staleness::Synchronous");
+  }
+
+  // --- layout
+
+  static Part const& part(Layout const& layout, std::size_t cell) {
+    return layout.options_.replicas->parts()[Layout::index(layout.cells_[cell].rank)];
+  }
+  static bool equal_shares(Part const& a, Part const& b) {
+    return a.replica == b.replica && a.before * b.total == b.before * a.total &&
+           a.own * b.total == b.own * a.total;
+  }
+  static bool overlap(Part const& a, Part const& b) {
+    return a.before * b.total < (b.before + b.own) * a.total &&
+           b.before * a.total < (a.before + a.own) * b.total;
+  }
+
+  /// Whether all replicas of two positions have the same shares.
+  static bool alike(Replicas const& replicas, int a, int b) {
+    auto const& parts = replicas.parts();
+    if (replicas.counts()[Layout::index(a)] != replicas.counts()[Layout::index(b)]) return false;
+    for (Part const& x : parts)
+      for (Part const& y : parts)
+        if (x.position == a && y.position == b && x.replica == y.replica && !equal_shares(x, y))
+          return false;
+    return true;
+  }
+
+  [[gnu::cold]] static void link(Layout& layout) {
+    auto& cells = layout.cells_;
+    for (std::size_t c = 0; c < cells.size(); ++c) {
+      if (cells[c].stage == 0) cells[c].gathers_input = part(layout, c).replicas > 1;
+      if (layout.last(c)) continue;
+      int neighbour = -1;  // position
+      bool same = false;
+      std::size_t const stage = Layout::index(cells[c].stage);
+      for (std::size_t d = layout.first_cell_[stage + 1]; d < layout.first_cell_[stage + 2]; ++d) {
+        if (cells[d].position != neighbour) {
+          if (!layout.meets(c, d)) continue;
+          if (neighbour >= 0) layout.refuse_owners(c);
+          neighbour = cells[d].position;
+          same = alike(*layout.options_.replicas, cells[c].position, neighbour);
+        }
+        if (same ? cells[c].replica != cells[d].replica
+                 : !overlap(part(layout, c), part(layout, d)))
+          continue;
+        for (std::size_t e = layout.first_cell_[stage]; e < c; ++e)
+          if (cells[e].position != cells[c].position && layout.meets(e, d)) layout.refuse_owners(d);
+        if (same) {
+          cells[c].after = static_cast<int>(d);
+          cells[d].before = static_cast<int>(c);
+        } else {
+          cells[c].gathers_gradient = cells[d].gathers_input = true;
+          layout.cuts_.push_back({static_cast<std::uint16_t>(c), static_cast<std::uint16_t>(d)});
+        }
+      }
+    }
+  }
+
+  /// Replicas have the slots of the first of them: one number names the value of all.
+  static std::size_t first_of(Layout const& layout, std::size_t cell) {
+    return cell - Layout::index(layout.cells_[cell].replica);
+  }
+
+  [[gnu::cold]] static void assign_slots(Layout& layout) {
+    layout.y_ = FixedArray<Messages>(layout.cells_.size());
+    layout.dx_ = FixedArray<Messages>(layout.cells_.size());
+    for (Cut const& cut : layout.cuts_) {
+      auto const& from = layout.uses_[cut.from];
+      auto const& to = layout.uses_[cut.to];
+      std::size_t const there = layout.row_length(cut.to);
+      std::size_t const here = layout.row_length(cut.from);
+      std::uint32_t const y = layout.spare_[2 * first_of(layout, cut.from) + 1];
+      std::uint32_t const dx = layout.spare_[2 * first_of(layout, cut.to)];
+      layout.y_[cut.from] = Messages(from.forward, here, to.forward, there, 1 + y);
+      if (layout.training_)
+        layout.dx_[cut.to] = Messages(to.gradient, there, from.gradient, here, 1 + dx);
+    }
+  }
+
+  static std::uint32_t signal(Layout const& layout, std::size_t cut, Layout::EdgeSignal which) {
+    return Layout::signal(layout.cells_.size() + cut, which);
+  }
+
+  /// Before F: rows of the input. Before B or I: rows of the gradient.
+  [[gnu::cold]] static void emit_before(Layout& layout, RankProgram& rank, Instruction& in) {
+    std::size_t const c = in.cell;
+    std::size_t const u = in.microbatch;
+    Cell const& cell = layout.cells_[c];
+    bool const forward = in.op == Op::forward;
+    Instruction gather = in;
+    gather.waits = gather.gives = 0;
+    List<std::uint16_t> gives;
+    if (forward && cell.gathers_input) {
+      gather.op = Op::gather_input;
+      for (std::size_t k = 0; k < layout.cuts_.size(); ++k) {
+        Cut const cut = layout.cuts_[k];
+        if (cut.to != c) continue;
+        gather.y = layout.y_[cut.from].slot[u];
+        layout.await_message(rank, gather, signal(layout, k, Layout::forward_full),
+                             layout.y_[cut.from], u, cut.from, layout.uses_[cut.from].forward[u]);
+        gives.push_back(static_cast<std::uint16_t>(signal(layout, k, Layout::forward_free)));
+      }
+      push(rank, gather, gives);
+    }
+    if (!forward && cell.gathers_gradient) {
+      gather.op = Op::gather_gradient;
+      for (std::size_t k = 0; k < layout.cuts_.size(); ++k) {
+        Cut const cut = layout.cuts_[k];
+        if (cut.from != c) continue;
+        gather.dx = layout.dx_[cut.to].slot[u];
+        layout.await_message(rank, gather, signal(layout, k, Layout::backward_full),
+                             layout.dx_[cut.to], u, cut.to, layout.uses_[cut.to].gradient[u]);
+        gives.push_back(static_cast<std::uint16_t>(signal(layout, k, Layout::backward_free)));
+      }
+      push(rank, gather, gives);
+    }
+    if (layout.last(c) && part(layout, c).replicas > 1 && forward != layout.training_) {
+      gather.op = Op::gather_target;
+      gather.waits = 0;
+      push(rank, gather, {});
+    }
+    constexpr std::uint32_t gathered = 0;  // room is made before the taker's action
+    for (std::size_t k = 0; k < layout.cuts_.size(); ++k) {
+      Cut const cut = layout.cuts_[k];
+      if (forward && cut.from == c) {
+        in.y = layout.y_[c].slot[u];
+        layout.await_room(rank, in, signal(layout, k, Layout::forward_free), layout.y_[c], u,
+                          cut.to, gathered);
+      }
+      if (!forward && cut.to == c)
+        layout.await_room(rank, in, signal(layout, k, Layout::backward_free), layout.dx_[c], u,
+                          cut.from, gathered);
+    }
+  }
+
+  [[gnu::cold]] static void emit(Layout& layout, RankProgram& rank, Instruction& in) {
+    std::size_t const c = in.cell;
+    bool const forward = in.op == Op::forward;
+    bool const gradient = in.op == Op::backward || in.op == Op::backward_input;
+    List<std::uint16_t> gives;
+    if (layout.training_ && layout.cells_[c].gathers_input && layout.cells_[c].stage != 0)
+      in.dx = layout.dx_[c].slot[in.microbatch];
+    for (std::size_t g = 0; g < in.gives; ++g) gives.push_back(in.give[g]);
+    for (std::size_t k = 0; k < layout.cuts_.size(); ++k) {
+      Cut const cut = layout.cuts_[k];
+      if (forward && cut.from == c)
+        gives.push_back(static_cast<std::uint16_t>(signal(layout, k, Layout::forward_full)));
+      if (gradient && cut.to == c)
+        gives.push_back(static_cast<std::uint16_t>(signal(layout, k, Layout::backward_full)));
+    }
+    push(rank, in, gives);
+  }
+
+  /// Appends an instruction, and as many behind it as its signals take.
+  [[gnu::cold]] static void push(RankProgram& rank, Instruction in,
+                                 List<std::uint16_t> const& gives) {
+    std::size_t given = 0;
+    do {
+      for (in.gives = 0; in.gives < in.give.size() && given < gives.size(); ++in.gives)
+        in.give[in.gives] = gives[given++];
+      rank.code.push_back(in);
+      in.op = Op::pass;
+      in.waits = 0;
+    } while (given < gives.size());
+  }
+
+  [[gnu::cold]] static void name_signals(Layout const& layout, Program& program) {
+    for (std::size_t k = 0; k < layout.cuts_.size(); ++k) {
+      Cell const& from = layout.cells_[layout.cuts_[k].from];
+      Cell const& to = layout.cells_[layout.cuts_[k].to];
+      program.signals[signal(layout, k, Layout::forward_full)] = {from.rank, to.rank, from.stage};
+      program.signals[signal(layout, k, Layout::forward_free)] = {to.rank, from.rank};
+      program.signals[signal(layout, k, Layout::backward_full)] = {to.rank, from.rank, from.stage};
+      program.signals[signal(layout, k, Layout::backward_free)] = {from.rank, to.rank};
+    }
+  }
+
+  [[gnu::cold]] static bool make_room(Layout& layout, std::uint32_t which) {
+    std::size_t const k = which / Layout::signals_per_edge - layout.cells_.size();
+    if (k >= layout.cuts_.size()) return false;
+    Cut const cut = layout.cuts_[k];
+    auto const kind = which % Layout::signals_per_edge;
+    if (kind == Layout::forward_free)
+      return ++layout.spare_[2 * first_of(layout, cut.from) + 1] <= layout.units_;
+    if (kind == Layout::backward_free)
+      return ++layout.spare_[2 * first_of(layout, cut.to)] <= layout.units_;
+    return false;
+  }
+
+  // --- machine
+
+  [[gnu::cold]] static void load(Machine& machine) {
+    Program const& program = *machine.program_;
+    auto const& parts = machine.options_.replicas.parts();
+    auto const no_rows = [](char const* what, int layer, char const* why) {
+      raise(Errc::bad_configuration, "the ", what, " of layer ", layer,
+            " cannot be cut by rows, which ", why,
+            "; give its type rows(), resize_rows(like, n) and copy_rows(at, from, first, n), or "
+            "both stages the same replicas");
+    };
+    if (machine.layers_[0].ops().input->rows == nullptr) no_rows("input", 0, "its replicas need");
+    if (machine.replica_run_ == nullptr) machine.replica_run_ = new ReplicaRun();
+    ReplicaRun& run = *machine.replica_run_;
+    if (run.ranks.size() != parts.size()) run.ranks = FixedArray<ReplicaRank>(parts.size());
+    run.inputs.clear();
+    run.gradients.clear();
+    for (std::size_t c = 0; c < program.cells.size(); ++c) {
+      Cell const& cell = program.cells[c];
+      StageRun const& stage = machine.cells_[c];
+      if (cell.gathers_input && stage.front->ops->input->rows == nullptr)
+        no_rows("input", stage.front->number, "differently replicated stages need");
+      auto const rank = static_cast<std::size_t>(cell.rank);
+      if (cell.stage + 1 == program.stages) {
+        run.ranks[rank].cuts_target = parts[rank].replicas > 1;
+        run.ranks[rank].last_cell = c;
+      }
+      for (Cut const& cut : program.cuts) {
+        if (cut.to == c)
+          run.inputs.push_back({c, static_cast<std::size_t>(program.cells[cut.from].rank),
+                                machine.cells_[cut.from].back->y});
+        if (cut.from == c)
+          run.gradients.push_back(
+              {c, static_cast<std::size_t>(program.cells[cut.to].rank), machine.cells_[cut.to].dx});
+      }
+    }
+    for (std::size_t r = 0; r < parts.size(); ++r) {
+      run.ranks[r].rows.resize(static_cast<std::size_t>(program.microbatches));
+      run.ranks[r].first_rows.resize(run.ranks[r].rows.size());
+      machine.ranks_[r].share =
+          static_cast<double>(parts[r].own) / static_cast<double>(parts[r].total);
+    }
+  }
+
+  /// floor(count * share / total), with no product that could overflow.
+  static std::size_t border(std::size_t count, std::uint64_t share, std::uint64_t total) {
+    return count / total * share + count % total * share / total;
+  }
+
+  [[gnu::cold]] static void begin_step(Machine& machine) {
+    ReplicaRun& run = *machine.replica_run_;
+    auto const& parts = machine.options_.replicas.parts();
+    StepArguments const& asked = machine.arguments_;
+    SlotType const& input = *machine.layers_[0].ops().input;
+    auto const microbatches = static_cast<std::size_t>(machine.program_->microbatches);
+    for (std::size_t m = 0; m < microbatches; ++m) {
+      std::size_t const count = input.rows(asked.inputs[m]);
+      for (std::size_t r = 0; r < parts.size(); ++r) {
+        Part const& part = parts[r];
+        RowRange const rows{border(count, part.before, part.total),
+                            border(count, part.before + part.own, part.total)};
+        if (rows.count() == 0)
+          raise(Errc::bad_configuration, "microbatch ", m, " has ", count,
+                " rows, of which replica ", part.replica, " of the ", part.replicas,
+                " of position ", part.position, " would get none; give each microbatch at least ",
+                (part.total + part.own - 1) / part.own, " rows, or the position fewer replicas");
+        run.ranks[r].rows[m] = rows;
+        run.ranks[r].first_rows[m] = rows.first;
+      }
+    }
+    for (std::size_t r = 0; r < parts.size(); ++r) {
+      machine.ranks_[r].context.share_rows(run.ranks[r].first_rows.data());
+      if (!run.ranks[r].cuts_target) continue;
+      ReplicaRank& own = run.ranks[r];
+      own.arguments = asked;
+      if (asked.losses != nullptr)
+        own.arguments.losses =
+            asked.losses + static_cast<std::size_t>(parts[r].replica) * microbatches;
+      if (asked.targets.first != nullptr) {
+        SlotType const* const type = asked.loss_ops.target;
+        if (type == nullptr)
+          raise(Errc::bad_configuration, "the loss's Target cannot be cut by rows, which the ",
+                parts[r].replicas,
+                " replicas of the last stage need; give it rows(), resize_rows(like, n) and "
+                "copy_rows(at, from, first, n), or the last position 1 replica");
+        if (own.target.count() == 0) own.target = Slots(*type, 1);
+        own.arguments.targets = {static_cast<std::byte*>(own.target[0]), 0};
+      }
+      if (asked.outputs.first != nullptr) {
+        LayerRun const& layer = *machine.cells_[own.last_cell].back;
+        SlotType const& type = *layer.ops->output;
+        if (type.rows == nullptr)
+          raise(Errc::bad_configuration, "the output of layer ", layer.number,
+                " cannot be put together from rows, which predictions of a replicated last stage "
+                "need; give its type rows(), resize_rows(like, n) and copy_rows(at, from, first, "
+                "n), or the last position 1 replica");
+        Machine::grow(own.outputs, type, microbatches);
+        own.arguments.outputs = Machine::places(own.outputs, type);
+      }
+      machine.ranks_[r].arguments = &own.arguments;
+    }
+  }
+
+  /// Puts predictions together.
+  [[gnu::cold]] static void end_step(Machine& machine) {
+    if (machine.arguments_.outputs.first == nullptr) return;
+    ReplicaRun& run = *machine.replica_run_;
+    Program const& program = *machine.program_;
+    SlotType const& type = *machine.layers_[machine.layers_.size() - 1].ops().output;
+    for (std::size_t m = 0; m < static_cast<std::size_t>(program.microbatches); ++m) {
+      std::size_t total = 0;
+      std::size_t at = 0;
+      for (bool const measure : {true, false}) {
+        for (std::size_t r = 0; r < run.ranks.size(); ++r) {
+          ReplicaRank const& own = run.ranks[r];
+          if (!own.cuts_target || !runs(machine, r, m)) continue;
+          void const* const from = own.outputs[m];
+          std::size_t const rows = type.rows(from);
+          if (measure) {
+            total += rows;
+            continue;
+          }
+          void* const to = machine.arguments_.outputs[m];
+          if (at == 0) type.resize_rows(to, from, total);
+          type.copy_rows(to, at, from, 0, rows);
+          at += rows;
+        }
+      }
+    }
+  }
+
+  /// Whether a rank's cell of the last stage takes a microbatch.
+  static bool runs(Machine const& machine, std::size_t rank, std::size_t m) {
+    auto const cell = machine.replica_run_->ranks[rank].last_cell;
+    for (Instruction const& in : machine.program_->ranks[rank].code)
+      if (in.op == Op::forward && in.cell == cell && in.microbatch == m) return true;
+    return false;
+  }
+
+  static void execute(Machine& machine, RankState& rank, Instruction const& in) {
+    if (in.op == Op::pass) return;
+    ReplicaRun& run = *machine.replica_run_;
+    std::size_t const m = in.microbatch;
+    ReplicaRank const& own = run.ranks[static_cast<std::size_t>(rank.number)];
+    RowRange const rows = own.rows[m];
+    StageRun const& stage = machine.cells_[in.cell];
+    if (in.op == Op::gather_target) {
+      if (machine.arguments_.targets.first == nullptr) return;
+      SlotType const& input = *machine.layers_[0].ops().input;
+      return take(*machine.arguments_.loss_ops.target, own.target[0], machine.arguments_.targets[m],
+                  rows, input.rows(machine.arguments_.inputs[m]));
+    }
+    bool const forward = in.op == Op::gather_input;
+    SlotType const& type = forward ? *stage.front->ops->input : *stage.back->ops->output;
+    void* const to = forward ? stage.x[in.x] : stage.back->dy[in.dy];
+    if (forward && machine.program_->cells[in.cell].stage == 0)
+      return take(type, to, machine.arguments_.inputs[m], rows,
+                  type.rows(machine.arguments_.inputs[m]));
+    std::size_t multiple = 0;  // rows of the value for each of the microbatch
+    for (RowSource const& source : forward ? run.inputs : run.gradients) {
+      if (source.cell != in.cell) continue;
+      RowRange const theirs = run.ranks[source.rank].rows[m];
+      RowRange const both{std::max(rows.first, theirs.first), std::min(rows.last, theirs.last)};
+      if (both.first >= both.last) continue;
+      void const* const from = source.from[forward ? in.y : in.dx];
+      std::size_t const times = multiple_of(type.rows(from), theirs.count());
+      if (multiple == 0) type.resize_rows(to, from, rows.count() * times);
+      if (multiple != 0 && multiple != times) refuse_rows(type.rows(from), theirs.count());
+      multiple = times;
+      type.copy_rows(to, (both.first - rows.first) * times, from,
+                     (both.first - theirs.first) * times, both.count() * times);
+    }
+  }
+
+  /// A replica's rows of what the caller gave.
+  static void take(SlotType const& type, void* to, void const* from, RowRange rows,
+                   std::size_t count) {
+    std::size_t const times = multiple_of(type.rows(from), count);
+    type.resize_rows(to, from, rows.count() * times);
+    type.copy_rows(to, 0, from, rows.first * times, rows.count() * times);
+  }
+
+  static std::size_t multiple_of(std::size_t rows, std::size_t inputs) {
+    if (rows == 0 || rows % inputs != 0) refuse_rows(rows, inputs);
+    return rows / inputs;
+  }
+
+  [[noreturn]] [[gnu::cold]] static void refuse_rows(std::size_t rows, std::size_t inputs) {
+    raise(Errc::mismatch, "a value of ", rows, " rows belongs to ", inputs,
+          " rows of the model's input; with replicas, every value that is cut must have as many "
+          "rows as the input, or the same multiple of it");
+  }
+
+  static constexpr std::uint64_t most_total = 0xffffffff;
+};
+
+inline constexpr ReplicaOps replica_ops{&Replication::link,
+                                        &Replication::assign_slots,
+                                        &Replication::emit_before,
+                                        &Replication::emit,
+                                        &Replication::name_signals,
+                                        &Replication::make_room,
+                                        &Replication::load,
+                                        &Replication::begin_step,
+                                        &Replication::end_step,
+                                        &Replication::execute,
+                                        [](ReplicaRun* run) noexcept { delete run; },
+                                        &Replication::require};
+
+}  // namespace detail
+
+inline void Replicas::append(int const* weights, int count, bool even) {
+  Part part;
+  part.position = static_cast<int>(counts_.size());
+  part.replicas = count;
+  part.total = 0;
+  for (int k = 0; k < count; ++k) part.total += even ? 1U : static_cast<std::uint64_t>(weights[k]);
+  for (int k = 0; k < count; ++k) {
+    part.replica = k;
+    part.own = even ? 1U : static_cast<std::uint64_t>(weights[k]);
+    parts_.push_back(part);
+    part.before += part.own;
+  }
+  counts_.push_back(count);
+  ops_ = &detail::replica_ops;
+}
+
+inline Replicas Replicas::even(int const* counts, std::size_t positions) {
+  Replicas replicas;
+  for (std::size_t p = 0; p < positions; ++p) replicas.append(nullptr, counts[p], true);
+  return replicas;
+}
+
+inline Replicas::Replicas(std::initializer_list<int> counts) {
+  for (int const count : counts) append(nullptr, count, true);
+}
+
+inline Replicas::Replicas(std::initializer_list<std::initializer_list<int>> weights) {
+  for (auto const& each : weights) append(each.begin(), static_cast<int>(each.size()), false);
+}
+
+}  // namespace stagger
