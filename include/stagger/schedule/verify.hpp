@@ -11,6 +11,7 @@
 #include <stagger/schedule/accepted.hpp>
 #include <stagger/schedule/channel_play.hpp>
 #include <stagger/schedule/fault.hpp>
+#include <stagger/schedule/peak_in_flight.hpp>
 #include <stagger/schedule/play.hpp>
 #include <stagger/schedule/policy.hpp>
 #include <stagger/schedule/table.hpp>
@@ -23,24 +24,6 @@ struct VerifyOptions {
       Channels::per_peer;  ///< how messages share channels; compute-only tables have none
   int in_flight = 0;       ///< most (stage, microbatch) pairs a rank may hold; 0: no limit
 };
-
-/// Most (stage, microbatch) pairs in flight on each rank: F has run, B or W has not. Slices count
-/// one each. In an overlapped pair the forward counts before the backward frees.
-/// @return [ranks]
-[[nodiscard]] constexpr std::vector<int> peak_in_flight(Table const& table) {
-  std::vector<int> peak(table.row_begin.size(), 0);
-  for (std::size_t r = 0; r < peak.size(); ++r) {
-    int live = 0;
-    bool frees_first = false;  // the backward of a pair stands before its forward
-    for (Action const& a : table.row(static_cast<int>(r))) {
-      if (a.kind == Kind::forward) ++live;
-      if (live + (frees_first ? 1 : 0) > peak[r]) peak[r] = live + (frees_first ? 1 : 0);
-      frees_first = a.overlaps_next && ends_flight(a.kind);
-      if (ends_flight(a.kind)) --live;
-    }
-  }
-  return peak;
-}
 
 namespace detail {
 

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   How much a table keeps in flight.
+
+#include <cstddef>
+#include <vector>
+
+#include <stagger/schedule/action.hpp>
+#include <stagger/schedule/table.hpp>
+
+namespace stagger::schedule {
+
+/// Most (stage, microbatch) pairs in flight on each rank: F has run, B or W has not. Slices count
+/// one each. In an overlapped pair the forward counts before the backward frees.
+/// @return [ranks]
+[[nodiscard]] constexpr std::vector<int> peak_in_flight(Table const& table) {
+  std::vector<int> peak(table.row_begin.size(), 0);
+  for (std::size_t r = 0; r < peak.size(); ++r) {
+    int live = 0;
+    bool frees_first = false;  // the backward of a pair stands before its forward
+    for (Action const& a : table.row(static_cast<int>(r))) {
+      if (a.kind == Kind::forward) ++live;
+      if (live + (frees_first ? 1 : 0) > peak[r]) peak[r] = live + (frees_first ? 1 : 0);
+      frees_first = a.overlaps_next && ends_flight(a.kind);
+      if (ends_flight(a.kind)) --live;
+    }
+  }
+  return peak;
+}
+
+}  // namespace stagger::schedule
