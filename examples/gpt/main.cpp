@@ -5,6 +5,7 @@
 #include <exception>
 #include <new>
 
+#include "profile.hpp"
 #include "train.hpp"
 
 int main(int argc, char** argv) {
@@ -12,6 +13,10 @@ int main(int argc, char** argv) {
   try {
     auto const settings = gpt::parse(argc, argv);
     if (!settings) return 0;
+    if (!settings->profile.empty()) {
+      gpt::write_profile(*settings, GPT_SOURCES);
+      return 0;
+    }
     return static_cast<int>(gpt::train(*settings, GPT_SOURCES));
   } catch (std::bad_alloc const&) {
     std::fputs(

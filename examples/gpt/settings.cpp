@@ -145,6 +145,11 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
                "Train on one device as well and demand bit-equal parameters after every step")
       ->group(group);
 
+  app.add_option("--profile", s.profile,
+                 "Measure each layer on this machine, write the profile for 'stagger plan', and end")
+      ->type_name("FILE")
+      ->group(group);
+
   group = "What is kept";
   app.add_option("--checkpoint", s.checkpoint,
                  "Folder for checkpoints; the last two are kept; left out: none")

@@ -36,6 +36,9 @@ struct Settings {
   bool recompute = false;
   bool compare = false;  ///< train on one device as well and demand the same bits
 
+  // What planners read.
+  std::string profile;  ///< file for what each layer costs, instead of training; empty: none
+
   // What is kept.
   std::string checkpoint;              ///< folder; empty: none
   std::int64_t checkpoint_every = 50;  ///< steps
