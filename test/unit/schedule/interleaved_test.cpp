@@ -62,7 +62,7 @@ TEST_CASE(
       for (int r = 0; r < P; ++r) {
         wanted.begin_row();
         std::size_t f = 0;
-        auto const forward = [&] {
+        auto const forward = [&, P = P] {  // clang 14 does not capture a binding by itself
           auto const [m, chunk] = queue[f++];
           wanted.add({.kind = Kind::forward, .stage = chunk * P + r, .microbatch = m});
         };
