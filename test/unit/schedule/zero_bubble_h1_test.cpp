@@ -45,7 +45,7 @@ TEST_CASE("schedule/ZeroBubbleH1: with several chunks in PyTorch's order", "[sch
     for (int r = 0; r < P; ++r) {
       wanted.begin_row();
       std::size_t f = 0, i = 0, w = 0;
-      auto const back = [&](Kind kind, std::size_t& n) {
+      auto const back = [&, P = P, V = V](Kind kind, std::size_t& n) {
         auto const [m, chunk] = queue[n++];
         wanted.add({.kind = kind, .stage = (V - 1 - chunk) * P + r, .microbatch = m});
       };
