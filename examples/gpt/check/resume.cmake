@@ -68,10 +68,10 @@ if(NOT "${names}" STREQUAL "step-000000199.stagger;step-000000200.stagger")
   fail("should leave nothing but the last two checkpoints, not '${names}'")
 endif()
 
-# An interrupt ends the run after the step, with a checkpoint.
+# An interrupt ends the run after the step, with a checkpoint. Without --foreground, timeout interrupts twice.
 find_program(timeout timeout)
 if(timeout)
-  execute_process(COMMAND ${timeout} --preserve-status -s INT 1.5 ${GPT} ${tiny} --steps 1000000 --every 1000000
+  execute_process(COMMAND ${timeout} --foreground --preserve-status -s INT 1.5 ${GPT} ${tiny} --steps 1000000 --every 1000000
                           --checkpoint ${FOLDER}/interrupted
                   RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE errors)
   expect_result(130)
