@@ -126,7 +126,7 @@ class Session {
   }
 
   [[nodiscard]] Threads threads() const noexcept { return level_; }
-  /// Whether this session initialised MPI and finalises it.
+  /// Whether this object initialised MPI and finalises it.
   [[nodiscard]] bool owns() const noexcept { return owner_; }
 
  private:
