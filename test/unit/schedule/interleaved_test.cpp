@@ -62,9 +62,10 @@ TEST_CASE(
       for (int r = 0; r < P; ++r) {
         wanted.begin_row();
         std::size_t f = 0;
-        auto const forward = [&, P = P] {  // clang 14 does not capture a binding by itself
+        auto const ranks = P;  // clang 14 does not capture a binding
+        auto const forward = [&, ranks] {
           auto const [m, chunk] = queue[f++];
-          wanted.add({.kind = Kind::forward, .stage = chunk * P + r, .microbatch = m});
+          wanted.add({.kind = Kind::forward, .stage = chunk * ranks + r, .microbatch = m});
         };
         auto const ahead = static_cast<std::size_t>((P - r - 1) * 2 + (V - 1) * N);
         while (f < std::min(ahead, queue.size())) forward();
