@@ -35,6 +35,7 @@ TEST_CASE("schedule/ZeroBubbleH1: with several chunks in PyTorch's order", "[sch
   // P - 1 - r forwards ahead, then one forward and one I, and from the r-th I on a W behind each.
   for (auto const& [P, V, M] : {std::tuple{2, 2, 4}, {2, 3, 3}, {4, 2, 8}, {4, 3, 12}, {3, 2, 5}}) {
     int const round = M / std::max(1, M / P);
+    auto const ranks = P, chunks = V;  // clang 14 does not capture a binding
     std::vector<std::pair<int, int>> queue;
     for (int first = 0; first < M; first += round) {
       for (int chunk = 0; chunk < V; ++chunk) {
@@ -45,9 +46,9 @@ TEST_CASE("schedule/ZeroBubbleH1: with several chunks in PyTorch's order", "[sch
     for (int r = 0; r < P; ++r) {
       wanted.begin_row();
       std::size_t f = 0, i = 0, w = 0;
-      auto const back = [&, P = P, V = V](Kind kind, std::size_t& n) {
+      auto const back = [&, ranks, chunks](Kind kind, std::size_t& n) {
         auto const [m, chunk] = queue[n++];
-        wanted.add({.kind = kind, .stage = (V - 1 - chunk) * P + r, .microbatch = m});
+        wanted.add({.kind = kind, .stage = (chunks - 1 - chunk) * ranks + r, .microbatch = m});
       };
       auto const ahead = static_cast<std::size_t>((V - 1) * round + P - 1 - r);
       while (w < queue.size()) {
