@@ -43,6 +43,13 @@ template <class T = float> class Tensor {
   /// @shape extents  [1 to 4 counts], outermost first
   Tensor(std::initializer_list<std::size_t> extents) { resize(extents); }
 
+  /// One extent, with these elements.
+  [[nodiscard]] static Tensor of(std::initializer_list<T> values) {
+    Tensor tensor{values.size()};
+    std::copy_n(values.begin(), values.size(), tensor.data());
+    return tensor;
+  }
+
   Tensor(Tensor const& other) { *this = other; }
   Tensor(Tensor&& other) noexcept
       : memory_(std::move(other.memory_)),

@@ -3,6 +3,8 @@
 
 #include "catch.hpp"
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <new>
@@ -50,6 +52,13 @@ TEST_CASE("core/Tensor: sizes, extents and alignment follow resize", "[core]") {
     CHECK(each.bytes() >= n * sizeof(double));
     CHECK(each.bytes() < n * sizeof(double) + 64);
   }
+}
+
+TEST_CASE("core/Tensor: of makes one extent with the elements given", "[core]") {
+  auto const t = Tensor<double>::of({3, -1.5, 4});
+  CHECK(t.extents() == std::array<std::size_t, 4>{3});
+  CHECK(std::vector<double>(t.begin(), t.end()) == std::vector<double>{3, -1.5, 4});
+  CHECK(Tensor<float>::of({}).empty());
 }
 
 TEST_CASE("core/Tensor: memory stays where it is until more is needed than ever before", "[core]") {
