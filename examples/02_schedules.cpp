@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include <stagger/report/file.hpp>
+#include <stagger/core/file.hpp>
 #include <stagger/report/format.hpp>
 #include <stagger/report/svg.hpp>
 #include <stagger/report/table.hpp>
@@ -59,5 +59,5 @@ int main(int argc, char** argv) {
 
   std::vector<report::SvgPanel> const panels{
       {"GPipe", &gpipe.timeline}, {"1F1B", &one.timeline}, {"ZB-H1", &zero.timeline}};
-  report::write_file(argc > 1 ? argv[1] : "schedules.svg", report::svg(panels));
+  stagger::write_file(argc > 1 ? argv[1] : "schedules.svg", report::svg(panels));
 }

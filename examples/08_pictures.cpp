@@ -11,7 +11,7 @@
 #include <tuple>
 #include <vector>
 
-#include <stagger/report/file.hpp>
+#include <stagger/core/file.hpp>
 #include <stagger/report/svg.hpp>
 #include <stagger/schedule/evaluate.hpp>
 #include <stagger/schedule/interleaved.hpp>
@@ -41,7 +41,7 @@ struct Panel {
 void write(std::string const& path, std::vector<Panel> const& panels) {
   std::vector<report::SvgPanel> views;
   for (Panel const& panel : panels) views.push_back({panel.name, &panel.timeline});
-  report::write_file(path, report::svg(views, look));
+  stagger::write_file(path, report::svg(views, look));
   std::printf("%s\n", path.c_str());
 }
 

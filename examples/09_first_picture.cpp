@@ -13,7 +13,7 @@
 #include <tuple>
 #include <vector>
 
-#include <stagger/report/file.hpp>
+#include <stagger/core/file.hpp>
 #include <stagger/report/step_table.hpp>
 #include <stagger/report/svg.hpp>
 #include <stagger/schedule/evaluate.hpp>
@@ -78,5 +78,5 @@ int main() {
   std::printf("%s", sg::report::step_table({.predicted = sg::report::summarize(allowed),
                                             .measured = sg::report::summarize(steps.back())})
                         .c_str());
-  sg::report::write_file("first.svg", sg::report::svg(allowed, steps.back()));
+  sg::write_file("first.svg", sg::report::svg(allowed, steps.back()));
 }

@@ -10,7 +10,7 @@
 
 #include <stagger/engine/profiler.hpp>
 #include <stagger/json/profile.hpp>
-#include <stagger/report/file.hpp>
+#include <stagger/core/file.hpp>
 #include <stagger/report/format.hpp>
 #include <stagger/stagger.hpp>
 
@@ -51,7 +51,7 @@ sg::cluster::Profile measure(Settings const& s, char const* sources) {
 }  // namespace
 
 void write_profile(Settings const& settings, char const* sources) {
-  sg::report::WholeFile file(settings.profile);  // fails before the work, if it must
+  sg::WholeFile file(settings.profile);  // fails before the work, if it must
   auto const profile = measure(settings, sources);
   file.write(sg::json::write_profile(profile));
   file.commit();

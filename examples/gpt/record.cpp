@@ -5,7 +5,7 @@
 #include <numeric>
 #include <span>
 
-#include <stagger/report/file.hpp>
+#include <stagger/core/file.hpp>
 #include <stagger/report/step_table.hpp>
 #include <stagger/report/svg.hpp>
 #include <stagger/report/trace.hpp>
@@ -57,11 +57,11 @@ void Record::write(std::string const& folder, Table const& plan, long long last_
       {.name = "measured",
        .steps = {timelines_.data() + timelines_.size() - shown, shown},
        .first_step = last_step - static_cast<long long>(shown) + 1}};
-  report::write_file(folder + "/trace.json",
+  stagger::write_file(folder + "/trace.json",
                      report::perfetto(std::span<report::TraceGroup const>(groups)));
   std::vector<report::SvgPanel> const panels{{"the schedule allows", &allowed},
                                              {"measured", &typical()}};
-  report::write_file(folder + "/timeline.svg",
+  stagger::write_file(folder + "/timeline.svg",
                      report::svg(std::span<report::SvgPanel const>(panels)));
 }
 

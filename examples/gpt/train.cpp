@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #include <stagger/engine/checkpoint.hpp>
-#include <stagger/report/file.hpp>
+#include <stagger/core/file.hpp>
 #include <stagger/report/format.hpp>
 #include <stagger/report/progress.hpp>
 #include <stagger/stagger.hpp>
@@ -97,7 +97,7 @@ void prepare_output(std::string const& folder) {
     throw sg::Error(sg::Errc::io,
                     "cannot create the folder '" + folder + "': " + error.message() +
                         "; give --output DIR a place that can be written to, or none");
-  sg::report::WholeFile probe(folder + "/trace.json");  // not committed: nothing stays
+  sg::WholeFile probe(folder + "/trace.json");  // not committed: nothing stays
 }
 
 /// An honest word now instead of a machine that swaps, or kills, later.

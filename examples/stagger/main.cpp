@@ -12,7 +12,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include <stagger/report/file.hpp>
+#include <stagger/core/file.hpp>
 #include <stagger/version.hpp>
 
 #include "command.hpp"
@@ -123,7 +123,7 @@ int run(int argc, char const* const* argv) {
   tool::Answer const answer = command->run();
   if (!answer.why.empty()) std::fprintf(stderr, "stagger: %s\n", answer.why.c_str());
   if (!output.empty() && !answer.text.empty()) {
-    stagger::report::write_file(output, answer.text);
+    stagger::write_file(output, answer.text);
   } else {
     print(answer.text);
   }

@@ -203,7 +203,6 @@ inline void Checkpoints::write(CheckpointState const& state,
     for (auto const& block : blocks) out.block(block);
   }
   out.commit();
-  detail::sync_folder(folder_);
   detail::remove_other_checkpoints(folder_, state.step);
 }
 

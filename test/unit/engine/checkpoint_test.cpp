@@ -250,7 +250,7 @@ TEST_CASE("engine/checkpoint: the last two are kept, steps that were abandoned g
     checkpoints.write(state(step), model.parameters);
   CHECK(checkpoints.steps() == std::vector<std::int64_t>{1000000000, 999999999});
   write(checkpoints.path(1000000000), {'b', 'a', 'd'});
-  write(checkpoints.path(5) + ".tmp", {'x'});  // of a process that was killed
+  write(folder.path() + "/.step-000000005.stagger.17-0.tmp", {'x'});  // of a process that was killed
   checkpoints.write(state(999999999 + 5), model.parameters);
   CHECK(checkpoints.steps() == std::vector<std::int64_t>{1000000004, 1000000000});
   checkpoints.write(state(999999999), model.parameters);
@@ -322,7 +322,7 @@ TEST_CASE("engine/checkpoint: a write that fails leaves what was there", "[engin
   ::setrlimit(RLIMIT_FSIZE, &before);
   std::signal(SIGXFSZ, handler);
   INFO(text);
-  CHECK(contains(text, "cannot write " + checkpoints.path(2) + ".tmp: File too large"));
+  CHECK(contains(text, "cannot write '" + checkpoints.path(2) + "': File too large"));
   CHECK(folder.files() == std::vector<std::string>{"step-000000001.stagger"});
   Model back(3, 100000);
   CHECK(checkpoints.restore("a model", back.parameters).state.step == 1);

@@ -7,7 +7,6 @@
 #include <cerrno>
 #include <charconv>
 #include <cstdint>
-#include <cstdio>
 #include <cstring>
 #include <span>
 #include <string>
@@ -20,6 +19,7 @@
 #include <unistd.h>
 
 #include <stagger/core/error.hpp>
+#include <stagger/core/file.hpp>
 #include <stagger/core/tensor.hpp>
 
 namespace stagger::detail {
@@ -33,7 +33,8 @@ static_assert(std::endian::native == std::endian::little,
 }
 
 [[noreturn]] inline void throw_io(std::string const& what, std::string const& path, int error) {
-  raise(Errc::io, "cannot " + what + " " + path + ": " + std::strerror(error) + "; free space, change its permissions, or name another folder");
+  raise(Errc::io, "cannot ", what, " ", path, ": ", std::strerror(error),
+        "; free space, change its permissions, or name another folder");
 }
 
 /// An open file or folder.
@@ -42,15 +43,11 @@ class Descriptor {
   Descriptor(char const* path, int flags) : number_(::open(path, flags | O_CLOEXEC, 0644)) {}
   Descriptor(Descriptor const&) = delete;
   Descriptor& operator=(Descriptor const&) = delete;
-  ~Descriptor() { close(); }
+  ~Descriptor() {
+    if (is_open()) ::close(number_);
+  }
   [[nodiscard]] int number() const noexcept { return number_; }
   [[nodiscard]] bool is_open() const noexcept { return number_ >= 0; }
-  /// 0, or what `close` reports: a full disk may be noticed as late as here.
-  int close() noexcept {
-    int const result = number_ >= 0 ? ::close(number_) : 0;
-    number_ = -1;
-    return result;
-  }
 
  private:
   int number_;
@@ -75,20 +72,11 @@ class Checksum {
   std::uint64_t value_ = 0x9e3779b97f4a7c15U;
 };
 
-/// Writes to `path`.tmp; `commit` makes it `path`, anything else removes it.
+/// Fields of a checkpoint, one after the other, and their checksum at the end.
 class CheckpointWriter {
  public:
-  explicit CheckpointWriter(std::string path)
-      : path_(std::move(path)),
-        temporary_(path_ + ".tmp"),
-        file_(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC) {
-    if (!file_.is_open()) throw_io("write", temporary_, errno);
+  explicit CheckpointWriter(std::string path) : file_(std::move(path)) {
     buffer_.reserve(buffer_bytes);
-  }
-  CheckpointWriter(CheckpointWriter const&) = delete;
-  CheckpointWriter& operator=(CheckpointWriter const&) = delete;
-  ~CheckpointWriter() {
-    if (!committed_) ::unlink(temporary_.c_str());
   }
 
   void u64(std::uint64_t value) { put(&value, 8); }
@@ -103,15 +91,13 @@ class CheckpointWriter {
     put(&zeros, padded(bytes.size()) - bytes.size());
   }
 
-  /// Adds the checksum, syncs, renames.
+  /// Adds the checksum and makes the file visible.
   void commit() {
     flush();
     std::uint64_t const sum = checksum_.value();
     put(&sum, 8);
     flush();
-    if (::fsync(file_.number()) != 0 || file_.close() != 0) throw_io("write", temporary_, errno);
-    if (::rename(temporary_.c_str(), path_.c_str()) != 0) throw_io("rename to", path_, errno);
-    committed_ = true;
+    file_.commit();
   }
 
  private:
@@ -130,20 +116,13 @@ class CheckpointWriter {
 
   void flush() {  // only where a multiple of 8 bytes has been put
     checksum_.add(buffer_);
-    for (std::size_t done = 0; done < buffer_.size();) {
-      ::ssize_t const n = ::write(file_.number(), buffer_.data() + done, buffer_.size() - done);
-      if (n < 0 && errno != EINTR) throw_io("write", temporary_, errno);
-      if (n > 0) done += static_cast<std::size_t>(n);
-    }
+    file_.write({reinterpret_cast<char const*>(buffer_.data()), buffer_.size()});
     buffer_.clear();
   }
 
-  std::string path_;
-  std::string temporary_;
-  Descriptor file_;
+  WholeFile file_;
   std::vector<std::byte> buffer_;
   Checksum checksum_;
-  bool committed_ = false;
 };
 
 /// Reads fields in order; refuses with a sentence instead of reading past the end.
@@ -211,7 +190,8 @@ class CheckpointReader {
     ::ssize_t const n = ::read(file.number(), bytes.data() + done, bytes.size() - done);
     if (n < 0 && errno != EINTR) throw_io("read", path, errno);
     if (n == 0)
-      raise(Errc::bad_data, "the checkpoint " + path + " is damaged: it became shorter while it was read");
+      raise(Errc::bad_data, "the checkpoint ", path,
+            " is damaged: it became shorter while it was read");
     if (n > 0) done += static_cast<std::size_t>(n);
   }
   return bytes;
@@ -226,54 +206,48 @@ inline constexpr std::string_view checkpoint_suffix = ".stagger";
   return folder + "/" + std::string(checkpoint_prefix) + digits + std::string(checkpoint_suffix);
 }
 
-/// Calls `visit(name, step)` for each file of the folder that looks like a checkpoint.
-template <class Visit>
-void visit_checkpoints(std::string const& folder, std::string_view suffix, Visit visit) {
+[[nodiscard]] inline std::vector<std::string> names_in(std::string const& folder) {
   ::DIR* const handle = ::opendir(folder.c_str());
   if (handle == nullptr) throw_io("read", folder, errno);
   std::vector<std::string> names;
   while (::dirent const* const entry = ::readdir(handle)) names.emplace_back(entry->d_name);
   ::closedir(handle);
-  for (std::string const& name : names) {
-    if (!name.starts_with(checkpoint_prefix) || !name.ends_with(suffix)) continue;
-    if (name.size() <= checkpoint_prefix.size() + suffix.size()) continue;
-    char const* const end = name.data() + name.size() - suffix.size();
-    std::int64_t step = 0;
-    auto const [stop, error] = std::from_chars(name.data() + checkpoint_prefix.size(), end, step);
-    if (error == std::errc{} && stop == end && step >= 0) visit(name, step);
-  }
+  return names;
+}
+
+/// The step of a file that is named like a checkpoint; -1 for another.
+[[nodiscard]] inline std::int64_t step_of(std::string_view name) {
+  if (!name.starts_with(checkpoint_prefix) || !name.ends_with(checkpoint_suffix)) return -1;
+  if (name.size() <= checkpoint_prefix.size() + checkpoint_suffix.size()) return -1;
+  char const* const end = name.data() + name.size() - checkpoint_suffix.size();
+  std::int64_t step = 0;
+  auto const [stop, error] = std::from_chars(name.data() + checkpoint_prefix.size(), end, step);
+  return error == std::errc{} && stop == end ? step : -1;
 }
 
 /// Newest first.
 [[nodiscard]] inline std::vector<std::int64_t> checkpoint_steps(std::string const& folder) {
   std::vector<std::int64_t> steps;
-  visit_checkpoints(folder, checkpoint_suffix,
-                    [&](std::string const&, std::int64_t step) { steps.push_back(step); });
+  for (std::string const& name : names_in(folder))
+    if (std::int64_t const step = step_of(name); step >= 0) steps.push_back(step);
   std::sort(steps.rbegin(), steps.rend());
   return steps;
 }
 
-/// Keeps the checkpoint of `step` and the one before it. A file that cannot be removed stays: that
-/// harms nobody.
+/// Keeps the checkpoint of `step` and the one before it, and removes what a process left that was
+/// killed while it wrote. A file that cannot be removed stays: that harms nobody.
 inline void remove_other_checkpoints(std::string const& folder, std::int64_t step) {
+  auto const names = names_in(folder);
   std::int64_t before = -1;
-  for (std::int64_t const other : checkpoint_steps(folder))
-    if (other < step) before = std::max(before, other);
-  visit_checkpoints(folder, checkpoint_suffix, [&](std::string const& name, std::int64_t other) {
-    if (other != step && other != before) ::unlink((folder + "/" + name).c_str());
-  });
-  // What a process left that was killed while it wrote.
-  visit_checkpoints(
-      folder, std::string(checkpoint_suffix) + ".tmp",
-      [&](std::string const& name, std::int64_t) { ::unlink((folder + "/" + name).c_str()); });
-}
-
-/// Makes renames in the folder survive a loss of power.
-inline void sync_folder(std::string const& folder) {
-  Descriptor handle(folder.c_str(), O_RDONLY | O_DIRECTORY);
-  if (!handle.is_open()) throw_io("open", folder, errno);
-  if (::fsync(handle.number()) != 0 && errno != EINVAL && errno != ENOTSUP)
-    throw_io("sync", folder, errno);
+  for (std::string const& name : names)
+    if (step_of(name) < step) before = std::max(before, step_of(name));
+  std::string const temporary = "." + std::string(checkpoint_prefix);
+  for (std::string const& name : names) {
+    std::int64_t const other = step_of(name);
+    if ((other >= 0 && other != step && other != before) ||
+        (name.starts_with(temporary) && name.ends_with(".tmp")))
+      ::unlink((folder + "/" + name).c_str());
+  }
 }
 
 /// Creates the folder and those above it, and proves that a file can be written there.

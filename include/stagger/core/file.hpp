@@ -17,7 +17,7 @@
 
 #include <stagger/core/error.hpp>
 
-namespace stagger::report {
+namespace stagger {
 
 /// A file that appears under its name only when it is complete and on the disk.
 ///
@@ -141,7 +141,7 @@ class WholeFile {
 
   [[noreturn]] void fail(std::string const& reason, char const* remedy) {
     discard();
-    throw Error(Errc::io, "cannot write '" + path_ + "': " + reason + "; " + remedy);
+    raise(Errc::io, "cannot write '", path_, "': ", reason, "; ", remedy);
   }
 
   std::string path_;       ///< as the caller gave it
@@ -159,4 +159,4 @@ inline void write_file(std::string const& path, std::string_view contents) {
   file.commit();
 }
 
-}  // namespace stagger::report
+}  // namespace stagger

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <stagger/report/file.hpp>
+#include <stagger/core/file.hpp>
 
 #include <signal.h>
 #include <sys/resource.h>
@@ -20,7 +20,6 @@
 namespace {
 
 namespace fs = std::filesystem;
-namespace report = stagger::report;
 
 /// A folder of the test's own, gone when the test ends.
 class Folder {
@@ -58,7 +57,7 @@ std::string contents(std::string const& path) {
 /// The sentence of the error that writing ends with, empty if it does not.
 std::string failure(std::string const& path, std::string const& text = "text") {
   try {
-    report::write_file(path, text);
+    stagger::write_file(path, text);
   } catch (stagger::Error const& error) {
     CHECK(error.code() == stagger::Errc::io);
     return error.what();
@@ -68,35 +67,35 @@ std::string failure(std::string const& path, std::string const& text = "text") {
 
 }  // namespace
 
-TEST_CASE("report/write_file: a file is there whole, alone, and readable", "[report]") {
+TEST_CASE("core/write_file: a file is there whole, alone, and readable", "[core]") {
   Folder const folder;
   std::string text(3'000'000, 'x');
   text[1'500'000] = '\0';
   mode_t const old = umask(022);
-  report::write_file(folder / "trace.json", text);
+  stagger::write_file(folder / "trace.json", text);
   umask(old);
   CHECK(contents(folder / "trace.json") == text);
   CHECK(folder.names() == std::vector<std::string>{"trace.json"});
   CHECK((fs::status(folder / "trace.json").permissions() & fs::perms::all) == fs::perms{0644});
-  report::write_file(folder / "trace.json", "");
+  stagger::write_file(folder / "trace.json", "");
   CHECK(contents(folder / "trace.json").empty());
 }
 
-TEST_CASE("report/write_file: a path without a folder is written to the current one", "[report]") {
+TEST_CASE("core/write_file: a path without a folder is written to the current one", "[core]") {
   Folder const folder;
   fs::path const before = fs::current_path();
   fs::current_path(folder / "");
-  report::write_file("here.txt", "x");
+  stagger::write_file("here.txt", "x");
   fs::current_path(before);
   CHECK(contents(folder / "here.txt") == "x");
 }
 
-TEST_CASE("report/WholeFile: nothing shows before commit, and nothing stays without it",
-          "[report]") {
+TEST_CASE("core/WholeFile: nothing shows before commit, and nothing stays without it",
+          "[core]") {
   Folder const folder;
-  report::write_file(folder / "a", "old");
+  stagger::write_file(folder / "a", "old");
   {
-    report::WholeFile file(folder / "a");
+    stagger::WholeFile file(folder / "a");
     file.write("new, ");
     CHECK(contents(folder / "a") == "old");
     file.write("in two parts");
@@ -105,7 +104,7 @@ TEST_CASE("report/WholeFile: nothing shows before commit, and nothing stays with
   }
   CHECK(contents(folder / "a") == "old");
   CHECK(folder.names().size() == 1);
-  report::WholeFile file(folder / "a");
+  stagger::WholeFile file(folder / "a");
   file.write("new, ");
   file.write("in two parts");
   file.commit();
@@ -113,9 +112,9 @@ TEST_CASE("report/WholeFile: nothing shows before commit, and nothing stays with
   CHECK(folder.names().size() == 1);
 }
 
-TEST_CASE("report/write_file: a disk that is full leaves the old file and no other", "[report]") {
+TEST_CASE("core/write_file: a disk that is full leaves the old file and no other", "[core]") {
   Folder const folder;
-  report::write_file(folder / "a", "old");
+  stagger::write_file(folder / "a", "old");
   rlimit old{};
   REQUIRE(getrlimit(RLIMIT_FSIZE, &old) == 0);
   rlimit small = old;
@@ -130,10 +129,10 @@ TEST_CASE("report/write_file: a disk that is full leaves the old file and no oth
   CHECK(folder.names().size() == 1);
 }
 
-TEST_CASE("report/write_file: a place that cannot be written to is named, with a remedy",
-          "[report]") {
+TEST_CASE("core/write_file: a place that cannot be written to is named, with a remedy",
+          "[core]") {
   Folder const folder;
-  report::write_file(folder / "plain", "x");
+  stagger::write_file(folder / "plain", "x");
   fs::create_directory(folder / "sub");
   CHECK_THAT(failure(folder / "missing/a"),
              Catch::Contains("missing/a'") && Catch::Contains("create the folder first"));
@@ -151,43 +150,43 @@ TEST_CASE("report/write_file: a place that cannot be written to is named, with a
   }
 }
 
-TEST_CASE("report/write_file: permissions and symbolic links stay", "[report]") {
+TEST_CASE("core/write_file: permissions and symbolic links stay", "[core]") {
   Folder const folder;
-  report::write_file(folder / "real", "old");
+  stagger::write_file(folder / "real", "old");
   REQUIRE(chmod((folder / "real").c_str(), 0640) == 0);
   fs::create_symlink("real", folder / "link");
-  report::write_file(folder / "link", "new");
+  stagger::write_file(folder / "link", "new");
   CHECK(fs::is_symlink(folder / "link"));
   CHECK(contents(folder / "real") == "new");
   CHECK((fs::status(folder / "real").permissions() & fs::perms::all) == fs::perms{0640});
   CHECK(folder.names().size() == 2);
 }
 
-TEST_CASE("report/write_file: what is no plain file is written in place", "[report]") {
+TEST_CASE("core/write_file: what is no plain file is written in place", "[core]") {
   Folder const folder;
   REQUIRE(mkfifo((folder / "pipe").c_str(), 0600) == 0);
   std::string seen;
   std::thread reader([&] { seen = contents(folder / "pipe"); });
-  report::write_file(folder / "pipe", "through");
+  stagger::write_file(folder / "pipe", "through");
   reader.join();
   CHECK(seen == "through");
   CHECK(fs::is_fifo(folder / "pipe"));
   CHECK(failure("/dev/null").empty());
 }
 
-TEST_CASE("report/write_file: names as long as the system allows", "[report]") {
+TEST_CASE("core/write_file: names as long as the system allows", "[core]") {
   Folder const folder;
   std::string const name(255, 'n');
-  report::write_file(folder / name, "x");
+  stagger::write_file(folder / name, "x");
   CHECK(contents(folder / name) == "x");
 }
 
-TEST_CASE("report/write_file: two writers of one name never mix", "[report]") {
+TEST_CASE("core/write_file: two writers of one name never mix", "[core]") {
   Folder const folder;
   std::string const a(200'000, 'a');
   std::string const b(200'000, 'b');
   auto const write = [&](std::string const& text) {
-    for (int i = 0; i < 20; ++i) report::write_file(folder / "f", text);
+    for (int i = 0; i < 20; ++i) stagger::write_file(folder / "f", text);
   };
   std::thread first(write, a);
   std::thread second(write, b);
@@ -202,13 +201,13 @@ TEST_CASE("report/write_file: two writers of one name never mix", "[report]") {
   CHECK(folder.names() == std::vector<std::string>{"f"});
 }
 
-TEST_CASE("report/WholeFile: a process that is killed while writing leaves the old file",
-          "[report]") {
+TEST_CASE("core/WholeFile: a process that is killed while writing leaves the old file",
+          "[core]") {
   Folder const folder;
-  report::write_file(folder / "a", "old");
+  stagger::write_file(folder / "a", "old");
   pid_t const child = fork();
   if (child == 0) {
-    report::WholeFile file(folder / "a");
+    stagger::WholeFile file(folder / "a");
     file.write(std::string(100'000, 'n'));
     kill(getpid(), SIGKILL);
   }
@@ -216,6 +215,6 @@ TEST_CASE("report/WholeFile: a process that is killed while writing leaves the o
   REQUIRE(waitpid(child, &status, 0) == child);
   CHECK(WIFSIGNALED(status));
   CHECK(contents(folder / "a") == "old");
-  report::write_file(folder / "a", "new");
+  stagger::write_file(folder / "a", "new");
   CHECK(contents(folder / "a") == "new");
 }
