@@ -2,7 +2,7 @@
 // Whether a step takes as long as `schedule::evaluate` says, for every schedule of the catalog:
 // stages that sleep, each rank on a thread of its own. Predicted from the sleeps as they were
 // measured, and from those asked for. A thread runs the two actions of an overlapped pair one after
-// the other, and so does the prediction; messages find room, as they do there.
+// the other, and so does the prediction.
 
 #include <algorithm>
 #include <array>
@@ -103,9 +103,7 @@ void add_case(Case const& one) {
   auto train =
       stagger::Pipeline{std::vector<SleepingStage>(static_cast<std::size_t>(one.table.stages))}
           .with(Made{one.table}, bench::EmptyLoss{}, stagger::host::Threads{one.table.ranks()},
-                stagger::Options{.record = true,
-                                 .spare_slots = static_cast<std::uint32_t>(one.microbatches *
-                                                                           one.table.slices)});
+                stagger::Options{.record = true});
   auto const shared = std::make_shared<decltype(train)>(std::move(train));
   bench::add(
       one.benchmark(), repetitions,

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <utility>
 
 #include <stagger/core/error.hpp>
@@ -15,6 +16,7 @@
 #include <stagger/engine/play.hpp>
 #include <stagger/engine/program.hpp>
 #include <stagger/engine/replica_ops.hpp>
+#include <stagger/engine/room.hpp>
 #include <stagger/engine/versions.hpp>
 #include <stagger/schedule/table.hpp>
 
@@ -23,20 +25,12 @@ namespace stagger {
 /// How a table becomes a program.
 struct LayOutOptions {
   bool recompute = false;  ///< keep only stage inputs from F on; run F again before B or I
-  std::uint32_t spare_slots =
-      1;  ///< slots of a message beyond what its consumer holds, so that a producer can run ahead
-  StalenessModel staleness{};          ///< of a run without a flush
-  Replicas const* replicas = nullptr;  ///< of each row of the table; null: one each
+  std::optional<std::uint32_t> spare_slots{};  ///< see Options
+  StalenessModel staleness{};                  ///< of a run without a flush
+  Replicas const* replicas = nullptr;          ///< of each row of the table; null: one each
 };
 
 namespace detail {
-
-/// What the table does on one cell. Positions count the compute actions of the cell's row.
-struct CellUse {
-  Positions forward;   // F
-  Positions gradient;  // B or I
-  Positions end;       // B or W; F where the table has no backward
-};
 
 class Layout {
  public:
@@ -48,10 +42,12 @@ class Layout {
     read_table();
     link_cells();
     fix_versions();
-    spare_.assign(cells_.size() * 2, options.spare_slots);
+    spare_.assign(cells_.size() * 2, options.spare_slots.value_or(1));
+    least_.assign(cells_.size() * 2, 0);
   }
 
   [[gnu::cold]] Program make() {
+    if (!options_.spare_slots) least_ = room_used(attempt(), uses_);
     for (;;) {  // more room where the ranks would wait for each other: enough at last, since the
                 // table itself does not
       Program program = attempt();
@@ -212,8 +208,9 @@ class Layout {
       auto const edge = [&](std::size_t producer, Positions const& written, Positions const& read,
                             std::size_t spare) {
         if (cells_[producer].rank == cells_[c].rank) return pool(written);
+        auto const wanted = most_alive(read, use.end, length) + spare_[spare];
         return Messages(written, row_length(producer), use.end, length,
-                        most_alive(read, use.end, length) + spare_[spare]);
+                        std::max(wanted, least_[spare]));
       };
       if (!cells_[c].first() && cells_[c].before == Cell::none) {
         x_[c] = pool(use.forward);
@@ -473,7 +470,7 @@ class Layout {
   FixedArray<CellUse> uses_;                    // [cells]
   List<std::size_t> first_cell_;                // [stages + 1]
   List<std::uint32_t> row_length_;              // [ranks] compute actions
-  List<std::uint32_t> spare_;                   // [2 * cell: x, 2 * cell + 1: dy]
+  List<std::uint32_t> spare_, least_;           // [2 * cell: x, 2 * cell + 1: dy]
   FixedArray<Messages> x_, dy_, kept_, inner_;  // [cells]
   List<std::size_t> updates_made_;              // [cells] by the code emitted so far
   FixedArray<Versions> versions_;               // [cells]

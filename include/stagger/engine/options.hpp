@@ -72,8 +72,11 @@ struct Options {
   bool recompute =
       false;  ///< keep only stage inputs from forward on; run forward again before backward
   bool record = false;  ///< measure each action of a step, for `timeline()`
-  std::uint32_t spare_slots =
-      1;  ///< slots of a message beyond what its consumer holds, so that a producer can run ahead
+  std::optional<std::uint32_t>
+      spare_slots{};  ///< slots of a message beyond what its consumer holds,
+                      ///< so that a producer can run ahead; unset: one, and as many as ranks that
+                      ///< are equally fast never wait for. 0 or 1 save memory, the number of
+                      ///< microbatches rules out every wait
   Replicas replicas{};  ///< ranks that share each position; none: one each
 };
 

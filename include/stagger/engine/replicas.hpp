@@ -113,11 +113,14 @@ struct Replication {
       auto const& to = layout.uses_[cut.to];
       std::size_t const there = layout.row_length(cut.to);
       std::size_t const here = layout.row_length(cut.from);
-      std::uint32_t const y = layout.spare_[2 * first_of(layout, cut.from) + 1];
-      std::uint32_t const dx = layout.spare_[2 * first_of(layout, cut.to)];
-      layout.y_[cut.from] = Messages(from.forward, here, to.forward, there, 1 + y);
+      auto const slots = [&](std::size_t which) {
+        return std::max(1 + layout.spare_[which], layout.least_[which]);
+      };
+      layout.y_[cut.from] = Messages(from.forward, here, to.forward, there,
+                                      slots(2 * first_of(layout, cut.from) + 1));
       if (layout.training_)
-        layout.dx_[cut.to] = Messages(to.gradient, there, from.gradient, here, 1 + dx);
+        layout.dx_[cut.to] = Messages(to.gradient, there, from.gradient, here,
+                                       slots(2 * first_of(layout, cut.to)));
     }
   }
 

@@ -15,6 +15,7 @@
 
 #include "engine/random_table.hpp"
 #include "engine/trap_model.hpp"
+#include "schedule/zoo.hpp"
 
 using namespace trap_model;
 using sg::schedule::Action;
@@ -108,6 +109,30 @@ TEST_CASE(
       }
     }
   }
+}
+
+TEST_CASE(
+    "sim/VirtualClock: ranks that are equally fast need no option to run as the schedule evaluates",
+    "[sim]") {
+  int slower_with_one = 0;
+  for (int const P : {2, 4}) {
+    for (auto& [name, table] : zoo::all(P, 4 * P)) {
+      for (auto& action : table.actions) action.overlaps_next = false;  // one after the other
+      if (table.stages % table.ranks() != 0) continue;
+      table.microbatches *= table.slices;  // as the engine runs them
+      for (auto& action : table.actions) {
+        action.microbatch = action.microbatch * table.slices + action.slice;
+        action.slice = 0;
+      }
+      table.slices = 1;
+      CAPTURE(P, name);
+      double const expected = evaluate(table, Costs::uniform(1, 1, 1)).makespan_s;
+      auto const clock = clock_of(Costs::uniform(1, 1, 1));
+      CHECK(makespan(run(table, clock)) == expected);
+      slower_with_one += makespan(run(table, clock, room(1))) > expected ? 1 : 0;
+    }
+  }
+  CHECK(slower_with_one > 0);  // else this would say nothing
 }
 
 TEST_CASE(
