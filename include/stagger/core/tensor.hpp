@@ -96,6 +96,13 @@ template <class T = float> class Tensor {
     extents_ = other.extents();
   }
 
+  /// Takes extents that another tensor had, and their size.
+  void resize_to(std::array<std::size_t, 4> const& extents, std::size_t size) {
+    reserve(size);
+    size_ = size;
+    extents_ = extents;
+  }
+
   /// Rows are what the first extent counts.
   [[nodiscard]] std::size_t rows() const noexcept { return extents_[0]; }
   /// So many rows of the shape that another tensor's have.

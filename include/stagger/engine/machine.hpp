@@ -201,6 +201,7 @@ class Machine {
 
  private:
   friend struct Replication;
+  friend struct Cargo;
   struct LayerStorage {
     Slots y, saved, dy;
   };
@@ -340,7 +341,7 @@ class Machine {
         for (double const square_sum : parameters.square_sums()) sum += square_sum;
       double const norm = std::sqrt(sum);
       if (norm > *options_.clip_norm) scale = *options_.clip_norm / norm;
-      if (rank.number == 0) gradient_norm_ = norm;
+      if (rank.number == reporter_) gradient_norm_ = norm;
     }
     Duties const& duties = duties_[static_cast<std::size_t>(rank.number)];
     for (std::size_t const layer : duties.layers)
@@ -364,6 +365,7 @@ class Machine {
   StepArguments arguments_;
   std::int64_t steps_ = 0;
   double gradient_norm_ = 0;
+  int reporter_ = 0;  // the rank that tells it
   std::exception_ptr failure_;
   std::atomic<Fate> fate_{Fate::open};
   std::atomic<bool> failing_{false};

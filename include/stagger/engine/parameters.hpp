@@ -143,6 +143,8 @@ class LayerParameters {
                             : sum_squares_of<double>(views_[i]);
   }
   [[nodiscard]] std::span<double const> square_sums() const noexcept { return square_sums_; }
+  /// For those that another process has summed.
+  [[nodiscard]] std::span<double> received_square_sums() noexcept { return square_sums_; }
 
   /// One optimizer step on every parameter, from one version of the values to another or the same;
   /// then gradients are zero.

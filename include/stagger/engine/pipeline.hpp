@@ -31,6 +31,12 @@ template <class... L> inline constexpr bool is_sequential<Sequential<L...>> = tr
     raise(Errc::bad_configuration, "a pipeline of 0 stages cannot be run; give at least 1 layer");
 }
 
+/// A device that must know the types of the layers is told.
+template <class Types, class Device> [[nodiscard]] Device introduced(Device device) {
+  if constexpr (requires { device.template meet<Types>(); }) device.template meet<Types>();
+  return device;
+}
+
 template <class L> [[nodiscard]] int layer_count(L const&) { return 1; }
 template <class L> [[nodiscard]] int layer_count(std::vector<L> const& run) {
   return static_cast<int>(run.size());
@@ -95,7 +101,7 @@ template <class... Stage> class Pipeline {
           Pick<ScheduleTag, schedule::OneFOneB, P...>::from(policy...),
           Pick<StalenessTag, staleness::Synchronous, P...>::from(policy...),
           Pick<PlacementTag, placement::InOrder, P...>::from(policy...),
-          Pick<DeviceTag, typename Slots::Device, P...>::from(policy...),
+          introduced<Types>(Pick<DeviceTag, typename Slots::Device, P...>::from(policy...)),
           Pick<OptimizerTag, optimizer::Sgd, P...>::from(policy...),
           Pick<LossTag, NoLoss, P...>::from(policy...),
           Pick<OptionsTag, Options, P...>::from(policy...));

@@ -178,6 +178,15 @@ template <class In, class Out, class Chosen> class Trainer {
     return states;
   }
 
+  /// Makes what `parameters()` shows that of the last step in every process, where a device spreads
+  /// the ranks over several: each updates those of its own stages alone. All processes call it.
+  /// Elsewhere there is nothing to do.
+  void gather_parameters() {
+    session_->require_idle();
+    if constexpr (requires { session_->backend().gather_parameters(); })
+      session_->backend().gather_parameters();
+  }
+
   /// Optimizer steps taken.
   [[nodiscard]] std::int64_t steps() const noexcept { return session_->machine().steps(); }
 

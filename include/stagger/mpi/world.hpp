@@ -49,9 +49,9 @@ struct World {
                   text("the program has ", ranks, " ranks, but MPI started ", size,
                        " processes; start it with mpirun -n ", ranks));
     }
-    MPI_Comm const data = copy(size);
-    MPI_Comm const control = copy(size);
-    MPI_Comm const native = algorithm == AllReduce::iallreduce ? copy(size) : MPI_COMM_NULL;
+    MPI_Comm const data = duplicate();
+    MPI_Comm const control = duplicate();
+    MPI_Comm const native = algorithm == AllReduce::iallreduce ? duplicate() : MPI_COMM_NULL;
     auto const connection = std::make_shared<detail::Connection>(data, control, rank, size);
     connection->spin = spin(launch);
     std::vector<int> members;
@@ -64,23 +64,20 @@ struct World {
     return own;
   }
 
- private:
-  /// A program started by Slurm without its MPI plug-in runs as so many worlds of one process.
-  static void require_launched(collective::Launch const& launch, int size) {
-    if (launch.size == size) return;
-    throw Error(
-        Errc::bad_configuration,
-        text(launch.launcher, " says that there are ", launch.size, " processes, but MPI sees ",
-             size, "; start the program with the mpirun of this MPI, or with srun --mpi=pmix"));
-  }
-  /// A core that another process of the run waits for is left soon.
+  /// For back ends: how long to ask again at once. A core that another process waits for is left
+  /// soon.
   [[nodiscard]] static std::chrono::microseconds spin(
       std::optional<collective::Launch> const& launch) {
     auto const cores = static_cast<int>(std::thread::hardware_concurrency());
     bool const shared = launch && cores > 0 && launch->local_size > cores;
     return std::chrono::microseconds(shared ? 20 : 1000);
   }
-  [[nodiscard]] MPI_Comm copy(int size) const {
+  /// For back ends: a communicator of MPI of its own, for the rest of the run. Every process calls
+  /// it.
+  /// @throws Error  Errc::deadline for processes that do not
+  [[nodiscard]] MPI_Comm duplicate() const {
+    int size = 0;
+    MPI_Comm_size(processes, &size);
     MPI_Errhandler before = MPI_ERRHANDLER_NULL;
     MPI_Comm_get_errhandler(processes, &before);
     MPI_Comm_set_errhandler(processes, MPI_ERRORS_RETURN);
@@ -101,11 +98,21 @@ struct World {
     check(code, "MPI_Comm_idup", "this process");
     if (done == 0) {
       detail::troubled() = true;
-      throw Error(Errc::deadline, text("not all ", size, " processes have called connect() after ",
-                                       deadline_s, " s; look for one that died or hangs"));
+      throw Error(Errc::deadline, text("not all ", size, " processes have come after ", deadline_s,
+                                       " s; look for one that died or hangs"));
     }
     MPI_Comm_set_errhandler(made, MPI_ERRORS_RETURN);
     return made;
+  }
+
+ private:
+  /// A program started by Slurm without its MPI plug-in runs as so many worlds of one process.
+  static void require_launched(collective::Launch const& launch, int size) {
+    if (launch.size == size) return;
+    throw Error(
+        Errc::bad_configuration,
+        text(launch.launcher, " says that there are ", launch.size, " processes, but MPI sees ",
+             size, "; start the program with the mpirun of this MPI, or with srun --mpi=pmix"));
   }
 };
 

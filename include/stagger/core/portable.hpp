@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Values that can go to another process: how they become bytes, and values again.
+
+#include <array>
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <stagger/core/error.hpp>
+#include <stagger/core/tensor.hpp>
+
+namespace stagger {
+
+/// Bytes on their way out. Its memory grows and is kept.
+class ByteWriter {
+ public:
+  void add(void const* bytes, std::size_t count) {
+    if (count == 0) return;
+    if (capacity_ - size_ < count) grow(count);
+    std::memcpy(memory_.get() + size_, bytes, count);
+    size_ += count;
+  }
+  template <class T> void add(T const& value) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    add(&value, sizeof(T));
+  }
+  void clear() noexcept { size_ = 0; }
+  [[nodiscard]] std::byte const* data() const noexcept { return memory_.get(); }
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+
+ private:
+  void grow(std::size_t more) {
+    std::size_t const capacity = size_ + more < 2 * capacity_ ? 2 * capacity_ : size_ + more;
+    std::unique_ptr<std::byte[]> memory(new std::byte[capacity]);
+    if (size_ != 0) std::memcpy(memory.get(), memory_.get(), size_);
+    memory_ = std::move(memory);
+    capacity_ = capacity;
+  }
+  std::unique_ptr<std::byte[]> memory_;
+  std::size_t size_ = 0;
+  std::size_t capacity_ = 0;
+};
+
+/// Bytes that have come in.
+class ByteReader {
+ public:
+  ByteReader(std::byte const* bytes, std::size_t count) noexcept : next_(bytes), left_(count) {}
+
+  /// @throws Error  mismatch if there are fewer: the two ends do not write and read alike
+  void take(void* to, std::size_t count) {
+    if (count > left_)
+      raise(Errc::mismatch, "a message of another process ends ", count - left_,
+            " bytes early; start all processes with one program");
+    if (count == 0) return;
+    std::memcpy(to, next_, count);
+    next_ += count;
+    left_ -= count;
+  }
+  template <class T> [[nodiscard]] T take() {
+    static_assert(std::is_trivially_copyable_v<T>);
+    T value;
+    take(&value, sizeof(T));
+    return value;
+  }
+  [[nodiscard]] std::size_t left() const noexcept { return left_; }
+
+ private:
+  std::byte const* next_;
+  std::size_t left_;
+};
+
+/// How a type goes to another process. It is known of
+///  - trivially copyable types without pointers: as they lie in memory
+///  - `Tensor` and `std::vector` of such
+///  - types with a member `fields()`, const and not, which returns a `std::tie` of others that are
+///    known: `auto fields() { return std::tie(values, mask); }`
+///
+/// Specialise it for a type of somebody else: `exists`, `write` and `read`. Processes run on
+/// machines of one kind, so bytes need no translation.
+template <class T> struct Portable { static constexpr bool exists = false; };
+
+namespace detail {
+
+template <class T>
+concept HasFields = requires(T& value, T const& same) {
+  value.fields();
+  same.fields();
+};
+
+template <class T>
+concept Flat = std::is_trivially_copyable_v<T> && !std::is_pointer_v<T> &&
+               !std::is_member_pointer_v<T> && !HasFields<T>;
+
+template <class Tie> struct Fields;
+template <class... T> struct Fields<std::tuple<T&...>> {
+  static constexpr bool exist = (Portable<std::remove_const_t<T>>::exists && ...);
+};
+
+}  // namespace detail
+
+template <detail::Flat T> struct Portable<T> {
+  static constexpr bool exists = true;
+  static void write(ByteWriter& out, T const& value) { out.add(&value, sizeof(T)); }
+  static void read(ByteReader& in, T& value) { in.take(&value, sizeof(T)); }
+};
+
+template <class U> struct Portable<Tensor<U>> {
+  static constexpr bool exists = true;
+  static void write(ByteWriter& out, Tensor<U> const& value) {
+    out.add(value.extents());
+    out.add(value.size());
+    out.add(value.data(), value.size() * sizeof(U));
+  }
+  static void read(ByteReader& in, Tensor<U>& value) {
+    auto const extents = in.take<std::array<std::size_t, 4>>();
+    auto const size = in.take<std::size_t>();
+    value.resize_to(extents, size);
+    in.take(value.data(), size * sizeof(U));
+  }
+};
+
+template <class U>
+requires(Portable<U>::exists && !std::is_same_v<U, bool>) struct Portable<std::vector<U>> {
+  static constexpr bool exists = true;
+  static void write(ByteWriter& out, std::vector<U> const& value) {
+    out.add(value.size());
+    if constexpr (detail::Flat<U>)
+      out.add(value.data(), value.size() * sizeof(U));
+    else
+      for (U const& element : value) Portable<U>::write(out, element);
+  }
+  static void read(ByteReader& in, std::vector<U>& value) {
+    value.resize(in.take<std::size_t>());
+    if constexpr (detail::Flat<U>)
+      in.take(value.data(), value.size() * sizeof(U));
+    else
+      for (U& element : value) Portable<U>::read(in, element);
+  }
+};
+
+template <detail::HasFields T>
+requires detail::Fields<decltype(std::declval<T&>().fields())>::exist struct Portable<T> {
+  static constexpr bool exists = true;
+  static void write(ByteWriter& out, T const& value) {
+    std::apply(
+        [&](auto const&... field) {
+          (Portable<std::remove_cvref_t<decltype(field)>>::write(out, field), ...);
+        },
+        value.fields());
+  }
+  static void read(ByteReader& in, T& value) {
+    std::apply(
+        [&](auto&... field) {
+          (Portable<std::remove_cvref_t<decltype(field)>>::read(in, field), ...);
+        },
+        value.fields());
+  }
+};
+
+}  // namespace stagger

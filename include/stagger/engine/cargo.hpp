@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Which bytes belong to a signal, where its taker does not see the giver's memory: what a
+/// transport between processes carries.
+///
+/// Every process has a machine with all ranks and runs its own. A signal that says "the value is
+/// there" takes the value along, into the same slot of the taker's machine; the giver has waited
+/// for a free slot, so nobody reads that one. Hence messages from one process to another must
+/// arrive in the order in which they were sent, and that is all.
+
+#include <cstddef>
+#include <cstdint>
+
+#include <stagger/core/list.hpp>
+#include <stagger/core/portable.hpp>
+#include <stagger/engine/machine.hpp>
+#include <stagger/model/sequential.hpp>
+
+namespace stagger::detail {
+
+/// How the values of one type travel; nulls where they cannot.
+struct PortType {
+  SlotType const* type = nullptr;
+  void (*write)(ByteWriter&, void const* value) = nullptr;
+  void (*read)(ByteReader&, void* value) = nullptr;
+};
+
+template <class T> constexpr PortType make_port_type() {
+  PortType port;
+  port.type = &slot_type<T>;
+  if constexpr (Portable<T>::exists) {
+    port.write = [](ByteWriter& out, void const* value) {
+      Portable<T>::write(out, *static_cast<T const*>(value));
+    };
+    port.read = [](ByteReader& in, void* value) { Portable<T>::read(in, *static_cast<T*>(value)); };
+  }
+  return port;
+}
+
+/// Of the inputs of all layers, and their outputs.
+template <class Types> struct PortTypes;
+template <template <class...> class List, class... L> struct PortTypes<List<L...>> {
+  static constexpr std::size_t count = 2 * sizeof...(L);
+  static constexpr PortType table[count] = {
+      make_port_type<typename LayerTraits<L>::Layer::Input>()...,
+      make_port_type<typename LayerTraits<L>::Layer::Output>()...};
+};
+
+/// A machine's side of a transport.
+struct Cargo {
+  Machine& machine;
+  PortType const* ports = nullptr;
+  std::size_t port_count = 0;
+
+  [[nodiscard]] Program const& program() const noexcept { return *machine.program_; }
+  [[nodiscard]] std::size_t edge_signals() const noexcept {
+    return (program().cells.size() + program().cuts.size()) * kinds;
+  }
+  /// Whether the step ends with an update that all ranks make together.
+  [[nodiscard]] bool commits() const noexcept { return program().training && program().flushes; }
+  /// Whether a signal says that its giver has finished, and will not fail any more.
+  [[nodiscard]] bool promises(std::uint32_t signal) const noexcept {
+    return commits() && signal >= edge_signals() + program().ranks.size();
+  }
+
+  /// What the giver of a signal sends with it, right after `in`.
+  /// @param to  [ranks] whether the taker's process runs the rank
+  void write(ByteWriter& out, std::uint32_t signal, Instruction const& in, bool const* to) const {
+    Value const value = value_of(signal);
+    if (value.type != nullptr) {
+      std::uint16_t const slot = value.forward ? in.y : in.dx;
+      out.add(slot);
+      return port(*value.type).write(out, value.places[slot]);
+    }
+    if (!commits() || signal < edge_signals()) return;
+    bool const promise = promises(signal);
+    each_block(signal, to, [&](LayerParameters& parameters, LayerParameters::Share* share) {
+      ParameterView const* views = share == nullptr ? parameters.views() : share->views();
+      for (std::size_t i = 0; i < parameters.count(); ++i)
+        out.add(views[i].gradient, parameters.value_bytes(i));
+    });
+    if (!promise) return;
+    auto const rank = static_cast<std::size_t>(machine.program_->signals[signal].giver);
+    write_sums(out, rank);
+    write_results(out, rank);
+  }
+
+  /// Puts it where it belongs.
+  /// @param own  [ranks] whether this process runs the rank
+  void read(ByteReader& in, std::uint32_t signal, bool const* own) const {
+    Value const value = value_of(signal);
+    if (value.type != nullptr) {
+      auto const slot = in.take<std::uint16_t>();
+      return port(*value.type).read(in, value.places[slot]);
+    }
+    if (!commits() || signal < edge_signals()) return;
+    bool const promise = promises(signal);
+    each_block(signal, own, [&](LayerParameters& parameters, LayerParameters::Share* share) {
+      ParameterView const* views = share == nullptr ? parameters.views() : share->views();
+      for (std::size_t i = 0; i < parameters.count(); ++i)
+        in.take(views[i].gradient, parameters.value_bytes(i));
+    });
+    if (!promise) return;
+    auto const rank = static_cast<std::size_t>(machine.program_->signals[signal].giver);
+    read_sums(in, rank);
+    read_results(in, rank);
+  }
+
+  /// What a rank of the last stage leaves for the caller of the step: losses, outputs.
+  void write_results(ByteWriter& out, std::size_t rank) const {
+    StepArguments const& arguments = *machine.ranks_[rank].arguments;
+    each_result(rank, [&](std::size_t m, SlotType const& type) {
+      if (arguments.losses != nullptr) out.add(arguments.losses[m]);
+      if (arguments.outputs.first != nullptr) port(type, "output").write(out, arguments.outputs[m]);
+    });
+  }
+  void read_results(ByteReader& in, std::size_t rank) const {
+    StepArguments const& arguments = *machine.ranks_[rank].arguments;
+    each_result(rank, [&](std::size_t m, SlotType const& type) {
+      if (arguments.losses != nullptr) arguments.losses[m] = in.take<double>();
+      if (arguments.outputs.first != nullptr) port(type, "output").read(in, arguments.outputs[m]);
+    });
+  }
+
+  void write_spans(ByteWriter& out, std::size_t rank) const {
+    auto const& spans = machine.ranks_[rank].spans;
+    out.add(machine.ranks_[rank].peak_in_flight);
+    out.add(spans.size());
+    out.add(spans.data(), spans.size() * sizeof(schedule::Span));
+  }
+  void read_spans(ByteReader& in, std::size_t rank) const {
+    auto& spans = machine.ranks_[rank].spans;
+    machine.ranks_[rank].peak_in_flight = in.take<int>();
+    spans.resize(in.take<std::size_t>());
+    in.take(spans.data(), spans.size() * sizeof(schedule::Span));
+  }
+
+  /// Makes sure, before the first step, that what crosses can travel.
+  /// @param process  [ranks]
+  void require_portable(int const* process) const {
+    for (std::uint32_t s = 0; s < edge_signals(); ++s) {
+      auto const& ends = program().signals[s];
+      Value const value = value_of(s);
+      if (value.type != nullptr && process[ends.giver] != process[ends.taker])
+        (void)port(*value.type, "value", ends.edge);
+    }
+  }
+
+  /// The parameters of a stage that this process shares with others are updated here as well, by
+  /// its lowest rank that runs the stage; and that its lowest rank of all tells the norm.
+  void share_updates(bool const* own) const {
+    machine.reporter_ = 0;
+    while (!own[machine.reporter_]) ++machine.reporter_;
+    auto const& cells = program().cells;
+    for (std::size_t c = 0, first = 0; c < cells.size(); ++c) {
+      if (cells[c].stage != cells[first].stage) first = c;
+      if (c == first || !own[cells[c].rank]) continue;
+      bool done = false;
+      for (std::size_t d = first; d < c; ++d) done = done || own[cells[d].rank];
+      if (done) continue;
+      auto const stage = static_cast<std::size_t>(cells[c].stage);
+      for (std::size_t l = machine.first_layer_[stage]; l < machine.first_layer_[stage + 1]; ++l)
+        machine.duties_[static_cast<std::size_t>(cells[c].rank)].layers.push_back(l);
+    }
+  }
+
+  /// The rank that adds up the gradients of a layer, and always has its parameters.
+  [[nodiscard]] int owner_of(std::size_t layer) const {
+    for (Cell const& cell : program().cells)
+      if (layer < machine.first_layer_[static_cast<std::size_t>(cell.stage) + 1]) return cell.rank;
+    return 0;
+  }
+
+  [[nodiscard]] std::size_t stage_of(std::size_t layer) const {
+    std::size_t stage = 0;
+    while (layer >= machine.first_layer_[stage + 1]) ++stage;
+    return stage;
+  }
+  [[nodiscard]] List<Layer> const& layers() const noexcept { return machine.layers_; }
+
+ private:
+  static constexpr std::size_t kinds = 4;  // forward full, forward free, backward full and free
+
+  /// The slots that a signal announces a value in; none: no type.
+  struct Value {
+    SlotType const* type = nullptr;
+    Places places;
+    bool forward = true;
+  };
+
+  [[nodiscard]] Value value_of(std::uint32_t signal) const {
+    if (signal >= edge_signals() || program().signals[signal].edge < 0) return {};
+    std::size_t edge = signal / kinds;
+    bool const forward = signal % kinds == 0;
+    auto const& cells = machine.cells_;
+    if (edge < cells.size()) {  // a slot of the taker
+      if (program().cells[edge].after == Cell::none) return {};
+      StageRun const& here = cells[edge];
+      StageRun const& there = cells[static_cast<std::size_t>(program().cells[edge].after)];
+      if (forward) return {there.front->ops->input, there.x, true};
+      return {here.back->ops->output, here.back->dy, false};
+    }
+    Cut const cut = program().cuts[edge - cells.size()];  // a slot of the giver
+    if (forward) return {cells[cut.from].back->ops->output, cells[cut.from].back->y, true};
+    return {cells[cut.to].front->ops->input, cells[cut.to].dx, false};
+  }
+
+  [[nodiscard]] PortType const& port(SlotType const& type, char const* what = "value",
+                                     int edge = -1) const {
+    for (std::size_t i = 0; i < port_count; ++i)
+      if (ports[i].type == &type && ports[i].write != nullptr) return ports[i];
+    if (edge >= 0)
+      raise(Errc::bad_configuration, "the value between the stages ", edge, " and ", edge + 1,
+            " cannot go to another process; give its type a member fields() that returns a "
+            "std::tie of tensors, vectors and numbers, or specialise stagger::Portable for it");
+    raise(Errc::bad_configuration, "the model's ", what,
+          " cannot go to another process; give its type a member fields() that returns a std::tie "
+          "of tensors, vectors and numbers, or specialise stagger::Portable for it");
+  }
+
+  /// The blocks of gradients that go with the end of a rank's backward: what it hands in, to the
+  /// stage's first owner; and later the sums, to the other owners.
+  template <class Visit> void each_block(std::uint32_t signal, bool const* to, Visit visit) const {
+    auto const& cells = program().cells;
+    int const giver = program().signals[signal].giver;
+    bool const sums = promises(signal);
+    for (std::size_t c = 0, first = 0; c < cells.size(); ++c) {
+      if (cells[c].stage != cells[first].stage) first = c;
+      if (cells[c].rank != giver || (c == first) != sums) continue;
+      bool wanted = false;
+      if (!sums) wanted = to[cells[first].rank];
+      for (std::size_t d = c + 1; sums && d < cells.size() && cells[d].stage == cells[c].stage; ++d)
+        wanted = wanted || to[cells[d].rank];
+      if (!wanted) continue;
+      auto const stage = static_cast<std::size_t>(cells[c].stage);
+      auto* storage = &machine.storage_[stage];
+      for (std::size_t owner = c - first; owner != 0; --owner) storage = storage->next.get();
+      for (std::size_t l = machine.first_layer_[stage]; l < machine.first_layer_[stage + 1]; ++l)
+        visit(machine.parameters_[l],
+              sums ? nullptr : &storage->shares[l - machine.first_layer_[stage]]);
+    }
+  }
+
+  void write_sums(ByteWriter& out, std::size_t rank) const {
+    if (!machine.options_.clip_norm) return;
+    each_first(rank, [&](LayerParameters& parameters) {
+      for (double const sum : parameters.square_sums()) out.add(sum);
+    });
+  }
+  void read_sums(ByteReader& in, std::size_t rank) const {
+    if (!machine.options_.clip_norm) return;
+    each_first(rank, [&](LayerParameters& parameters) {
+      for (double& sum : parameters.received_square_sums()) sum = in.take<double>();
+    });
+  }
+
+  /// Layers of the stages whose first owner a rank is.
+  template <class Visit> void each_first(std::size_t rank, Visit visit) const {
+    auto const& cells = program().cells;
+    for (std::size_t c = 0; c < cells.size(); ++c) {
+      if (static_cast<std::size_t>(cells[c].rank) != rank) continue;
+      if (c > 0 && cells[c - 1].stage == cells[c].stage) continue;
+      auto const stage = static_cast<std::size_t>(cells[c].stage);
+      for (std::size_t l = machine.first_layer_[stage]; l < machine.first_layer_[stage + 1]; ++l)
+        visit(machine.parameters_[l]);
+    }
+  }
+
+  /// Microbatches whose last stage a rank runs.
+  template <class Visit> void each_result(std::size_t rank, Visit visit) const {
+    for (Instruction const& in : program().ranks[rank].code)
+      if (in.op == Op::forward && in.stage + 1 == program().stages)
+        visit(in.microbatch, *machine.cells_[in.cell].back->ops->output);
+  }
+};
+
+}  // namespace stagger::detail

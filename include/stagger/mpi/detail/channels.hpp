@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Messages between processes that arrive in the order in which they were sent, and that
+/// nobody asked for beforehand.
+///
+/// A message is a header of fixed size, for which a receive always stands, and a payload if there
+/// is one. Its memory is kept for later messages, so a steady state allocates nothing. What belongs
+/// to a later epoch than the one at hand stays where it is until that has begun.
+
+#include <mpi.h>
+
+#include <chrono>
+#include <climits>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <stagger/core/portable.hpp>
+#include <stagger/mpi/session.hpp>
+
+namespace stagger::mpi::detail {
+
+/// What precedes a payload.
+struct Envelope {
+  std::uint32_t epoch = 0;
+  std::uint32_t what = 0;
+  std::uint64_t bytes = 0;  // of the payload
+};
+
+/// A message on its way to one process or to several.
+struct Outgoing {
+  Envelope envelope{};
+  ByteWriter payload{};
+  std::vector<MPI_Request> requests{};
+};
+
+class Channels {
+ public:
+  /// @param  processes  a communicator for these messages alone, with MPI_ERRORS_RETURN
+  explicit Channels(MPI_Comm processes) : processes_(processes) {
+    MPI_Comm_size(processes, &size_);
+    MPI_Comm_rank(processes, &rank_);
+    auto const n = static_cast<std::size_t>(size_);
+    peers_ = std::vector<Peer>(n);
+    receives_.assign(n, MPI_REQUEST_NULL);
+    ended_.resize(n);
+    for (int p = 0; p < size_; ++p) {
+      if (p == rank_) continue;
+      Peer& peer = peers_[static_cast<std::size_t>(p)];
+      check(MPI_Recv_init(&peer.envelope, sizeof(Envelope), MPI_BYTE, p, envelope_tag, processes_,
+                          &receives_[static_cast<std::size_t>(p)]),
+            "MPI_Recv_init", "this process");
+      start(static_cast<std::size_t>(p));
+    }
+  }
+  Channels(Channels const&) = delete;
+  Channels& operator=(Channels const&) = delete;
+  /// Never waits for a peer. What MPI may still read or write then belongs to it for good.
+  ~Channels() {
+    bool const alive = running();
+    for (std::size_t p = 0; alive && p < peers_.size(); ++p) {
+      if (receives_[p] == MPI_REQUEST_NULL) continue;
+      if (peers_[p].state == State::listening) {
+        MPI_Cancel(&receives_[p]);
+        MPI_Wait(&receives_[p], MPI_STATUS_IGNORE);
+      }
+      MPI_Request_free(&receives_[p]);
+    }
+    if (alive) reap();
+    bool lost = !alive || !under_way_.empty();
+    for (Peer const& peer : peers_) lost = lost || peer.state == State::payload;
+    if (!lost) return;
+    if (alive) troubled() = true;
+    new std::vector<std::unique_ptr<Outgoing>>(std::move(under_way_));
+    new std::vector<Peer>(std::move(peers_));
+  }
+
+  [[nodiscard]] int rank() const noexcept { return rank_; }
+  [[nodiscard]] int size() const noexcept { return size_; }
+
+  /// An empty message to fill and post.
+  [[nodiscard]] std::unique_ptr<Outgoing> blank() {
+    if (spare_.empty()) reap();
+    if (spare_.empty()) return std::make_unique<Outgoing>();
+    auto message = std::move(spare_.back());
+    spare_.pop_back();
+    message->payload.clear();
+    return message;
+  }
+
+  /// Sends it to some processes.
+  void post(std::unique_ptr<Outgoing> message, std::uint32_t epoch, std::uint32_t what,
+            int const* peers, std::size_t count) {
+    message->envelope = {epoch, what, message->payload.size()};
+    int const length = counted(message->payload.size());
+    for (std::size_t i = 0; i < count; ++i) {
+      send(*message, &message->envelope, sizeof(Envelope), peers[i], envelope_tag);
+      if (length != 0) send(*message, message->payload.data(), length, peers[i], payload_tag);
+    }
+    under_way_.push_back(std::move(message));
+  }
+  void post_to_all(std::unique_ptr<Outgoing> message, std::uint32_t epoch, std::uint32_t what) {
+    if (others_.empty())
+      for (int p = 1; p < size_; ++p) others_.push_back((rank_ + p) % size_);
+    post(std::move(message), epoch, what, others_.data(), others_.size());
+  }
+
+  /// Hands over what has come in for this epoch; drops what belongs to an earlier one.
+  /// @param  deliver  (peer, what, ByteReader&)
+  /// @return whether anything moved
+  template <class Deliver> bool poll(std::uint32_t epoch, Deliver&& deliver) {
+    bool moved = false;
+    for (std::size_t p = 0; held_ != 0 && p < peers_.size(); ++p) {
+      if (peers_[p].state != State::held || later(peers_[p].envelope.epoch, epoch)) continue;
+      --held_;
+      moved = true;
+      arrived(p, epoch, deliver);
+    }
+    int count = 0;
+    check(MPI_Testsome(size_, receives_.data(), &count, ended_.data(), MPI_STATUSES_IGNORE),
+          "MPI_Testsome", "this process");
+    for (int i = 0; i < count && count != MPI_UNDEFINED; ++i) {
+      moved = true;
+      arrived(static_cast<std::size_t>(ended_[static_cast<std::size_t>(i)]), epoch, deliver);
+    }
+    for (std::size_t p = 0; loading_ != 0 && p < peers_.size(); ++p) {
+      if (peers_[p].state != State::payload) continue;
+      int done = 0;
+      check(MPI_Test(&peers_[p].loading, &done, MPI_STATUS_IGNORE), "MPI_Test", "this process");
+      if (done == 0) continue;
+      --loading_;
+      moved = true;
+      finish(p, epoch, deliver);
+    }
+    return moved;
+  }
+
+  /// Gives what was posted some time to leave.
+  void flush(double seconds) {
+    auto const start = std::chrono::steady_clock::now();
+    for (reap(); !under_way_.empty(); reap()) {
+      auto const waited = std::chrono::steady_clock::now() - start;
+      if (std::chrono::duration<double>(waited).count() >= seconds) return;
+      std::this_thread::yield();
+    }
+  }
+
+ private:
+  static constexpr int envelope_tag = 0;
+  static constexpr int payload_tag = 1;
+  enum class State : std::uint8_t { listening, held, payload, idle };
+  struct Peer {
+    Envelope envelope{};
+    State state = State::idle;
+    std::unique_ptr<std::byte[]> payload{};
+    std::size_t room = 0;
+    MPI_Request loading = MPI_REQUEST_NULL;
+  };
+
+  [[nodiscard]] static bool later(std::uint32_t a, std::uint32_t b) noexcept {
+    return static_cast<std::int32_t>(a - b) > 0;
+  }
+  [[nodiscard]] static int counted(std::size_t bytes) {
+    if (bytes > INT_MAX)
+      raise(Errc::bad_configuration, "a message of ", bytes,
+            " bytes is more than MPI counts; cut the model or the microbatches smaller");
+    return static_cast<int>(bytes);
+  }
+
+  void start(std::size_t p) {
+    peers_[p].state = State::listening;
+    check(MPI_Start(&receives_[p]), "MPI_Start", "this process");
+  }
+
+  void send(Outgoing& message, void const* bytes, int count, int peer, int tag) {
+    MPI_Request request = MPI_REQUEST_NULL;
+    check(MPI_Isend(bytes, count, MPI_BYTE, peer, tag, processes_, &request), "MPI_Isend",
+          "this process");
+    message.requests.push_back(request);
+  }
+
+  void reap() noexcept {
+    for (std::size_t i = under_way_.size(); i > 0; --i) {
+      auto& message = under_way_[i - 1];
+      int done = 0;
+      int const code = MPI_Testall(static_cast<int>(message->requests.size()),
+                                   message->requests.data(), &done, MPI_STATUSES_IGNORE);
+      if (code != MPI_SUCCESS || done == 0) continue;
+      message->requests.clear();
+      spare_.push_back(std::move(message));
+      std::swap(message, under_way_.back());
+      under_way_.pop_back();
+    }
+  }
+
+  template <class Deliver> void arrived(std::size_t p, std::uint32_t epoch, Deliver& deliver) {
+    Peer& peer = peers_[p];
+    if (later(peer.envelope.epoch, epoch)) {
+      peer.state = State::held;
+      ++held_;
+      return;
+    }
+    int const length = counted(peer.envelope.bytes);
+    if (length == 0) return finish(p, epoch, deliver);
+    if (peer.room < peer.envelope.bytes) {
+      peer.payload.reset(new std::byte[peer.envelope.bytes]);
+      peer.room = peer.envelope.bytes;
+    }
+    check(MPI_Irecv(peer.payload.get(), length, MPI_BYTE, static_cast<int>(p), payload_tag,
+                    processes_, &peer.loading),
+          "MPI_Irecv", "this process");
+    peer.state = State::payload;
+    ++loading_;
+  }
+
+  template <class Deliver> void finish(std::size_t p, std::uint32_t epoch, Deliver& deliver) {
+    Peer& peer = peers_[p];
+    Envelope const envelope = peer.envelope;
+    ByteReader payload(peer.payload.get(), envelope.bytes);
+    start(p);  // the header of the next; its payload waits until this one is read
+    if (envelope.epoch == epoch) deliver(static_cast<int>(p), envelope.what, payload);
+  }
+
+  MPI_Comm processes_;
+  int size_ = 0;
+  int rank_ = 0;
+  std::vector<Peer> peers_{};            // [processes]
+  std::vector<MPI_Request> receives_{};  // [processes] of envelopes
+  std::vector<int> ended_{};
+  std::vector<int> others_{};
+  int held_ = 0;
+  int loading_ = 0;
+  std::vector<std::unique_ptr<Outgoing>> under_way_{};
+  std::vector<std::unique_ptr<Outgoing>> spare_{};
+};
+
+}  // namespace stagger::mpi::detail

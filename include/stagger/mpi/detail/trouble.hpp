@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   In words: what ended a step, and where ranks in several processes stand when none moves.
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include <stagger/core/error.hpp>
+#include <stagger/core/text.hpp>
+#include <stagger/engine/program.hpp>
+#include <stagger/engine/stall.hpp>
+
+namespace stagger::mpi::detail {
+
+/// What a process tells the others when it ends a step.
+struct Trouble {
+  Errc code = Errc::peer_failed;
+  std::string words{};
+};
+
+[[nodiscard]] inline Trouble trouble_of(std::exception_ptr const& failure) noexcept {
+  Trouble trouble;
+  try {
+    std::rethrow_exception(failure);
+  } catch (Error const& e) {
+    trouble = {e.code(), e.what()};
+  } catch (std::exception const& e) {
+    trouble.words = e.what();
+  } catch (...) {
+    trouble.words = "it threw something that is no std::exception";
+  }
+  return trouble;
+}
+
+/// Who waits for whom, as far as it is known in one process; and who has fallen silent.
+class Stall {
+ public:
+  /// @param process_of  [ranks]
+  /// @param at          [ranks] instructions that are known to be done
+  /// @param given       [signals] that are known to be given
+  Stall(Program const& program, std::vector<int> const& process_of, std::vector<std::size_t> at,
+        std::vector<std::uint32_t> const& given)
+      : program_(program), process_of_(process_of), at_(std::move(at)), given_(given.size(), 0) {
+    for (std::size_t r = 0; r < program.ranks.size(); ++r) {
+      auto const& code = program.ranks[r].code;
+      std::vector<std::uint32_t> gives(given.size(), 0);
+      for (std::size_t i = 0; i < code.size(); ++i)  // what a rank gave, it has come past
+        for (std::size_t g = 0; g < code[i].gives; ++g)
+          if (++gives[code[i].give[g]] <= given[code[i].give[g]]) at_[r] = std::max(at_[r], i + 1);
+      for (std::size_t i = 0; i < at_[r]; ++i)
+        for (std::size_t g = 0; g < code[i].gives; ++g) ++given_[code[i].give[g]];
+    }
+  }
+
+  /// @param quiet_s  [processes] since each was heard of
+  [[nodiscard]] std::string words(std::vector<double> const& quiet_s, double deadline_s) const {
+    std::string silent;
+    for (std::size_t p = 0; p < quiet_s.size(); ++p) {
+      if (quiet_s[p] < deadline_s / 2) continue;
+      silent += text("; process ", p, " has not been heard of for ",
+                     std::round(quiet_s[p] * 10) / 10, " s");
+      for (std::size_t r = 0; r < program_.ranks.size(); ++r)
+        if (process_of_[r] == static_cast<int>(p) && at_[r] < program_.ranks[r].code.size())
+          silent += text(", its rank ", r, " owes ",
+                         stagger::detail::describe(program_.ranks[r].code[owed(r)]));
+    }
+    return text("no rank moved for ", deadline_s,
+                " s: ", stagger::detail::describe_stall(program_, at_, given_), silent,
+                "; raise Options::deadline_s if an action may take that long");
+  }
+
+ private:
+  /// The first instruction of a rank that another one waits for; where nobody does, its next.
+  [[nodiscard]] std::size_t owed(std::size_t rank) const {
+    auto const& code = program_.ranks[rank].code;
+    std::size_t first = code.size();
+    for (std::size_t r = 0; r < program_.ranks.size(); ++r) {
+      auto const& other = program_.ranks[r];
+      if (at_[r] >= other.code.size()) continue;
+      std::size_t w = 0;
+      for (std::size_t i = 0; i < at_[r]; ++i) w += other.code[i].waits;
+      for (std::size_t const end = w + other.code[at_[r]].waits; w < end; ++w)
+        if (given_[other.waits[w].signal] < other.waits[w].count)
+          first = std::min(first, giver_of(code, other.waits[w]));
+    }
+    return first < code.size() ? first : at_[rank];
+  }
+
+  /// The instruction whose signal ends a wait; the end of the code where it is another rank's.
+  [[nodiscard]] static std::size_t giver_of(List<Instruction> const& code, Wait const& wait) {
+    std::uint32_t left = wait.count;
+    for (std::size_t i = 0; i < code.size(); ++i)
+      for (std::size_t g = 0; g < code[i].gives; ++g)
+        if (code[i].give[g] == wait.signal && --left == 0) return i;
+    return code.size();
+  }
+
+  Program const& program_;
+  std::vector<int> const& process_of_;
+  std::vector<std::size_t> at_;       // [ranks]
+  std::vector<std::uint32_t> given_;  // [signals]
+};
+
+}  // namespace stagger::mpi::detail

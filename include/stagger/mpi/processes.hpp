@@ -1,0 +1,441 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Back end: the ranks of one pipeline in several processes, over an existing MPI.
+
+#include <mpi.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <coroutine>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <stagger/collective/handshake.hpp>
+#include <stagger/engine/backend.hpp>
+#include <stagger/engine/cargo.hpp>
+#include <stagger/mpi/detail/channels.hpp>
+#include <stagger/mpi/detail/facts.hpp>
+#include <stagger/mpi/detail/trouble.hpp>
+#include <stagger/mpi/world.hpp>
+
+namespace stagger::mpi {
+
+class ProcessesBackend;
+
+/// Device policy: the ranks are spread over the processes that mpirun or Slurm started, each of
+/// which runs its own on the thread that takes the step.
+///
+/// Every process makes the same pipeline and takes the same steps with the same batches. A process
+/// keeps the parameters of its own stages up to date; see Trainer::gather_parameters. Values that
+/// go from stage to stage are Portable. MPI is running while the pipeline lives: see Session.
+///
+/// @code
+///     mpi::Session const session;
+///     auto train = Pipeline{...}.with(schedule::OneFOneB{}, mpi::Processes{});   // mpirun -n 4
+/// @endcode
+struct Processes {
+  using policy_tag = DeviceTag;
+  using Backend = ProcessesBackend;
+
+  MPI_Comm processes = MPI_COMM_WORLD;  ///< looked at, and never used for messages
+  double meet_s = 60;  ///< for all processes to make the pipeline, or to lay out a program
+
+  /// How many places a placement policy may spread the ranks over: processes. In order, process p
+  /// of P runs the ranks from p N / P on.
+  /// @throws Error  bad_configuration where MPI is not running
+  [[nodiscard]] int places() const {
+    require_callable();
+    int size = 0;
+    MPI_Comm_size(processes, &size);
+    return size;
+  }
+
+  /// For Pipeline: the types of all layers.
+  template <class Types> void meet() noexcept {
+    ports = stagger::detail::PortTypes<Types>::table;
+    port_count = stagger::detail::PortTypes<Types>::count;
+  }
+  stagger::detail::PortType const* ports = nullptr;
+  std::size_t port_count = 0;
+};
+
+/// The ranks of this process, and what passes between it and the others.
+///
+/// Signals are counters; each process has those that its ranks wait for. A signal that crosses goes
+/// as a message with the bytes that belong to it. Between two processes messages keep their order,
+/// so what follows from a signal within a process follows from it here.
+///
+/// A process that has sent the last of its promises to update does not back out of the step any
+/// more: it ends in an error only if another process does, or does not answer.
+class ProcessesBackend {
+ public:
+  static constexpr bool timed = false;
+
+  /// Meets the other processes.
+  /// @throws Error  mismatch where they have another pipeline, naming the first difference;
+  ///                deadline for processes that do not come
+  ProcessesBackend(Processes const& device, stagger::detail::Machine& machine, int places)
+      : cargo_{machine, device.ports, device.port_count},
+        machine_(machine),
+        meet_s_(device.meet_s),
+        world_(meet(device, places)),
+        channels_(World{.processes = device.processes, .deadline_s = meet_s_}.duplicate()),
+        spin_(World::spin(collective::find_launch())) {
+    collective::agree(world_, detail::facts_of(cargo_), meet_s_);
+    heard_at_.resize(static_cast<std::size_t>(channels_.size()));
+  }
+  ProcessesBackend(ProcessesBackend const&) = delete;
+  ProcessesBackend& operator=(ProcessesBackend const&) = delete;
+
+  /// Prepares for a program that the machine has loaded, together with the other processes.
+  /// @param process_of  [ranks]
+  void load(std::vector<int> const& process_of) {
+    auto const& program = machine_.program();
+    std::size_t const ranks = program.ranks.size();
+    collective::agree(world_, detail::facts_of(program, process_of), meet_s_);
+    cargo_.require_portable(process_of.data());
+    process_of_ = process_of;
+    runs_ = std::make_unique<bool[]>(static_cast<std::size_t>(channels_.size()) * ranks);
+    for (std::size_t r = 0; r < ranks; ++r)
+      runs_[static_cast<std::size_t>(process_of[r]) * ranks + r] = true;
+    ranks_.clear();
+    for (std::size_t r = 0; r < ranks; ++r)
+      if (process_of[r] == channels_.rank()) ranks_.push_back({&machine_.ranks()[r], State::done});
+    given_.assign(program.signals.size(), 0);
+    at_.assign(ranks, 0);
+    find_takers();
+    cargo_.share_updates(runs_.get() + static_cast<std::size_t>(channels_.rank()) * ranks);
+  }
+
+  /// Runs the ranks of this process in the step that the machine has begun. Returns when all ranks
+  /// of all processes have finished, or when the step has failed.
+  void drive() {
+    begin_round();
+    try {
+      work();
+    } catch (...) {
+      break_off(std::current_exception());
+    }
+    if (!stopping())
+      channels_.flush(machine_.options().deadline_s);
+    else if (!told_)
+      tell();
+  }
+
+  bool start(std::coroutine_handle<>) {
+    drive();
+    return false;
+  }
+
+  /// Ends the step with an error, unless this process has promised not to; ranks stop before their
+  /// next action. Any thread may call it.
+  void fail(std::exception_ptr failure) noexcept {
+    auto phase = Phase::open;
+    if (!phase_.compare_exchange_strong(phase, Phase::failed)) return;
+    trouble_ = detail::trouble_of(failure);
+    machine_.fail(std::move(failure));
+    stop_.store(true);
+  }
+
+  [[nodiscard]] bool stopping() const noexcept { return stop_.load(std::memory_order_relaxed); }
+  [[nodiscard]] bool ready(Wait const& wait) const noexcept {
+    return given_[wait.signal] >= wait.count;
+  }
+
+  void give(stagger::detail::RankState& rank, std::uint32_t which) {
+    ++given_[which];
+    std::size_t const first = first_taker_[which];
+    std::size_t const last = first_taker_[which + 1];
+    bool const promise = cargo_.promises(which);
+    if (promise && machine_.options().record) send_spans(rank);
+    if (promise && --promises_ == 0) {
+      auto phase = Phase::open;
+      if (!phase_.compare_exchange_strong(phase, Phase::promised)) return;
+    }
+    if (first == last) return;
+    Instruction const& in = *rank.next.load(std::memory_order_relaxed);
+    std::size_t const ranks = machine_.program().ranks.size();
+    for (std::size_t i = first; i < last; ++i) {
+      auto message = channels_.blank();
+      cargo_.write(message->payload, which, in,
+                   runs_.get() + static_cast<std::size_t>(takers_[i]) * ranks);
+      channels_.post(std::move(message), epoch_, which, &takers_[i], 1);
+    }
+  }
+
+  void execute(stagger::detail::RankState& rank, Instruction const& in) {
+    if (in.op > Op::recompute)
+      machine_.execute_end(rank, in);
+    else if (rank.record)
+      stagger::detail::run_recorded(rank, in, [this] { return seconds_since(round_start_); });
+    else
+      stagger::detail::run_compute(rank, in);
+  }
+
+  /// Brings values and optimizer state of every layer from the process that updates it. All
+  /// processes call it.
+  void gather_parameters() {
+    if (process_of_.empty()) return;  // no step yet: all are as they were made
+    auto& parameters = machine_.parameters();
+    for (std::size_t l = 0; l < parameters.size(); ++l) {
+      int const root = process_of_[static_cast<std::size_t>(cargo_.owner_of(l))];
+      std::vector<ParameterState> states;
+      parameters[l].append_states(states);
+      for (auto& state : states)
+        for (auto const bytes : {state.value, state.state[0], state.state[1]})
+          if (!bytes.empty()) world_.broadcast(bytes, root).wait(machine_.options().deadline_s);
+    }
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  enum class State : std::uint8_t { runnable, blocked, done };
+  enum class Phase : std::uint8_t { open, promised, failed };
+  /// Messages that are no signals.
+  enum Notice : std::uint32_t { say_failure = 0xffff0000, say_standing, say_spans, say_results };
+  struct RankHere {
+    stagger::detail::RankState* rank;
+    State state;
+  };
+
+  static Communicator meet(Processes const& device, int places) {
+    int const size = device.places();
+    if (places < size)
+      raise(Errc::bad_configuration, "MPI started ", size, " processes for ", places,
+            " ranks; start at most one for each rank, or give Options::replicas");
+    auto own = World{.processes = device.processes, .deadline_s = device.meet_s}.connect(size);
+    return std::move(own.front());
+  }
+
+  [[nodiscard]] static double seconds_since(Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+  }
+
+  /// For every signal, the other processes with ranks that wait for it.
+  void find_takers() {
+    auto const& program = machine_.program();
+    std::vector<std::vector<int>> takers(program.signals.size());
+    for (std::size_t r = 0; r < program.ranks.size(); ++r)
+      for (Wait const& wait : program.ranks[r].waits) {
+        auto const giver = static_cast<std::size_t>(program.signals[wait.signal].giver);
+        auto& known = takers[wait.signal];
+        if (process_of_[giver] == process_of_[r]) continue;
+        if (std::find(known.begin(), known.end(), process_of_[r]) == known.end())
+          known.push_back(process_of_[r]);
+      }
+    first_taker_.assign(1, 0);
+    takers_.clear();
+    for (auto const& known : takers) {
+      takers_.insert(takers_.end(), known.begin(), known.end());
+      first_taker_.push_back(takers_.size());
+    }
+  }
+
+  void begin_round() {
+    ++epoch_;
+    std::fill(given_.begin(), given_.end(), 0);
+    std::fill(at_.begin(), at_.end(), 0);
+    for (auto& entry : ranks_) entry.state = State::runnable;
+    std::fill(heard_at_.begin(), heard_at_.end(), Clock::now());
+    promises_ = cargo_.commits() ? ranks_.size() : 0;
+    results_missing_ = cargo_.commits() ? 0 : channels_.size() - 1;
+    told_ = false;
+    phase_.store(Phase::open);
+    stop_.store(false);
+    if (machine_.failed()) stop_.store(true);  // cancelled before it began
+    round_start_ = moved_at_ = told_at_ = Clock::now();
+  }
+
+  void work() {
+    std::size_t open = ranks_.size();
+    Waiting waiting(spin_);
+    auto idle_since = Clock::now();
+    bool idle = false;
+    while (!stopping() && (open != 0 || results_missing_ != 0)) {
+      bool moved = channels_.poll(
+          epoch_, [this](int peer, std::uint32_t what, ByteReader& in) { take(peer, what, in); });
+      for (auto& entry : ranks_) {
+        if (entry.state == State::done) continue;
+        if (entry.state == State::blocked && !ready(entry.rank->blocked_on)) continue;
+        moved = true;
+        auto const progress = stagger::detail::go_on(*this, *entry.rank);
+        moved_at_ = Clock::now();
+        entry.state = progress == stagger::detail::Progress::blocked ? State::blocked : State::done;
+        if (entry.state != State::done) continue;
+        if (--open == 0 && !cargo_.commits() && !stopping()) send_results();
+      }
+      keep_in_touch();
+      if (moved) {
+        idle = false;
+        continue;
+      }
+      if (!idle) {
+        idle = true;
+        idle_since = Clock::now();
+        waiting = Waiting(spin_);
+      }
+      waiting.pause(Clock::now() - idle_since);
+    }
+  }
+
+  /// A message of another process.
+  void take(int peer, std::uint32_t what, ByteReader& in) {
+    auto const now = heard_at_[static_cast<std::size_t>(peer)] = Clock::now();
+    if (what == say_failure) return take_failure(peer, in);
+    if (what == say_standing) return take_standing(in, now);
+    moved_at_ = now;
+    if (what < say_failure) {
+      cargo_.read(in, what, runs_here());
+      ++given_[what];
+      return;
+    }
+    while (in.left() != 0) {
+      auto const rank = in.take<std::uint32_t>();
+      if (what == say_spans)
+        cargo_.read_spans(in, rank);
+      else
+        cargo_.read_results(in, rank);
+    }
+    if (what == say_results) --results_missing_;
+  }
+
+  void send_spans(stagger::detail::RankState const& rank) {
+    auto message = channels_.blank();
+    message->payload.add(static_cast<std::uint32_t>(rank.number));
+    cargo_.write_spans(message->payload, static_cast<std::size_t>(rank.number));
+    channels_.post_to_all(std::move(message), epoch_, say_spans);
+  }
+
+  /// Where no promise to update says so: that the ranks of this process have finished, and what the
+  /// caller of the step is to get.
+  void send_results() {
+    auto phase = Phase::open;
+    if (!phase_.compare_exchange_strong(phase, Phase::promised)) return;
+    if (machine_.options().record)
+      for (auto const& entry : ranks_) send_spans(*entry.rank);
+    auto message = channels_.blank();
+    for (auto const& entry : ranks_) {
+      message->payload.add(static_cast<std::uint32_t>(entry.rank->number));
+      cargo_.write_results(message->payload, static_cast<std::size_t>(entry.rank->number));
+    }
+    channels_.post_to_all(std::move(message), epoch_, say_results);
+  }
+
+  // --- trouble
+
+  /// Ends the step with an error whatever this process has promised, unless all have.
+  void break_off(std::exception_ptr failure) noexcept {
+    detail::Trouble trouble = detail::trouble_of(failure);
+    if (!machine_.fail(std::move(failure))) return;
+    phase_.store(Phase::failed);
+    trouble_ = std::move(trouble);
+    stop_.store(true);
+  }
+
+  /// Tells the others why this process stopped. They may be gone.
+  void tell() noexcept {
+    told_ = true;
+    detail::troubled() = true;
+    try {
+      auto const code = static_cast<std::uint32_t>(trouble_.code);
+      auto message = channels_.blank();
+      message->payload.add(code);
+      message->payload.add(trouble_.words.data(), trouble_.words.size());
+      channels_.post_to_all(std::move(message), epoch_, say_failure);
+      channels_.flush(0.2);
+    } catch (...) {  // they meet their deadline
+    }
+  }
+
+  void take_failure(int peer, ByteReader& in) {
+    auto const code = static_cast<Errc>(in.take<std::uint32_t>());
+    std::string words(in.left(), ' ');
+    in.take(words.data(), words.size());
+    told_ = true;
+    detail::troubled() = true;
+    if (code == Errc::deadline) return break_off(std::make_exception_ptr(Error(code, words)));
+    break_off(std::make_exception_ptr(
+        Error(Errc::peer_failed, text("process ", peer, " ended the step: ", words))));
+  }
+
+  /// Tells the others now and then where the ranks of this process stand, and ends the step where
+  /// no rank has moved for too long.
+  void keep_in_touch() {
+    if (channels_.size() == 1) return;
+    double const deadline_s = machine_.options().deadline_s;
+    auto const now = Clock::now();
+    auto const since = [now](Clock::time_point then) {
+      return std::chrono::duration<double>(now - then).count();
+    };
+    if (since(moved_at_) >= deadline_s) throw Error(Errc::deadline, stall_text(deadline_s));
+    if (since(told_at_) < deadline_s / 8) return;
+    told_at_ = now;
+    auto message = channels_.blank();
+    for (auto const& entry : ranks_) {
+      message->payload.add(static_cast<std::uint32_t>(entry.rank->number));
+      message->payload.add(static_cast<std::uint64_t>(position(*entry.rank)));
+    }
+    channels_.post_to_all(std::move(message), epoch_, say_standing);
+  }
+
+  void take_standing(ByteReader& in, Clock::time_point now) {
+    while (in.left() != 0) {
+      auto const rank = in.take<std::uint32_t>();
+      auto const at = static_cast<std::size_t>(in.take<std::uint64_t>());
+      if (at > at_[rank]) moved_at_ = now;
+      at_[rank] = std::max(at_[rank], at);
+    }
+  }
+
+  [[nodiscard]] static std::size_t position(stagger::detail::RankState const& rank) {
+    return static_cast<std::size_t>(rank.next.load(std::memory_order_relaxed) - rank.begin);
+  }
+
+  [[nodiscard]] std::string stall_text(double deadline_s) {
+    for (auto const& entry : ranks_)
+      at_[static_cast<std::size_t>(entry.rank->number)] = position(*entry.rank);
+    std::vector<double> quiet_s;
+    for (auto const at : heard_at_) quiet_s.push_back(seconds_since(at));
+    quiet_s[static_cast<std::size_t>(channels_.rank())] = 0;
+    detail::Stall const stall(machine_.program(), process_of_, at_, given_);
+    return stall.words(quiet_s, deadline_s);
+  }
+
+  [[nodiscard]] bool const* runs_here() const noexcept {
+    return runs_.get() +
+           static_cast<std::size_t>(channels_.rank()) * machine_.program().ranks.size();
+  }
+
+  stagger::detail::Cargo cargo_;
+  stagger::detail::Machine& machine_;
+  double meet_s_;
+  Communicator world_;         // for what is agreed on outside of steps
+  detail::Channels channels_;  // for steps
+  std::chrono::microseconds spin_;
+
+  std::vector<int> process_of_{};           // [ranks]
+  std::unique_ptr<bool[]> runs_{};          // [processes][ranks]
+  std::vector<RankHere> ranks_{};           // of this process
+  std::vector<std::uint32_t> given_{};      // [signals] as far as it is known here
+  std::vector<std::size_t> first_taker_{};  // [signals + 1]
+  std::vector<int> takers_{};               // other processes, by signal
+
+  std::uint32_t epoch_ = 0;   // steps begun
+  std::size_t promises_ = 0;  // still to be given by the ranks of this process
+  int results_missing_ = 0;   // processes that have not finished, where nobody promises
+  bool told_ = false;         // whether the others know of the failure
+  detail::Trouble trouble_{};
+  std::atomic<Phase> phase_{Phase::open};
+  std::atomic<bool> stop_{false};
+  Clock::time_point round_start_{}, moved_at_{}, told_at_{};
+  std::vector<Clock::time_point> heard_at_{};  // [processes]
+  std::vector<std::size_t> at_{};              // [ranks] instructions that are known to be done
+};
+
+}  // namespace stagger::mpi

@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/mpi/processes.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <stdexcept>
+#include <stop_token>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <stagger/engine/pipeline.hpp>
+#include <stagger/host/threads.hpp>
+#include <stagger/mpi/session.hpp>
+
+#include "catch.hpp"
+
+// What goes wrong in one process is an error in all, no parameter changes, and the pipeline can be
+// used again.
+
+namespace sg = stagger;
+
+namespace {
+
+int number_of(int (*ask)(MPI_Comm, int*)) {
+  int n = 0;
+  ask(MPI_COMM_WORLD, &n);
+  return n;
+}
+int processes() { return number_of(&MPI_Comm_size); }
+int process() { return number_of(&MPI_Comm_rank); }
+
+/// When something happens: in the action of a microbatch at a layer.
+struct Trap {
+  int layer = -1;
+  int microbatch = 0;
+  bool backward = false;
+  void (*spring)() = nullptr;
+};
+Trap trap;
+
+void meet(sg::Context const& context, int layer, bool backward) {
+  if (trap.layer == layer && trap.backward == backward && trap.microbatch == context.microbatch())
+    trap.spring();
+}
+
+using Numbers = std::vector<float>;
+
+struct Scale {
+  using Input = Numbers;
+  using Output = Numbers;
+  int layer = 0;
+  sg::Parameter<> factor{"factor", {0.5F}};
+  auto parameters() { return std::tie(factor); }
+  void forward(sg::Context& context, Numbers const& x, Numbers& y, sg::NothingSaved&) {
+    meet(context, layer, false);
+    y = x;
+    for (float& v : y) v *= context[factor][0];
+  }
+  void backward(sg::Context& context, Numbers const& x, Numbers const& dy, Numbers& dx,
+                sg::NothingSaved&) {
+    meet(context, layer, true);
+    dx = dy;
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      context.gradient(factor)[0] += x[i] * dy[i];
+      dx[i] *= context[factor][0];
+    }
+  }
+};
+
+struct Sum {
+  using policy_tag = sg::LossTag;
+  using Target = float;
+  double terms(float const&) const { return 1; }
+  double value(sg::Context&, Numbers const& y, float const& target) const {
+    return static_cast<double>(y[0] - target);
+  }
+  double value_and_gradient(sg::Context& context, Numbers const& y, float const& target,
+                            double scale, Numbers& dy) const {
+    dy.assign(y.size(), static_cast<float>(scale));
+    return value(context, y, target);
+  }
+};
+
+/// One layer and rank for each process.
+auto made(sg::Options options, float learning = 0.1F) {
+  std::vector<Scale> layers;
+  for (int l = 0; l < processes(); ++l) layers.push_back(Scale{.layer = l});
+  layers.back().factor = sg::Parameter<>{"factor", {learning * 5}};
+  return sg::Pipeline{std::move(layers)}.with(Sum{}, sg::mpi::Processes{.meet_s = 20}, options);
+}
+
+sg::Batch<Numbers, float> const data{{{1, 2}, {3}, {4, 5, 6}}, {1, 2, 3}};
+
+template <class Make> std::pair<sg::Errc, std::string> error_of(Make make) {
+  try {
+    make();
+  } catch (sg::Error const& e) {
+    return {e.code(), e.what()};
+  } catch (std::exception const& e) {
+    return {sg::Errc::bad_data, e.what()};
+  }
+  return {sg::Errc::io, "no error"};
+}
+
+template <class Train> std::vector<float> factors(Train& train) {
+  train.gather_parameters();
+  std::vector<float> all;
+  for (auto& state : train.parameters()) all.push_back(state.template values<float>()[0]);
+  return all;
+}
+
+/// @param code, other  in the process at fault, in the others
+template <class Train>
+void require_error(Train& train, int at_fault, std::pair<sg::Errc, std::string> const& expected,
+                   std::pair<sg::Errc, std::string> const& elsewhere) {
+  auto const before = factors(train);
+  auto const got = error_of([&] { sg::run(train.step(data)); });
+  auto const& wanted = process() == at_fault ? expected : elsewhere;
+  INFO(got.second);
+  REQUIRE(got.first == wanted.first);
+  REQUIRE(got.second.find(wanted.second) != std::string::npos);
+  trap = {};
+  MPI_Barrier(MPI_COMM_WORLD);
+  REQUIRE(factors(train) == before);
+  auto const steps = train.steps();
+  for (int again = 0; again < 2; ++again) sg::run(train.step(data));
+  REQUIRE(train.steps() == steps + 2);
+  REQUIRE(factors(train) != before);
+}
+
+}  // namespace
+
+TEST_CASE("mpi/Processes: a stage that throws ends the step in every process", "[mpi]") {
+  auto train = made({.deadline_s = 60});
+  sg::run(train.step(data));
+  for (int const layer : {0, processes() - 1})
+    for (bool const backward : {false, true})
+      for (int const microbatch : {0, 2}) {
+        trap = {layer, microbatch, backward, [] { throw std::runtime_error("no such word"); }};
+        require_error(train, layer, {sg::Errc::bad_data, "no such word"},
+                      {sg::Errc::peer_failed,
+                       "process " + std::to_string(layer) + " ended the step: no such word"});
+      }
+}
+
+TEST_CASE("mpi/Processes: a step cancelled in one process is cancelled in all", "[mpi]") {
+  auto train = made({.deadline_s = 60});
+  sg::run(train.step(data));
+  static std::stop_source stop;
+  stop = {};
+  auto const before = factors(train);
+  trap = {0, 1, true, [] { stop.request_stop(); }};
+  auto const got = error_of([&] { sg::run(train.step(data, stop.get_token())); });
+  trap = {};
+  INFO(got.second);
+  REQUIRE(got.first == (process() == 0 ? sg::Errc::cancelled : sg::Errc::peer_failed));
+  REQUIRE(got.second.find("the step was cancelled") != std::string::npos);
+  MPI_Barrier(MPI_COMM_WORLD);
+  REQUIRE(factors(train) == before);
+  sg::run(train.step(data));
+}
+
+TEST_CASE("mpi/Processes: a process that hangs is named with the action it owes", "[mpi]") {
+  if (processes() == 1) return;
+  auto train = made({.deadline_s = 1});
+  sg::run(train.step(data));
+  auto const before = factors(train);
+  int const last = processes() - 1;
+  trap = {last, 1, true, [] { std::this_thread::sleep_for(std::chrono::seconds(3)); }};
+  auto const got = error_of([&] { sg::run(train.step(data)); });
+  trap = {};
+  INFO(got.second);
+  REQUIRE(got.first == sg::Errc::deadline);
+  std::string const name = std::to_string(last);
+  REQUIRE(got.second.find("no rank moved for 1 s") != std::string::npos);
+  REQUIRE(got.second.find("process " + name + " has not been heard of") != std::string::npos);
+  REQUIRE(got.second.find("its rank " + name + " owes " + name + "B1") != std::string::npos);
+  MPI_Barrier(MPI_COMM_WORLD);
+  REQUIRE(factors(train) == before);
+  sg::run(train.step(data));
+}
+
+TEST_CASE("mpi/Processes: processes that differ find out at once, by name", "[mpi]") {
+  if (processes() == 1) return;
+  int const odd = processes() - 1;
+  bool const here = process() == odd;
+  auto const refused = [&](auto make) {
+    auto const got = error_of(make);
+    INFO(got.second);
+    REQUIRE(got.first == sg::Errc::mismatch);
+    return got.second;
+  };
+  sg::Options options;
+  options.seed = here ? 2 : 1;
+  REQUIRE(refused([&] {
+            (void)made(options);
+          }).find("ranks disagree on Options::seed: rank 0 has '1', rank " + std::to_string(odd)) ==
+          0);
+  REQUIRE(
+      refused([&] {
+        (void)made({}, here ? 0.2F : 0.1F);
+      }).find("ranks disagree on the values of layer " + std::to_string(odd) + "'s parameters") ==
+      0);
+  auto train = made({});
+  auto const shorter = here ? sg::Batch<Numbers, float>{{{1}, {2}}, {1, 2}} : data;
+  REQUIRE(refused([&] {
+            sg::run(train.step(shorter));
+          }).find("ranks disagree on the number of microbatches: rank 0 has '3'") == 0);
+  sg::run(train.step(data));
+}
+
+namespace {
+
+struct Opaque {  // owns what it points to: its bytes say nothing elsewhere
+  std::vector<float*> values;
+};
+struct Wrap {
+  using Input = Numbers;
+  using Output = Opaque;
+  void forward(sg::Context&, Numbers const&, Opaque&, sg::NothingSaved&) {}
+  void backward_input(sg::Context&, Numbers const&, Opaque const&, Numbers&, sg::NothingSaved&) {}
+};
+struct Unwrap {
+  using Input = Opaque;
+  using Output = Numbers;
+  void forward(sg::Context&, Opaque const&, Numbers& y, sg::NothingSaved&) { y = {1}; }
+  void backward_input(sg::Context&, Opaque const&, Numbers const&, Opaque&, sg::NothingSaved&) {}
+};
+static_assert(!sg::Portable<Opaque>::exists);
+
+struct Pair {
+  sg::Tensor<float> values;
+  std::vector<int> mask;
+  auto fields() { return std::tie(values, mask); }
+  auto fields() const { return std::tie(values, mask); }
+};
+static_assert(sg::Portable<Pair>::exists && sg::Portable<std::vector<Pair>>::exists);
+
+}  // namespace
+
+TEST_CASE("mpi/Processes: a value that cannot travel is refused before the first step", "[mpi]") {
+  auto train = sg::Pipeline{Wrap{}, Unwrap{}, Scale{.layer = -2}, Scale{.layer = -2}}.with(
+      Sum{}, sg::mpi::Processes{});
+  auto const got = error_of([&] { train.prepare(2); });
+  if (processes() < 3 || processes() == 3) {  // both are on process 0
+    REQUIRE(got.second == "no error");
+  } else {
+    REQUIRE(got.first == sg::Errc::bad_configuration);
+    REQUIRE(got.second.find("the value between the stages 0 and 1 cannot go to another process") ==
+            0);
+  }
+}
+
+TEST_CASE("mpi/Processes: more processes than ranks are refused", "[mpi]") {
+  if (processes() == 1) return;
+  auto const got =
+      error_of([&] { (void)sg::Pipeline{Scale{.layer = -2}}.with(Sum{}, sg::mpi::Processes{}); });
+  REQUIRE(got.first == sg::Errc::bad_configuration);
+  REQUIRE(got.second.find("for 1 ranks") != std::string::npos);
+}
+
+TEST_CASE("core/Portable: what is written is read back, and less of it is an error") {
+  Pair pair;
+  pair.values.resize({2, 3});
+  pair.values.fill(1.5F);
+  pair.mask = {4, 5};
+  sg::ByteWriter out;
+  sg::Portable<Pair>::write(out, pair);
+  Pair back;
+  sg::ByteReader in(out.data(), out.size());
+  sg::Portable<Pair>::read(in, back);
+  REQUIRE(in.left() == 0);
+  REQUIRE(back.values.extents() == pair.values.extents());
+  REQUIRE(std::vector(back.values.begin(), back.values.end()) == std::vector(6, 1.5F));
+  REQUIRE(back.mask == pair.mask);
+  sg::ByteReader cut(out.data(), out.size() - 1);
+  REQUIRE_THROWS_AS(sg::Portable<Pair>::read(cut, back), sg::Error);
+}
