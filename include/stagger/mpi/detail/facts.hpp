@@ -55,7 +55,8 @@ class Digest {
   facts.push_back({"Options::clip_norm", options.clip_norm ? text(*options.clip_norm) : "none"});
   facts.push_back({"Options::seed", std::to_string(options.seed)});
   facts.push_back({"Options::recompute", options.recompute ? "true" : "false"});
-  facts.push_back({"Options::spare_slots", std::to_string(options.spare_slots)});
+  facts.push_back({"Options::spare_slots",
+                   options.spare_slots ? std::to_string(*options.spare_slots) : "as laid out"});
   for (std::size_t l = 0; l < parameters.size(); ++l) {
     std::vector<ParameterState> states;
     parameters[l].append_states(states);
