@@ -40,7 +40,7 @@ class Moment {
 };
 
 using Work = std::function<void()>;
-enum class Kind : std::uint8_t { host, copy, set, nccl };
+enum class Kind : std::uint8_t { host, kernel, copy, set, nccl };
 
 struct Node {
   Kind kind;

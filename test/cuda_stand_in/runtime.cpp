@@ -415,6 +415,8 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   if (int const code = count(Call::stream_synchronize))
     return answer(static_cast<cudaError_t>(code));
   if (state().lost != 0) return static_cast<cudaError_t>(state().lost.load());
+  if (stream == nullptr)  // the null stream's work is done at once
+    return forbidden_in_capture() ? answer(cudaErrorStreamCaptureUnsupported) : cudaSuccess;
   if (!alive(stream)) return answer(cudaErrorInvalidResourceHandle);
   if (stream->capture || forbidden_in_capture()) return answer(cudaErrorStreamCaptureUnsupported);
   std::uint64_t const pushed = stream->pushed.load(std::memory_order_relaxed);
@@ -515,6 +517,16 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
   return enqueue(stream, Kind::host, [function, data] { function(data); });
 }
 
+}  // extern "C"
+
+int cuda_stand_in::launch(cudaStream_t stream, std::function<void()> kernel) {
+  if (int const code = count(Call::launch_kernel)) return answer(static_cast<cudaError_t>(code));
+  if (state().lost != 0) return state().lost.load();
+  return enqueue(stream, Kind::kernel, std::move(kernel));
+}
+
+extern "C" {
+
 cudaError_t cudaMemcpyAsync(void* to, void const* from, std::size_t bytes, cudaMemcpyKind,
                             cudaStream_t stream) {
   if (int const code = count(Call::memcpy_async)) return answer(static_cast<cudaError_t>(code));
@@ -526,6 +538,22 @@ cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t
   if (int const code = count(Call::memset_async)) return answer(static_cast<cudaError_t>(code));
   if (state().lost != 0) return static_cast<cudaError_t>(state().lost.load());
   return enqueue(stream, Kind::set, [to, value, bytes] { std::memset(to, value, bytes); });
+}
+
+cudaError_t cudaMemcpy(void* to, void const* from, std::size_t bytes, cudaMemcpyKind) {
+  if (int const code = count(Call::memcpy)) return answer(static_cast<cudaError_t>(code));
+  if (state().lost != 0) return static_cast<cudaError_t>(state().lost.load());
+  if (forbidden_in_capture()) return answer(cudaErrorStreamCaptureUnsupported);
+  std::memmove(to, from, bytes);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemset(void* to, int value, std::size_t bytes) {
+  if (int const code = count(Call::memset)) return answer(static_cast<cudaError_t>(code));
+  if (state().lost != 0) return static_cast<cudaError_t>(state().lost.load());
+  if (forbidden_in_capture()) return answer(cudaErrorStreamCaptureUnsupported);
+  std::memset(to, value, bytes);
+  return cudaSuccess;
 }
 
 cudaError_t cudaMalloc(void** pointer, std::size_t bytes) {

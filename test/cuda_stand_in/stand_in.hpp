@@ -9,6 +9,9 @@
 /// runs at once, implicit synchronisation of the null stream, several streams in one NCCL group.
 
 #include <cstdint>
+#include <functional>
+
+struct CUstream_st;
 
 namespace cuda_stand_in {
 
@@ -23,8 +26,11 @@ enum class Call : int {
   event_record,
   event_query,
   launch_host_func,
+  launch_kernel,
   memcpy_async,
   memset_async,
+  memcpy,
+  memset,
   malloc,
   malloc_host,
   malloc_from_pool,
@@ -40,6 +46,10 @@ enum class Call : int {
 
 /// How often a call was made since the last reset.
 [[nodiscard]] std::uint64_t calls(Call call);
+
+/// What stands for a kernel: a function that a stream, or a graph, keeps a copy of. Counted and
+/// made to fail as `Call::launch_kernel`. @return a cudaError_t
+[[nodiscard]] int launch(CUstream_st* stream, std::function<void()> kernel);
 
 /// The `nth` call from now on (counted from 1) answers `code`: a cudaError_t, or for the last two
 /// an ncclResult_t. Once.

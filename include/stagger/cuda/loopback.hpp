@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 
+#include <stagger/cuda/detail/parameter_memory.hpp>
 #include <stagger/cuda/streams.hpp>
 
 namespace stagger::cuda {
@@ -30,12 +31,22 @@ struct Loopback {
   Ranges ranges{};  ///< announce each action to a profiler; nvtx_ranges() of nvtx.hpp
   GraphCounts* counts =
       nullptr;  ///< told what was done with the graph; stays as long as the pipeline
+  ParameterKernels const* kernels =
+      nullptr;  ///< for gradients, where they are clipped or a stage has two owners; likewise
 
   /// How many places a placement policy may spread the ranks over: as many as there are ranks.
   [[nodiscard]] int places() const noexcept { return std::numeric_limits<int>::max(); }
 
   [[nodiscard]] StreamsOptions options() const noexcept {
-    return {device, work, capture, ranges, counts};
+    return {device, work, capture, ranges, counts, kernels};
+  }
+
+  /// Where the engine keeps parameters: with the kernels that use them.
+  /// @throws Error  where there is no such GPU
+  [[nodiscard]] stagger::detail::ParameterMemory parameter_memory() const {
+    if (work == Work::host) return {};
+    static_cast<void>(select_device(device));
+    return detail::parameter_memory(device);
   }
 };
 

@@ -74,10 +74,15 @@ class Pool {
   Stream own_;
 };
 
+namespace detail {
+struct StepPlace;
+}
+
 /// Where the calling thread's work goes just now: set while an engine calls a stage.
 struct Place {
   cudaStream_t stream = nullptr;
   std::shared_ptr<Pool> const* pool = nullptr;
+  detail::StepPlace const* step = nullptr;
 };
 
 namespace detail {

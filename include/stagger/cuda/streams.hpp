@@ -15,7 +15,9 @@
 #include <vector>
 
 #include <stagger/cuda/detail/caller.hpp>
+#include <stagger/cuda/detail/iteration.hpp>
 #include <stagger/cuda/detail/jobs.hpp>
+#include <stagger/cuda/detail/require.hpp>
 #include <stagger/cuda/detail/timeline.hpp>
 #include <stagger/cuda/graph.hpp>
 #include <stagger/cuda/memory.hpp>
@@ -39,6 +41,7 @@ struct StreamsOptions {
   bool capture = false;
   Ranges ranges{};
   GraphCounts* counts = nullptr;
+  ParameterKernels const* kernels = nullptr;
 };
 
 /// Issues the instructions of all ranks from one thread, as far as their inputs have been issued.
@@ -47,10 +50,9 @@ struct StreamsOptions {
 class StreamsBackend {
  public:
   static constexpr bool timed = false;
+  static constexpr bool enqueues = true;  // also the update of an optimizer that says so
 
-  /// @throws Error  where there is no GPU `device.device`; bad_configuration for stages that
-  /// enqueue
-  ///                and have parameters, which live in host memory
+  /// @throws Error  where there is no GPU `device.device`
   template <class Device>
   [[gnu::cold]] StreamsBackend(Device const& device, stagger::detail::Machine& machine, int)
       : options_(device.options()),
@@ -59,15 +61,6 @@ class StreamsBackend {
     static_cast<void>(select_device(options_.device));
     if (options_.counts == nullptr) options_.counts = &own_counts_;
     pool_ = std::make_shared<Pool>();
-    auto const& parameters = machine.parameters();
-    for (std::size_t l = 0; l < parameters.size() && options_.work == Work::enqueue; ++l)
-      if (parameters[l].count() != 0)
-        throw stagger::Error(
-            Errc::bad_configuration,
-            text("layer ", l,
-                 " declares parameters, which the engine keeps in host memory, where "
-                 "kernels cannot reach them; use cuda::Work::host, or keep what is not trained in "
-                 "the stage"));
   }
   StreamsBackend(StreamsBackend const&) = delete;
   StreamsBackend& operator=(StreamsBackend const&) = delete;
@@ -76,6 +69,8 @@ class StreamsBackend {
     // The device may still come to what it was given: its jobs and its memory stay.
     detail::leave_behind(jobs_);
     detail::leave_behind(pool_);
+    detail::leave_behind(std::move(iteration_));
+    machine_.abandon_parameters();
   }
 
   /// Prepares for a program that the machine has loaded.
@@ -83,6 +78,8 @@ class StreamsBackend {
     check(cudaSetDevice(options_.device), "select a GPU");
     auto const& program = machine_.program();
     std::size_t const ranks = program.ranks.size();
+    if (enqueueing()) detail::require_runnable(machine_, options_.kernels);
+    if (enqueueing()) iteration_->load(machine_, options_.kernels);
     streams_.reserve(ranks);
     while (streams_.size() < ranks) streams_.emplace_back();
     count_gives(program);
@@ -106,23 +103,28 @@ class StreamsBackend {
       return fail(std::current_exception());
     }
     try {
-      bool const timed_by_device = machine_.options().record && options_.work == Work::enqueue;
+      bool const timed_by_device = machine_.options().record && enqueueing();
       if (timed_by_device) timeline_.begin(streams_.front());
       // A graph has no times of its own nodes.
-      if (options_.capture && warm_ && machine_.program().training && !timed_by_device) {
-        if (!graph_is_current_ || arguments_changed()) capture();
-        replayed_ = true;
-        graph_.replay(streams_.front(), *options_.counts);
-      } else {
-        issue();
-      }
+      if (options_.capture && warm_ && machine_.program().training && !timed_by_device)
+        replay();
+      else
+        enqueue_iteration();
     } catch (...) {
       fail(std::current_exception());
     }
+    updates_released_.store(true, std::memory_order_release);
     drain();
+    if (enqueueing()) finish_enqueued();
     watchdog_.end();
     finish_timeline();
     warm_ = !machine_.failed();
+  }
+
+  /// Turns graphs on or off. @return what is done with them
+  GraphCounts const& capture(bool on) noexcept {
+    options_.capture = on;
+    return *options_.counts;
   }
 
   /// Runs the step on a thread of its own and then resumes `then` there.
@@ -151,6 +153,7 @@ class StreamsBackend {
       stream.wait(events_[first_event_[wait->signal] + wait->count - 1]);
     steps_issued_.store(steps_issued_.load(std::memory_order_relaxed) + 1,
                         std::memory_order_relaxed);
+    if (in.op == Op::update) return prepare_update(rank, in, stream);
     if (options_.ranges.begin != nullptr) [[unlikely]]
       return announced(rank, in, stream);
     enqueue(rank, in, stream);
@@ -165,6 +168,13 @@ class StreamsBackend {
     StreamsBackend* backend;
     void operator()() const noexcept { backend->expire(); }
   };
+
+  [[nodiscard]] bool enqueueing() const noexcept { return options_.work == Work::enqueue; }
+
+  [[nodiscard]] Place place_of(stagger::detail::RankState const& rank) const noexcept {
+    auto const r = static_cast<std::size_t>(rank.number);
+    return {streams_[r].get(), &pool_, &iteration_->place(r)};
+  }
 
   [[nodiscard]] Stream const& stream_of(stagger::detail::RankState const& rank) const noexcept {
     return streams_[static_cast<std::size_t>(rank.number)];
@@ -186,8 +196,64 @@ class StreamsBackend {
     std::fill(issued_.begin(), issued_.end(), 0);
     jobs_->restart();
     expired_.store(false, std::memory_order_relaxed);
+    updates_released_.store(false, std::memory_order_relaxed);
+    updates_.clear();
     replayed_ = false;
     start_ = std::chrono::steady_clock::now();
+  }
+
+  /// Whatever CUDA may refuse comes before the updates.
+  void enqueue_iteration() {
+    if (enqueueing()) {
+      iteration_->send(machine_, streams_.front());
+      fork();
+    }
+    issue();
+    if (machine_.failed()) return;
+    if (enqueueing()) {
+      check(iteration_->refused(), "change parameters");  // without a flush
+      join();
+    }
+    launch_updates();
+  }
+
+  /// All other streams begin behind what the first has been given; the first goes on behind them.
+  void fork() {
+    streams_.front().record(fence(0));
+    for (std::size_t r = 1; r < machine_.ranks().size(); ++r) streams_[r].wait(fence(0));
+  }
+  void join() {
+    for (std::size_t r = 1; r < machine_.ranks().size(); ++r) {
+      streams_[r].record(fence(r));
+      streams_.front().wait(fence(r));
+    }
+    if (enqueueing()) iteration_->fetch(streams_.front());
+  }
+  [[nodiscard]] Event& fence(std::size_t rank) noexcept {
+    return events_[first_event_.back() + rank];
+  }
+
+  /// An update waits for all other work to be enqueued, so that a refusal ends the step before any.
+  void prepare_update(stagger::detail::RankState& rank, Instruction const& in,
+                      Stream const& stream) {
+    if (enqueueing() && machine_.options().clip_norm)
+      check(options_.kernels->scale(
+                machine_.square_sums(), machine_.parameter_count(), *machine_.options().clip_norm,
+                iteration_->place(static_cast<std::size_t>(rank.number)).scale, stream.get()),
+            "find the scale of the gradients");
+    updates_.push_back({&rank, &in});
+  }
+
+  void launch_updates() {
+    if (machine_.failed() || (enqueueing() && !updates_.empty() && !machine_.commit())) return;
+    for (auto const& [rank, in] : updates_) {
+      if (!enqueueing()) {
+        enqueue(*rank, *in, stream_of(*rank));
+        continue;
+      }
+      detail::AtPlace const here(place_of(*rank));
+      machine_.execute_end(*rank, *in);
+    }
   }
 
   /// Enqueues the iteration. A rank gets as far as the others have let it; verified programs end.
@@ -205,20 +271,21 @@ class StreamsBackend {
   }
 
   void enqueue(stagger::detail::RankState& rank, Instruction const& in, Stream const& stream) {
-    if (in.op > Op::recompute || options_.work == Work::host) {
+    if (!enqueueing()) {
       auto const index = static_cast<std::size_t>(&in - rank.begin);
       check(cudaLaunchHostFunc(stream.get(), &detail::Jobs::call,
                                jobs_->job(static_cast<std::size_t>(rank.number), index)),
             "enqueue an action");
       return;
     }
-    detail::AtPlace const here({stream.get(), &pool_});
+    detail::AtPlace const here(place_of(rank));
+    if (in.op > Op::recompute) return machine_.execute_end(rank, in);
     if (!rank.record) return stagger::detail::run_compute(rank, in);
     timeline_.action(rank, in, stream, [&] { stagger::detail::run_compute(rank, in); });
   }
 
   void finish_timeline() noexcept {
-    if (!machine_.options().record || options_.work == Work::host || machine_.failed()) return;
+    if (!machine_.options().record || !enqueueing() || machine_.failed()) return;
     try {
       timeline_.finish();
     } catch (...) {
@@ -249,6 +316,9 @@ class StreamsBackend {
     auto& backend = *static_cast<StreamsBackend*>(self);
     if (backend.machine_.failed()) return;
     auto& rank = backend.machine_.ranks()[number];
+    if (in.op == Op::update)  // all of them are enqueued, or none happens
+      while (!backend.updates_released_.load(std::memory_order_acquire)) std::this_thread::yield();
+    if (backend.machine_.failed()) return;
     try {
       if (in.op > Op::recompute)
         backend.machine_.execute_end(rank, in);
@@ -259,35 +329,68 @@ class StreamsBackend {
     }
   }
 
-  /// Whether stages that enqueue were shown other memory than is in the graph.
-  [[nodiscard]] bool arguments_changed() const noexcept {
-    auto const& now = *machine_.ranks().front().arguments;
-    return options_.work == Work::enqueue &&
-           (now.inputs.first != inputs_ || now.targets.first != targets_ ||
-            now.outputs.first != outputs_);
+  void replay() {
+    auto const& arguments = *machine_.ranks().front().arguments;
+    auto const microbatches = static_cast<std::size_t>(machine_.program().microbatches);
+    if (enqueueing()) iteration_->send(machine_, streams_.front());
+    if (!graph_is_current_ || (enqueueing() && !shown_.same(arguments, microbatches))) {
+      graph_is_current_ = false;
+      record_graph();
+      if (enqueueing()) shown_.remember(arguments, microbatches);
+      graph_is_current_ = true;
+    }
+    replayed_ = true;
+    if (enqueueing() && !machine_.commit()) return;
+    try {
+      graph_.replay(streams_.front(), *options_.counts);
+    } catch (...) {
+      if (enqueueing()) machine_.reopen();
+      throw;
+    }
   }
 
-  [[gnu::cold]] void capture() {
-    auto const& arguments = *machine_.ranks().front().arguments;
-    graph_is_current_ = false;
-    Stream const& origin = streams_.front();
-    std::size_t const ranks = machine_.ranks().size();
-    graph_.capture(origin, *options_.counts, [&] {
-      auto const extra = [&](std::size_t r) -> Event& { return events_[first_event_.back() + r]; };
-      origin.record(extra(0));
-      for (std::size_t r = 1; r < ranks; ++r) streams_[r].wait(extra(0));
-      issue();
-      for (std::size_t r = 1; r < ranks; ++r) {
-        streams_[r].record(extra(r));
-        origin.wait(extra(r));
+  [[gnu::cold]] void record_graph() {
+    struct Reopen {  // it was recorded, not carried out
+      StreamsBackend* backend;
+      ~Reopen() {
+        if (backend->enqueueing()) backend->machine_.reopen();
       }
+    } const reopen{this};
+    graph_.capture(streams_.front(), *options_.counts, [&] {
+      fork();
+      issue();
+      launch_updates();
       if (machine_.failed())
         throw stagger::Error(Errc::cancelled, "the step ended while its graph was recorded");
+      if (enqueueing()) check(iteration_->refused(), "record an update");
+      join();
     });
-    inputs_ = arguments.inputs.first;
-    targets_ = arguments.targets.first;
-    outputs_ = arguments.outputs.first;
-    graph_is_current_ = true;
+  }
+
+  /// Losses, and what became of the parameters.
+  [[gnu::cold]] void finish_enqueued() noexcept {
+    if (lost_) return;
+    if (machine_.failed()) {
+      {
+        detail::AtPlace const here(place_of(machine_.ranks().front()));
+        try {
+          machine_.undo();
+        } catch (...) {
+          return lose(std::current_exception());
+        }
+      }
+      drain();
+    }
+    if (lost_) return;
+    if (iteration_->refused() != cudaSuccess) return lose(refusal());
+    if (!machine_.failed()) iteration_->finish(machine_);
+  }
+  [[nodiscard]] [[gnu::cold]] std::exception_ptr refusal() const noexcept {
+    try {
+      detail::fail(iteration_->refused(), "change parameters of a step that was decided");
+    } catch (...) {
+      return std::current_exception();
+    }
   }
 
   /// Waits for the device, looking at it and at the deadline.
@@ -304,20 +407,22 @@ class StreamsBackend {
           std::this_thread::yield();
           continue;
         }
-        if (options_.work == Work::enqueue && !replayed_) look();
+        if (enqueueing() && !replayed_) look();
         // A host function that overruns still uses what the step was given: the step ends with it.
-        if (options_.work == Work::enqueue && expired_.load(std::memory_order_acquire))
-          return lose();
+        if (enqueueing() && expired_.load(std::memory_order_acquire)) return lose(expiry_);
         std::this_thread::sleep_for(std::chrono::microseconds(50));
       }
     } catch (...) {
-      fail(std::current_exception());
-      lose();
+      lose(std::current_exception());
     }
   }
 
   /// The device does not answer, or answers that it has failed.
-  [[gnu::cold]] void lose() noexcept {
+  [[gnu::cold]] void lose(std::exception_ptr failure) noexcept {
+    if (enqueueing())
+      machine_.lose(std::move(failure));
+    else
+      fail(std::move(failure));
     lost_ = true;
     jobs_->end();
   }
@@ -349,26 +454,13 @@ class StreamsBackend {
 
   [[gnu::cold]] void expire() noexcept {
     try {
-      fail(std::make_exception_ptr(stagger::Error(Errc::deadline, stall_text())));
+      expiry_ = std::make_exception_ptr(
+          stagger::Error(Errc::deadline, detail::stall_text(machine_, *jobs_)));
     } catch (...) {
-      fail(std::current_exception());
+      expiry_ = std::current_exception();
     }
+    fail(expiry_);
     expired_.store(true, std::memory_order_release);
-  }
-
-  [[nodiscard]] [[gnu::cold]] std::string stall_text() const {
-    auto const& program = machine_.program();
-    std::vector<std::size_t> at;
-    std::vector<std::uint32_t> given(program.signals.size());
-    for (std::size_t r = 0; r < program.ranks.size(); ++r) {
-      at.push_back(jobs_->finished(r));
-      for (std::size_t i = 0; i < at[r]; ++i)
-        for (unsigned g = 0; g < program.ranks[r].code[i].gives; ++g)
-          ++given[program.ranks[r].code[i].give[g]];
-    }
-    return text("the GPU did not move for ", machine_.options().deadline_s,
-                " s: ", stagger::detail::describe_stall(program, at, given),
-                "; raise Options::deadline_s if an action may take that long");
   }
 
   StreamsOptions options_;
@@ -382,9 +474,15 @@ class StreamsBackend {
   std::shared_ptr<detail::Jobs> jobs_;
   detail::Timeline timeline_;
   Graph graph_;
-  std::byte const* inputs_ = nullptr;  // what the graph was recorded with
-  std::byte const* targets_ = nullptr;
-  std::byte const* outputs_ = nullptr;
+  detail::Shown shown_;  // what the graph was recorded with
+  std::shared_ptr<detail::Iteration> iteration_ = std::make_shared<detail::Iteration>();
+  struct Updating {
+    stagger::detail::RankState* rank;
+    Instruction const* in;
+  };
+  std::vector<Updating> updates_;  // of this iteration, in the order of issue
+  std::exception_ptr expiry_;
+  std::atomic<bool> updates_released_{false};
   bool graph_is_current_ = false;
   bool replayed_ = false;  // this step
   bool warm_ = false;  // the program has run once, so that its stages hold all the memory they need

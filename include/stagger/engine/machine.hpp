@@ -17,6 +17,7 @@
 #include <stagger/core/list.hpp>
 #include <stagger/engine/lay_out.hpp>
 #include <stagger/engine/options.hpp>
+#include <stagger/engine/parameter_memory.hpp>
 #include <stagger/engine/rank.hpp>
 #include <stagger/engine/replica_ops.hpp>
 
@@ -40,13 +41,19 @@ class Machine {
  public:
   using Update = void (*)(void const* optimizer, LayerParameters&, UpdateStep const&) noexcept;
 
-  /// @param cuts  [stages - 1] first layer of each stage after the first, rising
+  /// @param cuts    [stages - 1] first layer of each stage after the first, rising
+  /// @param memory  where parameters go; none: on the host
   [[gnu::cold]] Machine(List<Layer> layers, std::vector<int> const& cuts, Options const& options,
-                        int states)
-      : layers_(std::move(layers)), parameters_(layers_.size()), options_(options) {
+                        int states, ParameterMemory const& memory = {})
+      : device_memory_(memory),
+        memory_(memory.allocate != nullptr ? &device_memory_ : nullptr),
+        layers_(std::move(layers)),
+        parameters_(layers_.size()),
+        options_(options) {
     for (std::size_t l = 0; l < layers_.size(); ++l)
       parameters_[l].adopt(layers_[l].ops().adopt_parameters(layers_[l].object()),
-                           static_cast<int>(l), states);
+                           static_cast<int>(l), states, memory_);
+    if (memory_ != nullptr) sums_.make(memory_, parameter_count() * sizeof(double));
     for (int const cut : cuts) first_layer_.push_back(static_cast<std::size_t>(cut));
     first_layer_.push_back(layers_.size());
     storage_ = FixedArray<CellStorage>(first_layer_.size() - 1);
@@ -64,13 +71,62 @@ class Machine {
   [[nodiscard]] Options& options() noexcept { return options_; }
   [[nodiscard]] Options const& options() const noexcept { return options_; }
   [[nodiscard]] FixedArray<LayerParameters>& parameters() noexcept { return parameters_; }
+  /// Shows every parameter to the caller, in layer order.
+  [[gnu::cold]] void append_states(std::vector<ParameterState>& states) {
+    for (auto& layer : parameters_) layer.append_states(states);
+    shown_ = memory_ != nullptr;
+  }
   [[nodiscard]] std::int64_t steps() const noexcept { return steps_; }
   void resume(std::int64_t steps) noexcept { steps_ = steps; }
 
   /// The optimizer, by address; it may change between steps.
-  void set_optimizer(void const* optimizer, Update step) noexcept {
+  /// @param enqueued_bytes  size of an optimizer whose update is enqueued; 0: it is carried out
+  void set_optimizer(void const* optimizer, Update step, std::size_t enqueued_bytes = 0) noexcept {
     optimizer_ = optimizer;
     update_ = step;
+    enqueued_bytes_ = enqueued_bytes;
+  }
+  [[nodiscard]] void const* optimizer() const noexcept { return optimizer_; }
+  [[nodiscard]] std::size_t enqueued_bytes() const noexcept { return enqueued_bytes_; }
+
+  // For back ends with a memory of their own for parameters.
+
+  [[nodiscard]] ParameterMemory const* memory_of_parameters() const noexcept { return memory_; }
+  [[nodiscard]] std::size_t parameter_count() const noexcept {
+    std::size_t count = 0;
+    for (auto const& parameters : parameters_) count += parameters.count();
+    return count;
+  }
+  /// [parameter_count()] sums of the squares of each one's gradient, in layer order.
+  [[nodiscard]] double const* square_sums() const noexcept {
+    return reinterpret_cast<double const*>(sums_.data());
+  }
+  /// Brings back what a step that failed has changed. Such a back end calls it itself.
+  [[gnu::cold]] void undo() {
+    if (program_->training) zero_gradients();
+    if (program_->training && !program_->flushes)
+      for (auto& parameters : parameters_) parameters.restore();
+  }
+  void gradient_norm(double norm) noexcept { gradient_norm_ = norm; }
+  /// The device may still work on the parameters: their memory is never given back.
+  void abandon_parameters() noexcept {
+    device_memory_.release = [](ParameterMemory const&, void*) noexcept {};
+  }
+  /// Ends the step with an error even if it was decided that it succeeds.
+  void lose(std::exception_ptr failure) noexcept {
+    if (fail(failure) || failed()) return;
+    failure_ = std::move(failure);
+    fate_.store(Fate::failed);
+  }
+  /// Decides that the step succeeds, and takes that back for a program that was recorded instead of
+  /// carried out.
+  [[nodiscard]] bool commit() noexcept {
+    Fate fate = Fate::open;
+    return fate_.compare_exchange_strong(fate, Fate::committed) || fate == Fate::committed;
+  }
+  void reopen() noexcept {
+    Fate fate = Fate::committed;
+    fate_.compare_exchange_strong(fate, Fate::open);
   }
 
   /// Makes the slots of a program and points every rank at them. Of values and slots, allocates
@@ -121,6 +177,8 @@ class Machine {
     fate_.store(Fate::open, std::memory_order_relaxed);
     failure_ = nullptr;
     gradient_norm_ = 0;
+    if (std::exchange(shown_, false))
+      for (auto& parameters : parameters_) parameters.take_back();
     if (program_->training && !program_->flushes)
       for (auto& parameters : parameters_) parameters.save();
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
@@ -142,9 +200,7 @@ class Machine {
   /// of the last step
   [[gnu::cold]] void end_step() {
     if (fate_.load(std::memory_order_acquire) == Fate::failed) {
-      if (program_->training) zero_gradients();
-      if (!program_->flushes)
-        for (auto& parameters : parameters_) parameters.restore();
+      if (memory_ == nullptr) undo();
       std::rethrow_exception(std::exchange(failure_, nullptr));
     }
     if (program_->training) steps_ += program_->updates;
@@ -318,7 +374,14 @@ class Machine {
   void finish(Duties const& duties) {
     for (Addition const& addition : duties.add) addition.to->add(*addition.from);
     if (!options_.clip_norm) return;
-    for (std::size_t const layer : duties.layers) parameters_[layer].sum_squares();
+    for (std::size_t const layer : duties.layers)
+      parameters_[layer].sum_squares(memory_ != nullptr ? sums_of(layer) : nullptr);
+  }
+
+  [[gnu::cold]] double* sums_of(std::size_t layer) const noexcept {
+    auto* sums = reinterpret_cast<double*>(sums_.data());
+    for (std::size_t l = 0; l < layer; ++l) sums += parameters_[l].count();
+    return sums;
   }
 
   /// Without a flush: one stage's step, alone. An error later brings back what was before the
@@ -331,10 +394,9 @@ class Machine {
   }
 
   void update(RankState& rank) {
-    Fate fate = Fate::open;
-    if (!fate_.compare_exchange_strong(fate, Fate::committed) && fate == Fate::failed) return;
+    if (!commit()) return;
     double scale = 1;
-    if (options_.clip_norm) {
+    if (options_.clip_norm && memory_ == nullptr) {
       double sum =
           0;  // one sum per parameter, added in layer order: the same numbers for every cut
       for (auto const& parameters : parameters_)
@@ -349,6 +411,8 @@ class Machine {
     for (auto* const share : duties.clear) share->zero();
   }
 
+  ParameterMemory device_memory_;
+  ParameterMemory const* memory_;  // null: parameters lie on the host
   List<Layer> layers_;
   FixedArray<LayerParameters> parameters_;  // [layers]
   List<std::size_t> first_layer_{0};        // [stages + 1]
@@ -356,6 +420,9 @@ class Machine {
   Options options_;
   void const* optimizer_ = nullptr;
   Update update_ = nullptr;
+  std::size_t enqueued_bytes_ = 0;
+  ParameterBlock sums_;  // [parameters] of squares, where they lie elsewhere
+  bool shown_ = false;   // the caller may have written into a copy
 
   Program const* program_ = nullptr;
   FixedArray<RankState> ranks_;

@@ -12,6 +12,7 @@
 #include <stagger/core/list.hpp>
 #include <stagger/core/tensor.hpp>
 #include <stagger/engine/layer.hpp>
+#include <stagger/engine/parameter_memory.hpp>
 #include <stagger/model/optimizer.hpp>
 
 namespace stagger {
@@ -46,10 +47,13 @@ struct UpdateStep {
 class LayerParameters {
  public:
   /// Takes over what a layer declares.
-  [[gnu::cold]] void adopt(List<ParameterDeclaration> declarations, int layer, int states) {
+  /// @param memory  where to keep it; null: on the host
+  [[gnu::cold]] void adopt(List<ParameterDeclaration> declarations, int layer, int states,
+                           ParameterMemory const* memory = nullptr) {
     declarations_ = std::move(declarations);
     layer_ = layer;
     states_ = states;
+    memory_ = memory;
     std::size_t bytes = 0;
     for (auto const& d : declarations_) {
       offsets_.push_back(bytes);
@@ -57,13 +61,16 @@ class LayerParameters {
                alignment_bytes;
     }
     values_.resize(1);
-    zero_block(values_[0], bytes);
-    zero_block(gradients_, bytes);
-    for (int s = 0; s < states; ++s) zero_block(state_[static_cast<std::size_t>(s)], bytes);
+    values_[0].make(memory_, bytes);
+    gradients_.make(memory_, bytes);
+    for (int s = 0; s < states; ++s) state_[static_cast<std::size_t>(s)].make(memory_, bytes);
     for (std::size_t i = 0; i < declarations_.size(); ++i) {
       auto& d = declarations_[i];
-      if (!d.initial.empty())
-        std::memcpy(values_[0].data() + offsets_[i], d.initial.data(), d.initial.size());
+      std::byte* const to = values_[0].data() + offsets_[i];
+      if (!d.initial.empty() && memory_ != nullptr)
+        memory_->upload(*memory_, to, d.initial.data(), d.initial.size());
+      else if (!d.initial.empty())
+        std::memcpy(to, d.initial.data(), d.initial.size());
       d.initial = {};
     }
     add_views(0);
@@ -74,7 +81,7 @@ class LayerParameters {
   void reserve_versions(std::size_t count) {
     while (values_.size() < count) {
       values_.emplace_back();
-      zero_block(values_.back(), values_[0].size());
+      values_.back().make(memory_, values_[0].size());
       add_views(values_.size() - 1);
     }
   }
@@ -91,43 +98,42 @@ class LayerParameters {
 
   /// Remembers values and state, or brings them back.
   void save() {
-    saved_values_ = values_[0];
-    saved_state_ = state_;
+    saved_values_.copy_from(values_[0]);
+    for (std::size_t s = 0; s < state_.size(); ++s) saved_state_[s].copy_from(state_[s]);
   }
-  void restore() noexcept {
-    copy_block(saved_values_, values_[0]);
-    for (std::size_t s = 0; s < state_.size(); ++s) copy_block(saved_state_[s], state_[s]);
+  void restore() {
+    values_[0].copy_from(saved_values_);
+    for (std::size_t s = 0; s < state_.size(); ++s) state_[s].copy_from(saved_state_[s]);
   }
 
-  void zero_gradients() noexcept {
-    if (!gradients_.empty()) std::memset(gradients_.data(), 0, gradients_.size());
-  }
+  void zero_gradients() noexcept { gradients_.zero(); }
 
   /// The gradients of another owner of the layer: memory of their own beside the same values.
   class Share {
    public:
     void of(LayerParameters& parameters) {
       views_.assign(parameters.views_.data(), parameters.count());
-      zero_block(gradients_, parameters.gradients_.size());
+      gradients_.make(parameters.memory_, parameters.gradients_.size());
       for (std::size_t i = 0; i < views_.size(); ++i)
         views_[i].gradient = gradients_.data() + parameters.offsets_[i];
     }
     [[nodiscard]] ParameterView const* views() const noexcept { return views_.data(); }
-    [[nodiscard]] std::uint64_t bytes() const noexcept { return gradients_.bytes(); }
-    void zero() noexcept {
-      if (!gradients_.empty()) std::memset(gradients_.data(), 0, gradients_.size());
-    }
+    [[nodiscard]] std::uint64_t bytes() const noexcept { return gradients_.size(); }
+    void zero() noexcept { gradients_.zero(); }
 
    private:
     friend LayerParameters;
     List<ParameterView> views_;  // [parameters]
-    Tensor<std::byte> gradients_;
+    ParameterBlock gradients_;
   };
 
   /// Adds what another owner has summed up.
-  void add(Share const& share) noexcept {
+  void add(Share const& share) {
     for (std::size_t i = 0; i < count(); ++i) {
-      if (declarations_[i].type == ElementType::f32)
+      if (memory_ != nullptr)
+        memory_->add(*memory_, declarations_[i].type, views_[i].gradient, share.views_[i].gradient,
+                     views_[i].size);
+      else if (declarations_[i].type == ElementType::f32)
         add_gradient<float>(views_[i], share.views_[i]);
       else
         add_gradient<double>(views_[i], share.views_[i]);
@@ -136,8 +142,12 @@ class LayerParameters {
 
   /// Sum of squares of each parameter's gradient: one sum per parameter, so that any cut adds the
   /// same numbers.
-  void sum_squares() noexcept {
-    for (std::size_t i = 0; i < count(); ++i)
+  /// @param sums  [count()] where they go in memory of a back end; unused on the host
+  void sum_squares(double* sums = nullptr) {
+    for (std::size_t i = 0; memory_ != nullptr && i < count(); ++i)
+      memory_->sum_squares(*memory_, declarations_[i].type, views_[i].gradient, views_[i].size,
+                           sums + i);
+    for (std::size_t i = 0; memory_ == nullptr && i < count(); ++i)
       square_sums_[i] = declarations_[i].type == ElementType::f32
                             ? sum_squares_of<float>(views_[i])
                             : sum_squares_of<double>(views_[i]);
@@ -158,32 +168,48 @@ class LayerParameters {
     zero_gradients();
   }
 
+  /// Shows values and state to the host: themselves, or a copy that `take_back` brings home.
   void append_states(std::vector<ParameterState>& states) {
+    if (memory_ != nullptr) fetch_copy();
+    auto& values = memory_ != nullptr ? host_copy_[0] : values_[0];
+    auto* const first_state = memory_ != nullptr ? &host_copy_[1] : state_.data();
     for (std::size_t i = 0; i < declarations_.size(); ++i) {
       auto const& d = declarations_[i];
       std::size_t const bytes = d.size * element_bytes(d.type);
       ParameterState state;
       state.name = std::to_string(layer_) + "." + d.name;
       state.type = d.type;
-      state.value = {values_[0].data() + offsets_[i], bytes};
+      state.value = {values.data() + offsets_[i], bytes};
       for (std::size_t s = 0; s < static_cast<std::size_t>(states_); ++s)
-        state.state[s] = {state_[s].data() + offsets_[i], bytes};
+        state.state[s] = {first_state[s].data() + offsets_[i], bytes};
       states.push_back(std::move(state));
     }
   }
 
+  /// What the host may have written into the copy that it was shown.
+  [[gnu::cold]] void take_back() {
+    if (host_copy_[0].size() == 0) return;
+    memory_->upload(*memory_, values_[0].data(), host_copy_[0].data(), values_[0].size());
+    for (std::size_t s = 0; s < static_cast<std::size_t>(states_); ++s)
+      memory_->upload(*memory_, state_[s].data(), host_copy_[s + 1].data(), state_[s].size());
+  }
+
   /// Values, gradients and state together, in bytes.
   [[nodiscard]] std::uint64_t bytes() const noexcept {
-    std::uint64_t sum = gradients_.bytes() + state_[0].bytes() + state_[1].bytes() +
-                        saved_values_.bytes() + saved_state_[0].bytes() + saved_state_[1].bytes();
-    for (auto const& version : values_) sum += version.bytes();
+    std::uint64_t sum = gradients_.size() + state_[0].size() + state_[1].size() +
+                        saved_values_.size() + saved_state_[0].size() + saved_state_[1].size();
+    for (auto const& version : values_) sum += version.size();
     return sum;
   }
 
  private:
-  static void zero_block(Tensor<std::byte>& block, std::size_t bytes) {
-    block.resize({bytes});
-    if (bytes != 0) std::memset(block.data(), 0, bytes);
+  [[gnu::cold]] void fetch_copy() {
+    for (std::size_t s = 0; s < 1 + static_cast<std::size_t>(states_); ++s) {
+      auto const& from = s == 0 ? values_[0] : state_[s - 1];
+      if (host_copy_[s].size() != from.size()) host_copy_[s].make(nullptr, from.size());
+      if (from.size() != 0)
+        memory_->download(*memory_, host_copy_[s].data(), from.data(), from.size());
+    }
   }
 
   template <class T>
@@ -199,10 +225,6 @@ class LayerParameters {
     for (std::size_t i = 0; i < view.size; ++i)
       sum += static_cast<double>(gradient[i]) * static_cast<double>(gradient[i]);
     return sum;
-  }
-
-  static void copy_block(Tensor<std::byte> const& from, Tensor<std::byte>& to) noexcept {
-    if (!from.empty()) std::memcpy(to.data(), from.data(), from.size());
   }
 
   void add_views(std::size_t version) {
@@ -225,14 +247,16 @@ class LayerParameters {
   }
 
   List<ParameterDeclaration> declarations_;
-  List<std::size_t> offsets_;       // [parameters] bytes
-  List<ParameterView> views_;       // [versions][parameters]
-  List<double> square_sums_;        // [parameters]
-  List<Tensor<std::byte>> values_;  // [versions]
-  Tensor<std::byte> gradients_;
-  std::array<Tensor<std::byte>, 2> state_;
-  Tensor<std::byte> saved_values_;
-  std::array<Tensor<std::byte>, 2> saved_state_;
+  List<std::size_t> offsets_;    // [parameters] bytes
+  List<ParameterView> views_;    // [versions][parameters]
+  List<double> square_sums_;     // [parameters]
+  List<ParameterBlock> values_;  // [versions]
+  ParameterBlock gradients_;
+  std::array<ParameterBlock, 2> state_;
+  ParameterBlock saved_values_;
+  std::array<ParameterBlock, 2> saved_state_;
+  std::array<ParameterBlock, 3> host_copy_;  // values and states, where they lie elsewhere
+  ParameterMemory const* memory_ = nullptr;
   int layer_ = 0;
   int states_ = 0;
 };

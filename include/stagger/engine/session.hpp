@@ -61,9 +61,10 @@ template <class B> class Session final : public StepOwner {
       : parts_(std::move(parts)),
         positions_(positions),
         place_(std::move(place)),
-        machine_(std::move(layers), cuts, options, states),
+        machine_(std::move(layers), cuts, options, states, memory_of(device)),
         backend_(device, machine_, places) {}
 
+  [[nodiscard]] B& backend() noexcept { return backend_; }
   [[nodiscard]] Machine& machine() noexcept { return machine_; }
   [[nodiscard]] Machine const& machine() const noexcept { return machine_; }
   [[nodiscard]] B& backend() noexcept { return backend_; }
@@ -186,6 +187,14 @@ template <class B> class Session final : public StepOwner {
                                       session->machine_.steps()))));
     }
   };
+
+  /// Where the device policy wants parameters to lie.
+  template <class Device> static ParameterMemory memory_of(Device const& device) {
+    if constexpr (requires { device.parameter_memory(); })
+      return device.parameter_memory();
+    else
+      return {};
+  }
 
   /// How many may compute a loss of one microbatch: the most replicas of a position.
   [[nodiscard]] std::size_t parts() const noexcept {

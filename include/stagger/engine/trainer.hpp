@@ -86,11 +86,18 @@ template <class In, class Out, class Chosen> class Trainer {
     session_ = std::make_shared<detail::Session<typename Device::Backend>>(
         device, std::move(layers), cuts, options, Optimizer::states, positions,
         detail::checked_places(placement.place(ranks, places), ranks, places), places, parts_);
-    machine().set_optimizer(&parts_->optimizer,
-                            [](void const* erased, detail::LayerParameters& parameters,
-                               detail::UpdateStep const& step) noexcept {
-                              parameters.update(*static_cast<Optimizer const*>(erased), step);
-                            });
+    constexpr bool enqueues = requires { Optimizer::enqueues; };
+    static_assert(
+        !enqueues || requires { Device::Backend::enqueues; },
+        "stagger: the update of this optimizer is a kernel, which this device has none "
+        "for; give Pipeline::with a device of stagger/cuda, or another optimizer");
+    machine().set_optimizer(
+        &parts_->optimizer,
+        [](void const* erased, detail::LayerParameters& parameters,
+           detail::UpdateStep const& step) noexcept {
+          parameters.update(*static_cast<Optimizer const*>(erased), step);
+        },
+        enqueues ? sizeof(Optimizer) : 0);
   }
 
   Trainer(Trainer&&) noexcept = default;
@@ -171,10 +178,10 @@ template <class In, class Out, class Chosen> class Trainer {
   [[nodiscard]] Optimizer& optimizer() noexcept { return parts_->optimizer; }
 
   /// Every parameter with its optimizer state, in layer order; writable between steps. Not a cheap
-  /// call.
+  /// call. On a GPU it is a copy, which the next step takes back: ask again after it.
   [[nodiscard]] std::vector<ParameterState> parameters() {
     std::vector<ParameterState> states;
-    for (auto& layer : machine().parameters()) layer.append_states(states);
+    machine().append_states(states);
     return states;
   }
 
@@ -193,6 +200,17 @@ template <class In, class Out, class Chosen> class Trainer {
   /// Goes on as if `steps` had been taken; the caller has written the parameters and states that
   /// belong to it.
   void resume(std::int64_t steps) noexcept { machine().resume(steps); }
+
+  /// From the next step on, records an iteration as a graph of the device and replays it; records
+  /// it again whenever what it is shown changes. Where the device has graphs.
+  /// @return  what has been done with the graph so far and is done from now on
+  auto const& capture(bool on = true) requires requires(typename Device::Backend& backend) {
+    backend.capture(on);
+  }
+  {
+    session_->require_idle();
+    return session_->backend().capture(on);
+  }
 
   [[nodiscard]] int stages() const noexcept { return session_->machine().stages(); }
   /// Of all positions and their replicas; those of one position follow each other.

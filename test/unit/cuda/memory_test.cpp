@@ -54,7 +54,8 @@ TEST_CASE("cuda/Tensor: it allocates only when it must hold more than ever befor
 TEST_CASE("cuda/Tensor: without room it stays as it was and says what is free", "[cuda]") {
   si::Session const session;
   si::Machine machine;
-  machine.memory_bytes = 1000;
+  auto const taken = static_cast<std::uint64_t>(si::live().bytes);
+  machine.memory_bytes = 1000 + taken;
   si::set_machine(machine);
   sg::cuda::Tensor<> a({100});
   auto const* const data = a.data();
@@ -63,9 +64,7 @@ TEST_CASE("cuda/Tensor: without room it stays as it was and says what is free", 
     FAIL();
   } catch (sg::cuda::Error const& error) {
     CHECK(error.result() == cudaErrorMemoryAllocation);
-    CHECK(std::string(error.what())
-              .find("the GPU has no 800 bytes more: 600 bytes of 1000 bytes are free, so a tensor "
-                    "of at most that fits") == 0);
+    CHECK(std::string(error.what()).find("the GPU has no 800 bytes more: 600 bytes of ") == 0);
   }
   CHECK(a.data() == data);
   CHECK(a.size() == 100);

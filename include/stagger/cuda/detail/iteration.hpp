@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What goes to the GPU before an iteration and comes back after it, in one block each way.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+#include <new>
+#include <vector>
+
+#include <stagger/cuda/kernels.hpp>
+#include <stagger/cuda/tensor.hpp>
+#include <stagger/engine/machine.hpp>
+
+namespace stagger::cuda::detail {
+
+/// Step numbers and the optimizer's go there; the scale of gradients lies beside them; losses and
+/// the norm come back.
+class Iteration {
+ public:
+  /// Makes room for what a program needs. Never gives back.
+  [[gnu::cold]] void load(stagger::detail::Machine const& machine,
+                          ParameterKernels const* kernels) {
+    auto const up = [](std::size_t bytes) { return (bytes + 15) / 16 * 16; };
+    ranks_ = machine.program().ranks.size();
+    optimizer_bytes_ = machine.enqueued_bytes();
+    scales_ = up(sizeof(StepNumbers)) + up(optimizer_bytes_);
+    losses_ = scales_ + ranks_ * sizeof(GradientScale);
+    microbatches_ = static_cast<std::size_t>(machine.program().microbatches);
+    std::size_t const bytes = losses_ + microbatches_ * sizeof(double);
+    host_.resize(bytes);
+    device_.resize({bytes});
+    places_.resize(ranks_);
+    for (std::size_t r = 0; r < ranks_; ++r) {
+      StepPlace& of_rank = places_[r];
+      of_rank.numbers = reinterpret_cast<StepNumbers const*>(device_.data());
+      of_rank.optimizer = device_.data() + up(sizeof(StepNumbers));
+      of_rank.scale = reinterpret_cast<GradientScale*>(device_.data() + scales_) + r;
+      of_rank.losses = reinterpret_cast<double*>(device_.data() + losses_);
+      of_rank.kernels = kernels;
+      of_rank.refused = &refused_;
+      of_rank.loss_on_device = &loss_on_device_;
+    }
+    loss_on_device_ = false;
+  }
+
+  [[nodiscard]] StepPlace const& place(std::size_t rank) const noexcept { return places_[rank]; }
+
+  /// Enqueues what kernels of this iteration will find.
+  void send(stagger::detail::Machine const& machine, Stream const& stream) {
+    refused_ = cudaSuccess;
+    StepNumbers const numbers{machine.steps(), machine.options().seed};
+    std::byte* const to = host_.data();
+    std::memcpy(to, &numbers, sizeof numbers);
+    if (optimizer_bytes_ != 0) std::memcpy(to + 16, machine.optimizer(), optimizer_bytes_);
+    for (std::size_t r = 0; r < ranks_; ++r)
+      ::new (to + scales_ + r * sizeof(GradientScale)) GradientScale();
+    std::memset(to + losses_, 0, microbatches_ * sizeof(double));
+    for (StepPlace& of_rank : places_) of_rank.steps = numbers.steps;
+    check(cudaMemcpyAsync(device_.data(), to, host_.size(), cudaMemcpyHostToDevice, stream.get()),
+          "send the numbers of a step");
+  }
+
+  /// Enqueues the way back, behind all work of the iteration.
+  void fetch(Stream const& stream) {
+    check(cudaMemcpyAsync(host_.data() + scales_, device_.data() + scales_, host_.size() - scales_,
+                          cudaMemcpyDeviceToHost, stream.get()),
+          "fetch the loss of a step");
+  }
+
+  /// Hands over what came back.
+  void finish(stagger::detail::Machine& machine) noexcept {
+    double* const losses = machine.ranks().front().arguments->losses;
+    if (loss_on_device_ && losses != nullptr)
+      std::memcpy(losses, host_.data() + losses_, microbatches_ * sizeof(double));
+    GradientScale scale;
+    std::memcpy(&scale, host_.data() + scales_, sizeof scale);
+    machine.gradient_norm(scale.norm);
+  }
+
+  /// What CUDA refused after the step was decided.
+  [[nodiscard]] cudaError_t refused() const noexcept { return refused_; }
+
+ private:
+  static_assert(sizeof(StepNumbers) == 16);
+  std::size_t ranks_ = 0;
+  std::size_t microbatches_ = 0;
+  std::size_t optimizer_bytes_ = 0;
+  std::size_t scales_ = 0;  // offsets in both blocks
+  std::size_t losses_ = 0;
+  Pinned<std::byte> host_;
+  Tensor<std::byte> device_;
+  std::vector<StepPlace> places_;  // [ranks]
+  cudaError_t refused_ = cudaSuccess;
+  bool loss_on_device_ = false;
+};
+
+/// What a graph was recorded with: the objects of a batch, byte by byte, since they hold the
+/// addresses that its kernels were given, and the weights of its terms.
+class Shown {
+ public:
+  [[nodiscard]] bool same(stagger::detail::StepArguments const& now, std::size_t count) const {
+    std::size_t at = 0;
+    bool same = true;
+    each(now, count, [&](void const* from, std::size_t bytes) {
+      same = same && at + bytes <= bytes_.size() && std::memcmp(&bytes_[at], from, bytes) == 0;
+      at += bytes;
+    });
+    return same && at == bytes_.size();
+  }
+  [[gnu::cold]] void remember(stagger::detail::StepArguments const& now, std::size_t count) {
+    bytes_.clear();
+    each(now, count, [&](void const* from, std::size_t bytes) {
+      auto const* const first = static_cast<std::byte const*>(from);
+      bytes_.insert(bytes_.end(), first, first + bytes);
+    });
+  }
+
+ private:
+  template <class Visit>
+  static void each(stagger::detail::StepArguments const& now, std::size_t count, Visit visit) {
+    for (auto const* places : {&now.inputs, &now.targets, &now.outputs}) {
+      visit(&places->first, sizeof places->first);
+      if (places->first != nullptr && count * places->stride != 0)
+        visit(places->first, count * places->stride);
+    }
+    if (now.scales != nullptr) visit(now.scales, count * sizeof(double));
+  }
+  std::vector<std::byte> bytes_;
+};
+
+}  // namespace stagger::cuda::detail

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What a program with parameters on a GPU brings along: kernels for the optimizer and for
+/// gradients; and what kernels find in device memory. The library has no kernels of its own.
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include <stagger/cuda/memory.hpp>
+#include <stagger/model/context.hpp>
+#include <stagger/model/optimizer.hpp>
+
+namespace stagger::cuda {
+
+/// What gradients are multiplied by, and what their norm was. In device memory.
+struct GradientScale {
+  double factor = 1;
+  double norm = 0;
+};
+
+/// Numbers of the step under way, in device memory: written before each iteration, so that a graph
+/// replays with those of its own step.
+struct StepNumbers {
+  std::int64_t steps = 0;  ///< optimizer steps taken before this one
+  std::uint64_t seed = 0;  ///< of the run
+};
+
+/// Kernels for gradients, each a function that launches one on a stream and answers what CUDA did.
+/// Needed where gradients are clipped, and where a stage has two owners.
+struct ParameterKernels {
+  /// sum[i] += more[i] for i < size.
+  cudaError_t (*add)(ElementType, void* sum, void const* more, std::size_t size,
+                     cudaStream_t) = nullptr;
+  /// *sum = the sum of gradient[i]^2 for i < size.
+  cudaError_t (*sum_squares)(ElementType, void const* gradient, std::size_t size, double* sum,
+                             cudaStream_t) = nullptr;
+  /// norm = root of the sum of sums[i] for i < count, rising; factor = clip_norm / norm where
+  /// norm > clip_norm, else 1.
+  cudaError_t (*scale)(double const* sums, std::size_t count, double clip_norm, GradientScale*,
+                       cudaStream_t) = nullptr;
+};
+
+/// What the kernel of an optimizer is launched with: one parameter. All pointers are of the device.
+template <class Rule, class T> struct Update {
+  OptimizerView<T> view;
+  Rule const* rule = nullptr;  ///< the optimizer's numbers as they are in the step under way
+  GradientScale const* scale = nullptr;
+  StepNumbers const* numbers = nullptr;
+  std::int64_t number = 1;  ///< numbers->steps + number is the optimizer step, counted from 1
+};
+
+namespace detail {
+
+/// What a rank finds while its work is enqueued.
+struct StepPlace {
+  StepNumbers const* numbers = nullptr;  // of the device, as the next three
+  void const* optimizer = nullptr;
+  GradientScale* scale = nullptr;
+  double* losses = nullptr;  // [microbatches]
+  std::int64_t steps = 0;    // numbers->steps while the work is enqueued
+  ParameterKernels const* kernels = nullptr;
+  cudaError_t* refused = nullptr;  // what CUDA refused after the step was decided
+  bool* loss_on_device = nullptr;
+};
+
+/// Makes a call that a decided step depends on, once more if it is refused.
+template <class Call> void insist(Call call) noexcept {
+  cudaError_t result = call();
+  if (result == cudaSuccess) return;
+  static_cast<void>(cudaGetLastError());
+  result = call();
+  if (result != cudaSuccess && place.step != nullptr) *place.step->refused = result;
+}
+
+}  // namespace detail
+
+/// Step and seed in device memory, for kernels that draw random numbers: a graph that is replayed
+/// keeps what a kernel was given by value.
+/// @pre called by a stage or a loss whose work is enqueued
+[[nodiscard]] inline StepNumbers const* step_numbers() noexcept {
+  return detail::place.step->numbers;
+}
+
+/// Where the kernel of a loss adds, or writes, the sum over the terms of the microbatch at hand:
+/// one double of the device, 0 before. What the loss's function returns is then ignored.
+/// @pre called by a loss whose work is enqueued
+[[nodiscard]] inline double* loss_place(Context const& context) noexcept {
+  *detail::place.step->loss_on_device = true;
+  return detail::place.step->losses + context.microbatch();
+}
+
+/// An optimizer whose update is a kernel. It has the numbers of its rule, which may be changed
+/// between steps.
+///
+/// @code
+///     struct Launch {   // in a .cu file: adam_kernel<<<..., stream>>>(update);
+///       cudaError_t operator()(cuda::Update<optimizer::AdamW, float> const&, cudaStream_t) const;
+///       cudaError_t operator()(cuda::Update<optimizer::AdamW, double> const&, cudaStream_t) const;
+///     };
+///     cuda::Enqueued<optimizer::AdamW, Launch> adam{{.rate = 1e-3}};
+/// @endcode
+///
+/// @tparam Rule    trivially copyable, with `states`; such as optimizer::AdamW
+/// @tparam Launch  launches the kernel for one parameter and answers what CUDA did
+template <class Rule, class Launch> struct Enqueued : Rule {
+  static_assert(std::is_trivially_copyable_v<Rule> && std::is_empty_v<Launch>,
+                "stagger: an enqueued optimizer is copied to the GPU: its rule must be trivially "
+                "copyable, and its Launch without members");
+  using policy_tag = OptimizerTag;
+  static constexpr bool enqueues = true;
+
+  template <class T>
+  void update(OptimizerView<T> const& view, double, std::int64_t number) const noexcept {
+    if (view.size == 0) return;
+    auto const& step = *detail::place.step;
+    Update<Rule, T> const what{view, static_cast<Rule const*>(step.optimizer), step.scale,
+                               step.numbers, number - step.steps};
+    detail::insist([&] { return Launch{}(what, stream()); });
+  }
+};
+
+}  // namespace stagger::cuda

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Where parameters lie: in host memory, or in memory of a back end that no host may touch.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include <stagger/core/tensor.hpp>
+#include <stagger/model/parameter.hpp>
+
+namespace stagger::detail {
+
+/// Memory of a back end, and what is done there with parameters. Nothing here has a price for
+/// parameters in host memory, which have none of these.
+struct ParameterMemory {
+  int device;
+  // Between steps; done when they return. They throw what the device refuses.
+  void* (*allocate)(ParameterMemory const&, std::size_t bytes);  // zeros
+  void (*release)(ParameterMemory const&, void*) noexcept;
+  void (*upload)(ParameterMemory const&, void* to, void const* from, std::size_t bytes);
+  void (*download)(ParameterMemory const&, void* to, void const* from, std::size_t bytes);
+  // In the order of the work of the rank whose turn it is, else as those above.
+  void (*copy)(ParameterMemory const&, void* to, void const* from, std::size_t bytes);
+  void (*add)(ParameterMemory const&, ElementType, void* sum, void const* more, std::size_t size);
+  void (*sum_squares)(ParameterMemory const&, ElementType, void const* gradient, std::size_t size,
+                      double* sum);
+  /// Tells the back end of a refusal, since the step may be decided already.
+  void (*zero)(ParameterMemory const&, void* memory, std::size_t bytes) noexcept;
+};
+
+/// A block of one of both kinds of memory, made as zeros, aligned to `alignment_bytes`.
+class ParameterBlock {
+ public:
+  ParameterBlock() = default;
+  ParameterBlock(ParameterBlock&& other) noexcept
+      : memory_(other.memory_),
+        data_(std::exchange(other.data_, nullptr)),
+        size_(std::exchange(other.size_, 0)) {}
+  ParameterBlock& operator=(ParameterBlock&& other) noexcept {
+    std::swap(memory_, other.memory_);
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    return *this;
+  }
+  ~ParameterBlock() { release(); }
+
+  /// @param memory  null: the host's
+  [[gnu::cold]] [[gnu::noinline]] void make(ParameterMemory const* memory, std::size_t bytes) {
+    release();
+    if (bytes != 0) {
+      data_ = static_cast<std::byte*>(memory != nullptr ? memory->allocate(*memory, bytes)
+                                                        : make_on_host(bytes));
+    }
+    memory_ = memory;
+    size_ = bytes;
+  }
+
+  /// Takes over the contents of another, of the same memory.
+  [[gnu::cold]] [[gnu::noinline]] void copy_from(ParameterBlock const& other) {
+    if (size_ != other.size_) make(other.memory_, other.size_);
+    if (size_ == 0) return;
+    if (memory_ != nullptr)
+      memory_->copy(*memory_, data_, other.data_, size_);
+    else
+      std::memcpy(data_, other.data_, size_);
+  }
+
+  void zero() noexcept {
+    if (size_ == 0) return;
+    if (memory_ != nullptr)
+      memory_->zero(*memory_, data_, size_);
+    else
+      std::memset(data_, 0, size_);
+  }
+
+  [[nodiscard]] std::byte* data() const noexcept { return data_; }
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+
+ private:
+  static void* make_on_host(std::size_t bytes) {
+    void* const block = ::operator new (bytes, std::align_val_t{alignment_bytes});
+    std::memset(block, 0, bytes);
+    return block;
+  }
+  [[gnu::cold]] [[gnu::noinline]] void release() noexcept {
+    if (data_ == nullptr) return;
+    if (memory_ != nullptr)
+      memory_->release(*memory_, data_);
+    else
+      AlignedDelete{}(data_);
+    data_ = nullptr;
+    size_ = 0;
+  }
+
+  ParameterMemory const* memory_ = nullptr;
+  std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+}  // namespace stagger::detail
