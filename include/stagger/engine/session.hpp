@@ -67,7 +67,6 @@ template <class B> class Session final : public StepOwner {
   [[nodiscard]] B& backend() noexcept { return backend_; }
   [[nodiscard]] Machine& machine() noexcept { return machine_; }
   [[nodiscard]] Machine const& machine() const noexcept { return machine_; }
-  [[nodiscard]] B& backend() noexcept { return backend_; }
   [[nodiscard]] int positions() const noexcept { return positions_; }
   [[nodiscard]] int ranks() const noexcept { return static_cast<int>(place_.size()); }
 
