@@ -249,6 +249,7 @@ class Machine {
           memory.gradients += layer.dy.bytes();
         }
         memory.gradients += owner->dx.bytes();
+        memory.activations += owner->repeated_output.bytes();
       }
     }
     for (auto const& rank : ranks_) memory.scratch += rank.context.scratch_bytes();

@@ -11,6 +11,8 @@
 
 #include <stagger/cluster/profile.hpp>
 #include <stagger/core/error.hpp>
+#include <stagger/core/fixed_array.hpp>
+#include <stagger/engine/footprint.hpp>
 #include <stagger/engine/one_device.hpp>
 
 namespace stagger {
@@ -101,6 +103,93 @@ class Profiler {
       profile.layers.push_back(std::move(layer));
     }
     return profile;
+  }
+
+  /// What one microbatch leaves behind layer by layer, whatever the model did before. Parameters
+  /// stay as they are.
+  template <class In, class Out, class Optimizer, class Loss>
+  [[nodiscard]] Footprint footprint(
+      OneDevice<In, Out, Optimizer, Loss>& one, In const& input,
+      typename OneDevice<In, Out, Optimizer, Loss>::Target const& target) const {
+    std::size_t const layers = one.layers_.size();
+    FixedArray<detail::Slots> y(layers), dy(layers), saved(layers);
+    FixedArray<Context> contexts(layers + 1);  // of the layers and the loss
+    detail::Slots x(*one.layers_[0].ops().input, 1), dx(*one.layers_[0].ops().input, 1);
+    one.layers_[0].ops().input->assign(x[0], &input);
+    Footprint result;
+    result.layers.resize(layers);
+    result.input = x.bytes();
+    auto const begin_action = [&](std::size_t l) {
+      contexts[l].begin_action(l < layers ? one.parameters_[l].views() : nullptr,
+                               static_cast<int>(std::min(l, layers - 1)), 0);
+    };
+    for (auto& context : contexts) context.begin_step(one.steps_, one.options_.seed, true);
+    for (std::size_t l = 0; l < layers; ++l) {
+      auto const& ops = one.layers_[l].ops();
+      y[l] = detail::Slots(*ops.output, 1);
+      dy[l] = detail::Slots(*ops.output, 1);
+      saved[l] = detail::Slots(*ops.saved, 1);
+      begin_action(l);
+      ops.forward(one.layers_[l].object(), contexts[l], l == 0 ? x[0] : y[l - 1][0], y[l][0],
+                  saved[l][0]);
+      result.layers[l].saved_forward = saved[l].bytes();
+    }
+    double const terms = one.loss_.terms(target);
+    begin_action(layers);
+    (void)one.loss_.value_and_gradient(contexts[layers], *static_cast<Out const*>(y[layers - 1][0]),
+                                       target, terms > 0 ? 1 / terms : 0,
+                                       *static_cast<Out*>(dy[layers - 1][0]));
+    begin_action(layers);  // settles what was taken
+    for (std::size_t l = layers; l-- > 0;) {
+      auto const& ops = one.layers_[l].ops();
+      void* const object = one.layers_[l].object();
+      void const* const in = l == 0 ? x[0] : y[l - 1][0];
+      void* const gradient = l == 0 ? dx[0] : dy[l - 1][0];
+      begin_action(l);
+      if (ops.backward != nullptr) {
+        ops.backward(object, contexts[l], in, dy[l][0], gradient, saved[l][0]);
+      } else {
+        if (ops.backward_input != nullptr)
+          ops.backward_input(object, contexts[l], in, dy[l][0], gradient, saved[l][0]);
+        begin_action(l);
+        if (ops.backward_weight != nullptr)
+          ops.backward_weight(object, contexts[l], in, dy[l][0], saved[l][0]);
+      }
+      begin_action(l);
+    }
+    result.input_gradient = dx.bytes();
+    for (std::size_t l = 0; l < layers; ++l) {
+      LayerBytes& of = result.layers[l];
+      of.output = y[l].bytes();
+      of.output_gradient = dy[l].bytes();
+      of.saved = saved[l].bytes();
+      of.scratch = contexts[l].scratch_bytes();
+      of.parameters = one.parameters_[l].bytes() / (2 + Optimizer::states);
+      one.parameters_[l].zero_gradients();
+    }
+    auto& last = result.layers.back().scratch;
+    last = std::max(last, contexts[layers].scratch_bytes());
+    return result;
+  }
+
+  /// [layers] Seconds of an optimizer step, with the sums of squares that clipping needs; medians.
+  /// Parameters and states change.
+  template <class Clock = std::chrono::steady_clock, class In, class Out, class Optimizer,
+            class Loss>
+  [[nodiscard]] std::vector<double> update_seconds(OneDevice<In, Out, Optimizer, Loss>& one) const {
+    std::vector<double> result;
+    for (auto& parameters : one.parameters_) {
+      std::vector<double> times;
+      for (int pass = -options_.discarded; pass < options_.repeats; ++pass) {
+        double const s = seconds<Clock>([&] {
+          parameters.sum_squares();
+          parameters.update(one.optimizer_, {1, one.steps_ + 1});
+        });
+        if (pass >= 0) times.push_back(s);
+      }
+      result.push_back(median(std::move(times)));
+    }
+    return result;
   }
 
  private:
