@@ -40,12 +40,18 @@ void Record::add(Timeline timeline, double wall_s, std::vector<int> peak_in_flig
   peak_in_flight_ = std::move(peak_in_flight);
 }
 
+double Record::step_s() const {
+  return wall_s_[middle(wall_s_.size(), [&](std::size_t i) { return wall_s_[i]; })];
+}
+
+double Record::fastest_s() const { return *std::min_element(wall_s_.begin(), wall_s_.end()); }
+
 std::string Record::table(Table const& plan) const {
   report::StepReport step;
   step.predicted = report::summarize(predicted(plan));
   step.measured = report::summarize(typical());
   step.measured.peak_in_flight = peak_in_flight_;  // as the engine counted, not as the clock tells
-  step.measured_step_s = wall_s_[middle(wall_s_.size(), [&](std::size_t i) { return wall_s_[i]; })];
+  step.measured_step_s = step_s();
   return report::step_table(step);
 }
 

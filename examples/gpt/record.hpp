@@ -22,6 +22,13 @@ class Record {
 
   [[nodiscard]] bool empty() const noexcept { return timelines_.empty(); }
 
+  /// Median time of the steps, seconds.
+  /// @pre  not empty
+  [[nodiscard]] double step_s() const;
+  /// The shortest, seconds.
+  /// @pre  not empty
+  [[nodiscard]] double fastest_s() const;
+
   /// What the plan allows at the median cost of each stage, beside the step with the middle
   /// makespan.
   [[nodiscard]] std::string table(stagger::schedule::Table const& plan) const;

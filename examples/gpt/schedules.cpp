@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
+#include <stagger/engine/planned.hpp>
 #include <stagger/schedule/catalog.hpp>
 
 namespace gpt {
@@ -30,7 +31,9 @@ bool turns(std::string_view name) {
 }  // namespace
 
 schedule::Table Schedule::table(stagger::Shape shape) const {
-  if (shape.microbatches == microbatches) return schedule::make_table(name, shape);
+  if (shape.microbatches == microbatches)
+    return warm_up.empty() ? schedule::make_table(name, shape)
+                           : stagger::PlannedOrder{warm_up}.table(shape);
   schedule::CatalogOptions options;
   options.mapping = turns(name) ? schedule::Mapping::zigzag : schedule::Mapping::looped;
   return schedule::make_table("forward-only", shape, options);
@@ -39,8 +42,10 @@ schedule::Table Schedule::table(stagger::Shape shape) const {
 Schedule Schedule::named(std::string_view name, std::int64_t chunks, std::int64_t microbatches) {
   for (auto const& entry : schedule::catalog)
     if (entry.name == name && fits(name))
-      return {entry.name, chunks > 0 ? static_cast<int>(chunks) : entry.chunks,
-              static_cast<int>(microbatches)};
+      return {entry.name,
+              chunks > 0 ? static_cast<int>(chunks) : entry.chunks,
+              static_cast<int>(microbatches),
+              {}};
   throw stagger::Error(
       stagger::Errc::bad_configuration,
       "there is no schedule '" + std::string(name) + "'; --schedule knows " + schedule_names());

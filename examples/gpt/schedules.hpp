@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include <stagger/schedule/policy.hpp>
 #include <stagger/schedule/verify.hpp>
@@ -19,11 +21,17 @@ struct Schedule {
   using policy_tag = stagger::ScheduleTag;
   static constexpr bool flushes = true;
 
-  std::string_view name;    ///< in the library's catalog
-  int chunks_per_rank = 1;  ///< stages of a rank
-  int microbatches = 1;     ///< of a training step; any other count is for prediction
+  std::string_view name;       ///< in the library's catalog
+  int chunks_per_rank = 1;     ///< stages of a rank
+  int microbatches = 1;        ///< of a training step; any other count is for prediction
+  std::vector<int> warm_up{};  ///< of a plan's stages: 1f1b with these forwards ahead
 
   [[nodiscard]] int chunks() const { return chunks_per_rank; }
+
+  /// The order of a plan.
+  [[nodiscard]] static Schedule planned(std::vector<int> warm_up, std::int64_t microbatches) {
+    return {"1f1b", 1, static_cast<int>(microbatches), std::move(warm_up)};
+  }
 
   /// @throws Error  with Errc::bad_configuration for a shape that the schedule cannot serve
   [[nodiscard]] stagger::schedule::Table table(stagger::Shape shape) const;

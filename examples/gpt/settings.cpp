@@ -145,8 +145,14 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
                "Train on one device as well and demand bit-equal parameters after every step")
       ->group(group);
 
-  app.add_option("--profile", s.profile,
-                 "Measure each layer on this machine, write the profile for 'stagger plan', and end")
+  app.add_option("--plan", s.plan,
+                 "Let measured times of the layers choose stages, replicas, microbatches and "
+                 "recomputation for --threads: auto, or a FILE with a plan")
+      ->type_name("auto|FILE")
+      ->group(group);
+  app.add_option(
+         "--profile", s.profile,
+         "Measure each layer on this machine, write the profile for 'stagger plan', and end")
       ->type_name("FILE")
       ->group(group);
 
@@ -182,10 +188,21 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
   } catch (CLI::ParseError const& error) {
     refuse(one_line(error.what()) + "; gpt --help lists what there is");
   }
+  if (!s.plan.empty()) {
+    for (char const* flag :
+         {"--stages", "--microbatches", "--schedule", "--chunks", "--recompute", "--profile"})
+      if (app.count(flag) > 0)
+        refuse(std::string("--plan ") + s.plan + " cannot go with " + flag +
+               (std::string(flag) == "--profile" ? ", which ends before training; leave one out"
+                                                 : ", which the plan says; leave one out"));
+    s.stages = s.microbatches = 1;  // until there is a plan
+  }
   if (s.chunks == 0) s.chunks = Schedule::named(s.schedule, 0, 1).chunks();
   if (s.threads == 0) {
     std::int64_t const processors = std::max(1U, std::thread::hardware_concurrency());
-    s.threads = std::clamp<std::int64_t>(s.chunks > 0 ? s.ranks() : 1, 1, processors);
+    bool const planned = !s.plan.empty();
+    s.threads = planned ? processors
+                        : std::clamp<std::int64_t>(s.chunks > 0 ? s.ranks() : 1, 1, processors);
   }
   s.check();
   return s;

@@ -36,6 +36,9 @@ struct Settings {
   bool recompute = false;
   bool compare = false;  ///< train on one device as well and demand the same bits
 
+  // By measuring first.
+  std::string plan;  ///< "auto", or a file with a plan: it says all of the above; empty: none
+
   // What planners read.
   std::string profile;  ///< file for what each layer costs, instead of training; empty: none
 

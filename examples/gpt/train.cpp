@@ -16,13 +16,17 @@
 
 #include <unistd.h>
 
-#include <stagger/engine/checkpoint.hpp>
 #include <stagger/core/file.hpp>
+#include <stagger/engine/checkpoint.hpp>
+#include <stagger/engine/planned.hpp>
+#include <stagger/json/plan.hpp>
 #include <stagger/report/format.hpp>
+#include <stagger/report/plan.hpp>
 #include <stagger/report/progress.hpp>
 #include <stagger/stagger.hpp>
 
 #include "by_work.hpp"
+#include "forecast.hpp"
 #include "model/model.hpp"
 #include "record.hpp"
 #include "sample.hpp"
@@ -65,19 +69,37 @@ std::string model_in_words(Settings const& s) {
          ", heads " + std::to_string(s.heads) + ", context " + std::to_string(s.context);
 }
 
-Schedule schedule_of(Settings const& s) {
-  return Schedule::named(s.schedule, s.chunks, s.microbatches);
+/// What is asked for, and the plan that was made for it.
+struct Way {
+  Settings s;
+  std::optional<sg::Planned> planned{};
+};
+
+Schedule schedule_of(Way const& way) {
+  Settings const& s = way.s;
+  return way.planned ? Schedule::planned(way.planned->schedule.warm_up, s.microbatches)
+                     : Schedule::named(s.schedule, s.chunks, s.microbatches);
 }
 
 /// The schedule's table for a step.
-sg::schedule::Table plan_of(Settings const& s) {
-  return schedule_of(s).table({.ranks = static_cast<int>(s.ranks()),
-                               .microbatches = static_cast<int>(s.microbatches),
-                               .chunks = static_cast<int>(s.chunks)});
+sg::schedule::Table table_of(Way const& way) {
+  return schedule_of(way).table({.ranks = static_cast<int>(way.s.ranks()),
+                                 .microbatches = static_cast<int>(way.s.microbatches),
+                                 .chunks = static_cast<int>(way.s.chunks)});
+}
+
+/// [positions] Ranks of each, where any has more than one.
+std::string replicas_in_words(Way const& way) {
+  if (!way.planned || way.planned->options.replicas.empty()) return "";
+  std::string words;
+  for (int const count : way.planned->options.replicas.counts())
+    words += (words.empty() ? ", replicas " : ":") + std::to_string(count);
+  return words;
 }
 
 /// Everything else that the bits of the result depend on.
-std::string training_in_words(Settings const& s, Text const& text) {
+std::string training_in_words(Way const& way, Text const& text) {
+  Settings const& s = way.s;
   char words[256];
   std::snprintf(words, sizeof words,
                 "steps %lld, batch %lld, microbatches %lld, rate %.17g, warm-up %lld, clip %.17g, "
@@ -86,7 +108,8 @@ std::string training_in_words(Settings const& s, Text const& text) {
                 static_cast<long long>(s.microbatches), s.rate, static_cast<long long>(s.warmup),
                 s.clip, static_cast<long long>(s.seed),
                 static_cast<unsigned long long>(text.fingerprint()));
-  return std::string(words) + (adds(plan_of(s)) == Adds::falling ? ", sums falling" : "");
+  return std::string(words) + (adds(table_of(way)) == Adds::falling ? ", sums falling" : "") +
+         replicas_in_words(way);
 }
 
 /// Creates the folder and tries to write there, before hours of work depend on it.
@@ -131,23 +154,32 @@ sg::Options options_of(Settings const& s) {
           .record = true};
 }
 
-auto make_pipeline(Settings const& s) {
-  return make_model(s).with(ByWork{work_of(shape_of(s)), static_cast<int>(s.stages)},
-                            schedule_of(s), adam, CrossEntropy<float>{},
-                            sg::host::Threads{static_cast<int>(s.threads)}, options_of(s));
+auto make_pipeline(Way const& way) {
+  Settings const& s = way.s;
+  sg::Options options = options_of(s);
+  sg::partition::Cuts cuts;
+  if (way.planned) {
+    cuts = way.planned->cuts;
+    options.replicas = way.planned->options.replicas;
+  } else {
+    cuts.first_layers =
+        ByWork{work_of(shape_of(s)), static_cast<int>(s.stages)}.cuts(static_cast<int>(s.chain()));
+  }
+  return make_model(s).with(cuts, schedule_of(way), adam, CrossEntropy<float>{},
+                            sg::host::Threads{static_cast<int>(s.threads)}, options);
 }
 
 auto make_one_device(Settings const& s) {
   return make_model(s).on_one_device(adam, CrossEntropy<float>{}, options_of(s));
 }
 
-using Trainer = decltype(make_pipeline(std::declval<Settings const&>()));
+using Trainer = decltype(make_pipeline(std::declval<Way const&>()));
 
 /// The same training on one device, step by step beside the pipeline.
 class Comparison {
  public:
-  explicit Comparison(Settings const& s)
-      : one_(make_one_device(s)), falling_(adds(plan_of(s)) == Adds::falling) {}
+  explicit Comparison(Way const& way)
+      : one_(make_one_device(way.s)), falling_(adds(table_of(way)) == Adds::falling) {}
 
   /// Goes on from where the pipeline stands.
   void start(Trainer& train) {
@@ -217,10 +249,10 @@ class Comparison {
 class Run {
  public:
   Run(Settings const& s, char const* sources)
-      : s_(s),
+      : way_{s},
         text_(Text::read(s.text.empty() ? own_files(sources) : s.text),
               static_cast<std::size_t>(s.context)) {
-    require_memory(s_);
+    if (s_.plan.empty()) require_memory(s_);
     if (s_.writes()) prepare_output(s_.output);
     if (!s_.checkpoint.empty()) checkpoints_.emplace(s_.checkpoint);
     if (checkpoints_ && !s_.resume && !checkpoints_->steps().empty())
@@ -228,11 +260,12 @@ class Run {
                       "the folder '" + s_.checkpoint + "' holds a checkpoint of step " +
                           std::to_string(checkpoints_->steps().front()) +
                           "; add --resume to go on from it, or name another folder");
+    if (!s_.plan.empty()) plan();
     batch_.inputs.resize(static_cast<std::size_t>(s_.microbatches));
     held_out_.inputs.resize(static_cast<std::size_t>(s_.microbatches));
     text_.held_out(std::max<std::size_t>(held_out_sequences, held_out_.inputs.size()), held_out_);
-    train_.emplace(make_pipeline(s_));
-    if (s_.compare) comparison_.emplace(s_);
+    train_.emplace(make_pipeline(way_));
+    if (s_.compare) comparison_.emplace(way_);
   }
 
   Outcome operator()() {
@@ -268,16 +301,29 @@ class Run {
  private:
   static constexpr std::size_t held_out_sequences = 128;
 
+  void plan() {
+    std::fprintf(stderr, "measuring the layers on %lld threads\n",
+                 static_cast<long long>(s_.threads));
+    forecast_ = forecast(s_, text_);
+    auto const& made = forecast_->plan;
+    way_.planned = sg::planned(made);
+    s_.stages = static_cast<std::int64_t>(made.stages.size());
+    s_.microbatches = made.microbatches;
+    s_.recompute = made.recompute;
+    require_memory(s_);
+    std::printf("%s\n", sg::report::table(made).c_str());
+  }
+
   void introduce() {
     std::size_t parameters = 0;
     for (auto const& parameter : train_->parameters())
       parameters += parameter.value.size() / sizeof(float);
-    std::fprintf(stderr,
-                 "%s parameters in %lld layers, %lld stages on %lld threads, %s, %s of text\n",
-                 sg::report::format_count(static_cast<double>(parameters)).c_str(),
-                 static_cast<long long>(s_.chain()), static_cast<long long>(s_.stages),
-                 static_cast<long long>(s_.threads), s_.schedule.c_str(),
-                 sg::report::format_bytes(static_cast<double>(text_.size())).c_str());
+    std::fprintf(
+        stderr, "%s parameters in %lld layers, %lld stages on %lld threads, %s, %s of text\n",
+        sg::report::format_count(static_cast<double>(parameters)).c_str(),
+        static_cast<long long>(s_.chain()), static_cast<long long>(s_.stages),
+        static_cast<long long>(s_.threads), (s_.schedule + replicas_in_words(way_)).c_str(),
+        sg::report::format_bytes(static_cast<double>(text_.size())).c_str());
   }
 
   double take_step(std::int64_t step) {
@@ -292,8 +338,18 @@ class Run {
                       "the loss of step " + std::to_string(step + 1) +
                           " is not finite; use a smaller --rate, or a longer --warm-up");
     if (step + static_cast<std::int64_t>(Record::kept) >= s_.steps)
-      record_.add(train_->timeline(), wall_s, train_->peak_in_flight());
+      record_.add(one_of_each(train_->timeline()), wall_s, train_->peak_in_flight());
     return loss;
+  }
+
+  /// Of the replicas of a stage, the first stands for all.
+  [[nodiscard]] sg::schedule::Timeline one_of_each(sg::schedule::Timeline timeline) const {
+    if (!way_.planned || way_.planned->options.replicas.empty()) return timeline;
+    sg::schedule::Timeline first;
+    auto const& parts = way_.planned->options.replicas.parts();
+    for (std::size_t r = 0; r < parts.size(); ++r)
+      if (parts[r].replica == 0) first.rows.push_back(std::move(timeline.rows[r]));
+    return first;
   }
 
   /// Takes the same step on one device, if that was asked for.
@@ -312,7 +368,7 @@ class Run {
     saved_ = train_->steps();
     auto const parameters = train_->parameters();
     checkpoints_->write({saved_, static_cast<std::uint64_t>(s_.seed), model_in_words(s_),
-                         training_in_words(s_, text_)},
+                         training_in_words(way_, text_)},
                         parameters);
   }
 
@@ -321,24 +377,30 @@ class Run {
     auto const restored = checkpoints_->restore(model_in_words(s_), parameters);
     for (auto const& warning : restored.warnings)
       std::fprintf(stderr, "gpt: warning: %s\n", warning.c_str());
-    if (restored.state.settings != training_in_words(s_, text_))
+    if (restored.state.settings != training_in_words(way_, text_))
       std::fprintf(stderr,
                    "gpt: warning: %s was written with other settings (%s; now %s): the result will "
                    "not be that of a run "
                    "that never stopped\n",
                    restored.file.c_str(), restored.state.settings.c_str(),
-                   training_in_words(s_, text_).c_str());
+                   training_in_words(way_, text_).c_str());
     train_->resume(restored.state.step);
     saved_ = restored.state.step;
     std::fprintf(stderr, "going on from %s\n", restored.file.c_str());
   }
 
   void report() {
-    auto const plan = plan_of(s_);
+    auto const plan = table_of(way_);
+    if (!record_.empty() && forecast_)
+      std::printf(
+          "%s\n",
+          compared(*forecast_, record_.step_s(), record_.fastest_s(), train_->memory()).c_str());
     if (!record_.empty()) {
       std::printf("%s\n", record_.table(plan).c_str());
       if (s_.writes()) {
         record_.write(s_.output, plan, s_.steps);
+        if (forecast_)
+          sg::write_file(s_.output + "/plan.json", sg::json::write_plan(forecast_->plan));
         std::printf("%s/trace.json opens in ui.perfetto.dev, %s/timeline.svg in a browser\n",
                     s_.output.c_str(), s_.output.c_str());
       }
@@ -349,13 +411,23 @@ class Run {
     std::printf("held-out loss %.4f nats per byte\n", sg::run(train_->evaluate(held_out_)).loss);
     if (s_.sample > 0) {
       auto const text =
-          sample(*train_, s_.prompt, static_cast<std::size_t>(s_.sample),
+          sample(*train_, most_replicas(), s_.prompt, static_cast<std::size_t>(s_.sample),
                  static_cast<std::size_t>(s_.context), static_cast<std::uint64_t>(s_.seed));
       std::printf("\n%s\n", text.c_str());
     }
   }
 
-  Settings s_;
+  /// Rows that a prediction has at least.
+  [[nodiscard]] std::size_t most_replicas() const {
+    int most = 1;
+    if (way_.planned)
+      for (int const count : way_.planned->options.replicas.counts()) most = std::max(most, count);
+    return static_cast<std::size_t>(most);
+  }
+
+  Way way_;
+  Settings& s_ = way_.s;
+  std::optional<Forecast> forecast_;
   Text text_;
   std::optional<sg::Checkpoints> checkpoints_;
   std::optional<Trainer> train_;

@@ -57,7 +57,9 @@ struct Probe {
   return probe;
 }
 
-namespace detail {
+}  // namespace stagger::host
+
+namespace stagger::detail {  // one of host's own would hide the engine's in its back ends
 
 /// Two threads that hand a buffer to and fro; whoever has it reads what the other wrote and writes
 /// as much of its own.
@@ -106,7 +108,9 @@ class PingPong {
   std::thread other_{};
 };
 
-}  // namespace detail
+}  // namespace stagger::detail
+
+namespace stagger::host {
 
 /// Passes messages of 1 KiB to 4 MiB between two threads and fits alpha and beta. Each size gets an
 /// equal share of the time, one pass before it to warm up, and at least three that count.
@@ -119,7 +123,7 @@ class PingPong {
   if (!(seconds > 0 && seconds <= 3600))
     throw Error(Errc::bad_configuration,
                 text("probing for ", seconds, " s measures nothing; give 0 to 3600, such as 2"));
-  detail::PingPong pair(sizes.back());
+  stagger::detail::PingPong pair(sizes.back());
   std::vector<collective::Sample> samples;
   for (std::size_t const bytes : sizes) {
     (void)pair.one_way_s(bytes);

@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/partition/block.hpp>
+#include <stagger/partition/even.hpp>
 #include <stagger/partition/min_max.hpp>
 #include <stagger/partition/pipe_dream.hpp>
 #include <stagger/plan/baselines.hpp>
@@ -28,9 +30,9 @@ namespace stagger::plan {
 /// recomputation, sizes of microbatches, and gradients sent together or while backwards run. Never
 /// slower, simulated, than Dapple's plan of the same request.
 ///
-/// Candidates are the best of DAPPLE's search for each number of stages, even shares for each
-/// number of stages, data parallelism, the stages of MinMax and PipeDream, and whatever `others`
-/// says; then what lies around the best of them. Microbatches of a quarter to four times the
+/// Candidates are the best of DAPPLE's search for each number of stages, the cuts of Block and of
+/// Even for each number of stages, data parallelism, the stages of MinMax and PipeDream, and
+/// whatever `others` says; then what lies around the best of them. Microbatches of a quarter to four times the
 /// profile's batch are tried, unless the request fixes them; they are taken to last in proportion
 /// to their samples.
 struct Auto {
@@ -112,7 +114,10 @@ struct Auto {
         if (shortage.needed <= 0) shortage = by_estimate.shortage();
         auto const seconds = detail::layer_seconds(w);
         int const most = std::min(w.layers(), static_cast<int>(w.devices().size()));
-        for (int S = 1; S <= most; ++S) add(detail::in_order(w, detail::balanced(seconds, S)));
+        for (int S = 1; S <= most; ++S) {
+          add(detail::in_order(w, partition::Block::cuts(seconds, S)));
+          add(detail::in_order(w, partition::Even{S}.cuts(w.layers())));
+        }
         for (Draft const& draft : drafts) add(draft);
       }
     }

@@ -40,6 +40,13 @@ struct Draft {
   friend bool operator==(Draft const&, Draft const&) = default;
 };
 
+/// The draft that a plan was made of.
+[[nodiscard]] inline Draft draft_of(Plan const& plan, int microbatch) {
+  Draft draft{.microbatch = microbatch, .recompute = plan.recompute, .gradients = plan.gradients};
+  for (auto const& s : plan.stages) draft.stages.push_back({s.first, s.last + 1, s.devices});
+  return draft;
+}
+
 /// Checks that stages tile the layers and that no device is used twice.
 /// @throws Error  bad_configuration naming stage, layer or device
 inline void require_draft(Workload const& workload, Draft const& draft) {
@@ -89,6 +96,20 @@ struct Flow {
   int const m = static_cast<int>(batch / each);
   return {m, m == 0 ? 0 : static_cast<double>(batch) / m};
 }
+
+namespace detail {
+
+/// What limits stage i of a plan whose times are known.
+[[nodiscard]] inline Limit limit(Plan const& plan, std::size_t i) {
+  PlanStage const& s = plan.stages[i];
+  double const both = s.time.forward_s + s.time.backward_s;
+  double const beside = std::max(s.transfer_s, i > 0 ? plan.stages[i - 1].transfer_s : 0);
+  if (2 * beside > both || s.time.all_reduce_s > both * plan.microbatches) return Limit::link;
+  int const wanted = std::min(static_cast<int>(plan.stages.size() - i), plan.microbatches);
+  return s.warm_up < wanted ? Limit::memory : Limit::time;
+}
+
+}  // namespace detail
 
 /// Turns drafts into plans; keeps its memory from one to the next.
 class Evaluator {
@@ -158,7 +179,7 @@ class Evaluator {
       plan.stages[i].warm_up = counts[i];
       plan.stages[i].memory_bytes = memory_[i].bytes(counts[i]);
     }
-    for (std::size_t i = 0; i < S; ++i) plan.stages[i].limit = limit(plan, i);
+    for (std::size_t i = 0; i < S; ++i) plan.stages[i].limit = detail::limit(plan, i);
     plan.lower_bound_s = lower_bound_s_;
     plan.gap = lower_bound_s_ > 0 ? plan.simulated_s / lower_bound_s_ - 1 : 0;
     plan.speedup = plan.latency_s > 0 ? w.one_device_s() / plan.latency_s : 1;
@@ -197,15 +218,6 @@ class Evaluator {
       if (bytes > most) found = l, most = bytes;
     }
     return found;
-  }
-
-  [[nodiscard]] Limit limit(Plan const& plan, std::size_t i) const {
-    PlanStage const& s = plan.stages[i];
-    double const both = s.time.forward_s + s.time.backward_s;
-    double const beside = std::max(s.transfer_s, i > 0 ? plan.stages[i - 1].transfer_s : 0);
-    if (2 * beside > both || s.time.all_reduce_s > both * plan.microbatches) return Limit::link;
-    int const wanted = std::min(static_cast<int>(plan.stages.size() - i), plan.microbatches);
-    return s.warm_up < wanted ? Limit::memory : Limit::time;
   }
 
   Workload const* work_;

@@ -15,13 +15,6 @@
 
 namespace stagger::plan {
 
-/// The draft that a plan was made of.
-[[nodiscard]] inline Draft draft_of(Plan const& plan, int microbatch) {
-  Draft draft{.microbatch = microbatch, .recompute = plan.recompute, .gradients = plan.gradients};
-  for (auto const& s : plan.stages) draft.stages.push_back({s.first, s.last + 1, s.devices});
-  return draft;
-}
-
 /// A draft with its plan, as a search keeps it.
 struct Candidate {
   Draft draft{};

@@ -6,6 +6,8 @@
 
 #include "catch.hpp"
 
+#include <stagger/host/threads.hpp>  // the two go together, in this order too
+
 namespace host = stagger::host;
 using stagger::collective::Sample;
 

@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "forecast.hpp"
+
+#include <stdlib.h>
+
+#include <algorithm>
+#include <atomic>
+#include <barrier>
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <stagger/engine/footprint.hpp>
+#include <stagger/engine/planned.hpp>
+#include <stagger/engine/profiler.hpp>
+#include <stagger/host/probe.hpp>
+#include <stagger/json/plan.hpp>
+#include <stagger/plan/auto.hpp>
+#include <stagger/plan/predict.hpp>
+#include <stagger/report/format.hpp>
+#include <stagger/report/table.hpp>
+#include <stagger/stagger.hpp>
+
+#include "model/model.hpp"
+
+namespace gpt {
+
+namespace sg = stagger;
+namespace plan = stagger::plan;
+
+namespace {
+
+auto make_one(Settings const& s) {
+  return sg::Pipeline{make_model<float>({s.layers, s.width, s.heads, s.context},
+                                        static_cast<std::uint64_t>(s.seed))}
+      .on_one_device(CrossEntropy<float>{}, sg::optimizer::AdamW{});
+}
+using One = decltype(make_one(std::declval<Settings const&>()));
+
+/// The layers of the model on every thread at once, as a pipeline has them: threads share caches,
+/// memory and, on some machines, cores.
+class Bench {
+ public:
+  Bench(Settings const& s, Text const& text) : s_(s), text_(text) {
+    for (std::int64_t t = 0; t < s.threads; ++t) ones_.push_back(make_one(s));
+  }
+
+  /// Times of the layers for so many sequences at once, the mean of the threads' medians.
+  [[nodiscard]] sg::cluster::Profile profile(int sequences, double budget_s) {
+    auto const batch = some(sequences);
+    auto once = measure(batch, sequences, {.repeats = 1, .discarded = 1});
+    double pass_s = 0;
+    for (auto const& l : once.layers) pass_s += l.forward_s + l.backward_s;
+    int const repeats =
+        std::clamp(static_cast<int>(budget_s / std::max(pass_s, 1e-9)), pass_s > 2 ? 1 : 5, 200);
+    return measure(batch, sequences, {.repeats = repeats, .discarded = pass_s > 2 ? 0 : 1});
+  }
+
+  /// [layers] of an optimizer step.
+  [[nodiscard]] std::vector<double> updates() {
+    std::vector<std::vector<double>> all(ones_.size());
+    together([&](std::size_t t) {
+      all[t] = sg::Profiler({.repeats = 9, .discarded = 2}).update_seconds(ones_[t]);
+    });
+    std::vector<double> mean(all.front().size());
+    for (auto const& one : all)
+      for (std::size_t l = 0; l < mean.size(); ++l)
+        mean[l] += one[l] / static_cast<double>(all.size());
+    return mean;
+  }
+
+  /// What so many sequences leave behind.
+  [[nodiscard]] sg::Footprint const& footprint(std::size_t sequences) {
+    auto const known = footprints_.find(sequences);
+    if (known != footprints_.end()) return known->second;
+    auto const batch = some(static_cast<int>(sequences));
+    return footprints_[sequences] =
+               sg::Profiler().footprint(ones_.front(), batch.inputs[0], batch.targets[0]);
+  }
+
+ private:
+  [[nodiscard]] Batch some(int sequences) const {
+    Batch batch;
+    batch.inputs.resize(1);
+    text_.draw(static_cast<std::uint64_t>(s_.seed), 0, static_cast<std::size_t>(sequences), batch);
+    return batch;
+  }
+
+  template <class Work> void together(Work work) {
+    std::barrier start(static_cast<std::ptrdiff_t>(ones_.size()));
+    auto const run = [&](std::size_t t) {
+      start.arrive_and_wait();
+      work(t);
+    };
+    std::vector<std::jthread> others;
+    for (std::size_t t = 1; t < ones_.size(); ++t) others.emplace_back(run, t);
+    run(0);
+  }
+
+  [[nodiscard]] sg::cluster::Profile measure(Batch const& batch, int sequences,
+                                             sg::ProfilerOptions options) {
+    options.samples = sequences;
+    options.name = "gpt";
+    std::vector<sg::cluster::Profile> all(ones_.size());
+    together([&](std::size_t t) {
+      all[t] = sg::Profiler(options).measure(ones_[t], batch.inputs[0], batch.targets[0]);
+    });
+    auto mean = all.front();
+    for (std::size_t l = 0; l < mean.layers.size(); ++l) {
+      auto& of = mean.layers[l];
+      of.forward_s = of.backward_s = 0;
+      of.backward_weight_s.reset();
+      for (auto const& one : all) {
+        of.forward_s += one.layers[l].forward_s / static_cast<double>(all.size());
+        of.backward_s += one.layers[l].backward_s / static_cast<double>(all.size());
+      }
+    }
+    return mean;
+  }
+
+  Settings const& s_;
+  Text const& text_;
+  std::vector<One> ones_;  // [threads]
+  std::map<std::size_t, sg::Footprint> footprints_;
+};
+
+/// Seconds to add one byte of gradients to another's.
+double add_s() {
+  std::vector<float> to(1U << 20), from(1U << 20, 1.0F);
+  double best = 1;
+  for (int pass = 0; pass < 9; ++pass) {
+    auto const begin = std::chrono::steady_clock::now();
+    for (std::size_t i = 0; i < to.size(); ++i) to[i] += from[i];
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    best = std::min(
+        best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+  return (best + 1e-9 * to.back()) / static_cast<double>(to.size() * sizeof(float));
+}
+
+/// The threads as devices. One of the replicas of a stage adds up what the others have.
+sg::cluster::Cluster machine(int threads) {
+  auto cluster = sg::host::this_machine(sg::host::probe(0.3), threads);
+  double const each = add_s();
+  auto& rate = cluster.intra.front().all_reduce_bytes_per_s;
+  rate.assign(2, 1e9);
+  for (int r = 2; r <= threads; ++r) rate.push_back(2 / (r * each));
+  return cluster;
+}
+
+/// Slices of a microbatch that the stages of a plan see, in sequences.
+int slice_of(plan::Plan const& p, plan::PlanStage const& stage, std::int64_t batch) {
+  double const microbatch = static_cast<double>(batch) / p.microbatches;
+  return static_cast<int>(std::ceil(microbatch / stage.replicas() - 1e-9));
+}
+
+class Planning {
+ public:
+  Planning(Settings const& s, Text const& text)
+      : s_(s),
+        bench_(s, text),
+        cluster_(machine(static_cast<int>(s.threads))),
+        updates_(bench_.updates()) {}
+
+  /// The fastest plan that could be found.
+  [[nodiscard]] plan::Plan best() {
+    std::optional<plan::Plan> best;
+    double best_s = 0;
+    std::string why;
+    for (int const size : sizes()) {
+      auto const profile = bench_.profile(size, 0.1);
+      for (int used = static_cast<int>(s_.threads); used >= 1; used /= 2) {
+        plan::Request request{.batch = static_cast<int>(s_.batch), .microbatch = size};
+        for (int d = used; d < s_.threads; ++d) request.without.push_back(d);
+        plan::Workload const w(profile, cluster_, request);
+        try {
+          for (auto& p : candidates(w)) {
+            p.gradients = plan::Gradients::together;  // as the engine has it
+            p = plan::predict(w, std::move(p));
+            double const seconds = p.simulated_s + update_s(p);
+            if (best && !(seconds < best_s)) continue;
+            best = p;
+            best_s = seconds;
+          }
+        } catch (plan::Infeasible const& no) {
+          if (why.empty()) why = no.what();
+        }
+      }
+    }
+    if (!best) throw sg::Error(sg::Errc::bad_configuration, "--plan auto: " + why);
+    return *std::move(best);
+  }
+
+  /// The plan with its predictions, by layers measured at the sizes that its stages see.
+  [[nodiscard]] Forecast predict(plan::Plan p) {
+    std::map<int, sg::cluster::Profile> at;
+    sg::cluster::Profile merged;
+    for (auto const& stage : p.stages) {
+      int const slice = slice_of(p, stage, s_.batch);
+      if (at.find(slice) == at.end()) at[slice] = bench_.profile(slice, 1.0);
+      auto const& measured = at[slice];
+      if (merged.layers.empty()) merged = measured;
+      double const scale = static_cast<double>(merged.batch) / measured.batch;
+      for (int l = stage.first; l <= stage.last; ++l) {
+        auto& to = merged.layers[static_cast<std::size_t>(l)];
+        to = measured.layers[static_cast<std::size_t>(l)];
+        to.forward_s *= scale;
+        to.backward_s *= scale;
+        to.activation_bytes = scaled(to.activation_bytes, scale);
+        to.stash_bytes = scaled(to.stash(), scale);
+      }
+    }
+    Forecast result;
+    result.plan = plan::predict({merged, cluster_, {.batch = static_cast<int>(s_.batch)}}, p);
+    result.step_s = result.plan.simulated_s + update_s(result.plan);
+    result.memory = memory(result.plan);
+    return result;
+  }
+
+  /// @throws sg::Error  naming what does not fit
+  void require(plan::Plan const& p) const {
+    auto const refuse = [&](std::string const& sentence) {
+      throw sg::Error(sg::Errc::bad_configuration, "--plan " + s_.plan + ": " + sentence);
+    };
+    if (p.stages.back().last + 1 != s_.chain())
+      refuse("the plan is for " + std::to_string(p.stages.back().last + 1) +
+             " layers, and the model has " + std::to_string(s_.chain()) +
+             " (embedding, blocks, head); plan for this model");
+    if (p.batch > 0 && p.batch != s_.batch)
+      refuse("the plan is for a batch of " + std::to_string(p.batch) + " sequences; add --batch " +
+             std::to_string(p.batch) + ", or plan for " + std::to_string(s_.batch));
+    if (p.microbatches > s_.batch)
+      refuse(std::to_string(p.microbatches) +
+             " microbatches leave some without a sequence; use a "
+             "--batch of at least as many");
+    for (auto const& stage : p.stages) {
+      for (int const device : stage.devices)
+        if (device >= s_.threads)
+          refuse("the plan uses device " + std::to_string(device) +
+                 ", and there are threads 0 to " + std::to_string(s_.threads - 1) +
+                 "; add --threads " + std::to_string(device + 1));
+      if (s_.batch / p.microbatches < stage.replicas())
+        refuse("a microbatch of " + std::to_string(s_.batch / p.microbatches) +
+               " sequences cannot be shared by " + std::to_string(stage.replicas()) +
+               " replicas; use a larger --batch");
+      if (s_.compare && stage.replicas() > 1)
+        refuse(
+            "--compare cannot follow replicated stages, which add their gradients in an order "
+            "of their own; leave --compare out");
+    }
+  }
+
+ private:
+  static std::uint64_t scaled(std::uint64_t bytes, double scale) {
+    return static_cast<std::uint64_t>(std::llround(static_cast<double>(bytes) * scale));
+  }
+
+  /// Sequences of a microbatch on each thread, as long as there is memory for them.
+  [[nodiscard]] std::vector<int> sizes() const {
+    std::vector<int> all;
+    for (std::int64_t size = s_.batch; size >= 1 && all.size() < 8; size /= 2)
+      all.push_back(static_cast<int>(size));
+    return all;
+  }
+
+  [[nodiscard]] std::vector<plan::Plan> candidates(plan::Workload const& w) const {
+    std::vector<plan::Plan> all;
+    plan::Auto const search{.budget = 100'000, .simulations = 2'000};
+    for (auto& c : search.shortlist(w)) all.push_back(std::move(c.plan));
+    if (!s_.compare) return all;
+    all.erase(std::remove_if(all.begin(), all.end(),
+                             [](plan::Plan const& p) {
+                               return std::any_of(p.stages.begin(), p.stages.end(),
+                                                  [](auto const& s) { return s.replicas() > 1; });
+                             }),
+              all.end());
+    if (w.layers() >= static_cast<int>(w.devices().size())) all.push_back(plan::Straight{}.plan(w));
+    return all;
+  }
+
+  /// Of the slowest stage.
+  [[nodiscard]] double update_s(plan::Plan const& p) const {
+    double slowest = 0;
+    for (auto const& stage : p.stages) {
+      double sum = 0;
+      for (int l = stage.first; l <= stage.last; ++l) sum += updates_[static_cast<std::size_t>(l)];
+      slowest = std::max(slowest, sum);
+    }
+    return slowest;
+  }
+
+  [[nodiscard]] sg::Memory memory(plan::Plan const& p) {
+    auto const run = sg::planned(p);
+    auto const program =
+        sg::lay_out(run.schedule.table({.ranks = static_cast<int>(p.stages.size()),
+                                        .microbatches = run.microbatches}),
+                    {.recompute = run.options.recompute, .replicas = &run.options.replicas});
+    auto const M = static_cast<std::size_t>(p.microbatches);
+    auto const batch = static_cast<std::size_t>(s_.batch);
+    std::vector<std::size_t> rows;
+    for (std::size_t m = 0; m < M; ++m) rows.push_back(batch / M + (m < batch % M ? 1 : 0));
+    return sg::predicted_memory(
+        program, run.cuts.first_layers, run.options.replicas, sg::optimizer::AdamW::states, rows,
+        [&](std::size_t n) -> sg::Footprint const& { return bench_.footprint(n); });
+  }
+
+  Settings const& s_;
+  Bench bench_;
+  sg::cluster::Cluster cluster_;
+  std::vector<double> updates_;  // [layers] seconds
+};
+
+std::string difference(std::uint64_t predicted, std::uint64_t measured) {
+  if (predicted == measured) return "exact";
+  auto const more = static_cast<long long>(measured) - static_cast<long long>(predicted);
+  return (more > 0 ? "+" : "") + std::to_string(more) + " B";
+}
+
+}  // namespace
+
+Forecast forecast(Settings const& s, Text const& text) {
+  std::optional<plan::Plan> given;
+  if (s.plan != "auto") given = sg::json::read_plan(sg::json::read_file(s.plan), s.plan);
+  Planning planning(s, text);
+  if (given) planning.require(*given);
+  return planning.predict(given ? *given : planning.best());
+}
+
+std::string compared(Forecast const& f, double step_s, double fastest_s, sg::Memory const& memory) {
+  sg::report::TextTable table({"", "predicted", "measured", "difference"});
+  auto const seconds = [&](char const* what, double measured_s) {
+    double const share = measured_s / f.step_s - 1;
+    table.add({what, sg::report::format_seconds(f.step_s), sg::report::format_seconds(measured_s),
+               (share < 0 ? "" : "+") + sg::report::format_percent(share)});
+  };
+  seconds("step time, median", step_s);
+  seconds("step time, fastest", fastest_s);
+  auto const bytes = [&](char const* what, std::uint64_t predicted, std::uint64_t measured) {
+    table.add({what, sg::report::format_bytes(static_cast<double>(predicted)),
+               sg::report::format_bytes(static_cast<double>(measured)),
+               difference(predicted, measured)});
+  };
+  bytes("parameters, gradients, states", f.memory.parameters, memory.parameters);
+  bytes("activations", f.memory.activations, memory.activations);
+  bytes("their gradients", f.memory.gradients, memory.gradients);
+  bytes("scratch", f.memory.scratch, memory.scratch);
+  std::string text = table.str();
+  double load = 0;
+  if (::getloadavg(&load, 1) == 1)
+    text += "load of the machine " + sg::report::format_fixed(load, 1) + ", processors " +
+            std::to_string(std::max(1U, std::thread::hardware_concurrency())) + "\n";
+  return text;
+}
+
+}  // namespace gpt
