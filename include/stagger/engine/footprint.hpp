@@ -111,7 +111,8 @@ void add_cell(Memory& memory, std::uint64_t& scratch, Program const& program, st
 ///     Planned const run = planned(plan);
 ///     Program const program =
 ///         lay_out(run.schedule.table({.ranks = stages, .microbatches = run.microbatches}),
-///                 {.recompute = run.options.recompute, .replicas = &run.options.replicas});
+///                 {.recompute = run.options.recompute, .spare_slots = run.options.spare_slots,
+///                  .replicas = &run.options.replicas});
 ///     Memory const memory = predicted_memory(program, run.cuts.first_layers, run.options.replicas,
 ///                                            optimizer::AdamW::states, rows, footprint);
 /// @endcode
