@@ -80,6 +80,17 @@ void Settings::check() const {
   if (compare && adds(table) == Adds::otherwise)
     refuse("--compare cannot follow --schedule " + schedule +
            ", whose stages do not add their gradients in one order; leave --compare out");
+  require("--replicas", replicas, 1, 1000);
+  if (batch / microbatches < replicas)
+    refuse("--replicas " + std::to_string(replicas) +
+           " leaves some without a sequence of each of " + std::to_string(microbatches) +
+           " microbatches; use a --batch of at least " + std::to_string(replicas * microbatches) +
+           ", or fewer --microbatches");
+  if (compare && replicas > 1)
+    refuse("--compare cannot follow --replicas " + std::to_string(replicas) +
+           ", which add up the gradients of their own sequences first; leave one out");
+  if (device != "threads" && device != "mpi")
+    refuse("there is no device '" + device + "'; --device knows threads, mpi");
   require("--seed", seed, 0, std::numeric_limits<std::int64_t>::max());
   require("--threads", threads, 1, 1024);
   require("--every", checkpoint_every, 1, 1'000'000'000);
@@ -135,6 +146,12 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
   app.add_option("--chunks", s.chunks,
                  "Stages that each rank runs; 0: as many as are usual for the schedule, 1 or 2")
       ->group(group);
+  app.add_option("--replicas", s.replicas,
+                 "Ranks that share each stage, each with its sequences of every microbatch")
+      ->group(group);
+  app.add_option("--device", s.device,
+                 "Where ranks run: threads, or mpi, in the processes that mpirun started")
+      ->group(group);
   app.add_option("--threads", s.threads,
                  "Threads to run the ranks; 0: one for each, as far as there are processors")
       ->group(group);
@@ -189,12 +206,16 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
     refuse(one_line(error.what()) + "; gpt --help lists what there is");
   }
   if (!s.plan.empty()) {
-    for (char const* flag :
-         {"--stages", "--microbatches", "--schedule", "--chunks", "--recompute", "--profile"})
+    for (char const* flag : {"--stages", "--microbatches", "--schedule", "--chunks", "--recompute",
+                             "--profile", "--replicas"})
       if (app.count(flag) > 0)
         refuse(std::string("--plan ") + s.plan + " cannot go with " + flag +
                (std::string(flag) == "--profile" ? ", which ends before training; leave one out"
                                                  : ", which the plan says; leave one out"));
+    if (s.over_mpi())
+      refuse(
+          "--plan cannot go with --device mpi, whose processes would measure and plan each for "
+          "itself; give the flags that a plan says");
     s.stages = s.microbatches = 1;  // until there is a plan
   }
   if (s.chunks == 0) s.chunks = Schedule::named(s.schedule, 0, 1).chunks();
@@ -202,7 +223,8 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
     std::int64_t const processors = std::max(1U, std::thread::hardware_concurrency());
     bool const planned = !s.plan.empty();
     s.threads = planned ? processors
-                        : std::clamp<std::int64_t>(s.chunks > 0 ? s.ranks() : 1, 1, processors);
+                        : std::clamp<std::int64_t>(s.chunks > 0 ? s.ranks() * s.replicas : 1, 1,
+                                                   processors);
   }
   s.check();
   return s;

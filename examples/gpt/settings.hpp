@@ -31,8 +31,10 @@ struct Settings {
   std::int64_t stages = 2;
   std::int64_t microbatches = 8;
   std::string schedule = "1f1b";
-  std::int64_t chunks = 0;   ///< stages of a rank; 0: as many as the schedule usually has
-  std::int64_t threads = 0;  ///< 0: as many as stages, or as processors if these are fewer
+  std::int64_t chunks = 0;         ///< stages of a rank; 0: as many as the schedule usually has
+  std::int64_t replicas = 1;       ///< ranks that share each row of the schedule
+  std::string device = "threads";  ///< where ranks run; "mpi": in the processes that mpirun started
+  std::int64_t threads = 0;        ///< 0: as many as stages, or as processors if these are fewer
   bool recompute = false;
   bool compare = false;  ///< train on one device as well and demand the same bits
 
@@ -54,8 +56,10 @@ struct Settings {
   /// Embedding, blocks, head.
   [[nodiscard]] std::int64_t chain() const noexcept { return layers + 2; }
 
-  /// Each runs `chunks` stages.
+  /// Rows of the schedule; each runs `chunks` stages.
   [[nodiscard]] std::int64_t ranks() const noexcept { return stages / chunks; }
+
+  [[nodiscard]] bool over_mpi() const noexcept { return device == "mpi"; }
 
   /// Whether trace and timeline are wanted.
   [[nodiscard]] bool writes() const noexcept { return output != "none"; }

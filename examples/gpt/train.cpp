@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Compiled twice where there is an MPI: for ranks on threads, and with GPT_OVER_MPI for ranks in
+// processes.
 #include "train.hpp"
 
 #include <algorithm>
@@ -24,6 +26,10 @@
 #include <stagger/report/plan.hpp>
 #include <stagger/report/progress.hpp>
 #include <stagger/stagger.hpp>
+#ifdef GPT_OVER_MPI
+#include <stagger/mpi/processes.hpp>
+#include <stagger/mpi/session.hpp>
+#endif
 
 #include "by_work.hpp"
 #include "forecast.hpp"
@@ -48,6 +54,30 @@ void listen_for_interrupts() {
   action.sa_flags = static_cast<int>(SA_RESETHAND);
   for (int const signal : {SIGINT, SIGTERM}) ::sigaction(signal, &action, nullptr);
 }
+
+#ifdef GPT_OVER_MPI
+sg::mpi::Processes device_of(Settings const&) { return {}; }
+
+bool leads() {
+  int process = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &process);
+  return process == 0;
+}
+
+/// Processes are interrupted at different moments, and stop after the same step.
+bool all_go_on() {
+  int mine = interrupted != 0 ? 1 : 0;
+  int any = 0;
+  MPI_Allreduce(&mine, &any, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+  if (any != 0) interrupted = 1;
+  return any == 0;
+}
+#else
+sg::host::Threads device_of(Settings const& s) { return {static_cast<int>(s.threads)}; }
+
+bool leads() { return true; }
+bool all_go_on() { return interrupted == 0; }
+#endif
 
 double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -88,11 +118,19 @@ sg::schedule::Table table_of(Way const& way) {
                                  .chunks = static_cast<int>(way.s.chunks)});
 }
 
-/// [positions] Ranks of each, where any has more than one.
+/// Ranks of each row of the table.
+sg::Replicas replicas_of(Way const& way) {
+  if (way.planned) return way.planned->options.replicas;
+  if (way.s.replicas == 1) return {};
+  std::vector<int> const counts(static_cast<std::size_t>(way.s.ranks()),
+                                static_cast<int>(way.s.replicas));
+  return sg::Replicas::even(counts.data(), counts.size());
+}
+
 std::string replicas_in_words(Way const& way) {
-  if (!way.planned || way.planned->options.replicas.empty()) return "";
   std::string words;
-  for (int const count : way.planned->options.replicas.counts())
+  auto const replicas = replicas_of(way);
+  for (int const count : replicas.counts())
     words += (words.empty() ? ", replicas " : ":") + std::to_string(count);
   return words;
 }
@@ -157,16 +195,15 @@ sg::Options options_of(Settings const& s) {
 auto make_pipeline(Way const& way) {
   Settings const& s = way.s;
   sg::Options options = options_of(s);
+  options.replicas = replicas_of(way);
   sg::partition::Cuts cuts;
-  if (way.planned) {
+  if (way.planned)
     cuts = way.planned->cuts;
-    options.replicas = way.planned->options.replicas;
-  } else {
+  else
     cuts.first_layers =
         ByWork{work_of(shape_of(s)), static_cast<int>(s.stages)}.cuts(static_cast<int>(s.chain()));
-  }
-  return make_model(s).with(cuts, schedule_of(way), adam, CrossEntropy<float>{},
-                            sg::host::Threads{static_cast<int>(s.threads)}, options);
+  return make_model(s).with(cuts, schedule_of(way), adam, CrossEntropy<float>{}, device_of(s),
+                            options);
 }
 
 auto make_one_device(Settings const& s) {
@@ -275,10 +312,11 @@ class Run {
     std::int64_t const first = train_->steps();
     std::int64_t const last = s_.stop_at > 0 ? std::min(s_.stop_at, s_.steps) : s_.steps;
     double const begin_s = now_s();
-    sg::report::Progress progress(stderr, sg::report::progress_options(stderr), s_.steps, first,
+    std::FILE* const shown = leads() ? stderr : stdout;
+    sg::report::Progress progress(shown, sg::report::progress_options(shown), s_.steps, first,
                                   begin_s);
     double tokens = 0;
-    for (std::int64_t step = first; step < last && interrupted == 0; ++step) {
+    for (std::int64_t step = first; step < last && all_go_on(); ++step) {
       double const loss = take_step(step);
       tokens += static_cast<double>(s_.batch * s_.context);
       progress.update(step + 1, loss, tokens, now_s());
@@ -315,15 +353,16 @@ class Run {
   }
 
   void introduce() {
+    if (!leads()) return;
     std::size_t parameters = 0;
     for (auto const& parameter : train_->parameters())
       parameters += parameter.value.size() / sizeof(float);
-    std::fprintf(
-        stderr, "%s parameters in %lld layers, %lld stages on %lld threads, %s, %s of text\n",
-        sg::report::format_count(static_cast<double>(parameters)).c_str(),
-        static_cast<long long>(s_.chain()), static_cast<long long>(s_.stages),
-        static_cast<long long>(s_.threads), (s_.schedule + replicas_in_words(way_)).c_str(),
-        sg::report::format_bytes(static_cast<double>(text_.size())).c_str());
+    std::fprintf(stderr, "%s parameters in %lld layers, %lld stages on %d %s, %s, %s of text\n",
+                 sg::report::format_count(static_cast<double>(parameters)).c_str(),
+                 static_cast<long long>(s_.chain()), static_cast<long long>(s_.stages),
+                 device_of(s_).places(), s_.over_mpi() ? "processes" : "threads",
+                 (s_.schedule + replicas_in_words(way_)).c_str(),
+                 sg::report::format_bytes(static_cast<double>(text_.size())).c_str());
   }
 
   double take_step(std::int64_t step) {
@@ -344,9 +383,10 @@ class Run {
 
   /// Of the replicas of a stage, the first stands for all.
   [[nodiscard]] sg::schedule::Timeline one_of_each(sg::schedule::Timeline timeline) const {
-    if (!way_.planned || way_.planned->options.replicas.empty()) return timeline;
+    auto const replicas = replicas_of(way_);
+    if (replicas.empty()) return timeline;
     sg::schedule::Timeline first;
-    auto const& parts = way_.planned->options.replicas.parts();
+    auto const& parts = replicas.parts();
     for (std::size_t r = 0; r < parts.size(); ++r)
       if (parts[r].replica == 0) first.rows.push_back(std::move(timeline.rows[r]));
     return first;
@@ -356,6 +396,7 @@ class Run {
   [[nodiscard]] bool agrees(sg::report::Progress& progress) {
     if (!comparison_) return true;
     comparison_->step(batch_, train_->optimizer().rate);
+    train_->gather_parameters();
     std::string const difference = comparison_->difference(*train_);
     if (difference.empty()) return true;
     progress.finish();
@@ -366,6 +407,8 @@ class Run {
   void save() {
     if (!checkpoints_ || saved_ == train_->steps()) return;
     saved_ = train_->steps();
+    train_->gather_parameters();
+    if (!leads()) return;
     auto const parameters = train_->parameters();
     checkpoints_->write({saved_, static_cast<std::uint64_t>(s_.seed), model_in_words(s_),
                          training_in_words(way_, text_)},
@@ -377,7 +420,7 @@ class Run {
     auto const restored = checkpoints_->restore(model_in_words(s_), parameters);
     for (auto const& warning : restored.warnings)
       std::fprintf(stderr, "gpt: warning: %s\n", warning.c_str());
-    if (restored.state.settings != training_in_words(way_, text_))
+    if (leads() && restored.state.settings != training_in_words(way_, text_))
       std::fprintf(stderr,
                    "gpt: warning: %s was written with other settings (%s; now %s): the result will "
                    "not be that of a run "
@@ -386,7 +429,7 @@ class Run {
                    training_in_words(way_, text_).c_str());
     train_->resume(restored.state.step);
     saved_ = restored.state.step;
-    std::fprintf(stderr, "going on from %s\n", restored.file.c_str());
+    if (leads()) std::fprintf(stderr, "going on from %s\n", restored.file.c_str());
   }
 
   void report() {
@@ -420,8 +463,8 @@ class Run {
   /// Rows that a prediction has at least.
   [[nodiscard]] std::size_t most_replicas() const {
     int most = 1;
-    if (way_.planned)
-      for (int const count : way_.planned->options.replicas.counts()) most = std::max(most, count);
+    auto const replicas = replicas_of(way_);
+    for (int const count : replicas.counts()) most = std::max(most, count);
     return static_cast<std::size_t>(most);
   }
 
@@ -440,9 +483,23 @@ class Run {
 
 }  // namespace
 
+#ifdef GPT_OVER_MPI
+Outcome train_over_mpi(Settings const& settings, char const* sources) {
+  sg::mpi::Session const session;
+  listen_for_interrupts();
+  Settings s = settings;
+  if (!leads()) {
+    s.output = "none";
+    if (std::freopen("/dev/null", "w", stdout) == nullptr)
+      throw sg::Error(sg::Errc::io, "cannot write to /dev/null");
+  }
+  return Run(s, sources)();
+}
+#else
 Outcome train(Settings const& settings, char const* sources) {
   listen_for_interrupts();
   return Run(settings, sources)();
 }
+#endif
 
 }  // namespace gpt

@@ -14,4 +14,8 @@ enum class Outcome : int { finished = 0, differs = 1, interrupted = 130 };
 /// @throws Error   for anything given that cannot be used, and what a step ends with
 [[nodiscard]] Outcome train(Settings const& settings, char const* sources);
 
+/// The same as one of several processes, of which the first prints and writes. Only there if the
+/// program was built with an MPI.
+[[nodiscard]] Outcome train_over_mpi(Settings const& settings, char const* sources);
+
 }  // namespace gpt

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// The transformer of examples/gpt with its ranks in processes of their own, beside the same ranks
+// on threads of one process.
+//
+// The program starts itself under mpirun: two stages in 2 processes, and two replicas of each in 4.
+// Rounds of both kinds follow each other: a few steps of all processes, then as many of process 0
+// alone, on as many threads as there are ranks and cores, while the others sleep. Figures are
+// medians over the rounds of a run; of five runs the middle one counts.
+
+#include <mpi.h>
+
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <stagger/mpi/processes.hpp>
+#include <stagger/mpi/session.hpp>
+
+#include "support/rows.hpp"
+#include "support/transformer.hpp"
+
+namespace {
+
+constexpr std::size_t microbatches = 8;
+constexpr int rounds = 5;
+constexpr int steps = 3;
+constexpr double patience_s = 600;
+
+template <class Device> auto made(Device device, int replicas) {
+  stagger::Options options;
+  options.clip_norm = bench::transformer.clip;
+  options.deadline_s = patience_s;
+  if (replicas > 1) options.replicas = {replicas, replicas};
+  return bench::transformer_pipeline().with(
+      gpt::ByWork{gpt::work_of(bench::transformer_shape()), 2}, stagger::schedule::OneFOneB{},
+      stagger::optimizer::AdamW{}, gpt::CrossEntropy<float>{}, std::move(device), options);
+}
+
+int measure() {
+  stagger::mpi::Session const session;
+  int n = 0;
+  MPI_Comm_size(MPI_COMM_WORLD, &n);
+  auto own = stagger::mpi::World{}.connect(n);
+  auto& ranks = own.front();
+  int const replicas = n / 2;
+  int const cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  auto const batch = bench::transformer_batch(microbatches);
+  auto there = made(stagger::mpi::Processes{}, replicas);
+  auto here = made(stagger::host::Threads{std::min(n, cores)}, replicas);
+  std::vector<double> processes_s;
+  std::vector<double> threads_s;
+  for (int round = -1; round < rounds; ++round) {
+    double loss[2] = {};
+    ranks.barrier().wait(patience_s);
+    double start_s = bench::now_s();
+    for (int i = 0; i < steps; ++i) loss[0] = stagger::run(there.step(batch)).loss;
+    double const together_s = (bench::now_s() - start_s) / steps;
+    ranks.barrier().wait(patience_s);
+    if (ranks.rank() == 0) {
+      start_s = bench::now_s();
+      for (int i = 0; i < steps; ++i) loss[1] = stagger::run(here.step(batch)).loss;
+      if (loss[0] != loss[1]) return 1;
+      if (round >= 0) processes_s.push_back(together_s);  // the first allocates
+      if (round >= 0) threads_s.push_back((bench::now_s() - start_s) / steps);
+    }
+    ranks.barrier().wait(patience_s);  // the others sleep here
+  }
+  if (ranks.rank() == 0)
+    std::printf("MEASURED %.9f %.9f\n", bench::median(processes_s), bench::median(threads_s));
+  std::fflush(stdout);
+  return 0;
+}
+
+/// Runs this program under mpirun.
+void run_processes(benchmark::State& state, std::string const& self, int n) {
+  for ([[maybe_unused]] auto _ : state) {
+    std::string const command =
+        bench::text("%s -n %d '%s' --ranks 2>&1", BENCH_MPIRUN, n, self.c_str());
+    std::FILE* const out = popen(command.c_str(), "r");
+    char line[256];
+    bool measured = false;
+    while (out != nullptr && std::fgets(line, sizeof(line), out) != nullptr) {
+      double processes_s = 0;
+      double threads_s = 0;
+      if (std::sscanf(line, "MEASURED %lf %lf", &processes_s, &threads_s) != 2) continue;
+      measured = true;
+      state.SetIterationTime(processes_s);
+      state.counters["threads_ms"] = threads_s * 1e3;
+      state.counters["slower"] = processes_s / threads_s - 1;
+    }
+    if (out != nullptr) pclose(out);
+    if (!measured) state.SkipWithError("mpirun did not run the processes, or losses differed");
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc == 2 && std::strcmp(argv[1], "--ranks") == 0) return measure();
+  std::vector<bench::Row> rows;
+  for (auto const& [n, most] : {std::pair{2, 0.05}, std::pair{4, 0.15}}) {
+    std::string const name = bench::text("gpt/%d_processes", n);
+    std::string const self = argv[0];
+    int const processes = n;
+    double const bound = most;
+    bench::add(name, 5, [self, processes](benchmark::State& state) {
+      run_processes(state, self, processes);
+    })->Unit(benchmark::kMillisecond);
+    rows.push_back(
+        {bench::text("examples/gpt, 2 stages x %d, %d processes over MPI against as many ranks on "
+                     "threads",
+                     n / 2, n),
+         name, [name, bound](bench::Results const& results) {
+           double const slower = results.counter(name, "slower");
+           return bench::Line{
+               bench::text("%.1f ms, threads %.1f ms: %+.1f %%", 1e3 * results.time_s(name),
+                           results.counter(name, "threads_ms"), 100 * slower),
+               bench::text("at most %.0f %% longer", 100 * bound),
+               slower <= bound ? bench::Grade::passed : bench::Grade::failed};
+         }});
+  }
+  return bench::run(argc, argv, rows);
+}

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+# Ranks in processes of their own end with the bits of ranks on threads. START is how mpirun is called, up to the
+# number of processes.
+include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
+
+macro(gpt_over processes)
+  execute_process(COMMAND ${START} ${processes} ${GPT} ${ARGN} --device mpi RESULT_VARIABLE result
+                  OUTPUT_VARIABLE output ERROR_VARIABLE errors WORKING_DIRECTORY ${FOLDER} TIMEOUT 120)
+  list(JOIN ARGN " " called)
+endmacro()
+
+set(last step-000000006.stagger)
+set(short ${tiny} --batch 8 --microbatches 4 --steps 6)
+
+# Two stages, two replicas of each: four ranks.
+gpt(${short} --replicas 2 --threads 2 --checkpoint ${FOLDER}/threads)
+expect_result(0)
+string(REGEX MATCH "held-out loss [^\n]*" loss "${output}")
+gpt_over(4 ${short} --replicas 2 --checkpoint ${FOLDER}/processes --sample 5)
+expect_result(0)
+expect(errors "2 stages on 4 processes")
+expect(output "${loss}")
+expect_same(${FOLDER}/threads/${last} ${FOLDER}/processes/${last})
+
+# The same with two ranks in each process, and two stages on each rank.
+gpt_over(2 ${short} --replicas 2 --stages 4 --chunks 2 --schedule interleaved --checkpoint ${FOLDER}/two)
+expect_result(0)
+expect_same(${FOLDER}/threads/${last} ${FOLDER}/two/${last})
+
+# Every step beside one device; stopped and resumed with another number of processes.
+gpt(${short} --checkpoint ${FOLDER}/plain)
+expect_result(0)
+gpt_over(3 ${short} --stages 3 --compare --checkpoint ${FOLDER}/parts --stop-at 4)
+expect_result(0)
+expect(output "stopped after step 4 of 6; --resume goes on")
+gpt_over(2 ${short} --compare --checkpoint ${FOLDER}/parts --resume)
+expect_result(0)
+expect(output "bit-equal to one device after every step")
+expect_same(${FOLDER}/plain/${last} ${FOLDER}/parts/${last})
+
+# More processes than ranks.
+gpt_over(3 ${short})
+if("${result}" STREQUAL "0")
+  fail("should not have run")
+endif()
+expect(errors "MPI started 3 processes for 2 ranks")
