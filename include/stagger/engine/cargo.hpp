@@ -160,7 +160,7 @@ struct Cargo {
       if (done) continue;
       auto const stage = static_cast<std::size_t>(cells[c].stage);
       for (std::size_t l = machine.first_layer_[stage]; l < machine.first_layer_[stage + 1]; ++l)
-        machine.duties_[static_cast<std::size_t>(cells[c].rank)].layers.push_back(l);
+        machine.duties_[static_cast<std::size_t>(cells[c].rank)].layers.push_back({l, {}});
     }
   }
 

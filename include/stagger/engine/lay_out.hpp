@@ -28,6 +28,7 @@ struct LayOutOptions {
   std::optional<std::uint32_t> spare_slots{};  ///< see Options
   StalenessModel staleness{};                  ///< of a run without a flush
   Replicas const* replicas = nullptr;          ///< of each row of the table; null: one each
+  List<GradientGroup> const* groups = nullptr;  ///< to add up during backward; null: after it
 };
 
 namespace detail {
@@ -57,8 +58,7 @@ class Layout {
       for (Blocked const& blocked : stuck) more = make_room(blocked.wait.signal) || more;
       if (!more)
         raise(Errc::bad_schedule,
-              "the table's ranks wait for each other for ever; see "
-              "schedule::verify for the first that does");
+              "the table's ranks wait for each other for ever; schedule::verify names the first");
     }
   }
 
@@ -68,6 +68,7 @@ class Layout {
 
  private:
   friend struct Replication;
+  friend struct ReplicaSums;
   static constexpr std::size_t signals_per_edge = 4;
   enum EdgeSignal : std::size_t { forward_full, forward_free, backward_full, backward_free };
 
@@ -76,6 +77,9 @@ class Layout {
     return static_cast<std::uint32_t>(edge * signals_per_edge + which);
   }
   [[nodiscard]] static std::size_t index(int cell) { return static_cast<std::size_t>(cell); }
+  [[nodiscard]] ReplicaOps const* sum_ops() const noexcept {
+    return options_.groups == nullptr ? nullptr : replica_ops();
+  }
   [[nodiscard]] int ranks() const {
     return replica_ops() == nullptr ? table_.ranks()
                                     : static_cast<int>(options_.replicas->parts().size());
@@ -189,8 +193,7 @@ class Layout {
     for (std::size_t c = 0; c < cells_.size(); ++c) {
       if (first_cell_[index(cells_[c].stage)] != c)
         raise(Errc::bad_schedule, "stage ", cells_[c].stage,
-              " has several owners, which must update together; use a "
-              "schedule that flushes");
+              " has several owners, which must update together; use a schedule that flushes");
       versions_[c] = options_.staleness.fix(
           options_.staleness, {cells_[c].stage, uses_[c].forward, uses_[c].end, row_length(c)});
     }
@@ -354,7 +357,8 @@ class Layout {
     hand_in.op = Op::hand_in;
     Instruction finish;
     finish.op = Op::finish;
-    for (std::size_t s = 0; s + 1 < first_cell_.size(); ++s) {
+    if (sum_ops() != nullptr) sum_ops()->await_sums(*this, rank, finish, self);
+    for (std::size_t s = 0; s + 1 < first_cell_.size() && sum_ops() == nullptr; ++s) {
       std::size_t const lowest = first_cell_[s];
       for (std::size_t c = lowest + 1; c < first_cell_[s + 1]; ++c) {
         if (cells_[c].rank == self && hand_in.gives == 0) give(hand_in, signal_of(handed_in, self));
@@ -384,20 +388,21 @@ class Layout {
     auto const handed_in =
         static_cast<std::uint32_t>((cells_.size() + cuts_.size()) * signals_per_edge);
     auto const done = static_cast<std::uint32_t>(handed_in + ranks);  // one of each for every rank
-    awaited_.assign(done + ranks, 0);
+    std::size_t const signals = done + ranks + (sum_ops() == nullptr ? 0 : 2 * cells_.size());
+    awaited_.assign(signals, 0);
     updates_made_.assign(cells_.size(), 0);
-    if (done + ranks > 65535)
+    if (signals > 65535)
       raise(Errc::bad_schedule, cells_.size(), " stages on ", ranks,
             " ranks need more signals than a program can number");
-    program.signals.resize(done + ranks);
+    program.signals.resize(signals);
+    program.computing = static_cast<int>(ranks);
     for (std::size_t c = 0; c < cells_.size(); ++c) {
       if (cells_[c].after == Cell::none) continue;
       int const here = cells_[c].rank;
       int const there = cells_[index(cells_[c].after)].rank;
-      int const edge = cells_[c].stage;
-      program.signals[signal(c, forward_full)] = {here, there, edge};
+      program.signals[signal(c, forward_full)] = {here, there, cells_[c].stage};
       program.signals[signal(c, forward_free)] = {there, here};
-      program.signals[signal(c, backward_full)] = {there, here, edge};
+      program.signals[signal(c, backward_full)] = {there, here, cells_[c].stage};
       program.signals[signal(c, backward_free)] = {here, there};
     }
     if (replica_ops() != nullptr) replica_ops()->name_signals(*this, program);
@@ -406,8 +411,7 @@ class Layout {
       program.signals[handed_in + r] = program.signals[done + r] = {self, SignalEnds::everyone};
       known_.assign(ranks, 0);
       RankProgram rank;
-      int in_flight = 0;
-      int peak = 0;
+      int in_flight = 0, peak = 0;
       std::uint32_t at = 0;
       for (auto const& action : table_.row(position(self))) {
         if (!schedule::is_compute(action.kind)) continue;
@@ -420,6 +424,7 @@ class Layout {
       program.ranks.push_back(std::move(rank));
       program.peak_in_flight.push_back(peak);
     }
+    if (sum_ops() != nullptr) sum_ops()->emit_sums(*this, program);
     drop_unawaited(program);
     program.cells = cells_;
     program.cuts = cuts_;
@@ -430,8 +435,7 @@ class Layout {
       program.cells[c].inner_slots = inner_[c].slots;
       program.cells[c].versions = versions_[c].slots;
       if (cells_[c].gathers_gradient) program.cells[c].y_slots = y_[c].slots;
-      if (cells_[c].gathers_input)
-        program.cells[c].dx_slots = std::max<std::uint32_t>(1, dx_[c].slots);
+      if (cells_[c].gathers_input) program.cells[c].dx_slots = std::max(1U, dx_[c].slots);
     }
     return program;
   }
@@ -473,7 +477,7 @@ class Layout {
   List<std::uint32_t> spare_, least_;           // [2 * cell: x, 2 * cell + 1: dy]
   FixedArray<Messages> x_, dy_, kept_, inner_;  // [cells]
   List<std::size_t> updates_made_;              // [cells] by the code emitted so far
-  FixedArray<Versions> versions_;               // [cells]
+  FixedArray<Versions> versions_;
   List<std::uint32_t> known_;    // [ranks] positions that the rank at hand knows to be done
   List<std::uint32_t> awaited_;  // [signals] the highest count that anybody waits for
 };

@@ -140,6 +140,7 @@ class Machine {
     for (auto& duties : duties_) {
       duties.add.clear();
       duties.layers.clear();
+      duties.squares.clear();
       duties.clear.clear();
     }
     if (cells_.size() != program.cells.size()) cells_ = FixedArray<StageRun>(program.cells.size());
@@ -222,8 +223,8 @@ class Machine {
   [[nodiscard]] bool failed() const noexcept { return fate_.load() == Fate::failed; }
 
   /// Carries out what ends a step on one rank: `hand_in`, `finish` or `update`; or
-  /// what replicas do between actions.
-  void execute_end(RankState& rank, Instruction const& in) {
+  /// what replicas do between actions and instead of their last backward.
+  void execute_end(RankState& rank, Instruction const& in, Clock clock = {}) {
     if (in.op == Op::finish)
       finish(duties_[static_cast<std::size_t>(rank.number)]);
     else if (in.op == Op::update)
@@ -231,7 +232,18 @@ class Machine {
     else if (in.op == Op::apply)
       apply(in);
     else if (in.op > Op::apply)
-      options_.replicas.ops()->execute(*this, rank, in);
+      options_.replicas.ops()->execute(*this, rank, in, clock);
+  }
+
+  /// What is added up while backward runs, if that is what replicas do on this back end.
+  [[nodiscard]] [[gnu::cold]] List<GradientGroup> const* groups() {
+    auto const* const ops = options_.replicas.ops();
+    return ops == nullptr ? nullptr : ops->groups(*this);
+  }
+  void set_grouping(GroupingChoice const& choice) noexcept { grouping_ = choice; }
+  /// Of a `backward_part` or a `reduce`.
+  [[nodiscard]] GroupExtent extent(Instruction const& in) const {
+    return options_.replicas.ops()->extent(*this, in);
   }
 
   /// 2-norm of all gradients before clipping; 0 where nothing clips.
@@ -259,6 +271,7 @@ class Machine {
  private:
   friend struct Replication;
   friend struct Cargo;
+  friend struct ReplicaSums;
   struct LayerStorage {
     Slots y, saved, dy;
   };
@@ -276,10 +289,20 @@ class Machine {
     LayerParameters* to;
     LayerParameters::Share* from;
   };
+  /// Parameters of a layer that a rank updates.
+  struct Duty {
+    std::size_t layer = 0;
+    ByteRange range;
+  };
+  struct Square {
+    std::size_t layer = 0;
+    std::size_t parameter = 0;
+  };
   /// What a rank does at the end of a step.
   struct Duties {
-    List<Addition> add;        // in the order of owners
-    List<std::size_t> layers;  // whose parameters it updates
+    List<Addition> add;    // in the order of owners
+    List<Square> squares;  // of these gradients it adds them up
+    List<Duty> layers;
     List<LayerParameters::Share*> clear;
   };
 
@@ -342,7 +365,8 @@ class Machine {
       run.dy = places(values.dy, *run.ops->output);
       cell.layers.push_back(run);
       if (owner == 0) {
-        duties.layers.push_back(l);
+        for (std::size_t p = 0; p < parameters_[l].count(); ++p) duties.squares.push_back({l, p});
+        duties.layers.push_back({l, {}});
       } else {
         duties.clear.push_back(&storage.shares[i]);
         primary_duties(need.stage).add.push_back({&parameters_[l], &storage.shares[i]});
@@ -375,8 +399,9 @@ class Machine {
   void finish(Duties const& duties) {
     for (Addition const& addition : duties.add) addition.to->add(*addition.from);
     if (!options_.clip_norm) return;
-    for (std::size_t const layer : duties.layers)
-      parameters_[layer].sum_squares(memory_ != nullptr ? sums_of(layer) : nullptr);
+    for (Square const& one : duties.squares)
+      parameters_[one.layer].sum_squares(one.parameter,
+                                         memory_ != nullptr ? sums_of(one.layer) : nullptr);
   }
 
   [[gnu::cold]] double* sums_of(std::size_t layer) const noexcept {
@@ -407,8 +432,8 @@ class Machine {
       if (rank.number == reporter_) gradient_norm_ = norm;
     }
     Duties const& duties = duties_[static_cast<std::size_t>(rank.number)];
-    for (std::size_t const layer : duties.layers)
-      update_(optimizer_, parameters_[layer], {scale, steps_ + 1});
+    for (Duty const& duty : duties.layers)
+      update_(optimizer_, parameters_[duty.layer], {scale, steps_ + 1, 0, 0, duty.range});
     for (auto* const share : duties.clear) share->zero();
   }
 
@@ -430,6 +455,7 @@ class Machine {
   FixedArray<StageRun> cells_;  // of the program
   FixedArray<Duties> duties_;   // [ranks]
   ReplicaRun* replica_run_ = nullptr;
+  GroupingChoice grouping_;
   StepArguments arguments_;
   std::int64_t steps_ = 0;
   double gradient_norm_ = 0;

@@ -68,12 +68,13 @@ class ParameterBlock {
       std::memcpy(data_, other.data_, size_);
   }
 
-  void zero() noexcept {
-    if (size_ == 0) return;
+  void zero(std::size_t first = 0, std::size_t last = static_cast<std::size_t>(-1)) noexcept {
+    if (last > size_) last = size_;
+    if (first >= last) return;
     if (memory_ != nullptr)
-      memory_->zero(*memory_, data_, size_);
+      memory_->zero(*memory_, data_ + first, last - first);
     else
-      std::memset(data_, 0, size_);
+      std::memset(data_ + first, 0, last - first);
   }
 
   [[nodiscard]] std::byte* data() const noexcept { return data_; }

@@ -2,6 +2,7 @@
 #pragma once
 /// @file   Parameters as the engine stores them: values, gradients, optimizer state.
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -33,12 +34,20 @@ struct ParameterState {
 
 namespace detail {
 
-/// One optimizer step of one layer.
+/// Part of a layer's parameters, by where they lie in its memory. Borders are multiples of
+/// `alignment_bytes`, so no element is cut.
+struct ByteRange {
+  std::size_t first = 0;
+  std::size_t last = static_cast<std::size_t>(-1);
+};
+
+/// One optimizer step of one layer, or of a part of it.
 struct UpdateStep {
   double gradient_scale = 1;
   std::int64_t number = 1;  // counted from 1
   std::size_t from = 0;     // version of the values
   std::size_t to = 0;
+  ByteRange range = {};  // of the layer's parameters
 };
 
 /// The parameters of one layer. Values, gradients and state are contiguous, each parameter on a
@@ -127,30 +136,39 @@ class LayerParameters {
     ParameterBlock gradients_;
   };
 
+  /// Part `part` of `parts`. It depends on the layer alone, not on what it is grouped with.
+  [[nodiscard]] ByteRange part(std::size_t part, std::size_t parts) const noexcept {
+    std::size_t const units = gradients_.size() / alignment_bytes;
+    return {units * part / parts * alignment_bytes, units * (part + 1) / parts * alignment_bytes};
+  }
+
   /// Adds what another owner has summed up.
-  void add(Share const& share) {
+  void add(Share const& share, ByteRange range = {}) {
     for (std::size_t i = 0; i < count(); ++i) {
       if (memory_ != nullptr)
         memory_->add(*memory_, declarations_[i].type, views_[i].gradient, share.views_[i].gradient,
                      views_[i].size);
       else if (declarations_[i].type == ElementType::f32)
-        add_gradient<float>(views_[i], share.views_[i]);
+        add_gradient<float>(views_[i], share.views_[i], elements<float>(i, range));
       else
-        add_gradient<double>(views_[i], share.views_[i]);
+        add_gradient<double>(views_[i], share.views_[i], elements<double>(i, range));
     }
   }
 
-  /// Sum of squares of each parameter's gradient: one sum per parameter, so that any cut adds the
+  /// Sum of squares of a parameter's gradient: one sum per parameter, so that any cut adds the
   /// same numbers.
   /// @param sums  [count()] where they go in memory of a back end; unused on the host
-  void sum_squares(double* sums = nullptr) {
-    for (std::size_t i = 0; memory_ != nullptr && i < count(); ++i)
+  void sum_squares(std::size_t i, double* sums = nullptr) {
+    if (memory_ != nullptr)
       memory_->sum_squares(*memory_, declarations_[i].type, views_[i].gradient, views_[i].size,
                            sums + i);
-    for (std::size_t i = 0; memory_ == nullptr && i < count(); ++i)
+    else
       square_sums_[i] = declarations_[i].type == ElementType::f32
                             ? sum_squares_of<float>(views_[i])
                             : sum_squares_of<double>(views_[i]);
+  }
+  void sum_squares() {
+    for (std::size_t i = 0; i < count(); ++i) sum_squares(i);
   }
   [[nodiscard]] std::span<double const> square_sums() const noexcept { return square_sums_; }
   /// For those that another process has summed.
@@ -165,7 +183,7 @@ class LayerParameters {
       else
         optimizer.update(view<double>(i, step), step.gradient_scale, step.number);
     }
-    zero_gradients();
+    gradients_.zero(step.range.first, step.range.last);
   }
 
   /// Shows values and state to the host: themselves, or a copy that `take_back` brings home.
@@ -212,11 +230,22 @@ class LayerParameters {
     }
   }
 
+  /// Elements of a parameter within a range of the layer's memory.
   template <class T>
-  static void add_gradient(ParameterView const& to, ParameterView const& from) noexcept {
+  [[nodiscard]] ByteRange elements(std::size_t i, ByteRange range) const noexcept {
+    std::size_t const size = views_[i].size;
+    auto const within = [&](std::size_t byte) {
+      return byte <= offsets_[i] ? 0 : std::min(size, (byte - offsets_[i]) / sizeof(T));
+    };
+    return {within(range.first), within(range.last)};
+  }
+
+  template <class T>
+  static void add_gradient(ParameterView const& to, ParameterView const& from,
+                           ByteRange elements) noexcept {
     auto* const sum = static_cast<T*>(to.gradient);
     auto const* const more = static_cast<T const*>(from.gradient);
-    for (std::size_t i = 0; i < to.size; ++i) sum[i] += more[i];
+    for (std::size_t i = elements.first; i < elements.last; ++i) sum[i] += more[i];
   }
 
   template <class T> static double sum_squares_of(ParameterView const& view) noexcept {
@@ -236,12 +265,13 @@ class LayerParameters {
   template <class T>
   [[nodiscard]] OptimizerView<T> view(std::size_t i, UpdateStep const& step) noexcept {
     OptimizerView<T> v;
-    v.value = static_cast<T const*>(views_[step.from * count() + i].value);
-    v.next = static_cast<T*>(views_[step.to * count() + i].value);
-    v.gradient = static_cast<T const*>(views_[i].gradient);
+    auto const [first, last] = elements<T>(i, step.range);
+    v.value = static_cast<T const*>(views_[step.from * count() + i].value) + first;
+    v.next = static_cast<T*>(views_[step.to * count() + i].value) + first;
+    v.gradient = static_cast<T const*>(views_[i].gradient) + first;
     for (std::size_t s = 0; s < static_cast<std::size_t>(states_); ++s)
-      v.state[s] = reinterpret_cast<T*>(state_[s].data() + offsets_[i]);
-    v.size = views_[i].size;
+      v.state[s] = reinterpret_cast<T*>(state_[s].data() + offsets_[i]) + first;
+    v.size = last - first;
     v.decays = declarations_[i].decays;
     return v;
   }

@@ -28,6 +28,10 @@ enum class Op : std::uint8_t {
   gather_gradient,  ///< take the rows of `dy` from slot `dx` of each replica after
   gather_target,    ///< take the rows of the microbatch's target
   pass,             ///< give further signals of the instruction before
+  // Where several ranks hold a stage and its gradients are added up while backward still runs:
+  backward_part,         ///< the layers of gradient group `next_version` of a last B
+  backward_weight_part,  ///< likewise of a last W
+  reduce,  ///< add up part `x` of `y` of gradient group `next_version` over all who hold the stage
 };
 
 /// The table's kind of a compute instruction. @pre op <= Op::backward_weight
@@ -105,10 +109,21 @@ struct Cut {
   std::uint16_t to = 0;
 };
 
+/// Layers of a stage that is held by several ranks, whose gradients are added up in one go: as soon
+/// as the last backward of each holder has come so far.
+struct GradientGroup {
+  static constexpr int all = 0x7fffffff;
+  int stage = 0;
+  int lowest = 0;     ///< counted from the stage's first layer
+  int highest = all;  ///< likewise; beyond the last layer: up to it
+  friend constexpr bool operator==(GradientGroup const&, GradientGroup const&) = default;
+};
+
 /// One rank's part of a program.
 struct RankProgram {
   List<Instruction> code;
   List<Wait> waits;  ///< of all instructions, in order
+  int beside = -1;   ///< of a rank that only adds up gradients: whose, and in whose process it runs
 };
 
 /// Who gives a signal and who waits for it.
@@ -117,7 +132,10 @@ struct SignalEnds {
   int giver = 0;
   int taker = 0;  ///< a rank, or everyone
   int edge = -1;  ///< of a signal that announces a value between the stages edge and edge + 1; -1:
-                  ///< it carries nothing
+                  ///< no such value
+  int gradients = -1;  ///< a cell, whose gradients it announces: the k-th time those of the k-th
+                       ///< group of the stage; holder p of n of the stage takes part p of n
+  int sums = -1;       ///< a cell, whose rank has added up its part of the k-th group
 };
 
 /// One iteration, ready to run.
@@ -129,9 +147,11 @@ struct Program {
   bool flushes = true;  ///< whether all stages update together, at the end
   List<Cell> cells;     ///< by stage, then by rank
   List<Cut> cuts;       ///< between cells whose shares of a microbatch differ but overlap
+  int computing = 0;    ///< ranks that run the table; the others, behind them, add up gradients
+  List<GradientGroup> groups;  ///< of stages with several cells: by stage, in backward order
   List<RankProgram> ranks;
   List<SignalEnds> signals;
-  std::vector<int> peak_in_flight;  ///< [ranks] (stage, microbatch) pairs whose F has run and whose
+  std::vector<int> peak_in_flight;  ///< [computing] (stage, microbatch) pairs whose F has run, whose
                                     ///< B or W has not
 };
 

@@ -146,6 +146,45 @@ inline void run_backward(RankState& rank, StageRun const& stage, Instruction con
   backward_layer(rank, *layer, in, x, dy, stage.dx[in.dx]);
 }
 
+/// The whole backward that an instruction is a part of.
+[[nodiscard]] inline Instruction whole_of(Instruction in) noexcept {
+  in.op = in.op == Op::backward_part ? Op::backward : Op::backward_weight;
+  return in;
+}
+
+/// Some layers of a backward, [lowest, end) of the stage, from the last.
+[[gnu::noinline]] inline void run_backward_part(RankState& rank, StageRun const& stage,
+                                                Instruction const& part, std::size_t lowest,
+                                                std::size_t end) {
+  Instruction const in = whole_of(part);
+  StepArguments const& arguments = *rank.arguments;
+  std::size_t const last = stage.layers.size() - 1;
+  for (std::size_t i = end; i-- > lowest;) {
+    LayerRun const& layer = stage.layers[i];
+    void* const dy = layer.dy[i == last ? in.dy : in.inner];
+    if (i == last && stage.last && in.op != Op::backward_weight) {
+      rank.context.begin_action(nullptr, layer.number, static_cast<int>(in.microbatch));
+      arguments.losses[in.microbatch] = arguments.loss_ops.value_and_gradient(
+          arguments.loss, rank.context, layer.y[in.kept], arguments.targets[in.microbatch],
+          arguments.scales[in.microbatch], dy);
+    }
+    void const* x = stage.first ? arguments.inputs[in.microbatch] : stage.x[in.x];
+    void* dx = stage.dx[in.dx];
+    if (i != 0) {
+      x = stage.layers[i - 1].y[in.kept];
+      dx = stage.layers[i - 1].dy[in.inner];
+    }
+    backward_layer(rank, layer, in, x, dy, dx);
+  }
+}
+
+/// How late it is, in seconds since the step began, asked of a back end. None: nobody asks.
+struct Clock {
+  double (*read)(void*) = nullptr;
+  void* self = nullptr;
+  [[nodiscard]] double operator()() const { return read == nullptr ? 0 : read(self); }
+};
+
 /// Carries out a compute instruction.
 [[gnu::always_inline]] inline void run_compute(RankState& rank, Instruction const& in) {
   StageRun const& stage = rank.cells[in.cell];

@@ -5,9 +5,16 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include <stagger/engine/options.hpp>
 #include <stagger/engine/program.hpp>
+
+namespace stagger::collective {
+struct Backward;
+struct CostLine;
+struct LayerGroup;
+}  // namespace stagger::collective
 
 namespace stagger::detail {
 
@@ -15,6 +22,28 @@ class Layout;
 class Machine;
 struct RankState;
 struct ReplicaRun;
+struct Clock;
+
+/// How much of a stage a gradient group is.
+struct GroupExtent {
+  std::size_t first_layer = 0;  // of the stage, in the model
+  std::size_t layers = 0;       // of the stage
+  std::size_t lowest = 0;       // of the group, in the stage
+  std::size_t end = 0;          // behind its highest
+  std::uint64_t bytes = 0;      // of its parameters
+  std::uint64_t stage_bytes = 0;
+};
+
+/// A grouping policy, its type erased, and when it is asked.
+struct GroupingChoice {
+  using Groups = std::vector<collective::LayerGroup> (*)(void const* policy,
+                                                         collective::Backward const&,
+                                                         collective::CostLine);
+  void const* policy = nullptr;
+  Groups groups = nullptr;      // null: collective::grouping::Optimal
+  int measured_steps = 5;       // whose medians it is given, after one that warms up
+  std::int64_t renew_every = 0;  // steps after which all is measured anew; 0: never
+};
 
 struct ReplicaOps {
   // of the layout
@@ -24,11 +53,15 @@ struct ReplicaOps {
   void (*emit)(Layout&, RankProgram&, Instruction&);         // the instruction, and what it gives
   void (*name_signals)(Layout const&, Program&);
   bool (*make_room)(Layout&, std::uint32_t signal);
+  void (*await_sums)(Layout&, RankProgram&, Instruction& finish, int self);
+  void (*emit_sums)(Layout&, Program&);  // the ranks that add up gradients
   // of the machine
   void (*load)(Machine&);
   void (*begin_step)(Machine&);
   void (*end_step)(Machine&);
-  void (*execute)(Machine&, RankState&, Instruction const&);
+  void (*execute)(Machine&, RankState&, Instruction const&, Clock);
+  List<GradientGroup> const* (*groups)(Machine&);
+  GroupExtent (*extent)(Machine const&, Instruction const&);
   void (*destroy)(ReplicaRun*) noexcept;
   /// Refuses replicas that do not fit the schedule.
   void (*require)(Replicas const&, int positions, bool synchronous);

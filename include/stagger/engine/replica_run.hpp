@@ -36,10 +36,22 @@ struct ReplicaRank {
   bool cuts_target = false;
 };
 
+/// How gradients are grouped, and what that is decided from.
+struct SumRun {
+  List<GradientGroup> groups;  // of the next program; single layers while they are measured
+  bool measuring = true;
+  bool taking = false;          // times in the step at hand
+  int steps = -1;               // measured; the first one only warms up
+  std::int64_t decided_at = 0;  // step
+  List<double> backward_s;      // [steps][groups] on the first of those that hold the stage
+  List<double> sum_s;           // likewise
+};
+
 /// The machine's part of replication, of the loaded program.
 struct ReplicaRun {
   FixedArray<ReplicaRank> ranks;
   List<RowSource> inputs, gradients;  // by taker, makers in order
+  SumRun sums;
 };
 
 }  // namespace stagger::detail

@@ -15,6 +15,7 @@
 #include <stagger/engine/machine.hpp>
 #include <stagger/engine/options.hpp>
 #include <stagger/engine/replica_run.hpp>
+#include <stagger/engine/replica_sums.hpp>
 
 namespace stagger {
 namespace detail {
@@ -147,7 +148,7 @@ struct Replication {
                              layout.y_[cut.from], u, cut.from, layout.uses_[cut.from].forward[u]);
         gives.push_back(static_cast<std::uint16_t>(signal(layout, k, Layout::forward_free)));
       }
-      push(rank, gather, gives);
+      ReplicaSums::push(rank, gather, gives);
     }
     if (!forward && cell.gathers_gradient) {
       gather.op = Op::gather_gradient;
@@ -159,12 +160,12 @@ struct Replication {
                              layout.dx_[cut.to], u, cut.to, layout.uses_[cut.to].gradient[u]);
         gives.push_back(static_cast<std::uint16_t>(signal(layout, k, Layout::backward_free)));
       }
-      push(rank, gather, gives);
+      ReplicaSums::push(rank, gather, gives);
     }
     if (layout.last(c) && part(layout, c).replicas > 1 && forward != layout.training_) {
       gather.op = Op::gather_target;
       gather.waits = 0;
-      push(rank, gather, {});
+      ReplicaSums::push(rank, gather, {});
     }
     constexpr std::uint32_t gathered = 0;  // room is made before the taker's action
     for (std::size_t k = 0; k < layout.cuts_.size(); ++k) {
@@ -195,20 +196,7 @@ struct Replication {
       if (gradient && cut.to == c)
         gives.push_back(static_cast<std::uint16_t>(signal(layout, k, Layout::backward_full)));
     }
-    push(rank, in, gives);
-  }
-
-  /// Appends an instruction, and as many behind it as its signals take.
-  [[gnu::cold]] static void push(RankProgram& rank, Instruction in,
-                                 List<std::uint16_t> const& gives) {
-    std::size_t given = 0;
-    do {
-      for (in.gives = 0; in.gives < in.give.size() && given < gives.size(); ++in.gives)
-        in.give[in.gives] = gives[given++];
-      rank.code.push_back(in);
-      in.op = Op::pass;
-      in.waits = 0;
-    } while (given < gives.size());
+    if (!ReplicaSums::emit_backward(layout, rank, in, gives)) ReplicaSums::push(rank, in, gives);
   }
 
   [[gnu::cold]] static void name_signals(Layout const& layout, Program& program) {
@@ -246,8 +234,8 @@ struct Replication {
             "both stages the same replicas");
     };
     if (machine.layers_[0].ops().input->rows == nullptr) no_rows("input", 0, "its replicas need");
-    if (machine.replica_run_ == nullptr) machine.replica_run_ = new ReplicaRun();
-    ReplicaRun& run = *machine.replica_run_;
+    ReplicaRun& run = ReplicaSums::run_of(machine);
+    ReplicaSums::load(machine);
     if (run.ranks.size() != parts.size()) run.ranks = FixedArray<ReplicaRank>(parts.size());
     run.inputs.clear();
     run.gradients.clear();
@@ -285,6 +273,7 @@ struct Replication {
 
   [[gnu::cold]] static void begin_step(Machine& machine) {
     ReplicaRun& run = *machine.replica_run_;
+    ReplicaSums::begin_step(machine);
     auto const& parts = machine.options_.replicas.parts();
     StepArguments const& asked = machine.arguments_;
     SlotType const& input = *machine.layers_[0].ops().input;
@@ -339,6 +328,7 @@ struct Replication {
 
   /// Puts predictions together.
   [[gnu::cold]] static void end_step(Machine& machine) {
+    ReplicaSums::end_step(machine);
     if (machine.arguments_.outputs.first == nullptr) return;
     ReplicaRun& run = *machine.replica_run_;
     Program const& program = *machine.program_;
@@ -373,8 +363,9 @@ struct Replication {
     return false;
   }
 
-  static void execute(Machine& machine, RankState& rank, Instruction const& in) {
+  static void execute(Machine& machine, RankState& rank, Instruction const& in, Clock clock) {
     if (in.op == Op::pass) return;
+    if (in.op > Op::pass) return ReplicaSums::execute(machine, rank, in, clock);
     ReplicaRun& run = *machine.replica_run_;
     std::size_t const m = in.microbatch;
     ReplicaRank const& own = run.ranks[static_cast<std::size_t>(rank.number)];
@@ -436,10 +427,14 @@ inline constexpr ReplicaOps replica_ops{&Replication::link,
                                         &Replication::emit,
                                         &Replication::name_signals,
                                         &Replication::make_room,
+                                        &ReplicaSums::await_sums,
+                                        &ReplicaSums::emit_sums,
                                         &Replication::load,
                                         &Replication::begin_step,
                                         &Replication::end_step,
                                         &Replication::execute,
+                                        &ReplicaSums::current_groups,
+                                        &ReplicaSums::extent,
                                         [](ReplicaRun* run) noexcept { delete run; },
                                         &Replication::require};
 

@@ -26,6 +26,13 @@ struct RankTimes {
   Positions end;
 };
 
+/// Whether an instruction is the first part of a backward.
+[[nodiscard]] inline bool first_part(List<Instruction> const& code, std::size_t at) {
+  Op const op = code[at].op;
+  if (op != Op::backward_part && op != Op::backward_weight_part) return false;
+  return at == 0 || code[at - 1].op != op || code[at - 1].cell != code[at].cell;
+}
+
 /// Plays a program on ranks that are all equally fast: F, I and W take one unit each, B two,
 /// messages none; nobody waits for room.
 /// @return [ranks]; none where ranks wait for each other for ever
@@ -58,9 +65,13 @@ struct RankTimes {
       }
       if (left != 0) break;
       place.wait += in.waits;
-      if (in.op <= Op::backward_weight) times[rank].start.push_back(place.now);
-      if (in.op <= Op::recompute) place.now += in.op == Op::backward ? 2 : 1;
-      if (in.op <= Op::backward_weight) times[rank].end.push_back(place.now);
+      // Of a backward in parts, the first stands for all: nobody waits for another but the last.
+      bool const part = first_part(code.code, place.instruction);
+      bool const of_table = in.op <= Op::backward_weight || part;
+      bool const whole = in.op == Op::backward || in.op == Op::backward_part;
+      if (of_table) times[rank].start.push_back(place.now);
+      if (of_table || in.op == Op::recompute) place.now += whole ? 2 : 1;
+      if (of_table) times[rank].end.push_back(place.now);
       for (std::size_t g = 0; g < in.gives; ++g) {
         given[in.give[g]].push_back(place.now);
         int const taker = program.signals[in.give[g]].taker;

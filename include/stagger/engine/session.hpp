@@ -61,6 +61,7 @@ template <class B> class Session final : public StepOwner {
       : parts_(std::move(parts)),
         positions_(positions),
         place_(std::move(place)),
+        ranks_(place_.size()),
         machine_(std::move(layers), cuts, options, states, memory_of(device)),
         backend_(device, machine_, places) {}
 
@@ -68,7 +69,7 @@ template <class B> class Session final : public StepOwner {
   [[nodiscard]] Machine& machine() noexcept { return machine_; }
   [[nodiscard]] Machine const& machine() const noexcept { return machine_; }
   [[nodiscard]] int positions() const noexcept { return positions_; }
-  [[nodiscard]] int ranks() const noexcept { return static_cast<int>(place_.size()); }
+  [[nodiscard]] int ranks() const noexcept { return static_cast<int>(ranks_); }
 
   /// The program for so many microbatches; lays it out when it is asked for the first time.
   /// @param table  () -> the schedule's table
@@ -80,15 +81,19 @@ template <class B> class Session final : public StepOwner {
           Errc::bad_configuration,
           "gradients cannot be clipped by a norm over all stages where stages update alone; leave "
           "clip_norm out, or use staleness::Synchronous");
+    List<GradientGroup> const* groups = nullptr;
+    if constexpr (requires { B::sums_while_running; }) groups = machine_.groups();
     for (auto const& known : programs_)
-      if (known->training == training && known->microbatches == static_cast<int>(microbatches))
+      if (known->training == training && known->microbatches == static_cast<int>(microbatches) &&
+          (groups == nullptr || !training || known->groups == *groups))
         return *known;
-    return add_program(table(), microbatches, training, staleness);
+    return add_program(table(), microbatches, training, staleness, groups);
   }
 
   /// The part of `program` that happens once.
   [[gnu::cold]] Program const& add_program(schedule::Table made, std::size_t microbatches,
-                                           bool training, StalenessModel const& staleness) {
+                                           bool training, StalenessModel const& staleness,
+                                           List<GradientGroup> const* groups) {
     if (!training) made = forward_only(made);
     if (made.stages != machine_.stages() || made.ranks() != positions_ ||
         made.microbatches * made.slices != static_cast<int>(microbatches))
@@ -100,6 +105,7 @@ template <class B> class Session final : public StepOwner {
     options.spare_slots = machine_.options().spare_slots;
     options.staleness = staleness;
     options.replicas = &machine_.options().replicas;
+    options.groups = groups;
     programs_.push_back(std::make_unique<Program>(lay_out(made, options)));
     return *programs_.back();
   }
@@ -109,6 +115,9 @@ template <class B> class Session final : public StepOwner {
     if (loaded_ == &program) return;
     loaded_ = nullptr;
     machine_.load(program);
+    while (place_.size() > ranks_) place_.pop_back();
+    for (std::size_t r = ranks_; r < program.ranks.size(); ++r)
+      place_.push_back(place_[static_cast<std::size_t>(program.ranks[r].beside)]);
     backend_.load(place_);
     losses_.resize(
         std::max(losses_.size(), static_cast<std::size_t>(program.microbatches) * parts()));
@@ -229,7 +238,8 @@ template <class B> class Session final : public StepOwner {
 
   std::shared_ptr<void const> parts_;  // optimizer and loss, which steps need and trainers may drop
   int positions_;                      // rows of the schedule's table
-  std::vector<int> place_;             // [ranks]
+  std::vector<int> place_;             // [ranks, then those that add up gradients beside them]
+  std::size_t ranks_;                  // that compute
   Machine machine_;
   B backend_;
   std::vector<std::unique_ptr<Program>> programs_;

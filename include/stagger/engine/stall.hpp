@@ -17,6 +17,9 @@ namespace stagger::detail {
 [[nodiscard]] [[gnu::cold]] inline std::string describe(Instruction const& in) {
   if (in.op == Op::hand_in || in.op == Op::finish) return "its last gradient";
   if (in.op == Op::update || in.op == Op::apply) return "the update";
+  if (in.op == Op::reduce) return text("the sum of stage ", in.stage, "'s gradients");
+  if (in.op > Op::pass)
+    return text(in.stage, in.op == Op::backward_part ? "B" : "W", in.microbatch);
   if (in.op == Op::pass) return text("handing on stage ", in.stage, "'s rows of ", in.microbatch);
   if (in.op > Op::apply)
     return text("gathering rows for ", in.stage, in.op == Op::gather_gradient ? "B" : "F",

@@ -223,7 +223,7 @@ template <class In, class Out, class Chosen> class Trainer {
   /// step began.
   [[nodiscard]] schedule::Timeline timeline() const {
     schedule::Timeline timeline;
-    for (auto const& rank : session_->machine().ranks()) timeline.rows.push_back(rank.spans);
+    for (auto const& rank : computing()) timeline.rows.push_back(rank.spans);
     return timeline;
   }
 
@@ -231,7 +231,7 @@ template <class In, class Out, class Chosen> class Trainer {
   /// last step, as counted by the engine.
   [[nodiscard]] std::vector<int> peak_in_flight() const {
     std::vector<int> peak;
-    for (auto const& rank : session_->machine().ranks()) peak.push_back(rank.peak_in_flight);
+    for (auto const& rank : computing()) peak.push_back(rank.peak_in_flight);
     return peak;
   }
 
@@ -247,6 +247,10 @@ template <class In, class Out, class Chosen> class Trainer {
   };
 
   [[nodiscard]] detail::Machine& machine() noexcept { return session_->machine(); }
+  [[nodiscard]] std::span<detail::RankState const> computing() const noexcept {
+    auto const& all = session_->machine().ranks();
+    return {all.data(), std::min(all.size(), static_cast<std::size_t>(session_->ranks()))};
+  }
 
   static int device_places(Device const& device) { return device.places(); }
 

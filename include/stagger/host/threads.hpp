@@ -47,6 +47,7 @@ struct Threads {
 class ThreadsBackend {
  public:
   static constexpr bool timed = false;
+  static constexpr bool sums_while_running = true;
 
   /// @param places  threads that get a rank, 1 <= places <= device.count
   ThreadsBackend(Threads const&, detail::Machine& machine, int places)
@@ -150,7 +151,8 @@ class ThreadsBackend {
 
   void execute(detail::RankState& rank, Instruction const& in) {
     if (in.op > Op::recompute) [[unlikely]]
-      machine_.execute_end(rank, in);
+      machine_.execute_end(
+          rank, in, {[](void* self) { return static_cast<ThreadsBackend*>(self)->now_s(); }, this});
     else if (rank.record)
       detail::run_recorded(rank, in, [this] { return now_s(); });
     else

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/collective/alpha_beta.hpp>
 #include <stagger/core/random.hpp>
 #include <stagger/engine/backend.hpp>
 #include <stagger/engine/stall.hpp>
@@ -30,6 +31,10 @@ struct VirtualClock {
 
   schedule::Costs costs{};  ///< of each stage on all of a microbatch's rows; a recomputation costs
                             ///< its F
+  collective::CostLine sum{};  ///< of a group of gradients that replicas add up; none: its bytes'
+                               ///< share of the stage's reduce_s
+  std::vector<double> layer_backward_s{};  ///< [layers] which part of a stage's backward each takes,
+                                           ///< relative to the others; empty: all the same
   double jitter = 0;        ///< 0 <= jitter < 1: each action takes its cost times a factor in [1 -
                             ///< jitter, 1 + jitter)
   std::uint64_t seed = 0;   ///< of the jitter
@@ -43,6 +48,7 @@ struct VirtualClock {
 class VirtualClockBackend {
  public:
   static constexpr bool timed = true;
+  static constexpr bool sums_while_running = true;
 
   /// @throws Error  for costs that are negative, not finite or not one for each stage, or a jitter
   /// out of range
@@ -52,6 +58,10 @@ class VirtualClockBackend {
     if (!(device.jitter >= 0 && device.jitter < 1))
       raise(Errc::bad_configuration, "a jitter of ", device.jitter,
             " could make time run backwards; use 0 <= jitter < 1");
+    auto const layers = machine.parameters().size();
+    if (!device.layer_backward_s.empty() && device.layer_backward_s.size() != layers)
+      raise(Errc::bad_configuration, device.layer_backward_s.size(),
+            " backward times were given for ", layers, " layers; give one for each, or none");
   }
   VirtualClockBackend(VirtualClockBackend const&) = delete;
   VirtualClockBackend& operator=(VirtualClockBackend const&) = delete;
@@ -104,15 +114,13 @@ class VirtualClockBackend {
   }
 
   void execute(detail::RankState& rank, Instruction const& in) {
-    if (in.op > Op::recompute) {
-      machine_.execute_end(rank, in);
-      cost_s_ = 0;
-      return;
-    }
     cost_s_ = cost(rank, in);
     double time_s = now_s_;
-    auto const clock = [&] { return std::exchange(time_s, now_s_ + cost_s_); };
-    if (rank.record)
+    auto clock = [&] { return std::exchange(time_s, now_s_ + cost_s_); };
+    if (in.op > Op::recompute)
+      machine_.execute_end(
+          rank, in, {[](void* self) { return (*static_cast<decltype(clock)*>(self))(); }, &clock});
+    else if (rank.record)
       detail::run_recorded(rank, in, clock);
     else
       detail::run_compute(rank, in);
@@ -190,10 +198,12 @@ class VirtualClockBackend {
   [[nodiscard]] double cost(detail::RankState const& rank, Instruction const& in) const {
     auto const& costs = device_.costs.of(in.stage);
     double cost_s = 0;
+    if (in.op > Op::recompute && in.op <= Op::pass) return 0;
     if (in.op == Op::forward || in.op == Op::recompute) cost_s += costs.forward_s;
     if (in.op == Op::backward || in.op == Op::backward_input) cost_s += costs.backward_input_s;
     if (in.op == Op::backward || in.op == Op::backward_weight) cost_s += costs.backward_weight_s;
-    cost_s *= rank.share;  // 1 unless it is a replica
+    if (in.op > Op::pass) cost_s = group_cost(in);
+    cost_s *= in.op == Op::reduce ? 1 : rank.share;  // 1 unless it is a replica
     if (device_.jitter == 0) return cost_s;
     std::uint64_t const x =
         random_bits(device_.seed, {static_cast<std::uint64_t>(machine_.steps()),
@@ -201,6 +211,28 @@ class VirtualClockBackend {
                                    static_cast<std::uint64_t>(&in - rank.begin)});
     double const unit = static_cast<double>(x >> 11U) * 0x1p-53;  // [0, 1)
     return cost_s * (1 - device_.jitter + 2 * device_.jitter * unit);
+  }
+
+  /// Of a part of a backward, or of a sum.
+  [[nodiscard]] double group_cost(Instruction const& in) const {
+    auto const& costs = device_.costs.of(in.stage);
+    auto const extent = machine_.extent(in);
+    if (in.op == Op::reduce) {
+      if (device_.sum != collective::CostLine{}) return device_.sum.seconds(extent.bytes);
+      return extent.bytes == 0 ? 0
+                               : costs.reduce_s * static_cast<double>(extent.bytes) /
+                                     static_cast<double>(extent.stage_bytes);
+    }
+    auto const weight = [&](std::size_t from, std::size_t end) {
+      if (device_.layer_backward_s.empty()) return static_cast<double>(end - from);
+      double sum = 0;
+      for (; from < end; ++from) sum += device_.layer_backward_s[extent.first_layer + from];
+      return sum;
+    };
+    double const whole_s =
+        costs.backward_weight_s + (in.op == Op::backward_part ? costs.backward_input_s : 0);
+    double const all = weight(0, extent.layers);
+    return all > 0 ? whole_s * weight(extent.lowest, extent.end) / all : 0;
   }
 
   [[nodiscard]] std::string stall_text() const {

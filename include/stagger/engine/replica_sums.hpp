@@ -1,0 +1,395 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Gradients of replicated stages, added up while the last backward still runs.
+/// @source S. Shi, X. Chu, B. Li, "MG-WFBP: Efficient Data Communication for Distributed
+///         Synchronous SGD", INFOCOM 2019, algorithm 2; here a rank of the program takes the place
+///         of its communication thread, and each holder of a stage adds up a part of every layer.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include <stagger/collective/grouping/layerwise.hpp>
+#include <stagger/collective/grouping/optimal.hpp>
+#include <stagger/collective/line_fit.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/engine/lay_out.hpp>
+#include <stagger/engine/machine.hpp>
+#include <stagger/engine/replica_run.hpp>
+
+namespace stagger::detail {
+
+struct ReplicaSums {
+  // --- layout. Two signals of each cell whose stage has several: `ready`, given by the cell's rank
+  // once for each group; `summed`, given likewise by the rank beside it.
+
+  static std::uint32_t ready(Layout const& layout, std::size_t cell) {
+    auto const ranks = static_cast<std::size_t>(layout.ranks());
+    std::size_t const edges = layout.cells_.size() + layout.cuts_.size();
+    return static_cast<std::uint32_t>(edges * Layout::signals_per_edge + 2 * ranks + 2 * cell);
+  }
+  static std::uint32_t summed(Layout const& layout, std::size_t cell) {
+    return ready(layout, cell) + 1;
+  }
+  static std::size_t first_holder(Layout const& layout, std::size_t cell) {
+    return layout.first_cell_[Layout::index(layout.cells_[cell].stage)];
+  }
+  static std::size_t end_of_holders(Layout const& layout, std::size_t cell) {
+    return layout.first_cell_[Layout::index(layout.cells_[cell].stage) + 1];
+  }
+  static bool shared(Layout const& layout, std::size_t cell) {
+    return end_of_holders(layout, cell) - first_holder(layout, cell) > 1;
+  }
+
+  /// The groups of a stage, [first, first + count) of all.
+  struct Groups {
+    std::size_t first = 0;
+    std::size_t count = 0;
+  };
+  static Groups groups_of(Layout const& layout, std::size_t cell) {
+    int const stage = layout.cells_[cell].stage;
+    auto const& groups = *layout.options_.groups;
+    Groups found;
+    while (found.first < groups.size() && groups[found.first].stage != stage) ++found.first;
+    while (found.first + found.count < groups.size() &&
+           groups[found.first + found.count].stage == stage)
+      ++found.count;
+    return found;
+  }
+
+  /// Position of the last action that adds to a cell's gradients; nowhere if there is none.
+  static std::uint32_t last_backward(Layout const& layout, std::size_t cell) {
+    std::uint32_t last = nowhere;
+    for (std::uint32_t const at : layout.uses_[cell].end)
+      if (at != nowhere && (last == nowhere || at > last)) last = at;
+    return last;
+  }
+
+  /// Puts the last backward of a shared stage into the code, in as many parts as there are groups.
+  /// @return whether it was one
+  [[gnu::cold]] static bool emit_backward(Layout& layout, RankProgram& rank, Instruction const& in,
+                                          List<std::uint16_t>& gives) {
+    std::size_t const c = in.cell;
+    bool const ends = in.op == Op::backward || in.op == Op::backward_weight;
+    if (layout.sum_ops() == nullptr || !layout.training_ || !ends || !shared(layout, c) ||
+        layout.uses_[c].end[in.microbatch] != last_backward(layout, c))
+      return false;
+    Groups const groups = groups_of(layout, c);
+    Instruction part = in;
+    for (std::size_t g = 0; g < groups.count; ++g) {
+      if (groups.count > 1)
+        part.op = in.op == Op::backward ? Op::backward_part : Op::backward_weight_part;
+      part.next_version = static_cast<std::uint16_t>(groups.first + g);
+      part.gives = 0;
+      if (g + 1 < groups.count) {
+        Layout::give(part, ready(layout, c));
+        rank.code.push_back(part);
+      }
+      if (g + 1 < groups.count) part.waits = 0;
+    }
+    gives.push_back(static_cast<std::uint16_t>(ready(layout, c)));
+    push(rank, part, gives);
+    return true;
+  }
+
+  /// Appends an instruction, and as many behind it as its signals take.
+  [[gnu::cold]] static void push(RankProgram& rank, Instruction in,
+                                 List<std::uint16_t> const& gives) {
+    std::size_t given = 0;
+    do {
+      for (in.gives = 0; in.gives < in.give.size() && given < gives.size(); ++in.gives)
+        in.give[in.gives] = gives[given++];
+      rank.code.push_back(in);
+      in.op = Op::pass;
+      in.waits = 0;
+    } while (given < gives.size());
+  }
+
+  /// A rank has finished once all that hold its stages have added up their parts.
+  [[gnu::cold]] static void await_sums(Layout& layout, RankProgram& rank, Instruction& finish,
+                                       int self) {
+    for (std::size_t c = 0; c < layout.cells_.size(); ++c) {
+      if (layout.cells_[c].rank != self || !shared(layout, c)) continue;
+      auto const count = groups_of(layout, c).count;
+      for (std::size_t d = first_holder(layout, c); d < end_of_holders(layout, c); ++d)
+        layout.await(rank, finish, summed(layout, d), static_cast<std::uint32_t>(count));
+    }
+  }
+
+  /// The ranks that add up: one beside each that holds a part of a shared stage. It follows the
+  /// order in which that rank comes to its last backwards. No other rank needs a sum before all
+  /// backward is done, so waiting here holds up nobody.
+  [[gnu::cold]] static void emit_sums(Layout& layout, Program& program) {
+    auto const& cells = layout.cells_;
+    for (int self = 0; self < layout.ranks(); ++self) {
+      List<std::size_t> own;  // shared cells of the rank, by their last backward
+      for (std::size_t c = 0; c < cells.size(); ++c)
+        if (cells[c].rank == self && shared(layout, c)) own.push_back(c);
+      if (own.empty()) continue;
+      std::sort(own.begin(), own.end(), [&](std::size_t a, std::size_t b) {
+        return last_backward(layout, a) < last_backward(layout, b);
+      });
+      int const number = static_cast<int>(program.ranks.size());
+      RankProgram rank;
+      rank.beside = self;
+      for (std::size_t const c : own) {
+        program.signals[ready(layout, c)] = {self, SignalEnds::everyone, -1, static_cast<int>(c)};
+        program.signals[summed(layout, c)] = {number, SignalEnds::everyone, -1, -1,
+                                              static_cast<int>(c)};
+        if (layout.training_) emit_reductions(layout, rank, c);
+      }
+      program.ranks.push_back(std::move(rank));
+    }
+    program.groups = *layout.options_.groups;
+  }
+
+  [[gnu::cold]] static void emit_reductions(Layout& layout, RankProgram& rank, std::size_t c) {
+    Groups const groups = groups_of(layout, c);
+    std::size_t const first = first_holder(layout, c);
+    std::size_t const end = end_of_holders(layout, c);
+    for (std::size_t g = 0; g < groups.count; ++g) {
+      Instruction reduce;
+      reduce.op = Op::reduce;
+      reduce.stage = static_cast<std::uint16_t>(layout.cells_[c].stage);
+      reduce.cell = static_cast<std::uint16_t>(c);
+      reduce.next_version = static_cast<std::uint16_t>(groups.first + g);
+      reduce.x = static_cast<std::uint16_t>(c - first);
+      reduce.y = static_cast<std::uint16_t>(end - first);
+      for (std::size_t d = first; d < end; ++d)
+        if (last_backward(layout, d) != nowhere)
+          layout.await(rank, reduce, ready(layout, d), static_cast<std::uint32_t>(g + 1));
+      Layout::give(reduce, summed(layout, c));
+      rank.code.push_back(reduce);
+    }
+  }
+
+  // --- machine
+
+  /// Shares out what ends a step: each holder of a stage updates its part of every layer, and adds
+  /// up the squares of as many whole parameters as are its share of the bytes.
+  [[gnu::cold]] static void load(Machine& machine) {
+    if (machine.program_->groups.empty()) return;
+    auto const& cells = machine.program_->cells;
+    for (auto& duties : machine.duties_) {
+      duties.add.clear();
+      duties.squares.clear();
+      duties.layers.clear();
+    }
+    for (std::size_t first = 0, end = 0; first < cells.size(); first = end) {
+      int const stage = cells[first].stage;
+      while (end < cells.size() && cells[end].stage == stage) ++end;
+      std::size_t const holders = end - first;
+      auto const duties = [&](std::size_t holder) -> Machine::Duties& {
+        return machine.duties_[static_cast<std::size_t>(cells[first + holder].rank)];
+      };
+      std::size_t const begin = machine.first_layer_[static_cast<std::size_t>(stage)];
+      std::size_t const stop = machine.first_layer_[static_cast<std::size_t>(stage) + 1];
+      std::size_t total = 1;
+      std::size_t before = 0;
+      for (bool const measure : {true, false})
+        for (std::size_t l = begin; l < stop; ++l) {
+          auto const& parameters = machine.parameters_[l];
+          for (std::size_t p = 0; p < parameters.count(); ++p) {
+            std::size_t const bytes = parameters.value_bytes(p);
+            if (measure)
+              total += bytes;
+            else
+              duties((before + bytes / 2) * holders / total).squares.push_back({l, p});
+            if (!measure) before += bytes;
+          }
+          for (std::size_t holder = 0; measure && holder < holders; ++holder)
+            duties(holder).layers.push_back({l, parameters.part(holder, holders)});
+        }
+    }
+  }
+
+  static ReplicaRun& run_of(Machine& machine) {
+    if (machine.replica_run_ == nullptr) machine.replica_run_ = new ReplicaRun();
+    return *machine.replica_run_;
+  }
+
+  [[gnu::cold]] static GroupExtent extent(Machine const& machine, Instruction const& in) {
+    GradientGroup const& group = machine.program_->groups[in.next_version];
+    GroupExtent extent;
+    extent.first_layer = machine.first_layer_[in.stage];
+    extent.layers = machine.first_layer_[in.stage + 1U] - extent.first_layer;
+    extent.lowest = static_cast<std::size_t>(group.lowest);
+    extent.end = std::min(static_cast<std::size_t>(group.highest) + 1, extent.layers);
+    for (std::size_t i = 0; i < extent.layers; ++i) {
+      std::uint64_t const bytes = gradient_bytes(machine, extent.first_layer + i);
+      extent.stage_bytes += bytes;
+      if (i >= extent.lowest && i < extent.end) extent.bytes += bytes;
+    }
+    return extent;
+  }
+
+  static std::uint64_t gradient_bytes(Machine const& machine, std::size_t layer) {
+    std::uint64_t bytes = 0;
+    for (std::size_t p = 0; p < machine.parameters_[layer].count(); ++p)
+      bytes += machine.parameters_[layer].value_bytes(p);
+    return bytes;
+  }
+
+  static void execute(Machine& machine, RankState& rank, Instruction const& in, Clock clock) {
+    GradientGroup const& group = machine.program_->groups[in.next_version];
+    auto const lowest = static_cast<std::size_t>(group.lowest);
+    std::size_t const first = machine.first_layer_[in.stage];
+    std::size_t const layers = machine.first_layer_[in.stage + 1U] - first;
+    std::size_t const end = std::min(static_cast<std::size_t>(group.highest) + 1, layers);
+    schedule::Span span;
+    span.start_s = clock();
+    if (in.op != Op::reduce) run_backward_part(rank, machine.cells_[in.cell], in, lowest, end);
+    for (std::size_t i = end; in.op == Op::reduce && i-- > lowest;) {
+      auto& sum = machine.parameters_[first + i];
+      ByteRange const own = sum.part(in.x, in.y);
+      auto const* holder = &machine.storage_[in.stage];
+      for (unsigned h = 1; h < in.y; ++h) {
+        holder = holder->next.get();
+        sum.add(holder->shares[i], own);
+      }
+    }
+    span.end_s = clock();
+    SumRun& sums = machine.replica_run_->sums;
+    auto const& cells = machine.program_->cells;
+    bool const first_holder = in.cell == 0 || cells[in.cell - 1U].stage != cells[in.cell].stage;
+    if (sums.taking && sums.steps >= 0 && first_holder) {
+      std::size_t const at =
+          static_cast<std::size_t>(sums.steps) * sums.groups.size() + in.next_version;
+      (in.op == Op::reduce ? sums.sum_s : sums.backward_s)[at] = span.end_s - span.start_s;
+    }
+    if (!rank.record) return;
+    if (in.op == Op::reduce)
+      span.action = {schedule::Kind::reduce_gradient, in.stage, 0};
+    else
+      span.action = action_of(whole_of(in));
+    if (in.op == Op::reduce || end == layers)
+      rank.spans.push_back(span);
+    else
+      rank.spans.back().end_s = span.end_s;  // one backward, however many parts it has
+    if (in.op != Op::reduce && lowest == 0) --rank.in_flight;
+  }
+
+  // --- grouping: first by single layers, to measure them; then as the policy says
+
+  [[gnu::cold]] static List<GradientGroup> const* current_groups(Machine& machine) {
+    SumRun& sums = run_of(machine).sums;
+    if (sums.groups.empty()) {
+      sums.measuring = machine.grouping_.measured_steps > 0;
+      if (sums.measuring)
+        measure(machine);
+      else
+        decide(machine);
+    }
+    return &sums.groups;
+  }
+
+  [[gnu::cold]] static void measure(Machine& machine) {
+    SumRun& sums = machine.replica_run_->sums;
+    GroupingChoice layerwise;
+    layerwise.groups = [](void const*, collective::Backward const& backward,
+                          collective::CostLine line) {
+      return collective::grouping::Layerwise{}.groups(backward, line);
+    };
+    regroup(machine, layerwise, {}, {});
+    sums.measuring = true;
+    sums.steps = -1;
+    std::size_t const steps = static_cast<std::size_t>(machine.grouping_.measured_steps);
+    sums.backward_s.assign(steps * sums.groups.size(), 0.0);
+    sums.sum_s.assign(steps * sums.groups.size(), 0.0);
+  }
+
+  static void begin_step(Machine& machine) {
+    SumRun& sums = machine.replica_run_->sums;
+    sums.taking = sums.measuring && machine.program_->training && !sums.groups.empty() &&
+                  machine.program_->groups == sums.groups;
+  }
+
+  /// Decides once enough steps were measured, and measures anew when the decision is old enough.
+  [[gnu::cold]] static void end_step(Machine& machine) {
+    SumRun& sums = machine.replica_run_->sums;
+    std::int64_t const every = machine.grouping_.renew_every;
+    if (sums.taking && ++sums.steps == machine.grouping_.measured_steps)
+      decide(machine);
+    else if (!sums.measuring && every > 0 && machine.grouping_.measured_steps > 0 &&
+             machine.program_->training && machine.steps_ - sums.decided_at >= every)
+      measure(machine);
+  }
+
+  [[gnu::cold]] static void decide(Machine& machine) {
+    SumRun& sums = machine.replica_run_->sums;
+    bool const measured = sums.measuring;
+    sums.measuring = sums.taking = false;
+    sums.decided_at = machine.steps_;
+    std::vector<double> layer_s(machine.layers_.size(), 0.0);
+    std::vector<collective::Sample> samples;
+    for (std::size_t g = 0; measured && g < sums.groups.size(); ++g) {
+      GradientGroup const& group = sums.groups[g];
+      std::size_t const first = machine.first_layer_[static_cast<std::size_t>(group.stage)];
+      std::size_t const lowest = first + static_cast<std::size_t>(group.lowest);
+      layer_s[lowest] = median(sums, sums.backward_s, g);
+      collective::Sample sample;
+      for (std::size_t l = lowest; l <= first + static_cast<std::size_t>(group.highest); ++l)
+        sample.bytes += gradient_bytes(machine, l);
+      sample.seconds = median(sums, sums.sum_s, g);
+      if (sample.bytes > 0 && sample.seconds > 0) samples.push_back(sample);
+    }
+    GroupingChoice choice = machine.grouping_;
+    if (choice.groups == nullptr)
+      choice.groups = [](void const*, collective::Backward const& backward,
+                         collective::CostLine line) {
+        return collective::grouping::Optimal{}.groups(backward, line);
+      };
+    regroup(machine, choice, layer_s, fitted(samples));
+  }
+
+  static double median(SumRun const& sums, List<double> const& times, std::size_t group) {
+    std::vector<double> values;
+    for (std::size_t at = group; at < times.size(); at += sums.groups.size())
+      values.push_back(times[at]);
+    std::sort(values.begin(), values.end());
+    return values[values.size() / 2];
+  }
+
+  /// The line through what sums took; through the origin where they say nothing about a start-up.
+  static collective::CostLine fitted(std::vector<collective::Sample> const& samples) {
+    double seconds = 0;
+    double bytes = 0;
+    for (auto const& sample : samples) {
+      seconds += sample.seconds;
+      bytes += static_cast<double>(sample.bytes);
+    }
+    if (samples.empty()) return {};
+    try {
+      return collective::fit_line(samples).line;
+    } catch (Error const&) {  // all of one size, or so small that they are noise
+      return {0, seconds / bytes};
+    }
+  }
+
+  /// @param layer_s  [layers] of backward, or none
+  [[gnu::cold]] static void regroup(Machine& machine, GroupingChoice const& choice,
+                                    std::vector<double> const& layer_s,
+                                    collective::CostLine line) {
+    List<GradientGroup> groups;
+    for (int s = 0; s < machine.stages(); ++s) {
+      std::size_t const first = machine.first_layer_[static_cast<std::size_t>(s)];
+      std::size_t const layers = machine.first_layer_[static_cast<std::size_t>(s) + 1] - first;
+      std::vector<double> backward_s(layers, 0.0);
+      std::vector<std::uint64_t> bytes(layers);
+      for (std::size_t i = 0; i < layers; ++i) {
+        if (!layer_s.empty()) backward_s[i] = layer_s[first + i];
+        bytes[i] = gradient_bytes(machine, first + i);
+      }
+      collective::Backward const backward{0, backward_s, bytes};
+      auto const chosen = choice.groups(choice.policy, backward, line);
+      // Refuses what is no grouping.
+      static_cast<void>(collective::evaluate(backward, chosen, line));
+      for (auto const& group : chosen) groups.push_back({s, group.lowest - 1, group.highest - 1});
+    }
+    machine.replica_run_->sums.groups = std::move(groups);
+  }
+};
+
+}  // namespace stagger::detail
