@@ -25,9 +25,9 @@ namespace stagger {
 /// How a table becomes a program.
 struct LayOutOptions {
   bool recompute = false;  ///< keep only stage inputs from F on; run F again before B or I
-  std::optional<std::uint32_t> spare_slots{};  ///< see Options
-  StalenessModel staleness{};                  ///< of a run without a flush
-  Replicas const* replicas = nullptr;          ///< of each row of the table; null: one each
+  std::optional<std::uint32_t> spare_slots{};   ///< see Options
+  StalenessModel staleness{};                   ///< of a run without a flush
+  Replicas const* replicas = nullptr;           ///< of each row of the table; null: one each
   List<GradientGroup> const* groups = nullptr;  ///< to add up during backward; null: after it
 };
 

@@ -265,6 +265,8 @@ class Machine {
       }
     }
     for (auto const& rank : ranks_) memory.scratch += rank.context.scratch_bytes();
+    if (replica_run_ != nullptr)
+      memory.activations += options_.replicas.ops()->bytes(*replica_run_);
     return memory;
   }
 

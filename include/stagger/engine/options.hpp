@@ -23,15 +23,23 @@ struct ReplicaOps;
 ///
 /// @code
 ///     sg::Options{.replicas = {1, 2, 1}};                      // even shares
-///     sg::Options{.replicas = {{1}, {15, 1}, {1}}};            // 15 rows of 16 to the first
+///     sg::Options{.replicas = {1, {15, 1}, 1}};                // 15 rows of 16 to the first
 /// @endcode
 class Replicas {
  public:
+  /// The ranks of one position.
+  struct Shares {
+    Shares(int ranks) : count(ranks) {}  ///< so many, with even shares
+    /// One for each number; rows go to them in proportion to these.
+    Shares(std::initializer_list<int> shares) : count(static_cast<int>(shares.size())) {
+      of.assign(shares.begin(), shares.size());
+    }
+    int count;
+    List<int> of;  ///< none: even
+  };
+
   Replicas() = default;
-  /// [positions] ranks of each, with even shares.
-  inline Replicas(std::initializer_list<int> counts);
-  /// [positions][ranks of each] rows go to ranks in proportion to these numbers.
-  inline Replicas(std::initializer_list<std::initializer_list<int>> weights);
+  inline Replicas(std::initializer_list<Shares> positions);
   /// [positions] ranks of each, with even shares.
   [[nodiscard]] static inline Replicas even(int const* counts, std::size_t positions);
 
@@ -54,7 +62,7 @@ class Replicas {
   [[nodiscard]] detail::ReplicaOps const* ops() const noexcept { return ops_; }
 
  private:
-  inline void append(int const* weights, int count, bool even);
+  inline void append(Shares const& shares);
   List<int> counts_;
   List<Part> parts_;
   detail::ReplicaOps const* ops_ = nullptr;
@@ -73,10 +81,10 @@ struct Options {
       false;  ///< keep only stage inputs from forward on; run forward again before backward
   bool record = false;  ///< measure each action of a step, for `timeline()`
   std::optional<std::uint32_t>
-      spare_slots{};  ///< slots of a message beyond what its consumer holds,
-                      ///< so that a producer can run ahead; unset: one, and as many as ranks that
-                      ///< are equally fast never wait for. 0 or 1 save memory, the number of
-                      ///< microbatches rules out every wait
+      spare_slots{};    ///< slots of a message beyond what its consumer holds,
+                        ///< so that a producer can run ahead; unset: one, and as many as ranks that
+                        ///< are equally fast never wait for. 0 or 1 save memory, the number of
+                        ///< microbatches rules out every wait
   Replicas replicas{};  ///< ranks that share each position; none: one each
 };
 

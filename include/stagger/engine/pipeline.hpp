@@ -104,7 +104,8 @@ template <class... Stage> class Pipeline {
           introduced<Types>(Pick<DeviceTag, typename Slots::Device, P...>::from(policy...)),
           Pick<OptimizerTag, optimizer::Sgd, P...>::from(policy...),
           Pick<LossTag, NoLoss, P...>::from(policy...),
-          Pick<OptionsTag, Options, P...>::from(policy...));
+          Pick<OptionsTag, Options, P...>::from(policy...),
+          Pick<CollectiveTag, NoCollective, P...>::from(policy...));
     }
   }
 

@@ -32,6 +32,9 @@ struct NoLoss {
   struct Target {};
 };
 
+/// Fills the collective slot where none is given: ranks share the memory of one process.
+struct NoCollective {};
+
 template <class P>
 concept HasTag = requires {
   typename P::policy_tag;
@@ -234,6 +237,7 @@ template <class... P> struct Chosen {
   using Device = typename Pick<DeviceTag, host::Threads, P...>::type;
   using Optimizer = typename Pick<OptimizerTag, optimizer::Sgd, P...>::type;
   using Loss = typename Pick<LossTag, NoLoss, P...>::type;
+  using Collective = typename Pick<CollectiveTag, NoCollective, P...>::type;
 };
 
 }  // namespace stagger::detail

@@ -151,8 +151,8 @@ struct Program {
   List<GradientGroup> groups;  ///< of stages with several cells: by stage, in backward order
   List<RankProgram> ranks;
   List<SignalEnds> signals;
-  std::vector<int> peak_in_flight;  ///< [computing] (stage, microbatch) pairs whose F has run, whose
-                                    ///< B or W has not
+  std::vector<int> peak_in_flight;  ///< [computing] (stage, microbatch) pairs whose F has run,
+                                    ///< whose B or W has not
 };
 
 }  // namespace stagger

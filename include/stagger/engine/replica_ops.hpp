@@ -9,6 +9,7 @@
 
 #include <stagger/engine/options.hpp>
 #include <stagger/engine/program.hpp>
+#include <stagger/schedule/table.hpp>
 
 namespace stagger::collective {
 struct Backward;
@@ -40,8 +41,8 @@ struct GroupingChoice {
                                                          collective::Backward const&,
                                                          collective::CostLine);
   void const* policy = nullptr;
-  Groups groups = nullptr;      // null: collective::grouping::Optimal
-  int measured_steps = 5;       // whose medians it is given, after one that warms up
+  Groups groups = nullptr;       // null: collective::grouping::Optimal
+  int measured_steps = 5;        // whose medians it is given, after one that warms up
   std::int64_t renew_every = 0;  // steps after which all is measured anew; 0: never
 };
 
@@ -63,6 +64,9 @@ struct ReplicaOps {
   List<GradientGroup> const* (*groups)(Machine&);
   GroupExtent (*extent)(Machine const&, Instruction const&);
   void (*destroy)(ReplicaRun*) noexcept;
+  std::uint64_t (*bytes)(ReplicaRun const&);
+  /// Refuses types of values that replicas would have to cut, as far as a table shows.
+  void (*require_rows)(Machine const&, schedule::Table const&, bool target_has_rows);
   /// Refuses replicas that do not fit the schedule.
   void (*require)(Replicas const&, int positions, bool synchronous);
 };

@@ -3,6 +3,7 @@
 /// @file   What a run of a replicated pipeline keeps beside the machine's own.
 
 #include <cstddef>
+#include <cstdint>
 
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
@@ -38,13 +39,20 @@ struct ReplicaRank {
 
 /// How gradients are grouped, and what that is decided from.
 struct SumRun {
-  List<GradientGroup> groups;  // of the next program; single layers while they are measured
-  bool measuring = true;
-  bool taking = false;          // times in the step at hand
-  int steps = -1;               // measured; the first one only warms up
-  std::int64_t decided_at = 0;  // step
-  List<double> backward_s;      // [steps][groups] on the first of those that hold the stage
-  List<double> sum_s;           // likewise
+  enum class Phase : std::uint8_t {
+    layers,   // every layer is a group, to measure its backward and its sum
+    whole,    // every stage is one, to measure sums of another size
+    decided,  // groups are those of the policy
+  };
+  List<GradientGroup> groups;  // of the next program
+  Phase phase = Phase::decided;
+  bool taking = false;                  // times in the step at hand
+  int steps = -1;                       // measured in this phase; the first one only warms up
+  std::int64_t decided_at = 0;          // step
+  List<double> backward_s;              // [steps][groups] on the first of those that hold the stage
+  List<double> sum_s;                   // likewise
+  List<double> layer_s;                 // [layers] medians
+  List<double> sample_bytes, sample_s;  // of sums
 };
 
 /// The machine's part of replication, of the loaded program.

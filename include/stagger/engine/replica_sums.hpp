@@ -8,11 +8,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include <stagger/collective/grouping/layerwise.hpp>
 #include <stagger/collective/grouping/optimal.hpp>
+#include <stagger/collective/grouping/single.hpp>
 #include <stagger/collective/line_fit.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/engine/lay_out.hpp>
@@ -20,6 +22,30 @@
 #include <stagger/engine/replica_run.hpp>
 
 namespace stagger::detail {
+
+/// What a collective says about gradients.
+/// @throws Error  bad_configuration for counts below 0
+template <class Collective>
+[[nodiscard]] [[gnu::cold]] GroupingChoice grouping_of(Collective const& collective) {
+  GroupingChoice choice;
+  if constexpr (requires { collective.grouping; }) {
+    using Policy = std::remove_cvref_t<decltype(collective.grouping)>;
+    if (collective.measured_steps < 0 || collective.renew_every < 0)
+      raise(Errc::bad_configuration, "gradients cannot be grouped after ",
+            collective.measured_steps, " steps and again after ", collective.renew_every,
+            "; use counts of at least 0");
+    choice.policy = &collective.grouping;
+    choice.groups = [](void const* erased, collective::Backward const& backward,
+                       collective::CostLine line) {
+      return static_cast<Policy const*>(erased)->groups(backward, line);
+    };
+    choice.measured_steps = collective.measured_steps;
+    choice.renew_every = collective.renew_every;
+    if constexpr (requires { Policy::uses_times; })
+      if (!Policy::uses_times) choice.measured_steps = 0;
+  }
+  return choice;
+}
 
 struct ReplicaSums {
   // --- layout. Two signals of each cell whose stage has several: `ready`, given by the cell's rank
@@ -273,75 +299,97 @@ struct ReplicaSums {
 
   // --- grouping: first by single layers, to measure them; then as the policy says
 
+  template <class Policy> static GroupingChoice choice_of() {
+    GroupingChoice choice;
+    choice.groups = [](void const*, collective::Backward const& backward,
+                       collective::CostLine line) { return Policy{}.groups(backward, line); };
+    return choice;
+  }
+
   [[gnu::cold]] static List<GradientGroup> const* current_groups(Machine& machine) {
     SumRun& sums = run_of(machine).sums;
-    if (sums.groups.empty()) {
-      sums.measuring = machine.grouping_.measured_steps > 0;
-      if (sums.measuring)
-        measure(machine);
-      else
-        decide(machine);
-    }
+    if (sums.groups.empty() && machine.grouping_.measured_steps > 0)
+      measure_layers(machine);
+    else if (sums.groups.empty())
+      decide(machine);
     return &sums.groups;
   }
 
-  [[gnu::cold]] static void measure(Machine& machine) {
+  [[gnu::cold]] static void measure_layers(Machine& machine) {
     SumRun& sums = machine.replica_run_->sums;
-    GroupingChoice layerwise;
-    layerwise.groups = [](void const*, collective::Backward const& backward,
-                          collective::CostLine line) {
-      return collective::grouping::Layerwise{}.groups(backward, line);
-    };
-    regroup(machine, layerwise, {}, {});
-    sums.measuring = true;
+    sums.sample_bytes.clear();
+    sums.sample_s.clear();
+    measure(machine, SumRun::Phase::layers, choice_of<collective::grouping::Layerwise>());
+  }
+
+  [[gnu::cold]] static void measure(Machine& machine, SumRun::Phase phase,
+                                    GroupingChoice const& choice) {
+    SumRun& sums = machine.replica_run_->sums;
+    regroup(machine, choice, {});
+    sums.phase = phase;
     sums.steps = -1;
-    std::size_t const steps = static_cast<std::size_t>(machine.grouping_.measured_steps);
+    auto const steps = static_cast<std::size_t>(machine.grouping_.measured_steps);
     sums.backward_s.assign(steps * sums.groups.size(), 0.0);
     sums.sum_s.assign(steps * sums.groups.size(), 0.0);
   }
 
   static void begin_step(Machine& machine) {
     SumRun& sums = machine.replica_run_->sums;
-    sums.taking = sums.measuring && machine.program_->training && !sums.groups.empty() &&
-                  machine.program_->groups == sums.groups;
+    sums.taking = sums.phase != SumRun::Phase::decided && machine.program_->training &&
+                  !sums.groups.empty() && machine.program_->groups == sums.groups;
   }
 
   /// Decides once enough steps were measured, and measures anew when the decision is old enough.
   [[gnu::cold]] static void end_step(Machine& machine) {
     SumRun& sums = machine.replica_run_->sums;
-    std::int64_t const every = machine.grouping_.renew_every;
-    if (sums.taking && ++sums.steps == machine.grouping_.measured_steps)
+    GroupingChoice const& grouping = machine.grouping_;
+    if (sums.phase == SumRun::Phase::decided) {
+      if (grouping.renew_every > 0 && grouping.measured_steps > 0 && machine.program_->training &&
+          machine.steps_ - sums.decided_at >= grouping.renew_every)
+        measure_layers(machine);
+      return;
+    }
+    if (!sums.taking || ++sums.steps != grouping.measured_steps) return;
+    bool const several = take(machine);
+    if (sums.phase == SumRun::Phase::layers && !several)
+      measure(machine, SumRun::Phase::whole, choice_of<collective::grouping::Single>());
+    else
       decide(machine);
-    else if (!sums.measuring && every > 0 && machine.grouping_.measured_steps > 0 &&
-             machine.program_->training && machine.steps_ - sums.decided_at >= every)
-      measure(machine);
+  }
+
+  /// Keeps medians of what was measured.
+  /// @return whether sums of several sizes are among them, or none
+  [[gnu::cold]] static bool take(Machine& machine) {
+    SumRun& sums = machine.replica_run_->sums;
+    bool const layers = sums.phase == SumRun::Phase::layers;
+    if (layers) sums.layer_s.assign(machine.layers_.size(), 0.0);
+    for (std::size_t g = 0; g < sums.groups.size(); ++g) {
+      GradientGroup const& group = sums.groups[g];
+      std::size_t const first = machine.first_layer_[static_cast<std::size_t>(group.stage)];
+      std::size_t const lowest = first + static_cast<std::size_t>(group.lowest);
+      if (layers) sums.layer_s[lowest] = median(sums, sums.backward_s, g);
+      std::uint64_t bytes = 0;
+      for (std::size_t l = lowest; l <= first + static_cast<std::size_t>(group.highest); ++l)
+        bytes += gradient_bytes(machine, l);
+      double const seconds = median(sums, sums.sum_s, g);
+      if (bytes == 0 || !(seconds > 0)) continue;
+      sums.sample_bytes.push_back(static_cast<double>(bytes));
+      sums.sample_s.push_back(seconds);
+    }
+    for (double const bytes : sums.sample_bytes)
+      if (bytes != sums.sample_bytes.front()) return true;
+    return sums.sample_bytes.empty();
   }
 
   [[gnu::cold]] static void decide(Machine& machine) {
     SumRun& sums = machine.replica_run_->sums;
-    bool const measured = sums.measuring;
-    sums.measuring = sums.taking = false;
+    sums.phase = SumRun::Phase::decided;
+    sums.taking = false;
     sums.decided_at = machine.steps_;
-    std::vector<double> layer_s(machine.layers_.size(), 0.0);
-    std::vector<collective::Sample> samples;
-    for (std::size_t g = 0; measured && g < sums.groups.size(); ++g) {
-      GradientGroup const& group = sums.groups[g];
-      std::size_t const first = machine.first_layer_[static_cast<std::size_t>(group.stage)];
-      std::size_t const lowest = first + static_cast<std::size_t>(group.lowest);
-      layer_s[lowest] = median(sums, sums.backward_s, g);
-      collective::Sample sample;
-      for (std::size_t l = lowest; l <= first + static_cast<std::size_t>(group.highest); ++l)
-        sample.bytes += gradient_bytes(machine, l);
-      sample.seconds = median(sums, sums.sum_s, g);
-      if (sample.bytes > 0 && sample.seconds > 0) samples.push_back(sample);
-    }
-    GroupingChoice choice = machine.grouping_;
-    if (choice.groups == nullptr)
-      choice.groups = [](void const*, collective::Backward const& backward,
-                         collective::CostLine line) {
-        return collective::grouping::Optimal{}.groups(backward, line);
-      };
-    regroup(machine, choice, layer_s, fitted(samples));
+    regroup(machine,
+            machine.grouping_.groups != nullptr ? machine.grouping_
+                                                : choice_of<collective::grouping::Optimal>(),
+            fitted(sums));
   }
 
   static double median(SumRun const& sums, List<double> const& times, std::size_t group) {
@@ -353,12 +401,14 @@ struct ReplicaSums {
   }
 
   /// The line through what sums took; through the origin where they say nothing about a start-up.
-  static collective::CostLine fitted(std::vector<collective::Sample> const& samples) {
+  static collective::CostLine fitted(SumRun const& sums) {
     double seconds = 0;
     double bytes = 0;
-    for (auto const& sample : samples) {
-      seconds += sample.seconds;
-      bytes += static_cast<double>(sample.bytes);
+    std::vector<collective::Sample> samples;
+    for (std::size_t i = 0; i < sums.sample_s.size(); ++i) {
+      seconds += sums.sample_s[i];
+      bytes += sums.sample_bytes[i];
+      samples.push_back({static_cast<std::uint64_t>(sums.sample_bytes[i]), sums.sample_s[i]});
     }
     if (samples.empty()) return {};
     try {
@@ -368,10 +418,9 @@ struct ReplicaSums {
     }
   }
 
-  /// @param layer_s  [layers] of backward, or none
   [[gnu::cold]] static void regroup(Machine& machine, GroupingChoice const& choice,
-                                    std::vector<double> const& layer_s,
                                     collective::CostLine line) {
+    auto const& layer_s = machine.replica_run_->sums.layer_s;  // none before they were measured
     List<GradientGroup> groups;
     for (int s = 0; s < machine.stages(); ++s) {
       std::size_t const first = machine.first_layer_[static_cast<std::size_t>(s)];

@@ -118,10 +118,10 @@ struct Replication {
         return std::max(1 + layout.spare_[which], layout.least_[which]);
       };
       layout.y_[cut.from] = Messages(from.forward, here, to.forward, there,
-                                      slots(2 * first_of(layout, cut.from) + 1));
+                                     slots(2 * first_of(layout, cut.from) + 1));
       if (layout.training_)
-        layout.dx_[cut.to] = Messages(to.gradient, there, from.gradient, here,
-                                       slots(2 * first_of(layout, cut.to)));
+        layout.dx_[cut.to] =
+            Messages(to.gradient, there, from.gradient, here, slots(2 * first_of(layout, cut.to)));
     }
   }
 
@@ -224,16 +224,38 @@ struct Replication {
 
   // --- machine
 
+  static void require_rows_of(SlotType const& input, int layer) {
+    if (input.rows == nullptr)
+      raise(Errc::bad_configuration, "the input of layer ", layer, " cannot be cut by rows, which ",
+            layer == 0 ? "its replicas need" : "differently replicated stages need",
+            "; give its type rows(), resize_rows(like, n) and copy_rows(at, from, first, n), or "
+            "both stages the same replicas");
+  }
+
+  [[noreturn]] [[gnu::cold]] static void refuse_target(int replicas) {
+    raise(Errc::bad_configuration, "the loss's Target cannot be cut by rows, which the ", replicas,
+          " replicas of the last stage need; give it rows(), resize_rows(like, n) and "
+          "copy_rows(at, from, first, n), or the last position 1 replica");
+  }
+
+  [[gnu::cold]] static void require_rows(Machine const& machine, schedule::Table const& table,
+                                         bool target_has_rows) {
+    if (table.stages != machine.stages()) return;
+    auto const& replicas = machine.options_.replicas;
+    require_rows_of(*machine.layers_[0].ops().input, 0);
+    Layout const layout(table, {.replicas = &replicas});
+    for (Cell const& cell : layout.cells_) {
+      std::size_t const first = machine.first_layer_[Layout::index(cell.stage)];
+      if (cell.gathers_input)
+        require_rows_of(*machine.layers_[first].ops().input, static_cast<int>(first));
+      int const count = replicas.counts()[Layout::index(cell.position)];
+      if (cell.stage + 1 == table.stages && count > 1 && !target_has_rows) refuse_target(count);
+    }
+  }
+
   [[gnu::cold]] static void load(Machine& machine) {
     Program const& program = *machine.program_;
     auto const& parts = machine.options_.replicas.parts();
-    auto const no_rows = [](char const* what, int layer, char const* why) {
-      raise(Errc::bad_configuration, "the ", what, " of layer ", layer,
-            " cannot be cut by rows, which ", why,
-            "; give its type rows(), resize_rows(like, n) and copy_rows(at, from, first, n), or "
-            "both stages the same replicas");
-    };
-    if (machine.layers_[0].ops().input->rows == nullptr) no_rows("input", 0, "its replicas need");
     ReplicaRun& run = ReplicaSums::run_of(machine);
     ReplicaSums::load(machine);
     if (run.ranks.size() != parts.size()) run.ranks = FixedArray<ReplicaRank>(parts.size());
@@ -242,8 +264,7 @@ struct Replication {
     for (std::size_t c = 0; c < program.cells.size(); ++c) {
       Cell const& cell = program.cells[c];
       StageRun const& stage = machine.cells_[c];
-      if (cell.gathers_input && stage.front->ops->input->rows == nullptr)
-        no_rows("input", stage.front->number, "differently replicated stages need");
+      if (cell.gathers_input) require_rows_of(*stage.front->ops->input, stage.front->number);
       auto const rank = static_cast<std::size_t>(cell.rank);
       if (cell.stage + 1 == program.stages) {
         run.ranks[rank].cuts_target = parts[rank].replicas > 1;
@@ -303,11 +324,7 @@ struct Replication {
             asked.losses + static_cast<std::size_t>(parts[r].replica) * microbatches;
       if (asked.targets.first != nullptr) {
         SlotType const* const type = asked.loss_ops.target;
-        if (type == nullptr)
-          raise(Errc::bad_configuration, "the loss's Target cannot be cut by rows, which the ",
-                parts[r].replicas,
-                " replicas of the last stage need; give it rows(), resize_rows(like, n) and "
-                "copy_rows(at, from, first, n), or the last position 1 replica");
+        if (type == nullptr) refuse_target(parts[r].replicas);
         if (own.target.count() == 0) own.target = Slots(*type, 1);
         own.arguments.targets = {static_cast<std::byte*>(own.target[0]), 0};
       }
@@ -353,6 +370,13 @@ struct Replication {
         }
       }
     }
+  }
+
+  /// Of targets and outputs at hand.
+  [[gnu::cold]] static std::uint64_t bytes(ReplicaRun const& run) {
+    std::uint64_t sum = 0;
+    for (ReplicaRank const& own : run.ranks) sum += own.target.bytes() + own.outputs.bytes();
+    return sum;
   }
 
   /// Whether a rank's cell of the last stage takes a microbatch.
@@ -436,38 +460,39 @@ inline constexpr ReplicaOps replica_ops{&Replication::link,
                                         &ReplicaSums::current_groups,
                                         &ReplicaSums::extent,
                                         [](ReplicaRun* run) noexcept { delete run; },
+                                        &Replication::bytes,
+                                        &Replication::require_rows,
                                         &Replication::require};
 
 }  // namespace detail
 
-inline void Replicas::append(int const* weights, int count, bool even) {
+inline void Replicas::append(Shares const& shares) {
   Part part;
   part.position = static_cast<int>(counts_.size());
-  part.replicas = count;
+  part.replicas = shares.count;
   part.total = 0;
-  for (int k = 0; k < count; ++k) part.total += even ? 1U : static_cast<std::uint64_t>(weights[k]);
-  for (int k = 0; k < count; ++k) {
+  auto const own = [&](int k) {
+    return shares.of.empty() ? 1U : static_cast<std::uint64_t>(shares.of[static_cast<unsigned>(k)]);
+  };
+  for (int k = 0; k < shares.count; ++k) part.total += own(k);
+  for (int k = 0; k < shares.count; ++k) {
     part.replica = k;
-    part.own = even ? 1U : static_cast<std::uint64_t>(weights[k]);
+    part.own = own(k);
     parts_.push_back(part);
     part.before += part.own;
   }
-  counts_.push_back(count);
+  counts_.push_back(shares.count);
   ops_ = &detail::replica_ops;
 }
 
 inline Replicas Replicas::even(int const* counts, std::size_t positions) {
   Replicas replicas;
-  for (std::size_t p = 0; p < positions; ++p) replicas.append(nullptr, counts[p], true);
+  for (std::size_t p = 0; p < positions; ++p) replicas.append(counts[p]);
   return replicas;
 }
 
-inline Replicas::Replicas(std::initializer_list<int> counts) {
-  for (int const count : counts) append(nullptr, count, true);
-}
-
-inline Replicas::Replicas(std::initializer_list<std::initializer_list<int>> weights) {
-  for (auto const& each : weights) append(each.begin(), static_cast<int>(each.size()), false);
+inline Replicas::Replicas(std::initializer_list<Shares> positions) {
+  for (Shares const& shares : positions) append(shares);
 }
 
 }  // namespace stagger

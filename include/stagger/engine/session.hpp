@@ -57,13 +57,15 @@ template <class B> class Session final : public StepOwner {
   template <class Device>
   Session(Device const& device, List<Layer> layers, std::vector<int> const& cuts,
           Options const& options, int states, int positions, std::vector<int> place, int places,
-          std::shared_ptr<void const> parts)
+          int spare, std::shared_ptr<void const> parts)
       : parts_(std::move(parts)),
         positions_(positions),
         place_(std::move(place)),
         ranks_(place_.size()),
+        places_(places),
+        spare_(spare),
         machine_(std::move(layers), cuts, options, states, memory_of(device)),
-        backend_(device, machine_, places) {}
+        backend_(device, machine_, places + spare) {}
 
   [[nodiscard]] B& backend() noexcept { return backend_; }
   [[nodiscard]] Machine& machine() noexcept { return machine_; }
@@ -116,8 +118,10 @@ template <class B> class Session final : public StepOwner {
     loaded_ = nullptr;
     machine_.load(program);
     while (place_.size() > ranks_) place_.pop_back();
-    for (std::size_t r = ranks_; r < program.ranks.size(); ++r)
-      place_.push_back(place_[static_cast<std::size_t>(program.ranks[r].beside)]);
+    for (std::size_t r = ranks_; r < program.ranks.size(); ++r) {
+      int const beside = place_[static_cast<std::size_t>(program.ranks[r].beside)];
+      place_.push_back(spare_ == 0 ? beside : places_ + static_cast<int>(r - ranks_) % spare_);
+    }
     backend_.load(place_);
     losses_.resize(
         std::max(losses_.size(), static_cast<std::size_t>(program.microbatches) * parts()));
@@ -240,6 +244,8 @@ template <class B> class Session final : public StepOwner {
   int positions_;                      // rows of the schedule's table
   std::vector<int> place_;             // [ranks, then those that add up gradients beside them]
   std::size_t ranks_;                  // that compute
+  int places_;                         // for them
+  int spare_;                          // further places, for the others
   Machine machine_;
   B backend_;
   std::vector<std::unique_ptr<Program>> programs_;

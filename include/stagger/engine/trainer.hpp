@@ -58,9 +58,10 @@ template <class In, class Out, class Chosen> class Trainer {
   [[gnu::cold]] Trainer(List<detail::Layer> layers, std::vector<int> const& cuts, Chosen,
                         typename Chosen::Schedule schedule, Staleness staleness,
                         typename Chosen::Placement const& placement, Device const& device,
-                        Optimizer const& optimizer, Loss loss, Options const& options)
-      : parts_(std::make_shared<Parts>(
-            Parts{std::move(schedule), std::move(staleness), optimizer, std::move(loss)})) {
+                        Optimizer const& optimizer, Loss loss, Options const& options,
+                        typename Chosen::Collective collective)
+      : parts_(std::make_shared<Parts>(Parts{std::move(schedule), std::move(staleness), optimizer,
+                                             std::move(loss), std::move(collective)})) {
     int const stages = static_cast<int>(cuts.size()) + 1;
     int const chunks = parts_->schedule.chunks();
     if (chunks < 1)
@@ -77,6 +78,9 @@ template <class In, class Out, class Chosen> class Trainer {
     if (places < 1)
       raise(Errc::bad_configuration, "the device offers ", device_places(device),
             " places for ranks; use at least 1");
+    int spare = 0;
+    if constexpr (requires { device.spare_places(ranks); })
+      if (!replicas.empty()) spare = std::clamp(device.spare_places(ranks), 0, ranks);
     if (!(options.deadline_s > 0))
       raise(Errc::bad_configuration, "a deadline of ", options.deadline_s,
             " s would end every step; use a positive time");
@@ -85,7 +89,10 @@ template <class In, class Out, class Chosen> class Trainer {
             *options.clip_norm, "; use a positive norm");
     session_ = std::make_shared<detail::Session<typename Device::Backend>>(
         device, std::move(layers), cuts, options, Optimizer::states, positions,
-        detail::checked_places(placement.place(ranks, places), ranks, places), places, parts_);
+        detail::checked_places(placement.place(ranks, places), ranks, places), places, spare,
+        parts_);
+    machine().set_grouping(detail::grouping_of(parts_->collective));
+    if (!replicas.empty()) require_rows();
     constexpr bool enqueues = requires { Optimizer::enqueues; };
     static_assert(
         !enqueues || requires { Device::Backend::enqueues; },
@@ -227,6 +234,16 @@ template <class In, class Out, class Chosen> class Trainer {
     return timeline;
   }
 
+  /// Likewise when each group of gradients was added up, a row for each rank of a replicated
+  /// position: REDUCE_GRAD of its stage, in the order of the groups.
+  [[nodiscard]] schedule::Timeline reductions() const {
+    schedule::Timeline timeline;
+    auto const& all = session_->machine().ranks();
+    for (std::size_t r = computing().size(); r < all.size(); ++r)
+      timeline.rows.push_back(all[r].spans);
+    return timeline;
+  }
+
   /// While recording: [ranks] most (stage, microbatch) pairs that were in flight at once in the
   /// last step, as counted by the engine.
   [[nodiscard]] std::vector<int> peak_in_flight() const {
@@ -244,7 +261,23 @@ template <class In, class Out, class Chosen> class Trainer {
     Staleness staleness;
     Optimizer optimizer;
     Loss loss;
+    typename Chosen::Collective collective;
   };
+
+  /// Refuses, at once where the schedule shows it for a usual number of microbatches, values that
+  /// replicas would have to cut and cannot.
+  [[gnu::cold]] void require_rows() {
+    schedule::Table table;
+    try {
+      table = parts_->schedule.table(Shape{.ranks = session_->positions(),
+                                           .microbatches = 2 * session_->positions(),
+                                           .chunks = parts_->schedule.chunks()});
+    } catch (Error const&) {  // of another number, then: the first step tells
+      return;
+    }
+    machine().options().replicas.ops()->require_rows(
+        machine(), table, std::same_as<Loss, detail::NoLoss> || detail::Rows<Target>::exist);
+  }
 
   [[nodiscard]] detail::Machine& machine() noexcept { return session_->machine(); }
   [[nodiscard]] std::span<detail::RankState const> computing() const noexcept {

@@ -37,6 +37,9 @@ struct Threads {
 
   /// How many places a placement policy may spread the ranks over.
   [[nodiscard]] int places() const noexcept { return count; }
+
+  /// How many threads are left for adding up gradients beside the ranks.
+  [[nodiscard]] int spare_places(int ranks) const noexcept { return count - ranks; }
 };
 
 /// The engine's threads, and what passes between them.

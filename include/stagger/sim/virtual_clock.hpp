@@ -33,11 +33,11 @@ struct VirtualClock {
                             ///< its F
   collective::CostLine sum{};  ///< of a group of gradients that replicas add up; none: its bytes'
                                ///< share of the stage's reduce_s
-  std::vector<double> layer_backward_s{};  ///< [layers] which part of a stage's backward each takes,
-                                           ///< relative to the others; empty: all the same
-  double jitter = 0;        ///< 0 <= jitter < 1: each action takes its cost times a factor in [1 -
-                            ///< jitter, 1 + jitter)
-  std::uint64_t seed = 0;   ///< of the jitter
+  std::vector<double> layer_backward_s{};  ///< [layers] which part of a stage's backward each
+                                           ///< takes, relative to the others; empty: all the same
+  double jitter = 0;       ///< 0 <= jitter < 1: each action takes its cost times a factor in [1 -
+                           ///< jitter, 1 + jitter)
+  std::uint64_t seed = 0;  ///< of the jitter
 
   /// How many places a placement policy may spread the ranks over: as many as there are ranks.
   [[nodiscard]] int places() const noexcept { return std::numeric_limits<int>::max(); }

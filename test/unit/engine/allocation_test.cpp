@@ -163,6 +163,11 @@ TEST_CASE("engine/allocation: none where replicas take rows of each other", "[en
                 round();
                 round();
               }) == 0);
+      for (int again = 0; again < 5; ++again) round();  // the grouping is decided
+      REQUIRE(allocations_of([&] {
+                round();
+                round();
+              }) == 0);
     }
 }
 

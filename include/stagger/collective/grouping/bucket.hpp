@@ -17,6 +17,7 @@ namespace stagger::collective::grouping {
 /// and blind to times.
 struct Bucket {
   using policy_tag = GroupingTag;
+  static constexpr bool uses_times = false;
 
   std::uint64_t bytes = std::uint64_t{25} << 20;
 

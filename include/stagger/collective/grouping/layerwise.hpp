@@ -14,6 +14,7 @@ namespace stagger::collective::grouping {
 /// per layer; best where the start-up is small beside a layer's backward time.
 struct Layerwise {
   using policy_tag = GroupingTag;
+  static constexpr bool uses_times = false;
 
   [[nodiscard]] constexpr std::vector<LayerGroup> groups(Backward const& backward,
                                                          CostLine cost) const {

@@ -18,7 +18,8 @@ struct GroupingTag {};
 ///
 /// It sees measured times, sizes, and the cost line of whatever all-reduce is used. Its groups list
 /// all layers, from the last down to the first. Layers without parameters join the next lower layer
-/// that has some; where there is none, they form a last group that sends nothing.
+/// that has some; where there is none, they form a last group that sends nothing. One that says
+/// `static constexpr bool uses_times = false` is asked without times.
 template <class P>
 concept GroupingPolicy = std::copyable<P> && std::same_as<typename P::policy_tag, GroupingTag> &&
     requires(P const policy, collective::Backward backward, collective::CostLine cost) {

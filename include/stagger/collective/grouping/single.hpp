@@ -14,6 +14,7 @@ namespace stagger::collective::grouping {
 /// All gradients at once, after the backward pass: pays the start-up once and hides nothing.
 struct Single {
   using policy_tag = GroupingTag;
+  static constexpr bool uses_times = false;
 
   [[nodiscard]] constexpr std::vector<LayerGroup> groups(Backward const& backward,
                                                          CostLine cost) const {

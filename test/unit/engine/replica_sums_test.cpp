@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/engine/replica_sums.hpp>
+
+#include "catch.hpp"
+
+#include <functional>
+#include <stdexcept>
+#include <stop_token>
+
+#include <stagger/collective/grouped.hpp>
+#include <stagger/collective/grouping.hpp>
+#include <stagger/schedule/chimera.hpp>
+#include <stagger/schedule/dual_pipe.hpp>
+#include <stagger/schedule/gpipe.hpp>
+#include <stagger/schedule/interleaved.hpp>
+
+#include "row_oracle.hpp"
+
+using row_model::Weights;
+using namespace small_model;
+namespace collective = sg::collective;
+namespace grouping = sg::collective::grouping;
+
+namespace {
+
+template <class G, class Device>
+auto grouped(collective::Grouped<G> policy, Device device, std::vector<int> cuts, Made schedule,
+             sg::Options options) {
+  options.seed = run_seed;
+  return sg::Pipeline{row_model::model()}.with(sg::partition::Cuts{std::move(cuts)},
+                                               std::move(schedule), Loss{}, optimizer(),
+                                               std::move(device), policy, options);
+}
+
+/// Calls `body(policy)` for groupings of every kind.
+template <class Body> void each_grouping(Body body) {
+  body(collective::Grouped<>{});
+  body(collective::Grouped<>{.measured_steps = 1, .renew_every = 2});
+  body(collective::Grouped<>{.measured_steps = 0});
+  body(collective::Grouped<grouping::Greedy>{.measured_steps = 2});
+  body(collective::Grouped<grouping::Layerwise>{});
+  body(collective::Grouped<grouping::Single>{});
+  body(collective::Grouped<grouping::Bucket>{.grouping = {100}});
+  body(collective::Grouped<grouping::Named>{.grouping = grouping::named("bucket:1")});
+}
+
+struct Case {
+  Made schedule;
+  int positions;
+  sg::Replicas replicas;
+  Weights weights;
+  std::size_t rows = 4;
+};
+
+std::vector<Case> cases() {
+  using namespace sg::schedule;
+  return {{made(GPipe{}), 1, {2}, {{1, 1}}},
+          {made(OneFOneB{}), 2, {3, 1}, {{1, 1, 1}, {1}}},
+          {split(made(OneFOneB{}), 2), 2, {2, 3}, {{1, 1}, {1, 1, 1}}},
+          {made(OneFOneB{}), 2, {{15, 1}, {1, 1}}, {{15, 1}, {1, 1}}, 16},
+          {made(Interleaved{}), 2, {2, 2}, {{1, 1}, {1, 1}}},
+          {made(Chimera{}), 2, {2, 1}, {{1, 1}, {1}}},
+          {made(DualPipe{}), 2, {1, 1}, {{1}, {1}}}};
+}
+
+}  // namespace
+
+TEST_CASE("engine/ReplicaSums: parameters have the bits of loops over the rows for every grouping",
+          "[engine]") {
+  constexpr int microbatches = 4;
+  unsigned number = 0;
+  for (Case const& one : cases()) {
+    int const stages = one.positions * one.schedule.each;
+    auto const cuts = even_cuts(stages);
+    std::vector<Batch> data;
+    for (int s = 0; s < (sanitized ? 4 : 9); ++s)
+      data.push_back(row_model::batch(s, microbatches, one.rows, true));
+    auto const table = one.schedule.table(
+        {.ranks = one.positions, .microbatches = microbatches, .chunks = one.schedule.each});
+    for (bool const clips : {true, false}) {
+      auto const course = row_model::expected_course(
+          data, clips, orders_of(table, first_layers(cuts)), one.weights);
+      each_grouping([&](auto policy) {
+        int const threads = std::array{1, 2, 9}[number % 3];
+        sg::Options options;
+        options.recompute = number % 2 == 0;
+        options.record = number % 5 == 0;
+        if (clips) options.clip_norm = clip;
+        options.replicas = one.replicas;
+        CAPTURE(number, stages, threads, clips, options.recompute);
+        auto on_threads = grouped(policy, sg::host::Threads{threads}, cuts, one.schedule, options);
+        REQUIRE(first_difference(on_threads, data, course) == -1);
+        auto clocked = grouped(policy, sg::sim::VirtualClock{.jitter = 0.5, .seed = number}, cuts,
+                               one.schedule, options);
+        REQUIRE(first_difference(clocked, data, course) == -1);
+        ++number;
+      });
+    }
+  }
+}
+
+TEST_CASE("engine/ReplicaSums: each holder takes its part of every group once all gave theirs",
+          "[engine]") {
+  for (Case const& one : cases()) {
+    int const stages = one.positions * one.schedule.each;
+    sg::List<sg::GradientGroup> groups;
+    for (int s = 0; s < stages; ++s)
+      for (int const lowest : {4, 2, 0})
+        groups.push_back({s, lowest, lowest == 4 ? sg::GradientGroup::all : lowest + 1});
+    auto const table = one.schedule.table(
+        {.ranks = one.positions, .microbatches = 4, .chunks = one.schedule.each});
+    auto const program = sg::lay_out(table, {.replicas = &one.replicas, .groups = &groups});
+    CHECK(sg::play(program).empty());
+    CHECK(program.computing == static_cast<int>(one.replicas.parts().size()));
+    std::vector<int> holders(static_cast<std::size_t>(stages));
+    for (auto const& cell : program.cells) ++holders[static_cast<std::size_t>(cell.stage)];
+    std::vector<int> parts(program.cells.size());  // of the last backward
+    std::vector<int> sums(program.cells.size());
+    for (std::size_t r = 0; r < program.ranks.size(); ++r) {
+      bool const computes = static_cast<int>(r) < program.computing;
+      CHECK((program.ranks[r].beside < 0) == computes);
+      std::size_t wait = 0;
+      for (auto const& in : program.ranks[r].code) {
+        bool const part = in.op == sg::Op::backward_part || in.op == sg::Op::backward_weight_part;
+        CHECK((in.op == sg::Op::reduce) == !computes);
+        if (part) CHECK(groups[in.next_version].stage == in.stage);
+        if (part) CHECK(in.next_version % 3 == parts[in.cell]++);
+        if (in.op == sg::Op::reduce) {
+          CHECK(in.y == holders[in.stage]);
+          CHECK(in.waits == in.y);
+          CHECK(in.next_version % 3 == sums[in.cell]++);
+          CHECK(program.cells[in.cell].rank == program.ranks[r].beside);
+          for (std::size_t w = wait; w < wait + in.waits; ++w) {
+            auto const& awaited = program.ranks[r].waits[w];
+            auto const cell = static_cast<std::size_t>(program.signals[awaited.signal].gradients);
+            CHECK(program.cells[cell].stage == in.stage);
+            CHECK(program.cells[cell].rank == program.signals[awaited.signal].giver);
+            CHECK(awaited.count == in.next_version % 3 + 1U);
+          }
+        }
+        wait += in.waits;
+      }
+    }
+    for (std::size_t c = 0; c < program.cells.size(); ++c) {
+      int const expected = holders[static_cast<std::size_t>(program.cells[c].stage)] > 1 ? 3 : 0;
+      CHECK(parts[c] == expected);
+      CHECK(sums[c] == expected);
+    }
+  }
+}
+
+namespace {
+
+constexpr double forward_s = 8;
+constexpr double backward_s = 16;
+std::vector<double> const layer_backward_s{3, 1, 1, 2, 4, 1, 4};  // sum: backward_s
+
+/// One stage on two ranks: a step without communication, and layers as a grouping sees them.
+struct Prediction {
+  std::vector<double> times;
+  std::vector<std::uint64_t> bytes;
+  double before_s = 0;
+  explicit Prediction(int microbatches) : bytes(layer_backward_s.size()) {
+    for (double const s : layer_backward_s) times.push_back(s / 2);  // half of the rows
+    auto one = sg::Pipeline{row_model::model()}.with(sg::host::Threads{1});
+    for (auto const& state : one.parameters())
+      bytes[static_cast<std::size_t>(state.name[0] - '0')] += state.value.size();
+    before_s = (microbatches * forward_s + (microbatches - 1) * backward_s) / 2;
+  }
+  [[nodiscard]] collective::Backward backward() const { return {before_s, times, bytes}; }
+};
+
+double end_of(sg::schedule::Timeline const& timeline) {
+  double last = 0;
+  for (auto const& row : timeline.rows)
+    for (auto const& span : row) last = std::max(last, span.end_s);
+  return last;
+}
+
+/// Seconds of a step once the grouping is decided.
+template <class G>
+double simulated(collective::Grouped<G> policy, collective::CostLine line, int microbatches) {
+  sg::Options options;
+  options.replicas = {2};
+  options.record = true;
+  auto train = grouped(policy,
+                       sg::sim::VirtualClock{.costs = sg::schedule::Costs::uniform(
+                                                 forward_s, backward_s / 2, backward_s / 2),
+                                             .sum = line,
+                                             .layer_backward_s = layer_backward_s},
+                       {}, made(sg::schedule::GPipe{}), options);
+  for (int s = 0; s < 8; ++s) sg::run(train.step(row_model::batch(s, microbatches, 4, false)));
+  CHECK(train.timeline().ranks() == 2);
+  CHECK(train.reductions().ranks() == 2);
+  return std::max(end_of(train.timeline()), end_of(train.reductions()));
+}
+
+}  // namespace
+
+TEST_CASE(
+    "engine/ReplicaSums: in virtual time a step lasts as long as the formulas of the grouping",
+    "[engine]") {
+  for (int const microbatches : {1, 3})
+    for (auto const line : {collective::CostLine{0.5, 0.01}, collective::CostLine{3, 0.02},
+                            collective::CostLine{0, 0.05}, collective::CostLine{20, 0.001}}) {
+      Prediction const prediction(microbatches);
+      auto const backward = prediction.backward();
+      CAPTURE(microbatches, line.startup_s, line.per_byte_s);
+      auto const check = [&]<class G>(collective::Grouped<G> policy) {
+        auto const groups = policy.grouping.groups(backward, line);
+        double const expected_s = collective::evaluate(backward, groups, line).iteration_s;
+        double const actual_s = simulated(policy, line, microbatches);
+        CHECK(actual_s == Approx(expected_s).epsilon(1e-9));
+        return actual_s;
+      };
+      double const single = check(collective::Grouped<grouping::Single>{});
+      double const layerwise = check(collective::Grouped<grouping::Layerwise>{});
+      double const bucket = check(collective::Grouped<grouping::Bucket>{.grouping = {64}});
+      double const optimal = check(collective::Grouped<>{});
+      check(collective::Grouped<>{.measured_steps = 2});
+      check(collective::Grouped<grouping::Greedy>{.measured_steps = 1});
+      CHECK(optimal <= std::min({single, layerwise, bucket}) * (1 + 1e-9));
+      std::uint64_t bytes = 0;
+      for (auto const of_layer : prediction.bytes) bytes += of_layer;
+      CHECK(single ==
+            Approx(prediction.before_s + backward_s / 2 + line.seconds(bytes)).epsilon(1e-9));
+    }
+}
+
+TEST_CASE("engine/ReplicaSums: a decision is renewed after as many steps as asked", "[engine]") {
+  sg::Options options;
+  options.replicas = {2};
+  auto train = grouped(collective::Grouped<grouping::Single>{}, sg::host::Threads{2}, {},
+                       made(sg::schedule::GPipe{}), options);
+  CHECK(train.program(2).groups == sg::List<sg::GradientGroup>{{0, 0, 6}});
+  auto renewed =
+      grouped(collective::Grouped<>{.measured_steps = 2, .renew_every = 3},
+              sg::sim::VirtualClock{.sum = {100, 0.001}}, {}, made(sg::schedule::GPipe{}), options);
+  std::vector<std::size_t> groups;
+  for (int s = 0; s < 14; ++s) {
+    groups.push_back(renewed.program(2).groups.size());
+    sg::run(renewed.step(row_model::batch(s, 2, 4, false)));
+  }
+  // One step warms up, two are measured, three run as decided.
+  CHECK(groups == std::vector<std::size_t>{6, 6, 6, 1, 1, 1, 6, 6, 6, 1, 1, 1, 6, 6});
+}
+
+namespace {
+
+/// Throws, or cancels, in one backward.
+struct Trap {
+  using Input = Matrix;
+  using Output = Matrix;
+  std::function<void(sg::Context&)>* hook;
+  void forward(sg::Context&, Matrix const& x, Matrix& y, sg::NothingSaved&) { y = x; }
+  void backward_input(sg::Context& context, Matrix const&, Matrix const& dy, Matrix& dx,
+                      sg::NothingSaved&) {
+    dx = dy;
+    (*hook)(context);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("engine/ReplicaSums: trouble between the sums of a stage leaves parameters as they were",
+          "[engine]") {
+  std::function<void(sg::Context&)> hook = [](sg::Context&) {};
+  auto const data = row_model::batch(0, 3, 5, true);
+  auto const check = [&](auto device) {
+    auto const make = [&] {
+      sg::Options options;
+      options.replicas = {3};
+      return sg::Pipeline{sg::Sequential{Embedding{}, Trap{&hook}, Dense{}, Trap{&hook}, Dense{5}}}
+          .with(sg::partition::Cuts{}, device, made(sg::schedule::GPipe{}), Loss{}, optimizer(),
+                collective::Grouped<grouping::Layerwise>{}, options);
+    };
+    auto undisturbed = make();
+    sg::run(undisturbed.step(data));
+    for (int const layer : {1, 3})  // layers above have been added up, or are just now
+      for (int const replica : {0, 1, 2})
+        for (bool const cancel : {false, true}) {
+          CAPTURE(layer, replica, cancel);
+          auto train = make();
+          auto const before = bits(train);
+          std::stop_source stop;
+          hook = [&](sg::Context& context) {
+            std::size_t const first = data.inputs[2].extent(0) * static_cast<std::size_t>(replica);
+            if (context.layer() != layer || context.microbatch() != 2 ||
+                context.first_row() != first / 3)
+              return;
+            if (!cancel) throw std::runtime_error("trap");
+            stop.request_stop();
+          };
+          CHECK_THROWS(sg::run(train.step(data, stop.get_token())));
+          CHECK(bits(train) == before);
+          hook = [](sg::Context&) {};
+          sg::run(train.step(data));
+          CHECK(bits(train) == bits(undisturbed));
+        }
+  };
+  check(sg::sim::VirtualClock{});
+  for (int const threads : {1, 3, 6}) check(sg::host::Threads{threads});
+}
