@@ -30,6 +30,7 @@ struct LayerBytes {
 struct Footprint {
   std::uint64_t input = 0;           ///< of the first layer
   std::uint64_t input_gradient = 0;  ///< that the first layer gives, though nobody reads it
+  std::uint64_t target = 0;          ///< that the loss compares with
   std::vector<LayerBytes> layers{};
 };
 
@@ -153,6 +154,12 @@ template <class FootprintOf>
       memory.parameters +=
           any.layers[l].parameters * (owner ? static_cast<std::uint64_t>(2 + states) : 1);
     detail::add_cell(memory, scratch[rank], program, c, first, end, own_rows, footprint);
+    if (!cell.last() || replicas.empty() || replicas.parts()[rank].replicas == 1) continue;
+    detail::SlotBytes target(1);  // the rows of its own
+    for (Instruction const& in : program.ranks[rank].code)
+      if (in.op == Op::forward && in.cell == c)
+        target.use(0, footprint(own_rows(in.microbatch)).target);
+    memory.activations += target.sum();
   }
   for (std::uint64_t const bytes : scratch) memory.scratch += bytes;
   return memory;

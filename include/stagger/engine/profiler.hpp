@@ -119,6 +119,7 @@ class Profiler {
     Footprint result;
     result.layers.resize(layers);
     result.input = x.bytes();
+    result.target = byte_count(target);
     auto const begin_action = [&](std::size_t l) {
       contexts[l].begin_action(l < layers ? one.parameters_[l].views() : nullptr,
                                static_cast<int>(std::min(l, layers - 1)), 0);
