@@ -154,9 +154,10 @@ struct ReplicaSums {
       for (std::size_t c = 0; c < cells.size(); ++c)
         if (cells[c].rank == self && shared(layout, c)) own.push_back(c);
       if (own.empty()) continue;
-      std::sort(own.begin(), own.end(), [&](std::size_t a, std::size_t b) {
-        return last_backward(layout, a) < last_backward(layout, b);
-      });
+      for (std::size_t i = 1; i < own.size(); ++i)
+        for (std::size_t j = i;
+             j > 0 && last_backward(layout, own[j]) < last_backward(layout, own[j - 1]); --j)
+          std::swap(own[j], own[j - 1]);
       int const number = static_cast<int>(program.ranks.size());
       RankProgram rank;
       rank.beside = self;
@@ -393,18 +394,20 @@ struct ReplicaSums {
   }
 
   static double median(SumRun const& sums, List<double> const& times, std::size_t group) {
-    std::vector<double> values;
-    for (std::size_t at = group; at < times.size(); at += sums.groups.size())
-      values.push_back(times[at]);
-    std::sort(values.begin(), values.end());
-    return values[values.size() / 2];
+    List<double> rising;
+    for (std::size_t at = group; at < times.size(); at += sums.groups.size()) {
+      rising.push_back(times[at]);
+      for (std::size_t i = rising.size() - 1; i > 0 && rising[i] < rising[i - 1]; --i)
+        std::swap(rising[i], rising[i - 1]);
+    }
+    return rising[rising.size() / 2];
   }
 
   /// The line through what sums took; through the origin where they say nothing about a start-up.
   static collective::CostLine fitted(SumRun const& sums) {
     double seconds = 0;
     double bytes = 0;
-    std::vector<collective::Sample> samples;
+    List<collective::Sample> samples;
     for (std::size_t i = 0; i < sums.sample_s.size(); ++i) {
       seconds += sums.sample_s[i];
       bytes += sums.sample_bytes[i];
@@ -412,7 +415,7 @@ struct ReplicaSums {
     }
     if (samples.empty()) return {};
     try {
-      return collective::fit_line(samples).line;
+      return collective::fit_line({samples.data(), samples.size()}).line;
     } catch (Error const&) {  // all of one size, or so small that they are noise
       return {0, seconds / bytes};
     }
@@ -425,13 +428,13 @@ struct ReplicaSums {
     for (int s = 0; s < machine.stages(); ++s) {
       std::size_t const first = machine.first_layer_[static_cast<std::size_t>(s)];
       std::size_t const layers = machine.first_layer_[static_cast<std::size_t>(s) + 1] - first;
-      std::vector<double> backward_s(layers, 0.0);
-      std::vector<std::uint64_t> bytes(layers);
+      List<double> backward_s(layers, 0.0);
+      List<std::uint64_t> bytes(layers);
       for (std::size_t i = 0; i < layers; ++i) {
         if (!layer_s.empty()) backward_s[i] = layer_s[first + i];
         bytes[i] = gradient_bytes(machine, first + i);
       }
-      collective::Backward const backward{0, backward_s, bytes};
+      collective::Backward const backward{0, {backward_s.data(), layers}, {bytes.data(), layers}};
       auto const chosen = choice.groups(choice.policy, backward, line);
       // Refuses what is no grouping.
       static_cast<void>(collective::evaluate(backward, chosen, line));

@@ -28,6 +28,12 @@ namespace stagger::detail {
               in.microbatch);
 }
 
+/// "rank 0"; of one that only adds up gradients: "the adder of rank 0".
+[[nodiscard]] [[gnu::cold]] inline std::string name_of(Program const& program, std::size_t rank) {
+  int const beside = program.ranks[rank].beside;
+  return beside < 0 ? text("rank ", rank) : text("the adder of rank ", beside);
+}
+
 /// One clause for each rank that is not done.
 /// @param at     [ranks] index of the instruction each rank stands at
 /// @param given  [signals] how often each was given
@@ -47,12 +53,13 @@ namespace stagger::detail {
         giver = program.signals[rank.waits[w].signal].giver;
     if (!clauses.empty()) clauses += "; ";
     if (giver < 0) {
-      clauses += text("rank ", r, " is in ", name);
+      clauses += name_of(program, r) + " is in " + name;
       continue;
     }
     auto const stands = at[static_cast<std::size_t>(giver)];
     auto const& other = program.ranks[static_cast<std::size_t>(giver)].code;
-    clauses += text("rank ", r, " waits before ", name, " for rank ", giver, ", which ");
+    clauses += name_of(program, r) + " waits before " + name + " for " +
+               name_of(program, static_cast<std::size_t>(giver)) + ", which ";
     clauses +=
         stands == 0 ? "has done nothing yet" : "last finished " + describe(other[stands - 1]);
   }

@@ -3,9 +3,13 @@
 
 #include "catch.hpp"
 
+#include <atomic>
+#include <chrono>
 #include <functional>
 #include <stdexcept>
 #include <stop_token>
+#include <string>
+#include <thread>
 
 #include <stagger/collective/grouped.hpp>
 #include <stagger/collective/grouping.hpp>
@@ -300,4 +304,53 @@ TEST_CASE("engine/ReplicaSums: trouble between the sums of a stage leaves parame
   };
   check(sg::sim::VirtualClock{});
   for (int const threads : {1, 3, 6}) check(sg::host::Threads{threads});
+}
+
+TEST_CASE("engine/ReplicaSums: who waits for a gradient is named when the deadline passes",
+          "[engine]") {
+  // The held action is released after many deadlines. Where the watcher was not given a core in
+  // that time, all of it is tried again with a longer one.
+  std::atomic<bool> held{false};
+  std::atomic<bool> open{true};
+  std::function<void(sg::Context&)> hook = [&](sg::Context& context) {
+    if (open || context.layer() != 1 || context.microbatch() != 2 || context.first_row() == 0)
+      return;
+    held = true;
+    while (!open) std::this_thread::yield();
+  };
+  auto const data = row_model::batch(0, 3, 5, true);
+  std::string said;
+  for (double deadline_s = 0.02; deadline_s < 5; deadline_s *= 2) {
+    sg::Options options;
+    options.replicas = {2};
+    options.deadline_s = deadline_s;
+    auto train = sg::Pipeline{sg::Sequential{Embedding{}, Trap{&hook}, Dense{}}}.with(
+        sg::partition::Cuts{}, sg::host::Threads{4}, made(sg::schedule::GPipe{}), Loss{},
+        optimizer(), collective::Grouped<grouping::Layerwise>{}, options);
+    auto const before = bits(train);
+    held = open = false;
+    std::thread runner([&] {
+      try {
+        sg::run(train.step(data));
+        said.clear();
+      } catch (sg::Error const& error) {
+        said = error.what();
+      }
+    });
+    while (!held) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::duration<double>(8 * deadline_s));
+    open = true;
+    runner.join();
+    if (said.empty()) continue;
+    REQUIRE(bits(train) == before);
+    REQUIRE_NOTHROW(sg::run(train.step(data)));
+    if (said.find("the adder of rank 1 waits before the sum of stage 0's gradients for rank 1") !=
+        std::string::npos)
+      break;
+  }
+  CHECK_THAT(said, Catch::StartsWith("no rank moved for "));
+  CHECK_THAT(said, Catch::Contains("rank 1 is in 0B2"));
+  CHECK_THAT(said,
+             Catch::Contains(
+                 "the adder of rank 0 waits before the sum of stage 0's gradients for rank 1"));
 }
