@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What the kernels compute, apart from how a GPU runs them: bodies for a team of threads
+/// (a row, or a column, each) or for one element. A host runs them with a team of one.
+/// @source as in ../model: norm.hpp, attention.hpp, block.hpp, cross_entropy.hpp.
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include <stagger/model/optimizer.hpp>
+
+namespace gpt::gpu {
+
+/// Numbers are kept as T and computed with as float.
+template <class T> constexpr float value(T const& x) { return static_cast<float>(x); }
+
+/// A team of one.
+struct Alone {
+  [[nodiscard]] constexpr std::size_t lane() const { return 0; }
+  [[nodiscard]] constexpr std::size_t lanes() const { return 1; }
+  template <class N> [[nodiscard]] constexpr N sum(N x) const { return x; }
+  [[nodiscard]] constexpr float largest(float x) const { return x; }
+};
+
+/// A row: y = normal * gain + bias, normal = (x - mean) * scale, scale = 1 / deviation.
+template <class T> struct NormForward {
+  T const* x;
+  float const* gain;
+  float const* bias;
+  T* y;
+  T* normal;
+  float* scale;
+  std::size_t width;
+  template <class Team> constexpr void operator()(Team const& team, std::size_t row) const {
+    T const* const from = x + row * width;
+    float sum = 0;
+    for (std::size_t c = team.lane(); c < width; c += team.lanes()) sum += value(from[c]);
+    float const mean = team.sum(sum) / static_cast<float>(width);
+    float squares = 0;
+    for (std::size_t c = team.lane(); c < width; c += team.lanes())
+      squares += (value(from[c]) - mean) * (value(from[c]) - mean);
+    float const s = 1 / std::sqrt(team.sum(squares) / static_cast<float>(width) + 1e-5F);
+    if (team.lane() == 0) scale[row] = s;
+    for (std::size_t c = team.lane(); c < width; c += team.lanes()) {
+      float const n = (value(from[c]) - mean) * s;
+      normal[row * width + c] = static_cast<T>(n);
+      y[row * width + c] = static_cast<T>(n * gain[c] + bias[c]);
+    }
+  }
+};
+
+/// An element: the result of NormForward once more.
+template <class T> struct NormOutput {
+  T const* normal;
+  float const* gain;
+  float const* bias;
+  T* y;
+  std::size_t width;
+  constexpr void operator()(std::size_t i) const {
+    y[i] = static_cast<T>(value(normal[i]) * gain[i % width] + bias[i % width]);
+  }
+};
+
+/// A row: dx = residual + what reaches x through the normalisation. @pre dx is not dy
+template <class T> struct NormBackward {
+  T const* dy;
+  T const* residual;  // null: none
+  T const* normal;
+  float const* scale;
+  float const* gain;
+  T* dx;
+  std::size_t width;
+  template <class Team> constexpr void operator()(Team const& team, std::size_t row) const {
+    std::size_t const first = row * width;
+    float sum = 0;
+    float dot = 0;
+    for (std::size_t c = team.lane(); c < width; c += team.lanes()) {
+      float const d = value(dy[first + c]) * gain[c];
+      sum += d;
+      dot += d * value(normal[first + c]);
+    }
+    float const mean = team.sum(sum) / static_cast<float>(width);
+    float const slope = team.sum(dot) / static_cast<float>(width);
+    for (std::size_t c = team.lane(); c < width; c += team.lanes()) {
+      float const d = value(dy[first + c]) * gain[c];
+      float const through = (d - mean - value(normal[first + c]) * slope) * scale[row];
+      dx[first + c] =
+          static_cast<T>(residual == nullptr ? through : value(residual[first + c]) + through);
+    }
+  }
+};
+
+/// A column: what a microbatch gives to gain and bias of a normalisation.
+template <class T> struct NormGradients {
+  T const* dy;
+  T const* normal;
+  float* gain_gradient;
+  float* bias_gradient;
+  std::size_t rows;
+  std::size_t width;
+  template <class Team> constexpr void operator()(Team const& team, std::size_t c) const {
+    float gain = 0;
+    float bias = 0;
+    for (std::size_t r = team.lane(); r < rows; r += team.lanes()) {
+      float const d = value(dy[r * width + c]);
+      gain += d * value(normal[r * width + c]);
+      bias += d;
+    }
+    gain = team.sum(gain);
+    bias = team.sum(bias);
+    if (team.lane() != 0) return;
+    gain_gradient[c] = gain;
+    bias_gradient[c] = bias;
+  }
+};
+
+/// A column: sum[c] += the sum of a column of d.
+template <class T> struct AddColumn {
+  T const* d;
+  float* sum;
+  std::size_t rows;
+  std::size_t width;
+  template <class Team> constexpr void operator()(Team const& team, std::size_t c) const {
+    float column = 0;
+    for (std::size_t r = team.lane(); r < rows; r += team.lanes())
+      column += value(d[r * width + c]);
+    column = team.sum(column);
+    if (team.lane() == 0) sum[c] += column;
+  }
+};
+
+/// An element: y = x + bias of its column; x may be null.
+template <class T> struct AddBias {
+  T const* x;
+  float const* bias;
+  T* y;
+  std::size_t width;
+  constexpr void operator()(std::size_t i) const {
+    y[i] = static_cast<T>(x == nullptr ? bias[i % width] : value(x[i]) + bias[i % width]);
+  }
+};
+
+/// A row of one sequence and head: softmax over the entries up to the diagonal, 0 behind it.
+template <class T> struct CausalSoftmax {
+  T* share;  // [rows][length] in: q k' / sqrt(depth)
+  std::size_t length;
+  template <class Team> constexpr void operator()(Team const& team, std::size_t row) const {
+    T* const p = share + row * length;
+    std::size_t const seen = row % length + 1;
+    float most = -3.4e38F;
+    for (std::size_t c = team.lane(); c < seen; c += team.lanes())
+      most = value(p[c]) > most ? value(p[c]) : most;
+    most = team.largest(most);
+    float sum = 0;
+    for (std::size_t c = team.lane(); c < seen; c += team.lanes())
+      sum += std::exp(value(p[c]) - most);
+    float const inverse = 1 / team.sum(sum);
+    for (std::size_t c = team.lane(); c < length; c += team.lanes())
+      p[c] = static_cast<T>(c < seen ? std::exp(value(p[c]) - most) * inverse : 0.0F);
+  }
+};
+
+/// A row: the gradient before the softmax, times `scale`. Masked entries have p = 0.
+template <class T> struct SoftmaxBackward {
+  T const* share;
+  T* slopes;  // [rows][length] in: gradient of the shares
+  std::size_t length;
+  float scale;
+  template <class Team> constexpr void operator()(Team const& team, std::size_t row) const {
+    T const* const p = share + row * length;
+    T* const d = slopes + row * length;
+    float dot = 0;
+    for (std::size_t c = team.lane(); c < length; c += team.lanes())
+      dot += value(p[c]) * value(d[c]);
+    dot = team.sum(dot);
+    for (std::size_t c = team.lane(); c < length; c += team.lanes())
+      d[c] = static_cast<T>(value(p[c]) * (value(d[c]) - dot) * scale);
+  }
+};
+
+/// An element: hidden = GELU(slope); slope = its derivative there.
+template <class T> struct Gelu {
+  T* slope;
+  T* hidden;
+  constexpr void operator()(std::size_t i) const {
+    constexpr float a = 0.7978845608028654F;  // sqrt(2 / pi)
+    constexpr float b = 0.044715F;
+    float const u = value(slope[i]);
+    float const t = std::tanh(u * (a + a * b * u * u));
+    hidden[i] = static_cast<T>(0.5F * u * (1 + t));
+    slope[i] = static_cast<T>(0.5F * (1 + t) + 0.5F * u * (1 - t * t) * (a + 3 * a * b * u * u));
+  }
+};
+
+/// An element: to *= by.
+template <class T> struct Multiply {
+  T* to;
+  T const* by;
+  constexpr void operator()(std::size_t i) const {
+    to[i] = static_cast<T>(value(to[i]) * value(by[i]));
+  }
+};
+
+/// An element: to += more.
+template <class N> struct Add {
+  N* to;
+  N const* more;
+  constexpr void operator()(std::size_t i) const { to[i] += more[i]; }
+};
+
+/// An element: another type of number.
+template <class T> struct Cast {
+  float const* from;
+  T* to;
+  constexpr void operator()(std::size_t i) const { to[i] = static_cast<T>(from[i]); }
+};
+
+/// An element: y = token embedding + position embedding.
+template <class T> struct Embed {
+  std::uint8_t const* tokens;
+  float const* token;
+  float const* position;
+  T* y;
+  std::size_t length;
+  std::size_t width;
+  constexpr void operator()(std::size_t i) const {
+    std::size_t const row = i / width;
+    std::size_t const c = i % width;
+    y[i] = static_cast<T>(token[tokens[row] * width + c] + position[row % length * width + c]);
+  }
+};
+
+/// A token: the gradient of its embedding, in the order of rows.
+template <class T> struct TokenGradient {
+  std::uint8_t const* tokens;
+  T const* dy;
+  float* gradient;
+  std::size_t rows;
+  std::size_t width;
+  template <class Team> constexpr void operator()(Team const& team, std::size_t token) const {
+    for (std::size_t c = team.lane(); c < width; c += team.lanes()) {
+      float sum = 0;
+      for (std::size_t r = 0; r < rows; ++r)
+        if (tokens[r] == token) sum += value(dy[r * width + c]);
+      gradient[token * width + c] += sum;
+    }
+  }
+};
+
+/// An element of the positions: its gradient, in the order of sequences.
+template <class T> struct PositionGradient {
+  T const* dy;
+  float* gradient;
+  std::size_t sequences;
+  std::size_t size;  // length * width
+  constexpr void operator()(std::size_t i) const {
+    float sum = 0;
+    for (std::size_t s = 0; s < sequences; ++s) sum += value(dy[s * size + i]);
+    gradient[i] += sum;
+  }
+};
+
+/// A row of logits: its loss, and, if `dy` is wanted, the gradient times `scale`.
+template <class T> struct CrossEntropyRow {
+  T const* y;
+  std::uint8_t const* target;
+  double* losses;  // [rows]
+  T* dy;           // null: not wanted
+  std::size_t classes;
+  float scale;
+  template <class Team> constexpr void operator()(Team const& team, std::size_t row) const {
+    T const* const logits = y + row * classes;
+    float most = -3.4e38F;
+    for (std::size_t c = team.lane(); c < classes; c += team.lanes())
+      most = value(logits[c]) > most ? value(logits[c]) : most;
+    most = team.largest(most);
+    float sum = 0;
+    for (std::size_t c = team.lane(); c < classes; c += team.lanes())
+      sum += std::exp(value(logits[c]) - most);
+    sum = team.sum(sum);
+    if (team.lane() == 0)
+      losses[row] = static_cast<double>(std::log(sum)) +
+                    static_cast<double>(most - value(logits[target[row]]));
+    if (dy == nullptr) return;
+    for (std::size_t c = team.lane(); c < classes; c += team.lanes()) {
+      float const share = std::exp(value(logits[c]) - most) / sum;
+      dy[row * classes + c] = static_cast<T>(scale * (share - (c == target[row] ? 1.0F : 0.0F)));
+    }
+  }
+};
+
+/// One team: *sum = the sum of `size` numbers, or adds it to what is there.
+struct Sum {
+  double const* from;
+  double* sum;
+  std::size_t size;
+  bool adds;
+  template <class Team> constexpr void operator()(Team const& team, std::size_t) const {
+    double part = 0;
+    for (std::size_t i = team.lane(); i < size; i += team.lanes()) part += from[i];
+    part = team.sum(part);
+    if (team.lane() == 0) *sum = adds ? *sum + part : part;
+  }
+};
+
+/// A part of a parameter: the sum of the squares in it.
+template <class N> struct SquaresOfPart {
+  N const* from;
+  double* sums;  // [parts]
+  std::size_t size;
+  std::size_t parts;
+  template <class Team> constexpr void operator()(Team const& team, std::size_t part) const {
+    double sum = 0;
+    for (std::size_t i = part * team.lanes() + team.lane(); i < size; i += parts * team.lanes())
+      sum += static_cast<double>(from[i]) * static_cast<double>(from[i]);
+    sum = team.sum(sum);
+    if (team.lane() == 0) sums[part] = sum;
+  }
+};
+
+/// One element: the norm of all gradients and what they are multiplied by.
+template <class Scale> struct FindScale {
+  double const* sums;
+  std::size_t count;
+  double clip_norm;
+  Scale* scale;
+  constexpr void operator()(std::size_t) const {
+    double sum = 0;
+    for (std::size_t i = 0; i < count; ++i) sum += sums[i];
+    double const norm = std::sqrt(sum);
+    scale->norm = norm;
+    scale->factor = norm > clip_norm ? clip_norm / norm : 1;
+  }
+};
+
+/// A part of a parameter: one step of AdamW, as optimizer::AdamW takes it.
+template <class What> struct AdamPart {
+  What what;  // cuda::Update
+  std::size_t part;
+  template <class Team> constexpr void operator()(Team const& team, std::size_t number) const {
+    auto const& rule = *what.rule;
+    auto const& v = what.view;
+    double const t = static_cast<double>(what.numbers->steps + what.number);
+    auto const scale = static_cast<float>(what.scale->factor);
+    auto const b1 = static_cast<float>(rule.beta1);
+    auto const b2 = static_cast<float>(rule.beta2);
+    auto const keep = static_cast<float>(v.decays ? 1 - rule.rate * rule.weight_decay : 1);
+    auto const eta = static_cast<float>(rule.rate / (1 - std::pow(rule.beta1, t)));
+    auto const root = static_cast<float>(1 / std::sqrt(1 - std::pow(rule.beta2, t)));
+    auto const eps = static_cast<float>(rule.epsilon);
+    std::size_t const end = (number + 1) * part < v.size ? (number + 1) * part : v.size;
+    for (std::size_t i = number * part + team.lane(); i < end; i += team.lanes()) {
+      float const gradient = v.gradient[i] * scale;
+      float const m = b1 * v.state[0][i] + (1 - b1) * gradient;
+      float const s = b2 * v.state[1][i] + (1 - b2) * gradient * gradient;
+      v.state[0][i] = m;
+      v.state[1][i] = s;
+      v.next[i] = keep * v.value[i] - eta * m / (std::sqrt(s) * root + eps);
+    }
+  }
+};
+
+}  // namespace gpt::gpu

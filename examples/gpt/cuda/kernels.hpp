@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The kernels, as functions that a host compiler can call. Each is enqueued on the stream
+/// of the stage that calls it.
+
+#include <cstddef>
+#include <cstdint>
+
+#include <stagger/cuda/kernels.hpp>
+
+namespace gpt::gpu {
+
+/// For T = float and __nv_bfloat16. Arrays are of the device, matrices row by row; sizes and
+/// meanings as in bodies.hpp.
+template <class T> struct Kernels {
+  static void norm(T const* x, float const* gain, float const* bias, T* y, T* normal, float* scale,
+                   std::size_t rows, std::size_t width);
+  static void norm_output(T const* normal, float const* gain, float const* bias, T* y,
+                          std::size_t rows, std::size_t width);
+  static void norm_backward(T const* dy, T const* residual, T const* normal, float const* scale,
+                            float const* gain, T* dx, std::size_t rows, std::size_t width);
+  static void norm_gradients(T const* dy, T const* normal, float* gain_gradient,
+                             float* bias_gradient, std::size_t rows, std::size_t width);
+  static void add_columns(T const* d, float* sum, std::size_t rows, std::size_t width);
+  static void add_bias(T const* x, float const* bias, T* y, std::size_t rows, std::size_t width);
+  static void causal_softmax(T* share, std::size_t rows, std::size_t length);
+  static void softmax_backward(T const* share, T* slopes, std::size_t rows, std::size_t length,
+                               float scale);
+  static void gelu(T* slope, T* hidden, std::size_t size);
+  static void multiply(T* to, T const* by, std::size_t size);
+  static void cast(float const* from, T* to, std::size_t size);
+  static void embed(std::uint8_t const* tokens, float const* token, float const* position, T* y,
+                    std::size_t sequences, std::size_t length, std::size_t width);
+  static void embed_gradients(std::uint8_t const* tokens, T const* dy, float* token,
+                              float* position, std::size_t sequences, std::size_t length,
+                              std::size_t width);
+  /// @param row_losses  [rows] scratch
+  /// @param loss        its sum is added here
+  /// @param dy          null: not wanted
+  static void cross_entropy(T const* y, std::uint8_t const* target, double* row_losses,
+                            double* loss, T* dy, std::size_t rows, std::size_t classes,
+                            double scale);
+};
+
+/// to[i] += more[i].
+void add(float* to, float const* more, std::size_t size);
+
+/// One step of AdamW on a parameter. Parameters of this model are floats.
+struct LaunchAdam {
+  using Rule = stagger::optimizer::AdamW;
+  cudaError_t operator()(stagger::cuda::Update<Rule, float> const&, cudaStream_t) const;
+  cudaError_t operator()(stagger::cuda::Update<Rule, double> const&, cudaStream_t) const {
+    return cudaErrorInvalidValue;
+  }
+};
+
+/// What clips gradients.
+[[nodiscard]] stagger::cuda::ParameterKernels const& parameter_kernels();
+
+}  // namespace gpt::gpu

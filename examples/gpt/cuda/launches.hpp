@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Kernels as bodies on teams, once for what runs them: `run_rows(stream, count, body)` and
+/// `run_columns` call body(team, i), `run_elements` body(i), for i < count. Included once, behind
+/// these three.
+
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+#include <stagger/cuda/tensor.hpp>
+
+#include "bodies.hpp"
+#include "kernels.hpp"
+
+namespace gpt::gpu {
+
+namespace detail {
+
+inline void require(cudaError_t result) { stagger::cuda::check(result, "launch a kernel"); }
+inline cudaStream_t here() { return stagger::cuda::stream(); }
+
+inline constexpr std::size_t parts_of_squares = 512;
+
+/// Memory for partial sums, of each stream, made when it is first asked for.
+inline double* partial_sums(cudaStream_t stream) {
+  static std::mutex mutex;
+  static std::unordered_map<cudaStream_t, double*> all;
+  std::lock_guard const lock(mutex);
+  double*& sums = all[stream];
+  if (sums == nullptr &&
+      cudaMalloc(reinterpret_cast<void**>(&sums), parts_of_squares * sizeof(double)) != cudaSuccess)
+    sums = nullptr;
+  return sums;
+}
+
+template <class N>
+cudaError_t sum_squares(N const* gradient, std::size_t size, double* sum, cudaStream_t stream) {
+  double* const sums = partial_sums(stream);
+  if (sums == nullptr) return cudaErrorMemoryAllocation;
+  std::size_t const parts = size / 4096 + 1 < parts_of_squares ? size / 4096 + 1 : parts_of_squares;
+  auto const result = run_rows(stream, parts, SquaresOfPart<N>{gradient, sums, size, parts});
+  return result != cudaSuccess ? result : run_rows(stream, 1, Sum{sums, sum, parts, false});
+}
+
+}  // namespace detail
+
+template <class T>
+void Kernels<T>::norm(T const* x, float const* gain, float const* bias, T* y, T* normal,
+                      float* scale, std::size_t rows, std::size_t width) {
+  detail::require(
+      run_rows(detail::here(), rows, NormForward<T>{x, gain, bias, y, normal, scale, width}));
+}
+template <class T>
+void Kernels<T>::norm_output(T const* normal, float const* gain, float const* bias, T* y,
+                             std::size_t rows, std::size_t width) {
+  detail::require(
+      run_elements(detail::here(), rows * width, NormOutput<T>{normal, gain, bias, y, width}));
+}
+template <class T>
+void Kernels<T>::norm_backward(T const* dy, T const* residual, T const* normal, float const* scale,
+                               float const* gain, T* dx, std::size_t rows, std::size_t width) {
+  detail::require(run_rows(detail::here(), rows,
+                           NormBackward<T>{dy, residual, normal, scale, gain, dx, width}));
+}
+template <class T>
+void Kernels<T>::norm_gradients(T const* dy, T const* normal, float* gain_gradient,
+                                float* bias_gradient, std::size_t rows, std::size_t width) {
+  detail::require(
+      run_columns(detail::here(), width,
+                  NormGradients<T>{dy, normal, gain_gradient, bias_gradient, rows, width}));
+}
+template <class T>
+void Kernels<T>::add_columns(T const* d, float* sum, std::size_t rows, std::size_t width) {
+  detail::require(run_columns(detail::here(), width, AddColumn<T>{d, sum, rows, width}));
+}
+template <class T>
+void Kernels<T>::add_bias(T const* x, float const* bias, T* y, std::size_t rows,
+                          std::size_t width) {
+  detail::require(run_elements(detail::here(), rows * width, AddBias<T>{x, bias, y, width}));
+}
+template <class T> void Kernels<T>::causal_softmax(T* share, std::size_t rows, std::size_t length) {
+  detail::require(run_rows(detail::here(), rows, CausalSoftmax<T>{share, length}));
+}
+template <class T>
+void Kernels<T>::softmax_backward(T const* share, T* slopes, std::size_t rows, std::size_t length,
+                                  float scale) {
+  detail::require(run_rows(detail::here(), rows, SoftmaxBackward<T>{share, slopes, length, scale}));
+}
+template <class T> void Kernels<T>::gelu(T* slope, T* hidden, std::size_t size) {
+  detail::require(run_elements(detail::here(), size, Gelu<T>{slope, hidden}));
+}
+template <class T> void Kernels<T>::multiply(T* to, T const* by, std::size_t size) {
+  detail::require(run_elements(detail::here(), size, Multiply<T>{to, by}));
+}
+template <class T> void Kernels<T>::cast(float const* from, T* to, std::size_t size) {
+  detail::require(run_elements(detail::here(), size, Cast<T>{from, to}));
+}
+template <class T>
+void Kernels<T>::embed(std::uint8_t const* tokens, float const* token, float const* position, T* y,
+                       std::size_t sequences, std::size_t length, std::size_t width) {
+  detail::require(run_elements(detail::here(), sequences * length * width,
+                               Embed<T>{tokens, token, position, y, length, width}));
+}
+template <class T>
+void Kernels<T>::embed_gradients(std::uint8_t const* tokens, T const* dy, float* token,
+                                 float* position, std::size_t sequences, std::size_t length,
+                                 std::size_t width) {
+  detail::require(run_rows(detail::here(), 256,
+                           TokenGradient<T>{tokens, dy, token, sequences * length, width}));
+  detail::require(run_elements(detail::here(), length * width,
+                               PositionGradient<T>{dy, position, sequences, length * width}));
+}
+template <class T>
+void Kernels<T>::cross_entropy(T const* y, std::uint8_t const* target, double* row_losses,
+                               double* loss, T* dy, std::size_t rows, std::size_t classes,
+                               double scale) {
+  detail::require(
+      run_rows(detail::here(), rows,
+               CrossEntropyRow<T>{y, target, row_losses, dy, classes, static_cast<float>(scale)}));
+  detail::require(run_rows(detail::here(), 1, Sum{row_losses, loss, rows, true}));
+}
+
+void add(float* to, float const* more, std::size_t size) {
+  detail::require(run_elements(detail::here(), size, Add<float>{to, more}));
+}
+
+cudaError_t LaunchAdam::operator()(stagger::cuda::Update<Rule, float> const& update,
+                                   cudaStream_t stream) const {
+  constexpr std::size_t part = 2048;
+  return run_rows(stream, (update.view.size + part - 1) / part,
+                  AdamPart<stagger::cuda::Update<Rule, float>>{update, part});
+}
+
+stagger::cuda::ParameterKernels const& parameter_kernels() {
+  using stagger::ElementType;
+  static stagger::cuda::ParameterKernels const kernels = [] {
+    stagger::cuda::ParameterKernels k;
+    k.add = [](ElementType type, void* sum, void const* more, std::size_t size,
+               cudaStream_t stream) {
+      return type == ElementType::f32
+                 ? run_elements(
+                       stream, size,
+                       Add<float>{static_cast<float*>(sum), static_cast<float const*>(more)})
+                 : run_elements(
+                       stream, size,
+                       Add<double>{static_cast<double*>(sum), static_cast<double const*>(more)});
+    };
+    k.sum_squares = [](ElementType type, void const* gradient, std::size_t size, double* sum,
+                       cudaStream_t stream) {
+      return type == ElementType::f32
+                 ? detail::sum_squares(static_cast<float const*>(gradient), size, sum, stream)
+                 : detail::sum_squares(static_cast<double const*>(gradient), size, sum, stream);
+    };
+    k.scale = [](double const* sums, std::size_t count, double clip_norm,
+                 stagger::cuda::GradientScale* scale, cudaStream_t stream) {
+      return run_elements(stream, 1,
+                          FindScale<stagger::cuda::GradientScale>{sums, count, clip_norm, scale});
+    };
+    return k;
+  }();
+  return kernels;
+}
+
+}  // namespace gpt::gpu

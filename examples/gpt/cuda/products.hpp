@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Matrix products by cuBLAS, and the memory that the layers of a rank share.
+
+#include <cstddef>
+#include <mutex>
+#include <string>
+#include <type_traits>
+#include <unordered_map>
+
+#include <cublas_v2.h>
+#include <cuda_bf16.h>
+
+#include <stagger/cuda/tensor.hpp>
+
+namespace gpt::gpu {
+
+/// How numbers are kept and multiplied. Parameters are floats in all three.
+enum class Precision { fp32, tf32, bf16 };
+
+/// Whether a product takes a matrix as it lies in memory, or its transpose.
+enum class Form : bool { as_is, transposed };
+
+/// A matrix in memory, row by row.
+template <class T> struct Matrix {
+  T* data;
+  std::size_t columns;     ///< in memory, from one row to the next
+  std::size_t stride = 0;  ///< to the next matrix of a batch
+  Form form = Form::as_is;
+  [[nodiscard]] Matrix transposed() const { return {data, columns, stride, Form::transposed}; }
+};
+
+/// Throws unless a call of cuBLAS succeeded.
+inline void check(cublasStatus_t status, char const* what) {
+  if (status != CUBLAS_STATUS_SUCCESS)
+    throw stagger::Error(stagger::Errc::device,
+                         std::string("cuBLAS could not ") + what + ": status " +
+                             std::to_string(static_cast<int>(status)) +
+                             "; use --precision fp32, or smaller microbatches");
+}
+
+/// One rank's cuBLAS and scratch memory: everything on one stream, in order.
+template <class T> struct Bench {
+  stagger::cuda::Tensor<T> normal, h, wide, narrow, shares, weight;
+  stagger::cuda::Tensor<float> sums;
+  stagger::cuda::Tensor<double> losses;
+  stagger::cuda::Tensor<std::byte> workspace;  // of cuBLAS, so that it allocates nothing itself
+  cublasHandle_t handle = nullptr;
+
+  Bench() = default;
+  Bench(Bench const&) = delete;
+  Bench& operator=(Bench const&) = delete;
+  ~Bench() {
+    if (handle != nullptr) static_cast<void>(cublasDestroy(handle));
+  }
+
+  /// c = alpha a b + beta c, for each of a batch.
+  /// @shape a, b, c  [rows][inner], [inner][columns], [rows][columns] in their forms
+  template <class C>
+  void product(Matrix<T const> a, Matrix<T const> b, Matrix<C> c, std::size_t rows,
+               std::size_t columns, std::size_t inner, float alpha, float beta,
+               std::size_t batch = 1) {
+    auto const n = [](std::size_t count) { return static_cast<int>(count); };
+    auto const stride = [](std::size_t count) { return static_cast<long long>(count); };
+    auto const form = [](auto const& m) {
+      return m.form == Form::as_is ? CUBLAS_OP_N : CUBLAS_OP_T;
+    };
+    constexpr auto type_a = std::is_same_v<T, float> ? CUDA_R_32F : CUDA_R_16BF;
+    constexpr auto type_c = std::is_same_v<C, float> ? CUDA_R_32F : CUDA_R_16BF;
+    // cuBLAS reads column by column, so what it sees is the transpose of all three.
+    check(cublasGemmStridedBatchedEx(handle, form(b), form(a), n(columns), n(rows), n(inner),
+                                     &alpha, b.data, type_a, n(b.columns), stride(b.stride), a.data,
+                                     type_a, n(a.columns), stride(a.stride), &beta, c.data, type_c,
+                                     n(c.columns), stride(c.stride), n(batch), compute,
+                                     CUBLAS_GEMM_DEFAULT),
+          "multiply matrices");
+  }
+
+  cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
+};
+
+/// The benches of all ranks, by stream.
+template <class T> class Benches {
+ public:
+  explicit Benches(Precision precision) : precision_(precision) {}
+
+  /// That of the stage which is called just now.
+  [[nodiscard]] Bench<T>& here() {
+    std::lock_guard const lock(mutex_);
+    Bench<T>& bench = all_[stagger::cuda::stream()];
+    if (bench.handle == nullptr) prepare(bench);
+    return bench;
+  }
+
+ private:
+  void prepare(Bench<T>& bench) {
+    constexpr std::size_t workspace_bytes = std::size_t{32} << 20U;
+    bench.workspace.resize({workspace_bytes});
+    check(cublasCreate(&bench.handle), "begin");
+    check(cublasSetStream(bench.handle, stagger::cuda::stream()), "take a stream");
+    check(cublasSetWorkspace(bench.handle, bench.workspace.data(), workspace_bytes),
+          "take its workspace");
+    if (precision_ == Precision::tf32) bench.compute = CUBLAS_COMPUTE_32F_FAST_TF32;
+  }
+  Precision precision_;
+  std::mutex mutex_;
+  std::unordered_map<cudaStream_t, Bench<T>> all_;
+};
+
+}  // namespace gpt::gpu
