@@ -5,6 +5,7 @@
 #include <exception>
 #include <new>
 
+#include "cuda/train.hpp"
 #include "profile.hpp"
 #include "train.hpp"
 
@@ -17,6 +18,7 @@ int main(int argc, char** argv) {
       gpt::write_profile(*settings, GPT_SOURCES);
       return 0;
     }
+    if (settings->on_gpu()) return static_cast<int>(gpt::train_on_gpu(*settings, GPT_SOURCES));
     if (!settings->over_mpi()) return static_cast<int>(gpt::train(*settings, GPT_SOURCES));
 #ifdef GPT_HAS_MPI
     return static_cast<int>(gpt::train_over_mpi(*settings, GPT_SOURCES));

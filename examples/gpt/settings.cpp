@@ -89,8 +89,15 @@ void Settings::check() const {
   if (compare && replicas > 1)
     refuse("--compare cannot follow --replicas " + std::to_string(replicas) +
            ", which add up the gradients of their own sequences first; leave one out");
-  if (device != "threads" && device != "mpi")
-    refuse("there is no device '" + device + "'; --device knows threads, mpi");
+  if (device != "threads" && device != "mpi" && device != "cuda")
+    refuse("there is no device '" + device + "'; --device knows threads, mpi, cuda");
+  if (precision != "fp32" && precision != "tf32" && precision != "bf16")
+    refuse("--precision '" + precision + "' is unknown; use fp32, tf32 or bf16");
+  if (!on_gpu() && (precision != "fp32" || graph))
+    refuse("--precision and --graph are for a GPU; add --device cuda, or leave them out");
+  if (on_gpu() && !(plan.empty() && profile.empty() && checkpoint.empty() && replicas == 1))
+    refuse(
+        "--plan, --profile, --checkpoint and --replicas are not for --device cuda; leave them out");
   require("--seed", seed, 0, std::numeric_limits<std::int64_t>::max());
   require("--threads", threads, 1, 1024);
   require("--every", checkpoint_every, 1, 1'000'000'000);
@@ -100,6 +107,14 @@ void Settings::check() const {
     refuse("--resume needs the folder to resume from; add --checkpoint DIR");
   if (prompt.empty() && sample > 0)
     refuse("--prompt '' gives the sample nothing to begin with; use 1 byte or more");
+}
+
+double Settings::rate_at(std::int64_t step) const {
+  auto const at = static_cast<double>(step);
+  auto const rise = static_cast<double>(std::min(warmup, steps));
+  if (at < rise) return rate * (at + 1) / rise;
+  double const part = (at - rise) / std::max(1.0, static_cast<double>(steps) - rise);
+  return rate * (0.55 + 0.45 * std::cos(3.141592653589793 * part));
 }
 
 std::optional<Settings> parse(int argc, char const* const* argv) {
@@ -150,10 +165,16 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
                  "Ranks that share each stage, each with its sequences of every microbatch")
       ->group(group);
   app.add_option("--device", s.device,
-                 "Where ranks run: threads, or mpi, in the processes that mpirun started")
+                 "Where ranks run: threads; mpi, in the processes that mpirun started; cuda, as "
+                 "streams of a GPU")
       ->group(group);
   app.add_option("--threads", s.threads,
                  "Threads to run the ranks; 0: one for each, as far as there are processors")
+      ->group(group);
+  app.add_option("--precision", s.precision,
+                 "Products of a GPU: fp32, tf32, or bf16 with parameters in fp32")
+      ->group(group);
+  app.add_flag("--graph", s.graph, "On a GPU, record a step as a graph and replay it")
       ->group(group);
   app.add_flag("--recompute", s.recompute,
                "Keep only the inputs of stages and run forward again before backward")

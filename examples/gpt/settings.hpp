@@ -33,10 +33,15 @@ struct Settings {
   std::string schedule = "1f1b";
   std::int64_t chunks = 0;         ///< stages of a rank; 0: as many as the schedule usually has
   std::int64_t replicas = 1;       ///< ranks that share each row of the schedule
-  std::string device = "threads";  ///< where ranks run; "mpi": in the processes that mpirun started
+  std::string device = "threads";  ///< where ranks run; "mpi": in the processes that mpirun
+                                   ///< started; "cuda": every rank a stream of one GPU
   std::int64_t threads = 0;        ///< 0: as many as stages, or as processors if these are fewer
   bool recompute = false;
   bool compare = false;  ///< train on one device as well and demand the same bits
+
+  // On a GPU.
+  std::string precision = "fp32";  ///< of a GPU's products: fp32, tf32 or bf16
+  bool graph = false;              ///< record a step as a CUDA graph and replay it
 
   // By measuring first.
   std::string plan;  ///< "auto", or a file with a plan: it says all of the above; empty: none
@@ -60,6 +65,10 @@ struct Settings {
   [[nodiscard]] std::int64_t ranks() const noexcept { return stages / chunks; }
 
   [[nodiscard]] bool over_mpi() const noexcept { return device == "mpi"; }
+  [[nodiscard]] bool on_gpu() const noexcept { return device == "cuda"; }
+
+  /// The learning rate of a step: rises in a line, falls in a cosine to a tenth.
+  [[nodiscard]] double rate_at(std::int64_t step) const;
 
   /// Whether trace and timeline are wanted.
   [[nodiscard]] bool writes() const noexcept { return output != "none"; }

@@ -85,15 +85,6 @@ double now_s() {
 
 ModelShape shape_of(Settings const& s) { return {s.layers, s.width, s.heads, s.context}; }
 
-/// Rises in a line, falls in a cosine to a tenth.
-double rate_at(Settings const& s, std::int64_t step) {
-  auto const at = static_cast<double>(step);
-  auto const rise = static_cast<double>(std::min(s.warmup, s.steps));
-  if (at < rise) return s.rate * (at + 1) / rise;
-  double const part = (at - rise) / std::max(1.0, static_cast<double>(s.steps) - rise);
-  return s.rate * (0.55 + 0.45 * std::cos(3.141592653589793 * part));
-}
-
 std::string model_in_words(Settings const& s) {
   return "gpt, layers " + std::to_string(s.layers) + ", width " + std::to_string(s.width) +
          ", heads " + std::to_string(s.heads) + ", context " + std::to_string(s.context);
@@ -368,7 +359,7 @@ class Run {
   double take_step(std::int64_t step) {
     text_.draw(static_cast<std::uint64_t>(s_.seed), step, static_cast<std::size_t>(s_.batch),
                batch_);
-    train_->optimizer().rate = rate_at(s_, step);
+    train_->optimizer().rate = s_.rate_at(step);
     double const begin_s = now_s();
     double const loss = sg::run(train_->step(batch_)).loss;
     double const wall_s = now_s() - begin_s;

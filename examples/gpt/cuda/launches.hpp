@@ -25,7 +25,7 @@ inline constexpr std::size_t parts_of_squares = 512;
 /// Memory for partial sums, of each stream, made when it is first asked for.
 inline double* partial_sums(cudaStream_t stream) {
   static std::mutex mutex;
-  static std::unordered_map<cudaStream_t, double*> all;
+  static auto& all = *new std::unordered_map<cudaStream_t, double*>;  // as long as the GPU's
   std::lock_guard const lock(mutex);
   double*& sums = all[stream];
   if (sums == nullptr &&
