@@ -33,7 +33,7 @@ class ThreadsBackend;
 struct Threads {
   using policy_tag = DeviceTag;
   using Backend = ThreadsBackend;
-  int count = 1;  ///< >= 1; more than there are ranks is allowed, the rest stay idle
+  int count = 1;  ///< >= 1; those beyond one for each rank add up gradients of replicas, or idle
 
   /// How many places a placement policy may spread the ranks over.
   [[nodiscard]] int places() const noexcept { return count; }
