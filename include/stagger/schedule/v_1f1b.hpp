@@ -3,9 +3,10 @@
 /// @file   V-1F1B: three quarters of 1F1B's memory without a split backward, on a V.
 /// @source Qi et al., "Pipeline Parallelism with Controllable Memory", arXiv 2405.15362, section 4.
 
-#include <stagger/schedule/building_block.hpp>
 #include <stagger/schedule/legal.hpp>
+#include <stagger/schedule/pattern.hpp>
 #include <stagger/schedule/policy.hpp>
+#include <stagger/schedule/repetition.hpp>
 
 namespace stagger::schedule {
 
@@ -27,8 +28,8 @@ struct V1F1B {
   /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table table(Shape shape) const {
     require_counts("v-1f1b", shape, 2);
-    detail::BuildingBlock const block(shape.ranks, {0, 0, 0, 0}, true);
-    return detail::Repetition(shape, block, true, peak(shape.ranks), true).table();
+    detail::Pattern const pattern(shape.ranks, {0, 0, 0, 0}, true);
+    return detail::Repetition(shape, pattern, true, peak(shape.ranks)).table();
   }
 };
 

@@ -3,14 +3,19 @@
 /// @file   V-Half: half of 1F1B's memory and about half of its bubble, on a V.
 /// @source Qi et al., "Pipeline Parallelism with Controllable Memory", arXiv 2405.15362, section 4.
 
-#include <stagger/schedule/building_block.hpp>
+#include <array>
+#include <utility>
+#include <vector>
+
 #include <stagger/schedule/legal.hpp>
+#include <stagger/schedule/pattern.hpp>
 #include <stagger/schedule/policy.hpp>
+#include <stagger/schedule/repetition.hpp>
 
 namespace stagger::schedule {
 
-/// Rank r runs stages r and 2P - 1 - r. A microbatch rests one unit before each forward on its way
-/// down the ranks, and before each of its first gradients: at most 2 ceil((P + 1) / 2) chunks are
+/// Rank r runs stages r and 2P - 1 - r. A microbatch rests one unit on each rank on its way
+/// down, forward and backward, and none on its way up: at most 2 ceil((P + 1) / 2) chunks are
 /// in flight, counted until their W.
 struct VHalf {
   using policy_tag = ScheduleTag;
@@ -27,8 +32,13 @@ struct VHalf {
   /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table table(Shape shape) const {
     require_counts("v-half", shape, 2);
-    detail::BuildingBlock const block(shape.ranks, {1, 0, 1, 0}, false);
-    return detail::Repetition(shape, block, false, peak(shape.ranks), true).table();
+    int const P = shape.ranks;
+    int const rest = P % 2 == 0 ? 3 : 0;  // else two passes of a rank would fall on the same unit
+    std::vector<std::array<int, 4>> start;
+    for (int r = 0; r < P; ++r)
+      start.push_back({2 * r, 3 * P - 2 - r, 3 * P - 1 + rest + 2 * r, 6 * P - 2 + rest - r});
+    detail::Pattern const pattern(std::move(start));
+    return detail::Repetition(shape, pattern, false, peak(shape.ranks)).table();
   }
 };
 

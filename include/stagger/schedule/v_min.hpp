@@ -3,9 +3,10 @@
 /// @file   V-Min: a third of 1F1B's memory, on a V.
 /// @source Qi et al., "Pipeline Parallelism with Controllable Memory", arXiv 2405.15362, section 4.
 
-#include <stagger/schedule/building_block.hpp>
 #include <stagger/schedule/legal.hpp>
+#include <stagger/schedule/pattern.hpp>
 #include <stagger/schedule/policy.hpp>
+#include <stagger/schedule/repetition.hpp>
 
 namespace stagger::schedule {
 
@@ -26,8 +27,8 @@ struct VMin {
   /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table table(Shape shape) const {
     require_counts("v-min", shape, 2);
-    detail::BuildingBlock const block(shape.ranks, {0, 0, 0, 0}, false);
-    return detail::Repetition(shape, block, false, peak(shape.ranks), shape.ranks % 3 == 0).table();
+    detail::Pattern const pattern(shape.ranks, {0, 0, 0, 0}, false);
+    return detail::Repetition(shape, pattern, false, peak(shape.ranks)).table();
   }
 };
 

@@ -32,3 +32,13 @@ TEST_CASE("schedule/DualPipeV: four ranks at F, I, W = 2, 3, 1 as measured elsew
           "[schedule]") {
   CHECK(evaluate(DualPipeV{}.table({4, 16, 2}), Costs::uniform(2, 3, 1)).bubble_s == 19);
 }
+
+TEST_CASE("schedule/DualPipeV: rows that PyTorch 2.15 makes", "[schedule]") {
+  CHECK(DualPipeV{}.table({2, 5, 2}) ==
+        oracle::table("0F0,0F1,0F2,3F0,3I0,3W0,3F1,(0F3;3B1)OVERLAP_F_B,(3F2;0B0)OVERLAP_F_B,"
+                      "(0F4;3B2)OVERLAP_F_B,(3F3;0B1)OVERLAP_F_B,3B3,(3F4;0B2)OVERLAP_F_B,3B4,0I3,"
+                      "0W3,0I4,0W4 / "
+                      "1F0,2F0,1F1,2F1,1F2,2B0,(2F2;1B0)OVERLAP_F_B,(1F3;2B1)OVERLAP_F_B,"
+                      "(2F3;1B1)OVERLAP_F_B,(1F4;2B2)OVERLAP_F_B,(2F4;1B2)OVERLAP_F_B,2B3,1B3,2I4,"
+                      "1I4,2W4,1W4"));
+}

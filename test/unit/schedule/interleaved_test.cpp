@@ -99,3 +99,13 @@ TEST_CASE("schedule/Interleaved: an illegal count is refused with the nearest le
   CHECK_THROWS_WITH(Interleaved{}.table({4, 8, 3}),
                     Catch::Contains("3 chunks") && Catch::Contains("nearest legal value is 2"));
 }
+
+TEST_CASE("schedule/Interleaved: rows that PyTorch 2.15 makes", "[schedule]") {
+  CHECK(Interleaved{3}.table({2, 2, 3}) ==
+        oracle::table("0F0,0F1,2F0,2F1,4F0,4F1,4B0,4B1,2B0,2B1,0B0,0B1 / "
+                      "1F0,1F1,3F0,3F1,5F0,5B0,5F1,5B1,3B0,3B1,1B0,1B1"));
+  CHECK(Interleaved{2}.table({3, 4, 2}) ==
+        oracle::table("0F0,0F1,0F2,0F3,3F0,3F1,3F2,3F3,3B0,3B1,3B2,3B3,0B0,0B1,0B2,0B3 / "
+                      "1F0,1F1,1F2,1F3,4F0,4F1,4F2,4B0,4F3,4B1,4B2,4B3,1B0,1B1,1B2,1B3 / "
+                      "2F0,2F1,2F2,2F3,5F0,5B0,5F1,5B1,5F2,5B2,5F3,5B3,2B0,2B1,2B2,2B3"));
+}

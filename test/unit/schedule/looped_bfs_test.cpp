@@ -20,3 +20,12 @@ TEST_CASE("schedule/LoopedBfs: bubble (P-1)(F+B) of one chunk from M = P on, pea
     }
   });
 }
+
+TEST_CASE("schedule/LoopedBfs: rows that PyTorch 2.15 makes", "[schedule]") {
+  CHECK(LoopedBfs{2}.table({3, 2, 2}) == oracle::table("0F0,0F1,3F0,3F1,3B1,3B0,0B1,0B0 / "
+                                                       "1F0,1F1,4F0,4F1,4B1,4B0,1B1,1B0 / "
+                                                       "2F0,2F1,5F0,5F1,5B1,5B0,2B1,2B0"));
+  CHECK(LoopedBfs{3}.table({2, 2, 3}) ==
+        oracle::table("0F0,0F1,2F0,2F1,4F0,4F1,4B1,4B0,2B1,2B0,0B1,0B0 / "
+                      "1F0,1F1,3F0,3F1,5F0,5F1,5B1,5B0,3B1,3B0,1B1,1B0"));
+}

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include <stagger/schedule/bound.hpp>
+#include <stagger/schedule/evaluate.hpp>
 
 namespace published {
 
@@ -166,6 +167,68 @@ inline std::vector<Table> zero_bubble(int P, int M, Costs const& costs, double m
     if (auto t = h.table()) all.push_back(*t);
   }
   return all;
+}
+
+/// Makespans at F = I = W = 1 (B = 2) that the authors' generators of the V schedules (arXiv
+/// 2405.15362; sail-sg's zbv_greedy.py with reordering, v1f1b.py) print for P = 2 to 12 and, in
+/// each row, M = 2, 3, P, P + 1, 2P, 3P.
+using Makespans = std::array<std::array<double, 6>, 11>;
+
+inline constexpr Makespans v_half{{
+    {{15, 19, 15, 19, 25, 37}},
+    {{19, 23, 23, 29, 41, 59}},
+    {{22, 27, 34, 38, 53, 77}},
+    {{26, 31, 44, 47, 71, 101}},
+    {{30, 35, 48, 56, 83, 119}},
+    {{34, 39, 66, 65, 101, 143}},
+    {{38, 43, 65, 71, 113, 161}},
+    {{42, 47, 82, 83, 131, 185}},
+    {{46, 51, 83, 89, 143, 203}},
+    {{50, 55, 104, 101, 161, 227}},
+    {{54, 59, 101, 107, 173, 245}},
+}};
+inline constexpr Makespans v_min{{
+    {{15, 21, 15, 21, 27, 39}},
+    {{19, 26, 26, 29, 41, 59}},
+    {{23, 29, 35, 41, 59, 83}},
+    {{26, 33, 45, 51, 75, 105}},
+    {{30, 37, 53, 59, 89, 125}},
+    {{34, 41, 65, 71, 107, 149}},
+    {{38, 44, 75, 81, 123, 171}},
+    {{42, 48, 83, 89, 137, 191}},
+    {{46, 52, 95, 101, 155, 215}},
+    {{50, 55, 105, 111, 171, 237}},
+    {{54, 58, 113, 119, 185, 257}},
+}};
+inline constexpr Makespans v_1f1b{{
+    {{16, 22, 16, 22, 28, 40}},
+    {{22, 26, 26, 32, 44, 62}},
+    {{28, 32, 39, 45, 63, 87}},
+    {{34, 38, 48, 54, 78, 108}},
+    {{40, 44, 58, 64, 94, 130}},
+    {{46, 50, 72, 78, 114, 156}},
+    {{52, 56, 81, 87, 129, 177}},
+    {{58, 62, 90, 96, 144, 198}},
+    {{64, 68, 105, 111, 165, 225}},
+    {{70, 74, 114, 120, 180, 246}},
+    {{76, 80, 123, 129, 196, 268}},
+}};
+
+/// How often a policy's table is shorter than the published one.
+/// @param longer  called with P, M and both makespans where it is longer
+template <class Policy, class Longer>
+int shorter_than(Makespans const& published, Policy const& policy, Longer longer) {
+  int shorter = 0;
+  for (int P = 2; P <= 12; ++P) {
+    std::size_t column = 0;
+    for (int const M : {2, 3, P, P + 1, 2 * P, 3 * P}) {
+      double const theirs = published[static_cast<std::size_t>(P - 2)][column++];
+      double const ours = evaluate(policy.table({P, M, 2})).makespan_s;
+      if (ours > theirs) longer(P, M, ours, theirs);
+      if (ours < theirs) ++shorter;
+    }
+  }
+  return shorter;
 }
 
 }  // namespace published

@@ -78,3 +78,19 @@ TEST_CASE("schedule/ZeroBubbleH1: legal for every number of chunks and every leg
     }
   });
 }
+
+TEST_CASE("schedule/ZeroBubbleH1: rows that PyTorch 2.15 makes with several chunks", "[schedule]") {
+  CHECK(ZeroBubbleH1{2}.table({2, 2, 2}) ==
+        oracle::table("0F0,0F1,2F0,2F1,2I0,2W0,2I1,2W1,0I0,0W0,0I1,0W1 / "
+                      "1F0,1F1,3F0,3I0,3F1,3I1,3W0,1I0,3W1,1I1,1W0,1W1"));
+  CHECK(ZeroBubbleH1{2}.table({2, 4, 2}) ==
+        oracle::table("0F0,0F1,2F0,2F1,2I0,2W0,0F2,2I1,2W1,0F3,0I0,0W0,2F2,0I1,0W1,2F3,2I2,2W2,"
+                      "2I3,2W3,0I2,0W2,0I3,0W3 / "
+                      "1F0,1F1,3F0,3I0,3F1,3I1,3W0,1F2,1I0,3W1,1F3,1I1,1W0,3F2,3I2,1W1,3F3,3I3,"
+                      "3W2,1I2,3W3,1I3,1W2,1W3"));
+  CHECK(ZeroBubbleH1{3}.table({2, 3, 3}) ==
+        oracle::table("0F0,0F1,0F2,2F0,2F1,2F2,4F0,4F1,4I0,4W0,4F2,4I1,4W1,4I2,4W2,2I0,2W0,2I1,"
+                      "2W1,2I2,2W2,0I0,0W0,0I1,0W1,0I2,0W2 / "
+                      "1F0,1F1,1F2,3F0,3F1,3F2,5F0,5I0,5F1,5I1,5W0,5F2,5I2,5W1,3I0,5W2,3I1,3W0,"
+                      "3I2,3W1,1I0,3W2,1I1,1W0,1I2,1W1,1W2"));
+}
