@@ -189,9 +189,9 @@ std::map<std::string, std::string>& texts() {
 
 }  // namespace
 
-schedule::Table read_table(std::string const& path) {
+schedule::Table read_table(std::string const& path, std::vector<schedule::ShardCell>* shards) {
   std::string const& text = texts()[path] = read_file(path);
-  return schedule::read_csv(text, source_name(path));
+  return schedule::read_csv(text, source_name(path), shards);
 }
 
 std::string message_in(std::string const& path, schedule::Table const& table,

@@ -10,6 +10,7 @@
 
 #include <stagger/schedule/bound.hpp>
 #include <stagger/schedule/costs.hpp>
+#include <stagger/schedule/csv.hpp>
 #include <stagger/schedule/table.hpp>
 #include <stagger/schedule/verify.hpp>
 
@@ -75,8 +76,10 @@ class ChannelFlag {
 };
 
 /// Reads a table from CSV; `-` is standard input.
+/// @param shards  takes the UNSHARD and RESHARD cells; null: they are read over
 /// @throws stagger::Error naming file, line, column and value
-[[nodiscard]] stagger::schedule::Table read_table(std::string const& path);
+[[nodiscard]] stagger::schedule::Table read_table(
+    std::string const& path, std::vector<stagger::schedule::ShardCell>* shards = nullptr);
 
 /// A fault of a table from a file: its sentence, and where in the file the action stands.
 [[nodiscard]] std::string message_in(std::string const& path, stagger::schedule::Table const& table,

@@ -31,7 +31,8 @@ class Lower final : public Command {
     bool const json = format() == "json";
     if (file_.empty()) refuse("lower needs a FILE, or - for standard input");
     auto const channels = channels_.channels();
-    schedule::Table const table = read_table(file_);
+    std::vector<schedule::ShardCell> shards;
+    schedule::Table const table = read_table(file_, &shards);
     if (has_messages(table)) {
       refuse(source_name(file_) + " holds messages already; lower takes compute actions only");
     }
@@ -45,7 +46,7 @@ class Lower final : public Command {
       std::string const kind = schedule::name(fault.kind);
       return {{}, source_name(file_) + ": " + kind + ": " + message_in(file_, table, fault), 1};
     }
-    if (!json) return {schedule::write_csv(lowered)};
+    if (!json) return {schedule::write_csv(lowered, shards)};
     return {dump({{"ranks", lowered.ranks()},
                   {"stages", lowered.stages},
                   {"microbatches", lowered.microbatches},

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <stagger/core/error.hpp>
 #include <stagger/schedule/fault.hpp>
@@ -16,12 +17,25 @@
 
 namespace stagger::schedule {
 
+/// A cell that gathers the sharded parameters of a stage (UNSHARD) or lets go of them (RESHARD).
+/// Tables hold none, since nothing here shards parameters; who wants them back in what is written
+/// keeps them beside the table.
+struct ShardCell {
+  int rank = 0;
+  int stage = 0;
+  bool gathers = true;  ///< UNSHARD, else RESHARD
+  bool at_end = true;   ///< of the row; else it stands right before `before`
+  Action before{};
+  friend constexpr bool operator==(ShardCell const&, ShardCell const&) = default;
+};
+
 namespace detail {
 
 /// Reads the cells of one text. Lines and columns count from 1, columns in bytes.
 class TableReader {
  public:
-  TableReader(std::string_view text, std::string_view source) : text_(text), source_(source) {}
+  TableReader(std::string_view text, std::string_view source, std::vector<ShardCell>* shards)
+      : text_(text), source_(source), shards_(shards) {}
 
   [[nodiscard]] Table read() {
     if (text_.empty()) refuse(0, 0, "is empty; a table has a line for each rank");
@@ -35,6 +49,7 @@ class TableReader {
       ++line_;
       table_.begin_row();
       row(begin, stop);
+      waiting_ = 0;
       begin = end + 1;
     }
     return table_;
@@ -74,7 +89,10 @@ class TableReader {
     std::string_view const whole = text_.substr(begin, end - begin);
     if (whole.front() != '(') {
       Action a{};
-      if (action(begin, end, a)) add(a);
+      if (action(begin, end, a)) return add(a);
+      if (shards_ == nullptr) return;
+      shards_->push_back({line_ - 1, a.stage, whole.ends_with("UNSHARD"), true, {}});
+      ++waiting_;
       return;
     }
     std::size_t const half = whole.find(';');
@@ -152,10 +170,17 @@ class TableReader {
     if (a.microbatch >= table_.microbatches) table_.microbatches = a.microbatch + 1;
     if (a.slice >= table_.slices) table_.slices = a.slice + 1;
     table_.add(a);
+    for (; waiting_ > 0; --waiting_) {
+      ShardCell& shard = (*shards_)[shards_->size() - waiting_];
+      shard.at_end = false;
+      shard.before = a;
+    }
   }
 
   std::string_view text_;
   std::string_view source_;
+  std::vector<ShardCell>* shards_;
+  std::size_t waiting_ = 0;  // of them, for the next action of the line
   std::size_t line_begin_ = 0;
   int line_ = 0;
   Table table_{};
@@ -164,13 +189,15 @@ class TableReader {
 }  // namespace detail
 
 /// Reads a table: a line for each rank, cells separated by commas, blanks around cells and empty
-/// cells ignored, lines ended by LF or CRLF. Counts are the largest index + 1. `0UNSHARD` and
-/// `0RESHARD` are read over, since no table here shards parameters. Whether the table is legal is
-/// for `verify` to say.
+/// cells ignored, lines ended by LF or CRLF. Counts are the largest index + 1. Whether the table is
+/// legal is for `verify` to say.
 /// @param source  what errors call the text, a file name for instance
+/// @param shards  takes `0UNSHARD` and `0RESHARD`, by rank and then in order; null: they are read
+///                over
 /// @throws Error bad_data, naming line, column and value
-[[nodiscard]] inline Table read_csv(std::string_view text, std::string_view source = "table") {
-  return detail::TableReader(text, source).read();
+[[nodiscard]] inline Table read_csv(std::string_view text, std::string_view source = "table",
+                                    std::vector<ShardCell>* shards = nullptr) {
+  return detail::TableReader(text, source, shards).read();
 }
 
 /// Where an action of a table stands in the text that `read_csv` made the table of.
@@ -205,21 +232,39 @@ class TableReader {
 }
 
 /// Writes a table, a line for each rank, without idle cells. `read_csv` gives it back.
-[[nodiscard]] inline std::string write_csv(Table const& table) {
+/// @param shards  as read with the table, or with the one it was lowered from; a cell whose action
+/// is
+///                not there any more stands at the end of its line
+[[nodiscard]] inline std::string write_csv(Table const& table,
+                                           std::vector<ShardCell> const& shards = {}) {
   std::string text;
   bool const sliced = table.slices > 1;
+  std::size_t shard = 0;
   for (int rank = 0; rank < table.ranks(); ++rank) {
+    bool begun = false;
+    auto const put = [&](std::string const& cell) {
+      if (begun) text += ',';
+      begun = true;
+      text += cell;
+    };
+    auto const put_shards = [&](Action const* before) {
+      for (; shard < shards.size() && shards[shard].rank == rank; ++shard) {
+        ShardCell const& s = shards[shard];
+        if (before != nullptr && (s.at_end || s.before != *before)) return;
+        put(std::to_string(s.stage) + (s.gathers ? "UNSHARD" : "RESHARD"));
+      }
+    };
     auto const row = table.row(rank);
     for (std::size_t i = 0; i < row.size(); ++i) {
-      if (i > 0) text += ',';
+      put_shards(&row[i]);
       if (row[i].overlaps_next && i + 1 < row.size()) {
-        text +=
-            "(" + to_string(row[i], sliced) + ";" + to_string(row[i + 1], sliced) + ")OVERLAP_F_B";
+        put("(" + to_string(row[i], sliced) + ";" + to_string(row[i + 1], sliced) + ")OVERLAP_F_B");
         ++i;
       } else {
-        text += to_string(row[i], sliced);
+        put(to_string(row[i], sliced));
       }
     }
+    put_shards(nullptr);
     text += '\n';
   }
   return text;

@@ -37,12 +37,13 @@ inline constexpr int slices_of = [] {
   return t.slices;
 }();
 
-/// More than any complete row holds: F, I and W of everything, on two stages in the bidirectional
-/// form.
+/// More than any complete row holds: F, I and W of everything and a reduction of each stage, on two
+/// stages in the bidirectional form.
 template <auto Policy, Shape S>
-inline constexpr std::size_t most_actions = 4 * static_cast<std::size_t>(S.chunks) *
-                                            static_cast<std::size_t>(S.microbatches) *
-                                            static_cast<std::size_t>(slices_of<Policy, S>);
+inline constexpr std::size_t most_actions = static_cast<std::size_t>(S.chunks) *
+                                            (2 +
+                                             4 * static_cast<std::size_t>(S.microbatches) *
+                                                 static_cast<std::size_t>(slices_of<Policy, S>));
 
 template <auto Policy, Shape S, int Rank> struct ProofRow {
   struct Made {
@@ -69,7 +70,8 @@ template <int Stages, int Microbatches, int Ranks> struct ProofState {
   bool weighed[cell_count]{};
   std::size_t cursor[Ranks]{};
   int live[Ranks]{};
-  int owner[2 * Stages]{};  // rank + 1, for each half of the microbatches
+  int owner[2 * Stages]{};             // rank + 1, for each half of the microbatches
+  std::uint8_t reduced[2 * Stages]{};  // 0: not yet, 1: the rank has come to it, 2: done
   int last_forward[2 * Stages]{}, last_gradient[2 * Stages]{};
   std::size_t forwards = 0, gradients = 0, weights = 0;
   int rank = 0, step = 1;  // the next rank to look at, and the direction of the sweep
@@ -107,6 +109,23 @@ template <auto Policy, Shape S, int Limit> struct Prover {
 
   static constexpr std::size_t stride = static_cast<std::size_t>(columns);
 
+  /// Adds up a stage's gradients, behind all that a rank does to it; two holders wait for each
+  /// other.
+  static constexpr FaultKind reduce(State& state, int rank, Action const& a) {
+    std::size_t const stage = 2 * static_cast<std::size_t>(a.stage);
+    std::size_t const lane = state.owner[stage] == rank + 1 ? stage : stage + 1;
+    std::size_t const other = 2 * stage + 1 - lane;
+    if (state.owner[lane] != rank + 1) return FaultKind::placement;
+    if (state.reduced[lane] == 2) return FaultKind::duplicate;
+    state.reduced[lane] = 1;
+    if (state.owner[other] == rank + 1)
+      state.reduced[other] = 2;
+    else if (two_ways && state.reduced[other] == 0)
+      return FaultKind::deadlock;
+    state.reduced[lane] = 2;
+    return FaultKind::none;
+  }
+
   /// Runs an action, or tells why not: deadlock when its input is not there yet, else what is wrong
   /// with it. One function, since compilers pay for each call.
   /// @param test  of the first action of a pair: everything but to run it
@@ -114,9 +133,10 @@ template <auto Policy, Shape S, int Limit> struct Prover {
                                   bool test) {
     if (a.stage < 0 || a.stage >= S.stages() || a.microbatch < 0 ||
         a.microbatch >= S.microbatches || a.slice < 0 || a.slice >= slices ||
-        a.kind > Kind::backward_weight) {
+        (a.kind > Kind::backward_weight && a.kind != Kind::reduce_gradient)) {
       return FaultKind::parse;
     }
+    if (a.kind == Kind::reduce_gradient) return reduce(state, rank, a);
     bool const second_half = two_ways && a.microbatch >= S.microbatches / 2;
     std::size_t const lane = 2 * static_cast<std::size_t>(a.stage) + (second_half ? 1 : 0);
     if (state.owner[lane] != rank + 1) {
@@ -125,6 +145,7 @@ template <auto Policy, Shape S, int Limit> struct Prover {
         return FaultKind::placement;
       state.owner[lane] = rank + 1;
     }
+    if (state.reduced[lane] != 0) return FaultKind::order;
     std::size_t const c = static_cast<std::size_t>(a.stage) * stride +
                           static_cast<std::size_t>(a.microbatch * slices + a.slice);
     if (a.kind == Kind::forward) {
@@ -190,8 +211,9 @@ template <auto Policy, Shape S, int Limit> struct Prover {
         --budget;
         Action const& a = row.begin[at];
         bool const pair = a.overlaps_next;
-        if (pair && (at + 1 == row.size ||
-                     (a.kind == Kind::forward) == (row.begin[at + 1].kind == Kind::forward))) {
+        if (pair &&
+            (at + 1 == row.size || !is_compute(a.kind) || !is_compute(row.begin[at + 1].kind) ||
+             (a.kind == Kind::forward) == (row.begin[at + 1].kind == Kind::forward))) {
           stop(state, FaultKind::parse, rank, at, a);
           break;
         }

@@ -10,6 +10,7 @@
 #include <stagger/schedule/interleaved.hpp>
 #include <stagger/schedule/looped_bfs.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
+#include <stagger/schedule/reductions.hpp>
 #include <stagger/schedule/seq_1f1b.hpp>
 #include <stagger/schedule/v_1f1b.hpp>
 #include <stagger/schedule/v_half.hpp>
@@ -104,5 +105,47 @@ constexpr Fault stuck{.kind = FaultKind::deadlock,
                       .action = {.kind = Kind::backward, .stage = 0, .microbatch = 0}};
 static_assert(verify(Stuck{}, Shape{2, 2}) == stuck);
 static_assert(proof<Stuck{}, Shape{2, 2}> == stuck);
+
+/// Another schedule with its gradients added up; with `slip`, one REDUCE_GRAD is out of place.
+template <auto Policy> struct Reduced {
+  using policy_tag = ScheduleTag;
+  static constexpr bool flushes = true;
+  int slip = 0;
+  [[nodiscard]] constexpr int chunks() const { return Policy.chunks(); }
+  [[nodiscard]] constexpr Table table(Shape s) const {
+    Table const whole = add_reductions(Policy.table(s));
+    Table t{.stages = whole.stages, .microbatches = whole.microbatches};
+    for (int r = 0; r < whole.ranks(); ++r) {
+      auto const row = whole.row(r);
+      std::size_t const n = row.size();
+      t.begin_row();
+      for (std::size_t i = 0; i < n; ++i) {
+        std::size_t from = i;
+        if (r == 0 && slip == 1 && i + 2 >= n) from = 2 * n - 3 - i;  // before the last backward
+        if (r == 0 && slip == 3 && i + 1 == n) continue;              // on one of two holders only
+        t.add(row[from]);
+      }
+      if (r == 0 && slip == 2) t.add(row[n - 1]);
+      if (r == 0 && slip == 5) t.add({.kind = Kind::reduce_gradient, .stage = 1});
+    }
+    return t;
+  }
+};
+template <auto Policy, int Slip> constexpr bool both(Shape s, Fault const& proven, FaultKind kind) {
+  Fault const whole = verify(Reduced<Policy>{Slip}, s);
+  return whole.kind == kind && proven.kind == kind;
+}
+static_assert(both<OneFOneB{}, 0>(shape, proof<Reduced<OneFOneB{}>{}, shape>, FaultKind::none));
+static_assert(both<OneFOneB{}, 1>(shape, proof<Reduced<OneFOneB{}>{1}, shape>, FaultKind::order));
+static_assert(both<OneFOneB{}, 2>(shape, proof<Reduced<OneFOneB{}>{2}, shape>,
+                                  FaultKind::duplicate));
+static_assert(both<OneFOneB{}, 5>(shape, proof<Reduced<OneFOneB{}>{5}, shape>,
+                                  FaultKind::placement));
+static_assert(accepted<proof<Reduced<ZeroBubbleV{}>{}, Shape{3, 5, 2}>>);
+static_assert(accepted<proof<Reduced<Chimera{}>{}, Shape{4, 4}>>);
+static_assert(accepted<proof<Reduced<DualPipe{}>{}, Shape{4, 8}>>);
+// Holders of a stage meet: a reduction that one of them leaves out holds the other up.
+static_assert(proof<Reduced<Chimera{}>{3}, Shape{4, 4}>.kind == FaultKind::deadlock &&
+              verify(Reduced<Chimera{}>{3}, Shape{4, 4}).kind == FaultKind::missing);
 
 }  // namespace

@@ -3,7 +3,9 @@
 
 #include <random>
 #include <string>
+#include <vector>
 
+#include <stagger/schedule/lower.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
 
 #include "catch.hpp"
@@ -111,6 +113,25 @@ TEST_CASE("schedule/csv: what is written is read back, sliced and with pairs", "
   odd.add({.kind = Kind::send_backward, .stage = 1, .microbatch = 0, .slice = 0});
   CHECK(write_csv(odd) == "(0F1s1;1B0s0)OVERLAP_F_B,1SEND_B0s0\n");
   CHECK(read_csv(write_csv(odd)) == odd);
+}
+
+TEST_CASE("schedule/csv: UNSHARD and RESHARD come back where they stood, lowered or not",
+          "[schedule]") {
+  std::string const text =
+      "0UNSHARD,0F0,0F1,0RESHARD,0UNSHARD,0B0,0B1,0REDUCE_GRAD,0RESHARD\n"
+      "1UNSHARD,1F0,(1F1;1B0)OVERLAP_F_B,1RESHARD,1B1\n";
+  std::vector<ShardCell> shards;
+  Table const t = read_csv(text, "table", &shards);
+  CHECK(t == read_csv(text));
+  REQUIRE(shards.size() == 6);
+  CHECK(shards[0] == ShardCell{.rank = 0, .stage = 0, .at_end = false, .before = t.row(0)[0]});
+  CHECK(shards[3] == ShardCell{.rank = 0, .stage = 0, .gathers = false});
+  CHECK(write_csv(t, shards) == text);
+  CHECK(read_csv(write_csv(t)) == t);
+  CHECK(write_csv(lower(t), shards) ==
+        "0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0RESHARD,0UNSHARD,0B0,0RECV_B1,0B1,"
+        "0REDUCE_GRAD,0RESHARD\n"
+        "1RECV_F0,1UNSHARD,1F0,1RECV_F1,(1F1;1B0)OVERLAP_F_B,1SEND_B0,1RESHARD,1B1,1SEND_B1\n");
 }
 
 TEST_CASE("schedule/csv: broken text ends in an error or a table, never otherwise", "[schedule]") {
