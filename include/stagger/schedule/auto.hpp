@@ -51,11 +51,14 @@ struct Found {
 };
 
 /// Never worse, under the same costs, than any synchronous schedule of this library on the same
-/// mapping that keeps the same limits, nor than the published zero-bubble heuristics. With one
-/// stage on each rank: the shortest of all orders for P <= 3 and M <= 4.
+/// mapping that keeps the same limits, nor than the published zero-bubble heuristics. The shortest
+/// of all orders without overlapped pairs for P <= 3 and M <= 4 with one stage on each rank; with
+/// several (looped or zigzag) for PV <= 4 and M <= 4, and for PV <= 6 and M <= 2.
 ///
-/// Microbatches stay whole, so sequence slices are not considered. Of 1F1B's warm-ups all gaps up
-/// to 200 000 / (3PM) are considered, and at least up to 4, or 2 without transfers.
+/// Microbatches stay whole: a slice has costs and memory of its own, so seq-1f1b answers another
+/// question and is not considered. Of 1F1B's warm-ups all gaps up to 200 000 / (3PM) are tried, and
+/// at least up to 4, or 2 without transfers; wider ones are left to the rules, which fill as far
+/// ahead as the limits allow.
 struct Auto {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
@@ -75,7 +78,8 @@ struct Auto {
 
   /// The table with its makespan and bound.
   /// Complexity: O(PM log P) for each of 12 to 20 rules; beyond that, for P <= 3 and M <= 4, at
-  /// most some 10^5 partial orders. With several chunks: O(PVM) for each legal group size.
+  /// most some 10^5 partial orders. With several chunks: O(PVM) for each legal group size; where
+  /// exact, up to some tenths of a second.
   [[nodiscard]] Found search(Shape shape) const {
     check(shape);
     if (shape.chunks > 1 || mapping == Mapping::bidirectional) return search_chunks(shape);
@@ -128,7 +132,9 @@ struct Auto {
       keep(detail::Rounds(shape, times, limits, rule, best.makespan_s).table());
     }
     if (!done() && shape.ranks <= 3 && shape.microbatches <= 4) {
-      Table table = detail::exact(shape, times, limits, best.makespan_s);
+      std::vector<std::size_t> owner;
+      for (std::size_t s = 0; s < times.size(); ++s) owner.push_back(s);
+      Table table = detail::exact(shape, times, owner, limits, best.makespan_s);
       if (table.stages > 0) best.table = std::move(table);
     }
     return best;
@@ -212,6 +218,14 @@ struct Auto {
         consider_rounds(shape, times, consider);
       }
       if (M % P == 0) consider(Hanayo{.waves = V / 2}.table(shape));
+    }
+    if (!two_ways && shape.stages() <= 6 && M <= (shape.stages() <= 4 ? 4 : 2) &&
+        best.makespan_s > best.lower_bound_s * (1 + 1e-12)) {
+      std::vector<std::size_t> rank_of;
+      for (int s = 0; s < shape.stages(); ++s)
+        rank_of.push_back(static_cast<std::size_t>(owner(s)));
+      Table table = detail::exact(shape, times, rank_of, limits, best.makespan_s);
+      if (table.stages > 0) best.table = std::move(table);
     }
     if (best.table.stages == 0) {
       throw Error(Errc::bad_configuration,

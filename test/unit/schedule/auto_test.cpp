@@ -107,6 +107,73 @@ TEST_CASE("schedule/Auto: no order of up to three ranks and four microbatches is
   CHECK(at_bound < all);  // so that the bound alone does not decide all of them
 }
 
+TEST_CASE("schedule/Auto: no order of small pipelines with two stages a rank is shorter",
+          "[schedule]") {
+  std::mt19937 random(11);
+  int at_bound = 0, all = 0;
+  for (auto const& [P, M, rounds] : {std::tuple{1, 3, 10},
+                                     {2, 1, 20},
+                                     {2, 2, 20},
+                                     {2, 3, 8},
+                                     {2, 4, 3},
+                                     {3, 1, 20},
+                                     {3, 2, 4}}) {
+    for (Mapping const mapping : {Mapping::looped, Mapping::zigzag}) {
+      for (int round = 0; round < rounds; ++round) {
+        Limits limits = random_limits(P, random);
+        if (limits.in_flight > 0) limits.in_flight = std::max(limits.in_flight, 2);
+        if (limits.memory > 0) limits.memory = std::max(limits.memory, 2.0);
+        Auto const policy{random_costs(2 * P, random), limits, 2, mapping};
+        std::vector<std::vector<int>> stages;
+        for (int r = 0; r < P; ++r)
+          stages.push_back({r, mapping == Mapping::zigzag ? 2 * P - 1 - r : P + r});
+        CAPTURE(P, M, static_cast<int>(mapping), round, limits.in_flight, limits.memory);
+        brute_force::Starts starts(stages, 2 * P, M, policy.costs, limits);
+        Found found;
+        try {
+          found = policy.search({P, M, 2});
+        } catch (Error const&) {
+          REQUIRE(starts.shortest(1e300) == 1e300);  // no order keeps the limits
+          continue;
+        }
+        REQUIRE_FALSE(verify(found.table, {.in_flight = limits.in_flight}));
+        REQUIRE(oracle::play(found.table, policy.costs).makespan ==
+                Approx(found.makespan_s).epsilon(1e-12));
+        REQUIRE(starts.shortest(found.makespan_s) == found.makespan_s);
+        if (M <= 2 && P < 3)  // it does find what there is to find
+          REQUIRE(starts.shortest(found.makespan_s * 1.02) == Approx(found.makespan_s));
+        if (M == 1 && P < 3)
+          REQUIRE(found.makespan_s ==
+                  Approx(brute_force::shortest(stages, 2 * P, M, policy.costs, limits)));
+        REQUIRE(found.gap() >= -1e-12);
+        at_bound += found.gap() < 1e-12 ? 1 : 0;
+        ++all;
+      }
+    }
+  }
+  CHECK(at_bound < all);  // so that the bound alone does not decide all of them
+}
+
+TEST_CASE("schedule/Auto: no wide gap of 1F1B is shorter where the table is too large to try all",
+          "[schedule]") {
+  for (double const link : {2.0, 7.0, 13.0}) {
+    for (int const limit : {0, 96}) {
+      Costs costs;
+      for (int s = 0; s < 32; ++s)
+        costs.stages.push_back({.forward_s = 0.8 + 0.05 * (s * 5 % 9),
+                                .backward_input_s = 1.8 + 0.05 * (s * 7 % 9),
+                                .backward_weight_s = 0,
+                                .transfer_s = link});
+      double const s = Auto{costs, {.in_flight = limit}}.search({32, 600}).makespan_s;
+      for (int gap = 1; gap < 32; ++gap) {
+        CAPTURE(link, limit, gap);
+        OneFOneB const policy{.warmup = static_cast<Warmup>(gap), .in_flight = limit};
+        REQUIRE(s <= evaluate(policy.table({32, 600}), costs).makespan_s * (1 + 1e-12));
+      }
+    }
+  }
+}
+
 TEST_CASE("schedule/Auto: never worse than the published zero-bubble heuristics", "[schedule]") {
   std::mt19937 random(42);
   int compared = 0, shorter = 0;

@@ -216,4 +216,116 @@ class Branches {
   double best_ = 0;
 };
 
+/// Depth first over all schedules of stages on any ranks: actions are started one after the other
+/// in order of their start, on whichever rank, and a branch is left as soon as the work left on a
+/// rank, or the way of its next microbatch to the end, is no sooner than the best known.
+class Starts {
+ public:
+  Starts(std::vector<std::vector<int>> const& stages, int S, int M, Costs costs, Limits limits)
+      : S_(static_cast<std::size_t>(S)),
+        M_(static_cast<std::size_t>(M)),
+        costs_(std::move(costs)),
+        limits_(limits),
+        owner_(S_),
+        free_(stages.size(), 0),
+        done_(S_, {0, 0, 0}),
+        end_(S_, {std::vector<double>(M_), std::vector<double>(M_), std::vector<double>(M_)}) {
+    for (std::size_t r = 0; r < stages.size(); ++r)
+      for (int const s : stages[r]) owner_[static_cast<std::size_t>(s)] = r;
+  }
+
+  /// @return the shortest makespan below `cutoff`, or `cutoff` where there is none
+  double shortest(double cutoff) {
+    best_ = cutoff;
+    go(0, 0);
+    return best_;
+  }
+
+ private:
+  double cost(std::size_t s, std::size_t k) const {
+    StageCosts const& c = costs_.of(static_cast<int>(s));
+    return k == 0 ? c.forward_s : k == 1 ? c.backward_input_s : c.backward_weight_s;
+  }
+  double link(std::size_t s) const {  // between stages s and s + 1
+    return owner_[s] == owner_[s + 1] ? 0 : costs_.of(static_cast<int>(s)).transfer_s;
+  }
+  /// From the start of one action to the end of the iteration, by its own microbatch alone.
+  double way(std::size_t s, std::size_t k) const {
+    double sum = cost(s, k);
+    if (k == 2) return sum;
+    if (k == 0) return sum + (s + 1 < S_ ? link(s) + way(s + 1, 0) : way(s, 1));
+    return sum + std::max(cost(s, 2), s > 0 ? link(s - 1) + way(s - 1, 1) : 0);
+  }
+
+  bool hopeless(double now) const {
+    double const limit = best_ * (1 - 1e-12);
+    std::vector<double> left(free_.size());
+    for (std::size_t r = 0; r < left.size(); ++r) left[r] = std::max(free_[r], now);
+    for (std::size_t s = 0; s < S_; ++s) {
+      double const begin = std::max(free_[owner_[s]], now);
+      for (std::size_t k = 0; k < 3; ++k) {
+        auto const n = static_cast<double>(M_ - done_[s][k]);
+        left[owner_[s]] += n * cost(s, k);
+        if (n > 0 && begin + (n - 1) * cost(s, k) + way(s, k) >= limit) return true;
+      }
+    }
+    return std::any_of(left.begin(), left.end(), [&](double end) { return end >= limit; });
+  }
+
+  bool room(std::size_t rank) const {
+    double held = 0, live = 0;
+    for (std::size_t s = 0; s < S_; ++s) {
+      if (owner_[s] != rank) continue;
+      auto const f = static_cast<double>(done_[s][0]), i = static_cast<double>(done_[s][1]),
+                 w = static_cast<double>(done_[s][2]);
+      held += f - i + limits_.weight_share * (i - w);
+      live += f - w;
+    }
+    return (limits_.in_flight == 0 || live + 1 <= limits_.in_flight) &&
+           (limits_.memory == 0 || held + 1 <= limits_.memory + 1e-9);
+  }
+
+  /// @param last  rank of the action started before, at `now`
+  void go(double now, std::size_t last) {
+    bool left = false;
+    for (std::size_t s = 0; s < S_; ++s) {
+      for (std::size_t k = 0; k < 3; ++k) {
+        std::size_t const m = done_[s][k];
+        left = left || m < M_;
+        if (m == M_ || (k > 0 && m == done_[s][k - 1])) continue;
+        double begin = free_[owner_[s]];
+        if (k > 0) begin = std::max(begin, end_[s][k - 1][m]);
+        if (k == 0 && s > 0) {
+          if (done_[s - 1][0] <= m) continue;
+          begin = std::max(begin, end_[s - 1][0][m] + link(s - 1));
+        }
+        if (k == 1 && s + 1 < S_) {
+          if (done_[s + 1][1] <= m) continue;
+          begin = std::max(begin, end_[s + 1][1][m] + link(s));
+        }
+        if (k == 0 && !room(owner_[s])) continue;
+        bool const in_order = begin > now || (begin == now && owner_[s] >= last) ||
+                              cost(s, k) == 0;  // what takes no time may follow at once
+        if (begin < now || !in_order) continue;
+        double const before = free_[owner_[s]];
+        free_[owner_[s]] = end_[s][k][m] = begin + cost(s, k);
+        ++done_[s][k];
+        if (!hopeless(begin)) go(begin, cost(s, k) == 0 ? 0 : owner_[s]);
+        --done_[s][k];
+        free_[owner_[s]] = before;
+      }
+    }
+    if (!left) best_ = *std::max_element(free_.begin(), free_.end());
+  }
+
+  std::size_t S_, M_;
+  Costs costs_;
+  Limits limits_;
+  std::vector<std::size_t> owner_;                       // [stages]
+  std::vector<double> free_;                             // [ranks]
+  std::vector<std::array<std::size_t, 3>> done_;         // [stages][F, I, W]
+  std::vector<std::array<std::vector<double>, 3>> end_;  // [stages][F, I, W][microbatches]
+  double best_ = 0;
+};
+
 }  // namespace brute_force

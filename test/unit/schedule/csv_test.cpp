@@ -129,9 +129,9 @@ TEST_CASE("schedule/csv: UNSHARD and RESHARD come back where they stood, lowered
   CHECK(write_csv(t, shards) == text);
   CHECK(read_csv(write_csv(t)) == t);
   CHECK(write_csv(lower(t), shards) ==
-        "0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0RESHARD,0UNSHARD,0B0,0RECV_B1,0B1,"
+        "0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0RECV_B1,0RESHARD,0UNSHARD,0B0,0B1,"
         "0REDUCE_GRAD,0RESHARD\n"
-        "1RECV_F0,1UNSHARD,1F0,1RECV_F1,(1F1;1B0)OVERLAP_F_B,1SEND_B0,1RESHARD,1B1,1SEND_B1\n");
+        "1RECV_F0,1RECV_F1,1UNSHARD,1F0,(1F1;1B0)OVERLAP_F_B,1SEND_B0,1RESHARD,1B1,1SEND_B1\n");
 }
 
 TEST_CASE("schedule/csv: broken text ends in an error or a table, never otherwise", "[schedule]") {
