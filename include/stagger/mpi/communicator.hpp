@@ -23,24 +23,26 @@ class Communicator;
 struct World;
 
 /// How a wait for other processes passes the time: it asks again at once for as long as `spin`,
-/// then lets others have the core between questions, and sleeps up to 200 µs at a time once it has
-/// waited for 20 ms.
+/// then for `yield` lets others have the core between questions, and from then on sleeps up to
+/// 200 µs at a time.
 class Waiting {
  public:
-  explicit Waiting(std::chrono::microseconds spin) noexcept : spin_(spin) {}
+  explicit Waiting(std::chrono::microseconds spin,
+                   std::chrono::microseconds yield = std::chrono::milliseconds(20)) noexcept
+      : spin_(spin), yield_(yield) {}
 
   /// @param  waited  since the wait began
   void pause(std::chrono::steady_clock::duration waited) {
     if (waited < spin_) return;
-    if (waited < spin_ + yielding) return std::this_thread::yield();
+    if (waited < spin_ + yield_) return std::this_thread::yield();
     std::this_thread::sleep_for(sleep_);
     if (sleep_ < longest) sleep_ *= 2;
   }
 
  private:
-  static constexpr std::chrono::milliseconds yielding{20};
   static constexpr std::chrono::microseconds longest{200};
   std::chrono::microseconds spin_;
+  std::chrono::microseconds yield_;
   std::chrono::microseconds sleep_{25};
 };
 

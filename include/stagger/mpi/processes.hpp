@@ -254,7 +254,7 @@ class ProcessesBackend {
 
   void work() {
     std::size_t open = ranks_.size();
-    Waiting waiting(spin_);
+    Waiting waiting = patience();
     auto idle_since = Clock::now();
     bool idle = false;
     while (!stopping() && (open != 0 || results_missing_ != 0)) {
@@ -278,10 +278,17 @@ class ProcessesBackend {
       if (!idle) {
         idle = true;
         idle_since = Clock::now();
-        waiting = Waiting(spin_);
+        waiting = patience();
       }
       waiting.pause(Clock::now() - idle_since);
     }
+  }
+
+  /// Stages take milliseconds: where there are more processes than cores, a wait leaves the core to
+  /// those that compute.
+  [[nodiscard]] Waiting patience() const {
+    using namespace std::chrono_literals;
+    return spin_ < 1ms ? Waiting(spin_, 100us) : Waiting(spin_);
   }
 
   /// A message of another process.
