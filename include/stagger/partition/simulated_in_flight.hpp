@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   How many minibatches each stage really holds, by playing the schedule on the cuts.
+/// @source J. H. Park et al., "HetPipe", USENIX ATC 2020, sections 4 and 7.
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include <stagger/core/error.hpp>
+#include <stagger/core/text.hpp>
+#include <stagger/partition/costs.hpp>
+#include <stagger/schedule/fifo.hpp>
+#include <stagger/schedule/peak_in_flight.hpp>
+
+namespace stagger::partition {
+
+/// Most minibatches between forward and backward at once, for each stage, in HetPipe's order:
+/// never more than InFlight::safe says, and often more than InFlight::balanced does.
+/// @param cuts, order    as of `judge`
+/// @param in_flight      of the whole pipeline, >= 1
+/// @param forward_share  of a stage's time that is its forward, 0 to 1
+/// @return               [stages]
+/// @throws Error         as `judge`; bad_configuration for another share
+[[nodiscard]] inline std::vector<int> simulated_in_flight(Costs const& costs,
+                                                          std::vector<int> const& cuts,
+                                                          std::span<int const> order, int in_flight,
+                                                          double forward_share = 1.0 / 3) {
+  detail::require_in_flight(in_flight);
+  if (!(forward_share >= 0 && forward_share <= 1))
+    throw Error(Errc::bad_configuration, text("a forward cannot take ", forward_share,
+                                              " of a stage's time; give a share of 0 to 1"));
+  (void)judge(costs, cuts, order);  // says what does not fit together
+  int const stages = static_cast<int>(order.size());
+  schedule::Costs seconds;
+  for (std::size_t s = 0; s < order.size(); ++s) {
+    int const first = s == 0 ? 0 : cuts[s - 1];
+    int const last = s < cuts.size() ? cuts[s] : costs.layers();
+    double const both = costs.compute_s(order[s], first, last);
+    double const transfer = s < cuts.size() ? costs.receive_s(order[s], order[s + 1], last) : 0;
+    seconds.stages.push_back({.forward_s = both * forward_share,
+                              .backward_input_s = both * (1 - forward_share),
+                              .backward_weight_s = 0,
+                              .transfer_s = transfer});
+  }
+  int const enough = 16 * std::max(stages, in_flight);  // the steady state and both ends
+  schedule::Fifo const fifo{.in_flight = in_flight, .costs = seconds};
+  return schedule::peak_in_flight(fifo.table({.ranks = stages, .microbatches = enough}));
+}
+
+/// What cuts come to, as `judge` says, with the memory of the minibatches that each stage holds.
+/// @param held  [stages] from `simulated_in_flight`
+[[nodiscard]] inline Partition judge_held(Costs const& costs, std::vector<int> const& cuts,
+                                          std::span<int const> order, std::span<int const> held,
+                                          int in_flight) {
+  Partition result = judge(costs, cuts, order, InFlight::safe, in_flight);
+  if (held.size() != order.size())
+    throw Error(Errc::bad_configuration, text(held.size(), " counts of minibatches for ",
+                                              order.size(), " stages; give one for each"));
+  for (std::size_t s = 0; s < order.size(); ++s) {
+    int const first = s == 0 ? 0 : cuts[s - 1];
+    int const last = s < cuts.size() ? cuts[s] : costs.layers();
+    result.memory_bytes[s] = detail::whole_bytes(costs.memory_bytes(
+        first, last, order.size() == 1, s + 1 == order.size(), held[s], in_flight));
+  }
+  return result;
+}
+
+}  // namespace stagger::partition
