@@ -5,9 +5,6 @@
 // and evaluate.
 
 #include <cstdio>
-#include <cstdlib>
-#include <exception>
-#include <random>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,10 +20,11 @@
 #include <stagger/schedule/verify.hpp>
 #include <stagger/schedule/zero_bubble_h1.hpp>
 
+#include "driver.hpp"
+
 namespace {
 
 namespace schedule = stagger::schedule;
-using Random = std::mt19937_64;
 
 constexpr std::string_view pieces[] = {"0",
                                        "1",
@@ -79,39 +77,7 @@ std::vector<std::string> seeds() {
   return all;
 }
 
-std::string mutated(std::string text, Random& random) {
-  auto const below = [&](std::size_t n) { return n == 0 ? 0 : random() % n; };
-  for (std::size_t left = 1 + below(4); left > 0; --left) {
-    std::size_t const at = below(text.size() + 1);
-    std::size_t const length = below(1 + std::min<std::size_t>(text.size() - at, 12));
-    switch (below(6)) {
-      case 0:
-        text.insert(at, pieces[below(std::size(pieces))]);
-        break;
-      case 1:
-        text.replace(at, length, pieces[below(std::size(pieces))]);
-        break;
-      case 2:
-        text.erase(at, length);
-        break;
-      case 3:
-        text.insert(below(text.size() + 1), text.substr(at, length));
-        break;
-      case 4:
-        if (at < text.size()) text[at] = static_cast<char>(random());
-        break;
-      default:
-        text.resize(at);
-    }
-  }
-  return text;
-}
-
-/// Ends the program with the file that showed the fault.
-[[noreturn]] void fail(char const* what, std::string const& text) {
-  std::fprintf(stderr, "csv_fuzz: %s; the file is:\n%s\n", what, text.c_str());
-  std::exit(1);
-}
+fuzz::Program const program{"csv_fuzz", pieces, seeds()};
 
 /// How far a file came: 0 refused, 1 read, 2 proven.
 int table(std::string const& text) {
@@ -119,15 +85,16 @@ int table(std::string const& text) {
   try {
     read = schedule::read_csv(text, "fuzz");
   } catch (stagger::Error const& error) {
-    if (error.code() != stagger::Errc::bad_data) fail(error.what(), text);
+    if (error.code() != stagger::Errc::bad_data) program.fail(error.what(), text);
     return 0;
   }
   schedule::Table const again =
       schedule::read_csv(schedule::write_csv(read).append(read.ranks() == 0 ? "\n" : ""));
-  if (read.ranks() > 0 && !(again == read)) fail("its own CSV reads as another table", text);
+  if (read.ranks() > 0 && !(again == read))
+    program.fail("its own CSV reads as another table", text);
   schedule::Fault fault = schedule::verify(read);
   if (schedule::message(fault).empty() == static_cast<bool>(fault))
-    fail("a fault says nothing", text);
+    program.fail("a fault says nothing", text);
   if (fault) {
     try {
       (void)schedule::lower(read);
@@ -140,8 +107,9 @@ int table(std::string const& text) {
   bool messages = false;
   for (auto const& a : read.actions) messages = messages || schedule::is_message(a.kind);
   if (!messages && schedule::verify(schedule::lower(read)))
-    fail("the lowered table is refuted", text);
-  if (!(schedule::evaluate(read).makespan_s > 0)) fail("a proven table takes no time", text);
+    program.fail("the lowered table is refuted", text);
+  if (!(schedule::evaluate(read).makespan_s > 0))
+    program.fail("a proven table takes no time", text);
   return 2;
 }
 
@@ -150,33 +118,23 @@ void costs(std::string const& text) {
     auto const read = schedule::read_costs_csv(text, "fuzz");
     schedule::require_costs(read, static_cast<int>(read.stages.size()));
   } catch (stagger::Error const& error) {
-    if (error.code() != stagger::Errc::bad_data) fail(error.what(), text);
+    if (error.code() != stagger::Errc::bad_data) program.fail(error.what(), text);
   }
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  long long const count = argc > 1 ? std::atoll(argv[1]) : 1000000;
-  unsigned long long const seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
-  if (count < 1) {
-    std::fputs("csv_fuzz: give a COUNT of 1 or more\n", stderr);
-    return 2;
-  }
-  Random random(seed);
-  auto const from = seeds();
   long long came[3] = {0, 0, 0};
-  std::string text;
-  try {
-    for (long long i = 0; i < count; ++i) {
-      text = mutated(from[random() % from.size()], random);
-      ++came[table(text)];
-      costs(text);
-    }
-  } catch (std::exception const& error) {
-    fail(error.what(), text);
-  }
-  std::printf("%lld files with seed %llu: %lld refused, %lld read, %lld proven\n", count, seed,
-              came[0], came[1], came[2]);
-  return came[0] > 0 && came[1] > 0 && (came[2] > 0 || count < 1000) ? 0 : 1;
+  return program.run(
+      argc, argv,
+      [&](std::string const& text) {
+        ++came[table(text)];
+        costs(text);
+      },
+      [&](long long count, unsigned long long seed) {
+        std::printf("%lld files with seed %llu: %lld refused, %lld read, %lld proven\n", count,
+                    seed, came[0], came[1], came[2]);
+        return came[0] > 0 && came[1] > 0 && (came[2] > 0 || count < 1000);
+      });
 }

@@ -4,10 +4,6 @@
 // else ends the program. What was read is legal and comes back from what is written.
 
 #include <cstdio>
-#include <cstdlib>
-#include <exception>
-#include <iterator>
-#include <random>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,11 +13,12 @@
 #include <stagger/json/cluster.hpp>
 #include <stagger/json/profile.hpp>
 
+#include "driver.hpp"
+
 namespace {
 
 namespace cluster = stagger::cluster;
 namespace json = stagger::json;
-using Random = std::mt19937_64;
 
 constexpr std::string_view pieces[] = {"0",
                                        "1",
@@ -92,44 +89,8 @@ std::vector<std::string> seeds() {
           ""};
 }
 
-std::string mutated(std::string text, Random& random) {
-  auto const below = [&](std::size_t n) { return n == 0 ? 0 : random() % n; };
-  for (std::size_t left = 1 + below(4); left > 0; --left) {
-    std::size_t const at = below(text.size() + 1);
-    std::size_t const length = below(1 + std::min<std::size_t>(text.size() - at, 24));
-    switch (below(6)) {
-      case 0:
-        text.insert(at, pieces[below(std::size(pieces))]);
-        break;
-      case 1:
-        text.replace(at, length, pieces[below(std::size(pieces))]);
-        break;
-      case 2:
-        text.erase(at, length);
-        break;
-      case 3:
-        text.insert(below(text.size() + 1), text.substr(at, length));
-        break;
-      case 4:
-        if (at < text.size()) text[at] = static_cast<char>(random());
-        break;
-      default:
-        if (below(8) == 0) text.resize(at);
-    }
-  }
-  return text;
-}
-
-/// Ends the program with the file that showed the fault.
-[[noreturn]] void fail(char const* what, std::string const& text) {
-  std::fprintf(stderr, "json_profile_fuzz: %s; the file is:\n%s\n", what, text.c_str());
-  std::exit(1);
-}
-
-void refused(stagger::Error const& error, std::string const& text) {
-  if (error.code() != stagger::Errc::bad_data) fail(error.what(), text);
-  if (std::string_view(error.what()).substr(0, 4) != "fuzz") fail(error.what(), text);
-}
+fuzz::Program const program{
+    .name = "json_profile_fuzz", .pieces = pieces, .seeds = seeds(), .longest = 24, .cut = 8};
 
 /// True if the file was read.
 bool profile(std::string const& text) {
@@ -137,15 +98,15 @@ bool profile(std::string const& text) {
   try {
     read = json::read_any_profile(text, "fuzz");
   } catch (stagger::Error const& error) {
-    refused(error, text);
+    program.refused(error, text);
     return false;
   }
   cluster::require_profile(read);
   // Names that are no UTF-8 change in the writing, once.
   cluster::Profile const once = json::read_profile(json::write_profile(read), "fuzz");
-  if (once.size() != read.size()) fail("layers are lost in writing", text);
+  if (once.size() != read.size()) program.fail("layers are lost in writing", text);
   if (json::read_profile(json::write_profile(once), "fuzz") != once)
-    fail("a written profile reads as another", text);
+    program.fail("a written profile reads as another", text);
   return true;
 }
 
@@ -154,38 +115,28 @@ bool devices(std::string const& text) {
   try {
     read = json::read_cluster(text, "fuzz");
   } catch (stagger::Error const& error) {
-    refused(error, text);
+    program.refused(error, text);
     return false;
   }
   cluster::require_cluster(read);
   if (json::read_cluster(json::write_cluster(read), "fuzz") != read)
-    fail("a written cluster reads as another", text);
+    program.fail("a written cluster reads as another", text);
   return true;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  long long const count = argc > 1 ? std::atoll(argv[1]) : 1000000;
-  unsigned long long const seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
-  if (count < 1) {
-    std::fputs("json_profile_fuzz: give a COUNT of 1 or more\n", stderr);
-    return 2;
-  }
-  Random random(seed);
-  auto const from = seeds();
   long long profiles = 0, clusters = 0;
-  std::string text;
-  try {
-    for (long long i = 0; i < count; ++i) {
-      text = mutated(from[random() % from.size()], random);
-      profiles += profile(text) ? 1 : 0;
-      clusters += devices(text) ? 1 : 0;
-    }
-  } catch (std::exception const& error) {
-    fail(error.what(), text);
-  }
-  std::printf("%lld files with seed %llu: %lld profiles, %lld clusters read\n", count, seed,
-              profiles, clusters);
-  return profiles > 0 && clusters > 0 && profiles + clusters < count ? 0 : 1;
+  return program.run(
+      argc, argv,
+      [&](std::string const& text) {
+        profiles += profile(text) ? 1 : 0;
+        clusters += devices(text) ? 1 : 0;
+      },
+      [&](long long count, unsigned long long seed) {
+        std::printf("%lld files with seed %llu: %lld profiles, %lld clusters read\n", count, seed,
+                    profiles, clusters);
+        return profiles > 0 && clusters > 0 && profiles + clusters < count;
+      });
 }

@@ -63,8 +63,8 @@ namespace stagger::json {
   return out + "\n}\n";
 }
 
-/// Reads a plan. Stages, microbatches and warm-up are needed; predictions may be missing, and are
-/// then 0.
+/// Reads a plan. Stages, microbatches and warm-up are needed; predictions and the batch may be
+/// missing, and are then 0.
 /// @param  source  what errors call the file
 /// @throws Error   bad_data naming file, line, field and value: stages that leave out a layer or
 ///                 use a device twice, a warm-up that rises
@@ -127,10 +127,13 @@ namespace stagger::json {
   number("alpha", plan.alpha);
   number("solve_s", plan.solve_s);
   if (plan.lower_bound_s > 0) plan.gap = plan.simulated_s / plan.lower_bound_s - 1;
-  if (file.has("candidates"))
+  if (file.has("candidates")) {
+    if (file.at("candidates").number() > 9e15)
+      file.at("candidates").refuse("; give less than 9e15");
     plan.candidates = static_cast<long long>(file.at("candidates").number());
+  }
   if (file.has("policy")) plan.policy = file.at("policy").string();
-  if (file.has("batch")) plan.batch = file.at("batch").integer(1, most);
+  if (file.has("batch")) plan.batch = file.at("batch").integer(0, most);
   if (file.has("recompute")) {
     Field const field = file.at("recompute");
     if (!field.value().is_boolean()) field.refuse("; give true or false");
