@@ -27,6 +27,21 @@ stagger::cluster::Cluster read_cluster(std::string const& name) {
   return stagger::json::read_cluster(read_file(name), source_name(name));
 }
 
+void ModelAndCluster::flags(CLI::App& app) {
+  app.add_option("--profile", profile_,
+                 "Layers, JSON or PipeDream's graph.txt; - is standard input")
+      ->type_name("FILE");
+  app.add_option("--cluster", cluster_,
+                 "Devices and links, JSON, or dapple-a:SxN | dapple-b:S | dapple-c:S | hetpipe")
+      ->type_name("FILE");
+}
+
+void ModelAndCluster::require(std::string const& command, std::string const& no_profile,
+                              std::string const& no_cluster) const {
+  if (profile_.empty()) refuse(command + " needs --profile FILE" + no_profile);
+  if (cluster_.empty()) refuse(command + " needs --cluster FILE, or " + no_cluster);
+}
+
 Layers read_layers(std::string const& path) {
   auto const profile = stagger::json::read_any_profile(read_file(path), source_name(path),
                                                        stagger::json::ProfileUse::gradients);

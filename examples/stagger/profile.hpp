@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include <stagger/cluster/cluster.hpp>
@@ -36,6 +37,25 @@ struct Layers {
 /// A cluster: one of the presets by its name, else a file.
 /// @throws stagger::Error naming file, line, field and value
 [[nodiscard]] stagger::cluster::Cluster read_cluster(std::string const& name);
+
+/// A model and what it runs on, as commands are given them: --profile and --cluster.
+class ModelAndCluster {
+ public:
+  void flags(CLI::App& app);
+
+  /// Refuses what is missing.
+  /// @param command              that needs both
+  /// @param no_profile, no_cluster  what else would do, behind "FILE"
+  void require(std::string const& command, std::string const& no_profile,
+               std::string const& no_cluster) const;
+
+  [[nodiscard]] bool has_profile() const { return !profile_.empty(); }
+  [[nodiscard]] stagger::cluster::Profile profile() const { return read_profile(profile_); }
+  [[nodiscard]] stagger::cluster::Cluster cluster() const { return read_cluster(cluster_); }
+
+ private:
+  std::string profile_{}, cluster_{};
+};
 
 /// What gradient grouping needs of a profile's layers.
 /// @throws stagger::Error naming file, line, field and value

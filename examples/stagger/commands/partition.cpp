@@ -81,12 +81,7 @@ Named devices_of(std::string const& list, Cluster const& cluster) {
 class Partition final : public Command {
  public:
   void flags(CLI::App& app) override {
-    app.add_option("--profile", profile_,
-                   "Layers, JSON or PipeDream's graph.txt; - is standard input")
-        ->type_name("FILE");
-    app.add_option("--cluster", cluster_,
-                   "Devices and links, JSON, or dapple-a:SxN | dapple-b:S | dapple-c:S | hetpipe")
-        ->type_name("FILE");
+    model_.flags(app);
     app.add_option("--devices", devices_,
                    "Kinds, or KIND@NODE, one for each stage; the i-th mention is the i-th device")
         ->type_name("NAME,...");
@@ -106,13 +101,12 @@ class Partition final : public Command {
   Answer run() override {
     bool const json = format() == "json";
     require_word("--policy", policy_, {"min-max", "pipedream", "block", "even"});
-    if (profile_.empty()) refuse("partition needs --profile FILE");
-    if (cluster_.empty()) refuse("partition needs --cluster FILE, or a preset's name");
+    model_.require("partition", "", "a preset's name");
     if (devices_.empty()) refuse("partition needs --devices NAME,NAME,...");
     require_count(in_flight_flag_, in_flight_);
     if (any_order_ && policy_ != "min-max") refuse("--any-order is for --policy min-max");
-    Profile const profile = read_profile(profile_);
-    Cluster const cluster = read_cluster(cluster_);
+    Profile const profile = model_.profile();
+    Cluster const cluster = model_.cluster();
     Named const named = devices_of(devices_, cluster);
     auto const costs = partition::costs(profile, cluster, named.ids);
     partition::Partition found;
@@ -211,7 +205,8 @@ class Partition final : public Command {
     return text;
   }
 
-  std::string profile_{}, cluster_{}, devices_{}, policy_ = "min-max";
+  ModelAndCluster model_{};
+  std::string devices_{}, policy_ = "min-max";
   int in_flight_ = 1;
   bool any_order_ = false;
   CLI::Option* in_flight_flag_{};

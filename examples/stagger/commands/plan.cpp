@@ -29,12 +29,7 @@ namespace plan = stagger::plan;
 class PlanCommand final : public Command {
  public:
   void flags(CLI::App& app) override {
-    app.add_option("--profile", profile_,
-                   "Layers, JSON or PipeDream's graph.txt; - is standard input")
-        ->type_name("FILE");
-    app.add_option("--cluster", cluster_,
-                   "Devices and links, JSON, or dapple-a:SxN | dapple-b:S | dapple-c:S | hetpipe")
-        ->type_name("FILE");
+    model_.flags(app);
     batch_flag_ =
         app.add_option("--batch", request_.batch, "Samples of an iteration")->type_name("GBS");
     microbatch_flag_ = app.add_option("--microbatch", request_.microbatch,
@@ -65,7 +60,7 @@ class PlanCommand final : public Command {
     std::string const& form = format();
     if (!paper_.empty()) {
       require_word("--paper", paper_, {"dapple", "hetpipe"});
-      if (!profile_.empty()) refuse("--paper brings its own layers; leave --profile out");
+      if (model_.has_profile()) refuse("--paper brings its own layers; leave --profile out");
       if (form == "svg") refuse("--paper has no picture; use --format text or json");
       std::string folder = profiles_;
       if (char const* set = std::getenv("STAGGER_PROFILES"); folder.empty() && set != nullptr)
@@ -77,13 +72,12 @@ class PlanCommand final : public Command {
       refuse("--profiles is for --paper; a profile of your own is --profile FILE");
     require_word("--policy", policy_,
                  {"dapple", "dapple-printed", "pipedream", "straight", "data-parallel", "auto"});
-    if (profile_.empty()) refuse("plan needs --profile FILE, or --paper dapple");
-    if (cluster_.empty()) refuse("plan needs --cluster FILE, or a preset such as dapple-a:2x8");
+    model_.require("plan", ", or --paper dapple", "a preset such as dapple-a:2x8");
     if (batch_flag_->count() == 0) refuse("plan needs --batch GBS, the samples of an iteration");
     require_count(batch_flag_, request_.batch);
     require_count(microbatch_flag_, request_.microbatch);
     request_.memory_factor = memory_factor();
-    plan::Workload const work(read_profile(profile_), read_cluster(cluster_), request_);
+    plan::Workload const work(model_.profile(), model_.cluster(), request_);
     try {
       auto const start = std::chrono::steady_clock::now();
       plan::Plan made = make(work);
@@ -120,7 +114,8 @@ class PlanCommand final : public Command {
     return value;
   }
 
-  std::string profile_{}, cluster_{}, policy_ = "dapple", memory_ = "adam", paper_{}, profiles_{};
+  ModelAndCluster model_{};
+  std::string policy_ = "dapple", memory_ = "adam", paper_{}, profiles_{};
   plan::Request request_{};
   CLI::Option *batch_flag_{}, *microbatch_flag_{};
 };
