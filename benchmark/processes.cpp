@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/engine/replicas.hpp>
 #include <stagger/mpi/processes.hpp>
 #include <stagger/mpi/session.hpp>
 

@@ -23,6 +23,7 @@
 
 #include <stagger/collective/grouped.hpp>
 #include <stagger/collective/grouping.hpp>
+#include <stagger/engine/replicas.hpp>
 #include <stagger/report/summary.hpp>
 #include <stagger/stagger.hpp>
 namespace sg = stagger;

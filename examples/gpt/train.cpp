@@ -21,6 +21,7 @@
 #include <stagger/core/file.hpp>
 #include <stagger/engine/checkpoint.hpp>
 #include <stagger/engine/planned.hpp>
+#include <stagger/engine/replicas.hpp>
 #include <stagger/json/plan.hpp>
 #include <stagger/report/format.hpp>
 #include <stagger/report/plan.hpp>

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <stagger/engine/pipeline.hpp>
+#include <stagger/engine/replicas.hpp>
 #include <stagger/host/threads.hpp>
 #include <stagger/mpi/session.hpp>
 #include <stagger/schedule/chimera.hpp>

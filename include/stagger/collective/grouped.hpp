@@ -38,6 +38,18 @@ template <GroupingPolicy G = grouping::Optimal, CollectivePolicy C = InProcess> 
   [[nodiscard]] std::vector<communicator_type> connect(int ranks) const {
     return over.connect(ranks);
   }
+
+  /// For engines: the groups of the grouping at this address.
+  [[nodiscard]] static std::vector<LayerGroup> groups_of(void const* grouping,
+                                                         Backward const& backward, CostLine line) {
+    return static_cast<G const*>(grouping)->groups(backward, line);
+  }
+  /// For engines: how many steps are to be measured.
+  [[nodiscard]] int steps_to_measure() const noexcept {
+    if constexpr (requires { G::uses_times; })
+      if (!G::uses_times) return 0;
+    return measured_steps;
+  }
 };
 
 }  // namespace stagger::collective

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include <stagger/core/error.hpp>
 #include <stagger/engine/options.hpp>
 #include <stagger/engine/program.hpp>
 #include <stagger/schedule/table.hpp>
@@ -45,6 +46,22 @@ struct GroupingChoice {
   int measured_steps = 5;        // whose medians it is given, after one that warms up
   std::int64_t renew_every = 0;  // steps after which all is measured anew; 0: never
 };
+
+/// What a collective says about gradients.
+/// @throws Error  bad_configuration for counts below 0
+template <class Collective>
+[[nodiscard]] [[gnu::cold]] GroupingChoice grouping_of(Collective const& collective) {
+  GroupingChoice choice;
+  if constexpr (requires { collective.grouping; }) {
+    if (collective.measured_steps < 0 || collective.renew_every < 0)
+      raise(Errc::bad_configuration, "gradients cannot be grouped after ",
+            collective.measured_steps, " steps and again after ", collective.renew_every,
+            "; use counts of at least 0");
+    choice = {&collective.grouping, &Collective::groups_of, collective.steps_to_measure(),
+              collective.renew_every};
+  }
+  return choice;
+}
 
 struct ReplicaOps {
   // of the layout

@@ -23,30 +23,6 @@
 
 namespace stagger::detail {
 
-/// What a collective says about gradients.
-/// @throws Error  bad_configuration for counts below 0
-template <class Collective>
-[[nodiscard]] [[gnu::cold]] GroupingChoice grouping_of(Collective const& collective) {
-  GroupingChoice choice;
-  if constexpr (requires { collective.grouping; }) {
-    using Policy = std::remove_cvref_t<decltype(collective.grouping)>;
-    if (collective.measured_steps < 0 || collective.renew_every < 0)
-      raise(Errc::bad_configuration, "gradients cannot be grouped after ",
-            collective.measured_steps, " steps and again after ", collective.renew_every,
-            "; use counts of at least 0");
-    choice.policy = &collective.grouping;
-    choice.groups = [](void const* erased, collective::Backward const& backward,
-                       collective::CostLine line) {
-      return static_cast<Policy const*>(erased)->groups(backward, line);
-    };
-    choice.measured_steps = collective.measured_steps;
-    choice.renew_every = collective.renew_every;
-    if constexpr (requires { Policy::uses_times; })
-      if (!Policy::uses_times) choice.measured_steps = 0;
-  }
-  return choice;
-}
-
 struct ReplicaSums {
   // --- layout. Two signals of each cell whose stage has several: `ready`, given by the cell's rank
   // once for each group; `summed`, given likewise by the rank beside it.

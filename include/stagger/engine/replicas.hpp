@@ -464,35 +464,9 @@ inline constexpr ReplicaOps replica_ops{&Replication::link,
                                         &Replication::require_rows,
                                         &Replication::require};
 
+template <> struct ReplicaTable<WithReplicas> {
+  static constexpr ReplicaOps const* ops = &replica_ops;
+};
+
 }  // namespace detail
-
-inline void Replicas::append(Shares const& shares) {
-  Part part;
-  part.position = static_cast<int>(counts_.size());
-  part.replicas = shares.count;
-  part.total = 0;
-  auto const own = [&](int k) {
-    return shares.of.empty() ? 1U : static_cast<std::uint64_t>(shares.of[static_cast<unsigned>(k)]);
-  };
-  for (int k = 0; k < shares.count; ++k) part.total += own(k);
-  for (int k = 0; k < shares.count; ++k) {
-    part.replica = k;
-    part.own = own(k);
-    parts_.push_back(part);
-    part.before += part.own;
-  }
-  counts_.push_back(shares.count);
-  ops_ = &detail::replica_ops;
-}
-
-inline Replicas Replicas::even(int const* counts, std::size_t positions) {
-  Replicas replicas;
-  for (std::size_t p = 0; p < positions; ++p) replicas.append(counts[p]);
-  return replicas;
-}
-
-inline Replicas::Replicas(std::initializer_list<Shares> positions) {
-  for (Shares const& shares : positions) append(shares);
-}
-
 }  // namespace stagger

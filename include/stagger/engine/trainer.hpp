@@ -15,7 +15,7 @@
 #include <stagger/core/list.hpp>
 #include <stagger/core/shape.hpp>
 #include <stagger/engine/policies.hpp>
-#include <stagger/engine/replicas.hpp>
+#include <stagger/engine/replica_ops.hpp>
 #include <stagger/engine/session.hpp>
 
 namespace stagger {

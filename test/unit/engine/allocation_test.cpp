@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstddef>
 
+#include <stagger/engine/replicas.hpp>
 #include <stagger/schedule/gpipe.hpp>
 #include <stagger/schedule/v_1f1b.hpp>
 #include <stagger/schedule/zero_bubble_h1.hpp>

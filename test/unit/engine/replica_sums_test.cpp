@@ -13,6 +13,7 @@
 
 #include <stagger/collective/grouped.hpp>
 #include <stagger/collective/grouping.hpp>
+#include <stagger/engine/replicas.hpp>
 #include <stagger/schedule/chimera.hpp>
 #include <stagger/schedule/dual_pipe.hpp>
 #include <stagger/schedule/gpipe.hpp>
