@@ -9,79 +9,46 @@
 #include <cstdio>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <utility>
 #include <vector>
 
-#include <stagger/engine/pipeline.hpp>
 #include <stagger/host/threads.hpp>
 #include <stagger/mpi/processes.hpp>
 #include <stagger/mpi/session.hpp>
 
-namespace sg = stagger;
+#include "trap_model.hpp"
 
 namespace {
 
+using namespace trap_model;
+
 constexpr double deadline_s = 2;
-bool armed = false;
-std::string what;
 
-using Numbers = std::vector<float>;
+void (*fault(std::string const& what))() {
+  if (what == "kill") return [] { static_cast<void>(raise(SIGKILL)); };
+  if (what == "hang") return [] { std::this_thread::sleep_for(std::chrono::seconds(6)); };
+  return [] { throw sg::Error(sg::Errc::bad_data, "a value is not finite"); };
+}
 
-struct Scale {
-  using Input = Numbers;
-  using Output = Numbers;
-  sg::Parameter<> factor{"factor", {0.5F}};
-  auto parameters() { return std::tie(factor); }
-  void forward(sg::Context& context, Numbers const& x, Numbers& y, sg::NothingSaved&) {
-    y = x;
-    for (float& v : y) v *= context[factor][0];
-  }
-  void backward(sg::Context& context, Numbers const& x, Numbers const& dy, Numbers& dx,
-                sg::NothingSaved&) {
-    if (armed && context.microbatch() == 2) {
-      if (what == "kill") raise(SIGKILL);
-      if (what == "hang") std::this_thread::sleep_for(std::chrono::seconds(6));
-      if (what == "throw") throw sg::Error(sg::Errc::bad_data, "a value is not finite");
-    }
-    dx = dy;
-    for (std::size_t i = 0; i < x.size(); ++i) {
-      context.gradient(factor)[0] += x[i] * dy[i];
-      dx[i] *= context[factor][0];
-    }
-  }
-};
-
-struct Sum {
-  using policy_tag = sg::LossTag;
-  using Target = float;
-  double terms(float const&) const { return 1; }
-  double value(sg::Context&, Numbers const& y, float const& target) const {
-    return static_cast<double>(y[0] - target);
-  }
-  double value_and_gradient(sg::Context& context, Numbers const& y, float const& target,
-                            double scale, Numbers& dy) const {
-    dy.assign(y.size(), static_cast<float>(scale));
-    return value(context, y, target);
-  }
-};
-
-int run() {
+int run(std::string const& what) {
   sg::mpi::Session const session;
   int process = 0;
   int processes = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &process);
   MPI_Comm_size(MPI_COMM_WORLD, &processes);
   auto const made = [&](auto device) {
-    return sg::Pipeline{std::vector<Scale>(static_cast<std::size_t>(processes))}.with(
-        Sum{}, device, sg::Options{.deadline_s = deadline_s});
+    std::vector<Scale> layers;
+    for (int l = 0; l < processes; ++l) layers.push_back(Scale{.layer = l});
+    return sg::Pipeline{std::move(layers)}.with(Sum{}, device,
+                                                sg::Options{.deadline_s = deadline_s});
   };
   auto train = made(sg::mpi::Processes{});
   auto alone = made(sg::host::Threads{1});
   sg::Batch<Numbers, float> const batch{{{1}, {2}, {3}, {4}}, {1, 2, 3, 4}};
   auto const own = static_cast<std::size_t>(process);
   for (int step = 0; step < 10; ++step) {
-    armed = step == 5 && process == 1;
+    if (step == 5 && process == 1)
+      trap = {.layer = 1, .microbatch = 2, .backward = true, .spring = fault(what)};
     auto const start = std::chrono::steady_clock::now();
     try {
       sg::run(train.step(batch));
@@ -95,7 +62,6 @@ int run() {
       std::fflush(stdout);
       return 0;
     }
-    armed = false;
     sg::run(alone.step(batch));
   }
   std::printf("rank %d saw no fault\n", process);
@@ -105,6 +71,5 @@ int run() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  what = argc > 1 ? argv[1] : "";
-  return run();
+  return run(argc > 1 ? argv[1] : "");
 }

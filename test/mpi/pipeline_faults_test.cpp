@@ -7,7 +7,6 @@
 #include <stop_token>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -16,13 +15,14 @@
 #include <stagger/mpi/session.hpp>
 
 #include "catch.hpp"
+#include "trap_model.hpp"
 
 // What goes wrong in one process is an error in all, no parameter changes, and the pipeline can be
 // used again.
 
-namespace sg = stagger;
-
 namespace {
+
+using namespace trap_model;
 
 int number_of(int (*ask)(MPI_Comm, int*)) {
   int n = 0;
@@ -31,58 +31,6 @@ int number_of(int (*ask)(MPI_Comm, int*)) {
 }
 int processes() { return number_of(&MPI_Comm_size); }
 int process() { return number_of(&MPI_Comm_rank); }
-
-/// When something happens: in the action of a microbatch at a layer.
-struct Trap {
-  int layer = -1;
-  int microbatch = 0;
-  bool backward = false;
-  void (*spring)() = nullptr;
-};
-Trap trap;
-
-void meet(sg::Context const& context, int layer, bool backward) {
-  if (trap.layer == layer && trap.backward == backward && trap.microbatch == context.microbatch())
-    trap.spring();
-}
-
-using Numbers = std::vector<float>;
-
-struct Scale {
-  using Input = Numbers;
-  using Output = Numbers;
-  int layer = 0;
-  sg::Parameter<> factor{"factor", {0.5F}};
-  auto parameters() { return std::tie(factor); }
-  void forward(sg::Context& context, Numbers const& x, Numbers& y, sg::NothingSaved&) {
-    meet(context, layer, false);
-    y = x;
-    for (float& v : y) v *= context[factor][0];
-  }
-  void backward(sg::Context& context, Numbers const& x, Numbers const& dy, Numbers& dx,
-                sg::NothingSaved&) {
-    meet(context, layer, true);
-    dx = dy;
-    for (std::size_t i = 0; i < x.size(); ++i) {
-      context.gradient(factor)[0] += x[i] * dy[i];
-      dx[i] *= context[factor][0];
-    }
-  }
-};
-
-struct Sum {
-  using policy_tag = sg::LossTag;
-  using Target = float;
-  double terms(float const&) const { return 1; }
-  double value(sg::Context&, Numbers const& y, float const& target) const {
-    return static_cast<double>(y[0] - target);
-  }
-  double value_and_gradient(sg::Context& context, Numbers const& y, float const& target,
-                            double scale, Numbers& dy) const {
-    dy.assign(y.size(), static_cast<float>(scale));
-    return value(context, y, target);
-  }
-};
 
 /// One layer and rank for each process.
 auto made(sg::Options options, float learning = 0.1F) {

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   A small model that springs a trap in one action: layers that scale, and a loss that sums.
+
+#include <cstddef>
+#include <tuple>
+#include <vector>
+
+#include <stagger/core/error.hpp>
+#include <stagger/engine/pipeline.hpp>
+
+namespace trap_model {
+
+namespace sg = stagger;
+
+/// When something happens: in the action of a microbatch at a layer.
+struct Trap {
+  int layer = -1;
+  int microbatch = 0;
+  bool backward = false;
+  void (*spring)() = nullptr;
+};
+inline Trap trap;
+
+inline void meet(sg::Context const& context, int layer, bool backward) {
+  if (trap.layer == layer && trap.backward == backward && trap.microbatch == context.microbatch())
+    trap.spring();
+}
+
+using Numbers = std::vector<float>;
+
+struct Scale {
+  using Input = Numbers;
+  using Output = Numbers;
+  int layer = 0;
+  sg::Parameter<> factor{"factor", {0.5F}};
+  auto parameters() { return std::tie(factor); }
+  void forward(sg::Context& context, Numbers const& x, Numbers& y, sg::NothingSaved&) {
+    meet(context, layer, false);
+    y = x;
+    for (float& v : y) v *= context[factor][0];
+  }
+  void backward(sg::Context& context, Numbers const& x, Numbers const& dy, Numbers& dx,
+                sg::NothingSaved&) {
+    meet(context, layer, true);
+    dx = dy;
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      context.gradient(factor)[0] += x[i] * dy[i];
+      dx[i] *= context[factor][0];
+    }
+  }
+};
+
+struct Sum {
+  using policy_tag = sg::LossTag;
+  using Target = float;
+  double terms(float const&) const { return 1; }
+  double value(sg::Context&, Numbers const& y, float const& target) const {
+    return static_cast<double>(y[0] - target);
+  }
+  double value_and_gradient(sg::Context& context, Numbers const& y, float const& target,
+                            double scale, Numbers& dy) const {
+    dy.assign(y.size(), static_cast<float>(scale));
+    return value(context, y, target);
+  }
+};
+
+}  // namespace trap_model
