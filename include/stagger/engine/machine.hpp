@@ -23,6 +23,8 @@
 
 namespace stagger {
 
+class Profiler;
+
 /// Memory of a pipeline by use, in bytes.
 struct Memory {
   std::uint64_t parameters = 0;   ///< values, gradients and optimizer state
@@ -274,6 +276,7 @@ class Machine {
   friend struct Replication;
   friend struct Cargo;
   friend struct ReplicaSums;
+  friend class stagger::Profiler;
   struct LayerStorage {
     Slots y, saved, dy;
   };

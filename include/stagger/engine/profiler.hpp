@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What a model costs layer by layer, measured on the host: the input of every planner.
+/// @file   What a model costs layer by layer, measured on the host or where a pipeline runs: the
+/// input of every planner.
 
 #include <algorithm>
 #include <chrono>
@@ -14,6 +15,7 @@
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/engine/footprint.hpp>
 #include <stagger/engine/one_device.hpp>
+#include <stagger/engine/trainer.hpp>
 
 namespace stagger {
 
@@ -54,9 +56,7 @@ class Profiler {
       OneDevice<In, Out, Optimizer, Loss>& one, In const& input,
       typename OneDevice<In, Out, Optimizer, Loss>::Target const& target) const {
     std::size_t const layers = one.layers_.size();
-    if (!options_.layer_names.empty() && options_.layer_names.size() != layers)
-      raise(Errc::bad_configuration, options_.layer_names.size(), " names were given for ", layers,
-            " layers; give one for each, or none");
+    require_names(layers);
     auto const passes = static_cast<std::size_t>(options_.repeats);
     std::vector<Passes> times(layers,
                               Passes{std::vector<double>(passes), std::vector<double>(passes),
@@ -84,23 +84,55 @@ class Profiler {
     }
     for (auto& parameters : one.parameters_) parameters.zero_gradients();
 
-    cluster::Profile profile;
-    profile.name = options_.name;
-    profile.batch = options_.samples;
-    profile.device = options_.device;
+    auto profile = timed(times, one.parameters_);
     for (std::size_t l = 0; l < layers; ++l) {
-      cluster::Layer layer;
-      layer.name = options_.layer_names.empty() ? std::to_string(l) : options_.layer_names[l];
-      layer.forward_s = median(times[l].forward);
-      double const weight_s = median(times[l].weight);
-      layer.backward_s = median(times[l].input) + weight_s;
-      if (weight_s > 0) layer.backward_weight_s = weight_s;
+      auto& layer = profile.layers[l];
       layer.activation_bytes = one.y_[l].bytes();
       layer.stash_bytes =
           (l == 0 ? byte_count(input) : one.y_[l - 1].bytes()) + one.saved_[l].bytes();
-      for (std::size_t i = 0; i < one.parameters_[l].count(); ++i)
-        layer.parameter_bytes += one.parameters_[l].value_bytes(i);
-      profile.layers.push_back(std::move(layer));
+    }
+    return profile;
+  }
+
+  /// The same by the clock of the device that runs a pipeline, a GPU for instance: from recorded
+  /// steps in which every layer is a stage. Each microbatch of each step counts as a pass. Where
+  /// the schedule does not split backward, the weight gradient's part stays unknown. Parameters
+  /// move, as in every step.
+  ///
+  /// @code
+  ///     auto train = Pipeline{Sequential{...}}.with(partition::Even{layers}, schedule::GPipe{},
+  ///                                                 device, loss, Options{.record = true});
+  ///     cluster::Profile profile = Profiler{{.device = "h200"}}.measure(train, batch);
+  /// @endcode
+  /// @throws Error  bad_configuration for a pipeline of other stages, with replicas, or one that
+  ///                does not record; whatever a step throws
+  template <class In, class Out, class Chosen>
+  [[nodiscard]] cluster::Profile measure(
+      Trainer<In, Out, Chosen>& train,
+      Batch<In, typename Trainer<In, Out, Chosen>::Target> const& batch) const {
+    auto& machine = train.machine();
+    std::size_t const layers = machine.parameters().size();
+    require_names(layers);
+    if (static_cast<std::size_t>(train.stages()) != layers || !machine.options().replicas.empty() ||
+        !machine.options().record)
+      raise(Errc::bad_configuration, "a pipeline of ", train.stages(), " stages with ", layers,
+            " layers cannot be measured layer by layer; make each layer a stage, leave "
+            "Options::replicas out, and set Options::record");
+    std::vector<Passes> times(layers);
+    for (int pass = -options_.discarded; pass < options_.repeats; ++pass) {
+      (void)run(train.step(batch));
+      if (pass < 0) continue;
+      for (auto const& row : train.timeline().rows)
+        for (schedule::Span const& span : row) times[at(span)].add(span);
+    }
+    auto profile = timed(times, machine.parameters());
+    for (std::size_t l = 0; l < layers; ++l) {
+      auto const& own = machine.storage_[l];
+      auto& layer = profile.layers[l];
+      layer.activation_bytes = l + 1 < layers ? machine.storage_[l + 1].x.largest()
+                                              : own.layers[0].y.largest();
+      layer.stash_bytes = (l == 0 ? byte_count(batch.inputs[0]) : own.x.largest()) +
+                          own.layers[0].saved.largest();
     }
     return profile;
   }
@@ -197,7 +229,45 @@ class Profiler {
   /// Seconds of each pass. A backward that does not split counts as input gradient.
   struct Passes {
     std::vector<double> forward, input, weight;
+
+    void add(schedule::Span const& span) {
+      auto& of = span.action.kind == schedule::Kind::forward           ? forward
+                 : span.action.kind == schedule::Kind::backward_weight ? weight
+                                                                       : input;
+      if (!span.repeated) of.push_back(span.end_s - span.start_s);
+    }
   };
+
+  static std::size_t at(schedule::Span const& span) {
+    return static_cast<std::size_t>(span.action.stage);
+  }
+
+  void require_names(std::size_t layers) const {
+    if (!options_.layer_names.empty() && options_.layer_names.size() != layers)
+      raise(Errc::bad_configuration, options_.layer_names.size(), " names were given for ", layers,
+            " layers; give one for each, or none");
+  }
+
+  /// A profile without the bytes of values.
+  [[nodiscard]] cluster::Profile timed(std::vector<Passes> const& times,
+                                       FixedArray<detail::LayerParameters> const& parameters) const {
+    cluster::Profile profile;
+    profile.name = options_.name;
+    profile.batch = options_.samples;
+    profile.device = options_.device;
+    for (std::size_t l = 0; l < times.size(); ++l) {
+      cluster::Layer layer;
+      layer.name = options_.layer_names.empty() ? std::to_string(l) : options_.layer_names[l];
+      layer.forward_s = median(times[l].forward);
+      double const weight_s = median(times[l].weight);
+      layer.backward_s = median(times[l].input) + weight_s;
+      if (weight_s > 0) layer.backward_weight_s = weight_s;
+      for (std::size_t i = 0; i < parameters[l].count(); ++i)
+        layer.parameter_bytes += parameters[l].value_bytes(i);
+      profile.layers.push_back(std::move(layer));
+    }
+    return profile;
+  }
 
   template <class Clock, class Run> static double seconds(Run&& run) {
     auto const begin = Clock::now();
@@ -205,7 +275,9 @@ class Profiler {
     return std::chrono::duration<double>(Clock::now() - begin).count();
   }
 
+  /// 0 of none.
   static double median(std::vector<double> values) {
+    if (values.empty()) return 0;
     auto const middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
     std::nth_element(values.begin(), middle, values.end());
     return *middle;

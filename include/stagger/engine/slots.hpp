@@ -99,6 +99,14 @@ class Slots {
     return static_cast<std::byte*>(memory_.get()) + slot * type_->stride;
   }
 
+  /// Memory held by the largest object, in bytes.
+  [[nodiscard]] std::uint64_t largest() const {
+    std::uint64_t most = 0;
+    for (std::size_t slot = 0; slot < count_; ++slot)
+      if (auto const own = type_->bytes((*this)[slot]); own > most) most = own;
+    return most;
+  }
+
   /// Memory held by all objects, in bytes.
   [[nodiscard]] std::uint64_t bytes() const {
     std::uint64_t sum = 0;

@@ -256,6 +256,7 @@ template <class In, class Out, class Chosen> class Trainer {
   [[nodiscard]] Memory memory() const { return session_->machine().memory(); }
 
  private:
+  friend class Profiler;
   struct Parts {
     typename Chosen::Schedule schedule;
     Staleness staleness;

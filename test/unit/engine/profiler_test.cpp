@@ -8,6 +8,8 @@
 #include <cstdint>
 
 #include <stagger/core/error.hpp>
+#include <stagger/schedule/gpipe.hpp>
+#include <stagger/schedule/zero_bubble_h1.hpp>
 
 #include "small_model.hpp"
 
@@ -114,6 +116,51 @@ TEST_CASE("engine/Profiler: each layer has the median of its own times", "[engin
   CHECK(at[1].forward_s == Approx(5000e-9));
   CHECK(at[1].backward_s == Approx(607e-9));  // with the loss
   CHECK_FALSE(at[1].backward_weight_s.has_value());
+}
+
+TEST_CASE("engine/Profiler: a pipeline of single layers is measured by its device's clock",
+          "[engine]") {
+  sg::schedule::Costs costs;
+  for (int l = 0; l < layers; ++l)
+    costs.stages.push_back({.forward_s = 1.0 + l,
+                            .backward_input_s = 2.0 + 3 * l,
+                            .backward_weight_s = 0.5 + 0.25 * l});
+  std::vector<int> each;
+  for (int l = 1; l < layers; ++l) each.push_back(l);
+  auto const made = [&](auto schedule, std::vector<int> cuts, bool record) {
+    return sg::Pipeline{model()}.with(sg::partition::Cuts{std::move(cuts)}, schedule, Loss{},
+                                      sg::sim::VirtualClock{.costs = costs},
+                                      sg::Options{.recompute = true, .record = record});
+  };
+  auto one = one_device();
+  Batch const batch = small_model::batch(0, 4, false);
+  sg::Profiler const profiler({.repeats = 3, .samples = 3, .device = "virtual"});
+  auto const known = profiler.measure(one, batch.inputs[0], batch.targets[0]);
+  auto whole = made(sg::schedule::GPipe{}, each, true);
+  auto split = made(sg::schedule::ZeroBubbleH1{}, each, true);
+  auto const by_whole = profiler.measure(whole, batch);
+  auto const by_split = profiler.measure(split, batch);
+  REQUIRE(by_split.size() == layers);
+  CHECK(by_split.device == "virtual");
+  for (std::size_t l = 0; l < static_cast<std::size_t>(layers); ++l) {
+    CAPTURE(l);
+    auto const& stage = costs.stages[l];
+    for (auto const* layer : {&by_whole.layers[l], &by_split.layers[l]}) {
+      CHECK(layer->forward_s == Approx(stage.forward_s));
+      CHECK(layer->backward_s == Approx(stage.backward_input_s + stage.backward_weight_s));
+      CHECK(layer->activation_bytes == known.layers[l].activation_bytes);
+      CHECK(layer->stash() == known.layers[l].stash());
+      CHECK(layer->parameter_bytes == known.layers[l].parameter_bytes);
+    }
+    CHECK_FALSE(by_whole.layers[l].backward_weight_s.has_value());
+    CHECK(by_split.layers[l].backward_weight_s.value() == Approx(stage.backward_weight_s));
+  }
+
+  costs.stages.resize(2);
+  auto halves = made(sg::schedule::GPipe{}, {3}, true);
+  CHECK_THROWS_WITH(profiler.measure(halves, batch),
+                    "a pipeline of 2 stages with 7 layers cannot be measured layer by layer; make "
+                    "each layer a stage, leave Options::replicas out, and set Options::record");
 }
 
 TEST_CASE("engine/Profiler: what cannot be measured is refused", "[engine]") {
