@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A small model that springs a trap in one action: layers that scale, and a loss that sums.
+/// @file   A small model that springs a trap in one action: layers that scale, a loss that sums.
 
 #include <cstddef>
 #include <tuple>

@@ -51,7 +51,6 @@ template <class L> [[nodiscard]] int layer_count(std::vector<L> const& run) {
 ///     auto train = Pipeline{Embed{}, Block{}, Head{}}.with(schedule::GPipe{}, host::Threads{2});
 ///
 ///     auto train = Pipeline{Sequential{Embed{}, std::vector<Block>(12), Head{}}}
-///
 ///                      .with(partition::Even{4}, loss::CrossEntropy<>{});
 /// @endcode
 ///

@@ -249,8 +249,9 @@ class Profiler {
   }
 
   /// A profile without the bytes of values.
-  [[nodiscard]] cluster::Profile timed(std::vector<Passes> const& times,
-                                       FixedArray<detail::LayerParameters> const& parameters) const {
+  [[nodiscard]] cluster::Profile timed(
+      std::vector<Passes> const& times,
+      FixedArray<detail::LayerParameters> const& parameters) const {
     cluster::Profile profile;
     profile.name = options_.name;
     profile.batch = options_.samples;

@@ -345,7 +345,6 @@ class ThreadsBackend {
   }
 
   // --- the deadline
-  // -------------------------------------------------------------------------------------------------
 
   /// Starts the thread that notices when nothing moves. It looks a few times per deadline and costs
   /// the ranks nothing.

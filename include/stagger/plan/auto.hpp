@@ -32,9 +32,9 @@ namespace stagger::plan {
 ///
 /// Candidates are the best of DAPPLE's search for each number of stages, the cuts of Block and of
 /// Even for each number of stages, data parallelism, the stages of MinMax and PipeDream, and
-/// whatever `others` says; then what lies around the best of them. Microbatches of a quarter to four times the
-/// profile's batch are tried, unless the request fixes them; they are taken to last in proportion
-/// to their samples.
+/// whatever `others` says; then what lies around the best of them. Microbatches of a quarter to
+/// four times the profile's batch are tried, unless the request fixes them; they are taken to last
+/// in proportion to their samples.
 struct Auto {
   long long budget = 600'000;      ///< closed estimates for each size of microbatch
   long long simulations = 12'000;  ///< drafts simulated around the best candidates
