@@ -85,11 +85,10 @@ struct ReplicaSums {
         part.op = in.op == Op::backward ? Op::backward_part : Op::backward_weight_part;
       part.next_version = static_cast<std::uint16_t>(groups.first + g);
       part.gives = 0;
-      if (g + 1 < groups.count) {
-        Layout::give(part, ready(layout, c));
-        rank.code.push_back(part);
-      }
-      if (g + 1 < groups.count) part.waits = 0;
+      if (g + 1 == groups.count) break;
+      Layout::give(part, ready(layout, c));
+      rank.code.push_back(part);
+      part.waits = 0;
     }
     gives.push_back(static_cast<std::uint16_t>(ready(layout, c)));
     push(rank, part, gives);
