@@ -55,7 +55,8 @@ class [[nodiscard]] InProcessOperation {
   /// stands
   void wait(double seconds) {
     auto const start = std::chrono::steady_clock::now();
-    for (Backoff backoff; !poll(); backoff.pause()) {
+    for (Backoff backoff(record_ != nullptr && record_->end->world->crowded()); !poll();
+         backoff.pause()) {
       if (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() >=
           seconds)
         expire(seconds);

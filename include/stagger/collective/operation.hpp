@@ -29,6 +29,9 @@ concept Operation = std::movable<O> && requires(O operation, double seconds) {
 /// that a rank with nothing to do leaves the core to the ranks that have.
 class Backoff {
  public:
+  /// @param crowded  more threads than cores: it leaves the core from the first time on
+  explicit Backoff(bool crowded = false) noexcept : turns_(crowded ? spins : 0) {}
+
   void pause() {
     ++turns_;
     if (turns_ < spins) return;
@@ -48,7 +51,7 @@ class Backoff {
   static constexpr int yields = 400;
   static constexpr std::chrono::microseconds shortest{25};
   static constexpr std::chrono::microseconds longest{200};
-  int turns_ = 0;
+  int turns_;
   std::chrono::microseconds sleep_ = shortest;
 };
 

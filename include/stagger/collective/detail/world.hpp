@@ -111,6 +111,7 @@ class World {
 
   explicit World(int ranks)
       : ranks_(check(ranks)),
+        crowded_(static_cast<unsigned>(ranks) > std::thread::hardware_concurrency()),
         cells_(new Cell[depth * static_cast<std::size_t>(ranks)]),
         standing_(new Standing[static_cast<std::size_t>(ranks)]),
         edges_(new std::atomic<Edge*>[2 * static_cast<std::size_t>(ranks) *
@@ -123,6 +124,8 @@ class World {
   }
 
   [[nodiscard]] int ranks() const noexcept { return ranks_; }
+  /// Whether there are more ranks than cores: who waits leaves its core at once.
+  [[nodiscard]] bool crowded() const noexcept { return crowded_; }
   [[nodiscard]] Cell& cell(std::uint64_t number, int rank) noexcept {
     return cells_[number % depth * n() + static_cast<std::size_t>(rank)];
   }
@@ -211,6 +214,7 @@ class World {
   [[nodiscard]] std::size_t n() const noexcept { return static_cast<std::size_t>(ranks_); }
 
   int ranks_;
+  bool crowded_;
   std::unique_ptr<Cell[]> cells_;
   std::unique_ptr<Standing[]> standing_;
   std::unique_ptr<std::atomic<Edge*>[]> edges_;
