@@ -120,6 +120,7 @@ struct CUstream_st {
 
 struct CUevent_st {
   std::atomic<bool> alive{true};
+  int device = 0;
   bool timed = false;
   std::mutex mutex;
   std::shared_ptr<cuda_stand_in::Moment> recorded;  // null: never

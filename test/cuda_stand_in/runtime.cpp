@@ -36,6 +36,7 @@ thread_local Capture* own_capture = nullptr;  // begun by this thread, and not r
 struct Memory {
   std::mutex mutex;
   std::map<void*, std::size_t> sizes;
+  std::map<void*, int> devices;  // of device memory
 };
 Memory& memory() {
   static Memory& all = *new Memory;  // for ever: memory may be left behind on purpose
@@ -66,7 +67,7 @@ bool forbidden_in_capture() {
   return state().global_captures.load() > 0 && interaction == cudaStreamCaptureModeGlobal;
 }
 
-cudaError_t allocate(void** pointer, std::size_t bytes) {
+cudaError_t allocate(void** pointer, std::size_t bytes, int of_device = -1) {
   auto& all = state();
   auto const now = static_cast<std::uint64_t>(
       all.bytes.fetch_add(static_cast<std::int64_t>(bytes)) + static_cast<std::int64_t>(bytes));
@@ -79,6 +80,7 @@ cudaError_t allocate(void** pointer, std::size_t bytes) {
   {
     std::lock_guard const lock(memory().mutex);
     memory().sizes[block] = bytes;
+    if (of_device >= 0) memory().devices[block] = of_device;
   }
   ++all.allocations;
   *pointer = block;
@@ -94,6 +96,7 @@ cudaError_t release(void* pointer) {
     if (found == memory().sizes.end()) return answer(cudaErrorInvalidValue);
     bytes = found->second;
     memory().sizes.erase(found);
+    memory().devices.erase(pointer);
   }
   std::memset(pointer, 0xDD, bytes);
   ::operator delete (pointer, std::align_val_t{256});
@@ -166,6 +169,18 @@ cudaError_t enqueue(cudaStream_t stream, Kind kind, Work work) {
   nodes.push_back({kind, std::move(work), stream->frontier});
   stream->frontier.assign(1, nodes.size() - 1);
   return cudaSuccess;
+}
+
+int device_of(void const* address) {
+  std::lock_guard const lock(memory().mutex);
+  auto const& all = memory().devices;
+  auto after = all.upper_bound(const_cast<void*>(address));
+  if (after == all.begin()) return -1;
+  --after;
+  auto const size = memory().sizes.at(after->first);
+  auto const* const first = static_cast<char const*>(after->first);
+  return static_cast<char const*>(address) < first + std::max<std::size_t>(size, 1) ? after->second
+                                                                                     : -1;
 }
 
 std::uint64_t calls(Call call) { return state().calls[static_cast<std::size_t>(call)]; }
@@ -430,6 +445,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   if (int const code = count(Call::event_create)) return answer(static_cast<cudaError_t>(code));
   if (state().lost != 0) return static_cast<cudaError_t>(state().lost.load());
   *event = new CUevent_st;
+  (*event)->device = device;
   (*event)->timed = (flags & cudaEventDisableTiming) == 0;
   ++state().events;
   return cudaSuccess;
@@ -447,7 +463,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   if (int const code = count(Call::event_record)) return answer(static_cast<cudaError_t>(code));
   if (state().lost != 0) return static_cast<cudaError_t>(state().lost.load());
-  if (event == nullptr || !event->alive || !alive(stream))
+  if (event == nullptr || !event->alive || !alive(stream) || event->device != stream->device)
     return answer(cudaErrorInvalidResourceHandle);
   std::lock_guard const lock(event->mutex);
   event->capture = stream->capture;
@@ -477,6 +493,7 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) 
       return answer(cudaErrorInvalidResourceHandle);
     if (!event->recorded->happened()) return cudaErrorNotReady;
   }
+  if (start->device != end->device) return answer(cudaErrorInvalidResourceHandle);
   *ms =
       std::chrono::duration<float, std::milli>(end->recorded->when - start->recorded->when).count();
   return cudaSuccess;
@@ -522,6 +539,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
 int cuda_stand_in::launch(cudaStream_t stream, std::function<void()> kernel) {
   if (int const code = count(Call::launch_kernel)) return answer(static_cast<cudaError_t>(code));
   if (state().lost != 0) return state().lost.load();
+  if (alive(stream) && stream->device != device) return answer(cudaErrorInvalidResourceHandle);
   return enqueue(stream, Kind::kernel, std::move(kernel));
 }
 
@@ -560,7 +578,7 @@ cudaError_t cudaMalloc(void** pointer, std::size_t bytes) {
   if (int const code = count(Call::malloc)) return answer(static_cast<cudaError_t>(code));
   if (state().lost != 0) return static_cast<cudaError_t>(state().lost.load());
   if (forbidden_in_capture()) return answer(cudaErrorStreamCaptureUnsupported);
-  return allocate(pointer, bytes);
+  return allocate(pointer, bytes, device);
 }
 cudaError_t cudaFree(void* pointer) { return release(pointer); }
 
@@ -599,7 +617,7 @@ cudaError_t cudaMallocFromPoolAsync(void** pointer, std::size_t bytes, cudaMemPo
     stream->capture->broken = true;
     return answer(cudaErrorStreamCaptureUnsupported);
   }
-  return allocate(pointer, bytes);
+  return allocate(pointer, bytes, pool->device);
 }
 cudaError_t cudaFreeAsync(void* pointer, cudaStream_t stream) {
   if (state().lost != 0) {

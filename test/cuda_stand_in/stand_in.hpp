@@ -51,6 +51,9 @@ enum class Call : int {
 /// made to fail as `Call::launch_kernel`. @return a cudaError_t
 [[nodiscard]] int launch(CUstream_st* stream, std::function<void()> kernel);
 
+/// The device whose memory an address is of, inside a block as well; -1: of none.
+[[nodiscard]] int device_of(void const* address);
+
 /// The `nth` call from now on (counted from 1) answers `code`: a cudaError_t, or for the last two
 /// an ncclResult_t. Once.
 void fail(Call call, int nth, int code);

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -110,6 +111,8 @@ class Machine {
       for (auto& parameters : parameters_) parameters.restore();
   }
   void gradient_norm(double norm) noexcept { gradient_norm_ = norm; }
+  /// Keeps something for as long as there are parameters.
+  void keep(std::shared_ptr<void const> thing) noexcept { kept_ = std::move(thing); }
   /// The device may still work on the parameters: their memory is never given back.
   void abandon_parameters() noexcept {
     device_memory_.release = [](ParameterMemory const&, void*) noexcept {};
@@ -180,8 +183,7 @@ class Machine {
     fate_.store(Fate::open, std::memory_order_relaxed);
     failure_ = nullptr;
     gradient_norm_ = 0;
-    if (std::exchange(shown_, false))
-      for (auto& parameters : parameters_) parameters.take_back();
+    if (std::exchange(shown_, false)) take_back();
     if (program_->training && !program_->flushes)
       for (auto& parameters : parameters_) parameters.save();
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
@@ -275,6 +277,7 @@ class Machine {
  private:
   friend struct Replication;
   friend struct Cargo;
+  friend struct Islands;
   friend struct ReplicaSums;
   friend class stagger::Profiler;
   struct LayerStorage {
@@ -394,6 +397,15 @@ class Machine {
     return duties_.front();
   }
 
+  /// What the caller may have written into a copy.
+  [[gnu::cold]] void take_back() {
+    for (auto& parameters : parameters_) parameters.take_back();
+    for (std::size_t s = 0; s < storage_.size(); ++s)
+      for (auto* owner = storage_[s].next.get(); owner != nullptr; owner = owner->next.get())
+        for (std::size_t i = 0; i < owner->shares.size(); ++i)
+          owner->shares[i].take_values(parameters_[first_layer_[s] + i]);
+  }
+
   [[gnu::cold]] void zero_gradients() noexcept {
     for (auto& parameters : parameters_) parameters.zero_gradients();
     for (auto& first : storage_)
@@ -442,6 +454,7 @@ class Machine {
     for (auto* const share : duties.clear) share->zero();
   }
 
+  std::shared_ptr<void const> kept_;
   ParameterMemory device_memory_;
   ParameterMemory const* memory_;  // null: parameters lie on the host
   List<Layer> layers_;

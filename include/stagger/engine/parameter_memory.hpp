@@ -58,6 +58,24 @@ class ParameterBlock {
     size_ = bytes;
   }
 
+  /// Moves the contents to another memory; neither is the host's own.
+  [[gnu::cold]] [[gnu::noinline]] void move_to(ParameterMemory const* memory) {
+    if (memory == memory_) return;
+    ParameterBlock there;
+    there.make(memory, size_);
+    there.take_from(*this);
+    *this = std::move(there);
+  }
+
+  /// Copies the contents of another, of any memory but the host's own, by way of the host.
+  [[gnu::cold]] [[gnu::noinline]] void take_from(ParameterBlock const& other) {
+    if (size_ == 0) return;
+    ParameterBlock host;
+    host.make(nullptr, size_);
+    other.memory_->download(*other.memory_, host.data_, other.data_, size_);
+    memory_->upload(*memory_, data_, host.data_, size_);
+  }
+
   /// Takes over the contents of another, of the same memory.
   [[gnu::cold]] [[gnu::noinline]] void copy_from(ParameterBlock const& other) {
     if (size_ != other.size_) make(other.memory_, other.size_);

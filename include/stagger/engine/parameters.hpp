@@ -95,6 +95,18 @@ class LayerParameters {
     }
   }
 
+  /// Moves all of it to another memory, between steps; so no step is under way, and none of the
+  /// memories is the host's own.
+  [[gnu::cold]] void move_to(ParameterMemory const* memory) {
+    for (auto& values : values_) values.move_to(memory);
+    for (auto* const block : {&gradients_, &state_[0], &state_[1], &saved_values_, &saved_state_[0],
+                              &saved_state_[1]})
+      block->move_to(memory);
+    memory_ = memory;
+    views_.clear();
+    for (std::size_t v = 0; v < values_.size(); ++v) add_views(v);
+  }
+
   /// What a context shows to the layer, [versions][parameters].
   [[nodiscard]] ParameterView const* views() const noexcept { return views_.data(); }
 
@@ -130,11 +142,48 @@ class LayerParameters {
     [[nodiscard]] std::uint64_t bytes() const noexcept { return gradients_.size(); }
     void zero() noexcept { gradients_.zero(); }
 
+    // Of an owner whose memory is not that of the first one's.
+
+    /// Moves it, between steps. Apart from the first owner it gets values of its own, and the first
+    /// owner a place where its gradients arrive.
+    [[gnu::cold]] void move_to(LayerParameters const& parameters, ParameterMemory const* memory) {
+      bool const apart = memory != parameters.memory_;
+      gradients_.move_to(memory);
+      values_.make(memory, apart ? gradients_.size() : 0);
+      received_.make(parameters.memory_, apart ? gradients_.size() : 0);
+      for (std::size_t i = 0; i < views_.size(); ++i) {
+        auto* const values = apart ? values_.data() : parameters.values_[0].data();
+        views_[i].value = values + parameters.offsets_[i];
+        views_[i].gradient = gradients_.data() + parameters.offsets_[i];
+      }
+      take_values(parameters);
+    }
+    /// Brings its own values up to date, if it has any.
+    [[gnu::cold]] void take_values(LayerParameters const& parameters) {
+      values_.take_from(parameters.values_[0]);
+    }
+    [[nodiscard]] std::span<std::byte> gradients() const noexcept {
+      return {gradients_.data(), gradients_.size()};
+    }
+    /// Where its gradients arrive, in the memory of the first owner.
+    [[nodiscard]] std::span<std::byte> received() const noexcept {
+      return {received_.data(), received_.size()};
+    }
+    [[nodiscard]] std::span<std::byte> values() const noexcept {
+      return {values_.data(), values_.size()};
+    }
+
    private:
     friend LayerParameters;
     List<ParameterView> views_;  // [parameters]
     ParameterBlock gradients_;
+    ParameterBlock values_, received_;  // of an owner apart
   };
+
+  /// The lasting values, where they lie.
+  [[nodiscard]] std::span<std::byte> values() const noexcept {
+    return {values_[0].data(), values_[0].size()};
+  }
 
   /// Part `part` of `parts`. It depends on the layer alone, not on what it is grouped with.
   [[nodiscard]] ByteRange part(std::size_t part, std::size_t parts) const noexcept {
@@ -146,7 +195,9 @@ class LayerParameters {
   void add(Share const& share, ByteRange range = {}) {
     for (std::size_t i = 0; i < count(); ++i) {
       if (memory_ != nullptr)
-        memory_->add(*memory_, declarations_[i].type, views_[i].gradient, share.views_[i].gradient,
+        memory_->add(*memory_, declarations_[i].type, views_[i].gradient,
+                     share.received_.size() != 0 ? share.received_.data() + offsets_[i]
+                                                 : share.views_[i].gradient,
                      views_[i].size);
       else if (declarations_[i].type == ElementType::f32)
         add_gradient<float>(views_[i], share.views_[i], elements<float>(i, range));

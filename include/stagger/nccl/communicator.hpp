@@ -168,6 +168,7 @@ class Communicator {
   /// what is to be captured into a graph must have been connected before. Both ends of an edge name
   /// each other.
   Operation connect(std::span<int const> peers) {
+    cuda::check(cudaSetDevice(need().device), "select a GPU");
     if (warm_.size() < 2 * peers.size()) warm_.resize({2 * peers.size()});
     Group all = group();
     Operation last = joined();
@@ -182,9 +183,19 @@ class Communicator {
   /// none.
   /// @param part  on the same stream; usable when the operation is done
   Operation split(int colour, int key, Communicator& part) {
+    return split(colour, key, part, need().stream);
+  }
+  /// The same, on a stream of its own, which stays as long as the part.
+  Operation split(int colour, int key, Communicator& part, cuda::Stream const& stream) {
+    return split(colour, key, part, stream.get());
+  }
+
+ private:
+  Operation split(int colour, int key, Communicator& part, cudaStream_t stream) {
     auto made = std::make_shared<detail::State>();
     made->device = need().device;
-    made->stream = state_->stream;
+    made->stream = stream;
+    cuda::check(cudaSetDevice(made->device), "select a GPU");
     made->events.reserve(detail::State::events_kept);
     part = Communicator();
     if (colour >= 0) {
@@ -197,6 +208,7 @@ class Communicator {
     return operation;
   }
 
+ public:
   /// Ends the communicator together with all other ranks; then it may be dropped without an abort.
   Operation finalize() {
     std::vector<detail::Call> none;

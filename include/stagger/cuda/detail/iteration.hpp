@@ -79,6 +79,17 @@ class Iteration {
     machine.gradient_norm(scale.norm);
   }
 
+  /// What came back: of each microbatch whose loss a kernel of this device has computed, else 0.
+  /// Null: of none.
+  [[nodiscard]] double const* losses() const noexcept {
+    return loss_on_device_ ? reinterpret_cast<double const*>(host_.data() + losses_) : nullptr;
+  }
+  [[nodiscard]] double gradient_norm() const noexcept {
+    GradientScale scale;
+    std::memcpy(&scale, host_.data() + scales_, sizeof scale);
+    return scale.norm;
+  }
+
   /// What CUDA refused after the step was decided.
   [[nodiscard]] cudaError_t refused() const noexcept { return refused_; }
 

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The GPUs of one process that play a pipeline, and the channels between them and those of
+/// other processes.
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <stagger/cuda/detail/iteration.hpp>
+#include <stagger/cuda/detail/timeline.hpp>
+#include <stagger/cuda/memory.hpp>
+#include <stagger/nccl/communicator.hpp>
+
+namespace stagger::nccl::detail {
+
+/// One GPU of this process.
+struct Gpu {
+  Gpu(int index, int at) : place(at), device(index), pool(std::make_shared<cuda::Pool>()) {}
+
+  int place;
+  Device device;  // first: it selects the GPU for all below
+  std::shared_ptr<cuda::Pool> pool;
+  cuda::Stream home{cuda::Priority::message};  // an iteration begins and ends there
+  Communicator world;                          // on `home`
+  cuda::EventTable events;
+  cuda::detail::Iteration iteration;
+  cuda::detail::Timeline timeline;
+  cuda::Tensor<double> sums;  // [parameters] of squares
+};
+
+/// One end of a channel: a communicator of two, rank 0 gives and rank 1 takes.
+struct ChannelEnd {
+  explicit ChannelEnd(std::size_t of) : gpu(of) {}
+  std::size_t gpu;
+  cuda::Stream stream{cuda::Priority::message};
+  Communicator pair;
+  Operation last;
+};
+
+/// Waits for several operations, polling each: none may wait for its turn while it is another that
+/// gets on.
+/// @throws Error  as Operation::wait
+inline void wait_for_all(std::span<Operation> operations, double seconds) {
+  auto const start = std::chrono::steady_clock::now();
+  for (collective::Backoff backoff;; backoff.pause()) {
+    Operation* open = nullptr;
+    for (auto& operation : operations)
+      if (!operation.poll()) open = &operation;
+    if (open == nullptr) return;
+    if (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() >= seconds)
+      open->expire(seconds);
+  }
+}
+
+/// What a pipeline has of NCCL.
+class Fleet {
+ public:
+  struct Channel {
+    std::pair<int, int> places;  // from, to
+    std::unique_ptr<ChannelEnd> giver;
+    std::unique_ptr<ChannelEnd> taker;  // null: in another process
+  };
+
+  /// Meets the other GPUs.
+  /// @param devices  [GPUs of this process], which are the places from `first` on
+  /// @throws Error   deadline for those that do not come
+  Fleet(std::span<int const> devices, int first, int places, Invitation const& invitation,
+        double meet_s)
+      : meet_s_(meet_s) {
+    std::vector<Operation> joins;
+    for (std::size_t g = 0; g < devices.size(); ++g) {
+      int const place = first + static_cast<int>(g);
+      gpus_.push_back(std::make_unique<Gpu>(devices[g], place));
+      Gpu& gpu = *gpus_.back();
+      gpu.world = Communicator(gpu.device, invitation, places, place, gpu.home);
+      joins.push_back(gpu.world.joined());
+    }
+    wait_for_all(joins, meet_s);
+  }
+  Fleet(Fleet const&) = delete;
+  Fleet& operator=(Fleet const&) = delete;
+
+  [[nodiscard]] std::size_t size() const noexcept { return gpus_.size(); }
+  [[nodiscard]] Gpu& operator[](std::size_t gpu) const noexcept { return *gpus_[gpu]; }
+  /// The GPU of this process at a place; size(): none.
+  [[nodiscard]] std::size_t at(int place) const noexcept {
+    int const gpu = place - gpus_.front()->place;
+    return gpu >= 0 && gpu < static_cast<int>(size()) ? static_cast<std::size_t>(gpu) : size();
+  }
+
+  /// Makes those channels that are not there yet, together with all other processes, and the
+  /// connections behind them, so that the first message allocates nothing.
+  /// @return for each pair of places, the number of its channel
+  [[gnu::cold]] std::vector<std::size_t> connect(std::span<std::pair<int, int> const> wanted) {
+    std::vector<std::size_t> numbers;
+    std::size_t const before = channels_.size();
+    for (auto const& places : wanted) {
+      std::size_t number = 0;
+      while (number < channels_.size() && channels_[number].places != places) ++number;
+      if (number == channels_.size()) channels_.push_back({places, nullptr, nullptr});
+      numbers.push_back(number);
+    }
+    for (std::size_t open = before; open < channels_.size();) open = split_off(open);
+    std::vector<Operation> operations;
+    int peers[2] = {1, 0};
+    for (std::size_t c = before; c < channels_.size(); ++c)
+      for (auto* const end : {channels_[c].giver.get(), channels_[c].taker.get()})
+        if (end != nullptr) {
+          select(end->gpu);
+          operations.push_back(end->last = end->pair.connect({&peers[end->pair.rank()], 1}));
+        }
+    wait_for_all(operations, meet_s_);
+    return numbers;
+  }
+
+  [[nodiscard]] Channel& channel(std::size_t number) noexcept { return channels_[number]; }
+  [[nodiscard]] std::vector<Channel>& channels() noexcept { return channels_; }
+
+  void select(std::size_t gpu) const {
+    cuda::check(cudaSetDevice(gpus_[gpu]->device.index()), "select a GPU");
+  }
+
+  /// Looks for what NCCL has to say of messages under way.
+  /// @throws Error  the first error of any communicator
+  void look() {
+    for (auto& channel : channels_)
+      for (auto* const end : {channel.giver.get(), channel.taker.get()})
+        if (end != nullptr) static_cast<void>(end->last.poll());
+    for (auto& operation : worldwide) static_cast<void>(operation.poll());
+  }
+
+  /// Ends all communicators. Does not block.
+  void abort(char const* reason) noexcept {
+    try {
+      for (auto& channel : channels_)
+        for (auto* const end : {channel.giver.get(), channel.taker.get()})
+          if (end != nullptr) end->pair.abort(reason);
+      for (auto& gpu : gpus_) gpu->world.abort(reason);
+    } catch (...) {  // no memory for the reason: they end with the fleet
+    }
+  }
+
+  std::vector<Operation> worldwide;  // [GPUs] the last operation among all
+
+ private:
+  /// Splits as many channels off as do not share a place. @return the next one
+  [[gnu::cold]] std::size_t split_off(std::size_t first) {
+    std::vector<int> channel_of(static_cast<std::size_t>(gpus_.front()->world.size()), -1);
+    std::size_t last = first;
+    for (; last < channels_.size(); ++last) {
+      auto& from = channel_of[static_cast<std::size_t>(channels_[last].places.first)];
+      auto& to = channel_of[static_cast<std::size_t>(channels_[last].places.second)];
+      if (from >= 0 || to >= 0) break;
+      from = to = static_cast<int>(last);
+    }
+    std::vector<Operation> operations;
+    for (std::size_t g = 0; g < gpus_.size(); ++g) {
+      Gpu& gpu = *gpus_[g];
+      int const number = channel_of[static_cast<std::size_t>(gpu.place)];
+      select(g);
+      if (number < 0) {
+        Communicator none;
+        operations.push_back(gpu.world.split(-1, 0, none));
+        continue;
+      }
+      auto& channel = channels_[static_cast<std::size_t>(number)];
+      bool const gives = channel.places.first == gpu.place;
+      auto& end = gives ? channel.giver : channel.taker;
+      end = std::make_unique<ChannelEnd>(g);
+      operations.push_back(gpu.world.split(number, gives ? 0 : 1, end->pair, end->stream));
+    }
+    wait_for_all(operations, meet_s_);
+    return last;
+  }
+
+  double meet_s_;
+  std::vector<std::unique_ptr<Gpu>> gpus_;
+  std::vector<Channel> channels_;
+};
+
+}  // namespace stagger::nccl::detail

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What goes from place to place in a program, and one order for all of it.
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include <stagger/engine/program.hpp>
+
+namespace stagger::nccl::detail {
+
+/// The values of one edge in one direction, between two places.
+struct Lane {
+  std::size_t cell = 0;  // behind which the edge is
+  bool forward = true;
+  std::size_t giver = 0;  // ranks
+  std::size_t taker = 0;
+  std::size_t channel = 0;
+  std::size_t slots = 0;
+  std::size_t first_event = 0;  // of both ends' tables: slot is read, slot may be written
+};
+
+/// The gradients of one owner of a stage on their way to the first, and the values back.
+struct Share {
+  std::size_t cell = 0;   // of the owner
+  std::size_t giver = 0;  // ranks: the owner's and the first one's
+  std::size_t taker = 0;
+  std::size_t channel = 0;  // from giver to taker
+  std::size_t back = 0;     // from taker to giver
+  std::size_t event = 0;    // of both ends' tables: gradients are read, have arrived
+};
+
+/// One instruction of one rank.
+struct Turn {
+  std::uint32_t rank = 0;
+  std::uint32_t index = 0;
+};
+
+/// Where one process meets another, or one GPU another: `channels`, from place to place. In the
+/// order of `turns` every instruction stands behind all that it waits for; a message stands right
+/// behind the instruction that makes it. So if each place issues what it takes part in by that
+/// order, whatever is not done waits only for what stands before it, and there is no deadlock, even
+/// if every message holds up the next one of its channel until both ends have come to it.
+///
+/// Ranks take turns as if every instruction took the same time.
+class Routes {
+ public:
+  static constexpr std::uint32_t none = 0xffffffffU;
+
+  Routes() = default;
+  /// @param place  [ranks]
+  [[gnu::cold]] Routes(Program const& program, std::vector<int> const& place) : place_(place) {
+    put_in_order(program);
+    lane_of_.assign(program.signals.size(), none);
+    into_.assign(program.cells.size(), none);
+    back_to_ = into_;
+    for (std::size_t c = 0; c < program.cells.size(); ++c) {
+      if (program.cells[c].after == Cell::none) continue;
+      auto const d = static_cast<std::size_t>(program.cells[c].after);
+      add_lane(program, c, true, c, d, program.cells[d].x_slots);
+      if (program.training) add_lane(program, c, false, d, c, program.cells[c].dy_slots);
+    }
+    if (program.training && program.flushes) add_shares(program);
+    find_ends(program);
+  }
+
+  [[nodiscard]] std::vector<Turn> const& turns() const noexcept { return turns_; }
+  [[nodiscard]] std::vector<Lane> const& lanes() const noexcept { return lanes_; }
+  [[nodiscard]] std::vector<Share> const& shares() const noexcept { return shares_; }
+  /// Pairs of places: from, to.
+  [[nodiscard]] std::vector<std::pair<int, int>> const& channels() const noexcept {
+    return channels_;
+  }
+  /// The lane whose messages a signal announces; none: it announces none, or within a place.
+  [[nodiscard]] std::uint32_t lane_of(std::size_t signal) const noexcept {
+    return lane_of_[signal];
+  }
+  /// How many events lanes and shares need in the table of each place.
+  [[nodiscard]] std::size_t events() const noexcept { return events_; }
+  /// Lanes into, and out of, a cell whose slots an action frees.
+  [[nodiscard]] std::uint32_t lane_into(std::size_t cell) const noexcept { return into_[cell]; }
+  [[nodiscard]] std::uint32_t lane_back_to(std::size_t cell) const noexcept {
+    return back_to_[cell];
+  }
+  /// Whether an instruction is the last of its microbatch at its cell.
+  [[nodiscard]] bool ends_flight(std::size_t rank, std::size_t index) const noexcept {
+    return ends_[rank][index];
+  }
+
+ private:
+  [[nodiscard]] bool apart(Program const& program, std::size_t c, std::size_t d) const {
+    return place_[static_cast<std::size_t>(program.cells[c].rank)] !=
+           place_[static_cast<std::size_t>(program.cells[d].rank)];
+  }
+
+  std::size_t channel(std::size_t giver, std::size_t taker) {
+    std::pair<int, int> const ends(place_[giver], place_[taker]);
+    for (std::size_t i = 0; i < channels_.size(); ++i)
+      if (channels_[i] == ends) return i;
+    channels_.push_back(ends);
+    return channels_.size() - 1;
+  }
+
+  void add_lane(Program const& program, std::size_t edge, bool forward, std::size_t from,
+                std::size_t to, std::size_t slots) {
+    if (!apart(program, from, to)) return;
+    auto const number = static_cast<std::uint32_t>(lanes_.size());
+    auto const rank = [&](std::size_t c) {
+      return static_cast<std::size_t>(program.cells[c].rank);
+    };
+    Lane lane{edge, forward, rank(from), rank(to), channel(rank(from), rank(to)), slots, events_};
+    lanes_.push_back(lane);
+    events_ += slots;
+    lane_of_[4 * edge + (forward ? 0 : 2)] = number;
+    (forward ? into_[to] : back_to_[to]) = number;
+  }
+
+  void add_shares(Program const& program) {
+    for (std::size_t c = 0, first = 0; c < program.cells.size(); ++c) {
+      if (program.cells[c].stage != program.cells[first].stage) first = c;
+      if (c == first || !apart(program, c, first)) continue;
+      auto const giver = static_cast<std::size_t>(program.cells[c].rank);
+      auto const taker = static_cast<std::size_t>(program.cells[first].rank);
+      shares_.push_back({c, giver, taker, channel(giver, taker), channel(taker, giver), events_++});
+    }
+  }
+
+  [[gnu::cold]] void put_in_order(Program const& program) {
+    struct At {
+      std::uint32_t index = 0;
+      std::size_t wait = 0;
+    };
+    std::vector<At> at(program.ranks.size());
+    std::vector<std::uint32_t> given(program.signals.size());
+    for (bool moved = true; moved;) {
+      moved = false;
+      auto const before = given;
+      for (std::uint32_t r = 0; r < at.size(); ++r) {
+        auto const& rank = program.ranks[r];
+        if (at[r].index == rank.code.size()) continue;
+        auto const& in = rank.code[at[r].index];
+        bool ready = true;
+        for (std::size_t w = at[r].wait; w < at[r].wait + in.waits && ready; ++w)
+          ready = before[rank.waits[w].signal] >= rank.waits[w].count;
+        if (!ready) continue;
+        moved = true;
+        turns_.push_back({r, at[r].index++});
+        at[r].wait += in.waits;
+        for (unsigned g = 0; g < in.gives; ++g) ++given[in.give[g]];
+      }
+    }
+  }
+
+  [[gnu::cold]] void find_ends(Program const& program) {
+    auto const units = static_cast<std::size_t>(program.microbatches);
+    std::vector<bool> seen(program.cells.size() * units);
+    for (auto const& rank : program.ranks) {
+      ends_.emplace_back(rank.code.size());
+      for (std::size_t i = rank.code.size(); i-- > 0;) {
+        auto const& in = rank.code[i];
+        if (in.op > Op::recompute || seen[in.cell * units + in.microbatch]) continue;
+        ends_.back()[i] = seen[in.cell * units + in.microbatch] = true;
+      }
+    }
+  }
+
+  std::vector<int> place_;  // [ranks]
+  std::vector<Turn> turns_;
+  std::vector<Lane> lanes_;
+  std::vector<Share> shares_;
+  std::vector<std::pair<int, int>> channels_;
+  std::vector<std::uint32_t> lane_of_;         // [signals]
+  std::vector<std::uint32_t> into_, back_to_;  // [cells]
+  std::vector<std::vector<bool>> ends_;        // [ranks][instructions]
+  std::size_t events_ = 0;
+};
+
+}  // namespace stagger::nccl::detail
