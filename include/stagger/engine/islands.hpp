@@ -60,14 +60,14 @@ struct Islands {
                    : machine.cells_[cell].layers.back().dy[slot];
   }
 
-  /// Moves the parameters of a cell to the memory of its rank; first owners first.
-  [[gnu::cold]] void settle(std::size_t cell, ParameterMemory const* memory) const {
-    std::size_t const first = first_owner(cell);
+  /// Moves the parameters of a cell, first owners first.
+  /// @param memory  of the cell's rank
+  /// @param home    of the stage's values, unless the cell has its own
+  [[gnu::cold]] void settle(std::size_t cell, ParameterMemory const* memory,
+                            ParameterMemory const* home) const {
     each_layer(cell, [&](std::size_t l, LayerParameters::Share* share) {
-      if (cell == first)
-        machine.parameters_[l].move_to(memory);
-      else
-        share->move_to(machine.parameters_[l], memory);
+      machine.parameters_[l].move_to(home);
+      if (share != nullptr) share->move_to(machine.parameters_[l], memory);
     });
   }
 

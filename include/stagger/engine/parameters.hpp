@@ -98,6 +98,7 @@ class LayerParameters {
   /// Moves all of it to another memory, between steps; so no step is under way, and none of the
   /// memories is the host's own.
   [[gnu::cold]] void move_to(ParameterMemory const* memory) {
+    if (memory == memory_) return;
     for (auto& values : values_) values.move_to(memory);
     for (auto* const block : {&gradients_, &state_[0], &state_[1], &saved_values_, &saved_state_[0],
                               &saved_state_[1]})

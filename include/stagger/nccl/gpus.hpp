@@ -2,12 +2,17 @@
 #pragma once
 /// @file   Device policy: the ranks of one pipeline on several GPUs, joined by NCCL.
 
+#include <algorithm>
 #include <cstddef>
+#include <memory>
 #include <numeric>
+#include <optional>
+#include <span>
 #include <vector>
 
 #include <stagger/nccl/detail/host_memory.hpp>
 #include <stagger/nccl/gpus_backend.hpp>
+#include <stagger/nccl/rendezvous.hpp>
 
 namespace stagger::nccl {
 
@@ -26,25 +31,63 @@ struct Gpus {
   using policy_tag = DeviceTag;
   using Backend = GpusBackend;
 
-  std::vector<int> devices{};  ///< GPUs of this process, none twice; empty: all
+  std::vector<int> devices{};  ///< GPUs of this process, none twice; empty: all of them, or in a
+                               ///< launched program the one of its number on the machine
   cuda::ParameterKernels const* kernels =
       nullptr;         ///< see cuda::Loopback; stays as long as the pipeline
   double meet_s = 60;  ///< for all GPUs to join, and for each new connection
+  std::optional<collective::Launch>
+      launch{};                            ///< collective::find_launch(): one GPU in each process
+  Rendezvous rendezvous{};                 ///< how the processes find each other
+  Invitation const* invitation = nullptr;  ///< instead, as over MPI: invite(rank, broadcast)
+  bool shapes_change = false;  ///< from step to step, of values that go to another process
 
   /// How many places a placement policy may spread the ranks over: GPUs. In order, GPU g of G runs
   /// the ranks from g N / G on.
   /// @throws cuda::Error  where there is none
   [[nodiscard]] int places() const {
+    if (launch) return launch->size;
     return devices.empty() ? cuda::device_count() : static_cast<int>(devices.size());
   }
 
   /// For Pipeline: the types of all layers.
   template <class Types> void meet() noexcept {
-    wires = detail::WireTypes<Types>::table;
-    wire_count = detail::WireTypes<Types>::count;
+    wires = {detail::WireTypes<Types>::table, detail::WireTypes<Types>::count, shapes_change};
   }
-  detail::WireType const* wires = nullptr;
-  std::size_t wire_count = 0;
+  detail::Wires wires{};
+
+  /// For the back end.
+  /// @throws Error  as it says
+  [[nodiscard]] [[gnu::cold]] std::shared_ptr<detail::Fleet> meet_others(int count) const {
+    if (count < places() && launch)
+      throw stagger::Error(Errc::bad_configuration,
+                           text(launch->launcher, " started ", launch->size, " processes for ",
+                                count, " ranks; start at most one for each rank"));
+    std::vector<int> own = devices;
+    if (launch) {
+      if (own.empty()) own.push_back(std::max(0, launch->local_rank));
+      own.resize(1);
+    } else if (own.empty()) {
+      own.resize(static_cast<std::size_t>(count));
+      std::iota(own.begin(), own.end(), 0);
+    } else {
+      own.resize(static_cast<std::size_t>(count));
+    }
+    for (std::size_t i = 0; i < own.size(); ++i)
+      if (std::find(own.begin(), own.begin() + static_cast<std::ptrdiff_t>(i), own[i]) !=
+          own.begin() + static_cast<std::ptrdiff_t>(i))
+        throw stagger::Error(Errc::bad_configuration,
+                             text("GPU ", own[i],
+                                  " is named twice; name each once, and let a placement put "
+                                  "several ranks on it"));
+    auto const invited = [&] {
+      if (invitation != nullptr) return *invitation;
+      if (launch) return invite(*launch, rendezvous);
+      return invite(0, [](std::span<std::byte>) {});
+    };
+    return std::make_shared<detail::Fleet>(own, launch ? launch->rank : 0, count, invited(),
+                                           meet_s);
+  }
 
   /// Where parameters wait until a program tells which GPU wants them.
   [[nodiscard]] stagger::detail::ParameterMemory parameter_memory() const noexcept {

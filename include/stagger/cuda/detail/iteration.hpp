@@ -79,14 +79,14 @@ class Iteration {
     machine.gradient_norm(scale.norm);
   }
 
-  /// What came back: of each microbatch whose loss a kernel of this device has computed, else 0.
-  /// Null: of none.
+  /// What came back, [microbatches]: losses that kernels of this device have computed, else 0.
   [[nodiscard]] double const* losses() const noexcept {
-    return loss_on_device_ ? reinterpret_cast<double const*>(host_.data() + losses_) : nullptr;
+    return reinterpret_cast<double const*>(host_.data() + losses_);
   }
-  [[nodiscard]] double gradient_norm() const noexcept {
+  [[nodiscard]] bool has_losses() const noexcept { return loss_on_device_; }
+  [[nodiscard]] double gradient_norm(std::size_t rank) const noexcept {
     GradientScale scale;
-    std::memcpy(&scale, host_.data() + scales_, sizeof scale);
+    std::memcpy(&scale, host_.data() + scales_ + rank * sizeof scale, sizeof scale);
     return scale.norm;
   }
 

@@ -6,12 +6,15 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include <stagger/core/portable.hpp>
 #include <stagger/cuda/detail/iteration.hpp>
 #include <stagger/cuda/detail/timeline.hpp>
 #include <stagger/cuda/memory.hpp>
@@ -41,6 +44,45 @@ struct ChannelEnd {
   cuda::Stream stream{cuda::Priority::message};
   Communicator pair;
   Operation last;
+  cuda::Pinned<std::byte> words;  // for what is said beside values, to another process
+  cuda::Tensor<std::byte> words_there;
+
+  static constexpr std::size_t room = 1024;
+  [[gnu::cold]] void make_room() {
+    words.resize(room);
+    words_there.resize({room});
+  }
+
+  /// Sends a few bytes, or receives as many, and waits for them. @pre  its GPU is selected
+  [[gnu::cold]] void tell(ByteWriter& bytes, bool gives, double seconds) {
+    std::uint64_t size = bytes.size();
+    if (size + sizeof size > room)
+      throw stagger::Error(Errc::bad_configuration,
+                           text("a value for another process has ", size,
+                                " bytes beside its tensors; keep them below ", room - sizeof size));
+    if (gives) {
+      std::memcpy(words.data(), &size, sizeof size);
+      std::memcpy(words.data() + sizeof size, bytes.data(), bytes.size());
+      copy(words_there.data(), words.data(), cudaMemcpyHostToDevice);
+    }
+    {
+      auto group = pair.group();
+      std::span<std::byte> const all(words_there.data(), room);
+      last = gives ? pair.send(group, all, 1) : pair.receive(group, all, 0);
+    }
+    last.wait(seconds);
+    if (gives) return;
+    copy(words.data(), words_there.data(), cudaMemcpyDeviceToHost);
+    for (collective::Backoff backoff; !stream.idle(); backoff.pause()) {
+    }
+    std::memcpy(&size, words.data(), sizeof size);
+    bytes.add(words.data() + sizeof size, std::min<std::size_t>(size, room - sizeof size));
+  }
+
+ private:
+  void copy(void* to, void const* from, cudaMemcpyKind kind) const {
+    cuda::check(cudaMemcpyAsync(to, from, room, kind, stream.get()), "copy a few words");
+  }
 };
 
 /// Waits for several operations, polling each: none may wait for its turn while it is another that
@@ -88,6 +130,10 @@ class Fleet {
 
   [[nodiscard]] std::size_t size() const noexcept { return gpus_.size(); }
   [[nodiscard]] Gpu& operator[](std::size_t gpu) const noexcept { return *gpus_[gpu]; }
+  /// Whether there is no other process.
+  [[nodiscard]] bool alone() const noexcept {
+    return gpus_.front()->world.size() == static_cast<int>(size());
+  }
   /// The GPU of this process at a place; size(): none.
   [[nodiscard]] std::size_t at(int place) const noexcept {
     int const gpu = place - gpus_.front()->place;
@@ -113,6 +159,7 @@ class Fleet {
       for (auto* const end : {channels_[c].giver.get(), channels_[c].taker.get()})
         if (end != nullptr) {
           select(end->gpu);
+          if (!alone()) end->make_room();
           operations.push_back(end->last = end->pair.connect({&peers[end->pair.rank()], 1}));
         }
     wait_for_all(operations, meet_s_);

@@ -1,0 +1,479 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The streams, events and messages of a program that is spread over GPUs.
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <stagger/core/fixed_array.hpp>
+#include <stagger/core/portable.hpp>
+#include <stagger/engine/islands.hpp>
+#include <stagger/engine/stall.hpp>
+#include <stagger/nccl/detail/fleet.hpp>
+#include <stagger/nccl/detail/routes.hpp>
+#include <stagger/nccl/wire.hpp>
+
+namespace stagger::nccl::detail {
+
+/// What travels how, between layers.
+struct Wires {
+  WireType const* table = nullptr;
+  std::size_t count = 0;
+  bool shapes_change = false;  // from step to step
+};
+
+/// Makes streams wait for each other, within a GPU by events, between two of them by messages.
+class Wiring {
+ public:
+  static constexpr auto none = static_cast<std::size_t>(-1);
+
+  Wiring(stagger::detail::Machine& machine, Wires const& wires, std::shared_ptr<Fleet> fleet)
+      : islands_{machine}, machine_(machine), wires_(wires), fleet_(std::move(fleet)) {}
+
+  /// Prepares for a program, together with the other processes.
+  /// @param place  [ranks]
+  [[gnu::cold]] void load(std::vector<int> const& place) {
+    auto const& program = machine_.program();
+    gpu_.clear();
+    for (int const p : place) gpu_.push_back(fleet_->at(p));
+    routes_ = Routes(program, place);
+    if (own_slots_.size() < program.cells.size())
+      own_slots_ = FixedArray<stagger::detail::Islands::OwnSlots>(program.cells.size());
+    for (auto const& lane : routes_.lanes()) {
+      if (!lane.forward) continue;
+      static_cast<void>(wire(lane.cell));
+      islands_.part(lane.cell, own_slots_[lane.cell]);
+    }
+    for (std::size_t r = streams_->size(); r < gpu_.size(); ++r) {
+      fleet_->select(own(r) ? gpu_[r] : 0);
+      streams_->emplace_back();
+    }
+    channel_ = fleet_->connect(routes_.channels());
+    place_events(program);
+    shapes_ = FixedArray<ByteWriter>(
+        fleet_->alone() ? 0
+                        : routes_.lanes().size() * static_cast<std::size_t>(program.microbatches));
+  }
+
+  [[nodiscard]] Routes const& routes() const noexcept { return routes_; }
+  [[nodiscard]] stagger::detail::Islands const& islands() const noexcept { return islands_; }
+  [[nodiscard]] std::size_t ranks() const noexcept { return gpu_.size(); }
+  /// Whether a rank is of this process, and on which of its GPUs it runs.
+  [[nodiscard]] bool own(std::size_t rank) const noexcept { return gpu_[rank] != fleet_->size(); }
+  [[nodiscard]] std::size_t gpu_of(std::size_t rank) const noexcept { return gpu_[rank]; }
+  [[nodiscard]] cuda::Stream const& compute(std::size_t rank) const noexcept {
+    return (*streams_)[rank];
+  }
+  /// For a device that may still work on them.
+  [[nodiscard]] std::shared_ptr<std::vector<cuda::Stream>> const& streams() const noexcept {
+    return streams_;
+  }
+  /// Whether a message may be on one side only.
+  [[nodiscard]] bool broken() const noexcept { return broken_; }
+
+  void begin_step() noexcept {
+    broken_ = false;
+    current_ = none;
+    std::fill(issued_.begin(), issued_.end(), 0);
+    std::fill(given_.begin(), given_.end(), false);
+    std::fill(freed_.begin(), freed_.end(), false);
+  }
+
+  /// Makes a GPU the thread's.
+  void use(std::size_t gpu) {
+    if (gpu == current_) return;
+    fleet_->select(gpu);
+    current_ = gpu;
+  }
+  [[nodiscard]] cuda::Place place_of(std::size_t rank) const noexcept {
+    return place_of(rank, compute(rank));
+  }
+
+  /// All streams of a GPU go on behind what its first one has been given, and that behind them.
+  void fork(std::size_t gpu) {
+    use(gpu);
+    auto& here = (*fleet_)[gpu];
+    auto& begun = here.events[made_ - 1];
+    here.home.record(begun);
+    each_stream(gpu, [&](cuda::Stream const& stream, std::size_t) { stream.wait(begun); });
+  }
+  void join(std::size_t gpu) {
+    use(gpu);
+    auto& here = (*fleet_)[gpu];
+    each_stream(gpu, [&](cuda::Stream const& stream, std::size_t fence) {
+      stream.record(here.events[fence]);
+      here.home.wait(here.events[fence]);
+    });
+  }
+
+  /// The stream of a rank waits for what an instruction needs.
+  void await(stagger::detail::RankState& rank, Instruction const& in) {
+    auto const r = static_cast<std::size_t>(rank.number);
+    std::size_t const gpu = gpu_[r];
+    use(gpu);
+    for (unsigned n = in.waits; n != 0; --n, ++rank.wait)
+      if (signal_gpu_[rank.wait->signal] == gpu)
+        compute(r).wait(event(gpu, first_event_[rank.wait->signal] + rank.wait->count - 1));
+    for (unsigned g = 0; g < in.gives; ++g) {  // what it overwrites has been sent
+      auto const number = routes_.lane_of(in.give[g]);
+      if (number == Routes::none) continue;
+      std::size_t const at = event_of(routes_.lanes()[number], in);
+      if (given_[at]) compute(r).wait(event(gpu, route_events_ + at));
+    }
+  }
+
+  /// What follows from an instruction of a rank of any process.
+  void give(std::size_t rank, std::size_t index, Instruction const& in) {
+    for (unsigned g = 0; g < in.gives; ++g) {
+      std::uint32_t const signal = in.give[g];
+      std::size_t const number = first_event_[signal] + issued_[signal]++;
+      auto const lane = routes_.lane_of(signal);
+      if (lane != Routes::none)
+        send(lane, in, number);
+      else if (own(rank))
+        compute(rank).record(event(gpu_[rank], number));
+    }
+    if (in.op == Op::hand_in) hand_in(rank);
+    if (in.op <= Op::recompute && own(rank) && routes_.ends_flight(rank, index))
+      free_slots(rank, in);
+  }
+
+  /// The stream of a rank waits for the gradients of other owners of its stages.
+  void await_gradients(std::size_t rank) {
+    for (auto const& share : routes_.shares())
+      if (share.taker == rank) compute(rank).wait(event(gpu_[rank], route_events_ + share.event));
+  }
+  /// And until its own have been sent.
+  void await_handing_in(std::size_t rank) {
+    for (auto const& share : routes_.shares())
+      if (share.giver == rank) compute(rank).wait(event(gpu_[rank], route_events_ + share.event));
+  }
+
+  /// Updated values to the other owners of a rank's stages.
+  void send_values(std::size_t rank) {
+    for (auto const& share : routes_.shares()) {
+      if (share.taker != rank || !(own(rank) || own(share.giver))) continue;
+      auto& channel = fleet_->channel(channel_[share.back]);
+      if (own(rank)) follow(rank, *channel.giver);
+      from_.clear();
+      to_.clear();
+      islands_.each_layer(share.cell, [&](std::size_t l, LayerParameters::Share* s) {
+        auto const values = islands_.parameters(l).values();
+        if (values.empty()) return;
+        from_.push_back({values.data(), values.size()});
+        auto const apart = s->values();  // none where the first owner is of another process
+        to_.push_back({apart.empty() ? values.data() : apart.data(), values.size()});
+      });
+      exchange(channel);
+    }
+  }
+
+  /// Adds up one block of each GPU, on all of them, behind what their ranks have been given; ranks
+  /// go on behind the sum.
+  /// @param block  (Gpu&) -> std::span<double>
+  template <class BlockOf> void sum_up(BlockOf block) {
+    for (std::size_t g = 0; g < fleet_->size(); ++g) join(g);
+    broken_ = true;
+    current_ = none;
+    fleet_->worldwide.clear();
+    on_streams_.clear();
+    for (std::size_t g = 0; g < fleet_->size(); ++g) {
+      auto& gpu = (*fleet_)[g];
+      fleet_->worldwide.push_back(gpu.world.all_reduce(block(gpu), collective::Reduction::sum));
+      on_streams_.push_back(fleet_->worldwide.back().on_stream());
+    }
+    wait_for_all(on_streams_, machine_.options().deadline_s);
+    broken_ = false;
+    for (std::size_t g = 0; g < fleet_->size(); ++g) fork(g);
+  }
+
+  /// @throws cuda::Error  what a device failed with
+  [[nodiscard]] bool idle() {
+    bool idle = true;
+    for (std::size_t g = 0; g < fleet_->size(); ++g) {
+      fleet_->select(g);
+      idle = (*fleet_)[g].home.idle() && idle;
+      each_stream(g,
+                  [&](cuda::Stream const& stream, std::size_t) { idle = stream.idle() && idle; });
+    }
+    current_ = none;
+    return idle;
+  }
+
+  /// How far the devices are, by the events of each rank in the order of its program: of ranks of
+  /// other processes, by what has come from them.
+  /// @param at  [ranks] instructions that are known to be done. @return a sum of all
+  [[gnu::cold]] std::uint64_t look(std::vector<std::size_t>& at) {
+    auto const& program = machine_.program();
+    std::uint64_t sum = 0;
+    std::vector<std::size_t> given(issued_.size());
+    at.assign(program.ranks.size(), 0);
+    for (std::size_t r = 0; r < program.ranks.size(); ++r) {
+      auto const& code = program.ranks[r].code;
+      bool done = true;
+      for (std::size_t i = 0; i < code.size() && done; ++i) {
+        bool seen = own(r);
+        for (unsigned g = 0; g < code[i].gives && done; ++g) {
+          std::size_t const signal = code[i].give[g];
+          std::size_t const number = given[signal]++;
+          if (signal_gpu_[signal] == fleet_->size()) continue;
+          seen = true;
+          done = number < issued_[signal] &&
+                 event(signal_gpu_[signal], first_event_[signal] + number).done();
+        }
+        if (done && seen) at[r] = i + 1;
+      }
+      sum += at[r];
+    }
+    return sum;
+  }
+
+ private:
+  using LayerParameters = stagger::detail::LayerParameters;
+  struct Block {  // of device memory
+    void* data;
+    std::size_t bytes;
+  };
+
+  [[nodiscard]] WireType const& wire(std::size_t cell) const {
+    auto const& type = islands_.type_behind(cell);
+    for (std::size_t i = 0; i < wires_.count; ++i)
+      if (wires_.table[i].type == &type && wires_.table[i].write != nullptr) return wires_.table[i];
+    int const stage = machine_.program().cells[cell].stage;
+    throw stagger::Error(
+        Errc::bad_configuration,
+        text("the value between the stages ", stage, " and ", stage + 1,
+             " cannot go to another GPU; make it a cuda::Tensor, give its type a member fields() "
+             "that returns a std::tie of such, or specialise stagger::nccl::Wire for it"));
+  }
+
+  /// Events: those of signals where the taker waits; those of lanes and shares at both ends; one
+  /// for each stream that a GPU's iteration forks to and joins.
+  [[gnu::cold]] void place_events(Program const& program) {
+    std::vector<std::size_t> used(fleet_->size() + 1);
+    std::vector<std::size_t> gives(program.signals.size());
+    for (auto const& rank : program.ranks)
+      for (auto const& in : rank.code)
+        for (unsigned g = 0; g < in.gives; ++g) ++gives[in.give[g]];
+    signal_gpu_.clear();
+    first_event_.clear();
+    issued_.assign(gives.size(), 0);
+    for (std::size_t s = 0; s < gives.size(); ++s) {
+      auto const lane = routes_.lane_of(s);
+      std::size_t const rank = lane != Routes::none
+                                   ? routes_.lanes()[lane].taker
+                                   : static_cast<std::size_t>(program.signals[s].giver);
+      signal_gpu_.push_back(gpu_[rank]);
+      first_event_.push_back(used[gpu_[rank]]);
+      used[gpu_[rank]] += gives[s];
+    }
+    route_events_ = *std::max_element(used.begin(), used.end());
+    fences_ = route_events_ + routes_.events();
+    made_ = fences_ + program.ranks.size() + 2 * fleet_->channels().size() + 1;
+    given_.assign(routes_.events(), false);
+    freed_.assign(routes_.events(), false);
+    for (std::size_t g = 0; g < fleet_->size(); ++g) {
+      fleet_->select(g);
+      (*fleet_)[g].events.reserve(made_ + program.ranks.size());
+    }
+  }
+
+  [[nodiscard]] cuda::Event& event(std::size_t gpu, std::size_t number) const noexcept {
+    return (*fleet_)[gpu].events[number];
+  }
+  [[nodiscard]] cuda::Place place_of(std::size_t rank, cuda::Stream const& stream) const noexcept {
+    auto const& gpu = (*fleet_)[gpu_[rank]];
+    return {stream.get(), &gpu.pool, &gpu.iteration.place(rank)};
+  }
+
+  /// Streams of a GPU but its first.
+  template <class Visit> void each_stream(std::size_t gpu, Visit visit) {
+    std::size_t fence = fences_;
+    for (std::size_t r = 0; r < gpu_.size(); ++r, ++fence)
+      if (gpu_[r] == gpu) visit(compute(r), fence);
+    for (auto const& channel : fleet_->channels())
+      for (auto* const end : {channel.giver.get(), channel.taker.get()}) {
+        if (end != nullptr && end->gpu == gpu) visit(end->stream, fence);
+        ++fence;
+      }
+  }
+
+  /// The number of a slot's event at either end of a lane.
+  [[nodiscard]] static std::size_t event_of(Lane const& lane, Instruction const& in) {
+    return lane.first_event + (lane.forward ? in.y : in.dx);
+  }
+
+  /// A rank has read, for the last time, what came for a microbatch.
+  void free_slots(std::size_t rank, Instruction const& in) {
+    auto const free = [&](std::uint32_t number, std::size_t slot) {
+      if (number == Routes::none) return;
+      std::size_t const at = routes_.lanes()[number].first_event + slot;
+      compute(rank).record(event(gpu_[rank], route_events_ + at));
+      freed_[at] = true;
+    };
+    free(routes_.lane_into(in.cell), in.x);
+    free(routes_.lane_back_to(in.cell), in.dy);
+  }
+
+  /// A value that an instruction has just made, to its taker's slot.
+  void send(std::uint32_t number, Instruction const& in, std::size_t arrival) {
+    Lane const& lane = routes_.lanes()[number];
+    bool const gives = own(lane.giver);
+    bool const takes = own(lane.taker);
+    if (!gives && !takes) return;
+    std::size_t const slot = lane.forward ? in.y : in.dx;
+    std::size_t const at = event_of(lane, in);
+    auto const& type = wire(lane.cell);
+    auto& channel = fleet_->channel(channel_[lane.channel]);
+    header_.clear();
+    from_.clear();
+    to_.clear();
+    if (gives) type.write(header_, islands_.given(lane.cell, lane.forward, slot));
+    if (gives != takes) tell_shape(number, in, channel);
+    if (gives) {
+      follow(lane.giver, *channel.giver);
+      collect(type, islands_.given(lane.cell, lane.forward, slot), from_);
+    }
+    if (takes) {
+      std::size_t const gpu = channel.taker->gpu;
+      use(gpu);
+      if (freed_[at]) channel.taker->stream.wait(event(gpu, route_events_ + at));
+      cuda::detail::AtPlace const here(place_of(lane.taker, channel.taker->stream));
+      ByteReader reader(header_.data(), header_.size());
+      void* const copy = islands_.taken(lane.cell, lane.forward, slot);
+      type.read(reader, copy);
+      collect(type, copy, to_);
+    }
+    exchange(channel);
+    if (gives) channel.giver->stream.record(event(channel.giver->gpu, route_events_ + at));
+    if (takes) channel.taker->stream.record(event(channel.taker->gpu, arrival));
+    given_[at] = gives;
+  }
+
+  /// All of a value but its device memory, to another process: in the first step of a program, or
+  /// in each.
+  [[gnu::cold]] void tell_shape(std::uint32_t lane, Instruction const& in,
+                                Fleet::Channel& channel) {
+    ByteWriter& known =
+        shapes_[lane * static_cast<std::size_t>(machine_.program().microbatches) + in.microbatch];
+    bool const gives = channel.giver != nullptr;
+    if (known.size() != 0 && !wires_.shapes_change) {
+      if (!gives) {
+        header_.add(known.data(), known.size());
+      } else if (known.size() != header_.size() ||
+                 std::memcmp(known.data(), header_.data(), known.size()) != 0) {
+        throw stagger::Error(
+            Errc::bad_configuration,
+            text("what ", stagger::detail::describe(in),
+                 " makes has another shape than in the first step, which another process does not "
+                 "know; use microbatches of one shape, or set Gpus::shapes_change"));
+      }
+      return;
+    }
+    broken_ = true;
+    auto& end = gives ? *channel.giver : *channel.taker;
+    use(end.gpu);
+    end.tell(header_, gives, machine_.options().deadline_s);
+    broken_ = false;
+    current_ = none;
+    known.clear();
+    known.add(header_.data(), header_.size());
+  }
+
+  /// The channel goes on behind what a rank has been given so far.
+  void follow(std::size_t rank, ChannelEnd const& end) {
+    use(end.gpu);
+    auto& made = event(end.gpu, made_ + rank);
+    compute(rank).record(made);
+    end.stream.wait(made);
+  }
+
+  static void collect(WireType const& type, void* value, std::vector<Block>& blocks) {
+    blocks.clear();
+    BlockVisit visit{&blocks, [](void* self, void* data, std::size_t bytes) {
+                       if (bytes != 0)
+                         static_cast<std::vector<Block>*>(self)->push_back({data, bytes});
+                     }};
+    type.blocks(value, visit);
+  }
+
+  /// Puts blocks `from_` to `to_` onto the streams of a channel, each side as one group.
+  void exchange(Fleet::Channel& channel) {
+    if (from_.empty() && to_.empty()) return;
+    broken_ = true;  // until both sides have theirs
+    current_ = none;
+    on_streams_.clear();
+    if (channel.giver != nullptr) {
+      auto group = channel.giver->pair.group();
+      for (auto const& block : from_)
+        channel.giver->last = channel.giver->pair.send(
+            group, std::span(static_cast<std::byte const*>(block.data), block.bytes), 1);
+    }
+    if (channel.taker != nullptr) {
+      auto group = channel.taker->pair.group();
+      for (auto const& block : to_)
+        channel.taker->last = channel.taker->pair.receive(
+            group, std::span(static_cast<std::byte*>(block.data), block.bytes), 0);
+    }
+    for (auto* const end : {channel.giver.get(), channel.taker.get()})
+      if (end != nullptr) on_streams_.push_back(end->last.on_stream());
+    wait_for_all(on_streams_, machine_.options().deadline_s);
+    broken_ = false;
+  }
+
+  /// Gradients of a stage to its first owner.
+  void hand_in(std::size_t rank) {
+    for (auto const& share : routes_.shares()) {
+      if (share.giver != rank || !(own(rank) || own(share.taker))) continue;
+      auto& channel = fleet_->channel(channel_[share.channel]);
+      if (own(rank)) follow(rank, *channel.giver);
+      from_.clear();
+      to_.clear();
+      islands_.each_layer(share.cell, [&](std::size_t, LayerParameters::Share* s) {
+        if (s->gradients().empty()) return;
+        from_.push_back({s->gradients().data(), s->gradients().size()});
+        to_.push_back({s->received().data(), s->received().size()});
+      });
+      exchange(channel);
+      for (auto* const end : {channel.giver.get(), channel.taker.get()})
+        if (end != nullptr) end->stream.record(event(end->gpu, route_events_ + share.event));
+    }
+  }
+
+  stagger::detail::Islands islands_;
+  stagger::detail::Machine& machine_;
+  Wires wires_;
+  std::shared_ptr<Fleet> fleet_;
+  std::shared_ptr<std::vector<cuda::Stream>> streams_ =
+      std::make_shared<std::vector<cuda::Stream>>();          // [ranks]
+  FixedArray<stagger::detail::Islands::OwnSlots> own_slots_;  // [cells]
+
+  // Of the program.
+  Routes routes_;
+  std::vector<std::size_t> gpu_;          // [ranks] of this process; its number of GPUs: of another
+  std::vector<std::size_t> channel_;      // [channels of the routes] number in the fleet
+  std::vector<std::size_t> signal_gpu_;   // [signals] whose table has the events, likewise
+  std::vector<std::size_t> first_event_;  // [signals] there
+  std::size_t route_events_ = 0;          // in every table, behind those of signals
+  std::size_t fences_ = 0;                // likewise: of each stream, and of an iteration's start
+  std::size_t made_ = 0;                  // likewise: of each rank
+  FixedArray<ByteWriter> shapes_;         // [lanes][microbatches] that other processes know
+
+  // Of the step.
+  std::vector<std::uint32_t> issued_;  // [signals]
+  std::vector<bool> given_, freed_;    // [slots of lanes] whether their events count
+  ByteWriter header_;
+  std::vector<Block> from_, to_;
+  std::vector<Operation> on_streams_;
+  std::size_t current_ = none;  // GPU that is selected
+  bool broken_ = false;
+};
+
+}  // namespace stagger::nccl::detail
