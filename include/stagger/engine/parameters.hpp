@@ -181,7 +181,15 @@ class LayerParameters {
     ParameterBlock values_, received_;  // of an owner apart
   };
 
-  /// The lasting values, where they lie.
+  /// Where they lie; null: on the host.
+  [[nodiscard]] ParameterMemory const* memory() const noexcept { return memory_; }
+  /// The lasting values and the optimizer's state, there.
+  [[nodiscard]] std::array<std::span<std::byte>, 3> blocks() const noexcept {
+    return {{values(),
+             {state_[0].data(), state_[0].size()},
+             {state_[1].data(), state_[1].size()}}};
+  }
+  /// The lasting values, there.
   [[nodiscard]] std::span<std::byte> values() const noexcept {
     return {values_[0].data(), values_[0].size()};
   }

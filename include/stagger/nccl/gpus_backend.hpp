@@ -112,6 +112,35 @@ class GpusBackend {
   /// Ends the step with an error; what has not been enqueued yet is not. Any thread may call it.
   void fail(std::exception_ptr failure) noexcept { machine_.fail(std::move(failure)); }
 
+  /// Brings values and optimizer state of every layer from the process that updates it. All
+  /// processes call it.
+  [[gnu::cold]] void gather_parameters() {
+    if (fleet_->alone() || place_.empty()) return;
+    if (lost_) refuse();
+    auto const& islands = wiring_.islands();
+    auto& gpu = (*fleet_)[0];
+    fleet_->select(0);
+    cuda::Tensor<std::byte> passing;  // for what has no place on this GPU
+    for (std::size_t c = 0; c < machine_.program().cells.size(); ++c) {
+      if (islands.first_owner(c) != c) continue;
+      int const root = place_[islands.rank_of(c)];
+      islands.each_layer(c, [&](std::size_t l, auto const*) {
+        auto const& parameters = islands.parameters(l);
+        bool const here = parameters.memory() != machine_.memory_of_parameters();
+        for (auto const block : parameters.blocks()) {
+          if (block.empty()) continue;
+          if (!here) passing.resize({block.size()});
+          std::span const there = here ? block : std::span(passing.data(), block.size());
+          gpu.world.broadcast(there, root).wait(machine_.options().deadline_s);
+          if (!here)
+            cuda::check(
+                cudaMemcpy(block.data(), there.data(), block.size(), cudaMemcpyDeviceToHost),
+                "fetch parameters");
+        }
+      });
+    }
+  }
+
  private:
   using Clock = std::chrono::steady_clock;
   struct Updating {
