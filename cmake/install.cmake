@@ -14,6 +14,7 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/stagger-config-version.cm
 file(GLOB stagger_modules ${stagger_glob_depends} ${CMAKE_CURRENT_LIST_DIR}/Find*.cmake)
 install(FILES ${CMAKE_CURRENT_LIST_DIR}/stagger-config.cmake
               ${CMAKE_CURRENT_LIST_DIR}/stagger-components.cmake
+              ${CMAKE_CURRENT_LIST_DIR}/stagger-separate.cmake
               ${PROJECT_BINARY_DIR}/stagger-config-version.cmake ${stagger_modules}
         DESTINATION ${stagger_config_dir})
 foreach(file IN ITEMS README.md CHANGELOG.md LICENSE)

@@ -4,6 +4,7 @@
 
 cmake_policy(VERSION 3.25)
 include("${CMAKE_CURRENT_LIST_DIR}/stagger-components.cmake")
+include("${CMAKE_CURRENT_LIST_DIR}/stagger-separate.cmake")
 
 set(stagger_FOUND TRUE)
 stagger_closure(stagger_requested "stagger;${stagger_FIND_COMPONENTS}")

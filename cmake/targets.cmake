@@ -2,6 +2,7 @@
 # One INTERFACE target for each component that has headers, and the look-up of what was asked for.
 
 include(${CMAKE_CURRENT_LIST_DIR}/stagger-components.cmake)
+include(${CMAKE_CURRENT_LIST_DIR}/stagger-separate.cmake)
 
 set(stagger_glob_depends "")
 if(PROJECT_IS_TOP_LEVEL)

@@ -8,20 +8,10 @@
 #include <exception>
 #include <utility>
 
-#include <stagger/engine/machine.hpp>
+#include <stagger/engine/device.hpp>
+#include <stagger/engine/session_on.hpp>
 
 namespace stagger {
-
-/// Marks a device policy: `using policy_tag = stagger::DeviceTag;`.
-struct DeviceTag {};
-
-/// Where the ranks run: host threads, a virtual clock, streams. It names its back end and says how
-/// ranks are spread.
-template <class D>
-concept DevicePolicy =
-    std::copyable<D> && std::same_as<typename D::policy_tag, DeviceTag> && requires {
-  typename D::Backend;
-};
 
 namespace detail {
 

@@ -54,6 +54,10 @@ template <class T>
   declaration.initial.assign(bytes, initial.size() * sizeof(T));
   declarations.push_back(std::move(declaration));
 }
+#ifdef STAGGER_SEPARATE_COMPILATION
+extern template void adopt_parameter(List<ParameterDeclaration>&, Parameter<float>&);
+extern template void adopt_parameter(List<ParameterDeclaration>&, Parameter<double>&);
+#endif
 
 template <class L> List<ParameterDeclaration> adopt_parameters(L& layer) {
   List<ParameterDeclaration> declarations;

@@ -17,6 +17,7 @@
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/engine/lay_out.hpp>
+#include <stagger/engine/memory.hpp>
 #include <stagger/engine/options.hpp>
 #include <stagger/engine/parameter_memory.hpp>
 #include <stagger/engine/rank.hpp>
@@ -26,14 +27,6 @@ namespace stagger {
 
 class Profiler;
 
-/// Memory of a pipeline by use, in bytes.
-struct Memory {
-  std::uint64_t parameters = 0;   ///< values, gradients and optimizer state
-  std::uint64_t activations = 0;  ///< stage inputs, inner outputs and saved state, all slots
-  std::uint64_t gradients = 0;    ///< of activations, all slots
-  std::uint64_t scratch = 0;
-};
-
 namespace detail {
 
 /// A step's fate is decided once, by whoever comes first: the ranks, when all have finished, or an
@@ -42,8 +35,6 @@ enum class Fate : std::uint8_t { open, committed, failed };
 
 class Machine {
  public:
-  using Update = void (*)(void const* optimizer, LayerParameters&, UpdateStep const&) noexcept;
-
   /// @param cuts    [stages - 1] first layer of each stage after the first, rising
   /// @param memory  where parameters go; none: on the host
   [[gnu::cold]] Machine(List<Layer> layers, std::vector<int> const& cuts, Options const& options,
@@ -82,15 +73,11 @@ class Machine {
   [[nodiscard]] std::int64_t steps() const noexcept { return steps_; }
   void resume(std::int64_t steps) noexcept { steps_ = steps; }
 
-  /// The optimizer, by address; it may change between steps.
-  /// @param enqueued_bytes  size of an optimizer whose update is enqueued; 0: it is carried out
-  void set_optimizer(void const* optimizer, Update step, std::size_t enqueued_bytes = 0) noexcept {
-    optimizer_ = optimizer;
-    update_ = step;
-    enqueued_bytes_ = enqueued_bytes;
+  void set_optimizer(OptimizerCall const& call) noexcept { optimizer_ = call; }
+  [[nodiscard]] void const* optimizer() const noexcept { return optimizer_.optimizer; }
+  [[nodiscard]] std::size_t enqueued_bytes() const noexcept {
+    return optimizer_.enqueued_bytes;
   }
-  [[nodiscard]] void const* optimizer() const noexcept { return optimizer_; }
-  [[nodiscard]] std::size_t enqueued_bytes() const noexcept { return enqueued_bytes_; }
 
   // For back ends with a memory of their own for parameters.
 
@@ -176,6 +163,7 @@ class Machine {
 
   [[nodiscard]] Program const& program() const noexcept { return *program_; }
   [[nodiscard]] FixedArray<RankState>& ranks() noexcept { return ranks_; }
+  [[nodiscard]] FixedArray<RankState> const& ranks() const noexcept { return ranks_; }
 
   /// Sets every rank to the start of the loaded program.
   [[gnu::cold]] void begin_step(StepArguments const& arguments) {
@@ -431,8 +419,8 @@ class Machine {
   /// stream.
   void apply(Instruction const& in) {
     for (std::size_t l = first_layer_[in.stage]; l < first_layer_[in.stage + 1U]; ++l)
-      update_(
-          optimizer_, parameters_[l],
+      optimizer_.update(
+          optimizer_.optimizer, parameters_[l],
           {1, steps_ + 1 + static_cast<std::int64_t>(in.microbatch), in.version, in.next_version});
   }
 
@@ -450,7 +438,8 @@ class Machine {
     }
     Duties const& duties = duties_[static_cast<std::size_t>(rank.number)];
     for (Duty const& duty : duties.layers)
-      update_(optimizer_, parameters_[duty.layer], {scale, steps_ + 1, 0, 0, duty.range});
+      optimizer_.update(optimizer_.optimizer, parameters_[duty.layer],
+                        {scale, steps_ + 1, 0, 0, duty.range});
     for (auto* const share : duties.clear) share->zero();
   }
 
@@ -462,9 +451,7 @@ class Machine {
   List<std::size_t> first_layer_{0};        // [stages + 1]
   FixedArray<CellStorage> storage_;         // [stages] of the first owner
   Options options_;
-  void const* optimizer_ = nullptr;
-  Update update_ = nullptr;
-  std::size_t enqueued_bytes_ = 0;
+  OptimizerCall optimizer_;
   ParameterBlock sums_;  // [parameters] of squares, where they lie elsewhere
   bool shown_ = false;   // the caller may have written into a copy
 

@@ -236,15 +236,7 @@ class LayerParameters {
 
   /// One optimizer step on every parameter, from one version of the values to another or the same;
   /// then gradients are zero.
-  template <OptimizerPolicy O> void update(O const& optimizer, UpdateStep const& step) noexcept {
-    for (std::size_t i = 0; i < count(); ++i) {
-      if (declarations_[i].type == ElementType::f32)
-        optimizer.update(view<float>(i, step), step.gradient_scale, step.number);
-      else
-        optimizer.update(view<double>(i, step), step.gradient_scale, step.number);
-    }
-    gradients_.zero(step.range.first, step.range.last);
-  }
+  template <OptimizerPolicy O> void update(O const& optimizer, UpdateStep const& step) noexcept;
 
   /// Shows values and state to the host: themselves, or a copy that `take_back` brings home.
   void append_states(std::vector<ParameterState>& states) {
@@ -349,6 +341,32 @@ class LayerParameters {
   ParameterMemory const* memory_ = nullptr;
   int layer_ = 0;
   int states_ = 0;
+};
+
+template <OptimizerPolicy O>
+void LayerParameters::update(O const& optimizer, UpdateStep const& step) noexcept {
+  for (std::size_t i = 0; i < count(); ++i) {
+    if (declarations_[i].type == ElementType::f32)
+      optimizer.update(view<float>(i, step), step.gradient_scale, step.number);
+    else
+      optimizer.update(view<double>(i, step), step.gradient_scale, step.number);
+  }
+  gradients_.zero(step.range.first, step.range.last);
+}
+
+#ifdef STAGGER_SEPARATE_COMPILATION
+extern template void LayerParameters::update(optimizer::AdamW const&, UpdateStep const&) noexcept;
+extern template void LayerParameters::update(optimizer::Sgd const&, UpdateStep const&) noexcept;
+#endif
+
+/// The optimizer, its type erased; its numbers may change between steps.
+struct OptimizerCall {
+  using Update = void (*)(void const* optimizer, LayerParameters&, UpdateStep const&) noexcept;
+  void const* optimizer = nullptr;
+  Update update = nullptr;
+  int states = 0;                  // for each parameter
+  std::size_t enqueued_bytes = 0;  // size of an optimizer whose update is enqueued; 0: it is
+                                   // carried out
 };
 
 }  // namespace detail

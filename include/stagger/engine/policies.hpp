@@ -9,7 +9,7 @@
 #include <vector>
 
 #include <stagger/collective/policy.hpp>
-#include <stagger/engine/backend.hpp>
+#include <stagger/engine/device.hpp>
 #include <stagger/engine/options.hpp>
 #include <stagger/model/loss.hpp>
 #include <stagger/model/optimizer.hpp>

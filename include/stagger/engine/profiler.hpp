@@ -15,6 +15,7 @@
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/engine/footprint.hpp>
 #include <stagger/engine/one_device.hpp>
+#include <stagger/engine/machine.hpp>
 #include <stagger/engine/trainer.hpp>
 
 namespace stagger {

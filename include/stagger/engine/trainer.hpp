@@ -35,6 +35,27 @@ template <class T> void require_legal(T const& table) {
     if (auto const fault = verify(table)) raise(Errc::bad_schedule, message(fault));
 }
 
+template <class Loss, class Output> constexpr LossOps make_loss_ops() {
+  LossOps ops;
+  ops.terms = [](void const* loss, void const* target) -> double {
+    return static_cast<Loss const*>(loss)->terms(
+        *static_cast<typename Loss::Target const*>(target));
+  };
+  ops.value = [](void const* loss, Context& context, void const* y, void const* target) -> double {
+    return static_cast<Loss const*>(loss)->value(
+        context, *static_cast<Output const*>(y),
+        *static_cast<typename Loss::Target const*>(target));
+  };
+  ops.value_and_gradient = [](void const* loss, Context& context, void const* y, void const* target,
+                              double scale, void* dy) -> double {
+    return static_cast<Loss const*>(loss)->value_and_gradient(
+        context, *static_cast<Output const*>(y), *static_cast<typename Loss::Target const*>(target),
+        scale, *static_cast<Output*>(dy));
+  };
+  if constexpr (Rows<typename Loss::Target>::exist) ops.target = &slot_type<typename Loss::Target>;
+  return ops;
+}
+
 }  // namespace detail
 
 /// Made by `Pipeline::with`: a model cut into stages, on ranks, with a schedule.
@@ -62,49 +83,29 @@ template <class In, class Out, class Chosen> class Trainer {
                         typename Chosen::Collective collective)
       : parts_(std::make_shared<Parts>(Parts{std::move(schedule), std::move(staleness), optimizer,
                                              std::move(loss), std::move(collective)})) {
-    int const stages = static_cast<int>(cuts.size()) + 1;
-    int const chunks = parts_->schedule.chunks();
-    if (chunks < 1)
-      raise(Errc::bad_configuration, "a schedule with ", chunks,
-            " stages on each rank cannot be run; use one with at least 1");
-    if (stages % chunks != 0)
-      raise(Errc::bad_configuration, stages, " stages cannot be spread over ranks with ", chunks,
-            " each; use a multiple of ", chunks);
-    int const positions = stages / chunks;
-    auto const& replicas = options.replicas;
-    if (!replicas.empty()) replicas.ops()->require(replicas, positions, Staleness::synchronous);
-    int const ranks = replicas.empty() ? positions : static_cast<int>(replicas.parts().size());
-    int const places = std::min(device_places(device), ranks);
-    if (places < 1)
-      raise(Errc::bad_configuration, "the device offers ", device_places(device),
-            " places for ranks; use at least 1");
-    int spare = 0;
-    if constexpr (requires { device.spare_places(ranks); })
-      if (!replicas.empty()) spare = std::clamp(device.spare_places(ranks), 0, ranks);
-    if (!(options.deadline_s > 0))
-      raise(Errc::bad_configuration, "a deadline of ", options.deadline_s,
-            " s would end every step; use a positive time");
-    if (options.clip_norm && !(*options.clip_norm > 0))
-      raise(Errc::bad_configuration, "gradients cannot be clipped to a norm of ",
-            *options.clip_norm, "; use a positive norm");
-    session_ = std::make_shared<detail::Session<typename Device::Backend>>(
-        device, std::move(layers), cuts, options, Optimizer::states, positions,
-        detail::checked_places(placement.place(ranks, places), ranks, places), places, spare,
-        parts_);
-    machine().set_grouping(detail::grouping_of(parts_->collective));
-    if (!replicas.empty()) require_rows();
     constexpr bool enqueues = requires { Optimizer::enqueues; };
     static_assert(
         !enqueues || requires { Device::Backend::enqueues; },
         "stagger: the update of this optimizer is a kernel, which this device has none "
         "for; give Pipeline::with a device of stagger/cuda, or another optimizer");
-    machine().set_optimizer(
-        &parts_->optimizer,
-        [](void const* erased, detail::LayerParameters& parameters,
-           detail::UpdateStep const& step) noexcept {
-          parameters.update(*static_cast<Optimizer const*>(erased), step);
-        },
-        enqueues ? sizeof(Optimizer) : 0);
+    detail::Setup setup{.cuts = cuts, .options = options};
+    setup.chunks = parts_->schedule.chunks();
+    setup.synchronous = Staleness::synchronous;
+    setup.placement = {&placement, [](void const* erased, int ranks, int places) {
+                         return static_cast<typename Chosen::Placement const*>(erased)->place(
+                             ranks, places);
+                       }};
+    setup.optimizer.optimizer = &parts_->optimizer;
+    setup.optimizer.update = [](void const* erased, detail::LayerParameters& parameters,
+                                detail::UpdateStep const& step) noexcept {
+      parameters.update(*static_cast<Optimizer const*>(erased), step);
+    };
+    setup.optimizer.states = Optimizer::states;
+    setup.optimizer.enqueued_bytes = enqueues ? sizeof(Optimizer) : 0;
+    setup.grouping = detail::grouping_of(parts_->collective);
+    setup.parts = parts_;
+    session_ = detail::make_session(device, std::move(layers), setup);
+    if (!options.replicas.empty()) require_rows();
   }
 
   Trainer(Trainer&&) noexcept = default;
@@ -188,7 +189,7 @@ template <class In, class Out, class Chosen> class Trainer {
   /// call. On a GPU it is a copy, which the next step takes back: ask again after it.
   [[nodiscard]] std::vector<ParameterState> parameters() {
     std::vector<ParameterState> states;
-    machine().append_states(states);
+    session_->append_states(states);
     return states;
   }
 
@@ -197,16 +198,15 @@ template <class In, class Out, class Chosen> class Trainer {
   /// Elsewhere there is nothing to do.
   void gather_parameters() {
     session_->require_idle();
-    if constexpr (requires { session_->backend().gather_parameters(); })
-      session_->backend().gather_parameters();
+    session_->gather_parameters();
   }
 
   /// Optimizer steps taken.
-  [[nodiscard]] std::int64_t steps() const noexcept { return session_->machine().steps(); }
+  [[nodiscard]] std::int64_t steps() const noexcept { return session_->steps(); }
 
   /// Goes on as if `steps` had been taken; the caller has written the parameters and states that
   /// belong to it.
-  void resume(std::int64_t steps) noexcept { machine().resume(steps); }
+  void resume(std::int64_t steps) noexcept { session_->resume(steps); }
 
   /// From the next step on, records an iteration as a graph of the device and replays it; records
   /// it again whenever what it is shown changes. Where the device has graphs.
@@ -216,44 +216,31 @@ template <class In, class Out, class Chosen> class Trainer {
   }
   {
     session_->require_idle();
-    return session_->backend().capture(on);
+    return static_cast<detail::SessionOn<typename Device::Backend>&>(*session_).backend().capture(
+        on);
   }
 
-  [[nodiscard]] int stages() const noexcept { return session_->machine().stages(); }
+  [[nodiscard]] int stages() const noexcept { return session_->stages(); }
   /// Of all positions and their replicas; those of one position follow each other.
   [[nodiscard]] int ranks() const noexcept { return session_->ranks(); }
 
   /// Turns measuring of each action on or off.
-  void record(bool on) noexcept { machine().options().record = on; }
+  void record(bool on) noexcept { session_->record(on); }
 
   /// When each action of the last step started and ended, if it was recorded: seconds since the
   /// step began.
-  [[nodiscard]] schedule::Timeline timeline() const {
-    schedule::Timeline timeline;
-    for (auto const& rank : computing()) timeline.rows.push_back(rank.spans);
-    return timeline;
-  }
+  [[nodiscard]] schedule::Timeline timeline() const { return session_->timeline(false); }
 
   /// Likewise when each group of gradients was added up, a row for each rank of a replicated
   /// position: REDUCE_GRAD of its stage, in the order of the groups.
-  [[nodiscard]] schedule::Timeline reductions() const {
-    schedule::Timeline timeline;
-    auto const& all = session_->machine().ranks();
-    for (std::size_t r = computing().size(); r < all.size(); ++r)
-      timeline.rows.push_back(all[r].spans);
-    return timeline;
-  }
+  [[nodiscard]] schedule::Timeline reductions() const { return session_->timeline(true); }
 
   /// While recording: [ranks] most (stage, microbatch) pairs that were in flight at once in the
   /// last step, as counted by the engine.
-  [[nodiscard]] std::vector<int> peak_in_flight() const {
-    std::vector<int> peak;
-    for (auto const& rank : computing()) peak.push_back(rank.peak_in_flight);
-    return peak;
-  }
+  [[nodiscard]] std::vector<int> peak_in_flight() const { return session_->peak_in_flight(); }
 
   /// Memory held by the engine, in bytes by use.
-  [[nodiscard]] Memory memory() const { return session_->machine().memory(); }
+  [[nodiscard]] Memory memory() const { return session_->memory(); }
 
  private:
   friend class Profiler;
@@ -270,24 +257,18 @@ template <class In, class Out, class Chosen> class Trainer {
   [[gnu::cold]] void require_rows() {
     schedule::Table table;
     try {
-      table = parts_->schedule.table(Shape{.ranks = session_->positions(),
+      table = schedule::table_of(
+          parts_->schedule, Shape{.ranks = session_->positions(),
                                            .microbatches = 2 * session_->positions(),
                                            .chunks = parts_->schedule.chunks()});
     } catch (Error const&) {  // of another number, then: the first step tells
       return;
     }
-    machine().options().replicas.ops()->require_rows(
-        machine(), table, std::same_as<Loss, detail::NoLoss> || detail::Rows<Target>::exist);
+    session_->require_rows(table,
+                           std::same_as<Loss, detail::NoLoss> || detail::Rows<Target>::exist);
   }
 
   [[nodiscard]] detail::Machine& machine() noexcept { return session_->machine(); }
-  [[nodiscard]] std::span<detail::RankState const> computing() const noexcept {
-    auto const& all = session_->machine().ranks();
-    return {all.data(), std::min(all.size(), static_cast<std::size_t>(session_->ranks()))};
-  }
-
-  static int device_places(Device const& device) { return device.places(); }
-
   static void require_microbatches(std::size_t count) {
     if (count == 0)
       raise(Errc::bad_configuration,
@@ -306,14 +287,15 @@ template <class In, class Out, class Chosen> class Trainer {
     if (microbatches % static_cast<std::size_t>(slices) != 0)
       raise(Errc::bad_configuration, microbatches, " inputs cannot be microbatches of ", slices,
             " slices each; give a multiple of ", slices);
-    return session_->program(microbatches, training, staleness_model(), [&] {
-      schedule::Table table =
-          schedule.table(Shape{.ranks = session_->positions(),
-                               .microbatches = static_cast<int>(microbatches) / slices,
-                               .chunks = schedule.chunks()});
-      if constexpr (!requires { requires Chosen::Schedule::proven; }) detail::require_legal(table);
-      return table;
-    });
+    auto const staleness = staleness_model();
+    if (auto const* const known = session_->known_program(microbatches, training, staleness))
+      return *known;
+    schedule::Table table = schedule::table_of(
+        schedule, Shape{.ranks = session_->positions(),
+                        .microbatches = static_cast<int>(microbatches) / slices,
+                        .chunks = schedule.chunks()});
+    if constexpr (!requires { requires Chosen::Schedule::proven; }) detail::require_legal(table);
+    return session_->add_program(std::move(table), microbatches, training, staleness);
   }
 
   [[nodiscard]] StalenessModel staleness_model() const {
@@ -364,7 +346,7 @@ template <class In, class Out, class Chosen> class Trainer {
   }
 
   std::shared_ptr<Parts> parts_;  // where the session's pointers lead; shared with it alone
-  std::shared_ptr<detail::Session<typename Device::Backend>> session_;
+  std::shared_ptr<detail::Session> session_;
 };
 
 }  // namespace stagger

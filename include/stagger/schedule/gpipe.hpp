@@ -46,4 +46,8 @@ struct GPipe {
 
 static_assert(SchedulePolicy<GPipe>);
 
+#ifdef STAGGER_SEPARATE_COMPILATION
+extern template Table table_of(GPipe const&, Shape);
+#endif
+
 }  // namespace stagger::schedule

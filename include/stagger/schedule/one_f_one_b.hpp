@@ -191,4 +191,8 @@ struct OneFOneB {
 
 static_assert(SchedulePolicy<OneFOneB>);
 
+#ifdef STAGGER_SEPARATE_COMPILATION
+extern template Table table_of(OneFOneB const&, Shape);
+#endif
+
 }  // namespace stagger::schedule

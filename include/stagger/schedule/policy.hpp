@@ -25,4 +25,12 @@ concept SchedulePolicy = std::copyable<P> && std::same_as<typename P::policy_tag
     } -> std::same_as<schedule::Table>;  // throws Error for a shape that is not legal
 };
 
+namespace schedule {
+
+/// `policy.table(shape)`, as a function of its own: one that can be compiled once.
+template <SchedulePolicy P> [[nodiscard]] Table table_of(P const& policy, Shape shape) {
+  return policy.table(shape);
+}
+
+}  // namespace schedule
 }  // namespace stagger

@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   A machine on a back end: its programs, and one step at a time from begin to end.
+
+#include <algorithm>
+#include <atomic>
+#include <coroutine>
+#include <cstddef>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <stop_token>
+#include <utility>
+#include <vector>
+
+#include <stagger/core/error.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/core/text.hpp>
+#include <stagger/engine/lay_out.hpp>
+#include <stagger/engine/machine.hpp>
+#include <stagger/engine/session.hpp>
+
+namespace stagger::detail {
+
+/// The same table without its backward actions.
+[[nodiscard]] [[gnu::cold]] inline schedule::Table forward_only(schedule::Table const& table) {
+  schedule::Table result;
+  result.stages = table.stages;
+  result.microbatches = table.microbatches;
+  result.slices = table.slices;
+  for (int r = 0; r < table.ranks(); ++r) {
+    result.begin_row();
+    for (auto const& action : table.row(r))
+      if (action.kind == schedule::Kind::forward)
+        result.add({action.kind, action.stage, action.microbatch, action.slice});
+  }
+  return result;
+}
+
+/// What a placement answered.
+/// @throws Error  bad_configuration unless that is a place that exists for each rank
+[[nodiscard]] inline std::vector<int> checked_places(std::vector<int> place, int ranks,
+                                                     int places) {
+  if (place.size() != static_cast<std::size_t>(ranks))
+    raise(Errc::bad_configuration, "the placement answered ", place.size(), " places for ", ranks,
+          " ranks; it must name one for each");
+  for (int const p : place)
+    if (p < 0 || p >= places)
+      raise(Errc::bad_configuration, "the placement answered place ", p, "; there are places 0 to ",
+            places - 1);
+  return place;
+}
+
+template <class B> class SessionOn final : public Session {
+ public:
+  /// @param places  for ranks
+  /// @param spare   further places, for adding up gradients
+  template <class Device>
+  SessionOn(Device const& device, List<Layer> layers, Setup const& setup, int positions,
+            std::vector<int> place, int places, int spare)
+      : parts_(setup.parts),
+        place_(std::move(place)),
+        places_(places),
+        spare_(spare),
+        machine_(std::move(layers), setup.cuts, setup.options, setup.optimizer.states,
+                 memory_of(device)),
+        backend_(device, machine_, places + spare) {
+    positions_ = positions;
+    ranks_ = place_.size();
+    machine_.set_grouping(setup.grouping);
+    machine_.set_optimizer(setup.optimizer);
+  }
+
+  [[nodiscard]] B& backend() noexcept { return backend_; }
+  [[nodiscard]] Machine& machine() noexcept override { return machine_; }
+  [[nodiscard]] int stages() const noexcept override { return machine_.stages(); }
+  [[nodiscard]] std::int64_t steps() const noexcept override { return machine_.steps(); }
+  void resume(std::int64_t steps) noexcept override { machine_.resume(steps); }
+  void record(bool on) noexcept override { machine_.options().record = on; }
+  void append_states(std::vector<ParameterState>& states) override {
+    machine_.append_states(states);
+  }
+  void gather_parameters() override {
+    if constexpr (requires { backend_.gather_parameters(); }) backend_.gather_parameters();
+  }
+  [[nodiscard]] Memory memory() const override { return machine_.memory(); }
+
+  [[nodiscard]] schedule::Timeline timeline(bool sums) const override {
+    schedule::Timeline timeline;
+    auto const& all = machine_.ranks();
+    for (std::size_t r = sums ? ranks_ : 0; r < (sums ? all.size() : computing()); ++r)
+      timeline.rows.push_back(all[r].spans);
+    return timeline;
+  }
+  [[nodiscard]] std::vector<int> peak_in_flight() const override {
+    std::vector<int> peak;
+    for (std::size_t r = 0; r < computing(); ++r)
+      peak.push_back(machine_.ranks()[r].peak_in_flight);
+    return peak;
+  }
+
+  [[nodiscard]] Program const* known_program(std::size_t microbatches, bool training,
+                                             StalenessModel const& staleness) override {
+    if (training && staleness && machine_.options().clip_norm)
+      raise(
+          Errc::bad_configuration,
+          "gradients cannot be clipped by a norm over all stages where stages update alone; leave "
+          "clip_norm out, or use staleness::Synchronous");
+    List<GradientGroup> const* const groups = this->groups();
+    for (auto const& known : programs_)
+      if (known->training == training && known->microbatches == static_cast<int>(microbatches) &&
+          (groups == nullptr || !training || known->groups == *groups))
+        return known.get();
+    return nullptr;
+  }
+
+  [[gnu::cold]] Program const& add_program(schedule::Table made, std::size_t microbatches,
+                                           bool training,
+                                           StalenessModel const& staleness) override {
+    if (!training) made = forward_only(made);
+    if (made.stages != machine_.stages() || made.ranks() != positions_ ||
+        made.microbatches * made.slices != static_cast<int>(microbatches))
+      raise(Errc::bad_schedule, "the schedule made a table of ", made.ranks(), " ranks, ",
+            made.stages, " stages and ", made.microbatches * made.slices, " microbatches where ",
+            positions_, ", ", machine_.stages(), " and ", microbatches, " were asked for");
+    LayOutOptions options;
+    options.recompute = machine_.options().recompute;
+    options.spare_slots = machine_.options().spare_slots;
+    options.staleness = staleness;
+    options.replicas = &machine_.options().replicas;
+    options.groups = groups();
+    programs_.push_back(std::make_unique<Program>(lay_out(made, options)));
+    return *programs_.back();
+  }
+
+  [[gnu::cold]] void load(Program const& program) override {
+    if (loaded_ == &program) return;
+    loaded_ = nullptr;
+    machine_.load(program);
+    while (place_.size() > ranks_) place_.pop_back();
+    for (std::size_t r = ranks_; r < program.ranks.size(); ++r) {
+      int const beside = place_[static_cast<std::size_t>(program.ranks[r].beside)];
+      place_.push_back(spare_ == 0 ? beside : places_ + static_cast<int>(r - ranks_) % spare_);
+    }
+    backend_.load(place_);
+    losses_.resize(
+        std::max(losses_.size(), static_cast<std::size_t>(program.microbatches) * parts()));
+    scales_.resize(losses_.size());
+    loaded_ = &program;
+  }
+
+  void require_idle() const override {
+    if (busy_.load(std::memory_order_acquire)) refuse();
+  }
+  void require_rows(schedule::Table const& table, bool targets) override {
+    machine_.options().replicas.ops()->require_rows(machine_, table, targets);
+  }
+
+  [[gnu::cold]] void begin(Request const& request, std::stop_token stop) override {
+    if (busy_.exchange(true)) refuse();
+    try {
+      request_ = request;
+      load(*request_.program);
+      StepArguments arguments = request_.arguments;
+      arguments.losses = arguments.targets.first != nullptr ? losses_.data() : nullptr;
+      weigh(arguments);
+      if (parts() > 1) std::fill(losses_.begin(), losses_.end(), 0.0);
+      machine_.begin_step(arguments);
+      if (stop.stop_possible()) stop_.emplace(std::move(stop), Cancel{this});
+    } catch (...) {
+      busy_.store(false);
+      throw;
+    }
+  }
+
+  void drive() override {
+    try {
+      backend_.drive();
+    } catch (...) {  // it could not even begin: no thread, no memory
+      backend_.fail(std::current_exception());
+    }
+    stop_.reset();
+  }
+
+  bool start(std::coroutine_handle<> then) override {
+    try {
+      return backend_.start(then);
+    } catch (...) {
+      stop_.reset();
+      busy_.store(false);
+      throw;
+    }
+  }
+
+  [[gnu::cold]] Metrics end() override {
+    stop_.reset();
+    struct Release {
+      std::atomic<bool>& busy;
+      ~Release() { busy.store(false, std::memory_order_release); }
+    } const release{busy_};
+    machine_.end_step();
+    Metrics metrics;
+    metrics.terms = terms_;
+    metrics.gradient_norm = machine_.gradient_norm();
+    if (request_.arguments.targets.first != nullptr) {
+      double sum = 0;
+      auto const microbatches = static_cast<std::size_t>(request_.program->microbatches);
+      for (std::size_t m = 0; m < microbatches; ++m)
+        for (std::size_t part = 0; part < parts(); ++part) sum += losses_[part * microbatches + m];
+      metrics.loss = terms_ > 0 ? sum / terms_ : 0;
+    }
+    return metrics;
+  }
+
+ private:
+  struct Cancel {
+    SessionOn* session;
+    void operator()() const noexcept {
+      session->backend_.fail(std::make_exception_ptr(
+          Error(Errc::cancelled, text("the step was cancelled; parameters are those after step ",
+                                      session->machine_.steps()))));
+    }
+  };
+
+  /// Where the device policy wants parameters to lie.
+  template <class Device> static ParameterMemory memory_of(Device const& device) {
+    if constexpr (requires { device.parameter_memory(); })
+      return device.parameter_memory();
+    else
+      return {};
+  }
+
+  /// What is added up while backward runs; null: nothing.
+  [[nodiscard]] List<GradientGroup> const* groups() {
+    if constexpr (requires { B::sums_while_running; }) return machine_.groups();
+    return nullptr;
+  }
+
+  /// Ranks of the loaded program that compute.
+  [[nodiscard]] std::size_t computing() const noexcept {
+    return std::min(machine_.ranks().size(), ranks_);
+  }
+
+  /// How many may compute a loss of one microbatch: the most replicas of a position.
+  [[nodiscard]] std::size_t parts() const noexcept {
+    std::size_t most = 1;
+    for (int const count : machine_.options().replicas.counts())
+      most = std::max(most, static_cast<std::size_t>(count));
+    return most;
+  }
+
+  /// Every term of a minibatch counts alike, however unequal its microbatches are.
+  void weigh(StepArguments& arguments) {
+    terms_ = 0;
+    if (arguments.targets.first == nullptr) return;
+    auto const& program = *request_.program;
+    auto const microbatches = static_cast<std::size_t>(program.microbatches);
+    auto const minibatches = static_cast<std::size_t>(program.updates);
+    for (std::size_t begin = 0, k = 0; k < minibatches; ++k) {
+      std::size_t const end = begin + microbatches / minibatches;
+      double terms = 0;
+      for (std::size_t m = begin; m < end; ++m)
+        terms += arguments.loss_ops.terms(arguments.loss, arguments.targets[m]);
+      for (; begin < end; ++begin) scales_[begin] = terms > 0 ? 1 / terms : 0;
+      terms_ += terms;
+    }
+    arguments.scales = scales_.data();
+  }
+
+  [[noreturn]] [[gnu::cold]] static void refuse() {
+    raise(Errc::bad_configuration,
+          "a step of this pipeline is still running; take one step after the other, or "
+          "make a pipeline for each thread");
+  }
+
+  std::shared_ptr<void const> parts_;  // optimizer and loss, which steps need and trainers may drop
+  std::vector<int> place_;             // [ranks, then those that add up gradients beside them]
+  int places_;                         // for them
+  int spare_;                          // further places, for the others
+  Machine machine_;
+  B backend_;
+  std::vector<std::unique_ptr<Program>> programs_;
+  Program const* loaded_ = nullptr;
+  Request request_;             // of the step that runs
+  std::vector<double> losses_;  // [parts][microbatches]
+  std::vector<double> scales_;  // [microbatches] 1 / terms of the minibatch
+  double terms_ = 0;            // of all microbatches
+  std::optional<std::stop_callback<Cancel>> stop_;
+  std::atomic<bool> busy_{false};
+};
+
+template <class Device>
+[[gnu::cold]] std::shared_ptr<Session> make_session(Device const& device, List<Layer> layers,
+                                                    Setup const& setup) {
+  Options const& options = setup.options;
+  int const stages = static_cast<int>(setup.cuts.size()) + 1;
+  if (setup.chunks < 1)
+    raise(Errc::bad_configuration, "a schedule with ", setup.chunks,
+          " stages on each rank cannot be run; use one with at least 1");
+  if (stages % setup.chunks != 0)
+    raise(Errc::bad_configuration, stages, " stages cannot be spread over ranks with ",
+          setup.chunks, " each; use a multiple of ", setup.chunks);
+  int const positions = stages / setup.chunks;
+  auto const& replicas = options.replicas;
+  if (!replicas.empty()) replicas.ops()->require(replicas, positions, setup.synchronous);
+  int const ranks = replicas.empty() ? positions : static_cast<int>(replicas.parts().size());
+  int const places = std::min(static_cast<int>(device.places()), ranks);
+  if (places < 1)
+    raise(Errc::bad_configuration, "the device offers ", device.places(),
+          " places for ranks; use at least 1");
+  int spare = 0;
+  if constexpr (requires { device.spare_places(ranks); })
+    if (!replicas.empty()) spare = std::clamp(device.spare_places(ranks), 0, ranks);
+  if (!(options.deadline_s > 0))
+    raise(Errc::bad_configuration, "a deadline of ", options.deadline_s,
+          " s would end every step; use a positive time");
+  if (options.clip_norm && !(*options.clip_norm > 0))
+    raise(Errc::bad_configuration, "gradients cannot be clipped to a norm of ", *options.clip_norm,
+          "; use a positive norm");
+  return std::make_shared<SessionOn<typename Device::Backend>>(
+      device, std::move(layers), setup, positions,
+      checked_places(setup.placement.place(setup.placement.placement, ranks, places), ranks,
+                     places),
+      places, spare);
+}
+
+}  // namespace stagger::detail

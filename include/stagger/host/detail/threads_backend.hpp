@@ -1,0 +1,422 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The back end of host::Threads.
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <coroutine>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <stagger/core/fixed_array.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/engine/backend.hpp>
+#include <stagger/engine/stall.hpp>
+#include <stagger/host/threads.hpp>
+
+namespace stagger::host {
+
+/// The engine's threads, and what passes between them.
+///
+/// A *seat* is the work of one thread in a step: its ranks, polled in turn. A signal between two
+/// ranks of one seat is a plain counter. One that crosses seats is an atomic with a single writer;
+/// only a seat that found nothing to do for a while parks, and is woken by a bell.
+class ThreadsBackend {
+ public:
+  static constexpr bool timed = false;
+  static constexpr bool sums_while_running = true;
+
+  /// @param places  threads that get a rank, 1 <= places <= device.count
+  ThreadsBackend(Threads const&, detail::Machine& machine, int places)
+      : machine_(machine), seats_(static_cast<std::size_t>(places)) {}
+  ThreadsBackend(ThreadsBackend const&) = delete;
+  ThreadsBackend& operator=(ThreadsBackend const&) = delete;
+
+  /// Joins the threads, which are idle: `Trainer` never destroys a back end in the middle of a
+  /// step.
+  ~ThreadsBackend() {
+    quit_.store(true);
+    announce_round();
+    request_.fetch_add(1);
+    request_.notify_all();
+    {
+      std::lock_guard const lock(watch_mutex_);
+      watch_quit_ = true;
+    }
+    watch_wake_.notify_all();
+    for (auto* thread : threads()) {
+      if (!thread->joinable()) continue;
+      if (thread->get_id() == std::this_thread::get_id()) {
+        *gone_ = true;
+        thread->detach();
+      } else {
+        thread->join();
+      }
+    }
+  }
+
+  /// Prepares for a program that the machine has loaded.
+  /// @param seat_of  [ranks] which thread runs each rank
+  [[gnu::cold]] void load(std::vector<int> const& seat_of) {
+    auto const& program = machine_.program();
+    for (auto& seat : seats_) seat.ranks.clear();
+    auto& ranks = machine_.ranks();
+    for (std::size_t r = 0; r < ranks.size(); ++r)
+      seats_[static_cast<std::size_t>(seat_of[r])].ranks.push_back({&ranks[r], State::runnable});
+    signal_count_ = program.signals.size();
+    if (signal_count_ > signal_room_) {
+      signals_ = std::make_unique<Signal[]>(signal_count_);
+      signal_room_ = signal_count_;
+    }
+    for (std::size_t s = 0; s < signal_count_; ++s) {
+      auto const ends = program.signals[s];
+      int const from = seat_of[static_cast<std::size_t>(ends.giver)];
+      signals_[s].taker = ends.taker == SignalEnds::everyone
+                              ? everyone
+                              : seat_of[static_cast<std::size_t>(ends.taker)];
+      signals_[s].crosses = signals_[s].taker != from;
+    }
+  }
+
+  /// Runs the step that the machine has begun, the calling thread being one of the threads. Returns
+  /// when every rank has stopped.
+  /// @throws std::system_error  if a thread cannot be made; the step has not begun then
+  void drive() {
+    begin_round();
+    work(seats_[0]);
+    leave_round();
+    for (std::uint32_t left = running_.load(std::memory_order_acquire); left != 0;
+         left = running_.load(std::memory_order_acquire))
+      wait_for_change(running_, left);
+    end_round();
+  }
+
+  /// Runs the step on threads of its own and then resumes `then` on one of them.
+  bool start(std::coroutine_handle<> then) {
+    then_ = then;
+    if (!caller_.joinable()) caller_ = std::thread([this] { drive_requests(); });
+    request_.fetch_add(1);
+    request_.notify_all();
+    return true;
+  }
+
+  /// Ends the step with an error; ranks stop before their next action.
+  void fail(std::exception_ptr failure) noexcept {
+    if (!machine_.fail(std::move(failure))) return;
+    stop_.store(true);
+    for (auto& seat : seats_) ring(seat);
+  }
+
+  [[nodiscard]] bool ready(Wait const& wait) const noexcept {
+    return signals_[wait.signal].value.load(std::memory_order_acquire) >= wait.count;
+  }
+
+  void give(detail::RankState&, std::uint32_t which) noexcept {
+    Signal& signal = signals_[which];
+    std::uint32_t const value = signal.value.load(std::memory_order_relaxed) + 1;
+    if (!signal.crosses) {
+      signal.value.store(value, std::memory_order_release);
+      return;
+    }
+    signal.value.store(value, std::memory_order_seq_cst);  // before the look at `parked`: see park
+    if (signal.taker != everyone) {
+      wake(seats_[static_cast<std::size_t>(signal.taker)]);
+    } else {
+      for (auto& seat : seats_) wake(seat);
+    }
+  }
+
+  void execute(detail::RankState& rank, Instruction const& in) {
+    if (in.op > Op::recompute) [[unlikely]]
+      machine_.execute_end(
+          rank, in, {[](void* self) { return static_cast<ThreadsBackend*>(self)->now_s(); }, this});
+    else if (rank.record)
+      detail::run_recorded(rank, in, [this] { return now_s(); });
+    else
+      detail::run_compute(rank, in);
+  }
+
+  [[nodiscard]] bool stopping() const noexcept { return stop_.load(std::memory_order_relaxed); }
+
+  /// True on a thread that runs ranks of some engine just now.
+  [[nodiscard]] static bool on_worker() noexcept { return working; }
+
+ private:
+  static constexpr int everyone = -1;
+  static constexpr int pauses = 64;  // a few microseconds: a message from another core
+  static constexpr std::chrono::microseconds spin_time{
+      50};  // then a futex costs less than what it saves
+
+  struct alignas(64) Signal {
+    std::atomic<std::uint32_t> value{0};
+    int taker = 0;  // seat
+    bool crosses = false;
+  };
+  enum class State : std::uint8_t { runnable, blocked, done };
+  enum class Watched : std::uint8_t { idle, running, looked_at };  // the step, by the watcher
+  struct RankOnSeat {
+    detail::RankState* rank;
+    State state;
+  };
+  struct alignas(64) Seat {
+    std::atomic<std::uint32_t> bell{0};
+    std::atomic<bool> parked{false};
+    List<RankOnSeat> ranks;
+    std::thread thread;  // of every seat but the first
+  };
+
+  [[nodiscard]] double now_s() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - round_start_).count();
+  }
+
+  static void pause() noexcept {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#else
+    std::this_thread::yield();
+#endif
+  }
+
+  /// Spins for a while, then sleeps until `value` is not `old`.
+  static void wait_for_change(std::atomic<std::uint32_t> const& value, std::uint32_t old) {
+    for (int i = 0; i < pauses; ++i) {
+      if (value.load(std::memory_order_acquire) != old) return;
+      pause();
+    }
+    auto const until = std::chrono::steady_clock::now() + spin_time;
+    while (std::chrono::steady_clock::now() < until) {
+      if (value.load(std::memory_order_acquire) != old) return;
+      std::this_thread::yield();
+    }
+    value.wait(old, std::memory_order_acquire);
+  }
+
+  void begin_round() {
+    make_threads();
+    stop_.store(false);
+    if (machine_.failed()) stop_.store(true);  // who fails it from now on stops it himself
+    for (std::size_t s = 0; s < signal_count_; ++s)
+      signals_[s].value.store(0, std::memory_order_relaxed);
+    for (auto& seat : seats_)
+      for (auto& rank : seat.ranks) rank.state = State::runnable;
+    round_start_ = std::chrono::steady_clock::now();
+    running_.store(static_cast<std::uint32_t>(seats_.size()), std::memory_order_relaxed);
+    announce_round();
+    watched_.store(Watched::running, std::memory_order_release);
+  }
+
+  /// Makes sure that the watcher does not look at this step any more.
+  void end_round() noexcept {
+    for (Watched state = Watched::running;
+         !watched_.compare_exchange_weak(state, Watched::idle, std::memory_order_acq_rel);
+         state = Watched::running)
+      std::this_thread::yield();
+  }
+
+  [[gnu::cold]] void make_threads() {
+    watch();
+    for (std::size_t s = 1; s < seats_.size(); ++s)
+      if (!seats_[s].thread.joinable())
+        seats_[s].thread = std::thread([this, s, seen = round_.load()] { serve(s, seen); });
+  }
+
+  void announce_round() {
+    round_.fetch_add(1);
+    round_.notify_all();
+  }
+
+  void leave_round() {
+    if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) running_.notify_all();
+  }
+
+  void serve(std::size_t seat, std::uint32_t seen) {
+    for (;;) {
+      wait_for_change(round_, seen);
+      seen = round_.load(std::memory_order_acquire);
+      if (quit_.load(std::memory_order_acquire)) return;
+      work(seats_[seat]);
+      leave_round();
+    }
+  }
+
+  void drive_requests() {
+    std::uint32_t served = 0;
+    for (;;) {
+      request_.wait(served, std::memory_order_acquire);
+      if (quit_.load(std::memory_order_acquire)) return;
+      ++served;
+      try {
+        drive();
+      } catch (...) {
+        fail(std::current_exception());
+      }
+      bool gone = false;  // what resumes may drop the last reference to this engine
+      gone_ = &gone;
+      std::exchange(then_, nullptr).resume();
+      if (gone) return;
+    }
+  }
+
+  /// Runs the ranks of a seat until all have stopped.
+  void work(Seat& seat) {
+    bool const nested = std::exchange(working, true);
+    std::size_t open = seat.ranks.size();
+    std::chrono::steady_clock::time_point idle_until{};
+    int idle = 0;
+    while (open != 0) {
+      bool moved = false;
+      for (auto& entry : seat.ranks) {
+        if (entry.state == State::done) continue;
+        if (entry.state == State::blocked && !ready(entry.rank->blocked_on) && !stopping())
+          continue;
+        moved = true;
+        // The interpreter itself, not its coroutine: with nothing to await but counters, a
+        // resumption would cost as much as the action.
+        bool const blocked = detail::go_on(*this, *entry.rank) == detail::Progress::blocked;
+        entry.state = blocked ? State::blocked : State::done;
+        if (entry.state == State::done) --open;
+      }
+      if (moved) {
+        idle = 0;
+        continue;
+      }
+      if (++idle < pauses) {
+        pause();
+        continue;
+      }
+      auto const now = std::chrono::steady_clock::now();
+      if (idle == pauses) idle_until = now + spin_time;
+      if (now < idle_until) {
+        std::this_thread::yield();  // the other thread may be waiting for this very core
+        continue;
+      }
+      park(seat);
+      idle = 0;
+    }
+    working = nested;
+  }
+
+  /// Sleeps until a signal for this seat is given. Either the giver sees `parked` and rings, or
+  /// this thread sees the signal: both store before they load, sequentially consistent.
+  void park(Seat& seat) {
+    std::uint32_t const bell = seat.bell.load();
+    seat.parked.store(true);
+    bool anything = stopping();
+    for (auto const& entry : seat.ranks)
+      anything = anything || (entry.state == State::blocked &&
+                              signals_[entry.rank->blocked_on.signal].value.load() >=
+                                  entry.rank->blocked_on.count);
+    if (!anything) seat.bell.wait(bell);
+    seat.parked.store(false);
+  }
+
+  static void wake(Seat& seat) noexcept {
+    if (seat.parked.load()) ring(seat);
+  }
+  static void ring(Seat& seat) noexcept {
+    seat.bell.fetch_add(1);
+    seat.bell.notify_all();
+  }
+
+  // --- the deadline
+
+  /// Starts the thread that notices when nothing moves. It looks a few times per deadline and costs
+  /// the ranks nothing.
+  void watch() {
+    if (watcher_.joinable() || !(machine_.options().deadline_s > 0)) return;
+    watcher_ = std::thread([this] { watch_progress(); });
+  }
+
+  [[gnu::cold]] void watch_progress() {
+    double const deadline_s = machine_.options().deadline_s;
+    auto const look = std::chrono::duration_cast<std::chrono::system_clock::duration>(
+        std::chrono::duration<double>(std::min(deadline_s / 8, 3600.0)));
+    std::uint64_t last_seen = 0;
+    int quiet = 0;
+    std::unique_lock lock(watch_mutex_);
+    while (!watch_quit_) {
+      watch_wake_.wait_until(lock, std::chrono::system_clock::now() + look);
+      if (watch_quit_) return;
+      std::uint64_t const seen = progress();
+      bool const active = watched_.load(std::memory_order_acquire) == Watched::running;
+      quiet = active && seen == last_seen ? quiet + 1 : 0;
+      last_seen = seen;
+      if (quiet < 8) continue;
+      quiet = 0;
+      // The step stays what it is while it is looked at; the same progress says it is the same
+      // step.
+      auto state = Watched::running;
+      if (!watched_.compare_exchange_strong(state, Watched::looked_at)) continue;
+      if (progress() == last_seen) fail(stalled(deadline_s));
+      watched_.store(Watched::running, std::memory_order_release);
+    }
+  }
+
+  [[nodiscard]] std::exception_ptr stalled(double deadline_s) const noexcept {
+    try {
+      return std::make_exception_ptr(Error(Errc::deadline, stall_text(deadline_s)));
+    } catch (...) {
+      return std::current_exception();
+    }
+  }
+
+  [[nodiscard]] std::uint64_t progress() const {
+    std::uint64_t sum = round_.load(std::memory_order_acquire);
+    for (auto const& rank : machine_.ranks())
+      sum = sum * 31 + reinterpret_cast<std::uintptr_t>(rank.next.load(std::memory_order_relaxed));
+    return sum;
+  }
+
+  [[nodiscard]] [[gnu::cold]] std::string stall_text(double deadline_s) const {
+    List<std::size_t> at;
+    for (auto const& rank : machine_.ranks())
+      at.push_back(
+          static_cast<std::size_t>(rank.next.load(std::memory_order_relaxed) - rank.begin));
+    List<std::uint32_t> given;
+    for (std::size_t s = 0; s < signal_count_; ++s)
+      given.push_back(signals_[s].value.load(std::memory_order_relaxed));
+    return text("no rank moved for ", deadline_s,
+                " s: ", detail::describe_stall(machine_.program(), at, given),
+                "; raise Options::deadline_s if an action may take that long");
+  }
+
+  [[nodiscard]] List<std::thread*> threads() {
+    List<std::thread*> all{&caller_, &watcher_};
+    for (auto& seat : seats_) all.push_back(&seat.thread);
+    return all;
+  }
+
+  static inline thread_local bool working = false;
+
+  std::unique_ptr<Signal[]> signals_;  // [signal_room_]
+  std::size_t signal_room_ = 0;        // the most signals of any program so far
+  std::size_t signal_count_ = 0;       // of the loaded program
+  std::atomic<bool> stop_{false};      // the step has failed
+  detail::Machine& machine_;
+  FixedArray<Seat> seats_;  // [threads with ranks]
+  std::chrono::steady_clock::time_point round_start_{};
+
+  alignas(64) std::atomic<std::uint32_t> round_{0};    // steps begun
+  alignas(64) std::atomic<std::uint32_t> running_{0};  // seats still at work
+  std::atomic<std::uint32_t> request_{0};              // steps asked of `caller_`
+  std::atomic<bool> quit_{false};
+  std::atomic<Watched> watched_{Watched::idle};
+  std::coroutine_handle<> then_{};
+  bool* gone_ = nullptr;  // on the stack of `caller_`, while a coroutine of the user runs there
+  std::thread caller_;    // the first seat, for steps that a coroutine awaits
+
+  std::mutex watch_mutex_;
+  std::condition_variable watch_wake_;
+  bool watch_quit_ = false;
+  std::thread watcher_;
+};
+
+}  // namespace stagger::host
