@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // pipeline_faults WHAT: process 1 of several dies or hangs in a backward of a pipeline that spans
-// them; every other one prints the error it got and how long it waited, and whether its parameters
+// them; with "sum" in WHAT, in the last backward of a stage that all of them hold, when the layers
+// above have been added up or are just now. Every other one prints the error it got and how long it waited, and whether its parameters
 // are those of the last whole step.
 
 #include <signal.h>
@@ -12,9 +13,13 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/collective/grouped.hpp>
+#include <stagger/collective/grouping/layerwise.hpp>
+#include <stagger/engine/replicas.hpp>
 #include <stagger/host/threads.hpp>
 #include <stagger/mpi/processes.hpp>
 #include <stagger/mpi/session.hpp>
+#include <stagger/partition/cuts.hpp>
 
 #include "trap_model.hpp"
 
@@ -25,37 +30,26 @@ using namespace trap_model;
 constexpr double deadline_s = 2;
 
 void (*fault(std::string const& what))() {
-  if (what == "kill") return [] { static_cast<void>(raise(SIGKILL)); };
-  if (what == "hang") return [] { std::this_thread::sleep_for(std::chrono::seconds(6)); };
+  if (what.find("kill") == 0) return [] { static_cast<void>(raise(SIGKILL)); };
+  if (what.find("hang") == 0) return [] { std::this_thread::sleep_for(std::chrono::seconds(6)); };
   return [] { throw sg::Error(sg::Errc::bad_data, "a value is not finite"); };
 }
 
-int run(std::string const& what) {
-  sg::mpi::Session const session;
-  int process = 0;
-  int processes = 0;
-  MPI_Comm_rank(MPI_COMM_WORLD, &process);
-  MPI_Comm_size(MPI_COMM_WORLD, &processes);
-  auto const made = [&](auto device) {
-    std::vector<Scale> layers;
-    for (int l = 0; l < processes; ++l) layers.push_back(Scale{.layer = l});
-    return sg::Pipeline{std::move(layers)}.with(Sum{}, device,
-                                                sg::Options{.deadline_s = deadline_s});
-  };
-  auto train = made(sg::mpi::Processes{});
-  auto alone = made(sg::host::Threads{1});
-  sg::Batch<Numbers, float> const batch{{{1}, {2}, {3}, {4}}, {1, 2, 3, 4}};
-  auto const own = static_cast<std::size_t>(process);
+/// Takes steps; in the sixth process 1 is at fault.
+/// @param own  a parameter of this process's
+template <class Train, class Alone, class Batch>
+int run(std::string const& what, int process, Train& train, Alone& alone, Batch const& batch,
+        std::size_t own, Trap at) {
   for (int step = 0; step < 10; ++step) {
-    if (step == 5 && process == 1)
-      trap = {.layer = 1, .microbatch = 2, .backward = true, .spring = fault(what)};
+    at.spring = fault(what);
+    if (step == 5 && process == 1) trap = at;
     auto const start = std::chrono::steady_clock::now();
     try {
       sg::run(train.step(batch));
     } catch (sg::Error const& e) {
       std::chrono::duration<double> const waited = std::chrono::steady_clock::now() - start;
-      bool const whole = train.parameters()[own].values<float>()[0] ==
-                             alone.parameters()[own].values<float>()[0] &&
+      bool const whole = train.parameters()[own].template values<float>()[0] ==
+                             alone.parameters()[own].template values<float>()[0] &&
                          train.steps() == 5;
       std::printf("FAULT rank %d after %.1f s, %s update: %s\n", process, waited.count(),
                   whole ? "no partial" : "A PARTIAL", e.what());
@@ -66,6 +60,37 @@ int run(std::string const& what) {
   }
   std::printf("rank %d saw no fault\n", process);
   return 1;
+}
+
+int run(std::string const& what) {
+  sg::mpi::Session const session;
+  int process = 0;
+  int processes = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &process);
+  MPI_Comm_size(MPI_COMM_WORLD, &processes);
+  sg::Options options{.deadline_s = deadline_s};
+  if (what.find("sum") == std::string::npos) {
+    auto const made = [&](auto device) {
+      std::vector<Scale> layers;
+      for (int l = 0; l < processes; ++l) layers.push_back(Scale{.layer = l});
+      return sg::Pipeline{std::move(layers)}.with(Sum{}, device, options);
+    };
+    auto train = made(sg::mpi::Processes{});
+    auto alone = made(sg::host::Threads{1});
+    sg::Batch<Numbers, float> const batch{{{1}, {2}, {3}, {4}}, {1, 2, 3, 4}};
+    return run(what, process, train, alone, batch, static_cast<std::size_t>(process),
+               {.layer = 1, .microbatch = 2, .backward = true});
+  }
+  options.replicas = {processes};
+  auto const made = [&](auto device) {
+    return one_stage().with(
+        sg::partition::Cuts{}, RowSum{}, device, sg::collective::Grouped<sg::collective::grouping::Layerwise>{}, options);
+  };
+  auto train = made(sg::mpi::Processes{});
+  auto alone = made(sg::host::Threads{1});
+  sg::Batch<Numbers, Numbers> const batch{{{1, 2, 3}, {4, 5, 6}}, {{1, 2, 3}, {4, 5, 6}}};
+  return run(what, process, train, alone, batch, 0,
+             {.layer = 1, .microbatch = 1, .backward = true});
 }
 
 }  // namespace

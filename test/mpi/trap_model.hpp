@@ -65,4 +65,27 @@ struct Sum {
   }
 };
 
+/// Six layers in one stage.
+inline auto one_stage() {
+  return sg::Pipeline{sg::Sequential{Scale{.layer = 0}, Scale{.layer = 1}, Scale{.layer = 2},
+                                     Scale{.layer = 3}, Scale{.layer = 4}, Scale{.layer = 5}}};
+}
+
+/// Sums rows, each an element of the input and of the target.
+struct RowSum {
+  using policy_tag = sg::LossTag;
+  using Target = Numbers;
+  double terms(Target const& target) const { return static_cast<double>(target.size()); }
+  double value(sg::Context&, Numbers const& y, Target const& target) const {
+    double sum = 0;
+    for (std::size_t i = 0; i < y.size(); ++i) sum += static_cast<double>(y[i] - target[i]);
+    return sum;
+  }
+  double value_and_gradient(sg::Context& context, Numbers const& y, Target const& target,
+                            double scale, Numbers& dy) const {
+    dy.assign(y.size(), static_cast<float>(scale));
+    return value(context, y, target);
+  }
+};
+
 }  // namespace trap_model

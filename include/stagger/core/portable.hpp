@@ -30,6 +30,11 @@ class ByteWriter {
     add(&value, sizeof(T));
   }
   void clear() noexcept { size_ = 0; }
+  /// Makes room for so many bytes in all.
+  void reserve(std::size_t count) {
+    if (capacity_ < count) grow(count - size_);
+  }
+  [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
   [[nodiscard]] std::byte const* data() const noexcept { return memory_.get(); }
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
 

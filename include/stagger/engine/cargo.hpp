@@ -8,6 +8,7 @@
 /// for a free slot, so nobody reads that one. Hence messages from one process to another must
 /// arrive in the order in which they were sent, and that is all.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -60,7 +61,14 @@ struct Cargo {
   [[nodiscard]] bool commits() const noexcept { return program().training && program().flushes; }
   /// Whether a signal says that its giver has finished, and will not fail any more.
   [[nodiscard]] bool promises(std::uint32_t signal) const noexcept {
-    return commits() && signal >= edge_signals() + program().ranks.size();
+    auto const ranks = static_cast<std::size_t>(program().computing);
+    std::size_t const first = edge_signals() + ranks;
+    return commits() && signal >= first && signal < first + ranks;
+  }
+  /// Whether it goes with gradients of a group, or with sums of them: each time others.
+  [[nodiscard]] bool carries_group(std::uint32_t signal) const noexcept {
+    SignalEnds const& ends = program().signals[signal];
+    return ends.gradients >= 0 || ends.sums >= 0;
   }
 
   /// What the giver of a signal sends with it, right after `in`.
@@ -73,6 +81,11 @@ struct Cargo {
       return port(*value.type).write(out, value.places[slot]);
     }
     if (!commits() || signal < edge_signals()) return;
+    if (carries_group(signal)) {
+      out.add(in.next_version);
+      return each_part(signal, in.next_version, to,
+                       [&](std::byte const* at, std::size_t bytes) { out.add(at, bytes); });
+    }
     bool const promise = promises(signal);
     each_block(signal, to, [&](LayerParameters& parameters, LayerParameters::Share* share) {
       ParameterView const* views = share == nullptr ? parameters.views() : share->views();
@@ -94,6 +107,11 @@ struct Cargo {
       return port(*value.type).read(in, value.places[slot]);
     }
     if (!commits() || signal < edge_signals()) return;
+    if (carries_group(signal)) {
+      auto const group = in.take<decltype(Instruction::next_version)>();
+      return each_part(signal, group, own,
+                       [&](std::byte* at, std::size_t bytes) { in.take(at, bytes); });
+    }
     bool const promise = promises(signal);
     each_block(signal, own, [&](LayerParameters& parameters, LayerParameters::Share* share) {
       ParameterView const* views = share == nullptr ? parameters.views() : share->views();
@@ -135,6 +153,24 @@ struct Cargo {
     in.take(spans.data(), spans.size() * sizeof(schedule::Span));
   }
 
+  /// How many messages of a signal can be on their way to one process at a time, of `given` in a
+  /// step: with a value as many as there are slots for it, and one whose arrival is not known yet.
+  [[nodiscard]] std::size_t under_way(std::uint32_t signal, std::size_t given) const {
+    if (value_of(signal).type == nullptr) return given;
+    bool const forward = signal % kinds == 0;
+    std::size_t const edge = signal / kinds;
+    auto const& cells = program().cells;
+    std::uint32_t slots = 0;
+    if (edge < cells.size()) {
+      auto const after = static_cast<std::size_t>(cells[edge].after);
+      slots = forward ? cells[after].x_slots : cells[edge].dy_slots;
+    } else {
+      Cut const cut = program().cuts[edge - cells.size()];
+      slots = forward ? cells[cut.from].y_slots : cells[cut.to].dx_slots;
+    }
+    return std::min<std::size_t>(given, slots + 1U);
+  }
+
   /// Makes sure, before the first step, that what crosses can travel.
   /// @param process  [ranks]
   void require_portable(int const* process) const {
@@ -146,15 +182,16 @@ struct Cargo {
     }
   }
 
-  /// The parameters of a stage that this process shares with others are updated here as well, by
-  /// its lowest rank that runs the stage; and that its lowest rank of all tells the norm.
+  /// A process updates all parameters of the stages that it runs: of each, its lowest rank that
+  /// runs it. Its lowest rank of all tells the norm.
   void share_updates(bool const* own) const {
     machine.reporter_ = 0;
     while (!own[machine.reporter_]) ++machine.reporter_;
     auto const& cells = program().cells;
+    for (auto& duties : machine.duties_) duties.layers.clear();
     for (std::size_t c = 0, first = 0; c < cells.size(); ++c) {
       if (cells[c].stage != cells[first].stage) first = c;
-      if (c == first || !own[cells[c].rank]) continue;
+      if (!own[cells[c].rank]) continue;
       bool done = false;
       for (std::size_t d = first; d < c; ++d) done = done || own[cells[d].rank];
       if (done) continue;
@@ -163,6 +200,10 @@ struct Cargo {
         machine.duties_[static_cast<std::size_t>(cells[c].rank)].layers.push_back({l, {}});
     }
   }
+
+  /// Gradients of ranks elsewhere come in where nobody takes the last ones away: of a rank that has
+  /// none in this program, there must be none.
+  void clear_gradients() const noexcept { machine.zero_gradients(); }
 
   /// The rank that adds up the gradients of a layer, and always has its parameters.
   [[nodiscard]] int owner_of(std::size_t layer) const {
@@ -224,6 +265,7 @@ struct Cargo {
     auto const& cells = program().cells;
     int const giver = program().signals[signal].giver;
     bool const sums = promises(signal);
+    if (!program().groups.empty()) return;  // they have gone already
     for (std::size_t c = 0, first = 0; c < cells.size(); ++c) {
       if (cells[c].stage != cells[first].stage) first = c;
       if (cells[c].rank != giver || (c == first) != sums) continue;
@@ -241,29 +283,47 @@ struct Cargo {
     }
   }
 
+  /// What goes with the k-th time that a signal of a group is given. A cell's gradients: to each
+  /// process the parts that are added up there. Its sums: the part that it has added up.
+  template <class Visit>
+  void each_part(std::uint32_t signal, std::size_t group, bool const* to, Visit visit) const {
+    auto const& cells = program().cells;
+    SignalEnds const& ends = program().signals[signal];
+    bool const sums = ends.sums >= 0;
+    auto const cell = static_cast<std::size_t>(sums ? ends.sums : ends.gradients);
+    auto const stage = static_cast<std::size_t>(cells[cell].stage);
+    std::size_t first = cell;
+    while (first > 0 && cells[first - 1].stage == cells[cell].stage) --first;
+    std::size_t end = cell + 1;
+    while (end < cells.size() && cells[end].stage == cells[cell].stage) ++end;
+    auto* storage = &machine.storage_[stage];
+    for (std::size_t holder = first; !sums && holder < cell; ++holder) storage = storage->next.get();
+    std::size_t const begin = machine.first_layer_[stage];
+    auto const lowest = static_cast<std::size_t>(program().groups[group].lowest);
+    std::size_t const stop = std::min(static_cast<std::size_t>(program().groups[group].highest) + 1,
+                                      machine.first_layer_[stage + 1] - begin);
+    for (std::size_t holder = first; holder < end; ++holder) {
+      if (sums ? holder != cell : !to[cells[holder].rank]) continue;
+      for (std::size_t i = lowest; i < stop; ++i) {
+        LayerParameters& parameters = machine.parameters_[begin + i];
+        if (parameters.count() == 0) continue;
+        bool const whole = sums || cell == first;
+        ParameterView const* views = whole ? parameters.views() : storage->shares[i].views();
+        ByteRange const range = parameters.part(holder - first, end - first);
+        visit(static_cast<std::byte*>(views[0].gradient) + range.first, range.last - range.first);
+      }
+    }
+  }
+
   void write_sums(ByteWriter& out, std::size_t rank) const {
     if (!machine.options_.clip_norm) return;
-    each_first(rank, [&](LayerParameters& parameters) {
-      for (double const sum : parameters.square_sums()) out.add(sum);
-    });
+    for (auto const& one : machine.duties_[rank].squares)
+      out.add(machine.parameters_[one.layer].square_sums()[one.parameter]);
   }
   void read_sums(ByteReader& in, std::size_t rank) const {
     if (!machine.options_.clip_norm) return;
-    each_first(rank, [&](LayerParameters& parameters) {
-      for (double& sum : parameters.received_square_sums()) sum = in.take<double>();
-    });
-  }
-
-  /// Layers of the stages whose first owner a rank is.
-  template <class Visit> void each_first(std::size_t rank, Visit visit) const {
-    auto const& cells = program().cells;
-    for (std::size_t c = 0; c < cells.size(); ++c) {
-      if (static_cast<std::size_t>(cells[c].rank) != rank) continue;
-      if (c > 0 && cells[c - 1].stage == cells[c].stage) continue;
-      auto const stage = static_cast<std::size_t>(cells[c].stage);
-      for (std::size_t l = machine.first_layer_[stage]; l < machine.first_layer_[stage + 1]; ++l)
-        visit(machine.parameters_[l]);
-    }
+    for (auto const& one : machine.duties_[rank].squares)
+      machine.parameters_[one.layer].received_square_sums()[one.parameter] = in.take<double>();
   }
 
   /// Microbatches whose last stage a rank runs.

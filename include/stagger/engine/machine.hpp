@@ -233,6 +233,7 @@ class Machine {
     return ops == nullptr ? nullptr : ops->groups(*this);
   }
   void set_grouping(GroupingChoice const& choice) noexcept { grouping_ = choice; }
+  void set_grouping_peers(GroupingPeers const& peers) noexcept { grouping_peers_ = peers; }
   /// Of a `backward_part` or a `reduce`.
   [[nodiscard]] GroupExtent extent(Instruction const& in) const {
     return options_.replicas.ops()->extent(*this, in);
@@ -461,6 +462,7 @@ class Machine {
   FixedArray<Duties> duties_;   // [ranks]
   ReplicaRun* replica_run_ = nullptr;
   GroupingChoice grouping_;
+  GroupingPeers grouping_peers_;
   StepArguments arguments_;
   std::int64_t steps_ = 0;
   double gradient_norm_ = 0;

@@ -63,6 +63,17 @@ template <class Collective>
   return choice;
 }
 
+/// What makes processes that share a pipeline group its gradients alike. None where there is one
+/// process.
+struct GroupingPeers {
+  void* self = nullptr;
+  /// Gives to every process what was measured where the first holder of each group runs, [groups];
+  /// elsewhere there are zeros. Sums that cross processes get what the line of their link says.
+  void (*share)(void* self, double* backward_s, double* sum_s) = nullptr;
+  /// Lets one process choose the groups, and all have them.
+  void (*choose)(void* self, void (*choose)(Machine&), List<GradientGroup>& groups) = nullptr;
+};
+
 struct ReplicaOps {
   // of the layout
   void (*link)(Layout&);

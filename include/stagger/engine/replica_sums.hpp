@@ -329,6 +329,8 @@ struct ReplicaSums {
     bool const several = take(machine);
     if (sums.phase == SumRun::Phase::layers && !several)
       measure(machine, SumRun::Phase::whole, choice_of<collective::grouping::Single>());
+    else if (machine.grouping_peers_.choose != nullptr)
+      decide(machine, machine.grouping_peers_);
     else
       decide(machine);
   }
@@ -338,16 +340,24 @@ struct ReplicaSums {
   [[gnu::cold]] static bool take(Machine& machine) {
     SumRun& sums = machine.replica_run_->sums;
     bool const layers = sums.phase == SumRun::Phase::layers;
+    List<double> backward_s;  // [groups] medians
+    List<double> sum_s;
+    for (std::size_t g = 0; g < sums.groups.size(); ++g) {
+      backward_s.push_back(median(sums, sums.backward_s, g));
+      sum_s.push_back(median(sums, sums.sum_s, g));
+    }
+    GroupingPeers const& peers = machine.grouping_peers_;
+    if (peers.share != nullptr) peers.share(peers.self, backward_s.data(), sum_s.data());
     if (layers) sums.layer_s.assign(machine.layers_.size(), 0.0);
     for (std::size_t g = 0; g < sums.groups.size(); ++g) {
       GradientGroup const& group = sums.groups[g];
       std::size_t const first = machine.first_layer_[static_cast<std::size_t>(group.stage)];
       std::size_t const lowest = first + static_cast<std::size_t>(group.lowest);
-      if (layers) sums.layer_s[lowest] = median(sums, sums.backward_s, g);
+      if (layers) sums.layer_s[lowest] = backward_s[g];
       std::uint64_t bytes = 0;
       for (std::size_t l = lowest; l <= first + static_cast<std::size_t>(group.highest); ++l)
         bytes += gradient_bytes(machine, l);
-      double const seconds = median(sums, sums.sum_s, g);
+      double const seconds = sum_s[g];
       if (bytes == 0 || !(seconds > 0)) continue;
       sums.sample_bytes.push_back(static_cast<double>(bytes));
       sums.sample_s.push_back(seconds);
@@ -357,15 +367,22 @@ struct ReplicaSums {
     return sums.sample_bytes.empty();
   }
 
-  [[gnu::cold]] static void decide(Machine& machine) {
+  [[gnu::cold]] static void decide(Machine& machine, GroupingPeers const& peers = {}) {
     SumRun& sums = machine.replica_run_->sums;
     sums.phase = SumRun::Phase::decided;
     sums.taking = false;
     sums.decided_at = machine.steps_;
+    if (peers.choose != nullptr)
+      peers.choose(peers.self, &choose, sums.groups);
+    else
+      choose(machine);
+  }
+
+  [[gnu::cold]] static void choose(Machine& machine) {
     regroup(machine,
             machine.grouping_.groups != nullptr ? machine.grouping_
                                                 : choice_of<collective::grouping::Optimal>(),
-            fitted(sums));
+            fitted(machine.replica_run_->sums));
   }
 
   static double median(SumRun const& sums, List<double> const& times, std::size_t group) {

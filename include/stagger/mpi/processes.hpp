@@ -21,6 +21,8 @@
 #include <stagger/engine/cargo.hpp>
 #include <stagger/mpi/detail/channels.hpp>
 #include <stagger/mpi/detail/facts.hpp>
+#include <stagger/mpi/detail/grouping.hpp>
+#include <stagger/mpi/detail/routes.hpp>
 #include <stagger/mpi/detail/trouble.hpp>
 #include <stagger/mpi/world.hpp>
 
@@ -76,6 +78,7 @@ struct Processes {
 class ProcessesBackend {
  public:
   static constexpr bool timed = false;
+  static constexpr bool sums_while_running = true;
 
   /// Meets the other processes.
   /// @throws Error  mismatch where they have another pipeline, naming the first difference;
@@ -89,6 +92,15 @@ class ProcessesBackend {
         spin_(World::spin(collective::find_launch())) {
     collective::agree(world_, detail::facts_of(cargo_), meet_s_);
     heard_at_.resize(static_cast<std::size_t>(channels_.size()));
+    if (channels_.size() == 1) return;
+    machine_.set_grouping_peers(
+        {this,
+         [](void* self, double* backward_s, double* sum_s) {
+           static_cast<ProcessesBackend*>(self)->meeting().share(backward_s, sum_s);
+         },
+         [](void* self, void (*choose)(stagger::detail::Machine&), List<GradientGroup>& groups) {
+           static_cast<ProcessesBackend*>(self)->meeting().choose(choose, groups);
+         }});
   }
   ProcessesBackend(ProcessesBackend const&) = delete;
   ProcessesBackend& operator=(ProcessesBackend const&) = delete;
@@ -109,7 +121,9 @@ class ProcessesBackend {
       if (process_of[r] == channels_.rank()) ranks_.push_back({&machine_.ranks()[r], State::done});
     given_.assign(program.signals.size(), 0);
     at_.assign(ranks, 0);
-    find_takers();
+    routes_.find(cargo_, process_of_, channels_.rank());
+    channels_.provide(routes_.pools());
+    cargo_.clear_gradients();
     cargo_.share_updates(runs_.get() + static_cast<std::size_t>(channels_.rank()) * ranks);
   }
 
@@ -150,28 +164,35 @@ class ProcessesBackend {
 
   void give(stagger::detail::RankState& rank, std::uint32_t which) {
     ++given_[which];
-    std::size_t const first = first_taker_[which];
-    std::size_t const last = first_taker_[which + 1];
     bool const promise = cargo_.promises(which);
-    if (promise && machine_.options().record) send_spans(rank);
+    if (promise && machine_.options().record) send_all_spans(rank);
     if (promise && --promises_ == 0) {
       auto phase = Phase::open;
       if (!phase_.compare_exchange_strong(phase, Phase::promised)) return;
     }
-    if (first == last) return;
+    auto const takers = routes_.takers(which);
+    if (takers.empty()) return;
     Instruction const& in = *rank.next.load(std::memory_order_relaxed);
     std::size_t const ranks = machine_.program().ranks.size();
-    for (std::size_t i = first; i < last; ++i) {
-      auto message = channels_.blank();
+    std::size_t const pool = routes_.pool(cargo_, which, given_[which]);
+    for (int const& taker : takers) {
+      auto message = channels_.blank(pool);
       cargo_.write(message->payload, which, in,
-                   runs_.get() + static_cast<std::size_t>(takers_[i]) * ranks);
-      channels_.post(std::move(message), epoch_, which, &takers_[i], 1);
+                   runs_.get() + static_cast<std::size_t>(taker) * ranks);
+      channels_.post(std::move(message), epoch_, which, &taker, 1);
     }
   }
 
   void execute(stagger::detail::RankState& rank, Instruction const& in) {
+    bool const part = in.op == Op::backward_part || in.op == Op::backward_weight_part;
+    if (in.op <= Op::recompute || part) attend();
     if (in.op > Op::recompute)
-      machine_.execute_end(rank, in);
+      machine_.execute_end(rank, in,
+                           {[](void* self) {
+                              return seconds_since(
+                                  static_cast<ProcessesBackend*>(self)->round_start_);
+                            },
+                            this});
     else if (rank.record)
       stagger::detail::run_recorded(rank, in, [this] { return seconds_since(round_start_); });
     else
@@ -217,25 +238,7 @@ class ProcessesBackend {
     return std::chrono::duration<double>(Clock::now() - start).count();
   }
 
-  /// For every signal, the other processes with ranks that wait for it.
-  void find_takers() {
-    auto const& program = machine_.program();
-    std::vector<std::vector<int>> takers(program.signals.size());
-    for (std::size_t r = 0; r < program.ranks.size(); ++r)
-      for (Wait const& wait : program.ranks[r].waits) {
-        auto const giver = static_cast<std::size_t>(program.signals[wait.signal].giver);
-        auto& known = takers[wait.signal];
-        if (process_of_[giver] == process_of_[r]) continue;
-        if (std::find(known.begin(), known.end(), process_of_[r]) == known.end())
-          known.push_back(process_of_[r]);
-      }
-    first_taker_.assign(1, 0);
-    takers_.clear();
-    for (auto const& known : takers) {
-      takers_.insert(takers_.end(), known.begin(), known.end());
-      first_taker_.push_back(takers_.size());
-    }
-  }
+  [[nodiscard]] detail::GroupingMeeting meeting() { return {world_, machine_, process_of_}; }
 
   void begin_round() {
     ++epoch_;
@@ -243,7 +246,9 @@ class ProcessesBackend {
     std::fill(at_.begin(), at_.end(), 0);
     for (auto& entry : ranks_) entry.state = State::runnable;
     std::fill(heard_at_.begin(), heard_at_.end(), Clock::now());
-    promises_ = cargo_.commits() ? ranks_.size() : 0;
+    promises_ = 0;
+    for (auto const& entry : ranks_)
+      if (cargo_.commits() && !adds_up(entry)) ++promises_;
     results_missing_ = cargo_.commits() ? 0 : channels_.size() - 1;
     told_ = false;
     phase_.store(Phase::open);
@@ -253,23 +258,13 @@ class ProcessesBackend {
   }
 
   void work() {
-    std::size_t open = ranks_.size();
+    open_ = ranks_.size();
     Waiting waiting = patience();
     auto idle_since = Clock::now();
     bool idle = false;
-    while (!stopping() && (open != 0 || results_missing_ != 0)) {
-      bool moved = channels_.poll(
-          epoch_, [this](int peer, std::uint32_t what, ByteReader& in) { take(peer, what, in); });
-      for (auto& entry : ranks_) {
-        if (entry.state == State::done) continue;
-        if (entry.state == State::blocked && !ready(entry.rank->blocked_on)) continue;
-        moved = true;
-        auto const progress = stagger::detail::go_on(*this, *entry.rank);
-        moved_at_ = Clock::now();
-        entry.state = progress == stagger::detail::Progress::blocked ? State::blocked : State::done;
-        if (entry.state != State::done) continue;
-        if (--open == 0 && !cargo_.commits() && !stopping()) send_results();
-      }
+    while (!stopping() && (open_ != 0 || results_missing_ != 0)) {
+      bool moved = poll();
+      for (auto& entry : ranks_) moved = go_on(entry) || moved;
       keep_in_touch();
       if (moved) {
         idle = false;
@@ -282,6 +277,34 @@ class ProcessesBackend {
       }
       waiting.pause(Clock::now() - idle_since);
     }
+  }
+
+  bool poll() {
+    return channels_.poll(
+        epoch_, [this](int peer, std::uint32_t what, ByteReader& in) { take(peer, what, in); });
+  }
+
+  /// @return whether the rank could
+  bool go_on(RankHere& entry) {
+    if (entry.state == State::done) return false;
+    if (entry.state == State::blocked && !ready(entry.rank->blocked_on)) return false;
+    auto const progress = stagger::detail::go_on(*this, *entry.rank);
+    moved_at_ = Clock::now();
+    entry.state = progress == stagger::detail::Progress::blocked ? State::blocked : State::done;
+    if (entry.state == State::done && --open_ == 0 && !cargo_.commits() && !stopping())
+      send_results();
+    return true;
+  }
+
+  [[nodiscard]] bool adds_up(RankHere const& entry) const {
+    return entry.rank->number >= machine_.program().computing;
+  }
+
+  /// Before an action: takes what has come meanwhile, and adds up the gradients that are complete.
+  void attend() {
+    if (channels_.size() > 1) poll();
+    for (auto& entry : ranks_)
+      if (adds_up(entry) && !stopping()) go_on(entry);
   }
 
   /// Stages take milliseconds: where there are more processes than cores, a wait leaves the core to
@@ -310,6 +333,15 @@ class ProcessesBackend {
         cargo_.read_results(in, rank);
     }
     if (what == say_results) --results_missing_;
+  }
+
+  /// Of a rank and of the one that adds up beside it, which has finished too.
+  void send_all_spans(stagger::detail::RankState const& rank) {
+    send_spans(rank);
+    for (auto const& entry : ranks_)
+      if (machine_.program().ranks[static_cast<std::size_t>(entry.rank->number)].beside ==
+          rank.number)
+        send_spans(*entry.rank);
   }
 
   void send_spans(stagger::detail::RankState const& rank) {
@@ -430,10 +462,10 @@ class ProcessesBackend {
   std::unique_ptr<bool[]> runs_{};          // [processes][ranks]
   std::vector<RankHere> ranks_{};           // of this process
   std::vector<std::uint32_t> given_{};      // [signals] as far as it is known here
-  std::vector<std::size_t> first_taker_{};  // [signals + 1]
-  std::vector<int> takers_{};               // other processes, by signal
+  detail::Routes routes_{};
 
   std::uint32_t epoch_ = 0;   // steps begun
+  std::size_t open_ = 0;      // ranks of this process that are not done
   std::size_t promises_ = 0;  // still to be given by the ranks of this process
   int results_missing_ = 0;   // processes that have not finished, where nobody promises
   bool told_ = false;         // whether the others know of the failure

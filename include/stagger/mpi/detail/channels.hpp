@@ -4,11 +4,13 @@
 /// nobody asked for beforehand.
 ///
 /// A message is a header of fixed size, for which a receive always stands, and a payload if there
-/// is one. Its memory is kept for later messages, so a steady state allocates nothing. What belongs
-/// to a later epoch than the one at hand stays where it is until that has begun.
+/// is one. Its memory is kept for later messages of its pool; those of a pool are of one size, and
+/// are made before they are needed, so a steady state allocates nothing, whatever arrives when.
+/// What belongs to a later epoch than the one at hand stays where it is until that has begun.
 
 #include <mpi.h>
 
+#include <algorithm>
 #include <chrono>
 #include <climits>
 #include <cstddef>
@@ -35,6 +37,7 @@ struct Outgoing {
   Envelope envelope{};
   ByteWriter payload{};
   std::vector<MPI_Request> requests{};
+  std::size_t pool = 0;
 };
 
 class Channels {
@@ -81,12 +84,29 @@ class Channels {
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
 
+  /// Makes messages for pools 1, 2, ...; pool 0 is for what is sent now and then.
+  /// @param  counts  of messages that are on their way at a time, by pool; others are made when
+  ///                 they are asked for
+  void provide(std::vector<std::size_t> const& counts) {
+    reap();
+    pools_.resize(std::max(pools_.size(), counts.size() + 1));
+    std::size_t all = under_way_.size();
+    for (std::size_t pool = 1; pool <= counts.size(); ++pool) {
+      auto& spare = pools_[pool].spare;
+      spare.reserve(counts[pool - 1]);
+      while (spare.size() < counts[pool - 1]) spare.push_back(made(pool));
+      all += spare.size();
+    }
+    under_way_.reserve(all + spare_notices);
+  }
+
   /// An empty message to fill and post.
-  [[nodiscard]] std::unique_ptr<Outgoing> blank() {
-    if (spare_.empty()) reap();
-    if (spare_.empty()) return std::make_unique<Outgoing>();
-    auto message = std::move(spare_.back());
-    spare_.pop_back();
+  [[nodiscard]] std::unique_ptr<Outgoing> blank(std::size_t pool = 0) {
+    auto& spare = pools_[pool].spare;
+    if (spare.empty()) reap();
+    if (spare.empty()) return made(pool);
+    auto message = std::move(spare.back());
+    spare.pop_back();
     message->payload.clear();
     return message;
   }
@@ -100,6 +120,8 @@ class Channels {
       send(*message, &message->envelope, sizeof(Envelope), peers[i], envelope_tag);
       if (length != 0) send(*message, message->payload.data(), length, peers[i], payload_tag);
     }
+    auto& bytes = pools_[message->pool].bytes;
+    bytes = std::max(bytes, message->payload.capacity());
     under_way_.push_back(std::move(message));
   }
   void post_to_all(std::unique_ptr<Outgoing> message, std::uint32_t epoch, std::uint32_t what) {
@@ -146,12 +168,20 @@ class Channels {
       if (std::chrono::duration<double>(waited).count() >= seconds) return;
       std::this_thread::yield();
     }
+    for (Pool& pool : pools_)
+      for (auto& message : pool.spare) message->payload.reserve(pool.bytes);
   }
 
  private:
   static constexpr int envelope_tag = 0;
   static constexpr int payload_tag = 1;
+  static constexpr std::size_t spare_notices = 16;
   enum class State : std::uint8_t { listening, held, payload, idle };
+  /// Messages of one kind.
+  struct Pool {
+    std::vector<std::unique_ptr<Outgoing>> spare{};
+    std::size_t bytes = 0;  // of the largest payload so far
+  };
   struct Peer {
     Envelope envelope{};
     State state = State::idle;
@@ -168,6 +198,13 @@ class Channels {
       raise(Errc::bad_configuration, "a message of ", bytes,
             " bytes is more than MPI counts; cut the model or the microbatches smaller");
     return static_cast<int>(bytes);
+  }
+
+  [[nodiscard]] std::unique_ptr<Outgoing> made(std::size_t pool) const {
+    auto message = std::make_unique<Outgoing>();
+    message->pool = pool;
+    message->requests.reserve(2 * peers_.size());
+    return message;
   }
 
   void start(std::size_t p) {
@@ -190,7 +227,7 @@ class Channels {
                                    message->requests.data(), &done, MPI_STATUSES_IGNORE);
       if (code != MPI_SUCCESS || done == 0) continue;
       message->requests.clear();
-      spare_.push_back(std::move(message));
+      pools_[message->pool].spare.push_back(std::move(message));
       std::swap(message, under_way_.back());
       under_way_.pop_back();
     }
@@ -234,7 +271,7 @@ class Channels {
   int held_ = 0;
   int loading_ = 0;
   std::vector<std::unique_ptr<Outgoing>> under_way_{};
-  std::vector<std::unique_ptr<Outgoing>> spare_{};
+  std::vector<Pool> pools_ = std::vector<Pool>(1);
 };
 
 }  // namespace stagger::mpi::detail

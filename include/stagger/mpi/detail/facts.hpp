@@ -83,6 +83,10 @@ class Digest {
   std::string places;
   for (int const p : process_of) places += text(places.empty() ? "" : " ", p);
   facts.push_back({"the processes of the ranks", places});
+  std::string groups;
+  for (GradientGroup const& group : program.groups)
+    groups += text(groups.empty() ? "" : " ", group.stage, ":", group.lowest);
+  facts.push_back({"the groups of gradients", groups});
   for (std::size_t r = 0; r < program.ranks.size(); ++r) {
     Digest code;
     for (Instruction const& in : program.ranks[r].code)

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Where the signals of a program go, when its ranks are in several processes, and in which
+/// messages.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <stagger/engine/cargo.hpp>
+
+namespace stagger::mpi::detail {
+
+class Routes {
+ public:
+  /// @param process_of  [ranks]
+  /// @param here        the process that asks
+  void find(stagger::detail::Cargo const& cargo, std::vector<int> const& process_of, int here) {
+    auto const& program = cargo.program();
+    std::vector<std::vector<int>> takers(program.signals.size());
+    std::vector<std::size_t> given(program.signals.size());
+    for (std::size_t r = 0; r < program.ranks.size(); ++r) {
+      for (Wait const& wait : program.ranks[r].waits) {
+        auto const giver = static_cast<std::size_t>(program.signals[wait.signal].giver);
+        auto& known = takers[wait.signal];
+        if (process_of[giver] == process_of[r]) continue;
+        if (std::find(known.begin(), known.end(), process_of[r]) == known.end())
+          known.push_back(process_of[r]);
+      }
+      if (process_of[r] != here) continue;
+      for (Instruction const& in : program.ranks[r].code)
+        for (std::size_t g = 0; g < in.gives; ++g) ++given[in.give[g]];
+    }
+    first_taker_.assign(1, 0);
+    takers_.clear();
+    first_pool_.assign(given.size(), 0);
+    pools_.clear();
+    for (std::uint32_t which = 0; which < given.size(); ++which) {
+      takers_.insert(takers_.end(), takers[which].begin(), takers[which].end());
+      first_taker_.push_back(takers_.size());
+      if (given[which] == 0 || takers[which].empty()) continue;
+      first_pool_[which] = pools_.size() + 1;
+      if (cargo.carries_group(which))
+        pools_.insert(pools_.end(), given[which], takers[which].size());
+      else
+        pools_.push_back(takers[which].size() * cargo.under_way(which, given[which]));
+    }
+  }
+
+  /// The other processes with ranks that wait for a signal.
+  [[nodiscard]] std::span<int const> takers(std::uint32_t which) const noexcept {
+    return std::span(takers_).subspan(first_taker_[which],
+                                      first_taker_[which + 1U] - first_taker_[which]);
+  }
+  /// Which pool of messages a signal of this process uses when it is given for the `time`th time,
+  /// counted from 1. Groups of gradients differ in size, and so have pools of their own.
+  [[nodiscard]] std::size_t pool(stagger::detail::Cargo const& cargo, std::uint32_t which,
+                                 std::uint32_t time) const {
+    return first_pool_[which] + (cargo.carries_group(which) ? time - 1 : 0);
+  }
+  /// Messages of pools 1, 2, ... that are on their way at a time, at most.
+  [[nodiscard]] std::vector<std::size_t> const& pools() const noexcept { return pools_; }
+
+ private:
+  std::vector<std::size_t> first_taker_{};  // [signals + 1]
+  std::vector<int> takers_{};               // by signal
+  std::vector<std::size_t> first_pool_{};   // [signals]
+  std::vector<std::size_t> pools_{};
+};
+
+}  // namespace stagger::mpi::detail
