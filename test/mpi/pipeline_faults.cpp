@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // pipeline_faults WHAT: process 1 of several dies or hangs in a backward of a pipeline that spans
 // them; with "sum" in WHAT, in the last backward of a stage that all of them hold, when the layers
-// above have been added up or are just now. Every other one prints the error it got and how long it waited, and whether its parameters
-// are those of the last whole step.
+// above have been added up or are just now. Every other one prints the error it got and how long it
+// waited, and whether its parameters are those of the last whole step.
 
 #include <signal.h>
 
@@ -83,8 +83,9 @@ int run(std::string const& what) {
   }
   options.replicas = {processes};
   auto const made = [&](auto device) {
-    return one_stage().with(
-        sg::partition::Cuts{}, RowSum{}, device, sg::collective::Grouped<sg::collective::grouping::Layerwise>{}, options);
+    return one_stage().with(sg::partition::Cuts{}, RowSum{}, device,
+                            sg::collective::Grouped<sg::collective::grouping::Layerwise>{},
+                            options);
   };
   auto train = made(sg::mpi::Processes{});
   auto alone = made(sg::host::Threads{1});
@@ -95,6 +96,4 @@ int run(std::string const& what) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  return run(argc > 1 ? argv[1] : "");
-}
+int main(int argc, char** argv) { return run(argc > 1 ? argv[1] : ""); }

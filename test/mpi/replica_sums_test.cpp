@@ -185,8 +185,8 @@ auto shared_stage() {
   options.deadline_s = 60;
   options.record = true;
   return trap_model::one_stage().with(sg::partition::Cuts{}, trap_model::RowSum{},
-                                             sg::mpi::Processes{},
-                                             collective::Grouped<grouping::Layerwise>{}, options);
+                                      sg::mpi::Processes{},
+                                      collective::Grouped<grouping::Layerwise>{}, options);
 }
 
 sg::Batch<trap_model::Numbers, trap_model::Numbers> rows(int microbatches) {
@@ -204,7 +204,7 @@ TEST_CASE("mpi/Processes: gradients of a stage are added up before its last back
           "[mpi]") {
   // The barriers let no process come far ahead of the others. Which messages have come when a
   // process looks is not for us to say: but that none ever comes in time would be a fault.
-  constexpr std::size_t layers = 6;
+  constexpr std::size_t own_layers = 6;
   auto train = shared_stage();
   static MPI_Comm together;
   MPI_Comm_dup(MPI_COMM_WORLD, &together);
@@ -220,7 +220,7 @@ TEST_CASE("mpi/Processes: gradients of a stage are added up before its last back
     for (std::size_t r = 0; r < reductions.rows.size(); ++r) {
       auto const& sums = reductions.rows[r];
       auto const& actions = timeline.rows[r];
-      REQUIRE(sums.size() == layers);
+      REQUIRE(sums.size() == own_layers);
       REQUIRE(actions.back().action.kind == sg::schedule::Kind::backward);
       early = early || sums.front().end_s < actions.back().end_s;
     }

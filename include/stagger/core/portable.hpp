@@ -21,7 +21,8 @@ class ByteWriter {
  public:
   void add(void const* bytes, std::size_t count) {
     if (count == 0) return;
-    if (capacity_ - size_ < count) grow(count);
+    if (capacity_ - size_ < count)
+      move_to(size_ + count < 2 * capacity_ ? 2 * capacity_ : size_ + count);
     std::memcpy(memory_.get() + size_, bytes, count);
     size_ += count;
   }
@@ -32,15 +33,13 @@ class ByteWriter {
   void clear() noexcept { size_ = 0; }
   /// Makes room for so many bytes in all.
   void reserve(std::size_t count) {
-    if (capacity_ < count) grow(count - size_);
+    if (capacity_ < count) move_to(count);
   }
-  [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
   [[nodiscard]] std::byte const* data() const noexcept { return memory_.get(); }
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
 
  private:
-  void grow(std::size_t more) {
-    std::size_t const capacity = size_ + more < 2 * capacity_ ? 2 * capacity_ : size_ + more;
+  void move_to(std::size_t capacity) {
     std::unique_ptr<std::byte[]> memory(new std::byte[capacity]);
     if (size_ != 0) std::memcpy(memory.get(), memory_.get(), size_);
     memory_ = std::move(memory);

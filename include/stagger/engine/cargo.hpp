@@ -297,7 +297,8 @@ struct Cargo {
     std::size_t end = cell + 1;
     while (end < cells.size() && cells[end].stage == cells[cell].stage) ++end;
     auto* storage = &machine.storage_[stage];
-    for (std::size_t holder = first; !sums && holder < cell; ++holder) storage = storage->next.get();
+    for (std::size_t holder = first; !sums && holder < cell; ++holder)
+      storage = storage->next.get();
     std::size_t const begin = machine.first_layer_[stage];
     auto const lowest = static_cast<std::size_t>(program().groups[group].lowest);
     std::size_t const stop = std::min(static_cast<std::size_t>(program().groups[group].highest) + 1,

@@ -187,12 +187,12 @@ class ProcessesBackend {
     bool const part = in.op == Op::backward_part || in.op == Op::backward_weight_part;
     if (in.op <= Op::recompute || part) attend();
     if (in.op > Op::recompute)
-      machine_.execute_end(rank, in,
-                           {[](void* self) {
-                              return seconds_since(
-                                  static_cast<ProcessesBackend*>(self)->round_start_);
-                            },
-                            this});
+      machine_.execute_end(
+          rank, in,
+          {[](void* self) {
+             return seconds_since(static_cast<ProcessesBackend*>(self)->round_start_);
+           },
+           this});
     else if (rank.record)
       stagger::detail::run_recorded(rank, in, [this] { return seconds_since(round_start_); });
     else
@@ -458,10 +458,10 @@ class ProcessesBackend {
   detail::Channels channels_;  // for steps
   std::chrono::microseconds spin_;
 
-  std::vector<int> process_of_{};           // [ranks]
-  std::unique_ptr<bool[]> runs_{};          // [processes][ranks]
-  std::vector<RankHere> ranks_{};           // of this process
-  std::vector<std::uint32_t> given_{};      // [signals] as far as it is known here
+  std::vector<int> process_of_{};       // [ranks]
+  std::unique_ptr<bool[]> runs_{};      // [processes][ranks]
+  std::vector<RankHere> ranks_{};       // of this process
+  std::vector<std::uint32_t> given_{};  // [signals] as far as it is known here
   detail::Routes routes_{};
 
   std::uint32_t epoch_ = 0;   // steps begun

@@ -121,7 +121,7 @@ class Channels {
       if (length != 0) send(*message, message->payload.data(), length, peers[i], payload_tag);
     }
     auto& bytes = pools_[message->pool].bytes;
-    bytes = std::max(bytes, message->payload.capacity());
+    bytes = std::max(bytes, message->payload.size());
     under_way_.push_back(std::move(message));
   }
   void post_to_all(std::unique_ptr<Outgoing> message, std::uint32_t epoch, std::uint32_t what) {

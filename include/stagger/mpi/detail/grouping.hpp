@@ -70,8 +70,7 @@ struct GroupingMeeting {
     if (part.size() > 1) {
       auto const line = measured_line(part, own.bytes, deadline_s);
       for (std::size_t g = 0; g < groups.size(); ++g)
-        if (sum_s[g] > 0 && crosses(groups[g].stage))
-          sum_s[g] = line.seconds(extent(g).bytes);
+        if (sum_s[g] > 0 && crosses(groups[g].stage)) sum_s[g] = line.seconds(extent(g).bytes);
     }
     std::vector<double> all(backward_s, backward_s + groups.size());
     all.insert(all.end(), sum_s, sum_s + groups.size());
