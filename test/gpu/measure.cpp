@@ -15,6 +15,7 @@
 #include <stagger/cuda/loopback.hpp>
 #include <stagger/cuda/tensor.hpp>
 #include <stagger/engine/pipeline.hpp>
+#include <stagger/nccl/gpus.hpp>
 
 #include "kernels.hpp"
 #include "skip.hpp"
@@ -267,6 +268,54 @@ void gaps() {
       "at most 1 us", more_us <= 1);
 }
 
+struct AddOne {
+  using Input = sg::cuda::Tensor<>;
+  using Output = sg::cuda::Tensor<>;
+  void forward(sg::Context&, Input const& x, Output& y, sg::NothingSaved&) {
+    y.resize_like(x);
+    gpu_kernels::add_one(x.data(), y.data(), x.size(), sg::cuda::stream());
+  }
+  void backward_input(sg::Context&, Input const&, Output const&, Input&, sg::NothingSaved&) {}
+};
+
+double wall_s() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+/// Two stages, on two GPUs and on one: what a message between GPUs takes beyond a slot that both
+/// share.
+void between_gpus() {
+  constexpr std::size_t size = 4U << 20U;
+  constexpr std::size_t messages = 32;
+  std::string const what =
+      "a message of 16 MiB from GPU to GPU, M=32: time of a step beyond one GPU";
+  if (sg::cuda::device_count() < 2) return row(what, "one GPU only: not measured", "-", true);
+  sg::cuda::select_device(0);
+  std::vector<sg::cuda::Tensor<>> x;
+  for (std::size_t m = 0; m < messages; ++m) x.push_back(sg::cuda::Tensor<>({size}));
+  std::vector<sg::cuda::Tensor<>> one_y(messages);
+  std::vector<sg::cuda::Tensor<>> two_y(messages);
+  auto one = sg::Pipeline{AddOne{}, AddOne{}}.with(sg::nccl::Gpus{.devices = {0}});
+  auto two = sg::Pipeline{AddOne{}, AddOne{}}.with(sg::nccl::Gpus{.devices = {0, 1}});
+  std::vector<double> one_s;
+  std::vector<double> two_s;
+  for (int i = 0; i < rounds + 3; ++i) {
+    double const start = wall_s();
+    sg::run(one.predict(x, one_y));
+    double const between = wall_s();
+    sg::run(two.predict(x, two_y));
+    double const end = wall_s();
+    if (i < 3) continue;
+    one_s.push_back(between - start);
+    two_s.push_back(end - between);
+  }
+  double const bytes = static_cast<double>(messages * size * sizeof(float));
+  row(what,
+      number((median(two_s) - median(one_s)) / messages * 1e6, "us each") + "; " +
+          number(bytes / median(two_s) * 1e-9, "GB/s") + " over the whole step",
+      "-", true);
+}
+
 }  // namespace
 
 int main() {
@@ -280,6 +329,7 @@ int main() {
         rounds);
     enqueueing();
     gaps();
+    between_gpus();
   } catch (sg::Error const& error) {
     std::printf("measure: %s\n", error.what());
     return 1;
