@@ -608,6 +608,20 @@ cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribut
     pool->release_threshold = *static_cast<std::uint64_t*>(value);
   return cudaSuccess;
 }
+cudaError_t cudaDeviceCanAccessPeer(int* can, int from, int to) {
+  int const devices = state().devices;
+  if (from < 0 || from >= devices || to < 0 || to >= devices || from == to)
+    return answer(cudaErrorInvalidDevice);
+  *can = 1;
+  return cudaSuccess;
+}
+cudaError_t cudaMemPoolSetAccess(cudaMemPool_t pool, cudaMemAccessDesc const* access,
+                                 std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i)
+    if (access[i].location.id == pool->device || access[i].location.id >= state().devices)
+      return answer(cudaErrorInvalidDevice);
+  return cudaSuccess;
+}
 cudaError_t cudaMallocFromPoolAsync(void** pointer, std::size_t bytes, cudaMemPool_t pool,
                                     cudaStream_t stream) {
   if (int const code = count(Call::malloc_from_pool)) return answer(static_cast<cudaError_t>(code));

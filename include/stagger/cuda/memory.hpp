@@ -50,6 +50,20 @@ class Pool {
   void give_back(void* memory, cudaStream_t stream) noexcept {
     static_cast<void>(cudaFreeAsync(memory, stream));
   }
+  /// Lets kernels of another GPU reach this memory, where the two are joined that closely: NCCL may
+  /// then write a message straight to where it belongs.
+  [[gnu::cold]] void share_with(int device) {
+    int own = 0;
+    int can = 0;
+    check(cudaGetDevice(&own), "find the current GPU");
+    check(cudaDeviceCanAccessPeer(&can, device, own), "see how two GPUs are joined");
+    if (can == 0) return;
+    cudaMemAccessDesc access{};
+    access.location.type = cudaMemLocationTypeDevice;
+    access.location.id = device;
+    access.flags = cudaMemAccessFlagsProtReadWrite;
+    check(cudaMemPoolSetAccess(pool_, &access, 1), "share a memory pool");
+  }
   /// For memory that nothing works on any more.
   [[nodiscard]] cudaStream_t own_stream() const noexcept { return own_.get(); }
 

@@ -124,6 +124,11 @@ class Fleet {
       joins.push_back(gpu.world.joined());
     }
     wait_for_all(joins, meet_s);
+    for (std::size_t g = 0; g < devices.size(); ++g) {
+      select(g);
+      for (std::size_t other = 0; other < devices.size(); ++other)
+        if (other != g) gpus_[g]->pool->share_with(devices[other]);
+    }
   }
   Fleet(Fleet const&) = delete;
   Fleet& operator=(Fleet const&) = delete;
