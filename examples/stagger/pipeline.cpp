@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <map>
 #include <system_error>
+#include <utility>
 
 #include <stagger/schedule/catalog.hpp>
 #include <stagger/schedule/costs_csv.hpp>
@@ -66,11 +67,13 @@ void PolicyFlags::add(CLI::App& app) {
   ranks_flag_ = count("--ranks", ranks_, "P");
   chunks_flag_ = count("--chunks", chunks_, "V, stages on each rank; default: the policy's own");
   microbatches_flag_ = count("--microbatches", microbatches_, "M");
-  in_flight_flag_ =
-      count("--in-flight", limits_.in_flight, "Most microbatches that a rank may hold");
+  in_flight_flag_ = count("--in-flight", limits_.in_flight,
+                          "Most microbatches, or slices of them, that a rank may hold");
   group_flag_ =
       count("--group", group_, "interleaved, zb-h1: microbatches that pass a chunk in turn");
-  slices_flag_ = count("--slices", slices_, "seq-1f1b: slices of the sequence; default 2");
+  slices_flag_ =
+      count("--slices", slices_,
+            "seq-1f1b, auto: slices of the sequence; default 2 for seq-1f1b, 1 for auto");
   warmup_flag_ =
       app.add_option("--warmup", warmup_, "1f1b: minimal, deep or a gap; default minimal")
           ->type_name("WORD")
@@ -80,10 +83,12 @@ void PolicyFlags::add(CLI::App& app) {
                                  "looped")
                       ->type_name("WORD")
                       ->group(group);
-  memory_flag_ = app.add_option("--memory", limits_.memory,
-                                "auto: most activations on a rank, each held 1 from F to I")
-                     ->type_name("A")
-                     ->group(group);
+  memory_flag_ =
+      app.add_option("--memory", limits_.memory,
+                     "auto: most activations on a rank, of a slice where it cuts, each held 1 "
+                     "from F to I")
+          ->type_name("A")
+          ->group(group);
   share_flag_ = app.add_option("--weight-share", limits_.weight_share,
                                "auto: part of an activation held from I to W; default 0.5")
                     ->type_name("X")
@@ -121,7 +126,7 @@ schedule::Table PolicyFlags::table(schedule::Costs const& costs) const {
     refuse(flag->get_name() + " is for " + words + "; leave it out for " + policy_);
   };
   only_for(group_flag_, {"interleaved", "zb-h1"});
-  only_for(slices_flag_, {"seq-1f1b"});
+  only_for(slices_flag_, {"seq-1f1b", "auto"});
   only_for(warmup_flag_, {"1f1b"});
   only_for(mapping_flag_, {"forward-only", "auto"});
   only_for(memory_flag_, {"auto"});
@@ -217,21 +222,17 @@ schedule::Fault prove(schedule::Table const& table, schedule::VerifyOptions cons
   return schedule::verify(schedule::lower(table), options);
 }
 
-Json rows_json(schedule::Table const& table) {
+Json rows_json(schedule::Table const& table, std::vector<schedule::ShardCell> const& shards) {
   Json rows = Json::array();
-  bool const sliced = table.slices > 1;
-  for (int rank = 0; rank < table.ranks(); ++rank) {
-    Json cells = Json::array();
-    auto const row = table.row(rank);
-    for (std::size_t i = 0; i < row.size(); ++i) {
-      std::string cell = schedule::to_string(row[i], sliced);
-      if (row[i].overlaps_next && i + 1 < row.size()) {
-        ++i;
-        cell = "(" + cell + ";" + schedule::to_string(row[i], sliced) + ")OVERLAP_F_B";
-      }
-      cells.push_back(cell);
+  Json cells = Json::array();
+  std::string cell;
+  for (char const c : schedule::write_csv(table, shards)) {
+    if (c != ',' && c != '\n') {
+      cell += c;
+      continue;
     }
-    rows.push_back(std::move(cells));
+    if (!cell.empty()) cells.push_back(std::exchange(cell, {}));
+    if (c == '\n') rows.push_back(std::exchange(cells, Json::array()));
   }
   return rows;
 }

@@ -57,7 +57,7 @@ class PolicyFlags {
 
  private:
   std::string policy_{};
-  int ranks_ = 0, chunks_ = 0, microbatches_ = 0, group_ = 0, slices_ = 2;
+  int ranks_ = 0, chunks_ = 0, microbatches_ = 0, group_ = 0, slices_ = 0;
   std::string warmup_{}, mapping_{};
   stagger::schedule::Limits limits_{};
   CLI::Option *ranks_flag_{}, *chunks_flag_{}, *microbatches_flag_{}, *in_flight_flag_{},
@@ -91,8 +91,10 @@ class ChannelFlag {
 [[nodiscard]] stagger::schedule::Fault prove(stagger::schedule::Table const& table,
                                              stagger::schedule::VerifyOptions const& options);
 
-/// The rows of a table as lists of cells.
-[[nodiscard]] Json rows_json(stagger::schedule::Table const& table);
+/// The rows of a table as lists of the cells that its CSV has.
+/// @param shards  UNSHARD and RESHARD cells that were read with it
+[[nodiscard]] Json rows_json(stagger::schedule::Table const& table,
+                             std::vector<stagger::schedule::ShardCell> const& shards = {});
 
 /// One JSON value as text.
 [[nodiscard]] std::string dump(Json const& json);

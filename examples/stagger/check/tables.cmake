@@ -52,6 +52,12 @@ prints("0F0s0,0F0s1,0F0s2,0F1s0,0B0s2,0F1s1,0B0s1,0F1s2,0B0s0,0B1s2,0B1s1,0B1s0\
        schedule --policy seq-1f1b --slices 3 --ranks 2 --microbatches 2)
 value("(1F3;0B0)OVERLAP_F_B" rows.0.4 schedule --policy dualpipe --ranks 2 --microbatches 4 --json)
 refused("gpipe cannot have 3 microbatches in flight.*4" schedule --policy gpipe --in-flight 3 --ranks 2 --microbatches 4)
+matches(0 "^0F0s0,0F0s1,0" schedule --policy auto --slices 2 --ranks 2 --microbatches 3)
+value(9.5 makespan simulate --policy auto --slices 2 --ranks 2 --microbatches 3 --json)
+value(0.0 gap simulate --policy auto --slices 2 --ranks 2 --microbatches 3 --json)
+refused("auto cannot have 2 slices: .*one stage" schedule --policy auto --slices 2 --chunks 2 --ranks 2 --microbatches 4)
+refused("--slices is for seq-1f1b and auto" schedule --policy 1f1b --slices 2 --ranks 2 --microbatches 4)
+refused("--slices 0 " schedule --policy auto --slices 0 --ranks 2 --microbatches 4)
 refused("--group is for interleaved and zb-h1" schedule --policy gpipe --group 3 --ranks 2 --microbatches 4)
 refused("--warmup 'wide' .*minimal, deep or a gap" schedule --policy 1f1b --warmup wide --ranks 2 --microbatches 4)
 refused("hanayo cannot have 6 microbatches: .*nearest legal value is 8" schedule --policy hanayo --ranks 4 --microbatches 6)
@@ -102,6 +108,16 @@ refused("2000000000 chunks" schedule --policy interleaved --ranks 2 --microbatch
 file(WRITE ${FOLDER}/loose.csv " 0F0 ,, 0F1\t,\r\n,1F0,1F1\r\n")
 matches(0 "^ok: 2 ranks, 2 stages, 2 microbatches" verify loose.csv)
 prints("0F0,0SEND_F0,0F1,0SEND_F1\n1RECV_F0,1RECV_F1,1F0,1F1\n" lower loose.csv)
+
+# Cells that gather and release parameters stay where they are, as CSV and as JSON.
+file(WRITE ${FOLDER}/shards.csv "0UNSHARD,0F0,0F1,0RESHARD\n1F0,1UNSHARD,1F1\n")
+prints("0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RESHARD\n1RECV_F0,1RECV_F1,1F0,1UNSHARD,1F1\n" lower shards.csv)
+stagger(lower shards.csv --format json)
+string(JSON rows GET "${output}" rows)
+string(REGEX REPLACE "[ \n]" "" rows "${rows}")
+if(NOT rows STREQUAL [=[[["0UNSHARD","0F0","0SEND_F0","0F1","0SEND_F1","0RESHARD"],["1RECV_F0","1RECV_F1","1F0","1UNSHARD","1F1"]]]=])
+  fail("should keep every cell of the table")
+endif()
 
 # What is no cell is refused with line, column and value.
 foreach(cell 0F 0F0junk 0BW1 0FULL_BACKWARD0 "()OVERLAP_F_B" "(0F0)OVERLAP_F_B" F0 0X1 0F1s -1F0 0F-1 0F2147483648 99999999999F0 0f0 "0F0 0F1" 0SEND_F)

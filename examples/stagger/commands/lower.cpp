@@ -50,7 +50,7 @@ class Lower final : public Command {
     return {dump({{"ranks", lowered.ranks()},
                   {"stages", lowered.stages},
                   {"microbatches", lowered.microbatches},
-                  {"rows", rows_json(lowered)}})};
+                  {"rows", rows_json(lowered, shards)}})};
   }
 
  private:

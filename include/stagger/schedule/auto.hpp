@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <string>
 #include <tuple>
@@ -27,12 +28,12 @@
 #include <stagger/schedule/hanayo.hpp>
 #include <stagger/schedule/interleaved.hpp>
 #include <stagger/schedule/looped_bfs.hpp>
-#include <stagger/schedule/one_f_one_b.hpp>
 #include <stagger/schedule/rounds.hpp>
 #include <stagger/schedule/rounds_v.hpp>
 #include <stagger/schedule/v_1f1b.hpp>
 #include <stagger/schedule/v_half.hpp>
 #include <stagger/schedule/v_min.hpp>
+#include <stagger/schedule/warm_ups.hpp>
 #include <stagger/schedule/zero_bubble_h1.hpp>
 #include <stagger/schedule/zero_bubble_h2.hpp>
 #include <stagger/schedule/zero_bubble_v.hpp>
@@ -43,7 +44,9 @@ namespace stagger::schedule {
 struct Found {
   Table table{};
   double makespan_s = 0;
-  double lower_bound_s = 0;  ///< no order within the limits can beat this
+  /// no order within the limits can beat this, without overlapped pairs or with those that a
+  /// schedule of the mapping has
+  double lower_bound_s = 0;
   /// makespan / bound - 1; 0 proves the order optimal
   [[nodiscard]] constexpr double gap() const noexcept {
     return lower_bound_s > 0 ? makespan_s / lower_bound_s - 1 : 0;
@@ -51,14 +54,14 @@ struct Found {
 };
 
 /// Never worse, under the same costs, than any synchronous schedule of this library on the same
-/// mapping that keeps the same limits, nor than the published zero-bubble heuristics. The shortest
-/// of all orders without overlapped pairs for P <= 3 and M <= 4 with one stage on each rank; with
-/// several (looped or zigzag) for PV <= 4 and M <= 4, and for PV <= 6 and M <= 2.
+/// mapping that keeps the same limits, whatever its parameters, nor than the published zero-bubble
+/// heuristics. The shortest of all orders without overlapped pairs for P <= 3 and MS <= 4 with one
+/// stage on each rank; with several (looped or zigzag) for PV <= 4 and M <= 4, and for PV <= 6 and
+/// M <= 2.
 ///
-/// Microbatches stay whole: a slice has costs and memory of its own, so seq-1f1b answers another
-/// question and is not considered. Of 1F1B's warm-ups all gaps up to 200 000 / (3PM) are tried, and
-/// at least up to 4, or 2 without transfers; wider ones are left to the rules, which fill as far
-/// ahead as the limits allow.
+/// A microbatch is whole unless the stages can run slices of it. With S slices, limits count slices
+/// as `peak_in_flight` does, and the schedules it is held against are those that cut microbatches
+/// into as many.
 struct Auto {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
@@ -68,6 +71,7 @@ struct Auto {
   Limits limits{};                    ///< what a rank may hold
   int chunks_per_rank = 1;            ///< V >= 1
   Mapping mapping = Mapping::looped;  ///< zigzag: V even; bidirectional: V = 1, P and M even
+  int slices = 1;                     ///< S >= 1, sequence slices of a microbatch; above 1: V = 1
 
   /// Stages on each rank, V.
   [[nodiscard]] constexpr int chunks() const noexcept { return chunks_per_rank; }
@@ -77,66 +81,67 @@ struct Auto {
   [[nodiscard]] Table table(Shape shape) const { return search(shape).table; }
 
   /// The table with its makespan and bound.
-  /// Complexity: O(PM log P) for each of 12 to 20 rules; beyond that, for P <= 3 and M <= 4, at
+  /// Complexity: O(PMS log P) for each of 12 to 20 rules, and O(PMS) for each range of 1F1B's
+  /// warm-ups that has to be looked at, most often none; beyond that, for P <= 3 and MS <= 4, at
   /// most some 10^5 partial orders. With several chunks: O(PVM) for each legal group size; where
   /// exact, up to some tenths of a second.
   [[nodiscard]] Found search(Shape shape) const {
     check(shape);
     if (shape.chunks > 1 || mapping == Mapping::bidirectional) return search_chunks(shape);
+    // Slices run as microbatches of their own would, save that the last rank's gradients come in
+    // blocks of S: units here. Any order of them can be renamed so that each stage takes forwards
+    // in rising order, and backwards by microbatches and in each from its last slice to its first.
+    Shape const units{shape.ranks, shape.microbatches * slices};
+    auto const times = unit_times(shape);
     Found best;
     best.makespan_s = std::numeric_limits<double>::infinity();
     auto const unlimited = limits.in_flight == 0 && limits.memory == 0;
     auto const keep = [&](Table&& table) {
       if (table.stages == 0 || (!unlimited && !fits(table))) return;
-      double const s = seconds(table);
+      double const s = seconds(table, times);
       if (s >= best.makespan_s) return;
       best.makespan_s = s;
       best.table = std::move(table);
     };
-    auto const consider = [&](Table const& whole) { keep(detail::split_backwards(whole)); };
-    consider(ZeroBubbleH1{}.table(shape));
-    best.lower_bound_s = lower_bound(
-        best.table.stages > 0 ? best.table : detail::split_backwards(GPipe{}.table(shape)), costs,
-        limits);
+    best.lower_bound_s =
+        lower_bound(cut(detail::split_backwards(GPipe{}.table(units)), shape), costs, limits);
     auto const done = [&] { return best.makespan_s <= best.lower_bound_s * (1 + 1e-12); };
-    if (!done()) consider(ZeroBubbleH2{}.table(shape));
-    double longest_link = 0;
-    for (int stage = 0; stage < shape.ranks; ++stage)
-      longest_link = std::max(longest_link, costs.of(stage).transfer_s);
-    int const limit =
-        limits.in_flight > 0 ? limits.in_flight : static_cast<int>(std::min(limits.memory, 1e9));
-    double const actions = 3.0 * shape.ranks * shape.microbatches;
-    int gaps = std::max(longest_link > 0 ? 4 : 2,
-                        static_cast<int>(std::min(200000 / actions, shape.microbatches - 1.0)));
-    // Under a limit, wider gaps than this make the same table.
-    int const widest = limit >= shape.ranks ? limit - shape.ranks + 1 : limit;
-    if (limit >= 1) gaps = std::min(gaps, widest);
-    for (int gap = 1; gap <= gaps && !done(); ++gap) {
-      auto const warmup = static_cast<Warmup>(gap);
-      int const wanted = std::min(gap * (shape.ranks - 1) + 1, shape.microbatches);
-      consider(limit >= 1 && limit < wanted
-                   ? OneFOneB{.warmup = warmup, .in_flight = limit}.table(shape)
-                   : OneFOneB{.warmup = warmup}.table(shape));
+    auto const take = [&](std::vector<int> const& counts) {
+      if (counts.empty()) return;
+      best.table = detail::split_backwards(detail::early_backward(units, counts, 0, shape.ranks));
+      if (slices > 1) {
+        for (double const part : {1.0, 0.5, 0.0})
+          keep(detail::refill(best.table, times, limits, part));
+      }
+    };
+    if (slices == 1) {
+      keep(ZeroBubbleH1{}.table(units));
+      if (!done()) keep(ZeroBubbleH2{}.table(units));
     }
-    if (!done()) consider(GPipe{}.table(shape));
+    detail::WarmUps warm_ups(units, slices, times, limits);
+    for (int gap = 1; gap <= 4 && !done(); ++gap) take(warm_ups.gap(gap, best.makespan_s));
+    if (!done()) keep(detail::split_backwards(GPipe{}.table(units)));
 
-    auto const times = own_times(shape);
+    double const actions = 3.0 * units.ranks * units.microbatches;
     int left = static_cast<int>(std::clamp(120000.0 / actions, 4.0, 12.0));
     for (detail::FillRule const& rule : rules()) {
       if (done() || left-- == 0) break;
-      Table table = detail::fill(shape, times, limits, rule, best.makespan_s);
+      Table table = detail::fill(units, times, limits, rule, best.makespan_s, slices);
       if (table.stages > 0) best.table = std::move(table);
     }
-    for (unsigned ways = 0; ways < 8 && !done(); ++ways) {
+    for (unsigned ways = 0; slices == 1 && ways < 8 && !done(); ++ways) {
       detail::RoundRule const rule{(ways & 1U) != 0, (ways & 2U) != 0, (ways & 4U) != 0};
-      keep(detail::Rounds(shape, times, limits, rule, best.makespan_s).table());
+      keep(detail::Rounds(units, times, limits, rule, best.makespan_s).table());
     }
-    if (!done() && shape.ranks <= 3 && shape.microbatches <= 4) {
+    if (!done()) take(warm_ups.shortest(best.makespan_s));
+    if (!done() && units.ranks <= 3 && units.microbatches <= 4) {
       std::vector<std::size_t> owner;
       for (std::size_t s = 0; s < times.size(); ++s) owner.push_back(s);
-      Table table = detail::exact(shape, times, owner, limits, best.makespan_s);
+      Table table = detail::exact(units, times, owner, limits, best.makespan_s, slices);
       if (table.stages > 0) best.table = std::move(table);
     }
+    require_found(best, slices);
+    best.table = cut(std::move(best.table), shape);
     return best;
   }
 
@@ -151,12 +156,14 @@ struct Auto {
     std::vector<detail::StageTimes> times;
     auto const keep = [&](Table&& table) {
       if (table.stages == 0 || !fits(table)) return;
-      double const s = seconds(table);
+      double const s = seconds(table, times);
       if (s >= best.makespan_s) return;
       best.makespan_s = s;
       best.table = std::move(table);
     };
-    auto const consider = [&](Table const& whole) {
+    auto const consider = [&](Table whole) {
+      // A pair that costs what its parts cost ends no sooner than they do one after the other.
+      for (Action& a : whole.actions) a.overlaps_next = a.overlaps_next && costs.overlap_s >= 0;
       Table table = detail::split_backwards(whole);
       bool const pairs = std::any_of(table.actions.begin(), table.actions.end(),
                                      [](Action const& a) { return a.overlaps_next; });
@@ -164,6 +171,8 @@ struct Auto {
         times = detail::stage_times(table, costs);
         best.lower_bound_s = lower_bound(table, costs, limits);
       }
+      if (pairs)
+        best.lower_bound_s = std::min(best.lower_bound_s, lower_bound(table, costs, limits));
       if (!pairs) {
         for (double const part : {1.0, 0.5, 0.0}) keep(detail::refill(table, times, limits, part));
       }
@@ -199,7 +208,8 @@ struct Auto {
     if (two_ways) {
       consider(Chimera{}.table(shape));
       if (M >= 2 * P) consider(DualPipe{}.table(shape));
-    } else if (!turns) {
+    }
+    if (!two_ways && (!turns || P == 1)) {  // on one rank looped and zigzag are the same
       for (int group = 0; group <= M; group = group == 0 ? P : group + 1) {
         bool const legal =
             group == 0 ? M % std::max(1, M / P) == 0 : M >= P && (M % group == 0 || M % group >= P);
@@ -208,7 +218,8 @@ struct Auto {
         consider(ZeroBubbleH1{.chunks_per_rank = V, .group = group}.table(shape));
       }
       consider(LoopedBfs{.chunks_per_rank = V}.table(shape));
-    } else {
+    }
+    if (turns || (P == 1 && !two_ways)) {
       if (V == 2) {
         consider(ZeroBubbleV{}.table(shape));
         consider(VHalf{}.table(shape));
@@ -217,7 +228,7 @@ struct Auto {
         if (M >= 2 * P) consider(DualPipeV{}.table(shape));
         consider_rounds(shape, times, consider);
       }
-      if (M % P == 0) consider(Hanayo{.waves = V / 2}.table(shape));
+      if (V % 2 == 0 && M % P == 0) consider(Hanayo{.waves = V / 2}.table(shape));
     }
     if (!two_ways && shape.stages() <= 6 && M <= (shape.stages() <= 4 ? 4 : 2) &&
         best.makespan_s > best.lower_bound_s * (1 + 1e-12)) {
@@ -227,12 +238,15 @@ struct Auto {
       Table table = detail::exact(shape, times, rank_of, limits, best.makespan_s);
       if (table.stages > 0) best.table = std::move(table);
     }
-    if (best.table.stages == 0) {
-      throw Error(Errc::bad_configuration,
-                  "schedule auto found no order within the limits; give each rank room for " +
-                      std::to_string(two_ways ? 2 : V) + " activations or more");
-    }
+    require_found(best, two_ways ? 2 : V);
     return best;
+  }
+
+  static void require_found(Found const& best, int least) {
+    if (best.table.stages > 0) return;
+    throw Error(Errc::bad_configuration,
+                "schedule auto found no order within the limits; give each rank room for " +
+                    std::to_string(least) + " activations or more");
   }
 
   /// The published rules for a V know one cost for all stages: here the mean, and each its own.
@@ -269,6 +283,13 @@ struct Auto {
 
   void check(Shape shape) const {
     require_counts("auto", shape, chunks_per_rank);
+    require(slices >= 1, "auto", Count::slices, slices, 1, "a microbatch has at least one slice");
+    require(slices == 1 || (shape.chunks == 1 && mapping == Mapping::looped), "auto", Count::slices,
+            slices, 1, "microbatches are cut where each rank has one stage");
+    long long const most = ((1LL << 31) - 1) / 4 / shape.ranks / shape.microbatches;
+    int const cuts = static_cast<int>(std::min(32767LL, most / std::max(1, shape.chunks)));
+    require(slices <= cuts, "auto", Count::slices, slices, cuts,
+            "slices are counted in 15 bits and actions in 31");
     require(mapping != Mapping::zigzag || shape.chunks % 2 == 0, "auto", Count::chunks,
             shape.chunks, shape.chunks + 1, "zigzag needs an even number of them");
     if (mapping == Mapping::bidirectional) {
@@ -304,24 +325,49 @@ struct Auto {
             {1, 0.5, false}, {2, 0.0, false}, {3, 0.5, false}, {4, 0.5, true}};
   }
 
-  [[nodiscard]] std::vector<detail::StageTimes> own_times(Shape shape) const {
-    return detail::stage_times(GPipe{}.table({shape.ranks, 1}), costs);
+  /// [P], of a slice.
+  [[nodiscard]] std::vector<detail::StageTimes> unit_times(Shape shape) const {
+    Table one = GPipe{}.table({shape.ranks, 1});
+    one.slices = slices;
+    return detail::stage_times(one, costs);
   }
 
-  [[nodiscard]] double seconds(Table const& table) const {
+  /// Units as slices of microbatches.
+  [[nodiscard]] Table cut(Table&& table, Shape shape) const {
+    if (slices == 1) return std::move(table);
+    table.microbatches = shape.microbatches;
+    table.slices = slices;
+    for (Action& a : table.actions) {
+      int const slice = a.microbatch % slices;
+      a.microbatch /= slices;
+      a.slice = static_cast<std::int16_t>(a.kind == Kind::forward ? slice : slices - 1 - slice);
+    }
+    return std::move(table);
+  }
+
+  [[nodiscard]] double seconds(Table const& table,
+                               std::vector<detail::StageTimes> const& times) const {
     double last = 0;
     detail::play(
-        table, detail::stage_times(table, costs), costs.overlap_s,
+        table, times, costs.overlap_s,
         [&](std::size_t, std::size_t, double, double end, double) { last = std::max(last, end); });
     return last;
   }
 
+  /// In a pair the forward takes its room before the backward gives its own back.
   [[nodiscard]] bool fits(Table const& table) const {
     for (int r = 0; r < table.ranks(); ++r) {
       detail::Room room;
+      Action const* held = nullptr;  // first of a pair
       for (Action const& a : table.row(r)) {
+        if (a.overlaps_next && a.kind != Kind::forward) {
+          held = &a;
+          continue;
+        }
         if (a.kind == Kind::forward && !room.takes(limits)) return false;
         room.run(a.kind, limits);
+        if (held != nullptr) room.run(held->kind, limits);
+        held = nullptr;
       }
     }
     return true;

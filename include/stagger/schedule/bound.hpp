@@ -30,7 +30,8 @@ struct RankLoad {
 ///   first gradient does; drain     all input gradients follow the first gradient, and the last of
 ///   them has its way to the first stage; memory    an activation is held while its microbatch goes
 ///   up and comes back, and room is limited.
-/// Bidirectional tables: start-up without the second part.
+/// Slices: the first gradient waits for all forwards of its microbatch, and each slice is held
+/// while the later ones are. Bidirectional tables: start-up without the second part.
 /// @throws Error bad_data for costs that are not finite and not negative, bad_schedule for an empty
 /// table Complexity: linear in the number of actions; O(n log n) with an in-flight limit.
 [[nodiscard]] constexpr double lower_bound(Table const& table, Costs const& costs = {},
@@ -69,6 +70,12 @@ struct RankLoad {
     rest[s] = times[s + 1].link_forward + shortest[s + 1].forward + rest[s + 1];
   }
 
+  // The first gradient of a microbatch needs the forwards of all its slices, one after the other on
+  // every rank.
+  double slowest = 0;
+  for (auto const& t : shortest) slowest = std::max(slowest, t.forward);
+  double const queue = static_cast<double>(table.slices - 1) * slowest;
+
   double bound = 0;
   for (std::size_t r = 0; r < P; ++r) {
     detail::RankLoad load;
@@ -85,7 +92,8 @@ struct RankLoad {
       second = a.overlaps_next;
       if (a.kind == Kind::forward) {
         forwards.push_back(times[s].forward);
-        load.held_s += back[s] + shortest[s].input;
+        load.held_s += back[s] + shortest[s].input +  // and while later slices go and come back
+                       (table.slices - 1 - a.slice) * (shortest[s].forward + shortest[s].input);
         load.kept_s += pairs && costs.overlap_s >= 0 ? 0.0 : times[s].weight;
       }
       if (gives_input_gradient(a.kind)) load.inputs_s += shortest[s].input;
@@ -106,7 +114,7 @@ struct RankLoad {
       std::sort(forwards.begin(), forwards.end(), [](double a, double b) { return a > b; });
     double early = 0;
     for (std::size_t i = 0; i < most; ++i) early += forwards[i];
-    double const gradient = head[t] + back[t];  // when the first one can be here
+    double const gradient = head[t] + back[t] + queue;  // when the first one can be here
     bound = std::max(bound, gradient + load.work_s - early);
     double const last_weight = pairs && costs.overlap_s >= 0 ? 0.0 : times[0].weight;
     bound = std::max(bound, gradient + load.inputs_s + home[s] + last_weight);

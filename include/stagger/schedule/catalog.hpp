@@ -63,14 +63,14 @@ inline constexpr std::array<CatalogEntry, 20> catalog{{
     {"pipedream-2bw", "asynchronous 1F1B, two versions of the weights", "M >= P, V = 1"},
     {"forward-only", "evaluation and inference", "any"},
     {"auto", "found for given costs and memory",
-     "any; zigzag: V even; bidirectional: V = 1, P and M even"},
+     "any; zigzag: V even; bidirectional: V = 1, P and M even; slices: V = 1"},
 }};
 
 /// What a schedule may be asked for besides its shape; each looks at what concerns it.
 struct CatalogOptions {
   Warmup warmup = Warmup::minimal;    ///< 1f1b
   int group = 0;                      ///< interleaved, zb-h1
-  int slices = 2;                     ///< seq-1f1b
+  int slices = 0;                     ///< seq-1f1b, auto; 0: 2 for seq-1f1b, 1 for auto
   Mapping mapping = Mapping::looped;  ///< forward-only, auto
   Costs costs{};                      ///< fifo, auto
   Limits limits{};                    ///< in_flight for all, memory for auto
@@ -88,7 +88,8 @@ struct CatalogOptions {
   if (name == "fifo") return Fifo{.in_flight = limit, .costs = options.costs}.table(shape);
   if (name == "pipedream") return PipeDream{.in_flight = limit}.table(shape);
   if (name == "auto") {
-    return Auto{options.costs, options.limits, shape.chunks, options.mapping}.table(shape);
+    int const slices = options.slices == 0 ? 1 : options.slices;
+    return Auto{options.costs, options.limits, shape.chunks, options.mapping, slices}.table(shape);
   }
   Table table;
   if (name == "gpipe") {
@@ -120,7 +121,7 @@ struct CatalogOptions {
             shape.chunks < 2 ? 2 : shape.chunks + 1, "a wave has two");
     table = Hanayo{.waves = shape.chunks / 2}.table(shape);
   } else if (name == "seq-1f1b") {
-    table = Seq1F1B{.slices = options.slices}.table(shape);
+    table = Seq1F1B{.slices = options.slices == 0 ? 2 : options.slices}.table(shape);
   } else if (name == "pipedream-2bw") {
     table = PipeDream2BW{}.table(shape);
   } else if (name == "forward-only") {

@@ -21,10 +21,12 @@ namespace stagger::schedule::detail {
 /// @param shape   S <= 7 and M <= 7
 /// @param owner   [stages] the rank that holds each
 /// @param best_s  a makespan to beat; the shortest one afterwards
+/// @param slices  M counts slices, of which so many make a microbatch: its first gradient needs all
+/// their forwards
 /// @return the table that beats it, or an empty one where none does
 [[nodiscard]] inline Table exact(Shape shape, std::vector<StageTimes> const& times,
                                  std::vector<std::size_t> const& owner, Limits const& limits,
-                                 double& best_s) {
+                                 double& best_s, int slices = 1) {
   auto const P = static_cast<std::size_t>(shape.ranks);
   auto const S = owner.size();
   auto const M = static_cast<std::uint8_t>(shape.microbatches);
@@ -103,7 +105,9 @@ namespace stagger::schedule::detail {
                 if (count(state, 3 * (s - 1)) <= done) continue;
                 ready = nodes[n].at[(s - 1) * row + done] + times[s].link_forward;
               }
-            } else if (k == 1 && s + 1 < S) {
+            } else if (k == 1 && s + 1 == S) {
+              if (count(state, 3 * s) < (done / slices + 1) * slices) continue;
+            } else if (k == 1) {
               if (count(state, 3 * (s + 1) + 1) <= done) continue;
               ready = nodes[n].at[(s + 1) * row + M + done] + times[s].link_backward;
             }

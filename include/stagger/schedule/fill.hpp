@@ -15,7 +15,7 @@ namespace stagger::schedule::detail {
 /// How one run of `fill` decides.
 struct FillRule {
   int warm_up =
-      0;  ///< most forwards without their I on rank r: 0 no limit, else gap * (P - r) - (gap - 1)
+      0;  ///< most forwards without their I on rank r: 0 no limit, else gap * (P - 1 - r) + S
   double patience =
       0;  ///< a weight gradient does not start when a known input comes within this part of it
   bool alternate =
@@ -24,11 +24,14 @@ struct FillRule {
 
 /// Fills rows of P ranks with one stage each, rank by rank as time goes on. Room is kept by
 /// construction.
+/// @param slices  S: M counts slices, and the gradients of a microbatch's S come from the last rank
+/// when it has run the forwards of all
 /// @return an empty table when it ends later than `best_s`
 [[nodiscard]] constexpr Table fill(Shape shape, std::vector<StageTimes> const& times,
-                                   Limits const& limits, FillRule const& rule, double& best_s) {
+                                   Limits const& limits, FillRule const& rule, double& best_s,
+                                   int slices = 1) {
   auto const P = static_cast<std::size_t>(shape.ranks),
-             M = static_cast<std::size_t>(shape.microbatches);
+             M = static_cast<std::size_t>(shape.microbatches), S = static_cast<std::size_t>(slices);
   struct Rank {
     double free = 0;
     Room room{};
@@ -68,7 +71,7 @@ struct FillRule {
     double const i_at = rank.i < rank.f ? gradient_at[r * M + rank.i] : -1;
     std::size_t const ahead = rank.f - rank.i;
     auto const gap = static_cast<std::size_t>(rule.warm_up);
-    bool const wants = rule.warm_up == 0 || ahead < gap * (P - r) - (gap - 1);
+    bool const wants = rule.warm_up == 0 || ahead < gap * (P - 1 - r) + S;
     bool const takes = rank.room.takes(limits);
     bool const f_ready = f_at >= 0 && f_at <= now && wants && takes;
     bool const i_ready = i_at >= 0 && i_at <= now;
@@ -98,8 +101,8 @@ struct FillRule {
       if (r + 1 < P) {
         forward_at[(r + 1) * M + n] = end + times[r + 1].link_forward;
         wake(forward_at[(r + 1) * M + n], r + 1);
-      } else {
-        gradient_at[r * M + n] = end;
+      } else if ((n + 1) % S == 0) {
+        for (std::size_t back = 0; back < S; ++back) gradient_at[r * M + n - back] = end;
       }
     } else if (kind == Kind::backward_input) {
       m = static_cast<int>(rank.i++);
@@ -201,14 +204,17 @@ struct FillRule {
 }
 
 /// The same table with every backward as I and W side by side: its gradients leave earlier, nothing
-/// else changes.
+/// else changes. Pairs stay as they are.
 [[nodiscard]] constexpr Table split_backwards(Table const& table) {
   Table out{.stages = table.stages, .microbatches = table.microbatches, .slices = table.slices};
   out.actions.reserve(table.actions.size() * 3 / 2);
   for (int r = 0; r < table.ranks(); ++r) {
     out.begin_row();
+    bool paired = false;  // with the action before
     for (Action a : table.row(r)) {
-      if (a.kind == Kind::backward && !a.overlaps_next) {
+      bool const alone = !paired && !a.overlaps_next;
+      paired = a.overlaps_next;
+      if (a.kind == Kind::backward && alone) {
         a.kind = Kind::backward_input;
         out.add(a);
         a.kind = Kind::backward_weight;

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <limits>
 #include <vector>
 
 #include <stagger/schedule/early_backward.hpp>
@@ -41,8 +42,8 @@ struct OneFOneB {
   /// keeps the ranks from waiting for each other for ever.
   ///
   /// A limit D >= P shortens the warm-up to D - r: cutting every rank to D instead would make
-  /// neighbours run in convoy. A limit D < P is met by the counts that finish first at B = 2 F;
-  /// ties go to the smaller counts.
+  /// neighbours run in convoy. A limit D < P is met by the counts up to P - r that finish first at
+  /// B = 2 F, whatever the gap; ties go to the smaller counts.
   [[nodiscard]] [[gnu::cold]] constexpr std::vector<int> warm_up_counts(Shape shape) const {
     check(shape);
     int const P = shape.ranks;
@@ -82,46 +83,46 @@ struct OneFOneB {
             "a limit is at least 1, or 0 for none");
   }
 
-  /// Seconds of an iteration with these counts at F = 1, B = 2.
-  [[nodiscard]] [[gnu::cold]] static constexpr double makespan(Shape shape,
-                                                               std::vector<int> const& count) {
+  /// Seconds of an iteration with these counts at F = 1, B = 2; stops where it is sure to end later
+  /// than `enough`.
+  [[nodiscard]] [[gnu::cold]] static constexpr int makespan(Shape shape,
+                                                            std::vector<int> const& count,
+                                                            int enough) {
     auto const P = static_cast<std::size_t>(shape.ranks);
-    auto const M = static_cast<std::size_t>(shape.microbatches);
-    std::vector<double> end(2 * P * M, -1.0);
-    std::vector<double> now(P, 0.0);
-    std::vector<std::size_t> at(P, 0);
-    double* const forward = end.data();
-    double* const back = end.data() + P * M;
-    for (bool moved = true; moved;) {
-      moved = false;
-      for (std::size_t r = 0; r < P; ++r) {
-        auto const ahead = static_cast<std::size_t>(count[r]);
-        for (; at[r] < 2 * M; ++at[r], moved = true) {
-          std::size_t const i = at[r];
-          bool const f = i < ahead || (i < 2 * M - ahead && (i - ahead) % 2 == 1);
-          std::size_t const m = i < ahead           ? i
-                                : f                 ? (i + ahead) / 2
-                                : i < 2 * M - ahead ? (i - ahead) / 2
-                                                    : i - M;
-          double const from = f            ? (r == 0 ? 0 : forward[(r - 1) * M + m])
-                              : r + 1 == P ? forward[r * M + m]
-                                           : back[(r + 1) * M + m];
-          if (from < 0) break;
-          now[r] = std::max(now[r], from) + (f ? 1 : 2);
-          (f ? forward : back)[r * M + m] = now[r];
-        }
-      }
+    int const M = shape.microbatches;
+    auto const row = static_cast<std::size_t>(M);
+    std::vector<int> forward(P * row, 0), now(P, 0);  // ends
+    auto const run = [&](std::size_t r, int m) {
+      std::size_t const at = r * row + static_cast<std::size_t>(m);
+      now[r] = std::max(now[r], r > 0 ? forward[at - row] : 0) + 1;
+      forward[at] = now[r];
+    };
+    for (std::size_t r = 0; r < P; ++r) {
+      for (int m = 0; m < count[r]; ++m) run(r, m);
     }
-    double latest = 0;
-    for (double const e : now) latest = std::max(latest, e);
-    return latest;
+    std::size_t first = 0;  // rank with forwards left; all behind it have some too
+    for (int m = 0; m < M; ++m) {
+      int gradient = 0;
+      for (std::size_t r = P; r-- > 0;) now[r] = gradient = std::max(now[r], gradient) + 2;
+      // Left on a rank are its own work and the last gradient's way to the first one.
+      int const left = M - 1 - m, last = shape.ranks - 1;
+      if (now[P - 1] + 3 * left + 2 * last > enough) return enough + 1;
+      if (now[0] + 2 * left + std::max(0, M - count[0] - m) > enough) return enough + 1;
+      while (first < P && count[first] + m >= M) ++first;
+      for (std::size_t r = first; r < P; ++r) run(r, count[r] + m);
+    }
+    return now[0];
   }
 
   /// The best of all counts that never rise from rank to rank and stay below the limit. Where there
   /// are more than a few thousand of them: the best that raising or lowering one rank at a time
   /// reaches.
-  [[nodiscard]] [[gnu::cold]] constexpr std::vector<int> search(
-      Shape shape, std::vector<int> const& wanted) const {
+  [[nodiscard]] [[gnu::cold]] constexpr std::vector<int> search(Shape shape,
+                                                                std::vector<int> wanted) const {
+    for (int r = 0; r < shape.ranks; ++r) {
+      int& k = wanted[static_cast<std::size_t>(r)];
+      k = std::min(k, shape.ranks - r);
+    }
     auto const P = static_cast<std::size_t>(shape.ranks);
     int const limit = std::min(in_flight, shape.microbatches);
     Shape probe = shape;  // what lies beyond the warm-up and two turns of the steady state repeats
@@ -132,14 +133,14 @@ struct OneFOneB {
       best[r] = static_cast<int>(std::max<long long>(
           1, std::min<long long>(wanted[r], (share + shape.ranks - 1) / shape.ranks)));
     }
-    double best_s = makespan(probe, best);
+    int best_s = makespan(probe, best, std::numeric_limits<int>::max() / 2);
     auto const sum = [](std::vector<int> const& v) {
       long long total = 0;
       for (int const k : v) total += k;
       return total;
     };
     auto const consider = [&](std::vector<int> const& counts) {
-      double const s = makespan(probe, counts);
+      int const s = makespan(probe, counts, best_s);
       if (s < best_s || (s == best_s && sum(counts) < sum(best))) {
         best = counts;
         best_s = s;
