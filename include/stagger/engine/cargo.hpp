@@ -92,10 +92,9 @@ struct Cargo {
       for (std::size_t i = 0; i < parameters.count(); ++i)
         out.add(views[i].gradient, parameters.value_bytes(i));
     });
-    if (!promise) return;
     auto const rank = static_cast<std::size_t>(machine.program_->signals[signal].giver);
-    write_sums(out, rank);
-    write_results(out, rank);
+    if (promise || machine.shards_) write_sums(out, rank);
+    if (promise) write_results(out, rank);
   }
 
   /// Puts it where it belongs.
@@ -118,10 +117,9 @@ struct Cargo {
       for (std::size_t i = 0; i < parameters.count(); ++i)
         in.take(views[i].gradient, parameters.value_bytes(i));
     });
-    if (!promise) return;
     auto const rank = static_cast<std::size_t>(machine.program_->signals[signal].giver);
-    read_sums(in, rank);
-    read_results(in, rank);
+    if (promise || machine.shards_) read_sums(in, rank, promise);
+    if (promise) read_results(in, rank);
   }
 
   /// What a rank of the last stage leaves for the caller of the step: losses, outputs.
@@ -189,6 +187,7 @@ struct Cargo {
     while (!own[machine.reporter_]) ++machine.reporter_;
     auto const& cells = program().cells;
     for (auto& duties : machine.duties_) duties.layers.clear();
+    if (machine.shards_) return shard_updates(own);
     for (std::size_t c = 0, first = 0; c < cells.size(); ++c) {
       if (cells[c].stage != cells[first].stage) first = c;
       if (!own[cells[c].rank]) continue;
@@ -198,6 +197,46 @@ struct Cargo {
       auto const stage = static_cast<std::size_t>(cells[c].stage);
       for (std::size_t l = machine.first_layer_[stage]; l < machine.first_layer_[stage + 1]; ++l)
         machine.duties_[static_cast<std::size_t>(cells[c].rank)].layers.push_back({l, {}});
+    }
+  }
+
+  /// Whether the ranks of one process update values that those of another have.
+  [[nodiscard]] bool renews(bool const* own, bool const* to) const {
+    bool any = false;
+    if (commits() && machine.shards_)
+      each_renewed(own, to, [&](LayerParameters&, ByteRange) { any = true; });
+    return any;
+  }
+  void write_values(ByteWriter& out, bool const* own, bool const* to) const {
+    each_renewed(own, to, [&](LayerParameters& parameters, ByteRange range) {
+      auto const bytes = parameters.value_bytes_of(range);
+      out.add(bytes.data(), bytes.size());
+    });
+  }
+  void read_values(ByteReader& in, bool const* from, bool const* own) const {
+    each_renewed(from, own, [&](LayerParameters& parameters, ByteRange range) {
+      auto const bytes = parameters.value_bytes_of(range);
+      in.take(bytes.data(), bytes.size());
+    });
+  }
+  /// What a step leaves in gradients of parts that others update.
+  void clear_gradients_of(bool const* own) const noexcept {
+    for (Cell const& cell : program().cells) {
+      if (!own[cell.rank]) continue;
+      auto const stage = static_cast<std::size_t>(cell.stage);
+      for (std::size_t l = machine.first_layer_[stage]; l < machine.first_layer_[stage + 1]; ++l)
+        machine.parameters_[l].zero_gradients();
+    }
+  }
+  /// Calls `visit(rank, layer, part)` for what each rank updates.
+  template <class Visit> void each_shard(Visit visit) const {
+    auto const& cells = program().cells;
+    for (std::size_t first = 0, end = 0; first < cells.size(); first = end) {
+      auto const stage = static_cast<std::size_t>(cells[first].stage);
+      while (end < cells.size() && cells[end].stage == cells[first].stage) ++end;
+      for (std::size_t l = machine.first_layer_[stage]; l < machine.first_layer_[stage + 1]; ++l)
+        for (std::size_t c = first; c < end; ++c)
+          visit(cells[c].rank, l, machine.parameters_[l].part(c - first, end - first));
     }
   }
 
@@ -304,6 +343,7 @@ struct Cargo {
     std::size_t const stop = std::min(static_cast<std::size_t>(program().groups[group].highest) + 1,
                                       machine.first_layer_[stage + 1] - begin);
     for (std::size_t holder = first; holder < end; ++holder) {
+      if (sums && machine.shards_) break;  // the others take new values instead
       if (sums ? holder != cell : !to[cells[holder].rank]) continue;
       for (std::size_t i = lowest; i < stop; ++i) {
         LayerParameters& parameters = machine.parameters_[begin + i];
@@ -321,10 +361,47 @@ struct Cargo {
     for (auto const& one : machine.duties_[rank].squares)
       out.add(machine.parameters_[one.layer].square_sums()[one.parameter]);
   }
-  void read_sums(ByteReader& in, std::size_t rank) const {
+  /// @param whole  only of parameters whose squares are all there
+  void read_sums(ByteReader& in, std::size_t rank, bool whole) const {
     if (!machine.options_.clip_norm) return;
-    for (auto const& one : machine.duties_[rank].squares)
-      machine.parameters_[one.layer].received_square_sums()[one.parameter] = in.take<double>();
+    for (auto const& one : machine.duties_[rank].squares) {
+      LayerParameters& parameters = machine.parameters_[one.layer];
+      auto const sum = in.take<double>();
+      if (!whole || parameters.ends_in(one.parameter, one.range))
+        parameters.received_square_sums()[one.parameter] = sum;
+    }
+  }
+
+  /// Each rank updates its part, and its process has the optimizer's state of no other.
+  [[gnu::cold]] void shard_updates(bool const* own) const {
+    List<ByteRange> held(machine.parameters_.size(), ByteRange{0, 0});
+    each_shard([&](int rank, std::size_t layer, ByteRange part) {
+      if (!own[rank]) return;
+      machine.duties_[static_cast<std::size_t>(rank)].layers.push_back({layer, part});
+      ByteRange& all = held[layer];  // and what lies between its parts
+      if (all.last == 0) all = part;
+      all = {std::min(all.first, part.first), std::max(all.last, part.last)};
+    });
+    for (std::size_t l = 0; l < held.size() && program().training; ++l)
+      if (!machine.parameters_[l].hold_states(held[l]))
+        raise(Errc::bad_configuration, "the optimizer's state of layer ", l,
+              " is shared out to ranks, and a step of ", program().microbatches,
+              " microbatches shares it out to others; take all steps with as many microbatches, or "
+              "leave shard_optimizer out");
+  }
+
+  template <class Visit>
+  void each_renewed(bool const* from, bool const* to, Visit visit) const {
+    auto const& cells = program().cells;
+    auto const runs = [&](int stage) {
+      for (Cell const& cell : cells)
+        if (cell.stage == stage && to[cell.rank]) return true;
+      return false;
+    };
+    each_shard([&](int rank, std::size_t layer, ByteRange part) {
+      if (from[rank] && part.first < part.last && runs(static_cast<int>(stage_of(layer))))
+        visit(machine.parameters_[layer], part);
+    });
   }
 
   /// Microbatches whose last stage a rank runs.

@@ -153,6 +153,8 @@ template <class FootprintOf>
     for (std::size_t l = first; l < end; ++l)  // further owners have gradients of their own
       memory.parameters +=
           any.layers[l].parameters * (owner ? static_cast<std::uint64_t>(2 + states) : 1);
+    for (std::size_t l = first; owner && l < end; ++l)
+      memory.optimizer_state += any.layers[l].parameters * static_cast<std::uint64_t>(states);
     detail::add_cell(memory, scratch[rank], program, c, first, end, own_rows, footprint);
     if (!cell.last() || replicas.empty() || replicas.parts()[rank].replicas == 1) continue;
     detail::SlotBytes target(1);  // the rows of its own
@@ -163,6 +165,36 @@ template <class FootprintOf>
   }
   for (std::uint64_t const bytes : scratch) memory.scratch += bytes;
   return memory;
+}
+
+/// The optimizer's state on one rank where it is shared out to the replicas of processes, as
+/// `Grouped::shard_optimizer` asks: what `Trainer::memory` says in a process of that rank alone.
+/// @param cuts    [stages - 1] first layer of each stage after the first
+/// @param states  of the optimizer, for each parameter
+/// @return bytes
+[[nodiscard]] inline std::uint64_t predicted_optimizer_state(Program const& program,
+                                                             std::span<int const> cuts, int states,
+                                                             int rank, Footprint const& footprint) {
+  std::uint64_t units = 0;  // of alignment_bytes, which no part cuts
+  for (std::size_t c = 0; c < program.cells.size(); ++c) {
+    if (program.cells[c].rank != rank) continue;
+    int const stage = program.cells[c].stage;
+    std::size_t before = 0;
+    std::size_t holders = 0;
+    for (std::size_t d = 0; d < program.cells.size(); ++d) {
+      if (program.cells[d].stage != stage) continue;
+      ++holders;
+      if (d < c) ++before;
+    }
+    auto const s = static_cast<std::size_t>(stage);
+    std::size_t const end = s < cuts.size() ? static_cast<std::size_t>(cuts[s])
+                                            : footprint.layers.size();
+    for (std::size_t l = s == 0 ? 0 : static_cast<std::size_t>(cuts[s - 1]); l < end; ++l) {
+      std::uint64_t const all = footprint.layers[l].parameters / alignment_bytes;
+      units += all * (before + 1) / holders - all * before / holders;
+    }
+  }
+  return units * alignment_bytes * static_cast<std::uint64_t>(states);
 }
 
 }  // namespace stagger

@@ -29,6 +29,7 @@ struct LayOutOptions {
   StalenessModel staleness{};                   ///< of a run without a flush
   Replicas const* replicas = nullptr;           ///< of each row of the table; null: one each
   List<GradientGroup> const* groups = nullptr;  ///< to add up during backward; null: after it
+  bool chain_squares = false;  ///< squares of a parameter's gradient go from replica to replica
 };
 
 namespace detail {

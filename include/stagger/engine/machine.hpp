@@ -37,16 +37,18 @@ class Machine {
  public:
   /// @param cuts    [stages - 1] first layer of each stage after the first, rising
   /// @param memory  where parameters go; none: on the host
+  /// @param shards  whether there is optimizer state only for what a back end names, hold_states()
   [[gnu::cold]] Machine(List<Layer> layers, std::vector<int> const& cuts, Options const& options,
-                        int states, ParameterMemory const& memory = {})
+                        int states, ParameterMemory const& memory = {}, bool shards = false)
       : device_memory_(memory),
         memory_(memory.allocate != nullptr ? &device_memory_ : nullptr),
         layers_(std::move(layers)),
         parameters_(layers_.size()),
-        options_(options) {
+        options_(options),
+        shards_(shards) {
     for (std::size_t l = 0; l < layers_.size(); ++l)
       parameters_[l].adopt(layers_[l].ops().adopt_parameters(layers_[l].object()),
-                           static_cast<int>(l), states, memory_);
+                           static_cast<int>(l), states, memory_, shards);
     if (memory_ != nullptr) sums_.make(memory_, parameter_count() * sizeof(double));
     for (int const cut : cuts) first_layer_.push_back(static_cast<std::size_t>(cut));
     first_layer_.push_back(layers_.size());
@@ -68,8 +70,9 @@ class Machine {
   /// Shows every parameter to the caller, in layer order.
   [[gnu::cold]] void append_states(std::vector<ParameterState>& states) {
     for (auto& layer : parameters_) layer.append_states(states);
-    shown_ = memory_ != nullptr;
+    shown_ = memory_ != nullptr || shards_;
   }
+  [[nodiscard]] bool shards() const noexcept { return shards_; }
   [[nodiscard]] std::int64_t steps() const noexcept { return steps_; }
   void resume(std::int64_t steps) noexcept { steps_ = steps; }
 
@@ -171,7 +174,8 @@ class Machine {
     fate_.store(Fate::open, std::memory_order_relaxed);
     failure_ = nullptr;
     gradient_norm_ = 0;
-    if (std::exchange(shown_, false)) take_back();
+    if (!shards_ || program_->training)  // else nobody may know yet whose state it is
+      if (std::exchange(shown_, false)) take_back();
     if (program_->training && !program_->flushes)
       for (auto& parameters : parameters_) parameters.save();
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
@@ -244,7 +248,10 @@ class Machine {
 
   [[nodiscard]] Memory memory() const {
     Memory memory;
-    for (auto const& parameters : parameters_) memory.parameters += parameters.bytes();
+    for (auto const& parameters : parameters_) {
+      memory.parameters += parameters.bytes();
+      memory.optimizer_state += parameters.state_bytes();
+    }
     for (auto const& first : storage_) {
       for (auto const* owner = &first; owner != nullptr; owner = owner->next.get()) {
         for (auto const& share : owner->shares) memory.parameters += share.bytes();
@@ -294,6 +301,7 @@ class Machine {
   struct Square {
     std::size_t layer = 0;
     std::size_t parameter = 0;
+    ByteRange range = {};  // of the layer, if another rank adds up the rest
   };
   /// What a rank does at the end of a step.
   struct Duties {
@@ -406,8 +414,8 @@ class Machine {
     for (Addition const& addition : duties.add) addition.to->add(*addition.from);
     if (!options_.clip_norm) return;
     for (Square const& one : duties.squares)
-      parameters_[one.layer].sum_squares(one.parameter,
-                                         memory_ != nullptr ? sums_of(one.layer) : nullptr);
+      parameters_[one.layer].sum_squares(
+          one.parameter, memory_ != nullptr ? sums_of(one.layer) : nullptr, one.range);
   }
 
   [[gnu::cold]] double* sums_of(std::size_t layer) const noexcept {
@@ -452,6 +460,7 @@ class Machine {
   List<std::size_t> first_layer_{0};        // [stages + 1]
   FixedArray<CellStorage> storage_;         // [stages] of the first owner
   Options options_;
+  bool shards_;
   OptimizerCall optimizer_;
   ParameterBlock sums_;  // [parameters] of squares, where they lie elsewhere
   bool shown_ = false;   // the caller may have written into a copy

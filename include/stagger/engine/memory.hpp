@@ -12,6 +12,7 @@ struct Memory {
   std::uint64_t activations = 0;  ///< stage inputs, inner outputs and saved state, all slots
   std::uint64_t gradients = 0;    ///< of activations, all slots
   std::uint64_t scratch = 0;
+  std::uint64_t optimizer_state = 0;  ///< of `parameters`
 };
 
 }  // namespace stagger

@@ -57,8 +57,9 @@ class LayerParameters {
  public:
   /// Takes over what a layer declares.
   /// @param memory  where to keep it; null: on the host
+  /// @param shards  no state before hold_states() says of what
   [[gnu::cold]] void adopt(List<ParameterDeclaration> declarations, int layer, int states,
-                           ParameterMemory const* memory = nullptr) {
+                           ParameterMemory const* memory = nullptr, bool shards = false) {
     declarations_ = std::move(declarations);
     layer_ = layer;
     states_ = states;
@@ -72,7 +73,10 @@ class LayerParameters {
     values_.resize(1);
     values_[0].make(memory_, bytes);
     gradients_.make(memory_, bytes);
-    for (int s = 0; s < states; ++s) state_[static_cast<std::size_t>(s)].make(memory_, bytes);
+    shards_ = shards;
+    if (!shards) held_ = {0, bytes};
+    for (int s = 0; !shards && s < states; ++s)
+      state_[static_cast<std::size_t>(s)].make(memory_, bytes);
     for (std::size_t i = 0; i < declarations_.size(); ++i) {
       auto& d = declarations_[i];
       std::byte* const to = values_[0].data() + offsets_[i];
@@ -84,6 +88,17 @@ class LayerParameters {
     }
     add_views(0);
     square_sums_.resize(declarations_.size());
+  }
+
+  /// Where states are shared out: this part of the layer has them here, zeros at first.
+  /// @return  whether it has, or had none before
+  [[gnu::cold]] bool hold_states(ByteRange range) {
+    if (range.first == held_.first && range.last == held_.last) return true;
+    if (held_.last != 0) return false;
+    held_ = range;
+    for (std::size_t s = 0; s < static_cast<std::size_t>(states_); ++s)
+      state_[s].make(memory_, range.last - range.first);
+    return true;
   }
 
   /// Makes room for so many versions of the values. Version 0 is the one that lasts.
@@ -200,6 +215,15 @@ class LayerParameters {
     return {units * part / parts * alignment_bytes, units * (part + 1) / parts * alignment_bytes};
   }
 
+  /// Whether a parameter has elements in a part of the layer.
+  [[nodiscard]] bool overlaps(std::size_t i, ByteRange range) const noexcept {
+    return offsets_[i] < range.last && offsets_[i] + value_bytes(i) > range.first;
+  }
+  /// Whether its last ones are there.
+  [[nodiscard]] bool ends_in(std::size_t i, ByteRange range) const noexcept {
+    return offsets_[i] + value_bytes(i) <= range.last;
+  }
+
   /// Adds what another owner has summed up.
   void add(Share const& share, ByteRange range = {}) {
     for (std::size_t i = 0; i < count(); ++i) {
@@ -217,15 +241,17 @@ class LayerParameters {
 
   /// Sum of squares of a parameter's gradient: one sum per parameter, so that any cut adds the
   /// same numbers.
-  /// @param sums  [count()] where they go in memory of a back end; unused on the host
-  void sum_squares(std::size_t i, double* sums = nullptr) {
+  /// @param sums   [count()] where they go in memory of a back end; unused on the host
+  /// @param range  of the layer: goes on with the sum of the elements before it
+  void sum_squares(std::size_t i, double* sums = nullptr, ByteRange range = {}) {
     if (memory_ != nullptr)
       memory_->sum_squares(*memory_, declarations_[i].type, views_[i].gradient, views_[i].size,
                            sums + i);
+    else if (double const before = range.first > offsets_[i] ? square_sums_[i] : 0;
+             declarations_[i].type == ElementType::f32)
+      square_sums_[i] = sum_squares_of<float>(views_[i], elements<float>(i, range), before);
     else
-      square_sums_[i] = declarations_[i].type == ElementType::f32
-                            ? sum_squares_of<float>(views_[i])
-                            : sum_squares_of<double>(views_[i]);
+      square_sums_[i] = sum_squares_of<double>(views_[i], elements<double>(i, range), before);
   }
   void sum_squares() {
     for (std::size_t i = 0; i < count(); ++i) sum_squares(i);
@@ -238,11 +264,13 @@ class LayerParameters {
   /// then gradients are zero.
   template <OptimizerPolicy O> void update(O const& optimizer, UpdateStep const& step) noexcept;
 
-  /// Shows values and state to the host: themselves, or a copy that `take_back` brings home.
-  void append_states(std::vector<ParameterState>& states) {
+  /// Shows values, and if `whole` state, to the host: themselves, or a copy that `take_back` brings home.
+  void append_states(std::vector<ParameterState>& states, bool whole = true) {
     if (memory_ != nullptr) fetch_copy();
+    int const shown = whole ? states_ : 0;
+    if (shards_ && whole) spread_states();
     auto& values = memory_ != nullptr ? host_copy_[0] : values_[0];
-    auto* const first_state = memory_ != nullptr ? &host_copy_[1] : state_.data();
+    auto* const first_state = memory_ != nullptr || shards_ ? &host_copy_[1] : state_.data();
     for (std::size_t i = 0; i < declarations_.size(); ++i) {
       auto const& d = declarations_[i];
       std::size_t const bytes = d.size * element_bytes(d.type);
@@ -250,7 +278,7 @@ class LayerParameters {
       state.name = std::to_string(layer_) + "." + d.name;
       state.type = d.type;
       state.value = {values.data() + offsets_[i], bytes};
-      for (std::size_t s = 0; s < static_cast<std::size_t>(states_); ++s)
+      for (std::size_t s = 0; s < static_cast<std::size_t>(shown); ++s)
         state.state[s] = {first_state[s].data() + offsets_[i], bytes};
       states.push_back(std::move(state));
     }
@@ -258,10 +286,24 @@ class LayerParameters {
 
   /// What the host may have written into the copy that it was shown.
   [[gnu::cold]] void take_back() {
+    if (shards_) return gather_states();
     if (host_copy_[0].size() == 0) return;
     memory_->upload(*memory_, values_[0].data(), host_copy_[0].data(), values_[0].size());
     for (std::size_t s = 0; s < static_cast<std::size_t>(states_); ++s)
       memory_->upload(*memory_, state_[s].data(), host_copy_[s + 1].data(), state_[s].size());
+  }
+
+  /// Where states are shared out, the copy that the host is shown: state `s` of the whole layer.
+  [[nodiscard]] std::span<std::byte> shown_state(std::size_t s, ByteRange range) const noexcept {
+    if (host_copy_[s + 1].size() == 0) return {};
+    return {host_copy_[s + 1].data() + range.first, range.last - range.first};
+  }
+  [[nodiscard]] std::span<std::byte> value_bytes_of(ByteRange range) const noexcept {
+    return {values_[0].data() + range.first, range.last - range.first};
+  }
+
+  [[nodiscard]] std::uint64_t state_bytes() const noexcept {
+    return state_[0].size() + state_[1].size();
   }
 
   /// Values, gradients and state together, in bytes.
@@ -273,6 +315,24 @@ class LayerParameters {
   }
 
  private:
+  /// Shared out: a copy of the whole, of which only the part that is here is true unless others send
+  /// theirs.
+  [[gnu::cold]] void spread_states() {
+    for (std::size_t s = 0; s < static_cast<std::size_t>(states_); ++s) {
+      if (host_copy_[s + 1].size() != 0 || gradients_.size() == 0) continue;
+      host_copy_[s + 1].make(nullptr, gradients_.size());
+      if (state_[s].size() != 0)
+        std::memcpy(host_copy_[s + 1].data() + held_.first, state_[s].data(), state_[s].size());
+    }
+  }
+  [[gnu::cold]] void gather_states() {
+    for (std::size_t s = 0; s < static_cast<std::size_t>(states_); ++s) {
+      if (host_copy_[s + 1].size() == 0) continue;
+      if (state_[s].size() != 0)
+        std::memcpy(state_[s].data(), host_copy_[s + 1].data() + held_.first, state_[s].size());
+      host_copy_[s + 1].make(nullptr, 0);
+    }
+  }
   [[gnu::cold]] void fetch_copy() {
     for (std::size_t s = 0; s < 1 + static_cast<std::size_t>(states_); ++s) {
       auto const& from = s == 0 ? values_[0] : state_[s - 1];
@@ -300,10 +360,10 @@ class LayerParameters {
     for (std::size_t i = elements.first; i < elements.last; ++i) sum[i] += more[i];
   }
 
-  template <class T> static double sum_squares_of(ParameterView const& view) noexcept {
-    double sum = 0;
+  template <class T>
+  static double sum_squares_of(ParameterView const& view, ByteRange elements, double sum) noexcept {
     auto const* const gradient = static_cast<T const*>(view.gradient);
-    for (std::size_t i = 0; i < view.size; ++i)
+    for (std::size_t i = elements.first; i < elements.last; ++i)
       sum += static_cast<double>(gradient[i]) * static_cast<double>(gradient[i]);
     return sum;
   }
@@ -321,8 +381,9 @@ class LayerParameters {
     v.value = static_cast<T const*>(views_[step.from * count() + i].value) + first;
     v.next = static_cast<T*>(views_[step.to * count() + i].value) + first;
     v.gradient = static_cast<T const*>(views_[i].gradient) + first;
-    for (std::size_t s = 0; s < static_cast<std::size_t>(states_); ++s)
-      v.state[s] = reinterpret_cast<T*>(state_[s].data() + offsets_[i]) + first;
+    for (std::size_t s = 0; s < static_cast<std::size_t>(states_) && first < last; ++s)
+      v.state[s] =
+          reinterpret_cast<T*>(state_[s].data() + (offsets_[i] + first * sizeof(T) - held_.first));
     v.size = last - first;
     v.decays = declarations_[i].decays;
     return v;
@@ -341,6 +402,8 @@ class LayerParameters {
   ParameterMemory const* memory_ = nullptr;
   int layer_ = 0;
   int states_ = 0;
+  bool shards_ = false;
+  ByteRange held_{0, 0};  // of the layer: what has states here
 };
 
 template <OptimizerPolicy O>
@@ -367,6 +430,7 @@ struct OptimizerCall {
   int states = 0;                  // for each parameter
   std::size_t enqueued_bytes = 0;  // size of an optimizer whose update is enqueued; 0: it is
                                    // carried out
+  bool element_wise = true;        // whether any part of a parameter can be updated by itself
 };
 
 }  // namespace detail

@@ -45,6 +45,7 @@ struct GroupingChoice {
   Groups groups = nullptr;       // null: collective::grouping::Optimal
   int measured_steps = 5;        // whose medians it is given, after one that warms up
   std::int64_t renew_every = 0;  // steps after which all is measured anew; 0: never
+  bool shard_optimizer = false;  // replicas in several processes have a part of its state each
 };
 
 /// What a collective says about gradients.
@@ -59,6 +60,8 @@ template <class Collective>
             "; use counts of at least 0");
     choice = {&collective.grouping, &Collective::groups_of, collective.steps_to_measure(),
               collective.renew_every};
+    if constexpr (requires { collective.shard_optimizer; })
+      choice.shard_optimizer = collective.shard_optimizer;
   }
   return choice;
 }

@@ -35,6 +35,12 @@ struct ReplicaSums {
   static std::uint32_t summed(Layout const& layout, std::size_t cell) {
     return ready(layout, cell) + 1;
   }
+  /// A rank has added up its squares, and what goes on with them is a higher rank.
+  static std::uint32_t squared(Layout const& layout, int rank) {
+    return static_cast<std::uint32_t>((layout.cells_.size() + layout.cuts_.size()) *
+                                          Layout::signals_per_edge +
+                                      Layout::index(rank));
+  }
   static std::size_t first_holder(Layout const& layout, std::size_t cell) {
     return layout.first_cell_[Layout::index(layout.cells_[cell].stage)];
   }
@@ -116,7 +122,10 @@ struct ReplicaSums {
       auto const count = groups_of(layout, c).count;
       for (std::size_t d = first_holder(layout, c); d < end_of_holders(layout, c); ++d)
         layout.await(rank, finish, summed(layout, d), static_cast<std::uint32_t>(count));
+      if (layout.options_.chain_squares && c != first_holder(layout, c))
+        layout.await(rank, finish, squared(layout, layout.cells_[c - 1].rank), 1);
     }
+    if (layout.options_.chain_squares) Layout::give(finish, squared(layout, self));
   }
 
   /// The ranks that add up: one beside each that holds a part of a shared stage. It follows the
@@ -197,6 +206,11 @@ struct ReplicaSums {
             std::size_t const bytes = parameters.value_bytes(p);
             if (measure)
               total += bytes;
+            else if (machine.shards_)
+              for (std::size_t holder = 0; holder < holders; ++holder) {
+                ByteRange const part = parameters.part(holder, holders);
+                if (parameters.overlaps(p, part)) duties(holder).squares.push_back({l, p, part});
+              }
             else
               duties((before + bytes / 2) * holders / total).squares.push_back({l, p});
             if (!measure) before += bytes;

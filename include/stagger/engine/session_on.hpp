@@ -63,7 +63,7 @@ template <class B> class SessionOn final : public Session {
         places_(places),
         spare_(spare),
         machine_(std::move(layers), setup.cuts, setup.options, setup.optimizer.states,
-                 memory_of(device)),
+                 memory_of(device), shards(setup)),
         backend_(device, machine_, places + spare) {
     positions_ = positions;
     ranks_ = place_.size();
@@ -129,6 +129,7 @@ template <class B> class SessionOn final : public Session {
     options.staleness = staleness;
     options.replicas = &machine_.options().replicas;
     options.groups = groups();
+    options.chain_squares = machine_.shards() && machine_.options().clip_norm.has_value();
     programs_.push_back(std::make_unique<Program>(lay_out(made, options)));
     return *programs_.back();
   }
@@ -230,6 +231,13 @@ template <class B> class SessionOn final : public Session {
       return {};
   }
 
+  /// Whether each rank has the optimizer's state of what it updates alone.
+  static bool shards(Setup const& setup) {
+    if constexpr (requires { B::shards_states; })
+      return setup.grouping.shard_optimizer && !setup.options.replicas.empty();
+    return false;
+  }
+
   /// What is added up while backward runs; null: nothing.
   [[nodiscard]] List<GradientGroup> const* groups() {
     if constexpr (requires { B::sums_while_running; }) return machine_.groups();
@@ -302,6 +310,11 @@ template <class Device>
           setup.chunks, " each; use a multiple of ", setup.chunks);
   int const positions = stages / setup.chunks;
   auto const& replicas = options.replicas;
+  if (!setup.optimizer.element_wise && (!replicas.empty() || setup.grouping.shard_optimizer))
+    raise(Errc::bad_configuration,
+          "the optimizer says that it is not element_wise, but each replica updates a part of every "
+          "parameter; use one whose elements do not depend on each other, or leave "
+          "Options::replicas and shard_optimizer out");
   if (!replicas.empty()) replicas.ops()->require(replicas, positions, setup.synchronous);
   int const ranks = replicas.empty() ? positions : static_cast<int>(replicas.parts().size());
   int const places = std::min(static_cast<int>(device.places()), ranks);

@@ -101,6 +101,8 @@ template <class In, class Out, class Chosen> class Trainer {
       parameters.update(*static_cast<Optimizer const*>(erased), step);
     };
     setup.optimizer.states = Optimizer::states;
+    if constexpr (requires { Optimizer::element_wise; })
+      setup.optimizer.element_wise = Optimizer::element_wise;
     setup.optimizer.enqueued_bytes = enqueues ? sizeof(Optimizer) : 0;
     setup.grouping = detail::grouping_of(parts_->collective);
     setup.parts = parts_;

@@ -29,7 +29,8 @@ template <class T> struct OptimizerView {
 
 /// An optimizer says how many values of state it keeps per parameter value (0 to 2) and updates one
 /// parameter at a time; every element independently of the others, so that any cut gives the same
-/// bits.
+/// bits. One that cannot do that says `static constexpr bool element_wise = false;`, and is refused
+/// where replicas update a part each.
 ///
 /// `update(view, gradient_scale, step)`: gradients are multiplied by `gradient_scale` (clipping)
 /// before use; `step` counts from 1. It must not throw: when it runs, the step is already decided.

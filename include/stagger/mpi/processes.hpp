@@ -22,6 +22,7 @@
 #include <stagger/mpi/detail/channels.hpp>
 #include <stagger/mpi/detail/facts.hpp>
 #include <stagger/mpi/detail/grouping.hpp>
+#include <stagger/mpi/detail/renewal.hpp>
 #include <stagger/mpi/detail/routes.hpp>
 #include <stagger/mpi/detail/trouble.hpp>
 #include <stagger/mpi/world.hpp>
@@ -79,6 +80,7 @@ class ProcessesBackend {
  public:
   static constexpr bool timed = false;
   static constexpr bool sums_while_running = true;
+  static constexpr bool shards_states = true;
 
   /// Meets the other processes.
   /// @throws Error  mismatch where they have another pipeline, naming the first difference;
@@ -122,19 +124,27 @@ class ProcessesBackend {
     given_.assign(program.signals.size(), 0);
     at_.assign(ranks, 0);
     routes_.find(cargo_, process_of_, channels_.rank());
-    channels_.provide(routes_.pools());
+    auto pools = routes_.pools();
+    pools.push_back(machine_.shards() ? static_cast<std::size_t>(channels_.size() - 1) : 0);
+    channels_.provide(pools);
     cargo_.clear_gradients();
-    cargo_.share_updates(runs_.get() + static_cast<std::size_t>(channels_.rank()) * ranks);
+    cargo_.share_updates(runs_here());
+    renewal_.load(cargo_, runs_.get(), channels_.size(), channels_.rank(), pools.size());
   }
 
   /// Runs the ranks of this process in the step that the machine has begun. Returns when all ranks
   /// of all processes have finished, or when the step has failed.
   void drive() {
+    if (renewal_.torn()) return static_cast<void>(machine_.fail(renewal_.trouble()));
     begin_round();
     try {
       work();
     } catch (...) {
       break_off(std::current_exception());
+    }
+    if (renewal_.missing() != 0 && !stopping()) {
+      renewal_.tear();
+      machine_.lose(renewal_.trouble());
     }
     if (!stopping())
       channels_.flush(machine_.options().deadline_s);
@@ -202,16 +212,7 @@ class ProcessesBackend {
   /// Brings values and optimizer state of every layer from the process that updates it. All
   /// processes call it.
   void gather_parameters() {
-    if (process_of_.empty()) return;  // no step yet: all are as they were made
-    auto& parameters = machine_.parameters();
-    for (std::size_t l = 0; l < parameters.size(); ++l) {
-      int const root = process_of_[static_cast<std::size_t>(cargo_.owner_of(l))];
-      std::vector<ParameterState> states;
-      parameters[l].append_states(states);
-      for (auto& state : states)
-        for (auto const bytes : {state.value, state.state[0], state.state[1]})
-          if (!bytes.empty()) world_.broadcast(bytes, root).wait(machine_.options().deadline_s);
-    }
+    if (!process_of_.empty()) detail::gather(world_, cargo_, process_of_);  // else: as made
   }
 
  private:
@@ -219,7 +220,7 @@ class ProcessesBackend {
   enum class State : std::uint8_t { runnable, blocked, done };
   enum class Phase : std::uint8_t { open, promised, failed };
   /// Messages that are no signals.
-  enum Notice : std::uint32_t { say_failure = 0xffff0000, say_standing, say_spans, say_results };
+  enum Notice : std::uint32_t { say_failure = 0xffff0000, say_standing, say_spans, say_results, say_values };
   struct RankHere {
     stagger::detail::RankState* rank;
     State state;
@@ -250,6 +251,7 @@ class ProcessesBackend {
     for (auto const& entry : ranks_)
       if (cargo_.commits() && !adds_up(entry)) ++promises_;
     results_missing_ = cargo_.commits() ? 0 : channels_.size() - 1;
+    renewal_.begin_step();
     told_ = false;
     phase_.store(Phase::open);
     stop_.store(false);
@@ -262,7 +264,7 @@ class ProcessesBackend {
     Waiting waiting = patience();
     auto idle_since = Clock::now();
     bool idle = false;
-    while (!stopping() && (open_ != 0 || results_missing_ != 0)) {
+    while (!stopping() && (open_ != 0 || results_missing_ != 0 || renewal_.missing() != 0)) {
       bool moved = poll();
       for (auto& entry : ranks_) moved = go_on(entry) || moved;
       keep_in_touch();
@@ -291,8 +293,11 @@ class ProcessesBackend {
     auto const progress = stagger::detail::go_on(*this, *entry.rank);
     moved_at_ = Clock::now();
     entry.state = progress == stagger::detail::Progress::blocked ? State::blocked : State::done;
-    if (entry.state == State::done && --open_ == 0 && !cargo_.commits() && !stopping())
+    if (entry.state != State::done || --open_ != 0 || stopping()) return true;
+    if (!cargo_.commits())
       send_results();
+    else
+      renewal_.send(cargo_, channels_, epoch_, say_values);
     return true;
   }
 
@@ -325,6 +330,7 @@ class ProcessesBackend {
       ++given_[what];
       return;
     }
+    if (what == say_values) return renewal_.take(cargo_, in, peer);
     while (in.left() != 0) {
       auto const rank = in.take<std::uint32_t>();
       if (what == say_spans)
@@ -463,6 +469,7 @@ class ProcessesBackend {
   std::vector<RankHere> ranks_{};       // of this process
   std::vector<std::uint32_t> given_{};  // [signals] as far as it is known here
   detail::Routes routes_{};
+  detail::Renewal renewal_{};
 
   std::uint32_t epoch_ = 0;   // steps begun
   std::size_t open_ = 0;      // ranks of this process that are not done

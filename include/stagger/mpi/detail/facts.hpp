@@ -53,13 +53,14 @@ class Digest {
                      static_cast<std::int64_t>(part.total), " ");
   facts.push_back({"Options::replicas", replicas});
   facts.push_back({"Options::clip_norm", options.clip_norm ? text(*options.clip_norm) : "none"});
+  facts.push_back({"Grouped::shard_optimizer", cargo.machine.shards() ? "true" : "false"});
   facts.push_back({"Options::seed", std::to_string(options.seed)});
   facts.push_back({"Options::recompute", options.recompute ? "true" : "false"});
   facts.push_back({"Options::spare_slots",
                    options.spare_slots ? std::to_string(*options.spare_slots) : "as laid out"});
   for (std::size_t l = 0; l < parameters.size(); ++l) {
     std::vector<ParameterState> states;
-    parameters[l].append_states(states);
+    parameters[l].append_states(states, false);
     std::string shape;
     Digest values;
     for (auto const& state : states) {
