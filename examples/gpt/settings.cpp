@@ -89,6 +89,9 @@ void Settings::check() const {
   if (compare && replicas > 1)
     refuse("--compare cannot follow --replicas " + std::to_string(replicas) +
            ", which add up the gradients of their own sequences first; leave one out");
+  if (shard_optimizer && (device != "mpi" || (replicas == 1 && plan.empty())))
+    refuse("--shard-optimizer shares AdamW's state out to replicas in several processes; add "
+           "--replicas 2 --device mpi, or leave it out: on threads replicas have one state");
   if (device != "threads" && device != "mpi" && device != "cuda")
     refuse("there is no device '" + device + "'; --device knows threads, mpi, cuda");
   if (precision != "fp32" && precision != "tf32" && precision != "bf16")
@@ -163,6 +166,10 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
       ->group(group);
   app.add_option("--replicas", s.replicas,
                  "Ranks that share each stage, each with its sequences of every microbatch")
+      ->group(group);
+  app.add_flag("--shard-optimizer", s.shard_optimizer,
+               "With --replicas and --device mpi: each replica keeps the optimizer's state of its "
+               "part of each layer alone")
       ->group(group);
   app.add_option("--device", s.device,
                  "Where ranks run: threads; mpi, in the processes that mpirun started; cuda, as "

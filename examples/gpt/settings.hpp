@@ -33,6 +33,7 @@ struct Settings {
   std::string schedule = "1f1b";
   std::int64_t chunks = 0;         ///< stages of a rank; 0: as many as the schedule usually has
   std::int64_t replicas = 1;       ///< ranks that share each row of the schedule
+  bool shard_optimizer = false;    ///< replicas in processes keep a part of AdamW's state each
   std::string device = "threads";  ///< where ranks run; "mpi": in the processes that mpirun
                                    ///< started; "cuda": every rank a stream of one GPU
   std::int64_t threads = 0;        ///< 0: as many as stages, or as processors if these are fewer

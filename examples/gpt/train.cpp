@@ -18,6 +18,7 @@
 
 #include <unistd.h>
 
+#include <stagger/collective/grouped.hpp>
 #include <stagger/core/file.hpp>
 #include <stagger/engine/checkpoint.hpp>
 #include <stagger/engine/planned.hpp>
@@ -195,6 +196,7 @@ auto make_pipeline(Way const& way) {
     cuts.first_layers =
         ByWork{work_of(shape_of(s)), static_cast<int>(s.stages)}.cuts(static_cast<int>(s.chain()));
   return make_model(s).with(cuts, schedule_of(way), adam, CrossEntropy<float>{}, device_of(s),
+                            sg::collective::Grouped<>{.shard_optimizer = s.shard_optimizer},
                             options);
 }
 

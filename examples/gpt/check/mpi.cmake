@@ -27,6 +27,15 @@ gpt_over(2 ${short} --replicas 2 --stages 4 --chunks 2 --schedule interleaved --
 expect_result(0)
 expect_same(${FOLDER}/threads/${last} ${FOLDER}/two/${last})
 
+# With AdamW's state shared out: the bits, also when it goes on with other processes.
+gpt_over(4 ${short} --replicas 2 --shard-optimizer --checkpoint ${FOLDER}/shards --stop-at 3)
+expect_result(0)
+gpt_over(2 ${short} --replicas 2 --shard-optimizer --checkpoint ${FOLDER}/shards --resume)
+expect_result(0)
+expect_same(${FOLDER}/threads/${last} ${FOLDER}/shards/${last})
+gpt(${short} --replicas 2 --shard-optimizer)
+expect(errors "add --replicas 2 --device mpi, or leave it out: on threads replicas have one state")
+
 # Every step beside one device; stopped and resumed with another number of processes.
 gpt(${short} --checkpoint ${FOLDER}/plain)
 expect_result(0)

@@ -14,6 +14,7 @@
 
 #include <stagger/core/list.hpp>
 #include <stagger/core/portable.hpp>
+#include <stagger/engine/cut_rows.hpp>
 #include <stagger/engine/machine.hpp>
 #include <stagger/model/sequential.hpp>
 
@@ -52,6 +53,7 @@ struct Cargo {
   Machine& machine;
   PortType const* ports = nullptr;
   std::size_t port_count = 0;
+  mutable CutRows cut_rows{};
 
   [[nodiscard]] Program const& program() const noexcept { return *machine.program_; }
   [[nodiscard]] std::size_t edge_signals() const noexcept {
@@ -78,7 +80,13 @@ struct Cargo {
     if (value.type != nullptr) {
       std::uint16_t const slot = value.forward ? in.y : in.dx;
       out.add(slot);
-      return port(*value.type).write(out, value.places[slot]);
+      if (!value.cut) return port(*value.type).write(out, value.places[slot]);
+      RowRange const rows = rows_of(program().signals[signal].giver, in.microbatch);
+      RowRange const taken = taken_of(value, rows, in.microbatch, to);
+      void const* const part = cut_rows.cut(*value.type, value.places[slot], rows, taken);
+      out.add(in.microbatch);
+      out.add(part != nullptr);
+      return port(*value.type).write(out, part != nullptr ? part : value.places[slot]);
     }
     if (!commits() || signal < edge_signals()) return;
     if (carries_group(signal)) {
@@ -103,7 +111,14 @@ struct Cargo {
     Value const value = value_of(signal);
     if (value.type != nullptr) {
       auto const slot = in.take<std::uint16_t>();
-      return port(*value.type).read(in, value.places[slot]);
+      if (!value.cut) return port(*value.type).read(in, value.places[slot]);
+      auto const microbatch = in.take<std::uint32_t>();
+      if (!in.take<bool>()) return port(*value.type).read(in, value.places[slot]);
+      RowRange const rows = rows_of(program().signals[signal].giver, microbatch);
+      void* const part = cut_rows.object(*value.type);
+      port(*value.type).read(in, part);
+      return cut_rows.put(*value.type, value.places[slot], rows,
+                          taken_of(value, rows, microbatch, own), part);
     }
     if (!commits() || signal < edge_signals()) return;
     if (carries_group(signal)) {
@@ -266,6 +281,8 @@ struct Cargo {
     SlotType const* type = nullptr;
     Places places;
     bool forward = true;
+    bool cut = false;        // those who take it take rows of it
+    std::size_t giver = 0;   // then its cell
   };
 
   [[nodiscard]] Value value_of(std::uint32_t signal) const {
@@ -281,8 +298,29 @@ struct Cargo {
       return {here.back->ops->output, here.back->dy, false};
     }
     Cut const cut = program().cuts[edge - cells.size()];  // a slot of the giver
-    if (forward) return {cells[cut.from].back->ops->output, cells[cut.from].back->y, true};
-    return {cells[cut.to].front->ops->input, cells[cut.to].dx, false};
+    if (forward)
+      return {cells[cut.from].back->ops->output, cells[cut.from].back->y, true, true, cut.from};
+    return {cells[cut.to].front->ops->input, cells[cut.to].dx, false, true, cut.to};
+  }
+
+  [[nodiscard]] RowRange rows_of(int rank, std::size_t microbatch) const {
+    return machine.replica_run_->ranks[static_cast<std::size_t>(rank)].rows[microbatch];
+  }
+  /// From the first row to the last that ranks of the taker's process take of a cell's. All cells of
+  /// that process share the slot, so each gets them all.
+  [[nodiscard]] RowRange taken_of(Value const& value, RowRange rows, std::size_t microbatch,
+                                  bool const* to) const {
+    RowRange taken{rows.last, rows.first};
+    for (Cut const& cut : program().cuts) {
+      if ((value.forward ? cut.from : cut.to) != value.giver) continue;
+      int const rank = program().cells[value.forward ? cut.to : cut.from].rank;
+      RowRange const theirs = rows_of(rank, microbatch);
+      if (!to[rank] || std::max(rows.first, theirs.first) >= std::min(rows.last, theirs.last))
+        continue;
+      taken.first = std::min(taken.first, std::max(rows.first, theirs.first));
+      taken.last = std::max(taken.last, std::min(rows.last, theirs.last));
+    }
+    return taken.first < taken.last ? taken : RowRange{rows.first, rows.first};
   }
 
   [[nodiscard]] PortType const& port(SlotType const& type, char const* what = "value",

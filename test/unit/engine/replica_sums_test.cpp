@@ -41,7 +41,7 @@ auto grouped(collective::Grouped<G> policy, Device device, std::vector<int> cuts
 template <class Body> void each_grouping(Body body) {
   body(collective::Grouped<>{});
   body(collective::Grouped<>{.measured_steps = 1, .renew_every = 2});
-  body(collective::Grouped<>{.measured_steps = 0});
+  body(collective::Grouped<>{.measured_steps = 0, .shard_optimizer = true});
   body(collective::Grouped<grouping::Greedy>{.measured_steps = 2});
   body(collective::Grouped<grouping::Layerwise>{});
   body(collective::Grouped<grouping::Single>{});
@@ -230,6 +230,32 @@ TEST_CASE(
       CHECK(single ==
             Approx(prediction.before_s + backward_s / 2 + line.seconds(bytes)).epsilon(1e-9));
     }
+}
+
+namespace {
+
+/// Divides the gradient by its norm: the whole of a parameter, not a part of it.
+struct Normalised : sg::optimizer::Sgd {
+  static constexpr bool element_wise = false;
+};
+
+}  // namespace
+
+TEST_CASE("engine/ReplicaSums: an optimizer that needs whole parameters is refused", "[engine]") {
+  auto const make = [](bool shards, sg::Replicas replicas) {
+    static_cast<void>(sg::Pipeline{row_model::model()}.with(
+        sg::partition::Cuts{}, Loss{}, Normalised{}, sg::host::Threads{2},
+        collective::Grouped<>{.shard_optimizer = shards},
+        sg::Options{.replicas = std::move(replicas)}));
+  };
+  CHECK_NOTHROW(make(false, {}));
+  std::string const words =
+      "the optimizer says that it is not element_wise, but each replica updates a part of every "
+      "parameter; use one whose elements do not depend on each other, or leave Options::replicas "
+      "and shard_optimizer out";
+  CHECK_THROWS_WITH(make(true, {2}), words);
+  CHECK_THROWS_WITH(make(false, {2}), words);
+  CHECK_THROWS_WITH(make(true, {}), words);
 }
 
 TEST_CASE("engine/ReplicaSums: a decision is renewed after as many steps as asked", "[engine]") {
