@@ -2,7 +2,9 @@
 // pipeline_faults WHAT: process 1 of several dies or hangs in a backward of a pipeline that spans
 // them; with "sum" in WHAT, in the last backward of a stage that all of them hold, when the layers
 // above have been added up or are just now. Every other one prints the error it got and how long it
-// waited, and whether its parameters are those of the last whole step.
+// waited, and whether its parameters are those of the last whole step. With die-K it is killed when
+// it is about to send its K-th message after its last backward: among these are those that say that
+// it has finished.
 
 #include <signal.h>
 
@@ -29,7 +31,15 @@ using namespace trap_model;
 
 constexpr double deadline_s = 2;
 
+/// Messages after which the process is killed; 0: never.
+int messages_left = 0;
+int die_at = 0;
+
 void (*fault(std::string const& what))() {
+  if (what.find("die-") == 0) {
+    die_at = std::stoi(what.substr(4));
+    return [] { messages_left = die_at; };
+  }
   if (what.find("kill") == 0) return [] { static_cast<void>(raise(SIGKILL)); };
   if (what.find("hang") == 0) return [] { std::this_thread::sleep_for(std::chrono::seconds(6)); };
   return [] { throw sg::Error(sg::Errc::bad_data, "a value is not finite"); };
@@ -50,9 +60,9 @@ int run(std::string const& what, int process, Train& train, Alone& alone, Batch 
       std::chrono::duration<double> const waited = std::chrono::steady_clock::now() - start;
       bool const whole = train.parameters()[own].template values<float>()[0] ==
                              alone.parameters()[own].template values<float>()[0] &&
-                         train.steps() == 5;
-      std::printf("FAULT rank %d after %.1f s, %s update: %s\n", process, waited.count(),
-                  whole ? "no partial" : "A PARTIAL", e.what());
+                         train.steps() == step;
+      std::printf("FAULT rank %d after %.1f s, %s update at step %d: %s\n", process,
+                  waited.count(), whole ? "no partial" : "A PARTIAL", step, e.what());
       std::fflush(stdout);
       return 0;
     }
@@ -79,7 +89,7 @@ int run(std::string const& what) {
     auto alone = made(sg::host::Threads{1});
     sg::Batch<Numbers, float> const batch{{{1}, {2}, {3}, {4}}, {1, 2, 3, 4}};
     return run(what, process, train, alone, batch, static_cast<std::size_t>(process),
-               {.layer = 1, .microbatch = 2, .backward = true});
+               {.layer = 1, .microbatch = what.find("die-") == 0 ? 3 : 2, .backward = true});
   }
   options.replicas = {processes};
   auto const made = [&](auto device) {
@@ -95,5 +105,12 @@ int run(std::string const& what) {
 }
 
 }  // namespace
+
+// What MPI lets a program put before its functions.
+extern "C" int MPI_Isend(void const* data, int count, MPI_Datatype type, int peer, int tag,
+                         MPI_Comm comm, MPI_Request* request) {
+  if (messages_left != 0 && --messages_left == 0) static_cast<void>(raise(SIGKILL));
+  return PMPI_Isend(data, count, type, peer, tag, comm, request);
+}
 
 int main(int argc, char** argv) { return run(argc > 1 ? argv[1] : ""); }

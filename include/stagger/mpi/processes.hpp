@@ -19,6 +19,7 @@
 #include <stagger/collective/handshake.hpp>
 #include <stagger/engine/backend.hpp>
 #include <stagger/engine/cargo.hpp>
+#include <stagger/mpi/detail/agreement.hpp>
 #include <stagger/mpi/detail/channels.hpp>
 #include <stagger/mpi/detail/facts.hpp>
 #include <stagger/mpi/detail/grouping.hpp>
@@ -74,8 +75,8 @@ struct Processes {
 /// as a message with the bytes that belong to it. Between two processes messages keep their order,
 /// so what follows from a signal within a process follows from it here.
 ///
-/// A process that has sent the last of its promises to update does not back out of the step any
-/// more: it ends in an error only if another process does, or does not answer.
+/// A process that has sent its last promise to update backs out of the step only if another does,
+/// or does not answer. None updates before all know of all promises; see detail::Agreement.
 class ProcessesBackend {
  public:
   static constexpr bool timed = false;
@@ -123,6 +124,7 @@ class ProcessesBackend {
       if (process_of[r] == channels_.rank()) ranks_.push_back({&machine_.ranks()[r], State::done});
     given_.assign(program.signals.size(), 0);
     at_.assign(ranks, 0);
+    agreement_.load(program, process_of_, channels_.size());
     routes_.find(cargo_, process_of_, channels_.rank());
     auto pools = routes_.pools();
     pools.push_back(machine_.shards() ? static_cast<std::size_t>(channels_.size() - 1) : 0);
@@ -169,7 +171,8 @@ class ProcessesBackend {
 
   [[nodiscard]] bool stopping() const noexcept { return stop_.load(std::memory_order_relaxed); }
   [[nodiscard]] bool ready(Wait const& wait) const noexcept {
-    return given_[wait.signal] >= wait.count;
+    return given_[wait.signal] >= wait.count &&
+           (agreement_.made() || !cargo_.promises(wait.signal));
   }
 
   void give(stagger::detail::RankState& rank, std::uint32_t which) {
@@ -180,17 +183,16 @@ class ProcessesBackend {
       auto phase = Phase::open;
       if (!phase_.compare_exchange_strong(phase, Phase::promised)) return;
     }
-    auto const takers = routes_.takers(which);
-    if (takers.empty()) return;
     Instruction const& in = *rank.next.load(std::memory_order_relaxed);
     std::size_t const ranks = machine_.program().ranks.size();
     std::size_t const pool = routes_.pool(cargo_, which, given_[which]);
-    for (int const& taker : takers) {
+    for (int const& taker : routes_.takers(which)) {
       auto message = channels_.blank(pool);
       cargo_.write(message->payload, which, in,
                    runs_.get() + static_cast<std::size_t>(taker) * ranks);
       channels_.post(std::move(message), epoch_, which, &taker, 1);
     }
+    if (promise) take_promise();
   }
 
   void execute(stagger::detail::RankState& rank, Instruction const& in) {
@@ -220,7 +222,8 @@ class ProcessesBackend {
   enum class State : std::uint8_t { runnable, blocked, done };
   enum class Phase : std::uint8_t { open, promised, failed };
   /// Messages that are no signals.
-  enum Notice : std::uint32_t { say_failure = 0xffff0000, say_standing, say_spans, say_results, say_values };
+  enum Notice : std::uint32_t { say_failure = 0xffff0000, say_standing, say_spans, say_results, say_values,
+                                say_agreed };
   struct RankHere {
     stagger::detail::RankState* rank;
     State state;
@@ -252,6 +255,7 @@ class ProcessesBackend {
       if (cargo_.commits() && !adds_up(entry)) ++promises_;
     results_missing_ = cargo_.commits() ? 0 : channels_.size() - 1;
     renewal_.begin_step();
+    agreement_.begin_step(channels_.rank());
     told_ = false;
     phase_.store(Phase::open);
     stop_.store(false);
@@ -328,8 +332,10 @@ class ProcessesBackend {
     if (what < say_failure) {
       cargo_.read(in, what, runs_here());
       ++given_[what];
+      if (cargo_.promises(what)) take_promise();
       return;
     }
+    if (what == say_agreed) return agreement_.take(peer);
     if (what == say_values) return renewal_.take(cargo_, in, peer);
     while (in.left() != 0) {
       auto const rank = in.take<std::uint32_t>();
@@ -339,6 +345,10 @@ class ProcessesBackend {
         cargo_.read_results(in, rank);
     }
     if (what == say_results) --results_missing_;
+  }
+
+  void take_promise() {
+    if (agreement_.promised()) channels_.post_to_all(channels_.blank(), epoch_, say_agreed);
   }
 
   /// Of a rank and of the one that adds up beside it, which has finished too.
@@ -414,13 +424,15 @@ class ProcessesBackend {
   void keep_in_touch() {
     if (channels_.size() == 1) return;
     double const deadline_s = machine_.options().deadline_s;
-    auto const now = Clock::now();
-    auto const since = [now](Clock::time_point then) {
-      return std::chrono::duration<double>(now - then).count();
-    };
-    if (since(moved_at_) >= deadline_s) throw Error(Errc::deadline, stall_text(deadline_s));
-    if (since(told_at_) < deadline_s / 8) return;
-    told_at_ = now;
+    double const quiet_s = seconds_since(moved_at_);
+    int const last = agreement_.last();
+    if (last >= 0 && quiet_s >= 1.5 * deadline_s &&
+        seconds_since(heard_at_[static_cast<std::size_t>(last)]) >= deadline_s / 2)
+      agreement_.settle();
+    else if (quiet_s >= (agreement_.in_doubt() ? 1.5 : 1) * deadline_s)
+      throw Error(Errc::deadline, stall_text(deadline_s));
+    if (seconds_since(told_at_) < deadline_s / 8) return;
+    told_at_ = Clock::now();
     auto message = channels_.blank();
     for (auto const& entry : ranks_) {
       message->payload.add(static_cast<std::uint32_t>(entry.rank->number));
@@ -470,6 +482,7 @@ class ProcessesBackend {
   std::vector<std::uint32_t> given_{};  // [signals] as far as it is known here
   detail::Routes routes_{};
   detail::Renewal renewal_{};
+  detail::Agreement agreement_{};
 
   std::uint32_t epoch_ = 0;   // steps begun
   std::size_t open_ = 0;      // ranks of this process that are not done

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Whether all processes know that all ranks have finished: before that none of them updates
+///         anything.
+/// @source D. Skeen, "Nonblocking Commit Protocols", SIGMOD 1981: a phase between the votes and the
+///         commit, in which who has fallen silent may be left out.
+
+#include <cstddef>
+#include <vector>
+
+#include <stagger/engine/program.hpp>
+
+namespace stagger::mpi::detail {
+
+/// One step's agreement, as one process sees it.
+///
+/// Each rank promises to update once it has finished. A process that knows of all promises says so,
+/// and updates when all others have said so. Whoever lacks a promise has not said so; hence nobody
+/// updates, and it may end the step. If one process falls silent after it has promised, the others
+/// either all know of that, and may go on without it, or one does not, and says that the step ends.
+/// It says so after a deadline; those in doubt wait half as long again for it.
+class Agreement {
+ public:
+  /// @param process_of  [ranks]
+  void load(Program const& program, std::vector<int> const& process_of, int processes) {
+    auto const ranks = static_cast<std::size_t>(program.computing);
+    bool const needed = program.training && program.flushes && processes > 1 && ranks > 1;
+    ranks_ = needed ? ranks : 0;
+    takes_part_.assign(static_cast<std::size_t>(processes), false);
+    for (std::size_t r = 0; r < ranks_; ++r)
+      takes_part_[static_cast<std::size_t>(process_of[r])] = true;
+  }
+  void begin_step(int here) {
+    auto const self = static_cast<std::size_t>(here);
+    promises_ = takes_part_[self] ? ranks_ : 0;
+    missing_ = 0;
+    knows_.assign(takes_part_.size(), true);
+    for (std::size_t p = 0; p < takes_part_.size() && promises_ != 0; ++p) {
+      if (p == self || !takes_part_[p]) continue;
+      knows_[p] = false;
+      ++missing_;
+    }
+  }
+  /// One more rank has promised. @return whether all have
+  bool promised() noexcept { return promises_ != 0 && --promises_ == 0; }
+  /// A process knows of all promises.
+  void take(int process) noexcept {
+    auto const p = static_cast<std::size_t>(process);
+    if (knows_[p]) return;
+    knows_[p] = true;
+    --missing_;
+  }
+  /// Whether ranks may update.
+  [[nodiscard]] bool made() const noexcept { return promises_ == 0 && missing_ == 0; }
+  /// Whether this process has said that it knows of all promises, and may not end the step alone.
+  [[nodiscard]] bool in_doubt() const noexcept { return promises_ == 0 && missing_ != 0; }
+  /// In doubt, the one process that has not said so; -1 for several.
+  [[nodiscard]] int last() const noexcept {
+    int found = -1;
+    for (std::size_t p = 0; p < knows_.size() && promises_ == 0 && missing_ == 1; ++p)
+      if (!knows_[p]) found = static_cast<int>(p);
+    return found;
+  }
+  /// Goes on without those that are missing.
+  void settle() noexcept { missing_ = 0; }
+
+ private:
+  std::size_t ranks_ = 0;           // 0: there is nothing to agree on
+  std::vector<bool> takes_part_{};  // [processes]
+  std::vector<bool> knows_{};       // likewise
+  std::size_t promises_ = 0;        // that are not known here
+  int missing_ = 0;                 // processes that do not know of all
+};
+
+}  // namespace stagger::mpi::detail
