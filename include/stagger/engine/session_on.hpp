@@ -316,6 +316,11 @@ template <class Device>
           "parameter; use one whose elements do not depend on each other, or leave "
           "Options::replicas and shard_optimizer out");
   if (!replicas.empty()) replicas.ops()->require(replicas, positions, setup.synchronous);
+  if constexpr (!requires { Device::Backend::sums_while_running; })
+    if (setup.grouping.shard_optimizer)
+      raise(Errc::bad_configuration,
+            "this device does not share the optimizer's state out to replicas; leave "
+            "Grouped::shard_optimizer out, or use mpi::Processes");
   int const ranks = replicas.empty() ? positions : static_cast<int>(replicas.parts().size());
   int const places = std::min(static_cast<int>(device.places()), ranks);
   if (places < 1)
