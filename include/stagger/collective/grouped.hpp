@@ -34,8 +34,8 @@ template <GroupingPolicy G = grouping::Optimal, CollectivePolicy C = InProcess> 
   int measured_steps = 5;        ///< >= 0; with 0 the grouping sees no times, only bytes
   std::int64_t renew_every = 0;  ///< steps after which all is measured and decided anew; 0: never
   /// Over processes, each replica keeps the optimizer's state of the part of every layer that it
-  /// adds up: it updates that part and hands it to the others. Same bits, 1 / replicas of the state.
-  /// Replicas of one process share one state, whatever is said here.
+  /// adds up: it updates that part and hands it to the others. Same bits, 1 / replicas of the
+  /// state. Replicas of one process share one state, whatever is said here.
   bool shard_optimizer = false;
   C over{};
 

@@ -306,8 +306,8 @@ struct Cargo {
   [[nodiscard]] RowRange rows_of(int rank, std::size_t microbatch) const {
     return machine.replica_run_->ranks[static_cast<std::size_t>(rank)].rows[microbatch];
   }
-  /// From the first row to the last that ranks of the taker's process take of a cell's. All cells of
-  /// that process share the slot, so each gets them all.
+  /// From the first row to the last that ranks of the taker's process take of a cell's. All cells
+  /// of that process share the slot, so each gets them all.
   [[nodiscard]] RowRange taken_of(Value const& value, RowRange rows, std::size_t microbatch,
                                   bool const* to) const {
     RowRange taken{rows.last, rows.first};

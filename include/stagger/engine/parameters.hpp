@@ -264,7 +264,8 @@ class LayerParameters {
   /// then gradients are zero.
   template <OptimizerPolicy O> void update(O const& optimizer, UpdateStep const& step) noexcept;
 
-  /// Shows values, and if `whole` state, to the host: themselves, or a copy that `take_back` brings home.
+  /// Shows values, and if `whole` state, to the host: themselves, or a copy that `take_back` brings
+  /// home.
   void append_states(std::vector<ParameterState>& states, bool whole = true) {
     if (memory_ != nullptr) fetch_copy();
     int const shown = whole ? states_ : 0;
@@ -315,8 +316,8 @@ class LayerParameters {
   }
 
  private:
-  /// Shared out: a copy of the whole, of which only the part that is here is true unless others send
-  /// theirs.
+  /// Shared out: a copy of the whole, of which only the part that is here is true unless others
+  /// send theirs.
   [[gnu::cold]] void spread_states() {
     for (std::size_t s = 0; s < static_cast<std::size_t>(states_); ++s) {
       if (host_copy_[s + 1].size() != 0 || gradients_.size() == 0) continue;

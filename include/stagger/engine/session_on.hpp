@@ -312,8 +312,8 @@ template <class Device>
   auto const& replicas = options.replicas;
   if (!setup.optimizer.element_wise && (!replicas.empty() || setup.grouping.shard_optimizer))
     raise(Errc::bad_configuration,
-          "the optimizer says that it is not element_wise, but each replica updates a part of every "
-          "parameter; use one whose elements do not depend on each other, or leave "
+          "the optimizer says that it is not element_wise, but each replica updates a part of "
+          "every parameter; use one whose elements do not depend on each other, or leave "
           "Options::replicas and shard_optimizer out");
   if (!replicas.empty()) replicas.ops()->require(replicas, positions, setup.synchronous);
   if constexpr (!requires { Device::Backend::sums_while_running; })

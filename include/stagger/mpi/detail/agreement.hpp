@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Whether all processes know that all ranks have finished: before that none of them updates
-///         anything.
+/// @file   Whether all processes know that all ranks have finished: before that none of them
+///         updates anything.
 /// @source D. Skeen, "Nonblocking Commit Protocols", SIGMOD 1981: a phase between the votes and the
 ///         commit, in which who has fallen silent may be left out.
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Parameters that several processes update: what each hands to the others after a step, and
-///         how all come to have everything.
+/// @file   Parameters that several processes update: what each hands to the others after a step,
+///         and how all come to have everything.
 
 #include <cstddef>
 #include <exception>
