@@ -73,6 +73,7 @@ struct State {
   std::atomic<bool> abort_hangs{false};
   std::atomic<std::int64_t> streams{0}, events{0}, pools{0}, graphs{0}, communicators{0},
       allocations{0}, bytes{0};
+  std::atomic<std::int64_t> left_bytes{0};  // by earlier tests, on purpose: a device that hung
   std::atomic<int> global_captures{0};
   std::mutex retired_mutex;
   std::vector<cudaStream_t> living;   // streams

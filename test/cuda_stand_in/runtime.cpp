@@ -71,7 +71,7 @@ cudaError_t allocate(void** pointer, std::size_t bytes, int of_device = -1) {
   auto& all = state();
   auto const now = static_cast<std::uint64_t>(
       all.bytes.fetch_add(static_cast<std::int64_t>(bytes)) + static_cast<std::int64_t>(bytes));
-  if (now > all.memory_bytes.load()) {
+  if (now > all.memory_bytes.load() + static_cast<std::uint64_t>(all.left_bytes.load())) {
     all.bytes.fetch_sub(static_cast<std::int64_t>(bytes));
     return answer(cudaErrorMemoryAllocation);
   }
@@ -243,6 +243,7 @@ void reset() {
   all.in_progress_polls = 0;
   all.nccl_version = 0;
   set_machine({});
+  all.left_bytes = all.bytes.load();
   device = 0;
   last_error = cudaSuccess;
 }
@@ -365,7 +366,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int index) {
 }
 cudaError_t cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total_bytes) {
   *total_bytes = state().memory_bytes;
-  *free_bytes = *total_bytes - static_cast<std::size_t>(state().bytes.load());
+  *free_bytes =
+      *total_bytes - static_cast<std::size_t>(state().bytes.load() - state().left_bytes.load());
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {

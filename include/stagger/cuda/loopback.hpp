@@ -11,7 +11,8 @@
 namespace stagger::cuda {
 
 /// All ranks on one GPU. The calling thread enqueues every rank's actions in the program's order
-/// and waits for the device at the end of the step alone; what one rank must await from another is
+/// and waits for the device at the end of the step alone, or, with `enqueue` in place of `run`,
+/// when `ahead` steps are in flight; what one rank must await from another is
 /// a cudaStreamWaitEvent. Ranks share the GPU's memory, so a message is a slot that one writes and
 /// another reads, as on host threads.
 ///
@@ -34,11 +35,14 @@ struct Loopback {
   ParameterKernels const* kernels =
       nullptr;  ///< for gradients, where they are clipped or a stage has two owners; likewise
 
+  int ahead = 2;  ///< steps in flight that `enqueue(train.step(batch))` lets the host have behind
+                  ///< it, at least 1; each has events and a graph of its own
+
   /// How many places a placement policy may spread the ranks over: as many as there are ranks.
   [[nodiscard]] int places() const noexcept { return std::numeric_limits<int>::max(); }
 
   [[nodiscard]] StreamsOptions options() const noexcept {
-    return {device, work, capture, ranges, counts, kernels};
+    return {device, work, capture, ranges, counts, kernels, ahead};
   }
 
   /// Where the engine keeps parameters: with the kernels that use them.

@@ -15,38 +15,24 @@
 #include <vector>
 
 #include <stagger/cuda/detail/caller.hpp>
+#include <stagger/cuda/detail/events.hpp>
 #include <stagger/cuda/detail/iteration.hpp>
 #include <stagger/cuda/detail/jobs.hpp>
+#include <stagger/cuda/detail/patience.hpp>
 #include <stagger/cuda/detail/require.hpp>
 #include <stagger/cuda/detail/timeline.hpp>
 #include <stagger/cuda/graph.hpp>
 #include <stagger/cuda/memory.hpp>
 #include <stagger/cuda/ranges.hpp>
-#include <stagger/cuda/watchdog.hpp>
+#include <stagger/cuda/work.hpp>
 #include <stagger/engine/backend.hpp>
 #include <stagger/engine/stall.hpp>
 
 namespace stagger::cuda {
 
-/// How the actions of a rank get onto its stream.
-enum class Work : std::uint8_t {
-  enqueue,  ///< a stage's functions are called ahead of time and put kernels on `cuda::stream()`
-  host,     ///< each action is one host function of the stream: for stages that compute on the host
-};
-
-/// What the back end is told by its device policy, `Loopback`.
-struct StreamsOptions {
-  int device = 0;
-  Work work = Work::enqueue;
-  bool capture = false;
-  Ranges ranges{};
-  GraphCounts* counts = nullptr;
-  ParameterKernels const* kernels = nullptr;
-};
-
 /// Issues the instructions of all ranks from one thread, as far as their inputs have been issued.
 /// After the first step of a program it makes no event, allocates nothing and synchronises with
-/// nothing but the end of the step.
+/// nothing but the end of a step that somebody waits for.
 class StreamsBackend {
  public:
   static constexpr bool timed = false;
@@ -57,14 +43,23 @@ class StreamsBackend {
   [[gnu::cold]] StreamsBackend(Device const& device, stagger::detail::Machine& machine, int)
       : options_(device.options()),
         machine_(machine),
-        watchdog_(machine.options().deadline_s, Progress{this}, Expired{this}) {
+        patience_(machine.options().deadline_s, this) {
+    if (options_.ahead < 1)
+      raise(Errc::bad_configuration, "the host cannot be ", options_.ahead,
+            " steps ahead of a GPU; use at least 1");
     static_cast<void>(select_device(options_.device));
+    turns_ = std::vector<Turn>(turns());
     if (options_.counts == nullptr) options_.counts = &own_counts_;
     pool_ = std::make_shared<Pool>();
   }
   StreamsBackend(StreamsBackend const&) = delete;
   StreamsBackend& operator=(StreamsBackend const&) = delete;
   ~StreamsBackend() {
+    if (!lost_ && flying_ != 0) {  // no longer than the deadline
+      patience_.begin();
+      wait_for_all();
+      patience_.end();
+    }
     if (!lost_) return;
     // The device may still come to what it was given: its jobs and its memory stay.
     detail::leave_behind(jobs_);
@@ -79,26 +74,45 @@ class StreamsBackend {
     auto const& program = machine_.program();
     std::size_t const ranks = program.ranks.size();
     if (enqueueing()) detail::require_runnable(machine_, options_.kernels);
-    if (enqueueing()) iteration_->load(machine_, options_.kernels);
+    if (enqueueing()) iteration_->load(machine_, options_.kernels, turns());
     streams_.reserve(ranks);
     while (streams_.size() < ranks) streams_.emplace_back();
-    count_gives(program);
-    events_.reserve(first_event_.back() + ranks);
+    events_.load(program, turns());
     jobs_ = std::make_shared<detail::Jobs>(this, &StreamsBackend::run_job, program);
     warm_ = false;
-    graph_is_current_ = false;
+    for (Turn& turn : turns_) turn.graph_is_current = false;
   }
 
   /// Carries the step out that the machine has begun. Returns when every stream has, or, with
   /// stages that enqueue, when the device did not move for the deadline.
   void drive() noexcept {
+    enqueue(0);
+    if (enqueueing() && machine_.failed()) return;
+    if (await(0, 0)) return;
+    if (enqueueing())
+      machine_.gradient_norm(results(0, machine_.ranks().front().arguments->losses));
+    finish_timeline();
+    warm_ = !machine_.failed();
+  }
+
+  // For hosts that run ahead.
+
+  [[nodiscard]] bool runs_ahead() const noexcept {
+    return enqueueing() && !machine_.options().record;
+  }
+  [[nodiscard]] std::size_t turns() const noexcept {
+    return enqueueing() ? static_cast<std::size_t>(options_.ahead) : 1;
+  }
+
+  /// Has the device begin the step that the machine has begun. Nothing of it flies if the machine
+  /// has failed: what was enqueued of it, and all before it, is done.
+  void enqueue(std::size_t turn) noexcept {
+    turn_ = turn;
     try {
-      if (lost_)
-        throw stagger::Error(Errc::device,
-                             "the GPU was lost in an earlier step; make a new pipeline");
+      if (lost_) detail::refuse_lost();
       check(cudaSetDevice(options_.device), "select a GPU");  // steps may come from any thread
       begin_iteration();
-      watchdog_.begin();
+      patience_.begin();
     } catch (...) {
       return fail(std::current_exception());
     }
@@ -114,11 +128,47 @@ class StreamsBackend {
       fail(std::current_exception());
     }
     updates_released_.store(true, std::memory_order_release);
-    drain();
-    if (enqueueing()) finish_enqueued();
-    watchdog_.end();
-    finish_timeline();
+    if (enqueueing()) come_home();
+    patience_.end();
     warm_ = !machine_.failed();
+    if (warm_) ++flying_;
+  }
+
+  /// Whether the device is done with a turn.
+  [[nodiscard]] bool landed(std::size_t turn) {
+    if (lost_) return true;
+    try {
+      return events_.end(turn).done();
+    } catch (...) {
+      return true;  // `await` tells
+    }
+  }
+
+  /// Waits until the device is done with a turn. All before it must have been awaited.
+  /// @param step  its number, for an error; 0: none is named
+  /// @return  what it ended with; null: it went well
+  [[nodiscard]] std::exception_ptr await(std::size_t turn, std::int64_t step) noexcept {
+    if (lost_) return reason_;
+    patience_.begin();
+    if (enqueueing()) jobs_->restart();
+    std::exception_ptr failure =
+        wait(turn, [&] { return enqueueing() ? events_.end(turn).done() : all_idle(); });
+    patience_.end();
+    flying_ = flying_ == 0 ? 0 : flying_ - 1;
+    if (failure) lose(step == 0 ? failure : detail::of_step(failure, step, machine_, *jobs_));
+    return lost_ ? reason_ : nullptr;
+  }
+
+  /// What came back of a turn that went well.
+  /// @param losses  where losses go that the device has; may be null
+  /// @return the norm of the gradients
+  double results(std::size_t turn, double* losses) const noexcept {
+    return iteration_->results(turn, losses);
+  }
+
+  /// @throws Error  device, if the GPU was lost and parameters with it
+  void require_present() const {
+    if (lost_ && enqueueing()) detail::refuse_lost();
   }
 
   /// Turns graphs on or off. @return what is done with them
@@ -138,19 +188,16 @@ class StreamsBackend {
   [[nodiscard]] bool stopping() const noexcept { return machine_.failed(); }
 
   /// Whether it was enqueued that often, not whether the device is there.
-  [[nodiscard]] bool ready(Wait const& wait) const noexcept {
-    return issued_[wait.signal] >= wait.count;
-  }
+  [[nodiscard]] bool ready(Wait const& wait) const noexcept { return events_.given(wait); }
 
   void give(stagger::detail::RankState& rank, std::uint32_t signal) {
-    stream_of(rank).record(events_[first_event_[signal] + issued_[signal]]);
-    ++issued_[signal];
+    events_.give(stream_of(rank), signal);
   }
 
   void execute(stagger::detail::RankState& rank, Instruction const& in) {
     Stream const& stream = stream_of(rank);
     for (Wait const* wait = rank.wait - in.waits; wait != rank.wait; ++wait)
-      stream.wait(events_[first_event_[wait->signal] + wait->count - 1]);
+      events_.await(stream, *wait);
     steps_issued_.store(steps_issued_.load(std::memory_order_relaxed) + 1,
                         std::memory_order_relaxed);
     if (in.op == Op::update) return prepare_update(rank, in, stream);
@@ -160,15 +207,6 @@ class StreamsBackend {
   }
 
  private:
-  struct Progress {
-    StreamsBackend const* backend;
-    std::uint64_t operator()() const noexcept { return backend->progress(); }
-  };
-  struct Expired {
-    StreamsBackend* backend;
-    void operator()() const noexcept { backend->expire(); }
-  };
-
   [[nodiscard]] bool enqueueing() const noexcept { return options_.work == Work::enqueue; }
 
   [[nodiscard]] Place place_of(stagger::detail::RankState const& rank) const noexcept {
@@ -180,57 +218,49 @@ class StreamsBackend {
     return streams_[static_cast<std::size_t>(rank.number)];
   }
 
-  /// One event for each time that a signal is given: a taker waits for the time it needs, not for a
-  /// later one.
-  [[gnu::cold]] void count_gives(Program const& program) {
-    std::vector<std::size_t> gives(program.signals.size());
-    for (auto const& rank : program.ranks)
-      for (auto const& in : rank.code)
-        for (unsigned g = 0; g < in.gives; ++g) ++gives[in.give[g]];
-    first_event_.assign(1, 0);
-    for (std::size_t const count : gives) first_event_.push_back(first_event_.back() + count);
-    issued_.assign(gives.size(), 0);
-  }
-
   void begin_iteration() noexcept {
-    std::fill(issued_.begin(), issued_.end(), 0);
-    jobs_->restart();
-    expired_.store(false, std::memory_order_relaxed);
+    events_.begin(turn_);
+    if (!enqueueing()) jobs_->restart();
     updates_released_.store(false, std::memory_order_relaxed);
     updates_.clear();
-    replayed_ = false;
+    turns_[turn_].replayed = false;
     start_ = std::chrono::steady_clock::now();
   }
 
   /// Whatever CUDA may refuse comes before the updates.
   void enqueue_iteration() {
     if (enqueueing()) {
-      iteration_->send(machine_, streams_.front());
+      iteration_->send(machine_, streams_.front(), turn_);
       fork();
     }
     issue();
     if (machine_.failed()) return;
-    if (enqueueing()) {
-      check(iteration_->refused(), "change parameters");  // without a flush
-      join();
-    }
+    if (enqueueing()) check(iteration_->refused(), "change parameters");  // without a flush
     launch_updates();
+    if (!enqueueing() || machine_.failed()) return;
+    join();
+    close();
   }
 
   /// All other streams begin behind what the first has been given; the first goes on behind them.
   void fork() {
-    streams_.front().record(fence(0));
-    for (std::size_t r = 1; r < machine_.ranks().size(); ++r) streams_[r].wait(fence(0));
+    streams_.front().record(events_.fence(0));
+    for (std::size_t r = 1; r < machine_.ranks().size(); ++r) streams_[r].wait(events_.fence(0));
   }
-  void join() {
+  /// By now the step may be decided, so what is refused is asked for once more.
+  void join() noexcept {
     for (std::size_t r = 1; r < machine_.ranks().size(); ++r) {
-      streams_[r].record(fence(r));
-      streams_.front().wait(fence(r));
+      iteration_->insist(
+          [&] { return cudaEventRecord(events_.fence(r).get(), streams_[r].get()); });
+      iteration_->insist(
+          [&] { return cudaStreamWaitEvent(streams_.front().get(), events_.fence(r).get(), 0); });
     }
-    if (enqueueing()) iteration_->fetch(streams_.front());
   }
-  [[nodiscard]] Event& fence(std::size_t rank) noexcept {
-    return events_[first_event_.back() + rank];
+  /// Behind all work of the iteration.
+  void close() noexcept {
+    iteration_->insist([&] { return iteration_->bring_back(streams_.front(), turn_); });
+    iteration_->insist(
+        [&] { return cudaEventRecord(events_.end(turn_).get(), streams_.front().get()); });
   }
 
   /// An update waits for all other work to be enqueued, so that a refusal ends the step before any.
@@ -332,93 +362,86 @@ class StreamsBackend {
   void replay() {
     auto const& arguments = *machine_.ranks().front().arguments;
     auto const microbatches = static_cast<std::size_t>(machine_.program().microbatches);
-    if (enqueueing()) iteration_->send(machine_, streams_.front());
-    if (!graph_is_current_ || (enqueueing() && !shown_.same(arguments, microbatches))) {
-      graph_is_current_ = false;
-      record_graph();
-      if (enqueueing()) shown_.remember(arguments, microbatches);
-      graph_is_current_ = true;
+    Turn& turn = turns_[turn_];
+    turn.replayed = true;
+    if (enqueueing()) iteration_->send(machine_, streams_.front(), turn_);
+    if (!turn.graph_is_current || (enqueueing() && !turn.shown.same(arguments, microbatches))) {
+      turn.graph_is_current = false;
+      record_graph(turn.graph);
+      if (enqueueing()) turn.shown.remember(arguments, microbatches);
+      turn.graph_is_current = true;
     }
-    replayed_ = true;
     if (enqueueing() && !machine_.commit()) return;
     try {
-      graph_.replay(streams_.front(), *options_.counts);
+      turn.graph.replay(streams_.front(), *options_.counts);
     } catch (...) {
       if (enqueueing()) machine_.reopen();
       throw;
     }
+    if (enqueueing()) close();
   }
 
-  [[gnu::cold]] void record_graph() {
+  [[gnu::cold]] void record_graph(Graph& graph) {
     struct Reopen {  // it was recorded, not carried out
       StreamsBackend* backend;
       ~Reopen() {
         if (backend->enqueueing()) backend->machine_.reopen();
       }
     } const reopen{this};
-    graph_.capture(streams_.front(), *options_.counts, [&] {
+    graph.capture(streams_.front(), *options_.counts, [&] {
       fork();
       issue();
       launch_updates();
       if (machine_.failed())
         throw stagger::Error(Errc::cancelled, "the step ended while its graph was recorded");
-      if (enqueueing()) check(iteration_->refused(), "record an update");
       join();
+      if (enqueueing()) check(iteration_->refused(), "record an update");
     });
   }
 
-  /// Losses, and what became of the parameters.
-  [[gnu::cold]] void finish_enqueued() noexcept {
-    if (lost_) return;
-    if (machine_.failed()) {
-      {
-        detail::AtPlace const here(place_of(machine_.ranks().front()));
-        try {
-          machine_.undo();
-        } catch (...) {
-          return lose(std::current_exception());
-        }
-      }
-      drain();
-    }
-    if (lost_) return;
-    if (iteration_->refused() != cudaSuccess) return lose(refusal());
-    if (!machine_.failed()) iteration_->finish(machine_);
+  /// What became of the parameters of a step that is enqueued, or that could not be.
+  void come_home() noexcept {
+    if (machine_.failed()) return undo();
+    if (iteration_->refused() == cudaSuccess) return;
+    if (!wait_for_all()) lose(detail::refusal(iteration_->refused()));
   }
-  [[nodiscard]] [[gnu::cold]] std::exception_ptr refusal() const noexcept {
-    try {
-      detail::fail(iteration_->refused(), "change parameters of a step that was decided");
-    } catch (...) {
-      return std::current_exception();
+  [[gnu::cold]] void undo() noexcept {
+    if (lost_ || wait_for_all()) return;
+    {
+      detail::AtPlace const here(place_of(machine_.ranks().front()));
+      try {
+        machine_.undo();
+      } catch (...) {
+        return lose(std::current_exception());
+      }
     }
+    if (!wait_for_all() && iteration_->refused() != cudaSuccess)
+      lose(detail::refusal(iteration_->refused()));
+  }
+  [[nodiscard]] bool all_idle() const {
+    for (Stream const& stream : streams_)
+      if (!stream.idle()) return false;
+    return true;
   }
 
-  /// Waits for the device, looking at it and at the deadline.
-  void drain() noexcept {
-    try {
-      auto const start = std::chrono::steady_clock::now();
-      for (std::size_t r = 0; r < streams_.size();) {
-        if (streams_[r].idle()) {
-          ++r;
-          continue;
-        }
-        auto const waited = std::chrono::steady_clock::now() - start;
-        if (waited < std::chrono::microseconds(500)) {
-          std::this_thread::yield();
-          continue;
-        }
-        if (enqueueing() && !replayed_) look();
-        // A host function that overruns still uses what the step was given: the step ends with it.
-        if (enqueueing() && expired_.load(std::memory_order_acquire)) return lose(expiry_);
-        std::this_thread::sleep_for(std::chrono::microseconds(50));
-      }
-    } catch (...) {
-      lose(std::current_exception());
-    }
+  /// Waits for whatever the device was given.
+  /// @return whether the device was lost instead
+  [[gnu::cold]] bool wait_for_all() noexcept {
+    if (auto failure = wait(turn_, [this] { return all_idle(); })) lose(std::move(failure));
+    return lost_;
+  }
+
+  /// A host function that overruns still uses what the step was given: the step ends with it.
+  template <class Done>
+  [[nodiscard]] std::exception_ptr wait(std::size_t turn, Done done) noexcept {
+    return patience_.wait(!enqueueing(), done, [this, turn] {
+      if (enqueueing() && !turns_[turn].replayed) events_.look(machine_.program(), turn, *jobs_);
+    });
   }
 
   /// The device does not answer, or answers that it has failed.
   [[gnu::cold]] void lose(std::exception_ptr failure) noexcept {
+    reason_ = failure;
     if (enqueueing())
       machine_.lose(std::move(failure));
     else
@@ -427,70 +450,48 @@ class StreamsBackend {
     jobs_->end();
   }
 
-  /// How far the device is, by the events of each rank in the order of its program.
-  [[gnu::cold]] void look() {
-    auto const& program = machine_.program();
-    for (std::size_t r = 0; r < program.ranks.size(); ++r) {
-      auto const& code = program.ranks[r].code;
-      std::vector<std::size_t> given(issued_.size());
-      for (std::size_t i = 0; i < code.size(); ++i)
-        for (unsigned g = 0; g < code[i].gives; ++g) {
-          std::size_t const signal = code[i].give[g];
-          std::size_t const event = given[signal]++;
-          if (event >= issued_[signal] || !events_[first_event_[signal] + event].done()) {
-            i = code.size() - 1;
-            break;
-          }
-          jobs_->finished(r, i + 1);
-        }
-    }
-  }
-
+  friend class detail::Patience<StreamsBackend>;
   [[nodiscard]] std::uint64_t progress() const noexcept {
     std::uint64_t sum = steps_issued_.load(std::memory_order_relaxed);
     for (std::size_t r = 0; r < machine_.ranks().size(); ++r) sum = sum * 31 + jobs_->finished(r);
     return sum;
   }
-
-  [[gnu::cold]] void expire() noexcept {
-    try {
-      expiry_ = std::make_exception_ptr(
-          stagger::Error(Errc::deadline, detail::stall_text(machine_, *jobs_)));
-    } catch (...) {
-      expiry_ = std::current_exception();
-    }
-    fail(expiry_);
-    expired_.store(true, std::memory_order_release);
+  [[gnu::cold]] std::exception_ptr expire() noexcept {
+    std::exception_ptr const expiry = detail::stall(machine_, *jobs_);
+    fail(expiry);
+    return expiry;
   }
 
   StreamsOptions options_;
   stagger::detail::Machine& machine_;
   GraphCounts own_counts_;
   std::shared_ptr<Pool> pool_;
-  std::vector<Stream> streams_;           // [ranks]
-  EventTable events_;                     // by signal and time, then one for each rank
-  std::vector<std::size_t> first_event_;  // [signals + 1]
-  std::vector<std::uint32_t> issued_;     // [signals]
+  std::vector<Stream> streams_;  // [ranks]
+  detail::Events events_;
   std::shared_ptr<detail::Jobs> jobs_;
   detail::Timeline timeline_;
-  Graph graph_;
-  detail::Shown shown_;  // what the graph was recorded with
+  struct Turn {
+    Graph graph;
+    detail::Shown shown;  // what the graph was recorded with
+    bool graph_is_current = false;
+    bool replayed = false;
+  };
+  std::vector<Turn> turns_;
+  std::size_t turn_ = 0;    // of the step that is being enqueued, or was last
+  std::size_t flying_ = 0;  // steps that were enqueued and not awaited
   std::shared_ptr<detail::Iteration> iteration_ = std::make_shared<detail::Iteration>();
   struct Updating {
     stagger::detail::RankState* rank;
     Instruction const* in;
   };
   std::vector<Updating> updates_;  // of this iteration, in the order of issue
-  std::exception_ptr expiry_;
+  std::exception_ptr reason_;      // for which the device was lost
   std::atomic<bool> updates_released_{false};
-  bool graph_is_current_ = false;
-  bool replayed_ = false;  // this step
   bool warm_ = false;  // the program has run once, so that its stages hold all the memory they need
   bool lost_ = false;
   std::chrono::steady_clock::time_point start_{};
   std::atomic<std::uint64_t> steps_issued_{0};
-  std::atomic<bool> expired_{false};
-  Watchdog<Progress, Expired> watchdog_;
+  detail::Patience<StreamsBackend> patience_;
   detail::Caller caller_;
 };
 

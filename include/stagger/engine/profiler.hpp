@@ -111,6 +111,7 @@ class Profiler {
   [[nodiscard]] cluster::Profile measure(
       Trainer<In, Out, Chosen>& train,
       Batch<In, typename Trainer<In, Out, Chosen>::Target> const& batch) const {
+    train.settle();
     auto& machine = train.machine();
     std::size_t const layers = machine.parameters().size();
     require_names(layers);

@@ -10,12 +10,14 @@
 #include <memory>
 #include <optional>
 #include <stop_token>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/core/text.hpp>
+#include <stagger/engine/ahead.hpp>
 #include <stagger/engine/lay_out.hpp>
 #include <stagger/engine/machine.hpp>
 #include <stagger/engine/session.hpp>
@@ -78,6 +80,7 @@ template <class B> class SessionOn final : public Session {
   void resume(std::int64_t steps) noexcept override { machine_.resume(steps); }
   void record(bool on) noexcept override { machine_.options().record = on; }
   void append_states(std::vector<ParameterState>& states) override {
+    settle(nullptr);
     machine_.append_states(states);
   }
   void gather_parameters() override {
@@ -136,6 +139,7 @@ template <class B> class SessionOn final : public Session {
 
   [[gnu::cold]] void load(Program const& program) override {
     if (loaded_ == &program) return;
+    settle(nullptr);
     loaded_ = nullptr;
     machine_.load(program);
     while (place_.size() > ranks_) place_.pop_back();
@@ -144,9 +148,11 @@ template <class B> class SessionOn final : public Session {
       place_.push_back(spare_ == 0 ? beside : places_ + static_cast<int>(r - ranks_) % spare_);
     }
     backend_.load(place_);
-    losses_.resize(
-        std::max(losses_.size(), static_cast<std::size_t>(program.microbatches) * parts()));
-    scales_.resize(losses_.size());
+    std::size_t const losses = static_cast<std::size_t>(program.microbatches) * parts();
+    std::size_t turns = 1;
+    if constexpr (runs_ahead) turns = ahead_.turns();
+    losses_.resize(std::max(losses_.size(), turns * losses));
+    scales_.resize(std::max(scales_.size(), losses));
     loaded_ = &program;
   }
 
@@ -160,18 +166,42 @@ template <class B> class SessionOn final : public Session {
   [[gnu::cold]] void begin(Request const& request, std::stop_token stop) override {
     if (busy_.exchange(true)) refuse();
     try {
-      request_ = request;
-      load(*request_.program);
-      StepArguments arguments = request_.arguments;
-      arguments.losses = arguments.targets.first != nullptr ? losses_.data() : nullptr;
-      weigh(arguments);
-      if (parts() > 1) std::fill(losses_.begin(), losses_.end(), 0.0);
-      machine_.begin_step(arguments);
-      if (stop.stop_possible()) stop_.emplace(std::move(stop), Cancel{this});
+      settle(nullptr);
+      prepare(request, std::move(stop), 0);
     } catch (...) {
       busy_.store(false);
       throw;
     }
+  }
+
+  TicketPlace* enqueue(Request const& request, std::stop_token stop, Metrics& metrics) override {
+    if constexpr (runs_ahead)
+      if (request.program->flushes && backend_.runs_ahead()) {
+        if (busy_.exchange(true)) refuse();
+        Release const release{this};
+        if (loaded_ != request.program) load(*request.program);
+        ahead_.make_room(backend_);
+        ahead_.complain();
+        backend_.require_present();
+        std::size_t const turn = ahead_.turn();
+        prepare(request, std::move(stop), turn);
+        backend_.enqueue(turn);
+        machine_.end_step();
+        return &ahead_.add(facts(), losses_of(turn), machine_.steps());
+      }
+    return StepOwner::enqueue(request, std::move(stop), metrics);
+  }
+
+  void settle([[maybe_unused]] TicketPlace const* last) override {
+    if constexpr (runs_ahead) {
+      ahead_.settle(backend_, last);
+      if (last != nullptr) return;
+      ahead_.complain();
+      backend_.require_present();
+    }
+  }
+  void look() override {
+    if constexpr (runs_ahead) ahead_.look(backend_);
   }
 
   void drive() override {
@@ -195,25 +225,23 @@ template <class B> class SessionOn final : public Session {
 
   [[gnu::cold]] Metrics end() override {
     stop_.reset();
-    struct Release {
-      std::atomic<bool>& busy;
-      ~Release() { busy.store(false, std::memory_order_release); }
-    } const release{busy_};
+    Release const release{this};
     machine_.end_step();
-    Metrics metrics;
-    metrics.terms = terms_;
-    metrics.gradient_norm = machine_.gradient_norm();
-    if (request_.arguments.targets.first != nullptr) {
-      double sum = 0;
-      auto const microbatches = static_cast<std::size_t>(request_.program->microbatches);
-      for (std::size_t m = 0; m < microbatches; ++m)
-        for (std::size_t part = 0; part < parts(); ++part) sum += losses_[part * microbatches + m];
-      metrics.loss = terms_ > 0 ? sum / terms_ : 0;
-    }
-    return metrics;
+    return metrics_of(facts(), losses_.data(), machine_.gradient_norm());
   }
 
  private:
+  static constexpr bool runs_ahead = requires(B & backend) { backend.runs_ahead(); };
+
+  /// Ends what only the thread that takes a step may do.
+  struct Release {
+    SessionOn* session;
+    ~Release() {
+      session->stop_.reset();
+      session->busy_.store(false, std::memory_order_release);
+    }
+  };
+
   struct Cancel {
     SessionOn* session;
     void operator()() const noexcept {
@@ -222,6 +250,34 @@ template <class B> class SessionOn final : public Session {
                                       session->machine_.steps()))));
     }
   };
+
+  /// The part of `begin` that depends on the step.
+  [[gnu::cold]] void prepare(Request const& request, std::stop_token stop, std::size_t turn) {
+    request_ = request;
+    load(*request_.program);
+    StepArguments arguments = request_.arguments;
+    arguments.losses = arguments.targets.first != nullptr ? losses_of(turn) : nullptr;
+    weigh(arguments);
+    if (parts() > 1) std::fill_n(losses_of(turn), facts().microbatches * parts(), 0.0);
+    machine_.begin_step(arguments);
+    if (stop.stop_possible()) stop_.emplace(std::move(stop), Cancel{this});
+  }
+
+  [[nodiscard]] StepFacts facts() const noexcept {
+    return {terms_, static_cast<std::size_t>(request_.program->microbatches), parts(),
+            request_.arguments.targets.first != nullptr};
+  }
+  [[nodiscard]] double* losses_of(std::size_t turn) noexcept {
+    return losses_.data() +
+           turn * static_cast<std::size_t>(request_.program->microbatches) * parts();
+  }
+
+  [[nodiscard]] auto make_ahead() {
+    if constexpr (runs_ahead)
+      return Ahead<B>(backend_.turns());
+    else
+      return NotAhead{};
+  }
 
   /// Where the device policy wants parameters to lie.
   template <class Device> static ParameterMemory memory_of(Device const& device) {
@@ -285,12 +341,13 @@ template <class B> class SessionOn final : public Session {
   std::vector<int> place_;             // [ranks, then those that add up gradients beside them]
   int places_;                         // for them
   int spare_;                          // further places, for the others
+  std::vector<std::unique_ptr<Program>> programs_;  // before what may be at one when it goes
   Machine machine_;
   B backend_;
-  std::vector<std::unique_ptr<Program>> programs_;
+  [[no_unique_address]] std::conditional_t<runs_ahead, Ahead<B>, NotAhead> ahead_ = make_ahead();
   Program const* loaded_ = nullptr;
   Request request_;             // of the step that runs
-  std::vector<double> losses_;  // [parts][microbatches]
+  std::vector<double> losses_;  // [turns][parts][microbatches]
   std::vector<double> scales_;  // [microbatches] 1 / terms of the minibatch
   double terms_ = 0;            // of all microbatches
   std::optional<std::stop_callback<Cancel>> stop_;

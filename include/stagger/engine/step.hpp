@@ -3,6 +3,7 @@
 /// @file   What `Trainer` hands out: a step that has been asked for and not yet been taken.
 
 #include <coroutine>
+#include <exception>
 #include <memory>
 #include <stop_token>
 #include <utility>
@@ -27,11 +28,32 @@ template <class InputType, class TargetType> struct Batch {
   std::vector<TargetType> targets;  ///< [microbatches]
 };
 
+class Ticket;
+
 namespace detail {
+
+/// A place in a ring of steps that a device has not finished; who holds the step's ticket, if
+/// anybody does.
+struct TicketPlace {
+  Ticket* ticket = nullptr;
+};
 
 struct StepOwner : Drivable {
   virtual void begin(Request const& request, std::stop_token stop) = 0;  // throws if it is busy
   virtual Metrics end() = 0;  // throws what went wrong in the run
+
+  /// Begins a step and returns while a device is at it. Carries it out where no device runs ahead.
+  /// @return  its place; null: it is done, with `metrics`
+  virtual TicketPlace* enqueue(Request const& request, std::stop_token stop, Metrics& metrics) {
+    begin(request, std::move(stop));
+    drive();
+    metrics = end();
+    return nullptr;
+  }
+  /// Waits for the step of a place and all before it; null: for all of them.
+  virtual void settle(TicketPlace const*) {}
+  /// Takes notice of what is done, without waiting.
+  virtual void look() {}
 
  protected:
   ~StepOwner() = default;
@@ -80,6 +102,7 @@ class [[nodiscard]] Step {
 
  private:
   friend Metrics run(Step step);
+  friend Ticket enqueue(Step step);
   std::shared_ptr<detail::StepOwner> owner_;
   detail::Request request_;
   std::stop_token stop_;
@@ -92,6 +115,91 @@ inline Metrics run(Step step) {
   step.owner_->begin(step.request_, step.stop_);
   step.owner_->drive();
   return step.owner_->end();
+}
+
+/// A step that a device may still be at, made by `enqueue`: its metrics are there when somebody
+/// asks. It belongs to the thread that takes the pipeline's steps. Dropping it waits for nothing;
+/// what goes wrong in a step whose ticket was dropped is thrown by the next step, or by
+/// `Trainer::settle`.
+class [[nodiscard]] Ticket {
+ public:
+  /// Of no step.
+  Ticket() = default;
+  Ticket(Ticket&& other) noexcept { take(other); }
+  Ticket& operator=(Ticket&& other) noexcept {
+    if (this != &other) {
+      leave();
+      take(other);
+    }
+    return *this;
+  }
+  ~Ticket() { leave(); }
+
+  /// Whether the step is done, whatever it ended with. Does not wait.
+  [[nodiscard]] bool done() {
+    if (place_ != nullptr) owner_->look();
+    return place_ == nullptr;
+  }
+
+  /// Waits until the step and all before it are done; then what it was made from may change.
+  void wait() {
+    if (place_ != nullptr) owner_->settle(place_);
+  }
+
+  /// Waits for the step. Once it is done, this costs nothing and may be asked again.
+  /// @throws  what the step ended with
+  Metrics metrics() {
+    wait();
+    if (failure_) std::rethrow_exception(failure_);
+    return metrics_;
+  }
+
+  /// For engines.
+  void resolve(Metrics const& metrics, std::exception_ptr failure) noexcept {
+    metrics_ = metrics;
+    failure_ = std::move(failure);
+    place_ = nullptr;
+  }
+
+ private:
+  friend Ticket enqueue(Step step);
+  void take(Ticket& other) noexcept {
+    owner_ = std::move(other.owner_);
+    place_ = std::exchange(other.place_, nullptr);
+    metrics_ = other.metrics_;
+    failure_ = std::move(other.failure_);
+    if (place_ != nullptr) place_->ticket = this;
+  }
+  void leave() noexcept {
+    if (place_ != nullptr) place_->ticket = nullptr;
+    place_ = nullptr;
+  }
+
+  std::shared_ptr<detail::StepOwner> owner_;
+  detail::TicketPlace* place_ = nullptr;  // null: done
+  Metrics metrics_;
+  std::exception_ptr failure_;
+};
+
+/// Has a device begin a step, and goes on while the device is at it: a bounded number of steps
+/// ahead, such as `cuda::Loopback::ahead`. Steps are carried out in the order in which they were
+/// enqueued. What the step was made from must stay as it is until its ticket is done. On devices
+/// that do not run ahead, such as host threads, the step is done when this returns.
+///
+/// @code
+///     Ticket last;
+///     for (auto const& batch : batches) last = enqueue(train.step(batch));
+///     std::printf("%g\n", last.metrics().loss);   // waits; not asking does not
+/// @endcode
+///
+/// @throws  what the step could not even be enqueued for; what an earlier step ended with that was
+/// not told to anybody
+inline Ticket enqueue(Step step) {
+  Ticket ticket;
+  ticket.place_ = step.owner_->enqueue(step.request_, step.stop_, ticket.metrics_);
+  if (ticket.place_ != nullptr) ticket.place_->ticket = &ticket;
+  ticket.owner_ = std::move(step.owner_);
+  return ticket;
 }
 
 }  // namespace stagger

@@ -203,7 +203,16 @@ template <class In, class Out, class Chosen> class Trainer {
     session_->gather_parameters();
   }
 
-  /// Optimizer steps taken.
+  /// Waits for all steps that were given to `enqueue`. Whatever else of a trainer looks at
+  /// parameters, or takes a step in another way, does so by itself.
+  /// @throws  what a step ended with that was not told to anybody; Error(device) for a GPU that was
+  /// lost
+  void settle() {
+    session_->require_idle();
+    session_->settle(nullptr);
+  }
+
+  /// Optimizer steps taken; of a device that runs ahead, those that were enqueued.
   [[nodiscard]] std::int64_t steps() const noexcept { return session_->steps(); }
 
   /// Goes on as if `steps` had been taken; the caller has written the parameters and states that

@@ -26,6 +26,33 @@ template <class Kernel> cudaError_t launch(cudaStream_t stream, Kernel kernel) {
   return answer(si::launch(stream, std::move(kernel)));
 }
 
+/// The device holds this step and those after it back, at their first kernel, until it is raised.
+inline std::atomic<std::int64_t> first_held{std::numeric_limits<std::int64_t>::max()};
+
+/// @return whether the kernel may do its work: what was left behind has nothing to work on
+inline bool pass(std::int64_t step) {
+  for (auto held = first_held.load(); step >= held; held = first_held.load()) {
+    if (held < 0) return false;
+    first_held.wait(held);
+  }
+  return true;
+}
+inline void hold_from(std::int64_t step) {
+  first_held.store(step);
+  first_held.notify_all();
+}
+/// Ends what a pipeline that is gone has left on a device that hung.
+inline void end_left_behind() {
+  si::lose_device(cudaErrorLaunchTimeout);
+  hold_from(-1);
+  si::reset();
+  hold_from(std::numeric_limits<std::int64_t>::max());
+}
+/// Lets everything go when a test ends.
+struct LetGo {
+  ~LetGo() { hold_from(std::numeric_limits<std::int64_t>::max()); }
+};
+
 template <class L> class OnDevice {
  public:
   using Input = typename L::Input;
@@ -70,6 +97,7 @@ template <class L> class OnDevice {
           layer_.parameters());
     auto const kernel = [body, views, numbers = sg::cuda::step_numbers(), layer = context.layer(),
                          microbatch = context.microbatch(), training = context.training()] {
+      if (!pass(numbers->steps)) return;
       sg::Context own;
       own.begin_step(numbers->steps, numbers->seed, training);
       own.begin_action(views.data(), layer, microbatch);
@@ -110,13 +138,16 @@ struct EnqueuedLoss {
 
 /// While on, the device is lost in the next update.
 inline std::atomic<bool> lose_in_update{false};
+/// The device is lost in the update of this step, counted from 0.
+inline std::atomic<std::int64_t> lost_step{-1};
 
 /// Any rule as a kernel.
 struct Launch {
   template <class Rule, class T>
   cudaError_t operator()(sg::cuda::Update<Rule, T> const& update, cudaStream_t stream) const {
     return launch(stream, [update] {
-      if (lose_in_update.exchange(false)) return si::lose_device(cudaErrorIllegalAddress);
+      if (lose_in_update.exchange(false) || update.numbers->steps == lost_step)
+        return si::lose_device(cudaErrorIllegalAddress);
       update.rule->update(update.view, update.scale->factor, update.numbers->steps + update.number);
     });
   }

@@ -20,17 +20,18 @@ namespace stagger::cuda::detail {
 class Iteration {
  public:
   /// Makes room for what a program needs. Never gives back.
-  [[gnu::cold]] void load(stagger::detail::Machine const& machine,
-                          ParameterKernels const* kernels) {
+  /// @param turns  iterations that may be in flight: each has a block of host memory of its own
+  [[gnu::cold]] void load(stagger::detail::Machine const& machine, ParameterKernels const* kernels,
+                          std::size_t turns = 1) {
     auto const up = [](std::size_t bytes) { return (bytes + 15) / 16 * 16; };
     ranks_ = machine.program().ranks.size();
     optimizer_bytes_ = machine.enqueued_bytes();
     scales_ = up(sizeof(StepNumbers)) + up(optimizer_bytes_);
     losses_ = scales_ + ranks_ * sizeof(GradientScale);
     microbatches_ = static_cast<std::size_t>(machine.program().microbatches);
-    std::size_t const bytes = losses_ + microbatches_ * sizeof(double);
-    host_.resize(bytes);
-    device_.resize({bytes});
+    bytes_ = up(losses_ + microbatches_ * sizeof(double));
+    host_.resize(turns * bytes_);
+    device_.resize({bytes_});
     places_.resize(ranks_);
     for (std::size_t r = 0; r < ranks_; ++r) {
       StepPlace& of_rank = places_[r];
@@ -48,35 +49,47 @@ class Iteration {
   [[nodiscard]] StepPlace const& place(std::size_t rank) const noexcept { return places_[rank]; }
 
   /// Enqueues what kernels of this iteration will find.
-  void send(stagger::detail::Machine const& machine, Stream const& stream) {
+  void send(stagger::detail::Machine const& machine, Stream const& stream, std::size_t turn = 0) {
     refused_ = cudaSuccess;
     StepNumbers const numbers{machine.steps(), machine.options().seed};
-    std::byte* const to = host_.data();
+    std::byte* const to = host_.data() + turn * bytes_;
     std::memcpy(to, &numbers, sizeof numbers);
     if (optimizer_bytes_ != 0) std::memcpy(to + 16, machine.optimizer(), optimizer_bytes_);
     for (std::size_t r = 0; r < ranks_; ++r)
       ::new (to + scales_ + r * sizeof(GradientScale)) GradientScale();
     std::memset(to + losses_, 0, microbatches_ * sizeof(double));
     for (StepPlace& of_rank : places_) of_rank.steps = numbers.steps;
-    check(cudaMemcpyAsync(device_.data(), to, host_.size(), cudaMemcpyHostToDevice, stream.get()),
+    check(cudaMemcpyAsync(device_.data(), to, bytes_, cudaMemcpyHostToDevice, stream.get()),
           "send the numbers of a step");
   }
 
-  /// Enqueues the way back, behind all work of the iteration.
-  void fetch(Stream const& stream) {
-    check(cudaMemcpyAsync(host_.data() + scales_, device_.data() + scales_, host_.size() - scales_,
-                          cudaMemcpyDeviceToHost, stream.get()),
-          "fetch the loss of a step");
+  /// Enqueues the way back, behind all work of the iteration. @return what CUDA did
+  [[nodiscard]] cudaError_t bring_back(Stream const& stream, std::size_t turn) const noexcept {
+    return cudaMemcpyAsync(host_.data() + turn * bytes_ + scales_, device_.data() + scales_,
+                           bytes_ - scales_, cudaMemcpyDeviceToHost, stream.get());
+  }
+  /// The same for an iteration that may still be refused.
+  void fetch(Stream const& stream) const {
+    check(bring_back(stream, 0), "fetch the loss of a step");
   }
 
   /// Hands over what came back.
-  void finish(stagger::detail::Machine& machine) noexcept {
-    double* const losses = machine.ranks().front().arguments->losses;
+  /// @param losses  [microbatches] overwritten if they are the device's; may be null
+  /// @return the norm of the gradients
+  double results(std::size_t turn, double* losses) const noexcept {
+    std::byte const* const from = host_.data() + turn * bytes_;
     if (loss_on_device_ && losses != nullptr)
-      std::memcpy(losses, host_.data() + losses_, microbatches_ * sizeof(double));
+      std::memcpy(losses, from + losses_, microbatches_ * sizeof(double));
     GradientScale scale;
-    std::memcpy(&scale, host_.data() + scales_, sizeof scale);
-    machine.gradient_norm(scale.norm);
+    std::memcpy(&scale, from + scales_, sizeof scale);
+    return scale.norm;
+  }
+
+  /// Makes a call that a decided step depends on, once more if it is refused.
+  template <class Call> void insist(Call call) noexcept {
+    if (refused_ != cudaSuccess || call() == cudaSuccess) return;
+    static_cast<void>(cudaGetLastError());
+    refused_ = call();
   }
 
   /// What came back, [microbatches]: losses that kernels of this device have computed, else 0.
@@ -98,9 +111,10 @@ class Iteration {
   std::size_t ranks_ = 0;
   std::size_t microbatches_ = 0;
   std::size_t optimizer_bytes_ = 0;
+  std::size_t bytes_ = 0;   // of a block
   std::size_t scales_ = 0;  // offsets in both blocks
   std::size_t losses_ = 0;
-  Pinned<std::byte> host_;
+  Pinned<std::byte> host_;  // [turns][bytes_]
   Tensor<std::byte> device_;
   std::vector<StepPlace> places_;  // [ranks]
   cudaError_t refused_ = cudaSuccess;

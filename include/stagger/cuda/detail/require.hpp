@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -42,8 +43,9 @@ namespace stagger::cuda::detail {
         "Loopback::kernels both, or leave clip_norm out");
 }
 
-[[nodiscard]] [[gnu::cold]] inline std::string stall_text(stagger::detail::Machine const& machine,
-                                                          Jobs const& jobs) {
+/// Where each rank is that is not done, by what is known of the device.
+[[nodiscard]] [[gnu::cold]] inline std::string where(stagger::detail::Machine const& machine,
+                                                     Jobs const& jobs) {
   auto const& program = machine.program();
   std::vector<std::size_t> at;
   std::vector<std::uint32_t> given(program.signals.size());
@@ -53,9 +55,52 @@ namespace stagger::cuda::detail {
       for (unsigned g = 0; g < program.ranks[r].code[i].gives; ++g)
         ++given[program.ranks[r].code[i].give[g]];
   }
-  return text("the GPU did not move for ", machine.options().deadline_s,
-              " s: ", stagger::detail::describe_stall(program, at, given),
-              "; raise Options::deadline_s if an action may take that long");
+  return stagger::detail::describe_stall(program, at, given);
+}
+
+/// That nothing moved for the deadline.
+[[nodiscard]] [[gnu::cold]] inline std::exception_ptr stall(stagger::detail::Machine const& machine,
+                                                            Jobs const& jobs) noexcept {
+  try {
+    return std::make_exception_ptr(stagger::Error(
+        Errc::deadline, text("the GPU did not move for ", machine.options().deadline_s,
+                             " s: ", where(machine, jobs),
+                             "; raise Options::deadline_s if an action may take that long")));
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+/// What CUDA refused once a step was decided.
+[[nodiscard]] [[gnu::cold]] inline std::exception_ptr refusal(cudaError_t result) noexcept {
+  try {
+    fail(result, "change parameters of a step that was decided");
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+[[noreturn]] [[gnu::cold]] inline void refuse_lost() {
+  raise(Errc::device, "the GPU was lost in an earlier step; make a new pipeline");
+}
+
+/// The same failure, with the step that it ended and how far that was when the device was last
+/// looked at.
+[[nodiscard]] [[gnu::cold]] inline std::exception_ptr of_step(
+    std::exception_ptr const& failure, std::int64_t step, stagger::detail::Machine const& machine,
+    Jobs const& jobs) noexcept {
+  try {
+    try {
+      std::rethrow_exception(failure);
+    } catch (Error const& error) {
+      throw Error(error.result(), text("step ", step, ": ", error.what(),
+                                       "; when it was last looked at, ", where(machine, jobs)));
+    } catch (stagger::Error const& error) {
+      throw stagger::Error(error.code(), text("step ", step, ": ", error.what()));
+    }
+  } catch (...) {
+    return std::current_exception();
+  }
 }
 
 }  // namespace stagger::cuda::detail
