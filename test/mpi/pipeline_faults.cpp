@@ -4,12 +4,13 @@
 // above have been added up or are just now. Every other one prints the error it got and how long it
 // waited, and whether its parameters are those of the last whole step. With die-K it is killed when
 // it is about to send its K-th message after its last backward: among these are those that say that
-// it has finished; with "shard" so is process 2, which alone has the optimizer's state, and then
-// hands over what it has updated.
+// it has finished. With tear-sum-shard process 2, which alone has the optimizer's state, is killed
+// when it is about to hand over what it has updated.
 
 #include <signal.h>
 
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <string>
 #include <thread>
@@ -35,12 +36,14 @@ constexpr double deadline_s = 2;
 /// Messages after which the process is killed; 0: never.
 int messages_left = 0;
 int die_at = 0;
+bool dies_at_values = false;
 
 void (*fault(std::string const& what))() {
   if (what.find("die-") == 0) {
     die_at = std::stoi(what.substr(4));
     return [] { messages_left = die_at; };
   }
+  if (what.find("tear") == 0) return [] { dies_at_values = true; };
   if (what.find("kill") == 0) return [] { static_cast<void>(raise(SIGKILL)); };
   if (what.find("hang") == 0) return [] { std::this_thread::sleep_for(std::chrono::seconds(6)); };
   return [] { throw sg::Error(sg::Errc::bad_data, "a value is not finite"); };
@@ -60,7 +63,7 @@ int run(std::string const& what, int process, Train& train, Alone& alone, Batch 
       sg::run(train.step(batch));
     } catch (sg::Error const& e) {
       std::chrono::duration<double> const waited = std::chrono::steady_clock::now() - start;
-      bool const admitted =
+      bool const admitted =  // parts of two steps, and it says so
           std::string(e.what()).find("some are new and some old") != std::string::npos;
       bool const whole = train.parameters()[own].template values<float>()[0] ==
                              alone.parameters()[own].template values<float>()[0] &&
@@ -113,6 +116,11 @@ int run(std::string const& what) {
 // What MPI lets a program put before its functions.
 extern "C" int MPI_Isend(void const* data, int count, MPI_Datatype type, int peer, int tag,
                          MPI_Comm comm, MPI_Request* request) {
+  constexpr std::uint32_t values = 0xffff0004;  // what a message of updated parameters says it is
+  bool const envelope = count == static_cast<int>(sizeof(sg::mpi::detail::Envelope));
+  if (dies_at_values && envelope &&
+      static_cast<sg::mpi::detail::Envelope const*>(data)->what == values)
+    static_cast<void>(raise(SIGKILL));
   if (messages_left != 0 && --messages_left == 0) static_cast<void>(raise(SIGKILL));
   return PMPI_Isend(data, count, type, peer, tag, comm, request);
 }
