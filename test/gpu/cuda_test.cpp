@@ -110,6 +110,55 @@ TEST_CASE("gpu/Loopback: a kernel that spins is an error in time", "[gpu]") {
   }
 }
 
+TEST_CASE("gpu/Loopback: the host enqueues the next step while a kernel holds the device up",
+          "[gpu]") {
+  if (no_gpu()) return;
+  sg::cuda::Pinned<int> open(1);
+  int volatile& gate = *open.data();
+  gate = 1;
+  auto const x = inputs(4, 1024);
+  std::vector<std::vector<sg::cuda::Tensor<>>> y(3);
+  for (auto& outputs : y) outputs.resize(4);
+  sg::Options options;
+  options.deadline_s = 30;
+  auto run =
+      sg::Pipeline{AddOne{}, Spin{open.data()}, AddOne{}}.with(sg::cuda::Loopback{}, options);
+  for (auto& outputs : y) sg::run(run.predict(x, outputs));  // memory is there from now on
+  gate = 0;
+  auto first = sg::enqueue(run.predict(x, y[0]));
+  auto second = sg::enqueue(run.predict(x, y[1]));
+  CHECK_FALSE(first.done());
+  CHECK_FALSE(second.done());
+  gate = 1;
+  auto third = sg::enqueue(run.predict(x, y[2]));
+  CHECK(first.done());
+  run.settle();
+  CHECK(second.done());
+  CHECK(third.done());
+}
+
+TEST_CASE("gpu/Loopback: steps that nobody waits for come in order", "[gpu]") {
+  if (no_gpu()) return;
+  sg::cuda::Loopback device;
+  device.ahead = 3;
+  auto run = sg::Pipeline{AddOne{}, AddOne{}, AddOne{}}.with(device);
+  std::vector<std::vector<sg::cuda::Tensor<>>> values;
+  values.push_back(inputs(4, 1U << 16U));
+  values.resize(21);
+  for (std::size_t turn = 0; turn < 20; ++turn) {  // each reads what the one before has written
+    values[turn + 1].resize(4);
+    static_cast<void>(sg::enqueue(run.predict(values[turn], values[turn + 1])));
+  }
+  run.settle();
+  std::vector<float> got(1U << 16U);
+  for (auto const& one : values[20]) {
+    one.download(got);
+    sg::cuda::check(cudaStreamSynchronize(nullptr), "download");
+    CHECK(got.front() == 61);
+    CHECK(got.back() == 61);
+  }
+}
+
 TEST_CASE("gpu/device: more memory than there is is refused with what would fit", "[gpu]") {
   if (no_gpu()) return;
   sg::cuda::MemoryNeed need;
