@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <map>
-#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -21,19 +20,14 @@
 #include <stagger/engine/planned.hpp>
 #include <stagger/engine/profiler.hpp>
 #include <stagger/host/probe.hpp>
-#include <stagger/json/plan.hpp>
-#include <stagger/plan/auto.hpp>
-#include <stagger/plan/predict.hpp>
 #include <stagger/report/format.hpp>
 #include <stagger/report/table.hpp>
 #include <stagger/stagger.hpp>
 
 #include "model/model.hpp"
+#include "planning.hpp"
 
 namespace gpt {
-
-namespace sg = stagger;
-namespace plan = stagger::plan;
 
 namespace {
 
@@ -43,6 +37,46 @@ auto make_one(Settings const& s) {
       .on_one_device(CrossEntropy<float>{}, sg::optimizer::AdamW{});
 }
 using One = decltype(make_one(std::declval<Settings const&>()));
+
+/// Seconds to add one byte of gradients to another's.
+double add_s() {
+  std::vector<float> to(1U << 20), from(1U << 20, 1.0F);
+  double best = 1;
+  for (int pass = 0; pass < 9; ++pass) {
+    auto const begin = std::chrono::steady_clock::now();
+    for (std::size_t i = 0; i < to.size(); ++i) to[i] += from[i];
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    best = std::min(
+        best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+  return (best + 1e-9 * to.back()) / static_cast<double>(to.size() * sizeof(float));
+}
+
+/// The link between two threads; a usual one where the machine is too busy to measure it.
+sg::cluster::Link link() {
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    try {
+      return sg::host::probe(0.3).link();
+    } catch (sg::Error const&) {  // the times do not rise with the bytes
+    }
+  }
+  std::fputs(
+      "gpt: warning: the machine is too busy to measure how fast threads pass bytes on; 1 us "
+      "and 5 GB/s are taken\n",
+      stderr);
+  return {.alpha_s = 1e-6, .bytes_per_s = 5e9};
+}
+
+/// The threads as devices. One of the replicas of a stage adds up what the others have.
+sg::cluster::Cluster machine(int threads) {
+  auto cluster = sg::host::this_machine({}, threads);
+  cluster.intra.front() = link();
+  double const each = add_s();
+  auto& rate = cluster.intra.front().all_reduce_bytes_per_s;
+  rate.assign(2, 1e9);
+  for (int r = 2; r <= threads; ++r) rate.push_back(2 / (r * each));
+  return cluster;
+}
 
 /// The layers of the model on every thread at once, as a pipeline has them: threads share caches,
 /// memory and, on some machines, cores.
@@ -74,6 +108,10 @@ class Bench {
       for (std::size_t l = 0; l < mean.size(); ++l)
         mean[l] += one[l] / static_cast<double>(all.size());
     return mean;
+  }
+
+  [[nodiscard]] sg::cluster::Cluster cluster() const {
+    return machine(static_cast<int>(s_.threads));
   }
 
   /// What so many sequences leave behind.
@@ -131,207 +169,20 @@ class Bench {
   std::map<std::size_t, sg::Footprint> footprints_;
 };
 
-/// Seconds to add one byte of gradients to another's.
-double add_s() {
-  std::vector<float> to(1U << 20), from(1U << 20, 1.0F);
-  double best = 1;
-  for (int pass = 0; pass < 9; ++pass) {
-    auto const begin = std::chrono::steady_clock::now();
-    for (std::size_t i = 0; i < to.size(); ++i) to[i] += from[i];
-    std::atomic_signal_fence(std::memory_order_seq_cst);
-    best = std::min(
-        best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
-  }
-  return (best + 1e-9 * to.back()) / static_cast<double>(to.size() * sizeof(float));
+[[nodiscard]] sg::Memory memory_of(plan::Plan const& p, Settings const& s, Bench& bench) {
+  auto const run = sg::planned(p);
+  auto const program =
+      sg::lay_out(run.schedule.table({.ranks = static_cast<int>(p.stages.size()),
+                                      .microbatches = run.microbatches}),
+                  {.recompute = run.options.recompute, .replicas = &run.options.replicas});
+  auto const M = static_cast<std::size_t>(p.microbatches);
+  auto const batch = static_cast<std::size_t>(s.batch);
+  std::vector<std::size_t> rows;
+  for (std::size_t m = 0; m < M; ++m) rows.push_back(batch / M + (m < batch % M ? 1 : 0));
+  return sg::predicted_memory(
+      program, run.cuts.first_layers, run.options.replicas, sg::optimizer::AdamW::states, rows,
+      [&](std::size_t n) -> sg::Footprint const& { return bench.footprint(n); });
 }
-
-/// The link between two threads; a usual one where the machine is too busy to measure it.
-sg::cluster::Link link() {
-  for (int attempt = 0; attempt < 3; ++attempt) {
-    try {
-      return sg::host::probe(0.3).link();
-    } catch (sg::Error const&) {  // the times do not rise with the bytes
-    }
-  }
-  std::fputs(
-      "gpt: warning: the machine is too busy to measure how fast threads pass bytes on; 1 us "
-      "and 5 GB/s are taken\n",
-      stderr);
-  return {.alpha_s = 1e-6, .bytes_per_s = 5e9};
-}
-
-/// The threads as devices. One of the replicas of a stage adds up what the others have.
-sg::cluster::Cluster machine(int threads) {
-  auto cluster = sg::host::this_machine({}, threads);
-  cluster.intra.front() = link();
-  double const each = add_s();
-  auto& rate = cluster.intra.front().all_reduce_bytes_per_s;
-  rate.assign(2, 1e9);
-  for (int r = 2; r <= threads; ++r) rate.push_back(2 / (r * each));
-  return cluster;
-}
-
-/// Slices of a microbatch that the stages of a plan see, in sequences.
-int slice_of(plan::Plan const& p, plan::PlanStage const& stage, std::int64_t batch) {
-  double const microbatch = static_cast<double>(batch) / p.microbatches;
-  return static_cast<int>(std::ceil(microbatch / stage.replicas() - 1e-9));
-}
-
-class Planning {
- public:
-  Planning(Settings const& s, Text const& text)
-      : s_(s),
-        bench_(s, text),
-        cluster_(machine(static_cast<int>(s.threads))),
-        updates_(bench_.updates()) {}
-
-  /// The fastest plan that could be found.
-  [[nodiscard]] plan::Plan best() {
-    std::optional<plan::Plan> best;
-    double best_s = 0;
-    std::string why;
-    for (int const size : sizes()) {
-      auto const profile = bench_.profile(size, 0.1);
-      for (int used = static_cast<int>(s_.threads); used >= 1; used /= 2) {
-        plan::Request request{.batch = static_cast<int>(s_.batch), .microbatch = size};
-        for (int d = used; d < s_.threads; ++d) request.without.push_back(d);
-        plan::Workload const w(profile, cluster_, request);
-        try {
-          for (auto& p : candidates(w)) {
-            p.gradients = plan::Gradients::together;  // as the engine has it
-            p = plan::predict(w, std::move(p));
-            double const seconds = p.simulated_s + update_s(p);
-            if (best && !(seconds < best_s)) continue;
-            best = p;
-            best_s = seconds;
-          }
-        } catch (plan::Infeasible const& no) {
-          if (why.empty()) why = no.what();
-        }
-      }
-    }
-    if (!best) throw sg::Error(sg::Errc::bad_configuration, "--plan auto: " + why);
-    return *std::move(best);
-  }
-
-  /// The plan with its predictions, by layers measured at the sizes that its stages see.
-  [[nodiscard]] Forecast predict(plan::Plan p) {
-    std::map<int, sg::cluster::Profile> at;
-    sg::cluster::Profile merged;
-    for (auto const& stage : p.stages) {
-      int const slice = slice_of(p, stage, s_.batch);
-      if (at.find(slice) == at.end()) at[slice] = bench_.profile(slice, 1.0);
-      auto const& measured = at[slice];
-      if (merged.layers.empty()) merged = measured;
-      double const scale = static_cast<double>(merged.batch) / measured.batch;
-      for (int l = stage.first; l <= stage.last; ++l) {
-        auto& to = merged.layers[static_cast<std::size_t>(l)];
-        to = measured.layers[static_cast<std::size_t>(l)];
-        to.forward_s *= scale;
-        to.backward_s *= scale;
-        to.activation_bytes = scaled(to.activation_bytes, scale);
-        to.stash_bytes = scaled(to.stash(), scale);
-      }
-    }
-    Forecast result;
-    result.plan = plan::predict({merged, cluster_, {.batch = static_cast<int>(s_.batch)}}, p);
-    result.step_s = result.plan.simulated_s + update_s(result.plan);
-    result.memory = memory(result.plan);
-    return result;
-  }
-
-  /// @throws sg::Error  naming what does not fit
-  static void require(Settings const& s, plan::Plan const& p) {
-    auto const refuse = [&](std::string const& sentence) {
-      throw sg::Error(sg::Errc::bad_configuration, "--plan " + s.plan + ": " + sentence);
-    };
-    if (p.stages.back().last + 1 != s.chain())
-      refuse("the plan is for " + std::to_string(p.stages.back().last + 1) +
-             " layers, and the model has " + std::to_string(s.chain()) +
-             " (embedding, blocks, head); plan for this model");
-    if (p.batch > 0 && p.batch != s.batch)
-      refuse("the plan is for a batch of " + std::to_string(p.batch) + " sequences; add --batch " +
-             std::to_string(p.batch) + ", or plan for " + std::to_string(s.batch));
-    if (p.microbatches > s.batch)
-      refuse(std::to_string(p.microbatches) +
-             " microbatches leave some without a sequence; use a "
-             "--batch of at least as many");
-    for (auto const& stage : p.stages) {
-      for (int const device : stage.devices)
-        if (device >= s.threads)
-          refuse("the plan uses device " + std::to_string(device) +
-                 ", and there are threads 0 to " + std::to_string(s.threads - 1) +
-                 "; add --threads " + std::to_string(device + 1));
-      if (s.batch / p.microbatches < stage.replicas())
-        refuse("a microbatch of " + std::to_string(s.batch / p.microbatches) +
-               " sequences cannot be shared by " + std::to_string(stage.replicas()) +
-               " replicas; use a larger --batch");
-      if (s.compare && stage.replicas() > 1)
-        refuse(
-            "--compare cannot follow replicated stages, which add their gradients in an order "
-            "of their own; leave --compare out");
-    }
-  }
-
- private:
-  static std::uint64_t scaled(std::uint64_t bytes, double scale) {
-    return static_cast<std::uint64_t>(std::llround(static_cast<double>(bytes) * scale));
-  }
-
-  /// Sequences of a microbatch on each thread, as long as there is memory for them.
-  [[nodiscard]] std::vector<int> sizes() const {
-    std::vector<int> all;
-    for (std::int64_t size = s_.batch; size >= 1 && all.size() < 8; size /= 2)
-      all.push_back(static_cast<int>(size));
-    return all;
-  }
-
-  [[nodiscard]] std::vector<plan::Plan> candidates(plan::Workload const& w) const {
-    std::vector<plan::Plan> all;
-    plan::Auto const search{.budget = 100'000, .simulations = 2'000};
-    for (auto& c : search.shortlist(w)) all.push_back(std::move(c.plan));
-    if (!s_.compare) return all;
-    all.erase(std::remove_if(all.begin(), all.end(),
-                             [](plan::Plan const& p) {
-                               return std::any_of(p.stages.begin(), p.stages.end(),
-                                                  [](auto const& s) { return s.replicas() > 1; });
-                             }),
-              all.end());
-    if (w.layers() >= static_cast<int>(w.devices().size())) all.push_back(plan::Straight{}.plan(w));
-    return all;
-  }
-
-  /// Of the slowest stage.
-  [[nodiscard]] double update_s(plan::Plan const& p) const {
-    double slowest = 0;
-    for (auto const& stage : p.stages) {
-      double sum = 0;
-      for (int l = stage.first; l <= stage.last; ++l) sum += updates_[static_cast<std::size_t>(l)];
-      slowest = std::max(slowest, sum);
-    }
-    return slowest;
-  }
-
-  [[nodiscard]] sg::Memory memory(plan::Plan const& p) {
-    auto const run = sg::planned(p);
-    auto const program =
-        sg::lay_out(run.schedule.table({.ranks = static_cast<int>(p.stages.size()),
-                                        .microbatches = run.microbatches}),
-                    {.recompute = run.options.recompute, .replicas = &run.options.replicas});
-    auto const M = static_cast<std::size_t>(p.microbatches);
-    auto const batch = static_cast<std::size_t>(s_.batch);
-    std::vector<std::size_t> rows;
-    for (std::size_t m = 0; m < M; ++m) rows.push_back(batch / M + (m < batch % M ? 1 : 0));
-    return sg::predicted_memory(
-        program, run.cuts.first_layers, run.options.replicas, sg::optimizer::AdamW::states, rows,
-        [&](std::size_t n) -> sg::Footprint const& { return bench_.footprint(n); });
-  }
-
-  Settings const& s_;
-  Bench bench_;
-  sg::cluster::Cluster cluster_;
-  std::vector<double> updates_;  // [layers] seconds
-};
 
 std::string difference(std::uint64_t predicted, std::uint64_t measured) {
   if (predicted == measured) return "exact";
@@ -342,11 +193,12 @@ std::string difference(std::uint64_t predicted, std::uint64_t measured) {
 }  // namespace
 
 Forecast forecast(Settings const& s, Text const& text) {
-  std::optional<plan::Plan> given;
-  if (s.plan != "auto") given = sg::json::read_plan(sg::json::read_file(s.plan), s.plan);
-  if (given) Planning::require(s, *given);
-  Planning planning(s, text);
-  return planning.predict(given ? *given : planning.best());
+  auto const given = given_plan(s);
+  Bench bench(s, text);
+  Planning<Bench> planning(s, bench);
+  auto result = planning.predict(given ? *given : planning.best());
+  result.memory = memory_of(result.plan, s, bench);
+  return result;
 }
 
 std::string compared(Forecast const& f, double step_s, double fastest_s, sg::Memory const& memory) {

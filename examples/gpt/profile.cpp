@@ -8,12 +8,13 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/core/file.hpp>
 #include <stagger/engine/profiler.hpp>
 #include <stagger/json/profile.hpp>
-#include <stagger/core/file.hpp>
 #include <stagger/report/format.hpp>
 #include <stagger/stagger.hpp>
 
+#include "cuda/train.hpp"
 #include "model/model.hpp"
 #include "text.hpp"
 
@@ -33,9 +34,10 @@ std::vector<std::string> names_of(Settings const& s) {
 sg::cluster::Profile measure(Settings const& s, char const* sources) {
   Text const text(Text::read(s.text.empty() ? own_files(sources) : s.text),
                   static_cast<std::size_t>(s.context));
+  std::int64_t const sequences = (s.batch + s.microbatches - 1) / s.microbatches;
+  if (s.on_gpu()) return profile_on_gpu(s, text, static_cast<int>(sequences), 15);
   Batch batch;
   batch.inputs.resize(1);
-  std::int64_t const sequences = (s.batch + s.microbatches - 1) / s.microbatches;
   text.draw(static_cast<std::uint64_t>(s.seed), 0, static_cast<std::size_t>(sequences), batch);
   auto one = sg::Pipeline{make_model<float>({s.layers, s.width, s.heads, s.context},
                                             static_cast<std::uint64_t>(s.seed))}

@@ -37,25 +37,23 @@ namespace gpt {
 
 /// Lets a model go on from a prompt, a byte at a time; each sees as much of the text before it as
 /// the context holds.
-/// @param train        forward only: predict(inputs, outputs)
+/// @param logits       (Tokens const& [rows][seen]) -> float const* [rows][seen][256]: forward only
 /// @param rows         copies of the text in a prediction, as many as replicated stages need
 /// @param temperature  below 1: more of what is likely
-template <class Trainer>
-[[nodiscard]] std::string sample(Trainer& train, std::size_t rows, std::string const& prompt,
+template <class Logits>
+[[nodiscard]] std::string sample(Logits logits, std::size_t rows, std::string const& prompt,
                                  std::size_t length, std::size_t context, std::uint64_t seed,
                                  double temperature = 0.7) {
   Random random = stream(seed, 1);
   std::string text = prompt;
-  std::vector<Tokens> window(1);
-  std::vector<typename Trainer::Output> logits(1);
+  Tokens window;
   while (text.size() < prompt.size() + length) {
     std::size_t const seen = std::min(context, text.size());
-    window[0].resize({rows, seen});
+    window.resize({rows, seen});
     for (std::size_t r = 0; r < rows; ++r)
       std::copy(text.end() - static_cast<std::ptrdiff_t>(seen), text.end(),
-                window[0].begin() + r * seen);
-    (void)stagger::run(train.predict(window, logits));
-    auto const* const last = logits[0].data() + (seen - 1) * count(classes);
+                window.begin() + r * seen);
+    auto const* const last = logits(window) + (seen - 1) * count(classes);
     auto const largest = static_cast<double>(*std::max_element(last, last + classes));
     std::vector<double> share(count(classes));
     double sum = 0;

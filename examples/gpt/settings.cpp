@@ -98,9 +98,10 @@ void Settings::check() const {
     refuse("--precision '" + precision + "' is unknown; use fp32, tf32 or bf16");
   if (!on_gpu() && (precision != "fp32" || graph))
     refuse("--precision and --graph are for a GPU; add --device cuda, or leave them out");
-  if (on_gpu() && !(plan.empty() && profile.empty() && checkpoint.empty() && replicas == 1))
-    refuse(
-        "--plan, --profile, --checkpoint and --replicas are not for --device cuda; leave them out");
+  if (on_gpu() && replicas > 1)
+    refuse("--replicas " + std::to_string(replicas) +
+           " cannot share a stage on --device cuda, where all ranks have one GPU; use more "
+           "--microbatches, or another --device");
   require("--seed", seed, 0, std::numeric_limits<std::int64_t>::max());
   require("--threads", threads, 1, 1024);
   require("--every", checkpoint_every, 1, 1'000'000'000);
@@ -176,7 +177,8 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
                  "streams of a GPU")
       ->group(group);
   app.add_option("--threads", s.threads,
-                 "Threads to run the ranks; 0: one for each, as far as there are processors")
+                 "Threads to run the ranks; 0: one for each, as far as there are processors. With "
+                 "--plan on a GPU: GPUs like it to plan for; 0: one")
       ->group(group);
   app.add_option("--precision", s.precision,
                  "Products of a GPU: fp32, tf32, or bf16 with parameters in fp32")
@@ -187,7 +189,8 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
                "Keep only the inputs of stages and run forward again before backward")
       ->group(group);
   app.add_flag("--compare", s.compare,
-               "Train on one device as well and demand bit-equal parameters after every step")
+               "Train on one device as well and demand bit-equal parameters after every step; of a "
+               "GPU, the host's loss and gradients within a tolerance")
       ->group(group);
 
   app.add_option("--plan", s.plan,
@@ -195,9 +198,8 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
                  "recomputation for --threads: auto, or a FILE with a plan")
       ->type_name("auto|FILE")
       ->group(group);
-  app.add_option(
-         "--profile", s.profile,
-         "Measure each layer on this machine, write the profile for 'stagger plan', and end")
+  app.add_option("--profile", s.profile,
+                 "Measure each layer on --device, write the profile for 'stagger plan', and end")
       ->type_name("FILE")
       ->group(group);
 
@@ -250,7 +252,7 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
   if (s.threads == 0) {
     std::int64_t const processors = std::max(1U, std::thread::hardware_concurrency());
     bool const planned = !s.plan.empty();
-    s.threads = planned ? processors
+    s.threads = planned ? (s.on_gpu() ? 1 : processors)
                         : std::clamp<std::int64_t>(s.chunks > 0 ? s.ranks() * s.replicas : 1, 1,
                                                    processors);
   }

@@ -19,6 +19,7 @@
 
 #include "kernels.hpp"
 #include "skip.hpp"
+#include "table.hpp"
 
 namespace sg = stagger;
 
@@ -70,23 +71,9 @@ double cpu_s() {
   return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
 }
 
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2),
-                   values.end());
-  return values[values.size() / 2];
-}
-
-void row(std::string const& what, std::string const& measured, std::string const& must,
-         bool holds) {
-  std::printf("| %s | %s | %s | %s |\n", what.c_str(), measured.c_str(), must.c_str(),
-              holds ? "holds" : "**missed**");
-}
-
-std::string number(double value, char const* unit) {
-  char text[64];
-  std::snprintf(text, sizeof text, "%.3g %s", value, unit);
-  return text;
-}
+using table::median;
+using table::number;
+using table::row;
 
 /// The CUDA calls of one iteration, written down once and made again by a loop that knows nothing
 /// of pipelines.
@@ -322,11 +309,9 @@ int main() {
   if (no_gpu()) return 0;
   try {
     auto const device = sg::cuda::select_device(0);
-    std::printf(
-        "%s, %d multiprocessors, %.0f GiB; medians of %d\n\n| what | measured | must | "
-        "|\n|---|---|---|---|\n",
-        device.name.c_str(), device.multiprocessors, static_cast<double>(device.total_bytes >> 30U),
-        rounds);
+    std::printf("%s, %d multiprocessors, %.0f GiB; medians of %d\n\n%s", device.name.c_str(),
+                device.multiprocessors, static_cast<double>(device.total_bytes >> 30U), rounds,
+                table::head);
     enqueueing();
     gaps();
     between_gpus();

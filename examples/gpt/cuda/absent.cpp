@@ -5,10 +5,18 @@
 
 namespace gpt {
 
-Outcome train_on_gpu(Settings const&, char const*) {
+namespace {
+
+[[noreturn]] void refuse() {
   throw stagger::Error(stagger::Errc::bad_configuration,
                        "this program was built without CUDA; build it where nvcc and cuBLAS are, "
                        "or leave --device cuda out");
 }
+
+}  // namespace
+
+Outcome train_on_gpu(Settings const&, char const*) { refuse(); }
+
+stagger::cluster::Profile profile_on_gpu(Settings const&, Text const&, int, int) { refuse(); }
 
 }  // namespace gpt

@@ -50,15 +50,16 @@ template <class T> struct NormForward {
   }
 };
 
-/// An element: the result of NormForward once more.
+/// A row: the result of NormForward once more.
 template <class T> struct NormOutput {
   T const* normal;
   float const* gain;
   float const* bias;
   T* y;
   std::size_t width;
-  constexpr void operator()(std::size_t i) const {
-    y[i] = static_cast<T>(value(normal[i]) * gain[i % width] + bias[i % width]);
+  template <class Team> constexpr void operator()(Team const& team, std::size_t row) const {
+    for (std::size_t c = team.lane(); c < width; c += team.lanes())
+      y[row * width + c] = static_cast<T>(value(normal[row * width + c]) * gain[c] + bias[c]);
   }
 };
 
@@ -130,14 +131,16 @@ template <class T> struct AddColumn {
   }
 };
 
-/// An element: y = x + bias of its column; x may be null.
+/// A row: y = x + bias of its column; x may be null.
 template <class T> struct AddBias {
   T const* x;
   float const* bias;
   T* y;
   std::size_t width;
-  constexpr void operator()(std::size_t i) const {
-    y[i] = static_cast<T>(x == nullptr ? bias[i % width] : value(x[i]) + bias[i % width]);
+  template <class Team> constexpr void operator()(Team const& team, std::size_t row) const {
+    for (std::size_t c = team.lane(); c < width; c += team.lanes())
+      y[row * width + c] =
+          static_cast<T>(x == nullptr ? bias[c] : value(x[row * width + c]) + bias[c]);
   }
 };
 

@@ -54,8 +54,7 @@ void Kernels<T>::norm(T const* x, float const* gain, float const* bias, T* y, T*
 template <class T>
 void Kernels<T>::norm_output(T const* normal, float const* gain, float const* bias, T* y,
                              std::size_t rows, std::size_t width) {
-  detail::require(
-      run_elements(detail::here(), rows * width, NormOutput<T>{normal, gain, bias, y, width}));
+  detail::require(run_rows(detail::here(), rows, NormOutput<T>{normal, gain, bias, y, width}));
 }
 template <class T>
 void Kernels<T>::norm_backward(T const* dy, T const* residual, T const* normal, float const* scale,
@@ -77,7 +76,7 @@ void Kernels<T>::add_columns(T const* d, float* sum, std::size_t rows, std::size
 template <class T>
 void Kernels<T>::add_bias(T const* x, float const* bias, T* y, std::size_t rows,
                           std::size_t width) {
-  detail::require(run_elements(detail::here(), rows * width, AddBias<T>{x, bias, y, width}));
+  detail::require(run_rows(detail::here(), rows, AddBias<T>{x, bias, y, width}));
 }
 template <class T> void Kernels<T>::causal_softmax(T* share, std::size_t rows, std::size_t length) {
   detail::require(run_rows(detail::here(), rows, CausalSoftmax<T>{share, length}));

@@ -18,6 +18,11 @@ namespace gpt::gpu {
 /// How numbers are kept and multiplied. Parameters are floats in all three.
 enum class Precision { fp32, tf32, bf16 };
 
+/// @param name  fp32, tf32 or bf16
+[[nodiscard]] inline Precision precision_of(std::string const& name) {
+  return name == "tf32" ? Precision::tf32 : name == "bf16" ? Precision::bf16 : Precision::fp32;
+}
+
 /// Whether a product takes a matrix as it lies in memory, or its transpose.
 enum class Form : bool { as_is, transposed };
 

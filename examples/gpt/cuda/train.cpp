@@ -2,44 +2,44 @@
 #include "train.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <memory>
-#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <stagger/cuda/loopback.hpp>
-#include <stagger/report/format.hpp>
-#include <stagger/report/progress.hpp>
 #include <stagger/stagger.hpp>
 
 #include "../by_work.hpp"
-#include "../schedules.hpp"
-#include "../text.hpp"
+#include "../run.hpp"
+#include "batch.hpp"
+#include "forecast.hpp"
 #include "layers.hpp"
 
 namespace gpt {
 
-namespace sg = stagger;
-
 namespace {
-
-double now_s() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 constexpr sg::optimizer::AdamW adam{.beta2 = 0.98, .weight_decay = 0.05};
 using DeviceAdam = sg::cuda::Enqueued<sg::optimizer::AdamW, gpu::LaunchAdam>;
-using DeviceBatch = sg::Batch<gpu::DeviceTokens, gpu::DeviceTokens>;
-
-ModelShape shape_of(Settings const& s) { return {s.layers, s.width, s.heads, s.context}; }
+using gpu::DeviceBatch;
 
 sg::Options options_of(Settings const& s) {
   return {.clip_norm = s.clip,
           .seed = static_cast<std::uint64_t>(s.seed),
           .deadline_s = 60,
           .recompute = s.recompute};
+}
+
+sg::partition::Cuts cuts_of(Way const& way) {
+  if (way.planned) return way.planned->cuts;
+  Settings const& s = way.s;
+  return {
+      ByWork{work_of(shape_of(s)), static_cast<int>(s.stages)}.cuts(static_cast<int>(s.chain()))};
 }
 
 /// Host and GPU multiply in another order, and a GPU with fewer digits where it is asked to.
@@ -52,32 +52,36 @@ Tolerance tolerance_of(std::string const& precision) {
   return precision == "tf32" ? Tolerance{2e-3, 1e-2} : Tolerance{1e-2, 5e-2};
 }
 
-/// Into the memory that it had before, which a graph has the addresses of.
-void upload(Batch const& from, DeviceBatch& to) {
-  auto const copy = [](Tokens const& host, gpu::DeviceTokens& device) {
-    device.resize_like(host);
-    sg::cuda::check(cudaMemcpy(device.data(), host.data(), host.size(), cudaMemcpyHostToDevice),
-                    "copy a batch");
-  };
-  to.inputs.resize(from.inputs.size());
-  to.targets.resize(from.targets.size());
-  for (std::size_t m = 0; m < from.inputs.size(); ++m) {
-    copy(from.inputs[m], to.inputs[m]);
-    copy(from.targets[m], to.targets[m]);
-  }
-  sg::cuda::check(cudaStreamSynchronize(nullptr), "copy a batch");
+template <class T>
+auto make_pipeline(Way const& way, std::shared_ptr<gpu::Benches<T>> const& benches,
+                   sg::cuda::GraphCounts* counts) {
+  Settings const& s = way.s;
+  sg::cuda::Loopback device;
+  device.capture = s.graph;
+  device.counts = counts;
+  device.kernels = &gpu::parameter_kernels();
+  return sg::Pipeline{gpu::make_model<T>(shape_of(s), static_cast<std::uint64_t>(s.seed), benches)}
+      .with(cuts_of(way), schedule_of(way), DeviceAdam{adam}, gpu::CrossEntropy<T>(benches), device,
+            options_of(s));
 }
 
+template <class T>
+using DeviceTrainer = decltype(make_pipeline<T>(std::declval<Way const&>(),
+                                                std::shared_ptr<gpu::Benches<T>>(), nullptr));
+
 /// The same training on the host, each step from where the GPU stands.
-class HostBeside {
+template <class T> class HostBeside {
  public:
-  explicit HostBeside(Settings const& s)
-      : host_(sg::Pipeline{make_model<float>(shape_of(s), static_cast<std::uint64_t>(s.seed))}
-                  .on_one_device(adam, CrossEntropy<float>{}, options_of(s))),
-        tolerance_(tolerance_of(s.precision)) {}
+  explicit HostBeside(Way const& way)
+      : host_(
+            sg::Pipeline{make_model<float>(shape_of(way.s), static_cast<std::uint64_t>(way.s.seed))}
+                .on_one_device(adam, CrossEntropy<float>{}, options_of(way.s))),
+        tolerance_(tolerance_of(way.s.precision)) {}
+
+  void start(DeviceTrainer<T>&) const noexcept {}
 
   /// Takes over the parameters of a step that is about to be taken.
-  template <class Trainer> void start(Trainer& train) {
+  void begin_step(DeviceTrainer<T>& train) {
     auto const from = train.parameters();
     auto const to = host_.parameters();
     for (std::size_t i = 0; i < from.size(); ++i) {
@@ -89,8 +93,9 @@ class HostBeside {
   }
 
   /// @return  what does not agree, in words; empty: nothing
-  [[nodiscard]] std::string difference(Batch const& batch, double rate, sg::Metrics const& gpu) {
-    host_.optimizer().rate = rate;
+  [[nodiscard]] std::string difference(DeviceTrainer<T>& train, Batch const& batch,
+                                       sg::Metrics const& gpu) {
+    host_.optimizer().rate = train.optimizer().rate;
     auto const host = host_.step(batch);
     double const loss = std::abs(gpu.loss - host.loss) / host.loss;
     double const norm = std::abs(gpu.gradient_norm - host.gradient_norm) / host.gradient_norm;
@@ -120,83 +125,116 @@ class HostBeside {
   double worst_norm_ = 0;
 };
 
-template <class T> Outcome train_as(Settings const& s, char const* sources) {
-  Text const text(Text::read(s.text.empty() ? own_files(sources) : s.text),
-                  static_cast<std::size_t>(s.context));
-  auto const precision =
-      s.precision == "tf32" ? gpu::Precision::tf32
-                            : (s.precision == "bf16" ? gpu::Precision::bf16 : gpu::Precision::fp32);
-  auto const benches = std::make_shared<gpu::Benches<T>>(precision);
-  sg::cuda::GraphCounts counts;
-  sg::cuda::Loopback device;
-  device.capture = s.graph;
-  device.counts = &counts;
-  device.kernels = &gpu::parameter_kernels();
-  auto train =
-      sg::Pipeline{gpu::make_model<T>(shape_of(s), static_cast<std::uint64_t>(s.seed), benches)}
-          .with(ByWork{work_of(shape_of(s)), static_cast<int>(s.stages)},
-                Schedule::named(s.schedule, s.chunks, s.microbatches), DeviceAdam{adam},
-                gpu::CrossEntropy<T>(benches), device, options_of(s));
-  std::optional<HostBeside> host;
-  if (s.compare) host.emplace(s);
+/// All ranks on GPU 0, each a stream.
+/// @tparam T  what activations are: float or __nv_bfloat16
+template <class T> class OnGpu {
+ public:
+  using Trainer = DeviceTrainer<T>;
+  using Comparison = HostBeside<T>;
 
-  Batch batch;
-  Batch held_out;
-  DeviceBatch on_device;
-  DeviceBatch held_out_on_device;
-  batch.inputs.resize(static_cast<std::size_t>(s.microbatches));
-  held_out.inputs.resize(static_cast<std::size_t>(s.microbatches));
-  text.held_out(std::max<std::size_t>(128, held_out.inputs.size()), held_out);
-  sg::report::Progress progress(stderr, sg::report::progress_options(stderr), s.steps, 0, now_s());
-  double tokens = 0;
-  double settled_s = 0;
-  double settled_tokens = 0;
-  for (std::int64_t step = 0; step < s.steps; ++step) {
-    text.draw(static_cast<std::uint64_t>(s.seed), step, static_cast<std::size_t>(s.batch), batch);
-    upload(batch, on_device);
-    train.optimizer().rate = s.rate_at(step);
-    if (host) host->start(train);
-    auto const metrics = sg::run(train.step(on_device));
-    tokens += static_cast<double>(s.batch * s.context);
-    progress.update(step + 1, metrics.loss, tokens, now_s());
-    if (step == 2) {  // memory is allocated, the graph is recorded
-      settled_s = now_s();
-      settled_tokens = tokens;
-    }
-    std::string const difference =
-        host ? host->difference(batch, train.optimizer().rate, metrics) : "";
-    if (difference.empty() && std::isfinite(metrics.loss)) continue;
-    progress.finish();
-    std::fprintf(
-        stderr, "gpt: %s\n",
-        difference.empty() ? "the loss is not finite; use a smaller --rate" : difference.c_str());
-    return Outcome::differs;
+  explicit OnGpu(Settings const& s)
+      : benches_(std::make_shared<gpu::Benches<T>>(gpu::precision_of(s.precision))),
+        graph_(s.graph) {
+    static_cast<void>(sg::cuda::select_device(0));
   }
-  double const wall_s = now_s() - settled_s;
-  progress.finish();
-  if (host) host->report();
-  if (!host && tokens > settled_tokens && settled_tokens > 0)
-    std::printf("%s bytes of text per second, in %s\n",
-                sg::report::format_count((tokens - settled_tokens) / wall_s).c_str(),
-                s.precision.c_str());
-  if (s.graph)
-    std::printf("graph: %llu recorded, %llu made, %llu taken over, %llu replayed\n",
-                static_cast<unsigned long long>(counts.captures),
-                static_cast<unsigned long long>(counts.instantiations),
-                static_cast<unsigned long long>(counts.updates),
-                static_cast<unsigned long long>(counts.replays));
-  upload(held_out, held_out_on_device);
-  std::printf("held-out loss %.4f nats per byte\n",
-              sg::run(train.evaluate(held_out_on_device)).loss);
-  return Outcome::finished;
-}
+
+  void require_memory(Settings const& s) const {
+    if (s.plan.empty() || s.microbatches > 1)
+      static_cast<void>(sg::cuda::select_device(0, gpu::memory_need(s)));
+  }
+
+  [[nodiscard]] Trainer make(Way const& way) { return make_pipeline<T>(way, benches_, &counts_); }
+
+  [[nodiscard]] bool leads() const noexcept { return true; }
+  [[nodiscard]] bool all_go_on() const noexcept { return interrupted == 0; }
+  [[nodiscard]] std::string places(Way const& way) const {
+    auto const n = way.s.ranks();
+    return std::to_string(n) + (n == 1 ? " stream" : " streams") + " of GPU 0 in " +
+           way.s.precision;
+  }
+
+  [[nodiscard]] Forecast forecast(Settings const& s, Text const& text) const {
+    return gpu::forecast(s, text);
+  }
+  [[nodiscard]] std::string compared(Forecast const& forecast, Record const& record,
+                                     Trainer&) const {
+    return gpu::compared(forecast, record.step_s(), record.fastest_s());
+  }
+
+  /// A step whose actions are timed is not replayed as a graph.
+  [[nodiscard]] std::int64_t recorded(Settings const& s) const noexcept {
+    return s.graph ? 5 : static_cast<std::int64_t>(Record::kept);
+  }
+
+  [[nodiscard]] sg::Metrics step(Trainer& train, Batch const& batch) {
+    gpu::upload(batch, batch_);
+    double const begin_s = now_s();
+    auto const metrics = sg::run(train.step(batch_));
+    double const wall_s = now_s() - begin_s;
+    ++taken_;
+    bool const recorded = !train.timeline().rows.front().empty();
+    if (taken_ <= settling || (graph_ && recorded)) return metrics;
+    double bytes = 0;
+    for (auto const& tokens : batch.inputs) bytes += static_cast<double>(tokens.size());
+    bytes_ += bytes;
+    wall_s_ += wall_s;
+    return metrics;
+  }
+
+  [[nodiscard]] double held_out_loss(Trainer& train, Batch const& batch) const {
+    DeviceBatch on_device;
+    gpu::upload(batch, on_device);
+    train.record(false);
+    return sg::run(train.evaluate(on_device)).loss;
+  }
+
+  [[nodiscard]] float const* logits(Trainer& train, Tokens const& window) {
+    gpu::upload(window, window_[0]);
+    (void)sg::run(train.predict(window_, logits_));
+    logits_here_.resize(logits_[0].size());
+    sg::cuda::check(cudaMemcpy(logits_here_.data(), logits_[0].data(),
+                               logits_here_.size() * sizeof(T), cudaMemcpyDeviceToHost),
+                    "fetch what the model predicts");
+    logits_as_float_.assign(logits_here_.begin(), logits_here_.end());
+    return logits_as_float_.data();
+  }
+
+  void report(Settings const& s) const {
+    if (wall_s_ > 0 && !s.compare)
+      std::printf("%s bytes of text per second, in %s\n",
+                  sg::report::format_count(bytes_ / wall_s_).c_str(), s.precision.c_str());
+    if (s.graph)
+      std::printf(
+          "graph: %llu recorded, %llu made, %llu taken over, %llu replayed; the steps of the table "
+          "were enqueued, since a graph has no times of its actions\n",
+          static_cast<unsigned long long>(counts_.captures),
+          static_cast<unsigned long long>(counts_.instantiations),
+          static_cast<unsigned long long>(counts_.updates),
+          static_cast<unsigned long long>(counts_.replays));
+  }
+
+ private:
+  static constexpr int settling = 3;  // memory is allocated, the graph is recorded
+
+  std::shared_ptr<gpu::Benches<T>> benches_;
+  bool graph_;
+  sg::cuda::GraphCounts counts_;
+  DeviceBatch batch_;
+  std::vector<gpu::DeviceTokens> window_{1};
+  std::vector<typename Trainer::Output> logits_{1};
+  std::vector<T> logits_here_;
+  std::vector<float> logits_as_float_;
+  int taken_ = 0;
+  double bytes_ = 0;
+  double wall_s_ = 0;
+};
 
 }  // namespace
 
 Outcome train_on_gpu(Settings const& settings, char const* sources) {
-  static_cast<void>(sg::cuda::select_device(0));
-  return settings.precision == "bf16" ? train_as<__nv_bfloat16>(settings, sources)
-                                      : train_as<float>(settings, sources);
+  listen_for_interrupts();
+  if (settings.precision == "bf16") return Run<OnGpu<__nv_bfloat16>>(settings, sources)();
+  return Run<OnGpu<float>>(settings, sources)();
 }
 
 }  // namespace gpt

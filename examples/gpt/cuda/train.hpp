@@ -2,6 +2,9 @@
 #pragma once
 /// @file   The run on a GPU.
 
+#include <stagger/cluster/profile.hpp>
+
+#include "../text.hpp"
 #include "../train.hpp"
 
 namespace gpt {
@@ -11,5 +14,10 @@ namespace gpt {
 /// the tolerances of docs/gpu.md.
 /// @throws Error   where there is no GPU, or this program was built without CUDA, and as `train`
 [[nodiscard]] Outcome train_on_gpu(Settings const& settings, char const* sources);
+
+/// What each layer costs on GPU 0 by its own clock, for planners.
+/// @throws Error  likewise
+[[nodiscard]] stagger::cluster::Profile profile_on_gpu(Settings const& settings, Text const& text,
+                                                       int sequences, int repeats);
 
 }  // namespace gpt

@@ -346,8 +346,9 @@ class StreamsBackend {
     auto& backend = *static_cast<StreamsBackend*>(self);
     if (backend.machine_.failed()) return;
     auto& rank = backend.machine_.ranks()[number];
-    if (in.op == Op::update)  // all of them are enqueued, or none happens
-      while (!backend.updates_released_.load(std::memory_order_acquire)) std::this_thread::yield();
+    while (in.op == Op::update && !backend.machine_.failed() &&  // all are enqueued, or none happens
+           !backend.updates_released_.load(std::memory_order_acquire))
+      std::this_thread::yield();
     if (backend.machine_.failed()) return;
     try {
       if (in.op > Op::recompute)

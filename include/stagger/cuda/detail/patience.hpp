@@ -36,7 +36,7 @@ template <class Engine> class Patience {
     try {
       auto const start = std::chrono::steady_clock::now();
       while (!done()) {
-        if (std::chrono::steady_clock::now() - start < std::chrono::microseconds(500)) {
+        if (std::chrono::steady_clock::now() - start < std::chrono::milliseconds(5)) {
           std::this_thread::yield();
           continue;
         }

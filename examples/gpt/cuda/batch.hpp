@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   A batch on its way to a GPU.
+
+#include <cstddef>
+
+#include <stagger/engine/step.hpp>
+
+#include "../text.hpp"
+#include "layers.hpp"
+
+namespace gpt::gpu {
+
+using DeviceBatch = stagger::Batch<DeviceTokens, DeviceTokens>;
+
+/// Into the memory that it had before, which a graph has the addresses of.
+inline void upload(Tokens const& host, DeviceTokens& device) {
+  device.resize_like(host);
+  stagger::cuda::check(cudaMemcpy(device.data(), host.data(), host.size(), cudaMemcpyHostToDevice),
+                       "copy a batch");
+  // The null stream's work, which the engine's streams do not wait for.
+  stagger::cuda::check(cudaStreamSynchronize(nullptr), "copy a batch");
+}
+
+inline void upload(Batch const& from, DeviceBatch& to) {
+  to.inputs.resize(from.inputs.size());
+  to.targets.resize(from.targets.size());
+  for (std::size_t m = 0; m < from.inputs.size(); ++m) {
+    upload(from.inputs[m], to.inputs[m]);
+    upload(from.targets[m], to.targets[m]);
+  }
+}
+
+}  // namespace gpt::gpu

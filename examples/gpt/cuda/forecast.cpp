@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "forecast.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <stagger/cuda/detail/timeline.hpp>
+#include <stagger/cuda/loopback.hpp>
+#include <stagger/engine/profiler.hpp>
+#include <stagger/report/format.hpp>
+#include <stagger/report/table.hpp>
+#include <stagger/schedule/peak_in_flight.hpp>
+#include <stagger/stagger.hpp>
+
+#include "../planning.hpp"
+#include "../schedules.hpp"
+#include "batch.hpp"
+#include "layers.hpp"
+#include "train.hpp"
+
+namespace gpt::gpu {
+
+namespace sg = stagger;
+
+namespace {
+
+constexpr double workspace_bytes_of_a_rank = 32.0 * (1U << 20U);
+
+ModelShape shape_of(Settings const& s) { return {s.layers, s.width, s.heads, s.context}; }
+
+double parameters_of(Settings const& s) {
+  auto const width = static_cast<double>(s.width);
+  return 12 * static_cast<double>(s.layers) * width * width +
+         width * (2 * static_cast<double>(classes) + static_cast<double>(s.context));
+}
+
+/// Copies within the GPU: what a message between two stages is measured by.
+sg::cluster::Link link() {
+  constexpr std::size_t largest = std::size_t{1} << 24U;
+  sg::cuda::Stream const stream;
+  sg::cuda::Tensor<std::byte> from({largest});
+  sg::cuda::Tensor<std::byte> to({largest});
+  sg::cuda::detail::TimedEvent start;
+  sg::cuda::detail::TimedEvent end;
+  auto const seconds = [&](std::size_t bytes) {
+    double best = 1;
+    for (int turn = 0; turn < 7; ++turn) {
+      start.record(stream);
+      sg::cuda::check(
+          cudaMemcpyAsync(to.data(), from.data(), bytes, cudaMemcpyDeviceToDevice, stream.get()),
+          "copy memory");
+      end.record(stream);
+      sg::cuda::check(cudaStreamSynchronize(stream.get()), "copy memory");
+      best = std::min(best, end.seconds_since(start));
+    }
+    return best;
+  };
+  double const small_s = seconds(64);
+  double const large_s = std::max(seconds(largest), small_s + 1e-9);
+  return {.alpha_s = small_s, .bytes_per_s = static_cast<double>(largest) / (large_s - small_s)};
+}
+
+template <class T>
+sg::cluster::Profile measured(Settings const& s, Text const& text, int sequences, int repeats) {
+  Batch batch;
+  batch.inputs.resize(1);
+  text.draw(static_cast<std::uint64_t>(s.seed), 0, static_cast<std::size_t>(sequences), batch);
+  DeviceBatch on_device;
+  upload(batch, on_device);
+  auto const benches = std::make_shared<Benches<T>>(precision_of(s.precision));
+  sg::cuda::Loopback device;
+  device.kernels = &parameter_kernels();
+  auto train =
+      sg::Pipeline{make_model<T>(shape_of(s), static_cast<std::uint64_t>(s.seed), benches)}.with(
+          sg::partition::Even{static_cast<int>(s.chain())}, sg::schedule::GPipe{},
+          sg::cuda::Enqueued<sg::optimizer::AdamW, LaunchAdam>{}, CrossEntropy<T>(benches), device,
+          sg::Options{.deadline_s = 60, .record = true});
+  std::vector<std::string> names{"embedding"};
+  for (std::int64_t l = 1; l <= s.layers; ++l) names.push_back("block " + std::to_string(l));
+  names.emplace_back("head");
+  return sg::Profiler({.repeats = repeats,
+                       .discarded = 2,
+                       .samples = sequences,
+                       .name = "gpt",
+                       .device = "gpu",
+                       .layer_names = std::move(names)})
+      .measure(train, on_device);
+}
+
+class Measuring {
+ public:
+  Measuring(Settings const& s, Text const& text) : s_(s), text_(text), link_(link()) {}
+
+  [[nodiscard]] sg::cluster::Profile profile(int sequences, double) const {
+    return profile_on_gpu(s_, text_, sequences, 9);
+  }
+
+  /// An update reads four arrays and writes three, as fast as memory is copied.
+  [[nodiscard]] std::vector<double> updates() const {
+    std::vector<double> seconds;
+    for (auto const& layer : profile_on_gpu(s_, text_, 1, 1).layers)
+      seconds.push_back(3.5 * static_cast<double>(layer.parameter_bytes) / link_.bytes_per_s);
+    return seconds;
+  }
+
+  /// So many GPUs like this one, which share its memory: that is where they run.
+  [[nodiscard]] sg::cluster::Cluster cluster() const {
+    auto const found = sg::cuda::select_device(0);
+    sg::cluster::Cluster result{
+        .name = found.name, .devices = {}, .intra = {link_}, .inter = link_};
+    result.devices.assign(
+        static_cast<std::size_t>(s_.threads),
+        {.kind = "gpu", .memory_bytes = found.free_bytes / static_cast<std::uint64_t>(s_.threads)});
+    return result;
+  }
+
+ private:
+  Settings const& s_;
+  Text const& text_;
+  sg::cluster::Link link_;
+};
+
+}  // namespace
+
+sg::cuda::MemoryNeed memory_need(Settings const& s) {
+  double const element = s.precision == "bf16" ? 2 : 4;
+  auto const layers = static_cast<double>(s.layers);
+  auto const width = static_cast<double>(s.width);
+  double const rows =
+      std::ceil(static_cast<double>(s.batch) / static_cast<double>(s.microbatches)) *
+      static_cast<double>(s.context);
+  double const shares = static_cast<double>(s.heads) * static_cast<double>(s.context);
+  // Block::Saved and the input of each block; in a Bench what the blocks of a rank share.
+  double const saved = s.recompute ? layers * rows * width : layers * rows * (19 * width + shares);
+  double const shared = rows * (7 * width + shares) + (element < 4 ? 4 * width * width : 0);
+  auto const table = Schedule::named(s.schedule, s.chunks, s.microbatches)
+                         .table({.ranks = static_cast<int>(s.ranks()),
+                                 .microbatches = static_cast<int>(s.microbatches),
+                                 .chunks = static_cast<int>(s.chunks)});
+  int pairs = 0;  // of a stage and a microbatch, in flight
+  for (int const peak : sg::schedule::peak_in_flight(table)) pairs += peak;
+  auto const bytes = [](double count) { return static_cast<std::uint64_t>(count); };
+  sg::cuda::MemoryNeed need;
+  need.fixed_bytes =
+      bytes(16 * parameters_of(s) +
+            static_cast<double>(s.ranks()) * (element * shared + workspace_bytes_of_a_rank));
+  need.in_flight_bytes = bytes(element * saved);
+  need.in_flight = static_cast<int>((pairs + s.stages - 1) / s.stages);
+  return need;
+}
+
+Forecast forecast(Settings const& s, Text const& text) {
+  auto const given = given_plan(s);
+  Measuring bench(s, text);
+  Planning<Measuring> planning(s, bench);
+  return planning.predict(given ? *given : planning.best());
+}
+
+std::string compared(Forecast const& f, double step_s, double fastest_s) {
+  sg::report::TextTable table({"", "predicted", "measured", "difference"});
+  auto const seconds = [&](char const* what, double measured_s) {
+    double const share = measured_s / f.step_s - 1;
+    table.add({what, sg::report::format_seconds(f.step_s), sg::report::format_seconds(measured_s),
+               (share < 0 ? "" : "+") + sg::report::format_percent(share)});
+  };
+  seconds("step time, median", step_s);
+  seconds("step time, fastest", fastest_s);
+  std::string text = table.str();
+  if (f.plan.stages.size() > 1) text += "predicted for a GPU for each stage; here they share one\n";
+  return text;
+}
+
+}  // namespace gpt::gpu
+
+namespace gpt {
+
+sg::cluster::Profile profile_on_gpu(Settings const& s, Text const& text, int sequences,
+                                    int repeats) {
+  return s.precision == "bf16" ? gpu::measured<__nv_bfloat16>(s, text, sequences, repeats)
+                               : gpu::measured<float>(s, text, sequences, repeats);
+}
+
+}  // namespace gpt

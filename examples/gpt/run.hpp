@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   A run from its settings to its report, wherever ranks run.
+
+#include <algorithm>
+#include <cmath>
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include <stagger/core/file.hpp>
+#include <stagger/engine/checkpoint.hpp>
+#include <stagger/json/plan.hpp>
+#include <stagger/report/format.hpp>
+#include <stagger/report/plan.hpp>
+#include <stagger/report/progress.hpp>
+
+#include "forecast.hpp"
+#include "record.hpp"
+#include "sample.hpp"
+#include "train.hpp"
+#include "way.hpp"
+
+namespace gpt {
+
+inline volatile std::sig_atomic_t interrupted = 0;
+
+/// The first signal ends the run after the step; a second one ends the program at once.
+inline void listen_for_interrupts() {
+  struct ::sigaction action {};
+  action.sa_handler = [](int) { interrupted = 1; };
+  action.sa_flags = static_cast<int>(SA_RESETHAND);
+  for (int const signal : {SIGINT, SIGTERM}) ::sigaction(signal, &action, nullptr);
+}
+
+/// @tparam Where  where ranks run, and what only that can say; made from the settings:
+///
+/// @code
+///     struct Where {
+///       using Trainer, Comparison;                        // what `make` makes; of --compare
+///       void require_memory(Settings const&) const;       // throws in words
+///       Trainer make(Way const&);
+///       bool leads() const, all_go_on() const;            // of the processes; not interrupted
+///       std::string places(Way const&) const;             // "2 threads"
+///       Forecast forecast(Settings const&, Text const&);  // of a plan
+///       std::string compared(Forecast const&, Record const&, Trainer&);
+///       std::int64_t recorded(Settings const&) const;     // of the last steps: with a timeline
+///       Metrics step(Trainer&, Batch const&);
+///       double held_out_loss(Trainer&, Batch const&);
+///       float const* logits(Trainer&, Tokens const&);     // [sequences][length][256]
+///       void report(Settings const&) const;               // prints what else was measured
+///     };
+/// @endcode
+template <class Where> class Run {
+ public:
+  Run(Settings const& s, char const* sources)
+      : way_{s},
+        where_(s),
+        text_(Text::read(s.text.empty() ? own_files(sources) : s.text),
+              static_cast<std::size_t>(s.context)) {
+    if (s_.plan.empty()) where_.require_memory(s_);
+    if (s_.writes()) prepare_output(s_.output);
+    if (!s_.checkpoint.empty()) checkpoints_.emplace(s_.checkpoint);
+    if (checkpoints_ && !s_.resume && !checkpoints_->steps().empty())
+      throw sg::Error(sg::Errc::bad_configuration,
+                      "the folder '" + s_.checkpoint + "' holds a checkpoint of step " +
+                          std::to_string(checkpoints_->steps().front()) +
+                          "; add --resume to go on from it, or name another folder");
+    if (!s_.plan.empty()) plan();
+    batch_.inputs.resize(static_cast<std::size_t>(s_.microbatches));
+    held_out_.inputs.resize(static_cast<std::size_t>(s_.microbatches));
+    text_.held_out(std::max<std::size_t>(held_out_sequences, held_out_.inputs.size()), held_out_);
+    train_.emplace(where_.make(way_));
+    if (s_.compare) comparison_.emplace(way_);
+  }
+
+  Outcome operator()() {
+    if (s_.resume) resume();
+    if (comparison_) comparison_->start(*train_);
+    introduce();
+    std::int64_t const first = train_->steps();
+    std::int64_t const last = s_.stop_at > 0 ? std::min(s_.stop_at, s_.steps) : s_.steps;
+    double const begin_s = now_s();
+    std::FILE* const shown = where_.leads() ? stderr : stdout;
+    sg::report::Progress progress(shown, sg::report::progress_options(shown), s_.steps, first,
+                                  begin_s);
+    double tokens = 0;
+    for (std::int64_t step = first; step < last && where_.all_go_on(); ++step) {
+      if (comparison_) comparison_->begin_step(*train_);
+      auto const metrics = take_step(step);
+      tokens += static_cast<double>(s_.batch * s_.context);
+      progress.update(step + 1, metrics.loss, tokens, now_s());
+      if (!agrees(metrics, progress)) return Outcome::differs;
+      if ((step + 1) % s_.checkpoint_every == 0) save();
+    }
+    progress.finish();
+    if (train_->steps() < s_.steps) {
+      save();
+      std::printf("stopped after step %lld of %lld%s\n", static_cast<long long>(train_->steps()),
+                  static_cast<long long>(s_.steps),
+                  checkpoints_ ? "; --resume goes on from there" : ", without a checkpoint");
+      return interrupted != 0 ? Outcome::interrupted : Outcome::finished;
+    }
+    save();
+    report();
+    return Outcome::finished;
+  }
+
+ private:
+  static constexpr std::size_t held_out_sequences = 128;
+
+  void plan() {
+    std::fprintf(stderr, "measuring the layers on %s\n", where_.places(way_).c_str());
+    forecast_ = where_.forecast(s_, text_);
+    auto const& made = forecast_->plan;
+    way_.planned = sg::planned(made);
+    s_.stages = static_cast<std::int64_t>(made.stages.size());
+    s_.microbatches = made.microbatches;
+    s_.recompute = made.recompute;
+    where_.require_memory(s_);
+    std::printf("%s\n", sg::report::table(made).c_str());
+  }
+
+  void introduce() {
+    if (!where_.leads()) return;
+    std::size_t parameters = 0;
+    for (auto const& parameter : train_->parameters())
+      parameters += parameter.value.size() / sizeof(float);
+    std::fprintf(stderr, "%s parameters in %lld layers, %lld stages on %s, %s, %s of text\n",
+                 sg::report::format_count(static_cast<double>(parameters)).c_str(),
+                 static_cast<long long>(s_.chain()), static_cast<long long>(s_.stages),
+                 where_.places(way_).c_str(), (s_.schedule + replicas_in_words(way_)).c_str(),
+                 sg::report::format_bytes(static_cast<double>(text_.size())).c_str());
+  }
+
+  sg::Metrics take_step(std::int64_t step) {
+    text_.draw(static_cast<std::uint64_t>(s_.seed), step, static_cast<std::size_t>(s_.batch),
+               batch_);
+    train_->optimizer().rate = s_.rate_at(step);
+    bool const recorded = step + where_.recorded(s_) >= s_.steps;
+    train_->record(recorded);
+    double const begin_s = now_s();
+    auto const metrics = where_.step(*train_, batch_);
+    double const wall_s = now_s() - begin_s;
+    if (!std::isfinite(metrics.loss))
+      throw sg::Error(sg::Errc::bad_configuration,
+                      "the loss of step " + std::to_string(step + 1) +
+                          " is not finite; use a smaller --rate, or a longer --warm-up");
+    if (recorded) record_.add(one_of_each(train_->timeline()), wall_s, train_->peak_in_flight());
+    return metrics;
+  }
+
+  /// Of the replicas of a stage, the first stands for all.
+  [[nodiscard]] sg::schedule::Timeline one_of_each(sg::schedule::Timeline timeline) const {
+    auto const replicas = replicas_of(way_);
+    if (replicas.empty()) return timeline;
+    sg::schedule::Timeline first;
+    auto const& parts = replicas.parts();
+    for (std::size_t r = 0; r < parts.size(); ++r)
+      if (parts[r].replica == 0) first.rows.push_back(std::move(timeline.rows[r]));
+    return first;
+  }
+
+  /// Takes the same step on one device, if that was asked for.
+  [[nodiscard]] bool agrees(sg::Metrics const& metrics, sg::report::Progress& progress) {
+    if (!comparison_) return true;
+    train_->gather_parameters();
+    std::string const difference = comparison_->difference(*train_, batch_, metrics);
+    if (difference.empty()) return true;
+    progress.finish();
+    std::fprintf(stderr, "gpt: %s\n", difference.c_str());
+    return false;
+  }
+
+  void save() {
+    if (!checkpoints_ || saved_ == train_->steps()) return;
+    saved_ = train_->steps();
+    train_->gather_parameters();
+    if (!where_.leads()) return;
+    auto const parameters = train_->parameters();
+    checkpoints_->write({saved_, static_cast<std::uint64_t>(s_.seed), model_in_words(s_),
+                         training_in_words(way_, text_)},
+                        parameters);
+  }
+
+  void resume() {
+    auto const parameters = train_->parameters();
+    auto const restored = checkpoints_->restore(model_in_words(s_), parameters);
+    for (auto const& warning : restored.warnings)
+      std::fprintf(stderr, "gpt: warning: %s\n", warning.c_str());
+    if (where_.leads() && restored.state.settings != training_in_words(way_, text_))
+      std::fprintf(stderr,
+                   "gpt: warning: %s was written with other settings (%s; now %s): the result will "
+                   "not be that of a run "
+                   "that never stopped\n",
+                   restored.file.c_str(), restored.state.settings.c_str(),
+                   training_in_words(way_, text_).c_str());
+    train_->resume(restored.state.step);
+    saved_ = restored.state.step;
+    if (where_.leads()) std::fprintf(stderr, "going on from %s\n", restored.file.c_str());
+  }
+
+  void report() {
+    auto const plan = table_of(way_);
+    if (!record_.empty() && forecast_)
+      std::printf("%s\n", where_.compared(*forecast_, record_, *train_).c_str());
+    if (!record_.empty()) {
+      std::printf("%s\n", record_.table(plan).c_str());
+      if (s_.writes()) {
+        record_.write(s_.output, plan, s_.steps);
+        if (forecast_)
+          sg::write_file(s_.output + "/plan.json", sg::json::write_plan(forecast_->plan));
+        std::printf("%s/trace.json opens in ui.perfetto.dev, %s/timeline.svg in a browser\n",
+                    s_.output.c_str(), s_.output.c_str());
+      }
+    }
+    if (comparison_) comparison_->report();
+    where_.report(s_);
+    std::printf("held-out loss %.4f nats per byte\n", where_.held_out_loss(*train_, held_out_));
+    if (s_.sample > 0) {
+      auto const text =
+          sample([&](Tokens const& window) { return where_.logits(*train_, window); },
+                 most_replicas(), s_.prompt, static_cast<std::size_t>(s_.sample),
+                 static_cast<std::size_t>(s_.context), static_cast<std::uint64_t>(s_.seed));
+      std::printf("\n%s\n", text.c_str());
+    }
+  }
+
+  /// Rows that a prediction has at least.
+  [[nodiscard]] std::size_t most_replicas() const {
+    int most = 1;
+    auto const replicas = replicas_of(way_);
+    for (int const count : replicas.counts()) most = std::max(most, count);
+    return static_cast<std::size_t>(most);
+  }
+
+  Way way_;
+  Settings& s_ = way_.s;
+  Where where_;
+  std::optional<Forecast> forecast_;
+  Text text_;
+  std::optional<sg::Checkpoints> checkpoints_;
+  std::optional<typename Where::Trainer> train_;
+  std::optional<typename Where::Comparison> comparison_;
+  Batch batch_;
+  Batch held_out_;
+  Record record_;
+  std::int64_t saved_ = -1;  // step of the newest checkpoint
+};
+
+}  // namespace gpt

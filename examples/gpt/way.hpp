@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What a run was asked for, with the plan that was made for it, and its words.
+
+#include <chrono>
+#include <cstddef>
+#include <cstdio>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <stagger/core/file.hpp>
+#include <stagger/engine/planned.hpp>
+#include <stagger/engine/replicas.hpp>
+
+#include "model/model.hpp"
+#include "schedules.hpp"
+#include "settings.hpp"
+#include "text.hpp"
+
+namespace gpt {
+
+namespace sg = stagger;
+
+inline double now_s() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+[[nodiscard]] inline ModelShape shape_of(Settings const& s) {
+  return {s.layers, s.width, s.heads, s.context};
+}
+
+inline std::string model_in_words(Settings const& s) {
+  return "gpt, layers " + std::to_string(s.layers) + ", width " + std::to_string(s.width) +
+         ", heads " + std::to_string(s.heads) + ", context " + std::to_string(s.context);
+}
+
+/// What is asked for, and the plan that was made for it.
+struct Way {
+  Settings s;
+  std::optional<sg::Planned> planned{};
+};
+
+inline Schedule schedule_of(Way const& way) {
+  Settings const& s = way.s;
+  return way.planned ? Schedule::planned(way.planned->schedule.warm_up, s.microbatches)
+                     : Schedule::named(s.schedule, s.chunks, s.microbatches);
+}
+
+/// The schedule's table for a step.
+inline sg::schedule::Table table_of(Way const& way) {
+  return schedule_of(way).table({.ranks = static_cast<int>(way.s.ranks()),
+                                 .microbatches = static_cast<int>(way.s.microbatches),
+                                 .chunks = static_cast<int>(way.s.chunks)});
+}
+
+/// Ranks of each row of the table.
+inline sg::Replicas replicas_of(Way const& way) {
+  if (way.planned) return way.planned->options.replicas;
+  if (way.s.replicas == 1) return {};
+  std::vector<int> const counts(static_cast<std::size_t>(way.s.ranks()),
+                                static_cast<int>(way.s.replicas));
+  return sg::Replicas::even(counts.data(), counts.size());
+}
+
+inline std::string replicas_in_words(Way const& way) {
+  std::string words;
+  auto const replicas = replicas_of(way);
+  for (int const count : replicas.counts())
+    words += (words.empty() ? ", replicas " : ":") + std::to_string(count);
+  return words;
+}
+
+/// Everything else that the bits of the result depend on.
+inline std::string training_in_words(Way const& way, Text const& text) {
+  Settings const& s = way.s;
+  char words[256];
+  std::snprintf(words, sizeof words,
+                "steps %lld, batch %lld, microbatches %lld, rate %.17g, warm-up %lld, clip %.17g, "
+                "seed %lld, text %016llx",
+                static_cast<long long>(s.steps), static_cast<long long>(s.batch),
+                static_cast<long long>(s.microbatches), s.rate, static_cast<long long>(s.warmup),
+                s.clip, static_cast<long long>(s.seed),
+                static_cast<unsigned long long>(text.fingerprint()));
+  return std::string(words) + (adds(table_of(way)) == Adds::falling ? ", sums falling" : "") +
+         replicas_in_words(way) + (s.on_gpu() ? ", on a GPU in " + s.precision : "");
+}
+
+/// Creates the folder and tries to write there, before hours of work depend on it.
+inline void prepare_output(std::string const& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error)
+    throw sg::Error(sg::Errc::io,
+                    "cannot create the folder '" + folder + "': " + error.message() +
+                        "; give --output DIR a place that can be written to, or none");
+  sg::WholeFile probe(folder + "/trace.json");  // not committed: nothing stays
+}
+
+}  // namespace gpt
