@@ -127,6 +127,17 @@ class Measuring {
 
 }  // namespace
 
+void require_kernels() {
+  constexpr int least = 80;  // as CMakeLists.txt has nvcc compile them
+  auto const found = sg::cuda::select_device(0);
+  if (found.compute_capability < least)
+    throw sg::Error(sg::Errc::bad_configuration,
+                    "GPU 0 (" + found.name + ") has compute capability " +
+                        std::to_string(found.compute_capability / 10) + "." +
+                        std::to_string(found.compute_capability % 10) +
+                        ", and the kernels need 8.0 or more; leave --device cuda out");
+}
+
 sg::cuda::MemoryNeed memory_need(Settings const& s) {
   double const element = s.precision == "bf16" ? 2 : 4;
   auto const layers = static_cast<double>(s.layers);
@@ -181,6 +192,7 @@ namespace gpt {
 
 sg::cluster::Profile profile_on_gpu(Settings const& s, Text const& text, int sequences,
                                     int repeats) {
+  gpu::require_kernels();
   return s.precision == "bf16" ? gpu::measured<__nv_bfloat16>(s, text, sequences, repeats)
                                : gpu::measured<float>(s, text, sequences, repeats);
 }

@@ -14,6 +14,9 @@
 
 namespace gpt::gpu {
 
+/// @throws Error  where there is no GPU 0, or one that the kernels are not compiled for
+void require_kernels();
+
 /// Memory that training cannot do with less of.
 [[nodiscard]] stagger::cuda::MemoryNeed memory_need(Settings const& settings);
 

@@ -135,12 +135,11 @@ template <class T> class OnGpu {
   explicit OnGpu(Settings const& s)
       : benches_(std::make_shared<gpu::Benches<T>>(gpu::precision_of(s.precision))),
         graph_(s.graph) {
-    static_cast<void>(sg::cuda::select_device(0));
+    gpu::require_kernels();
   }
 
   void require_memory(Settings const& s) const {
-    if (s.plan.empty() || s.microbatches > 1)
-      static_cast<void>(sg::cuda::select_device(0, gpu::memory_need(s)));
+    static_cast<void>(sg::cuda::select_device(0, gpu::memory_need(s)));
   }
 
   [[nodiscard]] Trainer make(Way const& way) { return make_pipeline<T>(way, benches_, &counts_); }

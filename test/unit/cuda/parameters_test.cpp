@@ -285,6 +285,7 @@ TEST_CASE("cuda/Enqueued: the host may write parameters between steps, and goes 
     for (std::size_t k = 0; k < 2; ++k)
       std::copy(from[i].state[k].begin(), from[i].state[k].end(), to[i].state[k].begin());
   }
+  CHECK((bits(second) == course.bits[1]));  // asked for again before a step takes them
   second.resume(first.steps());
   for (std::size_t s = 2; s < 4; ++s) sg::run(second.step(data[s]));
   CHECK((bits(second) == course.bits[3]));
