@@ -90,8 +90,9 @@ void Settings::check() const {
     refuse("--compare cannot follow --replicas " + std::to_string(replicas) +
            ", which add up the gradients of their own sequences first; leave one out");
   if (shard_optimizer && (device != "mpi" || (replicas == 1 && plan.empty())))
-    refuse("--shard-optimizer shares AdamW's state out to replicas in several processes; add "
-           "--replicas 2 --device mpi, or leave it out: on threads replicas have one state");
+    refuse(
+        "--shard-optimizer shares AdamW's state out to replicas in several processes; add "
+        "--replicas 2 --device mpi, or leave it out: on threads replicas have one state");
   if (device != "threads" && device != "mpi" && device != "cuda")
     refuse("there is no device '" + device + "'; --device knows threads, mpi, cuda");
   if (precision != "fp32" && precision != "tf32" && precision != "bf16")

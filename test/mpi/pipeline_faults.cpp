@@ -10,7 +10,6 @@
 #include <signal.h>
 
 #include <chrono>
-#include <cstdint>
 #include <cstdio>
 #include <string>
 #include <thread>
@@ -68,8 +67,8 @@ int run(std::string const& what, int process, Train& train, Alone& alone, Batch 
       bool const whole = train.parameters()[own].template values<float>()[0] ==
                              alone.parameters()[own].template values<float>()[0] &&
                          train.steps() == step;
-      std::printf("FAULT rank %d after %.1f s, %s update at step %d: %s\n", process,
-                  waited.count(), whole || admitted ? "no partial" : "A PARTIAL", step, e.what());
+      std::printf("FAULT rank %d after %.1f s, %s update at step %d: %s\n", process, waited.count(),
+                  whole || admitted ? "no partial" : "A PARTIAL", step, e.what());
       std::fflush(stdout);
       return 0;
     }
@@ -116,10 +115,9 @@ int run(std::string const& what) {
 // What MPI lets a program put before its functions.
 extern "C" int MPI_Isend(void const* data, int count, MPI_Datatype type, int peer, int tag,
                          MPI_Comm comm, MPI_Request* request) {
-  constexpr std::uint32_t values = 0xffff0004;  // what a message of updated parameters says it is
   bool const envelope = count == static_cast<int>(sizeof(sg::mpi::detail::Envelope));
   if (dies_at_values && envelope &&
-      static_cast<sg::mpi::detail::Envelope const*>(data)->what == values)
+      static_cast<sg::mpi::detail::Envelope const*>(data)->what == sg::mpi::detail::say_values)
     static_cast<void>(raise(SIGKILL));
   if (messages_left != 0 && --messages_left == 0) static_cast<void>(raise(SIGKILL));
   return PMPI_Isend(data, count, type, peer, tag, comm, request);

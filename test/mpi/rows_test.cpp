@@ -99,12 +99,11 @@ TEST_CASE("mpi/Processes: neighbours with other replicas are sent the rows that 
     sg::Replicas replicas;
     std::vector<std::uint32_t> before, after;
   };
-  for (Shares const& shares : {Shares{{{15, 1}, {1, 1}}, {15, 1}, {1, 1}},
-                               Shares{{1, 3}, {1}, {1, 1, 1}}, Shares{{3, 1}, {1, 1, 1}, {1}},
-                               Shares{{3, 2}, {1, 1, 1}, {1, 1}}}) {
+  for (Shares const& shares :
+       {Shares{{{15, 1}, {1, 1}}, {15, 1}, {1, 1}}, Shares{{1, 3}, {1}, {1, 1, 1}},
+        Shares{{3, 1}, {1, 1, 1}, {1}}, Shares{{3, 2}, {1, 1, 1}, {1, 1}}}) {
     auto const make = [&](auto device) {
-      return sg::Pipeline{Twice{}, Twice{}}.with(Total{}, device,
-                                                 sg::schedule::OneFOneB{},
+      return sg::Pipeline{Twice{}, Twice{}}.with(Total{}, device, sg::schedule::OneFOneB{},
                                                  sg::optimizer::Sgd{.rate = 1e-3},
                                                  sg::Options{.replicas = shares.replicas});
     };

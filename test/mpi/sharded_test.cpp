@@ -111,8 +111,8 @@ TEST_CASE("mpi/Processes: an optimizer that is shared out has the bits of loops 
           data, clips, orders_of(table, first_layers(cuts)), one.weights);
       auto const check = [&](auto policy, bool gathers) {
         CAPTURE(one.positions, one.schedule.each, clips, gathers);
-        auto train = sharded(policy, cuts, one.schedule, with_replicas(one.replicas, clips),
-                             optimizer());
+        auto train =
+            sharded(policy, cuts, one.schedule, with_replicas(one.replicas, clips), optimizer());
         for (std::size_t s = 0; s < data.size(); ++s) {
           auto const metrics = sg::run(train.step(data[s]));
           REQUIRE(metrics.loss == course.loss[s]);
@@ -131,9 +131,9 @@ TEST_CASE("mpi/Processes: an optimizer that is shared out has the bits of loops 
 
 TEST_CASE("mpi/Processes: momentum that is shared out has the bits of whole momentum", "[mpi]") {
   auto const course = [](bool shards) {
-    auto train = sharded(collective::Grouped<grouping::Layerwise>{}, {4},
-                         made(sg::schedule::OneFOneB{}), with_replicas({2, 2}),
-                         sg::optimizer::Sgd{.rate = 0.05, .momentum = 0.9}, shards);
+    auto train =
+        sharded(collective::Grouped<grouping::Layerwise>{}, {4}, made(sg::schedule::OneFOneB{}),
+                with_replicas({2, 2}), sg::optimizer::Sgd{.rate = 0.05, .momentum = 0.9}, shards);
     for (int s = 0; s < 4; ++s) sg::run(train.step(row_model::batch(s, 2, 4, true)));
     return saved(train);
   };
@@ -171,8 +171,8 @@ TEST_CASE("mpi/Processes: each process has the optimizer's state of the parts th
   CHECK(whole.memory().parameters - train.memory().parameters == all - here);
   if (processes() != 4) return;
   std::vector<int> const cuts{4};
-  CHECK(here == sg::predicted_optimizer_state(train.program(2), cuts, Adam::states, process(),
-                                              footprint));
+  CHECK(here ==
+        sg::predicted_optimizer_state(train.program(2), cuts, Adam::states, process(), footprint));
 }
 
 TEST_CASE("mpi/Processes: shared out state goes on from a checkpoint, also with other replicas",
@@ -217,8 +217,8 @@ TEST_CASE("mpi/Processes: a step that fails leaves shared out state as it was", 
   };
   auto train = made();
   auto undisturbed = made();
-  sg::Batch<trap_model::Numbers, trap_model::Numbers> const data{
-      {{1, 2, 3, 4}, {5, 6, 7, 8}}, {{4, 3, 2, 1}, {8, 7, 6, 5}}};
+  sg::Batch<trap_model::Numbers, trap_model::Numbers> const data{{{1, 2, 3, 4}, {5, 6, 7, 8}},
+                                                                 {{4, 3, 2, 1}, {8, 7, 6, 5}}};
   for (int const layer : {0, 5, 2}) {
     auto const before = saved(train);
     if (process() == processes() - 1)

@@ -281,8 +281,8 @@ struct Cargo {
     SlotType const* type = nullptr;
     Places places;
     bool forward = true;
-    bool cut = false;        // those who take it take rows of it
-    std::size_t giver = 0;   // then its cell
+    bool cut = false;       // those who take it take rows of it
+    std::size_t giver = 0;  // then its cell
   };
 
   [[nodiscard]] Value value_of(std::uint32_t signal) const {
@@ -428,8 +428,7 @@ struct Cargo {
               "leave shard_optimizer out");
   }
 
-  template <class Visit>
-  void each_renewed(bool const* from, bool const* to, Visit visit) const {
+  template <class Visit> void each_renewed(bool const* from, bool const* to, Visit visit) const {
     auto const& cells = program().cells;
     auto const runs = [&](int stage) {
       for (Cell const& cell : cells)

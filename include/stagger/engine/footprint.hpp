@@ -187,8 +187,8 @@ template <class FootprintOf>
       if (d < c) ++before;
     }
     auto const s = static_cast<std::size_t>(stage);
-    std::size_t const end = s < cuts.size() ? static_cast<std::size_t>(cuts[s])
-                                            : footprint.layers.size();
+    std::size_t const end =
+        s < cuts.size() ? static_cast<std::size_t>(cuts[s]) : footprint.layers.size();
     for (std::size_t l = s == 0 ? 0 : static_cast<std::size_t>(cuts[s - 1]); l < end; ++l) {
       std::uint64_t const all = footprint.layers[l].parameters / alignment_bytes;
       units += all * (before + 1) / holders - all * before / holders;

@@ -221,9 +221,7 @@ class ProcessesBackend {
   using Clock = std::chrono::steady_clock;
   enum class State : std::uint8_t { runnable, blocked, done };
   enum class Phase : std::uint8_t { open, promised, failed };
-  /// Messages that are no signals.
-  enum Notice : std::uint32_t {
-    say_failure = 0xffff0000, say_standing, say_spans, say_results, say_values, say_agreed };
+  using enum detail::Notice;
   struct RankHere {
     stagger::detail::RankState* rank;
     State state;

@@ -32,6 +32,16 @@ struct Envelope {
   std::uint64_t bytes = 0;  // of the payload
 };
 
+/// What messages of a pipeline are that are no signals.
+enum Notice : std::uint32_t {
+  say_failure = 0xffff0000,
+  say_standing,
+  say_spans,
+  say_results,
+  say_values,  ///< of parameters, where each replica updates a part
+  say_agreed   ///< the process knows that all ranks have finished
+};
+
 /// A message on its way to one process or to several.
 struct Outgoing {
   Envelope envelope{};
