@@ -82,9 +82,11 @@ struct Auto {
 
   /// The table with its makespan and bound.
   /// Complexity: O(PMS log P) for each of 12 to 20 rules, and O(PMS) for each range of 1F1B's
-  /// warm-ups that has to be looked at, most often none; beyond that, for P <= 3 and MS <= 4, at
-  /// most some 10^5 partial orders. With several chunks: O(PVM) for each legal group size; where
-  /// exact, up to some tenths of a second.
+  /// warm-ups that has to be looked at, none where weight gradients fill the gaps; with room for
+  /// fewer than P microbatches also OneFOneB's search of counts for each limit that could help,
+  /// together about a second at P = 64. Beyond that, for P <= 3 and MS <= 4, at most some 10^5
+  /// partial orders. With several chunks: O(PVM) for each legal group size; where exact, up to some
+  /// tenths of a second.
   [[nodiscard]] Found search(Shape shape) const {
     check(shape);
     if (shape.chunks > 1 || mapping == Mapping::bidirectional) return search_chunks(shape);
