@@ -79,9 +79,7 @@ class Machine {
 
   void set_optimizer(OptimizerCall const& call) noexcept { optimizer_ = call; }
   [[nodiscard]] void const* optimizer() const noexcept { return optimizer_.optimizer; }
-  [[nodiscard]] std::size_t enqueued_bytes() const noexcept {
-    return optimizer_.enqueued_bytes;
-  }
+  [[nodiscard]] std::size_t enqueued_bytes() const noexcept { return optimizer_.enqueued_bytes; }
 
   // For back ends with a memory of their own for parameters.
 

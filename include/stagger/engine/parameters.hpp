@@ -115,8 +115,8 @@ class LayerParameters {
   [[gnu::cold]] void move_to(ParameterMemory const* memory) {
     if (memory == memory_) return;
     for (auto& values : values_) values.move_to(memory);
-    for (auto* const block : {&gradients_, &state_[0], &state_[1], &saved_values_, &saved_state_[0],
-                              &saved_state_[1]})
+    for (auto* const block :
+         {&gradients_, &state_[0], &state_[1], &saved_values_, &saved_state_[0], &saved_state_[1]})
       block->move_to(memory);
     memory_ = memory;
     views_.clear();
@@ -200,9 +200,7 @@ class LayerParameters {
   [[nodiscard]] ParameterMemory const* memory() const noexcept { return memory_; }
   /// The lasting values and the optimizer's state, there.
   [[nodiscard]] std::array<std::span<std::byte>, 3> blocks() const noexcept {
-    return {{values(),
-             {state_[0].data(), state_[0].size()},
-             {state_[1].data(), state_[1].size()}}};
+    return {{values(), {state_[0].data(), state_[0].size()}, {state_[1].data(), state_[1].size()}}};
   }
   /// The lasting values, there.
   [[nodiscard]] std::span<std::byte> values() const noexcept {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <stagger/core/list.hpp>
+#include <stagger/core/shape.hpp>
 #include <stagger/engine/layer.hpp>
 #include <stagger/engine/memory.hpp>
 #include <stagger/engine/options.hpp>
@@ -22,6 +23,14 @@
 
 namespace stagger::detail {
 
+/// A schedule policy, its type erased.
+struct ScheduleCall {
+  void const* schedule = nullptr;
+  schedule::Table (*table)(void const* schedule, Shape) = nullptr;  // a legal one
+  int chunks = 1;
+  int slices = 1;  // of each microbatch
+};
+
 /// A placement policy, its type erased.
 struct PlacementCall {
   void const* placement = nullptr;
@@ -32,11 +41,12 @@ struct PlacementCall {
 struct Setup {
   std::vector<int> const& cuts;  // [stages - 1] first layer of each stage after the first, rising
   Options const& options;
-  int chunks = 1;  // of the schedule
-  bool synchronous = true;
+  ScheduleCall schedule{};
+  StalenessModel staleness{};
   PlacementCall placement{};
   OptimizerCall optimizer{};
   GroupingChoice grouping{};
+  bool target_rows = true;              // targets can be cut by rows, or there are none
   std::shared_ptr<void const> parts{};  // what these point into
 };
 
@@ -59,20 +69,15 @@ class Session : public StepOwner {
   [[nodiscard]] virtual schedule::Timeline timeline(bool sums) const = 0;
   [[nodiscard]] virtual std::vector<int> peak_in_flight() const = 0;
 
-  /// The program for so many microbatches; null if it has not been laid out.
-  [[nodiscard]] virtual Program const* known_program(std::size_t microbatches, bool training,
-                                                     StalenessModel const& staleness) = 0;
-  /// Lays it out.
-  virtual Program const& add_program(schedule::Table table, std::size_t microbatches,
-                                     bool training, StalenessModel const& staleness) = 0;
+  /// The program for so many microbatches, each cut as the schedule says; lays it out when it is
+  /// asked for the first time.
+  /// @throws Error  bad_configuration for none, or for a number that the schedule does not allow
+  virtual Program const& program(std::size_t microbatches, bool training) = 0;
   /// Makes a program the next one to run.
   virtual void load(Program const& program) = 0;
 
   /// @throws Error  bad_configuration while a step runs
   virtual void require_idle() const = 0;
-  /// Refuses values of a table that replicas would have to cut and cannot.
-  /// @param targets  whether targets can be cut by rows, or there are none
-  virtual void require_rows(schedule::Table const& table, bool targets) = 0;
 
  protected:
   ~Session() = default;

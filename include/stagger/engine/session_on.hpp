@@ -61,6 +61,8 @@ template <class B> class SessionOn final : public Session {
   SessionOn(Device const& device, List<Layer> layers, Setup const& setup, int positions,
             std::vector<int> place, int places, int spare)
       : parts_(setup.parts),
+        schedule_(setup.schedule),
+        staleness_(setup.staleness),
         place_(std::move(place)),
         places_(places),
         spare_(spare),
@@ -71,6 +73,7 @@ template <class B> class SessionOn final : public Session {
     ranks_ = place_.size();
     machine_.set_grouping(setup.grouping);
     machine_.set_optimizer(setup.optimizer);
+    if (!setup.options.replicas.empty()) require_rows(setup.target_rows);
   }
 
   [[nodiscard]] B& backend() noexcept { return backend_; }
@@ -102,9 +105,9 @@ template <class B> class SessionOn final : public Session {
     return peak;
   }
 
-  [[nodiscard]] Program const* known_program(std::size_t microbatches, bool training,
-                                             StalenessModel const& staleness) override {
-    if (training && staleness && machine_.options().clip_norm)
+  Program const& program(std::size_t microbatches, bool training) override {
+    require_microbatches(microbatches);
+    if (training && staleness_ && machine_.options().clip_norm)
       raise(
           Errc::bad_configuration,
           "gradients cannot be clipped by a norm over all stages where stages update alone; leave "
@@ -113,28 +116,8 @@ template <class B> class SessionOn final : public Session {
     for (auto const& known : programs_)
       if (known->training == training && known->microbatches == static_cast<int>(microbatches) &&
           (groups == nullptr || !training || known->groups == *groups))
-        return known.get();
-    return nullptr;
-  }
-
-  [[gnu::cold]] Program const& add_program(schedule::Table made, std::size_t microbatches,
-                                           bool training,
-                                           StalenessModel const& staleness) override {
-    if (!training) made = forward_only(made);
-    if (made.stages != machine_.stages() || made.ranks() != positions_ ||
-        made.microbatches * made.slices != static_cast<int>(microbatches))
-      raise(Errc::bad_schedule, "the schedule made a table of ", made.ranks(), " ranks, ",
-            made.stages, " stages and ", made.microbatches * made.slices, " microbatches where ",
-            positions_, ", ", machine_.stages(), " and ", microbatches, " were asked for");
-    LayOutOptions options;
-    options.recompute = machine_.options().recompute;
-    options.spare_slots = machine_.options().spare_slots;
-    options.staleness = staleness;
-    options.replicas = &machine_.options().replicas;
-    options.groups = groups();
-    options.chain_squares = machine_.shards() && machine_.options().clip_norm.has_value();
-    programs_.push_back(std::make_unique<Program>(lay_out(made, options)));
-    return *programs_.back();
+        return *known;
+    return add_program(static_cast<int>(microbatches), training, groups);
   }
 
   [[gnu::cold]] void load(Program const& program) override {
@@ -158,9 +141,6 @@ template <class B> class SessionOn final : public Session {
 
   void require_idle() const override {
     if (busy_.load(std::memory_order_acquire)) refuse();
-  }
-  void require_rows(schedule::Table const& table, bool targets) override {
-    machine_.options().replicas.ops()->require_rows(machine_, table, targets);
   }
 
   [[gnu::cold]] void begin(Request const& request, std::stop_token stop) override {
@@ -294,6 +274,55 @@ template <class B> class SessionOn final : public Session {
     return false;
   }
 
+  void require_microbatches(std::size_t count) const {
+    if (count == 0)
+      raise(Errc::bad_configuration,
+            "a minibatch of 0 microbatches cannot be run; give at least 1");
+    auto const slices = static_cast<std::size_t>(schedule_.slices);
+    if (count % slices != 0)
+      raise(Errc::bad_configuration, count, " inputs cannot be microbatches of ", slices,
+            " slices each; give a multiple of ", slices);
+  }
+
+  [[nodiscard]] schedule::Table table(int microbatches) const {
+    return schedule_.table(
+        schedule_.schedule,
+        Shape{.ranks = positions_, .microbatches = microbatches, .chunks = schedule_.chunks});
+  }
+
+  /// The part of `program` that happens once.
+  [[gnu::cold]] Program const& add_program(int microbatches, bool training,
+                                           List<GradientGroup> const* groups) {
+    schedule::Table made = table(microbatches / schedule_.slices);
+    if (!training) made = forward_only(made);
+    if (made.stages != machine_.stages() || made.ranks() != positions_ ||
+        made.microbatches * made.slices != microbatches)
+      raise(Errc::bad_schedule, "the schedule made a table of ", made.ranks(), " ranks, ",
+            made.stages, " stages and ", made.microbatches * made.slices, " microbatches where ",
+            positions_, ", ", machine_.stages(), " and ", microbatches, " were asked for");
+    LayOutOptions options;
+    options.recompute = machine_.options().recompute;
+    options.spare_slots = machine_.options().spare_slots;
+    options.staleness = staleness_;
+    options.replicas = &machine_.options().replicas;
+    options.groups = groups;
+    options.chain_squares = machine_.shards() && machine_.options().clip_norm.has_value();
+    programs_.push_back(std::make_unique<Program>(lay_out(made, options)));
+    return *programs_.back();
+  }
+
+  /// Refuses, at once where the schedule shows it for a usual number of microbatches, values that
+  /// replicas would have to cut and cannot.
+  [[gnu::cold]] void require_rows(bool target_rows) {
+    schedule::Table usual;
+    try {
+      usual = table(2 * positions_);
+    } catch (Error const&) {  // of another number, then: the first step tells
+      return;
+    }
+    machine_.options().replicas.ops()->require_rows(machine_, usual, target_rows);
+  }
+
   /// What is added up while backward runs; null: nothing.
   [[nodiscard]] List<GradientGroup> const* groups() {
     if constexpr (requires { B::sums_while_running; }) return machine_.groups();
@@ -338,9 +367,11 @@ template <class B> class SessionOn final : public Session {
   }
 
   std::shared_ptr<void const> parts_;  // optimizer and loss, which steps need and trainers may drop
-  std::vector<int> place_;             // [ranks, then those that add up gradients beside them]
-  int places_;                         // for them
-  int spare_;                          // further places, for the others
+  ScheduleCall schedule_;
+  StalenessModel staleness_;
+  std::vector<int> place_;  // [ranks, then those that add up gradients beside them]
+  int places_;              // for them
+  int spare_;               // further places, for the others
   std::vector<std::unique_ptr<Program>> programs_;  // before what may be at one when it goes
   Machine machine_;
   B backend_;
@@ -359,20 +390,20 @@ template <class Device>
                                                     Setup const& setup) {
   Options const& options = setup.options;
   int const stages = static_cast<int>(setup.cuts.size()) + 1;
-  if (setup.chunks < 1)
-    raise(Errc::bad_configuration, "a schedule with ", setup.chunks,
+  if (setup.schedule.chunks < 1)
+    raise(Errc::bad_configuration, "a schedule with ", setup.schedule.chunks,
           " stages on each rank cannot be run; use one with at least 1");
-  if (stages % setup.chunks != 0)
+  if (stages % setup.schedule.chunks != 0)
     raise(Errc::bad_configuration, stages, " stages cannot be spread over ranks with ",
-          setup.chunks, " each; use a multiple of ", setup.chunks);
-  int const positions = stages / setup.chunks;
+          setup.schedule.chunks, " each; use a multiple of ", setup.schedule.chunks);
+  int const positions = stages / setup.schedule.chunks;
   auto const& replicas = options.replicas;
   if (!setup.optimizer.element_wise && (!replicas.empty() || setup.grouping.shard_optimizer))
     raise(Errc::bad_configuration,
           "the optimizer says that it is not element_wise, but each replica updates a part of "
           "every parameter; use one whose elements do not depend on each other, or leave "
           "Options::replicas and shard_optimizer out");
-  if (!replicas.empty()) replicas.ops()->require(replicas, positions, setup.synchronous);
+  if (!replicas.empty()) replicas.ops()->require(replicas, positions, !setup.staleness);
   if constexpr (!requires { Device::Backend::sums_while_running; })
     if (setup.grouping.shard_optimizer)
       raise(Errc::bad_configuration,

@@ -69,6 +69,7 @@ template <class In, class Out, class Chosen> class Trainer {
  public:
   using Input = In;
   using Output = Out;
+  using Schedule = typename Chosen::Schedule;
   using Loss = typename Chosen::Loss;
   using Optimizer = typename Chosen::Optimizer;
   using Device = typename Chosen::Device;
@@ -77,7 +78,7 @@ template <class In, class Out, class Chosen> class Trainer {
 
   /// For Pipeline.
   [[gnu::cold]] Trainer(List<detail::Layer> layers, std::vector<int> const& cuts, Chosen,
-                        typename Chosen::Schedule schedule, Staleness staleness,
+                        Schedule schedule, Staleness staleness,
                         typename Chosen::Placement const& placement, Device const& device,
                         Optimizer const& optimizer, Loss loss, Options const& options,
                         typename Chosen::Collective collective)
@@ -89,8 +90,23 @@ template <class In, class Out, class Chosen> class Trainer {
         "stagger: the update of this optimizer is a kernel, which this device has none "
         "for; give Pipeline::with a device of stagger/cuda, or another optimizer");
     detail::Setup setup{.cuts = cuts, .options = options};
-    setup.chunks = parts_->schedule.chunks();
-    setup.synchronous = Staleness::synchronous;
+    setup.schedule.schedule = &parts_->schedule;
+    setup.schedule.table = [](void const* erased, Shape shape) {
+      auto table = schedule::table_of(*static_cast<Schedule const*>(erased), shape);
+      if constexpr (!requires { requires Schedule::proven; }) detail::require_legal(table);
+      return table;
+    };
+    setup.schedule.chunks = parts_->schedule.chunks();
+    if constexpr (requires { parts_->schedule.slices; })
+      setup.schedule.slices = std::max(1, parts_->schedule.slices);
+    if constexpr (AsynchronousPolicy<Staleness>) {
+      setup.staleness.microbatches = parts_->staleness.microbatches();
+      setup.staleness.policy = &parts_->staleness;
+      setup.staleness.version = [](void const* policy, int minibatch, int available) {
+        return static_cast<Staleness const*>(policy)->version(minibatch, available);
+      };
+      setup.staleness.fix = &detail::fix_versions;
+    }
     setup.placement = {&placement, [](void const* erased, int ranks, int places) {
                          return static_cast<typename Chosen::Placement const*>(erased)->place(
                              ranks, places);
@@ -105,9 +121,9 @@ template <class In, class Out, class Chosen> class Trainer {
       setup.optimizer.element_wise = Optimizer::element_wise;
     setup.optimizer.enqueued_bytes = enqueues ? sizeof(Optimizer) : 0;
     setup.grouping = detail::grouping_of(parts_->collective);
+    setup.target_rows = std::same_as<Loss, detail::NoLoss> || detail::Rows<Target>::exist;
     setup.parts = parts_;
     session_ = detail::make_session(device, std::move(layers), setup);
-    if (!options.replicas.empty()) require_rows();
   }
 
   Trainer(Trainer&&) noexcept = default;
@@ -162,7 +178,6 @@ template <class In, class Out, class Chosen> class Trainer {
   /// @param outputs  [microbatches] overwritten
   Step predict(std::span<Input const> inputs, std::span<Output> outputs,
                std::stop_token stop = {}) {
-    require_microbatches(inputs.size());
     if (inputs.size() != outputs.size())
       raise(Errc::bad_configuration, inputs.size(), " inputs need as many outputs, not ",
             outputs.size());
@@ -179,10 +194,7 @@ template <class In, class Out, class Chosen> class Trainer {
   }
 
   /// The training program for so many microbatches: slots, signals, peak in flight.
-  Program const& program(std::size_t microbatches) {
-    require_microbatches(microbatches);
-    return program_for(microbatches, true);
-  }
+  Program const& program(std::size_t microbatches) { return session_->program(microbatches, true); }
 
   /// The optimizer; its numbers may be changed between steps.
   [[nodiscard]] Optimizer& optimizer() noexcept { return parts_->optimizer; }
@@ -256,76 +268,24 @@ template <class In, class Out, class Chosen> class Trainer {
  private:
   friend class Profiler;
   struct Parts {
-    typename Chosen::Schedule schedule;
+    Schedule schedule;
     Staleness staleness;
     Optimizer optimizer;
     Loss loss;
     typename Chosen::Collective collective;
   };
 
-  /// Refuses, at once where the schedule shows it for a usual number of microbatches, values that
-  /// replicas would have to cut and cannot.
-  [[gnu::cold]] void require_rows() {
-    schedule::Table table;
-    try {
-      table = schedule::table_of(
-          parts_->schedule, Shape{.ranks = session_->positions(),
-                                           .microbatches = 2 * session_->positions(),
-                                           .chunks = parts_->schedule.chunks()});
-    } catch (Error const&) {  // of another number, then: the first step tells
-      return;
-    }
-    session_->require_rows(table,
-                           std::same_as<Loss, detail::NoLoss> || detail::Rows<Target>::exist);
-  }
-
   [[nodiscard]] detail::Machine& machine() noexcept { return session_->machine(); }
-  static void require_microbatches(std::size_t count) {
-    if (count == 0)
-      raise(Errc::bad_configuration,
-            "a minibatch of 0 microbatches cannot be run; give at least 1");
-  }
 
   template <class T> static detail::Places places_of(std::span<T const> objects) {
     // Inputs and targets are only read; the slot table has one kind of address.
     return {reinterpret_cast<std::byte*>(const_cast<T*>(objects.data())), sizeof(T)};
   }
 
-  [[gnu::cold]] Program const& program_for(std::size_t microbatches, bool training) {
-    auto const& schedule = parts_->schedule;
-    int slices = 1;
-    if constexpr (requires { schedule.slices; }) slices = std::max(1, schedule.slices);
-    if (microbatches % static_cast<std::size_t>(slices) != 0)
-      raise(Errc::bad_configuration, microbatches, " inputs cannot be microbatches of ", slices,
-            " slices each; give a multiple of ", slices);
-    auto const staleness = staleness_model();
-    if (auto const* const known = session_->known_program(microbatches, training, staleness))
-      return *known;
-    schedule::Table table = schedule::table_of(
-        schedule, Shape{.ranks = session_->positions(),
-                        .microbatches = static_cast<int>(microbatches) / slices,
-                        .chunks = schedule.chunks()});
-    if constexpr (!requires { requires Chosen::Schedule::proven; }) detail::require_legal(table);
-    return session_->add_program(std::move(table), microbatches, training, staleness);
-  }
-
-  [[nodiscard]] StalenessModel staleness_model() const {
-    StalenessModel model;
-    if constexpr (AsynchronousPolicy<Staleness>) {
-      model.microbatches = parts_->staleness.microbatches();
-      model.policy = &parts_->staleness;
-      model.version = [](void const* policy, int minibatch, int available) {
-        return static_cast<Staleness const*>(policy)->version(minibatch, available);
-      };
-      model.fix = &detail::fix_versions;
-    }
-    return model;
-  }
-
   [[gnu::cold]] Step ask(detail::Request& request, std::size_t microbatches, bool training,
                          std::stop_token stop) {
     session_->require_idle();
-    request.program = &program_for(microbatches, training);
+    request.program = &session_->program(microbatches, training);
     return {session_, request, std::move(stop)};
   }
 
@@ -344,7 +304,6 @@ template <class In, class Out, class Chosen> class Trainer {
                   "stagger: the loss does not accept the Output of the last stage; it needs "
                   "terms(target), value(context, y, "
                   "target) and value_and_gradient(context, y, target, scale, dy)");
-    require_microbatches(batch.inputs.size());
     if (batch.inputs.size() != batch.targets.size())
       raise(Errc::bad_configuration, batch.inputs.size(), " inputs need as many targets, not ",
             batch.targets.size());
