@@ -178,7 +178,7 @@ template <class In, class Out, class Chosen> class Trainer {
   /// @param outputs  [microbatches] overwritten
   Step predict(std::span<Input const> inputs, std::span<Output> outputs,
                std::stop_token stop = {}) {
-    if (inputs.size() != outputs.size())
+    if (!inputs.empty() && inputs.size() != outputs.size())
       raise(Errc::bad_configuration, inputs.size(), " inputs need as many outputs, not ",
             outputs.size());
     detail::Request request;
@@ -304,7 +304,7 @@ template <class In, class Out, class Chosen> class Trainer {
                   "stagger: the loss does not accept the Output of the last stage; it needs "
                   "terms(target), value(context, y, "
                   "target) and value_and_gradient(context, y, target, scale, dy)");
-    if (batch.inputs.size() != batch.targets.size())
+    if (!batch.inputs.empty() && batch.inputs.size() != batch.targets.size())
       raise(Errc::bad_configuration, batch.inputs.size(), " inputs need as many targets, not ",
             batch.targets.size());
     detail::Request request;
