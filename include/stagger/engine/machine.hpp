@@ -69,7 +69,7 @@ class Machine {
   [[nodiscard]] FixedArray<LayerParameters>& parameters() noexcept { return parameters_; }
   /// Shows every parameter to the caller, in layer order.
   [[gnu::cold]] void append_states(std::vector<ParameterState>& states) {
-    if (std::exchange(shown_, false)) take_back();
+    if (memory_ != nullptr && std::exchange(shown_, false)) take_back();
     for (auto& layer : parameters_) layer.append_states(states);
     shown_ = memory_ != nullptr || shards_;
   }
