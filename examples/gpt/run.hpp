@@ -179,7 +179,7 @@ template <class Where> class Run {
   void save() {
     if (!checkpoints_ || saved_ == train_->steps()) return;
     saved_ = train_->steps();
-    train_->gather_parameters();
+    train_->gather_parameters(0);
     if (!where_.leads()) return;
     auto const parameters = train_->parameters();
     checkpoints_->write({saved_, static_cast<std::uint64_t>(s_.seed), model_in_words(s_),

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <stagger/mpi/processes.hpp>
 
+#include <array>
 #include <cstddef>
+#include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -163,6 +166,53 @@ TEST_CASE("mpi/Processes: a stream without a flush has the bits of one process",
     REQUIRE(a.loss == sg::run(here.stream(data)).loss);
     REQUIRE(there.steps() == here.steps());
   }
+  there.gather_parameters();
+  REQUIRE(bits(there) == bits(here));
+}
+
+TEST_CASE("mpi/Processes: a process has memory for the stages that it runs, and no others",
+          "[mpi]") {
+  sg::Options options;
+  options.clip_norm = 0.1;
+  int const n = processes();
+  auto there = trained_on(sg::mpi::Processes{}, made(sg::schedule::OneFOneB{}), n, options);
+  auto here = trained_on(sg::host::Threads{1}, made(sg::schedule::OneFOneB{}), n, options);
+  auto ranks = std::move(sg::mpi::World{}.connect(n).front());
+  auto const whole = here.memory().parameters;
+  for (int step = 0; step < 3; ++step) {
+    require_same_steps(there, here, batch(step, 4, true));
+    std::array<std::uint64_t, 1> all{there.memory().parameters};
+    ranks.all_reduce(std::span(all)).wait(60);
+    REQUIRE(all[0] == whole);
+    if (step == 1) there.gather_parameters(n - 1);
+    if (step == 1 && ranks.rank() == n - 1) REQUIRE(bits(there) == bits(here));
+    REQUIRE((there.memory().parameters == whole) ==
+            (n == 1 || (step == 1 && ranks.rank() == n - 1)));
+  }
+  there.gather_parameters();
+  REQUIRE(there.memory().parameters == whole);
+  REQUIRE(bits(there) == bits(here));
+  REQUIRE_THROWS_AS(there.gather_parameters(n), sg::Error);
+}
+
+TEST_CASE("mpi/Processes: stages that another program puts elsewhere take their parameters along",
+          "[mpi]") {
+  Made const moving{[](sg::Shape shape) {
+    Table const table = sg::schedule::GPipe{}.table(shape);
+    if (shape.microbatches % 2 == 0) return table;
+    Table turned;
+    turned.stages = table.stages;
+    turned.microbatches = table.microbatches;
+    for (int r = table.ranks() - 1; r >= 0; --r) {
+      turned.begin_row();
+      for (auto const& action : table.row(r)) turned.add(action);
+    }
+    return turned;
+  }};
+  auto there = trained_on(sg::mpi::Processes{}, moving, processes());
+  auto here = trained_on(sg::host::Threads{1}, moving, processes());
+  for (int const microbatches : {4, 3, 3, 2, 4, 1})
+    require_same_steps(there, here, batch(microbatches, microbatches, true));
   there.gather_parameters();
   REQUIRE(bits(there) == bits(here));
 }

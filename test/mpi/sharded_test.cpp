@@ -168,6 +168,7 @@ TEST_CASE("mpi/Processes: each process has the optimizer's state of the parts th
   std::uint64_t sum = 0;
   MPI_Allreduce(&here, &sum, 1, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
   CHECK(sum == all);
+  static_cast<void>(train.parameters());  // like `whole`, which has been looked at
   CHECK(whole.memory().parameters - train.memory().parameters == all - here);
   if (processes() != 4) return;
   std::vector<int> const cuts{4};

@@ -255,6 +255,29 @@ struct Cargo {
     }
   }
 
+  /// Makes memory for the stages that this process runs, and gives back that of the others.
+  void hold(bool const* own) const {
+    auto const& cells = program().cells;
+    for (std::size_t s = 0, c = 0; s < machine.storage_.size(); ++s) {
+      bool here = false;
+      for (; c < cells.size() && cells[c].stage == static_cast<int>(s); ++c)
+        here = here || own[cells[c].rank];
+      std::size_t const first = machine.first_layer_[s];
+      for (std::size_t l = first; l < machine.first_layer_[s + 1]; ++l) {
+        LayerParameters& parameters = machine.parameters_[l];
+        if (!here) parameters.release();
+        bool const made = here && parameters.hold();
+        for (auto* owner = machine.storage_[s].next.get(); owner; owner = owner->next.get()) {
+          auto& share = owner->shares[l - first];
+          if (!here)
+            share.release();
+          else if (made || share.bytes() == 0)
+            share.of(parameters);
+        }
+      }
+    }
+  }
+
   /// Gradients of ranks elsewhere come in where nobody takes the last ones away: of a rank that has
   /// none in this program, there must be none.
   void clear_gradients() const noexcept { machine.zero_gradients(); }

@@ -38,8 +38,10 @@ class Machine {
   /// @param cuts    [stages - 1] first layer of each stage after the first, rising
   /// @param memory  where parameters go; none: on the host
   /// @param shards  whether there is optimizer state only for what a back end names, hold_states()
+  /// @param whole   whether all of the model's; else the back end holds those that it needs
   [[gnu::cold]] Machine(List<Layer> layers, std::vector<int> const& cuts, Options const& options,
-                        int states, ParameterMemory const& memory = {}, bool shards = false)
+                        int states, ParameterMemory const& memory = {}, bool shards = false,
+                        bool whole = true)
       : device_memory_(memory),
         memory_(memory.allocate != nullptr ? &device_memory_ : nullptr),
         layers_(std::move(layers)),
@@ -48,7 +50,7 @@ class Machine {
         shards_(shards) {
     for (std::size_t l = 0; l < layers_.size(); ++l)
       parameters_[l].adopt(layers_[l].ops().adopt_parameters(layers_[l].object()),
-                           static_cast<int>(l), states, memory_, shards);
+                           static_cast<int>(l), states, memory_, shards, whole);
     if (memory_ != nullptr) sums_.make(memory_, parameter_count() * sizeof(double));
     for (int const cut : cuts) first_layer_.push_back(static_cast<std::size_t>(cut));
     first_layer_.push_back(layers_.size());

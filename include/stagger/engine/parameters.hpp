@@ -8,6 +8,7 @@
 #include <cstring>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <stagger/core/list.hpp>
@@ -58,8 +59,10 @@ class LayerParameters {
   /// Takes over what a layer declares.
   /// @param memory  where to keep it; null: on the host
   /// @param shards  no state before hold_states() says of what
+  /// @param whole   else values alone, until hold()
   [[gnu::cold]] void adopt(List<ParameterDeclaration> declarations, int layer, int states,
-                           ParameterMemory const* memory = nullptr, bool shards = false) {
+                           ParameterMemory const* memory = nullptr, bool shards = false,
+                           bool whole = true) {
     declarations_ = std::move(declarations);
     layer_ = layer;
     states_ = states;
@@ -72,11 +75,9 @@ class LayerParameters {
     }
     values_.resize(1);
     values_[0].make(memory_, bytes);
-    gradients_.make(memory_, bytes);
+    size_ = bytes;
     shards_ = shards;
     if (!shards) held_ = {0, bytes};
-    for (int s = 0; !shards && s < states; ++s)
-      state_[static_cast<std::size_t>(s)].make(memory_, bytes);
     for (std::size_t i = 0; i < declarations_.size(); ++i) {
       auto& d = declarations_[i];
       std::byte* const to = values_[0].data() + offsets_[i];
@@ -86,7 +87,10 @@ class LayerParameters {
         std::memcpy(to, d.initial.data(), d.initial.size());
       d.initial = {};
     }
-    add_views(0);
+    if (whole)
+      hold();
+    else
+      add_views(0);
     square_sums_.resize(declarations_.size());
   }
 
@@ -99,6 +103,30 @@ class LayerParameters {
     for (std::size_t s = 0; s < static_cast<std::size_t>(states_); ++s)
       state_[s].make(memory_, range.last - range.first);
     return true;
+  }
+
+  /// Makes what there is no memory for, as zeros: gradients, state, and values that were released.
+  /// @return whether that was anything
+  [[gnu::cold]] bool hold() {
+    if (std::exchange(present_, true)) return false;
+    for (auto& version : values_)
+      if (version.size() != size_) version.make(memory_, size_);
+    gradients_.make(memory_, size_);
+    for (int s = 0; !shards_ && s < states_; ++s)
+      state_[static_cast<std::size_t>(s)].make(memory_, size_);
+    views_.clear();
+    for (std::size_t v = 0; v < values_.size(); ++v) add_views(v);
+    return true;
+  }
+  /// Gives all memory back, where another process runs the layer.
+  [[gnu::cold]] void release() noexcept {
+    if (values_[0].size() == 0) return;
+    for (auto& version : values_) version = {};
+    for (auto* const block : {&gradients_, &saved_values_, &saved_state_[0], &saved_state_[1]})
+      *block = {};
+    if (!shards_) state_ = {};
+    for (auto& view : views_) view.value = view.gradient = nullptr;
+    present_ = false;
   }
 
   /// Makes room for so many versions of the values. Version 0 is the one that lasts.
@@ -150,13 +178,14 @@ class LayerParameters {
    public:
     void of(LayerParameters& parameters) {
       views_.assign(parameters.views_.data(), parameters.count());
-      gradients_.make(parameters.memory_, parameters.gradients_.size());
+      gradients_.make(parameters.memory_, parameters.size_);
       for (std::size_t i = 0; i < views_.size(); ++i)
         views_[i].gradient = gradients_.data() + parameters.offsets_[i];
     }
     [[nodiscard]] ParameterView const* views() const noexcept { return views_.data(); }
     [[nodiscard]] std::uint64_t bytes() const noexcept { return gradients_.size(); }
     void zero() noexcept { gradients_.zero(); }
+    void release() noexcept { gradients_ = {}; }
 
     // Of an owner whose memory is not that of the first one's.
 
@@ -209,7 +238,7 @@ class LayerParameters {
 
   /// Part `part` of `parts`. It depends on the layer alone, not on what it is grouped with.
   [[nodiscard]] ByteRange part(std::size_t part, std::size_t parts) const noexcept {
-    std::size_t const units = gradients_.size() / alignment_bytes;
+    std::size_t const units = size_ / alignment_bytes;
     return {units * part / parts * alignment_bytes, units * (part + 1) / parts * alignment_bytes};
   }
 
@@ -265,6 +294,7 @@ class LayerParameters {
   /// Shows values, and if `whole` state, to the host: themselves, or a copy that `take_back` brings
   /// home.
   void append_states(std::vector<ParameterState>& states, bool whole = true) {
+    if (whole) hold();
     if (memory_ != nullptr) fetch_copy();
     int const shown = whole ? states_ : 0;
     if (shards_ && whole) spread_states();
@@ -369,7 +399,8 @@ class LayerParameters {
 
   void add_views(std::size_t version) {
     for (std::size_t i = 0; i < declarations_.size(); ++i)
-      views_.push_back({values_[version].data() + offsets_[i], gradients_.data() + offsets_[i],
+      views_.push_back({values_[version].data() + offsets_[i],
+                        gradients_.size() == 0 ? nullptr : gradients_.data() + offsets_[i],
                         declarations_[i].size});
   }
 
@@ -399,10 +430,12 @@ class LayerParameters {
   std::array<ParameterBlock, 2> saved_state_;
   std::array<ParameterBlock, 3> host_copy_;  // values and states, where they lie elsewhere
   ParameterMemory const* memory_ = nullptr;
+  std::size_t size_ = 0;  // of one version of the values, in bytes
   int layer_ = 0;
   int states_ = 0;
   bool shards_ = false;
   ByteRange held_{0, 0};  // of the layer: what has states here
+  bool present_ = false;  // else gradients and state have no memory, and values only at first
 };
 
 template <OptimizerPolicy O>

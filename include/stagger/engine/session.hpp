@@ -61,7 +61,7 @@ class Session : public StepOwner {
   virtual void resume(std::int64_t steps) noexcept = 0;
   virtual void record(bool on) noexcept = 0;
   virtual void append_states(std::vector<ParameterState>& states) = 0;
-  virtual void gather_parameters() = 0;
+  virtual void gather_parameters(int to) = 0;
   [[nodiscard]] virtual Memory memory() const = 0;
 
   /// When each action of the last step started and ended, by rank.

@@ -67,7 +67,7 @@ template <class B> class SessionOn final : public Session {
         places_(places),
         spare_(spare),
         machine_(std::move(layers), setup.cuts, setup.options, setup.optimizer.states,
-                 memory_of(device), shards(setup)),
+                 memory_of(device), shards(setup), !requires { requires B::holds_own_stages; }),
         backend_(device, machine_, places + spare) {
     positions_ = positions;
     ranks_ = place_.size();
@@ -86,8 +86,11 @@ template <class B> class SessionOn final : public Session {
     settle(nullptr);
     machine_.append_states(states);
   }
-  void gather_parameters() override {
-    if constexpr (requires { backend_.gather_parameters(); }) backend_.gather_parameters();
+  void gather_parameters(int to) override {
+    if constexpr (requires { backend_.gather_parameters(to); })
+      backend_.gather_parameters(to);
+    else if constexpr (requires { backend_.gather_parameters(); })
+      backend_.gather_parameters();
   }
   [[nodiscard]] Memory memory() const override { return machine_.memory(); }
 

@@ -207,12 +207,13 @@ template <class In, class Out, class Chosen> class Trainer {
     return states;
   }
 
-  /// Makes what `parameters()` shows that of the last step in every process, where a device spreads
-  /// the ranks over several: each updates those of its own stages alone. All processes call it.
-  /// Elsewhere there is nothing to do.
-  void gather_parameters() {
+  /// Makes what `parameters()` shows that of the last step in every process, or in process `to`,
+  /// where a device spreads the ranks over several: each updates those of its own stages alone, and
+  /// holds no others for longer than until the next step. All processes call it. Elsewhere there is
+  /// nothing to do.
+  void gather_parameters(int to = -1) {
     session_->require_idle();
-    session_->gather_parameters();
+    session_->gather_parameters(to);
   }
 
   /// Waits for all steps that were given to `enqueue`. Whatever else of a trainer looks at

@@ -23,6 +23,7 @@
 #include <stagger/mpi/detail/channels.hpp>
 #include <stagger/mpi/detail/facts.hpp>
 #include <stagger/mpi/detail/grouping.hpp>
+#include <stagger/mpi/detail/homes.hpp>
 #include <stagger/mpi/detail/renewal.hpp>
 #include <stagger/mpi/detail/routes.hpp>
 #include <stagger/mpi/detail/trouble.hpp>
@@ -82,6 +83,7 @@ class ProcessesBackend {
   static constexpr bool timed = false;
   static constexpr bool sums_while_running = true;
   static constexpr bool shards_states = true;
+  static constexpr bool holds_own_stages = true;
 
   /// Meets the other processes.
   /// @throws Error  mismatch where they have another pipeline, naming the first difference;
@@ -96,14 +98,7 @@ class ProcessesBackend {
     collective::agree(world_, detail::facts_of(cargo_), meet_s_);
     heard_at_.resize(static_cast<std::size_t>(channels_.size()));
     if (channels_.size() == 1) return;
-    machine_.set_grouping_peers(
-        {this,
-         [](void* self, double* backward_s, double* sum_s) {
-           static_cast<ProcessesBackend*>(self)->meeting().share(backward_s, sum_s);
-         },
-         [](void* self, void (*choose)(stagger::detail::Machine&), List<GradientGroup>& groups) {
-           static_cast<ProcessesBackend*>(self)->meeting().choose(choose, groups);
-         }});
+    machine_.set_grouping_peers(detail::grouping_peers(*this));
   }
   ProcessesBackend(ProcessesBackend const&) = delete;
   ProcessesBackend& operator=(ProcessesBackend const&) = delete;
@@ -116,6 +111,7 @@ class ProcessesBackend {
     collective::agree(world_, detail::facts_of(program, process_of), meet_s_);
     cargo_.require_portable(process_of.data());
     process_of_ = process_of;
+    homes_.move(world_, cargo_, process_of_);
     runs_ = std::make_unique<bool[]>(static_cast<std::size_t>(channels_.size()) * ranks);
     for (std::size_t r = 0; r < ranks; ++r)
       runs_[static_cast<std::size_t>(process_of[r]) * ranks + r] = true;
@@ -129,6 +125,7 @@ class ProcessesBackend {
     auto pools = routes_.pools();
     pools.push_back(machine_.shards() ? static_cast<std::size_t>(channels_.size() - 1) : 0);
     channels_.provide(pools);
+    cargo_.hold(runs_here());
     cargo_.clear_gradients();
     cargo_.share_updates(runs_here());
     renewal_.load(cargo_, runs_.get(), channels_.size(), channels_.rank(), pools.size());
@@ -213,9 +210,13 @@ class ProcessesBackend {
 
   /// Brings values and optimizer state of every layer from the process that updates it. All
   /// processes call it.
-  void gather_parameters() {
+  /// @param to  the process that gets them; -1: every process. Where optimizer state is shared out,
+  ///            every process does
+  void gather_parameters(int to) {
+    if (!machine_.shards()) return homes_.gather(world_, cargo_, to);
     if (!process_of_.empty()) detail::gather(world_, cargo_, process_of_);  // else: as made
   }
+  [[nodiscard]] detail::GroupingMeeting meeting() { return {world_, machine_, process_of_}; }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -240,9 +241,8 @@ class ProcessesBackend {
     return std::chrono::duration<double>(Clock::now() - start).count();
   }
 
-  [[nodiscard]] detail::GroupingMeeting meeting() { return {world_, machine_, process_of_}; }
-
   void begin_round() {
+    cargo_.hold(runs_here());  // the caller may have looked at all
     ++epoch_;
     std::fill(given_.begin(), given_.end(), 0);
     std::fill(at_.begin(), at_.end(), 0);
@@ -474,7 +474,8 @@ class ProcessesBackend {
   detail::Channels channels_;  // for steps
   std::chrono::microseconds spin_;
 
-  std::vector<int> process_of_{};       // [ranks]
+  std::vector<int> process_of_{};  // [ranks]
+  detail::Homes homes_{};
   std::unique_ptr<bool[]> runs_{};      // [processes][ranks]
   std::vector<RankHere> ranks_{};       // of this process
   std::vector<std::uint32_t> given_{};  // [signals] as far as it is known here

@@ -129,4 +129,16 @@ struct GroupingMeeting {
   }
 };
 
+/// What the machine of a back end calls, which has a meeting().
+template <class Backend>
+[[nodiscard]] stagger::detail::GroupingPeers grouping_peers(Backend& backend) {
+  return {&backend,
+          [](void* self, double* backward_s, double* sum_s) {
+            static_cast<Backend*>(self)->meeting().share(backward_s, sum_s);
+          },
+          [](void* self, void (*ask)(stagger::detail::Machine&), List<GradientGroup>& groups) {
+            static_cast<Backend*>(self)->meeting().choose(ask, groups);
+          }};
+}
+
 }  // namespace stagger::mpi::detail
