@@ -474,11 +474,11 @@ class ProcessesBackend {
   detail::Channels channels_;  // for steps
   std::chrono::microseconds spin_;
 
-  std::vector<int> process_of_{};  // [ranks]
-  detail::Homes homes_{};
+  std::vector<int> process_of_{};       // [ranks]
   std::unique_ptr<bool[]> runs_{};      // [processes][ranks]
   std::vector<RankHere> ranks_{};       // of this process
   std::vector<std::uint32_t> given_{};  // [signals] as far as it is known here
+  detail::Homes homes_{};
   detail::Routes routes_{};
   detail::Renewal renewal_{};
   detail::Agreement agreement_{};
