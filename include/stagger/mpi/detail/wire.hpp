@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <cstring>
 #include <string>
 #include <type_traits>
@@ -44,7 +43,7 @@ struct Header {
     reduction = static_cast<std::uint8_t>(what.reduction);
     root = what.root;
     count = what.count;
-    if (what.type != nullptr) std::snprintf(type, sizeof(type), "%s", what.type->text().c_str());
+    if (what.type != nullptr) what.type->text().copy(type, sizeof(type));
   }
   [[nodiscard]] bool agrees(Header const& o) const noexcept {
     return number == o.number && call == o.call && reduction == o.reduction && root == o.root &&
