@@ -9,9 +9,9 @@ TEST_CASE("schedule/Chimera: bubble fractions of the paper for M = P", "[schedul
   for (int P = 2; P <= 16; P += 2) {
     int const M = P;
     Table const t = legal(Chimera{}, P, M);
-    Evaluation const equal = evaluate(t, Costs::uniform(2, 1, 1));
+    Evaluation const equal = evaluated(t, Costs::uniform(2, 1, 1));
     CHECK(equal.bubble_s / equal.makespan_s == Approx((P - 2.0) / (2 * M + P - 2)));
-    Evaluation const twice = evaluate(t, Costs::uniform(1, 1, 1));
+    Evaluation const twice = evaluated(t, Costs::uniform(1, 1, 1));
     CHECK(twice.bubble_s / twice.makespan_s == Approx((P - 2.0) / (1.5 * M + P - 2)));
   }
 }

@@ -17,7 +17,7 @@ TEST_CASE("schedule/DualPipe: bubble (P/2-1)(F&B+B-3W) and peak P+1 at equal cos
       REQUIRE_THROWS_AS(DualPipe{}.table({P, M}), Error);
       return;
     }
-    Evaluation const e = evaluate(legal(DualPipe{}, P, M), Costs::uniform(2, 2, 2));
+    Evaluation const e = evaluated(legal(DualPipe{}, P, M), Costs::uniform(2, 2, 2));
     REQUIRE(e.bubble_s == (P / 2 - 1) * (6.0 + 4.0 - 6.0));
     for (int const peak : e.peak_in_flight) REQUIRE(peak == P + 1);
   });

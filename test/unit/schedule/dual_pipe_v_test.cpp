@@ -22,7 +22,7 @@ TEST_CASE("schedule/DualPipeV: bubble (P-1)(F&B+B-3W) and peak 2P+1 chunks at eq
       REQUIRE_THROWS_AS(DualPipeV{}.table({P, M, 2}), Error);
       return;
     }
-    Evaluation const e = evaluate(legal(DualPipeV{}, P, M), Costs::uniform(2, 2, 2));
+    Evaluation const e = evaluated(legal(DualPipeV{}, P, M), Costs::uniform(2, 2, 2));
     REQUIRE(e.bubble_s == (P - 1) * (6.0 + 4.0 - 6.0));
     REQUIRE(highest(e.peak_in_flight) == 2 * P + 1);
   });
@@ -30,7 +30,7 @@ TEST_CASE("schedule/DualPipeV: bubble (P-1)(F&B+B-3W) and peak 2P+1 chunks at eq
 
 TEST_CASE("schedule/DualPipeV: four ranks at F, I, W = 2, 3, 1 as measured elsewhere",
           "[schedule]") {
-  CHECK(evaluate(DualPipeV{}.table({4, 16, 2}), Costs::uniform(2, 3, 1)).bubble_s == 19);
+  CHECK(evaluated(DualPipeV{}.table({4, 16, 2}), Costs::uniform(2, 3, 1)).bubble_s == 19);
 }
 
 TEST_CASE("schedule/DualPipeV: rows that PyTorch 2.15 makes", "[schedule]") {

@@ -32,7 +32,7 @@ TEST_CASE(
         REQUIRE(last[i].microbatch == static_cast<int>(i / 2));
       }
       // Of two neighbours in a row, the later one was not ready strictly before the earlier one.
-      Evaluation const e = evaluate(t, costs);
+      Evaluation const e = evaluated(t, costs);
       auto const end = [&](Kind kind, int stage, int m) {
         for (Span const& s : e.timeline.rows[static_cast<std::size_t>(stage)]) {
           if (s.action.kind == kind && s.action.microbatch == m) return s.end_s;

@@ -11,7 +11,7 @@ TEST_CASE("schedule/ForwardOnly: legal on every mapping, nothing but forwards", 
       for (Mapping const mapping : {Mapping::looped, Mapping::zigzag}) {
         Table const t = legal(ForwardOnly{V, mapping}, P, M);
         REQUIRE(t.actions.size() == static_cast<std::size_t>(P * V * M));
-        if (mapping == Mapping::looped && M >= P) REQUIRE(evaluate(t).bubble_s == P - 1);
+        if (mapping == Mapping::looped && M >= P) REQUIRE(evaluated(t).bubble_s == P - 1);
         for (int s = 0; s < P * V; ++s) {
           int const rank = mapping == Mapping::zigzag && s / P % 2 == 1 ? P - 1 - s % P : s % P;
           auto const row = t.row(rank);

@@ -6,8 +6,9 @@
 #include <cmath>
 #include <vector>
 
-#include <stagger/schedule/bound.hpp>
+#include <stagger/schedule/costs.hpp>
 #include <stagger/schedule/evaluate.hpp>
+#include <stagger/schedule/verify.hpp>
 
 #include "catch.hpp"
 #include "oracle.hpp"
@@ -17,15 +18,21 @@ namespace grid {
 using namespace stagger;
 using namespace stagger::schedule;
 
+// As in schedule/, at run time alone and compiled once: they are most of what a test of its own
+// would compile.
+[[nodiscard]] Evaluation evaluated(Table const& table, Costs const& costs = {});
+[[nodiscard]] Fault verified(Table const& table, VerifyOptions options = {});
+[[nodiscard]] double bounded(Table const& table);
+
 /// The table of a policy, which must be legal and no shorter than its lower bound.
 template <class Policy> Table legal(Policy const& policy, int ranks, int microbatches) {
   Table const table = policy.table({ranks, microbatches, policy.chunks()});
-  Fault const fault = verify(table);
+  Fault const fault = verified(table);
   CAPTURE(ranks, microbatches, policy.chunks(), message(fault));
   REQUIRE_FALSE(fault);
   REQUIRE(table.ranks() == ranks);
   REQUIRE(table.microbatches == microbatches);
-  REQUIRE(evaluate(table).makespan_s >= lower_bound(table) - 1e-9);
+  REQUIRE(evaluated(table).makespan_s >= bounded(table) - 1e-9);
   return table;
 }
 

@@ -15,7 +15,7 @@ TEST_CASE(
         REQUIRE_THROWS_AS(policy.table({P, M, policy.chunks()}), Error);
         continue;
       }
-      Evaluation const e = evaluate(legal(policy, P, M), Costs::uniform(2, 1, 1));
+      Evaluation const e = evaluated(legal(policy, P, M), Costs::uniform(2, 1, 1));
       REQUIRE(e.bubble_s == (P - 1) * 4.0);
       REQUIRE(highest(e.peak_in_flight) <= 2 * waves * P);
     }

@@ -30,7 +30,7 @@ TEST_CASE("schedule/Interleaved: bubble and peak for every legal group size", "[
           if (N != 0 || V > 1) REQUIRE_THROWS_AS(policy.table({P, M, V}), Error);
           continue;
         }
-        Evaluation const e = evaluate(legal(policy, P, M), Costs::uniform(3, 4, 2));
+        Evaluation const e = evaluated(legal(policy, P, M), Costs::uniform(3, 4, 2));
         if (M >= P) REQUIRE(e.bubble_s == (P - 1) * 9.0);
         if (M >= P && V * M * 9.0 > 0)
           REQUIRE(e.bubble_s / e.makespan_s == Approx((P - 1.0) / (V * M + P - 1)));

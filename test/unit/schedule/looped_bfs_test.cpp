@@ -14,7 +14,7 @@ TEST_CASE("schedule/LoopedBfs: bubble (P-1)(F+B) of one chunk from M = P on, pea
           "[schedule]") {
   each([](int P, int M) {
     for (int V = 1; V <= 4; ++V) {
-      Evaluation const e = evaluate(legal(LoopedBfs{V}, P, M), Costs::uniform(3, 4, 2));
+      Evaluation const e = evaluated(legal(LoopedBfs{V}, P, M), Costs::uniform(3, 4, 2));
       if (M >= P) REQUIRE(e.bubble_s == (P - 1) * 9.0);
       for (int const peak : e.peak_in_flight) REQUIRE(peak == V * M);
     }

@@ -17,6 +17,8 @@
 #include <stagger/schedule/bound.hpp>
 #include <stagger/schedule/evaluate.hpp>
 
+#include "grid.hpp"
+
 namespace published {
 
 using namespace stagger;
@@ -223,7 +225,7 @@ int shorter_than(Makespans const& published, Policy const& policy, Longer longer
     std::size_t column = 0;
     for (int const M : {2, 3, P, P + 1, 2 * P, 3 * P}) {
       double const theirs = published[static_cast<std::size_t>(P - 2)][column++];
-      double const ours = evaluate(policy.table({P, M, 2})).makespan_s;
+      double const ours = grid::evaluated(policy.table({P, M, 2})).makespan_s;
       if (ours > theirs) longer(P, M, ours, theirs);
       if (ours < theirs) ++shorter;
     }

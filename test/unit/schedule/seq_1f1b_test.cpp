@@ -12,7 +12,7 @@ TEST_CASE("schedule/Seq1F1B: bubble (P-1)(F+B)/S and peak min(MS, P-r-1+S) slice
         REQUIRE_THROWS_AS(Seq1F1B{S}.table({P, M}), Error);
         continue;
       }
-      Evaluation const e = evaluate(legal(Seq1F1B{S}, P, M), Costs::uniform(12, 24, 12));
+      Evaluation const e = evaluated(legal(Seq1F1B{S}, P, M), Costs::uniform(12, 24, 12));
       REQUIRE(e.bubble_s == Approx((P - 1) * 48.0 / S));
       for (int r = 0; r < P; ++r) {
         REQUIRE(e.peak_in_flight[static_cast<std::size_t>(r)] == std::min(M * S, P - r - 1 + S));

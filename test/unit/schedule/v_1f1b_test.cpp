@@ -14,7 +14,7 @@ TEST_CASE("schedule/V1F1B: peak at most 2 ceil(3P/4) chunks at no more than 1F1B
   for (int P = 2; P <= 40; ++P) {
     Table const t = legal(V1F1B{}, P, 4 * P);
     REQUIRE(highest(peak_in_flight(t)) <= 2 * ((3 * P + 3) / 4));
-    REQUIRE(evaluate(t).bubble_s <= 6.0 * (P - 1));
+    REQUIRE(evaluated(t).bubble_s <= 6.0 * (P - 1));
   }
 }
 

@@ -14,7 +14,7 @@ TEST_CASE("schedule/VHalf: peak at most 2 ceil((P+1)/2) chunks at less than 1F1B
   for (int P = 2; P <= 40; ++P) {
     Table const t = legal(VHalf{}, P, 4 * P);
     REQUIRE(highest(peak_in_flight(t)) <= 2 * ((P + 2) / 2));
-    REQUIRE(evaluate(t).bubble_s <= 3.0 * (P - 1));  // half of 6 (P - 1) units
+    REQUIRE(evaluated(t).bubble_s <= 3.0 * (P - 1));  // half of 6 (P - 1) units
   }
 }
 

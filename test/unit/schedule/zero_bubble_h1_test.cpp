@@ -22,12 +22,12 @@ TEST_CASE("schedule/ZeroBubbleH1: bubble (P-1)(F+I-W) and peak min(M, P) with on
     Table const t = legal(ZeroBubbleH1{}, P, M);
     REQUIRE(highest(peak_in_flight(t)) == std::min(M, P));
     if (M < P) return;
-    REQUIRE(evaluate(t).bubble_s == P - 1);
-    REQUIRE(evaluate(t, Costs::uniform(3, 4, 2)).bubble_s == (P - 1) * 5.0);
-    REQUIRE(evaluate(t, Costs::uniform(5, 4, 4)).bubble_s == (P - 1) * 5.0);
+    REQUIRE(evaluated(t).bubble_s == P - 1);
+    REQUIRE(evaluated(t, Costs::uniform(3, 4, 2)).bubble_s == (P - 1) * 5.0);
+    REQUIRE(evaluated(t, Costs::uniform(5, 4, 4)).bubble_s == (P - 1) * 5.0);
   });
   // Outside W <= min(F, I) the bubble is larger than the formula: four ranks, F = I = 2, W = 3.
-  CHECK(evaluate(ZeroBubbleH1{}.table({4, 12}), Costs::uniform(2, 2, 3)).bubble_s == 6);
+  CHECK(evaluated(ZeroBubbleH1{}.table({4, 12}), Costs::uniform(2, 2, 3)).bubble_s == 6);
 }
 
 TEST_CASE("schedule/ZeroBubbleH1: with several chunks in PyTorch's order", "[schedule]") {

@@ -15,7 +15,7 @@ TEST_CASE("schedule/ZeroBubbleH2: no span bubble from M = 2P-1 on at equal costs
       REQUIRE(first - row.begin() <= 2 * P - 1);
     }
     if (M < 2 * P - 1) return;
-    Evaluation const e = evaluate(t);
+    Evaluation const e = evaluated(t);
     REQUIRE(e.span_bubble_s == 0);
     REQUIRE(e.bubble_s == P - 1);
   });

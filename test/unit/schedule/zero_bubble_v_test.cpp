@@ -13,7 +13,7 @@ TEST_CASE(
     Table const t = legal(ZeroBubbleV{}, P, M);
     REQUIRE(highest(peak_in_flight(t)) <= 2 * P);
     if (M < 2 * P - 1) return;
-    Evaluation const e = evaluate(t);
+    Evaluation const e = evaluated(t);
     REQUIRE(e.span_bubble_s == 0);
     REQUIRE(e.bubble_s == P - 1);
     for (int const peak : e.peak_in_flight) REQUIRE(peak == 2 * P);
@@ -21,7 +21,7 @@ TEST_CASE(
 }
 
 TEST_CASE("schedule/ZeroBubbleV: the bubble is not zero at unequal costs", "[schedule]") {
-  CHECK(evaluate(ZeroBubbleV{}.table({4, 16, 2}), Costs::uniform(2, 3, 1)).span_bubble_s ==
+  CHECK(evaluated(ZeroBubbleV{}.table({4, 16, 2}), Costs::uniform(2, 3, 1)).span_bubble_s ==
         12);  // as measured elsewhere
 }
 

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+set(test_sources ${CMAKE_CURRENT_LIST_DIR}/grid.cpp)
