@@ -18,7 +18,7 @@
 
 using namespace small_model;
 
-#ifndef SMALL_MODEL_SANITIZED
+#ifndef TEST_SANITIZED
 
 // What C++ asks for in this program while `counting` is on; MPI is written in C and not counted.
 namespace {

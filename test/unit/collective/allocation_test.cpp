@@ -8,21 +8,11 @@
 #include <vector>
 
 #include "catch.hpp"
-
-// Sanitizers bring an operator new of their own, which must not be mixed with another.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define COUNTS_ALLOCATIONS 0
-#elif defined(__has_feature)
-#define COUNTS_ALLOCATIONS                                                 \
-  !(__has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || \
-    __has_feature(memory_sanitizer))
-#else
-#define COUNTS_ALLOCATIONS 1
-#endif
+#include "sanitized.hpp"
 
 using namespace stagger::collective;
 
-#if COUNTS_ALLOCATIONS
+#ifndef TEST_SANITIZED
 namespace {
 std::atomic<long> allocations{0};
 void* counted(std::size_t size, std::size_t alignment) {

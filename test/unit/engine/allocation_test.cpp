@@ -15,7 +15,7 @@
 
 using namespace small_model;
 
-#if defined(__GLIBC__) && !defined(SMALL_MODEL_SANITIZED)
+#if defined(__GLIBC__) && !defined(TEST_SANITIZED)
 #define COUNTS_ALLOCATIONS
 
 // Every allocation of the process, by whatever name, while `counting` is on.

@@ -96,7 +96,7 @@ TEST_CASE("engine/faults: exceptions of two stages at once end the step with one
   auto const course = undisturbed(microbatches, 1);
   auto const hook = make_hook();
   auto train = pipeline(sg::host::Threads{4}, hook);
-  for (int i = 0; i < (small_model::sanitized ? 50 : 500); ++i) {
+  for (int i = 0; i < (sanitized ? 50 : 500); ++i) {
     *hook = [i](Call const& call) {
       if (call.microbatch >= i % microbatches) throw Trapped(name(call));
     };
@@ -207,7 +207,7 @@ TEST_CASE("engine/faults: stops from another thread at any moment end a step who
   auto const hook = make_hook();
   auto const data = batch(microbatches);
   int cancelled = 0;
-  int const rounds = small_model::sanitized ? 100 : 1000;
+  int const rounds = sanitized ? 100 : 1000;
   auto train = pipeline(sg::host::Threads{2}, hook);
   for (int i = 0; i < rounds; ++i) {
     auto const before = bits(train);

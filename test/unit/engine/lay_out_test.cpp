@@ -364,7 +364,7 @@ TEST_CASE("engine/lay_out: every schedule of the library is safe in every interl
         for (std::optional<unsigned> const spare :
              {std::optional<unsigned>(), std::optional(0U), std::optional(1U), std::optional(3U)}) {
           Program const program = lay_out(table, options(recompute, spare));
-          for (int i = 0; i < (small_model::sanitized ? 1 : 4); ++i)
+          for (int i = 0; i < (sanitized ? 1 : 4); ++i)
             REQUIRE(refute(program, random) == "");
         }
       }

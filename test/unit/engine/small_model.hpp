@@ -23,13 +23,7 @@
 #include <stagger/schedule/verify.hpp>
 #include <stagger/sim/virtual_clock.hpp>
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SMALL_MODEL_SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SMALL_MODEL_SANITIZED 1
-#endif
-#endif
+#include "sanitized.hpp"
 
 namespace small_model {
 
@@ -37,13 +31,6 @@ namespace sg = stagger;
 using sg::schedule::Action;
 using sg::schedule::Kind;
 using sg::schedule::Table;
-
-/// Sanitizers make a run 10 to 20 times slower: they get every n-th case of a grid.
-#ifdef SMALL_MODEL_SANITIZED
-inline constexpr bool sanitized = true;
-#else
-inline constexpr bool sanitized = false;
-#endif
 
 inline constexpr std::size_t width = 4;
 inline constexpr std::size_t classes = 5;

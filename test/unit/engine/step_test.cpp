@@ -9,7 +9,7 @@
 #include <thread>
 
 #include <stagger/schedule/gpipe.hpp>
-#ifndef SMALL_MODEL_SANITIZED
+#ifndef TEST_SANITIZED
 #include <sys/resource.h>
 
 #include <fstream>
@@ -394,7 +394,7 @@ TEST_CASE("engine/Pipeline: one model makes any number of trainers, all from the
   CHECK(bits(b) == bits(one));
 }
 
-#ifndef SMALL_MODEL_SANITIZED
+#ifndef TEST_SANITIZED
 TEST_CASE(
     "engine/Trainer: a thread that cannot be made ends the step with that error, and the next one "
     "is right",

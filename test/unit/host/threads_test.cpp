@@ -64,7 +64,7 @@ TEST_CASE(
     "[host]") {
   // A lost wake-up would leave all threads asleep; the deadline would end the step with an error.
   random_table::Random random(5);
-  int const rounds = small_model::sanitized ? 6 : 40;
+  int const rounds = sanitized ? 6 : 40;
   for (int i = 0; i < rounds; ++i) {
     int const microbatches = 1 + random_table::below(random, 8);
     int const steps = 25;
@@ -93,7 +93,7 @@ TEST_CASE(
 
 TEST_CASE("host/Threads: pipelines come and go, with and without a step", "[host]") {
   auto const course = undisturbed(3, 2);
-  for (int i = 0; i < (small_model::sanitized ? 30 : 200); ++i) {
+  for (int i = 0; i < (sanitized ? 30 : 200); ++i) {
     auto train = pipeline(sg::host::Threads{1 + i % 4}, make_hook());
     for (int s = 0; s < i % 3; ++s) {
       auto const data = batch(3, s);

@@ -9,23 +9,14 @@
 
 #include "brute_force.hpp"
 #include "catch.hpp"
+#include "sanitized.hpp"
 
 using namespace stagger;
 using namespace stagger::schedule;
 
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int share = 8;  // of the rounds: comparing finds no more there than elsewhere
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-constexpr int share = 8;
-#else
-constexpr int share = 1;
-#endif
-#else
-constexpr int share = 1;
-#endif
+constexpr int share = sanitized ? 8 : 1;  // of the rounds
 
 using Random = std::mt19937;
 
