@@ -4,6 +4,7 @@
 #include <stagger/schedule/evaluate.hpp>
 
 #include "catch.hpp"
+#include "grid.hpp"
 #include "oracle.hpp"
 
 using namespace stagger;
@@ -19,8 +20,8 @@ TEST_CASE("schedule/GPipe: bubble (P-1)(F+B) and peak M on every rank", "[schedu
     for (int M = 1; M <= 32; ++M) {
       CAPTURE(P, M);
       Table const t = GPipe{}.table({P, M});
-      REQUIRE_FALSE(verify(t));
-      Evaluation const e = evaluate(t, Costs::uniform(3, 4, 2));
+      REQUIRE_FALSE(grid::verified(t));
+      Evaluation const e = grid::evaluated(t, Costs::uniform(3, 4, 2));
       REQUIRE(e.bubble_s == (P - 1) * 9.0);
       for (int const peak : e.peak_in_flight) REQUIRE(peak == M);
     }

@@ -7,6 +7,7 @@
 #include <stagger/schedule/evaluate.hpp>
 
 #include "catch.hpp"
+#include "grid.hpp"
 #include "oracle.hpp"
 
 using namespace stagger;
@@ -22,8 +23,8 @@ TEST_CASE("schedule/OneFOneB: bubble (P-1)(F+B) from M = P on, peak min(M, P-r)"
     for (int M = 1; M <= 32; ++M) {
       CAPTURE(P, M);
       Table const t = OneFOneB{}.table({P, M});
-      REQUIRE_FALSE(verify(t));
-      Evaluation const e = evaluate(t, Costs::uniform(3, 4, 2));
+      REQUIRE_FALSE(grid::verified(t));
+      Evaluation const e = grid::evaluated(t, Costs::uniform(3, 4, 2));
       if (M >= P) REQUIRE(e.bubble_s == (P - 1) * 9.0);
       for (int r = 0; r < P; ++r)
         REQUIRE(e.peak_in_flight[static_cast<std::size_t>(r)] == std::min(M, P - r));
@@ -48,9 +49,9 @@ TEST_CASE(
     int const M = 4 * P;
     Costs const costs = Costs::uniform(1, 1, 1, 1.5);
     double const ideal = 3.0 * (M + 2 * (P - 1));
-    CHECK(evaluate(OneFOneB{.warmup = Warmup::deep}.table({P, M}), costs).makespan_s ==
+    CHECK(grid::evaluated(OneFOneB{.warmup = Warmup::deep}.table({P, M}), costs).makespan_s ==
           Approx(ideal));
-    CHECK(evaluate(OneFOneB{}.table({P, M}), costs).makespan_s > ideal);
+    CHECK(grid::evaluated(OneFOneB{}.table({P, M}), costs).makespan_s > ideal);
   }
 }
 
@@ -65,11 +66,12 @@ TEST_CASE("schedule/OneFOneB: an in-flight limit from P on shortens the warm-up 
         int const expected = 2 * P - 1 <= limit ? wanted : std::max(1, std::min(wanted, limit - r));
         CHECK(count[static_cast<std::size_t>(r)] == expected);
       }
-      CHECK_FALSE(verify(policy.table({P, 30}), {.in_flight = limit}));
+      CHECK_FALSE(grid::verified(policy.table({P, 30}), {.in_flight = limit}));
     }
   }
   // The example of the specification: four stages, five in flight, no convoy.
-  CHECK(evaluate(OneFOneB{.warmup = Warmup::deep, .in_flight = 5}.table({4, 16})).bubble_s == 9);
+  CHECK(grid::evaluated(OneFOneB{.warmup = Warmup::deep, .in_flight = 5}.table({4, 16})).bubble_s ==
+        9);
 }
 
 TEST_CASE("schedule/OneFOneB: below P in flight, no other warm-up that never rises ends sooner",
@@ -78,8 +80,8 @@ TEST_CASE("schedule/OneFOneB: below P in flight, no other warm-up that never ris
     for (int limit = 1; limit < P; ++limit) {
       int const M = 3 * P;
       Table const ours = OneFOneB{.in_flight = limit}.table({P, M});
-      REQUIRE_FALSE(verify(ours, {.in_flight = limit}));
-      double const ours_s = evaluate(ours).makespan_s;
+      REQUIRE_FALSE(grid::verified(ours, {.in_flight = limit}));
+      double const ours_s = grid::evaluated(ours).makespan_s;
       std::vector<int> k(static_cast<std::size_t>(P), 1);
       double best = 1e9;
       for (;;) {  // every vector, rising ones left out
