@@ -12,44 +12,9 @@
 #include "engine/typed_oracle.hpp"
 #include "kernels.hpp"
 #include "skip.hpp"
+#include "stages.hpp"
 
 using namespace small_model;
-
-namespace {
-
-struct AddOne {
-  using Input = sg::cuda::Tensor<>;
-  using Output = sg::cuda::Tensor<>;
-  void forward(sg::Context&, Input const& x, Output& y, sg::NothingSaved&) {
-    y.resize_like(x);
-    gpu_kernels::add_one(x.data(), y.data(), x.size(), sg::cuda::stream());
-  }
-  void backward_input(sg::Context&, Input const&, Output const&, Input&, sg::NothingSaved&) {}
-};
-
-struct Spin {
-  using Input = sg::cuda::Tensor<>;
-  using Output = sg::cuda::Tensor<>;
-  int const* open;
-  void forward(sg::Context&, Input const& x, Output& y, sg::NothingSaved&) {
-    y.resize_like(x);
-    gpu_kernels::spin(open, sg::cuda::stream());
-  }
-  void backward_input(sg::Context&, Input const&, Output const&, Input&, sg::NothingSaved&) {}
-};
-
-std::vector<sg::cuda::Tensor<>> inputs(std::size_t count, std::size_t size) {
-  std::vector<float> const ones(size, 1.0F);
-  std::vector<sg::cuda::Tensor<>> all;
-  for (std::size_t i = 0; i < count; ++i) {
-    all.emplace_back(std::initializer_list<std::size_t>{size});
-    all.back().upload(ones);
-  }
-  sg::cuda::check(cudaStreamSynchronize(nullptr), "upload");
-  return all;
-}
-
-}  // namespace
 
 TEST_CASE("gpu/Loopback: host functions on streams give the bits of typed loops, also as a graph",
           "[gpu]") {

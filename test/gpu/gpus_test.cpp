@@ -4,7 +4,6 @@
 #include "catch.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <string>
 #include <utility>
@@ -12,45 +11,14 @@
 
 #include <stagger/engine/pipeline.hpp>
 
+#include "in_time.hpp"
 #include "kernels.hpp"
 #include "skip.hpp"
+#include "stages.hpp"
 
 namespace sg = stagger;
 
 namespace {
-
-struct AddOne {
-  using Input = sg::cuda::Tensor<>;
-  using Output = sg::cuda::Tensor<>;
-  void forward(sg::Context&, Input const& x, Output& y, sg::NothingSaved&) {
-    y.resize_like(x);
-    gpu_kernels::add_one(x.data(), y.data(), x.size(), sg::cuda::stream());
-  }
-  void backward_input(sg::Context&, Input const&, Output const&, Input&, sg::NothingSaved&) {}
-};
-
-struct Spin {
-  using Input = sg::cuda::Tensor<>;
-  using Output = sg::cuda::Tensor<>;
-  int const* open;
-  void forward(sg::Context&, Input const& x, Output& y, sg::NothingSaved&) {
-    y.resize_like(x);
-    gpu_kernels::spin(open, sg::cuda::stream());
-  }
-  void backward_input(sg::Context&, Input const&, Output const&, Input&, sg::NothingSaved&) {}
-};
-
-std::vector<sg::cuda::Tensor<>> inputs(std::size_t count, std::size_t size) {
-  sg::cuda::select_device(0);
-  std::vector<float> const ones(size, 1.0F);
-  std::vector<sg::cuda::Tensor<>> all;
-  for (std::size_t i = 0; i < count; ++i) {
-    all.emplace_back(std::initializer_list<std::size_t>{size});
-    all.back().upload(ones);
-  }
-  sg::cuda::check(cudaStreamSynchronize(nullptr), "upload");
-  return all;
-}
 
 /// The GPUs of this machine, at most so many.
 std::vector<int> gpus(int most) {
@@ -65,21 +33,6 @@ bool one_gpu() {
   if (sg::cuda::device_count() > 1) return false;
   std::puts("one GPU only: left out what needs two");
   return true;
-}
-
-template <class Body> std::string fails_in_time(sg::Errc code, double deadline_s, Body body) {
-  auto const start = std::chrono::steady_clock::now();
-  std::string words;
-  try {
-    body();
-    FAIL("nothing was thrown");
-  } catch (sg::Error const& error) {
-    words = error.what();
-    CHECK(error.code() == code);
-  }
-  CHECK(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() <
-        deadline_s + 1);
-  return words;
 }
 
 }  // namespace

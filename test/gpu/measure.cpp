@@ -19,6 +19,7 @@
 
 #include "kernels.hpp"
 #include "skip.hpp"
+#include "stages.hpp"
 #include "table.hpp"
 
 namespace sg = stagger;
@@ -259,16 +260,6 @@ void gaps() {
       "at most 1 us", more_us <= 1);
 }
 
-struct AddOne {
-  using Input = sg::cuda::Tensor<>;
-  using Output = sg::cuda::Tensor<>;
-  void forward(sg::Context&, Input const& x, Output& y, sg::NothingSaved&) {
-    y.resize_like(x);
-    gpu_kernels::add_one(x.data(), y.data(), x.size(), sg::cuda::stream());
-  }
-  void backward_input(sg::Context&, Input const&, Output const&, Input&, sg::NothingSaved&) {}
-};
-
 double wall_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -281,9 +272,7 @@ void between_gpus() {
   std::string const what =
       "a message of 16 MiB from GPU to GPU, M=32: time of a step beyond one GPU";
   if (sg::cuda::device_count() < 2) return row(what, "one GPU only: not measured", "-", true);
-  sg::cuda::select_device(0);
-  std::vector<sg::cuda::Tensor<>> x;
-  for (std::size_t m = 0; m < messages; ++m) x.push_back(sg::cuda::Tensor<>({size}));
+  auto const x = inputs(messages, size);
   std::vector<sg::cuda::Tensor<>> one_y(messages);
   std::vector<sg::cuda::Tensor<>> two_y(messages);
   auto one = sg::Pipeline{AddOne{}, AddOne{}}.with(sg::nccl::Gpus{.devices = {0}});

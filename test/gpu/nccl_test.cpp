@@ -3,11 +3,11 @@
 
 #include "catch.hpp"
 
-#include <chrono>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "in_time.hpp"
 #include "kernels.hpp"
 #include "skip.hpp"
 
@@ -19,22 +19,6 @@ constexpr double patience_s = 60;
 
 sg::nccl::Invitation invitation() {
   return sg::nccl::invite(0, [](std::span<std::byte>) {});
-}
-
-/// Runs `body`, which must throw with this code within the deadline and a second.
-template <class Body> std::string fails(sg::Errc code, double deadline_s, Body body) {
-  auto const start = std::chrono::steady_clock::now();
-  std::string words;
-  try {
-    body();
-    FAIL("nothing was thrown");
-  } catch (sg::Error const& error) {
-    words = error.what();
-    CHECK(error.code() == code);
-  }
-  CHECK(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() <
-        deadline_s + 1);
-  return words;
 }
 
 std::vector<float> values(sg::cuda::Tensor<> const& tensor) {
@@ -87,7 +71,7 @@ TEST_CASE("gpu/Communicator: a peer that never comes is an error in time", "[gpu
   sg::nccl::Device device(0);
   sg::cuda::Stream const stream;
   sg::nccl::Communicator alone(device, invitation(), 2, 0, stream);
-  fails(sg::Errc::deadline, 2, [&] { alone.joined().wait(2); });
+  fails_in_time(sg::Errc::deadline, 2, [&] { alone.joined().wait(2); });
   alone.abort("the other rank is missing");
   CHECK(alone.gone(patience_s));
 }
@@ -103,8 +87,8 @@ TEST_CASE("gpu/Communicator: two ranks on one GPU are refused by NCCL's words", 
   sg::nccl::Communicator second(other, id, 2, 1, stream);
   auto a = first.joined();
   auto b = second.joined();
-  auto const words =
-      fails(sg::Errc::device, patience_s, [&] { sg::collective::wait_all(patience_s, a, b); });
+  auto const words = fails_in_time(sg::Errc::device, patience_s,
+                                   [&] { sg::collective::wait_all(patience_s, a, b); });
   CHECK(words.find("Duplicate GPU") != std::string::npos);
 }
 
@@ -115,7 +99,7 @@ TEST_CASE("gpu/Communicator: a send to oneself that nothing receives is refused"
   sg::nccl::Communicator one(device, invitation(), 1, 0, stream);
   one.joined().wait(patience_s);
   auto x = on_device({1});
-  fails(sg::Errc::device, patience_s, [&] {
+  fails_in_time(sg::Errc::device, patience_s, [&] {
     auto group = one.group();
     auto sent = one.send(group, span(x), 0);
     group.submit();
@@ -135,7 +119,7 @@ TEST_CASE("gpu/Communicator: behind a kernel that spins, a collective is an erro
   auto x = on_device({1});
   gpu_kernels::spin(open.data(), stream.get());
   auto sum = one.all_reduce(span(x), sg::collective::Reduction::sum);
-  fails(sg::Errc::deadline, 1, [&] { sum.wait(1); });
+  fails_in_time(sg::Errc::deadline, 1, [&] { sum.wait(1); });
   *static_cast<int volatile*>(open.data()) = 1;
   sum.wait(patience_s);
   one.finalize().wait(patience_s);
