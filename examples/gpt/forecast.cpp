@@ -202,14 +202,7 @@ Forecast forecast(Settings const& s, Text const& text) {
 }
 
 std::string compared(Forecast const& f, double step_s, double fastest_s, sg::Memory const& memory) {
-  sg::report::TextTable table({"", "predicted", "measured", "difference"});
-  auto const seconds = [&](char const* what, double measured_s) {
-    double const share = measured_s / f.step_s - 1;
-    table.add({what, sg::report::format_seconds(f.step_s), sg::report::format_seconds(measured_s),
-               (share < 0 ? "" : "+") + sg::report::format_percent(share)});
-  };
-  seconds("step time, median", step_s);
-  seconds("step time, fastest", fastest_s);
+  auto table = compared_times(f, step_s, fastest_s);
   auto const bytes = [&](char const* what, std::uint64_t predicted, std::uint64_t measured) {
     table.add({what, sg::report::format_bytes(static_cast<double>(predicted)),
                sg::report::format_bytes(static_cast<double>(measured)),

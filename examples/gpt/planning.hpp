@@ -15,6 +15,8 @@
 #include <stagger/json/plan.hpp>
 #include <stagger/plan/auto.hpp>
 #include <stagger/plan/predict.hpp>
+#include <stagger/report/format.hpp>
+#include <stagger/report/table.hpp>
 
 #include "forecast.hpp"
 
@@ -176,6 +178,19 @@ inline std::optional<plan::Plan> given_plan(Settings const& s) {
   auto given = sg::json::read_plan(sg::json::read_file(s.plan), s.plan);
   require_plan(s, given);
   return given;
+}
+
+/// The times of a step, predicted and measured: the first rows of what `compared` says.
+inline sg::report::TextTable compared_times(Forecast const& f, double step_s, double fastest_s) {
+  sg::report::TextTable table({"", "predicted", "measured", "difference"});
+  auto const seconds = [&](char const* what, double measured_s) {
+    double const share = measured_s / f.step_s - 1;
+    table.add({what, sg::report::format_seconds(f.step_s), sg::report::format_seconds(measured_s),
+               (share < 0 ? "" : "+") + sg::report::format_percent(share)});
+  };
+  seconds("step time, median", step_s);
+  seconds("step time, fastest", fastest_s);
+  return table;
 }
 
 }  // namespace gpt

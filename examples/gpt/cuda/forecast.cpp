@@ -173,15 +173,7 @@ Forecast forecast(Settings const& s, Text const& text) {
 }
 
 std::string compared(Forecast const& f, double step_s, double fastest_s) {
-  sg::report::TextTable table({"", "predicted", "measured", "difference"});
-  auto const seconds = [&](char const* what, double measured_s) {
-    double const share = measured_s / f.step_s - 1;
-    table.add({what, sg::report::format_seconds(f.step_s), sg::report::format_seconds(measured_s),
-               (share < 0 ? "" : "+") + sg::report::format_percent(share)});
-  };
-  seconds("step time, median", step_s);
-  seconds("step time, fastest", fastest_s);
-  std::string text = table.str();
+  std::string text = compared_times(f, step_s, fastest_s).str();
   if (f.plan.stages.size() > 1) text += "predicted for a GPU for each stage; here they share one\n";
   return text;
 }
