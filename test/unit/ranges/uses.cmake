@@ -1,2 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 set(test_links stagger::ranges)
+set(test_one_thread TRUE)

@@ -1,2 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 set(test_sources ${CMAKE_CURRENT_LIST_DIR}/grid.cpp)
+set(test_one_thread TRUE)
