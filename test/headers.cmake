@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Each public header alone and twice in one file (guards), and all of them in one program (a missing
-# inline), for the compiler of this build and for every further one.
+# inline), for the compiler of this build; for every further one, the headers of a folder in one file.
 
 set(here ${CMAKE_CURRENT_BINARY_DIR}/headers)
 file(WRITE ${here}/main.cpp.new "int main() {}\n")
@@ -45,26 +45,39 @@ foreach(component IN LISTS stagger_available)
     if(compiler STREQUAL "clang++-14" AND NOT component STREQUAL "stagger")
       continue()  # clang 14 is a gate for the core
     endif()
-    set(objects "")
+    # By folder, the last name first: that a header needs no other, the compiler of this build has seen.
+    set(folders_of_headers "")
+    foreach(source IN LISTS sources)
+      file(RELATIVE_PATH header ${here} ${source})
+      string(REGEX REPLACE "\\.cpp$" "" header ${header})
+      if(compiler STREQUAL "clang++-14" AND NOT header MATCHES "^stagger/(core|model|schedule|engine|host)/")
+        continue()
+      endif()
+      string(REGEX MATCH "^stagger/[a-z_]+/" folder ${header})
+      string(REGEX REPLACE "^stagger/|/$" "" folder "${folder}")
+      set(folder ${component}_${folder})
+      list(APPEND folders_of_headers ${folder})
+      list(PREPEND headers_in_${folder} ${header})
+    endforeach()
+    list(REMOVE_DUPLICATES folders_of_headers)
     # What the component brings that the compiler does not find by itself.
     set(folders "$<FILTER:$<TARGET_PROPERTY:headers_${component},INCLUDE_DIRECTORIES>,EXCLUDE,^/usr/include$|^${PROJECT_SOURCE_DIR}/include$>")
     set(definitions "$<TARGET_PROPERTY:headers_${component},COMPILE_DEFINITIONS>")
-    foreach(source IN LISTS sources)
-      file(RELATIVE_PATH object ${here} ${source})
-      if(compiler STREQUAL "clang++-14" AND NOT object MATCHES "^stagger/(core|model|schedule|engine|host)/")
-        continue()
-      endif()
-      string(REGEX REPLACE "\\.cpp$" "" header ${object})
-      set(object ${here}/${compiler}/${object}.o)
-      cmake_path(GET object PARENT_PATH folder)
-      file(MAKE_DIRECTORY ${folder})
+    set(objects "")
+    foreach(folder IN LISTS folders_of_headers)
+      list(TRANSFORM headers_in_${folder} REPLACE "(.+)" "#include <\\1>" OUTPUT_VARIABLE content)
+      unset(headers_in_${folder})
+      list(JOIN content "\n" content)
+      set(source ${here}/${compiler}/${folder}.cpp)
+      file(CONFIGURE OUTPUT ${source} CONTENT "${content}\n")
+      set(object ${source}.o)
       add_custom_command(OUTPUT ${object} DEPFILE ${object}.d DEPENDS ${source} VERBATIM COMMAND_EXPAND_LISTS
         COMMAND ${CMAKE_CXX_COMPILER_LAUNCHER} ${stagger_compiler_${compiler}} -std=c++20 -Wall -Wextra -Wpedantic
                 -Wconversion -Wshadow -Werror -I${PROJECT_SOURCE_DIR}/include
                 "$<$<BOOL:${folders}>:-isystem$<SEMICOLON>$<JOIN:${folders},$<SEMICOLON>-isystem$<SEMICOLON>>>"
                 "$<$<BOOL:${definitions}>:-D$<JOIN:${definitions},$<SEMICOLON>-D>>" -MD -MF ${object}.d -MT ${object}
                 -c ${source} -o ${object}
-        COMMENT "Checking ${header} with ${compiler}")
+        COMMENT "Checking the headers ${folder} with ${compiler}")
       list(APPEND objects ${object})
     endforeach()
     add_custom_target(headers_${component}_${compiler} ALL DEPENDS ${objects})

@@ -65,7 +65,7 @@ class Digest {
     Digest values;
     for (auto const& state : states) {
       shape += text(shape.empty() ? "" : ", ", state.name, ": ", state.value.size(), " bytes of ",
-                    state.type == ElementType::f32 ? "float" : "double");
+                    state.type == stagger::ElementType::f32 ? "float" : "double");
       values.add({reinterpret_cast<char const*>(state.value.data()), state.value.size()});
     }
     facts.push_back({text("the parameters of layer ", l), shape});
