@@ -325,7 +325,11 @@ void run_group(std::vector<Operation> const& calls) {
     bool moved = false;
     bool done = true;
     for (auto& run : running) {
-      if (comm.aborted || comm.error != ncclSuccess) return;
+      if (comm.aborted) return;
+      if (comm.error != ncclSuccess) {  // a kernel that nothing ends but an abort
+        done = moved = false;
+        break;
+      }
       if (!run.done) moved = advance(world, comm, run) || moved;
       done = done && run.done;
     }

@@ -87,6 +87,7 @@ template <class B> class SessionOn final : public Session {
     machine_.append_states(states);
   }
   void gather_parameters(int to) override {
+    settle(nullptr);
     if constexpr (requires { backend_.gather_parameters(to); })
       backend_.gather_parameters(to);
     else if constexpr (requires { backend_.gather_parameters(); })

@@ -40,6 +40,8 @@ struct Gpus {
       launch{};                            ///< collective::find_launch(): one GPU in each process
   Rendezvous rendezvous{};                 ///< how the processes find each other
   Invitation const* invitation = nullptr;  ///< instead, as over MPI: invite(rank, broadcast)
+  int ahead = 2;  ///< steps in flight that `enqueue(train.step(batch))` lets the host have behind
+                  ///< it, at least 1; each has events of its own
   bool shapes_change = false;  ///< from step to step, of values that go to another process
 
   /// How many places a placement policy may spread the ranks over: GPUs. In order, GPU g of G runs

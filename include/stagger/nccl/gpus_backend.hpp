@@ -4,7 +4,6 @@
 /// a send and a receive of NCCL.
 
 #include <algorithm>
-#include <chrono>
 #include <coroutine>
 #include <cstddef>
 #include <cstdint>
@@ -21,8 +20,8 @@
 #include <stagger/cuda/detail/parameter_memory.hpp>
 #include <stagger/cuda/detail/require.hpp>
 #include <stagger/engine/backend.hpp>
-#include <stagger/engine/stall.hpp>
 #include <stagger/nccl/detail/agree.hpp>
+#include <stagger/nccl/detail/patience.hpp>
 #include <stagger/nccl/detail/wiring.hpp>
 
 namespace stagger::nccl {
@@ -43,7 +42,12 @@ class GpusBackend {
       : machine_(machine),
         kernels_(device.kernels),
         fleet_(device.meet_others(places)),
-        wiring_(machine, device.wires, fleet_) {
+        wiring_(machine, device.wires, fleet_),
+        patience_(machine, *fleet_, wiring_) {
+    if (device.ahead < 1)
+      raise(Errc::bad_configuration, "the host cannot be ", device.ahead,
+            " steps ahead of its GPUs; use at least 1");
+    turns_.resize(static_cast<std::size_t>(device.ahead));
     for (std::size_t g = 0; g < fleet_->size(); ++g)
       memories_->push_back(cuda::detail::parameter_memory((*fleet_)[g].device.index()));
     machine_.keep(memories_);
@@ -53,6 +57,10 @@ class GpusBackend {
   GpusBackend(GpusBackend const&) = delete;
   GpusBackend& operator=(GpusBackend const&) = delete;
   ~GpusBackend() {
+    for (std::size_t i = 1; i <= turns(); ++i) {  // no longer than the deadline
+      std::size_t const turn = (turn_ + i) % turns();
+      if (turns_[turn].flies) static_cast<void>(await(turn, 0));
+    }
     if (!stuck_) return;
     // The devices may still come to what they were given: it stays, and their memory too.
     cuda::detail::leave_behind(wiring_.streams());
@@ -69,12 +77,12 @@ class GpusBackend {
     if (lost_) refuse();
     if (!fleet_->alone()) detail::agree(*fleet_, detail::facts_of(program, place), meet_s_);
     place_ = place;
-    wiring_.load(place);
+    wiring_.load(place, turns());
     settle_parameters(program);
     for (std::size_t g = 0; g < fleet_->size(); ++g) {
       fleet_->select(g);
       auto& gpu = (*fleet_)[g];
-      gpu.iteration.load(machine_, kernels_);
+      gpu.iteration.load(machine_, kernels_, turns());
       gpu.sums.resize({std::max<std::size_t>(1, machine_.parameter_count())});
     }
   }
@@ -82,10 +90,37 @@ class GpusBackend {
   /// Carries the step out that the machine has begun. Returns when every stream has, or when the
   /// devices did not move for the deadline.
   void drive() noexcept {
+    enqueue(0);
+    if (machine_.failed() || await(0, 0)) return;
+    try {
+      for (std::size_t g = 0; g < fleet_->size() && machine_.options().record; ++g) {
+        fleet_->select(g);
+        (*fleet_)[g].timeline.finish();
+      }
+      machine_.gradient_norm(results(0, losses()));
+    } catch (...) {
+      lose(std::current_exception());
+    }
+  }
+
+  // For hosts that run ahead.
+
+  [[nodiscard]] bool runs_ahead() const noexcept { return !machine_.options().record; }
+  [[nodiscard]] std::size_t turns() const noexcept { return turns_.size(); }
+
+  /// Has the devices begin the step that the machine has begun. Nothing of it flies if the machine
+  /// has failed: what was enqueued of it, and all before it, is done.
+  void enqueue(std::size_t turn) noexcept {
+    turn_ = turn;
     decided_ = false;
-    wiring_.begin_step();
+    turns_[turn] = {};
     try {
       if (lost_) refuse();
+    } catch (...) {
+      return fail(std::current_exception());
+    }
+    wiring_.begin_step(turn);
+    try {
       begin_iteration();
       issue();
       launch_updates();
@@ -96,11 +131,51 @@ class GpusBackend {
       else
         fail(std::current_exception());
     }
-    // Others wait for messages that will not come.
-    bool const cut = wiring_.broken() || (machine_.failed() && !fleet_->alone());
-    if (cut) fleet_->abort("the step has failed");
-    drain(cut);
-    finish();
+    if (machine_.failed()) return call_off();
+    turns_[turn].flies = true;
+    turns_[turn].decided = decided_;
+  }
+
+  /// Whether the devices are done with a turn.
+  [[nodiscard]] bool landed(std::size_t turn) noexcept {
+    if (lost_ || turns_[turn].landed) return true;
+    try {
+      return has_landed(turn);
+    } catch (...) {
+      return true;  // `await` tells
+    }
+  }
+
+  /// Waits until the devices are done with a turn. All before it must have been awaited.
+  /// @param step  its number, for an error; 0: none is named
+  /// @return  what it ended with; null: it went well
+  [[nodiscard]] std::exception_ptr await(std::size_t turn, std::int64_t step) noexcept {
+    return await(turn, step, 0);
+  }
+
+  /// What came back of a turn that went well.
+  /// @param losses  [microbatches] where losses go that the devices have; may be null
+  /// @return the norm of the gradients
+  double results(std::size_t turn, double* losses) const noexcept {
+    auto const microbatches = static_cast<std::size_t>(machine_.program().microbatches);
+    bool first = true;
+    for (std::size_t g = 0; g < fleet_->size() && losses != nullptr; ++g) {
+      auto const& iteration = (*fleet_)[g].iteration;
+      if (fleet_->alone() && !iteration.has_losses()) continue;
+      double const* const here = iteration.losses(turn);
+      for (std::size_t m = 0; m < microbatches; ++m)
+        losses[m] = first ? here[m] : losses[m] + here[m];
+      first = false;
+    }
+    double norm = 0;
+    for (std::size_t r = 0; r < wiring_.ranks(); ++r)
+      if (wiring_.own(r)) norm = (*fleet_)[wiring_.gpu_of(r)].iteration.gradient_norm(r, turn);
+    return norm;
+  }
+
+  /// @throws Error  device, if parameters were lost
+  void require_present() const {
+    if (spoilt_) refuse();
   }
 
   /// Runs the step on a thread of its own and then resumes `then` there.
@@ -142,11 +217,16 @@ class GpusBackend {
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
   struct Updating {
     stagger::detail::RankState* rank;  // null: of another process
     std::size_t number;
     Instruction const* in;
+  };
+
+  struct Turn {
+    bool flies = false;    // was enqueued and not awaited
+    bool decided = false;  // its updates were
+    bool landed = false;   // before the devices were lost
   };
 
   [[noreturn]] [[gnu::cold]] static void refuse() {
@@ -188,7 +268,7 @@ class GpusBackend {
     for (std::size_t g = 0; g < fleet_->size(); ++g) {
       wiring_.use(g);
       auto& gpu = (*fleet_)[g];
-      gpu.iteration.send(machine_, gpu.home);
+      gpu.iteration.send(machine_, gpu.home, turn_);
       cuda::check(
           cudaMemsetAsync(gpu.sums.data(), 0, gpu.sums.size() * sizeof(double), gpu.home.get()),
           "clear sums of squares");
@@ -269,81 +349,68 @@ class GpusBackend {
       wiring_.sum_up(
           [&](detail::Gpu& gpu) { return std::span(gpu.iteration.place(0).losses, microbatches); });
     for (std::size_t g = 0; g < fleet_->size(); ++g) {
+      auto& gpu = (*fleet_)[g];
       wiring_.join(g);
-      (*fleet_)[g].iteration.fetch((*fleet_)[g].home);
+      gpu.iteration.fetch(gpu.home, turn_);
+      gpu.home.record(wiring_.end_of(turn_, g));
+      cuda::check(gpu.iteration.refused(), "change parameters of a step that was decided");
     }
   }
+  [[nodiscard]] bool has_landed(std::size_t turn) const {
+    for (std::size_t g = 0; g < fleet_->size(); ++g)
+      if (!wiring_.end_of(turn, g).done()) return false;
+    return true;
+  }
 
-  /// Waits for the devices, looking at them, at NCCL and at the deadline.
-  /// @param aborted  NCCL has been told to end what is under way
-  void drain(bool aborted) noexcept {
-    double const deadline_s = machine_.options().deadline_s;
-    auto const start = Clock::now();
-    auto moved = start;
-    std::uint64_t before = 0;
-    for (; !stuck_; std::this_thread::sleep_for(std::chrono::microseconds(50))) {
-      try {
-        if (wiring_.idle()) break;
-        auto const now = Clock::now();
-        while (now - start < std::chrono::microseconds(500) &&
-               Clock::now() - now < std::chrono::microseconds(20))
-          std::this_thread::yield();
-        auto const since_s = std::chrono::duration<double>(now - moved).count();
-        if (aborted) {
-          stuck_ = since_s > grace_s;
-          continue;
-        }
-        fleet_->look();
-        if (auto const progress = wiring_.look(at_); progress != before) {
-          before = progress;
-          moved = now;
-        } else if (since_s > deadline_s) {
-          throw stagger::Error(Errc::deadline, stall_text());
-        }
-      } catch (...) {
-        lose(std::current_exception());
-        stuck_ = aborted;  // not even that helped
-        aborted = true;
-        moved = Clock::now();
-        fleet_->abort("the step has failed");
+  std::exception_ptr await(std::size_t turn, std::int64_t step, double grace_s) noexcept {
+    turns_[turn].flies = false;
+    if (turns_[turn].landed) return nullptr;
+    if (!lost_)
+      if (auto failure = patience_.wait(
+              turn, false, [&] { return has_landed(turn); }, grace_s)) {
+        reason_ = step == 0 ? failure : detail::of_step(failure, step);
+        spoilt_ = spoilt_ || turns_[turn].decided;
+        lose(reason_);
+        abort();
       }
-    }
-    lost_ = lost_ || aborted;
+    return lost_ ? reason_ : nullptr;
   }
 
-  [[nodiscard]] [[gnu::cold]] std::string stall_text() const {
-    auto const& program = machine_.program();
-    std::vector<std::uint32_t> given(program.signals.size());
-    for (std::size_t r = 0; r < program.ranks.size(); ++r)
-      for (std::size_t i = 0; i < at_[r]; ++i)
-        for (unsigned g = 0; g < program.ranks[r].code[i].gives; ++g)
-          ++given[program.ranks[r].code[i].give[g]];
-    return text("the GPUs did not move for ", machine_.options().deadline_s,
-                " s: ", stagger::detail::describe_stall(program, at_, given),
-                "; raise Options::deadline_s if an action may take that long");
+  /// Ends a step that could not be enqueued. Those before it stand, if the devices get there.
+  [[gnu::cold]] void call_off() noexcept {
+    if (wiring_.broken() || !fleet_->alone()) {  // others wait for messages that will not come
+      for (std::size_t i = 1; i < turns() && !lost_; ++i) {
+        std::size_t const turn = (turn_ + i) % turns();
+        if (turns_[turn].flies)
+          turns_[turn].landed = await(turn, 0, detail::Patience::grace_s) == nullptr;
+      }
+      abort();
+    } else if (auto failure = patience_.wait(turn_, false, [&] { return wiring_.idle(); })) {
+      for (Turn const& turn : turns_) spoilt_ = spoilt_ || (turn.flies && turn.decided);
+      lose(std::move(failure));
+      abort();
+    }
+    if (stuck_ || decided_ || spoilt_) return;
+    try {
+      undo();
+    } catch (...) {
+      lose(std::current_exception());
+    }
+  }
+
+  /// Ends all communicators, and with them what waits for messages.
+  [[gnu::cold]] void abort() noexcept {
+    lost_ = true;
+    fleet_->abort("the step has failed");
+    stuck_ = stuck_ || !patience_.let_end();
   }
 
   /// Ends a step that may have been decided.
   [[gnu::cold]] void lose(std::exception_ptr failure) noexcept {
+    if (!reason_) reason_ = failure;
+    spoilt_ = spoilt_ || decided_;
     machine_.lose(std::move(failure));
     lost_ = true;
-  }
-
-  /// Losses, and what became of the parameters.
-  [[gnu::cold]] void finish() noexcept {
-    if (stuck_) return;
-    try {
-      if (machine_.failed()) {
-        if (!decided_) undo();
-        return;
-      }
-      for (std::size_t g = 0; g < fleet_->size(); ++g)
-        cuda::check((*fleet_)[g].iteration.refused(),
-                    "change parameters of a step that was decided");
-      take_results();
-    } catch (...) {
-      lose(std::current_exception());
-    }
   }
 
   void undo() {
@@ -356,26 +423,6 @@ class GpusBackend {
     while (!wiring_.idle()) std::this_thread::yield();
   }
 
-  void take_results() {
-    auto const microbatches = static_cast<std::size_t>(machine_.program().microbatches);
-    bool first = true;
-    for (std::size_t g = 0; g < fleet_->size(); ++g) {
-      auto& gpu = (*fleet_)[g];
-      fleet_->select(g);
-      if (machine_.options().record) gpu.timeline.finish();
-      if ((fleet_->alone() && !gpu.iteration.has_losses()) || losses() == nullptr) continue;
-      double const* const here = gpu.iteration.losses();
-      for (std::size_t m = 0; m < microbatches; ++m)
-        losses()[m] = first ? here[m] : losses()[m] + here[m];
-      first = false;
-    }
-    for (std::size_t r = 0; r < wiring_.ranks(); ++r)
-      if (wiring_.own(r))
-        machine_.gradient_norm((*fleet_)[wiring_.gpu_of(r)].iteration.gradient_norm(r));
-  }
-
-  static constexpr double grace_s = 0.5;  // for what is under way to end once it was aborted
-
   stagger::detail::Machine& machine_;
   cuda::ParameterKernels const* kernels_;
   std::shared_ptr<detail::Fleet> fleet_;
@@ -385,10 +432,14 @@ class GpusBackend {
   double meet_s_ = 0;
   std::vector<int> place_;         // [ranks]
   std::vector<Updating> updates_;  // of this iteration, in the order of issue
-  std::vector<std::size_t> at_;    // [ranks] instructions that are known to be done
-  bool decided_ = false;           // updates are under way
-  bool lost_ = false;              // no further step
-  bool stuck_ = false;             // the devices may still be at it
+  std::vector<Turn> turns_;
+  std::size_t turn_ = 0;       // of the step that is being enqueued, or was last
+  std::exception_ptr reason_;  // for which the devices were lost
+  bool decided_ = false;       // updates are under way
+  bool lost_ = false;          // no further step
+  bool spoilt_ = false;        // nor parameters
+  bool stuck_ = false;         // the devices may still be at it
+  detail::Patience patience_;
   cuda::detail::Caller caller_;
 };
 

@@ -19,8 +19,11 @@ namespace sg = stagger;
 namespace si = cuda_stand_in;
 using namespace small_model;
 using enqueued_model::kernels;
+using enqueued_model::end_left_behind;
+using enqueued_model::hold_from;
 using enqueued_model::launch;
 using enqueued_model::Launch;
+using enqueued_model::LetGo;
 
 using Values = sg::cuda::Tensor<float>;  // [rows][width]
 
@@ -157,6 +160,7 @@ template <class L> class OnGpu {
       if (si::device_of(view.value) != gpu || si::device_of(view.gradient) != gpu) ++astray;
     auto const kernel = [body, views, numbers = sg::cuda::step_numbers(), layer = context.layer(),
                          microbatch = context.microbatch(), training = context.training()] {
+      if (!enqueued_model::pass(numbers->steps)) return;
       sg::Context own;
       own.begin_step(numbers->steps, numbers->seed, training);
       own.begin_action(views.data(), layer, microbatch);

@@ -69,8 +69,8 @@ class Iteration {
                            bytes_ - scales_, cudaMemcpyDeviceToHost, stream.get());
   }
   /// The same for an iteration that may still be refused.
-  void fetch(Stream const& stream) const {
-    check(bring_back(stream, 0), "fetch the loss of a step");
+  void fetch(Stream const& stream, std::size_t turn) const {
+    check(bring_back(stream, turn), "fetch the loss of a step");
   }
 
   /// Hands over what came back.
@@ -93,13 +93,13 @@ class Iteration {
   }
 
   /// What came back, [microbatches]: losses that kernels of this device have computed, else 0.
-  [[nodiscard]] double const* losses() const noexcept {
-    return reinterpret_cast<double const*>(host_.data() + losses_);
+  [[nodiscard]] double const* losses(std::size_t turn) const noexcept {
+    return reinterpret_cast<double const*>(host_.data() + turn * bytes_ + losses_);
   }
   [[nodiscard]] bool has_losses() const noexcept { return loss_on_device_; }
-  [[nodiscard]] double gradient_norm(std::size_t rank) const noexcept {
+  [[nodiscard]] double gradient_norm(std::size_t rank, std::size_t turn) const noexcept {
     GradientScale scale;
-    std::memcpy(&scale, host_.data() + scales_ + rank * sizeof scale, sizeof scale);
+    std::memcpy(&scale, host_.data() + turn * bytes_ + scales_ + rank * sizeof scale, sizeof scale);
     return scale.norm;
   }
 

@@ -39,7 +39,8 @@ class Wiring {
 
   /// Prepares for a program, together with the other processes.
   /// @param place  [ranks]
-  [[gnu::cold]] void load(std::vector<int> const& place) {
+  /// @param turns  iterations that may be in flight, each with events of its own
+  [[gnu::cold]] void load(std::vector<int> const& place, std::size_t turns) {
     auto const& program = machine_.program();
     gpu_.clear();
     for (int const p : place) gpu_.push_back(fleet_->at(p));
@@ -56,7 +57,7 @@ class Wiring {
       streams_->emplace_back();
     }
     channel_ = fleet_->connect(routes_.channels());
-    place_events(program);
+    place_events(program, turns);
     shapes_ = FixedArray<ByteWriter>(
         fleet_->alone() ? 0
                         : routes_.lanes().size() * static_cast<std::size_t>(program.microbatches));
@@ -78,9 +79,10 @@ class Wiring {
   /// Whether a message may be on one side only.
   [[nodiscard]] bool broken() const noexcept { return broken_; }
 
-  void begin_step() noexcept {
+  void begin_step(std::size_t turn) noexcept {
     broken_ = false;
     current_ = none;
+    turn_ = turn;
     std::fill(issued_.begin(), issued_.end(), 0);
     std::fill(given_.begin(), given_.end(), false);
     std::fill(freed_.begin(), freed_.end(), false);
@@ -99,18 +101,20 @@ class Wiring {
   /// All streams of a GPU go on behind what its first one has been given, and that behind them.
   void fork(std::size_t gpu) {
     use(gpu);
-    auto& here = (*fleet_)[gpu];
-    auto& begun = here.events[made_ - 1];
-    here.home.record(begun);
+    auto& begun = event(gpu, made_ - 1);
+    (*fleet_)[gpu].home.record(begun);
     each_stream(gpu, [&](cuda::Stream const& stream, std::size_t) { stream.wait(begun); });
   }
   void join(std::size_t gpu) {
     use(gpu);
-    auto& here = (*fleet_)[gpu];
     each_stream(gpu, [&](cuda::Stream const& stream, std::size_t fence) {
-      stream.record(here.events[fence]);
-      here.home.wait(here.events[fence]);
+      stream.record(event(gpu, fence));
+      (*fleet_)[gpu].home.wait(event(gpu, fence));
     });
+  }
+  /// Of a GPU's part of an iteration: recorded on its first stream, behind all else.
+  [[nodiscard]] cuda::Event& end_of(std::size_t turn, std::size_t gpu) const noexcept {
+    return (*fleet_)[gpu].events[(turn + 1) * of_turn_ - 1];
   }
 
   /// The stream of a rank waits for what an instruction needs.
@@ -210,7 +214,7 @@ class Wiring {
   /// How far the devices are, by the events of each rank in the order of its program: of ranks of
   /// other processes, by what has come from them.
   /// @param at  [ranks] instructions that are known to be done. @return a sum of all
-  [[gnu::cold]] std::uint64_t look(std::vector<std::size_t>& at) {
+  [[gnu::cold]] std::uint64_t look(std::size_t turn, std::vector<std::size_t>& at) {
     auto const& program = machine_.program();
     std::uint64_t sum = 0;
     std::vector<std::size_t> given(issued_.size());
@@ -225,8 +229,8 @@ class Wiring {
           std::size_t const number = given[signal]++;
           if (signal_gpu_[signal] == fleet_->size()) continue;
           seen = true;
-          done = number < issued_[signal] &&
-                 event(signal_gpu_[signal], first_event_[signal] + number).done();
+          done = (turn != turn_ || number < issued_[signal]) &&
+                 event(signal_gpu_[signal], first_event_[signal] + number, turn).done();
         }
         if (done && seen) at[r] = i + 1;
       }
@@ -255,8 +259,8 @@ class Wiring {
   }
 
   /// Events: those of signals where the taker waits; those of lanes and shares at both ends; one
-  /// for each stream that a GPU's iteration forks to and joins.
-  [[gnu::cold]] void place_events(Program const& program) {
+  /// for each stream that a GPU's iteration forks to and joins; last, its end.
+  [[gnu::cold]] void place_events(Program const& program, std::size_t turns) {
     std::vector<std::size_t> used(fleet_->size() + 1);
     std::vector<std::size_t> gives(program.signals.size());
     for (auto const& rank : program.ranks)
@@ -277,16 +281,21 @@ class Wiring {
     route_events_ = *std::max_element(used.begin(), used.end());
     fences_ = route_events_ + routes_.events();
     made_ = fences_ + program.ranks.size() + 2 * fleet_->channels().size() + 1;
+    of_turn_ = made_ + program.ranks.size() + 1;
     given_.assign(routes_.events(), false);
     freed_.assign(routes_.events(), false);
     for (std::size_t g = 0; g < fleet_->size(); ++g) {
       fleet_->select(g);
-      (*fleet_)[g].events.reserve(made_ + program.ranks.size());
+      (*fleet_)[g].events.reserve(turns * of_turn_);
     }
   }
 
   [[nodiscard]] cuda::Event& event(std::size_t gpu, std::size_t number) const noexcept {
-    return (*fleet_)[gpu].events[number];
+    return event(gpu, number, turn_);
+  }
+  [[nodiscard]] cuda::Event& event(std::size_t gpu, std::size_t number,
+                                   std::size_t turn) const noexcept {
+    return (*fleet_)[gpu].events[turn * of_turn_ + number];
   }
   [[nodiscard]] cuda::Place place_of(std::size_t rank, cuda::Stream const& stream) const noexcept {
     auto const& gpu = (*fleet_)[gpu_[rank]];
@@ -464,9 +473,11 @@ class Wiring {
   std::size_t route_events_ = 0;          // in every table, behind those of signals
   std::size_t fences_ = 0;                // likewise: of each stream, and of an iteration's start
   std::size_t made_ = 0;                  // likewise: of each rank
+  std::size_t of_turn_ = 0;               // events of a turn in every table
   FixedArray<ByteWriter> shapes_;         // [lanes][microbatches] that other processes know
 
   // Of the step.
+  std::size_t turn_ = 0;
   std::vector<std::uint32_t> issued_;  // [signals]
   std::vector<bool> given_, freed_;    // [slots of lanes] whether their events count
   ByteWriter header_;
