@@ -27,9 +27,10 @@ struct StepNumbers {
 };
 
 /// Kernels for gradients, each a function that launches one on a stream and answers what CUDA did.
-/// Needed where gradients are clipped, and where a stage has two owners.
+/// Needed where gradients are clipped, and where a stage has two owners or replicas.
 struct ParameterKernels {
-  /// sum[i] += more[i] for i < size.
+  /// sum[i] += more[i] for i < size. Of replicas a part of a parameter at a time, each part in the
+  /// order of replicas.
   cudaError_t (*add)(ElementType, void* sum, void const* more, std::size_t size,
                      cudaStream_t) = nullptr;
   /// *sum = the sum of gradient[i]^2 for i < size.
@@ -57,7 +58,7 @@ struct StepPlace {
   StepNumbers const* numbers = nullptr;  // of the device, as the next three
   void const* optimizer = nullptr;
   GradientScale* scale = nullptr;
-  double* losses = nullptr;  // [microbatches]
+  double* losses = nullptr;  // [microbatches] of the replica
   std::int64_t steps = 0;    // numbers->steps while the work is enqueued
   ParameterKernels const* kernels = nullptr;
   cudaError_t* refused = nullptr;  // what CUDA refused after the step was decided

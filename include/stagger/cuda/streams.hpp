@@ -2,19 +2,18 @@
 #pragma once
 /// @file   Back end: every rank a stream of one GPU, every message an event.
 
-#include <algorithm>
 #include <chrono>
 #include <coroutine>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include <stagger/cuda/detail/caller.hpp>
+#include <stagger/cuda/detail/carry_out.hpp>
 #include <stagger/cuda/detail/events.hpp>
 #include <stagger/cuda/detail/iteration.hpp>
 #include <stagger/cuda/detail/jobs.hpp>
@@ -37,6 +36,7 @@ class StreamsBackend {
  public:
   static constexpr bool timed = false;
   static constexpr bool enqueues = true;  // also the update of an optimizer that says so
+  static constexpr bool sums_while_running = true;
 
   /// @throws Error  where there is no GPU `device.device`
   template <class Device>
@@ -76,7 +76,9 @@ class StreamsBackend {
     if (enqueueing()) detail::require_runnable(machine_, options_.kernels);
     if (enqueueing()) iteration_->load(machine_, options_.kernels, turns());
     streams_.reserve(ranks);
-    while (streams_.size() < ranks) streams_.emplace_back();
+    auto const computing = static_cast<std::size_t>(program.computing);
+    while (streams_.size() < ranks)  // what adds up gradients goes first
+      streams_.emplace_back(streams_.size() < computing ? Priority::compute : Priority::message);
     events_.load(program, turns());
     jobs_ = std::make_shared<detail::Jobs>(this, &StreamsBackend::run_job, program);
     warm_ = false;
@@ -89,8 +91,7 @@ class StreamsBackend {
     enqueue(0);
     if (enqueueing() && machine_.failed()) return;
     if (await(0, 0)) return;
-    if (enqueueing())
-      machine_.gradient_norm(results(0, machine_.ranks().front().arguments->losses));
+    if (enqueueing()) machine_.gradient_norm(results(0, machine_.arguments().losses));
     finish_timeline();
     warm_ = !machine_.failed();
   }
@@ -98,7 +99,7 @@ class StreamsBackend {
   // For hosts that run ahead.
 
   [[nodiscard]] bool runs_ahead() const noexcept {
-    return enqueueing() && !machine_.options().record;
+    return enqueueing() && !machine_.options().record && !machine_.measures();
   }
   [[nodiscard]] std::size_t turns() const noexcept {
     return enqueueing() ? static_cast<std::size_t>(options_.ahead) : 1;
@@ -117,10 +118,10 @@ class StreamsBackend {
       return fail(std::current_exception());
     }
     try {
-      bool const timed_by_device = machine_.options().record && enqueueing();
-      if (timed_by_device) timeline_.begin(streams_.front());
+      timed_ = enqueueing() && (machine_.options().record || machine_.measures());
+      if (timed_) timeline_.begin(streams_.front());
       // A graph has no times of its own nodes.
-      if (options_.capture && warm_ && machine_.program().training && !timed_by_device)
+      if (options_.capture && warm_ && machine_.program().training && !timed_)
         replay();
       else
         enqueue_iteration();
@@ -239,6 +240,10 @@ class StreamsBackend {
     launch_updates();
     if (!enqueueing() || machine_.failed()) return;
     join();
+    if (machine_.arguments().outputs.first != nullptr) {
+      detail::AtPlace const here(place_of(machine_.ranks().front()));
+      machine_.join_outputs();
+    }
     close();
   }
 
@@ -309,15 +314,14 @@ class StreamsBackend {
       return;
     }
     detail::AtPlace const here(place_of(rank));
-    if (in.op > Op::recompute) return machine_.execute_end(rank, in);
-    if (!rank.record) return stagger::detail::run_compute(rank, in);
-    timeline_.action(rank, in, stream, [&] { stagger::detail::run_compute(rank, in); });
+    if (!timed_ || !detail::Timeline::shows(in)) return detail::carry_out(machine_, rank, in);
+    timeline_.action(rank, in, stream, [&] { detail::carry_out(machine_, rank, in); });
   }
 
   void finish_timeline() noexcept {
-    if (!machine_.options().record || !enqueueing() || machine_.failed()) return;
+    if (!timed_ || machine_.failed()) return;
     try {
-      timeline_.finish();
+      timeline_.finish(machine_);
     } catch (...) {
       fail(std::current_exception());
     }
@@ -333,12 +337,10 @@ class StreamsBackend {
     enqueue(rank, in, stream);
   }
 
-  /// On the host, in the order of the stream.
-  void compute(stagger::detail::RankState& rank, Instruction const& in) {
-    if (!rank.record) return stagger::detail::run_compute(rank, in);
-    stagger::detail::run_recorded(rank, in, [this] {
-      return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-    });
+  static double now_s(void* self) {
+    auto const since =
+        std::chrono::steady_clock::now() - static_cast<StreamsBackend*>(self)->start_;
+    return std::chrono::duration<double>(since).count();
   }
 
   /// An instruction as a host function, on a thread of CUDA's.
@@ -346,22 +348,20 @@ class StreamsBackend {
     auto& backend = *static_cast<StreamsBackend*>(self);
     if (backend.machine_.failed()) return;
     auto& rank = backend.machine_.ranks()[number];
-    while (in.op == Op::update && !backend.machine_.failed() &&  // all are enqueued, or none happens
+    while (in.op == Op::update &&
+           !backend.machine_.failed() &&  // all are enqueued, or none happens
            !backend.updates_released_.load(std::memory_order_acquire))
       std::this_thread::yield();
     if (backend.machine_.failed()) return;
     try {
-      if (in.op > Op::recompute)
-        backend.machine_.execute_end(rank, in);
-      else
-        backend.compute(rank, in);
+      detail::carry_out(backend.machine_, rank, in, {&StreamsBackend::now_s, self});
     } catch (...) {
       backend.fail(std::current_exception());
     }
   }
 
   void replay() {
-    auto const& arguments = *machine_.ranks().front().arguments;
+    auto const& arguments = machine_.arguments();
     auto const microbatches = static_cast<std::size_t>(machine_.program().microbatches);
     Turn& turn = turns_[turn_];
     turn.replayed = true;
@@ -490,6 +490,7 @@ class StreamsBackend {
   std::atomic<bool> updates_released_{false};
   bool warm_ = false;  // the program has run once, so that its stages hold all the memory they need
   bool lost_ = false;
+  bool timed_ = false;  // the step under way, by events
   std::chrono::steady_clock::time_point start_{};
   std::atomic<std::uint64_t> steps_issued_{0};
   detail::Patience<StreamsBackend> patience_;

@@ -77,6 +77,29 @@ template <class T = float> class Tensor {
 
   [[nodiscard]] T* data() noexcept { return data_; }
   [[nodiscard]] T const* data() const noexcept { return data_; }
+  // Its rows: replicas of a stage share a microbatch by them.
+  static constexpr bool rows_on_stream = true;  ///< copy_rows is enqueued on the current stream
+  [[nodiscard]] std::size_t rows() const noexcept { return extents_[0]; }
+  /// So many rows of the shape that those of `like` have; what they hold is unspecified.
+  /// @throws Error  as resize()
+  void resize_rows(Tensor const& like, std::size_t rows) {
+    std::array<std::size_t, 4> shape = like.extents_;
+    std::size_t const each = shape[0] == 0 ? 0 : like.size_ / shape[0];
+    shape[0] = rows;
+    reserve(rows * each);
+    size_ = rows * each;
+    extents_ = shape;
+  }
+  /// Rows [first, first + count) of another tensor become rows [at, at + count), on the current
+  /// stream.
+  void copy_rows(std::size_t at, Tensor const& from, std::size_t first, std::size_t count) {
+    if (count == 0 || size_ == 0) return;
+    std::size_t const each = size_ / extents_[0];
+    check(cudaMemcpyAsync(data_ + at * each, from.data_ + first * each, count * each * sizeof(T),
+                          cudaMemcpyDeviceToDevice, stream()),
+          "copy rows of a tensor");
+  }
+
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
   [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
   [[nodiscard]] std::size_t extent(std::size_t dimension) const noexcept {

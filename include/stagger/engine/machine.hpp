@@ -166,6 +166,12 @@ class Machine {
   }
 
   [[nodiscard]] Program const& program() const noexcept { return *program_; }
+  /// Of the step, as it was asked for; those of a rank may differ.
+  [[nodiscard]] StepArguments const& arguments() const noexcept { return arguments_; }
+  /// Puts predictions of replicas together, behind all work of the step.
+  void join_outputs() {
+    if (options_.replicas.ops() != nullptr) options_.replicas.ops()->join_outputs(*this);
+  }
   [[nodiscard]] FixedArray<RankState>& ranks() noexcept { return ranks_; }
   [[nodiscard]] FixedArray<RankState> const& ranks() const noexcept { return ranks_; }
 
@@ -236,6 +242,10 @@ class Machine {
   [[nodiscard]] [[gnu::cold]] List<GradientGroup> const* groups() {
     auto const* const ops = options_.replicas.ops();
     return ops == nullptr ? nullptr : ops->groups(*this);
+  }
+  /// Whether training steps are being measured to decide what is added up together.
+  [[nodiscard]] bool measures() const {
+    return replica_run_ != nullptr && options_.replicas.ops()->measures(*replica_run_);
   }
   void set_grouping(GroupingChoice const& choice) noexcept { grouping_ = choice; }
   void set_grouping_peers(GroupingPeers const& peers) noexcept { grouping_peers_ = peers; }

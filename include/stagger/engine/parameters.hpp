@@ -255,10 +255,7 @@ class LayerParameters {
   void add(Share const& share, ByteRange range = {}) {
     for (std::size_t i = 0; i < count(); ++i) {
       if (memory_ != nullptr)
-        memory_->add(*memory_, declarations_[i].type, views_[i].gradient,
-                     share.received_.size() != 0 ? share.received_.data() + offsets_[i]
-                                                 : share.views_[i].gradient,
-                     views_[i].size);
+        add_there(i, share, range);
       else if (declarations_[i].type == ElementType::f32)
         add_gradient<float>(views_[i], share.views_[i], elements<float>(i, range));
       else
@@ -344,6 +341,19 @@ class LayerParameters {
   }
 
  private:
+  [[gnu::cold]] void add_there(std::size_t i, Share const& share, ByteRange range) {
+    std::size_t const each = element_bytes(declarations_[i].type);
+    auto const [first, last] =
+        each == sizeof(float) ? elements<float>(i, range) : elements<double>(i, range);
+    if (first >= last) return;
+    auto* const more = share.received_.size() != 0
+                           ? share.received_.data() + offsets_[i]
+                           : static_cast<std::byte*>(share.views_[i].gradient);
+    memory_->add(*memory_, declarations_[i].type,
+                 static_cast<std::byte*>(views_[i].gradient) + first * each, more + first * each,
+                 last - first);
+  }
+
   /// Shared out: a copy of the whole, of which only the part that is here is true unless others
   /// send theirs.
   [[gnu::cold]] void spread_states() {

@@ -91,7 +91,12 @@ struct ReplicaOps {
   void (*load)(Machine&);
   void (*begin_step)(Machine&);
   void (*end_step)(Machine&);
+  void (*join_outputs)(Machine&);  // back ends with a memory of their own call it behind all work
   void (*execute)(Machine&, RankState&, Instruction const&, Clock);
+  /// For back ends without a clock: when a part of a last backward, or a sum, was at work, in
+  /// seconds since the step began.
+  void (*note)(Machine&, RankState&, Instruction const&, double start_s, double end_s);
+  bool (*measures)(ReplicaRun const&);
   List<GradientGroup> const* (*groups)(Machine&);
   GroupExtent (*extent)(Machine const&, Instruction const&);
   void (*destroy)(ReplicaRun*) noexcept;

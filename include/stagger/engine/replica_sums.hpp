@@ -254,8 +254,7 @@ struct ReplicaSums {
     std::size_t const first = machine.first_layer_[in.stage];
     std::size_t const layers = machine.first_layer_[in.stage + 1U] - first;
     std::size_t const end = std::min(static_cast<std::size_t>(group.highest) + 1, layers);
-    schedule::Span span;
-    span.start_s = clock();
+    double const start_s = clock();
     if (in.op != Op::reduce) run_backward_part(rank, machine.cells_[in.cell], in, lowest, end);
     for (std::size_t i = end; in.op == Op::reduce && i-- > lowest;) {
       auto& sum = machine.parameters_[first + i];
@@ -266,25 +265,40 @@ struct ReplicaSums {
         sum.add(holder->shares[i], own);
       }
     }
-    span.end_s = clock();
+    if (clock.read != nullptr) note(machine, rank, in, start_s, clock());
+  }
+
+  static bool measures(ReplicaRun const& run) {
+    return run.sums.phase != SumRun::Phase::decided && !run.sums.groups.empty();
+  }
+
+  /// When a part of a last backward, or a sum, was at work: for the decision, and the timeline.
+  static void note(Machine& machine, RankState& rank, Instruction const& in, double start_s,
+                   double end_s) {
+    GradientGroup const& group = machine.program_->groups[in.next_version];
+    std::size_t const layers = machine.first_layer_[in.stage + 1U] - machine.first_layer_[in.stage];
+    bool const whole = static_cast<std::size_t>(group.highest) + 1 >= layers;
     SumRun& sums = machine.replica_run_->sums;
     auto const& cells = machine.program_->cells;
     bool const first_holder = in.cell == 0 || cells[in.cell - 1U].stage != cells[in.cell].stage;
     if (sums.taking && sums.steps >= 0 && first_holder) {
       std::size_t const at =
           static_cast<std::size_t>(sums.steps) * sums.groups.size() + in.next_version;
-      (in.op == Op::reduce ? sums.sum_s : sums.backward_s)[at] = span.end_s - span.start_s;
+      (in.op == Op::reduce ? sums.sum_s : sums.backward_s)[at] = end_s - start_s;
     }
     if (!rank.record) return;
+    schedule::Span span;
+    span.start_s = start_s;
+    span.end_s = end_s;
     if (in.op == Op::reduce)
       span.action = {schedule::Kind::reduce_gradient, in.stage, 0};
     else
       span.action = action_of(whole_of(in));
-    if (in.op == Op::reduce || end == layers)
+    if (in.op == Op::reduce || whole)
       rank.spans.push_back(span);
     else
       rank.spans.back().end_s = span.end_s;  // one backward, however many parts it has
-    if (in.op != Op::reduce && lowest == 0) --rank.in_flight;
+    if (in.op != Op::reduce && group.lowest == 0) --rank.in_flight;
   }
 
   // --- grouping: first by single layers, to measure them; then as the policy says

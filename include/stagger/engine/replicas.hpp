@@ -232,6 +232,16 @@ struct Replication {
             "both stages the same replicas");
   }
 
+  /// What kernels read later must not be cut now.
+  static void require_on_stream(Machine const& machine, SlotType const& type, char const* what,
+                                int layer = -1) {
+    if (machine.memory_ == nullptr || type.rows_on_stream) return;
+    raise(Errc::bad_configuration, what, layer < 0 ? text("") : text(" of layer ", layer),
+          " has rows that the host copies, but kernels read it later; where stages enqueue, "
+          "replicas need a cuda::Tensor, or a type that copies its rows on cuda::stream() and says "
+          "static constexpr bool rows_on_stream = true");
+  }
+
   [[noreturn]] [[gnu::cold]] static void refuse_target(int replicas) {
     raise(Errc::bad_configuration, "the loss's Target cannot be cut by rows, which the ", replicas,
           " replicas of the last stage need; give it rows(), resize_rows(like, n) and "
@@ -264,7 +274,10 @@ struct Replication {
     for (std::size_t c = 0; c < program.cells.size(); ++c) {
       Cell const& cell = program.cells[c];
       StageRun const& stage = machine.cells_[c];
-      if (cell.gathers_input) require_rows_of(*stage.front->ops->input, stage.front->number);
+      if (cell.gathers_input) {
+        require_rows_of(*stage.front->ops->input, stage.front->number);
+        require_on_stream(machine, *stage.front->ops->input, "the input", stage.front->number);
+      }
       auto const rank = static_cast<std::size_t>(cell.rank);
       if (cell.stage + 1 == program.stages) {
         run.ranks[rank].cuts_target = parts[rank].replicas > 1;
@@ -325,6 +338,7 @@ struct Replication {
       if (asked.targets.first != nullptr) {
         SlotType const* const type = asked.loss_ops.target;
         if (type == nullptr) refuse_target(parts[r].replicas);
+        require_on_stream(machine, *type, "the loss's Target");
         if (own.target.count() == 0) own.target = Slots(*type, 1);
         own.arguments.targets = {static_cast<std::byte*>(own.target[0]), 0};
       }
@@ -343,9 +357,13 @@ struct Replication {
     }
   }
 
-  /// Puts predictions together.
   [[gnu::cold]] static void end_step(Machine& machine) {
     ReplicaSums::end_step(machine);
+    if (machine.memory_ == nullptr) join_outputs(machine);
+  }
+
+  /// Puts predictions together.
+  [[gnu::cold]] static void join_outputs(Machine& machine) {
     if (machine.arguments_.outputs.first == nullptr) return;
     ReplicaRun& run = *machine.replica_run_;
     Program const& program = *machine.program_;
@@ -445,24 +463,18 @@ struct Replication {
   static constexpr std::uint64_t most_total = 0xffffffff;
 };
 
-inline constexpr ReplicaOps replica_ops{&Replication::link,
-                                        &Replication::assign_slots,
-                                        &Replication::emit_before,
-                                        &Replication::emit,
-                                        &Replication::name_signals,
-                                        &Replication::make_room,
-                                        &ReplicaSums::await_sums,
-                                        &ReplicaSums::emit_sums,
-                                        &Replication::load,
-                                        &Replication::begin_step,
-                                        &Replication::end_step,
-                                        &Replication::execute,
-                                        &ReplicaSums::current_groups,
-                                        &ReplicaSums::extent,
-                                        [](ReplicaRun* run) noexcept { delete run; },
-                                        &Replication::bytes,
-                                        &Replication::require_rows,
-                                        &Replication::require};
+inline constexpr ReplicaOps replica_ops{
+    &Replication::link,         &Replication::assign_slots,
+    &Replication::emit_before,  &Replication::emit,
+    &Replication::name_signals, &Replication::make_room,
+    &ReplicaSums::await_sums,   &ReplicaSums::emit_sums,
+    &Replication::load,         &Replication::begin_step,
+    &Replication::end_step,     &Replication::join_outputs,
+    &Replication::execute,      &ReplicaSums::note,
+    &ReplicaSums::measures,     &ReplicaSums::current_groups,
+    &ReplicaSums::extent,       [](ReplicaRun* run) noexcept { delete run; },
+    &Replication::bytes,        &Replication::require_rows,
+    &Replication::require};
 
 template <> struct ReplicaTable<WithReplicas> {
   static constexpr ReplicaOps const* ops = &replica_ops;

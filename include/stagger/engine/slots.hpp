@@ -37,6 +37,7 @@ struct SlotType {
   void (*resize_rows)(void*, void const* like, std::size_t rows) = nullptr;
   void (*copy_rows)(void* to, std::size_t at, void const* from, std::size_t first,
                     std::size_t count) = nullptr;
+  bool rows_on_stream = false;  // copy_rows enqueues the copy with the work of the rank at hand
 };
 
 template <class T> constexpr SlotType make_slot_type() {
@@ -57,6 +58,7 @@ template <class T> constexpr SlotType make_slot_type() {
                         std::size_t count) {
       Rows<T>::copy(*static_cast<T*>(to), at, *static_cast<T const*>(from), first, count);
     };
+    if constexpr (requires { T::rows_on_stream; }) type.rows_on_stream = T::rows_on_stream;
   }
   return type;
 }

@@ -74,6 +74,10 @@ class GpusBackend {
   [[gnu::cold]] void load(std::vector<int> const& place) {
     auto const& program = machine_.program();
     cuda::detail::require_runnable(machine_, kernels_);
+    if (!machine_.options().replicas.empty())
+      throw stagger::Error(Errc::bad_configuration,
+                           "parameters on several GPUs cannot be shared by replicas of a position; "
+                           "leave Options::replicas out, or use cuda::Loopback");
     if (lost_) refuse();
     if (!fleet_->alone()) detail::agree(*fleet_, detail::facts_of(program, place), meet_s_);
     place_ = place;
@@ -95,7 +99,7 @@ class GpusBackend {
     try {
       for (std::size_t g = 0; g < fleet_->size() && machine_.options().record; ++g) {
         fleet_->select(g);
-        (*fleet_)[g].timeline.finish();
+        (*fleet_)[g].timeline.finish(machine_);
       }
       machine_.gradient_norm(results(0, losses()));
     } catch (...) {

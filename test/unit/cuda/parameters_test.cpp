@@ -316,5 +316,5 @@ TEST_CASE("cuda/Enqueued: a program without the kernels it needs is refused by w
   CHECK(message(made(sg::schedule::GPipe{}), 3, options_with(true, false))
             .find("Options::clip_norm needs kernels") == 0);
   CHECK(message(made(sg::schedule::Chimera{}), 2, options_with(false, false))
-            .find("stages with two owners need a kernel") == 0);
+            .find("stages with two owners, or replicas, need a kernel") == 0);
 }

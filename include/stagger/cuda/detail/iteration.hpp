@@ -2,6 +2,7 @@
 #pragma once
 /// @file   What goes to the GPU before an iteration and comes back after it, in one block each way.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -28,8 +29,12 @@ class Iteration {
     optimizer_bytes_ = machine.enqueued_bytes();
     scales_ = up(sizeof(StepNumbers)) + up(optimizer_bytes_);
     losses_ = scales_ + ranks_ * sizeof(GradientScale);
-    microbatches_ = static_cast<std::size_t>(machine.program().microbatches);
-    bytes_ = up(losses_ + microbatches_ * sizeof(double));
+    auto const microbatches = static_cast<std::size_t>(machine.program().microbatches);
+    auto const& parts = machine.options().replicas.parts();
+    loss_count_ = microbatches;
+    for (auto const& part : parts)
+      loss_count_ = std::max(loss_count_, microbatches * static_cast<std::size_t>(part.replicas));
+    bytes_ = up(losses_ + loss_count_ * sizeof(double));
     host_.resize(turns * bytes_);
     device_.resize({bytes_});
     places_.resize(ranks_);
@@ -39,6 +44,8 @@ class Iteration {
       of_rank.optimizer = device_.data() + up(sizeof(StepNumbers));
       of_rank.scale = reinterpret_cast<GradientScale*>(device_.data() + scales_) + r;
       of_rank.losses = reinterpret_cast<double*>(device_.data() + losses_);
+      if (r < parts.size())
+        of_rank.losses += static_cast<std::size_t>(parts[r].replica) * microbatches;
       of_rank.kernels = kernels;
       of_rank.refused = &refused_;
       of_rank.loss_on_device = &loss_on_device_;
@@ -57,7 +64,7 @@ class Iteration {
     if (optimizer_bytes_ != 0) std::memcpy(to + 16, machine.optimizer(), optimizer_bytes_);
     for (std::size_t r = 0; r < ranks_; ++r)
       ::new (to + scales_ + r * sizeof(GradientScale)) GradientScale();
-    std::memset(to + losses_, 0, microbatches_ * sizeof(double));
+    std::memset(to + losses_, 0, loss_count_ * sizeof(double));
     for (StepPlace& of_rank : places_) of_rank.steps = numbers.steps;
     check(cudaMemcpyAsync(device_.data(), to, bytes_, cudaMemcpyHostToDevice, stream.get()),
           "send the numbers of a step");
@@ -74,12 +81,12 @@ class Iteration {
   }
 
   /// Hands over what came back.
-  /// @param losses  [microbatches] overwritten if they are the device's; may be null
+  /// @param losses  [parts][microbatches] overwritten if they are the device's; may be null
   /// @return the norm of the gradients
   double results(std::size_t turn, double* losses) const noexcept {
     std::byte const* const from = host_.data() + turn * bytes_;
     if (loss_on_device_ && losses != nullptr)
-      std::memcpy(losses, from + losses_, microbatches_ * sizeof(double));
+      std::memcpy(losses, from + losses_, loss_count_ * sizeof(double));
     GradientScale scale;
     std::memcpy(&scale, from + scales_, sizeof scale);
     return scale.norm;
@@ -92,10 +99,12 @@ class Iteration {
     refused_ = call();
   }
 
-  /// What came back, [microbatches]: losses that kernels of this device have computed, else 0.
+  /// What came back, [loss_count()]: losses that kernels of this device have computed, else 0.
   [[nodiscard]] double const* losses(std::size_t turn) const noexcept {
     return reinterpret_cast<double const*>(host_.data() + turn * bytes_ + losses_);
   }
+  /// One for each microbatch and replica of the last stage, replica by replica.
+  [[nodiscard]] std::size_t loss_count() const noexcept { return loss_count_; }
   [[nodiscard]] bool has_losses() const noexcept { return loss_on_device_; }
   [[nodiscard]] double gradient_norm(std::size_t rank, std::size_t turn) const noexcept {
     GradientScale scale;
@@ -109,7 +118,7 @@ class Iteration {
  private:
   static_assert(sizeof(StepNumbers) == 16);
   std::size_t ranks_ = 0;
-  std::size_t microbatches_ = 0;
+  std::size_t loss_count_ = 0;
   std::size_t optimizer_bytes_ = 0;
   std::size_t bytes_ = 0;   // of a block
   std::size_t scales_ = 0;  // offsets in both blocks

@@ -28,15 +28,11 @@ namespace stagger::cuda::detail {
     refuse(
         "parameters on a GPU need an optimizer whose update is a kernel; give Pipeline::with a "
         "cuda::Enqueued, or use cuda::Work::host");
-  if (!machine.options().replicas.empty())
-    refuse(
-        "parameters on a GPU cannot be shared by replicas of a position; leave Options::replicas "
-        "out, or use cuda::Work::host");
   ParameterKernels const kernels = given != nullptr ? *given : ParameterKernels{};
   if (program.cells.size() > static_cast<std::size_t>(program.stages) && kernels.add == nullptr)
     refuse(
-        "stages with two owners need a kernel that adds gradients; give Loopback::kernels one, or "
-        "use a schedule with one owner for each stage");
+        "stages with two owners, or replicas, need a kernel that adds gradients; give "
+        "Loopback::kernels one, or use a schedule with one owner for each stage, without replicas");
   if (machine.options().clip_norm && (kernels.sum_squares == nullptr || kernels.scale == nullptr))
     refuse(
         "Options::clip_norm needs kernels that sum up squares and find the scale; give "

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include <stagger/cuda/stream.hpp>
-#include <stagger/engine/rank.hpp>
+#include <stagger/engine/machine.hpp>
 
 namespace stagger::cuda::detail {
 
@@ -50,6 +50,11 @@ class Timeline {
     mark(origin);
   }
 
+  /// Whether an instruction has a time: an action, or a sum of gradients.
+  [[nodiscard]] static bool shows(Instruction const& in) noexcept {
+    return in.op <= Op::recompute || in.op >= Op::backward_part;
+  }
+
   /// Runs what enqueues an action, between two events of its stream.
   template <class Enqueue>
   void action(stagger::detail::RankState& rank, Instruction const& in, Stream const& stream,
@@ -60,14 +65,20 @@ class Timeline {
     marks_.push_back({&rank, &in});
   }
 
-  /// Hands the times to the ranks, once the device is done.
-  [[gnu::cold]] void finish() {
+  /// Hands the times over, once the device is done.
+  [[gnu::cold]] void finish(stagger::detail::Machine& machine) {
     auto const since_start = [this](std::size_t event) {
       return events_[event].seconds_since(events_[0]);
     };
     for (std::size_t k = 0; k < marks_.size(); ++k) {
       auto& rank = *marks_[k].rank;
       Instruction const& in = *marks_[k].in;
+      if (in.op > Op::recompute) {
+        machine.options().replicas.ops()->note(machine, rank, in, since_start(2 * k + 1),
+                                               since_start(2 * k + 2));
+        continue;
+      }
+      if (!rank.record) continue;
       rank.spans.push_back(
           {action_of(in), since_start(2 * k + 1), since_start(2 * k + 2), in.op == Op::recompute});
       if (in.op == Op::forward)
