@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake -DCOMMAND=<mpirun;...;faults;WHAT> -DEXPECT=<regular expression> -DRANKS=<ranks that report> -P faults.cmake
+# cmake -DSAID=<file> -DEXPECT=<regular expression> -DRANKS=<ranks that report> -P faults.cmake
 #
-# Each of RANKS must report a fault with the words of EXPECT, all at the same step. The code of mpirun is not looked
-# at: it is not 0 when a process was killed, whatever the others did.
+# Each of RANKS must have reported in the file a fault with the words of EXPECT, all at the same step. The code of mpirun
+# is not looked at: it is not 0 when a process was killed, whatever the others did.
 
 cmake_minimum_required(VERSION 3.25)
 
-execute_process(COMMAND ${COMMAND} OUTPUT_VARIABLE said ERROR_VARIABLE complaints TIMEOUT 60)
+file(READ ${SAID} said)
+file(READ ${SAID}.too complaints)
 foreach(rank IN LISTS RANKS)
   if(NOT said MATCHES "FAULT rank ${rank} after [0-9.]+ s, no partial update( at step [0-9]+)?: [^\n]*${EXPECT}")
     message(SEND_ERROR "rank ${rank} did not report '${EXPECT}'. Output:\n${said}\n${complaints}")
