@@ -65,6 +65,39 @@ struct Sum {
   }
 };
 
+/// A layer with as many numbers as several processes can share.
+struct Wide {
+  using Input = Numbers;
+  using Output = Numbers;
+  int layer = 0;
+  sg::Parameter<> factors{"factors", std::vector<float>(96, 0.01F)};
+  auto parameters() { return std::tie(factors); }
+  void forward(sg::Context& context, Numbers const& x, Numbers& y, sg::NothingSaved&) {
+    meet(context, layer, false);
+    float sum = 0;
+    for (std::size_t i = 0; i < 96; ++i) sum += context[factors][i] * static_cast<float>(1 + i % 5);
+    y = x;
+    for (float& v : y) v *= sum;
+  }
+  void backward(sg::Context& context, Numbers const& x, Numbers const& dy, Numbers& dx,
+                sg::NothingSaved&) {
+    meet(context, layer, true);
+    float sum = 0;
+    for (std::size_t i = 0; i < 96; ++i) sum += context[factors][i] * static_cast<float>(1 + i % 5);
+    dx = dy;
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      for (std::size_t j = 0; j < 96; ++j)
+        context.gradient(factors)[j] += x[i] * dy[i] * static_cast<float>(1 + j % 5);
+      dx[i] *= sum;
+    }
+  }
+};
+
+/// Two of them in one stage.
+inline auto wide_stage() {
+  return sg::Pipeline{sg::Sequential{Wide{.layer = 0}, Wide{.layer = 1}}};
+}
+
 /// Six layers in one stage.
 inline auto one_stage() {
   return sg::Pipeline{sg::Sequential{Scale{.layer = 0}, Scale{.layer = 1}, Scale{.layer = 2},

@@ -215,12 +215,13 @@ struct Cargo {
     }
   }
 
-  /// Whether the ranks of one process update values that those of another have.
-  [[nodiscard]] bool renews(bool const* own, bool const* to) const {
-    bool any = false;
+  /// Bytes of values that the ranks of one process update and those of another have.
+  [[nodiscard]] std::size_t renewed_bytes(bool const* own, bool const* to) const {
+    std::size_t bytes = 0;
     if (commits() && machine.shards_)
-      each_renewed(own, to, [&](LayerParameters&, ByteRange) { any = true; });
-    return any;
+      each_renewed(own, to,
+                   [&](LayerParameters&, ByteRange range) { bytes += range.last - range.first; });
+    return bytes;
   }
   void write_values(ByteWriter& out, bool const* own, bool const* to) const {
     each_renewed(own, to, [&](LayerParameters& parameters, ByteRange range) {

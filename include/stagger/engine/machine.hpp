@@ -98,6 +98,9 @@ class Machine {
   /// Brings back what a step that failed has changed. Such a back end calls it itself.
   [[gnu::cold]] void undo() {
     if (program_->training) zero_gradients();
+    for (auto& duties : duties_)
+      if (std::exchange(duties.updated, false))
+        for (Duty const& duty : duties.layers) parameters_[duty.layer].copy_part(duty.range, true);
     if (program_->training && !program_->flushes)
       for (auto& parameters : parameters_) parameters.restore();
   }
@@ -181,6 +184,7 @@ class Machine {
     fate_.store(Fate::open, std::memory_order_relaxed);
     failure_ = nullptr;
     gradient_norm_ = 0;
+    for (auto& duties : duties_) duties.updated = false;
     if (!shards_ || program_->training)  // else nobody may know yet whose state it is
       if (std::exchange(shown_, false)) take_back();
     if (program_->training && !program_->flushes)
@@ -320,6 +324,7 @@ class Machine {
     List<Square> squares;  // of these gradients it adds them up
     List<Duty> layers;
     List<LayerParameters::Share*> clear;
+    bool updated = false;  // and what was before is saved
   };
 
   static Places places(Slots const& slots, SlotType const& type) {
@@ -445,7 +450,7 @@ class Machine {
   }
 
   void update(RankState& rank) {
-    if (!commit()) return;
+    if (shards_ ? failed() : !commit()) return;  // shared out, it can still be taken back
     double scale = 1;
     if (options_.clip_norm && memory_ == nullptr) {
       double sum =
@@ -456,10 +461,13 @@ class Machine {
       if (norm > *options_.clip_norm) scale = *options_.clip_norm / norm;
       if (rank.number == reporter_) gradient_norm_ = norm;
     }
-    Duties const& duties = duties_[static_cast<std::size_t>(rank.number)];
-    for (Duty const& duty : duties.layers)
+    Duties& duties = duties_[static_cast<std::size_t>(rank.number)];
+    duties.updated = shards_;
+    for (Duty const& duty : duties.layers) {
+      if (shards_) parameters_[duty.layer].copy_part(duty.range, false);
       optimizer_.update(optimizer_.optimizer, parameters_[duty.layer],
                         {scale, steps_ + 1, 0, 0, duty.range});
+    }
     for (auto* const share : duties.clear) share->zero();
   }
 

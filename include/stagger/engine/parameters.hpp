@@ -94,15 +94,33 @@ class LayerParameters {
     square_sums_.resize(declarations_.size());
   }
 
-  /// Where states are shared out: this part of the layer has them here, zeros at first.
+  /// Where states are shared out: this part of the layer has them here, zeros at first, and memory
+  /// for what it was before an update.
   /// @return  whether it has, or had none before
   [[gnu::cold]] bool hold_states(ByteRange range) {
-    if (range.first == held_.first && range.last == held_.last) return true;
-    if (held_.last != 0) return false;
+    bool const first = held_.last == 0;
+    if (!first && (range.first != held_.first || range.last != held_.last)) return false;
     held_ = range;
-    for (std::size_t s = 0; s < static_cast<std::size_t>(states_); ++s)
-      state_[s].make(memory_, range.last - range.first);
+    std::size_t const bytes = range.last - range.first;
+    bool const saves = saved_values_.size() == bytes;
+    if (!saves) saved_values_.make(memory_, bytes);
+    for (std::size_t s = 0; s < static_cast<std::size_t>(states_); ++s) {
+      if (first) state_[s].make(memory_, bytes);
+      if (!saves) saved_state_[s].make(memory_, bytes);
+    }
     return true;
+  }
+  /// Remembers values and state of a part that has them here; or brings them back.
+  [[gnu::noinline]] void copy_part(ByteRange part, bool back) noexcept {
+    auto const copy = [&](ParameterBlock const& now, ParameterBlock const& saved, std::size_t at) {
+      std::byte* const here = now.data() + at;
+      std::byte* const there = saved.data() + (part.first - held_.first);
+      if (part.first < part.last)
+        std::memcpy(back ? here : there, back ? there : here, part.last - part.first);
+    };
+    copy(values_[0], saved_values_, part.first);
+    for (std::size_t s = 0; s < static_cast<std::size_t>(states_); ++s)
+      copy(state_[s], saved_state_[s], part.first - held_.first);
   }
 
   /// Makes what there is no memory for, as zeros: gradients, state, and values that were released.

@@ -27,6 +27,7 @@
 #include <stagger/mpi/detail/renewal.hpp>
 #include <stagger/mpi/detail/routes.hpp>
 #include <stagger/mpi/detail/trouble.hpp>
+#include <stagger/mpi/detail/watch.hpp>
 #include <stagger/mpi/world.hpp>
 
 namespace stagger::mpi {
@@ -77,7 +78,8 @@ struct Processes {
 /// so what follows from a signal within a process follows from it here.
 ///
 /// A process that has sent its last promise to update backs out of the step only if another does,
-/// or does not answer. None updates before all know of all promises; see detail::Agreement.
+/// or does not answer. None updates for good before all know of all promises; see
+/// detail::Agreement.
 class ProcessesBackend {
  public:
   static constexpr bool timed = false;
@@ -96,7 +98,6 @@ class ProcessesBackend {
         channels_(World{.processes = device.processes, .deadline_s = meet_s_}.duplicate()),
         spin_(World::spin(collective::find_launch())) {
     collective::agree(world_, detail::facts_of(cargo_), meet_s_);
-    heard_at_.resize(static_cast<std::size_t>(channels_.size()));
     if (channels_.size() == 1) return;
     machine_.set_grouping_peers(detail::grouping_peers(*this));
   }
@@ -119,8 +120,8 @@ class ProcessesBackend {
     for (std::size_t r = 0; r < ranks; ++r)
       if (process_of[r] == channels_.rank()) ranks_.push_back({&machine_.ranks()[r], State::done});
     given_.assign(program.signals.size(), 0);
-    at_.assign(ranks, 0);
-    agreement_.load(program, process_of_, channels_.size());
+    watch_.load(channels_.size(), channels_.rank(), ranks);
+    agreement_.load(program, process_of_, channels_.size(), machine_.shards());
     routes_.find(cargo_, process_of_, channels_.rank());
     auto pools = routes_.pools();
     pools.push_back(machine_.shards() ? static_cast<std::size_t>(channels_.size() - 1) : 0);
@@ -134,21 +135,18 @@ class ProcessesBackend {
   /// Runs the ranks of this process in the step that the machine has begun. Returns when all ranks
   /// of all processes have finished, or when the step has failed.
   void drive() {
-    if (renewal_.torn()) return static_cast<void>(machine_.fail(renewal_.trouble()));
     begin_round();
     try {
       work();
     } catch (...) {
       break_off(std::current_exception());
     }
-    if (renewal_.missing() != 0 && !stopping()) {
-      renewal_.tear();
-      machine_.lose(renewal_.trouble());
-    }
-    if (!stopping())
+    if (!stopping()) {
+      renewal_.commit(cargo_, channels_);
       channels_.flush(machine_.options().deadline_s);
-    else if (!told_)
+    } else if (!told_) {
       tell();
+    }
   }
 
   bool start(std::coroutine_handle<>) {
@@ -169,7 +167,7 @@ class ProcessesBackend {
   [[nodiscard]] bool stopping() const noexcept { return stop_.load(std::memory_order_relaxed); }
   [[nodiscard]] bool ready(Wait const& wait) const noexcept {
     return given_[wait.signal] >= wait.count &&
-           (agreement_.made() || !cargo_.promises(wait.signal));
+           (agreement_.made() || machine_.shards() || !cargo_.promises(wait.signal));
   }
 
   void give(stagger::detail::RankState& rank, std::uint32_t which) {
@@ -198,12 +196,9 @@ class ProcessesBackend {
     if (in.op > Op::recompute)
       machine_.execute_end(
           rank, in,
-          {[](void* self) {
-             return seconds_since(static_cast<ProcessesBackend*>(self)->round_start_);
-           },
-           this});
+          {[](void* self) { return static_cast<ProcessesBackend*>(self)->watch_.now_s(); }, this});
     else if (rank.record)
-      stagger::detail::run_recorded(rank, in, [this] { return seconds_since(round_start_); });
+      stagger::detail::run_recorded(rank, in, [this] { return watch_.now_s(); });
     else
       stagger::detail::run_compute(rank, in);
   }
@@ -237,17 +232,11 @@ class ProcessesBackend {
     return std::move(own.front());
   }
 
-  [[nodiscard]] static double seconds_since(Clock::time_point start) {
-    return std::chrono::duration<double>(Clock::now() - start).count();
-  }
-
   void begin_round() {
     cargo_.hold(runs_here());  // the caller may have looked at all
     ++epoch_;
     std::fill(given_.begin(), given_.end(), 0);
-    std::fill(at_.begin(), at_.end(), 0);
     for (auto& entry : ranks_) entry.state = State::runnable;
-    std::fill(heard_at_.begin(), heard_at_.end(), Clock::now());
     promises_ = 0;
     for (auto const& entry : ranks_)
       if (cargo_.commits() && !adds_up(entry)) ++promises_;
@@ -258,7 +247,7 @@ class ProcessesBackend {
     phase_.store(Phase::open);
     stop_.store(false);
     if (machine_.failed()) stop_.store(true);  // cancelled before it began
-    round_start_ = moved_at_ = told_at_ = Clock::now();
+    watch_.begin_step();
   }
 
   void work() {
@@ -266,7 +255,7 @@ class ProcessesBackend {
     Waiting waiting = patience();
     auto idle_since = Clock::now();
     bool idle = false;
-    while (!stopping() && (open_ != 0 || results_missing_ != 0 || renewal_.missing() != 0)) {
+    while (!stopping() && (open_ != 0 || results_missing_ != 0 || !agreement_.made())) {
       bool moved = poll();
       for (auto& entry : ranks_) moved = go_on(entry) || moved;
       keep_in_touch();
@@ -293,13 +282,13 @@ class ProcessesBackend {
     if (entry.state == State::done) return false;
     if (entry.state == State::blocked && !ready(entry.rank->blocked_on)) return false;
     auto const progress = stagger::detail::go_on(*this, *entry.rank);
-    moved_at_ = Clock::now();
+    watch_.moved();
     entry.state = progress == stagger::detail::Progress::blocked ? State::blocked : State::done;
     if (entry.state != State::done || --open_ != 0 || stopping()) return true;
     if (!cargo_.commits())
       send_results();
-    else
-      renewal_.send(cargo_, channels_, epoch_, say_values);
+    else if (machine_.shards())
+      hand_over();
     return true;
   }
 
@@ -323,18 +312,24 @@ class ProcessesBackend {
 
   /// A message of another process.
   void take(int peer, std::uint32_t what, ByteReader& in) {
-    auto const now = heard_at_[static_cast<std::size_t>(peer)] = Clock::now();
+    watch_.hear(peer);
     if (what == say_failure) return take_failure(peer, in);
-    if (what == say_standing) return take_standing(in, now);
-    moved_at_ = now;
+    if (what == say_standing) return watch_.read(in);
+    watch_.moved();
     if (what < say_failure) {
       cargo_.read(in, what, runs_here());
       ++given_[what];
       if (cargo_.promises(what)) take_promise();
       return;
     }
-    if (what == say_agreed) return agreement_.take(peer);
-    if (what == say_values) return renewal_.take(cargo_, in, peer);
+    if (what == say_agreed) {
+      agreement_.take(peer);
+      return decide();
+    }
+    if (what == say_values) {
+      renewal_.take(channels_, in, peer);
+      return take_promise();
+    }
     while (in.left() != 0) {
       auto const rank = in.take<std::uint32_t>();
       if (what == say_spans)
@@ -347,6 +342,16 @@ class ProcessesBackend {
 
   void take_promise() {
     if (agreement_.promised()) channels_.post_to_all(channels_.blank(), epoch_, say_agreed);
+    decide();
+  }
+  /// What this process has updated goes to those who have it too.
+  void hand_over() {
+    renewal_.send(cargo_, channels_, epoch_);
+    take_promise();
+  }
+  /// From now on nothing ends the step; elsewhere the first update says so.
+  void decide() noexcept {
+    if (machine_.shards() && agreement_.made()) static_cast<void>(machine_.commit());
   }
 
   /// Of a rank and of the one that adds up beside it, which has finished too.
@@ -422,44 +427,26 @@ class ProcessesBackend {
   void keep_in_touch() {
     if (channels_.size() == 1) return;
     double const deadline_s = machine_.options().deadline_s;
-    double const quiet_s = seconds_since(moved_at_);
+    double const quiet_s = watch_.quiet_s();
     int const last = agreement_.last();
-    if (last >= 0 && quiet_s >= 1.5 * deadline_s &&
-        seconds_since(heard_at_[static_cast<std::size_t>(last)]) >= deadline_s / 2)
-      agreement_.settle();
+    if (last >= 0 && quiet_s >= 1.5 * deadline_s && watch_.silent_s(last) >= deadline_s / 2)
+      settle();
     else if (quiet_s >= (agreement_.in_doubt() ? 1.5 : 1) * deadline_s)
-      throw Error(Errc::deadline, stall_text(deadline_s));
-    if (seconds_since(told_at_) < deadline_s / 8) return;
-    told_at_ = Clock::now();
+      throw Error(Errc::deadline, stall_text());
+    if (!watch_.tells(deadline_s / 8)) return;
     auto message = channels_.blank();
-    for (auto const& entry : ranks_) {
-      message->payload.add(static_cast<std::uint32_t>(entry.rank->number));
-      message->payload.add(static_cast<std::uint64_t>(position(*entry.rank)));
-    }
+    for (auto const& entry : ranks_) watch_.write(message->payload, *entry.rank);
     channels_.post_to_all(std::move(message), epoch_, say_standing);
   }
 
-  void take_standing(ByteReader& in, Clock::time_point now) {
-    while (in.left() != 0) {
-      auto const rank = in.take<std::uint32_t>();
-      auto const at = static_cast<std::size_t>(in.take<std::uint64_t>());
-      if (at > at_[rank]) moved_at_ = now;
-      at_[rank] = std::max(at_[rank], at);
-    }
+  void settle() noexcept {
+    agreement_.settle();
+    decide();
   }
 
-  [[nodiscard]] static std::size_t position(stagger::detail::RankState const& rank) {
-    return static_cast<std::size_t>(rank.next.load(std::memory_order_relaxed) - rank.begin);
-  }
-
-  [[nodiscard]] std::string stall_text(double deadline_s) {
-    for (auto const& entry : ranks_)
-      at_[static_cast<std::size_t>(entry.rank->number)] = position(*entry.rank);
-    std::vector<double> quiet_s;
-    for (auto const at : heard_at_) quiet_s.push_back(seconds_since(at));
-    quiet_s[static_cast<std::size_t>(channels_.rank())] = 0;
-    detail::Stall const stall(machine_.program(), process_of_, at_, given_);
-    return stall.words(quiet_s, deadline_s);
+  [[nodiscard]] std::string stall_text() {
+    for (auto const& entry : ranks_) watch_.stands(*entry.rank);
+    return watch_.words(machine_, process_of_, given_, open_ == 0);
   }
 
   [[nodiscard]] bool const* runs_here() const noexcept {
@@ -482,6 +469,7 @@ class ProcessesBackend {
   detail::Routes routes_{};
   detail::Renewal renewal_{};
   detail::Agreement agreement_{};
+  detail::Watch watch_{};
 
   std::uint32_t epoch_ = 0;   // steps begun
   std::size_t open_ = 0;      // ranks of this process that are not done
@@ -491,9 +479,6 @@ class ProcessesBackend {
   detail::Trouble trouble_{};
   std::atomic<Phase> phase_{Phase::open};
   std::atomic<bool> stop_{false};
-  Clock::time_point round_start_{}, moved_at_{}, told_at_{};
-  std::vector<Clock::time_point> heard_at_{};  // [processes]
-  std::vector<std::size_t> at_{};              // [ranks] instructions that are known to be done
 };
 
 }  // namespace stagger::mpi

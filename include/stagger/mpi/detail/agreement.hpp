@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file   Whether all processes know that all ranks have finished: before that none of them
-///         updates anything.
+///         updates anything for good.
 /// @source D. Skeen, "Nonblocking Commit Protocols", SIGMOD 1981: a phase between the votes and the
 ///         commit, in which who has fallen silent may be left out.
 
@@ -19,20 +19,30 @@ namespace stagger::mpi::detail {
 /// updates, and it may end the step. If one process falls silent after it has promised, the others
 /// either all know of that, and may go on without it, or one does not, and says that the step ends.
 /// It says so after a deadline; those in doubt wait half as long again for it.
+///
+/// Where each process updates a part of what others have, it does so, in a way that can be taken
+/// back, once it knows of all promises. That it has handed its part over is a further promise; so
+/// "all promises" means that the process has everything, and the update lasts when all have said
+/// so.
 class Agreement {
  public:
   /// @param process_of  [ranks]
-  void load(Program const& program, std::vector<int> const& process_of, int processes) {
+  /// @param hands_over  whether each process hands over what it has updated
+  void load(Program const& program, std::vector<int> const& process_of, int processes,
+            bool hands_over = false) {
     auto const ranks = static_cast<std::size_t>(program.computing);
     bool const needed = program.training && program.flushes && processes > 1 && ranks > 1;
     ranks_ = needed ? ranks : 0;
+    handed_ = 0;
     takes_part_.assign(static_cast<std::size_t>(processes), false);
     for (std::size_t r = 0; r < ranks_; ++r)
       takes_part_[static_cast<std::size_t>(process_of[r])] = true;
+    for (std::size_t p = 0; p < takes_part_.size() && hands_over; ++p)
+      if (takes_part_[p]) ++handed_;
   }
   void begin_step(int here) {
     auto const self = static_cast<std::size_t>(here);
-    promises_ = takes_part_[self] ? ranks_ : 0;
+    promises_ = takes_part_[self] ? ranks_ + handed_ : 0;
     missing_ = 0;
     knows_.assign(takes_part_.size(), true);
     for (std::size_t p = 0; p < takes_part_.size() && promises_ != 0; ++p) {
@@ -41,7 +51,7 @@ class Agreement {
       ++missing_;
     }
   }
-  /// One more rank has promised. @return whether all have
+  /// One more rank has promised, or process handed over. @return whether all have
   bool promised() noexcept { return promises_ != 0 && --promises_ == 0; }
   /// A process knows of all promises.
   void take(int process) noexcept {
@@ -50,7 +60,7 @@ class Agreement {
     knows_[p] = true;
     --missing_;
   }
-  /// Whether ranks may update.
+  /// Whether ranks may update, or what they have updated may last.
   [[nodiscard]] bool made() const noexcept { return promises_ == 0 && missing_ == 0; }
   /// Whether this process has said that it knows of all promises, and may not end the step alone.
   [[nodiscard]] bool in_doubt() const noexcept { return promises_ == 0 && missing_ != 0; }
@@ -66,6 +76,7 @@ class Agreement {
 
  private:
   std::size_t ranks_ = 0;           // 0: there is nothing to agree on
+  std::size_t handed_ = 0;          // processes that hand over
   std::vector<bool> takes_part_{};  // [processes]
   std::vector<bool> knows_{};       // likewise
   std::size_t promises_ = 0;        // that are not known here

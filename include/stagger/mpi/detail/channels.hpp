@@ -38,8 +38,14 @@ enum Notice : std::uint32_t {
   say_standing,
   say_spans,
   say_results,
-  say_values,  ///< of parameters, where each replica updates a part
-  say_agreed   ///< the process knows that all ranks have finished
+  say_values,  ///< where each replica updates a part: the process has, and hands it over
+  say_agreed   ///< the process knows that all ranks have finished, or has what all handed over
+};
+
+/// Memory that a payload arrived in.
+struct Payload {
+  std::unique_ptr<std::byte[]> bytes{};
+  std::size_t room = 0;
 };
 
 /// A message on its way to one process or to several.
@@ -170,6 +176,16 @@ class Channels {
     return moved;
   }
 
+  /// While the message of a process is delivered: keeps the memory of its payload, and gives other
+  /// memory for later ones.
+  void keep_payload(int peer, Payload& memory) noexcept {
+    std::swap(peers_[static_cast<std::size_t>(peer)].payload, memory);
+  }
+  /// Gives it back, unless another payload is arriving.
+  void return_payload(int peer, Payload& memory) noexcept {
+    if (peers_[static_cast<std::size_t>(peer)].state != State::payload) keep_payload(peer, memory);
+  }
+
   /// Gives what was posted some time to leave.
   void flush(double seconds) {
     auto const start = std::chrono::steady_clock::now();
@@ -195,8 +211,7 @@ class Channels {
   struct Peer {
     Envelope envelope{};
     State state = State::idle;
-    std::unique_ptr<std::byte[]> payload{};
-    std::size_t room = 0;
+    Payload payload{};
     MPI_Request loading = MPI_REQUEST_NULL;
   };
 
@@ -252,11 +267,11 @@ class Channels {
     }
     int const length = counted(peer.envelope.bytes);
     if (length == 0) return finish(p, epoch, deliver);
-    if (peer.room < peer.envelope.bytes) {
-      peer.payload.reset(new std::byte[peer.envelope.bytes]);
-      peer.room = peer.envelope.bytes;
+    if (peer.payload.room < peer.envelope.bytes) {
+      peer.payload.bytes.reset(new std::byte[peer.envelope.bytes]);
+      peer.payload.room = peer.envelope.bytes;
     }
-    check(MPI_Irecv(peer.payload.get(), length, MPI_BYTE, static_cast<int>(p), payload_tag,
+    check(MPI_Irecv(peer.payload.bytes.get(), length, MPI_BYTE, static_cast<int>(p), payload_tag,
                     processes_, &peer.loading),
           "MPI_Irecv", "this process");
     peer.state = State::payload;
@@ -266,7 +281,7 @@ class Channels {
   template <class Deliver> void finish(std::size_t p, std::uint32_t epoch, Deliver& deliver) {
     Peer& peer = peers_[p];
     Envelope const envelope = peer.envelope;
-    ByteReader payload(peer.payload.get(), envelope.bytes);
+    ByteReader payload(peer.payload.bytes.get(), envelope.bytes);
     start(p);  // the header of the next; its payload waits until this one is read
     if (envelope.epoch == epoch) deliver(static_cast<int>(p), envelope.what, payload);
   }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Parameters that several processes update: what each hands to the others after a step,
-///         and how all come to have everything.
+/// @file   Parameters that several processes update: what each hands to the others before the end
+///         of a step, and how all come to have everything.
 
 #include <cstddef>
-#include <exception>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include <stagger/core/error.hpp>
@@ -42,7 +42,8 @@ inline void gather(Communicator& world, stagger::detail::Cargo const& cargo,
   });
 }
 
-/// One process's part in the end of a step in which each replica updates a part of its layers.
+/// One process's part in the end of a step in which each replica updates a part of its layers. What
+/// comes from others stays in the messages until it is agreed that all have everything.
 class Renewal {
  public:
   /// @param runs  [processes][ranks] whether a process runs a rank; outlives this
@@ -53,44 +54,60 @@ class Renewal {
     pool_ = pool;
     here_ = here;
     ranks_ = cargo.program().ranks.size();
-    givers_ = 0;
     takers_.clear();
+    others_.clear();
+    given_.resize(static_cast<std::size_t>(processes));
     for (int p = 0; p < processes; ++p) {
       if (p == here) continue;
-      if (cargo.renews(runs_of(p), runs_of(here))) ++givers_;
-      if (cargo.renews(runs_of(here), runs_of(p))) takers_.push_back(p);
+      given_[static_cast<std::size_t>(p)].bytes = cargo.renewed_bytes(runs_of(p), runs_of(here));
+      bool const taker = cargo.renewed_bytes(runs_of(here), runs_of(p)) != 0;
+      (taker ? takers_ : others_).push_back(p);
     }
   }
-  void begin_step() noexcept { missing_ = givers_; }
-  /// Processes whose values have not come.
-  [[nodiscard]] int missing() const noexcept { return missing_; }
+  void begin_step() noexcept {
+    for (Given& given : given_) given.here = false;
+  }
 
-  /// To those who have the same stages, what is new. The others have none of it in this step.
-  void send(stagger::detail::Cargo const& cargo, Channels& channels, std::uint32_t epoch,
-            std::uint32_t what) const {
-    if (cargo.machine.shards()) cargo.clear_gradients_of(runs_of(here_));
+  /// To those who have the same stages, what is new; to the others, that there is something.
+  void send(stagger::detail::Cargo const& cargo, Channels& channels, std::uint32_t epoch) const {
+    cargo.clear_gradients_of(runs_of(here_));
     for (int const& peer : takers_) {
       auto message = channels.blank(pool_);
       cargo.write_values(message->payload, runs_of(here_), runs_of(peer));
-      channels.post(std::move(message), epoch, what, &peer, 1);
+      channels.post(std::move(message), epoch, say_values, &peer, 1);
     }
+    if (!others_.empty())
+      channels.post(channels.blank(), epoch, say_values, others_.data(), others_.size());
   }
-  void take(stagger::detail::Cargo const& cargo, ByteReader& in, int peer) {
-    cargo.read_values(in, runs_of(peer), runs_of(here_));
-    --missing_;
+  /// Keeps what a process hands over.
+  void take(Channels& channels, ByteReader const& in, int peer) {
+    Given& given = given_[static_cast<std::size_t>(peer)];
+    if (in.left() != given.bytes)
+      raise(Errc::mismatch, "process ", peer, " hands over ", in.left(),
+            " bytes of parameters instead of ", given.bytes,
+            "; start all processes with one program");
+    given.here = given.bytes != 0;
+    if (given.here) channels.keep_payload(peer, given.memory);
   }
-
-  /// After a step that was decided, and whose values did not all come: no step can follow.
-  void tear() noexcept { torn_ = true; }
-  [[nodiscard]] bool torn() const noexcept { return torn_; }
-  [[nodiscard]] static std::exception_ptr trouble() {
-    return std::make_exception_ptr(
-        Error(Errc::peer_failed,
-              "a process ended before it had handed over the parameters that it updated, so some "
-              "are new and some old; go on from a checkpoint in new processes"));
+  /// Once all have everything: puts it where it belongs.
+  void commit(stagger::detail::Cargo const& cargo, Channels& channels) noexcept {
+    for (std::size_t p = 0; p < given_.size(); ++p) {
+      Given& given = given_[p];
+      if (!std::exchange(given.here, false)) continue;
+      ByteReader in(given.memory.bytes.get(), given.bytes);
+      cargo.read_values(in, runs_of(static_cast<int>(p)), runs_of(here_));
+      channels.return_payload(static_cast<int>(p), given.memory);
+    }
   }
 
  private:
+  /// What a process updates and this one has.
+  struct Given {
+    std::size_t bytes = 0;
+    bool here = false;  // in this step
+    Payload memory{};
+  };
+
   [[nodiscard]] bool const* runs_of(int process) const noexcept {
     return runs_ + static_cast<std::size_t>(process) * ranks_;
   }
@@ -99,10 +116,9 @@ class Renewal {
   std::size_t ranks_ = 0;
   std::size_t pool_ = 0;
   int here_ = 0;
-  std::vector<int> takers_{};  // processes that are handed what this one has updated
-  int givers_ = 0;             // those that hand it what they have
-  int missing_ = 0;
-  bool torn_ = false;
+  std::vector<int> takers_{};   // processes that are handed what this one has updated
+  std::vector<int> others_{};   // the rest
+  std::vector<Given> given_{};  // [processes]
 };
 
 }  // namespace stagger::mpi::detail

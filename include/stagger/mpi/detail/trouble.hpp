@@ -59,6 +59,20 @@ class Stall {
 
   /// @param quiet_s  [processes] since each was heard of
   [[nodiscard]] std::string words(std::vector<double> const& quiet_s, double deadline_s) const {
+    return text("no rank moved for ", deadline_s,
+                " s: ", stagger::detail::describe_stall(program_, at_, given_),
+                silent(quiet_s, deadline_s),
+                "; raise Options::deadline_s if an action may take that long");
+  }
+  /// When the ranks here have ended, and not everybody has what was updated.
+  [[nodiscard]] std::string words_of_handing_over(std::vector<double> const& quiet_s,
+                                                  double deadline_s) const {
+    return text("for ", deadline_s, " s no process said that it has all updated parameters",
+                silent(quiet_s, deadline_s));
+  }
+
+ private:
+  [[nodiscard]] std::string silent(std::vector<double> const& quiet_s, double deadline_s) const {
     std::string silent;
     for (std::size_t p = 0; p < quiet_s.size(); ++p) {
       if (quiet_s[p] < deadline_s / 2) continue;
@@ -69,12 +83,9 @@ class Stall {
           silent += text(", its rank ", r, " owes ",
                          stagger::detail::describe(program_.ranks[r].code[owed(r)]));
     }
-    return text("no rank moved for ", deadline_s,
-                " s: ", stagger::detail::describe_stall(program_, at_, given_), silent,
-                "; raise Options::deadline_s if an action may take that long");
+    return silent;
   }
 
- private:
   /// The first instruction of a rank that another one waits for; where nobody does, its next.
   [[nodiscard]] std::size_t owed(std::size_t rank) const {
     auto const& code = program_.ranks[rank].code;

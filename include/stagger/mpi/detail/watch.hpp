@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   How long nothing has moved in a step, how long each process has been silent, and where
+///         the ranks of all of them stand.
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <stagger/core/portable.hpp>
+#include <stagger/engine/machine.hpp>
+#include <stagger/mpi/detail/trouble.hpp>
+
+namespace stagger::mpi::detail {
+
+class Watch {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using Ranks = FixedArray<stagger::detail::RankState>;
+
+  void load(int processes, int here, std::size_t ranks) {
+    here_ = static_cast<std::size_t>(here);
+    heard_at_.resize(static_cast<std::size_t>(processes));
+    at_.assign(ranks, 0);
+  }
+  void begin_step() {
+    started_at_ = moved_at_ = told_at_ = Clock::now();
+    std::fill(heard_at_.begin(), heard_at_.end(), started_at_);
+    std::fill(at_.begin(), at_.end(), 0);
+  }
+
+  /// Seconds since the step began.
+  [[nodiscard]] double now_s() const { return seconds_since(started_at_); }
+  /// Since a rank of this process moved, or one elsewhere is known to have.
+  [[nodiscard]] double quiet_s() const { return seconds_since(moved_at_); }
+  /// Since a process was heard of.
+  [[nodiscard]] double silent_s(int process) const {
+    return seconds_since(heard_at_[static_cast<std::size_t>(process)]);
+  }
+  void moved() { moved_at_ = Clock::now(); }
+  void hear(int process) { heard_at_[static_cast<std::size_t>(process)] = Clock::now(); }
+
+  /// Whether it is time to tell the others where this process stands.
+  [[nodiscard]] bool tells(double every_s) {
+    if (seconds_since(told_at_) < every_s) return false;
+    told_at_ = Clock::now();
+    return true;
+  }
+  static void write(ByteWriter& out, stagger::detail::RankState const& rank) {
+    out.add(static_cast<std::uint32_t>(rank.number));
+    out.add(static_cast<std::uint64_t>(position(rank)));
+  }
+  void read(ByteReader& in) {
+    while (in.left() != 0) {
+      auto const rank = in.take<std::uint32_t>();
+      auto const at = static_cast<std::size_t>(in.take<std::uint64_t>());
+      if (at > at_[rank]) moved();
+      at_[rank] = std::max(at_[rank], at);
+    }
+  }
+  /// Of a rank of this process.
+  void stands(stagger::detail::RankState const& rank) {
+    at_[static_cast<std::size_t>(rank.number)] = position(rank);
+  }
+
+  /// Who waits for whom, when nothing has moved for so long.
+  /// @param given  [signals] that are known to be given
+  [[nodiscard]] std::string words(stagger::detail::Machine const& machine,
+                                  std::vector<int> const& process_of,
+                                  std::vector<std::uint32_t> const& given, bool ended) const {
+    std::vector<double> silent;
+    for (std::size_t p = 0; p < heard_at_.size(); ++p)
+      silent.push_back(p == here_ ? 0 : silent_s(static_cast<int>(p)));
+    double const deadline_s = machine.options().deadline_s;
+    Stall const stall(machine.program(), process_of, at_, given);
+    if (!ended) return stall.words(silent, deadline_s);
+    return stall.words_of_handing_over(silent, deadline_s) +
+           text("; parameters are those after step ", machine.steps());
+  }
+
+ private:
+  [[nodiscard]] static double seconds_since(Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+  }
+  [[nodiscard]] static std::size_t position(stagger::detail::RankState const& rank) {
+    return static_cast<std::size_t>(rank.next.load(std::memory_order_relaxed) - rank.begin);
+  }
+
+  std::size_t here_ = 0;
+  Clock::time_point started_at_{}, moved_at_{}, told_at_{};
+  std::vector<Clock::time_point> heard_at_{};  // [processes]
+  std::vector<std::size_t> at_{};              // [ranks] instructions that are known to be done
+};
+
+}  // namespace stagger::mpi::detail
