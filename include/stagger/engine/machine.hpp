@@ -22,6 +22,7 @@
 #include <stagger/engine/parameter_memory.hpp>
 #include <stagger/engine/rank.hpp>
 #include <stagger/engine/replica_ops.hpp>
+#include <stagger/engine/step_fate.hpp>
 
 namespace stagger {
 
@@ -29,11 +30,7 @@ class Profiler;
 
 namespace detail {
 
-/// A step's fate is decided once, by whoever comes first: the ranks, when all have finished, or an
-/// error.
-enum class Fate : std::uint8_t { open, committed, failed };
-
-class Machine {
+class Machine : public StepFate {
  public:
   /// @param cuts    [stages - 1] first layer of each stage after the first, rising
   /// @param memory  where parameters go; none: on the host
@@ -111,22 +108,6 @@ class Machine {
   void abandon_parameters() noexcept {
     device_memory_.release = [](ParameterMemory const&, void*) noexcept {};
   }
-  /// Ends the step with an error even if it was decided that it succeeds.
-  void lose(std::exception_ptr failure) noexcept {
-    if (fail(failure) || failed()) return;
-    failure_ = std::move(failure);
-    fate_.store(Fate::failed);
-  }
-  /// Decides that the step succeeds, and takes that back for a program that was recorded instead of
-  /// carried out.
-  [[nodiscard]] bool commit() noexcept {
-    Fate fate = Fate::open;
-    return fate_.compare_exchange_strong(fate, Fate::committed) || fate == Fate::committed;
-  }
-  void reopen() noexcept {
-    Fate fate = Fate::committed;
-    fate_.compare_exchange_strong(fate, Fate::open);
-  }
 
   /// Makes the slots of a program and points every rank at them. Of values and slots, allocates
   /// only what earlier programs did not need.
@@ -181,8 +162,7 @@ class Machine {
   /// Sets every rank to the start of the loaded program.
   [[gnu::cold]] void begin_step(StepArguments const& arguments) {
     arguments_ = arguments;
-    fate_.store(Fate::open, std::memory_order_relaxed);
-    failure_ = nullptr;
+    begin_fate();
     gradient_norm_ = 0;
     for (auto& duties : duties_) duties.updated = false;
     if (!shards_ || program_->training)  // else nobody may know yet whose state it is
@@ -207,27 +187,13 @@ class Machine {
   /// @throws what any rank threw, Error for a deadline or a cancellation; parameters are then those
   /// of the last step
   [[gnu::cold]] void end_step() {
-    if (fate_.load(std::memory_order_acquire) == Fate::failed) {
+    if (failed()) {
       if (memory_ == nullptr) undo();
-      std::rethrow_exception(std::exchange(failure_, nullptr));
+      rethrow();
     }
     if (program_->training) steps_ += program_->updates;
     if (options_.replicas.ops() != nullptr) options_.replicas.ops()->end_step(*this);
   }
-
-  /// Ends the step with an error unless its fate is decided already.
-  /// @return whether this call decided it
-  bool fail(std::exception_ptr failure) noexcept {
-    if (failing_.exchange(true)) return false;  // one writer of `failure_`
-    bool decided = false;
-    if (Fate open = fate_.load(); open == Fate::open) {
-      failure_ = std::move(failure);
-      decided = fate_.compare_exchange_strong(open, Fate::failed);
-    }
-    failing_.store(false);
-    return decided;
-  }
-  [[nodiscard]] bool failed() const noexcept { return fate_.load() == Fate::failed; }
 
   /// Carries out what ends a step on one rank: `hand_in`, `finish` or `update`; or
   /// what replicas do between actions and instead of their last backward.
@@ -495,9 +461,6 @@ class Machine {
   std::int64_t steps_ = 0;
   double gradient_norm_ = 0;
   int reporter_ = 0;  // the rank that tells it
-  std::exception_ptr failure_;
-  std::atomic<Fate> fate_{Fate::open};
-  std::atomic<bool> failing_{false};
 };
 
 }  // namespace detail
