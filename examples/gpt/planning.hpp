@@ -110,7 +110,7 @@ template <class Bench> class Planning {
     std::vector<plan::Plan> all;
     plan::Auto const search{.budget = 100'000, .simulations = 2'000};
     for (auto& c : search.shortlist(w)) all.push_back(std::move(c.plan));
-    if (!s_.compare && !s_.on_gpu()) return all;
+    if (!s_.compare || s_.on_gpu()) return all;
     all.erase(std::remove_if(all.begin(), all.end(),
                              [](plan::Plan const& p) {
                                return std::any_of(p.stages.begin(), p.stages.end(),
@@ -163,9 +163,7 @@ inline void require_plan(Settings const& s, plan::Plan const& p) {
       refuse("a microbatch of " + std::to_string(s.batch / p.microbatches) +
              " sequences cannot be shared by " + std::to_string(stage.replicas()) +
              " replicas; use a larger --batch");
-    if (s.on_gpu() && stage.replicas() > 1)
-      refuse("replicated stages are not for --device cuda; plan for it, or leave --device out");
-    if (s.compare && stage.replicas() > 1)
+    if (s.compare && stage.replicas() > 1 && !s.on_gpu())
       refuse(
           "--compare cannot follow replicated stages, which add their gradients in an order "
           "of their own; leave --compare out");

@@ -86,7 +86,7 @@ void Settings::check() const {
            " leaves some without a sequence of each of " + std::to_string(microbatches) +
            " microbatches; use a --batch of at least " + std::to_string(replicas * microbatches) +
            ", or fewer --microbatches");
-  if (compare && replicas > 1)
+  if (compare && replicas > 1 && !on_gpu())
     refuse("--compare cannot follow --replicas " + std::to_string(replicas) +
            ", which add up the gradients of their own sequences first; leave one out");
   if (shard_optimizer && (device != "mpi" || (replicas == 1 && plan.empty())))
@@ -99,10 +99,6 @@ void Settings::check() const {
     refuse("--precision '" + precision + "' is unknown; use fp32, tf32 or bf16");
   if (!on_gpu() && (precision != "fp32" || graph))
     refuse("--precision and --graph are for a GPU; add --device cuda, or leave them out");
-  if (on_gpu() && replicas > 1)
-    refuse("--replicas " + std::to_string(replicas) +
-           " cannot share a stage on --device cuda, where all ranks have one GPU; use more "
-           "--microbatches, or another --device");
   require("--seed", seed, 0, std::numeric_limits<std::int64_t>::max());
   require("--threads", threads, 1, 1024);
   require("--every", checkpoint_every, 1, 1'000'000'000);

@@ -142,8 +142,9 @@ sg::cuda::MemoryNeed memory_need(Settings const& s) {
   double const element = s.precision == "bf16" ? 2 : 4;
   auto const layers = static_cast<double>(s.layers);
   auto const width = static_cast<double>(s.width);
-  double const rows =
-      std::ceil(static_cast<double>(s.batch) / static_cast<double>(s.microbatches)) *
+  auto const replicas = static_cast<double>(s.replicas);
+  double const rows =  // of a replica
+      std::ceil(static_cast<double>(s.batch) / static_cast<double>(s.microbatches) / replicas) *
       static_cast<double>(s.context);
   double const shares = static_cast<double>(s.heads) * static_cast<double>(s.context);
   // Block::Saved and the input of each block; in a Bench what the blocks of a rank share.
@@ -158,9 +159,10 @@ sg::cuda::MemoryNeed memory_need(Settings const& s) {
   auto const bytes = [](double count) { return static_cast<std::uint64_t>(count); };
   sg::cuda::MemoryNeed need;
   need.fixed_bytes =
-      bytes(16 * parameters_of(s) +
-            static_cast<double>(s.ranks()) * (element * shared + workspace_bytes_of_a_rank));
-  need.in_flight_bytes = bytes(element * saved);
+      bytes((12 + 4 * replicas) * parameters_of(s) +  // each replica has gradients of its own
+            replicas * static_cast<double>(s.ranks()) *
+                (element * shared + workspace_bytes_of_a_rank));
+  need.in_flight_bytes = bytes(replicas * element * saved);
   need.in_flight = static_cast<int>((pairs + s.stages - 1) / s.stages);
   return need;
 }

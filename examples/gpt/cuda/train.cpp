@@ -60,9 +60,11 @@ auto make_pipeline(Way const& way, std::shared_ptr<gpu::Benches<T>> const& bench
   device.capture = s.graph;
   device.counts = counts;
   device.kernels = &gpu::parameter_kernels();
+  sg::Options options = options_of(s);
+  options.replicas = replicas_of(way);
   return sg::Pipeline{gpu::make_model<T>(shape_of(s), static_cast<std::uint64_t>(s.seed), benches)}
       .with(cuts_of(way), schedule_of(way), DeviceAdam{adam}, gpu::CrossEntropy<T>(benches), device,
-            options_of(s));
+            options);
 }
 
 template <class T>
