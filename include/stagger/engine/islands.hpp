@@ -9,6 +9,7 @@
 
 #include <stagger/core/list.hpp>
 #include <stagger/engine/machine.hpp>
+#include <stagger/engine/replica_run.hpp>
 
 namespace stagger::detail {
 
@@ -60,6 +61,83 @@ struct Islands {
                    : machine.cells_[cell].layers.back().dy[slot];
   }
 
+  // Of a cut between cells of differently replicated stages.
+
+  /// Slots of their own for the rows that cross it in one direction.
+  struct OwnRows {
+    Slots given;  // where the giver does not give all of a value
+    Slots taken;
+  };
+
+  /// Parts the ends of a cut. Allocates only what earlier programs did not need.
+  [[gnu::cold]] void part(Cut cut, bool forward, OwnRows& own) const {
+    Cell const& from = program().cells[cut.from];
+    Cell const& to = program().cells[cut.to];
+    SlotType const& type = type_behind(cut.from);
+    std::size_t const slots = forward ? from.y_slots : to.dx_slots;
+    Machine::grow(own.given, type, slots);
+    Machine::grow(own.taken, type, slots);
+    std::size_t const taker = forward ? cut.to : cut.from;
+    auto const giver = static_cast<std::size_t>(forward ? from.rank : to.rank);
+    ReplicaRun& run = *machine.replica_run_;
+    for (RowSource& source : forward ? run.inputs : run.gradients)
+      if (source.cell == taker && source.rank == giver)
+        source = {taker, giver, Machine::places(own.taken, type), true};
+  }
+  /// How many rows of a microbatch cross it.
+  [[nodiscard]] std::size_t rows_across(Cut cut, std::size_t microbatch) const noexcept {
+    return rows_of(cut.from, microbatch).common(rows_of(cut.to, microbatch)).count();
+  }
+  /// What the giver sends: its value, or a copy of some rows, which is enqueued.
+  [[nodiscard]] void* given(Cut cut, bool forward, std::size_t slot, std::size_t microbatch,
+                            OwnRows const& own) const {
+    void* const value =
+        forward ? machine.cells_[cut.from].back->y[slot] : machine.cells_[cut.to].dx[slot];
+    RowRange const rows = rows_of(forward ? cut.from : cut.to, microbatch);
+    RowRange const both = rows.common(rows_of(forward ? cut.to : cut.from, microbatch));
+    SlotType const& type = type_behind(cut.from);
+    std::size_t const all = type.rows(value);
+    if (both.count() == rows.count() || all % rows.count() != 0) return value;
+    std::size_t const times = all / rows.count();
+    void* const part = own.given[slot];
+    type.resize_rows(part, value, both.count() * times);
+    type.copy_rows(part, 0, value, (both.first - rows.first) * times, both.count() * times);
+    return part;
+  }
+  [[nodiscard]] RowRange rows_of(std::size_t cell, std::size_t microbatch) const noexcept {
+    return machine.replica_run_->ranks[rank_of(cell)].rows[microbatch];
+  }
+
+  /// From now on the owners of a stage, whose memories are apart, update their own values; the
+  /// gradients of each are then those of all. The first one adds up squares.
+  /// @param cell  of the first owner
+  [[gnu::cold]] void update_apart(std::size_t first) const {
+    int const stage = program().cells[first].stage;
+    for (std::size_t c = first; c < program().cells.size() && program().cells[c].stage == stage;
+         ++c)
+      each_layer(c, [&](std::size_t l, LayerParameters::Share* share) {
+        auto& duties = machine.duties_[rank_of(c)];
+        drop(duties.layers, [&](auto const& duty) { return duty.layer == l; });
+        drop(duties.squares, [&](auto const& one) { return one.layer == l; });
+        drop(duties.clear, [&](auto const* one) { return one == share; });
+        if (share != nullptr) return share->hold_states(machine.parameters_[l]);
+        duties.layers.push_back({l, {}});
+        for (std::size_t p = 0; p < machine.parameters_[l].count(); ++p)
+          duties.squares.push_back({l, p});
+      });
+  }
+  /// The update of an owner who is not the first.
+  void update(std::size_t cell) const noexcept {
+    each_layer(cell, [&](std::size_t l, LayerParameters::Share* share) {
+      if (share == nullptr) return;
+      LayerParameters& parameters = machine.parameters_[l];
+      share->stand_in(parameters, [&] {
+        machine.optimizer_.update(machine.optimizer_.optimizer, parameters,
+                                  {1, machine.steps_ + 1});
+      });
+    });
+  }
+
   /// Moves the parameters of a cell, first owners first.
   /// @param memory  of the cell's rank
   /// @param home    of the stage's values, unless the cell has its own
@@ -82,6 +160,13 @@ struct Islands {
   }
   [[nodiscard]] LayerParameters& parameters(std::size_t layer) const noexcept {
     return machine.parameters_[layer];
+  }
+
+  template <class T, class Which> static void drop(List<T>& list, Which which) {
+    List<T> kept;
+    for (std::size_t i = 0; i < list.size(); ++i)
+      if (!which(list[i])) kept.push_back(list[i]);
+    list = std::move(kept);
   }
 
   /// What a rank does once the gradients of all owners of its stages are there.

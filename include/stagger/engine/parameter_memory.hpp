@@ -13,6 +13,13 @@
 
 namespace stagger::detail {
 
+/// Part of a layer's parameters, by where they lie in its memory. Borders are multiples of
+/// `alignment_bytes`, so no element is cut.
+struct ByteRange {
+  std::size_t first = 0;
+  std::size_t last = static_cast<std::size_t>(-1);
+};
+
 /// Memory of a back end, and what is done there with parameters. Nothing here has a price for
 /// parameters in host memory, which have none of these.
 struct ParameterMemory {
@@ -95,6 +102,7 @@ class ParameterBlock {
       std::memset(data_ + first, 0, last - first);
   }
 
+  [[nodiscard]] ParameterMemory const* memory() const noexcept { return memory_; }
   [[nodiscard]] std::byte* data() const noexcept { return data_; }
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
 

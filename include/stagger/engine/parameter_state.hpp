@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A parameter as others see it between two steps, and parts of a layer's parameters.
+/// @file   A parameter as it is shown between two steps.
 
 #include <array>
 #include <cstddef>
-#include <cstdint>
 #include <span>
 #include <string>
 
@@ -26,23 +25,4 @@ struct ParameterState {
   }
 };
 
-namespace detail {
-
-/// Part of a layer's parameters, by where they lie in its memory. Borders are multiples of
-/// `alignment_bytes`, so no element is cut.
-struct ByteRange {
-  std::size_t first = 0;
-  std::size_t last = static_cast<std::size_t>(-1);
-};
-
-/// One optimizer step of one layer, or of a part of it.
-struct UpdateStep {
-  double gradient_scale = 1;
-  std::int64_t number = 1;  // counted from 1
-  std::size_t from = 0;     // version of the values
-  std::size_t to = 0;
-  ByteRange range = {};  // of the layer's parameters
-};
-
-}  // namespace detail
 }  // namespace stagger

@@ -15,32 +15,10 @@
 #include <stagger/core/tensor.hpp>
 #include <stagger/engine/layer.hpp>
 #include <stagger/engine/parameter_memory.hpp>
+#include <stagger/engine/parameter_state.hpp>
 #include <stagger/model/optimizer.hpp>
 
-namespace stagger {
-
-/// One parameter between two steps: what a checkpoint stores. The memory belongs to the engine.
-struct ParameterState {
-  std::string name;  ///< "layer.parameter", layers counted from the model's input
-  ElementType type = ElementType::f32;
-  std::span<std::byte> value;
-  std::array<std::span<std::byte>, 2> state;  ///< the optimizer's; empty where it keeps fewer
-
-  /// The values as numbers.
-  /// @pre type == element_type_of<T>
-  template <class T> [[nodiscard]] std::span<T> values() const noexcept {
-    return {reinterpret_cast<T*>(value.data()), value.size() / sizeof(T)};
-  }
-};
-
-namespace detail {
-
-/// Part of a layer's parameters, by where they lie in its memory. Borders are multiples of
-/// `alignment_bytes`, so no element is cut.
-struct ByteRange {
-  std::size_t first = 0;
-  std::size_t last = static_cast<std::size_t>(-1);
-};
+namespace stagger::detail {
 
 /// One optimizer step of one layer, or of a part of it.
 struct UpdateStep {
@@ -201,7 +179,10 @@ class LayerParameters {
         views_[i].gradient = gradients_.data() + parameters.offsets_[i];
     }
     [[nodiscard]] ParameterView const* views() const noexcept { return views_.data(); }
-    [[nodiscard]] std::uint64_t bytes() const noexcept { return gradients_.size(); }
+    [[nodiscard]] std::uint64_t bytes() const noexcept {
+      return gradients_.size() + values_.size() + received_.size() + state_[0].size() +
+             state_[1].size();
+    }
     void zero() noexcept { gradients_.zero(); }
     void release() noexcept { gradients_ = {}; }
 
@@ -214,6 +195,7 @@ class LayerParameters {
       gradients_.move_to(memory);
       values_.make(memory, apart ? gradients_.size() : 0);
       received_.make(parameters.memory_, apart ? gradients_.size() : 0);
+      for (auto& block : state_) block.make(nullptr, 0);
       for (std::size_t i = 0; i < views_.size(); ++i) {
         auto* const values = apart ? values_.data() : parameters.values_[0].data();
         views_[i].value = values + parameters.offsets_[i];
@@ -224,6 +206,20 @@ class LayerParameters {
     /// Brings its own values up to date, if it has any.
     [[gnu::cold]] void take_values(LayerParameters const& parameters) {
       values_.take_from(parameters.values_[0]);
+      for (std::size_t s = 0; s < state_.size(); ++s) state_[s].take_from(parameters.state_[s]);
+    }
+    /// From now on it updates its own values, if it has any, as the first owner does.
+    [[gnu::cold]] void hold_states(LayerParameters const& parameters) {
+      for (std::size_t s = 0; s < state_.size() && values_.size() != 0; ++s) {
+        state_[s].make(values_.memory(), parameters.state_[s].size());
+        state_[s].take_from(parameters.state_[s]);
+      }
+    }
+    /// Calls `update()` with its gradients, values and states in place of the first owner's.
+    template <class Update> void stand_in(LayerParameters& parameters, Update update) noexcept {
+      exchange(parameters);
+      update();
+      exchange(parameters);
     }
     [[nodiscard]] std::span<std::byte> gradients() const noexcept {
       return {gradients_.data(), gradients_.size()};
@@ -238,9 +234,16 @@ class LayerParameters {
 
    private:
     friend LayerParameters;
+    void exchange(LayerParameters& parameters) noexcept {
+      for (std::size_t i = 0; i < views_.size(); ++i) std::swap(views_[i], parameters.views_[i]);
+      std::swap(gradients_, parameters.gradients_);
+      if (values_.size() == 0) return;
+      for (std::size_t s = 0; s < state_.size(); ++s) std::swap(state_[s], parameters.state_[s]);
+    }
     List<ParameterView> views_;  // [parameters]
     ParameterBlock gradients_;
-    ParameterBlock values_, received_;  // of an owner apart
+    ParameterBlock values_, received_;     // of an owner apart
+    std::array<ParameterBlock, 2> state_;  // of one who updates, too
   };
 
   /// Where they lie; null: on the host.
@@ -493,5 +496,4 @@ struct OptimizerCall {
   bool element_wise = true;        // whether any part of a parameter can be updated by itself
 };
 
-}  // namespace detail
-}  // namespace stagger
+}  // namespace stagger::detail

@@ -73,7 +73,7 @@ struct GroupingPeers {
   /// Gives to every process what was measured where the first holder of each group runs, [groups];
   /// elsewhere there are zeros. Sums that cross processes get what the line of their link says.
   void (*share)(void* self, double* backward_s, double* sum_s) = nullptr;
-  /// Lets one process choose the groups, and all have them.
+  /// Lets one process choose the groups, and all have them. None: each does, from the same times.
   void (*choose)(void* self, void (*choose)(Machine&), List<GradientGroup>& groups) = nullptr;
 };
 

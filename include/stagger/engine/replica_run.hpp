@@ -17,6 +17,11 @@ struct RowRange {
   std::size_t first = 0;
   std::size_t last = 0;
   [[nodiscard]] std::size_t count() const noexcept { return last - first; }
+  [[nodiscard]] RowRange common(RowRange other) const noexcept {
+    std::size_t const begin = first > other.first ? first : other.first;
+    std::size_t const end = last < other.last ? last : other.last;
+    return {begin, begin < end ? end : begin};
+  }
 };
 
 /// Where a cell takes rows from.
@@ -24,6 +29,7 @@ struct RowSource {
   std::size_t cell = 0;  // of the taker
   std::size_t rank = 0;  // of the maker
   Places from;           // the maker's slots
+  bool cut = false;      // or copies, of the rows that the taker has in common with the maker
 };
 
 /// What a rank has of its own as one of several replicas.

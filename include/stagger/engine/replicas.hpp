@@ -428,9 +428,10 @@ struct Replication {
     std::size_t multiple = 0;  // rows of the value for each of the microbatch
     for (RowSource const& source : forward ? run.inputs : run.gradients) {
       if (source.cell != in.cell) continue;
-      RowRange const theirs = run.ranks[source.rank].rows[m];
-      RowRange const both{std::max(rows.first, theirs.first), std::min(rows.last, theirs.last)};
-      if (both.first >= both.last) continue;
+      RowRange theirs = run.ranks[source.rank].rows[m];
+      RowRange const both = theirs.common(rows);
+      if (both.count() == 0) continue;
+      if (source.cut) theirs = both;
       void const* const from = source.from[forward ? in.y : in.dx];
       std::size_t const times = multiple_of(type.rows(from), theirs.count());
       if (multiple == 0) type.resize_rows(to, from, rows.count() * times);

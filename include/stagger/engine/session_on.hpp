@@ -66,8 +66,9 @@ template <class B> class SessionOn final : public Session {
         place_(std::move(place)),
         places_(places),
         spare_(spare),
-        machine_(std::move(layers), setup.cuts, setup.options, setup.optimizer.states,
-                 memory_of(device), shards(setup), !requires { requires B::holds_own_stages; }),
+        machine_(
+            std::move(layers), setup.cuts, setup.options, setup.optimizer.states, memory_of(device),
+            shards(setup), !requires { requires B::holds_own_stages; }),
         backend_(device, machine_, places + spare) {
     positions_ = positions;
     ranks_ = place_.size();
@@ -408,7 +409,9 @@ template <class Device>
           "every parameter; use one whose elements do not depend on each other, or leave "
           "Options::replicas and shard_optimizer out");
   if (!replicas.empty()) replicas.ops()->require(replicas, positions, !setup.staleness);
-  if constexpr (!requires { Device::Backend::sums_while_running; })
+  if constexpr (
+      !requires { Device::Backend::sums_while_running; } ||
+      requires { Device::Backend::keeps_whole_states; })
     if (setup.grouping.shard_optimizer)
       raise(Errc::bad_configuration,
             "this device does not share the optimizer's state out to replicas; leave "

@@ -98,7 +98,7 @@ class Communicator {
     return {issuer_, state_, joined_, "join a communicator"};
   }
 
-  /// Collects sends and receives that progress together.
+  /// Collects sends, receives and sums that progress together.
   class Group {
    public:
     explicit Group(Communicator& of) : of_(of), number_(of.state_->asked + 1) {}
@@ -142,6 +142,14 @@ class Communicator {
     return call({detail::What::all_reduce, data.data(), data.data(), data.size(),
                  detail::data_type<T>, detail::reduction(how), 0},
                 "all-reduce");
+  }
+  /// In one go with the others of the group.
+  template <Element T>
+  Operation all_reduce(Group& group, std::span<T> data, collective::Reduction how) {
+    return collect(group,
+                   {detail::What::all_reduce, data.data(), data.data(), data.size(),
+                    detail::data_type<T>, detail::reduction(how), 0},
+                   "all-reduce");
   }
   /// Sum of factor * value: a mean over microbatches and ranks without a pass of its own.
   template <class T>

@@ -16,11 +16,13 @@
 #include <vector>
 
 #include <stagger/cuda/detail/caller.hpp>
+#include <stagger/cuda/detail/carry_out.hpp>
 #include <stagger/cuda/detail/jobs.hpp>
 #include <stagger/cuda/detail/parameter_memory.hpp>
 #include <stagger/cuda/detail/require.hpp>
 #include <stagger/engine/backend.hpp>
 #include <stagger/nccl/detail/agree.hpp>
+#include <stagger/nccl/detail/group_sums.hpp>
 #include <stagger/nccl/detail/patience.hpp>
 #include <stagger/nccl/detail/wiring.hpp>
 
@@ -33,6 +35,8 @@ class GpusBackend {
  public:
   static constexpr bool timed = false;
   static constexpr bool enqueues = true;  // also the update of an optimizer that says so
+  static constexpr bool sums_while_running = true;
+  static constexpr bool keeps_whole_states = true;
 
   /// Meets the other GPUs.
   /// @throws Error  for a GPU that is not there, or named twice; deadline for those that do not
@@ -43,6 +47,7 @@ class GpusBackend {
         kernels_(device.kernels),
         fleet_(device.meet_others(places)),
         wiring_(machine, device.wires, fleet_),
+        sums_(machine, *fleet_, wiring_),
         patience_(machine, *fleet_, wiring_) {
     if (device.ahead < 1)
       raise(Errc::bad_configuration, "the host cannot be ", device.ahead,
@@ -51,8 +56,13 @@ class GpusBackend {
     for (std::size_t g = 0; g < fleet_->size(); ++g)
       memories_->push_back(cuda::detail::parameter_memory((*fleet_)[g].device.index()));
     machine_.keep(memories_);
-    if (!fleet_->alone()) detail::agree(*fleet_, detail::facts_of(machine_), device.meet_s);
     meet_s_ = device.meet_s;
+    if (fleet_->alone()) return;
+    detail::agree(*fleet_, detail::facts_of(machine_), device.meet_s);
+    auto const share = [](void* sums, double* backward_s, double* sum_s) {
+      static_cast<detail::GroupSums*>(sums)->share(backward_s, sum_s);
+    };
+    machine_.set_grouping_peers({&sums_, share, nullptr});
   }
   GpusBackend(GpusBackend const&) = delete;
   GpusBackend& operator=(GpusBackend const&) = delete;
@@ -74,15 +84,13 @@ class GpusBackend {
   [[gnu::cold]] void load(std::vector<int> const& place) {
     auto const& program = machine_.program();
     cuda::detail::require_runnable(machine_, kernels_);
-    if (!machine_.options().replicas.empty())
-      throw stagger::Error(Errc::bad_configuration,
-                           "parameters on several GPUs cannot be shared by replicas of a position; "
-                           "leave Options::replicas out, or use cuda::Loopback");
     if (lost_) refuse();
     if (!fleet_->alone()) detail::agree(*fleet_, detail::facts_of(program, place), meet_s_);
     place_ = place;
+    sums_.load(place, meet_s_);
     wiring_.load(place, turns());
     settle_parameters(program);
+    sums_.settle();
     for (std::size_t g = 0; g < fleet_->size(); ++g) {
       fleet_->select(g);
       auto& gpu = (*fleet_)[g];
@@ -97,7 +105,7 @@ class GpusBackend {
     enqueue(0);
     if (machine_.failed() || await(0, 0)) return;
     try {
-      for (std::size_t g = 0; g < fleet_->size() && machine_.options().record; ++g) {
+      for (std::size_t g = 0; g < fleet_->size() && timed_; ++g) {
         fleet_->select(g);
         (*fleet_)[g].timeline.finish(machine_);
       }
@@ -109,7 +117,9 @@ class GpusBackend {
 
   // For hosts that run ahead.
 
-  [[nodiscard]] bool runs_ahead() const noexcept { return !machine_.options().record; }
+  [[nodiscard]] bool runs_ahead() const noexcept {
+    return !machine_.options().record && !machine_.measures();
+  }
   [[nodiscard]] std::size_t turns() const noexcept { return turns_.size(); }
 
   /// Has the devices begin the step that the machine has begun. Nothing of it flies if the machine
@@ -124,6 +134,8 @@ class GpusBackend {
       return fail(std::current_exception());
     }
     wiring_.begin_step(turn);
+    sums_.begin_step();
+    timed_ = machine_.options().record || machine_.measures();
     try {
       begin_iteration();
       issue();
@@ -158,16 +170,15 @@ class GpusBackend {
   }
 
   /// What came back of a turn that went well.
-  /// @param losses  [microbatches] where losses go that the devices have; may be null
+  /// @param losses  [parts][microbatches] where losses go that the devices have; may be null
   /// @return the norm of the gradients
   double results(std::size_t turn, double* losses) const noexcept {
-    auto const microbatches = static_cast<std::size_t>(machine_.program().microbatches);
     bool first = true;
     for (std::size_t g = 0; g < fleet_->size() && losses != nullptr; ++g) {
       auto const& iteration = (*fleet_)[g].iteration;
       if (fleet_->alone() && !iteration.has_losses()) continue;
       double const* const here = iteration.losses(turn);
-      for (std::size_t m = 0; m < microbatches; ++m)
+      for (std::size_t m = 0; m < iteration.loss_count(); ++m)
         losses[m] = first ? here[m] : losses[m] + here[m];
       first = false;
     }
@@ -276,7 +287,7 @@ class GpusBackend {
       cuda::check(
           cudaMemsetAsync(gpu.sums.data(), 0, gpu.sums.size() * sizeof(double), gpu.home.get()),
           "clear sums of squares");
-      if (machine_.options().record) gpu.timeline.begin(gpu.home);
+      if (timed_) gpu.timeline.begin(gpu.home);
       wiring_.fork(g);
     }
   }
@@ -286,6 +297,7 @@ class GpusBackend {
     for (auto const& turn : wiring_.routes().turns()) {
       if (machine_.failed()) return;
       Instruction const& in = ranks[turn.rank].begin[turn.index];
+      if (in.op == Op::reduce && sums_.apart(in.cell)) add_up(ranks[turn.rank], in);
       if (wiring_.own(turn.rank))
         execute(ranks[turn.rank], in);
       else if (in.op == Op::update)
@@ -294,20 +306,32 @@ class GpusBackend {
     }
   }
 
+  void add_up(stagger::detail::RankState& rank, Instruction const& in) {
+    sums_.add_up(in, [&](std::size_t g, cuda::Stream const& stream, auto enqueue) {
+      if (!timed_ || !sums_.measures(in)) return enqueue();
+      wiring_.use(g);
+      (*fleet_)[g].timeline.action(rank, in, stream, [&] {
+        enqueue();
+        wiring_.use(g);
+      });
+    });
+  }
+
   void execute(stagger::detail::RankState& rank, Instruction const& in) {
     auto const r = static_cast<std::size_t>(rank.number);
     wiring_.await(rank, in);
     if (in.op == Op::update) return updates_.push_back({&rank, r, &in});
     auto& gpu = (*fleet_)[wiring_.gpu_of(r)];
+    if (in.op == Op::reduce && sums_.apart(in.cell)) return sums_.await(r, in);
     cuda::detail::AtPlace const here(wiring_.place_of(r));
     if (in.op == Op::finish) {
       wiring_.await_gradients(r);
       return wiring_.islands().finish(r, clips() ? gpu.sums.data() : nullptr);
     }
-    if (in.op > Op::recompute) return machine_.execute_end(rank, in);
-    if (!rank.record) return stagger::detail::run_compute(rank, in);
-    gpu.timeline.action(rank, in, wiring_.compute(r),
-                        [&] { stagger::detail::run_compute(rank, in); });
+    auto const& stream = wiring_.compute(r);
+    if (!timed_ || !cuda::detail::Timeline::shows(in))
+      return cuda::detail::carry_out(machine_, rank, in);
+    gpu.timeline.action(rank, in, stream, [&] { cuda::detail::carry_out(machine_, rank, in); });
   }
 
   /// Whatever CUDA and NCCL may refuse comes before the updates; and on the devices, so do all
@@ -329,6 +353,7 @@ class GpusBackend {
         wiring_.await_handing_in(r);  // they become zero
         cuda::detail::AtPlace const here(wiring_.place_of(r));
         machine_.execute_end(*rank, *in);
+        sums_.update(r);
       }
       wiring_.send_values(r);
     }
@@ -348,10 +373,10 @@ class GpusBackend {
 
   void join() {
     if (machine_.failed()) return;
-    auto const microbatches = static_cast<std::size_t>(machine_.program().microbatches);
     if (!fleet_->alone() && losses() != nullptr)
-      wiring_.sum_up(
-          [&](detail::Gpu& gpu) { return std::span(gpu.iteration.place(0).losses, microbatches); });
+      wiring_.sum_up([&](detail::Gpu& gpu) {
+        return std::span(gpu.iteration.place(0).losses, gpu.iteration.loss_count());
+      });
     for (std::size_t g = 0; g < fleet_->size(); ++g) {
       auto& gpu = (*fleet_)[g];
       wiring_.join(g);
@@ -359,6 +384,24 @@ class GpusBackend {
       gpu.home.record(wiring_.end_of(turn_, g));
       cuda::check(gpu.iteration.refused(), "change parameters of a step that was decided");
     }
+    if (machine_.arguments().outputs.first != nullptr && !machine_.options().replicas.empty())
+      join_outputs();
+  }
+  /// On the GPU of the first rank, behind all others.
+  void join_outputs() {
+    if (!fleet_->alone())
+      raise(Errc::bad_configuration,
+            "the rows that replicas predict in several processes are not brought together; predict "
+            "in a pipeline of one process, or without Options::replicas");
+    std::size_t const own = wiring_.gpu_of(0);
+    wiring_.use(own);
+    auto const& home = (*fleet_)[own].home;
+    for (std::size_t g = 0; g < fleet_->size(); ++g) home.wait(wiring_.end_of(turn_, g));
+    cuda::Place place = wiring_.place_of(0);
+    place.stream = home.get();
+    cuda::detail::AtPlace const here(place);
+    machine_.join_outputs();
+    home.record(wiring_.end_of(turn_, own));
   }
   [[nodiscard]] bool has_landed(std::size_t turn) const {
     for (std::size_t g = 0; g < fleet_->size(); ++g)
@@ -431,6 +474,7 @@ class GpusBackend {
   cuda::ParameterKernels const* kernels_;
   std::shared_ptr<detail::Fleet> fleet_;
   detail::Wiring wiring_;
+  detail::GroupSums sums_;
   std::shared_ptr<std::vector<stagger::detail::ParameterMemory>> memories_ =
       std::make_shared<std::vector<stagger::detail::ParameterMemory>>();  // [GPUs]
   double meet_s_ = 0;
@@ -439,6 +483,7 @@ class GpusBackend {
   std::vector<Turn> turns_;
   std::size_t turn_ = 0;       // of the step that is being enqueued, or was last
   std::exception_ptr reason_;  // for which the devices were lost
+  bool timed_ = false;         // the step under way, by events
   bool decided_ = false;       // updates are under way
   bool lost_ = false;          // no further step
   bool spoilt_ = false;        // nor parameters

@@ -67,6 +67,10 @@ namespace stagger::nccl::detail {
                      " ");
     }
   }
+  std::string shares;
+  for (auto const& part : options.replicas.parts())
+    shares += text(part.replica == 0 && !shares.empty() ? ", " : " ",
+                   static_cast<std::int64_t>(part.own));
   return {collective::library_fact(),
           {"the number of layers", std::to_string(parameters.size())},
           {"the number of stages", std::to_string(machine.stages())},
@@ -75,6 +79,7 @@ namespace stagger::nccl::detail {
            text("of digest ", static_cast<std::int64_t>(collective::digest(values)))},
           {"Options::clip_norm", options.clip_norm ? text(*options.clip_norm) : "none"},
           {"Options::seed", std::to_string(options.seed)},
+          {"the shares of Options::replicas", shares.empty() ? "none" : shares},
           {"Options::recompute", options.recompute ? "true" : "false"}};
 }
 

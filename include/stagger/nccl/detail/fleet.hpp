@@ -85,6 +85,22 @@ struct ChannelEnd {
   }
 };
 
+/// What one GPU has of a team.
+struct TeamEnd {
+  explicit TeamEnd(std::size_t of) : gpu(of) {}
+  std::size_t gpu;
+  cuda::Stream stream{cuda::Priority::message};
+  Communicator all;
+  Operation last;
+  cuda::Tensor<float> warm;
+};
+
+/// GPUs that add up the gradients of a stage.
+struct Team {
+  std::vector<int> places;                       // in the order in which they are added up
+  std::vector<std::unique_ptr<TeamEnd>> ends{};  // of this process
+};
+
 /// Waits for several operations, polling each: none may wait for its turn while it is another that
 /// gets on.
 /// @throws Error  as Operation::wait
@@ -184,6 +200,8 @@ class Fleet {
     for (auto& channel : channels_)
       for (auto* const end : {channel.giver.get(), channel.taker.get()})
         if (end != nullptr) static_cast<void>(end->last.poll());
+    for (auto& team : teams)
+      for (auto& end : team.ends) static_cast<void>(end->last.poll());
     for (auto& operation : worldwide) static_cast<void>(operation.poll());
   }
 
@@ -193,11 +211,14 @@ class Fleet {
       for (auto& channel : channels_)
         for (auto* const end : {channel.giver.get(), channel.taker.get()})
           if (end != nullptr) end->pair.abort(reason);
+      for (auto& team : teams)
+        for (auto& end : team.ends) end->all.abort(reason);
       for (auto& gpu : gpus_) gpu->world.abort(reason);
     } catch (...) {  // no memory for the reason: they end with the fleet
     }
   }
 
+  std::vector<Team> teams;           // see teams.hpp
   std::vector<Operation> worldwide;  // [GPUs] the last operation among all
 
  private:

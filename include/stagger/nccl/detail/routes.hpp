@@ -11,8 +11,9 @@
 
 namespace stagger::nccl::detail {
 
-/// The values of one edge in one direction, between two places.
+/// The values of one edge in one direction, between two places; or rows of them.
 struct Lane {
+  static constexpr std::size_t whole = static_cast<std::size_t>(-1);
   std::size_t cell = 0;  // behind which the edge is
   bool forward = true;
   std::size_t giver = 0;  // ranks
@@ -20,6 +21,7 @@ struct Lane {
   std::size_t channel = 0;
   std::size_t slots = 0;
   std::size_t first_event = 0;  // of both ends' tables: slot is read, slot may be written
+  std::size_t cut = whole;      // of the program, that the rows cross
 };
 
 /// The gradients of one owner of a stage on their way to the first, and the values back.
@@ -62,7 +64,13 @@ class Routes {
       add_lane(program, c, true, c, d, program.cells[d].x_slots);
       if (program.training) add_lane(program, c, false, d, c, program.cells[c].dy_slots);
     }
-    if (program.training && program.flushes) add_shares(program);
+    for (std::size_t k = 0; k < program.cuts.size(); ++k) {
+      Cut const cut = program.cuts[k];
+      add_lane(program, cut.from, true, cut.from, cut.to, program.cells[cut.from].y_slots, k);
+      if (program.training)
+        add_lane(program, cut.from, false, cut.to, cut.from, program.cells[cut.to].dx_slots, k);
+    }
+    if (program.training && program.flushes && program.groups.empty()) add_shares(program);
     find_ends(program);
   }
 
@@ -104,17 +112,19 @@ class Routes {
   }
 
   void add_lane(Program const& program, std::size_t edge, bool forward, std::size_t from,
-                std::size_t to, std::size_t slots) {
+                std::size_t to, std::size_t slots, std::size_t cut = Lane::whole) {
     if (!apart(program, from, to)) return;
     auto const number = static_cast<std::uint32_t>(lanes_.size());
     auto const rank = [&](std::size_t c) {
       return static_cast<std::size_t>(program.cells[c].rank);
     };
-    Lane lane{edge, forward, rank(from), rank(to), channel(rank(from), rank(to)), slots, events_};
+    Lane lane{edge,  forward, rank(from), rank(to), channel(rank(from), rank(to)),
+              slots, events_, cut};
     lanes_.push_back(lane);
     events_ += slots;
-    lane_of_[4 * edge + (forward ? 0 : 2)] = number;
-    (forward ? into_[to] : back_to_[to]) = number;
+    std::size_t const signals = 4 * (cut == Lane::whole ? edge : program.cells.size() + cut);
+    lane_of_[signals + (forward ? 0 : 2)] = number;
+    if (cut == Lane::whole) (forward ? into_[to] : back_to_[to]) = number;
   }
 
   void add_shares(Program const& program) {
@@ -160,7 +170,8 @@ class Routes {
       ends_.emplace_back(rank.code.size());
       for (std::size_t i = rank.code.size(); i-- > 0;) {
         auto const& in = rank.code[i];
-        if (in.op > Op::recompute || seen[in.cell * units + in.microbatch]) continue;
+        bool const part = in.op == Op::backward_part || in.op == Op::backward_weight_part;
+        if ((in.op > Op::recompute && !part) || seen[in.cell * units + in.microbatch]) continue;
         ends_.back()[i] = seen[in.cell * units + in.microbatch] = true;
       }
     }

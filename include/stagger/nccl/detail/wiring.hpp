@@ -3,7 +3,6 @@
 /// @file   The streams, events and messages of a program that is spread over GPUs.
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -17,17 +16,10 @@
 #include <stagger/engine/islands.hpp>
 #include <stagger/engine/stall.hpp>
 #include <stagger/nccl/detail/fleet.hpp>
+#include <stagger/nccl/detail/lane_ends.hpp>
 #include <stagger/nccl/detail/routes.hpp>
-#include <stagger/nccl/wire.hpp>
 
 namespace stagger::nccl::detail {
-
-/// What travels how, between layers.
-struct Wires {
-  WireType const* table = nullptr;
-  std::size_t count = 0;
-  bool shapes_change = false;  // from step to step
-};
 
 /// Makes streams wait for each other, within a GPU by events, between two of them by messages.
 class Wiring {
@@ -35,7 +27,7 @@ class Wiring {
   static constexpr auto none = static_cast<std::size_t>(-1);
 
   Wiring(stagger::detail::Machine& machine, Wires const& wires, std::shared_ptr<Fleet> fleet)
-      : islands_{machine}, machine_(machine), wires_(wires), fleet_(std::move(fleet)) {}
+      : islands_{machine}, machine_(machine), ends_(machine, wires), fleet_(std::move(fleet)) {}
 
   /// Prepares for a program, together with the other processes.
   /// @param place  [ranks]
@@ -45,16 +37,12 @@ class Wiring {
     gpu_.clear();
     for (int const p : place) gpu_.push_back(fleet_->at(p));
     routes_ = Routes(program, place);
-    if (own_slots_.size() < program.cells.size())
-      own_slots_ = FixedArray<stagger::detail::Islands::OwnSlots>(program.cells.size());
-    for (auto const& lane : routes_.lanes()) {
-      if (!lane.forward) continue;
-      static_cast<void>(wire(lane.cell));
-      islands_.part(lane.cell, own_slots_[lane.cell]);
-    }
+    ends_.load(routes_);
     for (std::size_t r = streams_->size(); r < gpu_.size(); ++r) {
       fleet_->select(own(r) ? gpu_[r] : 0);
-      streams_->emplace_back();
+      streams_->emplace_back(r < static_cast<std::size_t>(program.computing)
+                                 ? cuda::Priority::compute
+                                 : cuda::Priority::message);
     }
     channel_ = fleet_->connect(routes_.channels());
     place_events(program, turns);
@@ -125,12 +113,16 @@ class Wiring {
     for (unsigned n = in.waits; n != 0; --n, ++rank.wait)
       if (signal_gpu_[rank.wait->signal] == gpu)
         compute(r).wait(event(gpu, first_event_[rank.wait->signal] + rank.wait->count - 1));
-    for (unsigned g = 0; g < in.gives; ++g) {  // what it overwrites has been sent
-      auto const number = routes_.lane_of(in.give[g]);
-      if (number == Routes::none) continue;
-      std::size_t const at = event_of(routes_.lanes()[number], in);
-      if (given_[at]) compute(r).wait(event(gpu, route_events_ + at));
-    }
+    if (in.op == Op::pass) return;
+    auto const* one = &in;
+    do {  // what it overwrites has been sent
+      for (unsigned g = 0; g < one->gives; ++g) {
+        auto const number = routes_.lane_of(one->give[g]);
+        if (number == Routes::none) continue;
+        std::size_t const at = event_of(routes_.lanes()[number], in);
+        if (given_[at]) compute(r).wait(event(gpu, route_events_ + at));
+      }
+    } while (++one != rank.end && one->op == Op::pass);
   }
 
   /// What follows from an instruction of a rank of any process.
@@ -145,8 +137,9 @@ class Wiring {
         compute(rank).record(event(gpu_[rank], number));
     }
     if (in.op == Op::hand_in) hand_in(rank);
-    if (in.op <= Op::recompute && own(rank) && routes_.ends_flight(rank, index))
-      free_slots(rank, in);
+    if (own(rank) && routes_.ends_flight(rank, index)) free_slots(rank, in);
+    if (own(rank) && (in.op == Op::gather_input || in.op == Op::gather_gradient))
+      free_rows(rank, in);
   }
 
   /// The stream of a rank waits for the gradients of other owners of its stages.
@@ -240,23 +233,12 @@ class Wiring {
   }
 
  private:
+  friend class GroupSums;
   using LayerParameters = stagger::detail::LayerParameters;
   struct Block {  // of device memory
     void* data;
     std::size_t bytes;
   };
-
-  [[nodiscard]] WireType const& wire(std::size_t cell) const {
-    auto const& type = islands_.type_behind(cell);
-    for (std::size_t i = 0; i < wires_.count; ++i)
-      if (wires_.table[i].type == &type && wires_.table[i].write != nullptr) return wires_.table[i];
-    int const stage = machine_.program().cells[cell].stage;
-    throw stagger::Error(
-        Errc::bad_configuration,
-        text("the value between the stages ", stage, " and ", stage + 1,
-             " cannot go to another GPU; make it a cuda::Tensor, give its type a member fields() "
-             "that returns a std::tie of such, or specialise stagger::nccl::Wire for it"));
-  }
 
   /// Events: those of signals where the taker waits; those of lanes and shares at both ends; one
   /// for each stream that a GPU's iteration forks to and joins; last, its end.
@@ -281,7 +263,9 @@ class Wiring {
     route_events_ = *std::max_element(used.begin(), used.end());
     fences_ = route_events_ + routes_.events();
     made_ = fences_ + program.ranks.size() + 2 * fleet_->channels().size() + 1;
-    of_turn_ = made_ + program.ranks.size() + 1;
+    for (auto const& team : fleet_->teams) made_ += team.ends.size();
+    groups_ = made_ + program.ranks.size();
+    of_turn_ = groups_ + program.groups.size() + 1;
     given_.assign(routes_.events(), false);
     freed_.assign(routes_.events(), false);
     for (std::size_t g = 0; g < fleet_->size(); ++g) {
@@ -312,11 +296,16 @@ class Wiring {
         if (end != nullptr && end->gpu == gpu) visit(end->stream, fence);
         ++fence;
       }
+    for (auto const& team : fleet_->teams)
+      for (auto const& end : team.ends) {
+        if (end->gpu == gpu) visit(end->stream, fence);
+        ++fence;
+      }
   }
 
   /// The number of a slot's event at either end of a lane.
   [[nodiscard]] static std::size_t event_of(Lane const& lane, Instruction const& in) {
-    return lane.first_event + (lane.forward ? in.y : in.dx);
+    return lane.first_event + LaneEnds::slot(lane, in);
   }
 
   /// A rank has read, for the last time, what came for a microbatch.
@@ -330,6 +319,22 @@ class Wiring {
     free(routes_.lane_into(in.cell), in.x);
     free(routes_.lane_back_to(in.cell), in.dy);
   }
+  /// And rows that came for it to gather.
+  void free_rows(std::size_t rank, Instruction const& in) {
+    for (auto const& lane : routes_.lanes()) {
+      if (!ends_.gathers(lane, in)) continue;
+      std::size_t const at = event_of(lane, in);
+      compute(rank).record(event(gpu_[rank], route_events_ + at));
+      freed_[at] = true;
+    }
+  }
+
+  /// What a lane's giver sends.
+  [[nodiscard]] void* give_rows(Lane const& lane, std::size_t number, Instruction const& in) {
+    use(gpu_[lane.giver]);
+    cuda::detail::AtPlace const here(place_of(lane.giver));
+    return ends_.given(lane, number, in);
+  }
 
   /// A value that an instruction has just made, to its taker's slot.
   void send(std::uint32_t number, Instruction const& in, std::size_t arrival) {
@@ -337,18 +342,23 @@ class Wiring {
     bool const gives = own(lane.giver);
     bool const takes = own(lane.taker);
     if (!gives && !takes) return;
-    std::size_t const slot = lane.forward ? in.y : in.dx;
+    if (ends_.empty(lane, in)) {  // nothing to wait for
+      auto& taker = fleet_->channel(channel_[lane.channel]).taker;
+      if (takes) taker->stream.record(event(taker->gpu, arrival));
+      return;
+    }
     std::size_t const at = event_of(lane, in);
-    auto const& type = wire(lane.cell);
+    auto const& type = ends_.wire(lane.cell);
     auto& channel = fleet_->channel(channel_[lane.channel]);
     header_.clear();
     from_.clear();
     to_.clear();
-    if (gives) type.write(header_, islands_.given(lane.cell, lane.forward, slot));
+    void* const value = gives ? give_rows(lane, number, in) : nullptr;
+    if (gives) type.write(header_, value);
     if (gives != takes) tell_shape(number, in, channel);
     if (gives) {
       follow(lane.giver, *channel.giver);
-      collect(type, islands_.given(lane.cell, lane.forward, slot), from_);
+      collect(type, value, from_);
     }
     if (takes) {
       std::size_t const gpu = channel.taker->gpu;
@@ -356,7 +366,7 @@ class Wiring {
       if (freed_[at]) channel.taker->stream.wait(event(gpu, route_events_ + at));
       cuda::detail::AtPlace const here(place_of(lane.taker, channel.taker->stream));
       ByteReader reader(header_.data(), header_.size());
-      void* const copy = islands_.taken(lane.cell, lane.forward, slot);
+      void* const copy = ends_.taken(lane, number, in);
       type.read(reader, copy);
       collect(type, copy, to_);
     }
@@ -373,7 +383,7 @@ class Wiring {
     ByteWriter& known =
         shapes_[lane * static_cast<std::size_t>(machine_.program().microbatches) + in.microbatch];
     bool const gives = channel.giver != nullptr;
-    if (known.size() != 0 && !wires_.shapes_change) {
+    if (known.size() != 0 && !ends_.shapes_change()) {
       if (!gives) {
         header_.add(known.data(), known.size());
       } else if (known.size() != header_.size() ||
@@ -458,11 +468,10 @@ class Wiring {
 
   stagger::detail::Islands islands_;
   stagger::detail::Machine& machine_;
-  Wires wires_;
+  LaneEnds ends_;
   std::shared_ptr<Fleet> fleet_;
   std::shared_ptr<std::vector<cuda::Stream>> streams_ =
-      std::make_shared<std::vector<cuda::Stream>>();          // [ranks]
-  FixedArray<stagger::detail::Islands::OwnSlots> own_slots_;  // [cells]
+      std::make_shared<std::vector<cuda::Stream>>();  // [ranks]
 
   // Of the program.
   Routes routes_;
@@ -473,6 +482,7 @@ class Wiring {
   std::size_t route_events_ = 0;          // in every table, behind those of signals
   std::size_t fences_ = 0;                // likewise: of each stream, and of an iteration's start
   std::size_t made_ = 0;                  // likewise: of each rank
+  std::size_t groups_ = 0;                // likewise: of each group of gradients
   std::size_t of_turn_ = 0;               // events of a turn in every table
   FixedArray<ByteWriter> shapes_;         // [lanes][microbatches] that other processes know
 

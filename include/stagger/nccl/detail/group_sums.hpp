@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Gradients of replicas on several GPUs: NCCL adds up group after group while the last
+/// backward still runs.
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include <stagger/nccl/detail/teams.hpp>
+#include <stagger/nccl/detail/wiring.hpp>
+
+namespace stagger::nccl::detail {
+
+/// Stages whose holders lie on GPUs of their own have a team each, in the order of holders. The sum
+/// of a group is one call of each, put onto a stream of the team behind the group's part of the
+/// last backward, where the first holder that comes to it stands in the order of `Routes`: so all
+/// communicators are given everything in one order, on every GPU and in every process. Each holder
+/// then updates by itself. Holders on one GPU add up there, with the program's own kernel.
+class GroupSums {
+ public:
+  GroupSums(stagger::detail::Machine& machine, Fleet& fleet, Wiring& wiring)
+      : machine_(machine), fleet_(fleet), wiring_(wiring) {}
+
+  /// Meets the others, before the wiring of the program is made.
+  /// @param place   [ranks]
+  /// @throws Error  bad_configuration where some holders of a stage share a GPU, and others do not
+  [[gnu::cold]] void load(std::vector<int> const& place, double meet_s) {
+    auto const& program = machine_.program();
+    std::vector<std::vector<int>> wanted;
+    team_of_.assign(static_cast<std::size_t>(program.stages), none);
+    first_group_ = team_of_;
+    for (std::size_t g = program.groups.size(); g-- > 0;)
+      first_group_[static_cast<std::size_t>(program.groups[g].stage)] = g;
+    for (std::size_t first = 0, end = 0; first < program.cells.size(); first = end) {
+      std::vector<int> holders;
+      for (; end < program.cells.size() && program.cells[end].stage == program.cells[first].stage;
+           ++end)
+        holders.push_back(place[static_cast<std::size_t>(program.cells[end].rank)]);
+      auto different = holders;
+      std::sort(different.begin(), different.end());
+      different.erase(std::unique(different.begin(), different.end()), different.end());
+      if (program.groups.empty() || different.size() == 1) continue;
+      if (different.size() != holders.size())
+        throw stagger::Error(
+            Errc::bad_configuration,
+            text("stage ", program.cells[first].stage, " is held by ", holders.size(), " ranks on ",
+                 different.size(),
+                 " GPUs; put them on one GPU, or each on one of its own, by a placement such as "
+                 "placement::ExplicitMap"));
+      team_of_[static_cast<std::size_t>(program.cells[first].stage)] = wanted.size();
+      wanted.push_back(holders);
+    }
+    auto const numbers = gather(fleet_, wanted, meet_s);
+    for (auto& team : team_of_)
+      if (team != none) team = numbers[team];
+  }
+
+  /// Behind the wiring and the places of parameters.
+  [[gnu::cold]] void settle() {
+    auto const& program = machine_.program();
+    ready_.assign(program.cells.size(), none);
+    for (std::size_t s = 0; s < program.signals.size(); ++s)
+      if (program.signals[s].gradients >= 0)
+        ready_[static_cast<std::size_t>(program.signals[s].gradients)] = s;
+    for (std::size_t c = 0; program.training && c < program.cells.size(); ++c)
+      if (apart(c) && wiring_.islands().first_owner(c) == c) wiring_.islands().update_apart(c);
+    begun_.assign(program.groups.size(), false);
+  }
+
+  void begin_step() noexcept { std::fill(begun_.begin(), begun_.end(), false); }
+
+  /// Whether the holders of a cell's stage lie on GPUs of their own.
+  [[nodiscard]] bool apart(std::size_t cell) const noexcept {
+    return team_of_[static_cast<std::size_t>(machine_.program().cells[cell].stage)] != none;
+  }
+  /// Whether the time of a sum counts: as the first holder's, of this process.
+  [[nodiscard]] bool measures(Instruction const& in) const noexcept {
+    return in.x == 0 && wiring_.own(wiring_.islands().rank_of(in.cell));
+  }
+
+  /// The part of this process in the sum that a `reduce` of any rank belongs to, once.
+  /// @param around  (gpu, stream of one end, enqueue) calls `enqueue()`
+  template <class Around> void add_up(Instruction const& in, Around around) {
+    if (begun_[in.next_version]) return;
+    begun_[in.next_version] = true;
+    Team& team = fleet_.teams[team_of_[in.stage]];
+    if (team.ends.empty()) return;
+    for (auto& end : team.ends) {
+      wiring_.use(end->gpu);
+      std::size_t const signal = ready_[cell_of(in.stage, *end)];
+      std::size_t const number = in.next_version - first_group_[in.stage];
+      if (wiring_.issued_[signal] > number)
+        end->stream.wait(wiring_.event(end->gpu, wiring_.first_event_[signal] + number));
+    }
+    around(team.ends.front()->gpu, team.ends.front()->stream, [&] {
+      wiring_.broken_ = true;  // until all have theirs
+      wiring_.current_ = Wiring::none;
+      wiring_.on_streams_.clear();
+      for (auto& end : team.ends) {
+        auto group = end->all.group();
+        bool any = false;
+        each_gradient(in, cell_of(in.stage, *end), [&](auto gradient) {
+          end->last = end->all.all_reduce(group, gradient, collective::Reduction::sum);
+          any = true;
+        });
+        if (any) wiring_.on_streams_.push_back(end->last.on_stream());
+      }
+      wait_for_all(wiring_.on_streams_, machine_.options().deadline_s);
+      wiring_.broken_ = false;
+    });
+    for (auto& end : team.ends)
+      end->stream.record(wiring_.event(end->gpu, wiring_.groups_ + in.next_version));
+  }
+  /// The stream of a rank that adds up goes on behind the sum.
+  void await(std::size_t rank, Instruction const& in) {
+    wiring_.compute(rank).wait(
+        wiring_.event(wiring_.gpu_of(rank), wiring_.groups_ + in.next_version));
+  }
+
+  /// Updates of a rank's stages by their holders but the first.
+  void update(std::size_t rank) const {
+    for (std::size_t c = 0; c < machine_.program().cells.size(); ++c)
+      if (wiring_.islands().rank_of(c) == rank && apart(c)) wiring_.islands().update(c);
+  }
+
+  /// For processes, which decide alike from the same times: adds up, in place, what each has
+  /// measured of the groups of the program.
+  [[gnu::cold]] void share(double* backward_s, double* sum_s) {
+    std::size_t const groups = machine_.program().groups.size();
+    Gpu& gpu = fleet_[0];
+    fleet_.select(0);
+    cuda::Pinned<double> all(2 * groups);
+    std::copy_n(backward_s, groups, all.data());
+    std::copy_n(sum_s, groups, all.data() + groups);
+    cuda::Tensor<double> there({2 * groups});
+    auto const copy = [&](void* to, void const* from, cudaMemcpyKind kind) {
+      cuda::check(cudaMemcpyAsync(to, from, all.size() * sizeof(double), kind, gpu.home.get()),
+                  "copy what was measured");
+    };
+    copy(there.data(), all.data(), cudaMemcpyHostToDevice);
+    gpu.world.all_reduce(std::span(there.data(), there.size()), collective::Reduction::sum)
+        .wait(machine_.options().deadline_s);
+    copy(all.data(), there.data(), cudaMemcpyDeviceToHost);
+    for (collective::Backoff backoff; !gpu.home.idle(); backoff.pause()) {
+    }
+    std::copy_n(all.data(), groups, backward_s);
+    std::copy_n(all.data() + groups, groups, sum_s);
+  }
+
+ private:
+  static constexpr auto none = static_cast<std::size_t>(-1);
+
+  [[nodiscard]] std::size_t cell_of(std::size_t stage, TeamEnd const& end) const noexcept {
+    auto const& cells = machine_.program().cells;
+    for (std::size_t c = 0; c < cells.size(); ++c)
+      if (cells[c].stage == static_cast<int>(stage) &&
+          wiring_.gpu_of(wiring_.islands().rank_of(c)) == end.gpu)
+        return c;
+    return none;
+  }
+
+  /// Visits the gradients of a group at a cell, as spans of their elements.
+  template <class Visit>
+  void each_gradient(Instruction const& in, std::size_t cell, Visit visit) const {
+    auto const& group = machine_.program().groups[in.next_version];
+    auto const& islands = wiring_.islands();
+    std::size_t at = 0;  // layer of the stage
+    islands.each_layer(cell, [&](std::size_t l, stagger::detail::LayerParameters::Share* share) {
+      auto const layer = static_cast<int>(at++);
+      if (layer < group.lowest || layer > group.highest) return;
+      auto const& parameters = islands.parameters(l);
+      auto const* const views = share != nullptr ? share->views() : parameters.views();
+      for (std::size_t i = 0; i < parameters.count(); ++i) {
+        if (views[i].size == 0) continue;
+        if (parameters.value_bytes(i) == views[i].size * sizeof(float))
+          visit(std::span(static_cast<float*>(views[i].gradient), views[i].size));
+        else
+          visit(std::span(static_cast<double*>(views[i].gradient), views[i].size));
+      }
+    });
+  }
+
+  stagger::detail::Machine& machine_;
+  Fleet& fleet_;
+  Wiring& wiring_;
+  std::vector<std::size_t> team_of_;      // [stages] in the fleet
+  std::vector<std::size_t> first_group_;  // [stages]
+  std::vector<std::size_t> ready_;        // [cells] signal that its gradients are there
+  std::vector<bool> begun_;               // [groups] in this step
+};
+
+}  // namespace stagger::nccl::detail

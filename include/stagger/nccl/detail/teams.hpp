@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The GPUs that hold one stage: a communicator of their own, on which they add up its
+/// gradients.
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <stagger/nccl/detail/fleet.hpp>
+
+namespace stagger::nccl::detail {
+
+/// Makes those teams that are not there yet, together with all other processes, and the connections
+/// behind them, so that the first sum allocates nothing.
+/// @param wanted  places of each, in the order in which they are added up
+/// @return for each, its number in the fleet
+[[gnu::cold]] inline std::vector<std::size_t> gather(Fleet& fleet,
+                                                     std::span<std::vector<int> const> wanted,
+                                                     double meet_s) {
+  std::vector<std::size_t> numbers;
+  std::vector<Operation> operations;
+  for (auto const& places : wanted) {
+    std::size_t number = 0;
+    while (number < fleet.teams.size() && fleet.teams[number].places != places) ++number;
+    numbers.push_back(number);
+    if (number != fleet.teams.size()) continue;
+    Team& team = fleet.teams.emplace_back();
+    team.places = places;
+    operations.clear();
+    for (std::size_t g = 0; g < fleet.size(); ++g) {
+      fleet.select(g);
+      auto const at = std::find(places.begin(), places.end(), fleet[g].place);
+      if (at == places.end()) {
+        Communicator none;
+        operations.push_back(fleet[g].world.split(-1, 0, none));
+        continue;
+      }
+      auto& end = *team.ends.emplace_back(std::make_unique<TeamEnd>(g));
+      operations.push_back(
+          fleet[g].world.split(0, static_cast<int>(at - places.begin()), end.all, end.stream));
+    }
+    wait_for_all(operations, meet_s);
+    operations.clear();
+    for (auto& end : team.ends) {
+      fleet.select(end->gpu);
+      end->warm.resize({1});
+      cuda::check(cudaMemsetAsync(end->warm.data(), 0, sizeof(float), end->stream.get()),
+                  "clear a number");
+      operations.push_back(end->last = end->all.all_reduce(std::span(end->warm.data(), 1),
+                                                           collective::Reduction::sum));
+    }
+    wait_for_all(operations, meet_s);
+  }
+  return numbers;
+}
+
+}  // namespace stagger::nccl::detail
