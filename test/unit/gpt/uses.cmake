@@ -4,3 +4,4 @@ if(TARGET gpt_model)  # with the examples
   stagger_find(Eigen3 Eigen3::Eigen libeigen3-dev)
 endif()
 set(test_sources ${PROJECT_SOURCE_DIR}/examples/gpt/text.cpp)
+set(test_own_flags TRUE)
