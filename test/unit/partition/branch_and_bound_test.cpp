@@ -9,6 +9,7 @@
 
 #include "catch.hpp"
 #include "partition/random_model.hpp"
+#include "sanitized.hpp"
 
 namespace partition = stagger::partition;
 using namespace partitions;
@@ -20,7 +21,7 @@ TEST_CASE("partition/BranchAndBound: the bottleneck of MinMax and of trying ever
           "[partition]") {
   Random random(7);
   int impossible = 0;
-  for (int i = 0; i < 500; ++i) {
+  for (int i = 0; i < (sanitized ? 150 : 500); ++i) {
     int const layers = pick(random, 1, 12);
     int const stages = pick(random, 1, std::min(layers, 4));
     auto const p = model(random, layers, i % 2 == 0);
@@ -64,7 +65,7 @@ TEST_CASE("partition/BranchAndBound: the bottleneck of MinMax and of trying ever
 TEST_CASE("partition/BranchAndBound: agrees with MinMax on 30 layers and 8 devices in any order",
           "[partition]") {
   Random random(11);
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < (sanitized ? 1 : 4); ++i) {
     auto const p = model(random, 30, false);
     auto const c = devices(random, 8, 4000, 8000);
     auto const costs = partition::costs(p, c, numbered(8));

@@ -8,6 +8,7 @@
 
 #include "catch.hpp"
 #include "partition/random_model.hpp"
+#include "sanitized.hpp"
 
 namespace partition = stagger::partition;
 using namespace partitions;
@@ -173,7 +174,7 @@ TEST_CASE("partition/MinMax: of equal bottlenecks, fewest bytes over the cuts, t
 TEST_CASE("partition/MinMax: more memory, a faster device or a faster link never make it worse",
           "[partition]") {
   Random random(5);
-  for (int i = 0; i < 200; ++i) {
+  for (int i = 0; i < (sanitized ? 50 : 200); ++i) {
     int const count = pick(random, 2, 4);
     auto const p = model(random, pick(random, count, 8), false);
     auto const c = devices(random, count, 80, 400);

@@ -17,6 +17,7 @@
 
 #include "catch.hpp"
 #include "dapple_models.hpp"
+#include "sanitized.hpp"
 
 #if __has_include(<nlohmann/json.hpp>)
 #include <stagger/json/profile.hpp>
@@ -97,6 +98,7 @@ double two_stages(double alpha, int microbatches, int gap) {
 /// had.
 template <class Check> void each_source(Profile const& figures, char const* file, Check&& check) {
   check("from figures", figures);
+  if (sanitized) return;  // the same code on other numbers
   char const* const folder = std::getenv("STAGGER_PROFILES");
 #if READS_PROFILES
   if (folder != nullptr && *folder != 0) {
@@ -440,6 +442,7 @@ TEST_CASE("plan/DAPPLE C11: the largest gain over PipeDream's plans is between 2
   }
 }
 
+#ifndef TEST_SANITIZED  // for minutes the planner of the claims above, on the same models
 TEST_CASE("plan/DAPPLE C12: the best plan beats data parallelism on all three clusters, on B least",
           "[plan]") {
   std::map<char, double> mean;
@@ -477,6 +480,7 @@ TEST_CASE("plan/DAPPLE C13: data parallelism dips from 8 devices to 10, plans of
     planned = best;
   }
 }
+#endif
 
 TEST_CASE("plan/DAPPLE C14: states of BERT up to 428 layers, and the largest that fit", "[plan]") {
   auto const states = [](double layers) { return 16 * (12.596e6 * layers + 31.25e6); };
