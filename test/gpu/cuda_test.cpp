@@ -3,10 +3,12 @@
 
 #include "catch.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <vector>
 
 #include <stagger/cuda/tensor.hpp>
+#include <stagger/engine/replicas.hpp>
 #include <stagger/schedule/zero_bubble_h1.hpp>
 
 #include "engine/typed_oracle.hpp"
@@ -47,6 +49,26 @@ TEST_CASE("gpu/Loopback: kernels of four stages pass tensors on in order", "[gpu
       sg::cuda::check(cudaStreamSynchronize(nullptr), "download");
       REQUIRE(got.front() == 5);
       REQUIRE(got.back() == 5);
+    }
+  }
+}
+
+TEST_CASE("gpu/Loopback: replicas cut tensors by rows and put them together again", "[gpu]") {
+  if (no_gpu()) return;
+  sg::Options options;
+  options.replicas = {2, {3, 1}, 1, {1, 5, 2}};
+  auto run =
+      sg::Pipeline{AddOne{}, AddOne{}, AddOne{}, AddOne{}}.with(sg::cuda::Loopback{}, options);
+  auto const x = inputs(16, 1U << 20U);
+  std::vector<sg::cuda::Tensor<>> y(16);
+  std::vector<float> got(1U << 20U);
+  for (int turn = 0; turn < 20; ++turn) {
+    sg::run(run.predict(x, y));
+    for (auto const& one : y) {
+      REQUIRE(one.size() == got.size());
+      one.download(got);
+      sg::cuda::check(cudaStreamSynchronize(nullptr), "download");
+      REQUIRE(std::count(got.begin(), got.end(), 5.0F) == static_cast<std::ptrdiff_t>(got.size()));
     }
   }
 }

@@ -404,3 +404,29 @@ TEST_CASE("nccl/GroupSums: what cannot be run is refused in one sentence", "[ncc
   });
   CHECK(has(wrong[0], "processes disagree on the shares of Options::replicas"));
 }
+
+TEST_CASE("nccl/GroupSums: every replica goes on from what the host writes between steps",
+          "[nccl]") {
+  si::Session const session;
+  auto const c = uneven();
+  auto host = on_the_host(c, options_with(true));
+  auto first = placed(on(4), by("layerwise", 0), c, options_with(true));
+  auto second = placed(on(4), by("single", 0), c, options_with(true));
+  std::vector<BatchThere> data;
+  for (int s = 0; s < 4; ++s) {
+    sg::run(host.step(batch_of(s)));
+    data.push_back(upload(batch_of(s)));
+  }
+  sg::run(second.step(data[3]));  // states of its own, which go
+  for (std::size_t s = 0; s < 2; ++s) sg::run(first.step(data[s]));
+  auto const from = first.parameters();
+  auto const to = second.parameters();
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    std::copy(from[i].value.begin(), from[i].value.end(), to[i].value.begin());
+    for (std::size_t k = 0; k < 2; ++k)
+      std::copy(from[i].state[k].begin(), from[i].state[k].end(), to[i].state[k].begin());
+  }
+  second.resume(first.steps());
+  for (std::size_t s = 2; s < 4; ++s) sg::run(second.step(data[s]));
+  CHECK((bits(second) == bits(host)));
+}
