@@ -271,9 +271,12 @@ TEST_CASE("nccl/GroupSums: whatever CUDA or NCCL refuse, parameters are those be
         si::fail(call, nth,
                  call == si::Call::group_end ? static_cast<int>(ncclSystemError)
                                              : static_cast<int>(cudaErrorLaunchFailure));
-        bool const failed = !words_of([&] { step(1); }).empty();
+        auto const refused = words_of([&] { step(1); });
+        bool const failed = !refused.empty();
         si::fail(si::Call::comm_init, 1, 0);  // no more of it
-        bool const again = words_of([&] { step(failed ? 1 : 2); }).empty();
+        auto const later = words_of([&] { step(failed ? 1 : 2); });
+        bool const again = later.empty();
+        CAPTURE(refused, later);
         if (!failed) REQUIRE(again);
         if (again) REQUIRE((bits(train) == course[failed ? 1 : 2]));
       }
