@@ -11,6 +11,7 @@
 
 #include "catch.hpp"
 #include "collective/ranks.hpp"
+#include "sanitized.hpp"
 
 using namespace stagger;
 using namespace stagger::collective;
@@ -22,6 +23,7 @@ using collective_test::thrown_by;
 TEST_CASE("collective/laws: every law holds between threads, with 1 to 5 ranks", "[collective]") {
   for (auto const& law : collective_test::laws<InProcessCommunicator>) {
     for (int ranks = 1; ranks <= 5; ++ranks) {
+      if (sanitized && ranks != 3 && ranks != 4) continue;  // a power of two, and none
       std::vector<std::string> faults(static_cast<std::size_t>(ranks));
       on_threads(ranks, [&](InProcessCommunicator& c) {
         faults[static_cast<std::size_t>(c.rank())] = law.check(c);
