@@ -1,20 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <stagger/mpi/processes.hpp>
 
+#include <malloc.h>
+
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <new>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include <stagger/collective/grouped.hpp>
 #include <stagger/collective/grouping/layerwise.hpp>
 #include <stagger/engine/pipeline.hpp>
 #include <stagger/engine/replicas.hpp>
+#include <stagger/host/threads.hpp>
 #include <stagger/schedule/chimera.hpp>
 #include <stagger/schedule/gpipe.hpp>
 
 #include "catch.hpp"
 #include "engine/row_oracle.hpp"
+#include "trap_model.hpp"
 
 using namespace small_model;
 
@@ -24,6 +32,8 @@ using namespace small_model;
 namespace {
 bool counting = false;
 long allocations = 0;
+std::size_t in_use = 0;  // bytes
+std::size_t peak = 0;
 void* counted(std::size_t size, std::size_t alignment) {
   if (counting) ++allocations;
   void* const memory =
@@ -31,7 +41,13 @@ void* counted(std::size_t size, std::size_t alignment) {
           ? std::malloc(size)
           : std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
   if (memory == nullptr) throw std::bad_alloc();
+  in_use += malloc_usable_size(memory);
+  peak = std::max(peak, in_use);
   return memory;
+}
+void give_back(void* memory) noexcept {
+  in_use -= malloc_usable_size(memory);
+  std::free(memory);
 }
 }  // namespace
 
@@ -43,14 +59,14 @@ void* operator new(std::size_t size, std::align_val_t alignment) {
 void* operator new[](std::size_t size, std::align_val_t alignment) {
   return counted(size, static_cast<std::size_t>(alignment));
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory) noexcept { give_back(memory); }
+void operator delete[](void* memory) noexcept { give_back(memory); }
+void operator delete(void* memory, std::size_t) noexcept { give_back(memory); }
+void operator delete[](void* memory, std::size_t) noexcept { give_back(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { give_back(memory); }
+void operator delete[](void* memory, std::align_val_t) noexcept { give_back(memory); }
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { give_back(memory); }
+void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept { give_back(memory); }
 
 TEST_CASE("mpi/Processes: later steps allocate nothing, whatever arrives when", "[mpi]") {
   using namespace sg::schedule;
@@ -78,6 +94,93 @@ TEST_CASE("mpi/Processes: later steps allocate nothing, whatever arrives when", 
     count(made(OneFOneB{}), 2, {2, 2}, clips);
     count(made(GPipe{}), 2, {3, 1}, clips);
     count(made(Chimera{}), 4, {}, clips);
+  }
+}
+
+namespace {
+
+constexpr std::size_t many = std::size_t{1} << 16U;  // numbers of a layer
+
+void draw(std::span<float> values, std::uint64_t seed, double scale) {
+  for (float& value : values) {
+    seed = seed * 6364136223846793005U + 1442695040888963407U;
+    value = static_cast<float>(scale * static_cast<double>(seed >> 40U) * 0x1p-24);
+  }
+}
+std::vector<float> drawn(std::uint64_t seed) {
+  std::vector<float> values(many);
+  draw(values, seed, 0.5);
+  return values;
+}
+
+/// A layer with many numbers, which are made where there is a place for them or by the program.
+struct Heavy {
+  using Input = trap_model::Numbers;
+  using Output = trap_model::Numbers;
+  sg::Parameter<> factors{};
+  Heavy(std::uint64_t seed, bool made_here)
+      : factors(made_here ? sg::Parameter<>{"factors", drawn(seed)}
+                          : sg::Parameter<>{"factors", many, &draw, seed, 0.5}) {}
+  auto parameters() { return std::tie(factors); }
+  void forward(sg::Context& context, Input const& x, Output& y, sg::NothingSaved&) {
+    y = x;
+    for (std::size_t i = 0; i < y.size(); ++i) y[i] *= context[factors][i * 977];
+  }
+  void backward(sg::Context& context, Input const& x, Output const& dy, Input& dx,
+                sg::NothingSaved&) {
+    dx = dy;
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      context.gradient(factors)[i * 977] += x[i] * dy[i];
+      dx[i] *= context[factors][i * 977];
+    }
+  }
+};
+
+template <class Device>
+auto heavy(Device device, bool made_here, int positions, sg::Replicas const& replicas) {
+  std::vector<Heavy> layers;
+  for (std::uint64_t l = 0; l < 8; ++l) layers.emplace_back(l + 1, made_here);
+  sg::Options options;
+  options.replicas = replicas;
+  return sg::Pipeline{sg::Sequential{std::move(layers)}}.with(
+      sg::partition::Even{positions}, trap_model::RowSum{}, sg::optimizer::AdamW{}, device,
+      options);
+}
+
+}  // namespace
+
+TEST_CASE("mpi/Processes: values that are made in place are never those of other stages", "[mpi]") {
+  int processes = 0;
+  int process = 0;
+  MPI_Comm_size(MPI_COMM_WORLD, &processes);
+  MPI_Comm_rank(MPI_COMM_WORLD, &process);
+  using trap_model::Numbers;
+  sg::Batch<Numbers, Numbers> const batch{{{1, 2}, {3, 4}}, {{1, 2}, {3, 4}}};
+  for (bool const replicated : {false, true}) {
+    CAPTURE(replicated);
+    int const positions = replicated ? 2 : 4;
+    sg::Replicas const replicas = replicated ? sg::Replicas{2, 2} : sg::Replicas{};
+    std::size_t const before = peak = in_use;
+    auto train = heavy(sg::mpi::Processes{}, false, positions, replicas);
+    for (int step = 0; step < 2; ++step) sg::run(train.step(batch));
+    std::size_t const most = peak - before;
+    // Of the layers of its own ranks: values, gradients and two states; less than one layer more.
+    int stages = 0;
+    for (int rank = 0, stage = -1; rank < 4; ++rank) {
+      int const of = replicated ? rank / 2 : rank;
+      if (rank * processes / 4 != process || of == stage) continue;
+      stage = of;
+      ++stages;
+    }
+    auto const layers = static_cast<std::size_t>(stages * 8 / positions);
+    std::size_t const bytes = many * sizeof(float);
+    if (!replicated) CHECK(most < layers * 4 * bytes + bytes);
+    // Replicas: gradients of each, and those on their way.
+    if (replicated) CHECK(most < layers * 4 * bytes + 8 / 2 * 4 * bytes);
+    auto alone = heavy(sg::host::Threads{1}, true, positions, replicas);
+    for (int step = 0; step < 2; ++step) sg::run(alone.step(batch));
+    train.gather_parameters();
+    CHECK(bits(train) == bits(alone));
   }
 }
 

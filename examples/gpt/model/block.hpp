@@ -48,14 +48,14 @@ template <class T> class Block {
       : width_(width),
         heads_(heads),
         norm1_("norm1", width),
-        qkv_weight_("qkv.weight", matrix(random, width, 3 * width, 1)),
+        qkv_weight_(matrix("qkv.weight", random, width, 3 * width, 1)),
         qkv_bias_("qkv.bias", std::vector<T>(count(3 * width)), false),
-        out_weight_("out.weight", matrix(random, width, width, 2 * layers)),
+        out_weight_(matrix("out.weight", random, width, width, 2 * layers)),
         out_bias_("out.bias", std::vector<T>(count(width)), false),
         norm2_("norm2", width),
-        up_weight_("up.weight", matrix(random, width, 4 * width, 1)),
+        up_weight_(matrix("up.weight", random, width, 4 * width, 1)),
         up_bias_("up.bias", std::vector<T>(count(4 * width)), false),
-        down_weight_("down.weight", matrix(random, 4 * width, width, 2 * layers)),
+        down_weight_(matrix("down.weight", random, 4 * width, width, 2 * layers)),
         down_bias_("down.bias", std::vector<T>(count(width)), false) {}
 
   auto parameters() {
@@ -135,9 +135,10 @@ template <class T> class Block {
   }
 
  private:
-  static std::vector<T> matrix(Random& random, Index inputs, Index outputs, Index shrink) {
-    return normal_values<T>(
-        random, count(inputs * outputs),
+  static stagger::Parameter<T> matrix(char const* name, Random& random, Index inputs, Index outputs,
+                                      Index shrink) {
+    return normal_parameter<T>(
+        name, random, count(inputs * outputs),
         1 / std::sqrt(static_cast<double>(inputs) * static_cast<double>(shrink)));
   }
 

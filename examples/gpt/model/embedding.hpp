@@ -28,8 +28,8 @@ template <class T> class Embedding {
   /// @param positions  longest sequence
   Embedding(Index width, Index positions, Random& random)
       : width_(width),
-        token_("token", normal_values<T>(random, count(classes * width), 0.1)),
-        position_("position", normal_values<T>(random, count(positions * width), 0.1)) {}
+        token_(normal_parameter<T>("token", random, count(classes * width), 0.1)),
+        position_(normal_parameter<T>("position", random, count(positions * width), 0.1)) {}
 
   auto parameters() { return std::tie(token_, position_); }
 

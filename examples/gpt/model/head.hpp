@@ -26,8 +26,8 @@ template <class T> class Head {
   Head(Index width, Random& random)
       : width_(width),
         norm_("norm", width),
-        weight_("weight", normal_values<T>(random, count(width * classes),
-                                           0.5 / std::sqrt(static_cast<double>(width)))) {}
+        weight_(normal_parameter<T>("weight", random, count(width * classes),
+                                    0.5 / std::sqrt(static_cast<double>(width)))) {}
 
   auto parameters() { return std::tie(norm_.gain, norm_.bias, weight_); }
 

@@ -5,7 +5,11 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
+#include <span>
+#include <string>
+#include <utility>
+
+#include <stagger/model/parameter.hpp>
 
 namespace gpt {
 
@@ -36,6 +40,11 @@ class Random {
     return radius * std::cos(6.283185307179586 * uniform());
   }
 
+  /// What `Random` goes on from.
+  [[nodiscard]] std::uint64_t state() const noexcept { return state_; }
+  /// As many calls of next().
+  void skip(std::uint64_t calls) noexcept { state_ += calls * 0x9e3779b97f4a7c15U; }
+
  private:
   std::uint64_t state_;
 };
@@ -45,12 +54,18 @@ class Random {
   return Random(Random(seed ^ (0xd1342543de82ef95U * (purpose + 1))).next());
 }
 
-/// `size` normal values of the given deviation.
+/// `size` normal values of the given deviation, drawn when and where there is a place for them.
 template <class T>
-[[nodiscard]] std::vector<T> normal_values(Random& random, std::size_t size, double deviation) {
-  std::vector<T> values(size);
-  for (T& value : values) value = static_cast<T>(deviation * random.normal());
-  return values;
+[[nodiscard]] stagger::Parameter<T> normal_parameter(std::string name, Random& random,
+                                                     std::size_t size, double deviation) {
+  std::uint64_t const state = random.state();
+  random.skip(2 * size);
+  return {std::move(name), size,
+          [](std::span<T> values, std::uint64_t from, double scale) {
+            Random draws(from);
+            for (T& value : values) value = static_cast<T>(scale * draws.normal());
+          },
+          state, deviation};
 }
 
 }  // namespace gpt

@@ -2,6 +2,7 @@
 #pragma once
 /// @file   Where types vanish: a layer as an object and a table of functions.
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -21,7 +22,13 @@ struct ParameterDeclaration {
   ElementType type = ElementType::f32;
   std::size_t size = 0;
   bool decays = true;
-  List<std::byte> initial;  // [size * element_bytes(type)]
+  List<std::byte> initial;  // [size * element_bytes(type)]; none where `fill` makes them
+  struct Origin {
+    std::uint64_t seed = 0;
+    double scale = 1;
+  } origin = {};
+  void (*typed_fill)() = nullptr;
+  void (*fill)(ParameterDeclaration const&, void* values) = nullptr;
 };
 
 /// What an engine needs of a layer type: one constexpr table per type, shared by all layers and
@@ -49,9 +56,20 @@ template <class T>
   declaration.type = element_type_of<T>;
   declaration.size = parameter.size();
   declaration.decays = parameter.decays();
-  auto const initial = parameter.adopt(static_cast<std::uint32_t>(declarations.size()));
-  auto const* const bytes = reinterpret_cast<std::byte const*>(initial.data());
-  declaration.initial.assign(bytes, initial.size() * sizeof(T));
+  auto const position = static_cast<std::uint32_t>(declarations.size());
+  if (parameter.fill() != nullptr) {
+    parameter.place(position);
+    declaration.origin = {parameter.seed(), parameter.scale()};
+    declaration.typed_fill = reinterpret_cast<void (*)()>(parameter.fill());
+    declaration.fill = [](ParameterDeclaration const& d, void* values) {
+      reinterpret_cast<typename Parameter<T>::Fill>(d.typed_fill)({static_cast<T*>(values), d.size},
+                                                                  d.origin.seed, d.origin.scale);
+    };
+  } else {
+    auto const initial = parameter.adopt(position);
+    auto const* const bytes = reinterpret_cast<std::byte const*>(initial.data());
+    declaration.initial.assign(bytes, initial.size() * sizeof(T));
+  }
   declarations.push_back(std::move(declaration));
 }
 #ifdef STAGGER_SEPARATE_COMPILATION

@@ -429,14 +429,18 @@ class Machine : public StepFate {
     }
     Duties& duties = duties_[static_cast<std::size_t>(rank.number)];
     duties.updated = shards_;
-    for (Duty const& duty : duties.layers) {
-      if (shards_) parameters_[duty.layer].copy_part(duty.range, false);
-      optimizer_.update(optimizer_.optimizer, parameters_[duty.layer],
-                        {scale, steps_ + 1, 0, 0, duty.range});
-    }
+    for (Duty const& duty : duties.layers)
+      for (ByteRange part = duty.range; part.first < duty.range.last; part.first = part.last) {
+        // What has just been saved is still in the cache when it is updated.
+        part.last = shards_ ? std::min(part.first + saved_at_once, duty.range.last) : part.last;
+        if (shards_) parameters_[duty.layer].copy_part(part, false);
+        optimizer_.update(optimizer_.optimizer, parameters_[duty.layer],
+                          {scale, steps_ + 1, 0, 0, part});
+      }
     for (auto* const share : duties.clear) share->zero();
   }
 
+  static constexpr std::size_t saved_at_once = std::size_t{1} << 15U;  // bytes
   std::shared_ptr<void const> kept_;
   ParameterMemory device_memory_;
   ParameterMemory const* memory_;  // null: parameters lie on the host

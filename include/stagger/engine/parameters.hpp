@@ -37,7 +37,7 @@ class LayerParameters {
   /// Takes over what a layer declares.
   /// @param memory  where to keep it; null: on the host
   /// @param shards  no state before hold_states() says of what
-  /// @param whole   else values alone, until hold()
+  /// @param whole   else nothing, until hold()
   [[gnu::cold]] void adopt(List<ParameterDeclaration> declarations, int layer, int states,
                            ParameterMemory const* memory = nullptr, bool shards = false,
                            bool whole = true) {
@@ -52,19 +52,9 @@ class LayerParameters {
                alignment_bytes;
     }
     values_.resize(1);
-    values_[0].make(memory_, bytes);
     size_ = bytes;
     shards_ = shards;
     if (!shards) held_ = {0, bytes};
-    for (std::size_t i = 0; i < declarations_.size(); ++i) {
-      auto& d = declarations_[i];
-      std::byte* const to = values_[0].data() + offsets_[i];
-      if (!d.initial.empty() && memory_ != nullptr)
-        memory_->upload(*memory_, to, d.initial.data(), d.initial.size());
-      else if (!d.initial.empty())
-        std::memcpy(to, d.initial.data(), d.initial.size());
-      d.initial = {};
-    }
     if (whole)
       hold();
     else
@@ -101,12 +91,14 @@ class LayerParameters {
       copy(state_[s], saved_state_[s], part.first - held_.first);
   }
 
-  /// Makes what there is no memory for, as zeros: gradients, state, and values that were released.
+  /// Makes what there is no memory for: gradients and state as zeros, values as they are before the
+  /// first step; those that were here and were released are zeros too.
   /// @return whether that was anything
   [[gnu::cold]] bool hold() {
     if (std::exchange(present_, true)) return false;
     for (auto& version : values_)
       if (version.size() != size_) version.make(memory_, size_);
+    set_first_values();
     gradients_.make(memory_, size_);
     for (int s = 0; !shards_ && s < states_; ++s)
       state_[static_cast<std::size_t>(s)].make(memory_, size_);
@@ -116,6 +108,7 @@ class LayerParameters {
   }
   /// Gives all memory back, where another process runs the layer.
   [[gnu::cold]] void release() noexcept {
+    for (auto& d : declarations_) d.initial = {};
     if (values_[0].size() == 0) return;
     for (auto& version : values_) version = {};
     for (auto* const block : {&gradients_, &saved_values_, &saved_state_[0], &saved_state_[1]})
@@ -152,6 +145,15 @@ class LayerParameters {
 
   [[nodiscard]] std::size_t count() const noexcept { return declarations_.size(); }
 
+  [[nodiscard]] ParameterDeclaration const& declaration(std::size_t i) const noexcept {
+    return declarations_[i];
+  }
+  /// Before the first hold(): what says which values a parameter will have, equal for equal ones.
+  [[nodiscard]] std::span<std::byte const> origin(std::size_t i) const noexcept {
+    auto const& d = declarations_[i];
+    if (d.fill != nullptr) return std::as_bytes(std::span(&d.origin, 1));
+    return {d.initial.data(), d.initial.size()};
+  }
   /// Values of one parameter, in bytes.
   [[nodiscard]] std::size_t value_bytes(std::size_t i) const noexcept {
     return declarations_[i].size * element_bytes(declarations_[i].type);
@@ -174,9 +176,9 @@ class LayerParameters {
    public:
     void of(LayerParameters& parameters) {
       views_.assign(parameters.views_.data(), parameters.count());
-      gradients_.make(parameters.memory_, parameters.size_);
+      gradients_.make(parameters.memory_, parameters.present_ ? parameters.size_ : 0);
       for (std::size_t i = 0; i < views_.size(); ++i)
-        views_[i].gradient = gradients_.data() + parameters.offsets_[i];
+        views_[i].gradient = at(gradients_, parameters.offsets_[i]);
     }
     [[nodiscard]] ParameterView const* views() const noexcept { return views_.data(); }
     [[nodiscard]] std::uint64_t bytes() const noexcept {
@@ -362,6 +364,29 @@ class LayerParameters {
   }
 
  private:
+  static std::byte* at(ParameterBlock const& block, std::size_t offset) noexcept {
+    return block.size() == 0 ? nullptr : block.data() + offset;
+  }
+
+  [[gnu::cold]] void set_first_values() {
+    for (std::size_t i = 0; i < count(); ++i) {
+      ParameterDeclaration& d = declarations_[i];
+      std::byte* const to = at(values_[0], offsets_[i]);
+      if (d.fill != nullptr && memory_ == nullptr) {
+        d.fill(d, to);
+      } else if (d.fill != nullptr) {
+        d.initial.resize(value_bytes(i));
+        d.fill(d, d.initial.data());
+      }
+      if (!d.initial.empty() && memory_ != nullptr)
+        memory_->upload(*memory_, to, d.initial.data(), d.initial.size());
+      else if (!d.initial.empty())
+        std::memcpy(to, d.initial.data(), d.initial.size());
+      d.initial = {};
+      d.fill = nullptr;
+    }
+  }
+
   [[gnu::cold]] void add_there(std::size_t i, Share const& share, ByteRange range) {
     std::size_t const each = element_bytes(declarations_[i].type);
     auto const [first, last] =
@@ -430,9 +455,8 @@ class LayerParameters {
 
   void add_views(std::size_t version) {
     for (std::size_t i = 0; i < declarations_.size(); ++i)
-      views_.push_back({values_[version].data() + offsets_[i],
-                        gradients_.size() == 0 ? nullptr : gradients_.data() + offsets_[i],
-                        declarations_[i].size});
+      views_.push_back(
+          {at(values_[version], offsets_[i]), at(gradients_, offsets_[i]), declarations_[i].size});
   }
 
   template <class T>

@@ -5,6 +5,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,19 +49,43 @@ template <ParameterElement T = float> class Parameter {
         size_(initial_.size()),
         decays_(decays) {}
 
+  /// Sets all values before the first step: to the same ones for the same seed and scale.
+  using Fill = void (*)(std::span<T> values, std::uint64_t seed, double scale);
+
+  /// Values that are made where there is a place for them: over processes, each makes those of its
+  /// own stages alone.
+  /// @param size  number of values
+  Parameter(std::string name, std::size_t size, Fill values, std::uint64_t from,
+            double scale_by = 1, bool decays = true)
+      : name_(std::move(name)),
+        fill_(values),
+        seed_(from),
+        scale_(scale_by),
+        size_(size),
+        decays_(decays) {}
+
   [[nodiscard]] std::string const& name() const noexcept { return name_; }
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
   [[nodiscard]] bool decays() const noexcept { return decays_; }
 
-  /// Values before the first step; empty once an engine took them over.
+  /// Values before the first step; empty once an engine took them over, and where `fill` makes
+  /// them.
   [[nodiscard]] std::vector<T> const& initial() const noexcept { return initial_; }
 
   /// For engines: gives the initial values away and remembers the parameter's position in its
   /// stage.
   [[nodiscard]] std::vector<T> adopt(std::uint32_t position) {
     position_ = position;
-    return std::exchange(initial_, {});
+    if (fill_ == nullptr) return std::exchange(initial_, {});
+    std::vector<T> values(size_);
+    fill_(values, seed_, scale_);
+    return values;
   }
+  /// For engines that make the values later: remembers the position alone.
+  void place(std::uint32_t position) noexcept { position_ = position; }
+  [[nodiscard]] Fill fill() const noexcept { return fill_; }  ///< null: initial() has the values
+  [[nodiscard]] std::uint64_t seed() const noexcept { return seed_; }
+  [[nodiscard]] double scale() const noexcept { return scale_; }
 
   /// Position in the stage's `parameters()`.
   [[nodiscard]] std::uint32_t position() const noexcept { return position_; }
@@ -68,6 +93,9 @@ template <ParameterElement T = float> class Parameter {
  private:
   std::string name_;
   std::vector<T> initial_;
+  Fill fill_ = nullptr;
+  std::uint64_t seed_ = 0;
+  double scale_ = 1;
   std::size_t size_ = 0;
   std::uint32_t position_ = 0;
   bool decays_ = true;

@@ -35,6 +35,21 @@ TEST_CASE("model/Context: seeds depend on run, step, microbatch and layer, and o
   CHECK(seeds.size() == 3 * 4 * 5 * 6);
 }
 
+TEST_CASE("model/Parameter: values that a function makes are there when they are asked for",
+          "[model]") {
+  Parameter<double> w(
+      "w", 3,
+      [](std::span<double> values, std::uint64_t seed, double scale) {
+        for (double& value : values) value = scale * static_cast<double>(seed++);
+      },
+      5, 0.5, false);
+  CHECK(w.size() == 3);
+  CHECK(w.initial().empty());
+  CHECK_FALSE(w.decays());
+  CHECK(w.adopt(2) == std::vector<double>{2.5, 3, 3.5});
+  CHECK(w.position() == 2);
+}
+
 TEST_CASE("model/Context: shows each parameter its own value and gradient", "[model]") {
   Parameter<float> w("w", {1, 2, 3});
   Parameter<double> b("b", {4}, false);

@@ -59,14 +59,15 @@ class Digest {
   facts.push_back({"Options::spare_slots",
                    options.spare_slots ? std::to_string(*options.spare_slots) : "as laid out"});
   for (std::size_t l = 0; l < parameters.size(); ++l) {
-    std::vector<ParameterState> states;
-    parameters[l].append_states(states, false);
+    auto const& layer = parameters[l];
     std::string shape;
     Digest values;
-    for (auto const& state : states) {
-      shape += text(shape.empty() ? "" : ", ", state.name, ": ", state.value.size(), " bytes of ",
-                    state.type == stagger::ElementType::f32 ? "float" : "double");
-      values.add({reinterpret_cast<char const*>(state.value.data()), state.value.size()});
+    for (std::size_t i = 0; i < layer.count(); ++i) {
+      auto const& d = layer.declaration(i);
+      shape += text(shape.empty() ? "" : ", ", l, ".", d.name, ": ", layer.value_bytes(i),
+                    " bytes of ", d.type == stagger::ElementType::f32 ? "float" : "double");
+      auto const origin = layer.origin(i);
+      values.add({reinterpret_cast<char const*>(origin.data()), origin.size()});
     }
     facts.push_back({text("the parameters of layer ", l), shape});
     facts.push_back({text("the values of layer ", l, "'s parameters"), values.words()});
