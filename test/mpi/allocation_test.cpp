@@ -172,11 +172,11 @@ TEST_CASE("mpi/Processes: values that are made in place are never those of other
       stage = of;
       ++stages;
     }
-    auto const layers = static_cast<std::size_t>(stages * 8 / positions);
+    auto const held = static_cast<std::size_t>(stages * 8 / positions);
     std::size_t const bytes = many * sizeof(float);
-    if (!replicated) CHECK(most < layers * 4 * bytes + bytes);
+    if (!replicated) CHECK(most < held * 4 * bytes + bytes);
     // Replicas: gradients of each, and those on their way.
-    if (replicated) CHECK(most < layers * 4 * bytes + 8 / 2 * 4 * bytes);
+    if (replicated) CHECK(most < held * 4 * bytes + 8 / 2 * 4 * bytes);
     auto alone = heavy(sg::host::Threads{1}, true, positions, replicas);
     for (int step = 0; step < 2; ++step) sg::run(alone.step(batch));
     train.gather_parameters();
