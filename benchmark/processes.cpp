@@ -6,6 +6,10 @@
 // Rounds of both kinds follow each other: a few steps of all processes, then as many of process 0
 // alone, on as many threads as there are ranks and cores, while the others sleep. Figures are
 // medians over the rounds of a run; of five runs the middle one counts.
+//
+// With four processes, also what it brings to add up gradients while the last backward still runs:
+// the groups of `grouping::Optimal` against `grouping::Single`, whose one group is the whole stage
+// and so waits for all of backward.
 
 #include <mpi.h>
 
@@ -20,6 +24,8 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/collective/grouped.hpp>
+#include <stagger/collective/grouping/single.hpp>
 #include <stagger/engine/replicas.hpp>
 #include <stagger/mpi/processes.hpp>
 #include <stagger/mpi/session.hpp>
@@ -34,14 +40,45 @@ constexpr int rounds = 5;
 constexpr int steps = 3;
 constexpr double patience_s = 600;
 
-template <class Device> auto made(Device device, int replicas) {
+template <class Device, class Sums = stagger::collective::Grouped<>>
+auto made(Device device, int replicas, Sums sums = {}) {
   stagger::Options options;
   options.clip_norm = bench::transformer.clip;
   options.deadline_s = patience_s;
   if (replicas > 1) options.replicas = {replicas, replicas};
   return bench::transformer_pipeline().with(
       gpt::ByWork{gpt::work_of(bench::transformer_shape()), 2}, stagger::schedule::OneFOneB{},
-      stagger::optimizer::AdamW{}, gpt::CrossEntropy<float>{}, std::move(device), options);
+      stagger::optimizer::AdamW{}, gpt::CrossEntropy<float>{}, std::move(device), sums, options);
+}
+
+/// What a step of four processes takes when gradients go out layer by layer, and when all at once.
+int measure_sums() {
+  namespace collective = stagger::collective;
+  stagger::mpi::Session const session;
+  auto own = stagger::mpi::World{}.connect(4);
+  auto& ranks = own.front();
+  auto const batch = bench::transformer_batch(microbatches);
+  auto overlapped = made(stagger::mpi::Processes{}, 2, collective::Grouped<>{.measured_steps = 2});
+  auto after =
+      made(stagger::mpi::Processes{}, 2, collective::Grouped<collective::grouping::Single>{});
+  std::vector<double> overlapped_s;
+  std::vector<double> after_s;
+  for (int round = -1; round < rounds; ++round) {
+    double loss[2] = {};
+    auto const take = [&](auto& train, double& last, std::vector<double>& times) {
+      ranks.barrier().wait(patience_s);
+      double const start_s = bench::now_s();
+      for (int i = 0; i < steps; ++i) last = stagger::run(train.step(batch)).loss;
+      if (round >= 0) times.push_back((bench::now_s() - start_s) / steps);
+    };
+    take(overlapped, loss[0], overlapped_s);
+    take(after, loss[1], after_s);
+    if (loss[0] != loss[1]) return 1;
+  }
+  if (ranks.rank() == 0)
+    std::printf("MEASURED %.9f %.9f\n", bench::median(overlapped_s), bench::median(after_s));
+  std::fflush(stdout);
+  return 0;
 }
 
 int measure() {
@@ -80,10 +117,13 @@ int measure() {
 }
 
 /// Runs this program under mpirun.
-void run_processes(benchmark::State& state, std::string const& self, int n) {
+/// @param what    --ranks or --sums
+/// @param second  what the second number of its report is
+void run_processes(benchmark::State& state, std::string const& self, int n,
+                   char const* what = "--ranks", char const* second = "threads_ms") {
   for ([[maybe_unused]] auto _ : state) {
     std::string const command =
-        bench::text("%s -n %d '%s' --ranks 2>&1", BENCH_MPIRUN, n, self.c_str());
+        bench::text("%s -n %d '%s' %s 2>&1", BENCH_MPIRUN, n, self.c_str(), what);
     std::FILE* const out = popen(command.c_str(), "r");
     char line[256];
     bool measured = false;
@@ -93,7 +133,7 @@ void run_processes(benchmark::State& state, std::string const& self, int n) {
       if (std::sscanf(line, "MEASURED %lf %lf", &processes_s, &threads_s) != 2) continue;
       measured = true;
       state.SetIterationTime(processes_s);
-      state.counters["threads_ms"] = threads_s * 1e3;
+      state.counters[second] = threads_s * 1e3;
       state.counters["slower"] = processes_s / threads_s - 1;
     }
     if (out != nullptr) pclose(out);
@@ -105,6 +145,7 @@ void run_processes(benchmark::State& state, std::string const& self, int n) {
 
 int main(int argc, char** argv) {
   if (argc == 2 && std::strcmp(argv[1], "--ranks") == 0) return measure();
+  if (argc == 2 && std::strcmp(argv[1], "--sums") == 0) return measure_sums();
   std::vector<bench::Row> rows;
   for (auto const& [n, most] : {std::pair{2, 0.05}, std::pair{4, 0.15}}) {
     std::string const name = bench::text("gpt/%d_processes", n);
@@ -127,5 +168,20 @@ int main(int argc, char** argv) {
                slower <= bound ? bench::Grade::passed : bench::Grade::failed};
          }});
   }
+  std::string const self = argv[0];
+  bench::add("gpt/sums_4_processes", 5, [self](benchmark::State& state) {
+    run_processes(state, self, 4, "--sums", "after_ms");
+  })->Unit(benchmark::kMillisecond);
+  rows.push_back(
+      {"examples/gpt, 2 stages x 2, 4 processes over MPI: gradients added up while the last "
+       "backward runs against after it",
+       "gpt/sums_4_processes", [](bench::Results const& results) {
+         char const* const name = "gpt/sums_4_processes";
+         double const slower = results.counter(name, "slower");
+         return bench::Line{
+             bench::text("%.1f ms, after it %.1f ms: %+.1f %%", 1e3 * results.time_s(name),
+                         results.counter(name, "after_ms"), 100 * slower),
+             "at most 2 % longer", slower <= 0.02 ? bench::Grade::passed : bench::Grade::failed};
+       }});
   return bench::run(argc, argv, rows);
 }

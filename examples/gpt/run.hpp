@@ -128,8 +128,7 @@ template <class Where> class Run {
   void introduce() {
     if (!where_.leads()) return;
     std::size_t parameters = 0;
-    for (auto const& parameter : train_->parameters())
-      parameters += parameter.value.size() / sizeof(float);
+    for (auto const& shape : train_->parameter_shapes()) parameters += shape.bytes / sizeof(float);
     std::fprintf(stderr, "%s parameters in %lld layers, %lld stages on %s, %s, %s of text\n",
                  sg::report::format_count(static_cast<double>(parameters)).c_str(),
                  static_cast<long long>(s_.chain()), static_cast<long long>(s_.stages),
@@ -179,17 +178,14 @@ template <class Where> class Run {
   void save() {
     if (!checkpoints_ || saved_ == train_->steps()) return;
     saved_ = train_->steps();
-    train_->gather_parameters(0);
-    if (!where_.leads()) return;
-    auto const parameters = train_->parameters();
     checkpoints_->write({saved_, static_cast<std::uint64_t>(s_.seed), model_in_words(s_),
                          training_in_words(way_, text_)},
-                        parameters);
+                        *train_);
   }
 
   void resume() {
-    auto const parameters = train_->parameters();
-    auto const restored = checkpoints_->restore(model_in_words(s_), parameters);
+    train_->prepare(batch_.inputs.size());
+    auto const restored = checkpoints_->restore(model_in_words(s_), *train_);
     for (auto const& warning : restored.warnings)
       std::fprintf(stderr, "gpt: warning: %s\n", warning.c_str());
     if (where_.leads() && restored.state.settings != training_in_words(way_, text_))

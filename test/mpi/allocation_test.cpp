@@ -2,18 +2,25 @@
 #include <stagger/mpi/processes.hpp>
 
 #include <malloc.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <new>
 #include <span>
+#include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include <stagger/collective/grouped.hpp>
 #include <stagger/collective/grouping/layerwise.hpp>
+#include <stagger/engine/checkpoint.hpp>
 #include <stagger/engine/pipeline.hpp>
 #include <stagger/engine/replicas.hpp>
 #include <stagger/host/threads.hpp>
@@ -137,14 +144,20 @@ struct Heavy {
 };
 
 template <class Device>
-auto heavy(Device device, bool made_here, int positions, sg::Replicas const& replicas) {
+auto heavy(Device device, bool made_here, int positions, sg::Replicas const& replicas,
+           bool shards) {
   std::vector<Heavy> layers;
   for (std::uint64_t l = 0; l < 8; ++l) layers.emplace_back(l + 1, made_here);
   sg::Options options;
   options.replicas = replicas;
   return sg::Pipeline{sg::Sequential{std::move(layers)}}.with(
-      sg::partition::Even{positions}, trap_model::RowSum{}, sg::optimizer::AdamW{}, device,
-      options);
+      sg::partition::Even{positions}, trap_model::RowSum{}, sg::optimizer::AdamW{}, device, options,
+      sg::collective::Grouped<sg::collective::grouping::Layerwise>{.shard_optimizer = shards});
+}
+
+std::string contents(std::string const& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
 }
 
 }  // namespace
@@ -156,12 +169,17 @@ TEST_CASE("mpi/Processes: values that are made in place are never those of other
   MPI_Comm_rank(MPI_COMM_WORLD, &process);
   using trap_model::Numbers;
   sg::Batch<Numbers, Numbers> const batch{{{1, 2}, {3, 4}}, {{1, 2}, {3, 4}}};
-  for (bool const replicated : {false, true}) {
-    CAPTURE(replicated);
+  int name = static_cast<int>(getpid());
+  MPI_Bcast(&name, 1, MPI_INT, 0, MPI_COMM_WORLD);
+  auto const temporary =
+      std::filesystem::temp_directory_path() / ("stagger-mpi-" + std::to_string(name));
+  for (auto const& [replicated, shards] :
+       {std::pair{false, false}, std::pair{true, false}, std::pair{true, true}}) {
+    CAPTURE(replicated, shards);
     int const positions = replicated ? 2 : 4;
     sg::Replicas const replicas = replicated ? sg::Replicas{2, 2} : sg::Replicas{};
     std::size_t const before = peak = in_use;
-    auto train = heavy(sg::mpi::Processes{}, false, positions, replicas);
+    auto train = heavy(sg::mpi::Processes{}, false, positions, replicas, shards);
     for (int step = 0; step < 2; ++step) sg::run(train.step(batch));
     std::size_t const most = peak - before;
     // Of the layers of its own ranks: values, gradients and two states; less than one layer more.
@@ -174,13 +192,43 @@ TEST_CASE("mpi/Processes: values that are made in place are never those of other
     }
     auto const held = static_cast<std::size_t>(stages * 8 / positions);
     std::size_t const bytes = many * sizeof(float);
-    if (!replicated) CHECK(most < held * 4 * bytes + bytes);
+    if (!replicated && !shards) CHECK(most < held * 4 * bytes + bytes);
     // Replicas: gradients of each, and those on their way.
-    if (replicated) CHECK(most < held * 4 * bytes + 8 / 2 * 4 * bytes);
-    auto alone = heavy(sg::host::Threads{1}, true, positions, replicas);
+    if (replicated && !shards) CHECK(most < held * 4 * bytes + 8 / 2 * 4 * bytes);
+    auto alone = heavy(sg::host::Threads{1}, true, positions, replicas, false);
     for (int step = 0; step < 2; ++step) sg::run(alone.step(batch));
+
+    // A checkpoint: one parameter after the other, and the file that one process would write.
+    sg::Checkpoints const checkpoints((temporary / "processes").string());
+    sg::CheckpointState const state{2, 1, "heavy", ""};
+    peak = in_use;
+    std::size_t const idle = in_use;
+    checkpoints.write(state, train);
+    CHECK(peak - idle < 5 * bytes);
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (process == 0) {
+      sg::Checkpoints const plain((temporary / "alone").string());
+      plain.write(state, alone.parameters());
+      bool const same = contents(plain.path(2)) == contents(checkpoints.path(2));
+      CHECK(same);
+    }
+    auto again = heavy(sg::mpi::Processes{}, false, positions, replicas, shards);
+    again.prepare(2);
+    peak = in_use;
+    std::size_t const prepared = in_use;
+    auto const restored = checkpoints.restore("heavy", again);
+    if (!shards) CHECK(peak - prepared < 2 * bytes);
+    again.resume(restored.state.step);
+    sg::run(again.step(batch));
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (process == 0) std::filesystem::remove_all(temporary);
+
     train.gather_parameters();
     CHECK(bits(train) == bits(alone));
+    sg::run(alone.step(batch));
+    again.gather_parameters();
+    CHECK(bits(again) == bits(alone));
+    MPI_Barrier(MPI_COMM_WORLD);
   }
 }
 

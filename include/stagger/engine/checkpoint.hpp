@@ -20,13 +20,15 @@
 ///               from h = 0x9e3779b97f4a7c15
 
 #include <array>
-#include <bit>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include <stagger/core/list.hpp>
 #include <stagger/engine/detail/checkpoint_file.hpp>
 #include <stagger/engine/parameters.hpp>
 
@@ -46,6 +48,125 @@ struct RestoredCheckpoint {
   std::string file;                   ///< path it came from
   std::vector<std::string> warnings;  ///< one sentence for each newer file that could not be used
 };
+
+namespace detail {
+
+inline constexpr std::string_view checkpoint_magic = "stgrckpt";
+inline constexpr std::uint32_t checkpoint_version = 1;
+
+[[nodiscard]] inline std::array<std::span<std::byte>, 3> blocks_of(
+    ParameterState const& parameter) {
+  return {parameter.value, parameter.state[0], parameter.state[1]};
+}
+[[nodiscard]] inline std::array<std::uint64_t, 3> block_bytes_of(ParameterShape const& shape) {
+  return {shape.bytes, shape.states > 0 ? shape.bytes : 0, shape.states > 1 ? shape.bytes : 0};
+}
+[[nodiscard]] inline List<ParameterShape> shapes_of(std::span<ParameterState const> parameters) {
+  List<ParameterShape> shapes;
+  for (auto const& p : parameters)
+    shapes.push_back(
+        {p.name, p.type, p.value.size(), p.state[1].empty() ? (p.state[0].empty() ? 0 : 1) : 2});
+  return shapes;
+}
+
+inline void write_head(CheckpointWriter& out, CheckpointState const& state,
+                       List<ParameterShape> const& shapes) {
+  std::uint64_t size = 56 + padded(state.model.size()) + padded(state.settings.size()) + 8;
+  for (auto const& shape : shapes) {
+    size += 32 + padded(shape.name.size());
+    for (std::uint64_t const bytes : block_bytes_of(shape)) size += padded(bytes);
+  }
+  out.text(checkpoint_magic);
+  out.u32(checkpoint_version, static_cast<std::uint32_t>(shapes.size()));
+  out.u64(size);
+  out.u64(static_cast<std::uint64_t>(state.step));
+  out.u64(state.seed);
+  out.u64(state.model.size());
+  out.u64(state.settings.size());
+  out.text(state.model);
+  out.text(state.settings);
+}
+inline void write_parameter(CheckpointWriter& out, ParameterShape const& shape,
+                            ParameterState const& parameter) {
+  out.u32(static_cast<std::uint32_t>(shape.type), static_cast<std::uint32_t>(shape.name.size()));
+  for (std::uint64_t const bytes : block_bytes_of(shape)) out.u64(bytes);
+  out.text(shape.name);
+  for (auto const& block : blocks_of(parameter)) out.block(block);
+}
+
+// What a checkpoint says, and where its blocks lie; every offset is checked.
+struct ParsedCheckpoint {
+  struct Entry {
+    std::string name;
+    std::uint32_t type = 0;
+    std::array<std::uint64_t, 3> sizes{};
+    std::array<std::uint64_t, 3> blocks{};
+  };
+  CheckpointState state;
+  std::vector<Entry> entries;
+};
+
+inline ParsedCheckpoint parse_checkpoint(CheckpointReader& in) {
+  if (in.text(checkpoint_magic.size()) != checkpoint_magic)
+    in.refuse("does not start as a checkpoint does");
+  std::uint32_t const version = in.u32();
+  if (version != checkpoint_version)
+    in.refuse("has version " + std::to_string(version) +
+              " of the format, this program reads version " + std::to_string(checkpoint_version));
+  std::uint32_t const count = in.u32();
+  std::uint64_t const size = in.u64();
+  if (size != in.size())
+    in.refuse("has " + std::to_string(in.size()) + " bytes instead of " + std::to_string(size));
+  in.check_sum();
+  ParsedCheckpoint parsed;
+  parsed.state.step = static_cast<std::int64_t>(in.u64());
+  parsed.state.seed = in.u64();
+  std::uint64_t const model = in.u64();
+  std::uint64_t const settings = in.u64();
+  parsed.state.model = in.text(model);
+  parsed.state.settings = in.text(settings);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    ParsedCheckpoint::Entry entry;
+    entry.type = in.u32();
+    std::uint32_t const name = in.u32();
+    for (auto& bytes : entry.sizes) bytes = in.u64();
+    entry.name = in.text(name);
+    for (std::size_t b = 0; b < entry.sizes.size(); ++b) entry.blocks[b] = in.block(entry.sizes[b]);
+    parsed.entries.push_back(std::move(entry));
+  }
+  in.finish();
+  return parsed;
+}
+
+// Throws unless the checkpoint fits the model.
+inline void check_model(ParsedCheckpoint const& parsed, std::string_view model,
+                        List<ParameterShape> const& shapes, std::string const& path) {
+  auto const refuse = [&](std::string const& difference) {
+    raise(Errc::mismatch, "the checkpoint " + path + " belongs to another model: " + difference +
+                              "; use the settings it was written with, or another folder");
+  };
+  if (parsed.state.model != model)
+    refuse("it is of '" + parsed.state.model + "', this is '" + std::string(model) + "'");
+  if (parsed.entries.size() != shapes.size())
+    refuse("it has " + std::to_string(parsed.entries.size()) + " parameters, this model has " +
+           std::to_string(shapes.size()));
+  for (std::size_t i = 0; i < shapes.size(); ++i) {
+    auto const& entry = parsed.entries[i];
+    auto const& shape = shapes[i];
+    if (entry.name != shape.name)
+      refuse("parameter " + std::to_string(i) + " is '" + entry.name + "' there, here '" +
+             shape.name + "'");
+    if (entry.type != static_cast<std::uint32_t>(shape.type))
+      refuse("parameter '" + shape.name + "' has another element type there");
+    auto const bytes = block_bytes_of(shape);
+    for (std::size_t b = 0; b < bytes.size(); ++b)
+      if (entry.sizes[b] != bytes[b])
+        refuse((b == 0 ? "parameter '" : "the optimizer's state of '") + shape.name + "' has " +
+               std::to_string(entry.sizes[b]) + " bytes there, here " + std::to_string(bytes[b]));
+  }
+}
+
+}  // namespace detail
 
 /// A folder with the last two checkpoints of a run.
 ///
@@ -71,142 +192,73 @@ class Checkpoints {
   /// Writes a checkpoint. Of the others only the one before it is kept, so that a run that went
   /// back after a damaged file leaves the abandoned steps behind.
   /// @throws Error  with Errc::io; the checkpoints that stood there still stand
-  void write(CheckpointState const& state, std::span<ParameterState const> parameters) const;
+  void write(CheckpointState const& state, std::span<ParameterState const> parameters) const {
+    write(state, detail::shapes_of(parameters), [&](auto const& add) {
+      for (auto const& parameter : parameters) add(parameter);
+      return true;
+    });
+  }
+  /// Writes one of a trainer, a parameter after the other: over processes all call it, and the
+  /// first one writes without ever having the whole model.
+  /// @tparam Train  a Trainer
+  template <class Train>
+  requires requires(Train& train) { train.parameter_shapes(); }
+  void write(CheckpointState const& state, Train& train) const {
+    write(state, train.parameter_shapes(),
+          [&](auto const& add) { return train.each_parameter(0, add); });
+  }
 
   /// Reads the newest checkpoint that is whole into `parameters`. Nothing is changed before
-  /// everything is checked.
+  /// everything is checked. Blocks are read one after the other: only a disk that fails then leaves
+  /// parameters in part.
   /// @param model  must be what `write` was given
   /// @throws Error  with Errc::io if there is none, Errc::bad_data if none is whole, Errc::mismatch
   /// if the newest whole
   ///                one belongs to another model; parameters are then as before
   [[nodiscard]] RestoredCheckpoint restore(std::string_view model,
-                                           std::span<ParameterState const> parameters) const;
+                                           std::span<ParameterState const> parameters) const {
+    return restore(model, detail::shapes_of(parameters), parameters);
+  }
+  /// Likewise into those parameters of a trainer that this process has, once it has been
+  /// prepared; the rest stays in the file.
+  template <class Train>
+  requires requires(Train& train) { train.parameter_shapes(); }
+  [[nodiscard]] RestoredCheckpoint restore(std::string_view model, Train& train) const {
+    return restore(model, train.parameter_shapes(), train.own_parameters());
+  }
 
  private:
+  /// @param each  calls what it is given with every parameter; whether this process writes
+  template <class Each>
+  void write(CheckpointState const& state, List<ParameterShape> const& shapes, Each&& each) const {
+    std::optional<detail::CheckpointWriter> out;
+    auto const begin = [&] {
+      out.emplace(detail::checkpoint_path(folder_, state.step));
+      detail::write_head(*out, state, shapes);
+    };
+    std::size_t next = 0;
+    if (!each([&](ParameterState const& parameter) {
+          if (!out) begin();
+          detail::write_parameter(*out, shapes[next++], parameter);
+        }))
+      return;
+    if (!out) begin();
+    out->commit();
+    detail::remove_other_checkpoints(folder_, state.step);
+  }
+  [[nodiscard]] RestoredCheckpoint restore(std::string_view model,
+                                           List<ParameterShape> const& shapes,
+                                           std::span<ParameterState const> parameters) const;
+
   std::string folder_;
 };
-
-namespace detail {
-
-inline constexpr std::string_view checkpoint_magic = "stgrckpt";
-inline constexpr std::uint32_t checkpoint_version = 1;
-
-[[nodiscard]] inline std::array<std::span<std::byte>, 3> blocks_of(
-    ParameterState const& parameter) {
-  return {parameter.value, parameter.state[0], parameter.state[1]};
-}
-
-// A whole checkpoint in memory, every offset in it checked.
-struct ParsedCheckpoint {
-  struct Entry {
-    std::string_view name;
-    std::uint32_t type = 0;
-    std::array<std::span<std::byte const>, 3> blocks;
-  };
-  CheckpointState state;
-  std::vector<Entry> entries;
-};
-
-inline ParsedCheckpoint parse_checkpoint(std::span<std::byte const> bytes,
-                                         std::string const& path) {
-  CheckpointReader in(bytes, path);
-  if (in.text(checkpoint_magic.size()) != checkpoint_magic)
-    in.refuse("does not start as a checkpoint does");
-  std::uint32_t const version = in.u32();
-  if (version != checkpoint_version)
-    in.refuse("has version " + std::to_string(version) +
-              " of the format, this program reads version " + std::to_string(checkpoint_version));
-  std::uint32_t const count = in.u32();
-  std::uint64_t const size = in.u64();
-  if (size != bytes.size())
-    in.refuse("has " + std::to_string(bytes.size()) + " bytes instead of " + std::to_string(size));
-  in.check_sum();
-  ParsedCheckpoint parsed;
-  parsed.state.step = static_cast<std::int64_t>(in.u64());
-  parsed.state.seed = in.u64();
-  std::uint64_t const model = in.u64();
-  std::uint64_t const settings = in.u64();
-  parsed.state.model = in.text(model);
-  parsed.state.settings = in.text(settings);
-  for (std::uint32_t i = 0; i < count; ++i) {
-    ParsedCheckpoint::Entry entry;
-    entry.type = in.u32();
-    std::uint32_t const name = in.u32();
-    std::array<std::uint64_t, 3> const sizes{in.u64(), in.u64(), in.u64()};
-    entry.name = in.text(name);
-    for (std::size_t b = 0; b < sizes.size(); ++b) entry.blocks[b] = in.block(sizes[b]);
-    parsed.entries.push_back(entry);
-  }
-  in.finish();
-  return parsed;
-}
-
-// Throws unless the checkpoint fits the model.
-inline void check_model(ParsedCheckpoint const& parsed, std::string_view model,
-                        std::span<ParameterState const> parameters, std::string const& path) {
-  auto const refuse = [&](std::string const& difference) {
-    raise(Errc::mismatch, "the checkpoint " + path + " belongs to another model: " + difference +
-                              "; use the settings it was written with, or another folder");
-  };
-  if (parsed.state.model != model)
-    refuse("it is of '" + parsed.state.model + "', this is '" + std::string(model) + "'");
-  if (parsed.entries.size() != parameters.size())
-    refuse("it has " + std::to_string(parsed.entries.size()) + " parameters, this model has " +
-           std::to_string(parameters.size()));
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    auto const& entry = parsed.entries[i];
-    auto const& parameter = parameters[i];
-    if (entry.name != parameter.name)
-      refuse("parameter " + std::to_string(i) + " is '" + std::string(entry.name) +
-             "' there, here '" + parameter.name + "'");
-    if (entry.type != static_cast<std::uint32_t>(parameter.type))
-      refuse("parameter '" + parameter.name + "' has another element type there");
-    auto const blocks = blocks_of(parameter);
-    for (std::size_t b = 0; b < blocks.size(); ++b)
-      if (entry.blocks[b].size() != blocks[b].size())
-        refuse((b == 0 ? "parameter '" : "the optimizer's state of '") + parameter.name + "' has " +
-               std::to_string(entry.blocks[b].size()) + " bytes there, here " +
-               std::to_string(blocks[b].size()));
-  }
-}
-
-}  // namespace detail
 
 inline Checkpoints::Checkpoints(std::string folder) : folder_(std::move(folder)) {
   detail::make_writable_folder(folder_);
 }
 
-inline void Checkpoints::write(CheckpointState const& state,
-                               std::span<ParameterState const> parameters) const {
-  using detail::padded;
-  std::uint64_t size = 56 + padded(state.model.size()) + padded(state.settings.size()) + 8;
-  for (auto const& parameter : parameters) {
-    size += 32 + padded(parameter.name.size());
-    for (auto const& block : detail::blocks_of(parameter)) size += padded(block.size());
-  }
-  detail::CheckpointWriter out(detail::checkpoint_path(folder_, state.step));
-  out.text(detail::checkpoint_magic);
-  out.u32(detail::checkpoint_version, static_cast<std::uint32_t>(parameters.size()));
-  out.u64(size);
-  out.u64(static_cast<std::uint64_t>(state.step));
-  out.u64(state.seed);
-  out.u64(state.model.size());
-  out.u64(state.settings.size());
-  out.text(state.model);
-  out.text(state.settings);
-  for (auto const& parameter : parameters) {
-    out.u32(static_cast<std::uint32_t>(parameter.type),
-            static_cast<std::uint32_t>(parameter.name.size()));
-    auto const blocks = detail::blocks_of(parameter);
-    for (auto const& block : blocks) out.u64(block.size());
-    out.text(parameter.name);
-    for (auto const& block : blocks) out.block(block);
-  }
-  out.commit();
-  detail::remove_other_checkpoints(folder_, state.step);
-}
-
 inline RestoredCheckpoint Checkpoints::restore(std::string_view model,
+                                               List<ParameterShape> const& shapes,
                                                std::span<ParameterState const> parameters) const {
   auto const found = steps();
   if (found.empty())
@@ -216,14 +268,13 @@ inline RestoredCheckpoint Checkpoints::restore(std::string_view model,
   for (std::int64_t const step : found) {
     restored.file = path(step);
     try {
-      auto const bytes = detail::read_whole_file(restored.file);
-      auto const parsed = detail::parse_checkpoint({bytes.data(), bytes.size()}, restored.file);
-      detail::check_model(parsed, model, parameters, restored.file);
+      detail::CheckpointReader in(restored.file);
+      auto const parsed = detail::parse_checkpoint(in);
+      detail::check_model(parsed, model, shapes, restored.file);
       for (std::size_t i = 0; i < parameters.size(); ++i) {
         auto const blocks = detail::blocks_of(parameters[i]);
         for (std::size_t b = 0; b < blocks.size(); ++b)
-          std::copy(parsed.entries[i].blocks[b].begin(), parsed.entries[i].blocks[b].end(),
-                    blocks[b].begin());
+          in.read(parsed.entries[i].blocks[b], blocks[b]);
       }
       restored.state = parsed.state;
       return restored;

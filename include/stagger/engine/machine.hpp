@@ -67,10 +67,15 @@ class Machine : public StepFate {
   [[nodiscard]] Options const& options() const noexcept { return options_; }
   [[nodiscard]] FixedArray<LayerParameters>& parameters() noexcept { return parameters_; }
   /// Shows every parameter to the caller, in layer order.
-  [[gnu::cold]] void append_states(std::vector<ParameterState>& states) {
-    if (memory_ != nullptr && std::exchange(shown_, false)) take_back();
-    for (auto& layer : parameters_) layer.append_states(states);
+  /// @param own  only those that are here, the others by name
+  [[gnu::cold]] void append_states(std::vector<ParameterState>& states, bool own = false) {
+    if (memory_ != nullptr) take_back_shown();
+    for (auto& layer : parameters_) own ? layer.append_own(states) : layer.append_states(states);
     shown_ = memory_ != nullptr || shards_;
+  }
+  /// What the caller has written into what it was shown.
+  [[gnu::cold]] void take_back_shown() {
+    if (std::exchange(shown_, false)) take_back();
   }
   [[nodiscard]] bool shards() const noexcept { return shards_; }
   [[nodiscard]] std::int64_t steps() const noexcept { return steps_; }

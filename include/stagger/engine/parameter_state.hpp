@@ -25,4 +25,21 @@ struct ParameterState {
   }
 };
 
+/// What a parameter is, without its values.
+struct ParameterShape {
+  std::string name;  ///< as of ParameterState
+  ElementType type = ElementType::f32;
+  std::size_t bytes = 0;  ///< of the values, and of each state
+  int states = 0;         ///< that the optimizer keeps
+};
+
+namespace detail {
+
+/// A function of parameters, its type erased.
+struct ParameterVisit {
+  void* self = nullptr;
+  void (*call)(void* self, ParameterState const&) = nullptr;
+};
+
+}  // namespace detail
 }  // namespace stagger

@@ -14,25 +14,18 @@
 #include <stagger/core/list.hpp>
 #include <stagger/core/tensor.hpp>
 #include <stagger/engine/layer.hpp>
+#include <stagger/engine/layer_shape.hpp>
+#include <stagger/engine/optimizer_call.hpp>
 #include <stagger/engine/parameter_memory.hpp>
 #include <stagger/engine/parameter_state.hpp>
 #include <stagger/model/optimizer.hpp>
 
 namespace stagger::detail {
 
-/// One optimizer step of one layer, or of a part of it.
-struct UpdateStep {
-  double gradient_scale = 1;
-  std::int64_t number = 1;  // counted from 1
-  std::size_t from = 0;     // version of the values
-  std::size_t to = 0;
-  ByteRange range = {};  // of the layer's parameters
-};
-
 /// The parameters of one layer. Values, gradients and state are contiguous, each parameter on a
 /// boundary of `alignment_bytes`, so that gradients can be reduced in one message and sums do not
 /// depend on where they lie.
-class LayerParameters {
+class LayerParameters : public LayerShape {
  public:
   /// Takes over what a layer declares.
   /// @param memory  where to keep it; null: on the host
@@ -41,20 +34,11 @@ class LayerParameters {
   [[gnu::cold]] void adopt(List<ParameterDeclaration> declarations, int layer, int states,
                            ParameterMemory const* memory = nullptr, bool shards = false,
                            bool whole = true) {
-    declarations_ = std::move(declarations);
-    layer_ = layer;
-    states_ = states;
+    declare(std::move(declarations), layer, states);
     memory_ = memory;
-    std::size_t bytes = 0;
-    for (auto const& d : declarations_) {
-      offsets_.push_back(bytes);
-      bytes += (d.size * element_bytes(d.type) + alignment_bytes - 1) / alignment_bytes *
-               alignment_bytes;
-    }
     values_.resize(1);
-    size_ = bytes;
     shards_ = shards;
-    if (!shards) held_ = {0, bytes};
+    if (!shards) held_ = {0, size_};
     if (whole)
       hold();
     else
@@ -142,22 +126,6 @@ class LayerParameters {
 
   /// What a context shows to the layer, [versions][parameters].
   [[nodiscard]] ParameterView const* views() const noexcept { return views_.data(); }
-
-  [[nodiscard]] std::size_t count() const noexcept { return declarations_.size(); }
-
-  [[nodiscard]] ParameterDeclaration const& declaration(std::size_t i) const noexcept {
-    return declarations_[i];
-  }
-  /// Before the first hold(): what says which values a parameter will have, equal for equal ones.
-  [[nodiscard]] std::span<std::byte const> origin(std::size_t i) const noexcept {
-    auto const& d = declarations_[i];
-    if (d.fill != nullptr) return std::as_bytes(std::span(&d.origin, 1));
-    return {d.initial.data(), d.initial.size()};
-  }
-  /// Values of one parameter, in bytes.
-  [[nodiscard]] std::size_t value_bytes(std::size_t i) const noexcept {
-    return declarations_[i].size * element_bytes(declarations_[i].type);
-  }
 
   /// Remembers values and state, or brings them back.
   void save() {
@@ -259,21 +227,6 @@ class LayerParameters {
     return {values_[0].data(), values_[0].size()};
   }
 
-  /// Part `part` of `parts`. It depends on the layer alone, not on what it is grouped with.
-  [[nodiscard]] ByteRange part(std::size_t part, std::size_t parts) const noexcept {
-    std::size_t const units = size_ / alignment_bytes;
-    return {units * part / parts * alignment_bytes, units * (part + 1) / parts * alignment_bytes};
-  }
-
-  /// Whether a parameter has elements in a part of the layer.
-  [[nodiscard]] bool overlaps(std::size_t i, ByteRange range) const noexcept {
-    return offsets_[i] < range.last && offsets_[i] + value_bytes(i) > range.first;
-  }
-  /// Whether its last ones are there.
-  [[nodiscard]] bool ends_in(std::size_t i, ByteRange range) const noexcept {
-    return offsets_[i] + value_bytes(i) <= range.last;
-  }
-
   /// Adds what another owner has summed up.
   void add(Share const& share, ByteRange range = {}) {
     for (std::size_t i = 0; i < count(); ++i) {
@@ -331,6 +284,19 @@ class LayerParameters {
         state.state[s] = {first_state[s].data() + offsets_[i], bytes};
       states.push_back(std::move(state));
     }
+  }
+
+  /// Likewise, where the layer is here; else names without values.
+  void append_own(std::vector<ParameterState>& states) {
+    if (present_) return append_states(states);
+    for (std::size_t i = 0; i < count(); ++i) {
+      ParameterShape const known = shape(i);
+      states.push_back({known.name, known.type, {}, {}});
+    }
+  }
+  /// State `s` of what has it here.
+  [[nodiscard]] std::span<std::byte> held_state(std::size_t s, ByteRange range) const noexcept {
+    return {state_[s].data() + (range.first - held_.first), range.last - range.first};
   }
 
   /// What the host may have written into the copy that it was shown.
@@ -474,8 +440,6 @@ class LayerParameters {
     return v;
   }
 
-  List<ParameterDeclaration> declarations_;
-  List<std::size_t> offsets_;    // [parameters] bytes
   List<ParameterView> views_;    // [versions][parameters]
   List<double> square_sums_;     // [parameters]
   List<ParameterBlock> values_;  // [versions]
@@ -485,9 +449,6 @@ class LayerParameters {
   std::array<ParameterBlock, 2> saved_state_;
   std::array<ParameterBlock, 3> host_copy_;  // values and states, where they lie elsewhere
   ParameterMemory const* memory_ = nullptr;
-  std::size_t size_ = 0;  // of one version of the values, in bytes
-  int layer_ = 0;
-  int states_ = 0;
   bool shards_ = false;
   ByteRange held_{0, 0};  // of the layer: what has states here
   bool present_ = false;  // else gradients and state have no memory, and values only at first
@@ -508,16 +469,5 @@ void LayerParameters::update(O const& optimizer, UpdateStep const& step) noexcep
 extern template void LayerParameters::update(optimizer::AdamW const&, UpdateStep const&) noexcept;
 extern template void LayerParameters::update(optimizer::Sgd const&, UpdateStep const&) noexcept;
 #endif
-
-/// The optimizer, its type erased; its numbers may change between steps.
-struct OptimizerCall {
-  using Update = void (*)(void const* optimizer, LayerParameters&, UpdateStep const&) noexcept;
-  void const* optimizer = nullptr;
-  Update update = nullptr;
-  int states = 0;                  // for each parameter
-  std::size_t enqueued_bytes = 0;  // size of an optimizer whose update is enqueued; 0: it is
-                                   // carried out
-  bool element_wise = true;        // whether any part of a parameter can be updated by itself
-};
 
 }  // namespace stagger::detail

@@ -60,7 +60,9 @@ class Session : public StepOwner {
   [[nodiscard]] virtual std::int64_t steps() const noexcept = 0;
   virtual void resume(std::int64_t steps) noexcept = 0;
   virtual void record(bool on) noexcept = 0;
-  virtual void append_states(std::vector<ParameterState>& states) = 0;
+  virtual void append_states(std::vector<ParameterState>& states, bool own) = 0;
+  virtual void append_shapes(List<ParameterShape>& shapes) = 0;
+  virtual bool visit_parameters(int to, ParameterVisit const& visit) = 0;
   virtual void gather_parameters(int to) = 0;
   [[nodiscard]] virtual Memory memory() const = 0;
 

@@ -83,9 +83,22 @@ template <class B> class SessionOn final : public Session {
   [[nodiscard]] std::int64_t steps() const noexcept override { return machine_.steps(); }
   void resume(std::int64_t steps) noexcept override { machine_.resume(steps); }
   void record(bool on) noexcept override { machine_.options().record = on; }
-  void append_states(std::vector<ParameterState>& states) override {
+  void append_states(std::vector<ParameterState>& states, bool own) override {
     settle(nullptr);
-    machine_.append_states(states);
+    machine_.append_states(states, own);
+  }
+  void append_shapes(List<ParameterShape>& shapes) override {
+    for (auto const& layer : machine_.parameters())
+      for (std::size_t p = 0; p < layer.count(); ++p) shapes.push_back(layer.shape(p));
+  }
+  [[gnu::cold]] bool visit_parameters(int to, ParameterVisit const& visit) override {
+    if constexpr (requires { backend_.visit_parameters(to, visit); })
+      return backend_.visit_parameters(to, visit);
+    gather_parameters(to);
+    std::vector<ParameterState> states;
+    append_states(states, false);
+    for (auto const& state : states) visit.call(visit.self, state);
+    return true;
   }
   void gather_parameters(int to) override {
     settle(nullptr);

@@ -9,6 +9,7 @@
 #include <span>
 #include <stop_token>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -203,8 +204,36 @@ template <class In, class Out, class Chosen> class Trainer {
   /// call. On a GPU it is a copy, which the next step takes back: ask again after it.
   [[nodiscard]] std::vector<ParameterState> parameters() {
     std::vector<ParameterState> states;
-    session_->append_states(states);
+    session_->append_states(states, false);
     return states;
+  }
+  /// Likewise of what this process has; those of other processes have names alone. Over processes
+  /// that is known after `prepare` or a step.
+  [[nodiscard]] std::vector<ParameterState> own_parameters() {
+    std::vector<ParameterState> states;
+    session_->append_states(states, true);
+    return states;
+  }
+  /// Every parameter without its values, in layer order.
+  [[nodiscard]] List<ParameterShape> parameter_shapes() const {
+    List<ParameterShape> shapes;
+    session_->append_shapes(shapes);
+    return shapes;
+  }
+
+  /// Shows every parameter with its optimizer state in process `to`, one after the other in layer
+  /// order. That process has memory for one at a time of those that others have. All processes call
+  /// it; where a device spreads no ranks over processes, `visit` is called wherever this is.
+  /// @param  visit  callable with ParameterState const&, whose memory is lent; what it throws is
+  ///                thrown once all have been there
+  /// @return whether `visit` is called here
+  template <class Visit> bool each_parameter(int to, Visit&& visit) {
+    session_->require_idle();
+    void const* const self = &visit;
+    return session_->visit_parameters(
+        to, {const_cast<void*>(self), [](void* erased, ParameterState const& state) {
+               (*static_cast<std::remove_reference_t<Visit>*>(erased))(state);
+             }});
   }
 
   /// Makes what `parameters()` shows that of the last step in every process, or in process `to`,

@@ -211,6 +211,10 @@ class ProcessesBackend {
     if (!machine_.shards()) return homes_.gather(world_, cargo_, to);
     if (!process_of_.empty()) detail::gather(world_, cargo_, process_of_);  // else: as made
   }
+  /// Shows them in one process, one after the other. All processes call it.
+  bool visit_parameters(int to, stagger::detail::ParameterVisit const& visit) {
+    return homes_.visit(world_, cargo_, process_of_, to, visit);
+  }
   [[nodiscard]] detail::GroupingMeeting meeting() { return {world_, machine_, process_of_}; }
 
  private:

@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <dirent.h>
@@ -20,7 +21,6 @@
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/file.hpp>
-#include <stagger/core/tensor.hpp>
 
 namespace stagger::detail {
 
@@ -125,77 +125,84 @@ class CheckpointWriter {
   Checksum checksum_;
 };
 
-/// Reads fields in order; refuses with a sentence instead of reading past the end.
+/// A file that is read in pieces: it may be larger than memory.
 class CheckpointReader {
  public:
-  CheckpointReader(std::span<std::byte const> bytes, std::string const& path)
-      : bytes_(bytes), path_(path) {}
+  explicit CheckpointReader(std::string path)
+      : path_(std::move(path)), file_(path_.c_str(), O_RDONLY) {
+    struct ::stat status {};
+    if (!file_.is_open() || ::fstat(file_.number(), &status) != 0) throw_io("read", path_, errno);
+    size_ = end_ = static_cast<std::uint64_t>(status.st_size);
+  }
 
   [[noreturn]] void refuse(std::string const& fault) const {
     raise(Errc::bad_data, "the checkpoint " + path_ + " is damaged: it " + fault);
   }
+  [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
 
+  // Fields, in order.
   std::uint32_t u32() { return number<std::uint32_t>(); }
   std::uint64_t u64() { return number<std::uint64_t>(); }
-  std::string_view text(std::uint64_t size) {
-    auto const bytes = block(size);
-    return {reinterpret_cast<char const*>(bytes.data()), bytes.size()};
+  std::string text(std::uint64_t size) {
+    std::uint64_t const from = block(size);
+    std::string words(size, ' ');
+    read(from, std::as_writable_bytes(std::span(words)));
+    return words;
   }
-  std::span<std::byte const> block(std::uint64_t size) {
-    if (size > bytes_.size() || padded(size) > bytes_.size() - at_) refuse_short();
-    auto const part = bytes_.subspan(at_, size);
-    at_ += padded(size);
-    return part;
+  /// Passes over a block. @return where it begins
+  std::uint64_t block(std::uint64_t size) {
+    if (size > end_ || padded(size) > end_ - at_) refuse_short();
+    return std::exchange(at_, at_ + padded(size));
+  }
+  void finish() const {
+    if (at_ != end_) refuse("has bytes that belong to no parameter");
   }
 
   /// Takes the checksum off the end and compares.
   void check_sum() {
-    if (bytes_.size() < at_ + 8 || bytes_.size() % 8 != 0) refuse_short();
-    auto const end = bytes_.size() - 8;
+    if (size_ < at_ + 8 || size_ % 8 != 0) refuse_short();
+    end_ = size_ - 8;
     Checksum checksum;
-    checksum.add(bytes_.first(end));
-    std::uint64_t stored;
-    std::memcpy(&stored, bytes_.data() + end, 8);
+    std::vector<std::byte> piece(std::min<std::uint64_t>(end_, std::uint64_t{1} << 18U));
+    for (std::uint64_t from = 0; from < end_; from += piece.size()) {
+      piece.resize(std::min<std::uint64_t>(piece.size(), end_ - from));
+      read(from, piece);
+      checksum.add(piece);
+    }
+    std::uint64_t stored = 0;
+    read(end_, std::as_writable_bytes(std::span(&stored, 1)));
     if (stored != checksum.value()) refuse("does not agree with its checksum");
-    bytes_ = bytes_.first(end);
   }
-  void finish() const {
-    if (at_ != bytes_.size()) refuse("has bytes that belong to no parameter");
+
+  void read(std::uint64_t from, std::span<std::byte> to) const {
+    while (!to.empty()) {
+      ::ssize_t const n = ::pread(file_.number(), to.data(), to.size(), static_cast<::off_t>(from));
+      if (n < 0 && errno != EINTR) throw_io("read", path_, errno);
+      if (n == 0) refuse("became shorter while it was read");
+      if (n < 0) continue;
+      to = to.subspan(static_cast<std::size_t>(n));
+      from += static_cast<std::uint64_t>(n);
+    }
   }
 
  private:
   [[noreturn]] void refuse_short() const {
-    refuse("ends after " + std::to_string(bytes_.size()) + " bytes");
+    refuse("ends after " + std::to_string(size_) + " bytes");
   }
-
   template <class N> N number() {
-    if (sizeof(N) > bytes_.size() - at_) refuse_short();
-    N value;
-    std::memcpy(&value, bytes_.data() + at_, sizeof(N));
+    if (sizeof(N) > end_ - at_) refuse_short();
+    N value{};
+    read(at_, std::as_writable_bytes(std::span(&value, 1)));
     at_ += sizeof(N);
     return value;
   }
 
-  std::span<std::byte const> bytes_;
-  std::size_t at_ = 0;  // <= bytes_.size()
   std::string path_;
+  Descriptor file_;
+  std::uint64_t size_ = 0;
+  std::uint64_t end_ = 0;  // of the fields
+  std::uint64_t at_ = 0;   // <= end_
 };
-
-[[nodiscard]] inline Tensor<std::byte> read_whole_file(std::string const& path) {
-  Descriptor file(path.c_str(), O_RDONLY);
-  struct ::stat status {};
-  if (!file.is_open() || ::fstat(file.number(), &status) != 0) throw_io("read", path, errno);
-  Tensor<std::byte> bytes({static_cast<std::size_t>(status.st_size)});
-  for (std::size_t done = 0; done < bytes.size();) {
-    ::ssize_t const n = ::read(file.number(), bytes.data() + done, bytes.size() - done);
-    if (n < 0 && errno != EINTR) throw_io("read", path, errno);
-    if (n == 0)
-      raise(Errc::bad_data, "the checkpoint ", path,
-            " is damaged: it became shorter while it was read");
-    if (n > 0) done += static_cast<std::size_t>(n);
-  }
-  return bytes;
-}
 
 inline constexpr std::string_view checkpoint_prefix = "step-";
 inline constexpr std::string_view checkpoint_suffix = ".stagger";

@@ -2,7 +2,11 @@
 #pragma once
 /// @file   Which process has the parameters of a layer, where each holds those of its own stages.
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
+#include <exception>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -39,9 +43,7 @@ class Homes {
   void gather(Communicator& world, stagger::detail::Cargo const& cargo, int to) const {
     double const deadline_s = cargo.machine.options().deadline_s;
     int const here = world.rank();
-    if (to >= world.size())
-      raise(Errc::bad_configuration, "parameters cannot be gathered in process ", to,
-            "; there are processes 0 to ", world.size() - 1);
+    require(world, to);
     for (std::size_t l = 0; l < home_.size(); ++l) {
       if (to >= 0 && (to == home_[l] || (here != to && here != home_[l]))) continue;
       std::vector<ParameterState> states;
@@ -60,7 +62,96 @@ class Homes {
     }
   }
 
+  /// Shows each parameter in process `to`, which has memory for one of others' at a time. All
+  /// processes call it.
+  /// @return whether this is `to`
+  bool visit(Communicator& world, stagger::detail::Cargo const& cargo,
+             std::vector<int> const& process_of, int to,
+             stagger::detail::ParameterVisit const& visit) const {
+    require(world, to);
+    int const here = world.rank();
+    auto& machine = cargo.machine;
+    std::exception_ptr failure;  // of `visit`; the others still have to be told what they send
+    auto const show = [&](ParameterState const& state) {
+      try {
+        if (!failure) visit.call(visit.self, state);
+      } catch (...) {
+        failure = std::current_exception();
+      }
+    };
+    machine.take_back_shown();
+    if (home_.empty()) {  // all processes have the first values
+      std::vector<ParameterState> states;
+      if (here == to) machine.append_states(states);
+      for (auto const& state : states) show(state);
+    }
+    std::array<std::vector<std::byte>, 3> memory;
+    for (std::size_t l = 0; l < home_.size(); ++l)
+      for (std::size_t p = 0; p < machine.parameters()[l].count(); ++p) {
+        auto const state = parameter(world, cargo, process_of, to, l, p, memory);
+        if (here == to) show(state);
+      }
+    if (failure) std::rethrow_exception(failure);
+    return here == to;
+  }
+
  private:
+  static void require(Communicator const& world, int process) {
+    if (process >= world.size())
+      raise(Errc::bad_configuration, "parameters cannot be gathered in process ", process,
+            "; there are processes 0 to ", world.size() - 1);
+  }
+
+  /// Brings a parameter to process `to`.
+  /// @param memory  for its value and states there, where they are not its own
+  ParameterState parameter(Communicator& world, stagger::detail::Cargo const& cargo,
+                           std::vector<int> const& process_of, int to, std::size_t l, std::size_t p,
+                           std::array<std::vector<std::byte>, 3>& memory) const {
+    double const deadline_s = cargo.machine.options().deadline_s;
+    int const here = world.rank();
+    auto& layer = cargo.machine.parameters()[l];
+    ParameterShape const shape = layer.shape(p);
+    stagger::detail::ByteRange const whole = layer.range(p);
+    ParameterState shown{shape.name, shape.type, {}, {}};
+    // Of block b, what process `from` has from a byte of the parameter on.
+    auto const bring = [&](std::size_t b, int from, std::size_t at, std::span<std::byte> own,
+                           std::size_t bytes) {
+      auto& place = b == 0 ? shown.value : shown.state[b - 1];
+      bool const part = bytes != shape.bytes;
+      if (here == to && (from != to || part)) {
+        memory[b].resize(std::max(memory[b].size(), shape.bytes));
+        place = {memory[b].data(), shape.bytes};
+      } else if (here == to) {
+        place = own;
+      }
+      if (bytes == 0 || (here != from && here != to)) return;
+      if (from == to && part)
+        std::copy(own.begin(), own.end(), place.begin() + static_cast<std::ptrdiff_t>(at));
+      else if (here == from && from != to)
+        world.send(world.group(), own, to).wait(deadline_s);
+      else if (from != to)
+        world.receive(world.group(), place.subspan(at, bytes), from).wait(deadline_s);
+    };
+    auto const owned = [&](std::size_t b, int from, stagger::detail::ByteRange range) {
+      if (here != from) return std::span<std::byte>{};
+      return b == 0 ? layer.value_bytes_of(range) : layer.held_state(b - 1, range);
+    };
+    for (std::size_t b = 0; b <= static_cast<std::size_t>(shape.states); ++b) {
+      if (b == 0 || !cargo.machine.shards()) {
+        bring(b, home_[l], 0, owned(b, home_[l], whole), shape.bytes);
+        continue;
+      }
+      cargo.each_shard([&](int rank, std::size_t of, stagger::detail::ByteRange part) {
+        if (of != l) return;
+        part = {std::max(part.first, whole.first), std::min(part.last, whole.last)};
+        if (part.first >= part.last) return;
+        int const from = process_of[static_cast<std::size_t>(rank)];
+        bring(b, from, part.first - whole.first, owned(b, from, part), part.last - part.first);
+      });
+    }
+    return shown;
+  }
+
   std::vector<int> cells_{};  // stage and process of each
   std::vector<int> home_{};   // [layers] a process that has them; none before the first program
 };

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   An optimizer whose type is erased, and one step of it.
+
+#include <cstddef>
+#include <cstdint>
+
+#include <stagger/engine/parameter_memory.hpp>
+
+namespace stagger::detail {
+
+class LayerParameters;
+
+/// One optimizer step of one layer, or of a part of it.
+struct UpdateStep {
+  double gradient_scale = 1;
+  std::int64_t number = 1;  // counted from 1
+  std::size_t from = 0;     // version of the values
+  std::size_t to = 0;
+  ByteRange range = {};  // of the layer's parameters
+};
+
+/// The optimizer, its type erased; its numbers may change between steps.
+struct OptimizerCall {
+  using Update = void (*)(void const* optimizer, LayerParameters&, UpdateStep const&) noexcept;
+  void const* optimizer = nullptr;
+  Update update = nullptr;
+  int states = 0;                  // for each parameter
+  std::size_t enqueued_bytes = 0;  // size of an optimizer whose update is enqueued; 0: it is
+                                   // carried out
+  bool element_wise = true;        // whether any part of a parameter can be updated by itself
+};
+
+}  // namespace stagger::detail
