@@ -29,13 +29,15 @@ struct Operation {
   std::size_t count = 0;
   ncclDataType_t type = ncclFloat;
   ncclRedOp_t reduction = ncclSum;
-  int peer = 0;  // or root
+  int peer = 0;                // or root
+  std::uint64_t captured = 0;  // which of its kind that was captured, counted from 1; 0: was not
 };
 
 /// A send that waits for its receive.
 struct Message {
   void const* data;
   std::size_t bytes;
+  std::uint64_t captured;
   bool taken = false;
 };
 
@@ -105,8 +107,10 @@ struct ncclComm {
   std::vector<Operation> pending;
   std::uint64_t collectives = 0;  // run so far
   int splits = 0;
-  std::pair<int, int> order;    // of a part that is being made: key and old rank
-  std::vector<double> factors;  // of reductions that scale first
+  std::pair<int, int> order;         // of a part that is being made: key and old rank
+  std::vector<double> factors;       // of reductions that scale first
+  std::shared_ptr<Capture> capture;  // into which what is pending goes
+  std::map<std::pair<What, int>, std::uint64_t> known;  // connections, and what was captured there
 };
 
 namespace {
@@ -233,7 +237,7 @@ void compute(Meeting& meeting, int rank) {
 bool same_call(Operation const& a, Operation const& b) {
   bool const rooted = a.what == What::broadcast;
   bool const reducing = a.what == What::all_reduce || a.what == What::reduce_scatter;
-  return a.what == b.what && a.count == b.count && a.type == b.type &&
+  return a.what == b.what && a.count == b.count && a.type == b.type && a.captured == b.captured &&
          (!rooted || a.peer == b.peer) && (!reducing || a.reduction == b.reduction);
 }
 
@@ -254,7 +258,7 @@ bool advance(World& world, ncclComm& comm, Running& run) {
   std::size_t const bytes = call.count * bytes_of(call.type);
   if (call.what == What::send) {
     if (!run.message) {
-      run.message = std::make_shared<Message>(Message{call.in, bytes});
+      run.message = std::make_shared<Message>(Message{call.in, bytes, call.captured});
       world.edges[{comm.rank, call.peer}].push_back(run.message);
       return true;
     }
@@ -266,6 +270,11 @@ bool advance(World& world, ncclComm& comm, Running& run) {
     if (waiting.empty()) return false;
     auto const message = waiting.front();
     waiting.pop_front();
+    if (message->captured != call.captured) {
+      for (auto* member : world.members)
+        broken(member, ncclInvalidUsage, "a message was captured at one end, or by another graph");
+      return true;
+    }
     if (message->bytes != bytes) {
       std::string const words = "mismatched counts: rank " + std::to_string(call.peer) + " sends " +
                                 std::to_string(message->bytes) + " bytes, rank " +
@@ -345,8 +354,29 @@ void launch(ncclComm_t comm) {
   comm->phase = ncclComm::idle;
   if (calls.empty()) return;
   auto* const stream = calls.front().stream;
+  if (stream->capture != std::exchange(comm->capture, nullptr)) {
+    broken(comm, ncclInvalidUsage, "a capture began or ended while the communicator was busy");
+    return;
+  }
   if (enqueue(stream, Kind::nccl, [calls = std::move(calls)] { run_group(calls); }) != cudaSuccess)
     broken(comm, ncclUnhandledCudaError, "the stream is gone");
+}
+
+/// Makes the connections of a group, or counts what is captured.
+bool prepare(ncclComm& comm, std::vector<Operation>& calls) {
+  comm.capture = calls.front().stream->capture;
+  for (auto& call : calls) {
+    bool const to_one = call.what == What::send || call.what == What::receive;
+    std::pair<What, int> const key(call.what, to_one ? call.peer : -1);
+    if (!comm.capture) {
+      comm.known.emplace(key, 0);
+      continue;
+    }
+    auto const found = comm.known.find(key);
+    if (found == comm.known.end()) return false;
+    call.captured = ++found->second;
+  }
+  return true;
 }
 
 ncclResult_t submit_one(ncclComm_t comm, std::vector<Operation> calls) {
@@ -363,6 +393,8 @@ ncclResult_t submit_one(ncclComm_t comm, std::vector<Operation> calls) {
     if (call.peer == comm->rank && call.what == What::send) ++to_self;
     if (call.peer == comm->rank && call.what == What::receive) --to_self;
   }
+  if (!prepare(*comm, calls))
+    return broken(comm, ncclInvalidUsage, "a connection would have to be made during a capture");
   if (to_self != 0)
     return broken(comm, ncclInvalidUsage, "Trying to send to self without a matching recv");
   comm->pending = std::move(calls);
@@ -670,19 +702,19 @@ ncclResult_t ncclRecv(void* data, std::size_t elements, ncclDataType_t type, int
 }
 ncclResult_t ncclBroadcast(void const* in, void* out, std::size_t elements, ncclDataType_t type,
                            int root, ncclComm_t comm, cudaStream_t stream) {
-  return add({comm, stream, What::broadcast, in, out, elements, type, ncclSum, root});
+  return add({comm, stream, What::broadcast, in, out, elements, type, ncclSum, root, 0});
 }
 ncclResult_t ncclAllReduce(void const* in, void* out, std::size_t elements, ncclDataType_t type,
                            ncclRedOp_t reduction, ncclComm_t comm, cudaStream_t stream) {
-  return add({comm, stream, What::all_reduce, in, out, elements, type, reduction, 0});
+  return add({comm, stream, What::all_reduce, in, out, elements, type, reduction, 0, 0});
 }
 ncclResult_t ncclReduceScatter(void const* in, void* out, std::size_t elements, ncclDataType_t type,
                                ncclRedOp_t reduction, ncclComm_t comm, cudaStream_t stream) {
-  return add({comm, stream, What::reduce_scatter, in, out, elements, type, reduction, 0});
+  return add({comm, stream, What::reduce_scatter, in, out, elements, type, reduction, 0, 0});
 }
 ncclResult_t ncclAllGather(void const* in, void* out, std::size_t elements, ncclDataType_t type,
                            ncclComm_t comm, cudaStream_t stream) {
-  return add({comm, stream, What::all_gather, in, out, elements, type, ncclSum, 0});
+  return add({comm, stream, What::all_gather, in, out, elements, type, ncclSum, 0, 0});
 }
 
 ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* reduction, void* scalar, ncclDataType_t type,

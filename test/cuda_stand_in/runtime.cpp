@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <cstring>
 #include <map>
 #include <new>
@@ -116,6 +117,43 @@ void join(std::vector<std::size_t>& frontier, std::vector<std::size_t> const& mo
   frontier.erase(std::unique(frontier.begin(), frontier.end()), frontier.end());
 }
 
+/// Nodes that wait for other ranks, each on a thread: whatever else is ready runs meanwhile.
+class Away {
+ public:
+  Away() = default;
+  Away(Away const&) = delete;
+  Away& operator=(Away const&) = delete;
+  ~Away() {
+    for (auto& thread : threads_) thread.join();
+  }
+  void begin(std::size_t number, Work const& work) {
+    ++open_;
+    threads_.emplace_back([this, number, &work] {
+      work();
+      std::lock_guard const lock(mutex_);
+      ended_.push_back(number);
+      moved_.notify_one();
+    });
+  }
+  /// Waits for one of them. @return its number; none is left: false
+  bool end(std::size_t& number) {
+    if (open_ == 0) return false;
+    std::unique_lock lock(mutex_);
+    moved_.wait(lock, [this] { return !ended_.empty(); });
+    number = ended_.back();
+    ended_.pop_back();
+    --open_;
+    return true;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable moved_;
+  std::vector<std::size_t> ended_;
+  std::vector<std::thread> threads_;
+  std::size_t open_ = 0;
+};
+
 /// Runs a graph's nodes in some order that its edges allow.
 void run_graph(std::vector<Node> const& nodes, unsigned seed) {
   std::minstd_rand random(seed + 1);
@@ -127,11 +165,21 @@ void run_graph(std::vector<Node> const& nodes, unsigned seed) {
     for (std::size_t const before : nodes[n].after) then[before].push_back(n);
     if (missing[n] == 0) ready.push_back(n);
   }
-  while (!ready.empty()) {
-    std::swap(ready[random() % ready.size()], ready.back());
-    std::size_t const n = ready.back();
-    ready.pop_back();
-    if (state().lost.load() == 0) nodes[n].work();
+  Away away;
+  for (std::size_t n = 0;;) {
+    if (ready.empty()) {
+      if (!away.end(n)) return;
+    } else {
+      std::swap(ready[random() % ready.size()], ready.back());
+      n = ready.back();
+      ready.pop_back();
+      bool const lost = state().lost.load() != 0;
+      if (!lost && nodes[n].kind == Kind::nccl) {
+        away.begin(n, nodes[n].work);
+        continue;
+      }
+      if (!lost) nodes[n].work();
+    }
     for (std::size_t const next : then[n])
       if (--missing[next] == 0) ready.push_back(next);
   }
@@ -180,7 +228,7 @@ int device_of(void const* address) {
   auto const size = memory().sizes.at(after->first);
   auto const* const first = static_cast<char const*>(after->first);
   return static_cast<char const*>(address) < first + std::max<std::size_t>(size, 1) ? after->second
-                                                                                     : -1;
+                                                                                    : -1;
 }
 
 std::uint64_t calls(Call call) { return state().calls[static_cast<std::size_t>(call)]; }
@@ -435,7 +483,11 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   if (stream == nullptr)  // the null stream's work is done at once
     return forbidden_in_capture() ? answer(cudaErrorStreamCaptureUnsupported) : cudaSuccess;
   if (!alive(stream)) return answer(cudaErrorInvalidResourceHandle);
-  if (stream->capture || forbidden_in_capture()) return answer(cudaErrorStreamCaptureUnsupported);
+  if (stream->capture) {
+    stream->capture->broken = true;
+    return answer(cudaErrorStreamCaptureUnsupported);
+  }
+  if (forbidden_in_capture()) return answer(cudaErrorStreamCaptureUnsupported);
   std::uint64_t const pushed = stream->pushed.load(std::memory_order_relaxed);
   for (auto done = stream->done.load(std::memory_order_acquire); done < pushed;
        done = stream->done.load(std::memory_order_acquire))
@@ -744,6 +796,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
   if (code != 0) return answer(static_cast<cudaError_t>(code));
   if (state().lost != 0) return static_cast<cudaError_t>(state().lost.load());
   if (!alive(stream)) return answer(cudaErrorInvalidResourceHandle);
+  if (stream->capture) return answer(cudaErrorStreamCaptureUnsupported);
   std::lock_guard const lock(exec->mutex);
   auto const seed = static_cast<unsigned>(calls(Call::graph_launch));
   stream->push([nodes = exec->nodes, seed] { run_graph(*nodes, seed); });

@@ -29,6 +29,9 @@ class Device {
   [[nodiscard]] int index() const noexcept { return index_; }
   /// Gets on with what has been asked for, without waiting.
   void progress() noexcept { issuer_->progress(); }
+  /// While on, streams of its communicators are being captured into a graph: an operation is done
+  /// once it is in there, and `Communicator::check` tells what becomes of it when it is replayed.
+  void capturing(bool on) noexcept { issuer_->capturing(on); }
 
  private:
   friend class Communicator;
@@ -91,6 +94,14 @@ class Communicator {
   [[nodiscard]] int size() const noexcept { return state_ ? state_->size : 0; }
   [[nodiscard]] explicit operator bool() const noexcept {
     return state_ && state_->comm != nullptr;
+  }
+
+  /// Looks for errors that no operation tells, as of a graph that is being replayed.
+  /// @throws Error  what NCCL has met
+  void check() const {
+    if (!state_) return;
+    static_cast<void>(state_->settled());
+    if (state_->failure) std::rethrow_exception(state_->failure);
   }
 
   /// Done when every rank has joined.

@@ -40,8 +40,12 @@ struct Gpus {
       launch{};                            ///< collective::find_launch(): one GPU in each process
   Rendezvous rendezvous{};                 ///< how the processes find each other
   Invitation const* invitation = nullptr;  ///< instead, as over MPI: invite(rank, broadcast)
-  int ahead = 2;  ///< steps in flight that `enqueue(train.step(batch))` lets the host have behind
-                  ///< it, at least 1; each has events of its own
+  int ahead = 2;         ///< steps in flight that `enqueue(train.step(batch))` lets the host have
+                         ///< behind it, at least 1; each has events and a graph of its own
+  bool capture = false;  ///< record the second training iteration as one CUDA graph over all GPUs
+                         ///< of the process, and replay it from then on; the same in all processes
+  cuda::GraphCounts* counts =
+      nullptr;  ///< told what was done with the graphs; stays as long as the pipeline
   bool shapes_change = false;  ///< from step to step, of values that go to another process
 
   /// How many places a placement policy may spread the ranks over: GPUs. In order, GPU g of G runs

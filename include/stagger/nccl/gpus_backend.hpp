@@ -22,8 +22,10 @@
 #include <stagger/cuda/detail/require.hpp>
 #include <stagger/engine/backend.hpp>
 #include <stagger/nccl/detail/agree.hpp>
-#include <stagger/nccl/detail/group_sums.hpp>
+#include <stagger/nccl/detail/homes.hpp>
+#include <stagger/nccl/detail/issuing.hpp>
 #include <stagger/nccl/detail/patience.hpp>
+#include <stagger/nccl/detail/recordings.hpp>
 #include <stagger/nccl/detail/wiring.hpp>
 
 namespace stagger::nccl {
@@ -31,7 +33,7 @@ namespace stagger::nccl {
 /// Issues the instructions of all ranks of this process from one thread, in the order of
 /// `detail::Routes`. After the first step of a program it makes no event, allocates nothing and
 /// synchronises with nothing but the end of the step.
-class GpusBackend {
+class GpusBackend : detail::Issuing {
  public:
   static constexpr bool timed = false;
   static constexpr bool enqueues = true;  // also the update of an optimizer that says so
@@ -43,16 +45,12 @@ class GpusBackend {
   ///                come; mismatch for a process with another pipeline
   template <class Device>
   [[gnu::cold]] GpusBackend(Device const& device, stagger::detail::Machine& machine, int places)
-      : machine_(machine),
-        kernels_(device.kernels),
-        fleet_(device.meet_others(places)),
-        wiring_(machine, device.wires, fleet_),
-        sums_(machine, *fleet_, wiring_),
+      : Issuing(machine, device.kernels, device.meet_others(places), device.wires),
+        turns_(count_of_turns(device.ahead)),
+        recordings_(*fleet_, wiring_, turns_.size(), device.counts),
+        shapes_change_(device.wires.shapes_change),
         patience_(machine, *fleet_, wiring_) {
-    if (device.ahead < 1)
-      raise(Errc::bad_configuration, "the host cannot be ", device.ahead,
-            " steps ahead of its GPUs; use at least 1");
-    turns_.resize(static_cast<std::size_t>(device.ahead));
+    static_cast<void>(capture(device.capture));
     for (std::size_t g = 0; g < fleet_->size(); ++g)
       memories_->push_back(cuda::detail::parameter_memory((*fleet_)[g].device.index()));
     machine_.keep(memories_);
@@ -89,8 +87,10 @@ class GpusBackend {
     place_ = place;
     sums_.load(place, meet_s_);
     wiring_.load(place, turns());
-    settle_parameters(program);
+    detail::settle_parameters(machine_, wiring_, *memories_);
     sums_.settle();
+    recordings_.forget();
+    warm_ = false;
     for (std::size_t g = 0; g < fleet_->size(); ++g) {
       fleet_->select(g);
       auto& gpu = (*fleet_)[g];
@@ -137,10 +137,17 @@ class GpusBackend {
     sums_.begin_step();
     timed_ = machine_.options().record || machine_.measures();
     try {
-      begin_iteration();
-      issue();
-      launch_updates();
-      join();
+      // A graph has no times of its own nodes.
+      if (capture_ && warm_ && machine_.program().training && !timed_) {
+        replay();
+      } else {
+        recordings_.follow(false);
+        enqueue_iteration();
+        for (std::size_t g = 0; g < fleet_->size(); ++g)
+          (*fleet_)[g].home.record(wiring_.end_of(turn, g));
+        if (machine_.arguments().outputs.first != nullptr && !machine_.options().replicas.empty())
+          join_outputs();
+      }
     } catch (...) {
       if (decided_)
         lose(std::current_exception());
@@ -150,6 +157,20 @@ class GpusBackend {
     if (machine_.failed()) return call_off();
     turns_[turn].flies = true;
     turns_[turn].decided = decided_;
+    recordings_.went(turn, turns_[turn].replayed);
+    warm_ = true;
+  }
+
+  /// Turns graphs on or off; all processes call it. @return what is done with them
+  /// @throws Error  bad_configuration where shapes change
+  cuda::GraphCounts const& capture(bool on) {
+    if (on && shapes_change_ && !fleet_->alone())
+      raise(
+          Errc::bad_configuration,
+          "Gpus::shapes_change has processes wait for shapes in every step, which a graph cannot; "
+          "leave it or capture out");
+    capture_ = on;
+    return recordings_.counts();
   }
 
   /// Whether the devices are done with a turn.
@@ -173,15 +194,7 @@ class GpusBackend {
   /// @param losses  [parts][microbatches] where losses go that the devices have; may be null
   /// @return the norm of the gradients
   double results(std::size_t turn, double* losses) const noexcept {
-    bool first = true;
-    for (std::size_t g = 0; g < fleet_->size() && losses != nullptr; ++g) {
-      auto const& iteration = (*fleet_)[g].iteration;
-      if (fleet_->alone() && !iteration.has_losses()) continue;
-      double const* const here = iteration.losses(turn);
-      for (std::size_t m = 0; m < iteration.loss_count(); ++m)
-        losses[m] = first ? here[m] : losses[m] + here[m];
-      first = false;
-    }
+    if (losses != nullptr) fleet_->take_losses(turn, losses);
     double norm = 0;
     for (std::size_t r = 0; r < wiring_.ranks(); ++r)
       if (wiring_.own(r)) norm = (*fleet_)[wiring_.gpu_of(r)].iteration.gradient_norm(r, turn);
@@ -207,42 +220,22 @@ class GpusBackend {
   [[gnu::cold]] void gather_parameters() {
     if (fleet_->alone() || place_.empty()) return;
     if (lost_) refuse();
-    auto const& islands = wiring_.islands();
-    auto& gpu = (*fleet_)[0];
-    fleet_->select(0);
-    cuda::Tensor<std::byte> passing;  // for what has no place on this GPU
-    for (std::size_t c = 0; c < machine_.program().cells.size(); ++c) {
-      if (islands.first_owner(c) != c) continue;
-      int const root = place_[islands.rank_of(c)];
-      islands.each_layer(c, [&](std::size_t l, auto const*) {
-        auto const& parameters = islands.parameters(l);
-        bool const here = parameters.memory() != machine_.memory_of_parameters();
-        for (auto const block : parameters.blocks()) {
-          if (block.empty()) continue;
-          if (!here) passing.resize({block.size()});
-          std::span const there = here ? block : std::span(passing.data(), block.size());
-          gpu.world.broadcast(there, root).wait(machine_.options().deadline_s);
-          if (!here)
-            cuda::check(
-                cudaMemcpy(block.data(), there.data(), block.size(), cudaMemcpyDeviceToHost),
-                "fetch parameters");
-        }
-      });
-    }
+    detail::gather_parameters(machine_, *fleet_, wiring_, place_);
   }
 
  private:
-  struct Updating {
-    stagger::detail::RankState* rank;  // null: of another process
-    std::size_t number;
-    Instruction const* in;
-  };
-
   struct Turn {
     bool flies = false;    // was enqueued and not awaited
     bool decided = false;  // its updates were
     bool landed = false;   // before the devices were lost
+    bool replayed = false;
   };
+  static std::size_t count_of_turns(int ahead) {
+    if (ahead < 1)
+      raise(Errc::bad_configuration, "the host cannot be ", ahead,
+            " steps ahead of its GPUs; use at least 1");
+    return static_cast<std::size_t>(ahead);
+  }
 
   [[noreturn]] [[gnu::cold]] static void refuse() {
     throw stagger::Error(Errc::device,
@@ -250,161 +243,55 @@ class GpusBackend {
                          "pipeline");
   }
 
-  /// Parameters go to the GPU of their first owner; where that is of another process, to one that
-  /// uses them; else they stay.
-  [[gnu::cold]] void settle_parameters(Program const& program) {
-    auto const& islands = wiring_.islands();
-    auto const memory_of = [&](std::size_t cell) {
-      std::size_t const rank = islands.rank_of(cell);
-      return wiring_.own(rank) ? &(*memories_)[wiring_.gpu_of(rank)]
-                               : machine_.memory_of_parameters();
-    };
-    for (std::size_t c = 0; c < program.cells.size(); ++c) {
-      std::size_t home = islands.first_owner(c);
-      while (!wiring_.own(islands.rank_of(home)) && home + 1 < program.cells.size() &&
-             program.cells[home + 1].stage == program.cells[c].stage)
-        ++home;
-      islands.settle(c, memory_of(c), memory_of(home));
+  void replay() {
+    turns_[turn_].replayed = true;
+    recordings_.follow(true);
+    double const deadline_s = machine_.options().deadline_s;
+    if (!recordings_.met()) {
+      for (std::size_t i = 1; i < turns(); ++i) {
+        std::size_t const turn = (turn_ + i) % turns();
+        if (!turns_[turn].flies) continue;
+        auto const failure =
+            patience_.wait(turn, turns_[turn].replayed, [&] { return has_landed(turn); });
+        if (failure) std::rethrow_exception(failure);
+      }
+      recordings_.meet(meet_s_);
     }
-  }
-
-  [[nodiscard]] bool clips() const noexcept {
-    return machine_.program().training && machine_.options().clip_norm.has_value();
-  }
-  [[nodiscard]] bool commits() const noexcept {
-    return machine_.program().training && machine_.program().flushes;
-  }
-  [[nodiscard]] double* losses() const noexcept {
-    return machine_.ranks().front().arguments->losses;
-  }
-
-  void begin_iteration() {
-    updates_.clear();
-    for (std::size_t g = 0; g < fleet_->size(); ++g) {
-      wiring_.use(g);
-      auto& gpu = (*fleet_)[g];
-      gpu.iteration.send(machine_, gpu.home, turn_);
-      cuda::check(
-          cudaMemsetAsync(gpu.sums.data(), 0, gpu.sums.size() * sizeof(double), gpu.home.get()),
-          "clear sums of squares");
-      if (timed_) gpu.timeline.begin(gpu.home);
-      wiring_.fork(g);
+    auto const& arguments = *machine_.ranks().front().arguments;
+    auto const microbatches = static_cast<std::size_t>(machine_.program().microbatches);
+    if (recordings_.stale(turn_, arguments, microbatches, deadline_s))
+      record(arguments, microbatches);
+    else
+      for (std::size_t g = 0; g < fleet_->size(); ++g) (*fleet_)[g].iteration.put(machine_, turn_);
+    if (!machine_.commit()) return;
+    try {
+      recordings_.replay(turn_);
+    } catch (...) {
+      machine_.reopen();
+      throw;
     }
+    decided_ = true;
+    (*fleet_)[0].home.record(wiring_.end_of(turn_, 0));
   }
 
-  void issue() {
-    auto& ranks = machine_.ranks();
-    for (auto const& turn : wiring_.routes().turns()) {
-      if (machine_.failed()) return;
-      Instruction const& in = ranks[turn.rank].begin[turn.index];
-      if (in.op == Op::reduce && sums_.apart(in.cell)) add_up(ranks[turn.rank], in);
-      if (wiring_.own(turn.rank))
-        execute(ranks[turn.rank], in);
-      else if (in.op == Op::update)
-        updates_.push_back({nullptr, turn.rank, &in});
-      wiring_.give(turn.rank, turn.index, in);
-    }
-  }
-
-  void add_up(stagger::detail::RankState& rank, Instruction const& in) {
-    sums_.add_up(in, [&](std::size_t g, cuda::Stream const& stream, auto enqueue) {
-      if (!timed_ || !sums_.measures(in)) return enqueue();
-      wiring_.use(g);
-      (*fleet_)[g].timeline.action(rank, in, stream, [&] {
-        enqueue();
-        wiring_.use(g);
-      });
+  [[gnu::cold]] void record(stagger::detail::StepArguments const& arguments,
+                            std::size_t microbatches) {
+    struct Reopen {  // it was recorded, not carried out
+      GpusBackend* backend;
+      ~Reopen() {
+        backend->machine_.reopen();
+        backend->decided_ = false;
+      }
+    } const reopen{this};
+    recordings_.record(turn_, arguments, microbatches, [&] {
+      enqueue_iteration();
+      if (machine_.failed()) raise(Errc::cancelled, "the step ended while its graph was recorded");
     });
   }
 
-  void execute(stagger::detail::RankState& rank, Instruction const& in) {
-    auto const r = static_cast<std::size_t>(rank.number);
-    wiring_.await(rank, in);
-    if (in.op == Op::update) return updates_.push_back({&rank, r, &in});
-    auto& gpu = (*fleet_)[wiring_.gpu_of(r)];
-    if (in.op == Op::reduce && sums_.apart(in.cell)) return sums_.await(r, in);
-    cuda::detail::AtPlace const here(wiring_.place_of(r));
-    if (in.op == Op::finish) {
-      wiring_.await_gradients(r);
-      return wiring_.islands().finish(r, clips() ? gpu.sums.data() : nullptr);
-    }
-    auto const& stream = wiring_.compute(r);
-    if (!timed_ || !cuda::detail::Timeline::shows(in))
-      return cuda::detail::carry_out(machine_, rank, in);
-    gpu.timeline.action(rank, in, stream, [&] { cuda::detail::carry_out(machine_, rank, in); });
-  }
-
-  /// Whatever CUDA and NCCL may refuse comes before the updates; and on the devices, so do all
-  /// ranks of all processes.
-  void launch_updates() {
-    if (machine_.failed()) return;
-    if (clips() || (commits() && !fleet_->alone())) {
-      // Every sum is of one GPU and 0 on the others, so that their order does not matter.
-      wiring_.sum_up([](detail::Gpu& gpu) { return std::span(gpu.sums.data(), gpu.sums.size()); });
-      if (clips()) scale_gradients();
-    }
-    for (std::size_t g = 0; g < fleet_->size(); ++g)
-      cuda::check((*fleet_)[g].iteration.refused(), "change parameters");  // without a flush
-    if (updates_.empty() || !machine_.commit()) return;
-    decided_ = true;
-    for (auto const& [rank, r, in] : updates_) {
-      if (rank != nullptr) {
-        wiring_.use(wiring_.gpu_of(r));
-        wiring_.await_handing_in(r);  // they become zero
-        cuda::detail::AtPlace const here(wiring_.place_of(r));
-        machine_.execute_end(*rank, *in);
-        sums_.update(r);
-      }
-      wiring_.send_values(r);
-    }
-  }
-
-  void scale_gradients() {
-    for (std::size_t r = 0; r < wiring_.ranks(); ++r) {
-      if (!wiring_.own(r)) continue;
-      wiring_.use(wiring_.gpu_of(r));
-      auto& gpu = (*fleet_)[wiring_.gpu_of(r)];
-      cuda::check(kernels_->scale(gpu.sums.data(), machine_.parameter_count(),
-                                  *machine_.options().clip_norm, gpu.iteration.place(r).scale,
-                                  wiring_.compute(r).get()),
-                  "find the scale of the gradients");
-    }
-  }
-
-  void join() {
-    if (machine_.failed()) return;
-    if (!fleet_->alone() && losses() != nullptr)
-      wiring_.sum_up([&](detail::Gpu& gpu) {
-        return std::span(gpu.iteration.place(0).losses, gpu.iteration.loss_count());
-      });
-    for (std::size_t g = 0; g < fleet_->size(); ++g) {
-      auto& gpu = (*fleet_)[g];
-      wiring_.join(g);
-      gpu.iteration.fetch(gpu.home, turn_);
-      gpu.home.record(wiring_.end_of(turn_, g));
-      cuda::check(gpu.iteration.refused(), "change parameters of a step that was decided");
-    }
-    if (machine_.arguments().outputs.first != nullptr && !machine_.options().replicas.empty())
-      join_outputs();
-  }
-  /// On the GPU of the first rank, behind all others.
-  void join_outputs() {
-    if (!fleet_->alone())
-      raise(Errc::bad_configuration,
-            "the rows that replicas predict in several processes are not brought together; predict "
-            "in a pipeline of one process, or without Options::replicas");
-    std::size_t const own = wiring_.gpu_of(0);
-    wiring_.use(own);
-    auto const& home = (*fleet_)[own].home;
-    for (std::size_t g = 0; g < fleet_->size(); ++g) home.wait(wiring_.end_of(turn_, g));
-    cuda::Place place = wiring_.place_of(0);
-    place.stream = home.get();
-    cuda::detail::AtPlace const here(place);
-    machine_.join_outputs();
-    home.record(wiring_.end_of(turn_, own));
-  }
   [[nodiscard]] bool has_landed(std::size_t turn) const {
-    for (std::size_t g = 0; g < fleet_->size(); ++g)
+    std::size_t const ends = turns_[turn].replayed ? 1 : fleet_->size();
+    for (std::size_t g = 0; g < ends; ++g)
       if (!wiring_.end_of(turn, g).done()) return false;
     return true;
   }
@@ -414,7 +301,7 @@ class GpusBackend {
     if (turns_[turn].landed) return nullptr;
     if (!lost_)
       if (auto failure = patience_.wait(
-              turn, false, [&] { return has_landed(turn); }, grace_s)) {
+              turn, turns_[turn].replayed, [&] { return has_landed(turn); }, grace_s)) {
         reason_ = step == 0 ? failure : detail::of_step(failure, step);
         spoilt_ = spoilt_ || turns_[turn].decided;
         lose(reason_);
@@ -432,11 +319,13 @@ class GpusBackend {
           turns_[turn].landed = await(turn, 0, detail::Patience::grace_s) == nullptr;
       }
       abort();
-    } else if (auto failure = patience_.wait(turn_, false, [&] { return wiring_.idle(); })) {
+    } else if (auto failure =
+                   patience_.wait(turn_, turns_[turn_].replayed, [&] { return wiring_.idle(); })) {
       for (Turn const& turn : turns_) spoilt_ = spoilt_ || (turn.flies && turn.decided);
       lose(std::move(failure));
       abort();
     }
+    recordings_.went(detail::Wiring::none, false);
     if (stuck_ || decided_ || spoilt_) return;
     try {
       undo();
@@ -449,7 +338,12 @@ class GpusBackend {
   [[gnu::cold]] void abort() noexcept {
     lost_ = true;
     fleet_->abort("the step has failed");
-    stuck_ = stuck_ || !patience_.let_end();
+    try {
+      recordings_.abort("the step has failed");
+    } catch (...) {  // no memory for the reason: it ends with the pipeline
+    }
+    stuck_ = stuck_ || !patience_.let_end([this] { return wiring_.idle() && recordings_.idle(); });
+    recordings_.drop();
   }
 
   /// Ends a step that may have been decided.
@@ -460,31 +354,17 @@ class GpusBackend {
     lost_ = true;
   }
 
-  void undo() {
-    for (std::size_t r = 0; r < wiring_.ranks(); ++r) {
-      if (!wiring_.own(r)) continue;
-      wiring_.use(wiring_.gpu_of(r));
-      cuda::detail::AtPlace const here(wiring_.place_of(r));
-      wiring_.islands().undo(r);
-    }
-    while (!wiring_.idle()) std::this_thread::yield();
-  }
-
-  stagger::detail::Machine& machine_;
-  cuda::ParameterKernels const* kernels_;
-  std::shared_ptr<detail::Fleet> fleet_;
-  detail::Wiring wiring_;
-  detail::GroupSums sums_;
   std::shared_ptr<std::vector<stagger::detail::ParameterMemory>> memories_ =
       std::make_shared<std::vector<stagger::detail::ParameterMemory>>();  // [GPUs]
   double meet_s_ = 0;
-  std::vector<int> place_;         // [ranks]
-  std::vector<Updating> updates_;  // of this iteration, in the order of issue
+  std::vector<int> place_;  // [ranks]
   std::vector<Turn> turns_;
-  std::size_t turn_ = 0;       // of the step that is being enqueued, or was last
+  detail::Recordings recordings_;
+  bool shapes_change_;
+  bool capture_ = false;
+  bool warm_ = false;  // the program has run: its stages hold the memory that they need, and
+                       // NCCL has its connections
   std::exception_ptr reason_;  // for which the devices were lost
-  bool timed_ = false;         // the step under way, by events
-  bool decided_ = false;       // updates are under way
   bool lost_ = false;          // no further step
   bool spoilt_ = false;        // nor parameters
   bool stuck_ = false;         // the devices may still be at it

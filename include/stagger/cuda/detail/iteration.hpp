@@ -55,8 +55,8 @@ class Iteration {
 
   [[nodiscard]] StepPlace const& place(std::size_t rank) const noexcept { return places_[rank]; }
 
-  /// Enqueues what kernels of this iteration will find.
-  void send(stagger::detail::Machine const& machine, Stream const& stream, std::size_t turn = 0) {
+  /// Writes down what kernels of this iteration will find.
+  void put(stagger::detail::Machine const& machine, std::size_t turn) noexcept {
     refused_ = cudaSuccess;
     StepNumbers const numbers{machine.steps(), machine.options().seed};
     std::byte* const to = host_.data() + turn * bytes_;
@@ -66,7 +66,12 @@ class Iteration {
       ::new (to + scales_ + r * sizeof(GradientScale)) GradientScale();
     std::memset(to + losses_, 0, loss_count_ * sizeof(double));
     for (StepPlace& of_rank : places_) of_rank.steps = numbers.steps;
-    check(cudaMemcpyAsync(device_.data(), to, bytes_, cudaMemcpyHostToDevice, stream.get()),
+  }
+  /// And enqueues its way to the device.
+  void send(stagger::detail::Machine const& machine, Stream const& stream, std::size_t turn = 0) {
+    put(machine, turn);
+    check(cudaMemcpyAsync(device_.data(), host_.data() + turn * bytes_, bytes_,
+                          cudaMemcpyHostToDevice, stream.get()),
           "send the numbers of a step");
   }
 

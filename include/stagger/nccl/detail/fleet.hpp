@@ -199,10 +199,27 @@ class Fleet {
   void look() {
     for (auto& channel : channels_)
       for (auto* const end : {channel.giver.get(), channel.taker.get()})
-        if (end != nullptr) static_cast<void>(end->last.poll());
+        if (end != nullptr && end->last.poll()) end->pair.check();
     for (auto& team : teams)
-      for (auto& end : team.ends) static_cast<void>(end->last.poll());
+      for (auto& end : team.ends)
+        if (end->last.poll()) end->all.check();
     for (auto& operation : worldwide) static_cast<void>(operation.poll());
+    for (auto const& gpu : gpus_) gpu->world.check();
+  }
+  /// What came back of a turn from GPUs whose kernels compute losses.
+  void take_losses(std::size_t turn, double* losses) const noexcept {
+    bool first = true;
+    for (auto const& gpu : gpus_) {
+      if (alone() && !gpu->iteration.has_losses()) continue;
+      double const* const here = gpu->iteration.losses(turn);
+      for (std::size_t m = 0; m < gpu->iteration.loss_count(); ++m)
+        losses[m] = first ? here[m] : losses[m] + here[m];
+      first = false;
+    }
+  }
+  /// While on, iterations go into a graph.
+  void capturing(bool on) noexcept {
+    for (auto const& gpu : gpus_) gpu->device.capturing(on);
   }
 
   /// Ends all communicators. Does not block.

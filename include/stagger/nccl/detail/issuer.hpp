@@ -154,6 +154,10 @@ class Issuer {
     return number;
   }
 
+  /// While on, what is asked for goes into a graph: it is done once it is there, and no event
+  /// tells.
+  void capturing(bool on) noexcept { capturing_ = on; }
+
   /// Gets as far as NCCL lets it without waiting.
   void progress() noexcept {
     while (count_ != 0) {
@@ -283,13 +287,17 @@ class Issuer {
     return true;
   }
 
-  static void finish(Batch const& batch) noexcept {
+  void finish(Batch const& batch) const noexcept {
     State& state = *batch.state;
     bool const refused = !state.refused.empty() && state.refused.back().first == batch.number;
     if (batch.kind == Kind::finalize && !refused) {
       auto* const comm = std::exchange(state.comm, nullptr);
       ncclResult_t const result = ncclCommDestroy(comm);
       if (result != ncclSuccess) return state.fail(result, "destroy a finalized communicator");
+    }
+    if (capturing_) {
+      state.issued = state.done = batch.number;
+      return;
     }
     auto& event = state.events[batch.number % State::events_kept];
     if (cudaEventRecord(event.get(), state.stream) != cudaSuccess)
@@ -300,6 +308,7 @@ class Issuer {
   std::vector<Batch> queue_;  // a ring
   std::size_t first_ = 0;
   std::size_t count_ = 0;
+  bool capturing_ = false;
 };
 
 }  // namespace stagger::nccl::detail

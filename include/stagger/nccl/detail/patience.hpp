@@ -64,9 +64,9 @@ class Patience {
 
   /// Lets what is under way come to its end after an abort.
   /// @return false: the devices may still be at it
-  [[nodiscard]] [[gnu::cold]] bool let_end() noexcept {
+  template <class Idle> [[nodiscard]] [[gnu::cold]] bool let_end(Idle idle) noexcept {
     try {
-      for (auto const start = Clock::now(); !wiring_.idle();
+      for (auto const start = Clock::now(); !idle();
            std::this_thread::sleep_for(std::chrono::microseconds(50)))
         if (seconds(Clock::now() - start) > grace_s) return false;
       return true;

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What processes decide together in the middle of their steps.
+
+#include <cstdint>
+#include <span>
+
+#include <stagger/cuda/memory.hpp>
+#include <stagger/cuda/tensor.hpp>
+#include <stagger/nccl/detail/fleet.hpp>
+
+namespace stagger::nccl::detail {
+
+/// Asks all processes, each of which has one GPU, a question. It has a stream and a communicator of
+/// its own, so that it waits for no step that is in flight.
+///
+/// NCCL wants an operation to be captured by all of its ranks or by none, and a graph to be
+/// replayed by all whose calls were captured with its own. Whether a step must be recorded again,
+/// though, each process knows of its own batch alone.
+class Consent {
+ public:
+  /// Meets the other processes. @pre  no step is in flight
+  /// @throws Error  deadline for those that do not come
+  [[gnu::cold]] Consent(Fleet& fleet, double meet_s)
+      : fleet_(fleet), stream_(on(fleet)), word_(1), there_({1}) {
+    fleet[0].world.split(0, fleet[0].place, all_, stream_).wait(meet_s);
+  }
+
+  /// @return  whether any process answers yes
+  /// @throws Error  deadline for those that are not asked
+  [[nodiscard]] bool any(bool own, double seconds) {
+    fleet_.select(0);
+    *word_.data() = own ? 1 : 0;
+    copy(there_.data(), word_.data(), cudaMemcpyHostToDevice);
+    all_.all_reduce(std::span(there_.data(), 1), collective::Reduction::max).wait(seconds);
+    copy(word_.data(), there_.data(), cudaMemcpyDeviceToHost);
+    for (collective::Backoff backoff; !stream_.idle(); backoff.pause()) {
+    }
+    return *word_.data() != 0;
+  }
+
+  void abort(char const* reason) { all_.abort(reason); }
+  [[nodiscard]] bool idle() const { return stream_.idle(); }
+
+ private:
+  [[nodiscard]] static cuda::Stream on(Fleet const& fleet) {
+    fleet.select(0);
+    return cuda::Stream(cuda::Priority::message);
+  }
+  void copy(void* to, void const* from, cudaMemcpyKind kind) const {
+    cuda::check(cudaMemcpyAsync(to, from, sizeof(std::uint32_t), kind, stream_.get()),
+                "copy an answer");
+  }
+
+  Fleet& fleet_;
+  cuda::Stream stream_;
+  cuda::Pinned<std::uint32_t> word_;
+  cuda::Tensor<std::uint32_t> there_;
+  Communicator all_;
+};
+
+}  // namespace stagger::nccl::detail
