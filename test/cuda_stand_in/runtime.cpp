@@ -272,7 +272,7 @@ void reset() {
     // What a test has left behind on purpose comes to its end as well, if it can.
     for (auto* stream : all.living)
       for (int turn = 0;
-           turn < 1000 && stream->done.load(std::memory_order_relaxed) < stream->pushed; ++turn)
+           turn < 1000 && stream->done.load(std::memory_order_acquire) < stream->pushed; ++turn)
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   for (auto* stream : retired) {
