@@ -10,65 +10,22 @@
 #include <thread>
 #include <vector>
 
-#include <stagger/schedule/catalog.hpp>
-
-#include "gpus_model.hpp"
+#include "gpus_cases.hpp"
 #include "gpus_processes.hpp"
 
 using namespace gpus_model;
+using namespace gpus_processes;
 
 namespace {
-
-struct Case {
-  char const* name;
-  int ranks;
-  int chunks;
-  int microbatches;
-  int gpus;
-};
 
 constexpr Case cases[] = {{"1f1b", 4, 1, 6, 4},    {"zb-v", 2, 2, 5, 2},
                           {"chimera", 4, 1, 4, 4}, {"dualpipe", 2, 1, 4, 2},
                           {"gpipe", 3, 1, 4, 2},   {"hanayo", 2, 2, 4, 2},
                           {"zb-h2", 3, 1, 6, 3},   {"looped-bfs", 2, 2, 5, 2}};
 
-Made schedule_of(Case const& c) {
-  return {[name = std::string(c.name)](sg::Shape shape) {
-            return sg::schedule::make_table(name, shape);
-          },
-          c.chunks};
-}
-
-std::vector<int> first(int gpus) {
-  std::vector<int> devices;
-  for (int g = 0; g < gpus; ++g) devices.push_back(g);
-  return devices;
-}
-
-sg::Options clipping(double deadline_s = 60) {
-  sg::Options options;
-  options.clip_norm = clip;
-  options.seed = run_seed;
-  options.deadline_s = deadline_s;
-  return options;
-}
-
 sg::nccl::Gpus ahead(sg::nccl::Gpus gpus, int steps) {
   gpus.ahead = steps;
   return gpus;
-}
-
-template <class Body> std::string words_of(Body body) {
-  try {
-    body();
-  } catch (std::exception const& error) {
-    return error.what();
-  }
-  return {};
-}
-
-bool has(std::string const& words, char const* part) {
-  return words.find(part) != std::string::npos;
 }
 
 std::uint64_t calls_that_cost() {
@@ -169,20 +126,22 @@ TEST_CASE("nccl/Gpus: processes run ahead, each for itself, with the host's bits
     std::vector<sg::Metrics> expected;
     for (auto const& one : data) expected.push_back(sg::run(host.step(one)));
     auto const after = bits(host);
-    in_processes(c.gpus, [&](sg::nccl::Gpus gpus, int) -> std::string {
-      auto train = over(ahead(gpus, 2), optimizer(), cuts, schedule_of(c), clipping());
-      std::string words;
-      std::vector<sg::Ticket> tickets;
-      for (auto const& one : data) tickets.push_back(sg::enqueue(train.step(one)));
-      train.gather_parameters();  // waits by itself
-      if (bits(train) != after) words += "parameters ";
-      for (std::size_t s = 0; s < data.size(); ++s) {
-        auto const got = tickets[s].metrics();
-        if (got.loss != expected[s].loss) words += "loss ";
-        if (got.gradient_norm != expected[s].gradient_norm) words += "norm ";
-      }
-      return words;
-    });
+    auto const wrong =
+        in_processes(c.gpus, on_gpus({}), [&](sg::nccl::Gpus gpus, int) -> std::string {
+          auto train = over(ahead(gpus, 2), optimizer(), cuts, schedule_of(c), clipping());
+          std::string words;
+          std::vector<sg::Ticket> tickets;
+          for (auto const& one : data) tickets.push_back(sg::enqueue(train.step(one)));
+          train.gather_parameters();  // waits by itself
+          if (bits(train) != after) words += "parameters ";
+          for (std::size_t s = 0; s < data.size(); ++s) {
+            auto const got = tickets[s].metrics();
+            if (got.loss != expected[s].loss) words += "loss ";
+            if (got.gradient_norm != expected[s].gradient_norm) words += "norm ";
+          }
+          return words;
+        });
+    for (auto const& words : wrong) CHECK(words == "");
   }
 }
 
@@ -297,38 +256,40 @@ TEST_CASE("nccl/Gpus: a process that ends while steps are in flight is told by t
   auto const data = batches(4, 3, false);
   auto const course = expected_course(data, true);
   std::atomic<bool> other_is_done{false};
-  in_processes(2, [&](sg::nccl::Gpus gpus, int process) -> std::string {
-    auto train = over(ahead(gpus, 2), optimizer(), even_cuts(2), schedule_of({"gpipe", 2, 1, 3, 2}),
-                      clipping(process == 0 ? 0.5 : 60));
-    std::string words;
-    auto first = sg::enqueue(train.step(data[0]));
-    auto second = sg::enqueue(train.step(data[1]));
-    if (process == 1) {
-      if (first.metrics().loss != course.loss[0]) words += "first ";
-      if (second.metrics().loss != course.loss[1]) words += "second ";
-      train.settle();
-      other_is_done = true;
-      other_is_done.notify_all();
-      return words;  // and takes no third step
-    }
-    train.settle();
-    si::abort_hangs(hangs);
-    std::optional<sg::Ticket> third;
-    auto const told = words_of([&] {
-      third = sg::enqueue(train.step(data[2]));
-      third->metrics();
-    });
-    if (!has(told, "did not move for 0.5 s") && !has(told, "waited 0.5 s to") &&
-        !has(told, "aborted"))
-      words += "told: " + told;
-    if (first.metrics().loss != course.loss[0]) words += "first ";
-    if (!has(words_of([&] { sg::run(train.step(data[3])); }), "lost in an earlier step"))
-      words += "next ";
-    other_is_done.wait(false);
-    if (hangs) si::lose_device(cudaErrorIllegalAddress);  // what it still has is not run
-    si::abort_hangs(false);
-    return words;
-  });
+  auto const wrong =
+      in_processes(2, on_gpus({}), [&](sg::nccl::Gpus gpus, int process) -> std::string {
+        auto train = over(ahead(gpus, 2), optimizer(), even_cuts(2),
+                          schedule_of({"gpipe", 2, 1, 3, 2}), clipping(process == 0 ? 0.5 : 60));
+        std::string words;
+        auto first = sg::enqueue(train.step(data[0]));
+        auto second = sg::enqueue(train.step(data[1]));
+        if (process == 1) {
+          if (first.metrics().loss != course.loss[0]) words += "first ";
+          if (second.metrics().loss != course.loss[1]) words += "second ";
+          train.settle();
+          other_is_done = true;
+          other_is_done.notify_all();
+          return words;  // and takes no third step
+        }
+        train.settle();
+        si::abort_hangs(hangs);
+        std::optional<sg::Ticket> third;
+        auto const told = words_of([&] {
+          third = sg::enqueue(train.step(data[2]));
+          third->metrics();
+        });
+        if (!has(told, "did not move for 0.5 s") && !has(told, "waited 0.5 s to") &&
+            !has(told, "aborted"))
+          words += "told: " + told;
+        if (first.metrics().loss != course.loss[0]) words += "first ";
+        if (!has(words_of([&] { sg::run(train.step(data[3])); }), "lost in an earlier step"))
+          words += "next ";
+        other_is_done.wait(false);
+        if (hangs) si::lose_device(cudaErrorIllegalAddress);  // what it still has is not run
+        si::abort_hangs(false);
+        return words;
+      });
+  for (auto const& words : wrong) CHECK(words == "");
 }
 
 TEST_CASE("nccl/Gpus: an error of NCCL in flight is told by the ticket", "[nccl]") {

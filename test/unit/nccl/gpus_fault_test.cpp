@@ -16,8 +16,10 @@
 #include <stagger/schedule/one_f_one_b.hpp>
 
 #include "gpus_model.hpp"
+#include "gpus_processes.hpp"
 
 using namespace gpus_model;
+using namespace gpus_processes;
 
 namespace {
 
@@ -30,35 +32,6 @@ sg::Options options_with(double deadline_s, bool clips = false) {
   options.deadline_s = deadline_s;
   if (clips) options.clip_norm = clip;
   return options;
-}
-
-template <class Body> std::string words_of(Body body) {
-  try {
-    body();
-  } catch (sg::Error const& error) {
-    return error.what();
-  }
-  return {};
-}
-
-bool has(std::string const& words, char const* part) {
-  return words.find(part) != std::string::npos;
-}
-
-/// Process `rank` of `size`, with GPU `rank`.
-sg::nccl::Gpus process(int rank, int size, sg::nccl::Invitation const& invitation) {
-  auto gpus = on_gpus({rank});
-  sg::collective::Launch launch;
-  launch.launcher = "the test";
-  launch.rank = rank;
-  launch.size = size;
-  gpus.launch = launch;
-  gpus.invitation = &invitation;
-  return gpus;
-}
-
-sg::nccl::Invitation invitation() {
-  return sg::nccl::invite(0, [](std::span<std::byte>) {});
 }
 
 constexpr double plenty_s = 60;
@@ -90,7 +63,7 @@ TEST_CASE("nccl/Gpus: a process that never comes is an error in time", "[nccl]")
   si::Session const session;
   {
     auto const invited = invitation();
-    auto gpus = process(0, 2, invited);
+    auto gpus = process(on_gpus({}), 0, 2, invited);
     gpus.meet_s = 0.2;
     auto const start = std::chrono::steady_clock::now();
     auto const words = words_of([&] {
@@ -114,7 +87,7 @@ TEST_CASE("nccl/Gpus: processes with another pipeline are refused by what differ
       words[p] = words_of([&] {
         auto options = options_with(plenty_s);
         options.recompute = p == 1;
-        static_cast<void>(over(process(p, 2, invited), optimizer(), even_cuts(2),
+        static_cast<void>(over(process(on_gpus({}), p, 2, invited), optimizer(), even_cuts(2),
                                made(sg::schedule::GPipe{}), options));
       });
     });
@@ -131,7 +104,7 @@ TEST_CASE("nccl/Gpus: a process that stops taking steps is an error in time, and
     auto const invited = invitation();
     std::atomic<bool> over_now{false};
     std::thread other([&] {
-      auto train = over(process(1, 2, invited), optimizer(), even_cuts(2),
+      auto train = over(process(on_gpus({}), 1, 2, invited), optimizer(), even_cuts(2),
                         made(sg::schedule::GPipe{}), options_with(plenty_s));
       auto const data = batch(0, 3, false);
       sg::run(train.step(data));
@@ -139,8 +112,8 @@ TEST_CASE("nccl/Gpus: a process that stops taking steps is an error in time, and
     });
     {
       auto const make = [&] {
-        return over(process(0, 2, invited), optimizer(), even_cuts(2), made(sg::schedule::GPipe{}),
-                    options_with(0.5));
+        return over(process(on_gpus({}), 0, 2, invited), optimizer(), even_cuts(2),
+                    made(sg::schedule::GPipe{}), options_with(0.5));
       };
       auto own = std::make_unique<decltype(make())>(make());
       auto batch_of_it = std::make_unique<Batch>(batch(0, 3, false));

@@ -9,49 +9,19 @@
 #include <string>
 #include <vector>
 
-#include <stagger/schedule/catalog.hpp>
-
-#include "gpus_model.hpp"
+#include "gpus_cases.hpp"
 #include "gpus_processes.hpp"
 
 using namespace gpus_model;
+using namespace gpus_processes;
 
 namespace {
-
-struct Case {
-  char const* name;
-  int ranks;
-  int chunks;
-  int microbatches;
-  int gpus;
-};
 
 constexpr Case cases[] = {{"1f1b", 4, 1, 6, 4},        {"zb-v", 2, 2, 5, 2},
                           {"chimera", 4, 1, 4, 4},     {"dualpipe", 2, 1, 4, 2},
                           {"gpipe", 3, 1, 4, 2},       {"hanayo", 2, 2, 4, 2},
                           {"interleaved", 2, 2, 4, 2}, {"dualpipe-v", 2, 2, 5, 2}};
 constexpr Case three{"1f1b", 3, 1, 3, 3};
-
-Made schedule_of(Case const& c) {
-  return {[name = std::string(c.name)](sg::Shape shape) {
-            return sg::schedule::make_table(name, shape);
-          },
-          c.chunks};
-}
-
-std::vector<int> first(int gpus) {
-  std::vector<int> devices;
-  for (int g = 0; g < gpus; ++g) devices.push_back(g);
-  return devices;
-}
-
-sg::Options clipping(double deadline_s = 60) {
-  sg::Options options;
-  options.clip_norm = clip;
-  options.seed = run_seed;
-  options.deadline_s = deadline_s;
-  return options;
-}
 
 sg::nccl::Gpus captured(sg::nccl::Gpus gpus, int ahead, sg::cuda::GraphCounts* counts = nullptr) {
   gpus.ahead = ahead;
@@ -68,19 +38,6 @@ auto on_host(Case const& c) {
 auto on_all(Case const& c, sg::nccl::Gpus gpus, double deadline_s = 60) {
   return over(std::move(gpus), optimizer(), even_cuts(c.ranks * c.chunks), schedule_of(c),
               clipping(deadline_s));
-}
-
-template <class Body> std::string words_of(Body body) {
-  try {
-    body();
-  } catch (std::exception const& error) {
-    return error.what();
-  }
-  return {};
-}
-
-bool has(std::string const& words, char const* part) {
-  return words.find(part) != std::string::npos;
 }
 
 }  // namespace
@@ -210,37 +167,41 @@ TEST_CASE("nccl/Gpus: processes record and replay together, whoever's batch has 
       expected.push_back(sg::run(host.step(data[static_cast<std::size_t>(s) / 2])));
     }
     auto const after = bits(host);
-    in_processes(c.gpus, [&](sg::nccl::Gpus gpus, int process) -> std::string {
-      sg::cuda::GraphCounts counts;
-      auto train = on_all(c, captured(gpus, 1, &counts));
-      std::string words;
-      for (int s = 0; s < 8; ++s) {
-        auto const& one = data[static_cast<std::size_t>(s) / 2];
-        // Every second step of process 1 has the same objects as the one before, of others not.
-        auto const own = process == 1 ? Batch{} : one;
-        auto const got = sg::run(train.step(process == 1 ? one : own));
-        auto const& want = expected[static_cast<std::size_t>(s)];
-        if (got.loss != want.loss) words += "loss ";
-        if (got.gradient_norm != want.gradient_norm) words += "norm ";
-      }
-      train.gather_parameters();
-      if (bits(train) != after) words += "parameters ";
-      if (counts.replays != 7) words += "replays ";
-      if (counts.captures < 4) words += "captures ";
-      return words;
-    });
+    auto const wrong =
+        in_processes(c.gpus, on_gpus({}), [&](sg::nccl::Gpus gpus, int process) -> std::string {
+          sg::cuda::GraphCounts counts;
+          auto train = on_all(c, captured(gpus, 1, &counts));
+          std::string words;
+          for (int s = 0; s < 8; ++s) {
+            auto const& one = data[static_cast<std::size_t>(s) / 2];
+            // Every second step of process 1 has the same objects as the one before, of others not.
+            auto const own = process == 1 ? Batch{} : one;
+            auto const got = sg::run(train.step(process == 1 ? one : own));
+            auto const& want = expected[static_cast<std::size_t>(s)];
+            if (got.loss != want.loss) words += "loss ";
+            if (got.gradient_norm != want.gradient_norm) words += "norm ";
+          }
+          train.gather_parameters();
+          if (bits(train) != after) words += "parameters ";
+          if (counts.replays != 7) words += "replays ";
+          if (counts.captures < 4) words += "captures ";
+          return words;
+        });
+    for (auto const& words : wrong) CHECK(words == "");
     std::vector<std::uint64_t> captures(static_cast<std::size_t>(c.gpus));
-    in_processes(c.gpus, [&](sg::nccl::Gpus gpus, int process) -> std::string {
-      sg::cuda::GraphCounts counts;
-      auto train = on_all(c, captured(gpus, 2, &counts));
-      std::vector<sg::Ticket> tickets;
-      auto const all = batches(12, c.microbatches, false);
-      for (std::size_t s = 0; s < all.size(); ++s)  // process 0 alone has a new one at step 8
-        tickets.push_back(sg::enqueue(train.step(all[process == 0 && s == 8 ? 8 : s % 2])));
-      train.settle();
-      captures[static_cast<std::size_t>(process)] = counts.captures;
-      return {};
-    });
+    auto const failed =
+        in_processes(c.gpus, on_gpus({}), [&](sg::nccl::Gpus gpus, int process) -> std::string {
+          sg::cuda::GraphCounts counts;
+          auto train = on_all(c, captured(gpus, 2, &counts));
+          std::vector<sg::Ticket> tickets;
+          auto const all = batches(12, c.microbatches, false);
+          for (std::size_t s = 0; s < all.size(); ++s)  // process 0 alone has a new one at step 8
+            tickets.push_back(sg::enqueue(train.step(all[process == 0 && s == 8 ? 8 : s % 2])));
+          train.settle();
+          captures[static_cast<std::size_t>(process)] = counts.captures;
+          return {};
+        });
+    for (auto const& words : failed) CHECK(words == "");
     for (auto const count : captures) CHECK(count == 4);  // two turns; step 8, and its turn again
   }
 }
@@ -379,38 +340,41 @@ TEST_CASE("nccl/Gpus: a process that stops replaying is an error in time, and ab
   auto const data = batches(4, 3, false);
   auto const course = expected_course(data, true);
   std::atomic<bool> other_is_done{false};
-  in_processes(2, [&](sg::nccl::Gpus gpus, int process) -> std::string {
-    auto train = on_all({"gpipe", 2, 1, 3, 2}, captured(gpus, 2), process == 0 ? 0.5 : 60);
-    std::string words;
-    std::vector<sg::Ticket> tickets;
-    for (std::size_t s = 0; s < 3; ++s) tickets.push_back(sg::enqueue(train.step(data[s])));
-    train.settle();
-    for (std::size_t s = 0; s < 3; ++s)
-      if (tickets[s].metrics().loss != course.loss[s]) words += "loss ";
-    if (process == 1) {
-      other_is_done = true;
-      other_is_done.notify_all();
-      return words;  // and takes no fourth step
-    }
-    si::abort_hangs(hangs);
-    auto const told = words_of([&] { sg::run(train.step(data[3])); });
-    if (!has(told, "0.5 s")) words += "told: " + told;
-    if (!has(words_of([&] { sg::run(train.step(data[3])); }), "lost in an earlier step"))
-      words += "next ";
-    other_is_done.wait(false);
-    if (hangs) si::lose_device(cudaErrorIllegalAddress);  // what it still has is not run
-    si::abort_hangs(false);
-    return words;
-  });
+  auto const wrong =
+      in_processes(2, on_gpus({}), [&](sg::nccl::Gpus gpus, int process) -> std::string {
+        auto train = on_all({"gpipe", 2, 1, 3, 2}, captured(gpus, 2), process == 0 ? 0.5 : 60);
+        std::string words;
+        std::vector<sg::Ticket> tickets;
+        for (std::size_t s = 0; s < 3; ++s) tickets.push_back(sg::enqueue(train.step(data[s])));
+        train.settle();
+        for (std::size_t s = 0; s < 3; ++s)
+          if (tickets[s].metrics().loss != course.loss[s]) words += "loss ";
+        if (process == 1) {
+          other_is_done = true;
+          other_is_done.notify_all();
+          return words;  // and takes no fourth step
+        }
+        si::abort_hangs(hangs);
+        auto const told = words_of([&] { sg::run(train.step(data[3])); });
+        if (!has(told, "0.5 s")) words += "told: " + told;
+        if (!has(words_of([&] { sg::run(train.step(data[3])); }), "lost in an earlier step"))
+          words += "next ";
+        other_is_done.wait(false);
+        if (hangs) si::lose_device(cudaErrorIllegalAddress);  // what it still has is not run
+        si::abort_hangs(false);
+        return words;
+      });
+  for (auto const& words : wrong) CHECK(words == "");
 }
 
 TEST_CASE("nccl/Gpus: shapes that change are told to other processes, which no graph can",
           "[nccl]") {
   si::Session const session;
-  in_processes(2, [&](sg::nccl::Gpus gpus, int) -> std::string {
+  auto const wrong = in_processes(2, on_gpus({}), [&](sg::nccl::Gpus gpus, int) -> std::string {
     gpus.shapes_change = true;
     auto train = on_all({"gpipe", 2, 1, 3, 2}, gpus);
     auto const words = words_of([&] { train.capture(); });
     return has(words, "which a graph cannot") ? "" : words + " was said";
   });
+  for (auto const& words : wrong) CHECK(words == "");
 }

@@ -18,9 +18,9 @@ namespace gpus_model {
 namespace sg = stagger;
 namespace si = cuda_stand_in;
 using namespace small_model;
-using enqueued_model::kernels;
 using enqueued_model::end_left_behind;
 using enqueued_model::hold_from;
+using enqueued_model::kernels;
 using enqueued_model::launch;
 using enqueued_model::Launch;
 using enqueued_model::LetGo;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Processes of one pipeline, played by threads.
+/// @file   Processes of one pipeline, played by threads; and what a call that fails says.
 
 #include <cstddef>
 #include <exception>
@@ -9,41 +9,62 @@
 #include <thread>
 #include <vector>
 
-#include "catch.hpp"
-#include "gpus_model.hpp"
+#include <stagger/nccl/gpus.hpp>
 
-namespace gpus_model {
+namespace gpus_processes {
 
-/// Process `rank` of `size`, with GPU `rank`.
-inline sg::nccl::Gpus process(int rank, int size, sg::nccl::Invitation const& invitation) {
-  auto gpus = on_gpus({rank});
+namespace sg = stagger;
+
+/// Process `rank` of `size`, with GPU `rank`; all else as in `gpus`.
+inline sg::nccl::Gpus process(sg::nccl::Gpus gpus, int rank, int size,
+                              sg::nccl::Invitation const& invitation) {
   sg::collective::Launch launch;
   launch.launcher = "the test";
   launch.rank = rank;
   launch.size = size;
+  gpus.devices = {rank};
   gpus.launch = launch;
   gpus.invitation = &invitation;
   return gpus;
 }
 
-/// Carries `body(Gpus, process)` out in every process; it answers what was wrong.
-template <class Body> void in_processes(int count, Body body) {
-  auto const invited = sg::nccl::invite(0, [](std::span<std::byte>) {});
+inline sg::nccl::Invitation invitation() {
+  return sg::nccl::invite(0, [](std::span<std::byte>) {});
+}
+
+/// Carries `body(Gpus, process)` out in every process.
+/// @return  what it answers in each: what was wrong
+template <class Body>
+[[nodiscard]] std::vector<std::string> in_processes(int count, sg::nccl::Gpus const& gpus,
+                                                    Body body) {
+  auto const invited = invitation();
   std::vector<std::string> wrong(static_cast<std::size_t>(count));
   std::vector<std::thread> processes;
   for (int p = 0; p < count; ++p)
     processes.emplace_back([&, p] {
       try {
-        wrong[static_cast<std::size_t>(p)] = body(process(p, count, invited), p);
+        sg::cuda::check(cudaSetDevice(p), "select a GPU");
+        wrong[static_cast<std::size_t>(p)] = body(process(gpus, p, count, invited), p);
       } catch (std::exception const& error) {
         wrong[static_cast<std::size_t>(p)] = error.what();
       }
     });
   for (auto& process : processes) process.join();
-  for (int p = 0; p < count; ++p) {
-    CAPTURE(p, wrong[static_cast<std::size_t>(p)]);
-    CHECK(wrong[static_cast<std::size_t>(p)].empty());
-  }
+  return wrong;
 }
 
-}  // namespace gpus_model
+/// Words of the error that `body` throws; empty: it throws none.
+template <class Body> [[nodiscard]] std::string words_of(Body body) {
+  try {
+    body();
+  } catch (sg::Error const& error) {
+    return error.what();
+  }
+  return {};
+}
+
+[[nodiscard]] inline bool has(std::string const& words, char const* part) {
+  return words.find(part) != std::string::npos;
+}
+
+}  // namespace gpus_processes

@@ -17,8 +17,10 @@
 #include <stagger/schedule/interleaved.hpp>
 
 #include "cuda/replica_model.hpp"
+#include "gpus_processes.hpp"
 
 using namespace replica_model;
+using namespace gpus_processes;
 
 namespace {
 
@@ -150,50 +152,6 @@ TEST_CASE("nccl/GroupSums: replicas on several GPUs have the host's bits", "[ncc
 
 namespace {
 
-/// Process `rank` of `size`, with GPU `rank`.
-sg::nccl::Gpus process(int rank, int size, sg::nccl::Invitation const& invitation) {
-  sg::nccl::Gpus gpus;
-  gpus.devices = {rank};
-  gpus.kernels = &kernels;
-  gpus.launch = sg::collective::Launch{};
-  gpus.launch->launcher = "the test";
-  gpus.launch->rank = rank;
-  gpus.launch->size = size;
-  gpus.invitation = &invitation;
-  return gpus;
-}
-
-/// Carries `body(Gpus, process)` out in every process; it answers what was wrong.
-template <class Body> std::vector<std::string> in_processes(int count, Body body) {
-  auto const invited = sg::nccl::invite(0, [](std::span<std::byte>) {});
-  std::vector<std::string> wrong(static_cast<std::size_t>(count));
-  std::vector<std::thread> processes;
-  for (int p = 0; p < count; ++p)
-    processes.emplace_back([&, p] {
-      try {
-        sg::cuda::check(cudaSetDevice(p), "select a GPU");
-        wrong[static_cast<std::size_t>(p)] = body(process(p, count, invited), p);
-      } catch (std::exception const& error) {
-        wrong[static_cast<std::size_t>(p)] = error.what();
-      }
-    });
-  for (auto& process : processes) process.join();
-  return wrong;
-}
-
-bool has(std::string const& words, char const* part) {
-  return words.find(part) != std::string::npos;
-}
-
-template <class Body> std::string words_of(Body body) {
-  try {
-    body();
-  } catch (sg::Error const& error) {
-    return error.what();
-  }
-  return {};
-}
-
 Case uneven() {
   return {"uneven", made(sg::schedule::OneFOneB{}), 2, {{3, 1}, {1, 1}}, {0, 1, 2, 3}};
 }
@@ -220,7 +178,7 @@ TEST_CASE("nccl/GroupSums: replicas in a process each have the host's bits", "[n
       metrics.push_back(
           sg::run(host.step(row_model::batch(s, microbatches, c.rows, shapes_change))));
     auto const expected = bits(host);
-    auto const wrong = in_processes(gpus_of(c.place), [&](sg::nccl::Gpus gpus, int) {
+    auto const wrong = in_processes(gpus_of(c.place), on(0), [&](sg::nccl::Gpus gpus, int) {
       std::string words;
       gpus.shapes_change = shapes_change;
       auto train = placed(gpus, by("optimal", steps == 3 ? 0 : 2), c, options_with(true));
@@ -306,7 +264,7 @@ TEST_CASE("nccl/GroupSums: a process that does not come to a sum is an error in 
   si::Session const session;
   std::atomic<bool> over_now{false};
   Case const c{"gpipe", made(sg::schedule::GPipe{}), 1, {2}, {0, 1}};
-  auto const wrong = in_processes(2, [&](sg::nccl::Gpus gpus, int p) {
+  auto const wrong = in_processes(2, on(0), [&](sg::nccl::Gpus gpus, int p) {
     auto const options = options_with(true, false, p == 0 ? 0.5 : 60);
     auto train = placed(gpus, by("layerwise", 0), c, options);
     auto const data = upload(batch_of(0));
@@ -398,7 +356,7 @@ TEST_CASE("nccl/GroupSums: what cannot be run is refused in one sentence", "[ncc
   CHECK(has(
       words_of([&] { static_cast<void>(placed(on(4), sharded, uneven(), options_with(true))); }),
       "does not share the optimizer's state out"));
-  auto const wrong = in_processes(4, [&](sg::nccl::Gpus gpus, int p) {
+  auto const wrong = in_processes(4, on(0), [&](sg::nccl::Gpus gpus, int p) {
     auto own = uneven();
     if (p == 3) own.replicas = {{1, 3}, {1, 1}};
     return words_of([&] { static_cast<void>(placed(gpus, sharded, own, options_with(true))); }) +

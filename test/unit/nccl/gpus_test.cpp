@@ -4,21 +4,12 @@
 #include "catch.hpp"
 
 #include <stagger/placement/explicit_map.hpp>
-#include <stagger/schedule/catalog.hpp>
 
-#include "gpus_model.hpp"
+#include "gpus_cases.hpp"
 
 using namespace gpus_model;
 
 namespace {
-
-struct Case {
-  char const* name;
-  int ranks;
-  int chunks;
-  int microbatches;
-  int gpus;
-};
 
 /// Every schedule of the catalog that trains and flushes, in shapes that it allows, on as many GPUs
 /// as ranks or on fewer.
@@ -30,21 +21,6 @@ constexpr Case cases[] = {
     {"dualpipe-v", 2, 2, 5, 2},  {"chimera", 2, 1, 4, 2},    {"chimera", 4, 1, 4, 4},
     {"hanayo", 2, 2, 4, 2},      {"auto", 3, 1, 4, 3},       {"seq-1f1b", 3, 1, 4, 3},
     {"fifo", 3, 1, 4, 3},        {"pipedream", 3, 1, 5, 3},  {"pipedream-2bw", 4, 1, 4, 4}};
-
-Made schedule_of(Case const& c) {
-  std::string const name = c.name;
-  return {[name](sg::Shape shape) {
-            if (name == "seq-1f1b") shape.microbatches /= 2;  // two slices each
-            return sg::schedule::make_table(name, shape);
-          },
-          c.chunks};
-}
-
-std::vector<int> first(int gpus) {
-  std::vector<int> devices;
-  for (int g = 0; g < gpus; ++g) devices.push_back(g);
-  return devices;
-}
 
 sg::Options options_with(bool clips, bool recompute) {
   sg::Options options;
