@@ -92,7 +92,8 @@ template <class B> class SessionOn;
 /// Checks that a pipeline and a device fit together, and makes it ready to run.
 /// @throws Error  bad_configuration for numbers that do not fit, naming them and what would
 template <class Device>
-[[nodiscard]] std::shared_ptr<Session> make_session(Device const& device, List<Layer> layers,
-                                                    Setup const& setup);
+[[nodiscard, gnu::cold]] std::shared_ptr<Session> make_session(Device const& device,
+                                                               List<Layer> layers,
+                                                               Setup const& setup);
 
 }  // namespace stagger::detail

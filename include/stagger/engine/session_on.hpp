@@ -404,8 +404,8 @@ template <class B> class SessionOn final : public Session {
 };
 
 template <class Device>
-[[gnu::cold]] std::shared_ptr<Session> make_session(Device const& device, List<Layer> layers,
-                                                    Setup const& setup) {
+std::shared_ptr<Session> make_session(Device const& device, List<Layer> layers,
+                                      Setup const& setup) {
   Options const& options = setup.options;
   int const stages = static_cast<int>(setup.cuts.size()) + 1;
   if (setup.schedule.chunks < 1)

@@ -198,6 +198,45 @@ TEST_CASE("nccl/GroupSums: replicas in a process each have the host's bits", "[n
   }
 }
 
+TEST_CASE("nccl/GroupSums: sums of replicas become part of a graph, once the groups are decided",
+          "[nccl]") {
+  int number = 0;
+  for (auto const& c : cases()) {
+    if (number++ % (sanitized ? 4 : 2) != 1) continue;
+    bool const decides = number % 4 == 0;
+    CAPTURE(c.name, decides);
+    si::Session const session;
+    si::set_machine({.devices = 8});
+    si::jitter(5);
+    si::in_progress_polls(1);
+    constexpr int steps = 8;
+    auto host = on_the_host(c, options_with(true));
+    for (int s = 0; s < steps; ++s) sg::run(host.step(row_model::batch(s % 2, 4, c.rows, false)));
+    auto const expected = bits(host);
+    auto const words_after = [&](sg::nccl::Gpus gpus) -> std::string {
+      sg::cuda::GraphCounts counts;
+      gpus.capture = true;
+      gpus.counts = &counts;
+      auto train = placed(gpus, by("optimal", decides ? 2 : 0), c, options_with(true));
+      BatchThere const data[] = {upload(row_model::batch(0, 4, c.rows, false)),
+                                 upload(row_model::batch(1, 4, c.rows, false))};
+      for (int s = 0; s < steps; ++s) (void)sg::enqueue(train.step(data[s % 2]));
+      train.settle();
+      std::string words;
+      if (gpus.launch) train.gather_parameters();
+      if (bits(train) != expected) words += "parameters ";
+      // One step warms up; measured ones are enqueued, and the first of the groups decided.
+      if (counts.replays != (decides ? steps - 4 : steps - 1))
+        words += std::to_string(counts.replays) + " replays";
+      return words;
+    };
+    CHECK(words_after(on(gpus_of(c.place))) == "");
+    auto const wrong = in_processes(gpus_of(c.place), on(0),
+                                    [&](sg::nccl::Gpus gpus, int) { return words_after(gpus); });
+    for (auto const& words : wrong) CHECK(words == "");
+  }
+}
+
 TEST_CASE("nccl/GroupSums: whatever CUDA or NCCL refuse, parameters are those before or after",
           "[nccl]") {
   auto const c = uneven();

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/cuda/detail/carry_out.hpp>
 #include <stagger/cuda/detail/timeline.hpp>
 #include <stagger/cuda/kernels.hpp>
 #include <stagger/engine/backend.hpp>
