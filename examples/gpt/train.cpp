@@ -75,8 +75,9 @@ class Beside {
   explicit Beside(Way const& way)
       : one_(make_one_device(way.s)), falling_(adds(table_of(way)) == Adds::falling) {}
 
-  /// Goes on from where the pipeline stands.
+  /// Goes on from where the pipeline stands, in whichever processes.
   void start(Trainer& train) {
+    train.gather_parameters();
     auto const from = train.parameters();
     auto const to = one_.parameters();
     for (std::size_t i = 0; i < from.size(); ++i) {
