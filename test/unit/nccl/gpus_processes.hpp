@@ -53,11 +53,11 @@ template <class Body>
   return wrong;
 }
 
-/// Words of the error that `body` throws; empty: it throws none.
+/// What `body` throws, in words; empty: nothing.
 template <class Body> [[nodiscard]] std::string words_of(Body body) {
   try {
     body();
-  } catch (sg::Error const& error) {
+  } catch (std::exception const& error) {
     return error.what();
   }
   return {};
