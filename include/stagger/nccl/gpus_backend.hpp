@@ -73,7 +73,6 @@ class GpusBackend : detail::Issuing {
     // The devices may still come to what they were given: it stays, and their memory too.
     cuda::detail::leave_behind(wiring_.streams());
     cuda::detail::leave_behind(std::move(fleet_));
-    machine_.abandon_parameters();
     for (auto& memory : *memories_)
       memory.release = [](stagger::detail::ParameterMemory const&, void*) noexcept {};
   }
