@@ -2,6 +2,7 @@
 #pragma once
 /// @file   What processes decide together in the middle of their steps.
 
+#include <chrono>
 #include <cstdint>
 #include <span>
 
@@ -27,15 +28,19 @@ class Consent {
   }
 
   /// @return  whether any process answers yes
-  /// @throws Error  deadline for those that are not asked
+  /// @throws Error  deadline for those that are not asked, and for a GPU that does not answer
   [[nodiscard]] bool any(bool own, double seconds) {
     fleet_.select(0);
     *word_.data() = own ? 1 : 0;
     copy(there_.data(), word_.data(), cudaMemcpyHostToDevice);
-    all_.all_reduce(std::span(there_.data(), 1), collective::Reduction::max).wait(seconds);
+    auto asked = all_.all_reduce(std::span(there_.data(), 1), collective::Reduction::max);
+    asked.wait(seconds);
     copy(word_.data(), there_.data(), cudaMemcpyDeviceToHost);
-    for (collective::Backoff backoff; !stream_.idle(); backoff.pause()) {
-    }
+    auto const start = std::chrono::steady_clock::now();
+    for (collective::Backoff backoff; !stream_.idle(); backoff.pause())
+      if (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() >=
+          seconds)
+        asked.expire(seconds);
     return *word_.data() != 0;
   }
 
