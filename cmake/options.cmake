@@ -13,12 +13,11 @@ set(STAGGER_COMPONENTS "${stagger_default}" CACHE STRING
     "Components whose dependencies are looked up here, for use as a subproject; AUTO: those that are found")
 set(STAGGER_SANITIZE "" CACHE STRING "Sanitizer of tests and examples: address+undefined, thread, or empty")
 set_property(CACHE STAGGER_SANITIZE PROPERTY STRINGS "" address+undefined thread)
-option(STAGGER_SEPARATE "Compile the engine once for all unit tests, instead of in each" OFF)
 set(STAGGER_HEADER_COMPILERS AUTO CACHE STRING
     "Further compilers that must accept every header; AUTO: those of g++, clang++-19 and clang++-14 that are found")
 
 set(stagger_options STAGGER_BUILD_TESTS STAGGER_BUILD_EXAMPLES STAGGER_BUILD_BENCHMARKS STAGGER_INSTALL
-                    STAGGER_COMPONENTS STAGGER_SANITIZE STAGGER_SEPARATE STAGGER_HEADER_COMPILERS)
+                    STAGGER_COMPONENTS STAGGER_SANITIZE STAGGER_HEADER_COMPILERS)
 
 if(PROJECT_IS_TOP_LEVEL)
   get_cmake_property(stagger_cache CACHE_VARIABLES)

@@ -6,14 +6,33 @@
 /// stagger_add_separate(<target>).
 
 #include <stagger/host/detail/threads_backend.hpp>
-#include <stagger/schedule/gpipe.hpp>
-#include <stagger/schedule/one_f_one_b.hpp>
+#include <stagger/schedule/catalog.hpp>
+#include <stagger/schedule/verify.hpp>
 #include <stagger/sim/detail/virtual_clock_backend.hpp>
 
 namespace stagger {
 
-template schedule::Table schedule::table_of(schedule::OneFOneB const&, Shape);
+template schedule::Table schedule::table_of(schedule::Auto const&, Shape);
+template schedule::Table schedule::table_of(schedule::Chimera const&, Shape);
+template schedule::Table schedule::table_of(schedule::DualPipe const&, Shape);
+template schedule::Table schedule::table_of(schedule::DualPipeV const&, Shape);
+template schedule::Table schedule::table_of(schedule::Fifo const&, Shape);
+template schedule::Table schedule::table_of(schedule::ForwardOnly const&, Shape);
 template schedule::Table schedule::table_of(schedule::GPipe const&, Shape);
+template schedule::Table schedule::table_of(schedule::Hanayo const&, Shape);
+template schedule::Table schedule::table_of(schedule::Interleaved const&, Shape);
+template schedule::Table schedule::table_of(schedule::LoopedBfs const&, Shape);
+template schedule::Table schedule::table_of(schedule::OneFOneB const&, Shape);
+template schedule::Table schedule::table_of(schedule::PipeDream const&, Shape);
+template schedule::Table schedule::table_of(schedule::PipeDream2BW const&, Shape);
+template schedule::Table schedule::table_of(schedule::Seq1F1B const&, Shape);
+template schedule::Table schedule::table_of(schedule::V1F1B const&, Shape);
+template schedule::Table schedule::table_of(schedule::VHalf const&, Shape);
+template schedule::Table schedule::table_of(schedule::VMin const&, Shape);
+template schedule::Table schedule::table_of(schedule::ZeroBubbleH1 const&, Shape);
+template schedule::Table schedule::table_of(schedule::ZeroBubbleH2 const&, Shape);
+template schedule::Table schedule::table_of(schedule::ZeroBubbleV const&, Shape);
+template void schedule::detail::require_legal(schedule::Table const&);
 
 template void detail::adopt_parameter(List<detail::ParameterDeclaration>&, Parameter<float>&);
 template void detail::adopt_parameter(List<detail::ParameterDeclaration>&, Parameter<double>&);

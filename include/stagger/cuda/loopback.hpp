@@ -55,3 +55,10 @@ struct Loopback {
 };
 
 }  // namespace stagger::cuda
+
+#ifdef STAGGER_SEPARATE_COMPILATION_CUDA
+namespace stagger::detail {
+extern template std::shared_ptr<Session> make_session(cuda::Loopback const&, List<Layer>,
+                                                      Setup const&);
+}
+#endif

@@ -23,19 +23,6 @@ namespace stagger {
 
 namespace detail {
 
-/// Refutes the table of a schedule that is not proven. The proof costs its compiler a second, so
-/// only who runs such a schedule includes it.
-/// @tparam T  schedule::Table; a template, so that `verify` is looked up where the pipeline is made
-template <class T> void require_legal(T const& table) {
-  constexpr bool can_verify = requires { verify(table); };
-  static_assert(can_verify,
-                "stagger: the tables of this schedule must be verified before they run: include "
-                "<stagger/schedule/verify.hpp>; or, if they are proven already, say so with "
-                "'static constexpr bool proven = true'");
-  if constexpr (can_verify)
-    if (auto const fault = verify(table)) raise(Errc::bad_schedule, message(fault));
-}
-
 template <class Loss, class Output> constexpr LossOps make_loss_ops() {
   LossOps ops;
   ops.terms = [](void const* loss, void const* target) -> double {
@@ -94,7 +81,8 @@ template <class In, class Out, class Chosen> class Trainer {
     setup.schedule.schedule = &parts_->schedule;
     setup.schedule.table = [](void const* erased, Shape shape) {
       auto table = schedule::table_of(*static_cast<Schedule const*>(erased), shape);
-      if constexpr (!requires { requires Schedule::proven; }) detail::require_legal(table);
+      if constexpr (!requires { requires Schedule::proven; })
+        schedule::detail::require_legal(table);
       return table;
     };
     setup.schedule.chunks = parts_->schedule.chunks();

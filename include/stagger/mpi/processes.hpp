@@ -486,3 +486,10 @@ class ProcessesBackend {
 };
 
 }  // namespace stagger::mpi
+
+#ifdef STAGGER_SEPARATE_COMPILATION_MPI
+namespace stagger::detail {
+extern template std::shared_ptr<Session> make_session(mpi::Processes const&, List<Layer>,
+                                                      Setup const&);
+}
+#endif

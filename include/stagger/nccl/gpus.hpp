@@ -102,3 +102,9 @@ struct Gpus {
 };
 
 }  // namespace stagger::nccl
+
+#ifdef STAGGER_SEPARATE_COMPILATION_NCCL
+namespace stagger::detail {
+extern template std::shared_ptr<Session> make_session(nccl::Gpus const&, List<Layer>, Setup const&);
+}
+#endif

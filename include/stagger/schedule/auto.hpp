@@ -378,4 +378,8 @@ struct Auto {
 
 static_assert(SchedulePolicy<Auto>);
 
+#ifdef STAGGER_SEPARATE_COMPILATION
+extern template Table table_of(Auto const&, Shape);
+#endif
+
 }  // namespace stagger::schedule

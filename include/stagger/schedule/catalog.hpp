@@ -84,48 +84,51 @@ struct CatalogOptions {
 [[nodiscard]] inline Table make_table(std::string_view name, Shape shape,
                                       CatalogOptions const& options = {}) {
   int const limit = options.limits.in_flight;
-  if (name == "1f1b") return OneFOneB{.warmup = options.warmup, .in_flight = limit}.table(shape);
-  if (name == "fifo") return Fifo{.in_flight = limit, .costs = options.costs}.table(shape);
-  if (name == "pipedream") return PipeDream{.in_flight = limit}.table(shape);
+  if (name == "1f1b")
+    return table_of(OneFOneB{.warmup = options.warmup, .in_flight = limit}, shape);
+  if (name == "fifo") return table_of(Fifo{.in_flight = limit, .costs = options.costs}, shape);
+  if (name == "pipedream") return table_of(PipeDream{.in_flight = limit}, shape);
   if (name == "auto") {
     int const slices = options.slices == 0 ? 1 : options.slices;
-    return Auto{options.costs, options.limits, shape.chunks, options.mapping, slices}.table(shape);
+    return table_of(Auto{options.costs, options.limits, shape.chunks, options.mapping, slices},
+                    shape);
   }
   Table table;
   if (name == "gpipe") {
-    table = GPipe{}.table(shape);
+    table = table_of(GPipe{}, shape);
   } else if (name == "interleaved") {
-    table = Interleaved{.chunks_per_rank = shape.chunks, .group = options.group}.table(shape);
+    table = table_of(Interleaved{.chunks_per_rank = shape.chunks, .group = options.group}, shape);
   } else if (name == "looped-bfs") {
-    table = LoopedBfs{.chunks_per_rank = shape.chunks}.table(shape);
+    table = table_of(LoopedBfs{.chunks_per_rank = shape.chunks}, shape);
   } else if (name == "zb-h1") {
-    table = ZeroBubbleH1{.chunks_per_rank = shape.chunks, .group = options.group}.table(shape);
+    table = table_of(ZeroBubbleH1{.chunks_per_rank = shape.chunks, .group = options.group}, shape);
   } else if (name == "zb-h2") {
-    table = ZeroBubbleH2{}.table(shape);
+    table = table_of(ZeroBubbleH2{}, shape);
   } else if (name == "zb-v") {
-    table = ZeroBubbleV{}.table(shape);
+    table = table_of(ZeroBubbleV{}, shape);
   } else if (name == "v-half") {
-    table = VHalf{}.table(shape);
+    table = table_of(VHalf{}, shape);
   } else if (name == "v-min") {
-    table = VMin{}.table(shape);
+    table = table_of(VMin{}, shape);
   } else if (name == "v-1f1b") {
-    table = V1F1B{}.table(shape);
+    table = table_of(V1F1B{}, shape);
   } else if (name == "dualpipe") {
-    table = DualPipe{}.table(shape);
+    table = table_of(DualPipe{}, shape);
   } else if (name == "dualpipe-v") {
-    table = DualPipeV{}.table(shape);
+    table = table_of(DualPipeV{}, shape);
   } else if (name == "chimera") {
-    table = Chimera{}.table(shape);
+    table = table_of(Chimera{}, shape);
   } else if (name == "hanayo") {
     require(shape.chunks >= 2 && shape.chunks % 2 == 0, "hanayo", Count::chunks, shape.chunks,
             shape.chunks < 2 ? 2 : shape.chunks + 1, "a wave has two");
-    table = Hanayo{.waves = shape.chunks / 2}.table(shape);
+    table = table_of(Hanayo{.waves = shape.chunks / 2}, shape);
   } else if (name == "seq-1f1b") {
-    table = Seq1F1B{.slices = options.slices == 0 ? 2 : options.slices}.table(shape);
+    table = table_of(Seq1F1B{.slices = options.slices == 0 ? 2 : options.slices}, shape);
   } else if (name == "pipedream-2bw") {
-    table = PipeDream2BW{}.table(shape);
+    table = table_of(PipeDream2BW{}, shape);
   } else if (name == "forward-only") {
-    table = ForwardOnly{.chunks_per_rank = shape.chunks, .mapping = options.mapping}.table(shape);
+    table =
+        table_of(ForwardOnly{.chunks_per_rank = shape.chunks, .mapping = options.mapping}, shape);
     return table;  // holds nothing behind its last forward
   } else {
     throw Error(Errc::bad_configuration, "there is no schedule '" + std::string(name) +

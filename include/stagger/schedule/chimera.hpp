@@ -56,4 +56,8 @@ struct Chimera {
 
 static_assert(SchedulePolicy<Chimera>);
 
+#ifdef STAGGER_SEPARATE_COMPILATION
+extern template Table table_of(Chimera const&, Shape);
+#endif
+
 }  // namespace stagger::schedule

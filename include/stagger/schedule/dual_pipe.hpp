@@ -53,4 +53,8 @@ struct DualPipe {
 
 static_assert(SchedulePolicy<DualPipe>);
 
+#ifdef STAGGER_SEPARATE_COMPILATION
+extern template Table table_of(DualPipe const&, Shape);
+#endif
+
 }  // namespace stagger::schedule

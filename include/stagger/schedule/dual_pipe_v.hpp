@@ -42,4 +42,8 @@ struct DualPipeV {
 
 static_assert(SchedulePolicy<DualPipeV>);
 
+#ifdef STAGGER_SEPARATE_COMPILATION
+extern template Table table_of(DualPipeV const&, Shape);
+#endif
+
 }  // namespace stagger::schedule

@@ -58,4 +58,8 @@ struct Fifo {
 
 static_assert(SchedulePolicy<Fifo>);
 
+#ifdef STAGGER_SEPARATE_COMPILATION
+extern template Table table_of(Fifo const&, Shape);
+#endif
+
 }  // namespace stagger::schedule

@@ -69,4 +69,8 @@ struct ForwardOnly {
 
 static_assert(SchedulePolicy<ForwardOnly>);
 
+#ifdef STAGGER_SEPARATE_COMPILATION
+extern template Table table_of(ForwardOnly const&, Shape);
+#endif
+
 }  // namespace stagger::schedule

@@ -53,4 +53,8 @@ struct Hanayo {
 
 static_assert(SchedulePolicy<Hanayo>);
 
+#ifdef STAGGER_SEPARATE_COMPILATION
+extern template Table table_of(Hanayo const&, Shape);
+#endif
+
 }  // namespace stagger::schedule

@@ -60,4 +60,8 @@ struct Interleaved {
 
 static_assert(SchedulePolicy<Interleaved>);
 
+#ifdef STAGGER_SEPARATE_COMPILATION
+extern template Table table_of(Interleaved const&, Shape);
+#endif
+
 }  // namespace stagger::schedule

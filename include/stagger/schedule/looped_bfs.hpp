@@ -53,4 +53,8 @@ struct LoopedBfs {
 
 static_assert(SchedulePolicy<LoopedBfs>);
 
+#ifdef STAGGER_SEPARATE_COMPILATION
+extern template Table table_of(LoopedBfs const&, Shape);
+#endif
+
 }  // namespace stagger::schedule

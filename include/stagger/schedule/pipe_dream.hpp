@@ -49,4 +49,8 @@ struct PipeDream {
 
 static_assert(SchedulePolicy<PipeDream>);
 
+#ifdef STAGGER_SEPARATE_COMPILATION
+extern template Table table_of(PipeDream const&, Shape);
+#endif
+
 }  // namespace stagger::schedule

@@ -42,4 +42,8 @@ struct PipeDream2BW {
 
 static_assert(SchedulePolicy<PipeDream2BW>);
 
+#ifdef STAGGER_SEPARATE_COMPILATION
+extern template Table table_of(PipeDream2BW const&, Shape);
+#endif
+
 }  // namespace stagger::schedule

@@ -4,6 +4,7 @@
 
 #include <concepts>
 
+#include <stagger/core/error.hpp>
 #include <stagger/core/shape.hpp>
 #include <stagger/schedule/table.hpp>
 
@@ -32,5 +33,21 @@ template <SchedulePolicy P> [[nodiscard]] Table table_of(P const& policy, Shape 
   return policy.table(shape);
 }
 
+namespace detail {
+
+/// Refutes the table of a schedule that is not proven. The proof costs its compiler a second, so
+/// only who runs such a schedule includes it.
+/// @tparam T  schedule::Table; a template, so that `verify` is looked up where the pipeline is made
+template <class T> void require_legal(T const& table) {
+  constexpr bool can_verify = requires { verify(table); };
+  static_assert(can_verify,
+                "stagger: the tables of this schedule must be verified before they run: include "
+                "<stagger/schedule/verify.hpp>; or, if they are proven already, say so with "
+                "'static constexpr bool proven = true'");
+  if constexpr (can_verify)
+    if (auto const fault = verify(table)) raise(Errc::bad_schedule, message(fault));
+}
+
+}  // namespace detail
 }  // namespace schedule
 }  // namespace stagger

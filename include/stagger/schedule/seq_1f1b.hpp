@@ -71,4 +71,8 @@ struct Seq1F1B {
 
 static_assert(SchedulePolicy<Seq1F1B>);
 
+#ifdef STAGGER_SEPARATE_COMPILATION
+extern template Table table_of(Seq1F1B const&, Shape);
+#endif
+
 }  // namespace stagger::schedule

@@ -35,4 +35,8 @@ struct V1F1B {
 
 static_assert(SchedulePolicy<V1F1B>);
 
+#ifdef STAGGER_SEPARATE_COMPILATION
+extern template Table table_of(V1F1B const&, Shape);
+#endif
+
 }  // namespace stagger::schedule

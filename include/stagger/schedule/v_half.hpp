@@ -44,4 +44,8 @@ struct VHalf {
 
 static_assert(SchedulePolicy<VHalf>);
 
+#ifdef STAGGER_SEPARATE_COMPILATION
+extern template Table table_of(VHalf const&, Shape);
+#endif
+
 }  // namespace stagger::schedule

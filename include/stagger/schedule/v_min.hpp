@@ -34,4 +34,8 @@ struct VMin {
 
 static_assert(SchedulePolicy<VMin>);
 
+#ifdef STAGGER_SEPARATE_COMPILATION
+extern template Table table_of(VMin const&, Shape);
+#endif
+
 }  // namespace stagger::schedule

@@ -486,4 +486,8 @@ template <SchedulePolicy Policy>
   return verify(table, options);
 }
 
+#ifdef STAGGER_SEPARATE_COMPILATION
+extern template void detail::require_legal(Table const&);
+#endif
+
 }  // namespace stagger::schedule

@@ -69,4 +69,8 @@ struct ZeroBubbleH1 {
 
 static_assert(SchedulePolicy<ZeroBubbleH1>);
 
+#ifdef STAGGER_SEPARATE_COMPILATION
+extern template Table table_of(ZeroBubbleH1 const&, Shape);
+#endif
+
 }  // namespace stagger::schedule

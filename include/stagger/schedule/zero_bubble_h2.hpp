@@ -56,4 +56,8 @@ struct ZeroBubbleH2 {
 
 static_assert(SchedulePolicy<ZeroBubbleH2>);
 
+#ifdef STAGGER_SEPARATE_COMPILATION
+extern template Table table_of(ZeroBubbleH2 const&, Shape);
+#endif
+
 }  // namespace stagger::schedule

@@ -83,4 +83,8 @@ struct ZeroBubbleV {
 
 static_assert(SchedulePolicy<ZeroBubbleV>);
 
+#ifdef STAGGER_SEPARATE_COMPILATION
+extern template Table table_of(ZeroBubbleV const&, Shape);
+#endif
+
 }  // namespace stagger::schedule

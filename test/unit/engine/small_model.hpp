@@ -298,7 +298,8 @@ struct Made {
 };
 
 template <class Policy> Made made(Policy const& policy) {
-  return {[policy](sg::Shape shape) { return policy.table(shape); }, policy.chunks()};
+  return {[policy](sg::Shape shape) { return sg::schedule::table_of(policy, shape); },
+          policy.chunks()};
 }
 
 /// The same table with I and W in place of B; each W stands `delay` backwards behind its I.

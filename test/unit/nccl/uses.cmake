@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
-set(test_links stagger_cuda_stand_in)
+set(test_links gpus_once)
 set(test_timeout_s 120)

@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What STAGGER_SEPARATE_COMPILATION_CUDA leaves out, once for a program: a pipeline on one
+/// GPU. Beside stagger/separate.hpp, in the same way.
+
+#include <stagger/cuda/loopback.hpp>
+#include <stagger/engine/session_on.hpp>
+
+template std::shared_ptr<stagger::detail::Session> stagger::detail::make_session(
+    stagger::cuda::Loopback const&, List<Layer>, Setup const&);

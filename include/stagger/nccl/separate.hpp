@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What STAGGER_SEPARATE_COMPILATION_NCCL leaves out, once for a program: a pipeline over
+/// several GPUs. Beside stagger/separate.hpp, in the same way.
+
+#include <stagger/engine/session_on.hpp>
+#include <stagger/nccl/gpus.hpp>
+
+template std::shared_ptr<stagger::detail::Session> stagger::detail::make_session(
+    stagger::nccl::Gpus const&, List<Layer>, Setup const&);
