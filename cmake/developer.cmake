@@ -6,6 +6,7 @@
 #                                 find_package, or one sentence that names what to install
 #   stagger_can_link(<out> <targets>...)
 #                                 <out> is empty, or the first target that cannot be linked here
+#   stagger_optimized(<target>)   -O1 also under a sanitizer, where all else is compiled as fast as can be
 #   stagger_test_environment      ENVIRONMENT entry that tests need under the chosen sanitizer
 #   stagger_test_patience         factor on the time limit of a test under the chosen sanitizer
 
@@ -32,15 +33,16 @@ target_compile_options(stagger_developer INTERFACE
   -Wall -Wextra -Wpedantic -Wconversion -Wshadow -ffp-contract=off)
 # An error for the compilers that are gates; a newer one may warn of what nobody has seen yet.
 string(REGEX MATCH "^[0-9]+" stagger_major ${CMAKE_CXX_COMPILER_VERSION})
-if(NOT STAGGER_SANITIZE AND "${CMAKE_CXX_COMPILER_ID} ${stagger_major}" MATCHES "^(GNU 12|Clang 14|Clang 19)$")
+# g++ warns of what is not there once a sanitizer has added its code.
+if("${CMAKE_CXX_COMPILER_ID} ${stagger_major} ${STAGGER_SANITIZE}" MATCHES "^(GNU 12 |Clang 14 .*|Clang 19 .*)$")
   target_compile_options(stagger_developer INTERFACE -Werror)
 endif()
 
 set(stagger_test_environment "")
 set(stagger_test_patience 1)
 if(STAGGER_SANITIZE STREQUAL "address+undefined")
-  # A third less to compile: a null pointer is caught by the address sanitizer, the other two find little
-  # at -O1; and checks are calls, where the compiler can be told so.
+  # A third less to compile: a null pointer is caught by the address sanitizer, the other two find little;
+  # and checks are calls, where g++ can be told so.
   set(stagger_sanitize -fsanitize=address,undefined -fno-sanitize=null,object-size,vptr -fno-sanitize-recover=all)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     list(APPEND stagger_sanitize "SHELL:--param asan-instrumentation-with-call-threshold=0")
@@ -49,6 +51,11 @@ if(STAGGER_SANITIZE STREQUAL "address+undefined")
     list(APPEND stagger_sanitize -fno-sanitize=function)  # clang 14 cannot emit it for coroutines
   endif()
   set(stagger_test_environment "UBSAN_OPTIONS=print_stacktrace=1")
+  find_program(LLVM_SYMBOLIZER llvm-symbolizer PATHS /usr/lib/llvm-19/bin)
+  mark_as_advanced(LLVM_SYMBOLIZER)
+  if(LLVM_SYMBOLIZER)  # g++'s needs none
+    string(APPEND stagger_test_environment ":external_symbolizer_path=${LLVM_SYMBOLIZER}")
+  endif()
   set(stagger_test_patience 5)
 elseif(STAGGER_SANITIZE STREQUAL "thread")
   set(stagger_sanitize -fsanitize=thread)
@@ -60,10 +67,10 @@ elseif(STAGGER_SANITIZE STREQUAL "thread")
   set(stagger_test_patience 10)
 endif()
 if(STAGGER_SANITIZE)
-  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")  # with the sanitizers' code added, g++ sees what is not there
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     list(APPEND stagger_sanitize -Wno-uninitialized -Wno-maybe-uninitialized)
   endif()
-  target_compile_options(stagger_developer INTERFACE ${stagger_sanitize} -O1 -g1 -fno-omit-frame-pointer)
+  target_compile_options(stagger_developer INTERFACE ${stagger_sanitize} -g1 -fno-omit-frame-pointer)
   target_link_options(stagger_developer INTERFACE ${stagger_sanitize})
 endif()
 
@@ -75,6 +82,12 @@ macro(stagger_find package target debian)
       "-DSTAGGER_BUILD_BENCHMARKS=OFF.")
   endif()
 endmacro()
+
+function(stagger_optimized target)
+  if(STAGGER_SANITIZE)
+    target_compile_options(${target} PRIVATE -O1)
+  endif()
+endfunction()
 
 function(stagger_can_link out)
   set(${out} "" PARENT_SCOPE)

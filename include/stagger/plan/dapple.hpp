@@ -47,7 +47,8 @@ class DappleSearch {
     choose_cuts();
     double const L = static_cast<double>(cuts_.size());
     double const each = L * L / 2 * static_cast<double>(w.devices().size()) * 1.5;
-    keep_ = static_cast<std::size_t>(std::max(1.0, static_cast<double>(budget) / each));
+    double const most = static_cast<double>(budget);
+    keep_ = static_cast<std::size_t>(std::max(1.0, std::min(most, most / each)));  // one layer: all
   }
 
   /// Best plans of each number of stages, best first; empty where none fits.
