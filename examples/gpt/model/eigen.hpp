@@ -1,38 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Eigen views of the engine's memory.
+/// @file   Eigen views of the engine's memory, for the .cpp files here: no header includes this
+/// one, so that Eigen is compiled with the library `gpt_model` alone, and with its flags.
 ///
 /// All memory starts on a boundary of 64 bytes (tensors, parameters, scratch) and no view starts
 /// elsewhere in one run than in another: Eigen's vectorised sums depend on the address, and the
-/// bits of a result must not. Products go through `noalias()`, so that nothing is allocated; the
-/// target `gpt_model` gives Eigen enough stack for its blocks.
+/// bits of a result must not. Nothing is allocated: that target gives Eigen enough stack for the
+/// blocks of its products.
 
+#include <algorithm>
 #include <cstddef>
 #include <span>
 
 #include <Eigen/Core>
 
-#include <stagger/core/tensor.hpp>
+#include "index.hpp"
 
 namespace gpt {
-
-using Eigen::Index;
 
 template <class T> using Matrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 template <class T> using Row = Eigen::Array<T, 1, Eigen::Dynamic>;
 
-template <class T> using MatrixView = Eigen::Map<Matrix<T>>;
-template <class T> using ConstMatrixView = Eigen::Map<Matrix<T> const>;
-
-/// Rows that do not follow each other: the columns of one attention head.
+/// A matrix, or a part of one: the rows need not follow each other.
+template <class T> using MatrixView = Eigen::Map<Matrix<T>, Eigen::Unaligned, Eigen::OuterStride<>>;
 template <class T>
-using StridedView = Eigen::Map<Matrix<T>, Eigen::Unaligned, Eigen::OuterStride<>>;
+using ConstMatrixView = Eigen::Map<Matrix<T> const, Eigen::Unaligned, Eigen::OuterStride<>>;
 
 template <class T> [[nodiscard]] MatrixView<T> view(T* data, Index rows, Index columns) {
-  return {data, rows, columns};
+  return {data, rows, columns, Eigen::OuterStride<>(columns)};
 }
 template <class T> [[nodiscard]] ConstMatrixView<T> view(T const* data, Index rows, Index columns) {
-  return {data, rows, columns};
+  return {data, rows, columns, Eigen::OuterStride<>(columns)};
 }
 template <class T> [[nodiscard]] Eigen::Map<Row<T>> row(T* data, Index columns) {
   return {data, columns};
@@ -40,10 +38,6 @@ template <class T> [[nodiscard]] Eigen::Map<Row<T>> row(T* data, Index columns) 
 template <class T> [[nodiscard]] Eigen::Map<Row<T> const> row(T const* data, Index columns) {
   return {data, columns};
 }
-
-/// A count as Eigen wants it, and back.
-[[nodiscard]] constexpr Index count(std::size_t n) noexcept { return static_cast<Index>(n); }
-[[nodiscard]] constexpr std::size_t count(Index n) noexcept { return static_cast<std::size_t>(n); }
 
 /// sum += the sum of the rows of `matrix`, from the first row to the last.
 template <class T> void add_column_sums(T const* matrix, Index rows, std::span<T> sum) {

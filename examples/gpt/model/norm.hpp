@@ -3,14 +3,12 @@
 /// @file   Layer normalisation: a part of Block and Head, no layer by itself.
 /// @source J. Ba, J. Kiros, G. Hinton, "Layer Normalization", 2016, equation 4.
 
-#include <cmath>
-#include <span>
+#include <cstdint>
 #include <string>
-#include <vector>
 
 #include <stagger/model/context.hpp>
 
-#include "eigen.hpp"
+#include "index.hpp"
 
 namespace gpt {
 
@@ -28,78 +26,27 @@ template <class T> class Norm {
     }
   };
 
-  Norm(std::string const& name, Index width)
-      : gain(name + ".gain", std::vector<T>(count(width), T{1}), false),
-        bias(name + ".bias", std::vector<T>(count(width), T{0}), false) {}
+  Norm(std::string const& name, Index width);
 
   stagger::Parameter<T> gain;  ///< [width]
   stagger::Parameter<T> bias;  ///< [width]
 
   /// @param x  [rows][width]
   /// @param y  [rows][width] out
-  void forward(stagger::Context& context, T const* x, T* y, Index rows, Saved& saved) const {
-    Index const width = count(gain.size());
-    saved.normal.resize({count(rows), count(width)});
-    saved.scale.resize({count(rows)});
-    for (Index r = 0; r < rows; ++r) {
-      auto const from = row(x + r * width, width);
-      auto normal = row(saved.normal.data() + r * width, width);
-      normal = from - from.sum() / static_cast<T>(width);
-      T const variance = normal.square().sum() / static_cast<T>(width);
-      T const scale = T{1} / std::sqrt(variance + static_cast<T>(1e-5));
-      saved.scale[count(r)] = scale;
-      normal *= scale;
-    }
-    output(context, saved, y, rows);
-  }
+  void forward(stagger::Context& context, T const* x, T* y, Index rows, Saved& saved) const;
 
   /// The result of `forward` once more, from what it saved.
-  void output(stagger::Context& context, Saved const& saved, T* y, Index rows) const {
-    Index const width = count(gain.size());
-    T const* const g = context[gain].data();
-    T const* const b = context[bias].data();
-    T const* const normal = saved.normal.data();
-    for (Index r = 0; r < rows; ++r)
-      for (Index c = 0; c < width; ++c) y[r * width + c] = normal[r * width + c] * g[c] + b[c];
-  }
+  void output(stagger::Context& context, Saved const& saved, T* y, Index rows) const;
 
   /// dx = residual + the gradient that reaches x through the normalisation.
   /// @param dy        [rows][width]
   /// @param residual  [rows][width] may be null: nothing is added
   /// @param dx        [rows][width] out; neither dy nor residual
   void backward(stagger::Context& context, T const* dy, T const* residual, T* dx, Index rows,
-                Saved& saved) const {
-    Index const width = count(gain.size());
-    saved.gain_gradient.resize({count(width)});
-    saved.bias_gradient.resize({count(width)});
-    saved.gain_gradient.fill(T{0});
-    saved.bias_gradient.fill(T{0});
-    auto gain_gradient = row(saved.gain_gradient.data(), width);
-    auto bias_gradient = row(saved.bias_gradient.data(), width);
-    auto const g = row(context[gain].data(), width);
-    for (Index r = 0; r < rows; ++r) {
-      auto const from = row(dy + r * width, width);
-      auto const normal = row(static_cast<Saved const&>(saved).normal.data() + r * width, width);
-      auto to = row(dx + r * width, width);
-      gain_gradient += from * normal;
-      bias_gradient += from;
-      to = from * g;
-      T const mean = to.sum() / static_cast<T>(width);
-      T const slope = (to * normal).sum() / static_cast<T>(width);
-      T const scale = saved.scale[count(r)];
-      if (residual == nullptr)
-        to = (to - mean - normal * slope) * scale;
-      else
-        to = row(residual + r * width, width) + (to - mean - normal * slope) * scale;
-    }
-  }
+                Saved& saved) const;
 
   /// Adds what `backward` found to the gradients of the parameters.
-  void add_gradients(stagger::Context& context, Saved const& saved) const {
-    Index const width = count(gain.size());
-    row(context.gradient(gain).data(), width) += row(saved.gain_gradient.data(), width);
-    row(context.gradient(bias).data(), width) += row(saved.bias_gradient.data(), width);
-  }
+  void add_gradients(stagger::Context& context, Saved const& saved) const;
 };
 
 }  // namespace gpt
