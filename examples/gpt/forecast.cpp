@@ -29,6 +29,8 @@
 
 namespace gpt {
 
+namespace sg = stagger;
+
 namespace {
 
 auto make_one(Settings const& s) {
@@ -80,14 +82,14 @@ sg::cluster::Cluster machine(int threads) {
 
 /// The layers of the model on every thread at once, as a pipeline has them: threads share caches,
 /// memory and, on some machines, cores.
-class Bench {
+class Bench final : public Measurable {
  public:
   Bench(Settings const& s, Text const& text) : s_(s), text_(text) {
     for (std::int64_t t = 0; t < s.threads; ++t) ones_.push_back(make_one(s));
   }
 
   /// Times of the layers for so many sequences at once, the mean of the threads' medians.
-  [[nodiscard]] sg::cluster::Profile profile(int sequences, double budget_s) {
+  [[nodiscard]] sg::cluster::Profile profile(int sequences, double budget_s) override {
     auto const batch = some(sequences);
     auto once = measure(batch, sequences, {.repeats = 1, .discarded = 1});
     double pass_s = 0;
@@ -98,7 +100,7 @@ class Bench {
   }
 
   /// [layers] of an optimizer step.
-  [[nodiscard]] std::vector<double> updates() {
+  [[nodiscard]] std::vector<double> updates() override {
     std::vector<std::vector<double>> all(ones_.size());
     together([&](std::size_t t) {
       all[t] = sg::Profiler({.repeats = 9, .discarded = 2}).update_seconds(ones_[t]);
@@ -110,7 +112,7 @@ class Bench {
     return mean;
   }
 
-  [[nodiscard]] sg::cluster::Cluster cluster() const {
+  [[nodiscard]] sg::cluster::Cluster cluster() override {
     return machine(static_cast<int>(s_.threads));
   }
 
@@ -169,7 +171,7 @@ class Bench {
   std::map<std::size_t, sg::Footprint> footprints_;
 };
 
-[[nodiscard]] sg::Memory memory_of(plan::Plan const& p, Settings const& s, Bench& bench) {
+[[nodiscard]] sg::Memory memory_of(sg::plan::Plan const& p, Settings const& s, Bench& bench) {
   auto const run = sg::planned(p);
   auto const program =
       sg::lay_out(run.schedule.table({.ranks = static_cast<int>(p.stages.size()),
@@ -193,10 +195,8 @@ std::string difference(std::uint64_t predicted, std::uint64_t measured) {
 }  // namespace
 
 Forecast forecast(Settings const& s, Text const& text) {
-  auto const given = given_plan(s);
   Bench bench(s, text);
-  Planning<Bench> planning(s, bench);
-  auto result = planning.predict(given ? *given : planning.best());
+  auto result = planned_by(s, bench);
   result.memory = memory_of(result.plan, s, bench);
   return result;
 }

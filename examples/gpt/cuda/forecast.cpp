@@ -92,16 +92,16 @@ sg::cluster::Profile measured(Settings const& s, Text const& text, int sequences
       .measure(train, on_device);
 }
 
-class Measuring {
+class Measuring final : public Measurable {
  public:
   Measuring(Settings const& s, Text const& text) : s_(s), text_(text), link_(link()) {}
 
-  [[nodiscard]] sg::cluster::Profile profile(int sequences, double) const {
+  [[nodiscard]] sg::cluster::Profile profile(int sequences, double) override {
     return profile_on_gpu(s_, text_, sequences, 9);
   }
 
   /// An update reads four arrays and writes three, as fast as memory is copied.
-  [[nodiscard]] std::vector<double> updates() const {
+  [[nodiscard]] std::vector<double> updates() override {
     std::vector<double> seconds;
     for (auto const& layer : profile_on_gpu(s_, text_, 1, 1).layers)
       seconds.push_back(3.5 * static_cast<double>(layer.parameter_bytes) / link_.bytes_per_s);
@@ -109,7 +109,7 @@ class Measuring {
   }
 
   /// So many GPUs like this one, which share its memory: that is where they run.
-  [[nodiscard]] sg::cluster::Cluster cluster() const {
+  [[nodiscard]] sg::cluster::Cluster cluster() override {
     auto const found = sg::cuda::select_device(0);
     sg::cluster::Cluster result{
         .name = found.name, .devices = {}, .intra = {link_}, .inter = link_};
@@ -168,10 +168,8 @@ sg::cuda::MemoryNeed memory_need(Settings const& s) {
 }
 
 Forecast forecast(Settings const& s, Text const& text) {
-  auto const given = given_plan(s);
-  Measuring bench(s, text);
-  Planning<Measuring> planning(s, bench);
-  return planning.predict(given ? *given : planning.best());
+  Measuring layers(s, text);
+  return planned_by(s, layers);
 }
 
 std::string compared(Forecast const& f, double step_s, double fastest_s) {
@@ -184,8 +182,8 @@ std::string compared(Forecast const& f, double step_s, double fastest_s) {
 
 namespace gpt {
 
-sg::cluster::Profile profile_on_gpu(Settings const& s, Text const& text, int sequences,
-                                    int repeats) {
+stagger::cluster::Profile profile_on_gpu(Settings const& s, Text const& text, int sequences,
+                                         int repeats) {
   gpu::require_kernels();
   return s.precision == "bf16" ? gpu::measured<__nv_bfloat16>(s, text, sequences, repeats)
                                : gpu::measured<float>(s, text, sequences, repeats);
