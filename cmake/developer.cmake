@@ -38,6 +38,17 @@ if("${CMAKE_CXX_COMPILER_ID} ${stagger_major} ${STAGGER_SANITIZE}" MATCHES "^(GN
   target_compile_options(stagger_developer INTERFACE -Werror)
 endif()
 
+# What clang's sanitizers tell lines by, and suppressions by name; g++'s need nothing.
+set(symbolizer "")
+if(STAGGER_SANITIZE AND CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+  find_program(LLVM_SYMBOLIZER llvm-symbolizer HINTS /usr/lib/llvm-${stagger_major}/bin)
+  mark_as_advanced(LLVM_SYMBOLIZER)
+  if(LLVM_SYMBOLIZER)
+    file(REAL_PATH ${LLVM_SYMBOLIZER} symbolizer)  # they refuse a link
+    string(PREPEND symbolizer ":external_symbolizer_path=")
+  endif()
+endif()
+
 set(stagger_test_environment "")
 set(stagger_test_patience 1)
 if(STAGGER_SANITIZE STREQUAL "address+undefined")
@@ -50,12 +61,7 @@ if(STAGGER_SANITIZE STREQUAL "address+undefined")
   if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
     list(APPEND stagger_sanitize -fno-sanitize=function)  # clang 14 cannot emit it for coroutines
   endif()
-  set(stagger_test_environment "UBSAN_OPTIONS=print_stacktrace=1")
-  find_program(LLVM_SYMBOLIZER llvm-symbolizer PATHS /usr/lib/llvm-19/bin)
-  mark_as_advanced(LLVM_SYMBOLIZER)
-  if(LLVM_SYMBOLIZER)  # g++'s needs none
-    string(APPEND stagger_test_environment ":external_symbolizer_path=${LLVM_SYMBOLIZER}")
-  endif()
+  set(stagger_test_environment "UBSAN_OPTIONS=print_stacktrace=1${symbolizer}")
   set(stagger_test_patience 5)
 elseif(STAGGER_SANITIZE STREQUAL "thread")
   set(stagger_sanitize -fsanitize=thread)
@@ -63,7 +69,7 @@ elseif(STAGGER_SANITIZE STREQUAL "thread")
     list(APPEND stagger_sanitize -Wno-tsan)  # TSan does not model fences; g++ says so at each one
   endif()
   set(stagger_test_environment
-      "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:suppressions=${CMAKE_CURRENT_LIST_DIR}/tsan.supp")
+      "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:suppressions=${CMAKE_CURRENT_LIST_DIR}/tsan.supp${symbolizer}")
   set(stagger_test_patience 10)
 endif()
 if(STAGGER_SANITIZE)
