@@ -37,6 +37,15 @@ template <class Types, class Device> [[nodiscard]] Device introduced(Device devi
   return device;
 }
 
+/// The back end of a device that records steps as graphs; void for others.
+template <class Device> struct Capturing { using type = void; };
+template <class Device>
+requires requires(typename Device::Backend& backend) { backend.capture(true); }
+struct Capturing<Device> {
+  using type = typename Device::Backend;
+};
+template <class Device> using CapturingBackend = typename Capturing<Device>::type;
+
 template <class L> [[nodiscard]] int layer_count(L const&) { return 1; }
 template <class L> [[nodiscard]] int layer_count(std::vector<L> const& run) {
   return static_cast<int>(run.size());
@@ -93,18 +102,36 @@ template <class... Stage> class Pipeline {
         cuts = partition::Cuts{Pick<PartitionTag, partition::Cuts, P...>::from(policy...).cuts(
                                    static_cast<int>(layers.size()))}
                    .cuts(static_cast<int>(layers.size()));  // whoever made them
-      using Slots = Chosen<P...>;
       using Model = Ends<Types>;
-      return Trainer<typename Model::Input, typename Model::Output, Slots>(
-          std::move(layers), cuts, Slots{},
-          Pick<ScheduleTag, schedule::OneFOneB, P...>::from(policy...),
-          Pick<StalenessTag, staleness::Synchronous, P...>::from(policy...),
-          Pick<PlacementTag, placement::InOrder, P...>::from(policy...),
-          introduced<Types>(Pick<DeviceTag, typename Slots::Device, P...>::from(policy...)),
-          Pick<OptimizerTag, optimizer::Sgd, P...>::from(policy...),
-          Pick<LossTag, NoLoss, P...>::from(policy...),
-          Pick<OptionsTag, Options, P...>::from(policy...),
-          Pick<CollectiveTag, NoCollective, P...>::from(policy...));
+      using Device = typename Pick<DeviceTag, host::Threads, P...>::type;
+      using Optimizer = typename Pick<OptimizerTag, optimizer::Sgd, P...>::type;
+      using Staleness = typename Pick<StalenessTag, staleness::Synchronous, P...>::type;
+      using Loss = typename Pick<LossTag, NoLoss, P...>::type;
+      constexpr bool enqueues = requires { Optimizer::enqueues; };
+      static_assert(
+          !enqueues || requires { Device::Backend::enqueues; },
+          "stagger: the update of this optimizer is a kernel, which this device has none "
+          "for; give Pipeline::with a device of stagger/cuda, or another optimizer");
+      auto const options = Pick<OptionsTag, Options, P...>::from(policy...);
+      auto const placement = Pick<PlacementTag, placement::InOrder, P...>::from(policy...);
+      Setup setup{.cuts = cuts, .options = options};
+      setup.schedule =
+          schedule_call(setup.keep(Pick<ScheduleTag, schedule::OneFOneB, P...>::from(policy...)));
+      setup.staleness = staleness_model(
+          setup.keep(Pick<StalenessTag, staleness::Synchronous, P...>::from(policy...)));
+      setup.placement = placement_call(placement);
+      setup.grouping =
+          grouping_of(setup.keep(Pick<CollectiveTag, NoCollective, P...>::from(policy...)));
+      auto& optimizer = setup.keep(Pick<OptimizerTag, optimizer::Sgd, P...>::from(policy...));
+      setup.optimizer = optimizer_call(optimizer);
+      auto const& loss = setup.keep(Pick<LossTag, NoLoss, P...>::from(policy...));
+      setup.target_rows = std::same_as<Loss, NoLoss> || Rows<typename Loss::Target>::exist;
+      auto session =
+          make_session(introduced<Types>(Pick<DeviceTag, host::Threads, P...>::from(policy...)),
+                       std::move(layers), setup);
+      return Trainer<typename Model::Input, typename Model::Output, Optimizer, Loss,
+                     Staleness::synchronous, CapturingBackend<Device>>(std::move(session),
+                                                                       optimizer, loss);
     }
   }
 
@@ -129,10 +156,10 @@ template <class... Stage> class Pipeline {
       List<Layer> layers;
       std::apply([&](auto&... stage) { (append_layers(layers, std::move(stage)), ...); }, stages_);
       detail::require_layers(layers);
-      using Slots = Chosen<P...>;
       using Model = Ends<Types>;
-      return OneDevice<typename Model::Input, typename Model::Output, typename Slots::Optimizer,
-                       typename Slots::Loss>(
+      return OneDevice<typename Model::Input, typename Model::Output,
+                       typename Pick<OptimizerTag, optimizer::Sgd, P...>::type,
+                       typename Pick<LossTag, NoLoss, P...>::type>(
           std::move(layers), Pick<OptimizerTag, optimizer::Sgd, P...>::from(policy...),
           Pick<LossTag, NoLoss, P...>::from(policy...),
           Pick<OptionsTag, Options, P...>::from(policy...));

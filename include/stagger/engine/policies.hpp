@@ -229,15 +229,4 @@ template <class... P> consteval bool policies_are_legal() {
         typename Pick<StalenessTag, staleness::Synchronous, P...>::type>::value;
 }
 
-/// Every slot filled.
-template <class... P> struct Chosen {
-  using Schedule = typename Pick<ScheduleTag, schedule::OneFOneB, P...>::type;
-  using Staleness = typename Pick<StalenessTag, staleness::Synchronous, P...>::type;
-  using Placement = typename Pick<PlacementTag, placement::InOrder, P...>::type;
-  using Device = typename Pick<DeviceTag, host::Threads, P...>::type;
-  using Optimizer = typename Pick<OptimizerTag, optimizer::Sgd, P...>::type;
-  using Loss = typename Pick<LossTag, NoLoss, P...>::type;
-  using Collective = typename Pick<CollectiveTag, NoCollective, P...>::type;
-};
-
 }  // namespace stagger::detail

@@ -14,8 +14,8 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/engine/footprint.hpp>
-#include <stagger/engine/one_device.hpp>
 #include <stagger/engine/machine.hpp>
+#include <stagger/engine/one_device.hpp>
 #include <stagger/engine/trainer.hpp>
 
 namespace stagger {
@@ -107,10 +107,9 @@ class Profiler {
   /// @endcode
   /// @throws Error  bad_configuration for a pipeline of other stages, with replicas, or one that
   ///                does not record; whatever a step throws
-  template <class In, class Out, class Chosen>
-  [[nodiscard]] cluster::Profile measure(
-      Trainer<In, Out, Chosen>& train,
-      Batch<In, typename Trainer<In, Out, Chosen>::Target> const& batch) const {
+  template <class In, class Out, class Optimizer, class Loss, class Backend>
+  [[nodiscard]] cluster::Profile measure(Trainer<In, Out, Optimizer, Loss, true, Backend>& train,
+                                         Batch<In, typename Loss::Target> const& batch) const {
     train.settle();
     auto& machine = train.machine();
     std::size_t const layers = machine.parameters().size();
@@ -131,10 +130,10 @@ class Profiler {
     for (std::size_t l = 0; l < layers; ++l) {
       auto const& own = machine.storage_[l];
       auto& layer = profile.layers[l];
-      layer.activation_bytes = l + 1 < layers ? machine.storage_[l + 1].x.largest()
-                                              : own.layers[0].y.largest();
-      layer.stash_bytes = (l == 0 ? byte_count(batch.inputs[0]) : own.x.largest()) +
-                          own.layers[0].saved.largest();
+      layer.activation_bytes =
+          l + 1 < layers ? machine.storage_[l + 1].x.largest() : own.layers[0].y.largest();
+      layer.stash_bytes =
+          (l == 0 ? byte_count(batch.inputs[0]) : own.x.largest()) + own.layers[0].saved.largest();
     }
     return profile;
   }

@@ -9,46 +9,16 @@
 #include <vector>
 
 #include <stagger/core/list.hpp>
-#include <stagger/core/shape.hpp>
 #include <stagger/engine/layer.hpp>
 #include <stagger/engine/memory.hpp>
-#include <stagger/engine/options.hpp>
 #include <stagger/engine/parameters.hpp>
 #include <stagger/engine/program.hpp>
-#include <stagger/engine/replica_ops.hpp>
+#include <stagger/engine/setup.hpp>
 #include <stagger/engine/step.hpp>
-#include <stagger/engine/versions.hpp>
 #include <stagger/schedule/table.hpp>
 #include <stagger/schedule/timeline.hpp>
 
 namespace stagger::detail {
-
-/// A schedule policy, its type erased.
-struct ScheduleCall {
-  void const* schedule = nullptr;
-  schedule::Table (*table)(void const* schedule, Shape) = nullptr;  // a legal one
-  int chunks = 1;
-  int slices = 1;  // of each microbatch
-};
-
-/// A placement policy, its type erased.
-struct PlacementCall {
-  void const* placement = nullptr;
-  std::vector<int> (*place)(void const* placement, int ranks, int places) = nullptr;
-};
-
-/// A pipeline's policies but the device, types erased.
-struct Setup {
-  std::vector<int> const& cuts;  // [stages - 1] first layer of each stage after the first, rising
-  Options const& options;
-  ScheduleCall schedule{};
-  StalenessModel staleness{};
-  PlacementCall placement{};
-  OptimizerCall optimizer{};
-  GroupingChoice grouping{};
-  bool target_rows = true;              // targets can be cut by rows, or there are none
-  std::shared_ptr<void const> parts{};  // what these point into
-};
 
 /// A machine on a back end: one step at a time.
 class Session : public StepOwner {

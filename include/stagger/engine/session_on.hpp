@@ -60,7 +60,7 @@ template <class B> class SessionOn final : public Session {
   template <class Device>
   SessionOn(Device const& device, List<Layer> layers, Setup const& setup, int positions,
             std::vector<int> place, int places, int spare)
-      : parts_(setup.parts),
+      : policies_(setup.kept),
         schedule_(setup.schedule),
         staleness_(setup.staleness),
         place_(std::move(place)),
@@ -384,7 +384,7 @@ template <class B> class SessionOn final : public Session {
           "make a pipeline for each thread");
   }
 
-  std::shared_ptr<void const> parts_;  // optimizer and loss, which steps need and trainers may drop
+  std::shared_ptr<void const> policies_;  // and the loss, which steps need and trainers may drop
   ScheduleCall schedule_;
   StalenessModel staleness_;
   std::vector<int> place_;  // [ranks, then those that add up gradients beside them]

@@ -2,13 +2,11 @@
 #pragma once
 /// @file   A pipeline with all its policies: ready to train.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <stop_token>
-#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -51,69 +49,31 @@ template <class Loss, class Output> constexpr LossOps make_loss_ops() {
 /// One step at a time. The first step of each number of microbatches lays out its program and
 /// allocates; later ones allocate nothing, provided the stages do not.
 ///
-/// @tparam In, Out  the first stage's input and the last stage's output
-/// @tparam Chosen   the policies by slot
-template <class In, class Out, class Chosen> class Trainer {
+/// Its type does not depend on the schedule, the partitioner, the collective, the placement, nor on
+/// host threads, processes or the virtual clock: a program that chooses among them when it runs has
+/// one type of trainer.
+///
+/// @code
+///     Trainer<Tensor<>, Tensor<>, optimizer::Sgd, loss::MeanSquaredError<>> train =
+///         simulated ? pipeline.with(loss, sim::VirtualClock{})
+///                   : pipeline.with(loss, schedule::GPipe{}, host::Threads{2});
+/// @endcode
+///
+/// @tparam In, Out      the first stage's input and the last stage's output
+/// @tparam synchronous  whether all stages end a step together, as the staleness model says
+/// @tparam Backend      of a device that records steps as graphs; void for all others
+template <class In, class Out, class Optimizer, class Loss, bool synchronous = true,
+          class Backend = void>
+class Trainer {
  public:
   using Input = In;
   using Output = Out;
-  using Schedule = typename Chosen::Schedule;
-  using Loss = typename Chosen::Loss;
-  using Optimizer = typename Chosen::Optimizer;
-  using Device = typename Chosen::Device;
-  using Staleness = typename Chosen::Staleness;
   using Target = typename Loss::Target;
 
   /// For Pipeline.
-  [[gnu::cold]] Trainer(List<detail::Layer> layers, std::vector<int> const& cuts, Chosen,
-                        Schedule schedule, Staleness staleness,
-                        typename Chosen::Placement const& placement, Device const& device,
-                        Optimizer const& optimizer, Loss loss, Options const& options,
-                        typename Chosen::Collective collective)
-      : parts_(std::make_shared<Parts>(Parts{std::move(schedule), std::move(staleness), optimizer,
-                                             std::move(loss), std::move(collective)})) {
-    constexpr bool enqueues = requires { Optimizer::enqueues; };
-    static_assert(
-        !enqueues || requires { Device::Backend::enqueues; },
-        "stagger: the update of this optimizer is a kernel, which this device has none "
-        "for; give Pipeline::with a device of stagger/cuda, or another optimizer");
-    detail::Setup setup{.cuts = cuts, .options = options};
-    setup.schedule.schedule = &parts_->schedule;
-    setup.schedule.table = [](void const* erased, Shape shape) {
-      auto table = schedule::table_of(*static_cast<Schedule const*>(erased), shape);
-      if constexpr (!requires { requires Schedule::proven; })
-        schedule::detail::require_legal(table);
-      return table;
-    };
-    setup.schedule.chunks = parts_->schedule.chunks();
-    if constexpr (requires { parts_->schedule.slices; })
-      setup.schedule.slices = std::max(1, parts_->schedule.slices);
-    if constexpr (AsynchronousPolicy<Staleness>) {
-      setup.staleness.microbatches = parts_->staleness.microbatches();
-      setup.staleness.policy = &parts_->staleness;
-      setup.staleness.version = [](void const* policy, int minibatch, int available) {
-        return static_cast<Staleness const*>(policy)->version(minibatch, available);
-      };
-      setup.staleness.fix = &detail::fix_versions;
-    }
-    setup.placement = {&placement, [](void const* erased, int ranks, int places) {
-                         return static_cast<typename Chosen::Placement const*>(erased)->place(
-                             ranks, places);
-                       }};
-    setup.optimizer.optimizer = &parts_->optimizer;
-    setup.optimizer.update = [](void const* erased, detail::LayerParameters& parameters,
-                                detail::UpdateStep const& step) noexcept {
-      parameters.update(*static_cast<Optimizer const*>(erased), step);
-    };
-    setup.optimizer.states = Optimizer::states;
-    if constexpr (requires { Optimizer::element_wise; })
-      setup.optimizer.element_wise = Optimizer::element_wise;
-    setup.optimizer.enqueued_bytes = enqueues ? sizeof(Optimizer) : 0;
-    setup.grouping = detail::grouping_of(parts_->collective);
-    setup.target_rows = std::same_as<Loss, detail::NoLoss> || detail::Rows<Target>::exist;
-    setup.parts = parts_;
-    session_ = detail::make_session(device, std::move(layers), setup);
-  }
+  /// @param optimizer, loss  kept by the session
+  Trainer(std::shared_ptr<detail::Session> session, Optimizer& optimizer, Loss const& loss)
+      : session_(std::move(session)), optimizer_(&optimizer), loss_(&loss) {}
 
   Trainer(Trainer&&) noexcept = default;
   Trainer& operator=(Trainer&&) noexcept = default;
@@ -125,7 +85,7 @@ template <class In, class Out, class Chosen> class Trainer {
   /// if the schedule does
   ///                not allow that many
   Step step(Batch<Input, Target> const& batch, std::stop_token stop = {}) {
-    static_assert(Staleness::synchronous,
+    static_assert(synchronous,
                   "stagger: with an asynchronous staleness model there is no step that all stages "
                   "end together; "
                   "train on a stream of minibatches: trainer.stream(batch)");
@@ -140,7 +100,7 @@ template <class In, class Out, class Chosen> class Trainer {
   /// @param batch  [minibatches x microbatches of each] in order; stays until the stream is done
   /// @throws Error  as `step`, and if the microbatches are no whole number of minibatches
   Step stream(Batch<Input, Target> const& batch, std::stop_token stop = {}) {
-    static_assert(!Staleness::synchronous,
+    static_assert(!synchronous,
                   "stagger: a stream needs an asynchronous staleness model, such as "
                   "staleness::WeightStashing; "
                   "synchronous training takes trainer.step(batch)");
@@ -186,7 +146,7 @@ template <class In, class Out, class Chosen> class Trainer {
   Program const& program(std::size_t microbatches) { return session_->program(microbatches, true); }
 
   /// The optimizer; its numbers may be changed between steps.
-  [[nodiscard]] Optimizer& optimizer() noexcept { return parts_->optimizer; }
+  [[nodiscard]] Optimizer& optimizer() noexcept { return *optimizer_; }
 
   /// Every parameter with its optimizer state, in layer order; writable between steps. Not a cheap
   /// call. On a GPU it is a copy, which the next step takes back: ask again after it.
@@ -252,13 +212,9 @@ template <class In, class Out, class Chosen> class Trainer {
   /// From the next step on, records an iteration as a graph of the device and replays it; records
   /// it again whenever what it is shown changes. Where the device has graphs.
   /// @return  what has been done with the graph so far and is done from now on
-  auto const& capture(bool on = true) requires requires(typename Device::Backend& backend) {
-    backend.capture(on);
-  }
-  {
+  auto const& capture(bool on = true) requires(!std::is_void_v<Backend>) {
     session_->require_idle();
-    return static_cast<detail::SessionOn<typename Device::Backend>&>(*session_).backend().capture(
-        on);
+    return static_cast<detail::SessionOn<Backend>&>(*session_).backend().capture(on);
   }
 
   [[nodiscard]] int stages() const noexcept { return session_->stages(); }
@@ -285,13 +241,6 @@ template <class In, class Out, class Chosen> class Trainer {
 
  private:
   friend class Profiler;
-  struct Parts {
-    Schedule schedule;
-    Staleness staleness;
-    Optimizer optimizer;
-    Loss loss;
-    typename Chosen::Collective collective;
-  };
 
   [[nodiscard]] detail::Machine& machine() noexcept { return session_->machine(); }
 
@@ -328,13 +277,14 @@ template <class In, class Out, class Chosen> class Trainer {
     detail::Request request;
     request.arguments.inputs = places_of(std::span<Input const>(batch.inputs));
     request.arguments.targets = places_of(std::span<Target const>(batch.targets));
-    request.arguments.loss = &parts_->loss;
+    request.arguments.loss = loss_;
     request.arguments.loss_ops = detail::make_loss_ops<Loss, Output>();
     return ask(request, batch.inputs.size(), training, std::move(stop));
   }
 
-  std::shared_ptr<Parts> parts_;  // where the session's pointers lead; shared with it alone
-  std::shared_ptr<detail::Session> session_;
+  std::shared_ptr<detail::Session> session_;  // which keeps the others
+  Optimizer* optimizer_;
+  Loss const* loss_;
 };
 
 }  // namespace stagger

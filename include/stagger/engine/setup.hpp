@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The policies of a pipeline with their types erased, one by one: what an engine is made
+/// from, whichever they are.
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <stagger/core/shape.hpp>
+#include <stagger/engine/optimizer_call.hpp>
+#include <stagger/engine/options.hpp>
+#include <stagger/engine/parameters.hpp>
+#include <stagger/engine/replica_ops.hpp>
+#include <stagger/engine/versions.hpp>
+#include <stagger/schedule/policy.hpp>
+#include <stagger/schedule/table.hpp>
+#include <stagger/staleness/policy.hpp>
+
+namespace stagger::detail {
+
+/// A schedule policy, its type erased.
+struct ScheduleCall {
+  void const* schedule = nullptr;
+  schedule::Table (*table)(void const* schedule, Shape) = nullptr;  // a legal one
+  int chunks = 1;
+  int slices = 1;  // of each microbatch
+};
+
+/// A placement policy, its type erased.
+struct PlacementCall {
+  void const* placement = nullptr;
+  std::vector<int> (*place)(void const* placement, int ranks, int places) = nullptr;
+};
+
+/// A pipeline's policies but the device, types erased.
+struct Setup {
+  std::vector<int> const& cuts;  // [stages - 1] first layer of each stage after the first, rising
+  Options const& options;
+  ScheduleCall schedule{};
+  StalenessModel staleness{};
+  PlacementCall placement{};
+  OptimizerCall optimizer{};
+  GroupingChoice grouping{};
+  bool target_rows = true;             // targets can be cut by rows, or there are none
+  std::shared_ptr<void const> kept{};  // what these point into
+
+  /// Keeps a policy for as long as a session needs it.
+  /// @return  where it lies
+  template <class P> [[gnu::cold]] P& keep(P policy) {
+    struct Kept {
+      P policy;
+      std::shared_ptr<void const> others;
+    };
+    auto all = std::make_shared<Kept>(Kept{std::move(policy), std::move(kept)});
+    P& there = all->policy;
+    kept = std::move(all);
+    return there;
+  }
+};
+
+template <class P> [[nodiscard]] [[gnu::cold]] ScheduleCall schedule_call(P const& policy) {
+  ScheduleCall call;
+  call.schedule = &policy;
+  call.table = [](void const* erased, Shape shape) {
+    auto table = schedule::table_of(*static_cast<P const*>(erased), shape);
+    if constexpr (!requires { requires P::proven; }) schedule::detail::require_legal(table);
+    return table;
+  };
+  call.chunks = policy.chunks();
+  if constexpr (requires { policy.slices; }) call.slices = std::max(1, policy.slices);
+  return call;
+}
+
+template <class P> [[nodiscard]] [[gnu::cold]] StalenessModel staleness_model(P const& policy) {
+  StalenessModel model;
+  if constexpr (AsynchronousPolicy<P>) {
+    model.microbatches = policy.microbatches();
+    model.policy = &policy;
+    model.version = [](void const* erased, int minibatch, int available) {
+      return static_cast<P const*>(erased)->version(minibatch, available);
+    };
+    model.fix = &fix_versions;
+  }
+  return model;
+}
+
+template <class P> [[nodiscard]] PlacementCall placement_call(P const& policy) {
+  return {&policy, [](void const* erased, int ranks, int places) {
+            return static_cast<P const*>(erased)->place(ranks, places);
+          }};
+}
+
+template <class P> [[nodiscard]] [[gnu::cold]] OptimizerCall optimizer_call(P const& policy) {
+  OptimizerCall call;
+  call.optimizer = &policy;
+  call.update = [](void const* erased, LayerParameters& parameters,
+                   UpdateStep const& step) noexcept {
+    parameters.update(*static_cast<P const*>(erased), step);
+  };
+  call.states = P::states;
+  if constexpr (requires { P::element_wise; }) call.element_wise = P::element_wise;
+  if constexpr (requires { P::enqueues; }) call.enqueued_bytes = sizeof(P);
+  return call;
+}
+
+}  // namespace stagger::detail
