@@ -19,12 +19,7 @@ int main(int argc, char** argv) {
       return 0;
     }
     if (settings->on_gpu()) return static_cast<int>(gpt::train_on_gpu(*settings, GPT_SOURCES));
-    if (!settings->over_mpi()) return static_cast<int>(gpt::train(*settings, GPT_SOURCES));
-#ifdef GPT_HAS_MPI
-    return static_cast<int>(gpt::train_over_mpi(*settings, GPT_SOURCES));
-#else
-    std::fputs("gpt: --device mpi needs an MPI, without which this program was built\n", stderr);
-#endif
+    return static_cast<int>(gpt::train(*settings, GPT_SOURCES));
   } catch (std::bad_alloc const&) {
     std::fputs(
         "gpt: there is not enough memory; use a smaller --width, --layers, --context or --batch\n",

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compiled twice where there is an MPI: for ranks on threads, and with GPT_OVER_MPI for ranks in
-// processes.
 #include "train.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -16,7 +15,7 @@
 
 #include <stagger/collective/grouped.hpp>
 #include <stagger/stagger.hpp>
-#ifdef GPT_OVER_MPI
+#ifdef GPT_HAS_MPI
 #include <stagger/mpi/processes.hpp>
 #include <stagger/mpi/session.hpp>
 #endif
@@ -28,11 +27,36 @@ namespace gpt {
 
 namespace {
 
-#ifdef GPT_OVER_MPI
-sg::mpi::Processes device_of(Settings const&) { return {}; }
+/// The processes that MPI started, for as long as this lives.
+class Processes {
+ public:
+#ifdef GPT_HAS_MPI
+  static auto device() { return sg::mpi::Processes{}; }
+
+  [[nodiscard]] static bool first() {
+    int process = 0;
+    MPI_Comm_rank(MPI_COMM_WORLD, &process);
+    return process == 0;
+  }
+  [[nodiscard]] static bool any(bool here) {
+    int mine = here ? 1 : 0;
+    int any = 0;
+    MPI_Allreduce(&mine, &any, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+    return any != 0;
+  }
+
+ private:
+  sg::mpi::Session session_;
 #else
-sg::host::Threads device_of(Settings const& s) { return {static_cast<int>(s.threads)}; }
+  Processes() {
+    throw sg::Error(sg::Errc::bad_configuration,
+                    "--device mpi needs an MPI, without which this program was built");
+  }
+  static auto device() { return sg::host::Threads{1}; }
+  static bool first() { return true; }
+  static bool any(bool here) { return here; }
 #endif
+};
 
 auto make_model(Settings const& s) {
   return sg::Pipeline{make_model<float>(shape_of(s), static_cast<std::uint64_t>(s.seed))};
@@ -48,7 +72,7 @@ sg::Options options_of(Settings const& s) {
           .record = true};
 }
 
-auto make_pipeline(Way const& way) {
+template <class Device> auto make_pipeline(Way const& way, Device device) {
   Settings const& s = way.s;
   sg::Options options = options_of(s);
   options.replicas = replicas_of(way);
@@ -58,9 +82,16 @@ auto make_pipeline(Way const& way) {
   else
     cuts.first_layers =
         ByWork{work_of(shape_of(s)), static_cast<int>(s.stages)}.cuts(static_cast<int>(s.chain()));
-  return make_model(s).with(cuts, schedule_of(way), adam, CrossEntropy<float>{}, device_of(s),
+  return make_model(s).with(cuts, schedule_of(way), adam, CrossEntropy<float>{}, device,
                             sg::collective::Grouped<>{.shard_optimizer = s.shard_optimizer},
                             options);
+}
+
+sg::host::Threads threads_of(Settings const& s) { return {static_cast<int>(s.threads)}; }
+
+auto make_pipeline(Way const& way) {  // either way, a trainer of one type
+  return way.s.over_mpi() ? make_pipeline(way, Processes::device())
+                          : make_pipeline(way, threads_of(way.s));
 }
 
 auto make_one_device(Settings const& s) {
@@ -156,7 +187,7 @@ class OnHost {
   using Trainer = gpt::Trainer;
   using Comparison = Beside;
 
-  explicit OnHost(Settings const&) {}
+  explicit OnHost(Settings const& s) : over_mpi_(s.over_mpi()) {}
 
   /// An honest word now instead of a machine that swaps, or kills, later.
   void require_memory(Settings const& s) const {
@@ -177,29 +208,19 @@ class OnHost {
 
   [[nodiscard]] Trainer make(Way const& way) const { return make_pipeline(way); }
 
-#ifdef GPT_OVER_MPI
-  [[nodiscard]] bool leads() const {
-    int process = 0;
-    MPI_Comm_rank(MPI_COMM_WORLD, &process);
-    return process == 0;
-  }
+  [[nodiscard]] bool leads() const { return !over_mpi_ || Processes::first(); }
 
   /// Processes are interrupted at different moments, and stop after the same step.
   [[nodiscard]] bool all_go_on() const {
-    int mine = interrupted != 0 ? 1 : 0;
-    int any = 0;
-    MPI_Allreduce(&mine, &any, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
-    if (any != 0) interrupted = 1;
-    return any == 0;
+    if (!over_mpi_) return interrupted == 0;
+    if (!Processes::any(interrupted != 0)) return true;
+    interrupted = 1;
+    return false;
   }
-#else
-  [[nodiscard]] bool leads() const { return true; }
-  [[nodiscard]] bool all_go_on() const { return interrupted == 0; }
-#endif
 
   [[nodiscard]] std::string places(Way const& way) const {
-    return std::to_string(device_of(way.s).places()) +
-           (way.s.over_mpi() ? " processes" : " threads");
+    return over_mpi_ ? std::to_string(Processes::device().places()) + " processes"
+                     : std::to_string(threads_of(way.s).places()) + " threads";
   }
 
   [[nodiscard]] Forecast forecast(Settings const& s, Text const& text) const {
@@ -227,29 +248,24 @@ class OnHost {
   void report(Settings const&) const {}
 
  private:
+  bool over_mpi_;
   std::vector<Tokens> window_{1};
   std::vector<Trainer::Output> logits_{1};
 };
 
 }  // namespace
 
-#ifdef GPT_OVER_MPI
-Outcome train_over_mpi(Settings const& settings, char const* sources) {
-  sg::mpi::Session const session;
-  listen_for_interrupts();
+Outcome train(Settings const& settings, char const* sources) {
   Settings s = settings;
-  if (!OnHost(s).leads()) {
+  std::optional<Processes> processes;
+  if (s.over_mpi()) processes.emplace();
+  listen_for_interrupts();
+  if (processes && !Processes::first()) {
     s.output = "none";
     if (std::freopen("/dev/null", "w", stdout) == nullptr)
       throw sg::Error(sg::Errc::io, "cannot write to /dev/null");
   }
   return Run<OnHost>(s, sources)();
 }
-#else
-Outcome train(Settings const& settings, char const* sources) {
-  listen_for_interrupts();
-  return Run<OnHost>(settings, sources)();
-}
-#endif
 
 }  // namespace gpt

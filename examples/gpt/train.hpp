@@ -9,13 +9,10 @@ namespace gpt {
 /// Exit code of the program.
 enum class Outcome : int { finished = 0, differs = 1, interrupted = 130 };
 
-/// Trains as the settings say.
+/// Trains as the settings say, on the processors of this machine; over MPI, as one of several
+/// processes, of which the first prints and writes.
 /// @param sources  folder with the sources of stagger, the text to learn when none is given
 /// @throws Error   for anything given that cannot be used, and what a step ends with
 [[nodiscard]] Outcome train(Settings const& settings, char const* sources);
-
-/// The same as one of several processes, of which the first prints and writes. Only there if the
-/// program was built with an MPI.
-[[nodiscard]] Outcome train_over_mpi(Settings const& settings, char const* sources);
 
 }  // namespace gpt
