@@ -156,8 +156,9 @@ auto heavy(Device device, bool made_here, int positions, sg::Replicas const& rep
 }
 
 std::string contents(std::string const& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
+  std::string all(std::filesystem::file_size(path), ' ');
+  std::ifstream(path, std::ios::binary).read(all.data(), static_cast<std::streamsize>(all.size()));
+  return all;
 }
 
 }  // namespace

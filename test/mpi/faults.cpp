@@ -7,12 +7,13 @@
 #include <chrono>
 #include <cstdio>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <stagger/collective/handshake.hpp>
 #include <stagger/mpi/session.hpp>
 #include <stagger/mpi/world.hpp>
+
+#include "meeting.hpp"
 
 using namespace stagger;
 
@@ -26,6 +27,7 @@ int run(std::string const& what) {
   MPI_Comm_size(MPI_COMM_WORLD, &size);
   auto own = mpi::World{}.connect(size);
   auto& c = own.front();
+  Meeting const meeting;
   collective::agree(c, std::vector{collective::library_fact()}, 10);
 
   std::vector<float> weights(100000, 1);
@@ -36,7 +38,7 @@ int run(std::string const& what) {
       gradients.assign(gradients.size(), 1);
       if (c.rank() == 1 && iteration == 5) {
         if (what == "kill") raise(SIGKILL);
-        if (what == "hang") std::this_thread::sleep_for(std::chrono::seconds(6));
+        if (what == "hang") meeting.wait();
         if (what == "stop") throw Error(Errc::bad_data, "stage 3 saw a value that is not finite");
       }
       c.all_reduce(std::span(gradients)).wait(deadline_s);
@@ -52,6 +54,7 @@ int run(std::string const& what) {
     std::printf("FAULT rank %d after %.1f s, %s update: %s\n", c.rank(), waited,
                 whole ? "no partial" : "A PARTIAL", e.what());
     std::fflush(stdout);
+    if (what == "hang" && c.rank() != 1) meeting.wait();
     return 0;
   }
   std::printf("rank %d saw no fault\n", c.rank());

@@ -14,8 +14,8 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdio>
+#include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -27,6 +27,7 @@
 #include <stagger/mpi/session.hpp>
 #include <stagger/partition/cuts.hpp>
 
+#include "meeting.hpp"
 #include "trap_model.hpp"
 
 namespace {
@@ -39,6 +40,7 @@ constexpr double deadline_s = 2;
 int messages_left = 0;
 int die_at = 0;
 bool hands_over = false;  // the messages count from there
+std::optional<Meeting> meeting;
 
 void (*fault(std::string const& what))() {
   if (what.find("die-") == 0) {
@@ -50,7 +52,7 @@ void (*fault(std::string const& what))() {
     return [] { hands_over = true; };
   }
   if (what.find("kill") == 0) return [] { static_cast<void>(raise(SIGKILL)); };
-  if (what.find("hang") == 0) return [] { std::this_thread::sleep_for(std::chrono::seconds(6)); };
+  if (what.find("hang") == 0) return [] { meeting->wait(); };
   return [] { throw sg::Error(sg::Errc::bad_data, "a value is not finite"); };
 }
 
@@ -91,6 +93,7 @@ int run(std::string const& what, int process, Train& train, Alone& alone, Batch 
       std::printf("FAULT rank %d after %.1f s, %s update at step %d: %s\n", process, waited.count(),
                   whole ? "no partial" : "A PARTIAL", step, e.what());
       std::fflush(stdout);
+      if (what.find("hang") == 0 && process != 1) meeting->wait();
       return 0;
     }
     sg::run(alone.step(batch));
@@ -105,6 +108,7 @@ int run(std::string const& what) {
   int processes = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &process);
   MPI_Comm_size(MPI_COMM_WORLD, &processes);
+  meeting.emplace();
   sg::Options options{.deadline_s = deadline_s};
   if (what.find("sum") == std::string::npos) {
     auto const made = [&](auto device) {

@@ -13,6 +13,7 @@
 #include <stagger/mpi/session.hpp>
 
 #include "catch.hpp"
+#include "meeting.hpp"
 #include "trap_model.hpp"
 
 // What goes wrong in one process is an error in all, no parameter changes, and the pipeline can be
@@ -115,13 +116,13 @@ TEST_CASE("mpi/Processes: a process that hangs is named with the action it owes"
   sg::run(train.step(data));
   auto const before = factors(train);
   int const last = processes() - 1;
-  static MPI_Comm told;  // the others have their error, and the one that hangs may go on
-  MPI_Comm_dup(MPI_COMM_WORLD, &told);
-  trap = {last, 1, true, [] { MPI_Barrier(told); }};
+  Meeting const meeting;
+  static Meeting const* told;  // the others have their error, and the one that hangs may go on
+  told = &meeting;
+  trap = {last, 1, true, [] { told->wait(); }};
   auto const got = error_of([&] { sg::run(train.step(data)); });
   trap = {};
-  if (process() != last) MPI_Barrier(told);
-  MPI_Comm_free(&told);
+  if (process() != last) meeting.wait();
   INFO(got.second);
   REQUIRE(got.first == sg::Errc::deadline);
   std::string const name = std::to_string(last);

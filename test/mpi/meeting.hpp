@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Where a process that hangs stays until the others have their error.
+
+#include <mpi.h>
+
+#include <chrono>
+#include <thread>
+
+/// Made by all processes together, to last as long as MPI; apart from all that the library sends.
+class Meeting {
+ public:
+  Meeting() { MPI_Comm_dup(MPI_COMM_WORLD, &all_); }
+  Meeting(Meeting const&) = delete;
+  Meeting& operator=(Meeting const&) = delete;
+
+  /// Until all processes have come here, without a core.
+  void wait() const {
+    MPI_Request come = MPI_REQUEST_NULL;
+    MPI_Ibarrier(all_, &come);
+    for (int all_here = 0; all_here == 0;) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      MPI_Test(&come, &all_here, MPI_STATUS_IGNORE);
+    }
+  }
+
+ private:
+  MPI_Comm all_{};
+};
