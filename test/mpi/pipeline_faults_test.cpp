@@ -111,7 +111,7 @@ TEST_CASE("mpi/Processes: a step cancelled in one process is cancelled in all", 
 }
 
 TEST_CASE("mpi/Processes: a process that hangs is named with the action it owes", "[mpi]") {
-  if (processes() == 1) return;
+  if (processes() == 1 || processes() == 3) return;  // with 3, mpi.pipeline.hang shows it
   auto train = made({.deadline_s = 2});
   sg::run(train.step(data));
   auto const before = factors(train);

@@ -2,12 +2,14 @@
 #pragma once
 /// @file   The class that users construct.
 
+#include <memory>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include <stagger/core/list.hpp>
 #include <stagger/engine/one_device.hpp>
+#include <stagger/engine/setup.hpp>
 #include <stagger/engine/trainer.hpp>
 
 namespace stagger {
@@ -104,6 +106,8 @@ template <class... Stage> class Pipeline {
                    .cuts(static_cast<int>(layers.size()));  // whoever made them
       using Model = Ends<Types>;
       using Device = typename Pick<DeviceTag, host::Threads, P...>::type;
+      using Schedule = typename Pick<ScheduleTag, schedule::OneFOneB, P...>::type;
+      using Collective = typename Pick<CollectiveTag, NoCollective, P...>::type;
       using Optimizer = typename Pick<OptimizerTag, optimizer::Sgd, P...>::type;
       using Staleness = typename Pick<StalenessTag, staleness::Synchronous, P...>::type;
       using Loss = typename Pick<LossTag, NoLoss, P...>::type;
@@ -114,24 +118,27 @@ template <class... Stage> class Pipeline {
           "for; give Pipeline::with a device of stagger/cuda, or another optimizer");
       auto const options = Pick<OptionsTag, Options, P...>::from(policy...);
       auto const placement = Pick<PlacementTag, placement::InOrder, P...>::from(policy...);
+      using Policies = Kept<Schedule, Staleness, Collective, Optimizer, Loss>;
+      auto const kept = std::make_shared<Policies>(
+          Policies{Pick<ScheduleTag, Schedule, P...>::from(policy...),
+                   Pick<StalenessTag, Staleness, P...>::from(policy...),
+                   Pick<CollectiveTag, Collective, P...>::from(policy...),
+                   Pick<OptimizerTag, Optimizer, P...>::from(policy...),
+                   Pick<LossTag, Loss, P...>::from(policy...)});
       Setup setup{.cuts = cuts, .options = options};
-      setup.schedule =
-          schedule_call(setup.keep(Pick<ScheduleTag, schedule::OneFOneB, P...>::from(policy...)));
-      setup.staleness = staleness_model(
-          setup.keep(Pick<StalenessTag, staleness::Synchronous, P...>::from(policy...)));
+      setup.schedule = schedule_call(kept->schedule);
+      setup.staleness = staleness_model(kept->staleness);
       setup.placement = placement_call(placement);
-      setup.grouping =
-          grouping_of(setup.keep(Pick<CollectiveTag, NoCollective, P...>::from(policy...)));
-      auto& optimizer = setup.keep(Pick<OptimizerTag, optimizer::Sgd, P...>::from(policy...));
-      setup.optimizer = optimizer_call(optimizer);
-      auto const& loss = setup.keep(Pick<LossTag, NoLoss, P...>::from(policy...));
+      setup.optimizer = optimizer_call(kept->optimizer);
+      setup.grouping = grouping_of(kept->collective);
       setup.target_rows = std::same_as<Loss, NoLoss> || Rows<typename Loss::Target>::exist;
+      setup.kept = kept;
       auto session =
           make_session(introduced<Types>(Pick<DeviceTag, host::Threads, P...>::from(policy...)),
                        std::move(layers), setup);
       return Trainer<typename Model::Input, typename Model::Output, Optimizer, Loss,
                      Staleness::synchronous, CapturingBackend<Device>>(std::move(session),
-                                                                       optimizer, loss);
+                                                                       kept->optimizer, kept->loss);
     }
   }
 

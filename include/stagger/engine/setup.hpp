@@ -46,19 +46,16 @@ struct Setup {
   GroupingChoice grouping{};
   bool target_rows = true;             // targets can be cut by rows, or there are none
   std::shared_ptr<void const> kept{};  // what these point into
+};
 
-  /// Keeps a policy for as long as a session needs it.
-  /// @return  where it lies
-  template <class P> [[gnu::cold]] P& keep(P policy) {
-    struct Kept {
-      P policy;
-      std::shared_ptr<void const> others;
-    };
-    auto all = std::make_shared<Kept>(Kept{std::move(policy), std::move(kept)});
-    P& there = all->policy;
-    kept = std::move(all);
-    return there;
-  }
+/// The policies that a session needs for as long as it lives.
+template <class Schedule, class Staleness, class Collective, class Optimizer, class Loss>
+struct Kept {
+  Schedule schedule;
+  Staleness staleness;
+  Collective collective;
+  Optimizer optimizer;
+  Loss loss;
 };
 
 template <class P> [[nodiscard]] [[gnu::cold]] ScheduleCall schedule_call(P const& policy) {
