@@ -170,14 +170,8 @@ Course expected_course(std::vector<Batch> const& batches, bool clips, Orders con
   RowOracle<sg::optimizer::AdamW, Embedding, Dense, Curve, RowDropout, Dense, Curve, Dense> oracle(
       optimizer(), clips ? std::optional<double>(clip) : std::nullopt, run_seed, Embedding{},
       Dense{}, Curve{}, RowDropout{}, Dense{5}, Curve{}, Dense{7});
-  Course course;
-  for (auto const& batch : batches) {
-    auto const metrics = oracle.step(batch, orders, weights);
-    course.bits.push_back(oracle.bits());
-    course.loss.push_back(metrics.loss);
-    course.norm.push_back(metrics.gradient_norm);
-  }
-  return course;
+  return course_of(oracle, batches,
+                   [&](auto& one, Batch const& batch) { return one.step(batch, orders, weights); });
 }
 
 Trainer pipeline(sg::host::Threads device, std::vector<int> cuts, Made schedule,

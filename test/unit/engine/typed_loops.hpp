@@ -230,4 +230,18 @@ template <class Optimizer, class... L> class Oracle {
   std::int64_t steps_ = 0;
 };
 
+/// What an oracle of small layers goes through.
+/// @param step  takes one step of it: step(oracle, batch)
+template <class AnyOracle, class Step>
+Course course_of(AnyOracle& oracle, std::vector<Batch> const& batches, Step step) {
+  Course course;
+  for (auto const& batch : batches) {
+    sg::Metrics const metrics = step(oracle, batch);
+    course.bits.push_back(oracle.bits());
+    course.loss.push_back(metrics.loss);
+    course.norm.push_back(metrics.gradient_norm);
+  }
+  return course;
+}
+
 }  // namespace small_model

@@ -30,14 +30,8 @@ Orders orders_of(Table const& table, std::vector<int> const& first_layer) {
 Course expected_course(std::vector<Batch> const& batches, bool clips, Orders const& orders) {
   Oracle oracle(optimizer(), clips ? std::optional<double>(clip) : std::nullopt, run_seed,
                 Embedding{}, Dense{}, Curve{}, Squash{}, Dropout{}, Norm{}, Dense{7});
-  Course course;
-  for (auto const& batch : batches) {
-    auto const metrics = oracle.step(batch, orders);
-    course.bits.push_back(oracle.bits());
-    course.loss.push_back(metrics.loss);
-    course.norm.push_back(metrics.gradient_norm);
-  }
-  return course;
+  return course_of(oracle, batches,
+                   [&](auto& one, Batch const& batch) { return one.step(batch, orders); });
 }
 
 Trainer pipeline(sg::host::Threads device, std::vector<int> cuts, Made schedule,
