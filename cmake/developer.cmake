@@ -27,10 +27,11 @@ if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
 endif()
 
 add_library(stagger_developer INTERFACE)
-# Bits are promised to be equal between one device and a pipeline; a compiler that may fuse a multiply
-# and an add differently in two copies of a function breaks the promise.
+target_link_libraries(stagger_developer INTERFACE stagger::same_bits)
 target_compile_options(stagger_developer INTERFACE
-  -Wall -Wextra -Wpedantic -Wconversion -Wshadow -ffp-contract=off)
+  -Wall -Wextra -Wpedantic -Wconversion -Wshadow
+  # g++ also warns of signed constants that fit; the header checks and the packages' consumers ask it to, tests do not.
+  $<$<CXX_COMPILER_ID:Clang>:-Wsign-conversion>)
 # An error for the compilers that are gates; a newer one may warn of what nobody has seen yet.
 string(REGEX MATCH "^[0-9]+" stagger_major ${CMAKE_CXX_COMPILER_VERSION})
 # g++ warns of what is not there once a sanitizer has added its code.
@@ -76,6 +77,23 @@ if(STAGGER_SANITIZE)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     list(APPEND stagger_sanitize -Wno-uninitialized -Wno-maybe-uninitialized)
   endif()
+  # clang comes without the runtimes of its sanitizers, and says no more than that a file is missing.
+  include(CheckCXXSourceCompiles)
+  set(CMAKE_REQUIRED_FLAGS -fsanitize=${STAGGER_SANITIZE})
+  string(REPLACE "+" "," CMAKE_REQUIRED_FLAGS "${CMAKE_REQUIRED_FLAGS}")
+  set(CMAKE_REQUIRED_QUIET TRUE)
+  unset(stagger_sanitizer_links CACHE)  # asked again after an installation
+  check_cxx_source_compiles("int main() {}" stagger_sanitizer_links)
+  if(NOT stagger_sanitizer_links)
+    set(runtime "the runtime of its sanitizers")
+    if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+      string(APPEND runtime " (libclang-rt-${stagger_major}-dev on Debian and Ubuntu)")
+    endif()
+    message(FATAL_ERROR "stagger: ${CMAKE_CXX_COMPILER} cannot link a program with ${CMAKE_REQUIRED_FLAGS}: install "
+      "${runtime}, or leave STAGGER_SANITIZE empty.")
+  endif()
+  unset(CMAKE_REQUIRED_FLAGS)
+  unset(CMAKE_REQUIRED_QUIET)
   target_compile_options(stagger_developer INTERFACE ${stagger_sanitize} -g1 -fno-omit-frame-pointer)
   target_link_options(stagger_developer INTERFACE ${stagger_sanitize})
 endif()

@@ -6,7 +6,11 @@ include(CMakePackageConfigHelpers)
 
 set(stagger_config_dir lib/cmake/stagger)  # not LIBDIR: nothing here depends on the architecture
 foreach(name IN LISTS stagger_present)
-  install(TARGETS stagger_${name} EXPORT stagger-${name}-targets FILE_SET HEADERS)
+  if(stagger_${name}_files)
+    install(TARGETS stagger_${name} EXPORT stagger-${name}-targets FILE_SET HEADERS)
+  else()
+    install(TARGETS stagger_${name} EXPORT stagger-${name}-targets)
+  endif()
   install(EXPORT stagger-${name}-targets NAMESPACE stagger:: DESTINATION ${stagger_config_dir})
 endforeach()
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/stagger-config-version.cmake

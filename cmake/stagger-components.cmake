@@ -6,16 +6,21 @@
 #   LINKS     targets it brings; stagger::<other> makes <other> part of every request for it
 #   FIND      arguments for find_package
 #   REMEDY    what a user does when the dependency is missing; ends a sentence
+#   OPTIONS   flags that g++ and clang are given for what links it
 #   INCLUDES  regular expressions for what only these headers may include (read by the floors test)
 
 set(stagger_components "")
 macro(stagger_component name)
   list(APPEND stagger_components ${name})
-  cmake_parse_arguments(stagger_${name} "" "REMEDY" "HEADERS;LINKS;FIND;INCLUDES" ${ARGN})
+  cmake_parse_arguments(stagger_${name} "" "REMEDY" "HEADERS;LINKS;FIND;OPTIONS;INCLUDES" ${ARGN})
 endmacro()
 
 stagger_component(stagger LINKS Threads::Threads FIND Threads
   REMEDY "enable the language C or CXX and install a thread library")
+
+# A compiler that may fuse a multiplication and an addition does so differently in two copies of a function.
+stagger_component(same_bits OPTIONS -ffp-contract=off)
+
 stagger_component(host HEADERS host/asio*.hpp LINKS stagger::stagger Boost::headers INCLUDES "^boost/"
   FIND Boost 1.81 CONFIG COMPONENTS headers
   REMEDY "install Boost 1.81 or newer (libboost1.81-dev on Debian 12) or set Boost_ROOT")
@@ -62,6 +67,9 @@ endfunction()
 # A function, so that a consumer sees the targets but none of the variables that find_package leaves.
 function(stagger_look_up out name)
   set(${out} "" PARENT_SCOPE)
+  if(NOT stagger_${name}_FIND)
+    return()
+  endif()
   list(APPEND CMAKE_MODULE_PATH "${CMAKE_CURRENT_FUNCTION_LIST_DIR}")
   list(GET stagger_${name}_FIND 0 package)
   set(MPI_CXX_SKIP_MPICXX TRUE)  # the interface of C is enough; that of C++ left the standard in 2012

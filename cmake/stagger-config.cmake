@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# find_package(stagger [COMPONENTS host ...]): stagger::stagger always, and the components asked for.
+# find_package(stagger [COMPONENTS host ...]): stagger::stagger and stagger::same_bits always, and the components
+# asked for.
 # A component's dependency is looked up only when the component is asked for.
 
 cmake_policy(VERSION 3.25)
@@ -7,13 +8,14 @@ include("${CMAKE_CURRENT_LIST_DIR}/stagger-components.cmake")
 include("${CMAKE_CURRENT_LIST_DIR}/stagger-separate.cmake")
 
 set(stagger_FOUND TRUE)
-stagger_closure(stagger_requested "stagger;${stagger_FIND_COMPONENTS}")
+stagger_closure(stagger_requested "stagger;same_bits;${stagger_FIND_COMPONENTS}")
 foreach(stagger_name IN LISTS stagger_requested)
   set(stagger_missing "")
   if(EXISTS "${CMAKE_CURRENT_LIST_DIR}/stagger-${stagger_name}-targets.cmake")
     stagger_look_up(stagger_missing ${stagger_name})
   else()
-    set(stagger_missing "there is no component ${stagger_name}.")
+    list(JOIN stagger_components ", " stagger_there)
+    set(stagger_missing "there is no component ${stagger_name}; there are ${stagger_there}.")
   endif()
   if(stagger_missing)
     set(stagger_${stagger_name}_FOUND FALSE)

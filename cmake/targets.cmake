@@ -20,15 +20,22 @@ foreach(name IN LISTS stagger_components)
 endforeach()
 set(stagger_stagger_files ${stagger_rest})
 
-set(stagger_present "")  # components with headers
+set(stagger_present "")  # components with headers or flags
 foreach(name IN LISTS stagger_components)
-  if(stagger_${name}_files)
+  if(stagger_${name}_files OR stagger_${name}_OPTIONS)
     list(APPEND stagger_present ${name})
     add_library(stagger_${name} INTERFACE)
     add_library(stagger::${name} ALIAS stagger_${name})
-    target_sources(stagger_${name} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR}/include
-                   FILES ${stagger_${name}_files})
-    target_compile_features(stagger_${name} INTERFACE cxx_std_20)  # not cuda_std_20: unknown to CMake 3.25.1
+    if(stagger_${name}_files)
+      # INTERFACE: with PUBLIC, a consumer's build would have a target that builds nothing.
+      target_sources(stagger_${name} INTERFACE FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR}/include
+                     FILES ${stagger_${name}_files})
+      target_compile_features(stagger_${name} INTERFACE cxx_std_20)  # not cuda_std_20: unknown to CMake 3.25.1
+    endif()
+    foreach(option IN LISTS stagger_${name}_OPTIONS)
+      target_compile_options(stagger_${name} INTERFACE
+        $<$<OR:$<COMPILE_LANG_AND_ID:CXX,GNU,Clang,AppleClang>,$<COMPILE_LANG_AND_ID:C,GNU,Clang,AppleClang>>:${option}>)
+    endforeach()
     target_link_libraries(stagger_${name} INTERFACE ${stagger_${name}_LINKS})
     set_target_properties(stagger_${name} PROPERTIES EXPORT_NAME ${name})
   endif()
@@ -37,7 +44,7 @@ endforeach()
 # stagger_available: the components that can be linked here. Dependencies are looked up in this scope,
 # because the targets above resolve the names they link in the scope that made them.
 set(stagger_available "")
-set(stagger_wanted stagger ${STAGGER_COMPONENTS})
+set(stagger_wanted stagger same_bits ${STAGGER_COMPONENTS})
 if(STAGGER_COMPONENTS STREQUAL "AUTO")
   set(stagger_wanted ${stagger_present})
 endif()

@@ -15,7 +15,6 @@
 #include <cstdio>
 #include <cstring>
 #include <stdexcept>
-#include <stop_token>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -61,7 +60,7 @@ sg::Task<double> fit(auto& train, Batch const& batch, int epochs) {
   co_return loss;
 }
 
-sg::Task<> until_stopped(auto& train, Batch const& batch, std::stop_token stop) {
+sg::Task<> until_stopped(auto& train, Batch const& batch, sg::stop_token stop) {
   for (;;) co_await train.step(batch, stop);  // ends by an exception
 }
 
@@ -99,7 +98,7 @@ int main() {
   std::printf("the next step works: loss %.6f\n", sg::run(train.step(batch)).loss);
 
   // Any thread may ask a running step to stop.
-  std::stop_source stop;
+  sg::stop_source stop;
   std::jthread const other([&stop] { stop.request_stop(); });
   try {
     sg::run(until_stopped(train, batch, stop.get_token()));

@@ -1,33 +1,94 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake -DCOMPILER=... -DSOURCE=... -DINCLUDE=... -P compile_fail.cmake
+# cmake -DCOMPILERS=... -DSOURCE=... -DINCLUDE=... -DPRECOMPILED=... -DROW=... -P compile_fail.cmake
 #
-# Passes when SOURCE does not compile and the compiler prints what each of its lines
-# `// expect-error: <regular expression>` asks for, the first of them in its first error. Failing alone
-# is not enough: a typo fails as well.
+# Passes when SOURCE compiles with none of COMPILERS and each prints what each of its lines
+# `// expect-error: <regular expression>` asks for, the first of them in its first error. Failing alone is not
+# enough: a typo fails as well. Each line `// flags: <flags>` makes a case of its own,
+# compiled with these flags too; a line `// accepted: <flags>` names flags with which it does compile.
+#
+# PRECOMPILED/<compiler> holds <stagger/stagger.hpp> precompiled, for sources that include it first. Where a source
+# has a line `// mistake: <group>: <what>`, each compiler says it in at most 20 lines, and the sentence of the first is
+# left in ROW for docs/errors.md.
 
 cmake_minimum_required(VERSION 3.25)
+set(most_lines 20)
 
 file(STRINGS ${SOURCE} wanted REGEX "^// expect-error: ")
+list(TRANSFORM wanted REPLACE "^// expect-error: " "")
 if(NOT wanted)
   message(FATAL_ERROR "${SOURCE} has no line '// expect-error: <regular expression>'")
 endif()
+list(GET wanted 0 wanted_first)
+file(STRINGS ${SOURCE} mistake REGEX "^// mistake: ")
+file(STRINGS ${SOURCE} includes REGEX "^#include")
 set(ENV{LC_ALL} C)
-execute_process(COMMAND ${COMPILER} -std=c++20 -fsyntax-only -fdiagnostics-color=never -I${INCLUDE} ${SOURCE}
-                RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
-if(result EQUAL 0)
-  message(FATAL_ERROR "${SOURCE} compiles, but must not")
-endif()
-# The compiler quotes source lines; what the test itself says must not count as the compiler's words.
-string(REGEX REPLACE "// expect-error: [^\n]*" "" output "${output}")
-string(REGEX MATCH "[^\n]*error: [^\n]*" first "${output}")
-list(GET wanted 0 pattern)
-string(REPLACE "// expect-error: " "" pattern "${pattern}")
-if(NOT first MATCHES "${pattern}")
-  message(FATAL_ERROR "${SOURCE}: the first error is not '${pattern}' but\n${first}")
-endif()
-foreach(line IN LISTS wanted)
-  string(REPLACE "// expect-error: " "" pattern "${line}")
-  if(NOT output MATCHES "${pattern}")
-    message(FATAL_ERROR "${SOURCE} does not compile, but the compiler does not say '${pattern}'. It says:\n${output}")
+
+function(compile compiler flags)
+  separate_arguments(list UNIX_COMMAND "${flags}")
+  if(flags STREQUAL "" AND includes MATCHES "^#include <stagger/stagger\\.hpp>")
+    cmake_path(GET compiler FILENAME name)
+    if(EXISTS ${PRECOMPILED}/${name}/stagger.pch)
+      list(APPEND list -include-pch ${PRECOMPILED}/${name}/stagger.pch)
+    else()
+      list(APPEND list -I${PRECOMPILED}/${name})  # where g++ finds stagger/stagger.hpp.gch
+    endif()
   endif()
+  execute_process(COMMAND ${compiler} -std=c++20 -fsyntax-only -fdiagnostics-color=never ${list} -I${INCLUDE} ${SOURCE}
+                  RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
+  set(result "${result}" PARENT_SCOPE)
+  # The compiler quotes source lines; what the test itself says must not count as the compiler's words.
+  string(REGEX REPLACE "// (expect-error|flags|accepted): [^\n]*" "" output "${output}")
+  set(output "${output}" PARENT_SCOPE)
+endfunction()
+
+file(STRINGS ${SOURCE} refused REGEX "^// flags: ")
+list(TRANSFORM refused REPLACE "^// flags: " "")
+if(NOT refused)
+  set(refused "-std=c++20")  # a list of one empty element is none
+endif()
+file(STRINGS ${SOURCE} accepted REGEX "^// accepted: ")
+list(TRANSFORM accepted REPLACE "^// accepted: " "")
+
+set(said "")
+foreach(compiler IN LISTS COMPILERS)
+  foreach(flags IN LISTS refused)
+    string(REPLACE "-std=c++20" "" flags "${flags}")
+    compile(${compiler} "${flags}")
+    if(result EQUAL 0)
+      message(FATAL_ERROR "${SOURCE} compiles with ${compiler} and the flags '${flags}', but must not")
+    endif()
+    string(REGEX MATCH "[^\n]*error: [^\n]*" first "${output}")
+    if(NOT first MATCHES "${wanted_first}")
+      message(FATAL_ERROR "${SOURCE}: the first error of ${compiler} is not '${wanted_first}' but\n${first}")
+    endif()
+    foreach(pattern IN LISTS wanted)
+      if(NOT output MATCHES "${pattern}")
+        message(FATAL_ERROR "${SOURCE}: ${compiler} does not say '${pattern}'. It says:\n${output}")
+      endif()
+    endforeach()
+    string(REGEX MATCHALL "\n" lines "${output}")
+    list(LENGTH lines lines)
+    if(mistake AND lines GREATER most_lines)
+      message(FATAL_ERROR "${SOURCE}: ${compiler} needs ${lines} lines, more than ${most_lines}:\n${output}")
+    endif()
+    if(said STREQUAL "" AND first MATCHES "stagger: (.*)$")
+      set(said "${CMAKE_MATCH_1}")
+    endif()
+  endforeach()
+  foreach(flags IN LISTS accepted)
+    compile(${compiler} "${flags}")
+    if(NOT result EQUAL 0)
+      message(FATAL_ERROR "${SOURCE} must compile with ${compiler} and the flags '${flags}', but does not:\n${output}")
+    endif()
+  endforeach()
 endforeach()
+
+if(mistake)
+  file(STRINGS ${SOURCE} see REGEX "^// see: ")
+  if(NOT see OR said STREQUAL "")
+    message(FATAL_ERROR "${SOURCE} has a line '// mistake:', so it must have a line '// see: <document>' and be "
+                        "refused with a sentence of stagger's")
+  endif()
+  string(REGEX REPLACE "\"$" "" said "${said}")  # of an #error
+  file(WRITE ${ROW} "${said}")
+endif()

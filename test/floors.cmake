@@ -7,7 +7,9 @@
 #   3. A third-party header is included only by the component that is looked up with it.
 #   4. No header of stagger::stagger includes a header that costs every user compile time.
 #   5. Each source file has an SPDX line; no header is longer than 500 lines.
-#   6. No test's name contains a semicolon, at which Catch2's own CMake script would cut it in two.
+#   6. Each header includes core/requirements.hpp, by itself or through another; one that includes <coroutine>, which
+#      is an error without -std=c++20, does so first.
+#   7. No test's name contains a semicolon, at which Catch2's own CMake script would cut it in two.
 
 cmake_minimum_required(VERSION 3.25)
 
@@ -104,6 +106,12 @@ foreach(header IN LISTS headers)
       endif()
     endif()
   endforeach()
+
+  if(NOT lines MATCHES "<stagger/" AND NOT header MATCHES "^(version|core/requirements)\\.hpp$")
+    fault("${header} includes nothing of ours: include <stagger/core/requirements.hpp> first")
+  elseif(lines MATCHES "<coroutine>" AND NOT lines MATCHES "^#include <stagger/core/requirements\\.hpp>")
+    fault("${header} includes <coroutine>: include <stagger/core/requirements.hpp> before it, as the first of all")
+  endif()
 
   file(STRINGS ${path} lines)
   list(LENGTH lines length)

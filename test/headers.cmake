@@ -27,6 +27,9 @@ foreach(compiler IN LISTS further)
 endforeach()
 
 foreach(component IN LISTS stagger_available)
+  if(NOT stagger_${component}_files)
+    continue()
+  endif()
   set(sources "")
   foreach(header IN LISTS stagger_${component}_files)
     file(RELATIVE_PATH header ${PROJECT_SOURCE_DIR}/include ${header})
@@ -38,7 +41,7 @@ foreach(component IN LISTS stagger_available)
   list(FILTER alone EXCLUDE REGEX "/separate\\.hpp\\.cpp$")  # all the engine's code; the unit tests' copy is compiled so
   add_executable(headers_${component} ${alone} ${here}/main.cpp)
   target_link_libraries(headers_${component} PRIVATE stagger::${component} stagger_developer)
-  target_compile_options(headers_${component} PRIVATE -O0)
+  target_compile_options(headers_${component} PRIVATE -O0 -Wsign-conversion)
   add_dependencies(headers headers_${component})
   add_test(NAME headers.${component} COMMAND headers_${component})
   set_tests_properties(headers.${component} PROPERTIES TIMEOUT 60 LABELS headers)
@@ -75,7 +78,7 @@ foreach(component IN LISTS stagger_available)
       set(object ${source}.o)
       add_custom_command(OUTPUT ${object} DEPFILE ${object}.d DEPENDS ${source} VERBATIM COMMAND_EXPAND_LISTS
         COMMAND ${CMAKE_CXX_COMPILER_LAUNCHER} ${stagger_compiler_${compiler}} -std=c++20 -Wall -Wextra -Wpedantic
-                -Wconversion -Wshadow -Werror -I${PROJECT_SOURCE_DIR}/include
+                -Wconversion -Wsign-conversion -Wshadow -Werror -I${PROJECT_SOURCE_DIR}/include
                 "$<$<BOOL:${folders}>:-isystem$<SEMICOLON>$<JOIN:${folders},$<SEMICOLON>-isystem$<SEMICOLON>>>"
                 "$<$<BOOL:${definitions}>:-D$<JOIN:${definitions},$<SEMICOLON>-D>>" -MD -MF ${object}.d -MT ${object}
                 -c ${source} -o ${object}

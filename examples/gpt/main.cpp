@@ -5,15 +5,45 @@
 #include <exception>
 #include <new>
 
+#include <stagger/collective/launcher.hpp>
+
+#include "../words.hpp"
 #include "cuda/train.hpp"
 #include "profile.hpp"
 #include "train.hpp"
 
+namespace {
+
+/// Several processes that know nothing of each other would write to the same folders.
+void require_alone(gpt::Settings const& settings) {
+  auto const launch = stagger::collective::find_launch();
+  if (!launch || launch->size == 1 || settings.over_mpi()) return;
+  stagger::raise(stagger::Errc::bad_configuration, launch->launcher, " started ", launch->size,
+                 " processes, and each would train the whole model; add --device mpi to train one "
+                 "pipeline in all of them, or start one process");
+}
+
+/// Whether this is one of several processes, and not the first: what is wrong with the command line
+/// is the same in all of them, and the first says it.
+bool others_say_it() noexcept {
+  try {
+    auto const launch = stagger::collective::find_launch();
+    return launch && launch->rank > 0;
+  } catch (stagger::Error const&) {
+    return false;
+  }
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
   constexpr int cannot_be_used = 2;
+  bool parsed = false;
   try {
     auto const settings = gpt::parse(argc, argv);
     if (!settings) return 0;
+    require_alone(*settings);
+    parsed = true;
     if (!settings->profile.empty()) {
       gpt::write_profile(*settings, GPT_SOURCES);
       return 0;
@@ -25,7 +55,8 @@ int main(int argc, char** argv) {
         "gpt: there is not enough memory; use a smaller --width, --layers, --context or --batch\n",
         stderr);
   } catch (std::exception const& error) {
-    std::fprintf(stderr, "gpt: %s\n", error.what());
+    if (!parsed && others_say_it()) return cannot_be_used;
+    std::fprintf(stderr, "gpt: %s\n", words::shown(gpt::in_flags(error.what())).c_str());
   }
   return cannot_be_used;
 }

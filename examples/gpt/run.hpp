@@ -13,12 +13,14 @@
 #include <utility>
 
 #include <stagger/core/file.hpp>
+#include <stagger/core/text.hpp>
 #include <stagger/engine/checkpoint.hpp>
 #include <stagger/json/plan.hpp>
 #include <stagger/report/format.hpp>
 #include <stagger/report/plan.hpp>
 #include <stagger/report/progress.hpp>
 
+#include "folder_lock.hpp"
 #include "forecast.hpp"
 #include "record.hpp"
 #include "sample.hpp"
@@ -45,6 +47,7 @@ inline void listen_for_interrupts() {
 ///       void require_memory(Settings const&) const;       // throws in words
 ///       Trainer make(Way const&);
 ///       bool leads() const, all_go_on() const;            // of the processes; not interrupted
+///       bool any(bool here) const;                        // in any of the processes
 ///       std::string places(Way const&) const;             // "2 threads"
 ///       Forecast forecast(Settings const&, Text const&);  // of a plan
 ///       std::string compared(Forecast const&, Record const&, Trainer&);
@@ -64,7 +67,14 @@ template <class Where> class Run {
               static_cast<std::size_t>(s.context)) {
     if (s_.plan.empty()) where_.require_memory(s_);
     if (s_.writes()) prepare_output(s_.output);
-    if (!s_.checkpoint.empty()) checkpoints_.emplace(s_.checkpoint);
+    if (!s_.checkpoint.empty()) {
+      checkpoints_.emplace(s_.checkpoint);
+      if (where_.leads()) lock_.emplace(s_.checkpoint);
+      if (where_.any(lock_ && !lock_->taken()))
+        throw sg::Error(sg::Errc::bad_configuration,
+                        "another run keeps its checkpoints in the folder '" + s_.checkpoint +
+                            "'; wait until it has ended, or name another folder");
+    }
     if (checkpoints_ && !s_.resume && !checkpoints_->steps().empty())
       throw sg::Error(sg::Errc::bad_configuration,
                       "the folder '" + s_.checkpoint + "' holds a checkpoint of step " +
@@ -129,9 +139,9 @@ template <class Where> class Run {
     if (!where_.leads()) return;
     std::size_t parameters = 0;
     for (auto const& shape : train_->parameter_shapes()) parameters += shape.bytes / sizeof(float);
-    std::fprintf(stderr, "%s parameters in %lld layers, %lld stages on %s, %s, %s of text\n",
+    std::fprintf(stderr, "%s parameters in %s, %s on %s, %s, %s of text\n",
                  sg::report::format_count(static_cast<double>(parameters)).c_str(),
-                 static_cast<long long>(s_.chain()), static_cast<long long>(s_.stages),
+                 sg::counted(s_.chain(), "layer").c_str(), sg::counted(s_.stages, "stage").c_str(),
                  where_.places(way_).c_str(), (s_.schedule + replicas_in_words(way_)).c_str(),
                  sg::report::format_bytes(static_cast<double>(text_.size())).c_str());
   }
@@ -190,11 +200,10 @@ template <class Where> class Run {
       std::fprintf(stderr, "gpt: warning: %s\n", warning.c_str());
     if (where_.leads() && restored.state.settings != training_in_words(way_, text_))
       std::fprintf(stderr,
-                   "gpt: warning: %s was written with other settings (%s; now %s): the result will "
-                   "not be that of a run "
-                   "that never stopped\n",
-                   restored.file.c_str(), restored.state.settings.c_str(),
-                   training_in_words(way_, text_).c_str());
+                   "gpt: warning: %s was written with other settings (%s): the result will not be "
+                   "that of a run that never stopped\n",
+                   restored.file.c_str(),
+                   differences(restored.state.settings, training_in_words(way_, text_)).c_str());
     train_->resume(restored.state.step);
     saved_ = restored.state.step;
     if (where_.leads()) std::fprintf(stderr, "going on from %s\n", restored.file.c_str());
@@ -218,10 +227,10 @@ template <class Where> class Run {
     where_.report(s_);
     std::printf("held-out loss %.4f nats per byte\n", where_.held_out_loss(*train_, held_out_));
     if (s_.sample > 0) {
-      auto const text =
-          sample([&](Tokens const& window) { return where_.logits(*train_, window); },
-                 most_replicas(), s_.prompt, static_cast<std::size_t>(s_.sample),
-                 static_cast<std::size_t>(s_.context), static_cast<std::uint64_t>(s_.seed));
+      auto const text = sample(
+          [&](Tokens const& window) { return where_.logits(*train_, window); }, most_replicas(),
+          s_.prompt.value_or(text_.prompt()), static_cast<std::size_t>(s_.sample),
+          static_cast<std::size_t>(s_.context), static_cast<std::uint64_t>(s_.seed));
       std::printf("\n%s\n", text.c_str());
     }
   }
@@ -240,6 +249,7 @@ template <class Where> class Run {
   std::optional<Forecast> forecast_;
   Text text_;
   std::optional<sg::Checkpoints> checkpoints_;
+  std::optional<FolderLock> lock_;
   std::optional<typename Where::Trainer> train_;
   std::optional<typename Where::Comparison> comparison_;
   Batch batch_;

@@ -54,7 +54,7 @@ Schedule Schedule::named(std::string_view name, std::int64_t chunks, std::int64_
 std::string schedule_names() {
   std::string known;
   for (auto const& entry : schedule::catalog)
-    if (fits(entry.name)) known += (known.empty() ? "" : ", ") + std::string(entry.name);
+    if (fits(entry.name)) (known += known.empty() ? "" : ", ") += entry.name;
   return known;
 }
 

@@ -2,17 +2,26 @@
 #include "settings.hpp"
 
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <limits>
 #include <string>
+#include <string_view>
+#include <system_error>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include <CLI/CLI.hpp>
 
 #include <stagger/core/error.hpp>
+#include <stagger/core/text.hpp>
+#include <stagger/report/format.hpp>
 #include <stagger/version.hpp>
 
+#include "../words.hpp"
 #include "schedules.hpp"
 
 namespace gpt {
@@ -32,11 +41,6 @@ void require(std::string const& flag, std::int64_t value, std::int64_t least, st
 std::string number(double value) {
   char text[32];
   std::snprintf(text, sizeof text, "%g", value);
-  return text;
-}
-
-std::string one_line(std::string text) {
-  std::replace(text.begin(), text.end(), '\n', ' ');
   return text;
 }
 
@@ -61,8 +65,8 @@ void Settings::check() const {
   require("--stages", stages, 1, 1'000'000);
   if (stages > chain())
     refuse("--stages " + std::to_string(stages) + " is more than the " + std::to_string(chain()) +
-           " layers to cut (embedding, " + std::to_string(layers) + " blocks, head); use at most " +
-           std::to_string(chain()) + ", or more --layers");
+           " layers to cut (embedding, " + stagger::counted(layers, "block") +
+           ", head); use at most " + std::to_string(chain()) + ", or more --layers");
   require("--microbatches", microbatches, 1, 1'000'000);
   if (microbatches > batch)
     refuse("--microbatches " + std::to_string(microbatches) +
@@ -82,9 +86,10 @@ void Settings::check() const {
            ", whose stages do not add their gradients in one order; leave --compare out");
   require("--replicas", replicas, 1, 1000);
   if (batch / microbatches < replicas)
-    refuse("--replicas " + std::to_string(replicas) +
-           " leaves some without a sequence of each of " + std::to_string(microbatches) +
-           " microbatches; use a --batch of at least " + std::to_string(replicas * microbatches) +
+    refuse("--replicas " + std::to_string(replicas) + " leaves some without a sequence of " +
+           (microbatches == 1 ? "the microbatch"
+                              : "each of " + stagger::counted(microbatches, "microbatch")) +
+           "; use a --batch of at least " + std::to_string(replicas * microbatches) +
            ", or fewer --microbatches");
   if (compare && replicas > 1 && !on_gpu())
     refuse("--compare cannot follow --replicas " + std::to_string(replicas) +
@@ -106,7 +111,7 @@ void Settings::check() const {
   require("--sample", sample, 0, 1'000'000);
   if (resume && checkpoint.empty())
     refuse("--resume needs the folder to resume from; add --checkpoint DIR");
-  if (prompt.empty() && sample > 0)
+  if (prompt && prompt->empty() && sample > 0)
     refuse("--prompt '' gives the sample nothing to begin with; use 1 byte or more");
 }
 
@@ -218,7 +223,12 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
       ->type_name("DIR")
       ->group(group);
   app.add_option("--sample", s.sample, "Bytes of text to write at the end")->group(group);
-  app.add_option("--prompt", s.prompt, "How that text begins")->type_name("TEXT")->group(group);
+  app.add_option("--prompt", s.prompt,
+                 "How that text begins; left out: as a comment where the text is code, else by its "
+                 "first word")
+      ->default_str("")
+      ->type_name("TEXT")
+      ->group(group);
   app.footer(
       "Results go to standard output, progress and warnings to standard error. Exit code 1: "
       "--compare found a\n"
@@ -230,7 +240,7 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
     app.exit(asked);
     return std::nullopt;
   } catch (CLI::ParseError const& error) {
-    refuse(one_line(error.what()) + "; gpt --help lists what there is");
+    refuse(words::sentence(app, error) + "; gpt --help lists what there is");
   }
   if (!s.plan.empty()) {
     for (char const* flag : {"--stages", "--microbatches", "--schedule", "--chunks", "--recompute",
@@ -255,6 +265,75 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
   }
   s.check();
   return s;
+}
+
+std::string in_flags(std::string sentence) {
+  constexpr std::array<std::pair<std::string_view, std::string_view>, 9> flags{{
+      {"use host::Threads", "use --device threads"},
+      {"raise Options::deadline_s if an action may take that long",
+       "use more --microbatches if an action may take that long"},
+      {"raise Options::deadline_s if a step may take that long",
+       "use a smaller --batch if a step may take that long"},
+      {"choose a device below cuda::device_count()", "choose one by CUDA_VISIBLE_DEVICES"},
+      {"give Options::replicas", "give --replicas"},
+      {"Options::replicas", "--replicas"},
+      {"Options::recompute", "--recompute"},
+      {"Options::clip_norm", "--clip"},
+      {"Options::seed", "--seed"},
+  }};
+  for (auto const& [from, to] : flags)
+    for (std::size_t at = 0; (at = sentence.find(from, at)) != std::string::npos; at += to.size())
+      sentence.replace(at, from.size(), to);
+  return sentence;
+}
+
+namespace {
+
+/// Of "batch 8, rate 0.5": the names, and what each has.
+std::vector<std::pair<std::string, std::string>> named_values(std::string const& list) {
+  std::vector<std::pair<std::string, std::string>> all;
+  for (std::size_t begin = 0; begin < list.size();) {
+    std::size_t const end = std::min(list.find(", ", begin), list.size());
+    std::string const one = list.substr(begin, end - begin);
+    std::size_t const blank = one.rfind(' ');
+    all.emplace_back(one.substr(0, blank), blank == std::string::npos ? "" : one.substr(blank + 1));
+    begin = end + 2;
+  }
+  return all;
+}
+
+/// A number with no more digits than tell it from others.
+std::string shortest(std::string const& value) {
+  double number = 0;
+  char const* const end = value.data() + value.size();
+  auto const [stop, error] = std::from_chars(value.data(), end, number);
+  bool const real = value.find_first_of(".e") != std::string::npos;
+  return real && error == std::errc{} && stop == end ? stagger::report::format_shortest(number)
+                                                     : value;
+}
+
+}  // namespace
+
+std::string differences(std::string const& before, std::string const& now) {
+  auto const old_ones = named_values(before);
+  auto const new_ones = named_values(now);
+  auto const value = [](auto const& all, std::string const& name) -> std::string const* {
+    for (auto const& one : all)
+      if (one.first == name) return &one.second;
+    return nullptr;
+  };
+  std::string words;
+  auto const add = [&](std::string const& one) { words += (words.empty() ? "" : "; ") + one; };
+  for (auto const& [name, was] : old_ones) {
+    std::string const* const is = value(new_ones, name);
+    if (is == nullptr)
+      add(name + " " + shortest(was) + ", now not");
+    else if (*is != was)
+      add(name == "text" ? "another text" : name + " " + shortest(was) + ", now " + shortest(*is));
+  }
+  for (auto const& [name, is] : new_ones)
+    if (value(old_ones, name) == nullptr) add("now " + name + " " + shortest(is));
+  return words;
 }
 
 }  // namespace gpt

@@ -57,7 +57,7 @@ struct Settings {
   std::int64_t stop_at = 0;        ///< end after this step as if interrupted; 0: do not
   std::string output = "gpt-out";  ///< folder of trace and timeline; "none": they are not written
   std::int64_t sample = 400;       ///< bytes written at the end
-  std::string prompt = "/// ";     ///< how the sample begins
+  std::optional<std::string> prompt{};  ///< how the sample begins; nothing: as the text suggests
 
   /// Embedding, blocks, head.
   [[nodiscard]] std::int64_t chain() const noexcept { return layers + 2; }
@@ -82,5 +82,11 @@ struct Settings {
 /// @return       nothing if help or version was asked for and printed
 /// @throws Error with Errc::bad_configuration
 [[nodiscard]] std::optional<Settings> parse(int argc, char const* const* argv);
+
+/// A sentence of the library with the flags of this program where it names parts of the library.
+[[nodiscard]] std::string in_flags(std::string sentence);
+
+/// What two lists of settings differ in: "steps 8, now 9; rate 0.005, now 0.004".
+[[nodiscard]] std::string differences(std::string const& before, std::string const& now);
 
 }  // namespace gpt

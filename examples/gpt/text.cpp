@@ -2,10 +2,17 @@
 #include "text.hpp"
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <system_error>
+
+#include <unistd.h>
 
 #include <stagger/core/error.hpp>
+#include <stagger/core/text.hpp>
+#include <stagger/report/format.hpp>
 
 #include "model/initial.hpp"
 
@@ -19,8 +26,8 @@ Text::Text(std::string bytes, std::size_t context) : bytes_(std::move(bytes)), c
   if (bytes_.empty())
     throw Error(Errc::bad_data, "the text is empty; give files with text by --text");
   if (bytes_.size() < 2 * window)
-    throw Error(Errc::bad_data, "the text has " + std::to_string(bytes_.size()) +
-                                    " bytes, shorter than the " + std::to_string(2 * window) +
+    throw Error(Errc::bad_data, "the text has " + stagger::counted(bytes_.size(), "byte") +
+                                    ", shorter than the " + std::to_string(2 * window) +
                                     " that --context " + std::to_string(context) +
                                     " needs; give more text or a smaller context");
   std::size_t const parts = std::clamp<std::size_t>(bytes_.size() / (20 * window), 1, 64);
@@ -38,15 +45,39 @@ Text::Text(std::string bytes, std::size_t context) : bytes_(std::move(bytes)), c
 }
 
 std::string Text::read(std::vector<std::string> const& files) {
+  namespace fs = std::filesystem;
+  auto const refuse = [](std::string const& name, std::string const& why) {
+    throw Error(Errc::io, "cannot read the text '" + name + "'" + why);
+  };
+  auto const most = static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
+                    static_cast<std::uint64_t>(::sysconf(_SC_PAGE_SIZE)) / 2;
   std::string bytes;
   for (std::string const& name : files) {
+    std::error_code error;
+    auto const status = fs::status(name, error);
+    if (fs::exists(status) && !fs::is_regular_file(status) && !fs::is_fifo(status))
+      refuse(name, ", which is no file; give files that can be read by --text");
     std::ifstream file(name, std::ios::binary);
-    if (!file.is_open() || std::filesystem::is_directory(name))
-      throw Error(Errc::io,
-                  "cannot read the text '" + name + "'; give files that can be read by --text");
-    bytes.append(std::istreambuf_iterator<char>(file), {});
+    if (!file.is_open()) refuse(name, "; give files that can be read by --text");
+    std::array<char, 1U << 16> piece;
+    while (file.read(piece.data(), piece.size()), file.gcount() > 0) {
+      bytes.append(piece.data(), static_cast<std::size_t>(file.gcount()));
+      if (bytes.size() > most)
+        refuse(name, ": the text is longer than half of this machine's memory, " +
+                         stagger::report::format_bytes(static_cast<double>(most)) +
+                         "; give a part of it");
+    }
   }
   return bytes;
+}
+
+std::string Text::prompt() const {
+  if (bytes_.find("\n///") != std::string::npos) return "/// ";
+  auto const blank = [](char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; };
+  auto const begin = std::find_if_not(bytes_.begin(), bytes_.end(), blank);
+  auto const end = std::find_if(begin, bytes_.end(), blank);
+  auto const length = std::min<std::ptrdiff_t>(end - begin, 32);
+  return length == 0 ? bytes_.substr(0, 1) : std::string(begin, begin + length) + " ";
 }
 
 template <class Pick>

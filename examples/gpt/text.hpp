@@ -29,7 +29,8 @@ class Text {
   Text(std::string bytes, std::size_t context);
 
   /// Whole files, one after the other.
-  /// @throws Error  with Errc::io naming a file that cannot be read
+  /// @throws Error  with Errc::io naming a file that cannot be read, that has no end, or that takes
+  /// more than half of the memory
   [[nodiscard]] static std::string read(std::vector<std::string> const& files);
 
   /// Draws `sequences` windows for training.
@@ -39,6 +40,9 @@ class Text {
 
   /// Windows spread evenly over what is held out, always the same.
   void held_out(std::size_t sequences, Batch& batch) const;
+
+  /// How a sample may begin: as a comment where the text is code, else by the text's first word.
+  [[nodiscard]] std::string prompt() const;
 
   [[nodiscard]] std::size_t size() const noexcept { return bytes_.size(); }
 

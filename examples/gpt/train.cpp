@@ -2,12 +2,16 @@
 #include "train.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -27,6 +31,8 @@ namespace gpt {
 
 namespace {
 
+constexpr double deadline_s = 600;
+
 /// The processes that MPI started, for as long as this lives.
 class Processes {
  public:
@@ -39,14 +45,58 @@ class Processes {
     return process == 0;
   }
   [[nodiscard]] static bool any(bool here) {
-    int mine = here ? 1 : 0;
-    int any = 0;
-    MPI_Allreduce(&mine, &any, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
-    return any != 0;
+    static int mine = 0;  // MPI may read and write both after an error
+    static int any = 0;
+    mine = here ? 1 : 0;
+    MPI_Request request = MPI_REQUEST_NULL;
+    MPI_Iallreduce(&mine, &any, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD, &request);
+    auto const start = std::chrono::steady_clock::now();
+    for (int done = 0;;) {
+      MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+      if (done != 0) return any != 0;
+      std::chrono::duration<double> const waited = std::chrono::steady_clock::now() - start;
+      if (waited.count() > deadline_s)
+        sg::raise(sg::Errc::deadline, "not all processes have ended their step after ", deadline_s,
+                  " s; look for one that died or hangs");
+      if (waited.count() < 1e-3)
+        std::this_thread::yield();
+      else
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+  }
+
+  Processes() {
+    MPI_Comm_dup(MPI_COMM_WORLD, &last_words_);
+    MPI_Comm_set_errhandler(last_words_, MPI_ERRORS_RETURN);
+  }
+
+  /// Whether a process before this one has ended with the same words, and says them. The others are
+  /// waited for a moment: those that have met no error do not come.
+  [[nodiscard]] bool said(std::string_view words) const {
+    int process = 0;
+    int count = 0;
+    MPI_Comm_rank(last_words_, &process);
+    MPI_Comm_size(last_words_, &count);
+    static std::uint64_t mine = 0;  // what is on its way may outlive this call
+    static std::vector<std::uint64_t> all;
+    mine = 0xcbf29ce484222325U;  // FNV-1a
+    for (char const c : words) mine = (mine ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
+    all.assign(static_cast<std::size_t>(count), 0);
+    MPI_Request request = MPI_REQUEST_NULL;
+    if (MPI_Iallgather(&mine, 1, MPI_UINT64_T, all.data(), 1, MPI_UINT64_T, last_words_,
+                       &request) != MPI_SUCCESS)
+      return false;
+    double const begin_s = now_s();
+    for (int done = 0; done == 0;) {
+      if (MPI_Test(&request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return false;
+      if (now_s() - begin_s > 1) return false;
+    }
+    return std::find(all.begin(), all.begin() + process, mine) != all.begin() + process;
   }
 
  private:
   sg::mpi::Session session_;
+  MPI_Comm last_words_ = MPI_COMM_NULL;
 #else
   Processes() {
     throw sg::Error(sg::Errc::bad_configuration,
@@ -55,6 +105,7 @@ class Processes {
   static auto device() { return sg::host::Threads{1}; }
   static bool first() { return true; }
   static bool any(bool here) { return here; }
+  static bool said(std::string_view) { return false; }
 #endif
 };
 
@@ -67,7 +118,7 @@ constexpr sg::optimizer::AdamW adam{.beta2 = 0.98, .weight_decay = 0.05};
 sg::Options options_of(Settings const& s) {
   return {.clip_norm = s.clip,
           .seed = static_cast<std::uint64_t>(s.seed),
-          .deadline_s = 600,
+          .deadline_s = deadline_s,
           .recompute = s.recompute,
           .record = true};
 }
@@ -219,8 +270,8 @@ class OnHost {
   }
 
   [[nodiscard]] std::string places(Way const& way) const {
-    return over_mpi_ ? std::to_string(Processes::device().places()) + " processes"
-                     : std::to_string(threads_of(way.s).places()) + " threads";
+    return over_mpi_ ? sg::counted(Processes::device().places(), "process")
+                     : sg::counted(threads_of(way.s).places(), "thread");
   }
 
   [[nodiscard]] Forecast forecast(Settings const& s, Text const& text) const {
@@ -247,6 +298,9 @@ class OnHost {
   }
   void report(Settings const&) const {}
 
+  /// Whether it is so in any of the processes.
+  [[nodiscard]] bool any(bool here) const { return over_mpi_ ? Processes::any(here) : here; }
+
  private:
   bool over_mpi_;
   std::vector<Tokens> window_{1};
@@ -265,7 +319,12 @@ Outcome train(Settings const& settings, char const* sources) {
     if (std::freopen("/dev/null", "w", stdout) == nullptr)
       throw sg::Error(sg::Errc::io, "cannot write to /dev/null");
   }
-  return Run<OnHost>(s, sources)();
+  try {
+    return Run<OnHost>(s, sources)();
+  } catch (std::exception const& error) {
+    if (processes && processes->said(error.what())) return Outcome::refused;
+    throw;
+  }
 }
 
 }  // namespace gpt

@@ -7,7 +7,12 @@
 namespace gpt {
 
 /// Exit code of the program.
-enum class Outcome : int { finished = 0, differs = 1, interrupted = 130 };
+enum class Outcome : int {
+  finished = 0,
+  differs = 1,
+  refused = 2,  ///< for what another process has said already
+  interrupted = 130
+};
 
 /// Trains as the settings say, on the processors of this machine; over MPI, as one of several
 /// processes, of which the first prints and writes.

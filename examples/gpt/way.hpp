@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <stagger/core/file.hpp>
+#include <stagger/core/text.hpp>
 #include <stagger/engine/planned.hpp>
 #include <stagger/engine/replicas.hpp>
 
@@ -68,7 +69,7 @@ inline std::string replicas_in_words(Way const& way) {
   std::string words;
   auto const replicas = replicas_of(way);
   for (int const count : replicas.counts())
-    words += (words.empty() ? ", replicas " : ":") + std::to_string(count);
+    words += sg::text(words.empty() ? ", replicas " : ":", count);
   return words;
 }
 

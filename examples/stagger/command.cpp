@@ -74,9 +74,8 @@ std::string nearest(std::string_view word, std::vector<std::string> const& known
                ? 1
                : distance(word, other);
   };
-  auto const best = std::min_element(known.begin(), known.end(), [&](auto const& a, auto const& b) {
-    return far(a) < far(b);
-  });
+  auto const best = std::min_element(known.begin(), known.end(),
+                                     [&](auto const& a, auto const& b) { return far(a) < far(b); });
   return best == known.end() ? std::string() : *best;
 }
 
@@ -89,7 +88,7 @@ void require_word(std::string const& flag, std::string const& word,
 void require_number(std::string const& flag, double value) {
   if (value >= 0 && value <= 1e300) return;
   refuse(flag + " " + stagger::report::format_shortest(value) +
-         " cannot be used; give a finite number that is not negative");
+         " cannot be used; give a number from 0 to 1e300");
 }
 
 void require_count(CLI::Option const* flag, int value) {

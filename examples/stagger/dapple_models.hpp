@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <stagger/cluster/profile.hpp>
+#include <stagger/core/text.hpp>
 
 namespace dapple_models {
 
@@ -29,7 +30,7 @@ inline Layer layer(std::string name, double forward_ms, double backward_ms, doub
 inline void repeat(Profile& p, int count, Layer const& each) {
   for (int i = 0; i < count; ++i) {
     p.layers.push_back(each);
-    p.layers.back().name += "_" + std::to_string(i + 1);
+    p.layers.back().name += stagger::text("_", i + 1);
   }
 }
 

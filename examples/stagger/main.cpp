@@ -15,6 +15,7 @@
 #include <stagger/core/file.hpp>
 #include <stagger/version.hpp>
 
+#include "../words.hpp"
 #include "command.hpp"
 
 namespace {
@@ -114,14 +115,12 @@ int run(int argc, char const* const* argv) {
     return 0;
   } catch (CLI::ParseError const& error) {
     refuse_unknown(app, word);
-    std::string line = error.what();
-    std::replace(line.begin(), line.end(), '\n', ' ');
-    tool::refuse(line + "; stagger " + word + " --help shows what there is");
+    tool::refuse(words::sentence(app, error) + "; stagger " + word + " --help shows what there is");
   }
   refuse_unknown(app, word);
 
   tool::Answer const answer = command->run();
-  if (!answer.why.empty()) std::fprintf(stderr, "stagger: %s\n", answer.why.c_str());
+  if (!answer.why.empty()) std::fprintf(stderr, "stagger: %s\n", words::shown(answer.why).c_str());
   if (!output.empty() && !answer.text.empty()) {
     stagger::write_file(output, answer.text);
   } else {
@@ -141,6 +140,6 @@ int main(int argc, char** argv) {
   } catch (std::exception const& error) {
     sentence = error.what();
   }
-  std::fprintf(stderr, "stagger: %s\n", sentence.c_str());
+  std::fprintf(stderr, "stagger: %s\n", words::shown(sentence).c_str());
   return cannot_be_used;
 }

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include <stagger/cluster/presets.hpp>
+#include <stagger/core/text.hpp>
 #include <stagger/json/profile.hpp>
 #include <stagger/plan/auto.hpp>
 #include <stagger/plan/baselines.hpp>
@@ -96,7 +97,7 @@ std::string shape(plan::Plan const& p) {
   std::string text;
   for (auto const& s : p.stages) {
     straight = straight && s.replicas() == 1;
-    text += (text.empty() ? "" : ":") + std::to_string(s.replicas());
+    text += stagger::text(text.empty() ? "" : ":", s.replicas());
   }
   return straight ? "straight" : text;
 }
@@ -105,7 +106,7 @@ std::string split(plan::Plan const& p) {
   if (p.stages.size() == 1 || p.stages.size() > 8) return "-";
   std::string text;
   for (auto const& s : p.stages) {
-    text += (text.empty() ? "" : ":") + std::to_string(s.last - s.first + 1);
+    text += stagger::text(text.empty() ? "" : ":", s.last - s.first + 1);
   }
   return text;
 }

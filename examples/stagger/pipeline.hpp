@@ -85,6 +85,12 @@ class ChannelFlag {
 [[nodiscard]] std::string message_in(std::string const& path, stagger::schedule::Table const& table,
                                      stagger::schedule::Fault const& fault);
 
+/// True for a fault that makes a file no table of the counts asked for, rather than an illegal one.
+[[nodiscard]] inline bool unreadable(stagger::schedule::Fault const& fault) {
+  return fault.kind == stagger::schedule::FaultKind::parse ||
+         fault.kind == stagger::schedule::FaultKind::out_of_range;
+}
+
 [[nodiscard]] bool has_messages(stagger::schedule::Table const& table);
 
 /// The first fault of a table, lowered first where it holds no messages.

@@ -7,6 +7,7 @@
 #include <stagger/json/cluster.hpp>
 #include <stagger/json/profile.hpp>
 
+#include "../words.hpp"
 #include "command.hpp"
 
 namespace tool {
@@ -18,7 +19,8 @@ nlohmann::json read_json(std::string const& path) {
 stagger::cluster::Profile read_profile(std::string const& path) {
   auto profile = stagger::json::read_any_profile(read_file(path), source_name(path));
   for (auto const& doubt : stagger::cluster::doubts(profile))
-    std::fprintf(stderr, "warning: %s: %s\n", source_name(path).c_str(), doubt.c_str());
+    std::fprintf(stderr, "warning: %s: %s\n", words::shown(source_name(path)).c_str(),
+                 words::shown(doubt).c_str());
   return profile;
 }
 

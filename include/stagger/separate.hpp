@@ -34,8 +34,8 @@ template schedule::Table schedule::table_of(schedule::ZeroBubbleH2 const&, Shape
 template schedule::Table schedule::table_of(schedule::ZeroBubbleV const&, Shape);
 template void schedule::detail::require_legal(schedule::Table const&);
 
-template void detail::adopt_parameter(List<detail::ParameterDeclaration>&, Parameter<float>&);
-template void detail::adopt_parameter(List<detail::ParameterDeclaration>&, Parameter<double>&);
+template void detail::adopt_parameter(List<detail::ParameterDeclaration>&, Parameter<float>&, int);
+template void detail::adopt_parameter(List<detail::ParameterDeclaration>&, Parameter<double>&, int);
 template void detail::LayerParameters::update(optimizer::AdamW const&,
                                               detail::UpdateStep const&) noexcept;
 template void detail::LayerParameters::update(optimizer::Sgd const&,

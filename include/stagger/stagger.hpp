@@ -3,6 +3,8 @@
 /// @file   What a program that trains needs, from the standard library alone. Reports (stagger/report/), collectives
 ///         (stagger/collective/) and the catalog of all schedules (stagger/schedule/) have headers of their own.
 
+#include <stagger/core/requirements.hpp>  // first: its sentences come before any other error
+
 #include <stagger/core/error.hpp>
 #include <stagger/core/shape.hpp>
 #include <stagger/core/tensor.hpp>

@@ -1,17 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+// mistake: policy: a schedule without a flush under synchronous training
 // expect-error: stagger: this schedule never flushes, so weights change under
+// see: engine.md#several-owners-slices-streams
 #include <stagger/stagger.hpp>
 
-namespace sg = stagger;
-
-struct Half {
-  using Input = float;
-  using Output = float;
-  void forward(sg::Context&, float const& x, float& y, sg::NothingSaved&) { y = x / 2; }
-  void backward(sg::Context&, float const&, float const& dy, float& dx, sg::NothingSaved&) {
-    dx = dy / 2;
-  }
-};
+#include "half.hpp"
 
 struct Endless : sg::schedule::GPipe {
   static constexpr bool flushes = false;

@@ -1,17 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+// mistake: loss: a loss for another output
 // expect-error: stagger: the loss does not accept the Output of the last stage
+// see: stages.md#the-loss
 #include <stagger/stagger.hpp>
 
-namespace sg = stagger;
-
-struct Half {
-  using Input = float;
-  using Output = float;
-  void forward(sg::Context&, float const& x, float& y, sg::NothingSaved&) { y = x / 2; }
-  void backward(sg::Context&, float const&, float const& dy, float& dx, sg::NothingSaved&) {
-    dx = dy / 2;
-  }
-};
+#include "half.hpp"
 
 int main() {
   auto train = sg::Pipeline{Half{}, Half{}}.with(sg::loss::MeanSquaredError<>{});

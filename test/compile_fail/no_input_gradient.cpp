@@ -1,17 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+// mistake: stage: an inner stage without the gradient of its input
 // expect-error: stagger: only the first layer may leave out the gradient of its input
+// see: stages.md#split-the-backward-if-you-can
 #include <stagger/stagger.hpp>
 
-namespace sg = stagger;
-
-struct Half {
-  using Input = float;
-  using Output = float;
-  void forward(sg::Context&, float const& x, float& y, sg::NothingSaved&) { y = x / 2; }
-  void backward(sg::Context&, float const&, float const& dy, float& dx, sg::NothingSaved&) {
-    dx = dy / 2;
-  }
-};
+#include "half.hpp"
 
 struct Weighs {
   using Input = float;

@@ -1,16 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+// mistake: policy: a number where a policy is wanted
 // expect-error: stagger: an argument of with\(\) is not a policy: it needs a policy_tag
+// see: ../README.md#policies
 #include <stagger/stagger.hpp>
 
-namespace sg = stagger;
-
-struct Half {
-  using Input = float;
-  using Output = float;
-  void forward(sg::Context&, float const& x, float& y, sg::NothingSaved&) { y = x / 2; }
-  void backward(sg::Context&, float const&, float const& dy, float& dx, sg::NothingSaved&) {
-    dx = dy / 2;
-  }
-};
+#include "half.hpp"
 
 int main() { auto train = sg::Pipeline{Half{}, Half{}}.with(sg::schedule::GPipe{}, 4); }

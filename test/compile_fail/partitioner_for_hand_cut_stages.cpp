@@ -1,16 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+// mistake: policy: a partitioner for stages that are cut by hand
 // expect-error: stagger: these stages are cut by hand; leave the partitioner out
+// see: stages.md#many-layers
 #include <stagger/stagger.hpp>
 
-namespace sg = stagger;
-
-struct Half {
-  using Input = float;
-  using Output = float;
-  void forward(sg::Context&, float const& x, float& y, sg::NothingSaved&) { y = x / 2; }
-  void backward(sg::Context&, float const&, float const& dy, float& dx, sg::NothingSaved&) {
-    dx = dy / 2;
-  }
-};
+#include "half.hpp"
 
 int main() { auto train = sg::Pipeline{Half{}, Half{}}.with(sg::partition::Even{2}); }

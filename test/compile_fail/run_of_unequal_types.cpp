@@ -1,17 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+// mistake: stage: a `std::vector` of layers whose output is not their input
 // expect-error: stagger: a std::vector of layers is a chain: the Input of its layers
+// see: stages.md#many-layers
 #include <stagger/stagger.hpp>
 
-namespace sg = stagger;
-
-struct Half {
-  using Input = float;
-  using Output = float;
-  void forward(sg::Context&, float const& x, float& y, sg::NothingSaved&) { y = x / 2; }
-  void backward(sg::Context&, float const&, float const& dy, float& dx, sg::NothingSaved&) {
-    dx = dy / 2;
-  }
-};
+#include "half.hpp"
 
 struct Widen {
   using Input = float;

@@ -1,17 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+// mistake: stage: neighbours whose types differ
 // expect-error: stagger: neighbouring stages do not fit: the Output of the first is not
+// see: stages.md#the-smallest-one
 #include <stagger/stagger.hpp>
 
-namespace sg = stagger;
-
-struct Half {
-  using Input = float;
-  using Output = float;
-  void forward(sg::Context&, float const& x, float& y, sg::NothingSaved&) { y = x / 2; }
-  void backward(sg::Context&, float const&, float const& dy, float& dx, sg::NothingSaved&) {
-    dx = dy / 2;
-  }
-};
+#include "half.hpp"
 
 struct Words {
   using Input = double;

@@ -1,20 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
+// mistake: step: a batch of other targets
 // expect-error: stagger: the batch's targets are not the Target of the loss
+// see: stages.md#the-loss
 #include <stagger/stagger.hpp>
 
-namespace sg = stagger;
-
-struct Half {
-  using Input = float;
-  using Output = float;
-  void forward(sg::Context&, float const& x, float& y, sg::NothingSaved&) { y = x / 2; }
-  void backward(sg::Context&, float const&, float const& dy, float& dx, sg::NothingSaved&) {
-    dx = dy / 2;
-  }
-};
+#include "half.hpp"
 
 int main() {
-  auto train = sg::Pipeline{Half{}, Half{}}.with(sg::loss::MeanSquaredError<>{});
-  sg::Batch<float, float> batch{{1}, {1}};
+  auto train = sg::Pipeline{Half{}, Half{}}.with(Distance{});
+  sg::Batch<float, double> batch{{1}, {1}};
   sg::run(train.step(batch));
 }

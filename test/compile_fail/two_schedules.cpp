@@ -1,17 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect-error: stagger: two policies for one axis; give at most one schedule
+// mistake: policy: two schedules
+// expect-error: stagger: two schedules; give at most one
+// see: ../README.md#policies
 #include <stagger/stagger.hpp>
 
-namespace sg = stagger;
-
-struct Half {
-  using Input = float;
-  using Output = float;
-  void forward(sg::Context&, float const& x, float& y, sg::NothingSaved&) { y = x / 2; }
-  void backward(sg::Context&, float const&, float const& dy, float& dx, sg::NothingSaved&) {
-    dx = dy / 2;
-  }
-};
+#include "half.hpp"
 
 int main() {
   auto train = sg::Pipeline{Half{}, Half{}}.with(sg::schedule::GPipe{}, sg::schedule::OneFOneB{});

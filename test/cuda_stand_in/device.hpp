@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -40,22 +41,44 @@ class Moment {
 };
 
 using Work = std::function<void()>;
-enum class Kind : std::uint8_t { host, kernel, copy, set, nccl };
+enum class Kind : std::uint8_t { host, kernel, copy, set, allocate, free, nccl };
 
 struct Node {
   Kind kind;
   Work work;
   std::vector<std::size_t> after;  // indices
+  int device;
 };
 
-/// A capture that is going on. One thread at a time works on it.
+/// Memory of allocation nodes: it is the graph's, at the same address in every launch.
+struct GraphMemory {
+  struct Block {
+    void* data;
+    bool freed = false;  // by a node of the same graph
+    bool taken = false;  // by a launch, and not given back since
+  };
+  GraphMemory() = default;
+  GraphMemory(GraphMemory const&) = delete;
+  GraphMemory& operator=(GraphMemory const&) = delete;
+  ~GraphMemory();
+  /// Null: not of this graph.
+  [[nodiscard]] Block* find(void const* data);
+
+  std::mutex mutex;
+  std::vector<Block> blocks;
+};
+
+/// A capture that is going on. One thread at a time works on it: CUDA does not lock its graph.
 struct Capture {
   cudaStream_t origin;
   cudaStreamCaptureMode mode;
   std::thread::id thread;
   std::vector<Node> nodes;
   std::vector<cudaStream_t> joined;
+  std::shared_ptr<GraphMemory> memory = std::make_shared<GraphMemory>();
   bool broken = false;
+  std::atomic<bool> in_use{false};  // by a thread of NCCL's, as far as the caller may know
+  std::mutex mutex;                 // so that a misuse ends in words
 };
 
 struct State {
@@ -71,6 +94,9 @@ struct State {
   std::atomic<int> in_progress_polls{0};
   std::atomic<int> nccl_version{0};
   std::atomic<bool> abort_hangs{false};
+  std::atomic<int> abort_takes_ms{0};
+  std::atomic<int> aborting{0};          // calls that have not returned
+  std::atomic<std::uint64_t> aborts{0};  // of communicators without an error
   std::atomic<std::int64_t> streams{0}, events{0}, pools{0}, graphs{0}, communicators{0},
       allocations{0}, bytes{0};
   std::atomic<std::int64_t> left_bytes{0};  // by earlier tests, on purpose: a device that hung
@@ -78,11 +104,21 @@ struct State {
   std::mutex retired_mutex;
   std::vector<cudaStream_t> living;   // streams
   std::vector<cudaStream_t> retired;  // destroyed streams; their handles stay known until a reset
+  std::mutex misuse_mutex;
+  std::vector<std::string> misuses;
 };
 State& state();
 
 /// Counts a call. @return 0, or what it must answer
 int count(Call call);
+
+/// Notes what CUDA and NCCL leave undefined.
+void misuse(char const* words);
+/// Ends the process with `exit_code_of_misuse` if it is ending already.
+void refuse_at_exit(char const* call);
+
+/// Marks the calling thread as one of NCCL's, which may work on a capture that is in use.
+extern thread_local bool thread_of_nccl;
 
 /// Puts work on a stream, or into the graph that it is being captured into.
 cudaError_t enqueue(cudaStream_t stream, Kind kind, Work work);

@@ -8,6 +8,7 @@
 #include <deque>
 #include <map>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include <nccl.h>
@@ -85,6 +86,29 @@ struct World {
   std::map<int, Split> splits;
 };
 
+/// What one ncclGroupEnd begins: a thread puts it on the streams. Until a communicator says that it
+/// is through, nobody else may touch a graph that these streams are captured into.
+struct Group {
+  std::vector<ncclComm_t> comms;
+  std::vector<std::shared_ptr<Capture>> captures;
+  std::atomic<bool> begun{false};
+  std::atomic<bool> done{false};
+  std::thread thread;
+
+  Group() = default;
+  Group(Group const&) = delete;
+  Group& operator=(Group const&) = delete;
+  ~Group() {
+    if (thread.joinable()) thread.join();
+    seen();
+  }
+  void begin();
+  void seen() noexcept {
+    for (auto const& capture : captures) capture->in_use = false;
+    captures.clear();
+  }
+};
+
 struct ncclComm {
   std::atomic<bool> alive{true};
   std::shared_ptr<World> world;
@@ -102,6 +126,7 @@ struct ncclComm {
   } phase = joining;
   int polls = 0;
   ncclResult_t error = ncclSuccess;
+  bool stuck = false;  // what is on the device does not end: an error there, not of a call
   bool aborted = false;
   std::string words;
   std::vector<Operation> pending;
@@ -110,6 +135,8 @@ struct ncclComm {
   std::pair<int, int> order;         // of a part that is being made: key and old rank
   std::vector<double> factors;       // of reductions that scale first
   std::shared_ptr<Capture> capture;  // into which what is pending goes
+  std::shared_ptr<Group> group;      // that is being launched
+  std::shared_ptr<int> graphs = std::make_shared<int>();  // shared with nodes of graphs
   std::map<std::pair<What, int>, std::uint64_t> known;  // connections, and what was captured there
 };
 
@@ -131,11 +158,18 @@ thread_local std::vector<Operation> grouped;
 thread_local ncclResult_t group_error = ncclSuccess;
 thread_local std::string own_words;
 
-ncclResult_t broken(ncclComm_t comm, ncclResult_t code, std::string words) {  // with its mutex held
+/// With its mutex held: a call went wrong, which later calls are told.
+ncclResult_t refused(ncclComm_t comm, ncclResult_t code, std::string words) {
   if (comm->error == ncclSuccess) {
     comm->error = code;
     comm->words = std::move(words);
   }
+  return code;
+}
+/// With its mutex held: what is on the device, or on its way, went wrong.
+ncclResult_t broken(ncclComm_t comm, ncclResult_t code, std::string words) {
+  refused(comm, code, std::move(words));
+  comm->stuck = true;
   comm->world->moved.notify_all();
   return code;
 }
@@ -335,7 +369,7 @@ void run_group(std::vector<Operation> const& calls) {
     bool done = true;
     for (auto& run : running) {
       if (comm.aborted) return;
-      if (comm.error != ncclSuccess) {  // a kernel that nothing ends but an abort
+      if (comm.stuck) {  // a kernel that nothing ends but an abort
         done = moved = false;
         break;
       }
@@ -351,14 +385,16 @@ void run_group(std::vector<Operation> const& calls) {
 /// Puts the pending group of a communicator on its stream, with the world's mutex held.
 void launch(ncclComm_t comm) {
   auto calls = std::exchange(comm->pending, {});
-  comm->phase = ncclComm::idle;
-  if (calls.empty()) return;
+  if (calls.empty() || comm->aborted) return;
   auto* const stream = calls.front().stream;
   if (stream->capture != std::exchange(comm->capture, nullptr)) {
     broken(comm, ncclInvalidUsage, "a capture began or ended while the communicator was busy");
     return;
   }
-  if (enqueue(stream, Kind::nccl, [calls = std::move(calls)] { run_group(calls); }) != cudaSuccess)
+  auto graphs = stream->capture ? comm->graphs : nullptr;
+  if (enqueue(stream, Kind::nccl, [calls = std::move(calls), graphs = std::move(graphs)] {
+        run_group(calls);
+      }) != cudaSuccess)
     broken(comm, ncclUnhandledCudaError, "the stream is gone");
 }
 
@@ -379,47 +415,62 @@ bool prepare(ncclComm& comm, std::vector<Operation>& calls) {
   return true;
 }
 
-ncclResult_t submit_one(ncclComm_t comm, std::vector<Operation> calls) {
+ncclResult_t submit_one(ncclComm_t comm, std::vector<Operation> calls,
+                        std::shared_ptr<Group> const& group) {
   std::lock_guard const lock(comm->world->mutex);
-  if (comm->error != ncclSuccess) return ncclInvalidUsage;
+  if (comm->error != ncclSuccess) return comm->error;  // it stays
   if (comm->phase != ncclComm::idle)
-    return broken(comm, ncclInvalidUsage, "a call while the communicator is in progress");
+    return refused(comm, ncclInvalidUsage, "a call while the communicator is in progress");
   int to_self = 0;
   for (auto const& call : calls) {
-    if (call.stream != calls.front().stream) {
-      comm->words = "the stand-in takes one stream in a group";
-      return ncclInvalidArgument;
-    }
+    if (call.stream != calls.front().stream)
+      return refused(comm, ncclInvalidArgument, "the stand-in takes one stream in a group");
     if (call.peer == comm->rank && call.what == What::send) ++to_self;
     if (call.peer == comm->rank && call.what == What::receive) --to_self;
   }
   if (!prepare(*comm, calls))
-    return broken(comm, ncclInvalidUsage, "a connection would have to be made during a capture");
+    return refused(comm, ncclInvalidUsage, "a connection would have to be made during a capture");
   if (to_self != 0)
-    return broken(comm, ncclInvalidUsage, "Trying to send to self without a matching recv");
+    return refused(comm, ncclInvalidUsage, "Trying to send to self without a matching recv");
+  if (comm->capture) {
+    auto& captures = group->captures;
+    if (std::find(captures.begin(), captures.end(), comm->capture) == captures.end()) {
+      if (comm->capture->in_use.exchange(true))
+        misuse("two threads of NCCL's edit one captured graph at a time");
+      captures.push_back(comm->capture);
+    }
+  }
   comm->pending = std::move(calls);
   comm->polls = state().in_progress_polls;
   comm->phase = ncclComm::launching;
-  if (comm->polls > 0) return ncclInProgress;
-  launch(comm);
-  return comm->error;
+  comm->group = group;
+  group->comms.push_back(comm);
+  return ncclInProgress;
 }
 
 ncclResult_t submit_group() {
   auto const calls = std::exchange(grouped, {});
   auto result = std::exchange(group_error, ncclSuccess);
-  if (int const code = count(Call::group_end)) return static_cast<ncclResult_t>(code);
-  if (result != ncclSuccess) return result;  // a call of it was refused: nothing is done
+  if (int const code = count(Call::group_end)) result = static_cast<ncclResult_t>(code);
   std::vector<ncclComm_t> comms;
   for (auto const& call : calls)
     if (std::find(comms.begin(), comms.end(), call.comm) == comms.end()) comms.push_back(call.comm);
+  auto const group = std::make_shared<Group>();
   for (auto* comm : comms) {
+    if (result != ncclSuccess && result != ncclInProgress) break;
     std::vector<Operation> own;
     std::copy_if(calls.begin(), calls.end(), std::back_inserter(own),
                  [&](Operation const& call) { return call.comm == comm; });
-    auto const one = submit_one(comm, std::move(own));
-    if (result == ncclSuccess || result == ncclInProgress)
-      result = one == ncclSuccess ? result : one;
+    result = submit_one(comm, std::move(own), group);
+  }
+  if (result == ncclInProgress && state().in_progress_polls == 0) group->begin();
+  if (result == ncclSuccess || result == ncclInProgress) return result;
+  for (auto* comm : comms) {  // what goes wrong in a group is the error of all of it, and stays
+    std::shared_ptr<Group> spent;
+    std::lock_guard const lock(comm->world->mutex);
+    refused(comm, result, "another call of its group was refused");
+    comm->pending.clear();
+    spent.swap(comm->group);
   }
   return result;
 }
@@ -430,7 +481,8 @@ ncclResult_t add(Operation const& call) {
     return ncclInvalidArgument;
   }
   if (call.peer < 0 || call.peer >= call.comm->ranks || !alive(call.stream)) {
-    call.comm->words = "peer or stream do not exist";
+    std::lock_guard const lock(call.comm->world->mutex);
+    refused(call.comm, ncclInvalidArgument, "peer or stream do not exist");
     if (depth > 0) group_error = ncclInvalidArgument;
     return ncclInvalidArgument;
   }
@@ -445,8 +497,9 @@ void check_members(World& world) {
       if (a == b) continue;
       std::string words;
       if (a->device == b->device)
-        words = "Duplicate GPU detected : rank " + std::to_string(a->rank) + " and rank " +
-                std::to_string(b->rank) + " both on CUDA device " + std::to_string(a->device);
+        words = "Multiple ranks are using the same GPU: rank " + std::to_string(a->rank) +
+                " and rank " + std::to_string(b->rank) + " both on CUDA device " +
+                std::to_string(a->device);
       else if (a->version != b->version)
         words = "Mismatched NCCL version detected : rank " + std::to_string(a->rank) + " version " +
                 std::to_string(a->version) + " rank " + std::to_string(b->rank) + " version " +
@@ -469,9 +522,24 @@ void number_ranks(World& part) {
   }
 }
 
-bool expect(ncclComm_t comm) { return comm != nullptr && comm->alive; }
+bool expect(ncclComm_t comm) {
+  refuse_at_exit("a call of NCCL");
+  return comm != nullptr && comm->alive;
+}
 
 }  // namespace
+
+void Group::begin() {
+  if (begun.exchange(true)) return;
+  thread = std::thread([this] {
+    thread_of_nccl = true;
+    for (auto* comm : comms) {
+      std::lock_guard const lock(comm->world->mutex);
+      launch(comm);
+    }
+    done.store(true, std::memory_order_release);
+  });
+}
 
 namespace cuda_stand_in {
 
@@ -568,11 +636,13 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* answer) {
   if (!expect(comm)) return ncclInvalidArgument;
   auto const world = comm->world;
+  std::shared_ptr<Group> launched;  // ends behind the lock
   std::lock_guard const lock(world->mutex);
   bool done = true;
   if (comm->phase == ncclComm::joining)
     done = static_cast<int>(comm->world->members.size()) == comm->ranks && comm->ranks > 0;
-  if (comm->phase == ncclComm::finalizing) done = world->finalized == world->size;
+  if (comm->phase == ncclComm::finalizing)  // graphs that refer to it must be gone
+    done = world->finalized == world->size && comm->graphs.use_count() == 1;
   if (comm->phase == ncclComm::splitting) {
     auto& split = world->splits[comm->splits - 1];
     done = split.calls == world->size;
@@ -584,12 +654,17 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* answer) {
   if (done && comm->polls > 0) {
     --comm->polls;
     done = false;
+  } else if (comm->phase == ncclComm::launching) {
+    comm->group->begin();
+    done = comm->group->done.load(std::memory_order_acquire);
   }
   *answer = done ? ncclSuccess : ncclInProgress;
   if (!done) return ncclSuccess;
-  if (comm->phase == ncclComm::launching)
-    launch(comm);
-  else if (comm->phase == ncclComm::finalizing)
+  if (comm->phase == ncclComm::launching) {
+    launched.swap(comm->group);
+    launched->seen();
+  }
+  if (comm->phase == ncclComm::finalizing)
     comm->phase = ncclComm::finalized;
   else if (comm->phase != ncclComm::finalized)
     comm->phase = ncclComm::idle;
@@ -612,7 +687,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   if (!expect(comm)) return ncclInvalidArgument;
   std::lock_guard const lock(comm->world->mutex);
   if (comm->error != ncclSuccess || comm->phase != ncclComm::idle)
-    return broken(comm, ncclInvalidUsage, "finalize of a communicator that is not idle");
+    return refused(comm, ncclInvalidUsage, "finalize of a communicator that is not idle");
   comm->phase = ncclComm::finalizing;
   comm->polls = state().in_progress_polls;
   ++comm->world->finalized;
@@ -623,7 +698,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   if (!expect(comm)) return ncclInvalidArgument;
   std::lock_guard const lock(comm->world->mutex);
   if (comm->phase != ncclComm::finalized)  // would wait for the others
-    return broken(comm, ncclInvalidUsage, "destroy of a communicator that was not finalized");
+    return refused(comm, ncclInvalidUsage, "destroy of a communicator that was not finalized");
   comm->alive = false;
   --state().communicators;
   return ncclSuccess;
@@ -631,15 +706,24 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
 
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   if (!expect(comm)) return ncclInvalidArgument;
-  state().abort_hangs.wait(true);
+  ++state().aborting;
   auto const world = comm->world;  // the handle may go as soon as it is not alive
   {
     std::lock_guard const lock(world->mutex);
+    if (comm->error == ncclSuccess && comm->phase != ncclComm::joining) ++state().aborts;
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(state().abort_takes_ms));
+  state().abort_hangs.wait(true);
+  std::shared_ptr<Group> launched;  // ends behind the lock
+  {
+    std::lock_guard const lock(world->mutex);
     comm->aborted = true;
+    launched.swap(comm->group);
     world->moved.notify_all();
     comm->alive = false;
   }
   --state().communicators;
+  --state().aborting;
   return ncclSuccess;
 }
 
@@ -648,7 +732,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int colour, int key, ncclComm_t* par
   if (!expect(comm)) return ncclInvalidArgument;
   std::lock_guard const lock(comm->world->mutex);
   if (comm->error != ncclSuccess || comm->phase != ncclComm::idle)
-    return broken(comm, ncclInvalidUsage, "split of a communicator that is not idle");
+    return refused(comm, ncclInvalidUsage, "split of a communicator that is not idle");
   auto& split = comm->world->splits[comm->splits++];
   comm->phase = ncclComm::splitting;
   comm->polls = state().in_progress_polls;

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <new>
@@ -17,10 +19,12 @@ using namespace cuda_stand_in;
 
 struct CUgraph_st {
   std::vector<Node> nodes;
+  std::shared_ptr<GraphMemory> memory;
 };
 struct CUgraphExec_st {
   std::mutex mutex;
   std::shared_ptr<std::vector<Node> const> nodes;
+  std::shared_ptr<GraphMemory> memory;
 };
 struct CUmemPoolHandle_st {
   std::atomic<std::uint64_t> release_threshold{0};
@@ -37,7 +41,8 @@ thread_local Capture* own_capture = nullptr;  // begun by this thread, and not r
 struct Memory {
   std::mutex mutex;
   std::map<void*, std::size_t> sizes;
-  std::map<void*, int> devices;  // of device memory
+  std::map<void*, int> devices;                        // of device memory
+  std::map<void*, std::weak_ptr<GraphMemory>> graphs;  // of memory that a graph owns
 };
 Memory& memory() {
   static Memory& all = *new Memory;  // for ever: memory may be left behind on purpose
@@ -98,6 +103,7 @@ cudaError_t release(void* pointer) {
     bytes = found->second;
     memory().sizes.erase(found);
     memory().devices.erase(pointer);
+    memory().graphs.erase(pointer);
   }
   std::memset(pointer, 0xDD, bytes);
   ::operator delete (pointer, std::align_val_t{256});
@@ -106,9 +112,19 @@ cudaError_t release(void* pointer) {
   return cudaSuccess;
 }
 
+std::size_t size_of(void* pointer) {
+  std::lock_guard const lock(memory().mutex);
+  return memory().sizes.at(pointer);
+}
 bool known(void* pointer) {
   std::lock_guard const lock(memory().mutex);
   return memory().sizes.count(pointer) != 0;
+}
+/// The graph that owns a block; null: none.
+std::shared_ptr<GraphMemory> graph_of(void* pointer) {
+  std::lock_guard const lock(memory().mutex);
+  auto const found = memory().graphs.find(pointer);
+  return found == memory().graphs.end() ? nullptr : found->second.lock();
 }
 
 void join(std::vector<std::size_t>& frontier, std::vector<std::size_t> const& more) {
@@ -154,7 +170,8 @@ class Away {
   std::size_t open_ = 0;
 };
 
-/// Runs a graph's nodes in some order that its edges allow.
+/// Runs a graph's nodes in some order that its edges allow. A device has room for one node of
+/// NCCL's at a time: whichever of those that are ready, so that only edges order messages.
 void run_graph(std::vector<Node> const& nodes, unsigned seed) {
   std::minstd_rand random(seed + 1);
   std::vector<std::size_t> missing(nodes.size());
@@ -166,16 +183,28 @@ void run_graph(std::vector<Node> const& nodes, unsigned seed) {
     if (missing[n] == 0) ready.push_back(n);
   }
   Away away;
+  std::map<int, std::vector<std::size_t>> held;  // [devices]
+  std::set<int> full;
+  auto const pick = [&random](std::vector<std::size_t>& from) {
+    std::swap(from[random() % from.size()], from.back());
+    std::size_t const number = from.back();
+    from.pop_back();
+    return number;
+  };
   for (std::size_t n = 0;;) {
     if (ready.empty()) {
       if (!away.end(n)) return;
+      auto& waiting = held[nodes[n].device];
+      full.erase(nodes[n].device);
+      if (!waiting.empty()) ready.push_back(pick(waiting));
     } else {
-      std::swap(ready[random() % ready.size()], ready.back());
-      n = ready.back();
-      ready.pop_back();
+      n = pick(ready);
       bool const lost = state().lost.load() != 0;
       if (!lost && nodes[n].kind == Kind::nccl) {
-        away.begin(n, nodes[n].work);
+        if (full.insert(nodes[n].device).second)
+          away.begin(n, nodes[n].work);
+        else
+          held[nodes[n].device].push_back(n);
         continue;
       }
       if (!lost) nodes[n].work();
@@ -189,13 +218,60 @@ void run_graph(std::vector<Node> const& nodes, unsigned seed) {
 
 namespace cuda_stand_in {
 
+GraphMemory::~GraphMemory() {
+  for (auto const& block : blocks) release(block.data);
+}
+GraphMemory::Block* GraphMemory::find(void const* data) {
+  for (auto& block : blocks)
+    if (block.data == data) return &block;
+  return nullptr;
+}
+
+thread_local bool thread_of_nccl = false;
+
+namespace {
+
+std::atomic<bool> exiting{false};
+/// Stands for the end of CUDA and NCCL in the end of the process.
+struct End {
+  ~End() {
+    exiting = true;
+    if (state().aborting != 0) refuse_at_exit("ncclCommAbort has not returned");
+  }
+};
+
+/// A captured stream is given something by a thread that is none of NCCL's.
+std::unique_lock<std::mutex> use_capture(Capture& capture) {
+  if (!thread_of_nccl && capture.in_use)
+    misuse("a captured graph is edited while a thread of NCCL's is at it");
+  return std::unique_lock(capture.mutex);
+}
+
+}  // namespace
+
 State& state() {
-  static State all;
+  static State& all = *new State;  // for ever: threads may outlive main
+  static End const end;
   return all;
+}
+
+void misuse(char const* words) {
+  std::lock_guard const lock(state().misuse_mutex);
+  state().misuses.emplace_back(words);
+}
+std::vector<std::string> take_misuses() {
+  std::lock_guard const lock(state().misuse_mutex);
+  return std::exchange(state().misuses, {});
+}
+void refuse_at_exit(char const* call) {
+  if (!exiting) return;
+  std::fprintf(stderr, "%s while the process ends\n", call);
+  std::_Exit(exit_code_of_misuse);
 }
 
 int count(Call call) {
   auto& all = state();
+  refuse_at_exit("a call of CUDA or NCCL");
   ++all.calls[static_cast<std::size_t>(call)];
   if (all.fail_call.load() == static_cast<int>(call) && --all.fail_in == 0) {
     all.fail_call = -1;
@@ -213,8 +289,9 @@ cudaError_t enqueue(cudaStream_t stream, Kind kind, Work work) {
     stream->push(std::move(work));
     return cudaSuccess;
   }
+  auto const lock = use_capture(*stream->capture);
   auto& nodes = stream->capture->nodes;
-  nodes.push_back({kind, std::move(work), stream->frontier});
+  nodes.push_back({kind, std::move(work), stream->frontier, stream->device});
   stream->frontier.assign(1, nodes.size() - 1);
   return cudaSuccess;
 }
@@ -248,6 +325,8 @@ void set_machine(Machine const& machine) {
 }
 
 void jitter(unsigned seed) { state().jitter = seed; }
+std::uint64_t aborts() { return state().aborts; }
+void abort_takes(int ms) { state().abort_takes_ms = ms; }
 void in_progress_polls(int polls) { state().in_progress_polls = polls; }
 void nccl_version(int version) { state().nccl_version = version; }
 void abort_hangs(bool on) {
@@ -289,6 +368,8 @@ void reset() {
   all.lost = 0;
   all.jitter = 0;
   all.in_progress_polls = 0;
+  all.abort_takes_ms = 0;
+  all.aborts = 0;
   all.nccl_version = 0;
   set_machine({});
   all.left_bytes = all.bytes.load();
@@ -522,6 +603,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   std::lock_guard const lock(event->mutex);
   event->capture = stream->capture;
   if (stream->capture) {
+    auto const in_capture = use_capture(*stream->capture);
     event->frontier = stream->frontier;
     return cudaSuccess;
   }
@@ -564,6 +646,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     auto const& capture = event->capture;
     if (stream->capture && stream->capture != capture)
       return answer(cudaErrorStreamCaptureIsolation);
+    auto const in_capture = use_capture(*capture);
     if (!stream->capture) {  // the stream joins the capture
       stream->capture = capture;
       stream->frontier.clear();
@@ -681,21 +764,41 @@ cudaError_t cudaMallocFromPoolAsync(void** pointer, std::size_t bytes, cudaMemPo
   if (int const code = count(Call::malloc_from_pool)) return answer(static_cast<cudaError_t>(code));
   if (state().lost != 0) return static_cast<cudaError_t>(state().lost.load());
   if (pool == nullptr || !alive(stream)) return answer(cudaErrorInvalidResourceHandle);
-  if (stream->capture) {
-    stream->capture->broken = true;
-    return answer(cudaErrorStreamCaptureUnsupported);
+  auto const result = allocate(pointer, bytes, pool->device);
+  if (result != cudaSuccess || !stream->capture) return result;
+  auto const& graph = stream->capture->memory;  // a node of the graph, whose memory it is
+  graph->blocks.push_back({*pointer});
+  {
+    std::lock_guard const lock(memory().mutex);
+    memory().graphs[*pointer] = graph;
   }
-  return allocate(pointer, bytes, pool->device);
+  return enqueue(stream, Kind::allocate,
+                 [block = *pointer, bytes] { std::memset(block, 0xCD, bytes); });
 }
 cudaError_t cudaFreeAsync(void* pointer, cudaStream_t stream) {
   if (state().lost != 0) {
-    release(pointer);
+    if (!graph_of(pointer)) release(pointer);
     return static_cast<cudaError_t>(state().lost.load());
   }
   if (!alive(stream)) return answer(cudaErrorInvalidResourceHandle);
   if (!known(pointer)) return answer(cudaErrorInvalidValue);
-  if (stream->capture) return answer(cudaErrorStreamCaptureUnsupported);
-  stream->push([pointer] { release(pointer); }, true);
+  auto const graph = graph_of(pointer);
+  if (stream->capture) {  // a node; of what the same graph allocates alone
+    auto* const block = stream->capture->memory->find(pointer);
+    if (block == nullptr || block->freed) return answer(cudaErrorInvalidValue);
+    block->freed = true;
+    return enqueue(stream, Kind::free,
+                   [pointer, bytes = size_of(pointer)] { std::memset(pointer, 0xDD, bytes); });
+  }
+  if (!graph) {
+    stream->push([pointer] { release(pointer); }, true);
+    return cudaSuccess;
+  }
+  std::lock_guard const lock(graph->mutex);
+  auto* const block = graph->find(pointer);
+  if (block->freed || !block->taken) return answer(cudaErrorInvalidValue);
+  block->taken = false;
+  stream->push([pointer, graph, bytes = size_of(pointer)] { std::memset(pointer, 0xDD, bytes); });
   return cudaSuccess;
 }
 
@@ -758,7 +861,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   stream->frontier.clear();
   if (capture->broken) return answer(cudaErrorStreamCaptureInvalidated);
   if (!joined) return answer(cudaErrorStreamCaptureUnjoined);
-  *graph = new CUgraph_st{std::move(capture->nodes)};
+  *graph = new CUgraph_st{std::move(capture->nodes), capture->memory};
   ++state().graphs;
   return cudaSuccess;
 }
@@ -773,6 +876,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsig
     return answer(static_cast<cudaError_t>(code));
   *exec = new CUgraphExec_st;
   (*exec)->nodes = std::make_shared<std::vector<Node> const>(graph->nodes);
+  (*exec)->memory = graph->memory;
   ++state().graphs;
   return cudaSuccess;
 }
@@ -781,7 +885,8 @@ cudaError_t cudaGraphExecUpdate(cudaGraphExec_t exec, cudaGraph_t graph,
                                 cudaGraphExecUpdateResultInfo* result) {
   if (int const code = count(Call::graph_update)) return answer(static_cast<cudaError_t>(code));
   std::lock_guard const lock(exec->mutex);
-  bool same = exec->nodes->size() == graph->nodes.size();
+  bool same = exec->nodes->size() == graph->nodes.size() && exec->memory->blocks.empty() &&
+              graph->memory->blocks.empty();  // memory of nodes is not taken over
   for (std::size_t n = 0; same && n < graph->nodes.size(); ++n)
     same = (*exec->nodes)[n].kind == graph->nodes[n].kind &&
            (*exec->nodes)[n].after == graph->nodes[n].after;
@@ -798,8 +903,14 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
   if (!alive(stream)) return answer(cudaErrorInvalidResourceHandle);
   if (stream->capture) return answer(cudaErrorStreamCaptureUnsupported);
   std::lock_guard const lock(exec->mutex);
+  {
+    std::lock_guard const of_memory(exec->memory->mutex);
+    for (auto const& block : exec->memory->blocks)  // of the last launch
+      if (block.taken) return answer(cudaErrorInvalidValue);
+    for (auto& block : exec->memory->blocks) block.taken = !block.freed;
+  }
   auto const seed = static_cast<unsigned>(calls(Call::graph_launch));
-  stream->push([nodes = exec->nodes, seed] { run_graph(*nodes, seed); });
+  stream->push([nodes = exec->nodes, memory = exec->memory, seed] { run_graph(*nodes, seed); });
   return cudaSuccess;
 }
 

@@ -5,11 +5,17 @@
 ///
 /// Every stream is a thread that works its queue off in order; "device memory" is host memory,
 /// filled with 0xCD when it is handed out and with 0xDD when it goes back. Communicators join the
-/// threads of one process, with true rendezvous. What it does not have: kernels, a limit on what
-/// runs at once, implicit synchronisation of the null stream, several streams in one NCCL group.
+/// threads of one process, with true rendezvous; a group is launched by a thread of its own, and an
+/// error of a communicator stays. A graph is replayed with room for one node of NCCL's on a device
+/// at a time. What it does not have: kernels, a limit on what else runs at once, implicit
+/// synchronisation of the null stream, several streams of one communicator in one NCCL group.
 
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <functional>
+#include <string>
+#include <vector>
 
 struct CUstream_st;
 
@@ -85,6 +91,16 @@ void break_communicators(int rank, int ranks, int code);
 
 /// While on, ncclCommAbort does not return.
 void abort_hangs(bool on);
+/// How long it takes to return.
+void abort_takes(int ms);
+/// How many communicators without an error have been aborted since the last reset.
+[[nodiscard]] std::uint64_t aborts();
+
+/// What was done since the last look that CUDA or NCCL leave undefined. A session that ends with
+/// some of it ends the process.
+[[nodiscard]] std::vector<std::string> take_misuses();
+/// Of a process that calls CUDA or NCCL while it ends.
+inline constexpr int exit_code_of_misuse = 99;
 
 /// What has been made and not given back.
 struct Live {
@@ -112,7 +128,12 @@ class Session {
   }
   Session(Session const&) = delete;
   Session& operator=(Session const&) = delete;
-  ~Session() { reset(); }
+  ~Session() {
+    reset();
+    auto const misuses = take_misuses();
+    for (auto const& words : misuses) std::fprintf(stderr, "misuse: %s\n", words.c_str());
+    if (!misuses.empty()) std::abort();
+  }
 
   /// What this test has made and not given back.
   [[nodiscard]] Live left() const {

@@ -48,8 +48,8 @@ template <class T> class Loop {
         loss_(benches) {
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       auto const& ops = layers_[l].ops();
-      parameters_[l].adopt(ops.adopt_parameters(layers_[l].object()), static_cast<int>(l),
-                           Adam::states, &memory_);
+      parameters_[l].adopt(ops.adopt_parameters(layers_[l].object(), static_cast<int>(l)),
+                           static_cast<int>(l), Adam::states, &memory_);
       count_ += parameters_[l].count();
       if (l == 0) dx_ = sg::detail::Slots(*ops.input, 1);
       y_[l] = sg::detail::Slots(*ops.output, 1);

@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <stagger/mpi/processes.hpp>
 
+#include <atomic>
 #include <cstddef>
 #include <stdexcept>
-#include <stop_token>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include <stagger/collective/grouped.hpp>
 #include <stagger/engine/pipeline.hpp>
 #include <stagger/host/threads.hpp>
 #include <stagger/mpi/session.hpp>
+#include <stagger/placement/explicit_map.hpp>
 
 #include "catch.hpp"
 #include "meeting.hpp"
@@ -96,7 +99,7 @@ TEST_CASE("mpi/Processes: a stage that throws ends the step in every process", "
 TEST_CASE("mpi/Processes: a step cancelled in one process is cancelled in all", "[mpi]") {
   auto train = made({.deadline_s = 60});
   sg::run(train.step(data));
-  static std::stop_source stop;
+  static stagger::stop_source stop;
   stop = {};
   auto const before = factors(train);
   trap = {0, 1, true, [] { stop.request_stop(); }};
@@ -107,6 +110,34 @@ TEST_CASE("mpi/Processes: a step cancelled in one process is cancelled in all", 
   REQUIRE(got.second.find("the step was cancelled") != std::string::npos);
   MPI_Barrier(MPI_COMM_WORLD);
   REQUIRE(factors(train) == before);
+  sg::run(train.step(data));
+}
+
+TEST_CASE("mpi/Processes: stops that all processes ask for at once end a step alike", "[mpi]") {
+  auto train = made({.deadline_s = 60});
+  for (int round = 0; round < 100; ++round) {
+    stagger::stop_source stop;
+    static std::atomic<bool> reached;
+    reached = false;
+    std::thread asks([&] {
+      while (!reached) std::this_thread::yield();
+      stop.request_stop();
+    });
+    trap = {process(), round % 3, round % 2 == 0, [] { reached = true; }};
+    auto const got = error_of([&] { sg::run(train.step(data, stop.get_token())); });
+    reached = true;
+    asks.join();
+    trap = {};
+    INFO(got.second);
+    REQUIRE((got.second == "no error" ||
+             got.second.find("the step was cancelled") != std::string::npos));
+    long const steps = static_cast<long>(train.steps());
+    long least = 0;
+    long most = 0;
+    MPI_Allreduce(&steps, &least, 1, MPI_LONG, MPI_MIN, MPI_COMM_WORLD);
+    MPI_Allreduce(&steps, &most, 1, MPI_LONG, MPI_MAX, MPI_COMM_WORLD);
+    REQUIRE(least == most);
+  }
   sg::run(train.step(data));
 }
 
@@ -211,6 +242,44 @@ TEST_CASE("mpi/Processes: more processes than ranks are refused", "[mpi]") {
       error_of([&] { (void)sg::Pipeline{Scale{.layer = -2}}.with(Sum{}, sg::mpi::Processes{}); });
   REQUIRE(got.first == sg::Errc::bad_configuration);
   REQUIRE(got.second.find("for 1 ranks") != std::string::npos);
+}
+
+TEST_CASE("mpi/Processes: a placement that leaves a process without a rank is refused", "[mpi]") {
+  if (processes() == 1) return;
+  int const last = processes() - 1;
+  std::vector<Scale> layers;
+  std::vector<int> places;
+  for (int l = 0; l <= last; ++l) {
+    layers.push_back(Scale{.layer = l});
+    places.push_back(l == last ? 0 : l);
+  }
+  auto const got = error_of([&] {
+    (void)sg::Pipeline{layers}.with(Sum{}, sg::mpi::Processes{.meet_s = 20},
+                                    sg::placement::ExplicitMap{places});
+  });
+  REQUIRE(got.first == sg::Errc::bad_configuration);
+  REQUIRE(got.second == "the placement gives process " + std::to_string(last) +
+                            " no rank; give each of " + std::to_string(processes()) +
+                            " processes at least one, or start fewer processes");
+}
+
+TEST_CASE("mpi/Processes: counts of measured steps that differ are found when they meet", "[mpi]") {
+  if (processes() == 1) return;
+  bool const here = process() == processes() - 1;
+  for (bool const measured : {true, false}) {
+    sg::collective::Grouped<> grouped;
+    if (here && measured) grouped.measured_steps = 4;
+    if (here && !measured) grouped.renew_every = 7;
+    auto const got = error_of([&] {
+      std::vector<Scale> layers(static_cast<std::size_t>(processes()));
+      (void)sg::Pipeline{layers}.with(Sum{}, sg::mpi::Processes{.meet_s = 20}, grouped);
+    });
+    INFO(got.second);
+    REQUIRE(got.first == sg::Errc::mismatch);
+    REQUIRE(got.second.find(measured ? "Grouped::measured_steps: rank 0 has '5'"
+                                     : "Grouped::renew_every: rank 0 has '0'") !=
+            std::string::npos);
+  }
 }
 
 TEST_CASE("core/Portable: what is written is read back, and less of it is an error") {

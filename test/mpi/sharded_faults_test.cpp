@@ -92,6 +92,28 @@ TEST_CASE("mpi/Agreement: whenever one process dies, the others take the step or
       }
 }
 
+TEST_CASE("mpi/Agreement: of two that are silent none is left out", "[mpi]") {
+  sg::Program program;
+  program.training = true;
+  program.computing = 4;
+  Agreement one;
+  one.load(program, {0, 1, 2, 3}, 4);
+  one.begin_step(0);
+  for (int rank = 0; rank < 4; ++rank) static_cast<void>(one.promised());
+  REQUIRE(one.in_doubt());
+  CHECK(one.last() == -1);
+  one.take(1);
+  REQUIRE(one.in_doubt());
+  CHECK(one.last() == -1);  // 2 and 3: settling would leave out one that may have ended the step
+  one.take(3);
+  CHECK(one.last() == 2);
+  one.take(3);
+  CHECK(one.in_doubt());
+  one.take(2);
+  CHECK(one.made());
+  CHECK(one.last() == -1);
+}
+
 // What MPI lets a program put before its functions.
 extern "C" int MPI_Isend(void const* data, int count, MPI_Datatype type, int peer, int tag,
                          MPI_Comm comm, MPI_Request* request) {

@@ -47,9 +47,29 @@ expect_result(0)
 expect(output "bit-equal to one device after every step")
 expect_same(${FOLDER}/plain/${last} ${FOLDER}/parts/${last})
 
+# Several processes, each of which would train by itself.
+execute_process(COMMAND ${START} 2 ${GPT} ${short} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE errors
+                WORKING_DIRECTORY ${FOLDER} TIMEOUT 120)
+list(JOIN short " " called)
+expect_result(2)
+expect(errors "gpt: [^\n]* started 2 processes, and each would train the whole model; add --device mpi ")
+if(NOT output STREQUAL "")
+  fail("should print nothing on standard output")
+endif()
+
 # More processes than ranks.
 gpt_over(3 ${short})
 if("${result}" STREQUAL "0")
   fail("should not have run")
 endif()
-expect(errors "MPI started 3 processes for 2 ranks")
+expect(errors "MPI started 3 processes for 2 ranks; [^\n]* give --replicas")
+
+# What all processes have to say is said once.
+foreach(bad "--stages 2" "--layers many" "--text missing.txt" "--stages 9")
+  separate_arguments(bad)
+  gpt_over(3 ${short} ${bad})
+  string(REGEX MATCHALL "gpt: " said "${errors}")
+  if(NOT said STREQUAL "gpt: ")
+    fail("should say once what is wrong")
+  endif()
+endforeach()

@@ -36,6 +36,15 @@ file(READ ${FOLDER}/new/folder/timeline.svg picture)
 expect(picture "^<svg [^\n]*")
 expect(picture "</svg>[ \n]*$")
 
+# A sample begins as the text suggests: code by a comment, other texts by their first word.
+gpt(${tiny} --steps 1 --sample 5)
+expect(output "\nApache ")
+file(WRITE ${FOLDER}/code.hpp "/// Adds.\nint add(int a, int b);\n/// Subtracts one from the other.\nint subtract(int a, int b);\n")
+gpt(${tiny} --text ${FOLDER}/code.hpp --steps 1 --sample 5 --stages 1 --threads 1 --batch 1 --microbatches 1)
+expect_result(0)
+expect(errors "parameters in 5 layers, 1 stage on 1 thread, ")
+expect(output "\n/// ")
+
 # The same command, the same model: losses and sample agree to the last digit, whatever the stages.
 gpt(${tiny} --steps 3 --sample 40)
 expect_result(0)

@@ -24,7 +24,21 @@ expect_result(0)
 # Other settings are allowed, with a warning that the bits will differ.
 gpt(${tiny} --steps 9 --checkpoint ${FOLDER}/parts --resume)
 expect_result(0)
-expect(errors "warning: [^\n]*was written with other settings \\(steps 8,")
+expect(errors "warning: [^\n]*was written with other settings \\(steps 8, now 9\\): ")
+gpt(${tiny} --steps 10 --checkpoint ${FOLDER}/parts --resume --rate 0.004 --text ${CMAKE_CURRENT_LIST_FILE})
+expect_result(0)
+expect(errors "other settings \\(steps 9, now 10; rate 0.005, now 0.004; another text\\): ")
+
+# Two runs do not share a folder; one that was killed leaves no lock.
+find_program(flock flock)
+if(flock)
+  execute_process(COMMAND ${flock} ${FOLDER}/parts ${GPT} ${tiny} --steps 12 --checkpoint ${FOLDER}/parts --resume
+                  RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE errors)
+  expect_result(2)
+  expect(errors "^gpt: another run keeps its checkpoints in the folder '[^\n]*parts'; wait until it has ended[^\n]*\n$")
+  gpt(${tiny} --steps 10 --checkpoint ${FOLDER}/parts --resume --rate 0.004 --text ${CMAKE_CURRENT_LIST_FILE})
+  expect_result(0)
+endif()
 
 # The newest file is damaged: the one before is taken, and said to be.
 gpt(${tiny} --steps 8 --every 3 --checkpoint ${FOLDER}/damaged)

@@ -4,14 +4,13 @@
 /// `run_columns` call body(team, i), `run_elements` body(i), for i < count. Included once, behind
 /// these three.
 
-#include <memory>
-#include <mutex>
-#include <unordered_map>
+#include <cstddef>
 
 #include <stagger/cuda/tensor.hpp>
 
 #include "bodies.hpp"
 #include "kernels.hpp"
+#include "scratch.hpp"
 
 namespace gpt::gpu {
 
@@ -19,20 +18,6 @@ namespace detail {
 
 inline void require(cudaError_t result) { stagger::cuda::check(result, "launch a kernel"); }
 inline cudaStream_t here() { return stagger::cuda::stream(); }
-
-inline constexpr std::size_t parts_of_squares = 512;
-
-/// Memory for partial sums, of each stream, made when it is first asked for.
-inline double* partial_sums(cudaStream_t stream) {
-  static std::mutex mutex;
-  static auto& all = *new std::unordered_map<cudaStream_t, double*>;  // as long as the GPU's
-  std::lock_guard const lock(mutex);
-  double*& sums = all[stream];
-  if (sums == nullptr &&
-      cudaMalloc(reinterpret_cast<void**>(&sums), parts_of_squares * sizeof(double)) != cudaSuccess)
-    sums = nullptr;
-  return sums;
-}
 
 template <class N>
 cudaError_t sum_squares(N const* gradient, std::size_t size, double* sum, cudaStream_t stream) {

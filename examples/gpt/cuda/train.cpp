@@ -148,10 +148,9 @@ template <class T> class OnGpu {
 
   [[nodiscard]] bool leads() const noexcept { return true; }
   [[nodiscard]] bool all_go_on() const noexcept { return interrupted == 0; }
+  [[nodiscard]] bool any(bool here) const noexcept { return here; }
   [[nodiscard]] std::string places(Way const& way) const {
-    auto const n = way.s.ranks();
-    return std::to_string(n) + (n == 1 ? " stream" : " streams") + " of GPU 0 in " +
-           way.s.precision;
+    return sg::counted(way.s.ranks(), "stream") + " of GPU 0 in " + way.s.precision;
   }
 
   [[nodiscard]] Forecast forecast(Settings const& s, Text const& text) const {

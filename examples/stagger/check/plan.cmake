@@ -44,6 +44,16 @@ foreach(policy dapple dapple-printed pipedream straight data-parallel auto)
 endforeach()
 matches(0 "^<svg .*stage 0.*</svg>\n$" ${plan} --format svg)
 matches(0 "\"recompute\": true" ${plan} --recompute --json)
+# Memory does not grow with the microbatches: 30 million in 300 MB.
+execute_process(COMMAND sh -c "ulimit -v 300000; exec \"$0\" \"$@\"" ${STAGGER} plan --profile four.json --cluster fast.json
+                        --batch 30000000 --policy straight --memory-factor 1
+                RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE errors WORKING_DIRECTORY ${FOLDER} TIMEOUT 120)
+set(called "plan --batch 30000000")
+if(NOT result EQUAL 0)
+  fail("should plan in little memory")
+endif()
+matches(0 "node 0  V100  0-511: 0\nnode 1  V100  512-1023: 0\n$"
+        plan --profile four.json --cluster dapple-a:2x512 --batch 16384 --policy data-parallel)
 matches(0 "0-3 +0-15.*16 samples in 1 microbatch, .*node 1  V100  0 0 0 0 0 0 0 0" plan --profile four.json --cluster dapple-a:2x8 --batch 16)
 
 # Nowhere: exit code 1 and one line with layer, resource, numbers and what would do.

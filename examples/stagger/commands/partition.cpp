@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include <stagger/core/text.hpp>
 #include <stagger/partition/block.hpp>
 #include <stagger/partition/even.hpp>
 #include <stagger/partition/min_max.hpp>
@@ -191,7 +192,7 @@ class Partition final : public Command {
       int const last = s < found.cuts.size() ? found.cuts[s] : profile.size();
       std::string names;
       for (int const id : found.devices[s])
-        names += (names.empty() ? "" : " ") + name_of(named, id);
+        names += stagger::text(names.empty() ? "" : " ", name_of(named, id));
       table.add({std::to_string(s), std::to_string(first) + " to " + std::to_string(last - 1),
                  profile.layers[static_cast<std::size_t>(first)].name.substr(0, 32), names,
                  report::format_seconds(found.stage_s[s], 4),

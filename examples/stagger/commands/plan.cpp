@@ -18,6 +18,7 @@
 #include "../command.hpp"
 #include "../paper_dapple.hpp"
 #include "../paper_hetpipe.hpp"
+#include "../long_work.hpp"
 #include "../profile.hpp"
 
 namespace tool {
@@ -80,7 +81,10 @@ class PlanCommand final : public Command {
     plan::Workload const work(model_.profile(), model_.cluster(), request_);
     try {
       auto const start = std::chrono::steady_clock::now();
-      plan::Plan made = make(work);
+      plan::Plan made = [&] {
+        LongWorkNotice const notice("planning");
+        return make(work);
+      }();
       made.solve_s =
           std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
       if (form == "json") return {stagger::json::write_plan(made)};

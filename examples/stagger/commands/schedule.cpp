@@ -10,6 +10,7 @@
 #include <stagger/schedule/csv.hpp>
 #include <stagger/schedule/evaluate.hpp>
 #include <stagger/schedule/lower.hpp>
+#include <stagger/schedule/transfers.hpp>
 
 #include "../command.hpp"
 #include "../pipeline.hpp"
@@ -51,9 +52,10 @@ class Schedule final : public Command {
                     {"microbatches", table.microbatches},
                     {"rows", rows_json(table)}})};
     }
-    auto const timeline = schedule::evaluate(table, costs).timeline;
+    auto timeline = schedule::evaluate(table, costs).timeline;
     char const* const unit = costs_.in_units() ? "units of F" : "";
     if (form == "text") return {stagger::report::gantt(timeline, {.time_unit = unit})};
+    schedule::add_transfers(timeline, table, costs);
     return {stagger::report::svg(timeline, {.width = width_, .title = title_, .time_unit = unit})};
   }
 

@@ -17,6 +17,7 @@
 #include <stagger/schedule/bound.hpp>
 #include <stagger/schedule/evaluate.hpp>
 #include <stagger/schedule/reductions.hpp>
+#include <stagger/schedule/transfers.hpp>
 
 #include "../command.hpp"
 #include "../pipeline.hpp"
@@ -96,11 +97,10 @@ class Simulate final : public Command {
       if (path.empty()) continue;
       tables.push_back(read_table(path));
       if (auto const fault = schedule::verify(tables.back(), {.channels = channels})) {
-        bool const unreadable = fault.kind == schedule::FaultKind::parse;
         return {{},
                 source_name(path) + ": " + schedule::name(fault.kind) + ": " +
                     message_in(path, tables.back(), fault),
-                unreadable ? 2 : 1};
+                unreadable(fault) ? 2 : 1};
       }
       played.push_back({source_name(path), {}, 0});
     }
@@ -128,6 +128,9 @@ class Simulate final : public Command {
         costs_.in_units() && overlap_flag_->count() == 0 && reduce_flag_->count() == 0;
     std::string const unit = in_units ? "units of F" : "";
     if (form == "svg") {
+      for (std::size_t i = 0; i < tables.size(); ++i)
+        if (!has_messages(tables[i]))
+          schedule::add_transfers(played[i].result.timeline, tables[i], costs);
       std::vector<report::SvgPanel> panels;
       for (auto const& p : played) {
         panels.push_back({played.size() > 1 ? p.name : std::string_view{}, &p.result.timeline});

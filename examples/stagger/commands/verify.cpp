@@ -76,7 +76,7 @@ class Verify final : public Command {
     std::string const kind = schedule::name(fault.kind);
     std::string const message = message_in(file_, table, fault);
     Answer answer;
-    if (fault) answer.exit_code = fault.kind == schedule::FaultKind::parse ? 2 : 1;
+    if (fault) answer.exit_code = unreadable(fault) ? 2 : 1;
     if (answer.exit_code == 2) {
       answer.why = source_name(file_) + ": " + message;
     }
@@ -98,7 +98,7 @@ class Verify final : public Command {
       answer.text = "ok: " + std::to_string(table.ranks()) + " ranks, " +
                     std::to_string(table.stages) + " stages, " +
                     std::to_string(table.microbatches) + " microbatches; at most in flight:";
-      for (int const p : peak) answer.text += " " + std::to_string(p);
+      for (int const p : peak) answer.text += stagger::text(" ", p);
       answer.text += "\n";
     }
     return answer;

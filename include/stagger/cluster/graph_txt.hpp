@@ -20,6 +20,7 @@
 
 #include <stagger/cluster/profile.hpp>
 #include <stagger/core/error.hpp>
+#include <stagger/core/from_chars.hpp>
 #include <stagger/core/text.hpp>
 
 namespace stagger::cluster {
@@ -129,7 +130,7 @@ class GraphReader {
     if (list) value.remove_prefix(1);
     for (double sum = 0;;) {
       double one = 0;
-      auto const [stop, error] = std::from_chars(value.data(), value.data() + value.size(), one);
+      auto const [stop, error] = from_chars(value.data(), value.data() + value.size(), one);
       auto const length = static_cast<std::size_t>(stop - value.data());
       std::string_view const after = value.substr(length);
       bool const ends = list ? after.starts_with(']') || after.starts_with(';')

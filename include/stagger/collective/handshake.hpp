@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <stagger/collective/communicator.hpp>
+#include <stagger/core/digest.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/text.hpp>
 #include <stagger/version.hpp>
@@ -26,9 +27,7 @@ struct Fact {
 
 /// 64 bits of FNV-1a: equal on every machine, and good against accidents, not against attackers.
 [[nodiscard]] constexpr std::uint64_t digest(std::string_view words) noexcept {
-  std::uint64_t h = 0xcbf29ce484222325u;
-  for (char const c : words) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
-  return h;
+  return stagger::detail::digest(words.data(), words.size());
 }
 
 /// The version this program was compiled with, as a fact.

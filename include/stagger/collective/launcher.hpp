@@ -21,10 +21,12 @@ struct Launch {
   char const* launcher = "";  ///< "torchrun", "Open MPI", "PMI" or "Slurm"
   int rank = 0;               ///< 0 <= rank < size
   int size = 1;
-  int local_rank = -1;    ///< among the processes of this machine, or -1 if not told
-  int local_size = -1;    ///< processes of this machine, or -1 if not told
-  std::string address{};  ///< of rank 0's machine, where told (MASTER_ADDR)
-  int port = 0;           ///< free there, where told (MASTER_PORT)
+  int local_rank = -1;     ///< among the processes of this machine, or -1 if not told
+  int local_size = -1;     ///< processes of this machine, or -1 if not told
+  std::string address{};   ///< of rank 0's machine, where told (MASTER_ADDR)
+  int port = 0;            ///< there, where told (MASTER_PORT)
+  bool port_held = false;  ///< the launcher itself listens on that port, as torchrun does
+  std::string run{};       ///< the launcher's name of this run, alike in all ranks, where told
 };
 
 namespace detail {
@@ -36,6 +38,7 @@ template <class Get> class LauncherReader {
   explicit LauncherReader(Get get) : get_(get) {}
 
   [[nodiscard]] bool has(char const* name) const { return get_(name) != nullptr; }
+  [[nodiscard]] std::string words(char const* name) const { return has(name) ? get_(name) : ""; }
 
   /// Whether a launcher's set is there; a part of it is an error.
   [[nodiscard]] bool complete(char const* launcher, std::initializer_list<char const*> tells,
@@ -105,7 +108,8 @@ template <class Get> class LauncherReader {
 /// Reads what launched this process: torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), Open
 /// MPI (OMPI_COMM_WORLD_*), a process manager of MPICH's kind (PMI_*), or Slurm (SLURM_PROCID,
 /// SLURM_NTASKS). The one nearest to the program wins: mpirun within an allocation of Slurm is
-/// Open MPI. Two that are equally near must agree.
+/// Open MPI, and torchrun's agents may themselves be started by any of the others. Two that are
+/// equally near must agree.
 /// @param  get  names to values, or nullptr: std::getenv, or what a test makes up
 /// @return  nothing when no launcher left a variable
 /// @throws Error  Errc::bad_configuration for a part of a set, a value that is no rank, a rank not
@@ -125,20 +129,28 @@ template <class Get> [[nodiscard]] std::optional<Launch> find_launch(Get get) {
   if (reader.complete("torchrun", {"RANK", "WORLD_SIZE"},
                       {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})) {
     take(reader.read("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"));
+    near->run = reader.words("TORCHELASTIC_RUN_ID");
+    near->port_held = reader.words("TORCHELASTIC_USE_AGENT_STORE") == "True";
+    if (!near->run.empty()) return near;  // its agent made all of these variables for this process
   }
   if (reader.complete("Open MPI", {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
                       {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"})) {
     take(reader.read("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
                      "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"));
+    if (near->run.empty()) near->run = reader.words("PMIX_NAMESPACE");
   }
   if (reader.complete("PMI", {"PMI_RANK", "PMI_SIZE"}, {"PMI_RANK", "PMI_SIZE"})) {
     take(reader.read("PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"));
+    if (near->run.empty()) near->run = reader.words("PMI_JOBID");
   }
   if (near) return near;  // an allocation of Slurm says nothing of what mpirun started within it
   if (reader.complete("Slurm", {"SLURM_PROCID", "SLURM_NTASKS"},
                       {"SLURM_PROCID", "SLURM_NTASKS"})) {
     take(reader.read("Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID",
                      "SLURM_NTASKS_PER_NODE"));
+    if (reader.has("SLURM_JOB_ID"))  // a step of a job, which may have been started again
+      near->run = text(reader.words("SLURM_JOB_ID"), ".", reader.words("SLURM_STEP_ID"), ".",
+                       reader.words("SLURM_RESTART_COUNT"));
   }
   return near;
 }

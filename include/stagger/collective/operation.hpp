@@ -2,6 +2,8 @@
 #pragma once
 /// @file   Operations in flight: poll them, wait for them with a deadline, or co_await them.
 
+#include <stagger/core/requirements.hpp>
+
 #include <chrono>
 #include <concepts>
 #include <coroutine>

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include <stagger/core/error.hpp>
+#include <stagger/core/text.hpp>
 
 namespace stagger {
 
@@ -87,7 +88,7 @@ class WholeFile {
     std::string const name = slash == std::string::npos ? target_ : target_.substr(slash + 1);
     if (name.empty()) fail("that names no file", "give the name of a file");
     std::string const before = (slash == std::string::npos ? "" : target_.substr(0, slash + 1)) +
-                               "." + name.substr(0, 100) + "." + std::to_string(::getpid()) + "-";
+                               text(".", name.substr(0, 100), ".", ::getpid(), "-");
     for (int attempt = 0; attempt < 1000; ++attempt) {
       temporary_ = before + std::to_string(attempt) + ".tmp";
       descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);

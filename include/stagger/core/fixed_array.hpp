@@ -2,6 +2,8 @@
 #pragma once
 /// @file   An array whose length is given once; its elements never move.
 
+#include <stagger/core/requirements.hpp>
+
 #include <cstddef>
 #include <utility>
 

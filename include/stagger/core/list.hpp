@@ -3,6 +3,8 @@
 /// @file   A growable array that is cheap to compile: one copy of the code that grows it, whatever
 ///         it holds.
 
+#include <stagger/core/requirements.hpp>
+
 #include <cstddef>
 #include <cstring>
 #include <initializer_list>

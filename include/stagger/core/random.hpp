@@ -2,6 +2,8 @@
 #pragma once
 /// @file   Random bits that depend on nothing but their names.
 
+#include <stagger/core/requirements.hpp>
+
 #include <cstdint>
 #include <initializer_list>
 

@@ -2,6 +2,8 @@
 #pragma once
 /// @file   Values that can be cut by rows, as replicas of a stage share a microbatch.
 
+#include <stagger/core/requirements.hpp>
+
 #include <concepts>
 #include <cstddef>
 #include <vector>

@@ -2,6 +2,8 @@
 #pragma once
 /// @file   The counts that every schedule is made for.
 
+#include <stagger/core/requirements.hpp>
+
 namespace stagger {
 
 /// Size of one pipeline iteration, in counts.

@@ -2,6 +2,8 @@
 #pragma once
 /// @file   Aligned memory that keeps its capacity: what stages exchange on the host.
 
+#include <stagger/core/requirements.hpp>
+
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -13,6 +15,8 @@
 #include <type_traits>
 #include <utility>
 
+#include <stagger/core/error.hpp>
+
 namespace stagger {
 
 /// Alignment of everything the library lays out, in bytes. Equal alignment on every path is part of
@@ -20,6 +24,10 @@ namespace stagger {
 inline constexpr std::size_t alignment_bytes = 64;
 
 namespace detail {
+[[noreturn]] [[gnu::cold]] [[gnu::noinline]] inline void refuse_extents(std::size_t count) {
+  raise(Errc::bad_configuration, "a Tensor of ", count,
+        " extents cannot be made; give at most 4, such as the product of the last ones");
+}
 struct AlignedDelete {
   void operator()(void* memory) const noexcept {
     ::operator delete (memory, std::align_val_t{alignment_bytes});
@@ -76,14 +84,14 @@ template <class T = float> class Tensor {
 
   /// Sets the extents; allocates only when more elements are needed than ever before.
   /// @throws std::bad_alloc  if there is no such memory; the tensor is then as before
+  /// @throws Error  bad_configuration for more than 4 extents
   void resize(std::initializer_list<std::size_t> extents) {
     std::array<std::size_t, 4> shape{};
+    if (extents.size() > shape.size()) detail::refuse_extents(extents.size());
+    std::copy_n(extents.begin(), extents.size(), shape.begin());
     std::size_t count = extents.size() == 0 ? 0 : 1;
-    std::size_t i = 0;
-    for (std::size_t extent : extents) {
-      if (i < shape.size()) shape[i++] = extent;
+    for (std::size_t const extent : extents)
       if (__builtin_mul_overflow(count, extent, &count)) throw std::bad_array_new_length();
-    }
     reserve(count);
     size_ = count;
     extents_ = shape;
@@ -130,7 +138,7 @@ template <class T = float> class Tensor {
 
   /// Count along one dimension; 0 past the last one.
   [[nodiscard]] std::size_t extent(std::size_t dimension) const noexcept {
-    return extents_[dimension];
+    return dimension < extents_.size() ? extents_[dimension] : 0;
   }
   [[nodiscard]] std::array<std::size_t, 4> const& extents() const noexcept { return extents_; }
 

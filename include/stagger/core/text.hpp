@@ -2,6 +2,8 @@
 #pragma once
 /// @file   Sentences with numbers in them, cheap to compile: what errors are written with.
 
+#include <stagger/core/requirements.hpp>
+
 #include <concepts>
 #include <cstdint>
 #include <initializer_list>
@@ -55,6 +57,14 @@ class Piece {
 /// Words and numbers, one after the other: text("rank ", 3, " of ", 8).
 template <class... T> [[nodiscard]] std::string text(T const&... pieces) {
   return detail::join({detail::Piece(pieces)...});
+}
+
+/// A count and what is counted: "1 stage", "2 stages", "1 microbatch".
+[[nodiscard]] [[gnu::cold]] inline std::string counted(std::integral auto count,
+                                                       std::string singular) {
+  if (count == 1) return text(count, " ", singular);
+  bool const hisses = singular.ends_with('s') || singular.ends_with("ch");
+  return text(count, " ", singular, hisses ? "es" : "s");
 }
 
 }  // namespace stagger

@@ -45,9 +45,9 @@ namespace detail {
     case cudaErrorStreamCaptureInvalidated:
     case cudaErrorStreamCaptureIsolation:
     case cudaErrorStreamCaptureUnjoined:
-      return "a stage allocates, synchronises or leaves its stream while it is captured; let it "
-             "settle in "
-             "its first step, or leave the graph off";
+      return "a stage allocates, frees, synchronises or leaves its stream while it is captured; "
+             "let "
+             "it settle in its first step, or leave the graph off";
     default:
       return "what the device computed in this process is lost; start anew from the last "
              "checkpoint";

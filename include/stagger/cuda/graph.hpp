@@ -39,10 +39,12 @@ class Graph {
   /// Records what `body()` enqueues on `origin`, and on the streams that it makes wait for origin
   /// and origin for them. Nothing runs. The executable graph takes the changes over where it can,
   /// else it is made anew.
-  /// @throws Error  what CUDA refused; what `body` throws. The graph is then as it was
+  /// @throws Error  what CUDA refused; memory of a pool that was taken or given back; what `body`
+  ///                throws. The graph is then as it was
   template <class Body> void capture(Stream const& origin, GraphCounts& counts, Body body) {
     check(cudaStreamBeginCapture(origin.get(), cudaStreamCaptureModeThreadLocal),
           "begin a capture");
+    detail::capture_is_spoilt = false;
     std::exception_ptr failure;
     try {
       body();
@@ -56,6 +58,8 @@ class Graph {
       std::rethrow_exception(failure);
     }
     check(ended, "capture an iteration");
+    if (detail::capture_is_spoilt)
+      detail::fail(cudaErrorStreamCaptureUnsupported, "capture an iteration");
     ++counts.captures;
     check(cudaGraphGetNodes(recorded.graph, nullptr, &counts.nodes), "count the nodes of a graph");
     make_executable(recorded.graph, counts);

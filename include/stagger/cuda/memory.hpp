@@ -7,10 +7,12 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <span>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <stagger/cuda/device.hpp>
 #include <stagger/cuda/stream.hpp>
@@ -34,11 +36,17 @@ class Pool {
   }
   Pool(Pool const&) = delete;
   Pool& operator=(Pool const&) = delete;
-  ~Pool() { static_cast<void>(cudaMemPoolDestroy(pool_)); }
+  ~Pool() {
+    for (void* const memory : kept_) static_cast<void>(cudaFreeAsync(memory, own_.get()));
+    static_cast<void>(cudaMemPoolDestroy(pool_));
+  }
 
   /// Memory for work that is enqueued on `stream` from now on.
-  /// @throws Error  if there is no such memory, with what is free
+  /// @throws Error  if there is no such memory, with what is free; while the stream is captured,
+  ///                where CUDA would make the memory a part of the graph, which gives it out anew
+  ///                in each launch
   [[nodiscard]] void* take(std::size_t bytes, cudaStream_t stream) {
+    if (detail::is_captured(stream)) refuse(cudaErrorStreamCaptureUnsupported, bytes);
     void* memory = nullptr;
     cudaError_t const result = cudaMallocFromPoolAsync(&memory, bytes, pool_, stream);
     if (result != cudaSuccess) [[unlikely]]
@@ -47,7 +55,10 @@ class Pool {
   }
 
   /// Takes memory back, all work on which is done or comes before what `stream` is given next.
+  /// While the stream is captured that ends the capture with an error, since a graph frees only
+  /// what it has allocated.
   void give_back(void* memory, cudaStream_t stream) noexcept {
+    if (detail::is_captured(stream)) return keep(memory);
     static_cast<void>(cudaFreeAsync(memory, stream));
   }
   /// Lets kernels of another GPU reach this memory, where the two are joined that closely: NCCL may
@@ -80,12 +91,23 @@ class Pool {
   }
 
  private:
+  /// Earlier work on the memory may still be under way: it stays as long as the pool.
+  [[gnu::cold]] void keep(void* memory) noexcept {
+    detail::capture_is_spoilt = true;
+    try {
+      std::lock_guard const lock(mutex_);
+      kept_.push_back(memory);
+    } catch (...) {  // no memory: it stays for ever
+    }
+  }
   template <class V> void set(cudaMemPoolAttr attribute, V value) {
     std::conditional_t<std::is_same_v<V, int>, int, std::uint64_t> v = value;
     check(cudaMemPoolSetAttribute(pool_, attribute, &v), "set up a memory pool");
   }
   cudaMemPool_t pool_ = nullptr;
   Stream own_;
+  std::mutex mutex_;
+  std::vector<void*> kept_;
 };
 
 namespace detail {

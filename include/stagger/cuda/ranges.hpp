@@ -3,6 +3,8 @@
 /// @file   Named ranges around what the host enqueues, for a profiler: a pair of functions, so that
 /// who asks for none includes none.
 
+#include <stagger/core/requirements.hpp>
+
 namespace stagger::cuda {
 
 /// Where an engine announces the actions it enqueues. `nvtx.hpp` has one for NVIDIA's profilers.

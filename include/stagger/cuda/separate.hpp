@@ -4,7 +4,7 @@
 /// GPU. Beside stagger/separate.hpp, in the same way.
 
 #include <stagger/cuda/loopback.hpp>
-#include <stagger/engine/session_on.hpp>
+#include <stagger/engine/make_session.hpp>
 
 template std::shared_ptr<stagger::detail::Session> stagger::detail::make_session(
     stagger::cuda::Loopback const&, List<Layer>, Setup const&);

@@ -38,6 +38,20 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
+namespace detail {
+
+/// Whether what a stream is given goes into a graph.
+[[nodiscard]] [[gnu::cold]] inline bool is_captured(cudaStream_t stream) noexcept {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  return cudaStreamIsCapturing(stream, &status) == cudaSuccess &&
+         status != cudaStreamCaptureStatusNone;
+}
+
+/// Set where the calling thread met something that a graph cannot hold and could not throw.
+inline thread_local bool capture_is_spoilt = false;
+
+}  // namespace detail
+
 /// What a stream is for: messages overtake compute where both want the device.
 enum class Priority : bool { compute, message };
 

@@ -3,7 +3,6 @@
 /// @file   Back end: every rank a stream of one GPU, every message an event.
 
 #include <chrono>
-#include <coroutine>
 #include <cstddef>
 #include <cstdint>
 #include <exception>

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include <stagger/core/error.hpp>
+#include <stagger/core/tensor.hpp>
 #include <stagger/cuda/memory.hpp>
 
 namespace stagger::cuda {
@@ -50,10 +51,12 @@ template <class T = float> class Tensor {
 
   /// Sets the extents; allocates only when more elements are needed than ever before. Contents are
   /// then unspecified.
-  /// @throws Error  if there is no such memory; the tensor is then as before
+  /// @throws Error  if there is no such memory, or for more than 4 extents; the tensor is then as
+  /// before
   void resize(std::initializer_list<std::size_t> extents) {
     std::array<std::size_t, 4> shape{};
-    std::copy_n(extents.begin(), std::min(extents.size(), shape.size()), shape.begin());
+    if (extents.size() > shape.size()) stagger::detail::refuse_extents(extents.size());
+    std::copy_n(extents.begin(), extents.size(), shape.begin());
     std::size_t count = extents.size() == 0 ? 0 : 1;
     for (std::size_t const extent : extents)
       if (__builtin_mul_overflow(count, extent, &count)) throw std::bad_array_new_length();
@@ -103,7 +106,7 @@ template <class T = float> class Tensor {
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
   [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
   [[nodiscard]] std::size_t extent(std::size_t dimension) const noexcept {
-    return extents_[dimension];
+    return dimension < extents_.size() ? extents_[dimension] : 0;
   }
   [[nodiscard]] std::array<std::size_t, 4> const& extents() const noexcept { return extents_; }
   /// Memory held, in bytes.

@@ -3,14 +3,16 @@
 /// @file   A thread that notices when nothing moves. It makes no CUDA call: none that a capture
 /// would mind, none that can block.
 
-#include <algorithm>
+#include <stagger/core/requirements.hpp>
+
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
 #include <thread>
 #include <utility>
+
+#include <stagger/engine/stall.hpp>
 
 namespace stagger::cuda {
 
@@ -51,22 +53,17 @@ template <class Progress, class Expired> class Watchdog {
 
  private:
   [[gnu::cold]] void watch() {
-    auto const look = std::chrono::duration_cast<std::chrono::system_clock::duration>(
-        std::chrono::duration<double>(std::min(deadline_s_ / 8, 3600.0)));
-    std::uint64_t last_run = 0;
-    std::uint64_t last_progress = 0;
-    int quiet = 0;
+    stagger::detail::StallDetector detector(deadline_s_);
+    std::uint64_t last = 0;
+    std::uint64_t told = 0;
     std::unique_lock lock(mutex_);
-    while (!quit_) {
-      wake_.wait_until(lock, std::chrono::system_clock::now() + look);
+    while (!wake_.wait_for(lock, detector.interval(), [this] { return quit_; })) {
       calling_.store(true, std::memory_order_seq_cst);
       std::uint64_t const run = running_.load(std::memory_order_seq_cst);
-      if (run != 0) {
-        std::uint64_t const progress = progress_();
-        quiet = run == last_run && progress == last_progress ? quiet + 1 : 0;
-        last_run = run;
-        last_progress = progress;
-        if (quiet == 8) expired_();
+      if (run != std::exchange(last, run)) detector.idle();
+      if (run != 0 && run != told && detector.expired(progress_())) {
+        told = run;
+        expired_();
       }
       calling_.store(false, std::memory_order_seq_cst);
     }

@@ -2,6 +2,8 @@
 #pragma once
 /// @file   What an engine needs of a back end, and what a device policy is.
 
+#include <stagger/core/requirements.hpp>
+
 #include <concepts>
 #include <coroutine>
 #include <cstdint>
@@ -9,7 +11,7 @@
 #include <utility>
 
 #include <stagger/engine/device.hpp>
-#include <stagger/engine/session_on.hpp>
+#include <stagger/engine/make_session.hpp>
 
 namespace stagger {
 

@@ -198,8 +198,7 @@ struct Cargo {
   /// A process updates all parameters of the stages that it runs: of each, its lowest rank that
   /// runs it. Its lowest rank of all tells the norm.
   void share_updates(bool const* own) const {
-    machine.reporter_ = 0;
-    while (!own[machine.reporter_]) ++machine.reporter_;
+    machine.reporter_ = static_cast<int>(std::find(own, own + program().ranks.size(), true) - own);
     auto const& cells = program().cells;
     for (auto& duties : machine.duties_) duties.layers.clear();
     if (machine.shards_) return shard_updates(own);
@@ -296,6 +295,11 @@ struct Cargo {
     return stage;
   }
   [[nodiscard]] List<Layer> const& layers() const noexcept { return machine.layers_; }
+  [[nodiscard]] GroupingChoice const& grouping() const noexcept { return machine.grouping(); }
+  /// Of the optimizer's numbers as they are now; 0 where they are not known.
+  [[nodiscard]] std::uint64_t optimizer_digest() const noexcept {
+    return machine.optimizer_digest();
+  }
 
  private:
   static constexpr std::size_t kinds = 4;  // forward full, forward free, backward full and free

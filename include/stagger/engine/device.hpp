@@ -2,6 +2,8 @@
 #pragma once
 /// @file   What a device policy is.
 
+#include <stagger/core/requirements.hpp>
+
 #include <concepts>
 
 namespace stagger {

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/engine/slots.hpp>
 #include <stagger/model/sequential.hpp>
@@ -40,7 +41,7 @@ struct LayerOps {
   bool input_gradient;  // can hand a gradient to the layer before it
   void (*destroy)(void*) noexcept;
   void* (*clone)(void const*);
-  List<ParameterDeclaration> (*adopt_parameters)(void*);
+  List<ParameterDeclaration> (*adopt_parameters)(void*, int number);
   void (*forward)(void*, Context&, void const* x, void* y, void* saved);
   // Any of these may be null: the layer has no such action.
   void (*backward)(void*, Context&, void const* x, void const* dy, void* dx, void* saved);
@@ -48,9 +49,25 @@ struct LayerOps {
   void (*backward_weight)(void*, Context&, void const* x, void const* dy, void* saved);
 };
 
+/// Refuses what the engine could not tell apart, or would give to two layers.
+/// @param owner  the layer that has taken the parameter over already; negative: none
+[[gnu::cold]] [[gnu::noinline]] inline void require_own_parameter(
+    List<ParameterDeclaration> const& declarations, std::string const& name, int owner, int layer) {
+  for (auto const& known : declarations)
+    if (known.name == name)
+      raise(Errc::bad_configuration, "parameters() of layer ", layer, " lists '", name,
+            "' twice; list each Parameter once, under a name of its own");
+  if (owner >= 0)
+    raise(Errc::bad_configuration, "the parameter '", name, "' of layer ", layer,
+          " belongs to layer ", owner,
+          " already, of this pipeline or another; layers cannot share a Parameter, so give each "
+          "one of its own");
+}
+
 template <class T>
 [[gnu::cold]] void adopt_parameter(List<ParameterDeclaration>& declarations,
-                                   Parameter<T>& parameter) {
+                                   Parameter<T>& parameter, int layer) {
+  require_own_parameter(declarations, parameter.name(), parameter.layer(), layer);
   ParameterDeclaration declaration;
   declaration.name = parameter.name();
   declaration.type = element_type_of<T>;
@@ -58,7 +75,7 @@ template <class T>
   declaration.decays = parameter.decays();
   auto const position = static_cast<std::uint32_t>(declarations.size());
   if (parameter.fill() != nullptr) {
-    parameter.place(position);
+    parameter.place(position, layer);
     declaration.origin = {parameter.seed(), parameter.scale()};
     declaration.typed_fill = reinterpret_cast<void (*)()>(parameter.fill());
     declaration.fill = [](ParameterDeclaration const& d, void* values) {
@@ -66,22 +83,23 @@ template <class T>
                                                                   d.origin.seed, d.origin.scale);
     };
   } else {
-    auto const initial = parameter.adopt(position);
+    auto const initial = parameter.adopt(position, layer);
     auto const* const bytes = reinterpret_cast<std::byte const*>(initial.data());
     declaration.initial.assign(bytes, initial.size() * sizeof(T));
   }
   declarations.push_back(std::move(declaration));
 }
 #ifdef STAGGER_SEPARATE_COMPILATION
-extern template void adopt_parameter(List<ParameterDeclaration>&, Parameter<float>&);
-extern template void adopt_parameter(List<ParameterDeclaration>&, Parameter<double>&);
+extern template void adopt_parameter(List<ParameterDeclaration>&, Parameter<float>&, int);
+extern template void adopt_parameter(List<ParameterDeclaration>&, Parameter<double>&, int);
 #endif
 
-template <class L> List<ParameterDeclaration> adopt_parameters(L& layer) {
+template <class L> List<ParameterDeclaration> adopt_parameters(L& layer, int number) {
   List<ParameterDeclaration> declarations;
   if constexpr (HasParameters<L>)
-    std::apply([&](auto&... parameters) { (adopt_parameter(declarations, parameters), ...); },
-               layer.parameters());
+    std::apply(
+        [&](auto&... parameters) { (adopt_parameter(declarations, parameters, number), ...); },
+        layer.parameters());
   return declarations;
 }
 
@@ -96,7 +114,9 @@ template <class L> constexpr LayerOps make_layer_ops() {
   ops.input_gradient = HasInputGradient<L>;
   ops.destroy = [](void* layer) noexcept { delete static_cast<L*>(layer); };
   ops.clone = [](void const* layer) -> void* { return new L(*static_cast<L const*>(layer)); };
-  ops.adopt_parameters = [](void* layer) { return adopt_parameters(*static_cast<L*>(layer)); };
+  ops.adopt_parameters = [](void* layer, int number) {
+    return adopt_parameters(*static_cast<L*>(layer), number);
+  };
   ops.forward = [](void* layer, Context& context, void const* x, void* y, void* saved) {
     static_cast<L*>(layer)->forward(context, *static_cast<X const*>(x), *static_cast<Y*>(y),
                                     *static_cast<S*>(saved));

@@ -45,9 +45,11 @@ class Machine : public StepFate {
         parameters_(layers_.size()),
         options_(options),
         shards_(shards) {
-    for (std::size_t l = 0; l < layers_.size(); ++l)
-      parameters_[l].adopt(layers_[l].ops().adopt_parameters(layers_[l].object()),
-                           static_cast<int>(l), states, memory_, shards, whole);
+    for (std::size_t l = 0; l < layers_.size(); ++l) {
+      int const number = static_cast<int>(l);
+      parameters_[l].adopt(layers_[l].ops().adopt_parameters(layers_[l].object(), number), number,
+                           states, memory_, shards, whole);
+    }
     if (memory_ != nullptr) sums_.make(memory_, parameter_count() * sizeof(double));
     for (int const cut : cuts) first_layer_.push_back(static_cast<std::size_t>(cut));
     first_layer_.push_back(layers_.size());
@@ -83,6 +85,10 @@ class Machine : public StepFate {
 
   void set_optimizer(OptimizerCall const& call) noexcept { optimizer_ = call; }
   [[nodiscard]] void const* optimizer() const noexcept { return optimizer_.optimizer; }
+  /// Of the optimizer's numbers as they are now; 0 where they are not known.
+  [[nodiscard]] std::uint64_t optimizer_digest() const noexcept {
+    return optimizer_.digest(optimizer_.optimizer);
+  }
   [[nodiscard]] std::size_t enqueued_bytes() const noexcept { return optimizer_.enqueued_bytes; }
 
   // For back ends with a memory of their own for parameters.
@@ -118,10 +124,9 @@ class Machine : public StepFate {
   /// only what earlier programs did not need.
   [[gnu::cold]] void load(Program const& program) {
     program_ = &program;
-    if (ranks_.size() != program.ranks.size()) {
-      ranks_ = FixedArray<RankState>(program.ranks.size());
-      duties_ = FixedArray<Duties>(ranks_.size());
-    }
+    // Each by itself: the last load may have found no memory after the first of them.
+    if (ranks_.size() != program.ranks.size()) ranks_ = FixedArray<RankState>(program.ranks.size());
+    if (duties_.size() != ranks_.size()) duties_ = FixedArray<Duties>(ranks_.size());
     for (auto& duties : duties_) {
       duties.add.clear();
       duties.layers.clear();
@@ -223,6 +228,9 @@ class Machine : public StepFate {
     return replica_run_ != nullptr && options_.replicas.ops()->measures(*replica_run_);
   }
   void set_grouping(GroupingChoice const& choice) noexcept { grouping_ = choice; }
+  [[nodiscard]] GroupingChoice const& grouping() const noexcept { return grouping_; }
+  /// Of each stage, and the number of layers.
+  [[nodiscard]] List<std::size_t> const& first_layers() const noexcept { return first_layer_; }
   void set_grouping_peers(GroupingPeers const& peers) noexcept { grouping_peers_ = peers; }
   /// Of a `backward_part` or a `reduce`.
   [[nodiscard]] GroupExtent extent(Instruction const& in) const {

@@ -2,6 +2,8 @@
 #pragma once
 /// @file   How much memory a pipeline holds.
 
+#include <stagger/core/requirements.hpp>
+
 #include <cstdint>
 
 namespace stagger {

@@ -43,8 +43,8 @@ template <class In, class Out, OptimizerPolicy Optimizer, LossPolicy Loss> class
         options_(options) {
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       auto const& ops = layers_[l].ops();
-      parameters_[l].adopt(ops.adopt_parameters(layers_[l].object()), static_cast<int>(l),
-                           Optimizer::states);
+      parameters_[l].adopt(ops.adopt_parameters(layers_[l].object(), static_cast<int>(l)),
+                           static_cast<int>(l), Optimizer::states);
       if (l == 0) dx_ = detail::Slots(*ops.input, 1);
       y_[l] = detail::Slots(*ops.output, 1);
       dy_[l] = detail::Slots(*ops.output, 1);

@@ -22,9 +22,12 @@ struct UpdateStep {
 
 /// The optimizer, its type erased; its numbers may change between steps.
 struct OptimizerCall {
+  /// Of its numbers; 0 where they are not known.
+  using Digest = std::uint64_t (*)(void const* optimizer) noexcept;
   using Update = void (*)(void const* optimizer, LayerParameters&, UpdateStep const&) noexcept;
   void const* optimizer = nullptr;
   Update update = nullptr;
+  Digest digest = nullptr;
   int states = 0;                  // for each parameter
   std::size_t enqueued_bytes = 0;  // size of an optimizer whose update is enqueued; 0: it is
                                    // carried out

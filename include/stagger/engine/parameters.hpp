@@ -105,8 +105,10 @@ class LayerParameters : public LayerShape {
   /// Makes room for so many versions of the values. Version 0 is the one that lasts.
   void reserve_versions(std::size_t count) {
     while (values_.size() < count) {
-      values_.emplace_back();
-      values_.back().make(memory_, values_[0].size());
+      ParameterBlock version;
+      version.make(memory_, values_[0].size());
+      views_.reserve(views_.size() + this->count());
+      values_.push_back(std::move(version));
       add_views(values_.size() - 1);
     }
   }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <stagger/core/list.hpp>
+#include <stagger/engine/detail/refusal.hpp>  // early, which keeps what a compiler says short
 #include <stagger/engine/one_device.hpp>
 #include <stagger/engine/setup.hpp>
 #include <stagger/engine/trainer.hpp>
@@ -15,15 +16,6 @@
 namespace stagger {
 
 namespace detail {
-
-/// What `with` returns after it has said what is wrong: takes every call, so that no second error
-/// follows the first.
-struct Rejected {
-  Step step(auto&&...);
-  Step stream(auto&&...);
-  Step evaluate(auto&&...);
-  Step predict(auto&&...);
-};
 
 template <class L> inline constexpr bool is_sequential = false;
 template <class... L> inline constexpr bool is_sequential<Sequential<L...>> = true;
@@ -66,7 +58,7 @@ template <class L> [[nodiscard]] int layer_count(std::vector<L> const& run) {
 /// @endcode
 ///
 /// Among several arguments, a Sequential is one stage of several layers and a `std::vector<Stage>`
-/// as many stages.
+/// as many stages. Without a partitioner a Sequential is one stage, for devices with one place.
 template <class... Stage> class Pipeline {
   static_assert(sizeof...(Stage) > 0, "stagger: a Pipeline needs at least one stage");
 
@@ -79,16 +71,21 @@ template <class... Stage> class Pipeline {
   /// @throws Error  bad_configuration for numbers that do not fit together, naming them and what
   /// would
   template <class... P> [[nodiscard]] auto with(P... policy) const& {
-    return Pipeline(*this).with(std::move(policy)...);
+    if constexpr (std::is_void_v<Wrong<P...>>) {
+      return Pipeline(*this).with(std::move(policy)...);
+    } else {
+      static_cast<void>(Wrong<P...>{});  // which says it
+      return detail::Rejected<Step>{};
+    }
   }
 
   /// The same, handing the stages over instead of copying them.
   template <class... P> [[nodiscard]] [[gnu::cold]] auto with(P... policy) && {
     using namespace detail;
-    using Types = typename Flatten<Layers<>, Stage...>::type;
     constexpr bool cut_later = sizeof...(Stage) == 1 && (is_sequential<Stage> && ...);
-    if constexpr (!model_is_legal(Types{}) || !policies_are_legal<P...>()) {
-      return Rejected{};
+    if constexpr (!std::is_void_v<Wrong<P...>>) {
+      static_cast<void>(Wrong<P...>{});  // which says it
+      return detail::Rejected<Step>{};
     } else {
       constexpr bool has_partitioner = count_of<PartitionTag, P...> != 0;
       static_assert(cut_later || !has_partitioner,
@@ -132,6 +129,7 @@ template <class... Stage> class Pipeline {
       setup.optimizer = optimizer_call(kept->optimizer);
       setup.grouping = grouping_of(kept->collective);
       setup.target_rows = std::same_as<Loss, NoLoss> || Rows<typename Loss::Target>::exist;
+      setup.uncut = cut_later && !has_partitioner;
       setup.kept = kept;
       auto session =
           make_session(introduced<Types>(Pick<DeviceTag, host::Threads, P...>::from(policy...)),
@@ -145,13 +143,18 @@ template <class... Stage> class Pipeline {
   /// The same model without a pipeline, to compare with: a plain loop on the calling thread.
   /// @param policy  a loss and, if wanted, an optimizer and Options (clip_norm, seed)
   template <class... P> [[nodiscard]] auto on_one_device(P... policy) const& {
-    return Pipeline(*this).on_one_device(std::move(policy)...);
+    if constexpr (std::is_void_v<Wrong<P...>>) {
+      return Pipeline(*this).on_one_device(std::move(policy)...);
+    } else {
+      static_cast<void>(Wrong<P...>{});
+      return detail::Rejected<Metrics>{};
+    }
   }
   template <class... P> [[nodiscard]] auto on_one_device(P... policy) && {
     using namespace detail;
-    using Types = typename Flatten<Layers<>, Stage...>::type;
-    if constexpr (!model_is_legal(Types{}) || !policies_are_legal<P...>()) {
-      return Rejected{};
+    if constexpr (!std::is_void_v<Wrong<P...>>) {
+      static_cast<void>(Wrong<P...>{});
+      return detail::Rejected<Metrics>{};
     } else {
       static_assert(count_of<LossTag, P...> == 1,
                     "stagger: training on one device needs a loss, such as "
@@ -174,6 +177,9 @@ template <class... Stage> class Pipeline {
   }
 
  private:
+  using Types = typename detail::Flatten<detail::Layers<>, Stage...>::type;
+  template <class... P> using Wrong = detail::Wrong<Types, P...>;
+
   [[nodiscard]] std::vector<int> cuts_as_given() {
     std::vector<int> cuts;
     int layers = 0;

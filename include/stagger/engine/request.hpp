@@ -3,6 +3,8 @@
 /// @file   What a step is asked to do: by address, types erased, until it is done.
 
 #include <cstddef>
+#include <cstdint>
+#include <memory>
 
 #include <stagger/engine/program.hpp>
 #include <stagger/engine/slots.hpp>
@@ -41,7 +43,8 @@ struct StepArguments {
 /// A step before it runs.
 struct Request {
   StepArguments arguments;
-  Program const* program = nullptr;
+  std::shared_ptr<Program const> program{};
+  std::uint32_t number = 0;  // of all that the session was asked for
 };
 
 }  // namespace stagger::detail

@@ -5,9 +5,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <vector>
 
+#include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/engine/layer.hpp>
 #include <stagger/engine/memory.hpp>
@@ -44,17 +46,39 @@ class Session : public StepOwner {
   /// The program for so many microbatches, each cut as the schedule says; lays it out when it is
   /// asked for the first time.
   /// @throws Error  bad_configuration for none, or for a number that the schedule does not allow
-  virtual Program const& program(std::size_t microbatches, bool training) = 0;
-  /// Makes a program the next one to run.
-  virtual void load(Program const& program) = 0;
+  virtual std::shared_ptr<Program const> program(std::size_t microbatches, bool training) = 0;
+  /// Makes the training program for so many microbatches the next one to run.
+  virtual void make_ready(std::size_t microbatches) = 0;
 
   /// @throws Error  bad_configuration while a step runs
   virtual void require_idle() const = 0;
 
+  /// Chooses the program of a step that was asked for. Where other processes take it too, they are
+  /// told of an error.
+  /// @param beside  objects that are given beside the inputs, one for each
+  /// @param name    what they are
+  [[gnu::cold]] void choose(Request& request, std::size_t inputs, std::size_t beside,
+                            char const* name, bool training) {
+    require_idle();
+    request.number = ++requests_;
+    try {
+      if (inputs != 0 && inputs != beside)
+        raise(Errc::bad_configuration, inputs, " inputs need as many ", name, ", not ", beside);
+      request.program = program(inputs, training);
+    } catch (...) {
+      refused(std::current_exception());
+      throw;
+    }
+  }
+
  protected:
   ~Session() = default;
-  int positions_ = 0;      // rows of the schedule's table
-  std::size_t ranks_ = 0;  // that compute
+  /// A step that was asked for is not going to begin.
+  virtual void refused(std::exception_ptr const& why) noexcept = 0;
+
+  int positions_ = 0;           // rows of the schedule's table
+  std::size_t ranks_ = 0;       // that compute
+  std::uint32_t requests_ = 0;  // steps and preparations, begun or not
 };
 
 template <class B> class SessionOn;

@@ -2,20 +2,24 @@
 #pragma once
 /// @file   A machine on a back end: its programs, and one step at a time from begin to end.
 
+#include <stagger/core/requirements.hpp>
+
 #include <algorithm>
 #include <atomic>
 #include <coroutine>
 #include <cstddef>
+#include <cstdint>
 #include <exception>
+#include <limits>
 #include <memory>
 #include <optional>
-#include <stop_token>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
+#include <stagger/core/stop_token.hpp>
 #include <stagger/core/text.hpp>
 #include <stagger/engine/ahead.hpp>
 #include <stagger/engine/lay_out.hpp>
@@ -39,20 +43,6 @@ namespace stagger::detail {
   return result;
 }
 
-/// What a placement answered.
-/// @throws Error  bad_configuration unless that is a place that exists for each rank
-[[nodiscard]] inline std::vector<int> checked_places(std::vector<int> place, int ranks,
-                                                     int places) {
-  if (place.size() != static_cast<std::size_t>(ranks))
-    raise(Errc::bad_configuration, "the placement answered ", place.size(), " places for ", ranks,
-          " ranks; it must name one for each");
-  for (int const p : place)
-    if (p < 0 || p >= places)
-      raise(Errc::bad_configuration, "the placement answered place ", p, "; there are places 0 to ",
-            places - 1);
-  return place;
-}
-
 template <class B> class SessionOn final : public Session {
  public:
   /// @param places  for ranks
@@ -69,11 +59,9 @@ template <class B> class SessionOn final : public Session {
         machine_(
             std::move(layers), setup.cuts, setup.options, setup.optimizer.states, memory_of(device),
             shards(setup), !requires { requires B::holds_own_stages; }),
-        backend_(device, machine_, places + spare) {
+        backend_(device, with_policies(setup), places + spare) {
     positions_ = positions;
     ranks_ = place_.size();
-    machine_.set_grouping(setup.grouping);
-    machine_.set_optimizer(setup.optimizer);
     if (!setup.options.replicas.empty()) require_rows(setup.target_rows);
   }
 
@@ -123,7 +111,7 @@ template <class B> class SessionOn final : public Session {
     return peak;
   }
 
-  Program const& program(std::size_t microbatches, bool training) override {
+  std::shared_ptr<Program const> program(std::size_t microbatches, bool training) override {
     require_microbatches(microbatches);
     if (training && staleness_ && machine_.options().clip_norm)
       raise(
@@ -131,17 +119,21 @@ template <class B> class SessionOn final : public Session {
           "gradients cannot be clipped by a norm over all stages where stages update alone; leave "
           "clip_norm out, or use staleness::Synchronous");
     List<GradientGroup> const* const groups = this->groups();
-    for (auto const& known : programs_)
-      if (known->training == training && known->microbatches == static_cast<int>(microbatches) &&
-          (groups == nullptr || !training || known->groups == *groups))
-        return *known;
+    for (auto& known : programs_)
+      if (known.program->training == training &&
+          known.program->microbatches == static_cast<int>(microbatches) &&
+          (groups == nullptr || !training || known.program->groups == *groups)) {
+        known.asked = ++asked_;
+        return known.program;
+      }
     return add_program(static_cast<int>(microbatches), training, groups);
   }
 
-  [[gnu::cold]] void load(Program const& program) override {
-    if (loaded_ == &program) return;
+  [[gnu::cold]] void load(std::shared_ptr<Program const> wanted) {
+    if (loaded_ == wanted && !must_load()) return;
     settle(nullptr);
     loaded_ = nullptr;
+    Program const& program = *wanted;
     machine_.load(program);
     while (place_.size() > ranks_) place_.pop_back();
     for (std::size_t r = ranks_; r < program.ranks.size(); ++r) {
@@ -154,30 +146,44 @@ template <class B> class SessionOn final : public Session {
     if constexpr (runs_ahead) turns = ahead_.turns();
     losses_.resize(std::max(losses_.size(), turns * losses));
     scales_.resize(std::max(scales_.size(), losses));
-    loaded_ = &program;
+    loaded_ = std::move(wanted);
   }
 
   void require_idle() const override {
     if (busy_.load(std::memory_order_acquire)) refuse();
   }
 
-  [[gnu::cold]] void begin(Request const& request, std::stop_token stop) override {
+  [[gnu::cold]] void begin(Request const& request, stagger::stop_token stop) override {
     if (busy_.exchange(true)) refuse();
     try {
-      settle(nullptr);
-      prepare(request, std::move(stop), 0);
+      together(request.number, [&] {
+        settle(nullptr);
+        prepare(request, std::move(stop), 0);
+      });
     } catch (...) {
       busy_.store(false);
       throw;
     }
   }
 
-  TicketPlace* enqueue(Request const& request, std::stop_token stop, Metrics& metrics) override {
+  [[gnu::cold]] void make_ready(std::size_t microbatches) override {
+    if (busy_.exchange(true)) refuse();
+    Release const release{this};
+    together(
+        ++requests_,
+        [&] {
+          if constexpr (tells_others) loaded_ = nullptr;  // the others may have another
+          load(program(microbatches, true));
+        },
+        true);
+  }
+
+  TicketPlace* enqueue(Request const& request, stagger::stop_token stop, Metrics& metrics) override {
     if constexpr (runs_ahead)
       if (request.program->flushes && backend_.runs_ahead()) {
         if (busy_.exchange(true)) refuse();
         Release const release{this};
-        if (loaded_ != request.program) load(*request.program);
+        load(request.program);
         ahead_.make_room(backend_);
         ahead_.complain();
         backend_.require_present();
@@ -228,7 +234,18 @@ template <class B> class SessionOn final : public Session {
     return metrics_of(facts(), losses_.data(), machine_.gradient_norm());
   }
 
+ protected:
+  void refused([[maybe_unused]] std::exception_ptr const& why) noexcept override {
+    if constexpr (tells_others) {
+      if (busy_.exchange(true)) return;  // another step runs
+      backend_.open(requests_);
+      backend_.give_up(why);
+      busy_.store(false);
+    }
+  }
+
  private:
+  static constexpr bool tells_others = requires(B & backend) { backend.open(1U); };
   static constexpr bool runs_ahead = requires(B & backend) { backend.runs_ahead(); };
 
   /// Ends what only the thread that takes a step may do.
@@ -249,10 +266,44 @@ template <class B> class SessionOn final : public Session {
     }
   };
 
+  [[nodiscard]] Machine& with_policies(Setup const& setup) noexcept {
+    machine_.set_grouping(setup.grouping);
+    machine_.set_optimizer(setup.optimizer);
+    return machine_;
+  }
+
+  /// Whether the back end needs the program once more.
+  [[nodiscard]] bool must_load() const noexcept {
+    if constexpr (tells_others) return backend_.must_load();
+    return false;
+  }
+
+  /// Carries out what all processes begin together; the others are told if it throws here.
+  /// @param number    as others count it; one that they may have gone past pairs different steps
+  /// @param prepares  whether no step follows
+  template <class Begin>
+  void together([[maybe_unused]] std::uint32_t number, Begin begin, bool prepares = false) {
+    if constexpr (tells_others) {
+      if (number != requests_)
+        raise(Errc::bad_configuration,
+              "this step was asked for before another one; over processes take each step before "
+              "you ask for the next");
+      backend_.open(number, prepares);
+      try {
+        begin();
+      } catch (...) {
+        backend_.give_up(std::current_exception());
+        throw;
+      }
+    } else {
+      begin();
+    }
+  }
+
   /// The part of `begin` that depends on the step.
-  [[gnu::cold]] void prepare(Request const& request, std::stop_token stop, std::size_t turn) {
+  [[gnu::cold]] void prepare(Request const& request, stagger::stop_token stop, std::size_t turn) {
     request_ = request;
-    load(*request_.program);
+    load(request_.program);
     StepArguments arguments = request_.arguments;
     arguments.losses = arguments.targets.first != nullptr ? losses_of(turn) : nullptr;
     weigh(arguments);
@@ -309,8 +360,8 @@ template <class B> class SessionOn final : public Session {
   }
 
   /// The part of `program` that happens once.
-  [[gnu::cold]] Program const& add_program(int microbatches, bool training,
-                                           List<GradientGroup> const* groups) {
+  [[gnu::cold]] std::shared_ptr<Program const> add_program(int microbatches, bool training,
+                                                           List<GradientGroup> const* groups) {
     schedule::Table made = table(microbatches / schedule_.slices);
     if (!training) made = forward_only(made);
     if (made.stages != machine_.stages() || made.ranks() != positions_ ||
@@ -325,8 +376,24 @@ template <class B> class SessionOn final : public Session {
     options.replicas = &machine_.options().replicas;
     options.groups = groups;
     options.chain_squares = machine_.shards() && machine_.options().clip_norm.has_value();
-    programs_.push_back(std::make_unique<Program>(lay_out(made, options)));
-    return *programs_.back();
+    programs_.push_back({std::make_shared<Program const>(lay_out(made, options)), ++asked_});
+    auto const added = programs_.back().program;
+    if (training && groups != nullptr) drop_old_groupings(*added);
+    return added;
+  }
+
+  /// Groupings that are measured come back at every renewal, one that was decided need not: of
+  /// programs that differ in nothing else, only those stay that were asked for last.
+  [[gnu::cold]] void drop_old_groupings(Program const& added) {
+    constexpr std::size_t kept = 3;  // each layer by itself, a whole stage at once, the decision
+    std::size_t alike = 0;
+    auto oldest = programs_.end();
+    for (auto known = programs_.begin(); known != programs_.end(); ++known) {
+      if (!known->program->training || known->program->microbatches != added.microbatches) continue;
+      ++alike;
+      if (oldest == programs_.end() || known->asked < oldest->asked) oldest = known;
+    }
+    if (alike > kept) programs_.erase(oldest);
   }
 
   /// Refuses, at once where the schedule shows it for a usual number of microbatches, values that
@@ -390,64 +457,22 @@ template <class B> class SessionOn final : public Session {
   std::vector<int> place_;  // [ranks, then those that add up gradients beside them]
   int places_;              // for them
   int spare_;               // further places, for the others
-  std::vector<std::unique_ptr<Program>> programs_;  // before what may be at one when it goes
+  struct Known {
+    std::shared_ptr<Program const> program;
+    std::uint64_t asked = 0;
+  };
+  std::vector<Known> programs_;
+  std::uint64_t asked_ = 0;                // how often programs were asked for
+  std::shared_ptr<Program const> loaded_;  // before what may be at it when it goes
   Machine machine_;
   B backend_;
   [[no_unique_address]] std::conditional_t<runs_ahead, Ahead<B>, NotAhead> ahead_ = make_ahead();
-  Program const* loaded_ = nullptr;
   Request request_;             // of the step that runs
   std::vector<double> losses_;  // [turns][parts][microbatches]
   std::vector<double> scales_;  // [microbatches] 1 / terms of the minibatch
   double terms_ = 0;            // of all microbatches
-  std::optional<std::stop_callback<Cancel>> stop_;
+  std::optional<stagger::stop_callback<Cancel>> stop_;
   std::atomic<bool> busy_{false};
 };
-
-template <class Device>
-std::shared_ptr<Session> make_session(Device const& device, List<Layer> layers,
-                                      Setup const& setup) {
-  Options const& options = setup.options;
-  int const stages = static_cast<int>(setup.cuts.size()) + 1;
-  if (setup.schedule.chunks < 1)
-    raise(Errc::bad_configuration, "a schedule with ", setup.schedule.chunks,
-          " stages on each rank cannot be run; use one with at least 1");
-  if (stages % setup.schedule.chunks != 0)
-    raise(Errc::bad_configuration, stages, " stages cannot be spread over ranks with ",
-          setup.schedule.chunks, " each; use a multiple of ", setup.schedule.chunks);
-  int const positions = stages / setup.schedule.chunks;
-  auto const& replicas = options.replicas;
-  if (!setup.optimizer.element_wise && (!replicas.empty() || setup.grouping.shard_optimizer))
-    raise(Errc::bad_configuration,
-          "the optimizer says that it is not element_wise, but each replica updates a part of "
-          "every parameter; use one whose elements do not depend on each other, or leave "
-          "Options::replicas and shard_optimizer out");
-  if (!replicas.empty()) replicas.ops()->require(replicas, positions, !setup.staleness);
-  if constexpr (
-      !requires { Device::Backend::sums_while_running; } ||
-      requires { Device::Backend::keeps_whole_states; })
-    if (setup.grouping.shard_optimizer)
-      raise(Errc::bad_configuration,
-            "this device does not share the optimizer's state out to replicas; leave "
-            "Grouped::shard_optimizer out, or use mpi::Processes");
-  int const ranks = replicas.empty() ? positions : static_cast<int>(replicas.parts().size());
-  int const places = std::min(static_cast<int>(device.places()), ranks);
-  if (places < 1)
-    raise(Errc::bad_configuration, "the device offers ", device.places(),
-          " places for ranks; use at least 1");
-  int spare = 0;
-  if constexpr (requires { device.spare_places(ranks); })
-    if (!replicas.empty()) spare = std::clamp(device.spare_places(ranks), 0, ranks);
-  if (!(options.deadline_s > 0))
-    raise(Errc::bad_configuration, "a deadline of ", options.deadline_s,
-          " s would end every step; use a positive time");
-  if (options.clip_norm && !(*options.clip_norm > 0))
-    raise(Errc::bad_configuration, "gradients cannot be clipped to a norm of ", *options.clip_norm,
-          "; use a positive norm");
-  return std::make_shared<SessionOn<typename Device::Backend>>(
-      device, std::move(layers), setup, positions,
-      checked_places(setup.placement.place(setup.placement.placement, ranks, places), ranks,
-                     places),
-      places, spare);
-}
 
 }  // namespace stagger::detail

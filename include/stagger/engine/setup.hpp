@@ -11,6 +11,7 @@
 
 #include <stagger/core/shape.hpp>
 #include <stagger/engine/optimizer_call.hpp>
+#include <stagger/engine/optimizer_numbers.hpp>
 #include <stagger/engine/options.hpp>
 #include <stagger/engine/parameters.hpp>
 #include <stagger/engine/replica_ops.hpp>
@@ -44,6 +45,7 @@ struct Setup {
   PlacementCall placement{};
   OptimizerCall optimizer{};
   GroupingChoice grouping{};
+  bool uncut = false;                  // a Sequential, for which there is no partitioner
   bool target_rows = true;             // targets can be cut by rows, or there are none
   std::shared_ptr<void const> kept{};  // what these point into
 };
@@ -96,6 +98,9 @@ template <class P> [[nodiscard]] [[gnu::cold]] OptimizerCall optimizer_call(P co
   call.update = [](void const* erased, LayerParameters& parameters,
                    UpdateStep const& step) noexcept {
     parameters.update(*static_cast<P const*>(erased), step);
+  };
+  call.digest = [](void const* erased) noexcept {
+    return optimizer_digest(*static_cast<P const*>(erased));
   };
   call.states = P::states;
   if constexpr (requires { P::element_wise; }) call.element_wise = P::element_wise;

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   In words: where every rank stands, when none of them moves.
+/// @file   When nothing has moved for as long as it may, and in words: where every rank stands
+/// then.
 
+#include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -11,6 +14,39 @@
 #include <stagger/engine/program.hpp>
 
 namespace stagger::detail {
+
+/// Tells from looks at a counter whether it has stood still for a whole deadline. Counts looks
+/// instead of reading a clock: to a process that was stopped for hours, that is one look.
+class StallDetector {
+ public:
+  /// @param deadline_s  > 0
+  explicit StallDetector(double deadline_s) noexcept
+      : interval_s_(std::min(deadline_s / 8, 3600.0)), looks_(deadline_s / interval_s_) {}
+
+  /// How long to wait between two looks.
+  [[nodiscard]] std::chrono::duration<double> interval() const noexcept {
+    return std::chrono::duration<double>(interval_s_);
+  }
+  /// Looks at something that runs. Expired, it begins anew.
+  /// @return  whether it has not moved for the deadline
+  [[nodiscard]] bool expired(std::uint64_t progress) noexcept {
+    quiet_ = seen_ && progress == progress_ ? quiet_ + 1 : 0;
+    seen_ = true;
+    progress_ = progress;
+    if (static_cast<double>(quiet_) < looks_) return false;
+    seen_ = false;
+    return true;
+  }
+  /// Nothing runs.
+  void idle() noexcept { seen_ = false; }
+
+ private:
+  double interval_s_;
+  double looks_;  // as many intervals as make the deadline
+  std::uint64_t progress_ = 0;
+  std::uint64_t quiet_ = 0;  // looks that found it where it had been
+  bool seen_ = false;
+};
 
 /// An instruction as the action grammar writes it: "0F1"; "its last gradient" and "the update" at
 /// the end.

@@ -2,13 +2,15 @@
 #pragma once
 /// @file   What `Trainer` hands out: a step that has been asked for and not yet been taken.
 
+#include <stagger/core/requirements.hpp>
+
 #include <coroutine>
 #include <exception>
 #include <memory>
-#include <stop_token>
 #include <utility>
 #include <vector>
 
+#include <stagger/core/stop_token.hpp>
 #include <stagger/engine/request.hpp>
 #include <stagger/engine/task.hpp>
 
@@ -39,12 +41,12 @@ struct TicketPlace {
 };
 
 struct StepOwner : Drivable {
-  virtual void begin(Request const& request, std::stop_token stop) = 0;  // throws if it is busy
+  virtual void begin(Request const& request, stagger::stop_token stop) = 0;  // throws if it is busy
   virtual Metrics end() = 0;  // throws what went wrong in the run
 
   /// Begins a step and returns while a device is at it. Carries it out where no device runs ahead.
   /// @return  its place; null: it is done, with `metrics`
-  virtual TicketPlace* enqueue(Request const& request, std::stop_token stop, Metrics& metrics) {
+  virtual TicketPlace* enqueue(Request const& request, stagger::stop_token stop, Metrics& metrics) {
     begin(request, std::move(stop));
     drive();
     metrics = end();
@@ -73,7 +75,7 @@ class [[nodiscard]] Step {
  public:
   /// For engines.
   Step(std::shared_ptr<detail::StepOwner> owner, detail::Request const& request,
-       std::stop_token stop)
+       stagger::stop_token stop)
       : owner_(std::move(owner)), request_(request), stop_(std::move(stop)) {}
 
   [[nodiscard]] bool await_ready() const noexcept { return false; }
@@ -97,15 +99,32 @@ class [[nodiscard]] Step {
 
   /// The token that can cancel the step, and a way to put another in its place before the step
   /// begins.
-  [[nodiscard]] std::stop_token const& stop_token() const noexcept { return stop_; }
-  void stop_token(std::stop_token stop) noexcept { stop_ = std::move(stop); }
+  [[nodiscard]] stagger::stop_token const& stop_token() const noexcept { return stop_; }
+  void stop_token(stagger::stop_token stop) noexcept { stop_ = std::move(stop); }
+
+  // What only the Metrics have that `run` returns: a program that asks a step for it is told so. In
+  // clang by a variable, since it converts a function before it looks; in g++ by a function, since
+  // it says so of a variable three times.
+#define STAGGER_OF_METRICS(name)                                              \
+  __attribute__((unavailable("stagger: a step that was not run has no " #name \
+                             ": run it first, as in run(train.step(batch))." #name))) static double
+#ifdef __clang__
+  STAGGER_OF_METRICS(loss) const loss;
+  STAGGER_OF_METRICS(terms) const terms;
+  STAGGER_OF_METRICS(gradient_norm) const gradient_norm;
+#else
+  STAGGER_OF_METRICS(loss) loss();
+  STAGGER_OF_METRICS(terms) terms();
+  STAGGER_OF_METRICS(gradient_norm) gradient_norm();
+#endif
+#undef STAGGER_OF_METRICS
 
  private:
   friend Metrics run(Step step);
   friend Ticket enqueue(Step step);
   std::shared_ptr<detail::StepOwner> owner_;
   detail::Request request_;
-  std::stop_token stop_;
+  stagger::stop_token stop_;
   detail::Pending pending_;
 };
 

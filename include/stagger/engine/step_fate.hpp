@@ -2,6 +2,8 @@
 #pragma once
 /// @file   Whether a step succeeds, and what it ended with.
 
+#include <stagger/core/requirements.hpp>
+
 #include <atomic>
 #include <cstdint>
 #include <exception>

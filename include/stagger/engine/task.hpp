@@ -2,9 +2,12 @@
 #pragma once
 /// @file   Coroutines of the user: a lazy task, and `run`, which waits for one from ordinary code.
 
-#include <atomic>
+#include <stagger/core/requirements.hpp>
+
+#include <condition_variable>
 #include <coroutine>
 #include <exception>
+#include <mutex>
 #include <optional>
 #include <type_traits>
 #include <utility>
@@ -49,25 +52,28 @@ class Runner {
     last_ = &step;
   }
 
-  /// The task has ended; from any thread.
+  /// The task has ended; from any thread. Notifies before it unlocks: the runner may be gone as
+  /// soon as its own thread can see that the task has ended.
   void finish() noexcept {
-    done_.store(true, std::memory_order_release);
-    done_.notify_all();
+    std::lock_guard const lock(mutex_);
+    done_ = true;
+    ended_.notify_all();
   }
 
+  /// Returns when the task has ended and no step is left: a step that waits here has begun, so its
+  /// pipeline would stay busy for ever.
   void loop(std::coroutine_handle<> task) {
     task.resume();
-    while (!done_.load(std::memory_order_acquire)) {
-      if (first_ == nullptr) {  // the task waits for something else, which resumes it elsewhere
-        done_.wait(false, std::memory_order_acquire);
-        continue;
-      }
+    while (first_ != nullptr) {
       Pending const step = *first_;  // its memory goes with the coroutine
       first_ = step.next;
       if (first_ == nullptr) last_ = nullptr;
       step.step->drive();
       step.then.resume();
     }
+    // The task may wait for something else, which resumes it elsewhere.
+    std::unique_lock lock(mutex_);
+    ended_.wait(lock, [this] { return done_; });
   }
 
  private:
@@ -75,7 +81,9 @@ class Runner {
   Runner* outer_;
   Pending* first_ = nullptr;
   Pending* last_ = nullptr;
-  std::atomic<bool> done_{false};
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  bool done_ = false;
 };
 
 template <class T> struct TaskResult {
@@ -160,7 +168,8 @@ template <class T = void> class [[nodiscard]] Task {
 };
 
 /// Runs a task to its end on the calling thread. Steps that it awaits use this thread as one of
-/// theirs.
+/// theirs; so do those of coroutines that the task has started, which are all taken before this
+/// returns.
 /// @throws what the task throws
 template <class T> T run(Task<T> task) {
   detail::Runner runner;

@@ -2,17 +2,19 @@
 #pragma once
 /// @file   A pipeline with all its policies: ready to train.
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <stop_token>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include <stagger/core/list.hpp>
 #include <stagger/core/shape.hpp>
+#include <stagger/core/stop_token.hpp>
+#include <stagger/engine/detail/not_a_batch.hpp>
 #include <stagger/engine/policies.hpp>
 #include <stagger/engine/replica_ops.hpp>
 #include <stagger/engine/session.hpp>
@@ -79,12 +81,25 @@ class Trainer {
   Trainer& operator=(Trainer&&) noexcept = default;
   ~Trainer() = default;
 
+  /// Says that a trainer is not copied.
+  template <std::same_as<Trainer> T> Trainer(T& other) : Trainer(std::move(other)) {
+    static_assert(!std::is_same_v<T, Trainer>,
+                  "stagger: a Trainer cannot be copied, there is one for each pipeline; pass it by "
+                  "reference, or move it: std::move(train)");
+  }
+  template <std::same_as<Trainer> T> Trainer& operator=(T& other) {
+    static_assert(!std::is_same_v<T, Trainer>,
+                  "stagger: a Trainer cannot be copied, there is one for each pipeline; keep a "
+                  "reference, or move it: std::move(train)");
+    return *this = std::move(other);
+  }
+
   /// One optimizer step on a minibatch.
   /// @param batch  [microbatches >= 1] stays until the step is done
   /// @throws Error  bad_configuration if there are no microbatches, or not one target for each, or
   /// if the schedule does
   ///                not allow that many
-  Step step(Batch<Input, Target> const& batch, std::stop_token stop = {}) {
+  Step step(Batch<Input, Target> const& batch, stagger::stop_token stop = {}) {
     static_assert(synchronous,
                   "stagger: with an asynchronous staleness model there is no step that all stages "
                   "end together; "
@@ -99,7 +114,7 @@ class Trainer {
   /// An error in it brings parameters and optimizer state back to what they were before the stream.
   /// @param batch  [minibatches x microbatches of each] in order; stays until the stream is done
   /// @throws Error  as `step`, and if the microbatches are no whole number of minibatches
-  Step stream(Batch<Input, Target> const& batch, std::stop_token stop = {}) {
+  Step stream(Batch<Input, Target> const& batch, stagger::stop_token stop = {}) {
     static_assert(!synchronous,
                   "stagger: a stream needs an asynchronous staleness model, such as "
                   "staleness::WeightStashing; "
@@ -108,42 +123,60 @@ class Trainer {
   }
 
   /// Loss of a minibatch, forward only. Nothing changes.
-  Step evaluate(Batch<Input, Target> const& batch, std::stop_token stop = {}) {
+  Step evaluate(Batch<Input, Target> const& batch, stagger::stop_token stop = {}) {
     return compare(batch, false, std::move(stop));
-  }
-
-  /// Says what a batch with other targets lacks.
-  template <class T>
-  requires(!std::same_as<T, Target>) Step step(Batch<Input, T> const&, std::stop_token = {}) {
-    return lacks<T>();
-  }
-  template <class T>
-  requires(!std::same_as<T, Target>) Step evaluate(Batch<Input, T> const&, std::stop_token = {}) {
-    return lacks<T>();
   }
 
   /// The last stage's outputs, forward only.
   /// @param inputs   [microbatches >= 1]
   /// @param outputs  [microbatches] overwritten
   Step predict(std::span<Input const> inputs, std::span<Output> outputs,
-               std::stop_token stop = {}) {
-    if (!inputs.empty() && inputs.size() != outputs.size())
-      raise(Errc::bad_configuration, inputs.size(), " inputs need as many outputs, not ",
-            outputs.size());
+               stagger::stop_token stop = {}) {
     detail::Request request;
     request.arguments.inputs = places_of(inputs);
     request.arguments.outputs = {reinterpret_cast<std::byte*>(outputs.data()), sizeof(Output)};
-    return ask(request, inputs.size(), false, std::move(stop));
+    session_->choose(request, inputs.size(), outputs.size(), "outputs", false);
+    return {session_, request, std::move(stop)};
+  }
+
+  /// Say what is wrong with a batch of other types, and with a trainer that is const.
+  template <class X, class T> Step step(Batch<X, T> const&, stagger::stop_token = {}) {
+    return detail::BatchDoesNotFit<Trainer, X, T>::step();
+  }
+  template <class X, class T> Step stream(Batch<X, T> const&, stagger::stop_token = {}) {
+    return detail::BatchDoesNotFit<Trainer, X, T>::step();
+  }
+  template <class X, class T> Step evaluate(Batch<X, T> const&, stagger::stop_token = {}) {
+    return detail::BatchDoesNotFit<Trainer, X, T>::step();
+  }
+  template <class X, class Y>
+  requires(!detail::Spans<X const, Input const> || !detail::Spans<Y, Output>)
+  Step predict(X const&, Y&&, stagger::stop_token = {}) {
+    return detail::PredictionDoesNotFit<Trainer, X const, Y>::step();
+  }
+  Step step(Batch<Input, Target> const&, stagger::stop_token = {}) const {
+    return detail::TrainerIsConst<In>::step();
+  }
+  Step stream(Batch<Input, Target> const&, stagger::stop_token = {}) const {
+    return detail::TrainerIsConst<In>::step();
+  }
+  Step evaluate(Batch<Input, Target> const&, stagger::stop_token = {}) const {
+    return detail::TrainerIsConst<In>::step();
+  }
+  Step predict(std::span<Input const>, std::span<Output>, stagger::stop_token = {}) const {
+    return detail::TrainerIsConst<In>::step();
   }
 
   /// Lays out and allocates for so many microbatches now instead of in the first step.
   void prepare(std::size_t microbatches) {
-    session_->require_idle();
-    session_->load(program(microbatches));
+    session_->make_ready(microbatches);
   }
 
-  /// The training program for so many microbatches: slots, signals, peak in flight.
-  Program const& program(std::size_t microbatches) { return session_->program(microbatches, true); }
+  /// The training program for so many microbatches: slots, signals, peak in flight. Where the
+  /// grouping of gradients is renewed, it may go with a later step.
+  Program const& program(std::size_t microbatches) {
+    return *session_->program(microbatches, true);
+  }
 
   /// The optimizer; its numbers may be changed between steps.
   [[nodiscard]] Optimizer& optimizer() noexcept { return *optimizer_; }
@@ -249,37 +282,15 @@ class Trainer {
     return {reinterpret_cast<std::byte*>(const_cast<T*>(objects.data())), sizeof(T)};
   }
 
-  [[gnu::cold]] Step ask(detail::Request& request, std::size_t microbatches, bool training,
-                         std::stop_token stop) {
-    session_->require_idle();
-    request.program = &session_->program(microbatches, training);
-    return {session_, request, std::move(stop)};
-  }
-
-  template <class T> static Step lacks() {
-    constexpr bool has_loss = !std::same_as<Loss, detail::NoLoss>;
-    static_assert(has_loss,
-                  "stagger: a step needs a loss; give Pipeline::with one, such as "
-                  "loss::MeanSquaredError<>{}");
-    static_assert(!has_loss, "stagger: the batch's targets are not the Target of the loss");
-    return {nullptr, {}, {}};
-  }
-
   [[gnu::cold]] Step compare(Batch<Input, Target> const& batch, bool training,
-                             std::stop_token stop) {
-    static_assert(LossFor<Loss, Output>,
-                  "stagger: the loss does not accept the Output of the last stage; it needs "
-                  "terms(target), value(context, y, "
-                  "target) and value_and_gradient(context, y, target, scale, dy)");
-    if (!batch.inputs.empty() && batch.inputs.size() != batch.targets.size())
-      raise(Errc::bad_configuration, batch.inputs.size(), " inputs need as many targets, not ",
-            batch.targets.size());
+                             stagger::stop_token stop) {
     detail::Request request;
     request.arguments.inputs = places_of(std::span<Input const>(batch.inputs));
     request.arguments.targets = places_of(std::span<Target const>(batch.targets));
     request.arguments.loss = loss_;
     request.arguments.loss_ops = detail::make_loss_ops<Loss, Output>();
-    return ask(request, batch.inputs.size(), training, std::move(stop));
+    session_->choose(request, batch.inputs.size(), batch.targets.size(), "targets", training);
+    return {session_, request, std::move(stop)};
   }
 
   std::shared_ptr<detail::Session> session_;  // which keeps the others

@@ -8,13 +8,14 @@
     "stagger/host/asio.hpp needs Boost.Asio: link stagger::host, or find_package(stagger COMPONENTS host)"
 #endif
 
+#include <stagger/core/requirements.hpp>
+
 #include <chrono>
 #include <coroutine>
 #include <exception>
 #include <initializer_list>
 #include <memory>
 #include <optional>
-#include <stop_token>
 #include <utility>
 
 #include <boost/asio/associated_cancellation_slot.hpp>
@@ -25,6 +26,7 @@
 #include <boost/asio/signal_set.hpp>
 #include <boost/asio/steady_timer.hpp>
 
+#include <stagger/core/stop_token.hpp>
 #include <stagger/engine/step.hpp>
 
 namespace stagger::detail {
@@ -57,7 +59,7 @@ struct Outcome {
 
 /// Hands a stop on from one token to another.
 struct RequestStop {
-  std::stop_source source;
+  stagger::stop_source source;
   void operator()() noexcept { source.request_stop(); }
 };
 
@@ -70,9 +72,11 @@ Detached carry_through(Step step, Executor executor, Handler handler) {
   } catch (...) {
     outcome.failure = std::current_exception();
   }
-  auto slot = boost::asio::get_associated_cancellation_slot(handler);
-  if (slot.is_connected()) boost::asio::post(executor, [slot]() mutable { slot.clear(); });
+  // In one function: of two, an executor with several threads could run the second first, and the
+  // handler may put another operation's cancellation into the slot, or end the slot's life.
   boost::asio::post(executor, [handler = std::move(handler), outcome]() mutable {
+    auto slot = boost::asio::get_associated_cancellation_slot(handler);
+    if (slot.is_connected()) slot.clear();
     std::move(handler)(outcome.failure, outcome.metrics);
   });
 }
@@ -99,8 +103,8 @@ template <class CompletionToken> auto async_run(Step step, CompletionToken&& tok
                                                   boost::asio::execution::outstanding_work.tracked);
         auto slot = boost::asio::get_associated_cancellation_slot(handler);
         if (slot.is_connected()) {
-          std::stop_source source;
-          auto chained = std::make_shared<std::stop_callback<detail::RequestStop>>(
+          stagger::stop_source source;
+          auto chained = std::make_shared<stagger::stop_callback<detail::RequestStop>>(
               begun.stop_token(), detail::RequestStop{source});
           begun.stop_token(source.get_token());
           slot.assign(
@@ -142,10 +146,10 @@ template <class Executor> class StopOn {
     timer_.cancel();
   }
 
-  [[nodiscard]] std::stop_token token() const noexcept { return source_.get_token(); }
+  [[nodiscard]] stagger::stop_token token() const noexcept { return source_.get_token(); }
 
  private:
-  std::stop_source source_;
+  stagger::stop_source source_;
   boost::asio::basic_signal_set<Executor> signals_;
   boost::asio::basic_waitable_timer<std::chrono::steady_clock,
                                     boost::asio::wait_traits<std::chrono::steady_clock>, Executor>

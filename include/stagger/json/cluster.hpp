@@ -9,6 +9,7 @@
 
 #include <stagger/cluster/cluster.hpp>
 #include <stagger/core/error.hpp>
+#include <stagger/core/text.hpp>
 #include <stagger/json/document.hpp>
 
 namespace stagger::json {
@@ -99,7 +100,7 @@ namespace detail {
     Value const line = {{"count", 1},
                         {"devices", devices},
                         {"intra", detail::written(cluster.intra[static_cast<std::size_t>(n)])}};
-    out += (n == 0 ? "\n  " : ",\n  ") + detail::line_of_json(line);
+    out += text(n == 0 ? "\n  " : ",\n  ", detail::line_of_json(line));
   }
   return out + "\n],\n\"inter\": " + detail::line_of_json(detail::written(cluster.inter)) + "}\n";
 }

@@ -57,7 +57,7 @@ namespace stagger::json {
       continue;
     }
     for (std::size_t s = 0; s < value.size(); ++s)
-      out += (s == 0 ? "[\n    " : ",\n    ") + detail::line_of_json(value[s]);
+      out += text(s == 0 ? "[\n    " : ",\n    ", detail::line_of_json(value[s]));
     out += "\n  ]";
   }
   return out + "\n}\n";

@@ -12,6 +12,7 @@
 #include <stagger/cluster/graph_txt.hpp>
 #include <stagger/cluster/profile.hpp>
 #include <stagger/core/error.hpp>
+#include <stagger/core/text.hpp>
 #include <stagger/json/document.hpp>
 
 namespace stagger::json {
@@ -108,7 +109,7 @@ inline void read_weight(Field const& from, double backward_s, std::optional<doub
       there = {{"forward_s", d.forward_s}, {"backward_s", d.backward_s}};
       if (d.backward_weight_s) there["backward_weight_s"] = *d.backward_weight_s;
     }
-    out += (i == 0 ? "\n  " : ",\n  ") + detail::line_of_json(line);
+    out += text(i == 0 ? "\n  " : ",\n  ", detail::line_of_json(line));
   }
   return out + "\n]}\n";
 }

@@ -5,12 +5,27 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include <stagger/core/arena.hpp>
+#include <stagger/core/error.hpp>
 #include <stagger/core/random.hpp>
 #include <stagger/model/parameter.hpp>
 
 namespace stagger {
+
+namespace detail {
+/// A layer asks for a parameter that is not one of its own.
+/// @param owner  the layer that has it; negative: none
+[[noreturn]] [[gnu::cold]] [[gnu::noinline]] inline void refuse_parameter(std::string const& name,
+                                                                          int owner, int layer) {
+  if (owner < 0)
+    raise(Errc::bad_configuration, "layer ", layer, " uses the parameter '", name,
+          "', which its parameters() does not list; return it there, with std::tie");
+  raise(Errc::bad_configuration, "layer ", layer, " uses the parameter '", name, "' of layer ",
+        owner, "; give each layer a Parameter of its own");
+}
+}  // namespace detail
 
 /// Where one parameter lives during an action, as the engine laid it out.
 struct ParameterView {
@@ -26,16 +41,17 @@ struct ParameterView {
 class Context {
  public:
   /// Current value of a parameter of this stage, [parameter.size()].
+  /// @throws Error  bad_configuration for one that the stage's `parameters()` does not list
   template <class T>
-  [[nodiscard]] std::span<T const> operator[](Parameter<T> const& parameter) const noexcept {
-    ParameterView const& view = parameters_[parameter.position()];
+  [[nodiscard]] std::span<T const> operator[](Parameter<T> const& parameter) const {
+    ParameterView const& view = view_of(parameter);
     return {static_cast<T const*>(view.value), view.size};
   }
 
   /// Gradient of a parameter of this stage, [parameter.size()]. Backward adds to it.
-  template <class T>
-  [[nodiscard]] std::span<T> gradient(Parameter<T> const& parameter) const noexcept {
-    ParameterView const& view = parameters_[parameter.position()];
+  /// @throws Error  as for its value
+  template <class T> [[nodiscard]] std::span<T> gradient(Parameter<T> const& parameter) const {
+    ParameterView const& view = view_of(parameter);
     return {static_cast<T*>(view.gradient), view.size};
   }
 
@@ -90,6 +106,12 @@ class Context {
   [[nodiscard]] std::uint64_t scratch_bytes() const noexcept { return arena_.bytes(); }
 
  private:
+  template <class T> ParameterView const& view_of(Parameter<T> const& parameter) const {
+    if (parameter.layer() != layer_) [[unlikely]]
+      detail::refuse_parameter(parameter.name(), parameter.layer(), layer_);
+    return parameters_[parameter.position()];
+  }
+
   ParameterView const* parameters_ = nullptr;  // [parameters of the layer]
   std::size_t const* first_rows_ = nullptr;    // [microbatches]
   std::int64_t step_ = 0;

@@ -9,6 +9,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include <stagger/model/parameter.hpp>
 
@@ -32,13 +33,18 @@ template <class T> struct OptimizerView {
 /// bits. One that cannot do that says `static constexpr bool element_wise = false;`, and is refused
 /// where replicas update a part each.
 ///
+/// Processes that take a step together compare its numbers: all members, where they are nothing but
+/// double or nothing but float; else those that a member `auto fields() const` returns as a
+/// `std::tie`. An optimizer with other members and no `fields()` is not compared.
+///
 /// `update(view, gradient_scale, step)`: gradients are multiplied by `gradient_scale` (clipping)
 /// before use; `step` counts from 1. It must not throw: when it runs, the step is already decided.
 template <class O>
 concept OptimizerPolicy = std::copyable<O> && std::same_as<typename O::policy_tag, OptimizerTag> &&
     requires(O const& optimizer, OptimizerView<float> const& view,
              OptimizerView<double> const& view64) {
-  { O::states } -> std::convertible_to<int>;
+  typename std::integral_constant<int, O::states>;
+  requires O::states >= 0 && O::states <= 2;
   { optimizer.update(view, 1.0, std::int64_t{1}) }
   noexcept;
   { optimizer.update(view64, 1.0, std::int64_t{1}) }

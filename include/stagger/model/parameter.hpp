@@ -2,11 +2,14 @@
 #pragma once
 /// @file   What a stage declares to be trained. The engine stores it.
 
+#include <stagger/core/requirements.hpp>
+
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -36,7 +39,12 @@ inline constexpr ElementType element_type_of =
 ///     std::span<float> dw = context.gradient(weight);   // add to it
 ///
 /// @tparam T  float or double
-template <ParameterElement T = float> class Parameter {
+template <class T = float> class Parameter {
+  // Not the concept, every part of which a compiler would explain.
+  static_assert(std::is_same_v<T, float> || std::is_same_v<T, double>,
+                "stagger: a Parameter has elements of type float or double; numbers of another "
+                "type that are not trained are ordinary members of a stage");
+
  public:
   Parameter() = default;
 
@@ -73,22 +81,27 @@ template <ParameterElement T = float> class Parameter {
   [[nodiscard]] std::vector<T> const& initial() const noexcept { return initial_; }
 
   /// For engines: gives the initial values away and remembers the parameter's position in its
-  /// stage.
-  [[nodiscard]] std::vector<T> adopt(std::uint32_t position) {
-    position_ = position;
+  /// layer, and which layer that is, counted from the model's input.
+  [[nodiscard]] std::vector<T> adopt(std::uint32_t position, int layer = 0) {
+    place(position, layer);
     if (fill_ == nullptr) return std::exchange(initial_, {});
     std::vector<T> values(size_);
     fill_(values, seed_, scale_);
     return values;
   }
   /// For engines that make the values later: remembers the position alone.
-  void place(std::uint32_t position) noexcept { position_ = position; }
+  void place(std::uint32_t position, int layer = 0) noexcept {
+    position_ = position;
+    layer_ = layer;
+  }
   [[nodiscard]] Fill fill() const noexcept { return fill_; }  ///< null: initial() has the values
   [[nodiscard]] std::uint64_t seed() const noexcept { return seed_; }
   [[nodiscard]] double scale() const noexcept { return scale_; }
 
   /// Position in the stage's `parameters()`.
   [[nodiscard]] std::uint32_t position() const noexcept { return position_; }
+  /// The layer whose `parameters()` list it; -1 before an engine took it over.
+  [[nodiscard]] int layer() const noexcept { return layer_; }
 
  private:
   std::string name_;
@@ -98,6 +111,7 @@ template <ParameterElement T = float> class Parameter {
   double scale_ = 1;
   std::size_t size_ = 0;
   std::uint32_t position_ = 0;
+  int layer_ = -1;
   bool decays_ = true;
 };
 

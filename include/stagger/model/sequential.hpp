@@ -2,6 +2,7 @@
 #pragma once
 /// @file   A chain of layers that a partitioner may cut.
 
+#include <concepts>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -22,28 +23,24 @@ struct LayerTraits<std::vector<L>> {  // a run of equal layers, its length known
   static constexpr bool repeated = true;
 };
 
-template <class... L> consteval bool chain_fits() {
-  if constexpr (sizeof...(L) == 0) {
+/// Whether B can be the layer after A. What is no stage is refused by the pipeline.
+template <class A, class B> inline constexpr bool may_follow = true;
+template <class A, class B>
+requires requires {
+  typename A::Output;
+  typename B::Input;
+}
+inline constexpr bool may_follow<A, B> = std::same_as<typename A::Output, typename B::Input>;
+
+template <class First = void, class... Rest> consteval bool chain_fits() {
+  using Layer = typename LayerTraits<First>::Layer;
+  if constexpr (LayerTraits<First>::repeated && !may_follow<Layer, Layer>) {
+    return false;
+  } else if constexpr (sizeof...(Rest) == 0) {
     return true;
   } else {
-    return [&]<class First, class... Rest>(std::type_identity<First>, std::type_identity<Rest>...) {
-      auto const inside = [](auto traits) {
-        using Traits = decltype(traits);
-        if constexpr (Traits::repeated)
-          return std::same_as<typename Traits::Layer::Input, typename Traits::Layer::Output>;
-        else
-          return true;
-      };
-      if constexpr (sizeof...(Rest) == 0) {
-        return inside(LayerTraits<First>{});
-      } else {
-        using Next = std::tuple_element_t<0, std::tuple<Rest...>>;
-        return inside(LayerTraits<First>{}) &&
-               std::same_as<typename LayerTraits<First>::Layer::Output,
-                            typename LayerTraits<Next>::Layer::Input> &&
-               chain_fits<Rest...>();
-      }
-    }(std::type_identity<L>{}...);
+    using Next = typename LayerTraits<std::tuple_element_t<0, std::tuple<Rest...>>>::Layer;
+    return may_follow<Layer, Next> && chain_fits<Rest...>();
   }
 }
 }  // namespace detail

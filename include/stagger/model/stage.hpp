@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <tuple>
 #include <type_traits>
+#include <utility>
 
 #include <stagger/model/context.hpp>
 
@@ -60,12 +61,60 @@ concept HasParameters = requires(S& stage) {
   stage.parameters();
 };
 
+namespace detail {
+
+/// A temporary of type T, or an object of the engine. Only a reference distinguishes the two: what
+/// is neither a reference nor deduced can be made from `{}` and from a temporary, and what is taken
+/// by value cannot choose between them.
+template <class T> struct Lent {
+  operator T&() const;
+  operator T&&() const;
+};
+
+// Where a function is written to a copy, or to nothing, its call takes `{}` too. What a template
+// deduces does not, and a view such as std::span<float> is not made from a temporary.
+template <class S, class C>
+concept LosesOutput = requires(S& stage, C& context, typename S::Input const& x,
+                               SavedOf<S>& saved) {
+  stage.forward(context, x, {}, saved);
+  stage.forward(context, x, typename S::Output(), saved);
+};
+template <class S, class C>
+concept LosesInputGradient = requires(S& stage, C& context, typename S::Input const& x,
+                                      typename S::Output const& dy, SavedOf<S>& saved) {
+  requires requires {
+    stage.backward(context, x, dy, {}, saved);
+    stage.backward(context, x, dy, typename S::Input(), saved);
+  } || requires {
+    stage.backward_input(context, x, dy, {}, saved);
+    stage.backward_input(context, x, dy, typename S::Input(), saved);
+  };
+};
+/// Saved state that forward fills in a copy. By reference to const, it is merely not filled.
+template <class S, class C>
+concept LosesSaved = !std::is_empty_v<SavedOf<S>> &&
+    requires(S& stage, C& context, typename S::Input const& x, typename S::Output& y) {
+  stage.forward(context, x, y, {});
+  stage.forward(context, x, y, SavedOf<S>());
+  requires !requires(Lent<SavedOf<S>> const& saved) { stage.forward(context, x, y, saved); };
+};
+
+template <class T> inline constexpr bool is_tie = false;
+template <ParameterElement... T> inline constexpr bool is_tie<std::tuple<Parameter<T>&...>> = true;
+
+}  // namespace detail
+
+/// What `parameters()` returns, if there is one: `std::tie` of Parameters.
+template <class S>
+concept TiesParameters =
+    !HasParameters<S> || detail::is_tie<std::remove_cvref_t<decltype(std::declval<S&>().parameters())>>;
+
 /// A stage, or a layer of one: any copyable type with
 ///
 /// @code
 ///     using Input = ...;     // default constructible and copyable
 ///     using Output = ...;    // likewise
-///     struct Saved { ... };  // optional; owned by the engine, one per microbatch in flight
+///     struct Saved { ... };  // likewise; optional; owned by the engine, one per microbatch in flight
 ///
 ///     void forward(Context&, Input const& x, Output& y, Saved&);
 ///
@@ -76,7 +125,7 @@ concept HasParameters = requires(S& stage) {
 ///     auto parameters() { return std::tie(weight, bias); }  // optional
 /// @endcode
 ///
-/// Results are written into objects of the engine (`y`, `dx`), which keep their memory from one
+/// Results are written into objects of the engine (`y`, `dx`, Saved), taken by reference, which keep their memory from one
 /// microbatch to the next; x and dy stay valid until the last function that is given them returns.
 /// A stage whose backward cannot be split has one `backward(Context&, x, dy, dx, Saved&)` instead.
 /// `backward_weight` is left out where there are no parameters; `backward_input` may be left out by
@@ -84,9 +133,10 @@ concept HasParameters = requires(S& stage) {
 /// nothing that belongs to a microbatch and draws random numbers only from `context.random_seed()`,
 /// so that recomputation repeats them.
 template <class S, class C = Context>
-concept Stage = std::copyable<S> && std::default_initializable<typename S::Input> &&
-    std::default_initializable<typename S::Output> && std::default_initializable<SavedOf<S>> &&
-    HasForward<S, C> &&
+concept Stage = std::copyable<S> && std::semiregular<typename S::Input> &&
+    std::semiregular<typename S::Output> && std::semiregular<SavedOf<S>> && HasForward<S, C> &&
+    !detail::LosesOutput<S, C> && !detail::LosesSaved<S, C> &&
+    !detail::LosesInputGradient<S, C> && TiesParameters<S> &&
     (HasBackward<S, C> || HasBackwardInput<S, C> ||
      HasBackwardWeight<S, C>)&&(!HasParameters<S> || HasBackward<S, C> || HasBackwardWeight<S, C>);
 

@@ -82,9 +82,10 @@ inline void require_callable() {
 /// Where the program has initialised MPI already, nothing is initialised or finalised here; the
 /// level of threads is checked. Keep one, in main.
 ///
-/// After an error between ranks a peer may be dead, and MPI_Finalize would wait for it for ever:
-/// then the end of the session first meets the others at a barrier, and leaves MPI unfinalised
-/// where they do not come within `farewell_s`. mpirun reports such a process and ends the job.
+/// At its end all processes meet at a barrier. After an error between ranks a peer may be dead, and
+/// MPI_Finalize would wait for it for ever: a process that saw an error waits for `farewell_s`, and
+/// leaves MPI unfinalised where not all have come by then. mpirun reports such a process and ends
+/// the job. One that saw no error waits as long as MPI_Finalize would.
 class Session {
  public:
   /// @param  farewell_s  seconds to wait for the others at the end, after an error
@@ -122,7 +123,7 @@ class Session {
   Session& operator=(Session const&) = delete;
   ~Session() {
     if (!owner_ || !running()) return;
-    if (!detail::troubled() || all_came()) MPI_Finalize();
+    if (all_came()) MPI_Finalize();
   }
 
   [[nodiscard]] Threads threads() const noexcept { return level_; }
@@ -137,9 +138,12 @@ class Session {
     for (int done = 0;;) {
       if (MPI_Test(&request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return false;
       if (done != 0) return true;
-      auto const waited = std::chrono::steady_clock::now() - start;
-      if (std::chrono::duration<double>(waited).count() >= farewell_s_) return false;
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      std::chrono::duration<double> const waited = std::chrono::steady_clock::now() - start;
+      if (detail::troubled() && waited.count() >= farewell_s_) return false;
+      if (waited < std::chrono::milliseconds(1))
+        std::this_thread::yield();
+      else
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
 

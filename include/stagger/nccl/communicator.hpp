@@ -39,11 +39,31 @@ class Device {
   std::shared_ptr<detail::Issuer> issuer_;
 };
 
+/// Collects groups of several communicators of one thread, on one GPU or several, for NCCL to get
+/// as one: its way for several GPUs of a thread, and the only one where all of them are captured
+/// into one graph. Can be used again once all that it collected is on its streams.
+class Joint {
+ public:
+  /// Forgets what it collected.
+  void begin() {
+    if (!joint_ || joint_.use_count() != 1) joint_ = std::make_shared<detail::JointBatch>();
+    joint_->count = joint_->arrived = 0;
+    joint_->complete = joint_->begun = false;
+  }
+  /// Starts what it has collected, as soon as somebody polls the operations of all groups.
+  void submit() noexcept { joint_->complete = true; }
+
+ private:
+  friend class Communicator;
+  std::shared_ptr<detail::JointBatch> joint_;
+};
+
 /// One rank's end, on one stream. Models collective::Communicator; spans are device memory.
 ///
 /// NCCL answers every call at once and does it later. Calls are kept until NCCL is through with the
-/// one before, and polled by whoever polls any operation of the device. After an error that is not
-/// NCCL's invalid argument every operation throws it, and all that is left is to abort.
+/// one before, and polled by whoever polls any operation of the device. A call that names no rank,
+/// or has no memory, is refused before NCCL sees it, by the operation alone. After an error of
+/// NCCL's every operation throws it, and all that is left is to abort.
 ///
 /// Sends and receives take a group: those of one group progress together, which two ranks that
 /// exchange something need.
@@ -87,7 +107,8 @@ class Communicator {
     joined_ = other.joined_;
     return *this;
   }
-  /// Hands what was not finalized to a thread that aborts it. Never blocks.
+  /// Hands what was not finalized to a thread that aborts it. Never blocks; the end of the process
+  /// waits for such threads for up to 5 s.
   ~Communicator() { leave(); }
 
   [[nodiscard]] int rank() const noexcept { return state_ ? state_->rank : 0; }
@@ -95,6 +116,9 @@ class Communicator {
   [[nodiscard]] explicit operator bool() const noexcept {
     return state_ && state_->comm != nullptr;
   }
+
+  /// Whether it is there and has met no error that is known.
+  [[nodiscard]] bool healthy() const noexcept { return bool(*this) && !state_->failure; }
 
   /// Looks for errors that no operation tells, as of a graph that is being replayed.
   /// @throws Error  what NCCL has met
@@ -112,13 +136,19 @@ class Communicator {
   /// Collects sends, receives and sums that progress together.
   class Group {
    public:
-    explicit Group(Communicator& of) : of_(of), number_(of.state_->asked + 1) {}
+    explicit Group(Communicator& of, Joint* joint = nullptr)
+        : of_(of), number_(of.state_->asked + 1), joint_(joint) {}
     Group(Group const&) = delete;
     Group& operator=(Group const&) = delete;
     ~Group() { submit(); }
     /// Starts what it has collected.
     void submit() {
       if (std::exchange(submitted_, true)) return;
+      if (joint_ != nullptr) {
+        if (!of_.spare_calls().empty())
+          of_.issuer_->ask(of_.state_, of_.spare_calls(), joint_->joint_);
+        return;
+      }
       of_.issuer_->ask(of_.state_, detail::Issuer::Kind::calls, of_.spare_calls());
       of_.issuer_->progress();
     }
@@ -127,10 +157,13 @@ class Communicator {
     friend Communicator;
     Communicator& of_;
     std::uint64_t number_;
+    Joint* joint_;
     bool submitted_ = false;
   };
   /// One at a time: no other call of this communicator until it is submitted.
   [[nodiscard]] Group group() { return Group(*this); }
+  /// The same, as a part of several; one of each communicator. What it holds starts with them.
+  [[nodiscard]] Group group(Joint& joint) { return Group(*this, &joint); }
 
   template <Element T> Operation send(Group& group, std::span<T> data, int peer) {
     return collect(group,
@@ -229,6 +262,7 @@ class Communicator {
 
  public:
   /// Ends the communicator together with all other ranks; then it may be dropped without an abort.
+  /// Graphs that have captured its calls must be gone before: NCCL waits for that.
   Operation finalize() {
     std::vector<detail::Call> none;
     need();

@@ -15,7 +15,8 @@
 namespace stagger::nccl {
 
 /// An error of NCCL. `code()` is peer_failed where another rank is the cause as far as NCCL knows,
-/// bad_configuration for an argument that left the communicator as it was, else device.
+/// else device. It stays with the communicator, whatever it is: one that never blocks answers every
+/// later call with it.
 class Error : public stagger::Error {
  public:
   Error(ncclResult_t result, std::string const& sentence)
@@ -26,8 +27,7 @@ class Error : public stagger::Error {
 
  private:
   static Errc kind(ncclResult_t result) noexcept {
-    if (result == ncclRemoteError) return Errc::peer_failed;
-    return result == ncclInvalidArgument ? Errc::bad_configuration : Errc::device;
+    return result == ncclRemoteError ? Errc::peer_failed : Errc::device;
   }
   ncclResult_t result_;
 };
@@ -37,7 +37,7 @@ namespace detail {
 [[gnu::cold]] inline char const* remedy(ncclResult_t result) noexcept {
   switch (result) {
     case ncclInvalidArgument:
-      return "the communicator is as before; mend the call";
+      return "mend the call, and make the communicator anew";
     case ncclInvalidUsage:
       return "give each rank a GPU of its own, the same NCCL, and calls that match those of its "
              "peers";

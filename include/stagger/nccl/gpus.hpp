@@ -32,7 +32,7 @@ struct Gpus {
   using Backend = GpusBackend;
 
   std::vector<int> devices{};  ///< GPUs of this process, none twice; empty: all of them, or in a
-                               ///< launched program the one of its number on the machine
+                               ///< launched program its local_device()
   cuda::ParameterKernels const* kernels =
       nullptr;         ///< see cuda::Loopback; stays as long as the pipeline
   double meet_s = 60;  ///< for all GPUs to join, and for each new connection
@@ -71,7 +71,7 @@ struct Gpus {
                                 count, " ranks; start at most one for each rank"));
     std::vector<int> own = devices;
     if (launch) {
-      if (own.empty()) own.push_back(std::max(0, launch->local_rank));
+      if (own.empty()) own.push_back(local_device(*launch));
       own.resize(1);
     } else if (own.empty()) {
       own.resize(static_cast<std::size_t>(count));

@@ -3,6 +3,8 @@
 /// @file   Back end: every rank a stream of one of several GPUs, every message between two of them
 /// a send and a receive of NCCL.
 
+#include <stagger/core/requirements.hpp>
+
 #include <algorithm>
 #include <coroutine>
 #include <cstddef>
@@ -56,7 +58,8 @@ class GpusBackend : detail::Issuing {
     machine_.keep(memories_);
     meet_s_ = device.meet_s;
     if (fleet_->alone()) return;
-    detail::agree(*fleet_, detail::facts_of(machine_), device.meet_s);
+    detail::agree(*fleet_, detail::facts_of(machine_, {capture_, shapes_change_, turns_.size()}),
+                  device.meet_s);
     auto const share = [](void* sums, double* backward_s, double* sum_s) {
       static_cast<detail::GroupSums*>(sums)->share(backward_s, sum_s);
     };
@@ -79,10 +82,9 @@ class GpusBackend : detail::Issuing {
 
   /// Prepares for a program that the machine has loaded, together with the other processes.
   [[gnu::cold]] void load(std::vector<int> const& place) {
-    auto const& program = machine_.program();
     cuda::detail::require_runnable(machine_, kernels_);
     if (lost_) refuse();
-    if (!fleet_->alone()) detail::agree(*fleet_, detail::facts_of(program, place), meet_s_);
+    if (!fleet_->alone()) detail::agree(*fleet_, detail::facts_of(machine_, place), meet_s_);
     place_ = place;
     sums_.load(place, meet_s_);
     wiring_.load(place, turns());

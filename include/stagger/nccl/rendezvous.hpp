@@ -3,14 +3,22 @@
 /// @file   Inviting all ranks the way their launcher allows: over TCP, through a file, or with a
 /// broadcast of one's own.
 
-#include <chrono>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <algorithm>
+#include <array>
+#include <cerrno>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <span>
 #include <string>
-#include <thread>
+#include <vector>
 
+#include <stagger/collective/handshake.hpp>
 #include <stagger/collective/launcher.hpp>
+#include <stagger/cuda/device.hpp>
 #include <stagger/nccl/detail/tcp.hpp>
 #include <stagger/nccl/invitation.hpp>
 
@@ -19,39 +27,87 @@ namespace stagger::nccl {
 /// How ranks of one run find each other.
 struct Rendezvous {
   double deadline_s = 60;  ///< longest wait for the others
-  int port = 0;            ///< on rank 0's machine; 0: the one that the launcher told
-  std::string
-      file{};  ///< on a file system that all see, new for each run; used where no address was told
+  int port = 0;            ///< on rank 0's machine; 0: one that follows from what the launcher told
+  std::string file{};      ///< on a file system that all see; used where no address was told
+  std::string run{};       ///< a name of this run, alike in all ranks and in no other run; empty:
+                           ///< the launcher's
 };
+
+/// The GPU of a launched process: the one of its number on the machine, of those that it sees. A
+/// launcher that shows each process a GPU of its own shows it as number 0.
+/// @throws cuda::Error  where there is none
+[[nodiscard]] inline int local_device(collective::Launch const& launch) {
+  return (launch.local_rank >= 0 ? launch.local_rank : launch.rank) % cuda::device_count();
+}
 
 namespace detail {
 
-inline void exchange_file(std::string const& path, std::span<std::byte> bytes, int rank,
-                          Meeting const& meeting) {
-  auto const open = [](std::string const& name, char const* how) {
-    return std::fopen(name.c_str(), how);
+/// Where rank 0 may listen. A port that torchrun itself listens on is left out. Others are tried
+/// where a run has a name, by which its ranks know rank 0 from what else may listen there.
+[[nodiscard]] inline std::vector<int> ports_of(collective::Launch const& launch,
+                                               Rendezvous const& options) {
+  if (options.port != 0) return {options.port};
+  std::string const& run = options.run.empty() ? launch.run : options.run;
+  int const first = launch.port_held ? 1 : 0;
+  int const last = run.empty() ? first : first + 7;
+  std::vector<int> ports;
+  for (int i = first; i <= last; ++i)
+    ports.push_back(launch.port + i <= 65535 ? launch.port + i : launch.port + i - 65536 + 1024);
+  return ports;
+}
+
+/// What a rendezvous' file begins with.
+struct FileHead {
+  std::array<char, 8> word{'s', 't', 'a', 'g', 'g', 'e', 'r', ':'};
+  std::uint64_t run = 0;
+};
+
+/// Written beside it and renamed: nobody reads half of it, and no link is followed.
+inline void write_file(std::string const& path, std::span<std::byte const> bytes,
+                       Meeting const& meeting) {
+  FileHead head;
+  head.run = meeting.run;
+  std::string const beside = text(path, ".", random_number(), ".new");
+  int const file =
+      ::open(beside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+  auto const write = [&](void const* from, std::size_t size) {
+    return ::write(file, from, size) == static_cast<::ssize_t>(size);
   };
-  if (rank == 0) {  // written beside it and renamed: nobody reads half of it
-    std::string const beside = path + ".new";
-    auto* const file = open(beside, "wb");
-    bool good = file != nullptr && std::fwrite(bytes.data(), 1, bytes.size(), file) == bytes.size();
-    good = file != nullptr && std::fclose(file) == 0 && good;
-    if (!good || std::rename(beside.c_str(), path.c_str()) != 0)
-      throw stagger::Error(Errc::io, text("rank 0 cannot write ", path,
-                                          "; give a file in a folder that all ranks see"));
-    return;
-  }
-  for (;; std::this_thread::sleep_for(std::chrono::milliseconds(20))) {
-    if (auto* const file = open(path, "rb"); file != nullptr) {
-      bool const all = std::fread(bytes.data(), 1, bytes.size(), file) == bytes.size();
-      std::fclose(file);
-      if (all) return;
-    }
-    if (meeting.left_ms() == 0)
+  bool good = file >= 0 && write(&head, sizeof head) && write(bytes.data(), bytes.size());
+  int error = errno;
+  if (file >= 0 && ::close(file) != 0) good = false;
+  if (good && std::rename(beside.c_str(), path.c_str()) == 0) return;
+  if (good) error = errno;
+  if (file >= 0) ::unlink(beside.c_str());
+  throw stagger::Error(Errc::io, text("rank 0 cannot write ", path, ": ", std::strerror(error),
+                                      "; name a file in a folder that all ranks see"));
+}
+
+/// @return  whether today's file is there; `other`: another run's is
+inline bool read_file(std::string const& path, std::span<std::byte> bytes, Meeting const& meeting,
+                      bool& other) {
+  int const file = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  if (file < 0) return false;
+  FileHead head;
+  auto const read = [&](void* to, std::size_t size) {
+    return ::read(file, to, size) == static_cast<::ssize_t>(size);
+  };
+  bool const whole = read(&head, sizeof head) && read(bytes.data(), bytes.size());
+  ::close(file);
+  other = !whole || head.word != FileHead{}.word || head.run != meeting.run;
+  return !other;
+}
+
+inline void exchange_file(std::string const& path, std::span<std::byte> bytes,
+                          Meeting const& meeting) {
+  if (meeting.rank == 0) return write_file(path, bytes, meeting);
+  for (bool other = false; !read_file(path, bytes, meeting, other); meeting.end.pause(20)) {
+    if (meeting.end.left_ms() == 0)
       throw stagger::Error(
           Errc::deadline,
-          text("rank ", rank, " waited ", meeting.seconds, " s for rank 0 to write ", path,
-               "; see whether it was started and sees the same folder"));
+          text("rank ", meeting.rank, " waited ", meeting.seconds, " s for rank 0 to write ", path,
+               other ? ", which is another run's" : "",
+               "; see whether rank 0 was started and sees the same folder"));
   }
 }
 
@@ -60,27 +116,45 @@ inline void exchange_file(std::string const& path, std::span<std::byte> bytes, i
 /// Invites the ranks of a launched program. Over MPI, use `invite` with a broadcast instead.
 /// @throws Error  deadline where a rank does not come; io for a port or a file that cannot be had;
 ///                bad_configuration where the launcher told no address and `options` names no file,
-///                or for another NCCL than rank 0's
+///                for a file without a name of the run, a rank that is there twice, or another NCCL
+///                than rank 0's
 [[nodiscard]] inline Invitation invite(collective::Launch const& launch,
                                        Rendezvous const& options = {}) {
-  detail::Meeting meeting;
-  meeting.address = launch.address;
-  meeting.port = options.port != 0 ? options.port : launch.port;
-  meeting.seconds = options.deadline_s;
-  meeting.end = std::chrono::steady_clock::now() +
-                std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-                    std::chrono::duration<double>(options.deadline_s));
-  bool const tcp = !launch.address.empty() && meeting.port != 0;
+  if (!(options.deadline_s > 0))
+    throw stagger::Error(
+        Errc::bad_configuration,
+        text("Rendezvous::deadline_s is ", options.deadline_s, "; it must be above 0 seconds"));
+  if (options.port < 0 || options.port > 65535)
+    throw stagger::Error(Errc::bad_configuration, text("Rendezvous::port is ", options.port,
+                                                       "; it must be a number from 1 to 65535"));
+  if (launch.size == 1) return invite(launch.rank, [](std::span<std::byte>) {});
+  bool const tcp = !launch.address.empty() && (options.port != 0 || launch.port != 0);
   if (!tcp && options.file.empty())
     throw stagger::Error(
         Errc::bad_configuration,
         text(launch.launcher,
              " told no address of rank 0: set MASTER_ADDR and MASTER_PORT, give "
              "Rendezvous::file, or broadcast over MPI with nccl::invite(rank, broadcast)"));
+  std::string const& run = options.run.empty() ? launch.run : options.run;
+  if (!tcp && run.empty())
+    throw stagger::Error(
+        Errc::bad_configuration,
+        text(launch.launcher, " told no name of the run, by which ranks know ", options.file,
+             " from that of an earlier run; set Rendezvous::run to a name that is new each time"));
+  detail::Meeting meeting;
+  meeting.address = launch.address;
+  meeting.ports = detail::ports_of(launch, options);
+  meeting.rank = launch.rank;
+  meeting.size = launch.size;
+  meeting.seconds = options.deadline_s;
+  meeting.end = detail::Until(options.deadline_s);
+  // Not the address: rank 0's machine may be localhost to one rank and have a name for another.
+  meeting.run =
+      collective::digest(text(run, "\n", tcp ? meeting.ports.front() : 0, "\n", launch.size));
   return invite(launch.rank, [&](std::span<std::byte> bytes) {
-    if (!tcp) return detail::exchange_file(options.file, bytes, launch.rank, meeting);
-    if (launch.rank == 0) return detail::serve(meeting, bytes, launch.size - 1);
-    detail::fetch(meeting, bytes, launch.rank);
+    if (!tcp) return detail::exchange_file(options.file, bytes, meeting);
+    if (launch.rank == 0) return detail::Host(meeting, bytes).serve();
+    detail::fetch(meeting, bytes);
   });
 }
 

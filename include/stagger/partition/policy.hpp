@@ -2,6 +2,8 @@
 #pragma once
 /// @file   Axis 3: what a partitioner is.
 
+#include <stagger/core/requirements.hpp>
+
 #include <concepts>
 #include <vector>
 

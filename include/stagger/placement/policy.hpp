@@ -2,6 +2,8 @@
 #pragma once
 /// @file   Axis 4: what a device placement is.
 
+#include <stagger/core/requirements.hpp>
+
 #include <concepts>
 #include <vector>
 

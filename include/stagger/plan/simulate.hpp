@@ -5,6 +5,7 @@
 /// @source Fan et al., "DAPPLE", PPoPP 2021, sections 3 and 5.
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <span>
 #include <vector>
@@ -48,16 +49,22 @@ class Simulator {
     free_.assign(S, 0.0);
     ahead_.assign(S, 0.0);
     back_.assign(S, 0.0);
-    if (gradient_.size() < S * M) gradient_.resize(S * M);
+    // Gradients that a stage has yet to use are those of consecutive microbatches, fewer than its
+    // warm-up: a ring keeps them, however many microbatches there are.
+    std::size_t const ring = std::bit_ceil(std::min(static_cast<std::size_t>(warm_up[0]), M));
+    if (gradient_.size() < S * ring) gradient_.resize(S * ring);
+    auto const gradient = [&](std::size_t s, std::size_t m) -> double& {
+      return gradient_[s * ring + (m & (ring - 1))];
+    };
     if (timeline != nullptr) timeline->rows.assign(S, {});
     auto const backward = [&](std::size_t s, std::size_t m) {
-      double const given = s + 1 < S ? gradient_[s * M + m] : 0.0;
+      double const given = s + 1 < S ? gradient(s, m) : 0.0;
       double const start = std::max(free_[s], given);
       free_[s] = start + stages[2 * s].backward_s;
       if (timeline != nullptr) add(*timeline, schedule::Kind::backward, s, m, start, free_[s]);
       if (s == 0) return;
       back_[s] = std::max(free_[s], back_[s]) + stages[2 * s - 1].backward_s;
-      gradient_[(s - 1) * M + m] = back_[s];
+      gradient(s - 1, m) = back_[s];
     };
     // Forwards rise with m. Stage s runs the backward of m - K_s + 1 after its forward of m: no
     // later stage does so later, because K never rises, and so its gradient has been computed.
@@ -119,7 +126,7 @@ class Simulator {
   std::vector<double> free_{};      ///< [stages] when its last action ended
   std::vector<double> ahead_{};     ///< [stages] when the channel to the next one is free
   std::vector<double> back_{};      ///< [stages] when the channel to the one before is free
-  std::vector<double> gradient_{};  ///< [stages][microbatches] when its gradient arrives
+  std::vector<double> gradient_{};  ///< [stages][ring] when a microbatch's gradient arrives
 };
 
 /// Plays one iteration; see Simulator.

@@ -28,7 +28,7 @@ namespace detail {
     while (j + 1 < ids.size() && ids[j + 1] == ids[j] + 1) ++j;
     if (!out.empty()) out += ' ';
     out += std::to_string(ids[i]);
-    if (j > i) out += "-" + std::to_string(ids[j]);
+    if (j > i) out += text("-", ids[j]);
     i = j + 1;
   }
   return out;
@@ -65,8 +65,7 @@ namespace detail {
   }
   std::string out = stages.str();
   out += text(
-      "\n", plan.batch, " samples in ", plan.microbatches,
-      plan.microbatches == 1 ? " microbatch" : " microbatches",
+      "\n", counted(plan.batch, "sample"), " in ", counted(plan.microbatches, "microbatch"),
       plan.recompute ? ", forwards run again" : "",
       plan.gradients == plan::Gradients::overlapped ? ", gradients sent during the backward" : "",
       "\n");
@@ -81,33 +80,51 @@ namespace detail {
   return out;
 }
 
-/// The devices of each node with the stage they run, "." where they run none:
+/// The devices of each node with the stage they run, "." where they run none; of many devices,
+/// ranges of them:
 ///
 ///     node 0  V100  0 0 0 0 0 0 0 0
-///     node 1  V100  1 1 1 1 1 1 1 1
+///     node 1  V100  8-263: 1  264-519: 2
 [[nodiscard]] inline std::string picture(plan::Plan const& plan, cluster::Cluster const& cluster) {
+  constexpr int most = 32;  // devices of a line that have a cell each
   auto const stage = detail::stage_of(plan, cluster);
   std::size_t const width = std::to_string(plan.stages.size()).size();
   std::size_t const node_width = std::to_string(cluster.nodes()).size();
   std::size_t kind_width = 0;
   for (auto const& d : cluster.devices) kind_width = std::max(kind_width, d.kind.size());
-  std::string out;
-  for (int d = 0; d < cluster.size(); ++d) {
-    auto const& device = cluster.device(d);
-    auto const* before = d > 0 ? &cluster.device(d - 1) : nullptr;
-    bool const same_node = before != nullptr && before->node == device.node;
-    if (!same_node || before->kind != device.kind) {
-      std::string const node = std::to_string(device.node);
-      if (d > 0) out += '\n';
-      out += same_node ? std::string(5 + node_width, ' ')
-                       : "node " + std::string(node_width - node.size(), ' ') + node;
-      out += "  " + device.kind + std::string(kind_width - device.kind.size() + 1, ' ');
-    }
+  auto const name = [&](int d) {
     int const s = stage[static_cast<std::size_t>(d)];
-    std::string const cell = s < 0 ? "." : std::to_string(s);
-    out += std::string(width - std::min(width, cell.size()) + 1, ' ') + cell;
+    return s < 0 ? std::string(".") : std::to_string(s);
+  };
+  auto const alike = [&](int a, int b) {
+    auto const& one = cluster.device(a);
+    auto const& other = cluster.device(b);
+    return one.node == other.node && one.kind == other.kind;
+  };
+  std::string out;
+  for (int first = 0, end = 0; first < cluster.size(); first = end) {
+    while (end < cluster.size() && alike(first, end)) ++end;
+    auto const& device = cluster.device(first);
+    bool const same_node = first > 0 && cluster.device(first - 1).node == device.node;
+    std::string const node = std::to_string(device.node);
+    out += same_node ? std::string(5 + node_width, ' ')
+                     : "node " + std::string(node_width - node.size(), ' ') + node;
+    out += "  " + device.kind + std::string(kind_width - device.kind.size() + 1, ' ');
+    if (end - first <= most) {
+      for (int d = first; d < end; ++d) {
+        std::string const cell = name(d);
+        out += std::string(width - std::min(width, cell.size()) + 1, ' ') + cell;
+      }
+    } else {
+      for (int d = first, last = first; d < end; d = ++last) {
+        while (last + 1 < end && name(last + 1) == name(d)) ++last;
+        out += d == first ? " " : "  ";
+        out += text(d, last > d ? text("-", last) : std::string(), ": ", name(d));
+      }
+    }
+    out += '\n';
   }
-  return out + "\n";
+  return out;
 }
 
 /// The same for a page: a row for each node, a box for each device with its number, its stage and

@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 
+#include <stagger/core/text.hpp>
 #include <stagger/report/format.hpp>
 
 namespace stagger::report {
@@ -90,7 +91,7 @@ class Progress {
   /// it again.
   void clear() {
     if (!options_.terminal || drawn_ == 0) return;
-    put("\r" + std::string(drawn_, ' ') + "\r");
+    put(stagger::text("\r", std::string(drawn_, ' '), "\r"));
     drawn_ = 0;
     shown_once_ = false;
   }

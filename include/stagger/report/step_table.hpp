@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include <stagger/core/text.hpp>
 #include <stagger/report/format.hpp>
 #include <stagger/report/summary.hpp>
 #include <stagger/report/table.hpp>
@@ -30,16 +31,16 @@ namespace detail {
     auto const most = std::max_element(peak.begin(), peak.end());
     return std::to_string(*most) + " (rank " + std::to_string(most - peak.begin()) + ")";
   }
-  std::string text;
-  for (int const one : peak) text += (text.empty() ? "" : " ") + std::to_string(one);
-  return text;
+  std::string all;
+  for (int const one : peak) all += text(all.empty() ? "" : " ", one);
+  return all;
 }
 
 /// "+4.9 %", or "-" where there is nothing to compare with.
 [[nodiscard]] inline std::string change(double from, double to) {
   if (!(from > 0)) return "-";
   double const share = to / from - 1;
-  return (share >= 0 ? "+" : "") + format_percent(share);
+  return text(share >= 0 ? "+" : "", format_percent(share));
 }
 
 }  // namespace detail

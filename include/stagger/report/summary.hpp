@@ -20,8 +20,8 @@
 
 namespace stagger::report {
 
-/// What a timeline comes to. Messages do not count as work, and nothing but compute actions opens
-/// or closes a span.
+/// What a timeline comes to. Compute actions alone are work; reductions of gradients belong to the
+/// makespan and the spans as well; messages belong to neither.
 struct Summary {
   double makespan_s = 0;       ///< first start to last end over all ranks, seconds
   double longest_span_s = 0;   ///< longest time from a rank's first start to its last end, seconds
@@ -54,6 +54,7 @@ struct Summary {
     int peak = 0;
     bool frees = false;  // a backward that opens a pair frees only after the pair's F counted
     detail::for_each_block(row, [&](detail::Block const& block) {
+      if (!schedule::is_compute(block.action.kind)) return;
       bool const ends = schedule::ends_flight(block.action.kind);
       if (block.half != detail::Half::second) work += block.end_s - block.start_s;
       if (block.action.kind == schedule::Kind::forward && !block.repeated)
@@ -121,6 +122,7 @@ struct MeasuredStage {
     for (auto const& row : steps[step].rows) {
       double repeated_s = 0;  // a forward that is run again is a cost of the backward behind it
       detail::for_each_block(row, [&](detail::Block const& block) {
+        if (!schedule::is_compute(block.action.kind)) return;
         if (block.repeated) {
           repeated_s += block.end_s - block.start_s;
           return;

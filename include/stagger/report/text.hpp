@@ -41,8 +41,10 @@ struct TextBlock {
 [[nodiscard]] inline std::vector<TextBlock> text_blocks(std::vector<schedule::Span> const& row) {
   std::vector<TextBlock> blocks;
   for_each_block(row, [&](Block const& block) {
-    std::string const label = schedule::to_string(block.action);
-    std::string const brief = label.substr(std::to_string(block.action.stage).size());
+    std::string const stage = std::to_string(block.action.stage);
+    bool const reduction = block.action.kind == schedule::Kind::reduce_gradient;
+    std::string const label = reduction ? stage + "R" : schedule::to_string(block.action);
+    std::string const brief = label.substr(stage.size());
     if (block.half == Half::second) {
       blocks.back().label += label;
       blocks.back().brief += brief;
@@ -100,6 +102,8 @@ struct TextGrid {
         return '=';
       case schedule::Kind::backward_input:
         return '~';
+      case schedule::Kind::reduce_gradient:
+        return '+';
       default:
         return '_';
     }
@@ -113,6 +117,8 @@ struct TextGrid {
         return "\x1b[30;43m";
       case schedule::Kind::backward_input:
         return "\x1b[30;103m";
+      case schedule::Kind::reduce_gradient:
+        return "\x1b[97;45m";
       default:
         return "\x1b[30;42m";
     }
@@ -128,7 +134,7 @@ struct TextGrid {
       idle(out, from - at);
       std::size_t const room = (to - from) * cell - (separated ? 1 : 0);
       std::string text = brief ? block.brief : block.label;
-      if (text.size() > room) text = schedule::name(block.kind);
+      if (text.size() > room) text = letter(block.kind);
       text.append(room - text.size(), to - from == 1 && separated ? ' ' : filler(block.kind));
       out += color ? paint(block.kind) + text + "\x1b[0m" : text;
       if (separated) out += ' ';
@@ -139,6 +145,10 @@ struct TextGrid {
   }
 
  private:
+  [[nodiscard]] static std::string letter(schedule::Kind kind) {
+    return kind == schedule::Kind::reduce_gradient ? "R" : schedule::name(kind);
+  }
+
   void idle(std::string& out, std::size_t count) const {
     if (count == 0) return;
     std::string text;
@@ -195,8 +205,7 @@ struct TextGrid {
   std::size_t fitting = 0;  // stages are named only where nearly every block has room for them
   for (auto const& row : rows) {
     for (TextBlock const& block : row) {
-      fitting +=
-          grid.column(block.start_s) + block.label.size() <= grid.column(block.end_s) ? 1 : 0;
+      if (grid.column(block.start_s) + block.label.size() <= grid.column(block.end_s)) ++fitting;
     }
   }
   grid.brief = !several || fitting * 10 < blocks * 9;
@@ -215,7 +224,7 @@ struct TextGrid {
 /// the line is `width` characters in proportion to time, with labels where they fit and the
 /// action's letter where not; what takes less than half a character may be missing. Labels name the
 /// stage (`4F0`) where a rank has several and there is room. The halves of an overlapped pair stand
-/// together (`F3B1`); messages are not drawn.
+/// together (`F3B1`); a reduction of gradients is `R`; messages are not drawn.
 ///
 /// @throws Error bad_data for a time that is not finite or an end before its start;
 /// bad_configuration if the picture would

@@ -3,6 +3,8 @@
 /// @file   One entry of a schedule: what one rank does to one microbatch at one stage.
 /// @source PyTorch's pipelining action grammar (`0F1`, `3I2`, `1SEND_F0`), spoken at the border.
 
+#include <stagger/core/requirements.hpp>
+
 #include <cstdint>
 
 namespace stagger::schedule {

@@ -23,6 +23,7 @@
 #include <stagger/schedule/evaluate.hpp>
 #include <stagger/schedule/exact.hpp>
 #include <stagger/schedule/fill.hpp>
+#include <stagger/schedule/fill_chunks.hpp>
 #include <stagger/schedule/forward_only.hpp>
 #include <stagger/schedule/gpipe.hpp>
 #include <stagger/schedule/hanayo.hpp>
@@ -57,7 +58,7 @@ struct Found {
 /// mapping that keeps the same limits, whatever its parameters, nor than the published zero-bubble
 /// heuristics. The shortest of all orders without overlapped pairs for P <= 3 and MS <= 4 with one
 /// stage on each rank; with several (looped or zigzag) for PV <= 4 and M <= 4, and for PV <= 6 and
-/// M <= 2.
+/// M <= 2. A limit on memory is used to the last half of an activation.
 ///
 /// A microbatch is whole unless the stages can run slices of it. With S slices, limits count slices
 /// as `peak_in_flight` does, and the schedules it is held against are those that cut microbatches
@@ -207,6 +208,14 @@ struct Auto {
       };
       consider(detail::greedy(lanes, shape, costs, detail::Backwards::split, better));
     }
+    std::vector<std::size_t> rank_of;
+    for (int s = 0; s < shape.stages(); ++s) rank_of.push_back(static_cast<std::size_t>(owner(s)));
+    for (int s = 0; two_ways && s < P; ++s) rank_of.push_back(static_cast<std::size_t>(P - 1 - s));
+    for (detail::ChunkRule const& rule : chunk_rules(shape)) {
+      if (best.makespan_s <= best.lower_bound_s * (1 + 1e-12)) break;
+      Table table = detail::FillChunks(shape, rank_of, times, limits, rule).table(best.makespan_s);
+      if (table.stages > 0) consider(std::move(table));
+    }
     if (two_ways) {
       consider(Chimera{}.table(shape));
       if (M >= 2 * P) consider(DualPipe{}.table(shape));
@@ -232,12 +241,11 @@ struct Auto {
       }
       if (V % 2 == 0 && M % P == 0) consider(Hanayo{.waves = V / 2}.table(shape));
     }
-    if (!two_ways && shape.stages() <= 6 && M <= (shape.stages() <= 4 ? 4 : 2) &&
+    if (!two_ways && shape.stages() <= 6 && M <= (shape.stages() <= 4 ? 4 : 3) &&
         best.makespan_s > best.lower_bound_s * (1 + 1e-12)) {
-      std::vector<std::size_t> rank_of;
-      for (int s = 0; s < shape.stages(); ++s)
-        rank_of.push_back(static_cast<std::size_t>(owner(s)));
-      Table table = detail::exact(shape, times, rank_of, limits, best.makespan_s);
+      // To be exact with six stages and three microbatches would take seconds.
+      std::size_t const most = M == 3 && shape.stages() > 4 ? 300 : 0;
+      Table table = detail::exact(shape, times, rank_of, limits, best.makespan_s, 1, most);
       if (table.stages > 0) best.table = std::move(table);
     }
     require_found(best, two_ways ? 2 : V);
@@ -325,6 +333,22 @@ struct Auto {
     return {{2, 0.0, true},  {0, 0.5, true},  {0, 0.0, false}, {2, 0.5, true},
             {2, 0.5, false}, {1, 0.0, true},  {3, 0.0, true},  {2, 1.0, false},
             {1, 0.5, false}, {2, 0.0, false}, {3, 0.5, false}, {4, 0.5, true}};
+  }
+
+  /// Likewise for several chunks, over 400 of them; windows as parts of the way and of the limits.
+  [[nodiscard]] std::vector<detail::ChunkRule> chunk_rules(Shape shape) const {
+    int const P = shape.ranks;
+    double const room = limits.memory > 0 ? limits.memory : limits.in_flight;
+    int const stages = mapping == Mapping::bidirectional ? 2 : shape.chunks;
+    int const roomy = room > 0 ? std::max(1, static_cast<int>(1.5 * room / stages)) : 2;
+    return {{true, true, 1.0, 3 * P / 4 + 1},  {true, true, 1.0, roomy},
+            {false, true, 1.0, P / 2 + 1},     {true, false, 0.5, roomy},
+            {true, true, 0.5, P + 1},          {false, true, 1.0, roomy},
+            {false, true, 0.5, 5 * P / 4 + 1}, {false, false, 1.0, P / 4 + 1},
+            {true, true, 0.0, 3 * P / 2 + 1},  {false, true, 1.0, 3 * P / 4 + 1},
+            {true, true, 0.5, P / 2 + 1},      {true, true, 0.0, roomy},
+            {true, false, 1.0, 5 * P / 4 + 1}, {false, true, 0.0, 0},
+            {false, true, 1.0, 5 * P / 4 + 1}, {true, true, 1.0, P / 2 + 1}};
   }
 
   /// [P], of a slice.

@@ -51,7 +51,7 @@ inline constexpr std::array<CatalogEntry, 20> catalog{{
     {"zb-v", "backward split on a V, zero span bubble at 1F1B's memory", "V = 2", 2},
     {"v-half", "backward split on a V, half of 1F1B's memory", "V = 2", 2},
     {"v-min", "backward split on a V, a third of 1F1B's memory", "V = 2", 2},
-    {"v-1f1b", "whole backward on a V, three quarters of 1F1B's memory", "V = 2", 2},
+    {"v-1f1b", "whole backward on a V, two thirds to three quarters of 1F1B's memory", "V = 2", 2},
     {"dualpipe", "two directions, overlapped pairs", "P and M even, M >= 2P, V = 1"},
     {"dualpipe-v", "overlapped pairs on a V", "M >= 2P, V = 2", 2},
     {"chimera", "two directions", "P and M even, V = 1"},

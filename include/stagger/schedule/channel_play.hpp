@@ -109,6 +109,47 @@ class ChannelPlay {
     return cursor;
   }
 
+  /// What holds up an action that never ran.
+  struct Hold {
+    std::size_t at = 0;     ///< the action; the second of a pair where it is that one's input
+    std::size_t needs = 0;  ///< what it waits for
+    std::size_t next = 0;   ///< what never ran and stands before that, on its rank or channel
+  };
+
+  /// @pre `run` came to a standstill; `index` is the first action of its rank or of its channel
+  /// that never ran
+  [[nodiscard]] constexpr Hold hold(std::size_t index) const {
+    Action const& a = table_.actions[index];
+    if (is_message(a.kind)) {
+      std::size_t const send = sends(a) ? index : partner_[index];
+      std::size_t const v = value(table_.actions[send]);
+      return made_[v] < 0 ? not_made(index, v) : not_moved(index, send);
+    }
+    if (a.kind == Kind::reduce_gradient) {
+      for (std::size_t other = 0; other < none_; ++other) {
+        Action const& b = table_.actions[other];
+        if (b.kind != a.kind || b.stage != a.stage || stands(rank_of_[other]) == other) continue;
+        return {index, other, stands(rank_of_[other])};
+      }
+    }
+    std::size_t const half = cells(table_), stride = half / static_cast<std::size_t>(table_.stages);
+    for (std::size_t at = index; at < index + (a.overlaps_next ? 2 : 1); ++at) {
+      Action const& b = table_.actions[at];
+      std::size_t const here = cell(table_, b);
+      if (b.kind == Kind::backward_weight) {
+        if (made_[half + here] < 0) return not_made(at, half + here);
+        continue;
+      }
+      bool const forward = b.kind == Kind::forward;
+      if (!forward && made_[here] < 0) return not_made(at, here);
+      if (b.stage == (forward ? 0 : table_.stages - 1)) continue;
+      std::size_t const v = forward ? here - stride : half + here + stride;
+      if (made_[v] < 0) return not_made(at, v);
+      if (arrived_[v] < 0) return not_moved(at, send_of_[v]);
+    }
+    return {index, index, index};
+  }
+
   /// Row of an action.
   [[nodiscard]] constexpr std::size_t rank_of(std::size_t index) const noexcept {
     return rank_of_[index];
@@ -117,6 +158,26 @@ class ChannelPlay {
  private:
   [[nodiscard]] static constexpr bool sends(Action const& a) noexcept {
     return a.kind == Kind::send_forward || a.kind == Kind::send_backward;
+  }
+
+  /// The first action of a rank, messages aside, that never ran.
+  [[nodiscard]] constexpr std::size_t stands(std::size_t rank) const noexcept {
+    std::size_t at = table_.row_begin[rank];
+    while (done_[at] != 0 || is_message(table_.actions[at].kind)) ++at;
+    return at;
+  }
+  [[nodiscard]] constexpr Hold not_made(std::size_t at, std::size_t v) const noexcept {
+    std::size_t maker = 0;
+    for (;; ++maker) {
+      Action const& a = table_.actions[maker];
+      if (is_compute(a.kind) && a.kind != Kind::backward_weight && value(a) == v) break;
+    }
+    return {at, maker, stands(rank_of_[maker])};
+  }
+  /// A message whose value is there and which is not the first of both its channels.
+  [[nodiscard]] constexpr Hold not_moved(std::size_t at, std::size_t send) const noexcept {
+    std::size_t const end = head_[lane_[send]] != send ? send : partner_[send];
+    return {at, end, head_[lane_[end]]};
   }
 
   /// Index of what an action makes or sends: forwards first, gradients behind them.

@@ -3,7 +3,6 @@
 /// @file   Reads costs of stages from CSV: a header and a line for each stage.
 
 #include <array>
-#include <charconv>
 #include <cstddef>
 #include <string>
 #include <string_view>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
+#include <stagger/core/from_chars.hpp>
 #include <stagger/schedule/costs.hpp>
 
 namespace stagger::schedule {
@@ -54,7 +54,7 @@ namespace stagger::schedule {
           refuse("is not the header '" + std::string(header[field]) + "'");
       } else {
         auto const [stop, error] =
-            std::from_chars(value.data(), value.data() + value.size(), numbers[field]);
+            from_chars(value.data(), value.data() + value.size(), numbers[field]);
         if (error != std::errc{} || stop != value.data() + value.size() ||
             !detail::is_cost(numbers[field])) {
           refuse("is not a finite number that is not negative");

@@ -225,23 +225,24 @@ class MemoryWaits {
   detail::require_playable(table);
   Evaluation out;
   detail::Account account(table, out);
-  std::vector<std::size_t> ran;
+  Fault stuck;
   auto const times = detail::stage_times(table, costs);
   if (messages) {
     if (Fault const f = detail::Checker(table).run()) throw Error(Errc::bad_schedule, message(f));
     detail::ChannelPlay play(table, channels);
-    ran = play.run(times, costs.overlap_s, account,
-                   [&](std::size_t send, std::size_t receive, double start, double end) {
-                     for (std::size_t const i : {send, receive}) {
-                       std::size_t const rank = play.rank_of(i);
-                       out.timeline.rows[rank][i - table.row_begin[rank]] = {
-                           .action = table.actions[i], .start_s = start, .end_s = end};
-                     }
-                   });
+    auto const ran = play.run(times, costs.overlap_s, account,
+                              [&](std::size_t send, std::size_t receive, double start, double end) {
+                                for (std::size_t const i : {send, receive}) {
+                                  std::size_t const rank = play.rank_of(i);
+                                  out.timeline.rows[rank][i - table.row_begin[rank]] = {
+                                      .action = table.actions[i], .start_s = start, .end_s = end};
+                                }
+                              });
+    stuck = detail::standstill(table, ran, play);
   } else {
-    ran = detail::play(table, times, costs.overlap_s, account);
+    stuck = detail::standstill(table, detail::play(table, times, costs.overlap_s, account));
   }
-  if (Fault const f = detail::standstill(table, ran)) throw Error(Errc::bad_schedule, message(f));
+  if (stuck) throw Error(Errc::bad_schedule, message(stuck));
   account.close();
   if (limits.in_flight > 0 || limits.memory > 0)
     detail::MemoryWaits(table, times, limits, out).move();

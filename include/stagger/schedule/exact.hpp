@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <tuple>
 #include <vector>
 
 #include <stagger/schedule/fill.hpp>
@@ -23,10 +24,12 @@ namespace stagger::schedule::detail {
 /// @param best_s  a makespan to beat; the shortest one afterwards
 /// @param slices  M counts slices, of which so many make a microbatch: its first gradient needs all
 /// their forwards
+/// @param most  partial schedules of one length that are gone on with, those that promise most;
+/// then what is found need not be the shortest. 0: all
 /// @return the table that beats it, or an empty one where none does
 [[nodiscard]] inline Table exact(Shape shape, std::vector<StageTimes> const& times,
                                  std::vector<std::size_t> const& owner, Limits const& limits,
-                                 double& best_s, int slices = 1) {
+                                 double& best_s, int slices = 1, std::size_t most = 0) {
   auto const P = static_cast<std::size_t>(shape.ranks);
   auto const S = owner.size();
   auto const M = static_cast<std::uint8_t>(shape.microbatches);
@@ -78,6 +81,33 @@ namespace stagger::schedule::detail {
         return true;
     }
     return false;
+  };
+
+  // Keeps those whose ranks would be done soonest with what they have left.
+  auto const thin = [&](std::map<State, std::vector<std::size_t>>& all, std::size_t keep) {
+    std::vector<std::tuple<double, double, State, std::size_t>> order;
+    for (auto const& [state, members] : all) {
+      for (std::size_t const n : members) {
+        double latest = 0, sum = 0;
+        for (std::size_t r = 0; r < P; ++r) {
+          double end = nodes[n].at[S * row + r];
+          for (std::size_t s = 0; s < S; ++s) {
+            if (owner[s] != r) continue;
+            end += (M - count(state, 3 * s)) * times[s].forward +
+                   (M - count(state, 3 * s + 1)) * times[s].input +
+                   (M - count(state, 3 * s + 2)) * times[s].weight;
+          }
+          latest = std::max(latest, end);
+          sum += end;
+        }
+        order.emplace_back(latest, sum, state, n);
+      }
+    }
+    if (order.size() <= keep) return;
+    std::sort(order.begin(), order.end());
+    all.clear();
+    for (std::size_t i = 0; i < keep; ++i)
+      all[std::get<2>(order[i])].push_back(std::get<3>(order[i]));
   };
 
   for (std::size_t step = 0; step < 3 * S * M; ++step) {
@@ -149,6 +179,7 @@ namespace stagger::schedule::detail {
         }
       }
     }
+    if (most > 0) thin(next, most);
     layer = std::move(next);
   }
   for (auto const& [state, members] : layer) {

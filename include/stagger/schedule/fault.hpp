@@ -2,6 +2,8 @@
 #pragma once
 /// @file   The first thing wrong with a table, as a value and as a sentence.
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -13,7 +15,8 @@ namespace stagger::schedule {
 /// Kinds of fault, in the order in which `verify` looks for them.
 enum class FaultKind : std::uint8_t {
   none,               ///< the table is legal
-  parse,              ///< an index that is not in the table's range, or a malformed pair
+  out_of_range,       ///< a stage, microbatch or slice that the table does not have
+  parse,              ///< a malformed pair, or an action where its kind cannot stand
   missing,            ///< an action, or all of a row, is not there
   duplicate,          ///< an action is there twice
   placement,          ///< a stage on two ranks
@@ -30,6 +33,8 @@ enum class FaultKind : std::uint8_t {
   switch (kind) {
     case FaultKind::none:
       return "none";
+    case FaultKind::out_of_range:
+      return "out-of-range";
     case FaultKind::parse:
       return "parse";
     case FaultKind::missing:
@@ -52,12 +57,28 @@ enum class FaultKind : std::uint8_t {
   return "?";
 }
 
+/// One rank of a deadlock: what it stands at, and what that needs and cannot get.
+struct Wait {
+  int rank = -1;
+  int position = -1;  ///< index in the row
+  Action action{};    ///< the action at that position
+  Action needs{};     ///< what it waits for, which stands behind the next wait's action
+  friend constexpr bool operator==(Wait const&, Wait const&) = default;
+};
+
 /// Where a table is wrong. Converts to true when there is a fault.
 struct Fault {
   FaultKind kind = FaultKind::none;
   int rank = -1;      ///< row of the table; -1 where no row is to blame
   int position = -1;  ///< index in the row; the row's length for something missing at its end
   Action action{};    ///< the action at that position, or the one that is missing
+  int waits = 0;      ///< of a deadlock: how many waits make up its cycle
+  std::array<Wait, 6>
+      cycle{};  ///< the first of them; the last wait of a cycle is for the first one's rank
+  /// How many waits of the cycle are held.
+  [[nodiscard]] constexpr int held() const noexcept {
+    return waits < static_cast<int>(cycle.size()) ? waits : static_cast<int>(cycle.size());
+  }
   [[nodiscard]] constexpr explicit operator bool() const noexcept {
     return kind != FaultKind::none;
   }
@@ -81,9 +102,12 @@ namespace detail {
   switch (kind) {
     case FaultKind::none:
       return "";
+    case FaultKind::out_of_range:
+      return " names a stage, microbatch or slice that the table does not have; they count from 0 "
+             "and stay below the table's stages, microbatches and slices";
     case FaultKind::parse:
-      return " is not an action of this table: an index is out of range, or a pair is not one "
-             "forward and one backward";
+      return " cannot stand here: an overlapped pair is one forward and one backward, next to each "
+             "other";
     case FaultKind::missing:
       return " is missing; every action must stand in the table exactly once";
     case FaultKind::duplicate:
@@ -97,11 +121,30 @@ namespace detail {
     case FaultKind::message_order:
       return " takes its microbatch out of turn; a consumer must follow its producer's order";
     case FaultKind::deadlock:
-      return " waits for ever: every rank that could help it is waiting too";
+      return " waits for ever";
     case FaultKind::memory:
       return " starts one more microbatch than the in-flight limit allows";
   }
   return "";
+}
+
+/// ": rank 0 waits at 0B0 for 1B0 of rank 1, which waits at 1F1 for 0F1 of rank 0".
+[[nodiscard]] [[gnu::cold]] inline std::string cycle_of(Fault const& fault) {
+  std::string told;
+  for (int i = 0; i < fault.held(); ++i) {
+    Wait const& wait = fault.cycle[static_cast<std::size_t>(i)];
+    told += i == 0 ? text(": rank ", wait.rank) : std::string(", which");
+    told += text(" waits at ", to_string(wait.action), " for ", to_string(wait.needs));
+    if (i + 1 < fault.held())
+      told += text(" of rank ", fault.cycle[static_cast<std::size_t>(i) + 1].rank);
+  }
+  if (fault.waits > fault.held())
+    told += text(", and so on through ", fault.waits - fault.held(), " more waits, the last");
+  if (fault.waits == 1) return told + ", which cannot run before it; move that up";
+  if (fault.waits > 1)
+    told += text(fault.waits > fault.held() ? " for rank " : " of rank ", fault.cycle[0].rank,
+                 "; move up an action that is waited for");
+  return told;
 }
 
 }  // namespace detail
@@ -112,7 +155,7 @@ namespace detail {
   std::string const what = to_string(fault.action);
   if (fault.kind != FaultKind::missing)
     return text(what, " (rank ", fault.rank, ", position ", fault.position, ")",
-                detail::meaning(fault.kind));
+                detail::meaning(fault.kind), detail::cycle_of(fault));
   if (fault.position == 0)
     return text("rank ", fault.rank, " has no actions; ", what, " is missing");
   return what + detail::meaning(fault.kind);

@@ -62,7 +62,8 @@ constexpr void require(bool holds, char const* policy, Count count, int value, i
 }
 
 /// What every policy asks of a shape: at least one rank and one microbatch, the number of chunks
-/// the policy makes, and less than 2^31 actions.
+/// the policy makes, and less than 2^29 pairs of a stage and a microbatch, so that an `int` counts
+/// the actions of each, and their time in units.
 /// @throws Error bad_configuration
 constexpr void require_counts(char const* policy, Shape shape, int chunks) {
   require(shape.ranks >= 1, policy, Count::ranks, shape.ranks, 1,
@@ -71,14 +72,16 @@ constexpr void require_counts(char const* policy, Shape shape, int chunks) {
           "an iteration has at least one microbatch");
   require(shape.chunks == chunks && chunks >= 1, policy, Count::chunks, shape.chunks,
           chunks >= 1 ? chunks : 1, "the policy says how many stages a rank runs");
-  long long const limit = (1LL << 31) - 1;
+  long long const limit = (1LL << 29) - 1;
   long long const stages = static_cast<long long>(shape.ranks) * shape.chunks;
-  require(shape.chunks <= limit / 4, policy, Count::chunks, shape.chunks,
-          static_cast<int>(limit / 4), "the table must have less than 2^31 actions");
-  require(stages <= limit / 4, policy, Count::ranks, shape.ranks,
-          static_cast<int>(limit / 4 / shape.chunks), "the table must have less than 2^31 actions");
-  require(stages * shape.microbatches <= limit / 4, policy, Count::microbatches, shape.microbatches,
-          static_cast<int>(limit / 4 / stages), "the table must have less than 2^31 actions");
+  require(shape.chunks <= limit, policy, Count::chunks, shape.chunks, static_cast<int>(limit),
+          "a table has less than 2^29 pairs of a stage and a microbatch");
+  require(stages <= limit, policy, Count::ranks, shape.ranks,
+          static_cast<int>(limit / shape.chunks),
+          "a table has less than 2^29 pairs of a stage and a microbatch");
+  require(stages * shape.microbatches <= limit, policy, Count::microbatches, shape.microbatches,
+          static_cast<int>(limit / stages),
+          "a table has less than 2^29 pairs of a stage and a microbatch");
 }
 
 }  // namespace stagger::schedule

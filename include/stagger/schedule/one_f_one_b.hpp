@@ -116,7 +116,7 @@ struct OneFOneB {
 
   /// The best of all counts that never rise from rank to rank and stay below the limit. Where there
   /// are more than a few thousand of them: the best that raising or lowering one rank at a time
-  /// reaches.
+  /// reaches, which tests find to be the best of all wherever those can be counted.
   [[nodiscard]] [[gnu::cold]] constexpr std::vector<int> search(Shape shape,
                                                                 std::vector<int> wanted) const {
     for (int r = 0; r < shape.ranks; ++r) {
@@ -128,10 +128,12 @@ struct OneFOneB {
     Shape probe = shape;  // what lies beyond the warm-up and two turns of the steady state repeats
     probe.microbatches = std::min(shape.microbatches, 4 * shape.ranks + 2 * limit);
     std::vector<int> best(P, 1);
-    for (std::size_t r = 0; r < P; ++r) {  // in proportion to the way to the last rank and back
-      long long const share = static_cast<long long>(limit) * (shape.ranks - static_cast<int>(r));
-      best[r] = static_cast<int>(std::max<long long>(
-          1, std::min<long long>(wanted[r], (share + shape.ranks - 1) / shape.ranks)));
+    // From the limit down to 1 in runs of equal counts, the longer runs first.
+    int const run = shape.ranks / limit, longer = shape.ranks % limit * (run + 1);
+    for (int r = 0; r < shape.ranks; ++r) {
+      int const down = r < longer ? r / (run + 1) : shape.ranks % limit + (r - longer) / run;
+      int& k = best[static_cast<std::size_t>(r)];
+      k = std::max(1, std::min(wanted[static_cast<std::size_t>(r)], limit - down));
     }
     int best_s = makespan(probe, best, std::numeric_limits<int>::max() / 2);
     auto const sum = [](std::vector<int> const& v) {
@@ -139,9 +141,9 @@ struct OneFOneB {
       for (int const k : v) total += k;
       return total;
     };
-    auto const consider = [&](std::vector<int> const& counts) {
+    auto const consider = [&](std::vector<int> const& counts, bool fewer) {
       int const s = makespan(probe, counts, best_s);
-      if (s < best_s || (s == best_s && sum(counts) < sum(best))) {
+      if (s < best_s || (fewer && s == best_s && sum(counts) < sum(best))) {
         best = counts;
         best_s = s;
         return true;
@@ -153,7 +155,7 @@ struct OneFOneB {
       for (;;) {
         bool fits = true;
         for (std::size_t r = 0; r < P; ++r) fits = fits && counts[r] <= wanted[r];
-        if (fits) consider(counts);
+        if (fits) consider(counts, true);
         std::size_t r = 0;  // next vector that never rises, in the order of the last digits
         while (r < P && counts[r] == (r == 0 ? limit : counts[r - 1])) ++r;
         while (r < P && r > 0 && counts[r] == counts[r - 1]) ++r;
@@ -163,16 +165,19 @@ struct OneFOneB {
       }
       return best;
     }
-    for (bool better = true; better;) {
-      better = false;
-      for (std::size_t r = 0; r < P; ++r) {
-        for (int const by : {-1, 1}) {
-          std::vector<int> counts = best;
-          counts[r] += by;
-          bool const fits = counts[r] >= 1 && counts[r] <= std::min(wanted[r], limit) &&
-                            (r == 0 || counts[r] <= counts[r - 1]) &&
-                            (r + 1 == P || counts[r] >= counts[r + 1]);
-          if (fits && consider(counts)) better = true;
+    // First by time alone: fewer counts that take as long may be a step that nothing leads on from.
+    for (bool const fewer : {false, true}) {
+      for (bool better = true; better;) {
+        better = false;
+        for (std::size_t r = 0; r < P; ++r) {
+          for (int const by : {-1, 1}) {
+            std::vector<int> counts = best;
+            counts[r] += by;
+            bool const fits = counts[r] >= 1 && counts[r] <= std::min(wanted[r], limit) &&
+                              (r == 0 || counts[r] <= counts[r - 1]) &&
+                              (r + 1 == P || counts[r] >= counts[r + 1]);
+            if (fits && consider(counts, fewer)) better = true;
+          }
         }
       }
     }

@@ -4,6 +4,8 @@
 /// @source Qi et al., "Pipeline Parallelism with Controllable Memory", arXiv 2405.15362, section 3:
 ///         the lifespan of the pattern sets the memory. Laid out here by modulo scheduling.
 
+#include <stagger/core/requirements.hpp>
+
 #include <array>
 #include <cstddef>
 #include <utility>

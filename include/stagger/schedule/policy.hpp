@@ -3,6 +3,7 @@
 /// @file   Axis 1: what a schedule policy is.
 
 #include <concepts>
+#include <type_traits>
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/shape.hpp>
@@ -19,7 +20,7 @@ struct ScheduleTag {};
 template <class P>
 concept SchedulePolicy = std::copyable<P> && std::same_as<typename P::policy_tag, ScheduleTag> &&
     requires(P const policy, Shape shape) {
-  { P::flushes } -> std::convertible_to<bool>;  // is every stage idle when an iteration ends?
+  typename std::bool_constant<P::flushes>;   // is every stage idle when an iteration ends?
   { policy.chunks() } -> std::same_as<int>;     // stages each rank runs, V
   {
     policy.table(shape)

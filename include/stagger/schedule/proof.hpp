@@ -8,6 +8,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <type_traits>
 #include <utility>
 
@@ -64,15 +65,18 @@ template <auto Policy, Shape S, int Rank> struct ProofRow {
 template <int Stages, int Microbatches, int Ranks> struct ProofState {
   static constexpr std::size_t cell_count =
       static_cast<std::size_t>(Stages) * static_cast<std::size_t>(Microbatches);
+  static constexpr std::size_t rank_count = static_cast<std::size_t>(Ranks);
+  // A stage may belong to two ranks, which share its microbatches out.
+  static constexpr std::size_t owner_count = 2 * static_cast<std::size_t>(Stages);
   // Plain arrays: a compiler evaluates each operator[] of std::array as a call.
   std::uint16_t forward_at[cell_count]{};   // position in its row + 1; 0: not run
   std::uint16_t gradient_at[cell_count]{};  // of B or I
   bool weighed[cell_count]{};
-  std::size_t cursor[Ranks]{};
-  int live[Ranks]{};
-  int owner[2 * Stages]{};             // rank + 1, for each half of the microbatches
-  std::uint8_t reduced[2 * Stages]{};  // 0: not yet, 1: the rank has come to it, 2: done
-  int last_forward[2 * Stages]{}, last_gradient[2 * Stages]{};
+  std::size_t cursor[rank_count]{};
+  int live[rank_count]{};
+  int owner[owner_count]{};             // rank + 1, for each half of the microbatches
+  std::uint8_t reduced[owner_count]{};  // 0: not yet, 1: the rank has come to it, 2: done
+  int last_forward[owner_count]{}, last_gradient[owner_count]{};
   std::size_t forwards = 0, gradients = 0, weights = 0;
   int rank = 0, step = 1;  // the next rank to look at, and the direction of the sweep
   int blocked = 0;         // ranks in a row that did not move
@@ -132,10 +136,10 @@ template <auto Policy, Shape S, int Limit> struct Prover {
   static constexpr FaultKind take(State& state, int rank, std::size_t at, Action const& a,
                                   bool test) {
     if (a.stage < 0 || a.stage >= S.stages() || a.microbatch < 0 ||
-        a.microbatch >= S.microbatches || a.slice < 0 || a.slice >= slices ||
-        (a.kind > Kind::backward_weight && a.kind != Kind::reduce_gradient)) {
-      return FaultKind::parse;
+        a.microbatch >= S.microbatches || a.slice < 0 || a.slice >= slices) {
+      return FaultKind::out_of_range;
     }
+    if (is_message(a.kind)) return FaultKind::parse;
     if (a.kind == Kind::reduce_gradient) return reduce(state, rank, a);
     bool const second_half = two_ways && a.microbatch >= S.microbatches / 2;
     std::size_t const lane = 2 * static_cast<std::size_t>(a.stage) + (second_half ? 1 : 0);
@@ -250,13 +254,13 @@ template <auto Policy, Shape S, int Limit> struct Prover {
   /// Nothing moves any more: all is done, or something is missing or stuck.
   static constexpr void end(State& state) {
     state.finished = true;
-    for (int rank = 0; rank < S.ranks; ++rank) {
-      View const row = rows[static_cast<std::size_t>(rank)];
-      std::size_t const at = state.cursor[rank];
-      if (at == row.size) continue;
-      stop(state, FaultKind::deadlock, rank, at, row.begin[at]);
-      return;
-    }
+    state.fault = standstill(
+        rows.size(), S.stages(),
+        [](std::size_t r) {
+          return std::span<Action const>{rows[r].begin, rows[r].size};
+        },
+        [&](std::size_t r) { return state.cursor[r]; });
+    if (state.fault) return;
     bool const backwards = state.gradients + state.weights > 0;
     if (state.forwards == State::cell_count &&
         (!backwards || (state.gradients == state.forwards && state.weights == state.forwards)))

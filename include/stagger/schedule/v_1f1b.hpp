@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   V-1F1B: three quarters of 1F1B's memory without a split backward, on a V.
+/// @file   V-1F1B: at most three quarters of 1F1B's memory without a split backward, on a V.
 /// @source Qi et al., "Pipeline Parallelism with Controllable Memory", arXiv 2405.15362, section 4.
 
 #include <stagger/schedule/legal.hpp>

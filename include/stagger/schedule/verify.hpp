@@ -14,6 +14,7 @@
 #include <stagger/schedule/peak_in_flight.hpp>
 #include <stagger/schedule/play.hpp>
 #include <stagger/schedule/policy.hpp>
+#include <stagger/schedule/standstill.hpp>
 #include <stagger/schedule/table.hpp>
 
 namespace stagger::schedule {
@@ -27,21 +28,6 @@ struct VerifyOptions {
 
 namespace detail {
 
-/// The deadlock of a table in which rank r came no further than position `ran[r]`; none where all
-/// came to the end.
-[[nodiscard]] constexpr Fault standstill(Table const& table, std::vector<std::size_t> const& ran) {
-  for (std::size_t r = 0; r < ran.size(); ++r) {
-    auto const row = table.row(static_cast<int>(r));
-    if (ran[r] < row.size()) {
-      return {.kind = FaultKind::deadlock,
-              .rank = static_cast<int>(r),
-              .position = static_cast<int>(ran[r]),
-              .action = row[ran[r]]};
-    }
-  }
-  return {};
-}
-
 /// Refuses what would make arrays by index unsafe or needlessly large: `play` asks for this.
 /// @throws Error bad_schedule
 constexpr void require_playable(Table const& table) {
@@ -49,7 +35,7 @@ constexpr void require_playable(Table const& table) {
     auto const row = table.row(r);
     for (std::size_t at = 0; at < row.size(); ++at) {
       if (!in_range(table, row[at])) {
-        throw Error(Errc::bad_schedule, message({.kind = FaultKind::parse,
+        throw Error(Errc::bad_schedule, message({.kind = FaultKind::out_of_range,
                                                  .rank = r,
                                                  .position = static_cast<int>(at),
                                                  .action = row[at]}));
@@ -117,7 +103,7 @@ class Checker {
       bool second = false;  // of a pair
       for (std::size_t at = 0; at < row.size(); ++at) {
         Action const& a = row[at];
-        if (!in_range(table_, a)) return fault(FaultKind::parse, rank, at);
+        if (!in_range(table_, a)) return fault(FaultKind::out_of_range, rank, at);
         if (a.overlaps_next) {
           bool const pairs = !second && at + 1 < row.size() && is_compute(a.kind) &&
                              is_compute(row[at + 1].kind) &&
@@ -161,7 +147,7 @@ class Checker {
             .kind = FaultKind::missing, .rank = rank, .position = 0, .action = first_missing(rank)};
       for (std::size_t at = 0; at < row.size(); ++at) {
         Action const& a = row[at];
-        if (!in_range(table_, a)) return fault(FaultKind::parse, rank, at);
+        if (!in_range(table_, a)) return fault(FaultKind::out_of_range, rank, at);
         if (a.kind != Kind::forward) continue;
         auto here = static_cast<std::size_t>(a.stage);  // the cell, or some number beyond
         here = std::min(here, beyond) * static_cast<std::size_t>(table_.microbatches) +
@@ -446,16 +432,16 @@ class Checker {
 [[nodiscard]] constexpr Fault verify(Table const& table, VerifyOptions options = {}) {
   detail::Checker checker(table);
   if (Fault f = checker.run()) return f;
-  std::vector<std::size_t> ran;
+  auto const times = detail::stage_times(table, Costs{});
   if (checker.has_messages()) {
     detail::ChannelPlay play(table, options.channels);
-    ran = play.run(
-        detail::stage_times(table, Costs{}), -1, [](auto...) {}, [](auto...) {});
+    auto const ran = play.run(
+        times, -1, [](auto...) {}, [](auto...) {});
+    if (Fault f = detail::standstill(table, ran, play)) return f;
   } else {
     detail::LatestEnd latest;
-    ran = detail::play(table, detail::stage_times(table, Costs{}), -1, latest);
+    if (Fault f = detail::standstill(table, detail::play(table, times, -1, latest))) return f;
   }
-  if (Fault f = detail::standstill(table, ran)) return f;
   if (options.in_flight > 0) {
     for (int r = 0; r < table.ranks(); ++r) {
       int live = 0;

@@ -2,7 +2,10 @@
 #pragma once
 /// @file   Axis 2: what a staleness model is.
 
+#include <stagger/core/requirements.hpp>
+
 #include <concepts>
+#include <type_traits>
 
 namespace stagger {
 
@@ -22,10 +25,8 @@ struct StalenessTag {};
 template <class P>
 concept StalenessPolicy =
     std::copyable<P> && std::same_as<typename P::policy_tag, StalenessTag> && requires {
-  {
-    P::synchronous
-    } -> std::convertible_to<bool>;  // does every microbatch see the weights of the last finished
-                                     // step?
+  // does every microbatch see the weights of the last finished step?
+  typename std::bool_constant<P::synchronous>;
 };
 
 template <class P>

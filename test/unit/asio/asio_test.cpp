@@ -143,6 +143,39 @@ TEST_CASE("host/async_run: a cancellation slot ends the step and leaves the para
   CHECK(train.parameters()[0].values<float>()[0] == before);
 }
 
+TEST_CASE("host/async_run: the slot is free and the handler called in one function of the executor",
+          "[host]") {
+  // Of two functions, an executor with several threads could run the second first.
+  auto train = make();
+  asio::io_context context;
+  asio::cancellation_signal cancel;
+  bool free_before_handler = false;
+  auto const done = [&](std::exception_ptr failure, sg::Metrics) {
+    free_before_handler = failure == nullptr && !cancel.slot().has_handler();
+    cancel.slot().assign([](asio::cancellation_type) {});  // of the next operation
+  };
+  sg::host::async_run(train.step(batch), asio::bind_executor(context, asio::bind_cancellation_slot(
+                                                                          cancel.slot(), done)));
+  CHECK(context.run() == 1);
+  CHECK(free_before_handler);
+  CHECK(cancel.slot().has_handler());
+  CHECK(train.steps() == 1);
+}
+
+TEST_CASE("host/async_run: a loop on a pool of threads hands its slot from step to step",
+          "[host]") {
+  // The thread sanitizer is the judge.
+  auto train = make(nullptr, 1);
+  for (int turn = 0; turn < 10; ++turn) {
+    asio::thread_pool pool(3);
+    asio::cancellation_signal cancel;
+    asio::co_spawn(pool, fit(train, 20),
+                   asio::bind_cancellation_slot(cancel.slot(), [](std::exception_ptr, double) {}));
+    pool.join();
+  }
+  CHECK(train.steps() == 200);
+}
+
 TEST_CASE("host/StopOn: a signal stops the training loop between two steps or within one", "[host]") {
   auto train = make();
   asio::io_context context;

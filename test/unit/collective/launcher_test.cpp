@@ -138,3 +138,30 @@ TEST_CASE("collective/launcher: a wrong value is an error that names it", "[coll
     REQUIRE(error.code() == Errc::bad_configuration);
   }
 }
+
+TEST_CASE("collective/launcher: a run has the name that its launcher gives it", "[collective]") {
+  REQUIRE(launch_of(torch)->run == "");
+  REQUIRE(launch_of(both(torch, {{"TORCHELASTIC_RUN_ID", "none"}}))->run == "none");
+  REQUIRE(launch_of(both(open_mpi, {{"PMIX_NAMESPACE", "672858113"}}))->run == "672858113");
+  REQUIRE(launch_of(both(pmi, {{"PMI_JOBID", "12.1"}}))->run == "12.1");
+  REQUIRE(launch_of(slurm)->run == "");
+  auto const job = both(slurm, {{"SLURM_JOB_ID", "12"}, {"SLURM_STEP_ID", "3"}});
+  REQUIRE(launch_of(job)->run == "12.3.");
+  REQUIRE(launch_of(both(job, {{"SLURM_RESTART_COUNT", "1"}}))->run == "12.3.1");
+}
+
+TEST_CASE("collective/launcher: torchrun says whether it listens on MASTER_PORT itself",
+          "[collective]") {
+  REQUIRE_FALSE(launch_of(torch)->port_held);
+  REQUIRE_FALSE(launch_of(both(torch, {{"TORCHELASTIC_USE_AGENT_STORE", "False"}}))->port_held);
+  REQUIRE(launch_of(both(torch, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}}))->port_held);
+}
+
+TEST_CASE("collective/launcher: torchrun may be started by another launcher", "[collective]") {
+  auto const agent = both(torch, {{"TORCHELASTIC_RUN_ID", "a run"}});
+  for (auto const& outer : {open_mpi, pmi, slurm}) {
+    require(both(agent, outer), "torchrun", 3, 8);
+    REQUIRE(launch_of(both(agent, outer))->run == "a run");
+  }
+  REQUIRE_THROWS_WITH(launch_of(both(torch, pmi)), Contains("but PMI says rank 0 of 1"));
+}

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,6 +17,34 @@
 #include <vector>
 
 #include "catch.hpp"
+
+namespace {
+
+/// What brings a file to the disk, in the order of the calls.
+struct DiskCall {
+  enum Kind { sync_file, sync_folder, rename } kind;
+  ino_t file;         // of the file, or the folder
+  std::size_t bytes;  // of the file at that moment
+};
+thread_local std::vector<DiskCall>* disk_calls = nullptr;
+
+}  // namespace
+
+// In place of the C library's: notes the call, and makes it.
+extern "C" int fsync(int descriptor) {
+  struct stat status {};
+  if (disk_calls != nullptr && ::fstat(descriptor, &status) == 0)
+    disk_calls->push_back({S_ISDIR(status.st_mode) ? DiskCall::sync_folder : DiskCall::sync_file,
+                           status.st_ino, static_cast<std::size_t>(status.st_size)});
+  return static_cast<int>(::syscall(SYS_fsync, descriptor));
+}
+extern "C" int rename(char const* from, char const* to) noexcept {
+  struct stat status {};
+  if (disk_calls != nullptr && ::stat(from, &status) == 0)
+    disk_calls->push_back(
+        {DiskCall::rename, status.st_ino, static_cast<std::size_t>(status.st_size)});
+  return ::renameat(AT_FDCWD, from, AT_FDCWD, to);
+}
 
 namespace {
 
@@ -79,6 +108,29 @@ TEST_CASE("core/write_file: a file is there whole, alone, and readable", "[core]
   CHECK((fs::status(folder / "trace.json").permissions() & fs::perms::all) == fs::perms{0644});
   stagger::write_file(folder / "trace.json", "");
   CHECK(contents(folder / "trace.json").empty());
+}
+
+TEST_CASE("core/write_file: the file is on the disk before it has its name, and then its folder",
+          "[core]") {
+  Folder const folder;
+  for (std::string const text : {"a file", "another in its place"}) {
+    std::vector<DiskCall> calls;
+    disk_calls = &calls;
+    stagger::write_file(folder / "file", text);
+    disk_calls = nullptr;
+    struct stat file {};
+    struct stat home {};
+    REQUIRE(::stat((folder / "file").c_str(), &file) == 0);
+    REQUIRE(::stat((folder / ".").c_str(), &home) == 0);
+    REQUIRE(calls.size() == 3);
+    CHECK(calls[0].kind == DiskCall::sync_file);
+    CHECK(calls[0].file == file.st_ino);
+    CHECK(calls[0].bytes == text.size());
+    CHECK(calls[1].kind == DiskCall::rename);
+    CHECK(calls[1].file == file.st_ino);
+    CHECK(calls[2].kind == DiskCall::sync_folder);
+    CHECK(calls[2].file == home.st_ino);
+  }
 }
 
 TEST_CASE("core/write_file: a path without a folder is written to the current one", "[core]") {

@@ -54,6 +54,21 @@ TEST_CASE("core/Tensor: sizes, extents and alignment follow resize", "[core]") {
   }
 }
 
+TEST_CASE("core/Tensor: a fifth extent is refused and changes nothing, asked for it is 0",
+          "[core]") {
+  Tensor<float> t{2, 3};
+  CHECK_THROWS_WITH(t.resize({2, 3, 4, 5, 6}),
+                    Catch::Contains("a Tensor of 5 extents") && Catch::Contains("at most 4"));
+  CHECK(t.extents() == std::array<std::size_t, 4>{2, 3});
+  CHECK(t.size() == 6);
+  CHECK_THROWS_AS((Tensor<double>{1, 1, 1, 1, 1, 1}), stagger::Error);
+  Tensor<float> const full{2, 3, 4, 5};
+  for (std::size_t past : {std::size_t{4}, std::size_t{5}, ~std::size_t{0}}) {
+    CHECK(full.extent(past) == 0);
+    CHECK(t.extent(past) == 0);
+  }
+}
+
 TEST_CASE("core/Tensor: of makes one extent with the elements given", "[core]") {
   auto const t = Tensor<double>::of({3, -1.5, 4});
   CHECK(t.extents() == std::array<std::size_t, 4>{3});

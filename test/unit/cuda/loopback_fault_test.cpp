@@ -232,7 +232,7 @@ TEST_CASE("cuda/Loopback: a lost device ends the step and every later one", "[cu
 
 TEST_CASE("cuda/Loopback: cancelling ends a step while the device works", "[cuda]") {
   si::Session const session;
-  std::stop_source stop;
+  stagger::stop_source stop;
   auto const hook = make_hook();
   auto train = pipeline(on_host(), hook);
   *hook = [&](Call const& call) {

@@ -3,7 +3,11 @@
 
 #include "catch.hpp"
 
+#include <optional>
+#include <string>
 #include <vector>
+
+#include <stagger/cuda/graph.hpp>
 
 #include "cuda_stand_in/stand_in.hpp"
 
@@ -68,6 +72,46 @@ TEST_CASE("cuda/Tensor: without room it stays as it was and says what is free", 
   CHECK(a.data() == data);
   CHECK(a.size() == 100);
   CHECK(cudaGetLastError() == cudaSuccess);
+}
+
+TEST_CASE("cuda/Tensor: it neither grows nor goes while its stream is captured", "[cuda]") {
+  si::Session const session;
+  bool const grows = GENERATE(true, false);
+  {
+    auto const pool = std::make_shared<sg::cuda::Pool>();
+    sg::cuda::Stream const stream;
+    sg::cuda::detail::AtPlace const here({stream.get(), &pool});
+    std::optional<sg::cuda::Tensor<>> a(std::in_place);
+    a->resize({100});
+    auto const* const data = a->data();
+    sg::cuda::Graph graph;
+    sg::cuda::GraphCounts counts;
+    try {
+      graph.capture(stream, counts, [&] {
+        sg::cuda::check(cudaMemsetAsync(a->data(), 0, a->bytes(), stream.get()), "clear");
+        if (grows)
+          a->resize({200});
+        else
+          a.reset();
+      });
+      FAIL("no error");
+    } catch (sg::cuda::Error const& error) {
+      CHECK(error.result() == cudaErrorStreamCaptureUnsupported);
+      CHECK(std::string(error.what()).find("while it is captured") != std::string::npos);
+    }
+    CHECK_FALSE(graph);
+    if (grows) CHECK((a->data() == data && a->size() == 100));
+    sg::cuda::Tensor<> more({50});  // the next capture knows nothing of it
+    graph.capture(stream, counts, [&] {
+      sg::cuda::check(cudaMemsetAsync(more.data(), 0, more.bytes(), stream.get()), "clear");
+    });
+    for (int i = 0; i < 2; ++i) graph.replay(stream, counts);
+    while (!stream.idle()) {
+    }
+    CHECK(counts.captures == 1);
+  }
+  si::reset();
+  CHECK(session.left() == si::Live{});
 }
 
 TEST_CASE("cuda/Pinned: keeps its capacity, and gives it back", "[cuda]") {

@@ -23,7 +23,8 @@ ncclResult_t settle(ncclComm_t comm) {
   return answer;
 }
 
-/// Ranks that one thread plays, each with a device and a stream.
+/// Ranks that one thread plays, each with a device and a stream. Memory that they use is declared before them: work that
+/// hangs reads it until it is aborted, when they end.
 struct Ranks {
   explicit Ranks(int count, bool one_device = false) : size(count) {
     ncclUniqueId id;
@@ -64,11 +65,11 @@ struct Ranks {
 TEST_CASE("cuda_stand_in/nccl: sums, pieces, copies and pairs arrive", "[cuda_stand_in]") {
   si::Session const session;
   si::in_progress_polls(GENERATE(0, 3));
-  Ranks ranks(3);
-  ranks.ready();
   std::array<std::array<float, 3>, 3> data{};
   std::array<std::array<float, 3>, 3> out{};
   std::array<float, 3> piece{};
+  Ranks ranks(3);
+  ranks.ready();
   auto const fill = [&] {
     for (std::size_t r = 0; r < 3; ++r)
       for (std::size_t i = 0; i < 3; ++i) data[r][i] = static_cast<float>(10 * r + i);
@@ -108,12 +109,16 @@ TEST_CASE("cuda_stand_in/nccl: sums, pieces, copies and pairs arrive", "[cuda_st
 TEST_CASE("cuda_stand_in/nccl: sends without a group wait for their receives and block each other",
           "[cuda_stand_in]") {
   si::Session const session;
+  float value = 1;
   Ranks ranks(2);
   ranks.ready();
-  float value = 1;
   for (int r = 0; r < 2; ++r) {
-    REQUIRE(ncclSend(&value, 1, ncclFloat, 1 - r, ranks.comm(r), ranks.stream(r)) == ncclSuccess);
-    REQUIRE(ncclRecv(&value, 1, ncclFloat, 1 - r, ranks.comm(r), ranks.stream(r)) == ncclSuccess);
+    REQUIRE(ncclSend(&value, 1, ncclFloat, 1 - r, ranks.comm(r), ranks.stream(r)) ==
+            ncclInProgress);
+    REQUIRE(settle(ranks.comm(r)) == ncclSuccess);
+    REQUIRE(ncclRecv(&value, 1, ncclFloat, 1 - r, ranks.comm(r), ranks.stream(r)) ==
+            ncclInProgress);
+    REQUIRE(settle(ranks.comm(r)) == ncclSuccess);
   }
   for (int turn = 0; turn < 1000; ++turn) {
     REQUIRE(cudaStreamQuery(ranks.stream(0)) == cudaErrorNotReady);
@@ -127,12 +132,12 @@ TEST_CASE("cuda_stand_in/nccl: what NCCL refuses is refused", "[cuda_stand_in]")
   SECTION("two ranks on one device") {
     Ranks ranks(2, true);
     CHECK(settle(ranks.comm(0)) == ncclInvalidUsage);
-    CHECK(std::string(ncclGetLastError(ranks.comm(1))).find("Duplicate GPU detected") == 0);
+    CHECK_FALSE(std::string(ncclGetLastError(ranks.comm(1))).empty());
   }
   SECTION("counts that do not match") {
+    std::array<float, 2> two{};
     Ranks ranks(2);
     ranks.ready();
-    std::array<float, 2> two{};
     ncclSend(two.data(), 2, ncclFloat, 1, ranks.comm(0), ranks.stream(0));
     ncclRecv(two.data(), 1, ncclFloat, 0, ranks.comm(1), ranks.stream(1));
     for (int r = 0; r < 2; ++r) {  // nothing but an abort ends the streams' work
@@ -165,6 +170,126 @@ TEST_CASE("cuda_stand_in/nccl: what NCCL refuses is refused", "[cuda_stand_in]")
     for (auto* comm : comms) CHECK(settle(comm) == ncclInvalidUsage);
     for (auto* comm : comms) ncclCommAbort(comm);
   }
+}
+
+TEST_CASE("cuda_stand_in/nccl: an error of a communicator stays, and is that of its whole group",
+          "[cuda_stand_in]") {
+  si::Session const session;
+  float value = 1;
+  Ranks ranks(2);
+  Ranks others(2);
+  Ranks apart(2);
+  for (auto const* all : {&ranks, &others, &apart}) all->ready();
+  ncclGroupStart();
+  for (int r = 0; r < 2; ++r)
+    ncclAllReduce(&value, &value, 1, ncclFloat, ncclSum, others.comm(r), others.stream(r));
+  CHECK(ncclSend(&value, 1, ncclFloat, 7, ranks.comm(0), ranks.stream(0)) == ncclInvalidArgument);
+  ncclSend(&value, 1, ncclFloat, 1, ranks.comm(0), ranks.stream(0));
+  CHECK(ncclGroupEnd() == ncclInvalidArgument);
+  for (auto* comm : {ranks.comm(0), others.comm(0), others.comm(1)}) {
+    CHECK(settle(comm) == ncclInvalidArgument);
+    CHECK(ncclSend(&value, 1, ncclFloat, 1, comm, ranks.stream(0)) == ncclInvalidArgument);
+    CHECK(settle(comm) == ncclInvalidArgument);
+  }
+  CHECK(settle(apart.comm(0)) == ncclSuccess);
+}
+
+TEST_CASE("cuda_stand_in/nccl: two groups at a time are no way to edit one captured graph",
+          "[cuda_stand_in]") {
+  si::Session const session;
+  si::in_progress_polls(GENERATE(0, 2));
+  enum class How {
+    apart,
+    one_group,
+    waits,
+    behind
+  } const how = GENERATE(How::apart, How::one_group, How::waits, How::behind);
+  float value = 1;
+  Ranks ranks(2);
+  ranks.ready();
+  auto const sum = [&](int r) {
+    ncclAllReduce(&value, &value, 1, ncclFloat, ncclSum, ranks.comm(r), ranks.stream(r));
+  };
+  for (int r = 0; r < 2; ++r) sum(r);  // connects them
+  ranks.ready();
+  ranks.synchronize();
+  cudaEvent_t events[2] = {};
+  for (int r = 0; r < 2; ++r) {
+    cudaSetDevice(r);
+    cudaEventCreateWithFlags(&events[r], cudaEventDisableTiming);
+  }
+  REQUIRE(cudaStreamBeginCapture(ranks.stream(0), cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+  cudaEventRecord(events[0], ranks.stream(0));
+  cudaStreamWaitEvent(ranks.stream(1), events[0], 0);
+  if (how == How::one_group) ncclGroupStart();
+  for (int r = 0; r < 2; ++r) {
+    sum(r);
+    if (how == How::waits) settle(ranks.comm(r));
+  }
+  if (how == How::one_group) ncclGroupEnd();
+  if (how != How::behind) ranks.ready();
+  if (how == How::behind) cudaMemsetAsync(&value, 0, sizeof value, ranks.stream(0));
+  ranks.ready();
+  auto const misuses = si::take_misuses();
+  CHECK(misuses.empty() == (how == How::one_group || how == How::waits));
+  if (how == How::apart) CHECK(misuses.front().find("two threads of NCCL's") == 0);
+  cudaEventRecord(events[1], ranks.stream(1));
+  cudaStreamWaitEvent(ranks.stream(0), events[1], 0);
+  cudaGraph_t graph = nullptr;
+  CHECK(cudaStreamEndCapture(ranks.stream(0), &graph) == cudaSuccess);
+  cudaGraphDestroy(graph);
+  for (auto* event : events) cudaEventDestroy(event);
+}
+
+TEST_CASE("cuda_stand_in/nccl: messages of two communicators without an edge replay in any order",
+          "[cuda_stand_in]") {
+  si::Session const session;
+  bool const edges = GENERATE(true, false);
+  float value = 1;
+  Ranks one(2);
+  Ranks two(2);
+  one.ready();
+  two.ready();
+  auto const sum = [&](Ranks const& all, int r) {
+    ncclAllReduce(&value, &value, 1, ncclFloat, ncclSum, all.comm(r), all.stream(r));
+    settle(all.comm(r));
+  };
+  for (auto const* all : {&one, &two}) {
+    for (int r = 0; r < 2; ++r) sum(*all, r);
+    all->synchronize();
+  }
+  cudaGraphExec_t execs[2] = {};
+  for (int r = 0; r < 2; ++r) {
+    cudaSetDevice(r);
+    cudaEvent_t events[3] = {};
+    for (auto& event : events) cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+    cudaStreamBeginCapture(one.stream(r), cudaStreamCaptureModeThreadLocal);
+    cudaEventRecord(events[0], one.stream(r));
+    cudaStreamWaitEvent(two.stream(r), events[0], 0);
+    sum(one, r);
+    cudaEventRecord(events[1], one.stream(r));
+    if (edges) cudaStreamWaitEvent(two.stream(r), events[1], 0);
+    sum(two, r);
+    cudaEventRecord(events[2], two.stream(r));
+    cudaStreamWaitEvent(one.stream(r), events[2], 0);
+    cudaGraph_t graph = nullptr;
+    REQUIRE(cudaStreamEndCapture(one.stream(r), &graph) == cudaSuccess);
+    REQUIRE(cudaGraphInstantiate(&execs[r], graph, 0) == cudaSuccess);
+    cudaGraphDestroy(graph);
+    for (auto* event : events) cudaEventDestroy(event);
+  }
+  bool met = true;  // each: both devices began the same one first
+  for (int turn = 0; turn < 20 && met; ++turn) {
+    for (int r = 0; r < 2; ++r) REQUIRE(cudaGraphLaunch(execs[r], one.stream(r)) == cudaSuccess);
+    for (int look = 0; look < (edges ? 30000 : 300); ++look) {
+      met = cudaStreamQuery(one.stream(0)) == cudaSuccess &&
+            cudaStreamQuery(one.stream(1)) == cudaSuccess;
+      if (met) break;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+  CHECK(met == edges);
+  for (auto* exec : execs) cudaGraphExecDestroy(exec);
 }
 
 TEST_CASE("cuda_stand_in/nccl: split orders by key, finalize waits for all, destroy comes after",

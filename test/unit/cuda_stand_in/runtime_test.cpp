@@ -230,6 +230,49 @@ TEST_CASE(
   CHECK(session.left() == si::Live{});
 }
 
+TEST_CASE("cuda_stand_in/graph: memory of a pool that is taken during a capture is the graph's",
+          "[cuda_stand_in]") {
+  si::Session const session;
+  auto* const a = stream();
+  cudaMemPoolProps properties{};
+  cudaMemPool_t pool = nullptr;
+  REQUIRE(cudaMemPoolCreate(&pool, &properties) == cudaSuccess);
+  void* before = nullptr;
+  REQUIRE(cudaMallocFromPoolAsync(&before, 8, pool, a) == cudaSuccess);
+  bool const freed = GENERATE(false, true);
+  cudaGraph_t graph = nullptr;
+  REQUIRE(cudaStreamBeginCapture(a, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+  void* block = nullptr;
+  CHECK(cudaMallocFromPoolAsync(&block, 8, pool, a) == cudaSuccess);
+  CHECK(cudaMemsetAsync(block, 1, 8, a) == cudaSuccess);
+  CHECK(cudaFreeAsync(before, a) == cudaErrorInvalidValue);  // no node of this graph made it
+  if (freed) CHECK(cudaFreeAsync(block, a) == cudaSuccess);
+  CHECK(cudaStreamEndCapture(a, &graph) == cudaSuccess);
+  std::size_t nodes = 0;
+  CHECK(cudaGraphGetNodes(graph, nullptr, &nodes) == cudaSuccess);
+  CHECK(nodes == (freed ? 3 : 2));
+  cudaGraphExec_t exec = nullptr;
+  CHECK(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);
+  CHECK(cudaGraphLaunch(exec, a) == cudaSuccess);
+  CHECK(cudaStreamSynchronize(a) == cudaSuccess);
+  if (!freed) {
+    CHECK(*static_cast<char*>(block) == 1);
+    CHECK(cudaGraphLaunch(exec, a) == cudaErrorInvalidValue);  // its memory is still taken
+    CHECK(cudaFreeAsync(block, a) == cudaSuccess);
+  }
+  CHECK(cudaGraphLaunch(exec, a) == cudaSuccess);
+  cudaGraphExecUpdateResultInfo info{};
+  CHECK(cudaGraphExecUpdate(exec, graph, &info) == cudaErrorGraphExecUpdateFailure);
+  CHECK(cudaStreamSynchronize(a) == cudaSuccess);
+  CHECK(cudaFreeAsync(before, a) == cudaSuccess);
+  cudaGraphDestroy(graph);
+  cudaGraphExecDestroy(exec);
+  cudaMemPoolDestroy(pool);
+  cudaStreamDestroy(a);
+  si::reset();
+  CHECK(session.left() == si::Live{});
+}
+
 TEST_CASE("cuda_stand_in/graph: what CUDA refuses while capturing is refused", "[cuda_stand_in]") {
   si::Session const session;
   auto* const a = stream();

@@ -115,7 +115,7 @@ TEST_CASE("engine/allocation: none in any step after the first", "[engine]") {
     auto train = make();
     auto const data = batch(0, 8, true);
     sg::run(train.step(data));
-    std::stop_source stop;
+    stagger::stop_source stop;
     REQUIRE(allocations_of([&] {
               for (int s = 0; s < 5; ++s) sg::run(train.step(data, stop.get_token()));
             }) == 0);

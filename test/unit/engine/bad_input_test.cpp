@@ -50,6 +50,49 @@ sg::Options options(double deadline_s, std::optional<double> clip_norm) {
   return result;
 }
 
+/// A stage with two parameters of which it lists as many as `Listed` says, and the second is used
+/// in forward, or in backward alone.
+template <int Listed, bool InForward> struct Affine {
+  using Input = float;
+  using Output = float;
+  sg::Parameter<> a{"a", {1}};
+  sg::Parameter<> b{"b", {0.5F}};
+  auto parameters() requires(Listed > 0) {
+    if constexpr (Listed == 1)
+      return std::tie(a);
+    else
+      return std::tie(a, b);
+  }
+  void forward(sg::Context& context, float const& x, float& y, sg::NothingSaved&) {
+    y = (Listed > 0 ? context[a][0] : 1) * x + (InForward ? context[b][0] : 0);
+  }
+  void backward(sg::Context& context, float const&, float const& dy, float& dx, sg::NothingSaved&) {
+    dx = dy;
+    context.gradient(b)[0] += dy;
+  }
+};
+
+/// A stage that lists the parameters it was given: its own, or another's.
+struct Lists {
+  using Input = float;
+  using Output = float;
+  std::shared_ptr<sg::Parameter<>> first;
+  std::shared_ptr<sg::Parameter<>> second;
+  auto parameters() { return std::tie(*first, *second); }
+  void forward(sg::Context& context, float const& x, float& y, sg::NothingSaved&) {
+    y = context[*first][0] * x + context[*second][0];
+  }
+  void backward(sg::Context& context, float const& x, float const& dy, float& dx,
+                sg::NothingSaved&) {
+    dx = dy * context[*first][0];
+    context.gradient(*first)[0] += x * dy;
+    context.gradient(*second)[0] += dy;
+  }
+};
+std::shared_ptr<sg::Parameter<>> parameter(char const* name) {
+  return std::make_shared<sg::Parameter<>>(name, std::vector<float>{0.5F});
+}
+
 /// A schedule whose table is made for other counts than were asked for.
 Made wrong(sg::Shape shape) {
   return {[shape](sg::Shape) { return sg::schedule::GPipe{}.table(shape); }, 1};
@@ -167,4 +210,98 @@ TEST_CASE("engine/Trainer: more threads than ranks, and places in any order, giv
   check(sg::host::Threads{3},
         sg::placement::ExplicitMap{{1, 1, 1, 1}});  // two places without a rank
   check(sg::host::Threads{2}, sg::placement::ExplicitMap{{1, 0, 1, 0}});
+}
+
+TEST_CASE("engine/bad input: a parameter that parameters() leaves out is named where it is used",
+          "[engine]") {
+  auto const hook = make_hook();
+  auto const data = batch(2);
+  auto const check = [&](auto stage) {
+    sg::Pipeline const model{stage, stage};
+    auto const says =
+        Catch::Contains("uses the parameter 'b', which its parameters() does not list");
+    auto train = model.with(Loss{hook}, sg::host::Threads{2});
+    CHECK_THROWS_WITH(sg::run(train.step(data)), says);
+    auto one = model.on_one_device(Loss{hook});
+    CHECK_THROWS_WITH(one.step(data), says);
+  };
+  check(Affine<0, true>{});
+  check(Affine<0, false>{});
+  check(Affine<1, true>{});
+  check(Affine<1, false>{});
+  auto train = sg::Pipeline{Affine<2, true>{}, Affine<2, true>{}}.with(Loss{hook});
+  sg::run(train.step(data));
+  CHECK(train.steps() == 1);
+}
+
+TEST_CASE("engine/bad input: a parameter belongs to one layer, under a name of its own",
+          "[engine]") {
+  auto const hook = make_hook();
+  auto const data = batch(2);
+  auto const refused = [&](auto make, std::string const& what) {
+    CHECK_THROWS_WITH(make().with(Loss{hook}), Catch::Contains(what));
+    CHECK_THROWS_WITH(make().on_one_device(Loss{hook}), Catch::Contains(what));
+  };
+  refused(
+      [] {
+        return sg::Pipeline{Lists{parameter("a"), parameter("a")}};
+      },
+      "parameters() of layer 0 lists 'a' twice");
+  refused(
+      [] {
+        auto const same = parameter("a");
+        return sg::Pipeline{Lists{same, same}};
+      },
+      "parameters() of layer 0 lists 'a' twice");
+  refused(
+      [] {
+        auto const tied = parameter("a");
+        return sg::Pipeline{Lists{tied, parameter("b")}, Lists{parameter("c"), tied}};
+      },
+      "the parameter 'a' of layer 1 belongs to layer 0 already");
+  refused(
+      [] {
+        auto const tied = parameter("a");
+        return sg::Pipeline{sg::Sequential{std::vector<Lists>{{tied, parameter("b")}}},
+                            Lists{tied, parameter("b")}};
+      },
+      "the parameter 'a' of layer 1 belongs to layer 0 already");
+  // One model with parameters by address makes one trainer: values cannot be in two.
+  sg::Pipeline const model{Lists{parameter("a"), parameter("b")}};
+  auto train = model.with(Loss{hook});
+  CHECK_THROWS_WITH(model.with(Loss{hook}), Catch::Contains("of this pipeline or another"));
+  sg::run(train.step(data));
+  CHECK(train.steps() == 1);
+  // Used, but listed elsewhere.
+  struct Borrows : Layer {
+    std::shared_ptr<sg::Parameter<>> tied;
+    void forward(sg::Context& context, float const& x, float& y, sg::NothingSaved&) {
+      y = context[*tied][0] * x;
+    }
+  };
+  auto const tied = parameter("a");
+  auto borrowing =
+      sg::Pipeline{Lists{tied, parameter("b")}, Borrows{Layer{hook}, tied}}.with(Loss{hook});
+  CHECK_THROWS_WITH(sg::run(borrowing.step(data)),
+                    Catch::Contains("layer 1 uses the parameter 'a' of layer 0"));
+}
+
+TEST_CASE("engine/bad input: a Sequential that nobody cuts is not spread over several threads",
+          "[engine]") {
+  auto const says = refusal(sg::host::Threads{3});
+  CHECK_THAT(says, Catch::Contains("this Sequential of 4 layers") && Catch::Contains("3 places") &&
+                       Catch::Contains("partition::Even{3}"));
+  CHECK_THAT(refusal(sg::host::Threads{9}), Catch::Contains("partition::Even{4}"));
+  // Said, or with nothing to cut, or with a use for every thread.
+  CHECK(refusal(sg::host::Threads{1}) == "");
+  CHECK(refusal() == "");
+  CHECK(refusal(sg::host::Threads{2}, sg::partition::Cuts{}) == "");
+  CHECK(refusal(sg::host::Threads{5}, sg::partition::Even{2}) == "");
+  CHECK(refusal(sg::sim::VirtualClock{}) == "");
+  auto const hook = make_hook();
+  CHECK(sg::Pipeline{sg::Sequential{Layer{hook}}}.with(Loss{hook}, sg::host::Threads{2}).stages() ==
+        1);
+  CHECK(sg::Pipeline{Layer{hook}, sg::Sequential{Layer{hook}, Layer{hook}}}
+            .with(Loss{hook}, sg::host::Threads{3})
+            .stages() == 2);
 }

@@ -305,6 +305,25 @@ TEST_CASE("engine/checkpoint: a folder that cannot be used is named at once", "[
                  "holds no checkpoint"));
 }
 
+TEST_CASE("engine/checkpoint: a file that stands in the folder, or a link, is not written to",
+          "[engine]") {
+  Folder const folder;
+  Folder const elsewhere;
+  std::string const victim = elsewhere.path() + "/victim";
+  std::ofstream(victim) << "precious";
+  std::string const name = ".stagger-probe-" + std::to_string(::getpid());
+  std::vector<std::string> const probes{name, name + "-0", name + "-1"};
+  for (auto const& probe : probes)
+    std::filesystem::create_symlink(victim, folder.path() + "/" + probe);
+  std::ofstream(folder.path() + "/" + name + "-2") << "of another host";
+  Checkpoints const checkpoints(folder.path());
+  std::string contents;
+  std::ifstream(victim) >> contents;
+  CHECK(contents == "precious");
+  CHECK(folder.files() == std::vector<std::string>{name, name + "-0", name + "-1", name + "-2"});
+  CHECK(std::filesystem::file_size(folder.path() + "/" + name + "-2") == 15);
+}
+
 TEST_CASE("engine/checkpoint: a write that fails leaves what was there", "[engine]") {
   Folder const folder;
   Checkpoints const checkpoints(folder.path());

@@ -3,12 +3,16 @@
 
 #include "catch.hpp"
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <limits>
 #include <mutex>
+#include <span>
 #include <thread>
 
+#include <stagger/engine/stall.hpp>
 #include <stagger/schedule/gpipe.hpp>
 
 #include "trap_model.hpp"
@@ -146,7 +150,7 @@ TEST_CASE("engine/faults: a stop within any action cancels the step and changes 
     auto const second = batch(microbatches, 1);
     for (Call const& target : calls(microbatches)) {
       CAPTURE(name(target));
-      std::stop_source stop;
+      stagger::stop_source stop;
       std::atomic<bool> stopped{false};
       std::atomic<int> late{0};
       *hook = [&](Call const& call) {
@@ -178,7 +182,7 @@ TEST_CASE("engine/faults: a stop before the step cancels it, one after it does n
   auto const check = [&](auto device) {
     auto train = pipeline(device, hook);
     auto const data = batch(microbatches);
-    std::stop_source stop;
+    stagger::stop_source stop;
     stop.request_stop();
     int called = 0;
     *hook = [&](Call const&) { ++called; };
@@ -188,7 +192,7 @@ TEST_CASE("engine/faults: a stop before the step cancels it, one after it does n
     CHECK(code_of(failure) == sg::Errc::cancelled);
     CHECK(called == 0);
     CHECK(train.steps() == 0);
-    std::stop_source late;
+    stagger::stop_source late;
     sg::run(train.step(data, late.get_token()));
     late.request_stop();
     CHECK(train.steps() == 1);
@@ -212,7 +216,7 @@ TEST_CASE("engine/faults: stops from another thread at any moment end a step who
   for (int i = 0; i < rounds; ++i) {
     auto const before = bits(train);
     auto const steps = train.steps();
-    std::stop_source stop;
+    stagger::stop_source stop;
     std::atomic<int> seen{0};
     *hook = [&](Call const&) { ++seen; };
     std::thread other([&] {
@@ -336,6 +340,134 @@ TEST_CASE("engine/faults: the deadline counts from the last movement, not from t
     }
   }
   CHECK_FALSE(stalled);
+}
+
+TEST_CASE("engine/faults: an action that takes less than the deadline does not end the step",
+          "[engine]") {
+  // Half of the time would be too short for it. Only a machine on which it oversleeps by as much
+  // as the rest of the deadline can end it; then a longer deadline is tried.
+  auto const data = batch(microbatches);
+  bool stalled = true;
+  for (int deadline_ms = 100; stalled && deadline_ms < 5000; deadline_ms *= 3) {
+    auto const hook = make_hook();
+    *hook = [&](Call const& call) {
+      if (call == Call{What::forward, 2, 1})
+        std::this_thread::sleep_for(std::chrono::milliseconds(deadline_ms * 7 / 10));
+    };
+    sg::Options options;
+    options.deadline_s = deadline_ms * 1e-3;
+    auto train =
+        pipeline(sg::host::Threads{2}, hook, small_model::made(sg::schedule::OneFOneB{}), options);
+    stalled = outcome([&] { return train.step(data); }) != nullptr;
+  }
+  CHECK_FALSE(stalled);
+}
+
+TEST_CASE("engine/StallDetector: expires between one deadline and a look later, never before",
+          "[engine]") {
+  double const infinity = std::numeric_limits<double>::infinity();
+  for (double const deadline_s : {1e-3, 1.0, 60.0, 3600.0, 28800.0, 28801.0, 90000.0, 1e7}) {
+    sg::detail::StallDetector detector(deadline_s);
+    double const look_s = detector.interval().count();
+    CAPTURE(deadline_s, look_s);
+    CHECK(look_s <= deadline_s / 8);
+    CHECK(look_s <= 3600);
+    // It moves for a while, stops right behind a look, and is idle in between.
+    for (std::uint64_t i = 0; i < 20; ++i) REQUIRE_FALSE(detector.expired(i));
+    for (int i = 0; i < 7; ++i) REQUIRE_FALSE(detector.expired(19));
+    detector.idle();
+    int looks = 0;
+    while (!detector.expired(19)) ++looks;
+    CHECK(looks * look_s >= deadline_s * (1 - 1e-12));
+    CHECK((looks - 1) * look_s < deadline_s);
+    // And again from there on.
+    int more = 0;
+    while (!detector.expired(19)) ++more;
+    CHECK(more == looks);
+  }
+  sg::detail::StallDetector never(infinity);
+  CHECK(never.interval().count() == 3600);
+  for (int i = 0; i < 1000; ++i) REQUIRE_FALSE(never.expired(0));
+}
+
+TEST_CASE("engine/StepFate: of failures at the same moment, the one that decided is told",
+          "[engine]") {
+  struct Step : sg::detail::StepFate {
+    void begin() { begin_fate(); }
+    std::string told() {
+      try {
+        rethrow();
+      } catch (std::runtime_error const& error) {
+        return error.what();
+      }
+    }
+  };
+  constexpr int rounds = 5000;
+  Step step;
+  std::atomic<int> arrived{0};
+  std::array<bool, 2> decided{};
+  auto const meet = [&](int round) {
+    arrived.fetch_add(1);
+    while (arrived.load() < 2 * round) {
+    }
+  };
+  int wrong = 0;
+  auto const body = [&](std::size_t self) {
+    auto const own = std::make_exception_ptr(std::runtime_error(self == 0 ? "first" : "second"));
+    for (int i = 0; i < rounds; ++i) {
+      if (self == 0) step.begin();
+      meet(3 * i + 1);
+      decided[self] = step.fail(own);
+      meet(3 * i + 2);
+      if (self == 0) {
+        // Neither may lose to the other's attempt; one of them ends the step, and is told.
+        bool const one = decided[0] != decided[1] && step.failed();
+        wrong += one && step.told() == (decided[0] ? "first" : "second") ? 0 : 1;
+      }
+      meet(3 * i + 3);
+    }
+  };
+  std::thread other([&] { body(1); });
+  body(0);
+  other.join();
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("engine/LayerParameters: what was saved piece by piece comes back as a whole",
+          "[engine]") {
+  // Of a layer that other processes share, this one updates a part, in pieces.
+  constexpr std::size_t count = 40000;
+  constexpr std::size_t piece = 4096;  // bytes
+  sg::List<sg::detail::ParameterDeclaration> declarations(1);
+  declarations[0].name = "w";
+  declarations[0].size = count;
+  sg::detail::LayerParameters parameters;
+  parameters.adopt(std::move(declarations), 0, 2, nullptr, true);
+  sg::detail::ByteRange const part{64 * 100, 64 * 2000};
+  REQUIRE(parameters.hold_states(part));
+  auto const numbers = [](std::span<std::byte> bytes) {
+    return std::span(reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float));
+  };
+  std::vector<std::span<float>> const held{numbers(parameters.value_bytes_of(part)),
+                                           numbers(parameters.held_state(0, part)),
+                                           numbers(parameters.held_state(1, part))};
+  std::vector<std::vector<float>> before;
+  for (auto const& block : held) {
+    REQUIRE(block.size_bytes() == part.last - part.first);
+    for (std::size_t i = 0; i < block.size(); ++i)
+      block[i] = static_cast<float>(i + 100000 * before.size());
+    before.emplace_back(block.begin(), block.end());
+  }
+  for (std::size_t at = part.first; at < part.last; at += piece) {
+    sg::detail::ByteRange const each{at, std::min(at + piece, part.last)};
+    parameters.copy_part(each, false);
+    for (auto const& block : held)
+      for (std::size_t i = at; i < each.last; i += sizeof(float))
+        block[(i - part.first) / sizeof(float)] += 0.5F;
+  }
+  parameters.copy_part(part, true);
+  for (std::size_t b = 0; b < held.size(); ++b)
+    CHECK(std::vector<float>(held[b].begin(), held[b].end()) == before[b]);
 }
 
 TEST_CASE("engine/faults: a second step at the same time is refused, the first goes on",

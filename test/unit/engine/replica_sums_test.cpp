@@ -5,11 +5,17 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstring>
 #include <functional>
+#include <map>
+#include <new>
+#include <set>
 #include <stdexcept>
-#include <stop_token>
 #include <string>
 #include <thread>
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
 
 #include <stagger/collective/grouped.hpp>
 #include <stagger/collective/grouping.hpp>
@@ -276,6 +282,202 @@ TEST_CASE("engine/ReplicaSums: a decision is renewed after as many steps as aske
   CHECK(groups == std::vector<std::size_t>{6, 6, 6, 1, 1, 1, 6, 6, 6, 1, 1, 1, 6, 6});
 }
 
+TEST_CASE("engine/ReplicaSums: a rank's sums come in the order of its last backwards", "[engine]") {
+  // Interleaved: rank r has stages r and r + 2, and is done with the later one first.
+  sg::Options options;
+  options.replicas = {2, 2};
+  auto train = grouped(collective::Grouped<grouping::Single>{}, sg::host::Threads{1}, {1, 3, 5},
+                       made(sg::schedule::Interleaved{}), options);
+  auto const& program = train.program(4);
+  int several = 0;
+  for (auto const& sums : program.ranks) {
+    if (sums.beside < 0) continue;
+    std::map<int, std::size_t> last;  // by stage: where the rank beside has its last backward
+    auto const& code = program.ranks[static_cast<std::size_t>(sums.beside)].code;
+    for (std::size_t i = 0; i < code.size(); ++i)
+      if (code[i].op == sg::Op::backward || code[i].op == sg::Op::backward_part)
+        last[code[i].stage] = i;
+    std::size_t before = 0;
+    for (auto const& in : sums.code) {
+      if (in.op != sg::Op::reduce) continue;
+      CHECK(last.at(in.stage) >= before);
+      several += before != 0 ? 1 : 0;
+      before = last.at(in.stage);
+    }
+  }
+  CHECK(several == 4);
+}
+
+namespace {
+
+/// Keeps the line that it was asked with last.
+struct Asked {
+  using policy_tag = sg::GroupingTag;
+  static inline collective::CostLine line;
+  [[nodiscard]] std::vector<collective::LayerGroup> groups(collective::Backward const& backward,
+                                                           collective::CostLine cost) const {
+    line = cost;
+    return grouping::Layerwise{}.groups(backward, cost);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("engine/ReplicaSums: what has no parameters says nothing about the time of sums",
+          "[engine]") {
+  // The second stage begins with two layers without parameters, which are a group of 0 bytes.
+  sg::Options options;
+  options.replicas = {1, 2};
+  auto train = grouped(collective::Grouped<Asked>{.measured_steps = 2},
+                       sg::sim::VirtualClock{.sum = {100, 0.001}}, {2}, made(sg::schedule::GPipe{}),
+                       options);
+  for (int s = 0; s < 8; ++s) sg::run(train.step(row_model::batch(s, 2, 4, false)));
+  CHECK(Asked::line.startup_s == Approx(100));
+  CHECK(Asked::line.per_byte_s == Approx(0.001));
+}
+
+namespace {
+
+/// Rows that count as those of a device.
+struct Streamed : Matrix {
+  static constexpr bool rows_on_stream = true;
+};
+struct Weighted {
+  using Input = Streamed;
+  using Output = Streamed;
+  sg::Parameter<> wide;
+  sg::Parameter<double> narrow{"narrow", {1, 2, 3}};
+  explicit Weighted(std::size_t size) : wide("wide", std::vector<float>(size)) {}
+  auto parameters() { return std::tie(wide, narrow); }
+  void forward(sg::Context&, Streamed const& x, Streamed& y, sg::NothingSaved&) { y = x; }
+  void backward(sg::Context&, Streamed const&, Streamed const& dy, Streamed& dx,
+                sg::NothingSaved&) {
+    dx = dy;
+  }
+};
+
+/// Host memory behind the functions of a back end. Notes who has gradients squared, and how much.
+struct Squares {
+  std::size_t holder = 0;
+  std::vector<std::pair<void const*, std::size_t>> taken;  // gradient, holder
+  std::map<std::size_t, std::size_t> bytes;                // by holder
+  std::size_t largest = 0;
+  static Squares*& current() {
+    static Squares* squares = nullptr;
+    return squares;
+  }
+  static sg::detail::ParameterMemory memory() {
+    sg::detail::ParameterMemory made{};
+    made.allocate = [](sg::detail::ParameterMemory const&, std::size_t size) {
+      void* const block = ::operator new (size, std::align_val_t{sg::alignment_bytes});
+      return std::memset(block, 0, size);
+    };
+    made.release = [](sg::detail::ParameterMemory const&, void* block) noexcept {
+      ::operator delete (block, std::align_val_t{sg::alignment_bytes});
+    };
+    made.upload = made.download =
+        made.copy = [](sg::detail::ParameterMemory const&, void* to, void const* from,
+                       std::size_t size) { std::memcpy(to, from, size); };
+    made.sum_squares = [](sg::detail::ParameterMemory const&, sg::ElementType type,
+                          void const* gradient, std::size_t size, double*) {
+      std::size_t const taken = size * sg::element_bytes(type);
+      current()->taken.emplace_back(gradient, current()->holder);
+      current()->bytes[current()->holder] += taken;
+      current()->largest = std::max(current()->largest, taken);
+    };
+    return made;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("engine/ReplicaSums: holders of a stage share the squares of its gradients", "[engine]") {
+  for (int const holders : {2, 3}) {
+    sg::Options options;
+    options.replicas = {holders};
+    options.clip_norm = 1;
+    sg::List<sg::detail::Layer> weighted;
+    sg::detail::append_layers(
+        weighted, std::vector<Weighted>{Weighted(100), Weighted(40), Weighted(300), Weighted(7)});
+    sg::detail::Machine machine(std::move(weighted), {}, options, 0, Squares::memory());
+    machine.set_grouping(sg::detail::grouping_of(collective::Grouped<grouping::Single>{}));
+    sg::LayOutOptions laying;
+    laying.replicas = &machine.options().replicas;
+    laying.groups = machine.groups();
+    auto const program = sg::lay_out(sg::schedule::GPipe{}.table({1, 2, 1}), laying);
+    machine.load(program);
+    Squares squares;
+    Squares::current() = &squares;
+    sg::Instruction finish;
+    finish.op = sg::Op::finish;
+    for (; squares.holder < static_cast<std::size_t>(holders); ++squares.holder)
+      machine.execute_end(machine.ranks()[squares.holder], finish);
+    CAPTURE(holders);
+    REQUIRE(squares.taken.size() == machine.parameter_count());
+    std::set<void const*> once;
+    for (auto const& [gradient, holder] : squares.taken) once.insert(gradient);
+    CHECK(once.size() == squares.taken.size());
+    std::size_t total = 0;
+    for (auto const& [holder, bytes] : squares.bytes) total += bytes;
+    for (auto const& [holder, bytes] : squares.bytes)
+      CHECK(bytes <= total / static_cast<std::size_t>(holders) + squares.largest);
+    CHECK(squares.bytes.size() == static_cast<std::size_t>(holders));
+  }
+}
+
+#if defined(__GLIBC__) && !defined(TEST_SANITIZED)
+namespace {
+
+/// Groups every layer with the one above it or not, otherwise in each decision.
+struct Fickle {
+  using policy_tag = sg::GroupingTag;
+  static inline unsigned decisions = 0;
+  [[nodiscard]] std::vector<collective::LayerGroup> groups(collective::Backward const& backward,
+                                                           collective::CostLine cost) const {
+    auto const each = grouping::Layerwise{}.groups(backward, cost);
+    ++decisions;
+    std::vector<collective::LayerGroup> merged;
+    for (std::size_t g = 0; g < each.size(); ++g)
+      if (!merged.empty() && (decisions >> (g % 8)) % 2 == 1)
+        merged.back().lowest = each[g].lowest;
+      else
+        merged.push_back(each[g]);
+    return merged;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("engine/ReplicaSums: programs of groupings that were given up do not gather",
+          "[engine]") {
+  sg::Options options;
+  options.replicas = {2};
+  auto train =
+      grouped(collective::Grouped<Fickle>{.measured_steps = 1, .renew_every = 1},
+              sg::sim::VirtualClock{.sum = {100, 0.001}}, {}, made(sg::schedule::GPipe{}), options);
+  auto const data = row_model::batch(0, 2, 4, false);
+  auto const other = row_model::batch(1, 3, 4, false);
+  auto early = train.step(other);  // of a grouping that is given up before it runs
+  std::set<std::string> seen;
+  auto const decide = [&](int times) {
+    for (int s = 0; s < 4 * times; ++s) {
+      sg::run(train.step(data));
+      std::string name;
+      for (auto const& group : train.program(2).groups) name += std::to_string(group.lowest) + " ";
+      seen.insert(name);
+    }
+  };
+  decide(8);
+  auto const held = mallinfo2().uordblks;
+  std::size_t const few = seen.size();
+  decide(40);
+  CHECK(seen.size() > few + 10);
+  CHECK(mallinfo2().uordblks < held + 20000);
+  sg::run(std::move(early));
+  CHECK(train.steps() == 4 * 48 + 1);
+}
+#endif
+
 namespace {
 
 /// Throws, or cancels, in one backward.
@@ -313,7 +515,7 @@ TEST_CASE("engine/ReplicaSums: trouble between the sums of a stage leaves parame
           CAPTURE(layer, replica, cancel);
           auto train = make();
           auto const before = bits(train);
-          std::stop_source stop;
+          stagger::stop_source stop;
           hook = [&](sg::Context& context) {
             std::size_t const first = data.inputs[2].extent(0) * static_cast<std::size_t>(replica);
             if (context.layer() != layer || context.microbatch() != 2 ||

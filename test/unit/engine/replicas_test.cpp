@@ -5,7 +5,6 @@
 
 #include <functional>
 #include <stdexcept>
-#include <stop_token>
 #include <string>
 
 #include <stagger/schedule/chimera.hpp>
@@ -221,6 +220,56 @@ struct Trap {
 }  // namespace
 
 TEST_CASE(
+    "engine/Replicas: values of which replicas have different multiples of the rows are refused",
+    "[engine]") {
+  struct Stretch {
+    using Input = Matrix;
+    using Output = Matrix;
+    void forward(sg::Context& context, Matrix const& x, Matrix& y, sg::NothingSaved&) {
+      y.resize({x.extent(0) * (context.first_row() == 0 ? 1 : 2), width});
+      y.fill(1);
+    }
+    void backward_input(sg::Context&, Matrix const& x, Matrix const&, Matrix& dx,
+                        sg::NothingSaved&) {
+      dx.resize_like(x);
+      dx.fill(0);
+    }
+  };
+  sg::Options options;
+  options.replicas = {1, 2, 1};
+  auto train = sg::Pipeline{Embedding{}, Stretch{}, Dense{}}.with(
+      sg::host::Threads{1}, made(sg::schedule::OneFOneB{}), Loss{}, optimizer(), options);
+  auto const before = bits(train);
+  auto const data = row_model::batch(0, 2, 4, false);
+  try {
+    sg::run(train.step(data));
+    FAIL("one replica has twice the rows of the other");
+  } catch (sg::Error const& error) {
+    CHECK(error.code() == sg::Errc::mismatch);
+    CHECK_THAT(error.what(), Catch::Contains("a value of 8 rows belongs to 2 rows"));
+  }
+  CHECK(bits(train) == before);
+}
+
+TEST_CASE("engine/Replicas: replicas exchange rows with those whose rows they have, and no others",
+          "[engine]") {
+  // By hand: of 2 and 4 even shares, each half is two quarters; of 2 and 3, the middle third is in
+  // both halves; alike, each has one partner and nothing is cut.
+  auto const cuts = [](int before, int after) {
+    sg::Options options;
+    options.replicas = {before, after};
+    auto train = row_model::pipeline(sg::host::Threads{1}, even_cuts(2),
+                                     made(sg::schedule::GPipe{}), options);
+    return train.program(2).cuts.size();
+  };
+  CHECK(cuts(2, 4) == 4);
+  CHECK(cuts(4, 2) == 4);
+  CHECK(cuts(2, 3) == 4);
+  CHECK(cuts(3, 3) == 0);
+  CHECK(cuts(1, 4) == 4);
+}
+
+TEST_CASE(
     "engine/Replicas: after an exception or a cancellation the next step is as if there had "
     "been none",
     "[engine]") {
@@ -240,7 +289,7 @@ TEST_CASE(
         for (bool const cancel : {false, true}) {
           auto train = make();
           auto const before = bits(train);
-          std::stop_source stop;
+          stagger::stop_source stop;
           hook = [&](sg::Context& context, bool back) {
             if (back != backward || context.microbatch() != m ||
                 (context.first_row() > 0) != (row > 0))

@@ -244,6 +244,33 @@ TEST_CASE("engine/Task: coroutines that it starts take turns on its thread", "[e
   CHECK(bits(b) == course[5]);
 }
 
+TEST_CASE("engine/Task: steps of coroutines that it started are taken although it has ended",
+          "[engine]") {
+  auto const course = undisturbed(microbatches, 3);
+  auto a = threaded(1);
+  auto b = threaded(2);
+  int ended = 0;
+  auto const train_on = [&](Threaded& train) -> Loose {
+    for (int s = 0; s < 3; ++s) {
+      auto const data = batch(microbatches, s);
+      co_await train.step(data);
+    }
+    ++ended;
+  };
+  auto const starts = [&]() -> sg::Task<int> {
+    train_on(a);
+    train_on(b);
+    co_return 7;
+  };
+  CHECK(sg::run(starts()) == 7);
+  CHECK(ended == 2);
+  CHECK(bits(a) == course[3]);
+  CHECK(bits(b) == course[3]);
+  auto const data = batch(microbatches, 3);
+  sg::run(a.step(data));  // not busy
+  CHECK(a.steps() == 4);
+}
+
 TEST_CASE("engine/Task: may be resumed by another thread and go on there", "[engine]") {
   auto const course = undisturbed(microbatches, 2);
   auto train = threaded(2);
@@ -367,7 +394,7 @@ TEST_CASE("engine/Step: under the virtual clock an awaited step is done at once"
 TEST_CASE("engine/Step: its stop token can be put in its place before it begins", "[engine]") {
   auto train = threaded(2);
   auto const data = batch(microbatches);
-  std::stop_source stop;
+  stagger::stop_source stop;
   auto step = train.step(data);
   CHECK_FALSE(step.stop_token().stop_possible());
   step.stop_token(stop.get_token());

@@ -5,6 +5,8 @@
 
 #include <concepts>
 #include <cstddef>
+#include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -38,7 +40,56 @@ static_assert(std::same_as<With<>, Trainer>);
 static_assert(std::same_as<With<sg::schedule::PipeDream, sg::staleness::WeightStashing>,
                            sg::Trainer<Tokens, Matrix, sg::optimizer::AdamW, Loss, false>>);
 
+// A program that copies one is told so (test/compile_fail/trainer_copied.cpp); a trait is not misled.
+static_assert(!std::is_copy_constructible_v<Trainer> && !std::is_copy_assignable_v<Trainer> &&
+              std::is_nothrow_move_constructible_v<Trainer>);
+
+/// y = a x, written in unusual ways that are right.
+class Unusual {
+ public:
+  using Input = float;
+  using Output = float;
+  explicit Unusual(double initial) : a_{"a", {initial}} {}  // no other constructor
+  auto parameters() { return std::tie(a_); }                // double among floats
+  void forward(sg::Context& context, float const& x, float& y, auto&&) const {
+    y = static_cast<float>(context[a_][0]) * x;
+  }
+  void backward(sg::Context& context, float x, float dy, float& dx, sg::NothingSaved) const {
+    dx = static_cast<float>(context[a_][0]) * dy;
+    context.gradient(a_)[0] += static_cast<double>(x) * static_cast<double>(dy);
+  }
+
+ private:
+  sg::Parameter<double> a_;
+};
+
+struct Square {
+  using policy_tag = sg::LossTag;
+  using Target = float;
+  double terms(float) const { return 1; }
+  double value(sg::Context&, float y, float target) const { return (y - target) * (y - target); }
+  double value_and_gradient(sg::Context& context, float y, float target, double scale,
+                            float& dy) const {
+    dy = static_cast<float>(2 * scale) * (y - target);
+    return value(context, y, target);
+  }
+};
+
 }  // namespace
+
+TEST_CASE("engine/Trainer: const functions, doubles among floats and layers without a default are trained",
+          "[engine]") {
+  sg::Pipeline const model{Unusual{2}, Unusual{3}};
+  auto one = model.on_one_device(Square{}, sg::optimizer::Sgd{});
+  auto train = model.with(Square{}, sg::schedule::GPipe{}, sg::host::Threads{2});
+  sg::Batch<float, float> const data{{1, 2}, {5, 10}};
+  for (int step = 0; step < 2; ++step)
+    CHECK(sg::run(train.step(data)).loss == one.step(data).loss);
+  CHECK(one.evaluate(data).loss < 2);  // (6 - 5)^2 and (12 - 10)^2 at first, 2.5 on the average
+  REQUIRE(train.parameters().size() == 2);
+  for (std::size_t i = 0; i < 2; ++i)
+    CHECK(train.parameters()[i].values<double>()[0] == one.parameters()[i].values<double>()[0]);
+}
 
 TEST_CASE("engine/Trainer: schedule, cuts, placement, grouping and device are chosen at run time",
           "[engine]") {

@@ -92,7 +92,8 @@ template <class Optimizer, class... L> class Oracle {
   template <std::size_t I, class T> void adopt(sg::Parameter<T>& declared) {
     OracleParameter<T> p;
     p.decays = declared.decays();
-    p.value = declared.adopt(static_cast<std::uint32_t>(parameters_[I].size()));
+    p.value =
+        declared.adopt(static_cast<std::uint32_t>(parameters_[I].size()), static_cast<int>(I));
     p.gradient.resize(p.value.size());
     if (Optimizer::states > 0) p.first.resize(p.value.size());
     if (Optimizer::states > 1) p.second.resize(p.value.size());

@@ -12,6 +12,7 @@
 #include <stagger/schedule/zero_bubble_h1.hpp>
 #include <stagger/stagger.hpp>
 
+#include "cuda/scratch.hpp"
 #include "cuda_stand_in/stand_in.hpp"
 
 namespace sg = stagger;
@@ -142,6 +143,21 @@ TEST_CASE("gpt/cuda: layers of the GPU have the losses and gradients of the host
 TEST_CASE("gpt/cuda: halves with masters in single precision stay near the host's", "[gpt]") {
   si::Session const session;
   compare<__nv_bfloat16>(2, false, 1.5e-2);
+}
+
+TEST_CASE("gpt/cuda: a stream's scratch memory is of its GPU, also where its handle was another's",
+          "[gpt]") {
+  si::Session const session;
+  char place = 0;
+  auto* const handle = reinterpret_cast<cudaStream_t>(&place);
+  double const* all[2] = {};
+  for (int device = 0; device < 2; ++device) {
+    REQUIRE(cudaSetDevice(device) == cudaSuccess);
+    all[device] = gpt::gpu::partial_sums(handle);
+    CHECK(si::device_of(all[device]) == device);
+  }
+  REQUIRE(cudaSetDevice(0) == cudaSuccess);
+  CHECK(gpt::gpu::partial_sums(handle) == all[0]);
 }
 
 TEST_CASE("gpt/cuda: any cut, recorded or not, has the same bits", "[gpt]") {

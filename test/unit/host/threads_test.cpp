@@ -10,7 +10,9 @@
 #include <set>
 #include <thread>
 
+#include <stagger/engine/replicas.hpp>
 #include <stagger/placement/explicit_map.hpp>
+#include <stagger/schedule/chimera.hpp>
 #include <stagger/schedule/gpipe.hpp>
 
 #include "engine/random_table.hpp"
@@ -33,6 +35,38 @@ std::vector<std::set<std::thread::id>> runners(auto& train, Hook const& hook) {
   *hook = [](Call const&) {};
   return seen;
 }
+
+/// y = w x for each number of a microbatch's rows.
+struct Rows {
+  using Input = std::vector<float>;
+  using Output = std::vector<float>;
+  sg::Parameter<> weight{"weight", {0.5F}};
+  auto parameters() { return std::tie(weight); }
+  void forward(sg::Context& context, Input const& x, Output& y, sg::NothingSaved&) {
+    y = x;
+    for (float& each : y) each *= context[weight][0];
+  }
+  void backward(sg::Context& context, Input const& x, Output const& dy, Input& dx,
+                sg::NothingSaved&) {
+    dx = dy;
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      context.gradient(weight)[0] += x[i] * dy[i];
+      dx[i] *= context[weight][0];
+    }
+  }
+};
+
+struct RowSum {
+  using policy_tag = sg::LossTag;
+  using Target = float;
+  double terms(float const&) const { return 1; }
+  double value(sg::Context&, std::vector<float> const& y, float const& t) const { return y[0] - t; }
+  double value_and_gradient(sg::Context& context, std::vector<float> const& y, float const& t,
+                            double scale, std::vector<float>& dy) const {
+    dy.assign(y.size(), static_cast<float>(scale));
+    return value(context, y, t);
+  }
+};
 
 /// Keeps a core busy without reading a clock.
 void spin(int turns) {
@@ -132,6 +166,57 @@ TEST_CASE("host/Threads: steps of one pipeline may be run from one thread after 
     }).join();
   }
   CHECK(bits(train) == course.back());
+}
+
+TEST_CASE("host/Threads: the watcher looks at no rank that another program has taken away",
+          "[host]") {
+  // With an even number of microbatches each stage has two owners, and adders beside them. The
+  // watcher looks some ten thousand times a second; the sanitizers are the judges.
+  auto const hook = make_hook();
+  Made const mixed{[](sg::Shape shape) {
+    return shape.microbatches % 2 == 0 ? sg::schedule::Chimera{}.table(shape)
+                                       : sg::schedule::GPipe{}.table(shape);
+  }};
+  sg::Options options;
+  options.deadline_s = 1e-3;
+  options.replicas = {1, 1};
+  auto train = sg::Pipeline{Rows{}, Rows{}}.with(RowSum{}, mixed, sg::host::Threads{2}, options);
+  REQUIRE(train.program(4).ranks.size() != train.program(3).ranks.size());
+  auto const minibatch = [](std::size_t microbatches) {
+    sg::Batch<std::vector<float>, float> made;
+    made.inputs.assign(microbatches, {1, 2});
+    made.targets.assign(microbatches, 1);
+    return made;
+  };
+  auto const four = minibatch(4);
+  auto const three = minibatch(3);
+  int const rounds = sanitized ? 300 : 3000;
+  for (int i = 0; i < rounds; ++i) {
+    try {
+      sg::run(train.step(i % 2 == 0 ? four : three));
+    } catch (sg::Error const& error) {  // this machine had no core for a rank for a millisecond
+      REQUIRE(error.code() == sg::Errc::deadline);
+    }
+  }
+  CHECK(train.steps() > 0);
+}
+
+TEST_CASE("host/Threads: a step that clips reports the norm that one device reports", "[host]") {
+  // All ranks know the norm, one of them reports it: the thread sanitizer is the judge of that.
+  auto const hook = make_hook();
+  sg::Options options;
+  options.clip_norm = 1e-3;
+  auto train =
+      pipeline(sg::host::Threads{4}, hook, small_model::made(sg::schedule::OneFOneB{}), options);
+  auto one = sg::Pipeline{Layer{hook}, Layer{hook, 0.8F}, Layer{hook, 0.7F}, Layer{hook, 0.6F}}
+                 .on_one_device(Loss{hook}, optimizer(), options);
+  for (int s = 0; s < 20; ++s) {
+    auto const data = batch(3, s);
+    double const norm = one.step(data).gradient_norm;
+    CHECK(norm > *options.clip_norm);
+    CHECK(sg::run(train.step(data)).gradient_norm == norm);
+  }
+  CHECK(bits(train) == bits(one));
 }
 
 TEST_CASE("host/Threads: a recorded step has every action once, in order, within its time",

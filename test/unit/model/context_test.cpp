@@ -91,3 +91,27 @@ TEST_CASE("model/Context: scratch is taken back at each action and settles", "[m
   for (int i = 0; i < 10; ++i) CHECK(action() == first);
   CHECK(context.scratch_bytes() == bytes);
 }
+
+TEST_CASE("model/Context: a parameter of no layer, or of another one, is refused by name",
+          "[model]") {
+  Parameter<float> listed("w", {1});
+  Parameter<double> forgotten("b", {2});
+  std::vector<float> value = listed.adopt(0, 3);
+  std::vector<float> gradient(1);
+  ParameterView const view{value.data(), gradient.data(), 1};
+  Context context;
+  context.begin_action(&view, 3, 0);
+  CHECK(context[listed][0] == 1);
+  Parameter<float> const copy = listed;  // as a replica of the layer has it
+  CHECK(context.gradient(copy).data() == gradient.data());
+  char const* const forgot =
+      "layer 3 uses the parameter 'b', which its parameters() does not list; return it there, with "
+      "std::tie";
+  CHECK_THROWS_WITH(context[forgotten], forgot);
+  CHECK_THROWS_WITH(context.gradient(forgotten), forgot);
+  context.begin_action(&view, 4, 0);
+  char const* const foreign =
+      "layer 4 uses the parameter 'w' of layer 3; give each layer a Parameter of its own";
+  CHECK_THROWS_WITH(context[listed], foreign);
+  CHECK_THROWS_WITH(context.gradient(listed), foreign);
+}

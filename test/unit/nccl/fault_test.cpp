@@ -4,8 +4,13 @@
 #include "catch.hpp"
 
 #include <array>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <string>
+
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "nccl/ranks.hpp"
 
@@ -96,7 +101,6 @@ TEST_CASE("nccl/fault: what NCCL refuses comes with NCCL's words", "[nccl]") {
     Ranks ranks(2, true);
     auto const error = caught([&] { ranks.join(); });
     CHECK(error == sg::Errc::device);
-    CHECK(has(error, "Duplicate GPU detected"));
     CHECK(has(error, "give each rank a GPU of its own"));
   }
   SECTION("a send to oneself that nothing receives") {
@@ -138,14 +142,16 @@ TEST_CASE("nccl/fault: what NCCL refuses comes with NCCL's words", "[nccl]") {
   }
 }
 
-TEST_CASE("nccl/fault: an argument that NCCL refuses fails its group alone", "[nccl]") {
+TEST_CASE("nccl/fault: a call that cannot be right is refused before NCCL sees it, with its group",
+          "[nccl]") {
   si::Session const session;
   si::in_progress_polls(GENERATE(0, 2));
   {
     Ranks ranks(2);
     ranks.join();
     std::array<float, 2> x{1, 2};
-    auto const error = caught([&] {
+    auto const calls = si::calls(si::Call::group_end);
+    auto error = caught([&] {
       auto group = ranks[0].group();
       ranks[0].send(group, std::span<float>(x), 1);
       auto operation = ranks[0].receive(group, std::span<float>(x), 7);
@@ -153,13 +159,80 @@ TEST_CASE("nccl/fault: an argument that NCCL refuses fails its group alone", "[n
       operation.wait(patience_s);
     });
     CHECK(error == sg::Errc::bad_configuration);
-    CHECK(has(error, "rank 0: NCCL could not begin a call: invalid argument"));
+    CHECK(has(error, "rank 0 of 2: there is no rank 7 to exchange anything with; name one from 0"));
+    error = caught([&] { ranks[1].broadcast(std::span<float>(x), -1).wait(patience_s); });
+    CHECK(has(error, "rank 1 of 2: there is no rank -1"));
+    error = caught([&] {
+      ranks[0]
+          .all_reduce(std::span<float>(static_cast<float*>(nullptr), 3), Reduction::sum)
+          .wait(patience_s);
+    });
+    CHECK(has(error, "a call for 3 elements has no memory"));
+    CHECK(si::calls(si::Call::group_end) == calls);
     ranks.each([&](std::size_t r, auto& c) {
       return c.all_reduce(std::span<float>(&x[r], 1), Reduction::sum);
     });
     CHECK(x == std::array<float, 2>{3, 3});
     ranks.finalize();
   }
+  CHECK(session.left() == si::Live{});
+}
+
+TEST_CASE("nccl/fault: an argument that NCCL itself refuses ends the communicator", "[nccl]") {
+  si::Session const session;
+  Ranks ranks(2);
+  ranks.join();
+  float x = 1;
+  si::fail(si::Call::group_end, 1, ncclInvalidArgument);
+  auto const error = caught(
+      [&] { ranks[0].all_reduce(std::span<float>(&x, 1), Reduction::sum).wait(patience_s); });
+  CHECK(error == sg::Errc::device);
+  CHECK(has(error, "make the communicator anew"));
+  auto const calls = si::calls(si::Call::group_end);
+  auto const next = caught(
+      [&] { ranks[0].all_reduce(std::span<float>(&x, 1), Reduction::sum).wait(patience_s); });
+  CHECK(next.words == error.words);
+  CHECK(si::calls(si::Call::group_end) == calls);
+}
+
+TEST_CASE("nccl/Joint: groups of several communicators begin as one, or none of them", "[nccl]") {
+  si::Session const session;
+  si::in_progress_polls(GENERATE(0, 3));
+  {
+    Ranks ranks(3);
+    ranks.join();
+    std::array<float, 3> from{1, 2, 3};
+    std::array<float, 3> to{};
+    sg::nccl::Joint joint;
+    std::vector<sg::nccl::Operation> operations;
+    auto const shift = [&](int by) {  // everybody to the next but `by`
+      joint.begin();
+      operations.clear();
+      for (std::size_t r = 0; r < 3; ++r) {
+        auto group = ranks[r].group(joint);
+        ranks[r].send(group, std::span<float>(&from[r], 1), (static_cast<int>(r) + by) % 3);
+        operations.push_back(ranks[r].receive(group, std::span<float>(&to[r], 1),
+                                              (static_cast<int>(r) + 3 - by) % 3));
+      }
+      joint.submit();
+      Ranks::wait(operations);
+    };
+    auto const calls = si::calls(si::Call::group_end);
+    shift(1);
+    CHECK(to == std::array<float, 3>{3, 1, 2});
+    CHECK(si::calls(si::Call::group_end) == calls + 1);
+    CHECK(has(caught([&] { shift(9); }), "there is no rank -"));
+    CHECK(si::calls(si::Call::group_end) == calls + 1);
+    for (auto& operation : operations)
+      CHECK(caught([&] { operation.wait(patience_s); }) == sg::Errc::bad_configuration);
+    shift(2);
+    CHECK(to == std::array<float, 3>{2, 3, 1});
+    si::fail(si::Call::group_end, 1, ncclSystemError);
+    CHECK(caught([&] { shift(1); }) == sg::Errc::device);
+    for (auto& operation : operations)
+      CHECK(caught([&] { operation.wait(patience_s); }) == sg::Errc::device);
+  }
+  si::reset();
   CHECK(session.left() == si::Live{});
 }
 
@@ -193,6 +266,29 @@ TEST_CASE("nccl/fault: an abort that hangs blocks neither the call nor the destr
   }
   si::abort_hangs(false);
   while (session.left().communicators != 0) std::this_thread::yield();
+}
+
+TEST_CASE("nccl/fault: a process ends behind the aborts that are under way", "[nccl]") {
+  si::Session const session;
+  std::fflush(nullptr);
+  pid_t const child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    {
+      sg::nccl::Device device(0);
+      sg::cuda::Stream const stream;
+      sg::nccl::Communicator one(device, sg::nccl::invite(0, [](std::span<std::byte>) {}), 1, 0,
+                                 stream);
+      one.joined().wait(patience_s);
+      si::abort_takes(300);
+    }
+    while (si::aborts() == 0) std::this_thread::yield();  // the abort has begun
+    std::exit(0);
+  }
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  REQUIRE(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) != si::exit_code_of_misuse);
 }
 
 TEST_CASE("nccl/fault: a call that fails at once leaves an error, not a hang", "[nccl]") {

@@ -79,21 +79,49 @@ TEST_CASE("nccl/Gpus: a process that never comes is an error in time", "[nccl]")
 
 TEST_CASE("nccl/Gpus: processes with another pipeline are refused by what differs", "[nccl]") {
   si::Session const session;
-  auto const invited = invitation();
-  std::string words[2];
-  std::vector<std::thread> processes;
-  for (int p = 0; p < 2; ++p)
-    processes.emplace_back([&, p] {
-      words[p] = words_of([&] {
-        auto options = options_with(plenty_s);
-        options.recompute = p == 1;
-        static_cast<void>(over(process(on_gpus({}), p, 2, invited), optimizer(), even_cuts(2),
-                               made(sg::schedule::GPipe{}), options));
+  struct Way {
+    char const* words;  // of process 1, which alone does otherwise
+    void (*change)(sg::nccl::Gpus&, sg::Options&, std::vector<int>&);
+  };
+  Way const ways[] = {
+      {"Options::recompute: here (process 1) it is true",
+       [](auto&, auto& options, auto&) { options.recompute = true; }},
+      {"Options::spare_slots: here (process 1) it is 3",
+       [](auto&, auto& options, auto&) { options.spare_slots = 3; }},
+      {"Gpus::capture: here (process 1) it is true",
+       [](auto& gpus, auto&, auto&) { gpus.capture = true; }},
+      {"Gpus::shapes_change: here (process 1) it is true",
+       [](auto& gpus, auto&, auto&) { gpus.shapes_change = true; }},
+      {"Gpus::ahead: here (process 1) it is 5", [](auto& gpus, auto&, auto&) { gpus.ahead = 5; }},
+      {"the first layers of the stages: here (process 1) it is 0 1 7",
+       [](auto&, auto&, auto& cuts) { cuts = {1}; }}};
+  for (Way const& way : ways) {
+    CAPTURE(way.words);
+    auto const told = in_processes(2, on_gpus({}), [&](sg::nccl::Gpus gpus, int p) {
+      auto options = options_with(plenty_s);
+      auto cuts = even_cuts(2);
+      if (p == 1) way.change(gpus, options, cuts);
+      return words_of([&] {
+        static_cast<void>(over(gpus, optimizer(), cuts, made(sg::schedule::GPipe{}), options));
       });
     });
-  for (auto& thread : processes) thread.join();
-  CHECK(has(words[0], "processes disagree on Options::recompute: here (process 0) it is false"));
-  CHECK(has(words[1], "processes disagree on Options::recompute: here (process 1) it is true"));
+    CHECK(has(told[0], "processes disagree on "));
+    CHECK(has(told[1], way.words));
+  }
+}
+
+TEST_CASE("nccl/Gpus: processes whose optimizers have other numbers take no step", "[nccl]") {
+  si::Session const session;
+  auto const told = in_processes(2, on_gpus({}), [&](sg::nccl::Gpus gpus, int p) {
+    auto rule = optimizer();
+    if (p == 1) rule.rate *= 2;
+    auto train =
+        over(gpus, rule, even_cuts(2), made(sg::schedule::GPipe{}), options_with(plenty_s));
+    auto const data = batch(0, 3, false);
+    return words_of([&] { sg::run(train.step(data)); });
+  });
+  for (auto const& words : told)
+    CHECK(has(words, "processes disagree on the optimizer's numbers, such as its learning rate"));
 }
 
 TEST_CASE("nccl/Gpus: a process that stops taking steps is an error in time, and abort may hang",

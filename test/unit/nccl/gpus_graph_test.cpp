@@ -69,6 +69,7 @@ TEST_CASE("nccl/Gpus: a graph over all GPUs has the host's bits, however far ahe
       CHECK(counts.replays == 7);  // the first step is enqueued
       CHECK(counts.captures == 7);
     }
+    CHECK(si::aborts() == 0);
     si::reset();
     REQUIRE(session.left() == si::Live{});
   }
@@ -188,6 +189,7 @@ TEST_CASE("nccl/Gpus: processes record and replay together, whoever's batch has 
           return words;
         });
     for (auto const& words : wrong) CHECK(words == "");
+    CHECK(si::aborts() == 0);
     std::vector<std::uint64_t> captures(static_cast<std::size_t>(c.gpus));
     auto const failed =
         in_processes(c.gpus, on_gpus({}), [&](sg::nccl::Gpus gpus, int process) -> std::string {

@@ -64,5 +64,18 @@ TEST_CASE("nccl/Gpus: a rank in every process has the host's bits", "[nccl]") {
     });
     for (auto const& words : wrong) CHECK(words == "");
     CHECK(astray == 0);
+    CHECK(si::aborts() == 0);
   }
+}
+
+TEST_CASE("nccl/Gpus: a launcher may show each process a GPU of its own, as number 0", "[nccl]") {
+  si::Session const session;
+  si::Machine machine;
+  machine.devices = 1;
+  si::set_machine(machine);
+  sg::nccl::Gpus gpus;
+  gpus.launch.emplace();
+  gpus.launch->launcher = "Slurm";
+  gpus.launch->local_rank = 3;
+  CHECK(words_of([&] { static_cast<void>(gpus.meet_others(1)); }) == "");
 }

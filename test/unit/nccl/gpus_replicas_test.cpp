@@ -430,3 +430,32 @@ TEST_CASE("nccl/GroupSums: every replica goes on from what the host writes betwe
   for (std::size_t s = 2; s < 4; ++s) sg::run(second.step(data[s]));
   CHECK((bits(second) == bits(host)));
 }
+
+TEST_CASE("nccl/Gpus: processes that group gradients otherwise are refused before they add any up",
+          "[nccl]") {
+  enum class Differs {
+    groups,
+    measured_steps,
+    renew_every
+  } const what = GENERATE(Differs::groups, Differs::measured_steps, Differs::renew_every);
+  si::Session const session;
+  si::set_machine({.devices = 2});
+  auto const told = in_processes(2, on(0), [&](sg::nccl::Gpus gpus, int process) -> std::string {
+    // As many groups, with other borders.
+    Grouping policy = by(what == Differs::groups && process == 1 ? "bucket:250" : "bucket:120", 0);
+    if (what == Differs::measured_steps) policy.measured_steps = process;
+    if (what == Differs::renew_every) policy.renew_every = process;
+    Case const c{"gpipe", made(sg::schedule::GPipe{}), 1, {2}, {0, 1}};
+    return words_of([&] {
+      auto train = placed(gpus, policy, c, options_with(false, false, 2));
+      sg::run(train.step(upload(row_model::batch(0, 4, 4, true))));
+    });
+  });
+  for (auto const& words : told) {
+    CAPTURE(words);
+    CHECK(has(words, what == Differs::groups ? "processes disagree on the groups of gradients"
+                     : what == Differs::measured_steps
+                         ? "processes disagree on Grouped::measured_steps"
+                         : "processes disagree on Grouped::renew_every"));
+  }
+}

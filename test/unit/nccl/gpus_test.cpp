@@ -57,6 +57,7 @@ void same_as_on_the_host(Case const& c, Rule rule, bool clips, bool recompute) {
     REQUIRE(sg::run(train.evaluate(data)).loss == sg::run(host.evaluate(data)).loss);
   }
   CHECK(astray == 0);
+  CHECK(si::aborts() == 0);
   si::reset();
   REQUIRE(session.left() == si::Live{});
 }

@@ -104,6 +104,28 @@ TEST_CASE("partition/MinMax: with free order, the best of all orders, memory kep
   CHECK(impossible > 10);
 }
 
+TEST_CASE("partition/MinMax: the table of orders has one for the optimum, and none below it",
+          "[partition]") {
+  Random random(77);
+  int found = 0;
+  for (int i = 0; i < 1500; ++i) {
+    int const layers = pick(random, 2, 7), stages = pick(random, 2, std::min(layers, 4));
+    auto const p = model(random, layers, i % 2 == 0);
+    auto const c = devices(random, stages, 40, i % 3 == 0 ? 120 : 2000);
+    double const best = brute_force(p, c, {}, stages, 2, false);
+    if (best == none) continue;
+    auto const costs = partition::costs(p, c, numbered(c.size()));
+    partition::detail::Limits const limits{InFlight::safe, 2, 1};  // the table refers to it
+    partition::detail::AnyOrder table(costs, limits, 1U << 20);
+    REQUIRE(table.possible());
+    CAPTURE(i, layers, stages, best);
+    REQUIRE(table.order(stages, best * (1 + 1e-12)).size() == static_cast<std::size_t>(stages));
+    if (best > 0) REQUIRE(table.order(stages, best * (1 - 1e-9)).empty());
+    ++found;
+  }
+  CHECK(found > 1000);
+}
+
 TEST_CASE("partition/MinMax: devices may be left out where that is allowed", "[partition]") {
   Random random(3);
   int left_out = 0;

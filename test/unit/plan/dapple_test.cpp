@@ -307,6 +307,37 @@ TEST_CASE("plan/Dapple: little memory shortens the warm-up, and the plan says so
   CHECK(Auto{.budget = 50'000}.plan(w).simulated_s <= p.simulated_s);
 }
 
+TEST_CASE(
+    "plan/Dapple: the memory that a plan holds is enough to find it, also with few microbatches",
+    "[plan]") {
+  std::mt19937 random(81);
+  int few = 0;  // plans of fewer microbatches than stages
+  for (int i = 0; i < 200; ++i) {
+    Case c = random_case(random, 8, 6);
+    c.profile.batch = 1;
+    for (auto& l : c.profile.layers) {
+      l.stash_bytes = static_cast<std::uint64_t>(1 + random() % 3'000'000);
+      l.parameter_bytes /= 40;
+    }
+    c.cluster = cluster::dapple_b(2 + static_cast<int>(random() % 6));
+    c.request.batch = 1 + static_cast<int>(random() % 4);
+    Plan p;
+    try {
+      p = Dapple{}.plan(Workload(c.profile, c.cluster, c.request));
+    } catch (Infeasible const&) {
+      continue;  // fewer samples than it takes
+    }
+    double most = 0;
+    for (auto const& s : p.stages) most = std::max(most, s.memory_bytes);
+    for (auto& d : c.cluster.devices) d.memory_bytes = static_cast<std::uint64_t>(std::ceil(most));
+    Plan const again = Dapple{}.plan(Workload(c.profile, c.cluster, c.request));
+    CAPTURE(i, p.microbatches, p.stages.size(), most);
+    CHECK(again.latency_s <= p.latency_s * (1 + 1e-12));
+    few += p.microbatches < static_cast<int>(p.stages.size()) ? 1 : 0;
+  }
+  CHECK(few > 10);
+}
+
 TEST_CASE("plan/Replan: the loss of any of 16 devices is planned around", "[plan]") {
   for (auto const& cluster : {cluster::dapple_a(2, 8), cluster::dapple_c(16)}) {
     auto const model = dapple_models::bert();

@@ -52,6 +52,10 @@ TEST_CASE("plan/latency: the estimate of DAPPLE's equations, by hand (A1)", "[pl
   auto const linked = latency(Stages{{2, 4, 3}, {1, 1}, {2, 4}, {1, 1}, {2, 4, 6}}, 8);
   CHECK(linked.seconds == 67);
   CHECK(linked.pivot == 4);
+  // Behind the pivot, the backwards of all stages between hide part of an all-reduce: 45 - 5 - 0.
+  auto const behind = latency(Stages{{10, 10}, no_transfer, {1, 5}, no_transfer, {1, 1, 45}}, 5);
+  CHECK(behind.pivot == 0);
+  CHECK(behind.seconds == 130);
 }
 
 TEST_CASE("plan/latency: the printed equations are too low, and stand under their own name",

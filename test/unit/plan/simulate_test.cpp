@@ -242,3 +242,10 @@ TEST_CASE("plan/warm_up: counts of the two policies, never more than there are m
   CHECK_THROWS_AS(fit_warm_up({2, 1}, std::vector<int>{1, 0}, [](auto const&) { return 0.0; }),
                   Error);
 }
+
+TEST_CASE("plan/simulate: gradients queue for a slow link as activations do", "[plan]") {
+  // Forwards arrive at 11, 21, 31; their gradients leave the last stage at 33, 34, 35 and arrive at
+  // 43, 53, 63.
+  Stages const v{{1, 1}, {10, 10}, {1, 1}};
+  CHECK(simulate(v, 3, std::vector<int>{3, 3}) == 64);
+}

@@ -59,6 +59,12 @@ TEST_CASE("report/plan: devices stand in their nodes, with their stage or a poin
   CHECK(boxes == 8);
 }
 
+TEST_CASE("report/plan: many devices of a node are ranges", "[report]") {
+  CHECK(report::picture(example(), cluster::dapple_a(2, 512)) ==
+        "node 0  V100  0-2: 0  3: 1  4: .  5: 0  6-511: .\n"
+        "node 1  V100  512-1023: .\n");
+}
+
 TEST_CASE("report/plan: devices of several kinds in one node stand apart", "[report]") {
   auto c = cluster::dapple_a(1, 6);
   c.devices[4].kind = c.devices[5].kind = "T4";

@@ -10,6 +10,7 @@
 
 #include <stagger/report/trace.hpp>
 #include <stagger/schedule/evaluate.hpp>
+#include <stagger/schedule/reductions.hpp>
 #include <stagger/schedule/table.hpp>
 
 #include "catch.hpp"
@@ -124,6 +125,24 @@ TEST_CASE("report/summarize: agrees with evaluate about tables of every kind", "
   }
 }
 
+TEST_CASE("report/summarize: reductions end the makespan, as in evaluate, and are no work",
+          "[report]") {
+  schedule::Costs costs = schedule::Costs::uniform(1.5, 1, 0.75, 0.25);
+  costs.each.reduce_s = 2;
+  for (auto const& rows :
+       {sample::gpipe(4, 6), sample::one_f_one_b(4, 6), sample::two_chunks(3, 6)}) {
+    schedule::Evaluation const e =
+        schedule::evaluate(schedule::add_reductions(table_of(rows, 6)), costs);
+    report::Summary const s = report::summarize(e.timeline);
+    CHECK(s.makespan_s == Approx(e.makespan_s));
+    CHECK(s.longest_span_s == Approx(e.longest_span_s));
+    CHECK(s.bubble_s == Approx(e.bubble_s));
+    CHECK(s.peak_in_flight == e.peak_in_flight);
+    for (std::size_t r = 0; r < s.work_s.size(); ++r) CHECK(s.work_s[r] == Approx(e.work_s[r]));
+    CHECK(report::measure_stages({&e.timeline, 1})[0].backward.count == 6);
+  }
+}
+
 TEST_CASE("report/summarize: nothing comes to nothing, and impossible times are refused",
           "[report]") {
   report::Summary const s = report::summarize(Timeline{});
@@ -189,8 +208,9 @@ TEST_CASE("report/measured_costs: costs of an undisturbed run predict that run",
   CHECK(report::measured_costs({}).stages.empty());
 }
 
-TEST_CASE("report/summarize: a repeated forward is work, a cost of its backward, and no second flight",
-          "[report]") {
+TEST_CASE(
+    "report/summarize: a repeated forward is work, a cost of its backward, and no second flight",
+    "[report]") {
   Timeline timeline;
   timeline.rows = {{{{Kind::forward, 0, 0}, 0, 2, false},
                     {{Kind::forward, 0, 1}, 2, 4, false},

@@ -25,6 +25,10 @@ struct Box {
   std::string kind;  ///< class, such as "f0"
   double left, right, middle;
 };
+struct Area {
+  std::string kind;
+  double left, right, top, bottom;
+};
 struct Label {
   std::string kind, text;
   double x, y;
@@ -34,6 +38,7 @@ struct Label {
 struct Picture {
   xml::Element root;
   std::vector<Box> boxes;
+  std::vector<Area> areas;
   std::vector<Label> labels;
   std::vector<std::array<double, 4>> rails;  // x, y, width, height
   std::string style, all_text;
@@ -63,13 +68,39 @@ struct Picture {
     double const x0 = std::strtod(move.c_str() + std::string("translate(").size(), &rest);
     double const y0 = std::strtod(rest, nullptr);
     for (xml::Element const& e : g.children) {
-      if (e.name == "path") strokes(e, x0, y0);
+      if (e.name == "path" && e.get("class").substr(0, 2) == "q ")
+        outlines(e, x0, y0);
+      else if (e.name == "path")
+        strokes(e, x0, y0);
       if (e.name == "text") {
         for (xml::Element const& span : e.children) {
           labels.push_back({e.get("class").substr(2), span.text, x0 + num(span.get("x")) / 10,
                             y0 + num(e.get("y")) / 10});
         }
       }
+    }
+  }
+
+  /// Path data of rectangles: M x y h width v height h -width z.
+  void outlines(xml::Element const& e, double x0, double y0) {
+    std::string const d = e.get("d");
+    for (char const* at = d.c_str(); *at != '\0';) {
+      double numbers[5] = {};
+      char const* const commands = "M hvh";
+      for (int i = 0; i < 5; ++i) {
+        REQUIRE(*at++ == commands[i]);
+        char* end = nullptr;
+        numbers[i] = std::strtod(at, &end);
+        REQUIRE(end != at);
+        at = end;
+      }
+      REQUIRE(*at++ == 'z');
+      REQUIRE(numbers[2] > 0);
+      REQUIRE(numbers[3] > 0);
+      REQUIRE(numbers[4] == -numbers[2]);
+      areas.push_back({e.get("class").substr(2), x0 + numbers[0] / 10,
+                       x0 + (numbers[0] + numbers[2]) / 10, y0 + numbers[1] / 10,
+                       y0 + (numbers[1] + numbers[3]) / 10});
     }
   }
 
@@ -204,6 +235,63 @@ TEST_CASE("report/svg: numbers name the microbatch, inside their block", "[repor
             .labels.empty());
 }
 
+TEST_CASE("report/svg: all blocks of a kind that have room for their numbers show them",
+          "[report]") {
+  for (int width = 240; width <= 1000; width += 9) {
+    Timeline const timeline = sample::play(sample::gpipe(2, 9), 1, 0.5, 0.6);
+    Picture const picture(report::svg(timeline, {.width = width}));
+    for (std::string const kind : {"f0", "b0"}) {
+      auto const boxes = picture.of(kind);
+      REQUIRE(boxes.size() == 18);
+      double least = 1e9;
+      for (Box const& box : boxes) least = std::min(least, box.right - box.left);
+      auto const shown = std::count_if(picture.labels.begin(), picture.labels.end(),
+                                       [&](Label const& l) { return l.kind == kind; });
+      CAPTURE(width, kind, least);
+      if (least > 0.6 * 7.1 + 1.5) CHECK(shown == 18);  // of one digit, at the smallest size
+      if (least < 0.6 * 6.9 + 1.5) CHECK(shown == 0);
+    }
+  }
+  Timeline uneven;  // thirty long blocks, and one that is too short for its number
+  uneven.rows.resize(1);
+  for (int m = 0; m <= 30; ++m) {
+    double const start = uneven.rows[0].empty() ? 0 : uneven.rows[0].back().end_s;
+    uneven.rows[0].push_back({.action = {.kind = Kind::forward, .microbatch = m},
+                              .start_s = start,
+                              .end_s = start + (m == 7 ? 0.05 : 1)});
+  }
+  Picture const picture(report::svg(uneven));
+  CHECK(picture.labels.size() == 30);
+  for (Label const& label : picture.labels) CHECK(label.text != "7");
+}
+
+TEST_CASE("report/svg: legend and figures stay inside a narrow picture", "[report]") {
+  Timeline timeline = sample::play(sample::one_f_one_b(2, 3, true), 1, 1, 1);
+  auto& row = timeline.rows[0];
+  for (Kind const kind : {Kind::backward, Kind::reduce_gradient, Kind::send_forward}) {
+    double const end = row.back().end_s;
+    row.push_back({.action = {.kind = kind}, .start_s = end, .end_s = end + 1});
+  }
+  for (int width = 200; width <= 1200; width += 50) {
+    std::size_t entries = 0, figures = 0;
+    xml::parse(report::svg(timeline, {.width = width})).each([&](xml::Element const& e) {
+      if (e.name == "text" && e.get("class") == "small") {  // a letter is 5.5 pixels wide at least
+        double const right = Picture::num(e.get("x")) + 5.5 * static_cast<double>(e.text.size());
+        CAPTURE(width, e.text);
+        CHECK(right <= width);
+        entries += e.text.empty() ? 0 : 1;
+        for (xml::Element const& span : e.children) {
+          CAPTURE(span.text);
+          CHECK(16 + 5.5 * static_cast<double>(span.text.size()) <= width);
+          figures = std::max(figures, span.text.size());
+        }
+      }
+    });
+    CHECK(entries == 6);
+    CHECK(figures > (width < 400 ? 8U : 40U));
+  }
+}
+
 TEST_CASE("report/svg: stages of one rank have shades of their own", "[report]") {
   Timeline const timeline = sample::play(sample::two_chunks(3, 5), 1, 1, 1);
   Picture const picture(report::svg(timeline));
@@ -238,6 +326,67 @@ TEST_CASE("report/svg: messages are thin lines below their lane, if they are wan
   Picture const without(report::svg(timeline, {.messages = false}));
   CHECK(without.of("m0").empty());
   CHECK(without.boxes.size() == 8);
+}
+
+TEST_CASE("report/svg: a reduction is a block of its own kind, inside the picture", "[report]") {
+  Timeline timeline = sample::play(sample::gpipe(2, 2), 1, 1, 1);  // 9 long
+  for (int r = 0; r < 2; ++r)
+    timeline.rows[static_cast<std::size_t>(r)].push_back(
+        {{Kind::reduce_gradient, r, 0}, 9.0 - 2 * r, 14.0 - 2 * r});
+  Picture const picture(report::svg(timeline, {.width = 1000}));
+  auto const blocks = picture.of("r0");
+  REQUIRE(blocks.size() == 2);
+  for (std::size_t r = 0; r < 2; ++r) {
+    CHECK(blocks[r].middle == Approx(picture.rails[r][1] + picture.rails[r][3] / 2));
+    CHECK(blocks[r].right <= picture.rails[r][0] + picture.rails[r][2] + 0.05);
+  }
+  CHECK(blocks[0].right > 978);
+  CHECK_THAT(picture.all_text, Catch::Contains("makespan 14.0 s"));
+  CHECK_THAT(picture.all_text, Catch::Contains("|R gradient reduction|"));
+  CHECK_THAT(picture.all_text, !Catch::Contains("message"));
+  for (Label const& label : picture.labels) CHECK(label.kind != "r0");
+}
+
+TEST_CASE("report/svg: where blocks are below a pixel, areas have their shares of the time",
+          "[report]") {
+  // 6 F of 1 in a row, then F 1 B 2 in turn, then B: thirds in between.
+  int const ranks = 7;
+  int const microbatches = 2000;
+  Timeline timeline = sample::play(sample::one_f_one_b(ranks, microbatches), 1, 1, 1);
+  std::string const text = report::svg(timeline, {.width = 1000, .title = "t"});
+  Picture const picture(text);
+  CHECK(picture.boxes.empty());
+  CHECK(picture.labels.empty());
+  CHECK_THAT(picture.all_text, Catch::Contains("blocks are narrower than a pixel"));
+  CHECK(text.size() < 10000);
+  double length = 0;
+  for (auto const& row : timeline.rows) length = std::max(length, row.back().end_s);
+  double const scale = picture.rails[0][2] / length;
+  for (std::size_t r = 0; r < ranks; ++r) {
+    auto const& rail = picture.rails[r];
+    double sum[2] = {};
+    for (Area const& area : picture.areas) {
+      if (area.top < rail[1] - 0.06 || area.bottom > rail[1] + rail[3] + 0.06) continue;
+      CHECK(area.left > rail[0] - 0.01);
+      CHECK(area.right < rail[0] + rail[2] + 0.11);
+      REQUIRE((area.kind == "f0" || area.kind == "b0"));
+      sum[area.kind == "b0" ? 1 : 0] += (area.right - area.left) * (area.bottom - area.top);
+      if (area.right - area.left > 500)
+        CHECK((area.bottom - area.top) / rail[3] ==
+              Approx(area.kind == "b0" ? 2.0 / 3 : 1.0 / 3).margin(0.01));
+    }
+    CHECK(sum[0] == Approx(microbatches * scale * rail[3]).epsilon(0.01));
+    CHECK(sum[1] == Approx(2 * microbatches * scale * rail[3]).epsilon(0.01));
+  }
+  // Fewer blocks are drawn one by one, however narrow, and so are as many that are wide enough.
+  CHECK(Picture(report::svg(sample::play(sample::one_f_one_b(4, 1000), 1, 1, 1))).boxes.size() ==
+        8000);
+  CHECK(Picture(report::svg(timeline, {.width = 9000})).boxes.size() == 28000);
+  // Messages share a line.
+  timeline.rows[0].push_back({{Kind::send_forward, 0, 0}, 1, 1.5});
+  timeline.rows[0].push_back({{Kind::send_forward, 0, 1}, 2, 2.5});
+  timeline.rows[0].push_back({{Kind::send_forward, 0, 1999}, 5000, 5000.5});
+  CHECK(Picture(report::svg(timeline)).of("m0").size() == 2);
 }
 
 TEST_CASE("report/svg: two timelines share one time scale", "[report]") {
@@ -357,7 +506,8 @@ TEST_CASE("report/svg: kinds differ for colour-blind readers and in grey, and nu
       {0.367322, 0.860646, -0.227968, 0.280085, 0.672501, 0.047413, -0.011820, 0.042940, 0.968881},
       {1.255528, -0.076749, -0.178779, -0.078411, 0.930809, 0.147602, 0.004733, 0.691367, 0.303900},
       {1, 0, 0, 0, 1, 0, 0, 0, 1}};
-  Kind const kinds[] = {Kind::forward, Kind::backward, Kind::backward_weight, Kind::backward_input};
+  Kind const kinds[] = {Kind::forward, Kind::backward, Kind::backward_weight, Kind::backward_input,
+                        Kind::reduce_gradient};
   for (double const* m : {vision[0], vision[1], vision[2], vision[3]}) {
     auto const seen = [&](Kind kind) {
       auto const c = report::detail::base_colour(kind);

@@ -65,6 +65,19 @@ TEST_CASE("report/text: with several stages on a rank a cell names its stage", "
         "rank 1 | .. F0 F1 F0 F1 B0 B1 B0 B1 .. |\n");
 }
 
+TEST_CASE("report/text: a reduction of gradients is an R", "[report]") {
+  Timeline timeline = sample::play(sample::gpipe(2, 1), 1, 1, 1);
+  for (int r = 0; r < 2; ++r)
+    timeline.rows[static_cast<std::size_t>(r)].push_back(
+        {{Kind::reduce_gradient, r, 0}, 6.0 - 2 * r, 8.0 - 2 * r});
+  CHECK(report::gantt(timeline, {.footer = false}) ==
+        "rank 0 | F0 .. .. .. B0=== R++++ |\n"
+        "rank 1 | .. F0 B0=== R++++ .. .. |\n");
+  CHECK(report::gantt(timeline, {.width = 25, .footer = false}) ==
+        "rank 0 |F0......B0==R+++|\n"
+        "rank 1 |..F0B0==R+++....|\n");
+}
+
 TEST_CASE("report/text: an overlapped pair is one cell", "[report]") {
   Timeline timeline;
   timeline.rows = {{{{Kind::forward, 0, 0}, 0, 1},

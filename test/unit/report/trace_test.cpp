@@ -341,6 +341,18 @@ TEST_CASE("report/trace: messages that overlap computation and each other get tr
   CHECK(viewer.of("rank 0 messages")[0].name == "0SEND_F0");
 }
 
+TEST_CASE("report/trace: a reduction stands on its rank's track and sends no arrow", "[report]") {
+  Timeline timeline = sample::play(sample::gpipe(2, 1), 1, 1, 1);
+  auto const arrows = Viewer(report::perfetto(timeline)).arrows;
+  for (int r = 0; r < 2; ++r)
+    timeline.rows[static_cast<std::size_t>(r)].push_back({{Kind::reduce_gradient, r, 0}, 9, 10});
+  Viewer const viewer(report::perfetto(timeline));
+  REQUIRE(viewer.of("rank 0").size() == 3);
+  CHECK(viewer.of("rank 0")[2].name == "0REDUCE_GRAD");
+  CHECK(viewer.of("rank 0 messages").empty());
+  CHECK(viewer.arrows == arrows);
+}
+
 TEST_CASE("report/trace: predicted and measured stand side by side as two processes", "[report]") {
   Timeline const predicted = sample::play(sample::one_f_one_b(3, 4), 1, 1, 1);
   Timeline const measured = sample::play(sample::one_f_one_b(3, 4), 1, 1, 1, 0.1);

@@ -1,14 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <stagger/schedule/auto.hpp>
 
+#include <array>
+#include <map>
+#include <optional>
 #include <random>
 #include <set>
 #include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include <stagger/schedule/catalog.hpp>
 
 #include "brute_force.hpp"
 #include "catch.hpp"
+#include "full.hpp"
 #include "sanitized.hpp"
 
 using namespace stagger;
@@ -49,11 +56,9 @@ Limits random_limits(int most, Random& random) {
   }
 }
 
-/// Do all ranks keep the limits, with each whole backward held to its end?
-bool fits(Table const& table, Limits const& limits) {
-  auto const peak = peak_in_flight(table);
-  if (limits.in_flight > 0 && *std::max_element(peak.begin(), peak.end()) > limits.in_flight)
-    return false;
+/// Most activations that a rank holds, each whole backward held to its end.
+double held(Table const& table, double weight_share) {
+  double most = 0;
   for (int r = 0; r < table.ranks(); ++r) {
     std::vector<Action> row, behind;
     for (Action a : table.row(r)) {
@@ -69,10 +74,17 @@ bool fits(Table const& table, Limits const& limits) {
       row.insert(row.end(), behind.begin(), behind.end());
       behind.clear();
     }
-    if (limits.memory > 0 && brute_force::held(row, limits.weight_share) > limits.memory + 1e-9)
-      return false;
+    most = std::max(most, brute_force::held(row, weight_share));
   }
-  return true;
+  return most;
+}
+
+/// Do all ranks keep the limits?
+bool fits(Table const& table, Limits const& limits) {
+  auto const peak = peak_in_flight(table);
+  if (limits.in_flight > 0 && *std::max_element(peak.begin(), peak.end()) > limits.in_flight)
+    return false;
+  return limits.memory == 0 || held(table, limits.weight_share) <= limits.memory + 1e-9;
 }
 
 double seconds(Table const& table, Costs const& costs) {
@@ -221,4 +233,174 @@ TEST_CASE("schedule/Auto: two directions, never worse than any schedule on the s
     compared += compare(policy, {P, M});
   }
   CHECK(compared > 30 / (2 * share));
+}
+
+namespace {
+
+/// Six sets of costs: equal, with transfers, a dear backward, no weight gradients, and two uneven.
+Costs some_costs(int which, int stages) {
+  if (which < 4) {
+    Costs const alike[]{Costs::uniform(1, 1, 1), Costs::uniform(1, 1, 1, 0.25),
+                        Costs::uniform(2, 3, 1, 0.5), Costs::uniform(1, 2, 0)};
+    return alike[which];
+  }
+  Random random(static_cast<unsigned>(which));
+  return random_costs(stages, random);
+}
+
+/// The mapping that a table has; nothing where it has none of the three.
+std::optional<Mapping> mapping_of(Table const& table, Shape shape) {
+  for (Mapping const m : {Mapping::looped, Mapping::zigzag, Mapping::bidirectional}) {
+    if (m == Mapping::zigzag && shape.chunks % 2 != 0) continue;
+    if (m == Mapping::bidirectional && (shape.chunks != 1 || shape.ranks % 2 != 0)) continue;
+    if (places(table) == places(m, shape)) return m;
+  }
+  return {};
+}
+
+}  // namespace
+
+TEST_CASE("schedule/Auto: within the memory that a published table really uses, never longer",
+          "[schedule]") {
+  // Every pair of values of family, P, M, V and costs is met; all of their combinations with
+  // ./run test --full.
+  constexpr int values[]{static_cast<int>(catalog.size()), 8, 6, 4, 6};
+  std::set<std::array<int, 4>> met;
+  Random random(1350);
+  int compared = 0, V_compared = 0;
+  auto const hold = [&](std::array<int, 5> const& x) {
+    std::string_view const name = catalog[static_cast<std::size_t>(x[0])].name;
+    if (name == "auto" || name == "fifo" || name == "pipedream" || name == "pipedream-2bw" ||
+        name == "forward-only")
+      return;
+    int const P = 1 + x[1], sizes[]{1, 2, P, P + 1, 2 * P, 3 * P};
+    Shape const shape{P, sizes[x[2]], 1 + x[3]};
+    Costs const costs = some_costs(x[4], shape.stages());
+    Table table;
+    try {
+      table = make_table(name, shape);
+    } catch (Error const&) {
+      return;  // not for this shape
+    }
+    auto const mapping = mapping_of(table, shape);
+    if (!mapping) return;
+    bool fresh = full();
+    for (int i = 0; i < 5; ++i) {
+      for (int j = 0; j < i; ++j) {
+        auto const at = [&](int k) { return x[static_cast<std::size_t>(k)]; };
+        fresh = met.insert({i, at(i), j, at(j)}).second || fresh;
+      }
+    }
+    if (!fresh) return;
+    Auto policy{costs, {.memory = held(table, 0.5)}, shape.chunks, *mapping, table.slices};
+    CAPTURE(name, P, shape.microbatches, shape.chunks, x[4], policy.limits.memory);
+    Found const found = policy.search(shape);
+    REQUIRE_FALSE(verify(found.table));
+    REQUIRE(fits(found.table, policy.limits));
+    CHECK(found.makespan_s <= seconds(table, costs) * (1 + 1e-12));
+    ++compared;
+    if (shape.chunks == 2) ++V_compared;
+  };
+  if (full()) {
+    std::array<int, 5> x{};
+    for (std::size_t i = 0; i < 5;) {
+      hold(x);
+      for (i = 0; i < 5 && ++x[i] == values[i]; ++i) x[i] = 0;
+    }
+  } else {
+    for (int round = 0; round < 4000; ++round) {
+      std::array<int, 5> x{};
+      for (std::size_t i = 0; i < 5; ++i) x[i] = below(random, values[i]);
+      hold(x);
+    }
+  }
+  CAPTURE(compared, V_compared);
+  CHECK((compared > 60 && V_compared > 20));
+  // Makespans of the authors' generators of V-Min and V-Half at F = I = W = 1 (arXiv 2405.15362),
+  // and what their tables hold.
+  for (auto const& [P, M, memory, published] : {std::tuple{2, 6, 3.0, 39}}) {
+    Auto const policy{Costs::uniform(1, 1, 1), {.memory = memory}, 2, Mapping::zigzag};
+    CHECK(policy.search({P, M, 2}).makespan_s <= published);
+  }
+}
+
+TEST_CASE("schedule/Auto: no random order within the same memory is shorter on two or three ranks",
+          "[schedule]") {
+  Random random(10);
+  int levels = 0, met = 0;
+  for (auto const& stages : {std::pair{1, Mapping::looped},
+                             {2, Mapping::looped},
+                             {2, Mapping::zigzag},
+                             {1, Mapping::bidirectional}}) {
+    int const V = stages.first;
+    Mapping const mapping = stages.second;
+    for (int const P : {2, 3}) {
+      for (int M = 1; M <= 3; ++M) {
+        Shape const shape{P, M, V};
+        bool const two_ways = mapping == Mapping::bidirectional;
+        if (two_ways && (P % 2 != 0 || M % 2 != 0)) continue;
+        Costs const costs = some_costs(below(random, 6), shape.stages());
+        auto const home = [&](int s, int m) {
+          bool const up = two_ways ? m >= M / 2 : mapping == Mapping::zigzag && s / P % 2 == 1;
+          return V == 1 && !two_ways ? s : up ? P - 1 - s % P : s % P;
+        };
+        std::map<double, double> best;  // by memory
+        for (int n = 0; n < (full() ? 10000 : 1500 / share); ++n) {
+          Table t{.stages = shape.stages(), .microbatches = M};
+          // Any next action whose inputs are made, in each stage by microbatches; gradients are
+          // liked so much more than forwards in this table, and weight gradients in turn.
+          unsigned const like = 1 + static_cast<unsigned>(random() % 6);
+          std::vector<std::vector<Action>> rows(static_cast<std::size_t>(P));
+          std::vector<std::array<int, 6>> done(static_cast<std::size_t>(shape.stages()));
+          for (int left = 3 * shape.stages() * M; left > 0; --left) {
+            std::vector<Action> can;
+            for (int s = 0; s < shape.stages(); ++s) {
+              for (int half = 0; half < (two_ways ? 2 : 1); ++half) {
+                auto const made = [&](int stage, int kind) {
+                  return done[static_cast<std::size_t>(stage)]
+                             [static_cast<std::size_t>(kind + 3 * half)];
+                };
+                int const first = half * (M / 2), last = two_ways ? M / 2 : M;
+                for (int kind = 0; kind < 3; ++kind) {
+                  int const m = made(s, kind);
+                  if (m == last || (kind > 0 && made(s, kind - 1) <= m)) continue;
+                  if (kind == 0 && s > 0 && made(s - 1, 0) <= m) continue;
+                  if (kind == 1 && s + 1 < shape.stages() && made(s + 1, 1) <= m) continue;
+                  Action const a{.kind = kind == 0   ? Kind::forward
+                                         : kind == 1 ? Kind::backward_input
+                                                     : Kind::backward_weight,
+                                 .stage = s,
+                                 .microbatch = first + m};
+                  can.insert(can.end(), kind == 0 ? 1 : like, a);
+                }
+              }
+            }
+            Action const a = can[random() % can.size()];
+            int const kind = a.kind == Kind::forward ? 0 : a.kind == Kind::backward_input ? 1 : 2;
+            int const half = two_ways && a.microbatch >= M / 2 ? 1 : 0;
+            ++done[static_cast<std::size_t>(a.stage)][static_cast<std::size_t>(kind + 3 * half)];
+            rows[static_cast<std::size_t>(home(a.stage, a.microbatch))].push_back(a);
+          }
+          for (auto const& row : rows) {
+            t.begin_row();
+            for (Action const& a : row) t.add(a);
+          }
+          if (n == 0) REQUIRE_FALSE(verify(t));
+          auto const [at, first] = best.emplace(held(t, 0.5), 1e300);
+          at->second = std::min(at->second, seconds(t, costs));
+        }
+        double shortest = 1e300;
+        for (auto const& [memory, s] : best) {
+          shortest = std::min(shortest, s);
+          CAPTURE(P, M, V, static_cast<int>(mapping), memory);
+          Found const found = Auto{costs, {.memory = memory}, V, mapping}.search(shape);
+          CHECK(found.makespan_s <= shortest * (1 + 1e-12));
+          met += found.makespan_s >= shortest * (1 - 1e-12) ? 1 : 0;
+          ++levels;
+        }
+      }
+    }
+  }
+  CAPTURE(levels, met);
+  CHECK((levels > 50 && met > 10));  // the random orders are no straw men
 }

@@ -7,6 +7,7 @@
 #include <random>
 #include <vector>
 
+#include <stagger/schedule/auto.hpp>
 #include <stagger/schedule/evaluate.hpp>
 
 #include "brute_force.hpp"
@@ -101,4 +102,30 @@ TEST_CASE("schedule/lower_bound: the published schedules with zero span bubble m
   CHECK(lower_bound(GPipe{}.table({4, 8}), Costs::uniform(1, 1, 1, 0.5)) ==
         Approx(4.5 + 24));  // the last rank starts at 4.5
   CHECK(lower_bound(ForwardOnly{}.table({4, 8})) == 11);
+}
+
+TEST_CASE("schedule/lower_bound: each of its terms is met where nothing else is as long",
+          "[schedule]") {
+  auto const meets = [](Found const& found, double s) {
+    CHECK(found.lower_bound_s == Approx(s).epsilon(1e-12));
+    CHECK(found.makespan_s == Approx(s).epsilon(1e-12));
+  };
+  // The first gradient waits for all four slices: 1/4 + 1 forwards, 1 + 1/4 backwards.
+  meets(Auto{.costs = Costs::uniform(1, 1, 0), .slices = 4}.search({2, 1}), 2.5);
+  // The last weight gradient of the first rank follows the last gradient's way home.
+  Costs home;
+  home.stages = {{.forward_s = 1, .backward_input_s = 1, .backward_weight_s = 5},
+                 {.forward_s = 0, .backward_input_s = 10, .backward_weight_s = 0}};
+  meets(Auto{.costs = home}.search({2, 2}), 27);
+  // The last forward's way to the last rank.
+  Costs way;
+  way.stages = {{.forward_s = 10}, {.forward_s = 1}};
+  Table const forwards = ForwardOnly{}.table({2, 2});
+  CHECK(lower_bound(forwards, way) == 21);
+  CHECK(evaluate(forwards, way).makespan_s == 21);
+  // Room for one: a microbatch takes 4 until its I, and 2 more until its W.
+  for (Limits const limits : {Limits{.in_flight = 1}, Limits{.memory = 1, .weight_share = 1}}) {
+    meets(Auto{.costs = Costs::uniform(1, 1, 0), .limits = limits}.search({2, 4}), 16);
+    meets(Auto{.costs = Costs::uniform(1, 1, 2), .limits = limits}.search({2, 4}), 24);
+  }
 }

@@ -253,3 +253,86 @@ TEST_CASE(
                     Catch::Contains("waits for ever"));
   CHECK_THROWS_AS(evaluate(oracle::table("0F0,2000000000F2000000000")), Error);
 }
+
+TEST_CASE("schedule/evaluate: messages that share channels take the slow simulator's time",
+          "[schedule]") {
+  std::mt19937 random(42);
+  int apart = 0;  // where the channels make a difference
+  for (auto const& [P, M] : {std::pair{2, 4}, {4, 8}}) {
+    for (auto const& [name, table] : zoo::all(P, M)) {
+      Costs costs;
+      for (int s = 0; s < table.stages; ++s) {
+        auto const some = [&] { return 0.25 * static_cast<double>(1 + random() % 8); };
+        costs.stages.push_back({.forward_s = some(),
+                                .backward_input_s = some(),
+                                .backward_weight_s = some(),
+                                .transfer_s = some()});
+      }
+      Table const lowered = lower(table);
+      double before = 0;
+      for (Channels const channels :
+           {Channels::independent, Channels::per_peer, Channels::per_rank}) {
+        CAPTURE(name, P, M, static_cast<int>(channels));
+        Evaluation const e = evaluate(lowered, costs, channels);
+        REQUIRE(e.makespan_s ==
+                Approx(oracle::play_messages(lowered, static_cast<int>(channels), costs).makespan));
+        apart += before > 0 && e.makespan_s != before ? 1 : 0;
+        before = e.makespan_s;
+      }
+    }
+  }
+  CHECK(apart > 10);
+}
+
+TEST_CASE("schedule/evaluate: a rank's span is that of its computing, not of its messages",
+          "[schedule]") {
+  // Four forwards; the next begins two seconds behind the one before, which is the link's time.
+  Evaluation const e =
+      evaluate(lower(ForwardOnly{}.table({3, 4})), Costs::uniform(1, 0, 0, 2), Channels::per_peer);
+  CHECK(e.longest_span_s == 7);
+  CHECK(e.span_bubble_s == 3);
+}
+
+TEST_CASE("schedule/evaluate: bytes of a pair are held to its end, whichever stands first",
+          "[schedule]") {
+  Costs costs;
+  costs.each.activation_bytes = 100;
+  Table t = oracle::table("0F0,0B0,0F1,0B1");
+  CHECK(evaluate(t, costs).peak_bytes == std::vector<double>{100});
+  t.actions[1].overlaps_next = true;
+  CHECK(evaluate(t, costs).peak_bytes == std::vector<double>{200});
+  t = oracle::table("0F0,0B0,0F1,0B1,0F2,0B2");  // and given back then, by each of two
+  t.actions[1].overlaps_next = t.actions[3].overlaps_next = true;
+  CHECK(evaluate(t, costs).peak_bytes == std::vector<double>{200});
+}
+
+TEST_CASE("schedule/evaluate: parts of idle time under limits are not negative and add up",
+          "[schedule]") {
+  std::mt19937 random(190);
+  double memory = 0;
+  for (int round = 0; round < 300; ++round) {
+    int const P = 2 + static_cast<int>(random() % 4), M = 2 + static_cast<int>(random() % 8);
+    Costs costs;
+    for (int s = 0; s < P; ++s) {
+      auto const some = [&] { return 0.5 * static_cast<double>(random() % 6); };
+      costs.stages.push_back({.forward_s = 0.5 + some(),
+                              .backward_input_s = some(),
+                              .backward_weight_s = some(),
+                              .transfer_s = some()});
+    }
+    int const limit = 1 + static_cast<int>(random() % 3);
+    Table const t = OneFOneB{.in_flight = limit}.table({P, M});
+    for (Table const& table : {t, lower(t)}) {
+      Evaluation const e = evaluate(table, costs, Channels::per_peer, {.in_flight = limit});
+      for (std::size_t r = 0; r < e.idle.size(); ++r) {
+        Idle const& i = e.idle[r];
+        CAPTURE(round, r, i.dependency_s, i.link_s, i.memory_s, i.collective_s);
+        REQUIRE(std::min({i.dependency_s, i.link_s, i.memory_s, i.collective_s}) > -1e-9);
+        REQUIRE(i.dependency_s + i.link_s + i.memory_s + i.collective_s ==
+                Approx(e.makespan_s - e.work_s[r]).margin(1e-9));
+        memory += i.memory_s;
+      }
+    }
+  }
+  CHECK(memory > 100);
+}

@@ -2,6 +2,7 @@
 #include <stagger/schedule/one_f_one_b.hpp>
 
 #include <algorithm>
+#include <array>
 #include <vector>
 
 #include <stagger/schedule/evaluate.hpp>
@@ -108,6 +109,71 @@ TEST_CASE("schedule/OneFOneB: below P in flight, no other warm-up that never ris
       CHECK(ours_s == best);
     }
   }
+}
+
+namespace {
+
+/// When 1F1B with these counts ends at F = 1, B = 2.
+int ends(std::vector<int> const& ahead, int M) {
+  std::size_t const P = ahead.size(), n = static_cast<std::size_t>(M);
+  std::vector<std::vector<int>> forward(P, std::vector<int>(n)), gradient = forward;
+  std::vector<int> now(P, 0);
+  auto const run = [&](std::size_t r, std::size_t m) {
+    if (m < n) forward[r][m] = now[r] = std::max(now[r], r == 0 ? 0 : forward[r - 1][m]) + 1;
+  };
+  for (std::size_t r = 0; r < P; ++r) {
+    for (std::size_t m = 0; m < static_cast<std::size_t>(ahead[r]); ++m) run(r, m);
+  }
+  for (std::size_t m = 0; m < n; ++m) {
+    for (std::size_t r = P; r-- > 0;)
+      gradient[r][m] = now[r] = std::max(now[r], r + 1 == P ? 0 : gradient[r + 1][m]) + 2;
+    for (std::size_t r = 0; r < P; ++r) run(r, m + static_cast<std::size_t>(ahead[r]));
+  }
+  return now[0];
+}
+
+/// The soonest end over all counts from rank r on that never rise.
+int soonest(std::vector<int>& ahead, std::size_t r, int M, int limit) {
+  if (r == ahead.size()) return ends(ahead, M);
+  int best = 1 << 30;
+  int const most = std::min(r == 0 ? limit : ahead[r - 1], static_cast<int>(ahead.size() - r));
+  for (ahead[r] = 1; ahead[r] <= most; ++ahead[r])
+    best = std::min(best, soonest(ahead, r + 1, M, limit));
+  return best;
+}
+
+}  // namespace
+
+TEST_CASE("schedule/OneFOneB: below P in flight on many ranks, where the counts are climbed to",
+          "[schedule]") {
+  auto const ours = [](int P, int M, int limit) {
+    OneFOneB const policy{.in_flight = limit};
+    auto const counts = policy.warm_up_counts({P, M});
+    CAPTURE(P, M, limit);
+    CHECK(*std::max_element(counts.begin(), counts.end()) <= limit);
+    CHECK(std::is_sorted(counts.rbegin(), counts.rend()));
+    int const s = ends(counts, M);
+    CHECK(oracle::play(policy.table({P, M}), Costs::uniform(1, 1, 1)).makespan == s);
+    return s;
+  };
+  // More than 4,096 counts each, and every one of them is tried here.
+  for (auto const& [P, M, limit] : {std::array{9, 8, 7},
+                                    {9, 12, 8},
+                                    {10, 9, 6},
+                                    {10, 20, 7},
+                                    {11, 12, 7},
+                                    {11, 20, 6},
+                                    {12, 8, 7},
+                                    {12, 9, 6},
+                                    {15, 9, 6},
+                                    {16, 6, 5},
+                                    {16, 8, 6}}) {
+    std::vector<int> counts(static_cast<std::size_t>(P), 1);
+    CAPTURE(P, M, limit);
+    CHECK(ours(P, M, limit) == soonest(counts, 0, M, std::min(limit, M)));
+  }
+  CHECK(ours(21, 20, 19) == 126);
+  CHECK(ours(18, 20, 16) == 126);
 }
 
 TEST_CASE("schedule/OneFOneB: a gap below one and a negative limit are refused", "[schedule]") {

@@ -5,6 +5,7 @@
 #include <string>
 
 #include <stagger/schedule/lower.hpp>
+#include <stagger/schedule/reductions.hpp>
 
 #include "catch.hpp"
 #include "oracle.hpp"
@@ -85,6 +86,12 @@ TEST_CASE("schedule/verify: each kind of fault is found where it is", "[schedule
   is(fault_of("0F0,0B0 / \n1F0,1B0"), FaultKind::missing, 1, 0, "1F0");
   is(fault_of("0F0,0B0,0F0 / 1F0,1B0"), FaultKind::duplicate, 0, 2, "0F0");
   is(fault_of("0F0,0I0,0B0 / 1F0,1B0"), FaultKind::duplicate, 0, 2, "0B0");
+  is(fault_of("0F0,0B0,0W0 / 1F0,1B0"), FaultKind::duplicate, 0, 2, "0W0");
+  is(fault_of("0F0,0B0,0I0 / 1F0,1B0"), FaultKind::duplicate, 0, 2, "0I0");
+  CHECK_FALSE(fault_of("0F0s0,0F0s1,0B0s1,0B0s0"));
+  is(fault_of("0F0s0,0F0s1,0B0s0,0B0s1"), FaultKind::order, 0, 2, "0B0");
+  is(fault_of("0F0,0SEND_F0,0RECV_B0 / 1RECV_F0,1F0,1SEND_B0"), FaultKind::unmatched_message, 0, 2,
+     "0RECV_B0");  // a gradient where there are none
   is(fault_of("0F0,0B0,1B0 / 1F0"), FaultKind::placement, 1, 0, "1F0");
   is(fault_of("0F0,0B0 / 1B0,1F0"), FaultKind::order, 1, 0, "1B0");
   is(fault_of("0F0,0W0,0I0 / 1F0,1B0"), FaultKind::order, 0, 1, "0W0");
@@ -114,7 +121,168 @@ TEST_CASE("schedule/verify: each kind of fault is found where it is", "[schedule
   Table bad{.stages = 1, .microbatches = 1};
   bad.begin_row();
   bad.add({.kind = Kind::forward, .stage = 0, .microbatch = 7});
-  is(verify(bad), FaultKind::parse, 0, 0, "0F7");
+  is(verify(bad), FaultKind::out_of_range, 0, 0, "0F7");
+  CHECK_THAT(message(verify(bad)), Catch::Contains("that the table does not have"));
+  bad.actions[0] = {.kind = Kind::forward, .stage = -1};
+  is(verify(bad), FaultKind::out_of_range, 0, 0, "-1F0");
+  Table swapped = oracle::table("0F0,0B0,0F1,0B1");  // a pair holds both until it ends
+  swapped.actions[1].overlaps_next = true;
+  CHECK_FALSE(verify(swapped, {.in_flight = 2}));
+  is(verify(swapped, {.in_flight = 1}), FaultKind::memory, 0, 2, "0F1");
+  Table pair = oracle::table("0F0,0F1,0B0,0B1");
+  pair.actions[0].overlaps_next = true;
+  is(verify(pair), FaultKind::parse, 0, 0, "0F0");
+}
+
+namespace {
+
+/// Why the cycle that a deadlock names is none; empty where each of its waits is true: the action
+/// cannot start before what it needs, and that not before the next wait's action.
+std::string doubt(Table const& t, Fault const& f, Channels channels) {
+  using Position = std::pair<int, int>;
+  auto const find = [&](Action a) {
+    for (int r = 0; r < t.ranks(); ++r) {
+      for (int i = 0; i < static_cast<int>(t.row(r).size()); ++i) {
+        Action b = t.row(r)[static_cast<std::size_t>(i)];
+        b.overlaps_next = a.overlaps_next = false;
+        if (b == a) return Position{r, i};
+      }
+    }
+    return Position{-1, -1};
+  };
+  auto const sends = [](Kind k) { return k == Kind::send_forward || k == Kind::send_backward; };
+  if (f.waits < 1 || f.held() < 1) return "no cycle";
+  if (f.rank != f.cycle[0].rank || f.position != f.cycle[0].position ||
+      f.action != f.cycle[0].action)
+    return "the fault is not at the first wait";
+  std::size_t const held = static_cast<std::size_t>(f.held());
+  for (std::size_t i = 0; i < held; ++i) {
+    auto const& [rank, position, a, n] = f.cycle[i];
+    if (!(t.row(rank)[static_cast<std::size_t>(position)] == a)) return "not at its position";
+    bool const same = a.microbatch == n.microbatch && a.slice == n.slice;
+    bool direct = false;
+    if (a.kind == Kind::reduce_gradient) {
+      direct = n.kind == a.kind && n.stage == a.stage;
+    } else if (is_message(a.kind)) {
+      Action const send = sends(a.kind) ? a : partner(a);
+      bool const up = send.kind == Kind::send_forward;
+      bool const makes =
+          n.stage == send.stage && (up ? n.kind == Kind::forward : gives_input_gradient(n.kind));
+      Action const other = partner(a);
+      direct = same && (makes || (n.kind == other.kind && n.stage == other.stage));
+    } else {
+      bool const up = a.kind == Kind::forward;
+      int const from = a.stage + (up ? -1 : 1);
+      bool const makes = up ? n.kind == Kind::forward : gives_input_gradient(n.kind);
+      bool const brings = n.kind == (up ? Kind::recv_forward : Kind::recv_backward);
+      bool const gives = n.kind == (up ? Kind::send_forward : Kind::send_backward);
+      if (a.kind != Kind::backward_weight)
+        direct = ((makes || gives) && n.stage == from) || (brings && n.stage == a.stage);
+      if (!up) direct = direct || (n.kind == Kind::forward && n.stage == a.stage);
+      if (a.kind == Kind::backward_weight)
+        direct = n.kind == Kind::backward_input && n.stage == a.stage;
+      direct = direct && same;
+    }
+    if (!direct) return text(to_string(a), " does not need ", to_string(n));
+    if (i + 1 == held && f.waits > f.held()) break;
+    Wait const& next = f.cycle[(i + 1) % held];
+    auto const [at_rank, at] =
+        n.kind == Kind::reduce_gradient ? Position{next.rank, find(n).second} : find(n);
+    if (at_rank != next.rank) return text(to_string(n), " is not on the next rank");
+    if (is_message(n.kind) != is_message(next.action.kind)) return "not in one queue";
+    if (is_message(n.kind) && channels == Channels::independent) return "messages wait for others";
+    if (is_message(n.kind) && channels == Channels::per_peer &&
+        find(partner(n)).first != find(partner(next.action)).first)
+      return "another channel";
+    bool const one_pair = at >= 0 && next.position == at + 1 &&
+                          t.row(at_rank)[static_cast<std::size_t>(at)].overlaps_next;
+    if (n.kind != Kind::reduce_gradient && next.position > at && !one_pair)
+      return text(to_string(next.action), " does not stand before ", to_string(n));
+  }
+  return {};
+}
+
+}  // namespace
+
+TEST_CASE("schedule/verify: the waits that a deadlock names are true and come round",
+          "[schedule]") {
+  CHECK(message(fault_of("0F0,0B0,0F1,0B1 / 1F0,1F1,1B0,1B1")) ==
+        "0B0 (rank 0, position 1) waits for ever: rank 0 waits at 0B0 for 1B0 of rank 1, which "
+        "waits at 1F1 for 0F1 of rank 0; move up an action that is waited for");
+  std::mt19937 random(1789);
+  std::vector<Table> tables;
+  for (auto const& [P, M] : {std::pair{2, 4}, {4, 8}}) {
+    for (auto const& [name, table] : zoo::all(P, M)) {
+      tables.push_back(table);
+      tables.push_back(add_reductions(table));
+      tables.push_back(lower(table));
+    }
+  }
+  int deadlocks = 0, reductions = 0, messages = 0, pairs = 0;
+  for (int i = 0; i < 60000; ++i) {
+    Table t = tables[static_cast<std::size_t>(i) % tables.size()];
+    for (auto k = random() % 3 + 1; k > 0; --k) {
+      // Moves an action within its row: what is wrong then is the order, or nothing.
+      int const r = static_cast<int>(random() % static_cast<unsigned>(t.ranks()));
+      auto const n = t.row(r).size();
+      std::size_t const begin = t.row_begin[static_cast<std::size_t>(r)];
+      std::size_t from = random() % n, to = random() % n;
+      if (from > to) std::swap(from, to);
+      auto const first = t.actions.begin() + static_cast<std::ptrdiff_t>(begin);
+      std::rotate(first + static_cast<std::ptrdiff_t>(from),
+                  first + static_cast<std::ptrdiff_t>(from) + 1,
+                  first + static_cast<std::ptrdiff_t>(to) + 1);
+    }
+    auto const channels = static_cast<Channels>(random() % 3);
+    Fault const f = verify(t, {.channels = channels});
+    if (f.kind != FaultKind::deadlock) {
+      CHECK(f.waits == 0);
+      continue;
+    }
+    std::string const why = doubt(t, f, channels);
+    if (!why.empty()) {
+      CAPTURE(write_csv(t), message(f), why, static_cast<int>(channels));
+      FAIL("no cycle");
+    }
+    ++deadlocks;
+    for (std::size_t k = 0; k < static_cast<std::size_t>(f.held()); ++k) {
+      Action const& a = f.cycle[k].action;
+      reductions += a.kind == Kind::reduce_gradient ? 1 : 0;
+      messages += is_message(a.kind) ? 1 : 0;
+      pairs += a.overlaps_next ? 1 : 0;
+    }
+  }
+  CAPTURE(deadlocks, reductions, messages, pairs);
+  CHECK((deadlocks > 500 && reductions > 20 && messages > 100 && pairs > 10));
+  // Round all ranks: stage P of rank 0 wants microbatch 1 of rank P - 1, which wants microbatch 0
+  // of the rank before it, and so on; rank 1 wants one that rank 0 has behind its wait.
+  for (int const P : {3, 6, 9}) {
+    Table ring{.stages = 2 * P, .microbatches = 3};
+    for (int r = 0; r < P; ++r) {
+      ring.begin_row();
+      auto const add = [&](bool second, int m) {
+        ring.add({.kind = Kind::forward, .stage = r + (second ? P : 0), .microbatch = m});
+      };
+      add(false, 0);
+      if (r >= 2) add(true, 0);
+      add(false, 1);
+      if (r == 0) add(true, 0);
+      if (r == 0) add(true, 1);
+      add(false, 2);
+      if (r == 1) add(true, 0);
+      if (r != 0) add(true, 1);
+      add(true, 2);
+    }
+    Fault const f = verify(ring);
+    CAPTURE(P, message(f));
+    CHECK(f.kind == FaultKind::deadlock);
+    CHECK(f.waits == P);
+    CHECK(doubt(ring, f, Channels::per_peer).empty());
+    if (P == 9) {
+      CHECK_THAT(message(f), Catch::Contains("13F0 for 12F0, and so on through 3 more waits, the "
+                                             "last for rank 0; move up"));
+    }
+  }
 }
 
 TEST_CASE("schedule/verify: separate sends and receives of 1F1B deadlock on one channel per peer",

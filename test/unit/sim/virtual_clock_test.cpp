@@ -4,10 +4,15 @@
 #include "catch.hpp"
 
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <map>
+#include <new>
+#include <optional>
 #include <tuple>
 
+#include <stagger/engine/replicas.hpp>
+#include <stagger/schedule/chimera.hpp>
 #include <stagger/schedule/evaluate.hpp>
 #include <stagger/schedule/gpipe.hpp>
 #include <stagger/schedule/interleaved.hpp>
@@ -23,6 +28,42 @@ using sg::schedule::Costs;
 using sg::schedule::Span;
 using sg::schedule::Table;
 using sg::schedule::Timeline;
+
+// Every allocation by `new`: the one that `allocations_left` counts down to fails.
+namespace {
+thread_local long allocations_left = -1;  // negative: none fails
+
+void* allocate(std::size_t size, std::size_t alignment) {
+  if (allocations_left >= 0 && allocations_left-- == 0) throw std::bad_alloc();
+  void* const memory =
+      std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+}  // namespace
+
+void* operator new(std::size_t size) { return allocate(size, alignof(std::max_align_t)); }
+void* operator new[](std::size_t size) { return allocate(size, alignof(std::max_align_t)); }
+void* operator new(std::size_t size, std::align_val_t alignment) {
+  return allocate(size, static_cast<std::size_t>(alignment));
+}
+void* operator new[](std::size_t size, std::align_val_t alignment) {
+  return allocate(size, static_cast<std::size_t>(alignment));
+}
+void* operator new(std::size_t size, std::nothrow_t const&) noexcept {
+  return std::aligned_alloc(16, (size + 15) / 16 * 16);
+}
+void* operator new[](std::size_t size, std::nothrow_t const&) noexcept {
+  return std::aligned_alloc(16, (size + 15) / 16 * 16);
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
 
 namespace {
 
@@ -132,6 +173,32 @@ TEST_CASE(
       slower_with_one += makespan(run(table, clock, room(1))) > expected ? 1 : 0;
     }
   }
+  CHECK(slower_with_one > 0);  // else this would say nothing
+}
+
+TEST_CASE("sim/VirtualClock: ranks that are equally fast never wait for room, recomputing or not",
+          "[sim]") {
+  int slower_with_one = 0;
+  for (bool const recompute : {false, true})
+    for (int const chunks : {2, 3})
+      for (int const P : {2, 3, 4, 6})
+        for (int const M : {P, 2 * P, 4 * P}) {
+          auto const table =
+              sg::schedule::Interleaved{.chunks_per_rank = chunks}.table({P, M, chunks});
+          sg::Options options;
+          options.recompute = recompute;
+          auto const starts = [&](std::optional<unsigned> spare) {
+            options.spare_slots = spare;
+            std::vector<double> all;
+            for (auto const& row : run(table, clock_of(Costs::uniform(1, 1, 1)), options).rows)
+              for (auto const& span : row) all.push_back(span.start_s);
+            return all;
+          };
+          CAPTURE(recompute, chunks, P, M);
+          auto const expected = starts(1000);
+          CHECK(starts(std::nullopt) == expected);
+          slower_with_one += starts(1) != expected ? 1 : 0;
+        }
   CHECK(slower_with_one > 0);  // else this would say nothing
 }
 
@@ -277,4 +344,60 @@ TEST_CASE("sim/VirtualClock: costs and jitter that make no sense are refused in 
     clock.jitter = jitter;
     refuse(clock, "jitter", "0 <= jitter < 1");
   }
+  for (double const time :
+       {-1.0, std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+    sg::sim::VirtualClock clock;
+    clock.sum.startup_s = time;
+    refuse(clock, "sum.startup_s", "finite number that is not negative");
+    clock.sum = {0, time};
+    refuse(clock, "sum.per_byte_s", "finite number that is not negative");
+    clock.sum = {};
+    clock.layer_backward_s = {1, time};
+    refuse(clock, "layer_backward_s of layer 1", "finite number that is not negative");
+  }
+  sg::sim::VirtualClock layered;
+  layered.layer_backward_s = {1};
+  refuse(layered, "1 backward times", "2 layers");
+}
+
+TEST_CASE("sim/VirtualClock: a program that found no memory leaves those before and after it right",
+          "[sim]") {
+  // The programs differ in ranks: an even number of microbatches has two owners of each stage, and
+  // ranks that add up their gradients.
+  Made const mixed{[](sg::Shape shape) {
+    return shape.microbatches % 2 == 0 ? sg::schedule::Chimera{}.table(shape)
+                                       : sg::schedule::GPipe{}.table(shape);
+  }};
+  sg::Options options;
+  options.replicas = {1, 1};
+  auto const make = [&] {
+    return sg::Pipeline{small_model::model()}.with(
+        sg::partition::Cuts{{3}}, sg::sim::VirtualClock{}, mixed, small_model::Loss{},
+        sg::optimizer::AdamW{}, options);
+  };
+  auto const few = small_model::batch(0, 3, true);
+  auto const many = small_model::batch(1, 4, true);
+  auto undisturbed_one = make();
+  REQUIRE(undisturbed_one.program(4).ranks.size() != undisturbed_one.program(3).ranks.size());
+  for (auto const* const data : {&few, &few, &many, &few}) sg::run(undisturbed_one.step(*data));
+  auto const expected = bits(undisturbed_one);
+  long failures = 0;
+  for (bool failed = true; failed; ++failures) {
+    auto train = make();
+    sg::run(train.step(few));
+    failed = false;
+    allocations_left = failures;
+    try {
+      train.prepare(4);
+    } catch (std::bad_alloc const&) {
+      failed = true;
+    }
+    allocations_left = -1;
+    CAPTURE(failures);
+    sg::run(train.step(few));
+    sg::run(train.step(many));
+    sg::run(train.step(few));
+    REQUIRE(bits(train) == expected);
+  }
+  CHECK(failures > 50);
 }

@@ -222,7 +222,10 @@ inline void check_peer(Record const& r, Edge const& edge) {
     } else if (leader >= 0) {
       Cell const& c = world.cell(r.number, leader);
       if (c.phase.load(std::memory_order_acquire) < finished) return r.made_rank = -1, false;
-      r.made = *static_cast<std::shared_ptr<World> const*>(c.data);
+      // It lies with the leader, who drops it as soon as the world is broken.
+      if (!world.touch(end.rank,
+                       [&] { r.made = *static_cast<std::shared_ptr<World> const*>(c.data); }))
+        return r.made_rank = -1, false;
     }
     return true;
   }

@@ -14,6 +14,7 @@
 #include <stagger/collective/detail/kernels.hpp>
 #include <stagger/collective/steps.hpp>
 #include <stagger/core/error.hpp>
+#include <stagger/core/text.hpp>
 
 namespace stagger::collective::detail {
 
@@ -51,7 +52,7 @@ struct Descriptor {
     constexpr char const* reductions[] = {"sum", "min", "max"};
     std::string s = name(call);
     if (type == nullptr) return s;
-    s += "(" + type->text() + " x " + std::to_string(count);
+    s += stagger::text("(", type->text(), " x ", count);
     if (call == Call::broadcast) s += ", root " + std::to_string(root);
     if (call == Call::all_reduce || call == Call::reduce_scatter) {
       s += std::string(", ") + reductions[static_cast<int>(reduction)];

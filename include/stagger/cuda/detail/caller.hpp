@@ -2,6 +2,8 @@
 #pragma once
 /// @file   A thread of an engine's own, for steps that a coroutine awaits.
 
+#include <stagger/core/requirements.hpp>
+
 #include <atomic>
 #include <coroutine>
 #include <cstdint>

@@ -248,7 +248,8 @@ inline void remove_other_checkpoints(std::string const& folder, std::int64_t ste
   std::int64_t before = -1;
   for (std::string const& name : names)
     if (step_of(name) < step) before = std::max(before, step_of(name));
-  std::string const temporary = "." + std::string(checkpoint_prefix);
+  std::string temporary(1, '.');
+  temporary += checkpoint_prefix;
   for (std::string const& name : names) {
     std::int64_t const other = step_of(name);
     if ((other >= 0 && other != step && other != before) ||
@@ -264,10 +265,19 @@ inline void make_writable_folder(std::string const& folder) {
     if (at == folder.size() || folder[at] == '/')
       if (::mkdir(folder.substr(0, at).c_str(), 0755) != 0 && errno != EEXIST)
         throw_io("create the folder", folder.substr(0, at), errno);
-  std::string const probe = folder + "/.stagger-probe-" + std::to_string(::getpid());
-  Descriptor file(probe.c_str(), O_WRONLY | O_CREAT | O_TRUNC);
-  if (!file.is_open()) throw_io("write into the folder", folder, errno);
-  ::unlink(probe.c_str());
+  // Others may write into the folder, too: only a file that was not there before, not even as a
+  // link, is this process's own. Processes of several hosts can have the same number.
+  std::string const before = folder + "/.stagger-probe-" + std::to_string(::getpid()) + "-";
+  for (int attempt = 0; attempt < 1000; ++attempt) {
+    std::string const probe = before + std::to_string(attempt);
+    Descriptor const file(probe.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW);
+    if (file.is_open()) {
+      ::unlink(probe.c_str());
+      return;
+    }
+    if (errno != EEXIST) break;
+  }
+  throw_io("write into the folder", folder, errno);
 }
 
 }  // namespace stagger::detail

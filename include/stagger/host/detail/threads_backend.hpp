@@ -2,6 +2,8 @@
 #pragma once
 /// @file   The back end of host::Threads.
 
+#include <stagger/core/requirements.hpp>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -337,25 +339,16 @@ class ThreadsBackend {
 
   [[gnu::cold]] void watch_progress() {
     double const deadline_s = machine_.options().deadline_s;
-    auto const look = std::chrono::duration_cast<std::chrono::system_clock::duration>(
-        std::chrono::duration<double>(std::min(deadline_s / 8, 3600.0)));
-    std::uint64_t last_seen = 0;
-    int quiet = 0;
+    detail::StallDetector detector(deadline_s);
     std::unique_lock lock(watch_mutex_);
-    while (!watch_quit_) {
-      watch_wake_.wait_until(lock, std::chrono::system_clock::now() + look);
-      if (watch_quit_) return;
-      std::uint64_t const seen = progress();
-      bool const active = watched_.load(std::memory_order_acquire) == Watched::running;
-      quiet = active && seen == last_seen ? quiet + 1 : 0;
-      last_seen = seen;
-      if (quiet < 8) continue;
-      quiet = 0;
-      // The step stays what it is while it is looked at; the same progress says it is the same
-      // step.
+    while (!watch_wake_.wait_for(lock, detector.interval(), [this] { return watch_quit_; })) {
+      // A step stays while it is looked at; between steps the ranks may go.
       auto state = Watched::running;
-      if (!watched_.compare_exchange_strong(state, Watched::looked_at)) continue;
-      if (progress() == last_seen) fail(stalled(deadline_s));
+      if (!watched_.compare_exchange_strong(state, Watched::looked_at)) {
+        detector.idle();
+        continue;
+      }
+      if (detector.expired(progress())) fail(stalled(deadline_s));
       watched_.store(Watched::running, std::memory_order_release);
     }
   }
@@ -368,6 +361,7 @@ class ThreadsBackend {
     }
   }
 
+  /// Differs between any two moments of a step, and from step to step.
   [[nodiscard]] std::uint64_t progress() const {
     std::uint64_t sum = round_.load(std::memory_order_acquire);
     for (auto const& rank : machine_.ranks())

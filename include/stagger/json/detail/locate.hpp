@@ -2,6 +2,8 @@
 #pragma once
 /// @file   Where in a JSON text something stands. Slow, and asked only for an error's sake.
 
+#include <stagger/core/requirements.hpp>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -84,7 +86,10 @@ class Finder {
 
   [[nodiscard]] bool here() const {
     std::string now;
-    for (Open const& o : open_) now += "/" + (o.list ? std::to_string(o.index) : o.step);
+    for (Open const& o : open_) {
+      now += '/';
+      now += o.list ? std::to_string(o.index) : o.step;
+    }
     return now == target_;
   }
   bool value() {

@@ -3,6 +3,9 @@
 /// @file   Messages between processes that arrive in the order in which they were sent, and that
 /// nobody asked for beforehand.
 ///
+/// Messages belong to rounds: each call that all processes make together is one, and each process
+/// counts them. A round has two epochs, 2 r in which it is prepared and 2 r + 1 in which it runs.
+///
 /// A message is a header of fixed size, for which a receive always stands, and a payload if there
 /// is one. Its memory is kept for later messages of its pool; those of a pool are of one size, and
 /// are made before they are needed, so a steady state allocates nothing, whatever arrives when.
@@ -12,7 +15,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <climits>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -25,16 +27,27 @@
 
 namespace stagger::mpi::detail {
 
+/// What a message says of the step that it belongs to; the processes must have it alike.
+struct Stamp {
+  std::uint32_t epoch = 0;
+  std::int64_t steps = 0;  // optimizer steps taken before
+  std::uint64_t uses = 0;  // digest of the optimizer's numbers; where nothing is updated, whether
+                           // losses are wanted (1) or outputs (2); 0: not known
+};
+
 /// What precedes a payload.
 struct Envelope {
   std::uint32_t epoch = 0;
   std::uint32_t what = 0;
   std::uint64_t bytes = 0;  // of the payload
+  std::int64_t steps = 0;   // as in Stamp
+  std::uint64_t uses = 0;
 };
 
 /// What messages of a pipeline are that are no signals.
 enum Notice : std::uint32_t {
   say_failure = 0xffff0000,
+  say_load,  ///< the process is about to load a program, of which this is a digest
   say_standing,
   say_spans,
   say_results,
@@ -59,7 +72,9 @@ struct Outgoing {
 class Channels {
  public:
   /// @param  processes  a communicator for these messages alone, with MPI_ERRORS_RETURN
-  explicit Channels(MPI_Comm processes) : processes_(processes) {
+  /// @param  piece      most bytes that MPI is given at a time
+  explicit Channels(MPI_Comm processes, std::size_t piece = std::size_t{1} << 30U)
+      : processes_(processes), piece_(piece) {
     MPI_Comm_size(processes, &size_);
     MPI_Comm_rank(processes, &rank_);
     auto const n = static_cast<std::size_t>(size_);
@@ -128,52 +143,65 @@ class Channels {
   }
 
   /// Sends it to some processes.
-  void post(std::unique_ptr<Outgoing> message, std::uint32_t epoch, std::uint32_t what,
+  void post(std::unique_ptr<Outgoing> message, Stamp const& stamp, std::uint32_t what,
             int const* peers, std::size_t count) {
-    message->envelope = {epoch, what, message->payload.size()};
-    int const length = counted(message->payload.size());
+    std::size_t const length = message->payload.size();
+    message->envelope = {stamp.epoch, what, length, stamp.steps, stamp.uses};
+    message->requests.reserve(count * (1 + (length + piece_ - 1) / piece_));
+    under_way_.push_back(std::move(message));  // before MPI reads it
+    Outgoing& sent = *under_way_.back();
+    auto& bytes = pools_[sent.pool].bytes;
+    bytes = std::max(bytes, length);
     for (std::size_t i = 0; i < count; ++i) {
-      send(*message, &message->envelope, sizeof(Envelope), peers[i], envelope_tag);
-      if (length != 0) send(*message, message->payload.data(), length, peers[i], payload_tag);
+      send(sent, &sent.envelope, sizeof(Envelope), peers[i], envelope_tag);
+      for (std::size_t at = 0; at < length; at += piece_)
+        send(sent, sent.payload.data() + at, std::min(piece_, length - at), peers[i], payload_tag);
     }
-    auto& bytes = pools_[message->pool].bytes;
-    bytes = std::max(bytes, message->payload.size());
-    under_way_.push_back(std::move(message));
   }
-  void post_to_all(std::unique_ptr<Outgoing> message, std::uint32_t epoch, std::uint32_t what) {
+  void post_to_all(std::unique_ptr<Outgoing> message, Stamp const& stamp, std::uint32_t what) {
     if (others_.empty())
       for (int p = 1; p < size_; ++p) others_.push_back((rank_ + p) % size_);
-    post(std::move(message), epoch, what, others_.data(), others_.size());
+    post(std::move(message), stamp, what, others_.data(), others_.size());
   }
 
-  /// Hands over what has come in for this epoch; drops what belongs to an earlier one.
-  /// @param  deliver  (peer, what, ByteReader&)
+  /// Hands over what has come in for the round of this epoch; drops what belongs to an earlier one.
+  /// What `deliver` throws loses no other message.
+  /// @param  deliver  (peer, envelope, ByteReader&)
   /// @return whether anything moved
   template <class Deliver> bool poll(std::uint32_t epoch, Deliver&& deliver) {
     bool moved = false;
-    for (std::size_t p = 0; held_ != 0 && p < peers_.size(); ++p) {
-      if (peers_[p].state != State::held || later(peers_[p].envelope.epoch, epoch)) continue;
-      --held_;
-      moved = true;
-      arrived(p, epoch, deliver);
-    }
     int count = 0;
     check(MPI_Testsome(size_, receives_.data(), &count, ended_.data(), MPI_STATUSES_IGNORE),
           "MPI_Testsome", "this process");
     for (int i = 0; i < count && count != MPI_UNDEFINED; ++i) {
+      peers_[static_cast<std::size_t>(ended_[static_cast<std::size_t>(i)])].state = State::held;
+      ++held_;
+    }
+    for (std::size_t p = 0; held_ != 0 && p < peers_.size(); ++p) {
+      if (peers_[p].state != State::held || later(peers_[p].envelope.epoch, epoch)) continue;
       moved = true;
-      arrived(static_cast<std::size_t>(ended_[static_cast<std::size_t>(i)]), epoch, deliver);
+      arrived(p, epoch, deliver);
     }
     for (std::size_t p = 0; loading_ != 0 && p < peers_.size(); ++p) {
       if (peers_[p].state != State::payload) continue;
       int done = 0;
       check(MPI_Test(&peers_[p].loading, &done, MPI_STATUS_IGNORE), "MPI_Test", "this process");
       if (done == 0) continue;
-      --loading_;
       moved = true;
+      if (peers_[p].loaded < peers_[p].envelope.bytes) {
+        load_piece(p);
+        continue;
+      }
+      --loading_;
       finish(p, epoch, deliver);
     }
     return moved;
+  }
+
+  /// Whether the next message of a process belongs to a later epoch than what was polled for.
+  [[nodiscard]] bool ahead(int peer, std::uint32_t epoch) const noexcept {
+    Peer const& other = peers_[static_cast<std::size_t>(peer)];
+    return other.state == State::held && later(other.envelope.epoch, epoch);
   }
 
   /// While the message of a process is delivered: keeps the memory of its payload, and gives other
@@ -212,19 +240,13 @@ class Channels {
     Envelope envelope{};
     State state = State::idle;
     Payload payload{};
+    std::size_t loaded = 0;  // bytes that have been asked for
     MPI_Request loading = MPI_REQUEST_NULL;
   };
 
   [[nodiscard]] static bool later(std::uint32_t a, std::uint32_t b) noexcept {
     return static_cast<std::int32_t>(a - b) > 0;
   }
-  [[nodiscard]] static int counted(std::size_t bytes) {
-    if (bytes > INT_MAX)
-      raise(Errc::bad_configuration, "a message of ", bytes,
-            " bytes is more than MPI counts; cut the model or the microbatches smaller");
-    return static_cast<int>(bytes);
-  }
-
   [[nodiscard]] std::unique_ptr<Outgoing> made(std::size_t pool) const {
     auto message = std::make_unique<Outgoing>();
     message->pool = pool;
@@ -237,10 +259,10 @@ class Channels {
     check(MPI_Start(&receives_[p]), "MPI_Start", "this process");
   }
 
-  void send(Outgoing& message, void const* bytes, int count, int peer, int tag) {
+  void send(Outgoing& message, void const* bytes, std::size_t count, int peer, int tag) {
     MPI_Request request = MPI_REQUEST_NULL;
-    check(MPI_Isend(bytes, count, MPI_BYTE, peer, tag, processes_, &request), "MPI_Isend",
-          "this process");
+    check(MPI_Isend(bytes, static_cast<int>(count), MPI_BYTE, peer, tag, processes_, &request),
+          "MPI_Isend", "this process");
     message.requests.push_back(request);
   }
 
@@ -260,22 +282,26 @@ class Channels {
 
   template <class Deliver> void arrived(std::size_t p, std::uint32_t epoch, Deliver& deliver) {
     Peer& peer = peers_[p];
-    if (later(peer.envelope.epoch, epoch)) {
-      peer.state = State::held;
-      ++held_;
-      return;
-    }
-    int const length = counted(peer.envelope.bytes);
-    if (length == 0) return finish(p, epoch, deliver);
     if (peer.payload.room < peer.envelope.bytes) {
+      peer.payload.room = 0;
       peer.payload.bytes.reset(new std::byte[peer.envelope.bytes]);
       peer.payload.room = peer.envelope.bytes;
     }
-    check(MPI_Irecv(peer.payload.bytes.get(), length, MPI_BYTE, static_cast<int>(p), payload_tag,
-                    processes_, &peer.loading),
-          "MPI_Irecv", "this process");
+    --held_;
+    if (peer.envelope.bytes == 0) return finish(p, epoch, deliver);
     peer.state = State::payload;
+    peer.loaded = 0;
     ++loading_;
+    load_piece(p);
+  }
+
+  void load_piece(std::size_t p) {
+    Peer& peer = peers_[p];
+    std::size_t const count = std::min(piece_, peer.envelope.bytes - peer.loaded);
+    check(MPI_Irecv(peer.payload.bytes.get() + peer.loaded, static_cast<int>(count), MPI_BYTE,
+                    static_cast<int>(p), payload_tag, processes_, &peer.loading),
+          "MPI_Irecv", "this process");
+    peer.loaded += count;
   }
 
   template <class Deliver> void finish(std::size_t p, std::uint32_t epoch, Deliver& deliver) {
@@ -283,10 +309,12 @@ class Channels {
     Envelope const envelope = peer.envelope;
     ByteReader payload(peer.payload.bytes.get(), envelope.bytes);
     start(p);  // the header of the next; its payload waits until this one is read
-    if (envelope.epoch == epoch) deliver(static_cast<int>(p), envelope.what, payload);
+    bool const past = later(epoch & ~1U, envelope.epoch);
+    if (!past) deliver(static_cast<int>(p), envelope, payload);
   }
 
   MPI_Comm processes_;
+  std::size_t piece_;
   int size_ = 0;
   int rank_ = 0;
   std::vector<Peer> peers_{};            // [processes]

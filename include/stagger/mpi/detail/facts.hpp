@@ -5,36 +5,23 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include <stagger/collective/handshake.hpp>
 #include <stagger/core/text.hpp>
 #include <stagger/engine/cargo.hpp>
+#include <stagger/engine/facts.hpp>
 
 namespace stagger::mpi::detail {
 
-/// A digest of several things, in order.
-class Digest {
- public:
-  Digest& add(std::string_view words) noexcept {
-    value_ ^= collective::digest(words) + 0x9e3779b97f4a7c15U + (value_ << 6U) + (value_ >> 2U);
-    return *this;
-  }
-  template <class... T> Digest& numbers(T... number) noexcept {
-    std::int64_t const all[] = {static_cast<std::int64_t>(number)...};
-    return add({reinterpret_cast<char const*>(all), sizeof all});
-  }
-  [[nodiscard]] std::string words() const {
-    constexpr char digits[] = "0123456789abcdef";
-    std::string hex(16, '0');
-    for (std::size_t i = 0; i < 16; ++i) hex[i] = digits[value_ >> (60 - 4 * i) & 15U];
-    return hex;
-  }
+using stagger::detail::Digest;
 
- private:
-  std::uint64_t value_ = 0xcbf29ce484222325U;
-};
+/// Of facts, all together.
+[[nodiscard]] inline std::uint64_t digest_of(std::vector<collective::Fact> const& facts) noexcept {
+  Digest all;
+  for (auto const& fact : facts) all.add(fact.name).add(fact.value);
+  return all.value();
+}
 
 /// Of a pipeline: version, model, cuts, options.
 [[nodiscard]] inline std::vector<collective::Fact> facts_of(stagger::detail::Cargo const& cargo) {
@@ -54,6 +41,9 @@ class Digest {
   facts.push_back({"Options::replicas", replicas});
   facts.push_back({"Options::clip_norm", options.clip_norm ? text(*options.clip_norm) : "none"});
   facts.push_back({"Grouped::shard_optimizer", cargo.machine.shards() ? "true" : "false"});
+  auto const& grouping = cargo.grouping();
+  facts.push_back({"Grouped::measured_steps", std::to_string(grouping.measured_steps)});
+  facts.push_back({"Grouped::renew_every", std::to_string(grouping.renew_every)});
   facts.push_back({"Options::seed", std::to_string(options.seed)});
   facts.push_back({"Options::recompute", options.recompute ? "true" : "false"});
   facts.push_back({"Options::spare_slots",
@@ -85,20 +75,10 @@ class Digest {
   std::string places;
   for (int const p : process_of) places += text(places.empty() ? "" : " ", p);
   facts.push_back({"the processes of the ranks", places});
-  std::string groups;
-  for (GradientGroup const& group : program.groups)
-    groups += text(groups.empty() ? "" : " ", group.stage, ":", group.lowest);
-  facts.push_back({"the groups of gradients", groups});
-  for (std::size_t r = 0; r < program.ranks.size(); ++r) {
-    Digest code;
-    for (Instruction const& in : program.ranks[r].code)
-      code.numbers(in.op, in.gives, in.waits, in.stage, in.cell, in.microbatch, in.x, in.y, in.kept,
-                   in.dy, in.dx, in.inner, in.version, in.next_version,
-                   in.gives > 0 ? in.give[0] : 0, in.gives > 1 ? in.give[1] : 0,
-                   in.gives > 2 ? in.give[2] : 0);
-    for (Wait const& wait : program.ranks[r].waits) code.numbers(wait.signal, wait.count);
-    facts.push_back({text("the program of rank ", r), code.words()});
-  }
+  facts.push_back({"the groups of gradients", stagger::detail::words_of_groups(program)});
+  for (std::size_t r = 0; r < program.ranks.size(); ++r)
+    facts.push_back(
+        {text("the program of rank ", r), stagger::detail::digest_of(program.ranks[r]).words()});
   return facts;
 }
 

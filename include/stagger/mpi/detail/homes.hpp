@@ -18,23 +18,24 @@ namespace stagger::mpi::detail {
 
 class Homes {
  public:
+  /// Allocates what `move` needs, so that a process that cannot says so before the others wait.
+  void make_room(stagger::detail::Cargo const& cargo, std::vector<int> const& process_of) const {
+    if (home_.empty() || cells_of(cargo, process_of) == cells_) return;
+    for (std::size_t l = 0; l < home_.size(); ++l) cargo.machine.parameters()[l].hold();
+  }
+
   /// Another program. Before the first one all processes have all values; where a later one puts
   /// stages into other processes, they get them. All processes call it.
   /// @param process_of  [ranks]
   void move(Communicator& world, stagger::detail::Cargo const& cargo,
             std::vector<int> const& process_of) {
-    auto const process = [&](int rank) { return process_of[static_cast<std::size_t>(rank)]; };
-    std::vector<int> cells;
-    for (Cell const& cell : cargo.program().cells) {
-      cells.push_back(cell.stage);
-      cells.push_back(process(cell.rank));
-    }
+    auto cells = cells_of(cargo, process_of);
     if (cells == cells_) return;
     gather(world, cargo, -1);
     cells_ = std::move(cells);
     home_.clear();
     for (std::size_t l = 0; l < cargo.machine.parameters().size(); ++l)
-      home_.push_back(process(cargo.owner_of(l)));
+      home_.push_back(process_of[static_cast<std::size_t>(cargo.owner_of(l))]);
   }
 
   /// Brings values and optimizer state of every layer from the process that updates it, one
@@ -96,6 +97,16 @@ class Homes {
   }
 
  private:
+  [[nodiscard]] static std::vector<int> cells_of(stagger::detail::Cargo const& cargo,
+                                                 std::vector<int> const& process_of) {
+    std::vector<int> cells;
+    for (Cell const& cell : cargo.program().cells) {
+      cells.push_back(cell.stage);
+      cells.push_back(process_of[static_cast<std::size_t>(cell.rank)]);
+    }
+    return cells;
+  }
+
   static void require(Communicator const& world, int process) {
     if (process >= world.size())
       raise(Errc::bad_configuration, "parameters cannot be gathered in process ", process,

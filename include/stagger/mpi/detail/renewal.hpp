@@ -69,15 +69,15 @@ class Renewal {
   }
 
   /// To those who have the same stages, what is new; to the others, that there is something.
-  void send(stagger::detail::Cargo const& cargo, Channels& channels, std::uint32_t epoch) const {
+  void send(stagger::detail::Cargo const& cargo, Channels& channels, Stamp const& stamp) const {
     cargo.clear_gradients_of(runs_of(here_));
     for (int const& peer : takers_) {
       auto message = channels.blank(pool_);
       cargo.write_values(message->payload, runs_of(here_), runs_of(peer));
-      channels.post(std::move(message), epoch, say_values, &peer, 1);
+      channels.post(std::move(message), stamp, say_values, &peer, 1);
     }
     if (!others_.empty())
-      channels.post(channels.blank(), epoch, say_values, others_.data(), others_.size());
+      channels.post(channels.blank(), stamp, say_values, others_.data(), others_.size());
   }
   /// Keeps what a process hands over.
   void take(Channels& channels, ByteReader const& in, int peer) {

@@ -55,7 +55,7 @@ struct Header {
                         ? name(static_cast<Call>(call))
                         : "a call this version does not know";
     if (type[0] == 0) return s;
-    s += "(" + std::string(type, strnlen(type, sizeof(type))) + " x " + std::to_string(count);
+    s += stagger::text("(", std::string(type, strnlen(type, sizeof(type))), " x ", count);
     if (call == static_cast<std::uint8_t>(Call::broadcast)) s += ", root " + std::to_string(root);
     if (call == static_cast<std::uint8_t>(Call::all_reduce) ||
         call == static_cast<std::uint8_t>(Call::reduce_scatter)) {

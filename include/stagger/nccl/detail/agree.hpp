@@ -7,10 +7,10 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include <stagger/collective/handshake.hpp>
+#include <stagger/engine/facts.hpp>
 #include <stagger/engine/machine.hpp>
 #include <stagger/nccl/detail/fleet.hpp>
 
@@ -49,12 +49,20 @@ namespace stagger::nccl::detail {
                                   "processes with one program, one model and the same options"));
 }
 
+/// What a back end was told, that all processes must be told alike.
+struct Told {
+  bool capture = false;
+  bool shapes_change = false;
+  std::size_t ahead = 0;
+};
+
 /// Of a pipeline. One number of facts for all models, since their digests stand side by side.
 [[nodiscard]] [[gnu::cold]] inline std::vector<collective::Fact> facts_of(
-    stagger::detail::Machine& machine) {
+    stagger::detail::Machine& machine, Told const& told) {
   Options const& options = machine.options();
+  auto const yes = [](bool is) { return is ? "true" : "false"; };
   std::string shapes;
-  std::string values;
+  stagger::detail::Digest values;
   auto& parameters = machine.parameters();
   for (std::size_t l = 0; l < parameters.size(); ++l) {
     std::vector<ParameterState> states;
@@ -62,46 +70,58 @@ namespace stagger::nccl::detail {
     for (auto const& state : states) {
       shapes += text(state.name, " ", state.value.size(), " ",
                      state.type == ElementType::f32 ? "float" : "double", ", ");
-      values += text(static_cast<std::int64_t>(collective::digest(
-                         {reinterpret_cast<char const*>(state.value.data()), state.value.size()})),
-                     " ");
+      values.add({reinterpret_cast<char const*>(state.value.data()), state.value.size()});
     }
   }
   std::string shares;
   for (auto const& part : options.replicas.parts())
     shares += text(part.replica == 0 && !shares.empty() ? ", " : " ",
                    static_cast<std::int64_t>(part.own));
+  std::string cuts;
+  for (std::size_t const first : machine.first_layers())
+    cuts += text(cuts.empty() ? "" : " ", static_cast<std::int64_t>(first));
   return {collective::library_fact(),
           {"the number of layers", std::to_string(parameters.size())},
           {"the number of stages", std::to_string(machine.stages())},
+          {"the first layers of the stages", cuts},
           {"the parameters", shapes},
-          {"the values of the parameters",
-           text("of digest ", static_cast<std::int64_t>(collective::digest(values)))},
+          {"the values of the parameters", text("of digest ", values.words())},
           {"Options::clip_norm", options.clip_norm ? text(*options.clip_norm) : "none"},
           {"Options::seed", std::to_string(options.seed)},
           {"the shares of Options::replicas", shares.empty() ? "none" : shares},
-          {"Options::recompute", options.recompute ? "true" : "false"}};
+          {"Options::recompute", yes(options.recompute)},
+          {"Options::spare_slots",
+           options.spare_slots ? std::to_string(*options.spare_slots) : "as laid out"},
+          {"Gpus::capture", yes(told.capture)},
+          {"Gpus::shapes_change", yes(told.shapes_change)},
+          {"Gpus::ahead", std::to_string(told.ahead)}};
 }
 
-/// Of a program: what every rank does, and where it runs.
+/// Of the program that is loaded: what every rank does, and where it runs; and of what may change
+/// from program to program.
 [[nodiscard]] [[gnu::cold]] inline std::vector<collective::Fact> facts_of(
-    Program const& program, std::vector<int> const& place) {
+    stagger::detail::Machine const& machine, std::vector<int> const& place) {
+  Program const& program = machine.program();
+  auto const& grouping = machine.grouping();
   std::string places;
   for (int const p : place) places += text(places.empty() ? "" : " ", p);
-  std::string code;
-  for (auto const& rank : program.ranks) {
-    for (Instruction const& in : rank.code)
-      for (auto const number :
-           {static_cast<unsigned>(in.op), static_cast<unsigned>(in.stage),
-            static_cast<unsigned>(in.microbatch), unsigned{in.x}, unsigned{in.y}, unsigned{in.dy},
-            unsigned{in.dx}, unsigned{in.give[0]}})
-        code += static_cast<char>(number % 251);
-    code += ';';
-  }
-  return {{"what the step does", program.training ? "training" : "forward only"},
-          {"the number of microbatches", std::to_string(program.microbatches)},
-          {"the GPUs of the ranks", places},
-          {"the program", text("of digest ", static_cast<std::int64_t>(collective::digest(code)))}};
+  stagger::detail::Digest numbers;
+  if (program.training) numbers.numbers(machine.optimizer_digest());
+  stagger::detail::Digest code;
+  for (auto const& rank : program.ranks)
+    code.numbers(stagger::detail::digest_of(rank).value(), rank.beside);
+  for (Cut const cut : program.cuts) code.numbers(cut.from, cut.to);
+  return {
+      {"the steps taken so far", std::to_string(machine.steps())},
+      {"the optimizer's numbers, such as its learning rate", text("of digest ", numbers.words())},
+      {"Grouped::measured_steps", std::to_string(grouping.measured_steps)},
+      {"Grouped::renew_every", std::to_string(grouping.renew_every)},
+      {"what the step does", program.training ? "training" : "forward only"},
+      {"the number of microbatches", std::to_string(program.microbatches)},
+      {"the number of ranks", std::to_string(program.ranks.size())},
+      {"the GPUs of the ranks", places},
+      {"the groups of gradients", stagger::detail::words_of_groups(program)},
+      {"the program", text("of digest ", code.words())}};
 }
 
 }  // namespace stagger::nccl::detail

@@ -26,6 +26,12 @@ class Consent {
       : fleet_(fleet), stream_(on(fleet)), word_(1), there_({1}) {
     fleet[0].world.split(0, fleet[0].place, all_, stream_).wait(meet_s);
   }
+  Consent(Consent const&) = delete;
+  Consent& operator=(Consent const&) = delete;
+  ~Consent() {
+    Communicator* const all[] = {&all_};
+    end_together(all);
+  }
 
   /// @return  whether any process answers yes
   /// @throws Error  deadline for those that are not asked, and for a GPU that does not answer

@@ -35,6 +35,9 @@ struct Gpu {
   cuda::detail::Iteration iteration;
   cuda::detail::Timeline timeline;
   cuda::Tensor<double> sums;  // [parameters] of squares
+  bool captured = false;      // its streams are being captured
+  bool has_message = false;   // there, with an event behind it
+  cuda::Event message;
 };
 
 /// One end of a channel: a communicator of two, rank 0 gives and rank 1 takes.
@@ -116,6 +119,32 @@ inline void wait_for_all(std::span<Operation> operations, double seconds) {
   }
 }
 
+/// Ends communicators together with their other ranks, who name theirs in the same order. Where one
+/// has failed, or the others do not come in time, all are aborted.
+/// @pre  no step is in flight, and graphs that captured their calls are gone
+[[gnu::cold]] inline void end_together(std::span<Communicator* const> all) noexcept {
+  constexpr double farewell_s = 3;
+  constexpr double abort_s = 1;
+  try {
+    std::vector<Operation> ends;
+    if (std::all_of(all.begin(), all.end(), [](auto const* one) { return one->healthy(); }))
+      for (auto* const one : all) ends.push_back(one->finalize());
+    wait_for_all(ends, farewell_s);
+    if (!ends.empty()) return;
+  } catch (...) {  // others have failed, or are not there
+  }
+  auto const start = std::chrono::steady_clock::now();
+  for (auto* const one : all) {
+    try {
+      one->abort("the others did not end theirs");
+    } catch (...) {  // no memory for the reason: it ends with its owner
+    }
+  }
+  for (auto const* const one : all)
+    static_cast<void>(one->gone(
+        abort_s - std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count()));
+}
+
 /// What a pipeline has of NCCL.
 class Fleet {
  public:
@@ -148,6 +177,19 @@ class Fleet {
   }
   Fleet(Fleet const&) = delete;
   Fleet& operator=(Fleet const&) = delete;
+  ~Fleet() {
+    try {
+      std::vector<Communicator*> all;
+      for (auto& channel : channels_)
+        for (auto* const end : {channel.giver.get(), channel.taker.get()})
+          if (end != nullptr) all.push_back(&end->pair);
+      for (auto& team : teams)
+        for (auto& end : team.ends) all.push_back(&end->all);
+      for (auto& gpu : gpus_) all.push_back(&gpu->world);
+      end_together(all);
+    } catch (...) {  // no memory: they are aborted one by one
+    }
+  }
 
   [[nodiscard]] std::size_t size() const noexcept { return gpus_.size(); }
   [[nodiscard]] Gpu& operator[](std::size_t gpu) const noexcept { return *gpus_[gpu]; }
@@ -188,7 +230,7 @@ class Fleet {
   }
 
   [[nodiscard]] Channel& channel(std::size_t number) noexcept { return channels_[number]; }
-  [[nodiscard]] std::vector<Channel>& channels() noexcept { return channels_; }
+  [[nodiscard]] std::vector<Channel> const& channels() const noexcept { return channels_; }
 
   void select(std::size_t gpu) const {
     cuda::check(cudaSetDevice(gpus_[gpu]->device.index()), "select a GPU");
@@ -219,7 +261,11 @@ class Fleet {
   }
   /// While on, iterations go into a graph.
   void capturing(bool on) noexcept {
-    for (auto const& gpu : gpus_) gpu->device.capturing(on);
+    for (auto const& gpu : gpus_) {
+      gpu->device.capturing(on);
+      gpu->captured = on;
+      gpu->has_message = false;
+    }
   }
 
   /// Ends all communicators. Does not block.

@@ -91,32 +91,26 @@ class GroupSums {
       wiring_.use(end->gpu);
       std::size_t const signal = ready_[cell_of(in.stage, *end)];
       std::size_t const number = in.next_version - first_group_[in.stage];
-      if (wiring_.issued_[signal] > number)
-        end->stream.wait(wiring_.event(end->gpu, wiring_.first_event_[signal] + number));
+      wiring_.await(end->gpu, end->stream, signal, number);
     }
     around(team.ends.front()->gpu, team.ends.front()->stream, [&] {
-      wiring_.broken_ = true;  // until all have theirs
-      wiring_.current_ = Wiring::none;
-      wiring_.on_streams_.clear();
-      for (auto& end : team.ends) {
-        auto group = end->all.group();
-        bool any = false;
-        each_gradient(in, cell_of(in.stage, *end), [&](auto gradient) {
-          end->last = end->all.all_reduce(group, gradient, collective::Reduction::sum);
-          any = true;
-        });
-        if (any) wiring_.on_streams_.push_back(end->last.on_stream());
-      }
-      wait_for_all(wiring_.on_streams_, machine_.options().deadline_s);
-      wiring_.broken_ = false;
+      if (!has_gradients(in, cell_of(in.stage, *team.ends.front()))) return;
+      wiring_.together([&] {
+        for (auto& end : team.ends)
+          end->last = wiring_.messages().add(end->gpu, end->stream, end->all, [&](auto& group) {
+            Operation last;
+            each_gradient(in, cell_of(in.stage, *end), [&](auto gradient) {
+              last = end->all.all_reduce(group, gradient, collective::Reduction::sum);
+            });
+            return last;
+          });
+      });
     });
-    for (auto& end : team.ends)
-      end->stream.record(wiring_.event(end->gpu, wiring_.groups_ + in.next_version));
+    for (auto& end : team.ends) end->stream.record(wiring_.summed(end->gpu, in.next_version));
   }
   /// The stream of a rank that adds up goes on behind the sum.
   void await(std::size_t rank, Instruction const& in) {
-    wiring_.compute(rank).wait(
-        wiring_.event(wiring_.gpu_of(rank), wiring_.groups_ + in.next_version));
+    wiring_.compute(rank).wait(wiring_.summed(wiring_.gpu_of(rank), in.next_version));
   }
 
   /// Updates of a rank's stages by their holders but the first.
@@ -159,6 +153,12 @@ class GroupSums {
           wiring_.gpu_of(wiring_.islands().rank_of(c)) == end.gpu)
         return c;
     return none;
+  }
+
+  [[nodiscard]] bool has_gradients(Instruction const& in, std::size_t cell) const {
+    bool any = false;
+    each_gradient(in, cell, [&any](auto) { any = true; });
+    return any;
   }
 
   /// Visits the gradients of a group at a cell, as spans of their elements.

@@ -5,10 +5,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <span>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -36,6 +39,25 @@ struct Call {
 struct Abort {
   std::atomic<bool> done{false};
 };
+
+/// Aborts that NCCL has not come back from.
+inline std::atomic<int> aborts_under_way{0};
+
+/// The end of the process waits for them, though not for ever: behind it CUDA and NCCL take
+/// themselves down, and a thread that is still inside would use what is gone.
+inline void await_aborts_at_exit() {
+  struct AtExit {
+    AtExit() = default;
+    AtExit(AtExit const&) = delete;
+    AtExit& operator=(AtExit const&) = delete;
+    ~AtExit() {
+      auto const end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+      while (aborts_under_way.load() != 0 && std::chrono::steady_clock::now() < end)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  };
+  static AtExit const at_exit;
+}
 
 /// One communicator, shared by its owner and its operations.
 struct State {
@@ -74,11 +96,12 @@ struct State {
     }
   }
 
-  /// A call that NCCL did not take, and that left everything as it was.
-  void refuse(std::uint64_t number, char const* what) noexcept {
+  /// A batch with a call that cannot be right. NCCL never sees it, and all goes on.
+  void refuse(std::uint64_t number, std::string const& words) noexcept {
     try {
-      refused.emplace_back(number,
-                           std::make_exception_ptr(error(ncclInvalidArgument, what, comm, rank)));
+      refused.emplace_back(
+          number, std::make_exception_ptr(stagger::Error(
+                      Errc::bad_configuration, text("rank ", rank, " of ", size, ": ", words))));
     } catch (...) {
       fail(std::current_exception());
     }
@@ -104,16 +127,41 @@ struct State {
   void give_up() noexcept {
     auto* const gone = std::exchange(comm, nullptr);
     if (gone == nullptr) return;
+    aborts_under_way.fetch_add(1);
     try {
+      await_aborts_at_exit();
       abort = std::make_shared<Abort>();
       std::thread([gone, handle = abort] {
         static_cast<void>(ncclCommAbort(gone));
         handle->done.store(true, std::memory_order_release);
         handle->done.notify_all();
+        aborts_under_way.fetch_sub(1);
       }).detach();
     } catch (...) {  // no memory, no thread: the communicator stays behind
+      aborts_under_way.fetch_sub(1);
     }
   }
+};
+
+/// What one communicator is to do as one group.
+struct Calls {
+  std::shared_ptr<State> state;
+  std::uint64_t number = 0;  // of the batch
+  std::vector<Call> calls;
+};
+
+/// Groups of several communicators, of one device or several, that NCCL gets as one. It begins when
+/// each of them has its turn in the queue of its device.
+///
+/// NCCL launches a group of communicators that never block on a thread of its own. So two groups
+/// would be two threads, which may not work on one graph at a time; and as one group it costs one.
+struct JointBatch {
+  std::vector<Calls> members;  // the first `count`
+  std::size_t count = 0;
+  std::size_t arrived = 0;
+  bool complete = false;
+  bool begun = false;
+  std::exception_ptr failure;  // of any of them, before it began
 };
 
 /// The queue of one device. Communicators of a device share it, so that what they enqueue reaches
@@ -129,7 +177,9 @@ class Issuer {
     std::uint64_t number = 0;
     bool begun = false;
     std::vector<Call> calls;
-    int colour = 0;  // of a split
+    std::shared_ptr<JointBatch> joint;  // null: by itself
+    bool arrived = false;               // there
+    int colour = 0;                     // of a split
     int key = 0;
     std::shared_ptr<State> part;  // its result
   };
@@ -142,6 +192,18 @@ class Issuer {
     batch.state = std::move(state);
     batch.calls.swap(calls);
     return batch.number;
+  }
+  /// The same, as a part of several.
+  std::uint64_t ask(std::shared_ptr<State> state, std::vector<Call>& calls,
+                    std::shared_ptr<JointBatch> const& joint) {
+    if (joint->members.size() == joint->count) joint->members.emplace_back();
+    Calls& member = joint->members[joint->count++];
+    member.state = state;
+    member.calls.swap(calls);
+    calls.clear();
+    member.number = ask(std::move(state), Kind::calls, calls);
+    queue_[(first_ + count_ - 1) % queue_.size()].joint = joint;
+    return member.number;
   }
   std::uint64_t ask_split(std::shared_ptr<State> state, int colour, int key,
                           std::shared_ptr<State> part) {
@@ -164,6 +226,11 @@ class Issuer {
       Batch& batch = queue_[first_];
       State& state = *batch.state;
       if (!state.settled()) return;
+      if (batch.joint && !batch.begun) {
+        if (!join(batch)) return;
+        batch.begun = true;
+        continue;
+      }
       if (!state.failure && !batch.begun) {
         batch.begun = true;
         try {
@@ -178,7 +245,8 @@ class Issuer {
       batch.state.reset();
       batch.part.reset();
       batch.calls.clear();
-      batch.begun = false;
+      batch.joint.reset();
+      batch.begun = batch.arrived = false;
       first_ = (first_ + 1) % queue_.size();
       --count_;
     }
@@ -198,15 +266,15 @@ class Issuer {
   static void begin(Batch& batch) {
     State& state = *batch.state;
     if (batch.kind == Kind::join) return;
-    if (state.comm == nullptr)
-      return state.fail(std::make_exception_ptr(stagger::Error(
-          Errc::bad_configuration, "the communicator was finalized or never joined; join anew")));
-    if (cudaSetDevice(state.device) != cudaSuccess)
-      return state.fail(ncclUnhandledCudaError, "select its GPU");
-    ncclResult_t result = ncclSuccess;
     if (batch.kind == Kind::calls) {
-      result = launch(batch);
-    } else if (batch.kind == Kind::finalize) {
+      Calls alone{batch.state, batch.number, {}};
+      alone.calls.swap(batch.calls);
+      launch({&alone, 1});
+      return batch.calls.swap(alone.calls);
+    }
+    if (!usable(state)) return;
+    ncclResult_t result = ncclSuccess;
+    if (batch.kind == Kind::finalize) {
       result = ncclCommFinalize(state.comm);
     } else {
       ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -214,9 +282,51 @@ class Issuer {
       result = ncclCommSplit(state.comm, batch.colour < 0 ? NCCL_SPLIT_NOCOLOR : batch.colour,
                              batch.key, &batch.part->comm, &config);
     }
-    if (result == ncclInvalidArgument) return state.refuse(batch.number, "begin a call");
     state.in_progress = true;
     if (result != ncclSuccess && result != ncclInProgress) state.fail(result, "begin a call");
+  }
+
+  /// Selects its device. @return whether there is a communicator
+  static bool usable(State& state) {
+    if (state.failure) return false;
+    if (state.comm == nullptr)
+      state.fail(std::make_exception_ptr(stagger::Error(
+          Errc::bad_configuration, "the communicator was finalized or never joined; join anew")));
+    else if (cudaSetDevice(state.device) != cudaSuccess)
+      state.fail(ncclUnhandledCudaError, "select its GPU");
+    return !state.failure;
+  }
+
+  /// A batch of several has its turn. @return whether all have
+  static bool join(Batch& batch) noexcept {
+    JointBatch& joint = *batch.joint;
+    if (!std::exchange(batch.arrived, true)) ++joint.arrived;
+    if (batch.state->failure && !joint.begun && !joint.failure)
+      joint.failure = batch.state->failure;
+    if (!joint.failure && !joint.begun) {
+      if (!joint.complete || joint.arrived < joint.count) return false;
+      joint.begun = true;
+      try {
+        launch({joint.members.data(), joint.count});
+      } catch (...) {  // no memory
+        joint.failure = std::current_exception();
+      }
+    }
+    if (joint.failure) batch.state->fail(joint.failure);
+    return true;
+  }
+
+  /// What is wrong with a call, as far as can be seen: NCCL would end its communicator.
+  static std::string wrong_with(Call const& c, State const& state) {
+    bool const named = c.what == What::send || c.what == What::receive || c.what == What::broadcast;
+    if (named && (c.peer < 0 || c.peer >= state.size))
+      return text("there is no rank ", c.peer, " to exchange anything with; name one from 0 to ",
+                  state.size - 1);
+    bool const reads = c.what != What::receive;
+    bool const writes = c.what != What::send;
+    if (c.count != 0 && ((reads && c.in == nullptr) || (writes && c.out == nullptr)))
+      return text("a call for ", c.count, " elements has no memory; give a span of device memory");
+    return {};
   }
 
   /// The reduction of a call; one that multiplies first is made once for each factor.
@@ -240,20 +350,37 @@ class Issuer {
     return ncclSuccess;
   }
 
-  /// All calls as one group, so that they progress together.
-  static ncclResult_t launch(Batch& batch) {
-    State& state = *batch.state;
-    for (Call& call : batch.calls) {
-      ncclResult_t const result = reduction_of(call, state, call.reduction);
-      if (result != ncclSuccess) return result;
+  /// All calls as one group, so that they progress together; none if one of them is wrong.
+  static void launch(std::span<Calls> all) {
+    for (Calls const& one : all)
+      for (Call const& call : one.calls)
+        if (auto const words = wrong_with(call, *one.state); !words.empty()) {
+          for (Calls const& other : all) other.state->refuse(other.number, words);
+          return;
+        }
+    auto const fail = [all](ncclResult_t result) {
+      for (Calls const& one : all) one.state->fail(result, "begin a call");
+    };
+    for (Calls& one : all) {
+      if (!usable(*one.state)) {
+        for (Calls const& other : all) other.state->fail(one.state->failure);
+        return;
+      }
+      for (Call& call : one.calls) {
+        ncclResult_t const result = reduction_of(call, *one.state, call.reduction);
+        if (result != ncclSuccess) return fail(result);
+      }
     }
     ncclResult_t worst = ncclGroupStart();
-    for (Call const& call : batch.calls) {
-      ncclResult_t const result = issue(call, state.comm, state.stream);
-      if (result != ncclSuccess && result != ncclInProgress) worst = result;
-    }
+    for (Calls const& one : all)
+      for (Call const& call : one.calls) {
+        ncclResult_t const result = issue(call, one.state->comm, one.state->stream);
+        if (result != ncclSuccess && result != ncclInProgress) worst = result;
+      }
     ncclResult_t const ended = ncclGroupEnd();
-    return worst == ncclSuccess ? ended : worst;
+    if (worst == ncclSuccess) worst = ended;
+    for (Calls const& one : all) one.state->in_progress = true;
+    if (worst != ncclSuccess && worst != ncclInProgress) fail(worst);
   }
 
   static ncclResult_t issue(Call const& c, ncclComm_t comm, cudaStream_t stream) noexcept {
@@ -289,8 +416,7 @@ class Issuer {
 
   void finish(Batch const& batch) const noexcept {
     State& state = *batch.state;
-    bool const refused = !state.refused.empty() && state.refused.back().first == batch.number;
-    if (batch.kind == Kind::finalize && !refused) {
+    if (batch.kind == Kind::finalize) {
       auto* const comm = std::exchange(state.comm, nullptr);
       ncclResult_t const result = ncclCommDestroy(comm);
       if (result != ncclSuccess) return state.fail(result, "destroy a finalized communicator");

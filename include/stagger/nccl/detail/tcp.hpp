@@ -1,20 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file   A few bytes from rank 0 to every other rank over TCP, before there is a communicator.
+///
+///     rank r                                  rank 0
+///       connect  ----------------------------> accept
+///       Greeting {run, process, rank} -------> is it one of us, and the only one of its number?
+///       <------------------- Answer {verdict}, and the bytes where it is welcome
+///       one byte: it has them ---------------> counts rank r
+///
+/// Whatever else connects or listens there says something else, or nothing, and is left alone.
 
 #include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <span>
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/text.hpp>
@@ -30,8 +43,9 @@ class Socket {
     std::swap(descriptor_, other.descriptor_);
     return *this;
   }
-  ~Socket() {
-    if (descriptor_ >= 0) ::close(descriptor_);
+  ~Socket() { close(); }
+  void close() noexcept {
+    if (descriptor_ >= 0) ::close(std::exchange(descriptor_, -1));
   }
   [[nodiscard]] int get() const noexcept { return descriptor_; }
   [[nodiscard]] explicit operator bool() const noexcept { return descriptor_ >= 0; }
@@ -40,95 +54,354 @@ class Socket {
   int descriptor_;
 };
 
-/// Where, and until when.
-struct Meeting {
-  std::string address;
-  int port = 0;
-  std::chrono::steady_clock::time_point end;
-  double seconds = 0;
+/// An end in time, for one wait or for all.
+class Until {
+ public:
+  using Clock = std::chrono::steady_clock;
+  explicit Until(double seconds)  // so far off that no clock overflows
+      : end_(Clock::now() +
+             std::chrono::milliseconds(static_cast<std::int64_t>(std::min(seconds, 1e9) * 1e3))) {}
 
   [[nodiscard]] int left_ms() const {
-    auto const left = std::chrono::duration_cast<std::chrono::milliseconds>(
-        end - std::chrono::steady_clock::now());
-    return left.count() > 0 ? static_cast<int>(left.count()) : 0;
+    auto const left = std::chrono::ceil<std::chrono::milliseconds>(end_ - Clock::now()).count();
+    return static_cast<int>(std::clamp<std::int64_t>(left, 0, 1 << 30));
   }
-  [[noreturn]] [[gnu::cold]] void late(int rank, char const* what) const {
-    throw stagger::Error(Errc::deadline,
-                         text("rank ", rank, " waited ", seconds, " s ", what, " at ", address, ":",
-                              port, "; see whether all ranks were started and can reach it"));
+  /// The nearer of this end and one in so many seconds.
+  [[nodiscard]] Until within(double seconds) const {
+    Until other(seconds);
+    other.end_ = std::min(other.end_, end_);
+    return other;
+  }
+  void pause(int ms) const {
+    std::this_thread::sleep_for(std::chrono::milliseconds(std::min(ms, left_ms())));
+  }
+
+ private:
+  Clock::time_point end_;
+};
+
+/// Who meets, where, and until when.
+struct Meeting {
+  std::string address{};     ///< of rank 0's machine
+  std::vector<int> ports{};  ///< there: rank 0 listens on the first that it can have
+  std::uint64_t run = 0;     ///< the same in all ranks of one run, and in no other run
+  int rank = 0;
+  int size = 1;
+  double seconds = 60;
+  Until end{seconds};
+
+  [[nodiscard]] std::string where() const {
+    return ports.size() == 1 ? text(address, ":", ports.front())
+                             : text(address, ", ports ", ports.front(), " to ", ports.back());
   }
 };
 
+inline constexpr double connect_s = 1;  ///< for one address to take a connection, and to answer
+inline constexpr double silence_s = 5;  ///< for what has connected to say that it is a rank
+inline constexpr double bind_s = 2;     ///< for a port to become free
+
+/// Differs between processes; not 0.
+inline std::uint64_t random_number() {
+  std::uint64_t number = 0;
+  while (number == 0) static_cast<void>(::getrandom(&number, sizeof number, 0));
+  return number;
+}
+
+struct Greeting {
+  std::array<char, 8> word{'s', 't', 'a', 'g', 'g', 'e', 'r', '?'};
+  std::uint64_t run = 0;
+  std::uint64_t process = 0;  ///< a random number: whether a rank has come again or is there twice
+  std::uint64_t rank = 0;
+};
+
+enum class Verdict : std::uint64_t { nobody, stranger, other_run, taken, welcome };
+
+struct Answer {
+  std::array<char, 8> word{'s', 't', 'a', 'g', 'g', 'e', 'r', '!'};
+  Verdict verdict = Verdict::nobody;
+};
+
 /// Waits until a socket can be read (POLLIN) or written (POLLOUT). @return false: too late
-inline bool ready(Socket const& socket, short what, Meeting const& meeting) {
+inline bool ready(Socket const& socket, short what, Until const& end) {
   ::pollfd entry{socket.get(), what, 0};
   for (;;) {
-    int const result = ::poll(&entry, 1, meeting.left_ms());
+    int const result = ::poll(&entry, 1, end.left_ms());
     if (result > 0) return true;
     if (result == 0 || errno != EINTR) return false;
   }
 }
 
-/// Rank 0: gives the bytes to so many others.
-inline void serve(Meeting const& meeting, std::span<std::byte const> bytes, int others) {
-  Socket const listener(::socket(AF_INET6, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+/// Sends few bytes, which a socket's buffer has room for unless the other end is gone.
+inline bool send_all(Socket const& socket, void const* bytes, std::size_t size) {
+  return ::send(socket.get(), bytes, size, MSG_NOSIGNAL) == static_cast<::ssize_t>(size);
+}
+
+inline bool receive_all(Socket const& socket, void* bytes, std::size_t size, Until const& end) {
+  for (std::size_t got = 0; got < size;) {
+    if (!ready(socket, POLLIN, end)) return false;
+    auto const more = ::recv(socket.get(), static_cast<char*>(bytes) + got, size - got, 0);
+    if (more <= 0) return false;
+    got += static_cast<std::size_t>(more);
+  }
+  return true;
+}
+
+/// Listens for IPv6 and IPv4, or for IPv4 alone where the system has no IPv6.
+/// @return  no socket: `error` says why
+inline Socket listen_on(int port, int& error) {
   int const on = 1;
   int const off = 0;
-  ::setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  ::setsockopt(listener.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-  ::sockaddr_in6 any{};
-  any.sin6_family = AF_INET6;
-  any.sin6_port = htons(static_cast<std::uint16_t>(meeting.port));
-  if (::bind(listener.get(), reinterpret_cast<::sockaddr*>(&any), sizeof any) != 0 ||
-      ::listen(listener.get(), others) != 0)
-    throw stagger::Error(
-        Errc::io, text("rank 0 cannot listen on port ", meeting.port, ": ", std::strerror(errno),
-                       "; choose a port that is free there"));
-  for (int met = 0; met < others;) {
-    if (!ready(listener, POLLIN, meeting))
-      meeting.late(0, text("for ", others - met, " more ranks").c_str());
-    Socket const peer(::accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-    // A message this short fits into the socket's buffer, or the other end is gone: let it try
-    // again.
-    if (peer && ::send(peer.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) ==
-                    static_cast<::ssize_t>(bytes.size()))
-      ++met;
+  for (int const family : {AF_INET6, AF_INET}) {
+    Socket listener(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    error = errno;
+    if (!listener) continue;
+    ::sockaddr_in6 six{};
+    ::sockaddr_in four{};
+    six.sin6_family = AF_INET6;
+    four.sin_family = AF_INET;
+    six.sin6_port = four.sin_port = htons(static_cast<std::uint16_t>(port));
+    bool const both = family == AF_INET6;
+    auto const* const any =
+        both ? reinterpret_cast<::sockaddr*>(&six) : reinterpret_cast<::sockaddr*>(&four);
+    ::setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (both) ::setsockopt(listener.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+    if (::bind(listener.get(), any, both ? sizeof six : sizeof four) == 0 &&
+        ::listen(listener.get(), SOMAXCONN) == 0)
+      return listener;
+    error = errno;
+    if (error == EADDRINUSE || error == EACCES) break;
+  }
+  return Socket(-1);
+}
+
+/// The first port that is free. What holds one for a moment, such as a rank's connection on its way
+/// out, is waited for.
+inline Socket listen(Meeting const& meeting) {
+  Until const end = meeting.end.within(bind_s);
+  for (int error = 0;;) {
+    for (int const port : meeting.ports)
+      if (Socket listener = listen_on(port, error)) return listener;
+    if (end.left_ms() == 0)
+      throw stagger::Error(
+          Errc::io, text("rank 0 cannot listen at ", meeting.where(), ": ", std::strerror(error),
+                         "; set MASTER_PORT or Rendezvous::port to one that is free there"));
+    end.pause(20);
   }
 }
 
-/// One try to get the bytes. @return whether all have come
-inline bool ask(Meeting const& meeting, std::span<std::byte> bytes) {
+/// Rank 0: gives the bytes to every other rank.
+class Host {
+ public:
+  Host(Meeting const& meeting, std::span<std::byte const> bytes)
+      : meeting_(meeting),
+        bytes_(bytes),
+        processes_(static_cast<std::size_t>(meeting.size)),
+        met_(static_cast<std::size_t>(meeting.size)) {}
+
+  void serve() {
+    Socket const listener = listen(meeting_);
+    std::vector<::pollfd> polled;
+    for (int missing = meeting_.size - 1; missing > 0;) {
+      polled.assign(1, {listener.get(), POLLIN, 0});
+      for (auto const& caller : callers_) polled.push_back({caller.socket.get(), POLLIN, 0});
+      // With callers it looks up now and then, to let go of those that say nothing.
+      int const most = callers_.empty() ? meeting_.end.left_ms() : 100;
+      int const result = ::poll(polled.data(), static_cast<::nfds_t>(polled.size()),
+                                std::min(most, meeting_.end.left_ms()));
+      if (meeting_.end.left_ms() == 0) late();
+      for (std::size_t i = 0; i < callers_.size(); ++i) {
+        if (result > 0 && polled[i + 1].revents != 0) missing -= attend(callers_[i]) ? 1 : 0;
+        if (callers_[i].end.left_ms() == 0) callers_[i].socket.close();
+      }
+      std::erase_if(callers_, [](Caller const& caller) { return !caller.socket; });
+      if (result > 0 && polled[0].revents != 0) accept(listener);
+    }
+  }
+
+ private:
+  struct Caller {
+    Socket socket;
+    Until end;
+    Greeting said{};
+    std::size_t got = 0;  ///< bytes of it
+  };
+
+  void accept(Socket const& listener) {
+    Socket socket(::accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (socket)
+      callers_.push_back({std::move(socket), meeting_.end.within(silence_s)});
+    else  // it has gone, or this process has no descriptor left until another caller goes
+      meeting_.end.pause(1);
+  }
+
+  /// Something has come from a caller. @return whether one more rank has the bytes
+  bool attend(Caller& caller) {
+    if (caller.got == sizeof(Greeting)) {
+      char byte = 0;
+      bool const has_them = ::recv(caller.socket.get(), &byte, 1, 0) == 1;
+      caller.socket.close();
+      if (!has_them || met_[caller.said.rank]) return false;
+      return met_[caller.said.rank] = true;
+    }
+    auto* const at = reinterpret_cast<char*>(&caller.said) + caller.got;
+    auto const more = ::recv(caller.socket.get(), at, sizeof(Greeting) - caller.got, 0);
+    if (more > 0) caller.got += static_cast<std::size_t>(more);
+    std::size_t const word = std::min(caller.got, Greeting{}.word.size());
+    if (more <= 0 || !std::equal(caller.said.word.begin(),
+                                 caller.said.word.begin() + static_cast<std::ptrdiff_t>(word),
+                                 Greeting{}.word.begin()))
+      caller.socket.close();
+    else if (caller.got == sizeof(Greeting) && !answer(caller))
+      caller.socket.close();
+    return false;
+  }
+
+  /// @return  whether it is welcome and has been sent the bytes
+  bool answer(Caller const& caller) {
+    auto const& said = caller.said;
+    Answer answer;
+    answer.verdict = Verdict::welcome;
+    if (said.run != meeting_.run || said.rank == 0 || said.rank >= processes_.size())
+      answer.verdict = Verdict::other_run;
+    else if (auto& process = processes_[said.rank]; process == 0)
+      process = said.process;
+    else if (process != said.process)
+      answer.verdict = Verdict::taken;
+    if (!send_all(caller.socket, &answer, sizeof answer)) return false;
+    return answer.verdict == Verdict::welcome &&
+           send_all(caller.socket, bytes_.data(), bytes_.size());
+  }
+
+  [[noreturn]] [[gnu::cold]] void late() const {
+    std::string missing;
+    int unnamed = -8;
+    for (std::size_t r = 1; r < met_.size(); ++r)
+      if (!met_[r] && ++unnamed <= 0) missing += text(missing.empty() ? "" : ", ", r);
+    if (unnamed > 0) missing += text(" and ", unnamed, " more");
+    throw stagger::Error(
+        Errc::deadline,
+        text("rank 0 waited ", meeting_.seconds, " s at ", meeting_.where(), " for rank ", missing,
+             "; see whether it was started and can reach this machine"));
+  }
+
+  Meeting const& meeting_;
+  std::span<std::byte const> bytes_;
+  std::vector<std::uint64_t> processes_;  ///< of each rank that has come; 0: none
+  std::vector<bool> met_;                 ///< whether it has the bytes
+  std::vector<Caller> callers_;
+};
+
+struct Address {
+  ::sockaddr_storage storage{};
+  ::socklen_t size = 0;
+
+  void set_port(int port) {
+    auto const number = htons(static_cast<std::uint16_t>(port));
+    if (storage.ss_family == AF_INET6)
+      reinterpret_cast<::sockaddr_in6&>(storage).sin6_port = number;
+    else
+      reinterpret_cast<::sockaddr_in&>(storage).sin_port = number;
+  }
+};
+
+/// All addresses of a name, of both families. The resolver has limits of its own, of some seconds.
+/// @return  none: `error` says why
+inline std::vector<Address> resolve(std::string const& name, std::string& error) {
   ::addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   ::addrinfo* found = nullptr;
-  if (::getaddrinfo(meeting.address.c_str(), std::to_string(meeting.port).c_str(), &hints,
-                    &found) != 0)
-    return false;
-  struct Free {
-    ::addrinfo* all;
-    ~Free() { ::freeaddrinfo(all); }
-  } const release{found};
-  for (auto* one = found; one != nullptr; one = one->ai_next) {
-    Socket const socket(::socket(one->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    if (!socket ||
-        (::connect(socket.get(), one->ai_addr, one->ai_addrlen) != 0 && errno != EINPROGRESS))
-      continue;
-    std::size_t got = 0;
-    while (got < bytes.size() && ready(socket, POLLIN, meeting)) {
-      auto const more = ::recv(socket.get(), bytes.data() + got, bytes.size() - got, 0);
-      if (more <= 0) break;
-      got += static_cast<std::size_t>(more);
-    }
-    if (got == bytes.size()) return true;
+  int const result = ::getaddrinfo(name.c_str(), nullptr, &hints, &found);
+  if (result != 0) {
+    error = ::gai_strerror(result);
+    return {};
   }
-  return false;
+  std::vector<Address> all;
+  for (auto const* one = found; one != nullptr; one = one->ai_next) {
+    if (one->ai_family != AF_INET && one->ai_family != AF_INET6) continue;
+    Address address;
+    std::memcpy(&address.storage, one->ai_addr, one->ai_addrlen);
+    address.size = one->ai_addrlen;
+    all.push_back(address);
+  }
+  ::freeaddrinfo(found);
+  error.clear();
+  return all;
 }
 
-/// Any other rank: tries until rank 0 listens.
-inline void fetch(Meeting const& meeting, std::span<std::byte> bytes, int rank) {
-  while (!ask(meeting, bytes)) {
-    if (meeting.left_ms() == 0) meeting.late(rank, "for rank 0");
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+/// Asks what listens at an address for the bytes.
+inline Verdict ask(Address const& address, Greeting const& greeting, std::span<std::byte> bytes,
+                   Until const& end) {
+  Socket const socket(
+      ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  auto const* const to = reinterpret_cast<::sockaddr const*>(&address.storage);
+  if (!socket || (::connect(socket.get(), to, address.size) != 0 && errno != EINPROGRESS))
+    return Verdict::nobody;
+  int error = 0;
+  ::socklen_t size = sizeof error;
+  if (!ready(socket, POLLOUT, end.within(connect_s)) ||
+      ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size) != 0 || error != 0)
+    return Verdict::nobody;
+  // Linux lets a socket connect to itself where nobody listens; its end would be rank 0's port.
+  ::sockaddr_storage self{};
+  size = sizeof self;
+  if (::getsockname(socket.get(), reinterpret_cast<::sockaddr*>(&self), &size) == 0 &&
+      size == address.size && std::memcmp(&self, to, size) == 0)
+    return Verdict::nobody;
+  Until const soon = end.within(connect_s);
+  Answer answer;
+  if (!send_all(socket, &greeting, sizeof greeting) ||
+      !receive_all(socket, &answer, sizeof answer, soon) || answer.word != Answer{}.word)
+    return Verdict::stranger;
+  if (answer.verdict != Verdict::welcome) return answer.verdict;
+  return receive_all(socket, bytes.data(), bytes.size(), soon) && send_all(socket, "", 1)
+             ? Verdict::welcome
+             : Verdict::nobody;
+}
+
+/// Asks at each port of each address until one answers for this run. @return the best answer
+inline Verdict ask_all(Meeting const& meeting, std::vector<Address> addresses,
+                       Greeting const& greeting, std::span<std::byte> bytes) {
+  auto best = Verdict::nobody;
+  for (int const port : meeting.ports)
+    for (auto& address : addresses) {
+      address.set_port(port);
+      best = std::max(best, ask(address, greeting, bytes, meeting.end));
+      if (best >= Verdict::taken || meeting.end.left_ms() == 0) return best;
+    }
+  return best;
+}
+
+/// Any other rank: asks until rank 0 gives the bytes.
+inline void fetch(Meeting const& meeting, std::span<std::byte> bytes) {
+  Greeting greeting;
+  greeting.run = meeting.run;
+  greeting.rank = static_cast<std::uint64_t>(meeting.rank);
+  greeting.process = random_number();
+  auto best = Verdict::nobody;
+  for (int pause = 20;; pause = std::min(2 * pause, 250)) {
+    std::string error;
+    auto const verdict = ask_all(meeting, resolve(meeting.address, error), greeting, bytes);
+    if (verdict == Verdict::welcome) return;
+    if (verdict == Verdict::taken)
+      throw stagger::Error(
+          Errc::bad_configuration,
+          text("another process has told rank 0 at ", meeting.where(), " that it is rank ",
+               meeting.rank, "; see that the launcher gives each process a rank of its own"));
+    best = std::max(best, verdict);
+    if (meeting.end.left_ms() != 0) {
+      meeting.end.pause(pause);
+      continue;
+    }
+    std::string const why =
+        !error.empty() ? text(", which cannot be resolved: ", error)
+        : best == Verdict::other_run
+            ? ", where rank 0 of another run, or with another number of ranks, answered"
+        : best == Verdict::stranger ? ", where something answered that is no rank of stagger"
+                                    : "";
+    throw stagger::Error(Errc::deadline,
+                         text("rank ", meeting.rank, " waited ", meeting.seconds,
+                              " s for rank 0 at ", meeting.where(), why,
+                              "; see whether rank 0 was started and can be reached from here"));
   }
 }
 

@@ -15,8 +15,10 @@
 #include <stagger/core/portable.hpp>
 #include <stagger/engine/islands.hpp>
 #include <stagger/engine/stall.hpp>
+#include <stagger/nccl/detail/event_numbers.hpp>
 #include <stagger/nccl/detail/fleet.hpp>
 #include <stagger/nccl/detail/lane_ends.hpp>
+#include <stagger/nccl/detail/messages.hpp>
 #include <stagger/nccl/detail/routes.hpp>
 
 namespace stagger::nccl::detail {
@@ -27,7 +29,11 @@ class Wiring {
   static constexpr auto none = static_cast<std::size_t>(-1);
 
   Wiring(stagger::detail::Machine& machine, Wires const& wires, std::shared_ptr<Fleet> fleet)
-      : islands_{machine}, machine_(machine), ends_(machine, wires), fleet_(std::move(fleet)) {}
+      : islands_{machine},
+        machine_(machine),
+        ends_(machine, wires),
+        fleet_(std::move(fleet)),
+        messages_(*fleet_) {}
 
   /// Prepares for a program, together with the other processes.
   /// @param place  [ranks]
@@ -45,7 +51,14 @@ class Wiring {
                                  : cuda::Priority::message);
     }
     channel_ = fleet_->connect(routes_.channels());
-    place_events(program, turns);
+    numbers_.load(program, routes_, gpu_, *fleet_);
+    issued_.assign(numbers_.signals(), 0);
+    given_.assign(routes_.events(), false);
+    freed_.assign(routes_.events(), false);
+    for (std::size_t g = 0; g < fleet_->size(); ++g) {
+      fleet_->select(g);
+      (*fleet_)[g].events.reserve(turns * numbers_.of_turn());
+    }
     shapes_ = FixedArray<ByteWriter>(
         fleet_->alone() ? 0
                         : routes_.lanes().size() * static_cast<std::size_t>(program.microbatches));
@@ -89,7 +102,7 @@ class Wiring {
   /// All streams of a GPU go on behind what its first one has been given, and that behind them.
   void fork(std::size_t gpu) {
     use(gpu);
-    auto& begun = event(gpu, made_ - 1);
+    auto& begun = event(gpu, numbers_.start());
     (*fleet_)[gpu].home.record(begun);
     each_stream(gpu, [&](cuda::Stream const& stream, std::size_t) { stream.wait(begun); });
   }
@@ -102,7 +115,7 @@ class Wiring {
   }
   /// Of a GPU's part of an iteration: recorded on its first stream, behind all else.
   [[nodiscard]] cuda::Event& end_of(std::size_t turn, std::size_t gpu) const noexcept {
-    return (*fleet_)[gpu].events[(turn + 1) * of_turn_ - 1];
+    return event(gpu, numbers_.end(), turn);
   }
 
   /// The stream of a rank waits for what an instruction needs.
@@ -111,8 +124,8 @@ class Wiring {
     std::size_t const gpu = gpu_[r];
     use(gpu);
     for (unsigned n = in.waits; n != 0; --n, ++rank.wait)
-      if (signal_gpu_[rank.wait->signal] == gpu)
-        compute(r).wait(event(gpu, first_event_[rank.wait->signal] + rank.wait->count - 1));
+      if (numbers_.gpu(rank.wait->signal) == gpu)
+        compute(r).wait(event(gpu, numbers_.signal(rank.wait->signal, rank.wait->count - 1)));
     if (in.op == Op::pass) return;
     auto const* one = &in;
     do {  // what it overwrites has been sent
@@ -120,7 +133,7 @@ class Wiring {
         auto const number = routes_.lane_of(one->give[g]);
         if (number == Routes::none) continue;
         std::size_t const at = event_of(routes_.lanes()[number], in);
-        if (given_[at]) compute(r).wait(event(gpu, route_events_ + at));
+        if (given_[at]) compute(r).wait(event(gpu, numbers_.route(at)));
       }
     } while (++one != rank.end && one->op == Op::pass);
   }
@@ -129,7 +142,7 @@ class Wiring {
   void give(std::size_t rank, std::size_t index, Instruction const& in) {
     for (unsigned g = 0; g < in.gives; ++g) {
       std::uint32_t const signal = in.give[g];
-      std::size_t const number = first_event_[signal] + issued_[signal]++;
+      std::size_t const number = numbers_.signal(signal, issued_[signal]++);
       auto const lane = routes_.lane_of(signal);
       if (lane != Routes::none)
         send(lane, in, number);
@@ -145,12 +158,12 @@ class Wiring {
   /// The stream of a rank waits for the gradients of other owners of its stages.
   void await_gradients(std::size_t rank) {
     for (auto const& share : routes_.shares())
-      if (share.taker == rank) compute(rank).wait(event(gpu_[rank], route_events_ + share.event));
+      if (share.taker == rank) compute(rank).wait(event(gpu_[rank], numbers_.route(share.event)));
   }
   /// And until its own have been sent.
   void await_handing_in(std::size_t rank) {
     for (auto const& share : routes_.shares())
-      if (share.giver == rank) compute(rank).wait(event(gpu_[rank], route_events_ + share.event));
+      if (share.giver == rank) compute(rank).wait(event(gpu_[rank], numbers_.route(share.event)));
   }
 
   /// Updated values to the other owners of a rank's stages.
@@ -177,18 +190,37 @@ class Wiring {
   /// @param block  (Gpu&) -> std::span<double>
   template <class BlockOf> void sum_up(BlockOf block) {
     for (std::size_t g = 0; g < fleet_->size(); ++g) join(g);
-    broken_ = true;
-    current_ = none;
-    fleet_->worldwide.clear();
-    on_streams_.clear();
-    for (std::size_t g = 0; g < fleet_->size(); ++g) {
-      auto& gpu = (*fleet_)[g];
-      fleet_->worldwide.push_back(gpu.world.all_reduce(block(gpu), collective::Reduction::sum));
-      on_streams_.push_back(fleet_->worldwide.back().on_stream());
-    }
-    wait_for_all(on_streams_, machine_.options().deadline_s);
-    broken_ = false;
+    together([&] {
+      fleet_->worldwide.clear();
+      for (std::size_t g = 0; g < fleet_->size(); ++g) {
+        auto& gpu = (*fleet_)[g];
+        fleet_->worldwide.push_back(messages_.add(g, gpu.home, gpu.world, [&](auto& group) {
+          return gpu.world.all_reduce(group, block(gpu), collective::Reduction::sum);
+        }));
+      }
+    });
     for (std::size_t g = 0; g < fleet_->size(); ++g) fork(g);
+  }
+
+  /// Has the GPUs of this process do at once what `ask()` gives to `messages()`.
+  template <class Ask> void together(Ask ask) {
+    broken_ = true;  // until all have theirs
+    current_ = none;
+    messages_.begin();
+    ask();
+    messages_.submit(machine_.options().deadline_s);
+    broken_ = false;
+  }
+  [[nodiscard]] Messages& messages() noexcept { return messages_; }
+
+  /// A stream of a GPU goes on behind the time that a signal was given for, counted from 0, if that
+  /// is enqueued.
+  void await(std::size_t gpu, cuda::Stream const& stream, std::size_t signal, std::size_t time) {
+    if (issued_[signal] > time) stream.wait(event(gpu, numbers_.signal(signal, time)));
+  }
+  /// Behind the sum of a group of gradients.
+  [[nodiscard]] cuda::Event& summed(std::size_t gpu, std::size_t group) const noexcept {
+    return event(gpu, numbers_.sum(group));
   }
 
   /// @throws cuda::Error  what a device failed with
@@ -220,10 +252,10 @@ class Wiring {
         for (unsigned g = 0; g < code[i].gives && done; ++g) {
           std::size_t const signal = code[i].give[g];
           std::size_t const number = given[signal]++;
-          if (signal_gpu_[signal] == fleet_->size()) continue;
+          if (numbers_.gpu(signal) == fleet_->size()) continue;
           seen = true;
           done = (turn != turn_ || number < issued_[signal]) &&
-                 event(signal_gpu_[signal], first_event_[signal] + number, turn).done();
+                 event(numbers_.gpu(signal), numbers_.signal(signal, number), turn).done();
         }
         if (done && seen) at[r] = i + 1;
       }
@@ -233,53 +265,18 @@ class Wiring {
   }
 
  private:
-  friend class GroupSums;
   using LayerParameters = stagger::detail::LayerParameters;
   struct Block {  // of device memory
     void* data;
     std::size_t bytes;
   };
 
-  /// Events: those of signals where the taker waits; those of lanes and shares at both ends; one
-  /// for each stream that a GPU's iteration forks to and joins; last, its end.
-  [[gnu::cold]] void place_events(Program const& program, std::size_t turns) {
-    std::vector<std::size_t> used(fleet_->size() + 1);
-    std::vector<std::size_t> gives(program.signals.size());
-    for (auto const& rank : program.ranks)
-      for (auto const& in : rank.code)
-        for (unsigned g = 0; g < in.gives; ++g) ++gives[in.give[g]];
-    signal_gpu_.clear();
-    first_event_.clear();
-    issued_.assign(gives.size(), 0);
-    for (std::size_t s = 0; s < gives.size(); ++s) {
-      auto const lane = routes_.lane_of(s);
-      std::size_t const rank = lane != Routes::none
-                                   ? routes_.lanes()[lane].taker
-                                   : static_cast<std::size_t>(program.signals[s].giver);
-      signal_gpu_.push_back(gpu_[rank]);
-      first_event_.push_back(used[gpu_[rank]]);
-      used[gpu_[rank]] += gives[s];
-    }
-    route_events_ = *std::max_element(used.begin(), used.end());
-    fences_ = route_events_ + routes_.events();
-    made_ = fences_ + program.ranks.size() + 2 * fleet_->channels().size() + 1;
-    for (auto const& team : fleet_->teams) made_ += team.ends.size();
-    groups_ = made_ + program.ranks.size();
-    of_turn_ = groups_ + program.groups.size() + 1;
-    given_.assign(routes_.events(), false);
-    freed_.assign(routes_.events(), false);
-    for (std::size_t g = 0; g < fleet_->size(); ++g) {
-      fleet_->select(g);
-      (*fleet_)[g].events.reserve(turns * of_turn_);
-    }
-  }
-
   [[nodiscard]] cuda::Event& event(std::size_t gpu, std::size_t number) const noexcept {
     return event(gpu, number, turn_);
   }
   [[nodiscard]] cuda::Event& event(std::size_t gpu, std::size_t number,
                                    std::size_t turn) const noexcept {
-    return (*fleet_)[gpu].events[turn * of_turn_ + number];
+    return (*fleet_)[gpu].events[turn * numbers_.of_turn() + number];
   }
   [[nodiscard]] cuda::Place place_of(std::size_t rank, cuda::Stream const& stream) const noexcept {
     auto const& gpu = (*fleet_)[gpu_[rank]];
@@ -288,7 +285,7 @@ class Wiring {
 
   /// Streams of a GPU but its first.
   template <class Visit> void each_stream(std::size_t gpu, Visit visit) {
-    std::size_t fence = fences_;
+    std::size_t fence = numbers_.first_fence();
     for (std::size_t r = 0; r < gpu_.size(); ++r, ++fence)
       if (gpu_[r] == gpu) visit(compute(r), fence);
     for (auto const& channel : fleet_->channels())
@@ -313,7 +310,7 @@ class Wiring {
     auto const free = [&](std::uint32_t number, std::size_t slot) {
       if (number == Routes::none) return;
       std::size_t const at = routes_.lanes()[number].first_event + slot;
-      compute(rank).record(event(gpu_[rank], route_events_ + at));
+      compute(rank).record(event(gpu_[rank], numbers_.route(at)));
       freed_[at] = true;
     };
     free(routes_.lane_into(in.cell), in.x);
@@ -324,7 +321,7 @@ class Wiring {
     for (auto const& lane : routes_.lanes()) {
       if (!ends_.gathers(lane, in)) continue;
       std::size_t const at = event_of(lane, in);
-      compute(rank).record(event(gpu_[rank], route_events_ + at));
+      compute(rank).record(event(gpu_[rank], numbers_.route(at)));
       freed_[at] = true;
     }
   }
@@ -363,7 +360,7 @@ class Wiring {
     if (takes) {
       std::size_t const gpu = channel.taker->gpu;
       use(gpu);
-      if (freed_[at]) channel.taker->stream.wait(event(gpu, route_events_ + at));
+      if (freed_[at]) channel.taker->stream.wait(event(gpu, numbers_.route(at)));
       cuda::detail::AtPlace const here(place_of(lane.taker, channel.taker->stream));
       ByteReader reader(header_.data(), header_.size());
       void* const copy = ends_.taken(lane, number, in);
@@ -371,7 +368,7 @@ class Wiring {
       collect(type, copy, to_);
     }
     exchange(channel);
-    if (gives) channel.giver->stream.record(event(channel.giver->gpu, route_events_ + at));
+    if (gives) channel.giver->stream.record(event(channel.giver->gpu, numbers_.route(at)));
     if (takes) channel.taker->stream.record(event(channel.taker->gpu, arrival));
     given_[at] = gives;
   }
@@ -409,7 +406,7 @@ class Wiring {
   /// The channel goes on behind what a rank has been given so far.
   void follow(std::size_t rank, ChannelEnd const& end) {
     use(end.gpu);
-    auto& made = event(end.gpu, made_ + rank);
+    auto& made = event(end.gpu, numbers_.made(rank));
     compute(rank).record(made);
     end.stream.wait(made);
   }
@@ -423,28 +420,23 @@ class Wiring {
     type.blocks(value, visit);
   }
 
-  /// Puts blocks `from_` to `to_` onto the streams of a channel, each side as one group.
+  /// Puts blocks `from_` to `to_` onto the streams of a channel.
   void exchange(Fleet::Channel& channel) {
     if (from_.empty() && to_.empty()) return;
-    broken_ = true;  // until both sides have theirs
-    current_ = none;
-    on_streams_.clear();
-    if (channel.giver != nullptr) {
-      auto group = channel.giver->pair.group();
-      for (auto const& block : from_)
-        channel.giver->last = channel.giver->pair.send(
-            group, std::span(static_cast<std::byte const*>(block.data), block.bytes), 1);
-    }
-    if (channel.taker != nullptr) {
-      auto group = channel.taker->pair.group();
-      for (auto const& block : to_)
-        channel.taker->last = channel.taker->pair.receive(
-            group, std::span(static_cast<std::byte*>(block.data), block.bytes), 0);
-    }
-    for (auto* const end : {channel.giver.get(), channel.taker.get()})
-      if (end != nullptr) on_streams_.push_back(end->last.on_stream());
-    wait_for_all(on_streams_, machine_.options().deadline_s);
-    broken_ = false;
+    auto const add = [&](ChannelEnd& end, std::vector<Block> const& blocks, auto call) {
+      end.last = messages_.add(end.gpu, end.stream, end.pair, [&](auto& group) {
+        Operation last;
+        for (auto const& block : blocks)
+          last = call(group, std::span(static_cast<std::byte*>(block.data), block.bytes));
+        return last;
+      });
+    };
+    together([&] {
+      if (auto* const end = channel.giver.get(); end != nullptr)
+        add(*end, from_, [&](auto& group, auto block) { return end->pair.send(group, block, 1); });
+      if (auto* const end = channel.taker.get(); end != nullptr)
+        add(*end, to_, [&](auto& group, auto block) { return end->pair.receive(group, block, 0); });
+    });
   }
 
   /// Gradients of a stage to its first owner.
@@ -462,7 +454,7 @@ class Wiring {
       });
       exchange(channel);
       for (auto* const end : {channel.giver.get(), channel.taker.get()})
-        if (end != nullptr) end->stream.record(event(end->gpu, route_events_ + share.event));
+        if (end != nullptr) end->stream.record(event(end->gpu, numbers_.route(share.event)));
     }
   }
 
@@ -475,16 +467,10 @@ class Wiring {
 
   // Of the program.
   Routes routes_;
-  std::vector<std::size_t> gpu_;          // [ranks] of this process; its number of GPUs: of another
-  std::vector<std::size_t> channel_;      // [channels of the routes] number in the fleet
-  std::vector<std::size_t> signal_gpu_;   // [signals] whose table has the events, likewise
-  std::vector<std::size_t> first_event_;  // [signals] there
-  std::size_t route_events_ = 0;          // in every table, behind those of signals
-  std::size_t fences_ = 0;                // likewise: of each stream, and of an iteration's start
-  std::size_t made_ = 0;                  // likewise: of each rank
-  std::size_t groups_ = 0;                // likewise: of each group of gradients
-  std::size_t of_turn_ = 0;               // events of a turn in every table
-  FixedArray<ByteWriter> shapes_;         // [lanes][microbatches] that other processes know
+  std::vector<std::size_t> gpu_;      // [ranks] of this process; its number of GPUs: of another
+  std::vector<std::size_t> channel_;  // [channels of the routes] number in the fleet
+  EventNumbers numbers_;
+  FixedArray<ByteWriter> shapes_;  // [lanes][microbatches] that other processes know
 
   // Of the step.
   std::size_t turn_ = 0;
@@ -492,7 +478,7 @@ class Wiring {
   std::vector<bool> given_, freed_;    // [slots of lanes] whether their events count
   ByteWriter header_;
   std::vector<Block> from_, to_;
-  std::vector<Operation> on_streams_;
+  Messages messages_;
   std::size_t current_ = none;  // GPU that is selected
   bool broken_ = false;
 };

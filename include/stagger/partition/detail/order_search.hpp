@@ -58,7 +58,7 @@ class OrderSearch {
 
   [[nodiscard]] constexpr std::size_t below(std::size_t n) {
     random_ = random_ * 6364136223846793005U + 1442695040888963407U;
-    return static_cast<std::size_t>((random_ >> 33) % n);
+    return (random_ >> 33) % n;
   }
 
   [[nodiscard]] constexpr double bottleneck(std::vector<int> const& order, double most) {

@@ -20,8 +20,8 @@ namespace stagger::report::detail {
 /// Part of a block in an overlapped pair.
 enum class Half : unsigned char { none, first, second };
 
-/// One compute action as it is drawn. The halves of a pair share the pair's time, first start to
-/// last end.
+/// One compute action or reduction as it is drawn. The halves of a pair share the pair's time, first
+/// start to last end.
 struct Block {
   schedule::Action action;
   double start_s = 0;
@@ -30,7 +30,8 @@ struct Block {
   bool repeated = false;  // a forward run again by recomputation
 };
 
-/// First start and last end of the compute actions of a timeline or a row.
+/// First start and last end of what occupies the ranks of a timeline or a row: compute actions and
+/// reductions.
 struct Extent {
   double start_s = std::numeric_limits<double>::infinity();
   double end_s = -std::numeric_limits<double>::infinity();
@@ -59,7 +60,7 @@ inline void require_times(schedule::Timeline const& timeline) {
   }
 }
 
-/// Calls `f(Block)` for each compute action of a row, in the row's order.
+/// Calls `f(Block)` for each compute action and each reduction of a row, in the row's order.
 template <class F> void for_each_block(std::vector<schedule::Span> const& row, F&& f) {
   Block pending{};
   bool open = false;  // `pending` waits for its second half; messages may stand between
@@ -71,8 +72,10 @@ template <class F> void for_each_block(std::vector<schedule::Span> const& row, F
     open = false;
   };
   for (schedule::Span const& span : row) {
-    if (!schedule::is_compute(span.action.kind)) continue;
-    if (open) {
+    if (schedule::is_message(span.action.kind)) continue;
+    if (span.action.kind == schedule::Kind::reduce_gradient) {
+      f(Block{span.action, span.start_s, span.end_s, Half::none});
+    } else if (open) {
       emit_pair(span);
     } else if (span.action.overlaps_next) {
       pending = Block{span.action, span.start_s, span.end_s, Half::none};
@@ -87,7 +90,7 @@ template <class F> void for_each_block(std::vector<schedule::Span> const& row, F
 [[nodiscard]] inline Extent extent(std::vector<schedule::Span> const& row) {
   Extent result;
   for (schedule::Span const& span : row) {
-    if (schedule::is_compute(span.action.kind)) result.add(span.start_s, span.end_s);
+    if (!schedule::is_message(span.action.kind)) result.add(span.start_s, span.end_s);
   }
   return result;
 }

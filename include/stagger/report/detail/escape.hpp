@@ -2,6 +2,8 @@
 #pragma once
 /// @file   Text of unknown origin made safe for a JSON string or for XML.
 
+#include <stagger/core/requirements.hpp>
+
 #include <cstddef>
 #include <string>
 #include <string_view>

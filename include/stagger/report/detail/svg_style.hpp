@@ -43,8 +43,8 @@ struct Rgb {
 inline constexpr Rgb white{255, 255, 255};
 inline constexpr Rgb ink{16, 24, 40};
 
-/// Base colours of F, B, I, W: hues that stay apart under every common colour blindness, and in
-/// lightness as well, for print.
+/// Base colours of F, B, I, W and of reductions: hues that stay apart under every common colour
+/// blindness, and in lightness as well, for print.
 [[nodiscard]] constexpr Rgb base_colour(schedule::Kind kind) noexcept {
   switch (kind) {
     case schedule::Kind::forward:
@@ -55,6 +55,8 @@ inline constexpr Rgb ink{16, 24, 40};
       return {251, 216, 120};  // amber, lightest
     case schedule::Kind::backward_weight:
       return {60, 154, 124};  // green, between
+    case schedule::Kind::reduce_gradient:
+      return {104, 38, 112};  // purple, darkest
     default:
       return {128, 134, 148};  // messages: grey
   }
@@ -71,6 +73,8 @@ inline constexpr Rgb ink{16, 24, 40};
       return 'i';
     case schedule::Kind::backward_weight:
       return 'w';
+    case schedule::Kind::reduce_gradient:
+      return 'r';
     default:
       return 'm';
   }

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstddef>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -14,8 +15,10 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
+#include <stagger/core/text.hpp>
 #include <stagger/report/detail/blocks.hpp>
 #include <stagger/report/detail/escape.hpp>
+#include <stagger/report/detail/svg_lanes.hpp>
 #include <stagger/report/detail/svg_style.hpp>
 #include <stagger/report/detail/ticks.hpp>
 #include <stagger/report/format.hpp>
@@ -25,12 +28,11 @@
 
 namespace stagger::report::detail {
 
-/// Writes one document. A block is a horizontal stroke as wide as its lane is high, in tenths of a
-/// pixel: `h74m10 0`.
-class SvgWriter {
+/// Writes one document.
+class SvgWriter : private SvgLanes {
  public:
   SvgWriter(std::span<SvgPanel const> panels, SvgOptions const& options)
-      : panels_(panels), options_(options) {
+      : SvgLanes(options), panels_(panels) {
     if (options.width < 200) {
       throw Error(Errc::bad_configuration, "an SVG picture " + std::to_string(options.width) +
                                                " pixels wide; give a width of 200 or more");
@@ -43,11 +45,12 @@ class SvgWriter {
       }
       require_times(*panel.timeline);
       ranks = std::max(ranks, panel.timeline->rows.size());
-      length_s_ = std::max(length_s_, extent(*panel.timeline).length_s());
+      extents_.push_back(extent(*panel.timeline));
+      length_s_ = std::max(length_s_, extents_.back().length_s());
       for (auto const& row : panel.timeline->rows)
         chunks_ = std::max(chunks_, stages_of(row).size());
     }
-    lane_ = ranks <= 8 ? 26 : ranks <= 16 ? 20 : ranks <= 32 ? 14 : 8;
+    lane_ = ranks <= 8 ? 26 : ranks <= 16 ? 20 : ranks <= 32 ? 14 : ranks <= 128 ? 8 : 3;
     left_ = 26 + 7 * static_cast<int>(std::to_string(ranks - 1).size() + 5);
     per_second_ = length_s_ > 0 ? 10.0 * (options_.width - left_ - right) / length_s_ : 0;
     for (SvgPanel const& panel : panels_) survey(*panel.timeline);
@@ -58,12 +61,20 @@ class SvgWriter {
     std::string body = head();
     std::string rails;
     std::string blocks;
-    for (SvgPanel const& panel : panels_) {
+    for (std::size_t p = 0; p < panels_.size(); ++p) {
+      SvgPanel const& panel = panels_[p];
       caption(body, panel);
       tops_.push_back(y_);
-      double const end = 10.0 * left_ + extent(*panel.timeline).length_s() * per_second_;
+      double const end = 10.0 * left_ + extents_[p].length_s() * per_second_;
+      std::optional<SvgShares> shares = shares_of(p);
       for (std::size_t r = 0; r < panel.timeline->rows.size(); ++r) {
-        lane(rails, blocks, panel.timeline->rows[r], r, extent(*panel.timeline).start_s, end);
+        begin_lane(rails, blocks, r, end);
+        if (shares)
+          shared_lane(blocks, panel.timeline->rows[r], extents_[p].start_s, *shares);
+        else
+          lane(blocks, panel.timeline->rows[r], extents_[p].start_s);
+        blocks += "</g>\n";
+        y_ += lane_ + lane_gap();
       }
       bottoms_.push_back(y_);
       y_ += panel_gap;
@@ -85,79 +96,7 @@ class SvgWriter {
   }
 
  private:
-  static constexpr int right = 20;
   static constexpr int panel_gap = 14;
-
-  /// One colour and height of blocks in a lane.
-  struct Key {
-    schedule::Kind kind = schedule::Kind::forward;
-    std::size_t chunk = 0;
-    Half half = Half::none;
-    friend constexpr auto operator<=>(Key const&, Key const&) = default;
-  };
-  struct Mark {
-    long long from = 0;   ///< tenths of a pixel from the left end of the lane
-    long long width = 1;  ///< what is painted; the rest up to the next block is a gap
-    std::string label{};
-  };
-
-  [[nodiscard]] Mark mark(double start_s, double end_s, std::string label) const {
-    long long const from = std::llround(start_s * per_second_);
-    long long const width = std::llround(end_s * per_second_) - from;
-    long long const gap = width >= 40 ? 10 : width >= 8 ? width / 4 : 0;
-    return {from, std::max(width - gap, 1LL), std::move(label)};
-  }
-
-  [[nodiscard]] static std::string label(schedule::Action const& action) {
-    std::string text = std::to_string(action.microbatch);
-    if (action.slice != 0) text += "." + std::to_string(action.slice);
-    return text;
-  }
-
-  /// Pixels that a label needs, its margins included. Digits of the usual fonts are 0.56 to 0.64 em
-  /// wide.
-  [[nodiscard]] static double label_width(std::string const& label, double font) {
-    return 0.6 * font * static_cast<double>(label.size()) + 1.5;
-  }
-
-  [[nodiscard]] static std::size_t index(schedule::Kind kind) {
-    return static_cast<std::size_t>(kind);
-  }
-
-  /// Notes which kinds occur and how much room their numbers have.
-  void survey(schedule::Timeline const& timeline) {
-    for (auto const& row : timeline.rows) {
-      for_each_block(row, [&](Block const& block) {
-        std::string text = label(block.action);
-        std::size_t const length = text.size();
-        Mark const place = mark(block.start_s, block.end_s, std::move(text));
-        present_[index(block.action.kind)] = true;
-        pairs_ = pairs_ || block.half != Half::none;
-        rooms_[index(block.action.kind)].push_back((0.1 * static_cast<double>(place.width) - 1.5) /
-                                                   (0.6 * static_cast<double>(length)));
-      });
-      for (schedule::Span const& span : row) {
-        bool const message = !schedule::is_compute(span.action.kind);
-        if (message && options_.messages) present_[index(schedule::Kind::send_forward)] = true;
-      }
-    }
-  }
-
-  /// Numbers appear on the kinds most of whose blocks have room for them; all in one size, the
-  /// largest that these allow.
-  void choose_font() {
-    double const largest = std::min(11, pairs_ ? lane_ / 2 - 3 : lane_ - 6);
-    font_ = largest;
-    for (std::size_t kind = 0; kind < rooms_.size(); ++kind) {
-      std::vector<double>& rooms = rooms_[kind];
-      if (rooms.empty()) continue;
-      auto const late = rooms.begin() + static_cast<std::ptrdiff_t>(rooms.size() / 20);
-      std::nth_element(rooms.begin(), late, rooms.end());  // all but one in twenty have this much
-      numbered_[kind] = options_.numbers && std::min(*late, largest) >= smallest_font;
-      if (numbered_[kind]) font_ = std::min(font_, *late);
-    }
-    font_ = std::floor(font_ * 2) / 2;
-  }
 
   /// Title at the left, legend at the right, on one line if it is long enough for both.
   [[nodiscard]] std::string head() {
@@ -179,11 +118,12 @@ class SvgWriter {
     schedule::Kind kind;
     char const* text;
   };
-  static constexpr std::array<LegendEntry, 5> entries{
+  static constexpr std::array<LegendEntry, 6> entries{
       {{schedule::Kind::forward, "F forward"},
        {schedule::Kind::backward, "B backward"},
        {schedule::Kind::backward_input, "I input gradient"},
        {schedule::Kind::backward_weight, "W weight gradient"},
+       {schedule::Kind::reduce_gradient, "R gradient reduction"},
        {schedule::Kind::send_forward, "message"}}};
   static constexpr std::string_view shade_text = "lighter: later stage of the rank";
 
@@ -208,7 +148,7 @@ class SvgWriter {
       if (!present_[index(entry.kind)]) continue;
       make_room(entry_width(entry.text));
       std::size_t const shades =
-          schedule::is_compute(entry.kind) ? std::min<std::size_t>(chunks_, 4) : 1;
+          schedule::is_message(entry.kind) ? 1 : std::min<std::size_t>(chunks_, 4);
       double const scale = 12.0 / lane_;  // the swatch is a block, made smaller
       out += "<g transform=\"translate(" + std::to_string(x) + " " + std::to_string(y_ + 9) +
              ")scale(";
@@ -277,17 +217,8 @@ class SvgWriter {
     return text;
   }
 
-  /// A rank: name, rail, blocks by colour, numbers, messages.
-  void lane(std::string& rails, std::string& out, std::vector<schedule::Span> const& row,
-            std::size_t rank, double origin_s, double end) {
-    std::vector<int> const stages = stages_of(row);
-    std::map<Key, std::vector<Mark>> groups;
-    for_each_block(row, [&](Block const& block) {
-      auto const at = std::lower_bound(stages.begin(), stages.end(), block.action.stage);
-      Key const key{block.action.kind, static_cast<std::size_t>(at - stages.begin()), block.half};
-      groups[key].push_back(
-          mark(block.start_s - origin_s, block.end_s - origin_s, label(block.action)));
-    });
+  /// A rank's name and rail.
+  void begin_lane(std::string& rails, std::string& out, std::size_t rank, double end) {
     std::string const middle = format_shortest(y_ + lane_ / 2.0);
     if (lane_ >= 12 || rank % 8 == 0) {
       out += "<text class=\"small rank\" x=\"" + std::to_string(left_ - 9) + "\" y=\"" +
@@ -297,56 +228,6 @@ class SvgWriter {
     rails += "<rect x=\"" + std::to_string(left_) + "\" y=\"" + std::to_string(y_) + "\" width=\"";
     rails += format_fixed(end / 10 - left_, 1) + "\" height=\"" + std::to_string(lane_) + "\"/>";
     out += "<g transform=\"translate(" + std::to_string(left_) + " " + middle + ")scale(.1)\">";
-    for (auto const& [key, marks] : groups) strokes(out, name(key), offset(key.half), marks);
-    if (options_.messages) {
-      std::vector<Mark> messages;
-      for (schedule::Span const& span : row) {
-        if (schedule::is_compute(span.action.kind)) continue;
-        messages.push_back(mark(span.start_s - origin_s, span.end_s - origin_s, {}));
-      }
-      if (!messages.empty()) strokes(out, "m0", lane_ * 5 + 16, messages);
-    }
-    for (auto const& [key, marks] : groups) {
-      if (numbered_[index(key.kind)]) numbers(out, key, marks);
-    }
-    out += "</g>\n";
-    y_ += lane_ + lane_gap();
-  }
-
-  [[nodiscard]] int lane_gap() const { return lane_ >= 20 ? 4 : lane_ >= 14 ? 3 : 2; }
-  [[nodiscard]] int offset(Half half) const {
-    return half == Half::none ? 0 : half == Half::first ? -lane_ * 5 / 2 - 2 : lane_ * 5 / 2 + 2;
-  }
-
-  static void strokes(std::string& out, std::string const& name, int y,
-                      std::vector<Mark> const& marks) {
-    out += "<path class=\"" + name + "\" d=\"";
-    long long pen = 0;
-    for (std::size_t i = 0; i < marks.size(); ++i) {
-      if (i == 0) {
-        out += "M" + std::to_string(marks[i].from) + " " + std::to_string(y);
-      } else {
-        out += "m" + std::to_string(marks[i].from - pen) + " 0";
-      }
-      out += "h" + std::to_string(marks[i].width);
-      pen = marks[i].from + marks[i].width;
-    }
-    out += "\"/>";
-  }
-
-  void numbers(std::string& out, Key const& key, std::vector<Mark> const& marks) const {
-    std::string spans;
-    for (Mark const& one : marks) {
-      if (label_width(one.label, font_) > 0.1 * static_cast<double>(one.width) + 0.05) continue;
-      spans +=
-          "<tspan x=\"" + std::to_string(one.from + one.width / 2) + "\">" + one.label + "</tspan>";
-    }
-    if (spans.empty()) return;
-    auto const base =
-        static_cast<int>(std::lround(3.6 * font_));  // half the height of a digit below the middle
-    out += "<text class=\"n " + name({key.kind, key.chunk, Half::none}) + "\" y=\"" +
-           std::to_string(offset(key.half) + base);
-    out += "\">" + spans + "</text>";
   }
 
   /// Marks through the lanes of every panel, labels below the last.
@@ -358,8 +239,7 @@ class SvgWriter {
     for (int i = 0; i * ticks.step_s <= length_s_ * 1.0001; ++i) {
       double const x = left_ + i * ticks.step_s * per_second_ / 10;
       for (std::size_t panel = 0; panel < tops_.size(); ++panel) {
-        lines += "M" + format_fixed(x, 1) + " " + std::to_string(tops_[panel] - 3) + "V" +
-                 std::to_string(bottoms_[panel]);
+        lines += text("M", format_fixed(x, 1), " ", tops_[panel] - 3, "V", bottoms_[panel]);
       }
       labels += "<tspan x=\"" + format_fixed(x, 1) + "\">" + ticks.label(i);
       if (i > 0 && !plain) labels += std::string(" ") + ticks.unit;
@@ -369,26 +249,31 @@ class SvgWriter {
     std::string out = "<path class=\"grid\" d=\"" + lines + "\"/>\n";
     out +=
         "<text class=\"small weak tick\" y=\"" + std::to_string(y_) + "\">" + labels + "</text>\n";
-    if (plain) {
-      y_ += 16;
-      out += "<text class=\"small weak tick\" y=\"" + std::to_string(y_) + "\" x=\"";
-      out += std::to_string((left_ + options_.width - right) / 2) + "\">time in ";
-      append_xml(out, options_.time_unit);
-      out += "</text>\n";
+    if (plain) below(out, "time in " + std::string(options_.time_unit));
+    if (any_shared()) {
+      std::string const what = "blocks are narrower than a pixel:";
+      std::string const instead = "the height of a colour is its share of the time";
+      if (options_.width >= 600)
+        below(out, what + " " + instead);
+      else
+        below(out, what), below(out, instead);
     }
     return out;
   }
 
-  [[nodiscard]] static std::string name(Key const& key) {
-    std::string text(1, kind_letter(key.kind));
-    text += std::to_string(key.chunk);
-    return key.half == Half::none ? text : text + " h";
+  /// A line in the middle below the axis.
+  void below(std::string& out, std::string const& text) {
+    y_ += 16;
+    out += "<text class=\"small weak tick\" y=\"" + std::to_string(y_) + "\" x=\"";
+    out += std::to_string((left_ + options_.width - right) / 2) + "\">";
+    append_xml(out, text);
+    out += "</text>\n";
   }
 
   template <class F> void for_each_colour(F&& f) const {
     for (LegendEntry const& entry : entries) {
       if (!present_[index(entry.kind)]) continue;
-      bool const compute = schedule::is_compute(entry.kind);
+      bool const compute = !schedule::is_message(entry.kind);
       for (std::size_t c = 0; c < (compute ? std::max<std::size_t>(chunks_, 1) : 1); ++c) {
         f(Key{entry.kind, c, Half::none}, chunk_colour(entry.kind, c, compute ? chunks_ : 1));
       }
@@ -411,8 +296,9 @@ class SvgWriter {
       css += "." + id + "{stroke:" + (plain ? colour.hex() : "url(#" + id + ")") + "}";
       if (!plain && pairs_) css += ".h." + id + "{stroke:" + colour.hex() + "}";
       css += ".n." + id + "{fill:" + text_colour(colour).hex() + ";stroke:none}";
+      if (any_shared()) css += ".q." + id + "{fill:" + colour.hex() + ";stroke:none}";
     });
-    css += ".m0{stroke-width:20}";
+    css += ".m0{stroke-width:" + std::string(lane_ >= 8 ? "20" : "10") + "}";
     if (options_.theme == SvgTheme::automatic) {
       css += "\n@media(prefers-color-scheme:dark){" + scheme_rules(dark_scheme) + "}";
     }
@@ -449,23 +335,12 @@ class SvgWriter {
     return out;
   }
 
-  static constexpr double smallest_font = 7;
   std::span<SvgPanel const> panels_;
-  SvgOptions options_;
-  double length_s_ = 0;     ///< of the longest panel
-  double per_second_ = 0;   ///< tenths of a pixel in a second
-  std::size_t chunks_ = 1;  ///< most stages on one rank
-  int lane_ = 26;           ///< height of a lane, pixels
-  int left_ = 70;           ///< where time 0 is, pixels
-  int y_ = 0;               ///< how far down the picture is written
-  double font_ = 11;        ///< of the numbers, pixels
-  bool pairs_ = false;
-  std::vector<int> tops_{};         ///< [panels] of the first lane
-  std::vector<int> bottoms_{};      ///< [panels] of the last lane, and its gap
-  std::array<bool, 8> present_{};   ///< [kinds]
-  std::array<bool, 8> numbered_{};  ///< [kinds]
-  std::array<std::vector<double>, 8>
-      rooms_{};  ///< [kinds] largest font that each block has room for
+  double length_s_ = 0;            ///< of the longest panel
+  int y_ = 0;                      ///< how far down the picture is written
+  std::vector<int> tops_{};        ///< [panels] of the first lane
+  std::vector<int> bottoms_{};     ///< [panels] of the last lane, and its gap
+  std::vector<Extent> extents_{};  ///< [panels]
 };
 
 }  // namespace stagger::report::detail

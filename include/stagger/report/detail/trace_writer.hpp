@@ -15,6 +15,7 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
+#include <stagger/core/text.hpp>
 #include <stagger/report/detail/blocks.hpp>
 #include <stagger/report/detail/escape.hpp>
 #include <stagger/schedule/fault.hpp>
@@ -147,7 +148,7 @@ class TraceWriter {
                       long long number) {
     std::vector<Slice> messages;
     for (schedule::Span const& span : row) {
-      if (schedule::is_compute(span.action.kind)) continue;
+      if (!schedule::is_message(span.action.kind)) continue;
       std::int64_t const start = origin + to_ns(span.start_s);
       std::int64_t const end = std::max(origin + to_ns(span.end_s), start + 1);
       messages.push_back({span.action, r, start, end, start, Half::none, false});
@@ -176,7 +177,7 @@ class TraceWriter {
     int const index = static_cast<int>(lanes.size());
     lanes.push_back({next_tid_++, message.end_ns});
     std::string name = "rank " + std::to_string(r) + " messages";
-    if (index > 0) name += " " + std::to_string(index + 1);
+    if (index > 0) name += text(" ", index + 1);
     metadata("thread_name", lanes.back().tid, "name", name);
     metadata("thread_sort_index", lanes.back().tid, "sort_index",
              static_cast<int>(r) * 100 + index + 1);
@@ -198,7 +199,9 @@ class TraceWriter {
     time("dur", slice.end_ns - slice.start_ns);
     text_ += ",\"name\":\"" + schedule::to_string(action) + (slice.repeated ? " again" : "") +
              "\",\"cat\":\"";
-    text_ += schedule::is_compute(action.kind) ? "compute" : "message";
+    text_ += schedule::is_compute(action.kind)   ? "compute"
+             : schedule::is_message(action.kind) ? "message"
+                                                 : "reduction";
     text_ += "\",\"args\":{\"stage\":" + std::to_string(action.stage);
     text_ += ",\"microbatch\":" + std::to_string(action.microbatch);
     if (action.slice != 0) text_ += ",\"slice\":" + std::to_string(action.slice);
@@ -238,6 +241,7 @@ class TraceWriter {
     for (std::size_t i = 0; i < slices_.size(); ++i) {
       schedule::Action const& a = slices_[i].action;
       if (slices_[i].repeated) continue;  // its reader has had it
+      if (!schedule::is_compute(a.kind)) continue;
       if (schedule::ends_flight(a.kind) && !schedule::gives_input_gradient(a.kind))
         continue;  // W feeds no stage
       producers.push_back({key_of(a, a.stage), i});

@@ -2,6 +2,8 @@
 #pragma once
 /// @file   The back end of sim::VirtualClock.
 
+#include <stagger/core/requirements.hpp>
+
 #include <algorithm>
 #include <coroutine>
 #include <cstddef>
@@ -25,8 +27,8 @@ class VirtualClockBackend {
   static constexpr bool timed = true;
   static constexpr bool sums_while_running = true;
 
-  /// @throws Error  for costs that are negative, not finite or not one for each stage, or a jitter
-  /// out of range
+  /// @throws Error  for costs and times that are negative, not finite or not one for each stage or
+  /// layer, or a jitter out of range
   VirtualClockBackend(VirtualClock const& device, detail::Machine& machine, int)
       : device_(device), machine_(machine) {
     schedule::require_costs(device.costs, machine.stages());
@@ -37,6 +39,11 @@ class VirtualClockBackend {
     if (!device.layer_backward_s.empty() && device.layer_backward_s.size() != layers)
       raise(Errc::bad_configuration, device.layer_backward_s.size(),
             " backward times were given for ", layers, " layers; give one for each, or none");
+    for (std::size_t l = 0; l < device.layer_backward_s.size(); ++l)
+      collective::detail::require_cost(text("layer_backward_s of layer ", l).c_str(),
+                                       device.layer_backward_s[l]);
+    collective::detail::require_cost("sum.startup_s", device.sum.startup_s);
+    collective::detail::require_cost("sum.per_byte_s", device.sum.per_byte_s);
   }
   VirtualClockBackend(VirtualClockBackend const&) = delete;
   VirtualClockBackend& operator=(VirtualClockBackend const&) = delete;
@@ -44,8 +51,10 @@ class VirtualClockBackend {
 
   void load(std::vector<int> const&) {
     auto& ranks = machine_.ranks();
-    if (walks_.size() != ranks.size()) {
+    // The machine may have made other ranks for a program that it could not load after all.
+    if (walks_.size() != ranks.size() || walked_ != ranks.begin()) {
       walks_.clear();
+      walked_ = ranks.begin();
       walks_.reserve(ranks.size());
       for (auto& rank : ranks) walks_.push_back(detail::walk(*this, rank));
     }
@@ -221,6 +230,7 @@ class VirtualClockBackend {
   VirtualClock device_;
   detail::Machine& machine_;
   std::vector<detail::Walk> walks_;   // [ranks]
+  detail::RankState const* walked_ = nullptr;  // the first of them
   std::vector<State> state_;          // [ranks]
   std::vector<std::uint32_t> given_;  // [signals]
   std::vector<Event> events_;         // a heap

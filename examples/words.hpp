@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What the programs of examples/ say about their command lines, and how they say what the
+/// library says.
+
+#include <cstdlib>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <CLI/CLI.hpp>
+
+#include <stagger/report/detail/escape.hpp>
+
+namespace words {
+
+/// A sentence that a terminal can show, on one line: bytes that are no text, such as those of a
+/// binary file, become \x1b and the like.
+[[nodiscard]] inline std::string shown(std::string_view sentence) {
+  constexpr char const* hex = "0123456789abcdef";
+  std::string out;
+  while (!sentence.empty()) {
+    auto const first = static_cast<unsigned char>(sentence.front());
+    std::size_t const length = stagger::report::detail::utf8_length(sentence);
+    // Of what is well formed, 0xc2 0x80 to 0xc2 0x9f control a terminal as well.
+    bool const controls = first < 0x20 || first == 0x7f ||
+                          (first == 0xc2 && static_cast<unsigned char>(sentence[1]) < 0xa0);
+    if (first == '\n') {
+      out += ' ';
+    } else if (length > 0 && !controls) {
+      out += sentence.substr(0, length);
+      sentence.remove_prefix(length);
+      continue;
+    } else {
+      ((out += "\\x") += hex[first >> 4U]) += hex[first & 15U];
+    }
+    sentence.remove_prefix(1);
+  }
+  return out;
+}
+
+/// What is wrong with a command line, in the words that other errors have.
+[[nodiscard]] inline std::string sentence(CLI::App const& app, CLI::ParseError const& error) {
+  std::string const what = error.what();
+  std::string_view const converted = "Could not convert: ";
+  if (what.substr(0, converted.size()) == converted) {  // "Could not convert: --flag = value"
+    std::size_t const equals = what.find(" = ");
+    std::string const flag = what.substr(converted.size(), equals - converted.size());
+    std::string const value = equals == std::string::npos ? "" : what.substr(equals + 3);
+    CLI::Option const* const option = app.get_option_no_throw(flag);
+    if (option != nullptr && option->get_items_expected_max() == 0) return flag + " takes no value";
+    char* end = nullptr;
+    std::strtod(value.c_str(), &end);
+    if (value.empty() || *end != '\0')
+      return flag + " '" + value + "' is no number; give one, such as 4";
+    if (value.find_first_not_of("+-0123456789") != std::string::npos)
+      return flag + " " + value + " cannot be used; give a whole number, or a smaller one";
+    return flag + " " + value + " is out of range; give a number closer to 0";
+  }
+  if (dynamic_cast<CLI::ArgumentMismatch const*>(&error) != nullptr) {
+    std::string const flag = what.substr(0, what.find_first_of(": "));
+    return flag + (what.find("required") != std::string::npos ? " needs a value behind it"
+                                                              : " takes no value");
+  }
+  if (dynamic_cast<CLI::ExtrasError const*>(&error) != nullptr) {
+    std::size_t const colon = what.rfind(": ");
+    std::string const word = colon == std::string::npos ? what : what.substr(colon + 2);
+    return (word.front() == '-' ? "there is no flag '" : "there is no use for '") + word + "'";
+  }
+  return what;
+}
+
+}  // namespace words

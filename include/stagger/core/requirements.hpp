@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What a compiler must be told, and must not be told, for stagger to work: one sentence
+///         each, before anything else can go wrong. docs/packaging.md says why. The header that is
+///         included behind each sentence does not exist: it ends the compilation, so that no
+///         further error follows.
+
+#if __cplusplus < 202002L
+#error "stagger: C++20 is needed: compile with -std=c++20"
+#include <compile with -std=c++20>
+#endif
+
+#ifndef __cpp_exceptions
+#error "stagger: every error is reported by an exception: compile without -fno-exceptions"
+#include <compile without -fno-exceptions>
+#endif
+
+#ifdef _GLIBCXX_DEBUG
+#error "stagger: cannot be compiled with _GLIBCXX_DEBUG, whose std::vector is no constant expression: define _GLIBCXX_ASSERTIONS instead"
+#include <define _GLIBCXX_ASSERTIONS instead of _GLIBCXX_DEBUG>
+#endif
+
+#if (defined(__FAST_MATH__) || __FINITE_MATH_ONLY__) && !defined(STAGGER_ALLOW_FAST_MATH)
+#error "stagger: equal bits are promised and infinities are noticed, -ffast-math and -ffinite-math-only take both away: compile without them, or define STAGGER_ALLOW_FAST_MATH to do without the promise"
+#include <compile without -ffast-math>
+#endif

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Whether a pipeline and a device fit together, before there is a machine.
+
+#include <stagger/core/requirements.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <stagger/core/error.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/engine/session_on.hpp>
+
+namespace stagger::detail {
+
+/// What a placement answered.
+/// @param process  whether each place is a process, and must have a rank
+/// @throws Error  bad_configuration unless that is a place that exists for each rank
+[[nodiscard]] inline std::vector<int> checked_places(std::vector<int> place, int ranks, int places,
+                                                     bool process) {
+  if (place.size() != static_cast<std::size_t>(ranks))
+    raise(Errc::bad_configuration, "the placement answered ", place.size(), " places for ", ranks,
+          " ranks; it must name one for each");
+  for (int const p : place)
+    if (p < 0 || p >= places)
+      raise(Errc::bad_configuration, "the placement answered place ", p, "; there are places 0 to ",
+            places - 1);
+  for (int p = 0; process && p < places; ++p)
+    if (std::find(place.begin(), place.end(), p) == place.end())
+      raise(Errc::bad_configuration, "the placement gives process ", p, " no rank; give each of ",
+            places, " processes at least one, or start fewer processes");
+  return place;
+}
+
+template <class Device>
+std::shared_ptr<Session> make_session(Device const& device, List<Layer> layers,
+                                      Setup const& setup) {
+  Options const& options = setup.options;
+  int const stages = static_cast<int>(setup.cuts.size()) + 1;
+  if (setup.schedule.chunks < 1)
+    raise(Errc::bad_configuration, "a schedule with ", setup.schedule.chunks,
+          " stages on each rank cannot be run; use one with at least 1");
+  if (stages % setup.schedule.chunks != 0)
+    raise(Errc::bad_configuration, stages, " stages cannot be spread over ranks with ",
+          setup.schedule.chunks, " each; use a multiple of ", setup.schedule.chunks);
+  int const positions = stages / setup.schedule.chunks;
+  auto const& replicas = options.replicas;
+  if (!setup.optimizer.element_wise && (!replicas.empty() || setup.grouping.shard_optimizer))
+    raise(Errc::bad_configuration,
+          "the optimizer says that it is not element_wise, but each replica updates a part of "
+          "every parameter; use one whose elements do not depend on each other, or leave "
+          "Options::replicas and shard_optimizer out");
+  if (!replicas.empty()) replicas.ops()->require(replicas, positions, !setup.staleness);
+  if constexpr (
+      !requires { Device::Backend::sums_while_running; } ||
+      requires { Device::Backend::keeps_whole_states; })
+    if (setup.grouping.shard_optimizer)
+      raise(Errc::bad_configuration,
+            "this device does not share the optimizer's state out to replicas; leave "
+            "Grouped::shard_optimizer out, or use mpi::Processes");
+  int const ranks = replicas.empty() ? positions : static_cast<int>(replicas.parts().size());
+  int const offered = device.places();
+  int const places = std::min(offered, ranks);
+  if (places < 1)
+    raise(Errc::bad_configuration, "the device offers ", offered,
+          " places for ranks; use at least 1");
+  int spare = 0;
+  if constexpr (requires { device.spare_places(ranks); })
+    if (!replicas.empty()) spare = std::clamp(device.spare_places(ranks), 0, ranks);
+  bool const counted =
+      offered != std::numeric_limits<int>::max();  // else as many as there are ranks
+  if (setup.uncut && ranks == 1 && layers.size() > 1 && offered > 1 && counted)
+    raise(Errc::bad_configuration, "nothing cuts this Sequential of ", layers.size(),
+          " layers into stages for the ", offered,
+          " places of the device; add a partitioner, such as partition::Even{",
+          std::min(layers.size(), static_cast<std::size_t>(offered)), "}, or use one place");
+  if (!(options.deadline_s > 0))
+    raise(Errc::bad_configuration, "a deadline of ", options.deadline_s,
+          " s would end every step; use a positive time");
+  if (options.clip_norm && !(*options.clip_norm > 0))
+    raise(Errc::bad_configuration, "gradients cannot be clipped to a norm of ", *options.clip_norm,
+          "; use a positive norm");
+  return std::make_shared<SessionOn<typename Device::Backend>>(
+      device, std::move(layers), setup, positions,
+      checked_places(setup.placement.place(setup.placement.placement, ranks, places), ranks,
+                     places, requires { requires Device::Backend::needs_every_place; }),
+      places, spare);
+}
+
+}  // namespace stagger::detail

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   One step in all processes: what each compares with the others before it uses what they
+/// send, how all come to load a program together, and how one tells why it ends a step.
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include <stagger/collective/handshake.hpp>
+#include <stagger/core/error.hpp>
+#include <stagger/core/text.hpp>
+#include <stagger/mpi/communicator.hpp>
+#include <stagger/mpi/detail/channels.hpp>
+#include <stagger/mpi/detail/facts.hpp>
+#include <stagger/mpi/detail/trouble.hpp>
+
+namespace stagger::mpi::detail {
+
+/// @throws Error  mismatch where a process takes another step than this one
+inline void require_alike(Envelope const& theirs, Stamp const& own, int peer, int here) {
+  bool const differs = theirs.uses != 0 && own.uses != 0 && theirs.uses != own.uses;
+  if (theirs.steps == own.steps && !differs) return;
+  bool const lower = peer < here;
+  int const first = lower ? peer : here;
+  int const second = lower ? here : peer;
+  if (theirs.steps != own.steps)
+    raise(Errc::mismatch, "process ", first, " goes on from step ",
+          lower ? theirs.steps : own.steps, ", process ", second, " from step ",
+          lower ? own.steps : theirs.steps,
+          "; resume all processes from the same checkpoint, and take the same steps in all");
+  if (own.uses <= 2)
+    raise(Errc::mismatch, "process ", own.uses == 1 ? here : peer,
+          " is asked for a loss, process ", own.uses == 1 ? peer : here,
+          " for outputs; ask for the same in all processes");
+  raise(Errc::mismatch, "processes ", first, " and ", second, " take step ", own.steps + 1,
+        " with different numbers in the optimizer, such as its learning rate; set them alike in "
+        "all processes");
+}
+
+/// What a program does, for a reader.
+[[nodiscard]] inline std::string asked(Program const& program) {
+  return text(program.training ? "a training" : "a forward-only", " step of ", program.microbatches,
+              " microbatches");
+}
+
+/// @throws Error  mismatch with a process that is to load a program, where this one is not
+[[noreturn]] inline void refuse_load(int peer, int here, Program const& program) {
+  raise(Errc::mismatch, "process ", here, " is asked for ", asked(program), ", process ", peer,
+        " for something else; ask for the same in all processes");
+}
+
+/// Tells all other processes what ended a step here, or kept it from beginning.
+inline void tell_failure(Channels& channels, Stamp const& stamp,
+                         std::exception_ptr const& failure) {
+  Trouble const trouble = trouble_of(failure);
+  auto message = channels.blank();
+  message->payload.add(static_cast<std::uint32_t>(trouble.code));
+  message->payload.add(trouble.words.data(), trouble.words.size());
+  channels.post_to_all(std::move(message), stamp, say_failure);
+}
+/// What another process said, for the caller here.
+[[nodiscard]] inline Error failure_of(int peer, Envelope const& envelope, ByteReader& in) {
+  auto const code = static_cast<Errc>(in.take<std::uint32_t>());
+  std::string words(in.left(), ' ');
+  in.take(words.data(), words.size());
+  if (code == Errc::deadline || code == Errc::mismatch) return {code, words};  // of all alike
+  bool const began = (envelope.epoch & 1U) != 0;
+  return {
+      Errc::peer_failed,
+      text("process ", peer, began ? " ended the step: " : " could not begin the step: ", words)};
+}
+
+/// Where all processes wait for each other before they load a program.
+class LoadMeeting {
+ public:
+  /// @param stamp       of the round, in its first epoch
+  /// @param process_of  [ranks]
+  /// @param prepares    whether no step follows
+  /// @param told        set where another process has said why there will be no round
+  /// @throws Error  what a process could not begin the round for; mismatch with one that loads
+  ///                another program or none; deadline for one that does not come
+  void hold(Communicator& world, Channels& channels, Stamp const& stamp, Program const& program,
+            std::vector<int> const& process_of, bool prepares, double seconds, bool& told) {
+    if (channels.size() == 1) return;
+    auto facts = facts_of(program, process_of);
+    facts.push_back({"what is asked for", prepares ? "Trainer::prepare" : "a step"});
+    std::uint64_t const digest = digest_of(facts);
+    auto message = channels.blank();
+    message->payload.add(digest);
+    channels.post_to_all(std::move(message), stamp, say_load);
+    int const here = channels.rank();
+    came_.assign(static_cast<std::size_t>(channels.size()), false);
+    came_[static_cast<std::size_t>(here)] = true;
+    bool same = true;
+    auto const deliver = [&](int peer, Envelope const& envelope, ByteReader& in) {
+      if (envelope.what == say_failure) {
+        told = true;
+        throw failure_of(peer, envelope, in);
+      }
+      if (envelope.what != say_load) return;
+      require_alike(envelope, stamp, peer, here);
+      same = same && in.take<std::uint64_t>() == digest;
+      came_[static_cast<std::size_t>(peer)] = true;
+    };
+    auto const start = std::chrono::steady_clock::now();
+    Waiting waiting(std::chrono::microseconds(100));
+    for (bool moved = true;; moved = channels.poll(stamp.epoch, deliver)) {
+      auto const missing = std::find(came_.begin(), came_.end(), false);
+      if (missing == came_.end()) break;
+      for (int p = 0; p < channels.size(); ++p)
+        if (!came_[static_cast<std::size_t>(p)] && channels.ahead(p, stamp.epoch))
+          refuse_load(p, here, program);
+      auto const waited = std::chrono::steady_clock::now() - start;
+      if (std::chrono::duration<double>(waited).count() >= seconds)
+        raise(Errc::deadline, "process ", missing - came_.begin(), " has not asked for ",
+              asked(program), " within ", seconds,
+              " s; see whether it lives, and ask for the same in all processes");
+      if (!moved) waiting.pause(waited);
+    }
+    if (!same) collective::agree(world, facts, seconds);  // which says what differs
+  }
+
+ private:
+  std::vector<bool> came_{};  // [processes]
+};
+
+}  // namespace stagger::mpi::detail

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Whether a step of this process may still be ended by it, and what ended it.
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <utility>
+
+#include <stagger/engine/step_fate.hpp>
+
+namespace stagger::mpi::detail {
+
+/// Before its last promise to update, a process may end a step for any reason, from any thread;
+/// afterwards only the thread that runs the step does. All that is decided here happens at most
+/// once or twice in a step, and so under a lock.
+class Ending {
+ public:
+  /// Before anything can end the step.
+  void open() noexcept {
+    std::lock_guard const lock(mutex_);
+    phase_ = Phase::open;
+    failure_ = nullptr;
+    stop_.store(false, std::memory_order_relaxed);
+  }
+  /// @return false if the step has failed already
+  [[nodiscard]] bool promise() noexcept {
+    std::lock_guard const lock(mutex_);
+    if (phase_ != Phase::open) return false;
+    phase_ = Phase::promised;
+    return true;
+  }
+  /// Ends the step unless this process has promised not to. Any thread may call it.
+  void fail(stagger::detail::StepFate& fate, std::exception_ptr failure) noexcept {
+    std::lock_guard const lock(mutex_);
+    if (phase_ == Phase::open) end(fate, std::move(failure));
+  }
+  /// Ends the step whatever this process has promised, unless all have.
+  void break_off(stagger::detail::StepFate& fate, std::exception_ptr failure) noexcept {
+    std::lock_guard const lock(mutex_);
+    if (phase_ != Phase::failed) end(fate, std::move(failure));
+  }
+
+  [[nodiscard]] bool failed() const noexcept { return stop_.load(std::memory_order_relaxed); }
+  /// What ended the step.
+  [[nodiscard]] std::exception_ptr failure() const noexcept {
+    std::lock_guard const lock(mutex_);
+    return failure_;
+  }
+
+ private:
+  enum class Phase : std::uint8_t { open, promised, failed };
+
+  void end(stagger::detail::StepFate& fate, std::exception_ptr failure) noexcept {
+    if (!fate.fail(failure)) return;
+    phase_ = Phase::failed;
+    failure_ = std::move(failure);
+    stop_.store(true, std::memory_order_relaxed);
+  }
+
+  mutable std::mutex mutex_{};
+  Phase phase_ = Phase::open;
+  std::exception_ptr failure_{};
+  std::atomic<bool> stop_{false};
+};
+
+}  // namespace stagger::mpi::detail

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+// mistake: policy: a device without `Backend`
+// expect-error: stagger: not a DevicePolicy: it must be copyable and name its back end
+// see: engine.md
+#include <stagger/stagger.hpp>
+
+#include "half.hpp"
+
+struct Mine {
+  using policy_tag = sg::DeviceTag;
+};
+
+int main() { auto train = sg::Pipeline{Half{}, Half{}}.with(Mine{}, Distance{}); }

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// mistake: stage: no type `Output`
+// expect-error: stagger: not a Stage: it has no public type Output
+// see: stages.md#the-smallest-one
+#include <stagger/stagger.hpp>
+
+#include "half.hpp"
+
+struct Layer {
+  using Input = float;
+  void forward(sg::Context&, float const& x, float& y, sg::NothingSaved&) { y = x; }
+  void backward(sg::Context&, float const&, float const& dy, float& dx, sg::NothingSaved&) {
+    dx = dy;
+  }
+};
+
+int main() { auto train = sg::Pipeline{Half{}, Layer{}}.with(Distance{}); }

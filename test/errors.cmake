@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+# cmake -DROOT=<checkout> -DROWS=<what compile_fail.cmake left> [-DWRITE=ON] -P errors.cmake
+#
+# Passes when the tables of docs/errors.md are what test/compile_fail/*.cpp and the compiler say: the lines
+# `// mistake: <group>: <what>` and `// see: <document>` of each source, and the sentence that the compiler printed.
+# With WRITE, makes them so.
+
+cmake_minimum_required(VERSION 3.25)
+
+set(groups build stage loss policy step table)
+set(heading_build "The compiler")
+set(heading_stage "Stages and how they are put together")
+set(heading_loss "Losses")
+set(heading_policy "Policies")
+set(heading_step "Trainers and steps")
+set(heading_table "Schedules in a `static_assert`")
+
+file(GLOB sources ${ROOT}/test/compile_fail/*.cpp)
+foreach(source IN LISTS sources)
+  file(STRINGS ${source} mistake REGEX "^// mistake: ")
+  if(NOT mistake)
+    continue()
+  endif()
+  cmake_path(GET source STEM name)
+  if(NOT mistake MATCHES "^// mistake: ([a-z]+): (.*)$" OR NOT CMAKE_MATCH_1 IN_LIST groups)
+    message(FATAL_ERROR "${source}: '${mistake}' does not begin with one of the groups ${groups}")
+  endif()
+  set(group ${CMAKE_MATCH_1})
+  set(what "${CMAKE_MATCH_2}")
+  file(STRINGS ${source} see REGEX "^// see: ")
+  string(REPLACE "// see: " "" see "${see}")
+  string(REGEX REPLACE "#.*" "" file "${see}")
+  file(STRINGS ${ROOT}/docs/${file} title LIMIT_COUNT 1 REGEX "^# ")
+  string(REPLACE "# " "" title "${title}")
+  file(READ ${ROWS}/${name} said)
+  foreach(pair IN ITEMS "&=&amp;" "<=&lt;" ">=&gt;" "|=&#124;" "*=&#42;")
+    string(SUBSTRING "${pair}" 0 1 from)
+    string(SUBSTRING "${pair}" 2 -1 to)
+    string(REPLACE "${from}" "${to}" said "${said}")
+  endforeach()
+  string(APPEND rows_${group} "| ${what} | ${said} | [${title}](${see}) |\n")
+endforeach()
+
+set(tables "")
+foreach(group IN LISTS groups)
+  string(APPEND tables "\n## ${heading_${group}}\n\n| mistake | the compiler says | more |\n|---|---|---|\n${rows_${group}}")
+endforeach()
+
+set(document ${ROOT}/docs/errors.md)
+set(marker "<!-- made by test/errors.cmake, up to the end -->\n")
+file(READ ${document} text)
+string(FIND "${text}" "${marker}" at)
+if(at EQUAL -1)
+  message(FATAL_ERROR "${document} has no line ${marker}")
+endif()
+string(SUBSTRING "${text}" 0 ${at} head)
+set(made "${head}${marker}${tables}")
+if(WRITE)
+  file(WRITE ${document} "${made}")
+elseif(NOT text STREQUAL made)
+  message(FATAL_ERROR "docs/errors.md is not what the compiler says. To make it so: "
+                      "cmake -DROOT=${ROOT} -DROWS=${ROWS} -DWRITE=ON -P ${ROOT}/test/errors.cmake")
+endif()

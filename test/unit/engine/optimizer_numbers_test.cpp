@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/engine/optimizer_numbers.hpp>
+
+#include <string>
+#include <tuple>
+
+#include <stagger/model/optimizer.hpp>
+
+#include "catch.hpp"
+
+namespace {
+
+using namespace stagger;
+using detail::optimizer_digest;
+
+struct Floats {
+  float rate = 0.5F;
+  float beta = 0.25F;
+};
+/// Bytes between its members may be anything.
+struct Gaps {
+  char kind = 1;
+  double rate = 0.5;
+};
+struct Named {
+  char kind = 1;
+  double rate = 0.5;
+  int warm_up = 10;
+  std::string note{};  // no number, and not named
+  auto fields() const { return std::tie(kind, rate, warm_up); }
+};
+struct Nothing {};
+
+}  // namespace
+
+TEST_CASE("engine/optimizer_numbers: each number changes the digest, and equal ones do not",
+          "[engine]") {
+  optimizer::AdamW const plain;
+  CHECK(optimizer_digest(plain) == optimizer_digest(optimizer::AdamW{}));
+  for (double optimizer::AdamW::*number :
+       {&optimizer::AdamW::rate, &optimizer::AdamW::beta1, &optimizer::AdamW::beta2,
+        &optimizer::AdamW::epsilon, &optimizer::AdamW::weight_decay}) {
+    optimizer::AdamW other;
+    other.*number *= 1 + 0x1p-50;
+    CHECK(optimizer_digest(other) != optimizer_digest(plain));
+  }
+  CHECK(optimizer_digest(optimizer::Sgd{}) != optimizer_digest(optimizer::Sgd{.momentum = 0.9}));
+  CHECK(optimizer_digest(Floats{}) != optimizer_digest(Floats{.beta = 0.5F}));
+  CHECK(optimizer_digest(Floats{}) == optimizer_digest(Floats{}));
+}
+
+TEST_CASE("engine/optimizer_numbers: bytes that are no numbers are not looked at", "[engine]") {
+  CHECK(optimizer_digest(Gaps{}) == 0);
+  CHECK(optimizer_digest(Nothing{}) == 0);
+  CHECK(optimizer_digest(Named{}) != 0);
+  CHECK(optimizer_digest(Named{}) == optimizer_digest(Named{.note = "of the second process"}));
+  CHECK(optimizer_digest(Named{}) != optimizer_digest(Named{.kind = 2}));
+  CHECK(optimizer_digest(Named{}) != optimizer_digest(Named{.rate = 0.25}));
+  CHECK(optimizer_digest(Named{}) != optimizer_digest(Named{.warm_up = 20}));
+}
