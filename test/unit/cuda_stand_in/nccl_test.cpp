@@ -23,8 +23,8 @@ ncclResult_t settle(ncclComm_t comm) {
   return answer;
 }
 
-/// Ranks that one thread plays, each with a device and a stream. Memory that they use is declared before them: work that
-/// hangs reads it until it is aborted, when they end.
+/// Ranks that one thread plays, each with a device and a stream. Memory that they use is declared
+/// before them: work that hangs reads it until it is aborted, when they end.
 struct Ranks {
   explicit Ranks(int count, bool one_device = false) : size(count) {
     ncclUniqueId id;
