@@ -6,9 +6,11 @@
 /// stagger_add_separate(<target>).
 
 #include <stagger/host/detail/threads_backend.hpp>
+#include <stagger/host/threads.hpp>
 #include <stagger/schedule/catalog.hpp>
 #include <stagger/schedule/verify.hpp>
 #include <stagger/sim/detail/virtual_clock_backend.hpp>
+#include <stagger/sim/virtual_clock.hpp>
 
 namespace stagger {
 

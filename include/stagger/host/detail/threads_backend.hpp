@@ -22,7 +22,6 @@
 #include <stagger/core/list.hpp>
 #include <stagger/engine/backend.hpp>
 #include <stagger/engine/stall.hpp>
-#include <stagger/host/threads.hpp>
 
 namespace stagger::host {
 
@@ -37,7 +36,8 @@ class ThreadsBackend {
   static constexpr bool sums_while_running = true;
 
   /// @param places  threads that get a rank, 1 <= places <= device.count
-  ThreadsBackend(Threads const&, detail::Machine& machine, int places)
+  template <class Device>
+  ThreadsBackend(Device const&, detail::Machine& machine, int places)
       : machine_(machine), seats_(static_cast<std::size_t>(places)) {}
   ThreadsBackend(ThreadsBackend const&) = delete;
   ThreadsBackend& operator=(ThreadsBackend const&) = delete;

@@ -16,7 +16,7 @@
 #include <stagger/core/random.hpp>
 #include <stagger/engine/backend.hpp>
 #include <stagger/engine/stall.hpp>
-#include <stagger/sim/virtual_clock.hpp>
+#include <stagger/schedule/costs.hpp>
 
 namespace stagger::sim {
 
@@ -27,10 +27,17 @@ class VirtualClockBackend {
   static constexpr bool timed = true;
   static constexpr bool sums_while_running = true;
 
+  /// @param device  a VirtualClock, whose header includes this one
   /// @throws Error  for costs and times that are negative, not finite or not one for each stage or
   /// layer, or a jitter out of range
-  VirtualClockBackend(VirtualClock const& device, detail::Machine& machine, int)
-      : device_(device), machine_(machine) {
+  template <class Device>
+  VirtualClockBackend(Device const& device, detail::Machine& machine, int)
+      : costs_(device.costs),
+        sum_(device.sum),
+        layer_backward_s_(device.layer_backward_s),
+        jitter_(device.jitter),
+        seed_(device.seed),
+        machine_(machine) {
     schedule::require_costs(device.costs, machine.stages());
     if (!(device.jitter >= 0 && device.jitter < 1))
       raise(Errc::bad_configuration, "a jitter of ", device.jitter,
@@ -111,7 +118,7 @@ class VirtualClockBackend {
 
   void give(detail::RankState&, std::uint32_t which) {
     int const edge = machine_.program().signals[which].edge;
-    double const delay_s = edge < 0 ? 0 : device_.costs.of(edge).transfer_s;
+    double const delay_s = edge < 0 ? 0 : costs_.of(edge).transfer_s;
     if (delay_s > 0)
       at(now_s_ + delay_s, Event::arrive, which);
     else
@@ -179,7 +186,7 @@ class VirtualClockBackend {
   }
 
   [[nodiscard]] double cost(detail::RankState const& rank, Instruction const& in) const {
-    auto const& costs = device_.costs.of(in.stage);
+    auto const& costs = costs_.of(in.stage);
     double cost_s = 0;
     if (in.op > Op::recompute && in.op <= Op::pass) return 0;
     if (in.op == Op::forward || in.op == Op::recompute) cost_s += costs.forward_s;
@@ -187,29 +194,29 @@ class VirtualClockBackend {
     if (in.op == Op::backward || in.op == Op::backward_weight) cost_s += costs.backward_weight_s;
     if (in.op > Op::pass) cost_s = group_cost(in);
     cost_s *= in.op == Op::reduce ? 1 : rank.share;  // 1 unless it is a replica
-    if (device_.jitter == 0) return cost_s;
+    if (jitter_ == 0) return cost_s;
     std::uint64_t const x =
-        random_bits(device_.seed, {static_cast<std::uint64_t>(machine_.steps()),
+        random_bits(seed_, {static_cast<std::uint64_t>(machine_.steps()),
                                    static_cast<std::uint64_t>(rank.number),
                                    static_cast<std::uint64_t>(&in - rank.begin)});
     double const unit = static_cast<double>(x >> 11U) * 0x1p-53;  // [0, 1)
-    return cost_s * (1 - device_.jitter + 2 * device_.jitter * unit);
+    return cost_s * (1 - jitter_ + 2 * jitter_ * unit);
   }
 
   /// Of a part of a backward, or of a sum.
   [[nodiscard]] double group_cost(Instruction const& in) const {
-    auto const& costs = device_.costs.of(in.stage);
+    auto const& costs = costs_.of(in.stage);
     auto const extent = machine_.extent(in);
     if (in.op == Op::reduce) {
-      if (device_.sum != collective::CostLine{}) return device_.sum.seconds(extent.bytes);
+      if (sum_ != collective::CostLine{}) return sum_.seconds(extent.bytes);
       return extent.bytes == 0 ? 0
                                : costs.reduce_s * static_cast<double>(extent.bytes) /
                                      static_cast<double>(extent.stage_bytes);
     }
     auto const weight = [&](std::size_t from, std::size_t end) {
-      if (device_.layer_backward_s.empty()) return static_cast<double>(end - from);
+      if (layer_backward_s_.empty()) return static_cast<double>(end - from);
       double sum = 0;
-      for (; from < end; ++from) sum += device_.layer_backward_s[extent.first_layer + from];
+      for (; from < end; ++from) sum += layer_backward_s_[extent.first_layer + from];
       return sum;
     };
     double const whole_s =
@@ -227,7 +234,11 @@ class VirtualClockBackend {
            detail::describe_stall(machine_.program(), at, given_);
   }
 
-  VirtualClock device_;
+  schedule::Costs costs_;
+  collective::CostLine sum_;
+  std::vector<double> layer_backward_s_;
+  double jitter_;
+  std::uint64_t seed_;
   detail::Machine& machine_;
   std::vector<detail::Walk> walks_;   // [ranks]
   detail::RankState const* walked_ = nullptr;  // the first of them
