@@ -90,8 +90,8 @@ struct Cargo {
     }
     if (!commits() || signal < edge_signals()) return;
     if (carries_group(signal)) {
-      out.add(in.next_version);
-      return each_part(signal, in.next_version, to,
+      out.add(in.group);
+      return each_part(signal, in.group, to,
                        [&](std::byte const* at, std::size_t bytes) { out.add(at, bytes); });
     }
     bool const promise = promises(signal);

@@ -67,7 +67,7 @@ void add_cell(Memory& memory, std::uint64_t& scratch, Program const& program, st
                   program.ranks[static_cast<std::size_t>(cell.rank)].code.end(),
                   [](Instruction const& in) { return in.op == Op::recompute; });
   for (Instruction const& in : program.ranks[static_cast<std::size_t>(cell.rank)].code) {
-    if (in.cell != number || in.op > Op::recompute) continue;
+    if (in.cell != number || !computes(in.op)) continue;
     Footprint const& of = footprint(rows(in.microbatch));
     auto const layer = [&](std::size_t l) -> LayerBytes const& { return of.layers[l]; };
     for (std::size_t l = first; l < end; ++l) scratch = std::max(scratch, layer(l).scratch);

@@ -280,7 +280,7 @@ class Layout {
     std::size_t const c = cell_at(action.stage, owner);
     std::size_t const u = unit(action);
     Instruction in;
-    in.op = static_cast<Op>(action.kind);
+    in.op = op_of(action.kind);
     in.stage = static_cast<std::uint16_t>(action.stage);
     in.cell = static_cast<std::uint16_t>(c);
     in.microbatch = static_cast<std::uint32_t>(u);
@@ -342,7 +342,7 @@ class Layout {
     apply.op = Op::apply;
     apply.stage = static_cast<std::uint16_t>(cells_[c].stage);
     apply.cell = static_cast<std::uint16_t>(c);
-    apply.microbatch = static_cast<std::uint32_t>(next);
+    apply.set_update(static_cast<std::uint32_t>(next));
     apply.version = updates[next].from;
     apply.next_version = updates[next].to;
     rank.code.push_back(apply);

@@ -214,7 +214,7 @@ class Machine : public StepFate {
       update(rank);
     else if (in.op == Op::apply)
       apply(in);
-    else if (in.op > Op::apply)
+    else if (!ends_step(in.op))
       options_.replicas.ops()->execute(*this, rank, in, clock);
   }
 
@@ -425,7 +425,7 @@ class Machine : public StepFate {
     for (std::size_t l = first_layer_[in.stage]; l < first_layer_[in.stage + 1U]; ++l)
       optimizer_.update(
           optimizer_.optimizer, parameters_[l],
-          {1, steps_ + 1 + static_cast<std::int64_t>(in.microbatch), in.version, in.next_version});
+          {1, steps_ + 1 + static_cast<std::int64_t>(in.update()), in.version, in.next_version});
   }
 
   void update(RankState& rank) {

@@ -12,7 +12,7 @@
 
 namespace stagger {
 
-/// What an instruction does. The first four are the compute actions of the table.
+/// What an instruction does. Its order means nothing; the predicates behind it say what is alike.
 enum class Op : std::uint8_t {
   forward,
   backward,
@@ -29,14 +29,83 @@ enum class Op : std::uint8_t {
   gather_target,    ///< take the rows of the microbatch's target
   pass,             ///< give further signals of the instruction before
   // Where several ranks hold a stage and its gradients are added up while backward still runs:
-  backward_part,         ///< the layers of gradient group `next_version` of a last B
+  backward_part,         ///< the layers of a gradient group, of a last B
   backward_weight_part,  ///< likewise of a last W
-  reduce,  ///< add up part `x` of `y` of gradient group `next_version` over all who hold the stage
+  reduce,                ///< add up one part of a gradient group over all who hold the stage
 };
 
-/// The table's kind of a compute instruction. @pre op <= Op::backward_weight
+/// Whether it is an action of the table.
+[[nodiscard]] constexpr bool in_table(Op op) noexcept {
+  return op == Op::forward || op == Op::backward || op == Op::backward_input ||
+         op == Op::backward_weight;
+}
+
+/// Whether it runs all layers of a stage.
+[[nodiscard]] constexpr bool computes(Op op) noexcept {
+  return in_table(op) || op == Op::recompute;
+}
+
+/// Whether it runs some layers of a stage, as a part of its last backward.
+[[nodiscard]] constexpr bool computes_part(Op op) noexcept {
+  return op == Op::backward_part || op == Op::backward_weight_part;
+}
+
+/// Whether it works on a gradient group.
+[[nodiscard]] constexpr bool has_group(Op op) noexcept {
+  return computes_part(op) || op == Op::reduce;
+}
+
+/// Whether it takes rows that other ranks, or the caller, have made.
+[[nodiscard]] constexpr bool gathers(Op op) noexcept {
+  return op == Op::gather_input || op == Op::gather_gradient || op == Op::gather_target;
+}
+
+/// Whether it makes the gradient of the stage's input.
+[[nodiscard]] constexpr bool gives_input_gradient(Op op) noexcept {
+  return op == Op::backward || op == Op::backward_input || op == Op::backward_part;
+}
+
+/// Whether it makes gradients of the stage's parameters; behind it, the microbatch is done.
+[[nodiscard]] constexpr bool gives_weight_gradient(Op op) noexcept {
+  return op == Op::backward || op == Op::backward_weight || computes_part(op);
+}
+
+/// Whether it stands behind all actions of a training step that flushes.
+[[nodiscard]] constexpr bool ends_step(Op op) noexcept {
+  return op == Op::hand_in || op == Op::finish || op == Op::update;
+}
+
+/// The table's kind of what an instruction computes: F for a recomputation, B or W for a part of
+/// one. @pre computes(op) or has_group(op)
 [[nodiscard]] constexpr schedule::Kind kind_of(Op op) noexcept {
-  return static_cast<schedule::Kind>(op);
+  switch (op) {
+    case Op::backward:
+    case Op::backward_part:
+      return schedule::Kind::backward;
+    case Op::backward_input:
+      return schedule::Kind::backward_input;
+    case Op::backward_weight:
+    case Op::backward_weight_part:
+      return schedule::Kind::backward_weight;
+    case Op::reduce:
+      return schedule::Kind::reduce_gradient;
+    default:
+      return schedule::Kind::forward;
+  }
+}
+
+/// The instruction of an action of the table. @pre schedule::is_compute(kind)
+[[nodiscard]] constexpr Op op_of(schedule::Kind kind) noexcept {
+  switch (kind) {
+    case schedule::Kind::backward:
+      return Op::backward;
+    case schedule::Kind::backward_input:
+      return Op::backward_input;
+    case schedule::Kind::backward_weight:
+      return Op::backward_weight;
+    default:
+      return Op::forward;
+  }
 }
 
 /// "At least `count` of `signal` were given since the step began."
@@ -59,6 +128,7 @@ struct Instruction {
   std::uint16_t stage = 0;
   std::uint16_t cell = 0;               ///< index in Program::cells
   std::array<std::uint16_t, 3> give{};  ///< signals
+  std::uint16_t group = 0;              ///< of Program::groups, where `has_group(op)`
   std::uint32_t microbatch = 0;
   std::uint16_t x = 0;      ///< the stage's input; unused at the first stage, which reads the batch
   std::uint16_t y = 0;      ///< the input slot of the next stage; unused at the last stage
@@ -67,13 +137,20 @@ struct Instruction {
   std::uint16_t dx = 0;     ///< the dy slot of the stage before; unused at the first stage
   std::uint16_t inner = 0;  ///< gradients between the stage's layers
   std::uint16_t version = 0;       ///< of the weights that the instruction reads
-  std::uint16_t next_version = 0;  ///< of `apply`; its `microbatch` counts the updates before it
+  std::uint16_t next_version = 0;  ///< that `apply` makes
+
+  /// Of `apply`: how many updates of the stage were made before it in the step.
+  [[nodiscard]] constexpr std::uint32_t update() const noexcept { return microbatch; }
+  /// Of `reduce`: which part of each layer it adds up, and of how many.
+  [[nodiscard]] constexpr std::uint16_t part() const noexcept { return x; }
+  [[nodiscard]] constexpr std::uint16_t parts() const noexcept { return y; }
+  constexpr void set_update(std::uint32_t number) noexcept { microbatch = number; }
+  constexpr void set_part(std::uint16_t number, std::uint16_t of) noexcept { x = number, y = of; }
 };
 
-/// The table's action of a compute instruction; F for a recomputation.
+/// What an instruction computes, as an action of a table. @pre as of kind_of
 [[nodiscard]] constexpr schedule::Action action_of(Instruction const& in) noexcept {
-  schedule::Kind const kind = in.op == Op::recompute ? schedule::Kind::forward : kind_of(in.op);
-  return {kind, in.stage, static_cast<int>(in.microbatch)};
+  return {kind_of(in.op), in.stage, in.op == Op::reduce ? 0 : static_cast<int>(in.microbatch)};
 }
 
 /// One stage on one of its owners. Most schedules give a stage one owner; bidirectional ones give

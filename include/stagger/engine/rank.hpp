@@ -200,7 +200,7 @@ template <class Now> void run_recorded(RankState& rank, Instruction const& in, N
   run_compute(rank, in);
   rank.spans.push_back({action_of(in), start_s, now_s(), in.op == Op::recompute});
   if (in.op == Op::forward) rank.peak_in_flight = std::max(rank.peak_in_flight, ++rank.in_flight);
-  if (in.op == Op::backward || in.op == Op::backward_weight) --rank.in_flight;
+  if (gives_weight_gradient(in.op)) --rank.in_flight;
 }
 
 }  // namespace stagger::detail

@@ -80,7 +80,7 @@ struct ReplicaSums {
   [[gnu::cold]] static bool emit_backward(Layout& layout, RankProgram& rank, Instruction const& in,
                                           List<std::uint16_t>& gives) {
     std::size_t const c = in.cell;
-    bool const ends = in.op == Op::backward || in.op == Op::backward_weight;
+    bool const ends = gives_weight_gradient(in.op);
     if (layout.sum_ops() == nullptr || !layout.training_ || !ends || !shared(layout, c) ||
         layout.uses_[c].end[in.microbatch] != last_backward(layout, c))
       return false;
@@ -89,7 +89,7 @@ struct ReplicaSums {
     for (std::size_t g = 0; g < groups.count; ++g) {
       if (groups.count > 1)
         part.op = in.op == Op::backward ? Op::backward_part : Op::backward_weight_part;
-      part.next_version = static_cast<std::uint16_t>(groups.first + g);
+      part.group = static_cast<std::uint16_t>(groups.first + g);
       part.gives = 0;
       if (g + 1 == groups.count) break;
       Layout::give(part, ready(layout, c));
@@ -165,9 +165,9 @@ struct ReplicaSums {
       reduce.op = Op::reduce;
       reduce.stage = static_cast<std::uint16_t>(layout.cells_[c].stage);
       reduce.cell = static_cast<std::uint16_t>(c);
-      reduce.next_version = static_cast<std::uint16_t>(groups.first + g);
-      reduce.x = static_cast<std::uint16_t>(c - first);
-      reduce.y = static_cast<std::uint16_t>(end - first);
+      reduce.group = static_cast<std::uint16_t>(groups.first + g);
+      reduce.set_part(static_cast<std::uint16_t>(c - first),
+                      static_cast<std::uint16_t>(end - first));
       for (std::size_t d = first; d < end; ++d)
         if (last_backward(layout, d) != nowhere)
           layout.await(rank, reduce, ready(layout, d), static_cast<std::uint32_t>(g + 1));
@@ -227,7 +227,7 @@ struct ReplicaSums {
   }
 
   [[gnu::cold]] static GroupExtent extent(Machine const& machine, Instruction const& in) {
-    GradientGroup const& group = machine.program_->groups[in.next_version];
+    GradientGroup const& group = machine.program_->groups[in.group];
     GroupExtent extent;
     extent.first_layer = machine.first_layer_[in.stage];
     extent.layers = machine.first_layer_[in.stage + 1U] - extent.first_layer;
@@ -249,7 +249,7 @@ struct ReplicaSums {
   }
 
   static void execute(Machine& machine, RankState& rank, Instruction const& in, Clock clock) {
-    GradientGroup const& group = machine.program_->groups[in.next_version];
+    GradientGroup const& group = machine.program_->groups[in.group];
     auto const lowest = static_cast<std::size_t>(group.lowest);
     std::size_t const first = machine.first_layer_[in.stage];
     std::size_t const layers = machine.first_layer_[in.stage + 1U] - first;
@@ -258,9 +258,9 @@ struct ReplicaSums {
     if (in.op != Op::reduce) run_backward_part(rank, machine.cells_[in.cell], in, lowest, end);
     for (std::size_t i = end; in.op == Op::reduce && i-- > lowest;) {
       auto& sum = machine.parameters_[first + i];
-      ByteRange const own = sum.part(in.x, in.y);
+      ByteRange const own = sum.part(in.part(), in.parts());
       auto const* holder = &machine.storage_[in.stage];
-      for (unsigned h = 1; h < in.y; ++h) {
+      for (unsigned h = 1; h < in.parts(); ++h) {
         holder = holder->next.get();
         sum.add(holder->shares[i], own);
       }
@@ -275,25 +275,21 @@ struct ReplicaSums {
   /// When a part of a last backward, or a sum, was at work: for the decision, and the timeline.
   static void note(Machine& machine, RankState& rank, Instruction const& in, double start_s,
                    double end_s) {
-    GradientGroup const& group = machine.program_->groups[in.next_version];
+    GradientGroup const& group = machine.program_->groups[in.group];
     std::size_t const layers = machine.first_layer_[in.stage + 1U] - machine.first_layer_[in.stage];
     bool const whole = static_cast<std::size_t>(group.highest) + 1 >= layers;
     SumRun& sums = machine.replica_run_->sums;
     auto const& cells = machine.program_->cells;
     bool const first_holder = in.cell == 0 || cells[in.cell - 1U].stage != cells[in.cell].stage;
     if (sums.taking && sums.steps >= 0 && first_holder) {
-      std::size_t const at =
-          static_cast<std::size_t>(sums.steps) * sums.groups.size() + in.next_version;
+      std::size_t const at = static_cast<std::size_t>(sums.steps) * sums.groups.size() + in.group;
       (in.op == Op::reduce ? sums.sum_s : sums.backward_s)[at] = end_s - start_s;
     }
     if (!rank.record) return;
     schedule::Span span;
     span.start_s = start_s;
     span.end_s = end_s;
-    if (in.op == Op::reduce)
-      span.action = {schedule::Kind::reduce_gradient, in.stage, 0};
-    else
-      span.action = action_of(whole_of(in));
+    span.action = action_of(in);
     if (in.op == Op::reduce || whole)
       rank.spans.push_back(span);
     else

@@ -184,7 +184,7 @@ struct Replication {
   [[gnu::cold]] static void emit(Layout& layout, RankProgram& rank, Instruction& in) {
     std::size_t const c = in.cell;
     bool const forward = in.op == Op::forward;
-    bool const gradient = in.op == Op::backward || in.op == Op::backward_input;
+    bool const gradient = gives_input_gradient(in.op);
     List<std::uint16_t> gives;
     if (layout.training_ && layout.cells_[c].gathers_input && layout.cells_[c].stage != 0)
       in.dx = layout.dx_[c].slot[in.microbatch];
@@ -407,7 +407,7 @@ struct Replication {
 
   static void execute(Machine& machine, RankState& rank, Instruction const& in, Clock clock) {
     if (in.op == Op::pass) return;
-    if (in.op > Op::pass) return ReplicaSums::execute(machine, rank, in, clock);
+    if (has_group(in.op)) return ReplicaSums::execute(machine, rank, in, clock);
     ReplicaRun& run = *machine.replica_run_;
     std::size_t const m = in.microbatch;
     ReplicaRank const& own = run.ranks[static_cast<std::size_t>(rank.number)];

@@ -29,7 +29,7 @@ struct RankTimes {
 /// Whether an instruction is the first part of a backward.
 [[nodiscard]] inline bool first_part(List<Instruction> const& code, std::size_t at) {
   Op const op = code[at].op;
-  if (op != Op::backward_part && op != Op::backward_weight_part) return false;
+  if (!computes_part(op)) return false;
   return at == 0 || code[at - 1].op != op || code[at - 1].cell != code[at].cell;
 }
 
@@ -67,7 +67,7 @@ struct RankTimes {
       place.wait += in.waits;
       // Of a backward in parts, the first stands for all: nobody waits for another but the last.
       bool const part = first_part(code.code, place.instruction);
-      bool const of_table = in.op <= Op::backward_weight || part;
+      bool const of_table = in_table(in.op) || part;
       bool const whole = in.op == Op::backward || in.op == Op::backward_part;
       if (of_table) times[rank].start.push_back(place.now);
       if (of_table || in.op == Op::recompute) place.now += whole ? 2 : 1;

@@ -51,17 +51,26 @@ class StallDetector {
 /// An instruction as the action grammar writes it: "0F1"; "its last gradient" and "the update" at
 /// the end.
 [[nodiscard]] [[gnu::cold]] inline std::string describe(Instruction const& in) {
-  if (in.op == Op::hand_in || in.op == Op::finish) return "its last gradient";
-  if (in.op == Op::update || in.op == Op::apply) return "the update";
-  if (in.op == Op::reduce) return text("the sum of stage ", in.stage, "'s gradients");
-  if (in.op > Op::pass)
-    return text(in.stage, in.op == Op::backward_part ? "B" : "W", in.microbatch);
-  if (in.op == Op::pass) return text("handing on stage ", in.stage, "'s rows of ", in.microbatch);
-  if (in.op > Op::apply)
-    return text("gathering rows for ", in.stage, in.op == Op::gather_gradient ? "B" : "F",
-                in.microbatch);
-  return text(in.stage, in.op == Op::recompute ? "F (again)" : schedule::name(kind_of(in.op)),
-              in.microbatch);
+  switch (in.op) {
+    case Op::hand_in:
+    case Op::finish:
+      return "its last gradient";
+    case Op::update:
+    case Op::apply:
+      return "the update";
+    case Op::reduce:
+      return text("the sum of stage ", in.stage, "'s gradients");
+    case Op::pass:
+      return text("handing on stage ", in.stage, "'s rows of ", in.microbatch);
+    case Op::gather_input:
+    case Op::gather_gradient:
+    case Op::gather_target:
+      return text("gathering rows for ", in.stage, in.op == Op::gather_gradient ? "B" : "F",
+                  in.microbatch);
+    default:
+      return text(in.stage, in.op == Op::recompute ? "F (again)" : schedule::name(kind_of(in.op)),
+                  in.microbatch);
+  }
 }
 
 /// "rank 0"; of one that only adds up gradients: "the adder of rank 0".

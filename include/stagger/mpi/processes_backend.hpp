@@ -172,9 +172,8 @@ class ProcessesBackend {
   }
 
   void execute(stagger::detail::RankState& rank, Instruction const& in) {
-    bool const part = in.op == Op::backward_part || in.op == Op::backward_weight_part;
-    if (in.op <= Op::recompute || part) attend();
-    if (in.op > Op::recompute)
+    if (computes(in.op) || computes_part(in.op)) attend();
+    if (!computes(in.op))
       machine_.execute_end(
           rank, in,
           {[](void* self) { return static_cast<ProcessesBackend*>(self)->watch_.now_s(); }, this});
@@ -259,10 +258,8 @@ class ProcessesBackend {
   }
 
   bool poll() {
-    return channels_.poll(stamp_.epoch,
-                          [this](int peer, detail::Envelope const& envelope, ByteReader& in) {
-                            take(peer, envelope, in);
-                          });
+    return channels_.poll(stamp_.epoch, [this](int peer, detail::Envelope const& envelope,
+                                               ByteReader& in) { take(peer, envelope, in); });
   }
 
   /// @return whether the rank could
@@ -446,8 +443,8 @@ class ProcessesBackend {
 
   detail::LoadMeeting load_meeting_{};
   detail::Ending ending_{};
-  detail::Stamp stamp_{};     // of the round at hand
-  bool prepares_ = false;     // instead of taking a step
+  detail::Stamp stamp_{};  // of the round at hand
+  bool prepares_ = false;  // instead of taking a step
   bool must_load_ = true;
   std::size_t open_ = 0;      // ranks of this process that are not done
   std::size_t promises_ = 0;  // still to be given by the ranks of this process
@@ -456,4 +453,3 @@ class ProcessesBackend {
 };
 
 }  // namespace stagger::mpi
-

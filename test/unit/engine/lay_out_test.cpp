@@ -44,7 +44,7 @@ std::string named(char const* what, std::size_t stage, std::uint32_t microbatch)
 
 std::vector<Access> accesses(Program const& program, Instruction const& in) {
   std::vector<Access> list;
-  if (in.op > Op::recompute) return list;
+  if (!computes(in.op)) return list;
   std::size_t const s = in.stage;
   std::size_t const c = in.cell;
   auto const& cell = program.cells[c];
@@ -197,7 +197,7 @@ bool same_actions(Program const& program, Table const& table, bool recompute) {
         again = &in;
         continue;
       }
-      if (in.op > Op::recompute) continue;
+      if (!computes(in.op)) continue;
       bool const gradient = in.op == Op::backward || in.op == Op::backward_input;
       if (gradient != (again != nullptr) && recompute) return false;
       if (again != nullptr && (again->stage != in.stage || again->microbatch != in.microbatch ||
@@ -364,8 +364,7 @@ TEST_CASE("engine/lay_out: every schedule of the library is safe in every interl
         for (std::optional<unsigned> const spare :
              {std::optional<unsigned>(), std::optional(0U), std::optional(1U), std::optional(3U)}) {
           Program const program = lay_out(table, options(recompute, spare));
-          for (int i = 0; i < (sanitized ? 1 : 4); ++i)
-            REQUIRE(refute(program, random) == "");
+          for (int i = 0; i < (sanitized ? 1 : 4); ++i) REQUIRE(refute(program, random) == "");
         }
       }
     }

@@ -134,19 +134,19 @@ TEST_CASE("engine/ReplicaSums: each holder takes its part of every group once al
       for (auto const& in : program.ranks[r].code) {
         bool const part = in.op == sg::Op::backward_part || in.op == sg::Op::backward_weight_part;
         CHECK((in.op == sg::Op::reduce) == !computes);
-        if (part) CHECK(groups[in.next_version].stage == in.stage);
-        if (part) CHECK(in.next_version % 3 == parts[in.cell]++);
+        if (part) CHECK(groups[in.group].stage == in.stage);
+        if (part) CHECK(in.group % 3 == parts[in.cell]++);
         if (in.op == sg::Op::reduce) {
           CHECK(in.y == holders[in.stage]);
           CHECK(in.waits == in.y);
-          CHECK(in.next_version % 3 == sums[in.cell]++);
+          CHECK(in.group % 3 == sums[in.cell]++);
           CHECK(program.cells[in.cell].rank == program.ranks[r].beside);
           for (std::size_t w = wait; w < wait + in.waits; ++w) {
             auto const& awaited = program.ranks[r].waits[w];
             auto const cell = static_cast<std::size_t>(program.signals[awaited.signal].gradients);
             CHECK(program.cells[cell].stage == in.stage);
             CHECK(program.cells[cell].rank == program.signals[awaited.signal].giver);
-            CHECK(awaited.count == in.next_version % 3 + 1U);
+            CHECK(awaited.count == in.group % 3 + 1U);
           }
         }
         wait += in.waits;

@@ -362,9 +362,8 @@ TEST_CASE("nccl/GroupSums: all groups but the last are issued before the last ba
   for (std::size_t t = 0; t < routes.turns().size(); ++t) {
     auto const& turn = routes.turns()[t];
     auto const& in = program.ranks[turn.rank].code[turn.index];
-    if (in.op == sg::Op::reduce)
-      first_sum[in.next_version] = std::min(first_sum[in.next_version], t);
-    if (in.op == sg::Op::backward_part) last_part[in.next_version] = t;
+    if (in.op == sg::Op::reduce) first_sum[in.group] = std::min(first_sum[in.group], t);
+    if (in.op == sg::Op::backward_part) last_part[in.group] = t;
   }
   for (std::size_t g = 0; g < groups.size(); ++g) {
     CHECK(first_sum[g] > last_part[g]);

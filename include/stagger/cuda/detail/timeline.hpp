@@ -52,7 +52,7 @@ class Timeline {
 
   /// Whether an instruction has a time: an action, or a sum of gradients.
   [[nodiscard]] static bool shows(Instruction const& in) noexcept {
-    return in.op <= Op::recompute || in.op >= Op::backward_part;
+    return computes(in.op) || has_group(in.op);
   }
 
   /// Runs what enqueues an action, between two events of its stream.
@@ -73,7 +73,7 @@ class Timeline {
     for (std::size_t k = 0; k < marks_.size(); ++k) {
       auto& rank = *marks_[k].rank;
       Instruction const& in = *marks_[k].in;
-      if (in.op > Op::recompute) {
+      if (!computes(in.op)) {
         machine.options().replicas.ops()->note(machine, rank, in, since_start(2 * k + 1),
                                                since_start(2 * k + 2));
         continue;
@@ -83,7 +83,7 @@ class Timeline {
           {action_of(in), since_start(2 * k + 1), since_start(2 * k + 2), in.op == Op::recompute});
       if (in.op == Op::forward)
         rank.peak_in_flight = std::max(rank.peak_in_flight, ++rank.in_flight);
-      if (in.op == Op::backward || in.op == Op::backward_weight) --rank.in_flight;
+      if (gives_weight_gradient(in.op)) --rank.in_flight;
     }
   }
 

@@ -137,7 +137,7 @@ class ThreadsBackend {
   }
 
   void execute(detail::RankState& rank, Instruction const& in) {
-    if (in.op > Op::recompute) [[unlikely]]
+    if (!computes(in.op)) [[unlikely]]
       machine_.execute_end(
           rank, in, {[](void* self) { return static_cast<ThreadsBackend*>(self)->now_s(); }, this});
     else if (rank.record)

@@ -102,7 +102,7 @@ struct GroupingMeeting {
   [[nodiscard]] stagger::detail::GroupExtent extent(std::size_t group) const {
     Instruction in;
     in.stage = static_cast<std::uint16_t>(machine.program().groups[group].stage);
-    in.next_version = static_cast<std::uint16_t>(group);
+    in.group = static_cast<std::uint16_t>(group);
     return machine.extent(in);
   }
   [[nodiscard]] int process(Cell const& cell) const {

@@ -77,20 +77,20 @@ class GroupSums {
   }
   /// Whether the time of a sum counts: as the first holder's, of this process.
   [[nodiscard]] bool measures(Instruction const& in) const noexcept {
-    return in.x == 0 && wiring_.own(wiring_.islands().rank_of(in.cell));
+    return in.part() == 0 && wiring_.own(wiring_.islands().rank_of(in.cell));
   }
 
   /// The part of this process in the sum that a `reduce` of any rank belongs to, once.
   /// @param around  (gpu, stream of one end, enqueue) calls `enqueue()`
   template <class Around> void add_up(Instruction const& in, Around around) {
-    if (begun_[in.next_version]) return;
-    begun_[in.next_version] = true;
+    if (begun_[in.group]) return;
+    begun_[in.group] = true;
     Team& team = fleet_.teams[team_of_[in.stage]];
     if (team.ends.empty()) return;
     for (auto& end : team.ends) {
       wiring_.use(end->gpu);
       std::size_t const signal = ready_[cell_of(in.stage, *end)];
-      std::size_t const number = in.next_version - first_group_[in.stage];
+      std::size_t const number = in.group - first_group_[in.stage];
       wiring_.await(end->gpu, end->stream, signal, number);
     }
     around(team.ends.front()->gpu, team.ends.front()->stream, [&] {
@@ -106,11 +106,11 @@ class GroupSums {
           });
       });
     });
-    for (auto& end : team.ends) end->stream.record(wiring_.summed(end->gpu, in.next_version));
+    for (auto& end : team.ends) end->stream.record(wiring_.summed(end->gpu, in.group));
   }
   /// The stream of a rank that adds up goes on behind the sum.
   void await(std::size_t rank, Instruction const& in) {
-    wiring_.compute(rank).wait(wiring_.summed(wiring_.gpu_of(rank), in.next_version));
+    wiring_.compute(rank).wait(wiring_.summed(wiring_.gpu_of(rank), in.group));
   }
 
   /// Updates of a rank's stages by their holders but the first.
@@ -164,7 +164,7 @@ class GroupSums {
   /// Visits the gradients of a group at a cell, as spans of their elements.
   template <class Visit>
   void each_gradient(Instruction const& in, std::size_t cell, Visit visit) const {
-    auto const& group = machine_.program().groups[in.next_version];
+    auto const& group = machine_.program().groups[in.group];
     auto const& islands = wiring_.islands();
     std::size_t at = 0;  // layer of the stage
     islands.each_layer(cell, [&](std::size_t l, stagger::detail::LayerParameters::Share* share) {

@@ -170,8 +170,8 @@ class Routes {
       ends_.emplace_back(rank.code.size());
       for (std::size_t i = rank.code.size(); i-- > 0;) {
         auto const& in = rank.code[i];
-        bool const part = in.op == Op::backward_part || in.op == Op::backward_weight_part;
-        if ((in.op > Op::recompute && !part) || seen[in.cell * units + in.microbatch]) continue;
+        if ((!computes(in.op) && !computes_part(in.op)) || seen[in.cell * units + in.microbatch])
+          continue;
         ends_.back()[i] = seen[in.cell * units + in.microbatch] = true;
       }
     }

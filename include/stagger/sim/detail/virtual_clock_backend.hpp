@@ -107,7 +107,7 @@ class VirtualClockBackend {
     cost_s_ = cost(rank, in);
     double time_s = now_s_;
     auto clock = [&] { return std::exchange(time_s, now_s_ + cost_s_); };
-    if (in.op > Op::recompute)
+    if (!computes(in.op))
       machine_.execute_end(
           rank, in, {[](void* self) { return (*static_cast<decltype(clock)*>(self))(); }, &clock});
     else if (rank.record)
@@ -188,11 +188,11 @@ class VirtualClockBackend {
   [[nodiscard]] double cost(detail::RankState const& rank, Instruction const& in) const {
     auto const& costs = costs_.of(in.stage);
     double cost_s = 0;
-    if (in.op > Op::recompute && in.op <= Op::pass) return 0;
+    if (!computes(in.op) && !has_group(in.op)) return 0;
     if (in.op == Op::forward || in.op == Op::recompute) cost_s += costs.forward_s;
     if (in.op == Op::backward || in.op == Op::backward_input) cost_s += costs.backward_input_s;
     if (in.op == Op::backward || in.op == Op::backward_weight) cost_s += costs.backward_weight_s;
-    if (in.op > Op::pass) cost_s = group_cost(in);
+    if (has_group(in.op)) cost_s = group_cost(in);
     cost_s *= in.op == Op::reduce ? 1 : rank.share;  // 1 unless it is a replica
     if (jitter_ == 0) return cost_s;
     std::uint64_t const x =
@@ -240,11 +240,11 @@ class VirtualClockBackend {
   double jitter_;
   std::uint64_t seed_;
   detail::Machine& machine_;
-  std::vector<detail::Walk> walks_;   // [ranks]
+  std::vector<detail::Walk> walks_;            // [ranks]
   detail::RankState const* walked_ = nullptr;  // the first of them
-  std::vector<State> state_;          // [ranks]
-  std::vector<std::uint32_t> given_;  // [signals]
-  std::vector<Event> events_;         // a heap
+  std::vector<State> state_;                   // [ranks]
+  std::vector<std::uint32_t> given_;           // [signals]
+  std::vector<Event> events_;                  // a heap
   std::uint64_t order_ = 0;
   double now_s_ = 0;
   double cost_s_ = 0;  // of the instruction carried out last
