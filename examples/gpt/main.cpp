@@ -7,7 +7,7 @@
 
 #include <stagger/collective/launcher.hpp>
 
-#include "../words.hpp"
+#include "../shown.hpp"
 #include "cuda/train.hpp"
 #include "profile.hpp"
 #include "train.hpp"

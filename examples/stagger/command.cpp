@@ -45,13 +45,13 @@ void add_command(Entry const& entry) {
   list().insert(at, entry);
 }
 
-void Command::add_formats(CLI::App& app, std::vector<std::string> formats) {
+void Command::add_formats(Flags& app, std::vector<std::string> formats) {
   formats_ = std::move(formats);
   std::string words;
   for (auto const& word : formats_) words += (words.empty() ? "" : " | ") + word;
-  app.add_option("--format", format_, "Form of the result: " + words + "; the first is the default")
-      ->type_name("WORD");
-  app.add_flag("--json", json_, "The same as --format json");
+  app.add("--format", format_, "Form of the result: " + words + "; the first is the default",
+          "WORD");
+  app.add("--json", json_, "The same as --format json");
 }
 
 std::string const& Command::format() {
@@ -91,9 +91,9 @@ void require_number(std::string const& flag, double value) {
          " cannot be used; give a number from 0 to 1e300");
 }
 
-void require_count(CLI::Option const* flag, int value) {
-  if (flag->count() == 0 || value >= 1) return;
-  refuse(flag->get_name() + " " + std::to_string(value) + " cannot be used; give 1 or more");
+void require_count(Flag const& flag, int value) {
+  if (!flag.given() || value >= 1) return;
+  refuse(flag.name() + " " + std::to_string(value) + " cannot be used; give 1 or more");
 }
 
 std::string source_name(std::string const& path) { return path == "-" ? "standard input" : path; }

@@ -8,9 +8,9 @@
 #include <string_view>
 #include <vector>
 
-#include <CLI/CLI.hpp>
-
 #include <stagger/core/error.hpp>
+
+#include "flags.hpp"
 
 namespace tool {
 
@@ -30,13 +30,13 @@ class Command {
   virtual ~Command() = default;
 
   /// Adds the command's flags and its worked example (the footer).
-  virtual void flags(CLI::App& app) = 0;
+  virtual void flags(Flags& app) = 0;
 
   /// @throws stagger::Error for anything that cannot be used
   virtual Answer run() = 0;
 
   /// Adds --json and, where there are several formats, --format; the first is the default.
-  void add_formats(CLI::App& app, std::vector<std::string> formats);
+  void add_formats(Flags& app, std::vector<std::string> formats);
 
   /// The format asked for.
   /// @throws stagger::Error for an unknown one, or for two that differ
@@ -83,7 +83,7 @@ void require_word(std::string const& flag, std::string const& word,
 void require_number(std::string const& flag, double value);
 
 /// Checks that a flag's number is at least 1, where it was given (not 0 as an absent flag is).
-void require_count(CLI::Option const* flag, int value);
+void require_count(Flag const& flag, int value);
 
 /// All of a file, or of standard input for `-`.
 /// @throws stagger::Error io

@@ -10,13 +10,12 @@
 #include <string_view>
 #include <vector>
 
-#include <CLI/CLI.hpp>
-
 #include <stagger/core/file.hpp>
 #include <stagger/version.hpp>
 
-#include "../words.hpp"
+#include "../shown.hpp"
 #include "command.hpp"
+#include "flags.hpp"
 
 namespace {
 
@@ -47,23 +46,6 @@ std::string usage() {
 std::string version() {
   return std::to_string(STAGGER_VERSION_MAJOR) + "." + std::to_string(STAGGER_VERSION_MINOR) + "." +
          std::to_string(STAGGER_VERSION_PATCH);
-}
-
-/// Refuses what the command has no flag for, and names the nearest flag.
-void refuse_unknown(CLI::App const& app, std::string const& command) {
-  auto const unknown = app.remaining();
-  if (unknown.empty()) return;
-  std::string const word = unknown.front().substr(0, unknown.front().find('='));
-  if (word.size() < 2 || word.front() != '-') {
-    tool::refuse(command + " has no use for the argument '" + word + "'; stagger " + command +
-                 " --help shows what it takes");
-  }
-  std::vector<std::string> flags;
-  for (CLI::Option const* option : app.get_options()) {
-    for (auto const& name : option->get_lnames()) flags.push_back("--" + name);
-  }
-  tool::refuse(command + " has no flag '" + word + "'; the nearest is '" +
-               tool::nearest(word, flags) + "'");
 }
 
 void print(std::string const& text) {
@@ -101,23 +83,14 @@ int run(int argc, char const* const* argv) {
   }
 
   auto const command = entry->make();
-  CLI::App app{std::string(entry->summary), "stagger " + word};
-  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  app.allow_extras();
+  tool::Flags flags("stagger " + word, std::string(entry->summary));
   std::string output;
-  command->flags(app);
-  app.add_option("--output", output, "File for the result, written whole or not at all")
-      ->type_name("FILE");
-  try {
-    app.parse(argc - 1, argv + 1);
-  } catch (CLI::Success const&) {
-    print(app.help());
+  command->flags(flags);
+  flags.add("--output", output, "File for the result, written whole or not at all", "FILE");
+  if (auto const help = flags.read(argc - 1, argv + 1)) {
+    print(*help);
     return 0;
-  } catch (CLI::ParseError const& error) {
-    refuse_unknown(app, word);
-    tool::refuse(words::sentence(app, error) + "; stagger " + word + " --help shows what there is");
   }
-  refuse_unknown(app, word);
 
   tool::Answer const answer = command->run();
   if (!answer.why.empty()) std::fprintf(stderr, "stagger: %s\n", words::shown(answer.why).c_str());

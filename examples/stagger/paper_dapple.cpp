@@ -11,13 +11,11 @@
 #include <stagger/cluster/presets.hpp>
 #include <stagger/core/text.hpp>
 #include <stagger/json/profile.hpp>
-#include <stagger/plan/auto.hpp>
-#include <stagger/plan/baselines.hpp>
-#include <stagger/plan/dapple.hpp>
 #include <stagger/report/format.hpp>
 #include <stagger/report/table.hpp>
 
 #include "dapple_models.hpp"
+#include "planners.hpp"
 
 namespace tool {
 
@@ -116,10 +114,10 @@ std::string split(plan::Plan const& p) {
 plan::Plan chosen(Profile const& profile, Model const& model, char configuration) {
   auto const on = cluster(configuration);
   plan::Request request{.batch = model.batch, .memory_factor = model.memory_factor};
-  plan::Plan best = plan::Dapple{}.plan({profile, on, request});
+  plan::Plan best = made(plan::Dapple{}, {profile, on, request});
   request.microbatch = std::max(1, model.batch / on.size());
   try {
-    plan::Plan const whole = plan::DataParallel{}.plan({profile, on, request});
+    plan::Plan const whole = made(plan::DataParallel{}, {profile, on, request});
     if (whole.latency_s < best.latency_s) best = whole;
   } catch (plan::Infeasible const&) {  // does not fit
   }
@@ -144,10 +142,10 @@ std::string paper_dapple(std::string const& profiles, bool json) {
       plan::Workload const work(profile, cluster(line.configuration),
                                 {.batch = model.batch, .memory_factor = model.memory_factor});
       plan::Plan const ours = chosen(profile, model, line.configuration);
-      plan::Plan const simulated = plan::Auto{.budget = 150'000, .simulations = 2'000}.plan(work);
+      plan::Plan const simulated = made(plan::Auto{.budget = 150'000, .simulations = 2'000}, work);
       double straight = 0;
       try {
-        straight = plan::Straight{}.plan(work).speedup;
+        straight = made(plan::Straight{}, work).speedup;
       } catch (plan::Infeasible const&) {  // fewer layers than devices, or no room
       }
       double const faster = work.one_device_s() / simulated.simulated_s;

@@ -19,32 +19,29 @@ namespace tool {
 
 namespace schedule = stagger::schedule;
 
-void CostFlags::add(CLI::App& app) {
+void CostFlags::add(Flags& app) {
   char const* const group = "Costs, of each stage and microbatch, in seconds";
   auto const cost = [&](char const* flag, double& value, char const* what) {
-    single_.push_back(app.add_option(flag, value, what)->type_name("SECONDS")->group(group));
+    single_.push_back(app.add(flag, value, what, "SECONDS", group));
   };
   cost("--forward", each_.forward_s, "F; default 1");
   cost("--backward-input", each_.backward_input_s, "I; default 1");
   cost("--backward-weight", each_.backward_weight_s, "W; default 1; a full backward costs I + W");
   cost("--transfer", each_.transfer_s, "C, from one rank to the next; default 0");
-  app.add_option("--stage-costs", file_,
-                 "CSV with stage,forward_s,backward_input_s,backward_weight_s,transfer_s")
-      ->type_name("FILE")
-      ->group(group);
+  app.add("--stage-costs", file_,
+          "CSV with stage,forward_s,backward_input_s,backward_weight_s,transfer_s", "FILE", group);
 }
 
 bool CostFlags::in_units() const {
-  return file_.empty() && std::none_of(single_.begin(), single_.end(),
-                                       [](CLI::Option const* o) { return o->count() > 0; });
+  return file_.empty() &&
+         std::none_of(single_.begin(), single_.end(), [](Flag const& o) { return o.given(); });
 }
 
 schedule::Costs CostFlags::costs() const {
   if (!file_.empty()) {
-    for (CLI::Option const* option : single_) {
-      if (option->count() > 0) {
-        refuse("--stage-costs gives the costs of every stage; leave " + option->get_name() +
-               " out");
+    for (Flag const& option : single_) {
+      if (option.given()) {
+        refuse("--stage-costs gives the costs of every stage; leave " + option.name() + " out");
       }
     }
     return schedule::read_costs_csv(read_file(file_), source_name(file_));
@@ -56,13 +53,12 @@ schedule::Costs CostFlags::costs() const {
   return {.each = each_};
 }
 
-void PolicyFlags::add(CLI::App& app) {
+void PolicyFlags::add(Flags& app) {
   char const* const group = "The schedule";
-  app.add_option("--policy", policy_, "Name of a schedule; stagger schedule --list shows them")
-      ->type_name("NAME")
-      ->group(group);
+  app.add("--policy", policy_, "Name of a schedule; stagger schedule --list shows them", "NAME",
+          group);
   auto const count = [&](char const* flag, int& value, char const* what) {
-    return app.add_option(flag, value, what)->type_name("N")->group(group);
+    return app.add(flag, value, what, "N", group);
   };
   ranks_flag_ = count("--ranks", ranks_, "P");
   chunks_flag_ = count("--chunks", chunks_, "V, stages on each rank; default: the policy's own");
@@ -75,32 +71,25 @@ void PolicyFlags::add(CLI::App& app) {
       count("--slices", slices_,
             "seq-1f1b, auto: slices of the sequence; default 2 for seq-1f1b, 1 for auto");
   warmup_flag_ =
-      app.add_option("--warmup", warmup_, "1f1b: minimal, deep or a gap; default minimal")
-          ->type_name("WORD")
-          ->group(group);
-  mapping_flag_ = app.add_option("--mapping", mapping_,
-                                 "forward-only, auto: looped, zigzag or bidirectional; default "
-                                 "looped")
-                      ->type_name("WORD")
-                      ->group(group);
-  memory_flag_ =
-      app.add_option("--memory", limits_.memory,
-                     "auto: most activations on a rank, of a slice where it cuts, each held 1 "
-                     "from F to I")
-          ->type_name("A")
-          ->group(group);
-  share_flag_ = app.add_option("--weight-share", limits_.weight_share,
-                               "auto: part of an activation held from I to W; default 0.5")
-                    ->type_name("X")
-                    ->group(group);
+      app.add("--warmup", warmup_, "1f1b: minimal, deep or a gap; default minimal", "WORD", group);
+  mapping_flag_ = app.add("--mapping", mapping_,
+                          "forward-only, auto: looped, zigzag or bidirectional; default "
+                          "looped",
+                          "WORD", group);
+  memory_flag_ = app.add("--memory", limits_.memory,
+                         "auto: most activations on a rank, of a slice where it cuts, each held 1 "
+                         "from F to I",
+                         "A", group);
+  share_flag_ = app.add("--weight-share", limits_.weight_share,
+                        "auto: part of an activation held from I to W; default 0.5", "X", group);
 }
 
 std::string PolicyFlags::first_given() const {
   if (!policy_.empty()) return "--policy";
-  for (CLI::Option const* flag :
+  for (Flag const& flag :
        {ranks_flag_, chunks_flag_, microbatches_flag_, in_flight_flag_, group_flag_, slices_flag_,
         warmup_flag_, mapping_flag_, memory_flag_, share_flag_}) {
-    if (flag->count() > 0) return flag->get_name();
+    if (flag.given()) return flag.name();
   }
   return {};
 }
@@ -109,8 +98,8 @@ schedule::Table PolicyFlags::table(schedule::Costs const& costs) const {
   std::vector<std::string> names;
   for (auto const& entry : schedule::catalog) names.emplace_back(entry.name);
   require_word("--policy", policy_, names);
-  for (CLI::Option const* flag : {ranks_flag_, microbatches_flag_}) {
-    if (flag->count() == 0) refuse("--policy " + policy_ + " needs " + flag->get_name() + " too");
+  for (Flag const& flag : {ranks_flag_, microbatches_flag_}) {
+    if (!flag.given()) refuse("--policy " + policy_ + " needs " + flag.name() + " too");
   }
   for (auto const& [flag, value] :
        {std::pair{ranks_flag_, ranks_}, std::pair{chunks_flag_, chunks_},
@@ -118,12 +107,12 @@ schedule::Table PolicyFlags::table(schedule::Costs const& costs) const {
         std::pair{group_flag_, group_}, std::pair{slices_flag_, slices_}}) {
     require_count(flag, value);
   }
-  auto const only_for = [&](CLI::Option const* flag, std::vector<std::string> const& policies) {
-    if (flag->count() == 0) return;
+  auto const only_for = [&](Flag const& flag, std::vector<std::string> const& policies) {
+    if (!flag.given()) return;
     if (std::find(policies.begin(), policies.end(), policy_) != policies.end()) return;
     std::string words;
     for (auto const& name : policies) words += (words.empty() ? "" : " and ") + name;
-    refuse(flag->get_name() + " is for " + words + "; leave it out for " + policy_);
+    refuse(flag.name() + " is for " + words + "; leave it out for " + policy_);
   };
   only_for(group_flag_, {"interleaved", "zb-h1"});
   only_for(slices_flag_, {"seq-1f1b", "auto"});
@@ -135,7 +124,7 @@ schedule::Table PolicyFlags::table(schedule::Costs const& costs) const {
   schedule::CatalogOptions options;
   if (warmup_ == "deep") {
     options.warmup = schedule::Warmup::deep;
-  } else if (warmup_flag_->count() > 0 && warmup_ != "minimal") {
+  } else if (warmup_flag_.given() && warmup_ != "minimal") {
     int gap = 0;
     char const* const end = warmup_.data() + warmup_.size();
     auto const [stop, error] = std::from_chars(warmup_.data(), end, gap);
@@ -144,18 +133,18 @@ schedule::Table PolicyFlags::table(schedule::Costs const& costs) const {
     }
     options.warmup = schedule::Warmup{gap};
   }
-  if (mapping_flag_->count() > 0) {
+  if (mapping_flag_.given()) {
     require_word("--mapping", mapping_, {"looped", "zigzag", "bidirectional"});
     options.mapping = mapping_ == "looped"   ? schedule::Mapping::looped
                       : mapping_ == "zigzag" ? schedule::Mapping::zigzag
                                              : schedule::Mapping::bidirectional;
   }
-  if (memory_flag_->count() > 0 && !(limits_.memory > 0 && limits_.memory <= 1e300)) {
+  if (memory_flag_.given() && !(limits_.memory > 0 && limits_.memory <= 1e300)) {
     require_number("--memory", limits_.memory);
     refuse("--memory 0 holds nothing; give 1 or more activations");
   }
   if (!(limits_.weight_share >= 0 && limits_.weight_share <= 1)) {
-    refuse("--weight-share " + share_flag_->results().front() + " cannot be used; give 0 to 1");
+    refuse("--weight-share " + share_flag_.written() + " cannot be used; give 0 to 1");
   }
   options.group = group_;
   options.slices = slices_;
@@ -171,10 +160,9 @@ std::vector<int> PolicyFlags::weight_versions() const {
   return schedule::weight_versions(policy_, {ranks_, microbatches_}, {.limits = limits_});
 }
 
-void ChannelFlag::add(CLI::App& app) {
-  app.add_option("--channels", word_,
-                 "How messages share links: per-peer | per-rank | independent; default per-peer")
-      ->type_name("WORD");
+void ChannelFlag::add(Flags& app) {
+  app.add("--channels", word_,
+          "How messages share links: per-peer | per-rank | independent; default per-peer", "WORD");
 }
 
 schedule::Channels ChannelFlag::channels() const {

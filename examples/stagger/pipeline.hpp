@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include <stagger/schedule/bound.hpp>
@@ -14,6 +13,8 @@
 #include <stagger/schedule/table.hpp>
 #include <stagger/schedule/verify.hpp>
 
+#include "flags.hpp"
+
 namespace tool {
 
 using Json = nlohmann::ordered_json;  // keys in the order of the documentation
@@ -21,7 +22,7 @@ using Json = nlohmann::ordered_json;  // keys in the order of the documentation
 /// --forward, --backward-input, --backward-weight, --transfer, or --stage-costs.
 class CostFlags {
  public:
-  void add(CLI::App& app);
+  void add(Flags& app);
 
   /// @throws stagger::Error for costs that are not finite and not negative
   [[nodiscard]] stagger::schedule::Costs costs() const;
@@ -32,13 +33,13 @@ class CostFlags {
  private:
   stagger::schedule::StageCosts each_{};
   std::string file_{};
-  std::vector<CLI::Option*> single_{};
+  std::vector<Flag> single_{};
 };
 
 /// --policy and everything that makes its table.
 class PolicyFlags {
  public:
-  void add(CLI::App& app);
+  void add(Flags& app);
 
   [[nodiscard]] bool given() const { return !policy_.empty(); }
   [[nodiscard]] std::string const& policy() const { return policy_; }
@@ -60,15 +61,14 @@ class PolicyFlags {
   int ranks_ = 0, chunks_ = 0, microbatches_ = 0, group_ = 0, slices_ = 0;
   std::string warmup_{}, mapping_{};
   stagger::schedule::Limits limits_{};
-  CLI::Option *ranks_flag_{}, *chunks_flag_{}, *microbatches_flag_{}, *in_flight_flag_{},
-      *group_flag_{}, *slices_flag_{}, *warmup_flag_{}, *mapping_flag_{}, *memory_flag_{},
-      *share_flag_{};
+  Flag ranks_flag_{}, chunks_flag_{}, microbatches_flag_{}, in_flight_flag_{}, group_flag_{},
+      slices_flag_{}, warmup_flag_{}, mapping_flag_{}, memory_flag_{}, share_flag_{};
 };
 
 /// --channels.
 class ChannelFlag {
  public:
-  void add(CLI::App& app);
+  void add(Flags& app);
   [[nodiscard]] stagger::schedule::Channels channels() const;
 
  private:

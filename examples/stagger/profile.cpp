@@ -7,7 +7,7 @@
 #include <stagger/json/cluster.hpp>
 #include <stagger/json/profile.hpp>
 
-#include "../words.hpp"
+#include "../shown.hpp"
 #include "command.hpp"
 
 namespace tool {
@@ -29,13 +29,11 @@ stagger::cluster::Cluster read_cluster(std::string const& name) {
   return stagger::json::read_cluster(read_file(name), source_name(name));
 }
 
-void ModelAndCluster::flags(CLI::App& app) {
-  app.add_option("--profile", profile_,
-                 "Layers, JSON or PipeDream's graph.txt; - is standard input")
-      ->type_name("FILE");
-  app.add_option("--cluster", cluster_,
-                 "Devices and links, JSON, or dapple-a:SxN | dapple-b:S | dapple-c:S | hetpipe")
-      ->type_name("FILE");
+void ModelAndCluster::flags(Flags& app) {
+  app.add("--profile", profile_, "Layers, JSON or PipeDream's graph.txt; - is standard input",
+          "FILE");
+  app.add("--cluster", cluster_,
+          "Devices and links, JSON, or dapple-a:SxN | dapple-b:S | dapple-c:S | hetpipe", "FILE");
 }
 
 void ModelAndCluster::require(std::string const& command, std::string const& no_profile,

@@ -6,12 +6,13 @@
 #include <string>
 #include <vector>
 
-#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include <stagger/cluster/cluster.hpp>
 #include <stagger/cluster/profile.hpp>
 #include <stagger/collective/iteration.hpp>
+
+#include "flags.hpp"
 
 namespace tool {
 
@@ -41,7 +42,7 @@ struct Layers {
 /// A model and what it runs on, as commands are given them: --profile and --cluster.
 class ModelAndCluster {
  public:
-  void flags(CLI::App& app);
+  void flags(Flags& app);
 
   /// Refuses what is missing.
   /// @param command              that needs both

@@ -17,8 +17,8 @@ namespace schedule = stagger::schedule;
 
 class Lower final : public Command {
  public:
-  void flags(CLI::App& app) override {
-    app.add_option("FILE", file_, "Table of compute actions as CSV; - is standard input");
+  void flags(Flags& app) override {
+    app.add("FILE", file_, "Table of compute actions as CSV; - is standard input");
     channels_.add(app);
     add_formats(app, {"torch-comms-csv", "json"});
     app.footer(

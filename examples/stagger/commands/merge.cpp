@@ -81,35 +81,27 @@ CostLine measured_line(std::string const& path) {
 
 class Merge final : public Command {
  public:
-  void flags(CLI::App& app) override {
+  void flags(Flags& app) override {
     char const* group = "The network";
-    app.add_option("--profile", profile_,
-                   "Layers, JSON or PipeDream's graph.txt; - is standard input")
-        ->type_name("FILE");
-    nodes_flag_ = app.add_option("--nodes", nodes_, "Ranks that add their gradients")
-                      ->type_name("N")
-                      ->group(group);
+    app.add("--profile", profile_, "Layers, JSON or PipeDream's graph.txt; - is standard input",
+            "FILE");
+    nodes_flag_ = app.add("--nodes", nodes_, "Ranks that add their gradients", "N", group);
     algorithm_flag_ =
-        app.add_option("--algorithm", algorithm_,
-                       "ring | tree | recursive-doubling | halving-doubling; default ring")
-            ->type_name("WORD")
-            ->group(group);
+        app.add("--algorithm", algorithm_,
+                "ring | tree | recursive-doubling | halving-doubling; default ring", "WORD", group);
     auto const cost = [&](char const* flag, double& value, char const* what) {
-      return app.add_option(flag, value, what)->type_name("SECONDS")->group(group);
+      return app.add(flag, value, what, "SECONDS", group);
     };
     link_flags_ = {cost("--alpha", link_.alpha_s, "Start-up of one message"),
                    cost("--beta", link_.beta_s_per_byte, "Transfer of one byte"),
                    cost("--gamma", link_.gamma_s_per_byte, "Adding of one byte")};
     line_flags_ = {cost("--startup", line_.startup_s, "All-reduce itself: start-up"),
                    cost("--per-byte", line_.per_byte_s, "All-reduce itself: each byte")};
-    app.add_option("--policy", policy_,
-                   "optimal | greedy | layerwise | single | bucket:BYTES | all; default all")
-        ->type_name("WORD");
-    app.add_option("--paper", paper_, "mg-wfbp: the published figures beside ours")
-        ->type_name("NAME");
-    app.add_option("--profiles", profiles_,
-                   "Folder with measured profiles for --paper; default: STAGGER_PROFILES")
-        ->type_name("DIR");
+    app.add("--policy", policy_,
+            "optimal | greedy | layerwise | single | bucket:BYTES | all; default all", "WORD");
+    app.add("--paper", paper_, "mg-wfbp: the published figures beside ours", "NAME");
+    app.add("--profiles", profiles_,
+            "Folder with measured profiles for --paper; default: STAGGER_PROFILES", "DIR");
     add_formats(app, {"text", "json"});
     app.footer(
         "Example: stagger merge --profile resnet50.json --nodes 64 --alpha 45e-6 --beta 0.8e-9 "
@@ -162,16 +154,16 @@ class Merge final : public Command {
 
  private:
   [[nodiscard]] CostLine cost_line() const {
-    auto const given = [](std::vector<CLI::Option*> const& flags) {
-      CLI::Option const* first = nullptr;
-      for (CLI::Option const* flag : flags) {
-        if (first == nullptr && flag->count() > 0) first = flag;
+    auto const given = [](std::vector<Flag> const& flags) {
+      Flag const* first = nullptr;
+      for (Flag const& flag : flags) {
+        if (first == nullptr && flag.given()) first = &flag;
       }
       return first;
     };
-    auto const all = [](std::vector<CLI::Option*> const& flags, char const* with) {
-      for (CLI::Option const* flag : flags) {
-        if (flag->count() == 0) refuse(flag->get_name() + " is missing; it belongs to " + with);
+    auto const all = [](std::vector<Flag> const& flags, char const* with) {
+      for (Flag const& flag : flags) {
+        if (!flag.given()) refuse(flag.name() + " is missing; it belongs to " + with);
       }
     };
     require_number("--alpha", link_.alpha_s);
@@ -181,17 +173,17 @@ class Merge final : public Command {
     require_number("--per-byte", line_.per_byte_s);
     require_word("--algorithm", algorithm_,
                  {"ring", "tree", "recursive-doubling", "halving-doubling"});
-    std::vector<CLI::Option*> formula = link_flags_;
+    std::vector<Flag> formula = link_flags_;
     formula.insert(formula.begin(), {nodes_flag_, algorithm_flag_});
     if (given(line_flags_) != nullptr) {
       if (auto const* other = given(formula)) {
-        refuse(other->get_name() + " and " + given(line_flags_)->get_name() +
+        refuse(other->name() + " and " + given(line_flags_)->name() +
                " both say what an all-reduce costs; leave one out");
       }
       all(line_flags_, "--startup a --per-byte b");
       return line_;
     }
-    if (nodes_flag_->count() == 0) {
+    if (!nodes_flag_.given()) {
       refuse("merge needs --nodes N --alpha A --beta B --gamma G, or --startup a --per-byte b");
     }
     require_count(nodes_flag_, nodes_);
@@ -290,8 +282,8 @@ class Merge final : public Command {
   int nodes_ = 0;
   collective::Link link_{};
   CostLine line_{};
-  CLI::Option *nodes_flag_{}, *algorithm_flag_{};
-  std::vector<CLI::Option*> link_flags_{}, line_flags_{};
+  Flag nodes_flag_{}, algorithm_flag_{};
+  std::vector<Flag> link_flags_{}, line_flags_{};
 };
 
 Registered<Merge> const registered{7, "merge", "Group gradients into messages"};

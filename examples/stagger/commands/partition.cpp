@@ -81,17 +81,15 @@ Named devices_of(std::string const& list, Cluster const& cluster) {
 
 class Partition final : public Command {
  public:
-  void flags(CLI::App& app) override {
+  void flags(Flags& app) override {
     model_.flags(app);
-    app.add_option("--devices", devices_,
-                   "Kinds, or KIND@NODE, one for each stage; the i-th mention is the i-th device")
-        ->type_name("NAME,...");
-    app.add_option("--policy", policy_, "min-max | pipedream | block | even; default min-max")
-        ->type_name("WORD");
-    in_flight_flag_ = app.add_option("--in-flight", in_flight_,
-                                     "Minibatches in flight, which memory must hold; default 1")
-                          ->type_name("N");
-    app.add_flag("--any-order", any_order_, "Devices in whatever order is best (min-max)");
+    app.add("--devices", devices_,
+            "Kinds, or KIND@NODE, one for each stage; the i-th mention is the i-th device",
+            "NAME,...");
+    app.add("--policy", policy_, "min-max | pipedream | block | even; default min-max", "WORD");
+    in_flight_flag_ = app.add("--in-flight", in_flight_,
+                              "Minibatches in flight, which memory must hold; default 1", "N");
+    app.add("--any-order", any_order_, "Devices in whatever order is best (min-max)");
     add_formats(app, {"text", "json"});
     app.footer(
         "Example: stagger partition --profile vgg19.json --cluster hetpipe --devices V,R,G,Q "
@@ -210,7 +208,7 @@ class Partition final : public Command {
   std::string devices_{}, policy_ = "min-max";
   int in_flight_ = 1;
   bool any_order_ = false;
-  CLI::Option* in_flight_flag_{};
+  Flag in_flight_flag_{};
 };
 
 Registered<Partition> const registered{5, "partition", "Cut a model for devices of a cluster"};

@@ -8,17 +8,13 @@
 #include <vector>
 
 #include <stagger/json/plan.hpp>
-#include <stagger/partition/pipe_dream.hpp>
-#include <stagger/plan/auto.hpp>
-#include <stagger/plan/baselines.hpp>
-#include <stagger/plan/dapple.hpp>
-#include <stagger/plan/partitioned.hpp>
 #include <stagger/report/plan.hpp>
 
 #include "../command.hpp"
+#include "../long_work.hpp"
 #include "../paper_dapple.hpp"
 #include "../paper_hetpipe.hpp"
-#include "../long_work.hpp"
+#include "../planners.hpp"
 #include "../profile.hpp"
 
 namespace tool {
@@ -29,28 +25,24 @@ namespace plan = stagger::plan;
 
 class PlanCommand final : public Command {
  public:
-  void flags(CLI::App& app) override {
+  void flags(Flags& app) override {
     model_.flags(app);
-    batch_flag_ =
-        app.add_option("--batch", request_.batch, "Samples of an iteration")->type_name("GBS");
-    microbatch_flag_ = app.add_option("--microbatch", request_.microbatch,
-                                      "Samples per device and microbatch; default: the profile's "
-                                      "batch, which auto may change")
-                           ->type_name("B");
-    app.add_option("--policy", policy_,
-                   "dapple | dapple-printed | pipedream | straight | data-parallel | auto; default "
-                   "dapple")
-        ->type_name("WORD");
-    app.add_option("--memory-factor", memory_,
-                   "Bytes of state for each byte of parameters: adam (4) | sgd (2) | NUMBER")
-        ->type_name("WORD");
-    app.add_flag("--recompute", request_.recompute,
-                 "Keep the inputs of stages alone and run forwards again; auto tries both");
-    app.add_option("--paper", paper_, "dapple | hetpipe: the published tables beside ours")
-        ->type_name("NAME");
-    app.add_option("--profiles", profiles_,
-                   "Folder with measured profiles for --paper; default: STAGGER_PROFILES")
-        ->type_name("DIR");
+    batch_flag_ = app.add("--batch", request_.batch, "Samples of an iteration", "GBS");
+    microbatch_flag_ = app.add("--microbatch", request_.microbatch,
+                               "Samples per device and microbatch; default: the profile's "
+                               "batch, which auto may change",
+                               "B");
+    app.add("--policy", policy_,
+            "dapple | dapple-printed | pipedream | straight | data-parallel | auto; default "
+            "dapple",
+            "WORD");
+    app.add("--memory-factor", memory_,
+            "Bytes of state for each byte of parameters: adam (4) | sgd (2) | NUMBER", "WORD");
+    app.add("--recompute", request_.recompute,
+            "Keep the inputs of stages alone and run forwards again; auto tries both");
+    app.add("--paper", paper_, "dapple | hetpipe: the published tables beside ours", "NAME");
+    app.add("--profiles", profiles_,
+            "Folder with measured profiles for --paper; default: STAGGER_PROFILES", "DIR");
     add_formats(app, {"text", "json", "svg"});
     app.footer(
         "Example: stagger plan --profile bert.json --cluster dapple-a:2x8 --batch 64\n"
@@ -74,22 +66,23 @@ class PlanCommand final : public Command {
     require_word("--policy", policy_,
                  {"dapple", "dapple-printed", "pipedream", "straight", "data-parallel", "auto"});
     model_.require("plan", ", or --paper dapple", "a preset such as dapple-a:2x8");
-    if (batch_flag_->count() == 0) refuse("plan needs --batch GBS, the samples of an iteration");
+    if (!batch_flag_.given()) refuse("plan needs --batch GBS, the samples of an iteration");
     require_count(batch_flag_, request_.batch);
     require_count(microbatch_flag_, request_.microbatch);
     request_.memory_factor = memory_factor();
     plan::Workload const work(model_.profile(), model_.cluster(), request_);
     try {
       auto const start = std::chrono::steady_clock::now();
-      plan::Plan made = [&] {
+      plan::Plan found = [&] {
         LongWorkNotice const notice("planning");
         return make(work);
       }();
-      made.solve_s =
+      found.solve_s =
           std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-      if (form == "json") return {stagger::json::write_plan(made)};
-      if (form == "svg") return {stagger::report::picture_svg(made, work.cluster())};
-      return {stagger::report::table(made) + "\n" + stagger::report::picture(made, work.cluster())};
+      if (form == "json") return {stagger::json::write_plan(found)};
+      if (form == "svg") return {stagger::report::picture_svg(found, work.cluster())};
+      return {stagger::report::table(found) + "\n" +
+              stagger::report::picture(found, work.cluster())};
     } catch (plan::Infeasible const& no) {
       return {"", no.what(), 1};
     }
@@ -97,13 +90,12 @@ class PlanCommand final : public Command {
 
  private:
   [[nodiscard]] plan::Plan make(plan::Workload const& work) const {
-    if (policy_ == "dapple") return plan::Dapple{}.plan(work);
-    if (policy_ == "dapple-printed") return plan::Dapple{.form = plan::Form::printed}.plan(work);
-    if (policy_ == "pipedream")
-      return plan::Partitioned<stagger::partition::PipeDream>{.name = "pipedream"}.plan(work);
-    if (policy_ == "straight") return plan::Straight{}.plan(work);
-    if (policy_ == "data-parallel") return plan::DataParallel{}.plan(work);
-    return plan::Auto{}.plan(work);
+    if (policy_ == "dapple") return made(plan::Dapple{}, work);
+    if (policy_ == "dapple-printed") return made(plan::Dapple{.form = plan::Form::printed}, work);
+    if (policy_ == "pipedream") return made(ByPipeDream{.name = "pipedream"}, work);
+    if (policy_ == "straight") return made(plan::Straight{}, work);
+    if (policy_ == "data-parallel") return made(plan::DataParallel{}, work);
+    return made(plan::Auto{}, work);
   }
 
   [[nodiscard]] double memory_factor() const {
@@ -121,7 +113,7 @@ class PlanCommand final : public Command {
   ModelAndCluster model_{};
   std::string policy_ = "dapple", memory_ = "adam", paper_{}, profiles_{};
   plan::Request request_{};
-  CLI::Option *batch_flag_{}, *microbatch_flag_{};
+  Flag batch_flag_{}, microbatch_flag_{};
 };
 
 Registered<PlanCommand> const registered{6, "plan", "Choose stages, replicas and devices"};

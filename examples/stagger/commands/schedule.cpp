@@ -23,12 +23,12 @@ namespace schedule = stagger::schedule;
 
 class Schedule final : public Command {
  public:
-  void flags(CLI::App& app) override {
-    app.add_flag("--list", list_, "Show all policies and what they ask for");
+  void flags(Flags& app) override {
+    app.add("--list", list_, "Show all policies and what they ask for");
     policy_.add(app);
     costs_.add(app);
-    app.add_option("--title", title_, "svg: a heading above the picture")->type_name("TEXT");
-    app.add_option("--width", width_, "svg: width in pixels; default 960")->type_name("N");
+    app.add("--title", title_, "svg: a heading above the picture", "TEXT");
+    app.add("--width", width_, "svg: width in pixels; default 960", "N");
     add_formats(app, {"torch-csv", "torch-comms-csv", "text", "svg", "json"});
     app.footer(
         "Example: stagger schedule --policy zb-h1 --ranks 2 --microbatches 4\n"

@@ -47,21 +47,19 @@ struct Played {
 
 class Simulate final : public Command {
  public:
-  void flags(CLI::App& app) override {
-    app.add_option("--table", table_, "Table as CSV, instead of --policy; - is standard input")
-        ->type_name("FILE");
+  void flags(Flags& app) override {
+    app.add("--table", table_, "Table as CSV, instead of --policy; - is standard input", "FILE");
     policy_.add(app);
     costs_.add(app);
-    overlap_flag_ = app.add_option("--overlap-cost", overlap_,
-                                   "Cost of an overlapped pair; default: F + I + W of its actions")
-                        ->type_name("SECONDS");
-    reduce_flag_ = app.add_option("--reduce", reduce_,
-                                  "Cost of REDUCE_GRAD, default 0; a table without it gets one for "
-                                  "each stage, behind its last gradient")
-                       ->type_name("SECONDS");
+    overlap_flag_ =
+        app.add("--overlap-cost", overlap_,
+                "Cost of an overlapped pair; default: F + I + W of its actions", "SECONDS");
+    reduce_flag_ = app.add("--reduce", reduce_,
+                           "Cost of REDUCE_GRAD, default 0; a table without it gets one for "
+                           "each stage, behind its last gradient",
+                           "SECONDS");
     channels_.add(app);
-    app.add_option("--compare", compare_, "A second table as CSV, shown beside the first")
-        ->type_name("FILE");
+    app.add("--compare", compare_, "A second table as CSV, shown beside the first", "FILE");
     add_formats(app, {"text", "json", "svg", "trace"});
     app.footer(
         "Example: stagger simulate --policy 1f1b --ranks 4 --microbatches 8 --format json\n"
@@ -72,11 +70,11 @@ class Simulate final : public Command {
   Answer run() override {
     std::string const form = format();
     schedule::Costs costs = costs_.costs();
-    if (overlap_flag_->count() > 0) {
+    if (overlap_flag_.given()) {
       require_number("--overlap-cost", overlap_);
       costs.overlap_s = overlap_;
     }
-    if (reduce_flag_->count() > 0) {
+    if (reduce_flag_.given()) {
       require_number("--reduce", reduce_);
       costs.each.reduce_s = reduce_;
       for (auto& stage : costs.stages) stage.reduce_s = reduce_;
@@ -107,7 +105,7 @@ class Simulate final : public Command {
     for (std::size_t i = 0; i < tables.size(); ++i) {
       bool const own = i == 0 && policy_.given();
       schedule::Limits const limits = own ? policy_.limits() : schedule::Limits{};
-      if (reduce_flag_->count() > 0 && !reduces(tables[i]))
+      if (reduce_flag_.given() && !reduces(tables[i]))
         tables[i] = schedule::add_reductions(tables[i]);
       played[i].result = schedule::evaluate(tables[i], costs, channels, limits);
       if (own) played[i].result.weight_versions = policy_.weight_versions();
@@ -124,8 +122,7 @@ class Simulate final : public Command {
       for (auto const& p : played) groups.push_back({p.name, {&p.result.timeline, 1}});
       return {report::perfetto(std::span<report::TraceGroup const>{groups})};
     }
-    bool const in_units =
-        costs_.in_units() && overlap_flag_->count() == 0 && reduce_flag_->count() == 0;
+    bool const in_units = costs_.in_units() && !overlap_flag_.given() && !reduce_flag_.given();
     std::string const unit = in_units ? "units of F" : "";
     if (form == "svg") {
       for (std::size_t i = 0; i < tables.size(); ++i)
@@ -241,7 +238,7 @@ class Simulate final : public Command {
   CostFlags costs_{};
   ChannelFlag channels_{};
   double overlap_ = -1, reduce_ = 0;
-  CLI::Option *overlap_flag_{}, *reduce_flag_{};
+  Flag overlap_flag_{}, reduce_flag_{};
 };
 
 Registered<Simulate> const registered{4, "simulate", "Play a table: makespan, bubble, memory"};

@@ -15,18 +15,15 @@ namespace schedule = stagger::schedule;
 
 class Verify final : public Command {
  public:
-  void flags(CLI::App& app) override {
-    app.add_option("FILE", file_, "Table as CSV, with or without messages; - is standard input");
+  void flags(Flags& app) override {
+    app.add("FILE", file_, "Table as CSV, with or without messages; - is standard input");
     channels_.add(app);
     in_flight_flag_ =
-        app.add_option("--in-flight", in_flight_, "Most microbatches that a rank may hold")
-            ->type_name("N");
-    ranks_flag_ = app.add_option("--ranks", ranks_, "P that the table should have")->type_name("N");
-    stages_flag_ =
-        app.add_option("--stages", stages_, "S that the table should have")->type_name("N");
+        app.add("--in-flight", in_flight_, "Most microbatches that a rank may hold", "N");
+    ranks_flag_ = app.add("--ranks", ranks_, "P that the table should have", "N");
+    stages_flag_ = app.add("--stages", stages_, "S that the table should have", "N");
     microbatches_flag_ =
-        app.add_option("--microbatches", microbatches_, "M that the table should have")
-            ->type_name("N");
+        app.add("--microbatches", microbatches_, "M that the table should have", "N");
     add_formats(app, {"text", "json"});
     app.footer(
         "Example: printf '0F0,0B0\\n1B0,1F0\\n' | stagger verify -\n"
@@ -108,7 +105,7 @@ class Verify final : public Command {
   std::string file_{};
   ChannelFlag channels_{};
   int in_flight_ = 0, ranks_ = 0, stages_ = 0, microbatches_ = 0;
-  CLI::Option *in_flight_flag_{}, *ranks_flag_{}, *stages_flag_{}, *microbatches_flag_{};
+  Flag in_flight_flag_{}, ranks_flag_{}, stages_flag_{}, microbatches_flag_{};
 };
 
 Registered<Verify> const registered{2, "verify", "Prove or refute a table"};
