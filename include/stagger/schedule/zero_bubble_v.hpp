@@ -17,8 +17,9 @@
 namespace stagger::schedule {
 
 /// Rank r runs stages r and 2P - 1 - r. For M >= 2P - 1 and F = I = W: span bubble 0, bubble P - 1
-/// forwards of a chunk, peak 2P chunks on every rank. Fewer microbatches run in the order of 2P - 1
-/// with the others left out.
+/// forwards of a chunk, peak 2P chunks on every rank. Fewer microbatches run in the order of more
+/// with the others left out: more than P in the order of 2P - 1, as PyTorch has it, and M <= P in
+/// that of P + (M - 1) / 2, which ends up to a tenth earlier.
 struct ZeroBubbleV {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
@@ -36,7 +37,8 @@ struct ZeroBubbleV {
   [[nodiscard]] constexpr Table rows(Shape shape, int first, int last) const {
     require_counts("zb-v", shape, 2);
     int const P = shape.ranks;
-    int const M = std::max(shape.microbatches, 2 * P - 1);
+    int const M = shape.microbatches <= P ? P + (shape.microbatches - 1) / 2
+                                          : std::max(shape.microbatches, 2 * P - 1);
     Table table{.stages = 2 * P, .microbatches = shape.microbatches};
     table.actions.reserve(6 * static_cast<std::size_t>(P) *
                           static_cast<std::size_t>(shape.microbatches));
