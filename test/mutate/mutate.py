@@ -295,9 +295,9 @@ def meet(store, kind, mutants, tests, until):
 
     def ask(mutant):
         known = store.of(mutant)
-        state = known.setdefault(kind, {"by": None, "tried": []})
+        state = json.loads(json.dumps(known.get(kind, {"by": None, "tried": []})))
         if state["by"]:
-            return
+            return state
         tried = set(state["tried"])
         names = [name for name in by_name if name in baseline and baseline[name]["passed"] and
                  mutant.name in baseline[name]["reaches"] and name not in tried]
@@ -315,10 +315,14 @@ def meet(store, kind, mutants, tests, until):
             state["complete"] = True
         print(f"  {kind}: {mutant.folder}: {mutant.title}: " + (f"{state['how']}: {state['by']}" if state["by"] else
               f"survived {len(state['tried'])} tests" if state.get("complete") else "not finished"), flush=True)
+        return state
 
+    for mutant in mutants:
+        store.of(mutant)
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        for done in concurrent.futures.as_completed([pool.submit(ask, m) for m in mutants if time.monotonic() < until]):
-            done.result()
+        asked = {pool.submit(ask, mutant): mutant for mutant in mutants if time.monotonic() < until}
+        for done in concurrent.futures.as_completed(asked):
+            store.of(asked[done])[kind] = done.result()  # here alone, since what is written to disk may not change meanwhile
             store.save()
 
 
