@@ -319,6 +319,31 @@ TEST_CASE("cuda/ahead: a device that hangs is an error in time, named, and may b
   end_left_behind();
 }
 
+TEST_CASE("cuda/ahead: each step in flight is looked at by events of its own", "[cuda]") {
+  si::Session const session;
+  auto const data = batches(4, 3, false);
+  auto const words = [&](std::int64_t held) {
+    LetGo const let_go;
+    std::string text;
+    {
+      auto options = clipping();
+      options.deadline_s = 0.2;
+      auto train = three_stages(device_ahead(3), options);
+      sg::run(train.step(data[0]));
+      hold_from(held);
+      std::vector<sg::Ticket> tickets;
+      for (std::size_t s = 1; s < 4; ++s) tickets.push_back(sg::enqueue(train.step(data[s])));
+      text = text_of(tickets[static_cast<std::size_t>(held) - 1]);
+    }
+    end_left_behind();
+    return text;
+  };
+  auto const first = words(1);
+  auto const where = first.substr(first.find(": the GPU"));
+  for (std::int64_t held = 2; held <= 3; ++held)  // whichever turn it has, it stands where it began
+    CHECK(words(held) == sg::text("step ", held + 1, where));
+}
+
 TEST_CASE("cuda/ahead: on host threads, and where host functions run, an enqueued step is done",
           "[cuda]") {
   si::Session const session;

@@ -227,3 +227,14 @@ TEST_CASE("engine/memory: bytes by use are those that were laid out", "[engine]"
   sg::run(train.step(data));
   CHECK(train.peak_in_flight() == std::vector<int>{3, 3});
 }
+
+TEST_CASE("engine/memory: microbatches are recorded as in flight until their weight gradient",
+          "[engine]") {
+  auto const late = split(made(sg::schedule::OneFOneB{}), 3);
+  auto train = pipeline(sg::host::Threads{2}, even_cuts(3), late, {});
+  train.record(true);
+  sg::run(train.step(batch(0, 6, false)));
+  auto const table = late.table({.ranks = 3, .microbatches = 6});
+  CHECK(train.peak_in_flight() == sg::schedule::peak_in_flight(table));
+  CHECK(train.peak_in_flight().back() == 4);  // 1 with whole backwards
+}

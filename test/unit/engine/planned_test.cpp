@@ -10,6 +10,7 @@
 #include <stagger/engine/footprint.hpp>
 #include <stagger/engine/profiler.hpp>
 #include <stagger/plan/auto.hpp>
+#include <stagger/schedule/gpipe.hpp>
 
 #include "row_oracle.hpp"
 
@@ -166,4 +167,25 @@ TEST_CASE("engine/planned: what cannot be run is refused", "[engine]") {
       sg::predicted_memory(program, cuts, {}, 0, rows,
                            [&](std::size_t) -> sg::Footprint const& { return nothing; }),
       Catch::Contains("1 cuts and 2 microbatches do not belong to a program of 1"));
+}
+
+TEST_CASE("engine/planned: what only a forward has kept is counted as it is behind a forward",
+          "[engine]") {
+  sg::Footprint footprint;
+  footprint.layers.resize(2);
+  footprint.layers[0].saved = 1000;
+  footprint.layers[0].saved_forward = 10;
+  std::vector<int> const cuts{1};
+  std::vector<std::size_t> const rows(4, 1);
+  auto const activations = [&](bool recompute) {
+    sg::LayOutOptions options;
+    options.recompute = recompute;
+    auto const program = sg::lay_out(
+        sg::schedule::table_of(sg::schedule::GPipe{}, {.ranks = 2, .microbatches = 4}), options);
+    return sg::predicted_memory(program, cuts, {}, 0, rows,
+                                [&](std::size_t) -> sg::Footprint const& { return footprint; })
+        .activations;
+  };
+  CHECK(activations(false) == 4 * 1000);
+  CHECK(activations(true) == 10 + 1000);  // all forwards share a slot; a backward has its own
 }

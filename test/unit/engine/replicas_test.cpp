@@ -121,6 +121,24 @@ TEST_CASE("engine/Replicas: several stages on a rank, and several owners of a st
     }
 }
 
+TEST_CASE("engine/Replicas: the loss of fewer microbatches has nothing of the step before",
+          "[engine]") {
+  auto const many = row_model::batch(1, 4, 4, true);
+  auto const few = row_model::batch(2, 2, 4, true);
+  for (auto const& counts : {std::vector{2, 1}, std::vector{1, 2}, std::vector{3, 2}}) {
+    auto const evaluated = [&](bool after_many) {
+      sg::Options options;
+      options.replicas = even(counts).replicas;
+      auto train = row_model::pipeline(sg::host::Threads{1}, even_cuts(2),
+                                       made(sg::schedule::GPipe{}), options);
+      if (after_many) sg::run(train.evaluate(many));
+      return sg::run(train.evaluate(few)).loss;
+    };
+    CAPTURE(counts);
+    CHECK(evaluated(true) == evaluated(false));
+  }
+}
+
 TEST_CASE("engine/Replicas: predictions are those of one device, and evaluation adds up the rows",
           "[engine]") {
   for (auto const& counts : {std::vector{1, 2, 3, 1}, std::vector{2, 1, 1, 3}}) {

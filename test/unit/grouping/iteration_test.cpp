@@ -144,6 +144,10 @@ TEST_CASE("collective/evaluate: the lower bound is met where one message holds e
   CHECK(lower_bound_s(one, example_cost) == Approx(8));
   CHECK(evaluate(one, Groups{{1, 1}}, example_cost).iteration_s == Approx(8));
   CHECK(lower_bound_s(example(), example_cost) == Approx(13.5));
+  Layers const last_is_large{1, {2, 1}, {5, 60}};  // the bytes of all, behind the last layer
+  CHECK(lower_bound_s(last_is_large, example_cost) == Approx(2 + 2 + 6.5));
+  CHECK(evaluate(last_is_large, Groups{{2, 2}, {1, 1}}, CostLine{0, 0.1}).iteration_s ==
+        Approx(lower_bound_s(last_is_large, CostLine{0, 0.1})));
   CHECK(lower_bound_s(Layers{2, {}, {}}, example_cost) == 2);
 }
 
