@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // mistake: policy: a device without `Backend`
-// expect-error: stagger: not a DevicePolicy: it must be copyable and name its back end
+// expect-error: stagger: not a DevicePolicy: it must name its back end
 // see: engine.md
 #include <stagger/stagger.hpp>
 

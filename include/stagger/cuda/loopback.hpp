@@ -7,6 +7,7 @@
 
 #include <stagger/cuda/detail/parameter_memory.hpp>
 #include <stagger/cuda/streams.hpp>
+#include <stagger/engine/session.hpp>
 
 namespace stagger::cuda {
 
@@ -24,6 +25,11 @@ namespace stagger::cuda {
 struct Loopback {
   using policy_tag = DeviceTag;
   using Backend = StreamsBackend;
+  static constexpr DeviceTraits traits{.parameter_memory = true,
+                                       .enqueues_updates = true,
+                                       .sums_while_running = true,
+                                       .runs_ahead = true,
+                                       .captures = true};
 
   int device = 0;  ///< GPU, 0 <= device < device_count()
   Work work = Work::enqueue;
@@ -61,4 +67,6 @@ namespace stagger::detail {
 extern template std::shared_ptr<Session> make_session(cuda::Loopback const&, List<Layer>,
                                                       Setup const&);
 }
+#else
+#include <stagger/engine/make_session.hpp>
 #endif

@@ -34,8 +34,6 @@ namespace stagger::cuda {
 class StreamsBackend {
  public:
   static constexpr bool timed = false;
-  static constexpr bool enqueues = true;  // also the update of an optimizer that says so
-  static constexpr bool sums_while_running = true;
 
   /// @throws Error  where there is no GPU `device.device`
   template <class Device>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What an engine needs of a back end, and what a device policy is.
+/// @file   The back end of a device: what the engine calls, and the interpreter that calls it back.
 
 #include <stagger/core/requirements.hpp>
 
@@ -9,19 +9,56 @@
 #include <cstdint>
 #include <exception>
 #include <utility>
+#include <vector>
 
 #include <stagger/engine/device.hpp>
-#include <stagger/engine/make_session.hpp>
+#include <stagger/engine/machine.hpp>
 
 namespace stagger {
 
 namespace detail {
 
-/// What `advance` asks of a back end. Signals are counters that start a step at 0; only one rank
+/// What a session asks of every back end.
+template <class B>
+concept Backend = requires(B& backend, std::vector<int> const& place, std::coroutine_handle<> then,
+                           std::exception_ptr failure) {
+  backend.load(place);  // the machine's program is the next to run; rank r at place[r]
+  backend.drive();      // runs a step to its end
+  { backend.start(then) } -> std::same_as<bool>;  // the same on its own; false: done already
+  { backend.fail(failure) } noexcept;             // by any thread, at any time
+};
+
+/// A back end at which several steps can be under way; each has a turn, 0 to turns() - 1.
+template <class B>
+concept RunsAhead = requires(B& backend, B const& seen, std::size_t turn, double* losses) {
+  { seen.runs_ahead() } -> std::same_as<bool>;  // in the mode that was asked for
+  { seen.turns() } -> std::same_as<std::size_t>;
+  backend.enqueue(turn);
+  { backend.landed(turn) } -> std::same_as<bool>;  // is the device done with it?
+  { backend.await(turn, std::int64_t{}) } noexcept -> std::same_as<std::exception_ptr>;
+  { seen.results(turn, losses) } -> std::same_as<double>;  // the norm of the gradients
+  seen.require_present();                                  // throws where the device is lost
+};
+
+/// A back end of several processes, which begin what has a number together.
+template <class B>
+concept StartsTogether = requires(B& backend, B const& seen, std::exception_ptr why) {
+  backend.open(std::uint32_t{}, true);  // true: no step follows
+  { backend.give_up(why) } noexcept;    // this process cannot; the others are told
+  { seen.must_load() } -> std::same_as<bool>;  // whether the others may have loaded another program
+};
+
+/// A back end that must fetch parameters before they are read on the host.
+template <class B>
+concept GathersParameters = requires(B& backend) {
+  backend.gather_parameters(0);  // to this process; below 0: to all
+};
+
+/// What `advance` asks of a back end that runs instructions one by one. Signals are counters that start a step at 0; only one rank
 /// gives each.
 template <class B>
-concept Backend = requires(B& backend, RankState& rank, Wait const& wait, std::uint32_t signal,
-                           Instruction const& in) {
+concept Interpreter = requires(B& backend, RankState& rank, Wait const& wait, std::uint32_t signal,
+                               Instruction const& in) {
   { backend.ready(wait) } -> std::same_as<bool>;  // was the signal given that often?
   {
     backend.give(rank, signal)
@@ -43,7 +80,7 @@ enum class Progress : std::uint8_t {
 
 /// Runs a rank until it must wait: the interpreter. An ordinary function, so that what it needs
 /// stays in registers; the coroutine around it (`walk`) waits.
-template <Backend B> Progress advance(B& backend, RankState& rank) {
+template <Interpreter B> Progress advance(B& backend, RankState& rank) {
   Instruction const* in = rank.next.load(std::memory_order_relaxed);
   for (;;) {
     if (in == rank.end) return Progress::finished;
@@ -69,7 +106,7 @@ template <Backend B> Progress advance(B& backend, RankState& rank) {
 }
 
 /// `advance`, with what a stage throws handed to the back end.
-template <Backend B> Progress go_on(B& backend, RankState& rank) noexcept {
+template <Interpreter B> Progress go_on(B& backend, RankState& rank) noexcept {
   try {
     return advance(backend, rank);
   } catch (...) {
@@ -119,7 +156,7 @@ class Walk {
 };
 
 /// Makes the coroutine of a rank.
-template <Backend B> Walk walk(B& backend, RankState& rank) {
+template <Interpreter B> Walk walk(B& backend, RankState& rank) {
   for (;;) co_yield go_on(backend, rank);
 }
 

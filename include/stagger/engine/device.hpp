@@ -1,6 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What a device policy is.
+/// @file   The device axis: where the ranks of a pipeline run.
+///
+/// A device is a value that names its back end, the class that carries out programs: on threads, on
+/// streams, in processes, in virtual time. `Pipeline::with` asks the device what it offers, and
+/// makes one back end for the life of the trainer.
+///
+/// | device | ranks run | take it when |
+/// |---|---|---|
+/// | host::Threads{n} | on n threads of this process | the model computes on the CPU (the default, n = 1) |
+/// | sim::VirtualClock{costs} | one after the other, timed by their costs | a schedule is to be compared, or a plan to be tested |
+/// | cuda::Loopback{} | on streams of one GPU | there is one GPU |
+/// | nccl::Gpus{...} | on several GPUs, of one process or of several | there are several GPUs |
+/// | mpi::Processes{} | in processes, on several machines | one machine is not enough |
+///
+/// A back end, from the constructor to the last step (engine/backend.hpp has the concepts):
+///
+/// | call | when | what it does |
+/// |---|---|---|
+/// | Backend(device, machine, places) | once | keeps a reference to the machine, which outlives it |
+/// | load(place) | before the first step of a program | `machine.program()` is the next to run; rank r runs at place[r] |
+/// | drive() | each step that a thread waits for | runs all ranks to the end of the program, or until `fail` |
+/// | start(then) | each step that a coroutine awaits | the same without holding the caller; false: it is done already, else resumes `then` |
+/// | fail(why) | whenever anything throws, by any thread | the step ends as soon as it can; the first failure is told |
+/// | ready, give, execute, stopping | each instruction | what `advance` needs; devices that enqueue have their own loop |
+///
+/// The engine promises: one step at a time; `load` and `drive` never run at the same time; a program
+/// was checked before it is loaded; steps after the first of a program allocate nothing.
+/// What a device can do beyond that is a member of `traits`, and is checked against its functions.
 
 #include <stagger/core/requirements.hpp>
 
@@ -11,12 +38,31 @@ namespace stagger {
 /// Marks a device policy: `using policy_tag = stagger::DeviceTag;`.
 struct DeviceTag {};
 
-/// Where the ranks run: host threads, a virtual clock, streams. It names its back end and says how
-/// ranks are spread.
+/// What a device can do: `static constexpr DeviceTraits traits{.obeys_placement = true};`.
+struct DeviceTraits {
+  bool obeys_placement = false;     ///< ranks run where the placement puts them; otherwise `with` refuses one
+  bool needs_every_place = false;   ///< a place without a rank is an error: places are processes
+  bool spare_places = false;        ///< `int spare_places(int ranks) const`: places left for adding up gradients
+  bool parameter_memory = false;    ///< `ParameterMemory parameter_memory() const`: where parameters lie
+  bool meets_types = false;         ///< `template <class Layers> void meet()`: is told the types of all layers
+  bool enqueues_updates = false;    ///< runs optimizers whose update is a kernel
+  bool sums_while_running = false;  ///< adds up gradients of replicas, group by group, while backward runs
+  bool shards_states = false;       ///< each rank keeps the optimizer's state of what it updates alone
+  bool keeps_whole_states = false;  ///< cannot share the optimizer's state out
+  bool holds_own_stages = false;    ///< a process holds the parameters of its own ranks alone
+  bool gathers_parameters = false;  ///< GathersParameters: parameters must be fetched before they are read
+  bool runs_ahead = false;          ///< RunsAhead: `enqueue` lets the host prepare steps while others run
+  bool captures = false;            ///< `capture(bool)`: records a step as a graph
+  bool starts_together = false;     ///< StartsTogether: several processes begin and fail a step as one
+};
+
+/// Where the ranks run. The part of the concept that `with` asks of the policy itself.
 template <class D>
 concept DevicePolicy =
-    std::copyable<D> && std::same_as<typename D::policy_tag, DeviceTag> && requires {
+    std::copyable<D> && std::same_as<typename D::policy_tag, DeviceTag> && requires(D const& device) {
   typename D::Backend;
+  { D::traits } -> std::convertible_to<DeviceTraits>;
+  { device.places() } -> std::same_as<int>;  // for ranks; INT_MAX: as many as there are ranks
 };
 
 }  // namespace stagger

@@ -12,6 +12,7 @@
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
+#include <stagger/engine/detail/not_a_backend.hpp>
 #include <stagger/engine/session_on.hpp>
 
 namespace stagger::detail {
@@ -36,8 +37,8 @@ namespace stagger::detail {
 }
 
 template <class Device>
-std::shared_ptr<Session> make_session(Device const& device, List<Layer> layers,
-                                      Setup const& setup) {
+std::shared_ptr<Session> make_fitting_session(Device const& device, List<Layer> layers,
+                                              Setup const& setup) {
   Options const& options = setup.options;
   int const stages = static_cast<int>(setup.cuts.size()) + 1;
   if (setup.schedule.chunks < 1)
@@ -54,9 +55,7 @@ std::shared_ptr<Session> make_session(Device const& device, List<Layer> layers,
           "every parameter; use one whose elements do not depend on each other, or leave "
           "Options::replicas and shard_optimizer out");
   if (!replicas.empty()) replicas.ops()->require(replicas, positions, !setup.staleness);
-  if constexpr (
-      !requires { Device::Backend::sums_while_running; } ||
-      requires { Device::Backend::keeps_whole_states; })
+  if constexpr (!Device::traits.sums_while_running || Device::traits.keeps_whole_states)
     if (setup.grouping.shard_optimizer)
       raise(Errc::bad_configuration,
             "this device does not share the optimizer's state out to replicas; leave "
@@ -68,7 +67,7 @@ std::shared_ptr<Session> make_session(Device const& device, List<Layer> layers,
     raise(Errc::bad_configuration, "the device offers ", offered,
           " places for ranks; use at least 1");
   int spare = 0;
-  if constexpr (requires { device.spare_places(ranks); })
+  if constexpr (Device::traits.spare_places)
     if (!replicas.empty()) spare = std::clamp(device.spare_places(ranks), 0, ranks);
   bool const counted =
       offered != std::numeric_limits<int>::max();  // else as many as there are ranks
@@ -83,11 +82,22 @@ std::shared_ptr<Session> make_session(Device const& device, List<Layer> layers,
   if (options.clip_norm && !(*options.clip_norm > 0))
     raise(Errc::bad_configuration, "gradients cannot be clipped to a norm of ", *options.clip_norm,
           "; use a positive norm");
-  return std::make_shared<SessionOn<typename Device::Backend>>(
+  return std::make_shared<SessionOn<Device>>(
       device, std::move(layers), setup, positions,
       checked_places(setup.placement.place(setup.placement.placement, ranks, places), ranks,
-                     places, requires { requires Device::Backend::needs_every_place; }),
+                     places, Device::traits.needs_every_place),
       places, spare);
+}
+
+template <class Device>
+std::shared_ptr<Session> make_session(Device const& device, List<Layer> layers,
+                                      Setup const& setup) {
+  if constexpr (BackendFacts<Device>::fit) {
+    return make_fitting_session(device, std::move(layers), setup);
+  } else {
+    static_cast<void>(NotABackend<Device>{});  // which says it
+    return nullptr;
+  }
 }
 
 }  // namespace stagger::detail

@@ -27,18 +27,9 @@ template <class... L> inline constexpr bool is_sequential<Sequential<L...>> = tr
 
 /// A device that must know the types of the layers is told.
 template <class Types, class Device> [[nodiscard]] Device introduced(Device device) {
-  if constexpr (requires { device.template meet<Types>(); }) device.template meet<Types>();
+  if constexpr (Device::traits.meets_types) device.template meet<Types>();
   return device;
 }
-
-/// The back end of a device that records steps as graphs; void for others.
-template <class Device> struct Capturing { using type = void; };
-template <class Device>
-requires requires(typename Device::Backend& backend) { backend.capture(true); }
-struct Capturing<Device> {
-  using type = typename Device::Backend;
-};
-template <class Device> using CapturingBackend = typename Capturing<Device>::type;
 
 template <class L> [[nodiscard]] int layer_count(L const&) { return 1; }
 template <class L> [[nodiscard]] int layer_count(std::vector<L> const& run) {
@@ -110,7 +101,7 @@ template <class... Stage> class Pipeline {
       using Loss = typename Pick<LossTag, NoLoss, P...>::type;
       constexpr bool enqueues = requires { Optimizer::enqueues; };
       static_assert(
-          !enqueues || requires { Device::Backend::enqueues; },
+          !enqueues || Device::traits.enqueues_updates,
           "stagger: the update of this optimizer is a kernel, which this device has none "
           "for; give Pipeline::with a device of stagger/cuda, or another optimizer");
       auto const options = Pick<OptionsTag, Options, P...>::from(policy...);
@@ -135,7 +126,7 @@ template <class... Stage> class Pipeline {
           make_session(introduced<Types>(Pick<DeviceTag, host::Threads, P...>::from(policy...)),
                        std::move(layers), setup);
       return Trainer<typename Model::Input, typename Model::Output, Optimizer, Loss,
-                     Staleness::synchronous, CapturingBackend<Device>>(std::move(session),
+                     Staleness::synchronous, std::conditional_t<Device::traits.captures, Device, void>>(std::move(session),
                                                                        kept->optimizer, kept->loss);
     }
   }

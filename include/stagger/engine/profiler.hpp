@@ -107,8 +107,8 @@ class Profiler {
   /// @endcode
   /// @throws Error  bad_configuration for a pipeline of other stages, with replicas, or one that
   ///                does not record; whatever a step throws
-  template <class In, class Out, class Optimizer, class Loss, class Backend>
-  [[nodiscard]] cluster::Profile measure(Trainer<In, Out, Optimizer, Loss, true, Backend>& train,
+  template <class In, class Out, class Optimizer, class Loss, class Device>
+  [[nodiscard]] cluster::Profile measure(Trainer<In, Out, Optimizer, Loss, true, Device>& train,
                                          Batch<In, typename Loss::Target> const& batch) const {
     train.settle();
     auto& machine = train.machine();

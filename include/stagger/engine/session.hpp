@@ -81,7 +81,7 @@ class Session : public StepOwner {
   std::uint32_t requests_ = 0;  // steps and preparations, begun or not
 };
 
-template <class B> class SessionOn;
+template <class Device> class SessionOn;
 
 /// Checks that a pipeline and a device fit together, and makes it ready to run.
 /// @throws Error  bad_configuration for numbers that do not fit, naming them and what would

@@ -22,6 +22,7 @@
 #include <stagger/core/stop_token.hpp>
 #include <stagger/core/text.hpp>
 #include <stagger/engine/ahead.hpp>
+#include <stagger/engine/backend.hpp>
 #include <stagger/engine/lay_out.hpp>
 #include <stagger/engine/machine.hpp>
 #include <stagger/engine/session.hpp>
@@ -43,11 +44,13 @@ namespace stagger::detail {
   return result;
 }
 
-template <class B> class SessionOn final : public Session {
+template <class Device> class SessionOn final : public Session {
+  using B = typename Device::Backend;
+  static constexpr DeviceTraits traits = Device::traits;
+
  public:
   /// @param places  for ranks
   /// @param spare   further places, for adding up gradients
-  template <class Device>
   SessionOn(Device const& device, List<Layer> layers, Setup const& setup, int positions,
             std::vector<int> place, int places, int spare)
       : policies_(setup.kept),
@@ -58,7 +61,7 @@ template <class B> class SessionOn final : public Session {
         spare_(spare),
         machine_(
             std::move(layers), setup.cuts, setup.options, setup.optimizer.states, memory_of(device),
-            shards(setup), !requires { requires B::holds_own_stages; }),
+            shards(setup), !traits.holds_own_stages),
         backend_(device, with_policies(setup), places + spare) {
     positions_ = positions;
     ranks_ = place_.size();
@@ -80,20 +83,19 @@ template <class B> class SessionOn final : public Session {
       for (std::size_t p = 0; p < layer.count(); ++p) shapes.push_back(layer.shape(p));
   }
   [[gnu::cold]] bool visit_parameters(int to, ParameterVisit const& visit) override {
-    if constexpr (requires { backend_.visit_parameters(to, visit); })
+    if constexpr (traits.holds_own_stages) {
       return backend_.visit_parameters(to, visit);
-    gather_parameters(to);
-    std::vector<ParameterState> states;
-    append_states(states, false);
-    for (auto const& state : states) visit.call(visit.self, state);
-    return true;
+    } else {
+      gather_parameters(to);
+      std::vector<ParameterState> states;
+      append_states(states, false);
+      for (auto const& state : states) visit.call(visit.self, state);
+      return true;
+    }
   }
-  void gather_parameters(int to) override {
+  void gather_parameters([[maybe_unused]] int to) override {
     settle(nullptr);
-    if constexpr (requires { backend_.gather_parameters(to); })
-      backend_.gather_parameters(to);
-    else if constexpr (requires { backend_.gather_parameters(); })
-      backend_.gather_parameters();
+    if constexpr (traits.gathers_parameters) backend_.gather_parameters(to);
   }
   [[nodiscard]] Memory memory() const override { return machine_.memory(); }
 
@@ -245,8 +247,8 @@ template <class B> class SessionOn final : public Session {
   }
 
  private:
-  static constexpr bool tells_others = requires(B & backend) { backend.open(1U); };
-  static constexpr bool runs_ahead = requires(B & backend) { backend.runs_ahead(); };
+  static constexpr bool tells_others = traits.starts_together;
+  static constexpr bool runs_ahead = traits.runs_ahead;
 
   /// Ends what only the thread that takes a step may do.
   struct Release {
@@ -329,8 +331,8 @@ template <class B> class SessionOn final : public Session {
   }
 
   /// Where the device policy wants parameters to lie.
-  template <class Device> static ParameterMemory memory_of(Device const& device) {
-    if constexpr (requires { device.parameter_memory(); })
+  static ParameterMemory memory_of([[maybe_unused]] Device const& device) {
+    if constexpr (traits.parameter_memory)
       return device.parameter_memory();
     else
       return {};
@@ -338,9 +340,7 @@ template <class B> class SessionOn final : public Session {
 
   /// Whether each rank has the optimizer's state of what it updates alone.
   static bool shards(Setup const& setup) {
-    if constexpr (requires { B::shards_states; })
-      return setup.grouping.shard_optimizer && !setup.options.replicas.empty();
-    return false;
+    return traits.shards_states && setup.grouping.shard_optimizer && !setup.options.replicas.empty();
   }
 
   void require_microbatches(std::size_t count) const {
@@ -410,8 +410,7 @@ template <class B> class SessionOn final : public Session {
 
   /// What is added up while backward runs; null: nothing.
   [[nodiscard]] List<GradientGroup> const* groups() {
-    if constexpr (requires { B::sums_while_running; }) return machine_.groups();
-    return nullptr;
+    return traits.sums_while_running ? machine_.groups() : nullptr;
   }
 
   /// Ranks of the loaded program that compute.

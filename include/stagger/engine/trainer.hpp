@@ -63,9 +63,9 @@ template <class Loss, class Output> constexpr LossOps make_loss_ops() {
 ///
 /// @tparam In, Out      the first stage's input and the last stage's output
 /// @tparam synchronous  whether all stages end a step together, as the staleness model says
-/// @tparam Backend      of a device that records steps as graphs; void for all others
+/// @tparam Device       one that records steps as graphs; void for all others
 template <class In, class Out, class Optimizer, class Loss, bool synchronous = true,
-          class Backend = void>
+          class Device = void>
 class Trainer {
  public:
   using Input = In;
@@ -245,9 +245,9 @@ class Trainer {
   /// From the next step on, records an iteration as a graph of the device and replays it; records
   /// it again whenever what it is shown changes. Where the device has graphs.
   /// @return  what has been done with the graph so far and is done from now on
-  auto const& capture(bool on = true) requires(!std::is_void_v<Backend>) {
+  auto const& capture(bool on = true) requires(!std::is_void_v<Device>) {
     session_->require_idle();
-    return static_cast<detail::SessionOn<Backend>&>(*session_).backend().capture(on);
+    return static_cast<detail::SessionOn<Device>&>(*session_).backend().capture(on);
   }
 
   [[nodiscard]] int stages() const noexcept { return session_->stages(); }

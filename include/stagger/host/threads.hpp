@@ -17,6 +17,8 @@ class ThreadsBackend;
 struct Threads {
   using policy_tag = DeviceTag;
   using Backend = ThreadsBackend;
+  static constexpr DeviceTraits traits{
+      .obeys_placement = true, .spare_places = true, .sums_while_running = true};
   int count = 1;  ///< >= 1; those beyond one for each rank add up gradients of replicas, or idle
 
   /// How many places a placement policy may spread the ranks over.
@@ -34,5 +36,6 @@ extern template std::shared_ptr<Session> make_session(host::Threads const&, List
                                                       Setup const&);
 }
 #else
+#include <stagger/engine/make_session.hpp>
 #include <stagger/host/detail/threads_backend.hpp>
 #endif

@@ -10,6 +10,7 @@
 #include <memory>
 
 #include <stagger/engine/cargo.hpp>
+#include <stagger/engine/session.hpp>
 #include <stagger/mpi/processes_backend.hpp>
 #include <stagger/mpi/session.hpp>
 
@@ -31,6 +32,14 @@ namespace stagger::mpi {
 struct Processes {
   using policy_tag = DeviceTag;
   using Backend = ProcessesBackend;
+  static constexpr DeviceTraits traits{.obeys_placement = true,
+                                       .needs_every_place = true,
+                                       .meets_types = true,
+                                       .sums_while_running = true,
+                                       .shards_states = true,
+                                       .holds_own_stages = true,
+                                       .gathers_parameters = true,
+                                       .starts_together = true};
 
   MPI_Comm processes = MPI_COMM_WORLD;  ///< looked at, and never used for messages
   double meet_s = 60;  ///< for all processes to make the pipeline, or to lay out a program
@@ -61,4 +70,6 @@ namespace stagger::detail {
 extern template std::shared_ptr<Session> make_session(mpi::Processes const&, List<Layer>,
                                                       Setup const&);
 }
+#else
+#include <stagger/engine/make_session.hpp>
 #endif

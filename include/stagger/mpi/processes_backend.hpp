@@ -47,10 +47,6 @@ namespace stagger::mpi {
 class ProcessesBackend {
  public:
   static constexpr bool timed = false;
-  static constexpr bool sums_while_running = true;
-  static constexpr bool shards_states = true;
-  static constexpr bool holds_own_stages = true;
-  static constexpr bool needs_every_place = true;
 
   /// Meets the other processes.
   /// @throws Error  mismatch where they have another pipeline, naming the first difference;

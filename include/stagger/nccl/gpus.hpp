@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include <stagger/engine/session.hpp>
 #include <stagger/nccl/detail/host_memory.hpp>
 #include <stagger/nccl/gpus_backend.hpp>
 #include <stagger/nccl/rendezvous.hpp>
@@ -30,6 +31,15 @@ namespace stagger::nccl {
 struct Gpus {
   using policy_tag = DeviceTag;
   using Backend = GpusBackend;
+  static constexpr DeviceTraits traits{.obeys_placement = true,
+                                       .parameter_memory = true,
+                                       .meets_types = true,
+                                       .enqueues_updates = true,
+                                       .sums_while_running = true,
+                                       .keeps_whole_states = true,
+                                       .gathers_parameters = true,
+                                       .runs_ahead = true,
+                                       .captures = true};
 
   std::vector<int> devices{};  ///< GPUs of this process, none twice; empty: all of them, or in a
                                ///< launched program its local_device()
@@ -107,4 +117,6 @@ struct Gpus {
 namespace stagger::detail {
 extern template std::shared_ptr<Session> make_session(nccl::Gpus const&, List<Layer>, Setup const&);
 }
+#else
+#include <stagger/engine/make_session.hpp>
 #endif

@@ -37,10 +37,6 @@ namespace stagger::nccl {
 /// synchronises with nothing but the end of the step.
 class GpusBackend : detail::Issuing {
  public:
-  static constexpr bool timed = false;
-  static constexpr bool enqueues = true;  // also the update of an optimizer that says so
-  static constexpr bool sums_while_running = true;
-  static constexpr bool keeps_whole_states = true;
 
   /// Meets the other GPUs.
   /// @throws Error  for a GPU that is not there, or named twice; deadline for those that do not
@@ -218,7 +214,7 @@ class GpusBackend : detail::Issuing {
 
   /// Brings values and optimizer state of every layer from the process that updates it. All
   /// processes call it.
-  [[gnu::cold]] void gather_parameters() {
+  [[gnu::cold]] void gather_parameters(int) {
     if (fleet_->alone() || place_.empty()) return;
     if (lost_) refuse();
     detail::gather_parameters(machine_, *fleet_, wiring_, place_);

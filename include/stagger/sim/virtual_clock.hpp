@@ -22,6 +22,7 @@ class VirtualClockBackend;
 struct VirtualClock {
   using policy_tag = DeviceTag;
   using Backend = VirtualClockBackend;
+  static constexpr DeviceTraits traits{.sums_while_running = true};
 
   schedule::Costs costs{};  ///< of each stage on all of a microbatch's rows; a recomputation costs
                             ///< its F
@@ -45,5 +46,6 @@ extern template std::shared_ptr<Session> make_session(sim::VirtualClock const&, 
                                                       Setup const&);
 }
 #else
+#include <stagger/engine/make_session.hpp>
 #include <stagger/sim/detail/virtual_clock_backend.hpp>
 #endif

@@ -75,10 +75,20 @@ template <class P> struct NotAPlacement {
 };
 
 template <class P> struct NotADevice {
-  static constexpr bool holds = DevicePolicy<P>;
-  static_assert(holds,
-                "stagger: not a DevicePolicy: it must be copyable and name its back end: 'using "
-                "Backend = ...;'");
+  static constexpr bool copyable = std::copyable<P>;
+  static constexpr bool backend = requires { typename P::Backend; };
+  static constexpr bool traits = requires {
+    { P::traits } -> std::convertible_to<DeviceTraits>;
+  };
+  static_assert(copyable, "stagger: not a DevicePolicy: it cannot be copied and assigned");
+  static_assert(!copyable || backend,
+                "stagger: not a DevicePolicy: it must name its back end: 'using Backend = ...;'");
+  static_assert(!copyable || !backend || traits,
+                "stagger: not a DevicePolicy: it needs 'static constexpr DeviceTraits traits{...}', "
+                "what it can do beyond running a step");
+  static_assert(!copyable || !backend || !traits,
+                "stagger: not a DevicePolicy: it needs 'int places() const', how many places a "
+                "placement may spread the ranks over");
 };
 
 template <class P> struct NotAnOptimizer {
@@ -153,6 +163,12 @@ template <class Tag> struct TwoPolicies {
   static_assert(is_not<LossTag>,
                 "stagger: two losses; give at most one, which may add up several");
   static_assert(is_not<OptionsTag>, "stagger: two Options; set all members of one");
+};
+
+template <bool ignored> struct PlacementIsIgnored {
+  static_assert(!ignored,
+                "stagger: this device has one place for all ranks, or one for each, so a placement "
+                "would change nothing; leave it out");
 };
 
 template <class Schedule, class Staleness> struct ScheduleDoesNotFit {

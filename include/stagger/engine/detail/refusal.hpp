@@ -99,6 +99,16 @@ template <class... P> consteval auto check_policies() {
                CheckOnce<OptionsTag, P...>>{};
 }
 
+template <class P> inline constexpr bool ignores_placement = false;
+template <class P>
+requires fills<P, DeviceTag>
+inline constexpr bool ignores_placement<P> = !P::traits.obeys_placement;
+
+template <class... P> consteval auto check_places() {
+  constexpr bool ignored = count_of<PlacementTag, P...> != 0 && (ignores_placement<P> || ...);
+  return First<Unless<!ignored, PlacementIsIgnored<ignored>>>{};
+}
+
 template <class Types, class Schedule, class Staleness, class Loss> consteval auto check_fit() {
   using Y = typename Ends<Types>::Output;
   return First<Unless<Schedule::flushes || !Staleness::synchronous,
@@ -113,6 +123,8 @@ template <class Types, class... P> consteval auto check_pipeline() {
     return Model{};
   else if constexpr (!std::is_void_v<typename Policies::type>)
     return Policies{};
+  else if constexpr (!std::is_void_v<typename decltype(check_places<P...>())::type>)
+    return check_places<P...>();
   else
     return check_fit<Types, typename Pick<ScheduleTag, schedule::OneFOneB, P...>::type,
                      typename Pick<StalenessTag, staleness::Synchronous, P...>::type,

@@ -33,7 +33,6 @@ namespace stagger::host {
 class ThreadsBackend {
  public:
   static constexpr bool timed = false;
-  static constexpr bool sums_while_running = true;
 
   /// @param places  threads that get a rank, 1 <= places <= device.count
   template <class Device>

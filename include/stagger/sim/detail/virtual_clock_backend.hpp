@@ -25,7 +25,6 @@ namespace stagger::sim {
 class VirtualClockBackend {
  public:
   static constexpr bool timed = true;
-  static constexpr bool sums_while_running = true;
 
   /// @param device  a VirtualClock, whose header includes this one
   /// @throws Error  for costs and times that are negative, not finite or not one for each stage or

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// mistake: policy: a back end without `start`
+// expect-error: stagger: not a Backend: it needs 'bool start\(std::coroutine_handle<> then\)'
+// see: engine.md
+#include <stagger/stagger.hpp>
+
+#include "half.hpp"
+
+struct Mine {
+  using policy_tag = sg::DeviceTag;
+  struct Backend {
+    Backend(Mine const&, sg::detail::Machine&, int) {}
+    void load(std::vector<int> const&) {}
+    void drive() {}
+    void fail(std::exception_ptr) noexcept {}
+  };
+  static constexpr sg::DeviceTraits traits{};
+  int places() const { return 1; }
+};
+
+int main() { auto train = sg::Pipeline{Half{}, Half{}}.with(Mine{}, Distance{}); }
