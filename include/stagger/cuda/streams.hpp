@@ -12,7 +12,6 @@
 #include <vector>
 
 #include <stagger/cuda/detail/caller.hpp>
-#include <stagger/cuda/detail/carry_out.hpp>
 #include <stagger/cuda/detail/events.hpp>
 #include <stagger/cuda/detail/iteration.hpp>
 #include <stagger/cuda/detail/jobs.hpp>
@@ -311,8 +310,8 @@ class StreamsBackend {
       return;
     }
     detail::AtPlace const here(place_of(rank));
-    if (!timed_ || !detail::Timeline::shows(in)) return detail::carry_out(machine_, rank, in);
-    timeline_.action(rank, in, stream, [&] { detail::carry_out(machine_, rank, in); });
+    if (!timed_ || !detail::Timeline::shows(in)) return stagger::detail::carry_out(machine_, rank, in);
+    timeline_.action(rank, in, stream, [&] { stagger::detail::carry_out(machine_, rank, in); });
   }
 
   void finish_timeline() noexcept {
@@ -351,7 +350,7 @@ class StreamsBackend {
       std::this_thread::yield();
     if (backend.machine_.failed()) return;
     try {
-      detail::carry_out(backend.machine_, rank, in, {&StreamsBackend::now_s, self});
+      stagger::detail::carry_out(backend.machine_, rank, in, {&StreamsBackend::now_s, self});
     } catch (...) {
       backend.fail(std::current_exception());
     }

@@ -13,6 +13,7 @@
 
 #include <stagger/engine/device.hpp>
 #include <stagger/engine/machine.hpp>
+#include <stagger/engine/stall.hpp>
 
 namespace stagger {
 
@@ -115,6 +116,18 @@ template <Interpreter B> Progress go_on(B& backend, RankState& rank) noexcept {
   }
 }
 
+/// Carries out one instruction, of any kind.
+/// @param clock  tells the time while steps are recorded; none where the device has its own
+[[gnu::always_inline]] inline void carry_out(Machine& machine, RankState& rank,
+                                             Instruction const& in, Clock clock = {}) {
+  if (!computes(in.op)) [[unlikely]]
+    machine.execute_end(rank, in, clock);
+  else if (rank.record && clock.read != nullptr)
+    run_recorded(rank, in, clock);
+  else
+    run_compute(rank, in);
+}
+
 /// The coroutine of one rank: one frame for the life of the engine, created suspended. It walks
 /// program after program; between two steps, and wherever the rank must wait, it hands control back
 /// to whoever resumed it.
@@ -161,4 +174,16 @@ template <Interpreter B> Walk walk(B& backend, RankState& rank) {
 }
 
 }  // namespace detail
+
+/// What a back end is written with.
+namespace engine {
+using detail::carry_out;
+using detail::Clock;
+using detail::describe;
+using detail::go_on;
+using detail::Machine;
+using detail::Progress;
+using detail::RankState;
+using detail::StallDetector;
+}  // namespace engine
 }  // namespace stagger

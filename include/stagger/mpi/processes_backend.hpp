@@ -169,14 +169,9 @@ class ProcessesBackend {
 
   void execute(stagger::detail::RankState& rank, Instruction const& in) {
     if (computes(in.op) || computes_part(in.op)) attend();
-    if (!computes(in.op))
-      machine_.execute_end(
-          rank, in,
-          {[](void* self) { return static_cast<ProcessesBackend*>(self)->watch_.now_s(); }, this});
-    else if (rank.record)
-      stagger::detail::run_recorded(rank, in, [this] { return watch_.now_s(); });
-    else
-      stagger::detail::run_compute(rank, in);
+    stagger::detail::carry_out(
+        machine_, rank, in,
+        {[](void* self) { return static_cast<ProcessesBackend*>(self)->watch_.now_s(); }, this});
   }
 
   /// Brings values and optimizer state of every layer from the process that updates it. All

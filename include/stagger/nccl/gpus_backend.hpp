@@ -18,7 +18,6 @@
 #include <vector>
 
 #include <stagger/cuda/detail/caller.hpp>
-#include <stagger/cuda/detail/carry_out.hpp>
 #include <stagger/cuda/detail/jobs.hpp>
 #include <stagger/cuda/detail/parameter_memory.hpp>
 #include <stagger/cuda/detail/require.hpp>

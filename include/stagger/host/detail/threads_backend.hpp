@@ -136,13 +136,9 @@ class ThreadsBackend {
   }
 
   void execute(detail::RankState& rank, Instruction const& in) {
-    if (!computes(in.op)) [[unlikely]]
-      machine_.execute_end(
-          rank, in, {[](void* self) { return static_cast<ThreadsBackend*>(self)->now_s(); }, this});
-    else if (rank.record)
-      detail::run_recorded(rank, in, [this] { return now_s(); });
-    else
-      detail::run_compute(rank, in);
+    detail::carry_out(
+        machine_, rank, in,
+        {[](void* self) { return static_cast<ThreadsBackend*>(self)->now_s(); }, this});
   }
 
   [[nodiscard]] bool stopping() const noexcept { return stop_.load(std::memory_order_relaxed); }

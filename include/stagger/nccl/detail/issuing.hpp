@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/cuda/detail/carry_out.hpp>
 #include <stagger/cuda/detail/timeline.hpp>
 #include <stagger/cuda/kernels.hpp>
 #include <stagger/engine/backend.hpp>
@@ -101,8 +100,8 @@ class Issuing {
     }
     auto const& stream = wiring_.compute(r);
     if (!timed_ || !cuda::detail::Timeline::shows(in))
-      return cuda::detail::carry_out(machine_, rank, in);
-    gpu.timeline.action(rank, in, stream, [&] { cuda::detail::carry_out(machine_, rank, in); });
+      return stagger::detail::carry_out(machine_, rank, in);
+    gpu.timeline.action(rank, in, stream, [&] { stagger::detail::carry_out(machine_, rank, in); });
   }
 
   /// Whatever CUDA and NCCL may refuse comes before the updates; and on the devices, so do all

@@ -106,13 +106,9 @@ class VirtualClockBackend {
     cost_s_ = cost(rank, in);
     double time_s = now_s_;
     auto clock = [&] { return std::exchange(time_s, now_s_ + cost_s_); };
-    if (!computes(in.op))
-      machine_.execute_end(
-          rank, in, {[](void* self) { return (*static_cast<decltype(clock)*>(self))(); }, &clock});
-    else if (rank.record)
-      detail::run_recorded(rank, in, clock);
-    else
-      detail::run_compute(rank, in);
+    detail::carry_out(
+        machine_, rank, in,
+        {[](void* self) { return (*static_cast<decltype(clock)*>(self))(); }, &clock});
   }
 
   void give(detail::RankState&, std::uint32_t which) {
