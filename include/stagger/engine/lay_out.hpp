@@ -6,12 +6,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <utility>
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
+#include <stagger/engine/lay_out_options.hpp>
 #include <stagger/engine/messages.hpp>
 #include <stagger/engine/play.hpp>
 #include <stagger/engine/program.hpp>
@@ -21,16 +21,6 @@
 #include <stagger/schedule/table.hpp>
 
 namespace stagger {
-
-/// How a table becomes a program.
-struct LayOutOptions {
-  bool recompute = false;  ///< keep only stage inputs from F on; run F again before B or I
-  std::optional<std::uint32_t> spare_slots{};   ///< see Options
-  StalenessModel staleness{};                   ///< of a run without a flush
-  Replicas const* replicas = nullptr;           ///< of each row of the table; null: one each
-  List<GradientGroup> const* groups = nullptr;  ///< to add up during backward; null: after it
-  bool chain_squares = false;  ///< squares of a parameter's gradient go from replica to replica
-};
 
 namespace detail {
 
@@ -70,13 +60,7 @@ class Layout {
  private:
   friend struct Replication;
   friend struct ReplicaSums;
-  static constexpr std::size_t signals_per_edge = 4;
-  enum EdgeSignal : std::size_t { forward_full, forward_free, backward_full, backward_free };
-
-  // An edge leads from a cell to the one after it and has the number of the former.
-  [[nodiscard]] static std::uint32_t signal(std::size_t edge, EdgeSignal which) {
-    return static_cast<std::uint32_t>(edge * signals_per_edge + which);
-  }
+  using enum EdgeSignal;
   [[nodiscard]] static std::size_t index(int cell) { return static_cast<std::size_t>(cell); }
   [[nodiscard]] ReplicaOps const* sum_ops() const noexcept {
     return options_.groups == nullptr ? nullptr : replica_ops();
@@ -118,6 +102,7 @@ class Layout {
     first_cell_.resize(stages + 1);
     for (int r = 0; r < ranks(); ++r)
       for (auto const& action : table_.row(position(r))) {
+        if (index(action.stage) >= stages || unit(action) >= units_) refuse_action(action);
         if (last_owner[index(action.stage)] == r) continue;
         last_owner[index(action.stage)] = r;
         Cell cell;
@@ -149,8 +134,19 @@ class Layout {
       }
       row_length_.push_back(at);
     }
-    if (!training_)
-      for (auto& use : uses_) use.end = use.forward;
+    for (std::size_t c = 0; c < cells_.size(); ++c) {
+      auto& use = uses_[c];
+      if (!training_) use.gradient = use.end = use.forward;
+      for (std::size_t u = 0; u < units_; ++u)
+        if ((use.forward[u] == nowhere) != (use.gradient[u] == nowhere) ||
+            (use.forward[u] == nowhere) != (use.end[u] == nowhere))
+          refuse_action({schedule::Kind::forward, cells_[c].stage, static_cast<int>(u)});
+    }
+  }
+
+  [[noreturn]] [[gnu::cold]] static void refuse_action(schedule::Action const& action) {
+    raise(Errc::bad_schedule, "the table lacks a part of stage ", action.stage, ", microbatch ",
+          action.microbatch, ", or has none such; schedule::verify says what is wrong with it");
   }
 
   [[nodiscard]] bool meets(std::size_t c, std::size_t d) const {
@@ -304,9 +300,9 @@ class Layout {
     if (forward) {
       if (replica_ops() != nullptr) replica_ops()->emit_before(*this, rank, in);
       if (from_before)
-        await_message(rank, in, signal(before, forward_full), x_[c], u, before,
+        await_message(rank, in, signal_of(before, forward_full), x_[c], u, before,
                       uses_[before].forward[u]);
-      if (from_after) await_room(rank, in, signal(c, forward_free), x_[after], u, after);
+      if (from_after) await_room(rank, in, signal_of(c, forward_free), x_[after], u, after);
     }
     if (schedule::gives_input_gradient(action.kind)) {
       if (again()) {
@@ -316,18 +312,19 @@ class Layout {
       }
       if (replica_ops() != nullptr) replica_ops()->emit_before(*this, rank, in);
       if (from_after)
-        await_message(rank, in, signal(c, backward_full), dy_[c], u, after,
+        await_message(rank, in, signal_of(c, backward_full), dy_[c], u, after,
                       uses_[after].gradient[u]);
-      if (from_before) await_room(rank, in, signal(before, backward_free), dy_[before], u, before);
+      if (from_before)
+        await_room(rank, in, signal_of(before, backward_free), dy_[before], u, before);
     }
     // Room first: who then sees the message knows of the room as well.
     if (training_ ? schedule::ends_flight(action.kind) : forward) {
-      if (from_before) give(in, signal(before, forward_free));
-      if (from_after && training_) give(in, signal(c, backward_free));
+      if (from_before) give(in, signal_of(before, forward_free));
+      if (from_after && training_) give(in, signal_of(c, backward_free));
     }
-    if (forward && from_after) give(in, signal(c, forward_full));
+    if (forward && from_after) give(in, signal_of(c, forward_full));
     if (schedule::gives_input_gradient(action.kind) && from_before)
-      give(in, signal(before, backward_full));
+      give(in, signal_of(before, backward_full));
     if (replica_ops() != nullptr) return replica_ops()->emit(*this, rank, in);
     rank.code.push_back(in);
   }
@@ -351,7 +348,7 @@ class Layout {
   /// The end of a training step on one rank. Of several owners of a stage, the lowest rank adds up.
   [[gnu::cold]] void emit_end(RankProgram& rank, int self, std::uint32_t handed_in,
                               std::uint32_t done) {
-    auto const signal_of = [](std::uint32_t first_signal, int r) {
+    auto const of_rank = [](std::uint32_t first_signal, int r) {
       return first_signal + static_cast<std::uint32_t>(r);
     };
     Instruction hand_in;
@@ -362,18 +359,17 @@ class Layout {
     for (std::size_t s = 0; s + 1 < first_cell_.size() && sum_ops() == nullptr; ++s) {
       std::size_t const lowest = first_cell_[s];
       for (std::size_t c = lowest + 1; c < first_cell_[s + 1]; ++c) {
-        if (cells_[c].rank == self && hand_in.gives == 0) give(hand_in, signal_of(handed_in, self));
-        if (cells_[lowest].rank == self)
-          await(rank, finish, signal_of(handed_in, cells_[c].rank), 1);
+        if (cells_[c].rank == self && hand_in.gives == 0) give(hand_in, of_rank(handed_in, self));
+        if (cells_[lowest].rank == self) await(rank, finish, of_rank(handed_in, cells_[c].rank), 1);
       }
     }
     if (hand_in.gives != 0) rank.code.push_back(hand_in);
-    give(finish, signal_of(done, self));
+    give(finish, of_rank(done, self));
     rank.code.push_back(finish);
     Instruction update;
     update.op = Op::update;
     for (int other = 0; other < ranks(); ++other)
-      if (other != self) await(rank, update, signal_of(done, other), 1);
+      if (other != self) await(rank, update, of_rank(done, other), 1);
     rank.code.push_back(update);
   }
 
@@ -401,10 +397,10 @@ class Layout {
       if (cells_[c].after == Cell::none) continue;
       int const here = cells_[c].rank;
       int const there = cells_[index(cells_[c].after)].rank;
-      program.signals[signal(c, forward_full)] = {here, there, cells_[c].stage};
-      program.signals[signal(c, forward_free)] = {there, here};
-      program.signals[signal(c, backward_full)] = {there, here, cells_[c].stage};
-      program.signals[signal(c, backward_free)] = {here, there};
+      program.signals[signal_of(c, forward_full)] = {here, there, cells_[c].stage};
+      program.signals[signal_of(c, forward_free)] = {there, here};
+      program.signals[signal_of(c, backward_full)] = {there, here, cells_[c].stage};
+      program.signals[signal_of(c, backward_free)] = {here, there};
     }
     if (replica_ops() != nullptr) replica_ops()->name_signals(*this, program);
     for (std::size_t r = 0; r < ranks; ++r) {

@@ -4,6 +4,7 @@
 /// slot a number.
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -185,6 +186,21 @@ struct Cut {
   std::uint16_t from = 0;  ///< cells of neighbouring stages
   std::uint16_t to = 0;
 };
+
+/// What is said along an edge from a cell to the one after it, or along a cut.
+enum class EdgeSignal : std::uint8_t {
+  forward_full,   ///< an input of the latter is there
+  forward_free,   ///< one may be overwritten
+  backward_full,  ///< likewise a gradient of the former's output
+  backward_free,
+};
+inline constexpr std::size_t signals_per_edge = 4;  ///< the first in Program::signals
+
+/// The number of such a signal.
+/// @param edge  the cell that it leaves; of cut k: Program::cells.size() + k
+[[nodiscard]] constexpr std::uint32_t signal_of(std::size_t edge, EdgeSignal which) noexcept {
+  return static_cast<std::uint32_t>(edge * signals_per_edge + static_cast<std::size_t>(which));
+}
 
 /// Layers of a stage that is held by several ranks, whose gradients are added up in one go: as soon
 /// as the last backward of each holder has come so far.

@@ -30,16 +30,15 @@ struct ReplicaSums {
   static std::uint32_t ready(Layout const& layout, std::size_t cell) {
     auto const ranks = static_cast<std::size_t>(layout.ranks());
     std::size_t const edges = layout.cells_.size() + layout.cuts_.size();
-    return static_cast<std::uint32_t>(edges * Layout::signals_per_edge + 2 * ranks + 2 * cell);
+    return static_cast<std::uint32_t>(edges * signals_per_edge + 2 * ranks + 2 * cell);
   }
   static std::uint32_t summed(Layout const& layout, std::size_t cell) {
     return ready(layout, cell) + 1;
   }
   /// A rank has added up its squares, and what goes on with them is a higher rank.
   static std::uint32_t squared(Layout const& layout, int rank) {
-    return static_cast<std::uint32_t>((layout.cells_.size() + layout.cuts_.size()) *
-                                          Layout::signals_per_edge +
-                                      Layout::index(rank));
+    return static_cast<std::uint32_t>(
+        (layout.cells_.size() + layout.cuts_.size()) * signals_per_edge + Layout::index(rank));
   }
   static std::size_t first_holder(Layout const& layout, std::size_t cell) {
     return layout.first_cell_[Layout::index(layout.cells_[cell].stage)];

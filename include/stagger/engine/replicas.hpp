@@ -125,8 +125,8 @@ struct Replication {
     }
   }
 
-  static std::uint32_t signal(Layout const& layout, std::size_t cut, Layout::EdgeSignal which) {
-    return Layout::signal(layout.cells_.size() + cut, which);
+  static std::uint32_t signal(Layout const& layout, std::size_t cut, EdgeSignal which) {
+    return signal_of(layout.cells_.size() + cut, which);
   }
 
   /// Before F: rows of the input. Before B or I: rows of the gradient.
@@ -144,9 +144,9 @@ struct Replication {
         Cut const cut = layout.cuts_[k];
         if (cut.to != c) continue;
         gather.y = layout.y_[cut.from].slot[u];
-        layout.await_message(rank, gather, signal(layout, k, Layout::forward_full),
+        layout.await_message(rank, gather, signal(layout, k, EdgeSignal::forward_full),
                              layout.y_[cut.from], u, cut.from, layout.uses_[cut.from].forward[u]);
-        gives.push_back(static_cast<std::uint16_t>(signal(layout, k, Layout::forward_free)));
+        gives.push_back(static_cast<std::uint16_t>(signal(layout, k, EdgeSignal::forward_free)));
       }
       ReplicaSums::push(rank, gather, gives);
     }
@@ -156,9 +156,9 @@ struct Replication {
         Cut const cut = layout.cuts_[k];
         if (cut.from != c) continue;
         gather.dx = layout.dx_[cut.to].slot[u];
-        layout.await_message(rank, gather, signal(layout, k, Layout::backward_full),
+        layout.await_message(rank, gather, signal(layout, k, EdgeSignal::backward_full),
                              layout.dx_[cut.to], u, cut.to, layout.uses_[cut.to].gradient[u]);
-        gives.push_back(static_cast<std::uint16_t>(signal(layout, k, Layout::backward_free)));
+        gives.push_back(static_cast<std::uint16_t>(signal(layout, k, EdgeSignal::backward_free)));
       }
       ReplicaSums::push(rank, gather, gives);
     }
@@ -172,11 +172,11 @@ struct Replication {
       Cut const cut = layout.cuts_[k];
       if (forward && cut.from == c) {
         in.y = layout.y_[c].slot[u];
-        layout.await_room(rank, in, signal(layout, k, Layout::forward_free), layout.y_[c], u,
+        layout.await_room(rank, in, signal(layout, k, EdgeSignal::forward_free), layout.y_[c], u,
                           cut.to, gathered);
       }
       if (!forward && cut.to == c)
-        layout.await_room(rank, in, signal(layout, k, Layout::backward_free), layout.dx_[c], u,
+        layout.await_room(rank, in, signal(layout, k, EdgeSignal::backward_free), layout.dx_[c], u,
                           cut.from, gathered);
     }
   }
@@ -192,9 +192,9 @@ struct Replication {
     for (std::size_t k = 0; k < layout.cuts_.size(); ++k) {
       Cut const cut = layout.cuts_[k];
       if (forward && cut.from == c)
-        gives.push_back(static_cast<std::uint16_t>(signal(layout, k, Layout::forward_full)));
+        gives.push_back(static_cast<std::uint16_t>(signal(layout, k, EdgeSignal::forward_full)));
       if (gradient && cut.to == c)
-        gives.push_back(static_cast<std::uint16_t>(signal(layout, k, Layout::backward_full)));
+        gives.push_back(static_cast<std::uint16_t>(signal(layout, k, EdgeSignal::backward_full)));
     }
     if (!ReplicaSums::emit_backward(layout, rank, in, gives)) ReplicaSums::push(rank, in, gives);
   }
@@ -203,21 +203,23 @@ struct Replication {
     for (std::size_t k = 0; k < layout.cuts_.size(); ++k) {
       Cell const& from = layout.cells_[layout.cuts_[k].from];
       Cell const& to = layout.cells_[layout.cuts_[k].to];
-      program.signals[signal(layout, k, Layout::forward_full)] = {from.rank, to.rank, from.stage};
-      program.signals[signal(layout, k, Layout::forward_free)] = {to.rank, from.rank};
-      program.signals[signal(layout, k, Layout::backward_full)] = {to.rank, from.rank, from.stage};
-      program.signals[signal(layout, k, Layout::backward_free)] = {from.rank, to.rank};
+      program.signals[signal(layout, k, EdgeSignal::forward_full)] = {from.rank, to.rank,
+                                                                      from.stage};
+      program.signals[signal(layout, k, EdgeSignal::forward_free)] = {to.rank, from.rank};
+      program.signals[signal(layout, k, EdgeSignal::backward_full)] = {to.rank, from.rank,
+                                                                       from.stage};
+      program.signals[signal(layout, k, EdgeSignal::backward_free)] = {from.rank, to.rank};
     }
   }
 
   [[gnu::cold]] static bool make_room(Layout& layout, std::uint32_t which) {
-    std::size_t const k = which / Layout::signals_per_edge - layout.cells_.size();
+    std::size_t const k = which / signals_per_edge - layout.cells_.size();
     if (k >= layout.cuts_.size()) return false;
     Cut const cut = layout.cuts_[k];
-    auto const kind = which % Layout::signals_per_edge;
-    if (kind == Layout::forward_free)
+    auto const kind = static_cast<EdgeSignal>(which % signals_per_edge);
+    if (kind == EdgeSignal::forward_free)
       return ++layout.spare_[2 * first_of(layout, cut.from) + 1] <= layout.units_;
-    if (kind == Layout::backward_free)
+    if (kind == EdgeSignal::backward_free)
       return ++layout.spare_[2 * first_of(layout, cut.to)] <= layout.units_;
     return false;
   }

@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/engine/messages.hpp>
+#include <stagger/engine/play.hpp>
 #include <stagger/engine/program.hpp>
 
 namespace stagger::detail {
@@ -38,53 +40,23 @@ struct RankTimes {
 /// @return [ranks]; none where ranks wait for each other for ever
 /// @complexity linear in the number of instructions and waits
 [[nodiscard]] [[gnu::cold]] inline FixedArray<RankTimes> unit_times(Program const& program) {
-  struct Place {
-    std::size_t instruction = 0;
-    std::size_t wait = 0;
-    std::uint32_t now = 0;
-    bool queued = true;
-  };
-  List<Place> places(program.ranks.size());
+  List<std::uint32_t> now(program.ranks.size());
   FixedArray<RankTimes> times(program.ranks.size());
   FixedArray<Positions> given(program.signals.size());  // times of each signal
-  List<int> runnable;
-  for (std::size_t r = places.size(); r-- > 0;) runnable.push_back(static_cast<int>(r));
-  while (!runnable.empty()) {
-    auto const rank = static_cast<std::size_t>(runnable.back());
-    runnable.pop_back();
-    auto const& code = program.ranks[rank];
-    auto& place = places[rank];
-    for (; place.instruction < code.code.size(); ++place.instruction) {
-      Instruction const& in = code.code[place.instruction];
-      std::size_t left = in.waits;
-      for (; left != 0; --left) {
-        Wait const& wait = code.waits[place.wait + in.waits - left];
-        if (program.signals[wait.signal].edge < 0) continue;  // room
-        if (given[wait.signal].size() < wait.count) break;
-        place.now = std::max(place.now, given[wait.signal][wait.count - 1]);
-      }
-      if (left != 0) break;
-      place.wait += in.waits;
-      // Of a backward in parts, the first stands for all: nobody waits for another but the last.
-      bool const part = first_part(code.code, place.instruction);
-      bool const of_table = in_table(in.op) || part;
-      bool const whole = in.op == Op::backward || in.op == Op::backward_part;
-      if (of_table) times[rank].start.push_back(place.now);
-      if (of_table || in.op == Op::recompute) place.now += whole ? 2 : 1;
-      if (of_table) times[rank].end.push_back(place.now);
-      for (std::size_t g = 0; g < in.gives; ++g) {
-        given[in.give[g]].push_back(place.now);
-        int const taker = program.signals[in.give[g]].taker;
-        if (taker == SignalEnds::everyone || places[static_cast<std::size_t>(taker)].queued)
-          continue;
-        places[static_cast<std::size_t>(taker)].queued = true;
-        runnable.push_back(taker);
-      }
-    }
-    place.queued = false;
-  }
-  for (std::size_t r = 0; r < places.size(); ++r)
-    if (places[r].instruction != program.ranks[r].code.size()) return {};
+  auto const visit = [&](std::size_t rank, std::size_t index, Instruction const& in,
+                         std::span<Wait const> waits) {
+    for (Wait const& wait : waits)
+      if (program.signals[wait.signal].edge >= 0 && wait.count != 0)
+        now[rank] = std::max(now[rank], given[wait.signal][wait.count - 1]);
+    // Of a backward in parts, the first stands for all: nobody waits for another but the last.
+    bool const of_table = in_table(in.op) || first_part(program.ranks[rank].code, index);
+    bool const whole = in.op == Op::backward || in.op == Op::backward_part;
+    if (of_table) times[rank].start.push_back(now[rank]);
+    if (of_table || in.op == Op::recompute) now[rank] += whole ? 2 : 1;
+    if (of_table) times[rank].end.push_back(now[rank]);
+    for (std::size_t g = 0; g < in.gives; ++g) given[in.give[g]].push_back(now[rank]);
+  };
+  if (!play(program, visit, Heeded::messages).empty()) return {};
   return times;
 }
 

@@ -23,6 +23,7 @@
 #include <stagger/core/text.hpp>
 #include <stagger/engine/ahead.hpp>
 #include <stagger/engine/backend.hpp>
+#include <stagger/engine/check_program.hpp>
 #include <stagger/engine/lay_out.hpp>
 #include <stagger/engine/machine.hpp>
 #include <stagger/engine/session.hpp>
@@ -376,8 +377,9 @@ template <class Device> class SessionOn final : public Session {
     options.replicas = &machine_.options().replicas;
     options.groups = groups;
     options.chain_squares = machine_.shards() && machine_.options().clip_norm.has_value();
-    programs_.push_back({std::make_shared<Program const>(lay_out(made, options)), ++asked_});
-    auto const added = programs_.back().program;
+    auto const added = std::make_shared<Program const>(lay_out(made, options));
+    require_sound(*added, made, options);
+    programs_.push_back({added, ++asked_});
     if (training && groups != nullptr) drop_old_groupings(*added);
     return added;
   }

@@ -29,6 +29,24 @@ struct Cutter {
   [[nodiscard]] std::vector<int> cuts(int) const { return answer; }
 };
 
+/// Claims to be proven, and has each backward before its forward.
+struct Hasty {
+  using policy_tag = sg::ScheduleTag;
+  static constexpr bool flushes = true;
+  static constexpr bool proven = true;
+  [[nodiscard]] static constexpr int chunks() { return 1; }
+  [[nodiscard]] static sg::schedule::Table table(sg::Shape shape) {
+    sg::schedule::Table table{.stages = shape.stages(), .microbatches = shape.microbatches};
+    for (int rank = 0; rank < shape.ranks; ++rank) {
+      table.begin_row();
+      for (int m = 0; m < shape.microbatches; ++m)
+        for (auto const kind : {sg::schedule::Kind::backward, sg::schedule::Kind::forward})
+          table.add({.kind = kind, .stage = rank, .microbatch = m});
+    }
+    return table;
+  }
+};
+
 /// One sentence of what is wrong with the policies given to four stages.
 template <class... P> std::string refusal(P... policy) {
   auto const hook = make_hook();
@@ -99,6 +117,13 @@ Made wrong(sg::Shape shape) {
 }
 
 }  // namespace
+
+TEST_CASE("engine/Pipeline: a schedule that only claims to be proven is refused before it runs",
+          "[engine]") {
+  CHECK_THAT(refusal(Hasty{}), Catch::Contains("rank 0") &&
+                                   Catch::Contains("the program does not do what its table says") &&
+                                   Catch::Contains("schedule::verify"));
+}
 
 TEST_CASE(
     "engine/bad input: numbers that do not fit are refused in one sentence with value and remedy",

@@ -3,11 +3,8 @@
 
 #include "catch.hpp"
 
-#include <map>
 #include <optional>
-#include <set>
 #include <string>
-#include <tuple>
 #include <utility>
 
 #include <stagger/schedule/gpipe.hpp>
@@ -16,6 +13,7 @@
 
 #include "../schedule/zoo.hpp"
 #include "random_table.hpp"
+#include "slow_player.hpp"
 #include "small_model.hpp"
 
 using namespace stagger;
@@ -25,191 +23,15 @@ using schedule::Table;
 
 namespace {
 
-// --- a program's meaning, from program.hpp's words alone
-// ---------------------------------------------------------------
-
-enum class Space { x, kept, dy, inner };
-
-struct Access {
-  Space space;
-  std::size_t cell;
-  std::size_t slot;
-  bool writes;
-  std::string value;  // what must be read, or is written
-};
-
-std::string named(char const* what, std::size_t stage, std::uint32_t microbatch) {
-  return what + std::to_string(stage) + "," + std::to_string(microbatch);
-}
-
-std::vector<Access> accesses(Program const& program, Instruction const& in) {
-  std::vector<Access> list;
-  if (!computes(in.op)) return list;
-  std::size_t const s = in.stage;
-  std::size_t const c = in.cell;
-  auto const& cell = program.cells[c];
-  auto const before = static_cast<std::size_t>(cell.before);
-  auto const after = static_cast<std::size_t>(cell.after);
-  bool const first = s == 0;
-  bool const last = s + 1 == static_cast<std::size_t>(program.stages);
-  auto const m = in.microbatch;
-  auto const output = [&](std::size_t stage) { return named("y", stage, m); };
-  auto const gradient = [&](std::size_t stage) { return named("dy", stage, m); };
-  auto const kept = named("kept", s, m);
-  auto const inner = named("inner", s, m);
-  if (!first) list.push_back({Space::x, c, in.x, false, output(s - 1)});
-  switch (in.op) {
-    case Op::forward:
-      list.push_back({Space::kept, c, in.kept, true, kept});
-      if (!last) list.push_back({Space::x, after, in.y, true, output(s)});
-      break;
-    case Op::recompute:
-      list.push_back({Space::kept, c, in.kept, true, kept});
-      break;
-    case Op::backward:
-    case Op::backward_input:
-      list.push_back({Space::kept, c, in.kept, false, kept});
-      list.push_back({Space::kept, c, in.kept, true, kept});  // a backward may change what it saved
-      list.push_back({Space::dy, c, in.dy, last, gradient(s)});  // the last stage's loss writes it
-      list.push_back({Space::inner, c, in.inner, true, inner});
-      if (!first) list.push_back({Space::dy, before, in.dx, true, gradient(s - 1)});
-      break;
-    case Op::backward_weight:
-      list.push_back({Space::kept, c, in.kept, false, kept});
-      list.push_back({Space::kept, c, in.kept, true, kept});
-      list.push_back({Space::dy, c, in.dy, false, gradient(s)});
-      list.push_back({Space::inner, c, in.inner, false, inner});
-      break;
-    default:
-      break;
-  }
-  return list;
-}
-
-std::size_t slots_of(Program const& program, Access const& a) {
-  auto const& slots = program.cells[a.cell];
-  switch (a.space) {
-    case Space::x:
-      return slots.x_slots;
-    case Space::kept:
-      return slots.kept_slots;
-    case Space::dy:
-      return slots.dy_slots;
-    default:
-      return slots.inner_slots;
-  }
-}
-
-/// Runs the ranks in a random order that their waits allow and holds every access against every
-/// other one. Two accesses of one slot, one of them writing, must be ordered by program order,
-/// gives and waits alone; then all interleavings read what this one reads. @return the first thing
-/// wrong, or ""
 std::string refute(Program const& program, Random& random) {
-  using Clock = std::vector<std::size_t>;  // [ranks] instructions known to be done
-  struct Touch {
-    std::size_t rank;
-    std::size_t instruction;
-    bool writes;
-  };
-  struct Slot {
-    std::string value;
-    std::vector<Touch> touches;
-  };
-  auto const ranks = program.ranks.size();
-  std::vector<Clock> clock(ranks, Clock(ranks));
-  std::vector<std::vector<Clock>> gives(program.signals.size());  // clock of each give of a signal
-  std::vector<std::size_t> at(ranks), wait(ranks);
-  std::map<std::tuple<Space, std::size_t, std::size_t>, Slot> memory;
-  std::size_t finished = 0;
-  for (;;) {
-    std::vector<std::size_t> able;
-    for (std::size_t r = 0; r < ranks; ++r) {
-      auto const& rank = program.ranks[r];
-      if (at[r] == rank.code.size()) continue;
-      bool ready = true;
-      for (std::size_t w = wait[r]; w < wait[r] + rank.code[at[r]].waits; ++w)
-        ready = ready && gives[rank.waits[w].signal].size() >= rank.waits[w].count;
-      if (ready) able.push_back(r);
-    }
-    if (able.empty()) break;
-    auto const r = able[random() % able.size()];
-    auto const& rank = program.ranks[r];
-    auto const& in = rank.code[at[r]];
-    for (std::size_t w = wait[r]; w < wait[r] + in.waits; ++w) {
-      auto const& which = rank.waits[w];
-      auto const ends = program.signals[which.signal];
-      if (ends.taker != SignalEnds::everyone && ends.taker != static_cast<int>(r))
-        return "a rank waits for another's signal";
-      if (which.count == 0) return "a wait that always holds";
-      auto const& known = gives[which.signal][which.count - 1];
-      for (std::size_t o = 0; o < ranks; ++o) clock[r][o] = std::max(clock[r][o], known[o]);
-    }
-    wait[r] += in.waits;
-    for (auto const& a : accesses(program, in)) {
-      if (a.slot >= slots_of(program, a)) return "a slot beyond the last one";
-      auto& slot = memory[{a.space, a.cell, a.slot}];
-      for (auto const& t : slot.touches)
-        if (t.rank != r && (t.writes || a.writes) && clock[r][t.rank] <= t.instruction)
-          return "a race for " + a.value + " between rank " + std::to_string(r) + " instruction " +
-                 std::to_string(at[r]) + " and rank " + std::to_string(t.rank) + " instruction " +
-                 std::to_string(t.instruction);
-      slot.touches.push_back({r, at[r], a.writes});
-      if (a.writes)
-        slot.value = a.value;
-      else if (slot.value != a.value)
-        return "read " + slot.value + " instead of " + a.value;
-    }
-    if (in.op == Op::finish) ++finished;
-    if (in.op == Op::update) {
-      if (finished != ranks) return "an update before all gradients are complete";
-      for (std::size_t o = 0; o < ranks; ++o)
-        if (o != r && clock[r][o] + 1 < program.ranks[o].code.size())
-          return "an update that need not see every gradient";
-    }
-    ++at[r];
-    clock[r][r] = at[r];
-    for (std::size_t g = 0; g < in.gives; ++g) {
-      if (program.signals[in.give[g]].giver != static_cast<int>(r))
-        return "a rank gives another's signal";
-      gives[in.give[g]].push_back(clock[r]);
-    }
-  }
-  for (std::size_t r = 0; r < ranks; ++r)
-    if (at[r] != program.ranks[r].code.size()) return "a deadlock at rank " + std::to_string(r);
-  std::vector<std::size_t> awaited(program.signals.size());
-  for (auto const& rank : program.ranks)
-    for (auto const& w : rank.waits)
-      awaited[w.signal] = std::max<std::size_t>(awaited[w.signal], w.count);
-  for (std::size_t s = 0; s < awaited.size(); ++s)
-    if (gives[s].size() != awaited[s])
-      return "a signal is given " + std::to_string(gives[s].size()) + " times and awaited " +
-             std::to_string(awaited[s]) + " times";
-  return "";
+  LayOutOptions const none;
+  return slow_player::Player(program, none).refute(random);
 }
 
-/// Whether the program's compute instructions are the table's rows.
-bool same_actions(Program const& program, Table const& table, bool recompute) {
-  for (int r = 0; r < table.ranks(); ++r) {
-    std::vector<schedule::Action> ran;
-    Instruction const* again = nullptr;
-    for (auto const& in : program.ranks[static_cast<std::size_t>(r)].code) {
-      if (in.op == Op::recompute) {
-        again = &in;
-        continue;
-      }
-      if (!computes(in.op)) continue;
-      bool const gradient = in.op == Op::backward || in.op == Op::backward_input;
-      if (gradient != (again != nullptr) && recompute) return false;
-      if (again != nullptr && (again->stage != in.stage || again->microbatch != in.microbatch ||
-                               again->kept != in.kept))
-        return false;
-      again = nullptr;
-      ran.push_back(action_of(in));
-    }
-    auto const row = table.row(r);
-    if (!std::equal(ran.begin(), ran.end(), row.begin(), row.end())) return false;
-  }
-  return true;
+bool same_actions(Program const& program, Table const& table) {
+  LayOutOptions const none;
+  slow_player::Player const player(program, none);
+  return player.same_actions(table) && player.runs_again_in_time();
 }
 
 /// Most microbatches of a stage between two of its actions, one row at a time.
@@ -249,7 +71,7 @@ TEST_CASE(
         lay_out(table, options(recompute, spare == 4 ? std::nullopt : std::optional(spare)));
     REQUIRE(play(program).empty());
     REQUIRE(refute(program, random) == "");
-    REQUIRE(same_actions(program, table, recompute));
+    REQUIRE(same_actions(program, table));
     REQUIRE(program.peak_in_flight == schedule::peak_in_flight(table));
   }
 }

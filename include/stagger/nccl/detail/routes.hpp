@@ -2,11 +2,14 @@
 #pragma once
 /// @file   What goes from place to place in a program, and one order for all of it.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
+#include <stagger/engine/play.hpp>
 #include <stagger/engine/program.hpp>
 
 namespace stagger::nccl::detail {
@@ -122,8 +125,8 @@ class Routes {
               slots, events_, cut};
     lanes_.push_back(lane);
     events_ += slots;
-    std::size_t const signals = 4 * (cut == Lane::whole ? edge : program.cells.size() + cut);
-    lane_of_[signals + (forward ? 0 : 2)] = number;
+    lane_of_[signal_of(cut == Lane::whole ? edge : program.cells.size() + cut,
+                       forward ? EdgeSignal::forward_full : EdgeSignal::backward_full)] = number;
     if (cut == Lane::whole) (forward ? into_[to] : back_to_[to]) = number;
   }
 
@@ -138,28 +141,22 @@ class Routes {
   }
 
   [[gnu::cold]] void put_in_order(Program const& program) {
-    struct At {
-      std::uint32_t index = 0;
-      std::size_t wait = 0;
-    };
-    std::vector<At> at(program.ranks.size());
-    std::vector<std::uint32_t> given(program.signals.size());
-    for (bool moved = true; moved;) {
-      moved = false;
-      auto const before = given;
-      for (std::uint32_t r = 0; r < at.size(); ++r) {
-        auto const& rank = program.ranks[r];
-        if (at[r].index == rank.code.size()) continue;
-        auto const& in = rank.code[at[r].index];
-        bool ready = true;
-        for (std::size_t w = at[r].wait; w < at[r].wait + in.waits && ready; ++w)
-          ready = before[rank.waits[w].signal] >= rank.waits[w].count;
-        if (!ready) continue;
-        moved = true;
-        turns_.push_back({r, at[r].index++});
-        at[r].wait += in.waits;
-        for (unsigned g = 0; g < in.gives; ++g) ++given[in.give[g]];
-      }
+    // In rounds: each rank carries out one instruction, if what it waits for was given before.
+    std::vector<std::uint32_t> next(program.ranks.size());                  // round of each rank
+    std::vector<std::vector<std::uint32_t>> given(program.signals.size());  // likewise of gives
+    std::vector<std::vector<Turn>> rounds;
+    play(program,
+         [&](std::size_t r, std::size_t index, Instruction const& in, std::span<Wait const> waits) {
+           for (Wait const& wait : waits)
+             if (wait.count != 0) next[r] = std::max(next[r], given[wait.signal][wait.count - 1]);
+           if (rounds.size() <= next[r]) rounds.resize(next[r] + 1);
+           rounds[next[r]++].push_back(
+               {static_cast<std::uint32_t>(r), static_cast<std::uint32_t>(index)});
+           for (unsigned g = 0; g < in.gives; ++g) given[in.give[g]].push_back(next[r]);
+         });
+    for (auto& round : rounds) {
+      std::sort(round.begin(), round.end(), [](Turn a, Turn b) { return a.rank < b.rank; });
+      turns_.insert(turns_.end(), round.begin(), round.end());
     }
   }
 
