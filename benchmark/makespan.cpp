@@ -16,8 +16,8 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/schedule/catalog.hpp>
 #include <stagger/schedule/evaluate.hpp>
+#include <stagger/schedule/named.hpp>
 #include <stagger/stagger.hpp>
 
 #include "support/empty.hpp"
@@ -149,11 +149,10 @@ bench::Row row(Case const& one) {
 int main(int argc, char** argv) {
   std::vector<Case> cases;
   for (char const* name : {"gpipe", "1f1b"})
-    cases.push_back({name, schedule::make_table(name, {8, 32}), 32});
+    cases.push_back({name, schedule::Named{name}.table({8, 32}), 32});
   for (auto const& entry : schedule::catalog) {
     std::string const name(entry.name);
-    int const chunks = name == "interleaved" || name == "looped-bfs" ? 2 : entry.chunks;
-    cases.push_back({name, schedule::make_table(name, {4, 8, chunks}), 8});
+    cases.push_back({name, schedule::Named{name}.table({4, 8, entry.chunks}), 8});
   }
   std::vector<bench::Row> rows;
   for (Case const& one : cases) {

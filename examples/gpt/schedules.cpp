@@ -1,13 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "schedules.hpp"
 
-#include <algorithm>
-#include <array>
-#include <vector>
-
 #include <stagger/core/error.hpp>
 #include <stagger/engine/planned.hpp>
-#include <stagger/schedule/catalog.hpp>
 
 namespace gpt {
 
@@ -15,37 +10,23 @@ namespace schedule = stagger::schedule;
 
 namespace {
 
-/// What a plain step cannot run: two replicas of a stage, slices, no flush, no backward.
-bool fits(std::string_view name) {
-  constexpr std::array<std::string_view, 7> others{
-      "dualpipe", "chimera", "seq-1f1b", "fifo", "pipedream", "pipedream-2bw", "forward-only"};
-  return std::find(others.begin(), others.end(), name) == others.end();
-}
-
-bool turns(std::string_view name) {
-  constexpr std::array<std::string_view, 6> all{"zb-v",   "v-half",     "v-min",
-                                                "v-1f1b", "dualpipe-v", "hanayo"};
-  return std::find(all.begin(), all.end(), name) != all.end();
+bool fits(schedule::CatalogEntry const& entry) {
+  return entry.flushes && entry.trains && entry.owners == 1 && entry.slices == 1;
 }
 
 }  // namespace
 
 schedule::Table Schedule::table(stagger::Shape shape) const {
-  if (shape.microbatches == microbatches)
-    return warm_up.empty() ? schedule::make_table(name, shape)
-                           : stagger::PlannedOrder{warm_up}.table(shape);
-  schedule::CatalogOptions options;
-  options.mapping = turns(name) ? schedule::Mapping::zigzag : schedule::Mapping::looped;
-  return schedule::make_table("forward-only", shape, options);
+  if (shape.microbatches != microbatches)
+    return schedule::ForwardOnly{chunks(), order.entry().mapping}.table(shape);
+  return warm_up.empty() ? order.table(shape) : stagger::PlannedOrder{warm_up}.table(shape);
 }
 
 Schedule Schedule::named(std::string_view name, std::int64_t chunks, std::int64_t microbatches) {
   for (auto const& entry : schedule::catalog)
-    if (entry.name == name && fits(name))
-      return {entry.name,
-              chunks > 0 ? static_cast<int>(chunks) : entry.chunks,
-              static_cast<int>(microbatches),
-              {}};
+    if (entry.name == name && fits(entry))
+      return {{.name = std::string(name), .chunks_per_rank = static_cast<int>(chunks)},
+              static_cast<int>(microbatches)};
   throw stagger::Error(
       stagger::Errc::bad_configuration,
       "there is no schedule '" + std::string(name) + "'; --schedule knows " + schedule_names());
@@ -54,7 +35,7 @@ Schedule Schedule::named(std::string_view name, std::int64_t chunks, std::int64_
 std::string schedule_names() {
   std::string known;
   for (auto const& entry : schedule::catalog)
-    if (fits(entry.name)) (known += known.empty() ? "" : ", ") += entry.name;
+    if (fits(entry)) (known += known.empty() ? "" : ", ") += entry.name;
   return known;
 }
 

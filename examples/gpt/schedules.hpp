@@ -1,37 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A schedule chosen by name while the program runs: a policy of one's own.
+/// @file   The schedules that this program offers, and in which order they add gradients.
 
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
-#include <stagger/schedule/policy.hpp>
-#include <stagger/schedule/verify.hpp>
+#include <stagger/schedule/named.hpp>
 
 namespace gpt {
 
 /// In which order a schedule adds the gradients of the microbatches, on every stage.
 enum class Adds { rising, falling, otherwise };
 
-/// Any synchronous schedule of the library that keeps microbatches whole and stages single.
+/// A schedule of the library, or the order of a plan, for steps of so many microbatches. Any other
+/// count is for prediction, which no schedule refuses: the forwards of the same stages.
 struct Schedule {
   using policy_tag = stagger::ScheduleTag;
   static constexpr bool flushes = true;
+  static constexpr bool proven = true;
 
-  std::string_view name;       ///< in the library's catalog
-  int chunks_per_rank = 1;     ///< stages of a rank
-  int microbatches = 1;        ///< of a training step; any other count is for prediction
-  std::vector<int> warm_up{};  ///< of a plan's stages: 1f1b with these forwards ahead
+  stagger::schedule::Named order;
+  int microbatches = 1;
+  std::vector<int> warm_up{};  ///< of a plan's stages; empty: no plan
 
-  [[nodiscard]] int chunks() const { return chunks_per_rank; }
-
-  /// The order of a plan.
-  [[nodiscard]] static Schedule planned(std::vector<int> warm_up, std::int64_t microbatches) {
-    return {"1f1b", 1, static_cast<int>(microbatches), std::move(warm_up)};
-  }
+  [[nodiscard]] int chunks() const { return order.chunks(); }
 
   /// @throws Error  with Errc::bad_configuration for a shape that the schedule cannot serve
   [[nodiscard]] stagger::schedule::Table table(stagger::Shape shape) const;
@@ -42,7 +36,7 @@ struct Schedule {
                                       std::int64_t microbatches);
 };
 
-/// The names of all, separated by commas.
+/// The names of all that keep microbatches whole, stages single, and flush; separated by commas.
 [[nodiscard]] std::string schedule_names();
 
 [[nodiscard]] Adds adds(stagger::schedule::Table const& table);

@@ -45,8 +45,9 @@ struct Way {
 
 inline Schedule schedule_of(Way const& way) {
   Settings const& s = way.s;
-  return way.planned ? Schedule::planned(way.planned->schedule.warm_up, s.microbatches)
-                     : Schedule::named(s.schedule, s.chunks, s.microbatches);
+  if (way.planned)
+    return {{.name = "1f1b"}, static_cast<int>(s.microbatches), way.planned->schedule.warm_up};
+  return Schedule::named(s.schedule, s.chunks, s.microbatches);
 }
 
 /// The schedule's table for a step.

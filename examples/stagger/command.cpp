@@ -9,6 +9,7 @@
 #include <cstring>
 #include <utility>
 
+#include <stagger/core/nearest.hpp>
 #include <stagger/report/format.hpp>
 
 namespace tool {
@@ -18,21 +19,6 @@ namespace {
 std::vector<Entry>& list() {
   static std::vector<Entry> entries;
   return entries;
-}
-
-/// Edits (insert, delete, replace a letter) that turn one word into another.
-std::size_t distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  for (std::size_t j = 0; j < row.size(); ++j) row[j] = j;
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = std::exchange(row[0], i);
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      std::size_t const replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, replaced});
-    }
-  }
-  return row.back();
 }
 
 }  // namespace
@@ -68,21 +54,10 @@ void refuse(std::string const& sentence) {
   throw stagger::Error(stagger::Errc::bad_configuration, sentence);
 }
 
-std::string nearest(std::string_view word, std::vector<std::string> const& known) {
-  auto const far = [&](std::string const& other) {  // what begins the same way was cut short
-    return other.size() > word.size() && other.substr(0, word.size()) == word
-               ? 1
-               : distance(word, other);
-  };
-  auto const best = std::min_element(known.begin(), known.end(),
-                                     [&](auto const& a, auto const& b) { return far(a) < far(b); });
-  return best == known.end() ? std::string() : *best;
-}
-
 void require_word(std::string const& flag, std::string const& word,
                   std::vector<std::string> const& known) {
   if (std::find(known.begin(), known.end(), word) != known.end()) return;
-  refuse(flag + " knows no '" + word + "'; the nearest is '" + nearest(word, known) + "'");
+  refuse(flag + " knows no '" + word + "'; the nearest is '" + stagger::nearest(word, known) + "'");
 }
 
 void require_number(std::string const& flag, double value) {

@@ -72,9 +72,6 @@ template <class C> struct Registered {
 /// Throws a sentence about something given on the command line.
 [[noreturn]] void refuse(std::string const& sentence);
 
-/// The word of `known` that is fewest letters away from `word`.
-[[nodiscard]] std::string nearest(std::string_view word, std::vector<std::string> const& known);
-
 /// Checks that a flag's word is one of those known, and says which is nearest where it is not.
 void require_word(std::string const& flag, std::string const& word,
                   std::vector<std::string> const& known);

@@ -5,6 +5,8 @@
 
 #include <CLI/CLI.hpp>
 
+#include <stagger/core/nearest.hpp>
+
 #include "../words.hpp"
 #include "command.hpp"
 
@@ -32,7 +34,8 @@ void refuse_unknown(CLI::App const& app, std::string const& program) {
   for (CLI::Option const* option : app.get_options()) {
     for (auto const& name : option->get_lnames()) flags.push_back("--" + name);
   }
-  refuse(command + " has no flag '" + word + "'; the nearest is '" + nearest(word, flags) + "'");
+  refuse(command + " has no flag '" + word + "'; the nearest is '" + stagger::nearest(word, flags) +
+         "'");
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <stagger/core/file.hpp>
+#include <stagger/core/nearest.hpp>
 #include <stagger/version.hpp>
 
 #include "../shown.hpp"
@@ -79,7 +80,7 @@ int run(int argc, char const* const* argv) {
       if (!flag) known.emplace_back(e.name);
     }
     tool::refuse("there is no " + std::string(flag ? "flag" : "command") + " '" + word +
-                 "'; the nearest is '" + tool::nearest(word, known) + "'");
+                 "'; the nearest is '" + stagger::nearest(word, known) + "'");
   }
 
   auto const command = entry->make();

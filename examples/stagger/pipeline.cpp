@@ -8,9 +8,9 @@
 #include <system_error>
 #include <utility>
 
-#include <stagger/schedule/catalog.hpp>
 #include <stagger/schedule/costs_csv.hpp>
 #include <stagger/schedule/csv.hpp>
+#include <stagger/schedule/evaluate.hpp>
 #include <stagger/schedule/lower.hpp>
 
 #include "command.hpp"
@@ -55,20 +55,21 @@ schedule::Costs CostFlags::costs() const {
 
 void PolicyFlags::add(Flags& app) {
   char const* const group = "The schedule";
-  app.add("--policy", policy_, "Name of a schedule; stagger schedule --list shows them", "NAME",
+  app.add("--policy", named_.name, "Name of a schedule; stagger schedule --list shows them", "NAME",
           group);
   auto const count = [&](char const* flag, int& value, char const* what) {
     return app.add(flag, value, what, "N", group);
   };
   ranks_flag_ = count("--ranks", ranks_, "P");
-  chunks_flag_ = count("--chunks", chunks_, "V, stages on each rank; default: the policy's own");
+  chunks_flag_ = count("--chunks", named_.chunks_per_rank,
+                       "V, stages on each rank; default: the policy's own");
   microbatches_flag_ = count("--microbatches", microbatches_, "M");
-  in_flight_flag_ = count("--in-flight", limits_.in_flight,
+  in_flight_flag_ = count("--in-flight", named_.limits.in_flight,
                           "Most microbatches, or slices of them, that a rank may hold");
   group_flag_ =
-      count("--group", group_, "interleaved, zb-h1: microbatches that pass a chunk in turn");
+      count("--group", named_.group, "interleaved, zb-h1: microbatches that pass a chunk in turn");
   slices_flag_ =
-      count("--slices", slices_,
+      count("--slices", named_.slices,
             "seq-1f1b, auto: slices of the sequence; default 2 for seq-1f1b, 1 for auto");
   warmup_flag_ =
       app.add("--warmup", warmup_, "1f1b: minimal, deep or a gap; default minimal", "WORD", group);
@@ -76,16 +77,16 @@ void PolicyFlags::add(Flags& app) {
                           "forward-only, auto: looped, zigzag or bidirectional; default "
                           "looped",
                           "WORD", group);
-  memory_flag_ = app.add("--memory", limits_.memory,
+  memory_flag_ = app.add("--memory", named_.limits.memory,
                          "auto: most activations on a rank, of a slice where it cuts, each held 1 "
                          "from F to I",
                          "A", group);
-  share_flag_ = app.add("--weight-share", limits_.weight_share,
+  share_flag_ = app.add("--weight-share", named_.limits.weight_share,
                         "auto: part of an activation held from I to W; default 0.5", "X", group);
 }
 
 std::string PolicyFlags::first_given() const {
-  if (!policy_.empty()) return "--policy";
+  if (given()) return "--policy";
   for (Flag const& flag :
        {ranks_flag_, chunks_flag_, microbatches_flag_, in_flight_flag_, group_flag_, slices_flag_,
         warmup_flag_, mapping_flag_, memory_flag_, share_flag_}) {
@@ -97,33 +98,34 @@ std::string PolicyFlags::first_given() const {
 schedule::Table PolicyFlags::table(schedule::Costs const& costs) const {
   std::vector<std::string> names;
   for (auto const& entry : schedule::catalog) names.emplace_back(entry.name);
-  require_word("--policy", policy_, names);
+  require_word("--policy", named_.name, names);
   for (Flag const& flag : {ranks_flag_, microbatches_flag_}) {
-    if (!flag.given()) refuse("--policy " + policy_ + " needs " + flag.name() + " too");
+    if (!flag.given()) refuse("--policy " + named_.name + " needs " + flag.name() + " too");
   }
   for (auto const& [flag, value] :
-       {std::pair{ranks_flag_, ranks_}, std::pair{chunks_flag_, chunks_},
-        std::pair{microbatches_flag_, microbatches_}, std::pair{in_flight_flag_, limits_.in_flight},
-        std::pair{group_flag_, group_}, std::pair{slices_flag_, slices_}}) {
+       {std::pair{ranks_flag_, ranks_}, std::pair{chunks_flag_, named_.chunks_per_rank},
+        std::pair{microbatches_flag_, microbatches_},
+        std::pair{in_flight_flag_, named_.limits.in_flight}, std::pair{group_flag_, named_.group},
+        std::pair{slices_flag_, named_.slices}}) {
     require_count(flag, value);
   }
-  auto const only_for = [&](Flag const& flag, std::vector<std::string> const& policies) {
-    if (!flag.given()) return;
-    if (std::find(policies.begin(), policies.end(), policy_) != policies.end()) return;
+  for (auto const& [flag, takes] :
+       {std::pair{group_flag_, &schedule::CatalogEntry::takes_group},
+        std::pair{slices_flag_, &schedule::CatalogEntry::takes_slices},
+        std::pair{warmup_flag_, &schedule::CatalogEntry::takes_warmup},
+        std::pair{mapping_flag_, &schedule::CatalogEntry::takes_mapping},
+        std::pair{memory_flag_, &schedule::CatalogEntry::takes_memory},
+        std::pair{share_flag_, &schedule::CatalogEntry::takes_memory}}) {
+    if (!flag.given() || named_.entry().*takes) continue;
     std::string words;
-    for (auto const& name : policies) words += (words.empty() ? "" : " and ") + name;
-    refuse(flag.name() + " is for " + words + "; leave it out for " + policy_);
-  };
-  only_for(group_flag_, {"interleaved", "zb-h1"});
-  only_for(slices_flag_, {"seq-1f1b", "auto"});
-  only_for(warmup_flag_, {"1f1b"});
-  only_for(mapping_flag_, {"forward-only", "auto"});
-  only_for(memory_flag_, {"auto"});
-  only_for(share_flag_, {"auto"});
+    for (auto const& entry : schedule::catalog)
+      if (entry.*takes) (words += words.empty() ? "" : " and ") += entry.name;
+    refuse(flag.name() + " is for " + words + "; leave it out for " + named_.name);
+  }
 
-  schedule::CatalogOptions options;
+  schedule::Named named = named_;
   if (warmup_ == "deep") {
-    options.warmup = schedule::Warmup::deep;
+    named.warmup = schedule::Warmup::deep;
   } else if (warmup_flag_.given() && warmup_ != "minimal") {
     int gap = 0;
     char const* const end = warmup_.data() + warmup_.size();
@@ -131,33 +133,28 @@ schedule::Table PolicyFlags::table(schedule::Costs const& costs) const {
     if (error != std::errc{} || stop != end || gap < 1) {
       refuse("--warmup '" + warmup_ + "' cannot be used; give minimal, deep or a gap of 1 or more");
     }
-    options.warmup = schedule::Warmup{gap};
+    named.warmup = schedule::Warmup{gap};
   }
   if (mapping_flag_.given()) {
     require_word("--mapping", mapping_, {"looped", "zigzag", "bidirectional"});
-    options.mapping = mapping_ == "looped"   ? schedule::Mapping::looped
-                      : mapping_ == "zigzag" ? schedule::Mapping::zigzag
-                                             : schedule::Mapping::bidirectional;
+    named.mapping = mapping_ == "looped"   ? schedule::Mapping::looped
+                    : mapping_ == "zigzag" ? schedule::Mapping::zigzag
+                                           : schedule::Mapping::bidirectional;
   }
-  if (memory_flag_.given() && !(limits_.memory > 0 && limits_.memory <= 1e300)) {
-    require_number("--memory", limits_.memory);
+  double const memory = named.limits.memory, share = named.limits.weight_share;
+  if (memory_flag_.given() && !(memory > 0 && memory <= 1e300)) {
+    require_number("--memory", memory);
     refuse("--memory 0 holds nothing; give 1 or more activations");
   }
-  if (!(limits_.weight_share >= 0 && limits_.weight_share <= 1)) {
+  if (!(share >= 0 && share <= 1)) {
     refuse("--weight-share " + share_flag_.written() + " cannot be used; give 0 to 1");
   }
-  options.group = group_;
-  options.slices = slices_;
-  options.costs = costs;
-  options.limits = limits_;
-  auto const entry = std::find_if(schedule::catalog.begin(), schedule::catalog.end(),
-                                  [&](auto const& e) { return e.name == policy_; });
-  int const chunks = chunks_ > 0 ? chunks_ : entry->chunks;
-  return schedule::make_table(policy_, {ranks_, microbatches_, chunks}, options);
+  named.costs = costs;
+  return named.table({ranks_, microbatches_, named.chunks()});
 }
 
 std::vector<int> PolicyFlags::weight_versions() const {
-  return schedule::weight_versions(policy_, {ranks_, microbatches_}, {.limits = limits_});
+  return schedule::weight_versions(named_, {ranks_, microbatches_});
 }
 
 void ChannelFlag::add(Flags& app) {

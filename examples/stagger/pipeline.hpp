@@ -10,6 +10,7 @@
 #include <stagger/schedule/bound.hpp>
 #include <stagger/schedule/costs.hpp>
 #include <stagger/schedule/csv.hpp>
+#include <stagger/schedule/named.hpp>
 #include <stagger/schedule/table.hpp>
 #include <stagger/schedule/verify.hpp>
 
@@ -41,14 +42,14 @@ class PolicyFlags {
  public:
   void add(Flags& app);
 
-  [[nodiscard]] bool given() const { return !policy_.empty(); }
-  [[nodiscard]] std::string const& policy() const { return policy_; }
+  [[nodiscard]] bool given() const { return !named_.name.empty(); }
+  [[nodiscard]] std::string const& policy() const { return named_.name; }
 
   /// Versions of the weights that each rank keeps under the policy.
   [[nodiscard]] std::vector<int> weight_versions() const;
 
   /// What the table was asked to obey; all zero where nothing was.
-  [[nodiscard]] stagger::schedule::Limits limits() const { return limits_; }
+  [[nodiscard]] stagger::schedule::Limits limits() const { return named_.limits; }
 
   /// The first of these flags that was given, or empty.
   [[nodiscard]] std::string first_given() const;
@@ -57,10 +58,9 @@ class PolicyFlags {
   [[nodiscard]] stagger::schedule::Table table(stagger::schedule::Costs const& costs) const;
 
  private:
-  std::string policy_{};
-  int ranks_ = 0, chunks_ = 0, microbatches_ = 0, group_ = 0, slices_ = 0;
+  stagger::schedule::Named named_{};
+  int ranks_ = 0, microbatches_ = 0;
   std::string warmup_{}, mapping_{};
-  stagger::schedule::Limits limits_{};
   Flag ranks_flag_{}, chunks_flag_{}, microbatches_flag_{}, in_flight_flag_{}, group_flag_{},
       slices_flag_{}, warmup_flag_{}, mapping_flag_{}, memory_flag_{}, share_flag_{};
 };

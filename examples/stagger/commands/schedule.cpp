@@ -6,10 +6,10 @@
 #include <stagger/report/svg.hpp>
 #include <stagger/report/table.hpp>
 #include <stagger/report/text.hpp>
-#include <stagger/schedule/catalog.hpp>
 #include <stagger/schedule/csv.hpp>
 #include <stagger/schedule/evaluate.hpp>
 #include <stagger/schedule/lower.hpp>
+#include <stagger/schedule/named.hpp>
 #include <stagger/schedule/transfers.hpp>
 
 #include "../command.hpp"

@@ -114,6 +114,8 @@ template <class... Stage> class Pipeline {
                    Pick<OptimizerTag, Optimizer, P...>::from(policy...),
                    Pick<LossTag, Loss, P...>::from(policy...)});
       Setup setup{.cuts = cuts, .options = options};
+      if constexpr (requires { kept->schedule.facts(); })
+        require_flush(kept->schedule, Staleness::synchronous);
       setup.schedule = schedule_call(kept->schedule);
       setup.staleness = staleness_model(kept->staleness);
       setup.placement = placement_call(placement);

@@ -181,7 +181,8 @@ template <class Device> class SessionOn final : public Session {
         true);
   }
 
-  TicketPlace* enqueue(Request const& request, stagger::stop_token stop, Metrics& metrics) override {
+  TicketPlace* enqueue(Request const& request, stagger::stop_token stop,
+                       Metrics& metrics) override {
     if constexpr (runs_ahead)
       if (request.program->flushes && backend_.runs_ahead()) {
         if (busy_.exchange(true)) refuse();
@@ -370,6 +371,12 @@ template <class Device> class SessionOn final : public Session {
       raise(Errc::bad_schedule, "the schedule made a table of ", made.ranks(), " ranks, ",
             made.stages, " stages and ", made.microbatches * made.slices, " microbatches where ",
             positions_, ", ", machine_.stages(), " and ", microbatches, " were asked for");
+    if (training && std::all_of(made.actions.begin(), made.actions.end(), [](auto const& action) {
+          return action.kind == schedule::Kind::forward;
+        }))
+      raise(Errc::bad_schedule,
+            "the schedule made a table without a backward action, which cannot train; evaluate and "
+            "predict with it, or train with a schedule such as 1f1b");
     LayOutOptions options;
     options.recompute = machine_.options().recompute;
     options.spare_slots = machine_.options().spare_slots;

@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include <stagger/core/error.hpp>
 #include <stagger/core/shape.hpp>
 #include <stagger/engine/optimizer_call.hpp>
 #include <stagger/engine/optimizer_numbers.hpp>
@@ -65,12 +67,26 @@ template <class P> [[nodiscard]] [[gnu::cold]] ScheduleCall schedule_call(P cons
   call.schedule = &policy;
   call.table = [](void const* erased, Shape shape) {
     auto table = schedule::table_of(*static_cast<P const*>(erased), shape);
-    if constexpr (!requires { requires P::proven; }) schedule::detail::require_legal(table);
+    if constexpr (!schedule::is_proven<P>) schedule::detail::require_legal(table);
     return table;
   };
   call.chunks = policy.chunks();
-  if constexpr (requires { policy.slices; }) call.slices = std::max(1, policy.slices);
+  if constexpr (requires { policy.facts(); })
+    call.slices = policy.facts().slices;
+  else if constexpr (requires { policy.slices; })
+    call.slices = std::max(1, policy.slices);
   return call;
+}
+
+/// Refuses a schedule chosen while the program runs that never flushes, where the staleness model
+/// needs one that does.
+template <class P> [[gnu::cold]] void require_flush(P const& policy, bool synchronous) {
+  auto const facts = policy.facts();
+  if (synchronous && !facts.flushes)
+    raise(Errc::bad_configuration, "schedule ", std::string(facts.name),
+          " never flushes, so weights change under running microbatches, but the staleness model "
+          "promises that they do not; use a schedule that flushes, such as 1f1b, or a staleness "
+          "model that keeps weight versions");
 }
 
 template <class P> [[nodiscard]] [[gnu::cold]] StalenessModel staleness_model(P const& policy) {

@@ -17,27 +17,15 @@
 #include <vector>
 
 #include <stagger/schedule/bound.hpp>
-#include <stagger/schedule/chimera.hpp>
-#include <stagger/schedule/dual_pipe.hpp>
-#include <stagger/schedule/dual_pipe_v.hpp>
+#include <stagger/schedule/catalog.hpp>
 #include <stagger/schedule/evaluate.hpp>
 #include <stagger/schedule/exact.hpp>
 #include <stagger/schedule/fill.hpp>
 #include <stagger/schedule/fill_chunks.hpp>
-#include <stagger/schedule/forward_only.hpp>
 #include <stagger/schedule/gpipe.hpp>
-#include <stagger/schedule/hanayo.hpp>
-#include <stagger/schedule/interleaved.hpp>
-#include <stagger/schedule/looped_bfs.hpp>
 #include <stagger/schedule/rounds.hpp>
 #include <stagger/schedule/rounds_v.hpp>
-#include <stagger/schedule/v_1f1b.hpp>
-#include <stagger/schedule/v_half.hpp>
-#include <stagger/schedule/v_min.hpp>
 #include <stagger/schedule/warm_ups.hpp>
-#include <stagger/schedule/zero_bubble_h1.hpp>
-#include <stagger/schedule/zero_bubble_h2.hpp>
-#include <stagger/schedule/zero_bubble_v.hpp>
 
 namespace stagger::schedule {
 
@@ -118,8 +106,7 @@ struct Auto {
       }
     };
     if (slices == 1) {
-      keep(ZeroBubbleH1{}.table(units));
-      if (!done()) keep(ZeroBubbleH2{}.table(units));
+      each_published(units, [&](Table const& table) { keep(detail::split_backwards(table)); });
     }
     detail::WarmUps warm_ups(units, slices, times, limits);
     for (int gap = 1; gap <= 4 && !done(); ++gap) take(warm_ups.gap(gap, best.makespan_s));
@@ -216,31 +203,8 @@ struct Auto {
       Table table = detail::FillChunks(shape, rank_of, times, limits, rule).table(best.makespan_s);
       if (table.stages > 0) consider(std::move(table));
     }
-    if (two_ways) {
-      consider(Chimera{}.table(shape));
-      if (M >= 2 * P) consider(DualPipe{}.table(shape));
-    }
-    if (!two_ways && (!turns || P == 1)) {  // on one rank looped and zigzag are the same
-      for (int group = 0; group <= M; group = group == 0 ? P : group + 1) {
-        bool const legal =
-            group == 0 ? M % std::max(1, M / P) == 0 : M >= P && (M % group == 0 || M % group >= P);
-        if (!legal) continue;
-        consider(Interleaved{.chunks_per_rank = V, .group = group}.table(shape));
-        consider(ZeroBubbleH1{.chunks_per_rank = V, .group = group}.table(shape));
-      }
-      consider(LoopedBfs{.chunks_per_rank = V}.table(shape));
-    }
-    if (turns || (P == 1 && !two_ways)) {
-      if (V == 2) {
-        consider(ZeroBubbleV{}.table(shape));
-        consider(VHalf{}.table(shape));
-        consider(VMin{}.table(shape));
-        consider(V1F1B{}.table(shape));
-        if (M >= 2 * P) consider(DualPipeV{}.table(shape));
-        consider_rounds(shape, times, consider);
-      }
-      if (V % 2 == 0 && M % P == 0) consider(Hanayo{.waves = V / 2}.table(shape));
-    }
+    each_published(shape, consider);
+    if ((turns || (P == 1 && !two_ways)) && V == 2) consider_rounds(shape, times, consider);
     if (!two_ways && shape.stages() <= 6 && M <= (shape.stages() <= 4 ? 4 : 3) &&
         best.makespan_s > best.lower_bound_s * (1 + 1e-12)) {
       // To be exact with six stages and three microbatches would take seconds.
@@ -250,6 +214,39 @@ struct Auto {
     }
     require_found(best, two_ways ? 2 : V);
     return best;
+  }
+
+  /// Calls `with(table)` for each schedule of the catalog with this mapping, for each group size
+  /// that makes a difference.
+  template <class With> void each_published(Shape shape, With const& with) const {
+    bool const two_ways = mapping == Mapping::bidirectional;
+    for_each_line([&]<class P>(CatalogLine<P> const& line) {
+      if constexpr (P::flushes && !requires(P policy) { policy.slices; }) {
+        bool const alike = shape.ranks == 1 && !two_ways;  // looped and zigzag
+        bool const here =
+            line.mapping == mapping || (alike && line.mapping != Mapping::bidirectional);
+        P policy = detail::with_chunks<P>(shape.chunks);
+        if (!line.trains || !here || policy.chunks() != shape.chunks) return;
+        auto const made = [&] {
+          Table table;
+          try {
+            table = policy.table(shape);
+          } catch (Error const&) {  // not for this shape
+            return false;
+          }
+          with(table);
+          return true;
+        };
+        bool legal = made();
+        if constexpr (requires { policy.group; }) {
+          int const most = shape.chunks > 1 || !legal ? shape.microbatches : 0;
+          for (policy.group = shape.ranks; policy.group <= most; ++policy.group) {
+            legal = made();
+            if (legal && shape.chunks == 1) break;  // where all groups are alike
+          }
+        }
+      }
+    });
   }
 
   static void require_found(Found const& best, int least) {
@@ -401,9 +398,6 @@ struct Auto {
 };
 
 static_assert(SchedulePolicy<Auto>);
-
-#ifdef STAGGER_SEPARATE_COMPILATION
-extern template Table table_of(Auto const&, Shape);
-#endif
+template <> inline constexpr std::string_view catalog_name<Auto> = "auto";
 
 }  // namespace stagger::schedule

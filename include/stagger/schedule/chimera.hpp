@@ -55,9 +55,6 @@ struct Chimera {
 };
 
 static_assert(SchedulePolicy<Chimera>);
-
-#ifdef STAGGER_SEPARATE_COMPILATION
-extern template Table table_of(Chimera const&, Shape);
-#endif
+template <> inline constexpr std::string_view catalog_name<Chimera> = "chimera";
 
 }  // namespace stagger::schedule

@@ -52,9 +52,6 @@ struct DualPipe {
 };
 
 static_assert(SchedulePolicy<DualPipe>);
-
-#ifdef STAGGER_SEPARATE_COMPILATION
-extern template Table table_of(DualPipe const&, Shape);
-#endif
+template <> inline constexpr std::string_view catalog_name<DualPipe> = "dualpipe";
 
 }  // namespace stagger::schedule

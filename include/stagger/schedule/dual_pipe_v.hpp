@@ -41,9 +41,6 @@ struct DualPipeV {
 };
 
 static_assert(SchedulePolicy<DualPipeV>);
-
-#ifdef STAGGER_SEPARATE_COMPILATION
-extern template Table table_of(DualPipeV const&, Shape);
-#endif
+template <> inline constexpr std::string_view catalog_name<DualPipeV> = "dualpipe-v";
 
 }  // namespace stagger::schedule

@@ -57,9 +57,6 @@ struct Fifo {
 };
 
 static_assert(SchedulePolicy<Fifo>);
-
-#ifdef STAGGER_SEPARATE_COMPILATION
-extern template Table table_of(Fifo const&, Shape);
-#endif
+template <> inline constexpr std::string_view catalog_name<Fifo> = "fifo";
 
 }  // namespace stagger::schedule

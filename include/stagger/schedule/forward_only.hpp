@@ -68,9 +68,6 @@ struct ForwardOnly {
 };
 
 static_assert(SchedulePolicy<ForwardOnly>);
-
-#ifdef STAGGER_SEPARATE_COMPILATION
-extern template Table table_of(ForwardOnly const&, Shape);
-#endif
+template <> inline constexpr std::string_view catalog_name<ForwardOnly> = "forward-only";
 
 }  // namespace stagger::schedule

@@ -45,9 +45,6 @@ struct GPipe {
 };
 
 static_assert(SchedulePolicy<GPipe>);
-
-#ifdef STAGGER_SEPARATE_COMPILATION
-extern template Table table_of(GPipe const&, Shape);
-#endif
+template <> inline constexpr std::string_view catalog_name<GPipe> = "gpipe";
 
 }  // namespace stagger::schedule

@@ -52,9 +52,6 @@ struct Hanayo {
 };
 
 static_assert(SchedulePolicy<Hanayo>);
-
-#ifdef STAGGER_SEPARATE_COMPILATION
-extern template Table table_of(Hanayo const&, Shape);
-#endif
+template <> inline constexpr std::string_view catalog_name<Hanayo> = "hanayo";
 
 }  // namespace stagger::schedule

@@ -59,9 +59,6 @@ struct Interleaved {
 };
 
 static_assert(SchedulePolicy<Interleaved>);
-
-#ifdef STAGGER_SEPARATE_COMPILATION
-extern template Table table_of(Interleaved const&, Shape);
-#endif
+template <> inline constexpr std::string_view catalog_name<Interleaved> = "interleaved";
 
 }  // namespace stagger::schedule

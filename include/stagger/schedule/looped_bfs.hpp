@@ -52,9 +52,6 @@ struct LoopedBfs {
 };
 
 static_assert(SchedulePolicy<LoopedBfs>);
-
-#ifdef STAGGER_SEPARATE_COMPILATION
-extern template Table table_of(LoopedBfs const&, Shape);
-#endif
+template <> inline constexpr std::string_view catalog_name<LoopedBfs> = "looped-bfs";
 
 }  // namespace stagger::schedule

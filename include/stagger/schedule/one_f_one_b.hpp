@@ -196,9 +196,6 @@ struct OneFOneB {
 };
 
 static_assert(SchedulePolicy<OneFOneB>);
-
-#ifdef STAGGER_SEPARATE_COMPILATION
-extern template Table table_of(OneFOneB const&, Shape);
-#endif
+template <> inline constexpr std::string_view catalog_name<OneFOneB> = "1f1b";
 
 }  // namespace stagger::schedule

@@ -48,9 +48,6 @@ struct PipeDream {
 };
 
 static_assert(SchedulePolicy<PipeDream>);
-
-#ifdef STAGGER_SEPARATE_COMPILATION
-extern template Table table_of(PipeDream const&, Shape);
-#endif
+template <> inline constexpr std::string_view catalog_name<PipeDream> = "pipedream";
 
 }  // namespace stagger::schedule

@@ -41,9 +41,6 @@ struct PipeDream2BW {
 };
 
 static_assert(SchedulePolicy<PipeDream2BW>);
-
-#ifdef STAGGER_SEPARATE_COMPILATION
-extern template Table table_of(PipeDream2BW const&, Shape);
-#endif
+template <> inline constexpr std::string_view catalog_name<PipeDream2BW> = "pipedream-2bw";
 
 }  // namespace stagger::schedule

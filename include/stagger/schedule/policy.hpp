@@ -3,6 +3,7 @@
 /// @file   Axis 1: what a schedule policy is.
 
 #include <concepts>
+#include <string_view>
 #include <type_traits>
 
 #include <stagger/core/error.hpp>
@@ -21,7 +22,7 @@ template <class P>
 concept SchedulePolicy = std::copyable<P> && std::same_as<typename P::policy_tag, ScheduleTag> &&
     requires(P const policy, Shape shape) {
   typename std::bool_constant<P::flushes>;   // is every stage idle when an iteration ends?
-  { policy.chunks() } -> std::same_as<int>;     // stages each rank runs, V
+  { policy.chunks() } -> std::same_as<int>;  // stages each rank runs, V
   {
     policy.table(shape)
     } -> std::same_as<schedule::Table>;  // throws Error for a shape that is not legal
@@ -29,8 +30,39 @@ concept SchedulePolicy = std::copyable<P> && std::same_as<typename P::policy_tag
 
 namespace schedule {
 
-/// `policy.table(shape)`, as a function of its own: one that can be compiled once.
+/// What the engine asks of a schedule that is chosen while the program runs, by `facts()`.
+struct Facts {
+  std::string_view name;
+  bool flushes = true;
+  int slices = 1;  ///< of each microbatch
+};
+
+/// Does a schedule say that its tables need no proof before they run?
+template <class P> inline constexpr bool is_proven = requires { requires P::proven; };
+
+/// The name of a schedule of the catalog; the header of the schedule gives it. Empty for others.
+template <class P> inline constexpr std::string_view catalog_name{};
+
+namespace detail {
+
+/// The table of a policy of the catalog, its type erased; in schedule/named.hpp. A template, so
+/// that it can be compiled once.
+/// @tparam T  Table
+template <class T> T catalog_table(std::string_view name, void const* policy, Shape shape);
+
+#ifdef STAGGER_SEPARATE_COMPILATION
+extern template Table catalog_table(std::string_view, void const*, Shape);
+#endif
+
+}  // namespace detail
+
+/// `policy.table(shape)`. With separate compilation the tables of the catalog's schedules are made
+/// by what stagger/separate.hpp compiles.
 template <SchedulePolicy P> [[nodiscard]] Table table_of(P const& policy, Shape shape) {
+#ifdef STAGGER_SEPARATE_COMPILATION
+  if constexpr (!catalog_name<P>.empty())
+    return detail::catalog_table<Table>(catalog_name<P>, &policy, shape);
+#endif
   return policy.table(shape);
 }
 

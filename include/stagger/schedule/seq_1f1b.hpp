@@ -70,9 +70,6 @@ struct Seq1F1B {
 };
 
 static_assert(SchedulePolicy<Seq1F1B>);
-
-#ifdef STAGGER_SEPARATE_COMPILATION
-extern template Table table_of(Seq1F1B const&, Shape);
-#endif
+template <> inline constexpr std::string_view catalog_name<Seq1F1B> = "seq-1f1b";
 
 }  // namespace stagger::schedule

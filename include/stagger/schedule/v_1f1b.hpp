@@ -34,9 +34,6 @@ struct V1F1B {
 };
 
 static_assert(SchedulePolicy<V1F1B>);
-
-#ifdef STAGGER_SEPARATE_COMPILATION
-extern template Table table_of(V1F1B const&, Shape);
-#endif
+template <> inline constexpr std::string_view catalog_name<V1F1B> = "v-1f1b";
 
 }  // namespace stagger::schedule

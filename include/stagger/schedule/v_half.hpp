@@ -43,9 +43,6 @@ struct VHalf {
 };
 
 static_assert(SchedulePolicy<VHalf>);
-
-#ifdef STAGGER_SEPARATE_COMPILATION
-extern template Table table_of(VHalf const&, Shape);
-#endif
+template <> inline constexpr std::string_view catalog_name<VHalf> = "v-half";
 
 }  // namespace stagger::schedule

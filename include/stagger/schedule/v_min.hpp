@@ -33,9 +33,6 @@ struct VMin {
 };
 
 static_assert(SchedulePolicy<VMin>);
-
-#ifdef STAGGER_SEPARATE_COMPILATION
-extern template Table table_of(VMin const&, Shape);
-#endif
+template <> inline constexpr std::string_view catalog_name<VMin> = "v-min";
 
 }  // namespace stagger::schedule

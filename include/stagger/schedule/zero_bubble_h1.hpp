@@ -68,9 +68,6 @@ struct ZeroBubbleH1 {
 };
 
 static_assert(SchedulePolicy<ZeroBubbleH1>);
-
-#ifdef STAGGER_SEPARATE_COMPILATION
-extern template Table table_of(ZeroBubbleH1 const&, Shape);
-#endif
+template <> inline constexpr std::string_view catalog_name<ZeroBubbleH1> = "zb-h1";
 
 }  // namespace stagger::schedule

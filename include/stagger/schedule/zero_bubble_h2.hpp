@@ -55,9 +55,6 @@ struct ZeroBubbleH2 {
 };
 
 static_assert(SchedulePolicy<ZeroBubbleH2>);
-
-#ifdef STAGGER_SEPARATE_COMPILATION
-extern template Table table_of(ZeroBubbleH2 const&, Shape);
-#endif
+template <> inline constexpr std::string_view catalog_name<ZeroBubbleH2> = "zb-h2";
 
 }  // namespace stagger::schedule

@@ -84,9 +84,6 @@ struct ZeroBubbleV {
 };
 
 static_assert(SchedulePolicy<ZeroBubbleV>);
-
-#ifdef STAGGER_SEPARATE_COMPILATION
-extern template Table table_of(ZeroBubbleV const&, Shape);
-#endif
+template <> inline constexpr std::string_view catalog_name<ZeroBubbleV> = "zb-v";
 
 }  // namespace stagger::schedule

@@ -3,9 +3,9 @@
 
 #include "catch.hpp"
 
-#include <stagger/schedule/catalog.hpp>
 #include <stagger/schedule/chimera.hpp>
 #include <stagger/schedule/gpipe.hpp>
+#include <stagger/schedule/named.hpp>
 #include <stagger/schedule/pipe_dream.hpp>
 #include <stagger/staleness/weight_stashing.hpp>
 
@@ -36,7 +36,7 @@ Made schedule_of(Case const& c) {
   std::string const name = c.name;
   return {[name](sg::Shape shape) {
             if (name == "seq-1f1b") shape.microbatches /= 2;  // two slices each
-            return sg::schedule::make_table(name, shape);
+            return sg::schedule::Named{name}.table(shape);
           },
           c.chunks};
 }

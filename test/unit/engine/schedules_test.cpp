@@ -1,6 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <stagger/engine/pipeline.hpp>
 
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <stagger/schedule/named.hpp>
+#include <stagger/staleness/weight_stashing.hpp>
+
 #include "catch.hpp"
 
 #include "../schedule/zoo.hpp"
@@ -74,4 +82,64 @@ TEST_CASE(
   CHECK_THROWS_AS(sg::run(train.step(broken)), sg::Error);
   CHECK(train.steps() == 0);
   CHECK(first_difference(train, data, course) == -1);
+}
+
+namespace {
+
+/// Bits of the parameters after some steps, or after a stream where no step can be.
+template <class Schedule, class Staleness>
+std::vector<std::byte> trained(Schedule schedule, int stages, int inputs, Staleness staleness) {
+  sg::Options options;
+  options.seed = run_seed;
+  auto train =
+      sg::Pipeline{model()}.with(sg::partition::Cuts{even_cuts(stages)}, std::move(schedule),
+                                 Loss{}, optimizer(), sg::host::Threads{2}, options, staleness);
+  for (auto const& data : batches(2, inputs, true)) {
+    if constexpr (Staleness::synchronous)
+      sg::run(train.step(data));
+    else
+      sg::run(train.stream(data));
+  }
+  return bits(train);
+}
+
+}  // namespace
+
+TEST_CASE("engine/Pipeline: a schedule by its name trains with the bits of its policy",
+          "[engine]") {
+  int compared = 0;
+  sg::schedule::for_each_line([&]<class P>(sg::schedule::CatalogLine<P> const& line) {
+    if (!line.trains) return;
+    CAPTURE(sg::schedule::catalog_name<P>);
+    sg::schedule::Named const named{.name = std::string(sg::schedule::catalog_name<P>)};
+    int const stages = 2 * named.chunks(), inputs = 4 * named.facts().slices;
+    auto const same = [&](auto staleness) {
+      auto const by_type = trained(P{}, stages, inputs, staleness);
+      REQUIRE(trained(named, stages, inputs, staleness) == by_type);
+      REQUIRE(by_type != trained(P{}, stages, 2 * inputs, staleness));
+    };
+    if constexpr (P::flushes)
+      same(sg::staleness::Synchronous{});
+    else
+      same(sg::staleness::WeightStashing{});
+    ++compared;
+  });
+  CHECK(compared == static_cast<int>(sg::schedule::catalog.size()) - 1);
+}
+
+TEST_CASE("engine/Pipeline: a name that cannot train in steps is refused in one sentence",
+          "[engine]") {
+  auto const make = [](char const* name) {
+    return sg::Pipeline{model()}.with(sg::partition::Cuts{even_cuts(2)}, sg::schedule::Named{name},
+                                      Loss{});
+  };
+  CHECK_THROWS_WITH(make("pipedream"),
+                    Catch::Contains("schedule pipedream never flushes, so weights change"));
+  CHECK_THROWS_WITH(make("pipedrem"),
+                    "there is no schedule 'pipedrem'; the nearest is 'pipedream'");
+  CHECK_NOTHROW(make("zb-h1"));
+  auto forward = make("forward-only");
+  CHECK_THROWS_WITH(sg::run(forward.step(batch(0, 4, true))),
+                    Catch::Contains("a table without a backward action, which cannot train"));
+  CHECK(sg::run(forward.evaluate(batch(0, 4, true))).loss > 0);
 }

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include <stagger/schedule/catalog.hpp>
+#include <stagger/schedule/named.hpp>
 
 #include "gpus_model.hpp"
 
@@ -23,7 +23,7 @@ inline Made schedule_of(Case const& c) {
   std::string const name = c.name;
   return {[name](sg::Shape shape) {
             if (name == "seq-1f1b") shape.microbatches /= 2;  // two slices each
-            return sg::schedule::make_table(name, shape);
+            return sg::schedule::Named{name}.table(shape);
           },
           c.chunks};
 }

@@ -6,12 +6,12 @@
 #include <optional>
 #include <random>
 #include <set>
-#include <string_view>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
-#include <stagger/schedule/catalog.hpp>
+#include <stagger/schedule/named.hpp>
 
 #include "brute_force.hpp"
 #include "catch.hpp"
@@ -117,17 +117,19 @@ Places places(Mapping mapping, Shape shape) {
 
 /// Calls `with` for every value of every parameter of a schedule that makes a difference in a
 /// shape. An in-flight limit below P leaves the gap without one, so three are enough there.
-template <class With> void each_option(std::string_view name, Shape shape, int slices, With with) {
+template <class With>
+void each_option(CatalogEntry const& entry, Shape shape, int slices, With with) {
   int const P = shape.ranks, M = shape.microbatches;
-  with(CatalogOptions{.slices = slices});
-  if (name == "1f1b") {
+  std::string const name(entry.name);
+  with(Named{.name = name, .slices = entry.takes_slices ? slices : 0});
+  if (entry.takes_warmup) {
     for (int depth = 0; depth <= M + P; ++depth) {
       for (int gap = 1; gap <= M; gap += depth > 0 && depth < P ? 1 + M / 2 : 1)
-        with(CatalogOptions{.warmup = Warmup{gap}, .limits = {.in_flight = depth}});
+        with(Named{.name = name, .warmup = Warmup{gap}, .limits = {.in_flight = depth}});
     }
   }
-  if (name == "interleaved" || name == "zb-h1") {
-    for (int group = 1; group <= M; ++group) with(CatalogOptions{.group = group});
+  if (entry.takes_group) {
+    for (int group = 1; group <= M; ++group) with(Named{.name = name, .group = group});
   }
 }
 
@@ -150,20 +152,17 @@ int compare(Auto const& policy, Shape shape) {
   }
   int compared = 0;
   for (CatalogEntry const& entry : catalog) {
-    std::string_view const name = entry.name;
-    if (name == "auto" || name == "fifo" || name == "pipedream" || name == "pipedream-2bw" ||
-        name == "forward-only")
-      continue;
-    each_option(name, shape, policy.slices, [&](CatalogOptions const& options) {
+    if (entry.name == "auto" || !entry.flushes || !entry.trains) continue;
+    each_option(entry, shape, policy.slices, [&](Named const& named) {
       Table table;
       try {
-        table = make_table(name, shape, options);
+        table = named.table(shape);
       } catch (Error const&) {
         return;  // not for this shape
       }
       if (table.slices != policy.slices || !fits(table, policy.limits)) return;
       if (places(table) != mapping) return;
-      CAPTURE(name, static_cast<int>(options.warmup), options.group, options.limits.in_flight);
+      CAPTURE(named.name, static_cast<int>(named.warmup), named.group, named.limits.in_flight);
       double const theirs = seconds(table, policy.costs);
       if (found.makespan_s > theirs * (1 + 1e-12)) CHECK(found.makespan_s <= theirs);
       ++compared;
@@ -269,16 +268,15 @@ TEST_CASE("schedule/Auto: within the memory that a published table really uses, 
   Random random(1350);
   int compared = 0, V_compared = 0;
   auto const hold = [&](std::array<int, 5> const& x) {
-    std::string_view const name = catalog[static_cast<std::size_t>(x[0])].name;
-    if (name == "auto" || name == "fifo" || name == "pipedream" || name == "pipedream-2bw" ||
-        name == "forward-only")
-      return;
+    CatalogEntry const& entry = catalog[static_cast<std::size_t>(x[0])];
+    if (entry.name == "auto" || !entry.flushes || !entry.trains) return;
+    std::string const name(entry.name);
     int const P = 1 + x[1], sizes[]{1, 2, P, P + 1, 2 * P, 3 * P};
     Shape const shape{P, sizes[x[2]], 1 + x[3]};
     Costs const costs = some_costs(x[4], shape.stages());
     Table table;
     try {
-      table = make_table(name, shape);
+      table = Named{name}.table(shape);
     } catch (Error const&) {
       return;  // not for this shape
     }

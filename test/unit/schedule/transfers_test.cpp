@@ -7,8 +7,8 @@
 #include <tuple>
 #include <vector>
 
-#include <stagger/schedule/catalog.hpp>
 #include <stagger/schedule/evaluate.hpp>
+#include <stagger/schedule/named.hpp>
 
 #include "catch.hpp"
 
@@ -47,7 +47,7 @@ TEST_CASE(
     INFO(policy);
     int const chunks =
         std::string(policy) == "interleaved" || std::string(policy) == "zb-v" ? 2 : 1;
-    auto const table = schedule::make_table(policy, {4, 8, chunks});
+    auto const table = schedule::Named{policy}.table({4, 8, chunks});
     auto const before = schedule::evaluate(table, costs).timeline;
     auto timeline = before;
     schedule::add_transfers(timeline, table, costs);
@@ -89,7 +89,7 @@ TEST_CASE(
 }
 
 TEST_CASE("schedule/add_transfers: what takes no time is left out", "[schedule]") {
-  auto const table = schedule::make_table("1f1b", {4, 8, 1});
+  auto const table = schedule::Named{"1f1b"}.table({4, 8, 1});
   auto timeline = schedule::evaluate(table).timeline;
   schedule::add_transfers(timeline, table, {});
   for (auto const& row : timeline.rows) CHECK(row.size() == 16);

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   A schedule by its name: for programs that choose one while they run.
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <vector>
+
+#include <stagger/core/error.hpp>
+#include <stagger/core/nearest.hpp>
+#include <stagger/schedule/auto.hpp>
+#include <stagger/schedule/catalog.hpp>
+#include <stagger/schedule/peak_in_flight.hpp>
+
+namespace stagger::schedule {
+
+/// What is known of a schedule of the catalog.
+struct CatalogEntry {
+  std::string_view name;
+  std::string_view what;
+  std::string_view constraint;  ///< on ranks P, microbatches M and chunks V
+  int chunks;                   ///< V where none is asked for
+  int slices;                   ///< of a microbatch where none are asked for
+  int owners;                   ///< ranks that run the same stage
+  Mapping mapping;              ///< where none is asked for
+  bool flushes;                 ///< every rank is idle when an iteration ends
+  bool trains;                  ///< it has backward actions
+  bool proven;                  ///< its tables need no proof before they run
+  // Options that it has.
+  bool takes_warmup, takes_group, takes_slices, takes_mapping, takes_memory;
+  bool takes_in_flight;  ///< lays its order out by such a limit; others keep it or refuse it
+};
+
+namespace detail {
+
+template <class P> [[nodiscard]] constexpr CatalogEntry entry_of(CatalogLine<P> const& line) {
+  P const policy{};
+  CatalogEntry entry{};
+  entry.name = catalog_name<P>;
+  entry.what = line.what;
+  entry.constraint = line.constraint;
+  entry.chunks = policy.chunks();
+  entry.slices = 1;
+  if constexpr (requires { policy.slices; }) entry.slices = policy.slices;
+  entry.owners = line.mapping == Mapping::bidirectional ? 2 : 1;
+  entry.mapping = line.mapping;
+  entry.flushes = P::flushes;
+  entry.trains = line.trains;
+  entry.proven = is_proven<P>;
+  entry.takes_warmup = requires { policy.warmup; };
+  entry.takes_group = requires { policy.group; };
+  entry.takes_slices = requires { policy.slices; };
+  entry.takes_mapping = requires { policy.mapping; };
+  entry.takes_memory = requires { policy.limits; };
+  entry.takes_in_flight = requires { policy.in_flight; };
+  return entry;
+}
+
+}  // namespace detail
+
+/// All schedules, the plain ones first.
+inline constexpr std::array catalog = std::apply(
+    [](auto const&... line) { return std::array{detail::entry_of(line)...}; }, catalog_lines);
+
+/// @throws Error  bad_configuration for a name that is not in the catalog, naming the nearest
+[[nodiscard]] [[gnu::cold]] inline CatalogEntry const& entry_of(std::string_view name) {
+  std::array<std::string_view, catalog.size()> names{};
+  for (std::size_t i = 0; i < catalog.size(); ++i) {
+    if (catalog[i].name == name) return catalog[i];
+    names[i] = catalog[i].name;
+  }
+  raise(Errc::bad_configuration, "there is no schedule '", std::string(name), "'; the nearest is '",
+        nearest(name, names), "'");
+}
+
+struct Named;
+
+namespace detail {
+
+/// The table of a named schedule. A template, so that it can be compiled once.
+/// @tparam T  Table
+template <class T> T table_of_named(Named const& named, Shape shape);
+
+}  // namespace detail
+
+/// The schedule of a name, with its options. One that was not asked for is what the schedule's own
+/// policy has by default; one that the schedule does not have is refused.
+///
+/// @code
+///     pipeline.with(schedule::Named{"zb-v"}, host::Threads{4}, loss);
+///     schedule::Table const table =
+///         schedule::Named{.name = "interleaved", .group = 4}.table({.ranks = 4, .microbatches = 8,
+///                                                                   .chunks = 2});
+/// @endcode
+struct Named {
+  using policy_tag = ScheduleTag;
+  static constexpr bool flushes = true;  ///< may; whether it does, `facts` tells while it runs
+  static constexpr bool proven = true;   ///< `table` verifies one that is not
+
+  std::string name;                   ///< in the catalog
+  int chunks_per_rank = 0;            ///< V; 0: the schedule's own, in `table` the shape's
+  Warmup warmup = Warmup::minimal;    ///< 1f1b
+  int group = 0;                      ///< interleaved, zb-h1
+  int slices = 0;                     ///< seq-1f1b, auto; 0: 2 for seq-1f1b, 1 for auto
+  Mapping mapping = Mapping::looped;  ///< forward-only, auto
+  Costs costs{};                      ///< what fifo and auto go by
+  Limits limits{};                    ///< in_flight for all, memory for auto
+
+  /// @throws Error  bad_configuration for a name that is not in the catalog
+  [[nodiscard]] CatalogEntry const& entry() const { return entry_of(name); }
+
+  /// Stages on each rank, V.
+  /// @throws Error  as `entry`
+  [[nodiscard]] int chunks() const {
+    return chunks_per_rank > 0 ? chunks_per_rank : entry().chunks;
+  }
+
+  /// @throws Error  as `entry`
+  [[nodiscard]] Facts facts() const {
+    CatalogEntry const& e = entry();
+    return {e.name, e.flushes, e.takes_slices && slices > 0 ? slices : e.slices};
+  }
+
+  /// @throws Error  bad_configuration for a name that is not in the catalog, an option that the
+  ///                schedule does not have, a shape that it refuses, or an in-flight limit that it
+  ///                has no use for and exceeds
+  [[nodiscard]] Table table(Shape shape) const {
+    return detail::table_of_named<Table>(*this, shape);
+  }
+
+  /// Versions of its weights that a rank keeps.
+  /// @throws Error  as `entry`
+  [[nodiscard]] int weight_versions(Shape shape, int rank) const {
+    int versions = 1;
+    visit(shape.chunks, [&](auto const& policy) {
+      if constexpr (requires { policy.weight_versions(shape, rank); })
+        versions = policy.weight_versions(shape, rank);
+    });
+    return versions;
+  }
+
+  /// Calls `with(policy)` with the policy that is meant, a value of its own type.
+  /// @param chunks  V, where the schedule has a choice
+  /// @throws Error  as `table`, but for the shape and the in-flight limit
+  template <class With> void visit(int chunks, With&& with) const {
+    CatalogEntry const& e = entry();
+    auto const require = [&](bool asked, bool has, char const* option) {
+      if (asked && !has)
+        raise(Errc::bad_configuration, "schedule ", name, " has no option '", option,
+              "'; leave it out, or choose a schedule that has it");
+    };
+    require(warmup != Warmup::minimal, e.takes_warmup, "warmup");
+    require(group != 0, e.takes_group, "group");
+    require(slices != 0, e.takes_slices, "slices");
+    require(mapping != Mapping::looped, e.takes_mapping, "mapping");
+    require(limits.memory != 0, e.takes_memory, "limits.memory");
+    for_each_line([&]<class P>(CatalogLine<P> const&) {
+      if (e.name != catalog_name<P>) return;
+      P policy = detail::with_chunks<P>(chunks);
+      if constexpr (requires { policy.warmup; }) policy.warmup = warmup;
+      if constexpr (requires { policy.group; }) policy.group = group;
+      if constexpr (requires { policy.slices; })
+        if (slices != 0) policy.slices = slices;
+      if constexpr (requires { policy.mapping; }) policy.mapping = mapping;
+      if constexpr (requires { policy.costs; }) policy.costs = costs;
+      if constexpr (requires { policy.in_flight; }) policy.in_flight = limits.in_flight;
+      if constexpr (requires { policy.limits; }) policy.limits = limits;
+      with(static_cast<P const&>(policy));
+    });
+  }
+};
+
+static_assert(SchedulePolicy<Named>);
+
+namespace detail {
+
+template <class T> [[gnu::cold]] T table_of_named(Named const& named, Shape shape) {
+  T table;
+  int const chunks = named.chunks_per_rank > 0 ? named.chunks_per_rank : shape.chunks;
+  named.visit(chunks, [&]<class P>(P const& policy) {
+    table = policy.table(shape);
+    if constexpr (!is_proven<P>) require_legal(table);
+  });
+  CatalogEntry const& entry = named.entry();
+  int const limit = named.limits.in_flight;
+  if (limit > 0 && entry.trains && !entry.takes_in_flight && !entry.takes_memory) {
+    auto const peak = peak_in_flight(table);
+    int const most = *std::max_element(peak.begin(), peak.end());
+    require(most <= limit, named.name.c_str(), Count::in_flight, limit, most,
+            "its peak is fixed by its order");
+  }
+  return table;
+}
+
+template <class T>
+[[gnu::cold]] T catalog_table(std::string_view name, void const* erased, Shape shape) {
+  T table;
+  for_each_line([&]<class P>(CatalogLine<P> const&) {
+    if (name == catalog_name<P>) table = static_cast<P const*>(erased)->table(shape);
+  });
+  if (table.stages == 0)
+    raise(Errc::bad_configuration, "schedule ", std::string(name),
+          " has a name, but no line in schedule/catalog.hpp; add it");
+  return table;
+}
+
+#ifdef STAGGER_SEPARATE_COMPILATION
+extern template Table table_of_named(Named const&, Shape);
+#endif
+
+}  // namespace detail
+}  // namespace stagger::schedule
