@@ -2,7 +2,10 @@
 #include <stagger/mpi/processes.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -112,6 +115,70 @@ TEST_CASE("mpi/Agreement: of two that are silent none is left out", "[mpi]") {
   one.take(2);
   CHECK(one.made());
   CHECK(one.last() == -1);
+}
+
+TEST_CASE("mpi/Agreement: a process that runs no rank neither promises nor is waited for",
+          "[mpi]") {
+  sg::Program program;
+  program.training = true;
+  program.computing = 2;
+  Agreement works;
+  works.load(program, {0, 1}, 3);
+  works.begin_step(0);
+  for (int rank = 0; rank < 2; ++rank) static_cast<void>(works.promised());
+  CHECK(works.last() == 1);
+  works.take(1);
+  CHECK(works.made());
+  Agreement idle;
+  idle.load(program, {0, 1}, 3);
+  idle.begin_step(2);
+  CHECK(idle.made());
+  CHECK_FALSE(idle.in_doubt());
+}
+
+TEST_CASE("mpi/Ending: who has promised does not end the step alone, and each step begins anew",
+          "[mpi]") {
+  auto const failure = std::make_exception_ptr(sg::Error(sg::Errc::cancelled, "enough"));
+  struct Fate : sg::detail::StepFate {
+  } fate;
+  mpi::detail::Ending ending;
+  ending.open();
+  REQUIRE(ending.promise());
+  ending.fail(fate, failure);
+  CHECK_FALSE(ending.failed());
+  CHECK_FALSE(fate.failed());
+  ending.break_off(fate, failure);
+  CHECK(ending.failed());
+  CHECK(fate.failed());
+  CHECK(ending.failure() == failure);
+  CHECK_FALSE(ending.promise());
+  ending.open();
+  CHECK_FALSE(ending.failed());
+  CHECK(ending.failure() == nullptr);
+  CHECK(ending.promise());
+}
+
+TEST_CASE("mpi/Watch: a rank that has moved in another process ends the quiet here", "[mpi]") {
+  using Clock = mpi::detail::Watch::Clock;
+  mpi::detail::Watch watch;
+  watch.load(2, 0, 2);
+  watch.begin_step();
+  auto const tell = [&](std::uint64_t position) {  // rank 1 stands there
+    sg::ByteWriter out;
+    out.add(std::uint32_t{1});
+    out.add(position);
+    while (watch.quiet_s() < 0.02) {
+    }
+    auto const told_at = Clock::now();
+    sg::ByteReader in(out.data(), out.size());
+    watch.read(in);
+    double const quiet_s = watch.quiet_s();
+    return quiet_s <= std::chrono::duration<double>(Clock::now() - told_at).count();
+  };
+  CHECK(tell(3));
+  CHECK(tell(4));
+  CHECK_FALSE(tell(4));
+  CHECK_FALSE(tell(2));
 }
 
 // What MPI lets a program put before its functions.

@@ -3,6 +3,7 @@
 
 #include "catch.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -236,6 +237,48 @@ TEST_CASE(
       CHECK(single ==
             Approx(prediction.before_s + backward_s / 2 + line.seconds(bytes)).epsilon(1e-9));
     }
+}
+
+TEST_CASE("engine/ReplicaSums: in virtual time a part of a backward takes that of its own layers",
+          "[engine]") {
+  // The last stage has layers 3 to 6; each of its two replicas has half of the rows.
+  auto const sums = [](Made const& schedule, double reduce_s, collective::CostLine line) {
+    auto costs = sg::schedule::Costs::uniform(2, 3, 3);
+    costs.each.reduce_s = reduce_s;
+    sg::Options options;
+    options.replicas = {1, 2};
+    options.record = true;
+    auto train =
+        grouped(collective::Grouped<grouping::Layerwise>{},
+                sg::sim::VirtualClock{
+                    .costs = costs, .sum = line, .layer_backward_s = {700, 800, 900, 1, 2, 3, 4}},
+                {3}, schedule, options);
+    sg::run(train.step(row_model::batch(0, 1, 4, false)));
+    auto rows = train.reductions().rows;
+    rows.erase(
+        std::remove_if(rows.begin(), rows.end(), [](auto const& row) { return row.empty(); }),
+        rows.end());
+    REQUIRE(rows.size() == 2);
+    return rows;
+  };
+  auto const check = [](auto const& rows, std::vector<double> const& starts) {
+    for (auto const& row : rows) {
+      REQUIRE(row.size() == starts.size());
+      for (std::size_t i = 0; i < row.size(); ++i) CHECK(row[i].start_s == Approx(starts[i]));
+    }
+  };
+  auto const gpipe = made(sg::schedule::GPipe{});
+  collective::CostLine const nearly_nothing{0, 1e-12};
+  // F from 2 to 3, B from 3 to 6: a sum begins behind 4, 7, 9 and 10 tenths of it.
+  check(sums(gpipe, 0, nearly_nothing), {4.2, 5.1, 5.7, 6});
+  // I from 3 to 4.5, W from 4.5 to 6 in the same parts.
+  check(sums(split(gpipe, 0), 0, nearly_nothing), {5.1, 5.55, 5.85, 6});
+  // Without a line, the sums of a stage take its reduce_s together.
+  for (auto const& row : sums(gpipe, 8, {})) {
+    double all_s = 0;
+    for (auto const& span : row) all_s += span.end_s - span.start_s;
+    CHECK(all_s == Approx(8));
+  }
 }
 
 namespace {

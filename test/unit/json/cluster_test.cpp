@@ -54,6 +54,20 @@ TEST_CASE("json/write_cluster: the papers' clusters read back as themselves", "[
   }
 }
 
+TEST_CASE("json/write_cluster: neighbours that differ in one thing are not written as one group",
+          "[json]") {
+  cluster::Cluster c;
+  c.intra = {{.alpha_s = 0.5, .bytes_per_s = 10}};
+  c.devices = {{.kind = "x", .memory_bytes = 5, .speed = 1},
+               {.kind = "x", .memory_bytes = 7, .speed = 1},
+               {.kind = "x", .memory_bytes = 7, .speed = 2},
+               {.kind = "y", .memory_bytes = 7, .speed = 2},
+               {.kind = "y", .memory_bytes = 7, .speed = 2}};
+  std::string const text = json::write_cluster(c);
+  CHECK(json::read_cluster(text, "c.json").devices == c.devices);
+  CHECK_THAT(text, Catch::Contains("\"count\":2,\"kind\":\"y\""));
+}
+
 TEST_CASE("json/read_cluster: what is wrong is named by file, line, field and value", "[json]") {
   auto const refused = [](std::string const& text, std::string const& words) {
     CAPTURE(text);

@@ -132,4 +132,7 @@ TEST_CASE("model/CrossEntropy: a target that does not fit is named", "[model]") 
   Tensor<std::int32_t> const longer({5});
   CHECK_THROWS_WITH(loss.value(context, y, longer),
                     Catch::Contains("2 rows") && Catch::Contains("5"));
+  Tensor<std::int32_t> shorter({1});
+  shorter[0] = 0;
+  CHECK_THROWS_WITH(loss.value(context, y, shorter), Catch::Contains("2 rows and the target 1"));
 }

@@ -344,6 +344,23 @@ TEST_CASE("nccl/GroupSums: after the first step nothing is made, allocated or aw
   CHECK(still() == before);
 }
 
+TEST_CASE("nccl/GroupSums: steps of another number of microbatches use the teams that stand",
+          "[nccl]") {
+  si::Session const session;
+  auto const c = uneven();
+  auto train = placed(on(4), by("layerwise", 0), c, options_with(true));
+  auto const four = upload(row_model::batch(0, 4, c.rows, false));
+  auto const three = upload(row_model::batch(1, 3, c.rows, false));
+  sg::run(train.step(four));
+  auto const standing = session.left().communicators;
+  CHECK(standing > 0);
+  for (int again = 0; again < 2; ++again) {
+    sg::run(train.step(three));
+    sg::run(train.step(four));
+    CHECK(session.left().communicators == standing);
+  }
+}
+
 TEST_CASE("nccl/GroupSums: all groups but the last are issued before the last backward is",
           "[nccl]") {
   auto const c = uneven();
