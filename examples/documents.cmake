@@ -7,6 +7,8 @@
 #   <!-- all of examples/NAME.cpp --> ... and that it is all of it, from the first #include on
 #   <!-- prints: NAME -->            says that the example prints each line of the block; "..." stands for others
 #
+# Between @code and @endcode of a policy.hpp, behind "In examples/NAME.cpp:", stands text of that file, too.
+#
 # Every relative link must lead to a file, and docs/pictures must hold what 08_pictures draws.
 
 cmake_minimum_required(VERSION 3.25)
@@ -97,6 +99,22 @@ foreach(document IN LISTS documents)
       message(SEND_ERROR "${document}: there is no ${link}")
     endif()
   endwhile()
+endforeach()
+
+file(GLOB headers ${SOURCE}/include/stagger/*/policy.hpp)
+foreach(header IN LISTS headers)
+  file(READ ${header} text)
+  if(text MATCHES "/// In (examples/[a-z0-9_]+\\.cpp):\n/// @code\n")
+    set(name "${CMAKE_MATCH_1}")
+    string(FIND "${text}" "/// @code\n" at)
+    string(SUBSTRING "${text}" ${at} -1 text)
+    string(FIND "${text}" "/// @endcode" end)
+    string(SUBSTRING "${text}" 0 ${end} text)
+    string(REGEX REPLACE "\n/// ?" "\n" block "\n${text}")
+    string(REPLACE "\n@code\n" "" block "${block}")
+    check_code(${name} "${block}" ${header} FALSE)
+    math(EXPR blocks "${blocks} + 1")
+  endif()
 endforeach()
 message("${blocks} blocks checked")
 

@@ -18,8 +18,8 @@
 #include <stagger/engine/parameters.hpp>
 #include <stagger/engine/replica_ops.hpp>
 #include <stagger/engine/versions.hpp>
-#include <stagger/schedule/policy.hpp>
 #include <stagger/schedule/table.hpp>
+#include <stagger/schedule/table_of.hpp>
 #include <stagger/staleness/policy.hpp>
 
 namespace stagger::detail {

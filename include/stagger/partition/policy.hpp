@@ -1,6 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Axis 3: what a partitioner is.
+/// @file   The partition axis: where a chain of layers is cut into stages.
+///
+/// A partitioner cuts the layers of the one Sequential that a pipeline was given. Stages that are
+/// arguments of their own are cut by hand, and take no partitioner.
+///
+/// | partitioner | take it when |
+/// |---|---|
+/// | Even{stages} | layers cost about the same |
+/// | Cuts{{3, 7}} | the first layer of each stage after the first is known, by hand or from a plan |
+/// | Weighed{MinMax{}, costs} | costs were measured: any partitioner by cost (partition/costs.hpp) as a policy |
+///
+/// Partitioners by cost know the devices, and answer with more than cuts: MinMax (HetPipe: the
+/// slowest stage as fast as it can be, within memory), PipeDream (stages of several replicas), Block
+/// (torchgpipe: sums as even as possible).
+///
+/// | member | when it is asked | |
+/// |---|---|---|
+/// | `cuts(layers)` | once, in `with` | [stages - 1] first layer of each stage after the first, strictly rising, in 1 .. layers - 1; throws Error for a number of layers that it cannot cut |
+///
+/// The engine promises: it asks once, for the number of layers that the model has; cuts that do not
+/// rise, or lie outside, are refused before anything runs. The bits of a step do not depend on the
+/// cuts.
+///
+/// In examples/14_own_policies.cpp:
+/// @code
+/// struct FirstAlone {
+///   using policy_tag = sg::PartitionTag;
+///   std::vector<int> cuts(int layers) const {
+///     if (layers < 2) throw sg::Error(sg::Errc::bad_configuration, "give FirstAlone 2 layers");
+///     return {1};  // the first layer of the second stage
+///   }
+/// };
+/// @endcode
+/// What lacks the function gets "stagger: not a PartitionPolicy: it needs ...".
 
 #include <stagger/core/requirements.hpp>
 
@@ -12,11 +45,9 @@ namespace stagger {
 /// Marks a partitioner: `using policy_tag = stagger::PartitionTag;`.
 struct PartitionTag {};
 
-/// A partitioner cuts a chain of layers into stages.
 template <class P>
 concept PartitionPolicy = std::copyable<P> && std::same_as<typename P::policy_tag, PartitionTag> &&
     requires(P const policy, int layers) {
-  // [stages - 1] first layer of each stage after the first, strictly rising, in 1..layers-1
   { policy.cuts(layers) } -> std::same_as<std::vector<int>>;
 };
 

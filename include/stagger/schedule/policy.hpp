@@ -1,12 +1,63 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Axis 1: what a schedule policy is.
+/// @file   The schedule axis: in which order each rank runs its actions.
+///
+/// A schedule maps a shape (ranks P, microbatches M, stages on each rank V) to a table: a row of
+/// forward and backward actions for each rank. Messages are not in it; the engine derives them.
+///
+/// | schedule | take it when |
+/// |---|---|
+/// | OneFOneB | in doubt (the default): no more in flight than there are ranks |
+/// | GPipe | a yardstick is wanted, or memory for all microbatches is there |
+/// | Interleaved, LoopedBfs | the bubble hurts and links are fast: several chunks on each rank |
+/// | ZeroBubbleH1 | backward splits, and memory is that of 1F1B |
+/// | ZeroBubbleH2 | backward splits, and there is twice that memory |
+/// | ZeroBubbleV | two stages on each rank can be had: the smallest bubble at 1F1B's memory |
+/// | VHalf, VMin, V1F1B | memory is short: a half, a third, two thirds to three quarters of 1F1B's |
+/// | DualPipe, DualPipeV | a forward and a backward overlap; DualPipe keeps each stage twice |
+/// | Chimera | microbatches may enter at both ends, for twice the parameters |
+/// | Hanayo | messages are cheap: waves of several chunks |
+/// | Seq1F1B | sequences are long: slices of them flow |
+/// | PipeDream, PipeDream2BW, Fifo | training without a flush, by a staleness model |
+/// | ForwardOnly | evaluation and inference |
+/// | Auto | costs and memory are known: searched |
+/// | Named{"zb-v"} | the program chooses while it runs; any of these by its name |
+///
+/// | member | when it is asked | |
+/// |---|---|---|
+/// | `flushes` | compiling `with` | is every rank idle when an iteration ends? If not: a staleness model, and `stream` |
+/// | `chunks()` | once, in `with` | V. S stages make S / V ranks |
+/// | `table(shape)` | once for each new number of microbatches, and for training and prediction | throws Error for a shape that it cannot serve |
+/// | `proven` | compiling `with`; optional | true: its tables are known to be legal, and are not verified before they run |
+/// | `slices` | once, in `with`; optional | an int: into how many slices of the sequence it cuts a microbatch; each input of a batch is then a slice |
+/// | `rows(shape, first, last)` | by `schedule::proof`; optional | the rows of these ranks alone, for shapes whose whole table is too large for a compiler |
+/// | `weight_versions(shape, rank)` | by `evaluate`, where it does not flush | how many versions of its weights a rank keeps |
+/// | `facts()` | once, in `with`; optional | `Facts`, of a schedule chosen while the program runs |
+///
+/// The engine promises: a table is copied, and never asked for twice for the same numbers while its
+/// program is kept; what is not proven is verified, and refused with the first fault in one sentence;
+/// every rank runs its row in the order that it has. The bits of a step depend on the order of the
+/// backward actions of each stage, and on nothing else of it.
+///
+/// In examples/14_own_policies.cpp:
+/// @code
+/// struct WhereItPays {
+///   using policy_tag = sg::ScheduleTag;
+///   static constexpr bool flushes = true;  // every rank is idle when an iteration ends
+///   static constexpr bool proven = true;   // as both schedules are
+///   int chunks() const { return 1; }       // stages on each rank
+///   sg::schedule::Table table(sg::Shape shape) const {
+///     bool const enough = shape.microbatches > shape.ranks;
+///     return enough ? sg::schedule::OneFOneB{}.table(shape) : sg::schedule::GPipe{}.table(shape);
+///   }
+/// };
+/// @endcode
+/// What lacks a member gets "stagger: not a SchedulePolicy: it needs ...", which names it.
 
 #include <concepts>
 #include <string_view>
 #include <type_traits>
 
-#include <stagger/core/error.hpp>
 #include <stagger/core/shape.hpp>
 #include <stagger/schedule/table.hpp>
 
@@ -15,17 +66,12 @@ namespace stagger {
 /// Marks a schedule policy: `using policy_tag = stagger::ScheduleTag;`.
 struct ScheduleTag {};
 
-/// A schedule maps a shape to a table. One whose every table is known to be legal, by a proof or by
-/// tests, may say so with `static constexpr bool proven = true;`: the engine verifies the tables of
-/// all others before it runs them.
 template <class P>
 concept SchedulePolicy = std::copyable<P> && std::same_as<typename P::policy_tag, ScheduleTag> &&
     requires(P const policy, Shape shape) {
-  typename std::bool_constant<P::flushes>;   // is every stage idle when an iteration ends?
-  { policy.chunks() } -> std::same_as<int>;  // stages each rank runs, V
-  {
-    policy.table(shape)
-    } -> std::same_as<schedule::Table>;  // throws Error for a shape that is not legal
+  typename std::bool_constant<P::flushes>;
+  { policy.chunks() } -> std::same_as<int>;
+  { policy.table(shape) } -> std::same_as<schedule::Table>;
 };
 
 namespace schedule {
@@ -43,44 +89,5 @@ template <class P> inline constexpr bool is_proven = requires { requires P::prov
 /// The name of a schedule of the catalog; the header of the schedule gives it. Empty for others.
 template <class P> inline constexpr std::string_view catalog_name{};
 
-namespace detail {
-
-/// The table of a policy of the catalog, its type erased; in schedule/named.hpp. A template, so
-/// that it can be compiled once.
-/// @tparam T  Table
-template <class T> T catalog_table(std::string_view name, void const* policy, Shape shape);
-
-#ifdef STAGGER_SEPARATE_COMPILATION
-extern template Table catalog_table(std::string_view, void const*, Shape);
-#endif
-
-}  // namespace detail
-
-/// `policy.table(shape)`. With separate compilation the tables of the catalog's schedules are made
-/// by what stagger/separate.hpp compiles.
-template <SchedulePolicy P> [[nodiscard]] Table table_of(P const& policy, Shape shape) {
-#ifdef STAGGER_SEPARATE_COMPILATION
-  if constexpr (!catalog_name<P>.empty())
-    return detail::catalog_table<Table>(catalog_name<P>, &policy, shape);
-#endif
-  return policy.table(shape);
-}
-
-namespace detail {
-
-/// Refutes the table of a schedule that is not proven. The proof costs its compiler a second, so
-/// only who runs such a schedule includes it.
-/// @tparam T  schedule::Table; a template, so that `verify` is looked up where the pipeline is made
-template <class T> void require_legal(T const& table) {
-  constexpr bool can_verify = requires { verify(table); };
-  static_assert(can_verify,
-                "stagger: the tables of this schedule must be verified before they run: include "
-                "<stagger/schedule/verify.hpp>; or, if they are proven already, say so with "
-                "'static constexpr bool proven = true'");
-  if constexpr (can_verify)
-    if (auto const fault = verify(table)) raise(Errc::bad_schedule, message(fault));
-}
-
-}  // namespace detail
 }  // namespace schedule
 }  // namespace stagger

@@ -16,6 +16,7 @@
 #include <stagger/schedule/policy.hpp>
 #include <stagger/schedule/standstill.hpp>
 #include <stagger/schedule/table.hpp>
+#include <stagger/schedule/table_of.hpp>
 
 namespace stagger::schedule {
 

@@ -1,6 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Axis 2: what a staleness model is.
+/// @file   The staleness axis: which weights a microbatch sees.
+///
+/// Under a synchronous model all microbatches of a step see the weights that the step before left,
+/// and all stages update together; `train.step(batch)` takes such a step. Under an asynchronous one a
+/// stage updates as soon as it has the gradient of a minibatch, while others still run, and keeps
+/// the versions of its weights that are still needed; `train.stream(batch)` takes many minibatches.
+///
+/// | model | take it when |
+/// |---|---|
+/// | Synchronous | in doubt (the default): the result is that of one device |
+/// | WeightStashing | the pipeline is never to drain; a stage keeps a version for each minibatch in flight (PipeDream) |
+/// | DoubleBuffered{m} | the same with two versions, and minibatches of m >= P microbatches (PipeDream-2BW) |
+/// | Delayed{Nm} | every stage is to be as far behind as every other (HetPipe, one virtual worker) |
+///
+/// | member | when it is asked | |
+/// |---|---|---|
+/// | `synchronous` | compiling `with` | true: there is nothing else to answer |
+/// | `microbatches()` | once, in `with` | how many microbatches make a minibatch, >= 1 |
+/// | `version(minibatch, available)` | laying out a new number of microbatches: for each microbatch of each stage, twice | how many updates the weights contain that it sees, 0 to `available`, those which the stage has made when its forward runs |
+///
+/// `version` is asked before anything runs, with positions in the table: it answers the same for the
+/// same numbers, and knows no times.
+///
+/// The engine promises: backward sees the weights that forward saw; a version lives until its last
+/// reader is done, and no longer; the table decides which gradients are in which update, so that the
+/// bits do not depend on the speed of the ranks; a stream that fails leaves the parameters from
+/// before it.
+///
+/// In examples/14_own_policies.cpp:
+/// @code
+/// struct EvenUpdates {
+///   using policy_tag = sg::StalenessTag;
+///   static constexpr bool synchronous = false;
+///   int microbatches() const { return 1; }  // of a minibatch
+///   int version(int, int available) const { return available / 2 * 2; }
+/// };
+/// @endcode
+/// What lacks a member gets "stagger: not a StalenessPolicy: it needs ...", which names it; a
+/// version that is not there yet gets an Error that names stage and microbatch.
 
 #include <stagger/core/requirements.hpp>
 
@@ -12,20 +50,9 @@ namespace stagger {
 /// Marks a staleness model: `using policy_tag = stagger::StalenessTag;`.
 struct StalenessTag {};
 
-/// A staleness model says which weights a microbatch sees.
-///
-/// A synchronous one has nothing to say: all see the weights of the last finished step. An
-/// asynchronous one makes a stage update its weights as soon as it has the gradient of a minibatch,
-/// and answers
-///  - `microbatches()`: how many microbatches make a minibatch, >= 1
-///  - `version(minibatch, available)`: how many updates the weights contain that a minibatch sees
-///  at a stage which has
-///    made `available` of them when its forward runs; 0 <= version <= available. Forward and
-///    backward see the same.
 template <class P>
 concept StalenessPolicy =
     std::copyable<P> && std::same_as<typename P::policy_tag, StalenessTag> && requires {
-  // does every microbatch see the weights of the last finished step?
   typename std::bool_constant<P::synchronous>;
 };
 

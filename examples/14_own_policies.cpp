@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// A policy of your own on six axes: schedule, staleness, partitioner, placement, optimizer, loss.
+// Nothing is registered anywhere: `with` takes them by their tags, in any order.
+//
+// Build:  g++ -std=c++20 -O2 -I include examples/14_own_policies.cpp -pthread -o own
+// expect: steps: loss 0\.[0-9]+ -> 0\.00
+// expect: stream: loss 0\.[0-9]+ -> 0\.00
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <tuple>
+#include <vector>
+
+#include <stagger/schedule/pipe_dream.hpp>
+#include <stagger/stagger.hpp>
+namespace sg = stagger;
+
+// 1F1B where there are enough microbatches, else GPipe, which is as fast then.
+struct WhereItPays {
+  using policy_tag = sg::ScheduleTag;
+  static constexpr bool flushes = true;  // every rank is idle when an iteration ends
+  static constexpr bool proven = true;   // as both schedules are
+  int chunks() const { return 1; }       // stages on each rank
+  sg::schedule::Table table(sg::Shape shape) const {
+    bool const enough = shape.microbatches > shape.ranks;
+    return enough ? sg::schedule::OneFOneB{}.table(shape) : sg::schedule::GPipe{}.table(shape);
+  }
+};
+
+// Each stage computes with the weights of its last even update: half as many versions to keep.
+struct EvenUpdates {
+  using policy_tag = sg::StalenessTag;
+  static constexpr bool synchronous = false;
+  int microbatches() const { return 1; }  // of a minibatch
+  int version(int, int available) const { return available / 2 * 2; }
+};
+
+// The first layer alone, all others in a second stage.
+struct FirstAlone {
+  using policy_tag = sg::PartitionTag;
+  std::vector<int> cuts(int layers) const {
+    if (layers < 2) throw sg::Error(sg::Errc::bad_configuration, "give FirstAlone 2 layers");
+    return {1};  // the first layer of the second stage
+  }
+};
+
+// Ranks dealt out like cards.
+struct RoundRobin {
+  using policy_tag = sg::PlacementTag;
+  std::vector<int> place(int ranks, int places) const {
+    std::vector<int> place;
+    for (int r = 0; r < ranks; ++r) place.push_back(r % places);
+    return place;
+  }
+};
+
+// Every value moves by the same length, against the sign of its gradient.
+struct SignDescent {
+  using policy_tag = sg::OptimizerTag;
+  static constexpr int states = 0;  // values kept for each value of a parameter
+  double rate = 1e-3;
+  template <class T>
+  void update(sg::OptimizerView<T> const& v, double, std::int64_t) const noexcept {
+    for (std::size_t i = 0; i < v.size; ++i) {
+      T const sign = static_cast<T>((v.gradient[i] > 0) - (v.gradient[i] < 0));
+      v.next[i] = v.value[i] - static_cast<T>(rate) * sign;
+    }
+  }
+};
+
+// Quadratic near the target, linear far from it.
+struct Huber {
+  using policy_tag = sg::LossTag;
+  using Target = float;
+  double terms(float const&) const { return 1; }  // the engine divides by those of the minibatch
+  double value(sg::Context&, float const& y, float const& target) const {
+    double const far = std::fabs(static_cast<double>(y) - static_cast<double>(target));
+    return far < 1 ? far * far / 2 : far - 0.5;
+  }
+  double value_and_gradient(sg::Context& c, float const& y, float const& target, double scale,
+                            float& dy) const {
+    double const slope = static_cast<double>(y) - static_cast<double>(target);
+    dy = static_cast<float>(scale * std::fmax(-1.0, std::fmin(1.0, slope)));
+    return value(c, y, target);
+  }
+};
+
+struct Neuron {  // y = tanh(a x), one number
+  using Input = float;
+  using Output = float;
+  struct Saved {
+    float y = 0;
+  };
+  sg::Parameter<> a{"a", {1}};
+
+  void forward(sg::Context& c, float const& x, float& y, Saved& saved) {
+    y = saved.y = std::tanh(c[a][0] * x);
+  }
+  void backward(sg::Context& c, float const& x, float const& dy, float& dx, Saved& saved) {
+    float const g = dy * (1 - saved.y * saved.y);
+    dx = g * c[a][0];
+    c.gradient(a)[0] += g * x;
+  }
+  auto parameters() { return std::tie(a); }
+};
+
+int main() {
+  sg::Batch<float, float> batch;
+  for (int i = 0; i < 400; ++i) {
+    float const x = std::sin(static_cast<float>(i));
+    batch.inputs.push_back(x);
+    batch.targets.push_back(std::tanh(2 * std::tanh(3 * x)));
+  }
+  sg::Sequential const model{Neuron{}, Neuron{}};
+
+  auto steps = sg::Pipeline{model}.with(WhereItPays{}, FirstAlone{}, RoundRobin{}, Huber{},
+                                        SignDescent{.rate = 0.01}, sg::host::Threads{2});
+  double const before = sg::run(steps.step(batch)).loss;
+  double after = 0;
+  for (int s = 0; s < 300; ++s) after = sg::run(steps.step(batch)).loss;
+  std::printf("steps: loss %.4f -> %.4f\n", before, after);
+
+  // Without a flush; each microbatch is a minibatch.
+  auto stream = sg::Pipeline{model}.with(sg::schedule::PipeDream{}, EvenUpdates{}, FirstAlone{},
+                                         Huber{}, SignDescent{.rate = 0.005});
+  double const first = sg::run(stream.stream(batch)).loss;
+  double const second = sg::run(stream.stream(batch)).loss;
+  std::printf("stream: loss %.4f -> %.4f\n", first, second);
+}
