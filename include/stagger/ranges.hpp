@@ -60,7 +60,7 @@ std::span<schedule::Action const> actions(schedule::Table const&& table) = delet
                                                                int rank) {
   if (rank < 0 || rank >= table.ranks()) {
     throw Error(Errc::bad_configuration,
-                text("a table of ", table.ranks(), " ranks has no rank ", rank));
+                text("a table of ", counted(table.ranks(), "rank"), " has no rank ", rank));
   }
   return table.row(rank);
 }
@@ -112,7 +112,7 @@ void rows(schedule::Table const&& table) = delete;
 /// A table from a range of rows, each a range of actions: a schedule of one's own, or a filtered
 /// one. Counts are the largest index + 1. Whether the table is legal is for `verify` to say.
 template <class Rows>
-requires ::ranges::input_range<Rows> && ::ranges::input_range<::ranges::range_reference_t<Rows>>
+  requires ::ranges::input_range<Rows> && ::ranges::input_range<::ranges::range_reference_t<Rows>>
 [[nodiscard]] schedule::Table to_table(Rows&& rows) {
   schedule::Table table;
   for (auto&& row : rows) {

@@ -117,6 +117,12 @@ Fault const faults[] = {
        sg::run(train.step(batch(number)));
      },
      [](Train& train) { train.resume(train.steps() - 1000); }},
+    {"from step 1000", nullptr, false,  // and with a program that it has to load
+     [](Train& train, int number) {
+       train.resume(train.steps() + 1000);
+       sg::run(train.step(batch(number, 2)));
+     },
+     [](Train& train) { train.resume(train.steps() - 1000); }},
     {"different numbers in the optimizer", nullptr, false,
      [](Train& train, int number) {
        train.optimizer().rate *= 2;
@@ -199,6 +205,23 @@ TEST_CASE("mpi/Processes: a step that one process cannot begin alike was never a
       REQUIRE(same(train, alone.parameters()));
     }
   }
+}
+
+namespace {
+
+/// Bytes between its members may be anything.
+struct WarmsUp : sg::optimizer::Sgd {
+  int steps = 10;
+};
+
+}  // namespace
+
+TEST_CASE("mpi/Processes: an optimizer that cannot be compared is refused", "[mpi]") {
+  auto train = model().with(Sum{}, WarmsUp{}, sg::mpi::Processes{});
+  auto const got = sentence_of([&] { sg::run(train.step(batch(0))); });
+  INFO(got);
+  REQUIRE((processes() == 1 ? got == "no error" : has(got, "auto fields() const")));
+  REQUIRE_NOTHROW(sg::run(train.evaluate(batch(0))));
 }
 
 TEST_CASE("mpi/Processes: a loss in one process and outputs in another are no pair", "[mpi]") {

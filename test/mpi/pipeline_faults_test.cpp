@@ -241,7 +241,7 @@ TEST_CASE("mpi/Processes: more processes than ranks are refused", "[mpi]") {
   auto const got =
       error_of([&] { (void)sg::Pipeline{Scale{.layer = -2}}.with(Sum{}, sg::mpi::Processes{}); });
   REQUIRE(got.first == sg::Errc::bad_configuration);
-  REQUIRE(got.second.find("for 1 ranks") != std::string::npos);
+  REQUIRE(got.second.find("for 1 rank;") != std::string::npos);
 }
 
 TEST_CASE("mpi/Processes: a placement that leaves a process without a rank is refused", "[mpi]") {

@@ -94,8 +94,9 @@ namespace detail {
   using detail::mebibytes;
   std::string fits = "not even the parameters fit; use more stages";
   if (need.in_flight_bytes > 0 && need.fixed_bytes + need.in_flight_bytes <= info.free_bytes)
-    fits = text("it fits with ", (info.free_bytes - need.fixed_bytes) / need.in_flight_bytes,
-                " microbatches in flight or fewer");
+    fits = text("it fits with ",
+                counted((info.free_bytes - need.fixed_bytes) / need.in_flight_bytes, "microbatch"),
+                " in flight or fewer");
   else if (need.fixed_bytes <= info.free_bytes)
     fits = "not one microbatch in flight fits; use smaller ones, more stages or recompute";
   throw stagger::Error(

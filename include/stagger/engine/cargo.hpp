@@ -451,8 +451,9 @@ struct Cargo {
     for (std::size_t l = 0; l < held.size() && program().training; ++l)
       if (!machine.parameters_[l].hold_states(held[l]))
         raise(Errc::bad_configuration, "the optimizer's state of layer ", l,
-              " is shared out to ranks, and a step of ", program().microbatches,
-              " microbatches shares it out to others; take all steps with as many microbatches, or "
+              " is shared out to ranks, and a step of ",
+              counted(program().microbatches, "microbatch"),
+              " shares it out to others; take all steps with as many microbatches, or "
               "leave shard_optimizer out");
   }
 

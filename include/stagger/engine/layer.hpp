@@ -181,7 +181,7 @@ class Layer {
 
 /// Appends a layer, each layer of a run, or each layer of a Sequential.
 template <class L> void append_layers(List<Layer>& layers, L&& layer) {
-  append_layer(layers, new L(std::move(layer)), layer_ops<L>);
+  append_layer(layers, new L(std::forward<L>(layer)), layer_ops<L>);
 }
 template <class L> void append_layers(List<Layer>& layers, std::vector<L>&& run) {
   for (auto& layer : run) append_layers(layers, std::move(layer));

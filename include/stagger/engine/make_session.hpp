@@ -23,8 +23,8 @@ namespace stagger::detail {
 [[nodiscard]] inline std::vector<int> checked_places(std::vector<int> place, int ranks, int places,
                                                      bool process) {
   if (place.size() != static_cast<std::size_t>(ranks))
-    raise(Errc::bad_configuration, "the placement answered ", place.size(), " places for ", ranks,
-          " ranks; it must name one for each");
+    raise(Errc::bad_configuration, "the placement answered ", counted(place.size(), "place"),
+          " for ", counted(ranks, "rank"), "; it must name one for each");
   for (int const p : place)
     if (p < 0 || p >= places)
       raise(Errc::bad_configuration, "the placement answered place ", p, "; there are places 0 to ",
@@ -42,10 +42,10 @@ std::shared_ptr<Session> make_fitting_session(Device const& device, List<Layer> 
   Options const& options = setup.options;
   int const stages = static_cast<int>(setup.cuts.size()) + 1;
   if (setup.schedule.chunks < 1)
-    raise(Errc::bad_configuration, "a schedule with ", setup.schedule.chunks,
-          " stages on each rank cannot be run; use one with at least 1");
+    raise(Errc::bad_configuration, "a schedule with ", counted(setup.schedule.chunks, "stage"),
+          " on each rank cannot be run; use one with at least 1");
   if (stages % setup.schedule.chunks != 0)
-    raise(Errc::bad_configuration, stages, " stages cannot be spread over ranks with ",
+    raise(Errc::bad_configuration, counted(stages, "stage"), " cannot be spread over ranks with ",
           setup.schedule.chunks, " each; use a multiple of ", setup.schedule.chunks);
   int const positions = stages / setup.schedule.chunks;
   auto const& replicas = options.replicas;
@@ -64,17 +64,17 @@ std::shared_ptr<Session> make_fitting_session(Device const& device, List<Layer> 
   int const offered = device.places();
   int const places = std::min(offered, ranks);
   if (places < 1)
-    raise(Errc::bad_configuration, "the device offers ", offered,
-          " places for ranks; use at least 1");
+    raise(Errc::bad_configuration, "the device offers ", counted(offered, "place"),
+          " for ranks; use at least 1");
   int spare = 0;
   if constexpr (Device::traits.spare_places)
     if (!replicas.empty()) spare = std::clamp(device.spare_places(ranks), 0, ranks);
-  bool const counted =
+  bool const limited =
       offered != std::numeric_limits<int>::max();  // else as many as there are ranks
-  if (setup.uncut && ranks == 1 && layers.size() > 1 && offered > 1 && counted)
-    raise(Errc::bad_configuration, "nothing cuts this Sequential of ", layers.size(),
-          " layers into stages for the ", offered,
-          " places of the device; add a partitioner, such as partition::Even{",
+  if (setup.uncut && ranks == 1 && layers.size() > 1 && offered > 1 && limited)
+    raise(Errc::bad_configuration, "nothing cuts this Sequential of ",
+          counted(layers.size(), "layer"), " into stages for the ", counted(offered, "place"),
+          " of the device; add a partitioner, such as partition::Even{",
           std::min(layers.size(), static_cast<std::size_t>(offered)), "}, or use one place");
   if (!(options.deadline_s > 0))
     raise(Errc::bad_configuration, "a deadline of ", options.deadline_s,

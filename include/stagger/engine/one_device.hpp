@@ -102,9 +102,9 @@ template <class In, class Out, OptimizerPolicy Optimizer, LossPolicy Loss> class
 
   Metrics begin(Batch<In, Target> const& batch, bool training) {
     if (batch.inputs.empty() || batch.inputs.size() != batch.targets.size())
-      raise(Errc::bad_configuration, "a minibatch of ", batch.inputs.size(), " inputs and ",
-            batch.targets.size(),
-            " targets cannot be run; give at least 1 input and a target for each");
+      raise(Errc::bad_configuration, "a minibatch of ", counted(batch.inputs.size(), "input"),
+            " and ", counted(batch.targets.size(), "target"),
+            " cannot be run; give at least 1 input and a target for each");
     Metrics metrics;
     for (auto const& target : batch.targets) metrics.terms += loss_.terms(target);
     context_.begin_step(steps_, options_.seed, training);

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include <stagger/core/digest.hpp>
+#include <stagger/core/error.hpp>
 
 namespace stagger::detail {
 
@@ -32,7 +33,7 @@ concept AggregateOf = std::is_aggregate_v<P> &&
 
 /// Of what its `fields()` names; else of all its members, where they are nothing but double or
 /// nothing but float.
-/// @return 0 where its numbers are not known
+/// @return 0 where they are not known
 template <class P> [[nodiscard]] std::uint64_t optimizer_digest(P const& policy) noexcept {
   auto const of = []<class T>(T const& value, std::uint64_t before) {
     return digest(reinterpret_cast<char const*>(&value), sizeof(T), before);
@@ -48,12 +49,22 @@ template <class P> [[nodiscard]] std::uint64_t optimizer_digest(P const& policy)
         },
         policy.fields());
   } else if constexpr (std::is_empty_v<P>) {
-    return 0;
+    return empty_digest;
   } else if constexpr (AggregateOf<P, double> || AggregateOf<P, float>) {
     return of(policy, empty_digest);
   } else {
     return 0;
   }
+}
+
+/// For processes that take a step together.
+/// @throws Error bad_configuration  for the digest of an optimizer whose numbers are not known
+inline void require_numbers(std::uint64_t optimizer) {
+  if (optimizer != 0) return;
+  raise(Errc::bad_configuration,
+        "processes cannot compare the numbers of this optimizer, whose members are of several "
+        "types; give it 'auto fields() const { return std::tie(rate, warm_up); }' with all of "
+        "them");
 }
 
 }  // namespace stagger::detail

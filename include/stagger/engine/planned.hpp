@@ -35,8 +35,8 @@ struct PlannedOrder {
   [[nodiscard]] schedule::Table table(Shape shape) const {
     schedule::require_counts("a plan's order", shape, 1);
     if (warm_up.size() != static_cast<std::size_t>(shape.ranks))
-      raise(Errc::bad_configuration, "a plan of ", warm_up.size(), " stages cannot be run by ",
-            shape.ranks, " positions; cut the model as it says");
+      raise(Errc::bad_configuration, "a plan of ", counted(warm_up.size(), "stage"),
+            " cannot be run by ", counted(shape.ranks, "position"), "; cut the model as it says");
     for (std::size_t s = 0; s < warm_up.size(); ++s)
       if (warm_up[s] < 1 || (s > 0 && warm_up[s] > warm_up[s - 1]))
         raise(Errc::bad_schedule, "stage ", s, " of the plan runs ", warm_up[s],

@@ -43,8 +43,8 @@ class Profiler {
   explicit Profiler(ProfilerOptions options = {}) : options_(std::move(options)) {
     if (options_.repeats < 1 || options_.discarded < 0 || options_.samples < 1)
       raise(Errc::bad_configuration, "a model cannot be measured in ", options_.repeats,
-            " passes after ", options_.discarded, " discarded ones, with ", options_.samples,
-            " samples; use at least 1, 0 and 1");
+            " passes after ", options_.discarded, " discarded ones, with ",
+            counted(options_.samples, "sample"), "; use at least 1, 0 and 1");
   }
 
   /// Seconds of forward, input gradient and weight gradient of each layer, medians; bytes of its
@@ -116,8 +116,9 @@ class Profiler {
     require_names(layers);
     if (static_cast<std::size_t>(train.stages()) != layers || !machine.options().replicas.empty() ||
         !machine.options().record)
-      raise(Errc::bad_configuration, "a pipeline of ", train.stages(), " stages with ", layers,
-            " layers cannot be measured layer by layer; make each layer a stage, leave "
+      raise(Errc::bad_configuration, "a pipeline of ", counted(train.stages(), "stage"), " with ",
+            counted(layers, "layer"),
+            " cannot be measured layer by layer; make each layer a stage, leave "
             "Options::replicas out, and set Options::record");
     std::vector<Passes> times(layers);
     for (int pass = -options_.discarded; pass < options_.repeats; ++pass) {
@@ -245,8 +246,8 @@ class Profiler {
 
   void require_names(std::size_t layers) const {
     if (!options_.layer_names.empty() && options_.layer_names.size() != layers)
-      raise(Errc::bad_configuration, options_.layer_names.size(), " names were given for ", layers,
-            " layers; give one for each, or none");
+      raise(Errc::bad_configuration, options_.layer_names.size(), " names were given for ",
+            counted(layers, "layer"), "; give one for each, or none");
   }
 
   /// A profile without the bytes of values.

@@ -28,7 +28,7 @@ struct Replication {
   [[gnu::cold]] static void require(Replicas const& replicas, int positions, bool synchronous) {
     if (replicas.positions() != static_cast<std::size_t>(positions))
       raise(Errc::bad_configuration, replicas.positions(), " counts of replicas do not fit ",
-            positions, " positions of the schedule; give one for each");
+            counted(positions, "position"), " of the schedule; give one for each");
     for (std::size_t p = 0; p < replicas.positions(); ++p)
       if (replicas.counts()[p] < 1)
         raise(Errc::bad_configuration, "position ", p, " of the schedule has ",
@@ -321,9 +321,9 @@ struct Replication {
         RowRange const rows{border(count, part.before, part.total),
                             border(count, part.before + part.own, part.total)};
         if (rows.count() == 0)
-          raise(Errc::bad_configuration, "microbatch ", m, " has ", count,
-                " rows, of which replica ", part.replica, " of the ", part.replicas,
-                " of position ", part.position, " would get none; give each microbatch at least ",
+          raise(Errc::bad_configuration, "microbatch ", m, " has ", counted(count, "row"),
+                ", of which replica ", part.replica, " of the ", part.replicas, " of position ",
+                part.position, " would get none; give each microbatch at least ",
                 (part.total + part.own - 1) / part.own, " rows, or the position fewer replicas");
         run.ranks[r].rows[m] = rows;
         run.ranks[r].first_rows[m] = rows.first;
@@ -458,8 +458,9 @@ struct Replication {
   }
 
   [[noreturn]] [[gnu::cold]] static void refuse_rows(std::size_t rows, std::size_t inputs) {
-    raise(Errc::mismatch, "a value of ", rows, " rows belongs to ", inputs,
-          " rows of the model's input; with replicas, every value that is cut must have as many "
+    raise(Errc::mismatch, "a value of ", counted(rows, "row"), " belongs to ",
+          counted(inputs, "row"),
+          " of the model's input; with replicas, every value that is cut must have as many "
           "rows as the input, or the same multiple of it");
   }
 

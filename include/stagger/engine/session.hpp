@@ -63,7 +63,9 @@ class Session : public StepOwner {
     request.number = ++requests_;
     try {
       if (inputs != 0 && inputs != beside)
-        raise(Errc::bad_configuration, inputs, " inputs need as many ", name, ", not ", beside);
+        raise(Errc::bad_configuration, inputs,
+              inputs == 1 ? " input needs as many " : " inputs need as many ", name, ", not ",
+              beside);
       request.program = program(inputs, training);
     } catch (...) {
       refused(std::current_exception());

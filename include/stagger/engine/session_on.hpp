@@ -351,8 +351,8 @@ template <class Device> class SessionOn final : public Session {
             "a minibatch of 0 microbatches cannot be run; give at least 1");
     auto const slices = static_cast<std::size_t>(schedule_.slices);
     if (count % slices != 0)
-      raise(Errc::bad_configuration, count, " inputs cannot be microbatches of ", slices,
-            " slices each; give a multiple of ", slices);
+      raise(Errc::bad_configuration, counted(count, "input"), " cannot be microbatches of ",
+            counted(slices, "slice"), " each; give a multiple of ", slices);
   }
 
   [[nodiscard]] schedule::Table table(int microbatches) const {
@@ -368,9 +368,10 @@ template <class Device> class SessionOn final : public Session {
     if (!training) made = forward_only(made);
     if (made.stages != machine_.stages() || made.ranks() != positions_ ||
         made.microbatches * made.slices != microbatches)
-      raise(Errc::bad_schedule, "the schedule made a table of ", made.ranks(), " ranks, ",
-            made.stages, " stages and ", made.microbatches * made.slices, " microbatches where ",
-            positions_, ", ", machine_.stages(), " and ", microbatches, " were asked for");
+      raise(Errc::bad_schedule, "the schedule made a table of ", counted(made.ranks(), "rank"),
+            ", ", counted(made.stages, "stage"), " and ",
+            counted(made.microbatches * made.slices, "microbatch"), " where ", positions_, ", ",
+            machine_.stages(), " and ", microbatches, " were asked for");
     if (training && std::all_of(made.actions.begin(), made.actions.end(), [](auto const& action) {
           return action.kind == schedule::Kind::forward;
         }))

@@ -22,9 +22,8 @@ struct LossTag {};
 /// engine divides by the number of terms of the whole minibatch, so that the result is right for
 /// microbatches of unequal size.
 template <class L>
-concept LossPolicy = std::copyable<L> && std::same_as<typename L::policy_tag, LossTag> && requires {
-  typename L::Target;
-};
+concept LossPolicy = std::copyable<L> && std::same_as<typename L::policy_tag, LossTag> &&
+                     requires { typename L::Target; };
 
 /// Whether a loss accepts outputs of type Y.
 ///  - `terms(target)`: how many terms the microbatch contributes, >= 0
@@ -74,8 +73,9 @@ template <class T = float> struct MeanSquaredError {
  private:
   static void check(Tensor<T> const& y, Target const& target) {
     if (y.size() != target.size())
-      raise(Errc::mismatch, "the model's output has ", y.size(), " elements and the target ",
-            target.size(), "; give each microbatch a target of the output's size");
+      raise(Errc::mismatch, "the model's output has ", counted(y.size(), "element"),
+            " and the target ", target.size(),
+            "; give each microbatch a target of the output's size");
   }
 };
 
@@ -114,8 +114,8 @@ template <class T = float> struct CrossEntropy {
     std::size_t const rows = y.extent(0);
     std::size_t const classes = y.extent(1);
     if (rows != target.size())
-      raise(Errc::mismatch, "the model's output has ", rows, " rows and the target ", target.size(),
-            "; give each row one class");
+      raise(Errc::mismatch, "the model's output has ", counted(rows, "row"), " and the target ",
+            target.size(), "; give each row one class");
     double sum = 0;
     for (std::size_t row = 0; row < rows; ++row) {
       T const* const logits = y.data() + row * classes;

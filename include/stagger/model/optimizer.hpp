@@ -35,7 +35,7 @@ template <class T> struct OptimizerView {
 ///
 /// Processes that take a step together compare its numbers: all members, where they are nothing but
 /// double or nothing but float; else those that a member `auto fields() const` returns as a
-/// `std::tie`. An optimizer with other members and no `fields()` is not compared.
+/// `std::tie`. An optimizer with other members and no `fields()` is refused there.
 ///
 /// `update(view, gradient_scale, step)`: gradients are multiplied by `gradient_scale` (clipping)
 /// before use; `step` counts from 1. It must not throw: when it runs, the step is already decided.

@@ -20,6 +20,7 @@
 #include <stagger/collective/handshake.hpp>
 #include <stagger/engine/backend.hpp>
 #include <stagger/engine/cargo.hpp>
+#include <stagger/engine/optimizer_numbers.hpp>
 #include <stagger/mpi/detail/agreement.hpp>
 #include <stagger/mpi/detail/alike.hpp>
 #include <stagger/mpi/detail/channels.hpp>
@@ -92,6 +93,8 @@ class ProcessesBackend {
     double const meet_s = again ? std::min(meet_s_, machine_.options().deadline_s) : meet_s_;
     must_load_ = true;
     cargo_.require_portable(process_of.data());
+    if (program.training && channels_.size() > 1)
+      stagger::detail::require_numbers(cargo_.optimizer_digest());
     homes_.make_room(cargo_, process_of);
     stamp(stamp_.epoch, 0);
     load_meeting_.hold(world_, channels_, stamp_, program, process_of, prepares_, meet_s, told_);
@@ -200,8 +203,9 @@ class ProcessesBackend {
   template <class Device> static Communicator meet(Device const& device, int places) {
     int const size = device.places();
     if (places < size)
-      raise(Errc::bad_configuration, "MPI started ", size, " processes for ", places,
-            " ranks; start at most one for each rank, or give Options::replicas");
+      raise(Errc::bad_configuration, "MPI started ", counted(size, "process"), " for ",
+            counted(places, "rank"),
+            "; start at most one for each rank, or give Options::replicas");
     auto own = World{.processes = device.processes, .deadline_s = device.meet_s}.connect(size);
     return std::move(own.front());
   }
@@ -291,8 +295,9 @@ class ProcessesBackend {
     std::uint32_t const what = envelope.what;
     watch_.hear(peer);
     if (what == say_failure) return take_failure(peer, envelope, in);
-    if (what == say_load) detail::refuse_load(peer, channels_.rank(), machine_.program());
-    detail::require_alike(envelope, stamp_, peer, channels_.rank());
+    int const here = channels_.rank();
+    if (what == say_load) detail::refuse_load(envelope, stamp_, peer, here, machine_.program());
+    detail::require_alike(envelope, stamp_, peer, here);
     if (what == say_standing) return watch_.read(in);
     watch_.moved();
     if (what < say_failure) {

@@ -46,8 +46,8 @@ struct World {
     if (processes == MPI_COMM_WORLD && launch) require_launched(*launch, size);
     if (size != ranks) {
       throw Error(Errc::bad_configuration,
-                  text("the program has ", ranks, " ranks, but MPI started ", size,
-                       " processes; start it with mpirun -n ", ranks));
+                  text("the program has ", counted(ranks, "rank"), ", but MPI started ",
+                       counted(size, "process"), "; start it with mpirun -n ", ranks));
     }
     MPI_Comm const data = duplicate();
     MPI_Comm const control = duplicate();

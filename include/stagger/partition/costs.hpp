@@ -137,8 +137,8 @@ constexpr void require_stages(int stages, int layers) {
   if (stages < 1)
     throw Error(Errc::bad_configuration, "no device is given; a partition needs 1 or more");
   if (stages > layers)
-    throw Error(Errc::bad_configuration,
-                text(stages, " stages cannot be made of ", layers, " layers; use 1 to ", layers));
+    throw Error(Errc::bad_configuration, text(counted(stages, "stage"), " cannot be made of ",
+                                              counted(layers, "layer"), "; use 1 to ", layers));
 }
 
 /// A stage's seconds. Everywhere summed in this order, so that equal stages compare equal.
@@ -164,8 +164,8 @@ constexpr void require_stages(int stages, int layers) {
   detail::require_stages(stages, costs.layers());
   if (cuts.size() + 1 != order.size())
     throw Error(Errc::bad_configuration,
-                text(cuts.size(), " cuts make ", cuts.size() + 1, " stages, but ", stages,
-                     " devices are given; give one for each stage"));
+                text(cuts.size(), " cuts make ", counted(cuts.size() + 1, "stage"), ", but ",
+                     stages, " devices", " are given; give one for each stage"));
   Partition result{.cuts = cuts};
   for (int s = 0; s < stages; ++s) {
     auto const u = static_cast<std::size_t>(s);

@@ -21,8 +21,8 @@ struct ExplicitMap {
   [[nodiscard]] constexpr std::vector<int> place(int ranks, int count) const {
     if (places.size() != static_cast<std::size_t>(ranks))
       throw Error(Errc::bad_configuration,
-                  text("the placement names ", places.size(), " places for ", ranks,
-                       " ranks; name one for each"));
+                  text("the placement names ", counted(places.size(), "place"), " for ",
+                       counted(ranks, "rank"), "; name one for each"));
     for (int const p : places)
       if (p < 0 || p >= count)
         throw Error(Errc::bad_configuration,

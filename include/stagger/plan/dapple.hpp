@@ -243,7 +243,7 @@ class DappleSearch {
       next.wire = w_.wire(partials_[static_cast<std::size_t>(partial)].devices, next.devices);
       send(C, next.wire, begin);
     }
-    for (std::size_t c = static_cast<std::size_t>(at + 1); c < cuts_.size(); ++c) {
+    for (std::size_t c = static_cast<std::size_t>(at) + 1; c < cuts_.size(); ++c) {
       next.end = cuts_[c];
       if (!put(C, begin, next.end, next.group)) break;
       bool const whole = put(C + 1, next.end, N, tail);

@@ -33,11 +33,12 @@ namespace detail {
                shortage.available);
       break;
     case Resource::samples:
-      s = text("a batch of ", shortage.available, " samples is too small: ", shortage.needed,
-               " are needed to give each replica a microbatch");
+      s = text("a batch of ", counted(static_cast<long long>(shortage.available), "sample"),
+               " is too small: ", shortage.needed, " are needed to give each replica a microbatch");
       break;
     case Resource::layers:
-      s = text(shortage.needed, " stages cannot be made of ", shortage.available, " layers");
+      s = text(counted(static_cast<long long>(shortage.needed), "stage"), " cannot be made of ",
+               counted(static_cast<long long>(shortage.available), "layer"));
       break;
     case Resource::devices:
       s = text(shortage.needed, " devices are needed, and there are ", shortage.available);
@@ -66,7 +67,7 @@ template <class Possible>
   auto& change = shortage.change;
   if (shortage.resource == Resource::samples) {
     if (int const b = smaller(asked); b > 0)
-      change = text("it can be planned with microbatches of ", b, " samples per device");
+      change = text("it can be planned with microbatches of ", counted(b, "sample"), " per device");
     return infeasible(w, std::move(shortage));
   }
   Request again = asked;
@@ -74,9 +75,10 @@ template <class Possible>
   if (!asked.recompute && possible(again)) {
     change = "it fits with recomputation";
   } else if (int const b = smaller(asked); b > 0) {
-    change = text("it fits with microbatches of ", b, " samples per device");
+    change = text("it fits with microbatches of ", counted(b, "sample"), " per device");
   } else if (int const c = asked.recompute ? 0 : smaller(again); c > 0) {
-    change = text("it fits with recomputation and microbatches of ", c, " samples per device");
+    change = text("it fits with recomputation and microbatches of ", counted(c, "sample"),
+                  " per device");
   } else {
     again.microbatch = 1;
     again.memory_factor = memory_factor::sgd;

@@ -28,8 +28,8 @@ namespace stagger::plan {
   int const M = plan.microbatches;
   if (M < 1 || M > w.request().batch)
     throw Error(Errc::bad_configuration,
-                text("a batch of ", w.request().batch, " samples cannot be cut into ", M,
-                     " microbatches; plan for this batch"));
+                text("a batch of ", counted(w.request().batch, "sample"), " cannot be cut into ",
+                     counted(M, "microbatch"), "; plan for this batch"));
   Flow const f{M, static_cast<double>(w.request().batch) / M};
   std::size_t const S = plan.stages.size();
   std::vector<StageTime> times(2 * S - 1);

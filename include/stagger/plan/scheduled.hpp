@@ -66,7 +66,8 @@ template <SchedulePolicy Schedule> struct Scheduled {
       better = false;
       for (auto const& draft : detail::neighbours(best->draft)) {
         if (left-- <= 0) break;
-        if ((better = consider(draft))) break;
+        better = consider(draft);
+        if (better) break;
       }
     }
     best->plan.candidates = candidates.front().plan.candidates + simulations - std::max(0LL, left);

@@ -97,8 +97,8 @@ class Simulator {
   constexpr static void check(std::span<StageTime const> stages, std::span<int const> warm_up) {
     if (stages.size() + 1 != 2 * warm_up.size())
       throw Error(Errc::bad_configuration,
-                  text(warm_up.size(), " warm-up counts for ", stages.size(),
-                       " stages and transfers; give one count for each stage, with a transfer "
+                  text(warm_up.size(), " warm-up counts for ", counted(stages.size(), "stage"),
+                       " and transfers; give one count for each stage, with a transfer "
                        "between two stages"));
     for (std::size_t s = 0; s < warm_up.size(); ++s) {
       if (warm_up[s] < 1)

@@ -210,6 +210,9 @@ class Workload {
   void check() {
     auto const refuse = [](std::string const& s) { throw Error(Errc::bad_configuration, s); };
     if (request_.batch < 1) refuse(text("a batch of ", request_.batch, " samples; give 1 or more"));
+    if (int const most = 1 << 25; request_.batch > most)  // simulations take as long as it has parts
+      refuse(text("a batch of ", request_.batch, " samples cannot be planned; give at most ", most,
+                  ", since a larger one takes the same plan in more microbatches"));
     if (request_.microbatch < 0)
       refuse(text("microbatches of ", request_.microbatch,
                   " samples per device; give 1 or more, or 0 for the profile's batch"));

@@ -16,21 +16,22 @@ namespace stagger::schedule {
 /// The count that a policy may refuse.
 enum class Count : std::uint8_t { ranks, microbatches, chunks, group, slices, in_flight, warm_up };
 
-/// The word for a count.
-[[nodiscard]] constexpr char const* name(Count count) noexcept {
+/// The word for a count of so many.
+[[nodiscard]] constexpr char const* name(Count count, int value) noexcept {
+  bool const one = value == 1;
   switch (count) {
     case Count::ranks:
-      return "ranks";
+      return one ? "rank" : "ranks";
     case Count::microbatches:
-      return "microbatches";
+      return one ? "microbatch" : "microbatches";
     case Count::chunks:
-      return "chunks";
+      return one ? "chunk" : "chunks";
     case Count::group:
       return "group size";
     case Count::slices:
-      return "slices";
+      return one ? "slice" : "slices";
     case Count::in_flight:
-      return "microbatches in flight";
+      return one ? "microbatch in flight" : "microbatches in flight";
     case Count::warm_up:
       return "warm-up gap";
   }
@@ -56,8 +57,8 @@ constexpr void require(bool holds, char const* policy, Count count, int value, i
     if (std::is_constant_evaluated())
       static_cast<void>(detail::name_at_compile_time(nearest_legal));
     throw Error(Errc::bad_configuration,
-                text("schedule ", policy, " cannot have ", value, " ", name(count), ": ", rule,
-                     "; the nearest legal value is ", nearest_legal));
+                text("schedule ", policy, " cannot have ", value, " ", name(count, value), ": ",
+                     rule, "; the nearest legal value is ", nearest_legal));
   }
 }
 

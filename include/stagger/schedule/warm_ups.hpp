@@ -62,7 +62,7 @@ class WarmUps {
   /// @param best_s  a makespan to beat; the new one where it is beaten
   /// @return the counts, empty where it does not or does not fit
   [[nodiscard]] Counts gap(int wanted, double& best_s) {
-    Counts const c = counts(wanted, deepest());
+    Counts c = counts(wanted, deepest());
     if (c[0] > room_) return {};
     double const s = at_least(c, c, best_s);
     if (s >= best_s) return {};

@@ -30,6 +30,7 @@ struct Named {
   auto fields() const { return std::tie(kind, rate, warm_up); }
 };
 struct Nothing {};
+struct Derived : optimizer::AdamW {};
 
 }  // namespace
 
@@ -51,7 +52,11 @@ TEST_CASE("engine/optimizer_numbers: each number changes the digest, and equal o
 
 TEST_CASE("engine/optimizer_numbers: bytes that are no numbers are not looked at", "[engine]") {
   CHECK(optimizer_digest(Gaps{}) == 0);
-  CHECK(optimizer_digest(Nothing{}) == 0);
+  CHECK(optimizer_digest(Nothing{}) != 0);
+  CHECK(optimizer_digest(Derived{}) != optimizer_digest(Derived{{.rate = 0.5}}));
+  CHECK_NOTHROW(detail::require_numbers(optimizer_digest(Nothing{})));
+  CHECK_THROWS_WITH(detail::require_numbers(optimizer_digest(Gaps{})),
+                    Catch::Contains("auto fields() const"));
   CHECK(optimizer_digest(Named{}) != 0);
   CHECK(optimizer_digest(Named{}) == optimizer_digest(Named{.note = "of the second process"}));
   CHECK(optimizer_digest(Named{}) != optimizer_digest(Named{.kind = 2}));

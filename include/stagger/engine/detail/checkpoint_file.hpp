@@ -254,7 +254,7 @@ inline void remove_other_checkpoints(std::string const& folder, std::int64_t ste
     std::int64_t const other = step_of(name);
     if ((other >= 0 && other != step && other != before) ||
         (name.starts_with(temporary) && name.ends_with(".tmp")))
-      ::unlink((folder + "/" + name).c_str());
+      ::unlink(text(folder, "/", name).c_str());
   }
 }
 

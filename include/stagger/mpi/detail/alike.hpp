@@ -34,9 +34,8 @@ inline void require_alike(Envelope const& theirs, Stamp const& own, int peer, in
           lower ? own.steps : theirs.steps,
           "; resume all processes from the same checkpoint, and take the same steps in all");
   if (own.uses <= 2)
-    raise(Errc::mismatch, "process ", own.uses == 1 ? here : peer,
-          " is asked for a loss, process ", own.uses == 1 ? peer : here,
-          " for outputs; ask for the same in all processes");
+    raise(Errc::mismatch, "process ", own.uses == 1 ? here : peer, " is asked for a loss, process ",
+          own.uses == 1 ? peer : here, " for outputs; ask for the same in all processes");
   raise(Errc::mismatch, "processes ", first, " and ", second, " take step ", own.steps + 1,
         " with different numbers in the optimizer, such as its learning rate; set them alike in "
         "all processes");
@@ -44,12 +43,14 @@ inline void require_alike(Envelope const& theirs, Stamp const& own, int peer, in
 
 /// What a program does, for a reader.
 [[nodiscard]] inline std::string asked(Program const& program) {
-  return text(program.training ? "a training" : "a forward-only", " step of ", program.microbatches,
-              " microbatches");
+  return text(program.training ? "a training" : "a forward-only", " step of ",
+              counted(program.microbatches, "microbatch"));
 }
 
-/// @throws Error  mismatch with a process that is to load a program, where this one is not
-[[noreturn]] inline void refuse_load(int peer, int here, Program const& program) {
+/// @throws Error  mismatch where of this process and another one only one is to load a program
+[[noreturn]] inline void refuse_load(Envelope const& theirs, Stamp const& own, int peer, int here,
+                                     Program const& program) {
+  if (theirs.steps != own.steps) require_alike(theirs, own, peer, here);
   raise(Errc::mismatch, "process ", here, " is asked for ", asked(program), ", process ", peer,
         " for something else; ask for the same in all processes");
 }
@@ -112,9 +113,11 @@ class LoadMeeting {
     for (bool moved = true;; moved = channels.poll(stamp.epoch, deliver)) {
       auto const missing = std::find(came_.begin(), came_.end(), false);
       if (missing == came_.end()) break;
-      for (int p = 0; p < channels.size(); ++p)
-        if (!came_[static_cast<std::size_t>(p)] && channels.ahead(p, stamp.epoch))
-          refuse_load(p, here, program);
+      for (int p = 0; p < channels.size(); ++p) {
+        bool const came = came_[static_cast<std::size_t>(p)];
+        Envelope const* const next = came ? nullptr : channels.ahead(p, stamp.epoch);
+        if (next != nullptr) refuse_load(*next, stamp, p, here, program);
+      }
       auto const waited = std::chrono::steady_clock::now() - start;
       if (std::chrono::duration<double>(waited).count() >= seconds)
         raise(Errc::deadline, "process ", missing - came_.begin(), " has not asked for ",

@@ -198,10 +198,11 @@ class Channels {
     return moved;
   }
 
-  /// Whether the next message of a process belongs to a later epoch than what was polled for.
-  [[nodiscard]] bool ahead(int peer, std::uint32_t epoch) const noexcept {
+  /// The next message of a process, where it belongs to a later epoch than what was polled for.
+  [[nodiscard]] Envelope const* ahead(int peer, std::uint32_t epoch) const noexcept {
     Peer const& other = peers_[static_cast<std::size_t>(peer)];
-    return other.state == State::held && later(other.envelope.epoch, epoch);
+    bool const waits = other.state == State::held && later(other.envelope.epoch, epoch);
+    return waits ? &other.envelope : nullptr;
   }
 
   /// While the message of a process is delivered: keeps the memory of its payload, and gives other

@@ -12,6 +12,7 @@
 #include <stagger/collective/handshake.hpp>
 #include <stagger/engine/facts.hpp>
 #include <stagger/engine/machine.hpp>
+#include <stagger/engine/optimizer_numbers.hpp>
 #include <stagger/nccl/detail/fleet.hpp>
 
 namespace stagger::nccl::detail {
@@ -106,7 +107,10 @@ struct Told {
   std::string places;
   for (int const p : place) places += text(places.empty() ? "" : " ", p);
   stagger::detail::Digest numbers;
-  if (program.training) numbers.numbers(machine.optimizer_digest());
+  if (program.training) {
+    stagger::detail::require_numbers(machine.optimizer_digest());
+    numbers.numbers(machine.optimizer_digest());
+  }
   stagger::detail::Digest code;
   for (auto const& rank : program.ranks)
     code.numbers(stagger::detail::digest_of(rank).value(), rank.beside);
