@@ -27,7 +27,7 @@ inline constexpr double ethernet_10 = 1.25e9;
   Cluster result{.name = std::move(name), .inter = {.bytes_per_s = inter}};
   Link nvlink{.bytes_per_s = 25e9, .all_reduce_bytes_per_s = {0, 0}};
   for (int r = 2; r <= (each < 2 ? 2 : each); ++r)
-    nvlink.all_reduce_bytes_per_s.push_back(25e9 * static_cast<double>(r >> 1));
+    nvlink.all_reduce_bytes_per_s.push_back(25e9 * (r / 2));
   for (int s = 0; s < servers; ++s) {
     result.intra.push_back(nvlink);
     for (int d = 0; d < each; ++d)
