@@ -59,12 +59,8 @@ class Layout {
 
  private:
   friend struct Replication;
-  friend struct ReplicaSums;
   using enum EdgeSignal;
   [[nodiscard]] static std::size_t index(int cell) { return static_cast<std::size_t>(cell); }
-  [[nodiscard]] ReplicaOps const* sum_ops() const noexcept {
-    return options_.groups == nullptr ? nullptr : replica_ops();
-  }
   [[nodiscard]] int ranks() const {
     return replica_ops() == nullptr ? table_.ranks()
                                     : static_cast<int>(options_.replicas->parts().size());
@@ -355,8 +351,7 @@ class Layout {
     hand_in.op = Op::hand_in;
     Instruction finish;
     finish.op = Op::finish;
-    if (sum_ops() != nullptr) sum_ops()->await_sums(*this, rank, finish, self);
-    for (std::size_t s = 0; s + 1 < first_cell_.size() && sum_ops() == nullptr; ++s) {
+    for (std::size_t s = 0; s + 1 < first_cell_.size(); ++s) {
       std::size_t const lowest = first_cell_[s];
       for (std::size_t c = lowest + 1; c < first_cell_[s + 1]; ++c) {
         if (cells_[c].rank == self && hand_in.gives == 0) give(hand_in, of_rank(handed_in, self));
@@ -385,7 +380,7 @@ class Layout {
     auto const handed_in =
         static_cast<std::uint32_t>((cells_.size() + cuts_.size()) * signals_per_edge);
     auto const done = static_cast<std::uint32_t>(handed_in + ranks);  // one of each for every rank
-    std::size_t const signals = done + ranks + (sum_ops() == nullptr ? 0 : 2 * cells_.size());
+    std::size_t const signals = done + ranks;
     awaited_.assign(signals, 0);
     updates_made_.assign(cells_.size(), 0);
     if (signals > 65535)
@@ -421,8 +416,6 @@ class Layout {
       program.ranks.push_back(std::move(rank));
       program.peak_in_flight.push_back(peak);
     }
-    if (sum_ops() != nullptr) sum_ops()->emit_sums(*this, program);
-    drop_unawaited(program);
     program.cells = cells_;
     program.cuts = cuts_;
     for (std::size_t c = 0; c < cells_.size(); ++c) {
@@ -435,19 +428,6 @@ class Layout {
       if (cells_[c].gathers_input) program.cells[c].dx_slots = std::max(1U, dx_[c].slots);
     }
     return program;
-  }
-
-  // A signal is given as often as somebody waits for it, and no more.
-  void drop_unawaited(Program& program) const {
-    List<std::uint32_t> given(program.signals.size());
-    for (auto& rank : program.ranks) {
-      for (auto& in : rank.code) {
-        std::uint8_t kept = 0;
-        for (std::uint8_t g = 0; g < in.gives; ++g)
-          if (++given[in.give[g]] <= awaited_[in.give[g]]) in.give[kept++] = in.give[g];
-        in.gives = kept;
-      }
-    }
   }
 
   /// @return whether the signal says that there is room, and there can be more of it
@@ -479,6 +459,22 @@ class Layout {
   List<std::uint32_t> awaited_;  // [signals] the highest count that anybody waits for
 };
 
+/// A signal is given as often as somebody waits for it, and no more.
+[[gnu::cold]] inline void drop_unawaited(Program& program) {
+  List<std::uint32_t> awaited(program.signals.size());
+  for (auto const& rank : program.ranks)
+    for (Wait const& wait : rank.waits)
+      awaited[wait.signal] = std::max(awaited[wait.signal], wait.count);
+  List<std::uint32_t> given(program.signals.size());
+  for (auto& rank : program.ranks)
+    for (auto& in : rank.code) {
+      std::uint8_t kept = 0;
+      for (std::uint8_t g = 0; g < in.gives; ++g)
+        if (++given[in.give[g]] <= awaited[in.give[g]]) in.give[kept++] = in.give[g];
+      in.gives = kept;
+    }
+}
+
 }  // namespace detail
 
 /// Lowers a verified table to a program that cannot deadlock, and says what it needs: slots,
@@ -489,7 +485,13 @@ class Layout {
 /// @complexity        linear in the number of actions
 [[nodiscard]] inline Program lay_out(schedule::Table const& table,
                                      LayOutOptions const& options = {}) {
-  return detail::Layout(table, options).make();
+  detail::Layout layout(table, options);
+  Program program = layout.make();
+  if (layout.replica_ops() != nullptr && options.groups != nullptr)
+    program =
+        layout.replica_ops()->group_gradients(program, *options.groups, options.chain_squares);
+  detail::drop_unawaited(program);
+  return program;
 }
 
 }  // namespace stagger

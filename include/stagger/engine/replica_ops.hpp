@@ -85,8 +85,7 @@ struct ReplicaOps {
   void (*emit)(Layout&, RankProgram&, Instruction&);         // the instruction, and what it gives
   void (*name_signals)(Layout const&, Program&);
   bool (*make_room)(Layout&, std::uint32_t signal);
-  void (*await_sums)(Layout&, RankProgram&, Instruction& finish, int self);
-  void (*emit_sums)(Layout&, Program&);  // the ranks that add up gradients
+  Program (*group_gradients)(Program const&, List<GradientGroup> const&, bool chain_squares);
   // of the machine
   void (*load)(Machine&);
   void (*begin_step)(Machine&);

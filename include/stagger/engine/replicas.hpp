@@ -11,6 +11,7 @@
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
+#include <stagger/engine/group_gradients.hpp>
 #include <stagger/engine/lay_out.hpp>
 #include <stagger/engine/machine.hpp>
 #include <stagger/engine/options.hpp>
@@ -148,7 +149,7 @@ struct Replication {
                              layout.y_[cut.from], u, cut.from, layout.uses_[cut.from].forward[u]);
         gives.push_back(static_cast<std::uint16_t>(signal(layout, k, EdgeSignal::forward_free)));
       }
-      ReplicaSums::push(rank, gather, gives);
+      push(rank, gather, gives);
     }
     if (!forward && cell.gathers_gradient) {
       gather.op = Op::gather_gradient;
@@ -160,12 +161,12 @@ struct Replication {
                              layout.dx_[cut.to], u, cut.to, layout.uses_[cut.to].gradient[u]);
         gives.push_back(static_cast<std::uint16_t>(signal(layout, k, EdgeSignal::backward_free)));
       }
-      ReplicaSums::push(rank, gather, gives);
+      push(rank, gather, gives);
     }
     if (layout.last(c) && part(layout, c).replicas > 1 && forward != layout.training_) {
       gather.op = Op::gather_target;
       gather.waits = 0;
-      ReplicaSums::push(rank, gather, {});
+      push(rank, gather, {});
     }
     constexpr std::uint32_t gathered = 0;  // room is made before the taker's action
     for (std::size_t k = 0; k < layout.cuts_.size(); ++k) {
@@ -196,7 +197,7 @@ struct Replication {
       if (gradient && cut.to == c)
         gives.push_back(static_cast<std::uint16_t>(signal(layout, k, EdgeSignal::backward_full)));
     }
-    if (!ReplicaSums::emit_backward(layout, rank, in, gives)) ReplicaSums::push(rank, in, gives);
+    push(rank, in, gives);
   }
 
   [[gnu::cold]] static void name_signals(Layout const& layout, Program& program) {
@@ -471,7 +472,7 @@ inline constexpr ReplicaOps replica_ops{
     &Replication::link,         &Replication::assign_slots,
     &Replication::emit_before,  &Replication::emit,
     &Replication::name_signals, &Replication::make_room,
-    &ReplicaSums::await_sums,   &ReplicaSums::emit_sums,
+    &group_gradients,
     &Replication::load,         &Replication::begin_step,
     &Replication::end_step,     &Replication::join_outputs,
     &Replication::execute,      &ReplicaSums::note,

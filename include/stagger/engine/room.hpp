@@ -28,13 +28,6 @@ struct RankTimes {
   Positions end;
 };
 
-/// Whether an instruction is the first part of a backward.
-[[nodiscard]] inline bool first_part(List<Instruction> const& code, std::size_t at) {
-  Op const op = code[at].op;
-  if (!computes_part(op)) return false;
-  return at == 0 || code[at - 1].op != op || code[at - 1].cell != code[at].cell;
-}
-
 /// Plays a program on ranks that are all equally fast: F, I and W take one unit each, B two,
 /// messages none; nobody waits for room.
 /// @return [ranks]; none where ranks wait for each other for ever
@@ -43,17 +36,14 @@ struct RankTimes {
   List<std::uint32_t> now(program.ranks.size());
   FixedArray<RankTimes> times(program.ranks.size());
   FixedArray<Positions> given(program.signals.size());  // times of each signal
-  auto const visit = [&](std::size_t rank, std::size_t index, Instruction const& in,
+  auto const visit = [&](std::size_t rank, std::size_t, Instruction const& in,
                          std::span<Wait const> waits) {
     for (Wait const& wait : waits)
       if (program.signals[wait.signal].edge >= 0 && wait.count != 0)
         now[rank] = std::max(now[rank], given[wait.signal][wait.count - 1]);
-    // Of a backward in parts, the first stands for all: nobody waits for another but the last.
-    bool const of_table = in_table(in.op) || first_part(program.ranks[rank].code, index);
-    bool const whole = in.op == Op::backward || in.op == Op::backward_part;
-    if (of_table) times[rank].start.push_back(now[rank]);
-    if (of_table || in.op == Op::recompute) now[rank] += whole ? 2 : 1;
-    if (of_table) times[rank].end.push_back(now[rank]);
+    if (in_table(in.op)) times[rank].start.push_back(now[rank]);
+    if (computes(in.op)) now[rank] += in.op == Op::backward ? 2 : 1;
+    if (in_table(in.op)) times[rank].end.push_back(now[rank]);
     for (std::size_t g = 0; g < in.gives; ++g) given[in.give[g]].push_back(now[rank]);
   };
   if (!play(program, visit, Heeded::messages).empty()) return {};
