@@ -187,7 +187,8 @@ bool plant(Program& program, std::size_t fault, Random& random) {
   Instruction& in = rank.code[i];
   std::size_t const wait = wait_of(rank, i);
   auto const near = [&](auto value) {
-    return static_cast<decltype(value)>(value + (value == 0 || below(random, 2) == 0 ? 1 : -1));
+    bool const up = value == 0 || below(random, 2) == 0;
+    return static_cast<decltype(value)>(up ? value + 1U : value - 1U);
   };
   switch (fault) {
     case 0:
