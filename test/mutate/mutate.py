@@ -338,28 +338,21 @@ def verdict(known):
 
 
 def table(mutants, store):
+    columns = ["plain", "thread", "equivalent", "survived", "open"]
     rows = {}
     for mutant in mutants:
-        row = rows.setdefault(mutant.folder, {"killed": 0, "sanitizer": 0, "survived": 0, "open": 0, "equivalent": 0})
-        if mutant.equivalent is not None:
-            row["equivalent"] += 1
-            continue
-        result, kind, _ = verdict(store.of(mutant))
-        row[result] += 1
-        row["sanitizer"] += kind == "thread"
-    text = ["| folder | mutants | killed | of these by the thread sanitizer alone | survived | not asked yet | equivalent |",
-            "|---|--:|--:|--:|--:|--:|--:|"]
-    total = {}
-    for folder, row in sorted(rows.items()):
-        text.append(f"| {folder} | {row['killed'] + row['survived'] + row['open'] + row['equivalent']} | {row['killed']} | "
-                    f"{row['sanitizer']} | {row['survived']} | {row['open']} | {row['equivalent']} |")
-        for key, value in row.items():
-            total[key] = total.get(key, 0) + value
-    asked = total.get("killed", 0) + total.get("survived", 0)
-    text.append(f"| all | {sum(total.values()) - total.get('sanitizer', 0)} | {total.get('killed', 0)} | {total.get('sanitizer', 0)} | "
-                f"{total.get('survived', 0)} | {total.get('open', 0)} | {total.get('equivalent', 0)} |")
-    share = total.get("killed", 0) / asked if asked else 0
-    return "\n".join(text), share, asked, total.get("open", 0)
+        row = rows.setdefault(mutant.folder, dict.fromkeys(columns, 0))
+        result, kind, _ = ("equivalent", None, "") if mutant.equivalent is not None else verdict(store.of(mutant))
+        row[kind if result == "killed" else result] += 1
+    total = {key: sum(row[key] for row in rows.values()) for key in columns}
+    shown = columns if total["open"] else columns[:-1]
+    heads = {"plain": "noticed", "thread": "by the thread sanitizer alone", "open": "not asked yet"}
+    text = ["| folder | mutants | " + " | ".join(heads.get(key, key) for key in shown) + " |", "|---|--:" + "|--:" * len(shown) + "|"]
+    for folder, row in [*sorted(rows.items()), ("all", total)]:
+        text.append(f"| {folder} | {sum(row.values())} | " + " | ".join(str(row[key]) for key in shown) + " |")
+    noticed = total["plain"] + total["thread"]
+    asked = noticed + total["survived"]
+    return "\n".join(text), noticed / asked if asked else 0, asked, total["open"]
 
 
 def main():

@@ -346,6 +346,18 @@ TEST_CASE("engine/require_sound: one sentence names rank, instruction and what i
     lacking.actions.push_back({schedule::Kind::backward, 1, 3});
     CHECK_THROWS_WITH(lay_out(lacking), Catch::Contains("stage 1, microbatch 3"));
   }
+  SECTION("an update before the last gradient of its minibatch") {
+    LayOutOptions options;
+    options.staleness = model_of(staleness::WeightStashing{});
+    auto const alone = made("alone", schedule::OneFOneB{}.table({1, 4}), options);
+    Program early = alone->program;
+    auto& code = early.ranks[0].code;
+    std::size_t update = 1;
+    while (code[update].op != Op::apply) ++update;
+    REQUIRE(code[update - 1].waits + code[update].waits == 0);
+    std::swap(code[update - 1], code[update]);
+    CHECK_THAT(said(early, *alone), Catch::Contains("makes update"));
+  }
   SECTION("a staleness model that answers otherwise the second time") {
     static int asked = 0;
     asked = 0;
