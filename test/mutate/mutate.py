@@ -346,7 +346,7 @@ def table(mutants, store):
         row[kind if result == "killed" else result] += 1
     total = {key: sum(row[key] for row in rows.values()) for key in columns}
     shown = columns if total["open"] else columns[:-1]
-    heads = {"plain": "noticed", "thread": "by the thread sanitizer alone", "open": "not asked yet"}
+    heads = {"plain": "noticed plainly", "thread": "by the thread sanitizer alone", "open": "not asked yet"}
     text = ["| folder | mutants | " + " | ".join(heads.get(key, key) for key in shown) + " |", "|---|--:" + "|--:" * len(shown) + "|"]
     for folder, row in [*sorted(rows.items()), ("all", total)]:
         text.append(f"| {folder} | {sum(row.values())} | " + " | ".join(str(row[key]) for key in shown) + " |")
