@@ -1,44 +1,51 @@
 // SPDX-License-Identifier: Apache-2.0
-// Iterations of four ranks whose links are slow, for the five groupings: is each as long as
-// predicted, and do they come in the predicted order? And how long does the exact grouping take to
-// find?
+// Steps of four processes whose links are slow on purpose, for the five groupings: is each as long
+// as predicted, and do they come in the predicted order? And how long does the exact grouping take
+// to find?
 //
-// Each rank has a thread that computes and one that sends. Computing replays the backward pass of
-// examples/gpt with 12 blocks, its five layers per block lasting as their multiplications say; it
-// sleeps, so that four ranks fit on two cores. Gradients are real and are all-reduced in process.
-// The link sleeps until a message has lasted start-up + bytes x time per byte. Predictions see none
-// of this: they use a line fitted to messages that were timed on the link, and layer times that
-// were measured.
+// The pipeline is one stage with a replica in each process, and trains: the engine adds up
+// gradients by MPI_Iallreduce, group by group, while the last backward still runs. Layers are those
+// of examples/gpt with 12 blocks; each backward sleeps as long as its multiplications say, so that
+// four processes fit on two cores. This program stands between the engine and MPI: a sum is not
+// done before start-up + bytes x time per byte have passed since the one before it was, or since it
+// began. Predictions see none of this: they use what the engine measured, layer times and a line
+// fitted to sums.
+
+#include <mpi.h>
 
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <cmath>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
+#include <cstdio>
+#include <cstring>
+#include <map>
 #include <random>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
-#include <stagger/collective/decision.hpp>
+#include <stagger/collective/all_reduce.hpp>
 #include <stagger/collective/grouping.hpp>
-#include <stagger/collective/in_process.hpp>
-#include <stagger/collective/line_fit.hpp>
+#include <stagger/engine/replicas.hpp>
+#include <stagger/mpi/processes.hpp>
+#include <stagger/mpi/session.hpp>
+#include <stagger/stagger.hpp>
 
 #include "support/rows.hpp"
 
 namespace {
 
+namespace sg = stagger;
 using namespace stagger::collective;
 using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
 
-constexpr int ranks = 4;
+constexpr int processes = 4;
 constexpr int repetitions = 5;
-constexpr double patience_s = 60;
 
 /// Layers of examples/gpt, input first: weights and how long each backward lasts.
 struct Network {
@@ -75,17 +82,49 @@ struct SlowLink {
   char const* name;
   double startup_s;
   double per_byte_s;
-
-  void finish(Clock::time_point start, std::uint64_t bytes) const {
-    if (bytes == 0) return;
-    std::this_thread::sleep_until(
-        start + std::chrono::duration_cast<Clock::duration>(
-                    Seconds(startup_s + per_byte_s * static_cast<double>(bytes))));
-  }
 };
 constexpr SlowLink links[] = {{"start-up 0.3 ms", 0.3e-3, 8e-9},
                               {"start-up 1.5 ms", 1.5e-3, 8e-9},
                               {"start-up 6 ms", 6e-3, 8e-9}};
+
+/// The link of this process, and until when each sum that is on it lasts.
+SlowLink link_here = links[0];
+Clock::time_point free_at{};
+std::map<MPI_Request, Clock::time_point> lasts_until;
+
+}  // namespace
+
+extern "C" int MPI_Iallreduce(void const* from, void* to, int count, MPI_Datatype type, MPI_Op op,
+                              MPI_Comm comm, MPI_Request* request) {
+  int const code = PMPI_Iallreduce(from, to, count, type, op, comm, request);
+  int size = 0;
+  MPI_Type_size(type, &size);
+  double const s = link_here.startup_s + link_here.per_byte_s * size * count;
+  free_at =
+      std::max(free_at, Clock::now()) + std::chrono::duration_cast<Clock::duration>(Seconds(s));
+  lasts_until[*request] = free_at;
+  return code;
+}
+
+extern "C" int MPI_Testall(int count, MPI_Request* requests, int* done, MPI_Status* statuses) {
+  for (int i = 0; i < count; ++i) {
+    auto const known = lasts_until.find(requests[i]);
+    if (known == lasts_until.end()) continue;
+    if (Clock::now() < known->second) {
+      int moved = 0;  // MPI goes on meanwhile
+      MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_SELF, &moved, MPI_STATUS_IGNORE);
+      *done = 0;
+      return MPI_SUCCESS;
+    }
+  }
+  std::vector<MPI_Request> const before(requests, requests + count);
+  int const code = PMPI_Testall(count, requests, done, statuses);
+  if (code == MPI_SUCCESS && *done != 0)
+    for (MPI_Request const request : before) lasts_until.erase(request);
+  return code;
+}
+
+namespace {
 
 constexpr char const* grouping_names[] = {"layerwise", "single", "greedy", "optimal", "bucket"};
 
@@ -104,134 +143,132 @@ constexpr char const* grouping_names[] = {"layerwise", "single", "greedy", "opti
   }
 }
 
-/// One rank's iteration: computes in this thread, sends in another.
-struct Rank {
-  std::vector<float> gradients;      // last layer first: a group is one span
-  std::vector<std::size_t> offsets;  // of layer l at [l]
-  std::mutex mutex;
-  std::condition_variable moved;
-  int lowest_ready = 0;
-  std::vector<double> layer_s;  // as measured
+/// A layer whose backward sleeps.
+struct Layer {
+  using Input = sg::Tensor<>;
+  using Output = sg::Tensor<>;
+  double backward_s;
+  double forward_s;
+  sg::Parameter<> weights;
+  Layer(std::uint64_t bytes, double backward, double forward)
+      : backward_s(backward),
+        forward_s(forward),
+        weights("weights", std::vector<float>(bytes / sizeof(float))) {}
 
-  double run(InProcessCommunicator& c, Network const& n, std::vector<LayerGroup> const& groups,
-             SlowLink const& link) {
-    auto const layers = static_cast<int>(n.bytes.size());
-    layer_s.assign(n.bytes.size(), 0);
-    lowest_ready = layers + 1;
-    c.barrier().wait(patience_s);
-    auto const start = Clock::now();
-    std::thread sender([&] {
-      for (auto const& g : groups) {
-        std::unique_lock lock(mutex);
-        moved.wait(lock, [&] { return lowest_ready <= g.lowest; });
-        lock.unlock();
-        auto const begun = Clock::now();
-        std::size_t const first = offsets[static_cast<std::size_t>(g.highest)];
-        std::size_t const last = offsets[static_cast<std::size_t>(g.lowest - 1)];
-        c.all_reduce(std::span(gradients).subspan(first, last - first)).wait(patience_s);
-        link.finish(begun, 4 * (last - first));
-      }
-    });
-    double at = n.forward_s;
-    auto before = start;
-    for (int l = layers; l >= 1; --l) {
-      at += n.backward_s[static_cast<std::size_t>(l - 1)];
-      std::this_thread::sleep_until(start +
-                                    std::chrono::duration_cast<Clock::duration>(Seconds(at)));
-      auto const now = Clock::now();
-      layer_s[static_cast<std::size_t>(l - 1)] =
-          Seconds(now - before).count() - (l == layers ? n.forward_s : 0);
-      before = now;
-      std::lock_guard const lock(mutex);
-      lowest_ready = l;
-      moved.notify_one();
-    }
-    sender.join();
-    c.barrier().wait(patience_s);
-    return Seconds(Clock::now() - start).count();
+  void forward(sg::Context&, Input const& x, Output& y, sg::NothingSaved&) {
+    if (forward_s > 0) std::this_thread::sleep_for(Seconds(forward_s));
+    y = x;
+  }
+  void backward(sg::Context&, Input const&, Output const& dy, Input& dx, sg::NothingSaved&) {
+    std::this_thread::sleep_for(Seconds(backward_s));
+    dx = dy;
+  }
+  auto parameters() { return std::tie(weights); }
+};
+
+/// A collective whose groups are given, or that remembers what the engine measured.
+struct Given {
+  using policy_tag = sg::CollectiveTag;
+  By by = By::library;
+  bool shard_optimizer = false;
+  int measured_steps = 0, renew_every = 0;
+  std::vector<LayerGroup> fixed{};
+
+  static inline std::vector<double> layer_s;
+  static inline CostLine line;
+  [[nodiscard]] std::vector<LayerGroup> groups(Backward const& backward, CostLine cost) const {
+    if (!fixed.empty()) return fixed;
+    layer_s.assign(backward.backward_s.begin(), backward.backward_s.end());
+    line = cost;
+    return grouping::Layerwise{}.groups(backward, cost);
   }
 };
 
-/// All five groupings in turns, five times each: medians, and what was predicted for them.
-struct Outcome {
-  std::array<double, 5> measured_s{};
-  std::array<double, 5> predicted_s{};
-};
-
-[[nodiscard]] Outcome iterations(SlowLink const& link) {
-  Network const n = network();
-  auto world = InProcess{}.connect(ranks);
-  std::vector<Rank> all(ranks);
-  std::array<std::vector<double>, 5> times;
-  Outcome outcome;
-  std::vector<std::thread> threads;
-  for (std::size_t r = 0; r < all.size(); ++r) {
-    threads.emplace_back([&, r] {
-      auto& c = world[r];
-      Rank& rank = all[r];
-      rank.offsets.assign(n.bytes.size() + 1, 0);
-      std::size_t total = 0;
-      for (std::size_t l = n.bytes.size(); l-- > 0;) {
-        total += n.bytes[l] / 4;
-        rank.offsets[l] = total;
-      }
-      rank.gradients.assign(total, 1e-6f);
-      // The line: messages of several sizes, timed one by one.
-      std::vector<Sample> samples;
-      for (std::size_t bytes = 1 << 12; bytes <= std::size_t{1} << 22; bytes *= 4) {
-        std::vector<double> took;
-        for (int i = 0; i < 5; ++i) {
-          c.barrier().wait(patience_s);
-          auto const begun = Clock::now();
-          c.all_reduce(std::span(rank.gradients).first(bytes / 4)).wait(patience_s);
-          link.finish(begun, bytes);
-          took.push_back(Seconds(Clock::now() - begun).count());
-        }
-        samples.push_back({bytes, bench::median(took)});
-      }
-      // The layers: two iterations with one message.
-      Backward const asked{n.forward_s, n.backward_s, n.bytes};
-      for (int i = 0; i < 2; ++i) {
-        static_cast<void>(rank.run(c, n, grouping::Single{}.groups(asked, {}), link));
-      }
-      // One rank decides from what it measured; see Decision.
-      std::vector<std::vector<LayerGroup>> groups(5);
-      std::vector<double> const layer_s = rank.layer_s;
-      Backward const measured{n.forward_s, layer_s, n.bytes};
-      for (int g = 0; g < 5; ++g) {
-        Decision<LayerGroup> decision;
-        groups[static_cast<std::size_t>(g)] = decision.decide(
-            c,
-            [&] {
-              CostLine const line = fit_line(samples).line;
-              auto made = groups_of(g, measured, line);
-              outcome.predicted_s[static_cast<std::size_t>(g)] =
-                  evaluate(measured, made, line).iteration_s;
-              return made;
-            },
-            patience_s);
-      }
-      for (int i = 0; i < repetitions; ++i) {
-        for (std::size_t g = 0; g < 5; ++g) {
-          double const took = rank.run(c, n, groups[g], link);
-          if (r == 0) times[g].push_back(took);
-        }
-      }
-    });
-  }
-  for (auto& t : threads) t.join();
-  for (std::size_t g = 0; g < 5; ++g) outcome.measured_s[g] = bench::median(times[g]);
-  return outcome;
+auto made(Network const& n, Given const& given) {
+  std::vector<Layer> layers;
+  for (std::size_t l = 0; l < n.bytes.size(); ++l)
+    layers.emplace_back(n.bytes[l], n.backward_s[l], l == 0 ? n.forward_s : 0);
+  sg::Options options;
+  options.record = true;
+  options.replicas = {processes};
+  return sg::Pipeline{sg::Sequential{std::move(layers)}}.with(
+      sg::partition::Cuts{}, sg::loss::MeanSquaredError<>{}, sg::mpi::Processes{}, given, options);
 }
 
-void delayed(benchmark::State& state, SlowLink const& link) {
-  for ([[maybe_unused]] auto _ : state) {
-    Outcome const o = iterations(link);
-    for (std::size_t g = 0; g < 5; ++g) {
-      state.counters[std::string("measured/") + grouping_names[g]] = o.measured_s[g];
-      state.counters[std::string("predicted/") + grouping_names[g]] = o.predicted_s[g];
+/// Of the last step: from its begin to the end of what computes and what adds up, in any process.
+template <class Trainer> double step_s(Trainer const& train) {
+  double last = 0;
+  for (auto const& timeline : {train.timeline(), train.reductions()})
+    for (auto const& row : timeline.rows)
+      for (auto const& span : row) last = std::max(last, span.end_s);
+  return last;
+}
+/// And its forward.
+template <class Trainer> double forward_s(Trainer const& train) {
+  auto const timeline = train.timeline();
+  return timeline.rows[0].front().end_s;
+}
+
+/// One of the processes.
+int train_here() {
+  sg::mpi::Session const session;
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  Network const n = network();
+  sg::Tensor<> const x({processes, 1});
+  sg::Batch<sg::Tensor<>, sg::Tensor<>> const batch{{x}, {x}};
+  for (std::size_t k = 0; k < std::size(links); ++k) {
+    link_here = links[k];
+    Given::layer_s.clear();
+    {
+      auto train = made(n, {.measured_steps = 3});
+      for (int step = 0; step < 5; ++step) sg::run(train.step(batch));
     }
-    state.SetIterationTime(o.measured_s[3]);
+    Given::layer_s.resize(n.bytes.size());
+    MPI_Bcast(Given::layer_s.data(), static_cast<int>(n.bytes.size()), MPI_DOUBLE, 0,
+              MPI_COMM_WORLD);
+    MPI_Bcast(&Given::line, sizeof(CostLine), MPI_BYTE, 0, MPI_COMM_WORLD);
+    for (int g = 0; g < 5; ++g) {
+      Backward measured{0, Given::layer_s, n.bytes};
+      auto train = made(n, {.fixed = groups_of(g, measured, Given::line)});
+      std::vector<double> times, forwards;
+      for (int step = -1; step < repetitions; ++step) {
+        sg::run(train.step(batch));
+        if (step < 0) continue;
+        times.push_back(step_s(train));
+        forwards.push_back(forward_s(train));
+      }
+      measured.forward_s = bench::median(forwards);
+      double const predicted_s =
+          evaluate(measured, groups_of(g, measured, Given::line), Given::line).iteration_s;
+      if (rank == 0)
+        std::printf("MEASURED %d %d %.9f %.9f\n", static_cast<int>(k), g, bench::median(times),
+                    predicted_s);
+      std::fflush(stdout);
+    }
+  }
+  return 0;
+}
+
+/// Runs this program under mpirun.
+void delayed(benchmark::State& state, std::string const& self) {
+  for ([[maybe_unused]] auto _ : state) {
+    std::string const command =
+        bench::text("%s -n %d '%s' --ranks 2>&1", BENCH_MPIRUN, processes, self.c_str());
+    std::FILE* const out = popen(command.c_str(), "r");
+    char line[256];
+    double measured_s = 0;
+    while (out != nullptr && std::fgets(line, sizeof(line), out) != nullptr) {
+      int k = 0, g = 0;
+      double predicted_s = 0;
+      if (std::sscanf(line, "MEASURED %d %d %lf %lf", &k, &g, &measured_s, &predicted_s) != 4)
+        continue;
+      state.counters[bench::text("measured/%d/%s", k, grouping_names[g])] = measured_s;
+      state.counters[bench::text("predicted/%d/%s", k, grouping_names[g])] = predicted_s;
+    }
+    if (out != nullptr) pclose(out);
+    state.SetIterationTime(measured_s);
+    if (!(measured_s > 0)) state.SkipWithError("mpirun did not run the processes");
   }
 }
 
@@ -253,24 +290,28 @@ void exact(benchmark::State& state) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc == 2 && std::strcmp(argv[1], "--ranks") == 0) return train_here();
   std::vector<bench::Row> rows;
+  std::string const self = argv[0];
+  bench::add("delayed", 1, [self](benchmark::State& state) { delayed(state, self); });
   bench::add("exact/1000", 5, exact);
   rows.push_back({"exact grouping of 1000 layers", "exact/1000", [](bench::Results const& r) {
                     double const s = r.time_s("exact/1000");
                     return bench::Line{bench::text("%.2f ms", 1e3 * s), "at most 10 ms",
                                        s <= 10e-3 ? bench::Grade::passed : bench::Grade::failed};
                   }});
-  for (SlowLink const& link : links) {
-    std::string const name = std::string("delayed/") + link.name;
-    bench::add(name, 1, [&link](benchmark::State& state) { delayed(state, link); });
+  for (std::size_t k = 0; k < std::size(links); ++k) {
+    std::string const name = "delayed";
+    std::string const measured = bench::text("measured/%zu/", k);
+    std::string const predicted = bench::text("predicted/%zu/", k);
     rows.push_back(
-        {bench::text("iteration of 4 ranks, %s, five groupings, against prediction", link.name),
-         name, [name](bench::Results const& r) {
+        {bench::text("step of 4 processes, %s, five groupings, against prediction", links[k].name),
+         name, [=](bench::Results const& r) {
            double worst = 0;
            std::string all;
            for (char const* g : grouping_names) {
-             double const m = r.counter(name, std::string("measured/") + g);
-             double const p = r.counter(name, std::string("predicted/") + g);
+             double const m = r.counter(name, measured + g);
+             double const p = r.counter(name, predicted + g);
              worst = std::max(worst, std::abs(m / p - 1));
              all +=
                  bench::text("%s%s %.1f ms (%.1f)", all.empty() ? "" : ", ", g, 1e3 * m, 1e3 * p);
@@ -280,17 +321,16 @@ int main(int argc, char** argv) {
                               worst <= 0.15 ? bench::Grade::passed : bench::Grade::failed};
          }});
     rows.push_back(
-        {bench::text("order of the five, %s", link.name), name, [name](bench::Results const& r) {
+        {bench::text("order of the five, %s", links[k].name), name, [=](bench::Results const& r) {
            int compared = 0;
            int wrong = 0;
            for (char const* a : grouping_names) {
              for (char const* b : grouping_names) {
-               double const pa = r.counter(name, std::string("predicted/") + a);
-               double const pb = r.counter(name, std::string("predicted/") + b);
+               double const pa = r.counter(name, predicted + a);
+               double const pb = r.counter(name, predicted + b);
                if (pb < 1.1 * pa) continue;
                ++compared;
-               if (r.counter(name, std::string("measured/") + a) >=
-                   r.counter(name, std::string("measured/") + b)) {
+               if (r.counter(name, measured + a) >= r.counter(name, measured + b)) {
                  ++wrong;
                }
              }

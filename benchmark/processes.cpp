@@ -16,6 +16,7 @@
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -24,7 +25,7 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/collective/grouped.hpp>
+#include <stagger/collective/all_reduce.hpp>
 #include <stagger/collective/grouping/single.hpp>
 #include <stagger/engine/replicas.hpp>
 #include <stagger/mpi/processes.hpp>
@@ -40,7 +41,7 @@ constexpr int rounds = 5;
 constexpr int steps = 3;
 constexpr double patience_s = 600;
 
-template <class Device, class Sums = stagger::collective::Grouped<>>
+template <class Device, class Sums = stagger::collective::AllReduce<>>
 auto made(Device device, int replicas, Sums sums = {}) {
   stagger::Options options;
   options.clip_norm = bench::transformer.clip;
@@ -51,22 +52,33 @@ auto made(Device device, int replicas, Sums sums = {}) {
       stagger::optimizer::AdamW{}, gpt::CrossEntropy<float>{}, std::move(device), sums, options);
 }
 
+/// Until all processes have come here; without a core.
+void meet() {
+  MPI_Request come = MPI_REQUEST_NULL;
+  MPI_Ibarrier(MPI_COMM_WORLD, &come);
+  for (int all_here = 0; all_here == 0;) {
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+    MPI_Test(&come, &all_here, MPI_STATUS_IGNORE);
+  }
+}
+
 /// What a step of four processes takes when gradients go out layer by layer, and when all at once.
 int measure_sums() {
   namespace collective = stagger::collective;
   stagger::mpi::Session const session;
-  auto own = stagger::mpi::World{}.connect(4);
-  auto& ranks = own.front();
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   auto const batch = bench::transformer_batch(microbatches);
-  auto overlapped = made(stagger::mpi::Processes{}, 2, collective::Grouped<>{.measured_steps = 2});
+  auto overlapped =
+      made(stagger::mpi::Processes{}, 2, collective::AllReduce<>{.measured_steps = 2});
   auto after =
-      made(stagger::mpi::Processes{}, 2, collective::Grouped<collective::grouping::Single>{});
+      made(stagger::mpi::Processes{}, 2, collective::AllReduce<collective::grouping::Single>{});
   std::vector<double> overlapped_s;
   std::vector<double> after_s;
   for (int round = -1; round < rounds; ++round) {
     double loss[2] = {};
     auto const take = [&](auto& train, double& last, std::vector<double>& times) {
-      ranks.barrier().wait(patience_s);
+      meet();
       double const start_s = bench::now_s();
       for (int i = 0; i < steps; ++i) last = stagger::run(train.step(batch)).loss;
       if (round >= 0) times.push_back((bench::now_s() - start_s) / steps);
@@ -75,7 +87,7 @@ int measure_sums() {
     take(after, loss[1], after_s);
     if (loss[0] != loss[1]) return 1;
   }
-  if (ranks.rank() == 0)
+  if (rank == 0)
     std::printf("MEASURED %.9f %.9f\n", bench::median(overlapped_s), bench::median(after_s));
   std::fflush(stdout);
   return 0;
@@ -85,8 +97,8 @@ int measure() {
   stagger::mpi::Session const session;
   int n = 0;
   MPI_Comm_size(MPI_COMM_WORLD, &n);
-  auto own = stagger::mpi::World{}.connect(n);
-  auto& ranks = own.front();
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   int const replicas = n / 2;
   int const cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   auto const batch = bench::transformer_batch(microbatches);
@@ -96,21 +108,21 @@ int measure() {
   std::vector<double> threads_s;
   for (int round = -1; round < rounds; ++round) {
     double loss[2] = {};
-    ranks.barrier().wait(patience_s);
+    meet();
     double start_s = bench::now_s();
     for (int i = 0; i < steps; ++i) loss[0] = stagger::run(there.step(batch)).loss;
     double const together_s = (bench::now_s() - start_s) / steps;
-    ranks.barrier().wait(patience_s);
-    if (ranks.rank() == 0) {
+    meet();
+    if (rank == 0) {
       start_s = bench::now_s();
       for (int i = 0; i < steps; ++i) loss[1] = stagger::run(here.step(batch)).loss;
       if (loss[0] != loss[1]) return 1;
       if (round >= 0) processes_s.push_back(together_s);  // the first allocates
       if (round >= 0) threads_s.push_back((bench::now_s() - start_s) / steps);
     }
-    ranks.barrier().wait(patience_s);  // the others sleep here
+    meet();  // the others sleep here
   }
-  if (ranks.rank() == 0)
+  if (rank == 0)
     std::printf("MEASURED %.9f %.9f\n", bench::median(processes_s), bench::median(threads_s));
   std::fflush(stdout);
   return 0;

@@ -21,7 +21,7 @@
 #include <tuple>
 #include <vector>
 
-#include <stagger/collective/grouped.hpp>
+#include <stagger/collective/all_reduce.hpp>
 #include <stagger/collective/grouping.hpp>
 #include <stagger/engine/replicas.hpp>
 #include <stagger/report/summary.hpp>
@@ -52,7 +52,7 @@ struct Gain {  // y = a x, each column by itself
 template <class Grouping> auto pipeline(auto device, Grouping grouping) {
   return sg::Pipeline{sg::Sequential{std::vector<Gain>(8)}}.with(
       sg::partition::Cuts{{6}}, device, sg::schedule::OneFOneB{}, sg::loss::MeanSquaredError<>{},
-      sg::optimizer::AdamW{.rate = 0.01}, sg::collective::Grouped<Grouping>{grouping},
+      sg::optimizer::AdamW{.rate = 0.01}, sg::collective::AllReduce<Grouping>{grouping},
       sg::Options{.record = true, .replicas = {{15, 1}, 1}});
 }
 

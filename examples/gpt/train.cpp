@@ -17,7 +17,7 @@
 
 #include <unistd.h>
 
-#include <stagger/collective/grouped.hpp>
+#include <stagger/collective/all_reduce.hpp>
 #include <stagger/stagger.hpp>
 #ifdef GPT_HAS_MPI
 #include <stagger/mpi/processes.hpp>
@@ -134,7 +134,7 @@ template <class Device> auto make_pipeline(Way const& way, Device device) {
     cuts.first_layers =
         ByWork{work_of(shape_of(s)), static_cast<int>(s.stages)}.cuts(static_cast<int>(s.chain()));
   return make_model(s).with(cuts, schedule_of(way), adam, CrossEntropy<float>{}, device,
-                            sg::collective::Grouped<>{.shard_optimizer = s.shard_optimizer},
+                            sg::collective::AllReduce<>{.shard_optimizer = s.shard_optimizer},
                             options);
 }
 

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// mistake: policy: a grouping, instead of a collective that groups
-// expect-error: stagger: an argument of with\(\) has the policy_tag of no axis; a grouping goes into collective::Grouped
-// see: engine.md#their-gradients
+// mistake: policy: a policy_tag of one's own
+// expect-error: stagger: an argument of with\(\) has the policy_tag of no axis; the tags are those of schedules
+// see: concepts.md
 #include <stagger/stagger.hpp>
 
 #include "half.hpp"
 
-#include <stagger/collective/grouping.hpp>
+struct Own { using policy_tag = Own; };
 
-
-int main() { auto train = sg::Pipeline{Half{}, Half{}}.with(sg::collective::grouping::Layerwise{}, Distance{}); }
+int main() { auto train = sg::Pipeline{Half{}, Half{}}.with(Own{}, Distance{}); }

@@ -19,7 +19,7 @@ using namespace cuda_stand_in;
 
 namespace {
 
-enum class What : std::uint8_t { send, receive, broadcast, all_reduce, reduce_scatter, all_gather };
+enum class What : std::uint8_t { send, receive, broadcast, all_reduce, all_gather };
 
 struct Operation {
   ncclComm_t comm = nullptr;
@@ -133,7 +133,6 @@ struct ncclComm {
   std::uint64_t collectives = 0;  // run so far
   int splits = 0;
   std::pair<int, int> order;         // of a part that is being made: key and old rank
-  std::vector<double> factors;       // of reductions that scale first
   std::shared_ptr<Capture> capture;  // into which what is pending goes
   std::shared_ptr<Group> group;      // that is being launched
   std::shared_ptr<int> graphs = std::make_shared<int>();  // shared with nodes of graphs
@@ -202,21 +201,16 @@ template <class T> T combine(ncclRedOp_t reduction, T a, T b) {
   }
 }
 
-/// Element by element, in the order of ranks.
+/// Element by element, from the last rank to the first: NCCL promises no order.
 template <class T>
 void reduce(Meeting const& meeting, std::size_t first, std::size_t count, std::byte* result) {
   auto const reduction = meeting.calls.front().reduction;
   auto* const out = reinterpret_cast<T*>(result);
   for (std::size_t i = 0; i < count; ++i) {
     T sum{};
-    for (std::size_t r = 0; r < meeting.calls.size(); ++r) {
-      auto const& call = meeting.calls[r];
-      T value = static_cast<T const*>(call.in)[first + i];
-      if (reduction >= ncclNumOps)
-        value = static_cast<T>(static_cast<double>(value) *
-                               call.comm->factors[static_cast<std::size_t>(call.reduction) -
-                                                  static_cast<std::size_t>(ncclNumOps)]);
-      sum = r == 0 ? value : combine(reduction, sum, value);
+    for (std::size_t r = meeting.calls.size(); r-- > 0;) {
+      T const value = static_cast<T const*>(meeting.calls[r].in)[first + i];
+      sum = r + 1 == meeting.calls.size() ? value : combine(reduction, sum, value);
     }
     if (reduction == ncclAvg) sum = static_cast<T>(sum / static_cast<T>(meeting.calls.size()));
     out[i] = sum;
@@ -258,10 +252,6 @@ void compute(Meeting& meeting, int rank) {
       for (std::size_t r = 0; r < meeting.calls.size(); ++r)
         std::memcpy(result.data() + r * each, meeting.calls[r].in, each);
       break;
-    case What::reduce_scatter:
-      result.resize(each);
-      reduce_any(meeting, static_cast<std::size_t>(rank) * own.count, own.count, result.data());
-      break;
     default:
       result.resize(each);
       reduce_any(meeting, 0, own.count, result.data());
@@ -270,7 +260,7 @@ void compute(Meeting& meeting, int rank) {
 
 bool same_call(Operation const& a, Operation const& b) {
   bool const rooted = a.what == What::broadcast;
-  bool const reducing = a.what == What::all_reduce || a.what == What::reduce_scatter;
+  bool const reducing = a.what == What::all_reduce;
   return a.what == b.what && a.count == b.count && a.type == b.type && a.captured == b.captured &&
          (!rooted || a.peer == b.peer) && (!reducing || a.reduction == b.reduction);
 }
@@ -792,24 +782,9 @@ ncclResult_t ncclAllReduce(void const* in, void* out, std::size_t elements, nccl
                            ncclRedOp_t reduction, ncclComm_t comm, cudaStream_t stream) {
   return add({comm, stream, What::all_reduce, in, out, elements, type, reduction, 0, 0});
 }
-ncclResult_t ncclReduceScatter(void const* in, void* out, std::size_t elements, ncclDataType_t type,
-                               ncclRedOp_t reduction, ncclComm_t comm, cudaStream_t stream) {
-  return add({comm, stream, What::reduce_scatter, in, out, elements, type, reduction, 0, 0});
-}
 ncclResult_t ncclAllGather(void const* in, void* out, std::size_t elements, ncclDataType_t type,
                            ncclComm_t comm, cudaStream_t stream) {
   return add({comm, stream, What::all_gather, in, out, elements, type, ncclSum, 0, 0});
 }
-
-ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* reduction, void* scalar, ncclDataType_t type,
-                                      ncclScalarResidence_t, ncclComm_t comm) {
-  if (!expect(comm)) return ncclInvalidArgument;
-  comm->factors.push_back(type == ncclFloat64 ? *static_cast<double*>(scalar)
-                                              : static_cast<double>(*static_cast<float*>(scalar)));
-  *reduction = static_cast<ncclRedOp_t>(static_cast<int>(ncclNumOps) +
-                                        static_cast<int>(comm->factors.size()) - 1);
-  return ncclSuccess;
-}
-ncclResult_t ncclRedOpDestroy(ncclRedOp_t, ncclComm_t) { return ncclSuccess; }
 
 }  // extern "C"

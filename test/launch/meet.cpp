@@ -21,7 +21,6 @@
 
 #ifdef OVER_MPI
 #include <stagger/mpi/session.hpp>
-#include <stagger/mpi/world.hpp>
 #endif
 
 #include "cuda_stand_in/stand_in.hpp"
@@ -54,9 +53,8 @@ std::string meet() {
   for (int i = ::getpid() % 1000; i > 0; --i) ncclGetUniqueId(&id);
 #ifdef OVER_MPI
   sg::mpi::Session const session;
-  auto own = sg::mpi::World{}.connect(launch->size);
-  auto const invitation = sg::nccl::invite(launch->rank, [&](std::span<std::byte> bytes) {
-    own.front().broadcast(bytes, 0).wait(options.deadline_s);
+  auto const invitation = sg::nccl::invite(launch->rank, [](std::span<std::byte> bytes) {
+    MPI_Bcast(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, 0, MPI_COMM_WORLD);
   });
 #else
   auto const invitation = sg::nccl::invite(*launch, options);

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/collective/grouped.hpp>
+#include <stagger/collective/all_reduce.hpp>
 #include <stagger/collective/grouping/layerwise.hpp>
 #include <stagger/core/stop_token.hpp>
 #include <stagger/engine/pipeline.hpp>
@@ -300,10 +300,10 @@ TEST_CASE("mpi/Processes: replicas that share the optimizer's state out fail and
   options.clip_norm = 0.5;
   options.replicas = {processes()};
   auto const made = [&](auto device) {
-    return wide_stage().with(
-        sg::partition::Cuts{}, RowSum{}, device, sg::optimizer::AdamW{}, options,
-        sg::collective::Grouped<sg::collective::grouping::Layerwise>{.measured_steps = 2,
-                                                                     .shard_optimizer = true});
+    return wide_stage().with(sg::partition::Cuts{}, RowSum{}, device, sg::optimizer::AdamW{},
+                             options,
+                             sg::collective::AllReduce<sg::collective::grouping::Layerwise>{
+                                 .shard_optimizer = true, .measured_steps = 2});
   };
   auto const rows = [](int number) {
     auto const x = [&](int i) { return 0.01F * static_cast<float>(i + number); };
@@ -337,8 +337,7 @@ TEST_CASE("mpi/Processes: replicas that share the optimizer's state out fail and
   auto const b = alone.parameters();
   for (std::size_t i = 0; i < a.size(); ++i) {
     REQUIRE(std::ranges::equal(a[i].value, b[i].value));
-    for (std::size_t s = 0; s < 2; ++s)
-      REQUIRE(std::ranges::equal(a[i].state[s], b[i].state[s]));
+    for (std::size_t s = 0; s < 2; ++s) REQUIRE(std::ranges::equal(a[i].state[s], b[i].state[s]));
   }
   REQUIRE(train.steps() == alone.steps());
 }
@@ -378,8 +377,7 @@ TEST_CASE("mpi/Processes: a step that was asked for and not taken pairs no other
 
 TEST_CASE("mpi/Processes: after a deadline the others wait no longer than another one", "[mpi]") {
   if (processes() != 2) return;
-  auto train = model().with(Sum{}, sg::mpi::Processes{.meet_s = 600},
-                            sg::Options{.deadline_s = 2});
+  auto train = model().with(Sum{}, sg::mpi::Processes{.meet_s = 600}, sg::Options{.deadline_s = 2});
   sg::run(train.step(batch(0)));
   if (process() == 0) {  // takes neither of the next two steps
     MPI_Barrier(MPI_COMM_WORLD);

@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/collective/grouped.hpp>
+#include <stagger/collective/all_reduce.hpp>
 #include <stagger/collective/grouping/layerwise.hpp>
 #include <stagger/engine/checkpoint.hpp>
 #include <stagger/engine/pipeline.hpp>
@@ -86,7 +86,7 @@ TEST_CASE("mpi/Processes: later steps allocate nothing, whatever arrives when", 
     if (clips) options.clip_norm = 0.1;
     auto train = sg::Pipeline{row_model::model()}.with(
         sg::partition::Even{positions * schedule.each}, schedule, Loss{}, sg::optimizer::AdamW{},
-        sg::mpi::Processes{}, collective::Grouped<collective::grouping::Layerwise>{}, options);
+        sg::mpi::Processes{}, collective::AllReduce<collective::grouping::Layerwise>{}, options);
     auto const data = row_model::batch(0, 4, 4, true);
     for (int step = 0; step < 3; ++step) sg::run(train.step(data));
     allocations = 0;
@@ -152,7 +152,7 @@ auto heavy(Device device, bool made_here, int positions, sg::Replicas const& rep
   options.replicas = replicas;
   return sg::Pipeline{sg::Sequential{std::move(layers)}}.with(
       sg::partition::Even{positions}, trap_model::RowSum{}, sg::optimizer::AdamW{}, device, options,
-      sg::collective::Grouped<sg::collective::grouping::Layerwise>{.shard_optimizer = shards});
+      sg::collective::AllReduce<sg::collective::grouping::Layerwise>{.shard_optimizer = shards});
 }
 
 std::string contents(std::string const& path) {

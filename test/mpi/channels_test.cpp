@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/mpi/world.hpp>
+#include <stagger/mpi/detail/exchange.hpp>
 
 #include "catch.hpp"
 
@@ -56,7 +56,7 @@ bool as_posted(Came const& came, std::size_t bytes) {
 }  // namespace
 
 TEST_CASE("mpi/Channels: a message longer than MPI takes at a time arrives whole", "[mpi]") {
-  Channels channels(sg::mpi::World{}.duplicate(), 8);
+  Channels channels(sg::mpi::detail::duplicate(MPI_COMM_WORLD, 60), 8);
   auto const others = static_cast<std::size_t>(channels.size() - 1);
   std::size_t const sizes[] = {0, 1, 7, 8, 9, 16, 17, 100};
   for (std::uint32_t s = 0; s < std::size(sizes); ++s) post(channels, 2, s, sizes[s]);
@@ -69,7 +69,7 @@ TEST_CASE("mpi/Channels: a message longer than MPI takes at a time arrives whole
 }
 
 TEST_CASE("mpi/Channels: what a delivery throws loses no other message", "[mpi]") {
-  Channels channels(sg::mpi::World{}.duplicate());
+  Channels channels(sg::mpi::detail::duplicate(MPI_COMM_WORLD, 60));
   auto const others = static_cast<std::size_t>(channels.size() - 1);
   MPI_Barrier(MPI_COMM_WORLD);
   post(channels, 2, 1, 0);
@@ -97,7 +97,7 @@ TEST_CASE("mpi/Channels: what a delivery throws loses no other message", "[mpi]"
 
 TEST_CASE("mpi/Channels: a later epoch waits, the first epoch of a round is delivered in both",
           "[mpi]") {
-  Channels channels(sg::mpi::World{}.duplicate());
+  Channels channels(sg::mpi::detail::duplicate(MPI_COMM_WORLD, 60));
   auto const others = static_cast<std::size_t>(channels.size() - 1);
   post(channels, 2, 10, 0);
   post(channels, 3, 11, 0);

@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/collective/grouped.hpp>
+#include <stagger/collective/all_reduce.hpp>
 #include <stagger/collective/grouping/layerwise.hpp>
 #include <stagger/engine/replicas.hpp>
 #include <stagger/host/threads.hpp>
@@ -125,7 +125,7 @@ int run(std::string const& what) {
   options.replicas = {processes};
   sg::Batch<Numbers, Numbers> const batch{{{1, 2, 3}, {4, 5, 6}}, {{1, 2, 3}, {4, 5, 6}}};
   bool const shards = what.find("shard") != std::string::npos;
-  sg::collective::Grouped<sg::collective::grouping::Layerwise> const policy{.shard_optimizer =
+  sg::collective::AllReduce<sg::collective::grouping::Layerwise> const policy{.shard_optimizer =
                                                                                 shards};
   if (shards) {
     options.clip_norm = 0.5;

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/collective/grouped.hpp>
+#include <stagger/collective/all_reduce.hpp>
 #include <stagger/engine/pipeline.hpp>
 #include <stagger/host/threads.hpp>
 #include <stagger/mpi/session.hpp>
@@ -267,7 +267,7 @@ TEST_CASE("mpi/Processes: counts of measured steps that differ are found when th
   if (processes() == 1) return;
   bool const here = process() == processes() - 1;
   for (bool const measured : {true, false}) {
-    sg::collective::Grouped<> grouped;
+    sg::collective::AllReduce<> grouped;
     if (here && measured) grouped.measured_steps = 4;
     if (here && !measured) grouped.renew_every = 7;
     auto const got = error_of([&] {
@@ -276,8 +276,8 @@ TEST_CASE("mpi/Processes: counts of measured steps that differ are found when th
     });
     INFO(got.second);
     REQUIRE(got.first == sg::Errc::mismatch);
-    REQUIRE(got.second.find(measured ? "Grouped::measured_steps: rank 0 has '5'"
-                                     : "Grouped::renew_every: rank 0 has '0'") !=
+    REQUIRE(got.second.find(measured ? "AllReduce::measured_steps: rank 0 has '5'"
+                                     : "AllReduce::renew_every: rank 0 has '0'") !=
             std::string::npos);
   }
 }

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/collective/grouped.hpp>
+#include <stagger/collective/all_reduce.hpp>
 #include <stagger/collective/grouping.hpp>
 #include <stagger/engine/pipeline.hpp>
 #include <stagger/engine/replicas.hpp>
@@ -45,7 +45,7 @@ int process() {
 }
 
 template <class G>
-auto grouped(collective::Grouped<G> policy, std::vector<int> cuts, Made schedule,
+auto grouped(collective::AllReduce<G> policy, std::vector<int> cuts, Made schedule,
              sg::Options options) {
   options.seed = run_seed;
   return sg::Pipeline{row_model::model()}.with(sg::partition::Cuts{std::move(cuts)},
@@ -129,10 +129,10 @@ TEST_CASE("mpi/Processes: replicas have the bits of loops over the rows for ever
           REQUIRE(bits(train) == course.bits[s]);
         }
       };
-      check(collective::Grouped<>{.measured_steps = 1, .renew_every = 2});
-      check(collective::Grouped<grouping::Layerwise>{});
-      check(collective::Grouped<grouping::Single>{});
-      check(collective::Grouped<grouping::Bucket>{.grouping = {100}});
+      check(collective::AllReduce<>{.measured_steps = 1, .renew_every = 2});
+      check(collective::AllReduce<grouping::Layerwise>{});
+      check(collective::AllReduce<grouping::Single>{});
+      check(collective::AllReduce<grouping::Bucket>{.grouping = {100}});
     }
   }
 }
@@ -141,7 +141,7 @@ TEST_CASE("mpi/Processes: what one process decides holds in all, and is renewed 
           "[mpi]") {
   sg::Options options;
   options.replicas = {4};
-  auto train = grouped(collective::Grouped<Unlike>{.measured_steps = 2, .renew_every = 3}, {},
+  auto train = grouped(collective::AllReduce<Unlike>{.measured_steps = 2, .renew_every = 3}, {},
                        made(sg::schedule::GPipe{}), options);
   std::vector<std::size_t> groups;
   for (int s = 0; s < 10; ++s) {
@@ -151,7 +151,7 @@ TEST_CASE("mpi/Processes: what one process decides holds in all, and is renewed 
   CHECK(groups == std::vector<std::size_t>(10, 6));  // those of process 0: a layer each
   if (processes() == 1) return;
   // Where nothing is measured nobody talks about it: that they differ is found before a step.
-  auto unlike = grouped(collective::Grouped<Unlike>{.measured_steps = 0}, {},
+  auto unlike = grouped(collective::AllReduce<Unlike>{.measured_steps = 0}, {},
                         made(sg::schedule::GPipe{}), options);
   try {
     sg::run(unlike.step(row_model::batch(0, 2, 4, false)));
@@ -166,7 +166,7 @@ TEST_CASE("mpi/Processes: one process is asked, with what the others measured", 
   sg::Options options;
   options.replicas = {2, 2};
   Witness::seen = Seen{};
-  auto train = grouped(collective::Grouped<Witness>{.measured_steps = 2}, {4},
+  auto train = grouped(collective::AllReduce<Witness>{.measured_steps = 2}, {4},
                        made(sg::schedule::OneFOneB{}), options);
   for (int s = 0; s < 4; ++s) sg::run(train.step(row_model::batch(s, 2, 4, false)));
   int const asked = process() == 0 ? 2 : 0;  // for each stage
@@ -186,7 +186,7 @@ auto shared_stage() {
   options.record = true;
   return trap_model::one_stage().with(sg::partition::Cuts{}, trap_model::RowSum{},
                                       sg::mpi::Processes{},
-                                      collective::Grouped<grouping::Layerwise>{}, options);
+                                      collective::AllReduce<grouping::Layerwise>{}, options);
 }
 
 sg::Batch<trap_model::Numbers, trap_model::Numbers> rows(int microbatches) {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include <stagger/collective/grouped.hpp>
+#include <stagger/collective/all_reduce.hpp>
 #include <stagger/collective/grouping/layerwise.hpp>
 #include <stagger/engine/replicas.hpp>
 #include <stagger/host/threads.hpp>
@@ -208,7 +208,7 @@ TEST_CASE("mpi/Processes: one that falls silent handing over its part leaves no 
   auto const made = [&](auto device) {
     return wide_stage().with(
         sg::partition::Cuts{}, RowSum{}, device, sg::optimizer::AdamW{}, options,
-        sg::collective::Grouped<sg::collective::grouping::Layerwise>{.shard_optimizer = true});
+        sg::collective::AllReduce<sg::collective::grouping::Layerwise>{.shard_optimizer = true});
   };
   auto train = made(mpi::Processes{});
   auto alone = made(sg::host::Threads{1});

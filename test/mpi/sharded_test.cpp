@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/collective/grouped.hpp>
+#include <stagger/collective/all_reduce.hpp>
 #include <stagger/collective/grouping.hpp>
 #include <stagger/engine/footprint.hpp>
 #include <stagger/engine/pipeline.hpp>
@@ -44,7 +44,7 @@ int process() { return number_of(&MPI_Comm_rank); }
 using Adam = sg::optimizer::AdamW;
 
 template <class G, class O>
-auto sharded(collective::Grouped<G> policy, std::vector<int> cuts, Made schedule,
+auto sharded(collective::AllReduce<G> policy, std::vector<int> cuts, Made schedule,
              sg::Options options, O update, bool shards = true) {
   options.seed = run_seed;
   policy.shard_optimizer = shards;
@@ -122,9 +122,9 @@ TEST_CASE("mpi/Processes: an optimizer that is shared out has the bits of loops 
           REQUIRE(bits(train) == course.bits[s]);
         }
       };
-      check(collective::Grouped<>{.measured_steps = 1}, false);
-      check(collective::Grouped<grouping::Layerwise>{}, true);
-      check(collective::Grouped<grouping::Single>{}, true);
+      check(collective::AllReduce<>{.measured_steps = 1}, false);
+      check(collective::AllReduce<grouping::Layerwise>{}, true);
+      check(collective::AllReduce<grouping::Single>{}, true);
     }
   }
 }
@@ -132,7 +132,7 @@ TEST_CASE("mpi/Processes: an optimizer that is shared out has the bits of loops 
 TEST_CASE("mpi/Processes: momentum that is shared out has the bits of whole momentum", "[mpi]") {
   auto const course = [](bool shards) {
     auto train =
-        sharded(collective::Grouped<grouping::Layerwise>{}, {4}, made(sg::schedule::OneFOneB{}),
+        sharded(collective::AllReduce<grouping::Layerwise>{}, {4}, made(sg::schedule::OneFOneB{}),
                 with_replicas({2, 2}), sg::optimizer::Sgd{.rate = 0.05, .momentum = 0.9}, shards);
     for (int s = 0; s < 4; ++s) sg::run(train.step(row_model::batch(s, 2, 4, true)));
     return saved(train);
@@ -143,7 +143,7 @@ TEST_CASE("mpi/Processes: momentum that is shared out has the bits of whole mome
 TEST_CASE("mpi/Processes: each process has the optimizer's state of the parts that it updates",
           "[mpi]") {
   auto const make = [](bool shards) {
-    return sharded(collective::Grouped<grouping::Single>{}, {4}, made(sg::schedule::OneFOneB{}),
+    return sharded(collective::AllReduce<grouping::Single>{}, {4}, made(sg::schedule::OneFOneB{}),
                    with_replicas({2, 2}), Adam{}, shards);
   };
   auto whole = make(false);
@@ -180,7 +180,7 @@ TEST_CASE("mpi/Processes: each process has the optimizer's state of the parts th
 TEST_CASE("mpi/Processes: shared out state goes on from a checkpoint, also with other replicas",
           "[mpi]") {
   auto const make = [](sg::Replicas replicas, std::vector<int> cuts, bool shards) {
-    return sharded(collective::Grouped<>{.measured_steps = 1}, std::move(cuts),
+    return sharded(collective::AllReduce<>{.measured_steps = 1}, std::move(cuts),
                    made(sg::schedule::OneFOneB{}), with_replicas(std::move(replicas)), Adam{},
                    shards);
   };
@@ -215,7 +215,7 @@ TEST_CASE("mpi/Processes: a step that fails leaves shared out state as it was", 
   auto const made = [&] {
     return trap_model::one_stage().with(
         sg::partition::Cuts{}, trap_model::RowSum{}, sg::mpi::Processes{}, Adam{},
-        collective::Grouped<grouping::Layerwise>{.shard_optimizer = true}, options);
+        collective::AllReduce<grouping::Layerwise>{.shard_optimizer = true}, options);
   };
   auto train = made();
   auto undisturbed = made();
@@ -238,11 +238,11 @@ TEST_CASE("mpi/Processes: one that shares out its optimizer and one that does no
           "[mpi]") {
   if (processes() == 1) return;
   try {
-    auto train = sharded(collective::Grouped<>{}, {}, made(sg::schedule::GPipe{}),
+    auto train = sharded(collective::AllReduce<>{}, {}, made(sg::schedule::GPipe{}),
                          with_replicas({4}), Adam{}, process() != 0);
     FAIL("they did");
   } catch (sg::Error const& error) {
     CHECK(error.code() == sg::Errc::mismatch);
-    CHECK_THAT(error.what(), Catch::StartsWith("ranks disagree on Grouped::shard_optimizer"));
+    CHECK_THAT(error.what(), Catch::StartsWith("ranks disagree on AllReduce::shard_optimizer"));
   }
 }

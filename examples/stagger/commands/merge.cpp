@@ -26,7 +26,7 @@ namespace {
 
 namespace collective = stagger::collective;
 namespace report = stagger::report;
-using collective::AllReduce;
+using collective::Algorithm;
 using collective::CostLine;
 
 constexpr collective::Link ethernet{45.26e-6, 0.8e-9, 0.114e-9};  // of MG-WFBP's 10 GbE cluster
@@ -73,10 +73,10 @@ CostLine measured_line(std::string const& path) {
       samples.push_back({row[0].get<std::uint64_t>(), row[1].get<double>() * 1e-6});
     }
     auto const fit =
-        collective::fit_per_byte(samples, collective::cost(AllReduce::ring, n, ethernet).startup_s);
+        collective::fit_per_byte(samples, collective::cost(Algorithm::ring, n, ethernet).startup_s);
     bracket += fit.line.per_byte_s * n / (n - 1) / static_cast<double>(all.size());
   }
-  return {collective::cost(AllReduce::ring, 64, ethernet).startup_s, bracket * 63 / 64};
+  return {collective::cost(Algorithm::ring, 64, ethernet).startup_s, bracket * 63 / 64};
 }
 
 class Merge final : public Command {
@@ -188,16 +188,16 @@ class Merge final : public Command {
     }
     require_count(nodes_flag_, nodes_);
     all(link_flags_, "--nodes");
-    AllReduce const algorithm = algorithm_ == "tree"                 ? AllReduce::tree
-                                : algorithm_ == "recursive-doubling" ? AllReduce::recursive_doubling
-                                : algorithm_ == "halving-doubling"   ? AllReduce::halving_doubling
-                                                                     : AllReduce::ring;
+    Algorithm const algorithm = algorithm_ == "tree"                 ? Algorithm::tree
+                                : algorithm_ == "recursive-doubling" ? Algorithm::recursive_doubling
+                                : algorithm_ == "halving-doubling"   ? Algorithm::halving_doubling
+                                                                     : Algorithm::ring;
     return collective::cost(algorithm, nodes_, link_);
   }
 
   /// S. Shi, X. Chu, B. Li, "MG-WFBP", INFOCOM 2019: what it claims, and what comes out.
   [[nodiscard]] std::string paper(bool json) const {
-    auto const ring = [](int n) { return collective::cost(AllReduce::ring, n, ethernet); };
+    auto const ring = [](int n) { return collective::cost(Algorithm::ring, n, ethernet); };
     Layers const google = googlenet().timed(0.28), resnet = resnet50().timed(0.40);
     Times const g64 = times(google, ring(64)), r64 = times(resnet, ring(64));
     Times const g8 = times(google, ring(8)), r8 = times(resnet, ring(8));

@@ -5,16 +5,42 @@
 /// Synchronous
 ///         SGD", INFOCOM 2019, section III, table II.
 
+#include <bit>
 #include <cstdint>
 #include <limits>
 #include <string>
 
-#include <stagger/collective/steps.hpp>
 #include <stagger/core/error.hpp>
 
 namespace stagger::collective {
 
+/// How an all-reduce is carried out. `slices` is the engine's: each rank adds one contiguous slice
+/// in rank order and hands it to the others.
+enum class Algorithm : std::uint8_t { slices, ring, recursive_doubling, halving_doubling, tree };
+
+/// The name an algorithm goes by in messages and on command lines.
+[[nodiscard]] constexpr char const* name(Algorithm algorithm) noexcept {
+  switch (algorithm) {
+    case Algorithm::slices:
+      return "slices";
+    case Algorithm::ring:
+      return "ring";
+    case Algorithm::recursive_doubling:
+      return "recursive-doubling";
+    case Algorithm::halving_doubling:
+      return "halving-doubling";
+    case Algorithm::tree:
+      return "tree";
+  }
+  return "unknown";
+}
+
 namespace detail {
+
+/// Levels of a binomial tree over n ranks: ceil(log2 n).
+[[nodiscard]] constexpr int levels(int n) noexcept {
+  return n < 2 ? 0 : static_cast<int>(std::bit_width(static_cast<unsigned>(n - 1)));
+}
 
 /// std::isfinite for constant expressions, and not below zero.
 [[nodiscard]] constexpr bool finite_and_not_negative(double x) noexcept {
@@ -48,11 +74,23 @@ struct Link {
   double gamma_s_per_byte = 0;  ///< adding what came; per byte, a quarter of the time per float
 };
 
+/// Refuses a number of ranks that an algorithm cannot serve.
+/// @throws Error  Errc::bad_configuration
+constexpr void require_supported(Algorithm algorithm, int ranks) {
+  bool const pairs =
+      algorithm == Algorithm::recursive_doubling || algorithm == Algorithm::halving_doubling;
+  if (pairs && !std::has_single_bit(static_cast<unsigned>(ranks))) {
+    throw Error(Errc::bad_configuration, std::string(name(algorithm)) +
+                                             " needs a power of two ranks, there are " +
+                                             std::to_string(ranks) + "; use ring or tree");
+  }
+}
+
 /// The line of an all-reduce. The default, slices, moves what the ring moves.
 /// @param  ranks  >= 1; a power of two for the two doubling algorithms; the tree is charged
 ///                ceil(log2 ranks) levels for any other number
 /// @throws Error  Errc::bad_configuration for ranks the algorithm cannot serve, or a bad link
-[[nodiscard]] constexpr CostLine cost(AllReduce algorithm, int ranks, Link link) {
+[[nodiscard]] constexpr CostLine cost(Algorithm algorithm, int ranks, Link link) {
   if (ranks < 1) {
     throw Error(Errc::bad_configuration,
                 "an all-reduce needs at least one rank, not " + std::to_string(ranks));
@@ -67,14 +105,14 @@ struct Link {
   double const beta = link.beta_s_per_byte;
   double const gamma = link.gamma_s_per_byte;
   switch (algorithm) {
-    case AllReduce::tree:
+    case Algorithm::tree:
       return {2 * link.alpha_s * levels, (2 * beta + gamma) * levels};
-    case AllReduce::recursive_doubling:
+    case Algorithm::recursive_doubling:
       return {link.alpha_s * levels, (beta + gamma) * levels};
-    case AllReduce::halving_doubling:
+    case Algorithm::halving_doubling:
       return {2 * link.alpha_s * levels, (n - 1) / n * (2 * beta + gamma)};
-    case AllReduce::ring:
-    case AllReduce::slices:
+    case Algorithm::ring:
+    case Algorithm::slices:
       break;
   }
   return {2 * (n - 1) * link.alpha_s, (n - 1) / n * (2 * beta + gamma)};

@@ -11,7 +11,6 @@
 #include <string_view>
 #include <vector>
 
-#include <stagger/collective/communicator.hpp>
 #include <stagger/core/digest.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/text.hpp>
@@ -116,17 +115,18 @@ inline void copy_words(char* to, std::size_t room, std::string const& from) {
 /// One small all-gather when all agree. Otherwise every rank throws the same sentence, which names
 /// the first fact that differs, what it is on rank 0 and on the first rank that has another, and
 /// all ranks unlike rank 0.
-/// @param  seconds  deadline of each exchange
-/// @throws Error  Errc::mismatch for a difference; Errc::deadline and Errc::peer_failed as any
-///                operation
-template <Communicator C> void agree(C& c, std::span<Fact const> facts, double seconds) {
-  auto const n = static_cast<std::size_t>(c.size());
-  auto const me = static_cast<std::size_t>(c.rank());
+/// @param  gather  called with as many equal parts as there are ranks, of which part `rank` is
+///                 filled in: fills in those of the others
+/// @throws Error  Errc::mismatch for a difference; what `gather` throws
+template <class Gather>
+void agree(int rank, int ranks, std::span<Fact const> facts, Gather gather) {
+  auto const n = static_cast<std::size_t>(ranks);
+  auto const me = static_cast<std::size_t>(rank);
   auto const own = detail::digests(facts);
   std::vector<std::uint64_t> brief(2 * n);
   brief[2 * me] = own.size();
   brief[2 * me + 1] = digest({reinterpret_cast<char const*>(own.data()), 8 * own.size()});
-  c.all_gather(std::span(brief)).wait(seconds);
+  gather(std::as_writable_bytes(std::span(brief)));
   std::size_t width = 0;
   bool same = true;
   for (std::size_t r = 0; r < n; ++r) {
@@ -136,14 +136,14 @@ template <Communicator C> void agree(C& c, std::span<Fact const> facts, double s
   if (same) return;
   std::vector<std::uint64_t> all(width * n);
   std::copy(own.begin(), own.end(), all.begin() + static_cast<std::ptrdiff_t>(me * width));
-  c.all_gather(std::span(all)).wait(seconds);
+  gather(std::as_writable_bytes(std::span(all)));
   std::size_t const fact = detail::first_difference(all, width);
   std::vector<detail::ShownFact> shown(n);
   if (fact < facts.size()) {
     detail::copy_words(shown[me].name, detail::shown_name, facts[fact].name);
     detail::copy_words(shown[me].value, detail::shown_value, facts[fact].value);
   }
-  c.all_gather(std::as_writable_bytes(std::span(shown))).wait(seconds);
+  gather(std::as_writable_bytes(std::span(shown)));
   detail::refuse(shown, all, width, fact);
 }
 

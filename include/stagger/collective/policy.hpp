@@ -1,28 +1,90 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Axis 5: what a collective policy is.
+/// @file   Axis 5, collective: how the values of several holders of a stage are combined.
+///
+/// Where `Options::replicas` gives a stage to several ranks, each has the gradients of its own rows
+/// after the last backward of a step. The collective decides which layers' gradients are added up
+/// together while that backward still runs (groups), how (`By`), and whether each replica keeps the
+/// optimizer's state of all or of a part. Without replicas there is nothing to combine.
+///
+/// The policies, and what goes into them:
+///
+/// | policy | take it when |
+/// |---|---|
+/// | `AllReduce{}` (default) | always at first: groups end the step as early as measured times
+/// allow | | `AllReduce{.grouping = grouping::Layerwise{}}` | start-ups of messages are as good as
+/// free | | `AllReduce{.grouping = grouping::Single{}}` | one sum for each stage, behind all of
+/// backward, is to be measured or debugged | | `AllReduce{.grouping = grouping::Bucket{bytes}}` |
+/// nothing is to be measured, or as PyTorch does it | | `AllReduce{.grouping = grouping::Greedy{}}`
+/// | the published rule of MG-WFBP is to be compared with | | `AllReduce{.grouping =
+/// grouping::named(text)}` | the user of the program chooses | | `AllReduce{.by = By::library}` | a
+/// large machine has a tuned MPI or NCCL | | `AllReduce{.shard_optimizer = true}` | the optimizer's
+/// state does not fit beside the parameters |
+///
+/// What is called, and when: `groups(backward, line)` once for each stage, between two steps,
+/// whenever groups are decided. With `measured_steps` 0 that is before the first step, and all
+/// times are 0. Else it is after one step that warms up and as many that are measured, or twice as
+/// many where all layers are of one size; and again after every `renew_every` steps. Of processes
+/// that share a pipeline one is asked, or all are given the same times. The other members are read
+/// once, by `Pipeline::with`.
+///
+/// What the engine promises in return: every group is added up once in each step, as soon as all
+/// holders have its gradients, and before any update; the step fails as a whole if a holder does.
+/// `By::slices` has the same bits on threads, processes and GPUs, in every grouping.
+///
+/// A policy of your own, all of it (examples/11_own_collective.cpp), gives each stage two sums:
+///
+/// @code
+///     struct Halves {
+///       using policy_tag = sg::CollectiveTag;
+///       By by = By::slices;
+///       bool shard_optimizer = false;
+///       int measured_steps = 0, renew_every = 0;  // it asks for no times
+///       Groups groups(Backward const& stage, CostLine) const {
+///         int const n = stage.layers(), half = n / 2;
+///         return half == 0 ? Groups{{n, 1}} : Groups{{n, half + 1}, {half, 1}};
+/// @endcode
+
+#include <stagger/core/requirements.hpp>
 
 #include <concepts>
+#include <cstdint>
 #include <vector>
-
-#include <stagger/collective/communicator.hpp>
 
 namespace stagger {
 
 /// Marks a collective policy: `using policy_tag = stagger::CollectiveTag;`.
 struct CollectiveTag {};
 
-/// A collective policy says through what the ranks of a run talk to each other.
-///
-/// It is a small value that is copied freely; the communicators it makes are not.
+namespace collective {
+
+struct Backward;    // collective/iteration.hpp: times and gradients of a stage's layers
+struct LayerGroup;  // likewise: consecutive layers, counted from 1
+struct CostLine;    // collective/alpha_beta.hpp: start-up and time per byte of a sum
+
+/// What adds up.
+enum class By : std::uint8_t {
+  /// Replica p of n adds up part p of each layer, over replicas in order, and the others take it
+  /// from there. Bits do not depend on the device, the groups or the number of processes.
+  slices,
+  /// One call of the library for each group: MPI_Iallreduce over processes, ncclAllReduce between
+  /// GPUs; the replicas of a stage are then in processes or on GPUs of their own. Bits hold for one
+  /// library and one number of ranks, and all replicas have the same. Threads have no library.
+  library,
+};
+
+}  // namespace collective
+
 template <class P>
 concept CollectivePolicy = std::copyable<P> &&
     std::same_as<typename P::policy_tag, CollectiveTag> &&
-    collective::Communicator<typename P::communicator_type> && requires(P const policy, int ranks) {
-  { P::offers_all_reduce } -> std::convertible_to<bool>;  // can replicas add their gradients?
-  { P::offers_push_pull } -> std::convertible_to<bool>;   // is there a parameter server behind it?
-  // The communicators of those ranks of the run that live in this process, lowest rank first.
-  { policy.connect(ranks) } -> std::same_as<std::vector<typename P::communicator_type>>;
+    requires(P const policy, collective::Backward const& backward, collective::CostLine& line) {
+  { policy.by } -> std::convertible_to<collective::By>;
+  { policy.shard_optimizer } -> std::convertible_to<bool>;  // over processes: a part of the state
+  { policy.measured_steps } -> std::convertible_to<int>;    // >= 0
+  { policy.renew_every } -> std::convertible_to<std::int64_t>;  // >= 0; 0: never
+  // All layers of the stage, from the last down to the first.
+  { policy.groups(backward, line) } -> std::same_as<std::vector<collective::LayerGroup>>;
 };
 
 }  // namespace stagger

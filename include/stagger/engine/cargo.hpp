@@ -289,6 +289,21 @@ struct Cargo {
     return 0;
   }
 
+  /// For sums by a library: calls `visit(type, gradient of the cell, sum of all, bytes)` for each
+  /// parameter of a `reduce`'s group.
+  template <class Visit> void each_gradient(Instruction const& in, Visit visit) const {
+    auto* storage = &machine.storage_[in.stage];
+    for (unsigned h = 0; h < in.part(); ++h) storage = storage->next.get();
+    GroupExtent const group = machine.extent(in);
+    for (std::size_t i = group.lowest; i < group.end; ++i) {
+      LayerParameters& sum = machine.parameters_[group.first_layer + i];
+      auto const* const own = in.part() == 0 ? sum.views() : storage->shares[i].views();
+      for (std::size_t p = 0; p < sum.count(); ++p)
+        visit(sum.declaration(p).type, static_cast<std::byte*>(own[p].gradient),
+              static_cast<std::byte*>(sum.views()[p].gradient), sum.value_bytes(p));
+    }
+  }
+
   [[nodiscard]] std::size_t stage_of(std::size_t layer) const {
     std::size_t stage = 0;
     while (layer >= machine.first_layer_[stage + 1]) ++stage;

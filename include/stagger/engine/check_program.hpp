@@ -283,6 +283,7 @@ class ProgramCheck : SlotCheck {
     require(in.part() == in.cell - own.holders && in.parts() == own.holders_end - own.holders,
             "adds up part ", in.part(), " of ", in.parts(), ", which is not its own");
     for (std::size_t d = own.holders; d < own.holders_end; ++d) {
+      if (options_.sums_by_library && d != in.cell) continue;
       CellWork const& holder = cells_[d];
       std::uint32_t const ready = own.groups > 1 ? parts_at_[d * program_.groups.size() + in.group]
                                   : holder.ended == holder.to_end ? holder.last_end
@@ -323,6 +324,7 @@ class ProgramCheck : SlotCheck {
     CellWork const& own = cells_[c];
     bool const first = c == own.holders;
     for (std::size_t d = own.holders; d < own.holders_end; ++d) {
+      if (options_.sums_by_library && d != c) continue;
       CellWork const& holder = cells_[d];
       if (own.groups != 0)
         require(holder.reduced == own.groups && knows(holder.adder, holder.reduced_at),

@@ -47,6 +47,7 @@ struct DeviceTraits {
   bool meets_types = false;         ///< `template <class Layers> void meet()`: is told the types of all layers
   bool enqueues_updates = false;    ///< runs optimizers whose update is a kernel
   bool sums_while_running = false;  ///< adds up gradients of replicas, group by group, while backward runs
+  bool sums_by_library = false;     ///< has collective::By::library: sums by a call of MPI or NCCL
   bool shards_states = false;       ///< each rank keeps the optimizer's state of what it updates alone
   bool keeps_whole_states = false;  ///< cannot share the optimizer's state out
   bool holds_own_stages = false;    ///< a process holds the parameters of its own ranks alone

@@ -168,7 +168,7 @@ template <class FootprintOf>
 }
 
 /// The optimizer's state on one rank where it is shared out to the replicas of processes, as
-/// `Grouped::shard_optimizer` asks: what `Trainer::memory` says in a process of that rank alone.
+/// `AllReduce::shard_optimizer` asks: what `Trainer::memory` says in a process of that rank alone.
 /// @param cuts    [stages - 1] first layer of each stage after the first
 /// @param states  of the optimizer, for each parameter
 /// @return bytes

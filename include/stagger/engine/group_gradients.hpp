@@ -33,8 +33,9 @@ namespace detail {
 
 class GradientGrouping {
  public:
-  GradientGrouping(Program const& program, List<GradientGroup> const& groups, bool chain_squares)
-      : old_(program), groups_(groups), chain_squares_(chain_squares) {
+  GradientGrouping(Program const& program, List<GradientGroup> const& groups, bool chain_squares,
+                   bool by_library)
+      : old_(program), groups_(groups), chain_squares_(chain_squares), by_library_(by_library) {
     auto const& cells = program.cells;
     for (std::size_t c = 0, first = 0; c < cells.size(); ++c) {
       if (cells[c].stage != cells[first].stage) first = c;
@@ -153,7 +154,8 @@ class GradientGrouping {
     for (std::size_t c = 0; c < cells.size(); ++c) {
       Holding const& own = held_[c];
       if (cells[c].rank != self || !own.shared()) continue;
-      for (std::size_t d = own.first; d < own.end; ++d) await(rank, finish, summed(d), own.groups);
+      for (std::size_t d = own.first; d < own.end; ++d)
+        if (!by_library_ || d == c) await(rank, finish, summed(d), own.groups);
       if (chain_squares_ && c != own.first) await(rank, finish, squared(cells[c - 1].rank), 1);
     }
     if (chain_squares_) give(finish, squared(self));
@@ -196,7 +198,8 @@ class GradientGrouping {
       reduce.group = static_cast<std::uint16_t>(own.group + g);
       reduce.set_part(static_cast<std::uint16_t>(c - own.first),
                       static_cast<std::uint16_t>(own.end - own.first));
-      for (std::size_t d = own.first; d < own.end; ++d) await(rank, reduce, ready(d), g + 1);
+      for (std::size_t d = own.first; d < own.end; ++d)
+        if (!by_library_ || d == c) await(rank, reduce, ready(d), g + 1);
       give(reduce, summed(c));
       rank.code.push_back(reduce);
     }
@@ -205,6 +208,7 @@ class GradientGrouping {
   Program const& old_;
   List<GradientGroup> const& groups_;
   bool chain_squares_;
+  bool by_library_;
   List<Holding> held_;  // [cells]
 };
 
@@ -215,11 +219,13 @@ class GradientGrouping {
 /// of with gradients that are handed in.
 /// @param groups         of all stages: by stage, in backward order
 /// @param chain_squares  squares of a parameter's gradient go from holder to holder
+/// @param by_library     a library has the holders wait for each other, not signals
 /// @throws Error         bad_schedule for more signals than a program can number
 [[nodiscard]] [[gnu::cold]] inline Program group_gradients(Program const& program,
                                                            List<GradientGroup> const& groups,
-                                                           bool chain_squares = false) {
-  return detail::GradientGrouping(program, groups, chain_squares).make();
+                                                           bool chain_squares = false,
+                                                           bool by_library = false) {
+  return detail::GradientGrouping(program, groups, chain_squares, by_library).make();
 }
 
 }  // namespace stagger

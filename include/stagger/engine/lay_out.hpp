@@ -488,8 +488,8 @@ class Layout {
   detail::Layout layout(table, options);
   Program program = layout.make();
   if (layout.replica_ops() != nullptr && options.groups != nullptr)
-    program =
-        layout.replica_ops()->group_gradients(program, *options.groups, options.chain_squares);
+    program = layout.replica_ops()->group_gradients(program, *options.groups, options.chain_squares,
+                                                    options.sums_by_library);
   detail::drop_unawaited(program);
   return program;
 }

@@ -20,6 +20,7 @@ struct LayOutOptions {
   Replicas const* replicas = nullptr;           ///< of each row of the table; null: one each
   List<GradientGroup> const* groups = nullptr;  ///< to add up during backward; null: after it
   bool chain_squares = false;  ///< squares of a parameter's gradient go from replica to replica
+  bool sums_by_library = false;  ///< a library has the replicas wait for each other, not signals
 };
 
 }  // namespace stagger

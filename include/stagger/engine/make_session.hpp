@@ -59,7 +59,12 @@ std::shared_ptr<Session> make_fitting_session(Device const& device, List<Layer> 
     if (setup.grouping.shard_optimizer)
       raise(Errc::bad_configuration,
             "this device does not share the optimizer's state out to replicas; leave "
-            "Grouped::shard_optimizer out, or use mpi::Processes");
+            "AllReduce::shard_optimizer out, or use mpi::Processes");
+  if constexpr (!Device::traits.sums_by_library)
+    if (setup.grouping.by == collective::By::library)
+      raise(Errc::bad_configuration,
+            "collective::By::library asks for sums by MPI or NCCL, which this device does not use; "
+            "take collective::By::slices, or mpi::Processes or nccl::Gpus for the device");
   int const ranks = replicas.empty() ? positions : static_cast<int>(replicas.parts().size());
   int const offered = device.places();
   int const places = std::min(offered, ranks);

@@ -13,6 +13,7 @@
 
 #include <stagger/core/list.hpp>
 #include <stagger/core/tensor.hpp>
+#include <stagger/engine/add_up.hpp>
 #include <stagger/engine/layer.hpp>
 #include <stagger/engine/layer_shape.hpp>
 #include <stagger/engine/optimizer_call.hpp>
@@ -229,17 +230,23 @@ class LayerParameters : public LayerShape {
     return {values_[0].data(), values_[0].size()};
   }
 
-  /// Adds what another owner has summed up.
-  void add(Share const& share, ByteRange range = {}) {
+  /// Adds what other owners have summed up, in their order.
+  void add(std::span<Share const* const> shares, ByteRange range = {}) {
     for (std::size_t i = 0; i < count(); ++i) {
       if (memory_ != nullptr)
-        add_there(i, share, range);
+        for (Share const* const share : shares) add_there(i, *share, range);
       else if (declarations_[i].type == ElementType::f32)
-        add_gradient<float>(views_[i], share.views_[i], elements<float>(i, range));
+        add_gradients<float>(i, shares, elements<float>(i, range));
       else
-        add_gradient<double>(views_[i], share.views_[i], elements<double>(i, range));
+        add_gradients<double>(i, shares, elements<double>(i, range));
     }
   }
+  void add(Share const& share) {
+    Share const* const one = &share;
+    add({&one, 1});
+  }
+  /// Owners whose gradients are added in one pass over the sum.
+  static constexpr std::size_t most_shares = 15;
 
   /// Sum of squares of a parameter's gradient: one sum per parameter, so that any cut adds the
   /// same numbers.
@@ -405,12 +412,16 @@ class LayerParameters : public LayerShape {
     return {within(range.first), within(range.last)};
   }
 
+  /// @pre  at most most_shares
   template <class T>
-  static void add_gradient(ParameterView const& to, ParameterView const& from,
-                           ByteRange elements) noexcept {
-    auto* const sum = static_cast<T*>(to.gradient);
-    auto const* const more = static_cast<T const*>(from.gradient);
-    for (std::size_t i = elements.first; i < elements.last; ++i) sum[i] += more[i];
+  void add_gradients(std::size_t i, std::span<Share const* const> shares,
+                     ByteRange elements) noexcept {
+    if (elements.first >= elements.last) return;
+    std::array<T const*, most_shares> more;
+    for (std::size_t s = 0; s < shares.size(); ++s)
+      more[s] = static_cast<T const*>(shares[s]->views_[i].gradient) + elements.first;
+    add_up(static_cast<T*>(views_[i].gradient) + elements.first, more.data(), shares.size(),
+           elements.last - elements.first);
   }
 
   template <class T>

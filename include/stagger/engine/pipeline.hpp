@@ -57,7 +57,7 @@ template <class... Stage> class Pipeline {
   explicit Pipeline(Stage... stages) : stages_(std::move(stages)...) {}
 
   /// Adds policies, in any order, at most one for each axis. What is left out takes its default:
-  /// schedule::OneFOneB, staleness::Synchronous, cuts as given, collective::InProcess,
+  /// schedule::OneFOneB, staleness::Synchronous, cuts as given, collective::AllReduce,
   /// placement::InOrder, host::Threads{1}, optimizer::Sgd, no loss, Options{}.
   /// @throws Error  bad_configuration for numbers that do not fit together, naming them and what
   /// would
@@ -95,7 +95,7 @@ template <class... Stage> class Pipeline {
       using Model = Ends<Types>;
       using Device = typename Pick<DeviceTag, host::Threads, P...>::type;
       using Schedule = typename Pick<ScheduleTag, schedule::OneFOneB, P...>::type;
-      using Collective = typename Pick<CollectiveTag, NoCollective, P...>::type;
+      using Collective = typename Pick<CollectiveTag, DefaultCollective, P...>::type;
       using Optimizer = typename Pick<OptimizerTag, optimizer::Sgd, P...>::type;
       using Staleness = typename Pick<StalenessTag, staleness::Synchronous, P...>::type;
       using Loss = typename Pick<LossTag, NoLoss, P...>::type;
@@ -120,7 +120,8 @@ template <class... Stage> class Pipeline {
       setup.staleness = staleness_model(kept->staleness);
       setup.placement = placement_call(placement);
       setup.optimizer = optimizer_call(kept->optimizer);
-      setup.grouping = grouping_of(kept->collective);
+      if constexpr (!std::same_as<Collective, DefaultCollective>)
+        setup.grouping = grouping_of(kept->collective);
       setup.target_rows = std::same_as<Loss, NoLoss> || Rows<typename Loss::Target>::exist;
       setup.uncut = cut_later && !has_partitioner;
       setup.kept = kept;

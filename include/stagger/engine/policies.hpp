@@ -32,8 +32,9 @@ struct NoLoss {
   struct Target {};
 };
 
-/// Fills the collective slot where none is given: ranks share the memory of one process.
-struct NoCollective {};
+/// Fills the collective slot where none is given: collective::AllReduce<>{}, which a pipeline
+/// without replicas need not compile.
+struct DefaultCollective {};
 
 template <class P>
 concept HasTag = requires {

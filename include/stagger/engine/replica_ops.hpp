@@ -7,16 +7,11 @@
 #include <cstdint>
 #include <vector>
 
+#include <stagger/collective/policy.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/engine/options.hpp>
 #include <stagger/engine/program.hpp>
 #include <stagger/schedule/table.hpp>
-
-namespace stagger::collective {
-struct Backward;
-struct CostLine;
-struct LayerGroup;
-}  // namespace stagger::collective
 
 namespace stagger::detail {
 
@@ -36,7 +31,7 @@ struct GroupExtent {
   std::uint64_t stage_bytes = 0;
 };
 
-/// A grouping policy, its type erased, and when it is asked.
+/// A collective policy, its type erased.
 struct GroupingChoice {
   using Groups = std::vector<collective::LayerGroup> (*)(void const* policy,
                                                          collective::Backward const&,
@@ -46,24 +41,28 @@ struct GroupingChoice {
   int measured_steps = 5;        // whose medians it is given, after one that warms up
   std::int64_t renew_every = 0;  // steps after which all is measured anew; 0: never
   bool shard_optimizer = false;  // replicas in several processes have a part of its state each
+  collective::By by = collective::By::slices;
 };
 
-/// What a collective says about gradients.
-/// @throws Error  bad_configuration for counts below 0
-template <class Collective>
-[[nodiscard]] [[gnu::cold]] GroupingChoice grouping_of(Collective const& collective) {
-  GroupingChoice choice;
-  if constexpr (requires { collective.grouping; }) {
-    if (collective.measured_steps < 0 || collective.renew_every < 0)
-      raise(Errc::bad_configuration, "gradients cannot be grouped after ",
-            collective.measured_steps, " steps and again after ", collective.renew_every,
-            "; use counts of at least 0");
-    choice = {&collective.grouping, &Collective::groups_of, collective.steps_to_measure(),
-              collective.renew_every};
-    if constexpr (requires { collective.shard_optimizer; })
-      choice.shard_optimizer = collective.shard_optimizer;
+template <class Collective, class Line = collective::CostLine> struct AskForGroups {
+  static std::vector<collective::LayerGroup> of(void const* policy,
+                                                collective::Backward const& backward, Line line) {
+    return static_cast<Collective const*>(policy)->groups(backward, line);
   }
-  return choice;
+};
+
+/// @throws Error  bad_configuration for counts below 0
+template <CollectivePolicy Collective>
+[[nodiscard]] [[gnu::cold]] GroupingChoice grouping_of(Collective const& collective) {
+  if (collective.measured_steps < 0 || collective.renew_every < 0)
+    raise(Errc::bad_configuration, "gradients cannot be grouped after ", collective.measured_steps,
+          " steps and again after ", collective.renew_every, "; use counts of at least 0");
+  return {&collective,
+          &AskForGroups<Collective>::of,
+          collective.measured_steps,
+          collective.renew_every,
+          collective.shard_optimizer,
+          collective.by};
 }
 
 /// What makes processes that share a pipeline group its gradients alike. None where there is one
@@ -85,7 +84,8 @@ struct ReplicaOps {
   void (*emit)(Layout&, RankProgram&, Instruction&);         // the instruction, and what it gives
   void (*name_signals)(Layout const&, Program&);
   bool (*make_room)(Layout&, std::uint32_t signal);
-  Program (*group_gradients)(Program const&, List<GradientGroup> const&, bool chain_squares);
+  Program (*group_gradients)(Program const&, List<GradientGroup> const&, bool chain_squares,
+                             bool by_library);
   // of the machine
   void (*load)(Machine&);
   void (*begin_step)(Machine&);

@@ -6,6 +6,7 @@
 ///         of its communication thread, and each holder of a stage adds up a part of every layer.
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -105,9 +106,14 @@ struct ReplicaSums {
       auto& sum = machine.parameters_[first + i];
       ByteRange const own = sum.part(in.part(), in.parts());
       auto const* holder = &machine.storage_[in.stage];
-      for (unsigned h = 1; h < in.parts(); ++h) {
-        holder = holder->next.get();
-        sum.add(holder->shares[i], own);
+      std::array<LayerParameters::Share const*, LayerParameters::most_shares> shares;
+      for (unsigned h = 1; h < in.parts();) {
+        std::size_t count = 0;
+        for (; h < in.parts() && count < shares.size(); ++h) {
+          holder = holder->next.get();
+          shares[count++] = &holder->shares[i];
+        }
+        sum.add({shares.data(), count}, own);
       }
     }
     if (clock.read != nullptr) note(machine, rank, in, start_s, clock());

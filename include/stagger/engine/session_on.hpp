@@ -385,6 +385,8 @@ template <class Device> class SessionOn final : public Session {
     options.replicas = &machine_.options().replicas;
     options.groups = groups;
     options.chain_squares = machine_.shards() && machine_.options().clip_norm.has_value();
+    options.sums_by_library =
+        traits.holds_own_stages && machine_.grouping().by == collective::By::library;
     auto const added = std::make_shared<Program const>(lay_out(made, options));
     require_sound(*added, made, options);
     programs_.push_back({added, ++asked_});

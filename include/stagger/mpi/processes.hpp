@@ -36,6 +36,7 @@ struct Processes {
                                        .needs_every_place = true,
                                        .meets_types = true,
                                        .sums_while_running = true,
+                                       .sums_by_library = true,
                                        .shards_states = true,
                                        .holds_own_stages = true,
                                        .gathers_parameters = true,

@@ -17,7 +17,6 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/collective/handshake.hpp>
 #include <stagger/engine/backend.hpp>
 #include <stagger/engine/cargo.hpp>
 #include <stagger/engine/optimizer_numbers.hpp>
@@ -25,14 +24,15 @@
 #include <stagger/mpi/detail/alike.hpp>
 #include <stagger/mpi/detail/channels.hpp>
 #include <stagger/mpi/detail/ending.hpp>
+#include <stagger/mpi/detail/exchange.hpp>
 #include <stagger/mpi/detail/facts.hpp>
 #include <stagger/mpi/detail/grouping.hpp>
 #include <stagger/mpi/detail/homes.hpp>
+#include <stagger/mpi/detail/library_sums.hpp>
 #include <stagger/mpi/detail/renewal.hpp>
 #include <stagger/mpi/detail/routes.hpp>
 #include <stagger/mpi/detail/trouble.hpp>
 #include <stagger/mpi/detail/watch.hpp>
-#include <stagger/mpi/world.hpp>
 
 namespace stagger::mpi {
 
@@ -57,10 +57,9 @@ class ProcessesBackend {
       : cargo_{machine, device.ports, device.port_count},
         machine_(machine),
         meet_s_(device.meet_s),
-        world_(meet(device, places)),
-        channels_(World{.processes = device.processes, .deadline_s = meet_s_}.duplicate()),
-        spin_(World::spin(collective::find_launch())) {
-    collective::agree(world_, detail::facts_of(cargo_), meet_s_);
+        world_(callable(device, places), meet_s_),
+        channels_(detail::duplicate(device.processes, meet_s_)) {
+    detail::agree(world_, detail::facts_of(cargo_), meet_s_);
     if (channels_.size() == 1) return;
     machine_.set_grouping_peers(detail::grouping_peers(*this));
   }
@@ -100,6 +99,7 @@ class ProcessesBackend {
     load_meeting_.hold(world_, channels_, stamp_, program, process_of, prepares_, meet_s, told_);
     process_of_ = process_of;
     homes_.move(world_, cargo_, process_of_);
+    sums_.load(cargo_, process_of_, world_, meet_s);
     runs_ = std::make_unique<bool[]>(static_cast<std::size_t>(channels_.size()) * ranks);
     for (std::size_t r = 0; r < ranks; ++r)
       runs_[static_cast<std::size_t>(process_of[r]) * ranks + r] = true;
@@ -135,6 +135,7 @@ class ProcessesBackend {
       return;
     }
     must_load_ = true;
+    sums_.give_up();
     if (!told_) tell(ending_.failure());
   }
 
@@ -154,11 +155,12 @@ class ProcessesBackend {
   }
 
   void give(stagger::detail::RankState& rank, std::uint32_t which) {
+    Instruction const& in = *rank.next.load(std::memory_order_relaxed);
+    if (in.op == Op::reduce && sums_.uses(in.stage)) return;  // by `poll`, when the sum is there
     ++given_[which];
     bool const promise = cargo_.promises(which);
     if (promise && machine_.options().record) send_all_spans(rank);
     if (promise && --promises_ == 0 && !ending_.promise()) return;
-    Instruction const& in = *rank.next.load(std::memory_order_relaxed);
     std::size_t const ranks = machine_.program().ranks.size();
     std::size_t const pool = routes_.pool(cargo_, which, given_[which]);
     for (int const& taker : routes_.takers(which)) {
@@ -172,6 +174,8 @@ class ProcessesBackend {
 
   void execute(stagger::detail::RankState& rank, Instruction const& in) {
     if (computes(in.op) || computes_part(in.op)) attend();
+    if (in.op == Op::reduce && sums_.uses(in.stage))
+      return sums_.begin(cargo_, rank, in, watch_.now_s());
     stagger::detail::carry_out(
         machine_, rank, in,
         {[](void* self) { return static_cast<ProcessesBackend*>(self)->watch_.now_s(); }, this});
@@ -189,7 +193,7 @@ class ProcessesBackend {
   bool visit_parameters(int to, stagger::detail::ParameterVisit const& visit) {
     return homes_.visit(world_, cargo_, process_of_, to, visit);
   }
-  [[nodiscard]] detail::GroupingMeeting meeting() { return {world_, machine_, process_of_}; }
+  [[nodiscard]] detail::GroupingMeeting meeting() { return {world_, sums_, machine_, process_of_}; }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -200,14 +204,16 @@ class ProcessesBackend {
     State state;
   };
 
-  template <class Device> static Communicator meet(Device const& device, int places) {
+  /// @throws Error  bad_configuration for processes that there is no rank for, or that MPI does not
+  ///                see
+  template <class Device> static MPI_Comm callable(Device const& device, int places) {
     int const size = device.places();
     if (places < size)
       raise(Errc::bad_configuration, "MPI started ", counted(size, "process"), " for ",
             counted(places, "rank"),
             "; start at most one for each rank, or give Options::replicas");
-    auto own = World{.processes = device.processes, .deadline_s = device.meet_s}.connect(size);
-    return std::move(own.front());
+    detail::require_launched(device.processes);
+    return device.processes;
   }
 
   void begin_round() {
@@ -232,7 +238,7 @@ class ProcessesBackend {
 
   void work() {
     open_ = ranks_.size();
-    Waiting waiting = patience();
+    detail::Waiting waiting = patience();
     auto idle_since = Clock::now();
     bool idle = false;
     while (!stopping() && (open_ != 0 || results_missing_ != 0 || !agreement_.made())) {
@@ -253,8 +259,15 @@ class ProcessesBackend {
   }
 
   bool poll() {
+    bool const summed = sums_.poll(
+        cargo_, [this](stagger::detail::RankState& rank, Instruction const& in, double start_s) {
+          machine_.options().replicas.ops()->note(machine_, rank, in, start_s, watch_.now_s());
+          ++given_[in.give[0]];
+          watch_.moved();
+        });
     return channels_.poll(stamp_.epoch, [this](int peer, detail::Envelope const& envelope,
-                                               ByteReader& in) { take(peer, envelope, in); });
+                                               ByteReader& in) { take(peer, envelope, in); }) ||
+           summed;
   }
 
   /// @return whether the rank could
@@ -285,9 +298,10 @@ class ProcessesBackend {
 
   /// Stages take milliseconds: where there are more processes than cores, a wait leaves the core to
   /// those that compute.
-  [[nodiscard]] Waiting patience() const {
+  [[nodiscard]] detail::Waiting patience() const {
     using namespace std::chrono_literals;
-    return spin_ < 1ms ? Waiting(spin_, 100us) : Waiting(spin_);
+    auto const spin = world_.spin();
+    return spin < 1ms ? detail::Waiting(spin, 100us) : detail::Waiting(spin);
   }
 
   /// A message of another process.
@@ -412,7 +426,7 @@ class ProcessesBackend {
 
   [[nodiscard]] std::string stall_text() {
     for (auto const& entry : ranks_) watch_.stands(*entry.rank);
-    return watch_.words(machine_, process_of_, given_, open_ == 0);
+    return watch_.words(machine_, process_of_, given_, open_ == 0) + sums_.words();
   }
 
   [[nodiscard]] bool const* runs_here() const noexcept {
@@ -423,9 +437,8 @@ class ProcessesBackend {
   stagger::detail::Cargo cargo_;
   stagger::detail::Machine& machine_;
   double meet_s_;
-  Communicator world_;         // for what is agreed on outside of steps
+  detail::Exchange world_;     // for what is agreed on outside of steps
   detail::Channels channels_;  // for steps
-  std::chrono::microseconds spin_;
 
   std::vector<int> process_of_{};       // [ranks]
   std::unique_ptr<bool[]> runs_{};      // [processes][ranks]
@@ -434,6 +447,7 @@ class ProcessesBackend {
   detail::Homes homes_{};
   detail::Routes routes_{};
   detail::Renewal renewal_{};
+  detail::LibrarySums sums_{};
   detail::Agreement agreement_{};
   detail::Watch watch_{};
 

@@ -58,7 +58,7 @@ class Joint {
   std::shared_ptr<detail::JointBatch> joint_;
 };
 
-/// One rank's end, on one stream. Models collective::Communicator; spans are device memory.
+/// One rank's end, on one stream; spans are device memory.
 ///
 /// NCCL answers every call at once and does it later. Calls are kept until NCCL is through with the
 /// one before, and polled by whoever polls any operation of the device. A call that names no rank,
@@ -69,8 +69,6 @@ class Joint {
 /// exchange something need.
 class Communicator {
  public:
-  using operation_type = Operation;
-
   /// Of no rank at all: what a split without a colour leaves.
   Communicator() = default;
 
@@ -182,33 +180,19 @@ class Communicator {
                  detail::data_type<T>, ncclSum, root},
                 "broadcast");
   }
-  template <Element T> Operation all_reduce(std::span<T> data, collective::Reduction how) {
+  template <Element T> Operation all_reduce(std::span<T> data, Reduction how) {
     return call({detail::What::all_reduce, data.data(), data.data(), data.size(),
                  detail::data_type<T>, detail::reduction(how), 0},
                 "all-reduce");
   }
   /// In one go with the others of the group.
-  template <Element T>
-  Operation all_reduce(Group& group, std::span<T> data, collective::Reduction how) {
+  template <Element T> Operation all_reduce(Group& group, std::span<T> data, Reduction how) {
     return collect(group,
                    {detail::What::all_reduce, data.data(), data.data(), data.size(),
                     detail::data_type<T>, detail::reduction(how), 0},
                    "all-reduce");
   }
-  /// Sum of factor * value: a mean over microbatches and ranks without a pass of its own.
-  template <class T>
-  requires std::floating_point<T> Operation all_reduce_scaled(std::span<T> data, T factor) {
-    return call({detail::What::all_reduce, data.data(), data.data(), data.size(),
-                 detail::data_type<T>, ncclSum, 0, static_cast<double>(factor)},
-                "all-reduce");
-  }
   /// @pre  data.size() is a multiple of size(): NCCL knows equal pieces only
-  template <Element T> Operation reduce_scatter(std::span<T> data, collective::Reduction how) {
-    std::size_t const each = piece(data.size());
-    return call({detail::What::reduce_scatter, data.data(), data.data() + each * index(), each,
-                 detail::data_type<T>, detail::reduction(how), 0},
-                "reduce-scatter");
-  }
   template <Element T> Operation all_gather(std::span<T> data) {
     std::size_t const each = piece(data.size());
     return call({detail::What::all_gather, data.data() + each * index(), data.data(), each,
@@ -285,7 +269,7 @@ class Communicator {
   [[nodiscard]] bool gone(double seconds) const {
     if (!state_ || !state_->abort) return state_ == nullptr || state_->comm == nullptr;
     auto const start = std::chrono::steady_clock::now();
-    for (collective::Backoff backoff; !state_->abort->done.load(std::memory_order_acquire);
+    for (stagger::detail::Backoff backoff; !state_->abort->done.load(std::memory_order_acquire);
          backoff.pause())
       if (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() >=
           seconds)
@@ -343,7 +327,5 @@ class Communicator {
       calls_;  // of the group that is being collected; swapped with spent ones
   cuda::Tensor<std::byte> warm_;
 };
-
-static_assert(collective::Communicator<Communicator>);
 
 }  // namespace stagger::nccl

@@ -7,10 +7,12 @@
 #include <cstdint>
 #include <type_traits>
 
-#include <stagger/collective/communicator.hpp>
 #include <stagger/nccl/error.hpp>
 
 namespace stagger::nccl {
+
+/// How values of several ranks become one.
+enum class Reduction : std::uint8_t { sum, max };
 
 /// How NCCL calls an element type. Specialise it for half-precision types:
 ///
@@ -19,8 +21,7 @@ namespace stagger::nccl {
 template <class T> struct DataType;
 
 template <class T>
-requires collective::Element<T>
-struct DataType<T> {
+requires(std::is_arithmetic_v<T> || std::same_as<T, std::byte>) struct DataType<T> {
   static constexpr ncclDataType_t value = [] {
     if constexpr (std::same_as<T, double>)
       return ncclFloat64;
@@ -37,7 +38,7 @@ struct DataType<T> {
   }();
 };
 
-/// What NCCL can carry: every element of a collective but two-byte integers.
+/// What NCCL can carry: plain bytes, and numbers but two-byte integers and long double.
 template <class T>
 concept Element = requires {
   DataType<std::remove_cv_t<T>>::value;
@@ -48,15 +49,8 @@ namespace detail {
 
 template <class T> inline constexpr ncclDataType_t data_type = DataType<std::remove_cv_t<T>>::value;
 
-[[nodiscard]] constexpr ncclRedOp_t reduction(collective::Reduction how) noexcept {
-  switch (how) {
-    case collective::Reduction::min:
-      return ncclMin;
-    case collective::Reduction::max:
-      return ncclMax;
-    default:
-      return ncclSum;
-  }
+[[nodiscard]] constexpr ncclRedOp_t reduction(Reduction how) noexcept {
+  return how == Reduction::sum ? ncclSum : ncclMax;
 }
 
 }  // namespace detail

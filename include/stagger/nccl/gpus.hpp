@@ -36,6 +36,7 @@ struct Gpus {
                                        .meets_types = true,
                                        .enqueues_updates = true,
                                        .sums_while_running = true,
+                                       .sums_by_library = true,
                                        .keeps_whole_states = true,
                                        .gathers_parameters = true,
                                        .runs_ahead = true,

@@ -8,12 +8,12 @@
 #include <memory>
 #include <utility>
 
-#include <stagger/collective/operation.hpp>
+#include <stagger/core/backoff.hpp>
 #include <stagger/nccl/detail/issuer.hpp>
 
 namespace stagger::nccl {
 
-/// Models collective::Operation: poll it, wait for it, or co_await it through a collective::Poller.
+/// Poll it, or wait for it.
 ///
 /// Dropping it forgets it: the call goes on in the order of its stream, and so does the use of its
 /// buffers.
@@ -54,7 +54,7 @@ class Operation {
   /// @throws stagger::Error   Errc::deadline after so many seconds; it may be waited for again
   void wait(double seconds) {
     auto const start = std::chrono::steady_clock::now();
-    for (collective::Backoff backoff; !poll(); backoff.pause())
+    for (stagger::detail::Backoff backoff; !poll(); backoff.pause())
       if (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() >=
           seconds)
         expire(seconds);
@@ -78,7 +78,5 @@ class Operation {
   char const* what_ = "";
   bool on_stream_ = false;
 };
-
-static_assert(collective::Operation<Operation>);
 
 }  // namespace stagger::nccl

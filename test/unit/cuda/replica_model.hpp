@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/collective/grouped.hpp>
+#include <stagger/collective/all_reduce.hpp>
 #include <stagger/collective/grouping.hpp>
 #include <stagger/engine/replicas.hpp>
 
@@ -206,8 +206,8 @@ inline auto layers_there() {
 }
 
 /// The whole model on GPUs, cut, with a schedule and replicas. Its rule is the host's.
-template <class Device, class Grouped>
-auto there(Device device, Grouped policy, std::vector<int> cuts, Made schedule,
+template <class Device, class AllReduce>
+auto there(Device device, AllReduce policy, std::vector<int> cuts, Made schedule,
            sg::Options options) {
   options.seed = run_seed;
   return sg::Pipeline{layers_there()}.with(

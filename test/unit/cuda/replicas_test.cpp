@@ -38,7 +38,7 @@ std::vector<Case> cases() {
           {"dualpipe", made(DualPipe{}), 2, {1, 1}}};
 }
 
-using Grouping = sg::collective::Grouped<grouping::Named>;
+using Grouping = sg::collective::AllReduce<grouping::Named>;
 
 void same_as_on_the_host(Case const& c, Grouping policy, bool clips, bool recompute, bool capture) {
   CAPTURE(c.name, clips, recompute, capture);

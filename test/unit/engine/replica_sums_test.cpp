@@ -18,7 +18,7 @@
 #include <malloc.h>
 #endif
 
-#include <stagger/collective/grouped.hpp>
+#include <stagger/collective/all_reduce.hpp>
 #include <stagger/collective/grouping.hpp>
 #include <stagger/engine/replicas.hpp>
 #include <stagger/schedule/chimera.hpp>
@@ -36,7 +36,7 @@ namespace grouping = sg::collective::grouping;
 namespace {
 
 template <class G, class Device>
-auto grouped(collective::Grouped<G> policy, Device device, std::vector<int> cuts, Made schedule,
+auto grouped(collective::AllReduce<G> policy, Device device, std::vector<int> cuts, Made schedule,
              sg::Options options) {
   options.seed = run_seed;
   return sg::Pipeline{row_model::model()}.with(sg::partition::Cuts{std::move(cuts)},
@@ -46,14 +46,14 @@ auto grouped(collective::Grouped<G> policy, Device device, std::vector<int> cuts
 
 /// Calls `body(policy)` for groupings of every kind.
 template <class Body> void each_grouping(Body body) {
-  body(collective::Grouped<>{});
-  body(collective::Grouped<>{.measured_steps = 1, .renew_every = 2});
-  body(collective::Grouped<>{.measured_steps = 0, .shard_optimizer = true});
-  body(collective::Grouped<grouping::Greedy>{.measured_steps = 2});
-  body(collective::Grouped<grouping::Layerwise>{});
-  body(collective::Grouped<grouping::Single>{});
-  body(collective::Grouped<grouping::Bucket>{.grouping = {100}});
-  body(collective::Grouped<grouping::Named>{.grouping = grouping::named("bucket:1")});
+  body(collective::AllReduce<>{});
+  body(collective::AllReduce<>{.measured_steps = 1, .renew_every = 2});
+  body(collective::AllReduce<>{.shard_optimizer = true, .measured_steps = 0});
+  body(collective::AllReduce<grouping::Greedy>{.measured_steps = 2});
+  body(collective::AllReduce<grouping::Layerwise>{});
+  body(collective::AllReduce<grouping::Single>{});
+  body(collective::AllReduce<grouping::Bucket>{.grouping = {100}});
+  body(collective::AllReduce<grouping::Named>{.grouping = grouping::named("bucket:1")});
 }
 
 struct Case {
@@ -191,7 +191,7 @@ double end_of(sg::schedule::Timeline const& timeline) {
 
 /// Seconds of a step once the grouping is decided.
 template <class G>
-double simulated(collective::Grouped<G> policy, collective::CostLine line, int microbatches) {
+double simulated(collective::AllReduce<G> policy, collective::CostLine line, int microbatches) {
   sg::Options options;
   options.replicas = {2};
   options.record = true;
@@ -218,19 +218,19 @@ TEST_CASE(
       Prediction const prediction(microbatches);
       auto const backward = prediction.backward();
       CAPTURE(microbatches, line.startup_s, line.per_byte_s);
-      auto const check = [&]<class G>(collective::Grouped<G> policy) {
+      auto const check = [&]<class G>(collective::AllReduce<G> policy) {
         auto const groups = policy.grouping.groups(backward, line);
         double const expected_s = collective::evaluate(backward, groups, line).iteration_s;
         double const actual_s = simulated(policy, line, microbatches);
         CHECK(actual_s == Approx(expected_s).epsilon(1e-9));
         return actual_s;
       };
-      double const single = check(collective::Grouped<grouping::Single>{});
-      double const layerwise = check(collective::Grouped<grouping::Layerwise>{});
-      double const bucket = check(collective::Grouped<grouping::Bucket>{.grouping = {64}});
-      double const optimal = check(collective::Grouped<>{});
-      check(collective::Grouped<>{.measured_steps = 2});
-      check(collective::Grouped<grouping::Greedy>{.measured_steps = 1});
+      double const single = check(collective::AllReduce<grouping::Single>{});
+      double const layerwise = check(collective::AllReduce<grouping::Layerwise>{});
+      double const bucket = check(collective::AllReduce<grouping::Bucket>{.grouping = {64}});
+      double const optimal = check(collective::AllReduce<>{});
+      check(collective::AllReduce<>{.measured_steps = 2});
+      check(collective::AllReduce<grouping::Greedy>{.measured_steps = 1});
       CHECK(optimal <= std::min({single, layerwise, bucket}) * (1 + 1e-9));
       std::uint64_t bytes = 0;
       for (auto const of_layer : prediction.bytes) bytes += of_layer;
@@ -294,7 +294,7 @@ TEST_CASE("engine/ReplicaSums: an optimizer that needs whole parameters is refus
   auto const make = [](bool shards, sg::Replicas replicas) {
     static_cast<void>(sg::Pipeline{row_model::model()}.with(
         sg::partition::Cuts{}, Loss{}, Normalised{}, sg::host::Threads{2},
-        collective::Grouped<>{.shard_optimizer = shards},
+        collective::AllReduce<>{.shard_optimizer = shards},
         sg::Options{.replicas = std::move(replicas)}));
   };
   CHECK_NOTHROW(make(false, {}));
@@ -310,11 +310,11 @@ TEST_CASE("engine/ReplicaSums: an optimizer that needs whole parameters is refus
 TEST_CASE("engine/ReplicaSums: a decision is renewed after as many steps as asked", "[engine]") {
   sg::Options options;
   options.replicas = {2};
-  auto train = grouped(collective::Grouped<grouping::Single>{}, sg::host::Threads{2}, {},
+  auto train = grouped(collective::AllReduce<grouping::Single>{}, sg::host::Threads{2}, {},
                        made(sg::schedule::GPipe{}), options);
   CHECK(train.program(2).groups == sg::List<sg::GradientGroup>{{0, 0, 6}});
   auto renewed =
-      grouped(collective::Grouped<>{.measured_steps = 2, .renew_every = 3},
+      grouped(collective::AllReduce<>{.measured_steps = 2, .renew_every = 3},
               sg::sim::VirtualClock{.sum = {100, 0.001}}, {}, made(sg::schedule::GPipe{}), options);
   std::vector<std::size_t> groups;
   for (int s = 0; s < 14; ++s) {
@@ -329,7 +329,7 @@ TEST_CASE("engine/ReplicaSums: a rank's sums come in the order of its last backw
   // Interleaved: rank r has stages r and r + 2, and is done with the later one first.
   sg::Options options;
   options.replicas = {2, 2};
-  auto train = grouped(collective::Grouped<grouping::Single>{}, sg::host::Threads{1}, {1, 3, 5},
+  auto train = grouped(collective::AllReduce<grouping::Single>{}, sg::host::Threads{1}, {1, 3, 5},
                        made(sg::schedule::Interleaved{}), options);
   auto const& program = train.program(4);
   int several = 0;
@@ -371,7 +371,7 @@ TEST_CASE("engine/ReplicaSums: what has no parameters says nothing about the tim
   // The second stage begins with two layers without parameters, which are a group of 0 bytes.
   sg::Options options;
   options.replicas = {1, 2};
-  auto train = grouped(collective::Grouped<Asked>{.measured_steps = 2},
+  auto train = grouped(collective::AllReduce<Asked>{.measured_steps = 2},
                        sg::sim::VirtualClock{.sum = {100, 0.001}}, {2}, made(sg::schedule::GPipe{}),
                        options);
   for (int s = 0; s < 8; ++s) sg::run(train.step(row_model::batch(s, 2, 4, false)));
@@ -443,7 +443,7 @@ TEST_CASE("engine/ReplicaSums: holders of a stage share the squares of its gradi
     sg::detail::append_layers(
         weighted, std::vector<Weighted>{Weighted(100), Weighted(40), Weighted(300), Weighted(7)});
     sg::detail::Machine machine(std::move(weighted), {}, options, 0, Squares::memory());
-    machine.set_grouping(sg::detail::grouping_of(collective::Grouped<grouping::Single>{}));
+    machine.set_grouping(sg::detail::grouping_of(collective::AllReduce<grouping::Single>{}));
     sg::LayOutOptions laying;
     laying.replicas = &machine.options().replicas;
     laying.groups = machine.groups();
@@ -496,7 +496,7 @@ TEST_CASE("engine/ReplicaSums: programs of groupings that were given up do not g
   sg::Options options;
   options.replicas = {2};
   auto train =
-      grouped(collective::Grouped<Fickle>{.measured_steps = 1, .renew_every = 1},
+      grouped(collective::AllReduce<Fickle>{.measured_steps = 1, .renew_every = 1},
               sg::sim::VirtualClock{.sum = {100, 0.001}}, {}, made(sg::schedule::GPipe{}), options);
   auto const data = row_model::batch(0, 2, 4, false);
   auto const other = row_model::batch(1, 3, 4, false);
@@ -548,7 +548,7 @@ TEST_CASE("engine/ReplicaSums: trouble between the sums of a stage leaves parame
       options.replicas = {3};
       return sg::Pipeline{sg::Sequential{Embedding{}, Trap{&hook}, Dense{}, Trap{&hook}, Dense{5}}}
           .with(sg::partition::Cuts{}, device, made(sg::schedule::GPipe{}), Loss{}, optimizer(),
-                collective::Grouped<grouping::Layerwise>{}, options);
+                collective::AllReduce<grouping::Layerwise>{}, options);
     };
     auto undisturbed = make();
     sg::run(undisturbed.step(data));
@@ -598,7 +598,7 @@ TEST_CASE("engine/ReplicaSums: who waits for a gradient is named when the deadli
     options.deadline_s = deadline_s;
     auto train = sg::Pipeline{sg::Sequential{Embedding{}, Trap{&hook}, Dense{}}}.with(
         sg::partition::Cuts{}, sg::host::Threads{4}, made(sg::schedule::GPipe{}), Loss{},
-        optimizer(), collective::Grouped<grouping::Layerwise>{}, options);
+        optimizer(), collective::AllReduce<grouping::Layerwise>{}, options);
     auto const before = bits(train);
     held = open = false;
     std::thread runner([&] {

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/collective/grouped.hpp>
+#include <stagger/collective/all_reduce.hpp>
 #include <stagger/collective/grouping/layerwise.hpp>
 #include <stagger/partition/even.hpp>
 #include <stagger/schedule/gpipe.hpp>
@@ -111,7 +111,7 @@ TEST_CASE("engine/Trainer: schedule, cuts, placement, grouping and device are ch
                           sg::sim::VirtualClock{});
       default:
         return whole.with(cut, Loss{}, optimizer(), seeded, sg::host::Threads{2},
-                          sg::collective::Grouped<sg::collective::grouping::Layerwise>{});
+                          sg::collective::AllReduce<sg::collective::grouping::Layerwise>{});
     }
   };
   std::vector<Trainer> trainers;

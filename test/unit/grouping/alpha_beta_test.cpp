@@ -7,21 +7,23 @@
 #include <string>
 
 #include "catch.hpp"
+#include "grouping/steps.hpp"
 
 using namespace stagger;
 using namespace stagger::collective;
+using namespace collective_steps;
 
 namespace {
 constexpr Link ethernet{45.26e-6, 0.8e-9, 0.114e-9};
-constexpr AllReduce all[] = {AllReduce::slices, AllReduce::ring, AllReduce::recursive_doubling,
-                             AllReduce::halving_doubling, AllReduce::tree};
+constexpr Algorithm all[] = {Algorithm::slices, Algorithm::ring, Algorithm::recursive_doubling,
+                             Algorithm::halving_doubling, Algorithm::tree};
 }  // namespace
 
 TEST_CASE("collective/cost: the published start-ups follow from one message's (R1)",
           "[collective]") {
-  CHECK(std::abs(cost(AllReduce::ring, 2, ethernet).startup_s - 90.52e-6) < 0.01e-6);
-  CHECK(std::abs(cost(AllReduce::ring, 4, ethernet).startup_s - 271.56e-6) < 0.01e-6);
-  CHECK(std::abs(cost(AllReduce::ring, 8, ethernet).startup_s - 633.64e-6) < 0.01e-6);
+  CHECK(std::abs(cost(Algorithm::ring, 2, ethernet).startup_s - 90.52e-6) < 0.01e-6);
+  CHECK(std::abs(cost(Algorithm::ring, 4, ethernet).startup_s - 271.56e-6) < 0.01e-6);
+  CHECK(std::abs(cost(Algorithm::ring, 8, ethernet).startup_s - 633.64e-6) < 0.01e-6);
 }
 
 TEST_CASE("collective/cost: ring and halving-doubling lines at 2 to 64 nodes", "[collective]") {
@@ -32,19 +34,19 @@ TEST_CASE("collective/cost: ring and halving-doubling lines at 2 to 64 nodes", "
                     {8, 633.64, 1.500, 271.56},   {16, 1357.80, 1.607, 362.08},
                     {32, 2806.12, 1.660, 452.60}, {64, 5702.76, 1.687, 543.12}};
   for (auto const& r : rows) {
-    auto const ring = cost(AllReduce::ring, r.n, ethernet);
-    auto const halving = cost(AllReduce::halving_doubling, r.n, ethernet);
+    auto const ring = cost(Algorithm::ring, r.n, ethernet);
+    auto const halving = cost(Algorithm::halving_doubling, r.n, ethernet);
     CHECK(ring.startup_s * 1e6 == Approx(r.ring_a).epsilon(1e-6));
     CHECK(halving.startup_s * 1e6 == Approx(r.halving_a).epsilon(1e-6));
     CHECK(std::abs(ring.per_byte_s * 1e9 - r.b) < 0.00101);
     CHECK(halving.per_byte_s == Approx(ring.per_byte_s));
-    CHECK(cost(AllReduce::slices, r.n, ethernet) == ring);
+    CHECK(cost(Algorithm::slices, r.n, ethernet) == ring);
   }
 }
 
 TEST_CASE("collective/cost: merging two 200 KB messages of 8 nodes saves the start-up (R2)",
           "[collective]") {
-  auto const line = cost(AllReduce::ring, 8, ethernet);
+  auto const line = cost(Algorithm::ring, 8, ethernet);
   CHECK(line.seconds(200'000) == Approx(0.93e-3).epsilon(0.01));
   CHECK(line.seconds(400'000) == Approx(1.23e-3).epsilon(0.01));
   CHECK(2 * line.seconds(200'000) - line.seconds(400'000) == Approx(0.634e-3).epsilon(0.001));
@@ -56,7 +58,7 @@ TEST_CASE("collective/cost: a walk over the steps of every rank takes the time o
   // Each step lasts alpha + beta * bytes for the longest message, + gamma per byte that is added.
   constexpr std::size_t bytes = 1 << 20;
   for (auto algorithm : all) {
-    if (algorithm == AllReduce::slices) continue;
+    if (algorithm == Algorithm::slices) continue;
     for (int n : {2, 4, 8, 16}) {
       double total = 0;
       for (int i = 0; i < step_count(algorithm, n); ++i) {
@@ -86,7 +88,7 @@ TEST_CASE("collective/cost: one rank and no bytes cost nothing", "[collective]")
 
 TEST_CASE("collective/cost: ranks that cannot be served and bad links are refused",
           "[collective]") {
-  auto const says = [](AllReduce algorithm, int n, Link link, char const* words) {
+  auto const says = [](Algorithm algorithm, int n, Link link, char const* words) {
     try {
       static_cast<void>(cost(algorithm, n, link));
     } catch (Error const& e) {
@@ -95,11 +97,11 @@ TEST_CASE("collective/cost: ranks that cannot be served and bad links are refuse
     }
     return false;
   };
-  CHECK(says(AllReduce::recursive_doubling, 6, ethernet, "ring"));
-  CHECK(says(AllReduce::halving_doubling, 12, ethernet, "12"));
-  CHECK(says(AllReduce::ring, 0, ethernet, "0"));
-  CHECK(says(AllReduce::ring, 2, {-1, 0, 0}, "alpha"));
-  CHECK(says(AllReduce::ring, 2, {0, std::nan(""), 0}, "beta"));
-  CHECK(says(AllReduce::ring, 2, {0, 0, std::numeric_limits<double>::infinity()}, "gamma"));
-  CHECK(cost(AllReduce::tree, 6, ethernet).startup_s == Approx(6 * ethernet.alpha_s));
+  CHECK(says(Algorithm::recursive_doubling, 6, ethernet, "ring"));
+  CHECK(says(Algorithm::halving_doubling, 12, ethernet, "12"));
+  CHECK(says(Algorithm::ring, 0, ethernet, "0"));
+  CHECK(says(Algorithm::ring, 2, {-1, 0, 0}, "alpha"));
+  CHECK(says(Algorithm::ring, 2, {0, std::nan(""), 0}, "beta"));
+  CHECK(says(Algorithm::ring, 2, {0, 0, std::numeric_limits<double>::infinity()}, "gamma"));
+  CHECK(cost(Algorithm::tree, 6, ethernet).startup_s == Approx(6 * ethernet.alpha_s));
 }

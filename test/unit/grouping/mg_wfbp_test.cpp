@@ -50,7 +50,7 @@ Times times(Layers const& layers, CostLine cost) {
           of(grouping::Optimal{}), layers.compute_s()};
 }
 
-Times times(Layers const& layers, int nodes, AllReduce algorithm = AllReduce::ring) {
+Times times(Layers const& layers, int nodes, Algorithm algorithm = Algorithm::ring) {
   return times(layers, cost(algorithm, nodes, ethernet));
 }
 
@@ -159,7 +159,7 @@ TEST_CASE(
     CHECK(t.optimal == Approx(r.optimal).epsilon(0.005));
     CHECK(t.optimal <= t.greedy);
   }
-  auto const line = cost(AllReduce::ring, 32, ethernet);
+  auto const line = cost(Algorithm::ring, 32, ethernet);
   CHECK(grouping::Greedy{}.groups(layers, line).size() == 1);
   CHECK(grouping::Optimal{}.groups(layers, line).size() > 1);
 }
@@ -176,7 +176,7 @@ TEST_CASE("collective/MG-WFBP: layerwise is near linear at 2 and 4 nodes (R10)",
 TEST_CASE("collective/MG-WFBP: with halving-doubling there is nothing left to gain over layerwise",
           "[collective]") {
   for (auto const& layers : {resnet(), google()}) {
-    auto const t = times(layers, 64, AllReduce::halving_doubling);
+    auto const t = times(layers, 64, Algorithm::halving_doubling);
     CHECK(t.layerwise / t.greedy == Approx(1.0).epsilon(0.01));
     CHECK((t.single / t.greedy > 1.25 && t.single / t.greedy < 1.45));
   }
@@ -221,10 +221,10 @@ TEST_CASE(
       samples.push_back({row.at(0).get<std::uint64_t>(), row.at(1).get<double>() * 1e-6});
     }
     auto const fit =
-        fit_per_byte(samples, cost(AllReduce::ring, static_cast<int>(n), ethernet).startup_s);
+        fit_per_byte(samples, cost(Algorithm::ring, static_cast<int>(n), ethernet).startup_s);
     bracket += fit.line.per_byte_s * n / (n - 1) / 3;
   }
-  CostLine const line{cost(AllReduce::ring, 64, ethernet).startup_s, bracket * 63 / 64};
+  CostLine const line{cost(Algorithm::ring, 64, ethernet).startup_s, bracket * 63 / 64};
   auto const t = times(layers, line);
   CAPTURE(line.startup_s, line.per_byte_s, t.layerwise, t.single, t.greedy, t.optimal);
   CHECK(std::abs(t.layerwise / t.greedy / 1.78 - 1) < 0.05);

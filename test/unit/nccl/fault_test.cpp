@@ -15,7 +15,7 @@
 #include "nccl/ranks.hpp"
 
 using namespace nccl_ranks;
-using sg::collective::Reduction;
+using sg::nccl::Reduction;
 
 namespace {
 

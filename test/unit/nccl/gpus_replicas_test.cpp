@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <string>
 #include <thread>
 #include <vector>
@@ -46,7 +47,7 @@ std::vector<Case> cases() {
           {"one GPU each stage", made(OneFOneB{}), 2, {2, 3}, {0, 0, 1, 1, 1}}};
 }
 
-using Grouping = sg::collective::Grouped<grouping::Named>;
+using Grouping = sg::collective::AllReduce<grouping::Named>;
 
 Grouping by(char const* name, int measured_steps) {
   Grouping policy;
@@ -147,6 +148,48 @@ TEST_CASE("nccl/GroupSums: replicas on several GPUs have the host's bits", "[ncc
     same_as_on_the_host(c, by("single", 0), true, false);
     same_as_on_the_host(c, by("layerwise", 0), false, true);
     same_as_on_the_host(c, by("optimal", 1), true, false);
+  }
+}
+
+TEST_CASE("nccl/GroupSums: sums by NCCL agree with the host's to rounding, and in all processes",
+          "[nccl]") {
+  using sg::collective::By;
+  std::vector<Case> const all{
+      {"two", made(sg::schedule::GPipe{}), 1, {2}, {0, 1}},
+      {"three", made(sg::schedule::GPipe{}), 1, {3}, {0, 1, 2}, 6},
+      {"four", made(sg::schedule::OneFOneB{}), 2, {4, 1}, {0, 1, 2, 3, 4}, 8}};
+  for (auto const& c : all) {
+    CAPTURE(c.name);
+    si::Session const session;
+    si::set_machine({.devices = 8});
+    constexpr int steps = 4;
+    auto host = on_the_host(c, options_with(true));
+    std::vector<double> losses;
+    for (int s = 0; s < steps; ++s)
+      losses.push_back(sg::run(host.step(row_model::batch(s, 4, c.rows, false))).loss);
+    auto const expected = bits(host);
+    std::atomic<int> exact{0};
+    std::vector<std::vector<std::byte>> found(static_cast<std::size_t>(gpus_of(c.place)));
+    auto const wrong = in_processes(gpus_of(c.place), on(0), [&](sg::nccl::Gpus gpus, int p) {
+      auto policy = by("layerwise", 0);
+      policy.by = By::library;
+      auto train = placed(gpus, policy, c, options_with(true));
+      std::string words;
+      for (int s = 0; s < steps; ++s) {
+        auto const own = upload(row_model::batch(s, 4, c.rows, false));
+        double const loss = sg::run(train.step(own)).loss;
+        double const apart = std::abs(loss / losses[static_cast<std::size_t>(s)] - 1);
+        if (!(apart < 1e-4)) words += "loss ";
+      }
+      train.gather_parameters();
+      found[static_cast<std::size_t>(p)] = bits(train);
+      if (found[static_cast<std::size_t>(p)] == expected) ++exact;
+      return words;
+    });
+    for (auto const& words : wrong) CHECK(words == "");
+    for (auto const& one : found) CHECK((one == found.front()));
+    // The stand-in adds from the last GPU to the first, which two do not notice.
+    CHECK((exact == 0) == (c.replicas.counts()[0] > 2));
   }
 }
 
@@ -471,7 +514,7 @@ TEST_CASE("nccl/Gpus: processes that group gradients otherwise are refused befor
     CAPTURE(words);
     CHECK(has(words, what == Differs::groups ? "processes disagree on the groups of gradients"
                      : what == Differs::measured_steps
-                         ? "processes disagree on Grouped::measured_steps"
-                         : "processes disagree on Grouped::renew_every"));
+                         ? "processes disagree on AllReduce::measured_steps"
+                         : "processes disagree on AllReduce::renew_every"));
   }
 }

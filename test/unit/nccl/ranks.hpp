@@ -2,12 +2,13 @@
 #pragma once
 /// @file   Ranks that one thread plays, each with a GPU, a stream and a communicator.
 
+#include <chrono>
 #include <cstddef>
 #include <memory>
+#include <thread>
 #include <utility>
 #include <vector>
 
-#include <stagger/collective/operation.hpp>
 #include <stagger/nccl/communicator.hpp>
 
 #include "cuda_stand_in/stand_in.hpp"

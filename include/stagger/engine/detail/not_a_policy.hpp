@@ -9,6 +9,13 @@
 
 #include <stagger/engine/policies.hpp>
 
+namespace stagger {
+struct GroupingTag;       // of policies that stand beside the axes
+struct FillTag;
+struct AllocationTag;
+struct ParameterHomeTag;
+}  // namespace stagger
+
 namespace stagger::detail {
 
 // What a static_assert below asks for is a bool of its own: of a concept, a compiler would explain
@@ -20,9 +27,27 @@ template <class P> struct NotAPolicy {
                 "stagger: an argument of with() is not a policy: it needs a policy_tag; policies "
                 "are schedules, staleness models, partitioners, collectives, placements, devices, "
                 "optimizers, losses and Options");
-  static_assert(!has_tag,
-                "stagger: an argument of with() has the policy_tag of no axis; a grouping goes "
-                "into collective::Grouped<...>");
+  template <class Tag> static constexpr bool fills_no = !fills<P, Tag>;
+  static constexpr bool known =
+      !(fills_no<GroupingTag> && fills_no<FillTag> && fills_no<AllocationTag> &&
+        fills_no<ParameterHomeTag>);
+  static_assert(fills_no<GroupingTag>,
+                "stagger: a grouping is a part of the collective: give with() "
+                "collective::AllReduce{.grouping = ...} with it");
+  static_assert(fills_no<FillTag>,
+                "stagger: a choice of free devices is no placement of ranks: give with() "
+                "placement::ExplicitMap with what its fill(occupied, devices) answers");
+  static_assert(fills_no<AllocationTag>,
+                "stagger: an allocation is no placement of ranks: give with() "
+                "placement::ExplicitMap with one of the lists that its allocate(cluster, workers) "
+                "answers");
+  static_assert(fills_no<ParameterHomeTag>,
+                "stagger: homes of parameters are no placement of ranks: call their "
+                "homes(layers, nodes, workers), and leave them out of with()");
+  static_assert(!has_tag || known,
+                "stagger: an argument of with() has the policy_tag of no axis; the tags are those "
+                "of schedules, staleness models, partitioners, collectives, placements, devices, "
+                "optimizers, losses and Options");
 };
 
 template <class P> struct NotASchedule {
@@ -63,8 +88,10 @@ template <class P> struct NotAPartitioner {
 template <class P> struct NotACollective {
   static constexpr bool holds = CollectivePolicy<P>;
   static_assert(holds,
-                "stagger: not a CollectivePolicy: it needs communicator_type, "
-                "'offers_all_reduce', 'offers_push_pull' and 'connect(int ranks) const'");
+                "stagger: not a CollectivePolicy: it needs 'collective::By by', 'bool "
+                "shard_optimizer', 'int measured_steps', 'std::int64_t renew_every' and "
+                "'std::vector<collective::LayerGroup> groups(collective::Backward const&, "
+                "collective::CostLine) const', the layers whose gradients are added up together");
 };
 
 template <class P> struct NotAPlacement {

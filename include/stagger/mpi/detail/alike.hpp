@@ -8,14 +8,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <span>
 #include <string>
 #include <vector>
 
 #include <stagger/collective/handshake.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/text.hpp>
-#include <stagger/mpi/communicator.hpp>
 #include <stagger/mpi/detail/channels.hpp>
+#include <stagger/mpi/detail/exchange.hpp>
 #include <stagger/mpi/detail/facts.hpp>
 #include <stagger/mpi/detail/trouble.hpp>
 
@@ -76,6 +77,13 @@ inline void tell_failure(Channels& channels, Stamp const& stamp,
       text("process ", peer, began ? " ended the step: " : " could not begin the step: ", words)};
 }
 
+/// @throws Error  mismatch for the first fact that not all processes have alike
+inline void agree(Exchange& world, std::vector<collective::Fact> const& facts, double seconds) {
+  collective::agree(world.rank(), world.size(), facts, [&](std::span<std::byte> all) {
+    world.all_gather(all, "compare what they run", seconds);
+  });
+}
+
 /// Where all processes wait for each other before they load a program.
 class LoadMeeting {
  public:
@@ -85,7 +93,7 @@ class LoadMeeting {
   /// @param told        set where another process has said why there will be no round
   /// @throws Error  what a process could not begin the round for; mismatch with one that loads
   ///                another program or none; deadline for one that does not come
-  void hold(Communicator& world, Channels& channels, Stamp const& stamp, Program const& program,
+  void hold(Exchange& world, Channels& channels, Stamp const& stamp, Program const& program,
             std::vector<int> const& process_of, bool prepares, double seconds, bool& told) {
     if (channels.size() == 1) return;
     auto facts = facts_of(program, process_of);
@@ -125,7 +133,7 @@ class LoadMeeting {
               " s; see whether it lives, and ask for the same in all processes");
       if (!moved) waiting.pause(waited);
     }
-    if (!same) collective::agree(world, facts, seconds);  // which says what differs
+    if (!same) agree(world, facts, seconds);  // which says what differs
   }
 
  private:

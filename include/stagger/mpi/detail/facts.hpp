@@ -40,10 +40,11 @@ using stagger::detail::Digest;
                      static_cast<std::int64_t>(part.total), " ");
   facts.push_back({"Options::replicas", replicas});
   facts.push_back({"Options::clip_norm", options.clip_norm ? text(*options.clip_norm) : "none"});
-  facts.push_back({"Grouped::shard_optimizer", cargo.machine.shards() ? "true" : "false"});
+  facts.push_back({"AllReduce::shard_optimizer", cargo.machine.shards() ? "true" : "false"});
   auto const& grouping = cargo.grouping();
-  facts.push_back({"Grouped::measured_steps", std::to_string(grouping.measured_steps)});
-  facts.push_back({"Grouped::renew_every", std::to_string(grouping.renew_every)});
+  facts.push_back({"AllReduce::by", grouping.by == collective::By::slices ? "slices" : "library"});
+  facts.push_back({"AllReduce::measured_steps", std::to_string(grouping.measured_steps)});
+  facts.push_back({"AllReduce::renew_every", std::to_string(grouping.renew_every)});
   facts.push_back({"Options::seed", std::to_string(options.seed)});
   facts.push_back({"Options::recompute", options.recompute ? "true" : "false"});
   facts.push_back({"Options::spare_slots",

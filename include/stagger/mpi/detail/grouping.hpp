@@ -10,26 +10,59 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <span>
 #include <vector>
 
-#include <stagger/collective/decision.hpp>
 #include <stagger/collective/line_fit.hpp>
+#include <stagger/engine/add_up.hpp>
 #include <stagger/engine/machine.hpp>
-#include <stagger/mpi/communicator.hpp>
+#include <stagger/mpi/detail/exchange.hpp>
+#include <stagger/mpi/detail/library_sums.hpp>
+#include <stagger/mpi/detail/trouble.hpp>
 
 namespace stagger::mpi::detail {
 
-/// The line of an all-reduce among all ranks of a communicator, which call this together: medians
-/// of five messages of each size, after two that warm up.
-/// @param most_bytes  of the largest message; at least 4 KiB, at most 4 MiB count
-/// @throws Error  as operations do
-[[nodiscard]] inline collective::CostLine measured_line(Communicator& ranks,
-                                                        std::uint64_t most_bytes, double seconds) {
+/// A sum of a group's size as a step makes it among some processes, which call this together: each
+/// adds up a slice, and hands it to the others.
+/// @param members  processes, in order
+inline void sum_in_slices(Exchange& world, std::span<int const> members, std::size_t size,
+                          double seconds) {
+  constexpr char const* measuring = "measure what sums of gradients take";
+  std::size_t const each = (size + members.size() - 1) / members.size();
+  std::size_t const bytes = each * sizeof(float);
+  std::byte* const own = world.memory(2 * members.size() * bytes);
+  std::byte* const received = own + members.size() * bytes;
+  std::vector<Exchange::Message> messages;
+  std::vector<float const*> more;
+  std::size_t self = 0;
+  while (members[self] != world.rank()) ++self;
+  for (std::size_t m = 0; m < members.size(); ++m) {
+    if (m == self) continue;
+    messages.push_back({members[m], true, own + m * bytes, bytes});
+    messages.push_back({members[m], false, received + m * bytes, bytes});
+    more.push_back(reinterpret_cast<float const*>(received + m * bytes));
+  }
+  world.swap(messages, measuring, seconds);
+  auto* const sum = reinterpret_cast<float*>(own + self * bytes);
+  stagger::detail::add_up(sum, more.data(), more.size(), each);
+  messages.clear();
+  for (std::size_t m = 0; m < members.size(); ++m) {
+    if (m == self) continue;
+    messages.push_back({members[m], true, own + self * bytes, bytes});
+    messages.push_back({members[m], false, own + m * bytes, bytes});
+  }
+  world.swap(messages, measuring, seconds);
+}
+
+/// The line of a sum among some processes: medians of five of each size, after two that warm up.
+/// @param sum         (size) makes one of so many floats, together with the others
+/// @param most_bytes  of the largest; at least 4 KiB, at most 4 MiB count
+template <class Sum>
+[[nodiscard]] collective::CostLine measured_line(std::uint64_t most_bytes, Sum sum) {
   constexpr std::size_t least = 1 << 10;
   auto const most = static_cast<std::size_t>(
       std::clamp<std::uint64_t>(most_bytes, 4 * least, std::uint64_t{4} << 20));
-  std::vector<float> message(most / sizeof(float));
   std::vector<collective::Sample> samples;
   double all_s = 0;
   double all_bytes = 0;
@@ -37,7 +70,7 @@ namespace stagger::mpi::detail {
     std::vector<double> took_s;
     for (int i = -2; i < 5; ++i) {
       auto const start = std::chrono::steady_clock::now();
-      ranks.all_reduce(std::span(message).first(bytes / sizeof(float))).wait(seconds);
+      sum(bytes / sizeof(float));
       std::chrono::duration<double> const took = std::chrono::steady_clock::now() - start;
       if (i >= 0) took_s.push_back(took.count());
     }
@@ -55,77 +88,72 @@ namespace stagger::mpi::detail {
 
 /// One process's part in it, outside of steps. All processes make the same calls.
 struct GroupingMeeting {
-  Communicator& world;
+  Exchange& world;
+  LibrarySums& sums;
   stagger::detail::Machine& machine;
   std::vector<int> const& process_of;  // [ranks]
 
   /// See stagger::detail::GroupingPeers: medians of those that measured, and what sums take on the
   /// links between the processes.
   void share(double* backward_s, double* sum_s) {
+    constexpr char const* telling = "tell each other what they have measured";
     auto const& groups = machine.program().groups;
     double const deadline_s = machine.options().deadline_s;
-    Stage const own = stage_here();
-    Communicator part;
-    world.split(own.crosses ? own.number : -1, world.rank(), part).wait(deadline_s);
-    if (part.size() > 1) {
-      auto const line = measured_line(part, own.bytes, deadline_s);
-      for (std::size_t g = 0; g < groups.size(); ++g)
-        if (sum_s[g] > 0 && crosses(groups[g].stage)) sum_s[g] = line.seconds(extent(g).bytes);
+    for (std::size_t first = 0, end = 0; first < groups.size(); first = end) {
+      int const stage = groups[first].stage;
+      while (end < groups.size() && groups[end].stage == stage) ++end;
+      auto const members = processes_of(machine.program(), process_of, stage);
+      if (members.size() < 2) continue;
+      bool const here = std::find(members.begin(), members.end(), world.rank()) != members.end();
+      collective::CostLine line;
+      if (here)
+        line = measured_line(extent(first).stage_bytes, [&](std::size_t size) {
+          if (sums.uses(stage))
+            sums.measure(stage, size, deadline_s);
+          else
+            sum_in_slices(world, members, size, deadline_s);
+        });
+      for (std::size_t g = first; g < end; ++g)
+        if (!here || sum_s[g] > 0) sum_s[g] = line.seconds(extent(g).bytes);
     }
-    std::vector<double> all(backward_s, backward_s + groups.size());
-    all.insert(all.end(), sum_s, sum_s + groups.size());
-    world.all_reduce(std::span(all), collective::Reduction::max).wait(deadline_s);
-    std::copy_n(all.begin(), groups.size(), backward_s);
-    std::copy_n(all.begin() + static_cast<std::ptrdiff_t>(groups.size()), groups.size(), sum_s);
+    world.maximum({backward_s, groups.size()}, telling, deadline_s);
+    world.maximum({sum_s, groups.size()}, telling, deadline_s);
   }
 
-  /// Process 0 chooses.
+  /// Process 0 chooses, since processes that each drew their own conclusions might group unlike.
   void choose(void (*ask)(stagger::detail::Machine&), List<GradientGroup>& groups) {
-    collective::Decision<GradientGroup> decision;
-    auto const& chosen = decision.decide(
-        world,
-        [&] {
-          ask(machine);
-          return std::vector<GradientGroup>(groups.begin(), groups.end());
-        },
-        machine.options().deadline_s);
-    if (world.rank() != 0) groups.assign(chosen.data(), chosen.size());
+    constexpr char const* hearing = "hear how gradients are grouped";
+    struct Answer {
+      std::uint64_t count = 0;
+      char refusal[240] = {};
+    } answer;
+    double const deadline_s = machine.options().deadline_s;
+    std::exception_ptr failure;
+    if (world.rank() == 0) {
+      try {
+        ask(machine);
+        answer.count = groups.size();
+      } catch (...) {
+        failure = std::current_exception();
+        trouble_of(failure).words.copy(answer.refusal, sizeof(answer.refusal) - 1);
+      }
+    }
+    world.broadcast(std::as_writable_bytes(std::span(&answer, 1)), 0, hearing, deadline_s);
+    if (failure) std::rethrow_exception(failure);
+    if (answer.refusal[0] != 0)
+      raise(Errc::peer_failed, "process 0 could not group the gradients: ",
+            static_cast<char const*>(answer.refusal));
+    groups.resize(answer.count);
+    world.broadcast(std::as_writable_bytes(std::span(groups.data(), groups.size())), 0, hearing,
+                    deadline_s);
   }
 
  private:
-  struct Stage {
-    int number = 0;
-    bool crosses = false;  // from process to process
-    std::uint64_t bytes = 0;
-  };
-
   [[nodiscard]] stagger::detail::GroupExtent extent(std::size_t group) const {
     Instruction in;
     in.stage = static_cast<std::uint16_t>(machine.program().groups[group].stage);
     in.group = static_cast<std::uint16_t>(group);
     return machine.extent(in);
-  }
-  [[nodiscard]] int process(Cell const& cell) const {
-    return process_of[static_cast<std::size_t>(cell.rank)];
-  }
-  [[nodiscard]] bool crosses(int stage) const {
-    int first = -1;
-    for (Cell const& cell : machine.program().cells) {
-      if (cell.stage != stage) continue;
-      if (first >= 0 && process(cell) != first) return true;
-      first = process(cell);
-    }
-    return false;
-  }
-  /// The first stage that this process has in common with another. Its line holds for the others.
-  [[nodiscard]] Stage stage_here() const {
-    for (Cell const& cell : machine.program().cells) {
-      if (process(cell) != world.rank() || !crosses(cell.stage)) continue;
-      std::size_t group = 0;
-      while (machine.program().groups[group].stage != cell.stage) ++group;
-      return {cell.stage, true, extent(group).stage_bytes};
-    }
-    return {};
   }
 };
 

@@ -12,7 +12,7 @@
 
 #include <stagger/core/error.hpp>
 #include <stagger/engine/cargo.hpp>
-#include <stagger/mpi/communicator.hpp>
+#include <stagger/mpi/detail/exchange.hpp>
 
 namespace stagger::mpi::detail {
 
@@ -27,7 +27,7 @@ class Homes {
   /// Another program. Before the first one all processes have all values; where a later one puts
   /// stages into other processes, they get them. All processes call it.
   /// @param process_of  [ranks]
-  void move(Communicator& world, stagger::detail::Cargo const& cargo,
+  void move(Exchange& world, stagger::detail::Cargo const& cargo,
             std::vector<int> const& process_of) {
     auto cells = cells_of(cargo, process_of);
     if (cells == cells_) return;
@@ -41,7 +41,7 @@ class Homes {
   /// Brings values and optimizer state of every layer from the process that updates it, one
   /// parameter after the other. All processes call it.
   /// @param to  the process that gets them; -1: every process
-  void gather(Communicator& world, stagger::detail::Cargo const& cargo, int to) const {
+  void gather(Exchange& world, stagger::detail::Cargo const& cargo, int to) const {
     double const deadline_s = cargo.machine.options().deadline_s;
     int const here = world.rank();
     require(world, to);
@@ -54,11 +54,11 @@ class Homes {
         for (auto const bytes : {state.value, state.state[0], state.state[1]}) {
           if (bytes.empty()) continue;
           if (to < 0)
-            world.broadcast(bytes, home_[l]).wait(deadline_s);
+            world.broadcast(bytes, home_[l], gathering, deadline_s);
           else if (here == to)
-            world.receive(world.group(), bytes, home_[l]).wait(deadline_s);
+            world.receive(bytes, home_[l], gathering, deadline_s);
           else
-            world.send(world.group(), bytes, to).wait(deadline_s);
+            world.send(bytes, to, gathering, deadline_s);
         }
     }
   }
@@ -66,7 +66,7 @@ class Homes {
   /// Shows each parameter in process `to`, which has memory for one of others' at a time. All
   /// processes call it.
   /// @return whether this is `to`
-  bool visit(Communicator& world, stagger::detail::Cargo const& cargo,
+  bool visit(Exchange& world, stagger::detail::Cargo const& cargo,
              std::vector<int> const& process_of, int to,
              stagger::detail::ParameterVisit const& visit) const {
     require(world, to);
@@ -97,6 +97,8 @@ class Homes {
   }
 
  private:
+  static constexpr char const* gathering = "bring parameters to where they are asked for";
+
   [[nodiscard]] static std::vector<int> cells_of(stagger::detail::Cargo const& cargo,
                                                  std::vector<int> const& process_of) {
     std::vector<int> cells;
@@ -107,7 +109,7 @@ class Homes {
     return cells;
   }
 
-  static void require(Communicator const& world, int process) {
+  static void require(Exchange const& world, int process) {
     if (process >= world.size())
       raise(Errc::bad_configuration, "parameters cannot be gathered in process ", process,
             "; there are processes 0 to ", world.size() - 1);
@@ -115,7 +117,7 @@ class Homes {
 
   /// Brings a parameter to process `to`.
   /// @param memory  for its value and states there, where they are not its own
-  ParameterState parameter(Communicator& world, stagger::detail::Cargo const& cargo,
+  ParameterState parameter(Exchange& world, stagger::detail::Cargo const& cargo,
                            std::vector<int> const& process_of, int to, std::size_t l, std::size_t p,
                            std::array<std::vector<std::byte>, 3>& memory) const {
     double const deadline_s = cargo.machine.options().deadline_s;
@@ -139,9 +141,9 @@ class Homes {
       if (from == to && part)
         std::copy(own.begin(), own.end(), place.begin() + static_cast<std::ptrdiff_t>(at));
       else if (here == from && from != to)
-        world.send(world.group(), own, to).wait(deadline_s);
+        world.send(own, to, gathering, deadline_s);
       else if (from != to)
-        world.receive(world.group(), place.subspan(at, bytes), from).wait(deadline_s);
+        world.receive(place.subspan(at, bytes), from, gathering, deadline_s);
     };
     auto const owned = [&](std::size_t b, int from, stagger::detail::ByteRange range) {
       if (here != from) return std::span<std::byte>{};

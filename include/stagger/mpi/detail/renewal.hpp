@@ -10,20 +10,21 @@
 
 #include <stagger/core/error.hpp>
 #include <stagger/engine/cargo.hpp>
-#include <stagger/mpi/communicator.hpp>
 #include <stagger/mpi/detail/channels.hpp>
+#include <stagger/mpi/detail/exchange.hpp>
 
 namespace stagger::mpi::detail {
 
 /// Brings values and optimizer state of every layer from the process that updates it, or from each
 /// that updates a part. All processes call it.
-inline void gather(Communicator& world, stagger::detail::Cargo const& cargo,
+inline void gather(Exchange& world, stagger::detail::Cargo const& cargo,
                    std::vector<int> const& process_of) {
   auto& machine = cargo.machine;
   double const deadline_s = machine.options().deadline_s;
   auto const broadcast = [&](std::span<std::byte> bytes, int rank) {
     if (bytes.empty()) return;
-    world.broadcast(bytes, process_of[static_cast<std::size_t>(rank)]).wait(deadline_s);
+    world.broadcast(bytes, process_of[static_cast<std::size_t>(rank)],
+                    "bring parameters and optimizer state to all", deadline_s);
   };
   std::vector<ParameterState> shown;
   machine.append_states(shown);

@@ -38,7 +38,7 @@ namespace stagger::nccl::detail {
   cuda::check(
       cudaMemcpyAsync(all.data(), there.data(), bytes, cudaMemcpyDeviceToHost, gpu.home.get()),
       "copy what processes compare");
-  for (collective::Backoff backoff; !gpu.home.idle(); backoff.pause()) {
+  for (stagger::detail::Backoff backoff; !gpu.home.idle(); backoff.pause()) {
   }
   for (std::size_t i = 0; i < width; ++i)
     for (std::size_t r = 1; r < ranks; ++r)
@@ -118,8 +118,9 @@ struct Told {
   return {
       {"the steps taken so far", std::to_string(machine.steps())},
       {"the optimizer's numbers, such as its learning rate", text("of digest ", numbers.words())},
-      {"Grouped::measured_steps", std::to_string(grouping.measured_steps)},
-      {"Grouped::renew_every", std::to_string(grouping.renew_every)},
+      {"AllReduce::by", grouping.by == collective::By::slices ? "slices" : "library"},
+      {"AllReduce::measured_steps", std::to_string(grouping.measured_steps)},
+      {"AllReduce::renew_every", std::to_string(grouping.renew_every)},
       {"what the step does", program.training ? "training" : "forward only"},
       {"the number of microbatches", std::to_string(program.microbatches)},
       {"the number of ranks", std::to_string(program.ranks.size())},

@@ -39,11 +39,11 @@ class Consent {
     fleet_.select(0);
     *word_.data() = own ? 1 : 0;
     copy(there_.data(), word_.data(), cudaMemcpyHostToDevice);
-    auto asked = all_.all_reduce(std::span(there_.data(), 1), collective::Reduction::max);
+    auto asked = all_.all_reduce(std::span(there_.data(), 1), Reduction::max);
     asked.wait(seconds);
     copy(word_.data(), there_.data(), cudaMemcpyDeviceToHost);
     auto const start = std::chrono::steady_clock::now();
-    for (collective::Backoff backoff; !stream_.idle(); backoff.pause())
+    for (stagger::detail::Backoff backoff; !stream_.idle(); backoff.pause())
       if (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() >=
           seconds)
         asked.expire(seconds);

@@ -76,7 +76,7 @@ struct ChannelEnd {
     last.wait(seconds);
     if (gives) return;
     copy(words.data(), words_there.data(), cudaMemcpyDeviceToHost);
-    for (collective::Backoff backoff; !stream.idle(); backoff.pause()) {
+    for (stagger::detail::Backoff backoff; !stream.idle(); backoff.pause()) {
     }
     std::memcpy(&size, words.data(), sizeof size);
     bytes.add(words.data() + sizeof size, std::min<std::size_t>(size, room - sizeof size));
@@ -96,6 +96,7 @@ struct TeamEnd {
   Communicator all;
   Operation last;
   cuda::Tensor<float> warm;
+  cuda::Tensor<std::byte> taken;  // gradients of the others
 };
 
 /// GPUs that add up the gradients of a stage.
@@ -109,7 +110,7 @@ struct Team {
 /// @throws Error  as Operation::wait
 inline void wait_for_all(std::span<Operation> operations, double seconds) {
   auto const start = std::chrono::steady_clock::now();
-  for (collective::Backoff backoff;; backoff.pause()) {
+  for (stagger::detail::Backoff backoff;; backoff.pause()) {
     Operation* open = nullptr;
     for (auto& operation : operations)
       if (!operation.poll()) open = &operation;

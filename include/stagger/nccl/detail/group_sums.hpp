@@ -8,20 +8,25 @@
 #include <span>
 #include <vector>
 
+#include <stagger/cuda/kernels.hpp>
 #include <stagger/nccl/detail/teams.hpp>
 #include <stagger/nccl/detail/wiring.hpp>
 
 namespace stagger::nccl::detail {
 
 /// Stages whose holders lie on GPUs of their own have a team each, in the order of holders. The sum
-/// of a group is one call of each, put onto a stream of the team behind the group's part of the
-/// last backward, where the first holder that comes to it stands in the order of `Routes`: so all
-/// communicators are given everything in one order, on every GPU and in every process. Each holder
-/// then updates by itself. Holders on one GPU add up there, with the program's own kernel.
+/// of a group is an all-reduce of NCCL's where the collective says so, or where there are two,
+/// whose order does not matter; else each holder takes the others' gradients of its part of each
+/// layer, adds them in the order of holders, and hands the sums over. All that is put onto a stream
+/// of the team behind the group's part of the last backward, where the first holder that comes to
+/// it stands in the order of `Routes`: so all communicators are given everything in one order, on
+/// every GPU and in every process. Each holder then updates by itself. Holders on one GPU add up
+/// there, with the program's own kernel.
 class GroupSums {
  public:
-  GroupSums(stagger::detail::Machine& machine, Fleet& fleet, Wiring& wiring)
-      : machine_(machine), fleet_(fleet), wiring_(wiring) {}
+  GroupSums(stagger::detail::Machine& machine, cuda::ParameterKernels const* kernels, Fleet& fleet,
+            Wiring& wiring)
+      : machine_(machine), kernels_(kernels), fleet_(fleet), wiring_(wiring) {}
 
   /// Meets the others, before the wiring of the program is made.
   /// @param place   [ranks]
@@ -52,7 +57,7 @@ class GroupSums {
       team_of_[static_cast<std::size_t>(program.cells[first].stage)] = wanted.size();
       wanted.push_back(holders);
     }
-    auto const numbers = gather(fleet_, wanted, meet_s);
+    auto const numbers = gather(fleet_, wanted, !by_library(), meet_s);
     for (auto& team : team_of_)
       if (team != none) team = numbers[team];
   }
@@ -67,6 +72,20 @@ class GroupSums {
     for (std::size_t c = 0; program.training && c < program.cells.size(); ++c)
       if (apart(c) && wiring_.islands().first_owner(c) == c) wiring_.islands().update_apart(c);
     begun_.assign(program.groups.size(), false);
+    for (std::size_t g = 0; program.training && g < program.groups.size(); ++g) {
+      auto const stage = static_cast<std::size_t>(program.groups[g].stage);
+      if (team_of_[stage] == none || !in_slices(fleet_.teams[team_of_[stage]])) continue;
+      Instruction in;
+      in.stage = static_cast<std::uint16_t>(stage);
+      in.group = static_cast<std::uint16_t>(g);
+      for (auto& end : fleet_.teams[team_of_[stage]].ends) {
+        std::size_t bytes = 0;
+        each_block(in, *end, [&](Block const& block) { bytes += block.own_bytes(); });
+        bytes *= static_cast<std::size_t>(end->all.size()) - 1;
+        wiring_.use(end->gpu);
+        if (end->taken.size() < bytes) end->taken.resize({bytes});
+      }
+    }
   }
 
   void begin_step() noexcept { std::fill(begun_.begin(), begun_.end(), false); }
@@ -95,12 +114,13 @@ class GroupSums {
     }
     around(team.ends.front()->gpu, team.ends.front()->stream, [&] {
       if (!has_gradients(in, cell_of(in.stage, *team.ends.front()))) return;
+      if (in_slices(team)) return add_in_slices(in, team);
       wiring_.together([&] {
         for (auto& end : team.ends)
           end->last = wiring_.messages().add(end->gpu, end->stream, end->all, [&](auto& group) {
             Operation last;
             each_gradient(in, cell_of(in.stage, *end), [&](auto gradient) {
-              last = end->all.all_reduce(group, gradient, collective::Reduction::sum);
+              last = end->all.all_reduce(group, gradient, Reduction::sum);
             });
             return last;
           });
@@ -134,10 +154,10 @@ class GroupSums {
                   "copy what was measured");
     };
     copy(there.data(), all.data(), cudaMemcpyHostToDevice);
-    gpu.world.all_reduce(std::span(there.data(), there.size()), collective::Reduction::sum)
+    gpu.world.all_reduce(std::span(there.data(), there.size()), Reduction::sum)
         .wait(machine_.options().deadline_s);
     copy(all.data(), there.data(), cudaMemcpyDeviceToHost);
-    for (collective::Backoff backoff; !gpu.home.idle(); backoff.pause()) {
+    for (stagger::detail::Backoff backoff; !gpu.home.idle(); backoff.pause()) {
     }
     std::copy_n(all.data(), groups, backward_s);
     std::copy_n(all.data() + groups, groups, sum_s);
@@ -153,6 +173,113 @@ class GroupSums {
           wiring_.gpu_of(wiring_.islands().rank_of(c)) == end.gpu)
         return c;
     return none;
+  }
+
+  /// The gradients of one layer at one end of a team.
+  struct Block {
+    stagger::detail::LayerParameters const& parameters;
+    std::byte* first;
+    std::size_t self;  // the end's part of them, of so many
+    std::size_t parts;
+
+    [[nodiscard]] std::span<std::byte> part(std::size_t p) const noexcept {
+      auto const range = parameters.part(p, parts);
+      return {first + range.first, range.last - range.first};
+    }
+    [[nodiscard]] std::size_t own_bytes() const noexcept { return part(self).size(); }
+  };
+
+  [[nodiscard]] bool by_library() const noexcept {
+    return machine_.grouping().by == collective::By::library;
+  }
+  [[nodiscard]] bool in_slices(Team const& team) const noexcept {
+    return !by_library() && team.places.size() > 2;
+  }
+
+  /// Visits the layers of a group that have gradients.
+  template <class Visit>
+  void each_block(Instruction const& in, TeamEnd const& end, Visit visit) const {
+    auto const& group = machine_.program().groups[in.group];
+    auto const& islands = wiring_.islands();
+    int layer = 0;  // of the stage
+    islands.each_layer(cell_of(in.stage, end), [&](std::size_t l, auto* share) {
+      int const here = layer++;
+      auto const& parameters = islands.parameters(l);
+      if (here < group.lowest || here > group.highest || parameters.count() == 0) return;
+      auto const* const views = share != nullptr ? share->views() : parameters.views();
+      visit(Block{parameters, static_cast<std::byte*>(views[0].gradient),
+                  static_cast<std::size_t>(end.all.rank()),
+                  static_cast<std::size_t>(end.all.size())});
+    });
+  }
+
+  void add_in_slices(Instruction const& in, Team& team) {
+    swap(in, team,
+         [](auto& all, auto& group, Block const& block, std::size_t peer,
+            std::span<std::byte> taken) {
+           all.send(group, block.part(peer), static_cast<int>(peer));
+           return all.receive(group, taken, static_cast<int>(peer));
+         });
+    for (auto& end : team.ends) {
+      wiring_.use(end->gpu);
+      std::byte* taken = end->taken.data();
+      each_block(in, *end, [&](Block const& block) {
+        add_slice(block, taken, end->stream.get());
+        taken += (block.parts - 1) * block.own_bytes();
+      });
+    }
+    swap(in, team, [](auto& all, auto& group, Block const& block, std::size_t peer, auto) {
+      all.send(group, block.part(block.self), static_cast<int>(peer));
+      return all.receive(group, block.part(peer), static_cast<int>(peer));
+    });
+  }
+
+  /// Calls `call(communicator, group, block, peer, memory for the peer's numbers)` for each other
+  /// holder and each layer; all of it progresses together.
+  template <class Call> void swap(Instruction const& in, Team& team, Call call) {
+    wiring_.together([&] {
+      for (auto& end : team.ends)
+        end->last = wiring_.messages().add(end->gpu, end->stream, end->all, [&](auto& group) {
+          Operation last;
+          std::byte* taken = end->taken.data();
+          each_block(in, *end, [&](Block const& block) {
+            for (std::size_t peer = 0; peer < block.parts; ++peer) {
+              if (peer == block.self) continue;
+              last = call(end->all, group, block, peer, std::span(taken, block.own_bytes()));
+              taken += block.own_bytes();
+            }
+          });
+          return last;
+        });
+    });
+  }
+
+  /// own = the sum over holders, from the first to the last.
+  /// @param taken  [holders but this one] their numbers
+  void add_slice(Block const& block, std::byte* taken, cudaStream_t stream) const {
+    auto const own = block.part(block.self);
+    std::byte* const sum = block.self == 0 ? own.data() : taken;
+    for (std::size_t holder = 1; holder < block.parts; ++holder) {
+      std::size_t const slot = holder < block.self ? holder : holder - 1;
+      add(block, sum, holder == block.self ? own.data() : taken + slot * own.size(), stream);
+    }
+    if (sum != own.data())
+      cuda::check(cudaMemcpyAsync(own.data(), sum, own.size(), cudaMemcpyDeviceToDevice, stream),
+                  "copy a sum of gradients");
+  }
+  /// sum += more, of this end's part; parameter by parameter, which may be of either type.
+  void add(Block const& block, std::byte* sum, std::byte const* more, cudaStream_t stream) const {
+    auto const own = block.parameters.part(block.self, block.parts);
+    for (std::size_t p = 0; p < block.parameters.count(); ++p) {
+      auto const range = block.parameters.range(p);
+      std::size_t const first = std::max(range.first, own.first);
+      std::size_t const last = std::min(range.last, own.last);
+      if (first >= last) continue;
+      ElementType const type = block.parameters.declaration(p).type;
+      cuda::check(kernels_->add(type, sum + (first - own.first), more + (first - own.first),
+                                (last - first) / element_bytes(type), stream),
+                  "add gradients");
+    }
   }
 
   [[nodiscard]] bool has_gradients(Instruction const& in, std::size_t cell) const {
@@ -183,6 +310,7 @@ class GroupSums {
   }
 
   stagger::detail::Machine& machine_;
+  cuda::ParameterKernels const* kernels_;
   Fleet& fleet_;
   Wiring& wiring_;
   std::vector<std::size_t> team_of_;      // [stages] in the fleet

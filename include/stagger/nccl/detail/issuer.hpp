@@ -21,7 +21,7 @@
 
 namespace stagger::nccl::detail {
 
-enum class What : std::uint8_t { send, receive, broadcast, all_reduce, reduce_scatter, all_gather };
+enum class What : std::uint8_t { send, receive, broadcast, all_reduce, all_gather };
 
 /// One NCCL call.
 struct Call {
@@ -31,8 +31,7 @@ struct Call {
   std::size_t count = 0;
   ncclDataType_t type = ncclUint8;
   ncclRedOp_t reduction = ncclSum;
-  int peer = 0;       // or root
-  double factor = 0;  // each value is multiplied with it before it is added up; 0: not at all
+  int peer = 0;  // or root
 };
 
 /// A communicator that is being given up. Its thread may be inside NCCL for ever.
@@ -75,8 +74,6 @@ struct State {
   cuda::EventTable events;   // of batch n: n % events_kept
   std::exception_ptr failure;
   std::vector<std::pair<std::uint64_t, std::exception_ptr>> refused;  // batches that did nothing
-  std::vector<std::pair<ncclDataType_t, double>> factors;  // of reductions that scale first
-  std::vector<ncclRedOp_t> scaled;
   std::shared_ptr<Abort> abort;
 
   State() = default;
@@ -329,27 +326,6 @@ class Issuer {
     return {};
   }
 
-  /// The reduction of a call; one that multiplies first is made once for each factor.
-  static ncclResult_t reduction_of(Call const& call, State& state, ncclRedOp_t& reduction) {
-    reduction = call.reduction;
-    if (call.factor == 0) return ncclSuccess;
-    std::pair<ncclDataType_t, double> const key(call.type, call.factor);
-    auto const found = std::find(state.factors.begin(), state.factors.end(), key);
-    auto const index = static_cast<std::size_t>(found - state.factors.begin());
-    if (found == state.factors.end()) {
-      double wide = call.factor;
-      auto narrow = static_cast<float>(call.factor);
-      void* const factor = call.type == ncclFloat64 ? static_cast<void*>(&wide) : &narrow;
-      ncclResult_t const result = ncclRedOpCreatePreMulSum(&reduction, factor, call.type,
-                                                           ncclScalarHostImmediate, state.comm);
-      if (result != ncclSuccess) return result;
-      state.factors.push_back(key);
-      state.scaled.push_back(reduction);
-    }
-    reduction = state.scaled[index];
-    return ncclSuccess;
-  }
-
   /// All calls as one group, so that they progress together; none if one of them is wrong.
   static void launch(std::span<Calls> all) {
     for (Calls const& one : all)
@@ -361,15 +337,10 @@ class Issuer {
     auto const fail = [all](ncclResult_t result) {
       for (Calls const& one : all) one.state->fail(result, "begin a call");
     };
-    for (Calls& one : all) {
-      if (!usable(*one.state)) {
-        for (Calls const& other : all) other.state->fail(one.state->failure);
-        return;
-      }
-      for (Call& call : one.calls) {
-        ncclResult_t const result = reduction_of(call, *one.state, call.reduction);
-        if (result != ncclSuccess) return fail(result);
-      }
+    for (Calls const& one : all) {
+      if (usable(*one.state)) continue;
+      for (Calls const& other : all) other.state->fail(one.state->failure);
+      return;
     }
     ncclResult_t worst = ncclGroupStart();
     for (Calls const& one : all)
@@ -393,8 +364,6 @@ class Issuer {
         return ncclBroadcast(c.in, c.out, c.count, c.type, c.peer, comm, stream);
       case What::all_reduce:
         return ncclAllReduce(c.in, c.out, c.count, c.type, c.reduction, comm, stream);
-      case What::reduce_scatter:
-        return ncclReduceScatter(c.in, c.out, c.count, c.type, c.reduction, comm, stream);
       default:
         return ncclAllGather(c.in, c.out, c.count, c.type, comm, stream);
     }

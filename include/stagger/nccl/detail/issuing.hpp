@@ -26,7 +26,7 @@ class Issuing {
         kernels_(kernels),
         fleet_(std::move(fleet)),
         wiring_(machine, wires, fleet_),
-        sums_(machine, *fleet_, wiring_) {}
+        sums_(machine, kernels, *fleet_, wiring_) {}
   Issuing(Issuing const&) = delete;
   Issuing& operator=(Issuing const&) = delete;
   ~Issuing() = default;

@@ -16,11 +16,12 @@ namespace stagger::nccl::detail {
 
 /// Makes those teams that are not there yet, together with all other processes, and the connections
 /// behind them, so that the first sum allocates nothing.
-/// @param wanted  places of each, in the order in which they are added up
+/// @param wanted    places of each, in the order in which they are added up
+/// @param connects  each end with each other, for more than sums
 /// @return for each, its number in the fleet
 [[gnu::cold]] inline std::vector<std::size_t> gather(Fleet& fleet,
                                                      std::span<std::vector<int> const> wanted,
-                                                     double meet_s) {
+                                                     bool connects, double meet_s) {
   std::vector<std::size_t> numbers;
   std::vector<Operation> operations;
   for (auto const& places : wanted) {
@@ -50,8 +51,17 @@ namespace stagger::nccl::detail {
       end->warm.resize({1});
       cuda::check(cudaMemsetAsync(end->warm.data(), 0, sizeof(float), end->stream.get()),
                   "clear a number");
-      operations.push_back(end->last = end->all.all_reduce(std::span(end->warm.data(), 1),
-                                                           collective::Reduction::sum));
+      operations.push_back(end->last =
+                               end->all.all_reduce(std::span(end->warm.data(), 1), Reduction::sum));
+    }
+    wait_for_all(operations, meet_s);
+    if (!connects || places.size() < 3) continue;
+    operations.clear();
+    for (auto& end : team.ends) {
+      std::vector<int> peers;
+      for (int r = 0; r < end->all.size(); ++r)
+        if (r != end->all.rank()) peers.push_back(r);
+      operations.push_back(end->last = end->all.connect(peers));
     }
     wait_for_all(operations, meet_s);
   }

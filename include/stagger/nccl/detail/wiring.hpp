@@ -195,7 +195,7 @@ class Wiring {
       for (std::size_t g = 0; g < fleet_->size(); ++g) {
         auto& gpu = (*fleet_)[g];
         fleet_->worldwide.push_back(messages_.add(g, gpu.home, gpu.world, [&](auto& group) {
-          return gpu.world.all_reduce(group, block(gpu), collective::Reduction::sum);
+          return gpu.world.all_reduce(group, block(gpu), Reduction::sum);
         }));
       }
     });

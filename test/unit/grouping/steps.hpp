@@ -1,40 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The well-known all-reduce algorithms as lists of steps.
+/// @file   The well-known all-reduce algorithms as lists of steps, to hold their cost formulas
+///         against.
 /// @source S. Shi, X. Chu, B. Li, "MG-WFBP: Efficient Data Communication for Distributed
 /// Synchronous SGD",
 ///         INFOCOM 2019, table II; R. Thakur, R. Rabenseifner, W. Gropp, IJHPCA 2005.
 
-#include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <string>
 
-#include <stagger/collective/communicator.hpp>
-#include <stagger/core/error.hpp>
+#include <stagger/collective/alpha_beta.hpp>
 
-namespace stagger::collective {
+namespace collective_steps {
 
-/// How an all-reduce is carried out. `slices` is the default: each rank adds one contiguous slice
-/// in rank order and hands it to the others, so that the bits depend on nothing but the values and
-/// their ranks.
-enum class AllReduce : std::uint8_t { slices, ring, recursive_doubling, halving_doubling, tree };
+using namespace stagger;
 
-/// The name an algorithm goes by in messages and on command lines.
-[[nodiscard]] constexpr char const* name(AllReduce algorithm) noexcept {
-  switch (algorithm) {
-    case AllReduce::slices:
-      return "slices";
-    case AllReduce::ring:
-      return "ring";
-    case AllReduce::recursive_doubling:
-      return "recursive-doubling";
-    case AllReduce::halving_doubling:
-      return "halving-doubling";
-    case AllReduce::tree:
-      return "tree";
-  }
-  return "unknown";
+using collective::Algorithm;
+
+/// A contiguous piece of a vector, in elements: [first, last).
+struct Slice {
+  std::size_t first = 0;
+  std::size_t last = 0;
+
+  [[nodiscard]] constexpr std::size_t size() const noexcept { return last - first; }
+};
+
+/// Piece `part` of `count` elements cut into `parts`; sizes differ by at most one, longer ones
+/// first.
+[[nodiscard]] constexpr Slice slice(std::size_t count, int part, int parts) noexcept {
+  auto const n = static_cast<std::size_t>(parts);
+  auto const k = static_cast<std::size_t>(part);
+  std::size_t const first = count / n * k + (k < count % n ? k : count % n);
+  return {first, first + count / n + (k < count % n ? 1 : 0)};
 }
 
 /// What a rank does with what it receives in a step.
@@ -52,15 +49,7 @@ struct Step {
   int from = -1;
   Slice in{};  ///< elements received
   Arrival arrival = Arrival::copy;
-  friend constexpr bool operator==(Step const&, Step const&) = default;
 };
-
-namespace detail {
-
-/// Levels of a binomial tree over n ranks: ceil(log2 n).
-[[nodiscard]] constexpr int levels(int n) noexcept {
-  return n < 2 ? 0 : static_cast<int>(std::bit_width(static_cast<unsigned>(n - 1)));
-}
 
 /// Range that a rank owns after `level` halvings.
 [[nodiscard]] constexpr Slice halved(std::size_t count, int rank, int ranks, int level) noexcept {
@@ -75,45 +64,31 @@ namespace detail {
   return s;
 }
 
-}  // namespace detail
-
 /// Number of steps each rank takes; one message after the other, so `a` of the cost line is this
 /// times the start-up of one message.
-[[nodiscard]] constexpr int step_count(AllReduce algorithm, int ranks) noexcept {
+[[nodiscard]] constexpr int step_count(Algorithm algorithm, int ranks) noexcept {
   if (ranks < 2) return 0;
   switch (algorithm) {
-    case AllReduce::ring:
+    case Algorithm::ring:
       return 2 * (ranks - 1);
-    case AllReduce::recursive_doubling:
-      return detail::levels(ranks);
-    case AllReduce::halving_doubling:
-    case AllReduce::tree:
-      return 2 * detail::levels(ranks);
-    case AllReduce::slices:
+    case Algorithm::recursive_doubling:
+      return collective::detail::levels(ranks);
+    case Algorithm::halving_doubling:
+    case Algorithm::tree:
+      return 2 * collective::detail::levels(ranks);
+    case Algorithm::slices:
       break;
   }
   return 0;
 }
 
-/// Refuses a number of ranks that an algorithm cannot serve.
-/// @throws Error  Errc::bad_configuration
-constexpr void require_supported(AllReduce algorithm, int ranks) {
-  bool const pairs =
-      algorithm == AllReduce::recursive_doubling || algorithm == AllReduce::halving_doubling;
-  if (pairs && !std::has_single_bit(static_cast<unsigned>(ranks))) {
-    throw Error(Errc::bad_configuration, std::string(name(algorithm)) +
-                                             " needs a power of two ranks, there are " +
-                                             std::to_string(ranks) + "; use ring or tree");
-  }
-}
-
 /// Step `index` of a rank for a vector of `count` elements.
 /// @pre  0 <= rank < ranks, 0 <= index < step_count(algorithm, ranks), a supported number of ranks
-[[nodiscard]] constexpr Step step(AllReduce algorithm, int rank, int ranks, std::size_t count,
+[[nodiscard]] constexpr Step step(Algorithm algorithm, int rank, int ranks, std::size_t count,
                                   int index) noexcept {
   Slice const all{0, count};
   switch (algorithm) {
-    case AllReduce::ring: {
+    case Algorithm::ring: {
       bool const reduce = index < ranks - 1;
       int const s = reduce ? index : index - (ranks - 1);
       auto const chunk = [&](int c) { return slice(count, (c + 2 * ranks) % ranks, ranks); };
@@ -121,22 +96,22 @@ constexpr void require_supported(AllReduce algorithm, int ranks) {
       return {(rank + 1) % ranks, chunk(sent), (rank + ranks - 1) % ranks, chunk(sent - 1),
               reduce ? Arrival::add : Arrival::copy};
     }
-    case AllReduce::recursive_doubling: {
+    case Algorithm::recursive_doubling: {
       int const peer = rank ^ (1 << index);
       return {peer, all, peer, all, Arrival::exchange_add};
     }
-    case AllReduce::halving_doubling: {
-      int const half = detail::levels(ranks);
+    case Algorithm::halving_doubling: {
+      int const half = collective::detail::levels(ranks);
       bool const reduce = index < half;
       int const level = reduce ? index + 1 : 2 * half - index;  // halvings that part the two
       int const peer = rank ^ (ranks >> level);
-      Slice const mine = detail::halved(count, rank, ranks, level);
-      Slice const theirs = detail::halved(count, peer, ranks, level);
+      Slice const mine = halved(count, rank, ranks, level);
+      Slice const theirs = halved(count, peer, ranks, level);
       if (reduce) return {peer, theirs, peer, mine, Arrival::add};
       return {peer, mine, peer, theirs, Arrival::copy};
     }
-    case AllReduce::tree: {
-      int const half = detail::levels(ranks);
+    case Algorithm::tree: {
+      int const half = collective::detail::levels(ranks);
       bool const reduce = index < half;
       int const bit = 1 << (reduce ? index : 2 * half - 1 - index);
       if ((rank & (bit - 1)) != 0) return {};  // waits below this level
@@ -146,10 +121,10 @@ constexpr void require_supported(AllReduce algorithm, int ranks) {
       if (lower == reduce) return {-1, {}, peer, all, reduce ? Arrival::add : Arrival::copy};
       return {peer, all, -1, {}, Arrival::copy};
     }
-    case AllReduce::slices:
+    case Algorithm::slices:
       break;
   }
   return {};
 }
 
-}  // namespace stagger::collective
+}  // namespace collective_steps

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// The sums that training makes of the gradients of replicas on threads, beside what copying allows.
+//
+//   sum         a stage of one parameter of n bytes on N ranks of N threads: one step's sum, from
+//               the first rank that begins to the last that ends, as the engine records it
+//   peer copy   what an all-reduce of n bytes moves for each rank, 2 (N - 1) / N n bytes, by one
+//               memcpy of each of N threads at once, from the vector that its neighbour has just
+//               written
+// Both are measured in turns; the row reads medians.
+
+#include <algorithm>
+#include <array>
+#include <barrier>
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include <stagger/collective/all_reduce.hpp>
+#include <stagger/collective/grouping/single.hpp>
+#include <stagger/engine/replicas.hpp>
+#include <stagger/stagger.hpp>
+
+#include "support/rows.hpp"
+
+namespace {
+
+namespace sg = stagger;
+using Clock = std::chrono::steady_clock;
+
+constexpr int rounds = 21;
+
+/// One large parameter; each row adds to all of its gradient.
+struct Large {
+  using Input = sg::Tensor<>;
+  using Output = sg::Tensor<>;
+  sg::Parameter<> values;
+  explicit Large(std::size_t size) : values("values", std::vector<float>(size, 0.5F)) {}
+
+  void forward(sg::Context&, Input const& x, Output& y, sg::NothingSaved&) { y = x; }
+  void backward(sg::Context& context, Input const&, Output const& dy, Input& dx,
+                sg::NothingSaved&) {
+    dx = dy;
+    for (float& g : context.gradient(values)) g += dy[0];
+  }
+  auto parameters() { return std::tie(values); }
+};
+
+/// Seconds from the first thread that begins to the last that ends.
+double copy_s(int threads, std::size_t bytes, std::vector<std::array<std::vector<char>, 2>>& all) {
+  auto const n = static_cast<std::size_t>(threads);
+  std::size_t const moved = 2 * (n - 1) * bytes / n;
+  std::vector<Clock::time_point> begun(n), ended(n);
+  std::barrier together(threads);
+  std::vector<std::thread> running;
+  for (std::size_t t = 0; t < n; ++t)
+    running.emplace_back([&, t] {
+      all[t][0].assign(moved, static_cast<char>(t));
+      all[t][1].resize(moved);
+      together.arrive_and_wait();
+      begun[t] = Clock::now();
+      std::memcpy(all[t][1].data(), all[(t + 1) % n][0].data(), moved);
+      benchmark::ClobberMemory();
+      ended[t] = Clock::now();
+    });
+  for (auto& thread : running) thread.join();
+  return std::chrono::duration<double>(*std::max_element(ended.begin(), ended.end()) -
+                                       *std::min_element(begun.begin(), begun.end()))
+      .count();
+}
+
+void measure(benchmark::State& state, int replicas, std::size_t bytes) {
+  sg::Options options;
+  options.record = true;
+  options.replicas = sg::Replicas::even(&replicas, 1);
+  auto train = sg::Pipeline{Large(bytes / sizeof(float))}.with(
+      sg::loss::MeanSquaredError<>{}, sg::optimizer::Sgd{.rate = 0}, sg::host::Threads{replicas},
+      sg::collective::AllReduce{.grouping = sg::collective::grouping::Single{}}, options);
+  sg::Tensor<> const rows({static_cast<std::size_t>(replicas), 1});
+  sg::Batch<sg::Tensor<>, sg::Tensor<>> const batch{{rows}, {rows}};
+  std::vector<std::array<std::vector<char>, 2>> vectors(static_cast<std::size_t>(replicas));
+  for ([[maybe_unused]] auto _ : state) {
+    std::vector<double> sums, copies;
+    for (int round = -2; round < rounds; ++round) {
+      sg::run(train.step(batch));
+      double first = std::numeric_limits<double>::max();
+      double last = 0;
+      auto const times = train.reductions();
+      for (auto const& row : times.rows)
+        for (auto const& span : row) {
+          first = std::min(first, span.start_s);
+          last = std::max(last, span.end_s);
+        }
+      double const copied = copy_s(replicas, bytes, vectors);
+      if (round < 0) continue;
+      sums.push_back(last - first);
+      copies.push_back(copied);
+    }
+    state.SetIterationTime(bench::median(sums));
+    state.counters["copy_ms"] = 1e3 * bench::median(copies);
+    state.counters["of_copy"] = bench::median(copies) / bench::median(sums);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::vector<bench::Row> rows;
+  for (int const replicas : {2, 4}) {
+    std::string const all = "sum/replicas:" + std::to_string(replicas);
+    std::vector<int> const sizes{1, 4, 16, 64};
+    for (int const mib : sizes)
+      bench::add(all + "/MiB:" + std::to_string(mib), 5, [=](benchmark::State& state) {
+        measure(state, replicas, static_cast<std::size_t>(mib) << 20U);
+      });
+    rows.push_back(
+        {bench::text("sum of the gradients of %d replicas on %d threads, 1, 4, 16, 64 MiB, against "
+                     "the copy",
+                     replicas, replicas),
+         all, [=](bench::Results const& results) {
+           std::string times;
+           double least = std::numeric_limits<double>::max();
+           for (int const mib : sizes) {
+             std::string const name = all + "/MiB:" + std::to_string(mib);
+             double const share = results.counter(name, "of_copy");
+             least = std::min(least, share);
+             times += bench::text("%s%.2f ms (%.0f %%)", times.empty() ? "" : ", ",
+                                  1e3 * results.time_s(name), 100 * share);
+           }
+           return bench::Line{times, "at least 85 % of the copy",
+                              least >= 0.85 ? bench::Grade::passed : bench::Grade::failed};
+         }});
+  }
+  return bench::run(argc, argv, rows);
+}

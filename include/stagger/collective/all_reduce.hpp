@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The gradients of all replicas of a stage added up, for each of them.
+
+#include <cstdint>
+#include <vector>
+
+#include <stagger/collective/grouping/optimal.hpp>
+#include <stagger/collective/grouping/policy.hpp>
+#include <stagger/collective/policy.hpp>
+
+namespace stagger::collective {
+
+/// Collective policy: sums of gradients, in the groups of a grouping.
+///
+/// A grouping that goes by times sees medians: for `measured_steps` steps, after one that warms up,
+/// each layer's gradient is added up by itself and timed, and a line is fitted to what the sums
+/// took. The decision holds from the next step on.
+///
+/// @code
+///     pipeline.with(collective::AllReduce{.grouping = collective::grouping::Bucket{1 << 20}},
+///                   Options{.replicas = {2, 2}});
+/// @endcode
+template <GroupingPolicy G = grouping::Optimal> struct AllReduce {
+  using policy_tag = CollectiveTag;
+
+  G grouping{};
+  By by = By::slices;
+  /// Over processes, each replica keeps the optimizer's state of the part of every layer that it
+  /// adds up: it updates that part and hands it to the others. Same bits, 1 / replicas of the
+  /// state. Replicas of one process share one state, whatever is said here.
+  bool shard_optimizer = false;
+  int measured_steps = uses_times() ? 5 : 0;  ///< >= 0; with 0 the grouping sees bytes, no times
+  std::int64_t renew_every = 0;  ///< steps after which all is measured and decided anew; 0: never
+
+  [[nodiscard]] constexpr std::vector<LayerGroup> groups(Backward const& backward,
+                                                         CostLine line) const {
+    return grouping.groups(backward, line);
+  }
+
+ private:
+  static constexpr bool uses_times() noexcept {
+    if constexpr (requires { G::uses_times; }) return G::uses_times;
+    return true;
+  }
+};
+
+}  // namespace stagger::collective

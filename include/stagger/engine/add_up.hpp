@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The sum of several vectors, element by element, in the order in which they are given.
+
+#include <stagger/core/requirements.hpp>
+
+#include <cstddef>
+
+namespace stagger::detail {
+
+/// sum += more[0] + ... + more[count - 1], added from the left. Each block of the sum stays in the
+/// first cache until all vectors have been added to it, so that memory is read and written once.
+/// The trip count of a whole block is a constant, of which -O2 makes vector code.
+template <class T>
+void add_up(T* sum, T const* const* more, std::size_t count, std::size_t size) noexcept {
+  constexpr std::size_t block = 1024;
+  for (std::size_t at = 0; at < size; at += block)
+    for (std::size_t m = 0; m < count; ++m) {
+      T* __restrict const to = sum + at;
+      T const* __restrict const from = more[m] + at;
+      if (size - at >= block)
+        for (std::size_t i = 0; i < block; ++i) to[i] += from[i];
+      else
+        for (std::size_t i = 0; i < size - at; ++i) to[i] += from[i];
+    }
+}
+
+}  // namespace stagger::detail

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What processes that share a pipeline tell each other outside of steps: calls that all
+///         of them make in one order, each with a deadline.
+
+#include <mpi.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <stagger/collective/launcher.hpp>
+#include <stagger/mpi/session.hpp>
+
+namespace stagger::mpi::detail {
+
+/// How a wait for other processes passes the time: it asks again at once for as long as `spin`,
+/// then for `yield` lets others have the core between questions, and from then on sleeps up to
+/// 200 µs at a time.
+class Waiting {
+ public:
+  explicit Waiting(std::chrono::microseconds spin,
+                   std::chrono::microseconds yield = std::chrono::milliseconds(20)) noexcept
+      : spin_(spin), yield_(yield) {}
+
+  /// @param  waited  since the wait began
+  void pause(std::chrono::steady_clock::duration waited) {
+    if (waited < spin_) return;
+    if (waited < spin_ + yield_) return std::this_thread::yield();
+    std::this_thread::sleep_for(sleep_);
+    if (sleep_ < longest) sleep_ *= 2;
+  }
+
+ private:
+  static constexpr std::chrono::microseconds longest{200};
+  std::chrono::microseconds spin_;
+  std::chrono::microseconds yield_;
+  std::chrono::microseconds sleep_{25};
+};
+
+/// How long to ask again at once. A core that another process waits for is left soon.
+[[nodiscard]] inline std::chrono::microseconds spin_time() {
+  auto const launch = collective::find_launch();
+  auto const cores = static_cast<int>(std::thread::hardware_concurrency());
+  bool const shared = launch && cores > 0 && launch->local_size > cores;
+  return std::chrono::microseconds(shared ? 20 : 1000);
+}
+
+/// A program started by Slurm without its MPI plug-in runs as so many worlds of one process.
+/// @throws Error  bad_configuration where MPI sees other processes than the launcher started
+inline void require_launched(MPI_Comm processes) {
+  auto const launch = collective::find_launch();
+  int size = 0;
+  MPI_Comm_size(processes, &size);
+  if (processes != MPI_COMM_WORLD || !launch || launch->size == size) return;
+  throw Error(
+      Errc::bad_configuration,
+      text(launch->launcher, " says that there are ", launch->size, " processes, but MPI sees ",
+           size, "; start the program with the mpirun of this MPI, or with srun --mpi=pmix"));
+}
+
+/// Waits until `done()` says so.
+/// @return  false if that is not so after so many seconds
+template <class Done>
+[[nodiscard]] bool wait_until(Done done, double seconds, std::chrono::microseconds spin) {
+  auto const start = std::chrono::steady_clock::now();
+  for (Waiting waiting(spin); !done();) {
+    auto const waited = std::chrono::steady_clock::now() - start;
+    if (std::chrono::duration<double>(waited).count() >= seconds) return false;
+    waiting.pause(waited);
+  }
+  return true;
+}
+
+/// A communicator of MPI of its own, for the rest of the run. Every process calls it.
+/// @param  processes  looked at, and never used for messages
+/// @throws Error  Errc::deadline for processes that do not
+[[nodiscard]] inline MPI_Comm duplicate(MPI_Comm processes, double deadline_s) {
+  int size = 0;
+  MPI_Comm_size(processes, &size);
+  MPI_Errhandler before = MPI_ERRHANDLER_NULL;
+  MPI_Comm_get_errhandler(processes, &before);
+  MPI_Comm_set_errhandler(processes, MPI_ERRORS_RETURN);
+  MPI_Comm made = MPI_COMM_NULL;
+  MPI_Request request = MPI_REQUEST_NULL;
+  int code = MPI_Comm_idup(processes, &made, &request);
+  auto const ended = [&] {
+    int done = 0;
+    if (code == MPI_SUCCESS) code = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+    return code != MPI_SUCCESS || done != 0;
+  };
+  bool const all = wait_until(ended, deadline_s, std::chrono::microseconds(0));
+  MPI_Comm_set_errhandler(processes, before);
+  MPI_Errhandler_free(&before);
+  check(code, "MPI_Comm_idup", "this process");
+  if (!all) {
+    troubled() = true;
+    throw Error(Errc::deadline, text("not all ", size, " processes have come after ", deadline_s,
+                                     " s; look for one that died or hangs"));
+  }
+  MPI_Comm_set_errhandler(made, MPI_ERRORS_RETURN);
+  return made;
+}
+
+/// One process's end. MPI works on memory that lies here and is given up after a deadline, since
+/// nothing takes a call back that other processes have made: all later calls then fail.
+///
+/// Every call blocks, for at most so many seconds. `what` completes the sentence "process 1 waited
+/// 10 s for the others to ...".
+class Exchange {
+ public:
+  /// A message of `swap`, in the memory that lies here.
+  struct Message {
+    int peer = 0;
+    bool out = false;
+    std::byte* at = nullptr;
+    std::size_t bytes = 0;
+  };
+
+  Exchange(MPI_Comm processes, double deadline_s)
+      : processes_(duplicate(processes, deadline_s)), spin_(spin_time()) {
+    MPI_Comm_rank(processes_, &rank_);
+    MPI_Comm_size(processes_, &size_);
+  }
+  Exchange(Exchange const&) = delete;
+  Exchange& operator=(Exchange const&) = delete;
+
+  [[nodiscard]] int rank() const noexcept { return rank_; }
+  [[nodiscard]] int size() const noexcept { return size_; }
+  [[nodiscard]] std::chrono::microseconds spin() const noexcept { return spin_; }
+
+  /// Memory for `swap`, as long as no other call is made.
+  [[nodiscard]] std::byte* memory(std::size_t bytes) {
+    if (memory_.size() < bytes) memory_.resize(bytes);
+    return memory_.data();
+  }
+
+  /// Process `root`'s bytes, for all.
+  void broadcast(std::span<std::byte> bytes, int root, char const* what, double seconds) {
+    in_pieces(bytes, rank_ == root, [&](std::byte* at, std::size_t count) {
+      start("MPI_Ibcast", what, [&](MPI_Request* request) {
+        return MPI_Ibcast(at, static_cast<int>(count), MPI_BYTE, root, processes_, request);
+      });
+      finish("MPI_Ibcast", what, seconds);
+    });
+  }
+  /// To one process, which receives as many.
+  void send(std::span<std::byte const> bytes, int peer, char const* what, double seconds) {
+    auto* const first = const_cast<std::byte*>(bytes.data());  // which is only read
+    in_pieces({first, bytes.size()}, true, [&](std::byte* at, std::size_t count) {
+      swap(std::array{Message{peer, true, at, count}}, what, seconds);
+    });
+  }
+  void receive(std::span<std::byte> bytes, int peer, char const* what, double seconds) {
+    in_pieces(bytes, false, [&](std::byte* at, std::size_t count) {
+      swap(std::array{Message{peer, false, at, count}}, what, seconds);
+    });
+  }
+  /// All these messages at once.
+  void swap(std::span<Message const> messages, char const* what, double seconds) {
+    for (bool const out : {false, true})
+      for (Message const& m : messages) {
+        if (m.out != out) continue;
+        auto const count = static_cast<int>(m.bytes);
+        start(out ? "MPI_Isend" : "MPI_Irecv", what, [&](MPI_Request* request) {
+          return out ? MPI_Isend(m.at, count, MPI_BYTE, m.peer, 0, processes_, request)
+                     : MPI_Irecv(m.at, count, MPI_BYTE, m.peer, 0, processes_, request);
+        });
+      }
+    finish("MPI_Testall", what, seconds);
+  }
+  /// Part p of `all`, of as many equal ones as there are processes, from process p.
+  void all_gather(std::span<std::byte> all, char const* what, double seconds) {
+    auto const part = static_cast<int>(all.size() / static_cast<std::size_t>(size_));
+    std::memcpy(memory(all.size()), all.data(), all.size());
+    start("MPI_Iallgather", what, [&](MPI_Request* request) {
+      return MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, memory_.data(), part, MPI_BYTE,
+                            processes_, request);
+    });
+    finish("MPI_Iallgather", what, seconds);
+    std::memcpy(all.data(), memory_.data(), all.size());
+  }
+  /// The greatest of each number that any process has.
+  void maximum(std::span<double> numbers, char const* what, double seconds) {
+    std::memcpy(memory(numbers.size_bytes()), numbers.data(), numbers.size_bytes());
+    start("MPI_Iallreduce", what, [&](MPI_Request* request) {
+      return MPI_Iallreduce(MPI_IN_PLACE, memory_.data(), static_cast<int>(numbers.size()),
+                            MPI_DOUBLE, MPI_MAX, processes_, request);
+    });
+    finish("MPI_Iallreduce", what, seconds);
+    std::memcpy(numbers.data(), memory_.data(), numbers.size_bytes());
+  }
+  /// A communicator of MPI for the processes that say `joins`, in their order, for the rest of the
+  /// run; MPI_COMM_NULL for the others.
+  [[nodiscard]] MPI_Comm part(bool joins, char const* what, double seconds) {
+    start("MPI_Ibarrier", what,
+          [&](MPI_Request* request) { return MPI_Ibarrier(processes_, request); });
+    finish("MPI_Ibarrier", what, seconds);  // so that what follows, which blocks, ends
+    MPI_Comm made = MPI_COMM_NULL;
+    check(MPI_Comm_split(processes_, joins ? 0 : MPI_UNDEFINED, rank_, &made), "MPI_Comm_split",
+          who());
+    if (made != MPI_COMM_NULL) MPI_Comm_set_errhandler(made, MPI_ERRORS_RETURN);
+    return made;
+  }
+
+ private:
+  static constexpr std::size_t piece = std::size_t{1} << 16;
+
+  [[nodiscard]] std::string who() const { return text("process ", rank_); }
+
+  /// Calls `move(memory here, count)` for each piece of what lies elsewhere.
+  template <class Move> void in_pieces(std::span<std::byte> bytes, bool out, Move move) {
+    for (std::size_t at = 0; at < bytes.size(); at += piece) {
+      std::size_t const count = std::min(piece, bytes.size() - at);
+      std::byte* const here = memory(count);
+      if (out) std::memcpy(here, bytes.data() + at, count);
+      move(here, count);
+      if (!out) std::memcpy(bytes.data() + at, here, count);
+    }
+  }
+
+  template <class Start> void start(char const* call, char const* what, Start begin) {
+    if (broken_) throw Error(Errc::peer_failed, text("processes cannot ", what, ": ", *broken_));
+    MPI_Request request = MPI_REQUEST_NULL;
+    int const code = begin(&request);
+    if (code != MPI_SUCCESS) fail(code, call);
+    requests_.push_back(request);
+  }
+  void finish(char const* call, char const* what, double seconds) {
+    int code = MPI_SUCCESS;
+    auto const ended = [&] {
+      int done = 0;
+      code = MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done,
+                         MPI_STATUSES_IGNORE);
+      return code != MPI_SUCCESS || done != 0;
+    };
+    bool const all = wait_until(ended, seconds, spin_);
+    if (code != MPI_SUCCESS) fail(code, call);
+    requests_.clear();
+    if (all) return;
+    give_up(text("process ", rank_, " waited ", seconds, " s for the others to ", what,
+                 "; see whether each of them lives, and make the same calls in all"));
+    throw Error(Errc::deadline, *broken_);
+  }
+  [[noreturn]] void fail(int code, char const* call) {
+    give_up(text(call, " failed for ", who(), ": ", error_text(code)));
+    check(code, call, who());
+    throw Error(Errc::io, *broken_);
+  }
+  void give_up(std::string words) {
+    troubled() = true;
+    requests_.clear();
+    new std::vector<std::byte>(std::exchange(memory_, {}));  // MPI may still be at it
+    broken_ = std::move(words);
+  }
+
+  MPI_Comm processes_;
+  std::chrono::microseconds spin_;
+  int rank_ = 0;
+  int size_ = 1;
+  std::vector<std::byte> memory_{};
+  std::vector<MPI_Request> requests_{};
+  std::optional<std::string> broken_{};
+};
+
+}  // namespace stagger::mpi::detail

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Gradients of replicas in several processes, added up by MPI_Iallreduce group after group
+///         while the last backward still runs.
+
+#include <mpi.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <stagger/core/error.hpp>
+#include <stagger/engine/cargo.hpp>
+#include <stagger/mpi/detail/exchange.hpp>
+
+namespace stagger::mpi::detail {
+
+/// The processes that hold a stage, in rising order, each once.
+/// @param process_of  [ranks]
+[[nodiscard]] inline std::vector<int> processes_of(Program const& program,
+                                                   std::vector<int> const& process_of, int stage) {
+  std::vector<int> found;
+  for (Cell const& cell : program.cells)
+    if (cell.stage == stage) found.push_back(process_of[static_cast<std::size_t>(cell.rank)]);
+  std::sort(found.begin(), found.end());
+  found.erase(std::unique(found.begin(), found.end()), found.end());
+  return found;
+}
+
+/// Each stage with several holders has a communicator of MPI, on which every holder makes one call
+/// for each group: the gradients are copied into one piece of memory of each element type, which
+/// MPI works on, and come back as sums. Nothing takes such a call back: after a step that failed
+/// the memory stays with MPI, and all processes make other communicators.
+class LibrarySums {
+ public:
+  using RankState = stagger::detail::RankState;
+
+  /// All processes call it with the program that they are about to run.
+  /// @throws Error  bad_configuration where two holders of a stage are in one process
+  [[gnu::cold]] void load(stagger::detail::Cargo const& cargo, std::vector<int> const& process_of,
+                          Exchange& world, double seconds) {
+    constexpr char const* making = "prepare sums of gradients by MPI";
+    if (cargo.grouping().by != collective::By::library) return;
+    auto const& program = cargo.program();
+    double lost = lost_ ? 1 : 0;
+    world.maximum({&lost, 1}, making, seconds);
+    if (lost != 0) stages_.clear();
+    lost_ = false;
+    pending_.clear();
+    stages_.resize(static_cast<std::size_t>(program.stages));
+    for (int s = 0; s < program.stages; ++s) {
+      auto members = processes_of(program, process_of, s);
+      std::size_t holders = 0;
+      for (Cell const& cell : program.cells) holders += cell.stage == s ? 1 : 0;
+      if (holders != members.size())
+        raise(Errc::bad_configuration, "stage ", s, " is held by ", holders, " ranks in ",
+              members.size(),
+              " processes, and MPI adds up one of each; start a process for each replica, or use "
+              "collective::By::slices");
+      Stage& stage = stages_[static_cast<std::size_t>(s)];
+      if (stage.members == members) continue;
+      bool const joins = std::find(members.begin(), members.end(), world.rank()) != members.end();
+      stage.processes = members.size() > 1 ? world.part(joins, making, seconds) : MPI_COMM_NULL;
+      stage.members = std::move(members);
+    }
+  }
+
+  [[nodiscard]] bool uses(int stage) const noexcept {
+    return static_cast<std::size_t>(stage) < stages_.size() &&
+           stages_[static_cast<std::size_t>(stage)].processes != MPI_COMM_NULL;
+  }
+
+  /// Begins this process's part of what a `reduce` asks for.
+  /// @param now_s  since the step began
+  void begin(stagger::detail::Cargo const& cargo, RankState& rank, Instruction const& in,
+             double now_s) {
+    Sum& sum = take();
+    sum.rank = &rank;
+    sum.in = &in;
+    sum.start_s = now_s;
+    for (auto& numbers : sum.numbers) numbers.clear();
+    cargo.each_gradient(in, [&](ElementType type, std::byte* own, std::byte*, std::size_t bytes) {
+      auto& numbers = sum.numbers[type == ElementType::f32 ? 0 : 1];
+      numbers.insert(numbers.end(), own, own + bytes);
+    });
+    for (std::size_t t = 0; t < 2; ++t) start(sum, t, stages_[in.stage].processes);
+  }
+
+  /// Looks after what was begun.
+  /// @param done  called with the rank and the instruction of each sum that has come, and when it
+  ///              began
+  /// @return whether any has
+  template <class Done> bool poll(stagger::detail::Cargo const& cargo, Done done) {
+    bool moved = false;
+    for (std::size_t i = 0; i < pending_.size();) {
+      int ended = 0;
+      Sum& sum = pending_[i];
+      check(MPI_Testall(static_cast<int>(sum.requests.size()), sum.requests.data(), &ended,
+                        MPI_STATUSES_IGNORE),
+            "MPI_Testall", "a sum of gradients");
+      if (ended == 0) {
+        ++i;
+        continue;
+      }
+      moved = true;
+      std::array<std::size_t, 2> at{};
+      cargo.each_gradient(*sum.in,
+                          [&](ElementType type, std::byte*, std::byte* to, std::size_t bytes) {
+                            std::size_t const t = type == ElementType::f32 ? 0 : 1;
+                            std::memcpy(to, sum.numbers[t].data() + at[t], bytes);
+                            at[t] += bytes;
+                          });
+      spare_.push_back(std::move(pending_[i]));
+      pending_.erase(pending_.begin() + static_cast<std::ptrdiff_t>(i));
+      done(*spare_.back().rank, *spare_.back().in, spare_.back().start_s);
+    }
+    return moved;
+  }
+
+  /// After a step that failed.
+  void give_up() noexcept {
+    if (pending_.empty()) return;
+    lost_ = true;
+    new std::vector<Sum>(std::exchange(pending_, {}));  // MPI may still be at it
+  }
+
+  /// For a stall: what is under way.
+  [[nodiscard]] std::string words() const {
+    std::string words;
+    for (Sum const& sum : pending_) {
+      words += text("; MPI_Iallreduce of gradient group ", sum.in->group, " of stage ",
+                    sum.in->stage, " is not done, which needs the processes");
+      for (int const p : stages_[sum.in->stage].members) words += text(" ", p);
+    }
+    return words;
+  }
+
+  /// A sum of so many floats, outside of steps, together with the others that hold the stage.
+  void measure(int stage, std::size_t size, double seconds) {
+    Sum& sum = take();
+    sum.numbers[0].assign(size * sizeof(float), std::byte{});
+    sum.numbers[1].clear();
+    start(sum, 0, stages_[static_cast<std::size_t>(stage)].processes);
+    int code = MPI_SUCCESS;
+    auto const ended = [&] {
+      int done = 0;
+      code = MPI_Testall(static_cast<int>(sum.requests.size()), sum.requests.data(), &done,
+                         MPI_STATUSES_IGNORE);
+      return code != MPI_SUCCESS || done != 0;
+    };
+    bool const came = wait_until(ended, seconds, std::chrono::microseconds(1000));
+    if (!came || code != MPI_SUCCESS) {
+      troubled() = true;
+      give_up();
+    } else {
+      spare_.push_back(std::move(pending_.back()));
+      pending_.pop_back();
+    }
+    check(code, "MPI_Testall", "a sum that was to be measured");
+    if (!came)
+      raise(Errc::deadline, "MPI_Iallreduce was not done after ", seconds,
+            " s; see whether each process that holds stage ", stage, " lives");
+  }
+
+ private:
+  static constexpr std::size_t most = std::size_t{1} << 30U;  // elements of a call, an int
+
+  struct Stage {
+    std::vector<int> members{};
+    MPI_Comm processes = MPI_COMM_NULL;
+  };
+  struct Sum {
+    RankState* rank = nullptr;
+    Instruction const* in = nullptr;
+    double start_s = 0;
+    std::array<std::vector<std::byte>, 2> numbers{};  // float, double
+    std::vector<MPI_Request> requests{};
+  };
+
+  /// One that is under way from now on.
+  Sum& take() {
+    if (spare_.empty()) spare_.emplace_back();
+    pending_.push_back(std::move(spare_.back()));
+    spare_.pop_back();
+    pending_.back().requests.clear();
+    return pending_.back();
+  }
+  static void start(Sum& sum, std::size_t t, MPI_Comm processes) {
+    std::size_t const each = t == 0 ? sizeof(float) : sizeof(double);
+    std::size_t const count = sum.numbers[t].size() / each;
+    for (std::size_t at = 0; at < count; at += most) {
+      sum.requests.push_back(MPI_REQUEST_NULL);
+      check(
+          MPI_Iallreduce(MPI_IN_PLACE, sum.numbers[t].data() + at * each,
+                         static_cast<int>(std::min(most, count - at)),
+                         t == 0 ? MPI_FLOAT : MPI_DOUBLE, MPI_SUM, processes, &sum.requests.back()),
+          "MPI_Iallreduce", "a sum of gradients");
+    }
+  }
+
+  std::vector<Stage> stages_{};
+  std::vector<Sum> pending_{}, spare_{};
+  bool lost_ = false;  // MPI kept something
+};
+
+}  // namespace stagger::mpi::detail
