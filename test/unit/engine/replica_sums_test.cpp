@@ -249,7 +249,7 @@ TEST_CASE("engine/ReplicaSums: in virtual time a part of a backward takes that o
     options.replicas = {1, 2};
     options.record = true;
     auto train =
-        grouped(collective::Grouped<grouping::Layerwise>{},
+        grouped(collective::AllReduce<grouping::Layerwise>{},
                 sg::sim::VirtualClock{
                     .costs = costs, .sum = line, .layer_backward_s = {700, 800, 900, 1, 2, 3, 4}},
                 {3}, schedule, options);
