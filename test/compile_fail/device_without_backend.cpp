@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // mistake: policy: a device without `Backend`
 // expect-error: stagger: not a DevicePolicy: it must name its back end
-// see: engine.md
+// see: policies.md
 #include <stagger/stagger.hpp>
 
 #include "half.hpp"
