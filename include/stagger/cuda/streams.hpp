@@ -23,7 +23,7 @@
 #include <stagger/cuda/ranges.hpp>
 #include <stagger/cuda/work.hpp>
 #include <stagger/engine/backend.hpp>
-#include <stagger/engine/stall.hpp>
+#include <stagger/engine/describe.hpp>
 
 namespace stagger::cuda {
 

@@ -13,6 +13,7 @@
 
 #include <stagger/engine/device.hpp>
 #include <stagger/engine/machine.hpp>
+#include <stagger/engine/describe.hpp>
 #include <stagger/engine/stall.hpp>
 
 namespace stagger {

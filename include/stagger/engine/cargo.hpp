@@ -55,7 +55,7 @@ struct Cargo {
   std::size_t port_count = 0;
   mutable CutRows cut_rows{};
 
-  [[nodiscard]] Program const& program() const noexcept { return *machine.program_; }
+  [[nodiscard]] Program const& program() const noexcept { return *machine.run.program; }
   [[nodiscard]] std::size_t edge_signals() const noexcept {
     return (program().cells.size() + program().cuts.size()) * kinds;
   }
@@ -100,8 +100,8 @@ struct Cargo {
       for (std::size_t i = 0; i < parameters.count(); ++i)
         out.add(views[i].gradient, parameters.value_bytes(i));
     });
-    auto const rank = static_cast<std::size_t>(machine.program_->signals[signal].giver);
-    if (promise || machine.shards_) write_sums(out, rank);
+    auto const rank = static_cast<std::size_t>(machine.run.program->signals[signal].giver);
+    if (promise || machine.model.shards) write_sums(out, rank);
     if (promise) write_results(out, rank);
   }
 
@@ -132,21 +132,21 @@ struct Cargo {
       for (std::size_t i = 0; i < parameters.count(); ++i)
         in.take(views[i].gradient, parameters.value_bytes(i));
     });
-    auto const rank = static_cast<std::size_t>(machine.program_->signals[signal].giver);
-    if (promise || machine.shards_) read_sums(in, rank, promise);
+    auto const rank = static_cast<std::size_t>(machine.run.program->signals[signal].giver);
+    if (promise || machine.model.shards) read_sums(in, rank, promise);
     if (promise) read_results(in, rank);
   }
 
   /// What a rank of the last stage leaves for the caller of the step: losses, outputs.
   void write_results(ByteWriter& out, std::size_t rank) const {
-    StepArguments const& arguments = *machine.ranks_[rank].arguments;
+    StepArguments const& arguments = *machine.run.ranks[rank].arguments;
     each_result(rank, [&](std::size_t m, SlotType const& type) {
       if (arguments.losses != nullptr) out.add(arguments.losses[m]);
       if (arguments.outputs.first != nullptr) port(type, "output").write(out, arguments.outputs[m]);
     });
   }
   void read_results(ByteReader& in, std::size_t rank) const {
-    StepArguments const& arguments = *machine.ranks_[rank].arguments;
+    StepArguments const& arguments = *machine.run.ranks[rank].arguments;
     each_result(rank, [&](std::size_t m, SlotType const& type) {
       if (arguments.losses != nullptr) arguments.losses[m] = in.take<double>();
       if (arguments.outputs.first != nullptr) port(type, "output").read(in, arguments.outputs[m]);
@@ -154,14 +154,14 @@ struct Cargo {
   }
 
   void write_spans(ByteWriter& out, std::size_t rank) const {
-    auto const& spans = machine.ranks_[rank].spans;
-    out.add(machine.ranks_[rank].peak_in_flight);
+    auto const& spans = machine.run.ranks[rank].spans;
+    out.add(machine.run.ranks[rank].peak_in_flight);
     out.add(spans.size());
     out.add(spans.data(), spans.size() * sizeof(schedule::Span));
   }
   void read_spans(ByteReader& in, std::size_t rank) const {
-    auto& spans = machine.ranks_[rank].spans;
-    machine.ranks_[rank].peak_in_flight = in.take<int>();
+    auto& spans = machine.run.ranks[rank].spans;
+    machine.run.ranks[rank].peak_in_flight = in.take<int>();
     spans.resize(in.take<std::size_t>());
     in.take(spans.data(), spans.size() * sizeof(schedule::Span));
   }
@@ -198,10 +198,10 @@ struct Cargo {
   /// A process updates all parameters of the stages that it runs: of each, its lowest rank that
   /// runs it. Its lowest rank of all tells the norm.
   void share_updates(bool const* own) const {
-    machine.reporter_ = static_cast<int>(std::find(own, own + program().ranks.size(), true) - own);
+    machine.run.reporter = static_cast<int>(std::find(own, own + program().ranks.size(), true) - own);
     auto const& cells = program().cells;
-    for (auto& duties : machine.duties_) duties.layers.clear();
-    if (machine.shards_) return shard_updates(own);
+    for (auto& duties : machine.run.duties) duties.layers.clear();
+    if (machine.model.shards) return shard_updates(own);
     for (std::size_t c = 0, first = 0; c < cells.size(); ++c) {
       if (cells[c].stage != cells[first].stage) first = c;
       if (!own[cells[c].rank]) continue;
@@ -209,15 +209,15 @@ struct Cargo {
       for (std::size_t d = first; d < c; ++d) done = done || own[cells[d].rank];
       if (done) continue;
       auto const stage = static_cast<std::size_t>(cells[c].stage);
-      for (std::size_t l = machine.first_layer_[stage]; l < machine.first_layer_[stage + 1]; ++l)
-        machine.duties_[static_cast<std::size_t>(cells[c].rank)].layers.push_back({l, {}});
+      for (std::size_t l = machine.model.first_layer[stage]; l < machine.model.first_layer[stage + 1]; ++l)
+        machine.run.duties[static_cast<std::size_t>(cells[c].rank)].layers.push_back({l, {}});
     }
   }
 
   /// Bytes of values that the ranks of one process update and those of another have.
   [[nodiscard]] std::size_t renewed_bytes(bool const* own, bool const* to) const {
     std::size_t bytes = 0;
-    if (commits() && machine.shards_)
+    if (commits() && machine.model.shards)
       each_renewed(own, to,
                    [&](LayerParameters&, ByteRange range) { bytes += range.last - range.first; });
     return bytes;
@@ -239,8 +239,8 @@ struct Cargo {
     for (Cell const& cell : program().cells) {
       if (!own[cell.rank]) continue;
       auto const stage = static_cast<std::size_t>(cell.stage);
-      for (std::size_t l = machine.first_layer_[stage]; l < machine.first_layer_[stage + 1]; ++l)
-        machine.parameters_[l].zero_gradients();
+      for (std::size_t l = machine.model.first_layer[stage]; l < machine.model.first_layer[stage + 1]; ++l)
+        machine.model.parameters[l].zero_gradients();
     }
   }
   /// Calls `visit(rank, layer, part)` for what each rank updates.
@@ -249,25 +249,25 @@ struct Cargo {
     for (std::size_t first = 0, end = 0; first < cells.size(); first = end) {
       auto const stage = static_cast<std::size_t>(cells[first].stage);
       while (end < cells.size() && cells[end].stage == cells[first].stage) ++end;
-      for (std::size_t l = machine.first_layer_[stage]; l < machine.first_layer_[stage + 1]; ++l)
+      for (std::size_t l = machine.model.first_layer[stage]; l < machine.model.first_layer[stage + 1]; ++l)
         for (std::size_t c = first; c < end; ++c)
-          visit(cells[c].rank, l, machine.parameters_[l].part(c - first, end - first));
+          visit(cells[c].rank, l, machine.model.parameters[l].part(c - first, end - first));
     }
   }
 
   /// Makes memory for the stages that this process runs, and gives back that of the others.
   void hold(bool const* own) const {
     auto const& cells = program().cells;
-    for (std::size_t s = 0, c = 0; s < machine.storage_.size(); ++s) {
+    for (std::size_t s = 0, c = 0; s < machine.run.storage.size(); ++s) {
       bool here = false;
       for (; c < cells.size() && cells[c].stage == static_cast<int>(s); ++c)
         here = here || own[cells[c].rank];
-      std::size_t const first = machine.first_layer_[s];
-      for (std::size_t l = first; l < machine.first_layer_[s + 1]; ++l) {
-        LayerParameters& parameters = machine.parameters_[l];
+      std::size_t const first = machine.model.first_layer[s];
+      for (std::size_t l = first; l < machine.model.first_layer[s + 1]; ++l) {
+        LayerParameters& parameters = machine.model.parameters[l];
         if (!here) parameters.release();
         bool const made = here && parameters.hold();
-        for (auto* owner = machine.storage_[s].next.get(); owner; owner = owner->next.get()) {
+        for (auto* owner = machine.run.storage[s].next.get(); owner; owner = owner->next.get()) {
           auto& share = owner->shares[l - first];
           if (!here)
             share.release();
@@ -280,23 +280,23 @@ struct Cargo {
 
   /// Gradients of ranks elsewhere come in where nobody takes the last ones away: of a rank that has
   /// none in this program, there must be none.
-  void clear_gradients() const noexcept { machine.zero_gradients(); }
+  void clear_gradients() const noexcept { machine.run.zero_gradients(machine.model); }
 
   /// The rank that adds up the gradients of a layer, and always has its parameters.
   [[nodiscard]] int owner_of(std::size_t layer) const {
     for (Cell const& cell : program().cells)
-      if (layer < machine.first_layer_[static_cast<std::size_t>(cell.stage) + 1]) return cell.rank;
+      if (layer < machine.model.first_layer[static_cast<std::size_t>(cell.stage) + 1]) return cell.rank;
     return 0;
   }
 
   /// For sums by a library: calls `visit(type, gradient of the cell, sum of all, bytes)` for each
   /// parameter of a `reduce`'s group.
   template <class Visit> void each_gradient(Instruction const& in, Visit visit) const {
-    auto* storage = &machine.storage_[in.stage];
+    auto* storage = &machine.run.storage[in.stage];
     for (unsigned h = 0; h < in.part(); ++h) storage = storage->next.get();
     GroupExtent const group = machine.extent(in);
     for (std::size_t i = group.lowest; i < group.end; ++i) {
-      LayerParameters& sum = machine.parameters_[group.first_layer + i];
+      LayerParameters& sum = machine.model.parameters[group.first_layer + i];
       auto const* const own = in.part() == 0 ? sum.views() : storage->shares[i].views();
       for (std::size_t p = 0; p < sum.count(); ++p)
         visit(sum.declaration(p).type, static_cast<std::byte*>(own[p].gradient),
@@ -306,10 +306,10 @@ struct Cargo {
 
   [[nodiscard]] std::size_t stage_of(std::size_t layer) const {
     std::size_t stage = 0;
-    while (layer >= machine.first_layer_[stage + 1]) ++stage;
+    while (layer >= machine.model.first_layer[stage + 1]) ++stage;
     return stage;
   }
-  [[nodiscard]] List<Layer> const& layers() const noexcept { return machine.layers_; }
+  [[nodiscard]] List<Layer> const& layers() const noexcept { return machine.model.layers; }
   [[nodiscard]] GroupingChoice const& grouping() const noexcept { return machine.grouping(); }
   /// Of the optimizer's numbers as they are now; 0 where they are not known.
   [[nodiscard]] std::uint64_t optimizer_digest() const noexcept {
@@ -332,7 +332,7 @@ struct Cargo {
     if (signal >= edge_signals() || program().signals[signal].edge < 0) return {};
     std::size_t edge = signal / kinds;
     bool const forward = signal % kinds == 0;
-    auto const& cells = machine.cells_;
+    auto const& cells = machine.run.cells;
     if (edge < cells.size()) {  // a slot of the taker
       if (program().cells[edge].after == Cell::none) return {};
       StageRun const& here = cells[edge];
@@ -347,7 +347,7 @@ struct Cargo {
   }
 
   [[nodiscard]] RowRange rows_of(int rank, std::size_t microbatch) const {
-    return machine.replica_run_->ranks[static_cast<std::size_t>(rank)].rows[microbatch];
+    return machine.run.replica_run->ranks[static_cast<std::size_t>(rank)].rows[microbatch];
   }
   /// From the first row to the last that ranks of the taker's process take of a cell's. All cells
   /// of that process share the slot, so each gets them all.
@@ -395,11 +395,11 @@ struct Cargo {
         wanted = wanted || to[cells[d].rank];
       if (!wanted) continue;
       auto const stage = static_cast<std::size_t>(cells[c].stage);
-      auto* storage = &machine.storage_[stage];
+      auto* storage = &machine.run.storage[stage];
       for (std::size_t owner = c - first; owner != 0; --owner) storage = storage->next.get();
-      for (std::size_t l = machine.first_layer_[stage]; l < machine.first_layer_[stage + 1]; ++l)
-        visit(machine.parameters_[l],
-              sums ? nullptr : &storage->shares[l - machine.first_layer_[stage]]);
+      for (std::size_t l = machine.model.first_layer[stage]; l < machine.model.first_layer[stage + 1]; ++l)
+        visit(machine.model.parameters[l],
+              sums ? nullptr : &storage->shares[l - machine.model.first_layer[stage]]);
     }
   }
 
@@ -416,18 +416,18 @@ struct Cargo {
     while (first > 0 && cells[first - 1].stage == cells[cell].stage) --first;
     std::size_t end = cell + 1;
     while (end < cells.size() && cells[end].stage == cells[cell].stage) ++end;
-    auto* storage = &machine.storage_[stage];
+    auto* storage = &machine.run.storage[stage];
     for (std::size_t holder = first; !sums && holder < cell; ++holder)
       storage = storage->next.get();
-    std::size_t const begin = machine.first_layer_[stage];
+    std::size_t const begin = machine.model.first_layer[stage];
     auto const lowest = static_cast<std::size_t>(program().groups[group].lowest);
     std::size_t const stop = std::min(static_cast<std::size_t>(program().groups[group].highest) + 1,
-                                      machine.first_layer_[stage + 1] - begin);
+                                      machine.model.first_layer[stage + 1] - begin);
     for (std::size_t holder = first; holder < end; ++holder) {
-      if (sums && machine.shards_) break;  // the others take new values instead
+      if (sums && machine.model.shards) break;  // the others take new values instead
       if (sums ? holder != cell : !to[cells[holder].rank]) continue;
       for (std::size_t i = lowest; i < stop; ++i) {
-        LayerParameters& parameters = machine.parameters_[begin + i];
+        LayerParameters& parameters = machine.model.parameters[begin + i];
         if (parameters.count() == 0) continue;
         bool const whole = sums || cell == first;
         ParameterView const* views = whole ? parameters.views() : storage->shares[i].views();
@@ -438,15 +438,15 @@ struct Cargo {
   }
 
   void write_sums(ByteWriter& out, std::size_t rank) const {
-    if (!machine.options_.clip_norm) return;
-    for (auto const& one : machine.duties_[rank].squares)
-      out.add(machine.parameters_[one.layer].square_sums()[one.parameter]);
+    if (!machine.model.options.clip_norm) return;
+    for (auto const& one : machine.run.duties[rank].squares)
+      out.add(machine.model.parameters[one.layer].square_sums()[one.parameter]);
   }
   /// @param whole  only of parameters whose squares are all there
   void read_sums(ByteReader& in, std::size_t rank, bool whole) const {
-    if (!machine.options_.clip_norm) return;
-    for (auto const& one : machine.duties_[rank].squares) {
-      LayerParameters& parameters = machine.parameters_[one.layer];
+    if (!machine.model.options.clip_norm) return;
+    for (auto const& one : machine.run.duties[rank].squares) {
+      LayerParameters& parameters = machine.model.parameters[one.layer];
       auto const sum = in.take<double>();
       if (!whole || parameters.ends_in(one.parameter, one.range))
         parameters.received_square_sums()[one.parameter] = sum;
@@ -455,16 +455,16 @@ struct Cargo {
 
   /// Each rank updates its part, and its process has the optimizer's state of no other.
   [[gnu::cold]] void shard_updates(bool const* own) const {
-    List<ByteRange> held(machine.parameters_.size(), ByteRange{0, 0});
+    List<ByteRange> held(machine.model.parameters.size(), ByteRange{0, 0});
     each_shard([&](int rank, std::size_t layer, ByteRange part) {
       if (!own[rank]) return;
-      machine.duties_[static_cast<std::size_t>(rank)].layers.push_back({layer, part});
+      machine.run.duties[static_cast<std::size_t>(rank)].layers.push_back({layer, part});
       ByteRange& all = held[layer];  // and what lies between its parts
       if (all.last == 0) all = part;
       all = {std::min(all.first, part.first), std::max(all.last, part.last)};
     });
     for (std::size_t l = 0; l < held.size() && program().training; ++l)
-      if (!machine.parameters_[l].hold_states(held[l]))
+      if (!machine.model.parameters[l].hold_states(held[l]))
         raise(Errc::bad_configuration, "the optimizer's state of layer ", l,
               " is shared out to ranks, and a step of ",
               counted(program().microbatches, "microbatch"),
@@ -481,7 +481,7 @@ struct Cargo {
     };
     each_shard([&](int rank, std::size_t layer, ByteRange part) {
       if (from[rank] && part.first < part.last && runs(static_cast<int>(stage_of(layer))))
-        visit(machine.parameters_[layer], part);
+        visit(machine.model.parameters[layer], part);
     });
   }
 
@@ -489,7 +489,7 @@ struct Cargo {
   template <class Visit> void each_result(std::size_t rank, Visit visit) const {
     for (Instruction const& in : program().ranks[rank].code)
       if (in.op == Op::forward && in.stage + 1 == program().stages)
-        visit(in.microbatch, *machine.cells_[in.cell].back->ops->output);
+        visit(in.microbatch, *machine.run.cells[in.cell].back->ops->output);
   }
 };
 

@@ -12,7 +12,7 @@
 #include <stagger/core/list.hpp>
 #include <stagger/core/text.hpp>
 #include <stagger/engine/program.hpp>
-#include <stagger/engine/stall.hpp>
+#include <stagger/engine/describe.hpp>
 
 namespace stagger::detail {
 

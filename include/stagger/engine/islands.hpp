@@ -18,7 +18,7 @@ namespace stagger::detail {
 struct Islands {
   Machine& machine;
 
-  [[nodiscard]] Program const& program() const noexcept { return *machine.program_; }
+  [[nodiscard]] Program const& program() const noexcept { return *machine.run.program; }
   [[nodiscard]] std::size_t rank_of(std::size_t cell) const noexcept {
     return static_cast<std::size_t>(program().cells[cell].rank);
   }
@@ -39,26 +39,26 @@ struct Islands {
 
   /// Parts the ends of the edge behind a cell. Allocates only what earlier programs did not need.
   [[gnu::cold]] void part(std::size_t cell, OwnSlots& own) const {
-    auto& giver = machine.cells_[cell].layers.back();
+    auto& giver = machine.run.cells[cell].layers.back();
     SlotType const& type = *giver.ops->output;
-    Machine::grow(own.y, type, program().cells[after(cell)].x_slots);
-    giver.y = Machine::places(own.y, type);
+    grow(own.y, type, program().cells[after(cell)].x_slots);
+    giver.y = places(own.y, type);
     if (!program().training) return;
-    Machine::grow(own.dx, type, program().cells[cell].dy_slots);
-    machine.cells_[after(cell)].dx = Machine::places(own.dx, type);
+    grow(own.dx, type, program().cells[cell].dy_slots);
+    machine.run.cells[after(cell)].dx = places(own.dx, type);
   }
 
   [[nodiscard]] SlotType const& type_behind(std::size_t cell) const noexcept {
-    return *machine.cells_[cell].layers.back().ops->output;
+    return *machine.run.cells[cell].layers.back().ops->output;
   }
   /// Where the giver of a value writes it, and where its taker reads it.
   [[nodiscard]] void* given(std::size_t cell, bool forward, std::size_t slot) const noexcept {
-    return forward ? machine.cells_[cell].layers.back().y[slot]
-                   : machine.cells_[after(cell)].dx[slot];
+    return forward ? machine.run.cells[cell].layers.back().y[slot]
+                   : machine.run.cells[after(cell)].dx[slot];
   }
   [[nodiscard]] void* taken(std::size_t cell, bool forward, std::size_t slot) const noexcept {
-    return forward ? machine.cells_[after(cell)].x[slot]
-                   : machine.cells_[cell].layers.back().dy[slot];
+    return forward ? machine.run.cells[after(cell)].x[slot]
+                   : machine.run.cells[cell].layers.back().dy[slot];
   }
 
   // Of a cut between cells of differently replicated stages.
@@ -75,14 +75,14 @@ struct Islands {
     Cell const& to = program().cells[cut.to];
     SlotType const& type = type_behind(cut.from);
     std::size_t const slots = forward ? from.y_slots : to.dx_slots;
-    Machine::grow(own.given, type, slots);
-    Machine::grow(own.taken, type, slots);
+    grow(own.given, type, slots);
+    grow(own.taken, type, slots);
     std::size_t const taker = forward ? cut.to : cut.from;
     auto const giver = static_cast<std::size_t>(forward ? from.rank : to.rank);
-    ReplicaRun& run = *machine.replica_run_;
+    ReplicaRun& run = *machine.run.replica_run;
     for (RowSource& source : forward ? run.inputs : run.gradients)
       if (source.cell == taker && source.rank == giver)
-        source = {taker, giver, Machine::places(own.taken, type), true};
+        source = {taker, giver, places(own.taken, type), true};
   }
   /// How many rows of a microbatch cross it.
   [[nodiscard]] std::size_t rows_across(Cut cut, std::size_t microbatch) const noexcept {
@@ -92,7 +92,7 @@ struct Islands {
   [[nodiscard]] void* given(Cut cut, bool forward, std::size_t slot, std::size_t microbatch,
                             OwnRows const& own) const {
     void* const value =
-        forward ? machine.cells_[cut.from].back->y[slot] : machine.cells_[cut.to].dx[slot];
+        forward ? machine.run.cells[cut.from].back->y[slot] : machine.run.cells[cut.to].dx[slot];
     RowRange const rows = rows_of(forward ? cut.from : cut.to, microbatch);
     RowRange const both = rows.common(rows_of(forward ? cut.to : cut.from, microbatch));
     SlotType const& type = type_behind(cut.from);
@@ -105,7 +105,7 @@ struct Islands {
     return part;
   }
   [[nodiscard]] RowRange rows_of(std::size_t cell, std::size_t microbatch) const noexcept {
-    return machine.replica_run_->ranks[rank_of(cell)].rows[microbatch];
+    return machine.run.replica_run->ranks[rank_of(cell)].rows[microbatch];
   }
 
   /// From now on the owners of a stage, whose memories are apart, update their own values; the
@@ -116,13 +116,13 @@ struct Islands {
     for (std::size_t c = first; c < program().cells.size() && program().cells[c].stage == stage;
          ++c)
       each_layer(c, [&](std::size_t l, LayerParameters::Share* share) {
-        auto& duties = machine.duties_[rank_of(c)];
+        auto& duties = machine.run.duties[rank_of(c)];
         drop(duties.layers, [&](auto const& duty) { return duty.layer == l; });
         drop(duties.squares, [&](auto const& one) { return one.layer == l; });
         drop(duties.clear, [&](auto const* one) { return one == share; });
-        if (share != nullptr) return share->hold_states(machine.parameters_[l]);
+        if (share != nullptr) return share->hold_states(machine.model.parameters[l]);
         duties.layers.push_back({l, {}});
-        for (std::size_t p = 0; p < machine.parameters_[l].count(); ++p)
+        for (std::size_t p = 0; p < machine.model.parameters[l].count(); ++p)
           duties.squares.push_back({l, p});
       });
   }
@@ -130,10 +130,10 @@ struct Islands {
   void update(std::size_t cell) const noexcept {
     each_layer(cell, [&](std::size_t l, LayerParameters::Share* share) {
       if (share == nullptr) return;
-      LayerParameters& parameters = machine.parameters_[l];
+      LayerParameters& parameters = machine.model.parameters[l];
       share->stand_in(parameters, [&] {
-        machine.optimizer_.update(machine.optimizer_.optimizer, parameters,
-                                  {1, machine.steps_ + 1});
+        machine.model.optimizer.update(machine.model.optimizer.optimizer, parameters,
+                                  {1, machine.model.steps + 1});
       });
     });
   }
@@ -144,8 +144,8 @@ struct Islands {
   [[gnu::cold]] void settle(std::size_t cell, ParameterMemory const* memory,
                             ParameterMemory const* home) const {
     each_layer(cell, [&](std::size_t l, LayerParameters::Share* share) {
-      machine.parameters_[l].move_to(home);
-      if (share != nullptr) share->move_to(machine.parameters_[l], memory);
+      machine.model.parameters[l].move_to(home);
+      if (share != nullptr) share->move_to(machine.model.parameters[l], memory);
     });
   }
 
@@ -153,13 +153,13 @@ struct Islands {
   template <class Visit> void each_layer(std::size_t cell, Visit visit) const {
     std::size_t const owner = cell - first_owner(cell);
     auto const stage = static_cast<std::size_t>(program().cells[cell].stage);
-    auto* storage = &machine.storage_[stage];
+    auto* storage = &machine.run.storage[stage];
     for (std::size_t o = owner; o != 0; --o) storage = storage->next.get();
-    for (std::size_t l = machine.first_layer_[stage]; l < machine.first_layer_[stage + 1]; ++l)
-      visit(l, owner == 0 ? nullptr : &storage->shares[l - machine.first_layer_[stage]]);
+    for (std::size_t l = machine.model.first_layer[stage]; l < machine.model.first_layer[stage + 1]; ++l)
+      visit(l, owner == 0 ? nullptr : &storage->shares[l - machine.model.first_layer[stage]]);
   }
   [[nodiscard]] LayerParameters& parameters(std::size_t layer) const noexcept {
-    return machine.parameters_[layer];
+    return machine.model.parameters[layer];
   }
 
   template <class T, class Which> static void drop(List<T>& list, Which which) {
@@ -172,13 +172,13 @@ struct Islands {
   /// What a rank does once the gradients of all owners of its stages are there.
   /// @param sums  [parameters] of squares, in the rank's memory; null: nobody clips
   void finish(std::size_t rank, double* sums) const {
-    auto const& duties = machine.duties_[rank];
+    auto const& duties = machine.run.duties[rank];
     for (auto const& addition : duties.add) addition.to->add(*addition.from);
     if (sums == nullptr) return;
     for (auto const& one : duties.squares) {
       std::size_t before = 0;
-      for (std::size_t l = 0; l < one.layer; ++l) before += machine.parameters_[l].count();
-      machine.parameters_[one.layer].sum_squares(one.parameter, sums + before);
+      for (std::size_t l = 0; l < one.layer; ++l) before += machine.model.parameters[l].count();
+      machine.model.parameters[one.layer].sum_squares(one.parameter, sums + before);
     }
   }
 
@@ -189,8 +189,8 @@ struct Islands {
       if (rank_of(c) != rank) continue;
       each_layer(c, [&](std::size_t l, LayerParameters::Share* share) {
         if (share != nullptr) return share->zero();
-        machine.parameters_[l].zero_gradients();
-        if (!program().flushes) machine.parameters_[l].restore();
+        machine.model.parameters[l].zero_gradients();
+        if (!program().flushes) machine.model.parameters[l].restore();
       });
     }
   }

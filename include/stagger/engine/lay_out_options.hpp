@@ -6,7 +6,7 @@
 #include <optional>
 
 #include <stagger/core/list.hpp>
-#include <stagger/engine/options.hpp>
+#include <stagger/engine/replica_counts.hpp>
 #include <stagger/engine/program.hpp>
 #include <stagger/engine/versions.hpp>
 

@@ -2,110 +2,15 @@
 #pragma once
 /// @file   What a user may tune about the engine itself.
 
-#include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <optional>
-#include <type_traits>
 
-#include <stagger/core/list.hpp>
+#include <stagger/engine/replica_counts.hpp>
 
 namespace stagger {
 
 /// Marks the options: `using policy_tag = stagger::OptionsTag;`.
 struct OptionsTag {};
-
-namespace detail {
-struct ReplicaOps;
-
-/// What an engine does for replicas. Compiling it takes a while, so only who has replicas includes
-/// it: <stagger/engine/replicas.hpp> has the definition for this tag.
-struct WithReplicas {};
-template <class Tag> struct ReplicaTable {
-  static_assert(!std::is_same_v<Tag, WithReplicas>,
-                "stagger: stages with replicas need one more header: include "
-                "<stagger/engine/replicas.hpp>");
-  static constexpr ReplicaOps const* ops = nullptr;
-};
-}  // namespace detail
-
-/// How many ranks share each position of the schedule, a row of its table: data parallelism inside
-/// a stage. The replicas of a position run the same actions, each on its rows of every microbatch.
-///
-/// @code
-///     #include <stagger/engine/replicas.hpp>
-///     sg::Options{.replicas = {1, 2, 1}};                      // even shares
-///     sg::Options{.replicas = {1, {15, 1}, 1}};                // 15 rows of 16 to the first
-/// @endcode
-class Replicas {
- public:
-  /// The ranks of one position.
-  struct Shares {
-    Shares(int ranks) : count(ranks) {}  ///< so many, with even shares
-    /// One for each number; rows go to them in proportion to these.
-    Shares(std::initializer_list<int> shares) : count(static_cast<int>(shares.size())) {
-      of.assign(shares.begin(), shares.size());
-    }
-    int count;
-    List<int> of;  ///< none: even
-  };
-
-  Replicas() = default;
-  template <class Tag = detail::WithReplicas>
-  Replicas(std::initializer_list<Shares> positions) : ops_(detail::ReplicaTable<Tag>::ops) {
-    for (Shares const& shares : positions) append(shares);
-  }
-  /// [positions] ranks of each, with even shares.
-  template <class Tag = detail::WithReplicas>
-  [[nodiscard]] static Replicas even(int const* counts, std::size_t positions) {
-    Replicas replicas;
-    replicas.ops_ = detail::ReplicaTable<Tag>::ops;
-    for (std::size_t p = 0; p < positions; ++p) replicas.append(counts[p]);
-    return replicas;
-  }
-
-  /// Rank `rank` stands for replica `replica` of position `position`, and has `own` of `total`
-  /// shares of a microbatch, behind the `before` shares of lower replicas.
-  struct Part {
-    int position = 0;
-    int replica = 0;
-    int replicas = 1;
-    std::uint64_t before = 0;
-    std::uint64_t own = 1;
-    std::uint64_t total = 1;
-  };
-
-  [[nodiscard]] bool empty() const noexcept { return counts_.empty(); }
-  [[nodiscard]] std::size_t positions() const noexcept { return counts_.size(); }
-  [[nodiscard]] List<int> const& counts() const noexcept { return counts_; }  ///< [positions]
-  [[nodiscard]] List<Part> const& parts() const noexcept { return parts_; }   ///< [ranks]
-  /// For engines: what they do for replicas; null where there are none.
-  [[nodiscard]] detail::ReplicaOps const* ops() const noexcept { return ops_; }
-
- private:
-  void append(Shares const& shares) {
-    Part part;
-    part.position = static_cast<int>(counts_.size());
-    part.replicas = shares.count;
-    part.total = 0;
-    auto const own = [&](int k) {
-      return shares.of.empty() ? 1U
-                               : static_cast<std::uint64_t>(shares.of[static_cast<unsigned>(k)]);
-    };
-    for (int k = 0; k < shares.count; ++k) part.total += own(k);
-    for (int k = 0; k < shares.count; ++k) {
-      part.replica = k;
-      part.own = own(k);
-      parts_.push_back(part);
-      part.before += part.own;
-    }
-    counts_.push_back(shares.count);
-  }
-
-  List<int> counts_;
-  List<Part> parts_;
-  detail::ReplicaOps const* ops_ = nullptr;
-};
 
 /// Given to `Pipeline::with` like a policy.
 struct Options {

@@ -9,7 +9,7 @@
 
 #include <stagger/collective/policy.hpp>
 #include <stagger/core/error.hpp>
-#include <stagger/engine/options.hpp>
+#include <stagger/engine/replica_counts.hpp>
 #include <stagger/engine/program.hpp>
 #include <stagger/schedule/table.hpp>
 

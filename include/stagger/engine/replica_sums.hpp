@@ -27,9 +27,9 @@ struct ReplicaSums {
   /// Shares out what ends a step: each holder of a stage updates its part of every layer, and adds
   /// up the squares of as many whole parameters as are its share of the bytes.
   [[gnu::cold]] static void load(Machine& machine) {
-    if (machine.program_->groups.empty()) return;
-    auto const& cells = machine.program_->cells;
-    for (auto& duties : machine.duties_) {
+    if (machine.run.program->groups.empty()) return;
+    auto const& cells = machine.run.program->cells;
+    for (auto& duties : machine.run.duties) {
       duties.add.clear();
       duties.squares.clear();
       duties.layers.clear();
@@ -38,21 +38,21 @@ struct ReplicaSums {
       int const stage = cells[first].stage;
       while (end < cells.size() && cells[end].stage == stage) ++end;
       std::size_t const holders = end - first;
-      auto const duties = [&](std::size_t holder) -> Machine::Duties& {
-        return machine.duties_[static_cast<std::size_t>(cells[first + holder].rank)];
+      auto const duties = [&](std::size_t holder) -> Duties& {
+        return machine.run.duties[static_cast<std::size_t>(cells[first + holder].rank)];
       };
-      std::size_t const begin = machine.first_layer_[static_cast<std::size_t>(stage)];
-      std::size_t const stop = machine.first_layer_[static_cast<std::size_t>(stage) + 1];
+      std::size_t const begin = machine.model.first_layer[static_cast<std::size_t>(stage)];
+      std::size_t const stop = machine.model.first_layer[static_cast<std::size_t>(stage) + 1];
       std::size_t total = 1;
       std::size_t before = 0;
       for (bool const measure : {true, false})
         for (std::size_t l = begin; l < stop; ++l) {
-          auto const& parameters = machine.parameters_[l];
+          auto const& parameters = machine.model.parameters[l];
           for (std::size_t p = 0; p < parameters.count(); ++p) {
             std::size_t const bytes = parameters.value_bytes(p);
             if (measure)
               total += bytes;
-            else if (machine.shards_)
+            else if (machine.model.shards)
               for (std::size_t holder = 0; holder < holders; ++holder) {
                 ByteRange const part = parameters.part(holder, holders);
                 if (parameters.overlaps(p, part)) duties(holder).squares.push_back({l, p, part});
@@ -68,15 +68,15 @@ struct ReplicaSums {
   }
 
   static ReplicaRun& run_of(Machine& machine) {
-    if (machine.replica_run_ == nullptr) machine.replica_run_ = new ReplicaRun();
-    return *machine.replica_run_;
+    if (machine.run.replica_run == nullptr) machine.run.replica_run = new ReplicaRun();
+    return *machine.run.replica_run;
   }
 
   [[gnu::cold]] static GroupExtent extent(Machine const& machine, Instruction const& in) {
-    GradientGroup const& group = machine.program_->groups[in.group];
+    GradientGroup const& group = machine.run.program->groups[in.group];
     GroupExtent extent;
-    extent.first_layer = machine.first_layer_[in.stage];
-    extent.layers = machine.first_layer_[in.stage + 1U] - extent.first_layer;
+    extent.first_layer = machine.model.first_layer[in.stage];
+    extent.layers = machine.model.first_layer[in.stage + 1U] - extent.first_layer;
     extent.lowest = static_cast<std::size_t>(group.lowest);
     extent.end = std::min(static_cast<std::size_t>(group.highest) + 1, extent.layers);
     for (std::size_t i = 0; i < extent.layers; ++i) {
@@ -89,23 +89,23 @@ struct ReplicaSums {
 
   static std::uint64_t gradient_bytes(Machine const& machine, std::size_t layer) {
     std::uint64_t bytes = 0;
-    for (std::size_t p = 0; p < machine.parameters_[layer].count(); ++p)
-      bytes += machine.parameters_[layer].value_bytes(p);
+    for (std::size_t p = 0; p < machine.model.parameters[layer].count(); ++p)
+      bytes += machine.model.parameters[layer].value_bytes(p);
     return bytes;
   }
 
   static void execute(Machine& machine, RankState& rank, Instruction const& in, Clock clock) {
-    GradientGroup const& group = machine.program_->groups[in.group];
+    GradientGroup const& group = machine.run.program->groups[in.group];
     auto const lowest = static_cast<std::size_t>(group.lowest);
-    std::size_t const first = machine.first_layer_[in.stage];
-    std::size_t const layers = machine.first_layer_[in.stage + 1U] - first;
+    std::size_t const first = machine.model.first_layer[in.stage];
+    std::size_t const layers = machine.model.first_layer[in.stage + 1U] - first;
     std::size_t const end = std::min(static_cast<std::size_t>(group.highest) + 1, layers);
     double const start_s = clock();
-    if (in.op != Op::reduce) run_backward_part(rank, machine.cells_[in.cell], in, lowest, end);
+    if (in.op != Op::reduce) run_backward_part(rank, machine.run.cells[in.cell], in, lowest, end);
     for (std::size_t i = end; in.op == Op::reduce && i-- > lowest;) {
-      auto& sum = machine.parameters_[first + i];
+      auto& sum = machine.model.parameters[first + i];
       ByteRange const own = sum.part(in.part(), in.parts());
-      auto const* holder = &machine.storage_[in.stage];
+      auto const* holder = &machine.run.storage[in.stage];
       std::array<LayerParameters::Share const*, LayerParameters::most_shares> shares;
       for (unsigned h = 1; h < in.parts();) {
         std::size_t count = 0;
@@ -126,11 +126,11 @@ struct ReplicaSums {
   /// When a part of a last backward, or a sum, was at work: for the decision, and the timeline.
   static void note(Machine& machine, RankState& rank, Instruction const& in, double start_s,
                    double end_s) {
-    GradientGroup const& group = machine.program_->groups[in.group];
-    std::size_t const layers = machine.first_layer_[in.stage + 1U] - machine.first_layer_[in.stage];
+    GradientGroup const& group = machine.run.program->groups[in.group];
+    std::size_t const layers = machine.model.first_layer[in.stage + 1U] - machine.model.first_layer[in.stage];
     bool const whole = static_cast<std::size_t>(group.highest) + 1 >= layers;
-    SumRun& sums = machine.replica_run_->sums;
-    auto const& cells = machine.program_->cells;
+    SumRun& sums = machine.run.replica_run->sums;
+    auto const& cells = machine.run.program->cells;
     bool const first_holder = in.cell == 0 || cells[in.cell - 1U].stage != cells[in.cell].stage;
     if (sums.taking && sums.steps >= 0 && first_holder) {
       std::size_t const at = static_cast<std::size_t>(sums.steps) * sums.groups.size() + in.group;
@@ -159,7 +159,7 @@ struct ReplicaSums {
 
   [[gnu::cold]] static List<GradientGroup> const* current_groups(Machine& machine) {
     SumRun& sums = run_of(machine).sums;
-    if (sums.groups.empty() && machine.grouping_.measured_steps > 0)
+    if (sums.groups.empty() && machine.run.grouping.measured_steps > 0)
       measure_layers(machine);
     else if (sums.groups.empty())
       decide(machine);
@@ -167,7 +167,7 @@ struct ReplicaSums {
   }
 
   [[gnu::cold]] static void measure_layers(Machine& machine) {
-    SumRun& sums = machine.replica_run_->sums;
+    SumRun& sums = machine.run.replica_run->sums;
     sums.sample_bytes.clear();
     sums.sample_s.clear();
     measure(machine, SumRun::Phase::layers, choice_of<collective::grouping::Layerwise>());
@@ -175,28 +175,28 @@ struct ReplicaSums {
 
   [[gnu::cold]] static void measure(Machine& machine, SumRun::Phase phase,
                                     GroupingChoice const& choice) {
-    SumRun& sums = machine.replica_run_->sums;
+    SumRun& sums = machine.run.replica_run->sums;
     regroup(machine, choice, {});
     sums.phase = phase;
     sums.steps = -1;
-    auto const steps = static_cast<std::size_t>(machine.grouping_.measured_steps);
+    auto const steps = static_cast<std::size_t>(machine.run.grouping.measured_steps);
     sums.backward_s.assign(steps * sums.groups.size(), 0.0);
     sums.sum_s.assign(steps * sums.groups.size(), 0.0);
   }
 
   static void begin_step(Machine& machine) {
-    SumRun& sums = machine.replica_run_->sums;
-    sums.taking = sums.phase != SumRun::Phase::decided && machine.program_->training &&
-                  !sums.groups.empty() && machine.program_->groups == sums.groups;
+    SumRun& sums = machine.run.replica_run->sums;
+    sums.taking = sums.phase != SumRun::Phase::decided && machine.run.program->training &&
+                  !sums.groups.empty() && machine.run.program->groups == sums.groups;
   }
 
   /// Decides once enough steps were measured, and measures anew when the decision is old enough.
   [[gnu::cold]] static void end_step(Machine& machine) {
-    SumRun& sums = machine.replica_run_->sums;
-    GroupingChoice const& grouping = machine.grouping_;
+    SumRun& sums = machine.run.replica_run->sums;
+    GroupingChoice const& grouping = machine.run.grouping;
     if (sums.phase == SumRun::Phase::decided) {
-      if (grouping.renew_every > 0 && grouping.measured_steps > 0 && machine.program_->training &&
-          machine.steps_ - sums.decided_at >= grouping.renew_every)
+      if (grouping.renew_every > 0 && grouping.measured_steps > 0 && machine.run.program->training &&
+          machine.model.steps - sums.decided_at >= grouping.renew_every)
         measure_layers(machine);
       return;
     }
@@ -204,8 +204,8 @@ struct ReplicaSums {
     bool const several = take(machine);
     if (sums.phase == SumRun::Phase::layers && !several)
       measure(machine, SumRun::Phase::whole, choice_of<collective::grouping::Single>());
-    else if (machine.grouping_peers_.choose != nullptr)
-      decide(machine, machine.grouping_peers_);
+    else if (machine.run.grouping_peers.choose != nullptr)
+      decide(machine, machine.run.grouping_peers);
     else
       decide(machine);
   }
@@ -213,7 +213,7 @@ struct ReplicaSums {
   /// Keeps medians of what was measured.
   /// @return whether sums of several sizes are among them, or none
   [[gnu::cold]] static bool take(Machine& machine) {
-    SumRun& sums = machine.replica_run_->sums;
+    SumRun& sums = machine.run.replica_run->sums;
     bool const layers = sums.phase == SumRun::Phase::layers;
     List<double> backward_s;  // [groups] medians
     List<double> sum_s;
@@ -221,12 +221,12 @@ struct ReplicaSums {
       backward_s.push_back(median(sums, sums.backward_s, g));
       sum_s.push_back(median(sums, sums.sum_s, g));
     }
-    GroupingPeers const& peers = machine.grouping_peers_;
+    GroupingPeers const& peers = machine.run.grouping_peers;
     if (peers.share != nullptr) peers.share(peers.self, backward_s.data(), sum_s.data());
-    if (layers) sums.layer_s.assign(machine.layers_.size(), 0.0);
+    if (layers) sums.layer_s.assign(machine.model.layers.size(), 0.0);
     for (std::size_t g = 0; g < sums.groups.size(); ++g) {
       GradientGroup const& group = sums.groups[g];
-      std::size_t const first = machine.first_layer_[static_cast<std::size_t>(group.stage)];
+      std::size_t const first = machine.model.first_layer[static_cast<std::size_t>(group.stage)];
       std::size_t const lowest = first + static_cast<std::size_t>(group.lowest);
       if (layers) sums.layer_s[lowest] = backward_s[g];
       std::uint64_t bytes = 0;
@@ -243,10 +243,10 @@ struct ReplicaSums {
   }
 
   [[gnu::cold]] static void decide(Machine& machine, GroupingPeers const& peers = {}) {
-    SumRun& sums = machine.replica_run_->sums;
+    SumRun& sums = machine.run.replica_run->sums;
     sums.phase = SumRun::Phase::decided;
     sums.taking = false;
-    sums.decided_at = machine.steps_;
+    sums.decided_at = machine.model.steps;
     if (peers.choose != nullptr)
       peers.choose(peers.self, &choose, sums.groups);
     else
@@ -255,9 +255,9 @@ struct ReplicaSums {
 
   [[gnu::cold]] static void choose(Machine& machine) {
     regroup(machine,
-            machine.grouping_.groups != nullptr ? machine.grouping_
+            machine.run.grouping.groups != nullptr ? machine.run.grouping
                                                 : choice_of<collective::grouping::Optimal>(),
-            fitted(machine.replica_run_->sums));
+            fitted(machine.run.replica_run->sums));
   }
 
   static double median(SumRun const& sums, List<double> const& times, std::size_t group) {
@@ -290,11 +290,11 @@ struct ReplicaSums {
 
   [[gnu::cold]] static void regroup(Machine& machine, GroupingChoice const& choice,
                                     collective::CostLine line) {
-    auto const& layer_s = machine.replica_run_->sums.layer_s;  // none before they were measured
+    auto const& layer_s = machine.run.replica_run->sums.layer_s;  // none before they were measured
     List<GradientGroup> groups;
     for (int s = 0; s < machine.stages(); ++s) {
-      std::size_t const first = machine.first_layer_[static_cast<std::size_t>(s)];
-      std::size_t const layers = machine.first_layer_[static_cast<std::size_t>(s) + 1] - first;
+      std::size_t const first = machine.model.first_layer[static_cast<std::size_t>(s)];
+      std::size_t const layers = machine.model.first_layer[static_cast<std::size_t>(s) + 1] - first;
       List<double> backward_s(layers, 0.0);
       List<std::uint64_t> bytes(layers);
       for (std::size_t i = 0; i < layers; ++i) {
@@ -307,7 +307,7 @@ struct ReplicaSums {
       static_cast<void>(collective::evaluate(backward, chosen, line));
       for (auto const& group : chosen) groups.push_back({s, group.lowest - 1, group.highest - 1});
     }
-    machine.replica_run_->sums.groups = std::move(groups);
+    machine.run.replica_run->sums.groups = std::move(groups);
   }
 };
 

@@ -238,7 +238,7 @@ struct Replication {
   /// What kernels read later must not be cut now.
   static void require_on_stream(Machine const& machine, SlotType const& type, char const* what,
                                 int layer = -1) {
-    if (machine.memory_ == nullptr || type.rows_on_stream) return;
+    if (machine.model.memory == nullptr || type.rows_on_stream) return;
     raise(Errc::bad_configuration, what, layer < 0 ? text("") : text(" of layer ", layer),
           " has rows that the host copies, but kernels read it later; where stages enqueue, "
           "replicas need a cuda::Tensor, or a type that copies its rows on cuda::stream() and says "
@@ -254,21 +254,21 @@ struct Replication {
   [[gnu::cold]] static void require_rows(Machine const& machine, schedule::Table const& table,
                                          bool target_has_rows) {
     if (table.stages != machine.stages()) return;
-    auto const& replicas = machine.options_.replicas;
-    require_rows_of(*machine.layers_[0].ops().input, 0);
+    auto const& replicas = machine.model.options.replicas;
+    require_rows_of(*machine.model.layers[0].ops().input, 0);
     Layout const layout(table, {.replicas = &replicas});
     for (Cell const& cell : layout.cells_) {
-      std::size_t const first = machine.first_layer_[Layout::index(cell.stage)];
+      std::size_t const first = machine.model.first_layer[Layout::index(cell.stage)];
       if (cell.gathers_input)
-        require_rows_of(*machine.layers_[first].ops().input, static_cast<int>(first));
+        require_rows_of(*machine.model.layers[first].ops().input, static_cast<int>(first));
       int const count = replicas.counts()[Layout::index(cell.position)];
       if (cell.stage + 1 == table.stages && count > 1 && !target_has_rows) refuse_target(count);
     }
   }
 
   [[gnu::cold]] static void load(Machine& machine) {
-    Program const& program = *machine.program_;
-    auto const& parts = machine.options_.replicas.parts();
+    Program const& program = *machine.run.program;
+    auto const& parts = machine.model.options.replicas.parts();
     ReplicaRun& run = ReplicaSums::run_of(machine);
     ReplicaSums::load(machine);
     if (run.ranks.size() != parts.size()) run.ranks = FixedArray<ReplicaRank>(parts.size());
@@ -276,7 +276,7 @@ struct Replication {
     run.gradients.clear();
     for (std::size_t c = 0; c < program.cells.size(); ++c) {
       Cell const& cell = program.cells[c];
-      StageRun const& stage = machine.cells_[c];
+      StageRun const& stage = machine.run.cells[c];
       if (cell.gathers_input) {
         require_rows_of(*stage.front->ops->input, stage.front->number);
         require_on_stream(machine, *stage.front->ops->input, "the input", stage.front->number);
@@ -289,16 +289,16 @@ struct Replication {
       for (Cut const& cut : program.cuts) {
         if (cut.to == c)
           run.inputs.push_back({c, static_cast<std::size_t>(program.cells[cut.from].rank),
-                                machine.cells_[cut.from].back->y});
+                                machine.run.cells[cut.from].back->y});
         if (cut.from == c)
           run.gradients.push_back(
-              {c, static_cast<std::size_t>(program.cells[cut.to].rank), machine.cells_[cut.to].dx});
+              {c, static_cast<std::size_t>(program.cells[cut.to].rank), machine.run.cells[cut.to].dx});
       }
     }
     for (std::size_t r = 0; r < parts.size(); ++r) {
       run.ranks[r].rows.resize(static_cast<std::size_t>(program.microbatches));
       run.ranks[r].first_rows.resize(run.ranks[r].rows.size());
-      machine.ranks_[r].share =
+      machine.run.ranks[r].share =
           static_cast<double>(parts[r].own) / static_cast<double>(parts[r].total);
     }
   }
@@ -309,12 +309,12 @@ struct Replication {
   }
 
   [[gnu::cold]] static void begin_step(Machine& machine) {
-    ReplicaRun& run = *machine.replica_run_;
+    ReplicaRun& run = *machine.run.replica_run;
     ReplicaSums::begin_step(machine);
-    auto const& parts = machine.options_.replicas.parts();
-    StepArguments const& asked = machine.arguments_;
-    SlotType const& input = *machine.layers_[0].ops().input;
-    auto const microbatches = static_cast<std::size_t>(machine.program_->microbatches);
+    auto const& parts = machine.model.options.replicas.parts();
+    StepArguments const& asked = machine.run.arguments;
+    SlotType const& input = *machine.model.layers[0].ops().input;
+    auto const microbatches = static_cast<std::size_t>(machine.run.program->microbatches);
     for (std::size_t m = 0; m < microbatches; ++m) {
       std::size_t const count = input.rows(asked.inputs[m]);
       for (std::size_t r = 0; r < parts.size(); ++r) {
@@ -331,7 +331,7 @@ struct Replication {
       }
     }
     for (std::size_t r = 0; r < parts.size(); ++r) {
-      machine.ranks_[r].context.share_rows(run.ranks[r].first_rows.data());
+      machine.run.ranks[r].context.share_rows(run.ranks[r].first_rows.data());
       if (!run.ranks[r].cuts_target) continue;
       ReplicaRank& own = run.ranks[r];
       own.arguments = asked;
@@ -346,31 +346,31 @@ struct Replication {
         own.arguments.targets = {static_cast<std::byte*>(own.target[0]), 0};
       }
       if (asked.outputs.first != nullptr) {
-        LayerRun const& layer = *machine.cells_[own.last_cell].back;
+        LayerRun const& layer = *machine.run.cells[own.last_cell].back;
         SlotType const& type = *layer.ops->output;
         if (type.rows == nullptr)
           raise(Errc::bad_configuration, "the output of layer ", layer.number,
                 " cannot be put together from rows, which predictions of a replicated last stage "
                 "need; give its type rows(), resize_rows(like, n) and copy_rows(at, from, first, "
                 "n), or the last position 1 replica");
-        Machine::grow(own.outputs, type, microbatches);
-        own.arguments.outputs = Machine::places(own.outputs, type);
+        grow(own.outputs, type, microbatches);
+        own.arguments.outputs = places(own.outputs, type);
       }
-      machine.ranks_[r].arguments = &own.arguments;
+      machine.run.ranks[r].arguments = &own.arguments;
     }
   }
 
   [[gnu::cold]] static void end_step(Machine& machine) {
     ReplicaSums::end_step(machine);
-    if (machine.memory_ == nullptr) join_outputs(machine);
+    if (machine.model.memory == nullptr) join_outputs(machine);
   }
 
   /// Puts predictions together.
   [[gnu::cold]] static void join_outputs(Machine& machine) {
-    if (machine.arguments_.outputs.first == nullptr) return;
-    ReplicaRun& run = *machine.replica_run_;
-    Program const& program = *machine.program_;
-    SlotType const& type = *machine.layers_[machine.layers_.size() - 1].ops().output;
+    if (machine.run.arguments.outputs.first == nullptr) return;
+    ReplicaRun& run = *machine.run.replica_run;
+    Program const& program = *machine.run.program;
+    SlotType const& type = *machine.model.layers[machine.model.layers.size() - 1].ops().output;
     for (std::size_t m = 0; m < static_cast<std::size_t>(program.microbatches); ++m) {
       std::size_t total = 0;
       std::size_t at = 0;
@@ -384,7 +384,7 @@ struct Replication {
             total += rows;
             continue;
           }
-          void* const to = machine.arguments_.outputs[m];
+          void* const to = machine.run.arguments.outputs[m];
           if (at == 0) type.resize_rows(to, from, total);
           type.copy_rows(to, at, from, 0, rows);
           at += rows;
@@ -402,8 +402,8 @@ struct Replication {
 
   /// Whether a rank's cell of the last stage takes a microbatch.
   static bool runs(Machine const& machine, std::size_t rank, std::size_t m) {
-    auto const cell = machine.replica_run_->ranks[rank].last_cell;
-    for (Instruction const& in : machine.program_->ranks[rank].code)
+    auto const cell = machine.run.replica_run->ranks[rank].last_cell;
+    for (Instruction const& in : machine.run.program->ranks[rank].code)
       if (in.op == Op::forward && in.cell == cell && in.microbatch == m) return true;
     return false;
   }
@@ -411,23 +411,23 @@ struct Replication {
   static void execute(Machine& machine, RankState& rank, Instruction const& in, Clock clock) {
     if (in.op == Op::pass) return;
     if (has_group(in.op)) return ReplicaSums::execute(machine, rank, in, clock);
-    ReplicaRun& run = *machine.replica_run_;
+    ReplicaRun& run = *machine.run.replica_run;
     std::size_t const m = in.microbatch;
     ReplicaRank const& own = run.ranks[static_cast<std::size_t>(rank.number)];
     RowRange const rows = own.rows[m];
-    StageRun const& stage = machine.cells_[in.cell];
+    StageRun const& stage = machine.run.cells[in.cell];
     if (in.op == Op::gather_target) {
-      if (machine.arguments_.targets.first == nullptr) return;
-      SlotType const& input = *machine.layers_[0].ops().input;
-      return take(*machine.arguments_.loss_ops.target, own.target[0], machine.arguments_.targets[m],
-                  rows, input.rows(machine.arguments_.inputs[m]));
+      if (machine.run.arguments.targets.first == nullptr) return;
+      SlotType const& input = *machine.model.layers[0].ops().input;
+      return take(*machine.run.arguments.loss_ops.target, own.target[0], machine.run.arguments.targets[m],
+                  rows, input.rows(machine.run.arguments.inputs[m]));
     }
     bool const forward = in.op == Op::gather_input;
     SlotType const& type = forward ? *stage.front->ops->input : *stage.back->ops->output;
     void* const to = forward ? stage.x[in.x] : stage.back->dy[in.dy];
-    if (forward && machine.program_->cells[in.cell].stage == 0)
-      return take(type, to, machine.arguments_.inputs[m], rows,
-                  type.rows(machine.arguments_.inputs[m]));
+    if (forward && machine.run.program->cells[in.cell].stage == 0)
+      return take(type, to, machine.run.arguments.inputs[m], rows,
+                  type.rows(machine.run.arguments.inputs[m]));
     std::size_t multiple = 0;  // rows of the value for each of the microbatch
     for (RowSource const& source : forward ? run.inputs : run.gradients) {
       if (source.cell != in.cell) continue;

@@ -21,6 +21,7 @@
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/engine/backend.hpp>
+#include <stagger/engine/describe.hpp>
 #include <stagger/engine/stall.hpp>
 
 namespace stagger::host {

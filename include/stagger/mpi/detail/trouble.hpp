@@ -13,7 +13,7 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/text.hpp>
 #include <stagger/engine/program.hpp>
-#include <stagger/engine/stall.hpp>
+#include <stagger/engine/describe.hpp>
 
 namespace stagger::mpi::detail {
 

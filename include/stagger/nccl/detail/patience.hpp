@@ -12,7 +12,7 @@
 
 #include <stagger/cuda/error.hpp>
 #include <stagger/engine/machine.hpp>
-#include <stagger/engine/stall.hpp>
+#include <stagger/engine/describe.hpp>
 #include <stagger/nccl/detail/wiring.hpp>
 
 namespace stagger::nccl::detail {

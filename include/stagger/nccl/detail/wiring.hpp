@@ -14,7 +14,7 @@
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/portable.hpp>
 #include <stagger/engine/islands.hpp>
-#include <stagger/engine/stall.hpp>
+#include <stagger/engine/describe.hpp>
 #include <stagger/nccl/detail/event_numbers.hpp>
 #include <stagger/nccl/detail/fleet.hpp>
 #include <stagger/nccl/detail/lane_ends.hpp>

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   A model as the engine holds it, whatever order it runs in: layers, parameters, the
+///         optimizer and how many steps it has taken.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <stagger/core/fixed_array.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/engine/layer.hpp>
+#include <stagger/engine/optimizer_call.hpp>
+#include <stagger/engine/options.hpp>
+#include <stagger/engine/parameter_memory.hpp>
+#include <stagger/engine/parameters.hpp>
+
+namespace stagger::detail {
+
+struct ModelState {
+  ModelState(List<Layer> made, std::vector<int> const& cuts, Options const& chosen, int states,
+             ParameterMemory const& where, bool shared_out, bool whole)
+      : device_memory(where),
+        memory(where.allocate != nullptr ? &device_memory : nullptr),
+        layers(std::move(made)),
+        parameters(layers.size()),
+        options(chosen),
+        shards(shared_out) {
+    for (std::size_t l = 0; l < layers.size(); ++l) {
+      int const number = static_cast<int>(l);
+      parameters[l].adopt(layers[l].ops().adopt_parameters(layers[l].object(), number), number,
+                          states, memory, shards, whole);
+    }
+    if (memory != nullptr) sums.make(memory, parameter_count() * sizeof(double));
+    for (int const cut : cuts) first_layer.push_back(static_cast<std::size_t>(cut));
+    first_layer.push_back(layers.size());
+  }
+  ModelState(ModelState const&) = delete;
+  ModelState& operator=(ModelState const&) = delete;
+
+  [[nodiscard]] std::size_t stages() const noexcept { return first_layer.size() - 1; }
+  [[nodiscard]] std::size_t layers_of(std::size_t stage) const noexcept {
+    return first_layer[stage + 1] - first_layer[stage];
+  }
+  [[nodiscard]] std::size_t parameter_count() const noexcept {
+    std::size_t count = 0;
+    for (auto const& layer : parameters) count += layer.count();
+    return count;
+  }
+  /// Where the sums of squares of a layer begin, where parameters lie in a memory of their own.
+  [[gnu::cold]] double* sums_of(std::size_t layer) const noexcept {
+    auto* first = reinterpret_cast<double*>(sums.data());
+    for (std::size_t l = 0; l < layer; ++l) first += parameters[l].count();
+    return first;
+  }
+
+  std::shared_ptr<void const> kept;
+  ParameterMemory device_memory;
+  ParameterMemory const* memory;  // null: parameters lie on the host
+  List<Layer> layers;
+  FixedArray<LayerParameters> parameters;  // [layers]
+  List<std::size_t> first_layer{0};        // [stages + 1]
+  Options options;
+  bool shards;
+  OptimizerCall optimizer;
+  ParameterBlock sums;  // [parameters] of squares, where they lie elsewhere
+  bool shown = false;   // the caller may have written into a copy
+  std::int64_t steps = 0;
+};
+
+}  // namespace stagger::detail
