@@ -137,7 +137,7 @@ std::string tbb_pipeline() {
 /// A program that proves 1F1B, or only includes what it takes; no flag that raises a limit.
 std::string proof(std::string const& what) {
   std::string const headers =
-      "#include <stagger/schedule/one_f_one_b.hpp>\n#include <stagger/schedule/proof.hpp>\n"
+      "#include <stagger/schedule/one_f_one_b.hpp>\n#include <stagger/schedule/proof/proof.hpp>\n"
       "using namespace stagger;\nusing namespace stagger::schedule;\n";
   return what.empty() ? headers : headers + "static_assert(accepted<" + what + ">);\n";
 }

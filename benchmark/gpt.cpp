@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/schedule/evaluate.hpp>
+#include <stagger/schedule/proof/evaluate.hpp>
 
 #include "support/rows.hpp"
 #include "support/transformer.hpp"

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/schedule/evaluate.hpp>
+#include <stagger/schedule/proof/evaluate.hpp>
 #include <stagger/stagger.hpp>
 
 #include "support/empty.hpp"

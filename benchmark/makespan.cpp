@@ -16,8 +16,8 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/schedule/evaluate.hpp>
 #include <stagger/schedule/named.hpp>
+#include <stagger/schedule/proof/evaluate.hpp>
 #include <stagger/stagger.hpp>
 
 #include "support/empty.hpp"

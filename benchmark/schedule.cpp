@@ -8,10 +8,10 @@
 #include <benchmark/benchmark.h>
 
 #include <stagger/schedule/auto.hpp>
-#include <stagger/schedule/evaluate.hpp>
-#include <stagger/schedule/lower.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
-#include <stagger/schedule/verify.hpp>
+#include <stagger/schedule/proof/evaluate.hpp>
+#include <stagger/schedule/proof/lower.hpp>
+#include <stagger/schedule/proof/verify.hpp>
 
 #include "support/rows.hpp"
 

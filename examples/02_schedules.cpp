@@ -20,10 +20,10 @@
 #include <stagger/report/table.hpp>
 #include <stagger/report/text.hpp>
 #include <stagger/schedule/csv.hpp>
-#include <stagger/schedule/evaluate.hpp>
 #include <stagger/schedule/gpipe.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
-#include <stagger/schedule/verify.hpp>
+#include <stagger/schedule/proof/evaluate.hpp>
+#include <stagger/schedule/proof/verify.hpp>
 #include <stagger/schedule/zero_bubble_h1.hpp>
 
 namespace schedule = stagger::schedule;

@@ -17,8 +17,8 @@
 #include <vector>
 
 #include <stagger/report/text.hpp>
-#include <stagger/schedule/evaluate.hpp>
-#include <stagger/schedule/verify.hpp>
+#include <stagger/schedule/proof/evaluate.hpp>
+#include <stagger/schedule/proof/verify.hpp>
 #include <stagger/stagger.hpp>
 namespace sg = stagger;
 namespace schedule = stagger::schedule;

@@ -18,7 +18,7 @@
 
 #include <stagger/report/summary.hpp>
 #include <stagger/report/text.hpp>
-#include <stagger/schedule/evaluate.hpp>
+#include <stagger/schedule/proof/evaluate.hpp>
 #include <stagger/stagger.hpp>
 namespace sg = stagger;
 

@@ -13,8 +13,8 @@
 
 #include <stagger/core/file.hpp>
 #include <stagger/report/svg.hpp>
-#include <stagger/schedule/evaluate.hpp>
 #include <stagger/schedule/interleaved.hpp>
+#include <stagger/schedule/proof/evaluate.hpp>
 #include <stagger/schedule/zero_bubble_h1.hpp>
 #include <stagger/stagger.hpp>
 namespace sg = stagger;

@@ -16,7 +16,7 @@
 #include <stagger/core/file.hpp>
 #include <stagger/report/step_table.hpp>
 #include <stagger/report/svg.hpp>
-#include <stagger/schedule/evaluate.hpp>
+#include <stagger/schedule/proof/evaluate.hpp>
 #include <stagger/stagger.hpp>
 namespace sg = stagger;
 

@@ -10,11 +10,11 @@
 #include <cstdio>
 
 #include <stagger/cluster/cluster.hpp>
-#include <stagger/engine/planned.hpp>
 #include <stagger/plan/auto.hpp>
 #include <stagger/plan/replan.hpp>
 #include <stagger/report/plan.hpp>
 #include <stagger/stagger.hpp>
+#include <stagger/train/planned.hpp>
 
 namespace sg = stagger;
 

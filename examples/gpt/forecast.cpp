@@ -16,13 +16,13 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/engine/footprint.hpp>
-#include <stagger/engine/planned.hpp>
-#include <stagger/engine/profiler.hpp>
 #include <stagger/host/probe.hpp>
 #include <stagger/report/format.hpp>
 #include <stagger/report/table.hpp>
 #include <stagger/stagger.hpp>
+#include <stagger/train/footprint.hpp>
+#include <stagger/train/planned.hpp>
+#include <stagger/train/profiler.hpp>
 
 #include "model/model.hpp"
 #include "planning.hpp"

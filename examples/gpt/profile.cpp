@@ -9,10 +9,10 @@
 #include <vector>
 
 #include <stagger/core/file.hpp>
-#include <stagger/engine/profiler.hpp>
 #include <stagger/json/profile.hpp>
 #include <stagger/report/format.hpp>
 #include <stagger/stagger.hpp>
+#include <stagger/train/profiler.hpp>
 
 #include "cuda/train.hpp"
 #include "model/model.hpp"

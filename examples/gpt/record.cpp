@@ -9,7 +9,7 @@
 #include <stagger/report/step_table.hpp>
 #include <stagger/report/svg.hpp>
 #include <stagger/report/trace.hpp>
-#include <stagger/schedule/evaluate.hpp>
+#include <stagger/schedule/proof/evaluate.hpp>
 
 namespace gpt {
 

@@ -14,11 +14,11 @@
 
 #include <stagger/core/file.hpp>
 #include <stagger/core/text.hpp>
-#include <stagger/engine/checkpoint.hpp>
 #include <stagger/json/plan.hpp>
 #include <stagger/report/format.hpp>
 #include <stagger/report/plan.hpp>
 #include <stagger/report/progress.hpp>
+#include <stagger/train/checkpoint.hpp>
 
 #include "folder_lock.hpp"
 #include "forecast.hpp"

@@ -2,7 +2,7 @@
 #include "schedules.hpp"
 
 #include <stagger/core/error.hpp>
-#include <stagger/engine/planned.hpp>
+#include <stagger/train/planned.hpp>
 
 namespace gpt {
 

@@ -12,8 +12,8 @@
 
 #include <stagger/core/file.hpp>
 #include <stagger/core/text.hpp>
-#include <stagger/engine/planned.hpp>
 #include <stagger/engine/replicas.hpp>
+#include <stagger/train/planned.hpp>
 
 #include "model/model.hpp"
 #include "schedules.hpp"

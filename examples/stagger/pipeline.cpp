@@ -10,8 +10,8 @@
 
 #include <stagger/schedule/costs_csv.hpp>
 #include <stagger/schedule/csv.hpp>
-#include <stagger/schedule/evaluate.hpp>
-#include <stagger/schedule/lower.hpp>
+#include <stagger/schedule/proof/evaluate.hpp>
+#include <stagger/schedule/proof/lower.hpp>
 
 #include "command.hpp"
 

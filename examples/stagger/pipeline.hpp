@@ -7,12 +7,12 @@
 
 #include <nlohmann/json.hpp>
 
-#include <stagger/schedule/bound.hpp>
 #include <stagger/schedule/costs.hpp>
 #include <stagger/schedule/csv.hpp>
 #include <stagger/schedule/named.hpp>
+#include <stagger/schedule/proof/bound.hpp>
+#include <stagger/schedule/proof/verify.hpp>
 #include <stagger/schedule/table.hpp>
-#include <stagger/schedule/verify.hpp>
 
 #include "flags.hpp"
 

@@ -9,7 +9,7 @@
 #include <stagger/host/detail/threads_backend.hpp>
 #include <stagger/host/threads.hpp>
 #include <stagger/schedule/named.hpp>
-#include <stagger/schedule/verify.hpp>
+#include <stagger/schedule/proof/verify.hpp>
 #include <stagger/sim/detail/virtual_clock_backend.hpp>
 #include <stagger/sim/virtual_clock.hpp>
 

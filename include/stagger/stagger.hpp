@@ -8,7 +8,6 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/shape.hpp>
 #include <stagger/core/tensor.hpp>
-#include <stagger/engine/pipeline.hpp>
 #include <stagger/host/threads.hpp>
 #include <stagger/model/loss.hpp>
 #include <stagger/model/optimizer.hpp>
@@ -24,4 +23,5 @@
 #include <stagger/staleness/double_buffered.hpp>
 #include <stagger/staleness/synchronous.hpp>
 #include <stagger/staleness/weight_stashing.hpp>
+#include <stagger/train/pipeline.hpp>
 #include <stagger/version.hpp>

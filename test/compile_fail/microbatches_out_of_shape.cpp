@@ -3,7 +3,7 @@
 // expect-error: (array subscript value '10' is outside the bounds of array 'nearest_legal_value'|9, 10, )
 // expect-error: even
 #include <stagger/schedule/dual_pipe.hpp>
-#include <stagger/schedule/verify.hpp>
+#include <stagger/schedule/proof/verify.hpp>
 
 using namespace stagger;
 using namespace stagger::schedule;

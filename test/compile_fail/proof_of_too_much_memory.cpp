@@ -4,7 +4,7 @@
 // expect-error: Rejected<[a-z:]*FaultKind::memory, [a-z:]*OnRank<0>, [a-z:]*AtPosition<3>, [a-z:]*Kind::forward, [a-z:]*OfStage<0>, [a-z:]*OfMicrobatch<3>
 // see: schedules_own.md#prove-it
 #include <stagger/schedule/one_f_one_b.hpp>
-#include <stagger/schedule/proof.hpp>
+#include <stagger/schedule/proof/proof.hpp>
 
 using namespace stagger;
 using namespace stagger::schedule;

@@ -5,7 +5,7 @@
 // expect-error: Waits<[a-z:]*OnRank<0>, [a-z:]*Kind::backward, [a-z:]*OfStage<0>, [a-z:]*OfMicrobatch<0>, [a-z:]*For<[a-z:]*Kind::backward, [a-z:]*OfStage<1>, [a-z:]*OfMicrobatch<0> *> *>
 // expect-error: Waits<[a-z:]*OnRank<1>, [a-z:]*Kind::forward, [a-z:]*OfStage<1>, [a-z:]*OfMicrobatch<1>, [a-z:]*For<[a-z:]*Kind::forward, [a-z:]*OfStage<0>, [a-z:]*OfMicrobatch<1>
 // see: schedules_own.md#prove-it
-#include <stagger/schedule/verify.hpp>
+#include <stagger/schedule/proof/verify.hpp>
 
 using namespace stagger;
 using namespace stagger::schedule;

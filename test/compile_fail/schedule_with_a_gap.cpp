@@ -3,7 +3,7 @@
 // expect-error: stagger: the schedule is rejected
 // expect-error: Rejected<[a-z:]*FaultKind::missing, [a-z:]*OnRank<1>, [a-z:]*AtPosition<5>, [a-z:]*Kind::backward_weight, [a-z:]*OfStage<1>, [a-z:]*OfMicrobatch<1>
 // see: schedules_own.md#prove-it
-#include <stagger/schedule/verify.hpp>
+#include <stagger/schedule/proof/verify.hpp>
 #include <stagger/schedule/zero_bubble_h1.hpp>
 
 using namespace stagger;

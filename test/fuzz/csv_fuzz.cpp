@@ -13,11 +13,11 @@
 #include <stagger/schedule/costs_csv.hpp>
 #include <stagger/schedule/csv.hpp>
 #include <stagger/schedule/dual_pipe_v.hpp>
-#include <stagger/schedule/evaluate.hpp>
 #include <stagger/schedule/interleaved.hpp>
-#include <stagger/schedule/lower.hpp>
+#include <stagger/schedule/proof/evaluate.hpp>
+#include <stagger/schedule/proof/lower.hpp>
+#include <stagger/schedule/proof/verify.hpp>
 #include <stagger/schedule/seq_1f1b.hpp>
-#include <stagger/schedule/verify.hpp>
 #include <stagger/schedule/zero_bubble_h1.hpp>
 
 #include "driver.hpp"

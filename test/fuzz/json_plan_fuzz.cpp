@@ -12,10 +12,10 @@
 
 #include <stagger/cluster/presets.hpp>
 #include <stagger/core/error.hpp>
-#include <stagger/engine/planned.hpp>
 #include <stagger/json/plan.hpp>
 #include <stagger/plan/dapple.hpp>
-#include <stagger/schedule/verify.hpp>
+#include <stagger/schedule/proof/verify.hpp>
+#include <stagger/train/planned.hpp>
 
 #include "driver.hpp"
 

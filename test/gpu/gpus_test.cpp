@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/engine/pipeline.hpp>
+#include <stagger/train/pipeline.hpp>
 
 #include "in_time.hpp"
 #include "kernels.hpp"

@@ -14,8 +14,8 @@
 
 #include <stagger/cuda/loopback.hpp>
 #include <stagger/cuda/tensor.hpp>
-#include <stagger/engine/pipeline.hpp>
 #include <stagger/nccl/gpus.hpp>
+#include <stagger/train/pipeline.hpp>
 
 #include "kernels.hpp"
 #include "skip.hpp"

@@ -13,7 +13,7 @@
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/cuda/detail/parameter_memory.hpp>
 #include <stagger/cuda/tensor.hpp>
-#include <stagger/engine/pipeline.hpp>
+#include <stagger/train/pipeline.hpp>
 
 #include "cuda/batch.hpp"
 #include "cuda/layers.hpp"

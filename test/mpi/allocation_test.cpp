@@ -20,8 +20,8 @@
 
 #include <stagger/collective/all_reduce.hpp>
 #include <stagger/collective/grouping/layerwise.hpp>
-#include <stagger/engine/checkpoint.hpp>
-#include <stagger/engine/pipeline.hpp>
+#include <stagger/train/checkpoint.hpp>
+#include <stagger/train/pipeline.hpp>
 #include <stagger/engine/replicas.hpp>
 #include <stagger/host/threads.hpp>
 #include <stagger/schedule/chimera.hpp>

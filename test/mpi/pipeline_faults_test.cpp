@@ -10,7 +10,7 @@
 #include <vector>
 
 #include <stagger/collective/all_reduce.hpp>
-#include <stagger/engine/pipeline.hpp>
+#include <stagger/train/pipeline.hpp>
 #include <stagger/host/threads.hpp>
 #include <stagger/mpi/session.hpp>
 #include <stagger/placement/explicit_map.hpp>

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/engine/pipeline.hpp>
+#include <stagger/train/pipeline.hpp>
 #include <stagger/engine/replicas.hpp>
 #include <stagger/host/threads.hpp>
 #include <stagger/mpi/session.hpp>

@@ -11,8 +11,8 @@
 
 #include <stagger/collective/all_reduce.hpp>
 #include <stagger/collective/grouping.hpp>
-#include <stagger/engine/footprint.hpp>
-#include <stagger/engine/pipeline.hpp>
+#include <stagger/train/footprint.hpp>
+#include <stagger/train/pipeline.hpp>
 #include <stagger/engine/replicas.hpp>
 #include <stagger/mpi/session.hpp>
 #include <stagger/schedule/chimera.hpp>

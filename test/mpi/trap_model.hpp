@@ -7,7 +7,7 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
-#include <stagger/engine/pipeline.hpp>
+#include <stagger/train/pipeline.hpp>
 
 namespace trap_model {
 

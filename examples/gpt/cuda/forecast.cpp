@@ -11,11 +11,11 @@
 
 #include <stagger/cuda/detail/timeline.hpp>
 #include <stagger/cuda/loopback.hpp>
-#include <stagger/engine/profiler.hpp>
 #include <stagger/report/format.hpp>
 #include <stagger/report/table.hpp>
-#include <stagger/schedule/peak_in_flight.hpp>
+#include <stagger/schedule/proof/peak_in_flight.hpp>
 #include <stagger/stagger.hpp>
+#include <stagger/train/profiler.hpp>
 
 #include "../planning.hpp"
 #include "../schedules.hpp"

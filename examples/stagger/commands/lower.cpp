@@ -4,7 +4,7 @@
 #include <string>
 
 #include <stagger/schedule/csv.hpp>
-#include <stagger/schedule/lower.hpp>
+#include <stagger/schedule/proof/lower.hpp>
 
 #include "../command.hpp"
 #include "../pipeline.hpp"

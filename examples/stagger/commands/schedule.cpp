@@ -7,10 +7,10 @@
 #include <stagger/report/table.hpp>
 #include <stagger/report/text.hpp>
 #include <stagger/schedule/csv.hpp>
-#include <stagger/schedule/evaluate.hpp>
-#include <stagger/schedule/lower.hpp>
 #include <stagger/schedule/named.hpp>
-#include <stagger/schedule/transfers.hpp>
+#include <stagger/schedule/proof/evaluate.hpp>
+#include <stagger/schedule/proof/lower.hpp>
+#include <stagger/schedule/proof/transfers.hpp>
 
 #include "../command.hpp"
 #include "../pipeline.hpp"

@@ -14,10 +14,10 @@
 #include <stagger/report/table.hpp>
 #include <stagger/report/text.hpp>
 #include <stagger/report/trace.hpp>
-#include <stagger/schedule/bound.hpp>
-#include <stagger/schedule/evaluate.hpp>
-#include <stagger/schedule/reductions.hpp>
-#include <stagger/schedule/transfers.hpp>
+#include <stagger/schedule/proof/bound.hpp>
+#include <stagger/schedule/proof/evaluate.hpp>
+#include <stagger/schedule/proof/reductions.hpp>
+#include <stagger/schedule/proof/transfers.hpp>
 
 #include "../command.hpp"
 #include "../pipeline.hpp"

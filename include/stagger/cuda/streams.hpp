@@ -23,7 +23,7 @@
 #include <stagger/cuda/ranges.hpp>
 #include <stagger/cuda/work.hpp>
 #include <stagger/engine/backend.hpp>
-#include <stagger/engine/describe.hpp>
+#include <stagger/program/describe.hpp>
 
 namespace stagger::cuda {
 
@@ -201,6 +201,18 @@ class StreamsBackend {
     if (options_.ranges.begin != nullptr) [[unlikely]]
       return announced(rank, in, stream);
     enqueue(rank, in, stream);
+  }
+
+  // For Patience.
+  [[nodiscard]] std::uint64_t progress() const noexcept {
+    std::uint64_t sum = steps_issued_.load(std::memory_order_relaxed);
+    for (std::size_t r = 0; r < machine_.ranks().size(); ++r) sum = sum * 31 + jobs_->finished(r);
+    return sum;
+  }
+  [[gnu::cold]] std::exception_ptr expire() noexcept {
+    std::exception_ptr const expiry = detail::stall(machine_, *jobs_);
+    fail(expiry);
+    return expiry;
   }
 
  private:
@@ -445,18 +457,6 @@ class StreamsBackend {
       fail(std::move(failure));
     lost_ = true;
     jobs_->end();
-  }
-
-  friend class detail::Patience<StreamsBackend>;
-  [[nodiscard]] std::uint64_t progress() const noexcept {
-    std::uint64_t sum = steps_issued_.load(std::memory_order_relaxed);
-    for (std::size_t r = 0; r < machine_.ranks().size(); ++r) sum = sum * 31 + jobs_->finished(r);
-    return sum;
-  }
-  [[gnu::cold]] std::exception_ptr expire() noexcept {
-    std::exception_ptr const expiry = detail::stall(machine_, *jobs_);
-    fail(expiry);
-    return expiry;
   }
 
   StreamsOptions options_;

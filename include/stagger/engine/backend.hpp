@@ -13,8 +13,8 @@
 
 #include <stagger/engine/device.hpp>
 #include <stagger/engine/machine.hpp>
-#include <stagger/engine/describe.hpp>
 #include <stagger/engine/stall.hpp>
+#include <stagger/program/describe.hpp>
 
 namespace stagger {
 

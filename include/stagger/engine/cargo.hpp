@@ -14,7 +14,7 @@
 
 #include <stagger/core/list.hpp>
 #include <stagger/core/portable.hpp>
-#include <stagger/engine/cut_rows.hpp>
+#include <stagger/engine/detail/cut_rows.hpp>
 #include <stagger/engine/machine.hpp>
 #include <stagger/model/sequential.hpp>
 

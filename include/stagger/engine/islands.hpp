@@ -8,8 +8,8 @@
 #include <utility>
 
 #include <stagger/core/list.hpp>
+#include <stagger/engine/detail/replica_run.hpp>
 #include <stagger/engine/machine.hpp>
-#include <stagger/engine/replica_run.hpp>
 
 namespace stagger::detail {
 

@@ -16,15 +16,15 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
-#include <stagger/engine/execution.hpp>
-#include <stagger/engine/lay_out.hpp>
+#include <stagger/engine/detail/execution.hpp>
+#include <stagger/engine/detail/rank.hpp>
 #include <stagger/engine/memory.hpp>
 #include <stagger/engine/model_state.hpp>
 #include <stagger/engine/options.hpp>
 #include <stagger/engine/parameter_memory.hpp>
-#include <stagger/engine/rank.hpp>
-#include <stagger/engine/replica_ops.hpp>
 #include <stagger/engine/step_fate.hpp>
+#include <stagger/program/lay_out.hpp>
+#include <stagger/program/replica_ops.hpp>
 
 namespace stagger {
 

@@ -13,7 +13,7 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/engine/detail/not_a_backend.hpp>
-#include <stagger/engine/session_on.hpp>
+#include <stagger/engine/detail/session_on.hpp>
 
 namespace stagger::detail {
 

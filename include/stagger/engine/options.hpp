@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <optional>
 
-#include <stagger/engine/replica_counts.hpp>
+#include <stagger/program/replica_counts.hpp>
 
 namespace stagger {
 

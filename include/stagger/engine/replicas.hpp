@@ -11,12 +11,12 @@
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
-#include <stagger/engine/group_gradients.hpp>
-#include <stagger/engine/lay_out.hpp>
+#include <stagger/engine/detail/replica_run.hpp>
+#include <stagger/engine/detail/replica_sums.hpp>
 #include <stagger/engine/machine.hpp>
 #include <stagger/engine/options.hpp>
-#include <stagger/engine/replica_run.hpp>
-#include <stagger/engine/replica_sums.hpp>
+#include <stagger/program/group_gradients.hpp>
+#include <stagger/program/lay_out.hpp>
 
 namespace stagger {
 namespace detail {

@@ -11,12 +11,12 @@
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
-#include <stagger/engine/layer.hpp>
+#include <stagger/engine/detail/layer.hpp>
 #include <stagger/engine/memory.hpp>
 #include <stagger/engine/parameters.hpp>
-#include <stagger/engine/program.hpp>
 #include <stagger/engine/setup.hpp>
 #include <stagger/engine/step.hpp>
+#include <stagger/program/program.hpp>
 #include <stagger/schedule/table.hpp>
 #include <stagger/schedule/timeline.hpp>
 

@@ -12,12 +12,12 @@
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/shape.hpp>
-#include <stagger/engine/optimizer_call.hpp>
+#include <stagger/engine/detail/optimizer_call.hpp>
 #include <stagger/engine/optimizer_numbers.hpp>
 #include <stagger/engine/options.hpp>
 #include <stagger/engine/parameters.hpp>
-#include <stagger/engine/replica_ops.hpp>
-#include <stagger/engine/versions.hpp>
+#include <stagger/program/replica_ops.hpp>
+#include <stagger/program/versions.hpp>
 #include <stagger/schedule/table.hpp>
 #include <stagger/schedule/table_of.hpp>
 #include <stagger/staleness/policy.hpp>

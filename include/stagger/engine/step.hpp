@@ -11,7 +11,7 @@
 #include <vector>
 
 #include <stagger/core/stop_token.hpp>
-#include <stagger/engine/request.hpp>
+#include <stagger/engine/detail/request.hpp>
 #include <stagger/engine/task.hpp>
 
 namespace stagger {

@@ -12,7 +12,7 @@
 #include <stagger/core/text.hpp>
 #include <stagger/partition/costs.hpp>
 #include <stagger/schedule/fifo.hpp>
-#include <stagger/schedule/peak_in_flight.hpp>
+#include <stagger/schedule/proof/peak_in_flight.hpp>
 
 namespace stagger::partition {
 

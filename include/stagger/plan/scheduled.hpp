@@ -15,8 +15,8 @@
 #include <stagger/plan/improve.hpp>
 #include <stagger/plan/plan.hpp>
 #include <stagger/plan/workload.hpp>
-#include <stagger/schedule/evaluate.hpp>
 #include <stagger/schedule/policy.hpp>
+#include <stagger/schedule/proof/evaluate.hpp>
 
 namespace stagger::plan {
 

@@ -16,16 +16,16 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/schedule/bound.hpp>
 #include <stagger/schedule/catalog.hpp>
-#include <stagger/schedule/evaluate.hpp>
-#include <stagger/schedule/exact.hpp>
-#include <stagger/schedule/fill.hpp>
-#include <stagger/schedule/fill_chunks.hpp>
 #include <stagger/schedule/gpipe.hpp>
-#include <stagger/schedule/rounds.hpp>
-#include <stagger/schedule/rounds_v.hpp>
-#include <stagger/schedule/warm_ups.hpp>
+#include <stagger/schedule/proof/bound.hpp>
+#include <stagger/schedule/proof/evaluate.hpp>
+#include <stagger/schedule/search/exact.hpp>
+#include <stagger/schedule/search/fill.hpp>
+#include <stagger/schedule/search/fill_chunks.hpp>
+#include <stagger/schedule/search/rounds.hpp>
+#include <stagger/schedule/search/rounds_v.hpp>
+#include <stagger/schedule/search/warm_ups.hpp>
 
 namespace stagger::schedule {
 

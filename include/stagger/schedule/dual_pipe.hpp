@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include <stagger/schedule/dual_steps.hpp>
+#include <stagger/schedule/detail/dual_steps.hpp>
 #include <stagger/schedule/legal.hpp>
 #include <stagger/schedule/policy.hpp>
 

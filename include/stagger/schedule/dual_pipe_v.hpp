@@ -3,7 +3,7 @@
 /// @file   DualPipeV: DualPipe cut in half, one replica on a V.
 /// @source Qi et al., "DualPipe could be better without the Dual", 2025; DeepSeek's step order.
 
-#include <stagger/schedule/dual_steps.hpp>
+#include <stagger/schedule/detail/dual_steps.hpp>
 #include <stagger/schedule/legal.hpp>
 #include <stagger/schedule/policy.hpp>
 

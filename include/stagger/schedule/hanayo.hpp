@@ -7,7 +7,7 @@
 #include <tuple>
 #include <vector>
 
-#include <stagger/schedule/greedy.hpp>
+#include <stagger/schedule/detail/greedy.hpp>
 #include <stagger/schedule/legal.hpp>
 #include <stagger/schedule/policy.hpp>
 

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cstddef>
 
-#include <stagger/schedule/looped.hpp>
+#include <stagger/schedule/detail/looped.hpp>
 #include <stagger/schedule/policy.hpp>
 
 namespace stagger::schedule {

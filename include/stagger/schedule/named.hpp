@@ -14,7 +14,7 @@
 #include <stagger/core/nearest.hpp>
 #include <stagger/schedule/auto.hpp>
 #include <stagger/schedule/catalog.hpp>
-#include <stagger/schedule/peak_in_flight.hpp>
+#include <stagger/schedule/proof/peak_in_flight.hpp>
 #include <stagger/schedule/table_of.hpp>
 
 namespace stagger::schedule {

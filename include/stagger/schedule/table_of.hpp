@@ -43,7 +43,7 @@ template <class T> void require_legal(T const& table) {
   constexpr bool can_verify = requires { verify(table); };
   static_assert(can_verify,
                 "stagger: the tables of this schedule must be verified before they run: include "
-                "<stagger/schedule/verify.hpp>; or, if they are proven already, say so with "
+                "<stagger/schedule/proof/verify.hpp>; or, if they are proven already, say so with "
                 "'static constexpr bool proven = true'");
   if constexpr (can_verify)
     if (auto const fault = verify(table)) raise(Errc::bad_schedule, message(fault));

@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/schedule/detail/pattern.hpp>
+#include <stagger/schedule/detail/repetition.hpp>
 #include <stagger/schedule/legal.hpp>
-#include <stagger/schedule/pattern.hpp>
 #include <stagger/schedule/policy.hpp>
-#include <stagger/schedule/repetition.hpp>
 
 namespace stagger::schedule {
 

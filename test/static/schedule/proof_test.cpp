@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <stagger/schedule/proof.hpp>
+#include <stagger/schedule/proof/proof.hpp>
 
 #include <stagger/schedule/chimera.hpp>
 #include <stagger/schedule/dual_pipe.hpp>
@@ -10,7 +10,7 @@
 #include <stagger/schedule/interleaved.hpp>
 #include <stagger/schedule/looped_bfs.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
-#include <stagger/schedule/reductions.hpp>
+#include <stagger/schedule/proof/reductions.hpp>
 #include <stagger/schedule/seq_1f1b.hpp>
 #include <stagger/schedule/v_1f1b.hpp>
 #include <stagger/schedule/v_half.hpp>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <stagger/engine/ahead.hpp>
+#include <stagger/engine/detail/ahead.hpp>
 
 #include "catch.hpp"
 

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <vector>
 
-#include <stagger/engine/profiler.hpp>
+#include <stagger/train/profiler.hpp>
 #include <stagger/schedule/zero_bubble_h1.hpp>
 
 #include "enqueued_model.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <stagger/engine/replica_sums.hpp>
+#include <stagger/engine/detail/replica_sums.hpp>
 
 #include "catch.hpp"
 

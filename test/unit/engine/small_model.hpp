@@ -17,11 +17,11 @@
 
 #include <stagger/core/random.hpp>
 #include <stagger/core/tensor.hpp>
-#include <stagger/engine/pipeline.hpp>
 #include <stagger/host/threads.hpp>
 #include <stagger/partition/even.hpp>
-#include <stagger/schedule/verify.hpp>
+#include <stagger/schedule/proof/verify.hpp>
 #include <stagger/sim/virtual_clock.hpp>
+#include <stagger/train/pipeline.hpp>
 
 #include "sanitized.hpp"
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/engine/lay_out.hpp>
+#include <stagger/program/lay_out.hpp>
 #include <stagger/schedule/named.hpp>
 
 namespace sg = stagger;

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include <stagger/report/trace.hpp>
-#include <stagger/schedule/evaluate.hpp>
-#include <stagger/schedule/reductions.hpp>
+#include <stagger/schedule/proof/evaluate.hpp>
+#include <stagger/schedule/proof/reductions.hpp>
 #include <stagger/schedule/table.hpp>
 
 #include "catch.hpp"

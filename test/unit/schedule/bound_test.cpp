@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <stagger/schedule/bound.hpp>
+#include <stagger/schedule/proof/bound.hpp>
 
 #include <algorithm>
 #include <array>
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <stagger/schedule/auto.hpp>
-#include <stagger/schedule/evaluate.hpp>
+#include <stagger/schedule/proof/evaluate.hpp>
 
 #include "brute_force.hpp"
 #include "catch.hpp"

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/schedule/bound.hpp>
+#include <stagger/schedule/proof/bound.hpp>
 
 namespace brute_force {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include <stagger/schedule/lower.hpp>
+#include <stagger/schedule/proof/lower.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
 
 #include "catch.hpp"

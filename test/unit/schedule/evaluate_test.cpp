@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <stagger/schedule/evaluate.hpp>
+#include <stagger/schedule/proof/evaluate.hpp>
 
 #include <limits>
 #include <random>
 
-#include <stagger/schedule/lower.hpp>
-#include <stagger/schedule/reductions.hpp>
+#include <stagger/schedule/proof/lower.hpp>
+#include <stagger/schedule/proof/reductions.hpp>
 
 #include "catch.hpp"
 #include "oracle.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <stagger/schedule/gpipe.hpp>
 
-#include <stagger/schedule/evaluate.hpp>
+#include <stagger/schedule/proof/evaluate.hpp>
 
 #include "catch.hpp"
 #include "grid.hpp"

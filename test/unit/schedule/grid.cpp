@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "grid.hpp"
 
-#include <stagger/schedule/bound.hpp>
+#include <stagger/schedule/proof/bound.hpp>
 
 namespace grid {
 

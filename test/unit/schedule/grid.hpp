@@ -7,8 +7,8 @@
 #include <vector>
 
 #include <stagger/schedule/costs.hpp>
-#include <stagger/schedule/evaluate.hpp>
-#include <stagger/schedule/verify.hpp>
+#include <stagger/schedule/proof/evaluate.hpp>
+#include <stagger/schedule/proof/verify.hpp>
 
 #include "catch.hpp"
 #include "oracle.hpp"

@@ -5,8 +5,8 @@
 #include <string>
 #include <utility>
 
-#include <stagger/schedule/evaluate.hpp>
-#include <stagger/schedule/verify.hpp>
+#include <stagger/schedule/proof/evaluate.hpp>
+#include <stagger/schedule/proof/verify.hpp>
 
 #include "catch.hpp"
 

@@ -5,7 +5,7 @@
 #include <array>
 #include <vector>
 
-#include <stagger/schedule/evaluate.hpp>
+#include <stagger/schedule/proof/evaluate.hpp>
 
 #include "catch.hpp"
 #include "grid.hpp"

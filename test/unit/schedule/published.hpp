@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/schedule/bound.hpp>
-#include <stagger/schedule/evaluate.hpp>
+#include <stagger/schedule/proof/bound.hpp>
+#include <stagger/schedule/proof/evaluate.hpp>
 
 #include "grid.hpp"
 

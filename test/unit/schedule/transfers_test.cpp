@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <stagger/schedule/transfers.hpp>
+#include <stagger/schedule/proof/transfers.hpp>
 
 #include <cstddef>
 #include <map>
@@ -7,7 +7,7 @@
 #include <tuple>
 #include <vector>
 
-#include <stagger/schedule/evaluate.hpp>
+#include <stagger/schedule/proof/evaluate.hpp>
 #include <stagger/schedule/named.hpp>
 
 #include "catch.hpp"

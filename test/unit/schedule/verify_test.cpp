@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <stagger/schedule/verify.hpp>
+#include <stagger/schedule/proof/verify.hpp>
 
 #include <random>
 #include <string>
 
-#include <stagger/schedule/lower.hpp>
-#include <stagger/schedule/reductions.hpp>
+#include <stagger/schedule/proof/lower.hpp>
+#include <stagger/schedule/proof/reductions.hpp>
 
 #include "catch.hpp"
 #include "oracle.hpp"

@@ -13,7 +13,7 @@
 
 #include <stagger/engine/replicas.hpp>
 #include <stagger/schedule/chimera.hpp>
-#include <stagger/schedule/evaluate.hpp>
+#include <stagger/schedule/proof/evaluate.hpp>
 #include <stagger/schedule/gpipe.hpp>
 #include <stagger/schedule/interleaved.hpp>
 #include <stagger/schedule/v_1f1b.hpp>

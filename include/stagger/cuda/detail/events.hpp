@@ -10,7 +10,7 @@
 
 #include <stagger/cuda/detail/jobs.hpp>
 #include <stagger/cuda/stream.hpp>
-#include <stagger/engine/program.hpp>
+#include <stagger/program/program.hpp>
 
 namespace stagger::cuda::detail {
 

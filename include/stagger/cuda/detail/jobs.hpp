@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/engine/program.hpp>
+#include <stagger/program/program.hpp>
 
 namespace stagger::cuda::detail {
 

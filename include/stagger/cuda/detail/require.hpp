@@ -11,7 +11,7 @@
 #include <stagger/cuda/detail/jobs.hpp>
 #include <stagger/cuda/kernels.hpp>
 #include <stagger/engine/machine.hpp>
-#include <stagger/engine/describe.hpp>
+#include <stagger/program/describe.hpp>
 
 namespace stagger::cuda::detail {
 

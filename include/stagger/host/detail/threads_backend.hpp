@@ -21,8 +21,8 @@
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/engine/backend.hpp>
-#include <stagger/engine/describe.hpp>
 #include <stagger/engine/stall.hpp>
+#include <stagger/program/describe.hpp>
 
 namespace stagger::host {
 

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <vector>
 
-#include <stagger/engine/program.hpp>
+#include <stagger/program/program.hpp>
 
 namespace stagger::mpi::detail {
 

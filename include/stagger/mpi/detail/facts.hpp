@@ -10,7 +10,7 @@
 #include <stagger/collective/handshake.hpp>
 #include <stagger/core/text.hpp>
 #include <stagger/engine/cargo.hpp>
-#include <stagger/engine/facts.hpp>
+#include <stagger/program/facts.hpp>
 
 namespace stagger::mpi::detail {
 

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include <stagger/collective/line_fit.hpp>
-#include <stagger/engine/add_up.hpp>
+#include <stagger/engine/detail/add_up.hpp>
 #include <stagger/engine/machine.hpp>
 #include <stagger/mpi/detail/exchange.hpp>
 #include <stagger/mpi/detail/library_sums.hpp>

@@ -12,8 +12,8 @@
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/text.hpp>
-#include <stagger/engine/program.hpp>
-#include <stagger/engine/describe.hpp>
+#include <stagger/program/describe.hpp>
+#include <stagger/program/program.hpp>
 
 namespace stagger::mpi::detail {
 

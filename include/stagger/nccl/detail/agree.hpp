@@ -10,10 +10,10 @@
 #include <vector>
 
 #include <stagger/collective/handshake.hpp>
-#include <stagger/engine/facts.hpp>
 #include <stagger/engine/machine.hpp>
 #include <stagger/engine/optimizer_numbers.hpp>
 #include <stagger/nccl/detail/fleet.hpp>
+#include <stagger/program/facts.hpp>
 
 namespace stagger::nccl::detail {
 

@@ -6,9 +6,9 @@
 #include <cstddef>
 #include <vector>
 
-#include <stagger/engine/program.hpp>
 #include <stagger/nccl/detail/fleet.hpp>
 #include <stagger/nccl/detail/routes.hpp>
+#include <stagger/program/program.hpp>
 
 namespace stagger::nccl::detail {
 

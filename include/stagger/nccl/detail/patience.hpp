@@ -12,8 +12,8 @@
 
 #include <stagger/cuda/error.hpp>
 #include <stagger/engine/machine.hpp>
-#include <stagger/engine/describe.hpp>
 #include <stagger/nccl/detail/wiring.hpp>
+#include <stagger/program/describe.hpp>
 
 namespace stagger::nccl::detail {
 

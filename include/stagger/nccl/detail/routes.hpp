@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/engine/play.hpp>
-#include <stagger/engine/program.hpp>
+#include <stagger/program/play.hpp>
+#include <stagger/program/program.hpp>
 
 namespace stagger::nccl::detail {
 

@@ -14,12 +14,12 @@
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/portable.hpp>
 #include <stagger/engine/islands.hpp>
-#include <stagger/engine/describe.hpp>
 #include <stagger/nccl/detail/event_numbers.hpp>
 #include <stagger/nccl/detail/fleet.hpp>
 #include <stagger/nccl/detail/lane_ends.hpp>
 #include <stagger/nccl/detail/messages.hpp>
 #include <stagger/nccl/detail/routes.hpp>
+#include <stagger/program/describe.hpp>
 
 namespace stagger::nccl::detail {
 

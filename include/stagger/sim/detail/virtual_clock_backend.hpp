@@ -15,7 +15,7 @@
 #include <stagger/collective/alpha_beta.hpp>
 #include <stagger/core/random.hpp>
 #include <stagger/engine/backend.hpp>
-#include <stagger/engine/describe.hpp>
+#include <stagger/program/describe.hpp>
 #include <stagger/schedule/costs.hpp>
 
 namespace stagger::sim {

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What runs the loaded program: values in slots, the stages on their ranks, and what each
+///         rank does at the end of a step.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include <stagger/core/fixed_array.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/engine/detail/rank.hpp>
+#include <stagger/engine/memory.hpp>
+#include <stagger/engine/model_state.hpp>
+#include <stagger/program/program.hpp>
+#include <stagger/program/replica_ops.hpp>
+
+namespace stagger::detail {
+
+struct LayerStorage {
+  Slots y, saved, dy;
+};
+/// What one owner of a stage has for itself.
+struct CellStorage {
+  List<Layer> layer_copies;                   // of every owner but the first
+  FixedArray<LayerParameters::Share> shares;  // likewise
+  FixedArray<LayerStorage> layers;
+  Slots x;  // of the first stage: one object that takes a gradient nobody reads
+  Slots repeated_output;
+  Slots dx;                           // where the stage before gathers it
+  std::unique_ptr<CellStorage> next;  // of the stage's next owner
+};
+struct Addition {
+  LayerParameters* to;
+  LayerParameters::Share* from;
+};
+/// Parameters of a layer that a rank updates.
+struct Duty {
+  std::size_t layer = 0;
+  ByteRange range;
+};
+struct Square {
+  std::size_t layer = 0;
+  std::size_t parameter = 0;
+  ByteRange range = {};  // of the layer, if another rank adds up the rest
+};
+/// What a rank does at the end of a step.
+struct Duties {
+  List<Addition> add;    // in the order of owners
+  List<Square> squares;  // of these gradients it adds them up
+  List<Duty> layers;
+  List<LayerParameters::Share*> clear;
+  bool updated = false;  // and what was before is saved
+};
+
+
+inline Places places(Slots const& slots, SlotType const& type) {
+  return {static_cast<std::byte*>(slots.count() == 0 ? nullptr : slots[0]), type.stride};
+}
+
+inline void grow(Slots& slots, SlotType const& type, std::size_t count) {
+  if (slots.count() < count) slots = Slots(type, count);
+}
+
+struct Execution {
+  explicit Execution(ModelState const& model) : storage(model.stages()) {
+    for (std::size_t s = 0; s < storage.size(); ++s)
+      storage[s].layers = FixedArray<LayerStorage>(model.layers_of(s));
+  }
+
+  /// Makes the slots of a program and points every rank at them. Of values and slots, allocates
+  /// only what earlier programs did not need.
+  [[gnu::cold]] void load(ModelState& model, Program const& next) {
+    program = &next;
+    // Each by itself: the last load may have found no memory after the first of them.
+    if (ranks.size() != next.ranks.size()) ranks = FixedArray<RankState>(next.ranks.size());
+    if (duties.size() != ranks.size()) duties = FixedArray<Duties>(ranks.size());
+    for (auto& of : duties) {
+      of.add.clear();
+      of.layers.clear();
+      of.squares.clear();
+      of.clear.clear();
+    }
+    if (cells.size() != next.cells.size()) cells = FixedArray<StageRun>(next.cells.size());
+    std::size_t owner = 0;  // counted among the owners of a stage
+    for (std::size_t c = 0; c < cells.size(); ++c) {
+      owner = c > 0 && next.cells[c - 1].stage == next.cells[c].stage ? owner + 1 : 0;
+      make_cell(model, next.cells[c], owner, cells[c]);
+      cells[c].front = &cells[c].layers.front();
+      cells[c].back = &cells[c].layers.back();
+    }
+    for (std::size_t c = 0; c < cells.size(); ++c) {
+      int const before = next.cells[c].before;
+      if (before == Cell::none) continue;
+      auto& producer = cells[static_cast<std::size_t>(before)].layers.back();
+      producer.y = cells[c].x;
+      cells[c].dx = producer.dy;
+    }
+    for (std::size_t r = 0; r < ranks.size(); ++r) {
+      auto& rank = ranks[r];
+      rank.number = static_cast<int>(r);
+      rank.cells = cells.data();
+      rank.begin = next.ranks[r].code.data();
+      rank.end = rank.begin + next.ranks[r].code.size();
+      if (model.options.record) rank.spans.reserve(next.ranks[r].code.size());
+    }
+      }
+
+  /// Of the rank that adds up the gradients of a stage: its lowest owner.
+  Duties& primary_duties(int stage) {
+    for (auto const& cell : program->cells)
+      if (cell.stage == stage) return duties[static_cast<std::size_t>(cell.rank)];
+    return duties.front();
+  }
+
+  /// What the caller may have written into a copy.
+  [[gnu::cold]] void take_back(ModelState& model) {
+    for (auto& layer : model.parameters) layer.take_back();
+    for (std::size_t s = 0; s < storage.size(); ++s)
+      for (auto* owner = storage[s].next.get(); owner != nullptr; owner = owner->next.get())
+        for (std::size_t i = 0; i < owner->shares.size(); ++i)
+          owner->shares[i].take_values(model.parameters[model.first_layer[s] + i]);
+  }
+
+  [[gnu::cold]] void zero_gradients(ModelState& model) noexcept {
+    for (auto& layer : model.parameters) layer.zero_gradients();
+    for (auto& first : storage)
+      for (auto* owner = first.next.get(); owner != nullptr; owner = owner->next.get())
+        for (auto& share : owner->shares) share.zero();
+  }
+
+  /// Adds what values and contexts hold.
+  void add_memory(Memory& memory) const {
+    for (auto const& first : storage) {
+      for (auto const* owner = &first; owner != nullptr; owner = owner->next.get()) {
+        for (auto const& share : owner->shares) memory.parameters += share.bytes();
+        memory.activations += owner->x.bytes();
+        for (auto const& layer : owner->layers) {
+          memory.activations += layer.y.bytes() + layer.saved.bytes();
+          memory.gradients += layer.dy.bytes();
+        }
+        memory.gradients += owner->dx.bytes();
+        memory.activations += owner->repeated_output.bytes();
+      }
+    }
+    for (auto const& rank : ranks) memory.scratch += rank.context.scratch_bytes();
+  }
+
+  FixedArray<CellStorage> storage;         // [stages] of the first owner
+  Program const* program = nullptr;
+  FixedArray<RankState> ranks;
+  FixedArray<StageRun> cells;  // of the program
+  FixedArray<Duties> duties;   // [ranks]
+  ReplicaRun* replica_run = nullptr;
+  GroupingChoice grouping;
+  GroupingPeers grouping_peers;
+  StepArguments arguments;
+  double gradient_norm = 0;
+  int reporter = 0;  // the rank that tells it
+
+ private:
+  [[gnu::cold]] CellStorage& storage_of(ModelState& model, std::size_t stage, std::size_t owner) {
+    CellStorage* own = &storage[stage];
+    std::size_t const layers = own->layers.size();
+    for (; owner != 0; --owner) {
+      if (own->next == nullptr) {
+        auto made = std::make_unique<CellStorage>();
+        made->layers = FixedArray<LayerStorage>(layers);
+        made->shares = FixedArray<LayerParameters::Share>(layers);
+        for (std::size_t i = 0; i < layers; ++i) {
+          made->layer_copies.push_back(model.layers[model.first_layer[stage] + i]);
+          made->shares[i].of(model.parameters[model.first_layer[stage] + i]);
+        }
+        own->next = std::move(made);
+      }
+      own = own->next.get();
+    }
+    return *own;
+  }
+
+  [[gnu::cold]] void make_cell(ModelState& model, Cell const& need, std::size_t owner, StageRun& cell) {
+    auto const stage = static_cast<std::size_t>(need.stage);
+    CellStorage& own = storage_of(model, stage, owner);
+    cell.layers.clear();
+    cell.repeated_output = nullptr;
+    Duties& at_end = duties[static_cast<std::size_t>(need.rank)];
+    cell.first = need.first();
+    cell.last = need.last();
+    for (std::size_t i = 0; i < own.layers.size(); ++i) {
+      std::size_t const l = model.first_layer[stage] + i;
+      LayerStorage& values = own.layers[i];
+      LayerRun run;
+      run.object = owner == 0 ? model.layers[l].object() : own.layer_copies[i].object();
+      run.ops = &model.layers[l].ops();
+      if (owner == 0) model.parameters[l].reserve_versions(need.versions);
+      run.parameter_count = model.parameters[l].count();
+      run.parameters = owner == 0 ? model.parameters[l].views() : own.shares[i].views();
+      run.number = static_cast<int>(l);
+      bool const final_layer = i + 1 == own.layers.size();
+      grow(values.saved, *run.ops->saved, need.kept_slots);
+      if (!final_layer || cell.last)
+        grow(values.y, *run.ops->output, need.kept_slots);
+      else
+        grow(values.y, *run.ops->output, need.y_slots);  // 0 where it lies with its reader
+      grow(values.dy, *run.ops->output, final_layer ? need.dy_slots : need.inner_slots);
+      if (final_layer && !cell.last && model.options.recompute)
+        grow(own.repeated_output, *run.ops->output, 1);
+      run.y = places(values.y, *run.ops->output);
+      run.saved = places(values.saved, *run.ops->saved);
+      run.dy = places(values.dy, *run.ops->output);
+      cell.layers.push_back(run);
+      if (owner == 0) {
+        for (std::size_t p = 0; p < model.parameters[l].count(); ++p) at_end.squares.push_back({l, p});
+        at_end.layers.push_back({l, {}});
+      } else {
+        at_end.clear.push_back(&own.shares[i]);
+        primary_duties(need.stage).add.push_back({&model.parameters[l], &own.shares[i]});
+      }
+    }
+    SlotType const& input = *cell.layers.front().ops->input;
+    grow(own.x, input, cell.first ? 1 : need.x_slots);
+    (cell.first ? cell.dx : cell.x) = places(own.x, input);
+    if (need.gathers_input) {
+      grow(own.dx, input, need.dx_slots);
+      cell.dx = places(own.dx, input);
+    }
+    if (own.repeated_output.count() != 0) cell.repeated_output = own.repeated_output[0];
+  }
+};
+
+}  // namespace stagger::detail

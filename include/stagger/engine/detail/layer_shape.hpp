@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What a layer's parameters are and where each lies, without their values.
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <utility>
+
+#include <stagger/core/list.hpp>
+#include <stagger/core/tensor.hpp>
+#include <stagger/engine/detail/layer.hpp>
+#include <stagger/engine/parameter_memory.hpp>
+#include <stagger/engine/parameter_state.hpp>
+
+namespace stagger::detail {
+
+class LayerShape {
+ public:
+  [[nodiscard]] std::size_t count() const noexcept { return declarations_.size(); }
+
+  [[nodiscard]] ParameterDeclaration const& declaration(std::size_t i) const noexcept {
+    return declarations_[i];
+  }
+  /// Before the first hold(): what says which values a parameter will have, equal for equal ones.
+  [[nodiscard]] std::span<std::byte const> origin(std::size_t i) const noexcept {
+    auto const& d = declarations_[i];
+    if (d.fill != nullptr) return std::as_bytes(std::span(&d.origin, 1));
+    return {d.initial.data(), d.initial.size()};
+  }
+  /// Values of one parameter, in bytes.
+  [[nodiscard]] std::size_t value_bytes(std::size_t i) const noexcept {
+    return declarations_[i].size * element_bytes(declarations_[i].type);
+  }
+  [[nodiscard]] ParameterShape shape(std::size_t i) const {
+    return {std::to_string(layer_) + "." + declarations_[i].name, declarations_[i].type,
+            value_bytes(i), states_};
+  }
+  /// Where a parameter lies in the layer.
+  [[nodiscard]] ByteRange range(std::size_t i) const noexcept {
+    return {offsets_[i], offsets_[i] + value_bytes(i)};
+  }
+
+  /// Part `part` of `parts`. It depends on the layer alone, not on what it is grouped with.
+  [[nodiscard]] ByteRange part(std::size_t part, std::size_t parts) const noexcept {
+    std::size_t const units = size_ / alignment_bytes;
+    return {units * part / parts * alignment_bytes, units * (part + 1) / parts * alignment_bytes};
+  }
+
+  /// Whether a parameter has elements in a part of the layer.
+  [[nodiscard]] bool overlaps(std::size_t i, ByteRange range) const noexcept {
+    return offsets_[i] < range.last && offsets_[i] + value_bytes(i) > range.first;
+  }
+  /// Whether its last ones are there.
+  [[nodiscard]] bool ends_in(std::size_t i, ByteRange range) const noexcept {
+    return offsets_[i] + value_bytes(i) <= range.last;
+  }
+
+ protected:
+  void declare(List<ParameterDeclaration> declarations, int layer, int states) {
+    declarations_ = std::move(declarations);
+    layer_ = layer;
+    states_ = states;
+    for (auto const& d : declarations_) {
+      offsets_.push_back(size_);
+      size_ += (d.size * element_bytes(d.type) + alignment_bytes - 1) / alignment_bytes *
+               alignment_bytes;
+    }
+  }
+
+  List<ParameterDeclaration> declarations_;
+  List<std::size_t> offsets_;  // [parameters] bytes
+  std::size_t size_ = 0;       // of one version of the values, in bytes
+  int layer_ = 0;
+  int states_ = 0;
+};
+
+}  // namespace stagger::detail

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   One rank: where its stages' values lie, and how it carries out one instruction.
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include <stagger/core/list.hpp>
+#include <stagger/engine/detail/layer.hpp>
+#include <stagger/engine/detail/request.hpp>
+#include <stagger/engine/parameters.hpp>
+#include <stagger/program/program.hpp>
+#include <stagger/schedule/timeline.hpp>
+
+namespace stagger::detail {
+
+/// One layer on a rank.
+struct LayerRun {
+  void* object = nullptr;
+  LayerOps const* ops = nullptr;
+  ParameterView const* parameters = nullptr;  // [versions][parameter_count]
+  std::size_t parameter_count = 0;
+  int number = 0;
+  Places y;  // by kept; of a stage's last layer: by y, in the next stage's x (by kept at the last
+             // stage)
+  Places saved;  // by kept
+  Places dy;     // by inner; of a stage's last layer: by dy
+  [[nodiscard]] ParameterView const* seen_by(Instruction const& in) const noexcept {
+    return parameters + in.version * parameter_count;
+  }
+};
+
+/// One stage on one of its owners: a cell of the program.
+struct StageRun {
+  List<LayerRun> layers;
+  LayerRun const* front = nullptr;  // the first of `layers`, and the last: what every action needs
+  LayerRun const* back = nullptr;
+  Places x;  // by x; unused at the first stage
+  Places
+      dx;  // by dx, in the dy of the stage before; at the first stage one object that nobody reads
+  void* repeated_output =
+      nullptr;  // where the last layer's output goes when F is repeated: its reader has it already
+  bool first = false;
+  bool last = false;
+};
+
+/// One rank of the run. Written by the thread that drives it; `next` may be read by others for
+/// diagnosis.
+struct alignas(64) RankState {
+  std::atomic<Instruction const*> next{nullptr};
+  Instruction const* end = nullptr;
+  Wait const* wait = nullptr;  // first wait of `next`
+  Wait blocked_on;
+  bool executed = false;  // `next` has run, its signals are still to be given (timed back ends)
+  bool record = false;
+  int number = 0;
+  int in_flight = 0;
+  int peak_in_flight = 0;
+  double share = 1;           // of the rows of every microbatch
+  StageRun* cells = nullptr;  // [cells of the program]
+  StepArguments const* arguments = nullptr;
+  Instruction const* begin = nullptr;
+  Context context;
+  std::vector<schedule::Span> spans;  // of the last recorded iteration
+};
+
+/// Forward of one layer. @return y
+inline void* forward_layer(RankState& rank, LayerRun const& layer, Instruction const& in,
+                           void const* x, void* y) {
+  rank.context.begin_action(layer.seen_by(in), layer.number, static_cast<int>(in.microbatch));
+  layer.ops->forward(layer.object, rank.context, x, y, layer.saved[in.kept]);
+  return y;
+}
+
+/// F. In evaluation the last stage computes the loss as well.
+inline void run_forward(RankState& rank, StageRun const& stage, Instruction const& in) {
+  std::size_t const m = in.microbatch;
+  StepArguments const& arguments = *rank.arguments;
+  void const* x = stage.first ? arguments.inputs[m] : stage.x[in.x];
+  LayerRun const* layer = stage.front;
+  for (; layer != stage.back; ++layer) x = forward_layer(rank, *layer, in, x, layer->y[in.kept]);
+  if (!stage.last) {
+    forward_layer(rank, *layer, in, x, layer->y[in.y]);
+    return;
+  }
+  void* const y = arguments.outputs.first != nullptr ? arguments.outputs[m] : layer->y[in.kept];
+  forward_layer(rank, *layer, in, x, y);
+  if (!rank.context.training() && arguments.losses != nullptr)
+    arguments.losses[m] =
+        arguments.loss_ops.value(arguments.loss, rank.context, y, arguments.targets[m]);
+}
+
+/// F once more, for what backward needs of it.
+[[gnu::noinline]] inline void run_recompute(RankState& rank, StageRun const& stage,
+                                            Instruction const& in) {
+  void const* x = stage.first ? rank.arguments->inputs[in.microbatch] : stage.x[in.x];
+  LayerRun const* const final_layer = &stage.layers.back();
+  for (LayerRun const& layer : stage.layers)
+    x = forward_layer(
+        rank, layer, in, x,
+        &layer != final_layer || stage.last ? layer.y[in.kept] : stage.repeated_output);
+}
+
+/// Backward of one layer, whole or half. A layer whose backward does not split does all of it in I.
+inline void backward_layer(RankState& rank, LayerRun const& layer, Instruction const& in,
+                           void const* x, void const* dy, void* dx) {
+  LayerOps const& ops = *layer.ops;
+  void* const saved = layer.saved[in.kept];
+  bool const input = in.op != Op::backward_weight;
+  bool const weight = in.op != Op::backward_input;
+  rank.context.begin_action(layer.seen_by(in), layer.number, static_cast<int>(in.microbatch));
+  if (ops.backward != nullptr && ((input && weight) || ops.backward_input == nullptr)) {
+    if (input) ops.backward(layer.object, rank.context, x, dy, dx, saved);
+    return;
+  }
+  if (input && ops.backward_input != nullptr) {
+    ops.backward_input(layer.object, rank.context, x, dy, dx, saved);
+    rank.context.begin_action(layer.seen_by(in), layer.number, static_cast<int>(in.microbatch));
+  }
+  if (weight && ops.backward_weight != nullptr)
+    ops.backward_weight(layer.object, rank.context, x, dy, saved);
+}
+
+/// B, I or W, layer by layer from the last.
+inline void run_backward(RankState& rank, StageRun const& stage, Instruction const& in) {
+  std::size_t const m = in.microbatch;
+  StepArguments const& arguments = *rank.arguments;
+  LayerRun const* layer = stage.back;
+  void* dy = layer->dy[in.dy];
+  if (stage.last && in.op != Op::backward_weight) {
+    rank.context.begin_action(nullptr, layer->number, static_cast<int>(m));
+    arguments.losses[m] =
+        arguments.loss_ops.value_and_gradient(arguments.loss, rank.context, layer->y[in.kept],
+                                              arguments.targets[m], arguments.scales[m], dy);
+  }
+  for (; layer != stage.front; --layer) {
+    LayerRun const& before = *(layer - 1);
+    void* const dx = before.dy[in.inner];
+    backward_layer(rank, *layer, in, before.y[in.kept], dy, dx);
+    dy = dx;
+  }
+  void const* const x = stage.first ? arguments.inputs[m] : stage.x[in.x];
+  backward_layer(rank, *layer, in, x, dy, stage.dx[in.dx]);
+}
+
+/// The whole backward that an instruction is a part of.
+[[nodiscard]] inline Instruction whole_of(Instruction in) noexcept {
+  in.op = in.op == Op::backward_part ? Op::backward : Op::backward_weight;
+  return in;
+}
+
+/// Some layers of a backward, [lowest, end) of the stage, from the last.
+[[gnu::noinline]] inline void run_backward_part(RankState& rank, StageRun const& stage,
+                                                Instruction const& part, std::size_t lowest,
+                                                std::size_t end) {
+  Instruction const in = whole_of(part);
+  StepArguments const& arguments = *rank.arguments;
+  std::size_t const last = stage.layers.size() - 1;
+  for (std::size_t i = end; i-- > lowest;) {
+    LayerRun const& layer = stage.layers[i];
+    void* const dy = layer.dy[i == last ? in.dy : in.inner];
+    if (i == last && stage.last && in.op != Op::backward_weight) {
+      rank.context.begin_action(nullptr, layer.number, static_cast<int>(in.microbatch));
+      arguments.losses[in.microbatch] = arguments.loss_ops.value_and_gradient(
+          arguments.loss, rank.context, layer.y[in.kept], arguments.targets[in.microbatch],
+          arguments.scales[in.microbatch], dy);
+    }
+    void const* x = stage.first ? arguments.inputs[in.microbatch] : stage.x[in.x];
+    void* dx = stage.dx[in.dx];
+    if (i != 0) {
+      x = stage.layers[i - 1].y[in.kept];
+      dx = stage.layers[i - 1].dy[in.inner];
+    }
+    backward_layer(rank, layer, in, x, dy, dx);
+  }
+}
+
+/// How late it is, in seconds since the step began, asked of a back end. None: nobody asks.
+struct Clock {
+  double (*read)(void*) = nullptr;
+  void* self = nullptr;
+  [[nodiscard]] double operator()() const { return read == nullptr ? 0 : read(self); }
+};
+
+/// Carries out a compute instruction.
+[[gnu::always_inline]] inline void run_compute(RankState& rank, Instruction const& in) {
+  StageRun const& stage = rank.cells[in.cell];
+  if (in.op == Op::forward) return run_forward(rank, stage, in);
+  if (in.op == Op::recompute) return run_recompute(rank, stage, in);
+  return run_backward(rank, stage, in);
+}
+
+/// The same, with the clock read before and after, and what is in flight counted.
+/// @param now_s  () -> seconds since the step began
+template <class Now> void run_recorded(RankState& rank, Instruction const& in, Now now_s) {
+  double const start_s = now_s();
+  run_compute(rank, in);
+  rank.spans.push_back({action_of(in), start_s, now_s(), in.op == Op::recompute});
+  if (in.op == Op::forward) rank.peak_in_flight = std::max(rank.peak_in_flight, ++rank.in_flight);
+  if (gives_weight_gradient(in.op)) --rank.in_flight;
+}
+
+}  // namespace stagger::detail

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What a step is asked to do: by address, types erased, until it is done.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include <stagger/engine/slots.hpp>
+#include <stagger/model/context.hpp>
+#include <stagger/program/program.hpp>
+
+namespace stagger::detail {
+
+/// An array of objects whose type is not known here, by address.
+struct Places {
+  std::byte* first = nullptr;
+  std::size_t stride = 0;
+  [[nodiscard]] void* operator[](std::size_t i) const noexcept { return first + i * stride; }
+};
+
+/// A loss, its type erased.
+struct LossOps {
+  double (*value)(void const* loss, Context&, void const* y, void const* target) = nullptr;
+  double (*value_and_gradient)(void const* loss, Context&, void const* y, void const* target,
+                               double scale, void* dy) = nullptr;
+  double (*terms)(void const* loss, void const* target) = nullptr;
+  SlotType const* target = nullptr;  // null where a target cannot be cut by rows
+};
+
+/// What a caller hands over for one iteration. It must stay until the iteration is done.
+struct StepArguments {
+  Places inputs;   // [microbatches]
+  Places targets;  // [microbatches]; none where only outputs are wanted
+  Places outputs;  // [microbatches]; where the last stage's results go, if the caller wants them
+  void const* loss = nullptr;
+  LossOps loss_ops;
+  double const* scales = nullptr;  // [microbatches] 1 / terms of the whole minibatch
+  double* losses = nullptr;  // [microbatches] sum over the terms of each; of further replicas
+                             // of the last stage behind them, each with the rows of its own
+};
+
+/// A step before it runs.
+struct Request {
+  StepArguments arguments;
+  std::shared_ptr<Program const> program{};
+  std::uint32_t number = 0;  // of all that the session was asked for
+};
+
+}  // namespace stagger::detail

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Instructions and ranks in words, and where every rank of a program stands.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include <stagger/core/text.hpp>
+#include <stagger/program/program.hpp>
+
+namespace stagger::detail {
+
+/// An instruction as the action grammar writes it: "0F1"; "its last gradient" and "the update" at
+/// the end.
+[[nodiscard]] [[gnu::cold]] inline std::string describe(Instruction const& in) {
+  switch (in.op) {
+    case Op::hand_in:
+    case Op::finish:
+      return "its last gradient";
+    case Op::update:
+    case Op::apply:
+      return "the update";
+    case Op::reduce:
+      return text("the sum of stage ", in.stage, "'s gradients");
+    case Op::pass:
+      return text("handing on stage ", in.stage, "'s rows of ", in.microbatch);
+    case Op::gather_input:
+    case Op::gather_gradient:
+    case Op::gather_target:
+      return text("gathering rows for ", in.stage, in.op == Op::gather_gradient ? "B" : "F",
+                  in.microbatch);
+    default:
+      return text(in.stage, in.op == Op::recompute ? "F (again)" : schedule::name(kind_of(in.op)),
+                  in.microbatch);
+  }
+}
+
+/// "rank 0"; of one that only adds up gradients: "the adder of rank 0".
+[[nodiscard]] [[gnu::cold]] inline std::string name_of(Program const& program, std::size_t rank) {
+  int const beside = program.ranks[rank].beside;
+  return beside < 0 ? text("rank ", rank) : text("the adder of rank ", beside);
+}
+
+/// One clause for each rank that is not done.
+/// @param at     [ranks] index of the instruction each rank stands at
+/// @param given  [signals] how often each was given
+[[nodiscard]] [[gnu::cold]] inline std::string describe_stall(
+    Program const& program, std::span<std::size_t const> at, std::span<std::uint32_t const> given) {
+  std::string clauses;
+  for (std::size_t r = 0; r < program.ranks.size(); ++r) {
+    auto const& rank = program.ranks[r];
+    if (at[r] >= rank.code.size()) continue;
+    std::size_t first_wait = 0;
+    for (std::size_t i = 0; i < at[r]; ++i) first_wait += rank.code[i].waits;
+    auto const& in = rank.code[at[r]];
+    std::string const name = describe(in);
+    int giver = -1;
+    for (std::size_t w = first_wait; w < first_wait + in.waits && giver < 0; ++w)
+      if (given[rank.waits[w].signal] < rank.waits[w].count)
+        giver = program.signals[rank.waits[w].signal].giver;
+    if (!clauses.empty()) clauses += "; ";
+    if (giver < 0) {
+      clauses += name_of(program, r) + " is in " + name;
+      continue;
+    }
+    auto const stands = at[static_cast<std::size_t>(giver)];
+    auto const& other = program.ranks[static_cast<std::size_t>(giver)].code;
+    clauses += name_of(program, r) + " waits before " + name + " for " +
+               name_of(program, static_cast<std::size_t>(giver)) + ", which ";
+    clauses +=
+        stands == 0 ? "has done nothing yet" : "last finished " + describe(other[stands - 1]);
+  }
+  return clauses;
+}
+
+}  // namespace stagger::detail

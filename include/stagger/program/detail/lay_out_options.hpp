@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What a program depends on beside its table.
+
+#include <cstdint>
+#include <optional>
+
+#include <stagger/core/list.hpp>
+#include <stagger/program/program.hpp>
+#include <stagger/program/replica_counts.hpp>
+#include <stagger/program/versions.hpp>
+
+namespace stagger {
+
+/// How a table becomes a program.
+struct LayOutOptions {
+  bool recompute = false;  ///< keep only stage inputs from F on; run F again before B or I
+  std::optional<std::uint32_t> spare_slots{};   ///< see Options
+  StalenessModel staleness{};                   ///< of a run without a flush
+  Replicas const* replicas = nullptr;           ///< of each row of the table; null: one each
+  List<GradientGroup> const* groups = nullptr;  ///< to add up during backward; null: after it
+  bool chain_squares = false;  ///< squares of a parameter's gradient go from replica to replica
+  bool sums_by_library = false;  ///< a library has the replicas wait for each other, not signals
+};
+
+}  // namespace stagger

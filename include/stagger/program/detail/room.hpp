@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   How much room messages need where every F, I and W takes the same time.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include <stagger/core/fixed_array.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/program/detail/messages.hpp>
+#include <stagger/program/play.hpp>
+#include <stagger/program/program.hpp>
+
+namespace stagger::detail {
+
+/// What the table does on one cell. Positions count the compute actions of the cell's row.
+struct CellUse {
+  Positions forward;   // F
+  Positions gradient;  // B or I
+  Positions end;       // B or W; F where the table has no backward
+};
+
+/// When each compute action of a rank starts and ends, in units of one F, I or W.
+struct RankTimes {
+  Positions start;  // [compute actions of the row]
+  Positions end;
+};
+
+/// Plays a program on ranks that are all equally fast: F, I and W take one unit each, B two,
+/// messages none; nobody waits for room.
+/// @return [ranks]; none where ranks wait for each other for ever
+/// @complexity linear in the number of instructions and waits
+[[nodiscard]] [[gnu::cold]] inline FixedArray<RankTimes> unit_times(Program const& program) {
+  List<std::uint32_t> now(program.ranks.size());
+  FixedArray<RankTimes> times(program.ranks.size());
+  FixedArray<Positions> given(program.signals.size());  // times of each signal
+  auto const visit = [&](std::size_t rank, std::size_t, Instruction const& in,
+                         std::span<Wait const> waits) {
+    for (Wait const& wait : waits)
+      if (program.signals[wait.signal].edge >= 0 && wait.count != 0)
+        now[rank] = std::max(now[rank], given[wait.signal][wait.count - 1]);
+    if (in_table(in.op)) times[rank].start.push_back(now[rank]);
+    if (computes(in.op)) now[rank] += in.op == Op::backward ? 2 : 1;
+    if (in_table(in.op)) times[rank].end.push_back(now[rank]);
+    for (std::size_t g = 0; g < in.gives; ++g) given[in.give[g]].push_back(now[rank]);
+  };
+  if (!play(program, visit, Heeded::messages).empty()) return {};
+  return times;
+}
+
+/// Slots that messages use at once: each from the start of what writes it to its release.
+/// @param written   [microbatches] positions in the producer's row
+/// @param writes    [positions] start of each
+/// @param released  [microbatches] positions in the consumer's row
+/// @param releases  [positions] time of each
+[[nodiscard]] [[gnu::cold]] inline std::uint32_t used_at_once(Positions const& written,
+                                                              Positions const& writes,
+                                                              Positions const& released,
+                                                              Positions const& releases) {
+  auto const order = in_order(written, writes.size());
+  auto const freed = in_order(released, releases.size());
+  std::size_t most = 0;
+  std::size_t free = 0;
+  for (std::size_t k = 0; k < order.size(); ++k) {
+    while (free < k && releases[released[freed[free]]] <= writes[written[order[k]]]) ++free;
+    most = std::max(most, k + 1 - free);
+  }
+  return static_cast<std::uint32_t>(most);
+}
+
+/// Slots with which no rank waits for room where all are equally fast.
+/// @return [2 * cell: inputs that come from another rank, or what others gather of its dx,
+///          2 * cell + 1: gradients likewise, or what others gather of its y]
+[[nodiscard]] [[gnu::cold]] inline List<std::uint32_t> room_used(Program const& program,
+                                                                 FixedArray<CellUse> const& uses) {
+  List<std::uint32_t> room(program.cells.size() * 2);
+  auto const times = unit_times(program);
+  if (times.size() == 0) return room;
+  auto const of = [&](std::size_t cell) -> RankTimes const& {
+    return times[static_cast<std::size_t>(program.cells[cell].rank)];
+  };
+  for (std::size_t c = 0; c < program.cells.size(); ++c) {
+    auto const d = static_cast<std::size_t>(program.cells[c].after);
+    if (program.cells[c].after == Cell::none || &of(c) == &of(d)) continue;
+    room[2 * d] = used_at_once(uses[c].forward, of(c).start, uses[d].end, of(d).end);
+    if (program.training)
+      room[2 * c + 1] = used_at_once(uses[d].gradient, of(d).start, uses[c].end, of(c).end);
+  }
+  for (Cut const& cut : program.cuts) {  // gathered before the action that wants it
+    std::size_t const c = cut.from;
+    std::size_t const d = cut.to;
+    auto const first = [&](std::size_t cell) {
+      return 2 * (cell - static_cast<std::size_t>(program.cells[cell].replica));
+    };
+    auto const widen = [&](std::size_t which, std::uint32_t slots) {
+      room[which] = std::max(room[which], slots);
+    };
+    widen(first(c) + 1, used_at_once(uses[c].forward, of(c).start, uses[d].forward, of(d).start));
+    if (program.training)
+      widen(first(d), used_at_once(uses[d].gradient, of(d).start, uses[c].gradient, of(c).start));
+  }
+  return room;
+}
+
+}  // namespace stagger::detail

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   A pass over a program: gradients of stages that several ranks hold are added up while
+/// the
+///         last backward still runs.
+/// @source S. Shi, X. Chu, B. Li, "MG-WFBP: Efficient Data Communication for Distributed
+///         Synchronous SGD", INFOCOM 2019, algorithm 2; here a rank of the program takes the place
+///         of its communication thread, and each holder of a stage adds up a part of every layer.
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include <stagger/core/error.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/program/program.hpp>
+
+namespace stagger {
+namespace detail {
+
+/// Appends an instruction, and as many `pass` behind it as its signals take.
+[[gnu::cold]] inline void push(RankProgram& rank, Instruction in,
+                               List<std::uint16_t> const& gives) {
+  std::size_t given = 0;
+  do {
+    for (in.gives = 0; in.gives < in.give.size() && given < gives.size(); ++in.gives)
+      in.give[in.gives] = gives[given++];
+    rank.code.push_back(in);
+    in.op = Op::pass;
+    in.waits = 0;
+  } while (given < gives.size());
+}
+
+class GradientGrouping {
+ public:
+  GradientGrouping(Program const& program, List<GradientGroup> const& groups, bool chain_squares,
+                   bool by_library)
+      : old_(program), groups_(groups), chain_squares_(chain_squares), by_library_(by_library) {
+    auto const& cells = program.cells;
+    for (std::size_t c = 0, first = 0; c < cells.size(); ++c) {
+      if (cells[c].stage != cells[first].stage) first = c;
+      Holding own;
+      own.first = own.end = first;
+      while (own.end < cells.size() && cells[own.end].stage == cells[c].stage) ++own.end;
+      while (own.group < groups.size() && groups[own.group].stage != cells[c].stage) ++own.group;
+      while (own.group + own.groups < groups.size() &&
+             groups[own.group + own.groups].stage == cells[c].stage)
+        ++own.groups;
+      auto const& code = program.ranks[static_cast<std::size_t>(cells[c].rank)].code;
+      for (std::size_t i = 0; i < code.size(); ++i)
+        if (gives_weight_gradient(code[i].op) && code[i].cell == c) own.last_backward = i;
+      held_.push_back(own);
+    }
+  }
+
+  [[gnu::cold]] Program make() {
+    Program made = old_;
+    made.groups = groups_;
+    std::size_t const signals = old_.signals.size() + 2 * old_.cells.size();
+    if (signals > 65535)
+      raise(Errc::bad_schedule, old_.cells.size(), " stages on ", old_.ranks.size(),
+            " ranks need more signals than a program can number");
+    made.signals.resize(signals);
+    for (std::size_t r = 0; r < old_.ranks.size(); ++r) made.ranks[r] = computing_rank(r);
+    for (std::size_t r = 0; r < old_.ranks.size(); ++r) add_reducer(made, r);
+    return made;
+  }
+
+ private:
+  /// A cell among those of its stage, [first, end), and the stage's groups.
+  struct Holding {
+    std::size_t first = 0;
+    std::size_t end = 0;
+    std::size_t group = 0;
+    std::size_t groups = 0;
+    std::size_t last_backward = 0;  // index in its rank's code
+    [[nodiscard]] bool shared() const noexcept { return end - first > 1; }
+  };
+
+  // Two signals of each cell: `ready`, given by the cell's rank once for each group; `summed`,
+  // given likewise by the rank beside it.
+  [[nodiscard]] std::uint32_t ready(std::size_t cell) const {
+    return static_cast<std::uint32_t>(old_.signals.size() + 2 * cell);
+  }
+  [[nodiscard]] std::uint32_t summed(std::size_t cell) const { return ready(cell) + 1; }
+  /// A rank has added up its squares, and what goes on with them is a higher rank: what `hand_in`
+  /// gives otherwise.
+  [[nodiscard]] std::uint32_t squared(int rank) const {
+    return signal_of(old_.cells.size() + old_.cuts.size(), EdgeSignal::forward_full) +
+           static_cast<std::uint32_t>(rank);
+  }
+
+  static void await(RankProgram& rank, Instruction& in, std::uint32_t signal, std::size_t count) {
+    rank.waits.push_back({signal, static_cast<std::uint32_t>(count)});
+    ++in.waits;
+  }
+  static void give(Instruction& in, std::uint32_t signal) {
+    in.give[in.gives++] = static_cast<std::uint16_t>(signal);
+  }
+
+  [[gnu::cold]] RankProgram computing_rank(std::size_t number) const {
+    RankProgram const& old = old_.ranks[number];
+    RankProgram rank;
+    std::size_t wait = 0;
+    for (std::size_t i = 0; i < old.code.size(); ++i) {
+      Instruction const& in = old.code[i];
+      std::size_t const first_wait = wait;
+      wait += in.waits;
+      if (in.op == Op::hand_in) continue;
+      if (in.op == Op::finish) {
+        push_finish(rank, in, static_cast<int>(number));
+        continue;
+      }
+      for (std::size_t w = first_wait; w < wait; ++w) rank.waits.push_back(old.waits[w]);
+      bool const last = gives_weight_gradient(in.op) && held_[in.cell].shared() &&
+                        held_[in.cell].last_backward == i;
+      if (!last) {
+        rank.code.push_back(in);
+        continue;
+      }
+      List<std::uint16_t> gives;
+      for (std::size_t g = 0; g < in.gives; ++g) gives.push_back(in.give[g]);
+      for (; i + 1 < old.code.size() && old.code[i + 1].op == Op::pass; ++i)
+        for (std::size_t g = 0; g < old.code[i + 1].gives; ++g)
+          gives.push_back(old.code[i + 1].give[g]);
+      push_parts(rank, in, gives);
+    }
+    return rank;
+  }
+
+  /// The last backward of a shared stage, in as many parts as there are groups.
+  void push_parts(RankProgram& rank, Instruction const& in, List<std::uint16_t>& gives) const {
+    Holding const& own = held_[in.cell];
+    Instruction part = in;
+    for (std::size_t g = 0; g < own.groups; ++g) {
+      if (own.groups > 1)
+        part.op = in.op == Op::backward ? Op::backward_part : Op::backward_weight_part;
+      part.group = static_cast<std::uint16_t>(own.group + g);
+      part.gives = 0;
+      if (g + 1 == own.groups) break;
+      give(part, ready(in.cell));
+      rank.code.push_back(part);
+      part.waits = 0;
+    }
+    gives.push_back(static_cast<std::uint16_t>(ready(in.cell)));
+    push(rank, part, gives);
+  }
+
+  /// A rank has finished once all that hold its stages have added up their parts.
+  void push_finish(RankProgram& rank, Instruction finish, int self) const {
+    auto const& cells = old_.cells;
+    auto const done = finish.give[0];
+    finish.waits = finish.gives = 0;
+    for (std::size_t c = 0; c < cells.size(); ++c) {
+      Holding const& own = held_[c];
+      if (cells[c].rank != self || !own.shared()) continue;
+      for (std::size_t d = own.first; d < own.end; ++d)
+        if (!by_library_ || d == c) await(rank, finish, summed(d), own.groups);
+      if (chain_squares_ && c != own.first) await(rank, finish, squared(cells[c - 1].rank), 1);
+    }
+    if (chain_squares_) give(finish, squared(self));
+    give(finish, done);
+    rank.code.push_back(finish);
+  }
+
+  /// The rank that adds up, beside one that holds a part of a shared stage. It follows the order in
+  /// which that rank comes to its last backwards. No other rank needs a sum before all backward is
+  /// done, so waiting here holds up nobody.
+  [[gnu::cold]] void add_reducer(Program& made, std::size_t self) const {
+    auto const& cells = old_.cells;
+    List<std::size_t> own;  // shared cells of the rank, by their last backward
+    for (std::size_t c = 0; c < cells.size(); ++c)
+      if (static_cast<std::size_t>(cells[c].rank) == self && held_[c].shared()) own.push_back(c);
+    if (own.empty()) return;
+    for (std::size_t i = 1; i < own.size(); ++i)
+      for (std::size_t j = i;
+           j > 0 && held_[own[j]].last_backward < held_[own[j - 1]].last_backward; --j)
+        std::swap(own[j], own[j - 1]);
+    int const number = static_cast<int>(made.ranks.size());
+    RankProgram rank;
+    rank.beside = static_cast<int>(self);
+    for (std::size_t const c : own) {
+      int const cell = static_cast<int>(c);
+      made.signals[ready(c)] = {rank.beside, SignalEnds::everyone, -1, cell};
+      made.signals[summed(c)] = {number, SignalEnds::everyone, -1, -1, cell};
+      if (old_.training) push_reductions(rank, c);
+    }
+    made.ranks.push_back(std::move(rank));
+  }
+
+  void push_reductions(RankProgram& rank, std::size_t c) const {
+    Holding const& own = held_[c];
+    for (std::size_t g = 0; g < own.groups; ++g) {
+      Instruction reduce;
+      reduce.op = Op::reduce;
+      reduce.stage = static_cast<std::uint16_t>(old_.cells[c].stage);
+      reduce.cell = static_cast<std::uint16_t>(c);
+      reduce.group = static_cast<std::uint16_t>(own.group + g);
+      reduce.set_part(static_cast<std::uint16_t>(c - own.first),
+                      static_cast<std::uint16_t>(own.end - own.first));
+      for (std::size_t d = own.first; d < own.end; ++d)
+        if (!by_library_ || d == c) await(rank, reduce, ready(d), g + 1);
+      give(reduce, summed(c));
+      rank.code.push_back(reduce);
+    }
+  }
+
+  Program const& old_;
+  List<GradientGroup> const& groups_;
+  bool chain_squares_;
+  bool by_library_;
+  List<Holding> held_;  // [cells]
+};
+
+}  // namespace detail
+
+/// Splits the last backward of every stage that several ranks hold into its gradient groups, puts a
+/// rank that adds up beside each of these ranks, and lets steps end once all is added up, instead
+/// of with gradients that are handed in.
+/// @param groups         of all stages: by stage, in backward order
+/// @param chain_squares  squares of a parameter's gradient go from holder to holder
+/// @param by_library     a library has the holders wait for each other, not signals
+/// @throws Error         bad_schedule for more signals than a program can number
+[[nodiscard]] [[gnu::cold]] inline Program group_gradients(Program const& program,
+                                                           List<GradientGroup> const& groups,
+                                                           bool chain_squares = false,
+                                                           bool by_library = false) {
+  return detail::GradientGrouping(program, groups, chain_squares, by_library).make();
+}
+
+}  // namespace stagger

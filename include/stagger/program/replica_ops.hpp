@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What the engine does for replicated stages, by address: a pipeline without them is
+/// compiled without it.
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include <stagger/collective/policy.hpp>
+#include <stagger/core/error.hpp>
+#include <stagger/program/program.hpp>
+#include <stagger/program/replica_counts.hpp>
+#include <stagger/schedule/table.hpp>
+
+namespace stagger::detail {
+
+class Layout;
+class Machine;
+struct RankState;
+struct ReplicaRun;
+struct Clock;
+
+/// How much of a stage a gradient group is.
+struct GroupExtent {
+  std::size_t first_layer = 0;  // of the stage, in the model
+  std::size_t layers = 0;       // of the stage
+  std::size_t lowest = 0;       // of the group, in the stage
+  std::size_t end = 0;          // behind its highest
+  std::uint64_t bytes = 0;      // of its parameters
+  std::uint64_t stage_bytes = 0;
+};
+
+/// A collective policy, its type erased.
+struct GroupingChoice {
+  using Groups = std::vector<collective::LayerGroup> (*)(void const* policy,
+                                                         collective::Backward const&,
+                                                         collective::CostLine);
+  void const* policy = nullptr;
+  Groups groups = nullptr;       // null: collective::grouping::Optimal
+  int measured_steps = 5;        // whose medians it is given, after one that warms up
+  std::int64_t renew_every = 0;  // steps after which all is measured anew; 0: never
+  bool shard_optimizer = false;  // replicas in several processes have a part of its state each
+  collective::By by = collective::By::slices;
+};
+
+template <class Collective, class Line = collective::CostLine> struct AskForGroups {
+  static std::vector<collective::LayerGroup> of(void const* policy,
+                                                collective::Backward const& backward, Line line) {
+    return static_cast<Collective const*>(policy)->groups(backward, line);
+  }
+};
+
+/// @throws Error  bad_configuration for counts below 0
+template <CollectivePolicy Collective>
+[[nodiscard]] [[gnu::cold]] GroupingChoice grouping_of(Collective const& collective) {
+  if (collective.measured_steps < 0 || collective.renew_every < 0)
+    raise(Errc::bad_configuration, "gradients cannot be grouped after ", collective.measured_steps,
+          " steps and again after ", collective.renew_every, "; use counts of at least 0");
+  return {&collective,
+          &AskForGroups<Collective>::of,
+          collective.measured_steps,
+          collective.renew_every,
+          collective.shard_optimizer,
+          collective.by};
+}
+
+/// What makes processes that share a pipeline group its gradients alike. None where there is one
+/// process.
+struct GroupingPeers {
+  void* self = nullptr;
+  /// Gives to every process what was measured where the first holder of each group runs, [groups];
+  /// elsewhere there are zeros. Sums that cross processes get what the line of their link says.
+  void (*share)(void* self, double* backward_s, double* sum_s) = nullptr;
+  /// Lets one process choose the groups, and all have them. None: each does, from the same times.
+  void (*choose)(void* self, void (*choose)(Machine&), List<GradientGroup>& groups) = nullptr;
+};
+
+struct ReplicaOps {
+  // of the layout
+  void (*link)(Layout&);
+  void (*assign_slots)(Layout&);
+  void (*emit_before)(Layout&, RankProgram&, Instruction&);  // before a compute instruction
+  void (*emit)(Layout&, RankProgram&, Instruction&);         // the instruction, and what it gives
+  void (*name_signals)(Layout const&, Program&);
+  bool (*make_room)(Layout&, std::uint32_t signal);
+  Program (*group_gradients)(Program const&, List<GradientGroup> const&, bool chain_squares,
+                             bool by_library);
+  // of the machine
+  void (*load)(Machine&);
+  void (*begin_step)(Machine&);
+  void (*end_step)(Machine&);
+  void (*join_outputs)(Machine&);  // back ends with a memory of their own call it behind all work
+  void (*execute)(Machine&, RankState&, Instruction const&, Clock);
+  /// For back ends without a clock: when a part of a last backward, or a sum, was at work, in
+  /// seconds since the step began.
+  void (*note)(Machine&, RankState&, Instruction const&, double start_s, double end_s);
+  bool (*measures)(ReplicaRun const&);
+  List<GradientGroup> const* (*groups)(Machine&);
+  GroupExtent (*extent)(Machine const&, Instruction const&);
+  void (*destroy)(ReplicaRun*) noexcept;
+  std::uint64_t (*bytes)(ReplicaRun const&);
+  /// Refuses types of values that replicas would have to cut, as far as a table shows.
+  void (*require_rows)(Machine const&, schedule::Table const&, bool target_has_rows);
+  /// Refuses replicas that do not fit the schedule.
+  void (*require)(Replicas const&, int positions, bool synchronous);
+};
+
+}  // namespace stagger::detail

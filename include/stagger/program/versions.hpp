@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Which version of its weights each microbatch of a stage sees, and where the version
+/// lies.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include <stagger/core/error.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/core/text.hpp>
+#include <stagger/program/detail/messages.hpp>
+
+namespace stagger {
+
+namespace detail {
+struct Versions;
+struct StageRow;
+}  // namespace detail
+
+/// An asynchronous staleness model, its type erased. None: every stage updates at the end.
+struct StalenessModel {
+  int microbatches = 0;  ///< of a minibatch; 0: none
+  int (*version)(void const* policy, int minibatch, int available) = nullptr;
+  void const* policy = nullptr;
+  /// `detail::fix_versions`, by address, so that a pipeline with a flush is compiled without it.
+  detail::Versions (*fix)(StalenessModel const&, detail::StageRow const&) = nullptr;
+  [[nodiscard]] explicit operator bool() const noexcept { return version != nullptr; }
+};
+
+namespace detail {
+
+/// What one stage does with each microbatch.
+struct StageRow {
+  int stage = 0;
+  Positions const& forward;  // [microbatches]
+  Positions const& end;      // [microbatches] B or W
+  std::size_t length = 0;    // of the owner's row
+};
+
+/// An update of one stage, after the action at `position`.
+struct StageUpdate {
+  std::uint32_t position = 0;
+  std::uint16_t from = 0;  // slots of versions
+  std::uint16_t to = 0;
+};
+
+/// The versions of one stage in a run without a flush. Version k contains k updates. It lives from
+/// its making until its last reader has run and the next one is made; the first and the last lie in
+/// slot 0.
+struct Versions {
+  std::uint32_t slots = 1;
+  List<std::uint16_t> seen;   ///< [microbatches] slot
+  List<StageUpdate> updates;  ///< [minibatches]
+};
+
+/// Gives each version of one stage a slot.
+/// @param version    [microbatches] that each sees
+/// @param last_read  [minibatches + 1] position of each version's last reader
+[[gnu::cold]] inline void place_versions(Versions& versions, List<std::size_t> const& version,
+                                         List<std::uint32_t> const& last_read) {
+  auto& updates = versions.updates;
+  std::size_t const minibatches = updates.size();
+  List<std::uint16_t> slot(minibatches + 1);
+  List<std::uint32_t> busy_until{0};  // [slots] position of the last reader
+  for (std::size_t k = 0; k < minibatches; ++k) {
+    std::uint32_t const now = updates[k].position;
+    busy_until[slot[k]] = std::max(last_read[k], busy_until[slot[k]]);
+    std::size_t next = slot[k];  // in place, where nobody reads the old version any more
+    if (k + 1 == minibatches) {
+      next = 0;  // all have ended
+    } else if (last_read[k] > now) {
+      next = 0;
+      while (next < busy_until.size() && (next == slot[k] || busy_until[next] > now)) ++next;
+      if (next == busy_until.size()) busy_until.push_back(0);
+    }
+    busy_until[next] = 0;
+    slot[k + 1] = static_cast<std::uint16_t>(next);
+    updates[k].from = slot[k];
+    updates[k].to = slot[k + 1];
+  }
+  versions.slots = static_cast<std::uint32_t>(busy_until.size());
+  for (std::size_t const v : version) versions.seen.push_back(slot[v]);
+}
+
+/// @throws Error  bad_schedule for an order of actions that the model cannot go with, naming stage
+/// and microbatch
+[[gnu::cold]] inline Versions fix_versions(StalenessModel const& model, StageRow const& row) {
+  Versions versions;
+  auto& updates = versions.updates;
+  auto const per_update = static_cast<std::size_t>(model.microbatches);
+  std::size_t const minibatches = row.forward.size() / per_update;
+  auto const ends = in_order(row.end, row.length);
+  for (std::size_t k = 0; k < minibatches; ++k) {
+    for (std::size_t i = k * per_update; i < (k + 1) * per_update; ++i)
+      if (ends[i] / per_update != k)
+        raise(Errc::bad_schedule, "stage ", row.stage, " ends microbatch ", ends[i],
+              " before those of minibatch ", k,
+              "; without a flush, minibatches must end one after the other");
+    updates.push_back({row.end[ends[(k + 1) * per_update - 1]], 0, 0});
+  }
+  List<std::size_t> version(row.forward.size());
+  List<std::uint32_t> last_read(minibatches + 1);
+  std::size_t available = 0;
+  for (std::uint32_t const m : in_order(row.forward, row.length)) {
+    while (available < minibatches && updates[available].position < row.forward[m]) ++available;
+    int const wanted =
+        model.version(model.policy, static_cast<int>(m / per_update), static_cast<int>(available));
+    if (wanted < 0 || static_cast<std::size_t>(wanted) > available)
+      raise(Errc::bad_schedule, "the staleness model asks for version ", wanted,
+            " of the weights of stage ", row.stage, " at microbatch ", m, ", when ", available,
+            " updates have been made; let the schedule inject fewer microbatches at a time");
+    version[m] = static_cast<std::size_t>(wanted);
+    last_read[version[m]] = std::max(last_read[version[m]], row.end[m]);
+  }
+  place_versions(versions, version, last_read);
+  return versions;
+}
+
+}  // namespace detail
+}  // namespace stagger

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Schedules on a V made by repeating one microbatch's pattern every six units of time.
+/// @source Qi et al., "Pipeline Parallelism with Controllable Memory", arXiv 2405.15362, sections 3
+///         and 4.
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <vector>
+
+#include <stagger/core/shape.hpp>
+#include <stagger/schedule/detail/pattern.hpp>
+#include <stagger/schedule/detail/squeeze.hpp>
+#include <stagger/schedule/table.hpp>
+
+namespace stagger::schedule::detail {
+
+/// Repeats the pattern for every microbatch, squeezes it, and plays the order so found, unit by
+/// unit of time. With whole backwards a rank runs what is next in its order. With split ones a
+/// later gradient on the way down goes first where that is not ready and no forward is left, and a
+/// weight gradient runs where its rank would idle for a unit, or where one more forward would
+/// exceed `most_chunks`.
+class Repetition {
+ public:
+  constexpr Repetition(Shape shape, Pattern const& pattern, bool whole, int most_chunks)
+      : P_(static_cast<std::size_t>(shape.ranks)),
+        M_(static_cast<std::size_t>(shape.microbatches)),
+        whole_(whole),
+        most_(most_chunks),
+        ranks_(P_, Rank{}),
+        made_(4 * P_ * M_, -1) {
+    Squeezed const squeezed(shape, pattern, whole);
+    for (std::size_t r = 0; r < P_; ++r) {
+      auto& steps = ranks_[r].steps;
+      steps.reserve(4 * M_);
+      for (std::size_t pass = 0; pass < 4; ++pass)
+        for (std::size_t m = 0; m < M_; ++m) steps.push_back({squeezed.at(pass, r, m), pass, m});
+      std::sort(steps.begin(), steps.end(),
+                [](Step const& a, Step const& b) { return a.at < b.at; });
+    }
+  }
+
+  [[nodiscard]] constexpr Table table() {
+    std::size_t left = 4 * P_ * M_;
+    for (int now = 0; left > 0; ++now) {
+      for (std::size_t r = 0; r < P_; ++r) {
+        Rank& rank = ranks_[r];
+        if (rank.free > now) continue;
+        std::size_t const n = choose(r, now);
+        if (n < rank.steps.size()) {
+          run(r, n, now);
+          --left;
+        } else if (rank.weighed < rank.gradients.size()) {
+          weigh(rank);
+          rank.free = now + 1;
+        }
+      }
+    }
+    Table out{.stages = static_cast<int>(2 * P_), .microbatches = static_cast<int>(M_)};
+    out.actions.reserve((whole_ ? 4 : 6) * P_ * M_);
+    for (Rank& rank : ranks_) {
+      while (rank.weighed < rank.gradients.size()) weigh(rank);
+      out.begin_row();
+      for (Action const& a : rank.row) out.add(a);
+    }
+    return out;
+  }
+
+ private:
+  struct Step {
+    int at = 0;  // in the squeezed pattern
+    std::size_t pass = 0, m = 0;
+    bool done = false;
+  };
+  struct Rank {
+    std::vector<Step> steps{};
+    std::size_t first = 0;  // of those not done
+    std::size_t forwards = 0;
+    int free = 0, live = 0;
+    std::vector<Action> row{}, gradients{};
+    std::size_t weighed = 0;
+  };
+
+  [[nodiscard]] static constexpr bool is_forward(std::size_t pass) noexcept {
+    return pass == Pattern::forward_down || pass == Pattern::forward_up;
+  }
+  [[nodiscard]] constexpr int& made(std::size_t pass, std::size_t r, std::size_t m) {
+    return made_[(pass * P_ + r) * M_ + m];
+  }
+
+  [[nodiscard]] constexpr bool ready(std::size_t r, Step const& s, int now) {
+    bool const down = s.pass == Pattern::forward_down || s.pass == Pattern::backward_down;
+    bool const turns = down ? r == 0 : r + 1 == P_;  // the pass begins on this rank
+    if (turns && s.pass == Pattern::forward_down) return true;
+    int const end = turns ? made(s.pass - 1, r, s.m) : made(s.pass, down ? r - 1 : r + 1, s.m);
+    return end >= 0 && end <= now;
+  }
+
+  /// The step to run now; the number of steps where there is none, or where a weight gradient has
+  /// to make room.
+  [[nodiscard]] constexpr std::size_t choose(std::size_t r, int now) {
+    Rank& rank = ranks_[r];
+    std::size_t const none = rank.steps.size();
+    while (rank.first < none && rank.steps[rank.first].done) ++rank.first;
+    if (rank.first == none) return none;
+    Step const& next = rank.steps[rank.first];
+    if (ready(r, next, now))
+      return is_forward(next.pass) && rank.live >= most_ && !whole_ ? none : rank.first;
+    if (whole_ || rank.forwards < 2 * M_) return none;
+    for (std::size_t n = rank.first; n < none; ++n) {
+      Step const& s = rank.steps[n];
+      if (s.done || s.pass != Pattern::backward_down) continue;
+      return ready(r, s, now) ? n : none;  // a pass keeps the order of its microbatches
+    }
+    return none;
+  }
+
+  constexpr void run(std::size_t r, std::size_t n, int now) {
+    Rank& rank = ranks_[r];
+    Step& s = rank.steps[n];
+    s.done = true;
+    bool const forward = is_forward(s.pass);
+    bool const near = s.pass == Pattern::forward_down || s.pass == Pattern::backward_up;
+    Action const a{.kind = forward  ? Kind::forward
+                           : whole_ ? Kind::backward
+                                    : Kind::backward_input,
+                   .stage = static_cast<int>(near ? r : 2 * P_ - 1 - r),
+                   .microbatch = static_cast<int>(s.m)};
+    rank.row.push_back(a);
+    rank.free = now + (whole_ && !forward ? 2 : 1);
+    made(s.pass, r, s.m) = rank.free;
+    if (forward) {
+      ++rank.forwards;
+      ++rank.live;
+    } else if (whole_) {
+      --rank.live;
+    } else {
+      rank.gradients.push_back(a);
+    }
+  }
+
+  static constexpr void weigh(Rank& rank) {
+    Action a = rank.gradients[rank.weighed++];
+    a.kind = Kind::backward_weight;
+    rank.row.push_back(a);
+    --rank.live;
+  }
+
+  std::size_t P_, M_;
+  bool whole_;
+  int most_;
+  std::vector<Rank> ranks_;
+  std::vector<int> made_;  // [4 * P * M] end of pass p of microbatch m on rank r; -1: not run
+};
+
+}  // namespace stagger::schedule::detail

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   A makespan that no order of the same actions on the same ranks can beat.
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include <stagger/schedule/costs.hpp>
+#include <stagger/schedule/limits.hpp>
+#include <stagger/schedule/proof/play.hpp>
+#include <stagger/schedule/proof/verify.hpp>
+
+namespace stagger::schedule {
+
+namespace detail {
+
+/// What the bound needs to know of one rank.
+struct RankLoad {
+  double work_s = 0;              ///< all its actions, pairs at their own cost
+  double inputs_s = 0;            ///< all its backwards, as I
+  double held_s = 0, kept_s = 0;  ///< activation seconds from F to I, and from I to W
+};
+
+}  // namespace detail
+
+/// A lower bound of the makespan over all orders of a table's actions, backwards split or not, with
+/// every stage where the table has it. For each rank, with stages from s to t:
+///   start-up  nothing runs before the first value arrives, and nothing but forwards before the
+///   first gradient does; drain     all input gradients follow the first gradient, and the last of
+///   them has its way to the first stage; memory    an activation is held while its microbatch goes
+///   up and comes back, and room is limited.
+/// Slices: the first gradient waits for all forwards of its microbatch, and each slice is held
+/// while the later ones are. Bidirectional tables: start-up without the second part.
+/// @throws Error bad_data for costs that are not finite and not negative, bad_schedule for an empty
+/// table Complexity: linear in the number of actions; O(n log n) with an in-flight limit.
+[[nodiscard]] constexpr double lower_bound(Table const& table, Costs const& costs = {},
+                                           Limits limits = {}) {
+  require_costs(costs, table.stages);
+  detail::require_playable(table);
+  auto times = detail::stage_times(table, costs);
+  std::vector<int> const owner = detail::owners(table);
+  std::size_t const S = times.size(), P = table.row_begin.size();
+  bool const two_ways = std::find(owner.begin(), owner.end(), detail::several) != owner.end();
+  bool pairs = false, backwards = false;
+  for (Action const& a : table.actions) {
+    pairs = pairs || a.overlaps_next;
+    backwards = backwards || gives_input_gradient(a.kind);
+  }
+  auto shortest = times;  // an action in a pair may take no longer than the pair
+  if (pairs && costs.overlap_s >= 0) {
+    for (auto& t : shortest) {
+      t.forward = std::min(t.forward, costs.overlap_s);
+      t.input = std::min(t.input, costs.overlap_s);
+    }
+  }
+  // head[s]: from the start to the first forward of stage s; back[s]: from a forward's start at s
+  // to its gradient.
+  std::vector<double> head(S, 0.0), back(S, 0.0), home(S, 0.0), rest(S, 0.0);
+  for (std::size_t s = 1; s < S; ++s) {
+    head[s] = head[s - 1] + shortest[s - 1].forward + times[s].link_forward;
+    home[s] = home[s - 1] + shortest[s - 1].input +
+              times[s - 1].link_backward;  // from a gradient of s to the end of stage 0's
+  }
+  for (std::size_t s = S; s-- > 0;) {
+    back[s] = shortest[s].forward;
+    if (s + 1 == S) continue;
+    back[s] +=
+        times[s + 1].link_forward + back[s + 1] + shortest[s + 1].input + times[s].link_backward;
+    rest[s] = times[s + 1].link_forward + shortest[s + 1].forward + rest[s + 1];
+  }
+
+  // The first gradient of a microbatch needs the forwards of all its slices, one after the other on
+  // every rank.
+  double slowest = 0;
+  for (auto const& t : shortest) slowest = std::max(slowest, t.forward);
+  double const queue = static_cast<double>(table.slices - 1) * slowest;
+
+  double bound = 0;
+  for (std::size_t r = 0; r < P; ++r) {
+    detail::RankLoad load;
+    std::vector<double> forwards;
+    int first = static_cast<int>(S), last = -1;
+    bool second = false;
+    for (Action const& a : table.row(static_cast<int>(r))) {
+      if (!is_compute(a.kind)) continue;
+      auto const s = static_cast<std::size_t>(a.stage);
+      first = std::min(first, a.stage);
+      last = std::max(last, a.stage);
+      bool const own_cost = costs.overlap_s >= 0 && (second || a.overlaps_next);
+      load.work_s += !own_cost ? times[s].of(a.kind) : second ? 0.0 : costs.overlap_s;
+      second = a.overlaps_next;
+      if (a.kind == Kind::forward) {
+        forwards.push_back(times[s].forward);
+        load.held_s += back[s] + shortest[s].input +  // and while later slices go and come back
+                       (table.slices - 1 - a.slice) * (shortest[s].forward + shortest[s].input);
+        load.kept_s += pairs && costs.overlap_s >= 0 ? 0.0 : times[s].weight;
+      }
+      if (gives_input_gradient(a.kind)) load.inputs_s += shortest[s].input;
+    }
+    if (last < 0) continue;
+    auto const s = static_cast<std::size_t>(first), t = static_cast<std::size_t>(last);
+    double const begin = two_ways ? std::min(head[s], head[t]) : head[s];
+    bound = std::max(bound, begin + load.work_s);
+    if (two_ways) continue;
+    if (!backwards) {
+      bound = std::max(bound, begin + load.work_s + rest[t]);
+      continue;
+    }
+    auto const most = limits.in_flight > 0
+                          ? std::min(forwards.size(), static_cast<std::size_t>(limits.in_flight))
+                          : forwards.size();
+    if (most < forwards.size())
+      std::sort(forwards.begin(), forwards.end(), [](double a, double b) { return a > b; });
+    double early = 0;
+    for (std::size_t i = 0; i < most; ++i) early += forwards[i];
+    double const gradient = head[t] + back[t] + queue;  // when the first one can be here
+    bound = std::max(bound, gradient + load.work_s - early);
+    double const last_weight = pairs && costs.overlap_s >= 0 ? 0.0 : times[0].weight;
+    bound = std::max(bound, gradient + load.inputs_s + home[s] + last_weight);
+    if (limits.memory > 0) {
+      bound = std::max(bound,
+                       begin + (load.held_s + limits.weight_share * load.kept_s) / limits.memory);
+    }
+    if (limits.in_flight > 0) {
+      bound = std::max(bound, begin + (load.held_s + load.kept_s) / limits.in_flight);
+    }
+  }
+  return bound;
+}
+
+}  // namespace stagger::schedule

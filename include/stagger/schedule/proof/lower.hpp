@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Adds the messages to a table of compute actions.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include <stagger/core/error.hpp>
+#include <stagger/schedule/proof/play.hpp>
+#include <stagger/schedule/proof/verify.hpp>
+
+namespace stagger::schedule {
+
+namespace detail {
+
+/// When an action ends; of two at the same time the one that `play` saw first. No action comes
+/// before its inputs.
+struct Ending {
+  double at = 0;           ///< seconds
+  std::uint32_t seen = 0;  ///< number in the order of play
+  [[nodiscard]] constexpr bool before(Ending const& other) const noexcept {
+    return at < other.at || (at == other.at && seen < other.seen);
+  }
+};
+
+/// Reads a peer's row for the values that one rank needs from it.
+struct Inbox {
+  std::size_t at = 0, end = 0;  ///< indices into Table::actions
+};
+
+}  // namespace detail
+
+/// Adds a send and a receive for every value that changes rank.
+///
+/// All ranks follow one order of messages: that in which the values are made when the table is
+/// played at the given costs. So a rank's send and its peer's receive meet, whatever the channels
+/// are (`Channels`), and even if a rank did nothing else while a message of its own is on its way:
+/// the oldest message not yet sent is next at both of its ends. A send stands right behind the
+/// action that makes its value; a receive as early as that order allows.
+/// @param table  without messages, one that `verify` accepts
+/// @param costs  what to expect of the actions; any costs give a sound result
+/// @throws Error bad_schedule for a table that never ends, or that holds messages already
+/// Complexity: linear in the number of actions, times the ranks that one rank receives from.
+[[nodiscard]] constexpr Table lower(Table const& table, Costs const& costs = {}) {
+  for (Action const& a : table.actions) {
+    if (is_message(a.kind))
+      throw Error(Errc::bad_schedule,
+                  "the table holds messages already; lower takes a table without them");
+  }
+  detail::require_playable(table);
+  require_costs(costs, table.stages);
+
+  std::size_t const n = table.actions.size(), P = table.row_begin.size();
+  std::size_t const stride = detail::cells(table) / static_cast<std::size_t>(table.stages);
+  std::vector<std::uint32_t> home(detail::cells(table),
+                                  0);  // rank of each (stage, microbatch, slice)
+  for (std::size_t r = 0; r < P; ++r) {
+    for (Action const& a : table.row(static_cast<int>(r))) {
+      if (a.kind == Kind::forward) home[detail::cell(table, a)] = static_cast<std::uint32_t>(r);
+    }
+  }
+  // The rank that reads what an action makes; the action's own where nobody does.
+  auto const reader = [&](Action const& a, std::size_t rank) constexpr->std::size_t {
+    std::size_t const c = detail::cell(table, a);
+    if (a.kind == Kind::forward) return a.stage + 1 < table.stages ? home[c + stride] : rank;
+    return gives_input_gradient(a.kind) && a.stage > 0 ? home[c - stride] : rank;
+  };
+  std::vector<detail::Ending> ending(n, detail::Ending{});
+  std::uint32_t seen = 0;
+  auto const ran = detail::play(table, detail::stage_times(table, costs), costs.overlap_s,
+                                [&](std::size_t rank, std::size_t at, double, double end, double) {
+                                  ending[table.row_begin[rank] + at] = {end, seen++};
+                                });
+  if (Fault const f = detail::standstill(table, ran)) throw Error(Errc::bad_schedule, message(f));
+
+  std::vector<std::vector<std::size_t>> peers(
+      P, std::vector<std::size_t>{});  // ranks that a rank receives from
+  for (std::size_t r = 0; r < P; ++r) {
+    std::size_t last = r;
+    for (Action const& a : table.row(static_cast<int>(r))) {
+      std::size_t const to = reader(a, r);
+      if (to == r || to == last) continue;
+      last = to;
+      if (std::find(peers[to].begin(), peers[to].end(), r) == peers[to].end())
+        peers[to].push_back(r);
+    }
+  }
+
+  Table out{.stages = table.stages, .microbatches = table.microbatches, .slices = table.slices};
+  out.actions.reserve(3 * n);
+  auto const send = [&](Action const& a, std::size_t rank) {
+    if (reader(a, rank) == rank) return;
+    out.add({.kind = a.kind == Kind::forward ? Kind::send_forward : Kind::send_backward,
+             .stage = a.stage,
+             .microbatch = a.microbatch,
+             .slice = a.slice});
+  };
+  for (std::size_t r = 0; r < P; ++r) {
+    out.begin_row();
+    auto const row_end = [&](std::size_t rank) {
+      return rank + 1 < P ? table.row_begin[rank + 1] : n;
+    };
+    std::vector<detail::Inbox> inboxes;
+    auto const next = [&](detail::Inbox& inbox, std::size_t peer) {
+      while (inbox.at < inbox.end && reader(table.actions[inbox.at], peer) != r) ++inbox.at;
+    };
+    for (std::size_t const peer : peers[r]) {
+      inboxes.push_back({table.row_begin[peer], row_end(peer)});
+      next(inboxes.back(), peer);
+    }
+    std::size_t own = table.row_begin[r];
+    std::size_t const own_end = row_end(r);
+    while (own < own_end) {  // what is received has its reader behind it, so nothing is left when
+                             // the row ends
+      std::size_t first = inboxes.size();
+      for (std::size_t i = 0; i < inboxes.size(); ++i) {
+        if (inboxes[i].at == inboxes[i].end || !ending[inboxes[i].at].before(ending[own])) continue;
+        if (first == inboxes.size() || ending[inboxes[i].at].before(ending[inboxes[first].at]))
+          first = i;
+      }
+      if (first < inboxes.size()) {
+        Action const& a = table.actions[inboxes[first].at++];
+        bool const up = a.kind == Kind::forward;
+        out.add({.kind = up ? Kind::recv_forward : Kind::recv_backward,
+                 .stage = a.stage + (up ? 1 : -1),
+                 .microbatch = a.microbatch,
+                 .slice = a.slice});
+        next(inboxes[first], peers[r][first]);
+        continue;
+      }
+      Action const& a = table.actions[own++];
+      out.add(a);
+      if (a.overlaps_next && own < own_end) {  // both messages of a pair stand behind it
+        out.add(table.actions[own]);
+        send(a, r);
+        send(table.actions[own++], r);
+      } else {
+        send(a, r);
+      }
+    }
+  }
+  return out;
+}
+
+}  // namespace stagger::schedule

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Why a table comes no further: the ranks that wait for each other, or what is missing.
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include <stagger/schedule/fault.hpp>
+#include <stagger/schedule/proof/channel_play.hpp>
+#include <stagger/schedule/table.hpp>
+
+namespace stagger::schedule::detail {
+
+/// Something that never ran, and what it waits for: the next one.
+struct Held {
+  static constexpr std::size_t nowhere = static_cast<std::size_t>(-1);
+  Wait wait{};
+  std::size_t next = nowhere;  ///< nowhere: the table does not have what is waited for
+};
+
+/// Follows waits from one to the next until they come round.
+/// @param first  something that never ran
+/// @param held   what each number waits for; the same for the same number
+template <class F> [[nodiscard]] constexpr Fault come_round(std::size_t first, F&& held) {
+  std::size_t slow = first, fast = first;
+  do {
+    for (int step = 0; step < 2; ++step) {
+      Held const at = held(fast);
+      if (at.next == Held::nowhere)
+        return {.kind = FaultKind::missing, .rank = -1, .position = -1, .action = at.wait.needs};
+      fast = at.next;
+    }
+    slow = held(slow).next;
+  } while (slow != fast);
+  std::size_t begin = slow;  // the lowest of the cycle
+  for (std::size_t at = held(slow).next; at != slow; at = held(at).next) {
+    if (at < begin) begin = at;
+  }
+  Fault fault{.kind = FaultKind::deadlock};
+  std::size_t at = begin;
+  do {
+    Held const here = held(at);
+    ++fault.waits;
+    if (fault.held() == fault.waits)
+      fault.cycle[static_cast<std::size_t>(fault.waits) - 1] = here.wait;
+    at = here.next;
+  } while (at != begin);
+  fault.rank = fault.cycle[0].rank;
+  fault.position = fault.cycle[0].position;
+  fault.action = fault.cycle[0].action;
+  return fault;
+}
+
+/// The deadlock of compute rows in which rank r came no further than position `ran(r)`; none where
+/// all came to the end.
+/// @param row  the actions of a rank
+template <class Row, class Ran>
+[[nodiscard]] constexpr Fault standstill(std::size_t ranks, int stages, Row&& row, Ran&& ran) {
+  auto const ends = [&](std::size_t r) { return ran(r) == row(r).size(); };
+  // Sets `held` to wait for an action that `is` tells, and says whether it has not run yet.
+  auto const lacks = [&](Held& held, std::size_t rank, std::size_t at, auto const& is) {
+    for (std::size_t q = 0; q < ranks; ++q) {
+      std::span<Action const> const other = row(q);
+      for (std::size_t i = 0; i < other.size(); ++i) {
+        if ((q == rank && i == at) || !is(other[i])) continue;
+        held.wait.needs = other[i];
+        held.next = q;
+        if (other[i].kind != Kind::reduce_gradient) return i >= ran(q);
+        if (i > ran(q)) return true;
+      }
+    }
+    return held.next == Held::nowhere;
+  };
+  auto const waits = [&](std::size_t rank) {
+    std::span<Action const> const mine = row(rank);
+    std::size_t const begin = ran(rank);
+    std::size_t const end = begin + 1 < mine.size() && mine[begin].overlaps_next ? 2 : 1;
+    for (std::size_t at = begin; at < begin + end; ++at) {
+      Action const& a = mine[at];
+      Held held{.wait = {.rank = static_cast<int>(rank),
+                         .position = static_cast<int>(at),
+                         .action = a,
+                         .needs = a}};
+      auto const value = [&](bool forward, int stage) {
+        held.next = Held::nowhere;
+        held.wait.needs = {.kind = forward ? Kind::forward : Kind::backward,
+                           .stage = stage,
+                           .microbatch = a.microbatch,
+                           .slice = a.slice};
+        return lacks(held, rank, at, [&](Action const& b) {
+          return b.stage == stage && b.microbatch == a.microbatch && b.slice == a.slice &&
+                 (forward ? b.kind == Kind::forward : gives_input_gradient(b.kind));
+        });
+      };
+      bool stuck = false;
+      if (a.kind == Kind::reduce_gradient) {
+        stuck = lacks(held, rank, at, [&](Action const& b) {
+          return b.kind == Kind::reduce_gradient && b.stage == a.stage;
+        });
+      } else if (a.kind == Kind::forward) {
+        stuck = a.stage > 0 && value(true, a.stage - 1);
+      } else if (a.kind == Kind::backward_weight) {
+        stuck = value(false, a.stage);
+      } else {
+        stuck = value(true, a.stage) || (a.stage + 1 < stages && value(false, a.stage + 1));
+      }
+      if (stuck) return held;
+    }
+    return Held{};
+  };
+  for (std::size_t r = 0; r < ranks; ++r) {
+    if (!ends(r)) return come_round(r, waits);
+  }
+  return {};
+}
+
+/// The deadlock of a compute table in which rank r came no further than position `ran[r]`.
+[[nodiscard]] constexpr Fault standstill(Table const& table, std::vector<std::size_t> const& ran) {
+  return standstill(
+      ran.size(), table.stages, [&](std::size_t r) { return table.row(static_cast<int>(r)); },
+      [&](std::size_t r) { return ran[r]; });
+}
+
+/// Likewise where messages were played, after `play.run` gave `ran`.
+[[nodiscard]] constexpr Fault standstill(Table const& table, std::vector<std::size_t> const& ran,
+                                         ChannelPlay const& play) {
+  for (std::size_t r = 0; r < ran.size(); ++r) {
+    if (ran[r] == table.row(static_cast<int>(r)).size()) continue;
+    return come_round(table.row_begin[r] + ran[r], [&](std::size_t index) {
+      auto const hold = play.hold(index);
+      std::size_t const rank = play.rank_of(hold.at);
+      return Held{.wait = {.rank = static_cast<int>(rank),
+                           .position = static_cast<int>(hold.at - table.row_begin[rank]),
+                           .action = table.actions[hold.at],
+                           .needs = table.actions[hold.needs]},
+                  .next = hold.next};
+    });
+  }
+  return {};
+}
+
+}  // namespace stagger::schedule::detail

@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Checkpoints: parameters and optimizer state in files that are whole or not there.
+///
+/// Format, all numbers little-endian, every field and every array padded with zeros to a multiple
+/// of 8 bytes:
+///
+///     8 bytes   "stgrckpt"
+///     u32 u32   version of the format (1), number of parameters
+///     u64       size of the file, in bytes
+///     i64 u64   step, seed
+///     u64 u64   lengths of the two texts, in bytes
+///     ...       model, settings
+///     then for each parameter
+///     u32 u32   element type (0: f32, 1: f64), length of the name
+///     u64 x 3   bytes of the value and of the two states of the optimizer
+///     ...       name, value, first state, second state
+///     u64       checksum of all words of 8 bytes before: h = (h ^ word) * 0xff51afd7ed558ccd; h ^=
+///     h >> 32
+///               from h = 0x9e3779b97f4a7c15
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <stagger/core/list.hpp>
+#include <stagger/engine/parameters.hpp>
+#include <stagger/train/detail/checkpoint_file.hpp>
+
+namespace stagger {
+
+/// Where a run stands, besides its parameters.
+struct CheckpointState {
+  std::int64_t step = 0;   ///< optimizer steps taken
+  std::uint64_t seed = 0;  ///< of the run
+  std::string model;       ///< what must agree, in words: "gpt, width 128, ..."
+  std::string settings;    ///< what the caller wants to compare itself
+};
+
+/// What `Checkpoints::restore` found.
+struct RestoredCheckpoint {
+  CheckpointState state;
+  std::string file;                   ///< path it came from
+  std::vector<std::string> warnings;  ///< one sentence for each newer file that could not be used
+};
+
+namespace detail {
+
+inline constexpr std::string_view checkpoint_magic = "stgrckpt";
+inline constexpr std::uint32_t checkpoint_version = 1;
+
+[[nodiscard]] inline std::array<std::span<std::byte>, 3> blocks_of(
+    ParameterState const& parameter) {
+  return {parameter.value, parameter.state[0], parameter.state[1]};
+}
+[[nodiscard]] inline std::array<std::uint64_t, 3> block_bytes_of(ParameterShape const& shape) {
+  return {shape.bytes, shape.states > 0 ? shape.bytes : 0, shape.states > 1 ? shape.bytes : 0};
+}
+[[nodiscard]] inline List<ParameterShape> shapes_of(std::span<ParameterState const> parameters) {
+  List<ParameterShape> shapes;
+  for (auto const& p : parameters)
+    shapes.push_back(
+        {p.name, p.type, p.value.size(), p.state[1].empty() ? (p.state[0].empty() ? 0 : 1) : 2});
+  return shapes;
+}
+
+inline void write_head(CheckpointWriter& out, CheckpointState const& state,
+                       List<ParameterShape> const& shapes) {
+  std::uint64_t size = 56 + padded(state.model.size()) + padded(state.settings.size()) + 8;
+  for (auto const& shape : shapes) {
+    size += 32 + padded(shape.name.size());
+    for (std::uint64_t const bytes : block_bytes_of(shape)) size += padded(bytes);
+  }
+  out.text(checkpoint_magic);
+  out.u32(checkpoint_version, static_cast<std::uint32_t>(shapes.size()));
+  out.u64(size);
+  out.u64(static_cast<std::uint64_t>(state.step));
+  out.u64(state.seed);
+  out.u64(state.model.size());
+  out.u64(state.settings.size());
+  out.text(state.model);
+  out.text(state.settings);
+}
+inline void write_parameter(CheckpointWriter& out, ParameterShape const& shape,
+                            ParameterState const& parameter) {
+  out.u32(static_cast<std::uint32_t>(shape.type), static_cast<std::uint32_t>(shape.name.size()));
+  for (std::uint64_t const bytes : block_bytes_of(shape)) out.u64(bytes);
+  out.text(shape.name);
+  for (auto const& block : blocks_of(parameter)) out.block(block);
+}
+
+// What a checkpoint says, and where its blocks lie; every offset is checked.
+struct ParsedCheckpoint {
+  struct Entry {
+    std::string name;
+    std::uint32_t type = 0;
+    std::array<std::uint64_t, 3> sizes{};
+    std::array<std::uint64_t, 3> blocks{};
+  };
+  CheckpointState state;
+  std::vector<Entry> entries;
+};
+
+inline ParsedCheckpoint parse_checkpoint(CheckpointReader& in) {
+  if (in.text(checkpoint_magic.size()) != checkpoint_magic)
+    in.refuse("does not start as a checkpoint does");
+  std::uint32_t const version = in.u32();
+  if (version != checkpoint_version)
+    in.refuse("has version " + std::to_string(version) +
+              " of the format, this program reads version " + std::to_string(checkpoint_version));
+  std::uint32_t const count = in.u32();
+  std::uint64_t const size = in.u64();
+  if (size != in.size())
+    in.refuse("has " + std::to_string(in.size()) + " bytes instead of " + std::to_string(size));
+  in.check_sum();
+  ParsedCheckpoint parsed;
+  parsed.state.step = static_cast<std::int64_t>(in.u64());
+  parsed.state.seed = in.u64();
+  std::uint64_t const model = in.u64();
+  std::uint64_t const settings = in.u64();
+  parsed.state.model = in.text(model);
+  parsed.state.settings = in.text(settings);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    ParsedCheckpoint::Entry entry;
+    entry.type = in.u32();
+    std::uint32_t const name = in.u32();
+    for (auto& bytes : entry.sizes) bytes = in.u64();
+    entry.name = in.text(name);
+    for (std::size_t b = 0; b < entry.sizes.size(); ++b) entry.blocks[b] = in.block(entry.sizes[b]);
+    parsed.entries.push_back(std::move(entry));
+  }
+  in.finish();
+  return parsed;
+}
+
+// Throws unless the checkpoint fits the model.
+inline void check_model(ParsedCheckpoint const& parsed, std::string_view model,
+                        List<ParameterShape> const& shapes, std::string const& path) {
+  auto const refuse = [&](std::string const& difference) {
+    raise(Errc::mismatch, "the checkpoint " + path + " belongs to another model: " + difference +
+                              "; use the settings it was written with, or another folder");
+  };
+  if (parsed.state.model != model)
+    refuse("it is of '" + parsed.state.model + "', this is '" + std::string(model) + "'");
+  if (parsed.entries.size() != shapes.size())
+    refuse("it has " + std::to_string(parsed.entries.size()) + " parameters, this model has " +
+           std::to_string(shapes.size()));
+  for (std::size_t i = 0; i < shapes.size(); ++i) {
+    auto const& entry = parsed.entries[i];
+    auto const& shape = shapes[i];
+    if (entry.name != shape.name)
+      refuse("parameter " + std::to_string(i) + " is '" + entry.name + "' there, here '" +
+             shape.name + "'");
+    if (entry.type != static_cast<std::uint32_t>(shape.type))
+      refuse("parameter '" + shape.name + "' has another element type there");
+    auto const bytes = block_bytes_of(shape);
+    for (std::size_t b = 0; b < bytes.size(); ++b)
+      if (entry.sizes[b] != bytes[b])
+        refuse((b == 0 ? "parameter '" : "the optimizer's state of '") + shape.name + "' has " +
+               std::to_string(entry.sizes[b]) + " bytes there, here " + std::to_string(bytes[b]));
+  }
+}
+
+}  // namespace detail
+
+/// A folder with the last two checkpoints of a run.
+///
+/// A checkpoint is written to a temporary file, synced and renamed, then the folder is synced:
+/// whenever the process or the machine stops, the folder holds the checkpoints before or after,
+/// never a part of one. One process writes.
+class Checkpoints {
+ public:
+  /// Creates the folder where it is missing, and tries to write into it.
+  /// @throws Error  with Errc::io if that cannot be done
+  explicit Checkpoints(std::string folder);
+
+  /// Files that look like checkpoints, newest first, as steps.
+  [[nodiscard]] std::vector<std::int64_t> steps() const {
+    return detail::checkpoint_steps(folder_);
+  }
+
+  /// Path of the checkpoint of a step.
+  [[nodiscard]] std::string path(std::int64_t step) const {
+    return detail::checkpoint_path(folder_, step);
+  }
+
+  /// Writes a checkpoint. Of the others only the one before it is kept, so that a run that went
+  /// back after a damaged file leaves the abandoned steps behind.
+  /// @throws Error  with Errc::io; the checkpoints that stood there still stand
+  void write(CheckpointState const& state, std::span<ParameterState const> parameters) const {
+    write(state, detail::shapes_of(parameters), [&](auto const& add) {
+      for (auto const& parameter : parameters) add(parameter);
+      return true;
+    });
+  }
+  /// Writes one of a trainer, a parameter after the other: over processes all call it, and the
+  /// first one writes without ever having the whole model.
+  /// @tparam Train  a Trainer
+  template <class Train>
+  requires requires(Train& train) { train.parameter_shapes(); }
+  void write(CheckpointState const& state, Train& train) const {
+    write(state, train.parameter_shapes(),
+          [&](auto const& add) { return train.each_parameter(0, add); });
+  }
+
+  /// Reads the newest checkpoint that is whole into `parameters`. Nothing is changed before
+  /// everything is checked. Blocks are read one after the other: only a disk that fails then leaves
+  /// parameters in part.
+  /// @param model  must be what `write` was given
+  /// @throws Error  with Errc::io if there is none, Errc::bad_data if none is whole, Errc::mismatch
+  /// if the newest whole
+  ///                one belongs to another model; parameters are then as before
+  [[nodiscard]] RestoredCheckpoint restore(std::string_view model,
+                                           std::span<ParameterState const> parameters) const {
+    return restore(model, detail::shapes_of(parameters), parameters);
+  }
+  /// Likewise into those parameters of a trainer that this process has, once it has been
+  /// prepared; the rest stays in the file.
+  template <class Train>
+  requires requires(Train& train) { train.parameter_shapes(); }
+  [[nodiscard]] RestoredCheckpoint restore(std::string_view model, Train& train) const {
+    return restore(model, train.parameter_shapes(), train.own_parameters());
+  }
+
+ private:
+  /// @param each  calls what it is given with every parameter; whether this process writes
+  template <class Each>
+  void write(CheckpointState const& state, List<ParameterShape> const& shapes, Each&& each) const {
+    std::optional<detail::CheckpointWriter> out;
+    auto const begin = [&] {
+      out.emplace(detail::checkpoint_path(folder_, state.step));
+      detail::write_head(*out, state, shapes);
+    };
+    std::size_t next = 0;
+    if (!each([&](ParameterState const& parameter) {
+          if (!out) begin();
+          detail::write_parameter(*out, shapes[next++], parameter);
+        }))
+      return;
+    if (!out) begin();
+    out->commit();
+    detail::remove_other_checkpoints(folder_, state.step);
+  }
+  [[nodiscard]] RestoredCheckpoint restore(std::string_view model,
+                                           List<ParameterShape> const& shapes,
+                                           std::span<ParameterState const> parameters) const;
+
+  std::string folder_;
+};
+
+inline Checkpoints::Checkpoints(std::string folder) : folder_(std::move(folder)) {
+  detail::make_writable_folder(folder_);
+}
+
+inline RestoredCheckpoint Checkpoints::restore(std::string_view model,
+                                               List<ParameterShape> const& shapes,
+                                               std::span<ParameterState const> parameters) const {
+  auto const found = steps();
+  if (found.empty())
+    raise(Errc::io, "the folder " + folder_ +
+                        " holds no checkpoint; start without resuming, or name another");
+  RestoredCheckpoint restored;
+  for (std::int64_t const step : found) {
+    restored.file = path(step);
+    try {
+      detail::CheckpointReader in(restored.file);
+      auto const parsed = detail::parse_checkpoint(in);
+      detail::check_model(parsed, model, shapes, restored.file);
+      for (std::size_t i = 0; i < parameters.size(); ++i) {
+        auto const blocks = detail::blocks_of(parameters[i]);
+        for (std::size_t b = 0; b < blocks.size(); ++b)
+          in.read(parsed.entries[i].blocks[b], blocks[b]);
+      }
+      restored.state = parsed.state;
+      return restored;
+    } catch (Error const& error) {
+      if (error.code() != Errc::bad_data && error.code() != Errc::io) throw;
+      restored.warnings.emplace_back(error.what());
+    }
+  }
+  throw Error(Errc::bad_data, restored.warnings.front() + "; no other checkpoint in " + folder_ +
+                                  " is whole: remove the folder and start again");
+}
+
+}  // namespace stagger

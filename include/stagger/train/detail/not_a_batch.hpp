@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What a compiler says of a trainer that is given what it cannot take. Nothing here is
+///         instantiated for a batch that is right.
+
+#include <concepts>
+#include <span>
+#include <type_traits>
+
+#include <stagger/engine/step.hpp>
+#include <stagger/train/detail/policies.hpp>
+
+namespace stagger::detail {
+
+/// Whether a range of type R can be shown as a span of T.
+template <class R, class T>
+concept Spans = std::is_convertible_v<R&, std::span<T>>;
+
+/// A step that nobody will take.
+struct NoStep {
+  static Step step() { return {nullptr, {}, {}}; }
+};
+
+template <class Trainer, class Input, class Target> struct BatchDoesNotFit : NoStep {
+  static constexpr bool has_loss = !std::same_as<typename Trainer::Target, NoLoss::Target>;
+  static constexpr bool inputs = std::same_as<typename Trainer::Input, Input>;
+  static_assert(has_loss,
+                "stagger: a step needs a loss; give Pipeline::with one, such as "
+                "loss::MeanSquaredError<>{}");
+  static_assert(!has_loss || inputs,
+                "stagger: the batch's inputs are not the Input of the first stage: give a "
+                "Batch<Input, Target>");
+  static_assert(!has_loss || !inputs,
+                "stagger: the batch's targets are not the Target of the loss: give a Batch<Input, "
+                "Target>");
+};
+
+template <class Trainer, class Inputs, class Outputs> struct PredictionDoesNotFit : NoStep {
+  static constexpr bool inputs = Spans<Inputs, typename Trainer::Input const>;
+  static_assert(inputs,
+                "stagger: what is predicted from must be a std::vector or another span of the "
+                "Input of the first stage");
+  static_assert(!inputs,
+                "stagger: what is predicted must be a std::vector or another span of the Output of "
+                "the last stage, and not const");
+};
+
+template <class T> struct TrainerIsConst : NoStep {
+  static_assert(std::is_void_v<T>,
+                "stagger: this trainer is const, but a step changes it, and an evaluation what it "
+                "has laid out: declare it without const");
+};
+
+}  // namespace stagger::detail

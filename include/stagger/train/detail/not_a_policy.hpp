@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What a compiler says of policies that cannot work: the first thing that is missing.
+///         Nothing here is instantiated for policies that are right.
+
+#include <concepts>
+#include <cstdint>
+#include <type_traits>
+
+#include <stagger/train/detail/policies.hpp>
+
+namespace stagger {
+struct GroupingTag;       // of policies that stand beside the axes
+struct FillTag;
+struct AllocationTag;
+struct ParameterHomeTag;
+}  // namespace stagger
+
+namespace stagger::detail {
+
+// What a static_assert below asks for is a bool of its own: of a concept, a compiler would explain
+// every part.
+
+template <class P> struct NotAPolicy {
+  static constexpr bool has_tag = HasTag<P>;
+  static_assert(has_tag,
+                "stagger: an argument of with() is not a policy: it needs a policy_tag; policies "
+                "are schedules, staleness models, partitioners, collectives, placements, devices, "
+                "optimizers, losses and Options");
+  template <class Tag> static constexpr bool fills_no = !fills<P, Tag>;
+  static constexpr bool known =
+      !(fills_no<GroupingTag> && fills_no<FillTag> && fills_no<AllocationTag> &&
+        fills_no<ParameterHomeTag>);
+  static_assert(fills_no<GroupingTag>,
+                "stagger: a grouping is a part of the collective: give with() "
+                "collective::AllReduce{.grouping = ...} with it");
+  static_assert(fills_no<FillTag>,
+                "stagger: a choice of free devices is no placement of ranks: give with() "
+                "placement::ExplicitMap with what its fill(occupied, devices) answers");
+  static_assert(fills_no<AllocationTag>,
+                "stagger: an allocation is no placement of ranks: give with() "
+                "placement::ExplicitMap with one of the lists that its allocate(cluster, workers) "
+                "answers");
+  static_assert(fills_no<ParameterHomeTag>,
+                "stagger: homes of parameters are no placement of ranks: call their "
+                "homes(layers, nodes, workers), and leave them out of with()");
+  static_assert(!has_tag || known,
+                "stagger: an argument of with() has the policy_tag of no axis; the tags are those "
+                "of schedules, staleness models, partitioners, collectives, placements, devices, "
+                "optimizers, losses and Options");
+};
+
+template <class P> struct NotASchedule {
+  static constexpr bool copyable = std::copyable<P>;
+  static constexpr bool flushes = requires { typename std::bool_constant<P::flushes>; };
+  static constexpr bool chunks = requires(P const& policy) {
+    { policy.chunks() } -> std::same_as<int>;
+  };
+  static_assert(copyable, "stagger: not a SchedulePolicy: it cannot be copied and assigned");
+  static_assert(!copyable || flushes,
+                "stagger: not a SchedulePolicy: it needs 'static constexpr bool flushes', true if "
+                "every stage is idle when an iteration ends");
+  static_assert(!copyable || !flushes || chunks,
+                "stagger: not a SchedulePolicy: it needs a function 'int chunks() const', the "
+                "number of stages that each rank runs");
+  static_assert(!copyable || !flushes || !chunks,
+                "stagger: not a SchedulePolicy: it needs 'schedule::Table table(Shape) const'");
+};
+
+template <class P> struct NotAStalenessModel {
+  static constexpr bool synchronous = requires { typename std::bool_constant<P::synchronous>; };
+  static constexpr bool copyable = std::copyable<P>;
+  static_assert(copyable, "stagger: not a StalenessPolicy: it cannot be copied and assigned");
+  static_assert(!copyable || synchronous,
+                "stagger: not a StalenessPolicy: it needs 'static constexpr bool synchronous'");
+  static_assert(!copyable || !synchronous,
+                "stagger: not a StalenessPolicy: it is not synchronous, so it needs 'int "
+                "microbatches() const' and 'int version(int minibatch, int available) const'");
+};
+
+template <class P> struct NotAPartitioner {
+  static constexpr bool holds = PartitionPolicy<P>;
+  static_assert(holds,
+                "stagger: not a PartitionPolicy: it needs 'std::vector<int> cuts(int layers) "
+                "const', the first layer of each stage after the first");
+};
+
+template <class P> struct NotACollective {
+  static constexpr bool holds = CollectivePolicy<P>;
+  static_assert(holds,
+                "stagger: not a CollectivePolicy: it needs 'collective::By by', 'bool "
+                "shard_optimizer', 'int measured_steps', 'std::int64_t renew_every' and "
+                "'std::vector<collective::LayerGroup> groups(collective::Backward const&, "
+                "collective::CostLine) const', the layers whose gradients are added up together");
+};
+
+template <class P> struct NotAPlacement {
+  static constexpr bool holds = PlacementPolicy<P>;
+  static_assert(holds,
+                "stagger: not a PlacementPolicy: it needs 'std::vector<int> place(int ranks, int "
+                "places) const', a place for each rank");
+};
+
+template <class P> struct NotADevice {
+  static constexpr bool copyable = std::copyable<P>;
+  static constexpr bool backend = requires { typename P::Backend; };
+  static constexpr bool traits = requires {
+    { P::traits } -> std::convertible_to<DeviceTraits>;
+  };
+  static_assert(copyable, "stagger: not a DevicePolicy: it cannot be copied and assigned");
+  static_assert(!copyable || backend,
+                "stagger: not a DevicePolicy: it must name its back end: 'using Backend = ...;'");
+  static_assert(!copyable || !backend || traits,
+                "stagger: not a DevicePolicy: it needs 'static constexpr DeviceTraits traits{...}', "
+                "what it can do beyond running a step");
+  static_assert(!copyable || !backend || !traits,
+                "stagger: not a DevicePolicy: it needs 'int places() const', how many places a "
+                "placement may spread the ranks over");
+};
+
+template <class P> struct NotAnOptimizer {
+  static constexpr bool copyable = std::copyable<P>;
+  static constexpr bool states = requires { typename std::integral_constant<int, P::states>; };
+  static constexpr bool few = [] {
+    if constexpr (states) return P::states >= 0 && P::states <= 2;
+    return true;
+  }();
+  template <class T> static constexpr bool updates = requires(P const& optimizer) {
+    optimizer.update(OptimizerView<T>{}, 1.0, std::int64_t{1});
+  };
+  static constexpr bool both = updates<float> && updates<double>;
+  static_assert(copyable, "stagger: not an OptimizerPolicy: it cannot be copied and assigned");
+  static_assert(!copyable || states,
+                "stagger: not an OptimizerPolicy: it needs 'static constexpr int states', the "
+                "number of values that it keeps for each value of a parameter");
+  static_assert(!copyable || few,
+                "stagger: not an OptimizerPolicy: 'states' must be 0, 1 or 2: an OptimizerView has "
+                "room for two values of state for each value of a parameter");
+  static_assert(!copyable || !states || !few || both,
+                "stagger: not an OptimizerPolicy: it needs 'template <class T> void "
+                "update(OptimizerView<T> const&, double gradient_scale, std::int64_t step) const "
+                "noexcept', for float and for double");
+  static_assert(!copyable || !states || !few || !both,
+                "stagger: not an OptimizerPolicy: its update must be noexcept: when it runs, the "
+                "step is already decided");
+};
+
+template <class L> struct NotALoss {
+  static constexpr bool copyable = std::copyable<L>;
+  static_assert(copyable, "stagger: not a LossPolicy: it cannot be copied and assigned");
+  static_assert(!copyable,
+                "stagger: not a LossPolicy: it has no public type Target; add 'using Target = "
+                "...;', what a batch has for each of its inputs");
+};
+
+/// Says why a loss takes no `Y`.
+template <class L, class Y> struct LossDoesNotFit {
+  using Target = typename L::Target;
+  static constexpr bool terms = requires(L const& loss, Target const& target) {
+    { loss.terms(target) } -> std::convertible_to<double>;
+  };
+  static constexpr bool value =
+      requires(L const& loss, Context& context, Y const& y, Target const& target) {
+    { loss.value(context, y, target) } -> std::convertible_to<double>;
+  };
+  static_assert(terms,
+                "stagger: the loss does not work: it needs 'double terms(Target const&) const', "
+                "how many terms a microbatch has");
+  static_assert(!terms || value,
+                "stagger: the loss does not accept the Output of the last stage: it needs 'double "
+                "value(Context&, Output const& y, Target const&) const'");
+  static_assert(!terms || !value,
+                "stagger: the loss does not accept the Output of the last stage: it needs 'double "
+                "value_and_gradient(Context&, Output const& y, Target const&, double scale, "
+                "Output& dy) const'");
+};
+
+/// Says which axis has two policies.
+template <class Tag> struct TwoPolicies {
+  template <class Other> static constexpr bool is_not = !std::is_same_v<Tag, Other>;
+  static_assert(is_not<ScheduleTag>, "stagger: two schedules; give at most one");
+  static_assert(is_not<StalenessTag>,
+                "stagger: two staleness models; give at most one");
+  static_assert(is_not<PartitionTag>, "stagger: two partitioners; give at most one");
+  static_assert(is_not<CollectiveTag>, "stagger: two collectives; give at most one");
+  static_assert(is_not<PlacementTag>, "stagger: two placements; give at most one");
+  static_assert(is_not<DeviceTag>,
+                "stagger: two devices; give at most one, a pipeline runs on one kind");
+  static_assert(is_not<OptimizerTag>, "stagger: two optimizers; give at most one");
+  static_assert(is_not<LossTag>,
+                "stagger: two losses; give at most one, which may add up several");
+  static_assert(is_not<OptionsTag>, "stagger: two Options; set all members of one");
+};
+
+template <bool ignored> struct PlacementIsIgnored {
+  static_assert(!ignored,
+                "stagger: this device has one place for all ranks, or one for each, so a placement "
+                "would change nothing; leave it out");
+};
+
+template <class Schedule, class Staleness> struct ScheduleDoesNotFit {
+  static_assert(Schedule::flushes || !Staleness::synchronous,
+                "stagger: this schedule never flushes, so weights change under running "
+                "microbatches, but the staleness model promises that they do not; use a schedule "
+                "that flushes, such as schedule::OneFOneB, or a staleness model that keeps weight "
+                "versions");
+};
+
+}  // namespace stagger::detail

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The memory of a pipeline before there is one: a program's slots times what a layer's
+/// values hold.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <stagger/core/error.hpp>
+#include <stagger/engine/machine.hpp>
+#include <stagger/engine/replicas.hpp>
+#include <stagger/program/program.hpp>
+
+namespace stagger {
+
+/// What the objects of one layer hold for a microbatch, in bytes.
+struct LayerBytes {
+  std::uint64_t output = 0;
+  std::uint64_t output_gradient = 0;
+  std::uint64_t saved = 0;          ///< behind its backward
+  std::uint64_t saved_forward = 0;  ///< behind its forward alone
+  std::uint64_t scratch = 0;        ///< the most that forward or a whole backward take at once
+  std::uint64_t parameters = 0;     ///< values; gradients and each state are as large
+};
+
+/// The same of a model; measured by `Profiler::footprint` for microbatches of so many rows.
+struct Footprint {
+  std::uint64_t input = 0;           ///< of the first layer
+  std::uint64_t input_gradient = 0;  ///< that the first layer gives, though nobody reads it
+  std::uint64_t target = 0;          ///< that the loss compares with
+  std::vector<LayerBytes> layers{};
+};
+
+namespace detail {
+
+/// Bytes of slots, each as large as the largest value it ever had.
+class SlotBytes {
+ public:
+  explicit SlotBytes(std::uint32_t count) : bytes_(count) {}
+  void use(std::size_t slot, std::uint64_t bytes) { bytes_[slot] = std::max(bytes_[slot], bytes); }
+  [[nodiscard]] std::uint64_t sum() const noexcept {
+    std::uint64_t sum = 0;
+    for (std::uint64_t const b : bytes_) sum += b;
+    return sum;
+  }
+
+ private:
+  std::vector<std::uint64_t> bytes_;
+};
+
+/// One cell of a training program, with `rows(microbatch)` of its own.
+template <class RowsOf, class FootprintOf>
+void add_cell(Memory& memory, std::uint64_t& scratch, Program const& program, std::size_t number,
+              std::size_t first, std::size_t end, RowsOf&& rows, FootprintOf&& footprint) {
+  Cell const& cell = program.cells[number];
+  SlotBytes x(cell.first() ? 1 : cell.x_slots), y(cell.last() ? cell.kept_slots : cell.y_slots);
+  SlotBytes dy(cell.dy_slots), dx(cell.gathers_input ? cell.dx_slots : 0), repeated(1);
+  std::size_t const inner = end - first - 1;
+  std::vector<SlotBytes> inner_y(inner, SlotBytes(cell.kept_slots));
+  std::vector<SlotBytes> inner_dy(inner, SlotBytes(cell.inner_slots));
+  std::vector<SlotBytes> saved(end - first, SlotBytes(cell.kept_slots));
+  bool const recomputes =
+      std::any_of(program.ranks[static_cast<std::size_t>(cell.rank)].code.begin(),
+                  program.ranks[static_cast<std::size_t>(cell.rank)].code.end(),
+                  [](Instruction const& in) { return in.op == Op::recompute; });
+  for (Instruction const& in : program.ranks[static_cast<std::size_t>(cell.rank)].code) {
+    if (in.cell != number || !computes(in.op)) continue;
+    Footprint const& of = footprint(rows(in.microbatch));
+    auto const layer = [&](std::size_t l) -> LayerBytes const& { return of.layers[l]; };
+    for (std::size_t l = first; l < end; ++l) scratch = std::max(scratch, layer(l).scratch);
+    if (in.op == Op::forward || in.op == Op::recompute) {
+      bool const again = in.op == Op::recompute;
+      if (!cell.first()) x.use(in.x, first == 0 ? of.input : layer(first - 1).output);
+      for (std::size_t i = 0; i < inner; ++i) inner_y[i].use(in.kept, layer(first + i).output);
+      for (std::size_t i = 0; i < saved.size(); ++i)
+        saved[i].use(in.kept, recomputes && !again ? layer(first + i).saved_forward
+                                                   : layer(first + i).saved);
+      if (cell.last())
+        y.use(in.kept, layer(end - 1).output);
+      else if (again)
+        repeated.use(0, layer(end - 1).output);
+      else if (cell.y_slots != 0)
+        y.use(in.y, layer(end - 1).output);
+      continue;
+    }
+    if (in.op == Op::backward_weight) continue;
+    dy.use(in.dy, layer(end - 1).output_gradient);
+    for (std::size_t i = 0; i < inner; ++i)
+      inner_dy[i].use(in.inner, layer(first + i).output_gradient);
+    if (cell.first())
+      x.use(0, of.input_gradient);
+    else if (cell.gathers_input)
+      dx.use(first == 0 ? 0 : in.dx,
+             first == 0 ? of.input_gradient : layer(first - 1).output_gradient);
+  }
+  memory.activations += x.sum() + y.sum() + repeated.sum();
+  for (auto const& s : inner_y) memory.activations += s.sum();
+  for (auto const& s : saved) memory.activations += s.sum();
+  memory.gradients += dy.sum() + dx.sum();
+  for (auto const& s : inner_dy) memory.gradients += s.sum();
+}
+
+}  // namespace detail
+
+/// What `Trainer::memory` will say once a pipeline has settled, which it has after two steps of a
+/// training program: byte for byte, for stages that hold as much in every step.
+///
+/// @code
+///     Planned const run = planned(plan);
+///     Program const program =
+///         lay_out(run.schedule.table({.ranks = stages, .microbatches = run.microbatches}),
+///                 {.recompute = run.options.recompute, .spare_slots = run.options.spare_slots,
+///                  .replicas = &run.options.replicas});
+///     Memory const memory = predicted_memory(program, run.cuts.first_layers, run.options.replicas,
+///                                            optimizer::AdamW::states, rows, footprint);
+/// @endcode
+/// @param program    with a flush and whole backwards
+/// @param cuts       [stages - 1] first layer of each stage after the first
+/// @param states     of the optimizer, for each parameter
+/// @param rows       [microbatches] of the model's input
+/// @param footprint  Footprint const&(std::size_t rows)
+/// @throws Error     bad_configuration for cuts or rows that do not fit the program
+template <class FootprintOf>
+[[nodiscard]] Memory predicted_memory(Program const& program, std::span<int const> cuts,
+                                      Replicas const& replicas, int states,
+                                      std::span<std::size_t const> rows, FootprintOf&& footprint) {
+  if (cuts.size() + 1 != static_cast<std::size_t>(program.stages) ||
+      rows.size() != static_cast<std::size_t>(program.microbatches))
+    raise(Errc::bad_configuration, cuts.size(), " cuts and ", rows.size(),
+          " microbatches do not belong to a program of ", program.stages, " stages and ",
+          program.microbatches, " microbatches; give those it was laid out for");
+  Memory memory;
+  std::vector<std::uint64_t> scratch(program.ranks.size());
+  for (std::size_t c = 0; c < program.cells.size(); ++c) {
+    Cell const& cell = program.cells[c];
+    auto const stage = static_cast<std::size_t>(cell.stage);
+    auto const rank = static_cast<std::size_t>(cell.rank);
+    auto const own_rows = [&](std::size_t m) {
+      if (replicas.empty()) return rows[m];
+      auto const& part = replicas.parts()[rank];
+      using detail::Replication;
+      return Replication::border(rows[m], part.before + part.own, part.total) -
+             Replication::border(rows[m], part.before, part.total);
+    };
+    Footprint const& any = footprint(own_rows(0));
+    std::size_t const first = stage == 0 ? 0 : static_cast<std::size_t>(cuts[stage - 1]);
+    std::size_t const end =
+        stage < cuts.size() ? static_cast<std::size_t>(cuts[stage]) : any.layers.size();
+    bool const owner = c == 0 || program.cells[c - 1].stage != cell.stage;
+    for (std::size_t l = first; l < end; ++l)  // further owners have gradients of their own
+      memory.parameters +=
+          any.layers[l].parameters * (owner ? static_cast<std::uint64_t>(2 + states) : 1);
+    for (std::size_t l = first; owner && l < end; ++l)
+      memory.optimizer_state += any.layers[l].parameters * static_cast<std::uint64_t>(states);
+    detail::add_cell(memory, scratch[rank], program, c, first, end, own_rows, footprint);
+    if (!cell.last() || replicas.empty() || replicas.parts()[rank].replicas == 1) continue;
+    detail::SlotBytes target(1);  // the rows of its own
+    for (Instruction const& in : program.ranks[rank].code)
+      if (in.op == Op::forward && in.cell == c)
+        target.use(0, footprint(own_rows(in.microbatch)).target);
+    memory.activations += target.sum();
+  }
+  for (std::uint64_t const bytes : scratch) memory.scratch += bytes;
+  return memory;
+}
+
+/// The optimizer's state on one rank where it is shared out to the replicas of processes, as
+/// `AllReduce::shard_optimizer` asks: what `Trainer::memory` says in a process of that rank alone.
+/// @param cuts    [stages - 1] first layer of each stage after the first
+/// @param states  of the optimizer, for each parameter
+/// @return bytes
+[[nodiscard]] inline std::uint64_t predicted_optimizer_state(Program const& program,
+                                                             std::span<int const> cuts, int states,
+                                                             int rank, Footprint const& footprint) {
+  std::uint64_t units = 0;  // of alignment_bytes, which no part cuts
+  for (std::size_t c = 0; c < program.cells.size(); ++c) {
+    if (program.cells[c].rank != rank) continue;
+    int const stage = program.cells[c].stage;
+    std::size_t before = 0;
+    std::size_t holders = 0;
+    for (std::size_t d = 0; d < program.cells.size(); ++d) {
+      if (program.cells[d].stage != stage) continue;
+      ++holders;
+      if (d < c) ++before;
+    }
+    auto const s = static_cast<std::size_t>(stage);
+    std::size_t const end =
+        s < cuts.size() ? static_cast<std::size_t>(cuts[s]) : footprint.layers.size();
+    for (std::size_t l = s == 0 ? 0 : static_cast<std::size_t>(cuts[s - 1]); l < end; ++l) {
+      std::uint64_t const all = footprint.layers[l].parameters / alignment_bytes;
+      units += all * (before + 1) / holders - all * before / holders;
+    }
+  }
+  return units * alignment_bytes * static_cast<std::uint64_t>(states);
+}
+
+}  // namespace stagger

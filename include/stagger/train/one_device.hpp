@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The same training without a pipeline: one device, one loop, one microbatch after the
+/// other.
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <stagger/core/error.hpp>
+#include <stagger/core/fixed_array.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/core/text.hpp>
+#include <stagger/engine/options.hpp>
+#include <stagger/engine/parameters.hpp>
+#include <stagger/engine/step.hpp>
+#include <stagger/model/loss.hpp>
+
+namespace stagger {
+
+/// A plain loop over all layers, made by `Pipeline::on_one_device`: no schedule, no slots, no
+/// threads. It is the yardstick of a pipeline, for bits and for time: gradients are added in
+/// microbatch order, as a pipeline does whose backwards rise.
+template <class In, class Out, OptimizerPolicy Optimizer, LossPolicy Loss> class OneDevice {
+ public:
+  using Target = typename Loss::Target;
+
+  /// For Pipeline.
+  OneDevice(List<detail::Layer> layers, Optimizer const& optimizer, Loss loss,
+            Options const& options)
+      : layers_(std::move(layers)),
+        parameters_(layers_.size()),
+        y_(layers_.size()),
+        dy_(layers_.size()),
+        saved_(layers_.size()),
+        optimizer_(optimizer),
+        loss_(std::move(loss)),
+        options_(options) {
+    for (std::size_t l = 0; l < layers_.size(); ++l) {
+      auto const& ops = layers_[l].ops();
+      parameters_[l].adopt(ops.adopt_parameters(layers_[l].object(), static_cast<int>(l)),
+                           static_cast<int>(l), Optimizer::states);
+      if (l == 0) dx_ = detail::Slots(*ops.input, 1);
+      y_[l] = detail::Slots(*ops.output, 1);
+      dy_[l] = detail::Slots(*ops.output, 1);
+      saved_[l] = detail::Slots(*ops.saved, 1);
+    }
+  }
+
+  /// One optimizer step on a minibatch.
+  /// @throws  what a stage throws; parameters are then those of the last finished step
+  Metrics step(Batch<In, Target> const& batch) {
+    Metrics metrics = begin(batch, true);
+    double const scale = metrics.terms > 0 ? 1 / metrics.terms : 0;
+    double sum = 0;
+    try {
+      for (std::size_t m = 0; m < batch.inputs.size(); ++m) {
+        Out const& y = forward(batch.inputs[m], static_cast<int>(m));
+        auto& dy = *static_cast<Out*>(dy_[layers_.size() - 1][0]);
+        context_.begin_action(nullptr, static_cast<int>(layers_.size()) - 1, static_cast<int>(m));
+        sum += loss_.value_and_gradient(context_, y, batch.targets[m], scale, dy);
+        backward(batch.inputs[m], static_cast<int>(m));
+      }
+    } catch (...) {
+      for (auto& parameters : parameters_) parameters.zero_gradients();
+      throw;
+    }
+    update(metrics);
+    metrics.loss = metrics.terms > 0 ? sum / metrics.terms : 0;
+    return metrics;
+  }
+
+  /// Loss of a minibatch, forward only.
+  Metrics evaluate(Batch<In, Target> const& batch) {
+    Metrics metrics = begin(batch, false);
+    double sum = 0;
+    for (std::size_t m = 0; m < batch.inputs.size(); ++m)
+      sum += loss_.value(context_, forward(batch.inputs[m], static_cast<int>(m)), batch.targets[m]);
+    metrics.loss = metrics.terms > 0 ? sum / metrics.terms : 0;
+    return metrics;
+  }
+
+  [[nodiscard]] Optimizer& optimizer() noexcept { return optimizer_; }
+  [[nodiscard]] std::int64_t steps() const noexcept { return steps_; }
+  void resume(std::int64_t steps) noexcept { steps_ = steps; }
+
+  /// Every parameter with its optimizer state, in layer order; writable between steps. Not a cheap
+  /// call.
+  [[nodiscard]] std::vector<ParameterState> parameters() {
+    std::vector<ParameterState> states;
+    for (auto& layer : parameters_) layer.append_states(states);
+    return states;
+  }
+
+  /// What a profiler looks at: layers one by one, and the values between them.
+  struct Parts {
+    List<detail::Layer>& layers;
+    FixedArray<detail::LayerParameters>& parameters;
+    FixedArray<detail::Slots>&y, &dy, &saved;  // [layers] one object each
+    detail::Slots& dx;                         // of the first layer
+    Context& context;
+    Optimizer const& optimizer;
+    Loss const& loss;
+    std::uint64_t seed;
+    std::int64_t steps;
+  };
+  [[nodiscard]] Parts parts() noexcept {
+    return {layers_, parameters_, y_,    dy_,           saved_, dx_,
+            context_, optimizer_, loss_, options_.seed, steps_};
+  }
+
+ private:
+  Metrics begin(Batch<In, Target> const& batch, bool training) {
+    if (batch.inputs.empty() || batch.inputs.size() != batch.targets.size())
+      raise(Errc::bad_configuration, "a minibatch of ", counted(batch.inputs.size(), "input"),
+            " and ", counted(batch.targets.size(), "target"),
+            " cannot be run; give at least 1 input and a target for each");
+    Metrics metrics;
+    for (auto const& target : batch.targets) metrics.terms += loss_.terms(target);
+    context_.begin_step(steps_, options_.seed, training);
+    return metrics;
+  }
+
+  Out const& forward(In const& input, int microbatch) {
+    void const* x = &input;
+    for (std::size_t l = 0; l < layers_.size(); ++l) {
+      context_.begin_action(parameters_[l].views(), static_cast<int>(l), microbatch);
+      layers_[l].ops().forward(layers_[l].object(), context_, x, y_[l][0], saved_[l][0]);
+      x = y_[l][0];
+    }
+    return *static_cast<Out const*>(x);
+  }
+
+  void backward(In const& input, int microbatch) {
+    for (std::size_t l = layers_.size(); l-- > 0;) {
+      auto const& ops = layers_[l].ops();
+      void const* const x = l == 0 ? static_cast<void const*>(&input) : y_[l - 1][0];
+      void* const dx = l == 0 ? dx_[0] : dy_[l - 1][0];
+      auto const begin = [&] {
+        context_.begin_action(parameters_[l].views(), static_cast<int>(l), microbatch);
+      };
+      begin();
+      if (ops.backward != nullptr) {
+        ops.backward(layers_[l].object(), context_, x, dy_[l][0], dx, saved_[l][0]);
+        continue;
+      }
+      if (ops.backward_input != nullptr) {
+        ops.backward_input(layers_[l].object(), context_, x, dy_[l][0], dx, saved_[l][0]);
+        begin();
+      }
+      if (ops.backward_weight != nullptr)
+        ops.backward_weight(layers_[l].object(), context_, x, dy_[l][0], saved_[l][0]);
+    }
+  }
+
+  void update(Metrics& metrics) {
+    double scale = 1;
+    if (options_.clip_norm) {
+      double sum = 0;
+      for (auto& parameters : parameters_) {
+        parameters.sum_squares();
+        for (double const square_sum : parameters.square_sums()) sum += square_sum;
+      }
+      metrics.gradient_norm = std::sqrt(sum);
+      if (metrics.gradient_norm > *options_.clip_norm)
+        scale = *options_.clip_norm / metrics.gradient_norm;
+    }
+    ++steps_;
+    for (auto& parameters : parameters_) parameters.update(optimizer_, {scale, steps_});
+  }
+
+  List<detail::Layer> layers_;
+  FixedArray<detail::LayerParameters> parameters_;
+  FixedArray<detail::Slots> y_, dy_, saved_;  // [layers] one object each
+  detail::Slots dx_;                          // of the first layer; nobody reads it
+  Context context_;
+  Optimizer optimizer_;
+  Loss loss_;
+  Options options_;
+  std::int64_t steps_ = 0;
+};
+
+}  // namespace stagger

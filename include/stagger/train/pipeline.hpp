@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The class that users construct.
+
+#include <memory>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <stagger/core/list.hpp>
+#include <stagger/train/detail/refusal.hpp>  // early, which keeps what a compiler says short
+#include <stagger/train/one_device.hpp>
+#include <stagger/engine/setup.hpp>
+#include <stagger/train/trainer.hpp>
+
+namespace stagger {
+
+namespace detail {
+
+template <class L> inline constexpr bool is_sequential = false;
+template <class... L> inline constexpr bool is_sequential<Sequential<L...>> = true;
+
+[[gnu::cold]] inline void require_layers(List<Layer> const& layers) {
+  if (layers.empty())
+    raise(Errc::bad_configuration, "a pipeline of 0 stages cannot be run; give at least 1 layer");
+}
+
+/// A device that must know the types of the layers is told.
+template <class Types, class Device> [[nodiscard]] Device introduced(Device device) {
+  if constexpr (Device::traits.meets_types) device.template meet<Types>();
+  return device;
+}
+
+template <class L> [[nodiscard]] int layer_count(L const&) { return 1; }
+template <class L> [[nodiscard]] int layer_count(std::vector<L> const& run) {
+  return static_cast<int>(run.size());
+}
+
+}  // namespace detail
+
+/// A model for a pipeline: stages cut by hand, each an argument, or one Sequential that a
+/// partitioner cuts.
+///
+/// @code
+///     auto train = Pipeline{Embed{}, Block{}, Head{}}.with(schedule::GPipe{}, host::Threads{2});
+///
+///     auto train = Pipeline{Sequential{Embed{}, std::vector<Block>(12), Head{}}}
+///                      .with(partition::Even{4}, loss::CrossEntropy<>{});
+/// @endcode
+///
+/// Among several arguments, a Sequential is one stage of several layers and a `std::vector<Stage>`
+/// as many stages. Without a partitioner a Sequential is one stage, for devices with one place.
+template <class... Stage> class Pipeline {
+  static_assert(sizeof...(Stage) > 0, "stagger: a Pipeline needs at least one stage");
+
+ public:
+  explicit Pipeline(Stage... stages) : stages_(std::move(stages)...) {}
+
+  /// Adds policies, in any order, at most one for each axis. What is left out takes its default:
+  /// schedule::OneFOneB, staleness::Synchronous, cuts as given, collective::AllReduce,
+  /// placement::InOrder, host::Threads{1}, optimizer::Sgd, no loss, Options{}.
+  /// @throws Error  bad_configuration for numbers that do not fit together, naming them and what
+  /// would
+  template <class... P> [[nodiscard]] auto with(P... policy) const& {
+    if constexpr (std::is_void_v<Wrong<P...>>) {
+      return Pipeline(*this).with(std::move(policy)...);
+    } else {
+      static_cast<void>(Wrong<P...>{});  // which says it
+      return detail::Rejected<Step>{};
+    }
+  }
+
+  /// The same, handing the stages over instead of copying them.
+  template <class... P> [[nodiscard]] [[gnu::cold]] auto with(P... policy) && {
+    using namespace detail;
+    constexpr bool cut_later = sizeof...(Stage) == 1 && (is_sequential<Stage> && ...);
+    if constexpr (!std::is_void_v<Wrong<P...>>) {
+      static_cast<void>(Wrong<P...>{});  // which says it
+      return detail::Rejected<Step>{};
+    } else {
+      constexpr bool has_partitioner = count_of<PartitionTag, P...> != 0;
+      static_assert(cut_later || !has_partitioner,
+                    "stagger: these stages are cut by hand; leave the partitioner out, or wrap the "
+                    "layers in one "
+                    "Sequential for it to cut");
+      std::vector<int> cuts;
+      List<Layer> layers;
+      if constexpr (!cut_later) cuts = cuts_as_given();
+      std::apply([&](auto&... stage) { (append_layers(layers, std::move(stage)), ...); }, stages_);
+      detail::require_layers(layers);
+      if constexpr (cut_later)
+        cuts = partition::Cuts{Pick<PartitionTag, partition::Cuts, P...>::from(policy...).cuts(
+                                   static_cast<int>(layers.size()))}
+                   .cuts(static_cast<int>(layers.size()));  // whoever made them
+      using Model = Ends<Types>;
+      using Device = typename Pick<DeviceTag, host::Threads, P...>::type;
+      using Schedule = typename Pick<ScheduleTag, schedule::OneFOneB, P...>::type;
+      using Collective = typename Pick<CollectiveTag, DefaultCollective, P...>::type;
+      using Optimizer = typename Pick<OptimizerTag, optimizer::Sgd, P...>::type;
+      using Staleness = typename Pick<StalenessTag, staleness::Synchronous, P...>::type;
+      using Loss = typename Pick<LossTag, NoLoss, P...>::type;
+      constexpr bool enqueues = requires { Optimizer::enqueues; };
+      static_assert(
+          !enqueues || Device::traits.enqueues_updates,
+          "stagger: the update of this optimizer is a kernel, which this device has none "
+          "for; give Pipeline::with a device of stagger/cuda, or another optimizer");
+      auto const options = Pick<OptionsTag, Options, P...>::from(policy...);
+      auto const placement = Pick<PlacementTag, placement::InOrder, P...>::from(policy...);
+      using Policies = Kept<Schedule, Staleness, Collective, Optimizer, Loss>;
+      auto const kept = std::make_shared<Policies>(
+          Policies{Pick<ScheduleTag, Schedule, P...>::from(policy...),
+                   Pick<StalenessTag, Staleness, P...>::from(policy...),
+                   Pick<CollectiveTag, Collective, P...>::from(policy...),
+                   Pick<OptimizerTag, Optimizer, P...>::from(policy...),
+                   Pick<LossTag, Loss, P...>::from(policy...)});
+      Setup setup{.cuts = cuts, .options = options};
+      if constexpr (requires { kept->schedule.facts(); })
+        require_flush(kept->schedule, Staleness::synchronous);
+      setup.schedule = schedule_call(kept->schedule);
+      setup.staleness = staleness_model(kept->staleness);
+      setup.placement = placement_call(placement);
+      setup.optimizer = optimizer_call(kept->optimizer);
+      if constexpr (!std::same_as<Collective, DefaultCollective>)
+        setup.grouping = grouping_of(kept->collective);
+      setup.target_rows = std::same_as<Loss, NoLoss> || Rows<typename Loss::Target>::exist;
+      setup.uncut = cut_later && !has_partitioner;
+      setup.kept = kept;
+      auto session =
+          make_session(introduced<Types>(Pick<DeviceTag, host::Threads, P...>::from(policy...)),
+                       std::move(layers), setup);
+      return Trainer<typename Model::Input, typename Model::Output, Optimizer, Loss,
+                     Staleness::synchronous, std::conditional_t<Device::traits.captures, Device, void>>(std::move(session),
+                                                                       kept->optimizer, kept->loss);
+    }
+  }
+
+  /// The same model without a pipeline, to compare with: a plain loop on the calling thread.
+  /// @param policy  a loss and, if wanted, an optimizer and Options (clip_norm, seed)
+  template <class... P> [[nodiscard]] auto on_one_device(P... policy) const& {
+    if constexpr (std::is_void_v<Wrong<P...>>) {
+      return Pipeline(*this).on_one_device(std::move(policy)...);
+    } else {
+      static_cast<void>(Wrong<P...>{});
+      return detail::Rejected<Metrics>{};
+    }
+  }
+  template <class... P> [[nodiscard]] auto on_one_device(P... policy) && {
+    using namespace detail;
+    if constexpr (!std::is_void_v<Wrong<P...>>) {
+      static_cast<void>(Wrong<P...>{});
+      return detail::Rejected<Metrics>{};
+    } else {
+      static_assert(count_of<LossTag, P...> == 1,
+                    "stagger: training on one device needs a loss, such as "
+                    "loss::MeanSquaredError<>{}");
+      static_assert(sizeof...(P) == (count_of<LossTag, P...> + count_of<OptimizerTag, P...> +
+                                     count_of<OptionsTag, P...>),
+                    "stagger: one device takes a loss, an optimizer and Options; the other "
+                    "policies are the pipeline's");
+      List<Layer> layers;
+      std::apply([&](auto&... stage) { (append_layers(layers, std::move(stage)), ...); }, stages_);
+      detail::require_layers(layers);
+      using Model = Ends<Types>;
+      return OneDevice<typename Model::Input, typename Model::Output,
+                       typename Pick<OptimizerTag, optimizer::Sgd, P...>::type,
+                       typename Pick<LossTag, NoLoss, P...>::type>(
+          std::move(layers), Pick<OptimizerTag, optimizer::Sgd, P...>::from(policy...),
+          Pick<LossTag, NoLoss, P...>::from(policy...),
+          Pick<OptionsTag, Options, P...>::from(policy...));
+    }
+  }
+
+ private:
+  using Types = typename detail::Flatten<detail::Layers<>, Stage...>::type;
+  template <class... P> using Wrong = detail::Wrong<Types, P...>;
+
+  [[nodiscard]] std::vector<int> cuts_as_given() {
+    std::vector<int> cuts;
+    int layers = 0;
+    auto const add = [&]<class S>(S& stage) {
+      int const here = count(stage);
+      int const each = detail::LayerTraits<S>::repeated ? 1 : here;
+      for (int l = 0; l < here; l += each) {
+        cuts.push_back(layers);
+        layers += each;
+      }
+    };
+    std::apply([&](auto&... stage) { (add(stage), ...); }, stages_);
+    if (!cuts.empty()) cuts.erase(cuts.begin());
+    return cuts;
+  }
+
+  template <class L> static int count(L const& stage) { return detail::layer_count(stage); }
+  template <class... L> static int count(Sequential<L...>& sequential) {
+    return std::apply([](auto&... layer) { return (0 + ... + detail::layer_count(layer)); },
+                      sequential.layers());
+  }
+
+  std::tuple<Stage...> stages_;
+};
+
+}  // namespace stagger

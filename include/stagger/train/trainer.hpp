@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   A pipeline with all its policies: ready to train.
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <stagger/core/list.hpp>
+#include <stagger/core/shape.hpp>
+#include <stagger/core/stop_token.hpp>
+#include <stagger/engine/session.hpp>
+#include <stagger/program/replica_ops.hpp>
+#include <stagger/train/detail/not_a_batch.hpp>
+#include <stagger/train/detail/policies.hpp>
+
+namespace stagger {
+
+namespace detail {
+
+template <class Loss, class Output> constexpr LossOps make_loss_ops() {
+  LossOps ops;
+  ops.terms = [](void const* loss, void const* target) -> double {
+    return static_cast<Loss const*>(loss)->terms(
+        *static_cast<typename Loss::Target const*>(target));
+  };
+  ops.value = [](void const* loss, Context& context, void const* y, void const* target) -> double {
+    return static_cast<Loss const*>(loss)->value(
+        context, *static_cast<Output const*>(y),
+        *static_cast<typename Loss::Target const*>(target));
+  };
+  ops.value_and_gradient = [](void const* loss, Context& context, void const* y, void const* target,
+                              double scale, void* dy) -> double {
+    return static_cast<Loss const*>(loss)->value_and_gradient(
+        context, *static_cast<Output const*>(y), *static_cast<typename Loss::Target const*>(target),
+        scale, *static_cast<Output*>(dy));
+  };
+  if constexpr (Rows<typename Loss::Target>::exist) ops.target = &slot_type<typename Loss::Target>;
+  return ops;
+}
+
+}  // namespace detail
+
+/// Made by `Pipeline::with`: a model cut into stages, on ranks, with a schedule.
+///
+/// One step at a time. The first step of each number of microbatches lays out its program and
+/// allocates; later ones allocate nothing, provided the stages do not.
+///
+/// Its type does not depend on the schedule, the partitioner, the collective, the placement, nor on
+/// host threads, processes or the virtual clock: a program that chooses among them when it runs has
+/// one type of trainer.
+///
+/// @code
+///     Trainer<Tensor<>, Tensor<>, optimizer::Sgd, loss::MeanSquaredError<>> train =
+///         simulated ? pipeline.with(loss, sim::VirtualClock{})
+///                   : pipeline.with(loss, schedule::GPipe{}, host::Threads{2});
+/// @endcode
+///
+/// @tparam In, Out      the first stage's input and the last stage's output
+/// @tparam synchronous  whether all stages end a step together, as the staleness model says
+/// @tparam Device       one that records steps as graphs; void for all others
+template <class In, class Out, class Optimizer, class Loss, bool synchronous = true,
+          class Device = void>
+class Trainer {
+ public:
+  using Input = In;
+  using Output = Out;
+  using Target = typename Loss::Target;
+
+  /// For Pipeline.
+  /// @param optimizer, loss  kept by the session
+  Trainer(std::shared_ptr<detail::Session> session, Optimizer& optimizer, Loss const& loss)
+      : session_(std::move(session)), optimizer_(&optimizer), loss_(&loss) {}
+
+  Trainer(Trainer&&) noexcept = default;
+  Trainer& operator=(Trainer&&) noexcept = default;
+  ~Trainer() = default;
+
+  /// Says that a trainer is not copied.
+  template <std::same_as<Trainer> T> Trainer(T& other) : Trainer(std::move(other)) {
+    static_assert(!std::is_same_v<T, Trainer>,
+                  "stagger: a Trainer cannot be copied, there is one for each pipeline; pass it by "
+                  "reference, or move it: std::move(train)");
+  }
+  template <std::same_as<Trainer> T> Trainer& operator=(T& other) {
+    static_assert(!std::is_same_v<T, Trainer>,
+                  "stagger: a Trainer cannot be copied, there is one for each pipeline; keep a "
+                  "reference, or move it: std::move(train)");
+    return *this = std::move(other);
+  }
+
+  /// One optimizer step on a minibatch.
+  /// @param batch  [microbatches >= 1] stays until the step is done
+  /// @throws Error  bad_configuration if there are no microbatches, or not one target for each, or
+  /// if the schedule does
+  ///                not allow that many
+  Step step(Batch<Input, Target> const& batch, stagger::stop_token stop = {}) {
+    static_assert(synchronous,
+                  "stagger: with an asynchronous staleness model there is no step that all stages "
+                  "end together; "
+                  "train on a stream of minibatches: trainer.stream(batch)");
+    return compare(batch, true, std::move(stop));
+  }
+
+  /// A stream of minibatches without a flush between them: each stage updates its weights as soon
+  /// as it has the gradient of a minibatch, and the staleness model says which weights each sees.
+  /// The pipeline fills and drains once.
+  ///
+  /// An error in it brings parameters and optimizer state back to what they were before the stream.
+  /// @param batch  [minibatches x microbatches of each] in order; stays until the stream is done
+  /// @throws Error  as `step`, and if the microbatches are no whole number of minibatches
+  Step stream(Batch<Input, Target> const& batch, stagger::stop_token stop = {}) {
+    static_assert(!synchronous,
+                  "stagger: a stream needs an asynchronous staleness model, such as "
+                  "staleness::WeightStashing; "
+                  "synchronous training takes trainer.step(batch)");
+    return compare(batch, true, std::move(stop));
+  }
+
+  /// Loss of a minibatch, forward only. Nothing changes.
+  Step evaluate(Batch<Input, Target> const& batch, stagger::stop_token stop = {}) {
+    return compare(batch, false, std::move(stop));
+  }
+
+  /// The last stage's outputs, forward only.
+  /// @param inputs   [microbatches >= 1]
+  /// @param outputs  [microbatches] overwritten
+  Step predict(std::span<Input const> inputs, std::span<Output> outputs,
+               stagger::stop_token stop = {}) {
+    detail::Request request;
+    request.arguments.inputs = places_of(inputs);
+    request.arguments.outputs = {reinterpret_cast<std::byte*>(outputs.data()), sizeof(Output)};
+    session_->choose(request, inputs.size(), outputs.size(), "outputs", false);
+    return {session_, request, std::move(stop)};
+  }
+
+  /// Say what is wrong with a batch of other types, and with a trainer that is const.
+  template <class X, class T> Step step(Batch<X, T> const&, stagger::stop_token = {}) {
+    return detail::BatchDoesNotFit<Trainer, X, T>::step();
+  }
+  template <class X, class T> Step stream(Batch<X, T> const&, stagger::stop_token = {}) {
+    return detail::BatchDoesNotFit<Trainer, X, T>::step();
+  }
+  template <class X, class T> Step evaluate(Batch<X, T> const&, stagger::stop_token = {}) {
+    return detail::BatchDoesNotFit<Trainer, X, T>::step();
+  }
+  template <class X, class Y>
+  requires(!detail::Spans<X const, Input const> || !detail::Spans<Y, Output>)
+  Step predict(X const&, Y&&, stagger::stop_token = {}) {
+    return detail::PredictionDoesNotFit<Trainer, X const, Y>::step();
+  }
+  Step step(Batch<Input, Target> const&, stagger::stop_token = {}) const {
+    return detail::TrainerIsConst<In>::step();
+  }
+  Step stream(Batch<Input, Target> const&, stagger::stop_token = {}) const {
+    return detail::TrainerIsConst<In>::step();
+  }
+  Step evaluate(Batch<Input, Target> const&, stagger::stop_token = {}) const {
+    return detail::TrainerIsConst<In>::step();
+  }
+  Step predict(std::span<Input const>, std::span<Output>, stagger::stop_token = {}) const {
+    return detail::TrainerIsConst<In>::step();
+  }
+
+  /// Lays out and allocates for so many microbatches now instead of in the first step.
+  void prepare(std::size_t microbatches) {
+    session_->make_ready(microbatches);
+  }
+
+  /// The training program for so many microbatches: slots, signals, peak in flight. Where the
+  /// grouping of gradients is renewed, it may go with a later step.
+  Program const& program(std::size_t microbatches) {
+    return *session_->program(microbatches, true);
+  }
+
+  /// The optimizer; its numbers may be changed between steps.
+  [[nodiscard]] Optimizer& optimizer() noexcept { return *optimizer_; }
+
+  /// Every parameter with its optimizer state, in layer order; writable between steps. Not a cheap
+  /// call. On a GPU it is a copy, which the next step takes back: ask again after it.
+  [[nodiscard]] std::vector<ParameterState> parameters() {
+    std::vector<ParameterState> states;
+    session_->append_states(states, false);
+    return states;
+  }
+  /// Likewise of what this process has; those of other processes have names alone. Over processes
+  /// that is known after `prepare` or a step.
+  [[nodiscard]] std::vector<ParameterState> own_parameters() {
+    std::vector<ParameterState> states;
+    session_->append_states(states, true);
+    return states;
+  }
+  /// Every parameter without its values, in layer order.
+  [[nodiscard]] List<ParameterShape> parameter_shapes() const {
+    List<ParameterShape> shapes;
+    session_->append_shapes(shapes);
+    return shapes;
+  }
+
+  /// Shows every parameter with its optimizer state in process `to`, one after the other in layer
+  /// order. That process has memory for one at a time of those that others have. All processes call
+  /// it; where a device spreads no ranks over processes, `visit` is called wherever this is.
+  /// @param  visit  callable with ParameterState const&, whose memory is lent; what it throws is
+  ///                thrown once all have been there
+  /// @return whether `visit` is called here
+  template <class Visit> bool each_parameter(int to, Visit&& visit) {
+    session_->require_idle();
+    void const* const self = &visit;
+    return session_->visit_parameters(
+        to, {const_cast<void*>(self), [](void* erased, ParameterState const& state) {
+               (*static_cast<std::remove_reference_t<Visit>*>(erased))(state);
+             }});
+  }
+
+  /// Makes what `parameters()` shows that of the last step in every process, or in process `to`,
+  /// where a device spreads the ranks over several: each updates those of its own stages alone, and
+  /// holds no others for longer than until the next step. All processes call it. Elsewhere there is
+  /// nothing to do.
+  void gather_parameters(int to = -1) {
+    session_->require_idle();
+    session_->gather_parameters(to);
+  }
+
+  /// Waits for all steps that were given to `enqueue`. Whatever else of a trainer looks at
+  /// parameters, or takes a step in another way, does so by itself.
+  /// @throws  what a step ended with that was not told to anybody; Error(device) for a GPU that was
+  /// lost
+  void settle() {
+    session_->require_idle();
+    session_->settle(nullptr);
+  }
+
+  /// Optimizer steps taken; of a device that runs ahead, those that were enqueued.
+  [[nodiscard]] std::int64_t steps() const noexcept { return session_->steps(); }
+
+  /// Goes on as if `steps` had been taken; the caller has written the parameters and states that
+  /// belong to it.
+  void resume(std::int64_t steps) noexcept { session_->resume(steps); }
+
+  /// From the next step on, records an iteration as a graph of the device and replays it; records
+  /// it again whenever what it is shown changes. Where the device has graphs.
+  /// @return  what has been done with the graph so far and is done from now on
+  auto const& capture(bool on = true) requires(!std::is_void_v<Device>) {
+    session_->require_idle();
+    return static_cast<detail::SessionOn<Device>&>(*session_).backend().capture(on);
+  }
+
+  [[nodiscard]] int stages() const noexcept { return session_->stages(); }
+  /// Of all positions and their replicas; those of one position follow each other.
+  [[nodiscard]] int ranks() const noexcept { return session_->ranks(); }
+
+  /// Turns measuring of each action on or off.
+  void record(bool on) noexcept { session_->record(on); }
+
+  /// When each action of the last step started and ended, if it was recorded: seconds since the
+  /// step began.
+  [[nodiscard]] schedule::Timeline timeline() const { return session_->timeline(false); }
+
+  /// Likewise when each group of gradients was added up, a row for each rank of a replicated
+  /// position: REDUCE_GRAD of its stage, in the order of the groups.
+  [[nodiscard]] schedule::Timeline reductions() const { return session_->timeline(true); }
+
+  /// While recording: [ranks] most (stage, microbatch) pairs that were in flight at once in the
+  /// last step, as counted by the engine.
+  [[nodiscard]] std::vector<int> peak_in_flight() const { return session_->peak_in_flight(); }
+
+  /// Memory held by the engine, in bytes by use.
+  [[nodiscard]] Memory memory() const { return session_->memory(); }
+
+  /// For engines and profilers.
+  [[nodiscard]] detail::Machine& machine() noexcept { return session_->machine(); }
+
+ private:
+  template <class T> static detail::Places places_of(std::span<T const> objects) {
+    // Inputs and targets are only read; the slot table has one kind of address.
+    return {reinterpret_cast<std::byte*>(const_cast<T*>(objects.data())), sizeof(T)};
+  }
+
+  [[gnu::cold]] Step compare(Batch<Input, Target> const& batch, bool training,
+                             stagger::stop_token stop) {
+    detail::Request request;
+    request.arguments.inputs = places_of(std::span<Input const>(batch.inputs));
+    request.arguments.targets = places_of(std::span<Target const>(batch.targets));
+    request.arguments.loss = loss_;
+    request.arguments.loss_ops = detail::make_loss_ops<Loss, Output>();
+    session_->choose(request, batch.inputs.size(), batch.targets.size(), "targets", training);
+    return {session_, request, std::move(stop)};
+  }
+
+  std::shared_ptr<detail::Session> session_;  // which keeps the others
+  Optimizer* optimizer_;
+  Loss const* loss_;
+};
+
+}  // namespace stagger

@@ -1,0 +1,371 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/program/check_program.hpp>
+
+#include "catch.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <stagger/program/lay_out.hpp>
+#include <stagger/engine/replicas.hpp>
+#include <stagger/engine/setup.hpp>
+#include <stagger/schedule/forward_only.hpp>
+#include <stagger/schedule/gpipe.hpp>
+#include <stagger/schedule/one_f_one_b.hpp>
+#include <stagger/schedule/pipe_dream_2bw.hpp>
+#include <stagger/staleness/delayed.hpp>
+#include <stagger/staleness/double_buffered.hpp>
+#include <stagger/staleness/weight_stashing.hpp>
+
+#include "../schedule/zoo.hpp"
+#include "full.hpp"
+#include "engine/random_table.hpp"
+#include "sanitized.hpp"
+#include "slow_player.hpp"
+
+using namespace stagger;
+using random_table::below;
+using random_table::Random;
+using schedule::Table;
+
+namespace {
+
+/// A table, how it is laid out, and the program.
+struct Made {
+  std::string name;
+  Table table;
+  LayOutOptions options;
+  std::shared_ptr<Replicas const> replicas;
+  std::shared_ptr<List<GradientGroup> const> groups;
+  Program program;
+
+  void lay() {
+    options.replicas = replicas.get();
+    options.groups = groups.get();
+    program = lay_out(table, options);
+  }
+};
+
+using Cases = std::vector<std::shared_ptr<Made>>;
+
+std::shared_ptr<Made> made(std::string name, Table table, LayOutOptions options = {}) {
+  auto one = std::make_shared<Made>();
+  one->name = std::move(name);
+  one->table = std::move(table);
+  one->options = options;
+  one->lay();
+  return one;
+}
+
+template <class Model> StalenessModel model_of(Model const& model) {
+  static Model const kept = model;
+  return detail::staleness_model(kept);
+}
+
+/// One that lets the weights be as old as they like.
+struct Pairs {
+  using policy_tag = StalenessTag;
+  [[nodiscard]] constexpr int microbatches() const noexcept { return 2; }
+  [[nodiscard]] constexpr int version(int, int available) const noexcept { return available / 2; }
+};
+
+void add_replicated(Cases& cases, std::string const& name, Table const& table,
+                    std::vector<int> const& counts) {
+  for (int const groups : {0, 1, 3})
+    for (bool const recompute : {false, true}) {
+      auto one = std::make_shared<Made>();
+      one->name = name + " replicated, groups " + std::to_string(groups);
+      one->table = table;
+      one->replicas =
+          std::make_shared<Replicas const>(Replicas::even(counts.data(), counts.size()));
+      one->options.recompute = recompute;
+      one->options.chain_squares = recompute;
+      one->options.spare_slots = static_cast<std::uint32_t>(groups);
+      if (groups != 0) {
+        auto list = std::make_shared<List<GradientGroup>>();
+        for (int s = 0; s < table.stages; ++s)
+          for (int g = groups; g-- > 0;)
+            list->push_back({s, g, g + 1 == groups ? GradientGroup::all : g});
+        one->groups = list;
+      }
+      one->lay();
+      cases.push_back(one);
+    }
+}
+
+Cases cases() {
+  using namespace schedule;
+  Cases all;
+  Random random(11);
+  for (int i = 0; i < 60; ++i) {
+    LayOutOptions options;
+    options.recompute = i % 3 == 0;
+    if (i % 4 != 0) options.spare_slots = static_cast<std::uint32_t>(i % 4 - 1);
+    all.push_back(made("random " + std::to_string(i), random_table::any(random), options));
+  }
+  for (auto& [name, table] : zoo::all(2, 4)) all.push_back(made(name, table));
+  all.push_back(made("forward", ForwardOnly{}.table({3, 4})));
+  for (auto const& model :
+       {model_of(staleness::WeightStashing{}), model_of(staleness::Delayed{4}), model_of(Pairs{}),
+        model_of(staleness::DoubleBuffered{.microbatches_per_minibatch = 4})}) {
+    LayOutOptions options;
+    options.staleness = model;
+    for (int const ranks : {1, 3, 4})
+      all.push_back(made("1f1b without a flush", OneFOneB{}.table({ranks, 8}), options));
+  }
+  add_replicated(all, "1f1b", OneFOneB{}.table({3, 4}), {1, 2, 2});
+  add_replicated(all, "gpipe", GPipe{}.table({2, 3}), {2, 3});
+  add_replicated(all, "1f1b", OneFOneB{}.table({3, 3}), {2, 2, 1});
+  auto evaluated = std::make_shared<Made>();
+  evaluated->name = "forward replicated";
+  evaluated->table = ForwardOnly{}.table({3, 4});
+  evaluated->replicas = std::make_shared<Replicas const>(Replicas{2, {2, 1}, 3});
+  evaluated->lay();
+  all.push_back(evaluated);
+  return all;
+}
+
+/// What the check says; "" if it finds nothing.
+std::string said(Program const& program, Made const& one) {
+  try {
+    require_sound(program, one.table, one.options);
+    return "";
+  } catch (Error const& error) {
+    CHECK(error.code() == Errc::bad_schedule);
+    return error.what();
+  }
+}
+
+/// What the slow player finds in `interleavings` orders.
+std::string found(Program const& program, Made const& one, Random& random, int interleavings) {
+  slow_player::Player player(program, one.options);
+  if (!player.same_actions(one.table)) return "other actions than the table's";
+  std::string fault;
+  for (int i = 0; i < interleavings && fault.empty(); ++i) fault = player.refute(random);
+  return fault;
+}
+
+std::size_t pick(Random& random, std::size_t n) { return random() % n; }
+
+/// The first wait of an instruction.
+std::size_t wait_of(RankProgram const& rank, std::size_t instruction) {
+  std::size_t wait = 0;
+  for (std::size_t i = 0; i < instruction; ++i) wait += rank.code[i].waits;
+  return wait;
+}
+
+template <class T> void erase(List<T>& list, std::size_t at, std::size_t count = 1) {
+  std::rotate(list.begin() + at, list.begin() + at + count, list.end());
+  while (count-- != 0) list.pop_back();
+}
+
+constexpr std::array faults{"a wait is dropped",
+                            "two gives change places",
+                            "another slot",
+                            "a message is sent twice",
+                            "another version",
+                            "a give is dropped",
+                            "a wait counts otherwise",
+                            "two instructions change places",
+                            "an instruction is gone",
+                            "another microbatch",
+                            "another part or group",
+                            "a wait for another signal",
+                            "a pass or a sum is late",
+                            "an instruction runs twice"};
+
+/// Plants a fault. @return whether there was room for it
+bool plant(Program& program, std::size_t fault, Random& random) {
+  auto& rank = program.ranks[pick(random, program.ranks.size())];
+  if (rank.code.empty()) return false;
+  std::size_t const i = pick(random, rank.code.size());
+  Instruction& in = rank.code[i];
+  std::size_t const wait = wait_of(rank, i);
+  auto const near = [&](auto value) {
+    bool const up = value == 0 || below(random, 2) == 0;
+    return static_cast<decltype(value)>(up ? value + 1U : value - 1U);
+  };
+  switch (fault) {
+    case 0:
+      if (in.waits == 0) return false;
+      erase(rank.waits, wait + pick(random, in.waits--));
+      return true;
+    case 1: {
+      Instruction& other = rank.code[pick(random, rank.code.size())];
+      if (in.gives == 0 || other.gives == 0) return false;
+      auto& a = in.give[pick(random, in.gives)];
+      auto& b = other.give[pick(random, other.gives)];
+      if (a == b) return false;
+      std::swap(a, b);
+      return true;
+    }
+    case 2: {
+      std::array<std::uint16_t*, 6> const slots{&in.x, &in.y, &in.kept, &in.dy, &in.dx, &in.inner};
+      auto& slot = *slots[pick(random, slots.size())];
+      slot = near(slot);
+      return true;
+    }
+    case 3:
+    case 5: {
+      if (in.gives == 0 || (fault == 3 && in.gives == in.give.size())) return false;
+      std::size_t const g = pick(random, in.gives);
+      if (fault == 3) {
+        in.give[in.gives++] = in.give[g];
+      } else {
+        for (std::size_t k = g; k + 1 < in.gives; ++k) in.give[k] = in.give[k + 1];
+        --in.gives;
+      }
+      return true;
+    }
+    case 4:
+      (below(random, 2) == 0 ? in.version : in.next_version) =
+          near(below(random, 2) == 0 ? in.version : in.next_version);
+      return true;
+    case 6:
+      if (in.waits == 0) return false;
+      {
+        auto& count = rank.waits[wait + pick(random, in.waits)].count;
+        count = near(count);
+      }
+      return true;
+    case 7: {
+      if (i + 1 == rank.code.size()) return false;
+      auto const first = rank.waits.begin() + wait;
+      std::rotate(first, first + in.waits, first + in.waits + rank.code[i + 1].waits);
+      std::swap(in, rank.code[i + 1]);
+      return true;
+    }
+    case 8:
+      erase(rank.waits, wait, in.waits);
+      erase(rank.code, i);
+      return true;
+    case 9:
+      in.microbatch = near(in.microbatch);
+      return in.microbatch < static_cast<std::uint32_t>(program.microbatches);
+    case 10:
+      if (in.op == Op::reduce && below(random, 2) == 0) {
+        in.set_part(near(in.part()), in.parts());
+        return true;
+      }
+      if (!has_group(in.op)) return false;
+      in.group = near(in.group);
+      return true;
+    case 11:
+      if (in.waits == 0) return false;
+      rank.waits[wait + pick(random, in.waits)].signal =
+          static_cast<std::uint32_t>(pick(random, program.signals.size()));
+      return true;
+    case 12: {
+      if (in.op != Op::pass && in.op != Op::reduce && !gathers(in.op)) return false;
+      if (i + 1 == rank.code.size() || in.waits != 0 || rank.code[i + 1].waits != 0) return false;
+      std::swap(in, rank.code[i + 1]);
+      return true;
+    }
+    default: {
+      Instruction again = in;
+      again.waits = 0;
+      rank.code.push_back(again);
+      std::rotate(rank.code.begin() + i, rank.code.end() - 1, rank.code.end());
+      std::swap(rank.code[i], rank.code[i + 1]);
+      return true;
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("program/require_sound: programs that are laid out pass, as with the slow player",
+          "[program]") {
+  Random random(5);
+  for (auto const& one : cases()) {
+    CAPTURE(one->name);
+    REQUIRE(said(one->program, *one) == "");
+    REQUIRE(found(one->program, *one, random, 2) == "");
+  }
+  for (int const P : {2, 4})
+    for (auto const& [name, table] : zoo::all(P, 3 * P))
+      for (bool const recompute : {false, true}) {
+        CAPTURE(P, name, recompute);
+        auto const one = made(name, table, {.recompute = recompute});
+        REQUIRE(said(one->program, *one) == "");
+      }
+}
+
+TEST_CASE("program/require_sound: it finds every planted fault that the slow player finds",
+          "[program]") {
+  auto const all = cases();
+  Random random(6);
+  std::array<int, faults.size()> wrong{}, seen{}, planted{};
+  int const tries = full() ? 100000 : sanitized ? 2000 : 20000;
+  for (int i = 0; i < tries; ++i) {
+    auto const& one = *all[pick(random, all.size())];
+    auto const fault = pick(random, faults.size());
+    Program program = one.program;
+    if (!plant(program, fault, random)) continue;
+    ++planted[fault];
+    auto const theirs = found(program, one, random, 2);
+    auto const ours = said(program, one);
+    CAPTURE(i, one.name, faults[fault], theirs);
+    if (!theirs.empty()) REQUIRE(ours != "");
+    wrong[fault] += theirs.empty() ? 0 : 1;
+    seen[fault] += ours.empty() ? 0 : 1;
+  }
+  for (std::size_t fault = 0; fault < faults.size(); ++fault) {
+    CAPTURE(faults[fault], planted[fault], wrong[fault], seen[fault]);
+    CHECK(planted[fault] > 0);
+    CHECK(seen[fault] >= wrong[fault]);
+    CHECK(wrong[fault] > planted[fault] / 8);  // else this test would prove little
+  }
+}
+
+TEST_CASE("program/require_sound: one sentence names rank, instruction and what is wrong",
+          "[program]") {
+  auto const whole = made("1f1b", schedule::OneFOneB{}.table({2, 3}));
+  Program program = whole->program;
+  auto& rank = program.ranks[1];
+  REQUIRE(rank.code[2].waits == 1);  // for the input of microbatch 1
+  erase(rank.waits, wait_of(rank, 2));
+  rank.code[2].waits = 0;
+  CHECK_THAT(said(program, *whole), Catch::Contains("at instruction 2, 1F1, rank 1") &&
+                                        Catch::Contains("message of its input") &&
+                                        Catch::Contains("please report this"));
+  CHECK(said(program, *whole).find('\n') == std::string::npos);
+
+  SECTION("a table that claims to be proven, and is not") {
+    Table table = whole->table;
+    std::swap(table.actions[0], table.actions[1]);
+    Table lacking = whole->table;
+    lacking.actions.pop_back();
+    CHECK_THAT(said(whole->program, *made("", table)), Catch::Contains("not next in the table"));
+    CHECK_THROWS_WITH(lay_out(lacking), Catch::Contains("stage 1, microbatch 2"));
+    lacking.actions.push_back({schedule::Kind::backward, 1, 3});
+    CHECK_THROWS_WITH(lay_out(lacking), Catch::Contains("stage 1, microbatch 3"));
+  }
+  SECTION("an update before the last gradient of its minibatch") {
+    LayOutOptions options;
+    options.staleness = model_of(staleness::WeightStashing{});
+    auto const alone = made("alone", schedule::OneFOneB{}.table({1, 4}), options);
+    Program early = alone->program;
+    auto& code = early.ranks[0].code;
+    std::size_t update = 1;
+    while (code[update].op != Op::apply) ++update;
+    REQUIRE(code[update - 1].waits + code[update].waits == 0);
+    std::swap(code[update - 1], code[update]);
+    CHECK_THAT(said(early, *alone), Catch::Contains("makes update"));
+  }
+  SECTION("a staleness model that answers otherwise the second time") {
+    static int asked = 0;
+    asked = 0;
+    auto model = model_of(staleness::WeightStashing{});
+    model.version = [](void const*, int, int available) { return asked++ < 8 ? available : 0; };
+    LayOutOptions options;
+    options.staleness = model;
+    auto const moody = made("moody", schedule::OneFOneB{}.table({2, 4}), options);
+    CHECK_THAT(said(moody->program, *moody), Catch::Contains("where the staleness model says 0"));
+  }
+}

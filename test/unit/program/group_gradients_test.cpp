@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/program/group_gradients.hpp>
+
+#include "catch.hpp"
+
+#include <algorithm>
+#include <vector>
+
+#include <stagger/program/check_program.hpp>
+#include <stagger/program/lay_out.hpp>
+#include <stagger/schedule/dual_pipe.hpp>
+#include <stagger/schedule/gpipe.hpp>
+#include <stagger/schedule/one_f_one_b.hpp>
+
+#include "slow_player.hpp"
+
+using namespace stagger;
+
+namespace {
+
+List<GradientGroup> groups_of(int stages, int each) {
+  List<GradientGroup> groups;
+  for (int s = 0; s < stages; ++s)
+    for (int g = each; g-- > 0;) groups.push_back({s, g, g + 1 == each ? GradientGroup::all : g});
+  return groups;
+}
+
+std::size_t count(Program const& program, Op op) {
+  std::size_t count = 0;
+  for (auto const& rank : program.ranks)
+    for (auto const& in : rank.code) count += in.op == op ? 1 : 0;
+  return count;
+}
+
+}  // namespace
+
+TEST_CASE("program/group_gradients: stages with two owners are added up in parts, by both",
+          "[program]") {
+  auto const table = schedule::DualPipe{}.table({4, 8});
+  Program const plain = lay_out(table);
+  REQUIRE(count(plain, Op::hand_in) > 0);
+  std::mt19937 random(1);
+  for (int const each : {1, 2, 5})
+    for (bool const chain : {false, true}) {
+      auto const groups = groups_of(table.stages, each);
+      Program grouped = group_gradients(plain, groups, chain);
+      detail::drop_unawaited(grouped);
+      LayOutOptions options;
+      options.groups = &groups;
+      options.chain_squares = chain;
+      CAPTURE(each, chain);
+      auto const cells = plain.cells.size();
+      auto const parts = static_cast<std::size_t>(each);
+      CHECK(count(grouped, Op::hand_in) == 0);
+      CHECK(count(grouped, Op::reduce) == cells * parts);
+      CHECK(count(grouped, Op::backward_part) + count(grouped, Op::backward_weight_part) ==
+            (each == 1 ? 0 : cells * parts));
+      CHECK(grouped.ranks.size() == 2 * plain.ranks.size());
+      CHECK_NOTHROW(require_sound(grouped, table, options));
+      slow_player::Player player(grouped, options);
+      CHECK(player.same_actions(table));
+      for (int i = 0; i < 5; ++i) CHECK(player.refute(random) == "");
+    }
+}
+
+TEST_CASE("program/group_gradients: a program whose stages have one owner each stays as it is",
+          "[program]") {
+  Program const plain = lay_out(schedule::OneFOneB{}.table({3, 4}));
+  auto const groups = groups_of(3, 2);
+  Program const same = group_gradients(plain, groups);
+  CHECK(same.groups == groups);
+  REQUIRE(same.ranks.size() == plain.ranks.size());
+  for (std::size_t r = 0; r < plain.ranks.size(); ++r) {
+    auto const& a = plain.ranks[r].code;
+    auto const& b = same.ranks[r].code;
+    CHECK(std::equal(a.begin(), a.end(), b.begin(), b.end(), [](auto const& x, auto const& y) {
+      return x.op == y.op && x.microbatch == y.microbatch && x.gives == y.gives;
+    }));
+    // `update` waits as before; `finish` waits for nobody.
+    CHECK(plain.ranks[r].waits == same.ranks[r].waits);
+  }
+}
+
+TEST_CASE("program/drop_unawaited: a signal is given as often as somebody waits for it",
+          "[program]") {
+  Program program = lay_out(schedule::GPipe{}.table({2, 4}));
+  auto& rank = program.ranks[0];
+  auto const full = signal_of(0, EdgeSignal::forward_full);
+  for (auto& in : rank.code)
+    if (in.op == Op::update) in.give[in.gives++] = static_cast<std::uint16_t>(full);
+  detail::drop_unawaited(program);
+  std::size_t given = 0;
+  for (auto const& in : rank.code)
+    given += static_cast<std::size_t>(
+        std::count(in.give.begin(), in.give.begin() + in.gives, static_cast<std::uint16_t>(full)));
+  CHECK(given == 4);
+}

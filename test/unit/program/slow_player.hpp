@@ -1,0 +1,379 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   A program's meaning, from the words of program.hpp alone, and a player that holds every
+///         access of every value against every other one. It knows nothing of how programs are made
+///         or checked, and takes its time.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <random>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <stagger/program/detail/lay_out_options.hpp>
+#include <stagger/schedule/table.hpp>
+
+namespace slow_player {
+
+using stagger::Instruction;
+using stagger::LayOutOptions;
+using stagger::Op;
+using stagger::Program;
+using stagger::SignalEnds;
+using stagger::schedule::Table;
+
+enum class Space { x, kept, dy, inner, y, dx, target, weights, gradient, sum, ends };
+
+struct Access {
+  Space space;
+  std::size_t place;  // a cell; a rank, of targets and of what ends a step
+  std::size_t slot;
+  bool writes;
+  std::string value;  // what must be read, or is written; "+..." is added to what is there, "="
+                      // ends that sum, "#n" asks for one of n different terms
+};
+
+inline std::string named(char const* what, std::size_t stage, std::uint32_t microbatch) {
+  return what + std::to_string(stage) + "," + std::to_string(microbatch);
+}
+
+class Player {
+ public:
+  Player(Program const& program, LayOutOptions const& options)
+      : program_(program), options_(options) {
+    for (auto const& rank : program.ranks)
+      for (auto const& in : rank.code) again_ = again_ || in.op == Op::recompute;
+  }
+
+  /// Runs the ranks in a random order that their waits allow. Two accesses of one slot, one of them
+  /// writing, must be ordered by program order, gives and waits alone; then all interleavings read
+  /// what this one reads. @return the first thing wrong, or ""
+  std::string refute(std::mt19937& random) {
+    using Clock = std::vector<std::size_t>;  // [ranks] instructions known to be done
+    struct Touch {
+      std::size_t rank;
+      std::size_t instruction;
+      bool writes;
+    };
+    struct Slot {
+      std::string value;
+      std::vector<Touch> touches;
+    };
+    auto const ranks = program_.ranks.size();
+    std::vector<Clock> clock(ranks, Clock(ranks));
+    std::vector<std::vector<Clock>> gives(program_.signals.size());  // clock of each give
+    std::vector<std::size_t> at(ranks), wait(ranks);
+    std::map<std::tuple<Space, std::size_t, std::size_t>, Slot> memory;
+    made_.assign(program_.cells.size(), 0);
+    wanted_.clear();
+    for (std::size_t c = 0; c < program_.cells.size(); ++c)
+      memory[{Space::weights, c, 0}].value = "0";
+    for (;;) {
+      std::vector<std::size_t> able;
+      for (std::size_t r = 0; r < ranks; ++r) {
+        auto const& rank = program_.ranks[r];
+        if (at[r] == rank.code.size()) continue;
+        bool ready = true;
+        for (std::size_t w = wait[r]; w < wait[r] + rank.code[at[r]].waits; ++w) {
+          if (w == rank.waits.size()) return "a wait that does not exist";
+          ready = ready && gives[rank.waits[w].signal].size() >= rank.waits[w].count;
+        }
+        if (ready) able.push_back(r);
+      }
+      if (able.empty()) break;
+      auto const r = able[random() % able.size()];
+      auto const& rank = program_.ranks[r];
+      auto const& in = rank.code[at[r]];
+      for (std::size_t w = wait[r]; w < wait[r] + in.waits; ++w) {
+        auto const& which = rank.waits[w];
+        auto const ends = program_.signals[which.signal];
+        if (ends.taker != SignalEnds::everyone && ends.taker != static_cast<int>(r))
+          return "a rank waits for another's signal";
+        if (which.count == 0) return "a wait that always holds";
+        auto const& known = gives[which.signal][which.count - 1];
+        for (std::size_t o = 0; o < ranks; ++o) clock[r][o] = std::max(clock[r][o], known[o]);
+      }
+      wait[r] += in.waits;
+      for (auto const& a : accesses(r, in)) {
+        if (a.slot >= slots_of(a)) return "a slot beyond the last one";
+        auto& slot = memory[{a.space, a.place, a.slot}];
+        for (auto const& t : slot.touches)
+          if (t.rank != r && (t.writes || a.writes) && clock[r][t.rank] <= t.instruction)
+            return "a race for " + a.value + " between rank " + std::to_string(r) +
+                   " instruction " + std::to_string(at[r]) + " and rank " + std::to_string(t.rank) +
+                   " instruction " + std::to_string(t.instruction);
+        slot.touches.push_back({r, at[r], a.writes});
+        if (a.writes && a.value.front() == '+')
+          slot.value += a.value;
+        else if (a.writes)
+          slot.value = a.value == "=" ? "" : a.value;
+        else if (a.value.front() == '#' ? count(slot.value) != a.value : slot.value != a.value)
+          return "read " + slot.value + " instead of " + a.value;
+      }
+      ++at[r];
+      clock[r][r] = at[r];
+      for (std::size_t g = 0; g < in.gives; ++g) {
+        if (program_.signals[in.give[g]].giver != static_cast<int>(r))
+          return "a rank gives another's signal";
+        gives[in.give[g]].push_back(clock[r]);
+      }
+    }
+    for (std::size_t r = 0; r < ranks; ++r)
+      if (at[r] != program_.ranks[r].code.size()) return "a deadlock at rank " + std::to_string(r);
+    std::vector<std::size_t> awaited(program_.signals.size());
+    for (auto const& rank : program_.ranks)
+      for (auto const& w : rank.waits)
+        awaited[w.signal] = std::max<std::size_t>(awaited[w.signal], w.count);
+    for (std::size_t s = 0; s < awaited.size(); ++s)
+      if (gives[s].size() != awaited[s])
+        return "a signal is given " + std::to_string(gives[s].size()) + " times and awaited " +
+               std::to_string(awaited[s]) + " times";
+    for (auto const& [where, slot] : memory)
+      if (std::get<0>(where) == Space::weights && std::get<2>(where) == 0 && alone() &&
+          slot.value != std::to_string(program_.updates))
+        return "weights end as version " + slot.value;
+    return "";
+  }
+
+  /// Whether the program's compute instructions are the table's rows.
+  [[nodiscard]] bool same_actions(Table const& table) const {
+    auto const replicated = options_.replicas != nullptr && !options_.replicas->empty();
+    for (std::size_t r = 0; r < static_cast<std::size_t>(program_.computing); ++r) {
+      std::vector<stagger::schedule::Action> ran;
+      Instruction const* part = nullptr;
+      for (auto const& in : program_.ranks[r].code) {
+        if (in.op == Op::recompute) continue;
+        if (!computes(in.op) && !computes_part(in.op)) continue;
+        if (part != nullptr) {
+          if (in.op != part->op || in.cell != part->cell || in.microbatch != part->microbatch)
+            return false;
+        } else {
+          auto action = action_of(in);
+          action.slice = static_cast<std::int16_t>(action.microbatch % table.slices);
+          action.microbatch /= table.slices;
+          ran.push_back(action);
+        }
+        part = computes_part(in.op) && program_.groups[in.group].lowest != 0 ? &in : nullptr;
+      }
+      std::vector<stagger::schedule::Action> row;
+      for (auto action :
+           table.row(replicated ? options_.replicas->parts()[r].position : static_cast<int>(r))) {
+        action.overlaps_next = false;
+        if (is_compute(action.kind)) row.push_back(action);
+      }
+      if (ran != row) return false;
+    }
+    return true;
+  }
+
+  /// Whether F is run again right before each backward that needs it, if it is at all.
+  [[nodiscard]] bool runs_again_in_time() const {
+    for (auto const& rank : program_.ranks)
+      for (std::size_t i = 0; i < rank.code.size(); ++i) {
+        auto const& in = rank.code[i];
+        if (!again_ || (in.op != Op::backward && in.op != Op::backward_input)) continue;
+        if (i == 0) return false;
+        auto const& again = rank.code[i - 1];
+        if (again.op != Op::recompute || again.stage != in.stage ||
+            again.microbatch != in.microbatch || again.kept != in.kept)
+          return false;
+      }
+    return true;
+  }
+
+ private:
+  [[nodiscard]] bool alone() const { return program_.training && !program_.flushes; }
+
+  /// "#5" for a sum of five, none of them twice.
+  static std::string count(std::string const& sum) {
+    std::vector<std::string> terms;
+    for (std::size_t i = 0; i < sum.size(); i = std::min(sum.find('+', i + 1), sum.size()))
+      terms.push_back(sum.substr(i, std::min(sum.find('+', i + 1), sum.size()) - i));
+    std::sort(terms.begin(), terms.end());
+    bool const twice = std::adjacent_find(terms.begin(), terms.end()) != terms.end();
+    return twice ? "a sum with a term twice" : "#" + std::to_string(terms.size());
+  }
+
+  [[nodiscard]] std::size_t slots_of(Access const& a) const {
+    if (a.space == Space::target || a.space == Space::gradient || a.space == Space::sum ||
+        a.space == Space::ends)
+      return static_cast<std::size_t>(-1);
+    auto const& cell = program_.cells[a.place];
+    switch (a.space) {
+      case Space::x:
+        return cell.x_slots;
+      case Space::kept:
+        return cell.kept_slots;
+      case Space::dy:
+        return cell.dy_slots;
+      case Space::inner:
+        return cell.inner_slots;
+      case Space::y:
+        return cell.y_slots;
+      case Space::dx:
+        return cell.dx_slots;
+      default:
+        return cell.versions;
+    }
+  }
+
+  /// Groups of a stage; one that stands for all, where there are none.
+  [[nodiscard]] std::vector<std::size_t> groups_of(std::size_t stage) const {
+    std::vector<std::size_t> groups;
+    for (std::size_t g = 0; g < program_.groups.size(); ++g)
+      if (static_cast<std::size_t>(program_.groups[g].stage) == stage) groups.push_back(g);
+    if (groups.empty()) groups.push_back(0);
+    return groups;
+  }
+  [[nodiscard]] std::vector<std::size_t> holders_of(std::size_t stage) const {
+    std::vector<std::size_t> holders;
+    for (std::size_t c = 0; c < program_.cells.size(); ++c)
+      if (static_cast<std::size_t>(program_.cells[c].stage) == stage) holders.push_back(c);
+    return holders;
+  }
+  /// Microbatches that a cell takes, as `count` writes it.
+  [[nodiscard]] std::string taken(std::size_t cell) const {
+    std::size_t taken = 0;
+    for (auto const& in : program_.ranks[static_cast<std::size_t>(program_.cells[cell].rank)].code)
+      taken += in.op == Op::forward && in.cell == cell ? 1 : 0;
+    return "#" + std::to_string(taken);
+  }
+
+  std::vector<Access> accesses(std::size_t r, Instruction const& in) {
+    std::vector<Access> list;
+    std::size_t const s = in.stage;
+    std::size_t const c = in.cell;
+    auto const m = in.microbatch;
+    auto const& cell = program_.cells[c];
+    auto const output = [&](std::size_t stage) { return named("y", stage, m); };
+    auto const gradient = [&](std::size_t stage) { return named("dy", stage, m); };
+    bool const first = s == 0;
+    bool const last = s + 1 == static_cast<std::size_t>(program_.stages);
+    switch (in.op) {
+      case Op::gather_input:
+        for (auto const& cut : program_.cuts)
+          if (cut.to == c) list.push_back({Space::y, cut.from, in.y, false, output(s - 1)});
+        list.push_back({Space::x, c, in.x, true, first ? "batch" : output(s - 1)});
+        return list;
+      case Op::gather_gradient:
+        for (auto const& cut : program_.cuts)
+          if (cut.from == c) list.push_back({Space::dx, cut.to, in.dx, false, gradient(s)});
+        list.push_back({Space::dy, c, in.dy, true, gradient(s)});
+        return list;
+      case Op::gather_target:
+        list.push_back({Space::target, r, 0, true, named("t", 0, m)});
+        return list;
+      case Op::reduce:
+        for (std::size_t const d : holders_of(s))
+          list.push_back({Space::gradient, d, in.group, false, taken(d)});
+        list.push_back({Space::sum, c, in.group, true,
+                        std::to_string(in.part()) + "/" + std::to_string(in.parts())});
+        return list;
+      case Op::hand_in:
+      case Op::finish:
+      case Op::update:
+        end_step(r, in.op, list);
+        return list;
+      case Op::apply: {
+        auto const per = options_.staleness.microbatches;
+        list.push_back({Space::weights, c, in.version, false, std::to_string(in.update())});
+        list.push_back({Space::weights, c, in.next_version, true, std::to_string(in.update() + 1)});
+        list.push_back({Space::gradient, c, 0, false, "#" + std::to_string(per)});
+        list.push_back({Space::gradient, c, 0, true, "="});
+        ++made_[c];
+        return list;
+      }
+      case Op::pass:
+        return list;
+      default:
+        break;
+    }
+    bool const replicated = cuts_target(r);
+    bool const input = gives_input_gradient(in.op);
+    bool const weight = gives_weight_gradient(in.op);
+    auto const kept = named("kept", s, m);
+    if (!first || cell.gathers_input)
+      list.push_back({Space::x, c, in.x, false, first ? "batch" : output(s - 1)});
+    if (alone()) {
+      auto& wanted = wanted_[{c, m}];
+      if (in.op == Op::forward)
+        wanted = std::to_string(options_.staleness.version(
+            options_.staleness.policy, static_cast<int>(m) / options_.staleness.microbatches,
+            made_[c]));
+      list.push_back({Space::weights, c, in.version, false, wanted});
+    } else {
+      list.push_back({Space::weights, c, in.version, false, "0"});
+    }
+    if (in.op == Op::forward || in.op == Op::recompute) {
+      bool const bare = again_ && in.op == Op::forward;
+      list.push_back({Space::kept, c, in.kept, true, bare ? "nothing" : kept});
+      if (in.op == Op::forward && cell.after >= 0)
+        list.push_back({Space::x, static_cast<std::size_t>(cell.after), in.y, true, output(s)});
+      else if (in.op == Op::forward && !last)
+        list.push_back({Space::y, c, in.y, true, output(s)});
+      if (last && !program_.training && replicated)
+        list.push_back({Space::target, r, 0, false, named("t", 0, m)});
+      return list;
+    }
+    list.push_back({Space::kept, c, in.kept, false, kept});
+    list.push_back({Space::kept, c, in.kept, true, kept});  // a backward may change what it saved
+    if (input && last && replicated) list.push_back({Space::target, r, 0, false, named("t", 0, m)});
+    list.push_back({Space::dy, c, in.dy, input && last, gradient(s)});  // the loss writes it
+    list.push_back({Space::inner, c, in.inner, input, named("inner", s, m)});
+    if (input && cell.before >= 0)
+      list.push_back(
+          {Space::dy, static_cast<std::size_t>(cell.before), in.dx, true, gradient(s - 1)});
+    else if (input && !first)
+      list.push_back({Space::dx, c, in.dx, true, gradient(s - 1)});
+    if (weight)
+      for (std::size_t const g :
+           computes_part(in.op) ? std::vector<std::size_t>{in.group} : groups_of(s))
+        list.push_back({Space::gradient, c, g, true, "+" + std::to_string(m)});
+    return list;
+  }
+
+  void end_step(std::size_t r, Op op, std::vector<Access>& list) const {
+    auto const ranks = static_cast<std::size_t>(program_.computing);
+    if (op == Op::hand_in) return list.push_back({Space::ends, r, 0, true, "handed in"});
+    if (op == Op::update) {
+      for (std::size_t o = 0; o < ranks; ++o)
+        list.push_back({Space::ends, o, 1, false, "finished"});
+      return list.push_back({Space::ends, r, 2, true, "updated"});
+    }
+    for (std::size_t c = 0; c < program_.cells.size(); ++c) {
+      if (static_cast<std::size_t>(program_.cells[c].rank) != r) continue;
+      auto const stage = static_cast<std::size_t>(program_.cells[c].stage);
+      auto const holders = holders_of(stage);
+      if (program_.groups.empty() || holders.size() == 1) {
+        for (std::size_t const d : holders)
+          if (d == c || c == holders.front())
+            list.push_back({Space::gradient, d, groups_of(stage).front(), false, taken(d)});
+        continue;
+      }
+      for (std::size_t const g : groups_of(stage))
+        for (std::size_t p = 0; p < holders.size(); ++p)
+          list.push_back({Space::sum, holders[p], g, false,
+                          std::to_string(p) + "/" + std::to_string(holders.size())});
+      if (options_.chain_squares && c != holders.front())
+        list.push_back({Space::ends, static_cast<std::size_t>(program_.cells[c - 1].rank), 1, false,
+                        "finished"});
+    }
+    list.push_back({Space::ends, r, 1, true, "finished"});
+  }
+
+  [[nodiscard]] bool cuts_target(std::size_t rank) const {
+    return options_.replicas != nullptr && !options_.replicas->empty() &&
+           options_.replicas->parts()[rank].replicas > 1;
+  }
+
+  Program const& program_;
+  LayOutOptions const& options_;
+  bool again_ = false;
+  std::vector<int> made_;                                                // [cells] updates
+  std::map<std::pair<std::size_t, std::uint32_t>, std::string> wanted_;  // version at (cell, F)
+};
+
+}  // namespace slow_player

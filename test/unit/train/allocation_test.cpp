@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/train/trainer.hpp>
+
+#include "catch.hpp"
+
+#include <atomic>
+#include <cstddef>
+
+#include <stagger/engine/replicas.hpp>
+#include <stagger/schedule/gpipe.hpp>
+#include <stagger/schedule/v_1f1b.hpp>
+#include <stagger/schedule/zero_bubble_h1.hpp>
+
+#include "engine/row_oracle.hpp"
+
+using namespace small_model;
+
+#if defined(__GLIBC__) && !defined(TEST_SANITIZED)
+#define COUNTS_ALLOCATIONS
+
+// Every allocation of the process, by whatever name, while `counting` is on.
+namespace {
+std::atomic<bool> counting{false};
+std::atomic<long> allocations{0};
+void count() noexcept {
+  if (counting.load(std::memory_order_relaxed)) allocations.fetch_add(1, std::memory_order_relaxed);
+}
+}  // namespace
+
+extern "C" {
+void* __libc_malloc(std::size_t);
+void* __libc_calloc(std::size_t, std::size_t);
+void* __libc_realloc(void*, std::size_t);
+void* __libc_memalign(std::size_t, std::size_t);
+
+void* malloc(std::size_t size) noexcept {
+  count();
+  return __libc_malloc(size);
+}
+void* calloc(std::size_t number, std::size_t size) noexcept {
+  count();
+  return __libc_calloc(number, size);
+}
+void* realloc(void* memory, std::size_t size) noexcept {
+  count();
+  return __libc_realloc(memory, size);
+}
+void* aligned_alloc(std::size_t alignment, std::size_t size) noexcept {
+  count();
+  return __libc_memalign(alignment, size);
+}
+void* memalign(std::size_t alignment, std::size_t size) noexcept {
+  count();
+  return __libc_memalign(alignment, size);
+}
+int posix_memalign(void** memory, std::size_t alignment, std::size_t size) noexcept {
+  count();
+  *memory = __libc_memalign(alignment, size);
+  return *memory == nullptr ? 12 : 0;
+}
+}
+
+namespace {
+
+template <class Body> long allocations_of(Body body) {
+  allocations = 0;
+  counting = true;
+  body();
+  counting = false;
+  return allocations;
+}
+
+/// Calls `body(make)` for devices, schedules and options; `make()` is a new pipeline.
+template <class Body> void everywhere(Body body) {
+  using namespace sg::schedule;
+  for (Made const& schedule : {made(GPipe{}), made(OneFOneB{}), made(ZeroBubbleH1{}),
+                               split(made(OneFOneB{}), 2), made(V1F1B{})}) {
+    for (bool const recompute : {false, true}) {
+      sg::Options options;
+      options.recompute = recompute;
+      options.record = recompute;
+      options.clip_norm = clip;
+      CAPTURE(recompute, schedule.each);
+      for (int const threads : {1, 2}) {
+        CAPTURE(threads);
+        body([&] { return pipeline(sg::host::Threads{threads}, even_cuts(4), schedule, options); });
+      }
+      body([&] {
+        return pipeline(sg::sim::VirtualClock{.costs = sg::schedule::Costs::uniform(1, 1, 1, 0.5),
+                                              .jitter = 0.5},
+                        even_cuts(4), schedule, options);
+      });
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("train/allocation: what counts counts", "[train]") {
+  CHECK(allocations_of([] {
+          sg::Tensor<float> t({100});
+          float* volatile seen = t.data();
+          (void)seen;
+        }) == 1);
+  CHECK(allocations_of([] {
+          std::vector<int> v(10);
+          int* volatile seen = v.data();  // an allocation that nobody sees may be left out
+          (void)seen;
+        }) == 1);
+  CHECK(allocations_of([] {}) == 0);
+}
+
+TEST_CASE("train/allocation: none in any step after the first", "[train]") {
+  everywhere([](auto make) {
+    auto train = make();
+    auto const data = batch(0, 8, true);
+    sg::run(train.step(data));
+    stagger::stop_source stop;
+    REQUIRE(allocations_of([&] {
+              for (int s = 0; s < 5; ++s) sg::run(train.step(data, stop.get_token()));
+            }) == 0);
+  });
+}
+
+TEST_CASE("train/allocation: none once every size and number of microbatches was seen",
+          "[train]") {
+  everywhere([](auto make) {
+    auto train = make();
+    std::vector<Batch> data;
+    for (int s = 0; s < 6; ++s) data.push_back(batch(s, 4 + s % 3 * 2, true));
+    std::vector<Matrix> outputs(4);
+    auto const round = [&] {
+      for (auto const& each : data) {
+        sg::run(train.step(each));
+        sg::run(train.evaluate(each));
+      }
+      sg::run(train.predict(data[0].inputs, outputs));
+    };
+    round();
+    REQUIRE(allocations_of([&] {
+              round();
+              round();
+            }) == 0);
+  });
+}
+
+TEST_CASE("train/allocation: none where replicas take rows of each other", "[train]") {
+  auto const data = row_model::batch(0, 5, 4, true);
+  std::vector<Matrix> outputs(5);
+  for (int const threads : {1, 2})
+    for (bool const recompute : {false, true}) {
+      sg::Options options;
+      options.recompute = recompute;
+      options.replicas = {1, 3, 2, 2};
+      auto train = row_model::pipeline(sg::host::Threads{threads}, even_cuts(4),
+                                       made(sg::schedule::OneFOneB{}), options);
+      auto const round = [&] {
+        sg::run(train.step(data));
+        sg::run(train.evaluate(data));
+        sg::run(train.predict(data.inputs, outputs));
+      };
+      round();
+      REQUIRE(allocations_of([&] {
+                round();
+                round();
+              }) == 0);
+      for (int again = 0; again < 5; ++again) round();  // the grouping is decided
+      REQUIRE(allocations_of([&] {
+                round();
+                round();
+              }) == 0);
+    }
+}
+
+TEST_CASE("train/allocation: prepare takes the engine's part of the first step", "[train]") {
+  auto train = pipeline(sg::host::Threads{1}, even_cuts(4), made(sg::schedule::OneFOneB{}), {});
+  train.prepare(8);
+  auto const slots = allocations_of([&] { train.prepare(8); });
+  CHECK(slots == 0);
+}
+#endif
+
+TEST_CASE(
+    "train/memory: live activations of 1F1B do not grow with the microbatches, those of GPipe do",
+    "[train]") {
+  auto const live = [](Made const& schedule, int microbatches, bool recompute) {
+    sg::Options options;
+    options.recompute = recompute;
+    auto train = pipeline(sg::host::Threads{1}, even_cuts(4), schedule, options);
+    auto const data = batch(0, microbatches, false);
+    sg::run(train.step(data));
+    return train.memory().activations;
+  };
+  for (bool const recompute : {false, true}) {
+    CAPTURE(recompute);
+    CHECK(live(made(sg::schedule::OneFOneB{}), 8, recompute) ==
+          live(made(sg::schedule::OneFOneB{}), 64, recompute));
+    CHECK(live(made(sg::schedule::OneFOneB{}), 64, recompute) <
+          live(made(sg::schedule::GPipe{}), 64, recompute) / 4);
+  }
+  auto const eight = live(made(sg::schedule::GPipe{}), 8, false);
+  CHECK(live(made(sg::schedule::GPipe{}), 64, false) == 8 * eight);
+  CHECK(live(made(sg::schedule::GPipe{}), 64, true) < live(made(sg::schedule::GPipe{}), 64, false));
+}
+
+TEST_CASE("train/memory: bytes by use are those that were laid out", "[train]") {
+  // Dense alone: 16 floats and 4 doubles, each on a boundary of 64 bytes, as value, gradient and
+  // two states.
+  auto train = sg::Pipeline{Dense{}, Dense{}}.with(sg::loss::MeanSquaredError<>{}, optimizer(),
+                                                   made(sg::schedule::GPipe{}));
+  CHECK(train.memory().parameters == 2 * 4 * (64 + 64));
+  CHECK(train.memory().activations == 0);
+  sg::Batch<Matrix, Matrix> data;
+  for (int m = 0; m < 3; ++m) {
+    data.inputs.emplace_back(Matrix({4, width}));
+    data.inputs.back().fill(0.5F);
+    data.targets.push_back(data.inputs.back());
+  }
+  sg::run(train.step(data));
+  // Of 64 bytes each: the second stage's 3 inputs and 3 outputs, and the gradient of the model's
+  // input, which nobody reads. Nothing is saved; NothingSaved has one byte.
+  CHECK(train.memory().activations == 3 * 64 + 3 * 64 + 64 + 2 * 3);
+  // The last stage's gradient is used up at once; between the stages there is one to spare.
+  CHECK(train.memory().gradients == 64 + 2 * 64);
+  CHECK(train.peak_in_flight() == std::vector<int>{0, 0});  // not recorded
+  train.record(true);
+  sg::run(train.step(data));
+  CHECK(train.peak_in_flight() == std::vector<int>{3, 3});
+}
+
+TEST_CASE("train/memory: microbatches are recorded as in flight until their weight gradient",
+          "[train]") {
+  auto const late = split(made(sg::schedule::OneFOneB{}), 3);
+  auto train = pipeline(sg::host::Threads{2}, even_cuts(3), late, {});
+  train.record(true);
+  sg::run(train.step(batch(0, 6, false)));
+  auto const table = late.table({.ranks = 3, .microbatches = 6});
+  CHECK(train.peak_in_flight() == sg::schedule::peak_in_flight(table));
+  CHECK(train.peak_in_flight().back() == 4);  // 1 with whole backwards
+}

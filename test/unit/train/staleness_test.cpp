@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/train/pipeline.hpp>
+
+#include "catch.hpp"
+
+#include <cmath>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <stagger/host/threads.hpp>
+#include <stagger/schedule/fifo.hpp>
+#include <stagger/schedule/gpipe.hpp>
+#include <stagger/schedule/pipe_dream.hpp>
+#include <stagger/schedule/pipe_dream_2bw.hpp>
+#include <stagger/sim/virtual_clock.hpp>
+#include <stagger/staleness/delayed.hpp>
+#include <stagger/staleness/double_buffered.hpp>
+#include <stagger/staleness/weight_stashing.hpp>
+
+namespace sg = stagger;
+
+namespace {
+
+constexpr std::size_t width = 3;
+using Numbers = std::vector<float>;
+
+// y = tanh(w x + b), in plain loops that the oracle calls with weights of its own choice.
+void forward(Numbers const& w, Numbers const& x, Numbers& y) {
+  y.assign(width, 0);
+  for (std::size_t i = 0; i < width; ++i) {
+    float sum = w[width * width + i];
+    for (std::size_t j = 0; j < width; ++j) sum += w[i * width + j] * x[j];
+    y[i] = std::tanh(sum);
+  }
+}
+void backward(Numbers const& w, Numbers const& x, Numbers const& y, Numbers const& dy, Numbers& dx,
+              float* dw) {
+  dx.assign(width, 0);
+  for (std::size_t i = 0; i < width; ++i) {
+    float const g = dy[i] * (1 - y[i] * y[i]);
+    for (std::size_t j = 0; j < width; ++j) dx[j] += g * w[i * width + j];
+    for (std::size_t j = 0; j < width; ++j) dw[i * width + j] += g * x[j];
+    dw[width * width + i] += g;
+  }
+}
+
+Numbers initial(int stage) {
+  Numbers w(width * width + width);
+  for (std::size_t i = 0; i < w.size(); ++i)
+    w[i] = static_cast<float>(std::sin(static_cast<double>(i) * 1.7 + stage));
+  return w;
+}
+
+struct Layer {
+  using Input = Numbers;
+  using Output = Numbers;
+  struct Saved {
+    Numbers y;
+  };
+  sg::Parameter<> weight;
+  int fail_at = -1;
+  explicit Layer(int stage) : weight("weight", initial(stage)) {}
+  auto parameters() { return std::tie(weight); }
+  void forward(sg::Context& context, Input const& x, Output& y, Saved& saved) {
+    if (context.training() && context.microbatch() == fail_at)
+      throw std::runtime_error("out of ink");
+    auto const w = context[weight];
+    ::forward(Numbers(w.begin(), w.end()), x, y);
+    saved.y = y;
+  }
+  void backward(sg::Context& context, Input const& x, Output const& dy, Input& dx, Saved& saved) {
+    auto const w = context[weight];
+    ::backward(Numbers(w.begin(), w.end()), x, saved.y, dy, dx, context.gradient(weight).data());
+  }
+};
+
+struct Loss {
+  using policy_tag = sg::LossTag;
+  using Target = Numbers;
+  double terms(Target const& t) const { return static_cast<double>(t.size()); }
+  double value(sg::Context&, Numbers const& y, Target const& t) const {
+    double sum = 0;
+    for (std::size_t i = 0; i < width; ++i) sum += (y[i] - t[i]) * (y[i] - t[i]);
+    return sum;
+  }
+  double value_and_gradient(sg::Context& context, Numbers const& y, Target const& t, double scale,
+                            Numbers& dy) const {
+    dy.resize(width);
+    for (std::size_t i = 0; i < width; ++i) dy[i] = static_cast<float>(scale) * 2 * (y[i] - t[i]);
+    return value(context, y, t);
+  }
+};
+
+using Batch = sg::Batch<Numbers, Numbers>;
+Batch data(int count) {
+  Batch batch;
+  for (int m = 0; m < count; ++m) {
+    Numbers x(width);
+    Numbers t(width);
+    for (std::size_t i = 0; i < width; ++i) {
+      x[i] = static_cast<float>(std::cos(m * 2.3 + static_cast<double>(i)));
+      t[i] = static_cast<float>(0.5 * std::sin(m + 3.0 * static_cast<double>(i)));
+    }
+    batch.inputs.push_back(x);
+    batch.targets.push_back(t);
+  }
+  return batch;
+}
+
+sg::optimizer::AdamW const adam{.rate = 0.05, .weight_decay = 0.1};
+
+/// Keeps every version of every stage and never runs two minibatches at once.
+/// @param version  (stage, minibatch) -> how many updates the weights contain that it sees
+std::vector<Numbers> sequential(int stages, Batch const& batch, int microbatches,
+                                std::function<int(int, int)> const& version) {
+  auto const P = static_cast<std::size_t>(stages);
+  std::vector<std::vector<Numbers>> weights(P);  // [stages][versions]
+  std::vector<Numbers> first(P, Numbers(width * width + width));
+  std::vector<Numbers> second = first;
+  for (std::size_t s = 0; s < P; ++s) weights[s].push_back(initial(static_cast<int>(s)));
+  int const minibatches = static_cast<int>(batch.inputs.size()) / microbatches;
+  sg::Context context;
+  for (int k = 0; k < minibatches; ++k) {
+    std::vector<Numbers> gradient(P, Numbers(width * width + width));
+    for (int m = k * microbatches; m < (k + 1) * microbatches; ++m) {
+      std::vector<Numbers> value{batch.inputs[static_cast<std::size_t>(m)]};
+      for (std::size_t s = 0; s < P; ++s) {
+        auto const& w = weights[s][static_cast<std::size_t>(version(static_cast<int>(s), k))];
+        value.emplace_back();
+        forward(w, value[s], value[s + 1]);
+      }
+      Numbers dy;
+      Loss{}.value_and_gradient(
+          context, value.back(), batch.targets[static_cast<std::size_t>(m)],
+          1.0 / static_cast<double>(width * static_cast<std::size_t>(microbatches)), dy);
+      for (std::size_t s = P; s-- > 0;) {
+        auto const& w = weights[s][static_cast<std::size_t>(version(static_cast<int>(s), k))];
+        Numbers dx;
+        backward(w, value[s], value[s + 1], dy, dx, gradient[s].data());
+        dy = dx;
+      }
+    }
+    for (std::size_t s = 0; s < P; ++s) {
+      Numbers next(width * width + width);
+      sg::OptimizerView<float> view;
+      view.value = weights[s].back().data();
+      view.next = next.data();
+      view.gradient = gradient[s].data();
+      view.state = {first[s].data(), second[s].data()};
+      view.size = next.size();
+      adam.update(view, 1, k + 1);
+      weights[s].push_back(next);
+    }
+  }
+  std::vector<Numbers> last;
+  for (auto const& versions : weights) last.push_back(versions.back());
+  return last;
+}
+
+template <class Schedule, class Staleness, class Device>
+auto make(int stages, Schedule schedule, Staleness staleness, Device device, int fail_at = -1) {
+  std::vector<Layer> layers;
+  for (int s = 0; s < stages; ++s) layers.emplace_back(s);
+  layers.back().fail_at = fail_at;
+  return sg::Pipeline{std::move(layers)}.with(schedule, staleness, Loss{}, adam, device);
+}
+
+template <class Trainer> std::vector<Numbers> weights(Trainer& train) {
+  std::vector<Numbers> result;
+  for (auto const& p : train.parameters()) {
+    auto const values = p.template values<float>();
+    result.emplace_back(values.begin(), values.end());
+  }
+  return result;
+}
+
+/// Updates made at a stage before a microbatch's forward, counted in the table itself.
+int updates_before(sg::schedule::Table const& table, int stage, int microbatch) {
+  int done = 0;
+  for (auto const& a : table.row(stage)) {
+    if (a.kind == sg::schedule::Kind::forward && a.microbatch == microbatch) return done;
+    if (sg::schedule::ends_flight(a.kind)) ++done;
+  }
+  return -1;
+}
+
+template <class Check> void on_each_device(Check check) {
+  for (int const threads : {1, 2, 3}) check(sg::host::Threads{threads});
+  check(sg::sim::VirtualClock{.jitter = 0.5, .seed = 11});
+}
+
+}  // namespace
+
+TEST_CASE("staleness/WeightStashing: PipeDream has the bits of an oracle that keeps every version",
+          "[staleness]") {
+  for (int const P : {1, 2, 3, 4}) {
+    for (int const N : {1, 2, 5, 16}) {
+      CAPTURE(P, N);
+      auto const batch = data(N);
+      sg::schedule::PipeDream const schedule;
+      auto const table = schedule.table({P, N, 1});
+      auto const expected = sequential(
+          P, batch, 1, [&](int stage, int m) { return updates_before(table, stage, m); });
+      on_each_device([&](auto device) {
+        auto train = make(P, schedule, sg::staleness::WeightStashing{}, device);
+        sg::run(train.stream(batch));
+        CHECK(weights(train) == expected);
+        CHECK(train.steps() == N);
+        auto const& program = train.program(static_cast<std::size_t>(N));
+        for (auto const& cell : program.cells) {  // P - r versions, as many as are in flight
+          CHECK(static_cast<int>(cell.versions) <= std::min(P - cell.rank, N));
+          if (N >= 3 * P) CHECK(static_cast<int>(cell.versions) == P - cell.rank);
+        }
+      });
+    }
+  }
+}
+
+TEST_CASE(
+    "staleness/Delayed: Fifo has the bits of descent that is Nm - 1 updates late at every stage",
+    "[staleness]") {
+  for (int const P : {1, 2, 3, 4}) {
+    for (int const Nm : {1, 2, 3, 5}) {
+      CAPTURE(P, Nm);
+      int const N = 12;
+      auto const batch = data(N);
+      auto const expected =
+          sequential(P, batch, 1, [&](int, int m) { return std::max(0, m + 1 - Nm); });
+      for (auto const& costs :
+           {sg::schedule::Costs::uniform(1, 1, 1), sg::schedule::Costs::uniform(1, 2, 2, 0.7)}) {
+        on_each_device([&](auto device) {
+          auto train = make(P, sg::schedule::Fifo{Nm, costs}, sg::staleness::Delayed{Nm}, device);
+          sg::run(train.stream(batch));
+          CHECK(weights(train) == expected);
+        });
+      }
+    }
+  }
+}
+
+TEST_CASE(
+    "staleness/DoubleBuffered: PipeDream-2BW has the bits of descent one update late, with two "
+    "versions",
+    "[staleness]") {
+  for (int const P : {1, 2, 4}) {
+    for (int const m : {P, P + 1, 2 * P}) {
+      CAPTURE(P, m);
+      auto const batch = data(5 * m);
+      auto const expected = sequential(P, batch, m, [](int, int k) { return std::max(0, k - 1); });
+      on_each_device([&](auto device) {
+        auto train =
+            make(P, sg::schedule::PipeDream2BW{}, sg::staleness::DoubleBuffered{m}, device);
+        sg::run(train.stream(batch));
+        CHECK(weights(train) == expected);
+        CHECK(train.steps() == 5);
+        for (auto const& cell : train.program(batch.inputs.size()).cells) CHECK(cell.versions <= 2);
+      });
+    }
+  }
+}
+
+TEST_CASE(
+    "staleness: streams follow one another, and an error brings back what was before its stream",
+    "[staleness]") {
+  auto const batch = data(6);
+  auto train =
+      make(3, sg::schedule::PipeDream{}, sg::staleness::WeightStashing{}, sg::host::Threads{2});
+  sg::run(train.stream(batch));
+  auto const once = weights(train);
+  sg::run(train.stream(batch));
+  CHECK(train.steps() == 12);
+  CHECK(weights(train) != once);
+
+  auto broken =
+      make(3, sg::schedule::PipeDream{}, sg::staleness::WeightStashing{}, sg::host::Threads{2}, 4);
+  auto const before = weights(broken);
+  CHECK_THROWS_WITH(sg::run(broken.stream(batch)), "out of ink");
+  CHECK(weights(broken) == before);
+  CHECK(broken.steps() == 0);
+  Batch short_batch = data(4);
+  sg::run(broken.stream(short_batch));
+  auto fresh =
+      make(3, sg::schedule::PipeDream{}, sg::staleness::WeightStashing{}, sg::host::Threads{1});
+  sg::run(fresh.stream(short_batch));
+  CHECK(weights(broken) == weights(fresh));
+}
+
+TEST_CASE("staleness: what cannot be is refused in one sentence", "[staleness]") {
+  auto uneven =
+      make(2, sg::schedule::PipeDream2BW{}, sg::staleness::DoubleBuffered{4}, sg::host::Threads{1});
+  auto const nine = data(9);
+  CHECK_THROWS_WITH(uneven.stream(nine),
+                    Catch::Contains("9 microbatches") && Catch::Contains("minibatches of 4"));
+  // Four microbatches in flight cannot all see weights one update old when every microbatch
+  // updates.
+  auto eager = make(4, sg::schedule::PipeDream{}, sg::staleness::Delayed{1}, sg::host::Threads{1});
+  auto const eight = data(8);
+  CHECK_THROWS_WITH(eager.stream(eight), Catch::Contains("fewer microbatches at a time"));
+  auto clipped =
+      sg::Pipeline{Layer{0}}.with(sg::schedule::PipeDream{}, sg::staleness::WeightStashing{},
+                                  Loss{}, sg::Options{.clip_norm = 1.0});
+  CHECK_THROWS_WITH(clipped.stream(eight), Catch::Contains("clip_norm"));
+}

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/train/trainer.hpp>
+
+#include "catch.hpp"
+
+#include <concepts>
+#include <cstddef>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <stagger/collective/all_reduce.hpp>
+#include <stagger/collective/grouping/layerwise.hpp>
+#include <stagger/partition/even.hpp>
+#include <stagger/schedule/gpipe.hpp>
+#include <stagger/schedule/interleaved.hpp>
+#include <stagger/schedule/pipe_dream.hpp>
+#include <stagger/staleness/weight_stashing.hpp>
+
+#include "engine/typed_oracle.hpp"
+
+using namespace small_model;
+
+namespace {
+
+template <class... P>
+using With = decltype(sg::Pipeline{model()}.with(Loss{}, optimizer(), std::declval<P>()...));
+
+/// All ranks on the last place.
+struct Last {
+  using policy_tag = sg::PlacementTag;
+  [[nodiscard]] std::vector<int> place(int ranks, int places) const {
+    return std::vector<int>(static_cast<std::size_t>(ranks), places - 1);
+  }
+};
+
+// Staleness is seen: a synchronous trainer takes steps, the other one streams.
+static_assert(std::same_as<With<>, Trainer>);
+static_assert(std::same_as<With<sg::schedule::PipeDream, sg::staleness::WeightStashing>,
+                           sg::Trainer<Tokens, Matrix, sg::optimizer::AdamW, Loss, false>>);
+
+// A program that copies one is told so (test/compile_fail/trainer_copied.cpp); a trait is not misled.
+static_assert(!std::is_copy_constructible_v<Trainer> && !std::is_copy_assignable_v<Trainer> &&
+              std::is_nothrow_move_constructible_v<Trainer>);
+
+/// y = a x, written in unusual ways that are right.
+class Unusual {
+ public:
+  using Input = float;
+  using Output = float;
+  explicit Unusual(double initial) : a_{"a", {initial}} {}  // no other constructor
+  auto parameters() { return std::tie(a_); }                // double among floats
+  void forward(sg::Context& context, float const& x, float& y, auto&&) const {
+    y = static_cast<float>(context[a_][0]) * x;
+  }
+  void backward(sg::Context& context, float x, float dy, float& dx, sg::NothingSaved) const {
+    dx = static_cast<float>(context[a_][0]) * dy;
+    context.gradient(a_)[0] += static_cast<double>(x) * static_cast<double>(dy);
+  }
+
+ private:
+  sg::Parameter<double> a_;
+};
+
+struct Square {
+  using policy_tag = sg::LossTag;
+  using Target = float;
+  double terms(float) const { return 1; }
+  double value(sg::Context&, float y, float target) const { return (y - target) * (y - target); }
+  double value_and_gradient(sg::Context& context, float y, float target, double scale,
+                            float& dy) const {
+    dy = static_cast<float>(2 * scale) * (y - target);
+    return value(context, y, target);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("train/Trainer: const functions, doubles among floats and layers without a default are trained",
+          "[train]") {
+  sg::Pipeline const model{Unusual{2}, Unusual{3}};
+  auto one = model.on_one_device(Square{}, sg::optimizer::Sgd{});
+  auto train = model.with(Square{}, sg::schedule::GPipe{}, sg::host::Threads{2});
+  sg::Batch<float, float> const data{{1, 2}, {5, 10}};
+  for (int step = 0; step < 2; ++step)
+    CHECK(sg::run(train.step(data)).loss == one.step(data).loss);
+  CHECK(one.evaluate(data).loss < 2);  // (6 - 5)^2 and (12 - 10)^2 at first, 2.5 on the average
+  REQUIRE(train.parameters().size() == 2);
+  for (std::size_t i = 0; i < 2; ++i)
+    CHECK(train.parameters()[i].values<double>()[0] == one.parameters()[i].values<double>()[0]);
+}
+
+TEST_CASE("train/Trainer: schedule, cuts, placement, grouping and device are chosen at run time",
+          "[train]") {
+  auto const cut = sg::partition::Even{4};
+  std::vector<Batch> data;
+  for (int s = 0; s < 3; ++s) data.push_back(batch(s, 4, true));
+  auto const course = expected_course(data, false);
+  auto const made = [&](int choice) -> Trainer {
+    auto const whole = sg::Pipeline{model()};
+    sg::Options const seeded{.seed = run_seed};
+    switch (choice) {
+      case 0:
+        return whole.with(Loss{}, optimizer(), seeded);
+      case 1:
+        return whole.with(cut, sg::schedule::GPipe{}, Loss{}, optimizer(), seeded, Last{},
+                          sg::host::Threads{3});
+      case 2:
+        return whole.with(cut, sg::schedule::Interleaved{}, Loss{}, optimizer(), seeded,
+                          sg::sim::VirtualClock{});
+      default:
+        return whole.with(cut, Loss{}, optimizer(), seeded, sg::host::Threads{2},
+                          sg::collective::AllReduce<sg::collective::grouping::Layerwise>{});
+    }
+  };
+  std::vector<Trainer> trainers;
+  for (int choice = 0; choice < 4; ++choice) trainers.push_back(made(choice));
+  std::vector<int> stages;
+  for (Trainer& train : trainers) {
+    stages.push_back(train.stages());
+    CHECK(first_difference(train, data, course) == -1);
+  }
+  CHECK(stages == std::vector{1, 4, 4, 4});
+
+  // One in the place of another: the one that was there is gone, with all that it kept.
+  trainers[0] = made(1);
+  CHECK(trainers[0].stages() == 4);
+  CHECK(trainers[0].steps() == 0);
+  Trainer moved = std::move(trainers[0]);
+  moved.optimizer().rate = 0;
+  auto const values = [&] {
+    std::vector<std::byte> all;
+    for (auto const& state : moved.parameters())
+      all.insert(all.end(), state.value.begin(), state.value.end());
+    return all;
+  };
+  auto const before = values();
+  sg::run(moved.step(data[0]));
+  CHECK(moved.steps() == 1);
+  CHECK(values() == before);
+}
