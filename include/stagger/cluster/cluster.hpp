@@ -112,13 +112,12 @@ namespace detail {
 
 constexpr void require_link(Link const& link, std::string const& where) {
   if (!finite_and_not_negative(link.alpha_s))
-    throw Error(Errc::bad_data, text(where, " has alpha_s = ", link.alpha_s,
-                                     "; give a finite number of seconds that is not negative"));
+    raise(Errc::bad_data, where, " has alpha_s = ", link.alpha_s,
+                                     "; give a finite number of seconds that is not negative");
   auto const rate = [&](char const* field, double value) {
     if (!finite_and_not_negative(value) || !(value > 0))
-      throw Error(Errc::bad_data,
-                  text(where, " has ", field, " = ", value,
-                       ", so that nothing can be reached over it; give a finite number above 0"));
+      raise(Errc::bad_data, where, " has ", field, " = ", value,
+                       ", so that nothing can be reached over it; give a finite number above 0");
   };
   rate("bytes_per_s", link.bytes_per_s);
   auto const& rates = link.all_reduce_bytes_per_s;
@@ -132,13 +131,12 @@ constexpr void require_link(Link const& link, std::string const& where) {
 /// @throws Error  bad_data naming the device, node or link, the field and its value
 constexpr void require_cluster(Cluster const& cluster) {
   if (cluster.devices.empty())
-    throw Error(Errc::bad_data, "the cluster has no devices; give one or more");
+    raise(Errc::bad_data, "the cluster has no devices; give one or more");
   int before = 0;
   for (int d = 0; d < cluster.size(); ++d) {
     Device const& device = cluster.device(d);
     auto const refuse = [&](char const* field, double value, char const* remedy) {
-      throw Error(Errc::bad_data,
-                  text("device ", d, " ('", device.kind, "') has ", field, " = ", value, remedy));
+      raise(Errc::bad_data, "device ", d, " ('", device.kind, "') has ", field, " = ", value, remedy);
     };
     if (!detail::finite_and_not_negative(device.speed) || !(device.speed > 0))
       refuse("speed", device.speed, "; give a finite number above 0");

@@ -65,8 +65,8 @@ class GraphReader {
   [[noreturn, gnu::cold]] void refuse(std::size_t line, std::string_view value,
                                       std::string const& why) const {
     std::string shown(value.substr(0, 60));
-    throw Error(Errc::bad_data, text(source_, ", line ", line, ", column ", column_of(value), ": '",
-                                     shown, "' ", why));
+    raise(Errc::bad_data, source_, ", line ", line, ", column ", column_of(value), ": '",
+                                     shown, "' ", why);
   }
 
   /// Where a piece of the text stands in its line; 1 if it is no piece of it.
@@ -95,7 +95,7 @@ class GraphReader {
       else
         node(line, number);
     }
-    if (nodes_.empty()) throw Error(Errc::bad_data, text(source_, " holds no layer"));
+    if (nodes_.empty()) raise(Errc::bad_data, source_, " holds no layer");
   }
 
   void node(std::string_view line, std::size_t number) {
@@ -180,7 +180,7 @@ class GraphReader {
         if (--missing[next] == 0) ready.emplace(nodes_[next].number, next);
     }
     if (taken != nodes_.size()) refuse_circle(missing);
-    if (order.empty()) throw Error(Errc::bad_data, text(source_, " holds inputs but no layer"));
+    if (order.empty()) raise(Errc::bad_data, source_, " holds inputs but no layer");
     require_one_end(order);
     return order;
   }

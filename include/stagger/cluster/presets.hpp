@@ -113,11 +113,10 @@ inline constexpr double ethernet_10 = 1.25e9;
   if (good && configuration == 'a') return dapple_a(servers, each);
   if (good && configuration == 'b') return dapple_b(servers);
   if (good && configuration == 'c') return dapple_c(servers);
-  throw Error(Errc::bad_configuration,
-              text("there is no cluster '", std::string(name),
+  raise(Errc::bad_configuration, "there is no cluster '", std::string(name),
                    "'; presets are dapple-a:SxN (S servers of N devices), dapple-b:S, dapple-c:S "
                    "and hetpipe, with at most ",
-                   most, " devices"));
+                   most, " devices");
 }
 
 }  // namespace stagger::cluster

@@ -96,18 +96,17 @@ namespace detail {
 constexpr void require_time(Layer const& layer, std::size_t index, char const* field, double value,
                             std::string_view kind = {}) {
   if (finite_and_not_negative(value)) return;
-  throw Error(Errc::bad_data, text(name_of(layer, index), " has ", field, " = ", value,
+  raise(Errc::bad_data, name_of(layer, index), " has ", field, " = ", value,
                                    kind.empty() ? std::string() : text(" on ", std::string(kind)),
-                                   "; give a finite number of seconds that is not negative"));
+                                   "; give a finite number of seconds that is not negative");
 }
 
 constexpr void require_weight(Layer const& layer, std::size_t index, double weight,
                               double backward) {
   require_time(layer, index, "backward_weight_s", weight);
   if (weight <= backward) return;
-  throw Error(Errc::bad_data,
-              text(name_of(layer, index), " has backward_weight_s = ", weight,
-                   ", which is more than its backward_s = ", backward, "; it is a part of it"));
+  raise(Errc::bad_data, name_of(layer, index), " has backward_weight_s = ", weight,
+                   ", which is more than its backward_s = ", backward, "; it is a part of it");
 }
 
 }  // namespace detail
@@ -117,10 +116,9 @@ constexpr void require_weight(Layer const& layer, std::size_t index, double weig
 constexpr void require_profile(Profile const& profile) {
   using namespace detail;
   if (profile.batch < 1)
-    throw Error(Errc::bad_data,
-                text("the profile has batch = ", profile.batch, "; give 1 sample or more"));
+    raise(Errc::bad_data, "the profile has batch = ", profile.batch, "; give 1 sample or more");
   if (profile.layers.empty())
-    throw Error(Errc::bad_data, "the profile has no layers; give one or more");
+    raise(Errc::bad_data, "the profile has no layers; give one or more");
   for (std::size_t i = 0; i < profile.layers.size(); ++i) {
     Layer const& layer = profile.layers[i];
     require_time(layer, i, "forward_s", layer.forward_s);

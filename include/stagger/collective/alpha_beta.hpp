@@ -49,8 +49,7 @@ namespace detail {
 
 constexpr void require_cost(char const* what, double value) {
   if (finite_and_not_negative(value)) return;
-  throw Error(Errc::bad_configuration, std::string(what) + " is " + std::to_string(value) +
-                                           "; it must be a finite number that is not negative");
+  raise(Errc::bad_configuration, what, " is ", value, "; it must be a finite number that is not negative");
 }
 
 }  // namespace detail
@@ -80,9 +79,7 @@ constexpr void require_supported(Algorithm algorithm, int ranks) {
   bool const pairs =
       algorithm == Algorithm::recursive_doubling || algorithm == Algorithm::halving_doubling;
   if (pairs && !std::has_single_bit(static_cast<unsigned>(ranks))) {
-    throw Error(Errc::bad_configuration, std::string(name(algorithm)) +
-                                             " needs a power of two ranks, there are " +
-                                             std::to_string(ranks) + "; use ring or tree");
+    raise(Errc::bad_configuration, name(algorithm), " needs a power of two ranks, there are ", ranks, "; use ring or tree");
   }
 }
 
@@ -92,8 +89,7 @@ constexpr void require_supported(Algorithm algorithm, int ranks) {
 /// @throws Error  Errc::bad_configuration for ranks the algorithm cannot serve, or a bad link
 [[nodiscard]] constexpr CostLine cost(Algorithm algorithm, int ranks, Link link) {
   if (ranks < 1) {
-    throw Error(Errc::bad_configuration,
-                "an all-reduce needs at least one rank, not " + std::to_string(ranks));
+    raise(Errc::bad_configuration, "an all-reduce needs at least one rank, not ", ranks);
   }
   require_supported(algorithm, ranks);
   detail::require_cost("alpha", link.alpha_s);

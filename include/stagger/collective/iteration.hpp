@@ -55,23 +55,15 @@ struct Iteration {
 namespace detail {
 
 inline void fail_layer(char const* what, int layer, double value) {
-  throw Error(Errc::bad_data, std::string(what) + " of layer " + std::to_string(layer) + " is " +
-                                  std::to_string(value) +
-                                  " s; it must be a finite number that is not negative");
+  raise(Errc::bad_data, what, " of layer ", layer, " is ", value, " s; it must be a finite number that is not negative");
 }
 
 inline void fail_sizes(std::size_t times, std::size_t gradients) {
-  throw Error(Errc::bad_data, std::to_string(times) + " backward times, but " +
-                                  std::to_string(gradients) +
-                                  " gradients; give one of each per layer");
+  raise(Errc::bad_data, times, " backward times, but ", gradients, " gradients; give one of each per layer");
 }
 
 inline void fail_groups(int at, LayerGroup found, int expected) {
-  throw Error(Errc::bad_data,
-              "group " + std::to_string(at) + " is layers " + std::to_string(found.highest) +
-                  " to " + std::to_string(found.lowest) + ", but layer " +
-                  std::to_string(expected) +
-                  " comes next; groups list all layers once, from the last down to the first");
+  raise(Errc::bad_data, "group ", at, " is layers ", found.highest, " to ", found.lowest, ", but layer ", expected, " comes next; groups list all layers once, from the last down to the first");
 }
 
 constexpr void require_backward(Backward const& b, CostLine cost) {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <string>
+#include <string_view>
 
 namespace stagger {
 
@@ -19,6 +20,8 @@ class Piece {
  public:
   constexpr Piece(char const* words) noexcept : words_(words), kind_(Kind::words) {}  // NOLINT
   Piece(std::string const& words) noexcept : Piece(words.c_str()) {}                  // NOLINT
+  constexpr Piece(std::string_view const& words) noexcept                             // NOLINT
+      : view_(&words), kind_(Kind::view) {}
   constexpr Piece(std::integral auto number) noexcept                                 // NOLINT
       : whole_(static_cast<std::int64_t>(number)), kind_(Kind::whole) {}
   constexpr Piece(double number) noexcept : real_(number), kind_(Kind::real) {}  // NOLINT
@@ -26,6 +29,10 @@ class Piece {
   [[gnu::cold]] void append_to(std::string& sentence) const {
     if (kind_ == Kind::words) {
       sentence += words_;
+      return;
+    }
+    if (kind_ == Kind::view) {
+      sentence += *view_;
       return;
     }
     char digits[32];
@@ -37,9 +44,10 @@ class Piece {
   }
 
  private:
-  enum class Kind : std::uint8_t { words, whole, real };
+  enum class Kind : std::uint8_t { words, view, whole, real };
   union {
     char const* words_;
+    std::string_view const* view_;
     std::int64_t whole_;
     double real_;
   };

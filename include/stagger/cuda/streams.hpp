@@ -402,7 +402,7 @@ class StreamsBackend {
       issue();
       launch_updates();
       if (machine_.failed())
-        throw stagger::Error(Errc::cancelled, "the step ended while its graph was recorded");
+        raise(Errc::cancelled, "the step ended while its graph was recorded");
       join();
       if (enqueueing()) check(iteration_->refused(), "record an update");
     });

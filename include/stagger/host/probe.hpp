@@ -121,8 +121,7 @@ namespace stagger::host {
   constexpr std::array<std::size_t, 7> sizes{1U << 10, 1U << 12, 1U << 14, 1U << 16,
                                              1U << 18, 1U << 20, 1U << 22};
   if (!(seconds > 0 && seconds <= 3600))
-    throw Error(Errc::bad_configuration,
-                text("probing for ", seconds, " s measures nothing; give 0 to 3600, such as 2"));
+    raise(Errc::bad_configuration, "probing for ", seconds, " s measures nothing; give 0 to 3600, such as 2");
   stagger::detail::PingPong pair(sizes.back());
   std::vector<collective::Sample> samples;
   for (std::size_t const bytes : sizes) {
@@ -146,7 +145,7 @@ namespace stagger::host {
     Probe const& measured,
     int threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()))) {
   if (threads < 1)
-    throw Error(Errc::bad_configuration, text(threads, " threads are no machine; use 1 or more"));
+    raise(Errc::bad_configuration, threads, " threads are no machine; use 1 or more");
   long const pages = sysconf(_SC_PHYS_PAGES);
   long const page = sysconf(_SC_PAGESIZE);
   std::uint64_t const memory =

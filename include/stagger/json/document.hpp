@@ -50,9 +50,7 @@ class Field {
       file->root = Value::parse(file->text);
     } catch (Value::exception const&) {
       auto const found = detail::first_fault(file->text);
-      throw Error(Errc::bad_data,
-                  file->source + detail::place(file->text, found) +
-                      (found >= file->text.size() ? "is where the file ends too early"
+      raise(Errc::bad_data, file->source, detail::place(file->text, found), (found >= file->text.size() ? "is where the file ends too early"
                                                   : "is not JSON here"));
     }
     Value const* const root = &file->root;
@@ -67,8 +65,7 @@ class Field {
   [[noreturn, gnu::cold]] void refuse(std::string const& why) const {
     std::string shown = detail::line_of_json(*value_);
     if (shown.size() > 40) shown = shown.substr(0, 37) + "...";
-    throw Error(Errc::bad_data,
-                text(where(), ": ", name_.empty() ? "the file" : name_, " is ", shown, why));
+    raise(Errc::bad_data, where(), ": ", name_.empty() ? "the file" : name_, " is ", shown, why);
   }
 
   /// File and line, as errors begin.
@@ -85,8 +82,8 @@ class Field {
     if (!value_->is_object()) refuse("; give an object { ... }");
     auto const found = value_->find(key);
     if (found == value_->end())
-      throw Error(Errc::bad_data, text(where(), ": ", name_.empty() ? "the file" : name_,
-                                       " has no '", key, "'; add it"));
+      raise(Errc::bad_data, where(), ": ", name_.empty() ? "the file" : name_,
+                                       " has no '", key, "'; add it");
     std::string escaped;
     for (char const c : std::string_view(key))
       escaped += c == '~' ? "~0" : c == '/' ? "~1" : std::string(1, c);
@@ -169,13 +166,13 @@ class Field {
 [[nodiscard]] inline std::string read_file(std::string const& path) {
   std::unique_ptr<std::FILE, int (*)(std::FILE*)> const file(std::fopen(path.c_str(), "rb"),
                                                              &std::fclose);
-  if (!file) throw Error(Errc::io, text("cannot open '", path, "'; name a file that can be read"));
+  if (!file) raise(Errc::io, "cannot open '", path, "'; name a file that can be read");
   std::string all;
   char piece[1 << 14];
   for (std::size_t n = 0; (n = std::fread(piece, 1, sizeof piece, file.get())) > 0;)
     all.append(piece, n);
   if (std::ferror(file.get()) != 0)
-    throw Error(Errc::io, text("cannot read '", path, "'; name a file that can be read"));
+    raise(Errc::io, "cannot read '", path, "'; name a file that can be read");
   return all;
 }
 

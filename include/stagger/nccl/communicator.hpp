@@ -79,8 +79,7 @@ class Communicator {
                cuda::Stream const& stream)
       : issuer_(device.issuer_), state_(std::make_shared<detail::State>()) {
     if (size < 1 || rank < 0 || rank >= size)
-      throw stagger::Error(Errc::bad_configuration,
-                           text("there is no rank ", rank, " among ", size, " ranks"));
+      raise(Errc::bad_configuration, "there is no rank ", rank, " among ", size, " ranks");
     cuda::check(cudaSetDevice(device.index()), "select a GPU");
     state_->device = device.index();
     state_->stream = stream.get();
@@ -290,17 +289,15 @@ class Communicator {
 
   detail::State& need() {
     if (!state_)
-      throw stagger::Error(Errc::bad_configuration,
-                           "this rank is not part of the communicator; see its colour");
+      raise(Errc::bad_configuration, "this rank is not part of the communicator; see its colour");
     return *state_;
   }
   [[nodiscard]] std::size_t index() const noexcept { return static_cast<std::size_t>(rank()); }
   [[nodiscard]] std::size_t piece(std::size_t count) {
     auto const ranks = static_cast<std::size_t>(need().size);
     if (count % ranks != 0)
-      throw stagger::Error(Errc::bad_configuration,
-                           text(count, " elements cannot be cut into ", ranks,
-                                " equal pieces, and NCCL knows no others; pad them to a multiple"));
+      raise(Errc::bad_configuration, count, " elements cannot be cut into ", ranks,
+                                " equal pieces, and NCCL knows no others; pad them to a multiple");
     return count / ranks;
   }
 

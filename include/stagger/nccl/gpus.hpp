@@ -77,9 +77,8 @@ struct Gpus {
   /// @throws Error  as it says
   [[nodiscard]] [[gnu::cold]] std::shared_ptr<detail::Fleet> meet_others(int count) const {
     if (count < places() && launch)
-      throw stagger::Error(Errc::bad_configuration,
-                           text(launch->launcher, " started ", launch->size, " processes for ",
-                                count, " ranks; start at most one for each rank"));
+      raise(Errc::bad_configuration, launch->launcher, " started ", launch->size, " processes for ",
+                                count, " ranks; start at most one for each rank");
     std::vector<int> own = devices;
     if (launch) {
       if (own.empty()) own.push_back(local_device(*launch));
@@ -93,10 +92,9 @@ struct Gpus {
     for (std::size_t i = 0; i < own.size(); ++i)
       if (std::find(own.begin(), own.begin() + static_cast<std::ptrdiff_t>(i), own[i]) !=
           own.begin() + static_cast<std::ptrdiff_t>(i))
-        throw stagger::Error(Errc::bad_configuration,
-                             text("GPU ", own[i],
+        raise(Errc::bad_configuration, "GPU ", own[i],
                                   " is named twice; name each once, and let a placement put "
-                                  "several ranks on it"));
+                                  "several ranks on it");
     auto const invited = [&] {
       if (invitation != nullptr) return *invitation;
       if (launch) return invite(*launch, rendezvous);

@@ -234,8 +234,7 @@ class GpusBackend : detail::Issuing {
   }
 
   [[noreturn]] [[gnu::cold]] static void refuse() {
-    throw stagger::Error(Errc::device,
-                         "the GPUs or their communicators were lost in an earlier step; make a new "
+    raise(Errc::device, "the GPUs or their communicators were lost in an earlier step; make a new "
                          "pipeline");
   }
 

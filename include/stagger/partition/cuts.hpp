@@ -21,9 +21,8 @@ struct Cuts {
     int before = 0;
     for (int const cut : first_layers) {
       if (cut <= before || cut >= layers)
-        throw Error(Errc::bad_configuration,
-                    text("a cut before layer ", cut, " leaves a stage empty; with ",
-                         counted(layers, "layer"), " cuts must rise from 1 to ", layers - 1));
+        raise(Errc::bad_configuration, "a cut before layer ", cut, " leaves a stage empty; with ",
+                         counted(layers, "layer"), " cuts must rise from 1 to ", layers - 1);
       before = cut;
     }
     return first_layers;

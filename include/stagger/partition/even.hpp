@@ -19,8 +19,8 @@ struct Even {
   /// @throws Error  bad_configuration if there are no stages, or more than layers
   [[nodiscard]] constexpr std::vector<int> cuts(int layers) const {
     if (stages < 1 || stages > layers)
-      throw Error(Errc::bad_configuration, text(counted(stages, "stage"), " cannot be made of ",
-                                                counted(layers, "layer"), "; use 1 to ", layers));
+      raise(Errc::bad_configuration, counted(stages, "stage"), " cannot be made of ",
+                                                counted(layers, "layer"), "; use 1 to ", layers);
     std::vector<int> cuts;
     int const each = layers / stages;
     int const longer = layers % stages;

@@ -141,9 +141,8 @@ struct MinMax {
                                                     detail::Limits const& limits,
                                                     std::vector<int> const& all, double least) {
     if (all.size() > 16)
-      throw Error(Errc::bad_configuration,
-                  text("leaving some of ", all.size(),
-                       " devices out of a given order is for at most 16; set any_order"));
+      raise(Errc::bad_configuration, "leaving some of ", all.size(),
+                       " devices out of a given order is for at most 16; set any_order");
     Found best{.order = {}, .lower_bound_s = least};
     for (unsigned chosen = 1; chosen < 1U << all.size(); ++chosen) {
       std::vector<int> order;

@@ -24,8 +24,8 @@ template <CostPolicy P> struct Weighed {
   ///                the policy throws
   [[nodiscard]] constexpr std::vector<int> cuts(int layers) const {
     if (layers != costs.layers())
-      throw Error(Errc::mismatch, text("the model has ", counted(layers, "layer"), ", its profile ",
-                                       costs.layers(), "; profile the model that is cut"));
+      raise(Errc::mismatch, "the model has ", counted(layers, "layer"), ", its profile ",
+                                       costs.layers(), "; profile the model that is cut");
     return policy.partition(costs).cuts;
   }
 };

@@ -41,7 +41,7 @@ namespace detail {
 
 [[noreturn, gnu::cold]] inline void refuse_allocation(char const* policy, char const* wants,
                                                       char const* of, long long got) {
-  throw Error(Errc::bad_configuration, text(policy, " wants ", wants, "; ", of, " is ", got));
+  raise(Errc::bad_configuration, policy, " wants ", wants, "; ", of, " is ", got);
 }
 
 }  // namespace detail

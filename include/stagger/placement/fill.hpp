@@ -61,16 +61,15 @@ namespace placement::detail {
 
 constexpr void require_room(Occupancy const& occupied, int devices) {
   if (occupied.size.size() != occupied.taken.size())
-    throw Error(Errc::bad_configuration, text(occupied.size.size(), " nodes, but what is taken of ",
-                                              occupied.taken.size(), "; give one for each"));
+    raise(Errc::bad_configuration, occupied.size.size(), " nodes, but what is taken of ",
+                                              occupied.taken.size(), "; give one for each");
   for (std::size_t n = 0; n < occupied.size.size(); ++n)
     if (occupied.taken[n] < 0 || occupied.free(n) < 0)
-      throw Error(Errc::bad_configuration,
-                  text("node ", n, " has ", occupied.size[n], " devices, of which ",
-                       occupied.taken[n], " are taken; give 0 to ", occupied.size[n]));
+      raise(Errc::bad_configuration, "node ", n, " has ", occupied.size[n], " devices, of which ",
+                       occupied.taken[n], " are taken; give 0 to ", occupied.size[n]);
   if (devices < 1 || devices > occupied.free())
-    throw Error(Errc::bad_configuration, text(devices, " devices cannot be chosen of ",
-                                              occupied.free(), " that are free; choose 1 or more"));
+    raise(Errc::bad_configuration, devices, " devices cannot be chosen of ",
+                                              occupied.free(), " that are free; choose 1 or more");
 }
 
 /// Node after node: fresh ones first, or those partly taken. Strict: nodes of the first sort alone.

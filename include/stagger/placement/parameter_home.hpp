@@ -59,10 +59,8 @@ struct Traffic {
                                         std::span<std::uint64_t const> boundary_bytes,
                                         Worker const& worker, std::span<int const> homes) {
   if (parameter_bytes.size() != homes.size() || boundary_bytes.size() != homes.size())
-    throw Error(
-        Errc::bad_configuration,
-        text("there are parameters of ", parameter_bytes.size(), " layers, boundaries of ",
-             boundary_bytes.size(), " and homes for ", homes.size(), "; give one for each layer"));
+    raise(Errc::bad_configuration, "there are parameters of ", parameter_bytes.size(), " layers, boundaries of ",
+             boundary_bytes.size(), " and homes for ", homes.size(), "; give one for each layer");
   Traffic result;
   for (std::size_t l = 0; l < homes.size(); ++l)
     if (homes[l] != worker.node_of(static_cast<int>(l)))
@@ -81,7 +79,7 @@ struct RoundRobin {
   [[nodiscard]] constexpr std::vector<int> homes(int layers, int nodes,
                                                  std::span<Worker const> /*workers*/) const {
     if (nodes < 1)
-      throw Error(Errc::bad_configuration, text(nodes, " nodes have no room; give 1 or more"));
+      raise(Errc::bad_configuration, nodes, " nodes have no room; give 1 or more");
     std::vector<int> result;
     for (int l = 0; l < layers; ++l) result.push_back(l % nodes);
     return result;
@@ -97,13 +95,12 @@ struct Local {
   [[nodiscard]] constexpr std::vector<int> homes(int layers, int /*nodes*/,
                                                  std::span<Worker const> workers) const {
     if (workers.empty())
-      throw Error(Errc::bad_configuration, "Local needs a worker to follow; give one or more");
+      raise(Errc::bad_configuration, "Local needs a worker to follow; give one or more");
     for (std::size_t w = 0; w < workers.size(); ++w)
       if (!(workers[w] == workers.front()))
-        throw Error(Errc::bad_configuration,
-                    text("worker ", w,
+        raise(Errc::bad_configuration, "worker ", w,
                          " has other cuts or nodes than worker 0; Local needs them "
-                         "equal, use EqualDistribution or RoundRobin"));
+                         "equal, use EqualDistribution or RoundRobin");
     std::vector<int> result;
     for (int l = 0; l < layers; ++l) result.push_back(workers.front().node_of(l));
     return result;

@@ -50,7 +50,7 @@ struct Draft {
 /// Checks that stages tile the layers and that no device is used twice.
 /// @throws Error  bad_configuration naming stage, layer or device
 inline void require_draft(Workload const& workload, Draft const& draft) {
-  auto const refuse = [](std::string const& s) { throw Error(Errc::bad_configuration, s); };
+  auto const refuse = [](std::string const& s) { raise(Errc::bad_configuration, s); };
   auto const& usable = workload.devices();
   std::vector<int> user(workload.cluster().devices.size(), -1);
   int next = 0;

@@ -128,8 +128,7 @@ struct MeasuredStage {
           return;
         }
         if (block.action.stage < 0) {
-          throw Error(Errc::bad_data, "stage " + std::to_string(block.action.stage) +
-                                          " in a timeline; count stages from 0");
+          raise(Errc::bad_data, "stage ", block.action.stage, " in a timeline; count stages from 0");
         }
         stages = std::max(stages, block.action.stage + 1);
         if (block.half != detail::Half::none) return;

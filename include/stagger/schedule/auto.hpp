@@ -251,9 +251,7 @@ struct Auto {
 
   static void require_found(Found const& best, int least) {
     if (best.table.stages > 0) return;
-    throw Error(Errc::bad_configuration,
-                "schedule auto found no order within the limits; give each rank room for " +
-                    std::to_string(least) + " activations or more");
+    raise(Errc::bad_configuration, "schedule auto found no order within the limits; give each rank room for ", least, " activations or more");
   }
 
   /// The published rules for a V know one cost for all stages: here the mean, and each its own.
@@ -312,14 +310,10 @@ struct Auto {
             "a limit is at least 1, or 0 for none");
     bool const memory = limits.memory == 0 || (limits.memory >= 1 && std::isfinite(limits.memory));
     if (!memory) {
-      throw Error(Errc::bad_configuration, "schedule auto cannot have memory for " +
-                                               std::to_string(limits.memory) +
-                                               " activations; give at least 1, or 0 for no limit");
+      raise(Errc::bad_configuration, "schedule auto cannot have memory for ", limits.memory, " activations; give at least 1, or 0 for no limit");
     }
     if (!(limits.weight_share >= 0 && limits.weight_share <= 1)) {
-      throw Error(Errc::bad_configuration, "schedule auto cannot have a weight share of " +
-                                               std::to_string(limits.weight_share) +
-                                               "; give 0 to 1");
+      raise(Errc::bad_configuration, "schedule auto cannot have a weight share of ", limits.weight_share, "; give 0 to 1");
     }
   }
 

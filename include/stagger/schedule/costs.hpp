@@ -53,8 +53,8 @@ namespace detail {
 }
 
 [[noreturn]] inline void refuse_cost(int stage, char const* field, double value) {
-  throw Error(Errc::bad_data, text("stage ", stage, " has ", field, " = ", value,
-                                   "; costs must be finite and not negative"));
+  raise(Errc::bad_data, "stage ", stage, " has ", field, " = ", value,
+                                   "; costs must be finite and not negative");
 }
 
 }  // namespace detail
@@ -64,8 +64,8 @@ namespace detail {
 /// @throws Error bad_data, naming stage, field and value
 constexpr void require_costs(Costs const& costs, int stages) {
   if (!costs.stages.empty() && costs.stages.size() != static_cast<std::size_t>(stages)) {
-    throw Error(Errc::bad_data, text("costs are given for ", counted(costs.stages.size(), "stage"),
-                                     " but the table has ", stages, "; give one line per stage"));
+    raise(Errc::bad_data, "costs are given for ", counted(costs.stages.size(), "stage"),
+                                     " but the table has ", stages, "; give one line per stage");
   }
   int const given = costs.stages.empty() ? 1 : stages;
   for (int s = 0; s < given; ++s) {

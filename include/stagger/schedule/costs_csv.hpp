@@ -42,9 +42,7 @@ namespace stagger::schedule {
       while (a < b && (text[b - 1] == ' ' || text[b - 1] == '\t')) --b;
       std::string_view const value = text.substr(a, b - a);
       auto const refuse = [&](std::string const& why) {
-        throw Error(Errc::bad_data, std::string(source) + ", line " + std::to_string(line) +
-                                        ", column " + std::to_string(a - begin + 1) + ": '" +
-                                        std::string(value.substr(0, 60)) + "' " + why);
+        raise(Errc::bad_data, source, ", line ", line, ", column ", a - begin + 1, ": '", value.substr(0, 60), "' ", why);
       };
       if ((comma < end) != (field + 1 < header.size())) {
         refuse("is field " + std::to_string(field + 1) + " of a line that must have 5");
@@ -74,8 +72,7 @@ namespace stagger::schedule {
     begin = next;
   }
   if (costs.stages.empty())
-    throw Error(Errc::bad_data,
-                std::string(source) + " holds no stage; give a header and a line for each");
+    raise(Errc::bad_data, source, " holds no stage; give a header and a line for each");
   return costs;
 }
 

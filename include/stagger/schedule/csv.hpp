@@ -63,7 +63,7 @@ class TableReader {
                std::to_string(begin - line_begin_ + 1) + ": '" +
                std::string(text_.substr(begin, end - begin < 60 ? end - begin : 60)) + "'";
     }
-    throw Error(Errc::bad_data, where + " " + why);
+    raise(Errc::bad_data, where, " ", why);
   }
 
   static bool blank(char c) noexcept { return c == ' ' || c == '\t'; }

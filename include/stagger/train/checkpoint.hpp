@@ -283,8 +283,7 @@ inline RestoredCheckpoint Checkpoints::restore(std::string_view model,
       restored.warnings.emplace_back(error.what());
     }
   }
-  throw Error(Errc::bad_data, restored.warnings.front() + "; no other checkpoint in " + folder_ +
-                                  " is whole: remove the folder and start again");
+  raise(Errc::bad_data, restored.warnings.front(), "; no other checkpoint in ", folder_, " is whole: remove the folder and start again");
 }
 
 }  // namespace stagger

@@ -22,7 +22,7 @@ namespace stagger::cuda::detail {
   Program const& program = machine.program();
   if (!program.training || machine.parameter_count() == 0) return;
   auto const refuse = [](char const* sentence) {
-    throw stagger::Error(Errc::bad_configuration, sentence);
+    raise(Errc::bad_configuration, sentence);
   };
   if (machine.enqueued_bytes() == 0)
     refuse(
@@ -92,7 +92,7 @@ namespace stagger::cuda::detail {
       throw Error(error.result(), text("step ", step, ": ", error.what(),
                                        "; when it was last looked at, ", where(machine, jobs)));
     } catch (stagger::Error const& error) {
-      throw stagger::Error(error.code(), text("step ", step, ": ", error.what()));
+      raise(error.code(), "step ", step, ": ", error.what());
     }
   } catch (...) {
     return std::current_exception();

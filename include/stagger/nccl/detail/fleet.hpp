@@ -60,9 +60,8 @@ struct ChannelEnd {
   [[gnu::cold]] void tell(ByteWriter& bytes, bool gives, double seconds) {
     std::uint64_t size = bytes.size();
     if (size + sizeof size > room)
-      throw stagger::Error(Errc::bad_configuration,
-                           text("a value for another process has ", size,
-                                " bytes beside its tensors; keep them below ", room - sizeof size));
+      raise(Errc::bad_configuration, "a value for another process has ", size,
+                                " bytes beside its tensors; keep them below ", room - sizeof size);
     if (gives) {
       std::memcpy(words.data(), &size, sizeof size);
       std::memcpy(words.data() + sizeof size, bytes.data(), bytes.size());

@@ -48,12 +48,10 @@ class GroupSums {
       different.erase(std::unique(different.begin(), different.end()), different.end());
       if (program.groups.empty() || different.size() == 1) continue;
       if (different.size() != holders.size())
-        throw stagger::Error(
-            Errc::bad_configuration,
-            text("stage ", program.cells[first].stage, " is held by ", holders.size(), " ranks on ",
+        raise(Errc::bad_configuration, "stage ", program.cells[first].stage, " is held by ", holders.size(), " ranks on ",
                  different.size(),
                  " GPUs; put them on one GPU, or each on one of its own, by a placement such as "
-                 "placement::ExplicitMap"));
+                 "placement::ExplicitMap");
       team_of_[static_cast<std::size_t>(program.cells[first].stage)] = wanted.size();
       wanted.push_back(holders);
     }

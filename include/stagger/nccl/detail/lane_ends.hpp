@@ -51,11 +51,9 @@ class LaneEnds {
     for (std::size_t i = 0; i < wires_.count; ++i)
       if (wires_.table[i].type == &type && wires_.table[i].write != nullptr) return wires_.table[i];
     int const stage = islands_.program().cells[cell].stage;
-    throw stagger::Error(
-        Errc::bad_configuration,
-        text("the value between the stages ", stage, " and ", stage + 1,
+    raise(Errc::bad_configuration, "the value between the stages ", stage, " and ", stage + 1,
              " cannot go to another GPU; make it a cuda::Tensor, give its type a member fields() "
-             "that returns a std::tie of such, or specialise stagger::nccl::Wire for it"));
+             "that returns a std::tie of such, or specialise stagger::nccl::Wire for it");
   }
   [[nodiscard]] bool shapes_change() const noexcept { return wires_.shapes_change; }
 

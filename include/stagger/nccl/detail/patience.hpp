@@ -53,7 +53,7 @@ class Patience {
           before = progress;
           moved = now;
         } else if (seconds(now - moved) > deadline_s) {
-          throw stagger::Error(Errc::deadline, stall_text(replayed));
+          raise(Errc::deadline, stall_text(replayed));
         }
       }
       return nullptr;
@@ -124,7 +124,7 @@ class Patience {
     } catch (Error const& error) {
       throw Error(error.result(), text("step ", step, ": ", error.what()));
     } catch (stagger::Error const& error) {
-      throw stagger::Error(error.code(), text("step ", step, ": ", error.what()));
+      raise(error.code(), "step ", step, ": ", error.what());
     }
   } catch (...) {
     return std::current_exception();

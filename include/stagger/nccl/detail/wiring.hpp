@@ -385,11 +385,9 @@ class Wiring {
         header_.add(known.data(), known.size());
       } else if (known.size() != header_.size() ||
                  std::memcmp(known.data(), header_.data(), known.size()) != 0) {
-        throw stagger::Error(
-            Errc::bad_configuration,
-            text("what ", stagger::detail::describe(in),
+        raise(Errc::bad_configuration, "what ", stagger::detail::describe(in),
                  " makes has another shape than in the first step, which another process does not "
-                 "know; use microbatches of one shape, or set Gpus::shapes_change"));
+                 "know; use microbatches of one shape, or set Gpus::shapes_change");
       }
       return;
     }

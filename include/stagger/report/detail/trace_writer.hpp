@@ -65,7 +65,7 @@ class TraceWriter {
   void step(schedule::Timeline const& timeline, long long number, double start_s) {
     std::int64_t const origin = start_s >= 0 ? to_ns(start_s) : process_end_ns_;
     if (origin > to_ns(4e9)) {
-      throw Error(Errc::bad_data, "a trace of more than 4e9 s; give the times in seconds");
+      raise(Errc::bad_data, "a trace of more than 4e9 s; give the times in seconds");
     }
     slices_.clear();
     for (std::size_t r = 0; r < timeline.rows.size(); ++r) {

@@ -228,7 +228,7 @@ class MemoryWaits {
   Fault stuck;
   auto const times = detail::stage_times(table, costs);
   if (messages) {
-    if (Fault const f = detail::Checker(table).run()) throw Error(Errc::bad_schedule, message(f));
+    if (Fault const f = detail::Checker(table).run()) raise(Errc::bad_schedule, message(f));
     detail::ChannelPlay play(table, channels);
     auto const ran = play.run(times, costs.overlap_s, account,
                               [&](std::size_t send, std::size_t receive, double start, double end) {
@@ -242,7 +242,7 @@ class MemoryWaits {
   } else {
     stuck = detail::standstill(table, detail::play(table, times, costs.overlap_s, account));
   }
-  if (stuck) throw Error(Errc::bad_schedule, message(stuck));
+  if (stuck) raise(Errc::bad_schedule, message(stuck));
   account.close();
   if (limits.in_flight > 0 || limits.memory > 0)
     detail::MemoryWaits(table, times, limits, out).move();

@@ -46,8 +46,7 @@ struct Inbox {
 [[nodiscard]] constexpr Table lower(Table const& table, Costs const& costs = {}) {
   for (Action const& a : table.actions) {
     if (is_message(a.kind))
-      throw Error(Errc::bad_schedule,
-                  "the table holds messages already; lower takes a table without them");
+      raise(Errc::bad_schedule, "the table holds messages already; lower takes a table without them");
   }
   detail::require_playable(table);
   require_costs(costs, table.stages);
@@ -73,7 +72,7 @@ struct Inbox {
                                 [&](std::size_t rank, std::size_t at, double, double end, double) {
                                   ending[table.row_begin[rank] + at] = {end, seen++};
                                 });
-  if (Fault const f = detail::standstill(table, ran)) throw Error(Errc::bad_schedule, message(f));
+  if (Fault const f = detail::standstill(table, ran)) raise(Errc::bad_schedule, message(f));
 
   std::vector<std::vector<std::size_t>> peers(
       P, std::vector<std::size_t>{});  // ranks that a rank receives from

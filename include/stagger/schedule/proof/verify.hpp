@@ -36,7 +36,7 @@ constexpr void require_playable(Table const& table) {
     auto const row = table.row(r);
     for (std::size_t at = 0; at < row.size(); ++at) {
       if (!in_range(table, row[at])) {
-        throw Error(Errc::bad_schedule, message({.kind = FaultKind::out_of_range,
+        raise(Errc::bad_schedule, message({.kind = FaultKind::out_of_range,
                                                  .rank = r,
                                                  .position = static_cast<int>(at),
                                                  .action = row[at]}));
@@ -44,8 +44,7 @@ constexpr void require_playable(Table const& table) {
     }
   }
   if (sparse(table))
-    throw Error(Errc::bad_schedule,
-                "the table has fewer actions than stages times microbatches; verify it first");
+    raise(Errc::bad_schedule, "the table has fewer actions than stages times microbatches; verify it first");
 }
 
 /// What is known of one (stage, microbatch, slice) while a table is checked.
