@@ -26,7 +26,7 @@ namespace mpi = stagger::mpi;
 
 namespace {
 
-using mpi::detail::Agreement;
+using mpi::detail::Commit;
 
 int messages_left = 0;  // that a process sends once it begins to hand over; 0: all
 bool silent = false;
@@ -44,12 +44,12 @@ Outcome outcome_of(int n, int dead, int messages) {
   program.computing = n;
   std::vector<int> process_of;
   for (int p = 0; p < n; ++p) process_of.push_back(p);
-  std::vector<Agreement> all(static_cast<std::size_t>(n));
-  auto const at = [&](int p) -> Agreement& { return all[static_cast<std::size_t>(p)]; };
+  std::vector<Commit> all(static_cast<std::size_t>(n));
+  auto const at = [&](int p) -> Commit& { return all[static_cast<std::size_t>(p)]; };
   for (int p = 0; p < n; ++p) {
     at(p).load(program, process_of, n, true);
     at(p).begin_step(p);
-    for (int rank = 0; rank < n; ++rank) static_cast<void>(at(p).promised());
+    for (int rank = 0; rank < n; ++rank) static_cast<void>(at(p).voted());
     CHECK_FALSE(at(p).made());
   }
   std::vector<int> told_by_dead;  // in the order of its messages: first values, then its word
@@ -60,7 +60,7 @@ Outcome outcome_of(int n, int dead, int messages) {
       bool sent = true;
       for (int i = 0; from == dead && i < n - 1; ++i)
         if (told_by_dead[static_cast<std::size_t>(i)] == to) sent = i < messages;
-      if (sent && at(to).promised()) knows[static_cast<std::size_t>(to)] = true;
+      if (sent && at(to).voted()) knows[static_cast<std::size_t>(to)] = true;
     }
   for (int from = 0; from < n; ++from)
     for (int to = 0; to < n; ++to) {
@@ -84,7 +84,7 @@ Outcome outcome_of(int n, int dead, int messages) {
 
 }  // namespace
 
-TEST_CASE("mpi/Agreement: whenever one process dies, the others take the step or none does",
+TEST_CASE("mpi/Commit: whenever one process dies, the others take the step or none does",
           "[mpi]") {
   for (int n = 2; n <= 5; ++n)
     for (int dead = 0; dead < n; ++dead)
@@ -95,14 +95,14 @@ TEST_CASE("mpi/Agreement: whenever one process dies, the others take the step or
       }
 }
 
-TEST_CASE("mpi/Agreement: of two that are silent none is left out", "[mpi]") {
+TEST_CASE("mpi/Commit: of two that are silent none is left out", "[mpi]") {
   sg::Program program;
   program.training = true;
   program.computing = 4;
-  Agreement one;
+  Commit one;
   one.load(program, {0, 1, 2, 3}, 4);
   one.begin_step(0);
-  for (int rank = 0; rank < 4; ++rank) static_cast<void>(one.promised());
+  for (int rank = 0; rank < 4; ++rank) static_cast<void>(one.voted());
   REQUIRE(one.in_doubt());
   CHECK(one.last() == -1);
   one.take(1);
@@ -117,45 +117,45 @@ TEST_CASE("mpi/Agreement: of two that are silent none is left out", "[mpi]") {
   CHECK(one.last() == -1);
 }
 
-TEST_CASE("mpi/Agreement: a process that runs no rank neither promises nor is waited for",
+TEST_CASE("mpi/Commit: a process that runs no rank neither votes nor is waited for",
           "[mpi]") {
   sg::Program program;
   program.training = true;
   program.computing = 2;
-  Agreement works;
+  Commit works;
   works.load(program, {0, 1}, 3);
   works.begin_step(0);
-  for (int rank = 0; rank < 2; ++rank) static_cast<void>(works.promised());
+  for (int rank = 0; rank < 2; ++rank) static_cast<void>(works.voted());
   CHECK(works.last() == 1);
   works.take(1);
   CHECK(works.made());
-  Agreement idle;
+  Commit idle;
   idle.load(program, {0, 1}, 3);
   idle.begin_step(2);
   CHECK(idle.made());
   CHECK_FALSE(idle.in_doubt());
 }
 
-TEST_CASE("mpi/Ending: who has promised does not end the step alone, and each step begins anew",
+TEST_CASE("mpi/Ending: who has voted does not end the step alone, and each step begins anew",
           "[mpi]") {
   auto const failure = std::make_exception_ptr(sg::Error(sg::Errc::cancelled, "enough"));
-  struct Fate : sg::detail::StepFate {
-  } fate;
+  struct Status : sg::detail::StepStatus {
+  } status;
   mpi::detail::Ending ending;
   ending.open();
-  REQUIRE(ending.promise());
-  ending.fail(fate, failure);
+  REQUIRE(ending.vote());
+  ending.fail(status, failure);
   CHECK_FALSE(ending.failed());
-  CHECK_FALSE(fate.failed());
-  ending.break_off(fate, failure);
+  CHECK_FALSE(status.failed());
+  ending.break_off(status, failure);
   CHECK(ending.failed());
-  CHECK(fate.failed());
+  CHECK(status.failed());
   CHECK(ending.failure() == failure);
-  CHECK_FALSE(ending.promise());
+  CHECK_FALSE(ending.vote());
   ending.open();
   CHECK_FALSE(ending.failed());
   CHECK(ending.failure() == nullptr);
-  CHECK(ending.promise());
+  CHECK(ending.vote());
 }
 
 TEST_CASE("mpi/Watch: a rank that has moved in another process ends the quiet here", "[mpi]") {

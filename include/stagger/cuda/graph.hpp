@@ -44,7 +44,7 @@ class Graph {
   template <class Body> void capture(Stream const& origin, GraphCounts& counts, Body body) {
     check(cudaStreamBeginCapture(origin.get(), cudaStreamCaptureModeThreadLocal),
           "begin a capture");
-    detail::capture_is_spoilt = false;
+    detail::capture_is_corrupted = false;
     std::exception_ptr failure;
     try {
       body();
@@ -58,7 +58,7 @@ class Graph {
       std::rethrow_exception(failure);
     }
     check(ended, "capture an iteration");
-    if (detail::capture_is_spoilt)
+    if (detail::capture_is_corrupted)
       detail::fail(cudaErrorStreamCaptureUnsupported, "capture an iteration");
     ++counts.captures;
     check(cudaGraphGetNodes(recorded.graph, nullptr, &counts.nodes), "count the nodes of a graph");

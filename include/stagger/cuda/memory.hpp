@@ -93,7 +93,7 @@ class Pool {
  private:
   /// Earlier work on the memory may still be under way: it stays as long as the pool.
   [[gnu::cold]] void keep(void* memory) noexcept {
-    detail::capture_is_spoilt = true;
+    detail::capture_is_corrupted = true;
     try {
       std::lock_guard const lock(mutex_);
       kept_.push_back(memory);

@@ -48,7 +48,7 @@ namespace detail {
 }
 
 /// Set where the calling thread met something that a graph cannot hold and could not throw.
-inline thread_local bool capture_is_spoilt = false;
+inline thread_local bool capture_is_corrupted = false;
 
 }  // namespace detail
 

@@ -15,7 +15,7 @@
 #include <stagger/cuda/detail/events.hpp>
 #include <stagger/cuda/detail/iteration.hpp>
 #include <stagger/cuda/detail/jobs.hpp>
-#include <stagger/cuda/detail/patience.hpp>
+#include <stagger/cuda/detail/wait_policy.hpp>
 #include <stagger/cuda/detail/require.hpp>
 #include <stagger/cuda/detail/timeline.hpp>
 #include <stagger/cuda/graph.hpp>
@@ -39,7 +39,7 @@ class StreamsBackend {
   [[gnu::cold]] StreamsBackend(Device const& device, stagger::detail::Machine& machine, int)
       : options_(device.options()),
         machine_(machine),
-        patience_(machine.options().deadline_s, this) {
+        wait_policy_(machine.options().deadline_s, this) {
     if (options_.ahead < 1)
       raise(Errc::bad_configuration, "the host cannot be ", options_.ahead,
             " steps ahead of a GPU; use at least 1");
@@ -52,9 +52,9 @@ class StreamsBackend {
   StreamsBackend& operator=(StreamsBackend const&) = delete;
   ~StreamsBackend() {
     if (!lost_ && flying_ != 0) {  // no longer than the deadline
-      patience_.begin();
+      wait_policy_.begin();
       wait_for_all();
-      patience_.end();
+      wait_policy_.end();
     }
     if (!lost_) return;
     // The device may still come to what it was given: its jobs and its memory stay.
@@ -101,7 +101,7 @@ class StreamsBackend {
     return enqueueing() ? static_cast<std::size_t>(options_.ahead) : 1;
   }
 
-  /// Has the device begin the step that the machine has begun. Nothing of it flies if the machine
+  /// Has the device begin the step that the machine has begun. Nothing of it in_flight if the machine
   /// has failed: what was enqueued of it, and all before it, is done.
   void enqueue(std::size_t turn) noexcept {
     turn_ = turn;
@@ -109,7 +109,7 @@ class StreamsBackend {
       if (lost_) detail::refuse_lost();
       check(cudaSetDevice(options_.device), "select a GPU");  // steps may come from any thread
       begin_iteration();
-      patience_.begin();
+      wait_policy_.begin();
     } catch (...) {
       return fail(std::current_exception());
     }
@@ -125,14 +125,14 @@ class StreamsBackend {
       fail(std::current_exception());
     }
     updates_released_.store(true, std::memory_order_release);
-    if (enqueueing()) come_home();
-    patience_.end();
+    if (enqueueing()) finish_in_flight();
+    wait_policy_.end();
     warm_ = !machine_.failed();
     if (warm_) ++flying_;
   }
 
   /// Whether the device is done with a turn.
-  [[nodiscard]] bool landed(std::size_t turn) {
+  [[nodiscard]] bool finished(std::size_t turn) {
     if (lost_) return true;
     try {
       return events_.end(turn).done();
@@ -146,11 +146,11 @@ class StreamsBackend {
   /// @return  what it ended with; null: it went well
   [[nodiscard]] std::exception_ptr await(std::size_t turn, std::int64_t step) noexcept {
     if (lost_) return reason_;
-    patience_.begin();
+    wait_policy_.begin();
     if (enqueueing()) jobs_->restart();
     std::exception_ptr failure =
         wait(turn, [&] { return enqueueing() ? events_.end(turn).done() : all_idle(); });
-    patience_.end();
+    wait_policy_.end();
     flying_ = flying_ == 0 ? 0 : flying_ - 1;
     if (failure) lose(step == 0 ? failure : detail::of_step(failure, step, machine_, *jobs_));
     return lost_ ? reason_ : nullptr;
@@ -203,7 +203,7 @@ class StreamsBackend {
     enqueue(rank, in, stream);
   }
 
-  // For Patience.
+  // For WaitPolicy.
   [[nodiscard]] std::uint64_t progress() const noexcept {
     std::uint64_t sum = steps_issued_.load(std::memory_order_relaxed);
     for (std::size_t r = 0; r < machine_.ranks().size(); ++r) sum = sum * 31 + jobs_->finished(r);
@@ -409,7 +409,7 @@ class StreamsBackend {
   }
 
   /// What became of the parameters of a step that is enqueued, or that could not be.
-  void come_home() noexcept {
+  void finish_in_flight() noexcept {
     if (machine_.failed()) return undo();
     if (iteration_->refused() == cudaSuccess) return;
     if (!wait_for_all()) lose(detail::refusal(iteration_->refused()));
@@ -443,7 +443,7 @@ class StreamsBackend {
   /// A host function that overruns still uses what the step was given: the step ends with it.
   template <class Done>
   [[nodiscard]] std::exception_ptr wait(std::size_t turn, Done done) noexcept {
-    return patience_.wait(!enqueueing(), done, [this, turn] {
+    return wait_policy_.wait(!enqueueing(), done, [this, turn] {
       if (enqueueing() && !turns_[turn].replayed) events_.look(machine_.program(), turn, *jobs_);
     });
   }
@@ -489,7 +489,7 @@ class StreamsBackend {
   bool timed_ = false;  // the step under way, by events
   std::chrono::steady_clock::time_point start_{};
   std::atomic<std::uint64_t> steps_issued_{0};
-  detail::Patience<StreamsBackend> patience_;
+  detail::WaitPolicy<StreamsBackend> wait_policy_;
   detail::Caller caller_;
 };
 

@@ -36,7 +36,7 @@ concept RunsAhead = requires(B& backend, B const& seen, std::size_t turn, double
   { seen.runs_ahead() } -> std::same_as<bool>;  // in the mode that was asked for
   { seen.turns() } -> std::same_as<std::size_t>;
   backend.enqueue(turn);
-  { backend.landed(turn) } -> std::same_as<bool>;  // is the device done with it?
+  { backend.finished(turn) } -> std::same_as<bool>;  // is the device done with it?
   { backend.await(turn, std::int64_t{}) } noexcept -> std::same_as<std::exception_ptr>;
   { seen.results(turn, losses) } -> std::same_as<double>;  // the norm of the gradients
   seen.require_present();                                  // throws where the device is lost

@@ -22,7 +22,7 @@
 #include <stagger/engine/model_state.hpp>
 #include <stagger/engine/options.hpp>
 #include <stagger/engine/parameter_memory.hpp>
-#include <stagger/engine/step_fate.hpp>
+#include <stagger/engine/step_status.hpp>
 #include <stagger/program/lay_out.hpp>
 #include <stagger/program/replica_ops.hpp>
 
@@ -30,7 +30,7 @@ namespace stagger {
 
 namespace detail {
 
-class Machine : public StepFate {
+class Machine : public StepStatus {
  public:
   /// @param cuts    [stages - 1] first layer of each stage after the first, rising
   /// @param memory  where parameters go; none: on the host
@@ -87,9 +87,9 @@ class Machine : public StepFate {
   /// Brings back what a step that failed has changed. Such a back end calls it itself.
   [[gnu::cold]] void undo() {
     if (run.program->training) run.zero_gradients(model);
-    for (auto& duties : run.duties)
-      if (std::exchange(duties.updated, false))
-        for (Duty const& duty : duties.layers) model.parameters[duty.layer].copy_part(duty.range, true);
+    for (auto& end_of_step : run.end_of_step)
+      if (std::exchange(end_of_step.updated, false))
+        for (Duty const& duty : end_of_step.layers) model.parameters[duty.layer].copy_part(duty.range, true);
     if (run.program->training && !run.program->flushes)
       for (auto& parameters : model.parameters) parameters.restore();
   }
@@ -121,9 +121,9 @@ class Machine : public StepFate {
   /// Sets every rank to the start of the loaded program.
   [[gnu::cold]] void begin_step(StepArguments const& arguments) {
     run.arguments = arguments;
-    begin_fate();
+    begin_status();
     run.gradient_norm = 0;
-    for (auto& duties : run.duties) duties.updated = false;
+    for (auto& end_of_step : run.end_of_step) end_of_step.updated = false;
     if (!model.shards || run.program->training)  // else nobody may know yet whose state it is
       if (std::exchange(model.shown, false)) run.take_back(model);
     if (run.program->training && !run.program->flushes)
@@ -158,7 +158,7 @@ class Machine : public StepFate {
   /// what replicas do between actions and instead of their last backward.
   void execute_end(RankState& rank, Instruction const& in, Clock clock = {}) {
     if (in.op == Op::finish)
-      finish(run.duties[static_cast<std::size_t>(rank.number)]);
+      finish(run.end_of_step[static_cast<std::size_t>(rank.number)]);
     else if (in.op == Op::update)
       update(rank);
     else if (in.op == Op::apply)
@@ -206,10 +206,10 @@ class Machine : public StepFate {
 
  private:
   static constexpr std::size_t saved_at_once = std::size_t{1} << 15U;  // bytes
-  void finish(Duties const& duties) {
-    for (Addition const& addition : duties.add) addition.to->add(*addition.from);
+  void finish(EndOfStep const& end_of_step) {
+    for (Addition const& addition : end_of_step.add) addition.to->add(*addition.from);
     if (!model.options.clip_norm) return;
-    for (Square const& one : duties.squares)
+    for (Square const& one : end_of_step.squares)
       model.parameters[one.layer].sum_squares(
           one.parameter, model.memory != nullptr ? model.sums_of(one.layer) : nullptr, one.range);
   }
@@ -235,9 +235,9 @@ class Machine : public StepFate {
       if (norm > *model.options.clip_norm) scale = *model.options.clip_norm / norm;
       if (rank.number == run.reporter) run.gradient_norm = norm;
     }
-    Duties& duties = run.duties[static_cast<std::size_t>(rank.number)];
-    duties.updated = model.shards;
-    for (Duty const& duty : duties.layers)
+    EndOfStep& end_of_step = run.end_of_step[static_cast<std::size_t>(rank.number)];
+    end_of_step.updated = model.shards;
+    for (Duty const& duty : end_of_step.layers)
       for (ByteRange part = duty.range; part.first < duty.range.last; part.first = part.last) {
         // What has just been saved is still in the cache when it is updated.
         part.last = model.shards ? std::min(part.first + saved_at_once, duty.range.last) : part.last;
@@ -245,7 +245,7 @@ class Machine : public StepFate {
         model.optimizer.update(model.optimizer.optimizer, model.parameters[duty.layer],
                           {scale, model.steps + 1, 0, 0, part});
       }
-    for (auto* const share : duties.clear) share->zero();
+    for (auto* const share : end_of_step.clear) share->zero();
   }
 
 };

@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <memory>
 
-#include <stagger/engine/cargo.hpp>
+#include <stagger/engine/codec.hpp>
 #include <stagger/engine/session.hpp>
 #include <stagger/mpi/processes_backend.hpp>
 #include <stagger/mpi/session.hpp>

@@ -18,18 +18,18 @@
 #include <vector>
 
 #include <stagger/engine/backend.hpp>
-#include <stagger/engine/cargo.hpp>
+#include <stagger/engine/codec.hpp>
 #include <stagger/engine/optimizer_numbers.hpp>
-#include <stagger/mpi/detail/agreement.hpp>
+#include <stagger/mpi/detail/commit.hpp>
 #include <stagger/mpi/detail/alike.hpp>
 #include <stagger/mpi/detail/channels.hpp>
 #include <stagger/mpi/detail/ending.hpp>
 #include <stagger/mpi/detail/exchange.hpp>
 #include <stagger/mpi/detail/facts.hpp>
 #include <stagger/mpi/detail/grouping.hpp>
-#include <stagger/mpi/detail/homes.hpp>
+#include <stagger/mpi/detail/owners.hpp>
 #include <stagger/mpi/detail/library_sums.hpp>
-#include <stagger/mpi/detail/renewal.hpp>
+#include <stagger/mpi/detail/parameter_exchange.hpp>
 #include <stagger/mpi/detail/routes.hpp>
 #include <stagger/mpi/detail/trouble.hpp>
 #include <stagger/mpi/detail/watch.hpp>
@@ -42,9 +42,9 @@ namespace stagger::mpi {
 /// as a message with the bytes that belong to it. Between two processes messages keep their order,
 /// so what follows from a signal within a process follows from it here.
 ///
-/// A process that has sent its last promise to update backs out of the step only if another does,
-/// or does not answer. None updates for good before all know of all promises; see
-/// detail::Agreement.
+/// A process that has sent its last vote to update backs out of the step only if another does,
+/// or does not answer. None updates for good before all know of all votes; see
+/// detail::Commit.
 class ProcessesBackend {
  public:
   static constexpr bool timed = false;
@@ -54,12 +54,12 @@ class ProcessesBackend {
   ///                deadline for processes that do not come
   template <class Device>
   ProcessesBackend(Device const& device, stagger::detail::Machine& machine, int places)
-      : cargo_{machine, device.ports, device.port_count},
+      : codec_{machine, device.ports, device.port_count},
         machine_(machine),
         meet_s_(device.meet_s),
         world_(callable(device, places), meet_s_),
         channels_(detail::duplicate(device.processes, meet_s_)) {
-    detail::agree(world_, detail::facts_of(cargo_), meet_s_);
+    detail::agree(world_, detail::facts_of(codec_), meet_s_);
     if (channels_.size() == 1) return;
     machine_.set_grouping_peers(detail::grouping_peers(*this));
   }
@@ -91,15 +91,15 @@ class ProcessesBackend {
     bool const again = must_load_ && !process_of_.empty();
     double const meet_s = again ? std::min(meet_s_, machine_.options().deadline_s) : meet_s_;
     must_load_ = true;
-    cargo_.require_portable(process_of.data());
+    codec_.require_portable(process_of.data());
     if (program.training && channels_.size() > 1)
-      stagger::detail::require_numbers(cargo_.optimizer_digest());
-    homes_.make_room(cargo_, process_of);
+      stagger::detail::require_numbers(codec_.optimizer_digest());
+    owners_.make_room(codec_, process_of);
     stamp(stamp_.epoch, 0);
     load_meeting_.hold(world_, channels_, stamp_, program, process_of, prepares_, meet_s, told_);
     process_of_ = process_of;
-    homes_.move(world_, cargo_, process_of_);
-    sums_.load(cargo_, process_of_, world_, meet_s);
+    owners_.move(world_, codec_, process_of_);
+    sums_.load(codec_, process_of_, world_, meet_s);
     runs_ = std::make_unique<bool[]>(static_cast<std::size_t>(channels_.size()) * ranks);
     for (std::size_t r = 0; r < ranks; ++r)
       runs_[static_cast<std::size_t>(process_of[r]) * ranks + r] = true;
@@ -108,15 +108,15 @@ class ProcessesBackend {
       if (process_of[r] == channels_.rank()) ranks_.push_back({&machine_.ranks()[r], State::done});
     given_.assign(program.signals.size(), 0);
     watch_.load(channels_.size(), channels_.rank(), ranks);
-    agreement_.load(program, process_of_, channels_.size(), machine_.shards());
-    routes_.find(cargo_, process_of_, channels_.rank());
+    commit_.load(program, process_of_, channels_.size(), machine_.shards());
+    routes_.find(codec_, process_of_, channels_.rank());
     auto pools = routes_.pools();
     pools.push_back(machine_.shards() ? static_cast<std::size_t>(channels_.size() - 1) : 0);
     channels_.provide(pools);
-    cargo_.hold(runs_here());
-    cargo_.clear_gradients();
-    cargo_.share_updates(runs_here());
-    renewal_.load(cargo_, runs_.get(), channels_.size(), channels_.rank(), pools.size());
+    codec_.hold(runs_here());
+    codec_.clear_gradients();
+    codec_.share_updates(runs_here());
+    exchange_.load(codec_, runs_.get(), channels_.size(), channels_.rank(), pools.size());
     must_load_ = false;
   }
 
@@ -130,7 +130,7 @@ class ProcessesBackend {
       ending_.break_off(machine_, std::current_exception());
     }
     if (!stopping()) {
-      renewal_.commit(cargo_, channels_);
+      exchange_.commit(codec_, channels_);
       channels_.flush(machine_.options().deadline_s);
       return;
     }
@@ -144,38 +144,38 @@ class ProcessesBackend {
     return false;
   }
 
-  /// Ends the step with an error, unless this process has promised not to; ranks stop before their
+  /// Ends the step with an error, unless this process has voted not to; ranks stop before their
   /// next action. Any thread may call it.
   void fail(std::exception_ptr failure) noexcept { ending_.fail(machine_, std::move(failure)); }
 
   [[nodiscard]] bool stopping() const noexcept { return ending_.failed(); }
   [[nodiscard]] bool ready(Wait const& wait) const noexcept {
     return given_[wait.signal] >= wait.count &&
-           (agreement_.made() || machine_.shards() || !cargo_.promises(wait.signal));
+           (commit_.made() || machine_.shards() || !codec_.votes(wait.signal));
   }
 
   void give(stagger::detail::RankState& rank, std::uint32_t which) {
     Instruction const& in = *rank.next.load(std::memory_order_relaxed);
     if (in.op == Op::reduce && sums_.uses(in.stage)) return;  // by `poll`, when the sum is there
     ++given_[which];
-    bool const promise = cargo_.promises(which);
-    if (promise && machine_.options().record) send_all_spans(rank);
-    if (promise && --promises_ == 0 && !ending_.promise()) return;
+    bool const vote = codec_.votes(which);
+    if (vote && machine_.options().record) send_all_spans(rank);
+    if (vote && --votes_ == 0 && !ending_.vote()) return;
     std::size_t const ranks = machine_.program().ranks.size();
-    std::size_t const pool = routes_.pool(cargo_, which, given_[which]);
+    std::size_t const pool = routes_.pool(codec_, which, given_[which]);
     for (int const& taker : routes_.takers(which)) {
       auto message = channels_.blank(pool);
-      cargo_.write(message->payload, which, in,
+      codec_.write(message->payload, which, in,
                    runs_.get() + static_cast<std::size_t>(taker) * ranks);
       channels_.post(std::move(message), stamp_, which, &taker, 1);
     }
-    if (promise) take_promise();
+    if (vote) cast_vote();
   }
 
   void execute(stagger::detail::RankState& rank, Instruction const& in) {
     if (computes(in.op) || computes_part(in.op)) attend();
     if (in.op == Op::reduce && sums_.uses(in.stage))
-      return sums_.begin(cargo_, rank, in, watch_.now_s());
+      return sums_.begin(codec_, rank, in, watch_.now_s());
     stagger::detail::carry_out(
         machine_, rank, in,
         {[](void* self) { return static_cast<ProcessesBackend*>(self)->watch_.now_s(); }, this});
@@ -186,12 +186,12 @@ class ProcessesBackend {
   /// @param to  the process that gets them; -1: every process. Where optimizer state is shared out,
   ///            every process does
   void gather_parameters(int to) {
-    if (!machine_.shards()) return homes_.gather(world_, cargo_, to);
-    if (!process_of_.empty()) detail::gather(world_, cargo_, process_of_);  // else: as made
+    if (!machine_.shards()) return owners_.gather(world_, codec_, to);
+    if (!process_of_.empty()) detail::gather(world_, codec_, process_of_);  // else: as made
   }
   /// Shows them in one process, one after the other. All processes call it.
   bool visit_parameters(int to, stagger::detail::ParameterVisit const& visit) {
-    return homes_.visit(world_, cargo_, process_of_, to, visit);
+    return owners_.visit(world_, codec_, process_of_, to, visit);
   }
   [[nodiscard]] detail::GroupingMeeting meeting() { return {world_, sums_, machine_, process_of_}; }
 
@@ -217,31 +217,31 @@ class ProcessesBackend {
   }
 
   void begin_round() {
-    cargo_.hold(runs_here());  // the caller may have looked at all
+    codec_.hold(runs_here());  // the caller may have looked at all
     stamp(stamp_.epoch | 1U, machine_.arguments().outputs.first != nullptr ? 2 : 1);
     std::fill(given_.begin(), given_.end(), 0);
     for (auto& entry : ranks_) entry.state = State::runnable;
-    promises_ = 0;
+    votes_ = 0;
     for (auto const& entry : ranks_)
-      if (cargo_.commits() && !adds_up(entry)) ++promises_;
-    results_missing_ = cargo_.commits() ? 0 : channels_.size() - 1;
-    renewal_.begin_step();
-    agreement_.begin_step(channels_.rank());
+      if (codec_.commits() && !adds_up(entry)) ++votes_;
+    results_missing_ = codec_.commits() ? 0 : channels_.size() - 1;
+    exchange_.begin_step();
+    commit_.begin_step(channels_.rank());
     watch_.begin_step();
   }
 
   /// @param wants  of a step that updates nothing
   void stamp(std::uint32_t epoch, std::uint64_t wants) noexcept {
     bool const training = machine_.program().training;
-    stamp_ = {epoch, machine_.steps(), training ? cargo_.optimizer_digest() : wants};
+    stamp_ = {epoch, machine_.steps(), training ? codec_.optimizer_digest() : wants};
   }
 
   void work() {
     open_ = ranks_.size();
-    detail::Waiting waiting = patience();
+    detail::Waiting waiting = wait_policy();
     auto idle_since = Clock::now();
     bool idle = false;
-    while (!stopping() && (open_ != 0 || results_missing_ != 0 || !agreement_.made())) {
+    while (!stopping() && (open_ != 0 || results_missing_ != 0 || !commit_.made())) {
       bool moved = poll();
       for (auto& entry : ranks_) moved = go_on(entry) || moved;
       keep_in_touch();
@@ -252,7 +252,7 @@ class ProcessesBackend {
       if (!idle) {
         idle = true;
         idle_since = Clock::now();
-        waiting = patience();
+        waiting = wait_policy();
       }
       waiting.pause(Clock::now() - idle_since);
     }
@@ -260,7 +260,7 @@ class ProcessesBackend {
 
   bool poll() {
     bool const summed = sums_.poll(
-        cargo_, [this](stagger::detail::RankState& rank, Instruction const& in, double start_s) {
+        codec_, [this](stagger::detail::RankState& rank, Instruction const& in, double start_s) {
           machine_.options().replicas.ops()->note(machine_, rank, in, start_s, watch_.now_s());
           ++given_[in.give[0]];
           watch_.moved();
@@ -278,7 +278,7 @@ class ProcessesBackend {
     watch_.moved();
     entry.state = progress == stagger::detail::Progress::blocked ? State::blocked : State::done;
     if (entry.state != State::done || --open_ != 0 || stopping()) return true;
-    if (!cargo_.commits())
+    if (!codec_.commits())
       send_results();
     else if (machine_.shards())
       hand_over();
@@ -298,7 +298,7 @@ class ProcessesBackend {
 
   /// Stages take milliseconds: where there are more processes than cores, a wait leaves the core to
   /// those that compute.
-  [[nodiscard]] detail::Waiting patience() const {
+  [[nodiscard]] detail::Waiting wait_policy() const {
     using namespace std::chrono_literals;
     auto const spin = world_.spin();
     return spin < 1ms ? detail::Waiting(spin, 100us) : detail::Waiting(spin);
@@ -315,41 +315,41 @@ class ProcessesBackend {
     if (what == say_standing) return watch_.read(in);
     watch_.moved();
     if (what < say_failure) {
-      cargo_.read(in, what, runs_here());
+      codec_.read(in, what, runs_here());
       ++given_[what];
-      if (cargo_.promises(what)) take_promise();
+      if (codec_.votes(what)) cast_vote();
       return;
     }
     if (what == say_agreed) {
-      agreement_.take(peer);
+      commit_.take(peer);
       return decide();
     }
     if (what == say_values) {
-      renewal_.take(channels_, in, peer);
-      return take_promise();
+      exchange_.take(channels_, in, peer);
+      return cast_vote();
     }
     while (in.left() != 0) {
       auto const rank = in.take<std::uint32_t>();
       if (what == say_spans)
-        cargo_.read_spans(in, rank);
+        codec_.read_spans(in, rank);
       else
-        cargo_.read_results(in, rank);
+        codec_.read_results(in, rank);
     }
     if (what == say_results) --results_missing_;
   }
 
-  void take_promise() {
-    if (agreement_.promised()) channels_.post_to_all(channels_.blank(), stamp_, say_agreed);
+  void cast_vote() {
+    if (commit_.voted()) channels_.post_to_all(channels_.blank(), stamp_, say_agreed);
     decide();
   }
   /// What this process has updated goes to those who have it too.
   void hand_over() {
-    renewal_.send(cargo_, channels_, stamp_);
-    take_promise();
+    exchange_.send(codec_, channels_, stamp_);
+    cast_vote();
   }
   /// From now on nothing ends the step; elsewhere the first update says so.
   void decide() noexcept {
-    if (machine_.shards() && agreement_.made()) static_cast<void>(machine_.commit());
+    if (machine_.shards() && commit_.made()) static_cast<void>(machine_.commit());
   }
 
   /// Of a rank and of the one that adds up beside it, which has finished too.
@@ -364,20 +364,20 @@ class ProcessesBackend {
   void send_spans(stagger::detail::RankState const& rank) {
     auto message = channels_.blank();
     message->payload.add(static_cast<std::uint32_t>(rank.number));
-    cargo_.write_spans(message->payload, static_cast<std::size_t>(rank.number));
+    codec_.write_spans(message->payload, static_cast<std::size_t>(rank.number));
     channels_.post_to_all(std::move(message), stamp_, say_spans);
   }
 
-  /// Where no promise to update says so: that the ranks of this process have finished, and what the
+  /// Where no vote to update says so: that the ranks of this process have finished, and what the
   /// caller of the step is to get.
   void send_results() {
-    if (!ending_.promise()) return;
+    if (!ending_.vote()) return;
     if (machine_.options().record)
       for (auto const& entry : ranks_) send_spans(*entry.rank);
     auto message = channels_.blank();
     for (auto const& entry : ranks_) {
       message->payload.add(static_cast<std::uint32_t>(entry.rank->number));
-      cargo_.write_results(message->payload, static_cast<std::size_t>(entry.rank->number));
+      codec_.write_results(message->payload, static_cast<std::size_t>(entry.rank->number));
     }
     channels_.post_to_all(std::move(message), stamp_, say_results);
   }
@@ -408,10 +408,10 @@ class ProcessesBackend {
     if (channels_.size() == 1) return;
     double const deadline_s = machine_.options().deadline_s;
     double const quiet_s = watch_.quiet_s();
-    int const last = agreement_.last();
+    int const last = commit_.last();
     if (last >= 0 && quiet_s >= 1.5 * deadline_s && watch_.silent_s(last) >= deadline_s / 2)
       settle();
-    else if (quiet_s >= (agreement_.in_doubt() ? 1.5 : 1) * deadline_s)
+    else if (quiet_s >= (commit_.in_doubt() ? 1.5 : 1) * deadline_s)
       throw Error(Errc::deadline, stall_text());
     if (!watch_.tells(deadline_s / 8)) return;
     auto message = channels_.blank();
@@ -420,7 +420,7 @@ class ProcessesBackend {
   }
 
   void settle() noexcept {
-    agreement_.settle();
+    commit_.settle();
     decide();
   }
 
@@ -434,7 +434,7 @@ class ProcessesBackend {
            static_cast<std::size_t>(channels_.rank()) * machine_.program().ranks.size();
   }
 
-  stagger::detail::Cargo cargo_;
+  stagger::detail::MessageCodec codec_;
   stagger::detail::Machine& machine_;
   double meet_s_;
   detail::Exchange world_;     // for what is agreed on outside of steps
@@ -444,11 +444,11 @@ class ProcessesBackend {
   std::unique_ptr<bool[]> runs_{};      // [processes][ranks]
   std::vector<RankHere> ranks_{};       // of this process
   std::vector<std::uint32_t> given_{};  // [signals] as far as it is known here
-  detail::Homes homes_{};
+  detail::Owners owners_{};
   detail::Routes routes_{};
-  detail::Renewal renewal_{};
+  detail::ParameterExchange exchange_{};
   detail::LibrarySums sums_{};
-  detail::Agreement agreement_{};
+  detail::Commit commit_{};
   detail::Watch watch_{};
 
   detail::LoadMeeting load_meeting_{};
@@ -457,8 +457,8 @@ class ProcessesBackend {
   bool prepares_ = false;  // instead of taking a step
   bool must_load_ = true;
   std::size_t open_ = 0;      // ranks of this process that are not done
-  std::size_t promises_ = 0;  // still to be given by the ranks of this process
-  int results_missing_ = 0;   // processes that have not finished, where nobody promises
+  std::size_t votes_ = 0;  // still to be given by the ranks of this process
+  int results_missing_ = 0;   // processes that have not finished, where nobody votes
   bool told_ = false;         // whether the others know of the failure
 };
 

@@ -75,7 +75,7 @@ struct Gpus {
 
   /// For the back end.
   /// @throws Error  as it says
-  [[nodiscard]] [[gnu::cold]] std::shared_ptr<detail::Fleet> meet_others(int count) const {
+  [[nodiscard]] [[gnu::cold]] std::shared_ptr<detail::GpuSet> meet_others(int count) const {
     if (count < places() && launch)
       raise(Errc::bad_configuration, launch->launcher, " started ", launch->size, " processes for ",
                                 count, " ranks; start at most one for each rank");
@@ -100,13 +100,13 @@ struct Gpus {
       if (launch) return invite(*launch, rendezvous);
       return invite(0, [](std::span<std::byte>) {});
     };
-    return std::make_shared<detail::Fleet>(own, launch ? launch->rank : 0, count, invited(),
+    return std::make_shared<detail::GpuSet>(own, launch ? launch->rank : 0, count, invited(),
                                            meet_s);
   }
 
   /// Where parameters wait until a program tells which GPU wants them.
   [[nodiscard]] stagger::detail::ParameterMemory parameter_memory() const noexcept {
-    return detail::waiting_room();
+    return detail::staging_memory();
   }
 };
 

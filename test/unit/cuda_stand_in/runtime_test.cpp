@@ -124,7 +124,7 @@ TEST_CASE("cuda_stand_in/event: time lies between two timed events that have hap
   cudaStreamDestroy(a);
 }
 
-TEST_CASE("cuda_stand_in/memory: it is counted, limited, and spoilt when it goes back",
+TEST_CASE("cuda_stand_in/memory: it is counted, limited, and corrupted when it goes back",
           "[cuda_stand_in]") {
   si::Session const session;
   si::set_machine({.devices = 1, .memory_bytes = 1000, .driver = 13000});

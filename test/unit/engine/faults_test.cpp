@@ -390,10 +390,10 @@ TEST_CASE("engine/StallDetector: expires between one deadline and a look later, 
   for (int i = 0; i < 1000; ++i) REQUIRE_FALSE(never.expired(0));
 }
 
-TEST_CASE("engine/StepFate: of failures at the same moment, the one that decided is told",
+TEST_CASE("engine/StepStatus: of failures at the same moment, the one that decided is told",
           "[engine]") {
-  struct Step : sg::detail::StepFate {
-    void begin() { begin_fate(); }
+  struct Step : sg::detail::StepStatus {
+    void begin() { begin_status(); }
     std::string told() {
       try {
         rethrow();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <stagger/nccl/detail/patience.hpp>
+#include <stagger/nccl/detail/wait_policy.hpp>
 
 #include "catch.hpp"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <stagger/nccl/detail/recordings.hpp>
+#include <stagger/nccl/detail/graph_cache.hpp>
 
 #include "catch.hpp"
 
@@ -234,19 +234,19 @@ TEST_CASE("nccl/Gpus: whatever is refused while a step is recorded or replayed, 
         si::fail(si::Call::comm_init, 1, 0);  // no more of it
         REQUIRE(first.metrics().loss == course.loss[0]);
         REQUIRE(second.metrics().loss == course.loss[1]);
-        bool spoilt = false;  // an event behind the updates
+        bool corrupted = false;  // an event behind the updates
         try {
           REQUIRE((bits(train) == course.bits[failed ? 1 : 2]));
         } catch (sg::Error const& error) {
           REQUIRE(error.code() == sg::Errc::device);
-          spoilt = true;
+          corrupted = true;
         }
         auto const words = words_of([&] {
           if (failed) sg::run(train.step(data[2]));
           REQUIRE(sg::enqueue(train.step(data[3])).metrics().loss == course.loss[3]);
         });
         CAPTURE(words);
-        if ((of_nccl && failed) || spoilt) REQUIRE_FALSE(words.empty());
+        if ((of_nccl && failed) || corrupted) REQUIRE_FALSE(words.empty());
         REQUIRE((words.empty() || has(words, "lost in an earlier step")));
       }
       si::reset();
@@ -308,7 +308,7 @@ TEST_CASE("nccl/Gpus: a stage that throws or synchronises while it is recorded e
   CHECK(counts.replays == 3);
 }
 
-TEST_CASE("nccl/Gpus: what goes wrong in a graph that flies is told in time by the ticket",
+TEST_CASE("nccl/Gpus: what goes wrong in a graph that in_flight is told in time by the ticket",
           "[nccl]") {
   bool const hangs = GENERATE(false, true);
   si::Session const session;

@@ -38,7 +38,7 @@ struct StepFacts {
 /// Steps in flight, in the order in which they were enqueued.
 ///
 /// @tparam B  back end with
-///            landed(turn) -> bool,
+///            finished(turn) -> bool,
 ///            await(turn, step) noexcept -> std::exception_ptr, null if the step is right,
 ///            results(turn, losses) -> gradient norm
 template <class B> class Ahead {
@@ -76,12 +76,12 @@ template <class B> class Ahead {
 
   /// Finishes what is done.
   void look(B& backend) {
-    while (!empty() && backend.landed(first_ % turns_.size())) finish_first(backend);
+    while (!empty() && backend.finished(first_ % turns_.size())) finish_first(backend);
   }
 
   /// @throws  what a step ended with whose ticket nobody has
-  void complain() {
-    if (unheard_) std::rethrow_exception(std::exchange(unheard_, nullptr));
+  void rethrow_unreported() {
+    if (unreported_) std::rethrow_exception(std::exchange(unreported_, nullptr));
   }
 
  private:
@@ -100,14 +100,14 @@ template <class B> class Ahead {
       metrics = metrics_of(turn.facts, turn.losses, backend.results(number, turn.losses));
     if (turn.ticket != nullptr)
       std::exchange(turn.ticket, nullptr)->resolve(metrics, std::move(failure));
-    else if (failure && !unheard_)
-      unheard_ = std::move(failure);
+    else if (failure && !unreported_)
+      unreported_ = std::move(failure);
   }
 
   FixedArray<Turn> turns_;
   std::uint64_t first_ = 0;  // of the steps in flight, counted since the beginning
   std::uint64_t next_ = 0;
-  std::exception_ptr unheard_;
+  std::exception_ptr unreported_;
 };
 
 /// Of a back end that does not run ahead.

@@ -46,7 +46,7 @@ struct Square {
   ByteRange range = {};  // of the layer, if another rank adds up the rest
 };
 /// What a rank does at the end of a step.
-struct Duties {
+struct EndOfStep {
   List<Addition> add;    // in the order of owners
   List<Square> squares;  // of these gradients it adds them up
   List<Duty> layers;
@@ -75,8 +75,8 @@ struct Execution {
     program = &next;
     // Each by itself: the last load may have found no memory after the first of them.
     if (ranks.size() != next.ranks.size()) ranks = FixedArray<RankState>(next.ranks.size());
-    if (duties.size() != ranks.size()) duties = FixedArray<Duties>(ranks.size());
-    for (auto& of : duties) {
+    if (end_of_step.size() != ranks.size()) end_of_step = FixedArray<EndOfStep>(ranks.size());
+    for (auto& of : end_of_step) {
       of.add.clear();
       of.layers.clear();
       of.squares.clear();
@@ -108,10 +108,10 @@ struct Execution {
       }
 
   /// Of the rank that adds up the gradients of a stage: its lowest owner.
-  Duties& primary_duties(int stage) {
+  EndOfStep& primary_end_of_step(int stage) {
     for (auto const& cell : program->cells)
-      if (cell.stage == stage) return duties[static_cast<std::size_t>(cell.rank)];
-    return duties.front();
+      if (cell.stage == stage) return end_of_step[static_cast<std::size_t>(cell.rank)];
+    return end_of_step.front();
   }
 
   /// What the caller may have written into a copy.
@@ -151,7 +151,7 @@ struct Execution {
   Program const* program = nullptr;
   FixedArray<RankState> ranks;
   FixedArray<StageRun> cells;  // of the program
-  FixedArray<Duties> duties;   // [ranks]
+  FixedArray<EndOfStep> end_of_step;   // [ranks]
   ReplicaRun* replica_run = nullptr;
   GroupingChoice grouping;
   GroupingPeers grouping_peers;
@@ -184,7 +184,7 @@ struct Execution {
     CellStorage& own = storage_of(model, stage, owner);
     cell.layers.clear();
     cell.repeated_output = nullptr;
-    Duties& at_end = duties[static_cast<std::size_t>(need.rank)];
+    EndOfStep& at_end = end_of_step[static_cast<std::size_t>(need.rank)];
     cell.first = need.first();
     cell.last = need.last();
     for (std::size_t i = 0; i < own.layers.size(); ++i) {
@@ -215,7 +215,7 @@ struct Execution {
         at_end.layers.push_back({l, {}});
       } else {
         at_end.clear.push_back(&own.shares[i]);
-        primary_duties(need.stage).add.push_back({&model.parameters[l], &own.shares[i]});
+        primary_end_of_step(need.stage).add.push_back({&model.parameters[l], &own.shares[i]});
       }
     }
     SlotType const& input = *cell.layers.front().ops->input;

@@ -29,17 +29,17 @@ struct ReplicaSums {
   [[gnu::cold]] static void load(Machine& machine) {
     if (machine.run.program->groups.empty()) return;
     auto const& cells = machine.run.program->cells;
-    for (auto& duties : machine.run.duties) {
-      duties.add.clear();
-      duties.squares.clear();
-      duties.layers.clear();
+    for (auto& end_of_step : machine.run.end_of_step) {
+      end_of_step.add.clear();
+      end_of_step.squares.clear();
+      end_of_step.layers.clear();
     }
     for (std::size_t first = 0, end = 0; first < cells.size(); first = end) {
       int const stage = cells[first].stage;
       while (end < cells.size() && cells[end].stage == stage) ++end;
       std::size_t const holders = end - first;
-      auto const duties = [&](std::size_t holder) -> Duties& {
-        return machine.run.duties[static_cast<std::size_t>(cells[first + holder].rank)];
+      auto const end_of_step = [&](std::size_t holder) -> EndOfStep& {
+        return machine.run.end_of_step[static_cast<std::size_t>(cells[first + holder].rank)];
       };
       std::size_t const begin = machine.model.first_layer[static_cast<std::size_t>(stage)];
       std::size_t const stop = machine.model.first_layer[static_cast<std::size_t>(stage) + 1];
@@ -55,14 +55,14 @@ struct ReplicaSums {
             else if (machine.model.shards)
               for (std::size_t holder = 0; holder < holders; ++holder) {
                 ByteRange const part = parameters.part(holder, holders);
-                if (parameters.overlaps(p, part)) duties(holder).squares.push_back({l, p, part});
+                if (parameters.overlaps(p, part)) end_of_step(holder).squares.push_back({l, p, part});
               }
             else
-              duties((before + bytes / 2) * holders / total).squares.push_back({l, p});
+              end_of_step((before + bytes / 2) * holders / total).squares.push_back({l, p});
             if (!measure) before += bytes;
           }
           for (std::size_t holder = 0; measure && holder < holders; ++holder)
-            duties(holder).layers.push_back({l, parameters.part(holder, holders)});
+            end_of_step(holder).layers.push_back({l, parameters.part(holder, holders)});
         }
     }
   }

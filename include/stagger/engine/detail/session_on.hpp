@@ -189,7 +189,7 @@ template <class Device> class SessionOn final : public Session {
         Release const release{this};
         load(request.program);
         ahead_.make_room(backend_);
-        ahead_.complain();
+        ahead_.rethrow_unreported();
         backend_.require_present();
         std::size_t const turn = ahead_.turn();
         prepare(request, std::move(stop), turn);
@@ -204,7 +204,7 @@ template <class Device> class SessionOn final : public Session {
     if constexpr (runs_ahead) {
       ahead_.settle(backend_, last);
       if (last != nullptr) return;
-      ahead_.complain();
+      ahead_.rethrow_unreported();
       backend_.require_present();
     }
   }

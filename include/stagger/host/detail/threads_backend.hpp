@@ -28,9 +28,9 @@ namespace stagger::host {
 
 /// The engine's threads, and what passes between them.
 ///
-/// A *seat* is the work of one thread in a step: its ranks, polled in turn. A signal between two
-/// ranks of one seat is a plain counter. One that crosses seats is an atomic with a single writer;
-/// only a seat that found nothing to do for a while parks, and is woken by a bell.
+/// A *worker* is the work of one thread in a step: its ranks, polled in turn. A signal between two
+/// ranks of one worker is a plain counter. One that crosses workers is an atomic with a single writer;
+/// only a worker that found nothing to do for a while parks, and is woken by a wakeups.
 class ThreadsBackend {
  public:
   static constexpr bool timed = false;
@@ -38,7 +38,7 @@ class ThreadsBackend {
   /// @param places  threads that get a rank, 1 <= places <= device.count
   template <class Device>
   ThreadsBackend(Device const&, detail::Machine& machine, int places)
-      : machine_(machine), seats_(static_cast<std::size_t>(places)) {}
+      : machine_(machine), workers_(static_cast<std::size_t>(places)) {}
   ThreadsBackend(ThreadsBackend const&) = delete;
   ThreadsBackend& operator=(ThreadsBackend const&) = delete;
 
@@ -66,13 +66,13 @@ class ThreadsBackend {
   }
 
   /// Prepares for a program that the machine has loaded.
-  /// @param seat_of  [ranks] which thread runs each rank
-  [[gnu::cold]] void load(std::vector<int> const& seat_of) {
+  /// @param worker_of  [ranks] which thread runs each rank
+  [[gnu::cold]] void load(std::vector<int> const& worker_of) {
     auto const& program = machine_.program();
-    for (auto& seat : seats_) seat.ranks.clear();
+    for (auto& worker : workers_) worker.ranks.clear();
     auto& ranks = machine_.ranks();
     for (std::size_t r = 0; r < ranks.size(); ++r)
-      seats_[static_cast<std::size_t>(seat_of[r])].ranks.push_back({&ranks[r], State::runnable});
+      workers_[static_cast<std::size_t>(worker_of[r])].ranks.push_back({&ranks[r], State::runnable});
     signal_count_ = program.signals.size();
     if (signal_count_ > signal_room_) {
       signals_ = std::make_unique<Signal[]>(signal_count_);
@@ -80,10 +80,10 @@ class ThreadsBackend {
     }
     for (std::size_t s = 0; s < signal_count_; ++s) {
       auto const ends = program.signals[s];
-      int const from = seat_of[static_cast<std::size_t>(ends.giver)];
+      int const from = worker_of[static_cast<std::size_t>(ends.giver)];
       signals_[s].taker = ends.taker == SignalEnds::everyone
                               ? everyone
-                              : seat_of[static_cast<std::size_t>(ends.taker)];
+                              : worker_of[static_cast<std::size_t>(ends.taker)];
       signals_[s].crosses = signals_[s].taker != from;
     }
   }
@@ -93,7 +93,7 @@ class ThreadsBackend {
   /// @throws std::system_error  if a thread cannot be made; the step has not begun then
   void drive() {
     begin_round();
-    work(seats_[0]);
+    work(workers_[0]);
     leave_round();
     for (std::uint32_t left = running_.load(std::memory_order_acquire); left != 0;
          left = running_.load(std::memory_order_acquire))
@@ -114,7 +114,7 @@ class ThreadsBackend {
   void fail(std::exception_ptr failure) noexcept {
     if (!machine_.fail(std::move(failure))) return;
     stop_.store(true);
-    for (auto& seat : seats_) ring(seat);
+    for (auto& worker : workers_) ring(worker);
   }
 
   [[nodiscard]] bool ready(Wait const& wait) const noexcept {
@@ -130,9 +130,9 @@ class ThreadsBackend {
     }
     signal.value.store(value, std::memory_order_seq_cst);  // before the look at `parked`: see park
     if (signal.taker != everyone) {
-      wake(seats_[static_cast<std::size_t>(signal.taker)]);
+      wake(workers_[static_cast<std::size_t>(signal.taker)]);
     } else {
-      for (auto& seat : seats_) wake(seat);
+      for (auto& worker : workers_) wake(worker);
     }
   }
 
@@ -155,20 +155,20 @@ class ThreadsBackend {
 
   struct alignas(64) Signal {
     std::atomic<std::uint32_t> value{0};
-    int taker = 0;  // seat
+    int taker = 0;  // worker
     bool crosses = false;
   };
   enum class State : std::uint8_t { runnable, blocked, done };
   enum class Watched : std::uint8_t { idle, running, looked_at };  // the step, by the watcher
-  struct RankOnSeat {
+  struct RankOnWorker {
     detail::RankState* rank;
     State state;
   };
-  struct alignas(64) Seat {
-    std::atomic<std::uint32_t> bell{0};
+  struct alignas(64) Worker {
+    std::atomic<std::uint32_t> wakeups{0};
     std::atomic<bool> parked{false};
-    List<RankOnSeat> ranks;
-    std::thread thread;  // of every seat but the first
+    List<RankOnWorker> ranks;
+    std::thread thread;  // of every worker but the first
   };
 
   [[nodiscard]] double now_s() const {
@@ -203,10 +203,10 @@ class ThreadsBackend {
     if (machine_.failed()) stop_.store(true);  // who fails it from now on stops it himself
     for (std::size_t s = 0; s < signal_count_; ++s)
       signals_[s].value.store(0, std::memory_order_relaxed);
-    for (auto& seat : seats_)
-      for (auto& rank : seat.ranks) rank.state = State::runnable;
+    for (auto& worker : workers_)
+      for (auto& rank : worker.ranks) rank.state = State::runnable;
     round_start_ = std::chrono::steady_clock::now();
-    running_.store(static_cast<std::uint32_t>(seats_.size()), std::memory_order_relaxed);
+    running_.store(static_cast<std::uint32_t>(workers_.size()), std::memory_order_relaxed);
     announce_round();
     watched_.store(Watched::running, std::memory_order_release);
   }
@@ -221,9 +221,9 @@ class ThreadsBackend {
 
   [[gnu::cold]] void make_threads() {
     watch();
-    for (std::size_t s = 1; s < seats_.size(); ++s)
-      if (!seats_[s].thread.joinable())
-        seats_[s].thread = std::thread([this, s, seen = round_.load()] { serve(s, seen); });
+    for (std::size_t s = 1; s < workers_.size(); ++s)
+      if (!workers_[s].thread.joinable())
+        workers_[s].thread = std::thread([this, s, seen = round_.load()] { serve(s, seen); });
   }
 
   void announce_round() {
@@ -235,12 +235,12 @@ class ThreadsBackend {
     if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) running_.notify_all();
   }
 
-  void serve(std::size_t seat, std::uint32_t seen) {
+  void serve(std::size_t worker, std::uint32_t seen) {
     for (;;) {
       wait_for_change(round_, seen);
       seen = round_.load(std::memory_order_acquire);
       if (quit_.load(std::memory_order_acquire)) return;
-      work(seats_[seat]);
+      work(workers_[worker]);
       leave_round();
     }
   }
@@ -263,15 +263,15 @@ class ThreadsBackend {
     }
   }
 
-  /// Runs the ranks of a seat until all have stopped.
-  void work(Seat& seat) {
+  /// Runs the ranks of a worker until all have stopped.
+  void work(Worker& worker) {
     bool const nested = std::exchange(working, true);
-    std::size_t open = seat.ranks.size();
+    std::size_t open = worker.ranks.size();
     std::chrono::steady_clock::time_point idle_until{};
     int idle = 0;
     while (open != 0) {
       bool moved = false;
-      for (auto& entry : seat.ranks) {
+      for (auto& entry : worker.ranks) {
         if (entry.state == State::done) continue;
         if (entry.state == State::blocked && !ready(entry.rank->blocked_on) && !stopping())
           continue;
@@ -296,32 +296,32 @@ class ThreadsBackend {
         std::this_thread::yield();  // the other thread may be waiting for this very core
         continue;
       }
-      park(seat);
+      park(worker);
       idle = 0;
     }
     working = nested;
   }
 
-  /// Sleeps until a signal for this seat is given. Either the giver sees `parked` and rings, or
+  /// Sleeps until a signal for this worker is given. Either the giver sees `parked` and rings, or
   /// this thread sees the signal: both store before they load, sequentially consistent.
-  void park(Seat& seat) {
-    std::uint32_t const bell = seat.bell.load();
-    seat.parked.store(true);
+  void park(Worker& worker) {
+    std::uint32_t const wakeups = worker.wakeups.load();
+    worker.parked.store(true);
     bool anything = stopping();
-    for (auto const& entry : seat.ranks)
+    for (auto const& entry : worker.ranks)
       anything = anything || (entry.state == State::blocked &&
                               signals_[entry.rank->blocked_on.signal].value.load() >=
                                   entry.rank->blocked_on.count);
-    if (!anything) seat.bell.wait(bell);
-    seat.parked.store(false);
+    if (!anything) worker.wakeups.wait(wakeups);
+    worker.parked.store(false);
   }
 
-  static void wake(Seat& seat) noexcept {
-    if (seat.parked.load()) ring(seat);
+  static void wake(Worker& worker) noexcept {
+    if (worker.parked.load()) ring(worker);
   }
-  static void ring(Seat& seat) noexcept {
-    seat.bell.fetch_add(1);
-    seat.bell.notify_all();
+  static void ring(Worker& worker) noexcept {
+    worker.wakeups.fetch_add(1);
+    worker.wakeups.notify_all();
   }
 
   // --- the deadline
@@ -380,7 +380,7 @@ class ThreadsBackend {
 
   [[nodiscard]] List<std::thread*> threads() {
     List<std::thread*> all{&caller_, &watcher_};
-    for (auto& seat : seats_) all.push_back(&seat.thread);
+    for (auto& worker : workers_) all.push_back(&worker.thread);
     return all;
   }
 
@@ -391,17 +391,17 @@ class ThreadsBackend {
   std::size_t signal_count_ = 0;       // of the loaded program
   std::atomic<bool> stop_{false};      // the step has failed
   detail::Machine& machine_;
-  FixedArray<Seat> seats_;  // [threads with ranks]
+  FixedArray<Worker> workers_;  // [threads with ranks]
   std::chrono::steady_clock::time_point round_start_{};
 
   alignas(64) std::atomic<std::uint32_t> round_{0};    // steps begun
-  alignas(64) std::atomic<std::uint32_t> running_{0};  // seats still at work
+  alignas(64) std::atomic<std::uint32_t> running_{0};  // workers still at work
   std::atomic<std::uint32_t> request_{0};              // steps asked of `caller_`
   std::atomic<bool> quit_{false};
   std::atomic<Watched> watched_{Watched::idle};
   std::coroutine_handle<> then_{};
   bool* gone_ = nullptr;  // on the stack of `caller_`, while a coroutine of the user runs there
-  std::thread caller_;    // the first seat, for steps that a coroutine awaits
+  std::thread caller_;    // the first worker, for steps that a coroutine awaits
 
   std::mutex watch_mutex_;
   std::condition_variable watch_wake_;

@@ -8,11 +8,11 @@
 #include <mutex>
 #include <utility>
 
-#include <stagger/engine/step_fate.hpp>
+#include <stagger/engine/step_status.hpp>
 
 namespace stagger::mpi::detail {
 
-/// Before its last promise to update, a process may end a step for any reason, from any thread;
+/// Before its last vote to update, a process may end a step for any reason, from any thread;
 /// afterwards only the thread that runs the step does. All that is decided here happens at most
 /// once or twice in a step, and so under a lock.
 class Ending {
@@ -25,21 +25,21 @@ class Ending {
     stop_.store(false, std::memory_order_relaxed);
   }
   /// @return false if the step has failed already
-  [[nodiscard]] bool promise() noexcept {
+  [[nodiscard]] bool vote() noexcept {
     std::lock_guard const lock(mutex_);
     if (phase_ != Phase::open) return false;
-    phase_ = Phase::promised;
+    phase_ = Phase::voted;
     return true;
   }
-  /// Ends the step unless this process has promised not to. Any thread may call it.
-  void fail(stagger::detail::StepFate& fate, std::exception_ptr failure) noexcept {
+  /// Ends the step unless this process has voted not to. Any thread may call it.
+  void fail(stagger::detail::StepStatus& status, std::exception_ptr failure) noexcept {
     std::lock_guard const lock(mutex_);
-    if (phase_ == Phase::open) end(fate, std::move(failure));
+    if (phase_ == Phase::open) end(status, std::move(failure));
   }
-  /// Ends the step whatever this process has promised, unless all have.
-  void break_off(stagger::detail::StepFate& fate, std::exception_ptr failure) noexcept {
+  /// Ends the step whatever this process has voted, unless all have.
+  void break_off(stagger::detail::StepStatus& status, std::exception_ptr failure) noexcept {
     std::lock_guard const lock(mutex_);
-    if (phase_ != Phase::failed) end(fate, std::move(failure));
+    if (phase_ != Phase::failed) end(status, std::move(failure));
   }
 
   [[nodiscard]] bool failed() const noexcept { return stop_.load(std::memory_order_relaxed); }
@@ -50,10 +50,10 @@ class Ending {
   }
 
  private:
-  enum class Phase : std::uint8_t { open, promised, failed };
+  enum class Phase : std::uint8_t { open, voted, failed };
 
-  void end(stagger::detail::StepFate& fate, std::exception_ptr failure) noexcept {
-    if (!fate.fail(failure)) return;
+  void end(stagger::detail::StepStatus& status, std::exception_ptr failure) noexcept {
+    if (!status.fail(failure)) return;
     phase_ = Phase::failed;
     failure_ = std::move(failure);
     stop_.store(true, std::memory_order_relaxed);

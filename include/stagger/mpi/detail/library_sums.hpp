@@ -15,7 +15,7 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
-#include <stagger/engine/cargo.hpp>
+#include <stagger/engine/codec.hpp>
 #include <stagger/mpi/detail/exchange.hpp>
 
 namespace stagger::mpi::detail {
@@ -42,11 +42,11 @@ class LibrarySums {
 
   /// All processes call it with the program that they are about to run.
   /// @throws Error  bad_configuration where two holders of a stage are in one process
-  [[gnu::cold]] void load(stagger::detail::Cargo const& cargo, std::vector<int> const& process_of,
+  [[gnu::cold]] void load(stagger::detail::MessageCodec const& codec, std::vector<int> const& process_of,
                           Exchange& world, double seconds) {
     constexpr char const* making = "prepare sums of gradients by MPI";
-    if (cargo.grouping().by != collective::By::library) return;
-    auto const& program = cargo.program();
+    if (codec.grouping().by != collective::By::library) return;
+    auto const& program = codec.program();
     double lost = lost_ ? 1 : 0;
     world.maximum({&lost, 1}, making, seconds);
     if (lost != 0) stages_.clear();
@@ -77,14 +77,14 @@ class LibrarySums {
 
   /// Begins this process's part of what a `reduce` asks for.
   /// @param now_s  since the step began
-  void begin(stagger::detail::Cargo const& cargo, RankState& rank, Instruction const& in,
+  void begin(stagger::detail::MessageCodec const& codec, RankState& rank, Instruction const& in,
              double now_s) {
     Sum& sum = take();
     sum.rank = &rank;
     sum.in = &in;
     sum.start_s = now_s;
     for (auto& numbers : sum.numbers) numbers.clear();
-    cargo.each_gradient(in, [&](ElementType type, std::byte* own, std::byte*, std::size_t bytes) {
+    codec.each_gradient(in, [&](ElementType type, std::byte* own, std::byte*, std::size_t bytes) {
       auto& numbers = sum.numbers[type == ElementType::f32 ? 0 : 1];
       numbers.insert(numbers.end(), own, own + bytes);
     });
@@ -95,7 +95,7 @@ class LibrarySums {
   /// @param done  called with the rank and the instruction of each sum that has come, and when it
   ///              began
   /// @return whether any has
-  template <class Done> bool poll(stagger::detail::Cargo const& cargo, Done done) {
+  template <class Done> bool poll(stagger::detail::MessageCodec const& codec, Done done) {
     bool moved = false;
     for (std::size_t i = 0; i < pending_.size();) {
       int ended = 0;
@@ -109,7 +109,7 @@ class LibrarySums {
       }
       moved = true;
       std::array<std::size_t, 2> at{};
-      cargo.each_gradient(*sum.in,
+      codec.each_gradient(*sum.in,
                           [&](ElementType type, std::byte*, std::byte* to, std::size_t bytes) {
                             std::size_t const t = type == ElementType::f32 ? 0 : 1;
                             std::memcpy(to, sum.numbers[t].data() + at[t], bytes);

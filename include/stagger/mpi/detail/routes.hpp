@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include <stagger/engine/cargo.hpp>
+#include <stagger/engine/codec.hpp>
 
 namespace stagger::mpi::detail {
 
@@ -17,8 +17,8 @@ class Routes {
  public:
   /// @param process_of  [ranks]
   /// @param here        the process that asks
-  void find(stagger::detail::Cargo const& cargo, std::vector<int> const& process_of, int here) {
-    auto const& program = cargo.program();
+  void find(stagger::detail::MessageCodec const& codec, std::vector<int> const& process_of, int here) {
+    auto const& program = codec.program();
     std::vector<std::vector<int>> takers(program.signals.size());
     std::vector<std::size_t> given(program.signals.size());
     for (std::size_t r = 0; r < program.ranks.size(); ++r) {
@@ -42,10 +42,10 @@ class Routes {
       first_taker_.push_back(takers_.size());
       if (given[which] == 0 || takers[which].empty()) continue;
       first_pool_[which] = pools_.size() + 1;
-      if (cargo.carries_group(which))
+      if (codec.carries_group(which))
         pools_.insert(pools_.end(), given[which], takers[which].size());
       else
-        pools_.push_back(takers[which].size() * cargo.under_way(which, given[which]));
+        pools_.push_back(takers[which].size() * codec.under_way(which, given[which]));
     }
   }
 
@@ -56,9 +56,9 @@ class Routes {
   }
   /// Which pool of messages a signal of this process uses when it is given for the `time`th time,
   /// counted from 1. Groups of gradients differ in size, and so have pools of their own.
-  [[nodiscard]] std::size_t pool(stagger::detail::Cargo const& cargo, std::uint32_t which,
+  [[nodiscard]] std::size_t pool(stagger::detail::MessageCodec const& codec, std::uint32_t which,
                                  std::uint32_t time) const {
-    return first_pool_[which] + (cargo.carries_group(which) ? time - 1 : 0);
+    return first_pool_[which] + (codec.carries_group(which) ? time - 1 : 0);
   }
   /// Messages of pools 1, 2, ... that are on their way at a time, at most.
   [[nodiscard]] std::vector<std::size_t> const& pools() const noexcept { return pools_; }

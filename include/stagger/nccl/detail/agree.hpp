@@ -12,17 +12,17 @@
 #include <stagger/collective/handshake.hpp>
 #include <stagger/engine/machine.hpp>
 #include <stagger/engine/optimizer_numbers.hpp>
-#include <stagger/nccl/detail/fleet.hpp>
+#include <stagger/nccl/detail/gpu_set.hpp>
 #include <stagger/program/facts.hpp>
 
 namespace stagger::nccl::detail {
 
 /// Compares facts between all processes, each of which has one GPU, by their digests.
 /// @throws Error  mismatch for the first fact that differs, naming it and who differs
-[[gnu::cold]] inline void agree(Fleet& fleet, std::vector<collective::Fact> const& facts,
+[[gnu::cold]] inline void agree(GpuSet& gpu_set, std::vector<collective::Fact> const& facts,
                                 double seconds) {
-  Gpu& gpu = fleet[0];
-  fleet.select(0);
+  Gpu& gpu = gpu_set[0];
+  gpu_set.select(0);
   auto const ranks = static_cast<std::size_t>(gpu.world.size());
   std::size_t const width = facts.size();
   cuda::Pinned<std::uint64_t> all(ranks * width);

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <vector>
 
-#include <stagger/nccl/detail/fleet.hpp>
+#include <stagger/nccl/detail/gpu_set.hpp>
 #include <stagger/nccl/detail/routes.hpp>
 #include <stagger/program/program.hpp>
 
@@ -20,8 +20,8 @@ class EventNumbers {
  public:
   /// @param gpu  [ranks] of this process; its number of GPUs: of another
   [[gnu::cold]] void load(Program const& program, Routes const& routes,
-                          std::vector<std::size_t> const& gpu, Fleet const& fleet) {
-    std::vector<std::size_t> used(fleet.size() + 1);
+                          std::vector<std::size_t> const& gpu, GpuSet const& gpu_set) {
+    std::vector<std::size_t> used(gpu_set.size() + 1);
     std::vector<std::size_t> gives(program.signals.size());
     for (auto const& rank : program.ranks)
       for (auto const& in : rank.code)
@@ -39,8 +39,8 @@ class EventNumbers {
     }
     routes_ = *std::max_element(used.begin(), used.end());
     fences_ = routes_ + routes.events();
-    made_ = fences_ + program.ranks.size() + 2 * fleet.channels().size() + 1;
-    for (auto const& team : fleet.teams) made_ += team.ends.size();
+    made_ = fences_ + program.ranks.size() + 2 * gpu_set.channels().size() + 1;
+    for (auto const& team : gpu_set.teams) made_ += team.ends.size();
     groups_ = made_ + program.ranks.size();
     of_turn_ = groups_ + program.groups.size() + 1;
   }

@@ -10,7 +10,7 @@
 
 #include <stagger/cuda/kernels.hpp>
 #include <stagger/nccl/detail/teams.hpp>
-#include <stagger/nccl/detail/wiring.hpp>
+#include <stagger/nccl/detail/links.hpp>
 
 namespace stagger::nccl::detail {
 
@@ -24,11 +24,11 @@ namespace stagger::nccl::detail {
 /// there, with the program's own kernel.
 class GroupSums {
  public:
-  GroupSums(stagger::detail::Machine& machine, cuda::ParameterKernels const* kernels, Fleet& fleet,
-            Wiring& wiring)
-      : machine_(machine), kernels_(kernels), fleet_(fleet), wiring_(wiring) {}
+  GroupSums(stagger::detail::Machine& machine, cuda::ParameterKernels const* kernels, GpuSet& gpu_set,
+            Links& links)
+      : machine_(machine), kernels_(kernels), gpu_set_(gpu_set), links_(links) {}
 
-  /// Meets the others, before the wiring of the program is made.
+  /// Meets the others, before the links of the program is made.
   /// @param place   [ranks]
   /// @throws Error  bad_configuration where some holders of a stage share a GPU, and others do not
   [[gnu::cold]] void load(std::vector<int> const& place, double meet_s) {
@@ -55,12 +55,12 @@ class GroupSums {
       team_of_[static_cast<std::size_t>(program.cells[first].stage)] = wanted.size();
       wanted.push_back(holders);
     }
-    auto const numbers = gather(fleet_, wanted, !by_library(), meet_s);
+    auto const numbers = gather(gpu_set_, wanted, !by_library(), meet_s);
     for (auto& team : team_of_)
       if (team != none) team = numbers[team];
   }
 
-  /// Behind the wiring and the places of parameters.
+  /// Behind the links and the places of parameters.
   [[gnu::cold]] void settle() {
     auto const& program = machine_.program();
     ready_.assign(program.cells.size(), none);
@@ -68,19 +68,19 @@ class GroupSums {
       if (program.signals[s].gradients >= 0)
         ready_[static_cast<std::size_t>(program.signals[s].gradients)] = s;
     for (std::size_t c = 0; program.training && c < program.cells.size(); ++c)
-      if (apart(c) && wiring_.islands().first_owner(c) == c) wiring_.islands().update_apart(c);
+      if (apart(c) && links_.distributed_state().first_owner(c) == c) links_.distributed_state().update_apart(c);
     begun_.assign(program.groups.size(), false);
     for (std::size_t g = 0; program.training && g < program.groups.size(); ++g) {
       auto const stage = static_cast<std::size_t>(program.groups[g].stage);
-      if (team_of_[stage] == none || !in_slices(fleet_.teams[team_of_[stage]])) continue;
+      if (team_of_[stage] == none || !in_slices(gpu_set_.teams[team_of_[stage]])) continue;
       Instruction in;
       in.stage = static_cast<std::uint16_t>(stage);
       in.group = static_cast<std::uint16_t>(g);
-      for (auto& end : fleet_.teams[team_of_[stage]].ends) {
+      for (auto& end : gpu_set_.teams[team_of_[stage]].ends) {
         std::size_t bytes = 0;
         each_block(in, *end, [&](Block const& block) { bytes += block.own_bytes(); });
         bytes *= static_cast<std::size_t>(end->all.size()) - 1;
-        wiring_.use(end->gpu);
+        links_.use(end->gpu);
         if (end->taken.size() < bytes) end->taken.resize({bytes});
       }
     }
@@ -94,7 +94,7 @@ class GroupSums {
   }
   /// Whether the time of a sum counts: as the first holder's, of this process.
   [[nodiscard]] bool measures(Instruction const& in) const noexcept {
-    return in.part() == 0 && wiring_.own(wiring_.islands().rank_of(in.cell));
+    return in.part() == 0 && links_.own(links_.distributed_state().rank_of(in.cell));
   }
 
   /// The part of this process in the sum that a `reduce` of any rank belongs to, once.
@@ -102,20 +102,20 @@ class GroupSums {
   template <class Around> void add_up(Instruction const& in, Around around) {
     if (begun_[in.group]) return;
     begun_[in.group] = true;
-    Team& team = fleet_.teams[team_of_[in.stage]];
+    Team& team = gpu_set_.teams[team_of_[in.stage]];
     if (team.ends.empty()) return;
     for (auto& end : team.ends) {
-      wiring_.use(end->gpu);
+      links_.use(end->gpu);
       std::size_t const signal = ready_[cell_of(in.stage, *end)];
       std::size_t const number = in.group - first_group_[in.stage];
-      wiring_.await(end->gpu, end->stream, signal, number);
+      links_.await(end->gpu, end->stream, signal, number);
     }
     around(team.ends.front()->gpu, team.ends.front()->stream, [&] {
       if (!has_gradients(in, cell_of(in.stage, *team.ends.front()))) return;
       if (in_slices(team)) return add_in_slices(in, team);
-      wiring_.together([&] {
+      links_.together([&] {
         for (auto& end : team.ends)
-          end->last = wiring_.messages().add(end->gpu, end->stream, end->all, [&](auto& group) {
+          end->last = links_.messages().add(end->gpu, end->stream, end->all, [&](auto& group) {
             Operation last;
             each_gradient(in, cell_of(in.stage, *end), [&](auto gradient) {
               last = end->all.all_reduce(group, gradient, Reduction::sum);
@@ -124,25 +124,25 @@ class GroupSums {
           });
       });
     });
-    for (auto& end : team.ends) end->stream.record(wiring_.summed(end->gpu, in.group));
+    for (auto& end : team.ends) end->stream.record(links_.summed(end->gpu, in.group));
   }
   /// The stream of a rank that adds up goes on behind the sum.
   void await(std::size_t rank, Instruction const& in) {
-    wiring_.compute(rank).wait(wiring_.summed(wiring_.gpu_of(rank), in.group));
+    links_.compute(rank).wait(links_.summed(links_.gpu_of(rank), in.group));
   }
 
   /// Updates of a rank's stages by their holders but the first.
   void update(std::size_t rank) const {
     for (std::size_t c = 0; c < machine_.program().cells.size(); ++c)
-      if (wiring_.islands().rank_of(c) == rank && apart(c)) wiring_.islands().update(c);
+      if (links_.distributed_state().rank_of(c) == rank && apart(c)) links_.distributed_state().update(c);
   }
 
   /// For processes, which decide alike from the same times: adds up, in place, what each has
   /// measured of the groups of the program.
   [[gnu::cold]] void share(double* backward_s, double* sum_s) {
     std::size_t const groups = machine_.program().groups.size();
-    Gpu& gpu = fleet_[0];
-    fleet_.select(0);
+    Gpu& gpu = gpu_set_[0];
+    gpu_set_.select(0);
     cuda::Pinned<double> all(2 * groups);
     std::copy_n(backward_s, groups, all.data());
     std::copy_n(sum_s, groups, all.data() + groups);
@@ -168,7 +168,7 @@ class GroupSums {
     auto const& cells = machine_.program().cells;
     for (std::size_t c = 0; c < cells.size(); ++c)
       if (cells[c].stage == static_cast<int>(stage) &&
-          wiring_.gpu_of(wiring_.islands().rank_of(c)) == end.gpu)
+          links_.gpu_of(links_.distributed_state().rank_of(c)) == end.gpu)
         return c;
     return none;
   }
@@ -198,11 +198,11 @@ class GroupSums {
   template <class Visit>
   void each_block(Instruction const& in, TeamEnd const& end, Visit visit) const {
     auto const& group = machine_.program().groups[in.group];
-    auto const& islands = wiring_.islands();
+    auto const& distributed_state = links_.distributed_state();
     int layer = 0;  // of the stage
-    islands.each_layer(cell_of(in.stage, end), [&](std::size_t l, auto* share) {
+    distributed_state.each_layer(cell_of(in.stage, end), [&](std::size_t l, auto* share) {
       int const here = layer++;
-      auto const& parameters = islands.parameters(l);
+      auto const& parameters = distributed_state.parameters(l);
       if (here < group.lowest || here > group.highest || parameters.count() == 0) return;
       auto const* const views = share != nullptr ? share->views() : parameters.views();
       visit(Block{parameters, static_cast<std::byte*>(views[0].gradient),
@@ -219,7 +219,7 @@ class GroupSums {
            return all.receive(group, taken, static_cast<int>(peer));
          });
     for (auto& end : team.ends) {
-      wiring_.use(end->gpu);
+      links_.use(end->gpu);
       std::byte* taken = end->taken.data();
       each_block(in, *end, [&](Block const& block) {
         add_slice(block, taken, end->stream.get());
@@ -235,9 +235,9 @@ class GroupSums {
   /// Calls `call(communicator, group, block, peer, memory for the peer's numbers)` for each other
   /// holder and each layer; all of it progresses together.
   template <class Call> void swap(Instruction const& in, Team& team, Call call) {
-    wiring_.together([&] {
+    links_.together([&] {
       for (auto& end : team.ends)
-        end->last = wiring_.messages().add(end->gpu, end->stream, end->all, [&](auto& group) {
+        end->last = links_.messages().add(end->gpu, end->stream, end->all, [&](auto& group) {
           Operation last;
           std::byte* taken = end->taken.data();
           each_block(in, *end, [&](Block const& block) {
@@ -290,12 +290,12 @@ class GroupSums {
   template <class Visit>
   void each_gradient(Instruction const& in, std::size_t cell, Visit visit) const {
     auto const& group = machine_.program().groups[in.group];
-    auto const& islands = wiring_.islands();
+    auto const& distributed_state = links_.distributed_state();
     std::size_t at = 0;  // layer of the stage
-    islands.each_layer(cell, [&](std::size_t l, stagger::detail::LayerParameters::Share* share) {
+    distributed_state.each_layer(cell, [&](std::size_t l, stagger::detail::LayerParameters::Share* share) {
       auto const layer = static_cast<int>(at++);
       if (layer < group.lowest || layer > group.highest) return;
-      auto const& parameters = islands.parameters(l);
+      auto const& parameters = distributed_state.parameters(l);
       auto const* const views = share != nullptr ? share->views() : parameters.views();
       for (std::size_t i = 0; i < parameters.count(); ++i) {
         if (views[i].size == 0) continue;
@@ -309,9 +309,9 @@ class GroupSums {
 
   stagger::detail::Machine& machine_;
   cuda::ParameterKernels const* kernels_;
-  Fleet& fleet_;
-  Wiring& wiring_;
-  std::vector<std::size_t> team_of_;      // [stages] in the fleet
+  GpuSet& gpu_set_;
+  Links& links_;
+  std::vector<std::size_t> team_of_;      // [stages] in the gpu_set
   std::vector<std::size_t> first_group_;  // [stages]
   std::vector<std::size_t> ready_;        // [cells] signal that its gradients are there
   std::vector<bool> begun_;               // [groups] in this step

@@ -12,7 +12,7 @@ namespace stagger::nccl::detail {
 
 /// Parameters wait there until a program says where they are needed; those of stages that other
 /// processes run stay. No step works on them.
-[[nodiscard]] inline stagger::detail::ParameterMemory waiting_room() noexcept {
+[[nodiscard]] inline stagger::detail::ParameterMemory staging_memory() noexcept {
   using stagger::detail::ParameterMemory;
   ParameterMemory memory{};
   memory.device = -1;

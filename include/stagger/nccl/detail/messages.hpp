@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/nccl/detail/fleet.hpp>
+#include <stagger/nccl/detail/gpu_set.hpp>
 
 namespace stagger::nccl::detail {
 
@@ -19,7 +19,7 @@ namespace stagger::nccl::detail {
 /// GPU goes behind the one before it.
 class Messages {
  public:
-  explicit Messages(Fleet& fleet) : fleet_(fleet) {}
+  explicit Messages(GpuSet& gpu_set) : gpu_set_(gpu_set) {}
 
   void begin() {
     joint_.begin();
@@ -31,7 +31,7 @@ class Messages {
   template <class Call>
   Operation add(std::size_t gpu, cuda::Stream const& stream, Communicator& communicator,
                 Call call) {
-    Gpu& of = fleet_[gpu];
+    Gpu& of = gpu_set_[gpu];
     if (of.captured && of.has_message) stream.wait(of.message);
     auto group = communicator.group(joint_);
     Operation last = call(group);
@@ -53,7 +53,7 @@ class Messages {
   }
 
  private:
-  Fleet& fleet_;
+  GpuSet& gpu_set_;
   nccl::Joint joint_;
   std::vector<Operation> operations_;
   std::vector<std::pair<Gpu*, cuda::Stream const*>> ends_;

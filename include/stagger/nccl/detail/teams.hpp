@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/nccl/detail/fleet.hpp>
+#include <stagger/nccl/detail/gpu_set.hpp>
 
 namespace stagger::nccl::detail {
 
@@ -18,36 +18,36 @@ namespace stagger::nccl::detail {
 /// behind them, so that the first sum allocates nothing.
 /// @param wanted    places of each, in the order in which they are added up
 /// @param connects  each end with each other, for more than sums
-/// @return for each, its number in the fleet
-[[gnu::cold]] inline std::vector<std::size_t> gather(Fleet& fleet,
+/// @return for each, its number in the gpu_set
+[[gnu::cold]] inline std::vector<std::size_t> gather(GpuSet& gpu_set,
                                                      std::span<std::vector<int> const> wanted,
                                                      bool connects, double meet_s) {
   std::vector<std::size_t> numbers;
   std::vector<Operation> operations;
   for (auto const& places : wanted) {
     std::size_t number = 0;
-    while (number < fleet.teams.size() && fleet.teams[number].places != places) ++number;
+    while (number < gpu_set.teams.size() && gpu_set.teams[number].places != places) ++number;
     numbers.push_back(number);
-    if (number != fleet.teams.size()) continue;
-    Team& team = fleet.teams.emplace_back();
+    if (number != gpu_set.teams.size()) continue;
+    Team& team = gpu_set.teams.emplace_back();
     team.places = places;
     operations.clear();
-    for (std::size_t g = 0; g < fleet.size(); ++g) {
-      fleet.select(g);
-      auto const at = std::find(places.begin(), places.end(), fleet[g].place);
+    for (std::size_t g = 0; g < gpu_set.size(); ++g) {
+      gpu_set.select(g);
+      auto const at = std::find(places.begin(), places.end(), gpu_set[g].place);
       if (at == places.end()) {
         Communicator none;
-        operations.push_back(fleet[g].world.split(-1, 0, none));
+        operations.push_back(gpu_set[g].world.split(-1, 0, none));
         continue;
       }
       auto& end = *team.ends.emplace_back(std::make_unique<TeamEnd>(g));
       operations.push_back(
-          fleet[g].world.split(0, static_cast<int>(at - places.begin()), end.all, end.stream));
+          gpu_set[g].world.split(0, static_cast<int>(at - places.begin()), end.all, end.stream));
     }
     wait_for_all(operations, meet_s);
     operations.clear();
     for (auto& end : team.ends) {
-      fleet.select(end->gpu);
+      gpu_set.select(end->gpu);
       end->warm.resize({1});
       cuda::check(cudaMemsetAsync(end->warm.data(), 0, sizeof(float), end->stream.get()),
                   "clear a number");

@@ -16,7 +16,7 @@ namespace stagger::schedule::detail {
 struct FillRule {
   int warm_up =
       0;  ///< most forwards without their I on rank r: 0 no limit, else gap * (P - 1 - r) + S
-  double patience =
+  double wait_policy =
       0;  ///< a weight gradient does not start when a known input comes within this part of it
   bool alternate =
       false;  ///< after a gradient a forward first, where both are ready; else always the gradient
@@ -86,7 +86,7 @@ struct FillRule {
       if (i_at > now) soon = i_at;
       if (f_at > now && wants && takes && (soon < 0 || f_at < soon)) soon = f_at;
       bool const full = f_at >= 0 && wants && !takes;
-      if (soon > 0 && !full && soon < now + rule.patience * t.weight)
+      if (soon > 0 && !full && soon < now + rule.wait_policy * t.weight)
         continue;  // woken when it comes
       kind = Kind::backward_weight;
     } else {

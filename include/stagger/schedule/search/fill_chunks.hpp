@@ -18,7 +18,7 @@ namespace stagger::schedule::detail {
 struct ChunkRule {
   bool alternate = false;  ///< after a gradient a forward first; else always the gradient
   bool deepest = false;    ///< of forwards that of the oldest microbatch; else of the first stage
-  double patience = 0;  ///< a weight gradient does not start when an input comes within this part
+  double wait_policy = 0;  ///< a weight gradient does not start when an input comes within this part
                         ///< of it
   int window = 0;       ///< most microbatches between first forward and last gradient; 0: no limit
 };
@@ -164,7 +164,7 @@ class FillChunks {
       run(r, forward, Kind::forward, now);
     } else if (rank.weighed < rank.pending.size()) {
       std::size_t const l = rank.pending[rank.weighed];
-      if (soon > 0 && !full && soon < now + rule_.patience * times_[l % S_].weight) return false;
+      if (soon > 0 && !full && soon < now + rule_.wait_policy * times_[l % S_].weight) return false;
       ++rank.weighed;
       run(r, l, Kind::backward_weight, now);
     } else {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include <stagger/cuda/tensor.hpp>
-#include <stagger/nccl/detail/wiring.hpp>
+#include <stagger/nccl/detail/links.hpp>
 
 namespace stagger::nccl::detail {
 
@@ -15,37 +15,37 @@ namespace stagger::nccl::detail {
 /// uses them; else they stay.
 /// @param memories  [GPUs of this process]
 [[gnu::cold]] inline void settle_parameters(
-    stagger::detail::Machine& machine, Wiring const& wiring,
+    stagger::detail::Machine& machine, Links const& links,
     std::vector<stagger::detail::ParameterMemory> const& memories) {
   auto const& program = machine.program();
-  auto const& islands = wiring.islands();
+  auto const& distributed_state = links.distributed_state();
   auto const memory_of = [&](std::size_t cell) {
-    std::size_t const rank = islands.rank_of(cell);
-    return wiring.own(rank) ? &memories[wiring.gpu_of(rank)] : machine.memory_of_parameters();
+    std::size_t const rank = distributed_state.rank_of(cell);
+    return links.own(rank) ? &memories[links.gpu_of(rank)] : machine.memory_of_parameters();
   };
   for (std::size_t c = 0; c < program.cells.size(); ++c) {
-    std::size_t home = islands.first_owner(c);
-    while (!wiring.own(islands.rank_of(home)) && home + 1 < program.cells.size() &&
+    std::size_t home = distributed_state.first_owner(c);
+    while (!links.own(distributed_state.rank_of(home)) && home + 1 < program.cells.size() &&
            program.cells[home + 1].stage == program.cells[c].stage)
       ++home;
-    islands.settle(c, memory_of(c), memory_of(home));
+    distributed_state.settle(c, memory_of(c), memory_of(home));
   }
 }
 
 /// Brings values and optimizer state of every layer from the process that updates it, each of which
 /// has one GPU.
 /// @param place  [ranks]
-[[gnu::cold]] inline void gather_parameters(stagger::detail::Machine& machine, Fleet& fleet,
-                                            Wiring const& wiring, std::vector<int> const& place) {
-  auto const& islands = wiring.islands();
-  auto& gpu = fleet[0];
-  fleet.select(0);
+[[gnu::cold]] inline void gather_parameters(stagger::detail::Machine& machine, GpuSet& gpu_set,
+                                            Links const& links, std::vector<int> const& place) {
+  auto const& distributed_state = links.distributed_state();
+  auto& gpu = gpu_set[0];
+  gpu_set.select(0);
   cuda::Tensor<std::byte> passing;  // for what has no place on this GPU
   for (std::size_t c = 0; c < machine.program().cells.size(); ++c) {
-    if (islands.first_owner(c) != c) continue;
-    int const root = place[islands.rank_of(c)];
-    islands.each_layer(c, [&](std::size_t l, auto const*) {
-      auto const& parameters = islands.parameters(l);
+    if (distributed_state.first_owner(c) != c) continue;
+    int const root = place[distributed_state.rank_of(c)];
+    distributed_state.each_layer(c, [&](std::size_t l, auto const*) {
+      auto const& parameters = distributed_state.parameters(l);
       bool const here = parameters.memory() != machine.memory_of_parameters();
       for (auto const block : parameters.blocks()) {
         if (block.empty()) continue;

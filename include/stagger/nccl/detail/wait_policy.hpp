@@ -12,16 +12,16 @@
 
 #include <stagger/cuda/error.hpp>
 #include <stagger/engine/machine.hpp>
-#include <stagger/nccl/detail/wiring.hpp>
+#include <stagger/nccl/detail/links.hpp>
 #include <stagger/program/describe.hpp>
 
 namespace stagger::nccl::detail {
 
 /// Lets the host wait for its GPUs as long as anything moves, looking at them and at NCCL.
-class Patience {
+class WaitPolicy {
  public:
-  Patience(stagger::detail::Machine const& machine, Fleet& fleet, Wiring& wiring)
-      : machine_(machine), fleet_(fleet), wiring_(wiring) {}
+  WaitPolicy(stagger::detail::Machine const& machine, GpuSet& gpu_set, Links& links)
+      : machine_(machine), gpu_set_(gpu_set), links_(links) {}
 
   /// Waits until `done()`; the deadline begins anew whenever the devices have moved.
   /// @param turn      of the iteration that is waited for
@@ -49,7 +49,7 @@ class Patience {
           met = now;
           if (failure) continue;
         }
-        if (auto const progress = replayed ? 0 : wiring_.look(turn, at_); progress != before) {
+        if (auto const progress = replayed ? 0 : links_.look(turn, at_); progress != before) {
           before = progress;
           moved = now;
         } else if (seconds(now - moved) > deadline_s) {
@@ -85,7 +85,7 @@ class Patience {
 
   [[nodiscard]] std::exception_ptr look() noexcept {
     try {
-      fleet_.look();
+      gpu_set_.look();
       return nullptr;
     } catch (...) {
       return std::current_exception();
@@ -108,8 +108,8 @@ class Patience {
   }
 
   stagger::detail::Machine const& machine_;
-  Fleet& fleet_;
-  Wiring& wiring_;
+  GpuSet& gpu_set_;
+  Links& links_;
   std::vector<std::size_t> at_;  // [ranks] instructions that are known to be done
 };
 

@@ -11,45 +11,45 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
-#include <stagger/engine/cargo.hpp>
+#include <stagger/engine/codec.hpp>
 #include <stagger/mpi/detail/exchange.hpp>
 
 namespace stagger::mpi::detail {
 
-class Homes {
+class Owners {
  public:
   /// Allocates what `move` needs, so that a process that cannot says so before the others wait.
-  void make_room(stagger::detail::Cargo const& cargo, std::vector<int> const& process_of) const {
-    if (home_.empty() || cells_of(cargo, process_of) == cells_) return;
-    for (std::size_t l = 0; l < home_.size(); ++l) cargo.machine.parameters()[l].hold();
+  void make_room(stagger::detail::MessageCodec const& codec, std::vector<int> const& process_of) const {
+    if (home_.empty() || cells_of(codec, process_of) == cells_) return;
+    for (std::size_t l = 0; l < home_.size(); ++l) codec.machine.parameters()[l].hold();
   }
 
   /// Another program. Before the first one all processes have all values; where a later one puts
   /// stages into other processes, they get them. All processes call it.
   /// @param process_of  [ranks]
-  void move(Exchange& world, stagger::detail::Cargo const& cargo,
+  void move(Exchange& world, stagger::detail::MessageCodec const& codec,
             std::vector<int> const& process_of) {
-    auto cells = cells_of(cargo, process_of);
+    auto cells = cells_of(codec, process_of);
     if (cells == cells_) return;
-    gather(world, cargo, -1);
+    gather(world, codec, -1);
     cells_ = std::move(cells);
     home_.clear();
-    for (std::size_t l = 0; l < cargo.machine.parameters().size(); ++l)
-      home_.push_back(process_of[static_cast<std::size_t>(cargo.owner_of(l))]);
+    for (std::size_t l = 0; l < codec.machine.parameters().size(); ++l)
+      home_.push_back(process_of[static_cast<std::size_t>(codec.owner_of(l))]);
   }
 
   /// Brings values and optimizer state of every layer from the process that updates it, one
   /// parameter after the other. All processes call it.
   /// @param to  the process that gets them; -1: every process
-  void gather(Exchange& world, stagger::detail::Cargo const& cargo, int to) const {
-    double const deadline_s = cargo.machine.options().deadline_s;
+  void gather(Exchange& world, stagger::detail::MessageCodec const& codec, int to) const {
+    double const deadline_s = codec.machine.options().deadline_s;
     int const here = world.rank();
     require(world, to);
     for (std::size_t l = 0; l < home_.size(); ++l) {
       if (to >= 0 && (to == home_[l] || (here != to && here != home_[l]))) continue;
       std::vector<ParameterState> states;
-      cargo.machine.parameters()[l].hold();
-      cargo.machine.parameters()[l].append_states(states, !cargo.machine.shards());
+      codec.machine.parameters()[l].hold();
+      codec.machine.parameters()[l].append_states(states, !codec.machine.shards());
       for (auto& state : states)
         for (auto const bytes : {state.value, state.state[0], state.state[1]}) {
           if (bytes.empty()) continue;
@@ -66,12 +66,12 @@ class Homes {
   /// Shows each parameter in process `to`, which has memory for one of others' at a time. All
   /// processes call it.
   /// @return whether this is `to`
-  bool visit(Exchange& world, stagger::detail::Cargo const& cargo,
+  bool visit(Exchange& world, stagger::detail::MessageCodec const& codec,
              std::vector<int> const& process_of, int to,
              stagger::detail::ParameterVisit const& visit) const {
     require(world, to);
     int const here = world.rank();
-    auto& machine = cargo.machine;
+    auto& machine = codec.machine;
     std::exception_ptr failure;  // of `visit`; the others still have to be told what they send
     auto const show = [&](ParameterState const& state) {
       try {
@@ -89,7 +89,7 @@ class Homes {
     std::array<std::vector<std::byte>, 3> memory;
     for (std::size_t l = 0; l < home_.size(); ++l)
       for (std::size_t p = 0; p < machine.parameters()[l].count(); ++p) {
-        auto const state = parameter(world, cargo, process_of, to, l, p, memory);
+        auto const state = parameter(world, codec, process_of, to, l, p, memory);
         if (here == to) show(state);
       }
     if (failure) std::rethrow_exception(failure);
@@ -99,10 +99,10 @@ class Homes {
  private:
   static constexpr char const* gathering = "bring parameters to where they are asked for";
 
-  [[nodiscard]] static std::vector<int> cells_of(stagger::detail::Cargo const& cargo,
+  [[nodiscard]] static std::vector<int> cells_of(stagger::detail::MessageCodec const& codec,
                                                  std::vector<int> const& process_of) {
     std::vector<int> cells;
-    for (Cell const& cell : cargo.program().cells) {
+    for (Cell const& cell : codec.program().cells) {
       cells.push_back(cell.stage);
       cells.push_back(process_of[static_cast<std::size_t>(cell.rank)]);
     }
@@ -117,12 +117,12 @@ class Homes {
 
   /// Brings a parameter to process `to`.
   /// @param memory  for its value and states there, where they are not its own
-  ParameterState parameter(Exchange& world, stagger::detail::Cargo const& cargo,
+  ParameterState parameter(Exchange& world, stagger::detail::MessageCodec const& codec,
                            std::vector<int> const& process_of, int to, std::size_t l, std::size_t p,
                            std::array<std::vector<std::byte>, 3>& memory) const {
-    double const deadline_s = cargo.machine.options().deadline_s;
+    double const deadline_s = codec.machine.options().deadline_s;
     int const here = world.rank();
-    auto& layer = cargo.machine.parameters()[l];
+    auto& layer = codec.machine.parameters()[l];
     ParameterShape const shape = layer.shape(p);
     stagger::detail::ByteRange const whole = layer.range(p);
     ParameterState shown{shape.name, shape.type, {}, {}};
@@ -150,11 +150,11 @@ class Homes {
       return b == 0 ? layer.value_bytes_of(range) : layer.held_state(b - 1, range);
     };
     for (std::size_t b = 0; b <= static_cast<std::size_t>(shape.states); ++b) {
-      if (b == 0 || !cargo.machine.shards()) {
+      if (b == 0 || !codec.machine.shards()) {
         bring(b, home_[l], 0, owned(b, home_[l], whole), shape.bytes);
         continue;
       }
-      cargo.each_shard([&](int rank, std::size_t of, stagger::detail::ByteRange part) {
+      codec.each_shard([&](int rank, std::size_t of, stagger::detail::ByteRange part) {
         if (of != l) return;
         part = {std::max(part.first, whole.first), std::min(part.last, whole.last)};
         if (part.first >= part.last) return;

@@ -13,23 +13,23 @@
 #include <stagger/cuda/kernels.hpp>
 #include <stagger/engine/backend.hpp>
 #include <stagger/nccl/detail/group_sums.hpp>
-#include <stagger/nccl/detail/wiring.hpp>
+#include <stagger/nccl/detail/links.hpp>
 
 namespace stagger::nccl::detail {
 
 /// What a back end over GPUs does in a step, whether devices carry it out or a graph records it.
-class Issuing {
+class Enqueuer {
  protected:
-  Issuing(stagger::detail::Machine& machine, cuda::ParameterKernels const* kernels,
-          std::shared_ptr<Fleet> fleet, Wires const& wires)
+  Enqueuer(stagger::detail::Machine& machine, cuda::ParameterKernels const* kernels,
+          std::shared_ptr<GpuSet> gpu_set, Wires const& wires)
       : machine_(machine),
         kernels_(kernels),
-        fleet_(std::move(fleet)),
-        wiring_(machine, wires, fleet_),
-        sums_(machine, kernels, *fleet_, wiring_) {}
-  Issuing(Issuing const&) = delete;
-  Issuing& operator=(Issuing const&) = delete;
-  ~Issuing() = default;
+        gpu_set_(std::move(gpu_set)),
+        links_(machine, wires, gpu_set_),
+        sums_(machine, kernels, *gpu_set_, links_) {}
+  Enqueuer(Enqueuer const&) = delete;
+  Enqueuer& operator=(Enqueuer const&) = delete;
+  ~Enqueuer() = default;
 
   void enqueue_iteration() {
     begin_iteration();
@@ -50,55 +50,55 @@ class Issuing {
 
   void begin_iteration() {
     updates_.clear();
-    for (std::size_t g = 0; g < fleet_->size(); ++g) {
-      wiring_.use(g);
-      auto& gpu = (*fleet_)[g];
+    for (std::size_t g = 0; g < gpu_set_->size(); ++g) {
+      links_.use(g);
+      auto& gpu = (*gpu_set_)[g];
       gpu.iteration.send(machine_, gpu.home, turn_);
       cuda::check(
           cudaMemsetAsync(gpu.sums.data(), 0, gpu.sums.size() * sizeof(double), gpu.home.get()),
           "clear sums of squares");
       if (timed_) gpu.timeline.begin(gpu.home);
-      wiring_.fork(g);
+      links_.fork(g);
     }
   }
 
   void issue() {
     auto& ranks = machine_.ranks();
-    for (auto const& turn : wiring_.routes().turns()) {
+    for (auto const& turn : links_.routes().turns()) {
       if (machine_.failed()) return;
       Instruction const& in = ranks[turn.rank].begin[turn.index];
       if (in.op == Op::reduce && sums_.apart(in.cell)) add_up(ranks[turn.rank], in);
-      if (wiring_.own(turn.rank))
+      if (links_.own(turn.rank))
         execute(ranks[turn.rank], in);
       else if (in.op == Op::update)
         updates_.push_back({nullptr, turn.rank, &in});
-      wiring_.give(turn.rank, turn.index, in);
+      links_.give(turn.rank, turn.index, in);
     }
   }
 
   void add_up(stagger::detail::RankState& rank, Instruction const& in) {
     sums_.add_up(in, [&](std::size_t g, cuda::Stream const& stream, auto enqueue) {
       if (!timed_ || !sums_.measures(in)) return enqueue();
-      wiring_.use(g);
-      (*fleet_)[g].timeline.action(rank, in, stream, [&] {
+      links_.use(g);
+      (*gpu_set_)[g].timeline.action(rank, in, stream, [&] {
         enqueue();
-        wiring_.use(g);
+        links_.use(g);
       });
     });
   }
 
   void execute(stagger::detail::RankState& rank, Instruction const& in) {
     auto const r = static_cast<std::size_t>(rank.number);
-    wiring_.await(rank, in);
+    links_.await(rank, in);
     if (in.op == Op::update) return updates_.push_back({&rank, r, &in});
-    auto& gpu = (*fleet_)[wiring_.gpu_of(r)];
+    auto& gpu = (*gpu_set_)[links_.gpu_of(r)];
     if (in.op == Op::reduce && sums_.apart(in.cell)) return sums_.await(r, in);
-    cuda::detail::AtPlace const here(wiring_.place_of(r));
+    cuda::detail::AtPlace const here(links_.place_of(r));
     if (in.op == Op::finish) {
-      wiring_.await_gradients(r);
-      return wiring_.islands().finish(r, clips() ? gpu.sums.data() : nullptr);
+      links_.await_gradients(r);
+      return links_.distributed_state().finish(r, clips() ? gpu.sums.data() : nullptr);
     }
-    auto const& stream = wiring_.compute(r);
+    auto const& stream = links_.compute(r);
     if (!timed_ || !cuda::detail::Timeline::shows(in))
       return stagger::detail::carry_out(machine_, rank, in);
     gpu.timeline.action(rank, in, stream, [&] { stagger::detail::carry_out(machine_, rank, in); });
@@ -108,83 +108,83 @@ class Issuing {
   /// ranks of all processes.
   void launch_updates() {
     if (machine_.failed()) return;
-    if (clips() || (commits() && !fleet_->alone())) {
+    if (clips() || (commits() && !gpu_set_->alone())) {
       // Every sum is of one GPU and 0 on the others, so that their order does not matter.
-      wiring_.sum_up([](Gpu& gpu) { return std::span(gpu.sums.data(), gpu.sums.size()); });
+      links_.sum_up([](Gpu& gpu) { return std::span(gpu.sums.data(), gpu.sums.size()); });
       if (clips()) scale_gradients();
     }
-    for (std::size_t g = 0; g < fleet_->size(); ++g)
-      cuda::check((*fleet_)[g].iteration.refused(), "change parameters");  // without a flush
+    for (std::size_t g = 0; g < gpu_set_->size(); ++g)
+      cuda::check((*gpu_set_)[g].iteration.refused(), "change parameters");  // without a flush
     if (updates_.empty() || !machine_.commit()) return;
     decided_ = true;
     for (auto const& [rank, r, in] : updates_) {
       if (rank != nullptr) {
-        wiring_.use(wiring_.gpu_of(r));
-        wiring_.await_handing_in(r);  // they become zero
-        cuda::detail::AtPlace const here(wiring_.place_of(r));
+        links_.use(links_.gpu_of(r));
+        links_.await_handing_in(r);  // they become zero
+        cuda::detail::AtPlace const here(links_.place_of(r));
         machine_.execute_end(*rank, *in);
         sums_.update(r);
       }
-      wiring_.send_values(r);
+      links_.send_values(r);
     }
   }
 
   void scale_gradients() {
-    for (std::size_t r = 0; r < wiring_.ranks(); ++r) {
-      if (!wiring_.own(r)) continue;
-      wiring_.use(wiring_.gpu_of(r));
-      auto& gpu = (*fleet_)[wiring_.gpu_of(r)];
+    for (std::size_t r = 0; r < links_.ranks(); ++r) {
+      if (!links_.own(r)) continue;
+      links_.use(links_.gpu_of(r));
+      auto& gpu = (*gpu_set_)[links_.gpu_of(r)];
       cuda::check(kernels_->scale(gpu.sums.data(), machine_.parameter_count(),
                                   *machine_.options().clip_norm, gpu.iteration.place(r).scale,
-                                  wiring_.compute(r).get()),
+                                  links_.compute(r).get()),
                   "find the scale of the gradients");
     }
   }
 
   void join() {
     if (machine_.failed()) return;
-    if (!fleet_->alone() && losses() != nullptr)
-      wiring_.sum_up([&](Gpu& gpu) {
+    if (!gpu_set_->alone() && losses() != nullptr)
+      links_.sum_up([&](Gpu& gpu) {
         return std::span(gpu.iteration.place(0).losses, gpu.iteration.loss_count());
       });
-    for (std::size_t g = 0; g < fleet_->size(); ++g) {
-      auto& gpu = (*fleet_)[g];
-      wiring_.join(g);
+    for (std::size_t g = 0; g < gpu_set_->size(); ++g) {
+      auto& gpu = (*gpu_set_)[g];
+      links_.join(g);
       gpu.iteration.fetch(gpu.home, turn_);
       cuda::check(gpu.iteration.refused(), "change parameters of a step that was decided");
     }
   }
   /// On the GPU of the first rank, behind all others.
   void join_outputs() {
-    if (!fleet_->alone())
+    if (!gpu_set_->alone())
       raise(Errc::bad_configuration,
             "the rows that replicas predict in several processes are not brought together; predict "
             "in a pipeline of one process, or without Options::replicas");
-    std::size_t const own = wiring_.gpu_of(0);
-    wiring_.use(own);
-    auto const& home = (*fleet_)[own].home;
-    for (std::size_t g = 0; g < fleet_->size(); ++g) home.wait(wiring_.end_of(turn_, g));
-    cuda::Place place = wiring_.place_of(0);
+    std::size_t const own = links_.gpu_of(0);
+    links_.use(own);
+    auto const& home = (*gpu_set_)[own].home;
+    for (std::size_t g = 0; g < gpu_set_->size(); ++g) home.wait(links_.end_of(turn_, g));
+    cuda::Place place = links_.place_of(0);
     place.stream = home.get();
     cuda::detail::AtPlace const here(place);
     machine_.join_outputs();
-    home.record(wiring_.end_of(turn_, own));
+    home.record(links_.end_of(turn_, own));
   }
 
   void undo() {
-    for (std::size_t r = 0; r < wiring_.ranks(); ++r) {
-      if (!wiring_.own(r)) continue;
-      wiring_.use(wiring_.gpu_of(r));
-      cuda::detail::AtPlace const here(wiring_.place_of(r));
-      wiring_.islands().undo(r);
+    for (std::size_t r = 0; r < links_.ranks(); ++r) {
+      if (!links_.own(r)) continue;
+      links_.use(links_.gpu_of(r));
+      cuda::detail::AtPlace const here(links_.place_of(r));
+      links_.distributed_state().undo(r);
     }
-    while (!wiring_.idle()) std::this_thread::yield();
+    while (!links_.idle()) std::this_thread::yield();
   }
 
   stagger::detail::Machine& machine_;
   cuda::ParameterKernels const* kernels_;
-  std::shared_ptr<Fleet> fleet_;
-  Wiring wiring_;
+  std::shared_ptr<GpuSet> gpu_set_;
+  Links links_;
   GroupSums sums_;
   std::size_t turn_ = 0;  // of the step that is being enqueued, or was last
   bool timed_ = false;    // that step, by events

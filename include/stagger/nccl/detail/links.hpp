@@ -13,9 +13,9 @@
 
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/portable.hpp>
-#include <stagger/engine/islands.hpp>
+#include <stagger/engine/distributed_state.hpp>
 #include <stagger/nccl/detail/event_numbers.hpp>
-#include <stagger/nccl/detail/fleet.hpp>
+#include <stagger/nccl/detail/gpu_set.hpp>
 #include <stagger/nccl/detail/lane_ends.hpp>
 #include <stagger/nccl/detail/messages.hpp>
 #include <stagger/nccl/detail/routes.hpp>
@@ -24,16 +24,16 @@
 namespace stagger::nccl::detail {
 
 /// Makes streams wait for each other, within a GPU by events, between two of them by messages.
-class Wiring {
+class Links {
  public:
   static constexpr auto none = static_cast<std::size_t>(-1);
 
-  Wiring(stagger::detail::Machine& machine, Wires const& wires, std::shared_ptr<Fleet> fleet)
-      : islands_{machine},
+  Links(stagger::detail::Machine& machine, Wires const& wires, std::shared_ptr<GpuSet> gpu_set)
+      : distributed_{machine},
         machine_(machine),
         ends_(machine, wires),
-        fleet_(std::move(fleet)),
-        messages_(*fleet_) {}
+        gpu_set_(std::move(gpu_set)),
+        messages_(*gpu_set_) {}
 
   /// Prepares for a program, together with the other processes.
   /// @param place  [ranks]
@@ -41,34 +41,34 @@ class Wiring {
   [[gnu::cold]] void load(std::vector<int> const& place, std::size_t turns) {
     auto const& program = machine_.program();
     gpu_.clear();
-    for (int const p : place) gpu_.push_back(fleet_->at(p));
+    for (int const p : place) gpu_.push_back(gpu_set_->at(p));
     routes_ = Routes(program, place);
     ends_.load(routes_);
     for (std::size_t r = streams_->size(); r < gpu_.size(); ++r) {
-      fleet_->select(own(r) ? gpu_[r] : 0);
+      gpu_set_->select(own(r) ? gpu_[r] : 0);
       streams_->emplace_back(r < static_cast<std::size_t>(program.computing)
                                  ? cuda::Priority::compute
                                  : cuda::Priority::message);
     }
-    channel_ = fleet_->connect(routes_.channels());
-    numbers_.load(program, routes_, gpu_, *fleet_);
+    channel_ = gpu_set_->connect(routes_.channels());
+    numbers_.load(program, routes_, gpu_, *gpu_set_);
     issued_.assign(numbers_.signals(), 0);
     given_.assign(routes_.events(), false);
     freed_.assign(routes_.events(), false);
-    for (std::size_t g = 0; g < fleet_->size(); ++g) {
-      fleet_->select(g);
-      (*fleet_)[g].events.reserve(turns * numbers_.of_turn());
+    for (std::size_t g = 0; g < gpu_set_->size(); ++g) {
+      gpu_set_->select(g);
+      (*gpu_set_)[g].events.reserve(turns * numbers_.of_turn());
     }
     shapes_ = FixedArray<ByteWriter>(
-        fleet_->alone() ? 0
+        gpu_set_->alone() ? 0
                         : routes_.lanes().size() * static_cast<std::size_t>(program.microbatches));
   }
 
   [[nodiscard]] Routes const& routes() const noexcept { return routes_; }
-  [[nodiscard]] stagger::detail::Islands const& islands() const noexcept { return islands_; }
+  [[nodiscard]] stagger::detail::DistributedState const& distributed_state() const noexcept { return distributed_; }
   [[nodiscard]] std::size_t ranks() const noexcept { return gpu_.size(); }
   /// Whether a rank is of this process, and on which of its GPUs it runs.
-  [[nodiscard]] bool own(std::size_t rank) const noexcept { return gpu_[rank] != fleet_->size(); }
+  [[nodiscard]] bool own(std::size_t rank) const noexcept { return gpu_[rank] != gpu_set_->size(); }
   [[nodiscard]] std::size_t gpu_of(std::size_t rank) const noexcept { return gpu_[rank]; }
   [[nodiscard]] cuda::Stream const& compute(std::size_t rank) const noexcept {
     return (*streams_)[rank];
@@ -92,7 +92,7 @@ class Wiring {
   /// Makes a GPU the thread's.
   void use(std::size_t gpu) {
     if (gpu == current_) return;
-    fleet_->select(gpu);
+    gpu_set_->select(gpu);
     current_ = gpu;
   }
   [[nodiscard]] cuda::Place place_of(std::size_t rank) const noexcept {
@@ -103,14 +103,14 @@ class Wiring {
   void fork(std::size_t gpu) {
     use(gpu);
     auto& begun = event(gpu, numbers_.start());
-    (*fleet_)[gpu].home.record(begun);
+    (*gpu_set_)[gpu].home.record(begun);
     each_stream(gpu, [&](cuda::Stream const& stream, std::size_t) { stream.wait(begun); });
   }
   void join(std::size_t gpu) {
     use(gpu);
     each_stream(gpu, [&](cuda::Stream const& stream, std::size_t fence) {
       stream.record(event(gpu, fence));
-      (*fleet_)[gpu].home.wait(event(gpu, fence));
+      (*gpu_set_)[gpu].home.wait(event(gpu, fence));
     });
   }
   /// Of a GPU's part of an iteration: recorded on its first stream, behind all else.
@@ -170,12 +170,12 @@ class Wiring {
   void send_values(std::size_t rank) {
     for (auto const& share : routes_.shares()) {
       if (share.taker != rank || !(own(rank) || own(share.giver))) continue;
-      auto& channel = fleet_->channel(channel_[share.back]);
+      auto& channel = gpu_set_->channel(channel_[share.back]);
       if (own(rank)) follow(rank, *channel.giver);
       from_.clear();
       to_.clear();
-      islands_.each_layer(share.cell, [&](std::size_t l, LayerParameters::Share* s) {
-        auto const values = islands_.parameters(l).values();
+      distributed_.each_layer(share.cell, [&](std::size_t l, LayerParameters::Share* s) {
+        auto const values = distributed_.parameters(l).values();
         if (values.empty()) return;
         from_.push_back({values.data(), values.size()});
         auto const apart = s->values();  // none where the first owner is of another process
@@ -189,17 +189,17 @@ class Wiring {
   /// go on behind the sum.
   /// @param block  (Gpu&) -> std::span<double>
   template <class BlockOf> void sum_up(BlockOf block) {
-    for (std::size_t g = 0; g < fleet_->size(); ++g) join(g);
+    for (std::size_t g = 0; g < gpu_set_->size(); ++g) join(g);
     together([&] {
-      fleet_->worldwide.clear();
-      for (std::size_t g = 0; g < fleet_->size(); ++g) {
-        auto& gpu = (*fleet_)[g];
-        fleet_->worldwide.push_back(messages_.add(g, gpu.home, gpu.world, [&](auto& group) {
+      gpu_set_->worldwide.clear();
+      for (std::size_t g = 0; g < gpu_set_->size(); ++g) {
+        auto& gpu = (*gpu_set_)[g];
+        gpu_set_->worldwide.push_back(messages_.add(g, gpu.home, gpu.world, [&](auto& group) {
           return gpu.world.all_reduce(group, block(gpu), Reduction::sum);
         }));
       }
     });
-    for (std::size_t g = 0; g < fleet_->size(); ++g) fork(g);
+    for (std::size_t g = 0; g < gpu_set_->size(); ++g) fork(g);
   }
 
   /// Has the GPUs of this process do at once what `ask()` gives to `messages()`.
@@ -226,9 +226,9 @@ class Wiring {
   /// @throws cuda::Error  what a device failed with
   [[nodiscard]] bool idle() {
     bool idle = true;
-    for (std::size_t g = 0; g < fleet_->size(); ++g) {
-      fleet_->select(g);
-      idle = (*fleet_)[g].home.idle() && idle;
+    for (std::size_t g = 0; g < gpu_set_->size(); ++g) {
+      gpu_set_->select(g);
+      idle = (*gpu_set_)[g].home.idle() && idle;
       each_stream(g,
                   [&](cuda::Stream const& stream, std::size_t) { idle = stream.idle() && idle; });
     }
@@ -252,7 +252,7 @@ class Wiring {
         for (unsigned g = 0; g < code[i].gives && done; ++g) {
           std::size_t const signal = code[i].give[g];
           std::size_t const number = given[signal]++;
-          if (numbers_.gpu(signal) == fleet_->size()) continue;
+          if (numbers_.gpu(signal) == gpu_set_->size()) continue;
           seen = true;
           done = (turn != turn_ || number < issued_[signal]) &&
                  event(numbers_.gpu(signal), numbers_.signal(signal, number), turn).done();
@@ -276,10 +276,10 @@ class Wiring {
   }
   [[nodiscard]] cuda::Event& event(std::size_t gpu, std::size_t number,
                                    std::size_t turn) const noexcept {
-    return (*fleet_)[gpu].events[turn * numbers_.of_turn() + number];
+    return (*gpu_set_)[gpu].events[turn * numbers_.of_turn() + number];
   }
   [[nodiscard]] cuda::Place place_of(std::size_t rank, cuda::Stream const& stream) const noexcept {
-    auto const& gpu = (*fleet_)[gpu_[rank]];
+    auto const& gpu = (*gpu_set_)[gpu_[rank]];
     return {stream.get(), &gpu.pool, &gpu.iteration.place(rank)};
   }
 
@@ -288,12 +288,12 @@ class Wiring {
     std::size_t fence = numbers_.first_fence();
     for (std::size_t r = 0; r < gpu_.size(); ++r, ++fence)
       if (gpu_[r] == gpu) visit(compute(r), fence);
-    for (auto const& channel : fleet_->channels())
+    for (auto const& channel : gpu_set_->channels())
       for (auto* const end : {channel.giver.get(), channel.taker.get()}) {
         if (end != nullptr && end->gpu == gpu) visit(end->stream, fence);
         ++fence;
       }
-    for (auto const& team : fleet_->teams)
+    for (auto const& team : gpu_set_->teams)
       for (auto const& end : team.ends) {
         if (end->gpu == gpu) visit(end->stream, fence);
         ++fence;
@@ -340,13 +340,13 @@ class Wiring {
     bool const takes = own(lane.taker);
     if (!gives && !takes) return;
     if (ends_.empty(lane, in)) {  // nothing to wait for
-      auto& taker = fleet_->channel(channel_[lane.channel]).taker;
+      auto& taker = gpu_set_->channel(channel_[lane.channel]).taker;
       if (takes) taker->stream.record(event(taker->gpu, arrival));
       return;
     }
     std::size_t const at = event_of(lane, in);
     auto const& type = ends_.wire(lane.cell);
-    auto& channel = fleet_->channel(channel_[lane.channel]);
+    auto& channel = gpu_set_->channel(channel_[lane.channel]);
     header_.clear();
     from_.clear();
     to_.clear();
@@ -376,7 +376,7 @@ class Wiring {
   /// All of a value but its device memory, to another process: in the first step of a program, or
   /// in each.
   [[gnu::cold]] void tell_shape(std::uint32_t lane, Instruction const& in,
-                                Fleet::Channel& channel) {
+                                GpuSet::Channel& channel) {
     ByteWriter& known =
         shapes_[lane * static_cast<std::size_t>(machine_.program().microbatches) + in.microbatch];
     bool const gives = channel.giver != nullptr;
@@ -419,7 +419,7 @@ class Wiring {
   }
 
   /// Puts blocks `from_` to `to_` onto the streams of a channel.
-  void exchange(Fleet::Channel& channel) {
+  void exchange(GpuSet::Channel& channel) {
     if (from_.empty() && to_.empty()) return;
     auto const add = [&](ChannelEnd& end, std::vector<Block> const& blocks, auto call) {
       end.last = messages_.add(end.gpu, end.stream, end.pair, [&](auto& group) {
@@ -441,11 +441,11 @@ class Wiring {
   void hand_in(std::size_t rank) {
     for (auto const& share : routes_.shares()) {
       if (share.giver != rank || !(own(rank) || own(share.taker))) continue;
-      auto& channel = fleet_->channel(channel_[share.channel]);
+      auto& channel = gpu_set_->channel(channel_[share.channel]);
       if (own(rank)) follow(rank, *channel.giver);
       from_.clear();
       to_.clear();
-      islands_.each_layer(share.cell, [&](std::size_t, LayerParameters::Share* s) {
+      distributed_.each_layer(share.cell, [&](std::size_t, LayerParameters::Share* s) {
         if (s->gradients().empty()) return;
         from_.push_back({s->gradients().data(), s->gradients().size()});
         to_.push_back({s->received().data(), s->received().size()});
@@ -456,17 +456,17 @@ class Wiring {
     }
   }
 
-  stagger::detail::Islands islands_;
+  stagger::detail::DistributedState distributed_;
   stagger::detail::Machine& machine_;
   LaneEnds ends_;
-  std::shared_ptr<Fleet> fleet_;
+  std::shared_ptr<GpuSet> gpu_set_;
   std::shared_ptr<std::vector<cuda::Stream>> streams_ =
       std::make_shared<std::vector<cuda::Stream>>();  // [ranks]
 
   // Of the program.
   Routes routes_;
   std::vector<std::size_t> gpu_;      // [ranks] of this process; its number of GPUs: of another
-  std::vector<std::size_t> channel_;  // [channels of the routes] number in the fleet
+  std::vector<std::size_t> channel_;  // [channels of the routes] number in the gpu_set
   EventNumbers numbers_;
   FixedArray<ByteWriter> shapes_;  // [lanes][microbatches] that other processes know
 

@@ -16,9 +16,9 @@ namespace stagger::cuda::detail {
 /// @tparam Engine  progress() const noexcept -> std::uint64_t, changes whenever anything moves;
 ///                 expire() noexcept -> std::exception_ptr, called by the watchdog's thread: what
 ///                 to say when nothing did for the deadline
-template <class Engine> class Patience {
+template <class Engine> class WaitPolicy {
  public:
-  Patience(double deadline_s, Engine* engine)
+  WaitPolicy(double deadline_s, Engine* engine)
       : watchdog_(deadline_s, Progress{engine}, Expired{engine, this}) {}
 
   /// Between these two, the engine is watched.
@@ -57,7 +57,7 @@ template <class Engine> class Patience {
   };
   struct Expired {
     Engine* engine;
-    Patience* self;
+    WaitPolicy* self;
     void operator()() const noexcept {
       self->expiry_ = engine->expire();
       self->expired_.store(true, std::memory_order_release);

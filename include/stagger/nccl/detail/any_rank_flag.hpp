@@ -8,7 +8,7 @@
 
 #include <stagger/cuda/memory.hpp>
 #include <stagger/cuda/tensor.hpp>
-#include <stagger/nccl/detail/fleet.hpp>
+#include <stagger/nccl/detail/gpu_set.hpp>
 
 namespace stagger::nccl::detail {
 
@@ -18,17 +18,17 @@ namespace stagger::nccl::detail {
 /// NCCL wants an operation to be captured by all of its ranks or by none, and a graph to be
 /// replayed by all whose calls were captured with its own. Whether a step must be recorded again,
 /// though, each process knows of its own batch alone.
-class Consent {
+class AnyRankFlag {
  public:
   /// Meets the other processes. @pre  no step is in flight
   /// @throws Error  deadline for those that do not come
-  [[gnu::cold]] Consent(Fleet& fleet, double meet_s)
-      : fleet_(fleet), stream_(on(fleet)), word_(1), there_({1}) {
-    fleet[0].world.split(0, fleet[0].place, all_, stream_).wait(meet_s);
+  [[gnu::cold]] AnyRankFlag(GpuSet& gpu_set, double meet_s)
+      : gpu_set_(gpu_set), stream_(on(gpu_set)), word_(1), there_({1}) {
+    gpu_set[0].world.split(0, gpu_set[0].place, all_, stream_).wait(meet_s);
   }
-  Consent(Consent const&) = delete;
-  Consent& operator=(Consent const&) = delete;
-  ~Consent() {
+  AnyRankFlag(AnyRankFlag const&) = delete;
+  AnyRankFlag& operator=(AnyRankFlag const&) = delete;
+  ~AnyRankFlag() {
     Communicator* const all[] = {&all_};
     end_together(all);
   }
@@ -36,7 +36,7 @@ class Consent {
   /// @return  whether any process answers yes
   /// @throws Error  deadline for those that are not asked, and for a GPU that does not answer
   [[nodiscard]] bool any(bool own, double seconds) {
-    fleet_.select(0);
+    gpu_set_.select(0);
     *word_.data() = own ? 1 : 0;
     copy(there_.data(), word_.data(), cudaMemcpyHostToDevice);
     auto asked = all_.all_reduce(std::span(there_.data(), 1), Reduction::max);
@@ -54,8 +54,8 @@ class Consent {
   [[nodiscard]] bool idle() const { return stream_.idle(); }
 
  private:
-  [[nodiscard]] static cuda::Stream on(Fleet const& fleet) {
-    fleet.select(0);
+  [[nodiscard]] static cuda::Stream on(GpuSet const& gpu_set) {
+    gpu_set.select(0);
     return cuda::Stream(cuda::Priority::message);
   }
   void copy(void* to, void const* from, cudaMemcpyKind kind) const {
@@ -63,7 +63,7 @@ class Consent {
                 "copy an answer");
   }
 
-  Fleet& fleet_;
+  GpuSet& gpu_set_;
   cuda::Stream stream_;
   cuda::Pinned<std::uint32_t> word_;
   cuda::Tensor<std::uint32_t> there_;

@@ -49,7 +49,7 @@ template <template <class...> class List, class... L> struct PortTypes<List<L...
 };
 
 /// A machine's side of a transport.
-struct Cargo {
+struct MessageCodec {
   Machine& machine;
   PortType const* ports = nullptr;
   std::size_t port_count = 0;
@@ -62,7 +62,7 @@ struct Cargo {
   /// Whether the step ends with an update that all ranks make together.
   [[nodiscard]] bool commits() const noexcept { return program().training && program().flushes; }
   /// Whether a signal says that its giver has finished, and will not fail any more.
-  [[nodiscard]] bool promises(std::uint32_t signal) const noexcept {
+  [[nodiscard]] bool votes(std::uint32_t signal) const noexcept {
     auto const ranks = static_cast<std::size_t>(program().computing);
     std::size_t const first = edge_signals() + ranks;
     return commits() && signal >= first && signal < first + ranks;
@@ -94,15 +94,15 @@ struct Cargo {
       return each_part(signal, in.group, to,
                        [&](std::byte const* at, std::size_t bytes) { out.add(at, bytes); });
     }
-    bool const promise = promises(signal);
+    bool const vote = votes(signal);
     each_block(signal, to, [&](LayerParameters& parameters, LayerParameters::Share* share) {
       ParameterView const* views = share == nullptr ? parameters.views() : share->views();
       for (std::size_t i = 0; i < parameters.count(); ++i)
         out.add(views[i].gradient, parameters.value_bytes(i));
     });
     auto const rank = static_cast<std::size_t>(machine.run.program->signals[signal].giver);
-    if (promise || machine.model.shards) write_sums(out, rank);
-    if (promise) write_results(out, rank);
+    if (vote || machine.model.shards) write_sums(out, rank);
+    if (vote) write_results(out, rank);
   }
 
   /// Puts it where it belongs.
@@ -126,15 +126,15 @@ struct Cargo {
       return each_part(signal, group, own,
                        [&](std::byte* at, std::size_t bytes) { in.take(at, bytes); });
     }
-    bool const promise = promises(signal);
+    bool const vote = votes(signal);
     each_block(signal, own, [&](LayerParameters& parameters, LayerParameters::Share* share) {
       ParameterView const* views = share == nullptr ? parameters.views() : share->views();
       for (std::size_t i = 0; i < parameters.count(); ++i)
         in.take(views[i].gradient, parameters.value_bytes(i));
     });
     auto const rank = static_cast<std::size_t>(machine.run.program->signals[signal].giver);
-    if (promise || machine.model.shards) read_sums(in, rank, promise);
-    if (promise) read_results(in, rank);
+    if (vote || machine.model.shards) read_sums(in, rank, vote);
+    if (vote) read_results(in, rank);
   }
 
   /// What a rank of the last stage leaves for the caller of the step: losses, outputs.
@@ -200,7 +200,7 @@ struct Cargo {
   void share_updates(bool const* own) const {
     machine.run.reporter = static_cast<int>(std::find(own, own + program().ranks.size(), true) - own);
     auto const& cells = program().cells;
-    for (auto& duties : machine.run.duties) duties.layers.clear();
+    for (auto& end_of_step : machine.run.end_of_step) end_of_step.layers.clear();
     if (machine.model.shards) return shard_updates(own);
     for (std::size_t c = 0, first = 0; c < cells.size(); ++c) {
       if (cells[c].stage != cells[first].stage) first = c;
@@ -210,7 +210,7 @@ struct Cargo {
       if (done) continue;
       auto const stage = static_cast<std::size_t>(cells[c].stage);
       for (std::size_t l = machine.model.first_layer[stage]; l < machine.model.first_layer[stage + 1]; ++l)
-        machine.run.duties[static_cast<std::size_t>(cells[c].rank)].layers.push_back({l, {}});
+        machine.run.end_of_step[static_cast<std::size_t>(cells[c].rank)].layers.push_back({l, {}});
     }
   }
 
@@ -384,7 +384,7 @@ struct Cargo {
   template <class Visit> void each_block(std::uint32_t signal, bool const* to, Visit visit) const {
     auto const& cells = program().cells;
     int const giver = program().signals[signal].giver;
-    bool const sums = promises(signal);
+    bool const sums = votes(signal);
     if (!program().groups.empty()) return;  // they have gone already
     for (std::size_t c = 0, first = 0; c < cells.size(); ++c) {
       if (cells[c].stage != cells[first].stage) first = c;
@@ -439,13 +439,13 @@ struct Cargo {
 
   void write_sums(ByteWriter& out, std::size_t rank) const {
     if (!machine.model.options.clip_norm) return;
-    for (auto const& one : machine.run.duties[rank].squares)
+    for (auto const& one : machine.run.end_of_step[rank].squares)
       out.add(machine.model.parameters[one.layer].square_sums()[one.parameter]);
   }
   /// @param whole  only of parameters whose squares are all there
   void read_sums(ByteReader& in, std::size_t rank, bool whole) const {
     if (!machine.model.options.clip_norm) return;
-    for (auto const& one : machine.run.duties[rank].squares) {
+    for (auto const& one : machine.run.end_of_step[rank].squares) {
       LayerParameters& parameters = machine.model.parameters[one.layer];
       auto const sum = in.take<double>();
       if (!whole || parameters.ends_in(one.parameter, one.range))
@@ -458,7 +458,7 @@ struct Cargo {
     List<ByteRange> held(machine.model.parameters.size(), ByteRange{0, 0});
     each_shard([&](int rank, std::size_t layer, ByteRange part) {
       if (!own[rank]) return;
-      machine.run.duties[static_cast<std::size_t>(rank)].layers.push_back({layer, part});
+      machine.run.end_of_step[static_cast<std::size_t>(rank)].layers.push_back({layer, part});
       ByteRange& all = held[layer];  // and what lies between its parts
       if (all.last == 0) all = part;
       all = {std::min(all.first, part.first), std::max(all.last, part.last)};

@@ -146,7 +146,7 @@ inline void wait_for_all(std::span<Operation> operations, double seconds) {
 }
 
 /// What a pipeline has of NCCL.
-class Fleet {
+class GpuSet {
  public:
   struct Channel {
     std::pair<int, int> places;  // from, to
@@ -157,7 +157,7 @@ class Fleet {
   /// Meets the other GPUs.
   /// @param devices  [GPUs of this process], which are the places from `first` on
   /// @throws Error   deadline for those that do not come
-  Fleet(std::span<int const> devices, int first, int places, Invitation const& invitation,
+  GpuSet(std::span<int const> devices, int first, int places, Invitation const& invitation,
         double meet_s)
       : meet_s_(meet_s) {
     std::vector<Operation> joins;
@@ -175,9 +175,9 @@ class Fleet {
         if (other != g) gpus_[g]->pool->share_with(devices[other]);
     }
   }
-  Fleet(Fleet const&) = delete;
-  Fleet& operator=(Fleet const&) = delete;
-  ~Fleet() {
+  GpuSet(GpuSet const&) = delete;
+  GpuSet& operator=(GpuSet const&) = delete;
+  ~GpuSet() {
     try {
       std::vector<Communicator*> all;
       for (auto& channel : channels_)
@@ -277,7 +277,7 @@ class Fleet {
       for (auto& team : teams)
         for (auto& end : team.ends) end->all.abort(reason);
       for (auto& gpu : gpus_) gpu->world.abort(reason);
-    } catch (...) {  // no memory for the reason: they end with the fleet
+    } catch (...) {  // no memory for the reason: they end with the gpu_set
     }
   }
 

@@ -15,7 +15,7 @@ namespace stagger::detail {
 
 /// The machine's side of a back end with several memories. What goes from one to another is its
 /// own: it asks here where that lies.
-struct Islands {
+struct DistributedState {
   Machine& machine;
 
   [[nodiscard]] Program const& program() const noexcept { return *machine.run.program; }
@@ -116,14 +116,14 @@ struct Islands {
     for (std::size_t c = first; c < program().cells.size() && program().cells[c].stage == stage;
          ++c)
       each_layer(c, [&](std::size_t l, LayerParameters::Share* share) {
-        auto& duties = machine.run.duties[rank_of(c)];
-        drop(duties.layers, [&](auto const& duty) { return duty.layer == l; });
-        drop(duties.squares, [&](auto const& one) { return one.layer == l; });
-        drop(duties.clear, [&](auto const* one) { return one == share; });
+        auto& end_of_step = machine.run.end_of_step[rank_of(c)];
+        drop(end_of_step.layers, [&](auto const& duty) { return duty.layer == l; });
+        drop(end_of_step.squares, [&](auto const& one) { return one.layer == l; });
+        drop(end_of_step.clear, [&](auto const* one) { return one == share; });
         if (share != nullptr) return share->hold_states(machine.model.parameters[l]);
-        duties.layers.push_back({l, {}});
+        end_of_step.layers.push_back({l, {}});
         for (std::size_t p = 0; p < machine.model.parameters[l].count(); ++p)
-          duties.squares.push_back({l, p});
+          end_of_step.squares.push_back({l, p});
       });
   }
   /// The update of an owner who is not the first.
@@ -172,10 +172,10 @@ struct Islands {
   /// What a rank does once the gradients of all owners of its stages are there.
   /// @param sums  [parameters] of squares, in the rank's memory; null: nobody clips
   void finish(std::size_t rank, double* sums) const {
-    auto const& duties = machine.run.duties[rank];
-    for (auto const& addition : duties.add) addition.to->add(*addition.from);
+    auto const& end_of_step = machine.run.end_of_step[rank];
+    for (auto const& addition : end_of_step.add) addition.to->add(*addition.from);
     if (sums == nullptr) return;
-    for (auto const& one : duties.squares) {
+    for (auto const& one : end_of_step.squares) {
       std::size_t before = 0;
       for (std::size_t l = 0; l < one.layer; ++l) before += machine.model.parameters[l].count();
       machine.model.parameters[one.layer].sum_squares(one.parameter, sums + before);

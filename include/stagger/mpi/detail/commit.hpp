@@ -12,19 +12,19 @@
 
 namespace stagger::mpi::detail {
 
-/// One step's agreement, as one process sees it.
+/// One step's commit, as one process sees it.
 ///
-/// Each rank promises to update once it has finished. A process that knows of all promises says so,
-/// and updates when all others have said so. Whoever lacks a promise has not said so; hence nobody
-/// updates, and it may end the step. If one process falls silent after it has promised, the others
+/// Each rank votes to update once it has finished. A process that knows of all votes says so,
+/// and updates when all others have said so. Whoever lacks a vote has not said so; hence nobody
+/// updates, and it may end the step. If one process falls silent after it has voted, the others
 /// either all know of that, and may go on without it, or one does not, and says that the step ends.
 /// It says so after a deadline; those in doubt wait half as long again for it.
 ///
 /// Where each process updates a part of what others have, it does so, in a way that can be taken
-/// back, once it knows of all promises. That it has handed its part over is a further promise; so
-/// "all promises" means that the process has everything, and the update lasts when all have said
+/// back, once it knows of all votes. That it has handed its part over is a further vote; so
+/// "all votes" means that the process has everything, and the update lasts when all have said
 /// so.
-class Agreement {
+class Commit {
  public:
   /// @param process_of  [ranks]
   /// @param hands_over  whether each process hands over what it has updated
@@ -42,18 +42,18 @@ class Agreement {
   }
   void begin_step(int here) {
     auto const self = static_cast<std::size_t>(here);
-    promises_ = takes_part_[self] ? ranks_ + handed_ : 0;
+    votes_ = takes_part_[self] ? ranks_ + handed_ : 0;
     missing_ = 0;
     knows_.assign(takes_part_.size(), true);
-    for (std::size_t p = 0; p < takes_part_.size() && promises_ != 0; ++p) {
+    for (std::size_t p = 0; p < takes_part_.size() && votes_ != 0; ++p) {
       if (p == self || !takes_part_[p]) continue;
       knows_[p] = false;
       ++missing_;
     }
   }
-  /// One more rank has promised, or process handed over. @return whether all have
-  bool promised() noexcept { return promises_ != 0 && --promises_ == 0; }
-  /// A process knows of all promises.
+  /// One more rank has voted, or process handed over. @return whether all have
+  bool voted() noexcept { return votes_ != 0 && --votes_ == 0; }
+  /// A process knows of all votes.
   void take(int process) noexcept {
     auto const p = static_cast<std::size_t>(process);
     if (knows_[p]) return;
@@ -61,13 +61,13 @@ class Agreement {
     --missing_;
   }
   /// Whether ranks may update, or what they have updated may last.
-  [[nodiscard]] bool made() const noexcept { return promises_ == 0 && missing_ == 0; }
-  /// Whether this process has said that it knows of all promises, and may not end the step alone.
-  [[nodiscard]] bool in_doubt() const noexcept { return promises_ == 0 && missing_ != 0; }
+  [[nodiscard]] bool made() const noexcept { return votes_ == 0 && missing_ == 0; }
+  /// Whether this process has said that it knows of all votes, and may not end the step alone.
+  [[nodiscard]] bool in_doubt() const noexcept { return votes_ == 0 && missing_ != 0; }
   /// In doubt, the one process that has not said so; -1 for several.
   [[nodiscard]] int last() const noexcept {
     int found = -1;
-    for (std::size_t p = 0; p < knows_.size() && promises_ == 0 && missing_ == 1; ++p)
+    for (std::size_t p = 0; p < knows_.size() && votes_ == 0 && missing_ == 1; ++p)
       if (!knows_[p]) found = static_cast<int>(p);
     return found;
   }
@@ -79,7 +79,7 @@ class Agreement {
   std::size_t handed_ = 0;          // processes that hand over
   std::vector<bool> takes_part_{};  // [processes]
   std::vector<bool> knows_{};       // likewise
-  std::size_t promises_ = 0;        // that are not known here
+  std::size_t votes_ = 0;        // that are not known here
   int missing_ = 0;                 // processes that do not know of all
 };
 
