@@ -36,8 +36,8 @@ void add_engine(std::string const& who, Schedule schedule, int threads, int micr
   auto const train = std::make_shared<decltype(make())>(make());
   bench::add(name_of(who, threads, microbatches), repetitions,
              [=, batch = bench::empty_batch(microbatches)](benchmark::State& state) {
-               double const took_s = bench::time_each(
-                   state, [&] { stagger::run(train->step(batch)); }, warm_ups);
+               double const took_s =
+                   bench::time_each(state, [&] { stagger::run(train->step(batch)); }, warm_ups);
                state.counters["ns/action"] = took_s * 1e9 / (2.0 * ranks * microbatches);
              })
       ->Iterations(iterations);

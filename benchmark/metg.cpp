@@ -71,8 +71,8 @@ void add_engine(int microbatches, double round_s) {
         name_of("1F1B", microbatches, task_ns[i]), repetitions,
         [=, ns = task_ns[i], batch = bench::empty_batch(microbatches)](benchmark::State& state) {
           rounds = rounds_for(ns, round_s);
-          double const took_s = bench::time_each(
-              state, [&] { stagger::run(train->step(batch)); }, warm_ups);
+          double const took_s =
+              bench::time_each(state, [&] { stagger::run(train->step(batch)); }, warm_ups);
           state.counters["efficiency"] =
               2.0 * stages * microbatches * ns * 1e-9 / (threads * took_s);
         })

@@ -90,7 +90,8 @@ template <class Device> std::vector<float> trained(Device device) {
   }
   static_cast<void>(sg::run(train.step(batch)));
   std::vector<float> values;
-  for (auto const& parameter : train.parameters()) values.push_back(parameter.template values<float>()[0]);
+  for (auto const& parameter : train.parameters())
+    values.push_back(parameter.template values<float>()[0]);
   return values;
 }
 

@@ -2,14 +2,18 @@
 # cmake -DROOT=<checkout> -P floors.cmake
 #
 # The rules of the house that a compiler does not check:
-#   1. An include never goes up a floor; folders of one floor never include each other in a circle.
+#   1. An include never goes up a floor; folders of one floor never include each other in a circle, nor do files.
 #   2. Two policy folders never include each other; schedule lies below the other four.
 #   3. A third-party header is included only by the component that is looked up with it.
 #   4. No header of stagger::stagger includes a header that costs every user compile time.
 #   5. Each source file has an SPDX line; no header is longer than 500 lines.
 #   6. Each header includes core/requirements.hpp, by itself or through another; one that includes <coroutine>, which
 #      is an error without -std=c++20, does so first.
-#   7. No test's name contains a semicolon, at which Catch2's own CMake script would cut it in two.
+#   7. What lies in a folder's detail/ is included by that folder alone; of the umbrellas, by separate.hpp; and nccl is
+#      built on cuda's.
+#   8. A header is at most ${deepest} includes above the lowest one.
+#   9. A friend is defined in the header that names it.
+#   10. No test's name contains a semicolon, at which Catch2's own CMake script would cut it in two.
 
 cmake_minimum_required(VERSION 3.25)
 
@@ -17,9 +21,13 @@ set(floor_0 core)
 set(floor_1 model cluster schedule)
 set(floor_2 staleness partition placement collective)
 set(floor_3 plan)
-set(floor_4 engine)
-set(floor_5 sim host cuda nccl mpi ranges report adapt json)
+set(floor_4 program)
+set(floor_5 engine)
+set(floor_6 sim host cuda nccl mpi)
+set(floor_7 train ranges report adapt json)
+set(top 8)
 set(policies schedule staleness partition placement collective)
+set(deepest 23)
 set(dear iostream functional ranges format regex)
 set(system "^(unistd|fcntl|dirent|signal|pthread|sched)\\.h$|^sys/|^linux/")  # of the C library; no package brings them
 
@@ -30,7 +38,7 @@ macro(fault text)
 endmacro()
 
 set(folders "")
-foreach(floor RANGE 0 5)
+foreach(floor RANGE 0 7)
   foreach(folder IN LISTS floor_${floor})
     set(floor_of_${folder} ${floor})
     list(APPEND folders ${folder})
@@ -53,7 +61,7 @@ foreach(header IN LISTS headers)
   string(REGEX MATCH "^[^/]+/" folder ${header})
   string(REPLACE "/" "" folder "${folder}")
   if(folder STREQUAL "")
-    set(floor 6)  # umbrellas, above everything
+    set(floor ${top})  # umbrellas, above everything
     if(header STREQUAL "version.hpp")
       set(floor -1)
     endif()
@@ -71,6 +79,15 @@ foreach(header IN LISTS headers)
       continue()
     endif()
     set(included ${CMAKE_MATCH_1})
+    if(included MATCHES "^stagger/(.+)")
+      list(APPEND included_by_${header} ${CMAKE_MATCH_1})
+    endif()
+    if(included MATCHES "^stagger/([^/]+)/(.*/)?detail/")
+      set(other ${CMAKE_MATCH_1})
+      if(NOT folder STREQUAL other AND NOT header MATCHES "separate\\.hpp$" AND NOT "${folder} ${other}" STREQUAL "nccl cuda")
+        fault("${header} includes <${included}>, which is for ${other} alone")
+      endif()
+    endif()
     if(included MATCHES "^stagger/([^/]+)/")
       set(other ${CMAKE_MATCH_1})
       if(NOT other IN_LIST folders OR other STREQUAL folder)
@@ -87,7 +104,7 @@ foreach(header IN LISTS headers)
         endif()
       endif()
     elseif(included MATCHES "^stagger/")
-      if(NOT floor EQUAL 6 AND NOT included STREQUAL "stagger/version.hpp")
+      if(NOT floor EQUAL ${top} AND NOT included STREQUAL "stagger/version.hpp")
         fault("${header} includes <${included}>: an umbrella lies above everything")
       endif()
     elseif(included IN_LIST dear)
@@ -113,10 +130,53 @@ foreach(header IN LISTS headers)
     fault("${header} includes <coroutine>: include <stagger/core/requirements.hpp> before it, as the first of all")
   endif()
 
+  file(STRINGS ${path} friends REGEX "^ *(template <[a-z]*> )?friend +(class |struct )?[A-Za-z_:]+(<.*>)?;$")
+  foreach(friend IN LISTS friends)
+    string(REGEX REPLACE ".*friend +(class |struct )?([A-Za-z_]+::)*([A-Za-z_]+).*" "\\3" friend "${friend}")
+    file(STRINGS ${path} defined REGEX "(class|struct) ${friend}( |$)[^;]*{?$")
+    if(NOT defined)
+      fault("${header}: its friend ${friend} is defined elsewhere; give it functions to call")
+    endif()
+  endforeach()
+
   file(STRINGS ${path} lines)
   list(LENGTH lines length)
   if(length GREATER 500)
     fault("${header} has ${length} lines; a header has at most 500")
+  endif()
+endforeach()
+
+# How many includes each header is above the lowest: found again and again, from what it includes, until nothing rises.
+foreach(header IN LISTS headers)
+  set(height_${header} 1)
+endforeach()
+set(rises TRUE)
+set(rounds 0)
+while(rises)
+  set(rises FALSE)
+  math(EXPR rounds "${rounds} + 1")
+  if(rounds GREATER 60)
+    set(circle "")
+    foreach(header IN LISTS headers)
+      if(height_${header} GREATER 55)
+        list(APPEND circle ${header})
+      endif()
+    endforeach()
+    fault("these headers include each other in a circle, or include one that does: ${circle}")
+    break()
+  endif()
+  foreach(header IN LISTS headers)
+    foreach(included IN LISTS included_by_${header})
+      if(DEFINED height_${included} AND NOT height_${included} LESS height_${header})
+        math(EXPR height_${header} "${height_${included}} + 1")
+        set(rises TRUE)
+      endif()
+    endforeach()
+  endforeach()
+endwhile()
+foreach(header IN LISTS headers)
+  if(height_${header} GREATER deepest)
+    fault("${header} is ${height_${header}} includes above the lowest header; ${deepest} are allowed")
   endif()
 endforeach()
 

@@ -64,11 +64,11 @@ void Record::write(std::string const& folder, Table const& plan, long long last_
        .steps = {timelines_.data() + timelines_.size() - shown, shown},
        .first_step = last_step - static_cast<long long>(shown) + 1}};
   stagger::write_file(folder + "/trace.json",
-                     report::perfetto(std::span<report::TraceGroup const>(groups)));
+                      report::perfetto(std::span<report::TraceGroup const>(groups)));
   std::vector<report::SvgPanel> const panels{{"the schedule allows", &allowed},
                                              {"measured", &typical()}};
   stagger::write_file(folder + "/timeline.svg",
-                     report::svg(std::span<report::SvgPanel const>(panels)));
+                      report::svg(std::span<report::SvgPanel const>(panels)));
 }
 
 Timeline Record::predicted(Table const& plan) const {

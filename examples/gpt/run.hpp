@@ -29,11 +29,11 @@
 
 namespace gpt {
 
-inline volatile std::sig_atomic_t interrupted = 0;
+inline std::sig_atomic_t volatile interrupted = 0;
 
 /// The first signal ends the run after the step; a second one ends the program at once.
 inline void listen_for_interrupts() {
-  struct ::sigaction action {};
+  struct ::sigaction action{};
   action.sa_handler = [](int) { interrupted = 1; };
   action.sa_flags = static_cast<int>(SA_RESETHAND);
   for (int const signal : {SIGINT, SIGTERM}) ::sigaction(signal, &action, nullptr);

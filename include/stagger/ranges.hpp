@@ -59,7 +59,8 @@ std::span<schedule::Action const> actions(schedule::Table const&& table) = delet
 [[nodiscard]] inline std::span<schedule::Action const> of_rank(schedule::Table const& table,
                                                                int rank) {
   if (rank < 0 || rank >= table.ranks()) {
-    raise(Errc::bad_configuration, "a table of ", counted(table.ranks(), "rank"), " has no rank ", rank);
+    raise(Errc::bad_configuration, "a table of ", counted(table.ranks(), "rank"), " has no rank ",
+          rank);
   }
   return table.row(rank);
 }

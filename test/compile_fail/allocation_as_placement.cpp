@@ -8,4 +8,6 @@
 
 #include <stagger/placement/equal_distribution.hpp>
 
-int main() { auto train = sg::Pipeline{Half{}, Half{}}.with(sg::placement::EqualDistribution{}, Distance{}); }
+int main() {
+  auto train = sg::Pipeline{Half{}, Half{}}.with(sg::placement::EqualDistribution{}, Distance{});
+}

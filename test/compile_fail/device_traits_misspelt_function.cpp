@@ -7,7 +7,8 @@
 #include "half.hpp"
 
 struct Mine : sg::host::Threads {
-  static constexpr sg::DeviceTraits traits{.obeys_placement = true, .spare_places = true, .sums_while_running = true};
+  static constexpr sg::DeviceTraits traits{
+      .obeys_placement = true, .spare_places = true, .sums_while_running = true};
   int spare_places() const { return 0; }  // without the number of ranks
 };
 

@@ -8,4 +8,6 @@
 
 #include <stagger/placement/fresh_first.hpp>
 
-int main() { auto train = sg::Pipeline{Half{}, Half{}}.with(sg::placement::FreshFirst{}, Distance{}); }
+int main() {
+  auto train = sg::Pipeline{Half{}, Half{}}.with(sg::placement::FreshFirst{}, Distance{});
+}

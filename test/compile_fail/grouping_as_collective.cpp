@@ -8,4 +8,7 @@
 
 #include <stagger/collective/grouping.hpp>
 
-int main() { auto train = sg::Pipeline{Half{}, Half{}}.with(sg::collective::grouping::Bucket{1 << 20}, Distance{}); }
+int main() {
+  auto train =
+      sg::Pipeline{Half{}, Half{}}.with(sg::collective::grouping::Bucket{1 << 20}, Distance{});
+}

@@ -8,4 +8,6 @@
 
 #include <stagger/placement/parameter_home.hpp>
 
-int main() { auto train = sg::Pipeline{Half{}, Half{}}.with(sg::placement::RoundRobin{}, Distance{}); }
+int main() {
+  auto train = sg::Pipeline{Half{}, Half{}}.with(sg::placement::RoundRobin{}, Distance{});
+}

@@ -6,7 +6,4 @@
 
 #include "half.hpp"
 
-int main() {
-  auto one =
-      sg::Pipeline{Half{}}.on_one_device(Distance{}, sg::schedule::GPipe{});
-}
+int main() { auto one = sg::Pipeline{Half{}}.on_one_device(Distance{}, sg::schedule::GPipe{}); }

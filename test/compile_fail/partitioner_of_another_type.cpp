@@ -11,6 +11,4 @@ struct Mine {
   std::vector<std::size_t> cuts(int) const { return {1}; }
 };
 
-int main() {
-  auto train = sg::Pipeline{sg::Sequential{Half{}, Half{}}}.with(Mine{}, Distance{});
-}
+int main() { auto train = sg::Pipeline{sg::Sequential{Half{}, Half{}}}.with(Mine{}, Distance{}); }

@@ -7,5 +7,6 @@
 #include "half.hpp"
 
 int main() {
-  auto train = sg::Pipeline{Half{}, Half{}}.with(sg::placement::ExplicitMap{{0, 1}}, sg::sim::VirtualClock{}, Distance{});
+  auto train = sg::Pipeline{Half{}, Half{}}.with(sg::placement::ExplicitMap{{0, 1}},
+                                                 sg::sim::VirtualClock{}, Distance{});
 }

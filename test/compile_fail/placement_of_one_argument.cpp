@@ -8,7 +8,9 @@
 
 struct Mine {
   using policy_tag = sg::PlacementTag;
-  std::vector<int> place(int ranks) const { return std::vector<int>(static_cast<std::size_t>(ranks)); }
+  std::vector<int> place(int ranks) const {
+    return std::vector<int>(static_cast<std::size_t>(ranks));
+  }
 };
 
 int main() { auto train = sg::Pipeline{Half{}, Half{}}.with(Mine{}, Distance{}); }

@@ -6,6 +6,8 @@
 
 #include "half.hpp"
 
-struct Own { using policy_tag = Own; };
+struct Own {
+  using policy_tag = Own;
+};
 
 int main() { auto train = sg::Pipeline{Half{}, Half{}}.with(Own{}, Distance{}); }

@@ -6,4 +6,7 @@
 
 #include "half.hpp"
 
-int main() { auto train = sg::Pipeline{Half{}, Half{}}.with(sg::host::Threads{2}, sg::sim::VirtualClock{}, Distance{}); }
+int main() {
+  auto train =
+      sg::Pipeline{Half{}, Half{}}.with(sg::host::Threads{2}, sg::sim::VirtualClock{}, Distance{});
+}

@@ -81,7 +81,7 @@ cudaError_t allocate(void** pointer, std::size_t bytes, int of_device = -1) {
     all.bytes.fetch_sub(static_cast<std::int64_t>(bytes));
     return answer(cudaErrorMemoryAllocation);
   }
-  void* const block = ::operator new (bytes == 0 ? 1 : bytes, std::align_val_t{256});
+  void* const block = ::operator new(bytes == 0 ? 1 : bytes, std::align_val_t{256});
   std::memset(block, 0xCD, bytes);
   {
     std::lock_guard const lock(memory().mutex);
@@ -106,7 +106,7 @@ cudaError_t release(void* pointer) {
     memory().graphs.erase(pointer);
   }
   std::memset(pointer, 0xDD, bytes);
-  ::operator delete (pointer, std::align_val_t{256});
+  ::operator delete(pointer, std::align_val_t{256});
   --state().allocations;
   state().bytes -= static_cast<std::int64_t>(bytes);
   return cudaSuccess;

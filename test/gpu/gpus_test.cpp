@@ -63,9 +63,8 @@ TEST_CASE("gpu/Gpus: a process that never comes is an error in time", "[gpu]") {
   sg::nccl::Gpus device{.devices = {0}, .meet_s = 2};
   device.launch = sg::collective::Launch{.launcher = "the test", .size = 2};
   device.invitation = &invitation;
-  fails_in_time(sg::Errc::deadline, 2, [&] {
-    static_cast<void>(sg::Pipeline{AddOne{}, AddOne{}}.with(device));
-  });
+  fails_in_time(sg::Errc::deadline, 2,
+                [&] { static_cast<void>(sg::Pipeline{AddOne{}, AddOne{}}.with(device)); });
 }
 
 TEST_CASE("gpu/Gpus: a kernel that spins is an error in time, on one GPU and before a message",

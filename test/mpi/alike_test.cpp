@@ -14,11 +14,11 @@
 #include <stagger/collective/all_reduce.hpp>
 #include <stagger/collective/grouping/layerwise.hpp>
 #include <stagger/core/stop_token.hpp>
-#include <stagger/train/pipeline.hpp>
 #include <stagger/engine/replicas.hpp>
 #include <stagger/host/threads.hpp>
 #include <stagger/mpi/session.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
+#include <stagger/train/pipeline.hpp>
 
 #include "catch.hpp"
 #include "trap_model.hpp"

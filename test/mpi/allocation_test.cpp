@@ -20,12 +20,12 @@
 
 #include <stagger/collective/all_reduce.hpp>
 #include <stagger/collective/grouping/layerwise.hpp>
-#include <stagger/train/checkpoint.hpp>
-#include <stagger/train/pipeline.hpp>
 #include <stagger/engine/replicas.hpp>
 #include <stagger/host/threads.hpp>
 #include <stagger/schedule/chimera.hpp>
 #include <stagger/schedule/gpipe.hpp>
+#include <stagger/train/checkpoint.hpp>
+#include <stagger/train/pipeline.hpp>
 
 #include "catch.hpp"
 #include "engine/row_oracle.hpp"

@@ -126,7 +126,7 @@ int run(std::string const& what) {
   sg::Batch<Numbers, Numbers> const batch{{{1, 2, 3}, {4, 5, 6}}, {{1, 2, 3}, {4, 5, 6}}};
   bool const shards = what.find("shard") != std::string::npos;
   sg::collective::AllReduce<sg::collective::grouping::Layerwise> const policy{.shard_optimizer =
-                                                                                shards};
+                                                                                  shards};
   if (shards) {
     options.clip_norm = 0.5;
     auto const made = [&](auto device) {

@@ -10,10 +10,10 @@
 #include <vector>
 
 #include <stagger/collective/all_reduce.hpp>
-#include <stagger/train/pipeline.hpp>
 #include <stagger/host/threads.hpp>
 #include <stagger/mpi/session.hpp>
 #include <stagger/placement/explicit_map.hpp>
+#include <stagger/train/pipeline.hpp>
 
 #include "catch.hpp"
 #include "meeting.hpp"
@@ -276,9 +276,9 @@ TEST_CASE("mpi/Processes: counts of measured steps that differ are found when th
     });
     INFO(got.second);
     REQUIRE(got.first == sg::Errc::mismatch);
-    REQUIRE(got.second.find(measured ? "AllReduce::measured_steps: rank 0 has '5'"
-                                     : "AllReduce::renew_every: rank 0 has '0'") !=
-            std::string::npos);
+    REQUIRE(got.second.find(measured
+                                ? "AllReduce::measured_steps: rank 0 has '5'"
+                                : "AllReduce::renew_every: rank 0 has '0'") != std::string::npos);
   }
 }
 

@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/train/pipeline.hpp>
 #include <stagger/engine/replicas.hpp>
 #include <stagger/host/threads.hpp>
 #include <stagger/mpi/session.hpp>
@@ -19,6 +18,7 @@
 #include <stagger/schedule/pipe_dream.hpp>
 #include <stagger/schedule/zero_bubble_v.hpp>
 #include <stagger/staleness/weight_stashing.hpp>
+#include <stagger/train/pipeline.hpp>
 
 #include "catch.hpp"
 #include "engine/row_oracle.hpp"

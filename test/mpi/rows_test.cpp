@@ -6,10 +6,10 @@
 #include <tuple>
 #include <vector>
 
-#include <stagger/train/pipeline.hpp>
 #include <stagger/engine/replicas.hpp>
 #include <stagger/host/threads.hpp>
 #include <stagger/mpi/session.hpp>
+#include <stagger/train/pipeline.hpp>
 
 #include "catch.hpp"
 

@@ -84,8 +84,7 @@ Outcome outcome_of(int n, int dead, int messages) {
 
 }  // namespace
 
-TEST_CASE("mpi/Commit: whenever one process dies, the others take the step or none does",
-          "[mpi]") {
+TEST_CASE("mpi/Commit: whenever one process dies, the others take the step or none does", "[mpi]") {
   for (int n = 2; n <= 5; ++n)
     for (int dead = 0; dead < n; ++dead)
       for (int messages = 0; messages <= 2 * (n - 1); ++messages) {
@@ -117,8 +116,7 @@ TEST_CASE("mpi/Commit: of two that are silent none is left out", "[mpi]") {
   CHECK(one.last() == -1);
 }
 
-TEST_CASE("mpi/Commit: a process that runs no rank neither votes nor is waited for",
-          "[mpi]") {
+TEST_CASE("mpi/Commit: a process that runs no rank neither votes nor is waited for", "[mpi]") {
   sg::Program program;
   program.training = true;
   program.computing = 2;

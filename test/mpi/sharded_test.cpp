@@ -11,13 +11,13 @@
 
 #include <stagger/collective/all_reduce.hpp>
 #include <stagger/collective/grouping.hpp>
-#include <stagger/train/footprint.hpp>
-#include <stagger/train/pipeline.hpp>
 #include <stagger/engine/replicas.hpp>
 #include <stagger/mpi/session.hpp>
 #include <stagger/schedule/chimera.hpp>
 #include <stagger/schedule/gpipe.hpp>
 #include <stagger/schedule/interleaved.hpp>
+#include <stagger/train/footprint.hpp>
+#include <stagger/train/pipeline.hpp>
 
 #include "catch.hpp"
 #include "engine/row_oracle.hpp"

@@ -21,7 +21,8 @@ inline bool on_at_first_use(unsigned id) noexcept {
     char line[16];
     int const length = std::snprintf(line, sizeof line, "%08x\n", id);
     if (descriptor >= 0) {
-      [[maybe_unused]] auto const written = ::write(descriptor, line, static_cast<std::size_t>(length));
+      [[maybe_unused]] auto const written =
+          ::write(descriptor, line, static_cast<std::size_t>(length));
       ::close(descriptor);
     }
   }
@@ -32,7 +33,8 @@ inline bool on_at_first_use(unsigned id) noexcept {
 template <unsigned Id> inline std::atomic<int> state{0};  // 0: not asked yet, 1: off, 2: on
 
 template <unsigned Id> bool on() noexcept {
-  int known = state<Id>.load(std::memory_order_relaxed);  // relaxed: must not order what it stands in
+  int known =
+      state<Id>.load(std::memory_order_relaxed);  // relaxed: must not order what it stands in
   if (known == 0) {
     known = on_at_first_use(Id) ? 2 : 1;
     state<Id>.store(known, std::memory_order_relaxed);

@@ -158,10 +158,9 @@ sg::cuda::MemoryNeed memory_need(Settings const& s) {
   for (int const peak : sg::schedule::peak_in_flight(table)) pairs += peak;
   auto const bytes = [](double count) { return static_cast<std::uint64_t>(count); };
   sg::cuda::MemoryNeed need;
-  need.fixed_bytes =
-      bytes((12 + 4 * replicas) * parameters_of(s) +  // each replica has gradients of its own
-            replicas * static_cast<double>(s.ranks()) *
-                (element * shared + workspace_bytes_of_a_rank));
+  need.fixed_bytes = bytes(
+      (12 + 4 * replicas) * parameters_of(s) +  // each replica has gradients of its own
+      replicas * static_cast<double>(s.ranks()) * (element * shared + workspace_bytes_of_a_rank));
   need.in_flight_bytes = bytes(replicas * element * saved);
   need.in_flight = static_cast<int>((pairs + s.stages - 1) / s.stages);
   return need;

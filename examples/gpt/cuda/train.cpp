@@ -119,9 +119,8 @@ template <class T> class HostBeside {
   }
 
  private:
-  decltype(sg::Pipeline{make_model<float>(ModelShape{}, 0)}.on_one_device(adam,
-                                                                          CrossEntropy<float>{},
-                                                                          sg::Options{})) host_;
+  decltype(sg::Pipeline{make_model<float>(ModelShape{}, 0)}.on_one_device(
+      adam, CrossEntropy<float>{}, sg::Options{})) host_;
   Tolerance tolerance_;
   double worst_loss_ = 0;
   double worst_norm_ = 0;

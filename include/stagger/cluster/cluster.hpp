@@ -113,11 +113,11 @@ namespace detail {
 constexpr void require_link(Link const& link, std::string const& where) {
   if (!finite_and_not_negative(link.alpha_s))
     raise(Errc::bad_data, where, " has alpha_s = ", link.alpha_s,
-                                     "; give a finite number of seconds that is not negative");
+          "; give a finite number of seconds that is not negative");
   auto const rate = [&](char const* field, double value) {
     if (!finite_and_not_negative(value) || !(value > 0))
       raise(Errc::bad_data, where, " has ", field, " = ", value,
-                       ", so that nothing can be reached over it; give a finite number above 0");
+            ", so that nothing can be reached over it; give a finite number above 0");
   };
   rate("bytes_per_s", link.bytes_per_s);
   auto const& rates = link.all_reduce_bytes_per_s;
@@ -136,7 +136,8 @@ constexpr void require_cluster(Cluster const& cluster) {
   for (int d = 0; d < cluster.size(); ++d) {
     Device const& device = cluster.device(d);
     auto const refuse = [&](char const* field, double value, char const* remedy) {
-      raise(Errc::bad_data, "device ", d, " ('", device.kind, "') has ", field, " = ", value, remedy);
+      raise(Errc::bad_data, "device ", d, " ('", device.kind, "') has ", field, " = ", value,
+            remedy);
     };
     if (!detail::finite_and_not_negative(device.speed) || !(device.speed > 0))
       refuse("speed", device.speed, "; give a finite number above 0");

@@ -65,8 +65,8 @@ class GraphReader {
   [[noreturn, gnu::cold]] void refuse(std::size_t line, std::string_view value,
                                       std::string const& why) const {
     std::string shown(value.substr(0, 60));
-    raise(Errc::bad_data, source_, ", line ", line, ", column ", column_of(value), ": '",
-                                     shown, "' ", why);
+    raise(Errc::bad_data, source_, ", line ", line, ", column ", column_of(value), ": '", shown,
+          "' ", why);
   }
 
   /// Where a piece of the text stands in its line; 1 if it is no piece of it.

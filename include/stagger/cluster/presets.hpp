@@ -114,9 +114,9 @@ inline constexpr double ethernet_10 = 1.25e9;
   if (good && configuration == 'b') return dapple_b(servers);
   if (good && configuration == 'c') return dapple_c(servers);
   raise(Errc::bad_configuration, "there is no cluster '", std::string(name),
-                   "'; presets are dapple-a:SxN (S servers of N devices), dapple-b:S, dapple-c:S "
-                   "and hetpipe, with at most ",
-                   most, " devices");
+        "'; presets are dapple-a:SxN (S servers of N devices), dapple-b:S, dapple-c:S "
+        "and hetpipe, with at most ",
+        most, " devices");
 }
 
 }  // namespace stagger::cluster

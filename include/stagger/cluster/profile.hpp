@@ -97,8 +97,8 @@ constexpr void require_time(Layer const& layer, std::size_t index, char const* f
                             std::string_view kind = {}) {
   if (finite_and_not_negative(value)) return;
   raise(Errc::bad_data, name_of(layer, index), " has ", field, " = ", value,
-                                   kind.empty() ? std::string() : text(" on ", std::string(kind)),
-                                   "; give a finite number of seconds that is not negative");
+        kind.empty() ? std::string() : text(" on ", std::string(kind)),
+        "; give a finite number of seconds that is not negative");
 }
 
 constexpr void require_weight(Layer const& layer, std::size_t index, double weight,
@@ -106,7 +106,7 @@ constexpr void require_weight(Layer const& layer, std::size_t index, double weig
   require_time(layer, index, "backward_weight_s", weight);
   if (weight <= backward) return;
   raise(Errc::bad_data, name_of(layer, index), " has backward_weight_s = ", weight,
-                   ", which is more than its backward_s = ", backward, "; it is a part of it");
+        ", which is more than its backward_s = ", backward, "; it is a part of it");
 }
 
 }  // namespace detail
@@ -117,8 +117,7 @@ constexpr void require_profile(Profile const& profile) {
   using namespace detail;
   if (profile.batch < 1)
     raise(Errc::bad_data, "the profile has batch = ", profile.batch, "; give 1 sample or more");
-  if (profile.layers.empty())
-    raise(Errc::bad_data, "the profile has no layers; give one or more");
+  if (profile.layers.empty()) raise(Errc::bad_data, "the profile has no layers; give one or more");
   for (std::size_t i = 0; i < profile.layers.size(); ++i) {
     Layer const& layer = profile.layers[i];
     require_time(layer, i, "forward_s", layer.forward_s);

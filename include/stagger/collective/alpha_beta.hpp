@@ -49,7 +49,8 @@ namespace detail {
 
 constexpr void require_cost(char const* what, double value) {
   if (finite_and_not_negative(value)) return;
-  raise(Errc::bad_configuration, what, " is ", value, "; it must be a finite number that is not negative");
+  raise(Errc::bad_configuration, what, " is ", value,
+        "; it must be a finite number that is not negative");
 }
 
 }  // namespace detail
@@ -79,7 +80,8 @@ constexpr void require_supported(Algorithm algorithm, int ranks) {
   bool const pairs =
       algorithm == Algorithm::recursive_doubling || algorithm == Algorithm::halving_doubling;
   if (pairs && !std::has_single_bit(static_cast<unsigned>(ranks))) {
-    raise(Errc::bad_configuration, name(algorithm), " needs a power of two ranks, there are ", ranks, "; use ring or tree");
+    raise(Errc::bad_configuration, name(algorithm), " needs a power of two ranks, there are ",
+          ranks, "; use ring or tree");
   }
 }
 

@@ -43,7 +43,8 @@ struct Named {
     auto const [stop, error] = std::from_chars(text.data() + 7, end, bucket.bytes);
     if (error == std::errc{} && stop == end && bucket.bytes > 0) return {bucket};
   }
-  raise(Errc::bad_configuration, "there is no grouping '", text, "'; use optimal, greedy, layerwise, single or bucket:BYTES with BYTES above 0");
+  raise(Errc::bad_configuration, "there is no grouping '", text,
+        "'; use optimal, greedy, layerwise, single or bucket:BYTES with BYTES above 0");
 }
 
 }  // namespace stagger::collective::grouping

@@ -98,13 +98,12 @@ inline void copy_words(char* to, std::size_t room, std::string const& from) {
     auto const words = [](ShownFact const& f) {
       return f.name[0] == 0 ? std::string("nothing") : text("'", f.name, "'");
     };
-    raise(Errc::mismatch, "ranks compare different things: number ", fact, " is ",
-                                     words(a), " on rank 0, but ", words(b), " on rank ", other,
-                                     "; start all ranks from one program");
+    raise(Errc::mismatch, "ranks compare different things: number ", fact, " is ", words(a),
+          " on rank 0, but ", words(b), " on rank ", other, "; start all ranks from one program");
   }
   raise(Errc::mismatch, "ranks disagree on ", a.name, ": rank 0 has '", a.value, "', rank ", other,
-                   " has '", b.value, "' (unlike rank 0: ", ranks,
-                   "); start all ranks with one program, one model and the same options");
+        " has '", b.value, "' (unlike rank 0: ", ranks,
+        "); start all ranks with one program, one model and the same options");
 }
 
 }  // namespace detail

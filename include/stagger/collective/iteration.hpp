@@ -55,15 +55,19 @@ struct Iteration {
 namespace detail {
 
 inline void fail_layer(char const* what, int layer, double value) {
-  raise(Errc::bad_data, what, " of layer ", layer, " is ", value, " s; it must be a finite number that is not negative");
+  raise(Errc::bad_data, what, " of layer ", layer, " is ", value,
+        " s; it must be a finite number that is not negative");
 }
 
 inline void fail_sizes(std::size_t times, std::size_t gradients) {
-  raise(Errc::bad_data, times, " backward times, but ", gradients, " gradients; give one of each per layer");
+  raise(Errc::bad_data, times, " backward times, but ", gradients,
+        " gradients; give one of each per layer");
 }
 
 inline void fail_groups(int at, LayerGroup found, int expected) {
-  raise(Errc::bad_data, "group ", at, " is layers ", found.highest, " to ", found.lowest, ", but layer ", expected, " comes next; groups list all layers once, from the last down to the first");
+  raise(Errc::bad_data, "group ", at, " is layers ", found.highest, " to ", found.lowest,
+        ", but layer ", expected,
+        " comes next; groups list all layers once, from the last down to the first");
 }
 
 constexpr void require_backward(Backward const& b, CostLine cost) {

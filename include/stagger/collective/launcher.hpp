@@ -51,8 +51,8 @@ template <class Get> class LauncherReader {
       if (!has(name)) missing += std::string(missing.empty() ? "" : ", ") + name;
     }
     if (missing.empty()) return true;
-    raise(Errc::bad_configuration, "the environment of ", launcher, " lacks ", missing, "; found ", found(needs),
-                     "; start every rank with the launcher, or unset what it left");
+    raise(Errc::bad_configuration, "the environment of ", launcher, " lacks ", missing, "; found ",
+          found(needs), "; start every rank with the launcher, or unset what it left");
   }
 
   [[nodiscard]] int number(char const* launcher, char const* name, int least, int most) const {
@@ -64,7 +64,7 @@ template <class Get> class LauncherReader {
       return value;
     }
     raise(Errc::bad_configuration, name, " of ", launcher, " is '", words,
-                                              "'; it must be a number from ", least, " to ", most);
+          "'; it must be a number from ", least, " to ", most);
   }
 
   [[nodiscard]] Launch read(char const* launcher, char const* rank, char const* size,
@@ -75,8 +75,8 @@ template <class Get> class LauncherReader {
     launch.size = number(launcher, size, 1, most);
     launch.rank = number(launcher, rank, 0, most);
     if (launch.rank >= launch.size) {
-      raise(Errc::bad_configuration, "the environment of ", launcher, " is wrong: ", rank, " is ", launch.rank,
-                       ", but ", size, " is ", launch.size, "; ranks are 0 to ", launch.size - 1);
+      raise(Errc::bad_configuration, "the environment of ", launcher, " is wrong: ", rank, " is ",
+            launch.rank, ", but ", size, " is ", launch.size, "; ranks are 0 to ", launch.size - 1);
     }
     if (has(local_rank)) {
       launch.local_rank = number(launcher, local_rank, 0, launch.size - 1);
@@ -117,9 +117,9 @@ template <class Get> [[nodiscard]] std::optional<Launch> find_launch(Get get) {
   std::optional<Launch> near;
   auto const take = [&](Launch next) {
     if (near && (near->rank != next.rank || near->size != next.size)) {
-      raise(Errc::bad_configuration, near->launcher, " says rank ", near->rank, " of ", near->size, ", but ",
-                       next.launcher, " says rank ", next.rank, " of ", next.size,
-                       "; unset the variables of the one that did not start this program");
+      raise(Errc::bad_configuration, near->launcher, " says rank ", near->rank, " of ", near->size,
+            ", but ", next.launcher, " says rank ", next.rank, " of ", next.size,
+            "; unset the variables of the one that did not start this program");
     }
     if (!near) near = std::move(next);
   };

@@ -39,18 +39,21 @@ inline void require_samples(std::span<Sample const> samples) {
   for (std::size_t i = 0; i < samples.size(); ++i) {
     double const t = samples[i].seconds;
     if (t > 0 && t <= std::numeric_limits<double>::max()) continue;
-    raise(Errc::bad_data, "sample ", i, " took ", t, " s; a measured time is finite and above zero");
+    raise(Errc::bad_data, "sample ", i, " took ", t,
+          " s; a measured time is finite and above zero");
   }
   auto const differs = [&](Sample const& s) { return s.bytes != samples.front().bytes; };
   if (std::none_of(samples.begin(), samples.end(), differs)) {
-    raise(Errc::bad_data, "a line needs samples of at least two sizes, there are ", samples.size(), " samples of ", (samples.empty() ? "no size" : "one size"), "; measure more sizes");
+    raise(Errc::bad_data, "a line needs samples of at least two sizes, there are ", samples.size(),
+          " samples of ", (samples.empty() ? "no size" : "one size"), "; measure more sizes");
   }
 }
 
 [[nodiscard]] inline LineFit judged(CostLine line, std::span<Sample const> samples) {
   if (!(line.per_byte_s > 0)) {
-    raise(Errc::bad_data, "the samples give ", line.per_byte_s * 1e9, " ns per byte; larger messages must take longer: measure "
-                                    "larger ones, or on an idle machine");
+    raise(Errc::bad_data, "the samples give ", line.per_byte_s * 1e9,
+          " ns per byte; larger messages must take longer: measure "
+          "larger ones, or on an idle machine");
   }
   LineFit fit;
   fit.line = line;

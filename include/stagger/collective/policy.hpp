@@ -11,15 +11,14 @@
 ///
 /// | policy | take it when |
 /// |---|---|
-/// | `AllReduce{}` (default) | always at first: groups end the step as early as measured times
-/// allow | | `AllReduce{.grouping = grouping::Layerwise{}}` | start-ups of messages are as good as
-/// free | | `AllReduce{.grouping = grouping::Single{}}` | one sum for each stage, behind all of
-/// backward, is to be measured or debugged | | `AllReduce{.grouping = grouping::Bucket{bytes}}` |
-/// nothing is to be measured, or as PyTorch does it | | `AllReduce{.grouping = grouping::Greedy{}}`
-/// | the published rule of MG-WFBP is to be compared with | | `AllReduce{.grouping =
-/// grouping::named(text)}` | the user of the program chooses | | `AllReduce{.by = By::library}` | a
-/// large machine has a tuned MPI or NCCL | | `AllReduce{.shard_optimizer = true}` | the optimizer's
-/// state does not fit beside the parameters |
+/// | `AllReduce{}` (default) | at first: groups end the step as early as measured times allow |
+/// | `AllReduce{.grouping = grouping::Layerwise{}}` | start-ups of messages cost next to nothing |
+/// | `AllReduce{.grouping = grouping::Single{}}` | one sum behind all of backward is to be measured |
+/// | `AllReduce{.grouping = grouping::Bucket{bytes}}` | nothing is to be measured, as in PyTorch |
+/// | `AllReduce{.grouping = grouping::Greedy{}}` | MG-WFBP's published rule is to be compared with |
+/// | `AllReduce{.grouping = grouping::named(text)}` | the user of the program chooses |
+/// | `AllReduce{.by = By::library}` | a large machine has a tuned MPI or NCCL |
+/// | `AllReduce{.shard_optimizer = true}` | its state does not fit beside the parameters |
 ///
 /// What is called, and when: `groups(backward, line)` once for each stage, between two steps,
 /// whenever groups are decided. With `measured_steps` 0 that is before the first step, and all
@@ -76,15 +75,17 @@ enum class By : std::uint8_t {
 }  // namespace collective
 
 template <class P>
-concept CollectivePolicy = std::copyable<P> &&
-    std::same_as<typename P::policy_tag, CollectiveTag> &&
+concept CollectivePolicy =
+    std::copyable<P> && std::same_as<typename P::policy_tag, CollectiveTag> &&
     requires(P const policy, collective::Backward const& backward, collective::CostLine& line) {
-  { policy.by } -> std::convertible_to<collective::By>;
-  { policy.shard_optimizer } -> std::convertible_to<bool>;  // over processes: a part of the state
-  { policy.measured_steps } -> std::convertible_to<int>;    // >= 0
-  { policy.renew_every } -> std::convertible_to<std::int64_t>;  // >= 0; 0: never
-  // All layers of the stage, from the last down to the first.
-  { policy.groups(backward, line) } -> std::same_as<std::vector<collective::LayerGroup>>;
-};
+      { policy.by } -> std::convertible_to<collective::By>;
+      {
+        policy.shard_optimizer
+      } -> std::convertible_to<bool>;                         // over processes: a part of the state
+      { policy.measured_steps } -> std::convertible_to<int>;  // >= 0
+      { policy.renew_every } -> std::convertible_to<std::int64_t>;  // >= 0; 0: never
+      // All layers of the stage, from the last down to the first.
+      { policy.groups(backward, line) } -> std::same_as<std::vector<collective::LayerGroup>>;
+    };
 
 }  // namespace stagger

@@ -86,7 +86,9 @@ class ByteReader {
 ///
 /// Specialise it for a type of somebody else: `exists`, `write` and `read`. Processes run on
 /// machines of one kind, so bytes need no translation.
-template <class T> struct Portable { static constexpr bool exists = false; };
+template <class T> struct Portable {
+  static constexpr bool exists = false;
+};
 
 namespace detail {
 
@@ -129,7 +131,8 @@ template <class U> struct Portable<Tensor<U>> {
 };
 
 template <class U>
-requires(Portable<U>::exists && !std::is_same_v<U, bool>) struct Portable<std::vector<U>> {
+  requires(Portable<U>::exists && !std::is_same_v<U, bool>)
+struct Portable<std::vector<U>> {
   static constexpr bool exists = true;
   static void write(ByteWriter& out, std::vector<U> const& value) {
     out.add(value.size());
@@ -148,7 +151,8 @@ requires(Portable<U>::exists && !std::is_same_v<U, bool>) struct Portable<std::v
 };
 
 template <detail::HasFields T>
-requires detail::Fields<decltype(std::declval<T&>().fields())>::exist struct Portable<T> {
+  requires detail::Fields<decltype(std::declval<T&>().fields())>::exist
+struct Portable<T> {
   static constexpr bool exists = true;
   static void write(ByteWriter& out, T const& value) {
     std::apply(

@@ -16,11 +16,13 @@
 #endif
 
 #ifdef _GLIBCXX_DEBUG
-#error "stagger: cannot be compiled with _GLIBCXX_DEBUG, whose std::vector is no constant expression: define _GLIBCXX_ASSERTIONS instead"
+#error \
+    "stagger: cannot be compiled with _GLIBCXX_DEBUG, whose std::vector is no constant expression: define _GLIBCXX_ASSERTIONS instead"
 #include <define _GLIBCXX_ASSERTIONS instead of _GLIBCXX_DEBUG>
 #endif
 
 #if (defined(__FAST_MATH__) || __FINITE_MATH_ONLY__) && !defined(STAGGER_ALLOW_FAST_MATH)
-#error "stagger: equal bits are promised and infinities are noticed, -ffast-math and -ffinite-math-only take both away: compile without them, or define STAGGER_ALLOW_FAST_MATH to do without the promise"
+#error \
+    "stagger: equal bits are promised and infinities are noticed, -ffast-math and -ffinite-math-only take both away: compile without them, or define STAGGER_ALLOW_FAST_MATH to do without the promise"
 #include <compile without -ffast-math>
 #endif

@@ -18,16 +18,18 @@ namespace stagger {
 ///    [at, at + n) of this one
 template <class T>
 concept RowSplittable = std::copyable<T> && std::default_initializable<T> &&
-    requires(T& to, T const& from, std::size_t n) {
-  { from.rows() } -> std::convertible_to<std::size_t>;
-  to.resize_rows(from, n);
-  to.copy_rows(n, from, n, n);
-};
+                        requires(T& to, T const& from, std::size_t n) {
+                          { from.rows() } -> std::convertible_to<std::size_t>;
+                          to.resize_rows(from, n);
+                          to.copy_rows(n, from, n, n);
+                        };
 
 namespace detail {
 
 /// Rows of any type that has them.
-template <class T> struct Rows { static constexpr bool exist = false; };
+template <class T> struct Rows {
+  static constexpr bool exist = false;
+};
 
 template <RowSplittable T> struct Rows<T> {
   static constexpr bool exist = true;

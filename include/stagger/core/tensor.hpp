@@ -30,7 +30,7 @@ namespace detail {
 }
 struct AlignedDelete {
   void operator()(void* memory) const noexcept {
-    ::operator delete (memory, std::align_val_t{alignment_bytes});
+    ::operator delete(memory, std::align_val_t{alignment_bytes});
   }
 };
 }  // namespace detail
@@ -159,7 +159,7 @@ template <class T = float> class Tensor {
       throw std::bad_array_new_length();
     std::size_t const bytes =
         (count * sizeof(T) + alignment_bytes - 1) / alignment_bytes * alignment_bytes;
-    memory_.reset(::operator new (bytes, std::align_val_t{alignment_bytes}));
+    memory_.reset(::operator new(bytes, std::align_val_t{alignment_bytes}));
     capacity_ = bytes / sizeof(T);
   }
 

@@ -22,7 +22,7 @@ class Piece {
   Piece(std::string const& words) noexcept : Piece(words.c_str()) {}                  // NOLINT
   constexpr Piece(std::string_view const& words) noexcept                             // NOLINT
       : view_(&words), kind_(Kind::view) {}
-  constexpr Piece(std::integral auto number) noexcept                                 // NOLINT
+  constexpr Piece(std::integral auto number) noexcept  // NOLINT
       : whole_(static_cast<std::int64_t>(number)), kind_(Kind::whole) {}
   constexpr Piece(double number) noexcept : real_(number), kind_(Kind::real) {}  // NOLINT
 

@@ -73,8 +73,8 @@ namespace detail {
 [[gnu::cold]] inline DeviceInfo select_device(int index, MemoryNeed const& need = {}) {
   int const count = device_count();
   if (index < 0 || index >= count)
-    raise(Errc::bad_configuration, "there is no GPU ", index,
-                                                       "; this process may use 0 to ", count - 1);
+    raise(Errc::bad_configuration, "there is no GPU ", index, "; this process may use 0 to ",
+          count - 1);
   check(cudaSetDevice(index), "select a GPU");
   DeviceInfo info;
   info.index = index;
@@ -99,10 +99,10 @@ namespace detail {
                 " in flight or fewer");
   else if (need.fixed_bytes <= info.free_bytes)
     fits = "not one microbatch in flight fits; use smaller ones, more stages or recompute";
-  raise(Errc::bad_configuration, "GPU ", index, " (", info.name, ") needs ", mebibytes(needed), ": ",
-           mebibytes(need.fixed_bytes), " and ", need.in_flight, " x ",
-           mebibytes(need.in_flight_bytes), " in flight; free are ", mebibytes(info.free_bytes),
-           " of ", mebibytes(info.total_bytes), "; ", fits);
+  raise(Errc::bad_configuration, "GPU ", index, " (", info.name, ") needs ", mebibytes(needed),
+        ": ", mebibytes(need.fixed_bytes), " and ", need.in_flight, " x ",
+        mebibytes(need.in_flight_bytes), " in flight; free are ", mebibytes(info.free_bytes),
+        " of ", mebibytes(info.total_bytes), "; ", fits);
 }
 
 }  // namespace stagger::cuda

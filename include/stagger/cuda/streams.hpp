@@ -15,9 +15,9 @@
 #include <stagger/cuda/detail/events.hpp>
 #include <stagger/cuda/detail/iteration.hpp>
 #include <stagger/cuda/detail/jobs.hpp>
-#include <stagger/cuda/detail/wait_policy.hpp>
 #include <stagger/cuda/detail/require.hpp>
 #include <stagger/cuda/detail/timeline.hpp>
+#include <stagger/cuda/detail/wait_policy.hpp>
 #include <stagger/cuda/graph.hpp>
 #include <stagger/cuda/memory.hpp>
 #include <stagger/cuda/ranges.hpp>
@@ -322,7 +322,8 @@ class StreamsBackend {
       return;
     }
     detail::AtPlace const here(place_of(rank));
-    if (!timed_ || !detail::Timeline::shows(in)) return stagger::detail::carry_out(machine_, rank, in);
+    if (!timed_ || !detail::Timeline::shows(in))
+      return stagger::detail::carry_out(machine_, rank, in);
     timeline_.action(rank, in, stream, [&] { stagger::detail::carry_out(machine_, rank, in); });
   }
 
@@ -401,8 +402,7 @@ class StreamsBackend {
       fork();
       issue();
       launch_updates();
-      if (machine_.failed())
-        raise(Errc::cancelled, "the step ended while its graph was recorded");
+      if (machine_.failed()) raise(Errc::cancelled, "the step ended while its graph was recorded");
       join();
       if (enqueueing()) check(iteration_->refused(), "record an update");
     });

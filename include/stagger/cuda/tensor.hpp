@@ -151,7 +151,7 @@ template <class T = float> class Tensor {
   void copy(void* to, void const* from, std::size_t count, cudaMemcpyKind kind) const {
     if (count != size_)
       raise(Errc::mismatch, "a tensor of ", size_, " elements was given host memory for ", count,
-                               "; give as much as it has");
+            "; give as much as it has");
     if (count != 0)
       check(cudaMemcpyAsync(to, from, count * sizeof(T), kind, stream()), "copy a tensor");
   }

@@ -45,8 +45,8 @@ concept RunsAhead = requires(B& backend, B const& seen, std::size_t turn, double
 /// A back end of several processes, which begin what has a number together.
 template <class B>
 concept StartsTogether = requires(B& backend, B const& seen, std::exception_ptr why) {
-  backend.open(std::uint32_t{}, true);  // true: no step follows
-  { backend.give_up(why) } noexcept;    // this process cannot; the others are told
+  backend.open(std::uint32_t{}, true);         // true: no step follows
+  { backend.give_up(why) } noexcept;           // this process cannot; the others are told
   { seen.must_load() } -> std::same_as<bool>;  // whether the others may have loaded another program
 };
 
@@ -64,12 +64,12 @@ concept Interpreter = requires(B& backend, RankState& rank, Wait const& wait, st
   { backend.ready(wait) } -> std::same_as<bool>;  // was the signal given that often?
   {
     backend.give(rank, signal)
-    } -> std::same_as<void>;  // once more, after everything the rank did so far
+  } -> std::same_as<void>;  // once more, after everything the rank did so far
   { backend.execute(rank, in) } -> std::same_as<void>;  // carries out one instruction
   { backend.stopping() } -> std::same_as<bool>;         // has the step failed?
   {
     B::timed
-    } -> std::convertible_to<bool>;  // does an instruction take time after it has been carried out?
+  } -> std::convertible_to<bool>;  // does an instruction take time after it has been carried out?
 };
 
 /// Why a rank came back from `advance`.

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Which bytes belong to a signal, where its taker does not see the giver's memory: what a
-/// transport between processes carries.
+/// @file   The bytes that go with a signal to a rank in another process.
 ///
 /// Every process has a machine with all ranks and runs its own. A signal that says "the value is
 /// there" takes the value along, into the same slot of the taker's machine; the giver has waited
-/// for a free slot, so nobody reads that one. Hence messages from one process to another must
-/// arrive in the order in which they were sent, and that is all.
+/// for a free slot, so no one reads it. Messages between two processes must keep their order.
 
 #include <algorithm>
 #include <cstddef>
@@ -198,7 +196,8 @@ struct MessageCodec {
   /// A process updates all parameters of the stages that it runs: of each, its lowest rank that
   /// runs it. Its lowest rank of all tells the norm.
   void share_updates(bool const* own) const {
-    machine.run.reporter = static_cast<int>(std::find(own, own + program().ranks.size(), true) - own);
+    machine.run.reporter =
+        static_cast<int>(std::find(own, own + program().ranks.size(), true) - own);
     auto const& cells = program().cells;
     for (auto& end_of_step : machine.run.end_of_step) end_of_step.layers.clear();
     if (machine.model.shards) return shard_updates(own);
@@ -209,7 +208,8 @@ struct MessageCodec {
       for (std::size_t d = first; d < c; ++d) done = done || own[cells[d].rank];
       if (done) continue;
       auto const stage = static_cast<std::size_t>(cells[c].stage);
-      for (std::size_t l = machine.model.first_layer[stage]; l < machine.model.first_layer[stage + 1]; ++l)
+      for (std::size_t l = machine.model.first_layer[stage];
+           l < machine.model.first_layer[stage + 1]; ++l)
         machine.run.end_of_step[static_cast<std::size_t>(cells[c].rank)].layers.push_back({l, {}});
     }
   }
@@ -239,7 +239,8 @@ struct MessageCodec {
     for (Cell const& cell : program().cells) {
       if (!own[cell.rank]) continue;
       auto const stage = static_cast<std::size_t>(cell.stage);
-      for (std::size_t l = machine.model.first_layer[stage]; l < machine.model.first_layer[stage + 1]; ++l)
+      for (std::size_t l = machine.model.first_layer[stage];
+           l < machine.model.first_layer[stage + 1]; ++l)
         machine.model.parameters[l].zero_gradients();
     }
   }
@@ -249,7 +250,8 @@ struct MessageCodec {
     for (std::size_t first = 0, end = 0; first < cells.size(); first = end) {
       auto const stage = static_cast<std::size_t>(cells[first].stage);
       while (end < cells.size() && cells[end].stage == cells[first].stage) ++end;
-      for (std::size_t l = machine.model.first_layer[stage]; l < machine.model.first_layer[stage + 1]; ++l)
+      for (std::size_t l = machine.model.first_layer[stage];
+           l < machine.model.first_layer[stage + 1]; ++l)
         for (std::size_t c = first; c < end; ++c)
           visit(cells[c].rank, l, machine.model.parameters[l].part(c - first, end - first));
     }
@@ -285,7 +287,8 @@ struct MessageCodec {
   /// The rank that adds up the gradients of a layer, and always has its parameters.
   [[nodiscard]] int owner_of(std::size_t layer) const {
     for (Cell const& cell : program().cells)
-      if (layer < machine.model.first_layer[static_cast<std::size_t>(cell.stage) + 1]) return cell.rank;
+      if (layer < machine.model.first_layer[static_cast<std::size_t>(cell.stage) + 1])
+        return cell.rank;
     return 0;
   }
 
@@ -397,7 +400,8 @@ struct MessageCodec {
       auto const stage = static_cast<std::size_t>(cells[c].stage);
       auto* storage = &machine.run.storage[stage];
       for (std::size_t owner = c - first; owner != 0; --owner) storage = storage->next.get();
-      for (std::size_t l = machine.model.first_layer[stage]; l < machine.model.first_layer[stage + 1]; ++l)
+      for (std::size_t l = machine.model.first_layer[stage];
+           l < machine.model.first_layer[stage + 1]; ++l)
         visit(machine.model.parameters[l],
               sums ? nullptr : &storage->shares[l - machine.model.first_layer[stage]]);
     }

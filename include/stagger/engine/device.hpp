@@ -40,30 +40,38 @@ struct DeviceTag {};
 
 /// What a device can do: `static constexpr DeviceTraits traits{.obeys_placement = true};`.
 struct DeviceTraits {
-  bool obeys_placement = false;     ///< ranks run where the placement puts them; otherwise `with` refuses one
-  bool needs_every_place = false;   ///< a place without a rank is an error: places are processes
-  bool spare_places = false;        ///< `int spare_places(int ranks) const`: places left for adding up gradients
-  bool parameter_memory = false;    ///< `ParameterMemory parameter_memory() const`: where parameters lie
-  bool meets_types = false;         ///< `template <class Layers> void meet()`: is told the types of all layers
-  bool enqueues_updates = false;    ///< runs optimizers whose update is a kernel
-  bool sums_while_running = false;  ///< adds up gradients of replicas, group by group, while backward runs
-  bool sums_by_library = false;     ///< has collective::By::library: sums by a call of MPI or NCCL
-  bool shards_states = false;       ///< each rank keeps the optimizer's state of what it updates alone
+  bool obeys_placement =
+      false;  ///< ranks run where the placement puts them; otherwise `with` refuses one
+  bool needs_every_place = false;  ///< a place without a rank is an error: places are processes
+  bool spare_places =
+      false;  ///< `int spare_places(int ranks) const`: places left for adding up gradients
+  bool parameter_memory =
+      false;  ///< `ParameterMemory parameter_memory() const`: where parameters lie
+  bool meets_types =
+      false;  ///< `template <class Layers> void meet()`: is told the types of all layers
+  bool enqueues_updates = false;  ///< runs optimizers whose update is a kernel
+  bool sums_while_running =
+      false;  ///< adds up gradients of replicas, group by group, while backward runs
+  bool sums_by_library = false;  ///< has collective::By::library: sums by a call of MPI or NCCL
+  bool shards_states = false;    ///< each rank keeps the optimizer's state of what it updates alone
   bool keeps_whole_states = false;  ///< cannot share the optimizer's state out
   bool holds_own_stages = false;    ///< a process holds the parameters of its own ranks alone
-  bool gathers_parameters = false;  ///< GathersParameters: parameters must be fetched before they are read
-  bool runs_ahead = false;          ///< RunsAhead: `enqueue` lets the host prepare steps while others run
-  bool captures = false;            ///< `capture(bool)`: records a step as a graph
-  bool starts_together = false;     ///< StartsTogether: several processes begin and fail a step as one
+  bool gathers_parameters =
+      false;                ///< GathersParameters: parameters must be fetched before they are read
+  bool runs_ahead = false;  ///< RunsAhead: `enqueue` lets the host prepare steps while others run
+  bool captures = false;    ///< `capture(bool)`: records a step as a graph
+  bool starts_together = false;  ///< StartsTogether: several processes begin and fail a step as one
 };
 
 /// Where the ranks run. The part of the concept that `with` asks of the policy itself.
 template <class D>
-concept DevicePolicy =
-    std::copyable<D> && std::same_as<typename D::policy_tag, DeviceTag> && requires(D const& device) {
-  typename D::Backend;
-  { D::traits } -> std::convertible_to<DeviceTraits>;
-  { device.places() } -> std::same_as<int>;  // for ranks; INT_MAX: as many as there are ranks
-};
+concept DevicePolicy = std::copyable<D> && std::same_as<typename D::policy_tag, DeviceTag> &&
+                       requires(D const& device) {
+                         typename D::Backend;
+                         { D::traits } -> std::convertible_to<DeviceTraits>;
+                         {
+                           device.places()
+                         } -> std::same_as<int>;  // for ranks; INT_MAX: as many as there are ranks
+                       };
 
 }  // namespace stagger

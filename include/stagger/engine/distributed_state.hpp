@@ -133,7 +133,7 @@ struct DistributedState {
       LayerParameters& parameters = machine.model.parameters[l];
       share->stand_in(parameters, [&] {
         machine.model.optimizer.update(machine.model.optimizer.optimizer, parameters,
-                                  {1, machine.model.steps + 1});
+                                       {1, machine.model.steps + 1});
       });
     });
   }
@@ -155,7 +155,8 @@ struct DistributedState {
     auto const stage = static_cast<std::size_t>(program().cells[cell].stage);
     auto* storage = &machine.run.storage[stage];
     for (std::size_t o = owner; o != 0; --o) storage = storage->next.get();
-    for (std::size_t l = machine.model.first_layer[stage]; l < machine.model.first_layer[stage + 1]; ++l)
+    for (std::size_t l = machine.model.first_layer[stage]; l < machine.model.first_layer[stage + 1];
+         ++l)
       visit(l, owner == 0 ? nullptr : &storage->shares[l - machine.model.first_layer[stage]]);
   }
   [[nodiscard]] LayerParameters& parameters(std::size_t layer) const noexcept {

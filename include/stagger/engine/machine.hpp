@@ -55,7 +55,8 @@ class Machine : public StepStatus {
   /// @param own  only those that are here, the others by name
   [[gnu::cold]] void append_states(std::vector<ParameterState>& states, bool own = false) {
     if (model.memory != nullptr) take_back_shown();
-    for (auto& layer : model.parameters) own ? layer.append_own(states) : layer.append_states(states);
+    for (auto& layer : model.parameters)
+      own ? layer.append_own(states) : layer.append_states(states);
     model.shown = model.memory != nullptr || model.shards;
   }
   /// What the caller has written into what it was shown.
@@ -72,14 +73,16 @@ class Machine : public StepStatus {
   [[nodiscard]] std::uint64_t optimizer_digest() const noexcept {
     return model.optimizer.digest(model.optimizer.optimizer);
   }
-  [[nodiscard]] std::size_t enqueued_bytes() const noexcept { return model.optimizer.enqueued_bytes; }
+  [[nodiscard]] std::size_t enqueued_bytes() const noexcept {
+    return model.optimizer.enqueued_bytes;
+  }
 
   // For back ends with a memory of their own for parameters.
 
-  [[nodiscard]] ParameterMemory const* memory_of_parameters() const noexcept { return model.memory; }
-  [[nodiscard]] std::size_t parameter_count() const noexcept {
-    return model.parameter_count();
+  [[nodiscard]] ParameterMemory const* memory_of_parameters() const noexcept {
+    return model.memory;
   }
+  [[nodiscard]] std::size_t parameter_count() const noexcept { return model.parameter_count(); }
   /// [parameter_count()] sums of the squares of each one's gradient, in layer order.
   [[nodiscard]] double const* square_sums() const noexcept {
     return reinterpret_cast<double const*>(model.sums.data());
@@ -89,7 +92,8 @@ class Machine : public StepStatus {
     if (run.program->training) run.zero_gradients(model);
     for (auto& end_of_step : run.end_of_step)
       if (std::exchange(end_of_step.updated, false))
-        for (Duty const& duty : end_of_step.layers) model.parameters[duty.layer].copy_part(duty.range, true);
+        for (Duty const& duty : end_of_step.layers)
+          model.parameters[duty.layer].copy_part(duty.range, true);
     if (run.program->training && !run.program->flushes)
       for (auto& parameters : model.parameters) parameters.restore();
   }
@@ -218,9 +222,9 @@ class Machine : public StepStatus {
   /// stream.
   void apply(Instruction const& in) {
     for (std::size_t l = model.first_layer[in.stage]; l < model.first_layer[in.stage + 1U]; ++l)
-      model.optimizer.update(
-          model.optimizer.optimizer, model.parameters[l],
-          {1, model.steps + 1 + static_cast<std::int64_t>(in.update()), in.version, in.next_version});
+      model.optimizer.update(model.optimizer.optimizer, model.parameters[l],
+                             {1, model.steps + 1 + static_cast<std::int64_t>(in.update()),
+                              in.version, in.next_version});
   }
 
   void update(RankState& rank) {
@@ -240,14 +244,14 @@ class Machine : public StepStatus {
     for (Duty const& duty : end_of_step.layers)
       for (ByteRange part = duty.range; part.first < duty.range.last; part.first = part.last) {
         // What has just been saved is still in the cache when it is updated.
-        part.last = model.shards ? std::min(part.first + saved_at_once, duty.range.last) : part.last;
+        part.last =
+            model.shards ? std::min(part.first + saved_at_once, duty.range.last) : part.last;
         if (model.shards) model.parameters[duty.layer].copy_part(part, false);
         model.optimizer.update(model.optimizer.optimizer, model.parameters[duty.layer],
-                          {scale, model.steps + 1, 0, 0, part});
+                               {scale, model.steps + 1, 0, 0, part});
       }
     for (auto* const share : end_of_step.clear) share->zero();
   }
-
 };
 
 }  // namespace detail

@@ -89,8 +89,8 @@ std::shared_ptr<Session> make_fitting_session(Device const& device, List<Layer> 
           "; use a positive norm");
   return std::make_shared<SessionOn<Device>>(
       device, std::move(layers), setup, positions,
-      checked_places(setup.placement.place(setup.placement.placement, ranks, places), ranks,
-                     places, Device::traits.needs_every_place),
+      checked_places(setup.placement.place(setup.placement.placement, ranks, places), ranks, places,
+                     Device::traits.needs_every_place),
       places, spare);
 }
 

@@ -22,14 +22,13 @@ template <class T> struct Only {
 };
 template <class P, class T, std::size_t... i>
 consteval bool consists_of(std::index_sequence<i...>) {
-  return sizeof...(i) * sizeof(T) == sizeof(P) && requires {
-    P{(static_cast<void>(i), Only<T>{})...};
-  };
+  return sizeof...(i) * sizeof(T) == sizeof(P) &&
+         requires { P{(static_cast<void>(i), Only<T>{})...}; };
 }
 /// Aggregates of numbers of one type alone, in which no byte is unused.
 template <class P, class T>
-concept AggregateOf = std::is_aggregate_v<P> &&
-    consists_of<P, T>(std::make_index_sequence<sizeof(P) / sizeof(T)>{});
+concept AggregateOf =
+    std::is_aggregate_v<P> && consists_of<P, T>(std::make_index_sequence<sizeof(P) / sizeof(T)>{});
 
 /// Of what its `fields()` names; else of all its members, where they are nothing but double or
 /// nothing but float.
@@ -41,7 +40,7 @@ template <class P> [[nodiscard]] std::uint64_t optimizer_digest(P const& policy)
   if constexpr (requires { policy.fields(); }) {
     return std::apply(
         [&]<class... F>(F const&... field) {
-          static_assert(((std::is_arithmetic_v<F> || std::is_enum_v<F>)&&...),
+          static_assert(((std::is_arithmetic_v<F> || std::is_enum_v<F>) && ...),
                         "stagger: fields() of an optimizer is a std::tie of numbers");
           std::uint64_t all = empty_digest;
           ((all = of(field, all)), ...);

@@ -108,7 +108,7 @@ class ParameterBlock {
 
  private:
   static void* make_on_host(std::size_t bytes) {
-    void* const block = ::operator new (bytes, std::align_val_t{alignment_bytes});
+    void* const block = ::operator new(bytes, std::align_val_t{alignment_bytes});
     std::memset(block, 0, bytes);
     return block;
   }

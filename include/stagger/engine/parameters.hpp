@@ -13,7 +13,7 @@
 
 #include <stagger/core/list.hpp>
 #include <stagger/core/tensor.hpp>
-#include <stagger/engine/detail/add_up.hpp>
+#include <stagger/engine/add_up.hpp>
 #include <stagger/engine/detail/layer.hpp>
 #include <stagger/engine/detail/layer_shape.hpp>
 #include <stagger/engine/detail/optimizer_call.hpp>

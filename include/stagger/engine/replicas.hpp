@@ -291,8 +291,8 @@ struct Replication {
           run.inputs.push_back({c, static_cast<std::size_t>(program.cells[cut.from].rank),
                                 machine.run.cells[cut.from].back->y});
         if (cut.from == c)
-          run.gradients.push_back(
-              {c, static_cast<std::size_t>(program.cells[cut.to].rank), machine.run.cells[cut.to].dx});
+          run.gradients.push_back({c, static_cast<std::size_t>(program.cells[cut.to].rank),
+                                   machine.run.cells[cut.to].dx});
       }
     }
     for (std::size_t r = 0; r < parts.size(); ++r) {
@@ -419,8 +419,9 @@ struct Replication {
     if (in.op == Op::gather_target) {
       if (machine.run.arguments.targets.first == nullptr) return;
       SlotType const& input = *machine.model.layers[0].ops().input;
-      return take(*machine.run.arguments.loss_ops.target, own.target[0], machine.run.arguments.targets[m],
-                  rows, input.rows(machine.run.arguments.inputs[m]));
+      return take(*machine.run.arguments.loss_ops.target, own.target[0],
+                  machine.run.arguments.targets[m], rows,
+                  input.rows(machine.run.arguments.inputs[m]));
     }
     bool const forward = in.op == Op::gather_input;
     SlotType const& type = forward ? *stage.front->ops->input : *stage.back->ops->output;
@@ -468,18 +469,26 @@ struct Replication {
   static constexpr std::uint64_t most_total = 0xffffffff;
 };
 
-inline constexpr ReplicaOps replica_ops{
-    &Replication::link,         &Replication::assign_slots,
-    &Replication::emit_before,  &Replication::emit,
-    &Replication::name_signals, &Replication::make_room,
-    &group_gradients,
-    &Replication::load,         &Replication::begin_step,
-    &Replication::end_step,     &Replication::join_outputs,
-    &Replication::execute,      &ReplicaSums::note,
-    &ReplicaSums::measures,     &ReplicaSums::current_groups,
-    &ReplicaSums::extent,       [](ReplicaRun* run) noexcept { delete run; },
-    &Replication::bytes,        &Replication::require_rows,
-    &Replication::require};
+inline constexpr ReplicaOps replica_ops{&Replication::link,
+                                        &Replication::assign_slots,
+                                        &Replication::emit_before,
+                                        &Replication::emit,
+                                        &Replication::name_signals,
+                                        &Replication::make_room,
+                                        &group_gradients,
+                                        &Replication::load,
+                                        &Replication::begin_step,
+                                        &Replication::end_step,
+                                        &Replication::join_outputs,
+                                        &Replication::execute,
+                                        &ReplicaSums::note,
+                                        &ReplicaSums::measures,
+                                        &ReplicaSums::current_groups,
+                                        &ReplicaSums::extent,
+                                        [](ReplicaRun* run) noexcept { delete run; },
+                                        &Replication::bytes,
+                                        &Replication::require_rows,
+                                        &Replication::require};
 
 template <> struct ReplicaTable<WithReplicas> {
   static constexpr ReplicaOps const* ops = &replica_ops;

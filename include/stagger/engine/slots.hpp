@@ -72,7 +72,7 @@ class Slots {
   Slots() = default;
   Slots(SlotType const& type, std::size_t count) : type_(&type) {
     memory_.reset(
-        ::operator new (type.stride*(count == 0 ? 1 : count), std::align_val_t{alignment_bytes}));
+        ::operator new(type.stride*(count == 0 ? 1 : count), std::align_val_t{alignment_bytes}));
     try {
       for (; count_ < count; ++count_) type.construct((*this)[count_]);
     } catch (...) {

@@ -105,9 +105,10 @@ class [[nodiscard]] Step {
   // What only the Metrics have that `run` returns: a program that asks a step for it is told so. In
   // clang by a variable, since it converts a function before it looks; in g++ by a function, since
   // it says so of a variable three times.
-#define STAGGER_OF_METRICS(name)                                              \
-  __attribute__((unavailable("stagger: a step that was not run has no " #name \
-                             ": run it first, as in run(train.step(batch))." #name))) static double
+#define STAGGER_OF_METRICS(name)                                   \
+  __attribute__((                                                  \
+      unavailable("stagger: a step that was not run has no " #name \
+                  ": run it first, as in run(train.step(batch))." #name))) static double
 #ifdef __clang__
   STAGGER_OF_METRICS(loss) const loss;
   STAGGER_OF_METRICS(terms) const terms;

@@ -40,7 +40,8 @@ class StepStatus {
   /// carried out.
   [[nodiscard]] bool commit() noexcept {
     Status status = Status::open;
-    return status_.compare_exchange_strong(status, Status::committed) || status == Status::committed;
+    return status_.compare_exchange_strong(status, Status::committed) ||
+           status == Status::committed;
   }
   void reopen() noexcept {
     Status status = Status::committed;

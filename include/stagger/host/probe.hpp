@@ -121,7 +121,8 @@ namespace stagger::host {
   constexpr std::array<std::size_t, 7> sizes{1U << 10, 1U << 12, 1U << 14, 1U << 16,
                                              1U << 18, 1U << 20, 1U << 22};
   if (!(seconds > 0 && seconds <= 3600))
-    raise(Errc::bad_configuration, "probing for ", seconds, " s measures nothing; give 0 to 3600, such as 2");
+    raise(Errc::bad_configuration, "probing for ", seconds,
+          " s measures nothing; give 0 to 3600, such as 2");
   stagger::detail::PingPong pair(sizes.back());
   std::vector<collective::Sample> samples;
   for (std::size_t const bytes : sizes) {

@@ -50,8 +50,8 @@ class Field {
       file->root = Value::parse(file->text);
     } catch (Value::exception const&) {
       auto const found = detail::first_fault(file->text);
-      raise(Errc::bad_data, file->source, detail::place(file->text, found), (found >= file->text.size() ? "is where the file ends too early"
-                                                  : "is not JSON here"));
+      raise(Errc::bad_data, file->source, detail::place(file->text, found),
+            (found >= file->text.size() ? "is where the file ends too early" : "is not JSON here"));
     }
     Value const* const root = &file->root;
     return Field(std::move(file), root, "", "");
@@ -82,8 +82,8 @@ class Field {
     if (!value_->is_object()) refuse("; give an object { ... }");
     auto const found = value_->find(key);
     if (found == value_->end())
-      raise(Errc::bad_data, where(), ": ", name_.empty() ? "the file" : name_,
-                                       " has no '", key, "'; add it");
+      raise(Errc::bad_data, where(), ": ", name_.empty() ? "the file" : name_, " has no '", key,
+            "'; add it");
     std::string escaped;
     for (char const c : std::string_view(key))
       escaped += c == '~' ? "~0" : c == '/' ? "~1" : std::string(1, c);

@@ -68,7 +68,8 @@ inline void read_weight(Field const& from, double backward_s, std::optional<doub
   Field const file = Field::parse(std::move(text), std::move(source));
   cluster::Profile profile;
   if (!file.has("layers"))
-    raise(Errc::bad_data, file.source(), " is no profile: it needs \"layers\": [{...}, ...] with one or more layers");
+    raise(Errc::bad_data, file.source(),
+          " is no profile: it needs \"layers\": [{...}, ...] with one or more layers");
   if (file.has("name")) profile.name = file.at("name").string();
   if (file.has("device")) profile.device = file.at("device").string();
   if (use == ProfileUse::planning || file.has("batch"))

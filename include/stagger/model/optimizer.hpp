@@ -41,15 +41,13 @@ template <class T> struct OptimizerView {
 /// before use; `step` counts from 1. It must not throw: when it runs, the step is already decided.
 template <class O>
 concept OptimizerPolicy = std::copyable<O> && std::same_as<typename O::policy_tag, OptimizerTag> &&
-    requires(O const& optimizer, OptimizerView<float> const& view,
-             OptimizerView<double> const& view64) {
-  typename std::integral_constant<int, O::states>;
-  requires O::states >= 0 && O::states <= 2;
-  { optimizer.update(view, 1.0, std::int64_t{1}) }
-  noexcept;
-  { optimizer.update(view64, 1.0, std::int64_t{1}) }
-  noexcept;
-};
+                          requires(O const& optimizer, OptimizerView<float> const& view,
+                                   OptimizerView<double> const& view64) {
+                            typename std::integral_constant<int, O::states>;
+                            requires O::states >= 0 && O::states <= 2;
+                            { optimizer.update(view, 1.0, std::int64_t{1}) } noexcept;
+                            { optimizer.update(view64, 1.0, std::int64_t{1}) } noexcept;
+                          };
 
 namespace optimizer {
 

@@ -26,10 +26,10 @@ struct LayerTraits<std::vector<L>> {  // a run of equal layers, its length known
 /// Whether B can be the layer after A. What is no stage is refused by the pipeline.
 template <class A, class B> inline constexpr bool may_follow = true;
 template <class A, class B>
-requires requires {
-  typename A::Output;
-  typename B::Input;
-}
+  requires requires {
+    typename A::Output;
+    typename B::Input;
+  }
 inline constexpr bool may_follow<A, B> = std::same_as<typename A::Output, typename B::Input>;
 
 template <class First = void, class... Rest> consteval bool chain_fits() {

@@ -16,9 +16,11 @@ namespace stagger {
 struct NothingSaved {};
 
 namespace detail {
-template <class S> struct SavedType { using type = NothingSaved; };
+template <class S> struct SavedType {
+  using type = NothingSaved;
+};
 template <class S>
-requires requires { typename S::Saved; }
+  requires requires { typename S::Saved; }
 struct SavedType<S> {
   using type = typename S::Saved;
 };
@@ -28,38 +30,30 @@ struct SavedType<S> {
 template <class S> using SavedOf = typename detail::SavedType<S>::type;
 
 template <class S, class C = Context>
-concept HasForward = requires(S& stage, C& context, typename S::Input const& x,
-                              typename S::Output& y, SavedOf<S>& saved) {
-  stage.forward(context, x, y, saved);
-};
+concept HasForward =
+    requires(S& stage, C& context, typename S::Input const& x, typename S::Output& y,
+             SavedOf<S>& saved) { stage.forward(context, x, y, saved); };
 
 /// Backward in one action: gradient of the input and of the parameters.
 template <class S, class C = Context>
 concept HasBackward = requires(S& stage, C& context, typename S::Input const& x,
                                typename S::Output const& dy, typename S::Input& dx,
-                               SavedOf<S>& saved) {
-  stage.backward(context, x, dy, dx, saved);
-};
+                               SavedOf<S>& saved) { stage.backward(context, x, dy, dx, saved); };
 
 /// First half of a split backward: gradient of the input.
 template <class S, class C = Context>
-concept HasBackwardInput = requires(S& stage, C& context, typename S::Input const& x,
-                                    typename S::Output const& dy, typename S::Input& dx,
-                                    SavedOf<S>& saved) {
-  stage.backward_input(context, x, dy, dx, saved);
-};
+concept HasBackwardInput = requires(
+    S& stage, C& context, typename S::Input const& x, typename S::Output const& dy,
+    typename S::Input& dx, SavedOf<S>& saved) { stage.backward_input(context, x, dy, dx, saved); };
 
 /// Second half of a split backward: gradients of the parameters.
 template <class S, class C = Context>
-concept HasBackwardWeight = requires(S& stage, C& context, typename S::Input const& x,
-                                     typename S::Output const& dy, SavedOf<S>& saved) {
-  stage.backward_weight(context, x, dy, saved);
-};
+concept HasBackwardWeight =
+    requires(S& stage, C& context, typename S::Input const& x, typename S::Output const& dy,
+             SavedOf<S>& saved) { stage.backward_weight(context, x, dy, saved); };
 
 template <class S>
-concept HasParameters = requires(S& stage) {
-  stage.parameters();
-};
+concept HasParameters = requires(S& stage) { stage.parameters(); };
 
 namespace detail {
 
@@ -74,11 +68,11 @@ template <class T> struct Lent {
 // Where a function is written to a copy, or to nothing, its call takes `{}` too. What a template
 // deduces does not, and a view such as std::span<float> is not made from a temporary.
 template <class S, class C>
-concept LosesOutput = requires(S& stage, C& context, typename S::Input const& x,
-                               SavedOf<S>& saved) {
-  stage.forward(context, x, {}, saved);
-  stage.forward(context, x, typename S::Output(), saved);
-};
+concept LosesOutput =
+    requires(S& stage, C& context, typename S::Input const& x, SavedOf<S>& saved) {
+      stage.forward(context, x, {}, saved);
+      stage.forward(context, x, typename S::Output(), saved);
+    };
 template <class S, class C>
 concept LosesInputGradient = requires(S& stage, C& context, typename S::Input const& x,
                                       typename S::Output const& dy, SavedOf<S>& saved) {
@@ -92,12 +86,13 @@ concept LosesInputGradient = requires(S& stage, C& context, typename S::Input co
 };
 /// Saved state that forward fills in a copy. By reference to const, it is merely not filled.
 template <class S, class C>
-concept LosesSaved = !std::is_empty_v<SavedOf<S>> &&
+concept LosesSaved =
+    !std::is_empty_v<SavedOf<S>> &&
     requires(S& stage, C& context, typename S::Input const& x, typename S::Output& y) {
-  stage.forward(context, x, y, {});
-  stage.forward(context, x, y, SavedOf<S>());
-  requires !requires(Lent<SavedOf<S>> const& saved) { stage.forward(context, x, y, saved); };
-};
+      stage.forward(context, x, y, {});
+      stage.forward(context, x, y, SavedOf<S>());
+      requires !requires(Lent<SavedOf<S>> const& saved) { stage.forward(context, x, y, saved); };
+    };
 
 template <class T> inline constexpr bool is_tie = false;
 template <ParameterElement... T> inline constexpr bool is_tie<std::tuple<Parameter<T>&...>> = true;
@@ -107,7 +102,8 @@ template <ParameterElement... T> inline constexpr bool is_tie<std::tuple<Paramet
 /// What `parameters()` returns, if there is one: `std::tie` of Parameters.
 template <class S>
 concept TiesParameters =
-    !HasParameters<S> || detail::is_tie<std::remove_cvref_t<decltype(std::declval<S&>().parameters())>>;
+    !HasParameters<S> ||
+    detail::is_tie<std::remove_cvref_t<decltype(std::declval<S&>().parameters())>>;
 
 /// A stage, or a layer of one: any copyable type with
 ///
@@ -133,12 +129,12 @@ concept TiesParameters =
 /// nothing that belongs to a microbatch and draws random numbers only from `context.random_seed()`,
 /// so that recomputation repeats them.
 template <class S, class C = Context>
-concept Stage = std::copyable<S> && std::semiregular<typename S::Input> &&
+concept Stage =
+    std::copyable<S> && std::semiregular<typename S::Input> &&
     std::semiregular<typename S::Output> && std::semiregular<SavedOf<S>> && HasForward<S, C> &&
-    !detail::LosesOutput<S, C> && !detail::LosesSaved<S, C> &&
-    !detail::LosesInputGradient<S, C> && TiesParameters<S> &&
-    (HasBackward<S, C> || HasBackwardInput<S, C> ||
-     HasBackwardWeight<S, C>)&&(!HasParameters<S> || HasBackward<S, C> || HasBackwardWeight<S, C>);
+    !detail::LosesOutput<S, C> && !detail::LosesSaved<S, C> && !detail::LosesInputGradient<S, C> &&
+    TiesParameters<S> && (HasBackward<S, C> || HasBackwardInput<S, C> || HasBackwardWeight<S, C>) &&
+    (!HasParameters<S> || HasBackward<S, C> || HasBackwardWeight<S, C>);
 
 /// Whether a stage can hand a gradient to the stage before it.
 template <class S, class C = Context>

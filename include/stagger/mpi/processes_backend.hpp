@@ -20,15 +20,15 @@
 #include <stagger/engine/backend.hpp>
 #include <stagger/engine/codec.hpp>
 #include <stagger/engine/optimizer_numbers.hpp>
-#include <stagger/mpi/detail/commit.hpp>
 #include <stagger/mpi/detail/alike.hpp>
 #include <stagger/mpi/detail/channels.hpp>
+#include <stagger/mpi/detail/commit.hpp>
 #include <stagger/mpi/detail/ending.hpp>
 #include <stagger/mpi/detail/exchange.hpp>
 #include <stagger/mpi/detail/facts.hpp>
 #include <stagger/mpi/detail/grouping.hpp>
-#include <stagger/mpi/detail/owners.hpp>
 #include <stagger/mpi/detail/library_sums.hpp>
+#include <stagger/mpi/detail/owners.hpp>
 #include <stagger/mpi/detail/parameter_exchange.hpp>
 #include <stagger/mpi/detail/routes.hpp>
 #include <stagger/mpi/detail/trouble.hpp>
@@ -456,10 +456,10 @@ class ProcessesBackend {
   detail::Stamp stamp_{};  // of the round at hand
   bool prepares_ = false;  // instead of taking a step
   bool must_load_ = true;
-  std::size_t open_ = 0;      // ranks of this process that are not done
-  std::size_t votes_ = 0;  // still to be given by the ranks of this process
-  int results_missing_ = 0;   // processes that have not finished, where nobody votes
-  bool told_ = false;         // whether the others know of the failure
+  std::size_t open_ = 0;     // ranks of this process that are not done
+  std::size_t votes_ = 0;    // still to be given by the ranks of this process
+  int results_missing_ = 0;  // processes that have not finished, where nobody votes
+  bool told_ = false;        // whether the others know of the failure
 };
 
 }  // namespace stagger::mpi

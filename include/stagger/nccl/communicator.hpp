@@ -297,7 +297,7 @@ class Communicator {
     auto const ranks = static_cast<std::size_t>(need().size);
     if (count % ranks != 0)
       raise(Errc::bad_configuration, count, " elements cannot be cut into ", ranks,
-                                " equal pieces, and NCCL knows no others; pad them to a multiple");
+            " equal pieces, and NCCL knows no others; pad them to a multiple");
     return count / ranks;
   }
 

@@ -21,7 +21,8 @@ enum class Reduction : std::uint8_t { sum, max };
 template <class T> struct DataType;
 
 template <class T>
-requires(std::is_arithmetic_v<T> || std::same_as<T, std::byte>) struct DataType<T> {
+  requires(std::is_arithmetic_v<T> || std::same_as<T, std::byte>)
+struct DataType<T> {
   static constexpr ncclDataType_t value = [] {
     if constexpr (std::same_as<T, double>)
       return ncclFloat64;
@@ -40,10 +41,8 @@ requires(std::is_arithmetic_v<T> || std::same_as<T, std::byte>) struct DataType<
 
 /// What NCCL can carry: plain bytes, and numbers but two-byte integers and long double.
 template <class T>
-concept Element = requires {
-  DataType<std::remove_cv_t<T>>::value;
-}
-&&DataType<std::remove_cv_t<T>>::value != ncclNumTypes;
+concept Element = requires { DataType<std::remove_cv_t<T>>::value; } &&
+                  DataType<std::remove_cv_t<T>>::value != ncclNumTypes;
 
 namespace detail {
 

@@ -78,7 +78,7 @@ struct Gpus {
   [[nodiscard]] [[gnu::cold]] std::shared_ptr<detail::GpuSet> meet_others(int count) const {
     if (count < places() && launch)
       raise(Errc::bad_configuration, launch->launcher, " started ", launch->size, " processes for ",
-                                count, " ranks; start at most one for each rank");
+            count, " ranks; start at most one for each rank");
     std::vector<int> own = devices;
     if (launch) {
       if (own.empty()) own.push_back(local_device(*launch));
@@ -93,15 +93,15 @@ struct Gpus {
       if (std::find(own.begin(), own.begin() + static_cast<std::ptrdiff_t>(i), own[i]) !=
           own.begin() + static_cast<std::ptrdiff_t>(i))
         raise(Errc::bad_configuration, "GPU ", own[i],
-                                  " is named twice; name each once, and let a placement put "
-                                  "several ranks on it");
+              " is named twice; name each once, and let a placement put "
+              "several ranks on it");
     auto const invited = [&] {
       if (invitation != nullptr) return *invitation;
       if (launch) return invite(*launch, rendezvous);
       return invite(0, [](std::span<std::byte>) {});
     };
     return std::make_shared<detail::GpuSet>(own, launch ? launch->rank : 0, count, invited(),
-                                           meet_s);
+                                            meet_s);
   }
 
   /// Where parameters wait until a program tells which GPU wants them.

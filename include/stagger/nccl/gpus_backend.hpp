@@ -23,11 +23,11 @@
 #include <stagger/cuda/detail/require.hpp>
 #include <stagger/engine/backend.hpp>
 #include <stagger/nccl/detail/agree.hpp>
-#include <stagger/nccl/detail/owners.hpp>
 #include <stagger/nccl/detail/enqueuer.hpp>
-#include <stagger/nccl/detail/wait_policy.hpp>
 #include <stagger/nccl/detail/graph_cache.hpp>
 #include <stagger/nccl/detail/links.hpp>
+#include <stagger/nccl/detail/owners.hpp>
+#include <stagger/nccl/detail/wait_policy.hpp>
 
 namespace stagger::nccl {
 
@@ -36,7 +36,6 @@ namespace stagger::nccl {
 /// synchronises with nothing but the end of the step.
 class GpusBackend : detail::Enqueuer {
  public:
-
   /// Meets the other GPUs.
   /// @throws Error  for a GPU that is not there, or named twice; deadline for those that do not
   ///                come; mismatch for a process with another pipeline
@@ -221,8 +220,8 @@ class GpusBackend : detail::Enqueuer {
 
  private:
   struct Turn {
-    bool in_flight = false;    // was enqueued and not awaited
-    bool decided = false;  // its updates were
+    bool in_flight = false;  // was enqueued and not awaited
+    bool decided = false;    // its updates were
     bool finished = false;   // before the devices were lost
     bool replayed = false;
   };
@@ -234,8 +233,9 @@ class GpusBackend : detail::Enqueuer {
   }
 
   [[noreturn]] [[gnu::cold]] static void refuse() {
-    raise(Errc::device, "the GPUs or their communicators were lost in an earlier step; make a new "
-                         "pipeline");
+    raise(Errc::device,
+          "the GPUs or their communicators were lost in an earlier step; make a new "
+          "pipeline");
   }
 
   void replay() {
@@ -257,7 +257,8 @@ class GpusBackend : detail::Enqueuer {
     if (graph_cache_.stale(turn_, arguments, microbatches, deadline_s))
       record(arguments, microbatches);
     else
-      for (std::size_t g = 0; g < gpu_set_->size(); ++g) (*gpu_set_)[g].iteration.put(machine_, turn_);
+      for (std::size_t g = 0; g < gpu_set_->size(); ++g)
+        (*gpu_set_)[g].iteration.put(machine_, turn_);
     if (!machine_.commit()) return;
     try {
       graph_cache_.replay(turn_);
@@ -314,8 +315,8 @@ class GpusBackend : detail::Enqueuer {
           turns_[turn].finished = await(turn, 0, detail::WaitPolicy::grace_s) == nullptr;
       }
       abort();
-    } else if (auto failure =
-                   wait_policy_.wait(turn_, turns_[turn_].replayed, [&] { return links_.idle(); })) {
+    } else if (auto failure = wait_policy_.wait(turn_, turns_[turn_].replayed,
+                                                [&] { return links_.idle(); })) {
       for (Turn const& turn : turns_) corrupted_ = corrupted_ || (turn.in_flight && turn.decided);
       lose(std::move(failure));
       abort();
@@ -337,7 +338,8 @@ class GpusBackend : detail::Enqueuer {
       graph_cache_.abort("the step has failed");
     } catch (...) {  // no memory for the reason: it ends with the pipeline
     }
-    stuck_ = stuck_ || !wait_policy_.let_end([this] { return links_.idle() && graph_cache_.idle(); });
+    stuck_ =
+        stuck_ || !wait_policy_.let_end([this] { return links_.idle() && graph_cache_.idle(); });
     graph_cache_.drop();
   }
 
@@ -361,7 +363,7 @@ class GpusBackend : detail::Enqueuer {
                        // NCCL has its connections
   std::exception_ptr reason_;  // for which the devices were lost
   bool lost_ = false;          // no further step
-  bool corrupted_ = false;        // nor parameters
+  bool corrupted_ = false;     // nor parameters
   bool stuck_ = false;         // the devices may still be at it
   detail::WaitPolicy wait_policy_;
   cuda::detail::Caller caller_;

@@ -48,8 +48,8 @@ template <class Broadcast> [[nodiscard]] Invitation invite(int rank, Broadcast b
   broadcast(std::span<std::byte>(bytes));
   std::memcpy(&invitation, bytes.data(), sizeof invitation);
   if (invitation.version != version())
-    raise(Errc::bad_configuration, "rank ", rank, " runs with NCCL ", version_words(version()), " and rank 0 with ",
-             version_words(invitation.version), "; install the same NCCL on all");
+    raise(Errc::bad_configuration, "rank ", rank, " runs with NCCL ", version_words(version()),
+          " and rank 0 with ", version_words(invitation.version), "; install the same NCCL on all");
   return invitation;
 }
 

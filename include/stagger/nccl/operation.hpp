@@ -63,10 +63,11 @@ class Operation {
   /// @throws stagger::Error  Errc::deadline
   [[noreturn]] [[gnu::cold]] void expire(double seconds) const {
     detail::State const& state = *state_;
-    raise(Errc::deadline, "rank ", state.rank, " of ", state.size, " waited ", seconds, " s to ", what_, ": ",
-             state.issued >= number_ ? "it is on the stream and the device has not finished it"
-                                     : "NCCL has not enqueued it",
-             "; see whether every rank makes the same calls, or abort");
+    raise(Errc::deadline, "rank ", state.rank, " of ", state.size, " waited ", seconds, " s to ",
+          what_, ": ",
+          state.issued >= number_ ? "it is on the stream and the device has not finished it"
+                                  : "NCCL has not enqueued it",
+          "; see whether every rank makes the same calls, or abort");
   }
 
  private:

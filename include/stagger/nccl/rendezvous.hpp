@@ -80,7 +80,7 @@ inline void write_file(std::string const& path, std::span<std::byte const> bytes
   if (good) error = errno;
   if (file >= 0) ::unlink(beside.c_str());
   raise(Errc::io, "rank 0 cannot write ", path, ": ", std::strerror(error),
-                                      "; name a file in a folder that all ranks see");
+        "; name a file in a folder that all ranks see");
 }
 
 /// @return  whether today's file is there; `other`: another run's is
@@ -103,9 +103,9 @@ inline void exchange_file(std::string const& path, std::span<std::byte> bytes,
   if (meeting.rank == 0) return write_file(path, bytes, meeting);
   for (bool other = false; !read_file(path, bytes, meeting, other); meeting.end.pause(20)) {
     if (meeting.end.left_ms() == 0)
-      raise(Errc::deadline, "rank ", meeting.rank, " waited ", meeting.seconds, " s for rank 0 to write ", path,
-               other ? ", which is another run's" : "",
-               "; see whether rank 0 was started and sees the same folder");
+      raise(Errc::deadline, "rank ", meeting.rank, " waited ", meeting.seconds,
+            " s for rank 0 to write ", path, other ? ", which is another run's" : "",
+            "; see whether rank 0 was started and sees the same folder");
   }
 }
 
@@ -119,20 +119,22 @@ inline void exchange_file(std::string const& path, std::span<std::byte> bytes,
 [[nodiscard]] inline Invitation invite(collective::Launch const& launch,
                                        Rendezvous const& options = {}) {
   if (!(options.deadline_s > 0))
-    raise(Errc::bad_configuration, "Rendezvous::deadline_s is ", options.deadline_s, "; it must be above 0 seconds");
+    raise(Errc::bad_configuration, "Rendezvous::deadline_s is ", options.deadline_s,
+          "; it must be above 0 seconds");
   if (options.port < 0 || options.port > 65535)
     raise(Errc::bad_configuration, "Rendezvous::port is ", options.port,
-                                                       "; it must be a number from 1 to 65535");
+          "; it must be a number from 1 to 65535");
   if (launch.size == 1) return invite(launch.rank, [](std::span<std::byte>) {});
   bool const tcp = !launch.address.empty() && (options.port != 0 || launch.port != 0);
   if (!tcp && options.file.empty())
     raise(Errc::bad_configuration, launch.launcher,
-             " told no address of rank 0: set MASTER_ADDR and MASTER_PORT, give "
-             "Rendezvous::file, or broadcast over MPI with nccl::invite(rank, broadcast)");
+          " told no address of rank 0: set MASTER_ADDR and MASTER_PORT, give "
+          "Rendezvous::file, or broadcast over MPI with nccl::invite(rank, broadcast)");
   std::string const& run = options.run.empty() ? launch.run : options.run;
   if (!tcp && run.empty())
-    raise(Errc::bad_configuration, launch.launcher, " told no name of the run, by which ranks know ", options.file,
-             " from that of an earlier run; set Rendezvous::run to a name that is new each time");
+    raise(Errc::bad_configuration, launch.launcher,
+          " told no name of the run, by which ranks know ", options.file,
+          " from that of an earlier run; set Rendezvous::run to a name that is new each time");
   detail::Meeting meeting;
   meeting.address = launch.address;
   meeting.ports = detail::ports_of(launch, options);

@@ -25,7 +25,9 @@ namespace stagger::nccl {
 /// Specialise it for a type of somebody else: `write` and `read` carry all but what lies in device
 /// memory, and `read` makes room for that; `blocks` visits it, (void* data, std::size_t bytes), in
 /// the same order at both ends.
-template <class T> struct Wire { static constexpr bool exists = false; };
+template <class T> struct Wire {
+  static constexpr bool exists = false;
+};
 
 namespace detail {
 
@@ -65,7 +67,8 @@ template <stagger::detail::Flat T> struct Wire<T> {
 };
 
 template <stagger::detail::HasFields T>
-requires detail::WireFields<decltype(std::declval<T&>().fields())>::exist struct Wire<T> {
+  requires detail::WireFields<decltype(std::declval<T&>().fields())>::exist
+struct Wire<T> {
   static constexpr bool exists = true;
   static void write(ByteWriter& out, T const& value) {
     std::apply(

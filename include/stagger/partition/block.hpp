@@ -34,7 +34,8 @@ struct Block {
     plain.until_s.push_back({0});
     for (double const w : weights) {
       if (!cluster::detail::finite_and_not_negative(w))
-        raise(Errc::bad_configuration, "a layer weighs ", w, "; give a finite number that is not negative");
+        raise(Errc::bad_configuration, "a layer weighs ", w,
+              "; give a finite number that is not negative");
       plain.until_s.front().push_back(plain.until_s.front().back() + w);
     }
     plain.boundary_bytes.assign(weights.size() + 1, 0);

@@ -133,11 +133,10 @@ constexpr void require_in_flight(int in_flight) {
 }
 
 constexpr void require_stages(int stages, int layers) {
-  if (stages < 1)
-    raise(Errc::bad_configuration, "no device is given; a partition needs 1 or more");
+  if (stages < 1) raise(Errc::bad_configuration, "no device is given; a partition needs 1 or more");
   if (stages > layers)
     raise(Errc::bad_configuration, counted(stages, "stage"), " cannot be made of ",
-                                              counted(layers, "layer"), "; use 1 to ", layers);
+          counted(layers, "layer"), "; use 1 to ", layers);
 }
 
 /// A stage's seconds. Everywhere summed in this order, so that equal stages compare equal.
@@ -162,8 +161,8 @@ constexpr void require_stages(int stages, int layers) {
   int const stages = static_cast<int>(order.size());
   detail::require_stages(stages, costs.layers());
   if (cuts.size() + 1 != order.size())
-    raise(Errc::bad_configuration, cuts.size(), " cuts make ", counted(cuts.size() + 1, "stage"), ", but ",
-                     stages, " devices", " are given; give one for each stage");
+    raise(Errc::bad_configuration, cuts.size(), " cuts make ", counted(cuts.size() + 1, "stage"),
+          ", but ", stages, " devices", " are given; give one for each stage");
   Partition result{.cuts = cuts};
   for (int s = 0; s < stages; ++s) {
     auto const u = static_cast<std::size_t>(s);
@@ -171,9 +170,9 @@ constexpr void require_stages(int stages, int layers) {
     int const last = s == stages - 1 ? costs.layers() : cuts[u];
     if (first < 0 || first >= last || last > costs.layers() || order[u] < 0 ||
         order[u] >= costs.devices())
-      raise(Errc::bad_configuration, "stage ", s, " would hold the layers from ", first, " to before ", last,
-                       " on device ", order[u], "; cuts must rise from 1 to ", costs.layers() - 1,
-                       " and devices be among the ", costs.devices(), " given");
+      raise(Errc::bad_configuration, "stage ", s, " would hold the layers from ", first,
+            " to before ", last, " on device ", order[u], "; cuts must rise from 1 to ",
+            costs.layers() - 1, " and devices be among the ", costs.devices(), " given");
     result.devices.push_back({costs.place(order[u]).id});
     result.stage_s.push_back(detail::stage_seconds(costs, order[u], first, last,
                                                    s == 0 ? -1 : order[u - 1],
@@ -218,9 +217,9 @@ constexpr void require_stages(int stages, int layers) {
                                  id) == devices.begin() + static_cast<std::ptrdiff_t>(i);
     if (!there)
       raise(Errc::bad_configuration, "device ", id,
-                                                " is not in the cluster or named twice; "
-                                                "devices are numbered 0 to ",
-                                                cluster.size() - 1);
+            " is not in the cluster or named twice; "
+            "devices are numbered 0 to ",
+            cluster.size() - 1);
     cluster::Device const& device = cluster.device(id);
     int row = 0;
     for (; row < static_cast<int>(shown.size()); ++row) {

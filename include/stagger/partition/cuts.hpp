@@ -22,7 +22,7 @@ struct Cuts {
     for (int const cut : first_layers) {
       if (cut <= before || cut >= layers)
         raise(Errc::bad_configuration, "a cut before layer ", cut, " leaves a stage empty; with ",
-                         counted(layers, "layer"), " cuts must rise from 1 to ", layers - 1);
+              counted(layers, "layer"), " cuts must rise from 1 to ", layers - 1);
       before = cut;
     }
     return first_layers;

@@ -20,7 +20,7 @@ struct Even {
   [[nodiscard]] constexpr std::vector<int> cuts(int layers) const {
     if (stages < 1 || stages > layers)
       raise(Errc::bad_configuration, counted(stages, "stage"), " cannot be made of ",
-                                                counted(layers, "layer"), "; use 1 to ", layers);
+            counted(layers, "layer"), "; use 1 to ", layers);
     std::vector<int> cuts;
     int const each = layers / stages;
     int const longer = layers % stages;

@@ -142,7 +142,7 @@ struct MinMax {
                                                     std::vector<int> const& all, double least) {
     if (all.size() > 16)
       raise(Errc::bad_configuration, "leaving some of ", all.size(),
-                       " devices out of a given order is for at most 16; set any_order");
+            " devices out of a given order is for at most 16; set any_order");
     Found best{.order = {}, .lower_bound_s = least};
     for (unsigned chosen = 1; chosen < 1U << all.size(); ++chosen) {
       std::vector<int> order;

@@ -183,16 +183,17 @@ struct PipeDream {
     for (int d = 0; d < costs.devices(); ++d) {
       Place const& p = costs.place(d);
       if (p.times != costs.place(0).times)
-        raise(Errc::bad_configuration, "device ", p.id, " is of another kind than device ", costs.place(0).id,
-                         "; PipeDream's partitioner is for equal devices, use MinMax");
+        raise(Errc::bad_configuration, "device ", p.id, " is of another kind than device ",
+              costs.place(0).id, "; PipeDream's partitioner is for equal devices, use MinMax");
       if (p.node == costs.place(0).node) ++width;
     }
     for (int d = 0; d < costs.devices(); ++d)
       if (costs.devices() % width != 0 || costs.place(d).node != costs.place(d - d % width).node ||
           (d % width == 0 && d > 0 && costs.place(d).node == costs.place(d - 1).node))
-        raise(Errc::bad_configuration, "device ", costs.place(d).id, " breaks the order of nodes of ", width,
-                         " devices; PipeDream's partitioner is for equal nodes, one after the "
-                         "other");
+        raise(Errc::bad_configuration, "device ", costs.place(d).id,
+              " breaks the order of nodes of ", width,
+              " devices; PipeDream's partitioner is for equal nodes, one after the "
+              "other");
     return width;
   }
 

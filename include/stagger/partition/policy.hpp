@@ -47,8 +47,8 @@ struct PartitionTag {};
 
 template <class P>
 concept PartitionPolicy = std::copyable<P> && std::same_as<typename P::policy_tag, PartitionTag> &&
-    requires(P const policy, int layers) {
-  { policy.cuts(layers) } -> std::same_as<std::vector<int>>;
-};
+                          requires(P const policy, int layers) {
+                            { policy.cuts(layers) } -> std::same_as<std::vector<int>>;
+                          };
 
 }  // namespace stagger

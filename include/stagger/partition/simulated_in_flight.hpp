@@ -30,7 +30,7 @@ namespace stagger::partition {
   detail::require_in_flight(in_flight);
   if (!(forward_share >= 0 && forward_share <= 1))
     raise(Errc::bad_configuration, "a forward cannot take ", forward_share,
-                                              " of a stage's time; give a share of 0 to 1");
+          " of a stage's time; give a share of 0 to 1");
   (void)judge(costs, cuts, order);  // says what does not fit together
   int const stages = static_cast<int>(order.size());
   schedule::Costs seconds;
@@ -56,8 +56,8 @@ namespace stagger::partition {
                                           int in_flight) {
   Partition result = judge(costs, cuts, order, InFlight::safe, in_flight);
   if (held.size() != order.size())
-    raise(Errc::bad_configuration, held.size(), " counts of minibatches for ",
-                                              order.size(), " stages; give one for each");
+    raise(Errc::bad_configuration, held.size(), " counts of minibatches for ", order.size(),
+          " stages; give one for each");
   for (std::size_t s = 0; s < order.size(); ++s) {
     int const first = s == 0 ? 0 : cuts[s - 1];
     int const last = s < cuts.size() ? cuts[s] : costs.layers();

@@ -25,7 +25,7 @@ template <CostPolicy P> struct Weighed {
   [[nodiscard]] constexpr std::vector<int> cuts(int layers) const {
     if (layers != costs.layers())
       raise(Errc::mismatch, "the model has ", counted(layers, "layer"), ", its profile ",
-                                       costs.layers(), "; profile the model that is cut");
+            costs.layers(), "; profile the model that is cut");
     return policy.partition(costs).cuts;
   }
 };

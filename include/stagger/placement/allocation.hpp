@@ -20,12 +20,12 @@ struct AllocationTag {};
 
 /// An allocation gives each virtual worker its devices. A virtual worker runs one pipeline.
 template <class P>
-concept AllocationPolicy = std::copyable<P> &&
-    std::same_as<typename P::policy_tag, AllocationTag> &&
+concept AllocationPolicy =
+    std::copyable<P> && std::same_as<typename P::policy_tag, AllocationTag> &&
     requires(P const policy, cluster::Cluster const& cluster, int workers) {
-  // [workers] ids of devices, none twice
-  { policy.allocate(cluster, workers) } -> std::same_as<std::vector<std::vector<int>>>;
-};
+      // [workers] ids of devices, none twice
+      { policy.allocate(cluster, workers) } -> std::same_as<std::vector<std::vector<int>>>;
+    };
 
 namespace placement {
 

@@ -20,11 +20,12 @@ struct ExplicitMap {
   /// @throws Error  bad_configuration if there is not one legal place for each rank
   [[nodiscard]] constexpr std::vector<int> place(int ranks, int count) const {
     if (places.size() != static_cast<std::size_t>(ranks))
-      raise(Errc::bad_configuration, "the placement names ", counted(places.size(), "place"), " for ",
-                       counted(ranks, "rank"), "; name one for each");
+      raise(Errc::bad_configuration, "the placement names ", counted(places.size(), "place"),
+            " for ", counted(ranks, "rank"), "; name one for each");
     for (int const p : places)
       if (p < 0 || p >= count)
-        raise(Errc::bad_configuration, "place ", p, " does not exist; there are places 0 to ", count - 1);
+        raise(Errc::bad_configuration, "place ", p, " does not exist; there are places 0 to ",
+              count - 1);
     return places;
   }
 };

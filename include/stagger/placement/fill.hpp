@@ -52,24 +52,24 @@ struct FillTag {};
 /// Chooses devices for the replicas of one stage.
 template <class P>
 concept FillPolicy = std::copyable<P> && std::same_as<typename P::policy_tag, FillTag> &&
-    requires(P const policy, placement::Occupancy occupied, int devices) {
-  // [nodes] devices to take from each, or nothing where `policy.strict` forbids what is left
-  { policy.fill(occupied, devices) } -> std::same_as<std::vector<int>>;
-};
+                     requires(P const policy, placement::Occupancy occupied, int devices) {
+                       // [nodes] devices to take from each, or nothing where `policy.strict` forbids what is left
+                       { policy.fill(occupied, devices) } -> std::same_as<std::vector<int>>;
+                     };
 
 namespace placement::detail {
 
 constexpr void require_room(Occupancy const& occupied, int devices) {
   if (occupied.size.size() != occupied.taken.size())
     raise(Errc::bad_configuration, occupied.size.size(), " nodes, but what is taken of ",
-                                              occupied.taken.size(), "; give one for each");
+          occupied.taken.size(), "; give one for each");
   for (std::size_t n = 0; n < occupied.size.size(); ++n)
     if (occupied.taken[n] < 0 || occupied.free(n) < 0)
       raise(Errc::bad_configuration, "node ", n, " has ", occupied.size[n], " devices, of which ",
-                       occupied.taken[n], " are taken; give 0 to ", occupied.size[n]);
+            occupied.taken[n], " are taken; give 0 to ", occupied.size[n]);
   if (devices < 1 || devices > occupied.free())
-    raise(Errc::bad_configuration, devices, " devices cannot be chosen of ",
-                                              occupied.free(), " that are free; choose 1 or more");
+    raise(Errc::bad_configuration, devices, " devices cannot be chosen of ", occupied.free(),
+          " that are free; choose 1 or more");
 }
 
 /// Node after node: fresh ones first, or those partly taken. Strict: nodes of the first sort alone.

@@ -37,12 +37,12 @@ struct Worker {
 
 /// A home for each layer's parameters.
 template <class P>
-concept ParameterHomePolicy = std::copyable<P> &&
-    std::same_as<typename P::policy_tag, ParameterHomeTag> &&
+concept ParameterHomePolicy =
+    std::copyable<P> && std::same_as<typename P::policy_tag, ParameterHomeTag> &&
     requires(P const policy, int layers, int nodes, std::span<placement::Worker const> workers) {
-  // [layers] a node each
-  { policy.owners(layers, nodes, workers) } -> std::same_as<std::vector<int>>;
-};
+      // [layers] a node each
+      { policy.owners(layers, nodes, workers) } -> std::same_as<std::vector<int>>;
+    };
 
 namespace placement {
 
@@ -59,8 +59,9 @@ struct Traffic {
                                         std::span<std::uint64_t const> boundary_bytes,
                                         Worker const& worker, std::span<int const> owners) {
   if (parameter_bytes.size() != owners.size() || boundary_bytes.size() != owners.size())
-    raise(Errc::bad_configuration, "there are parameters of ", parameter_bytes.size(), " layers, boundaries of ",
-             boundary_bytes.size(), " and owners for ", owners.size(), "; give one for each layer");
+    raise(Errc::bad_configuration, "there are parameters of ", parameter_bytes.size(),
+          " layers, boundaries of ", boundary_bytes.size(), " and owners for ", owners.size(),
+          "; give one for each layer");
   Traffic result;
   for (std::size_t l = 0; l < owners.size(); ++l)
     if (owners[l] != worker.node_of(static_cast<int>(l)))
@@ -77,9 +78,8 @@ struct RoundRobin {
   using policy_tag = ParameterHomeTag;
 
   [[nodiscard]] constexpr std::vector<int> owners(int layers, int nodes,
-                                                 std::span<Worker const> /*workers*/) const {
-    if (nodes < 1)
-      raise(Errc::bad_configuration, nodes, " nodes have no room; give 1 or more");
+                                                  std::span<Worker const> /*workers*/) const {
+    if (nodes < 1) raise(Errc::bad_configuration, nodes, " nodes have no room; give 1 or more");
     std::vector<int> result;
     for (int l = 0; l < layers; ++l) result.push_back(l % nodes);
     return result;
@@ -93,14 +93,14 @@ struct Local {
 
   /// @throws Error  bad_configuration if two workers differ
   [[nodiscard]] constexpr std::vector<int> owners(int layers, int /*nodes*/,
-                                                 std::span<Worker const> workers) const {
+                                                  std::span<Worker const> workers) const {
     if (workers.empty())
       raise(Errc::bad_configuration, "Local needs a worker to follow; give one or more");
     for (std::size_t w = 0; w < workers.size(); ++w)
       if (!(workers[w] == workers.front()))
         raise(Errc::bad_configuration, "worker ", w,
-                         " has other cuts or nodes than worker 0; Local needs them "
-                         "equal, use EqualDistribution or RoundRobin");
+              " has other cuts or nodes than worker 0; Local needs them "
+              "equal, use EqualDistribution or RoundRobin");
     std::vector<int> result;
     for (int l = 0; l < layers; ++l) result.push_back(workers.front().node_of(l));
     return result;

@@ -44,8 +44,8 @@ struct PlacementTag {};
 
 template <class P>
 concept PlacementPolicy = std::copyable<P> && std::same_as<typename P::policy_tag, PlacementTag> &&
-    requires(P const policy, int ranks, int places) {
-  { policy.place(ranks, places) } -> std::same_as<std::vector<int>>;
-};
+                          requires(P const policy, int ranks, int places) {
+                            { policy.place(ranks, places) } -> std::same_as<std::vector<int>>;
+                          };
 
 }  // namespace stagger

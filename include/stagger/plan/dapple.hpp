@@ -161,9 +161,8 @@ class DappleSearch {
     if (form_ == Form::printed) return;  // its bounds forget the plan of one stage
     StageTime t = w_.time(0, N, g.kinds, slice, recompute_);
     t.all_reduce_s = w_.gradients_s(0, N, g, slice, recompute_, false);
-    record(latency_of({&t, 1}, f.microbatches, form_).seconds, [&] {
-      return Draft{.stages = {{0, N, w_.devices()}}};
-    });
+    record(latency_of({&t, 1}, f.microbatches, form_).seconds,
+           [&] { return Draft{.stages = {{0, N, w_.devices()}}}; });
     t.all_reduce_s = w_.gradients_s(0, N, g, slice, recompute_, true);
     record(latency_of({&t, 1}, f.microbatches, form_).seconds, [&] {
       return Draft{.stages = {{0, N, w_.devices()}}, .gradients = Gradients::overlapped};

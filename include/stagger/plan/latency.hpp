@@ -44,12 +44,14 @@ constexpr void require_stages(std::span<StageTime const> stages, int microbatche
   if (stages.empty())
     raise(Errc::bad_configuration, "an iteration without stages; give one or more");
   if (microbatches < 1)
-    raise(Errc::bad_configuration, "an iteration of ", microbatches, " microbatches; give one or more");
+    raise(Errc::bad_configuration, "an iteration of ", microbatches,
+          " microbatches; give one or more");
   for (std::size_t s = 0; s < stages.size(); ++s) {
     StageTime const& t = stages[s];
     if (is_time(t.forward_s) && is_time(t.backward_s) && is_time(t.all_reduce_s)) continue;
-    raise(Errc::bad_data, "stage ", s, " takes ", t.forward_s, " s forward, ", t.backward_s, " s backward and ",
-             t.all_reduce_s, " s for its gradients; times must be finite and not negative");
+    raise(Errc::bad_data, "stage ", s, " takes ", t.forward_s, " s forward, ", t.backward_s,
+          " s backward and ", t.all_reduce_s,
+          " s for its gradients; times must be finite and not negative");
   }
 }
 

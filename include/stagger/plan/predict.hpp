@@ -27,8 +27,8 @@ namespace stagger::plan {
   require_draft(w, draft_of(plan, 0));
   int const M = plan.microbatches;
   if (M < 1 || M > w.request().batch)
-    raise(Errc::bad_configuration, "a batch of ", counted(w.request().batch, "sample"), " cannot be cut into ",
-                     counted(M, "microbatch"), "; plan for this batch");
+    raise(Errc::bad_configuration, "a batch of ", counted(w.request().batch, "sample"),
+          " cannot be cut into ", counted(M, "microbatch"), "; plan for this batch");
   Flow const f{M, static_cast<double>(w.request().batch) / M};
   std::size_t const S = plan.stages.size();
   std::vector<StageTime> times(2 * S - 1);

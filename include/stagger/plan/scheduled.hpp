@@ -59,7 +59,8 @@ template <SchedulePolicy Schedule> struct Scheduled {
     if (schedule.chunks() == 1)
       for (auto const& c : candidates) consider(c.draft);
     if (!best)
-      raise(Errc::bad_configuration, "no plan suits the schedule: ", why, "; choose another schedule");
+      raise(Errc::bad_configuration, "no plan suits the schedule: ", why,
+            "; choose another schedule");
     long long left = simulations;
     for (bool better = true; better && left > 0;) {
       better = false;

@@ -96,19 +96,20 @@ class Simulator {
  private:
   constexpr static void check(std::span<StageTime const> stages, std::span<int const> warm_up) {
     if (stages.size() + 1 != 2 * warm_up.size())
-      raise(Errc::bad_configuration, warm_up.size(), " warm-up counts for ", counted(stages.size(), "stage"),
-                       " and transfers; give one count for each stage, with a transfer "
-                       "between two stages");
+      raise(Errc::bad_configuration, warm_up.size(), " warm-up counts for ",
+            counted(stages.size(), "stage"),
+            " and transfers; give one count for each stage, with a transfer "
+            "between two stages");
     for (std::size_t s = 0; s < warm_up.size(); ++s) {
       if (warm_up[s] < 1)
         raise(Errc::bad_schedule, "stage ", s, " runs ", warm_up[s],
-                                             " forwards before its first backward; it needs one");
+              " forwards before its first backward; it needs one");
       if (s > 0 && warm_up[s] > warm_up[s - 1])
         raise(Errc::bad_schedule, "stage ", s, " runs ", warm_up[s],
-                         " forwards before its first backward, "
-                         "stage ",
-                         s - 1, " only ", warm_up[s - 1],
-                         ": they would wait for each other for ever; let no count rise");
+              " forwards before its first backward, "
+              "stage ",
+              s - 1, " only ", warm_up[s - 1],
+              ": they would wait for each other for ever; let no count rise");
     }
   }
 

@@ -18,8 +18,8 @@ namespace stagger::plan {
 /// @throws Error  bad_configuration for counts below 1
 [[nodiscard]] constexpr std::vector<int> warm_up_counts(int stages, int gap, int microbatches) {
   if (stages < 1 || gap < 1 || microbatches < 1)
-    raise(Errc::bad_configuration, "a warm-up for ", stages, " stages, a gap of ", gap, " and ", microbatches,
-                     " microbatches; each is at least 1");
+    raise(Errc::bad_configuration, "a warm-up for ", stages, " stages, a gap of ", gap, " and ",
+          microbatches, " microbatches; each is at least 1");
   std::vector<int> counts(static_cast<std::size_t>(stages));
   for (int i = 0; i < stages; ++i) {
     long long const wanted = static_cast<long long>(gap) * (stages - i) - (gap - 1);
@@ -48,7 +48,7 @@ template <class Seconds>
   for (std::size_t i = 0; i < S; ++i) {
     if (depths[i] < 1)
       raise(Errc::bad_configuration, "stage ", i, " has room for ", depths[i],
-                                                " microbatches in flight; it needs one");
+            " microbatches in flight; it needs one");
     fits = fits && wanted[i] <= depths[i];
     most = std::min(most, depths[i] + static_cast<int>(i));
   }

@@ -210,7 +210,8 @@ class Workload {
   void check() {
     auto const refuse = [](std::string const& s) { raise(Errc::bad_configuration, s); };
     if (request_.batch < 1) refuse(text("a batch of ", request_.batch, " samples; give 1 or more"));
-    if (int const most = 1 << 25; request_.batch > most)  // simulations take as long as it has parts
+    if (int const most = 1 << 25;
+        request_.batch > most)  // simulations take as long as it has parts
       refuse(text("a batch of ", request_.batch, " samples cannot be planned; give at most ", most,
                   ", since a larger one takes the same plan in more microbatches"));
     if (request_.microbatch < 0)
@@ -246,7 +247,8 @@ class Workload {
       if (same == one_of.end()) one_of.push_back(d);
     }
     if (one_of.size() > 64)
-      raise(Errc::bad_configuration, "devices of ", one_of.size(), " kinds; a planner tells up to 64 apart");
+      raise(Errc::bad_configuration, "devices of ", one_of.size(),
+            " kinds; a planner tells up to 64 apart");
     auto const N = profile_.layers.size();
     forward_.assign(one_of.size(), std::vector<double>(N + 1, 0.0));
     backward_ = forward_;

@@ -57,8 +57,8 @@ class Layout {
     return options_.replicas == nullptr ? nullptr : options_.replicas->ops();
   }
 
- private:
-  friend struct Replication;
+  // What the layout of replicas works on, too: see ReplicaOps.
+
   using enum EdgeSignal;
   [[nodiscard]] static std::size_t index(int cell) { return static_cast<std::size_t>(cell); }
   [[nodiscard]] int ranks() const {

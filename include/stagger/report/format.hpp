@@ -130,7 +130,9 @@ template <std::size_t N>
 [[nodiscard]] inline std::string format_clock(double seconds) {
   if (!(seconds >= 0) || seconds > 1e9) return "-:--";
   auto const total = static_cast<long long>(seconds + 0.5);
-  auto const two = [](long long n) { return std::string(n < 10 ? 1 : 0, '0').append(std::to_string(n)); };
+  auto const two = [](long long n) {
+    return std::string(n < 10 ? 1 : 0, '0').append(std::to_string(n));
+  };
   long long const hours = total / 3600;
   long long const minutes = total / 60 % 60;
   return (hours > 0 ? std::to_string(hours) + ":" + two(minutes) : std::to_string(minutes)) + ":" +

@@ -41,8 +41,8 @@ namespace detail {
   for (std::size_t s = 0; s < plan.stages.size(); ++s)
     for (int const id : plan.stages[s].devices) {
       if (id < 0 || id >= cluster.size())
-        raise(Errc::mismatch, "the plan uses device ", id, ", but the cluster has ",
-                                         cluster.size(), "; give the cluster it was made for");
+        raise(Errc::mismatch, "the plan uses device ", id, ", but the cluster has ", cluster.size(),
+              "; give the cluster it was made for");
       stage[static_cast<std::size_t>(id)] = static_cast<int>(s);
     }
   return stage;

@@ -128,7 +128,8 @@ struct MeasuredStage {
           return;
         }
         if (block.action.stage < 0) {
-          raise(Errc::bad_data, "stage ", block.action.stage, " in a timeline; count stages from 0");
+          raise(Errc::bad_data, "stage ", block.action.stage,
+                " in a timeline; count stages from 0");
         }
         stages = std::max(stages, block.action.stage + 1);
         if (block.half != detail::Half::none) return;

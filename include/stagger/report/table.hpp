@@ -37,7 +37,8 @@ class TextTable {
   /// @throws Error bad_configuration if the row has more cells than the table has columns
   TextTable& add(std::vector<std::string> cells) {
     if (cells.size() > header_.size()) {
-      raise(Errc::bad_configuration, "a row of ", cells.size(), " cells in a table of ", header_.size(), " columns; give every column a heading");
+      raise(Errc::bad_configuration, "a row of ", cells.size(), " cells in a table of ",
+            header_.size(), " columns; give every column a heading");
     }
     cells.resize(header_.size());
     clean(cells);

@@ -187,7 +187,9 @@ struct TextGrid {
   if (grid.unit_s > 0) {
     double const cells = std::max(std::floor(length / grid.unit_s + 0.5 + 1e-9), 1.0);
     if (given && !(cells <= 100000)) {
-      raise(Errc::bad_configuration, "a picture of ", format_fixed(cells, 0), " columns; give more than ", format_shortest(options.seconds_per_column), " seconds per column");
+      raise(Errc::bad_configuration, "a picture of ", format_fixed(cells, 0),
+            " columns; give more than ", format_shortest(options.seconds_per_column),
+            " seconds per column");
     }
     grid.columns = static_cast<std::size_t>(cells);
     grid.cell = 1 + (grid.brief ? brief : whole);

@@ -58,11 +58,13 @@ void perfetto(std::span<TraceGroup const> groups, Sink&& sink, TraceOptions cons
       [](void* target, std::string_view piece) { (*static_cast<Target*>(target))(piece); }};
   for (TraceGroup const& group : groups) {  // all is checked before the first byte is written
     if (!group.starts_s.empty() && group.starts_s.size() != group.steps.size()) {
-      raise(Errc::bad_data, "a trace has ", group.steps.size(), " steps but ", group.starts_s.size(), " starts; give one start per step or none");
+      raise(Errc::bad_data, "a trace has ", group.steps.size(), " steps but ",
+            group.starts_s.size(), " starts; give one start per step or none");
     }
     for (double const start : group.starts_s) {
       if (start >= 0 && start <= 4e9) continue;
-      raise(Errc::bad_data, "a step of a trace starts at ", format_shortest(start), " s; give seconds from 0 to 4e9");
+      raise(Errc::bad_data, "a step of a trace starts at ", format_shortest(start),
+            " s; give seconds from 0 to 4e9");
     }
     for (schedule::Timeline const& timeline : group.steps) detail::require_times(timeline);
   }

@@ -251,7 +251,9 @@ struct Auto {
 
   static void require_found(Found const& best, int least) {
     if (best.table.stages > 0) return;
-    raise(Errc::bad_configuration, "schedule auto found no order within the limits; give each rank room for ", least, " activations or more");
+    raise(Errc::bad_configuration,
+          "schedule auto found no order within the limits; give each rank room for ", least,
+          " activations or more");
   }
 
   /// The published rules for a V know one cost for all stages: here the mean, and each its own.
@@ -310,10 +312,12 @@ struct Auto {
             "a limit is at least 1, or 0 for none");
     bool const memory = limits.memory == 0 || (limits.memory >= 1 && std::isfinite(limits.memory));
     if (!memory) {
-      raise(Errc::bad_configuration, "schedule auto cannot have memory for ", limits.memory, " activations; give at least 1, or 0 for no limit");
+      raise(Errc::bad_configuration, "schedule auto cannot have memory for ", limits.memory,
+            " activations; give at least 1, or 0 for no limit");
     }
     if (!(limits.weight_share >= 0 && limits.weight_share <= 1)) {
-      raise(Errc::bad_configuration, "schedule auto cannot have a weight share of ", limits.weight_share, "; give 0 to 1");
+      raise(Errc::bad_configuration, "schedule auto cannot have a weight share of ",
+            limits.weight_share, "; give 0 to 1");
     }
   }
 

@@ -54,7 +54,7 @@ namespace detail {
 
 [[noreturn]] inline void refuse_cost(int stage, char const* field, double value) {
   raise(Errc::bad_data, "stage ", stage, " has ", field, " = ", value,
-                                   "; costs must be finite and not negative");
+        "; costs must be finite and not negative");
 }
 
 }  // namespace detail
@@ -65,7 +65,7 @@ namespace detail {
 constexpr void require_costs(Costs const& costs, int stages) {
   if (!costs.stages.empty() && costs.stages.size() != static_cast<std::size_t>(stages)) {
     raise(Errc::bad_data, "costs are given for ", counted(costs.stages.size(), "stage"),
-                                     " but the table has ", stages, "; give one line per stage");
+          " but the table has ", stages, "; give one line per stage");
   }
   int const given = costs.stages.empty() ? 1 : stages;
   for (int s = 0; s < given; ++s) {

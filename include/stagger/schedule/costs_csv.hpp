@@ -42,7 +42,8 @@ namespace stagger::schedule {
       while (a < b && (text[b - 1] == ' ' || text[b - 1] == '\t')) --b;
       std::string_view const value = text.substr(a, b - a);
       auto const refuse = [&](std::string const& why) {
-        raise(Errc::bad_data, source, ", line ", line, ", column ", a - begin + 1, ": '", value.substr(0, 60), "' ", why);
+        raise(Errc::bad_data, source, ", line ", line, ", column ", a - begin + 1, ": '",
+              value.substr(0, 60), "' ", why);
       };
       if ((comma < end) != (field + 1 < header.size())) {
         refuse("is field " + std::to_string(field + 1) + " of a line that must have 5");

@@ -56,8 +56,8 @@ constexpr void require(bool holds, char const* policy, Count count, int value, i
   if (!holds) {
     if (std::is_constant_evaluated())
       static_cast<void>(detail::name_at_compile_time(nearest_legal));
-    raise(Errc::bad_configuration, "schedule ", policy, " cannot have ", value, " ", name(count, value), ": ",
-                     rule, "; the nearest legal value is ", nearest_legal);
+    raise(Errc::bad_configuration, "schedule ", policy, " cannot have ", value, " ",
+          name(count, value), ": ", rule, "; the nearest legal value is ", nearest_legal);
   }
 }
 

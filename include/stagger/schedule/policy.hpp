@@ -68,11 +68,11 @@ struct ScheduleTag {};
 
 template <class P>
 concept SchedulePolicy = std::copyable<P> && std::same_as<typename P::policy_tag, ScheduleTag> &&
-    requires(P const policy, Shape shape) {
-  typename std::bool_constant<P::flushes>;
-  { policy.chunks() } -> std::same_as<int>;
-  { policy.table(shape) } -> std::same_as<schedule::Table>;
-};
+                         requires(P const policy, Shape shape) {
+                           typename std::bool_constant<P::flushes>;
+                           { policy.chunks() } -> std::same_as<int>;
+                           { policy.table(shape) } -> std::same_as<schedule::Table>;
+                         };
 
 namespace schedule {
 

@@ -51,10 +51,8 @@ namespace stagger {
 struct StalenessTag {};
 
 template <class P>
-concept StalenessPolicy =
-    std::copyable<P> && std::same_as<typename P::policy_tag, StalenessTag> && requires {
-  typename std::bool_constant<P::synchronous>;
-};
+concept StalenessPolicy = std::copyable<P> && std::same_as<typename P::policy_tag, StalenessTag> &&
+                          requires { typename std::bool_constant<P::synchronous>; };
 
 template <class P>
 concept AsynchronousPolicy = StalenessPolicy<P> && !P::synchronous && requires(P const policy) {

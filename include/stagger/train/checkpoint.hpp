@@ -202,7 +202,7 @@ class Checkpoints {
   /// first one writes without ever having the whole model.
   /// @tparam Train  a Trainer
   template <class Train>
-  requires requires(Train& train) { train.parameter_shapes(); }
+    requires requires(Train& train) { train.parameter_shapes(); }
   void write(CheckpointState const& state, Train& train) const {
     write(state, train.parameter_shapes(),
           [&](auto const& add) { return train.each_parameter(0, add); });
@@ -222,7 +222,7 @@ class Checkpoints {
   /// Likewise into those parameters of a trainer that this process has, once it has been
   /// prepared; the rest stays in the file.
   template <class Train>
-  requires requires(Train& train) { train.parameter_shapes(); }
+    requires requires(Train& train) { train.parameter_shapes(); }
   [[nodiscard]] RestoredCheckpoint restore(std::string_view model, Train& train) const {
     return restore(model, train.parameter_shapes(), train.own_parameters());
   }
@@ -283,7 +283,8 @@ inline RestoredCheckpoint Checkpoints::restore(std::string_view model,
       restored.warnings.emplace_back(error.what());
     }
   }
-  raise(Errc::bad_data, restored.warnings.front(), "; no other checkpoint in ", folder_, " is whole: remove the folder and start again");
+  raise(Errc::bad_data, restored.warnings.front(), "; no other checkpoint in ", folder_,
+        " is whole: remove the folder and start again");
 }
 
 }  // namespace stagger

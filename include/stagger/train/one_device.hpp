@@ -108,8 +108,8 @@ template <class In, class Out, OptimizerPolicy Optimizer, LossPolicy Loss> class
     std::int64_t steps;
   };
   [[nodiscard]] Parts parts() noexcept {
-    return {layers_, parameters_, y_,    dy_,           saved_, dx_,
-            context_, optimizer_, loss_, options_.seed, steps_};
+    return {layers_,  parameters_, y_,    dy_,           saved_, dx_,
+            context_, optimizer_,  loss_, options_.seed, steps_};
   }
 
  private:

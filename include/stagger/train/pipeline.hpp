@@ -8,9 +8,9 @@
 #include <vector>
 
 #include <stagger/core/list.hpp>
+#include <stagger/engine/setup.hpp>
 #include <stagger/train/detail/refusal.hpp>  // early, which keeps what a compiler says short
 #include <stagger/train/one_device.hpp>
-#include <stagger/engine/setup.hpp>
 #include <stagger/train/trainer.hpp>
 
 namespace stagger {
@@ -100,10 +100,9 @@ template <class... Stage> class Pipeline {
       using Staleness = typename Pick<StalenessTag, staleness::Synchronous, P...>::type;
       using Loss = typename Pick<LossTag, NoLoss, P...>::type;
       constexpr bool enqueues = requires { Optimizer::enqueues; };
-      static_assert(
-          !enqueues || Device::traits.enqueues_updates,
-          "stagger: the update of this optimizer is a kernel, which this device has none "
-          "for; give Pipeline::with a device of stagger/cuda, or another optimizer");
+      static_assert(!enqueues || Device::traits.enqueues_updates,
+                    "stagger: the update of this optimizer is a kernel, which this device has none "
+                    "for; give Pipeline::with a device of stagger/cuda, or another optimizer");
       auto const options = Pick<OptionsTag, Options, P...>::from(policy...);
       auto const placement = Pick<PlacementTag, placement::InOrder, P...>::from(policy...);
       using Policies = Kept<Schedule, Staleness, Collective, Optimizer, Loss>;
@@ -129,8 +128,9 @@ template <class... Stage> class Pipeline {
           make_session(introduced<Types>(Pick<DeviceTag, host::Threads, P...>::from(policy...)),
                        std::move(layers), setup);
       return Trainer<typename Model::Input, typename Model::Output, Optimizer, Loss,
-                     Staleness::synchronous, std::conditional_t<Device::traits.captures, Device, void>>(std::move(session),
-                                                                       kept->optimizer, kept->loss);
+                     Staleness::synchronous,
+                     std::conditional_t<Device::traits.captures, Device, void>>(
+          std::move(session), kept->optimizer, kept->loss);
     }
   }
 

@@ -71,14 +71,15 @@ class Profiler {
         begin(one, l);
         auto const& ops = one.parts().layers[l].ops();
         times[l].forward[slot] = seconds<Clock>([&] {
-          ops.forward(one.parts().layers[l].object(), one.parts().context, x, one.parts().y[l][0], one.parts().saved[l][0]);
+          ops.forward(one.parts().layers[l].object(), one.parts().context, x, one.parts().y[l][0],
+                      one.parts().saved[l][0]);
         });
         x = one.parts().y[l][0];
       }
       auto& dy = *static_cast<Out*>(one.parts().dy[layers - 1][0]);
       double const loss_s = seconds<Clock>([&] {
-        (void)one.parts().loss.value_and_gradient(one.parts().context, *static_cast<Out const*>(x), target,
-                                           terms > 0 ? 1 / terms : 0, dy);
+        (void)one.parts().loss.value_and_gradient(one.parts().context, *static_cast<Out const*>(x),
+                                                  target, terms > 0 ? 1 / terms : 0, dy);
       });
       for (std::size_t l = layers; l-- > 0;) backward<Clock>(one, input, l, times[l], slot);
       times[layers - 1].input[slot] += loss_s;
@@ -89,8 +90,8 @@ class Profiler {
     for (std::size_t l = 0; l < layers; ++l) {
       auto& layer = profile.layers[l];
       layer.activation_bytes = one.parts().y[l].bytes();
-      layer.stash_bytes =
-          (l == 0 ? byte_count(input) : one.parts().y[l - 1].bytes()) + one.parts().saved[l].bytes();
+      layer.stash_bytes = (l == 0 ? byte_count(input) : one.parts().y[l - 1].bytes()) +
+                          one.parts().saved[l].bytes();
     }
     return profile;
   }
@@ -148,7 +149,8 @@ class Profiler {
     std::size_t const layers = one.parts().layers.size();
     FixedArray<detail::Slots> y(layers), dy(layers), saved(layers);
     FixedArray<Context> contexts(layers + 1);  // of the layers and the loss
-    detail::Slots x(*one.parts().layers[0].ops().input, 1), dx(*one.parts().layers[0].ops().input, 1);
+    detail::Slots x(*one.parts().layers[0].ops().input, 1),
+        dx(*one.parts().layers[0].ops().input, 1);
     one.parts().layers[0].ops().input->assign(x[0], &input);
     Footprint result;
     result.layers.resize(layers);
@@ -171,9 +173,9 @@ class Profiler {
     }
     double const terms = one.parts().loss.terms(target);
     begin_action(layers);
-    (void)one.parts().loss.value_and_gradient(contexts[layers], *static_cast<Out const*>(y[layers - 1][0]),
-                                       target, terms > 0 ? 1 / terms : 0,
-                                       *static_cast<Out*>(dy[layers - 1][0]));
+    (void)one.parts().loss.value_and_gradient(
+        contexts[layers], *static_cast<Out const*>(y[layers - 1][0]), target,
+        terms > 0 ? 1 / terms : 0, *static_cast<Out*>(dy[layers - 1][0]));
     begin_action(layers);  // settles what was taken
     for (std::size_t l = layers; l-- > 0;) {
       auto const& ops = one.parts().layers[l].ops();
@@ -287,7 +289,8 @@ class Profiler {
   }
 
   template <class One> static void begin(One& one, std::size_t layer) {
-    one.parts().context.begin_action(one.parts().parameters[layer].views(), static_cast<int>(layer), 0);
+    one.parts().context.begin_action(one.parts().parameters[layer].views(), static_cast<int>(layer),
+                                     0);
   }
 
   template <class Clock, class One, class In>
@@ -305,8 +308,8 @@ class Profiler {
       return;
     }
     if (ops.backward_input != nullptr) {
-      times.input[slot] =
-          seconds<Clock>([&] { ops.backward_input(object, one.parts().context, x, dy, dx, saved); });
+      times.input[slot] = seconds<Clock>(
+          [&] { ops.backward_input(object, one.parts().context, x, dy, dx, saved); });
       begin(one, l);
     }
     if (ops.backward_weight != nullptr)

@@ -150,7 +150,7 @@ class Trainer {
     return detail::BatchDoesNotFit<Trainer, X, T>::step();
   }
   template <class X, class Y>
-  requires(!detail::Spans<X const, Input const> || !detail::Spans<Y, Output>)
+    requires(!detail::Spans<X const, Input const> || !detail::Spans<Y, Output>)
   Step predict(X const&, Y&&, stagger::stop_token = {}) {
     return detail::PredictionDoesNotFit<Trainer, X const, Y>::step();
   }
@@ -168,9 +168,7 @@ class Trainer {
   }
 
   /// Lays out and allocates for so many microbatches now instead of in the first step.
-  void prepare(std::size_t microbatches) {
-    session_->make_ready(microbatches);
-  }
+  void prepare(std::size_t microbatches) { session_->make_ready(microbatches); }
 
   /// The training program for so many microbatches: slots, signals, peak in flight. Where the
   /// grouping of gradients is renewed, it may go with a later step.
@@ -245,7 +243,9 @@ class Trainer {
   /// From the next step on, records an iteration as a graph of the device and replays it; records
   /// it again whenever what it is shown changes. Where the device has graphs.
   /// @return  what has been done with the graph so far and is done from now on
-  auto const& capture(bool on = true) requires(!std::is_void_v<Device>) {
+  auto const& capture(bool on = true)
+    requires(!std::is_void_v<Device>)
+  {
     session_->require_idle();
     return static_cast<detail::SessionOn<Device>&>(*session_).backend().capture(on);
   }

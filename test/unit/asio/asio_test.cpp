@@ -39,7 +39,8 @@ struct Scale {
     if (hook != nullptr) hook();
     y = context[weight][0] * x;
   }
-  void backward(sg::Context& context, float const& x, float const& dy, float& dx, sg::NothingSaved&) {
+  void backward(sg::Context& context, float const& x, float const& dy, float& dx,
+                sg::NothingSaved&) {
     context.gradient(weight)[0] += dy * x;
     dx = dy * context[weight][0];
   }
@@ -50,7 +51,8 @@ struct Square {
   using Target = float;
   double terms(float const&) const { return 1; }
   double value(sg::Context&, float const& y, float const& t) const { return (y - t) * (y - t); }
-  double value_and_gradient(sg::Context&, float const& y, float const& t, double scale, float& dy) const {
+  double value_and_gradient(sg::Context&, float const& y, float const& t, double scale,
+                            float& dy) const {
     dy = static_cast<float>(scale) * 2 * (y - t);
     return (y - t) * (y - t);
   }
@@ -59,13 +61,13 @@ struct Square {
 auto make(void (*hook)() = nullptr, int threads = 2) {
   Scale second;
   second.hook = hook;
-  return sg::Pipeline{Scale{}, second}.with(Square{}, sg::optimizer::Sgd{.rate = 0.1}, sg::host::Threads{threads});
+  return sg::Pipeline{Scale{}, second}.with(Square{}, sg::optimizer::Sgd{.rate = 0.1},
+                                            sg::host::Threads{threads});
 }
 
 sg::Batch<float, float> const batch{{1, 2, 3}, {2, 4, 6}};
 
-template <class Trainer>
-asio::awaitable<double> fit(Trainer& train, int steps) {
+template <class Trainer> asio::awaitable<double> fit(Trainer& train, int steps) {
   double loss = 0;
   for (int i = 0; i < steps; ++i) {
     auto step = train.step(batch);
@@ -85,7 +87,8 @@ void wait_in_stage() {
 
 }  // namespace
 
-TEST_CASE("host/async_run: a loop in an Asio coroutine trains as one in ordinary code does", "[host]") {
+TEST_CASE("host/async_run: a loop in an Asio coroutine trains as one in ordinary code does",
+          "[host]") {
   auto expected = make();
   double loss = 0;
   for (int i = 0; i < 30; ++i) loss = sg::run(expected.step(batch)).loss;
@@ -126,8 +129,9 @@ TEST_CASE("host/async_run: a cancellation slot ends the step and leaves the para
   asio::cancellation_signal cancel;
   std::exception_ptr failure;
   auto const remember = [&](std::exception_ptr e, sg::Metrics) { failure = e; };
-  sg::host::async_run(train.step(batch),
-                      asio::bind_executor(context, asio::bind_cancellation_slot(cancel.slot(), remember)));
+  sg::host::async_run(
+      train.step(batch),
+      asio::bind_executor(context, asio::bind_cancellation_slot(cancel.slot(), remember)));
   entered.wait(false);
   cancel.emit(asio::cancellation_type::terminal);
   leave = true;
@@ -176,7 +180,8 @@ TEST_CASE("host/async_run: a loop on a pool of threads hands its slot from step 
   CHECK(train.steps() == 200);
 }
 
-TEST_CASE("host/StopOn: a signal stops the training loop between two steps or within one", "[host]") {
+TEST_CASE("host/StopOn: a signal stops the training loop between two steps or within one",
+          "[host]") {
   auto train = make();
   asio::io_context context;
   sg::host::StopOn stop(context.get_executor(), {SIGUSR1});

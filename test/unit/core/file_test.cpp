@@ -32,14 +32,14 @@ thread_local std::vector<DiskCall>* disk_calls = nullptr;
 
 // In place of the C library's: notes the call, and makes it.
 extern "C" int fsync(int descriptor) {
-  struct stat status {};
+  struct stat status{};
   if (disk_calls != nullptr && ::fstat(descriptor, &status) == 0)
     disk_calls->push_back({S_ISDIR(status.st_mode) ? DiskCall::sync_folder : DiskCall::sync_file,
                            status.st_ino, static_cast<std::size_t>(status.st_size)});
   return static_cast<int>(::syscall(SYS_fsync, descriptor));
 }
 extern "C" int rename(char const* from, char const* to) noexcept {
-  struct stat status {};
+  struct stat status{};
   if (disk_calls != nullptr && ::stat(from, &status) == 0)
     disk_calls->push_back(
         {DiskCall::rename, status.st_ino, static_cast<std::size_t>(status.st_size)});
@@ -118,8 +118,8 @@ TEST_CASE("core/write_file: the file is on the disk before it has its name, and 
     disk_calls = &calls;
     stagger::write_file(folder / "file", text);
     disk_calls = nullptr;
-    struct stat file {};
-    struct stat home {};
+    struct stat file{};
+    struct stat home{};
     REQUIRE(::stat((folder / "file").c_str(), &file) == 0);
     REQUIRE(::stat((folder / ".").c_str(), &home) == 0);
     REQUIRE(calls.size() == 3);
@@ -142,8 +142,7 @@ TEST_CASE("core/write_file: a path without a folder is written to the current on
   CHECK(contents(folder / "here.txt") == "x");
 }
 
-TEST_CASE("core/WholeFile: nothing shows before commit, and nothing stays without it",
-          "[core]") {
+TEST_CASE("core/WholeFile: nothing shows before commit, and nothing stays without it", "[core]") {
   Folder const folder;
   stagger::write_file(folder / "a", "old");
   {
@@ -181,8 +180,7 @@ TEST_CASE("core/write_file: a disk that is full leaves the old file and no other
   CHECK(folder.names().size() == 1);
 }
 
-TEST_CASE("core/write_file: a place that cannot be written to is named, with a remedy",
-          "[core]") {
+TEST_CASE("core/write_file: a place that cannot be written to is named, with a remedy", "[core]") {
   Folder const folder;
   stagger::write_file(folder / "plain", "x");
   fs::create_directory(folder / "sub");
@@ -253,8 +251,7 @@ TEST_CASE("core/write_file: two writers of one name never mix", "[core]") {
   CHECK(folder.names() == std::vector<std::string>{"f"});
 }
 
-TEST_CASE("core/WholeFile: a process that is killed while writing leaves the old file",
-          "[core]") {
+TEST_CASE("core/WholeFile: a process that is killed while writing leaves the old file", "[core]") {
   Folder const folder;
   stagger::write_file(folder / "a", "old");
   pid_t const child = fork();

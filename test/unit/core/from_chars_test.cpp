@@ -52,11 +52,13 @@ constexpr Case cases[] = {
     {"5e-324", 5e-324, 6},
     {"1.7976931348623157e308", 1.7976931348623157e308, 22},
 };
-constexpr std::string_view refused[] = {"", "-", " 1", "+1", ".", "-.", "e5", ".e5", "--1", "na", "x", "\t2"};
+constexpr std::string_view refused[] = {"",   "-",   " 1",  "+1", ".", "-.",
+                                        "e5", ".e5", "--1", "na", "x", "\t2"};
 
 }  // namespace
 
-TEST_CASE("core/from_chars: numbers are read as far as they go, and nothing before them is skipped", "[core]") {
+TEST_CASE("core/from_chars: numbers are read as far as they go, and nothing before them is skipped",
+          "[core]") {
   for (Reader const reader : {&stagger::from_chars, &stagger::detail::read_double}) {
     for (Case const& one : cases) {
       CAPTURE(one.text);
@@ -82,7 +84,8 @@ TEST_CASE("core/from_chars: numbers are read as far as they go, and nothing befo
   }
 }
 
-TEST_CASE("core/from_chars: a number ends where the text does, not where its memory does", "[core]") {
+TEST_CASE("core/from_chars: a number ends where the text does, not where its memory does",
+          "[core]") {
   std::string const digits = "123456";
   double value = 0;
   auto const [stop, error] = stagger::detail::read_double(digits.data(), digits.data() + 3, value);
@@ -101,7 +104,8 @@ TEST_CASE("core/from_chars: our own reads random text as the standard library do
     for (auto n = random() % 12; n != 0; --n) text += letters[random() % letters.size()];
     Read const ours = read(&stagger::detail::read_double, text);
     Read theirs;
-    auto const [stop, error] = std::from_chars(text.data(), text.data() + text.size(), theirs.value);
+    auto const [stop, error] =
+        std::from_chars(text.data(), text.data() + text.size(), theirs.value);
     bool const same = ours.error == error && ours.value == theirs.value &&
                       ours.length == static_cast<std::size_t>(stop - text.data());
     if (!same && ++different == 1) UNSCOPED_INFO("first: '" << text << "'");

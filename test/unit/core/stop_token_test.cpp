@@ -34,7 +34,8 @@ struct Count {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("core/stop_token: a request is seen by all tokens, and has its effect once", "[core]", Own, InUse) {
+TEMPLATE_TEST_CASE("core/stop_token: a request is seen by all tokens, and has its effect once",
+                   "[core]", Own, InUse) {
   typename TestType::Source source;
   auto const token = source.get_token();
   auto const copy = token;
@@ -48,7 +49,8 @@ TEMPLATE_TEST_CASE("core/stop_token: a request is seen by all tokens, and has it
   CHECK(token != typename TestType::Source().get_token());
 }
 
-TEMPLATE_TEST_CASE("core/stop_token: nobody can ask where there is no source", "[core]", Own, InUse) {
+TEMPLATE_TEST_CASE("core/stop_token: nobody can ask where there is no source", "[core]", Own,
+                   InUse) {
   typename TestType::Token token;
   CHECK_FALSE(token.stop_possible());
   auto none = TestType::none();
@@ -72,8 +74,9 @@ TEMPLATE_TEST_CASE("core/stop_token: nobody can ask where there is no source", "
   CHECK(token.stop_requested());
 }
 
-TEMPLATE_TEST_CASE("core/stop_token: a callback runs once, at once if it comes late, and not after its end", "[core]",
-                   Own, InUse) {
+TEMPLATE_TEST_CASE(
+    "core/stop_token: a callback runs once, at once if it comes late, and not after its end",
+    "[core]", Own, InUse) {
   using Callback = typename TestType::template Callback<Count>;
   int first = 0, gone = 0, late = 0, never = 0;
   typename TestType::Source source;
@@ -109,8 +112,9 @@ template <class Tokens> struct EndsItself {
 };
 }  // namespace
 
-TEMPLATE_TEST_CASE("core/stop_token: a callback may end itself, another, and the source that calls it", "[core]", Own,
-                   InUse) {
+TEMPLATE_TEST_CASE(
+    "core/stop_token: a callback may end itself, another, and the source that calls it", "[core]",
+    Own, InUse) {
   typename TestType::Source source;
   int runs = 0;
   std::optional<typename TestType::template Callback<Count>> other;
@@ -140,8 +144,8 @@ struct Slow {
 };
 }  // namespace
 
-TEMPLATE_TEST_CASE("core/stop_token: the end of a callback waits for its call on another thread", "[core]", Own,
-                   InUse) {
+TEMPLATE_TEST_CASE("core/stop_token: the end of a callback waits for its call on another thread",
+                   "[core]", Own, InUse) {
   std::atomic<bool> entered{false}, ending{false};
   int finished = 0;
   typename TestType::Source source;
@@ -156,7 +160,8 @@ TEMPLATE_TEST_CASE("core/stop_token: the end of a callback waits for its call on
 }
 
 TEMPLATE_TEST_CASE(
-    "core/stop_token: callbacks that come and go while stopping is requested run at most once, and not "
+    "core/stop_token: callbacks that come and go while stopping is requested run at most once, and "
+    "not "
     "after their end",
     "[core]", Own, InUse) {
   using Callback = typename TestType::template Callback<Count>;
@@ -175,7 +180,9 @@ TEMPLATE_TEST_CASE(
         while (more) {
           more = !token.stop_requested();
           int runs = 0;  // below the callback: a call after its end would be a use of what is gone
-          { Callback const callback(token, Count{&runs}); }
+          {
+            Callback const callback(token, Count{&runs});
+          }
           wrong[t] += runs > 1 ? 1 : 0;
           missing[t] += !more && runs != 1 ? 1 : 0;  // requested before it came
         }

@@ -61,24 +61,32 @@ template <class L> class OnDevice {
 
   explicit OnDevice(L layer = L{}) : layer_(std::move(layer)) {}
 
-  auto parameters() requires sg::HasParameters<L> { return layer_.parameters(); }
+  auto parameters()
+    requires sg::HasParameters<L>
+  {
+    return layer_.parameters();
+  }
 
   void forward(sg::Context& context, Input const& x, Output& y, Saved& saved) {
     enqueue(context, [this, &x, &y, &saved](sg::Context& c) { layer_.forward(c, x, y, saved); });
   }
-  void backward(sg::Context& context, Input const& x, Output const& dy, Input& dx,
-                Saved& saved) requires sg::HasBackward<L> {
+  void backward(sg::Context& context, Input const& x, Output const& dy, Input& dx, Saved& saved)
+    requires sg::HasBackward<L>
+  {
     enqueue(context,
             [this, &x, &dy, &dx, &saved](sg::Context& c) { layer_.backward(c, x, dy, dx, saved); });
   }
   void backward_input(sg::Context& context, Input const& x, Output const& dy, Input& dx,
-                      Saved& saved) requires sg::HasBackwardInput<L> {
+                      Saved& saved)
+    requires sg::HasBackwardInput<L>
+  {
     enqueue(context, [this, &x, &dy, &dx, &saved](sg::Context& c) {
       layer_.backward_input(c, x, dy, dx, saved);
     });
   }
-  void backward_weight(sg::Context& context, Input const& x, Output const& dy,
-                       Saved& saved) requires sg::HasBackwardWeight<L> {
+  void backward_weight(sg::Context& context, Input const& x, Output const& dy, Saved& saved)
+    requires sg::HasBackwardWeight<L>
+  {
     enqueue(context,
             [this, &x, &dy, &saved](sg::Context& c) { layer_.backward_weight(c, x, dy, saved); });
   }

@@ -13,9 +13,8 @@ namespace si = cuda_stand_in;
 namespace {
 
 void increment(sg::cuda::Stream const& stream, int& value) {
-  sg::cuda::check(cudaLaunchHostFunc(
-                      stream.get(), [](void* v) { ++*static_cast<int*>(v); }, &value),
-                  "launch");
+  sg::cuda::check(
+      cudaLaunchHostFunc(stream.get(), [](void* v) { ++*static_cast<int*>(v); }, &value), "launch");
 }
 
 void settle(sg::cuda::Stream const& stream) {

@@ -7,8 +7,8 @@
 #include <cstddef>
 #include <vector>
 
-#include <stagger/train/profiler.hpp>
 #include <stagger/schedule/zero_bubble_h1.hpp>
+#include <stagger/train/profiler.hpp>
 
 #include "enqueued_model.hpp"
 
@@ -19,9 +19,10 @@ TEST_CASE("cuda/Profiler: a model is measured by the GPU's own clock, layer by l
   {
     std::vector<int> each;
     for (int l = 1; l < layers; ++l) each.push_back(l);
-    auto train = enqueued(on_device(), sg::optimizer::Sgd{}, each,
-                          {[](sg::Shape shape) { return sg::schedule::ZeroBubbleH1{}.table(shape); }},
-                          {.record = true});
+    auto train =
+        enqueued(on_device(), sg::optimizer::Sgd{}, each,
+                 {[](sg::Shape shape) { return sg::schedule::ZeroBubbleH1{}.table(shape); }},
+                 {.record = true});
     auto one = sg::Pipeline{model()}.on_one_device(Loss{});
     auto const batch = small_model::batch(0, 4, false);
     sg::Profiler const profiler({.repeats = 3, .samples = 3, .device = "gpu"});

@@ -64,7 +64,11 @@ template <class L> class OnDevice {
 
   explicit OnDevice(L layer = L{}) : layer_(std::move(layer)) {}
 
-  auto parameters() requires sg::HasParameters<L> { return layer_.parameters(); }
+  auto parameters()
+    requires sg::HasParameters<L>
+  {
+    return layer_.parameters();
+  }
 
   void forward(sg::Context& context, Input const& x, Output& y, Saved& saved) {
     y.resize({x.size() / (std::is_same_v<X, Tokens> ? 1 : width), width});
@@ -77,8 +81,9 @@ template <class L> class OnDevice {
         },
         x, y);
   }
-  void backward(sg::Context& context, Input const& x, Output const& dy, Input& dx,
-                Saved& saved) requires sg::HasBackward<L> {
+  void backward(sg::Context& context, Input const& x, Output const& dy, Input& dx, Saved& saved)
+    requires sg::HasBackward<L>
+  {
     dx.resize_like(x);
     enqueue(
         context,
@@ -90,7 +95,9 @@ template <class L> class OnDevice {
         x, dy);
   }
   void backward_input(sg::Context& context, Input const& x, Output const& dy, Input& dx,
-                      Saved& saved) requires sg::HasBackwardInput<L> {
+                      Saved& saved)
+    requires sg::HasBackwardInput<L>
+  {
     dx.resize_like(x);
     enqueue(
         context,
@@ -101,8 +108,9 @@ template <class L> class OnDevice {
         },
         x, dy);
   }
-  void backward_weight(sg::Context& context, Input const& x, Output const& dy,
-                       Saved& saved) requires sg::HasBackwardWeight<L> {
+  void backward_weight(sg::Context& context, Input const& x, Output const& dy, Saved& saved)
+    requires sg::HasBackwardWeight<L>
+  {
     enqueue(
         context,
         [this, x = bare(x), dy = bare(dy), &saved](sg::Context& c) {

@@ -92,8 +92,7 @@ TEST_CASE("cuda_stand_in/stream: what is gone is refused", "[cuda_stand_in]") {
   CHECK(cudaEventDestroy(e) == cudaErrorInvalidResourceHandle);
   CHECK(cudaStreamDestroy(a) == cudaSuccess);
   CHECK(cudaStreamQuery(a) == cudaErrorInvalidResourceHandle);
-  CHECK(cudaLaunchHostFunc(
-            a, [](void*) {}, nullptr) == cudaErrorInvalidResourceHandle);
+  CHECK(cudaLaunchHostFunc(a, [](void*) {}, nullptr) == cudaErrorInvalidResourceHandle);
 }
 
 TEST_CASE("cuda_stand_in/event: time lies between two timed events that have happened",
@@ -164,8 +163,7 @@ TEST_CASE(
   auto* const a = stream();
   int ran = 0;
   auto const launch = [&] {
-    return cudaLaunchHostFunc(
-        a, [](void* n) { ++*static_cast<int*>(n); }, &ran);
+    return cudaLaunchHostFunc(a, [](void* n) { ++*static_cast<int*>(n); }, &ran);
   };
   si::fail(si::Call::launch_host_func, 2, cudaErrorLaunchFailure);
   CHECK(launch() == cudaSuccess);
@@ -205,8 +203,8 @@ TEST_CASE(
                 b, [](void* v) { *static_cast<int*>(v) *= 3; }, &value) == cudaSuccess);
     CHECK(cudaEventRecord(joined, b) == cudaSuccess);
     CHECK(cudaStreamWaitEvent(a, joined, 0) == cudaSuccess);
-    CHECK(cudaLaunchHostFunc(
-              a, [](void* v) { *static_cast<int*>(v) += 1; }, &value) == cudaSuccess);
+    CHECK(
+        cudaLaunchHostFunc(a, [](void* v) { *static_cast<int*>(v) += 1; }, &value) == cudaSuccess);
     CHECK(cudaStreamEndCapture(a, &graph) == cudaSuccess);
     return graph;
   };
@@ -294,8 +292,7 @@ TEST_CASE("cuda_stand_in/graph: what CUDA refuses while capturing is refused", "
   begin();
   CHECK(cudaEventRecord(inside, a) == cudaSuccess);
   CHECK(cudaStreamWaitEvent(b, inside, 0) == cudaSuccess);
-  CHECK(cudaLaunchHostFunc(
-            b, [](void*) {}, nullptr) == cudaSuccess);
+  CHECK(cudaLaunchHostFunc(b, [](void*) {}, nullptr) == cudaSuccess);
   CHECK(cudaStreamEndCapture(a, &graph) == cudaErrorStreamCaptureUnjoined);
   CHECK(cudaEventQuery(inside) == cudaErrorCapturedEvent);
   for (auto* e : {before, inside}) cudaEventDestroy(e);

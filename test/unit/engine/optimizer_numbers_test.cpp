@@ -38,7 +38,7 @@ TEST_CASE("engine/optimizer_numbers: each number changes the digest, and equal o
           "[engine]") {
   optimizer::AdamW const plain;
   CHECK(optimizer_digest(plain) == optimizer_digest(optimizer::AdamW{}));
-  for (double optimizer::AdamW::*number :
+  for (double optimizer::AdamW::* number :
        {&optimizer::AdamW::rate, &optimizer::AdamW::beta1, &optimizer::AdamW::beta2,
         &optimizer::AdamW::epsilon, &optimizer::AdamW::weight_decay}) {
     optimizer::AdamW other;

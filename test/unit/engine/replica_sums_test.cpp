@@ -412,11 +412,11 @@ struct Squares {
   static sg::detail::ParameterMemory memory() {
     sg::detail::ParameterMemory made{};
     made.allocate = [](sg::detail::ParameterMemory const&, std::size_t size) {
-      void* const block = ::operator new (size, std::align_val_t{sg::alignment_bytes});
+      void* const block = ::operator new(size, std::align_val_t{sg::alignment_bytes});
       return std::memset(block, 0, size);
     };
     made.release = [](sg::detail::ParameterMemory const&, void* block) noexcept {
-      ::operator delete (block, std::align_val_t{sg::alignment_bytes});
+      ::operator delete(block, std::align_val_t{sg::alignment_bytes});
     };
     made.upload = made.download =
         made.copy = [](sg::detail::ParameterMemory const&, void* to, void const* from,

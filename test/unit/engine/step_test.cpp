@@ -56,7 +56,9 @@ TEST_CASE("engine/Step: dropped, it does nothing", "[engine]") {
   auto train = threaded(2);
   auto const before = bits(train);
   auto const data = batch(microbatches);
-  { auto const dropped = train.step(data); }
+  {
+    auto const dropped = train.step(data);
+  }
   CHECK(train.steps() == 0);
   CHECK(bits(train) == before);
   sg::run(train.step(data));

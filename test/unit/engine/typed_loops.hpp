@@ -85,8 +85,7 @@ template <class Optimizer, class... L> class Oracle {
   template <class Body> static void each(Body body) {
     [&]<std::size_t... I>(std::index_sequence<I...>) {
       (body(std::integral_constant<std::size_t, I>{}), ...);
-    }
-    (std::index_sequence_for<L...>{});
+    }(std::index_sequence_for<L...>{});
   }
 
   template <std::size_t I, class T> void adopt(sg::Parameter<T>& declared) {

@@ -11,8 +11,8 @@
 #include <stagger/placement/hybrid_distribution.hpp>
 #include <stagger/placement/node_partition.hpp>
 #include <stagger/placement/parameter_home.hpp>
-#include <stagger/schedule/proof/evaluate.hpp>
 #include <stagger/schedule/fifo.hpp>
+#include <stagger/schedule/proof/evaluate.hpp>
 
 #include "catch.hpp"
 #include "sanitized.hpp"

@@ -108,7 +108,7 @@ TEST_CASE("nccl/Communicator: a pair of sends without a group does not compile",
     return requires { c.send(x, 1); };
   };
   auto const grouped = []<class C>(C& c, std::span<float> x) {
-    return requires(typename C::Group & group) { c.send(group, x, 1); };
+    return requires(typename C::Group& group) { c.send(group, x, 1); };
   };
   sg::nccl::Communicator none;
   CHECK_FALSE(ungrouped(none, {}));

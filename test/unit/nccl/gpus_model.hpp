@@ -78,7 +78,11 @@ template <class L> class OnGpu {
 
   explicit OnGpu(L layer = L{}) : layer_(std::move(layer)) {}
 
-  auto parameters() requires sg::HasParameters<L> { return layer_.parameters(); }
+  auto parameters()
+    requires sg::HasParameters<L>
+  {
+    return layer_.parameters();
+  }
 
   void forward(sg::Context& context, Input const& x, Output& y, Saved& saved) {
     y.resize({rows_of(x), width});
@@ -93,8 +97,9 @@ template <class L> class OnGpu {
         },
         bare(x), bare(y));
   }
-  void backward(sg::Context& context, Input const& x, Output const& dy, Input& dx,
-                Saved& saved) requires sg::HasBackward<L> {
+  void backward(sg::Context& context, Input const& x, Output const& dy, Input& dx, Saved& saved)
+    requires sg::HasBackward<L>
+  {
     shape(dx, x);
     enqueue(
         context,
@@ -109,7 +114,9 @@ template <class L> class OnGpu {
         bare(x), bare(dy));
   }
   void backward_input(sg::Context& context, Input const& x, Output const& dy, Input& dx,
-                      Saved& saved) requires sg::HasBackwardInput<L> {
+                      Saved& saved)
+    requires sg::HasBackwardInput<L>
+  {
     shape(dx, x);
     enqueue(
         context,
@@ -123,8 +130,9 @@ template <class L> class OnGpu {
         },
         bare(x), bare(dy));
   }
-  void backward_weight(sg::Context& context, Input const& x, Output const& dy,
-                       Saved& saved) requires sg::HasBackwardWeight<L> {
+  void backward_weight(sg::Context& context, Input const& x, Output const& dy, Saved& saved)
+    requires sg::HasBackwardWeight<L>
+  {
     enqueue(
         context,
         [this, x = bare(x), dy = bare(dy), &saved](sg::Context& c) {

@@ -106,11 +106,8 @@ TEST_CASE("placement/fill: what cannot be chosen is refused by number", "[placem
   };
   says([] { (void)FreshFirst{}.fill(eights({8, 3}), 6); }, "6 devices cannot be chosen of 5");
   says([] { (void)ScatterFirst{}.fill(eights({8, 3}), 0); }, "0 devices");
-  says(
-      [] {
-        (void)AppendFirst{}.fill({{2}, {3}}, 1);
-      },
-      "node 0 has 2 devices, of which 3 are taken");
+  says([] { (void)AppendFirst{}.fill({{2}, {3}}, 1); },
+       "node 0 has 2 devices, of which 3 are taken");
   says([] { (void)AppendFirst{}.fill({{2}, {}}, 1); }, "1 nodes");
 }
 

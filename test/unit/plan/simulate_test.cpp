@@ -11,9 +11,9 @@
 
 #include <stagger/core/error.hpp>
 #include <stagger/plan/warm_up.hpp>
-#include <stagger/schedule/proof/evaluate.hpp>
 #include <stagger/schedule/gpipe.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
+#include <stagger/schedule/proof/evaluate.hpp>
 
 #include "catch.hpp"
 

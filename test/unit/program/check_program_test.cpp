@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/program/lay_out.hpp>
 #include <stagger/engine/replicas.hpp>
 #include <stagger/engine/setup.hpp>
+#include <stagger/program/lay_out.hpp>
 #include <stagger/schedule/forward_only.hpp>
 #include <stagger/schedule/gpipe.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
@@ -23,8 +23,8 @@
 #include <stagger/staleness/weight_stashing.hpp>
 
 #include "../schedule/zoo.hpp"
-#include "full.hpp"
 #include "engine/random_table.hpp"
+#include "full.hpp"
 #include "sanitized.hpp"
 #include "slow_player.hpp"
 

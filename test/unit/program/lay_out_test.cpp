@@ -13,8 +13,8 @@
 
 #include "../schedule/zoo.hpp"
 #include "engine/random_table.hpp"
-#include "slow_player.hpp"
 #include "engine/small_model.hpp"
+#include "slow_player.hpp"
 
 using namespace stagger;
 using random_table::Random;
@@ -260,7 +260,8 @@ TEST_CASE("program/lay_out: what the engine cannot run is refused in one sentenc
                     Catch::Contains("65536") && Catch::Contains("65535"));
 }
 
-TEST_CASE("program/lay_out: the largest number of microbatches keeps its slots apart", "[program]") {
+TEST_CASE("program/lay_out: the largest number of microbatches keeps its slots apart",
+          "[program]") {
   // Every W at the end: as many kept microbatches as there are, one more slot for F when it is run
   // again.
   int const M = 65535;

@@ -11,9 +11,9 @@
 #include <range/v3/view/take.hpp>
 
 #include <stagger/schedule/csv.hpp>
-#include <stagger/schedule/proof/evaluate.hpp>
 #include <stagger/schedule/interleaved.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
+#include <stagger/schedule/proof/evaluate.hpp>
 #include <stagger/schedule/proof/verify.hpp>
 
 #include "catch.hpp"

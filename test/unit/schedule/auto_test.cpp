@@ -157,7 +157,7 @@ class Slices {
     return none;
   }();
   std::array<double, 3> free_{}, held_{};
-  std::array<int, 3> live_{}, count_{M_ * S_, M_*S_, M_*S_};
+  std::array<int, 3> live_{}, count_{M_ * S_, M_* S_, M_* S_};
   double best_ = 0;
 };
 

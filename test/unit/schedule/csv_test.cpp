@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include <stagger/schedule/proof/lower.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
+#include <stagger/schedule/proof/lower.hpp>
 
 #include "catch.hpp"
 

@@ -7,8 +7,8 @@
 #include <tuple>
 #include <vector>
 
-#include <stagger/schedule/proof/evaluate.hpp>
 #include <stagger/schedule/named.hpp>
+#include <stagger/schedule/proof/evaluate.hpp>
 
 #include "catch.hpp"
 

@@ -13,9 +13,9 @@
 
 #include <stagger/engine/replicas.hpp>
 #include <stagger/schedule/chimera.hpp>
-#include <stagger/schedule/proof/evaluate.hpp>
 #include <stagger/schedule/gpipe.hpp>
 #include <stagger/schedule/interleaved.hpp>
+#include <stagger/schedule/proof/evaluate.hpp>
 #include <stagger/schedule/v_1f1b.hpp>
 
 #include "engine/random_table.hpp"
@@ -158,7 +158,7 @@ TEST_CASE(
   int slower_with_one = 0;
   for (int const P : {2, 4}) {
     for (auto& [name, table] : zoo::all(P, 4 * P)) {
-      if (name.find("forward-only") == 0) continue;  // which cannot train
+      if (name.find("forward-only") == 0) continue;                     // which cannot train
       for (auto& action : table.actions) action.overlaps_next = false;  // one after the other
       if (table.stages % table.ranks() != 0) continue;
       table.microbatches *= table.slices;  // as the engine runs them

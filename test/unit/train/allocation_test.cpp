@@ -122,8 +122,7 @@ TEST_CASE("train/allocation: none in any step after the first", "[train]") {
   });
 }
 
-TEST_CASE("train/allocation: none once every size and number of microbatches was seen",
-          "[train]") {
+TEST_CASE("train/allocation: none once every size and number of microbatches was seen", "[train]") {
   everywhere([](auto make) {
     auto train = make();
     std::vector<Batch> data;

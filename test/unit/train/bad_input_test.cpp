@@ -75,7 +75,9 @@ template <int Listed, bool InForward> struct Affine {
   using Output = float;
   sg::Parameter<> a{"a", {1}};
   sg::Parameter<> b{"b", {0.5F}};
-  auto parameters() requires(Listed > 0) {
+  auto parameters()
+    requires(Listed > 0)
+  {
     if constexpr (Listed == 1)
       return std::tie(a);
     else
@@ -168,9 +170,8 @@ TEST_CASE(
   }
 }
 
-TEST_CASE(
-    "train/bad input: batches that cannot be run are refused and leave the trainer as it was",
-    "[train]") {
+TEST_CASE("train/bad input: batches that cannot be run are refused and leave the trainer as it was",
+          "[train]") {
   auto const hook = make_hook();
   auto train = pipeline(sg::host::Threads{2}, hook);
   Batch const none;
@@ -259,19 +260,15 @@ TEST_CASE("train/bad input: a parameter that parameters() leaves out is named wh
   CHECK(train.steps() == 1);
 }
 
-TEST_CASE("train/bad input: a parameter belongs to one layer, under a name of its own",
-          "[train]") {
+TEST_CASE("train/bad input: a parameter belongs to one layer, under a name of its own", "[train]") {
   auto const hook = make_hook();
   auto const data = batch(2);
   auto const refused = [&](auto make, std::string const& what) {
     CHECK_THROWS_WITH(make().with(Loss{hook}), Catch::Contains(what));
     CHECK_THROWS_WITH(make().on_one_device(Loss{hook}), Catch::Contains(what));
   };
-  refused(
-      [] {
-        return sg::Pipeline{Lists{parameter("a"), parameter("a")}};
-      },
-      "parameters() of layer 0 lists 'a' twice");
+  refused([] { return sg::Pipeline{Lists{parameter("a"), parameter("a")}}; },
+          "parameters() of layer 0 lists 'a' twice");
   refused(
       [] {
         auto const same = parameter("a");

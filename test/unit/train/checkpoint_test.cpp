@@ -250,7 +250,8 @@ TEST_CASE("train/checkpoint: the last two are kept, steps that were abandoned go
     checkpoints.write(state(step), model.parameters);
   CHECK(checkpoints.steps() == std::vector<std::int64_t>{1000000000, 999999999});
   write(checkpoints.path(1000000000), {'b', 'a', 'd'});
-  write(folder.path() + "/.step-000000005.stagger.17-0.tmp", {'x'});  // of a process that was killed
+  write(folder.path() + "/.step-000000005.stagger.17-0.tmp",
+        {'x'});  // of a process that was killed
   checkpoints.write(state(999999999 + 5), model.parameters);
   CHECK(checkpoints.steps() == std::vector<std::int64_t>{1000000004, 1000000000});
   checkpoints.write(state(999999999), model.parameters);

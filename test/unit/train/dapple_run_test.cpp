@@ -52,8 +52,7 @@ TEST_CASE(
   CHECK(outcome(made(GPipe{}), 16, false).activations > 2 * early.activations);
 }
 
-TEST_CASE("train/DAPPLE C9: recomputation costs a third of the time and saves memory",
-          "[train]") {
+TEST_CASE("train/DAPPLE C9: recomputation costs a third of the time and saves memory", "[train]") {
   using namespace sg::schedule;
   auto const plain = outcome(made(GPipe{}), 16, false);
   auto const again = outcome(made(OneFOneB{}), 16, true);

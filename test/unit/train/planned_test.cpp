@@ -7,10 +7,10 @@
 #include <map>
 #include <vector>
 
-#include <stagger/train/footprint.hpp>
-#include <stagger/train/profiler.hpp>
 #include <stagger/plan/auto.hpp>
 #include <stagger/schedule/gpipe.hpp>
+#include <stagger/train/footprint.hpp>
+#include <stagger/train/profiler.hpp>
 
 #include "engine/row_oracle.hpp"
 
@@ -70,8 +70,7 @@ template <class Device> auto pipeline(sg::Planned const& run, Device device) {
 
 }  // namespace
 
-TEST_CASE("train/planned: memory is predicted to the byte, replicated stages included",
-          "[train]") {
+TEST_CASE("train/planned: memory is predicted to the byte, replicated stages included", "[train]") {
   Footprints footprints;
   std::size_t number = 0;
   for (auto const& p : plans())
@@ -99,8 +98,7 @@ TEST_CASE("train/planned: memory is predicted to the byte, replicated stages inc
     }
 }
 
-TEST_CASE("train/planned: each position runs as many forwards ahead as the plan says",
-          "[train]") {
+TEST_CASE("train/planned: each position runs as many forwards ahead as the plan says", "[train]") {
   auto const p =
       plan_of({stage(0, 1, {7, 2}, 4), stage(2, 3, {0}, 3), stage(4, 6, {9}, 1)}, 6, true);
   sg::Planned const run = sg::planned(p, {.clip_norm = 2.0, .recompute = false});

@@ -164,10 +164,9 @@ TEST_CASE("train/Profiler: a pipeline of single layers is measured by its device
 }
 
 TEST_CASE("train/Profiler: what cannot be measured is refused", "[train]") {
-  CHECK_THROWS_WITH(
-      sg::Profiler({.repeats = 0}),
-      "a model cannot be measured in 0 passes after 2 discarded ones, with 1 sample; "
-      "use at least 1, 0 and 1");
+  CHECK_THROWS_WITH(sg::Profiler({.repeats = 0}),
+                    "a model cannot be measured in 0 passes after 2 discarded ones, with 1 sample; "
+                    "use at least 1, 0 and 1");
   auto one = one_device();
   Batch const batch = small_model::batch(0, 1, false);
   CHECK_THROWS_WITH(

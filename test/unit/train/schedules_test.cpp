@@ -38,9 +38,8 @@ auto ready_pipeline(Device device, Table const& table, sg::Options options) {
 
 }  // namespace
 
-TEST_CASE(
-    "train/Trainer: every schedule trains with the bits of typed loops that add in its order",
-    "[train]") {
+TEST_CASE("train/Trainer: every schedule trains with the bits of typed loops that add in its order",
+          "[train]") {
   int trained = 0;
   for (int const P : {2, 4}) {
     int const M = 2 * P;
@@ -105,8 +104,7 @@ std::vector<std::byte> trained(Schedule schedule, int stages, int inputs, Stalen
 
 }  // namespace
 
-TEST_CASE("train/Pipeline: a schedule by its name trains with the bits of its policy",
-          "[train]") {
+TEST_CASE("train/Pipeline: a schedule by its name trains with the bits of its policy", "[train]") {
   int compared = 0;
   sg::schedule::for_each_line([&]<class P>(sg::schedule::CatalogLine<P> const& line) {
     if (!line.trains) return;

@@ -77,14 +77,14 @@ struct Square {
 
 }  // namespace
 
-TEST_CASE("train/Trainer: const functions, doubles among floats and layers without a default are trained",
-          "[train]") {
+TEST_CASE(
+    "train/Trainer: const functions, doubles among floats and layers without a default are trained",
+    "[train]") {
   sg::Pipeline const model{Unusual{2}, Unusual{3}};
   auto one = model.on_one_device(Square{}, sg::optimizer::Sgd{});
   auto train = model.with(Square{}, sg::schedule::GPipe{}, sg::host::Threads{2});
   sg::Batch<float, float> const data{{1, 2}, {5, 10}};
-  for (int step = 0; step < 2; ++step)
-    CHECK(sg::run(train.step(data)).loss == one.step(data).loss);
+  for (int step = 0; step < 2; ++step) CHECK(sg::run(train.step(data)).loss == one.step(data).loss);
   CHECK(one.evaluate(data).loss < 2);  // (6 - 5)^2 and (12 - 10)^2 at first, 2.5 on the average
   REQUIRE(train.parameters().size() == 2);
   for (std::size_t i = 0; i < 2; ++i)

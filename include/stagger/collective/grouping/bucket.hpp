@@ -25,7 +25,8 @@ struct Bucket {
   [[nodiscard]] constexpr std::vector<LayerGroup> groups(Backward const& backward,
                                                          CostLine cost) const {
     if (bytes == 0) {
-      raise(Errc::bad_configuration, "a bucket of 0 bytes never fills; use grouping::Layerwise for one message each");
+      raise(Errc::bad_configuration,
+            "a bucket of 0 bytes never fills; use grouping::Layerwise for one message each");
     }
     auto const layers = detail::learnable(backward, cost);
     std::vector<std::size_t> ends;

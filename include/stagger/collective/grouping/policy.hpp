@@ -21,11 +21,12 @@ struct GroupingTag {};
 /// that has some; where there is none, they form a last group that sends nothing. One that says
 /// `static constexpr bool uses_times = false` is asked without times.
 template <class P>
-concept GroupingPolicy = std::copyable<P> && std::same_as<typename P::policy_tag, GroupingTag> &&
+concept GroupingPolicy =
+    std::copyable<P> && std::same_as<typename P::policy_tag, GroupingTag> &&
     requires(P const policy, collective::Backward backward, collective::CostLine cost) {
-  // Throws Error(Errc::bad_data) for bad times or sizes.
-  { policy.groups(backward, cost) } -> std::same_as<std::vector<collective::LayerGroup>>;
-};
+      // Throws Error(Errc::bad_data) for bad times or sizes.
+      { policy.groups(backward, cost) } -> std::same_as<std::vector<collective::LayerGroup>>;
+    };
 
 namespace collective::grouping::detail {
 

@@ -163,7 +163,7 @@ template <class Callback> class stop_callback : private State::Entry {
   using callback_type = Callback;
 
   template <class C>
-  requires std::constructible_from<Callback, C>
+    requires std::constructible_from<Callback, C>
   explicit stop_callback(stop_token token,
                          C&& callback) noexcept(std::is_nothrow_constructible_v<Callback, C>)
       : Entry([](Entry& self) noexcept { static_cast<stop_callback&>(self).run(); }),

@@ -21,9 +21,7 @@ namespace stagger::cuda::detail {
                                            ParameterKernels const* given) {
   Program const& program = machine.program();
   if (!program.training || machine.parameter_count() == 0) return;
-  auto const refuse = [](char const* sentence) {
-    raise(Errc::bad_configuration, sentence);
-  };
+  auto const refuse = [](char const* sentence) { raise(Errc::bad_configuration, sentence); };
   if (machine.enqueued_bytes() == 0)
     refuse(
         "parameters on a GPU need an optimizer whose update is a kernel; give Pipeline::with a "

@@ -54,7 +54,6 @@ struct EndOfStep {
   bool updated = false;  // and what was before is saved
 };
 
-
 inline Places places(Slots const& slots, SlotType const& type) {
   return {static_cast<std::byte*>(slots.count() == 0 ? nullptr : slots[0]), type.stride};
 }
@@ -105,7 +104,7 @@ struct Execution {
       rank.end = rank.begin + next.ranks[r].code.size();
       if (model.options.record) rank.spans.reserve(next.ranks[r].code.size());
     }
-      }
+  }
 
   /// Of the rank that adds up the gradients of a stage: its lowest owner.
   EndOfStep& primary_end_of_step(int stage) {
@@ -147,11 +146,11 @@ struct Execution {
     for (auto const& rank : ranks) memory.scratch += rank.context.scratch_bytes();
   }
 
-  FixedArray<CellStorage> storage;         // [stages] of the first owner
+  FixedArray<CellStorage> storage;  // [stages] of the first owner
   Program const* program = nullptr;
   FixedArray<RankState> ranks;
-  FixedArray<StageRun> cells;  // of the program
-  FixedArray<EndOfStep> end_of_step;   // [ranks]
+  FixedArray<StageRun> cells;         // of the program
+  FixedArray<EndOfStep> end_of_step;  // [ranks]
   ReplicaRun* replica_run = nullptr;
   GroupingChoice grouping;
   GroupingPeers grouping_peers;
@@ -179,7 +178,8 @@ struct Execution {
     return *own;
   }
 
-  [[gnu::cold]] void make_cell(ModelState& model, Cell const& need, std::size_t owner, StageRun& cell) {
+  [[gnu::cold]] void make_cell(ModelState& model, Cell const& need, std::size_t owner,
+                               StageRun& cell) {
     auto const stage = static_cast<std::size_t>(need.stage);
     CellStorage& own = storage_of(model, stage, owner);
     cell.layers.clear();
@@ -211,7 +211,8 @@ struct Execution {
       run.dy = places(values.dy, *run.ops->output);
       cell.layers.push_back(run);
       if (owner == 0) {
-        for (std::size_t p = 0; p < model.parameters[l].count(); ++p) at_end.squares.push_back({l, p});
+        for (std::size_t p = 0; p < model.parameters[l].count(); ++p)
+          at_end.squares.push_back({l, p});
         at_end.layers.push_back({l, {}});
       } else {
         at_end.clear.push_back(&own.shares[i]);

@@ -54,9 +54,10 @@ template <class Device> struct NotABackend {
   static_assert(!made || loads,
                 "stagger: not a Backend: it needs 'void load(std::vector<int> const& place)'");
   static_assert(!made || !loads || drives, "stagger: not a Backend: it needs 'void drive()'");
-  static_assert(!made || !loads || !drives || starts,
-                "stagger: not a Backend: it needs 'bool start(std::coroutine_handle<> then)', false "
-                "if the step is done already");
+  static_assert(
+      !made || !loads || !drives || starts,
+      "stagger: not a Backend: it needs 'bool start(std::coroutine_handle<> then)', false "
+      "if the step is done already");
   static_assert(!made || !loads || !drives || !starts || runs,
                 "stagger: not a Backend: it needs 'void fail(std::exception_ptr why) noexcept'");
   static_assert(!runs || spare,
@@ -68,9 +69,10 @@ template <class Device> struct NotABackend {
   static_assert(!runs || !spare || !memory || captures,
                 "stagger: DeviceTraits::captures is for back ends with 'capture(bool)'; this one "
                 "has one without the other");
-  static_assert(!runs || !spare || !memory || !captures || ahead,
-                "stagger: DeviceTraits::runs_ahead is for back ends that are RunsAhead; this one is "
-                "one without the other");
+  static_assert(
+      !runs || !spare || !memory || !captures || ahead,
+      "stagger: DeviceTraits::runs_ahead is for back ends that are RunsAhead; this one is "
+      "one without the other");
   static_assert(!runs || !spare || !memory || !captures || !ahead || together,
                 "stagger: DeviceTraits::starts_together is for back ends that are StartsTogether; "
                 "this one is one without the other");

@@ -55,7 +55,8 @@ struct ReplicaSums {
             else if (machine.model.shards)
               for (std::size_t holder = 0; holder < holders; ++holder) {
                 ByteRange const part = parameters.part(holder, holders);
-                if (parameters.overlaps(p, part)) end_of_step(holder).squares.push_back({l, p, part});
+                if (parameters.overlaps(p, part))
+                  end_of_step(holder).squares.push_back({l, p, part});
               }
             else
               end_of_step((before + bytes / 2) * holders / total).squares.push_back({l, p});
@@ -127,7 +128,8 @@ struct ReplicaSums {
   static void note(Machine& machine, RankState& rank, Instruction const& in, double start_s,
                    double end_s) {
     GradientGroup const& group = machine.run.program->groups[in.group];
-    std::size_t const layers = machine.model.first_layer[in.stage + 1U] - machine.model.first_layer[in.stage];
+    std::size_t const layers =
+        machine.model.first_layer[in.stage + 1U] - machine.model.first_layer[in.stage];
     bool const whole = static_cast<std::size_t>(group.highest) + 1 >= layers;
     SumRun& sums = machine.run.replica_run->sums;
     auto const& cells = machine.run.program->cells;
@@ -195,7 +197,8 @@ struct ReplicaSums {
     SumRun& sums = machine.run.replica_run->sums;
     GroupingChoice const& grouping = machine.run.grouping;
     if (sums.phase == SumRun::Phase::decided) {
-      if (grouping.renew_every > 0 && grouping.measured_steps > 0 && machine.run.program->training &&
+      if (grouping.renew_every > 0 && grouping.measured_steps > 0 &&
+          machine.run.program->training &&
           machine.model.steps - sums.decided_at >= grouping.renew_every)
         measure_layers(machine);
       return;
@@ -256,7 +259,7 @@ struct ReplicaSums {
   [[gnu::cold]] static void choose(Machine& machine) {
     regroup(machine,
             machine.run.grouping.groups != nullptr ? machine.run.grouping
-                                                : choice_of<collective::grouping::Optimal>(),
+                                                   : choice_of<collective::grouping::Optimal>(),
             fitted(machine.run.replica_run->sums));
   }
 

@@ -36,8 +36,8 @@ struct StepArguments {
   void const* loss = nullptr;
   LossOps loss_ops;
   double const* scales = nullptr;  // [microbatches] 1 / terms of the whole minibatch
-  double* losses = nullptr;  // [microbatches] sum over the terms of each; of further replicas
-                             // of the last stage behind them, each with the rows of its own
+  double* losses = nullptr;        // [microbatches] sum over the terms of each; of further replicas
+                                   // of the last stage behind them, each with the rows of its own
 };
 
 /// A step before it runs.

@@ -60,9 +60,8 @@ template <class Device> class SessionOn final : public Session {
         place_(std::move(place)),
         places_(places),
         spare_(spare),
-        machine_(
-            std::move(layers), setup.cuts, setup.options, setup.optimizer.states, memory_of(device),
-            shards(setup), !traits.holds_own_stages),
+        machine_(std::move(layers), setup.cuts, setup.options, setup.optimizer.states,
+                 memory_of(device), shards(setup), !traits.holds_own_stages),
         backend_(device, with_policies(setup), places + spare) {
     positions_ = positions;
     ranks_ = place_.size();
@@ -342,7 +341,8 @@ template <class Device> class SessionOn final : public Session {
 
   /// Whether each rank has the optimizer's state of what it updates alone.
   static bool shards(Setup const& setup) {
-    return traits.shards_states && setup.grouping.shard_optimizer && !setup.options.replicas.empty();
+    return traits.shards_states && setup.grouping.shard_optimizer &&
+           !setup.options.replicas.empty();
   }
 
   void require_microbatches(std::size_t count) const {

@@ -72,7 +72,8 @@ class ThreadsBackend {
     for (auto& worker : workers_) worker.ranks.clear();
     auto& ranks = machine_.ranks();
     for (std::size_t r = 0; r < ranks.size(); ++r)
-      workers_[static_cast<std::size_t>(worker_of[r])].ranks.push_back({&ranks[r], State::runnable});
+      workers_[static_cast<std::size_t>(worker_of[r])].ranks.push_back(
+          {&ranks[r], State::runnable});
     signal_count_ = program.signals.size();
     if (signal_count_ > signal_room_) {
       signals_ = std::make_unique<Signal[]>(signal_count_);

@@ -79,7 +79,7 @@ class Commit {
   std::size_t handed_ = 0;          // processes that hand over
   std::vector<bool> takes_part_{};  // [processes]
   std::vector<bool> knows_{};       // likewise
-  std::size_t votes_ = 0;        // that are not known here
+  std::size_t votes_ = 0;           // that are not known here
   int missing_ = 0;                 // processes that do not know of all
 };
 

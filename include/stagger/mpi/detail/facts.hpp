@@ -24,7 +24,8 @@ using stagger::detail::Digest;
 }
 
 /// Of a pipeline: version, model, cuts, options.
-[[nodiscard]] inline std::vector<collective::Fact> facts_of(stagger::detail::MessageCodec const& codec) {
+[[nodiscard]] inline std::vector<collective::Fact> facts_of(
+    stagger::detail::MessageCodec const& codec) {
   std::vector<collective::Fact> facts{collective::library_fact()};
   auto& machine = codec.machine;
   auto& parameters = machine.parameters();

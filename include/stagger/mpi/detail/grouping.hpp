@@ -15,7 +15,7 @@
 #include <vector>
 
 #include <stagger/collective/line_fit.hpp>
-#include <stagger/engine/detail/add_up.hpp>
+#include <stagger/engine/add_up.hpp>
 #include <stagger/engine/machine.hpp>
 #include <stagger/mpi/detail/exchange.hpp>
 #include <stagger/mpi/detail/library_sums.hpp>
@@ -141,8 +141,8 @@ struct GroupingMeeting {
     world.broadcast(std::as_writable_bytes(std::span(&answer, 1)), 0, hearing, deadline_s);
     if (failure) std::rethrow_exception(failure);
     if (answer.refusal[0] != 0)
-      raise(Errc::peer_failed, "process 0 could not group the gradients: ",
-            static_cast<char const*>(answer.refusal));
+      raise(Errc::peer_failed,
+            "process 0 could not group the gradients: ", static_cast<char const*>(answer.refusal));
     groups.resize(answer.count);
     world.broadcast(std::as_writable_bytes(std::span(groups.data(), groups.size())), 0, hearing,
                     deadline_s);

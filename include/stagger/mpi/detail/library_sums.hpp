@@ -42,8 +42,8 @@ class LibrarySums {
 
   /// All processes call it with the program that they are about to run.
   /// @throws Error  bad_configuration where two holders of a stage are in one process
-  [[gnu::cold]] void load(stagger::detail::MessageCodec const& codec, std::vector<int> const& process_of,
-                          Exchange& world, double seconds) {
+  [[gnu::cold]] void load(stagger::detail::MessageCodec const& codec,
+                          std::vector<int> const& process_of, Exchange& world, double seconds) {
     constexpr char const* making = "prepare sums of gradients by MPI";
     if (codec.grouping().by != collective::By::library) return;
     auto const& program = codec.program();

@@ -19,7 +19,8 @@ namespace stagger::mpi::detail {
 class Owners {
  public:
   /// Allocates what `move` needs, so that a process that cannot says so before the others wait.
-  void make_room(stagger::detail::MessageCodec const& codec, std::vector<int> const& process_of) const {
+  void make_room(stagger::detail::MessageCodec const& codec,
+                 std::vector<int> const& process_of) const {
     if (home_.empty() || cells_of(codec, process_of) == cells_) return;
     for (std::size_t l = 0; l < home_.size(); ++l) codec.machine.parameters()[l].hold();
   }

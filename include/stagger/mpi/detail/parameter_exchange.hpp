@@ -70,7 +70,8 @@ class ParameterExchange {
   }
 
   /// To those who have the same stages, what is new; to the others, that there is something.
-  void send(stagger::detail::MessageCodec const& codec, Channels& channels, Stamp const& stamp) const {
+  void send(stagger::detail::MessageCodec const& codec, Channels& channels,
+            Stamp const& stamp) const {
     codec.clear_gradients_of(runs_of(here_));
     for (int const& peer : takers_) {
       auto message = channels.blank(pool_);

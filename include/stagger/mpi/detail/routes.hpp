@@ -17,7 +17,8 @@ class Routes {
  public:
   /// @param process_of  [ranks]
   /// @param here        the process that asks
-  void find(stagger::detail::MessageCodec const& codec, std::vector<int> const& process_of, int here) {
+  void find(stagger::detail::MessageCodec const& codec, std::vector<int> const& process_of,
+            int here) {
     auto const& program = codec.program();
     std::vector<std::vector<int>> takers(program.signals.size());
     std::vector<std::size_t> given(program.signals.size());

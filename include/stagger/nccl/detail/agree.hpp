@@ -44,9 +44,9 @@ namespace stagger::nccl::detail {
     for (std::size_t r = 1; r < ranks; ++r)
       if (all.data()[r * width + i] != all.data()[i])
         raise(Errc::mismatch, "processes disagree on ", facts[i].name, ": here (process ",
-                                  gpu.place, ") it is ", facts[i].value, ", and process ", r,
-                                  " has not what process 0 has; start all "
-                                  "processes with one program, one model and the same options");
+              gpu.place, ") it is ", facts[i].value, ", and process ", r,
+              " has not what process 0 has; start all "
+              "processes with one program, one model and the same options");
 }
 
 /// What a back end was told, that all processes must be told alike.

@@ -21,7 +21,7 @@ namespace stagger::nccl::detail {
 class Enqueuer {
  protected:
   Enqueuer(stagger::detail::Machine& machine, cuda::ParameterKernels const* kernels,
-          std::shared_ptr<GpuSet> gpu_set, Wires const& wires)
+           std::shared_ptr<GpuSet> gpu_set, Wires const& wires)
       : machine_(machine),
         kernels_(kernels),
         gpu_set_(std::move(gpu_set)),

@@ -61,7 +61,7 @@ struct ChannelEnd {
     std::uint64_t size = bytes.size();
     if (size + sizeof size > room)
       raise(Errc::bad_configuration, "a value for another process has ", size,
-                                " bytes beside its tensors; keep them below ", room - sizeof size);
+            " bytes beside its tensors; keep them below ", room - sizeof size);
     if (gives) {
       std::memcpy(words.data(), &size, sizeof size);
       std::memcpy(words.data() + sizeof size, bytes.data(), bytes.size());
@@ -158,7 +158,7 @@ class GpuSet {
   /// @param devices  [GPUs of this process], which are the places from `first` on
   /// @throws Error   deadline for those that do not come
   GpuSet(std::span<int const> devices, int first, int places, Invitation const& invitation,
-        double meet_s)
+         double meet_s)
       : meet_s_(meet_s) {
     std::vector<Operation> joins;
     for (std::size_t g = 0; g < devices.size(); ++g) {

@@ -93,7 +93,9 @@ class GraphCache {
   }
 
   /// Ends what the processes say to each other. @return whether nothing of it is left
-  [[nodiscard]] [[gnu::cold]] bool idle() const { return !any_rank_flag_ || any_rank_flag_->idle(); }
+  [[nodiscard]] [[gnu::cold]] bool idle() const {
+    return !any_rank_flag_ || any_rank_flag_->idle();
+  }
   [[gnu::cold]] void abort(char const* reason) {
     if (any_rank_flag_) any_rank_flag_->abort(reason);
   }

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include <stagger/cuda/kernels.hpp>
-#include <stagger/nccl/detail/teams.hpp>
 #include <stagger/nccl/detail/links.hpp>
+#include <stagger/nccl/detail/teams.hpp>
 
 namespace stagger::nccl::detail {
 
@@ -24,8 +24,8 @@ namespace stagger::nccl::detail {
 /// there, with the program's own kernel.
 class GroupSums {
  public:
-  GroupSums(stagger::detail::Machine& machine, cuda::ParameterKernels const* kernels, GpuSet& gpu_set,
-            Links& links)
+  GroupSums(stagger::detail::Machine& machine, cuda::ParameterKernels const* kernels,
+            GpuSet& gpu_set, Links& links)
       : machine_(machine), kernels_(kernels), gpu_set_(gpu_set), links_(links) {}
 
   /// Meets the others, before the links of the program is made.
@@ -48,10 +48,10 @@ class GroupSums {
       different.erase(std::unique(different.begin(), different.end()), different.end());
       if (program.groups.empty() || different.size() == 1) continue;
       if (different.size() != holders.size())
-        raise(Errc::bad_configuration, "stage ", program.cells[first].stage, " is held by ", holders.size(), " ranks on ",
-                 different.size(),
-                 " GPUs; put them on one GPU, or each on one of its own, by a placement such as "
-                 "placement::ExplicitMap");
+        raise(Errc::bad_configuration, "stage ", program.cells[first].stage, " is held by ",
+              holders.size(), " ranks on ", different.size(),
+              " GPUs; put them on one GPU, or each on one of its own, by a placement such as "
+              "placement::ExplicitMap");
       team_of_[static_cast<std::size_t>(program.cells[first].stage)] = wanted.size();
       wanted.push_back(holders);
     }
@@ -68,7 +68,8 @@ class GroupSums {
       if (program.signals[s].gradients >= 0)
         ready_[static_cast<std::size_t>(program.signals[s].gradients)] = s;
     for (std::size_t c = 0; program.training && c < program.cells.size(); ++c)
-      if (apart(c) && links_.distributed_state().first_owner(c) == c) links_.distributed_state().update_apart(c);
+      if (apart(c) && links_.distributed_state().first_owner(c) == c)
+        links_.distributed_state().update_apart(c);
     begun_.assign(program.groups.size(), false);
     for (std::size_t g = 0; program.training && g < program.groups.size(); ++g) {
       auto const stage = static_cast<std::size_t>(program.groups[g].stage);
@@ -134,7 +135,8 @@ class GroupSums {
   /// Updates of a rank's stages by their holders but the first.
   void update(std::size_t rank) const {
     for (std::size_t c = 0; c < machine_.program().cells.size(); ++c)
-      if (links_.distributed_state().rank_of(c) == rank && apart(c)) links_.distributed_state().update(c);
+      if (links_.distributed_state().rank_of(c) == rank && apart(c))
+        links_.distributed_state().update(c);
   }
 
   /// For processes, which decide alike from the same times: adds up, in place, what each has
@@ -292,19 +294,20 @@ class GroupSums {
     auto const& group = machine_.program().groups[in.group];
     auto const& distributed_state = links_.distributed_state();
     std::size_t at = 0;  // layer of the stage
-    distributed_state.each_layer(cell, [&](std::size_t l, stagger::detail::LayerParameters::Share* share) {
-      auto const layer = static_cast<int>(at++);
-      if (layer < group.lowest || layer > group.highest) return;
-      auto const& parameters = distributed_state.parameters(l);
-      auto const* const views = share != nullptr ? share->views() : parameters.views();
-      for (std::size_t i = 0; i < parameters.count(); ++i) {
-        if (views[i].size == 0) continue;
-        if (parameters.value_bytes(i) == views[i].size * sizeof(float))
-          visit(std::span(static_cast<float*>(views[i].gradient), views[i].size));
-        else
-          visit(std::span(static_cast<double*>(views[i].gradient), views[i].size));
-      }
-    });
+    distributed_state.each_layer(
+        cell, [&](std::size_t l, stagger::detail::LayerParameters::Share* share) {
+          auto const layer = static_cast<int>(at++);
+          if (layer < group.lowest || layer > group.highest) return;
+          auto const& parameters = distributed_state.parameters(l);
+          auto const* const views = share != nullptr ? share->views() : parameters.views();
+          for (std::size_t i = 0; i < parameters.count(); ++i) {
+            if (views[i].size == 0) continue;
+            if (parameters.value_bytes(i) == views[i].size * sizeof(float))
+              visit(std::span(static_cast<float*>(views[i].gradient), views[i].size));
+            else
+              visit(std::span(static_cast<double*>(views[i].gradient), views[i].size));
+          }
+        });
   }
 
   stagger::detail::Machine& machine_;

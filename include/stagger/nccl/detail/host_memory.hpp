@@ -17,7 +17,7 @@ namespace stagger::nccl::detail {
   ParameterMemory memory{};
   memory.device = -1;
   memory.allocate = [](ParameterMemory const&, std::size_t bytes) -> void* {
-    void* const block = ::operator new (bytes, std::align_val_t{alignment_bytes});
+    void* const block = ::operator new(bytes, std::align_val_t{alignment_bytes});
     std::memset(block, 0, bytes);
     return block;
   };

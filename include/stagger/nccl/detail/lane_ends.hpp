@@ -52,8 +52,8 @@ class LaneEnds {
       if (wires_.table[i].type == &type && wires_.table[i].write != nullptr) return wires_.table[i];
     int const stage = distributed_.program().cells[cell].stage;
     raise(Errc::bad_configuration, "the value between the stages ", stage, " and ", stage + 1,
-             " cannot go to another GPU; make it a cuda::Tensor, give its type a member fields() "
-             "that returns a std::tie of such, or specialise stagger::nccl::Wire for it");
+          " cannot go to another GPU; make it a cuda::Tensor, give its type a member fields() "
+          "that returns a std::tie of such, or specialise stagger::nccl::Wire for it");
   }
   [[nodiscard]] bool shapes_change() const noexcept { return wires_.shapes_change; }
 
@@ -70,7 +70,7 @@ class LaneEnds {
   [[nodiscard]] void* given(Lane const& lane, std::size_t number, Instruction const& in) const {
     if (lane.cut == Lane::whole) return distributed_.given(lane.cell, lane.forward, slot(lane, in));
     return distributed_.given(distributed_.program().cuts[lane.cut], lane.forward, slot(lane, in),
-                          in.microbatch, own_rows_[number]);
+                              in.microbatch, own_rows_[number]);
   }
   [[nodiscard]] void* taken(Lane const& lane, std::size_t number, Instruction const& in) const {
     return lane.cut == Lane::whole ? distributed_.taken(lane.cell, lane.forward, slot(lane, in))

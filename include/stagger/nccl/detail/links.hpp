@@ -59,13 +59,16 @@ class Links {
       gpu_set_->select(g);
       (*gpu_set_)[g].events.reserve(turns * numbers_.of_turn());
     }
-    shapes_ = FixedArray<ByteWriter>(
-        gpu_set_->alone() ? 0
-                        : routes_.lanes().size() * static_cast<std::size_t>(program.microbatches));
+    shapes_ = FixedArray<ByteWriter>(gpu_set_->alone()
+                                         ? 0
+                                         : routes_.lanes().size() *
+                                               static_cast<std::size_t>(program.microbatches));
   }
 
   [[nodiscard]] Routes const& routes() const noexcept { return routes_; }
-  [[nodiscard]] stagger::detail::DistributedState const& distributed_state() const noexcept { return distributed_; }
+  [[nodiscard]] stagger::detail::DistributedState const& distributed_state() const noexcept {
+    return distributed_;
+  }
   [[nodiscard]] std::size_t ranks() const noexcept { return gpu_.size(); }
   /// Whether a rank is of this process, and on which of its GPUs it runs.
   [[nodiscard]] bool own(std::size_t rank) const noexcept { return gpu_[rank] != gpu_set_->size(); }
@@ -386,8 +389,8 @@ class Links {
       } else if (known.size() != header_.size() ||
                  std::memcmp(known.data(), header_.data(), known.size()) != 0) {
         raise(Errc::bad_configuration, "what ", stagger::detail::describe(in),
-                 " makes has another shape than in the first step, which another process does not "
-                 "know; use microbatches of one shape, or set Gpus::shapes_change");
+              " makes has another shape than in the first step, which another process does not "
+              "know; use microbatches of one shape, or set Gpus::shapes_change");
       }
       return;
     }

@@ -183,7 +183,7 @@ inline Socket listen(Meeting const& meeting) {
       if (Socket listener = listen_on(port, error)) return listener;
     if (end.left_ms() == 0)
       raise(Errc::io, "rank 0 cannot listen at ", meeting.where(), ": ", std::strerror(error),
-                         "; set MASTER_PORT or Rendezvous::port to one that is free there");
+            "; set MASTER_PORT or Rendezvous::port to one that is free there");
     end.pause(20);
   }
 }
@@ -277,8 +277,8 @@ class Host {
     for (std::size_t r = 1; r < met_.size(); ++r)
       if (!met_[r] && ++unnamed <= 0) missing += text(missing.empty() ? "" : ", ", r);
     if (unnamed > 0) missing += text(" and ", unnamed, " more");
-    raise(Errc::deadline, "rank 0 waited ", meeting_.seconds, " s at ", meeting_.where(), " for rank ", missing,
-             "; see whether it was started and can reach this machine");
+    raise(Errc::deadline, "rank 0 waited ", meeting_.seconds, " s at ", meeting_.where(),
+          " for rank ", missing, "; see whether it was started and can reach this machine");
   }
 
   Meeting const& meeting_;
@@ -380,8 +380,9 @@ inline void fetch(Meeting const& meeting, std::span<std::byte> bytes) {
     auto const verdict = ask_all(meeting, resolve(meeting.address, error), greeting, bytes);
     if (verdict == Verdict::welcome) return;
     if (verdict == Verdict::taken)
-      raise(Errc::bad_configuration, "another process has told rank 0 at ", meeting.where(), " that it is rank ",
-               meeting.rank, "; see that the launcher gives each process a rank of its own");
+      raise(Errc::bad_configuration, "another process has told rank 0 at ", meeting.where(),
+            " that it is rank ", meeting.rank,
+            "; see that the launcher gives each process a rank of its own");
     best = std::max(best, verdict);
     if (meeting.end.left_ms() != 0) {
       meeting.end.pause(pause);
@@ -393,9 +394,8 @@ inline void fetch(Meeting const& meeting, std::span<std::byte> bytes) {
             ? ", where rank 0 of another run, or with another number of ranks, answered"
         : best == Verdict::stranger ? ", where something answered that is no rank of stagger"
                                     : "";
-    raise(Errc::deadline, "rank ", meeting.rank, " waited ", meeting.seconds,
-                              " s for rank 0 at ", meeting.where(), why,
-                              "; see whether rank 0 was started and can be reached from here");
+    raise(Errc::deadline, "rank ", meeting.rank, " waited ", meeting.seconds, " s for rank 0 at ",
+          meeting.where(), why, "; see whether rank 0 was started and can be reached from here");
   }
 }
 

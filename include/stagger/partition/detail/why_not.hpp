@@ -64,7 +64,8 @@ template <class Search>
     order = search(wider);
   }
   if (order.empty())
-    raise(Errc::bad_configuration, "no partition fits, whatever the memory; check the profile's bytes");
+    raise(Errc::bad_configuration,
+          "no partition fits, whatever the memory; check the profile's bytes");
   double little = enough / 2;
   for (int i = 0; i < 40 && enough > little * (1 + 1e-6); ++i) {
     wider.memory_factor = (little + enough) / 2;

@@ -19,7 +19,7 @@ struct LayOutOptions {
   StalenessModel staleness{};                   ///< of a run without a flush
   Replicas const* replicas = nullptr;           ///< of each row of the table; null: one each
   List<GradientGroup> const* groups = nullptr;  ///< to add up during backward; null: after it
-  bool chain_squares = false;  ///< squares of a parameter's gradient go from replica to replica
+  bool chain_squares = false;    ///< squares of a parameter's gradient go from replica to replica
   bool sums_by_library = false;  ///< a library has the replicas wait for each other, not signals
 };
 

@@ -51,7 +51,9 @@ inline void require_times(schedule::Timeline const& timeline) {
       bool const sane =
           std::fabs(span.start_s) <= 4e9 && std::fabs(span.end_s) <= 4e9;  // false for NaN
       if (sane && span.start_s <= span.end_s) continue;
-      raise(Errc::bad_data, "action ", schedule::to_string(span.action), " of rank ", r, " runs from ", format_shortest(span.start_s), " s to ", format_shortest(span.end_s), " s; give finite times, in seconds, and no end before its start");
+      raise(Errc::bad_data, "action ", schedule::to_string(span.action), " of rank ", r,
+            " runs from ", format_shortest(span.start_s), " s to ", format_shortest(span.end_s),
+            " s; give finite times, in seconds, and no end before its start");
     }
   }
 }

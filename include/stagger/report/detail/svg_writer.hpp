@@ -34,12 +34,14 @@ class SvgWriter : private SvgLanes {
   SvgWriter(std::span<SvgPanel const> panels, SvgOptions const& options)
       : SvgLanes(options), panels_(panels) {
     if (options.width < 200) {
-      raise(Errc::bad_configuration, "an SVG picture ", options.width, " pixels wide; give a width of 200 or more");
+      raise(Errc::bad_configuration, "an SVG picture ", options.width,
+            " pixels wide; give a width of 200 or more");
     }
     std::size_t ranks = 1;
     for (SvgPanel const& panel : panels_) {
       if (panel.timeline == nullptr) {
-        raise(Errc::bad_configuration, "a panel of an SVG picture has no timeline; point it at one");
+        raise(Errc::bad_configuration,
+              "a panel of an SVG picture has no timeline; point it at one");
       }
       require_times(*panel.timeline);
       ranks = std::max(ranks, panel.timeline->rows.size());

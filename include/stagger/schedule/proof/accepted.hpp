@@ -37,8 +37,8 @@ template <Fault F, std::size_t... I>
 auto named(std::index_sequence<I...>) -> std::type_identity<
     Rejected<F.kind, OnRank<F.rank>, AtPosition<F.position>, F.action.kind, OfStage<F.action.stage>,
              OfMicrobatch<F.action.microbatch>,
-             Waits<OnRank<F.cycle[I].rank>, F.cycle[I].action.kind, OfStage<F.cycle[I].action.stage>,
-                   OfMicrobatch<F.cycle[I].action.microbatch>,
+             Waits<OnRank<F.cycle[I].rank>, F.cycle[I].action.kind,
+                   OfStage<F.cycle[I].action.stage>, OfMicrobatch<F.cycle[I].action.microbatch>,
                    For<F.cycle[I].needs.kind, OfStage<F.cycle[I].needs.stage>,
                        OfMicrobatch<F.cycle[I].needs.microbatch>>>...>>;
 
@@ -47,8 +47,7 @@ auto named(std::index_sequence<I...>) -> std::type_identity<
 /// `static_assert(accepted<verify(OneFOneB{}, Shape{4, 8})>)`: the compiler prints the fault's
 /// kind, rank, position, action kind, stage and microbatch, and of a deadlock who waits for what.
 template <Fault F>
-inline constexpr bool accepted =
-    decltype(detail::named<F>(
-        std::make_index_sequence<static_cast<std::size_t>(F.held())>{}))::type::value;
+inline constexpr bool accepted = decltype(detail::named<F>(
+    std::make_index_sequence<static_cast<std::size_t>(F.held())>{}))::type::value;
 
 }  // namespace stagger::schedule

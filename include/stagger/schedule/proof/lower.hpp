@@ -46,7 +46,8 @@ struct Inbox {
 [[nodiscard]] constexpr Table lower(Table const& table, Costs const& costs = {}) {
   for (Action const& a : table.actions) {
     if (is_message(a.kind))
-      raise(Errc::bad_schedule, "the table holds messages already; lower takes a table without them");
+      raise(Errc::bad_schedule,
+            "the table holds messages already; lower takes a table without them");
   }
   detail::require_playable(table);
   require_costs(costs, table.stages);
@@ -61,7 +62,7 @@ struct Inbox {
     }
   }
   // The rank that reads what an action makes; the action's own where nobody does.
-  auto const reader = [&](Action const& a, std::size_t rank) constexpr->std::size_t {
+  auto const reader = [&](Action const& a, std::size_t rank) constexpr -> std::size_t {
     std::size_t const c = detail::cell(table, a);
     if (a.kind == Kind::forward) return a.stage + 1 < table.stages ? home[c + stride] : rank;
     return gives_input_gradient(a.kind) && a.stage > 0 ? home[c - stride] : rank;

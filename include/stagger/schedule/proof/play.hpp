@@ -146,7 +146,7 @@ constexpr std::vector<std::size_t> play(Table const& table, std::vector<StageTim
 
     // When the inputs of an action arrive, or a negative number when one is not made yet.
     double given = 0;
-    auto const arrives = [&](Action const& a) constexpr->double {
+    auto const arrives = [&](Action const& a) constexpr -> double {
       std::size_t const here = cell(table, a);
       auto const s = static_cast<std::size_t>(a.stage);
       double* input = nullptr;

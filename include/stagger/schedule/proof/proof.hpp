@@ -41,10 +41,9 @@ inline constexpr int slices_of = [] {
 /// More than any complete row holds: F, I and W of everything and a reduction of each stage, on two
 /// stages in the bidirectional form.
 template <auto Policy, Shape S>
-inline constexpr std::size_t most_actions = static_cast<std::size_t>(S.chunks) *
-                                            (2 +
-                                             4 * static_cast<std::size_t>(S.microbatches) *
-                                                 static_cast<std::size_t>(slices_of<Policy, S>));
+inline constexpr std::size_t most_actions =
+    static_cast<std::size_t>(S.chunks) * (2 + 4 * static_cast<std::size_t>(S.microbatches) *
+                                                  static_cast<std::size_t>(slices_of<Policy, S>));
 
 template <auto Policy, Shape S, int Rank> struct ProofRow {
   struct Made {
@@ -256,9 +255,7 @@ template <auto Policy, Shape S, int Limit> struct Prover {
     state.finished = true;
     state.fault = standstill(
         rows.size(), S.stages(),
-        [](std::size_t r) {
-          return std::span<Action const>{rows[r].begin, rows[r].size};
-        },
+        [](std::size_t r) { return std::span<Action const>{rows[r].begin, rows[r].size}; },
         [&](std::size_t r) { return state.cursor[r]; });
     if (state.fault) return;
     bool const backwards = state.gradients + state.weights > 0;
@@ -307,7 +304,7 @@ template <auto Policy, Shape S, int Limit> struct Prover {
 /// may name another one first.
 /// @tparam InFlight  most (stage, microbatch) pairs a rank may hold; 0: no limit
 template <auto Policy, Shape S, int InFlight = 0>
-requires SchedulePolicy<std::remove_const_t<decltype(Policy)>>
+  requires SchedulePolicy<std::remove_const_t<decltype(Policy)>>
 inline constexpr Fault proof = detail::Prover<Policy, S, InFlight>::result();
 
 }  // namespace stagger::schedule

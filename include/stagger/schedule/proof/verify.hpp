@@ -37,14 +37,15 @@ constexpr void require_playable(Table const& table) {
     for (std::size_t at = 0; at < row.size(); ++at) {
       if (!in_range(table, row[at])) {
         raise(Errc::bad_schedule, message({.kind = FaultKind::out_of_range,
-                                                 .rank = r,
-                                                 .position = static_cast<int>(at),
-                                                 .action = row[at]}));
+                                           .rank = r,
+                                           .position = static_cast<int>(at),
+                                           .action = row[at]}));
       }
     }
   }
   if (sparse(table))
-    raise(Errc::bad_schedule, "the table has fewer actions than stages times microbatches; verify it first");
+    raise(Errc::bad_schedule,
+          "the table has fewer actions than stages times microbatches; verify it first");
 }
 
 /// What is known of one (stage, microbatch, slice) while a table is checked.
@@ -321,7 +322,7 @@ class Checker {
       for (std::size_t at = 0; at < row.size(); ++at) {
         Action const& a = row[at];
         Seen& here = seen(a);
-        auto const lacks = [&](Kind kind) constexpr->Fault {
+        auto const lacks = [&](Kind kind) constexpr -> Fault {
           return {
               .kind = FaultKind::unmatched_message,
               .rank = rank,
@@ -435,8 +436,7 @@ class Checker {
   auto const times = detail::stage_times(table, Costs{});
   if (checker.has_messages()) {
     detail::ChannelPlay play(table, options.channels);
-    auto const ran = play.run(
-        times, -1, [](auto...) {}, [](auto...) {});
+    auto const ran = play.run(times, -1, [](auto...) {}, [](auto...) {});
     if (Fault f = detail::standstill(table, ran, play)) return f;
   } else {
     detail::LatestEnd latest;

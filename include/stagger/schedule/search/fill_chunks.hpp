@@ -18,9 +18,10 @@ namespace stagger::schedule::detail {
 struct ChunkRule {
   bool alternate = false;  ///< after a gradient a forward first; else always the gradient
   bool deepest = false;    ///< of forwards that of the oldest microbatch; else of the first stage
-  double wait_policy = 0;  ///< a weight gradient does not start when an input comes within this part
-                        ///< of it
-  int window = 0;       ///< most microbatches between first forward and last gradient; 0: no limit
+  double wait_policy =
+      0;           ///< a weight gradient does not start when an input comes within this part
+                   ///< of it
+  int window = 0;  ///< most microbatches between first forward and last gradient; 0: no limit
 };
 
 /// Each rank, whenever it is free, runs a gradient, a forward or a weight gradient of one of its

@@ -190,10 +190,9 @@ class VirtualClockBackend {
     if (has_group(in.op)) cost_s = group_cost(in);
     cost_s *= in.op == Op::reduce ? 1 : rank.share;  // 1 unless it is a replica
     if (jitter_ == 0) return cost_s;
-    std::uint64_t const x =
-        random_bits(seed_, {static_cast<std::uint64_t>(machine_.steps()),
-                                   static_cast<std::uint64_t>(rank.number),
-                                   static_cast<std::uint64_t>(&in - rank.begin)});
+    std::uint64_t const x = random_bits(seed_, {static_cast<std::uint64_t>(machine_.steps()),
+                                                static_cast<std::uint64_t>(rank.number),
+                                                static_cast<std::uint64_t>(&in - rank.begin)});
     double const unit = static_cast<double>(x >> 11U) * 0x1p-53;  // [0, 1)
     return cost_s * (1 - jitter_ + 2 * jitter_ * unit);
   }

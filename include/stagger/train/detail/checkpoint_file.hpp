@@ -130,7 +130,7 @@ class CheckpointReader {
  public:
   explicit CheckpointReader(std::string path)
       : path_(std::move(path)), file_(path_.c_str(), O_RDONLY) {
-    struct ::stat status {};
+    struct ::stat status{};
     if (!file_.is_open() || ::fstat(file_.number(), &status) != 0) throw_io("read", path_, errno);
     size_ = end_ = static_cast<std::uint64_t>(status.st_size);
   }

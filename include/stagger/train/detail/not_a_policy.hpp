@@ -10,7 +10,7 @@
 #include <stagger/train/detail/policies.hpp>
 
 namespace stagger {
-struct GroupingTag;       // of policies that stand beside the axes
+struct GroupingTag;  // of policies that stand beside the axes
 struct FillTag;
 struct AllocationTag;
 struct ParameterHomeTag;
@@ -28,9 +28,8 @@ template <class P> struct NotAPolicy {
                 "are schedules, staleness models, partitioners, collectives, placements, devices, "
                 "optimizers, losses and Options");
   template <class Tag> static constexpr bool fills_no = !fills<P, Tag>;
-  static constexpr bool known =
-      !(fills_no<GroupingTag> && fills_no<FillTag> && fills_no<AllocationTag> &&
-        fills_no<ParameterHomeTag>);
+  static constexpr bool known = !(fills_no<GroupingTag> && fills_no<FillTag> &&
+                                  fills_no<AllocationTag> && fills_no<ParameterHomeTag>);
   static_assert(fills_no<GroupingTag>,
                 "stagger: a grouping is a part of the collective: give with() "
                 "collective::AllReduce{.grouping = ...} with it");
@@ -110,9 +109,10 @@ template <class P> struct NotADevice {
   static_assert(copyable, "stagger: not a DevicePolicy: it cannot be copied and assigned");
   static_assert(!copyable || backend,
                 "stagger: not a DevicePolicy: it must name its back end: 'using Backend = ...;'");
-  static_assert(!copyable || !backend || traits,
-                "stagger: not a DevicePolicy: it needs 'static constexpr DeviceTraits traits{...}', "
-                "what it can do beyond running a step");
+  static_assert(
+      !copyable || !backend || traits,
+      "stagger: not a DevicePolicy: it needs 'static constexpr DeviceTraits traits{...}', "
+      "what it can do beyond running a step");
   static_assert(!copyable || !backend || !traits,
                 "stagger: not a DevicePolicy: it needs 'int places() const', how many places a "
                 "placement may spread the ranks over");
@@ -125,9 +125,9 @@ template <class P> struct NotAnOptimizer {
     if constexpr (states) return P::states >= 0 && P::states <= 2;
     return true;
   }();
-  template <class T> static constexpr bool updates = requires(P const& optimizer) {
-    optimizer.update(OptimizerView<T>{}, 1.0, std::int64_t{1});
-  };
+  template <class T>
+  static constexpr bool updates =
+      requires(P const& optimizer) { optimizer.update(OptimizerView<T>{}, 1.0, std::int64_t{1}); };
   static constexpr bool both = updates<float> && updates<double>;
   static_assert(copyable, "stagger: not an OptimizerPolicy: it cannot be copied and assigned");
   static_assert(!copyable || states,
@@ -161,8 +161,8 @@ template <class L, class Y> struct LossDoesNotFit {
   };
   static constexpr bool value =
       requires(L const& loss, Context& context, Y const& y, Target const& target) {
-    { loss.value(context, y, target) } -> std::convertible_to<double>;
-  };
+        { loss.value(context, y, target) } -> std::convertible_to<double>;
+      };
   static_assert(terms,
                 "stagger: the loss does not work: it needs 'double terms(Target const&) const', "
                 "how many terms a microbatch has");
@@ -179,16 +179,14 @@ template <class L, class Y> struct LossDoesNotFit {
 template <class Tag> struct TwoPolicies {
   template <class Other> static constexpr bool is_not = !std::is_same_v<Tag, Other>;
   static_assert(is_not<ScheduleTag>, "stagger: two schedules; give at most one");
-  static_assert(is_not<StalenessTag>,
-                "stagger: two staleness models; give at most one");
+  static_assert(is_not<StalenessTag>, "stagger: two staleness models; give at most one");
   static_assert(is_not<PartitionTag>, "stagger: two partitioners; give at most one");
   static_assert(is_not<CollectiveTag>, "stagger: two collectives; give at most one");
   static_assert(is_not<PlacementTag>, "stagger: two placements; give at most one");
   static_assert(is_not<DeviceTag>,
                 "stagger: two devices; give at most one, a pipeline runs on one kind");
   static_assert(is_not<OptimizerTag>, "stagger: two optimizers; give at most one");
-  static_assert(is_not<LossTag>,
-                "stagger: two losses; give at most one, which may add up several");
+  static_assert(is_not<LossTag>, "stagger: two losses; give at most one, which may add up several");
   static_assert(is_not<OptionsTag>, "stagger: two Options; set all members of one");
 };
 

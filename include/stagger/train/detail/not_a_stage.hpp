@@ -36,10 +36,9 @@ concept HasInput = requires { typename S::Input; };
 template <class S>
 concept HasOutput = requires { typename S::Output; };
 template <class S>
-concept TakesNothingSaved = requires(S& stage, Context& context, typename S::Input const& x,
-                                     typename S::Output& y, NothingSaved& saved) {
-  stage.forward(context, x, y, saved);
-};
+concept TakesNothingSaved =
+    requires(S& stage, Context& context, typename S::Input const& x, typename S::Output& y,
+             NothingSaved& saved) { stage.forward(context, x, y, saved); };
 
 // With a Parameter of a type that it has refused itself.
 template <class T> inline constexpr bool is_refused_tie = false;
@@ -47,7 +46,10 @@ template <class... T> inline constexpr bool is_refused_tie<std::tuple<Parameter<
 
 template <class S> consteval StageFault stage_fault() {
   using enum StageFault;
-  if constexpr (requires(S & stage) { *stage; stage.get(); } || std::is_pointer_v<S>)
+  if constexpr (requires(S& stage) {
+                  *stage;
+                  stage.get();
+                } || std::is_pointer_v<S>)
     return is_pointer;
   else if constexpr (requires { &S::operator(); } || std::is_function_v<std::remove_pointer_t<S>>)
     return is_function;
@@ -57,8 +59,8 @@ template <class S> consteval StageFault stage_fault() {
     return no_input;
   else if constexpr (!HasOutput<S>)
     return no_output;
-  else if constexpr (!std::semiregular<typename S::Input> || !std::semiregular<typename S::Output> ||
-                     !std::semiregular<SavedOf<S>>)
+  else if constexpr (!std::semiregular<typename S::Input> ||
+                     !std::semiregular<typename S::Output> || !std::semiregular<SavedOf<S>>)
     return not_regular;
   else if constexpr (!std::copyable<S>)
     return not_copyable;

@@ -37,9 +37,7 @@ struct NoLoss {
 struct DefaultCollective {};
 
 template <class P>
-concept HasTag = requires {
-  typename P::policy_tag;
-};
+concept HasTag = requires { typename P::policy_tag; };
 
 template <class P, class Tag> inline constexpr bool fills = false;
 template <HasTag P, class Tag>
@@ -69,7 +67,9 @@ struct Pick<Tag, Default, First, Rest...> {
 /// A type list of layers: Sequentials opened, runs kept.
 template <class... L> struct Layers {};
 template <class... L> struct Flatten;
-template <class... Done> struct Flatten<Layers<Done...>> { using type = Layers<Done...>; };
+template <class... Done> struct Flatten<Layers<Done...>> {
+  using type = Layers<Done...>;
+};
 template <class... Done, class... L, class... Rest>
 struct Flatten<Layers<Done...>, Sequential<L...>, Rest...>
     : Flatten<Layers<Done..., L...>, Rest...> {};

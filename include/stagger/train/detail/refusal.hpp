@@ -23,8 +23,12 @@ namespace stagger::detail {
 // is instantiated, by whoever asked, so that its sentence is the only one.
 
 /// The first of several checks that is not void.
-template <class... Check> struct First { using type = void; };
-template <class Check, class... Rest> struct First<Check, Rest...> { using type = Check; };
+template <class... Check> struct First {
+  using type = void;
+};
+template <class Check, class... Rest> struct First<Check, Rest...> {
+  using type = Check;
+};
 template <class... Rest> struct First<void, Rest...> : First<Rest...> {};
 
 template <bool holds, class Check> using Unless = std::conditional_t<holds, void, Check>;
@@ -43,7 +47,9 @@ using CheckNeighbours =
     First<Unless<std::same_as<typename A::Output, typename B::Input>, NeighboursDoNotFit<A, B>>,
           Unless<HasInputGradient<B>, NoInputGradient<B>>>;
 
-template <class Types> struct CheckChain { using type = void; };
+template <class Types> struct CheckChain {
+  using type = void;
+};
 template <class A, class B, class... Rest>
 struct CheckChain<Layers<A, B, Rest...>>
     : First<typename CheckNeighbours<LayerOf<A>, LayerOf<B>>::type,
@@ -59,8 +65,12 @@ template <class... L> consteval auto check_model(Layers<L...>) {
 }
 
 /// Of a policy of type P, for the axis that its tag names.
-template <class P, class Tag> struct CheckPolicy { using type = NotAPolicy<P>; };
-template <class P> struct CheckPolicy<P, OptionsTag> { using type = void; };
+template <class P, class Tag> struct CheckPolicy {
+  using type = NotAPolicy<P>;
+};
+template <class P> struct CheckPolicy<P, OptionsTag> {
+  using type = void;
+};
 template <class P>
 struct CheckPolicy<P, ScheduleTag> : First<Unless<SchedulePolicy<P>, NotASchedule<P>>> {};
 template <class P> struct CheckPolicy<P, StalenessTag> {
@@ -84,24 +94,27 @@ template <class P>
 struct CheckPolicy<P, OptimizerTag> : First<Unless<OptimizerPolicy<P>, NotAnOptimizer<P>>> {};
 template <class P> struct CheckPolicy<P, LossTag> : First<Unless<LossPolicy<P>, NotALoss<P>>> {};
 
-template <class P> struct TagIn { using type = void; };
-template <HasTag P> struct TagIn<P> { using type = typename P::policy_tag; };
+template <class P> struct TagIn {
+  using type = void;
+};
+template <HasTag P> struct TagIn<P> {
+  using type = typename P::policy_tag;
+};
 
 template <class Tag, class... P>
 using CheckOnce = Unless<(count_of<Tag, P...> <= 1), TwoPolicies<Tag>>;
 
 template <class... P> consteval auto check_policies() {
-  return First<typename CheckPolicy<P, typename TagIn<P>::type>::type...,
-               CheckOnce<ScheduleTag, P...>, CheckOnce<StalenessTag, P...>,
-               CheckOnce<PartitionTag, P...>, CheckOnce<CollectiveTag, P...>,
-               CheckOnce<PlacementTag, P...>, CheckOnce<DeviceTag, P...>,
-               CheckOnce<OptimizerTag, P...>, CheckOnce<LossTag, P...>,
-               CheckOnce<OptionsTag, P...>>{};
+  return First<
+      typename CheckPolicy<P, typename TagIn<P>::type>::type..., CheckOnce<ScheduleTag, P...>,
+      CheckOnce<StalenessTag, P...>, CheckOnce<PartitionTag, P...>, CheckOnce<CollectiveTag, P...>,
+      CheckOnce<PlacementTag, P...>, CheckOnce<DeviceTag, P...>, CheckOnce<OptimizerTag, P...>,
+      CheckOnce<LossTag, P...>, CheckOnce<OptionsTag, P...>>{};
 }
 
 template <class P> inline constexpr bool ignores_placement = false;
 template <class P>
-requires fills<P, DeviceTag>
+  requires fills<P, DeviceTag>
 inline constexpr bool ignores_placement<P> = !P::traits.obeys_placement;
 
 template <class... P> consteval auto check_places() {
@@ -111,9 +124,9 @@ template <class... P> consteval auto check_places() {
 
 template <class Types, class Schedule, class Staleness, class Loss> consteval auto check_fit() {
   using Y = typename Ends<Types>::Output;
-  return First<Unless<Schedule::flushes || !Staleness::synchronous,
-                      ScheduleDoesNotFit<Schedule, Staleness>>,
-               Unless<std::same_as<Loss, NoLoss> || LossFor<Loss, Y>, LossDoesNotFit<Loss, Y>>>{};
+  return First<
+      Unless<Schedule::flushes || !Staleness::synchronous, ScheduleDoesNotFit<Schedule, Staleness>>,
+      Unless<std::same_as<Loss, NoLoss> || LossFor<Loss, Y>, LossDoesNotFit<Loss, Y>>>{};
 }
 
 template <class Types, class... P> consteval auto check_pipeline() {
