@@ -7,7 +7,7 @@
 
 #include <stagger/cuda/detail/parameter_memory.hpp>
 #include <stagger/cuda/streams.hpp>
-#include <stagger/engine/session.hpp>
+#include <stagger/engine/make_session.hpp>
 
 namespace stagger::cuda {
 
@@ -67,6 +67,4 @@ namespace stagger::detail {
 extern template std::shared_ptr<Session> make_session(cuda::Loopback const&, List<Layer>,
                                                       Setup const&);
 }
-#else
-#include <stagger/engine/make_session.hpp>
 #endif

@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-#include <stagger/engine/session.hpp>
+#include <stagger/engine/make_session.hpp>
 #include <stagger/nccl/detail/host_memory.hpp>
 #include <stagger/nccl/gpus_backend.hpp>
 #include <stagger/nccl/rendezvous.hpp>
@@ -116,6 +116,4 @@ struct Gpus {
 namespace stagger::detail {
 extern template std::shared_ptr<Session> make_session(nccl::Gpus const&, List<Layer>, Setup const&);
 }
-#else
-#include <stagger/engine/make_session.hpp>
 #endif
