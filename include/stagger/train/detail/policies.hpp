@@ -11,6 +11,7 @@
 #include <stagger/collective/policy.hpp>
 #include <stagger/engine/device.hpp>
 #include <stagger/engine/options.hpp>
+#include <stagger/host/threads.hpp>
 #include <stagger/model/loss.hpp>
 #include <stagger/model/optimizer.hpp>
 #include <stagger/model/sequential.hpp>
@@ -19,10 +20,6 @@
 #include <stagger/schedule/one_f_one_b.hpp>
 #include <stagger/schedule/policy.hpp>
 #include <stagger/staleness/synchronous.hpp>
-
-namespace stagger::host {
-struct Threads;  // the default device; defined by its back end, which stands above the engine
-}
 
 namespace stagger::detail {
 
