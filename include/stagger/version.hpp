@@ -3,6 +3,5 @@
 /// @file   The version of stagger. It stands here and nowhere else: CMake and Conan read it from this file.
 
 #define STAGGER_VERSION_MAJOR 0  ///< a step here may change what programs mean
-#define STAGGER_VERSION_MINOR \
-  1  ///< while MAJOR is 0, a step here may ask users to change their code
+#define STAGGER_VERSION_MINOR 1  ///< while MAJOR is 0, a step here may change what users write
 #define STAGGER_VERSION_PATCH 0  ///< repairs only

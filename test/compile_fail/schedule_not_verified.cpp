@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // mistake: policy: a schedule of your own without the header that verifies it
-// expect-error: stagger: the tables of this schedule must be verified before they run: include <stagger/schedule/verify\.hpp>
+// expect-error: stagger: the tables of this schedule must be verified before they run: include <stagger/schedule/proof/verify\.hpp>
 // see: schedules_own.md#train-with-it
 #include <stagger/stagger.hpp>
 

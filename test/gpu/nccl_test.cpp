@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <stagger/nccl/communicator.hpp>
+#include <stagger/nccl/detail/gpu_set.hpp>
 
 #include "catch.hpp"
 

@@ -83,9 +83,9 @@ TEST_CASE("nccl/fault: a peer that never comes is an error in time, and the rank
 
 TEST_CASE("nccl/fault: a rank that makes no matching call is an error in time", "[nccl]") {
   si::Session const session;
+  float x = 1;
   Ranks ranks(2);
   ranks.join();
-  float x = 1;
   auto sum = ranks[0].all_reduce(std::span<float>(&x, 1), Reduction::sum);
   auto const error = caught([&] { sum.wait(0.05); });
   CHECK(error == sg::Errc::deadline);
@@ -104,9 +104,9 @@ TEST_CASE("nccl/fault: what NCCL refuses comes with NCCL's words", "[nccl]") {
     CHECK(has(error, "give each rank a GPU of its own"));
   }
   SECTION("a send to oneself that nothing receives") {
+    float x = 1;
     Ranks ranks(1);
     ranks.join();
-    float x = 1;
     auto const error = caught([&] {
       auto group = ranks[0].group();
       auto operation = ranks[0].send(group, std::span<float>(&x, 1), 0);
@@ -117,9 +117,9 @@ TEST_CASE("nccl/fault: what NCCL refuses comes with NCCL's words", "[nccl]") {
     CHECK(has(error, "without a matching recv"));
   }
   SECTION("counts that differ") {
+    std::array<float, 4> x{};
     Ranks ranks(2);
     ranks.join();
-    std::array<float, 4> x{};
     auto const error = caught([&] {
       ranks.each([&](std::size_t r, auto& c) {
         auto group = c.group();
@@ -147,9 +147,9 @@ TEST_CASE("nccl/fault: a call that cannot be right is refused before NCCL sees i
   si::Session const session;
   si::in_progress_polls(GENERATE(0, 2));
   {
+    std::array<float, 2> x{1, 2};
     Ranks ranks(2);
     ranks.join();
-    std::array<float, 2> x{1, 2};
     auto const calls = si::calls(si::Call::group_end);
     auto error = caught([&] {
       auto group = ranks[0].group();
@@ -180,9 +180,9 @@ TEST_CASE("nccl/fault: a call that cannot be right is refused before NCCL sees i
 
 TEST_CASE("nccl/fault: an argument that NCCL itself refuses ends the communicator", "[nccl]") {
   si::Session const session;
+  float x = 1;
   Ranks ranks(2);
   ranks.join();
-  float x = 1;
   si::fail(si::Call::group_end, 1, ncclInvalidArgument);
   auto const error = caught(
       [&] { ranks[0].all_reduce(std::span<float>(&x, 1), Reduction::sum).wait(patience_s); });
@@ -199,10 +199,10 @@ TEST_CASE("nccl/Joint: groups of several communicators begin as one, or none of 
   si::Session const session;
   si::in_progress_polls(GENERATE(0, 3));
   {
-    Ranks ranks(3);
-    ranks.join();
     std::array<float, 3> from{1, 2, 3};
     std::array<float, 3> to{};
+    Ranks ranks(3);
+    ranks.join();
     sg::nccl::Joint joint;
     std::vector<sg::nccl::Operation> operations;
     auto const shift = [&](int by) {  // everybody to the next but `by`
@@ -239,9 +239,9 @@ TEST_CASE("nccl/Joint: groups of several communicators begin as one, or none of 
 TEST_CASE("nccl/fault: an asynchronous error reaches every operation, and no call follows it",
           "[nccl]") {
   si::Session const session;
+  float x = 1;
   Ranks ranks(2);
   ranks.join();
-  float x = 1;
   auto first = ranks[0].all_reduce(std::span<float>(&x, 1), Reduction::sum);
   auto second = ranks[0].all_reduce(std::span<float>(&x, 1), Reduction::sum);
   si::break_communicators(0, 2, ncclRemoteError);
