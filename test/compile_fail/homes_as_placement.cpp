@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// mistake: policy: owners of parameters, instead of a placement
-// expect-error: stagger: owners of parameters are no placement of ranks: call their owners
+// mistake: policy: homes of parameters, instead of a placement
+// expect-error: stagger: homes of parameters are no placement of ranks: call their homes
 // see: planning.md
 #include <stagger/stagger.hpp>
 

@@ -127,7 +127,7 @@ constexpr void require_link(Link const& link, std::string const& where) {
 
 }  // namespace detail
 
-/// Checks a cluster, whoever made it.
+/// Checks a cluster, wherever it comes from.
 /// @throws Error  bad_data naming the device, node or link, the field and its value
 constexpr void require_cluster(Cluster const& cluster) {
   if (cluster.devices.empty())

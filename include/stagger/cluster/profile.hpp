@@ -111,7 +111,7 @@ constexpr void require_weight(Layer const& layer, std::size_t index, double weig
 
 }  // namespace detail
 
-/// Checks a profile, whoever made it.
+/// Checks a profile, wherever it comes from.
 /// @throws Error  bad_data naming the layer (numbered from 0), the field and its value
 constexpr void require_profile(Profile const& profile) {
   using namespace detail;

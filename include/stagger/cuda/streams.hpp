@@ -101,7 +101,7 @@ class StreamsBackend {
     return enqueueing() ? static_cast<std::size_t>(options_.ahead) : 1;
   }
 
-  /// Has the device begin the step that the machine has begun. Nothing of it in_flight if the machine
+  /// Has the device begin the step that the machine has begun. Nothing of it is in flight if the machine
   /// has failed: what was enqueued of it, and all before it, is done.
   void enqueue(std::size_t turn) noexcept {
     turn_ = turn;

@@ -131,7 +131,7 @@ template <Interpreter B> Progress go_on(B& backend, RankState& rank) noexcept {
 
 /// The coroutine of one rank: one frame for the life of the engine, created suspended. It walks
 /// program after program; between two steps, and wherever the rank must wait, it hands control back
-/// to whoever resumed it.
+/// to its caller.
 class Walk {
  public:
   struct promise_type {

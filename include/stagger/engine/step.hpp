@@ -143,7 +143,7 @@ inline Metrics run(Step step) {
 /// `Trainer::settle`.
 class [[nodiscard]] Ticket {
  public:
-  /// Of no step.
+  /// A ticket that belongs to no step.
   Ticket() = default;
   Ticket(Ticket&& other) noexcept { take(other); }
   Ticket& operator=(Ticket&& other) noexcept {

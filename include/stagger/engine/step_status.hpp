@@ -11,8 +11,7 @@
 
 namespace stagger::detail {
 
-/// A step's status is decided once, by whoever comes first: the ranks, when all have finished, or an
-/// error.
+/// A step's status is decided once: by the ranks when all have finished, or by the first error.
 enum class Status : std::uint8_t { open, committed, failed };
 
 class StepStatus {

@@ -116,7 +116,7 @@ template <> struct TaskResult<void> {
 ///     }
 ///     double loss = run(fit(train, batches));
 ///
-/// Exceptions travel to whoever awaits it.
+/// Exceptions are thrown where it is awaited.
 template <class T = void> class [[nodiscard]] Task {
  public:
   struct promise_type : detail::TaskResult<T> {

@@ -61,7 +61,7 @@ struct Probe {
 
 namespace stagger::detail {  // one of host's own would hide the engine's in its back ends
 
-/// Two threads that hand a buffer to and fro; whoever has it reads what the other wrote and writes
+/// Two threads that hand a buffer to and fro; the one that has it reads what the other wrote and writes
 /// as much of its own.
 class PingPong {
  public:

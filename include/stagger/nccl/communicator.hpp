@@ -61,7 +61,7 @@ class Joint {
 /// One rank's end, on one stream; spans are device memory.
 ///
 /// NCCL answers every call at once and does it later. Calls are kept until NCCL is through with the
-/// one before, and polled by whoever polls any operation of the device. A call that names no rank,
+/// one before, and polled together with any operation of the device. A call that names no rank,
 /// or has no memory, is refused before NCCL sees it, by the operation alone. After an error of
 /// NCCL's every operation throws it, and all that is left is to abort.
 ///

@@ -117,7 +117,7 @@ class GpusBackend : detail::Enqueuer {
   }
   [[nodiscard]] std::size_t turns() const noexcept { return turns_.size(); }
 
-  /// Has the devices begin the step that the machine has begun. Nothing of it in_flight if the machine
+  /// Has the devices begin the step that the machine has begun. Nothing of it is in flight if the machine
   /// has failed: what was enqueued of it, and all before it, is done.
   void enqueue(std::size_t turn) noexcept {
     turn_ = turn;

@@ -14,7 +14,7 @@
 
 namespace stagger {
 
-/// Marks a choice of parameter owners: `using policy_tag = stagger::ParameterHomeTag;`.
+/// Marks a choice of parameter homes: `using policy_tag = stagger::ParameterHomeTag;`.
 struct ParameterHomeTag {};
 
 namespace placement {
@@ -41,7 +41,7 @@ concept ParameterHomePolicy =
     std::copyable<P> && std::same_as<typename P::policy_tag, ParameterHomeTag> &&
     requires(P const policy, int layers, int nodes, std::span<placement::Worker const> workers) {
       // [layers] a node each
-      { policy.owners(layers, nodes, workers) } -> std::same_as<std::vector<int>>;
+      { policy.homes(layers, nodes, workers) } -> std::same_as<std::vector<int>>;
     };
 
 namespace placement {
@@ -54,17 +54,17 @@ struct Traffic {
 
 /// @param parameter_bytes  [layers]
 /// @param boundary_bytes   [layers] crossing behind each layer
-/// @param owners            [layers] of the parameters
+/// @param homes            [layers] of the parameters
 [[nodiscard]] constexpr Traffic traffic(std::span<std::uint64_t const> parameter_bytes,
                                         std::span<std::uint64_t const> boundary_bytes,
-                                        Worker const& worker, std::span<int const> owners) {
-  if (parameter_bytes.size() != owners.size() || boundary_bytes.size() != owners.size())
+                                        Worker const& worker, std::span<int const> homes) {
+  if (parameter_bytes.size() != homes.size() || boundary_bytes.size() != homes.size())
     raise(Errc::bad_configuration, "there are parameters of ", parameter_bytes.size(),
-          " layers, boundaries of ", boundary_bytes.size(), " and owners for ", owners.size(),
+          " layers, boundaries of ", boundary_bytes.size(), " and homes for ", homes.size(),
           "; give one for each layer");
   Traffic result;
-  for (std::size_t l = 0; l < owners.size(); ++l)
-    if (owners[l] != worker.node_of(static_cast<int>(l)))
+  for (std::size_t l = 0; l < homes.size(); ++l)
+    if (homes[l] != worker.node_of(static_cast<int>(l)))
       result.parameters_per_wave += 2 * parameter_bytes[l];
   for (std::size_t c = 0; c < worker.cuts.size(); ++c)
     if (worker.nodes[c] != worker.nodes[c + 1])
@@ -73,12 +73,12 @@ struct Traffic {
   return result;
 }
 
-/// Layer i lives on node i mod nodes: the load is spread, whoever uses it.
+/// Layer i lives on node i mod nodes: the load is spread over all nodes.
 struct RoundRobin {
   using policy_tag = ParameterHomeTag;
 
-  [[nodiscard]] constexpr std::vector<int> owners(int layers, int nodes,
-                                                  std::span<Worker const> /*workers*/) const {
+  [[nodiscard]] constexpr std::vector<int> homes(int layers, int nodes,
+                                                 std::span<Worker const> /*workers*/) const {
     if (nodes < 1) raise(Errc::bad_configuration, nodes, " nodes have no room; give 1 or more");
     std::vector<int> result;
     for (int l = 0; l < layers; ++l) result.push_back(l % nodes);
@@ -92,8 +92,8 @@ struct Local {
   using policy_tag = ParameterHomeTag;
 
   /// @throws Error  bad_configuration if two workers differ
-  [[nodiscard]] constexpr std::vector<int> owners(int layers, int /*nodes*/,
-                                                  std::span<Worker const> workers) const {
+  [[nodiscard]] constexpr std::vector<int> homes(int layers, int /*nodes*/,
+                                                 std::span<Worker const> workers) const {
     if (workers.empty())
       raise(Errc::bad_configuration, "Local needs a worker to follow; give one or more");
     for (std::size_t w = 0; w < workers.size(); ++w)

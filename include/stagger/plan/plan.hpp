@@ -70,7 +70,7 @@ struct Plan {
   double acr = 0;            ///< one-way transfer over forward and backward, both averaged
   double alpha = 0;          ///< twice that: what the warm-up has to hide
   long long candidates = 1;  ///< plans evaluated to find this one
-  double solve_s = 0;        ///< that finding it took; for whoever measures it to fill in
+  double solve_s = 0;        ///< that finding it took; filled in by the caller that measures it
 
   friend bool operator==(Plan const& a, Plan const& b) {
     return a.stages == b.stages && a.batch == b.batch && a.microbatches == b.microbatches &&

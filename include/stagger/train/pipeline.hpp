@@ -89,9 +89,10 @@ template <class... Stage> class Pipeline {
       std::apply([&](auto&... stage) { (append_layers(layers, std::move(stage)), ...); }, stages_);
       detail::require_layers(layers);
       if constexpr (cut_later)
-        cuts = partition::Cuts{Pick<PartitionTag, partition::Cuts, P...>::from(policy...).cuts(
-                                   static_cast<int>(layers.size()))}
-                   .cuts(static_cast<int>(layers.size()));  // whoever made them
+        cuts =
+            partition::Cuts{Pick<PartitionTag, partition::Cuts, P...>::from(policy...).cuts(
+                                static_cast<int>(layers.size()))}
+                .cuts(static_cast<int>(layers.size()));  // checked, whatever partitioner made them
       using Model = Ends<Types>;
       using Device = typename Pick<DeviceTag, host::Threads, P...>::type;
       using Schedule = typename Pick<ScheduleTag, schedule::OneFOneB, P...>::type;

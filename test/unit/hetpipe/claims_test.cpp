@@ -54,8 +54,8 @@ placement::Traffic local_traffic(Profile const& p, std::vector<placement::Worker
     parameters.push_back(layer.parameter_bytes);
     boundaries.push_back(layer.activation_bytes);
   }
-  auto const owners = placement::Local{}.owners(p.size(), 4, workers);
-  return placement::traffic(parameters, boundaries, workers.front(), owners);
+  auto const homes = placement::Local{}.homes(p.size(), 4, workers);
+  return placement::traffic(parameters, boundaries, workers.front(), homes);
 }
 
 /// What a ring moves per device for an all-reduce of the model.
@@ -92,7 +92,7 @@ TEST_CASE("hetpipe/C3: Horovod moves 515 and 211 MiB, (K - 1) / K of the model",
   CHECK(all_reduced(resnet152(), 12) / (1 << 20) == Approx(211).epsilon(0.005));
 }
 
-TEST_CASE("hetpipe/C4: with local owners no parameters cross nodes, in turn they do", "[hetpipe]") {
+TEST_CASE("hetpipe/C4: with local homes no parameters cross nodes, in turn they do", "[hetpipe]") {
   for (auto const& p : {vgg19(), resnet152()}) {
     std::vector<placement::Worker> workers;
     auto const local = local_traffic(p, workers);
@@ -103,18 +103,18 @@ TEST_CASE("hetpipe/C4: with local owners no parameters cross nodes, in turn they
       parameters.push_back(layer.parameter_bytes);
       boundaries.push_back(layer.activation_bytes);
     }
-    auto const owners = placement::RoundRobin{}.owners(p.size(), 4, workers);
+    auto const homes = placement::RoundRobin{}.homes(p.size(), 4, workers);
     double there = 0;
     for (int l = 0; l < p.size(); ++l)
       if (l % 4 != workers.front().node_of(l))
         there += 2 * static_cast<double>(parameters[static_cast<std::size_t>(l)]);
-    auto const spread = placement::traffic(parameters, boundaries, workers.front(), owners);
+    auto const spread = placement::traffic(parameters, boundaries, workers.front(), homes);
     CHECK(static_cast<double>(spread.parameters_per_wave) == there);
     CHECK(spread.activations_per_minibatch == local.activations_per_minibatch);
   }
 }
 
-TEST_CASE("hetpipe/C5: at 1 GB/s local owners save more of VGG-19's bytes than of ResNet-152's",
+TEST_CASE("hetpipe/C5: at 1 GB/s local homes save more of VGG-19's bytes than of ResNet-152's",
           "[hetpipe]") {
   std::vector<placement::Worker> a, b;
   auto const bytes = [](Profile const& p, std::vector<placement::Worker>& workers) {
@@ -137,7 +137,7 @@ TEST_CASE("hetpipe/C5: the published 103 MB are three late cuts of VGG-19, both 
   placement::Worker const worker{.cuts = {11, 17, 18}, .nodes = {0, 1, 2, 3}};
   std::vector<placement::Worker> const one{worker};
   auto const t = placement::traffic(parameters, boundaries, worker,
-                                    placement::Local{}.owners(p.size(), 4, one));
+                                    placement::Local{}.homes(p.size(), 4, one));
   CHECK(static_cast<double>(t.activations_per_minibatch) / 1e6 == Approx(103).epsilon(0.005));
 }
 
@@ -303,7 +303,7 @@ TEST_CASE("hetpipe/allocation: what cannot be shared out is named", "[hetpipe]")
   CHECK_THROWS_WITH(placement::HybridDistribution{}.allocate(c, 4),
                     Catch::Contains("an even number of kinds"));
   std::vector<placement::Worker> const unlike{{{1}, {0, 1}}, {{2}, {0, 1}}};
-  CHECK_THROWS_WITH(placement::Local{}.owners(3, 2, unlike), Catch::Contains("worker 1 has other"));
+  CHECK_THROWS_WITH(placement::Local{}.homes(3, 2, unlike), Catch::Contains("worker 1 has other"));
 }
 
 TEST_CASE("hetpipe/HybridDistribution: every device is used once, whatever the kinds",

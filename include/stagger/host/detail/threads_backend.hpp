@@ -30,7 +30,7 @@ namespace stagger::host {
 ///
 /// A *worker* is the work of one thread in a step: its ranks, polled in turn. A signal between two
 /// ranks of one worker is a plain counter. One that crosses workers is an atomic with a single writer;
-/// only a worker that found nothing to do for a while parks, and is woken by a wakeups.
+/// only a worker that found nothing to do for a while parks, and is woken by its count of wakeups.
 class ThreadsBackend {
  public:
   static constexpr bool timed = false;

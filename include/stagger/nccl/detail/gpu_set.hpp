@@ -277,7 +277,7 @@ class GpuSet {
       for (auto& team : teams)
         for (auto& end : team.ends) end->all.abort(reason);
       for (auto& gpu : gpus_) gpu->world.abort(reason);
-    } catch (...) {  // no memory for the reason: they end with the gpu_set
+    } catch (...) {  // no memory for the reason: they end with the GPUs
     }
   }
 

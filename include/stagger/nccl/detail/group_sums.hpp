@@ -28,7 +28,7 @@ class GroupSums {
             GpuSet& gpu_set, Links& links)
       : machine_(machine), kernels_(kernels), gpu_set_(gpu_set), links_(links) {}
 
-  /// Meets the others, before the links of the program is made.
+  /// Meets the others, before the links of the program are made.
   /// @param place   [ranks]
   /// @throws Error  bad_configuration where some holders of a stage share a GPU, and others do not
   [[gnu::cold]] void load(std::vector<int> const& place, double meet_s) {
@@ -314,7 +314,7 @@ class GroupSums {
   cuda::ParameterKernels const* kernels_;
   GpuSet& gpu_set_;
   Links& links_;
-  std::vector<std::size_t> team_of_;      // [stages] in the gpu_set
+  std::vector<std::size_t> team_of_;      // [stages] number of its team
   std::vector<std::size_t> first_group_;  // [stages]
   std::vector<std::size_t> ready_;        // [cells] signal that its gradients are there
   std::vector<bool> begun_;               // [groups] in this step

@@ -468,8 +468,9 @@ class Links {
 
   // Of the program.
   Routes routes_;
-  std::vector<std::size_t> gpu_;      // [ranks] of this process; its number of GPUs: of another
-  std::vector<std::size_t> channel_;  // [channels of the routes] number in the gpu_set
+  std::vector<std::size_t> gpu_;  // [ranks] of this process; its number of GPUs: of another
+  std::vector<std::size_t>
+      channel_;  // [channels of the routes] number among the channels of its GPUs
   EventNumbers numbers_;
   FixedArray<ByteWriter> shapes_;  // [lanes][microbatches] that other processes know
 

@@ -18,7 +18,7 @@ namespace stagger::nccl::detail {
 /// behind them, so that the first sum allocates nothing.
 /// @param wanted    places of each, in the order in which they are added up
 /// @param connects  each end with each other, for more than sums
-/// @return for each, its number in the gpu_set
+/// @return for each, its number among the teams
 [[gnu::cold]] inline std::vector<std::size_t> gather(GpuSet& gpu_set,
                                                      std::span<std::vector<int> const> wanted,
                                                      bool connects, double meet_s) {

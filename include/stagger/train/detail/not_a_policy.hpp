@@ -41,8 +41,8 @@ template <class P> struct NotAPolicy {
                 "placement::ExplicitMap with one of the lists that its allocate(cluster, workers) "
                 "answers");
   static_assert(fills_no<ParameterHomeTag>,
-                "stagger: owners of parameters are no placement of ranks: call their "
-                "owners(layers, nodes, workers), and leave them out of with()");
+                "stagger: homes of parameters are no placement of ranks: call their "
+                "homes(layers, nodes, workers), and leave them out of with()");
   static_assert(!has_tag || known,
                 "stagger: an argument of with() has the policy_tag of no axis; the tags are those "
                 "of schedules, staleness models, partitioners, collectives, placements, devices, "

@@ -20,7 +20,7 @@
 namespace stagger::detail {
 
 // A check is a class whose static_assert fails, or void where nothing is wrong. Only the first one
-// is instantiated, by whoever asked, so that its sentence is the only one.
+// is instantiated, so that its sentence is the only one.
 
 /// The first of several checks that is not void.
 template <class... Check> struct First {
