@@ -73,10 +73,11 @@ template <class T> class List {
   using value_type = T;
 
   List() = default;
-  explicit List(std::size_t count) { resize(count); }
-  List(std::size_t count, T const& value) { append(count, value); }
-  List(std::initializer_list<T> values) { assign(values.begin(), values.size()); }
-  List(List const& other) { assign(other.data(), other.size()); }
+  // By way of List(): what they have made so far is destroyed if an element throws.
+  explicit List(std::size_t count) : List() { resize(count); }
+  List(std::size_t count, T const& value) : List() { append(count, value); }
+  List(std::initializer_list<T> values) : List() { assign(values.begin(), values.size()); }
+  List(List const& other) : List() { assign(other.data(), other.size()); }
   List(List&& other) noexcept : raw_(std::exchange(other.raw_, {})) {}
   List& operator=(List const& other) {
     if (this != &other) assign(other.data(), other.size());

@@ -3,6 +3,7 @@
 
 #include "catch.hpp"
 
+#include <new>
 #include <string>
 
 using stagger::List;
@@ -17,4 +18,30 @@ TEST_CASE("core/List: lists are equal when they hold the same elements and no mo
   List<std::string> const words{"a", "b"};
   CHECK(words == List<std::string>{"a", "b"});
   CHECK_FALSE(words == List<std::string>{"a", "b", "c"});
+}
+
+namespace {
+struct Counted {
+  static inline int alive = 0;
+  static inline int left = 0;  // copies until one throws
+  Counted() { ++alive; }
+  Counted(Counted const&) {
+    if (left-- == 0) throw std::bad_alloc();
+    ++alive;
+  }
+  Counted(Counted&&) noexcept { ++alive; }
+  ~Counted() { --alive; }
+};
+}  // namespace
+
+TEST_CASE("core/List: a copy that throws half way destroys what it has copied", "[core]") {
+  {
+    List<Counted> const three(3);
+    for (int at = 0; at < 3; ++at) {
+      Counted::left = at;
+      CHECK_THROWS_AS(List<Counted>(three), std::bad_alloc);
+      CHECK(Counted::alive == 3);
+    }
+  }
+  CHECK(Counted::alive == 0);
 }
