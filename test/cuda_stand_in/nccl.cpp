@@ -541,6 +541,9 @@ void nccl_settle() {
 
 void nccl_reset() {
   std::lock_guard const lock(registry().mutex);
+  // The thread of a group is at several communicators: all are joined before the first one goes.
+  for (auto& comm : registry().communicators)
+    if (!comm->alive) comm->group.reset();
   std::erase_if(registry().communicators, [](auto const& comm) { return !comm->alive; });
   registry().worlds.clear();
 }
