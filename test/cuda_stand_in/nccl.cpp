@@ -89,7 +89,7 @@ struct World {
 /// What one ncclGroupEnd begins: a thread puts it on the streams. Until a communicator says that it
 /// is through, nobody else may touch a graph that these streams are captured into.
 struct Group {
-  std::vector<ncclComm_t> comms;
+  std::vector<std::shared_ptr<ncclComm>> comms;
   std::vector<std::shared_ptr<Capture>> captures;
   std::atomic<bool> begun{false};
   std::atomic<bool> done{false};
@@ -109,7 +109,7 @@ struct Group {
   }
 };
 
-struct ncclComm {
+struct ncclComm : std::enable_shared_from_this<ncclComm> {
   std::atomic<bool> alive{true};
   std::shared_ptr<World> world;
   int rank = 0;
@@ -144,7 +144,7 @@ namespace {
 struct Registry {
   std::mutex mutex;
   std::map<std::uint64_t, std::shared_ptr<World>> worlds;
-  std::vector<std::unique_ptr<ncclComm>> communicators;  // also those that are gone
+  std::vector<std::shared_ptr<ncclComm>> communicators;  // also those that are gone
   std::uint64_t next_id = 1;
 };
 Registry& registry() {
@@ -174,7 +174,7 @@ ncclResult_t broken(ncclComm_t comm, ncclResult_t code, std::string words) {
 }
 
 ncclComm_t make(std::shared_ptr<World> world, int ranks, int rank) {
-  auto comm = std::make_unique<ncclComm>();
+  auto comm = std::make_shared<ncclComm>();
   comm->world = std::move(world);
   comm->ranks = ranks;
   comm->rank = rank;
@@ -434,7 +434,7 @@ ncclResult_t submit_one(ncclComm_t comm, std::vector<Operation> calls,
   comm->polls = state().in_progress_polls;
   comm->phase = ncclComm::launching;
   comm->group = group;
-  group->comms.push_back(comm);
+  group->comms.push_back(comm->shared_from_this());
   return ncclInProgress;
 }
 
@@ -521,11 +521,12 @@ bool expect(ncclComm_t comm) {
 
 void Group::begin() {
   if (begun.exchange(true)) return;
-  thread = std::thread([this] {
+  // The thread owns the communicators as well: one may be aborted while it runs.
+  thread = std::thread([this, all = comms] {
     thread_of_nccl = true;
-    for (auto* comm : comms) {
+    for (auto const& comm : all) {
       std::lock_guard const lock(comm->world->mutex);
-      launch(comm);
+      launch(comm.get());
     }
     done.store(true, std::memory_order_release);
   });
@@ -541,9 +542,8 @@ void nccl_settle() {
 
 void nccl_reset() {
   std::lock_guard const lock(registry().mutex);
-  // The thread of a group is at several communicators: all are joined before the first one goes.
   for (auto& comm : registry().communicators)
-    if (!comm->alive) comm->group.reset();
+    if (!comm->alive) comm->group.reset();  // it owns its communicators: a circle otherwise
   std::erase_if(registry().communicators, [](auto const& comm) { return !comm->alive; });
   registry().worlds.clear();
 }

@@ -4,6 +4,7 @@
 
 #include <stagger/core/requirements.hpp>
 
+#include <concepts>
 #include <cstddef>
 #include <utility>
 
@@ -14,7 +15,9 @@ namespace stagger {
 template <class T> class FixedArray {
  public:
   FixedArray() = default;
-  explicit FixedArray(std::size_t size) : items_(new T[size]()), size_(size) {}
+  template <std::integral N>
+  explicit FixedArray(N size)
+      : items_(new T[static_cast<std::size_t>(size)]()), size_(static_cast<std::size_t>(size)) {}
   FixedArray(FixedArray&& other) noexcept
       : items_(std::exchange(other.items_, nullptr)), size_(std::exchange(other.size_, 0)) {}
   FixedArray& operator=(FixedArray&& other) noexcept {
@@ -32,8 +35,11 @@ template <class T> class FixedArray {
   [[nodiscard]] T* end() noexcept { return items_ + size_; }
   [[nodiscard]] T const* begin() const noexcept { return items_; }
   [[nodiscard]] T const* end() const noexcept { return items_ + size_; }
-  [[nodiscard]] T& operator[](std::size_t i) noexcept { return items_[i]; }
-  [[nodiscard]] T const& operator[](std::size_t i) const noexcept { return items_[i]; }
+  /// By whatever counts ranks, stages or micro-batches: no caller need convert an index.
+  template <std::integral I> [[nodiscard]] T& operator[](I i) noexcept { return items_[i]; }
+  template <std::integral I> [[nodiscard]] T const& operator[](I i) const noexcept {
+    return items_[i];
+  }
   [[nodiscard]] T& front() noexcept { return items_[0]; }
 
  private:

@@ -5,6 +5,7 @@
 
 #include <stagger/core/requirements.hpp>
 
+#include <concepts>
 #include <cstddef>
 #include <cstring>
 #include <initializer_list>
@@ -100,8 +101,11 @@ template <class T> class List {
   [[nodiscard]] T* end() noexcept { return data() + raw_.size; }
   [[nodiscard]] T const* begin() const noexcept { return data(); }
   [[nodiscard]] T const* end() const noexcept { return data() + raw_.size; }
-  [[nodiscard]] T& operator[](std::size_t i) noexcept { return data()[i]; }
-  [[nodiscard]] T const& operator[](std::size_t i) const noexcept { return data()[i]; }
+  /// By whatever counts ranks, stages or micro-batches: no caller need convert an index.
+  template <std::integral I> [[nodiscard]] T& operator[](I i) noexcept { return data()[i]; }
+  template <std::integral I> [[nodiscard]] T const& operator[](I i) const noexcept {
+    return data()[i];
+  }
   [[nodiscard]] T& front() noexcept { return data()[0]; }
   [[nodiscard]] T const& front() const noexcept { return data()[0]; }
   [[nodiscard]] T& back() noexcept { return data()[raw_.size - 1]; }
