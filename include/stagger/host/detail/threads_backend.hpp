@@ -137,7 +137,7 @@ class ThreadsBackend {
     }
   }
 
-  void execute(detail::RankState& rank, Instruction const& in) {
+  [[gnu::always_inline]] void execute(detail::RankState& rank, Instruction const& in) {
     detail::carry_out(
         machine_, rank, in,
         {[](void* self) { return static_cast<ThreadsBackend*>(self)->now_s(); }, this});
