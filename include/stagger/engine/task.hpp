@@ -4,12 +4,9 @@
 
 #include <stagger/core/requirements.hpp>
 
-#include <condition_variable>
 #include <coroutine>
 #include <exception>
-#include <mutex>
-#include <optional>
-#include <type_traits>
+#include <semaphore>
 #include <utility>
 #include <variant>
 
@@ -52,13 +49,8 @@ class Runner {
     last_ = &step;
   }
 
-  /// The task has ended; from any thread. Notifies before it unlocks: the runner may be gone as
-  /// soon as its own thread can see that the task has ended.
-  void finish() noexcept {
-    std::lock_guard const lock(mutex_);
-    done_ = true;
-    ended_.notify_all();
-  }
+  /// The task has ended; from any thread.
+  void finish() noexcept { ended_.release(); }
 
   /// Returns when the task has ended and no step is left: a step that waits here has begun, so its
   /// pipeline would stay busy for ever.
@@ -71,9 +63,7 @@ class Runner {
       step.step->drive();
       step.then.resume();
     }
-    // The task may wait for something else, which resumes it elsewhere.
-    std::unique_lock lock(mutex_);
-    ended_.wait(lock, [this] { return done_; });
+    ended_.acquire();  // the task may wait for something else, which resumes it elsewhere
   }
 
  private:
@@ -81,9 +71,7 @@ class Runner {
   Runner* outer_;
   Pending* first_ = nullptr;
   Pending* last_ = nullptr;
-  std::mutex mutex_;
-  std::condition_variable ended_;
-  bool done_ = false;
+  std::binary_semaphore ended_{0};
 };
 
 template <class T> struct TaskResult {
