@@ -12,8 +12,8 @@
 #include <string>
 #include <utility>
 
+#include <stagger/core/error.hpp>
 #include <stagger/core/file.hpp>
-#include <stagger/core/text.hpp>
 #include <stagger/json/plan.hpp>
 #include <stagger/report/format.hpp>
 #include <stagger/report/plan.hpp>

@@ -17,7 +17,6 @@
 #include <CLI/CLI.hpp>
 
 #include <stagger/core/error.hpp>
-#include <stagger/core/text.hpp>
 #include <stagger/report/format.hpp>
 #include <stagger/version.hpp>
 

@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include <stagger/core/error.hpp>
-#include <stagger/core/text.hpp>
 #include <stagger/report/format.hpp>
 
 #include "model/initial.hpp"

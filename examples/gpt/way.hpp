@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
+#include <stagger/core/error.hpp>
 #include <stagger/core/file.hpp>
-#include <stagger/core/text.hpp>
 #include <stagger/engine/replicas.hpp>
 #include <stagger/train/planned.hpp>
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include <stagger/cluster/profile.hpp>
-#include <stagger/core/text.hpp>
+#include <stagger/core/error.hpp>
 
 namespace dapple_models {
 

@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include <stagger/cluster/presets.hpp>
-#include <stagger/core/text.hpp>
+#include <stagger/core/error.hpp>
 #include <stagger/json/profile.hpp>
 #include <stagger/report/format.hpp>
 #include <stagger/report/table.hpp>

@@ -24,7 +24,6 @@
 #include <range/v3/view/transform.hpp>
 
 #include <stagger/core/error.hpp>
-#include <stagger/core/text.hpp>
 #include <stagger/schedule/table.hpp>
 #include <stagger/schedule/timeline.hpp>
 

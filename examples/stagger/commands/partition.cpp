@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include <stagger/core/text.hpp>
+#include <stagger/core/error.hpp>
 #include <stagger/partition/block.hpp>
 #include <stagger/partition/even.hpp>
 #include <stagger/partition/min_max.hpp>

@@ -21,7 +21,6 @@
 #include <stagger/cluster/profile.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/from_chars.hpp>
-#include <stagger/core/text.hpp>
 
 namespace stagger::cluster {
 

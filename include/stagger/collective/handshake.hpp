@@ -13,7 +13,6 @@
 
 #include <stagger/core/digest.hpp>
 #include <stagger/core/error.hpp>
-#include <stagger/core/text.hpp>
 #include <stagger/version.hpp>
 
 namespace stagger::collective {

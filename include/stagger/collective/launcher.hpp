@@ -12,7 +12,6 @@
 #include <system_error>
 
 #include <stagger/core/error.hpp>
-#include <stagger/core/text.hpp>
 
 namespace stagger::collective {
 

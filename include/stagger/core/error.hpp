@@ -1,15 +1,80 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The one error type of the library, and its codes.
+/// @file   The one error type of the library, its codes, and sentences with numbers in them, cheap to compile.
 
+#include <stagger/core/requirements.hpp>
+
+#include <concepts>
 #include <cstdint>
 #include <initializer_list>
 #include <stdexcept>
 #include <string>
-
-#include <stagger/core/text.hpp>
+#include <string_view>
 
 namespace stagger {
+
+namespace detail {
+
+/// A word or a number of a sentence. Only two stores where it is made: a sentence costs its caller
+/// little code.
+class Piece {
+ public:
+  constexpr Piece(char const* words) noexcept : words_(words), kind_(Kind::words) {}  // NOLINT
+  Piece(std::string const& words) noexcept : Piece(words.c_str()) {}                  // NOLINT
+  constexpr Piece(std::string_view const& words) noexcept                             // NOLINT
+      : view_(&words), kind_(Kind::view) {}
+  constexpr Piece(std::integral auto number) noexcept  // NOLINT
+      : whole_(static_cast<std::int64_t>(number)), kind_(Kind::whole) {}
+  constexpr Piece(double number) noexcept : real_(number), kind_(Kind::real) {}  // NOLINT
+
+  [[gnu::cold]] void append_to(std::string& sentence) const {
+    if (kind_ == Kind::words) {
+      sentence += words_;
+      return;
+    }
+    if (kind_ == Kind::view) {
+      sentence += *view_;
+      return;
+    }
+    char digits[32];
+    if (kind_ == Kind::whole)
+      __builtin_snprintf(digits, sizeof digits, "%lld", static_cast<long long>(whole_));
+    else
+      __builtin_snprintf(digits, sizeof digits, "%.9g", real_);
+    sentence += digits;
+  }
+
+ private:
+  enum class Kind : std::uint8_t { words, view, whole, real };
+  union {
+    char const* words_;
+    std::string_view const* view_;
+    std::int64_t whole_;
+    double real_;
+  };
+  Kind kind_;
+};
+
+[[gnu::cold]] [[gnu::noinline]] inline std::string join(std::initializer_list<Piece> pieces) {
+  std::string sentence;
+  for (Piece const& piece : pieces) piece.append_to(sentence);
+  return sentence;
+}
+
+}  // namespace detail
+
+/// Words and numbers, one after the other: text("rank ", 3, " of ", 8).
+template <class... T> [[nodiscard]] std::string text(T const&... pieces) {
+  return detail::join({detail::Piece(pieces)...});
+}
+
+/// A count and what is counted: "1 stage", "2 stages", "1 microbatch".
+[[nodiscard]] [[gnu::cold]] inline std::string counted(std::integral auto count,
+                                                       std::string singular) {
+  if (count == 1) return text(count, " ", singular);
+  bool const hisses = singular.ends_with('s') || singular.ends_with("ch");
+  return text(count, " ", singular, hisses ? "es" : "s");
+}
 
 /// What kind of trouble an `Error` reports; the message carries the numbers.
 enum class Errc : std::uint8_t {

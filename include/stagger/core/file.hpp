@@ -16,7 +16,6 @@
 #include <utility>
 
 #include <stagger/core/error.hpp>
-#include <stagger/core/text.hpp>
 
 namespace stagger {
 

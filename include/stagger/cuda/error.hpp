@@ -12,7 +12,6 @@
 #include <string>
 
 #include <stagger/core/error.hpp>
-#include <stagger/core/text.hpp>
 
 namespace stagger::cuda {
 

@@ -20,7 +20,6 @@
 #include <stagger/cluster/cluster.hpp>
 #include <stagger/collective/line_fit.hpp>
 #include <stagger/core/error.hpp>
-#include <stagger/core/text.hpp>
 
 namespace stagger::host {
 

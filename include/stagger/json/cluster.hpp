@@ -9,7 +9,6 @@
 
 #include <stagger/cluster/cluster.hpp>
 #include <stagger/core/error.hpp>
-#include <stagger/core/text.hpp>
 #include <stagger/json/document.hpp>
 
 namespace stagger::json {

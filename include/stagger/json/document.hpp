@@ -22,7 +22,6 @@
 #include <nlohmann/json.hpp>
 
 #include <stagger/core/error.hpp>
-#include <stagger/core/text.hpp>
 #include <stagger/json/detail/locate.hpp>
 
 namespace stagger::json {

@@ -12,7 +12,6 @@
 #include <stagger/cluster/graph_txt.hpp>
 #include <stagger/cluster/profile.hpp>
 #include <stagger/core/error.hpp>
-#include <stagger/core/text.hpp>
 #include <stagger/json/document.hpp>
 
 namespace stagger::json {

@@ -10,7 +10,6 @@
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/tensor.hpp>
-#include <stagger/core/text.hpp>
 #include <stagger/model/context.hpp>
 
 namespace stagger {

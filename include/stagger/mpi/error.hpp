@@ -11,7 +11,6 @@
 #include <string>
 
 #include <stagger/core/error.hpp>
-#include <stagger/core/text.hpp>
 
 namespace stagger::mpi {
 

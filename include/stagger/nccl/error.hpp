@@ -10,7 +10,6 @@
 #include <string>
 
 #include <stagger/core/error.hpp>
-#include <stagger/core/text.hpp>
 
 namespace stagger::nccl {
 

@@ -17,7 +17,6 @@
 #include <stagger/cluster/cluster.hpp>
 #include <stagger/cluster/profile.hpp>
 #include <stagger/core/error.hpp>
-#include <stagger/core/text.hpp>
 
 namespace stagger::partition {
 

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
-#include <stagger/core/text.hpp>
 #include <stagger/partition/policy.hpp>
 
 namespace stagger::partition {

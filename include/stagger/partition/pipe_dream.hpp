@@ -11,7 +11,6 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
-#include <stagger/core/text.hpp>
 #include <stagger/partition/costs.hpp>
 #include <stagger/partition/detail/given_order.hpp>
 

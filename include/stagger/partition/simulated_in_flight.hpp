@@ -9,7 +9,6 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
-#include <stagger/core/text.hpp>
 #include <stagger/partition/costs.hpp>
 #include <stagger/schedule/fifo.hpp>
 #include <stagger/schedule/proof/peak_in_flight.hpp>

@@ -11,7 +11,6 @@
 
 #include <stagger/cluster/cluster.hpp>
 #include <stagger/core/error.hpp>
-#include <stagger/core/text.hpp>
 
 namespace stagger {
 

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
-#include <stagger/core/text.hpp>
 #include <stagger/placement/policy.hpp>
 
 namespace stagger::placement {

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
-#include <stagger/core/text.hpp>
 #include <stagger/plan/bound.hpp>
 #include <stagger/plan/infeasible.hpp>
 #include <stagger/plan/latency.hpp>

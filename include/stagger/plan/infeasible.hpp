@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include <stagger/core/text.hpp>
+#include <stagger/core/error.hpp>
 #include <stagger/plan/request.hpp>
 #include <stagger/plan/workload.hpp>
 

@@ -7,7 +7,6 @@
 #include <span>
 
 #include <stagger/core/error.hpp>
-#include <stagger/core/text.hpp>
 
 namespace stagger::plan {
 

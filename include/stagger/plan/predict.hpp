@@ -8,7 +8,6 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
-#include <stagger/core/text.hpp>
 #include <stagger/plan/bound.hpp>
 #include <stagger/plan/evaluate.hpp>
 #include <stagger/plan/latency.hpp>

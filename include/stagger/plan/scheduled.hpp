@@ -10,7 +10,6 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
-#include <stagger/core/text.hpp>
 #include <stagger/plan/auto.hpp>
 #include <stagger/plan/improve.hpp>
 #include <stagger/plan/plan.hpp>

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
-#include <stagger/core/text.hpp>
 #include <stagger/plan/latency.hpp>
 #include <stagger/schedule/timeline.hpp>
 

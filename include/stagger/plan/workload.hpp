@@ -17,7 +17,6 @@
 #include <stagger/collective/grouping/greedy.hpp>
 #include <stagger/collective/grouping/optimal.hpp>
 #include <stagger/core/error.hpp>
-#include <stagger/core/text.hpp>
 #include <stagger/placement/fill.hpp>
 #include <stagger/plan/latency.hpp>
 #include <stagger/plan/request.hpp>

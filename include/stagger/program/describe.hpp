@@ -7,7 +7,7 @@
 #include <span>
 #include <string>
 
-#include <stagger/core/text.hpp>
+#include <stagger/core/error.hpp>
 #include <stagger/program/program.hpp>
 
 namespace stagger::detail {

@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include <stagger/collective/handshake.hpp>
-#include <stagger/core/text.hpp>
+#include <stagger/core/error.hpp>
 #include <stagger/program/program.hpp>
 
 namespace stagger::detail {

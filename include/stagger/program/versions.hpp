@@ -9,7 +9,6 @@
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
-#include <stagger/core/text.hpp>
 #include <stagger/program/detail/messages.hpp>
 
 namespace stagger {

@@ -9,7 +9,6 @@
 
 #include <stagger/cluster/cluster.hpp>
 #include <stagger/core/error.hpp>
-#include <stagger/core/text.hpp>
 #include <stagger/plan/plan.hpp>
 #include <stagger/report/detail/escape.hpp>
 #include <stagger/report/detail/svg_style.hpp>

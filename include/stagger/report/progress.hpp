@@ -13,7 +13,7 @@
 #include <string>
 #include <string_view>
 
-#include <stagger/core/text.hpp>
+#include <stagger/core/error.hpp>
 #include <stagger/report/format.hpp>
 
 namespace stagger::report {

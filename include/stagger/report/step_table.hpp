@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include <stagger/core/text.hpp>
+#include <stagger/core/error.hpp>
 #include <stagger/report/format.hpp>
 #include <stagger/report/summary.hpp>
 #include <stagger/report/table.hpp>

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string>
 
-#include <stagger/core/text.hpp>
+#include <stagger/core/error.hpp>
 #include <stagger/schedule/action.hpp>
 
 namespace stagger::schedule {

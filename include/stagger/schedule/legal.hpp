@@ -9,7 +9,6 @@
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/shape.hpp>
-#include <stagger/core/text.hpp>
 
 namespace stagger::schedule {
 

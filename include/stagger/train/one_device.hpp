@@ -13,7 +13,6 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
-#include <stagger/core/text.hpp>
 #include <stagger/engine/options.hpp>
 #include <stagger/engine/parameters.hpp>
 #include <stagger/engine/step.hpp>

@@ -3,8 +3,6 @@
 
 #include "catch.hpp"
 
-#include <stagger/core/text.hpp>
-
 TEST_CASE("core/Error: carries its code and its sentence, and is a std::runtime_error", "[core]") {
   try {
     throw stagger::Error(stagger::Errc::deadline, stagger::text("rank ", 3, " waited ", 0.25,

@@ -20,7 +20,6 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/core/stop_token.hpp>
-#include <stagger/core/text.hpp>
 #include <stagger/engine/backend.hpp>
 #include <stagger/engine/detail/ahead.hpp>
 #include <stagger/engine/machine.hpp>

@@ -14,7 +14,6 @@
 
 #include <stagger/collective/handshake.hpp>
 #include <stagger/core/error.hpp>
-#include <stagger/core/text.hpp>
 #include <stagger/mpi/detail/channels.hpp>
 #include <stagger/mpi/detail/exchange.hpp>
 #include <stagger/mpi/detail/facts.hpp>

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <stagger/collective/handshake.hpp>
-#include <stagger/core/text.hpp>
+#include <stagger/core/error.hpp>
 #include <stagger/engine/codec.hpp>
 #include <stagger/program/facts.hpp>
 

@@ -10,7 +10,6 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
-#include <stagger/core/text.hpp>
 #include <stagger/program/describe.hpp>
 #include <stagger/program/program.hpp>
 

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/core/text.hpp>
+#include <stagger/core/error.hpp>
 #include <stagger/report/detail/blocks.hpp>
 #include <stagger/report/detail/svg_shares.hpp>
 #include <stagger/report/detail/svg_style.hpp>

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
-#include <stagger/core/text.hpp>
 #include <stagger/report/detail/blocks.hpp>
 #include <stagger/report/detail/escape.hpp>
 #include <stagger/report/detail/svg_lanes.hpp>
