@@ -5,6 +5,7 @@
 /// which then compile in less than half the time; or let CMake do both:
 /// stagger_add_separate(<target>).
 
+#include <stagger/engine/append_layers.hpp>
 #include <stagger/engine/make_session.hpp>
 #include <stagger/host/detail/threads_backend.hpp>
 #include <stagger/host/threads.hpp>

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <tuple>
 
+#include <stagger/core/tensor.hpp>
 #include <stagger/model/context.hpp>
 
 #include "attention.hpp"

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <tuple>
 
+#include <stagger/core/tensor.hpp>
 #include <stagger/model/context.hpp>
 
 #include "embedding.hpp"

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include <stagger/core/tensor.hpp>
 #include <stagger/model/context.hpp>
 
 #include "index.hpp"

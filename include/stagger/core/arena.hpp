@@ -4,11 +4,11 @@
 /// again.
 
 #include <cstddef>
-#include <new>
+#include <cstdint>
 #include <span>
 
+#include <stagger/core/alignment.hpp>
 #include <stagger/core/list.hpp>
-#include <stagger/core/tensor.hpp>
 
 namespace stagger {
 
@@ -18,12 +18,9 @@ class Arena {
  public:
   /// Uninitialised memory for `count` elements, valid until `reset`.
   template <class T> [[nodiscard]] std::span<T> take(std::size_t count) {
-    if (count > (static_cast<std::size_t>(-1) - alignment_bytes) / sizeof(T))
-      throw std::bad_array_new_length();
-    std::size_t const bytes =
-        (count * sizeof(T) + alignment_bytes - 1) / alignment_bytes * alignment_bytes;
-    if (blocks_.empty() || used_ + bytes > blocks_.back().size()) add_block(bytes);
-    std::byte* const memory = blocks_.back().data() + used_;
+    std::size_t const bytes = detail::aligned_bytes(count, sizeof(T));
+    if (blocks_.empty() || used_ + bytes > blocks_.back().bytes) add_block(bytes);
+    std::byte* const memory = static_cast<std::byte*>(blocks_.back().memory.get()) + used_;
     used_ += bytes;
     total_ += bytes;
     return {reinterpret_cast<T*>(memory), count};
@@ -37,11 +34,16 @@ class Arena {
   /// Memory held, in bytes.
   [[nodiscard]] std::uint64_t bytes() const noexcept {
     std::uint64_t sum = 0;
-    for (auto const& block : blocks_) sum += block.bytes();
+    for (Block const& block : blocks_) sum += block.bytes;
     return sum;
   }
 
  private:
+  struct Block {
+    detail::AlignedMemory memory;
+    std::size_t bytes = 0;
+  };
+
   void merge() {
     if (blocks_.size() > 1) {
       blocks_.clear();
@@ -52,11 +54,11 @@ class Arena {
   }
 
   void add_block(std::size_t bytes) {
-    blocks_.emplace_back(std::initializer_list<std::size_t>{bytes});
+    blocks_.push_back({detail::aligned_memory(bytes), bytes});
     used_ = 0;
   }
 
-  List<Tensor<std::byte>> blocks_;
+  List<Block> blocks_;
   std::size_t used_ = 0;   // bytes of the last block
   std::size_t total_ = 0;  // bytes of this round
 };

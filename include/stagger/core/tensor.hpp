@@ -2,37 +2,26 @@
 #pragma once
 /// @file   Aligned memory that keeps its capacity: what stages exchange on the host.
 
-#include <stagger/core/requirements.hpp>
-
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
-#include <memory>
 #include <new>
 #include <span>
 #include <type_traits>
 #include <utility>
 
+#include <stagger/core/alignment.hpp>
 #include <stagger/core/error.hpp>
 
 namespace stagger {
-
-/// Alignment of everything the library lays out, in bytes. Equal alignment on every path is part of
-/// the promise that a pipeline and one device produce the same bits: vectorised sums depend on it.
-inline constexpr std::size_t alignment_bytes = 64;
 
 namespace detail {
 [[noreturn]] [[gnu::cold]] [[gnu::noinline]] inline void refuse_extents(std::size_t count) {
   raise(Errc::bad_configuration, "a Tensor of ", count,
         " extents cannot be made; give at most 4, such as the product of the last ones");
 }
-struct AlignedDelete {
-  void operator()(void* memory) const noexcept {
-    ::operator delete(memory, std::align_val_t{alignment_bytes});
-  }
-};
 }  // namespace detail
 
 /// A dense row-major array of up to four extents that never gives memory back while it lives.
@@ -155,15 +144,12 @@ template <class T = float> class Tensor {
  private:
   void reserve(std::size_t count) {
     if (count <= capacity_) return;
-    if (count > (static_cast<std::size_t>(-1) - alignment_bytes) / sizeof(T))
-      throw std::bad_array_new_length();
-    std::size_t const bytes =
-        (count * sizeof(T) + alignment_bytes - 1) / alignment_bytes * alignment_bytes;
-    memory_.reset(::operator new(bytes, std::align_val_t{alignment_bytes}));
+    std::size_t const bytes = detail::aligned_bytes(count, sizeof(T));
+    memory_ = detail::aligned_memory(bytes);
     capacity_ = bytes / sizeof(T);
   }
 
-  std::unique_ptr<void, detail::AlignedDelete> memory_;
+  detail::AlignedMemory memory_;
   std::size_t capacity_ = 0;
   std::size_t size_ = 0;
   std::array<std::size_t, 4> extents_{};

@@ -14,7 +14,7 @@
 /// | nccl::Gpus{...} | on several GPUs, of one process or of several | there are several GPUs |
 /// | mpi::Processes{} | in processes, on several machines | one machine is not enough |
 ///
-/// A back end, from the constructor to the last step (engine/backend.hpp has the concepts):
+/// A back end, from the constructor to the last step (detail::Backend below, and engine/backend.hpp to write one with):
 ///
 /// | call | when | what it does |
 /// |---|---|---|
@@ -32,6 +32,11 @@
 #include <stagger/core/requirements.hpp>
 
 #include <concepts>
+#include <coroutine>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <vector>
 
 namespace stagger {
 
@@ -74,4 +79,43 @@ concept DevicePolicy = std::copyable<D> && std::same_as<typename D::policy_tag, 
                          } -> std::same_as<int>;  // for ranks; INT_MAX: as many as there are ranks
                        };
 
+namespace detail {
+
+/// What a session asks of every back end.
+template <class B>
+concept Backend = requires(B& backend, std::vector<int> const& place, std::coroutine_handle<> then,
+                           std::exception_ptr failure) {
+  backend.load(place);  // the machine's program is the next to run; rank r at place[r]
+  backend.drive();      // runs a step to its end
+  { backend.start(then) } -> std::same_as<bool>;  // the same on its own; false: done already
+  { backend.fail(failure) } noexcept;             // by any thread, at any time
+};
+
+/// A back end at which several steps can be under way; each has a turn, 0 to turns() - 1.
+template <class B>
+concept RunsAhead = requires(B& backend, B const& seen, std::size_t turn, double* losses) {
+  { seen.runs_ahead() } -> std::same_as<bool>;  // in the mode that was asked for
+  { seen.turns() } -> std::same_as<std::size_t>;
+  backend.enqueue(turn);
+  { backend.finished(turn) } -> std::same_as<bool>;  // is the device done with it?
+  { backend.await(turn, std::int64_t{}) } noexcept -> std::same_as<std::exception_ptr>;
+  { seen.results(turn, losses) } -> std::same_as<double>;  // the norm of the gradients
+  seen.require_present();                                  // throws where the device is lost
+};
+
+/// A back end of several processes, which begin what has a number together.
+template <class B>
+concept StartsTogether = requires(B& backend, B const& seen, std::exception_ptr why) {
+  backend.open(std::uint32_t{}, true);         // true: no step follows
+  { backend.give_up(why) } noexcept;           // this process cannot; the others are told
+  { seen.must_load() } -> std::same_as<bool>;  // whether the others may have loaded another program
+};
+
+/// A back end that must fetch parameters before they are read on the host.
+template <class B>
+concept GathersParameters = requires(B& backend) {
+  backend.gather_parameters(0);  // to this process; below 0: to all
+};
+
+}  // namespace detail
 }  // namespace stagger

@@ -11,8 +11,8 @@
 
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
-#include <stagger/engine/detail/layer.hpp>
 #include <stagger/engine/detail/optimizer_call.hpp>
+#include <stagger/engine/layer.hpp>
 #include <stagger/engine/options.hpp>
 #include <stagger/engine/parameter_memory.hpp>
 #include <stagger/engine/parameters.hpp>

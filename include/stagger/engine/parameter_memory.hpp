@@ -8,7 +8,7 @@
 #include <new>
 #include <utility>
 
-#include <stagger/core/tensor.hpp>
+#include <stagger/core/alignment.hpp>
 #include <stagger/model/parameter.hpp>
 
 namespace stagger::detail {
@@ -108,9 +108,7 @@ class ParameterBlock {
 
  private:
   static void* make_on_host(std::size_t bytes) {
-    void* const block = ::operator new(bytes, std::align_val_t{alignment_bytes});
-    std::memset(block, 0, bytes);
-    return block;
+    return std::memset(aligned_memory(bytes).release(), 0, bytes);
   }
   [[gnu::cold]] [[gnu::noinline]] void release() noexcept {
     if (data_ == nullptr) return;

@@ -12,13 +12,12 @@
 #include <vector>
 
 #include <stagger/core/list.hpp>
-#include <stagger/core/tensor.hpp>
 #include <stagger/engine/add_up.hpp>
-#include <stagger/engine/detail/layer.hpp>
 #include <stagger/engine/detail/layer_shape.hpp>
 #include <stagger/engine/detail/optimizer_call.hpp>
 #include <stagger/engine/parameter_memory.hpp>
 #include <stagger/engine/parameter_state.hpp>
+#include <stagger/model/context.hpp>
 #include <stagger/model/optimizer.hpp>
 
 namespace stagger::detail {

@@ -11,7 +11,7 @@
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
-#include <stagger/engine/detail/layer.hpp>
+#include <stagger/engine/layer.hpp>
 #include <stagger/engine/memory.hpp>
 #include <stagger/engine/parameters.hpp>
 #include <stagger/engine/setup.hpp>

@@ -2,14 +2,14 @@
 #pragma once
 /// @file   Arrays of objects of a type known only to the layer they belong to.
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <new>
 #include <utility>
 
+#include <stagger/core/alignment.hpp>
 #include <stagger/core/rows.hpp>
-#include <stagger/core/tensor.hpp>
 
 namespace stagger {
 
@@ -42,7 +42,7 @@ struct SlotType {
 
 template <class T> constexpr SlotType make_slot_type() {
   SlotType type;
-  type.stride = (sizeof(T) + alignment_bytes - 1) / alignment_bytes * alignment_bytes;
+  type.stride = aligned(sizeof(T));
   type.construct = [](void* memory) { ::new (memory) T(); };
   type.destroy = [](void* object) noexcept { static_cast<T*>(object)->~T(); };
   type.assign = [](void* to, void const* from) {
@@ -71,8 +71,7 @@ class Slots {
  public:
   Slots() = default;
   Slots(SlotType const& type, std::size_t count) : type_(&type) {
-    memory_.reset(
-        ::operator new(type.stride*(count == 0 ? 1 : count), std::align_val_t{alignment_bytes}));
+    memory_ = aligned_memory(type.stride * (count == 0 ? 1 : count));
     try {
       for (; count_ < count; ++count_) type.construct((*this)[count_]);
     } catch (...) {
@@ -122,7 +121,7 @@ class Slots {
   }
 
   SlotType const* type_ = nullptr;
-  std::unique_ptr<void, AlignedDelete> memory_;
+  AlignedMemory memory_;
   std::size_t count_ = 0;
 };
 

@@ -33,14 +33,14 @@ template <class A, class B>
 inline constexpr bool may_follow<A, B> = std::same_as<typename A::Output, typename B::Input>;
 
 template <class First = void, class... Rest> consteval bool chain_fits() {
-  using Layer = typename LayerTraits<First>::Layer;
-  if constexpr (LayerTraits<First>::repeated && !may_follow<Layer, Layer>) {
+  using Here = typename LayerTraits<First>::Layer;
+  if constexpr (LayerTraits<First>::repeated && !may_follow<Here, Here>) {
     return false;
   } else if constexpr (sizeof...(Rest) == 0) {
     return true;
   } else {
     using Next = typename LayerTraits<std::tuple_element_t<0, std::tuple<Rest...>>>::Layer;
-    return may_follow<Layer, Next> && chain_fits<Rest...>();
+    return may_follow<Here, Next> && chain_fits<Rest...>();
   }
 }
 }  // namespace detail

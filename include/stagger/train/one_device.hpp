@@ -13,8 +13,10 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
+#include <stagger/engine/layer.hpp>
 #include <stagger/engine/options.hpp>
 #include <stagger/engine/parameters.hpp>
+#include <stagger/engine/slots.hpp>
 #include <stagger/engine/step.hpp>
 #include <stagger/model/loss.hpp>
 

@@ -8,7 +8,17 @@
 #include <vector>
 
 #include <stagger/core/list.hpp>
+#include <stagger/engine/append_layers.hpp>
+#include <stagger/engine/options.hpp>
 #include <stagger/engine/setup.hpp>
+#include <stagger/host/threads.hpp>
+#include <stagger/model/loss.hpp>
+#include <stagger/model/optimizer.hpp>
+#include <stagger/model/sequential.hpp>
+#include <stagger/partition/cuts.hpp>
+#include <stagger/placement/in_order.hpp>
+#include <stagger/schedule/one_f_one_b.hpp>
+#include <stagger/staleness/synchronous.hpp>
 #include <stagger/train/detail/refusal.hpp>  // early, which keeps what a compiler says short
 #include <stagger/train/one_device.hpp>
 #include <stagger/train/trainer.hpp>

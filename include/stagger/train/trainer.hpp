@@ -12,9 +12,11 @@
 #include <vector>
 
 #include <stagger/core/list.hpp>
+#include <stagger/core/rows.hpp>
 #include <stagger/core/shape.hpp>
 #include <stagger/core/stop_token.hpp>
 #include <stagger/engine/session.hpp>
+#include <stagger/engine/slots.hpp>
 #include <stagger/program/replica_ops.hpp>
 #include <stagger/train/detail/not_a_batch.hpp>
 #include <stagger/train/detail/policies.hpp>

@@ -3,18 +3,35 @@
 /// @file   What a layer's parameters are and where each lies, without their values.
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <utility>
 
+#include <stagger/core/alignment.hpp>
 #include <stagger/core/list.hpp>
-#include <stagger/core/tensor.hpp>
-#include <stagger/engine/detail/layer.hpp>
 #include <stagger/engine/parameter_memory.hpp>
 #include <stagger/engine/parameter_state.hpp>
+#include <stagger/model/parameter.hpp>
 
 namespace stagger::detail {
 
+/// A parameter as a layer declares it, its element type erased.
+struct ParameterDeclaration {
+  std::string name;
+  ElementType type = ElementType::f32;
+  std::size_t size = 0;
+  bool decays = true;
+  List<std::byte> initial;  // [size * element_bytes(type)]; none where `fill` makes them
+  struct Origin {
+    std::uint64_t seed = 0;
+    double scale = 1;
+  } origin = {};
+  void (*typed_fill)() = nullptr;
+  void (*fill)(ParameterDeclaration const&, void* values) = nullptr;
+};
+
+/// What the parameters of a layer are, and where each lies in the layer's memory.
 class LayerShape {
  public:
   [[nodiscard]] std::size_t count() const noexcept { return declarations_.size(); }
@@ -63,8 +80,7 @@ class LayerShape {
     states_ = states;
     for (auto const& d : declarations_) {
       offsets_.push_back(size_);
-      size_ += (d.size * element_bytes(d.type) + alignment_bytes - 1) / alignment_bytes *
-               alignment_bytes;
+      size_ += aligned(d.size * element_bytes(d.type));
     }
   }
 

@@ -5,7 +5,9 @@
 
 #include <type_traits>
 
-#include <stagger/engine/backend.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/engine/device.hpp>
+#include <stagger/engine/machine.hpp>
 #include <stagger/engine/parameter_memory.hpp>
 
 namespace stagger::detail {

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include <stagger/core/list.hpp>
-#include <stagger/engine/detail/layer.hpp>
 #include <stagger/engine/detail/request.hpp>
-#include <stagger/engine/parameters.hpp>
+#include <stagger/engine/layer.hpp>
+#include <stagger/model/context.hpp>
 #include <stagger/program/program.hpp>
 #include <stagger/schedule/timeline.hpp>
 

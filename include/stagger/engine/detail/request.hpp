@@ -6,11 +6,15 @@
 #include <cstdint>
 #include <memory>
 
-#include <stagger/engine/slots.hpp>
-#include <stagger/model/context.hpp>
 #include <stagger/program/program.hpp>
 
+namespace stagger {
+class Context;
+}
+
 namespace stagger::detail {
+
+struct SlotType;
 
 /// An array of objects whose type is not known here, by address.
 struct Places {

@@ -20,8 +20,8 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/core/stop_token.hpp>
-#include <stagger/engine/backend.hpp>
 #include <stagger/engine/detail/ahead.hpp>
+#include <stagger/engine/device.hpp>
 #include <stagger/engine/machine.hpp>
 #include <stagger/engine/session.hpp>
 #include <stagger/program/check_program.hpp>

@@ -11,7 +11,6 @@
 #include <stagger/collective/policy.hpp>
 #include <stagger/engine/device.hpp>
 #include <stagger/engine/options.hpp>
-#include <stagger/host/threads.hpp>
 #include <stagger/model/loss.hpp>
 #include <stagger/model/optimizer.hpp>
 #include <stagger/model/sequential.hpp>

@@ -1,53 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Where types vanish: a layer as an object and a table of functions.
+/// @file   From layers of the user's types to layers whose types are erased.
 
+#include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <tuple>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
+#include <stagger/engine/detail/layer_shape.hpp>
+#include <stagger/engine/layer.hpp>
 #include <stagger/engine/slots.hpp>
 #include <stagger/model/sequential.hpp>
 
 namespace stagger::detail {
-
-/// A parameter as a layer declares it, its element type erased.
-struct ParameterDeclaration {
-  std::string name;
-  ElementType type = ElementType::f32;
-  std::size_t size = 0;
-  bool decays = true;
-  List<std::byte> initial;  // [size * element_bytes(type)]; none where `fill` makes them
-  struct Origin {
-    std::uint64_t seed = 0;
-    double scale = 1;
-  } origin = {};
-  void (*typed_fill)() = nullptr;
-  void (*fill)(ParameterDeclaration const&, void* values) = nullptr;
-};
-
-/// What an engine needs of a layer type: one constexpr table per type, shared by all layers and
-/// stages of it.
-struct LayerOps {
-  SlotType const* input;
-  SlotType const* output;
-  SlotType const* saved;
-  bool input_gradient;  // can hand a gradient to the layer before it
-  void (*destroy)(void*) noexcept;
-  void* (*clone)(void const*);
-  List<ParameterDeclaration> (*adopt_parameters)(void*, int number);
-  void (*forward)(void*, Context&, void const* x, void* y, void* saved);
-  // Any of these may be null: the layer has no such action.
-  void (*backward)(void*, Context&, void const* x, void const* dy, void* dx, void* saved);
-  void (*backward_input)(void*, Context&, void const* x, void const* dy, void* dx, void* saved);
-  void (*backward_weight)(void*, Context&, void const* x, void const* dy, void* saved);
-};
 
 /// Refuses what the engine could not tell apart, or would give to two layers.
 /// @param owner  the layer that has taken the parameter over already; negative: none
@@ -147,31 +116,6 @@ template <class L> constexpr LayerOps make_layer_ops() {
 }
 
 template <class L> inline constexpr LayerOps layer_ops = make_layer_ops<L>();
-
-/// Owns one layer.
-class Layer {
- public:
-  Layer(void* object, LayerOps const& ops) noexcept : object_(object), ops_(&ops) {}
-  Layer(Layer&& other) noexcept
-      : object_(std::exchange(other.object_, nullptr)), ops_(other.ops_) {}
-  Layer& operator=(Layer&& other) noexcept {
-    std::swap(object_, other.object_);
-    std::swap(ops_, other.ops_);
-    return *this;
-  }
-  Layer(Layer const& other) : object_(other.ops_->clone(other.object_)), ops_(other.ops_) {}
-  Layer& operator=(Layer const&) = delete;
-  ~Layer() {
-    if (object_ != nullptr) ops_->destroy(object_);
-  }
-
-  [[nodiscard]] void* object() const noexcept { return object_; }
-  [[nodiscard]] LayerOps const& ops() const noexcept { return *ops_; }
-
- private:
-  void* object_;
-  LayerOps const* ops_;
-};
 
 // Not a template: what every type of layer shares is compiled once.
 [[gnu::cold]] [[gnu::noinline]] inline void append_layer(List<Layer>& layers, void* object,
