@@ -16,9 +16,9 @@
 #include <stagger/engine/layer.hpp>
 #include <stagger/engine/options.hpp>
 #include <stagger/engine/parameters.hpp>
-#include <stagger/engine/slots.hpp>
 #include <stagger/engine/step.hpp>
 #include <stagger/model/loss.hpp>
+#include <stagger/train/detail/layer_loop.hpp>
 
 namespace stagger {
 
@@ -34,20 +34,15 @@ template <class In, class Out, OptimizerPolicy Optimizer, LossPolicy Loss> class
             Options const& options)
       : layers_(std::move(layers)),
         parameters_(layers_.size()),
-        y_(layers_.size()),
-        dy_(layers_.size()),
-        saved_(layers_.size()),
+        loop_(layers_.data(), parameters_.data(), layers_.size()),
         optimizer_(optimizer),
         loss_(std::move(loss)),
         options_(options) {
-    for (std::size_t l = 0; l < layers_.size(); ++l) {
-      auto const& ops = layers_[l].ops();
-      parameters_[l].adopt(ops.adopt_parameters(layers_[l].object(), static_cast<int>(l)),
-                           static_cast<int>(l), Optimizer::states);
-      if (l == 0) dx_ = detail::Slots(*ops.input, 1);
-      y_[l] = detail::Slots(*ops.output, 1);
-      dy_[l] = detail::Slots(*ops.output, 1);
-      saved_[l] = detail::Slots(*ops.saved, 1);
+    int number = 0;
+    for (detail::Layer const& layer : layers_) {
+      parameters_[number].adopt(layer.ops().adopt_parameters(layer.object(), number), number,
+                                Optimizer::states);
+      ++number;
     }
   }
 
@@ -60,10 +55,12 @@ template <class In, class Out, OptimizerPolicy Optimizer, LossPolicy Loss> class
     try {
       for (std::size_t m = 0; m < batch.inputs.size(); ++m) {
         Out const& y = forward(batch.inputs[m], static_cast<int>(m));
-        auto& dy = *static_cast<Out*>(dy_[layers_.size() - 1][0]);
-        context_.begin_action(nullptr, static_cast<int>(layers_.size()) - 1, static_cast<int>(m));
+        auto const microbatch = static_cast<int>(m);
+        std::size_t l = layers_.size() - 1;
+        auto& dy = *static_cast<Out*>(loop_.dy[l][0]);
+        context_.begin_action(nullptr, static_cast<int>(l), microbatch);
         sum += loss_.value_and_gradient(context_, y, batch.targets[m], scale, dy);
-        backward(batch.inputs[m], static_cast<int>(m));
+        for (++l; l-- > 0;) loop_.backward(context_, l, &batch.inputs[m], microbatch);
       }
     } catch (...) {
       for (auto& parameters : parameters_) parameters.zero_gradients();
@@ -98,10 +95,8 @@ template <class In, class Out, OptimizerPolicy Optimizer, LossPolicy Loss> class
 
   /// What a profiler looks at: layers one by one, and the values between them.
   struct Parts {
-    List<detail::Layer>& layers;
-    FixedArray<detail::LayerParameters>& parameters;
-    FixedArray<detail::Slots>&y, &dy, &saved;  // [layers] one object each
-    detail::Slots& dx;                         // of the first layer
+    detail::LayerLoop& loop;
+    FixedArray<detail::LayerParameters>& parameters;  // [layers]
     Context& context;
     Optimizer const& optimizer;
     Loss const& loss;
@@ -109,8 +104,7 @@ template <class In, class Out, OptimizerPolicy Optimizer, LossPolicy Loss> class
     std::int64_t steps;
   };
   [[nodiscard]] Parts parts() noexcept {
-    return {layers_,  parameters_, y_,    dy_,           saved_, dx_,
-            context_, optimizer_,  loss_, options_.seed, steps_};
+    return {loop_, parameters_, context_, optimizer_, loss_, options_.seed, steps_};
   }
 
  private:
@@ -126,35 +120,8 @@ template <class In, class Out, OptimizerPolicy Optimizer, LossPolicy Loss> class
   }
 
   Out const& forward(In const& input, int microbatch) {
-    void const* x = &input;
-    for (std::size_t l = 0; l < layers_.size(); ++l) {
-      context_.begin_action(parameters_[l].views(), static_cast<int>(l), microbatch);
-      layers_[l].ops().forward(layers_[l].object(), context_, x, y_[l][0], saved_[l][0]);
-      x = y_[l][0];
-    }
-    return *static_cast<Out const*>(x);
-  }
-
-  void backward(In const& input, int microbatch) {
-    for (std::size_t l = layers_.size(); l-- > 0;) {
-      auto const& ops = layers_[l].ops();
-      void const* const x = l == 0 ? static_cast<void const*>(&input) : y_[l - 1][0];
-      void* const dx = l == 0 ? dx_[0] : dy_[l - 1][0];
-      auto const begin = [&] {
-        context_.begin_action(parameters_[l].views(), static_cast<int>(l), microbatch);
-      };
-      begin();
-      if (ops.backward != nullptr) {
-        ops.backward(layers_[l].object(), context_, x, dy_[l][0], dx, saved_[l][0]);
-        continue;
-      }
-      if (ops.backward_input != nullptr) {
-        ops.backward_input(layers_[l].object(), context_, x, dy_[l][0], dx, saved_[l][0]);
-        begin();
-      }
-      if (ops.backward_weight != nullptr)
-        ops.backward_weight(layers_[l].object(), context_, x, dy_[l][0], saved_[l][0]);
-    }
+    for (std::size_t l = 0; l < layers_.size(); ++l) loop_.forward(context_, l, &input, microbatch);
+    return *static_cast<Out const*>(loop_.y[layers_.size() - 1][0]);
   }
 
   void update(Metrics& metrics) {
@@ -175,8 +142,7 @@ template <class In, class Out, OptimizerPolicy Optimizer, LossPolicy Loss> class
 
   List<detail::Layer> layers_;
   FixedArray<detail::LayerParameters> parameters_;
-  FixedArray<detail::Slots> y_, dy_, saved_;  // [layers] one object each
-  detail::Slots dx_;                          // of the first layer; nobody reads it
+  detail::LayerLoop loop_;
   Context context_;
   Optimizer optimizer_;
   Loss loss_;

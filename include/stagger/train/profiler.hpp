@@ -56,42 +56,47 @@ class Profiler {
   [[nodiscard]] cluster::Profile measure(
       OneDevice<In, Out, Optimizer, Loss>& one, In const& input,
       typename OneDevice<In, Out, Optimizer, Loss>::Target const& target) const {
-    std::size_t const layers = one.parts().layers.size();
+    auto const parts = one.parts();
+    auto const& loop = parts.loop;
+    std::size_t const layers = parts.parameters.size();
     require_names(layers);
     auto const passes = static_cast<std::size_t>(options_.repeats);
     std::vector<Passes> times(layers,
                               Passes{std::vector<double>(passes), std::vector<double>(passes),
                                      std::vector<double>(passes)});
-    double const terms = one.parts().loss.terms(target);
-    one.parts().context.begin_step(one.parts().steps, one.parts().seed, true);
+    double const terms = parts.loss.terms(target);
+    parts.context.begin_step(parts.steps, parts.seed, true);
     for (int pass = -options_.discarded; pass < options_.repeats; ++pass) {
       auto const slot = static_cast<std::size_t>(std::max(pass, 0));
-      void const* x = &input;
-      for (std::size_t l = 0; l < layers; ++l) {
-        begin(one, l);
-        auto const& ops = one.parts().layers[l].ops();
-        times[l].forward[slot] = seconds<Clock>([&] {
-          ops.forward(one.parts().layers[l].object(), one.parts().context, x, one.parts().y[l][0],
-                      one.parts().saved[l][0]);
-        });
-        x = one.parts().y[l][0];
-      }
-      auto& dy = *static_cast<Out*>(one.parts().dy[layers - 1][0]);
+      for (std::size_t l = 0; l < layers; ++l)
+        times[l].forward[slot] = seconds<Clock>([&] { loop.forward(parts.context, l, &input); });
+      auto const& y = *static_cast<Out const*>(loop.y[layers - 1][0]);
+      auto& dy = *static_cast<Out*>(loop.dy[layers - 1][0]);
       double const loss_s = seconds<Clock>([&] {
-        (void)one.parts().loss.value_and_gradient(one.parts().context, *static_cast<Out const*>(x),
-                                                  target, terms > 0 ? 1 / terms : 0, dy);
+        (void)parts.loss.value_and_gradient(parts.context, y, target, terms > 0 ? 1 / terms : 0,
+                                            dy);
       });
-      for (std::size_t l = layers; l-- > 0;) backward<Clock>(one, input, l, times[l], slot);
+      for (std::size_t l = layers; l-- > 0;) {
+        auto const backward = [&](detail::WantedGradients want) {
+          return seconds<Clock>([&] { loop.backward(parts.context, l, &input, 0, want); });
+        };
+        detail::LayerOps const& ops = loop.layers[l].ops();
+        bool const whole = ops.backward != nullptr && ops.backward_input == nullptr;
+        if (whole || ops.backward_input != nullptr)
+          times[l].input[slot] = backward({.input = true, .weight = false});
+        if (!whole && ops.backward_weight != nullptr)
+          times[l].weight[slot] = backward({.input = false, .weight = true});
+      }
       times[layers - 1].input[slot] += loss_s;
     }
-    for (auto& parameters : one.parts().parameters) parameters.zero_gradients();
+    for (auto& parameters : parts.parameters) parameters.zero_gradients();
 
-    auto profile = timed(times, one.parts().parameters);
+    auto profile = timed(times, parts.parameters);
     for (std::size_t l = 0; l < layers; ++l) {
       auto& layer = profile.layers[l];
-      layer.activation_bytes = one.parts().y[l].bytes();
-      layer.stash_bytes = (l == 0 ? byte_count(input) : one.parts().y[l - 1].bytes()) +
-                          one.parts().saved[l].bytes();
+      layer.activation_bytes = loop.y[l].bytes();
+      layer.stash_bytes =
+          (l == 0 ? byte_count(input) : loop.y[l - 1].bytes()) + loop.saved[l].bytes();
     }
     return profile;
   }
@@ -146,63 +151,44 @@ class Profiler {
   [[nodiscard]] Footprint footprint(
       OneDevice<In, Out, Optimizer, Loss>& one, In const& input,
       typename OneDevice<In, Out, Optimizer, Loss>::Target const& target) const {
-    std::size_t const layers = one.parts().layers.size();
-    FixedArray<detail::Slots> y(layers), dy(layers), saved(layers);
+    auto const parts = one.parts();
+    std::size_t const layers = parts.parameters.size();
+    detail::LayerLoop const loop(parts.loop.layers, parts.loop.parameters, layers);
+    detail::SlotType const& input_type = *loop.layers[0].ops().input;
+    detail::Slots const x(input_type, 1);
+    input_type.assign(x[0], &input);
     FixedArray<Context> contexts(layers + 1);  // of the layers and the loss
-    detail::Slots x(*one.parts().layers[0].ops().input, 1),
-        dx(*one.parts().layers[0].ops().input, 1);
-    one.parts().layers[0].ops().input->assign(x[0], &input);
+    for (auto& context : contexts) context.begin_step(parts.steps, parts.seed, true);
     Footprint result;
     result.layers.resize(layers);
     result.input = x.bytes();
     result.target = byte_count(target);
-    auto const begin_action = [&](std::size_t l) {
-      contexts[l].begin_action(l < layers ? one.parts().parameters[l].views() : nullptr,
-                               static_cast<int>(std::min(l, layers - 1)), 0);
-    };
-    for (auto& context : contexts) context.begin_step(one.parts().steps, one.parts().seed, true);
     for (std::size_t l = 0; l < layers; ++l) {
-      auto const& ops = one.parts().layers[l].ops();
-      y[l] = detail::Slots(*ops.output, 1);
-      dy[l] = detail::Slots(*ops.output, 1);
-      saved[l] = detail::Slots(*ops.saved, 1);
-      begin_action(l);
-      ops.forward(one.parts().layers[l].object(), contexts[l], l == 0 ? x[0] : y[l - 1][0], y[l][0],
-                  saved[l][0]);
-      result.layers[l].saved_forward = saved[l].bytes();
+      loop.forward(contexts[l], l, x[0]);
+      result.layers[l].saved_forward = loop.saved[l].bytes();
     }
-    double const terms = one.parts().loss.terms(target);
-    begin_action(layers);
-    (void)one.parts().loss.value_and_gradient(
-        contexts[layers], *static_cast<Out const*>(y[layers - 1][0]), target,
-        terms > 0 ? 1 / terms : 0, *static_cast<Out*>(dy[layers - 1][0]));
-    begin_action(layers);  // settles what was taken
+    double const terms = parts.loss.terms(target);
+    auto const begin_loss = [&] {
+      contexts[layers].begin_action(nullptr, static_cast<int>(layers) - 1, 0);
+    };
+    begin_loss();
+    (void)parts.loss.value_and_gradient(
+        contexts[layers], *static_cast<Out const*>(loop.y[layers - 1][0]), target,
+        terms > 0 ? 1 / terms : 0, *static_cast<Out*>(loop.dy[layers - 1][0]));
+    begin_loss();  // a context knows what was taken once the next action begins
     for (std::size_t l = layers; l-- > 0;) {
-      auto const& ops = one.parts().layers[l].ops();
-      void* const object = one.parts().layers[l].object();
-      void const* const in = l == 0 ? x[0] : y[l - 1][0];
-      void* const gradient = l == 0 ? dx[0] : dy[l - 1][0];
-      begin_action(l);
-      if (ops.backward != nullptr) {
-        ops.backward(object, contexts[l], in, dy[l][0], gradient, saved[l][0]);
-      } else {
-        if (ops.backward_input != nullptr)
-          ops.backward_input(object, contexts[l], in, dy[l][0], gradient, saved[l][0]);
-        begin_action(l);
-        if (ops.backward_weight != nullptr)
-          ops.backward_weight(object, contexts[l], in, dy[l][0], saved[l][0]);
-      }
-      begin_action(l);
+      loop.backward(contexts[l], l, x[0]);
+      loop.action(l, 0).begin(contexts[l]);
     }
-    result.input_gradient = dx.bytes();
+    result.input_gradient = loop.dx.bytes();
     for (std::size_t l = 0; l < layers; ++l) {
       LayerBytes& of = result.layers[l];
-      of.output = y[l].bytes();
-      of.output_gradient = dy[l].bytes();
-      of.saved = saved[l].bytes();
+      of.output = loop.y[l].bytes();
+      of.output_gradient = loop.dy[l].bytes();
+      of.saved = loop.saved[l].bytes();
       of.scratch = contexts[l].scratch_bytes();
-      of.parameters = one.parts().parameters[l].bytes() / (2 + Optimizer::states);
-      one.parts().parameters[l].zero_gradients();
+      of.parameters = parts.parameters[l].bytes() / (2 + Optimizer::states);
+      parts.parameters[l].zero_gradients();
     }
     auto& last = result.layers.back().scratch;
     last = std::max(last, contexts[layers].scratch_bytes());
@@ -286,35 +272,6 @@ class Profiler {
     auto const middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
     std::nth_element(values.begin(), middle, values.end());
     return *middle;
-  }
-
-  template <class One> static void begin(One& one, std::size_t layer) {
-    one.parts().context.begin_action(one.parts().parameters[layer].views(), static_cast<int>(layer),
-                                     0);
-  }
-
-  template <class Clock, class One, class In>
-  static void backward(One& one, In const& input, std::size_t l, Passes& times, std::size_t slot) {
-    auto const& ops = one.parts().layers[l].ops();
-    void* const object = one.parts().layers[l].object();
-    void const* const x = l == 0 ? static_cast<void const*>(&input) : one.parts().y[l - 1][0];
-    void* const dx = l == 0 ? one.parts().dx[0] : one.parts().dy[l - 1][0];
-    void* const dy = one.parts().dy[l][0];
-    void* const saved = one.parts().saved[l][0];
-    begin(one, l);
-    if (ops.backward_input == nullptr && ops.backward != nullptr) {
-      times.input[slot] =
-          seconds<Clock>([&] { ops.backward(object, one.parts().context, x, dy, dx, saved); });
-      return;
-    }
-    if (ops.backward_input != nullptr) {
-      times.input[slot] = seconds<Clock>(
-          [&] { ops.backward_input(object, one.parts().context, x, dy, dx, saved); });
-      begin(one, l);
-    }
-    if (ops.backward_weight != nullptr)
-      times.weight[slot] =
-          seconds<Clock>([&] { ops.backward_weight(object, one.parts().context, x, dy, saved); });
   }
 
   ProfilerOptions options_;

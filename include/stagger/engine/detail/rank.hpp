@@ -11,6 +11,7 @@
 #include <stagger/core/list.hpp>
 #include <stagger/engine/detail/request.hpp>
 #include <stagger/engine/layer.hpp>
+#include <stagger/engine/run_layer.hpp>
 #include <stagger/model/context.hpp>
 #include <stagger/program/program.hpp>
 #include <stagger/schedule/timeline.hpp>
@@ -28,8 +29,9 @@ struct LayerRun {
              // stage)
   Places saved;  // by kept
   Places dy;     // by inner; of a stage's last layer: by dy
-  [[nodiscard]] ParameterView const* seen_by(Instruction const& in) const noexcept {
-    return parameters + in.version * parameter_count;
+  [[nodiscard]] LayerAction action(Instruction const& in) const noexcept {
+    return {object, ops, parameters + in.version * parameter_count, number,
+            static_cast<int>(in.microbatch)};
   }
 };
 
@@ -70,8 +72,7 @@ struct alignas(64) RankState {
 /// Forward of one layer. @return y
 inline void* forward_layer(RankState& rank, LayerRun const& layer, Instruction const& in,
                            void const* x, void* y) {
-  rank.context.begin_action(layer.seen_by(in), layer.number, static_cast<int>(in.microbatch));
-  layer.ops->forward(layer.object, rank.context, x, y, layer.saved[in.kept]);
+  forward_layer(rank.context, layer.action(in), x, y, layer.saved[in.kept]);
   return y;
 }
 
@@ -104,24 +105,11 @@ inline void run_forward(RankState& rank, StageRun const& stage, Instruction cons
         &layer != final_layer || stage.last ? layer.y[in.kept] : stage.repeated_output);
 }
 
-/// Backward of one layer, whole or half. A layer whose backward does not split does all of it in I.
+/// The part of a layer's backward that an instruction asks for.
 inline void backward_layer(RankState& rank, LayerRun const& layer, Instruction const& in,
                            void const* x, void const* dy, void* dx) {
-  LayerOps const& ops = *layer.ops;
-  void* const saved = layer.saved[in.kept];
-  bool const input = in.op != Op::backward_weight;
-  bool const weight = in.op != Op::backward_input;
-  rank.context.begin_action(layer.seen_by(in), layer.number, static_cast<int>(in.microbatch));
-  if (ops.backward != nullptr && ((input && weight) || ops.backward_input == nullptr)) {
-    if (input) ops.backward(layer.object, rank.context, x, dy, dx, saved);
-    return;
-  }
-  if (input && ops.backward_input != nullptr) {
-    ops.backward_input(layer.object, rank.context, x, dy, dx, saved);
-    rank.context.begin_action(layer.seen_by(in), layer.number, static_cast<int>(in.microbatch));
-  }
-  if (weight && ops.backward_weight != nullptr)
-    ops.backward_weight(layer.object, rank.context, x, dy, saved);
+  WantedGradients const want{in.op != Op::backward_weight, in.op != Op::backward_input};
+  backward_layer(rank.context, layer.action(in), want, x, dy, dx, layer.saved[in.kept]);
 }
 
 /// B, I or W, layer by layer from the last.
