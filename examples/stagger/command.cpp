@@ -33,10 +33,8 @@ void add_command(Entry const& entry) {
 
 void Command::add_formats(Flags& app, std::vector<std::string> formats) {
   formats_ = std::move(formats);
-  std::string words;
-  for (auto const& word : formats_) words += (words.empty() ? "" : " | ") + word;
-  app.add("--format", format_, "Form of the result: " + words + "; the first is the default",
-          "WORD");
+  app.add("--format", format_,
+          "Form of the result: " + alternatives(formats_) + "; the first is the default", "WORD");
   app.add("--json", json_, "The same as --format json");
 }
 
@@ -52,6 +50,12 @@ std::string const& Command::format() {
 
 void refuse(std::string const& sentence) {
   throw stagger::Error(stagger::Errc::bad_configuration, sentence);
+}
+
+std::string alternatives(std::vector<std::string> const& words) {
+  std::string all;
+  for (auto const& word : words) all += (all.empty() ? "" : " | ") + word;
+  return all;
 }
 
 void require_word(std::string const& flag, std::string const& word,

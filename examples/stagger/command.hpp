@@ -72,6 +72,9 @@ template <class C> struct Registered {
 /// Throws a sentence about something given on the command line.
 [[noreturn]] void refuse(std::string const& sentence);
 
+/// Words as a flag's help lists them: "text | json".
+[[nodiscard]] std::string alternatives(std::vector<std::string> const& words);
+
 /// Checks that a flag's word is one of those known, and says which is nearest where it is not.
 void require_word(std::string const& flag, std::string const& word,
                   std::vector<std::string> const& known);

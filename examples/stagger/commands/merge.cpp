@@ -97,8 +97,7 @@ class Merge final : public Command {
                    cost("--gamma", link_.gamma_s_per_byte, "Adding of one byte")};
     line_flags_ = {cost("--startup", line_.startup_s, "All-reduce itself: start-up"),
                    cost("--per-byte", line_.per_byte_s, "All-reduce itself: each byte")};
-    app.add("--policy", policy_,
-            "optimal | greedy | layerwise | single | bucket:BYTES | all; default all", "WORD");
+    app.add("--policy", policy_, alternatives(policies()) + "; default all", "WORD");
     app.add("--paper", paper_, "mg-wfbp: the published figures beside ours", "NAME");
     app.add("--profiles", profiles_,
             "Folder with measured profiles for --paper; default: STAGGER_PROFILES", "DIR");
@@ -120,32 +119,27 @@ class Merge final : public Command {
       refuse("--profiles is for --paper; a profile of your own is --profile FILE");
     if (profile_.empty()) refuse("merge needs --profile FILE, or --paper mg-wfbp");
     CostLine const line = cost_line();
-    std::vector<std::string> policies{policy_};
-    if (policy_ == "all") {
-      policies = {"optimal", "greedy", "layerwise", "single", "bucket:26214400"};
-    }
+    std::vector<std::string> names{policy_};
+    if (policy_ == "all") names = collective::grouping::names("");
     std::vector<collective::grouping::Named> chosen;
-    for (auto const& name : policies) {
-      if (name.substr(0, 7) != "bucket:") {
-        require_word("--policy", name,
-                     {"optimal", "greedy", "layerwise", "single", "bucket:BYTES", "all"});
-      }
+    for (auto const& name : names) {
+      if (name.find(':') == std::string::npos) require_word("--policy", name, policies());
       chosen.push_back(collective::grouping::named(name));
     }
     Layers const layers = read_layers(profile_);
 
     Json list = Json::array();
     report::TextTable table({"policy", "messages", "iteration", "exposed"});
-    for (std::size_t i = 0; i < policies.size(); ++i) {
+    for (std::size_t i = 0; i < names.size(); ++i) {
       auto const groups = chosen[i].groups(layers.backward(), line);
       auto const played = collective::evaluate(layers.backward(), groups, line);
       Json pairs = Json::array();
       for (auto const& g : groups) pairs.push_back({g.highest, g.lowest});
-      list.push_back({{"policy", policies[i]},
+      list.push_back({{"policy", names[i]},
                       {"groups", pairs},
                       {"iteration_s", played.iteration_s},
                       {"exposed_s", played.exposed_s}});
-      table.add({policies[i], std::to_string(groups.size()),
+      table.add({names[i], std::to_string(groups.size()),
                  report::format_seconds(played.iteration_s, 4),
                  report::format_seconds(played.exposed_s)});
     }
@@ -153,6 +147,12 @@ class Merge final : public Command {
   }
 
  private:
+  [[nodiscard]] static std::vector<std::string> policies() {
+    auto names = collective::grouping::names();
+    names.emplace_back("all");
+    return names;
+  }
+
   [[nodiscard]] CostLine cost_line() const {
     auto const given = [](std::vector<Flag> const& flags) {
       Flag const* first = nullptr;

@@ -4,16 +4,12 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdio>
-#include <numeric>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include <stagger/core/error.hpp>
-#include <stagger/partition/block.hpp>
-#include <stagger/partition/even.hpp>
-#include <stagger/partition/min_max.hpp>
-#include <stagger/partition/pipe_dream.hpp>
+#include <stagger/partition/catalog.hpp>
 #include <stagger/report/format.hpp>
 #include <stagger/report/table.hpp>
 
@@ -86,10 +82,10 @@ class Partition final : public Command {
     app.add("--devices", devices_,
             "Kinds, or KIND@NODE, one for each stage; the i-th mention is the i-th device",
             "NAME,...");
-    app.add("--policy", policy_, "min-max | pipedream | block | even; default min-max", "WORD");
-    in_flight_flag_ = app.add("--in-flight", in_flight_,
+    app.add("--policy", policy_.name, alternatives(policies()) + "; default min-max", "WORD");
+    in_flight_flag_ = app.add("--in-flight", policy_.in_flight,
                               "Minibatches in flight, which memory must hold; default 1", "N");
-    app.add("--any-order", any_order_, "Devices in whatever order is best (min-max)");
+    app.add("--any-order", policy_.any_order, "Devices in whatever order is best (min-max)");
     add_formats(app, {"text", "json"});
     app.footer(
         "Example: stagger partition --profile vgg19.json --cluster hetpipe --devices V,R,G,Q "
@@ -99,11 +95,12 @@ class Partition final : public Command {
 
   Answer run() override {
     bool const json = format() == "json";
-    require_word("--policy", policy_, {"min-max", "pipedream", "block", "even"});
+    require_word("--policy", policy_.name, policies());
     model_.require("partition", "", "a preset's name");
     if (devices_.empty()) refuse("partition needs --devices NAME,NAME,...");
-    require_count(in_flight_flag_, in_flight_);
-    if (any_order_ && policy_ != "min-max") refuse("--any-order is for --policy min-max");
+    require_count(in_flight_flag_, policy_.in_flight);
+    if (policy_.any_order && policy_.name != "min-max")
+      refuse("--any-order is for --policy min-max");
     Profile const profile = model_.profile();
     Cluster const cluster = model_.cluster();
     Named const named = devices_of(devices_, cluster);
@@ -111,7 +108,7 @@ class Partition final : public Command {
     partition::Partition found;
     auto const begin = std::chrono::steady_clock::now();
     try {
-      found = cut(costs);
+      found = policy_.partition(costs);
     } catch (partition::DoesNotFit const& no) {
       std::string const& name = profile.layers[static_cast<std::size_t>(no.shortage().layer)].name;
       return {"",
@@ -122,29 +119,13 @@ class Partition final : public Command {
               1};
     }
     std::chrono::duration<double> const took = std::chrono::steady_clock::now() - begin;
-    if (policy_ != "min-max") warn(found, cluster);
+    if (policy_.name != "min-max") warn(found, cluster);
     return {json ? as_json(found, named, took.count()) : as_text(found, named, profile)};
   }
 
  private:
-  [[nodiscard]] partition::Partition cut(partition::Costs const& costs) const {
-    if (policy_ == "min-max")
-      return partition::MinMax{.any_order = any_order_, .in_flight = in_flight_}.partition(costs);
-    if (policy_ == "pipedream") return partition::PipeDream{in_flight_}.partition(costs);
-    partition::Partition found;
-    if (policy_ == "block") {
-      found = partition::Block{.in_flight = in_flight_}.partition(costs);
-    } else {
-      std::vector<int> order(static_cast<std::size_t>(costs.devices()));
-      std::iota(order.begin(), order.end(), 0);
-      found = partition::judge(costs, partition::Even{costs.devices()}.cuts(costs.layers()), order,
-                               partition::InFlight::safe, in_flight_);
-    }
-    // What no cuts of these devices in this order are below, memory aside.
-    auto roomy = costs;
-    for (auto& place : roomy.places) place.memory_bytes = 1e300;
-    found.lower_bound_s = partition::MinMax{}.partition(roomy).bottleneck_s;
-    return found;
+  [[nodiscard]] static std::vector<std::string> policies() {
+    return {partition::names.begin(), partition::names.end()};
   }
 
   void warn(partition::Partition const& found, Cluster const& cluster) const {
@@ -171,7 +152,7 @@ class Partition final : public Command {
     for (auto const& stage : found.devices) {
       Json replicas = Json::array();
       for (int const id : stage) replicas.push_back(name_of(named, id));
-      names.push_back(policy_ == "pipedream" ? replicas : replicas.front());
+      names.push_back(policy_.name == "pipedream" ? replicas : replicas.front());
     }
     return dump({{"cuts", found.cuts},
                  {"devices", names},
@@ -205,9 +186,8 @@ class Partition final : public Command {
   }
 
   ModelAndCluster model_{};
-  std::string devices_{}, policy_ = "min-max";
-  int in_flight_ = 1;
-  bool any_order_ = false;
+  std::string devices_{};
+  partition::Named policy_{.name = "min-max"};
   Flag in_flight_flag_{};
 };
 

@@ -5,8 +5,6 @@
 ///         arXiv 2020; the problem is that of I. Barany, V. S. Grinberg, "Block partitions of
 ///         sequences", 2015. Solved exactly here.
 
-#include <cstddef>
-#include <numeric>
 #include <span>
 #include <vector>
 
@@ -40,10 +38,8 @@ struct Block {
     plain.boundary_bytes.assign(weights.size() + 1, 0);
     plain.parameter_bytes_until = plain.stash_bytes_until = plain.boundary_bytes;
     plain.intra.push_back({});
-    plain.places.assign(static_cast<std::size_t>(blocks),
-                        {.times = 0, .node = 0, .memory_bytes = 1, .id = 0});
-    std::vector<int> order(static_cast<std::size_t>(blocks), 0);
-    std::iota(order.begin(), order.end(), 0);
+    plain.places.assign(detail::at(blocks), {.times = 0, .node = 0, .memory_bytes = 1, .id = 0});
+    std::vector<int> const order = detail::given_order(plain);
     // A transfer of nothing takes the link's start-up, which is zero here.
     detail::Limits const limits{};
     double const best =
@@ -57,9 +53,8 @@ struct Block {
     detail::require_stages(costs.devices(), costs.layers());
     std::vector<double> weights;
     for (int l = 0; l < costs.layers(); ++l) weights.push_back(costs.compute_s(0, l, l + 1));
-    std::vector<int> order(static_cast<std::size_t>(costs.devices()), 0);
-    std::iota(order.begin(), order.end(), 0);
-    return judge(costs, cuts(weights, costs.devices()), order, rule, in_flight);
+    return judge(costs, cuts(weights, costs.devices()), detail::given_order(costs), rule,
+                 in_flight);
   }
 };
 

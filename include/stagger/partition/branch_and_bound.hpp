@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <numeric>
 #include <vector>
 
 #include <stagger/partition/costs.hpp>
@@ -51,19 +50,13 @@ struct BranchAndBound {
   struct Search {
     Search(Costs const& costs, detail::Limits const& limits, bool any)
         : costs_(costs), limits_(limits), any_(any), used_(at(costs.devices()), false) {
-      int const N = costs.layers();
-      work_from_.assign(at(N) + 1, 0);
+      detail::Fastest const fastest(costs, detail::given_order(costs));
+      rate_ = fastest.rates;
+      work_from_.assign(fastest.least_s.size() + 1, 0);
       dearest_from_ = work_from_;
-      rate_.assign(used_.size(), 0);
-      for (int l = N; l-- > 0;) {
-        double least = detail::no_time;
-        for (int d = 0; d < costs.devices(); ++d)
-          least = std::min(least, costs.compute_s(d, l, l + 1));
-        work_from_[at(l)] = work_from_[at(l) + 1] + least;
-        dearest_from_[at(l)] = std::max(dearest_from_[at(l) + 1], least);
-        for (int d = 0; d < costs.devices(); ++d)
-          if (double const own = costs.compute_s(d, l, l + 1); own > 0)
-            rate_[at(d)] = std::max(rate_[at(d)], least / own);
+      for (std::size_t l = fastest.least_s.size(); l-- > 0;) {
+        work_from_[l] = work_from_[l + 1] + fastest.least_s[l];
+        dearest_from_[l] = std::max(dearest_from_[l + 1], fastest.least_s[l]);
       }
     }
 
@@ -85,10 +78,8 @@ struct BranchAndBound {
         if (!(closed < best_s)) continue;
         used_[at(d)] = true;
         order_.push_back(d);
-        int const held = held_in_flight(limits_.rule, s, P, limits_.in_flight);
         for (int end = s + 1 == P ? N : first + 1; end <= N - (P - 1 - s); ++end) {
-          bool const fits = costs_.memory_bytes(first, end, P == 1, s + 1 == P, held,
-                                                limits_.in_flight) <= limits_.room(costs_, d);
+          bool const fits = limits_.bytes(costs_, s, P, first, end) <= limits_.room(costs_, d);
           double seconds = costs_.compute_s(d, first, end);
           if (s > 0) seconds += costs_.receive_s(before, d, first);
           if (!fits || !(seconds < best_s)) break;  // more layers only add to both
@@ -103,17 +94,12 @@ struct BranchAndBound {
     std::vector<int> best_order{};  ///< empty: nothing fits
 
    private:
-    [[nodiscard]] static std::size_t at(int i) { return static_cast<std::size_t>(i); }
+    [[nodiscard]] static std::size_t at(int i) { return detail::at(i); }
 
-    /// A lower device that is free and alike has had its turn.
+    /// True if a device before it is alike and free, so that it has been tried in this place.
     [[nodiscard]] bool twin_tried(int d) const {
-      Place const& own = costs_.place(d);
-      for (int other = 0; any_ && other < d; ++other) {
-        Place const& p = costs_.place(other);
-        if (!used_[at(other)] && p.times == own.times && p.node == own.node &&
-            p.memory_bytes == own.memory_bytes)
-          return true;
-      }
+      for (int other = 0; any_ && other < d; ++other)
+        if (!used_[at(other)] && costs_.place(other).alike(costs_.place(d))) return true;
       return false;
     }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What a partitioner weighs: a chain of layers on a set of devices, as numbers alone.
+/// @file   Costs of a chain of layers on a set of devices, and what cuts come to under them.
 /// @source J. H. Park et al., "HetPipe: Enabling Large DNN Training on (Whimpy) Heterogeneous GPU
 ///         Clusters through Integration of Pipelined Model Parallelism and Data Parallelism",
 ///         USENIX ATC 2020, section 7.
@@ -12,6 +12,7 @@
 #include <limits>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <stagger/cluster/cluster.hpp>
@@ -34,7 +35,19 @@ struct Place {
   double memory_bytes = 0;
   int id = 0;  ///< in its cluster
   friend constexpr bool operator==(Place const&, Place const&) = default;
+
+  /// True if a partition is as good with the two devices exchanged.
+  [[nodiscard]] constexpr bool alike(Place const& other) const noexcept {
+    return times == other.times && node == other.node && memory_bytes == other.memory_bytes;
+  }
 };
+
+namespace detail {
+
+/// A number of a layer, stage or device as the index of a vector.
+[[nodiscard]] constexpr std::size_t at(int i) noexcept { return static_cast<std::size_t>(i); }
+
+}  // namespace detail
 
 /// A chain of layers and the devices it is cut for. Holds no names, so that small models can be cut
 /// in a constant expression.
@@ -55,20 +68,29 @@ struct Costs {
 
   /// Seconds of the layers [first, last) on a device, without transfers.
   [[nodiscard]] constexpr double compute_s(int device, int first, int last) const {
-    auto const& row = until_s[static_cast<std::size_t>(place(device).times)];
-    return row[static_cast<std::size_t>(last)] - row[static_cast<std::size_t>(first)];
+    auto const& row = until_s[detail::at(place(device).times)];
+    return row[detail::at(last)] - row[detail::at(first)];
   }
 
   [[nodiscard]] constexpr Place const& place(int device) const {
-    return places[static_cast<std::size_t>(device)];
+    return places[detail::at(device)];
+  }
+
+  /// The link inside a node.
+  [[nodiscard]] constexpr cluster::Link const& inside(int node) const {
+    return intra[detail::at(node)];
   }
 
   /// Seconds to receive what crosses in front of `layer`, from one device on another.
   [[nodiscard]] constexpr double receive_s(int from, int to, int layer) const {
     int const node = place(to).node;
-    cluster::Link const& link =
-        place(from).node == node ? intra[static_cast<std::size_t>(node)] : inter;
-    return link.transfer_s(boundary_bytes[static_cast<std::size_t>(layer)]);
+    cluster::Link const& link = place(from).node == node ? inside(node) : inter;
+    return link.transfer_s(boundary_bytes[detail::at(layer)]);
+  }
+
+  /// Bytes of the parameters of the layers [first, last), one copy.
+  [[nodiscard]] constexpr double parameter_bytes(int first, int last) const {
+    return parameter_bytes_until[detail::at(last)] - parameter_bytes_until[detail::at(first)];
   }
 
   /// Bytes that a stage of the layers [first, last) needs: its weights, their accumulated update
@@ -79,13 +101,10 @@ struct Costs {
   /// @param in_flight  of the whole pipeline
   [[nodiscard]] constexpr double memory_bytes(int first, int last, bool only, bool is_last,
                                               int held, int in_flight) const {
-    auto const at = [](std::vector<double> const& v, int i) {
-      return v[static_cast<std::size_t>(i)];
-    };
-    double const parameters = at(parameter_bytes_until, last) - at(parameter_bytes_until, first);
-    double const stash = at(stash_bytes_until, last) - at(stash_bytes_until, first);
-    double const waiting = is_last && !only ? (in_flight - 1) * at(boundary_bytes, first) : 0;
-    return parameters * (2 + held) + stash * held + waiting;
+    double const stash = stash_bytes_until[detail::at(last)] - stash_bytes_until[detail::at(first)];
+    double const waiting =
+        is_last && !only ? (in_flight - 1) * boundary_bytes[detail::at(first)] : 0;
+    return parameter_bytes(first, last) * (2 + held) + stash * held + waiting;
   }
 };
 
@@ -138,7 +157,39 @@ constexpr void require_stages(int stages, int layers) {
           counted(layers, "layer"), "; use 1 to ", layers);
 }
 
-/// A stage's seconds. Everywhere summed in this order, so that equal stages compare equal.
+/// What the stages of a partition are held to.
+struct Limits {
+  InFlight rule = InFlight::safe;
+  int in_flight = 1;         ///< minibatches
+  double memory_factor = 1;  ///< times each device's memory
+
+  [[nodiscard]] constexpr double room(Costs const& costs, int device) const {
+    return costs.place(device).memory_bytes * memory_factor;
+  }
+  /// Bytes that the layers [first, last) need as one of so many stages.
+  [[nodiscard]] constexpr double bytes(Costs const& costs, int stage, int stages, int first,
+                                       int last) const {
+    return costs.memory_bytes(first, last, stages == 1, stage == stages - 1,
+                              held_in_flight(rule, stage, stages, in_flight), in_flight);
+  }
+};
+
+/// The devices in the order given, by their index.
+[[nodiscard]] constexpr std::vector<int> given_order(Costs const& costs) {
+  std::vector<int> order;
+  for (int d = 0; d < costs.devices(); ++d) order.push_back(d);
+  return order;
+}
+
+/// First layer of each stage, and behind them the number of layers.
+[[nodiscard]] constexpr std::vector<int> bounds_of(std::vector<int> const& cuts, int layers) {
+  std::vector<int> bounds{0};
+  bounds.insert(bounds.end(), cuts.begin(), cuts.end());
+  bounds.push_back(layers);
+  return bounds;
+}
+
+/// A stage's seconds. They are summed in this order everywhere, so that equal stages compare equal.
 /// @param before, after  devices of the neighbours, -1 where there is none
 [[nodiscard]] constexpr double stage_seconds(Costs const& costs, int device, int first, int last,
                                              int before, int after) {
@@ -162,23 +213,22 @@ constexpr void require_stages(int stages, int layers) {
   if (cuts.size() + 1 != order.size())
     raise(Errc::bad_configuration, cuts.size(), " cuts make ", counted(cuts.size() + 1, "stage"),
           ", but ", stages, " devices", " are given; give one for each stage");
+  detail::Limits const limits{rule, in_flight};
+  std::vector<int> const bounds = detail::bounds_of(cuts, costs.layers());
   Partition result{.cuts = cuts};
-  for (int s = 0; s < stages; ++s) {
-    auto const u = static_cast<std::size_t>(s);
-    int const first = s == 0 ? 0 : cuts[u - 1];
-    int const last = s == stages - 1 ? costs.layers() : cuts[u];
-    if (first < 0 || first >= last || last > costs.layers() || order[u] < 0 ||
-        order[u] >= costs.devices())
+  for (std::size_t s = 0; s < order.size(); ++s) {
+    int const stage = static_cast<int>(s), first = bounds[s], last = bounds[s + 1];
+    if (first < 0 || first >= last || last > costs.layers() || order[s] < 0 ||
+        order[s] >= costs.devices())
       raise(Errc::bad_configuration, "stage ", s, " would hold the layers from ", first,
-            " to before ", last, " on device ", order[u], "; cuts must rise from 1 to ",
+            " to before ", last, " on device ", order[s], "; cuts must rise from 1 to ",
             costs.layers() - 1, " and devices be among the ", costs.devices(), " given");
-    result.devices.push_back({costs.place(order[u]).id});
-    result.stage_s.push_back(detail::stage_seconds(costs, order[u], first, last,
-                                                   s == 0 ? -1 : order[u - 1],
-                                                   s == stages - 1 ? -1 : order[u + 1]));
-    result.memory_bytes.push_back(detail::whole_bytes(
-        costs.memory_bytes(first, last, stages == 1, s == stages - 1,
-                           held_in_flight(rule, s, stages, in_flight), in_flight)));
+    result.devices.push_back({costs.place(order[s]).id});
+    result.stage_s.push_back(detail::stage_seconds(costs, order[s], first, last,
+                                                   s == 0 ? -1 : order[s - 1],
+                                                   s + 1 == order.size() ? -1 : order[s + 1]));
+    result.memory_bytes.push_back(
+        detail::whole_bytes(limits.bytes(costs, stage, stages, first, last)));
     result.bottleneck_s = std::max(result.bottleneck_s, result.stage_s.back());
   }
   return result;
@@ -209,23 +259,20 @@ constexpr void require_stages(int stages, int layers) {
     result.boundary_bytes[l + 1] = static_cast<double>(layer.activation_bytes);
   }
   std::vector<int> shown;  // a device of each row
-  for (std::size_t i = 0; i < devices.size(); ++i) {
-    int const id = devices[i];
-    bool const there = id >= 0 && id < cluster.size() &&
-                       std::find(devices.begin(), devices.begin() + static_cast<std::ptrdiff_t>(i),
-                                 id) == devices.begin() + static_cast<std::ptrdiff_t>(i);
-    if (!there)
+  for (int const id : devices) {
+    bool const named = std::any_of(result.places.begin(), result.places.end(),
+                                   [&](Place const& p) { return p.id == id; });
+    if (id < 0 || id >= cluster.size() || named)
       raise(Errc::bad_configuration, "device ", id,
-            " is not in the cluster or named twice; "
-            "devices are numbered 0 to ",
+            " is not in the cluster or named twice; devices are numbered 0 to ",
             cluster.size() - 1);
     cluster::Device const& device = cluster.device(id);
-    int row = 0;
-    for (; row < static_cast<int>(shown.size()); ++row) {
-      cluster::Device const& other = cluster.device(shown[static_cast<std::size_t>(row)]);
-      if (other.kind == device.kind && other.speed == device.speed) break;
-    }
-    if (row == static_cast<int>(shown.size())) {
+    auto const same = std::find_if(shown.begin(), shown.end(), [&](int other) {
+      return cluster.device(other).kind == device.kind &&
+             cluster.device(other).speed == device.speed;
+    });
+    int const row = static_cast<int>(same - shown.begin());
+    if (same == shown.end()) {
       shown.push_back(id);
       std::vector<double> until(n + 1, 0);
       for (std::size_t l = 0; l < n; ++l)

@@ -55,8 +55,7 @@ class PipeDreamLevel {
   /// @param groups  [replicas of the whole] first device of each copy
   constexpr void stages(int i, int j, int m, std::vector<int> const& copies, int width,
                         std::vector<Stage>& out) const {
-    Choice const& e =
-        choice_[at(m - 1) * rows_ * at(layers_ + 1) + at(i) * at(layers_ + 1) + at(j)];
+    Choice const& e = choice_[slot(i, m) + at(j)];
     int const before = m - e.replicas;
     if (e.split >= 0) stages(i, e.split, before, copies, width, out);
     std::vector<int> groups;
@@ -75,9 +74,12 @@ class PipeDreamLevel {
     int replicas = 1;  // of the last stage
   };
 
-  [[nodiscard]] static constexpr std::size_t at(int i) { return static_cast<std::size_t>(i); }
+  /// Where the pipelines of the layers from i on, on m groups, begin.
+  [[nodiscard]] constexpr std::size_t slot(int i, int m) const {
+    return (at(m - 1) * rows_ + at(i)) * at(layers_ + 1);
+  }
   [[nodiscard]] constexpr double const* row(int i, int m) const {
-    return value_.data() + (at(m - 1) * rows_ + at(i)) * at(layers_ + 1);
+    return value_.data() + slot(i, m);
   }
 
   /// Prefix sums of a stage's time and times of a boundary, for each number of replicas.
@@ -124,9 +126,8 @@ class PipeDreamLevel {
         choice = {k, replicas};
       }
     }
-    std::size_t const here = at(m - 1) * rows_ * at(layers_ + 1) + at(i) * at(layers_ + 1) + at(j);
-    value_[here] = best;
-    choice_[here] = choice;
+    value_[slot(i, m) + at(j)] = best;
+    choice_[slot(i, m) + at(j)] = choice;
   }
 
   Costs const& costs_;
@@ -161,7 +162,7 @@ struct PipeDream {
     int const nodes = costs.devices() / width;
     std::vector<detail::PipeDreamLevel::Stage> stages;
     double bottleneck = 0;
-    double const inside = costs.intra[static_cast<std::size_t>(costs.place(0).node)].bytes_per_s;
+    double const inside = costs.inside(costs.place(0).node).bytes_per_s;
     if (width == 1 || nodes == 1) {
       detail::PipeDreamLevel const flat(costs, nullptr, costs.devices(),
                                         nodes == 1 ? inside : costs.inter.bytes_per_s, false);
@@ -202,15 +203,15 @@ struct PipeDream {
     Partition result{.bottleneck_s = bottleneck, .lower_bound_s = bottleneck};
     int const count = static_cast<int>(stages.size());
     for (int s = 0; s < count; ++s) {
-      auto const& stage = stages[static_cast<std::size_t>(s)];
+      auto const& stage = stages[detail::at(s)];
       if (s > 0) result.cuts.push_back(stage.first);
       std::vector<int> ids;
       for (int const d : stage.devices) ids.push_back(costs.place(d).id);
       result.stage_s.push_back(seconds_of(costs, stage, width));
       result.devices.push_back(std::move(ids));
-      result.memory_bytes.push_back(detail::whole_bytes(
-          costs.memory_bytes(stage.first, stage.last, count == 1, s == count - 1,
-                             held_in_flight(InFlight::safe, s, count, in_flight), in_flight)));
+      result.memory_bytes.push_back(
+          detail::whole_bytes(detail::Limits{InFlight::safe, in_flight}.bytes(
+              costs, s, count, stage.first, stage.last)));
     }
     return result;
   }
@@ -220,18 +221,15 @@ struct PipeDream {
   [[nodiscard]] static constexpr double seconds_of(Costs const& costs,
                                                    detail::PipeDreamLevel::Stage const& stage,
                                                    int width) {
+    int const node = costs.place(stage.devices.front()).node;
     int inside = 0;  // replicas in the first one's node
-    for (int const d : stage.devices)
-      inside += costs.place(d).node == costs.place(stage.devices.front()).node ? 1 : 0;
-    double const parameters = costs.parameter_bytes_until[static_cast<std::size_t>(stage.last)] -
-                              costs.parameter_bytes_until[static_cast<std::size_t>(stage.first)];
+    for (int const d : stage.devices) inside += costs.place(d).node == node ? 1 : 0;
+    double const parameters = costs.parameter_bytes(stage.first, stage.last);
     auto const shared = [&](double one, int m, double rate, int sharing) {
       return (one + 4 * (m - 1) * parameters / (rate * m * sharing)) / m;
     };
-    int const node = costs.place(stage.devices.front()).node;
-    double const in_node =
-        shared(costs.compute_s(stage.devices.front(), stage.first, stage.last), inside,
-               costs.intra[static_cast<std::size_t>(node)].bytes_per_s, 1);
+    double const in_node = shared(costs.compute_s(stage.devices.front(), stage.first, stage.last),
+                                  inside, costs.inside(node).bytes_per_s, 1);
     int const groups = static_cast<int>(stage.devices.size()) / inside;
     return shared(in_node, groups, costs.inter.bytes_per_s, width);
   }

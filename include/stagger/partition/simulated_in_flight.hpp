@@ -32,12 +32,12 @@ namespace stagger::partition {
           " of a stage's time; give a share of 0 to 1");
   (void)judge(costs, cuts, order);  // says what does not fit together
   int const stages = static_cast<int>(order.size());
+  std::vector<int> const bounds = detail::bounds_of(cuts, costs.layers());
   schedule::Costs seconds;
   for (std::size_t s = 0; s < order.size(); ++s) {
-    int const first = s == 0 ? 0 : cuts[s - 1];
-    int const last = s < cuts.size() ? cuts[s] : costs.layers();
-    double const both = costs.compute_s(order[s], first, last);
-    double const transfer = s < cuts.size() ? costs.receive_s(order[s], order[s + 1], last) : 0;
+    double const both = costs.compute_s(order[s], bounds[s], bounds[s + 1]);
+    double const transfer =
+        s < cuts.size() ? costs.receive_s(order[s], order[s + 1], bounds[s + 1]) : 0;
     seconds.stages.push_back({.forward_s = both * forward_share,
                               .backward_input_s = both * (1 - forward_share),
                               .backward_weight_s = 0,
@@ -57,12 +57,10 @@ namespace stagger::partition {
   if (held.size() != order.size())
     raise(Errc::bad_configuration, held.size(), " counts of minibatches for ", order.size(),
           " stages; give one for each");
-  for (std::size_t s = 0; s < order.size(); ++s) {
-    int const first = s == 0 ? 0 : cuts[s - 1];
-    int const last = s < cuts.size() ? cuts[s] : costs.layers();
+  std::vector<int> const bounds = detail::bounds_of(cuts, costs.layers());
+  for (std::size_t s = 0; s < order.size(); ++s)
     result.memory_bytes[s] = detail::whole_bytes(costs.memory_bytes(
-        first, last, order.size() == 1, s + 1 == order.size(), held[s], in_flight));
-  }
+        bounds[s], bounds[s + 1], order.size() == 1, s + 1 == order.size(), held[s], in_flight));
   return result;
 }
 

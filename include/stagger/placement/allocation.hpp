@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What groups the devices of a cluster into virtual workers.
+/// @file   Groups of the devices of a cluster: virtual workers.
 /// @source J. H. Park et al., "HetPipe", USENIX ATC 2020, section 8.1, table 3.
 
 #include <concepts>
@@ -38,13 +38,11 @@ namespace placement {
 
 namespace detail {
 
-[[noreturn, gnu::cold]] inline void refuse_allocation(char const* policy, char const* wants,
-                                                      char const* of, long long got) {
+[[noreturn, gnu::cold]] void refuse_allocation(char const* policy, char const* wants,
+                                               char const* of, std::integral auto got) {
   raise(Errc::bad_configuration, policy, " wants ", wants, "; ", of, " is ", got);
 }
 
 }  // namespace detail
-
 }  // namespace placement
-
 }  // namespace stagger

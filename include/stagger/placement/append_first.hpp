@@ -9,14 +9,13 @@
 
 namespace stagger::placement {
 
-/// Partly taken nodes first, then fresh ones: fills what earlier stages left over.
+/// Partly taken nodes first, then fresh ones, so that few nodes are left partly taken.
 struct AppendFirst {
   using policy_tag = FillTag;
-  bool strict = false;  ///< partly taken nodes alone
 
   /// @throws Error  bad_configuration for more devices than are free
   [[nodiscard]] constexpr std::vector<int> fill(Occupancy const& occupied, int devices) const {
-    return detail::in_order(occupied, devices, false, strict);
+    return detail::in_order(occupied, devices, false);
   }
 };
 

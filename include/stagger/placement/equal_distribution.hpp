@@ -18,14 +18,14 @@ struct EqualDistribution {
   /// @throws Error  bad_configuration if some node does not have as many devices as workers
   [[nodiscard]] constexpr std::vector<std::vector<int>> allocate(cluster::Cluster const& cluster,
                                                                  int workers) const {
-    std::vector<std::vector<int>> result(static_cast<std::size_t>(workers < 0 ? 0 : workers),
-                                         std::vector<int>{});
+    std::vector<std::vector<int>> result;
+    for (int w = 0; w < workers; ++w) result.emplace_back();
     for (int n = 0; n < cluster.nodes(); ++n) {
       auto const devices = cluster.devices_of(n);
       if (devices.size() != result.size() || workers < 1)
         detail::refuse_allocation("EqualDistribution",
                                   "in every node as many devices as there are workers",
-                                  "the number in one node", static_cast<long long>(devices.size()));
+                                  "the number in one node", devices.size());
       for (std::size_t w = 0; w < result.size(); ++w) result[w].push_back(devices[w]);
     }
     return result;

@@ -2,8 +2,7 @@
 #pragma once
 /// @file   Places chosen by hand, or by a planner before.
 
-#include <cstddef>
-#include <string>
+#include <utility>
 #include <vector>
 
 #include <stagger/core/error.hpp>
@@ -18,7 +17,7 @@ struct ExplicitMap {
 
   /// @throws Error  bad_configuration if there is not one legal place for each rank
   [[nodiscard]] constexpr std::vector<int> place(int ranks, int count) const {
-    if (places.size() != static_cast<std::size_t>(ranks))
+    if (std::cmp_not_equal(places.size(), ranks))
       raise(Errc::bad_configuration, "the placement names ", counted(places.size(), "place"),
             " for ", counted(ranks, "rank"), "; name one for each");
     for (int const p : places)

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What chooses devices for a stage among nodes that are partly taken.
+/// @file   The choice of devices for the replicas of one stage, among nodes that are partly taken.
 /// @source Fan et al., "DAPPLE", PPoPP 2021, section 4.1.
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <span>
@@ -45,14 +46,14 @@ struct Occupancy {
 
 }  // namespace placement
 
-/// Marks such a choice: `using policy_tag = stagger::FillTag;`.
+/// Marks a rule for that choice: `using policy_tag = stagger::FillTag;`.
 struct FillTag {};
 
 /// Chooses devices for the replicas of one stage.
 template <class P>
 concept FillPolicy = std::copyable<P> && std::same_as<typename P::policy_tag, FillTag> &&
                      requires(P const policy, placement::Occupancy occupied, int devices) {
-                       // [nodes] devices to take from each, or nothing where `policy.strict` forbids what is left
+                       // [nodes] devices to take from each
                        { policy.fill(occupied, devices) } -> std::same_as<std::vector<int>>;
                      };
 
@@ -71,22 +72,17 @@ constexpr void require_room(Occupancy const& occupied, int devices) {
           " that are free; choose 1 or more");
 }
 
-/// Node after node: fresh ones first, or those partly taken. Strict: nodes of the first sort alone.
+/// Node after node: fresh ones before those partly taken, or behind them.
 [[nodiscard]] constexpr std::vector<int> in_order(Occupancy const& occupied, int devices,
-                                                  bool fresh_first, bool strict) {
+                                                  bool fresh_first) {
   require_room(occupied, devices);
   std::vector<int> chosen(occupied.size.size(), 0);
-  for (int const turn : {0, 1}) {
-    if (strict && turn == 1) break;
-    bool const fresh = (turn == 0) == fresh_first;
-    for (std::size_t n = 0; n < chosen.size() && devices > 0; ++n) {
+  for (bool const fresh : {fresh_first, !fresh_first})
+    for (std::size_t n = 0; n < chosen.size(); ++n) {
       if ((occupied.taken[n] == 0) != fresh) continue;
-      int const room = occupied.free(n);
-      chosen[n] = room < devices ? room : devices;
+      chosen[n] = std::min(occupied.free(n), devices);
       devices -= chosen[n];
     }
-  }
-  if (devices > 0) chosen.clear();
   return chosen;
 }
 

@@ -29,13 +29,13 @@ struct HybridDistribution {
     std::size_t const pairs = kinds.size() / 2;
     if (kinds.size() % 2 != 0 || kinds.empty() || kinds.size() > 12)
       detail::refuse_allocation("HybridDistribution", "an even number of kinds, 12 at most",
-                                "their number", static_cast<long long>(kinds.size()));
+                                "their number", kinds.size());
     for (Kind const& k : kinds)
       if (k.devices.size() != kinds.front().devices.size())
         detail::refuse_allocation("HybridDistribution", "equally many devices of each kind",
-                                  "the number of one", static_cast<long long>(k.devices.size()));
+                                  "the number of one", k.devices.size());
     std::size_t const each = workers < 1 ? 0 : static_cast<std::size_t>(workers) / pairs;
-    if (each == 0 || each * pairs != static_cast<std::size_t>(workers) ||
+    if (each == 0 || std::cmp_not_equal(each * pairs, workers) ||
         kinds.front().devices.size() % each != 0)
       detail::refuse_allocation("HybridDistribution",
                                 "workers that divide among the pairs of kinds, and devices of a "

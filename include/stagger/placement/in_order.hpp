@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Neighbouring ranks together.
+/// @file   Neighbouring ranks on one place.
 
-#include <cstddef>
 #include <vector>
 
 #include <stagger/placement/policy.hpp>
@@ -14,10 +13,8 @@ struct InOrder {
   using policy_tag = PlacementTag;
 
   [[nodiscard]] constexpr std::vector<int> place(int ranks, int places) const {
-    std::vector<int> result(static_cast<std::size_t>(ranks));
-    for (int r = 0; r < ranks; ++r)
-      result[static_cast<std::size_t>(r)] =
-          static_cast<int>(static_cast<long long>(r) * places / ranks);
+    std::vector<int> result;
+    for (long long r = 0; r < ranks; ++r) result.push_back(static_cast<int>(r * places / ranks));
     return result;
   }
 };

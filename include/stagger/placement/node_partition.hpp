@@ -3,7 +3,6 @@
 /// @file   A virtual worker for each node.
 /// @source J. H. Park et al., "HetPipe", USENIX ATC 2020, section 8.1, table 3.
 
-#include <cstddef>
 #include <vector>
 
 #include <stagger/placement/allocation.hpp>
@@ -25,8 +24,7 @@ struct NodePartition {
       result.push_back(cluster.devices_of(n));
       if (result.back().size() != result.front().size())
         detail::refuse_allocation("NodePartition", "nodes of equally many devices",
-                                  "the number in a later node",
-                                  static_cast<long long>(result.back().size()));
+                                  "the number in a later node", result.back().size());
     }
     return result;
   }

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   On which node the parameter server keeps each layer, and what travels for it.
+/// @file   The node on which the parameter server keeps each layer, and the bytes that travel for it.
 /// @source J. H. Park et al., "HetPipe", USENIX ATC 2020, section 8.1: default placement and local.
 
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include <stagger/core/error.hpp>
@@ -65,10 +66,12 @@ struct Traffic {
   for (std::size_t l = 0; l < homes.size(); ++l)
     if (homes[l] != worker.node_of(static_cast<int>(l)))
       result.parameters_per_wave += 2 * parameter_bytes[l];
-  for (std::size_t c = 0; c < worker.cuts.size(); ++c)
-    if (worker.nodes[c] != worker.nodes[c + 1])
-      result.activations_per_minibatch +=
-          2 * boundary_bytes[static_cast<std::size_t>(worker.cuts[c]) - 1];
+  for (std::size_t l = 0, stage = 0; l < homes.size() && stage < worker.cuts.size(); ++l) {
+    if (std::cmp_not_equal(l + 1, worker.cuts[stage])) continue;  // no cut behind this layer
+    if (worker.nodes[stage] != worker.nodes[stage + 1])
+      result.activations_per_minibatch += 2 * boundary_bytes[l];
+    ++stage;
+  }
   return result;
 }
 

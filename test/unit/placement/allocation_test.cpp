@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <stagger/placement/allocation.hpp>
 
-#include "catch.hpp"
-
+#include <cstddef>
+#include <cstdint>
+#include <string>
 #include <vector>
 
+#include <stagger/cluster/presets.hpp>
 #include <stagger/placement/equal_distribution.hpp>
 #include <stagger/placement/hybrid_distribution.hpp>
+#include <stagger/placement/node_partition.hpp>
 #include <stagger/placement/parameter_home.hpp>
+
+#include "catch.hpp"
 
 namespace cluster = stagger::cluster;
 namespace placement = stagger::placement;
@@ -41,4 +46,47 @@ TEST_CASE("placement/Worker: a layer at a cut belongs to the stage that begins t
   std::vector<int> nodes;
   for (int layer = 0; layer < 7; ++layer) nodes.push_back(worker.node_of(layer));
   CHECK(nodes == std::vector<int>{7, 7, 8, 8, 8, 9, 9});
+}
+
+TEST_CASE("placement/allocation: what cannot be shared out is named", "[placement]") {
+  cluster::Cluster c = cluster::hetpipe();
+  CHECK_THROWS_WITH(placement::NodePartition{}.allocate(c, 3),
+                    Catch::Contains("NodePartition wants as many workers as there are nodes"));
+  CHECK_THROWS_WITH(placement::EqualDistribution{}.allocate(c, 3),
+                    Catch::Contains("the number in one node is 4"));
+  CHECK_THROWS_WITH(placement::EqualDistribution{}.allocate(c, -1), Catch::Contains("wants"));
+  CHECK_THROWS_WITH(placement::HybridDistribution{}.allocate(c, 3),
+                    Catch::Contains("the number of workers is 3"));
+  CHECK_THROWS_WITH(placement::HybridDistribution{}.allocate(c, 0), Catch::Contains("is 0"));
+  c.devices.pop_back();
+  CHECK_THROWS_WITH(placement::HybridDistribution{}.allocate(c, 4),
+                    Catch::Contains("equally many devices of each kind"));
+  CHECK_THROWS_WITH(placement::NodePartition{}.allocate(c, 4),
+                    Catch::Contains("nodes of equally many devices"));
+  for (auto& device : c.devices) device.kind = "V";
+  CHECK_THROWS_WITH(placement::HybridDistribution{}.allocate(c, 4),
+                    Catch::Contains("an even number of kinds"));
+  std::vector<placement::Worker> const unlike{{{1}, {0, 1}}, {{2}, {0, 1}}};
+  CHECK_THROWS_WITH(placement::Local{}.homes(3, 2, unlike), Catch::Contains("worker 1 has other"));
+}
+
+TEST_CASE("placement/HybridDistribution: every device is used once, whatever the kinds",
+          "[placement]") {
+  for (int kinds = 2; kinds <= 6; kinds += 2)
+    for (int share = 1; share <= 3; ++share)
+      for (int each = 1; each <= 2; ++each) {
+        cluster::Cluster c{.name = "", .devices = {}, .intra = {{}}, .inter = {}};
+        for (int k = 0; k < kinds; ++k)
+          for (int d = 0; d < share * each; ++d)
+            c.devices.push_back({std::string(1, static_cast<char>('a' + k)),
+                                 static_cast<std::uint64_t>(100 + 7 * (k * k % 5)),
+                                 1 + 0.3 * (k * 3 % 4), 0});
+        auto const workers = placement::HybridDistribution{}.allocate(c, kinds / 2 * each);
+        std::vector<int> seen(c.devices.size());
+        for (auto const& w : workers) {
+          CHECK(w.size() == static_cast<std::size_t>(2 * share));
+          for (int const d : w) ++seen[static_cast<std::size_t>(d)];
+        }
+        CHECK(seen == std::vector<int>(c.devices.size(), 1));
+      }
 }

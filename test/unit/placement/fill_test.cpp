@@ -57,16 +57,6 @@ TEST_CASE("placement/fill: six devices as DAPPLE's three rules choose them (figu
   }
 }
 
-TEST_CASE("placement/fill: strict rules refuse to use nodes of the other sort", "[placement]") {
-  auto const o = eights({3, 0});
-  CHECK(FreshFirst{.strict = true}.fill(o, 8) == Ids{0, 8});
-  CHECK(FreshFirst{.strict = true}.fill(o, 9).empty());
-  CHECK(AppendFirst{.strict = true}.fill(o, 5) == Ids{5, 0});
-  CHECK(AppendFirst{.strict = true}.fill(o, 6).empty());
-  CHECK(ScatterFirst{.strict = true}.fill(o, 6).empty());
-  CHECK(ScatterFirst{.strict = true}.fill(eights({0, 0}), 16) == Ids{8, 8});
-}
-
 TEST_CASE("placement/fill: any choice has the devices asked for, each free and none twice",
           "[placement]") {
   std::mt19937 random(7);

@@ -32,17 +32,17 @@ class AnyOrder {
  public:
   /// @param  most_states  where the table would be larger, `possible()` is false
   constexpr AnyOrder(Costs const& costs, Limits const& limits, std::size_t most_states)
-      : costs_(costs), limits_(limits), layers_(costs.layers()), words_(at(layers_) / 64 + 1) {
+      : costs_(costs),
+        limits_(limits),
+        layers_(costs.layers()),
+        words_(at(layers_) / 64 + 1),
+        stages_(costs.devices()) {
     for (int d = 0; d < costs.devices(); ++d) {
-      Place const& p = costs.place(d);
-      std::size_t c = 0;
-      for (; c < classes_.size(); ++c) {
-        Place const& other = costs.place(classes_[c].devices.front());
-        if (other.times == p.times && other.node == p.node && other.memory_bytes == p.memory_bytes)
-          break;
-      }
-      if (c == classes_.size()) classes_.push_back({});
-      classes_[c].devices.push_back(d);
+      auto found = std::find_if(classes_.begin(), classes_.end(), [&](Class const& c) {
+        return costs.place(c.devices.front()).alike(costs.place(d));
+      });
+      if (found == classes_.end()) found = classes_.insert(found, Class{});
+      found->devices.push_back(d);
     }
     states_ = 1;
     for (Class& c : classes_) {
@@ -59,10 +59,9 @@ class AnyOrder {
     return states_ * classes_.size() * 2 * words_;
   }
 
-  /// An order of `stages` of the devices for which cuts exist that keep all stages at or below
-  /// `most`; empty if there is none. Exact.
-  [[nodiscard]] constexpr std::vector<int> order(int stages, double most) {
-    stages_ = stages;
+  /// An order of the devices for which cuts exist that keep all stages at or below `most`; empty if
+  /// there is none. Exact.
+  [[nodiscard]] constexpr std::vector<int> order(double most) {
     prepare(most);
     reached_.assign(words(), 0);
     std::vector<std::uint64_t> out(words_, 0);
@@ -77,7 +76,7 @@ class AnyOrder {
         rest /= classes_[c].devices.size() + 1;
         placed += static_cast<int>(used[c]);
       }
-      if (placed >= stages) continue;
+      if (placed >= stages_) continue;
       double rates = 0;  // of what is not used
       for (std::size_t c = 0; c < classes_.size(); ++c)
         rates += rates_[c] * static_cast<double>(classes_[c].devices.size() - used[c]);
@@ -89,7 +88,7 @@ class AnyOrder {
           if (placed == 0 && in == 1) continue;  // nobody before: only one way in
           std::size_t const way = placed == 0 ? 2 : in;
           if (!any(from)) continue;
-          if (placed + 1 == stages) {
+          if (placed + 1 == stages_) {
             if (finishes(c, way, from)) return trace(state, c, way, used);
             continue;
           }
@@ -120,7 +119,6 @@ class AnyOrder {
     std::size_t stride = 0;
   };
 
-  [[nodiscard]] static constexpr std::size_t at(int i) { return static_cast<std::size_t>(i); }
   [[nodiscard]] constexpr int node(std::size_t c) const {
     return costs_.place(classes_[c].devices.front()).node;
   }
@@ -141,7 +139,7 @@ class AnyOrder {
   [[nodiscard]] constexpr double seconds(std::size_t c, int i, int j, std::size_t way,
                                          int same) const {
     int const device = classes_[c].devices.front();
-    cluster::Link const& own = costs_.intra[at(node(c))];
+    cluster::Link const& own = costs_.inside(node(c));
     double t = costs_.compute_s(device, i, j);
     if (way < 2) t += (way == 1 ? own : costs_.inter).transfer_s(costs_.boundary_bytes[at(i)]);
     if (same >= 0) t += (same == 1 ? own : costs_.inter).transfer_s(costs_.boundary_bytes[at(j)]);
@@ -154,41 +152,33 @@ class AnyOrder {
     int const positions = by_position_ ? std::max(stages_ - 1, 1) : 1;
     reach_.assign(at(positions) * classes_.size() * 6 * at(layers_ + 1) * words_, 0);
     last_.assign(classes_.size() * 3 * words_, 0);
-    rates_.assign(classes_.size(), 0);
-    cheapest_until_.assign(at(layers_) + 1, 0);
-    for (int l = 0; l < layers_; ++l) {
-      double least = no_time;
-      for (Class const& c : classes_)
-        least = std::min(least, costs_.compute_s(c.devices.front(), l, l + 1));
-      for (std::size_t c = 0; c < classes_.size(); ++c) {
-        double const own = costs_.compute_s(classes_[c].devices.front(), l, l + 1);
-        if (own > 0) rates_[c] = std::max(rates_[c], least / own);
-      }
-      cheapest_until_[at(l) + 1] = cheapest_until_[at(l)] + least;
-    }
+    std::vector<int> each;  // a device of each class
+    for (Class const& c : classes_) each.push_back(c.devices.front());
+    Fastest const fastest(costs_, each);
+    rates_ = fastest.rates;
+    cheapest_until_.assign(1, 0);
+    for (double const least : fastest.least_s)
+      cheapest_until_.push_back(cheapest_until_.back() + least);
     receive_ = no_time;
     for (int l = 1; l < layers_; ++l) {
       double const bytes = costs_.boundary_bytes[at(l)];
       receive_ = std::min(receive_, costs_.inter.transfer_s(bytes));
       for (std::size_t c = 0; c < classes_.size(); ++c)
-        receive_ = std::min(receive_, costs_.intra[at(node(c))].transfer_s(bytes));
+        receive_ = std::min(receive_, costs_.inside(node(c)).transfer_s(bytes));
     }
     if (layers_ == 1) receive_ = 0;
     for (std::size_t c = 0; c < classes_.size(); ++c) {
       int const device = classes_[c].devices.front();
       double const room = limits_.room(costs_, device);
       for (int i = 0; i < layers_; ++i) {
-        for (std::size_t way = 0; way < 3; ++way) {
-          bool const only = way == 2 && stages_ == 1;
-          if (costs_.memory_bytes(i, layers_, only, true, 1, limits_.in_flight) <= room &&
-              seconds(c, i, layers_, way, -1) <= most)
+        bool const fits = limits_.bytes(costs_, stages_ - 1, stages_, i, layers_) <= room;
+        for (std::size_t way = 0; way < 3 && fits; ++way)
+          if (seconds(c, i, layers_, way, -1) <= most)
             last_[(c * 3 + way) * words_ + at(i) / 64] |= std::uint64_t{1} << (i % 64);
-        }
         for (int position = 0; position < positions && stages_ > 1; ++position) {
-          int const held = held_in_flight(limits_.rule, position, stages_, limits_.in_flight);
           for (int j = i + 1; j < layers_; ++j) {
             if (costs_.compute_s(device, i, j) > most ||
-                costs_.memory_bytes(i, j, false, false, held, limits_.in_flight) > room)
+                limits_.bytes(costs_, position, stages_, i, j) > room)
               break;
             for (std::size_t way = 0; way < 3; ++way)
               for (std::size_t same = 0; same < 2; ++same)
@@ -270,7 +260,7 @@ class AnyOrder {
   Limits const& limits_;
   int layers_;
   std::size_t words_;
-  int stages_ = 0;
+  int stages_;
   bool possible_ = false;
   bool by_position_ = false;
   std::size_t states_ = 0;

@@ -14,33 +14,36 @@ namespace stagger::partition::detail {
 
 inline constexpr double no_time = std::numeric_limits<double>::infinity();
 
-/// What a search keeps to.
-struct Limits {
-  InFlight rule = InFlight::safe;  ///< safe or balanced
-  int in_flight = 1;
-  double memory_factor = 1;  ///< times each device's memory
-
-  [[nodiscard]] constexpr double room(Costs const& costs, int device) const {
-    return costs.place(device).memory_bytes * memory_factor;
+/// How fast some devices can be at best: for each layer the time on the device that is fastest for
+/// it, and for each device the largest part of that speed that it reaches on any layer.
+struct Fastest {
+  constexpr Fastest(Costs const& costs, std::span<int const> devices)
+      : least_s(at(costs.layers()), no_time), rates(devices.size(), 0) {
+    for (int l = 0; l < costs.layers(); ++l)
+      for (std::size_t d = 0; d < devices.size(); ++d)
+        least_s[at(l)] = std::min(least_s[at(l)], costs.compute_s(devices[d], l, l + 1));
+    for (int l = 0; l < costs.layers(); ++l)
+      for (std::size_t d = 0; d < devices.size(); ++d)
+        if (double const own = costs.compute_s(devices[d], l, l + 1); own > 0)
+          rates[d] = std::max(rates[d], least_s[at(l)] / own);
   }
+
+  std::vector<double> least_s;  ///< [layers]
+  std::vector<double> rates;    ///< [devices] 1 for the fastest on some layer
 };
 
-/// Cuts for one order. Stage times are not monotone in their layers, as a boundary further on may
-/// be dearer; so all cuts are tried, but only within what a stage can compute under a bound.
+/// Cuts for one order. A stage of more layers may take less time, since its boundary may be
+/// cheaper; so all cuts are tried, but only within what a stage can compute under a bound.
 class GivenOrder {
   // Templates stand first: clang evaluates them in constant expressions only where it has seen
   // them.
-  [[nodiscard]] static constexpr std::size_t at(int i) { return static_cast<std::size_t>(i); }
-
   [[nodiscard]] constexpr double seconds(int s, int i, int j) const {
     return stage_seconds(costs_, order_[at(s)], i, j, s == 0 ? -1 : order_[at(s - 1)],
                          s == stages_ - 1 ? -1 : order_[at(s + 1)]);
   }
 
   [[nodiscard]] constexpr bool fits(int s, int i, int j) const {
-    return costs_.memory_bytes(i, j, stages_ == 1, s == stages_ - 1,
-                               held_in_flight(limits_.rule, s, stages_, limits_.in_flight),
-                               limits_.in_flight) <= limits_.room(costs_, order_[at(s)]);
+    return limits_.bytes(costs_, s, stages_, i, j) <= limits_.room(costs_, order_[at(s)]);
   }
 
   /// Where each stage may end: the stages before reach it, those after reach the end from it, in
@@ -71,19 +74,18 @@ class GivenOrder {
   /// ones first; what it returns is the most that is still of use.
   template <class Use> constexpr void ends_at(int s, int j, double most, Use&& use) const {
     int const device = order_[at(s)];
-    auto const& row = costs_.until_s[at(costs_.place(device).times)];
     bool const last = s == stages_ - 1;
     double const gradient = last ? 0 : costs_.receive_s(order_[at(s + 1)], device, j);
     int const lowest = s == 0 ? 0 : low_[at(s - 1)];
     int const highest = s == 0 ? 0 : std::min(high_[at(s - 1)], j - 1);
     double useful = most;
     for (int i = highest; i >= lowest; --i) {
-      if (row[at(j)] - row[at(i)] > useful) return;
+      double t = costs_.compute_s(device, i, j);  // in the order of stage_seconds
+      if (t > useful) return;
       if (!fits(s, i, j)) {
         if (last) continue;  // what waits in front of it may be less further on
         return;
       }
-      double t = row[at(j)] - row[at(i)];  // in the order of stage_seconds
       if (s > 0) t += costs_.receive_s(order_[at(s - 1)], device, i);
       if (!last) t += gradient;
       if (t <= most) useful = std::min(useful, static_cast<double>(use(i, t)));
@@ -101,7 +103,7 @@ class GivenOrder {
   /// The least bottleneck that is not above `most`; infinity if there is none.
   [[nodiscard]] constexpr double bottleneck(double most) {
     if (!bands(most)) return no_time;
-    best_.assign(static_cast<std::size_t>(layers_) + 1, no_time);
+    best_.assign(at(layers_ + 1), no_time);
     best_[0] = 0;
     std::vector<double> next(best_.size(), no_time);
     for (int s = 0; s < stages_; ++s) {
@@ -125,7 +127,7 @@ class GivenOrder {
     if (!bands(most)) return {};
     // bytes[s][j]: fewest bytes over the cuts at and behind j when stage s ends at j.
     std::vector<std::vector<double>> bytes(at(stages_),
-                                           std::vector<double>(at(layers_) + 1, no_time));
+                                           std::vector<double>(at(layers_ + 1), no_time));
     bytes[at(stages_ - 1)][at(layers_)] = 0;
     for (int s = stages_ - 1; s > 0; --s)
       for (int j = low_[at(s)]; j <= high_[at(s)]; ++j) {
@@ -158,37 +160,22 @@ class GivenOrder {
   Limits const& limits_;
   int stages_;
   int layers_;
-  std::vector<int> low_{}, high_{};  // where each stage may end
-  std::vector<double> best_{};
+  std::vector<int> low_{}, high_{};  ///< [stages] where each may end
+  std::vector<double> best_{};       ///< [layers + 1] of the stages up to the one looked at
 };
 
 /// No stage of a partition over these devices is faster than this, whatever their order: the work
 /// over the sum of their speeds, and the dearest layer on the device that is fastest for it.
 [[nodiscard]] constexpr double work_bound(Costs const& costs, std::span<int const> devices) {
-  std::vector<double> rate(costs.until_s.size(), 0);
-  double work = 0;
-  double dearest = 0;
-  for (int l = 0; l < costs.layers(); ++l) {
-    double least = no_time;
-    for (int const d : devices) least = std::min(least, costs.compute_s(d, l, l + 1));
+  Fastest const fastest(costs, devices);
+  double work = 0, dearest = 0, rates = 0;
+  for (double const least : fastest.least_s) {
     work += least;
     dearest = std::max(dearest, least);
   }
-  for (int const d : devices) {  // the best rate of a device, in units of the fastest one's time
-    double& best = rate[static_cast<std::size_t>(costs.place(d).times)];
-    if (best > 0) continue;
-    for (int l = 0; l < costs.layers(); ++l) {
-      double least = no_time;
-      for (int const other : devices) least = std::min(least, costs.compute_s(other, l, l + 1));
-      double const own = costs.compute_s(d, l, l + 1);
-      if (own > 0) best = std::max(best, least / own);
-    }
-  }
-  double rates = 0;
-  for (int const d : devices) rates += rate[static_cast<std::size_t>(costs.place(d).times)];
-  // Prefix sums round; the bound must not pass the optimum for that.
+  for (double const rate : fastest.rates) rates += rate;
   double const spread = rates > 0 ? work / rates : 0;
-  return std::max(dearest, spread) * (1 - 1e-12);
+  return std::max(dearest, spread) * (1 - 1e-12);  // rounded sums must not pass the optimum
 }
 
 /// The best bottleneck of an order below `most`, tried with bounds that grow from what no cut can

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A good order of the devices, soon; without a proof.
+/// @file   A local search for a good order of the devices, without a proof that it is the best.
 
 #include <algorithm>
 #include <cstddef>
@@ -21,15 +21,10 @@ class OrderSearch {
  public:
   /// @param least   no bottleneck is below
   /// @param orders  how many may be looked at
-  constexpr OrderSearch(Costs const& costs, Limits const& limits, int stages, double least,
-                        long long orders)
-      : costs_(costs),
-        limits_(limits),
-        stages_(static_cast<std::size_t>(stages)),
-        least_(least),
-        left_(orders) {}
+  constexpr OrderSearch(Costs const& costs, Limits const& limits, double least, long long orders)
+      : costs_(costs), limits_(limits), least_(least), left_(orders) {}
 
-  /// @param start  all devices; the first `stages` of them are used
+  /// @param start  all devices
   constexpr void run(std::vector<int> start) {
     double value = bottleneck(start, no_time);
     descend(start, value);
@@ -37,7 +32,7 @@ class OrderSearch {
     while (left_ > 0 && value_ > least_ && start.size() > 1) {
       std::vector<int> shaken = best_;
       for (std::size_t i = 0; i < 3; ++i)
-        std::swap(shaken[below(stages_)], shaken[below(shaken.size())]);
+        std::swap(shaken[below(shaken.size())], shaken[below(shaken.size())]);
       value = bottleneck(shaken, no_time);
       descend(shaken, value);
       if (value <= value_) keep(shaken, value);
@@ -45,10 +40,7 @@ class OrderSearch {
   }
 
   [[nodiscard]] constexpr double value() const noexcept { return value_; }
-  /// The devices used, in their order.
-  [[nodiscard]] constexpr std::vector<int> order() const {
-    return {best_.begin(), best_.begin() + static_cast<std::ptrdiff_t>(stages_)};
-  }
+  [[nodiscard]] constexpr std::vector<int> const& order() const noexcept { return best_; }
 
  private:
   constexpr void keep(std::vector<int> const& order, double value) {
@@ -63,13 +55,7 @@ class OrderSearch {
 
   [[nodiscard]] constexpr double bottleneck(std::vector<int> const& order, double most) {
     --left_;
-    return best_of_order(costs_, std::span(order).first(stages_), limits_, least_, most);
-  }
-
-  [[nodiscard]] constexpr bool alike(int a, int b) const {
-    Place const& x = costs_.place(a);
-    Place const& y = costs_.place(b);
-    return x.times == y.times && x.node == y.node && x.memory_bytes == y.memory_bytes;
+    return best_of_order(costs_, order, limits_, least_, most);
   }
 
   constexpr void descend(std::vector<int>& order, double& value) {
@@ -84,9 +70,9 @@ class OrderSearch {
     };
     for (bool again = true; again && left_ > 0;) {
       again = false;
-      for (std::size_t a = 0; a < stages_ && left_ > 0; ++a)
+      for (std::size_t a = 0; a < order.size() && left_ > 0; ++a)
         for (std::size_t b = a + 1; b < order.size() && left_ > 0; ++b) {
-          if (alike(order[a], order[b])) continue;
+          if (costs_.place(order[a]).alike(costs_.place(order[b]))) continue;
           std::swap(order[a], order[b]);
           if (better()) {
             again = true;
@@ -112,7 +98,6 @@ class OrderSearch {
 
   Costs const& costs_;
   Limits const& limits_;
-  std::size_t stages_;
   double least_;
   long long left_;
   double value_ = no_time;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Why nothing fits, and what is nearest.
+/// @file   The error that no partition fits the memory, with the nearest request that would.
 
 #include <algorithm>
 #include <cmath>
@@ -40,14 +40,6 @@ class DoesNotFit : public Error {
 
 namespace stagger::partition::detail {
 
-/// Bytes of the layers [first, last) as a stage of an order.
-[[nodiscard]] constexpr double needed_bytes(Costs const& costs, Limits const& limits, int stage,
-                                            int stages, int first, int last) {
-  return costs.memory_bytes(first, last, stages == 1, stage == stages - 1,
-                            held_in_flight(limits.rule, stage, stages, limits.in_flight),
-                            limits.in_flight);
-}
-
 /// Throws the error that no partition fits memory: names layer, device, bytes, and the nearest
 /// request that would.
 /// @param  search  (Limits) -> order, empty where nothing fits
@@ -79,29 +71,27 @@ template <class Search>
   enough = std::ceil(enough * 1000) / 1000;
   wider.memory_factor = enough;
   GivenOrder cutter(costs, order, wider);
-  std::vector<int> bounds = cutter.cuts(cutter.bottleneck(no_time));
-  bounds.insert(bounds.begin(), 0);
-  bounds.push_back(costs.layers());
+  auto const bounds = bounds_of(cutter.cuts(cutter.bottleneck(no_time)), costs.layers());
   int const stages = static_cast<int>(order.size());
-  int worst = 0;
+  std::size_t worst = 0;
   double excess = 0;
-  for (int s = 0; s < stages; ++s) {
-    auto const u = static_cast<std::size_t>(s);
-    double const ratio = needed_bytes(costs, limits, s, stages, bounds[u], bounds[u + 1]) /
-                         limits.room(costs, order[u]);
+  auto const needed = [&](std::size_t s, int first, int last) {
+    return limits.bytes(costs, static_cast<int>(s), stages, first, last);
+  };
+  for (std::size_t s = 0; s < order.size(); ++s) {
+    double const ratio = needed(s, bounds[s], bounds[s + 1]) / limits.room(costs, order[s]);
     if (ratio > excess) {
       excess = ratio;
       worst = s;
     }
   }
-  auto const w = static_cast<std::size_t>(worst);
-  int const first = bounds[w];
-  int const last = bounds[w + 1];
+  int const first = bounds[worst], last = bounds[worst + 1];
   int largest = first;
-  auto const alone = [&](int l) { return needed_bytes(costs, limits, worst, stages, l, l + 1); };
+  auto const alone = [&](int l) { return needed(worst, l, l + 1); };
   for (int l = first; l < last; ++l)
     if (alone(l) > alone(largest)) largest = l;
-  double const room = limits.room(costs, order[w]);
+  double const whole = needed(worst, first, last), room = limits.room(costs, order[worst]);
+  int const device = costs.place(order[worst]).id;
   int fewer = limits.in_flight - 1;
   for (; fewer > 0; --fewer) {
     Limits const tried{limits.rule, fewer, limits.memory_factor};
@@ -110,22 +100,20 @@ template <class Search>
   auto const bytes = [](double b) { return text(static_cast<long long>(b)); };
   std::string sentence =
       text("no partition fits with ", limits.in_flight, " in flight: even the best lets stage ",
-           worst, " (layers ", first, " to ", last - 1, ") need ",
-           bytes(needed_bytes(costs, limits, worst, stages, first, last)), " bytes on device ",
-           costs.place(order[w]).id, ", which has ", bytes(room), "; its largest is layer ",
+           worst, " (layers ", first, " to ", last - 1, ") need ", bytes(whole),
+           " bytes on device ", device, ", which has ", bytes(room), "; its largest is layer ",
            largest, ", which alone needs ", bytes(alone(largest)), " bytes; it fits ");
   if (fewer > 0) sentence += text("with ", fewer, " in flight, or ");
   sentence += text("with ", enough, " times the memory on each device");
-  throw DoesNotFit(sentence,
-                   {.stage = worst,
-                    .first = first,
-                    .last = last,
-                    .layer = largest,
-                    .device = costs.place(order[w]).id,
-                    .needed_bytes = needed_bytes(costs, limits, worst, stages, first, last),
-                    .available_bytes = room,
-                    .in_flight = std::max(fewer, 0),
-                    .memory_factor = enough});
+  throw DoesNotFit(sentence, {.stage = static_cast<int>(worst),
+                              .first = first,
+                              .last = last,
+                              .layer = largest,
+                              .device = device,
+                              .needed_bytes = whole,
+                              .available_bytes = room,
+                              .in_flight = std::max(fewer, 0),
+                              .memory_factor = enough});
 }
 
 }  // namespace stagger::partition::detail

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "catch.hpp"
-#include "grouping/steps.hpp"
+#include "collective/steps.hpp"
 
 using namespace stagger;
 using namespace stagger::collective;

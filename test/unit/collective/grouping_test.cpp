@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "catch.hpp"
-#include "grouping/networks.hpp"
+#include "collective/networks.hpp"
 
 using namespace stagger;
 using namespace stagger::collective;

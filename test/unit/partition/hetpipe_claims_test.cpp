@@ -65,7 +65,7 @@ double all_reduced(Profile const& p, int devices) {
 
 }  // namespace
 
-TEST_CASE("hetpipe/C1: table 3 comes out of compute and memory", "[hetpipe]") {
+TEST_CASE("partition/HetPipe C1: table 3 comes out of compute and memory", "[partition]") {
   Cluster const c = stagger::cluster::hetpipe();
   using Letters = std::vector<std::string>;
   CHECK(letters(c, placement::NodePartition{}.allocate(c, 4)) ==
@@ -80,19 +80,21 @@ TEST_CASE("hetpipe/C1: table 3 comes out of compute and memory", "[hetpipe]") {
         Letters{"VVGG", "VVGG", "RRQQ", "RRQQ"});
 }
 
-TEST_CASE("hetpipe/C2: the models have 548 and 230 MiB of parameters", "[hetpipe]") {
+TEST_CASE("partition/HetPipe C2: the models have 548 and 230 MiB of parameters", "[partition]") {
   CHECK(bytes_of(vgg19()) / 4 == Approx(143.67e6).epsilon(1e-4));
   CHECK(bytes_of(resnet152()) / 4 == Approx(60.19e6).epsilon(1e-4));
   CHECK(bytes_of(vgg19()) / (1 << 20) == Approx(548).epsilon(0.005));
   CHECK(bytes_of(resnet152()) / (1 << 20) == Approx(230).epsilon(0.005));
 }
 
-TEST_CASE("hetpipe/C3: Horovod moves 515 and 211 MiB, (K - 1) / K of the model", "[hetpipe]") {
+TEST_CASE("partition/HetPipe C3: Horovod moves 515 and 211 MiB, (K - 1) / K of the model",
+          "[partition]") {
   CHECK(all_reduced(vgg19(), 16) / (1 << 20) == Approx(515).epsilon(0.005));
   CHECK(all_reduced(resnet152(), 12) / (1 << 20) == Approx(211).epsilon(0.005));
 }
 
-TEST_CASE("hetpipe/C4: with local homes no parameters cross nodes, in turn they do", "[hetpipe]") {
+TEST_CASE("partition/HetPipe C4: with local homes no parameters cross nodes, in turn they do",
+          "[partition]") {
   for (auto const& p : {vgg19(), resnet152()}) {
     std::vector<placement::Worker> workers;
     auto const local = local_traffic(p, workers);
@@ -114,8 +116,9 @@ TEST_CASE("hetpipe/C4: with local homes no parameters cross nodes, in turn they 
   }
 }
 
-TEST_CASE("hetpipe/C5: at 1 GB/s local homes save more of VGG-19's bytes than of ResNet-152's",
-          "[hetpipe]") {
+TEST_CASE(
+    "partition/HetPipe C5: at 1 GB/s local homes save more of VGG-19's bytes than of ResNet-152's",
+    "[partition]") {
   std::vector<placement::Worker> a, b;
   auto const bytes = [](Profile const& p, std::vector<placement::Worker>& workers) {
     return static_cast<double>(local_traffic(p, workers, 1e9).activations_per_minibatch);
@@ -125,8 +128,8 @@ TEST_CASE("hetpipe/C5: at 1 GB/s local homes save more of VGG-19's bytes than of
   CHECK(vgg / all_reduced(vgg19(), 16) < resnet / all_reduced(resnet152(), 12));
 }
 
-TEST_CASE("hetpipe/C5: the published 103 MB are three late cuts of VGG-19, both ways",
-          "[hetpipe]") {
+TEST_CASE("partition/HetPipe C5: the published 103 MB are three late cuts of VGG-19, both ways",
+          "[partition]") {
   auto const p = vgg19();
   std::vector<std::uint64_t> parameters, boundaries;
   for (auto const& layer : p.layers) {
@@ -183,8 +186,9 @@ double played(Profile const& p, Cluster const& c, Workers const& workers, int in
 }  // namespace
 
 // Horovod's images a second are taken as data, as published.
-TEST_CASE("hetpipe/C6: VGG-19 on 16 GPUs, at least 1.2 times Horovod's published throughput",
-          "[hetpipe]") {
+TEST_CASE(
+    "partition/HetPipe C6: VGG-19 on 16 GPUs, at least 1.2 times Horovod's published throughput",
+    "[partition]") {
   Cluster const c = usable();
   auto const workers = placement::EqualDistribution{}.allocate(c, 4);
   double const images = played(vgg19(), c, workers, 5);
@@ -194,8 +198,9 @@ TEST_CASE("hetpipe/C6: VGG-19 on 16 GPUs, at least 1.2 times Horovod's published
   CHECK(images / 339 <= 2.4);
 }
 
-TEST_CASE("hetpipe/C7: ResNet-152 on 16 GPUs, at least 1.1 times Horovod's published on 12",
-          "[hetpipe]") {
+TEST_CASE(
+    "partition/HetPipe C7: ResNet-152 on 16 GPUs, at least 1.1 times Horovod's published on 12",
+    "[partition]") {
   Cluster const c = usable();
   auto const workers = placement::EqualDistribution{}.allocate(c, 4);
   double const images = played(resnet152(), c, workers, 7);
@@ -205,8 +210,9 @@ TEST_CASE("hetpipe/C7: ResNet-152 on 16 GPUs, at least 1.1 times Horovod's publi
   CHECK(images / 415 <= 2.4);
 }
 
-TEST_CASE("hetpipe/C8: whimpy GPUs help, each kind added, up to between 1.8 and 3.5 times",
-          "[hetpipe]") {
+TEST_CASE(
+    "partition/HetPipe C8: whimpy GPUs help, each kind added, up to between 1.8 and 3.5 times",
+    "[partition]") {
   Cluster const c = usable();
   for (auto const& p : {vgg19(), resnet152()}) {
     CAPTURE(p.name);
@@ -220,7 +226,8 @@ TEST_CASE("hetpipe/C8: whimpy GPUs help, each kind added, up to between 1.8 and 
   }
 }
 
-TEST_CASE("hetpipe/table 4: bottlenecks of the reference calibration, within 3 %", "[hetpipe]") {
+TEST_CASE("partition/HetPipe table 4: bottlenecks of the reference calibration, within 3 %",
+          "[partition]") {
   Cluster const c = usable();
   std::array<double, 4> const vgg{192, 516, 546, 635}, resnet{257, 564, 654, 743};
   std::size_t i = 0;
@@ -232,7 +239,8 @@ TEST_CASE("hetpipe/table 4: bottlenecks of the reference calibration, within 3 %
   }
 }
 
-TEST_CASE("hetpipe/C9, C10: a worker for each node is the slowest allocation", "[hetpipe]") {
+TEST_CASE("partition/HetPipe C9, C10: a worker for each node is the slowest allocation",
+          "[partition]") {
   Cluster const c = usable();
   for (auto const& p : {vgg19(), resnet152()})
     for (int const in_flight : {1, 3, 5}) {
@@ -249,8 +257,9 @@ TEST_CASE("hetpipe/C9, C10: a worker for each node is the slowest allocation", "
     }
 }
 
-TEST_CASE("hetpipe/C11: a worker for each node is limited by the node with the least memory",
-          "[hetpipe]") {
+TEST_CASE(
+    "partition/HetPipe C11: a worker for each node is limited by the node with the least memory",
+    "[partition]") {
   Cluster const c = usable();
   for (auto const& p : {vgg19(), resnet152()}) {
     if (sanitized && p.name == "ResNet-152") continue;  // minutes of the same code
@@ -266,8 +275,9 @@ TEST_CASE("hetpipe/C11: a worker for each node is limited by the node with the l
 }
 
 TEST_CASE(
-    "hetpipe/C12: throughput rises with what is in flight and saturates where stages are full",
-    "[hetpipe]") {
+    "partition/HetPipe C12: throughput rises with what is in flight and saturates where stages are "
+    "full",
+    "[partition]") {
   namespace schedule = stagger::schedule;
   constexpr int microbatches = 400;
   double before = 0;
@@ -282,47 +292,4 @@ TEST_CASE(
     CHECK(of_ideal <= 1);
     before = of_ideal;
   }
-}
-
-TEST_CASE("hetpipe/allocation: what cannot be shared out is named", "[hetpipe]") {
-  Cluster c = stagger::cluster::hetpipe();
-  CHECK_THROWS_WITH(placement::NodePartition{}.allocate(c, 3),
-                    Catch::Contains("NodePartition wants as many workers as there are nodes"));
-  CHECK_THROWS_WITH(placement::EqualDistribution{}.allocate(c, 3),
-                    Catch::Contains("the number in one node is 4"));
-  CHECK_THROWS_WITH(placement::EqualDistribution{}.allocate(c, -1), Catch::Contains("wants"));
-  CHECK_THROWS_WITH(placement::HybridDistribution{}.allocate(c, 3),
-                    Catch::Contains("the number of workers is 3"));
-  CHECK_THROWS_WITH(placement::HybridDistribution{}.allocate(c, 0), Catch::Contains("is 0"));
-  c.devices.pop_back();
-  CHECK_THROWS_WITH(placement::HybridDistribution{}.allocate(c, 4),
-                    Catch::Contains("equally many devices of each kind"));
-  CHECK_THROWS_WITH(placement::NodePartition{}.allocate(c, 4),
-                    Catch::Contains("nodes of equally many devices"));
-  for (auto& device : c.devices) device.kind = "V";
-  CHECK_THROWS_WITH(placement::HybridDistribution{}.allocate(c, 4),
-                    Catch::Contains("an even number of kinds"));
-  std::vector<placement::Worker> const unlike{{{1}, {0, 1}}, {{2}, {0, 1}}};
-  CHECK_THROWS_WITH(placement::Local{}.homes(3, 2, unlike), Catch::Contains("worker 1 has other"));
-}
-
-TEST_CASE("hetpipe/HybridDistribution: every device is used once, whatever the kinds",
-          "[hetpipe]") {
-  for (int kinds = 2; kinds <= 6; kinds += 2)
-    for (int share = 1; share <= 3; ++share)
-      for (int each = 1; each <= 2; ++each) {
-        Cluster c{.name = "", .devices = {}, .intra = {{}}, .inter = {}};
-        for (int k = 0; k < kinds; ++k)
-          for (int d = 0; d < share * each; ++d)
-            c.devices.push_back({std::string(1, static_cast<char>('a' + k)),
-                                 static_cast<std::uint64_t>(100 + 7 * (k * k % 5)),
-                                 1 + 0.3 * (k * 3 % 4), 0});
-        auto const workers = placement::HybridDistribution{}.allocate(c, kinds / 2 * each);
-        std::vector<int> seen(c.devices.size());
-        for (auto const& w : workers) {
-          CHECK(w.size() == static_cast<std::size_t>(2 * share));
-          for (int const d : w) ++seen[static_cast<std::size_t>(d)];
-        }
-        CHECK(seen == std::vector<int>(c.devices.size(), 1));
-      }
 }

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The list of all partitioners that programs choose by name, a line for each.
+
+#include <array>
+#include <string>
+#include <string_view>
+#include <tuple>
+
+#include <stagger/core/error.hpp>
+#include <stagger/core/nearest.hpp>
+#include <stagger/partition/block.hpp>
+#include <stagger/partition/costs.hpp>
+#include <stagger/partition/even.hpp>
+#include <stagger/partition/min_max.hpp>
+#include <stagger/partition/pipe_dream.hpp>
+
+namespace stagger::partition {
+
+/// A partitioner's name, and what it makes of the layers.
+template <class P> struct CatalogLine {
+  using Policy = P;
+  std::string_view name;
+  std::string_view what;
+};
+
+inline constexpr std::tuple catalog_lines{
+    CatalogLine<MinMax>{"min-max", "the slowest stage as fast as it can be, within memory"},
+    CatalogLine<PipeDream>{"pipedream", "stages of several replicas, for equal devices"},
+    CatalogLine<Block>{"block", "sums of layer times as even as possible"},
+    CatalogLine<Even>{"even", "as many layers on each stage as on any other"}};
+
+/// Names of all partitioners, in the order of the catalog.
+inline constexpr std::array names =
+    std::apply([](auto const&... line) { return std::array{line.name...}; }, catalog_lines);
+
+/// The partitioner of a name, by cost, with its options.
+struct Named {
+  std::string name;        ///< in the catalog
+  bool any_order = false;  ///< min-max: devices in any order instead of the given one
+  int in_flight = 1;       ///< minibatches, >= 1; decides about memory
+
+  /// What the partitioner finds. Where it knows no lower bound, that of the given order is set,
+  /// memory aside.
+  /// @throws Error  bad_configuration for a name that is not in the catalog, naming the nearest, or
+  ///                for an order where the partitioner has none to choose; what it throws itself
+  [[nodiscard]] Partition partition(Costs const& costs) const {
+    Partition found;
+    bool known = false;
+    auto const take = [&]<class P>(CatalogLine<P> const& line) {
+      if (line.name != name) return;
+      known = true;
+      found = apply<P>(costs);
+    };
+    std::apply([&](auto const&... line) { (take(line), ...); }, catalog_lines);
+    if (!known)
+      raise(Errc::bad_configuration, "there is no partitioner '", name, "'; the nearest is '",
+            nearest(name, names), "'");
+    if (found.lower_bound_s == 0) {
+      Costs roomy = costs;
+      for (Place& place : roomy.places) place.memory_bytes = 1e300;
+      found.lower_bound_s = MinMax{}.partition(roomy).bottleneck_s;
+    }
+    return found;
+  }
+
+ private:
+  template <class P> [[nodiscard]] Partition apply(Costs const& costs) const {
+    if constexpr (!requires(P policy) { policy.any_order; })
+      if (any_order)
+        raise(Errc::bad_configuration, "partitioner ", name,
+              " takes devices in the given order; leave any_order out, or choose min-max");
+    if constexpr (CostPolicy<P>) {
+      P policy;
+      policy.in_flight = in_flight;
+      if constexpr (requires { policy.any_order; }) policy.any_order = any_order;
+      return policy.partition(costs);
+    } else {
+      detail::require_in_flight(in_flight);
+      return judge(costs, P{costs.devices()}.cuts(costs.layers()), detail::given_order(costs),
+                   InFlight::safe, in_flight);
+    }
+  }
+};
+
+static_assert(CostPolicy<Named>);
+
+}  // namespace stagger::partition
