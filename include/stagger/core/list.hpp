@@ -46,9 +46,13 @@ struct RawList {
 /// Appends copies of a trivially copyable element.
 [[gnu::noinline]] inline void append(RawList& list, std::size_t count, void const* value,
                                      std::size_t stride) {
+  if (count == 0) return;
   grow(list, count, stride);
-  for (std::size_t i = 0; i < count; ++i)
-    std::memcpy(list.memory + (list.size + i) * stride, value, stride);
+  std::byte* const to = list.memory + list.size * stride;
+  std::size_t const bytes = count * stride;
+  std::memcpy(to, value, stride);
+  for (std::size_t done = stride; done < bytes; done *= 2)  // what is there already, once more
+    std::memcpy(to + done, to, done < bytes - done ? done : bytes - done);
   list.size += count;
 }
 

@@ -22,9 +22,9 @@
 #include <stagger/engine/model_state.hpp>
 #include <stagger/engine/options.hpp>
 #include <stagger/engine/parameter_memory.hpp>
+#include <stagger/engine/replica_ops.hpp>
 #include <stagger/engine/step_status.hpp>
-#include <stagger/program/lay_out.hpp>
-#include <stagger/program/replica_ops.hpp>
+#include <stagger/program/program.hpp>
 
 namespace stagger {
 

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Replicated stages: which ranks take rows from which, and how rows get there.
-/// @source S. Fan et al., "DAPPLE: A Pipelined Data Parallel Approach for Training Large Models",
-///         PPoPP 2021, section 5.2: microbatches split and concatenated between stages. Here the
-///         taker fetches, and uneven shares are allowed.
+/// @file   Replicated stages: how rows get from one rank to another.
 
 #include <algorithm>
 #include <cstddef>
@@ -15,8 +12,8 @@
 #include <stagger/engine/detail/replica_sums.hpp>
 #include <stagger/engine/machine.hpp>
 #include <stagger/engine/options.hpp>
+#include <stagger/program/dataflow.hpp>
 #include <stagger/program/group_gradients.hpp>
-#include <stagger/program/lay_out.hpp>
 
 namespace stagger {
 namespace detail {
@@ -44,185 +41,6 @@ struct Replication {
       raise(Errc::bad_configuration,
             "replicas add up their gradients before all update, which an asynchronous staleness "
             "model does not wait for; leave Options::replicas out, or use staleness::Synchronous");
-  }
-
-  // --- layout
-
-  static Part const& part(Layout const& layout, std::size_t cell) {
-    return layout.options_.replicas->parts()[Layout::index(layout.cells_[cell].rank)];
-  }
-  static bool equal_shares(Part const& a, Part const& b) {
-    return a.replica == b.replica && a.before * b.total == b.before * a.total &&
-           a.own * b.total == b.own * a.total;
-  }
-  static bool overlap(Part const& a, Part const& b) {
-    return a.before * b.total < (b.before + b.own) * a.total &&
-           b.before * a.total < (a.before + a.own) * b.total;
-  }
-
-  /// Whether all replicas of two positions have the same shares.
-  static bool alike(Replicas const& replicas, int a, int b) {
-    auto const& parts = replicas.parts();
-    if (replicas.counts()[Layout::index(a)] != replicas.counts()[Layout::index(b)]) return false;
-    for (Part const& x : parts)
-      for (Part const& y : parts)
-        if (x.position == a && y.position == b && x.replica == y.replica && !equal_shares(x, y))
-          return false;
-    return true;
-  }
-
-  [[gnu::cold]] static void link(Layout& layout) {
-    auto& cells = layout.cells_;
-    for (std::size_t c = 0; c < cells.size(); ++c) {
-      if (cells[c].stage == 0) cells[c].gathers_input = part(layout, c).replicas > 1;
-      if (layout.last(c)) continue;
-      int neighbour = -1;  // position
-      bool same = false;
-      std::size_t const stage = Layout::index(cells[c].stage);
-      for (std::size_t d = layout.first_cell_[stage + 1]; d < layout.first_cell_[stage + 2]; ++d) {
-        if (cells[d].position != neighbour) {
-          if (!layout.meets(c, d)) continue;
-          if (neighbour >= 0) layout.refuse_owners(c);
-          neighbour = cells[d].position;
-          same = alike(*layout.options_.replicas, cells[c].position, neighbour);
-        }
-        if (same ? cells[c].replica != cells[d].replica
-                 : !overlap(part(layout, c), part(layout, d)))
-          continue;
-        for (std::size_t e = layout.first_cell_[stage]; e < c; ++e)
-          if (cells[e].position != cells[c].position && layout.meets(e, d)) layout.refuse_owners(d);
-        if (same) {
-          cells[c].after = static_cast<int>(d);
-          cells[d].before = static_cast<int>(c);
-        } else {
-          cells[c].gathers_gradient = cells[d].gathers_input = true;
-          layout.cuts_.push_back({static_cast<std::uint16_t>(c), static_cast<std::uint16_t>(d)});
-        }
-      }
-    }
-  }
-
-  /// Replicas have the slots of the first of them: one number names the value of all.
-  static std::size_t first_of(Layout const& layout, std::size_t cell) {
-    return cell - Layout::index(layout.cells_[cell].replica);
-  }
-
-  [[gnu::cold]] static void assign_slots(Layout& layout) {
-    layout.y_ = FixedArray<Messages>(layout.cells_.size());
-    layout.dx_ = FixedArray<Messages>(layout.cells_.size());
-    for (Cut const& cut : layout.cuts_) {
-      auto const& from = layout.uses_[cut.from];
-      auto const& to = layout.uses_[cut.to];
-      std::size_t const there = layout.row_length(cut.to);
-      std::size_t const here = layout.row_length(cut.from);
-      auto const slots = [&](std::size_t which) {
-        return std::max(1 + layout.spare_[which], layout.least_[which]);
-      };
-      layout.y_[cut.from] = Messages(from.forward, here, to.forward, there,
-                                     slots(2 * first_of(layout, cut.from) + 1));
-      if (layout.training_)
-        layout.dx_[cut.to] =
-            Messages(to.gradient, there, from.gradient, here, slots(2 * first_of(layout, cut.to)));
-    }
-  }
-
-  static std::uint32_t signal(Layout const& layout, std::size_t cut, EdgeSignal which) {
-    return signal_of(layout.cells_.size() + cut, which);
-  }
-
-  /// Before F: rows of the input. Before B or I: rows of the gradient.
-  [[gnu::cold]] static void emit_before(Layout& layout, RankProgram& rank, Instruction& in) {
-    std::size_t const c = in.cell;
-    std::size_t const u = in.microbatch;
-    Cell const& cell = layout.cells_[c];
-    bool const forward = in.op == Op::forward;
-    Instruction gather = in;
-    gather.waits = gather.gives = 0;
-    List<std::uint16_t> gives;
-    if (forward && cell.gathers_input) {
-      gather.op = Op::gather_input;
-      for (std::size_t k = 0; k < layout.cuts_.size(); ++k) {
-        Cut const cut = layout.cuts_[k];
-        if (cut.to != c) continue;
-        gather.y = layout.y_[cut.from].slot[u];
-        layout.await_message(rank, gather, signal(layout, k, EdgeSignal::forward_full),
-                             layout.y_[cut.from], u, cut.from, layout.uses_[cut.from].forward[u]);
-        gives.push_back(static_cast<std::uint16_t>(signal(layout, k, EdgeSignal::forward_free)));
-      }
-      push(rank, gather, gives);
-    }
-    if (!forward && cell.gathers_gradient) {
-      gather.op = Op::gather_gradient;
-      for (std::size_t k = 0; k < layout.cuts_.size(); ++k) {
-        Cut const cut = layout.cuts_[k];
-        if (cut.from != c) continue;
-        gather.dx = layout.dx_[cut.to].slot[u];
-        layout.await_message(rank, gather, signal(layout, k, EdgeSignal::backward_full),
-                             layout.dx_[cut.to], u, cut.to, layout.uses_[cut.to].gradient[u]);
-        gives.push_back(static_cast<std::uint16_t>(signal(layout, k, EdgeSignal::backward_free)));
-      }
-      push(rank, gather, gives);
-    }
-    if (layout.last(c) && part(layout, c).replicas > 1 && forward != layout.training_) {
-      gather.op = Op::gather_target;
-      gather.waits = 0;
-      push(rank, gather, {});
-    }
-    constexpr std::uint32_t gathered = 0;  // room is made before the taker's action
-    for (std::size_t k = 0; k < layout.cuts_.size(); ++k) {
-      Cut const cut = layout.cuts_[k];
-      if (forward && cut.from == c) {
-        in.y = layout.y_[c].slot[u];
-        layout.await_room(rank, in, signal(layout, k, EdgeSignal::forward_free), layout.y_[c], u,
-                          cut.to, gathered);
-      }
-      if (!forward && cut.to == c)
-        layout.await_room(rank, in, signal(layout, k, EdgeSignal::backward_free), layout.dx_[c], u,
-                          cut.from, gathered);
-    }
-  }
-
-  [[gnu::cold]] static void emit(Layout& layout, RankProgram& rank, Instruction& in) {
-    std::size_t const c = in.cell;
-    bool const forward = in.op == Op::forward;
-    bool const gradient = gives_input_gradient(in.op);
-    List<std::uint16_t> gives;
-    if (layout.training_ && layout.cells_[c].gathers_input && layout.cells_[c].stage != 0)
-      in.dx = layout.dx_[c].slot[in.microbatch];
-    for (std::size_t g = 0; g < in.gives; ++g) gives.push_back(in.give[g]);
-    for (std::size_t k = 0; k < layout.cuts_.size(); ++k) {
-      Cut const cut = layout.cuts_[k];
-      if (forward && cut.from == c)
-        gives.push_back(static_cast<std::uint16_t>(signal(layout, k, EdgeSignal::forward_full)));
-      if (gradient && cut.to == c)
-        gives.push_back(static_cast<std::uint16_t>(signal(layout, k, EdgeSignal::backward_full)));
-    }
-    push(rank, in, gives);
-  }
-
-  [[gnu::cold]] static void name_signals(Layout const& layout, Program& program) {
-    for (std::size_t k = 0; k < layout.cuts_.size(); ++k) {
-      Cell const& from = layout.cells_[layout.cuts_[k].from];
-      Cell const& to = layout.cells_[layout.cuts_[k].to];
-      program.signals[signal(layout, k, EdgeSignal::forward_full)] = {from.rank, to.rank,
-                                                                      from.stage};
-      program.signals[signal(layout, k, EdgeSignal::forward_free)] = {to.rank, from.rank};
-      program.signals[signal(layout, k, EdgeSignal::backward_full)] = {to.rank, from.rank,
-                                                                       from.stage};
-      program.signals[signal(layout, k, EdgeSignal::backward_free)] = {from.rank, to.rank};
-    }
-  }
-
-  [[gnu::cold]] static bool make_room(Layout& layout, std::uint32_t which) {
-    std::size_t const k = which / signals_per_edge - layout.cells_.size();
-    if (k >= layout.cuts_.size()) return false;
-    Cut const cut = layout.cuts_[k];
-    auto const kind = static_cast<EdgeSignal>(which % signals_per_edge);
-    if (kind == EdgeSignal::forward_free)
-      return ++layout.spare_[2 * first_of(layout, cut.from) + 1] <= layout.units_;
-    if (kind == EdgeSignal::backward_free)
-      return ++layout.spare_[2 * first_of(layout, cut.to)] <= layout.units_;
-    return false;
   }
 
   // --- machine
@@ -256,12 +74,13 @@ struct Replication {
     if (table.stages != machine.stages()) return;
     auto const& replicas = machine.model.options.replicas;
     require_rows_of(*machine.model.layers[0].ops().input, 0);
-    Layout const layout(table, {.replicas = &replicas});
-    for (Cell const& cell : layout.cells_) {
-      std::size_t const first = machine.model.first_layer[Layout::index(cell.stage)];
+    Dataflow flow = read_table(table, &replicas);
+    connect(flow);
+    for (Cell const& cell : flow.cells) {
+      std::size_t const first = machine.model.first_layer[cell.stage];
       if (cell.gathers_input)
         require_rows_of(*machine.model.layers[first].ops().input, static_cast<int>(first));
-      int const count = replicas.counts()[Layout::index(cell.position)];
+      int const count = replicas.counts()[cell.position];
       if (cell.stage + 1 == table.stages && count > 1 && !target_has_rows) refuse_target(count);
     }
   }
@@ -469,13 +288,7 @@ struct Replication {
   static constexpr std::uint64_t most_total = 0xffffffff;
 };
 
-inline constexpr ReplicaOps replica_ops{&Replication::link,
-                                        &Replication::assign_slots,
-                                        &Replication::emit_before,
-                                        &Replication::emit,
-                                        &Replication::name_signals,
-                                        &Replication::make_room,
-                                        &group_gradients,
+inline constexpr ReplicaOps replica_ops{&group_gradients,
                                         &Replication::load,
                                         &Replication::begin_step,
                                         &Replication::end_step,

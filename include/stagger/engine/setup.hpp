@@ -16,7 +16,7 @@
 #include <stagger/engine/optimizer_numbers.hpp>
 #include <stagger/engine/options.hpp>
 #include <stagger/engine/parameters.hpp>
-#include <stagger/program/replica_ops.hpp>
+#include <stagger/engine/replica_ops.hpp>
 #include <stagger/program/versions.hpp>
 #include <stagger/schedule/table.hpp>
 #include <stagger/schedule/table_of.hpp>

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A pass over a program: gradients of stages that several ranks hold are added up while
-/// the
-///         last backward still runs.
+/// @file   The pass that has gradients of stages that several ranks hold added up while the last
+///         backward still runs.
 /// @source S. Shi, X. Chu, B. Li, "MG-WFBP: Efficient Data Communication for Distributed
 ///         Synchronous SGD", INFOCOM 2019, algorithm 2; here a rank of the program takes the place
 ///         of its communication thread, and each holder of a stage adds up a part of every layer.
@@ -13,24 +12,13 @@
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
+#include <stagger/program/detail/append.hpp>
 #include <stagger/program/program.hpp>
 
 namespace stagger {
 namespace detail {
 
-/// Appends an instruction, and as many `pass` behind it as its signals take.
-[[gnu::cold]] inline void push(RankProgram& rank, Instruction in,
-                               List<std::uint16_t> const& gives) {
-  std::size_t given = 0;
-  do {
-    for (in.gives = 0; in.gives < in.give.size() && given < gives.size(); ++in.gives)
-      in.give[in.gives] = gives[given++];
-    rank.code.push_back(in);
-    in.op = Op::pass;
-    in.waits = 0;
-  } while (given < gives.size());
-}
-
+/// Makes the grouped program. Of each cell it knows who else holds the stage.
 class GradientGrouping {
  public:
   GradientGrouping(Program const& program, List<GradientGroup> const& groups, bool chain_squares,
@@ -46,7 +34,7 @@ class GradientGrouping {
       while (own.group + own.groups < groups.size() &&
              groups[own.group + own.groups].stage == cells[c].stage)
         ++own.groups;
-      auto const& code = program.ranks[static_cast<std::size_t>(cells[c].rank)].code;
+      auto const& code = program.ranks[cells[c].rank].code;
       for (std::size_t i = 0; i < code.size(); ++i)
         if (gives_weight_gradient(code[i].op) && code[i].cell == c) own.last_backward = i;
       held_.push_back(own);
@@ -90,14 +78,6 @@ class GradientGrouping {
            static_cast<std::uint32_t>(rank);
   }
 
-  static void await(RankProgram& rank, Instruction& in, std::uint32_t signal, std::size_t count) {
-    rank.waits.push_back({signal, static_cast<std::uint32_t>(count)});
-    ++in.waits;
-  }
-  static void give(Instruction& in, std::uint32_t signal) {
-    in.give[in.gives++] = static_cast<std::uint16_t>(signal);
-  }
-
   [[gnu::cold]] RankProgram computing_rank(std::size_t number) const {
     RankProgram const& old = old_.ranks[number];
     RankProgram rank;
@@ -138,12 +118,12 @@ class GradientGrouping {
       part.group = static_cast<std::uint16_t>(own.group + g);
       part.gives = 0;
       if (g + 1 == own.groups) break;
-      give(part, ready(in.cell));
+      add_give(part, ready(in.cell));
       rank.code.push_back(part);
       part.waits = 0;
     }
     gives.push_back(static_cast<std::uint16_t>(ready(in.cell)));
-    push(rank, part, gives);
+    append(rank, part, gives);
   }
 
   /// A rank has finished once all that hold its stages have added up their parts.
@@ -155,11 +135,11 @@ class GradientGrouping {
       Holding const& own = held_[c];
       if (cells[c].rank != self || !own.shared()) continue;
       for (std::size_t d = own.first; d < own.end; ++d)
-        if (!by_library_ || d == c) await(rank, finish, summed(d), own.groups);
-      if (chain_squares_ && c != own.first) await(rank, finish, squared(cells[c - 1].rank), 1);
+        if (!by_library_ || d == c) add_wait(rank, finish, summed(d), own.groups);
+      if (chain_squares_ && c != own.first) add_wait(rank, finish, squared(cells[c - 1].rank), 1);
     }
-    if (chain_squares_) give(finish, squared(self));
-    give(finish, done);
+    if (chain_squares_) add_give(finish, squared(self));
+    add_give(finish, done);
     rank.code.push_back(finish);
   }
 
@@ -199,8 +179,8 @@ class GradientGrouping {
       reduce.set_part(static_cast<std::uint16_t>(c - own.first),
                       static_cast<std::uint16_t>(own.end - own.first));
       for (std::size_t d = own.first; d < own.end; ++d)
-        if (!by_library_ || d == c) await(rank, reduce, ready(d), g + 1);
-      give(reduce, summed(c));
+        if (!by_library_ || d == c) add_wait(rank, reduce, ready(d), g + 1);
+      add_give(reduce, summed(c));
       rank.code.push_back(reduce);
     }
   }

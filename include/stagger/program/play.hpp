@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The player of programs: goes through all instructions in an order that their waits
-///         allow, and does nothing but show them to a visitor.
+/// @file   The player of programs: goes through all instructions in an order that their waits allow.
 
 #include <cstddef>
 #include <cstdint>
@@ -22,76 +21,119 @@ struct Blocked {
 /// Which waits hold up a rank that is played.
 enum class Heeded : std::uint8_t {
   all,
-  messages,  ///< only those for values between stages, as if there were room for all of them
+  messages,  ///< only those for values between stages, as if slots were always free
 };
 
-/// Plays all ranks of a program against each other.
-/// @param visit  (rank, index, Instruction const&, its waits) at each instruction, of a rank in its
-///               order, and behind those whose signals it waits for
-/// @return the ranks that never reach their end; empty: the program cannot deadlock, whatever
-/// actions take
+/// Plays all ranks of a program against each other: each rank's instructions in order, and each
+/// behind those whose signals it waits for.
+///
+/// @code
+///     for (Player player(program); player.next();) use(player.instruction());
+/// @endcode
 /// @complexity linear in the number of instructions and waits
-template <class Visit>
-List<Blocked> play(Program const& program, Visit&& visit, Heeded heeded = Heeded::all) {
+class Player {
+ public:
+  explicit Player(Program const& program, Heeded heeded = Heeded::all)
+      : program_(program),
+        places_(program.ranks.size()),
+        given_(program.signals.size()),
+        heeded_(heeded) {
+    for (std::size_t r = places_.size(); r-- > 0;) runnable_.push_back(r);
+  }
+
+  /// Ends the instruction at hand, and goes on to the next.
+  /// @return whether there is one; if not, see `blocked`
+  [[nodiscard]] [[gnu::noinline]] bool next() {
+    if (in_ != nullptr) end_instruction();
+    for (;; take_rank()) {
+      if (rank_ != none) {
+        auto const& code = program_.ranks[rank_].code;
+        Place& place = places_[rank_];
+        if (place.instruction < code.size()) {
+          in_ = &code[place.instruction];
+          if (unmet(waits()) == nullptr) return true;
+        }
+        place.queued = false;
+      }
+      in_ = nullptr;
+      if (runnable_.empty()) return false;
+    }
+  }
+
+  [[nodiscard]] std::size_t rank() const noexcept { return rank_; }
+  [[nodiscard]] std::size_t index() const noexcept { return places_[rank_].instruction; }
+  [[nodiscard]] Instruction const& instruction() const noexcept { return *in_; }
+  [[nodiscard]] std::span<Wait const> waits() const noexcept { return waits_at(rank_); }
+
+  /// The ranks that have not come to their end. None behind the last `next`: the program cannot
+  /// deadlock, whatever actions take.
+  [[nodiscard]] [[gnu::cold]] List<Blocked> blocked() const {
+    List<Blocked> stuck;
+    for (std::size_t r = 0; r < places_.size(); ++r)
+      if (places_[r].instruction != program_.ranks[r].code.size())
+        stuck.push_back({static_cast<int>(r), places_[r].instruction, *unmet(waits_at(r))});
+    return stuck;
+  }
+
+ private:
+  static constexpr std::size_t none = static_cast<std::size_t>(-1);
   struct Place {
     std::size_t instruction = 0;
     std::size_t wait = 0;
     bool queued = true;
   };
-  List<Place> places(program.ranks.size());
-  List<std::uint32_t> given(program.signals.size());
-  List<std::size_t> runnable;
-  for (std::size_t r = places.size(); r-- > 0;) runnable.push_back(r);
-  auto const wake = [&](std::size_t rank) {
-    if (places[rank].queued) return;
-    places[rank].queued = true;
-    runnable.push_back(rank);
-  };
-  auto const unmet = [&](std::span<Wait const> waits) -> Wait const* {
+
+  [[nodiscard]] std::span<Wait const> waits_at(std::size_t rank) const noexcept {
+    auto const& own = program_.ranks[rank];
+    return {own.waits.data() + places_[rank].wait, own.code[places_[rank].instruction].waits};
+  }
+
+  [[nodiscard]] Wait const* unmet(std::span<Wait const> waits) const noexcept {
     for (Wait const& wait : waits)
-      if (given[wait.signal] < wait.count &&
-          (heeded == Heeded::all || program.signals[wait.signal].edge >= 0))
+      if (given_[wait.signal] < wait.count &&
+          (heeded_ == Heeded::all || program_.signals[wait.signal].edge >= 0))
         return &wait;
     return nullptr;
-  };
-  auto const waits_at = [&](std::size_t rank) {
-    auto const& place = places[rank];
-    auto const& code = program.ranks[rank];
-    return std::span<Wait const>(code.waits.data() + place.wait,
-                                 code.code[place.instruction].waits);
-  };
-  while (!runnable.empty()) {
-    std::size_t const rank = runnable.back();
-    runnable.pop_back();
-    auto const& code = program.ranks[rank].code;
-    auto& place = places[rank];
-    for (; place.instruction < code.size(); ++place.instruction) {
-      auto const& in = code[place.instruction];
-      auto const waits = waits_at(rank);
-      if (unmet(waits) != nullptr) break;
-      visit(rank, place.instruction, in, waits);
-      place.wait += in.waits;
-      for (std::size_t g = 0; g < in.gives; ++g) {
-        ++given[in.give[g]];
-        int const taker = program.signals[in.give[g]].taker;
-        if (taker != SignalEnds::everyone)
-          wake(static_cast<std::size_t>(taker));
-        else
-          for (std::size_t r = 0; r < places.size(); ++r) wake(r);
-      }
-    }
-    place.queued = false;
   }
-  List<Blocked> stuck;
-  for (std::size_t r = 0; r < places.size(); ++r)
-    if (places[r].instruction != program.ranks[r].code.size())
-      stuck.push_back({static_cast<int>(r), places[r].instruction, *unmet(waits_at(r))});
-  return stuck;
-}
 
-/// The same without a visitor.
+  void take_rank() {
+    rank_ = runnable_.back();
+    runnable_.pop_back();
+  }
+
+  void end_instruction() {
+    places_[rank_].wait += in_->waits;
+    ++places_[rank_].instruction;
+    for (unsigned g = 0; g < in_->gives; ++g) {
+      ++given_[in_->give[g]];
+      int const taker = program_.signals[in_->give[g]].taker;
+      if (taker != SignalEnds::everyone)
+        wake(static_cast<std::size_t>(taker));
+      else
+        for (std::size_t r = 0; r < places_.size(); ++r) wake(r);
+    }
+  }
+
+  void wake(std::size_t rank) {
+    if (places_[rank].queued) return;
+    places_[rank].queued = true;
+    runnable_.push_back(rank);
+  }
+
+  Program const& program_;
+  List<Place> places_;          // [ranks]
+  List<std::uint32_t> given_;   // [signals] how often
+  List<std::size_t> runnable_;  // ranks that may have something to do
+  std::size_t rank_ = none;     // of the instruction at hand
+  Instruction const* in_ = nullptr;
+  Heeded heeded_;
+};
+
+/// Plays a program to its end. @return the ranks that never reach theirs
 [[nodiscard]] [[gnu::cold]] inline List<Blocked> play(Program const& program) {
-  return play(program, [](std::size_t, std::size_t, Instruction const&, std::span<Wait const>) {});
+  Player player(program);
+  while (player.next()) continue;
+  return player.blocked();
 }
 
 }  // namespace stagger

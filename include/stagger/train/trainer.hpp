@@ -15,9 +15,9 @@
 #include <stagger/core/rows.hpp>
 #include <stagger/core/shape.hpp>
 #include <stagger/core/stop_token.hpp>
+#include <stagger/engine/replica_ops.hpp>
 #include <stagger/engine/session.hpp>
 #include <stagger/engine/slots.hpp>
-#include <stagger/program/replica_ops.hpp>
 #include <stagger/train/detail/not_a_batch.hpp>
 #include <stagger/train/detail/policies.hpp>
 

@@ -121,7 +121,9 @@ TEST_CASE("engine/ReplicaSums: each holder takes its part of every group once al
         groups.push_back({s, lowest, lowest == 4 ? sg::GradientGroup::all : lowest + 1});
     auto const table = one.schedule.table(
         {.ranks = one.positions, .microbatches = 4, .chunks = one.schedule.each});
-    auto const program = sg::lay_out(table, {.replicas = &one.replicas, .groups = &groups});
+    auto const program = sg::lay_out(
+        table,
+        {.replicas = &one.replicas, .groups = &groups, .group_gradients = &sg::group_gradients});
     CHECK(sg::play(program).empty());
     CHECK(program.computing == static_cast<int>(one.replicas.parts().size()));
     std::vector<int> holders(static_cast<std::size_t>(stages));
@@ -447,6 +449,7 @@ TEST_CASE("engine/ReplicaSums: holders of a stage share the squares of its gradi
     sg::LayOutOptions laying;
     laying.replicas = &machine.options().replicas;
     laying.groups = machine.groups();
+    laying.group_gradients = &sg::group_gradients;
     auto const program = sg::lay_out(sg::schedule::GPipe{}.table({1, 2, 1}), laying);
     machine.load(program);
     Squares squares;

@@ -412,7 +412,8 @@ TEST_CASE("nccl/GroupSums: all groups but the last are issued before the last ba
     for (int const lowest : {2, 1, 0})
       groups.push_back({s, lowest, lowest == 2 ? sg::GradientGroup::all : lowest});
   auto const table = c.schedule.table({.ranks = 2, .microbatches = 3});
-  auto const program = sg::lay_out(table, {.replicas = &c.replicas, .groups = &groups});
+  auto const program = sg::lay_out(
+      table, {.replicas = &c.replicas, .groups = &groups, .group_gradients = &sg::group_gradients});
   std::vector<int> place;
   for (auto const& rank : program.ranks)
     place.push_back(rank.beside < 0 ? static_cast<int>(place.size()) : rank.beside);

@@ -13,6 +13,7 @@
 
 #include <stagger/engine/replicas.hpp>
 #include <stagger/engine/setup.hpp>
+#include <stagger/program/group_gradients.hpp>
 #include <stagger/program/lay_out.hpp>
 #include <stagger/schedule/forward_only.hpp>
 #include <stagger/schedule/gpipe.hpp>
@@ -47,6 +48,7 @@ struct Made {
   void lay() {
     options.replicas = replicas.get();
     options.groups = groups.get();
+    options.group_gradients = &group_gradients;
     program = lay_out(table, options);
   }
 };

@@ -256,6 +256,13 @@ TEST_CASE("program/lay_out: what the engine cannot run is refused in one sentenc
   CHECK_THROWS_WITH(lay_out(forked),
                     Catch::Contains("stage 0 on rank 0") && Catch::Contains("more than one owner"));
 
+  LayOutOptions stale;  // an owner of two does not see all microbatches of a minibatch
+  stale.staleness.microbatches = 1;
+  stale.staleness.version = [](void const*, int, int available) { return available; };
+  stale.staleness.fix = &detail::fix_versions;
+  CHECK_THROWS_WITH(lay_out(schedule::DualPipe{}.table({2, 4}), stale),
+                    Catch::Contains("stage 0 has several owners"));
+
   CHECK_THROWS_WITH(lay_out(schedule::GPipe{}.table({1, 65536, 1})),
                     Catch::Contains("65536") && Catch::Contains("65535"));
 }

@@ -76,8 +76,9 @@ TEST_CASE("program/in_order: the microbatches of a row, sorted by their position
   }
 }
 
-TEST_CASE("program/Messages: whoever writes a slot after the releases it waits for finds it free",
-          "[program]") {
+TEST_CASE(
+    "program/Messages: a slot is free once the releases that its writer waits for have happened",
+    "[program]") {
   Random random(3);
   for (int i = 0; i < 2000; ++i) {
     std::size_t const count = 1 + below(random, 9);
@@ -97,15 +98,15 @@ TEST_CASE("program/Messages: whoever writes a slot after the releases it waits f
       auto const m = order[k];
       REQUIRE(messages.number[m] == k);
       REQUIRE(messages.slot[m] < messages.slots);
-      REQUIRE(messages.released[k] == used[releases[k]]);
+      REQUIRE(messages.release[k] == used[releases[k]]);
       // Of those who had the slot before, all are among the releases waited for.
       for (std::size_t j = 0; j < k; ++j) {
         if (messages.slot[order[j]] != messages.slot[m]) continue;
-        auto const end = releases.begin() + messages.room[m];
+        auto const end = releases.begin() + messages.releases_needed[m];
         REQUIRE(std::find(releases.begin(), end, order[j]) != end);
       }
       // The release behind them may be of this very message, which is then there.
-      REQUIRE(messages.room[releases[k]] <= k);
+      REQUIRE(messages.releases_needed[releases[k]] <= k);
     }
   }
 }
@@ -118,7 +119,7 @@ TEST_CASE("program/Messages: no more slots than wanted where consumer and produc
     CHECK(messages.slots == wanted);
     for (std::uint32_t m = 0; m < 5; ++m) {
       CHECK(messages.slot[m] == m % wanted);
-      CHECK(messages.room[m] == (m < wanted ? 0 : m - wanted + 1));
+      CHECK(messages.releases_needed[m] == (m < wanted ? 0 : m - wanted + 1));
     }
   }
   Positions const up{0, 1, 2, 3};

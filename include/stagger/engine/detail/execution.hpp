@@ -13,9 +13,9 @@
 #include <stagger/engine/detail/rank.hpp>
 #include <stagger/engine/memory.hpp>
 #include <stagger/engine/model_state.hpp>
+#include <stagger/engine/replica_ops.hpp>
 #include <stagger/engine/slots.hpp>
 #include <stagger/program/program.hpp>
-#include <stagger/program/replica_ops.hpp>
 
 namespace stagger::detail {
 

@@ -23,6 +23,7 @@
 #include <stagger/engine/detail/ahead.hpp>
 #include <stagger/engine/device.hpp>
 #include <stagger/engine/machine.hpp>
+#include <stagger/engine/replica_ops.hpp>
 #include <stagger/engine/session.hpp>
 #include <stagger/program/check_program.hpp>
 #include <stagger/program/lay_out.hpp>
@@ -383,6 +384,8 @@ template <class Device> class SessionOn final : public Session {
     options.staleness = staleness_;
     options.replicas = &machine_.options().replicas;
     options.groups = groups;
+    if (groups != nullptr)
+      options.group_gradients = machine_.options().replicas.ops()->group_gradients;
     options.chain_squares = machine_.shards() && machine_.options().clip_norm.has_value();
     options.sums_by_library =
         traits.holds_own_stages && machine_.grouping().by == collective::By::library;

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <span>
 #include <utility>
 #include <vector>
 
@@ -145,15 +144,16 @@ class Routes {
     std::vector<std::uint32_t> next(program.ranks.size());                  // round of each rank
     std::vector<std::vector<std::uint32_t>> given(program.signals.size());  // likewise of gives
     std::vector<std::vector<Turn>> rounds;
-    play(program,
-         [&](std::size_t r, std::size_t index, Instruction const& in, std::span<Wait const> waits) {
-           for (Wait const& wait : waits)
-             if (wait.count != 0) next[r] = std::max(next[r], given[wait.signal][wait.count - 1]);
-           if (rounds.size() <= next[r]) rounds.resize(next[r] + 1);
-           rounds[next[r]++].push_back(
-               {static_cast<std::uint32_t>(r), static_cast<std::uint32_t>(index)});
-           for (unsigned g = 0; g < in.gives; ++g) given[in.give[g]].push_back(next[r]);
-         });
+    for (Player player(program); player.next();) {
+      std::size_t const r = player.rank();
+      Instruction const& in = player.instruction();
+      for (Wait const& wait : player.waits())
+        if (wait.count != 0) next[r] = std::max(next[r], given[wait.signal][wait.count - 1]);
+      if (rounds.size() <= next[r]) rounds.resize(next[r] + 1);
+      rounds[next[r]++].push_back(
+          {static_cast<std::uint32_t>(r), static_cast<std::uint32_t>(player.index())});
+      for (unsigned g = 0; g < in.gives; ++g) given[in.give[g]].push_back(next[r]);
+    }
     for (auto& round : rounds) {
       std::sort(round.begin(), round.end(), [](Turn a, Turn b) { return a.rank < b.rank; });
       turns_.insert(turns_.end(), round.begin(), round.end());

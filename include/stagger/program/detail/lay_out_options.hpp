@@ -19,6 +19,10 @@ struct LayOutOptions {
   StalenessModel staleness{};                   ///< of a run without a flush
   Replicas const* replicas = nullptr;           ///< of each row of the table; null: one each
   List<GradientGroup> const* groups = nullptr;  ///< to add up during backward; null: after it
+  /// `stagger::group_gradients`, where there are groups: by address, so that a pipeline without
+  /// replicas is compiled without it.
+  Program (*group_gradients)(Program const&, List<GradientGroup> const&, bool chain_squares,
+                             bool sums_by_library) = nullptr;
   bool chain_squares = false;    ///< squares of a parameter's gradient go from replica to replica
   bool sums_by_library = false;  ///< a library has the replicas wait for each other, not signals
 };

@@ -46,19 +46,19 @@ using Positions = List<std::uint32_t>;
   return result;
 }
 
-/// The values that pass over one edge, or through one pool of a rank, one per microbatch.
+/// The values that pass over one edge, or that a rank keeps for itself, one per microbatch.
 ///
-/// They are numbered in the producer's order. A slot is handed on in the consumer's order of
-/// release: of n slots, the (k - n)-th release makes room for message k. So a schedule may release
-/// in any order, and a slot is known beforehand.
+/// They are numbered in the producer's order. Slots are reused in the consumer's order of release:
+/// of n slots, message k takes the one that the (k - n)-th release freed. So a schedule may release
+/// in any order, and the slot of each message is known before anything runs.
 struct Messages {
   std::uint32_t slots = 0;
-  List<std::uint16_t> slot;    ///< [microbatches]
-  List<std::uint32_t> number;  ///< [microbatches] in the producer's order
-  List<std::uint32_t>
-      room;            ///< [microbatches] releases that must have happened before it is written
-  Positions released;  ///< [releases] position in the consumer's row
+  List<std::uint16_t> slot;             ///< [microbatches]
+  List<std::uint32_t> number;           ///< [microbatches] in the producer's order
+  List<std::uint32_t> releases_needed;  ///< [microbatches] before it may be written
+  Positions release;                    ///< [releases] position in the consumer's row
 
+  Messages() = default;
   /// Fixes slots for at least `wanted` of them; takes more where the orders of producer and
   /// consumer demand it.
   /// @param produced  [microbatches] positions in the producer's row
@@ -68,27 +68,24 @@ struct Messages {
                          std::uint32_t wanted) {
     auto const order = in_order(produced, producer_length);
     auto const releases = in_order(last_use, consumer_length);
-    std::size_t const count = order.size();
+    auto const count = static_cast<std::uint32_t>(order.size());
     slot.resize(produced.size());
     number.resize(produced.size());
-    room.resize(produced.size());
-    released.resize(count);
-    for (std::size_t k = 0; k < count; ++k) {
-      number[order[k]] = static_cast<std::uint32_t>(k);
-      released[k] = last_use[releases[k]];
+    releases_needed.resize(produced.size());
+    release.resize(count);
+    for (std::uint32_t k = 0; k < count; ++k) {
+      number[order[k]] = k;
+      release[k] = last_use[releases[k]];
     }
-    slots = std::min(wanted, static_cast<std::uint32_t>(count));
-    for (std::size_t k = 0; k < count;
-         ++k)  // the r-th release must be of a message that has a slot by then
-      if (number[releases[k]] > k)
-        slots = std::max(slots, number[releases[k]] - static_cast<std::uint32_t>(k) + 1);
-    for (std::size_t k = 0; k < count; ++k) {
-      bool const fresh = k < slots;
-      slot[order[k]] = fresh ? static_cast<std::uint16_t>(k) : slot[releases[k - slots]];
-      room[order[k]] = fresh ? 0 : static_cast<std::uint32_t>(k - slots + 1);
+    slots = std::min(wanted, count);
+    for (std::uint32_t k = 0; k < count; ++k)  // what is released k-th must have a slot by then
+      if (number[releases[k]] > k) slots = std::max(slots, number[releases[k]] - k + 1);
+    for (std::uint32_t k = 0; k < count; ++k) {
+      bool const first_use = k < slots;
+      slot[order[k]] = first_use ? static_cast<std::uint16_t>(k) : slot[releases[k - slots]];
+      releases_needed[order[k]] = first_use ? 0 : k - slots + 1;
     }
   }
-  Messages() = default;
 };
 
 }  // namespace stagger::detail

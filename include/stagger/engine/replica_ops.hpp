@@ -15,7 +15,6 @@
 
 namespace stagger::detail {
 
-class Layout;
 class Machine;
 struct RankState;
 struct ReplicaRun;
@@ -77,15 +76,9 @@ struct GroupingPeers {
 };
 
 struct ReplicaOps {
-  // of the layout
-  void (*link)(Layout&);
-  void (*assign_slots)(Layout&);
-  void (*emit_before)(Layout&, RankProgram&, Instruction&);  // before a compute instruction
-  void (*emit)(Layout&, RankProgram&, Instruction&);         // the instruction, and what it gives
-  void (*name_signals)(Layout const&, Program&);
-  bool (*make_room)(Layout&, std::uint32_t signal);
+  // of programs
   Program (*group_gradients)(Program const&, List<GradientGroup> const&, bool chain_squares,
-                             bool by_library);
+                             bool sums_by_library);
   // of the machine
   void (*load)(Machine&);
   void (*begin_step)(Machine&);

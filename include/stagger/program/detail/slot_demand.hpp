@@ -1,26 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   How much room messages need where every F, I and W takes the same time.
+/// @file   How many slots messages need where every F, I and W takes the same time.
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <span>
 
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
+#include <stagger/program/dataflow.hpp>
 #include <stagger/program/detail/messages.hpp>
 #include <stagger/program/play.hpp>
 #include <stagger/program/program.hpp>
 
 namespace stagger::detail {
-
-/// What the table does on one cell. Positions count the compute actions of the cell's row.
-struct CellUse {
-  Positions forward;   // F
-  Positions gradient;  // B or I
-  Positions end;       // B or W; F where the table has no backward
-};
 
 /// When each compute action of a rank starts and ends, in units of one F, I or W.
 struct RankTimes {
@@ -29,24 +22,27 @@ struct RankTimes {
 };
 
 /// Plays a program on ranks that are all equally fast: F, I and W take one unit each, B two,
-/// messages none; nobody waits for room.
+/// messages none; nobody waits for a free slot.
 /// @return [ranks]; none where ranks wait for each other for ever
 /// @complexity linear in the number of instructions and waits
 [[nodiscard]] [[gnu::cold]] inline FixedArray<RankTimes> unit_times(Program const& program) {
   List<std::uint32_t> now(program.ranks.size());
   FixedArray<RankTimes> times(program.ranks.size());
   FixedArray<Positions> given(program.signals.size());  // times of each signal
-  auto const visit = [&](std::size_t rank, std::size_t, Instruction const& in,
-                         std::span<Wait const> waits) {
-    for (Wait const& wait : waits)
+  Player player(program, Heeded::messages);
+  while (player.next()) {
+    Instruction const& in = player.instruction();
+    std::uint32_t& clock = now[player.rank()];
+    RankTimes& own = times[player.rank()];
+    for (Wait const& wait : player.waits())
       if (program.signals[wait.signal].edge >= 0 && wait.count != 0)
-        now[rank] = std::max(now[rank], given[wait.signal][wait.count - 1]);
-    if (in_table(in.op)) times[rank].start.push_back(now[rank]);
-    if (computes(in.op)) now[rank] += in.op == Op::backward ? 2 : 1;
-    if (in_table(in.op)) times[rank].end.push_back(now[rank]);
-    for (std::size_t g = 0; g < in.gives; ++g) given[in.give[g]].push_back(now[rank]);
-  };
-  if (!play(program, visit, Heeded::messages).empty()) return {};
+        clock = std::max(clock, given[wait.signal][wait.count - 1]);
+    if (in_table(in.op)) own.start.push_back(clock);
+    if (computes(in.op)) clock += in.op == Op::backward ? 2 : 1;
+    if (in_table(in.op)) own.end.push_back(clock);
+    for (unsigned g = 0; g < in.gives; ++g) given[in.give[g]].push_back(clock);
+  }
+  if (!player.blocked().empty()) return {};
   return times;
 }
 
@@ -70,38 +66,37 @@ struct RankTimes {
   return static_cast<std::uint32_t>(most);
 }
 
-/// Slots with which no rank waits for room where all are equally fast.
+/// Slots with which no rank waits for a free one where all are equally fast.
 /// @return [2 * cell: inputs that come from another rank, or what others gather of its dx,
 ///          2 * cell + 1: gradients likewise, or what others gather of its y]
-[[nodiscard]] [[gnu::cold]] inline List<std::uint32_t> room_used(Program const& program,
-                                                                 FixedArray<CellUse> const& uses) {
-  List<std::uint32_t> room(program.cells.size() * 2);
+[[nodiscard]] [[gnu::cold]] inline List<std::uint32_t> slot_demand(
+    Program const& program, FixedArray<CellUse> const& uses) {
+  List<std::uint32_t> slots(program.cells.size() * 2);
   auto const times = unit_times(program);
-  if (times.size() == 0) return room;
+  if (times.size() == 0) return slots;
   auto const of = [&](std::size_t cell) -> RankTimes const& {
-    return times[static_cast<std::size_t>(program.cells[cell].rank)];
+    return times[program.cells[cell].rank];
   };
   for (std::size_t c = 0; c < program.cells.size(); ++c) {
     auto const d = static_cast<std::size_t>(program.cells[c].after);
     if (program.cells[c].after == Cell::none || &of(c) == &of(d)) continue;
-    room[2 * d] = used_at_once(uses[c].forward, of(c).start, uses[d].end, of(d).end);
+    slots[2 * d] = used_at_once(uses[c].forward, of(c).start, uses[d].end, of(d).end);
     if (program.training)
-      room[2 * c + 1] = used_at_once(uses[d].gradient, of(d).start, uses[c].end, of(c).end);
+      slots[2 * c + 1] = used_at_once(uses[d].gradient, of(d).start, uses[c].end, of(c).end);
   }
   for (Cut const& cut : program.cuts) {  // gathered before the action that wants it
     std::size_t const c = cut.from;
     std::size_t const d = cut.to;
-    auto const first = [&](std::size_t cell) {
-      return 2 * (cell - static_cast<std::size_t>(program.cells[cell].replica));
+    auto const raise_to = [&](std::size_t which, std::uint32_t count) {
+      slots[which] = std::max(slots[which], count);
     };
-    auto const widen = [&](std::size_t which, std::uint32_t slots) {
-      room[which] = std::max(room[which], slots);
-    };
-    widen(first(c) + 1, used_at_once(uses[c].forward, of(c).start, uses[d].forward, of(d).start));
+    raise_to(2 * first_replica(program.cells, c) + 1,
+             used_at_once(uses[c].forward, of(c).start, uses[d].forward, of(d).start));
     if (program.training)
-      widen(first(d), used_at_once(uses[d].gradient, of(d).start, uses[c].gradient, of(c).start));
+      raise_to(2 * first_replica(program.cells, d),
+               used_at_once(uses[d].gradient, of(d).start, uses[c].gradient, of(c).start));
   }
-  return room;
+  return slots;
 }
 
 }  // namespace stagger::detail

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The first pass of lowering: which stage lies where, and which cells pass values to which.
+/// @source for cuts: S. Fan et al., "DAPPLE: A Pipelined Data Parallel Approach for Training Large
+///         Models", PPoPP 2021, section 5.2: microbatches split and concatenated between stages.
+///         Here the receiver fetches, and uneven shares are allowed.
+
+#include <cstddef>
+#include <cstdint>
+
+#include <stagger/core/error.hpp>
+#include <stagger/core/fixed_array.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/program/detail/messages.hpp>
+#include <stagger/program/program.hpp>
+#include <stagger/program/replica_counts.hpp>
+#include <stagger/schedule/table.hpp>
+
+namespace stagger::detail {
+
+/// What the table does on one cell. Positions count the compute actions of the cell's row.
+struct CellUse {
+  Positions forward;   // F
+  Positions gradient;  // B or I
+  Positions end;       // B or W; F where the table has no backward
+};
+
+/// The cells of a table, and between which of them values pass.
+struct Dataflow {
+  int stages = 0;
+  std::size_t slices = 1;
+  std::size_t units = 0;  // what flows: microbatches, or their slices
+  bool training = false;
+  List<Replicas::Part> parts;    // [ranks] position in the table, and share of a microbatch
+  List<Cell> cells;              // by stage, then by rank; slots are not known yet
+  List<Cut> cuts;                // their signals follow those of the cells
+  FixedArray<CellUse> uses;      // [cells]
+  List<std::size_t> first_cell;  // [stages + 1]
+  List<std::uint32_t> length;    // [ranks] compute actions
+
+  [[nodiscard]] int ranks() const noexcept { return static_cast<int>(parts.size()); }
+  [[nodiscard]] std::size_t unit(schedule::Action const& action) const {
+    return static_cast<std::size_t>(action.microbatch) * slices +
+           static_cast<std::size_t>(action.slice);
+  }
+  [[nodiscard]] std::size_t cell_at(int stage, int rank) const {
+    std::size_t c = first_cell[stage];
+    while (cells[c].rank != rank) ++c;
+    return c;
+  }
+  [[nodiscard]] std::uint32_t length_at(std::size_t cell) const { return length[cells[cell].rank]; }
+  [[nodiscard]] bool last_stage(std::size_t cell) const { return cells[cell].stage + 1 == stages; }
+};
+
+/// Replicas have the slots of the first of them: one number names the values of all.
+[[nodiscard]] inline std::size_t first_replica(List<Cell> const& cells, std::size_t cell) {
+  return cell - static_cast<std::size_t>(cells[cell].replica);
+}
+
+[[noreturn]] [[gnu::cold]] inline void refuse_action(schedule::Action const& action) {
+  raise(Errc::bad_schedule, "the table lacks a part of stage ", action.stage, ", microbatch ",
+        action.microbatch, ", or has none such; schedule::verify says what is wrong with it");
+}
+
+/// Adds a cell for each stage of each rank.
+[[gnu::cold]] inline void add_cells(Dataflow& flow, schedule::Table const& table) {
+  List<int> last_owner(static_cast<std::size_t>(flow.stages), -1);
+  List<Cell> by_rank;
+  flow.first_cell.resize(last_owner.size() + 1);
+  for (int r = 0; r < flow.ranks(); ++r)
+    for (auto const& action : table.row(flow.parts[r].position)) {
+      if (action.stage < 0 || action.stage >= flow.stages || flow.unit(action) >= flow.units)
+        refuse_action(action);
+      if (last_owner[action.stage] == r) continue;
+      last_owner[action.stage] = r;
+      Cell cell;
+      cell.stage = action.stage;
+      cell.rank = r;
+      cell.position = flow.parts[r].position;
+      cell.replica = flow.parts[r].replica;
+      by_rank.push_back(cell);
+      ++flow.first_cell[action.stage + 1];
+    }
+  for (int s = 0; s < flow.stages; ++s) flow.first_cell[s + 1] += flow.first_cell[s];
+  flow.cells.resize(by_rank.size());
+  List<std::size_t> next = flow.first_cell;
+  for (Cell const& cell : by_rank) flow.cells[next[cell.stage]++] = cell;
+}
+
+/// Notes when each cell does what.
+[[gnu::cold]] inline void add_uses(Dataflow& flow, schedule::Table const& table) {
+  Positions const empty(flow.units, nowhere);
+  flow.uses = FixedArray<CellUse>(flow.cells.size());
+  for (CellUse& use : flow.uses) use.forward = use.gradient = use.end = empty;
+  for (int r = 0; r < flow.ranks(); ++r) {
+    std::uint32_t at = 0;
+    for (auto const& action : table.row(flow.parts[r].position)) {
+      if (!schedule::is_compute(action.kind)) continue;
+      CellUse& use = flow.uses[flow.cell_at(action.stage, r)];
+      std::size_t const u = flow.unit(action);
+      if (action.kind == schedule::Kind::forward) use.forward[u] = at;
+      if (schedule::gives_input_gradient(action.kind)) use.gradient[u] = at;
+      if (schedule::ends_flight(action.kind)) use.end[u] = at;
+      flow.training = flow.training || action.kind != schedule::Kind::forward;
+      ++at;
+    }
+    flow.length.push_back(at);
+  }
+  for (std::size_t c = 0; c < flow.cells.size(); ++c) {
+    CellUse& use = flow.uses[c];
+    if (!flow.training) use.gradient = use.end = use.forward;
+    for (std::size_t u = 0; u < flow.units; ++u)
+      if ((use.forward[u] == nowhere) != (use.gradient[u] == nowhere) ||
+          (use.forward[u] == nowhere) != (use.end[u] == nowhere))
+        refuse_action({schedule::Kind::forward, flow.cells[c].stage, static_cast<int>(u)});
+  }
+}
+
+/// The cells of a table, before any of them is connected.
+/// @param replicas  of each row; null or empty: one each
+/// @throws Error    bad_schedule for a table that lacks actions, or has too many to number them
+[[nodiscard]] [[gnu::cold]] inline Dataflow read_table(schedule::Table const& table,
+                                                       Replicas const* replicas) {
+  Dataflow flow;
+  flow.stages = table.stages;
+  flow.slices = static_cast<std::size_t>(table.slices);
+  flow.units = static_cast<std::size_t>(table.microbatches) * flow.slices;
+  if (table.stages > 10000 || flow.units > 65535)
+    raise(Errc::bad_schedule, table.stages, " stages and ", flow.units,
+          " microbatches are more than a program can number; use at most 10000 and 65535");
+  if (replicas != nullptr) flow.parts = replicas->parts();
+  if (flow.parts.empty())
+    for (int r = 0; r < table.ranks(); ++r) flow.parts.push_back({.position = r});
+  add_cells(flow, table);
+  add_uses(flow, table);
+  return flow;
+}
+
+[[nodiscard]] inline bool equal_shares(Replicas::Part const& a, Replicas::Part const& b) {
+  return a.replica == b.replica && a.before * b.total == b.before * a.total &&
+         a.own * b.total == b.own * a.total;
+}
+[[nodiscard]] inline bool shares_overlap(Replicas::Part const& a, Replicas::Part const& b) {
+  return a.before * b.total < (b.before + b.own) * a.total &&
+         b.before * a.total < (a.before + a.own) * b.total;
+}
+
+/// Whether the replicas of two positions divide microbatches alike.
+[[nodiscard]] [[gnu::cold]] inline bool same_shares(List<Replicas::Part> const& parts, int a,
+                                                    int b) {
+  for (auto const& x : parts) {
+    if (x.position != a) continue;
+    for (auto const& y : parts)
+      if (y.position == b &&
+          (x.replicas != y.replicas || (x.replica == y.replica && !equal_shares(x, y))))
+        return false;
+  }
+  return true;
+}
+
+/// Whether two cells have a microbatch in common.
+[[nodiscard]] [[gnu::cold]] inline bool have_common_unit(Dataflow const& flow, std::size_t c,
+                                                         std::size_t d) {
+  for (std::size_t u = 0; u < flow.units; ++u)
+    if (flow.uses[c].forward[u] != nowhere && flow.uses[d].forward[u] != nowhere) return true;
+  return false;
+}
+
+/// Links each cell to the one that its values go to, or, where the replicas of neighbouring stages
+/// divide microbatches differently, cuts the values between all whose shares overlap.
+/// @throws Error  bad_schedule where a stage's owner has several neighbours
+[[gnu::cold]] inline void connect(Dataflow& flow) {
+  auto& cells = flow.cells;
+  auto const refuse_owners = [&](std::size_t c) {
+    raise(Errc::bad_schedule, "stage ", cells[c].stage, " on rank ", cells[c].rank,
+          " meets more than one owner of its neighbour; the engine needs every owner of a "
+          "stage to pass its microbatches on to one owner of the next");
+  };
+  for (std::size_t c = 0; c < cells.size(); ++c) {
+    auto const& own = flow.parts[cells[c].rank];
+    if (cells[c].stage == 0) cells[c].gathers_input = own.replicas > 1;
+    if (flow.last_stage(c)) continue;
+    int neighbour = -1;  // position
+    bool same = false;
+    std::size_t const* const first = &flow.first_cell[cells[c].stage];
+    for (std::size_t d = first[1]; d < first[2]; ++d) {
+      auto const& other = flow.parts[cells[d].rank];
+      if (other.position != neighbour) {
+        if (!have_common_unit(flow, c, d)) continue;
+        if (neighbour >= 0) refuse_owners(c);
+        neighbour = other.position;
+        same = same_shares(flow.parts, own.position, neighbour);
+      }
+      if (same ? own.replica != other.replica : !shares_overlap(own, other)) continue;
+      for (std::size_t e = first[0]; e < c; ++e)
+        if (cells[e].position != own.position && have_common_unit(flow, e, d)) refuse_owners(d);
+      if (same) {
+        cells[c].after = static_cast<int>(d);
+        cells[d].before = static_cast<int>(c);
+      } else {
+        cells[c].gathers_gradient = cells[d].gathers_input = true;
+        flow.cuts.push_back({static_cast<std::uint16_t>(c), static_cast<std::uint16_t>(d)});
+      }
+    }
+  }
+}
+
+}  // namespace stagger::detail

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The instruction that is being checked, and what its rank knows of the others.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+
+#include <stagger/core/error.hpp>
+#include <stagger/core/fixed_array.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/program/describe.hpp>
+#include <stagger/program/program.hpp>
+
+namespace stagger::detail {
+
+/// What all parts of the check share.
+///
+/// The k-th give of a signal is always at the same instruction, since one rank gives it. So if all
+/// accesses of a slot are ordered by waits in the order that is played, they are in every other
+/// order. A rank is taken to know of another what it waited for itself, not what a third one told
+/// it.
+class CheckState {
+ public:
+  explicit CheckState(Program const& checked)
+      : program(checked),
+        units(static_cast<std::size_t>(checked.microbatches)),
+        known_(checked.ranks.size() * checked.ranks.size()),
+        given_(checked.signals.size()),
+        awaited_(checked.signals.size()),
+        first_give_(checked.signals.size() + 1) {}
+
+  Program const& program;
+  std::size_t const units;  // microbatches, or their slices
+  std::size_t rank = 0;     // of the instruction at hand
+  std::size_t index = 0;
+  Instruction const* in = nullptr;
+
+  void at(std::size_t of_rank, std::size_t instruction) {
+    static constexpr Instruction end{};
+    auto const& code = program.ranks[of_rank].code;
+    rank = of_rank;
+    index = instruction;
+    in = index < code.size() ? &code[index] : &end;
+  }
+
+  [[noreturn]] [[gnu::cold]] [[gnu::noinline]] void refuse(
+      std::initializer_list<Piece> what) const {
+    raise(Errc::bad_schedule, "the program does not do what its table says: at instruction ", index,
+          ", ", describe(*in), ", ", name_of(program, rank), " ", join(what),
+          "; if the schedule claims to be `proven`, check its tables with schedule::verify, if the "
+          "staleness model is yours, let its answers depend on its arguments alone; else please "
+          "report this");
+  }
+
+  /// Instructions that the rank has ended behind the one at hand.
+  [[nodiscard]] std::uint32_t now() const { return static_cast<std::uint32_t>(index) + 1; }
+  /// Whether the rank knows that another has ended so many instructions.
+  [[nodiscard]] bool knows(std::size_t other, std::uint32_t instructions) const {
+    return other == rank || known_[rank * program.ranks.size() + other] >= instructions;
+  }
+  [[nodiscard]] bool knows(int other, std::uint32_t instructions) const {
+    return knows(static_cast<std::size_t>(other), instructions);
+  }
+  [[nodiscard]] std::uint32_t given(std::size_t signal) const { return given_[signal]; }
+  [[nodiscard]] std::uint32_t awaited(std::size_t signal) const { return awaited_[signal]; }
+
+  /// Before anything is played: counts how often signals will be given.
+  void count_gives(Instruction const& instruction) {
+    for (unsigned g = 0; g < instruction.gives; ++g) ++first_give_[instruction.give[g] + 1];
+  }
+  void place_gives() {
+    for (std::size_t s = 0; s < given_.size(); ++s) first_give_[s + 1] += first_give_[s];
+    give_at_ = FixedArray<std::uint32_t>(first_give_[given_.size()]);
+  }
+
+  /// The rank knows of others what it has waited for.
+  void note_waits(std::span<Wait const> waits) {
+    for (Wait const& wait : waits) {
+      std::size_t const s = wait.signal;
+      awaited_[s] = std::max(awaited_[s], wait.count);
+      auto const giver = static_cast<std::size_t>(program.signals[s].giver);
+      auto& known = known_[rank * program.ranks.size() + giver];
+      known = std::max(known, give_at_[first_give_[s] + wait.count - 1]);
+    }
+  }
+  void note_give(std::size_t signal) { give_at_[first_give_[signal] + given_[signal]++] = now(); }
+
+  [[gnu::cold]] void require_all_awaited() {
+    for (std::size_t s = 0; s < given_.size(); ++s) {
+      if (given_[s] == awaited_[s]) continue;
+      at(static_cast<std::size_t>(program.signals[s].giver), 0);
+      refuse({"gives signal ", s, " ", given_[s], " times in a step, of which ", awaited_[s],
+              " are awaited"});
+    }
+  }
+
+ private:
+  List<std::uint32_t> known_;            // [ranks][ranks] instructions known to be ended
+  List<std::uint32_t> given_, awaited_;  // [signals]
+  List<std::uint32_t> first_give_;       // [signals + 1] into:
+  FixedArray<std::uint32_t> give_at_;    // instructions that the giver has ended by then
+};
+
+}  // namespace stagger::detail
