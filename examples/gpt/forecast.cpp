@@ -17,6 +17,7 @@
 #include <vector>
 
 #include <stagger/host/probe.hpp>
+#include <stagger/program/lay_out.hpp>
 #include <stagger/report/format.hpp>
 #include <stagger/report/table.hpp>
 #include <stagger/stagger.hpp>

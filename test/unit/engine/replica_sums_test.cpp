@@ -21,6 +21,7 @@
 #include <stagger/collective/all_reduce.hpp>
 #include <stagger/collective/grouping.hpp>
 #include <stagger/engine/replicas.hpp>
+#include <stagger/program/lay_out.hpp>
 #include <stagger/schedule/chimera.hpp>
 #include <stagger/schedule/dual_pipe.hpp>
 #include <stagger/schedule/gpipe.hpp>

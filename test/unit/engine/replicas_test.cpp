@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 
+#include <stagger/program/lay_out.hpp>
 #include <stagger/schedule/chimera.hpp>
 #include <stagger/schedule/gpipe.hpp>
 #include <stagger/schedule/interleaved.hpp>

@@ -12,6 +12,7 @@
 
 #include <stagger/nccl/gpus.hpp>
 #include <stagger/placement/explicit_map.hpp>
+#include <stagger/program/lay_out.hpp>
 #include <stagger/schedule/chimera.hpp>
 #include <stagger/schedule/dual_pipe.hpp>
 #include <stagger/schedule/gpipe.hpp>

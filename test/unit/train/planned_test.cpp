@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <stagger/plan/auto.hpp>
+#include <stagger/program/lay_out.hpp>
 #include <stagger/schedule/gpipe.hpp>
 #include <stagger/train/footprint.hpp>
 #include <stagger/train/profiler.hpp>
