@@ -25,18 +25,29 @@ struct CellUse {
   Positions end;       // B or W; F where the table has no backward
 };
 
+/// The values that one cell makes for another, one per microbatch: outputs on their way forward, or
+/// gradients on their way back.
+struct Passage {
+  std::size_t edge = 0;  // as `signal_of` takes it
+  std::size_t sender = 0;
+  std::size_t receiver = 0;
+  bool forward = true;
+  bool cut = false;  // the receiver takes rows of it, together with rows of others
+};
+
 /// The cells of a table, and between which of them values pass.
 struct Dataflow {
   int stages = 0;
   std::size_t slices = 1;
   std::size_t units = 0;  // what flows: microbatches, or their slices
   bool training = false;
-  List<Replicas::Part> parts;    // [ranks] position in the table, and share of a microbatch
-  List<Cell> cells;              // by stage, then by rank; slots are not known yet
-  List<Cut> cuts;                // their signals follow those of the cells
-  FixedArray<CellUse> uses;      // [cells]
-  List<std::size_t> first_cell;  // [stages + 1]
-  List<std::uint32_t> length;    // [ranks] compute actions
+  List<Replicas::Part> parts;  // [ranks] position in the table, and share of a microbatch
+  List<Cell> cells;            // by stage, then by rank; slots are not known yet
+  List<Cut> cuts;              // their signals follow those of the cells
+  FixedArray<List<Passage>> sent, received;  // [cells] forward, then backward
+  FixedArray<CellUse> uses;                  // [cells]
+  List<std::size_t> first_cell;              // [stages + 1]
+  List<std::uint32_t> length;                // [ranks] compute actions
 
   [[nodiscard]] int ranks() const noexcept { return static_cast<int>(parts.size()); }
   [[nodiscard]] std::size_t unit(schedule::Action const& action) const {
@@ -50,12 +61,19 @@ struct Dataflow {
   }
   [[nodiscard]] std::uint32_t length_at(std::size_t cell) const { return length[cells[cell].rank]; }
   [[nodiscard]] bool last_stage(std::size_t cell) const { return cells[cell].stage + 1 == stages; }
+  /// Whether its ends are on different ranks.
+  [[nodiscard]] bool crosses(Passage const& p) const {
+    return cells[p.sender].rank != cells[p.receiver].rank;
+  }
+  /// When its values are made, by position in the sender's row.
+  [[nodiscard]] Positions const& made(Passage const& p) const {
+    return p.forward ? uses[p.sender].forward : uses[p.sender].gradient;
+  }
+  /// When they are first used, by position in the receiver's row.
+  [[nodiscard]] Positions const& used(Passage const& p) const {
+    return p.forward ? uses[p.receiver].forward : uses[p.receiver].gradient;
+  }
 };
-
-/// Replicas have the slots of the first of them: one number names the values of all.
-[[nodiscard]] inline std::size_t first_replica(List<Cell> const& cells, std::size_t cell) {
-  return cell - static_cast<std::size_t>(cells[cell].replica);
-}
 
 [[noreturn]] [[gnu::cold]] inline void refuse_action(schedule::Action const& action) {
   raise(Errc::bad_schedule, "the table lacks a part of stage ", action.stage, ", microbatch ",
@@ -133,6 +151,8 @@ struct Dataflow {
     for (int r = 0; r < table.ranks(); ++r) flow.parts.push_back({.position = r});
   add_cells(flow, table);
   add_uses(flow, table);
+  flow.sent = FixedArray<List<Passage>>(flow.cells.size());
+  flow.received = FixedArray<List<Passage>>(flow.cells.size());
   return flow;
 }
 
@@ -166,16 +186,27 @@ struct Dataflow {
   return false;
 }
 
+/// Adds what passes over one edge, both ways.
+[[gnu::cold]] inline void add_passages(Dataflow& flow, std::size_t edge, std::size_t from,
+                                       std::size_t to, bool cut) {
+  for (bool const forward : {true, false}) {
+    Passage const passage{edge, forward ? from : to, forward ? to : from, forward, cut};
+    flow.sent[passage.sender].push_back(passage);
+    flow.received[passage.receiver].push_back(passage);
+  }
+}
+
+[[noreturn]] [[gnu::cold]] inline void refuse_owners(Cell const& cell) {
+  raise(Errc::bad_schedule, "stage ", cell.stage, " on rank ", cell.rank,
+        " has more than one owner of a neighbouring stage to pass its microbatches to; the engine "
+        "needs every owner of a stage to pass them on to one owner of the next");
+}
+
 /// Links each cell to the one that its values go to, or, where the replicas of neighbouring stages
 /// divide microbatches differently, cuts the values between all whose shares overlap.
 /// @throws Error  bad_schedule where a stage's owner has several neighbours
 [[gnu::cold]] inline void connect(Dataflow& flow) {
   auto& cells = flow.cells;
-  auto const refuse_owners = [&](std::size_t c) {
-    raise(Errc::bad_schedule, "stage ", cells[c].stage, " on rank ", cells[c].rank,
-          " meets more than one owner of its neighbour; the engine needs every owner of a "
-          "stage to pass its microbatches on to one owner of the next");
-  };
   for (std::size_t c = 0; c < cells.size(); ++c) {
     auto const& own = flow.parts[cells[c].rank];
     if (cells[c].stage == 0) cells[c].gathers_input = own.replicas > 1;
@@ -187,18 +218,21 @@ struct Dataflow {
       auto const& other = flow.parts[cells[d].rank];
       if (other.position != neighbour) {
         if (!have_common_unit(flow, c, d)) continue;
-        if (neighbour >= 0) refuse_owners(c);
+        if (neighbour >= 0) refuse_owners(cells[c]);
         neighbour = other.position;
         same = same_shares(flow.parts, own.position, neighbour);
       }
       if (same ? own.replica != other.replica : !shares_overlap(own, other)) continue;
       for (std::size_t e = first[0]; e < c; ++e)
-        if (cells[e].position != own.position && have_common_unit(flow, e, d)) refuse_owners(d);
+        if (cells[e].position != own.position && have_common_unit(flow, e, d))
+          refuse_owners(cells[d]);
       if (same) {
         cells[c].after = static_cast<int>(d);
         cells[d].before = static_cast<int>(c);
+        add_passages(flow, c, c, d, false);
       } else {
         cells[c].gathers_gradient = cells[d].gathers_input = true;
+        add_passages(flow, cells.size() + flow.cuts.size(), c, d, true);
         flow.cuts.push_back({static_cast<std::uint16_t>(c), static_cast<std::uint16_t>(d)});
       }
     }

@@ -12,7 +12,6 @@
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
-#include <stagger/program/detail/append.hpp>
 #include <stagger/program/program.hpp>
 
 namespace stagger {
@@ -118,12 +117,12 @@ class GradientGrouping {
       part.group = static_cast<std::uint16_t>(own.group + g);
       part.gives = 0;
       if (g + 1 == own.groups) break;
-      add_give(part, ready(in.cell));
+      part.add_give(ready(in.cell));
       rank.code.push_back(part);
       part.waits = 0;
     }
     gives.push_back(static_cast<std::uint16_t>(ready(in.cell)));
-    append(rank, part, gives);
+    rank.append(part, gives);
   }
 
   /// A rank has finished once all that hold its stages have added up their parts.
@@ -135,11 +134,11 @@ class GradientGrouping {
       Holding const& own = held_[c];
       if (cells[c].rank != self || !own.shared()) continue;
       for (std::size_t d = own.first; d < own.end; ++d)
-        if (!by_library_ || d == c) add_wait(rank, finish, summed(d), own.groups);
-      if (chain_squares_ && c != own.first) add_wait(rank, finish, squared(cells[c - 1].rank), 1);
+        if (!by_library_ || d == c) rank.add_wait(finish, summed(d), own.groups);
+      if (chain_squares_ && c != own.first) rank.add_wait(finish, squared(cells[c - 1].rank), 1);
     }
-    if (chain_squares_) add_give(finish, squared(self));
-    add_give(finish, done);
+    if (chain_squares_) finish.add_give(squared(self));
+    finish.add_give(done);
     rank.code.push_back(finish);
   }
 
@@ -179,8 +178,8 @@ class GradientGrouping {
       reduce.set_part(static_cast<std::uint16_t>(c - own.first),
                       static_cast<std::uint16_t>(own.end - own.first));
       for (std::size_t d = own.first; d < own.end; ++d)
-        if (!by_library_ || d == c) add_wait(rank, reduce, ready(d), g + 1);
-      add_give(reduce, summed(c));
+        if (!by_library_ || d == c) rank.add_wait(reduce, ready(d), g + 1);
+      reduce.add_give(summed(c));
       rank.code.push_back(reduce);
     }
   }

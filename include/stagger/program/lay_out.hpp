@@ -80,7 +80,7 @@ namespace detail {
     auto const slots = detail::assign_slots(flow, counts, recompute);
     return detail::InstructionWriter(table, flow, slots, versions, recompute).write();
   };
-  if (!options.spare_slots) counts.minimum = detail::slot_demand(write(), flow.uses);
+  if (!options.spare_slots) counts.minimum = detail::slot_demand(write(), flow);
   Program program = write();
   for (auto blocked = play(program); !blocked.empty(); blocked = play(program)) {
     // More slots where ranks wait for each other: enough at last, since the table itself does not.

@@ -145,6 +145,10 @@ struct Instruction {
   /// Of `reduce`: which part of each layer it adds up, and of how many.
   [[nodiscard]] constexpr std::uint16_t part() const noexcept { return x; }
   [[nodiscard]] constexpr std::uint16_t parts() const noexcept { return y; }
+  /// @pre gives < give.size()
+  constexpr void add_give(std::uint32_t signal) noexcept {
+    give[gives++] = static_cast<std::uint16_t>(signal);
+  }
   constexpr void set_update(std::uint32_t number) noexcept { microbatch = number; }
   constexpr void set_part(std::uint16_t number, std::uint16_t of) noexcept { x = number, y = of; }
 };
@@ -217,6 +221,23 @@ struct RankProgram {
   List<Instruction> code;
   List<Wait> waits;  ///< of all instructions, in order
   int beside = -1;   ///< of a rank that only adds up gradients: whose, and in whose process it runs
+
+  /// Has the next instruction wait until a signal was given `count` times.
+  void add_wait(Instruction& in, std::uint32_t signal, std::size_t count) {
+    waits.push_back({signal, static_cast<std::uint32_t>(count)});
+    ++in.waits;
+  }
+  /// Appends an instruction, and as many `pass` behind it as its signals take.
+  [[gnu::cold]] void append(Instruction in, List<std::uint16_t> const& signals) {
+    std::size_t given = 0;
+    do {
+      for (in.gives = 0; in.gives < in.give.size() && given < signals.size();)
+        in.add_give(signals[given++]);
+      code.push_back(in);
+      in.op = Op::pass;
+      in.waits = 0;
+    } while (given < signals.size());
+  }
 };
 
 /// Who gives a signal and who waits for it.

@@ -44,6 +44,14 @@ bool uses_fit(Dataflow const& flow, Table const& table) {
   return noted == actions;
 }
 
+int passages(List<detail::Passage> const& list, std::size_t sender, std::size_t receiver,
+             bool forward, bool cut) {
+  int count = 0;
+  for (auto const& p : list)
+    count += p.sender == sender && p.receiver == receiver && p.forward == forward && p.cut == cut;
+  return count;
+}
+
 /// The rows that a replica has of a microbatch with so many that all shares are whole.
 std::vector<bool> rows_of(Replicas::Part const& part, std::uint64_t rows) {
   std::vector<bool> own(rows);
@@ -136,6 +144,10 @@ TEST_CASE("program/connect: replicas that share rows are cut, those with the sam
           for (Cut const& one : flow.cuts) cut = cut || (one.from == c && one.to == d);
           cuts += cut ? 1 : 0;
           REQUIRE(cut == (common && !same));
+          REQUIRE(passages(flow.sent[c], c, d, true, cut) == (common ? 1 : 0));
+          REQUIRE(passages(flow.received[d], c, d, true, cut) == (common ? 1 : 0));
+          REQUIRE(passages(flow.sent[d], d, c, false, cut) == (common ? 1 : 0));
+          REQUIRE(passages(flow.received[c], d, c, false, cut) == (common ? 1 : 0));
           REQUIRE((flow.cells[c].after == static_cast<int>(d)) == (common && same));
           if (common) REQUIRE(flow.cells[c].gathers_gradient == !same);
           if (common) REQUIRE(flow.cells[d].gathers_input == !same);

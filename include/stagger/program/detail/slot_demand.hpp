@@ -10,6 +10,7 @@
 #include <stagger/core/list.hpp>
 #include <stagger/program/dataflow.hpp>
 #include <stagger/program/detail/messages.hpp>
+#include <stagger/program/detail/slots.hpp>
 #include <stagger/program/play.hpp>
 #include <stagger/program/program.hpp>
 
@@ -67,35 +68,23 @@ struct RankTimes {
 }
 
 /// Slots with which no rank waits for a free one where all are equally fast.
-/// @return [2 * cell: inputs that come from another rank, or what others gather of its dx,
-///          2 * cell + 1: gradients likewise, or what others gather of its y]
-[[nodiscard]] [[gnu::cold]] inline List<std::uint32_t> slot_demand(
-    Program const& program, FixedArray<CellUse> const& uses) {
-  List<std::uint32_t> slots(program.cells.size() * 2);
+/// @return as SlotCounts::minimum
+[[nodiscard]] [[gnu::cold]] inline List<std::uint32_t> slot_demand(Program const& program,
+                                                                   Dataflow const& flow) {
+  List<std::uint32_t> slots(flow.cells.size() * 2);
   auto const times = unit_times(program);
   if (times.size() == 0) return slots;
-  auto const of = [&](std::size_t cell) -> RankTimes const& {
-    return times[program.cells[cell].rank];
-  };
-  for (std::size_t c = 0; c < program.cells.size(); ++c) {
-    auto const d = static_cast<std::size_t>(program.cells[c].after);
-    if (program.cells[c].after == Cell::none || &of(c) == &of(d)) continue;
-    slots[2 * d] = used_at_once(uses[c].forward, of(c).start, uses[d].end, of(d).end);
-    if (program.training)
-      slots[2 * c + 1] = used_at_once(uses[d].gradient, of(d).start, uses[c].end, of(c).end);
-  }
-  for (Cut const& cut : program.cuts) {  // gathered before the action that wants it
-    std::size_t const c = cut.from;
-    std::size_t const d = cut.to;
-    auto const raise_to = [&](std::size_t which, std::uint32_t count) {
-      slots[which] = std::max(slots[which], count);
-    };
-    raise_to(2 * first_replica(program.cells, c) + 1,
-             used_at_once(uses[c].forward, of(c).start, uses[d].forward, of(d).start));
-    if (program.training)
-      raise_to(2 * first_replica(program.cells, d),
-               used_at_once(uses[d].gradient, of(d).start, uses[c].gradient, of(c).start));
-  }
+  for (auto const& passages : flow.sent)
+    for (Passage const& p : passages) {
+      if (!flow.crosses(p) || (!p.forward && !flow.training)) continue;
+      RankTimes const& sender = times[flow.cells[p.sender].rank];
+      RankTimes const& receiver = times[flow.cells[p.receiver].rank];
+      std::uint32_t const used =  // what is cut is gathered before the action that wants it
+          p.cut ? used_at_once(flow.made(p), sender.start, flow.used(p), receiver.start)
+                : used_at_once(flow.made(p), sender.start, flow.uses[p.receiver].end, receiver.end);
+      auto& most = slots[SlotCounts::index(flow, p)];
+      most = std::max(most, used);
+    }
   return slots;
 }
 

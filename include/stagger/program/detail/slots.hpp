@@ -15,72 +15,68 @@
 
 namespace stagger::detail {
 
-/// How many slots messages between ranks get beyond those that their receiver occupies.
+/// How many slots messages get beyond those that their receiver occupies.
 struct SlotCounts {
-  List<std::uint32_t> spare;    // [2 * cell: x, or dx that others gather; 2 * cell + 1: dy, or y]
+  List<std::uint32_t> spare;    // see `index`
   List<std::uint32_t> minimum;  // likewise, in all
   SlotCounts(std::size_t cells, std::optional<std::uint32_t> spare_slots)
       : spare(2 * cells, spare_slots.value_or(1)), minimum(2 * cells) {}
+
+  /// Of cell c: 2 c for its x, or for its dx where others gather that; 2 c + 1 for dy, or y.
+  /// Replicas have the count of the first of them: one slot number names the values of all.
+  [[nodiscard]] static std::size_t index(Dataflow const& flow, Passage const& p) {
+    if (!p.cut) return 2 * p.receiver + (p.forward ? 0 : 1);
+    auto const replica = static_cast<std::size_t>(flow.cells[p.sender].replica);
+    return 2 * (p.sender - replica) + (p.forward ? 1 : 0);
+  }
 };
 
 /// The slots of all values.
 struct SlotPlan {
   FixedArray<Messages> x, dy, kept, inner;  // [cells]
   FixedArray<Messages> y, dx;               // [cells] of those that others gather from; else none
+
+  [[nodiscard]] Messages& of(Passage const& p) {
+    return p.cut ? (p.forward ? y : dx)[p.sender] : (p.forward ? x : dy)[p.receiver];
+  }
+  [[nodiscard]] Messages const& of(Passage const& p) const {
+    return const_cast<SlotPlan*>(this)->of(p);
+  }
 };
 
 /// @param recompute  whether F runs again before its backward
 [[nodiscard]] [[gnu::cold]] inline SlotPlan assign_slots(Dataflow const& flow,
                                                          SlotCounts const& counts, bool recompute) {
-  auto const& cells = flow.cells;
+  std::size_t const cells = flow.cells.size();
   SlotPlan plan;
   for (auto* messages : {&plan.x, &plan.dy, &plan.kept, &plan.inner})
-    *messages = FixedArray<Messages>(cells.size());
-  for (std::size_t c = 0; c < cells.size(); ++c) {
+    *messages = FixedArray<Messages>(cells);
+  if (!flow.cuts.empty()) {
+    plan.y = FixedArray<Messages>(cells);
+    plan.dx = FixedArray<Messages>(cells);
+  }
+  for (std::size_t c = 0; c < cells; ++c) {
     CellUse const& use = flow.uses[c];
     std::size_t const length = flow.length_at(c);
     auto const own = [&](Positions const& from) {
       return Messages(from, length, use.end, length, most_alive(from, use.end, length));
     };
-    auto const received = [&](std::size_t sender, Positions const& written, Positions const& read,
-                              std::size_t count) {
-      if (cells[sender].rank == cells[c].rank) return own(written);
-      std::uint32_t const wanted = most_alive(read, use.end, length) + counts.spare[count];
-      return Messages(written, flow.length_at(sender), use.end, length,
-                      std::max(wanted, counts.minimum[count]));
-    };
-    if (cells[c].before != Cell::none) {
-      auto const before = static_cast<std::size_t>(cells[c].before);
-      plan.x[c] = received(before, flow.uses[before].forward, use.forward, 2 * c);
-    } else if (cells[c].gathers_input) {
-      plan.x[c] = own(use.forward);
-    }
     plan.kept[c] = own(recompute ? use.gradient : use.forward);
-    if (!flow.training) continue;
-    plan.inner[c] = own(use.gradient);
-    if (cells[c].after != Cell::none) {
-      auto const after = static_cast<std::size_t>(cells[c].after);
-      plan.dy[c] = received(after, flow.uses[after].gradient, use.gradient, 2 * c + 1);
-    } else {
-      plan.dy[c] = own(use.gradient);
+    if (flow.cells[c].gathers_input) plan.x[c] = own(use.forward);
+    if (flow.training) plan.inner[c] = own(use.gradient);
+    if (flow.training && flow.cells[c].after == Cell::none) plan.dy[c] = own(use.gradient);
+    for (Passage const& p : flow.received[c]) {
+      if (!p.forward && !flow.training) continue;
+      std::size_t const count = SlotCounts::index(flow, p);
+      std::uint32_t wanted = std::max(1 + counts.spare[count], counts.minimum[count]);
+      if (!p.cut && flow.crosses(p))
+        wanted = std::max(most_alive(flow.used(p), use.end, length) + counts.spare[count],
+                          counts.minimum[count]);
+      else if (!p.cut)
+        wanted = most_alive(flow.made(p), use.end, length);
+      plan.of(p) = Messages(flow.made(p), flow.length_at(p.sender), p.cut ? flow.used(p) : use.end,
+                            length, wanted);
     }
-  }
-  if (flow.cuts.empty()) return plan;
-  plan.y = FixedArray<Messages>(cells.size());
-  plan.dx = FixedArray<Messages>(cells.size());
-  for (Cut const& cut : flow.cuts) {
-    CellUse const& from = flow.uses[cut.from];
-    CellUse const& to = flow.uses[cut.to];
-    auto const wanted = [&](std::size_t count) {
-      return std::max(1 + counts.spare[count], counts.minimum[count]);
-    };
-    plan.y[cut.from] =
-        Messages(from.forward, flow.length_at(cut.from), to.forward, flow.length_at(cut.to),
-                 wanted(2 * first_replica(cells, cut.from) + 1));
-    if (flow.training)
-      plan.dx[cut.to] =
-          Messages(to.gradient, flow.length_at(cut.to), from.gradient, flow.length_at(cut.from),
-                   wanted(2 * first_replica(cells, cut.to)));
   }
   return plan;
 }
@@ -88,23 +84,12 @@ struct SlotPlan {
 /// Adds a slot for the messages whose sender waits for a signal.
 /// @return whether the signal says that a slot is free, and more of them can help
 [[gnu::cold]] inline bool add_slot(Dataflow const& flow, SlotCounts& counts, std::uint32_t signal) {
-  std::size_t const edge = signal / signals_per_edge;
-  bool const cut = edge >= flow.cells.size();
-  if (edge >= flow.cells.size() + flow.cuts.size()) return false;
-  std::size_t count = 0;
-  switch (static_cast<EdgeSignal>(signal % signals_per_edge)) {
-    case EdgeSignal::forward_free:
-      count = cut ? 2 * first_replica(flow.cells, flow.cuts[edge - flow.cells.size()].from) + 1
-                  : 2 * static_cast<std::size_t>(flow.cells[edge].after);
-      break;
-    case EdgeSignal::backward_free:
-      count = cut ? 2 * first_replica(flow.cells, flow.cuts[edge - flow.cells.size()].to)
-                  : 2 * edge + 1;
-      break;
-    default:
-      return false;
-  }
-  return ++counts.spare[count] <= flow.units;
+  for (auto const& passages : flow.sent)
+    for (Passage const& p : passages)
+      if (signal ==
+          signal_of(p.edge, p.forward ? EdgeSignal::forward_free : EdgeSignal::backward_free))
+        return ++counts.spare[SlotCounts::index(flow, p)] <= flow.units;
+  return false;
 }
 
 }  // namespace stagger::detail

@@ -11,7 +11,6 @@
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/program/dataflow.hpp>
-#include <stagger/program/detail/append.hpp>
 #include <stagger/program/detail/messages.hpp>
 #include <stagger/program/detail/slots.hpp>
 #include <stagger/program/program.hpp>
@@ -25,9 +24,9 @@ class InstructionWriter {
  public:
   /// @param versions   [cells] of their weights; none: all stages update together, at the end
   /// @param recompute  whether F runs again before its backward; it then keeps nothing at first
-  InstructionWriter(schedule::Table const& table, Dataflow const& flow, SlotPlan const& slots,
+  InstructionWriter(schedule::Table const& table, Dataflow const& flow, SlotPlan const& plan,
                     FixedArray<Versions> const& versions, bool recompute)
-      : table_(table), flow_(flow), slots_(slots), versions_(versions), recompute_(recompute) {}
+      : table_(table), flow_(flow), plan_(plan), versions_(versions), recompute_(recompute) {}
 
   /// @throws Error  bad_schedule for more signals than a program can number
   [[nodiscard]] [[gnu::cold]] Program write() {
@@ -48,55 +47,51 @@ class InstructionWriter {
   }
 
  private:
-  using enum EdgeSignal;
   [[nodiscard]] bool flushes() const { return versions_.size() == 0; }
-  [[nodiscard]] bool crosses(std::size_t c, std::size_t d) const {
-    return flow_.cells[c].rank != flow_.cells[d].rank;
+  /// The signal that a value is there, or that its slot is free.
+  [[nodiscard]] static std::uint32_t full(Passage const& p) {
+    return signal_of(p.edge, p.forward ? EdgeSignal::forward_full : EdgeSignal::backward_full);
   }
-  [[nodiscard]] std::uint32_t signal_of_cut(std::size_t cut, EdgeSignal which) const {
-    return signal_of(flow_.cells.size() + cut, which);
+  [[nodiscard]] static std::uint32_t free(Passage const& p) {
+    return signal_of(p.edge, p.forward ? EdgeSignal::forward_free : EdgeSignal::backward_free);
   }
 
   void add_cells(Program& program) const {
     program.cells = flow_.cells;
     for (std::size_t c = 0; c < flow_.cells.size(); ++c) {
       Cell& cell = program.cells[c];
-      cell.x_slots = slots_.x[c].slots;
-      cell.kept_slots = slots_.kept[c].slots + (recompute_ ? 1 : 0);
-      cell.dy_slots = slots_.dy[c].slots;
-      cell.inner_slots = slots_.inner[c].slots;
+      cell.x_slots = plan_.x[c].slots;
+      cell.kept_slots = plan_.kept[c].slots + (recompute_ ? 1 : 0);
+      cell.dy_slots = plan_.dy[c].slots;
+      cell.inner_slots = plan_.inner[c].slots;
       if (!flushes()) cell.versions = versions_[c].slots;
-      if (cell.gathers_gradient) cell.y_slots = slots_.y[c].slots;
-      if (cell.gathers_input)  // at the first stage nobody takes a gradient
-        cell.dx_slots = std::max(1U, slots_.dx.size() == 0 ? 0 : slots_.dx[c].slots);
+      if (cell.gathers_gradient) cell.y_slots = plan_.y[c].slots;
+      if (cell.gathers_input) cell.dx_slots = 1;
+      for (Passage const& p : flow_.sent[c])
+        if (p.cut && !p.forward) cell.dx_slots = std::max(1U, plan_.dx[c].slots);
     }
   }
 
   [[gnu::cold]] void name_signals(Program& program) {
     std::size_t const ranks = flow_.parts.size();
-    handed_in_ = signal_of_cut(flow_.cuts.size(), forward_full);
+    handed_in_ =
+        static_cast<std::uint32_t>((flow_.cells.size() + flow_.cuts.size()) * signals_per_edge);
     done_ = handed_in_ + static_cast<std::uint32_t>(ranks);
     if (done_ + ranks > 65535)
       raise(Errc::bad_schedule, flow_.cells.size(), " stages on ", ranks,
             " ranks need more signals than a program can number");
     program.signals.resize(done_ + ranks);
-    auto const name_edge = [&](std::size_t edge, std::size_t c, std::size_t d) {
-      int const here = flow_.cells[c].rank;
-      int const there = flow_.cells[d].rank;
-      int const stage = flow_.cells[c].stage;
-      program.signals[signal_of(edge, forward_full)] = {here, there, stage};
-      program.signals[signal_of(edge, forward_free)] = {there, here};
-      program.signals[signal_of(edge, backward_full)] = {there, here, stage};
-      program.signals[signal_of(edge, backward_free)] = {here, there};
-    };
-    for (std::size_t c = 0; c < flow_.cells.size(); ++c)
-      if (flow_.cells[c].after != Cell::none)
-        name_edge(c, c, static_cast<std::size_t>(flow_.cells[c].after));
-    for (std::size_t k = 0; k < flow_.cuts.size(); ++k)
-      name_edge(flow_.cells.size() + k, flow_.cuts[k].from, flow_.cuts[k].to);
-    for (int r = 0; r < flow_.ranks(); ++r)
-      program.signals[handed_in_ + static_cast<std::uint32_t>(r)] =
-          program.signals[done_ + static_cast<std::uint32_t>(r)] = {r, SignalEnds::everyone};
+    for (auto const& passages : flow_.sent)
+      for (Passage const& p : passages) {
+        Cell const& sender = flow_.cells[p.sender];
+        Cell const& receiver = flow_.cells[p.receiver];
+        program.signals[full(p)] = {sender.rank, receiver.rank,
+                                    std::min(sender.stage, receiver.stage)};
+        program.signals[free(p)] = {receiver.rank, sender.rank};
+      }
+    for (std::uint32_t r = 0; r < ranks; ++r)
+      program.signals[handed_in_ + r] =
+          program.signals[done_ + r] = {static_cast<int>(r), SignalEnds::everyone};
   }
 
   [[gnu::cold]] void add_rank(Program& program, int self) {
@@ -123,29 +118,31 @@ class InstructionWriter {
   // action. It knows how far another has come: as far as the giver of the last signal it waited
   // for. Signals are given in program order, so a slot that was freed before that needs no wait.
 
-  /// Waits for the message of a unit, which `giver` writes at `position`. It may still be on its
-  /// way when its sender is known to have gone on: only a later message over the same edge replaces
-  /// it.
-  void await_message(RankProgram& rank, Instruction& in, std::uint32_t full,
-                     Messages const& messages, std::size_t giver, std::uint32_t position) {
-    auto& known = known_[flow_.cells[giver].rank];
-    known = std::max(known, 2 * position + 2);
-    std::uint32_t const number = messages.number[in.microbatch];
-    if (awaited_[full] > number) return;
-    awaited_[full] = number + 1;
-    add_wait(rank, in, full, number + 1);
+  /// Waits for the message of a unit. It may still be on its way when its sender is known to have
+  /// gone on: only a later message over the same edge replaces it.
+  void await_message(RankProgram& rank, Instruction& in, Passage const& p) {
+    auto& known = known_[flow_.cells[p.sender].rank];
+    known = std::max(known, 2 * flow_.made(p)[in.microbatch] + 2);
+    std::uint32_t const number = plan_.of(p).number[in.microbatch];
+    if (awaited_[full(p)] > number) return;
+    awaited_[full(p)] = number + 1;
+    rank.add_wait(in, full(p), number + 1);
   }
 
-  /// Waits until `taker` has freed the slot that the message of a unit goes to.
-  void await_slot(RankProgram& rank, Instruction& in, std::uint32_t free, Messages const& messages,
-                  std::size_t taker, std::uint32_t part = 1) {
-    std::uint32_t const needed = messages.releases_needed[in.microbatch];
-    if (needed == 0) return;
-    auto& known = known_[flow_.cells[taker].rank];
-    std::uint32_t const position = 2 * messages.release[needed - 1] + part;
-    if (known > position) return;
-    known = position + 1;
-    add_wait(rank, in, free, needed);
+  /// Waits until the receivers of what the instruction makes have freed its slot. Those who gather
+  /// rows do so before their action.
+  void await_slots(RankProgram& rank, Instruction& in, bool forward, bool cut) {
+    for (Passage const& p : flow_.sent[in.cell]) {
+      if (p.forward != forward || p.cut != cut || !flow_.crosses(p)) continue;
+      Messages const& messages = plan_.of(p);
+      std::uint32_t const needed = messages.releases_needed[in.microbatch];
+      if (needed == 0) continue;
+      auto& known = known_[flow_.cells[p.receiver].rank];
+      std::uint32_t const position = 2 * messages.release[needed - 1] + (cut ? 0 : 1);
+      if (known > position) continue;
+      known = position + 1;
+      rank.add_wait(in, free(p), needed);
+    }
   }
 
   /// The instruction of an action, with the slots that it works on.
@@ -157,30 +154,26 @@ class InstructionWriter {
     in.stage = static_cast<std::uint16_t>(action.stage);
     in.cell = static_cast<std::uint16_t>(c);
     in.microbatch = static_cast<std::uint32_t>(u);
-    in.kept = slots_.kept[c].slot[u];
+    in.kept = plan_.kept[c].slot[u];
     if (recompute_) {
       ++in.kept;  // slot 0 is for F, which keeps nothing
       if (action.kind == schedule::Kind::forward) in.kept = 0;
     }
     if (!flushes()) in.version = versions_[c].seen[u];
-    if (!cell.first()) in.x = slots_.x[c].slot[u];
-    if (cell.after != Cell::none) in.y = slots_.x[cell.after].slot[u];
+    if (!cell.first()) in.x = plan_.x[c].slot[u];
+    if (cell.after != Cell::none) in.y = plan_.x[cell.after].slot[u];
     if (!flow_.training) return in;
-    in.dy = slots_.dy[c].slot[u];
-    in.inner = slots_.inner[c].slot[u];
-    if (cell.before != Cell::none) in.dx = slots_.dy[cell.before].slot[u];
+    in.dy = plan_.dy[c].slot[u];
+    in.inner = plan_.inner[c].slot[u];
+    if (cell.before != Cell::none) in.dx = plan_.dy[cell.before].slot[u];
     return in;
   }
 
   [[gnu::cold]] void add_action(RankProgram& rank, schedule::Action const& action, std::size_t c) {
     Cell const& cell = flow_.cells[c];
     Instruction in = operands(action, c);
-    std::size_t const u = in.microbatch;
     bool const forward = action.kind == schedule::Kind::forward;
     bool const gradient = schedule::gives_input_gradient(action.kind);
-    std::size_t const before =
-        cell.before == Cell::none ? c : static_cast<std::size_t>(cell.before);
-    std::size_t const after = cell.after == Cell::none ? c : static_cast<std::size_t>(cell.after);
     if (gradient && recompute_) {
       Instruction again = in;
       again.op = Op::recompute;
@@ -188,80 +181,46 @@ class InstructionWriter {
     }
     if (forward || gradient) {
       add_gathers(rank, in, forward);
-      await_cut_slots(rank, in, forward);
+      await_slots(rank, in, forward, true);
+      for (Passage const& p : flow_.received[c])
+        if (p.forward == forward && !p.cut && flow_.crosses(p)) await_message(rank, in, p);
+      await_slots(rank, in, forward, false);
     }
-    if (forward && crosses(before, c))
-      await_message(rank, in, signal_of(before, forward_full), slots_.x[c], before,
-                    flow_.uses[before].forward[u]);
-    if (forward && crosses(c, after))
-      await_slot(rank, in, signal_of(c, forward_free), slots_.x[after], after);
-    if (gradient && crosses(c, after))
-      await_message(rank, in, signal_of(c, backward_full), slots_.dy[c], after,
-                    flow_.uses[after].gradient[u]);
-    if (gradient && crosses(before, c))
-      await_slot(rank, in, signal_of(before, backward_free), slots_.dy[before], before);
+    if (forward && cell.gathers_gradient) in.y = plan_.y[c].slot[in.microbatch];
+    if (flow_.training && cell.gathers_input && cell.stage != 0)
+      in.dx = plan_.dx[c].slot[in.microbatch];
     // What is free first: who then sees the message knows of that as well.
-    if (flow_.training ? schedule::ends_flight(action.kind) : forward) {
-      if (crosses(before, c)) add_give(in, signal_of(before, forward_free));
-      if (crosses(c, after) && flow_.training) add_give(in, signal_of(c, backward_free));
-    }
-    if (forward && crosses(c, after)) add_give(in, signal_of(c, forward_full));
-    if (gradient && crosses(before, c)) add_give(in, signal_of(before, backward_full));
-    if (flow_.cuts.empty()) return rank.code.push_back(in);
-    if (flow_.training && cell.gathers_input && cell.stage != 0) in.dx = slots_.dx[c].slot[u];
-    List<std::uint16_t> gives;
-    for (unsigned g = 0; g < in.gives; ++g) gives.push_back(in.give[g]);
-    for (std::size_t k = 0; k < flow_.cuts.size(); ++k) {
-      if (forward && flow_.cuts[k].from == c)
-        gives.push_back(static_cast<std::uint16_t>(signal_of_cut(k, forward_full)));
-      if (gradient && flow_.cuts[k].to == c)
-        gives.push_back(static_cast<std::uint16_t>(signal_of_cut(k, backward_full)));
-    }
-    append(rank, in, gives);
+    gives_.clear();
+    if (flow_.training ? schedule::ends_flight(action.kind) : forward)
+      for (Passage const& p : flow_.received[c])
+        if (!p.cut && flow_.crosses(p) && (p.forward || flow_.training))
+          gives_.push_back(static_cast<std::uint16_t>(free(p)));
+    for (Passage const& p : flow_.sent[c])
+      if ((p.forward ? forward : gradient) && flow_.crosses(p))
+        gives_.push_back(static_cast<std::uint16_t>(full(p)));
+    rank.append(in, gives_);
   }
 
   /// Before F: rows of the input. Before B or I: rows of the gradient, and of the target.
   [[gnu::cold]] void add_gathers(RankProgram& rank, Instruction const& in, bool forward) {
-    std::size_t const c = in.cell;
-    Cell const& cell = flow_.cells[c];
+    Cell const& cell = flow_.cells[in.cell];
     Instruction gather = in;
     if (forward ? cell.gathers_input : cell.gathers_gradient) {
       gather.op = forward ? Op::gather_input : Op::gather_gradient;
-      List<std::uint16_t> gives;
-      for (std::size_t k = 0; k < flow_.cuts.size(); ++k) {
-        Cut const cut = flow_.cuts[k];
-        if ((forward ? cut.to : cut.from) != c) continue;
-        std::size_t const from = forward ? cut.from : cut.to;
-        Messages const& messages = forward ? slots_.y[from] : slots_.dx[from];
-        CellUse const& use = flow_.uses[from];
-        (forward ? gather.y : gather.dx) = messages.slot[in.microbatch];
-        await_message(rank, gather, signal_of_cut(k, forward ? forward_full : backward_full),
-                      messages, from, (forward ? use.forward : use.gradient)[in.microbatch]);
-        gives.push_back(
-            static_cast<std::uint16_t>(signal_of_cut(k, forward ? forward_free : backward_free)));
+      gives_.clear();
+      for (Passage const& p : flow_.received[in.cell]) {
+        if (!p.cut || p.forward != forward) continue;
+        (forward ? gather.y : gather.dx) = plan_.of(p).slot[in.microbatch];
+        await_message(rank, gather, p);
+        gives_.push_back(static_cast<std::uint16_t>(free(p)));
       }
-      append(rank, gather, gives);
+      rank.append(gather, gives_);
     }
-    if (flow_.last_stage(c) && flow_.parts[cell.rank].replicas > 1 && forward != flow_.training) {
+    if (flow_.last_stage(in.cell) && flow_.parts[cell.rank].replicas > 1 &&
+        forward != flow_.training) {
       gather.op = Op::gather_target;
       gather.waits = 0;
-      append(rank, gather, {});
-    }
-  }
-
-  /// Waits until all who take rows of what the instruction makes have freed its slot. They do so
-  /// before their action.
-  [[gnu::cold]] void await_cut_slots(RankProgram& rank, Instruction& in, bool forward) {
-    constexpr std::uint32_t gathered = 0;
-    for (std::size_t k = 0; k < flow_.cuts.size(); ++k) {
-      Cut const cut = flow_.cuts[k];
-      if (forward && cut.from == in.cell) {
-        in.y = slots_.y[in.cell].slot[in.microbatch];
-        await_slot(rank, in, signal_of_cut(k, forward_free), slots_.y[in.cell], cut.to, gathered);
-      }
-      if (!forward && cut.to == in.cell)
-        await_slot(rank, in, signal_of_cut(k, backward_free), slots_.dx[in.cell], cut.from,
-                   gathered);
+      rank.append(gather, {});
     }
   }
 
@@ -294,23 +253,23 @@ class InstructionWriter {
       if (flow_.cells[c].stage != flow_.cells[lowest].stage) lowest = c;
       if (c == lowest) continue;
       if (flow_.cells[c].rank == self && hand_in.gives == 0)
-        add_give(hand_in, of_rank(handed_in_, self));
+        hand_in.add_give(of_rank(handed_in_, self));
       if (flow_.cells[lowest].rank == self)
-        add_wait(rank, finish, of_rank(handed_in_, flow_.cells[c].rank), 1);
+        rank.add_wait(finish, of_rank(handed_in_, flow_.cells[c].rank), 1);
     }
     if (hand_in.gives != 0) rank.code.push_back(hand_in);
-    add_give(finish, of_rank(done_, self));
+    finish.add_give(of_rank(done_, self));
     rank.code.push_back(finish);
     Instruction update;
     update.op = Op::update;
     for (int other = 0; other < flow_.ranks(); ++other)
-      if (other != self) add_wait(rank, update, of_rank(done_, other), 1);
+      if (other != self) rank.add_wait(update, of_rank(done_, other), 1);
     rank.code.push_back(update);
   }
 
   schedule::Table const& table_;
   Dataflow const& flow_;
-  SlotPlan const& slots_;
+  SlotPlan const& plan_;
   FixedArray<Versions> const& versions_;
   bool recompute_;
   std::uint32_t handed_in_ = 0;       // first of the signals that each rank gives
@@ -318,6 +277,7 @@ class InstructionWriter {
   List<std::uint32_t> updates_made_;  // [cells] by the code written so far
   List<std::uint32_t> known_;    // [ranks] parts of positions that the rank at hand knows are done
   List<std::uint32_t> awaited_;  // [signals] the highest count that anybody waits for
+  List<std::uint16_t> gives_;    // of the instruction at hand
 };
 
 }  // namespace stagger::detail
