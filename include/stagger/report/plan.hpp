@@ -9,6 +9,7 @@
 
 #include <stagger/cluster/cluster.hpp>
 #include <stagger/core/error.hpp>
+#include <stagger/core/list.hpp>
 #include <stagger/plan/plan.hpp>
 #include <stagger/report/detail/escape.hpp>
 #include <stagger/report/detail/svg_style.hpp>
@@ -33,17 +34,19 @@ namespace detail {
   return out;
 }
 
-/// [devices] the stage on each, -1 for none.
-[[nodiscard]] inline std::vector<int> stage_of(plan::Plan const& plan,
-                                               cluster::Cluster const& cluster) {
-  std::vector<int> stage(cluster.devices.size(), -1);
-  for (std::size_t s = 0; s < plan.stages.size(); ++s)
-    for (int const id : plan.stages[s].devices) {
+/// [devices] the number of the stage on each, -1 for none.
+[[nodiscard]] inline List<int> stage_of(plan::Plan const& plan, cluster::Cluster const& cluster) {
+  List<int> stage(cluster.devices.size(), -1);
+  int number = 0;
+  for (plan::PlanStage const& s : plan.stages) {
+    for (int const id : s.devices) {
       if (id < 0 || id >= cluster.size())
         raise(Errc::mismatch, "the plan uses device ", id, ", but the cluster has ", cluster.size(),
               "; give the cluster it was made for");
-      stage[static_cast<std::size_t>(id)] = static_cast<int>(s);
+      stage[id] = number;
     }
+    ++number;
+  }
   return stage;
 }
 
@@ -91,10 +94,7 @@ namespace detail {
   std::size_t const node_width = std::to_string(cluster.nodes()).size();
   std::size_t kind_width = 0;
   for (auto const& d : cluster.devices) kind_width = std::max(kind_width, d.kind.size());
-  auto const name = [&](int d) {
-    int const s = stage[static_cast<std::size_t>(d)];
-    return s < 0 ? std::string(".") : std::to_string(s);
-  };
+  auto const name = [&](int d) { return stage[d] < 0 ? "." : std::to_string(stage[d]); };
   auto const alike = [&](int a, int b) {
     auto const& one = cluster.device(a);
     auto const& other = cluster.device(b);
@@ -142,13 +142,12 @@ namespace detail {
       body += text("<text x=\"", gap, "\" y=\"", y + 27, "\">node ", device.node, "</text>\n");
     }
     int const left = label + x * (box + gap);
-    int const s = stage[static_cast<std::size_t>(d)];
+    int const s = stage[d];
     double const share = plan.stages.size() < 2
                              ? 0.0
                              : 0.7 * std::max(s, 0) / static_cast<double>(plan.stages.size() - 1);
-    detail::Rgb const colour =
-        s < 0 ? detail::Rgb{238, 240, 243}
-              : detail::base_colour(schedule::Kind::forward).towards(detail::white, share);
+    detail::Rgb const colour = s < 0 ? detail::Rgb{238, 240, 243}
+                                     : detail::looks.front().colour.towards(detail::white, share);
     body += text("<rect x=\"", left, "\" y=\"", y, "\" width=\"", box, "\" height=\"", height,
                  "\" rx=\"4\" fill=\"", colour.hex(), "\"><title>device ", d, "</title></rect>\n");
     std::string const ink = detail::text_colour(colour).hex();

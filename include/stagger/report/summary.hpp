@@ -80,22 +80,11 @@ struct Summary {
   return result;
 }
 
-/// Which middle of the samples stands for all of them.
-enum class Middle : unsigned char {
-  mean,    ///< sum over count: what the whole step took
-  median,  ///< deaf to a few late samples: what an undisturbed action takes
-};
-
 /// Samples of one kind of action at one stage, per microbatch (its slices added up).
 struct ActionCost {
   std::size_t count = 0;  ///< microbatches measured; 0 where the kind did not run
   double mean_s = 0;
   double median_s = 0;
-
-  /// The mean or the median, seconds.
-  [[nodiscard]] double of(Middle middle) const noexcept {
-    return middle == Middle::mean ? mean_s : median_s;
-  }
 };
 
 /// Measured costs of one stage, seconds per microbatch.
@@ -164,21 +153,20 @@ struct MeasuredStage {
 }
 
 /// Measured costs in the form that `schedule::evaluate` takes, to see what the schedule allows for
-/// these stages.
+/// these stages: medians, which a few late samples do not move.
 ///
 /// Where only the full backward was measured it is given as two equal halves, I and W: their sum is
 /// all that a table of full backwards reads. Transfers are 0: on the host a message costs what its
 /// action costs.
-[[nodiscard]] inline schedule::Costs measured_costs(std::span<schedule::Timeline const> steps,
-                                                    Middle middle = Middle::median) {
+[[nodiscard]] inline schedule::Costs measured_costs(std::span<schedule::Timeline const> steps) {
   schedule::Costs costs;
   for (MeasuredStage const& stage : measure_stages(steps)) {
     bool const split = stage.backward_input.count + stage.backward_weight.count > 0;
-    double const half = stage.backward.of(middle) / 2;
+    double const half = stage.backward.median_s / 2;
     schedule::StageCosts one;
-    one.forward_s = stage.forward.of(middle);
-    one.backward_input_s = split ? stage.backward_input.of(middle) : half;
-    one.backward_weight_s = split ? stage.backward_weight.of(middle) : half;
+    one.forward_s = stage.forward.median_s;
+    one.backward_input_s = split ? stage.backward_input.median_s : half;
+    one.backward_weight_s = split ? stage.backward_weight.median_s : half;
     one.transfer_s = 0;
     costs.stages.push_back(one);
   }

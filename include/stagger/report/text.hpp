@@ -12,6 +12,7 @@
 
 #include <stagger/core/error.hpp>
 #include <stagger/report/detail/blocks.hpp>
+#include <stagger/report/detail/look.hpp>
 #include <stagger/report/format.hpp>
 #include <stagger/report/summary.hpp>
 #include <stagger/schedule/timeline.hpp>
@@ -41,10 +42,10 @@ struct TextBlock {
 [[nodiscard]] inline std::vector<TextBlock> text_blocks(std::vector<schedule::Span> const& row) {
   std::vector<TextBlock> blocks;
   for_each_block(row, [&](Block const& block) {
-    std::string const stage = std::to_string(block.action.stage);
-    bool const reduction = block.action.kind == schedule::Kind::reduce_gradient;
-    std::string const label = reduction ? stage + "R" : schedule::to_string(block.action);
-    std::string const brief = label.substr(stage.size());
+    std::size_t const stage = std::to_string(block.action.stage).size();  // characters
+    std::string label = schedule::to_string(block.action);
+    if (block.action.kind == schedule::Kind::reduce_gradient) label.replace(stage, label.npos, "R");
+    std::string const brief = label.substr(stage);
     if (block.half == Half::second) {
       blocks.back().label += label;
       blocks.back().brief += brief;
@@ -60,7 +61,7 @@ struct TextBlock {
                                         double origin_s, double length_s) {
   double const slack = length_s * 1e-6;
   double unit = 0;
-  auto const reduce = [&](double value) {  // Euclid, deaf to rounding
+  auto const reduce = [&](double value) {  // Euclid's algorithm, but for rounding
     double a = unit;
     double b = value;
     while (b > slack) {
@@ -94,36 +95,6 @@ struct TextGrid {
     return std::min(static_cast<std::size_t>(std::max(at, 0.0)), columns);
   }
 
-  [[nodiscard]] static char filler(schedule::Kind kind) {
-    switch (kind) {
-      case schedule::Kind::forward:
-        return '-';
-      case schedule::Kind::backward:
-        return '=';
-      case schedule::Kind::backward_input:
-        return '~';
-      case schedule::Kind::reduce_gradient:
-        return '+';
-      default:
-        return '_';
-    }
-  }
-
-  [[nodiscard]] static char const* paint(schedule::Kind kind) {
-    switch (kind) {
-      case schedule::Kind::forward:
-        return "\x1b[97;44m";
-      case schedule::Kind::backward:
-        return "\x1b[30;43m";
-      case schedule::Kind::backward_input:
-        return "\x1b[30;103m";
-      case schedule::Kind::reduce_gradient:
-        return "\x1b[97;45m";
-      default:
-        return "\x1b[30;42m";
-    }
-  }
-
   [[nodiscard]] std::string line(std::vector<TextBlock> const& blocks) const {
     std::string out;
     std::size_t at = 0;
@@ -133,10 +104,11 @@ struct TextGrid {
       if (to <= from) continue;  // shorter than half a column
       idle(out, from - at);
       std::size_t const room = (to - from) * cell - (separated ? 1 : 0);
-      std::string text = brief ? block.brief : block.label;
-      if (text.size() > room) text = letter(block.kind);
-      text.append(room - text.size(), to - from == 1 && separated ? ' ' : filler(block.kind));
-      out += color ? paint(block.kind) + text + "\x1b[0m" : text;
+      Look const& look = look_of(block.kind);
+      std::string shown = brief ? block.brief : block.label;
+      if (shown.size() > room) shown = look.legend[0];
+      shown.append(room - shown.size(), to - from == 1 && separated ? ' ' : look.filler);
+      out += color ? text("\x1b[", look.ansi, "m", shown, "\x1b[0m") : shown;
       if (separated) out += ' ';
       at = to;
     }
@@ -145,26 +117,23 @@ struct TextGrid {
   }
 
  private:
-  [[nodiscard]] static std::string letter(schedule::Kind kind) {
-    return kind == schedule::Kind::reduce_gradient ? "R" : schedule::name(kind);
-  }
-
   void idle(std::string& out, std::size_t count) const {
     if (count == 0) return;
-    std::string text;
+    std::string shown;
     for (std::size_t i = 0; i < count; ++i) {
-      text.append(separated ? cell - 1 : cell, '.');
-      if (separated) text += ' ';
+      shown.append(separated ? cell - 1 : cell, '.');
+      if (separated) shown += ' ';
     }
-    out += color ? "\x1b[2m" + text + "\x1b[0m" : text;
+    out += color ? "\x1b[2m" + shown + "\x1b[0m" : shown;
   }
 };
 
 /// Chooses columns and labels: a grid with whole names, a grid with brief ones, or a line in
 /// proportion to time.
 [[nodiscard]] inline TextGrid lay_out(std::vector<std::vector<TextBlock>> const& rows,
-                                      Extent const& extent, bool several, std::size_t room,
+                                      Extent const& extent, bool several, int characters,
                                       TextOptions const& options) {
+  auto const room = static_cast<std::size_t>(characters);
   double const length = extent.length_s();
   TextGrid grid;
   grid.color = options.color;
@@ -226,9 +195,8 @@ struct TextGrid {
 /// stage (`4F0`) where a rank has several and there is room. The halves of an overlapped pair stand
 /// together (`F3B1`); a reduction of gradients is `R`; messages are not drawn.
 ///
-/// @throws Error bad_data for a time that is not finite or an end before its start;
-/// bad_configuration if the picture would
-///               be wider than 100000 columns
+/// @throws Error  bad_data for a time that is not finite or an end before its start;
+///                bad_configuration if the picture would be wider than 100000 columns
 [[nodiscard]] inline std::string gantt(schedule::Timeline const& timeline,
                                        TextOptions const& options = {}) {
   Summary const summary = summarize(timeline);
@@ -241,27 +209,23 @@ struct TextGrid {
   }
   std::size_t const digits = std::to_string(rows.empty() ? 0 : rows.size() - 1).size();
   int const room = std::max(options.width - static_cast<int>(digits) - 8, 10);
-  detail::TextGrid const grid =
-      detail::lay_out(rows, extent, several, static_cast<std::size_t>(room), options);
+  detail::TextGrid const grid = detail::lay_out(rows, extent, several, room, options);
 
   std::string out;
   for (std::size_t r = 0; r < rows.size(); ++r) {
     std::string const number = std::to_string(r);
-    out += "rank " + std::string(digits - number.size(), ' ') + number +
-           (grid.separated ? " | " : " |");
-    out += grid.line(rows[r]) + "|\n";
+    out += text("rank ", std::string(digits - number.size(), ' '), number,
+                grid.separated ? " | " : " |", grid.line(rows[r]), "|\n");
   }
-  if (options.footer) {
-    auto const time = [&](double seconds) {
-      return options.time_unit.empty() ? format_seconds(seconds)
-                                       : format_shortest(std::round(seconds * 1e4) / 1e4);
-    };
-    out += "makespan " + time(summary.makespan_s) + ", bubble " + time(summary.bubble_s) + " (";
-    out += format_percent(summary.bubble_share()) + "), one column is " + time(grid.unit_s);
-    if (!options.time_unit.empty()) out += "; time in " + std::string(options.time_unit);
-    out += "\n";
-  }
-  return out;
+  if (!options.footer) return out;
+  auto const time = [&](double seconds) {
+    return options.time_unit.empty() ? format_seconds(seconds)
+                                     : format_shortest(std::round(seconds * 1e4) / 1e4);
+  };
+  out += text("makespan ", time(summary.makespan_s), ", bubble ", time(summary.bubble_s), " (",
+              format_percent(summary.bubble_share()), "), one column is ", time(grid.unit_s));
+  if (!options.time_unit.empty()) out += text("; time in ", options.time_unit);
+  return out + "\n";
 }
 
 }  // namespace stagger::report

@@ -13,6 +13,7 @@
 
 #include <stagger/core/error.hpp>
 #include <stagger/report/detail/blocks.hpp>
+#include <stagger/report/detail/trace_events.hpp>
 #include <stagger/report/detail/trace_writer.hpp>
 #include <stagger/report/format.hpp>
 #include <stagger/schedule/timeline.hpp>

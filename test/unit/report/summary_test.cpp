@@ -198,12 +198,10 @@ TEST_CASE("report/measured_costs: costs of an undisturbed run predict that run",
   for (bool const split : {false, true}) {
     auto const rows = sample::one_f_one_b(4, 9, split);
     std::vector<Timeline> const steps(2, sample::play(rows, 1.3, 0.9, 0.4));
-    for (auto const middle : {report::Middle::mean, report::Middle::median}) {
-      schedule::Costs const costs = report::measured_costs(steps, middle);
-      REQUIRE(costs.stages.size() == 4);
-      schedule::Evaluation const e = schedule::evaluate(table_of(rows, 9), costs);
-      CHECK(e.makespan_s == Approx(report::summarize(steps[0]).makespan_s));
-    }
+    schedule::Costs const costs = report::measured_costs(steps);
+    REQUIRE(costs.stages.size() == 4);
+    schedule::Evaluation const e = schedule::evaluate(table_of(rows, 9), costs);
+    CHECK(e.makespan_s == Approx(report::summarize(steps[0]).makespan_s));
   }
   CHECK(report::measured_costs({}).stages.empty());
 }

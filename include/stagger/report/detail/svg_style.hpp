@@ -1,99 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Colours of the timeline picture and the style sheet made of them.
+/// @file   The style sheet of the timeline picture.
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <cstddef>
 #include <string>
 
-#include <stagger/schedule/action.hpp>
+#include <stagger/core/error.hpp>
+#include <stagger/report/detail/look.hpp>
+#include <stagger/report/detail/svg_layout.hpp>
+#include <stagger/report/format.hpp>
 
 namespace stagger::report::detail {
 
-struct Rgb {
-  double r = 0, g = 0, b = 0;  ///< 0 to 255
-
-  /// A part `share` of the way to another colour.
-  [[nodiscard]] constexpr Rgb towards(Rgb to, double share) const noexcept {
-    return {r + (to.r - r) * share, g + (to.g - g) * share, b + (to.b - b) * share};
-  }
-
-  [[nodiscard]] std::string hex() const {
-    constexpr char const* digits = "0123456789abcdef";
-    std::string text = "#";
-    for (double const part : {r, g, b}) {
-      auto const value = static_cast<unsigned>(std::lround(std::clamp(part, 0.0, 255.0)));
-      (text += digits[value >> 4U]) += digits[value & 15U];
-    }
-    return text;
-  }
-
-  /// Relative luminance, 0 (black) to 1 (white), as WCAG 2 defines it.
-  [[nodiscard]] double luminance() const {
-    auto const linear = [](double part) {
-      double const c = part / 255;
-      return c <= 0.04045 ? c / 12.92 : std::pow((c + 0.055) / 1.055, 2.4);
-    };
-    return 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
-  }
-};
-
-inline constexpr Rgb white{255, 255, 255};
-inline constexpr Rgb ink{16, 24, 40};
-
-/// Base colours of F, B, I, W and of reductions: hues that stay apart under every common colour
-/// blindness, and in lightness as well, for print.
-[[nodiscard]] constexpr Rgb base_colour(schedule::Kind kind) noexcept {
-  switch (kind) {
-    case schedule::Kind::forward:
-      return {38, 98, 171};  // blue, dark
-    case schedule::Kind::backward:
-      return {240, 160, 48};  // orange, light
-    case schedule::Kind::backward_input:
-      return {251, 216, 120};  // amber, lightest
-    case schedule::Kind::backward_weight:
-      return {60, 154, 124};  // green, between
-    case schedule::Kind::reduce_gradient:
-      return {104, 38, 112};  // purple, darkest
-    default:
-      return {128, 134, 148};  // messages: grey
-  }
-}
-
-/// Letter of the kind in class names.
-[[nodiscard]] constexpr char kind_letter(schedule::Kind kind) noexcept {
-  switch (kind) {
-    case schedule::Kind::forward:
-      return 'f';
-    case schedule::Kind::backward:
-      return 'b';
-    case schedule::Kind::backward_input:
-      return 'i';
-    case schedule::Kind::backward_weight:
-      return 'w';
-    case schedule::Kind::reduce_gradient:
-      return 'r';
-    default:
-      return 'm';
-  }
-}
-
 /// Colour of a rank's chunk: later chunks are lighter.
-[[nodiscard]] constexpr Rgb chunk_colour(schedule::Kind kind, std::size_t chunk,
+[[nodiscard]] constexpr Rgb chunk_colour(Look const& look, std::size_t chunk,
                                          std::size_t chunks) noexcept {
-  if (chunks < 2) return base_colour(kind);
-  double const most = 0.62;
+  if (chunks < 2) return look.colour;
   double const last = static_cast<double>(chunks - 1);
-  double const share = most * std::min(1.0, last / 2 + 0.1) * static_cast<double>(chunk) / last;
-  return base_colour(kind).towards(white, share);
-}
-
-/// White or black, whichever reads better on the colour: at least 4.5 to 1 on any.
-[[nodiscard]] inline Rgb text_colour(Rgb on) {
-  double const l = on.luminance();
-  return 1.05 / (l + 0.05) > (l + 0.05) / 0.05 ? white : Rgb{};
+  double const share = 0.62 * std::min(1.0, last / 2 + 0.1) * static_cast<double>(chunk) / last;
+  return look.colour.towards(white, share);
 }
 
 /// Colours of everything that is not a block.
@@ -108,13 +34,75 @@ inline constexpr Scheme light_scheme{"#ffffff", "#eef0f3", "#d5d9e0", "#1a2230",
 inline constexpr Scheme dark_scheme{"#11161f", "#1e2530", "#37404e", "#e8ecf2", "#a3adbb"};
 
 [[nodiscard]] inline std::string scheme_rules(Scheme const& scheme) {
-  std::string css;
-  css += std::string(".page{fill:") + scheme.page + "}";
-  css += std::string(".rail{fill:") + scheme.rail + "}";
-  css += std::string(".grid{stroke:") + scheme.grid + "}";
-  css += std::string("text{fill:") + scheme.strong + "}";
-  css += std::string(".weak{fill:") + scheme.weak + "}";
+  return text(".page{fill:", scheme.page, "}.rail{fill:", scheme.rail,
+              "}.grid{stroke:", scheme.grid, "}text{fill:", scheme.strong,
+              "}.weak{fill:", scheme.weak, "}");
+}
+
+/// Calls `f(look, class, colour)` for each colour of blocks and messages.
+template <class F> void for_each_colour(SvgLayout const& layout, F&& f) {
+  for (std::size_t i = 0; i < looks.size(); ++i) {
+    if (!layout.present[i]) continue;
+    std::size_t const chunks = schedule::is_message(looks[i].kind) ? 1 : layout.chunks;
+    for (std::size_t c = 0; c < chunks; ++c)
+      f(looks[i], SvgKey{i, c}.name(), chunk_colour(looks[i], c, chunks));
+  }
+}
+
+/// True for the kinds whose blocks have bars along their edges: those of the backward, where lanes
+/// are high enough.
+[[nodiscard]] inline bool has_bars(SvgLayout const& layout, schedule::Kind kind) {
+  return layout.lane >= 12 && kind != schedule::Kind::forward && schedule::is_compute(kind);
+}
+
+[[nodiscard]] inline std::string style_sheet(SvgLayout const& layout) {
+  SvgTheme const theme = layout.options.theme;
+  std::string css =
+      scheme_rules(theme == SvgTheme::dark ? dark_scheme : light_scheme) +
+      text(
+          ".title{font-size:15px;font-weight:600}.small{font-size:11px}.name{font-weight:600}"
+          ".rank{text-anchor:end}.tick{text-anchor:middle}.grid{stroke-width:1;fill:none}"
+          ".n{font-size:",
+          format_shortest(10 * layout.font),
+          "px;text-anchor:middle}\npath{fill:none;stroke-width:", layout.lane * 10,
+          "}.h{stroke-width:", layout.lane * 5 - 8, "}.grid{stroke-width:1}");
+  for_each_colour(layout, [&](Look const& look, std::string const& name, Rgb colour) {
+    bool const bars = has_bars(layout, look.kind);
+    css += text(".", name, "{stroke:", bars ? text("url(#", name, ")") : colour.hex(), "}");
+    if (bars && layout.pairs) css += text(".h.", name, "{stroke:", colour.hex(), "}");
+    css += text(".n.", name, "{fill:", text_colour(colour).hex(), ";stroke:none}");
+    if (layout.shared) css += text(".q.", name, "{fill:", colour.hex(), ";stroke:none}");
+  });
+  css += text(".m0{stroke-width:", layout.lane >= 8 ? 20 : 10, "}");
+  if (theme == SvgTheme::automatic)
+    css += "\n@media(prefers-color-scheme:dark){" + scheme_rules(dark_scheme) + "}";
   return css;
+}
+
+/// Bars along the edges of the backward kinds, as hard steps of a vertical gradient.
+[[nodiscard]] inline std::string gradients(SvgLayout const& layout) {
+  constexpr Rgb ink{16, 24, 40};
+  std::string out;
+  for_each_colour(layout, [&](Look const& look, std::string const& name, Rgb colour) {
+    if (!has_bars(layout, look.kind)) return;
+    int const reach = layout.lane * 5;
+    out += text("<linearGradient id=\"", name,
+                "\" gradientUnits=\"userSpaceOnUse\" x1=\"0\" x2=\"0\" y1=\"-", reach, "\" y2=\"",
+                reach, "\">");
+    auto const stop = [&](std::string const& at, Rgb is) {
+      out += text("<stop offset=\"", at, "\" stop-color=\"", is.hex(), "\"/>");
+    };
+    Rgb const edge = colour.towards(ink, 0.36);
+    std::string const first = format_fixed(2.4 / layout.lane, 3);
+    std::string const last = format_fixed(1 - 2.4 / layout.lane, 3);
+    bool const above = look.kind != schedule::Kind::backward_input;
+    bool const below = look.kind != schedule::Kind::backward_weight;
+    if (above) stop(first, edge);
+    stop(above ? first : "0", colour);
+    if (below) stop(last, colour), stop(last, edge);
+    out += "</linearGradient>";
+  });
+  return out;
 }
 
 }  // namespace stagger::report::detail

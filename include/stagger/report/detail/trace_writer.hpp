@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Writes Chrome trace events that keep Perfetto's rules: nested slices, bound arrows,
-/// unique ids.
+/// @file   Iterations as Chrome trace events that keep Perfetto's rules for slices and arrows.
 
 #include <algorithm>
 #include <cmath>
@@ -16,17 +15,11 @@
 
 #include <stagger/core/error.hpp>
 #include <stagger/report/detail/blocks.hpp>
-#include <stagger/report/detail/escape.hpp>
+#include <stagger/report/detail/trace_events.hpp>
 #include <stagger/schedule/fault.hpp>
 #include <stagger/schedule/timeline.hpp>
 
 namespace stagger::report::detail {
-
-/// Where finished text goes, without a template in every function.
-struct TextSink {
-  void* target = nullptr;
-  void (*write)(void* target, std::string_view text) = nullptr;
-};
 
 /// Writes processes one after the other, each a sequence of iterations of one pipeline.
 ///
@@ -34,29 +27,18 @@ struct TextSink {
 /// slices per thread, and ties an arrow to the top of that stack. Hence: no two slices of a thread
 /// start at the same nanosecond unless one encloses the other and comes first; every slice lasts a
 /// nanosecond or more; arrows are written after their slices and point into the inside of them.
-/// Thread ids are unique over all processes, and none equals a process id, because Perfetto would
-/// take it for that process's main thread.
 class TraceWriter {
  public:
   TraceWriter(TextSink sink, bool flows, bool counters, bool step_slices)
-      : sink_(sink), flows_(flows), counters_(counters), step_slices_(step_slices) {
-    text_ = "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[";
-  }
+      : events_(sink), flows_(flows), counters_(counters), step_slices_(step_slices) {}
 
   /// Opens a process with one thread per rank.
   void process(std::string_view name, int ranks) {
-    ++pid_;
     process_end_ns_ = 0;
     tracks_.clear();
-    metadata("process_name", 0, "name", name);
-    metadata("process_sort_index", 0, "sort_index", pid_);
-    for (int r = 0; r < ranks; ++r) {
-      Track track;
-      track.tid = next_tid_++;
-      metadata("thread_name", track.tid, "name", "rank " + std::to_string(r));
-      metadata("thread_sort_index", track.tid, "sort_index", r * 100);
-      tracks_.push_back(track);
-    }
+    events_.process(name);
+    for (int r = 0; r < ranks; ++r)
+      tracks_.push_back({.tid = events_.thread(text("rank ", r), r * 100)});
   }
 
   /// Writes one iteration that starts `start_s` seconds into the trace; negative: when the one
@@ -70,26 +52,21 @@ class TraceWriter {
     for (std::size_t r = 0; r < timeline.rows.size(); ++r) {
       std::size_t const first = slices_.size();
       place_blocks(timeline.rows[r], r, origin);
-      if (step_slices_ && slices_.size() > first)
-        write_step(r, number, slices_[first], slices_.back());
+      if (step_slices_ && slices_.size() > first)  // before the slices that it encloses
+        events_.slice(tracks_[r].tid, slices_[first].start_ns, slices_.back().end_ns,
+                      text("step ", number), "step");
       for (std::size_t i = first; i < slices_.size(); ++i)
         write_slice(slices_[i], tracks_[r].tid, number);
       if (counters_) write_counter(r, first);
       write_messages(timeline.rows[r], r, origin, number);
     }
     if (flows_) write_flows();
-    flush(flush_bytes);
   }
 
   /// Closes the JSON.
-  void finish() {
-    text_ += "\n]}\n";
-    flush(0);
-  }
+  void finish() { events_.finish(); }
 
  private:
-  static constexpr std::size_t flush_bytes = 1U << 16U;
-
   /// A placed compute action. `anchor_ns` is where its arrows bind: a time at which it is the
   /// innermost slice.
   struct Slice {
@@ -173,39 +150,23 @@ class TraceWriter {
       free->end_ns = message.end_ns;
       return free->tid;
     }
-    int const index = static_cast<int>(lanes.size());
-    lanes.push_back({next_tid_++, message.end_ns});
-    std::string name = "rank " + std::to_string(r) + " messages";
-    if (index > 0) name += text(" ", index + 1);
-    metadata("thread_name", lanes.back().tid, "name", name);
-    metadata("thread_sort_index", lanes.back().tid, "sort_index",
-             static_cast<int>(r) * 100 + index + 1);
+    int const number = static_cast<int>(lanes.size()) + 1;
+    std::string const name =
+        text("rank ", r, " messages", number > 1 ? text(" ", number) : std::string());
+    lanes.push_back({events_.thread(name, static_cast<int>(r) * 100 + number), message.end_ns});
     return lanes.back().tid;
-  }
-
-  /// The slice around all actions of a rank in one iteration; it comes before them in the file.
-  void write_step(std::size_t r, long long number, Slice const& first, Slice const& last) {
-    begin_event("X", tracks_[r].tid);
-    time("ts", first.start_ns);
-    time("dur", last.end_ns - first.start_ns);
-    text_ += ",\"name\":\"step " + std::to_string(number) + "\",\"cat\":\"step\"}";
   }
 
   void write_slice(Slice const& slice, int tid, long long number) {
     schedule::Action const& action = slice.action;
-    begin_event("X", tid);
-    time("ts", slice.start_ns);
-    time("dur", slice.end_ns - slice.start_ns);
-    text_ += ",\"name\":\"" + schedule::to_string(action) + (slice.repeated ? " again" : "") +
-             "\",\"cat\":\"";
-    text_ += schedule::is_compute(action.kind)   ? "compute"
-             : schedule::is_message(action.kind) ? "message"
-                                                 : "reduction";
-    text_ += "\",\"args\":{\"stage\":" + std::to_string(action.stage);
-    text_ += ",\"microbatch\":" + std::to_string(action.microbatch);
-    if (action.slice != 0) text_ += ",\"slice\":" + std::to_string(action.slice);
-    text_ += ",\"step\":" + std::to_string(number) + "}}";
-    flush(flush_bytes);
+    events_.slice(tid, slice.start_ns, slice.end_ns,
+                  schedule::to_string(action) + (slice.repeated ? " again" : ""),
+                  schedule::is_compute(action.kind)   ? "compute"
+                  : schedule::is_message(action.kind) ? "message"
+                                                      : "reduction",
+                  text(",\"args\":{\"stage\":", action.stage, ",\"microbatch\":", action.microbatch,
+                       action.slice != 0 ? text(",\"slice\":", action.slice) : std::string(),
+                       ",\"step\":", number, "}"));
   }
 
   /// Microbatches in flight on a rank: up when an F has run, down when a B or W has.
@@ -227,11 +188,7 @@ class TraceWriter {
   }
 
   void counter(std::size_t r, std::int64_t at_ns, int value) {
-    begin_event("C", tracks_[r].tid);
-    time("ts", at_ns);
-    text_ += ",\"name\":\"rank " + std::to_string(r);
-    text_ += "\",\"args\":{\"in flight\":" + std::to_string(value) + "}}";
-    flush(flush_bytes);
+    events_.counter(tracks_[r].tid, at_ns, text("rank ", r), "in flight", value);
   }
 
   /// Arrows from the producer of each activation and gradient to the rank that reads it.
@@ -257,54 +214,10 @@ class TraceWriter {
       Slice const& from = slices_[found->second];
       // an arrow cannot point back in time: left out where clock ticks are coarser than the actions
       if (from.row == to.row || from.anchor_ns > to.anchor_ns) continue;
-      ++flow_id_;
-      arrow("s", from, forward);
-      arrow("f", to, forward);
-      flush(flush_bytes);
+      char const* const name = forward ? "activation" : "gradient";
+      events_.arrow(false, tracks_[from.row].tid, from.anchor_ns, ++flow_id_, name);
+      events_.arrow(true, tracks_[to.row].tid, to.anchor_ns, flow_id_, name);
     }
-  }
-
-  void arrow(char const* phase, Slice const& slice, bool forward) {
-    begin_event(phase, tracks_[slice.row].tid);
-    time("ts", slice.anchor_ns);
-    text_ += ",\"id\":" + std::to_string(flow_id_);
-    text_ += forward ? ",\"name\":\"activation\"" : ",\"name\":\"gradient\"";
-    text_ += *phase == 'f' ? ",\"cat\":\"flow\",\"bp\":\"e\"}" : ",\"cat\":\"flow\"}";
-  }
-
-  void metadata(char const* what, int tid, char const* key, std::string_view value) {
-    begin_event("M", tid);
-    ((((text_ += ",\"name\":\"") += what) += "\",\"args\":{\"") += key) += "\":\"";
-    append_json(text_, value);
-    text_ += "\"}}";
-  }
-
-  void metadata(char const* what, int tid, char const* key, int value) {
-    begin_event("M", tid);
-    ((((text_ += ",\"name\":\"") += what) += "\",\"args\":{\"") += key) += "\":";
-    text_ += std::to_string(value) + "}}";
-  }
-
-  void begin_event(char const* phase, int tid) {
-    text_ += first_ ? "\n{\"ph\":\"" : ",\n{\"ph\":\"";
-    first_ = false;
-    (text_ += phase) += "\",\"pid\":" + std::to_string(pid_);
-    if (tid != 0) text_ += ",\"tid\":" + std::to_string(tid);
-  }
-
-  /// A time in microseconds, exact to the nanosecond.
-  void time(char const* key, std::int64_t ns) {
-    std::string digits = std::to_string(ns < 0 ? -ns : ns);
-    if (digits.size() < 4) digits.insert(0, 4 - digits.size(), '0');
-    digits.insert(digits.size() - 3, 1, '.');
-    ((text_ += ",\"") += key) += ns < 0 ? "\":-" : "\":";
-    text_ += digits;
-  }
-
-  void flush(std::size_t limit) {
-    if (text_.size() <= limit) return;
-    sink_.write(sink_.target, text_);
-    text_.clear();
   }
 
   using Key = std::tuple<bool, int, int, int>;  ///< forward, stage, microbatch, slice
@@ -312,16 +225,12 @@ class TraceWriter {
     return {action.kind == schedule::Kind::forward, stage, action.microbatch, action.slice};
   }
 
-  TextSink sink_;
+  TraceEvents events_;
   bool flows_;
   bool counters_;
   bool step_slices_;
-  bool first_ = true;
-  int pid_ = 0;
-  int next_tid_ = 1000;
   long long flow_id_ = 0;
   std::int64_t process_end_ns_ = 0;
-  std::string text_;
   std::vector<Track> tracks_;
   std::vector<Slice> slices_;  ///< of the iteration being written
 };

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   How each kind of action looks in pictures: its colour, its letters and its name.
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <string>
+
+#include <stagger/schedule/action.hpp>
+
+namespace stagger::report::detail {
+
+struct Rgb {
+  double r = 0, g = 0, b = 0;  ///< 0 to 255
+
+  /// A part `share` of the way to another colour.
+  [[nodiscard]] constexpr Rgb towards(Rgb to, double share) const noexcept {
+    return {r + (to.r - r) * share, g + (to.g - g) * share, b + (to.b - b) * share};
+  }
+
+  [[nodiscard]] std::string hex() const {
+    constexpr char const* digits = "0123456789abcdef";
+    std::string text = "#";
+    for (double const part : {r, g, b}) {
+      auto const value = static_cast<unsigned>(std::lround(std::clamp(part, 0.0, 255.0)));
+      (text += digits[value >> 4U]) += digits[value & 15U];
+    }
+    return text;
+  }
+
+  /// Relative luminance, 0 (black) to 1 (white), as WCAG 2 defines it.
+  [[nodiscard]] double luminance() const {
+    auto const linear = [](double part) {
+      double const c = part / 255;
+      return c <= 0.04045 ? c / 12.92 : std::pow((c + 0.055) / 1.055, 2.4);
+    };
+    return 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+  }
+};
+
+inline constexpr Rgb white{255, 255, 255};
+
+/// White or black, whichever reads better on the colour: the contrast is at least 4.5 to 1 on any.
+[[nodiscard]] inline Rgb text_colour(Rgb on) {
+  double const l = on.luminance();
+  return 1.05 / (l + 0.05) > (l + 0.05) / 0.05 ? white : Rgb{};
+}
+
+/// How one kind of action is shown.
+struct Look {
+  schedule::Kind kind;
+  char letter;         ///< in the class names of SVG
+  char filler;         ///< what draws an action through the columns of a line of text
+  char const* ansi;    ///< colours on a terminal
+  Rgb colour;          ///< of the first chunk
+  char const* legend;  ///< begins with the action's letter
+};
+
+/// The kinds in the order of a legend. Their hues differ under every common colour blindness, and
+/// they differ in lightness as well, for print. The last one stands for all messages.
+inline constexpr std::array<Look, 6> looks{
+    {{schedule::Kind::forward, 'f', '-', "97;44", {38, 98, 171}, "F forward"},
+     {schedule::Kind::backward, 'b', '=', "30;43", {240, 160, 48}, "B backward"},
+     {schedule::Kind::backward_input, 'i', '~', "30;103", {251, 216, 120}, "I input gradient"},
+     {schedule::Kind::backward_weight, 'w', '_', "30;42", {60, 154, 124}, "W weight gradient"},
+     {schedule::Kind::reduce_gradient, 'r', '+', "97;45", {104, 38, 112}, "R gradient reduction"},
+     {schedule::Kind::send_forward, 'm', '_', "30;42", {128, 134, 148}, "message"}}};
+
+/// The place of a kind in `looks`.
+[[nodiscard]] constexpr std::size_t look_index(schedule::Kind kind) noexcept {
+  std::size_t i = 0;
+  while (i + 1 < looks.size() && looks[i].kind != kind) ++i;
+  return i;
+}
+
+[[nodiscard]] constexpr Look const& look_of(schedule::Kind kind) noexcept {
+  return looks[look_index(kind)];
+}
+
+}  // namespace stagger::report::detail
