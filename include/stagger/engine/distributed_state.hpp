@@ -8,8 +8,8 @@
 #include <utility>
 
 #include <stagger/core/list.hpp>
-#include <stagger/engine/detail/replica_run.hpp>
 #include <stagger/engine/machine.hpp>
+#include <stagger/engine/replica_run.hpp>
 
 namespace stagger::detail {
 
@@ -96,13 +96,10 @@ struct DistributedState {
     RowRange const rows = rows_of(forward ? cut.from : cut.to, microbatch);
     RowRange const both = rows.common(rows_of(forward ? cut.to : cut.from, microbatch));
     SlotType const& type = type_behind(cut.from);
-    std::size_t const all = type.rows(value);
-    if (both.count() == rows.count() || all % rows.count() != 0) return value;
-    std::size_t const times = all / rows.count();
-    void* const part = own.given[slot];
-    type.resize_rows(part, value, both.count() * times);
-    type.copy_rows(part, 0, value, (both.first - rows.first) * times, both.count() * times);
-    return part;
+    std::size_t const each = rows_for_each(type, value, rows.count());
+    if (both.count() == rows.count() || each == 0) return value;
+    cut_rows(type, own.given[slot], value, rows, both, each);
+    return own.given[slot];
   }
   [[nodiscard]] RowRange rows_of(std::size_t cell, std::size_t microbatch) const noexcept {
     return machine.run.replica_run->ranks[rank_of(cell)].rows[microbatch];

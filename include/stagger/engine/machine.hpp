@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cmath>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -188,6 +189,14 @@ class Machine : public StepStatus {
   /// Of a `backward_part` or a `reduce`.
   [[nodiscard]] GroupExtent extent(Instruction const& in) const {
     return model.options.replicas.ops()->extent(*this, in);
+  }
+
+  /// Where an owner of a stage adds up gradients of its layer `i`; those of the first are the sums.
+  template <std::integral I>
+  [[nodiscard]] ParameterView const* gradients_of(I stage, std::size_t owner,
+                                                  std::size_t i) noexcept {
+    if (owner == 0) return model.parameters[model.layers_of(stage).first + i].views();
+    return run.owned_by(stage, owner).shares[i].views();
   }
 
   /// 2-norm of all gradients before clipping; 0 where nothing clips.

@@ -3,6 +3,8 @@
 /// @file   A model as the engine holds it, whatever order it runs in: layers, parameters, the
 ///         optimizer and how many steps it has taken.
 
+#include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -10,12 +12,14 @@
 #include <vector>
 
 #include <stagger/core/fixed_array.hpp>
+#include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/engine/detail/optimizer_call.hpp>
 #include <stagger/engine/layer.hpp>
 #include <stagger/engine/options.hpp>
 #include <stagger/engine/parameter_memory.hpp>
 #include <stagger/engine/parameters.hpp>
+#include <stagger/program/program.hpp>
 
 namespace stagger::detail {
 
@@ -41,8 +45,15 @@ struct ModelState {
   ModelState& operator=(ModelState const&) = delete;
 
   [[nodiscard]] std::size_t stages() const noexcept { return first_layer.size() - 1; }
-  [[nodiscard]] std::size_t layers_of(std::size_t stage) const noexcept {
-    return first_layer[stage + 1] - first_layer[stage];
+  template <std::integral I> [[nodiscard]] IndexRange layers_of(I stage) const noexcept {
+    return {first_layer[stage], first_layer[stage + 1]};
+  }
+  /// Of the whole model's layers, those of a group.
+  [[nodiscard]] IndexRange layers_of(GradientGroup const& group) const noexcept {
+    IndexRange const stage = layers_of(group.stage);
+    auto const lowest = static_cast<std::size_t>(group.lowest);
+    auto const highest = static_cast<std::size_t>(group.highest);
+    return {stage.first + lowest, std::min(stage.first + highest + 1, stage.last)};
   }
   [[nodiscard]] std::size_t parameter_count() const noexcept {
     std::size_t count = 0;

@@ -8,10 +8,10 @@
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
-#include <stagger/engine/detail/replica_run.hpp>
 #include <stagger/engine/detail/replica_sums.hpp>
 #include <stagger/engine/machine.hpp>
 #include <stagger/engine/options.hpp>
+#include <stagger/engine/replica_run.hpp>
 #include <stagger/program/dataflow.hpp>
 #include <stagger/program/group_gradients.hpp>
 
@@ -256,26 +256,26 @@ struct Replication {
       if (both.count() == 0) continue;
       if (source.cut) theirs = both;
       void const* const from = source.from[forward ? in.y : in.dx];
-      std::size_t const times = multiple_of(type.rows(from), theirs.count());
-      if (multiple == 0) type.resize_rows(to, from, rows.count() * times);
-      if (multiple != 0 && multiple != times) refuse_rows(type.rows(from), theirs.count());
-      multiple = times;
-      type.copy_rows(to, (both.first - rows.first) * times, from,
-                     (both.first - theirs.first) * times, both.count() * times);
+      std::size_t const each = required_rows_for_each(type, from, theirs.count());
+      if (multiple == 0) type.resize_rows(to, from, rows.count() * each);
+      if (multiple != 0 && multiple != each) refuse_rows(type.rows(from), theirs.count());
+      multiple = each;
+      type.copy_rows(to, (both.first - rows.first) * each, from, (both.first - theirs.first) * each,
+                     both.count() * each);
     }
   }
 
   /// A replica's rows of what the caller gave.
   static void take(SlotType const& type, void* to, void const* from, RowRange rows,
                    std::size_t count) {
-    std::size_t const times = multiple_of(type.rows(from), count);
-    type.resize_rows(to, from, rows.count() * times);
-    type.copy_rows(to, 0, from, rows.first * times, rows.count() * times);
+    cut_rows(type, to, from, {0, count}, rows, required_rows_for_each(type, from, count));
   }
 
-  static std::size_t multiple_of(std::size_t rows, std::size_t inputs) {
-    if (rows == 0 || rows % inputs != 0) refuse_rows(rows, inputs);
-    return rows / inputs;
+  static std::size_t required_rows_for_each(SlotType const& type, void const* value,
+                                            std::size_t inputs) {
+    std::size_t const each = rows_for_each(type, value, inputs);
+    if (each == 0) refuse_rows(type.rows(value), inputs);
+    return each;
   }
 
   [[noreturn]] [[gnu::cold]] static void refuse_rows(std::size_t rows, std::size_t inputs) {

@@ -9,8 +9,8 @@
 #include <cstddef>
 #include <memory>
 
-#include <stagger/engine/codec.hpp>
 #include <stagger/engine/session.hpp>
+#include <stagger/mpi/detail/port_types.hpp>
 #include <stagger/mpi/processes_backend.hpp>
 #include <stagger/mpi/session.hpp>
 
@@ -57,10 +57,10 @@ struct Processes {
 
   /// For Pipeline: the types of all layers.
   template <class Types> void meet() noexcept {
-    ports = stagger::detail::PortTypes<Types>::table;
-    port_count = stagger::detail::PortTypes<Types>::count;
+    ports = detail::PortTypes<Types>::table;
+    port_count = detail::PortTypes<Types>::count;
   }
-  stagger::detail::PortType const* ports = nullptr;
+  detail::PortType const* ports = nullptr;
   std::size_t port_count = 0;
 };
 

@@ -18,7 +18,6 @@
 #include <vector>
 
 #include <stagger/engine/backend.hpp>
-#include <stagger/engine/codec.hpp>
 #include <stagger/engine/optimizer_numbers.hpp>
 #include <stagger/mpi/detail/alike.hpp>
 #include <stagger/mpi/detail/channels.hpp>
@@ -28,6 +27,7 @@
 #include <stagger/mpi/detail/facts.hpp>
 #include <stagger/mpi/detail/grouping.hpp>
 #include <stagger/mpi/detail/library_sums.hpp>
+#include <stagger/mpi/detail/message_codec.hpp>
 #include <stagger/mpi/detail/owners.hpp>
 #include <stagger/mpi/detail/parameter_exchange.hpp>
 #include <stagger/mpi/detail/routes.hpp>
@@ -93,7 +93,7 @@ class ProcessesBackend {
     must_load_ = true;
     codec_.require_portable(process_of.data());
     if (program.training && channels_.size() > 1)
-      stagger::detail::require_numbers(codec_.optimizer_digest());
+      stagger::detail::require_numbers(machine_.optimizer_digest());
     owners_.make_room(codec_, process_of);
     stamp(stamp_.epoch, 0);
     load_meeting_.hold(world_, channels_, stamp_, program, process_of, prepares_, meet_s, told_);
@@ -233,7 +233,7 @@ class ProcessesBackend {
   /// @param wants  of a step that updates nothing
   void stamp(std::uint32_t epoch, std::uint64_t wants) noexcept {
     bool const training = machine_.program().training;
-    stamp_ = {epoch, machine_.steps(), training ? codec_.optimizer_digest() : wants};
+    stamp_ = {epoch, machine_.steps(), training ? machine_.optimizer_digest() : wants};
   }
 
   void work() {
@@ -434,7 +434,7 @@ class ProcessesBackend {
            static_cast<std::size_t>(channels_.rank()) * machine_.program().ranks.size();
   }
 
-  stagger::detail::MessageCodec codec_;
+  detail::MessageCodec codec_;
   stagger::detail::Machine& machine_;
   double meet_s_;
   detail::Exchange world_;     // for what is agreed on outside of steps

@@ -3,12 +3,14 @@
 /// @file   What runs the loaded program: values in slots, the stages on their ranks, and what each
 ///         rank does at the end of a step.
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <utility>
 
 #include <stagger/core/fixed_array.hpp>
+#include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/engine/detail/rank.hpp>
 #include <stagger/engine/memory.hpp>
@@ -55,6 +57,23 @@ struct EndOfStep {
   bool updated = false;  // and what was before is saved
 };
 
+/// Calls `visit(stage, cells)` for every stage of a program.
+template <class Visit> void each_stage(Program const& program, Visit visit) {
+  auto const& cells = program.cells;
+  for (std::size_t first = 0, last = 0; first < cells.size(); first = last) {
+    while (last < cells.size() && cells[last].stage == cells[first].stage) ++last;
+    visit(cells[first].stage, IndexRange{first, last});
+  }
+}
+/// The cells of one stage.
+[[nodiscard]] inline IndexRange cells_of(Program const& program, int stage) {
+  IndexRange found;
+  each_stage(program, [&](int s, IndexRange cells) {
+    if (s == stage) found = cells;
+  });
+  return found;
+}
+
 inline Places places(Slots const& slots, SlotType const& type) {
   return {static_cast<std::byte*>(slots.count() == 0 ? nullptr : slots[0]), type.stride};
 }
@@ -66,7 +85,7 @@ inline void grow(Slots& slots, SlotType const& type, std::size_t count) {
 struct Execution {
   explicit Execution(ModelState const& model) : storage(model.stages()) {
     for (std::size_t s = 0; s < storage.size(); ++s)
-      storage[s].layers = FixedArray<LayerStorage>(model.layers_of(s));
+      storage[s].layers = FixedArray<LayerStorage>(model.layers_of(s).size());
   }
 
   /// Makes the slots of a program and points every rank at them. Of values and slots, allocates
@@ -107,11 +126,11 @@ struct Execution {
     }
   }
 
-  /// Of the rank that adds up the gradients of a stage: its lowest owner.
-  EndOfStep& primary_end_of_step(int stage) {
-    for (auto const& cell : program->cells)
-      if (cell.stage == stage) return end_of_step[static_cast<std::size_t>(cell.rank)];
-    return end_of_step.front();
+  /// What an owner of a stage has for itself, counted among them.
+  template <std::integral I> CellStorage& owned_by(I stage, std::size_t owner) noexcept {
+    CellStorage* own = &storage[stage];
+    for (; owner != 0; --owner) own = own->next.get();
+    return *own;
   }
 
   /// What the caller may have written into a copy.
@@ -217,7 +236,8 @@ struct Execution {
         at_end.layers.push_back({l, {}});
       } else {
         at_end.clear.push_back(&own.shares[i]);
-        primary_end_of_step(need.stage).add.push_back({&model.parameters[l], &own.shares[i]});
+        end_of_step[program->cells[cells_of(*program, need.stage).first].rank].add.push_back(
+            {&model.parameters[l], &own.shares[i]});
       }
     }
     SlotType const& input = *cell.layers.front().ops->input;

@@ -18,8 +18,8 @@
 #include <stagger/collective/grouping/single.hpp>
 #include <stagger/collective/line_fit.hpp>
 #include <stagger/core/list.hpp>
-#include <stagger/engine/detail/replica_run.hpp>
 #include <stagger/engine/machine.hpp>
+#include <stagger/engine/replica_run.hpp>
 
 namespace stagger::detail {
 

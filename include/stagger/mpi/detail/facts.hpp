@@ -9,7 +9,7 @@
 
 #include <stagger/collective/handshake.hpp>
 #include <stagger/core/error.hpp>
-#include <stagger/engine/codec.hpp>
+#include <stagger/mpi/detail/held_parameters.hpp>
 #include <stagger/program/facts.hpp>
 
 namespace stagger::mpi::detail {
@@ -24,16 +24,15 @@ using stagger::detail::Digest;
 }
 
 /// Of a pipeline: version, model, cuts, options.
-[[nodiscard]] inline std::vector<collective::Fact> facts_of(
-    stagger::detail::MessageCodec const& codec) {
+[[nodiscard]] inline std::vector<collective::Fact> facts_of(HeldParameters const& held) {
   std::vector<collective::Fact> facts{collective::library_fact()};
-  auto& machine = codec.machine;
+  auto& machine = held.machine;
   auto& parameters = machine.parameters();
   Options const& options = machine.options();
   facts.push_back({"the number of layers", std::to_string(parameters.size())});
   std::string cuts;
   for (std::size_t l = 1; l < parameters.size(); ++l)
-    if (codec.stage_of(l) != codec.stage_of(l - 1)) cuts += text(cuts.empty() ? "" : " ", l);
+    if (held.stage_of(l) != held.stage_of(l - 1)) cuts += text(cuts.empty() ? "" : " ", l);
   facts.push_back({"the first layers of the stages", cuts});
   std::string replicas;
   for (auto const& part : options.replicas.parts())
@@ -41,8 +40,8 @@ using stagger::detail::Digest;
                      static_cast<std::int64_t>(part.total), " ");
   facts.push_back({"Options::replicas", replicas});
   facts.push_back({"Options::clip_norm", options.clip_norm ? text(*options.clip_norm) : "none"});
-  facts.push_back({"AllReduce::shard_optimizer", codec.machine.shards() ? "true" : "false"});
-  auto const& grouping = codec.grouping();
+  facts.push_back({"AllReduce::shard_optimizer", held.machine.shards() ? "true" : "false"});
+  auto const& grouping = held.grouping();
   facts.push_back({"AllReduce::by", grouping.by == collective::By::slices ? "slices" : "library"});
   facts.push_back({"AllReduce::measured_steps", std::to_string(grouping.measured_steps)});
   facts.push_back({"AllReduce::renew_every", std::to_string(grouping.renew_every)});

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
-#include <stagger/engine/codec.hpp>
 #include <stagger/mpi/detail/exchange.hpp>
+#include <stagger/mpi/detail/held_parameters.hpp>
 
 namespace stagger::mpi::detail {
 
@@ -42,11 +42,11 @@ class LibrarySums {
 
   /// All processes call it with the program that they are about to run.
   /// @throws Error  bad_configuration where two holders of a stage are in one process
-  [[gnu::cold]] void load(stagger::detail::MessageCodec const& codec,
-                          std::vector<int> const& process_of, Exchange& world, double seconds) {
+  [[gnu::cold]] void load(HeldParameters const& held, std::vector<int> const& process_of,
+                          Exchange& world, double seconds) {
     constexpr char const* making = "prepare sums of gradients by MPI";
-    if (codec.grouping().by != collective::By::library) return;
-    auto const& program = codec.program();
+    if (held.grouping().by != collective::By::library) return;
+    auto const& program = held.program();
     double lost = lost_ ? 1 : 0;
     world.maximum({&lost, 1}, making, seconds);
     if (lost != 0) stages_.clear();
@@ -77,14 +77,13 @@ class LibrarySums {
 
   /// Begins this process's part of what a `reduce` asks for.
   /// @param now_s  since the step began
-  void begin(stagger::detail::MessageCodec const& codec, RankState& rank, Instruction const& in,
-             double now_s) {
+  void begin(HeldParameters const& held, RankState& rank, Instruction const& in, double now_s) {
     Sum& sum = take();
     sum.rank = &rank;
     sum.in = &in;
     sum.start_s = now_s;
     for (auto& numbers : sum.numbers) numbers.clear();
-    codec.each_gradient(in, [&](ElementType type, std::byte* own, std::byte*, std::size_t bytes) {
+    held.each_gradient(in, [&](ElementType type, std::byte* own, std::byte*, std::size_t bytes) {
       auto& numbers = sum.numbers[type == ElementType::f32 ? 0 : 1];
       numbers.insert(numbers.end(), own, own + bytes);
     });
@@ -95,7 +94,7 @@ class LibrarySums {
   /// @param done  called with the rank and the instruction of each sum that has come, and when it
   ///              began
   /// @return whether any has
-  template <class Done> bool poll(stagger::detail::MessageCodec const& codec, Done done) {
+  template <class Done> bool poll(HeldParameters const& held, Done done) {
     bool moved = false;
     for (std::size_t i = 0; i < pending_.size();) {
       int ended = 0;
@@ -109,12 +108,12 @@ class LibrarySums {
       }
       moved = true;
       std::array<std::size_t, 2> at{};
-      codec.each_gradient(*sum.in,
-                          [&](ElementType type, std::byte*, std::byte* to, std::size_t bytes) {
-                            std::size_t const t = type == ElementType::f32 ? 0 : 1;
-                            std::memcpy(to, sum.numbers[t].data() + at[t], bytes);
-                            at[t] += bytes;
-                          });
+      held.each_gradient(*sum.in,
+                         [&](ElementType type, std::byte*, std::byte* to, std::size_t bytes) {
+                           std::size_t const t = type == ElementType::f32 ? 0 : 1;
+                           std::memcpy(to, sum.numbers[t].data() + at[t], bytes);
+                           at[t] += bytes;
+                         });
       spare_.push_back(std::move(pending_[i]));
       pending_.erase(pending_.begin() + static_cast<std::ptrdiff_t>(i));
       done(*spare_.back().rank, *spare_.back().in, spare_.back().start_s);

@@ -11,46 +11,44 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
-#include <stagger/engine/codec.hpp>
 #include <stagger/mpi/detail/exchange.hpp>
+#include <stagger/mpi/detail/held_parameters.hpp>
 
 namespace stagger::mpi::detail {
 
 class Owners {
  public:
   /// Allocates what `move` needs, so that a process that cannot says so before the others wait.
-  void make_room(stagger::detail::MessageCodec const& codec,
-                 std::vector<int> const& process_of) const {
-    if (home_.empty() || cells_of(codec, process_of) == cells_) return;
-    for (std::size_t l = 0; l < home_.size(); ++l) codec.machine.parameters()[l].hold();
+  void make_room(HeldParameters const& held, std::vector<int> const& process_of) const {
+    if (home_.empty() || places_of(held, process_of) == cells_) return;
+    for (std::size_t l = 0; l < home_.size(); ++l) held.machine.parameters()[l].hold();
   }
 
   /// Another program. Before the first one all processes have all values; where a later one puts
   /// stages into other processes, they get them. All processes call it.
   /// @param process_of  [ranks]
-  void move(Exchange& world, stagger::detail::MessageCodec const& codec,
-            std::vector<int> const& process_of) {
-    auto cells = cells_of(codec, process_of);
+  void move(Exchange& world, HeldParameters const& held, std::vector<int> const& process_of) {
+    auto cells = places_of(held, process_of);
     if (cells == cells_) return;
-    gather(world, codec, -1);
+    gather(world, held, -1);
     cells_ = std::move(cells);
     home_.clear();
-    for (std::size_t l = 0; l < codec.machine.parameters().size(); ++l)
-      home_.push_back(process_of[static_cast<std::size_t>(codec.owner_of(l))]);
+    for (std::size_t l = 0; l < held.machine.parameters().size(); ++l)
+      home_.push_back(process_of[static_cast<std::size_t>(held.owner_of(l))]);
   }
 
   /// Brings values and optimizer state of every layer from the process that updates it, one
   /// parameter after the other. All processes call it.
   /// @param to  the process that gets them; -1: every process
-  void gather(Exchange& world, stagger::detail::MessageCodec const& codec, int to) const {
-    double const deadline_s = codec.machine.options().deadline_s;
+  void gather(Exchange& world, HeldParameters const& held, int to) const {
+    double const deadline_s = held.machine.options().deadline_s;
     int const here = world.rank();
     require(world, to);
     for (std::size_t l = 0; l < home_.size(); ++l) {
       if (to >= 0 && (to == home_[l] || (here != to && here != home_[l]))) continue;
       std::vector<ParameterState> states;
-      codec.machine.parameters()[l].hold();
-      codec.machine.parameters()[l].append_states(states, !codec.machine.shards());
+      held.machine.parameters()[l].hold();
+      held.machine.parameters()[l].append_states(states, !held.machine.shards());
       for (auto& state : states)
         for (auto const bytes : {state.value, state.state[0], state.state[1]}) {
           if (bytes.empty()) continue;
@@ -67,12 +65,11 @@ class Owners {
   /// Shows each parameter in process `to`, which has memory for one of others' at a time. All
   /// processes call it.
   /// @return whether this is `to`
-  bool visit(Exchange& world, stagger::detail::MessageCodec const& codec,
-             std::vector<int> const& process_of, int to,
-             stagger::detail::ParameterVisit const& visit) const {
+  bool visit(Exchange& world, HeldParameters const& held, std::vector<int> const& process_of,
+             int to, stagger::detail::ParameterVisit const& visit) const {
     require(world, to);
     int const here = world.rank();
-    auto& machine = codec.machine;
+    auto& machine = held.machine;
     std::exception_ptr failure;  // of `visit`; the others still have to be told what they send
     auto const show = [&](ParameterState const& state) {
       try {
@@ -90,7 +87,7 @@ class Owners {
     std::array<std::vector<std::byte>, 3> memory;
     for (std::size_t l = 0; l < home_.size(); ++l)
       for (std::size_t p = 0; p < machine.parameters()[l].count(); ++p) {
-        auto const state = parameter(world, codec, process_of, to, l, p, memory);
+        auto const state = parameter(world, held, process_of, to, l, p, memory);
         if (here == to) show(state);
       }
     if (failure) std::rethrow_exception(failure);
@@ -100,10 +97,10 @@ class Owners {
  private:
   static constexpr char const* gathering = "bring parameters to where they are asked for";
 
-  [[nodiscard]] static std::vector<int> cells_of(stagger::detail::MessageCodec const& codec,
-                                                 std::vector<int> const& process_of) {
+  [[nodiscard]] static std::vector<int> places_of(HeldParameters const& held,
+                                                  std::vector<int> const& process_of) {
     std::vector<int> cells;
-    for (Cell const& cell : codec.program().cells) {
+    for (Cell const& cell : held.program().cells) {
       cells.push_back(cell.stage);
       cells.push_back(process_of[static_cast<std::size_t>(cell.rank)]);
     }
@@ -118,14 +115,14 @@ class Owners {
 
   /// Brings a parameter to process `to`.
   /// @param memory  for its value and states there, where they are not its own
-  ParameterState parameter(Exchange& world, stagger::detail::MessageCodec const& codec,
+  ParameterState parameter(Exchange& world, HeldParameters const& held,
                            std::vector<int> const& process_of, int to, std::size_t l, std::size_t p,
                            std::array<std::vector<std::byte>, 3>& memory) const {
-    double const deadline_s = codec.machine.options().deadline_s;
+    double const deadline_s = held.machine.options().deadline_s;
     int const here = world.rank();
-    auto& layer = codec.machine.parameters()[l];
+    auto& layer = held.machine.parameters()[l];
     ParameterShape const shape = layer.shape(p);
-    stagger::detail::ByteRange const whole = layer.range(p);
+    ByteRange const whole = layer.range(p);
     ParameterState shown{shape.name, shape.type, {}, {}};
     // Of block b, what process `from` has from a byte of the parameter on.
     auto const bring = [&](std::size_t b, int from, std::size_t at, std::span<std::byte> own,
@@ -146,16 +143,16 @@ class Owners {
       else if (from != to)
         world.receive(place.subspan(at, bytes), from, gathering, deadline_s);
     };
-    auto const owned = [&](std::size_t b, int from, stagger::detail::ByteRange range) {
+    auto const owned = [&](std::size_t b, int from, ByteRange range) {
       if (here != from) return std::span<std::byte>{};
       return b == 0 ? layer.value_bytes_of(range) : layer.held_state(b - 1, range);
     };
     for (std::size_t b = 0; b <= static_cast<std::size_t>(shape.states); ++b) {
-      if (b == 0 || !codec.machine.shards()) {
+      if (b == 0 || !held.machine.shards()) {
         bring(b, home_[l], 0, owned(b, home_[l], whole), shape.bytes);
         continue;
       }
-      codec.each_shard([&](int rank, std::size_t of, stagger::detail::ByteRange part) {
+      held.each_shard([&](int rank, std::size_t of, ByteRange part) {
         if (of != l) return;
         part = {std::max(part.first, whole.first), std::min(part.last, whole.last)};
         if (part.first >= part.last) return;

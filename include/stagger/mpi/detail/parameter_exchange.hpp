@@ -9,17 +9,17 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
-#include <stagger/engine/codec.hpp>
 #include <stagger/mpi/detail/channels.hpp>
 #include <stagger/mpi/detail/exchange.hpp>
+#include <stagger/mpi/detail/held_parameters.hpp>
 
 namespace stagger::mpi::detail {
 
 /// Brings values and optimizer state of every layer from the process that updates it, or from each
 /// that updates a part. All processes call it.
-inline void gather(Exchange& world, stagger::detail::MessageCodec const& codec,
+inline void gather(Exchange& world, HeldParameters const& held,
                    std::vector<int> const& process_of) {
-  auto& machine = codec.machine;
+  auto& machine = held.machine;
   double const deadline_s = machine.options().deadline_s;
   auto const broadcast = [&](std::span<std::byte> bytes, int rank) {
     if (bytes.empty()) return;
@@ -31,13 +31,13 @@ inline void gather(Exchange& world, stagger::detail::MessageCodec const& codec,
   auto& parameters = machine.parameters();
   for (std::size_t l = 0, next = 0; l < parameters.size(); ++l)
     for (std::size_t p = 0; p < parameters[l].count(); ++p, ++next) {
-      int const owner = codec.owner_of(l);
+      int const owner = held.owner_of(l);
       broadcast(shown[next].value, owner);
       for (auto const state : shown[next].state)
         if (!machine.shards()) broadcast(state, owner);
     }
   if (!machine.shards()) return;
-  codec.each_shard([&](int rank, std::size_t l, stagger::detail::ByteRange part) {
+  held.each_shard([&](int rank, std::size_t l, ByteRange part) {
     for (std::size_t s = 0; s < 2; ++s)
       if (part.first < part.last) broadcast(parameters[l].shown_state(s, part), rank);
   });
@@ -49,19 +49,19 @@ class ParameterExchange {
  public:
   /// @param runs  [processes][ranks] whether a process runs a rank; outlives this
   /// @param pool  of messages, for values
-  void load(stagger::detail::MessageCodec const& codec, bool const* runs, int processes, int here,
+  void load(HeldParameters const& held, bool const* runs, int processes, int here,
             std::size_t pool) {
     runs_ = runs;
     pool_ = pool;
     here_ = here;
-    ranks_ = codec.program().ranks.size();
+    ranks_ = held.program().ranks.size();
     takers_.clear();
     others_.clear();
     given_.resize(static_cast<std::size_t>(processes));
     for (int p = 0; p < processes; ++p) {
       if (p == here) continue;
-      given_[static_cast<std::size_t>(p)].bytes = codec.renewed_bytes(runs_of(p), runs_of(here));
-      bool const taker = codec.renewed_bytes(runs_of(here), runs_of(p)) != 0;
+      given_[static_cast<std::size_t>(p)].bytes = held.renewed_bytes(runs_of(p), runs_of(here));
+      bool const taker = held.renewed_bytes(runs_of(here), runs_of(p)) != 0;
       (taker ? takers_ : others_).push_back(p);
     }
   }
@@ -70,12 +70,11 @@ class ParameterExchange {
   }
 
   /// To those who have the same stages, what is new; to the others, that there is something.
-  void send(stagger::detail::MessageCodec const& codec, Channels& channels,
-            Stamp const& stamp) const {
-    codec.clear_gradients_of(runs_of(here_));
+  void send(HeldParameters const& held, Channels& channels, Stamp const& stamp) const {
+    held.clear_gradients_of(runs_of(here_));
     for (int const& peer : takers_) {
       auto message = channels.blank(pool_);
-      codec.write_values(message->payload, runs_of(here_), runs_of(peer));
+      held.write_values(message->payload, runs_of(here_), runs_of(peer));
       channels.post(std::move(message), stamp, say_values, &peer, 1);
     }
     if (!others_.empty())
@@ -92,12 +91,12 @@ class ParameterExchange {
     if (given.here) channels.keep_payload(peer, given.memory);
   }
   /// Once all have everything: puts it where it belongs.
-  void commit(stagger::detail::MessageCodec const& codec, Channels& channels) noexcept {
+  void commit(HeldParameters const& held, Channels& channels) noexcept {
     for (std::size_t p = 0; p < given_.size(); ++p) {
       Given& given = given_[p];
       if (!std::exchange(given.here, false)) continue;
       ByteReader in(given.memory.bytes.get(), given.bytes);
-      codec.read_values(in, runs_of(static_cast<int>(p)), runs_of(here_));
+      held.read_values(in, runs_of(static_cast<int>(p)), runs_of(here_));
       channels.return_payload(static_cast<int>(p), given.memory);
     }
   }

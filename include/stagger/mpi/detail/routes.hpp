@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include <stagger/engine/codec.hpp>
+#include <stagger/mpi/detail/message_codec.hpp>
 
 namespace stagger::mpi::detail {
 
@@ -17,8 +17,7 @@ class Routes {
  public:
   /// @param process_of  [ranks]
   /// @param here        the process that asks
-  void find(stagger::detail::MessageCodec const& codec, std::vector<int> const& process_of,
-            int here) {
+  void find(MessageCodec const& codec, std::vector<int> const& process_of, int here) {
     auto const& program = codec.program();
     std::vector<std::vector<int>> takers(program.signals.size());
     std::vector<std::size_t> given(program.signals.size());
@@ -57,7 +56,7 @@ class Routes {
   }
   /// Which pool of messages a signal of this process uses when it is given for the `time`th time,
   /// counted from 1. Groups of gradients differ in size, and so have pools of their own.
-  [[nodiscard]] std::size_t pool(stagger::detail::MessageCodec const& codec, std::uint32_t which,
+  [[nodiscard]] std::size_t pool(MessageCodec const& codec, std::uint32_t which,
                                  std::uint32_t time) const {
     return first_pool_[which] + (codec.carries_group(which) ? time - 1 : 0);
   }

@@ -7,22 +7,11 @@
 
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
+#include <stagger/engine/cut_rows.hpp>
 #include <stagger/engine/detail/request.hpp>
 #include <stagger/engine/slots.hpp>
 
 namespace stagger::detail {
-
-/// Rows of one microbatch, [first, last).
-struct RowRange {
-  std::size_t first = 0;
-  std::size_t last = 0;
-  [[nodiscard]] std::size_t count() const noexcept { return last - first; }
-  [[nodiscard]] RowRange common(RowRange other) const noexcept {
-    std::size_t const begin = first > other.first ? first : other.first;
-    std::size_t const end = last < other.last ? last : other.last;
-    return {begin, begin < end ? end : begin};
-  }
-};
 
 /// Where a cell takes rows from.
 struct RowSource {

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Indices of elements that follow each other.
+
+#include <stagger/core/requirements.hpp>
+
+#include <cstddef>
+
+namespace stagger {
+
+/// first, first + 1, ..., last - 1: for (std::size_t const layer : layers) ...
+struct IndexRange {
+  struct At {
+    std::size_t index;
+    constexpr std::size_t operator*() const noexcept { return index; }
+    constexpr At& operator++() noexcept {
+      ++index;
+      return *this;
+    }
+    friend constexpr bool operator==(At, At) noexcept = default;
+  };
+
+  std::size_t first = 0;
+  std::size_t last = 0;
+  [[nodiscard]] constexpr At begin() const noexcept { return {first}; }
+  [[nodiscard]] constexpr At end() const noexcept { return {last}; }
+  [[nodiscard]] constexpr std::size_t size() const noexcept { return last - first; }
+};
+
+}  // namespace stagger

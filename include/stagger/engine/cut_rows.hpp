@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Rows of a value whose type is erased: which of them two ranks have in common, and copies of
+///         these.
+
+#include <algorithm>
+#include <cstddef>
+
+#include <stagger/core/list.hpp>
+#include <stagger/engine/slots.hpp>
+
+namespace stagger::detail {
+
+/// Rows of one microbatch, [first, last).
+struct RowRange {
+  std::size_t first = 0;
+  std::size_t last = 0;
+  [[nodiscard]] std::size_t count() const noexcept { return last - first; }
+  /// Those that are in both; none: begins and ends at the same row.
+  [[nodiscard]] RowRange common(RowRange other) const noexcept {
+    std::size_t const begin = std::max(first, other.first);
+    return {begin, std::max(begin, std::min(last, other.last))};
+  }
+};
+
+/// How many rows a value has for each row of the model's input; 0 where that is no whole number. A
+/// layer may make several rows of one.
+[[nodiscard]] inline std::size_t rows_for_each(SlotType const& type, void const* value,
+                                               std::size_t inputs) {
+  std::size_t const rows = type.rows(value);
+  return rows % inputs == 0 ? rows / inputs : 0;
+}
+
+/// Makes `to` the rows `taken` of a value that has the rows `rows`.
+/// @param each  as rows_for_each says
+inline void cut_rows(SlotType const& type, void* to, void const* from, RowRange rows,
+                     RowRange taken, std::size_t each) {
+  type.resize_rows(to, from, taken.count() * each);
+  type.copy_rows(to, 0, from, (taken.first - rows.first) * each, taken.count() * each);
+}
+
+/// Cuts rows of values that go to another process, and puts them back where they belong. Keeps one
+/// object of each type.
+class CutRows {
+ public:
+  /// @param rows   of the microbatch that `value` has
+  /// @param taken  a part of them
+  /// @return  an object with the rows that are taken; null for all, and for a value whose rows do
+  ///          not go with those of the microbatch
+  [[nodiscard]] void const* cut(SlotType const& type, void const* value, RowRange rows,
+                                RowRange taken) {
+    if (taken.count() == 0 || taken.count() == rows.count()) return nullptr;
+    std::size_t const each = rows_for_each(type, value, rows.count());
+    if (each == 0) return nullptr;
+    void* const part = object(type);
+    cut_rows(type, part, value, rows, taken, each);
+    return part;
+  }
+  /// Puts what was cut back into a value with the rows `rows`, of which the others are unspecified.
+  void put(SlotType const& type, void* value, RowRange rows, RowRange taken, void const* part) {
+    std::size_t const each = type.rows(part) / taken.count();
+    type.resize_rows(value, part, rows.count() * each);
+    type.copy_rows(value, (taken.first - rows.first) * each, part, 0, taken.count() * each);
+  }
+  /// The object of a type that rows are cut into and read into.
+  [[nodiscard]] void* object(SlotType const& type) {
+    for (Object& known : objects_)
+      if (known.type == &type) return known.slot[0];
+    objects_.push_back({&type, Slots(type, 1)});
+    return objects_.back().slot[0];
+  }
+
+ private:
+  struct Object {
+    SlotType const* type = nullptr;
+    Slots slot;
+  };
+  List<Object> objects_;
+};
+
+}  // namespace stagger::detail

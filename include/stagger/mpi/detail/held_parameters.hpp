@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The parameters that a process holds, which of them it updates, and their bytes.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include <stagger/core/error.hpp>
+#include <stagger/core/index_range.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/core/portable.hpp>
+#include <stagger/engine/machine.hpp>
+
+namespace stagger::mpi::detail {
+
+using stagger::detail::ByteRange;
+using stagger::detail::cells_of;
+using stagger::detail::each_stage;
+using stagger::detail::LayerParameters;
+using stagger::detail::Machine;
+
+/// Every process has a machine with all ranks and runs its own. Arguments `own`, `from` and `to`
+/// say of each rank whether a process runs it.
+struct HeldParameters {
+  Machine& machine;
+
+  [[nodiscard]] Program const& program() const noexcept { return *machine.run.program; }
+  /// Whether the step ends with an update that all ranks make together.
+  [[nodiscard]] bool commits() const noexcept { return program().training && program().flushes; }
+  [[nodiscard]] IndexRange layers_of(int stage) const noexcept {
+    return machine.model.layers_of(stage);
+  }
+  [[nodiscard]] int stage_of(std::size_t layer) const {
+    int stage = 0;
+    while (layer >= layers_of(stage).last) ++stage;
+    return stage;
+  }
+  /// The rank that adds up the gradients of a layer, and always has its parameters.
+  [[nodiscard]] int owner_of(std::size_t layer) const {
+    return program().cells[cells_of(program(), stage_of(layer)).first].rank;
+  }
+  [[nodiscard]] stagger::detail::GroupingChoice const& grouping() const noexcept {
+    return machine.grouping();
+  }
+
+  /// Makes memory for the stages that this process runs, and gives back that of the others.
+  void hold(bool const* own) const {
+    each_stage(program(), [&](int stage, IndexRange cells) {
+      bool const here = runs(cells, own);
+      IndexRange const layers = layers_of(stage);
+      for (std::size_t const l : layers) {
+        LayerParameters& parameters = machine.model.parameters[l];
+        if (!here) parameters.release();
+        bool const made = here && parameters.hold();
+        for (auto* owner = machine.run.storage[stage].next.get(); owner;
+             owner = owner->next.get()) {
+          auto& share = owner->shares[l - layers.first];
+          if (!here)
+            share.release();
+          else if (made || share.bytes() == 0)
+            share.of(parameters);
+        }
+      }
+    });
+  }
+
+  /// A process updates all parameters of the stages that it runs: of each, its lowest rank that
+  /// runs it. Its lowest rank of all tells the norm.
+  void share_updates(bool const* own) const {
+    machine.run.reporter =
+        static_cast<int>(std::find(own, own + program().ranks.size(), true) - own);
+    for (auto& end_of_step : machine.run.end_of_step) end_of_step.layers.clear();
+    if (machine.model.shards) return shard_updates(own);
+    each_stage(program(), [&](int stage, IndexRange cells) {
+      for (std::size_t const c : cells) {
+        int const rank = program().cells[c].rank;
+        if (!own[rank]) continue;
+        for (std::size_t const l : layers_of(stage))
+          machine.run.end_of_step[rank].layers.push_back({l, {}});
+        return;
+      }
+    });
+  }
+
+  /// Calls `visit(rank, layer, part)` for what each rank updates where each updates a part.
+  template <class Visit> void each_shard(Visit visit) const {
+    each_stage(program(), [&](int stage, IndexRange cells) {
+      for (std::size_t const l : layers_of(stage))
+        for (std::size_t const c : cells)
+          visit(program().cells[c].rank, l,
+                machine.model.parameters[l].part(c - cells.first, cells.size()));
+    });
+  }
+
+  /// Bytes of values that the ranks of one process update and those of another have.
+  [[nodiscard]] std::size_t renewed_bytes(bool const* own, bool const* to) const {
+    std::size_t bytes = 0;
+    if (commits() && machine.model.shards)
+      each_renewed(own, to,
+                   [&](LayerParameters&, ByteRange range) { bytes += range.last - range.first; });
+    return bytes;
+  }
+  void write_values(ByteWriter& out, bool const* own, bool const* to) const {
+    each_renewed(own, to, [&](LayerParameters& parameters, ByteRange range) {
+      auto const bytes = parameters.value_bytes_of(range);
+      out.add(bytes.data(), bytes.size());
+    });
+  }
+  void read_values(ByteReader& in, bool const* from, bool const* own) const {
+    each_renewed(from, own, [&](LayerParameters& parameters, ByteRange range) {
+      auto const bytes = parameters.value_bytes_of(range);
+      in.take(bytes.data(), bytes.size());
+    });
+  }
+
+  /// What a step leaves in gradients of parts that others update.
+  void clear_gradients_of(bool const* own) const noexcept {
+    each_stage(program(), [&](int stage, IndexRange cells) {
+      if (!runs(cells, own)) return;
+      for (std::size_t const l : layers_of(stage)) machine.model.parameters[l].zero_gradients();
+    });
+  }
+  /// Gradients of ranks elsewhere come in where nobody takes the last ones away: of a rank that has
+  /// none in this program, there must be none.
+  void clear_gradients() const noexcept { machine.run.zero_gradients(machine.model); }
+
+  /// For sums by a library: calls `visit(type, gradient of the cell, sum of all, bytes)` for each
+  /// parameter of a `reduce`'s group.
+  template <class Visit> void each_gradient(Instruction const& in, Visit visit) const {
+    auto const group = machine.extent(in);
+    for (std::size_t i = group.lowest; i < group.end; ++i) {
+      LayerParameters& sum = machine.model.parameters[group.first_layer + i];
+      auto const* const own = machine.gradients_of(in.stage, in.part(), i);
+      for (std::size_t p = 0; p < sum.count(); ++p)
+        visit(sum.declaration(p).type, static_cast<std::byte*>(own[p].gradient),
+              static_cast<std::byte*>(sum.views()[p].gradient), sum.value_bytes(p));
+    }
+  }
+
+ private:
+  [[nodiscard]] bool runs(IndexRange cells, bool const* own) const noexcept {
+    bool any = false;
+    for (std::size_t const c : cells) any = any || own[program().cells[c].rank];
+    return any;
+  }
+
+  /// Each rank updates its part, and its process has the optimizer's state of no other.
+  [[gnu::cold]] void shard_updates(bool const* own) const {
+    List<ByteRange> held(machine.model.parameters.size(), ByteRange{0, 0});
+    each_shard([&](int rank, std::size_t layer, ByteRange part) {
+      if (!own[rank]) return;
+      machine.run.end_of_step[rank].layers.push_back({layer, part});
+      ByteRange& all = held[layer];  // and what lies between its parts
+      if (all.last == 0) all = part;
+      all = {std::min(all.first, part.first), std::max(all.last, part.last)};
+    });
+    for (std::size_t l = 0; l < held.size() && program().training; ++l)
+      if (!machine.model.parameters[l].hold_states(held[l]))
+        raise(Errc::bad_configuration, "the optimizer's state of layer ", l,
+              " is shared out to ranks, and a step of ",
+              counted(program().microbatches, "microbatch"),
+              " shares it out to others; take all steps with as many microbatches, or "
+              "leave shard_optimizer out");
+  }
+
+  template <class Visit> void each_renewed(bool const* from, bool const* to, Visit visit) const {
+    each_stage(program(), [&](int stage, IndexRange cells) {
+      if (!runs(cells, to)) return;
+      for (std::size_t const l : layers_of(stage))
+        for (std::size_t const c : cells) {
+          LayerParameters& parameters = machine.model.parameters[l];
+          ByteRange const part = parameters.part(c - cells.first, cells.size());
+          if (from[program().cells[c].rank] && part.first < part.last) visit(parameters, part);
+        }
+    });
+  }
+};
+
+}  // namespace stagger::mpi::detail

@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The bytes that go with a signal to a rank in another process.
+///
+/// A signal that says "the value is there" takes the value along, into the same slot of the taker's
+/// machine; the giver has waited for a free slot, so no one reads it. Messages between two processes
+/// must keep their order.
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+
+#include <stagger/core/error.hpp>
+#include <stagger/core/index_range.hpp>
+#include <stagger/core/portable.hpp>
+#include <stagger/engine/cut_rows.hpp>
+#include <stagger/engine/machine.hpp>
+#include <stagger/engine/replica_run.hpp>
+#include <stagger/mpi/detail/held_parameters.hpp>
+#include <stagger/mpi/detail/port_types.hpp>
+
+namespace stagger::mpi::detail {
+
+using stagger::detail::CutRows;
+using stagger::detail::Places;
+using stagger::detail::RowRange;
+using stagger::detail::StageRun;
+using stagger::detail::StepArguments;
+
+/// A machine's side of the messages between processes.
+struct MessageCodec : HeldParameters {
+  MessageCodec(Machine& whose, PortType const* types, std::size_t count)
+      : HeldParameters{whose}, ports(types), port_count(count) {}
+
+  [[nodiscard]] std::size_t edge_signals() const noexcept {
+    return (program().cells.size() + program().cuts.size()) * kinds;
+  }
+  /// Whether a signal says that its giver has finished, and will not fail any more.
+  [[nodiscard]] bool votes(std::uint32_t signal) const noexcept {
+    auto const ranks = static_cast<unsigned>(program().computing);
+    std::size_t const first = edge_signals() + ranks;
+    return commits() && signal >= first && signal < first + ranks;
+  }
+  /// Whether it goes with gradients of a group, or with sums of them: each time others.
+  [[nodiscard]] bool carries_group(std::uint32_t signal) const noexcept {
+    SignalEnds const& ends = program().signals[signal];
+    return ends.gradients >= 0 || ends.sums >= 0;
+  }
+
+  /// What the giver of a signal sends with it, right after `in`.
+  /// @param to  [ranks] whether the taker's process runs the rank
+  void write(ByteWriter& out, std::uint32_t signal, Instruction const& in, bool const* to) const {
+    Value const value = value_of(signal);
+    if (value.type != nullptr) {
+      std::uint16_t const slot = value.forward ? in.y : in.dx;
+      out.add(slot);
+      if (!value.cut) return port(*value.type).write(out, value.places[slot]);
+      RowRange const rows = rows_of(program().signals[signal].giver, in.microbatch);
+      RowRange const taken = taken_of(value, rows, in.microbatch, to);
+      void const* const part = cut_rows.cut(*value.type, value.places[slot], rows, taken);
+      out.add(in.microbatch);
+      out.add(part != nullptr);
+      return port(*value.type).write(out, part != nullptr ? part : value.places[slot]);
+    }
+    if (!commits() || signal < edge_signals()) return;
+    if (carries_group(signal)) {
+      out.add(in.group);
+      return each_part(signal, in.group, to,
+                       [&](std::byte const* at, std::size_t bytes) { out.add(at, bytes); });
+    }
+    bool const vote = votes(signal);
+    each_block(signal, to, [&](LayerParameters& parameters, ParameterView const* views) {
+      for (std::size_t i = 0; i < parameters.count(); ++i)
+        out.add(views[i].gradient, parameters.value_bytes(i));
+    });
+    int const rank = program().signals[signal].giver;
+    if (vote || machine.model.shards) write_sums(out, rank);
+    if (vote) write_results(out, rank);
+  }
+
+  /// Puts it where it belongs.
+  /// @param own  [ranks] whether this process runs the rank
+  void read(ByteReader& in, std::uint32_t signal, bool const* own) const {
+    Value const value = value_of(signal);
+    if (value.type != nullptr) {
+      auto const slot = in.take<std::uint16_t>();
+      if (!value.cut) return port(*value.type).read(in, value.places[slot]);
+      auto const microbatch = in.take<std::uint32_t>();
+      if (!in.take<bool>()) return port(*value.type).read(in, value.places[slot]);
+      RowRange const rows = rows_of(program().signals[signal].giver, microbatch);
+      void* const part = cut_rows.object(*value.type);
+      port(*value.type).read(in, part);
+      return cut_rows.put(*value.type, value.places[slot], rows,
+                          taken_of(value, rows, microbatch, own), part);
+    }
+    if (!commits() || signal < edge_signals()) return;
+    if (carries_group(signal)) {
+      auto const group = in.take<decltype(Instruction::next_version)>();
+      return each_part(signal, group, own,
+                       [&](std::byte* at, std::size_t bytes) { in.take(at, bytes); });
+    }
+    bool const vote = votes(signal);
+    each_block(signal, own, [&](LayerParameters& parameters, ParameterView const* views) {
+      for (std::size_t i = 0; i < parameters.count(); ++i)
+        in.take(views[i].gradient, parameters.value_bytes(i));
+    });
+    int const rank = program().signals[signal].giver;
+    if (vote || machine.model.shards) read_sums(in, rank, vote);
+    if (vote) read_results(in, rank);
+  }
+
+  /// What a rank of the last stage leaves for the caller of the step: losses, outputs.
+  void write_results(ByteWriter& out, std::integral auto rank) const {
+    StepArguments const& arguments = *machine.run.ranks[rank].arguments;
+    each_result(rank, [&](std::size_t m, SlotType const& type) {
+      if (arguments.losses != nullptr) out.add(arguments.losses[m]);
+      if (arguments.outputs.first != nullptr) port(type, "output").write(out, arguments.outputs[m]);
+    });
+  }
+  void read_results(ByteReader& in, std::integral auto rank) const {
+    StepArguments const& arguments = *machine.run.ranks[rank].arguments;
+    each_result(rank, [&](std::size_t m, SlotType const& type) {
+      if (arguments.losses != nullptr) arguments.losses[m] = in.take<double>();
+      if (arguments.outputs.first != nullptr) port(type, "output").read(in, arguments.outputs[m]);
+    });
+  }
+
+  void write_spans(ByteWriter& out, std::integral auto rank) const {
+    auto const& spans = machine.run.ranks[rank].spans;
+    out.add(machine.run.ranks[rank].peak_in_flight);
+    out.add(spans.size());
+    out.add(spans.data(), spans.size() * sizeof(schedule::Span));
+  }
+  void read_spans(ByteReader& in, std::integral auto rank) const {
+    auto& spans = machine.run.ranks[rank].spans;
+    machine.run.ranks[rank].peak_in_flight = in.take<int>();
+    spans.resize(in.take<std::size_t>());
+    in.take(spans.data(), spans.size() * sizeof(schedule::Span));
+  }
+
+  /// How many messages of a signal can be on their way to one process at a time, of `given` in a
+  /// step: with a value as many as there are slots for it, and one whose arrival is not known yet.
+  [[nodiscard]] std::size_t under_way(std::uint32_t signal, std::size_t given) const {
+    if (value_of(signal).type == nullptr) return given;
+    bool const forward = signal % kinds == 0;
+    std::size_t const edge = signal / kinds;
+    auto const& cells = program().cells;
+    std::uint32_t slots = 0;
+    if (edge < cells.size()) {
+      slots = forward ? cells[cells[edge].after].x_slots : cells[edge].dy_slots;
+    } else {
+      Cut const cut = program().cuts[edge - cells.size()];
+      slots = forward ? cells[cut.from].y_slots : cells[cut.to].dx_slots;
+    }
+    return std::min<std::size_t>(given, slots + 1U);
+  }
+
+  /// Makes sure, before the first step, that what crosses can travel.
+  /// @param process  [ranks]
+  void require_portable(int const* process) const {
+    for (std::uint32_t s = 0; s < edge_signals(); ++s) {
+      auto const& ends = program().signals[s];
+      Value const value = value_of(s);
+      if (value.type != nullptr && process[ends.giver] != process[ends.taker])
+        (void)port(*value.type, "value", ends.edge);
+    }
+  }
+
+ private:
+  static constexpr std::size_t kinds = 4;  // forward full, forward free, backward full and free
+
+  /// The slots that a signal announces a value in; none: no type.
+  struct Value {
+    SlotType const* type = nullptr;
+    Places places;
+    bool forward = true;
+    bool cut = false;       // those who take it take rows of it
+    std::size_t giver = 0;  // then its cell
+  };
+
+  [[nodiscard]] Value value_of(std::uint32_t signal) const {
+    if (signal >= edge_signals() || program().signals[signal].edge < 0) return {};
+    std::size_t edge = signal / kinds;
+    bool const forward = signal % kinds == 0;
+    auto const& cells = machine.run.cells;
+    if (edge < cells.size()) {  // a slot of the taker
+      if (program().cells[edge].after == Cell::none) return {};
+      StageRun const& here = cells[edge];
+      StageRun const& there = cells[program().cells[edge].after];
+      if (forward) return {there.front->ops->input, there.x, true};
+      return {here.back->ops->output, here.back->dy, false};
+    }
+    Cut const cut = program().cuts[edge - cells.size()];  // a slot of the giver
+    if (forward)
+      return {cells[cut.from].back->ops->output, cells[cut.from].back->y, true, true, cut.from};
+    return {cells[cut.to].front->ops->input, cells[cut.to].dx, false, true, cut.to};
+  }
+
+  [[nodiscard]] RowRange rows_of(int rank, std::size_t microbatch) const {
+    return machine.run.replica_run->ranks[rank].rows[microbatch];
+  }
+  /// From the first row to the last that ranks of the taker's process take of a cell's. All cells
+  /// of that process share the slot, so each gets them all.
+  [[nodiscard]] RowRange taken_of(Value const& value, RowRange rows, std::size_t microbatch,
+                                  bool const* to) const {
+    RowRange taken{rows.last, rows.first};
+    for (Cut const& cut : program().cuts) {
+      if ((value.forward ? cut.from : cut.to) != value.giver) continue;
+      int const rank = program().cells[value.forward ? cut.to : cut.from].rank;
+      RowRange const theirs = rows_of(rank, microbatch);
+      if (!to[rank] || std::max(rows.first, theirs.first) >= std::min(rows.last, theirs.last))
+        continue;
+      taken.first = std::min(taken.first, std::max(rows.first, theirs.first));
+      taken.last = std::max(taken.last, std::min(rows.last, theirs.last));
+    }
+    return taken.first < taken.last ? taken : RowRange{rows.first, rows.first};
+  }
+
+  [[nodiscard]] PortType const& port(SlotType const& type, char const* what = "value",
+                                     int edge = -1) const {
+    for (std::size_t i = 0; i < port_count; ++i)
+      if (ports[i].type == &type && ports[i].write != nullptr) return ports[i];
+    if (edge >= 0)
+      raise(Errc::bad_configuration, "the value between the stages ", edge, " and ", edge + 1,
+            " cannot go to another process; give its type a member fields() that returns a "
+            "std::tie of tensors, vectors and numbers, or specialise stagger::Portable for it");
+    raise(Errc::bad_configuration, "the model's ", what,
+          " cannot go to another process; give its type a member fields() that returns a std::tie "
+          "of tensors, vectors and numbers, or specialise stagger::Portable for it");
+  }
+
+  /// The blocks of gradients that go with the end of a rank's backward: what it hands in, to the
+  /// stage's first owner; and later the sums, to the other owners.
+  template <class Visit> void each_block(std::uint32_t signal, bool const* to, Visit visit) const {
+    if (!program().groups.empty()) return;  // they have gone already
+    int const giver = program().signals[signal].giver;
+    bool const sums = votes(signal);
+    each_stage(program(), [&](int stage, IndexRange cells) {
+      auto const taken = [&](std::size_t c) { return to[program().cells[c].rank]; };
+      for (std::size_t const c : cells) {
+        bool const first = c == cells.first;
+        if (program().cells[c].rank != giver || first != sums) continue;
+        bool wanted = !sums && taken(cells.first);
+        for (std::size_t d = c + 1; sums && d < cells.last; ++d) wanted = wanted || taken(d);
+        IndexRange const layers = layers_of(stage);
+        for (std::size_t i = 0; wanted && i < layers.size(); ++i)
+          visit(machine.model.parameters[layers.first + i],
+                machine.gradients_of(stage, c - cells.first, i));
+      }
+    });
+  }
+
+  /// What goes with the k-th time that a signal of a group is given. A cell's gradients: to each
+  /// process the parts that are added up there. Its sums: the part that it has added up.
+  template <class Visit>
+  void each_part(std::uint32_t signal, std::size_t group, bool const* to, Visit visit) const {
+    SignalEnds const& ends = program().signals[signal];
+    bool const sums = ends.sums >= 0;
+    if (sums && machine.model.shards) return;  // the others take new values instead
+    auto const cell = static_cast<std::size_t>(sums ? ends.sums : ends.gradients);
+    int const stage = program().cells[cell].stage;
+    IndexRange const cells = cells_of(program(), stage);
+    IndexRange const layers = machine.model.layers_of(program().groups[group]);
+    for (std::size_t const holder : cells) {
+      if (sums ? holder != cell : !to[program().cells[holder].rank]) continue;
+      for (std::size_t const l : layers) {
+        LayerParameters const& parameters = machine.model.parameters[l];
+        if (parameters.count() == 0) continue;
+        ParameterView const* const views =
+            machine.gradients_of(stage, sums ? 0 : cell - cells.first, l - layers_of(stage).first);
+        ByteRange const range = parameters.part(holder - cells.first, cells.size());
+        visit(static_cast<std::byte*>(views[0].gradient) + range.first, range.last - range.first);
+      }
+    }
+  }
+
+  void write_sums(ByteWriter& out, int rank) const {
+    if (!machine.model.options.clip_norm) return;
+    for (auto const& one : machine.run.end_of_step[rank].squares)
+      out.add(machine.model.parameters[one.layer].square_sums()[one.parameter]);
+  }
+  /// @param whole  only of parameters whose squares are all there
+  void read_sums(ByteReader& in, int rank, bool whole) const {
+    if (!machine.model.options.clip_norm) return;
+    for (auto const& one : machine.run.end_of_step[rank].squares) {
+      LayerParameters& parameters = machine.model.parameters[one.layer];
+      auto const sum = in.take<double>();
+      if (!whole || parameters.ends_in(one.parameter, one.range))
+        parameters.received_square_sums()[one.parameter] = sum;
+    }
+  }
+
+  /// Microbatches whose last stage a rank runs.
+  template <class Visit> void each_result(std::integral auto rank, Visit visit) const {
+    for (Instruction const& in : program().ranks[rank].code)
+      if (in.op == Op::forward && in.stage + 1 == program().stages)
+        visit(in.microbatch, *machine.run.cells[in.cell].back->ops->output);
+  }
+
+  PortType const* ports;  // [port_count]
+  std::size_t port_count;
+  mutable CutRows cut_rows{};
+};
+
+}  // namespace stagger::mpi::detail

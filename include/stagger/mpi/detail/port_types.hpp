@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   How the values of a model go to another process, their types erased.
+
+#include <cstddef>
+
+#include <stagger/core/portable.hpp>
+#include <stagger/engine/slots.hpp>
+#include <stagger/model/sequential.hpp>
+
+namespace stagger::mpi::detail {
+
+using stagger::detail::LayerTraits;
+using stagger::detail::slot_type;
+using stagger::detail::SlotType;
+
+/// How the values of one type travel; nulls where they cannot.
+struct PortType {
+  SlotType const* type = nullptr;
+  void (*write)(ByteWriter&, void const* value) = nullptr;
+  void (*read)(ByteReader&, void* value) = nullptr;
+};
+
+template <class T> constexpr PortType make_port_type() {
+  PortType port;
+  port.type = &slot_type<T>;
+  if constexpr (Portable<T>::exists) {
+    port.write = [](ByteWriter& out, void const* value) {
+      Portable<T>::write(out, *static_cast<T const*>(value));
+    };
+    port.read = [](ByteReader& in, void* value) { Portable<T>::read(in, *static_cast<T*>(value)); };
+  }
+  return port;
+}
+
+/// Those of the inputs and outputs of all layers.
+template <class Types> struct PortTypes;
+template <template <class...> class List, class... L> struct PortTypes<List<L...>> {
+  static constexpr std::size_t count = 2 * sizeof...(L);
+  static constexpr PortType table[count] = {
+      make_port_type<typename LayerTraits<L>::Layer::Input>()...,
+      make_port_type<typename LayerTraits<L>::Layer::Output>()...};
+};
+
+}  // namespace stagger::mpi::detail
