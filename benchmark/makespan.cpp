@@ -18,6 +18,7 @@
 
 #include <stagger/schedule/named.hpp>
 #include <stagger/schedule/proof/evaluate.hpp>
+#include <stagger/schedule/proof/verify.hpp>
 #include <stagger/stagger.hpp>
 
 #include "support/empty.hpp"

@@ -2,11 +2,10 @@
 #pragma once
 /// @file   Chimera: two pipelines in opposite directions over the same ranks.
 /// @source Li and Hoefler, "Chimera", arXiv 2107.06925, section 3. More microbatches than ranks
-/// follow each other as
-///         in the paper's direct concatenation: at most P/2 of a direction are in flight.
+///         follow each other as in the paper's direct concatenation: at most P/2 of a direction are
+///         in flight.
 
 #include <tuple>
-#include <vector>
 
 #include <stagger/schedule/detail/greedy.hpp>
 #include <stagger/schedule/legal.hpp>
@@ -29,28 +28,17 @@ struct Chimera {
   /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table table(Shape shape) const {
     require_counts("chimera", shape, 1);
-    int const P = shape.ranks, M = shape.microbatches;
-    require(P % 2 == 0, "chimera", Count::ranks, P, P + 1,
-            "ranks pair up from both ends, so their number is even");
-    require(M % 2 == 0, "chimera", Count::microbatches, M, M + 1,
-            "half of them enter at each end, so their number is even");
-    std::vector<detail::Lane> lanes;
-    detail::add_lanes(lanes, P, 0, M / 2, P / 2, [](int s) { return s; });
-    detail::add_lanes(lanes, P, M / 2, M, P / 2, [P](int s) { return P - 1 - s; });
+    require_even("chimera", Count::ranks, shape.ranks);
+    require_even("chimera", Count::microbatches, shape.microbatches);
     // Backwards first, those that free the most ranks before others; forwards that are nearest to
     // their end.
-    auto const better = [](detail::Candidate const& a, detail::Candidate const& b,
-                           std::vector<detail::Lane> const& all) {
-      auto const key = [&](detail::Candidate const& c) {
-        bool const forward = c.kind == Kind::forward;
-        int const stage = all[c.lane].stage;
-        return std::tuple(forward, forward ? -stage : stage, c.microbatch - all[c.lane].first,
-                          c.lane);
-      };
-      return key(a) < key(b);
+    auto const key = [](detail::Candidate const& c) {
+      bool const forward = c.kind == Kind::forward;
+      return std::tuple(forward, forward ? -c.part->stage : c.part->stage,
+                        c.microbatch - c.part->first, c.part->first);
     };
-    return detail::greedy(lanes, shape, Costs::uniform(1, 0.5, 0.5), detail::Backwards::whole,
-                          better);
+    return detail::greedy(detail::stage_parts(Mapping::bidirectional, shape, shape.ranks / 2),
+                          shape, Costs::uniform(1, 0.5, 0.5), detail::Backwards::whole, key);
   }
 };
 

@@ -29,16 +29,13 @@ struct DualPipe {
   [[nodiscard]] constexpr Table table(Shape shape) const { return rows(shape, 0, shape.ranks); }
 
   /// The rows of ranks first <= r < last alone, for proofs that take a table in parts.
-  /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table rows(Shape shape, int first, int last) const {
     require_counts("dualpipe", shape, 1);
     int const P = shape.ranks, M = shape.microbatches;
-    require(P % 2 == 0, "dualpipe", Count::ranks, P, P + 1,
-            "ranks pair up from both ends, so their number is even");
+    require_even("dualpipe", Count::ranks, P);
     require(M >= 2 * P, "dualpipe", Count::microbatches, M, 2 * P,
             "the steady state begins at 2 P");
-    require(M % 2 == 0, "dualpipe", Count::microbatches, M, M + 1,
-            "half of them enter at each end, so their number is even");
+    require_even("dualpipe", Count::microbatches, M);
     Table table{.stages = P, .microbatches = M};
     for (int rank = first; rank < last; ++rank) {
       table.begin_row();

@@ -24,7 +24,6 @@ struct DualPipeV {
   [[nodiscard]] constexpr Table table(Shape shape) const { return rows(shape, 0, shape.ranks); }
 
   /// The rows of ranks first <= r < last alone, for proofs that take a table in parts.
-  /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table rows(Shape shape, int first, int last) const {
     require_counts("dualpipe-v", shape, 2);
     int const P = shape.ranks, M = shape.microbatches;

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The order that 1F1B and its asynchronous kin share: some forwards, then backward and
-/// forward in turn.
+/// @file   The order that 1F1B shares with PipeDream: some forwards, then backward and forward in
+///         turn.
 /// @source Fan et al., "DAPPLE", PPoPP 2021, section 3.
 
 #include <algorithm>
-#include <cstddef>
-#include <vector>
+#include <span>
 
 #include <stagger/core/shape.hpp>
 #include <stagger/schedule/table.hpp>
@@ -16,15 +15,13 @@ namespace stagger::schedule::detail {
 /// @param count  [ranks] forwards of each rank before its first backward, each >= 1, never more
 /// than the rank before
 /// @return the rows of ranks first <= r < last
-[[nodiscard]] [[gnu::cold]] constexpr Table early_backward(Shape shape,
-                                                           std::vector<int> const& count, int first,
-                                                           int last) {
+[[nodiscard]] [[gnu::cold]] constexpr Table early_backward(Shape shape, std::span<int const> count,
+                                                           int first, int last) {
   int const M = shape.microbatches;
-  Table table{.stages = shape.ranks, .microbatches = M};
-  table.actions.reserve(2 * static_cast<std::size_t>(last - first) * static_cast<std::size_t>(M));
+  Table table = Table{.stages = shape.ranks, .microbatches = M}.like(2 * (last - first) * M);
   for (int rank = first; rank < last; ++rank) {
     table.begin_row();
-    int const ahead = std::min(count[static_cast<std::size_t>(rank)], M);
+    int const ahead = std::min(count.data()[rank], M);
     for (int m = 0; m < ahead; ++m)
       table.add({.kind = Kind::forward, .stage = rank, .microbatch = m});
     for (int m = 0; m < M; ++m) {

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file   Fifo: each rank runs what became ready first, with a bounded number of microbatches in
-/// the pipeline.
+///         the pipeline.
 /// @source Park et al., "HetPipe", USENIX ATC 2020, section 4: what a stage does next.
 
 #include <algorithm>
 #include <tuple>
-#include <vector>
 
 #include <stagger/schedule/detail/greedy.hpp>
 #include <stagger/schedule/legal.hpp>
@@ -41,18 +40,13 @@ struct Fifo {
     require_counts("fifo", shape, 1);
     require(in_flight >= 0, "fifo", Count::in_flight, in_flight, 1, "at least one is injected");
     require_costs(costs, shape.ranks);
-    std::vector<detail::Lane> lanes;
-    detail::add_lanes(lanes, shape.ranks, 0, shape.microbatches,
-                      in_flight == 0 ? shape.ranks : in_flight, [](int s) { return s; });
-    auto const better = [](detail::Candidate const& a, detail::Candidate const& b,
-                           std::vector<detail::Lane> const& all) {
-      auto const key = [&](detail::Candidate const& c) {
-        bool const fused = c.kind == Kind::backward && all[c.lane].above < 0;
-        return std::tuple(fused ? -1.0 : c.ready_s, c.kind == Kind::forward, c.microbatch);
-      };
-      return key(a) < key(b);
+    auto const key = [last = shape.ranks - 1](detail::Candidate const& c) {
+      bool const fused = c.kind == Kind::backward && c.part->stage == last;
+      return std::tuple(fused ? -1.0 : c.ready_s, c.kind == Kind::forward, c.microbatch);
     };
-    return detail::greedy(lanes, shape, costs, detail::Backwards::whole, better);
+    int const window = in_flight == 0 ? shape.ranks : in_flight;
+    return detail::greedy(detail::stage_parts(Mapping::looped, shape, window), shape, costs,
+                          detail::Backwards::whole, key);
   }
 };
 

@@ -3,8 +3,6 @@
 /// @file   GPipe: all forwards, then all backwards.
 /// @source Huang et al., "GPipe", arXiv 1811.06965.
 
-#include <cstddef>
-
 #include <stagger/schedule/legal.hpp>
 #include <stagger/schedule/policy.hpp>
 
@@ -26,18 +24,14 @@ struct GPipe {
   [[nodiscard]] constexpr Table table(Shape shape) const { return rows(shape, 0, shape.ranks); }
 
   /// The rows of ranks first <= r < last alone, for proofs that take a table in parts.
-  /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table rows(Shape shape, int first, int last) const {
     require_counts("gpipe", shape, 1);
-    Table table{.stages = shape.ranks, .microbatches = shape.microbatches};
-    table.actions.reserve(2 * static_cast<std::size_t>(shape.ranks) *
-                          static_cast<std::size_t>(shape.microbatches));
+    int const P = shape.ranks, M = shape.microbatches;
+    Table table = Table{.stages = P, .microbatches = M}.like(2 * P * M);
     for (int rank = first; rank < last; ++rank) {
       table.begin_row();
       for (Kind const kind : {Kind::forward, Kind::backward}) {
-        for (int m = 0; m < shape.microbatches; ++m) {
-          table.add({.kind = kind, .stage = rank, .microbatch = m});
-        }
+        for (int m = 0; m < M; ++m) table.add({.kind = kind, .stage = rank, .microbatch = m});
       }
     }
     return table;

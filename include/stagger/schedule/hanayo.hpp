@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <tuple>
-#include <vector>
 
 #include <stagger/schedule/detail/greedy.hpp>
 #include <stagger/schedule/legal.hpp>
@@ -34,20 +33,13 @@ struct Hanayo {
     int const P = shape.ranks, M = shape.microbatches;
     require(M % P == 0, "hanayo", Count::microbatches, M, std::max(P, (M + P / 2) / P * P),
             "a wave carries P of them");
-    std::vector<detail::Lane> lanes;
-    detail::add_lanes(lanes, shape.stages(), 0, M, P,
-                      [P](int s) { return s / P % 2 == 0 ? s % P : P - 1 - s % P; });
     // Backwards before forwards, the older microbatch first, and of one microbatch what is nearest
     // to its end.
-    auto const better = [](detail::Candidate const& a, detail::Candidate const& b,
-                           std::vector<detail::Lane> const& all) {
-      auto const key = [&](detail::Candidate const& c) {
-        return std::tuple(c.kind == Kind::forward, c.microbatch, -all[c.lane].stage);
-      };
-      return key(a) < key(b);
+    auto const key = [](detail::Candidate const& c) {
+      return std::tuple(c.kind == Kind::forward, c.microbatch, -c.part->stage);
     };
-    return detail::greedy(lanes, shape, Costs::uniform(1, 0.5, 0.5), detail::Backwards::whole,
-                          better);
+    return detail::greedy(detail::stage_parts(Mapping::zigzag, shape, P), shape,
+                          Costs::uniform(1, 0.5, 0.5), detail::Backwards::whole, key);
   }
 };
 

@@ -6,7 +6,6 @@
 ///         and PyTorch's ScheduleInterleaved1F1B where no group size is given.
 
 #include <algorithm>
-#include <cstddef>
 
 #include <stagger/schedule/detail/looped.hpp>
 #include <stagger/schedule/policy.hpp>
@@ -32,7 +31,6 @@ struct Interleaved {
   [[nodiscard]] constexpr Table table(Shape shape) const { return rows(shape, 0, shape.ranks); }
 
   /// The rows of ranks first <= r < last alone, for proofs that take a table in parts.
-  /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table rows(Shape shape, int first, int last) const {
     require_counts("interleaved", shape, chunks_per_rank);
     detail::DepthFirst const order{.ranks = shape.ranks,
@@ -40,9 +38,8 @@ struct Interleaved {
                                    .microbatches = shape.microbatches,
                                    .group = detail::legal_group("interleaved", shape, group)};
     int const steps = shape.chunks * shape.microbatches;
-    Table table{.stages = shape.stages(), .microbatches = shape.microbatches};
-    table.actions.reserve(2 * static_cast<std::size_t>(steps) *
-                          static_cast<std::size_t>(shape.ranks));
+    Table table = Table{.stages = shape.stages(), .microbatches = shape.microbatches}.like(
+        2 * steps * shape.ranks);
     for (int rank = first; rank < last; ++rank) {
       table.begin_row();
       long long const wanted =

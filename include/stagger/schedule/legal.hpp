@@ -17,24 +17,14 @@ enum class Count : std::uint8_t { ranks, microbatches, chunks, group, slices, in
 
 /// The word for a count of so many.
 [[nodiscard]] constexpr char const* name(Count count, int value) noexcept {
-  bool const one = value == 1;
-  switch (count) {
-    case Count::ranks:
-      return one ? "rank" : "ranks";
-    case Count::microbatches:
-      return one ? "microbatch" : "microbatches";
-    case Count::chunks:
-      return one ? "chunk" : "chunks";
-    case Count::group:
-      return "group size";
-    case Count::slices:
-      return one ? "slice" : "slices";
-    case Count::in_flight:
-      return one ? "microbatch in flight" : "microbatches in flight";
-    case Count::warm_up:
-      return "warm-up gap";
-  }
-  return "count";
+  constexpr char const* words[][2] = {{"rank", "ranks"},
+                                      {"microbatch", "microbatches"},
+                                      {"chunk", "chunks"},
+                                      {"group size", "group size"},
+                                      {"slice", "slices"},
+                                      {"microbatch in flight", "microbatches in flight"},
+                                      {"warm-up gap", "warm-up gap"}};
+  return words[static_cast<int>(count)][value == 1 ? 0 : 1];
 }
 
 namespace detail {
@@ -60,6 +50,14 @@ constexpr void require(bool holds, char const* policy, Count count, int value, i
   }
 }
 
+/// Refuses an odd number of ranks or microbatches of a bidirectional schedule.
+/// @throws Error bad_configuration
+constexpr void require_even(char const* policy, Count count, int value) {
+  require(value % 2 == 0, policy, count, value, value + 1,
+          count == Count::ranks ? "ranks pair up from both ends, so their number is even"
+                                : "half of them enter at each end, so their number is even");
+}
+
 /// What every policy asks of a shape: at least one rank and one microbatch, the number of chunks
 /// the policy makes, and less than 2^29 pairs of a stage and a microbatch, so that an `int` counts
 /// the actions of each, and their time in units.
@@ -73,14 +71,13 @@ constexpr void require_counts(char const* policy, Shape shape, int chunks) {
           chunks >= 1 ? chunks : 1, "the policy says how many stages a rank runs");
   long long const limit = (1LL << 29) - 1;
   long long const stages = static_cast<long long>(shape.ranks) * shape.chunks;
+  constexpr char const* rule = "a table has less than 2^29 pairs of a stage and a microbatch";
   require(shape.chunks <= limit, policy, Count::chunks, shape.chunks, static_cast<int>(limit),
-          "a table has less than 2^29 pairs of a stage and a microbatch");
+          rule);
   require(stages <= limit, policy, Count::ranks, shape.ranks,
-          static_cast<int>(limit / shape.chunks),
-          "a table has less than 2^29 pairs of a stage and a microbatch");
+          static_cast<int>(limit / shape.chunks), rule);
   require(stages * shape.microbatches <= limit, policy, Count::microbatches, shape.microbatches,
-          static_cast<int>(limit / stages),
-          "a table has less than 2^29 pairs of a stage and a microbatch");
+          static_cast<int>(limit / stages), rule);
 }
 
 }  // namespace stagger::schedule

@@ -4,8 +4,6 @@
 /// @source Lamy-Poirier, "Breadth-First Pipeline Parallelism", arXiv 2211.05953; order of PyTorch's
 /// ScheduleLoopedBFS.
 
-#include <cstddef>
-
 #include <stagger/schedule/legal.hpp>
 #include <stagger/schedule/policy.hpp>
 
@@ -29,13 +27,10 @@ struct LoopedBfs {
   [[nodiscard]] constexpr Table table(Shape shape) const { return rows(shape, 0, shape.ranks); }
 
   /// The rows of ranks first <= r < last alone, for proofs that take a table in parts.
-  /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table rows(Shape shape, int first, int last) const {
     require_counts("looped-bfs", shape, chunks_per_rank);
     int const M = shape.microbatches;
-    Table table{.stages = shape.stages(), .microbatches = M};
-    table.actions.reserve(2 * static_cast<std::size_t>(shape.stages()) *
-                          static_cast<std::size_t>(M));
+    Table table = Table{.stages = shape.stages(), .microbatches = M}.like(2 * shape.stages() * M);
     for (int rank = first; rank < last; ++rank) {
       table.begin_row();
       for (int stage = rank; stage < shape.stages(); stage += shape.ranks) {

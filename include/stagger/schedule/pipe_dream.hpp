@@ -5,7 +5,6 @@
 /// @source Narayanan et al., "PipeDream", SOSP 2019, sections 3.2 and 3.3.
 
 #include <algorithm>
-#include <cstddef>
 #include <vector>
 
 #include <stagger/schedule/early_backward.hpp>
@@ -40,9 +39,8 @@ struct PipeDream {
     require_counts("pipedream", shape, 1);
     require(in_flight >= 0, "pipedream", Count::in_flight, in_flight, 1,
             "at least one is injected");
-    std::vector<int> count(static_cast<std::size_t>(shape.ranks), 1);
-    for (int r = 0; r < shape.ranks; ++r)
-      count[static_cast<std::size_t>(r)] = weight_versions(shape, r);
+    std::vector<int> count;
+    for (int r = 0; r < shape.ranks; ++r) count.push_back(weight_versions(shape, r));
     return detail::early_backward(shape, count, 0, shape.ranks);
   }
 };

@@ -5,7 +5,6 @@
 /// section 3.1.
 
 #include <algorithm>
-#include <cstddef>
 #include <vector>
 
 #include <stagger/schedule/early_backward.hpp>
@@ -34,8 +33,8 @@ struct PipeDream2BW {
     require_counts("pipedream-2bw", shape, 1);
     require(shape.microbatches >= shape.ranks, "pipedream-2bw", Count::microbatches,
             shape.microbatches, shape.ranks, "two versions suffice only from P microbatches on");
-    std::vector<int> count(static_cast<std::size_t>(shape.ranks), 1);
-    for (int r = 0; r < shape.ranks; ++r) count[static_cast<std::size_t>(r)] = shape.ranks - r;
+    std::vector<int> count;
+    for (int r = 0; r < shape.ranks; ++r) count.push_back(shape.ranks - r);
     return detail::early_backward(shape, count, 0, shape.ranks);
   }
 };

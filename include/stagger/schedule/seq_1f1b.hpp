@@ -4,7 +4,6 @@
 /// @source Ao et al., "Seq1F1B", arXiv 2406.03488.
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 
 #include <stagger/schedule/legal.hpp>
@@ -30,7 +29,6 @@ struct Seq1F1B {
   [[nodiscard]] constexpr Table table(Shape shape) const { return rows(shape, 0, shape.ranks); }
 
   /// The rows of ranks first <= r < last alone, for proofs that take a table in parts.
-  /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table rows(Shape shape, int first, int last) const {
     require_counts("seq-1f1b", shape, 1);
     int const P = shape.ranks, M = shape.microbatches, S = slices;
@@ -40,29 +38,22 @@ struct Seq1F1B {
     int const most = std::min(32767, ((1 << 29) - 1) / (P * M));
     require(S <= most, "seq-1f1b", Count::slices, S, most,
             "slices are counted in 15 bits and actions in 31");
-    Table table{.stages = P, .microbatches = M, .slices = S};
-    table.actions.reserve(2 * static_cast<std::size_t>(P) * static_cast<std::size_t>(M) *
-                          static_cast<std::size_t>(S));
+    Table table = Table{.stages = P, .microbatches = M, .slices = S}.like(2 * P * M * S);
     for (int rank = first; rank < last; ++rank) {
       table.begin_row();
-      auto const forward = [&](int n) {
-        table.add({.kind = Kind::forward,
+      auto const add = [&](Kind kind, int n) {
+        int const slice = kind == Kind::forward ? n % S : S - 1 - n % S;
+        table.add({.kind = kind,
                    .stage = rank,
                    .microbatch = n / S,
-                   .slice = static_cast<std::int16_t>(n % S)});
-      };
-      auto const backward = [&](int n) {
-        table.add({.kind = Kind::backward,
-                   .stage = rank,
-                   .microbatch = n / S,
-                   .slice = static_cast<std::int16_t>(S - 1 - n % S)});
+                   .slice = static_cast<std::int16_t>(slice)});
       };
       int const steps = M * S;
       int const ahead = std::min(P - rank - 2 + S, steps);
-      for (int n = 0; n < ahead; ++n) forward(n);
+      for (int n = 0; n < ahead; ++n) add(Kind::forward, n);
       for (int n = 0; n < steps; ++n) {
-        if (n + ahead < steps) forward(n + ahead);
-        backward(n);
+        if (n + ahead < steps) add(Kind::forward, n + ahead);
+        add(Kind::backward, n);
       }
     }
     return table;

@@ -2,6 +2,7 @@
 #pragma once
 /// @file   The table of one iteration: for each rank, its actions in order.
 
+#include <concepts>
 #include <cstddef>
 #include <span>
 #include <vector>
@@ -13,8 +14,8 @@ namespace stagger::schedule {
 /// The ordered actions of one iteration, a row for each rank. A value: printable, comparable,
 /// constexpr.
 ///
-/// A row is a *position*; which device a position runs on is placement's business. Rows are filled
-/// one after the other: `add` appends to the last row that `begin_row` opened.
+/// A row is a *position*; placement decides on which device a position runs. Rows are filled one
+/// after the other: `add` appends to the last row that `begin_row` opened.
 struct Table {
   int stages = 0;                        ///< S = P * V
   int microbatches = 0;                  ///< M
@@ -28,9 +29,16 @@ struct Table {
   /// The actions of one rank, in order.
   /// @pre 0 <= rank < ranks()
   [[nodiscard]] constexpr std::span<Action const> row(int rank) const noexcept {
-    auto const r = static_cast<std::size_t>(rank);
-    std::size_t const end = r + 1 < row_begin.size() ? row_begin[r + 1] : actions.size();
-    return std::span<Action const>{actions}.subspan(row_begin[r], end - row_begin[r]);
+    std::size_t const* const begin = row_begin.data() + rank;
+    std::size_t const end = rank + 1 < ranks() ? begin[1] : actions.size();
+    return {actions.data() + *begin, end - *begin};
+  }
+
+  /// A table of the same size without rows, with memory for so many actions.
+  template <std::integral I> [[nodiscard]] constexpr Table like(I room) const {
+    Table table{.stages = stages, .microbatches = microbatches, .slices = slices};
+    table.actions.reserve(static_cast<std::size_t>(room));
+    return table;
   }
 
   /// Opens the next row.
@@ -38,6 +46,12 @@ struct Table {
 
   /// Appends to the row opened last.
   constexpr void add(Action const& action) { actions.push_back(action); }
+
+  /// Appends a row.
+  constexpr void add_row(std::span<Action const> row) {
+    begin_row();
+    for (Action const& action : row) add(action);
+  }
 
   friend constexpr bool operator==(Table const&, Table const&) = default;
 };

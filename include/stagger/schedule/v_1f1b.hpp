@@ -28,7 +28,7 @@ struct V1F1B {
   /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table table(Shape shape) const {
     require_counts("v-1f1b", shape, 2);
-    detail::Pattern const pattern(shape.ranks, {0, 0, 0, 0}, true);
+    detail::Pattern const pattern(shape.ranks, true);
     return detail::Repetition(shape, pattern, true, peak(shape.ranks)).table();
   }
 };

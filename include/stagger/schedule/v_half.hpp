@@ -3,10 +3,9 @@
 /// @file   V-Half: half of 1F1B's memory and about half of its bubble, on a V.
 /// @source Qi et al., "Pipeline Parallelism with Controllable Memory", arXiv 2405.15362, section 4.
 
-#include <array>
 #include <utility>
-#include <vector>
 
+#include <stagger/core/grid.hpp>
 #include <stagger/schedule/detail/pattern.hpp>
 #include <stagger/schedule/detail/repetition.hpp>
 #include <stagger/schedule/legal.hpp>
@@ -34,9 +33,13 @@ struct VHalf {
     require_counts("v-half", shape, 2);
     int const P = shape.ranks;
     int const rest = P % 2 == 0 ? 3 : 0;  // else two passes of a rank would fall on the same unit
-    std::vector<std::array<int, 4>> start;
-    for (int r = 0; r < P; ++r)
-      start.push_back({2 * r, 3 * P - 2 - r, 3 * P - 1 + rest + 2 * r, 6 * P - 2 + rest - r});
+    Grid<int> start(P, 4, 0);
+    for (int r = 0; r < P; ++r) {
+      start(r, 0) = 2 * r;
+      start(r, 1) = 3 * P - 2 - r;
+      start(r, 2) = 3 * P - 1 + rest + 2 * r;
+      start(r, 3) = 6 * P - 2 + rest - r;
+    }
     detail::Pattern const pattern(std::move(start));
     return detail::Repetition(shape, pattern, false, peak(shape.ranks)).table();
   }

@@ -27,7 +27,7 @@ struct VMin {
   /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table table(Shape shape) const {
     require_counts("v-min", shape, 2);
-    detail::Pattern const pattern(shape.ranks, {0, 0, 0, 0}, false);
+    detail::Pattern const pattern(shape.ranks, false);
     return detail::Repetition(shape, pattern, false, peak(shape.ranks)).table();
   }
 };

@@ -6,7 +6,6 @@
 ///         ScheduleInterleavedZeroBubble for every number of chunks.
 
 #include <algorithm>
-#include <cstddef>
 
 #include <stagger/schedule/detail/looped.hpp>
 #include <stagger/schedule/policy.hpp>
@@ -33,7 +32,6 @@ struct ZeroBubbleH1 {
   [[nodiscard]] constexpr Table table(Shape shape) const { return rows(shape, 0, shape.ranks); }
 
   /// The rows of ranks first <= r < last alone, for proofs that take a table in parts.
-  /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table rows(Shape shape, int first, int last) const {
     require_counts("zb-h1", shape, chunks_per_rank);
     detail::DepthFirst const order{.ranks = shape.ranks,
@@ -41,9 +39,8 @@ struct ZeroBubbleH1 {
                                    .microbatches = shape.microbatches,
                                    .group = detail::legal_group("zb-h1", shape, group)};
     int const steps = shape.chunks * shape.microbatches;
-    Table table{.stages = shape.stages(), .microbatches = shape.microbatches};
-    table.actions.reserve(3 * static_cast<std::size_t>(steps) *
-                          static_cast<std::size_t>(shape.ranks));
+    Table table = Table{.stages = shape.stages(), .microbatches = shape.microbatches}.like(
+        3 * steps * shape.ranks);
     for (int rank = first; rank < last; ++rank) {
       table.begin_row();
       long long const wanted =

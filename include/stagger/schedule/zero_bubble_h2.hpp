@@ -5,7 +5,6 @@
 /// @source Qi et al., "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section 2.2.
 
 #include <algorithm>
-#include <cstddef>
 
 #include <stagger/schedule/legal.hpp>
 #include <stagger/schedule/policy.hpp>
@@ -29,18 +28,16 @@ struct ZeroBubbleH2 {
   [[nodiscard]] constexpr Table table(Shape shape) const { return rows(shape, 0, shape.ranks); }
 
   /// The rows of ranks first <= r < last alone, for proofs that take a table in parts.
-  /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table rows(Shape shape, int first, int last) const {
     require_counts("zb-h2", shape, 1);
-    int const M = shape.microbatches;
-    Table table{.stages = shape.ranks, .microbatches = M};
-    table.actions.reserve(3 * static_cast<std::size_t>(shape.ranks) * static_cast<std::size_t>(M));
+    int const P = shape.ranks, M = shape.microbatches;
+    Table table = Table{.stages = P, .microbatches = M}.like(3 * P * M);
     for (int rank = first; rank < last; ++rank) {
       table.begin_row();
       auto const add = [&](Kind kind, int m) {
         table.add({.kind = kind, .stage = rank, .microbatch = m});
       };
-      int const ahead = static_cast<int>(std::min<long long>(2LL * (shape.ranks - rank) - 1, M));
+      int const ahead = static_cast<int>(std::min<long long>(2LL * (P - rank) - 1, M));
       int const behind = static_cast<int>(std::min<long long>(2LL * rank, M));
       for (int m = 0; m < ahead; ++m) add(Kind::forward, m);
       for (int m = 0; m < M; ++m) {

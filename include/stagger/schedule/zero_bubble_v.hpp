@@ -33,15 +33,13 @@ struct ZeroBubbleV {
   [[nodiscard]] constexpr Table table(Shape shape) const { return rows(shape, 0, shape.ranks); }
 
   /// The rows of ranks first <= r < last alone, for proofs that take a table in parts.
-  /// @throws Error bad_configuration
   [[nodiscard]] constexpr Table rows(Shape shape, int first, int last) const {
     require_counts("zb-v", shape, 2);
     int const P = shape.ranks;
     int const M = shape.microbatches <= P ? P + (shape.microbatches - 1) / 2
                                           : std::max(shape.microbatches, 2 * P - 1);
-    Table table{.stages = 2 * P, .microbatches = shape.microbatches};
-    table.actions.reserve(6 * static_cast<std::size_t>(P) *
-                          static_cast<std::size_t>(shape.microbatches));
+    Table table =
+        Table{.stages = 2 * P, .microbatches = shape.microbatches}.like(6 * P * shape.microbatches);
     for (int rank = first; rank < last; ++rank) {
       table.begin_row();
       std::array<std::array<int, 3>, 2> next{};  // microbatch, by chunk and F, I, W

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <stagger/schedule/named.hpp>
+#include <stagger/schedule/proof/verify.hpp>
 
 #include "brute_force.hpp"
 #include "catch.hpp"

@@ -5,6 +5,9 @@
 #include <array>
 #include <random>
 
+#include <stagger/schedule/proof/evaluate.hpp>
+#include <stagger/schedule/proof/verify.hpp>
+
 #include "brute_force.hpp"
 #include "catch.hpp"
 #include "oracle.hpp"

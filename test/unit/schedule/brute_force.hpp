@@ -81,7 +81,7 @@ inline double shortest(std::vector<std::vector<int>> const& stages, int S, int M
     double last = 0;
     auto const ran = stagger::schedule::detail::play(
         t, stagger::schedule::detail::stage_times(t, costs), -1,
-        [&](std::size_t, std::size_t, double, double end, double) { last = std::max(last, end); });
+        [&](int, std::size_t, double, double end, double) { last = std::max(last, end); });
     bool whole = true;
     for (std::size_t r = 0; r < at.size(); ++r)
       whole = whole && ran[r] == t.row(static_cast<int>(r)).size();

@@ -6,6 +6,7 @@
 
 #include <stagger/schedule/proof/lower.hpp>
 #include <stagger/schedule/proof/reductions.hpp>
+#include <stagger/schedule/proof/verify.hpp>
 
 #include "catch.hpp"
 #include "oracle.hpp"

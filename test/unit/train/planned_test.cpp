@@ -10,6 +10,7 @@
 #include <stagger/plan/auto.hpp>
 #include <stagger/program/lay_out.hpp>
 #include <stagger/schedule/gpipe.hpp>
+#include <stagger/schedule/proof/verify.hpp>
 #include <stagger/train/footprint.hpp>
 #include <stagger/train/profiler.hpp>
 

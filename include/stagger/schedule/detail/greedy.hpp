@@ -1,174 +1,136 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   List scheduling: each rank, whenever it is free, runs the action that a rule likes best
-/// among those whose
-///         inputs have arrived. What several policies and the search build on.
+/// @file   List scheduling: each rank, whenever it is free, runs the action that a rule prefers
+///         among those whose inputs have arrived. Several policies and the search build on it.
 
 #include <algorithm>
-#include <cstddef>
 #include <vector>
 
+#include <stagger/core/grid.hpp>
 #include <stagger/core/shape.hpp>
 #include <stagger/schedule/costs.hpp>
+#include <stagger/schedule/detail/wakeups.hpp>
+#include <stagger/schedule/mapping.hpp>
 #include <stagger/schedule/table.hpp>
 
 namespace stagger::schedule::detail {
 
-/// A stage on a rank, for a range of microbatches. Bidirectional tables have two lanes for each
-/// stage, all others one.
-struct Lane {
+/// A stage on a rank, for a range of microbatches. Bidirectional tables have two of each stage, all
+/// others one.
+struct StagePart {
   int rank = 0, stage = 0;
-  int first = 0, last = 0;     ///< microbatches first <= m < last
-  int below = -1, above = -1;  ///< lanes of the stages before and after; -1 at the ends
-  int window = 0;              ///< at the first stage: most microbatches in flight; 0: no limit
+  int first = 0, count = 0;  ///< microbatches first <= m < first + count
+  int window = 0;            ///< at the first stage: most microbatches in flight; 0: no limit
   int forwards = 0, backwards = 0, weights = 0;  ///< how many of each have been started
+  Grid<double> forward_at{}, backward_at{};      ///< [count] when inputs arrive; -1: not known
 };
 
-/// A ready action with what rules decide by.
+/// A ready action, described by what rules decide by.
 struct Candidate {
   Kind kind = Kind::forward;
-  std::size_t lane = 0;
+  StagePart* part = nullptr;
   int microbatch = 0;
   double ready_s = 0;  ///< when its input arrived
 };
 
-/// Appends the lanes of a chain of stages, stage s on rank `owner(s)`, for microbatches first <= m
-/// < last.
-template <class Owner>
-constexpr void add_lanes(std::vector<Lane>& all, int stages, int first, int last, int window,
-                         Owner owner) {
-  int const base = static_cast<int>(all.size());
-  for (int s = 0; s < stages; ++s) {
-    all.push_back({.rank = owner(s),
-                   .stage = s,
-                   .first = first,
-                   .last = last,
-                   .below = s > 0 ? base + s - 1 : -1,
-                   .above = s + 1 < stages ? base + s + 1 : -1,
-                   .window = window});
+/// The stages of a mapping with all their microbatches, each chain from its first stage to its last.
+/// @param window  most microbatches of a chain in flight; 0: no limit
+[[nodiscard]] constexpr std::vector<StagePart> stage_parts(Mapping mapping, Shape shape,
+                                                           int window) {
+  std::vector<StagePart> parts;
+  int const chains = mapping == Mapping::bidirectional ? 2 : 1;
+  int const count = shape.microbatches / chains;
+  for (int chain = 0; chain < chains; ++chain) {
+    for (int s = 0; s < shape.stages(); ++s) {
+      int const rank = rank_of(mapping, shape.ranks, s);
+      parts.push_back({.rank = chain == 0 ? rank : shape.ranks - 1 - rank,
+                       .stage = s,
+                       .first = chain * count,
+                       .count = count,
+                       .window = window});
+    }
   }
+  return parts;
 }
 
 /// Which actions a list holds: forwards alone, or with backwards whole (B) or split (I and W).
 enum class Backwards { none, whole, split };
 
-/// Lists all actions of all lanes.
-/// @param better  better(a, b, lanes): is candidate a to run before b?
+/// Lists all actions of all parts.
+/// @param key  of a Candidate: of those that are ready the one with the lowest key runs
 /// Complexity: O(log P) per action, and O(V) to choose it.
-template <class Better>
-[[nodiscard]] constexpr Table greedy(std::vector<Lane> all, Shape shape, Costs const& costs,
-                                     Backwards backwards, Better better) {
-  int const ranks = shape.ranks;
+template <class Key>
+[[nodiscard]] constexpr Table greedy(std::vector<StagePart> parts, Shape shape, Costs const& costs,
+                                     Backwards backwards, Key key) {
   bool const split = backwards == Backwards::split;
-  auto const P = static_cast<std::size_t>(ranks);
-  std::vector<std::vector<std::size_t>> mine(P, std::vector<std::size_t>{});
-  std::vector<std::size_t> base(all.size(), 0);  // of a lane's microbatches in the arrays of times
-  std::size_t total = 0;
-  for (std::size_t l = 0; l < all.size(); ++l) {
-    mine[static_cast<std::size_t>(all[l].rank)].push_back(l);
-    base[l] = total;
-    total += static_cast<std::size_t>(all[l].last - all[l].first);
+  int const stages = shape.stages();
+  Grid<std::vector<StagePart*>> mine(shape.ranks);
+  Grid<std::vector<Action>> rows(shape.ranks);
+  Grid<double> free(shape.ranks);
+  Wakeups wakeups(shape.ranks);
+  for (StagePart& part : parts) {
+    mine[part.rank].push_back(&part);
+    part.forward_at = part.backward_at = Grid<double>(part.count, -1.0);
+    if (part.stage > 0) continue;
+    bool const limited = part.window > 0 && backwards != Backwards::none;
+    int const at_once = limited ? std::min(part.count, part.window) : part.count;
+    for (int n = 0; n < at_once; ++n) part.forward_at[n] = 0;
   }
-  std::vector<double> forward_at(total, -1.0),
-      backward_at(total, -1.0);  // arrival of inputs; -1: not known
-  std::vector<std::vector<Action>> rows(P, std::vector<Action>{});
-  std::vector<double> free(P, 0.0);
 
-  struct Wake {
-    double at;
-    std::size_t rank;
-  };
-  std::vector<Wake> heap;
-  auto const later = [](Wake const& a, Wake const& b) {
-    return a.at > b.at || (a.at == b.at && a.rank > b.rank);
-  };
-  auto const wake = [&](double at, std::size_t rank) {
-    heap.push_back({at, rank});
-    std::push_heap(heap.begin(), heap.end(), later);
-  };
-  for (std::size_t l = 0; l < all.size(); ++l) {
-    if (all[l].below >= 0) continue;
-    int const count = all[l].last - all[l].first;
-    int const at_once =
-        all[l].window > 0 && backwards != Backwards::none ? std::min(count, all[l].window) : count;
-    for (int n = 0; n < at_once; ++n) forward_at[base[l] + static_cast<std::size_t>(n)] = 0;
-  }
-  for (std::size_t r = 0; r < P; ++r) wake(0, r);
-
-  while (!heap.empty()) {
-    std::pop_heap(heap.begin(), heap.end(), later);
-    double const now = heap.back().at;
-    std::size_t const rank = heap.back().rank;
-    heap.pop_back();
+  while (!wakeups.empty()) {
+    auto const [now, rank] = wakeups.pop();
     if (free[rank] > now) continue;
     Candidate best{};
-    bool found = false;
     auto const offer = [&](Candidate const& c) {
-      if (found && !better(c, best, all)) return;
-      best = c;
-      found = true;
+      if (best.part == nullptr || key(c) < key(best)) best = c;
     };
-    for (std::size_t const l : mine[rank]) {
-      Lane const& lane = all[l];
-      int const count = lane.last - lane.first;
-      if (lane.backwards < lane.forwards) {
-        double const at = backward_at[base[l] + static_cast<std::size_t>(lane.backwards)];
-        if (at >= 0 && at <= now) {
-          Candidate const c{split ? Kind::backward_input : Kind::backward, l,
-                            lane.first + lane.backwards, at};
-          offer(c);
-        }
+    for (StagePart* const part : mine[rank]) {
+      if (part->backwards < part->forwards) {
+        double const at = part->backward_at[part->backwards];
+        Kind const kind = split ? Kind::backward_input : Kind::backward;
+        if (at >= 0 && at <= now) offer({kind, part, part->first + part->backwards, at});
       }
-      if (split && lane.weights < lane.backwards) {
-        offer({Kind::backward_weight, l, lane.first + lane.weights, 0});
-      }
-      if (lane.forwards < count) {
-        double const at = forward_at[base[l] + static_cast<std::size_t>(lane.forwards)];
-        Candidate const c{Kind::forward, l, lane.first + lane.forwards, at};
-        if (at >= 0 && at <= now) offer(c);
+      if (split && part->weights < part->backwards)
+        offer({Kind::backward_weight, part, part->first + part->weights, 0});
+      if (part->forwards < part->count) {
+        double const at = part->forward_at[part->forwards];
+        if (at >= 0 && at <= now) offer({Kind::forward, part, part->first + part->forwards, at});
       }
     }
-    if (!found) continue;
-    Lane& lane = all[best.lane];
-    StageCosts const& cost = costs.of(lane.stage);
-    auto const n = static_cast<std::size_t>(best.microbatch - lane.first);
-    rows[rank].push_back({.kind = best.kind, .stage = lane.stage, .microbatch = best.microbatch});
+    if (best.part == nullptr) continue;
+    StagePart& part = *best.part;
+    StageCosts const& cost = costs.of(part.stage);
+    int const n = best.microbatch - part.first;
+    rows[rank].push_back({.kind = best.kind, .stage = part.stage, .microbatch = best.microbatch});
     double end = now;
-    auto const give = [&](int to, std::vector<double>& arrival, double link) {
-      Lane const& other = all[static_cast<std::size_t>(to)];
-      double const at = end + (other.rank == lane.rank ? 0 : link);
-      arrival[base[static_cast<std::size_t>(to)] + n] = at;
-      if (other.rank != lane.rank) wake(at, static_cast<std::size_t>(other.rank));
+    // The parts of a chain lie one behind the other.
+    auto const give = [&](StagePart const& to, Grid<double>& arrival, double link) {
+      arrival[n] = end + (to.rank == part.rank ? 0 : link);
+      if (to.rank != part.rank) wakeups.push(arrival[n], to.rank);
     };
     if (best.kind == Kind::forward) {
       end += cost.forward_s;
-      ++lane.forwards;
-      if (lane.above >= 0) {
-        give(lane.above, forward_at, cost.transfer_s);
-      } else if (backwards != Backwards::none) {
-        backward_at[base[best.lane] + n] = end;
-      }
+      ++part.forwards;
+      if (part.stage + 1 < stages)
+        give((&part)[1], (&part)[1].forward_at, cost.transfer_s);
+      else if (backwards != Backwards::none)
+        part.backward_at[n] = end;
     } else if (best.kind == Kind::backward_weight) {
       end += cost.backward_weight_s;
-      ++lane.weights;
+      ++part.weights;
     } else {
       end += cost.backward_input_s + (split ? 0 : cost.backward_weight_s);
-      ++lane.backwards;
-      if (!split) ++lane.weights;
-      if (lane.below >= 0) {
-        give(lane.below, backward_at, costs.of(lane.stage - 1).transfer_s);
-      } else if (lane.window > 0 && static_cast<int>(n) + lane.window < lane.last - lane.first) {
-        forward_at[base[best.lane] + n + static_cast<std::size_t>(lane.window)] = end;
-      }
+      ++part.backwards;
+      if (part.stage > 0)
+        give((&part)[-1], (&part)[-1].backward_at, costs.of(part.stage - 1).transfer_s);
+      else if (part.window > 0 && n + part.window < part.count)
+        part.forward_at[n + part.window] = end;
     }
     free[rank] = end;
-    wake(end, rank);
+    wakeups.push(end, rank);
   }
-  Table table{.stages = shape.stages(), .microbatches = shape.microbatches};
-  for (auto const& row : rows) {
-    table.begin_row();
-    for (Action const& a : row) table.add(a);
-  }
+  Table table{.stages = stages, .microbatches = shape.microbatches};
+  for (auto const& row : rows) table.add_row(row);
   return table;
 }
 

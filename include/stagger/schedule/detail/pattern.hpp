@@ -4,50 +4,41 @@
 /// @source Qi et al., "Pipeline Parallelism with Controllable Memory", arXiv 2405.15362, section 3:
 ///         the lifespan of the pattern sets the memory. Laid out here by modulo scheduling.
 
-#include <stagger/core/requirements.hpp>
-
-#include <array>
-#include <cstddef>
 #include <utility>
-#include <vector>
+
+#include <stagger/core/grid.hpp>
 
 namespace stagger::schedule::detail {
 
 /// The pattern of one microbatch: when each rank runs its four passes.
 struct Pattern {
-  enum Pass : std::size_t {
-    forward_down,
-    forward_up,
-    backward_down,
-    backward_up
-  };  // F0, F1, then chunk 1's, chunk 0's
-  static constexpr int period =
-      6;  ///< work of a rank on a microbatch: 2F + 2I + 2W, or 2F + 2B at B = 2
+  /// F of chunk 0 and of chunk 1, then the backwards of chunk 1 and of chunk 0.
+  enum Pass : unsigned char { forward_down, forward_up, backward_down, backward_up };
+  /// Work of a rank on a microbatch: 2F + 2I + 2W, or 2F + 2B at B = 2.
+  static constexpr int period = 6;
 
-  std::vector<std::array<int, 4>> start{};  ///< [ranks][pass]
+  Grid<int> start;  ///< [ranks][pass]
 
-  explicit constexpr Pattern(std::vector<std::array<int, 4>> starts) : start(std::move(starts)) {}
+  explicit constexpr Pattern(Grid<int> starts) : start(std::move(starts)) {}
 
-  /// @param wait   [pass] units that a microbatch rests before each step of the pass
+  /// Each pass as early as the units that others have taken let it be.
   /// @param whole  a backward takes two units (B), else one (I)
-  constexpr Pattern(int ranks, std::array<int, 4> wait, bool whole) {
-    start.assign(static_cast<std::size_t>(ranks), std::array<int, 4>{});
-    std::vector<unsigned> taken(static_cast<std::size_t>(ranks), 0U);  // bit per unit of the period
+  constexpr Pattern(int ranks, bool whole) : start(ranks, 4, 0) {
+    Grid<unsigned> taken(ranks);  // bit per unit of the period
     int time = 0;
-    for (std::size_t pass = 0; pass < 4; ++pass) {
+    for (int pass = 0; pass < 4; ++pass) {
       int const length = whole && pass >= backward_down ? 2 : 1;
       for (int i = 0; i < ranks; ++i) {
         bool const down = pass == forward_down || pass == backward_down;
-        auto const rank = static_cast<std::size_t>(down ? i : ranks - 1 - i);
-        if (pass > 0 || i > 0) time += wait[pass];
+        int const rank = down ? i : ranks - 1 - i;
         unsigned slots = units(time, length);
-        int const backwards_left = pass >= backward_down ? static_cast<int>(backward_up - pass) : 2;
+        int const backwards_left = pass >= backward_down ? backward_up - pass : 2;
         while ((taken[rank] & slots) != 0 ||
                (whole && !holds_pairs(taken[rank] | slots, backwards_left))) {
           slots = units(++time, length);
         }
         taken[rank] |= slots;
-        start[rank][pass] = time;
+        start(rank, pass) = time;
         time += length;
       }
     }

@@ -5,10 +5,10 @@
 ///         and 4.
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <vector>
 
+#include <stagger/core/grid.hpp>
 #include <stagger/core/shape.hpp>
 #include <stagger/schedule/detail/pattern.hpp>
 #include <stagger/schedule/detail/squeeze.hpp>
@@ -24,27 +24,26 @@ namespace stagger::schedule::detail {
 class Repetition {
  public:
   constexpr Repetition(Shape shape, Pattern const& pattern, bool whole, int most_chunks)
-      : P_(static_cast<std::size_t>(shape.ranks)),
-        M_(static_cast<std::size_t>(shape.microbatches)),
+      : P_(shape.ranks),
+        M_(shape.microbatches),
         whole_(whole),
         most_(most_chunks),
-        ranks_(P_, Rank{}),
-        made_(4 * P_ * M_, -1) {
+        ranks_(P_),
+        made_(4 * P_, M_, -1) {
     Squeezed const squeezed(shape, pattern, whole);
-    for (std::size_t r = 0; r < P_; ++r) {
+    for (int r = 0; r < P_; ++r) {
       auto& steps = ranks_[r].steps;
-      steps.reserve(4 * M_);
-      for (std::size_t pass = 0; pass < 4; ++pass)
-        for (std::size_t m = 0; m < M_; ++m) steps.push_back({squeezed.at(pass, r, m), pass, m});
+      for (int pass = 0; pass < 4; ++pass)
+        for (int m = 0; m < M_; ++m) steps.push_back({squeezed.at(pass, r, m), pass, m});
       std::sort(steps.begin(), steps.end(),
                 [](Step const& a, Step const& b) { return a.at < b.at; });
     }
   }
 
   [[nodiscard]] constexpr Table table() {
-    std::size_t left = 4 * P_ * M_;
+    int left = 4 * P_ * M_;
     for (int now = 0; left > 0; ++now) {
-      for (std::size_t r = 0; r < P_; ++r) {
+      for (int r = 0; r < P_; ++r) {
         Rank& rank = ranks_[r];
         if (rank.free > now) continue;
         std::size_t const n = choose(r, now);
@@ -57,12 +56,10 @@ class Repetition {
         }
       }
     }
-    Table out{.stages = static_cast<int>(2 * P_), .microbatches = static_cast<int>(M_)};
-    out.actions.reserve((whole_ ? 4 : 6) * P_ * M_);
+    Table out = Table{.stages = 2 * P_, .microbatches = M_}.like((whole_ ? 4 : 6) * P_ * M_);
     for (Rank& rank : ranks_) {
       while (rank.weighed < rank.gradients.size()) weigh(rank);
-      out.begin_row();
-      for (Action const& a : rank.row) out.add(a);
+      out.add_row(rank.row);
     }
     return out;
   }
@@ -70,26 +67,23 @@ class Repetition {
  private:
   struct Step {
     int at = 0;  // in the squeezed pattern
-    std::size_t pass = 0, m = 0;
+    int pass = 0, m = 0;
     bool done = false;
   };
   struct Rank {
     std::vector<Step> steps{};
     std::size_t first = 0;  // of those not done
-    std::size_t forwards = 0;
-    int free = 0, live = 0;
+    int forwards = 0, free = 0, live = 0;
     std::vector<Action> row{}, gradients{};
     std::size_t weighed = 0;
   };
 
-  [[nodiscard]] static constexpr bool is_forward(std::size_t pass) noexcept {
+  [[nodiscard]] static constexpr bool is_forward(int pass) noexcept {
     return pass == Pattern::forward_down || pass == Pattern::forward_up;
   }
-  [[nodiscard]] constexpr int& made(std::size_t pass, std::size_t r, std::size_t m) {
-    return made_[(pass * P_ + r) * M_ + m];
-  }
+  [[nodiscard]] constexpr int& made(int pass, int r, int m) { return made_(pass * P_ + r, m); }
 
-  [[nodiscard]] constexpr bool ready(std::size_t r, Step const& s, int now) {
+  [[nodiscard]] constexpr bool ready(int r, Step const& s, int now) {
     bool const down = s.pass == Pattern::forward_down || s.pass == Pattern::backward_down;
     bool const turns = down ? r == 0 : r + 1 == P_;  // the pass begins on this rank
     if (turns && s.pass == Pattern::forward_down) return true;
@@ -99,7 +93,7 @@ class Repetition {
 
   /// The step to run now; the number of steps where there is none, or where a weight gradient has
   /// to make room.
-  [[nodiscard]] constexpr std::size_t choose(std::size_t r, int now) {
+  [[nodiscard]] constexpr std::size_t choose(int r, int now) {
     Rank& rank = ranks_[r];
     std::size_t const none = rank.steps.size();
     while (rank.first < none && rank.steps[rank.first].done) ++rank.first;
@@ -116,7 +110,7 @@ class Repetition {
     return none;
   }
 
-  constexpr void run(std::size_t r, std::size_t n, int now) {
+  constexpr void run(int r, std::size_t n, int now) {
     Rank& rank = ranks_[r];
     Step& s = rank.steps[n];
     s.done = true;
@@ -125,8 +119,8 @@ class Repetition {
     Action const a{.kind = forward  ? Kind::forward
                            : whole_ ? Kind::backward
                                     : Kind::backward_input,
-                   .stage = static_cast<int>(near ? r : 2 * P_ - 1 - r),
-                   .microbatch = static_cast<int>(s.m)};
+                   .stage = near ? r : 2 * P_ - 1 - r,
+                   .microbatch = s.m};
     rank.row.push_back(a);
     rank.free = now + (whole_ && !forward ? 2 : 1);
     made(s.pass, r, s.m) = rank.free;
@@ -147,11 +141,11 @@ class Repetition {
     --rank.live;
   }
 
-  std::size_t P_, M_;
+  int P_, M_;
   bool whole_;
   int most_;
-  std::vector<Rank> ranks_;
-  std::vector<int> made_;  // [4 * P * M] end of pass p of microbatch m on rank r; -1: not run
+  Grid<Rank> ranks_;
+  Grid<int> made_;  // [4 * P][M] end of pass p of microbatch m on rank r; -1: not run
 };
 
 }  // namespace stagger::schedule::detail

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file   A repeated pattern closed up: every pass as early as its inputs, its rank and the
-/// pattern's
-///         own memory let it be.
+///         pattern's own memory let it be.
 /// @source Qi et al., "Pipeline Parallelism with Controllable Memory", arXiv 2405.15362, sections 3
 ///         and 4: repeat, squeeze, reorder without a higher peak.
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <vector>
 
+#include <stagger/core/grid.hpp>
 #include <stagger/core/shape.hpp>
 #include <stagger/schedule/detail/pattern.hpp>
 
@@ -23,21 +22,14 @@ class Squeezed {
  public:
   /// @param whole  a backward takes two units (B); else one (I), and each W a free one behind it
   constexpr Squeezed(Shape shape, Pattern const& pattern, bool whole)
-      : P_(static_cast<std::size_t>(shape.ranks)),
-        M_(static_cast<std::size_t>(shape.microbatches)),
-        whole_(whole),
-        at_(4 * P_ * M_, 0) {
-    int last = 0;
-    for (auto const& start : pattern.start)
-      last = std::max(last, *std::max_element(start.begin(), start.end()));
-    std::size_t const end =
-        static_cast<std::size_t>(last) + Pattern::period * M_ + (whole ? 0 : 2 * M_);
-    std::vector<Line> lines(P_, Line{});
+      : P_(shape.ranks), M_(shape.microbatches), whole_(whole), at_(4 * P_, M_, 0) {
+    int const last = *std::max_element(pattern.start.begin(), pattern.start.end());
+    int const end = last + Pattern::period * M_ + (whole ? 0 : 2 * M_);
+    Grid<Line> lines(P_);
     int most = 0;
-    for (std::size_t r = 0; r < P_; ++r)
-      most = std::max(most, repeat(lines[r], pattern.start[r], end));
-    for (std::size_t t = 0; t < end; ++t) {
-      for (std::size_t r = 0; r < P_; ++r) {
+    for (int r = 0; r < P_; ++r) most = std::max(most, repeat(lines[r], pattern, r, end));
+    for (int t = 0; t < end; ++t) {
+      for (int r = 0; r < P_; ++r) {
         Unit const what = lines[r].units[t];
         if (what == Unit::weight)
           move_weight(lines[r], t);
@@ -48,9 +40,7 @@ class Squeezed {
   }
 
   /// The unit of time in which a pass begins.
-  [[nodiscard]] constexpr int at(std::size_t pass, std::size_t r, std::size_t m) const {
-    return at_[(pass * P_ + r) * M_ + m];
-  }
+  [[nodiscard]] constexpr int at(int pass, int r, int m) const { return at_(pass * P_ + r, m); }
 
  private:
   enum class Unit : unsigned char {
@@ -64,21 +54,22 @@ class Squeezed {
   };
 
   struct Line {  // one rank
-    std::vector<Unit> units{};
-    std::vector<int> live{};               // [units] chunks, at its end
-    std::array<std::size_t, 4> next{};     // [pass] microbatches moved
-    std::vector<std::size_t> gradients{};  // units of those moved
+    Grid<Unit> units{};
+    Grid<int> live{};              // [units] chunks, at its end
+    Grid<int> next{};              // [pass] microbatches moved
+    std::vector<int> gradients{};  // units of those moved
     std::size_t weighed = 0;
-    std::size_t last_weight = 0;
+    int last_weight = 0;
   };
 
   /// @return the most chunks that live at once
-  constexpr int repeat(Line& line, std::array<int, 4> const& start, std::size_t end) const {
-    line.units.assign(end, Unit::none);
-    line.live.assign(end, 0);
-    for (std::size_t pass = 0; pass < 4; ++pass) {
-      for (std::size_t m = 0; m < M_; ++m) {
-        auto const t = static_cast<std::size_t>(start[pass]) + Pattern::period * m;
+  constexpr int repeat(Line& line, Pattern const& pattern, int r, int end) const {
+    line.units = Grid<Unit>(end, Unit::none);
+    line.live = Grid<int>(end);
+    line.next = Grid<int>(4);
+    for (int pass = 0; pass < 4; ++pass) {
+      for (int m = 0; m < M_; ++m) {
+        int const t = pattern.start(r, pass) + Pattern::period * m;
         line.units[t] = static_cast<Unit>(pass);
         if (whole_ && pass >= Pattern::backward_down) line.units[t + 1] = Unit::second;
       }
@@ -86,7 +77,7 @@ class Squeezed {
     int live = 0;
     int most = 0;
     int to_weigh = 0;
-    for (std::size_t t = 0; t < end; ++t) {
+    for (int t = 0; t < end; ++t) {
       Unit& what = line.units[t];
       if (what == Unit::none && to_weigh > 0) {
         what = Unit::weight;
@@ -107,56 +98,53 @@ class Squeezed {
   [[nodiscard]] static constexpr bool is_backward(Unit what) noexcept {
     return what == Unit::backward_down || what == Unit::backward_up;
   }
-  [[nodiscard]] constexpr std::size_t end_of(std::size_t pass, std::size_t r, std::size_t m) const {
-    return static_cast<std::size_t>(at(pass, r, m)) +
-           (whole_ && pass >= Pattern::backward_down ? 2 : 1);
+  [[nodiscard]] constexpr int end_of(int pass, int r, int m) const {
+    return at(pass, r, m) + (whole_ && pass >= Pattern::backward_down ? 2 : 1);
   }
 
-  constexpr void move_weight(Line& line, std::size_t t) const {
-    std::size_t to = std::max(line.gradients[line.weighed], line.last_weight) + 1;
+  constexpr void move_weight(Line& line, int t) const {
+    int to = std::max(line.gradients[line.weighed], line.last_weight) + 1;
     ++line.weighed;
     while (to < t && line.units[to] != Unit::none) ++to;
     line.last_weight = to;
     if (to == t) return;
     line.units[to] = Unit::weight;
     line.units[t] = Unit::none;
-    for (std::size_t u = to; u < t; ++u) --line.live[u];
+    for (int u = to; u < t; ++u) --line.live[u];
   }
 
-  constexpr void move_pass(std::size_t r, Line& line, Unit what, std::size_t t, int most) {
-    auto const pass = static_cast<std::size_t>(what);
-    std::size_t const m = line.next[pass]++;
+  constexpr void move_pass(int r, Line& line, Unit what, int t, int most) {
+    int const pass = static_cast<int>(what);
+    int const m = line.next[pass]++;
     bool const down = what == Unit::forward_down || what == Unit::backward_down;
     bool const turns = down ? r == 0 : r + 1 == P_;  // the pass begins on this rank
     bool const pair = whole_ && is_backward(what);
-    std::size_t to = m > 0 ? end_of(pass, r, m - 1) : 0;
+    int to = m > 0 ? end_of(pass, r, m - 1) : 0;
     if (!turns)
       to = std::max(to, end_of(pass, down ? r - 1 : r + 1, m));
     else if (pass > 0)
       to = std::max(to, end_of(pass - 1, r, m));
     if (is_forward(what)) {
-      std::size_t room = t;
+      int room = t;
       while (room > to && line.live[room - 1] < most) --room;
       to = room;
     }
-    auto const free = [&](std::size_t u) {
-      return line.units[u] == Unit::none || (pair && u == t);
-    };
+    auto const free = [&](int u) { return line.units[u] == Unit::none || (pair && u == t); };
     while (to < t && !(free(to) && (!pair || free(to + 1)))) ++to;
-    at_[(pass * P_ + r) * M_ + m] = static_cast<int>(to);
+    at_(pass * P_ + r, m) = to;
     if (!whole_ && is_backward(what)) line.gradients.push_back(to);
     if (to == t) return;
     line.units[t] = Unit::none;
     if (pair) line.units[t + 1] = Unit::none;
     line.units[to] = what;
     if (pair) line.units[to + 1] = Unit::second;
-    for (std::size_t u = to; is_forward(what) && u < t; ++u) ++line.live[u];
-    for (std::size_t u = to + 1; pair && u <= t; ++u) --line.live[u];
+    for (int u = to; is_forward(what) && u < t; ++u) ++line.live[u];
+    for (int u = to + 1; pair && u <= t; ++u) --line.live[u];
   }
 
-  std::size_t P_, M_;
+  int P_, M_;
   bool whole_;
-  std::vector<int> at_;  // [4 * P * M]
+  Grid<int> at_;  // [4 * P][M]
 };
 
 }  // namespace stagger::schedule::detail

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A makespan that no order of the same actions on the same ranks can beat.
+/// @file   A lower bound of the makespan that no order of the same actions on the same ranks can beat.
 
 #include <algorithm>
-#include <cstddef>
 #include <vector>
 
+#include <stagger/core/grid.hpp>
 #include <stagger/schedule/costs.hpp>
 #include <stagger/schedule/limits.hpp>
-#include <stagger/schedule/proof/play.hpp>
-#include <stagger/schedule/proof/verify.hpp>
+#include <stagger/schedule/proof/cells.hpp>
+#include <stagger/schedule/proof/stage_times.hpp>
 
 namespace stagger::schedule {
 
@@ -38,16 +38,16 @@ struct RankLoad {
                                            Limits limits = {}) {
   require_costs(costs, table.stages);
   detail::require_playable(table);
-  auto times = detail::stage_times(table, costs);
-  std::vector<int> const owner = detail::owners(table);
-  std::size_t const S = times.size(), P = table.row_begin.size();
+  detail::Times const times = detail::stage_times(table, costs);
+  Grid<int> const owner = detail::owners(table);
+  int const S = table.stages;
   bool const two_ways = std::find(owner.begin(), owner.end(), detail::several) != owner.end();
   bool pairs = false, backwards = false;
   for (Action const& a : table.actions) {
     pairs = pairs || a.overlaps_next;
     backwards = backwards || gives_input_gradient(a.kind);
   }
-  auto shortest = times;  // an action in a pair may take no longer than the pair
+  detail::Times shortest = times;  // an action in a pair may take no longer than the pair
   if (pairs && costs.overlap_s >= 0) {
     for (auto& t : shortest) {
       t.forward = std::min(t.forward, costs.overlap_s);
@@ -56,13 +56,13 @@ struct RankLoad {
   }
   // head[s]: from the start to the first forward of stage s; back[s]: from a forward's start at s
   // to its gradient.
-  std::vector<double> head(S, 0.0), back(S, 0.0), home(S, 0.0), rest(S, 0.0);
-  for (std::size_t s = 1; s < S; ++s) {
+  Grid<double> head(S), back(S), home(S), rest(S);
+  for (int s = 1; s < S; ++s) {
     head[s] = head[s - 1] + shortest[s - 1].forward + times[s].link_forward;
     home[s] = home[s - 1] + shortest[s - 1].input +
               times[s - 1].link_backward;  // from a gradient of s to the end of stage 0's
   }
-  for (std::size_t s = S; s-- > 0;) {
+  for (int s = S; s-- > 0;) {
     back[s] = shortest[s].forward;
     if (s + 1 == S) continue;
     back[s] +=
@@ -74,17 +74,17 @@ struct RankLoad {
   // every rank.
   double slowest = 0;
   for (auto const& t : shortest) slowest = std::max(slowest, t.forward);
-  double const queue = static_cast<double>(table.slices - 1) * slowest;
+  double const queue = (table.slices - 1) * slowest;
 
   double bound = 0;
-  for (std::size_t r = 0; r < P; ++r) {
+  for (int r = 0; r < table.ranks(); ++r) {
     detail::RankLoad load;
     std::vector<double> forwards;
-    int first = static_cast<int>(S), last = -1;
+    int first = S, last = -1;
     bool second = false;
-    for (Action const& a : table.row(static_cast<int>(r))) {
+    for (Action const& a : table.row(r)) {
       if (!is_compute(a.kind)) continue;
-      auto const s = static_cast<std::size_t>(a.stage);
+      int const s = a.stage;
       first = std::min(first, a.stage);
       last = std::max(last, a.stage);
       bool const own_cost = costs.overlap_s >= 0 && (second || a.overlaps_next);
@@ -99,25 +99,23 @@ struct RankLoad {
       if (gives_input_gradient(a.kind)) load.inputs_s += shortest[s].input;
     }
     if (last < 0) continue;
-    auto const s = static_cast<std::size_t>(first), t = static_cast<std::size_t>(last);
-    double const begin = two_ways ? std::min(head[s], head[t]) : head[s];
+    double const begin = two_ways ? std::min(head[first], head[last]) : head[first];
     bound = std::max(bound, begin + load.work_s);
     if (two_ways) continue;
     if (!backwards) {
-      bound = std::max(bound, begin + load.work_s + rest[t]);
+      bound = std::max(bound, begin + load.work_s + rest[last]);
       continue;
     }
-    auto const most = limits.in_flight > 0
-                          ? std::min(forwards.size(), static_cast<std::size_t>(limits.in_flight))
-                          : forwards.size();
-    if (most < forwards.size())
+    if (limits.in_flight > 0 && static_cast<int>(forwards.size()) > limits.in_flight) {
       std::sort(forwards.begin(), forwards.end(), [](double a, double b) { return a > b; });
-    double early = 0;
-    for (std::size_t i = 0; i < most; ++i) early += forwards[i];
-    double const gradient = head[t] + back[t] + queue;  // when the first one can be here
+      forwards.erase(forwards.begin() + limits.in_flight, forwards.end());
+    }
+    double early = 0;  // work before the first gradient, at most
+    for (double const forward_s : forwards) early += forward_s;
+    double const gradient = head[last] + back[last] + queue;  // when the first one can be here
     bound = std::max(bound, gradient + load.work_s - early);
     double const last_weight = pairs && costs.overlap_s >= 0 ? 0.0 : times[0].weight;
-    bound = std::max(bound, gradient + load.inputs_s + home[s] + last_weight);
+    bound = std::max(bound, gradient + load.inputs_s + home[first] + last_weight);
     if (limits.memory > 0) {
       bound = std::max(bound,
                        begin + (load.held_s + limits.weight_share * load.kept_s) / limits.memory);

@@ -1,16 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What a table costs: start and end of every action, bubble, idle time by cause, memory.
+/// @file   The evaluation of a table under given costs: start and end of every action, bubble, idle
+///         time by cause, memory.
 
 #include <algorithm>
 #include <cstddef>
 #include <vector>
 
+#include <stagger/core/grid.hpp>
 #include <stagger/schedule/costs.hpp>
 #include <stagger/schedule/limits.hpp>
 #include <stagger/schedule/policy.hpp>
-#include <stagger/schedule/proof/channel_play.hpp>
-#include <stagger/schedule/proof/verify.hpp>
+#include <stagger/schedule/proof/channels.hpp>
+#include <stagger/schedule/proof/check.hpp>
+#include <stagger/schedule/proof/peak_in_flight.hpp>
+#include <stagger/schedule/proof/play.hpp>
+#include <stagger/schedule/proof/standstill.hpp>
 #include <stagger/schedule/timeline.hpp>
 
 namespace stagger::schedule {
@@ -47,11 +52,11 @@ namespace detail {
 
 /// Largest sum of activation bytes on each rank, in row order.
 [[nodiscard]] constexpr std::vector<double> peak_bytes(Table const& table, Costs const& costs) {
-  std::vector<double> peak(table.row_begin.size(), 0.0);
-  for (std::size_t r = 0; r < peak.size(); ++r) {
-    double live = 0;
+  std::vector<double> peaks;
+  for (int r = 0; r < table.ranks(); ++r) {
+    double live = 0, peak = 0;
     double freed_with_next = 0;  // by the backward of a pair whose forward stands behind it
-    for (Action const& a : table.row(static_cast<int>(r))) {
+    for (Action const& a : table.row(r)) {
       StageCosts const& c = costs.of(a.stage);
       double const bytes = c.activation_bytes / table.slices;
       double freed = 0;
@@ -59,46 +64,47 @@ namespace detail {
       if (a.kind == Kind::backward) freed = bytes;
       if (a.kind == Kind::backward_input) freed = bytes * (1 - c.weight_share);
       if (a.kind == Kind::backward_weight) freed = bytes * c.weight_share;
-      peak[r] = std::max(peak[r], live);
+      peak = std::max(peak, live);
       live -= freed_with_next;
       freed_with_next = a.overlaps_next ? freed : 0;
       if (!a.overlaps_next) live -= freed;
     }
+    peaks.push_back(peak);
   }
-  return peak;
+  return peaks;
 }
 
 /// Adds up what a visitor of `play` sees.
 class Account {
  public:
-  constexpr Account(Table const& table, Evaluation& out) : table_(table), out_(out) {
-    std::size_t const ranks = table.row_begin.size();
-    out.timeline.rows.assign(ranks, std::vector<Span>{});
-    for (std::size_t r = 0; r < ranks; ++r) {
-      out.timeline.rows[r].assign(table.row(static_cast<int>(r)).size(), Span{});
+  constexpr Account(Table const& table, Evaluation& out) : out_(out), free_(table.ranks()) {
+    for (int r = 0; r < table.ranks(); ++r) {
+      auto& row = out.timeline.rows.emplace_back();
+      row.reserve(table.row(r).size());
+      for (Action const& a : table.row(r)) row.push_back({.action = a});
     }
-    out.work_s.assign(ranks, 0.0);
-    out.idle.assign(ranks, {});
-    free_.assign(ranks, 0.0);
+    out.work_s.assign(table.row_begin.size(), 0.0);
+    out.idle.assign(table.row_begin.size(), {});
   }
 
-  constexpr void operator()(std::size_t rank, std::size_t at, double start, double end,
-                            double given) {
-    Action const& a = table_.actions[table_.row_begin[rank] + at];
-    out_.timeline.rows[rank][at] = {.action = a, .start_s = start, .end_s = end};
+  constexpr void operator()(int rank, std::size_t at, double start, double end, double given) {
+    Span& span = out_.timeline.rows.data()[rank][at];
+    Idle& idle = out_.idle.data()[rank];
+    span.start_s = start;
+    span.end_s = end;
     double const free = free_[rank];
-    if (a.kind == Kind::reduce_gradient) {
-      out_.idle[rank].collective_s += end - free;
+    if (span.action.kind == Kind::reduce_gradient) {
+      idle.collective_s += end - free;
       free_[rank] = end;
       return;
     }
     if (end <= free && start < free) return;  // the second action of a pair
     if (start > free) {
       double const link = start - std::max(free, given);
-      out_.idle[rank].link_s += link;
-      out_.idle[rank].dependency_s += start - free - link;
+      idle.link_s += link;
+      idle.dependency_s += start - free - link;
     }
-    out_.work_s[rank] += end - start;
+    out_.work_s.data()[rank] += end - start;
     free_[rank] = end;
   }
 
@@ -122,84 +128,63 @@ class Account {
     out_.makespan_s = last - first;
     out_.bubble_s = out_.makespan_s - busiest;
     out_.span_bubble_s = out_.longest_span_s - busiest;
-    for (std::size_t r = 0; r < free_.size(); ++r) out_.idle[r].dependency_s += last - free_[r];
+    for (std::size_t r = 0; r < out_.idle.size(); ++r) out_.idle[r].dependency_s += last - free_[r];
   }
 
  private:
-  Table const& table_;
   Evaluation& out_;
-  std::vector<double> free_;
+  Grid<double> free_;
 };
 
 /// Moves to `memory_s` what a rank waited for a gradient while a forward further on in its row had
 /// arrived and only room for it was missing. Of a wait for both, the later part counts as memory.
-class MemoryWaits {
- public:
-  constexpr MemoryWaits(Table const& table, std::vector<StageTimes> const& times,
-                        Limits const& limits, Evaluation& out)
-      : table_(table), times_(times), limits_(limits), out_(out) {
-    made_.assign(cells(table), 0.0);
-    gradient_ = made_;
-    received_.assign(cells(table), -1.0);
-    for (auto const& row : out.timeline.rows) {
-      for (Span const& s : row) {
-        if (s.action.kind == Kind::forward) made_[cell(table, s.action)] = s.end_s;
-        if (gives_input_gradient(s.action.kind)) gradient_[cell(table, s.action)] = s.end_s;
-        if (s.action.kind == Kind::recv_forward) received_[cell(table, s.action)] = s.end_s;
-      }
+constexpr void move_memory_waits(Table const& table, Times const& times, Limits const& limits,
+                                 Evaluation& out) {
+  std::ptrdiff_t const stride = cells_of_stage(table);
+  Grid<double> made(cells(table)), gradient(cells(table));  // ends of forwards and input gradients
+  Grid<double> received(cells(table), -1.0);                // ends of transfers to forwards
+  for (auto const& row : out.timeline.rows) {
+    for (Span const& s : row) {
+      std::ptrdiff_t const here = cell(table, s.action);
+      if (s.action.kind == Kind::forward) made[here] = s.end_s;
+      if (gives_input_gradient(s.action.kind)) gradient[here] = s.end_s;
+      if (s.action.kind == Kind::recv_forward) received[here] = s.end_s;
     }
   }
-
-  constexpr void move() {
-    for (std::size_t r = 0; r < out_.timeline.rows.size(); ++r) {
-      auto const& row = out_.timeline.rows[r];
-      Room room;
-      double free = 0;
-      std::size_t next = 0;  // forward
-      for (std::size_t at = 0; at < row.size(); ++at) {
-        Span const& s = row[at];
-        if (is_message(s.action.kind)) continue;
-        bool const waits = gives_input_gradient(s.action.kind) && !s.action.overlaps_next;
-        next = std::max(next, at);
-        while (next < row.size() && row[next].action.kind != Kind::forward) ++next;
-        if (waits && next < row.size() && !room.takes(limits_)) {
-          double const from = std::max(free, arrival(row[next].action));
-          if (s.start_s > from) shift(out_.idle[r], from, s);
+  auto const arrival = [&](Action const& forward) {
+    if (forward.stage == 0) return 0.0;
+    std::ptrdiff_t const here = cell(table, forward);
+    if (received[here] >= 0) return received[here];
+    return made[here - stride] + times[forward.stage].link_forward;
+  };
+  for (std::size_t r = 0; r < out.timeline.rows.size(); ++r) {
+    auto const& row = out.timeline.rows[r];
+    Room room;
+    double free = 0;
+    std::size_t next = 0;  // forward
+    for (std::size_t at = 0; at < row.size(); ++at) {
+      Span const& s = row[at];
+      if (is_message(s.action.kind)) continue;
+      bool const waits = gives_input_gradient(s.action.kind) && !s.action.overlaps_next;
+      next = std::max(next, at);
+      while (next < row.size() && row[next].action.kind != Kind::forward) ++next;
+      if (waits && next < row.size() && !room.takes(limits)) {
+        double const from = std::max(free, arrival(row[next].action));
+        if (s.start_s > from) {
+          // The end of a wait is the gradient's way over the link, what is before it a dependency.
+          bool const last = s.action.stage + 1 == table.stages;
+          double const given = last ? 0 : gradient[cell(table, s.action) + stride];
+          double const on_link = std::max(0.0, s.start_s - std::max(from, given));
+          out.idle[r].memory_s += s.start_s - from;
+          out.idle[r].link_s -= on_link;
+          out.idle[r].dependency_s -= s.start_s - from - on_link;
         }
-        room.run(s.action.kind, limits_);
-        free = std::max(free, s.end_s);
       }
+      room.run(s.action.kind, limits);
+      free = std::max(free, s.end_s);
     }
   }
-
- private:
-  [[nodiscard]] constexpr double arrival(Action const& a) const {
-    if (a.stage == 0) return 0;
-    std::size_t const here = cell(table_, a);
-    if (received_[here] >= 0) return received_[here];
-    std::size_t const stride = cells(table_) / static_cast<std::size_t>(table_.stages);
-    return made_[here - stride] + times_[static_cast<std::size_t>(a.stage)].link_forward;
-  }
-
-  /// The end of a wait is the gradient's way over the link, what is before it a dependency.
-  constexpr void shift(Idle& idle, double from, Span const& gradient) const {
-    std::size_t const stride = cells(table_) / static_cast<std::size_t>(table_.stages);
-    std::size_t const here = cell(table_, gradient.action);
-    bool const last = gradient.action.stage + 1 == table_.stages;
-    double const made = last ? 0 : gradient_[here + stride];
-    double const on_link = std::max(0.0, gradient.start_s - std::max(from, made));
-    idle.memory_s += gradient.start_s - from;
-    idle.link_s -= on_link;
-    idle.dependency_s -= gradient.start_s - from - on_link;
-  }
-
-  Table const& table_;
-  std::vector<StageTimes> const& times_;
-  Limits limits_;
-  Evaluation& out_;
-  std::vector<double> made_, gradient_;  // [cells] ends of forwards and of input gradients
-  std::vector<double> received_;         // [cells] end of the transfer to a forward; -1: none
-};
+}
 
 }  // namespace detail
 
@@ -218,34 +203,31 @@ class MemoryWaits {
                                             Channels channels = Channels::per_peer,
                                             Limits const& limits = {}) {
   require_costs(costs, table.stages);
-  bool messages = false;
-  for (Action const& a : table.actions) {
-    messages = messages || is_message(a.kind);
-  }
   detail::require_playable(table);
   Evaluation out;
   detail::Account account(table, out);
   Fault stuck;
-  auto const times = detail::stage_times(table, costs);
-  if (messages) {
-    if (Fault const f = detail::Checker(table).run()) raise(Errc::bad_schedule, message(f));
-    detail::ChannelPlay play(table, channels);
-    auto const ran = play.run(times, costs.overlap_s, account,
-                              [&](std::size_t send, std::size_t receive, double start, double end) {
-                                for (std::size_t const i : {send, receive}) {
-                                  std::size_t const rank = play.rank_of(i);
-                                  out.timeline.rows[rank][i - table.row_begin[rank]] = {
-                                      .action = table.actions[i], .start_s = start, .end_s = end};
-                                }
-                              });
-    stuck = detail::standstill(table, ran, play);
+  detail::Times const times = detail::stage_times(table, costs);
+  if (detail::has_messages(table)) {
+    detail::Checked checked{table};
+    if (Fault const f = detail::check(checked)) raise(Errc::bad_schedule, message(f));
+    detail::ChannelTransfers transfers(table, times, channels);
+    detail::play(table, times, costs.overlap_s, transfers, account);
+    stuck = detail::standstill(table, transfers);
+    for (auto& row : out.timeline.rows) {
+      for (Span& s : row) {
+        if (!is_message(s.action.kind)) continue;
+        s.start_s = transfers.start_s(s.action);
+        s.end_s = transfers.end_s(s.action);
+      }
+    }
   } else {
     stuck = detail::standstill(table, detail::play(table, times, costs.overlap_s, account));
   }
   if (stuck) raise(Errc::bad_schedule, message(stuck));
   account.close();
   if (limits.in_flight > 0 || limits.memory > 0)
-    detail::MemoryWaits(table, times, limits, out).move();
+    detail::move_memory_waits(table, times, limits, out);
   out.weight_versions.assign(table.row_begin.size(), 1);
   out.peak_in_flight = peak_in_flight(table);
   out.peak_bytes = detail::peak_bytes(table, costs);
@@ -257,14 +239,16 @@ class MemoryWaits {
 /// @return [ranks]
 template <SchedulePolicy Policy>
 [[nodiscard]] constexpr std::vector<int> weight_versions(Policy const& policy, Shape shape) {
-  std::vector<int> versions(static_cast<std::size_t>(shape.ranks), 1);
-  if constexpr (requires { policy.weight_versions(shape, 0); }) {
-    for (int r = 0; r < shape.ranks; ++r)
-      versions[static_cast<std::size_t>(r)] = policy.weight_versions(shape, r);
-  } else {
-    static_assert(Policy::flushes,
-                  "stagger: a policy that does not flush says how many versions a rank keeps: int "
-                  "weight_versions(Shape, int rank) const");
+  constexpr bool tells = requires { policy.weight_versions(shape, 0); };
+  static_assert(tells || Policy::flushes,
+                "stagger: a policy that does not flush says how many versions a rank keeps: int "
+                "weight_versions(Shape, int rank) const");
+  std::vector<int> versions;
+  for (int r = 0; r < shape.ranks; ++r) {
+    if constexpr (tells)
+      versions.push_back(policy.weight_versions(shape, r));
+    else
+      versions.push_back(1);
   }
   return versions;
 }

@@ -8,8 +8,9 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
+#include <stagger/core/grid.hpp>
 #include <stagger/schedule/proof/play.hpp>
-#include <stagger/schedule/proof/verify.hpp>
+#include <stagger/schedule/proof/standstill.hpp>
 
 namespace stagger::schedule {
 
@@ -44,18 +45,14 @@ struct Inbox {
 /// @throws Error bad_schedule for a table that never ends, or that holds messages already
 /// Complexity: linear in the number of actions, times the ranks that one rank receives from.
 [[nodiscard]] constexpr Table lower(Table const& table, Costs const& costs = {}) {
-  for (Action const& a : table.actions) {
-    if (is_message(a.kind))
-      raise(Errc::bad_schedule,
-            "the table holds messages already; lower takes a table without them");
-  }
+  if (detail::has_messages(table))
+    raise(Errc::bad_schedule, "the table holds messages already; lower takes a table without them");
   detail::require_playable(table);
   require_costs(costs, table.stages);
 
   std::size_t const n = table.actions.size(), P = table.row_begin.size();
-  std::size_t const stride = detail::cells(table) / static_cast<std::size_t>(table.stages);
-  std::vector<std::uint32_t> home(detail::cells(table),
-                                  0);  // rank of each (stage, microbatch, slice)
+  std::ptrdiff_t const stride = detail::cells_of_stage(table);
+  Grid<std::uint32_t> home(detail::cells(table));  // rank of each (stage, microbatch, slice)
   for (std::size_t r = 0; r < P; ++r) {
     for (Action const& a : table.row(static_cast<int>(r))) {
       if (a.kind == Kind::forward) home[detail::cell(table, a)] = static_cast<std::uint32_t>(r);
@@ -63,15 +60,15 @@ struct Inbox {
   }
   // The rank that reads what an action makes; the action's own where nobody does.
   auto const reader = [&](Action const& a, std::size_t rank) constexpr -> std::size_t {
-    std::size_t const c = detail::cell(table, a);
+    std::ptrdiff_t const c = detail::cell(table, a);
     if (a.kind == Kind::forward) return a.stage + 1 < table.stages ? home[c + stride] : rank;
     return gives_input_gradient(a.kind) && a.stage > 0 ? home[c - stride] : rank;
   };
   std::vector<detail::Ending> ending(n, detail::Ending{});
   std::uint32_t seen = 0;
   auto const ran = detail::play(table, detail::stage_times(table, costs), costs.overlap_s,
-                                [&](std::size_t rank, std::size_t at, double, double end, double) {
-                                  ending[table.row_begin[rank] + at] = {end, seen++};
+                                [&](int rank, std::size_t at, double, double end, double) {
+                                  ending[table.row_begin.data()[rank] + at] = {end, seen++};
                                 });
   if (Fault const f = detail::standstill(table, ran)) raise(Errc::bad_schedule, message(f));
 

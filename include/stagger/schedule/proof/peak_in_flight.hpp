@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   How much a table keeps in flight.
+/// @file   The number of micro-batches that a table keeps in flight.
 
-#include <cstddef>
 #include <vector>
 
 #include <stagger/schedule/action.hpp>
@@ -14,18 +13,19 @@ namespace stagger::schedule {
 /// one each. In an overlapped pair the forward counts before the backward frees.
 /// @return [ranks]
 [[nodiscard]] constexpr std::vector<int> peak_in_flight(Table const& table) {
-  std::vector<int> peak(table.row_begin.size(), 0);
-  for (std::size_t r = 0; r < peak.size(); ++r) {
-    int live = 0;
+  std::vector<int> peaks;
+  for (int r = 0; r < table.ranks(); ++r) {
+    int live = 0, peak = 0;
     bool frees_first = false;  // the backward of a pair stands before its forward
-    for (Action const& a : table.row(static_cast<int>(r))) {
+    for (Action const& a : table.row(r)) {
       if (a.kind == Kind::forward) ++live;
-      if (live + (frees_first ? 1 : 0) > peak[r]) peak[r] = live + (frees_first ? 1 : 0);
+      if (live + (frees_first ? 1 : 0) > peak) peak = live + (frees_first ? 1 : 0);
       frees_first = a.overlaps_next && ends_flight(a.kind);
       if (ends_flight(a.kind)) --live;
     }
+    peaks.push_back(peak);
   }
-  return peak;
+  return peaks;
 }
 
 }  // namespace stagger::schedule

@@ -1,227 +1,208 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Plays the rows of a compute table against each other: the one loop behind proof,
-/// evaluation and search.
+/// @file   The player of tables: runs the rows of all ranks against each other, for proof,
+///         evaluation and search.
 
+#include <algorithm>
 #include <cstddef>
 #include <vector>
 
-#include <stagger/schedule/costs.hpp>
-#include <stagger/schedule/proof/reductions.hpp>
+#include <stagger/core/grid.hpp>
+#include <stagger/schedule/proof/cells.hpp>
+#include <stagger/schedule/proof/stage_times.hpp>
 #include <stagger/schedule/table.hpp>
 
 namespace stagger::schedule::detail {
 
-/// Index of (stage, microbatch, slice) in arrays that hold one entry for each.
-[[nodiscard]] constexpr std::size_t cell(Table const& table, Action const& a) noexcept {
-  return (static_cast<std::size_t>(a.stage) * static_cast<std::size_t>(table.microbatches) +
-          static_cast<std::size_t>(a.microbatch)) *
-             static_cast<std::size_t>(table.slices) +
-         static_cast<std::size_t>(a.slice);
-}
+/// Where the ranks that hold a stage wait for each other before its gradients are added
+/// (REDUCE_GRAD). Takes no memory while a table has no reductions.
+class ReductionBarriers {
+ public:
+  struct Barrier {
+    int expected = 0;
+    std::vector<int> ranks{};  ///< in the order in which they came
+    double start_s = 0;        ///< when the last one came
+  };
 
-/// Number of such entries.
-[[nodiscard]] constexpr std::size_t cells(Table const& table) noexcept {
-  return static_cast<std::size_t>(table.stages) * static_cast<std::size_t>(table.microbatches) *
-         static_cast<std::size_t>(table.slices);
-}
+  constexpr explicit ReductionBarriers(Table const& table) : table_(table) {}
 
-/// True when every index of the action lies in the table's range.
-[[nodiscard]] constexpr bool in_range(Table const& table, Action const& a) noexcept {
-  return a.stage >= 0 && a.stage < table.stages && a.microbatch >= 0 &&
-         a.microbatch < table.microbatches && a.slice >= 0 && a.slice < table.slices;
-}
-
-/// True when the table has fewer actions than entries, and so cannot be complete.
-[[nodiscard]] constexpr bool sparse(Table const& table) noexcept {
-  std::size_t left = table.actions.size();
-  for (int const count : {table.stages, table.microbatches, table.slices}) {
-    if (count < 1) return true;
-    left /= static_cast<std::size_t>(count);
-  }
-  return left == 0;
-}
-
-/// The row of each stage; `several` for a stage that stands in more than one row. Lowest row where
-/// none has it: -1.
-inline constexpr int several = -2;
-[[nodiscard]] constexpr std::vector<int> owners(Table const& table) {
-  std::vector<int> owner(static_cast<std::size_t>(table.stages), -1);
-  for (int rank = 0; rank < table.ranks(); ++rank) {
-    for (Action const& a : table.row(rank)) {
-      if (a.stage < 0 || a.stage >= table.stages || !is_compute(a.kind)) continue;
-      int& o = owner[static_cast<std::size_t>(a.stage)];
-      o = o == -1 || o == rank ? rank : several;
+  /// A rank has come to its reduction of a stage.
+  /// @return the barrier when all have come; null before
+  constexpr Barrier const* arrive(int stage, int rank, double now) {
+    if (barriers_.empty()) {
+      barriers_ = Grid<Barrier>(table_.stages);
+      for (Action const& a : table_.actions)
+        if (a.kind == Kind::reduce_gradient) ++barriers_[a.stage].expected;
     }
+    Barrier& barrier = barriers_[stage];
+    barrier.ranks.push_back(rank);
+    barrier.start_s = std::max(barrier.start_s, now);
+    return static_cast<int>(barrier.ranks.size()) == barrier.expected ? &barrier : nullptr;
   }
-  return owner;
-}
 
-/// Seconds of the actions of one stage (or of one slice there), and of the edges into it.
-struct StageTimes {
-  double forward = 0, backward = 0, input = 0, weight = 0;
-  double link_forward = 0;   ///< from stage - 1; 0 where both stand on one rank
-  double link_backward = 0;  ///< from stage + 1
-  double reduce = 0;         ///< REDUCE_GRAD
-
-  [[nodiscard]] constexpr double of(Kind kind) const noexcept {
-    switch (kind) {
-      case Kind::forward:
-        return forward;
-      case Kind::backward:
-        return backward;
-      case Kind::backward_input:
-        return input;
-      case Kind::backward_weight:
-        return weight;
-      default:
-        return 0;
-    }
-  }
+ private:
+  Table const& table_;
+  Grid<Barrier> barriers_{};  // [stages], or empty
 };
 
-[[nodiscard]] constexpr std::vector<StageTimes> stage_times(Table const& table,
-                                                            Costs const& costs) {
-  std::vector<int> const owner = owners(table);
-  std::vector<StageTimes> times(static_cast<std::size_t>(table.stages), StageTimes{});
-  auto const crosses = [&](std::size_t a, std::size_t b) {
-    return owner[a] == several || owner[a] != owner[b];
-  };
-  for (std::size_t s = 0; s < times.size(); ++s) {
-    StageCosts const& c = costs.of(static_cast<int>(s));
-    double const share = 1.0 / table.slices;
-    times[s].forward = c.forward_s * share;
-    times[s].input = c.backward_input_s * share;
-    times[s].weight = c.backward_weight_s * share;
-    times[s].reduce = c.reduce_s;
-    times[s].backward = (c.backward_input_s + c.backward_weight_s) * share;
-    if (s > 0 && crosses(s, s - 1))
-      times[s].link_forward = costs.of(static_cast<int>(s) - 1).transfer_s * share;
-    if (s + 1 < times.size() && crosses(s, s + 1)) times[s].link_backward = c.transfer_s * share;
+/// How values reach their readers in a table without messages: each transfer is pure delay, however
+/// many there are at a time.
+class Delays {
+ public:
+  static constexpr bool has_messages = false;
+
+  constexpr Delays(Table const& table, Times const& times)
+      : table_(table),
+        times_(times),
+        stride_(cells_of_stage(table)),
+        forward_(cells(table), not_made_),
+        gradient_(cells(table), not_made_) {}
+
+  /// When the input of an action is on its rank; negative while it is not.
+  /// @param given  raised to when the input was made, without the link
+  constexpr double arrives(int rank, Action const& a, double& given) {
+    std::ptrdiff_t const here = cell(table_, a);
+    double* input = nullptr;
+    double link = 0;
+    if (a.kind == Kind::forward) {
+      if (a.stage == 0) return 0;
+      input = &forward_[here - stride_];
+      link = times_[a.stage].link_forward;
+    } else if (a.kind == Kind::backward_weight) {
+      return gradient_[here] >= 0 ? 0 : not_made_;  // made on this rank or never
+    } else {
+      if (forward_[here] < 0) return not_made_;
+      if (a.stage + 1 == table_.stages) return 0;
+      input = &gradient_[here + stride_];
+      link = times_[a.stage].link_backward;
+    }
+    if (*input < 0) {
+      *input = -2.0 - rank;
+      return not_made_;
+    }
+    if (*input > given) given = *input;
+    return *input + link;
   }
-  return times;
-}
+
+  /// An action has ended; the rank that waits for its value can go on.
+  constexpr void ended(std::size_t, Action const& a, double end, std::vector<int>& runnable) {
+    if (a.kind >= Kind::backward_weight) return;  // W and REDUCE_GRAD make no value
+    double& value =
+        a.kind == Kind::forward ? forward_[cell(table_, a)] : gradient_[cell(table_, a)];
+    if (value <= -2) runnable.push_back(static_cast<int>(-2.0 - value));
+    value = end;
+  }
+
+  /// Nothing to do when a rank comes no further: values arrive by themselves.
+  constexpr void transfer(std::vector<int>&) noexcept {}
+
+ private:
+  static constexpr double not_made_ = -1;  // below: -2 - r means that rank r waits for the value
+
+  Table const& table_;
+  Times const& times_;
+  std::ptrdiff_t stride_;
+  Grid<double> forward_, gradient_;  // [cells] ends
+};
 
 /// A visitor for `play` that keeps when the last action ends. One type for all who ask no more, so
 /// that they share one copy of the loop.
 struct LatestEnd {
   double end_s = 0;
-  constexpr void operator()(std::size_t, std::size_t, double, double end, double) noexcept {
+  constexpr void operator()(int, std::size_t, double, double end, double) noexcept {
     if (end > end_s) end_s = end;
   }
 };
 
-/// Plays a table of compute actions and reductions in which every index is in range. Each rank runs
-/// its row in order; an action starts when its rank is free and its inputs have arrived, an
-/// overlapped pair when those of both have. A rank that comes to a reduction waits for the others
-/// that take part.
+/// Plays a table in which every index is in range. Each rank runs its row in order; an action
+/// starts when its rank is free and its inputs have arrived, an overlapped pair when those of both
+/// have. A rank that comes to a reduction waits for the others that take part. Messages are left to
+/// `transfers`.
 ///
-/// `visit(rank, position, start, end, given)` is called for each action in the order of its rank;
-/// `given` is when its last input was produced, without the link. Both actions of a pair are
-/// visited with the pair's times.
-/// @return per rank, how many actions ran; less than the row's length where ranks wait for each
-/// other for ever Complexity: linear in the number of actions.
-template <class Visit>
-constexpr std::vector<std::size_t> play(Table const& table, std::vector<StageTimes> const& times,
-                                        double overlap_s, Visit&& visit) {
-  constexpr double unknown = -1;  // below: -2 - r means that rank r waits for the value
-  std::size_t const ranks = table.row_begin.size();
-  std::size_t const stride =
-      static_cast<std::size_t>(table.microbatches) * static_cast<std::size_t>(table.slices);
-  std::vector<double> forward(cells(table), unknown);
-  std::vector<double> gradient(cells(table), unknown);
-  std::vector<std::size_t> cursor(ranks, 0);
-  std::vector<double> free(ranks, 0.0);
-  Meetings meetings(table);
-  std::vector<std::size_t> runnable;
-  runnable.reserve(ranks + 1);
-  for (std::size_t r = ranks; r-- > 0;) runnable.push_back(r);
+/// `visit(rank, position, start, end, given)` is called for each compute action and reduction in
+/// the order of its rank; `given` is when its last input was made, without the link. Both actions
+/// of a pair are visited with the pair's times.
+/// @param transfers  how values reach their readers: `Delays` or `ChannelTransfers`
+/// @return [ranks] how far each came; less than the row's length where ranks wait for each other
+/// for ever
+/// Complexity: linear in the number of actions.
+template <class Transfers, class Visit>
+constexpr Grid<std::size_t> play(Table const& table, Times const& times, double overlap_s,
+                                 Transfers& transfers, Visit& visit) {
+  int const ranks = table.ranks();
+  Grid<std::size_t> reached(ranks);
+  Grid<double> free(ranks);
+  ReductionBarriers barriers(table);
+  std::vector<int> runnable;
+  runnable.reserve(table.row_begin.size() + 1);
+  for (int r = ranks; r-- > 0;) runnable.push_back(r);
 
   while (!runnable.empty()) {
-    std::size_t const rank = runnable.back();
+    int const rank = runnable.back();
     runnable.pop_back();
-    auto const row = table.row(static_cast<int>(rank));
-    std::size_t at = cursor[rank];
+    auto const span = table.row(rank);
+    Action const* const row = span.data();
+    std::size_t const size = span.size(), begin = table.row_begin.data()[rank];
+    std::size_t at = reached[rank];
     double now = free[rank];
-
-    // When the inputs of an action arrive, or a negative number when one is not made yet.
-    double given = 0;
-    auto const arrives = [&](Action const& a) constexpr -> double {
-      std::size_t const here = cell(table, a);
-      auto const s = static_cast<std::size_t>(a.stage);
-      double* input = nullptr;
-      double link = 0;
-      if (a.kind == Kind::forward) {
-        if (s == 0) return 0;
-        input = &forward[here - stride];
-        link = times[s].link_forward;
-      } else if (a.kind == Kind::backward_weight) {
-        return gradient[here] >= 0 ? 0 : unknown;  // made on this rank or never
-      } else {
-        if (forward[here] < 0) return unknown;
-        if (a.stage + 1 == table.stages) return 0;
-        input = &gradient[here + stride];
-        link = times[s].link_backward;
-      }
-      if (*input < 0) {
-        *input = -2.0 - static_cast<double>(rank);
-        return unknown;
-      }
-      if (*input > given) given = *input;
-      return *input + link;
-    };
-    auto const finish = [&](Action const& a, double end) constexpr {
-      if (a.kind == Kind::backward_weight) return;
-      double& value = a.kind == Kind::forward ? forward[cell(table, a)] : gradient[cell(table, a)];
-      if (value <= -2) runnable.push_back(static_cast<std::size_t>(-2.0 - value));
-      value = end;
-    };
-
-    while (at < row.size()) {
+    while (at < size) {
       Action const& a = row[at];
-      given = 0;
       if (a.kind == Kind::reduce_gradient) {
-        cursor[rank] = at;
-        if (!meetings.come(a.stage, rank, now)) break;
-        double const start = meetings.start_s(a.stage);
-        now = start + times[static_cast<std::size_t>(a.stage)].reduce;
-        for (std::size_t const other : meetings.ranks(a.stage)) {
-          visit(other, cursor[other]++, start, now, given);
+        reached[rank] = at;
+        auto const* const barrier = barriers.arrive(a.stage, rank, now);
+        if (barrier == nullptr) break;
+        now = barrier->start_s + times[a.stage].reduce;
+        for (int const other : barrier->ranks) {
+          std::size_t const position = reached[other]++;
+          visit(other, position, barrier->start_s, now, 0.0);
+          transfers.ended(table.row_begin.data()[other] + position, a, now, runnable);
           free[other] = now;
           if (other != rank) runnable.push_back(other);
         }
         ++at;
         continue;
       }
-      double ready = arrives(a);
+      if constexpr (Transfers::has_messages) {
+        if (is_message(a.kind)) {
+          ++at;
+          continue;
+        }
+      }
+      double given = 0;
+      double ready = transfers.arrives(rank, a, given);
       if (ready < 0) break;
-      auto const s = static_cast<std::size_t>(a.stage);
-      if (a.overlaps_next && at + 1 < row.size()) {
+      double cost = times[a.stage].of(a.kind);
+      bool const pair = a.overlaps_next && at + 1 < size;
+      if (pair) {
         Action const& b = row[at + 1];
-        double const second = arrives(b);
+        double const second = transfers.arrives(rank, b, given);
         if (second < 0) break;
         if (second > ready) ready = second;
-        double const start = ready > now ? ready : now;
-        double const cost =
-            times[s].of(a.kind) + times[static_cast<std::size_t>(b.stage)].of(b.kind);
-        now = start + (overlap_s < 0 ? cost : overlap_s);
-        visit(rank, at, start, now, given);
-        visit(rank, at + 1, start, now, given);
-        finish(a, now);
-        finish(b, now);
-        at += 2;
-      } else {
-        double const start = ready > now ? ready : now;
-        now = start + times[s].of(a.kind);
-        visit(rank, at, start, now, given);
-        finish(a, now);
-        ++at;
+        cost = overlap_s < 0 ? cost + times[b.stage].of(b.kind) : overlap_s;
       }
+      double const start = ready > now ? ready : now;
+      now = start + cost;
+      visit(rank, at, start, now, given);
+      transfers.ended(begin + at, a, now, runnable);
+      ++at;
+      if (!pair) continue;
+      visit(rank, at, start, now, given);
+      transfers.ended(begin + at, row[at], now, runnable);
+      ++at;
     }
-    cursor[rank] = at;
+    reached[rank] = at;
     free[rank] = now;
+    transfers.transfer(runnable);
   }
-  return cursor;
+  return reached;
+}
+
+/// Plays a table without messages.
+template <class Visit>
+constexpr Grid<std::size_t> play(Table const& table, Times const& times, double overlap_s,
+                                 Visit&& visit) {
+  Delays delays(table, times);
+  return play(table, times, overlap_s, delays, visit);
 }
 
 }  // namespace stagger::schedule::detail

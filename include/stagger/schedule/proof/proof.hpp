@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   `verify` for large tables at compile time: rows and play are cut into constant
-/// evaluations of their own, so
-///         that no compiler's default limit is met. `static_assert(accepted<proof<OneFOneB{},
-///         Shape{64, 256}>>)`.
+/// @file   The proof of large tables at compile time: rows and play are cut into constant
+///         evaluations of their own, so that no compiler's default limit is met.
+///         `static_assert(accepted<proof<OneFOneB{}, Shape{64, 256}>>)`.
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -25,9 +23,8 @@ template <auto Policy, Shape S> [[nodiscard]] constexpr Table table_with_row(int
     return Policy.rows(S, rank, rank + 1);
   } else {
     Table const whole = Policy.table(S);
-    Table one{.stages = whole.stages, .microbatches = whole.microbatches, .slices = whole.slices};
-    one.begin_row();
-    for (Action const& a : whole.row(rank)) one.add(a);
+    Table one = whole.like(whole.row(rank).size());
+    one.add_row(whole.row(rank));
     return one;
   }
 }
@@ -41,20 +38,18 @@ inline constexpr int slices_of = [] {
 /// More than any complete row holds: F, I and W of everything and a reduction of each stage, on two
 /// stages in the bidirectional form.
 template <auto Policy, Shape S>
-inline constexpr std::size_t most_actions =
-    static_cast<std::size_t>(S.chunks) * (2 + 4 * static_cast<std::size_t>(S.microbatches) *
-                                                  static_cast<std::size_t>(slices_of<Policy, S>));
+inline constexpr std::size_t most_actions{S.chunks *
+                                          (2 + 4 * S.microbatches * slices_of<Policy, S>)};
 
 template <auto Policy, Shape S, int Rank> struct ProofRow {
   struct Made {
-    std::array<Action, most_actions<Policy, S>> actions{};
-    std::size_t size = 0;
+    Action actions[most_actions<Policy, S>]{};
+    int size = 0;
   };
   static constexpr Made make() {
     Table const t = table_with_row<Policy, S>(Rank);
     Made row{};
-    Action* to = row.actions.data();
-    for (Action const& a : t.actions) to[row.size++] = a;
+    for (Action const& a : t.actions) row.actions[row.size++] = a;
     return row;
   }
   static constexpr Made made = make();
@@ -62,21 +57,20 @@ template <auto Policy, Shape S, int Rank> struct ProofRow {
 
 /// Where a proof stands between two parts.
 template <int Stages, int Microbatches, int Ranks> struct ProofState {
-  static constexpr std::size_t cell_count =
-      static_cast<std::size_t>(Stages) * static_cast<std::size_t>(Microbatches);
-  static constexpr std::size_t rank_count = static_cast<std::size_t>(Ranks);
-  // A stage may belong to two ranks, which share its microbatches out.
-  static constexpr std::size_t owner_count = 2 * static_cast<std::size_t>(Stages);
+  static constexpr std::size_t cell_count = std::size_t{Stages} * std::size_t{Microbatches};
+  // A stage may belong to two ranks, each with half of its microbatches.
+  static constexpr std::size_t owner_count = 2 * std::size_t{Stages};
+  static constexpr std::size_t rank_count = std::size_t{Ranks};
   // Plain arrays: a compiler evaluates each operator[] of std::array as a call.
   std::uint16_t forward_at[cell_count]{};   // position in its row + 1; 0: not run
   std::uint16_t gradient_at[cell_count]{};  // of B or I
   bool weighed[cell_count]{};
-  std::size_t cursor[rank_count]{};
+  int cursor[rank_count]{};
   int live[rank_count]{};
   int owner[owner_count]{};             // rank + 1, for each half of the microbatches
   std::uint8_t reduced[owner_count]{};  // 0: not yet, 1: the rank has come to it, 2: done
   int last_forward[owner_count]{}, last_gradient[owner_count]{};
-  std::size_t forwards = 0, gradients = 0, weights = 0;
+  int forwards = 0, gradients = 0, weights = 0;
   int rank = 0, step = 1;  // the next rank to look at, and the direction of the sweep
   int blocked = 0;         // ranks in a row that did not move
   bool finished = false;
@@ -89,51 +83,49 @@ template <auto Policy, Shape S, int Limit> struct Prover {
   using State = ProofState<S.stages(), columns, S.ranks>;
   struct View {
     Action const* begin;
-    std::size_t size;
+    int size;
+  };
+  struct Views {
+    View of[std::size_t{S.ranks}];
   };
 
-  template <int... Rank>
-  static constexpr std::array<View, sizeof...(Rank)> views(std::integer_sequence<int, Rank...>) {
-    return {{View{ProofRow<Policy, S, Rank>::made.actions.data(),
-                  ProofRow<Policy, S, Rank>::made.size}...}};
+  template <int... Rank> static constexpr Views views(std::integer_sequence<int, Rank...>) {
+    return {
+        {View{ProofRow<Policy, S, Rank>::made.actions, ProofRow<Policy, S, Rank>::made.size}...}};
   }
-  static constexpr std::array<View, static_cast<std::size_t>(S.ranks)> rows =
-      views(std::make_integer_sequence<int, S.ranks>{});
+  static constexpr Views rows = views(std::make_integer_sequence<int, S.ranks>{});
 
   /// Rank 0 works on the first and on the last stage of P: the bidirectional form, or no form at
   /// all.
   static constexpr bool two_ways = [] {
     if (S.chunks != 1 || S.ranks < 2) return false;
-    for (std::size_t i = 0; i < rows[0].size; ++i) {
-      if (rows[0].begin[i].stage == S.ranks - 1) return true;
+    for (int i = 0; i < rows.of[0].size; ++i) {
+      if (rows.of[0].begin[i].stage == S.ranks - 1) return true;
     }
     return false;
   }();
 
-  static constexpr std::size_t stride = static_cast<std::size_t>(columns);
-
   /// Adds up a stage's gradients, behind all that a rank does to it; two holders wait for each
   /// other.
   static constexpr FaultKind reduce(State& state, int rank, Action const& a) {
-    std::size_t const stage = 2 * static_cast<std::size_t>(a.stage);
-    std::size_t const lane = state.owner[stage] == rank + 1 ? stage : stage + 1;
-    std::size_t const other = 2 * stage + 1 - lane;
-    if (state.owner[lane] != rank + 1) return FaultKind::placement;
-    if (state.reduced[lane] == 2) return FaultKind::duplicate;
-    state.reduced[lane] = 1;
+    int const stage = 2 * a.stage;
+    int const half = state.owner[stage] == rank + 1 ? stage : stage + 1;
+    int const other = 2 * stage + 1 - half;
+    if (state.owner[half] != rank + 1) return FaultKind::placement;
+    if (state.reduced[half] == 2) return FaultKind::duplicate;
+    state.reduced[half] = 1;
     if (state.owner[other] == rank + 1)
       state.reduced[other] = 2;
     else if (two_ways && state.reduced[other] == 0)
       return FaultKind::deadlock;
-    state.reduced[lane] = 2;
+    state.reduced[half] = 2;
     return FaultKind::none;
   }
 
   /// Runs an action, or tells why not: deadlock when its input is not there yet, else what is wrong
   /// with it. One function, since compilers pay for each call.
   /// @param test  of the first action of a pair: everything but to run it
-  static constexpr FaultKind take(State& state, int rank, std::size_t at, Action const& a,
-                                  bool test) {
+  static constexpr FaultKind take(State& state, int rank, int at, Action const& a, bool test) {
     if (a.stage < 0 || a.stage >= S.stages() || a.microbatch < 0 ||
         a.microbatch >= S.microbatches || a.slice < 0 || a.slice >= slices) {
       return FaultKind::out_of_range;
@@ -141,24 +133,23 @@ template <auto Policy, Shape S, int Limit> struct Prover {
     if (is_message(a.kind)) return FaultKind::parse;
     if (a.kind == Kind::reduce_gradient) return reduce(state, rank, a);
     bool const second_half = two_ways && a.microbatch >= S.microbatches / 2;
-    std::size_t const lane = 2 * static_cast<std::size_t>(a.stage) + (second_half ? 1 : 0);
-    if (state.owner[lane] != rank + 1) {
-      if (state.owner[lane] != 0) return FaultKind::placement;
+    int const half = 2 * a.stage + (second_half ? 1 : 0);
+    if (state.owner[half] != rank + 1) {
+      if (state.owner[half] != 0) return FaultKind::placement;
       if (two_ways && rank != (second_half ? S.ranks - 1 - a.stage : a.stage))
         return FaultKind::placement;
-      state.owner[lane] = rank + 1;
+      state.owner[half] = rank + 1;
     }
-    if (state.reduced[lane] != 0) return FaultKind::order;
-    std::size_t const c = static_cast<std::size_t>(a.stage) * stride +
-                          static_cast<std::size_t>(a.microbatch * slices + a.slice);
+    if (state.reduced[half] != 0) return FaultKind::order;
+    int const c = a.stage * columns + a.microbatch * slices + a.slice;
     if (a.kind == Kind::forward) {
       if (state.forward_at[c] != 0) return FaultKind::duplicate;
       if (slices > 1 && a.slice > 0 && state.forward_at[c - 1] == 0) return FaultKind::order;
       if (a.stage > 0) {
-        int const given = state.forward_at[c - stride];
+        int const given = state.forward_at[c - columns];
         if (given == 0) return FaultKind::deadlock;
-        if (given < state.last_forward[lane]) return FaultKind::message_order;
-        if (!test) state.last_forward[lane] = given;
+        if (given < state.last_forward[half]) return FaultKind::message_order;
+        if (!test) state.last_forward[half] = given;
       }
       if (test) return FaultKind::none;
       state.forward_at[c] = static_cast<std::uint16_t>(at + 1);
@@ -175,10 +166,10 @@ template <auto Policy, Shape S, int Limit> struct Prover {
       if (slices > 1 && a.slice + 1 < slices && state.gradient_at[c + 1] == 0)
         return FaultKind::order;
       if (a.stage + 1 < S.stages()) {
-        int const given = state.gradient_at[c + stride];
+        int const given = state.gradient_at[c + columns];
         if (given == 0) return FaultKind::deadlock;
-        if (given < state.last_gradient[lane]) return FaultKind::message_order;
-        if (!test) state.last_gradient[lane] = given;
+        if (given < state.last_gradient[half]) return FaultKind::message_order;
+        if (!test) state.last_gradient[half] = given;
       }
       if (test) return FaultKind::none;
       state.gradient_at[c] = static_cast<std::uint16_t>(at + 1);
@@ -192,9 +183,8 @@ template <auto Policy, Shape S, int Limit> struct Prover {
     return FaultKind::none;
   }
 
-  static constexpr void stop(State& state, FaultKind kind, int rank, std::size_t at,
-                             Action const& a) {
-    state.fault = {.kind = kind, .rank = rank, .position = static_cast<int>(at), .action = a};
+  static constexpr void stop(State& state, FaultKind kind, int rank, int at, Action const& a) {
+    state.fault = {.kind = kind, .rank = rank, .position = at, .action = a};
     state.finished = true;
   }
 
@@ -202,13 +192,13 @@ template <auto Policy, Shape S, int Limit> struct Prover {
   static constexpr State advance(State state, int budget) {
     while (budget > 0 && !state.finished) {
       int const rank = state.rank;
-      View const row = rows[static_cast<std::size_t>(rank)];
+      View const row = rows.of[rank];
       if (row.size == 0 || row.size > 65000) {
         stop(state, row.size == 0 ? FaultKind::missing : FaultKind::parse, rank, 0,
              Action{.stage = rank % S.stages()});
         break;
       }
-      std::size_t& at = state.cursor[rank];
+      int& at = state.cursor[rank];
       bool moved = false;
       while (at < row.size && budget > 0) {
         --budget;
@@ -254,25 +244,25 @@ template <auto Policy, Shape S, int Limit> struct Prover {
   static constexpr void end(State& state) {
     state.finished = true;
     state.fault = standstill(
-        rows.size(), S.stages(),
-        [](std::size_t r) { return std::span<Action const>{rows[r].begin, rows[r].size}; },
-        [&](std::size_t r) { return state.cursor[r]; });
+        S.ranks, S.stages(),
+        [](int r) {
+          return std::span<Action const>{rows.of[r].begin, rows.of[r].begin + rows.of[r].size};
+        },
+        [&](int r) { return static_cast<std::size_t>(state.cursor[r]); });
     if (state.fault) return;
     bool const backwards = state.gradients + state.weights > 0;
-    if (state.forwards == State::cell_count &&
+    if (state.forwards == S.stages() * columns &&
         (!backwards || (state.gradients == state.forwards && state.weights == state.forwards)))
       return;
-    for (std::size_t c = 0; c < State::cell_count; ++c) {
+    for (int c = 0; c < S.stages() * columns; ++c) {
       Kind const kind = state.forward_at[c] == 0    ? Kind::forward
                         : state.gradient_at[c] == 0 ? Kind::backward
                                                     : Kind::backward_weight;
       if (state.forward_at[c] != 0 &&
           (!backwards || (state.gradient_at[c] != 0 && state.weighed[c])))
         continue;
-      auto const column = static_cast<int>(c % stride);
       stop(state, FaultKind::missing, -1, 0,
-           Action{
-               .kind = kind, .stage = static_cast<int>(c / stride), .microbatch = column / slices});
+           Action{.kind = kind, .stage = c / columns, .microbatch = c % columns / slices});
       return;
     }
   }

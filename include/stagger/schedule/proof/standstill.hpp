@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Why a table comes no further: the ranks that wait for each other, or what is missing.
+/// @file   The reason why a table cannot be played to its end: the ranks that wait for each other,
+///         or what is missing.
 
 #include <cstddef>
 #include <span>
-#include <vector>
 
+#include <stagger/core/grid.hpp>
 #include <stagger/schedule/fault.hpp>
-#include <stagger/schedule/proof/channel_play.hpp>
+#include <stagger/schedule/proof/channels.hpp>
 #include <stagger/schedule/table.hpp>
 
 namespace stagger::schedule::detail {
@@ -19,10 +20,10 @@ struct Held {
   std::size_t next = nowhere;  ///< nowhere: the table does not have what is waited for
 };
 
-/// Follows waits from one to the next until they come round.
+/// Follows waits from one to the next until it finds their cycle.
 /// @param first  something that never ran
 /// @param held   what each number waits for; the same for the same number
-template <class F> [[nodiscard]] constexpr Fault come_round(std::size_t first, F&& held) {
+template <class F> [[nodiscard]] constexpr Fault cycle_of_waits(std::size_t first, F&& held) {
   std::size_t slow = first, fast = first;
   do {
     for (int step = 0; step < 2; ++step) {
@@ -41,9 +42,8 @@ template <class F> [[nodiscard]] constexpr Fault come_round(std::size_t first, F
   std::size_t at = begin;
   do {
     Held const here = held(at);
-    ++fault.waits;
-    if (fault.held() == fault.waits)
-      fault.cycle[static_cast<std::size_t>(fault.waits) - 1] = here.wait;
+    if (fault.waits++ < static_cast<int>(fault.cycle.size()))
+      fault.cycle.data()[fault.waits - 1] = here.wait;
     at = here.next;
   } while (at != begin);
   fault.rank = fault.cycle[0].rank;
@@ -52,36 +52,33 @@ template <class F> [[nodiscard]] constexpr Fault come_round(std::size_t first, F
   return fault;
 }
 
-/// The deadlock of compute rows in which rank r came no further than position `ran(r)`; none where
-/// all came to the end.
+/// The deadlock of compute rows in which rank r came no further than position `reached(r)`; none
+/// where all came to the end.
 /// @param row  the actions of a rank
-template <class Row, class Ran>
-[[nodiscard]] constexpr Fault standstill(std::size_t ranks, int stages, Row&& row, Ran&& ran) {
-  auto const ends = [&](std::size_t r) { return ran(r) == row(r).size(); };
+template <class Row, class Reached>
+[[nodiscard]] constexpr Fault standstill(int ranks, int stages, Row&& row, Reached&& reached) {
   // Sets `held` to wait for an action that `is` tells, and says whether it has not run yet.
-  auto const lacks = [&](Held& held, std::size_t rank, std::size_t at, auto const& is) {
-    for (std::size_t q = 0; q < ranks; ++q) {
+  auto const lacks = [&](Held& held, int rank, std::size_t at, auto const& is) {
+    for (int q = 0; q < ranks; ++q) {
       std::span<Action const> const other = row(q);
       for (std::size_t i = 0; i < other.size(); ++i) {
         if ((q == rank && i == at) || !is(other[i])) continue;
         held.wait.needs = other[i];
-        held.next = q;
-        if (other[i].kind != Kind::reduce_gradient) return i >= ran(q);
-        if (i > ran(q)) return true;
+        held.next = static_cast<std::size_t>(q);
+        if (other[i].kind != Kind::reduce_gradient) return i >= reached(q);
+        if (i > reached(q)) return true;
       }
     }
     return held.next == Held::nowhere;
   };
-  auto const waits = [&](std::size_t rank) {
+  auto const waits = [&](std::size_t number) {
+    int const rank = static_cast<int>(number);
     std::span<Action const> const mine = row(rank);
-    std::size_t const begin = ran(rank);
+    std::size_t const begin = reached(rank);
     std::size_t const end = begin + 1 < mine.size() && mine[begin].overlaps_next ? 2 : 1;
     for (std::size_t at = begin; at < begin + end; ++at) {
       Action const& a = mine[at];
-      Held held{.wait = {.rank = static_cast<int>(rank),
-                         .position = static_cast<int>(at),
-                         .action = a,
-                         .needs = a}};
+      Held held{.wait = {.rank = rank, .position = static_cast<int>(at), .action = a, .needs = a}};
       auto const value = [&](bool forward, int stage) {
         held.next = Held::nowhere;
         held.wait.needs = {.kind = forward ? Kind::forward : Kind::backward,
@@ -109,29 +106,29 @@ template <class Row, class Ran>
     }
     return Held{};
   };
-  for (std::size_t r = 0; r < ranks; ++r) {
-    if (!ends(r)) return come_round(r, waits);
+  for (int r = 0; r < ranks; ++r) {
+    if (reached(r) < row(r).size()) return cycle_of_waits(static_cast<std::size_t>(r), waits);
   }
   return {};
 }
 
-/// The deadlock of a compute table in which rank r came no further than position `ran[r]`.
-[[nodiscard]] constexpr Fault standstill(Table const& table, std::vector<std::size_t> const& ran) {
+/// The deadlock of a compute table in which rank r came no further than position `reached[r]`.
+[[nodiscard]] constexpr Fault standstill(Table const& table, Grid<std::size_t> const& reached) {
   return standstill(
-      ran.size(), table.stages, [&](std::size_t r) { return table.row(static_cast<int>(r)); },
-      [&](std::size_t r) { return ran[r]; });
+      table.ranks(), table.stages, [&](int r) { return table.row(r); },
+      [&](int r) { return reached[r]; });
 }
 
-/// Likewise where messages were played, after `play.run` gave `ran`.
-[[nodiscard]] constexpr Fault standstill(Table const& table, std::vector<std::size_t> const& ran,
-                                         ChannelPlay const& play) {
-  for (std::size_t r = 0; r < ran.size(); ++r) {
-    if (ran[r] == table.row(static_cast<int>(r)).size()) continue;
-    return come_round(table.row_begin[r] + ran[r], [&](std::size_t index) {
-      auto const hold = play.hold(index);
-      std::size_t const rank = play.rank_of(hold.at);
-      return Held{.wait = {.rank = static_cast<int>(rank),
-                           .position = static_cast<int>(hold.at - table.row_begin[rank]),
+/// Likewise where messages were played.
+[[nodiscard]] constexpr Fault standstill(Table const& table, ChannelTransfers const& transfers) {
+  for (int r = 0; r < table.ranks(); ++r) {
+    std::size_t const first = transfers.first_left(r, true);
+    if (first == table.actions.size()) continue;
+    return cycle_of_waits(first, [&](std::size_t index) {
+      auto const hold = transfers.hold(index);
+      int const rank = transfers.rank_of(hold.at);
+      return Held{.wait = {.rank = rank,
+                           .position = static_cast<int>(hold.at - table.row_begin.data()[rank]),
                            .action = table.actions[hold.at],
                            .needs = table.actions[hold.needs]},
                   .next = hold.next};

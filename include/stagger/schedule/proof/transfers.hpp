@@ -3,13 +3,14 @@
 /// @file   The messages that a timeline of compute actions leaves out, for pictures.
 
 #include <algorithm>
-#include <cstddef>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include <stagger/core/grid.hpp>
 #include <stagger/schedule/costs.hpp>
-#include <stagger/schedule/proof/play.hpp>
+#include <stagger/schedule/proof/cells.hpp>
+#include <stagger/schedule/proof/stage_times.hpp>
 #include <stagger/schedule/table.hpp>
 #include <stagger/schedule/timeline.hpp>
 
@@ -20,39 +21,38 @@ namespace stagger::schedule {
 /// such a table's transfers are pure delay. Transfers that take no time are left out.
 /// @param timeline  what `evaluate` made of the table under these costs
 inline void add_transfers(Timeline& timeline, Table const& table, Costs const& costs) {
-  auto const times = detail::stage_times(table, costs);
+  detail::Times const times = detail::stage_times(table, costs);
   bool const any = std::any_of(times.begin(), times.end(), [](detail::StageTimes const& t) {
     return t.link_forward > 0 || t.link_backward > 0;
   });
   if (!any) return;
   // Of a stage that two ranks hold, each microbatch runs on one of them.
-  std::vector<int> ranks(detail::cells(table), -1);
+  Grid<int> ranks(detail::cells(table), -1);
   for (int r = 0; r < table.ranks(); ++r) {
     for (Action const& a : table.row(r))
       if (is_compute(a.kind)) ranks[detail::cell(table, a)] = r;
   }
-  std::vector<std::vector<Span>> messages(timeline.rows.size());
-  for (std::size_t r = 0; r < timeline.rows.size(); ++r) {
-    for (Span const& made : timeline.rows[r]) {
+  Grid<std::vector<Span>> messages(timeline.ranks());
+  for (int r = 0; r < timeline.ranks(); ++r) {
+    for (Span const& made : timeline.rows.data()[r]) {
       Action const& a = made.action;
       bool const forward = a.kind == Kind::forward;
       int const to = a.stage + (forward ? 1 : -1);
       if ((!forward && !gives_input_gradient(a.kind)) || to < 0 || to >= table.stages) continue;
-      auto const& there = times[static_cast<std::size_t>(to)];
+      detail::StageTimes const& there = times[to];
       double const link_s = forward ? there.link_forward : there.link_backward;
       Action receive{.kind = forward ? Kind::recv_forward : Kind::recv_backward,
                      .stage = to,
                      .microbatch = a.microbatch,
                      .slice = a.slice};
       int const rank = ranks[detail::cell(table, receive)];
-      if (!(link_s > 0) || rank < 0 || static_cast<std::size_t>(rank) == r) continue;
+      if (!(link_s > 0) || rank < 0 || rank == r) continue;
       Action send = receive;
       send.kind = forward ? Kind::send_forward : Kind::send_backward;
       send.stage = a.stage;
       double const end_s = made.end_s + link_s;
       messages[r].push_back({.action = send, .start_s = made.end_s, .end_s = end_s});
-      messages[static_cast<std::size_t>(rank)].push_back(
-          {.action = receive, .start_s = made.end_s, .end_s = end_s});
+      messages[rank].push_back({.action = receive, .start_s = made.end_s, .end_s = end_s});
     }
   }
   auto const order = [](Span const& a, Span const& b) {
@@ -60,8 +60,8 @@ inline void add_transfers(Timeline& timeline, Table const& table, Costs const& c
            std::tuple{b.start_s, b.action.stage, b.action.microbatch, b.action.slice};
   };
   auto const earlier = [](Span const& a, Span const& b) { return a.start_s < b.start_s; };
-  for (std::size_t r = 0; r < messages.size(); ++r) {
-    auto& row = timeline.rows[r];
+  for (int r = 0; r < timeline.ranks(); ++r) {
+    auto& row = timeline.rows.data()[r];
     std::sort(messages[r].begin(), messages[r].end(), order);
     std::vector<Span> both(row.size() + messages[r].size());
     std::merge(row.begin(), row.end(), messages[r].begin(), messages[r].end(), both.begin(),

@@ -2,14 +2,17 @@
 #pragma once
 /// @file   The published zero-bubble heuristics, as rules that the search tries beside its own.
 /// @source Qi et al., "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section 3.1, with the
-/// switches of the authors'
-///         generator. Limits and costs are each stage's own here.
+///         switches of the authors' generator. Limits and costs are each stage's own here.
 
 #include <algorithm>
 #include <cstddef>
 #include <vector>
 
-#include <stagger/schedule/search/fill.hpp>
+#include <stagger/core/grid.hpp>
+#include <stagger/core/shape.hpp>
+#include <stagger/schedule/limits.hpp>
+#include <stagger/schedule/proof/stage_times.hpp>
+#include <stagger/schedule/table.hpp>
 
 namespace stagger::schedule::detail {
 
@@ -25,37 +28,32 @@ struct RoundRule {
 /// would wait, or where a forward needs room. One stage on each rank.
 class Rounds {
  public:
-  Rounds(Shape shape, std::vector<StageTimes> const& times, Limits const& limits, RoundRule rule,
-         double best_s)
-      : P_(static_cast<std::size_t>(shape.ranks)),
-        M_(static_cast<std::size_t>(shape.microbatches)),
+  Rounds(Shape shape, Times const& times, Limits const& limits, RoundRule rule, double best_s)
+      : P_(shape.ranks),
+        M_(shape.microbatches),
         times_(times),
         limits_(limits),
         rule_(rule),
         best_s_(best_s),
         ranks_(P_),
-        forward_(P_ * M_, -1.0),
-        gradient_(P_ * M_, -1.0) {
-    for (Rank& rank : ranks_) rank.row.reserve(3 * M_);
+        forward_(P_, M_, -1.0),
+        gradient_(P_, M_, -1.0) {
+    for (Rank& rank : ranks_) rank.row.reserve(3 * static_cast<std::size_t>(M_));
   }
 
   /// @return an empty table where the rule ends no sooner than `best_s`, or cannot keep the limits
   [[nodiscard]] Table table() {
     begin();
-    for (std::size_t m = 1; m < M_ && good_; ++m) {
+    for (int m = 1; m < M_ && good_; ++m) {
       one_forward_each();
-      for (std::size_t r = P_; r-- > 0 && good_;) gradient(r);
+      for (int r = P_; r-- > 0 && good_;) gradient(r);
     }
-    for (std::size_t r = 0; r < P_; ++r) {
+    for (int r = 0; r < P_; ++r) {
       while (good_ && ranks_[r].w < M_) run(r, Kind::backward_weight);
     }
     if (!good_) return {};
-    Table out{.stages = static_cast<int>(P_), .microbatches = static_cast<int>(M_)};
-    out.actions.reserve(3 * P_ * M_);
-    for (Rank const& rank : ranks_) {
-      out.begin_row();
-      for (Action const& a : rank.row) out.add(a);
-    }
+    Table out = Table{.stages = P_, .microbatches = M_}.like(3 * P_ * M_);
+    for (Rank const& rank : ranks_) out.add_row(rank.row);
     return out;
   }
 
@@ -63,24 +61,24 @@ class Rounds {
   struct Rank {
     double free = 0, idle = 0;  // idle: since its first forward
     Room room{};
-    std::size_t f = 0, i = 0, w = 0;
+    int f = 0, i = 0, w = 0;
     std::vector<Action> row{};
   };
 
   /// When the next forward's or gradient's input is there; negative while it is not made.
-  [[nodiscard]] double forward_arrives(std::size_t r) const {
+  [[nodiscard]] double forward_arrives(int r) const {
     if (r == 0) return 0;
-    double const made = forward_[(r - 1) * M_ + ranks_[r].f];
+    double const made = forward_(r - 1, ranks_[r].f);
     return made < 0 ? -1 : made + times_[r].link_forward;
   }
-  [[nodiscard]] double gradient_arrives(std::size_t r) const {
-    if (forward_[r * M_ + ranks_[r].i] < 0) return -1;
+  [[nodiscard]] double gradient_arrives(int r) const {
+    if (forward_(r, ranks_[r].i) < 0) return -1;
     if (r + 1 == P_) return 0;
-    double const made = gradient_[(r + 1) * M_ + ranks_[r].i];
+    double const made = gradient_(r + 1, ranks_[r].i);
     return made < 0 ? -1 : made + times_[r].link_backward;
   }
 
-  void run(std::size_t r, Kind kind) {
+  void run(int r, Kind kind) {
     Rank& rank = ranks_[r];
     double ready = 0;
     if (kind == Kind::forward) ready = forward_arrives(r);
@@ -94,28 +92,26 @@ class Rounds {
       most_idle_ = std::max(most_idle_, rank.idle);
     }
     rank.free = std::max(rank.free, ready) + times_[r].of(kind);
-    std::size_t m = rank.w;
+    int m = 0;
     if (kind == Kind::forward) {
       m = rank.f++;
-      forward_[r * M_ + m] = rank.free;
+      forward_(r, m) = rank.free;
     } else if (kind == Kind::backward_input) {
       m = rank.i++;
-      gradient_[r * M_ + m] = rank.free;
+      gradient_(r, m) = rank.free;
     } else {
-      ++rank.w;
+      m = rank.w++;
     }
     rank.room.run(kind, limits_);
-    rank.row.push_back(
-        {.kind = kind, .stage = static_cast<int>(r), .microbatch = static_cast<int>(m)});
-    double const left = static_cast<double>(M_ - rank.f) * times_[r].forward +
-                        static_cast<double>(M_ - rank.i) * times_[r].input +
-                        static_cast<double>(M_ - rank.w) * times_[r].weight;
+    rank.row.push_back({.kind = kind, .stage = r, .microbatch = m});
+    double const left = (M_ - rank.f) * times_[r].forward + (M_ - rank.i) * times_[r].input +
+                        (M_ - rank.w) * times_[r].weight;
     good_ = rank.free + left < best_s_;
   }
 
   /// Weight gradients until `arrival`. One that would end later runs where the rank has no idle
   /// time to spare.
-  void fill_until(std::size_t r, double arrival) {
+  void fill_until(int r, double arrival) {
     Rank& rank = ranks_[r];
     while (good_ && rank.w < rank.i && rank.free + times_[r].weight <= arrival)
       run(r, Kind::backward_weight);
@@ -126,10 +122,10 @@ class Rounds {
 
   /// First forwards on all ranks, as many more as fit before the first gradient, and that gradient.
   void begin() {
-    for (std::size_t r = 0; r < P_ && good_; ++r) forward(r);
-    std::vector<std::size_t> more(P_, 0);
+    for (int r = 0; r < P_ && good_; ++r) forward(r);
+    Grid<int> more(P_);
     double gradient_s = ranks_[P_ - 1].free + times_[P_ - 1].input;
-    for (std::size_t r = P_ - 1; r-- > 0;) {
+    for (int r = P_ - 1; r-- > 0;) {
       Room room = ranks_[r].room;
       double free = ranks_[r].free;
       double const arrives = gradient_s + times_[r].link_backward;
@@ -140,26 +136,26 @@ class Rounds {
       }
       gradient_s = std::max(free, arrives) + times_[r].input;
     }
-    for (std::size_t r = 1; r < P_; ++r) {
+    for (int r = 1; r < P_; ++r) {
       more[r] = std::min(more[r], more[r - 1]);
       if (more[r] > 0 && more[r] == more[r - 1] && 1 + more[r] < M_) --more[r];
     }
-    for (std::size_t r = 0; r < P_; ++r) {
-      for (std::size_t n = 0; n < more[r] && good_; ++n) run(r, Kind::forward);
+    for (int r = 0; r < P_; ++r) {
+      for (int n = 0; n < more[r] && good_; ++n) run(r, Kind::forward);
     }
-    for (std::size_t r = P_; r-- > 0 && good_;) run(r, Kind::backward_input);
+    for (int r = P_; r-- > 0 && good_;) run(r, Kind::backward_input);
   }
 
   void one_forward_each() {
-    std::vector<char> wanted(P_, 0);
-    for (std::size_t r = 0; r < P_; ++r) wanted[r] = wants_forward(r) ? 1 : 0;
-    for (std::size_t r = P_ - 1; r-- > 0;) wanted[r] = std::min(wanted[r], wanted[r + 1]);
-    for (std::size_t r = 0; r < P_ && good_; ++r) {
-      if (wanted[r] != 0) forward(r);
+    Grid<bool> wanted(P_);
+    for (int r = 0; r < P_; ++r) wanted[r] = wants_forward(r);
+    for (int r = P_ - 1; r-- > 0;) wanted[r] = wanted[r] && wanted[r + 1];
+    for (int r = 0; r < P_ && good_; ++r) {
+      if (wanted[r]) forward(r);
     }
   }
 
-  [[nodiscard]] bool wants_forward(std::size_t r) const {
+  [[nodiscard]] bool wants_forward(int r) const {
     Rank const& rank = ranks_[r];
     if (rank.f == M_) return false;
     if (!rule_.gradients_first || r + 1 == P_ || rank.f < ranks_[r + 1].f + 2) return true;
@@ -168,14 +164,14 @@ class Rounds {
     if (rank.free >= next) return false;
     Room room = rank.room;
     double cost = times_[r].forward;
-    for (std::size_t w = rank.w; !room.takes(limits_) && w < rank.i; ++w) {
+    for (int w = rank.w; !room.takes(limits_) && w < rank.i; ++w) {
       cost += times_[r].weight;
       room.run(Kind::backward_weight, limits_);
     }
     return rank.free + cost <= next || next - rank.free > most_idle_ - rank.idle;
   }
 
-  void forward(std::size_t r) {
+  void forward(int r) {
     Rank& rank = ranks_[r];
     while (good_ && !rank.room.takes(limits_)) {
       good_ = rank.w < rank.i;
@@ -185,20 +181,20 @@ class Rounds {
     if (good_) run(r, Kind::forward);
   }
 
-  void gradient(std::size_t r) {
+  void gradient(int r) {
     if (r + 1 < P_) fill_until(r, gradient_arrives(r));
     while (good_ && r == 0 && ranks_[r].f == M_ && ranks_[r].w < ranks_[r].i)
       run(r, Kind::backward_weight);
     if (good_) run(r, Kind::backward_input);
   }
 
-  std::size_t P_, M_;
-  std::vector<StageTimes> const& times_;
+  int P_, M_;
+  Times const& times_;
   Limits limits_;
   RoundRule rule_;
   double best_s_;
-  std::vector<Rank> ranks_;
-  std::vector<double> forward_, gradient_;  // [P * M] ends; -1: not run
+  Grid<Rank> ranks_;
+  Grid<double> forward_, gradient_;  // [P][M] ends; -1: not run
   double most_idle_ = 0;
   bool good_ = true;
 };

@@ -2,15 +2,20 @@
 #pragma once
 /// @file   The published heuristic for a V, as rules that the search tries beside its own.
 /// @source Qi et al., "Pipeline Parallelism with Controllable Memory", arXiv 2405.15362, and the
-/// authors' generator of
-///         ZB-V. Limits and costs are each stage's own here.
+///         authors' generator of ZB-V. Limits and costs are each stage's own here.
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <limits>
+#include <utility>
 #include <vector>
 
-#include <stagger/schedule/search/fill.hpp>
+#include <stagger/core/grid.hpp>
+#include <stagger/core/shape.hpp>
+#include <stagger/schedule/limits.hpp>
+#include <stagger/schedule/proof/stage_times.hpp>
+#include <stagger/schedule/table.hpp>
 
 namespace stagger::schedule::detail {
 
@@ -19,22 +24,22 @@ namespace stagger::schedule::detail {
 class RoundsV {
  public:
   /// Where a microbatch is on its way: down and up the ranks with its forwards, then its gradients.
-  enum Pass : std::size_t { forward_down, forward_up, gradient_down, gradient_up };
+  enum Pass : unsigned char { forward_down, forward_up, gradient_down, gradient_up };
 
   /// @param fill_gradient, fill_forward  a weight gradient before a gradient or a forward that is
   /// late, although the rank has idle time to spare
   /// @param spare  [ranks] idle seconds of a former run, which this one may have again; or empty
-  RoundsV(Shape shape, std::vector<StageTimes> const& times, Limits const& limits,
-          bool fill_gradient, bool fill_forward, std::vector<double> spare = {})
-      : P_(static_cast<std::size_t>(shape.ranks)),
-        M_(static_cast<std::size_t>(shape.microbatches)),
+  RoundsV(Shape shape, Times const& times, Limits const& limits, bool fill_gradient,
+          bool fill_forward, Grid<double> spare = {})
+      : P_(shape.ranks),
+        M_(shape.microbatches),
         times_(times),
         limits_(limits),
         fill_gradient_(fill_gradient),
         fill_forward_(fill_forward),
         spare_(std::move(spare)),
         ranks_(P_),
-        made_(4 * P_ * M_, -1.0) {
+        made_(4 * P_, M_, -1.0) {
     for (double const s : spare_) most_spare_ = std::max(most_spare_, s);
     if (limits_.in_flight == 0 && limits_.memory == 0) limits_.in_flight = 2 * shape.ranks;
   }
@@ -42,28 +47,24 @@ class RoundsV {
   /// @return an empty table where the rule cannot keep the limits
   [[nodiscard]] Table table() {
     begin();
-    for (std::size_t round = 0; round < 2 * M_ && good_; ++round) {
+    for (int round = 0; round < 2 * M_ && good_; ++round) {
       gradients();
-      for (std::size_t r = 0; r < P_ && good_; ++r) one_forward(r);
+      for (int r = 0; r < P_ && good_; ++r) one_forward(r);
     }
-    for (std::size_t r = 0; r < P_ && good_; ++r) {
+    for (int r = 0; r < P_ && good_; ++r) {
       while (good_ && !ranks_[r].pending.empty()) weight(r);
-      good_ = good_ && ranks_[r].row.size() == 6 * M_;
+      good_ = good_ && static_cast<int>(ranks_[r].row.size()) == 6 * M_;
     }
     if (!good_) return {};
-    Table out{.stages = static_cast<int>(2 * P_), .microbatches = static_cast<int>(M_)};
-    out.actions.reserve(6 * P_ * M_);
-    for (Rank const& rank : ranks_) {
-      out.begin_row();
-      for (Action const& a : rank.row) out.add(a);
-    }
+    Table out = Table{.stages = 2 * P_, .microbatches = M_}.like(6 * P_ * M_);
+    for (Rank const& rank : ranks_) out.add_row(rank.row);
     return out;
   }
 
   /// Idle seconds of each rank since its first forward.
-  [[nodiscard]] std::vector<double> idle() const {
-    std::vector<double> all;
-    for (Rank const& rank : ranks_) all.push_back(rank.idle);
+  [[nodiscard]] Grid<double> idle() const {
+    Grid<double> all(P_);
+    for (int r = 0; r < P_; ++r) all[r] = ranks_[r].idle;
     return all;
   }
 
@@ -71,22 +72,20 @@ class RoundsV {
   struct Rank {
     double free = 0, idle = 0;
     Room room{};
-    std::array<std::size_t, 4> done{};  // by pass
-    std::vector<Action> pending{};      // weight gradients, oldest first
+    std::array<int, 4> done{};      // by pass
+    std::vector<Action> pending{};  // weight gradients, oldest first
     std::size_t weighed = 0;
     std::vector<Action> row{};
   };
 
-  [[nodiscard]] std::size_t stage(std::size_t r, Pass pass) const {
+  [[nodiscard]] int stage(int r, Pass pass) const {
     return pass == forward_down || pass == gradient_up ? r : 2 * P_ - 1 - r;
   }
-  [[nodiscard]] double& made(Pass pass, std::size_t r, std::size_t m) {
-    return made_[(pass * P_ + r) * M_ + m];
-  }
+  [[nodiscard]] double& made(Pass pass, int r, int m) { return made_(pass * P_ + r, m); }
 
   /// When the input of the next action of a pass comes from another rank; 0 where it does not come
   /// from one, negative where it is not made.
-  [[nodiscard]] double comes(std::size_t r, Pass pass) {
+  [[nodiscard]] double comes(int r, Pass pass) {
     bool const down = pass == forward_down || pass == gradient_down;
     if (down ? r == 0 : r + 1 == P_) return 0;
     double const input = made(pass, down ? r - 1 : r + 1, ranks_[r].done[pass]);
@@ -96,9 +95,9 @@ class RoundsV {
                                                                            : t.link_backward);
   }
 
-  void run(std::size_t r, Pass pass) {
+  void run(int r, Pass pass) {
     Rank& rank = ranks_[r];
-    std::size_t const m = rank.done[pass];
+    int const m = rank.done[pass];
     double const ready = m < M_ ? comes(r, pass) : -1;
     bool const before = pass == forward_down || (m < M_ && made(Pass(pass - 1), r, m) >= 0);
     bool const forward = pass == forward_down || pass == forward_up;
@@ -107,8 +106,8 @@ class RoundsV {
       return;
     }
     Action a{.kind = forward ? Kind::forward : Kind::backward_input,
-             .stage = static_cast<int>(stage(r, pass)),
-             .microbatch = static_cast<int>(m)};
+             .stage = stage(r, pass),
+             .microbatch = m};
     double const start = std::max(rank.free, ready);
     if (rank.done[forward_down] > 0) rank.idle += start - rank.free;
     most_idle_ = std::max(most_idle_, rank.idle);
@@ -123,13 +122,11 @@ class RoundsV {
     }
   }
 
-  [[nodiscard]] bool owes(std::size_t r) const {
-    return ranks_[r].weighed < ranks_[r].pending.size();
-  }
-  void weight(std::size_t r) {
+  [[nodiscard]] bool owes(int r) const { return ranks_[r].weighed < ranks_[r].pending.size(); }
+  void weight(int r) {
     Rank& rank = ranks_[r];
     Action const a = rank.pending[rank.weighed++];
-    rank.free += times_[static_cast<std::size_t>(a.stage)].weight;
+    rank.free += times_[a.stage].weight;
     rank.room.run(a.kind, limits_);
     rank.row.push_back(a);
     if (!owes(r)) {
@@ -139,67 +136,70 @@ class RoundsV {
   }
 
   /// Idle time that this rank can still have without being the worst.
-  [[nodiscard]] double to_spare(std::size_t r) const {
+  [[nodiscard]] double to_spare(int r) const {
     double most = most_idle_;
     if (!spare_.empty()) most = std::max(most, most_spare_ - spare_[r]);
     return most - ranks_[r].idle;
   }
 
-  void fill(std::size_t r, double arrival, bool also_spare) {
+  void fill(int r, double arrival, bool also_spare) {
     Rank& rank = ranks_[r];
     while (owes(r) && arrival >= rank.free + next_weight(r)) weight(r);
     if (owes(r) && arrival - rank.free > to_spare(r) && also_spare) weight(r);
   }
-  [[nodiscard]] double next_weight(std::size_t r) const {
-    return times_[static_cast<std::size_t>(ranks_[r].pending[ranks_[r].weighed].stage)].weight;
+  [[nodiscard]] double next_weight(int r) const {
+    return times_[ranks_[r].pending[ranks_[r].weighed].stage].weight;
   }
 
   void begin() {
-    for (std::size_t r = 0; r < P_ && good_; ++r) run(r, forward_down);
-    for (std::size_t r = P_; r-- > 0 && good_;) {
+    for (int r = 0; r < P_ && good_; ++r) run(r, forward_down);
+    for (int r = P_; r-- > 0 && good_;) {
       if (r + 1 < P_) {
         double const up = comes(r, forward_up);
         while (good_ && has_room(r, 2 + 2 * r) && ranks_[r].free + times_[r].forward <= up &&
                ranks_[r].done[forward_down] < M_) {
-          for (std::size_t q = 0; q <= r && good_; ++q) run(q, forward_down);
+          for (int q = 0; q <= r && good_; ++q) run(q, forward_down);
         }
       }
       if (good_) run(r, forward_up);
     }
     Pass next = forward_down;
-    for (std::size_t r = 1; r < P_ && good_; ++r) {
+    for (int r = 1; r < P_ && good_; ++r) {
       auto const& here = ranks_[r].done;
       auto const& above = ranks_[r - 1].done;
-      std::size_t rounds = 0;
+      int rounds = 0;
       while (good_ && rounds++ <= 2 * M_ &&
              (here[forward_down] + here[forward_up] < above[forward_down] + above[forward_up] ||
               (here[forward_up] <= above[forward_up] && above[forward_up] < M_))) {
-        for (std::size_t q = P_; q-- > r && good_;) {
+        for (int q = P_; q-- > r && good_;) {
           if (ranks_[q].done[next] < M_) run(q, next);
         }
         next = next == forward_down ? forward_up : forward_down;
       }
     }
   }
-  [[nodiscard]] bool has_room(std::size_t r, std::size_t more) const {
+  [[nodiscard]] bool has_room(int r, int more) const {
     Room room = ranks_[r].room;
-    room.held += static_cast<double>(more - 1);
-    room.live += static_cast<int>(more - 1);
+    room.held += more - 1;
+    room.live += more - 1;
     return room.takes(limits_);
   }
 
   void gradients() {
-    std::vector<std::size_t> up, down;
-    for (std::size_t r = 0; r < P_; ++r) {
+    std::vector<int> up, down;
+    for (int r = 0; r < P_; ++r) {
       auto const& done = ranks_[r].done;
       bool const second = done[gradient_up] < done[gradient_down] &&
                           (r + 1 == P_ || done[gradient_down] >= M_ || comes(r, gradient_up) >= 0);
       (second ? up : down).push_back(r);
     }
-    for (std::size_t n = up.size(); n-- > 0 && good_;) one_gradient(up[n], gradient_up);
-    for (std::size_t n = 0; n < down.size() && good_; ++n) one_gradient(down[n], gradient_down);
+    std::reverse(up.begin(), up.end());
+    for (int const r : up)
+      if (good_) one_gradient(r, gradient_up);
+    for (int const r : down)
+      if (good_) one_gradient(r, gradient_down);
   }
-  void one_gradient(std::size_t r, Pass pass) {
+  void one_gradient(int r, Pass pass) {
     if (ranks_[r].done[pass] >= M_) {
       good_ = false;
       return;
@@ -209,7 +209,7 @@ class RoundsV {
     run(r, pass);
   }
 
-  void one_forward(std::size_t r) {
+  void one_forward(int r) {
     Rank& rank = ranks_[r];
     auto const& done = rank.done;
     if (done[forward_up] >= M_) return;
@@ -230,15 +230,47 @@ class RoundsV {
     run(r, pass);
   }
 
-  std::size_t P_, M_;
-  std::vector<StageTimes> const& times_;
+  int P_, M_;
+  Times const& times_;
   Limits limits_;
   bool fill_gradient_, fill_forward_;
-  std::vector<double> spare_;
+  Grid<double> spare_;
   double most_spare_ = 0, most_idle_ = 0;
-  std::vector<Rank> ranks_;
-  std::vector<double> made_;  // [4 * P * M] ends of passes; -1: not run
+  Grid<Rank> ranks_;
+  Grid<double> made_;  // [4 * P][M] ends of passes; -1: not run
   bool good_ = true;
 };
+
+/// Calls `with(table)` for each table that the rules make. The published rules know one cost for
+/// all stages: here the mean, and each its own.
+template <class With>
+void each_rounds_v(Shape shape, Times const& times, Limits const& limits, With&& with) {
+  StageTimes mean;
+  for (StageTimes const& t : times) {
+    mean.forward += t.forward / times.size();
+    mean.input += t.input / times.size();
+    mean.weight += t.weight / times.size();
+  }
+  Times alike(times.size(), mean);
+  for (int s = 0; s < times.size(); ++s) {
+    alike[s].link_forward = times[s].link_forward;
+    alike[s].link_backward = times[s].link_backward;
+  }
+  for (unsigned ways = 0; ways < 8; ++ways) {
+    Grid<double> spare;
+    double least = std::numeric_limits<double>::infinity();
+    for (;;) {  // again with the idle time of the run before, as long as that falls
+      RoundsV rounds(shape, (ways & 4U) != 0 ? times : alike, limits, (ways & 1U) != 0,
+                     (ways & 2U) != 0, spare);
+      Table const table = rounds.table();
+      if (table.stages == 0) break;
+      with(table);
+      spare = rounds.idle();
+      double const most = *std::max_element(spare.begin(), spare.end());
+      if (most >= least) break;
+      least = most;
+    }
+  }
+}
 
 }  // namespace stagger::schedule::detail

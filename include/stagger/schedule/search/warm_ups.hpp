@@ -7,13 +7,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
-#include <limits>
 #include <vector>
 
+#include <stagger/core/grid.hpp>
+#include <stagger/core/shape.hpp>
 #include <stagger/schedule/limits.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
-#include <stagger/schedule/proof/play.hpp>
+#include <stagger/schedule/proof/stage_times.hpp>
 
 namespace stagger::schedule::detail {
 
@@ -32,29 +32,26 @@ namespace stagger::schedule::detail {
 /// what is known is left as a whole, any other cut in two.
 class WarmUps {
  public:
-  using Counts = std::vector<int>;
+  using Counts = Grid<int>;
 
   /// @param times  [P] of a unit
-  WarmUps(Shape shape, int slices, std::vector<StageTimes> const& times, Limits const& limits)
-      : P_(static_cast<std::size_t>(shape.ranks)),
-        N_(static_cast<std::size_t>(shape.microbatches)),
-        shape_(shape),
+  WarmUps(Shape shape, int slices, Times const& times, Limits const& limits)
+      : P_(shape.ranks),
+        N_(shape.microbatches),
         slices_(slices),
         times_(times),
-        forward_(P_ * N_, 0.0),
-        up_(P_, 0.0),
-        down_(P_, 0.0),
-        last_(P_, 0.0),
-        head_(P_, 0.0),
-        tail_(P_, 0.0) {
-    double most = limits.memory > 0 ? std::floor(limits.memory + 1e-9) : shape.microbatches;
+        ends_(P_, N_, 0.0),
+        ranks_(P_) {
+    double most = limits.memory > 0 ? std::floor(limits.memory + 1e-9) : N_;
     if (limits.in_flight > 0) most = std::min<double>(most, limits.in_flight);
-    room_ = static_cast<int>(std::min<double>(most, shape.microbatches));
-    for (std::size_t r = 0; r < P_; ++r) {
-      tail_[r] = times[r].weight;
+    room_ = static_cast<int>(std::min<double>(most, N_));
+    for (int r = 0; r < P_; ++r) {
+      Rank& rank = ranks_[r];
+      rank.tail = times[r].weight;
       if (r == 0) continue;
-      head_[r] = head_[r - 1] + times[r - 1].forward + times[r].link_forward;
-      tail_[r] = std::max(tail_[r], times[r - 1].link_backward + times[r - 1].input + tail_[r - 1]);
+      rank.head = ranks_[r - 1].head + times[r - 1].forward + times[r].link_forward;
+      rank.tail =
+          std::max(rank.tail, times[r - 1].link_backward + times[r - 1].input + ranks_[r - 1].tail);
     }
   }
 
@@ -75,18 +72,17 @@ class WarmUps {
   /// @return its counts, empty where none beats it
   [[nodiscard]] Counts shortest(double& best_s) {
     Counts best;
-    for (std::size_t r = 0; r < P_; ++r) {
+    for (int r = 0; r < P_; ++r) {
       StageTimes const& t = times_[r];
-      double const work = static_cast<double>(N_) * (t.forward + t.input + t.weight);
-      if (head_[r] + work - t.weight + tail_[r] >= best_s) return best;
+      double const work = N_ * (t.forward + t.input + t.weight);
+      if (ranks_[r].head + work - t.weight + ranks_[r].tail >= best_s) return best;
     }
-    int const whole = shape_.microbatches;
-    int const depth = room_ >= whole ? deepest() : room_ - slices_ + 1;
-    if (depth >= shape_.ranks) {
-      int const widest = shape_.ranks > 1 ? std::max(1, whole - slices_) : 1;
-      ranges({1, widest, shape_.ranks, depth}, best, best_s);
+    int const depth = room_ >= N_ ? deepest() : room_ - slices_ + 1;
+    if (depth >= P_) {
+      int const widest = P_ > 1 ? std::max(1, N_ - slices_) : 1;
+      search({1, widest, P_, depth}, best, best_s);
     }
-    if (slices_ == 1) shallow(best, best_s);
+    if (slices_ == 1) search_shallow(best, best_s);
     return best;
   }
 
@@ -94,21 +90,25 @@ class WarmUps {
   struct Range {
     int first_gap, last_gap, first_depth, last_depth;
   };
+  struct Rank {
+    double head = 0, tail = 0;  // seconds before its first forward, and from its last I's end on
+    double up = 0, down = 0;    // see `play`; of one table: when the rank is free
+    double last = 0;            // end of the last backward
+  };
 
   /// A depth that leaves all counts as they are.
-  [[nodiscard]] int deepest() const { return shape_.microbatches + shape_.ranks - slices_; }
+  [[nodiscard]] int deepest() const { return N_ + P_ - slices_; }
 
   [[nodiscard]] Counts counts(int gap, int depth) const {
-    Counts c(P_, 0);
-    for (int r = 0; r < shape_.ranks; ++r) {
-      long long const wide = static_cast<long long>(gap) * (shape_.ranks - 1 - r) + slices_;
-      c[static_cast<std::size_t>(r)] = static_cast<int>(
-          std::min<long long>({wide, depth + slices_ - 1 - r, shape_.microbatches}));
+    Counts c(P_);
+    for (int r = 0; r < P_; ++r) {
+      long long const wide = static_cast<long long>(gap) * (P_ - 1 - r) + slices_;
+      c[r] = static_cast<int>(std::min<long long>({wide, depth + slices_ - 1 - r, N_}));
     }
     return c;
   }
 
-  void ranges(Range const& all, Counts& best, double& best_s) {
+  void search(Range const& all, Counts& best, double& best_s) {
     std::vector<Range> left{all};
     while (!left.empty()) {
       Range const r = left.back();
@@ -141,22 +141,19 @@ class WarmUps {
   }
 
   /// In-flight limits below P, where the gap does not matter.
-  void shallow(Counts& best, double& best_s) {
+  void search_shallow(Counts& best, double& best_s) {
     Counts const low(P_, 1);
-    for (int depth = std::min({room_, shape_.ranks - 1, shape_.microbatches - 1}); depth >= 1;
-         --depth) {
-      Counts high(P_, depth);
-      for (int r = 0; r < shape_.ranks; ++r) {
-        int& c = high[static_cast<std::size_t>(r)];
-        c = std::min(c, shape_.ranks - r);
-      }
-      if (at_least(low, high, best_s) >= best_s * (1 - 1e-12))
+    for (int depth = std::min({room_, P_ - 1, N_ - 1}); depth >= 1; --depth) {
+      Counts counts(P_);
+      for (int r = 0; r < P_; ++r) counts[r] = std::min(depth, P_ - r);
+      if (at_least(low, counts, best_s) >= best_s * (1 - 1e-12))
         return;  // nor can anything shallower
-      Counts const c = OneFOneB{.in_flight = depth}.warm_up_counts(shape_);
-      double const s = at_least(c, c, best_s);
+      auto const found = OneFOneB{.in_flight = depth}.warm_up_counts({P_, N_});
+      std::copy(found.begin(), found.end(), counts.begin());
+      double const s = at_least(counts, counts, best_s);
       if (s >= best_s) continue;
       best_s = s;
-      best = c;
+      best = counts;
     }
   }
 
@@ -172,90 +169,82 @@ class WarmUps {
   /// least y, that one begins no sooner than t - x + y: `up` and `down` hold the largest t - x of
   /// what comes before the next forward and before the next backward.
   template <bool Same> double play(Counts const& low, Counts const& high, double enough) {
-    double* const made = forward_.data();  // [P][N] ends of forwards
-    auto const forward = [&](std::size_t r, std::size_t n) {
+    auto const forward = [&](int r, int n) {
       StageTimes const& t = times_[r];
-      double const ready = r > 0 ? made[(r - 1) * N_ + n] + t.link_forward : 0.0;
-      auto const l = static_cast<std::size_t>(low[r]), h = static_cast<std::size_t>(high[r]);
+      Rank& rank = ranks_[r];
+      double const ready = r > 0 ? ends_(r - 1, n) + t.link_forward : 0.0;
       if constexpr (Same) {
-        up_[r] = made[r * N_ + n] = std::max(up_[r], ready) + t.forward;
+        rank.up = ends_(r, n) = std::max(rank.up, ready) + t.forward;
       } else {
-        double const both = t.input + t.weight, f = static_cast<double>(n) * t.forward;
-        double const sure = f + (n + 1 > h ? static_cast<double>(n + 1 - h) * both : 0.0);
-        double const most = f + (n + 1 > l ? static_cast<double>(n + 1 - l) * both : 0.0);
-        double const start = std::max({up_[r] + sure, ready, n > 0 ? made[r * N_ + n - 1] : 0.0});
-        up_[r] = std::max(up_[r], start - most);
-        made[r * N_ + n] = start + t.forward;
+        double const both = t.input + t.weight, f = n * t.forward;
+        double const sure = f + std::max(0, n + 1 - high[r]) * both;
+        double const most = f + std::max(0, n + 1 - low[r]) * both;
+        double const start = std::max({rank.up + sure, ready, n > 0 ? ends_(r, n - 1) : 0.0});
+        rank.up = std::max(rank.up, start - most);
+        ends_(r, n) = start + t.forward;
       }
     };
-    for (std::size_t r = 0; r < P_; ++r) {
-      up_[r] = down_[r] = Same ? 0 : head_[r];
-      last_[r] = 0;
-      for (std::size_t n = 0; n < static_cast<std::size_t>(high[r]); ++n) forward(r, n);
+    for (int r = 0; r < P_; ++r) {
+      Rank& rank = ranks_[r];
+      rank.up = rank.down = Same ? 0 : rank.head;
+      rank.last = 0;
+      for (int n = 0; n < high[r]; ++n) forward(r, n);
       if constexpr (!Same) {
-        for (int n = 0; n + 1 < low[r]; ++n) account(r, static_cast<std::size_t>(n), low[r]);
+        for (int n = 0; n + 1 < low[r]; ++n) comes_before_backward(r, n, low[r]);
       }
     }
-    constexpr std::size_t look = 16;  // units between two looks at what is left
-    std::size_t first = 0;            // rank with forwards left
-    for (std::size_t k = 0; k < N_; ++k) {
+    constexpr int look = 16;  // units between two looks at what is left
+    int first = 0;            // rank with forwards left
+    for (int k = 0; k < N_; ++k) {
       double gradient = 0;
-      for (std::size_t r = P_; r-- > 0;) {
+      for (int r = P_; r-- > 0;) {
         StageTimes const& t = times_[r];
+        Rank& rank = ranks_[r];
         double const both = t.input + t.weight;
         double start = gradient + (r + 1 < P_ ? t.link_backward : 0.0);
-        std::size_t const needs = std::min(k + static_cast<std::size_t>(low[r]), N_);
+        int const needs = std::min(k + low[r], N_), could = std::min(k + high[r], N_);
         if constexpr (Same) {
-          start = std::max(start, up_[r]);
+          start = std::max(start, rank.up);
           gradient = start + t.input;
-          up_[r] = gradient + t.weight;
-          last_[r] = up_[r];
+          rank.last = rank.up = gradient + t.weight;
         } else {
-          account(r, needs - 1, low[r]);
-          double const b = static_cast<double>(k) * both;
-          std::size_t const could = std::min(k + static_cast<std::size_t>(high[r]), N_);
-          start = std::max({start, last_[r], made[r * N_ + needs - 1],
-                            down_[r] + b + static_cast<double>(needs) * t.forward});
-          double const debt = start - b - static_cast<double>(could) * t.forward;
-          down_[r] = std::max(down_[r], debt);
-          up_[r] = std::max(up_[r], debt);
+          comes_before_backward(r, needs - 1, low[r]);
+          double const b = k * both;
+          start =
+              std::max({start, rank.last, ends_(r, needs - 1), rank.down + b + needs * t.forward});
+          double const debt = start - b - could * t.forward;
+          rank.down = std::max(rank.down, debt);
+          rank.up = std::max(rank.up, debt);
           gradient = start + t.input;
-          last_[r] = gradient + t.weight;
+          rank.last = gradient + t.weight;
         }
         if (k % look == 0) {
-          std::size_t const past =
-              Same ? needs : std::min(k + static_cast<std::size_t>(high[r]), N_);
-          double const left =
-              static_cast<double>(N_ - 1 - k) * both + static_cast<double>(N_ - past) * t.forward;
-          if (last_[r] + left + tail_[r] - t.weight >= enough) return enough;
+          double const left = (N_ - 1 - k) * both + (N_ - could) * t.forward;
+          if (rank.last + left + rank.tail - t.weight >= enough) return enough;
         }
       }
-      while (first < P_ && static_cast<std::size_t>(high[first]) + k >= N_) ++first;
-      for (std::size_t r = first; r < P_; ++r) forward(r, static_cast<std::size_t>(high[r]) + k);
+      while (first < P_ && high[first] + k >= N_) ++first;
+      for (int r = first; r < P_; ++r) forward(r, high[r] + k);
     }
     double last = 0;
-    for (double const end : last_) last = std::max(last, end);
+    for (Rank const& rank : ranks_) last = std::max(last, rank.last);
     return last;
   }
 
   /// Forward n comes before the next backward.
-  void account(std::size_t r, std::size_t n, int low) {
+  void comes_before_backward(int r, int n, int low) {
     StageTimes const& t = times_[r];
-    double const f = static_cast<double>(n + 1) * t.forward;
-    auto const l = static_cast<std::size_t>(low);
-    double const b = n + 1 > l ? static_cast<double>(n + 1 - l) * (t.input + t.weight) : 0.0;
-    down_[r] = std::max(down_[r], forward_[r * N_ + n] - f - b);
+    double const f = (n + 1) * t.forward;
+    double const b = std::max(0, n + 1 - low) * (t.input + t.weight);
+    ranks_[r].down = std::max(ranks_[r].down, ends_(r, n) - f - b);
   }
 
-  std::size_t P_, N_;
-  Shape shape_;
+  int P_, N_;
   int slices_;
-  std::vector<StageTimes> const& times_;
-  std::vector<double> forward_;      // [P * N]
-  std::vector<double> up_, down_;    // [P] see `play`; of one table: when the rank is free
-  std::vector<double> last_;         // [P] end of the last backward
-  std::vector<double> head_, tail_;  // [P] before its first forward; from its last I's end on
-  int room_ = 0;                     // most units on a rank
+  Times const& times_;
+  Grid<double> ends_;  // [P][N] of forwards
+  Grid<Rank> ranks_;
+  int room_ = 0;  // most units on a rank
 };
 
 }  // namespace stagger::schedule::detail

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Indices into arrays with an entry for each stage, micro-batch and slice, and the check
+///         that a table's actions stay inside them.
+
+#include <cstddef>
+
+#include <stagger/core/error.hpp>
+#include <stagger/schedule/fault.hpp>
+#include <stagger/schedule/table.hpp>
+
+namespace stagger::schedule::detail {
+
+/// Index of (stage, microbatch, slice) in arrays that hold one entry for each.
+[[nodiscard]] constexpr std::ptrdiff_t cell(Table const& table, Action const& a) noexcept {
+  return (static_cast<std::ptrdiff_t>(a.stage) * table.microbatches + a.microbatch) * table.slices +
+         a.slice;
+}
+
+/// Number of entries of one stage: from an entry to that of the next stage.
+[[nodiscard]] constexpr std::ptrdiff_t cells_of_stage(Table const& table) noexcept {
+  return static_cast<std::ptrdiff_t>(table.microbatches) * table.slices;
+}
+
+/// Number of all entries.
+[[nodiscard]] constexpr std::ptrdiff_t cells(Table const& table) noexcept {
+  return table.stages * cells_of_stage(table);
+}
+
+/// True when every index of the action lies in the table's range.
+[[nodiscard]] constexpr bool in_range(Table const& table, Action const& a) noexcept {
+  return a.stage >= 0 && a.stage < table.stages && a.microbatch >= 0 &&
+         a.microbatch < table.microbatches && a.slice >= 0 && a.slice < table.slices;
+}
+
+/// True when the table has fewer actions than entries, and so cannot be complete.
+[[nodiscard]] constexpr bool sparse(Table const& table) noexcept {
+  auto left = static_cast<std::ptrdiff_t>(table.actions.size());
+  for (int const count : {table.stages, table.microbatches, table.slices}) {
+    if (count < 1) return true;
+    left /= count;
+  }
+  return left == 0;
+}
+
+/// Whether the table has messages.
+[[nodiscard]] constexpr bool has_messages(Table const& table) noexcept {
+  for (Action const& a : table.actions)
+    if (is_message(a.kind)) return true;
+  return false;
+}
+
+/// A fault of an action of the table.
+[[nodiscard]] constexpr Fault fault_at(Table const& table, FaultKind kind, int rank,
+                                       std::size_t position) {
+  return {.kind = kind,
+          .rank = rank,
+          .position = static_cast<int>(position),
+          .action = table.row(rank)[position]};
+}
+
+/// Refuses what would make arrays by index unsafe or needlessly large: `play` requires this.
+/// @throws Error bad_schedule
+constexpr void require_playable(Table const& table) {
+  for (int r = 0; r < table.ranks(); ++r) {
+    auto const row = table.row(r);
+    for (std::size_t at = 0; at < row.size(); ++at) {
+      if (!in_range(table, row[at]))
+        raise(Errc::bad_schedule, message(fault_at(table, FaultKind::out_of_range, r, at)));
+    }
+  }
+  if (sparse(table))
+    raise(Errc::bad_schedule,
+          "the table has fewer actions than stages times microbatches; verify it first");
+}
+
+}  // namespace stagger::schedule::detail

@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The checks of a table that look at its rows one after the other: everything that `verify`
+///         proves, but for deadlocks.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include <stagger/core/grid.hpp>
+#include <stagger/schedule/fault.hpp>
+#include <stagger/schedule/proof/cells.hpp>
+#include <stagger/schedule/proof/channels.hpp>
+#include <stagger/schedule/table.hpp>
+
+namespace stagger::schedule::detail {
+
+/// What is known of one (stage, microbatch, slice) while a table is checked.
+struct Seen {
+  unsigned kinds = 0;   ///< bit per Kind
+  int rank = -1;        ///< where its first compute action stands
+  int forward_at = 0;   ///< position of its F
+  int gradient_at = 0;  ///< position of its B or I
+
+  [[nodiscard]] static constexpr unsigned bit(Kind kind) noexcept {
+    return 1U << static_cast<unsigned>(kind);
+  }
+  [[nodiscard]] constexpr bool has(Kind kind) const noexcept { return (kinds & bit(kind)) != 0; }
+};
+
+/// A table that is checked, and what the checks so far have found out about it.
+struct Checked {
+  Table const& table;
+  Grid<Seen> seen{};  // [cells]
+  bool has_backward = false;
+  bool has_messages = false;
+  bool has_reductions = false;
+  bool bidirectional = false;
+
+  [[nodiscard]] constexpr Seen& of(Action const& a) { return seen[cell(table, a)]; }
+};
+
+/// The fault of the first action, row by row, for which `check(rank, position, action)` gives one.
+template <class Check>
+[[nodiscard]] constexpr Fault first_fault(Table const& table, Check&& check) {
+  for (int rank = 0; rank < table.ranks(); ++rank) {
+    int at = 0;
+    for (Action const& a : table.row(rank)) {
+      FaultKind const kind = check(rank, at, a);
+      if (kind != FaultKind::none) return {.kind = kind, .rank = rank, .position = at, .action = a};
+      ++at;
+    }
+  }
+  return {};
+}
+
+/// No row is empty.
+[[nodiscard]] constexpr Fault check_rows(Table const& table) {
+  for (int rank = 0; rank < table.ranks(); ++rank) {
+    if (table.row(rank).empty())
+      return {.kind = FaultKind::missing,
+              .rank = rank,
+              .position = 0,
+              .action = {.stage = rank < table.stages ? rank : 0}};
+  }
+  return {};
+}
+
+/// What is missing in a table with fewer actions than cells, found without memory for each cell: of
+/// the first n + 1 cells, n forwards leave one out.
+[[nodiscard]] [[gnu::cold]] constexpr Fault first_gap(Table const& table) {
+  auto const beyond = static_cast<std::ptrdiff_t>(table.actions.size()) + 1;
+  Grid<char> there(beyond);
+  for (int rank = 0; rank < table.ranks(); ++rank) {
+    auto const row = table.row(rank);
+    if (row.empty()) return check_rows(table);
+    for (std::size_t at = 0; at < row.size(); ++at) {
+      Action const& a = row[at];
+      if (!in_range(table, a)) return fault_at(table, FaultKind::out_of_range, rank, at);
+      if (a.kind != Kind::forward) continue;
+      std::ptrdiff_t here = a.stage;  // the cell, or some number beyond
+      here = std::min(here, beyond) * table.microbatches + a.microbatch;
+      here = std::min(here, beyond) * table.slices + a.slice;
+      if (here < beyond) there[here] = 1;
+    }
+  }
+  std::ptrdiff_t gap = 0;
+  while (there[gap] != 0) ++gap;
+  return {.kind = FaultKind::missing,
+          .action = {.stage = static_cast<int>(gap / table.slices / table.microbatches),
+                     .microbatch = static_cast<int>(gap / table.slices % table.microbatches),
+                     .slice = static_cast<std::int16_t>(gap % table.slices)}};
+}
+
+/// Indices are in range, pairs are pairs, and no action is there twice.
+[[nodiscard]] constexpr Fault check_actions(Checked& checked) {
+  constexpr unsigned backwards = Seen::bit(Kind::backward) | Seen::bit(Kind::backward_input) |
+                                 Seen::bit(Kind::backward_weight);
+  Table const& table = checked.table;
+  checked.seen = Grid<Seen>(cells(table));
+  for (int rank = 0; rank < table.ranks(); ++rank) {
+    auto const row = table.row(rank);
+    bool second = false;  // of a pair
+    for (std::size_t at = 0; at < row.size(); ++at) {
+      Action const& a = row[at];
+      if (!in_range(table, a)) return fault_at(table, FaultKind::out_of_range, rank, at);
+      if (a.overlaps_next) {
+        bool const pairs = !second && at + 1 < row.size() && is_compute(a.kind) &&
+                           is_compute(row[at + 1].kind) &&
+                           (a.kind == Kind::forward) != (row[at + 1].kind == Kind::forward);
+        if (!pairs) return fault_at(table, FaultKind::parse, rank, at);
+      }
+      second = a.overlaps_next;
+      if (a.kind == Kind::reduce_gradient) {
+        checked.has_reductions = true;
+        continue;
+      }
+      Seen& s = checked.of(a);
+      unsigned clash = Seen::bit(a.kind);
+      if (a.kind == Kind::backward) clash = backwards;
+      if (a.kind == Kind::backward_input || a.kind == Kind::backward_weight)
+        clash |= Seen::bit(Kind::backward);
+      if ((s.kinds & clash) != 0) return fault_at(table, FaultKind::duplicate, rank, at);
+      s.kinds |= Seen::bit(a.kind);
+      if (is_compute(a.kind)) {
+        if (s.rank < 0) s.rank = rank;
+        if (a.kind == Kind::forward) s.forward_at = static_cast<int>(at);
+        if (gives_input_gradient(a.kind)) s.gradient_at = static_cast<int>(at);
+        checked.has_backward = checked.has_backward || a.kind != Kind::forward;
+      } else {
+        checked.has_messages = true;
+      }
+    }
+  }
+  return {};
+}
+
+/// Nothing is left out. A table without any backward is forward-only, and complete with its
+/// forwards.
+[[nodiscard]] constexpr Fault check_complete(Checked const& checked) {
+  Table const& table = checked.table;
+  if (Fault const f = check_rows(table)) return f;
+  std::ptrdiff_t const stride = cells_of_stage(table);
+  for (std::ptrdiff_t c = 0; c < checked.seen.size(); ++c) {
+    Seen const& s = checked.seen[c];
+    Kind missing = Kind::forward;
+    if (s.has(Kind::forward)) {
+      bool const input = s.has(Kind::backward_input), weight = s.has(Kind::backward_weight);
+      if (!checked.has_backward || s.has(Kind::backward) || (input && weight)) continue;
+      missing = input ? Kind::backward_weight : weight ? Kind::backward_input : Kind::backward;
+    }
+    int const end = s.rank < 0 ? -1 : static_cast<int>(table.row(s.rank).size());
+    return {.kind = FaultKind::missing,
+            .rank = s.rank,
+            .position = end,
+            .action = {.kind = missing,
+                       .stage = static_cast<int>(c / stride),
+                       .microbatch = static_cast<int>(c % stride / table.slices),
+                       .slice = static_cast<std::int16_t>(c % table.slices)}};
+  }
+  return {};
+}
+
+/// Each stage is on one rank; or all of them in the bidirectional form, where microbatches of the
+/// first half run stage s on rank s and the others on rank P - 1 - s.
+[[nodiscard]] constexpr Fault check_placement(Checked& checked) {
+  Table const& table = checked.table;
+  Grid<int> owner(table.stages, -1);
+  Fault const first = first_fault(table, [&](int rank, int, Action const& a) {
+    if (!is_compute(a.kind)) return FaultKind::none;
+    int& o = owner[a.stage];
+    if (o < 0) o = rank;
+    return o == rank ? FaultKind::none : FaultKind::placement;
+  });
+  if (!first || table.stages != table.ranks() || table.microbatches % 2 != 0) return first;
+  checked.bidirectional = true;
+  return first_fault(table, [&](int rank, int, Action const& a) {
+    if (!is_compute(a.kind)) return FaultKind::none;
+    int const expected =
+        a.microbatch < table.microbatches / 2 ? a.stage : table.ranks() - 1 - a.stage;
+    return expected == rank ? FaultKind::none : FaultKind::placement;
+  });
+}
+
+/// On each rank a microbatch passes its stages upwards, then downwards; slices rise forwards and
+/// fall backwards.
+[[nodiscard]] constexpr Fault check_order(Checked& checked) {
+  Table const& table = checked.table;
+  struct Last {
+    int rank = -1, step = -1;
+  };
+  Grid<Last> last(cells_of_stage(table));  // of each slice of each microbatch
+  return first_fault(table, [&](int rank, int at, Action const& a) {
+    bool const forward = a.kind == Kind::forward;
+    Seen const& seen = checked.of(a);
+    if (!forward && !gives_input_gradient(a.kind)) {
+      bool const early = a.kind == Kind::backward_weight && seen.gradient_at > at;
+      return early ? FaultKind::order : FaultKind::none;
+    }
+    Last& before = last[static_cast<std::ptrdiff_t>(a.microbatch) * table.slices + a.slice];
+    int const step = forward ? a.stage : 2 * table.stages - 1 - a.stage;
+    if (before.rank == rank && before.step >= step) return FaultKind::order;
+    if (!forward && seen.forward_at > at) return FaultKind::order;
+    before = {rank, step};
+    int const slice = a.slice + (forward ? -1 : 1);
+    if (slice < 0 || slice >= table.slices) return FaultKind::none;
+    Seen const& beside = checked.seen[cell(table, a) + (forward ? -1 : 1)];
+    return (forward ? beside.forward_at : beside.gradient_at) > at ? FaultKind::order
+                                                                   : FaultKind::none;
+  });
+}
+
+/// The gradients of a stage are added once on every rank that holds it, or on none, behind the last
+/// of them.
+[[nodiscard]] constexpr Fault check_reductions(Table const& table) {
+  struct Stage {
+    int holders = 0, reductions = 0;
+    int rank = -1, last = -1;  // of the row that is read
+    bool reduced = false;
+  };
+  Grid<Stage> stages(table.stages);
+  for (int rank = 0; rank < table.ranks(); ++rank) {
+    auto const row = table.row(rank);
+    for (std::size_t at = 0; at < row.size(); ++at) {
+      if (!is_compute(row[at].kind)) continue;
+      Stage& s = stages[row[at].stage];
+      if (s.rank != rank) ++s.holders;
+      s.rank = rank;
+      s.last = static_cast<int>(at);
+      s.reduced = false;
+    }
+    for (std::size_t at = 0; at < row.size(); ++at) {
+      if (row[at].kind != Kind::reduce_gradient) continue;
+      Stage& s = stages[row[at].stage];
+      if (s.rank != rank) return fault_at(table, FaultKind::placement, rank, at);
+      if (s.reduced) return fault_at(table, FaultKind::duplicate, rank, at);
+      if (s.last > static_cast<int>(at)) return fault_at(table, FaultKind::order, rank, at);
+      s.reduced = true;
+      ++s.reductions;
+    }
+  }
+  for (int s = 0; s < table.stages; ++s) {
+    if (stages[s].reductions != 0 && stages[s].reductions != stages[s].holders)
+      return {.kind = FaultKind::missing, .action = {.kind = Kind::reduce_gradient, .stage = s}};
+  }
+  return {};
+}
+
+/// Each value that changes rank has one send behind its action and one receive before its reader.
+[[nodiscard]] constexpr Fault check_messages(Checked& checked) {
+  Table const& table = checked.table;
+  // Whether the value that a message carries changes rank; `other` is the message's other end.
+  auto const travels = [&](Action const& a, Action& other) {
+    other = partner(a);
+    return in_range(table, other) && checked.of(a).rank != checked.of(other).rank;
+  };
+  Action lacks{};
+  Fault fault = first_fault(table, [&](int rank, int at, Action const& a) {
+    if (a.kind == Kind::reduce_gradient || a.kind == Kind::backward_weight) return FaultKind::none;
+    Seen const& here = checked.of(a);
+    Action other{};
+    if (is_compute(a.kind)) {
+      bool const up = a.kind == Kind::forward;
+      for (Kind const kind : {up ? Kind::send_forward : Kind::send_backward,
+                              up ? Kind::recv_forward : Kind::recv_backward}) {
+        Action const end{
+            .kind = kind, .stage = a.stage, .microbatch = a.microbatch, .slice = a.slice};
+        if (!travels(end, other) || here.has(kind)) continue;
+        lacks = end;
+        return FaultKind::unmatched_message;
+      }
+      return FaultKind::none;
+    }
+    lacks = a;
+    bool const forward = a.kind == Kind::send_forward || a.kind == Kind::recv_forward;
+    bool const send = a.kind == Kind::send_forward || a.kind == Kind::send_backward;
+    if (here.rank != rank) return FaultKind::placement;
+    if (!travels(a, other) || !checked.of(other).has(other.kind) ||
+        (!forward && !checked.has_backward))
+      return FaultKind::unmatched_message;
+    int const compute_at = forward ? here.forward_at : here.gradient_at;
+    return (compute_at < at) == send ? FaultKind::none : FaultKind::order;
+  });
+  if (fault) fault.action = lacks;
+  return fault;
+}
+
+/// Consumers follow their producer's order, and receives the order of the sends, on every edge.
+[[nodiscard]] constexpr Fault check_edges(Checked& checked) {
+  Table const& table = checked.table;
+  std::ptrdiff_t const stride = cells_of_stage(table);
+  Grid<int> sent(checked.has_messages ? 2 * cells(table) : 0, -1);  // positions
+  for (int rank = 0; checked.has_messages && rank < table.ranks(); ++rank) {
+    int at = 0;
+    for (Action const& a : table.row(rank)) {
+      if (a.kind == Kind::send_forward) sent[cell(table, a)] = at;
+      if (a.kind == Kind::send_backward) sent[cells(table) + cell(table, a)] = at;
+      ++at;
+    }
+  }
+  // Where the producer's row stands, by what consumes, its stage, and the half of the microbatches.
+  Grid<int> last(8 * table.stages, -1);
+  return first_fault(table, [&](int, int, Action const& a) {
+    int consumer = 0, given = 0;
+    if (a.kind == Kind::forward && a.stage > 0) {
+      given = checked.seen[cell(table, a) - stride].forward_at;
+    } else if (gives_input_gradient(a.kind) && a.stage + 1 < table.stages) {
+      consumer = 1;
+      given = checked.seen[cell(table, a) + stride].gradient_at;
+    } else if (a.kind == Kind::recv_forward) {
+      consumer = 2;
+      given = sent[cell(table, a) - stride];
+    } else if (a.kind == Kind::recv_backward) {
+      consumer = 3;
+      given = sent[cells(table) + cell(table, a) + stride];
+    } else {
+      return FaultKind::none;
+    }
+    bool const other_half = checked.bidirectional && a.microbatch >= table.microbatches / 2;
+    int& latest = last[8 * a.stage + 2 * consumer + (other_half ? 1 : 0)];
+    if (given < latest) return FaultKind::message_order;
+    latest = given;
+    return FaultKind::none;
+  });
+}
+
+/// No rank holds more (stage, microbatch) pairs than the limit. In an overlapped pair the forward
+/// counts before the backward frees.
+[[nodiscard]] constexpr Fault check_in_flight(Table const& table, int limit) {
+  int live = 0;
+  bool frees_late = false;  // the backward of a pair stands before its forward
+  return first_fault(table, [&](int, int at, Action const& a) {
+    if (at == 0) {
+      live = 0;
+      frees_late = false;
+    }
+    if (a.kind == Kind::forward) ++live;
+    if (live + (frees_late ? 1 : 0) > limit) return FaultKind::memory;
+    frees_late = a.overlaps_next && ends_flight(a.kind);
+    if (ends_flight(a.kind)) --live;
+    return FaultKind::none;
+  });
+}
+
+/// All of the checks, but for the in-flight limit.
+[[nodiscard]] constexpr Fault check(Checked& checked) {
+  Table const& table = checked.table;
+  if (table.stages < 1 || table.microbatches < 1 || table.slices < 1 || table.ranks() < 1)
+    return {.kind = FaultKind::missing, .rank = 0, .position = 0};
+  if (sparse(table)) return first_gap(table);
+  if (Fault const f = check_actions(checked)) return f;
+  if (Fault const f = check_complete(checked)) return f;
+  if (Fault const f = check_placement(checked)) return f;
+  if (Fault const f = check_order(checked)) return f;
+  if (checked.has_reductions)
+    if (Fault const f = check_reductions(table)) return f;
+  if (checked.has_messages)
+    if (Fault const f = check_messages(checked)) return f;
+  return check_edges(checked);
+}
+
+}  // namespace stagger::schedule::detail
