@@ -65,10 +65,14 @@ struct Cluster {
     return devices[static_cast<std::size_t>(id)];
   }
 
+  /// The link inside a node.
+  [[nodiscard]] constexpr Link const& inside(int node) const {
+    return intra[static_cast<std::size_t>(node)];
+  }
+
   /// The link between two devices: their node's, or the one between nodes.
   [[nodiscard]] constexpr Link const& link(int a, int b) const {
-    return device(a).node == device(b).node ? intra[static_cast<std::size_t>(device(a).node)]
-                                            : inter;
+    return device(a).node == device(b).node ? inside(device(a).node) : inter;
   }
 
   /// Seconds to receive `bytes` on one device from another; nothing on one and the same.
@@ -76,19 +80,19 @@ struct Cluster {
     return from == to ? 0 : link(from, to).transfer_s(bytes);
   }
 
-  /// True if the devices stand in one node.
-  [[nodiscard]] constexpr bool in_one_node(std::span<int const> ids) const {
-    return std::all_of(ids.begin(), ids.end(),
-                       [&](int id) { return device(id).node == device(ids.front()).node; });
+  /// The link that joins some devices, one or more: their node's or, where they stand in several,
+  /// the one between nodes.
+  [[nodiscard]] constexpr Link const& link_among(std::span<int const> ids) const {
+    int const node = device(ids.front()).node;
+    bool const one =
+        std::all_of(ids.begin(), ids.end(), [&](int id) { return device(id).node == node; });
+    return one ? inside(node) : inter;
   }
 
-  /// Seconds of an all-reduce of `bytes` over the devices, on their node's link or, where they
-  /// stand in several, on the one between nodes.
+  /// Seconds of an all-reduce of `bytes` over the devices, on the link that joins them.
   [[nodiscard]] constexpr double all_reduce_s(std::span<int const> ids, double bytes) const {
     if (ids.size() < 2) return 0;
-    Link const& used =
-        in_one_node(ids) ? intra[static_cast<std::size_t>(device(ids.front()).node)] : inter;
-    return used.all_reduce_s(static_cast<int>(ids.size()), bytes);
+    return link_among(ids).all_reduce_s(static_cast<int>(ids.size()), bytes);
   }
 
   /// Devices of one node, rising.
@@ -147,8 +151,7 @@ constexpr void require_cluster(Cluster const& cluster) {
     before = device.node;
   }
   for (int n = 0; n < cluster.nodes(); ++n)
-    detail::require_link(cluster.intra[static_cast<std::size_t>(n)],
-                         text("the link inside node ", n));
+    detail::require_link(cluster.inside(n), text("the link inside node ", n));
   if (cluster.nodes() > 1) detail::require_link(cluster.inter, "the link between nodes");
 }
 

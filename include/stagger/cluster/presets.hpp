@@ -68,8 +68,8 @@ inline constexpr double ethernet_10 = 1.25e9;
                                    {"Q", 1792.0 * 1480, 8'000'000'000}}};
   Cluster result{.name = "hetpipe",
                  .inter = {.bytes_per_s = 3e9, .all_reduce_bytes_per_s = {1.1e9}}};
-  for (int n = 0; n < 4; ++n) {
-    Kind const& kind = kinds[static_cast<std::size_t>(n)];
+  for (Kind const& kind : kinds) {
+    int const n = result.nodes();
     result.intra.push_back({.bytes_per_s = 10e9});
     for (int d = 0; d < 4; ++d)
       result.devices.push_back({.kind = kind.name,

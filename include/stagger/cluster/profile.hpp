@@ -77,6 +77,9 @@ struct Profile {
   std::vector<Layer> layers{};
 
   [[nodiscard]] constexpr int size() const noexcept { return static_cast<int>(layers.size()); }
+  [[nodiscard]] constexpr Layer const& layer(int number) const {
+    return layers[static_cast<std::size_t>(number)];
+  }
   friend constexpr bool operator==(Profile const&, Profile const&) = default;
 };
 

@@ -54,7 +54,7 @@ namespace stagger::plan {
     std::vector<std::uint64_t> bytes;
     for (int l = 0; l < N; ++l) {
       backward.push_back(w.time(l, l + 1, all.kinds, std::ceil(batch / G), false).backward_s);
-      bytes.push_back(w.profile().layers[static_cast<std::size_t>(l)].parameter_bytes);
+      bytes.push_back(w.profile().layer(l).parameter_bytes);
     }
     collective::Backward const last{0, backward, bytes};
     double own = 0;

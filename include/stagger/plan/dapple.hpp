@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/core/list.hpp>
 #include <stagger/placement/append_first.hpp>
 #include <stagger/placement/fresh_first.hpp>
 #include <stagger/placement/scatter_first.hpp>
@@ -31,6 +32,31 @@ struct Found {
   long long order = 0;  ///< of discovery: breaks ties
 };
 
+/// Boundaries that stages may end at: all, or of a long model the cheapest in each of 160 stretches
+/// of equal work.
+[[nodiscard]] inline List<int> boundaries(Workload const& w) {
+  constexpr int most = 160;
+  int const N = w.layers();
+  List<int> cuts;
+  auto const seconds = layer_seconds(w);
+  double all = 0, sum = 0;
+  for (double const s : seconds) all += s;
+  int stretch = -1, l = 0;
+  for (double const s : seconds) {
+    sum += s;
+    if (++l == N) break;
+    int const now = N - 1 <= most ? l
+                    : all > 0     ? std::min(most - 1, static_cast<int>(sum / all * most))
+                                  : l * most / N;
+    if (now != stretch)
+      cuts.push_back(l);
+    else if (w.boundary_bytes(l, 1) < w.boundary_bytes(cuts.back(), 1))
+      cuts.back() = l;
+    stretch = now;
+  }
+  return cuts;
+}
+
 /// The search: the last stage of a partial plan is cut in two, and the front part put on devices
 /// that one of the three rules chooses. For each number of layers and set of devices in front of
 /// the last stage, the best partial plans are kept.
@@ -43,8 +69,8 @@ class DappleSearch {
         form_(form),
         microbatch_(microbatch > 0 ? microbatch : w.microbatch()),
         recompute_(recompute),
-        short_warm_up_(short_warm_up) {
-    choose_cuts();
+        short_warm_up_(short_warm_up),
+        cuts_(boundaries(w)) {
     double const L = static_cast<double>(cuts_.size());
     double const each = L * L / 2 * static_cast<double>(w.devices().size()) * 1.5;
     double const most = static_cast<double>(budget);
@@ -53,12 +79,12 @@ class DappleSearch {
 
   /// Best plans of each number of stages, best first; empty where none fits.
   [[nodiscard]] std::vector<Found> run() {
-    open_.assign(cuts_.size(), {});
+    open_.resize(cuts_.size());
     consider_whole();
     expand(-1, -1);
     for (int at = 0; at < static_cast<int>(cuts_.size()); ++at) {
-      for (int const partial : chosen(open_[static_cast<std::size_t>(at)])) expand(at, partial);
-      open_[static_cast<std::size_t>(at)].clear();
+      for (int const partial : chosen(open_[at])) expand(at, partial);
+      open_[at].clear();
     }
     std::vector<Found> all;
     for (auto& of_stages : best_)
@@ -86,30 +112,6 @@ class DappleSearch {
   };
   using Open = std::map<std::vector<int>, std::vector<int>>;  // devices taken: best first
 
-  /// Boundaries that stages may end at: all, or of a long model the cheapest in each stretch.
-  void choose_cuts() {
-    constexpr int most = 160;
-    int const N = w_.layers();
-    if (N - 1 <= most) {
-      for (int l = 1; l < N; ++l) cuts_.push_back(l);
-      return;
-    }
-    auto const seconds = layer_seconds(w_);
-    double all = 0, sum = 0;
-    for (double const s : seconds) all += s;
-    int stretch = -1;
-    for (int l = 1; l < N; ++l) {
-      sum += seconds[static_cast<std::size_t>(l - 1)];
-      int const now =
-          all > 0 ? std::min(most - 1, static_cast<int>(sum / all * most)) : l * most / N;
-      if (now != stretch)
-        cuts_.push_back(l);
-      else if (w_.boundary_bytes(l, 1) < w_.boundary_bytes(cuts_.back(), 1))
-        cuts_.back() = l;
-      stretch = now;
-    }
-  }
-
   [[nodiscard]] std::vector<int> chosen(Open const& open) const {
     std::vector<std::pair<std::size_t, int>> ranked;  // place among those of its devices
     for (auto const& [taken, best] : open)
@@ -125,9 +127,7 @@ class DappleSearch {
     return result;
   }
 
-  [[nodiscard]] double seconds(int partial) const {
-    return partials_[static_cast<std::size_t>(partial)].seconds;
-  }
+  [[nodiscard]] double seconds(int partial) const { return partials_[partial].seconds; }
 
   /// True if a stage fits, the i-th of so many.
   bool fits(StageMemory const& m, Group const& g, int i, int stages, int microbatches, int first,
@@ -174,13 +174,12 @@ class DappleSearch {
   void expand(int at, int partial) {
     placement::Occupancy occupied = w_.free();
     chain_.clear();
-    for (int p = partial; p >= 0; p = partials_[static_cast<std::size_t>(p)].before)
-      chain_.push_back(p);
+    for (int p = partial; p >= 0; p = partials_[p].before) chain_.push_back(p);
     std::reverse(chain_.begin(), chain_.end());
     int begin = 0;
     if (partial >= 0) {
-      occupied.taken = partials_[static_cast<std::size_t>(partial)].taken;
-      begin = partials_[static_cast<std::size_t>(partial)].end;
+      occupied.taken = partials_[partial].taken;
+      begin = partials_[partial].end;
     }
     int const room = occupied.free();
     for (int m = 1; m < room; ++m) {
@@ -212,8 +211,7 @@ class DappleSearch {
     Group const tail = w_.group(rest);
     Wire const to_tail = w_.wire(next.devices, rest);
     int most = std::max(next.group.replicas, tail.replicas);
-    for (int const p : chain_)
-      most = std::max(most, partials_[static_cast<std::size_t>(p)].group.replicas);
+    for (int const p : chain_) most = std::max(most, partials_[p].group.replicas);
     Flow const f = flow(w_.request().batch, microbatch_, most);
     if (f.microbatches < 1) return;  // and no finer cut of the tail is worth it: the front stays
 
@@ -234,15 +232,15 @@ class DappleSearch {
       times_[2 * i - 1] = {s, s, 0};
     };
     for (std::size_t i = 0; i < C; ++i) {
-      Partial const& p = partials_[static_cast<std::size_t>(chain_[i])];
+      Partial const& p = partials_[chain_[i]];
       if (!put(i, p.first, p.end, p.group)) return;
       if (i > 0) send(i, p.wire, p.first);
     }
     if (C > 0) {
-      next.wire = w_.wire(partials_[static_cast<std::size_t>(partial)].devices, next.devices);
+      next.wire = w_.wire(partials_[partial].devices, next.devices);
       send(C, next.wire, begin);
     }
-    for (std::size_t c = static_cast<std::size_t>(at) + 1; c < cuts_.size(); ++c) {
+    for (int c = at + 1; c < static_cast<int>(cuts_.size()); ++c) {
       next.end = cuts_[c];
       if (!put(C, begin, next.end, next.group)) break;
       bool const whole = put(C + 1, next.end, N, tail);
@@ -250,31 +248,30 @@ class DappleSearch {
       next.seconds = latency_of(times_, f.microbatches, form_).seconds;
       ++evaluated_;
       if (whole) record(next.seconds, [&] { return finish(next, rest); });
-      if (rest.size() > 1 && c + 1 < cuts_.size()) keep(c, next);
+      if (rest.size() > 1 && next.end != cuts_.back()) keep(c, next);
     }
   }
 
-  void keep(std::size_t c, Partial const& next) {
+  void keep(int c, Partial const& next) {
     auto& best = open_[c][next.taken];
     auto const place = std::upper_bound(best.begin(), best.end(), next.seconds,
                                         [&](double s, int other) { return s < seconds(other); });
     auto const rank = place - best.begin();
-    if (static_cast<std::size_t>(rank) >= keep_) return;
-    int slot = static_cast<int>(partials_.size());
-    if (best.size() >= keep_) {  // nothing refers to it before its layer's turn
-      slot = best.back();
-      best.pop_back();
-      partials_[static_cast<std::size_t>(slot)] = next;
-    } else {
+    if (best.size() < keep_) {
+      best.insert(place, static_cast<int>(partials_.size()));
       partials_.push_back(next);
+    } else if (place != best.end()) {  // the worst is given up; nothing refers to it yet
+      int const slot = best.back();
+      best.pop_back();
+      best.insert(best.begin() + rank, slot);
+      partials_[slot] = next;
     }
-    best.insert(best.begin() + rank, slot);
   }
 
   [[nodiscard]] Draft finish(Partial const& next, std::vector<int> const& rest) const {
     Draft draft;
     for (int const p : chain_) {
-      Partial const& s = partials_[static_cast<std::size_t>(p)];
+      Partial const& s = partials_[p];
       draft.stages.push_back({s.first, s.end, s.devices});
     }
     draft.stages.push_back({next.first, next.end, next.devices});
@@ -304,10 +301,10 @@ class DappleSearch {
   int microbatch_;
   bool recompute_, short_warm_up_;
   std::size_t keep_ = 1;  ///< partial plans that are cut further, for each boundary
-  std::vector<int> cuts_{};
-  std::vector<Open> open_{};  ///< [cuts] partial plans that end there
-  std::vector<Partial> partials_{};
-  std::vector<int> chain_{};
+  List<int> cuts_;
+  List<Open> open_{};  ///< [cuts] partial plans that end there
+  List<Partial> partials_{};
+  List<int> chain_{};  ///< the partial plan that is cut further, from its first stage on
   std::vector<StageTime> times_{};
   std::vector<std::vector<Found>> best_{};  ///< [stages]
   long long evaluated_ = 0;

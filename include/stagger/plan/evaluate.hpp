@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   From stages and devices to a plan with its warm-up, memory and times.
+/// @file   The way from stages and devices to a plan with its warm-up, memory and times.
 
 #include <algorithm>
 #include <cmath>
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
+#include <stagger/core/list.hpp>
 #include <stagger/plan/bound.hpp>
 #include <stagger/plan/infeasible.hpp>
 #include <stagger/plan/latency.hpp>
@@ -46,12 +47,12 @@ struct Draft {
   return draft;
 }
 
-/// Checks that stages tile the layers and that no device is used twice.
+/// Checks that stages cover the layers without a gap and that no device is used twice.
 /// @throws Error  bad_configuration naming stage, layer or device
 inline void require_draft(Workload const& workload, Draft const& draft) {
   auto const refuse = [](std::string const& s) { raise(Errc::bad_configuration, s); };
   auto const& usable = workload.devices();
-  std::vector<int> user(workload.cluster().devices.size(), -1);
+  List<int> user(workload.cluster().devices.size(), -1);  // [devices] the stage that has it
   int next = 0;
   int at = 0;
   for (auto const& s : draft.stages) {
@@ -62,7 +63,7 @@ inline void require_draft(Workload const& workload, Draft const& draft) {
     for (int const id : s.devices) {
       if (!std::binary_search(usable.begin(), usable.end(), id))
         refuse(text("stage ", at, " is on device ", id, ", which is not there or is left out"));
-      int& owner = user[static_cast<std::size_t>(id)];
+      int& owner = user[id];
       if (owner >= 0)
         refuse(text("device ", id, " is used by stage ", owner, " and by stage ", at,
                     "; a device has one stage"));
@@ -98,6 +99,47 @@ struct Flow {
 
 namespace detail {
 
+/// Puts the costs of stage i into a plan whose stages have their layers and devices.
+/// @return  its memory
+inline StageMemory cost_stage(Workload const& w, Flow const& f, Plan& plan, std::size_t i) {
+  PlanStage& s = plan.stages[i];
+  int const end = s.last + 1;
+  Group const group = w.group(s.devices);
+  double const slice = f.slice(group.replicas);
+  s.time = w.time(s.first, end, group.kinds, slice, plan.recompute);
+  s.time.all_reduce_s = w.gradients_s(s.first, end, group, slice, plan.recompute,
+                                      plan.gradients == Gradients::overlapped);
+  StageMemory const m = w.memory(s.first, end, slice, plan.recompute);
+  s.static_bytes = m.static_bytes;
+  s.activation_bytes = m.each_bytes;
+  s.capacity_bytes = group.capacity_bytes;
+  return m;
+}
+
+/// Puts transfers into a plan whose stages have their times.
+/// @param times  [2S - 1] becomes the stages and transfers that estimate and simulation take
+inline void cost_transfers(Workload const& w, Flow const& f, Plan& plan,
+                           std::vector<StageTime>& times) {
+  std::size_t const S = plan.stages.size();
+  double both = 0, transfers = 0;
+  times.clear();
+  for (std::size_t i = 0; i < S; ++i) {
+    PlanStage& s = plan.stages[i];
+    times.push_back(s.time);
+    both += s.time.forward_s + s.time.backward_s;
+    s.transfer_s = 0;
+    if (i + 1 == S) break;
+    s.transfer_s = w.wire(s.devices, plan.stages[i + 1].devices)
+                       .seconds(w.boundary_bytes(s.last + 1, f.microbatch));
+    times.push_back({s.transfer_s, s.transfer_s, 0});
+    transfers += s.transfer_s;
+  }
+  plan.acr = S > 1 && both > 0
+                 ? (transfers / static_cast<double>(S - 1)) / (both / static_cast<double>(S))
+                 : 0;
+  plan.alpha = 2 * plan.acr;
+}
+
 /// What limits stage i of a plan whose times are known.
 [[nodiscard]] inline Limit limit(Plan const& plan, std::size_t i) {
   PlanStage const& s = plan.stages[i];
@@ -106,6 +148,15 @@ namespace detail {
   if (2 * beside > both || s.time.all_reduce_s > both * plan.microbatches) return Limit::link;
   int const wanted = std::min(static_cast<int>(plan.stages.size() - i), plan.microbatches);
   return s.warm_up < wanted ? Limit::memory : Limit::time;
+}
+
+/// Compares a plan that has been estimated and simulated with what bounds it.
+inline void rate(Workload const& w, double lower_bound_s, Plan& plan) {
+  for (std::size_t i = 0; i < plan.stages.size(); ++i) plan.stages[i].limit = limit(plan, i);
+  plan.latency_s = plan.estimate.seconds;
+  plan.lower_bound_s = lower_bound_s;
+  plan.gap = lower_bound_s > 0 ? plan.simulated_s / lower_bound_s - 1 : 0;
+  plan.speedup = plan.latency_s > 0 ? w.one_device_s() / plan.latency_s : 1;
 }
 
 }  // namespace detail
@@ -121,7 +172,6 @@ class Evaluator {
   [[nodiscard]] std::optional<Plan> operator()(Draft const& draft, std::string const& policy,
                                                Form form = Form::corrected) {
     Workload const& w = *work_;
-    std::size_t const S = draft.stages.size();
     int most = 1;
     for (auto const& s : draft.stages) most = std::max(most, static_cast<int>(s.devices.size()));
     int const each = draft.microbatch > 0 ? draft.microbatch : w.microbatch();
@@ -136,60 +186,33 @@ class Evaluator {
               .microbatches = f.microbatches,
               .recompute = draft.recompute,
               .gradients = draft.gradients};
-    plan.stages.resize(S);
-    times_.assign(2 * S - 1, StageTime{});
-    depths_.assign(S, 1);
-    memory_.resize(S);
-    double both = 0, transfers = 0;
-    for (std::size_t i = 0; i < S; ++i) {
-      Assignment const& a = draft.stages[i];
-      Group const group = w.group(a.devices);
-      double const slice = f.slice(group.replicas);
-      StageMemory const m = memory_[i] = w.memory(a.first, a.end, slice, draft.recompute);
-      depths_[i] = m.depth(group.capacity_bytes, f.microbatches);
-      if (depths_[i] < 1) {
-        shortage_ = {Resource::memory, largest(a, slice), m.bytes(1), group.capacity_bytes};
-        return std::nullopt;
-      }
-      StageTime t = w.time(a.first, a.end, group.kinds, slice, draft.recompute);
-      t.all_reduce_s = w.gradients_s(a.first, a.end, group, slice, draft.recompute,
-                                     draft.gradients == Gradients::overlapped);
-      times_[2 * i] = t;
-      both += t.forward_s + t.backward_s;
-      PlanStage& s = plan.stages[i];
-      s = {.first = a.first, .last = a.end - 1, .devices = a.devices, .time = t};
-      s.static_bytes = m.static_bytes;
-      s.activation_bytes = m.each_bytes;
-      s.capacity_bytes = group.capacity_bytes;
-      if (i + 1 == S) break;
-      s.transfer_s = w.wire(a.devices, draft.stages[i + 1].devices)
-                         .seconds(w.boundary_bytes(a.end, f.microbatch));
-      times_[2 * i + 1] = {s.transfer_s, s.transfer_s, 0};
-      transfers += s.transfer_s;
+    plan.stages.reserve(draft.stages.size());
+    depths_.clear();
+    memory_.clear();
+    for (Assignment const& a : draft.stages) {
+      plan.stages.push_back({.first = a.first, .last = a.end - 1, .devices = a.devices});
+      StageMemory const& m =
+          memory_.emplace_back(detail::cost_stage(w, f, plan, plan.stages.size() - 1));
+      PlanStage const& s = plan.stages.back();
+      depths_.push_back(m.depth(s.capacity_bytes, f.microbatches));
+      if (depths_.back() >= 1) continue;
+      shortage_ = {Resource::memory, largest(a, f.slice(s.replicas())), m.bytes(1),
+                   s.capacity_bytes};
+      return std::nullopt;
     }
+    detail::cost_transfers(w, f, plan, times_);
     plan.estimate = detail::latency_of(times_, f.microbatches, form);
-    plan.latency_s = plan.estimate.seconds;
-    plan.acr = S > 1 && both > 0
-                   ? (transfers / static_cast<double>(S - 1)) / (both / static_cast<double>(S))
-                   : 0;
-    plan.alpha = 2 * plan.acr;
     std::vector<int> const counts = warm_up(draft.gap, f.microbatches, plan.simulated_s);
-    for (std::size_t i = 0; i < S; ++i) {
+    for (std::size_t i = 0; i < counts.size(); ++i) {
       plan.stages[i].warm_up = counts[i];
       plan.stages[i].memory_bytes = memory_[i].bytes(counts[i]);
     }
-    for (std::size_t i = 0; i < S; ++i) plan.stages[i].limit = detail::limit(plan, i);
-    plan.lower_bound_s = lower_bound_s_;
-    plan.gap = lower_bound_s_ > 0 ? plan.simulated_s / lower_bound_s_ - 1 : 0;
-    plan.speedup = plan.latency_s > 0 ? w.one_device_s() / plan.latency_s : 1;
+    detail::rate(w, lower_bound_s_, plan);
     return plan;
   }
 
   /// Why the last draft became no plan.
   [[nodiscard]] Shortage const& shortage() const noexcept { return shortage_; }
-
-  /// The last draft's stages and transfers, as the estimate and the simulation see them.
-  [[nodiscard]] std::vector<StageTime> const& times() const noexcept { return times_; }
 
  private:
   [[nodiscard]] std::vector<int> warm_up(int gap, int microbatches, double& seconds) {
@@ -230,7 +253,7 @@ class Evaluator {
 
 /// The plan of a draft.
 /// @throws Infeasible  where the batch is too small, or a stage does not fit
-/// @throws Error       bad_configuration for stages that do not tile the layers, or devices that
+/// @throws Error       bad_configuration for stages that leave layers out, or devices that
 ///                     are used twice or are not there
 [[nodiscard]] inline Plan evaluate(Workload const& workload, Draft const& draft,
                                    std::string const& policy = "given",

@@ -59,11 +59,12 @@ namespace detail {
   for (std::size_t i = 0; i < s.size(); ++i) {
     if (s[i].devices.size() < 2 || s[i].end - s[i].first < 2) continue;
     Draft split = d;
-    auto const half = static_cast<std::ptrdiff_t>(s[i].devices.size() / 2);
+    std::size_t const half = s[i].devices.size() / 2;
     int const middle = s[i].first + (s[i].end - s[i].first) / 2;
-    Assignment const behind{middle, s[i].end, {s[i].devices.begin() + half, s[i].devices.end()}};
+    auto const given = s[i].devices.begin() + static_cast<std::ptrdiff_t>(half);
+    Assignment const behind{middle, s[i].end, {given, s[i].devices.end()}};
     split.stages[i].end = middle;
-    split.stages[i].devices.resize(static_cast<std::size_t>(half));
+    split.stages[i].devices.resize(half);
     split.stages.insert(split.stages.begin() + static_cast<std::ptrdiff_t>(i) + 1, behind);
     all.push_back(std::move(split));
   }

@@ -15,7 +15,7 @@ namespace detail {
 
 /// "layer 24 ('fc6')".
 [[gnu::cold]] [[nodiscard]] inline std::string layer_name(Workload const& w, int layer) {
-  auto const& name = w.profile().layers[static_cast<std::size_t>(layer)].name;
+  auto const& name = w.profile().layer(layer).name;
   return name.empty() ? text("layer ", layer) : text("layer ", layer, " ('", name, "')");
 }
 
@@ -39,9 +39,6 @@ namespace detail {
     case Resource::layers:
       s = text(counted(static_cast<long long>(shortage.needed), "stage"), " cannot be made of ",
                counted(static_cast<long long>(shortage.available), "layer"));
-      break;
-    case Resource::devices:
-      s = text(shortage.needed, " devices are needed, and there are ", shortage.available);
       break;
   }
   if (!shortage.change.empty()) s += "; " + shortage.change;

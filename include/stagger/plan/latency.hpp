@@ -54,22 +54,22 @@ constexpr void require_stages(std::span<StageTime const> stages, int microbatche
   }
 }
 
-/// The estimate without a check of its input; `stages` is any range that can be indexed.
+/// The estimate without a check of its input.
 [[nodiscard]] constexpr Latency latency_of(std::span<StageTime const> stages, int microbatches,
                                            Form form) noexcept {
   bool const printed = form == Form::printed;
-  double const turns = microbatches - 1;
+  double const later = microbatches - 1;  // than the first
   auto const both = [&](std::size_t s) { return stages[s].forward_s + stages[s].backward_s; };
   std::size_t pivot = stages.size() - 1;
   double between = 0;  // both() of the stages after s, up to the pivot or just before it
   for (std::size_t s = pivot; s-- > 0;) {
     if (!printed || s + 1 < pivot) between += both(s + 1);
-    if (turns * both(s) > turns * both(pivot) + between) {
+    if (later * both(s) > later * both(pivot) + between) {
       pivot = s;
       between = 0;
     }
   }
-  Latency l{.pivot = pivot, .steady_s = turns * both(pivot)};
+  Latency l{.pivot = pivot, .steady_s = later * both(pivot)};
   for (std::size_t s = 0; s <= pivot; ++s) l.warm_up_s += stages[s].forward_s;
   double owed = 0;  // backwards from s to the pivot that still follow the pivot's last one's start
   bool any = false;

@@ -32,20 +32,13 @@ enum class Resource : std::uint8_t {
   memory,   ///< bytes of a device
   samples,  ///< of the batch
   layers,   ///< of the model
-  devices,  ///< of the cluster
 };
-
-/// "memory", "samples", "layers" or "devices".
-[[nodiscard]] constexpr char const* name(Resource resource) noexcept {
-  constexpr char const* names[]{"memory", "samples", "layers", "devices"};
-  return names[static_cast<std::size_t>(resource)];
-}
 
 /// Where a request fails.
 struct Shortage {
   Resource resource = Resource::memory;
   int layer = -1;        ///< numbered from 0; -1 where no single one is to blame
-  double needed = 0;     ///< bytes, samples, layers or devices
+  double needed = 0;     ///< bytes, samples or layers
   double available = 0;  ///< of the same
   std::string change{};  ///< nearest change of the request that can be planned; empty: none known
 };

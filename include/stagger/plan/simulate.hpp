@@ -50,7 +50,10 @@ class Simulator {
     back_.assign(S, 0.0);
     // Gradients that a stage has yet to use are those of consecutive microbatches, fewer than its
     // warm-up: a ring keeps them, however many microbatches there are.
-    std::size_t const ring = std::bit_ceil(std::min(static_cast<std::size_t>(warm_up[0]), M));
+    auto const depth = [&](std::size_t s) {
+      return std::min(static_cast<std::size_t>(warm_up[s]), M);
+    };
+    std::size_t const ring = std::bit_ceil(depth(0));
     if (gradient_.size() < S * ring) gradient_.resize(S * ring);
     auto const gradient = [&](std::size_t s, std::size_t m) -> double& {
       return gradient_[s * ring + (m & (ring - 1))];
@@ -79,14 +82,12 @@ class Simulator {
         }
       }
       for (std::size_t s = S; s-- > 0;) {
-        std::size_t const k = std::min(static_cast<std::size_t>(warm_up[s]), M);
-        if (m + 1 >= k) backward(s, m + 1 - k);
+        if (m + 1 >= depth(s)) backward(s, m + 1 - depth(s));
       }
     }
     double end = 0;
     for (std::size_t s = S; s-- > 0;) {
-      std::size_t const k = std::min(static_cast<std::size_t>(warm_up[s]), M);
-      for (std::size_t m = M - k + 1; m < M; ++m) backward(s, m);
+      for (std::size_t m = M - depth(s) + 1; m < M; ++m) backward(s, m);
       end = std::max(end, free_[s] + stages[2 * s].all_reduce_s);
     }
     return end;

@@ -19,12 +19,9 @@ namespace stagger::plan {
   if (stages < 1 || gap < 1 || microbatches < 1)
     raise(Errc::bad_configuration, "a warm-up for ", stages, " stages, a gap of ", gap, " and ",
           microbatches, " microbatches; each is at least 1");
-  std::vector<int> counts(static_cast<std::size_t>(stages));
-  for (int i = 0; i < stages; ++i) {
-    long long const wanted = static_cast<long long>(gap) * (stages - i) - (gap - 1);
-    counts[static_cast<std::size_t>(i)] =
-        static_cast<int>(std::min<long long>(wanted, microbatches));
-  }
+  std::vector<int> counts;
+  for (long long left = stages; left > 0; --left)
+    counts.push_back(static_cast<int>(std::min<long long>(gap * left - (gap - 1), microbatches)));
   return counts;
 }
 

@@ -17,6 +17,7 @@
 #include <stagger/collective/grouping/greedy.hpp>
 #include <stagger/collective/grouping/optimal.hpp>
 #include <stagger/core/error.hpp>
+#include <stagger/core/list.hpp>
 #include <stagger/placement/fill.hpp>
 #include <stagger/plan/latency.hpp>
 #include <stagger/plan/request.hpp>
@@ -94,11 +95,10 @@ class Workload {
     for (int const id : ids) {
       auto const memory = static_cast<double>(cluster_.device(id).memory_bytes);
       g.capacity_bytes = g.kinds == 0 ? memory : std::min(g.capacity_bytes, memory);
-      g.kinds |= std::uint64_t{1} << kind_[static_cast<std::size_t>(id)];
+      g.kinds |= std::uint64_t{1} << kind_[id];
     }
     if (g.replicas > 1) {
-      auto const node = static_cast<std::size_t>(cluster_.device(ids.front()).node);
-      auto const& link = cluster_.in_one_node(ids) ? cluster_.intra[node] : cluster_.inter;
+      auto const& link = cluster_.link_among(ids);
       double const others = g.replicas - 1;
       g.all_reduce = {2 * others * link.alpha_s,
                       2 * others / g.replicas / link.all_reduce_rate(g.replicas)};
@@ -109,15 +109,14 @@ class Workload {
   /// @param from, to  devices of two stages in a row
   [[nodiscard]] Wire wire(std::span<int const> from, std::span<int const> to) const {
     Wire w;
-    std::vector<double> out(static_cast<std::size_t>(cluster_.nodes()), 0.0), in = out;
+    List<double> out(cluster_.intra.size(), 0.0), in = out;  // [nodes] shares
     auto const a = from.size(), b = to.size();
-    for (std::size_t i = 0, j = 0; i < a && j < b;) {  // rows i/a..(i+1)/a meet rows j/b..(j+1)/b
+    for (std::size_t i = 0, j = 0; i < a && j < b;) {  // what rows i/a and j/b have in common
       std::size_t const begin = std::max(i * b, j * a), end = std::min((i + 1) * b, (j + 1) * a);
       double const share = static_cast<double>(end - begin) / static_cast<double>(a * b);
-      auto const m = static_cast<std::size_t>(cluster_.device(from[i]).node);
-      auto const n = static_cast<std::size_t>(cluster_.device(to[j]).node);
+      int const m = cluster_.device(from[i]).node, n = cluster_.device(to[j]).node;
       if (m == n) {
-        auto const& link = cluster_.intra[m];
+        auto const& link = cluster_.inside(m);
         w.intra_startup_s = std::max(w.intra_startup_s, link.alpha_s);
         w.intra_per_byte_s = std::max(w.intra_per_byte_s, share / link.bytes_per_s);
       } else {
@@ -139,11 +138,10 @@ class Workload {
   [[nodiscard]] StageTime time(int first, int end, std::uint64_t kinds, double slice,
                                bool recompute) const noexcept {
     StageTime t;
-    auto const f = static_cast<std::size_t>(first), e = static_cast<std::size_t>(end);
-    for (std::size_t k = 0; kinds >> k != 0; ++k) {
+    for (int k = 0; kinds >> k != 0; ++k) {
       if ((kinds >> k & 1) == 0) continue;
-      t.forward_s = std::max(t.forward_s, forward_[k][e] - forward_[k][f]);
-      t.backward_s = std::max(t.backward_s, backward_[k][e] - backward_[k][f]);
+      t.forward_s = std::max(t.forward_s, forward_[k][end] - forward_[k][first]);
+      t.backward_s = std::max(t.backward_s, backward_[k][end] - backward_[k][first]);
     }
     t.forward_s *= slice;
     t.backward_s *= slice;
@@ -152,22 +150,20 @@ class Workload {
   }
 
   [[nodiscard]] double parameter_bytes(int first, int end) const noexcept {
-    return parameters_[static_cast<std::size_t>(end)] -
-           parameters_[static_cast<std::size_t>(first)];
+    return parameters_[end] - parameters_[first];
   }
 
   /// Bytes of `samples` samples that cross the boundary before a layer; 0 for the first.
   [[nodiscard]] double boundary_bytes(int layer, double samples) const noexcept {
     if (layer == 0) return 0;
-    auto const& before = profile_.layers[static_cast<std::size_t>(layer - 1)];
-    return static_cast<double>(before.activation_bytes) * samples / profile_.batch;
+    auto const bytes = static_cast<double>(profile_.layer(layer - 1).activation_bytes);
+    return bytes * samples / profile_.batch;
   }
 
   [[nodiscard]] StageMemory memory(int first, int end, double slice,
                                    bool recompute) const noexcept {
     StageMemory m{.static_bytes = parameter_bytes(first, end) * request_.memory_factor};
-    double const stash =
-        (stash_[static_cast<std::size_t>(end)] - stash_[static_cast<std::size_t>(first)]) * slice;
+    double const stash = (stash_[end] - stash_[first]) * slice;
     m.each_bytes = recompute ? boundary_bytes(first, slice) : stash;
     m.once_bytes = recompute ? stash : 0;
     return m;
@@ -186,7 +182,7 @@ class Workload {
     for (int l = first; l < end; ++l) {
       StageTime const t = time(l, l + 1, group.kinds, slice, recompute);
       backward.push_back(t.backward_s);
-      gradients.push_back(profile_.layers[static_cast<std::size_t>(l)].parameter_bytes);
+      gradients.push_back(profile_.layer(l).parameter_bytes);
     }
     collective::Backward const layers{0, backward, gradients};
     bool const large = backward.size() > 512;  // the exact grouping is quadratic
@@ -219,20 +215,21 @@ class Workload {
     if (!detail::is_time(request_.memory_factor))
       refuse(text("a memory factor of ", request_.memory_factor,
                   "; give a finite number that is not negative, such as 4 for Adam"));
-    std::vector<bool> usable(cluster_.devices.size(), true);
+    List<bool> usable(cluster_.devices.size(), true);
     for (int const id : request_.without) {
       if (id < 0 || id >= cluster_.size())
         refuse(text("device ", id, " cannot be left out; there are devices 0 to ",
                     cluster_.size() - 1));
-      usable[static_cast<std::size_t>(id)] = false;
+      usable[id] = false;
     }
-    free_.size.assign(static_cast<std::size_t>(cluster_.nodes()), 0);
+    List<int> count(cluster_.intra.size(), 0);  // [nodes]
     for (int d = 0; d < cluster_.size(); ++d) {
-      if (!usable[static_cast<std::size_t>(d)]) continue;
+      if (!usable[d]) continue;
       devices_.push_back(d);
-      ++free_.size[static_cast<std::size_t>(cluster_.device(d).node)];
+      ++count[cluster_.device(d).node];
     }
-    free_.taken.assign(free_.size.size(), 0);
+    free_.size.assign(count.begin(), count.end());
+    free_.taken.assign(count.size(), 0);
     if (devices_.empty()) refuse("every device is left out; leave one to plan for");
   }
 
@@ -242,14 +239,14 @@ class Workload {
       auto const same = std::find_if(one_of.begin(), one_of.end(), [&](int other) {
         return cluster_.device(other).kind == cluster_.device(d).kind;
       });
-      kind_.push_back(static_cast<std::size_t>(same - one_of.begin()));
+      kind_.push_back(static_cast<int>(same - one_of.begin()));
       if (same == one_of.end()) one_of.push_back(d);
     }
     if (one_of.size() > 64)
       raise(Errc::bad_configuration, "devices of ", one_of.size(),
             " kinds; a planner tells up to 64 apart");
     auto const N = profile_.layers.size();
-    forward_.assign(one_of.size(), std::vector<double>(N + 1, 0.0));
+    forward_.assign(one_of.size(), List<double>(N + 1, 0.0));
     backward_ = forward_;
     parameters_.assign(N + 1, 0.0);
     stash_.assign(N + 1, 0.0);
@@ -270,11 +267,12 @@ class Workload {
   Request request_;
   std::vector<int> devices_{};
   placement::Occupancy free_{};
-  std::vector<std::size_t> kind_{};             ///< [devices]
-  std::vector<std::vector<double>> forward_{};  ///< [kinds][layers + 1] seconds of one sample
-  std::vector<std::vector<double>> backward_{};
-  std::vector<double> parameters_{};  ///< [layers + 1] bytes
-  std::vector<double> stash_{};       ///< [layers + 1] bytes of one sample
+  // Of all layers before each boundary.
+  List<int> kind_{};               ///< [devices]
+  List<List<double>> forward_{};   ///< [kinds][layers + 1] seconds of one sample
+  List<List<double>> backward_{};  ///< [kinds][layers + 1] seconds of one sample
+  List<double> parameters_{};      ///< [layers + 1] bytes
+  List<double> stash_{};           ///< [layers + 1] bytes of one sample
 };
 
 }  // namespace stagger::plan

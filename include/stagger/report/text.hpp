@@ -21,11 +21,9 @@ namespace stagger::report {
 
 /// How a terminal picture looks.
 struct TextOptions {
-  double seconds_per_column = 0;  ///< time of one cell of the grid; 0: chosen from the timeline
-  int width = 100;                ///< characters in a line, where the time of a column is chosen
-  bool color = false;             ///< ANSI colours
-  bool footer = true;             ///< a line below with makespan, bubble and the time of a column
-  std::string_view time_unit{};   ///< empty: seconds with a prefix; else plain numbers of this unit
+  int width = 100;               ///< characters in a line
+  bool footer = true;            ///< a line below with makespan, bubble and the time of a column
+  std::string_view time_unit{};  ///< empty: seconds with a prefix; else plain numbers of this unit
 };
 
 namespace detail {
@@ -88,7 +86,6 @@ struct TextGrid {
   std::size_t cell = 1;
   bool separated = false;
   bool brief = false;  ///< labels without stages
-  bool color = false;
 
   [[nodiscard]] std::size_t column(double time_s) const {
     double const at = std::floor((time_s - origin_s) / unit_s + 0.5 + 1e-9);
@@ -108,7 +105,7 @@ struct TextGrid {
       std::string shown = brief ? block.brief : block.label;
       if (shown.size() > room) shown = look.legend[0];
       shown.append(room - shown.size(), to - from == 1 && separated ? ' ' : look.filler);
-      out += color ? text("\x1b[", look.ansi, "m", shown, "\x1b[0m") : shown;
+      out += shown;
       if (separated) out += ' ';
       at = to;
     }
@@ -118,31 +115,25 @@ struct TextGrid {
 
  private:
   void idle(std::string& out, std::size_t count) const {
-    if (count == 0) return;
-    std::string shown;
     for (std::size_t i = 0; i < count; ++i) {
-      shown.append(separated ? cell - 1 : cell, '.');
-      if (separated) shown += ' ';
+      out.append(separated ? cell - 1 : cell, '.');
+      if (separated) out += ' ';
     }
-    out += color ? "\x1b[2m" + shown + "\x1b[0m" : shown;
   }
 };
 
 /// Chooses columns and labels: a grid with whole names, a grid with brief ones, or a line in
 /// proportion to time.
 [[nodiscard]] inline TextGrid lay_out(std::vector<std::vector<TextBlock>> const& rows,
-                                      Extent const& extent, bool several, int characters,
-                                      TextOptions const& options) {
+                                      Extent const& extent, bool several, int characters) {
   auto const room = static_cast<std::size_t>(characters);
   double const length = extent.length_s();
   TextGrid grid;
-  grid.color = options.color;
   grid.brief = !several;
   grid.separated = true;
   if (!(length > 0)) return grid;
-  bool const given = options.seconds_per_column > 0;
   grid.origin_s = extent.start_s;
-  grid.unit_s = given ? options.seconds_per_column : common_unit(rows, extent.start_s, length);
+  grid.unit_s = common_unit(rows, extent.start_s, length);
   std::size_t whole = 1;
   std::size_t brief = 1;
   std::size_t blocks = 0;
@@ -155,14 +146,9 @@ struct TextGrid {
   }
   if (grid.unit_s > 0) {
     double const cells = std::max(std::floor(length / grid.unit_s + 0.5 + 1e-9), 1.0);
-    if (given && !(cells <= 100000)) {
-      raise(Errc::bad_configuration, "a picture of ", format_fixed(cells, 0),
-            " columns; give more than ", format_shortest(options.seconds_per_column),
-            " seconds per column");
-    }
     grid.columns = static_cast<std::size_t>(cells);
     grid.cell = 1 + (grid.brief ? brief : whole);
-    if (given || grid.columns * grid.cell <= room) return grid;
+    if (grid.columns * grid.cell <= room) return grid;
     grid.brief = true;
     grid.cell = 1 + brief;
     if (grid.columns * grid.cell <= room) return grid;
@@ -195,8 +181,7 @@ struct TextGrid {
 /// stage (`4F0`) where a rank has several and there is room. The halves of an overlapped pair stand
 /// together (`F3B1`); a reduction of gradients is `R`; messages are not drawn.
 ///
-/// @throws Error  bad_data for a time that is not finite or an end before its start;
-///                bad_configuration if the picture would be wider than 100000 columns
+/// @throws Error  bad_data for a time that is not finite or an end before its start
 [[nodiscard]] inline std::string gantt(schedule::Timeline const& timeline,
                                        TextOptions const& options = {}) {
   Summary const summary = summarize(timeline);
@@ -209,7 +194,7 @@ struct TextGrid {
   }
   std::size_t const digits = std::to_string(rows.empty() ? 0 : rows.size() - 1).size();
   int const room = std::max(options.width - static_cast<int>(digits) - 8, 10);
-  detail::TextGrid const grid = detail::lay_out(rows, extent, several, room, options);
+  detail::TextGrid const grid = detail::lay_out(rows, extent, several, room);
 
   std::string out;
   for (std::size_t r = 0; r < rows.size(); ++r) {

@@ -96,15 +96,6 @@ TEST_CASE("report/text: the grid unit is the common divisor of all times, roundi
   CHECK_THAT(report::gantt(timeline), Catch::Contains("one column is 100 ms"));
 }
 
-TEST_CASE("report/text: a given unit is obeyed", "[report]") {
-  Timeline const timeline = sample::play(sample::gpipe(2, 2), 1, 1, 1, 0.01);
-  CHECK(report::gantt(timeline, {.seconds_per_column = 1, .footer = false}) ==
-        "rank 0 | F0 F1 .. .. .. B0=== B1=== |\n"
-        "rank 1 | .. F0 F1 B0=== B1=== .. .. |\n");
-  CHECK_THROWS_WITH(report::gantt(timeline, {.seconds_per_column = 1e-9}),
-                    Catch::Contains("1e-09 seconds per column"));
-}
-
 TEST_CASE("report/text: measured times are drawn in proportion, every line equally long",
           "[report]") {
   for (int const width : {40, 80, 133}) {
@@ -130,22 +121,6 @@ TEST_CASE("report/text: measured times are drawn in proportion, every line equal
       }
     }
   }
-}
-
-TEST_CASE("report/text: colours change nothing but colours", "[report]") {
-  Timeline const timeline = sample::play(sample::one_f_one_b(3, 5, true), 1, 1, 1);
-  std::string const colored = report::gantt(timeline, {.color = true});
-  std::string plain;
-  for (std::size_t i = 0; i < colored.size(); ++i) {
-    if (colored[i] == '\x1b') {
-      i = colored.find('m', i);
-    } else {
-      plain += colored[i];
-    }
-  }
-  CHECK(plain == report::gantt(timeline));
-  CHECK(colored != plain);
-  CHECK_THAT(plain, !Catch::Contains("\x1b"));
 }
 
 TEST_CASE("report/text: empty timelines and times that cannot be drawn", "[report]") {

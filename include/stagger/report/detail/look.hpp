@@ -53,7 +53,6 @@ struct Look {
   schedule::Kind kind;
   char letter;         ///< in the class names of SVG
   char filler;         ///< what draws an action through the columns of a line of text
-  char const* ansi;    ///< colours on a terminal
   Rgb colour;          ///< of the first chunk
   char const* legend;  ///< begins with the action's letter
 };
@@ -61,12 +60,12 @@ struct Look {
 /// The kinds in the order of a legend. Their hues differ under every common colour blindness, and
 /// they differ in lightness as well, for print. The last one stands for all messages.
 inline constexpr std::array<Look, 6> looks{
-    {{schedule::Kind::forward, 'f', '-', "97;44", {38, 98, 171}, "F forward"},
-     {schedule::Kind::backward, 'b', '=', "30;43", {240, 160, 48}, "B backward"},
-     {schedule::Kind::backward_input, 'i', '~', "30;103", {251, 216, 120}, "I input gradient"},
-     {schedule::Kind::backward_weight, 'w', '_', "30;42", {60, 154, 124}, "W weight gradient"},
-     {schedule::Kind::reduce_gradient, 'r', '+', "97;45", {104, 38, 112}, "R gradient reduction"},
-     {schedule::Kind::send_forward, 'm', '_', "30;42", {128, 134, 148}, "message"}}};
+    {{schedule::Kind::forward, 'f', '-', {38, 98, 171}, "F forward"},
+     {schedule::Kind::backward, 'b', '=', {240, 160, 48}, "B backward"},
+     {schedule::Kind::backward_input, 'i', '~', {251, 216, 120}, "I input gradient"},
+     {schedule::Kind::backward_weight, 'w', '_', {60, 154, 124}, "W weight gradient"},
+     {schedule::Kind::reduce_gradient, 'r', '+', {104, 38, 112}, "R gradient reduction"},
+     {schedule::Kind::send_forward, 'm', '_', {128, 134, 148}, "message"}}};
 
 /// The place of a kind in `looks`.
 [[nodiscard]] constexpr std::size_t look_index(schedule::Kind kind) noexcept {

@@ -2,28 +2,19 @@
 #pragma once
 /// @file   The events of a Chrome trace as JSON text.
 
-#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include <stagger/core/error.hpp>
 #include <stagger/report/detail/escape.hpp>
 
 namespace stagger::report::detail {
 
-/// Where finished text goes, without a template in every function.
-struct TextSink {
-  void* target = nullptr;
-  void (*write)(void* target, std::string_view text) = nullptr;
-};
-
-/// Writes events one after the other, in pieces of about 64 KiB. Times are nanoseconds from the
-/// beginning of the trace.
+/// Writes events one after the other. Times are nanoseconds from the beginning of the trace.
 class TraceEvents {
  public:
-  explicit TraceEvents(TextSink sink) : sink_(sink) {}
-
   /// Opens a process; further events belong to it.
   void process(std::string_view name) {
     ++pid_;
@@ -46,14 +37,12 @@ class TraceEvents {
     time("ts", start_ns);
     time("dur", end_ns - start_ns);
     text_ += text(",\"name\":\"", name, "\",\"cat\":\"", category, "\"", details, "}");
-    flush(at_once);
   }
 
   void counter(int tid, std::int64_t at_ns, std::string_view name, char const* what, int value) {
     begin("C", tid);
     time("ts", at_ns);
     text_ += text(",\"name\":\"", name, "\",\"args\":{\"", what, "\":", value, "}}");
-    flush(at_once);
   }
 
   /// One end of an arrow.
@@ -63,18 +52,12 @@ class TraceEvents {
     time("ts", at_ns);
     text_ += text(",\"id\":", id, ",\"name\":\"", name, "\",\"cat\":\"flow\"",
                   head ? ",\"bp\":\"e\"}" : "}");
-    flush(at_once);
   }
 
-  /// Closes the JSON.
-  void finish() {
-    text_ += "\n]}\n";
-    flush(0);
-  }
+  /// The whole trace.
+  [[nodiscard]] std::string document() && { return std::move(text_) + "\n]}\n"; }
 
  private:
-  static constexpr std::size_t at_once = 1U << 16U;
-
   void name_track(char const* what, int tid, std::string_view name, int place) {
     begin("M", tid);
     text_ += text(",\"name\":\"", what, "_name\",\"args\":{\"name\":\"");
@@ -98,13 +81,6 @@ class TraceEvents {
     text_ += text(",\"", key, ns < 0 ? "\":-" : "\":", digits);
   }
 
-  void flush(std::size_t limit) {
-    if (text_.size() <= limit) return;
-    sink_.write(sink_.target, text_);
-    text_.clear();
-  }
-
-  TextSink sink_;
   std::string text_ = "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[";
   bool first_ = true;
   int pid_ = 0;

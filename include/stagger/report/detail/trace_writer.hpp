@@ -29,8 +29,8 @@ namespace stagger::report::detail {
 /// nanosecond or more; arrows are written after their slices and point into the inside of them.
 class TraceWriter {
  public:
-  TraceWriter(TextSink sink, bool flows, bool counters, bool step_slices)
-      : events_(sink), flows_(flows), counters_(counters), step_slices_(step_slices) {}
+  /// @param step_slices  whether a slice encloses the actions of each iteration
+  explicit TraceWriter(bool step_slices) : step_slices_(step_slices) {}
 
   /// Opens a process with one thread per rank.
   void process(std::string_view name, int ranks) {
@@ -57,14 +57,14 @@ class TraceWriter {
                       text("step ", number), "step");
       for (std::size_t i = first; i < slices_.size(); ++i)
         write_slice(slices_[i], tracks_[r].tid, number);
-      if (counters_) write_counter(r, first);
+      write_counter(r, first);
       write_messages(timeline.rows[r], r, origin, number);
     }
-    if (flows_) write_flows();
+    write_flows();
   }
 
-  /// Closes the JSON.
-  void finish() { events_.finish(); }
+  /// The whole trace.
+  [[nodiscard]] std::string document() && { return std::move(events_).document(); }
 
  private:
   /// A placed compute action. `anchor_ns` is where its arrows bind: a time at which it is the
@@ -225,9 +225,7 @@ class TraceWriter {
     return {action.kind == schedule::Kind::forward, stage, action.microbatch, action.slice};
   }
 
-  TraceEvents events_;
-  bool flows_;
-  bool counters_;
+  TraceEvents events_{};
   bool step_slices_;
   long long flow_id_ = 0;
   std::int64_t process_end_ns_ = 0;
