@@ -35,6 +35,15 @@ struct Passage {
   bool cut = false;  // the receiver takes rows of it, together with rows of others
 };
 
+/// The signal that a value is there.
+[[nodiscard]] inline std::uint32_t full_signal(Passage const& p) {
+  return signal_of(p.edge, p.forward ? EdgeSignal::forward_full : EdgeSignal::backward_full);
+}
+/// The signal that its slot is free.
+[[nodiscard]] inline std::uint32_t free_signal(Passage const& p) {
+  return signal_of(p.edge, p.forward ? EdgeSignal::forward_free : EdgeSignal::backward_free);
+}
+
 /// The cells of a table, and between which of them values pass.
 struct Dataflow {
   int stages = 0;
@@ -61,6 +70,11 @@ struct Dataflow {
   }
   [[nodiscard]] std::uint32_t length_at(std::size_t cell) const { return length[cells[cell].rank]; }
   [[nodiscard]] bool last_stage(std::size_t cell) const { return cells[cell].stage + 1 == stages; }
+  /// The first of the signals that are not of edges: each rank has handed in its gradients; behind
+  /// them those that each is done.
+  [[nodiscard]] std::uint32_t handed_in() const noexcept {
+    return static_cast<std::uint32_t>((cells.size() + cuts.size()) * signals_per_edge);
+  }
   /// Whether its ends are on different ranks.
   [[nodiscard]] bool crosses(Passage const& p) const {
     return cells[p.sender].rank != cells[p.receiver].rank;

@@ -86,9 +86,7 @@ struct SlotPlan {
 [[gnu::cold]] inline bool add_slot(Dataflow const& flow, SlotCounts& counts, std::uint32_t signal) {
   for (auto const& passages : flow.sent)
     for (Passage const& p : passages)
-      if (signal ==
-          signal_of(p.edge, p.forward ? EdgeSignal::forward_free : EdgeSignal::backward_free))
-        return ++counts.spare[SlotCounts::index(flow, p)] <= flow.units;
+      if (signal == free_signal(p)) return ++counts.spare[SlotCounts::index(flow, p)] <= flow.units;
   return false;
 }
 

@@ -19,6 +19,47 @@
 
 namespace stagger::detail {
 
+/// Adds the cells, with as many slots as the values have.
+[[gnu::cold]] inline void add_cells(Program& program, Dataflow const& flow, SlotPlan const& plan,
+                                    FixedArray<Versions> const& versions, bool recompute) {
+  program.cells = flow.cells;
+  for (std::size_t c = 0; c < flow.cells.size(); ++c) {
+    Cell& cell = program.cells[c];
+    cell.x_slots = plan.x[c].slots;
+    cell.kept_slots = plan.kept[c].slots + (recompute ? 1 : 0);
+    cell.dy_slots = plan.dy[c].slots;
+    cell.inner_slots = plan.inner[c].slots;
+    if (!program.flushes) cell.versions = versions[c].slots;
+    if (cell.gathers_gradient) cell.y_slots = plan.y[c].slots;
+    if (cell.gathers_input) cell.dx_slots = 1;
+    for (Passage const& p : flow.sent[c])
+      if (p.cut && !p.forward) cell.dx_slots = std::max(1U, plan.dx[c].slots);
+  }
+}
+
+/// Says of each signal who gives it and who waits for it.
+/// @throws Error  bad_schedule for more signals than a program can number
+[[gnu::cold]] inline void name_signals(Program& program, Dataflow const& flow) {
+  std::size_t const ranks = flow.parts.size();
+  std::uint32_t const handed_in = flow.handed_in();
+  std::uint32_t const done = handed_in + static_cast<std::uint32_t>(ranks);
+  if (done + ranks > 65535)
+    raise(Errc::bad_schedule, flow.cells.size(), " stages on ", ranks,
+          " ranks need more signals than a program can number");
+  program.signals.resize(done + ranks);
+  for (auto const& passages : flow.sent)
+    for (Passage const& p : passages) {
+      Cell const& sender = flow.cells[p.sender];
+      Cell const& receiver = flow.cells[p.receiver];
+      program.signals[full_signal(p)] = {sender.rank, receiver.rank,
+                                         std::min(sender.stage, receiver.stage)};
+      program.signals[free_signal(p)] = {receiver.rank, sender.rank};
+    }
+  for (std::uint32_t r = 0; r < ranks; ++r)
+    program.signals[handed_in + r] =
+        program.signals[done + r] = {static_cast<int>(r), SignalEnds::everyone};
+}
+
 /// Writes the instructions of all ranks, one row of the table at a time.
 class InstructionWriter {
  public:
@@ -38,8 +79,8 @@ class InstructionWriter {
     if (!flushes()) program.updates = static_cast<int>(versions_[0].updates.size());
     program.computing = flow_.ranks();
     program.cuts = flow_.cuts;
-    add_cells(program);
-    name_signals(program);
+    add_cells(program, flow_, plan_, versions_, recompute_);
+    name_signals(program, flow_);
     awaited_.assign(program.signals.size(), 0);
     updates_made_.assign(flow_.cells.size(), 0);
     for (int r = 0; r < flow_.ranks(); ++r) add_rank(program, r);
@@ -48,51 +89,6 @@ class InstructionWriter {
 
  private:
   [[nodiscard]] bool flushes() const { return versions_.size() == 0; }
-  /// The signal that a value is there, or that its slot is free.
-  [[nodiscard]] static std::uint32_t full(Passage const& p) {
-    return signal_of(p.edge, p.forward ? EdgeSignal::forward_full : EdgeSignal::backward_full);
-  }
-  [[nodiscard]] static std::uint32_t free(Passage const& p) {
-    return signal_of(p.edge, p.forward ? EdgeSignal::forward_free : EdgeSignal::backward_free);
-  }
-
-  void add_cells(Program& program) const {
-    program.cells = flow_.cells;
-    for (std::size_t c = 0; c < flow_.cells.size(); ++c) {
-      Cell& cell = program.cells[c];
-      cell.x_slots = plan_.x[c].slots;
-      cell.kept_slots = plan_.kept[c].slots + (recompute_ ? 1 : 0);
-      cell.dy_slots = plan_.dy[c].slots;
-      cell.inner_slots = plan_.inner[c].slots;
-      if (!flushes()) cell.versions = versions_[c].slots;
-      if (cell.gathers_gradient) cell.y_slots = plan_.y[c].slots;
-      if (cell.gathers_input) cell.dx_slots = 1;
-      for (Passage const& p : flow_.sent[c])
-        if (p.cut && !p.forward) cell.dx_slots = std::max(1U, plan_.dx[c].slots);
-    }
-  }
-
-  [[gnu::cold]] void name_signals(Program& program) {
-    std::size_t const ranks = flow_.parts.size();
-    handed_in_ =
-        static_cast<std::uint32_t>((flow_.cells.size() + flow_.cuts.size()) * signals_per_edge);
-    done_ = handed_in_ + static_cast<std::uint32_t>(ranks);
-    if (done_ + ranks > 65535)
-      raise(Errc::bad_schedule, flow_.cells.size(), " stages on ", ranks,
-            " ranks need more signals than a program can number");
-    program.signals.resize(done_ + ranks);
-    for (auto const& passages : flow_.sent)
-      for (Passage const& p : passages) {
-        Cell const& sender = flow_.cells[p.sender];
-        Cell const& receiver = flow_.cells[p.receiver];
-        program.signals[full(p)] = {sender.rank, receiver.rank,
-                                    std::min(sender.stage, receiver.stage)};
-        program.signals[free(p)] = {receiver.rank, sender.rank};
-      }
-    for (std::uint32_t r = 0; r < ranks; ++r)
-      program.signals[handed_in_ + r] =
-          program.signals[done_ + r] = {static_cast<int>(r), SignalEnds::everyone};
-  }
 
   [[gnu::cold]] void add_rank(Program& program, int self) {
     known_.assign(flow_.parts.size(), 0);
@@ -124,9 +120,9 @@ class InstructionWriter {
     auto& known = known_[flow_.cells[p.sender].rank];
     known = std::max(known, 2 * flow_.made(p)[in.microbatch] + 2);
     std::uint32_t const number = plan_.of(p).number[in.microbatch];
-    if (awaited_[full(p)] > number) return;
-    awaited_[full(p)] = number + 1;
-    rank.add_wait(in, full(p), number + 1);
+    if (awaited_[full_signal(p)] > number) return;
+    awaited_[full_signal(p)] = number + 1;
+    rank.add_wait(in, full_signal(p), number + 1);
   }
 
   /// Waits until the receivers of what the instruction makes have freed its slot. Those who gather
@@ -141,7 +137,7 @@ class InstructionWriter {
       std::uint32_t const position = 2 * messages.release[needed - 1] + (cut ? 0 : 1);
       if (known > position) continue;
       known = position + 1;
-      rank.add_wait(in, free(p), needed);
+      rank.add_wait(in, free_signal(p), needed);
     }
   }
 
@@ -194,10 +190,10 @@ class InstructionWriter {
     if (flow_.training ? schedule::ends_flight(action.kind) : forward)
       for (Passage const& p : flow_.received[c])
         if (!p.cut && flow_.crosses(p) && (p.forward || flow_.training))
-          gives_.push_back(static_cast<std::uint16_t>(free(p)));
+          gives_.push_back(static_cast<std::uint16_t>(free_signal(p)));
     for (Passage const& p : flow_.sent[c])
       if ((p.forward ? forward : gradient) && flow_.crosses(p))
-        gives_.push_back(static_cast<std::uint16_t>(full(p)));
+        gives_.push_back(static_cast<std::uint16_t>(full_signal(p)));
     rank.append(in, gives_);
   }
 
@@ -212,7 +208,7 @@ class InstructionWriter {
         if (!p.cut || p.forward != forward) continue;
         (forward ? gather.y : gather.dx) = plan_.of(p).slot[in.microbatch];
         await_message(rank, gather, p);
-        gives_.push_back(static_cast<std::uint16_t>(free(p)));
+        gives_.push_back(static_cast<std::uint16_t>(free_signal(p)));
       }
       rank.append(gather, gives_);
     }
@@ -245,6 +241,7 @@ class InstructionWriter {
     auto const of_rank = [](std::uint32_t first_signal, int r) {
       return first_signal + static_cast<std::uint32_t>(r);
     };
+    std::uint32_t const done = flow_.handed_in() + static_cast<std::uint32_t>(flow_.ranks());
     Instruction hand_in;
     hand_in.op = Op::hand_in;
     Instruction finish;
@@ -253,17 +250,17 @@ class InstructionWriter {
       if (flow_.cells[c].stage != flow_.cells[lowest].stage) lowest = c;
       if (c == lowest) continue;
       if (flow_.cells[c].rank == self && hand_in.gives == 0)
-        hand_in.add_give(of_rank(handed_in_, self));
+        hand_in.add_give(of_rank(flow_.handed_in(), self));
       if (flow_.cells[lowest].rank == self)
-        rank.add_wait(finish, of_rank(handed_in_, flow_.cells[c].rank), 1);
+        rank.add_wait(finish, of_rank(flow_.handed_in(), flow_.cells[c].rank), 1);
     }
     if (hand_in.gives != 0) rank.code.push_back(hand_in);
-    finish.add_give(of_rank(done_, self));
+    finish.add_give(of_rank(done, self));
     rank.code.push_back(finish);
     Instruction update;
     update.op = Op::update;
     for (int other = 0; other < flow_.ranks(); ++other)
-      if (other != self) rank.add_wait(update, of_rank(done_, other), 1);
+      if (other != self) rank.add_wait(update, of_rank(done, other), 1);
     rank.code.push_back(update);
   }
 
@@ -272,8 +269,6 @@ class InstructionWriter {
   SlotPlan const& plan_;
   FixedArray<Versions> const& versions_;
   bool recompute_;
-  std::uint32_t handed_in_ = 0;       // first of the signals that each rank gives
-  std::uint32_t done_ = 0;            // likewise
   List<std::uint32_t> updates_made_;  // [cells] by the code written so far
   List<std::uint32_t> known_;    // [ranks] parts of positions that the rank at hand knows are done
   List<std::uint32_t> awaited_;  // [signals] the highest count that anybody waits for
