@@ -27,6 +27,7 @@ namespace mpi = stagger::mpi;
 namespace {
 
 using mpi::detail::Commit;
+using mpi::detail::Placement;
 
 int messages_left = 0;  // that a process sends once it begins to hand over; 0: all
 bool silent = false;
@@ -47,8 +48,8 @@ Outcome outcome_of(int n, int dead, int messages) {
   std::vector<Commit> all(static_cast<std::size_t>(n));
   auto const at = [&](int p) -> Commit& { return all[static_cast<std::size_t>(p)]; };
   for (int p = 0; p < n; ++p) {
-    at(p).load(program, process_of, n, true);
-    at(p).begin_step(p);
+    at(p).load(program, Placement(process_of, n, p), true);
+    at(p).begin_step();
     for (int rank = 0; rank < n; ++rank) static_cast<void>(at(p).voted());
     CHECK_FALSE(at(p).made());
   }
@@ -99,8 +100,8 @@ TEST_CASE("mpi/Commit: of two that are silent none is left out", "[mpi]") {
   program.training = true;
   program.computing = 4;
   Commit one;
-  one.load(program, {0, 1, 2, 3}, 4);
-  one.begin_step(0);
+  one.load(program, Placement({0, 1, 2, 3}, 4, 0), false);
+  one.begin_step();
   for (int rank = 0; rank < 4; ++rank) static_cast<void>(one.voted());
   REQUIRE(one.in_doubt());
   CHECK(one.last() == -1);
@@ -121,15 +122,15 @@ TEST_CASE("mpi/Commit: a process that runs no rank neither votes nor is waited f
   program.training = true;
   program.computing = 2;
   Commit works;
-  works.load(program, {0, 1}, 3);
-  works.begin_step(0);
+  works.load(program, Placement({0, 1}, 3, 0), false);
+  works.begin_step();
   for (int rank = 0; rank < 2; ++rank) static_cast<void>(works.voted());
   CHECK(works.last() == 1);
   works.take(1);
   CHECK(works.made());
   Commit idle;
-  idle.load(program, {0, 1}, 3);
-  idle.begin_step(2);
+  idle.load(program, Placement({0, 1}, 3, 2), false);
+  idle.begin_step();
   CHECK(idle.made());
   CHECK_FALSE(idle.in_doubt());
 }
@@ -159,7 +160,7 @@ TEST_CASE("mpi/Ending: who has voted does not end the step alone, and each step 
 TEST_CASE("mpi/Watch: a rank that has moved in another process ends the quiet here", "[mpi]") {
   using Clock = mpi::detail::Watch::Clock;
   mpi::detail::Watch watch;
-  watch.load(2, 0, 2);
+  watch.load(Placement({0, 1}, 2, 0));
   watch.begin_step();
   auto const tell = [&](std::uint64_t position) {  // rank 1 stands there
     sg::ByteWriter out;

@@ -28,11 +28,10 @@ inline void check(int code, char const* call, std::string const& doing) {
   if (code == MPI_SUCCESS) return;
   int kind = MPI_ERR_UNKNOWN;
   MPI_Error_class(code, &kind);
-  if (kind == MPI_ERR_TRUNCATE) {
-    throw Error(Errc::mismatch, text("the peer sent more than ", doing, " has room for (", call,
-                                     "); both ends must agree on type and count"));
-  }
-  throw Error(Errc::io, text(call, " failed for ", doing, ": ", error_text(code)));
+  if (kind == MPI_ERR_TRUNCATE)
+    raise(Errc::mismatch, "the peer sent more than ", doing, " has memory for (", call,
+          "); both ends must agree on type and count");
+  raise(Errc::io, call, " failed for ", doing, ": ", error_text(code));
 }
 
 }  // namespace stagger::mpi

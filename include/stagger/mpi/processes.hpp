@@ -6,15 +6,130 @@
 
 #include <mpi.h>
 
+#include <algorithm>
+#include <coroutine>
 #include <cstddef>
+#include <cstdint>
+#include <exception>
 #include <memory>
+#include <utility>
+#include <vector>
 
+#include <stagger/core/error.hpp>
+#include <stagger/engine/optimizer_numbers.hpp>
 #include <stagger/engine/session.hpp>
+#include <stagger/mpi/detail/agreement.hpp>
+#include <stagger/mpi/detail/channels.hpp>
+#include <stagger/mpi/detail/exchange.hpp>
+#include <stagger/mpi/detail/facts.hpp>
+#include <stagger/mpi/detail/grouping.hpp>
+#include <stagger/mpi/detail/library_sums.hpp>
+#include <stagger/mpi/detail/message_codec.hpp>
+#include <stagger/mpi/detail/owners.hpp>
+#include <stagger/mpi/detail/placement.hpp>
 #include <stagger/mpi/detail/port_types.hpp>
-#include <stagger/mpi/processes_backend.hpp>
+#include <stagger/mpi/detail/step_run.hpp>
 #include <stagger/mpi/session.hpp>
 
 namespace stagger::mpi {
+
+/// The ranks of this process, and what all processes agree on before steps and between them.
+class ProcessesBackend {
+ public:
+  /// Connects with the other processes.
+  /// @throws Error  mismatch where they have another pipeline, naming the first difference;
+  ///                deadline for processes that do not come
+  template <class Device>
+  ProcessesBackend(Device const& device, stagger::detail::Machine& machine, int places)
+      : codec_{machine, device.ports, device.port_count},
+        machine_(machine),
+        meet_s_(device.meet_s),
+        world_(detail::callable(device.processes, device.places(), places), meet_s_),
+        channels_(detail::duplicate(device.processes, meet_s_)),
+        steps_(codec_, channels_, sums_, world_.spin()) {
+    detail::agree(world_, detail::facts_of(codec_), meet_s_);
+    if (channels_.size() == 1) return;
+    machine_.set_grouping_peers(detail::grouping_peers(*this));
+  }
+  ProcessesBackend(ProcessesBackend const&) = delete;
+  ProcessesBackend& operator=(ProcessesBackend const&) = delete;
+
+  /// Opens the round of a step that this process was asked for, or of the preparation of one.
+  /// @param number  every process counts what it is asked for, whatever that comes to
+  void open(std::uint32_t number, bool prepares = false) noexcept {
+    prepares_ = prepares;
+    steps_.open(number);
+  }
+  /// It cannot begin here: tells the others, which are waiting for it or will be.
+  void give_up(std::exception_ptr const& why) noexcept {
+    must_load_ = true;
+    if (!steps_.told()) steps_.tell(why);
+  }
+  /// After a failure all load their program once more, whatever each of them had come to.
+  [[nodiscard]] bool must_load() const noexcept { return must_load_; }
+
+  /// Prepares for a program that the machine has loaded, together with the other processes.
+  /// @param process_of  [ranks]
+  void load(std::vector<int> const& process_of) {
+    auto const& program = machine_.program();
+    detail::Placement wanted(process_of, channels_.size(), channels_.rank());
+    // After a step that failed the others come soon, or not at all.
+    bool const again = must_load_ && !placement_.empty();
+    double const meet_s = again ? std::min(meet_s_, machine_.options().deadline_s) : meet_s_;
+    must_load_ = true;
+    codec_.require_portable(process_of.data());
+    if (program.training && channels_.size() > 1)
+      stagger::detail::require_numbers(machine_.optimizer_digest());
+    owners_.allocate(codec_, wanted);
+    agreement_.reach(world_, channels_, steps_.loading_stamp(), program, wanted, prepares_, meet_s,
+                     steps_.told());
+    placement_ = std::move(wanted);
+    owners_.move(world_, codec_, placement_);
+    sums_.load(codec_, placement_, world_, meet_s);
+    steps_.load(placement_);
+    must_load_ = false;
+  }
+
+  /// Runs the ranks of this process in the step that the machine has begun. Returns when all ranks
+  /// of all processes have finished, or when the step has failed.
+  void drive() { must_load_ = !steps_.run(); }
+  bool start(std::coroutine_handle<>) {
+    drive();
+    return false;
+  }
+  /// Ends the step with an error, unless this process has voted not to. Any thread may call it.
+  void fail(std::exception_ptr failure) noexcept { steps_.fail(std::move(failure)); }
+
+  /// Brings values and optimizer state of every layer from the process that updates it. All
+  /// processes call it.
+  /// @param to  the process that gets them; -1: every process. Where optimizer state is shared out,
+  ///            every process does
+  void gather_parameters(int to) {
+    if (!machine_.shards()) return owners_.gather(world_, codec_, to);
+    if (!placement_.empty()) detail::gather(world_, codec_, placement_);  // else: as made
+  }
+  /// Shows them in one process, one after the other. All processes call it.
+  bool visit_parameters(int to, stagger::detail::ParameterVisit const& visit) {
+    return owners_.visit(world_, codec_, placement_, to, visit);
+  }
+  [[nodiscard]] detail::GroupingAgreement grouping_agreement() {
+    return {world_, sums_, machine_, placement_};
+  }
+
+ private:
+  detail::MessageCodec codec_;
+  stagger::detail::Machine& machine_;
+  double meet_s_;
+  detail::Exchange world_;     // for what is agreed on outside of steps
+  detail::Channels channels_;  // for steps
+  detail::LibrarySums sums_{};
+  detail::StepRun steps_;
+  detail::Placement placement_{};
+  detail::Owners owners_{};
+  detail::LoadAgreement agreement_{};
+  bool prepares_ = false;  // instead of taking a step
+  bool must_load_ = true;
+};
 
 /// Device policy: the ranks are spread over the processes that mpirun or Slurm started, each of
 /// which runs its own on the thread that takes the step.

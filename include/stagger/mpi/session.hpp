@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   MPI from start to end: initialised once, by the program or by this, and finalised by
-/// whoever initialised it.
+/// @file   MPI from start to end: initialised once, by the program or by this, and finalised by the
+///         one that initialised it.
 
 #include <chrono>
 #include <cstdint>
@@ -40,12 +40,9 @@ namespace detail {
   return Threads::single;
 }
 
-/// Whether a connection of this process ended in an error: then a peer may never come to
+/// Whether this process has seen an error between processes: then a peer may never come to
 /// MPI_Finalize.
-inline bool& troubled() noexcept {
-  static bool flag = false;
-  return flag;
-}
+inline bool peers_may_be_lost = false;
 
 }  // namespace detail
 
@@ -61,20 +58,17 @@ inline bool& troubled() noexcept {
 /// Refuses an MPI that is not running, or that does not let the calling thread call it.
 /// @throws Error  Errc::bad_configuration
 inline void require_callable() {
-  if (!running()) {
-    throw Error(Errc::bad_configuration,
-                "MPI is not running: keep a stagger::mpi::Session alive, or call MPI_Init_thread");
-  }
+  if (!running())
+    raise(Errc::bad_configuration,
+          "MPI is not running: keep a stagger::mpi::Session alive, or call MPI_Init_thread");
   int provided = 0;
   int main_thread = 0;
   MPI_Query_thread(&provided);
   MPI_Is_thread_main(&main_thread);
-  if (provided < MPI_THREAD_SERIALIZED && main_thread == 0) {
-    throw Error(Errc::bad_configuration,
-                text("MPI runs with ", name(detail::level_of(provided)),
-                     ", so that only the thread that initialised it may call it; initialise it "
-                     "with MPI_THREAD_SERIALIZED"));
-  }
+  if (provided < MPI_THREAD_SERIALIZED && main_thread == 0)
+    raise(Errc::bad_configuration, "MPI runs with ", name(detail::level_of(provided)),
+          ", so that only the thread that initialised it may call it; initialise it with "
+          "MPI_THREAD_SERIALIZED");
 }
 
 /// MPI for as long as this lives.
@@ -82,7 +76,7 @@ inline void require_callable() {
 /// Where the program has initialised MPI already, nothing is initialised or finalised here; the
 /// level of threads is checked. Keep one, in main.
 ///
-/// At its end all processes meet at a barrier. After an error between ranks a peer may be dead, and
+/// At its end all processes wait for each other at a barrier. After an error between ranks a peer may be dead, and
 /// MPI_Finalize would wait for it for ever: a process that saw an error waits for `farewell_s`, and
 /// leaves MPI unfinalised where not all have come by then. mpirun reports such a process and ends
 /// the job. One that saw no error waits as long as MPI_Finalize would.
@@ -96,10 +90,9 @@ class Session {
     int ended = 0;
     MPI_Initialized(&started);
     MPI_Finalized(&ended);
-    if (ended != 0) {
-      throw Error(Errc::bad_configuration,
-                  "MPI was finalised and cannot start again; keep one Session in main");
-    }
+    if (ended != 0)
+      raise(Errc::bad_configuration,
+            "MPI was finalised and cannot start again; keep one Session in main");
     int provided = MPI_THREAD_SINGLE;
     if (started != 0) {
       MPI_Query_thread(&provided);
@@ -111,9 +104,8 @@ class Session {
     level_ = detail::level_of(provided);
     if (level_ < wanted) {
       if (owner_) MPI_Finalize();
-      throw Error(Errc::bad_configuration,
-                  text("MPI offers ", name(level_), ", but ", name(wanted),
-                       " is needed; initialise MPI with it, or use an MPI that was built with it"));
+      raise(Errc::bad_configuration, "MPI offers ", name(level_), ", but ", name(wanted),
+            " is needed; initialise MPI with it, or use an MPI that was built with it");
     }
     if (!owner_) return;
     MPI_Comm_dup(MPI_COMM_WORLD, &closing_);
@@ -139,7 +131,7 @@ class Session {
       if (MPI_Test(&request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return false;
       if (done != 0) return true;
       std::chrono::duration<double> const waited = std::chrono::steady_clock::now() - start;
-      if (detail::troubled() && waited.count() >= farewell_s_) return false;
+      if (detail::peers_may_be_lost && waited.count() >= farewell_s_) return false;
       if (waited < std::chrono::milliseconds(1))
         std::this_thread::yield();
       else

@@ -1,15 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Messages between processes that arrive in the order in which they were sent, and that
-/// nobody asked for beforehand.
-///
-/// Messages belong to rounds: each call that all processes make together is one, and each process
-/// counts them. A round has two epochs, 2 r in which it is prepared and 2 r + 1 in which it runs.
-///
-/// A message is a header of fixed size, for which a receive always stands, and a payload if there
-/// is one. Its memory is kept for later messages of its pool; those of a pool are of one size, and
-/// are made before they are needed, so a steady state allocates nothing, whatever arrives when.
-/// What belongs to a later epoch than the one at hand stays where it is until that has begun.
+/// @file   Messages between processes that arrive in the order in which they were sent, and for
+///         which no receiver has to ask.
 
 #include <mpi.h>
 
@@ -22,12 +14,13 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/core/fixed_array.hpp>
 #include <stagger/core/portable.hpp>
 #include <stagger/mpi/session.hpp>
 
 namespace stagger::mpi::detail {
 
-/// What a message says of the step that it belongs to; the processes must have it alike.
+/// What a message says of the step that it belongs to, and what must be equal in all processes.
 struct Stamp {
   std::uint32_t epoch = 0;
   std::int64_t steps = 0;  // optimizer steps taken before
@@ -44,11 +37,11 @@ struct Envelope {
   std::uint64_t uses = 0;
 };
 
-/// What messages of a pipeline are that are no signals.
+/// The kinds of messages that are no signals.
 enum Notice : std::uint32_t {
   say_failure = 0xffff0000,
   say_load,  ///< the process is about to load a program, of which this is a digest
-  say_standing,
+  say_positions,
   say_spans,
   say_results,
   say_values,  ///< where each replica updates a part: the process has, and hands it over
@@ -58,7 +51,7 @@ enum Notice : std::uint32_t {
 /// Memory that a payload arrived in.
 struct Payload {
   std::unique_ptr<std::byte[]> bytes{};
-  std::size_t room = 0;
+  std::size_t capacity = 0;
 };
 
 /// A message on its way to one process or to several.
@@ -69,6 +62,15 @@ struct Outgoing {
   std::size_t pool = 0;
 };
 
+/// All messages of the steps of one process.
+///
+/// Messages belong to rounds: each call that all processes make together is one, and each process
+/// counts them. A round has two epochs, 2 r in which it is prepared and 2 r + 1 in which it runs.
+/// What belongs to a later epoch than the one at hand stays where it is until that has begun.
+///
+/// A message is a header of fixed size, for which a receive is always posted, and a payload if there
+/// is one. Its memory is kept for later messages of its pool; those of a pool are of one size, and
+/// are made before they are needed, so a steady state allocates nothing, whatever arrives when.
 class Channels {
  public:
   /// @param  processes  a communicator for these messages alone, with MPI_ERRORS_RETURN
@@ -77,17 +79,16 @@ class Channels {
       : processes_(processes), piece_(piece) {
     MPI_Comm_size(processes, &size_);
     MPI_Comm_rank(processes, &rank_);
-    auto const n = static_cast<std::size_t>(size_);
-    peers_ = std::vector<Peer>(n);
-    receives_.assign(n, MPI_REQUEST_NULL);
-    ended_.resize(n);
-    for (int p = 0; p < size_; ++p) {
-      if (p == rank_) continue;
-      Peer& peer = peers_[static_cast<std::size_t>(p)];
-      check(MPI_Recv_init(&peer.envelope, sizeof(Envelope), MPI_BYTE, p, envelope_tag, processes_,
-                          &receives_[static_cast<std::size_t>(p)]),
+    peers_ = FixedArray<Peer>(size_);
+    receives_ = FixedArray<MPI_Request>(size_);
+    ended_ = FixedArray<int>(size_);
+    std::fill(receives_.begin(), receives_.end(), MPI_REQUEST_NULL);
+    for (int p = 1; p < size_; ++p) others_.push_back((rank_ + p) % size_);
+    for (int const p : others_) {
+      check(MPI_Recv_init(&peers_[p].envelope, sizeof(Envelope), MPI_BYTE, p, envelope_tag,
+                          processes_, &receives_[p]),
             "MPI_Recv_init", "this process");
-      start(static_cast<std::size_t>(p));
+      start(p);
     }
   }
   Channels(Channels const&) = delete;
@@ -95,7 +96,7 @@ class Channels {
   /// Never waits for a peer. What MPI may still read or write then belongs to it for good.
   ~Channels() {
     bool const alive = running();
-    for (std::size_t p = 0; alive && p < peers_.size(); ++p) {
+    for (int p = 0; alive && p < size_; ++p) {
       if (receives_[p] == MPI_REQUEST_NULL) continue;
       if (peers_[p].state == State::listening) {
         MPI_Cancel(&receives_[p]);
@@ -107,9 +108,9 @@ class Channels {
     bool lost = !alive || !under_way_.empty();
     for (Peer const& peer : peers_) lost = lost || peer.state == State::payload;
     if (!lost) return;
-    if (alive) troubled() = true;
+    if (alive) peers_may_be_lost = true;
     new std::vector<std::unique_ptr<Outgoing>>(std::move(under_way_));
-    new std::vector<Peer>(std::move(peers_));
+    new FixedArray<Peer>(std::move(peers_));
   }
 
   [[nodiscard]] int rank() const noexcept { return rank_; }
@@ -159,8 +160,6 @@ class Channels {
     }
   }
   void post_to_all(std::unique_ptr<Outgoing> message, Stamp const& stamp, std::uint32_t what) {
-    if (others_.empty())
-      for (int p = 1; p < size_; ++p) others_.push_back((rank_ + p) % size_);
     post(std::move(message), stamp, what, others_.data(), others_.size());
   }
 
@@ -174,15 +173,15 @@ class Channels {
     check(MPI_Testsome(size_, receives_.data(), &count, ended_.data(), MPI_STATUSES_IGNORE),
           "MPI_Testsome", "this process");
     for (int i = 0; i < count && count != MPI_UNDEFINED; ++i) {
-      peers_[static_cast<std::size_t>(ended_[static_cast<std::size_t>(i)])].state = State::held;
+      peers_[ended_[i]].state = State::held;
       ++held_;
     }
-    for (std::size_t p = 0; held_ != 0 && p < peers_.size(); ++p) {
+    for (int p = 0; held_ != 0 && p < size_; ++p) {
       if (peers_[p].state != State::held || later(peers_[p].envelope.epoch, epoch)) continue;
       moved = true;
       arrived(p, epoch, deliver);
     }
-    for (std::size_t p = 0; loading_ != 0 && p < peers_.size(); ++p) {
+    for (int p = 0; loading_ != 0 && p < size_; ++p) {
       if (peers_[p].state != State::payload) continue;
       int done = 0;
       check(MPI_Test(&peers_[p].loading, &done, MPI_STATUS_IGNORE), "MPI_Test", "this process");
@@ -200,19 +199,17 @@ class Channels {
 
   /// The next message of a process, where it belongs to a later epoch than what was polled for.
   [[nodiscard]] Envelope const* ahead(int peer, std::uint32_t epoch) const noexcept {
-    Peer const& other = peers_[static_cast<std::size_t>(peer)];
+    Peer const& other = peers_[peer];
     bool const waits = other.state == State::held && later(other.envelope.epoch, epoch);
     return waits ? &other.envelope : nullptr;
   }
 
   /// While the message of a process is delivered: keeps the memory of its payload, and gives other
   /// memory for later ones.
-  void keep_payload(int peer, Payload& memory) noexcept {
-    std::swap(peers_[static_cast<std::size_t>(peer)].payload, memory);
-  }
+  void keep_payload(int peer, Payload& memory) noexcept { std::swap(peers_[peer].payload, memory); }
   /// Gives it back, unless another payload is arriving.
   void return_payload(int peer, Payload& memory) noexcept {
-    if (peers_[static_cast<std::size_t>(peer)].state != State::payload) keep_payload(peer, memory);
+    if (peers_[peer].state != State::payload) keep_payload(peer, memory);
   }
 
   /// Gives what was posted some time to leave.
@@ -255,7 +252,7 @@ class Channels {
     return message;
   }
 
-  void start(std::size_t p) {
+  void start(int p) {
     peers_[p].state = State::listening;
     check(MPI_Start(&receives_[p]), "MPI_Start", "this process");
   }
@@ -281,12 +278,12 @@ class Channels {
     }
   }
 
-  template <class Deliver> void arrived(std::size_t p, std::uint32_t epoch, Deliver& deliver) {
+  template <class Deliver> void arrived(int p, std::uint32_t epoch, Deliver& deliver) {
     Peer& peer = peers_[p];
-    if (peer.payload.room < peer.envelope.bytes) {
-      peer.payload.room = 0;
+    if (peer.payload.capacity < peer.envelope.bytes) {
+      peer.payload.capacity = 0;
       peer.payload.bytes.reset(new std::byte[peer.envelope.bytes]);
-      peer.payload.room = peer.envelope.bytes;
+      peer.payload.capacity = peer.envelope.bytes;
     }
     --held_;
     if (peer.envelope.bytes == 0) return finish(p, epoch, deliver);
@@ -296,32 +293,32 @@ class Channels {
     load_piece(p);
   }
 
-  void load_piece(std::size_t p) {
+  void load_piece(int p) {
     Peer& peer = peers_[p];
     std::size_t const count = std::min(piece_, peer.envelope.bytes - peer.loaded);
-    check(MPI_Irecv(peer.payload.bytes.get() + peer.loaded, static_cast<int>(count), MPI_BYTE,
-                    static_cast<int>(p), payload_tag, processes_, &peer.loading),
+    check(MPI_Irecv(peer.payload.bytes.get() + peer.loaded, static_cast<int>(count), MPI_BYTE, p,
+                    payload_tag, processes_, &peer.loading),
           "MPI_Irecv", "this process");
     peer.loaded += count;
   }
 
-  template <class Deliver> void finish(std::size_t p, std::uint32_t epoch, Deliver& deliver) {
+  template <class Deliver> void finish(int p, std::uint32_t epoch, Deliver& deliver) {
     Peer& peer = peers_[p];
     Envelope const envelope = peer.envelope;
     ByteReader payload(peer.payload.bytes.get(), envelope.bytes);
     start(p);  // the header of the next; its payload waits until this one is read
     bool const past = later(epoch & ~1U, envelope.epoch);
-    if (!past) deliver(static_cast<int>(p), envelope, payload);
+    if (!past) deliver(p, envelope, payload);
   }
 
   MPI_Comm processes_;
   std::size_t piece_;
   int size_ = 0;
   int rank_ = 0;
-  std::vector<Peer> peers_{};            // [processes]
-  std::vector<MPI_Request> receives_{};  // [processes] of envelopes
-  std::vector<int> ended_{};
-  std::vector<int> others_{};
+  FixedArray<Peer> peers_{};            // [processes]
+  FixedArray<MPI_Request> receives_{};  // [processes] of envelopes
+  FixedArray<int> ended_{};             // those of `receives_` that have ended
+  std::vector<int> others_{};           // processes
   int held_ = 0;
   int loading_ = 0;
   std::vector<std::unique_ptr<Outgoing>> under_way_{};

@@ -6,8 +6,9 @@
 ///         commit, in which who has fallen silent may be left out.
 
 #include <cstddef>
-#include <vector>
 
+#include <stagger/core/fixed_array.hpp>
+#include <stagger/mpi/detail/placement.hpp>
 #include <stagger/program/program.hpp>
 
 namespace stagger::mpi::detail {
@@ -26,27 +27,27 @@ namespace stagger::mpi::detail {
 /// so.
 class Commit {
  public:
-  /// @param process_of  [ranks]
   /// @param hands_over  whether each process hands over what it has updated
-  void load(Program const& program, std::vector<int> const& process_of, int processes,
-            bool hands_over = false) {
-    auto const ranks = static_cast<std::size_t>(program.computing);
-    bool const needed = program.training && program.flushes && processes > 1 && ranks > 1;
-    ranks_ = needed ? ranks : 0;
+  void load(Program const& program, Placement const& placement, bool hands_over) {
+    here_ = placement.here();
+    bool const needed =
+        program.training && program.flushes && placement.processes() > 1 && program.computing > 1;
+    ranks_ = needed ? program.computing : 0;
     handed_ = 0;
-    takes_part_.assign(static_cast<std::size_t>(processes), false);
-    for (std::size_t r = 0; r < ranks_; ++r)
-      takes_part_[static_cast<std::size_t>(process_of[r])] = true;
-    for (std::size_t p = 0; p < takes_part_.size() && hands_over; ++p)
-      if (takes_part_[p]) ++handed_;
+    takes_part_ = FixedArray<bool>(placement.processes());
+    knows_ = FixedArray<bool>(placement.processes());
+    for (int r = 0; r < ranks_; ++r) {
+      bool& takes_part = takes_part_[placement.process_of(r)];
+      if (!takes_part && hands_over) ++handed_;
+      takes_part = true;
+    }
   }
-  void begin_step(int here) {
-    auto const self = static_cast<std::size_t>(here);
-    votes_ = takes_part_[self] ? ranks_ + handed_ : 0;
+  void begin_step() {
+    votes_ = takes_part_[here_] ? ranks_ + handed_ : 0;
     missing_ = 0;
-    knows_.assign(takes_part_.size(), true);
-    for (std::size_t p = 0; p < takes_part_.size() && votes_ != 0; ++p) {
-      if (p == self || !takes_part_[p]) continue;
+    for (std::size_t p = 0; p < knows_.size(); ++p) {
+      knows_[p] = true;
+      if (votes_ == 0 || static_cast<int>(p) == here_ || !takes_part_[p]) continue;
       knows_[p] = false;
       ++missing_;
     }
@@ -55,9 +56,8 @@ class Commit {
   bool voted() noexcept { return votes_ != 0 && --votes_ == 0; }
   /// A process knows of all votes.
   void take(int process) noexcept {
-    auto const p = static_cast<std::size_t>(process);
-    if (knows_[p]) return;
-    knows_[p] = true;
+    if (knows_[process]) return;
+    knows_[process] = true;
     --missing_;
   }
   /// Whether ranks may update, or what they have updated may last.
@@ -75,12 +75,13 @@ class Commit {
   void settle() noexcept { missing_ = 0; }
 
  private:
-  std::size_t ranks_ = 0;           // 0: there is nothing to agree on
-  std::size_t handed_ = 0;          // processes that hand over
-  std::vector<bool> takes_part_{};  // [processes]
-  std::vector<bool> knows_{};       // likewise
-  std::size_t votes_ = 0;           // that are not known here
-  int missing_ = 0;                 // processes that do not know of all
+  int here_ = 0;
+  int ranks_ = 0;                  // 0: there is nothing to agree on
+  int handed_ = 0;                 // processes that hand over
+  FixedArray<bool> takes_part_{};  // [processes]
+  FixedArray<bool> knows_{};       // likewise
+  int votes_ = 0;                  // that are not known here
+  int missing_ = 0;                // processes that do not know of all
 };
 
 }  // namespace stagger::mpi::detail

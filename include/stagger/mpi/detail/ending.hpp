@@ -6,11 +6,32 @@
 #include <cstdint>
 #include <exception>
 #include <mutex>
+#include <string>
 #include <utility>
 
+#include <stagger/core/error.hpp>
 #include <stagger/engine/step_status.hpp>
 
 namespace stagger::mpi::detail {
+
+/// What a process tells the others when it ends a step.
+struct FailureTold {
+  Errc code = Errc::peer_failed;
+  std::string words{};
+};
+[[nodiscard]] inline FailureTold failure_told(std::exception_ptr const& failure) noexcept {
+  FailureTold told;
+  try {
+    std::rethrow_exception(failure);
+  } catch (Error const& e) {
+    told = {e.code(), e.what()};
+  } catch (std::exception const& e) {
+    told.words = e.what();
+  } catch (...) {
+    told.words = "it threw something that is no std::exception";
+  }
+  return told;
+}
 
 /// Before its last vote to update, a process may end a step for any reason, from any thread;
 /// afterwards only the thread that runs the step does. All that is decided here happens at most

@@ -31,6 +31,13 @@ class Waiting {
                    std::chrono::microseconds yield = std::chrono::milliseconds(20)) noexcept
       : spin_(spin), yield_(yield) {}
 
+  /// In a step. Stages take milliseconds: where there are more processes than cores, a wait leaves
+  /// the core to those that compute.
+  [[nodiscard]] static Waiting between_stages(std::chrono::microseconds spin) noexcept {
+    using namespace std::chrono_literals;
+    return spin < 1ms ? Waiting(spin, 100us) : Waiting(spin);
+  }
+
   /// @param  waited  since the wait began
   void pause(std::chrono::steady_clock::duration waited) {
     if (waited < spin_) return;
@@ -61,10 +68,21 @@ inline void require_launched(MPI_Comm processes) {
   int size = 0;
   MPI_Comm_size(processes, &size);
   if (processes != MPI_COMM_WORLD || !launch || launch->size == size) return;
-  throw Error(
-      Errc::bad_configuration,
-      text(launch->launcher, " says that there are ", launch->size, " processes, but MPI sees ",
-           size, "; start the program with the mpirun of this MPI, or with srun --mpi=pmix"));
+  raise(Errc::bad_configuration, launch->launcher, " says that there are ", launch->size,
+        " processes, but MPI sees ", size,
+        "; start the program with the mpirun of this MPI, or with srun --mpi=pmix");
+}
+
+/// @param size    processes of the communicator
+/// @param places  ranks, or as many processes as a placement names
+/// @throws Error  bad_configuration for processes that there is no rank for, or that MPI does not
+///                see
+[[nodiscard]] inline MPI_Comm callable(MPI_Comm processes, int size, int places) {
+  if (places < size)
+    raise(Errc::bad_configuration, "MPI started ", counted(size, "process"), " for ",
+          counted(places, "rank"), "; start at most one for each rank, or give Options::replicas");
+  require_launched(processes);
+  return processes;
 }
 
 /// Waits until `done()` says so.
@@ -102,9 +120,9 @@ template <class Done>
   MPI_Errhandler_free(&before);
   check(code, "MPI_Comm_idup", "this process");
   if (!all) {
-    troubled() = true;
-    throw Error(Errc::deadline, text("not all ", size, " processes have come after ", deadline_s,
-                                     " s; look for one that died or hangs"));
+    peers_may_be_lost = true;
+    raise(Errc::deadline, "not all ", size, " processes have come after ", deadline_s,
+          " s; look for one that died or hangs");
   }
   MPI_Comm_set_errhandler(made, MPI_ERRORS_RETURN);
   return made;
@@ -179,7 +197,7 @@ class Exchange {
   }
   /// Part p of `all`, of as many equal ones as there are processes, from process p.
   void all_gather(std::span<std::byte> all, char const* what, double seconds) {
-    auto const part = static_cast<int>(all.size() / static_cast<std::size_t>(size_));
+    auto const part = static_cast<int>(all.size()) / size_;
     std::memcpy(memory(all.size()), all.data(), all.size());
     start("MPI_Iallgather", what, [&](MPI_Request* request) {
       return MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, memory_.data(), part, MPI_BYTE,
@@ -228,7 +246,7 @@ class Exchange {
   }
 
   template <class Start> void start(char const* call, char const* what, Start begin) {
-    if (broken_) throw Error(Errc::peer_failed, text("processes cannot ", what, ": ", *broken_));
+    if (broken_) raise(Errc::peer_failed, "processes cannot ", what, ": ", *broken_);
     MPI_Request request = MPI_REQUEST_NULL;
     int const code = begin(&request);
     if (code != MPI_SUCCESS) fail(code, call);
@@ -248,15 +266,15 @@ class Exchange {
     if (all) return;
     give_up(text("process ", rank_, " waited ", seconds, " s for the others to ", what,
                  "; see whether each of them lives, and make the same calls in all"));
-    throw Error(Errc::deadline, *broken_);
+    raise(Errc::deadline, *broken_);
   }
   [[noreturn]] void fail(int code, char const* call) {
     give_up(text(call, " failed for ", who(), ": ", error_text(code)));
     check(code, call, who());
-    throw Error(Errc::io, *broken_);
+    raise(Errc::io, *broken_);
   }
   void give_up(std::string words) {
-    troubled() = true;
+    peers_may_be_lost = true;
     requests_.clear();
     new std::vector<std::byte>(std::exchange(memory_, {}));  // MPI may still be at it
     broken_ = std::move(words);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What processes that share a pipeline must have alike.
+/// @file   What must be equal in all processes that share a pipeline.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,13 +15,6 @@
 namespace stagger::mpi::detail {
 
 using stagger::detail::Digest;
-
-/// Of facts, all together.
-[[nodiscard]] inline std::uint64_t digest_of(std::vector<collective::Fact> const& facts) noexcept {
-  Digest all;
-  for (auto const& fact : facts) all.add(fact.name).add(fact.value);
-  return all.value();
-}
 
 /// Of a pipeline: version, model, cuts, options.
 [[nodiscard]] inline std::vector<collective::Fact> facts_of(HeldParameters const& held) {
@@ -63,23 +56,6 @@ using stagger::detail::Digest;
     facts.push_back({text("the parameters of layer ", l), shape});
     facts.push_back({text("the values of layer ", l, "'s parameters"), values.words()});
   }
-  return facts;
-}
-
-/// Of a program: what every rank does, and where it runs.
-[[nodiscard]] inline std::vector<collective::Fact> facts_of(Program const& program,
-                                                            std::vector<int> const& process_of) {
-  std::vector<collective::Fact> facts;
-  facts.push_back({"what the step does", program.training ? "training" : "forward only"});
-  facts.push_back({"the number of microbatches", std::to_string(program.microbatches)});
-  facts.push_back({"the number of ranks", std::to_string(program.ranks.size())});
-  std::string places;
-  for (int const p : process_of) places += text(places.empty() ? "" : " ", p);
-  facts.push_back({"the processes of the ranks", places});
-  facts.push_back({"the groups of gradients", stagger::detail::words_of_groups(program)});
-  for (std::size_t r = 0; r < program.ranks.size(); ++r)
-    facts.push_back(
-        {text("the program of rank ", r), stagger::detail::digest_of(program.ranks[r]).words()});
   return facts;
 }
 

@@ -17,16 +17,17 @@
 #include <stagger/collective/line_fit.hpp>
 #include <stagger/engine/add_up.hpp>
 #include <stagger/engine/machine.hpp>
+#include <stagger/mpi/detail/ending.hpp>
 #include <stagger/mpi/detail/exchange.hpp>
 #include <stagger/mpi/detail/library_sums.hpp>
-#include <stagger/mpi/detail/trouble.hpp>
+#include <stagger/mpi/detail/placement.hpp>
 
 namespace stagger::mpi::detail {
 
 /// A sum of a group's size as a step makes it among some processes, which call this together: each
 /// adds up a slice, and hands it to the others.
 /// @param members  processes, in order
-inline void sum_in_slices(Exchange& world, std::span<int const> members, std::size_t size,
+inline void sum_in_slices(Exchange& world, List<int> const& members, std::size_t size,
                           double seconds) {
   constexpr char const* measuring = "measure what sums of gradients take";
   std::size_t const each = (size + members.size() - 1) / members.size();
@@ -87,11 +88,11 @@ template <class Sum>
 }
 
 /// One process's part in it, outside of steps. All processes make the same calls.
-struct GroupingMeeting {
+struct GroupingAgreement {
   Exchange& world;
   LibrarySums& sums;
   stagger::detail::Machine& machine;
-  std::vector<int> const& process_of;  // [ranks]
+  Placement const& placement;
 
   /// See stagger::detail::GroupingPeers: medians of those that measured, and what sums take on the
   /// links between the processes.
@@ -102,7 +103,7 @@ struct GroupingMeeting {
     for (std::size_t first = 0, end = 0; first < groups.size(); first = end) {
       int const stage = groups[first].stage;
       while (end < groups.size() && groups[end].stage == stage) ++end;
-      auto const members = processes_of(machine.program(), process_of, stage);
+      auto const members = placement.holders(machine.program(), stage);
       if (members.size() < 2) continue;
       bool const here = std::find(members.begin(), members.end(), world.rank()) != members.end();
       collective::CostLine line;
@@ -135,7 +136,7 @@ struct GroupingMeeting {
         answer.count = groups.size();
       } catch (...) {
         failure = std::current_exception();
-        trouble_of(failure).words.copy(answer.refusal, sizeof(answer.refusal) - 1);
+        failure_told(failure).words.copy(answer.refusal, sizeof(answer.refusal) - 1);
       }
     }
     world.broadcast(std::as_writable_bytes(std::span(&answer, 1)), 0, hearing, deadline_s);
@@ -157,15 +158,15 @@ struct GroupingMeeting {
   }
 };
 
-/// What the machine of a back end calls, which has a meeting().
+/// What the machine of a back end calls, which has a grouping_agreement().
 template <class Backend>
 [[nodiscard]] stagger::detail::GroupingPeers grouping_peers(Backend& backend) {
   return {&backend,
           [](void* self, double* backward_s, double* sum_s) {
-            static_cast<Backend*>(self)->meeting().share(backward_s, sum_s);
+            static_cast<Backend*>(self)->grouping_agreement().share(backward_s, sum_s);
           },
           [](void* self, void (*ask)(stagger::detail::Machine&), List<GradientGroup>& groups) {
-            static_cast<Backend*>(self)->meeting().choose(ask, groups);
+            static_cast<Backend*>(self)->grouping_agreement().choose(ask, groups);
           }};
 }
 

@@ -15,22 +15,12 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
+#include <stagger/core/list.hpp>
 #include <stagger/mpi/detail/exchange.hpp>
 #include <stagger/mpi/detail/held_parameters.hpp>
+#include <stagger/mpi/detail/placement.hpp>
 
 namespace stagger::mpi::detail {
-
-/// The processes that hold a stage, in rising order, each once.
-/// @param process_of  [ranks]
-[[nodiscard]] inline std::vector<int> processes_of(Program const& program,
-                                                   std::vector<int> const& process_of, int stage) {
-  std::vector<int> found;
-  for (Cell const& cell : program.cells)
-    if (cell.stage == stage) found.push_back(process_of[static_cast<std::size_t>(cell.rank)]);
-  std::sort(found.begin(), found.end());
-  found.erase(std::unique(found.begin(), found.end()), found.end());
-  return found;
-}
 
 /// Each stage with several holders has a communicator of MPI, on which every holder makes one call
 /// for each group: the gradients are copied into one piece of memory of each element type, which
@@ -42,8 +32,8 @@ class LibrarySums {
 
   /// All processes call it with the program that they are about to run.
   /// @throws Error  bad_configuration where two holders of a stage are in one process
-  [[gnu::cold]] void load(HeldParameters const& held, std::vector<int> const& process_of,
-                          Exchange& world, double seconds) {
+  [[gnu::cold]] void load(HeldParameters const& held, Placement const& placement, Exchange& world,
+                          double seconds) {
     constexpr char const* making = "prepare sums of gradients by MPI";
     if (held.grouping().by != collective::By::library) return;
     auto const& program = held.program();
@@ -52,9 +42,9 @@ class LibrarySums {
     if (lost != 0) stages_.clear();
     lost_ = false;
     pending_.clear();
-    stages_.resize(static_cast<std::size_t>(program.stages));
+    stages_.resize(static_cast<unsigned>(program.stages));
     for (int s = 0; s < program.stages; ++s) {
-      auto members = processes_of(program, process_of, s);
+      auto members = placement.holders(program, s);
       std::size_t holders = 0;
       for (Cell const& cell : program.cells) holders += cell.stage == s ? 1 : 0;
       if (holders != members.size())
@@ -62,7 +52,7 @@ class LibrarySums {
               members.size(),
               " processes, and MPI adds up one of each; start a process for each replica, or use "
               "collective::By::slices");
-      Stage& stage = stages_[static_cast<std::size_t>(s)];
+      Stage& stage = stages_[s];
       if (stage.members == members) continue;
       bool const joins = std::find(members.begin(), members.end(), world.rank()) != members.end();
       stage.processes = members.size() > 1 ? world.part(joins, making, seconds) : MPI_COMM_NULL;
@@ -71,8 +61,8 @@ class LibrarySums {
   }
 
   [[nodiscard]] bool uses(int stage) const noexcept {
-    return static_cast<std::size_t>(stage) < stages_.size() &&
-           stages_[static_cast<std::size_t>(stage)].processes != MPI_COMM_NULL;
+    return static_cast<unsigned>(stage) < stages_.size() &&
+           stages_[stage].processes != MPI_COMM_NULL;
   }
 
   /// Begins this process's part of what a `reduce` asks for.
@@ -144,7 +134,7 @@ class LibrarySums {
     Sum& sum = take();
     sum.numbers[0].assign(size * sizeof(float), std::byte{});
     sum.numbers[1].clear();
-    start(sum, 0, stages_[static_cast<std::size_t>(stage)].processes);
+    start(sum, 0, stages_[stage].processes);
     int code = MPI_SUCCESS;
     auto const ended = [&] {
       int done = 0;
@@ -154,7 +144,7 @@ class LibrarySums {
     };
     bool const came = wait_until(ended, seconds, std::chrono::microseconds(1000));
     if (!came || code != MPI_SUCCESS) {
-      troubled() = true;
+      peers_may_be_lost = true;
       give_up();
     } else {
       spare_.push_back(std::move(pending_.back()));
@@ -170,7 +160,7 @@ class LibrarySums {
   static constexpr std::size_t most = std::size_t{1} << 30U;  // elements of a call, an int
 
   struct Stage {
-    std::vector<int> members{};
+    List<int> members{};
     MPI_Comm processes = MPI_COMM_NULL;
   };
   struct Sum {
@@ -202,7 +192,7 @@ class LibrarySums {
     }
   }
 
-  std::vector<Stage> stages_{};
+  List<Stage> stages_{};
   std::vector<Sum> pending_{}, spare_{};
   bool lost_ = false;  // MPI kept something
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Which process has the parameters of a layer, where each holds those of its own stages.
+/// @file   Which process has the parameters of a layer, when each holds those of its own stages.
 
 #include <algorithm>
 #include <array>
@@ -13,28 +13,28 @@
 #include <stagger/core/error.hpp>
 #include <stagger/mpi/detail/exchange.hpp>
 #include <stagger/mpi/detail/held_parameters.hpp>
+#include <stagger/mpi/detail/placement.hpp>
 
 namespace stagger::mpi::detail {
 
 class Owners {
  public:
   /// Allocates what `move` needs, so that a process that cannot says so before the others wait.
-  void make_room(HeldParameters const& held, std::vector<int> const& process_of) const {
-    if (home_.empty() || places_of(held, process_of) == cells_) return;
+  void allocate(HeldParameters const& held, Placement const& placement) const {
+    if (home_.empty() || places_of(held, placement) == cells_) return;
     for (std::size_t l = 0; l < home_.size(); ++l) held.machine.parameters()[l].hold();
   }
 
   /// Another program. Before the first one all processes have all values; where a later one puts
   /// stages into other processes, they get them. All processes call it.
-  /// @param process_of  [ranks]
-  void move(Exchange& world, HeldParameters const& held, std::vector<int> const& process_of) {
-    auto cells = places_of(held, process_of);
+  void move(Exchange& world, HeldParameters const& held, Placement const& placement) {
+    auto cells = places_of(held, placement);
     if (cells == cells_) return;
     gather(world, held, -1);
     cells_ = std::move(cells);
     home_.clear();
     for (std::size_t l = 0; l < held.machine.parameters().size(); ++l)
-      home_.push_back(process_of[static_cast<std::size_t>(held.owner_of(l))]);
+      home_.push_back(placement.process_of(held.owner_of(l)));
   }
 
   /// Brings values and optimizer state of every layer from the process that updates it, one
@@ -65,8 +65,8 @@ class Owners {
   /// Shows each parameter in process `to`, which has memory for one of others' at a time. All
   /// processes call it.
   /// @return whether this is `to`
-  bool visit(Exchange& world, HeldParameters const& held, std::vector<int> const& process_of,
-             int to, stagger::detail::ParameterVisit const& visit) const {
+  bool visit(Exchange& world, HeldParameters const& held, Placement const& placement, int to,
+             stagger::detail::ParameterVisit const& visit) const {
     require(world, to);
     int const here = world.rank();
     auto& machine = held.machine;
@@ -87,7 +87,7 @@ class Owners {
     std::array<std::vector<std::byte>, 3> memory;
     for (std::size_t l = 0; l < home_.size(); ++l)
       for (std::size_t p = 0; p < machine.parameters()[l].count(); ++p) {
-        auto const state = parameter(world, held, process_of, to, l, p, memory);
+        auto const state = parameter(world, held, placement, to, l, p, memory);
         if (here == to) show(state);
       }
     if (failure) std::rethrow_exception(failure);
@@ -98,11 +98,11 @@ class Owners {
   static constexpr char const* gathering = "bring parameters to where they are asked for";
 
   [[nodiscard]] static std::vector<int> places_of(HeldParameters const& held,
-                                                  std::vector<int> const& process_of) {
+                                                  Placement const& placement) {
     std::vector<int> cells;
     for (Cell const& cell : held.program().cells) {
       cells.push_back(cell.stage);
-      cells.push_back(process_of[static_cast<std::size_t>(cell.rank)]);
+      cells.push_back(placement.process_of(cell.rank));
     }
     return cells;
   }
@@ -115,8 +115,8 @@ class Owners {
 
   /// Brings a parameter to process `to`.
   /// @param memory  for its value and states there, where they are not its own
-  ParameterState parameter(Exchange& world, HeldParameters const& held,
-                           std::vector<int> const& process_of, int to, std::size_t l, std::size_t p,
+  ParameterState parameter(Exchange& world, HeldParameters const& held, Placement const& placement,
+                           int to, std::size_t l, std::size_t p,
                            std::array<std::vector<std::byte>, 3>& memory) const {
     double const deadline_s = held.machine.options().deadline_s;
     int const here = world.rank();
@@ -147,7 +147,7 @@ class Owners {
       if (here != from) return std::span<std::byte>{};
       return b == 0 ? layer.value_bytes_of(range) : layer.held_state(b - 1, range);
     };
-    for (std::size_t b = 0; b <= static_cast<std::size_t>(shape.states); ++b) {
+    for (unsigned b = 0; b <= static_cast<unsigned>(shape.states); ++b) {
       if (b == 0 || !held.machine.shards()) {
         bring(b, home_[l], 0, owned(b, home_[l], whole), shape.bytes);
         continue;
@@ -156,7 +156,7 @@ class Owners {
         if (of != l) return;
         part = {std::max(part.first, whole.first), std::min(part.last, whole.last)};
         if (part.first >= part.last) return;
-        int const from = process_of[static_cast<std::size_t>(rank)];
+        int const from = placement.process_of(rank);
         bring(b, from, part.first - whole.first, owned(b, from, part), part.last - part.first);
       });
     }

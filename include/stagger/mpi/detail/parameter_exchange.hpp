@@ -9,34 +9,31 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
+#include <stagger/core/fixed_array.hpp>
 #include <stagger/mpi/detail/channels.hpp>
 #include <stagger/mpi/detail/exchange.hpp>
 #include <stagger/mpi/detail/held_parameters.hpp>
+#include <stagger/mpi/detail/placement.hpp>
 
 namespace stagger::mpi::detail {
 
-/// Brings values and optimizer state of every layer from the process that updates it, or from each
-/// that updates a part. All processes call it.
-inline void gather(Exchange& world, HeldParameters const& held,
-                   std::vector<int> const& process_of) {
+/// Brings the values of every layer to all processes, and each part of its optimizer state from the
+/// process that has it alone. All processes call it.
+/// @pre machine.shards()
+inline void gather(Exchange& world, HeldParameters const& held, Placement const& placement) {
   auto& machine = held.machine;
   double const deadline_s = machine.options().deadline_s;
   auto const broadcast = [&](std::span<std::byte> bytes, int rank) {
     if (bytes.empty()) return;
-    world.broadcast(bytes, process_of[static_cast<std::size_t>(rank)],
+    world.broadcast(bytes, placement.process_of(rank),
                     "bring parameters and optimizer state to all", deadline_s);
   };
   std::vector<ParameterState> shown;
   machine.append_states(shown);
   auto& parameters = machine.parameters();
   for (std::size_t l = 0, next = 0; l < parameters.size(); ++l)
-    for (std::size_t p = 0; p < parameters[l].count(); ++p, ++next) {
-      int const owner = held.owner_of(l);
-      broadcast(shown[next].value, owner);
-      for (auto const state : shown[next].state)
-        if (!machine.shards()) broadcast(state, owner);
-    }
-  if (!machine.shards()) return;
+    for (std::size_t p = 0; p < parameters[l].count(); ++p, ++next)
+      broadcast(shown[next].value, held.owner_of(l));
   held.each_shard([&](int rank, std::size_t l, ByteRange part) {
     for (std::size_t s = 0; s < 2; ++s)
       if (part.first < part.last) broadcast(parameters[l].shown_state(s, part), rank);
@@ -47,21 +44,18 @@ inline void gather(Exchange& world, HeldParameters const& held,
 /// comes from others stays in the messages until it is agreed that all have everything.
 class ParameterExchange {
  public:
-  /// @param runs  [processes][ranks] whether a process runs a rank; outlives this
-  /// @param pool  of messages, for values
-  void load(HeldParameters const& held, bool const* runs, int processes, int here,
-            std::size_t pool) {
-    runs_ = runs;
+  /// @param placement  outlives this
+  /// @param pool       of messages, for values
+  void load(HeldParameters const& held, Placement const& placement, std::size_t pool) {
+    placement_ = &placement;
     pool_ = pool;
-    here_ = here;
-    ranks_ = held.program().ranks.size();
     takers_.clear();
     others_.clear();
-    given_.resize(static_cast<std::size_t>(processes));
-    for (int p = 0; p < processes; ++p) {
-      if (p == here) continue;
-      given_[static_cast<std::size_t>(p)].bytes = held.renewed_bytes(runs_of(p), runs_of(here));
-      bool const taker = held.renewed_bytes(runs_of(here), runs_of(p)) != 0;
+    if (given_.size() == 0) given_ = FixedArray<Given>(placement.processes());
+    for (int p = 0; p < placement.processes(); ++p) {
+      if (p == placement.here()) continue;
+      given_[p].bytes = held.renewed_bytes(placement.runs(p), placement.runs_here());
+      bool const taker = held.renewed_bytes(placement.runs_here(), placement.runs(p)) != 0;
       (taker ? takers_ : others_).push_back(p);
     }
   }
@@ -71,10 +65,10 @@ class ParameterExchange {
 
   /// To those who have the same stages, what is new; to the others, that there is something.
   void send(HeldParameters const& held, Channels& channels, Stamp const& stamp) const {
-    held.clear_gradients_of(runs_of(here_));
+    held.clear_gradients_of(placement_->runs_here());
     for (int const& peer : takers_) {
       auto message = channels.blank(pool_);
-      held.write_values(message->payload, runs_of(here_), runs_of(peer));
+      held.write_values(message->payload, placement_->runs_here(), placement_->runs(peer));
       channels.post(std::move(message), stamp, say_values, &peer, 1);
     }
     if (!others_.empty())
@@ -82,7 +76,7 @@ class ParameterExchange {
   }
   /// Keeps what a process hands over.
   void take(Channels& channels, ByteReader const& in, int peer) {
-    Given& given = given_[static_cast<std::size_t>(peer)];
+    Given& given = given_[peer];
     if (in.left() != given.bytes)
       raise(Errc::mismatch, "process ", peer, " hands over ", in.left(),
             " bytes of parameters instead of ", given.bytes,
@@ -92,12 +86,12 @@ class ParameterExchange {
   }
   /// Once all have everything: puts it where it belongs.
   void commit(HeldParameters const& held, Channels& channels) noexcept {
-    for (std::size_t p = 0; p < given_.size(); ++p) {
+    for (int p = 0; p < placement_->processes(); ++p) {
       Given& given = given_[p];
       if (!std::exchange(given.here, false)) continue;
       ByteReader in(given.memory.bytes.get(), given.bytes);
-      held.read_values(in, runs_of(static_cast<int>(p)), runs_of(here_));
-      channels.return_payload(static_cast<int>(p), given.memory);
+      held.read_values(in, placement_->runs(p), placement_->runs_here());
+      channels.return_payload(p, given.memory);
     }
   }
 
@@ -109,17 +103,11 @@ class ParameterExchange {
     Payload memory{};
   };
 
-  [[nodiscard]] bool const* runs_of(int process) const noexcept {
-    return runs_ + static_cast<std::size_t>(process) * ranks_;
-  }
-
-  bool const* runs_ = nullptr;
-  std::size_t ranks_ = 0;
+  Placement const* placement_ = nullptr;
   std::size_t pool_ = 0;
-  int here_ = 0;
-  std::vector<int> takers_{};   // processes that are handed what this one has updated
-  std::vector<int> others_{};   // the rest
-  std::vector<Given> given_{};  // [processes]
+  std::vector<int> takers_{};  // processes that are handed what this one has updated
+  std::vector<int> others_{};  // the rest
+  FixedArray<Given> given_{};  // [processes]
 };
 
 }  // namespace stagger::mpi::detail

@@ -10,26 +10,24 @@
 #include <vector>
 
 #include <stagger/mpi/detail/message_codec.hpp>
+#include <stagger/mpi/detail/placement.hpp>
 
 namespace stagger::mpi::detail {
 
 class Routes {
  public:
-  /// @param process_of  [ranks]
-  /// @param here        the process that asks
-  void find(MessageCodec const& codec, std::vector<int> const& process_of, int here) {
+  void find(MessageCodec const& codec, Placement const& placement) {
     auto const& program = codec.program();
     std::vector<std::vector<int>> takers(program.signals.size());
     std::vector<std::size_t> given(program.signals.size());
-    for (std::size_t r = 0; r < program.ranks.size(); ++r) {
+    for (int r = 0; r < placement.ranks(); ++r) {
+      int const process = placement.process_of(r);
       for (Wait const& wait : program.ranks[r].waits) {
-        auto const giver = static_cast<std::size_t>(program.signals[wait.signal].giver);
         auto& known = takers[wait.signal];
-        if (process_of[giver] == process_of[r]) continue;
-        if (std::find(known.begin(), known.end(), process_of[r]) == known.end())
-          known.push_back(process_of[r]);
+        if (placement.process_of(program.signals[wait.signal].giver) == process) continue;
+        if (std::find(known.begin(), known.end(), process) == known.end()) known.push_back(process);
       }
-      if (process_of[r] != here) continue;
+      if (process != placement.here()) continue;
       for (Instruction const& in : program.ranks[r].code)
         for (std::size_t g = 0; g < in.gives; ++g) ++given[in.give[g]];
     }

@@ -10,21 +10,22 @@
 #include <string>
 #include <vector>
 
+#include <stagger/core/fixed_array.hpp>
+#include <stagger/core/list.hpp>
 #include <stagger/core/portable.hpp>
 #include <stagger/engine/machine.hpp>
-#include <stagger/mpi/detail/trouble.hpp>
+#include <stagger/mpi/detail/placement.hpp>
+#include <stagger/mpi/detail/stall.hpp>
 
 namespace stagger::mpi::detail {
 
 class Watch {
  public:
   using Clock = std::chrono::steady_clock;
-  using Ranks = FixedArray<stagger::detail::RankState>;
 
-  void load(int processes, int here, std::size_t ranks) {
-    here_ = static_cast<std::size_t>(here);
-    heard_at_.resize(static_cast<std::size_t>(processes));
-    at_.assign(ranks, 0);
+  void load(Placement const& placement) {
+    heard_at_ = FixedArray<Clock::time_point>(placement.processes());
+    at_.assign(static_cast<std::size_t>(placement.ranks()), 0);
   }
   void begin_step() {
     started_at_ = moved_at_ = told_at_ = Clock::now();
@@ -37,11 +38,9 @@ class Watch {
   /// Since a rank of this process moved, or one elsewhere is known to have.
   [[nodiscard]] double quiet_s() const { return seconds_since(moved_at_); }
   /// Since a process was heard of.
-  [[nodiscard]] double silent_s(int process) const {
-    return seconds_since(heard_at_[static_cast<std::size_t>(process)]);
-  }
+  [[nodiscard]] double silent_s(int process) const { return seconds_since(heard_at_[process]); }
   void moved() { moved_at_ = Clock::now(); }
-  void hear(int process) { heard_at_[static_cast<std::size_t>(process)] = Clock::now(); }
+  void hear(int process) { heard_at_[process] = Clock::now(); }
 
   /// Whether it is time to tell the others where this process stands.
   [[nodiscard]] bool tells(double every_s) {
@@ -69,13 +68,13 @@ class Watch {
   /// Who waits for whom, when nothing has moved for so long.
   /// @param given  [signals] that are known to be given
   [[nodiscard]] std::string words(stagger::detail::Machine const& machine,
-                                  std::vector<int> const& process_of,
-                                  std::vector<std::uint32_t> const& given, bool ended) const {
+                                  Placement const& placement, List<std::uint32_t> const& given,
+                                  bool ended) const {
     std::vector<double> silent;
-    for (std::size_t p = 0; p < heard_at_.size(); ++p)
-      silent.push_back(p == here_ ? 0 : silent_s(static_cast<int>(p)));
+    for (int p = 0; p < placement.processes(); ++p)
+      silent.push_back(p == placement.here() ? 0 : silent_s(p));
     double const deadline_s = machine.options().deadline_s;
-    Stall const stall(machine.program(), process_of, at_, given);
+    Stall const stall(machine.program(), placement, at_, given);
     if (!ended) return stall.words(silent, deadline_s);
     return stall.words_of_handing_over(silent, deadline_s) +
            text("; parameters are those after step ", machine.steps());
@@ -89,10 +88,9 @@ class Watch {
     return static_cast<std::size_t>(rank.next.load(std::memory_order_relaxed) - rank.begin);
   }
 
-  std::size_t here_ = 0;
   Clock::time_point started_at_{}, moved_at_{}, told_at_{};
-  std::vector<Clock::time_point> heard_at_{};  // [processes]
-  std::vector<std::size_t> at_{};              // [ranks] instructions that are known to be done
+  FixedArray<Clock::time_point> heard_at_{};  // [processes]
+  std::vector<std::size_t> at_{};             // [ranks] instructions that are known to be done
 };
 
 }  // namespace stagger::mpi::detail

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Adds the messages to a table of compute actions.
+/// @file   A table with explicit sends and receives, for export, for printing and for playing it on
+///         channels that hold one message or none. What the engine runs is made from the table
+///         without them (program/lay_out.hpp), since its slots and signals need no such order.
 
 #include <algorithm>
 #include <cstddef>

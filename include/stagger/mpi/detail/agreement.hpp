@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file   One step in all processes: what each compares with the others before it uses what they
-/// send, how all come to load a program together, and how one tells why it ends a step.
+///         send, how all come to load a program together, and how one tells why it ends a step.
 
 #include <algorithm>
 #include <chrono>
@@ -14,15 +14,17 @@
 
 #include <stagger/collective/handshake.hpp>
 #include <stagger/core/error.hpp>
+#include <stagger/core/fixed_array.hpp>
 #include <stagger/mpi/detail/channels.hpp>
+#include <stagger/mpi/detail/ending.hpp>
 #include <stagger/mpi/detail/exchange.hpp>
-#include <stagger/mpi/detail/facts.hpp>
-#include <stagger/mpi/detail/trouble.hpp>
+#include <stagger/mpi/detail/placement.hpp>
+#include <stagger/program/facts.hpp>
 
 namespace stagger::mpi::detail {
 
 /// @throws Error  mismatch where a process takes another step than this one
-inline void require_alike(Envelope const& theirs, Stamp const& own, int peer, int here) {
+inline void require_same_step(Envelope const& theirs, Stamp const& own, int peer, int here) {
   bool const differs = theirs.uses != 0 && own.uses != 0 && theirs.uses != own.uses;
   if (theirs.steps == own.steps && !differs) return;
   bool const lower = peer < here;
@@ -50,22 +52,28 @@ inline void require_alike(Envelope const& theirs, Stamp const& own, int peer, in
 /// @throws Error  mismatch where of this process and another one only one is to load a program
 [[noreturn]] inline void refuse_load(Envelope const& theirs, Stamp const& own, int peer, int here,
                                      Program const& program) {
-  if (theirs.steps != own.steps) require_alike(theirs, own, peer, here);
+  if (theirs.steps != own.steps) require_same_step(theirs, own, peer, here);
   raise(Errc::mismatch, "process ", here, " is asked for ", asked(program), ", process ", peer,
         " for something else; ask for the same in all processes");
 }
 
-/// Tells all other processes what ended a step here, or kept it from beginning.
+/// Tells all other processes what ended a step here, or kept it from beginning. They may be gone.
 inline void tell_failure(Channels& channels, Stamp const& stamp,
-                         std::exception_ptr const& failure) {
-  Trouble const trouble = trouble_of(failure);
-  auto message = channels.blank();
-  message->payload.add(static_cast<std::uint32_t>(trouble.code));
-  message->payload.add(trouble.words.data(), trouble.words.size());
-  channels.post_to_all(std::move(message), stamp, say_failure);
+                         std::exception_ptr const& failure) noexcept {
+  peers_may_be_lost = true;
+  FailureTold const told = failure_told(failure);
+  try {
+    auto message = channels.blank();
+    message->payload.add(static_cast<std::uint32_t>(told.code));
+    message->payload.add(told.words.data(), told.words.size());
+    channels.post_to_all(std::move(message), stamp, say_failure);
+    channels.flush(0.2);
+  } catch (...) {  // the others come to their deadline
+  }
 }
 /// What another process said, for the caller here.
 [[nodiscard]] inline Error failure_of(int peer, Envelope const& envelope, ByteReader& in) {
+  peers_may_be_lost = true;
   auto const code = static_cast<Errc>(in.take<std::uint32_t>());
   std::string words(in.left(), ' ');
   in.take(words.data(), words.size());
@@ -76,34 +84,58 @@ inline void tell_failure(Channels& channels, Stamp const& stamp,
       text("process ", peer, began ? " ended the step: " : " could not begin the step: ", words)};
 }
 
-/// @throws Error  mismatch for the first fact that not all processes have alike
+/// @throws Error  mismatch for the first fact that is not equal in all processes
 inline void agree(Exchange& world, std::vector<collective::Fact> const& facts, double seconds) {
   collective::agree(world.rank(), world.size(), facts, [&](std::span<std::byte> all) {
     world.all_gather(all, "compare what they run", seconds);
   });
 }
 
+/// Of all facts together.
+[[nodiscard]] inline std::uint64_t digest_of(std::vector<collective::Fact> const& facts) noexcept {
+  stagger::detail::Digest all;
+  for (auto const& fact : facts) all.add(fact.name).add(fact.value);
+  return all.value();
+}
+
+/// What must be equal of a program: what every rank does, and where it runs.
+[[nodiscard]] inline std::vector<collective::Fact> facts_of(Program const& program,
+                                                            Placement const& placement) {
+  std::vector<collective::Fact> facts;
+  facts.push_back({"what the step does", program.training ? "training" : "forward only"});
+  facts.push_back({"the number of microbatches", std::to_string(program.microbatches)});
+  facts.push_back({"the number of ranks", std::to_string(program.ranks.size())});
+  std::string places;
+  for (int r = 0; r < placement.ranks(); ++r)
+    places += text(places.empty() ? "" : " ", placement.process_of(r));
+  facts.push_back({"the processes of the ranks", places});
+  facts.push_back({"the groups of gradients", stagger::detail::words_of_groups(program)});
+  for (std::size_t r = 0; r < program.ranks.size(); ++r)
+    facts.push_back(
+        {text("the program of rank ", r), stagger::detail::digest_of(program.ranks[r]).words()});
+  return facts;
+}
+
 /// Where all processes wait for each other before they load a program.
-class LoadMeeting {
+class LoadAgreement {
  public:
-  /// @param stamp       of the round, in its first epoch
-  /// @param process_of  [ranks]
-  /// @param prepares    whether no step follows
-  /// @param told        set where another process has said why there will be no round
+  /// @param stamp     of the round, in its first epoch
+  /// @param prepares  whether no step follows
+  /// @param told      set where another process has said why there will be no round
   /// @throws Error  what a process could not begin the round for; mismatch with one that loads
   ///                another program or none; deadline for one that does not come
-  void hold(Exchange& world, Channels& channels, Stamp const& stamp, Program const& program,
-            std::vector<int> const& process_of, bool prepares, double seconds, bool& told) {
+  void reach(Exchange& world, Channels& channels, Stamp const& stamp, Program const& program,
+             Placement const& placement, bool prepares, double seconds, bool& told) {
     if (channels.size() == 1) return;
-    auto facts = facts_of(program, process_of);
+    auto facts = facts_of(program, placement);
     facts.push_back({"what is asked for", prepares ? "Trainer::prepare" : "a step"});
     std::uint64_t const digest = digest_of(facts);
     auto message = channels.blank();
     message->payload.add(digest);
     channels.post_to_all(std::move(message), stamp, say_load);
     int const here = channels.rank();
-    came_.assign(static_cast<std::size_t>(channels.size()), false);
-    came_[static_cast<std::size_t>(here)] = true;
+    came_ = FixedArray<bool>(channels.size());
+    came_[here] = true;
     bool same = true;
     auto const deliver = [&](int peer, Envelope const& envelope, ByteReader& in) {
       if (envelope.what == say_failure) {
@@ -111,9 +143,9 @@ class LoadMeeting {
         throw failure_of(peer, envelope, in);
       }
       if (envelope.what != say_load) return;
-      require_alike(envelope, stamp, peer, here);
+      require_same_step(envelope, stamp, peer, here);
       same = same && in.take<std::uint64_t>() == digest;
-      came_[static_cast<std::size_t>(peer)] = true;
+      came_[peer] = true;
     };
     auto const start = std::chrono::steady_clock::now();
     Waiting waiting(std::chrono::microseconds(100));
@@ -121,8 +153,7 @@ class LoadMeeting {
       auto const missing = std::find(came_.begin(), came_.end(), false);
       if (missing == came_.end()) break;
       for (int p = 0; p < channels.size(); ++p) {
-        bool const came = came_[static_cast<std::size_t>(p)];
-        Envelope const* const next = came ? nullptr : channels.ahead(p, stamp.epoch);
+        Envelope const* const next = came_[p] ? nullptr : channels.ahead(p, stamp.epoch);
         if (next != nullptr) refuse_load(*next, stamp, p, here, program);
       }
       auto const waited = std::chrono::steady_clock::now() - start;
@@ -136,7 +167,7 @@ class LoadMeeting {
   }
 
  private:
-  std::vector<bool> came_{};  // [processes]
+  FixedArray<bool> came_{};  // [processes]
 };
 
 }  // namespace stagger::mpi::detail

@@ -1,50 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   In words: what ended a step, and where ranks in several processes stand when none moves.
+/// @file   In words: where ranks in several processes stand when none of them moves.
 
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <stagger/core/error.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/mpi/detail/placement.hpp>
 #include <stagger/program/describe.hpp>
 #include <stagger/program/program.hpp>
 
 namespace stagger::mpi::detail {
 
-/// What a process tells the others when it ends a step.
-struct Trouble {
-  Errc code = Errc::peer_failed;
-  std::string words{};
-};
-
-[[nodiscard]] inline Trouble trouble_of(std::exception_ptr const& failure) noexcept {
-  Trouble trouble;
-  try {
-    std::rethrow_exception(failure);
-  } catch (Error const& e) {
-    trouble = {e.code(), e.what()};
-  } catch (std::exception const& e) {
-    trouble.words = e.what();
-  } catch (...) {
-    trouble.words = "it threw something that is no std::exception";
-  }
-  return trouble;
-}
-
 /// Who waits for whom, as far as it is known in one process; and who has fallen silent.
 class Stall {
  public:
-  /// @param process_of  [ranks]
-  /// @param at          [ranks] instructions that are known to be done
-  /// @param given       [signals] that are known to be given
-  Stall(Program const& program, std::vector<int> const& process_of, std::vector<std::size_t> at,
-        std::vector<std::uint32_t> const& given)
-      : program_(program), process_of_(process_of), at_(std::move(at)), given_(given.size(), 0) {
+  /// @param at     [ranks] instructions that are known to be done
+  /// @param given  [signals] that are known to be given
+  Stall(Program const& program, Placement const& placement, std::vector<std::size_t> at,
+        List<std::uint32_t> const& given)
+      : program_(program), placement_(placement), at_(std::move(at)), given_(given.size(), 0) {
     for (std::size_t r = 0; r < program.ranks.size(); ++r) {
       auto const& code = program.ranks[r].code;
       std::vector<std::uint32_t> gives(given.size(), 0);
@@ -78,7 +59,7 @@ class Stall {
       silent += text("; process ", p, " has not been heard of for ",
                      std::round(quiet_s[p] * 10) / 10, " s");
       for (std::size_t r = 0; r < program_.ranks.size(); ++r)
-        if (process_of_[r] == static_cast<int>(p) && at_[r] < program_.ranks[r].code.size())
+        if (placement_.runs(static_cast<int>(p))[r] && at_[r] < program_.ranks[r].code.size())
           silent += text(", its rank ", r, " owes ",
                          stagger::detail::describe(program_.ranks[r].code[owed(r)]));
     }
@@ -111,7 +92,7 @@ class Stall {
   }
 
   Program const& program_;
-  std::vector<int> const& process_of_;
+  Placement const& placement_;
   std::vector<std::size_t> at_;       // [ranks]
   std::vector<std::uint32_t> given_;  // [signals]
 };

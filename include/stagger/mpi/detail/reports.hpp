@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What a process tells all others of its ranks: where they stand, recorded spans, and what
+///         the caller of the step gets.
+
+#include <cstdint>
+#include <utility>
+
+#include <stagger/core/list.hpp>
+#include <stagger/core/portable.hpp>
+#include <stagger/mpi/detail/channels.hpp>
+#include <stagger/mpi/detail/message_codec.hpp>
+#include <stagger/mpi/detail/watch.hpp>
+
+namespace stagger::mpi::detail {
+
+/// A rank of this process.
+struct RankHere {
+  enum class State : std::uint8_t { runnable, blocked, done };
+  stagger::detail::RankState* rank = nullptr;
+  State state = State::done;
+};
+
+class Reports {
+ public:
+  Reports(MessageCodec& codec, Channels& channels) : codec_(codec), channels_(channels) {}
+
+  /// Where ranks vote to update, the votes say that they have finished, and carry results.
+  void begin_step() noexcept { missing_ = codec_.commits() ? 0 : channels_.size() - 1; }
+  /// Whether other processes have yet to report.
+  [[nodiscard]] bool missing() const noexcept { return missing_ != 0; }
+
+  /// If steps are recorded: of a rank and of the one that adds up beside it, which has finished
+  /// too.
+  void send_spans(stagger::detail::RankState const& rank, List<RankHere> const& ranks,
+                  Stamp const& stamp) {
+    if (!codec_.machine.options().record) return;
+    for (RankHere const& entry : ranks)
+      if (entry.rank == &rank || beside(entry) == rank.number) send_spans(*entry.rank, stamp);
+  }
+  /// @param ranks  of this process, which have all finished
+  void send_results(List<RankHere> const& ranks, Stamp const& stamp) {
+    auto message = channels_.blank();
+    for (RankHere const& entry : ranks) {
+      if (codec_.machine.options().record) send_spans(*entry.rank, stamp);
+      message->payload.add(static_cast<std::uint32_t>(entry.rank->number));
+      codec_.write_results(message->payload, entry.rank->number);
+    }
+    channels_.post_to_all(std::move(message), stamp, say_results);
+  }
+  /// Where the ranks of this process stand, for the others' sentence when nothing moves.
+  void send_positions(List<RankHere> const& ranks, Stamp const& stamp) {
+    auto message = channels_.blank();
+    for (RankHere const& entry : ranks) Watch::write(message->payload, *entry.rank);
+    channels_.post_to_all(std::move(message), stamp, say_positions);
+  }
+  /// @param what  say_spans or say_results
+  void take(std::uint32_t what, ByteReader& in) {
+    while (in.left() != 0) {
+      auto const rank = in.take<std::uint32_t>();
+      if (what == say_spans)
+        codec_.read_spans(in, rank);
+      else
+        codec_.read_results(in, rank);
+    }
+    if (what == say_results) --missing_;
+  }
+
+ private:
+  [[nodiscard]] int beside(RankHere const& entry) const {
+    return codec_.program().ranks[entry.rank->number].beside;
+  }
+  void send_spans(stagger::detail::RankState const& rank, Stamp const& stamp) {
+    auto message = channels_.blank();
+    message->payload.add(static_cast<std::uint32_t>(rank.number));
+    codec_.write_spans(message->payload, rank.number);
+    channels_.post_to_all(std::move(message), stamp, say_spans);
+  }
+
+  MessageCodec& codec_;
+  Channels& channels_;
+  int missing_ = 0;  // processes that have not finished
+};
+
+}  // namespace stagger::mpi::detail

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The steps of one process of several: it runs its ranks, and handles what the others send.
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <stagger/core/error.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/engine/backend.hpp>
+#include <stagger/mpi/detail/agreement.hpp>
+#include <stagger/mpi/detail/channels.hpp>
+#include <stagger/mpi/detail/commit.hpp>
+#include <stagger/mpi/detail/ending.hpp>
+#include <stagger/mpi/detail/exchange.hpp>
+#include <stagger/mpi/detail/library_sums.hpp>
+#include <stagger/mpi/detail/message_codec.hpp>
+#include <stagger/mpi/detail/parameter_exchange.hpp>
+#include <stagger/mpi/detail/placement.hpp>
+#include <stagger/mpi/detail/reports.hpp>
+#include <stagger/mpi/detail/routes.hpp>
+#include <stagger/mpi/detail/watch.hpp>
+
+namespace stagger::mpi::detail {
+
+/// Signals are counters; each process has those that its ranks wait for. A signal that crosses goes
+/// as a message with the bytes that belong to it. Between two processes messages keep their order,
+/// so what follows from a signal within a process follows from it here.
+///
+/// A process that has sent its last vote to update backs out of the step only if another does, or
+/// does not answer. None updates for good before all know of all votes; see Commit.
+class StepRun {
+ public:
+  static constexpr bool timed = false;
+
+  /// @param spin  how long to ask again at once when nothing moves
+  StepRun(MessageCodec& codec, Channels& channels, LibrarySums& sums,
+          std::chrono::microseconds spin)
+      : codec_(codec),
+        machine_(codec.machine),
+        channels_(channels),
+        sums_(sums),
+        spin_(spin),
+        reports_(codec, channels) {}
+
+  /// @param number  of the round, as every process counts it
+  void open(std::uint32_t number) noexcept {
+    stamp_.epoch = 2 * number;
+    ending_.open();
+    told_ = false;
+  }
+  /// Of the first epoch of the round, in which the program is loaded.
+  [[nodiscard]] Stamp const& loading_stamp() noexcept {
+    stamp(stamp_.epoch, 0);
+    return stamp_;
+  }
+  /// Whether the others know why this process does not take the step.
+  [[nodiscard]] bool& told() noexcept { return told_; }
+
+  /// Another program, which all processes have agreed on.
+  /// @param placement  outlives its use here
+  void load(Placement const& placement) {
+    auto const& program = machine_.program();
+    placement_ = &placement;
+    ranks_.clear();
+    for (int r = 0; r < placement.ranks(); ++r)
+      if (placement.is_here(r)) ranks_.push_back({&machine_.ranks()[r], State::done});
+    given_.assign(program.signals.size(), 0);
+    watch_.load(placement);
+    commit_.load(program, placement, machine_.shards());
+    routes_.find(codec_, placement);
+    auto pools = routes_.pools();
+    pools.push_back(machine_.shards() ? static_cast<std::size_t>(channels_.size() - 1) : 0);
+    channels_.provide(pools);
+    codec_.hold(placement.runs_here());
+    codec_.clear_gradients();
+    codec_.share_updates(placement.runs_here());
+    exchange_.load(codec_, placement, pools.size());
+  }
+
+  /// Runs the ranks of this process until all ranks of all processes have finished, or the step has
+  /// failed. @return whether it has succeeded
+  [[nodiscard]] bool run() {
+    try {
+      begin_step();
+      work();
+    } catch (...) {
+      ending_.break_off(machine_, std::current_exception());
+    }
+    if (!stopping()) {
+      exchange_.commit(codec_, channels_);
+      channels_.flush(machine_.options().deadline_s);
+      return true;
+    }
+    sums_.give_up();
+    if (!told_) tell(ending_.failure());
+    return false;
+  }
+
+  /// Ends the step with an error, unless this process has voted not to; ranks stop before their
+  /// next action. Any thread may call it.
+  void fail(std::exception_ptr failure) noexcept { ending_.fail(machine_, std::move(failure)); }
+  /// Tells the others why this process stopped. They may be gone.
+  void tell(std::exception_ptr const& failure) noexcept {
+    told_ = true;
+    tell_failure(channels_, stamp_, failure);
+  }
+
+  // What `advance` calls.
+
+  [[nodiscard]] bool stopping() const noexcept { return ending_.failed(); }
+  [[nodiscard]] bool ready(Wait const& wait) const noexcept {
+    return given_[wait.signal] >= wait.count &&
+           (commit_.made() || machine_.shards() || !codec_.votes(wait.signal));
+  }
+  void give(stagger::detail::RankState& rank, std::uint32_t which) {
+    Instruction const& in = *rank.next.load(std::memory_order_relaxed);
+    if (in.op == Op::reduce && sums_.uses(in.stage)) return;  // by `poll`, when the sum is there
+    ++given_[which];
+    bool const vote = codec_.votes(which);
+    if (vote) reports_.send_spans(rank, ranks_, stamp_);
+    if (vote && --votes_ == 0 && !ending_.vote()) return;
+    std::size_t const pool = routes_.pool(codec_, which, given_[which]);
+    for (int const& taker : routes_.takers(which)) {
+      auto message = channels_.blank(pool);
+      codec_.write(message->payload, which, in, placement_->runs(taker));
+      channels_.post(std::move(message), stamp_, which, &taker, 1);
+    }
+    if (vote) cast_vote();
+  }
+  void execute(stagger::detail::RankState& rank, Instruction const& in) {
+    if (computes(in.op) || computes_part(in.op)) attend();
+    if (in.op == Op::reduce && sums_.uses(in.stage))
+      return sums_.begin(codec_, rank, in, watch_.now_s());
+    stagger::detail::carry_out(
+        machine_, rank, in,
+        {[](void* self) { return static_cast<StepRun*>(self)->watch_.now_s(); }, this});
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  using State = RankHere::State;
+
+  void begin_step() {
+    codec_.hold(placement_->runs_here());  // the caller may have looked at all
+    stamp(stamp_.epoch | 1U, machine_.arguments().outputs.first != nullptr ? 2 : 1);
+    given_.assign(given_.size(), 0);
+    votes_ = 0;
+    for (auto& entry : ranks_) {
+      entry.state = State::runnable;
+      if (codec_.commits() && !adds_up(entry)) ++votes_;
+    }
+    reports_.begin_step();
+    exchange_.begin_step();
+    commit_.begin_step();
+    watch_.begin_step();
+  }
+
+  /// @param wants  of a step that updates nothing
+  void stamp(std::uint32_t epoch, std::uint64_t wants) noexcept {
+    bool const training = machine_.program().training;
+    stamp_ = {epoch, machine_.steps(), training ? machine_.optimizer_digest() : wants};
+  }
+
+  void work() {
+    open_ = ranks_.size();
+    auto idle_since = Clock::now();
+    Waiting waiting = Waiting::between_stages(spin_);
+    while (!stopping() && (open_ != 0 || reports_.missing() || !commit_.made())) {
+      bool moved = poll();
+      for (auto& entry : ranks_) moved = go_on(entry) || moved;
+      keep_in_touch();
+      if (!moved) {
+        waiting.pause(Clock::now() - idle_since);
+        continue;
+      }
+      idle_since = Clock::now();
+      waiting = Waiting::between_stages(spin_);
+    }
+  }
+
+  bool poll() {
+    bool const summed = sums_.poll(
+        codec_, [this](stagger::detail::RankState& rank, Instruction const& in, double start_s) {
+          machine_.options().replicas.ops()->note(machine_, rank, in, start_s, watch_.now_s());
+          ++given_[in.give[0]];
+          watch_.moved();
+        });
+    return channels_.poll(stamp_.epoch, [this](int peer, Envelope const& envelope, ByteReader& in) {
+      take(peer, envelope, in);
+    }) || summed;
+  }
+
+  /// @return whether the rank could
+  bool go_on(RankHere& entry) {
+    if (entry.state == State::done) return false;
+    if (entry.state == State::blocked && !ready(entry.rank->blocked_on)) return false;
+    auto const progress = stagger::detail::advance(*this, *entry.rank);
+    watch_.moved();
+    entry.state = progress == stagger::detail::Progress::blocked ? State::blocked : State::done;
+    if (entry.state != State::done || --open_ != 0 || stopping()) return true;
+    if (!codec_.commits()) {  // no vote to update says that the ranks of this process have finished
+      if (ending_.vote()) reports_.send_results(ranks_, stamp_);
+    } else if (machine_.shards()) {  // what is new here goes to those who have it too
+      exchange_.send(codec_, channels_, stamp_);
+      cast_vote();
+    }
+    return true;
+  }
+  [[nodiscard]] bool adds_up(RankHere const& entry) const {
+    return entry.rank->number >= machine_.program().computing;
+  }
+  /// Before an action: takes what has come meanwhile, and adds up the gradients that are complete.
+  void attend() {
+    if (channels_.size() > 1) poll();
+    for (auto& entry : ranks_)
+      if (adds_up(entry) && !stopping()) go_on(entry);
+  }
+
+  /// A message of another process.
+  void take(int peer, Envelope const& envelope, ByteReader& in) {
+    std::uint32_t const what = envelope.what;
+    watch_.hear(peer);
+    if (what == say_failure) {
+      told_ = true;
+      return ending_.break_off(machine_, std::make_exception_ptr(failure_of(peer, envelope, in)));
+    }
+    int const here = channels_.rank();
+    if (what == say_load) refuse_load(envelope, stamp_, peer, here, machine_.program());
+    require_same_step(envelope, stamp_, peer, here);
+    if (what == say_positions) return watch_.read(in);
+    watch_.moved();
+    if (what < say_failure) {
+      codec_.read(in, what, placement_->runs_here());
+      ++given_[what];
+      if (codec_.votes(what)) cast_vote();
+    } else if (what == say_agreed) {
+      commit_.take(peer);
+      decide();
+    } else if (what == say_values) {
+      exchange_.take(channels_, in, peer);
+      cast_vote();
+    } else {
+      reports_.take(what, in);
+    }
+  }
+
+  void cast_vote() {
+    if (commit_.voted()) channels_.post_to_all(channels_.blank(), stamp_, say_agreed);
+    decide();
+  }
+  /// From now on nothing ends the step; elsewhere the first update says so.
+  void decide() noexcept {
+    if (machine_.shards() && commit_.made()) static_cast<void>(machine_.commit());
+  }
+
+  /// Tells the others now and then where the ranks of this process stand, and ends the step where
+  /// no rank has moved for too long.
+  void keep_in_touch() {
+    if (channels_.size() == 1) return;
+    double const deadline_s = machine_.options().deadline_s;
+    double const quiet_s = watch_.quiet_s();
+    int const last = commit_.last();
+    if (last >= 0 && quiet_s >= 1.5 * deadline_s && watch_.silent_s(last) >= deadline_s / 2) {
+      commit_.settle();
+      decide();
+    } else if (quiet_s >= (commit_.in_doubt() ? 1.5 : 1) * deadline_s) {
+      for (auto const& entry : ranks_) watch_.stands(*entry.rank);
+      raise(Errc::deadline, watch_.words(machine_, *placement_, given_, open_ == 0), sums_.words());
+    }
+    if (watch_.tells(deadline_s / 8)) reports_.send_positions(ranks_, stamp_);
+  }
+
+  MessageCodec& codec_;
+  stagger::detail::Machine& machine_;
+  Channels& channels_;
+  LibrarySums& sums_;
+  std::chrono::microseconds spin_;
+  Placement const* placement_ = nullptr;
+  List<RankHere> ranks_{};       // of this process
+  List<std::uint32_t> given_{};  // [signals] as far as it is known here
+  Routes routes_{};
+  Reports reports_;
+  ParameterExchange exchange_{};
+  Commit commit_{};
+  Watch watch_{};
+  Ending ending_{};
+  Stamp stamp_{};          // of the round at hand
+  std::size_t open_ = 0;   // ranks of this process that are not done
+  std::size_t votes_ = 0;  // still to be given by the ranks of this process
+  bool told_ = false;
+};
+
+}  // namespace stagger::mpi::detail
