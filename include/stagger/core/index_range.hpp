@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Indices of elements that follow each other.
+/// @file   Indices, or bytes, that follow each other.
 
 #include <stagger/core/requirements.hpp>
 
@@ -27,4 +27,14 @@ struct IndexRange {
   [[nodiscard]] constexpr std::size_t size() const noexcept { return last - first; }
 };
 
+namespace detail {
+
+/// Part of a block of memory. Where it holds parameters, borders are multiples of
+/// `alignment_bytes`, so that no element is cut.
+struct ByteRange {
+  std::size_t first = 0;
+  std::size_t last = static_cast<std::size_t>(-1);
+};
+
+}  // namespace detail
 }  // namespace stagger

@@ -112,12 +112,12 @@ struct DistributedState {
     int const stage = program().cells[first].stage;
     for (std::size_t c = first; c < program().cells.size() && program().cells[c].stage == stage;
          ++c)
-      each_layer(c, [&](std::size_t l, LayerParameters::Share* share) {
+      each_layer(c, [&](std::size_t l, GradientShare* share) {
         auto& end_of_step = machine.run.end_of_step[rank_of(c)];
         drop(end_of_step.layers, [&](auto const& duty) { return duty.layer == l; });
         drop(end_of_step.squares, [&](auto const& one) { return one.layer == l; });
         drop(end_of_step.clear, [&](auto const* one) { return one == share; });
-        if (share != nullptr) return share->hold_states(machine.model.parameters[l]);
+        if (share != nullptr) return share->hold_states(parameters(l).stored());
         end_of_step.layers.push_back({l, {}});
         for (std::size_t p = 0; p < machine.model.parameters[l].count(); ++p)
           end_of_step.squares.push_back({l, p});
@@ -125,13 +125,12 @@ struct DistributedState {
   }
   /// The update of an owner who is not the first.
   void update(std::size_t cell) const noexcept {
-    each_layer(cell, [&](std::size_t l, LayerParameters::Share* share) {
+    each_layer(cell, [&](std::size_t l, GradientShare* share) {
       if (share == nullptr) return;
-      LayerParameters& parameters = machine.model.parameters[l];
-      share->stand_in(parameters, [&] {
-        machine.model.optimizer.update(machine.model.optimizer.optimizer, parameters,
-                                       {1, machine.model.steps + 1});
-      });
+      UpdateStep step;
+      step.number = machine.model.steps + 1;
+      step.share = share;
+      machine.model.optimizer.update(machine.model.optimizer.optimizer, parameters(l), step);
     });
   }
 
@@ -140,9 +139,9 @@ struct DistributedState {
   /// @param home    of the stage's values, unless the cell has its own
   [[gnu::cold]] void settle(std::size_t cell, ParameterMemory const* memory,
                             ParameterMemory const* home) const {
-    each_layer(cell, [&](std::size_t l, LayerParameters::Share* share) {
-      machine.model.parameters[l].move_to(home);
-      if (share != nullptr) share->move_to(machine.model.parameters[l], memory);
+    each_layer(cell, [&](std::size_t l, GradientShare* share) {
+      parameters(l).move_to(home);
+      if (share != nullptr) share->move_to(parameters(l), parameters(l).stored(), memory);
     });
   }
 
@@ -185,7 +184,7 @@ struct DistributedState {
     if (!program().training) return;
     for (std::size_t c = 0; c < program().cells.size(); ++c) {
       if (rank_of(c) != rank) continue;
-      each_layer(c, [&](std::size_t l, LayerParameters::Share* share) {
+      each_layer(c, [&](std::size_t l, GradientShare* share) {
         if (share != nullptr) return share->zero();
         machine.model.parameters[l].zero_gradients();
         if (!program().flushes) machine.model.parameters[l].restore();

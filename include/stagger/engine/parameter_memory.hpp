@@ -2,23 +2,20 @@
 #pragma once
 /// @file   Where parameters lie: in host memory, or in memory of a back end that no host may touch.
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <new>
+#include <span>
 #include <utility>
 
 #include <stagger/core/alignment.hpp>
+#include <stagger/core/index_range.hpp>
+#include <stagger/core/list.hpp>
 #include <stagger/model/parameter.hpp>
 
 namespace stagger::detail {
-
-/// Part of a layer's parameters, by where they lie in its memory. Borders are multiples of
-/// `alignment_bytes`, so no element is cut.
-struct ByteRange {
-  std::size_t first = 0;
-  std::size_t last = static_cast<std::size_t>(-1);
-};
 
 /// Memory of a back end, and what is done there with parameters. Nothing here has a price for
 /// parameters in host memory, which have none of these.
@@ -105,6 +102,11 @@ class ParameterBlock {
   [[nodiscard]] ParameterMemory const* memory() const noexcept { return memory_; }
   [[nodiscard]] std::byte* data() const noexcept { return data_; }
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] std::span<std::byte> span() const noexcept { return {data_, size_}; }
+  /// Null in an empty block.
+  [[nodiscard]] std::byte* at(std::size_t offset) const noexcept {
+    return size_ == 0 ? nullptr : data_ + offset;
+  }
 
  private:
   static void* make_on_host(std::size_t bytes) {
@@ -123,6 +125,15 @@ class ParameterBlock {
   ParameterMemory const* memory_ = nullptr;
   std::byte* data_ = nullptr;
   std::size_t size_ = 0;
+};
+
+/// Where the parameters of a layer are.
+struct ParameterBlocks {
+  List<ParameterBlock> values;  // [versions] of which the first lasts
+  ParameterBlock gradients;
+  std::array<ParameterBlock, 2> states;     // of the optimizer, for a part of the layer
+  ByteRange held{0, 0};                     // that part
+  ParameterMemory const* memory = nullptr;  // where they lie; null: on the host
 };
 
 }  // namespace stagger::detail

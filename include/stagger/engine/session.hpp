@@ -22,6 +22,12 @@
 
 namespace stagger::detail {
 
+/// A function of parameters, its type erased.
+struct ParameterVisit {
+  void* self = nullptr;
+  void (*call)(void* self, ParameterState const&) = nullptr;
+};
+
 /// A machine on a back end: one step at a time.
 class Session : public StepOwner {
  public:

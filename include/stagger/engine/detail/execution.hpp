@@ -26,8 +26,8 @@ struct LayerStorage {
 };
 /// What one owner of a stage has for itself.
 struct CellStorage {
-  List<Layer> layer_copies;                   // of every owner but the first
-  FixedArray<LayerParameters::Share> shares;  // likewise
+  List<Layer> layer_copies;          // of every owner but the first
+  FixedArray<GradientShare> shares;  // likewise
   FixedArray<LayerStorage> layers;
   Slots x;  // of the first stage: one object that takes a gradient nobody reads
   Slots repeated_output;
@@ -36,7 +36,7 @@ struct CellStorage {
 };
 struct Addition {
   LayerParameters* to;
-  LayerParameters::Share* from;
+  GradientShare* from;
 };
 /// Parameters of a layer that a rank updates.
 struct Duty {
@@ -53,7 +53,7 @@ struct EndOfStep {
   List<Addition> add;    // in the order of owners
   List<Square> squares;  // of these gradients it adds them up
   List<Duty> layers;
-  List<LayerParameters::Share*> clear;
+  List<GradientShare*> clear;
   bool updated = false;  // and what was before is saved
 };
 
@@ -139,7 +139,7 @@ struct Execution {
     for (std::size_t s = 0; s < storage.size(); ++s)
       for (auto* owner = storage[s].next.get(); owner != nullptr; owner = owner->next.get())
         for (std::size_t i = 0; i < owner->shares.size(); ++i)
-          owner->shares[i].take_values(model.parameters[model.first_layer[s] + i]);
+          owner->shares[i].take_values(model.parameters[model.first_layer[s] + i].stored());
   }
 
   [[gnu::cold]] void zero_gradients(ModelState& model) noexcept {
@@ -186,10 +186,11 @@ struct Execution {
       if (own->next == nullptr) {
         auto made = std::make_unique<CellStorage>();
         made->layers = FixedArray<LayerStorage>(layers);
-        made->shares = FixedArray<LayerParameters::Share>(layers);
+        made->shares = FixedArray<GradientShare>(layers);
         for (std::size_t i = 0; i < layers; ++i) {
           made->layer_copies.push_back(model.layers[model.first_layer[stage] + i]);
-          made->shares[i].of(model.parameters[model.first_layer[stage] + i]);
+          auto const& parameters = model.parameters[model.first_layer[stage] + i];
+          made->shares[i].of(parameters, parameters.views(), parameters.stored());
         }
         own->next = std::move(made);
       }

@@ -9,9 +9,8 @@
 #include <utility>
 
 #include <stagger/core/alignment.hpp>
+#include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
-#include <stagger/engine/parameter_memory.hpp>
-#include <stagger/engine/parameter_state.hpp>
 #include <stagger/model/parameter.hpp>
 
 namespace stagger::detail {
@@ -51,7 +50,7 @@ class LayerShape {
   }
   [[nodiscard]] ParameterShape shape(std::size_t i) const {
     return {std::to_string(layer_) + "." + declarations_[i].name, declarations_[i].type,
-            value_bytes(i), states_};
+            value_bytes(i), static_cast<int>(states_)};
   }
   /// Where a parameter lies in the layer.
   [[nodiscard]] ByteRange range(std::size_t i) const noexcept {
@@ -77,7 +76,7 @@ class LayerShape {
   void declare(List<ParameterDeclaration> declarations, int layer, int states) {
     declarations_ = std::move(declarations);
     layer_ = layer;
-    states_ = states;
+    states_ = static_cast<std::size_t>(states);
     for (auto const& d : declarations_) {
       offsets_.push_back(size_);
       size_ += aligned(d.size * element_bytes(d.type));
@@ -88,7 +87,7 @@ class LayerShape {
   List<std::size_t> offsets_;  // [parameters] bytes
   std::size_t size_ = 0;       // of one version of the values, in bytes
   int layer_ = 0;
-  int states_ = 0;
+  std::size_t states_ = 0;  // of the optimizer, for each parameter
 };
 
 }  // namespace stagger::detail

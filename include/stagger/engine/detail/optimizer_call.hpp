@@ -5,10 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 
-#include <stagger/engine/parameter_memory.hpp>
+#include <stagger/core/index_range.hpp>
 
 namespace stagger::detail {
 
+class GradientShare;
 class LayerParameters;
 
 /// One optimizer step of one layer, or of a part of it.
@@ -17,7 +18,8 @@ struct UpdateStep {
   std::int64_t number = 1;  // counted from 1
   std::size_t from = 0;     // version of the values
   std::size_t to = 0;
-  ByteRange range = {};  // of the layer's parameters
+  ByteRange range = {};            // of the layer's parameters
+  GradientShare* share = nullptr;  // of the owner who updates its own values; null: the first
 };
 
 /// The optimizer, its type erased; its numbers may change between steps.

@@ -107,7 +107,7 @@ struct ReplicaSums {
       auto& sum = machine.model.parameters[first + i];
       ByteRange const own = sum.part(in.part(), in.parts());
       auto const* holder = &machine.run.storage[in.stage];
-      std::array<LayerParameters::Share const*, LayerParameters::most_shares> shares;
+      std::array<GradientShare const*, LayerParameters::most_shares> shares;
       for (unsigned h = 1; h < in.parts();) {
         std::size_t count = 0;
         for (; h < in.parts() && count < shares.size(); ++h) {

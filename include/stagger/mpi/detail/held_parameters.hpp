@@ -59,7 +59,7 @@ struct HeldParameters {
           if (!here)
             share.release();
           else if (made || share.bytes() == 0)
-            share.of(parameters);
+            share.of(parameters, parameters.views(), parameters.stored());
         }
       }
     });

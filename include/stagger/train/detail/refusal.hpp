@@ -11,7 +11,7 @@
 
 #include <stagger/core/stop_token.hpp>
 #include <stagger/engine/memory.hpp>
-#include <stagger/engine/parameter_state.hpp>
+#include <stagger/model/parameter.hpp>
 #include <stagger/schedule/timeline.hpp>
 #include <stagger/train/detail/not_a_policy.hpp>
 #include <stagger/train/detail/not_a_stage.hpp>

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/engine/parameters.hpp>
+
+#include "catch.hpp"
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using namespace stagger;
+using detail::ByteRange;
+using detail::LayerParameters;
+using detail::ParameterDeclaration;
+
+template <class T> ParameterDeclaration declared(char const* name, std::vector<T> const& values) {
+  ParameterDeclaration d;
+  d.name = name;
+  d.type = element_type_of<T>;
+  d.size = values.size();
+  d.initial.assign(reinterpret_cast<std::byte const*>(values.data()), values.size() * sizeof(T));
+  return d;
+}
+
+/// Three floats and two doubles: two units of the alignment.
+LayerParameters& made(LayerParameters& parameters, bool shards = false) {
+  List<ParameterDeclaration> declarations;
+  declarations.push_back(declared<float>("w", {1, 2, 3}));
+  declarations.push_back(declared<double>("b", {10, 20}));
+  parameters.adopt(std::move(declarations), 4, optimizer::Sgd::states, nullptr, shards);
+  return parameters;
+}
+
+template <class T>
+std::vector<T> values(LayerParameters const& p, std::size_t i, std::size_t v = 0) {
+  ParameterView const& view = p.views()[v * p.count() + i];
+  return {static_cast<T*>(view.value), static_cast<T*>(view.value) + view.size};
+}
+template <class T> T* gradient(ParameterView const* views, std::size_t i) {
+  return static_cast<T*>(views[i].gradient);
+}
+
+constexpr optimizer::Sgd plain{.rate = 1, .momentum = 0, .weight_decay = 0};
+
+}  // namespace
+
+TEST_CASE("engine/LayerParameters: shows what a layer declares, each on a boundary", "[engine]") {
+  LayerParameters parameters;
+  made(parameters);
+  CHECK(parameters.count() == 2);
+  CHECK(parameters.shape(1).name == "4.b");
+  CHECK(parameters.range(0).first == 0);
+  CHECK(parameters.range(1).first == alignment_bytes);
+  CHECK(parameters.range(1).last == alignment_bytes + 2 * sizeof(double));
+  CHECK(values<float>(parameters, 0) == std::vector<float>{1, 2, 3});
+  CHECK(values<double>(parameters, 1) == std::vector<double>{10, 20});
+  CHECK(gradient<float>(parameters.views(), 0)[2] == 0);
+  CHECK(parameters.bytes() == 3 * 2 * alignment_bytes);  // values, gradients, one state
+  std::vector<ParameterState> states;
+  parameters.append_states(states);
+  REQUIRE(states.size() == 2);
+  CHECK(states[0].values<float>()[1] == 2);
+  CHECK(states[1].state[0].size() == 2 * sizeof(double));
+  CHECK(states[1].state[1].empty());
+}
+
+TEST_CASE("engine/LayerParameters: adds up gradients, squares them, updates and begins anew",
+          "[engine]") {
+  LayerParameters parameters;
+  made(parameters);
+  detail::GradientShare share;
+  share.of(parameters, parameters.views(), parameters.stored());
+  CHECK(share.views()[0].value == parameters.views()[0].value);
+  for (int i = 0; i < 3; ++i) {
+    gradient<float>(parameters.views(), 0)[i] = static_cast<float>(i);
+    gradient<float>(share.views(), 0)[i] = 10;
+  }
+  gradient<double>(share.views(), 1)[1] = 4;
+  parameters.add(share);
+  parameters.sum_squares();
+  CHECK(parameters.square_sums()[0] == 100 + 121 + 144);
+  CHECK(parameters.square_sums()[1] == 16);
+  parameters.update(plain, {.gradient_scale = 0.5});
+  CHECK(values<float>(parameters, 0) == std::vector<float>{-4, -3.5F, -3});
+  CHECK(values<double>(parameters, 1) == std::vector<double>{10, 18});
+  CHECK(gradient<float>(parameters.views(), 0)[0] == 0);
+  CHECK(gradient<float>(share.views(), 0)[0] == 10);
+  share.zero();
+  CHECK(gradient<float>(share.views(), 0)[0] == 0);
+}
+
+TEST_CASE("engine/LayerParameters: a part is added, squared and updated by itself", "[engine]") {
+  LayerParameters parameters;
+  made(parameters);
+  detail::GradientShare share;
+  share.of(parameters, parameters.views(), parameters.stored());
+  gradient<float>(share.views(), 0)[0] = 1;
+  gradient<double>(share.views(), 1)[0] = 1;
+  ByteRange const second = parameters.part(1, 2);
+  CHECK(second.first == alignment_bytes);
+  CHECK(parameters.overlaps(1, second));
+  CHECK_FALSE(parameters.overlaps(0, second));
+  detail::GradientShare const* const one = &share;
+  parameters.add({&one, 1}, second);
+  CHECK(gradient<float>(parameters.views(), 0)[0] == 0);
+  CHECK(gradient<double>(parameters.views(), 1)[0] == 1);
+  gradient<float>(parameters.views(), 0)[0] = 5;
+  detail::UpdateStep step;
+  step.range = second;
+  parameters.update(plain, step);
+  CHECK(values<float>(parameters, 0)[0] == 1);
+  CHECK(gradient<float>(parameters.views(), 0)[0] == 5);
+  CHECK(values<double>(parameters, 1)[0] == 9);
+  CHECK(gradient<double>(parameters.views(), 1)[0] == 0);
+}
+
+TEST_CASE("engine/LayerParameters: an update goes from one version to another", "[engine]") {
+  LayerParameters parameters;
+  made(parameters);
+  parameters.reserve_versions(3);
+  parameters.reserve_versions(2);  // keeps what there is
+  CHECK(parameters.bytes() == 5 * 2 * alignment_bytes);
+  CHECK(parameters.views()[4].gradient == parameters.views()[0].gradient);
+  gradient<float>(parameters.views(), 0)[1] = 1;
+  detail::UpdateStep step;
+  step.to = 2;
+  parameters.update(plain, step);
+  CHECK(values<float>(parameters, 0) == std::vector<float>{1, 2, 3});
+  CHECK(values<float>(parameters, 0, 2) == std::vector<float>{1, 1, 3});
+  step.from = 2;
+  step.to = 1;
+  parameters.update(plain, step);
+  CHECK(values<float>(parameters, 0, 1) == std::vector<float>{1, 1, 3});
+}
+
+TEST_CASE("engine/LayerParameters: what a failed step has changed comes back", "[engine]") {
+  constexpr optimizer::Sgd heavy{.rate = 1, .momentum = 0.5, .weight_decay = 0};
+  for (bool const part : {false, true}) {
+    CAPTURE(part);
+    LayerParameters parameters;
+    made(parameters, part);
+    ByteRange const here = parameters.part(1, 2);
+    if (part) {
+      CHECK(parameters.hold_states(here));
+      CHECK(parameters.hold_states(here));
+      CHECK_FALSE(parameters.hold_states(parameters.part(0, 2)));  // shared out once and for all
+    }
+    detail::UpdateStep step;
+    if (part) step.range = here;
+    auto const update = [&] {
+      gradient<double>(parameters.views(), 1)[1] = 2;
+      parameters.update(heavy, step);
+      return values<double>(parameters, 1)[1];
+    };
+    CHECK(update() == 18);
+    part ? parameters.copy_part(here, false) : parameters.save();
+    CHECK(update() == 15);
+    part ? parameters.copy_part(here, true) : parameters.restore();
+    CHECK(values<double>(parameters, 1)[1] == 18);
+    CHECK(update() == 15);  // the velocity, too, was as it had been
+  }
+}
+
+TEST_CASE("engine/LayerParameters: where another process runs the layer, it takes no memory",
+          "[engine]") {
+  LayerParameters parameters;
+  made(parameters);
+  CHECK_FALSE(parameters.hold());
+  parameters.release();
+  CHECK(parameters.bytes() == 0);
+  CHECK(parameters.views()[0].value == nullptr);
+  std::vector<ParameterState> states;
+  parameters.append_own(states);
+  REQUIRE(states.size() == 2);
+  CHECK(states[0].name == "4.w");
+  CHECK(states[0].value.empty());
+  CHECK(parameters.hold());
+  CHECK(values<float>(parameters, 0) == std::vector<float>{0, 0, 0});
+}
