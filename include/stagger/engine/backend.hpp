@@ -5,11 +5,8 @@
 #include <stagger/core/requirements.hpp>
 
 #include <concepts>
-#include <coroutine>
 #include <cstdint>
 #include <exception>
-#include <utility>
-#include <vector>
 
 #include <stagger/engine/device.hpp>
 #include <stagger/engine/machine.hpp>
@@ -44,8 +41,8 @@ enum class Progress : std::uint8_t {
   stopped,   ///< the step has failed
 };
 
-/// Runs a rank until it must wait: the interpreter. An ordinary function, so that what it needs
-/// stays in registers; the coroutine around it (`walk`) waits.
+/// Runs a rank until it must wait: the interpreter. The back end calls it again when the rank can go
+/// on.
 template <Interpreter B> Progress advance(B& backend, RankState& rank) {
   Instruction const* in = rank.next.load(std::memory_order_relaxed);
   for (;;) {
@@ -91,51 +88,6 @@ template <Interpreter B> Progress go_on(B& backend, RankState& rank) noexcept {
     run_recorded(rank, in, clock);
   else
     run_compute(rank, in);
-}
-
-/// The coroutine of one rank: one frame for the life of the engine, created suspended. It walks
-/// program after program; between two steps, and wherever the rank must wait, it hands control back
-/// to its caller.
-class Walk {
- public:
-  struct promise_type {
-    Walk get_return_object() {
-      return Walk{std::coroutine_handle<promise_type>::from_promise(*this)};
-    }
-    std::suspend_always initial_suspend() noexcept { return {}; }
-    std::suspend_always final_suspend() noexcept { return {}; }
-    std::suspend_always yield_value(Progress progress) noexcept {
-      latest = progress;
-      return {};
-    }
-    void return_void() noexcept {}
-    void unhandled_exception() noexcept {}  // go_on catches everything
-    Progress latest = Progress::finished;
-  };
-
-  Walk(Walk&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
-  Walk& operator=(Walk&& other) noexcept {
-    std::swap(handle_, other.handle_);
-    return *this;
-  }
-  ~Walk() {
-    if (handle_) handle_.destroy();
-  }
-
-  /// Goes on until the rank must wait, and says why.
-  Progress resume() {
-    handle_.resume();
-    return handle_.promise().latest;
-  }
-
- private:
-  explicit Walk(std::coroutine_handle<promise_type> handle) : handle_(handle) {}
-  std::coroutine_handle<promise_type> handle_;
-};
-
-/// Makes the coroutine of a rank.
-template <Interpreter B> Walk walk(B& backend, RankState& rank) {
-  for (;;) co_yield go_on(backend, rank);
 }
 
 }  // namespace detail

@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Whether anything has moved for as long as it may stand still.
-
-#include <algorithm>
-#include <chrono>
-#include <cstdint>
+/// @file   Whether anything has moved for as long as it may stand still, and a thread that looks.
 
 #include <stagger/core/requirements.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <utility>
 
 namespace stagger::detail {
 
@@ -41,6 +46,71 @@ class StallDetector {
   std::uint64_t progress_ = 0;
   std::uint64_t quiet_ = 0;  // looks that found it where it had been
   bool seen_ = false;
+};
+
+/// Watches a counter while something runs. When it stands still for the deadline, `expired` is
+/// called on the watchdog's thread, once for each run.
+///
+/// @tparam Progress  () const noexcept -> std::uint64_t; changes whenever anything moves; any
+/// thread
+/// @tparam Expired   () noexcept -> void; must not end the run itself
+template <class Progress, class Expired> class Watchdog {
+ public:
+  /// @param deadline_s  > 0
+  Watchdog(double deadline_s, Progress progress, Expired expired)
+      : deadline_s_(deadline_s), progress_(std::move(progress)), expired_(std::move(expired)) {}
+  Watchdog(Watchdog const&) = delete;
+  Watchdog& operator=(Watchdog const&) = delete;
+  ~Watchdog() {
+    {
+      std::lock_guard const lock(mutex_);
+      quit_ = true;
+    }
+    wake_.notify_all();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  /// A run begins. The first one starts the thread; no call after that costs more than a store.
+  void begin() {
+    if (!thread_.joinable()) thread_ = std::thread([this] { watch(); });
+    ++run_;
+    running_.store(run_, std::memory_order_release);
+  }
+
+  /// The run is over; `expired` is not being called any more when this returns.
+  void end() noexcept {
+    running_.store(0, std::memory_order_seq_cst);
+    while (calling_.load(std::memory_order_seq_cst)) std::this_thread::yield();
+  }
+
+ private:
+  [[gnu::cold]] void watch() {
+    StallDetector detector(deadline_s_);
+    std::uint64_t last = 0;
+    std::uint64_t told = 0;
+    std::unique_lock lock(mutex_);
+    while (!wake_.wait_for(lock, detector.interval(), [this] { return quit_; })) {
+      calling_.store(true, std::memory_order_seq_cst);
+      std::uint64_t const run = running_.load(std::memory_order_seq_cst);
+      if (run != std::exchange(last, run)) detector.idle();
+      if (run != 0 && run != told && detector.expired(progress_())) {
+        told = run;
+        expired_();
+      }
+      calling_.store(false, std::memory_order_seq_cst);
+    }
+  }
+
+  double deadline_s_;
+  Progress progress_;
+  Expired expired_;
+  std::uint64_t run_ = 0;
+  std::atomic<std::uint64_t> running_{0};
+  std::atomic<bool> calling_{false};
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool quit_ = false;
+  std::thread thread_;
 };
 
 }  // namespace stagger::detail

@@ -7,13 +7,12 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <coroutine>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -26,19 +25,104 @@
 
 namespace stagger::host {
 
+/// How long a thread looks for a change before it sleeps.
+struct Spinning {
+  static constexpr int pauses = 64;  // a few microseconds: a message from another core
+  static constexpr std::chrono::microseconds spin_time{
+      50};  // then a futex costs less than it saves
+
+  static void pause() noexcept {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#else
+    std::this_thread::yield();
+#endif
+  }
+
+  /// Spins for a while, then sleeps until `value` is not `old`.
+  static void wait_for_change(std::atomic<std::uint32_t> const& value, std::uint32_t old) {
+    for (int i = 0; i < pauses; ++i) {
+      if (value.load(std::memory_order_acquire) != old) return;
+      pause();
+    }
+    auto const until = std::chrono::steady_clock::now() + spin_time;
+    while (std::chrono::steady_clock::now() < until) {
+      if (value.load(std::memory_order_acquire) != old) return;
+      std::this_thread::yield();
+    }
+    value.wait(old, std::memory_order_acquire);
+  }
+};
+
+/// The thread that carries out steps which coroutines await, and resumes the coroutines.
+/// @tparam B  back end with drive() and fail(why)
+template <class B> class AwaitedSteps {
+ public:
+  explicit AwaitedSteps(B& backend) : backend_(backend) {}
+  AwaitedSteps(AwaitedSteps const&) = delete;
+  AwaitedSteps& operator=(AwaitedSteps const&) = delete;
+  ~AwaitedSteps() {
+    quit_.store(true);
+    ask();
+    if (!thread_.joinable()) return;
+    if (thread_.get_id() == std::this_thread::get_id()) {
+      *gone_ = true;
+      thread_.detach();
+    } else {
+      thread_.join();
+    }
+  }
+
+  void start(std::coroutine_handle<> then) {
+    then_ = then;
+    if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
+    ask();
+  }
+
+ private:
+  void ask() noexcept {
+    asked_.fetch_add(1);
+    asked_.notify_all();
+  }
+  void serve() {
+    std::uint32_t served = 0;
+    for (;;) {
+      asked_.wait(served, std::memory_order_acquire);
+      if (quit_.load(std::memory_order_acquire)) return;
+      ++served;
+      try {
+        backend_.drive();
+      } catch (...) {
+        backend_.fail(std::current_exception());
+      }
+      bool gone = false;  // the coroutine may drop the last reference to this back end
+      gone_ = &gone;
+      std::exchange(then_, nullptr).resume();
+      if (gone) return;
+    }
+  }
+
+  B& backend_;
+  std::coroutine_handle<> then_{};
+  bool* gone_ = nullptr;  // on the stack of the thread, while a coroutine of the user runs there
+  std::atomic<std::uint32_t> asked_{0};
+  std::atomic<bool> quit_{false};
+  std::thread thread_;
+};
+
 /// The engine's threads, and what passes between them.
 ///
 /// A *worker* is the work of one thread in a step: its ranks, polled in turn. A signal between two
 /// ranks of one worker is a plain counter. One that crosses workers is an atomic with a single writer;
 /// only a worker that found nothing to do for a while parks, and is woken by its count of wakeups.
-class ThreadsBackend {
+class ThreadsBackend : Spinning {
  public:
   static constexpr bool timed = false;
 
   /// @param places  threads that get a rank, 1 <= places <= device.count
   template <class Device>
   ThreadsBackend(Device const&, detail::Machine& machine, int places)
-      : machine_(machine), workers_(static_cast<std::size_t>(places)) {}
+      : machine_(machine), workers_(places) {}
   ThreadsBackend(ThreadsBackend const&) = delete;
   ThreadsBackend& operator=(ThreadsBackend const&) = delete;
 
@@ -47,22 +131,8 @@ class ThreadsBackend {
   ~ThreadsBackend() {
     quit_.store(true);
     announce_round();
-    request_.fetch_add(1);
-    request_.notify_all();
-    {
-      std::lock_guard const lock(watch_mutex_);
-      watch_quit_ = true;
-    }
-    watch_wake_.notify_all();
-    for (auto* thread : threads()) {
-      if (!thread->joinable()) continue;
-      if (thread->get_id() == std::this_thread::get_id()) {
-        *gone_ = true;
-        thread->detach();
-      } else {
-        thread->join();
-      }
-    }
+    for (auto& worker : workers_)
+      if (worker.thread.joinable()) worker.thread.join();
   }
 
   /// Prepares for a program that the machine has loaded.
@@ -72,19 +142,17 @@ class ThreadsBackend {
     for (auto& worker : workers_) worker.ranks.clear();
     auto& ranks = machine_.ranks();
     for (std::size_t r = 0; r < ranks.size(); ++r)
-      workers_[static_cast<std::size_t>(worker_of[r])].ranks.push_back(
-          {&ranks[r], State::runnable});
+      workers_[worker_of[r]].ranks.push_back({&ranks[r], State::runnable});
     signal_count_ = program.signals.size();
     if (signal_count_ > signal_room_) {
       signals_ = std::make_unique<Signal[]>(signal_count_);
       signal_room_ = signal_count_;
     }
+    auto const place = [&](int rank) { return worker_of[static_cast<std::size_t>(rank)]; };
     for (std::size_t s = 0; s < signal_count_; ++s) {
       auto const ends = program.signals[s];
-      int const from = worker_of[static_cast<std::size_t>(ends.giver)];
-      signals_[s].taker = ends.taker == SignalEnds::everyone
-                              ? everyone
-                              : worker_of[static_cast<std::size_t>(ends.taker)];
+      int const from = place(ends.giver);
+      signals_[s].taker = ends.taker == SignalEnds::everyone ? everyone : place(ends.taker);
       signals_[s].crosses = signals_[s].taker != from;
     }
   }
@@ -99,15 +167,12 @@ class ThreadsBackend {
     for (std::uint32_t left = running_.load(std::memory_order_acquire); left != 0;
          left = running_.load(std::memory_order_acquire))
       wait_for_change(running_, left);
-    end_round();
+    watchdog_.end();
   }
 
   /// Runs the step on threads of its own and then resumes `then` on one of them.
   bool start(std::coroutine_handle<> then) {
-    then_ = then;
-    if (!caller_.joinable()) caller_ = std::thread([this] { drive_requests(); });
-    request_.fetch_add(1);
-    request_.notify_all();
+    awaited_.start(then);
     return true;
   }
 
@@ -131,7 +196,7 @@ class ThreadsBackend {
     }
     signal.value.store(value, std::memory_order_seq_cst);  // before the look at `parked`: see park
     if (signal.taker != everyone) {
-      wake(workers_[static_cast<std::size_t>(signal.taker)]);
+      wake(workers_[signal.taker]);
     } else {
       for (auto& worker : workers_) wake(worker);
     }
@@ -145,22 +210,22 @@ class ThreadsBackend {
 
   [[nodiscard]] bool stopping() const noexcept { return stop_.load(std::memory_order_relaxed); }
 
-  /// True on a thread that runs ranks of some engine just now.
-  [[nodiscard]] static bool on_worker() noexcept { return working; }
-
  private:
   static constexpr int everyone = -1;
-  static constexpr int pauses = 64;  // a few microseconds: a message from another core
-  static constexpr std::chrono::microseconds spin_time{
-      50};  // then a futex costs less than what it saves
-
   struct alignas(64) Signal {
     std::atomic<std::uint32_t> value{0};
     int taker = 0;  // worker
     bool crosses = false;
   };
   enum class State : std::uint8_t { runnable, blocked, done };
-  enum class Watched : std::uint8_t { idle, running, looked_at };  // the step, by the watcher
+  struct Progress {
+    ThreadsBackend const* backend;
+    std::uint64_t operator()() const noexcept { return backend->progress(); }
+  };
+  struct Expired {
+    ThreadsBackend* backend;
+    void operator()() const noexcept { backend->fail(backend->stalled()); }
+  };
   struct RankOnWorker {
     detail::RankState* rank;
     State state;
@@ -176,30 +241,9 @@ class ThreadsBackend {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - round_start_).count();
   }
 
-  static void pause() noexcept {
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#else
-    std::this_thread::yield();
-#endif
-  }
-
-  /// Spins for a while, then sleeps until `value` is not `old`.
-  static void wait_for_change(std::atomic<std::uint32_t> const& value, std::uint32_t old) {
-    for (int i = 0; i < pauses; ++i) {
-      if (value.load(std::memory_order_acquire) != old) return;
-      pause();
-    }
-    auto const until = std::chrono::steady_clock::now() + spin_time;
-    while (std::chrono::steady_clock::now() < until) {
-      if (value.load(std::memory_order_acquire) != old) return;
-      std::this_thread::yield();
-    }
-    value.wait(old, std::memory_order_acquire);
-  }
-
   void begin_round() {
     make_threads();
+    watchdog_.begin();  // makes a thread, too: nothing has begun if it cannot
     stop_.store(false);
     if (machine_.failed()) stop_.store(true);  // who fails it from now on stops it himself
     for (std::size_t s = 0; s < signal_count_; ++s)
@@ -209,19 +253,9 @@ class ThreadsBackend {
     round_start_ = std::chrono::steady_clock::now();
     running_.store(static_cast<std::uint32_t>(workers_.size()), std::memory_order_relaxed);
     announce_round();
-    watched_.store(Watched::running, std::memory_order_release);
-  }
-
-  /// Makes sure that the watcher does not look at this step any more.
-  void end_round() noexcept {
-    for (Watched state = Watched::running;
-         !watched_.compare_exchange_weak(state, Watched::idle, std::memory_order_acq_rel);
-         state = Watched::running)
-      std::this_thread::yield();
   }
 
   [[gnu::cold]] void make_threads() {
-    watch();
     for (std::size_t s = 1; s < workers_.size(); ++s)
       if (!workers_[s].thread.joinable())
         workers_[s].thread = std::thread([this, s, seen = round_.load()] { serve(s, seen); });
@@ -246,27 +280,8 @@ class ThreadsBackend {
     }
   }
 
-  void drive_requests() {
-    std::uint32_t served = 0;
-    for (;;) {
-      request_.wait(served, std::memory_order_acquire);
-      if (quit_.load(std::memory_order_acquire)) return;
-      ++served;
-      try {
-        drive();
-      } catch (...) {
-        fail(std::current_exception());
-      }
-      bool gone = false;  // what resumes may drop the last reference to this engine
-      gone_ = &gone;
-      std::exchange(then_, nullptr).resume();
-      if (gone) return;
-    }
-  }
-
   /// Runs the ranks of a worker until all have stopped.
   void work(Worker& worker) {
-    bool const nested = std::exchange(working, true);
     std::size_t open = worker.ranks.size();
     std::chrono::steady_clock::time_point idle_until{};
     int idle = 0;
@@ -277,8 +292,6 @@ class ThreadsBackend {
         if (entry.state == State::blocked && !ready(entry.rank->blocked_on) && !stopping())
           continue;
         moved = true;
-        // The interpreter itself, not its coroutine: with nothing to await but counters, a
-        // resumption would cost as much as the action.
         bool const blocked = detail::go_on(*this, *entry.rank) == detail::Progress::blocked;
         entry.state = blocked ? State::blocked : State::done;
         if (entry.state == State::done) --open;
@@ -300,7 +313,6 @@ class ThreadsBackend {
       park(worker);
       idle = 0;
     }
-    working = nested;
   }
 
   /// Sleeps until a signal for this worker is given. Either the giver sees `parked` and rings, or
@@ -325,48 +337,23 @@ class ThreadsBackend {
     worker.wakeups.notify_all();
   }
 
-  // --- the deadline
-
-  /// Starts the thread that notices when nothing moves. It looks a few times per deadline and costs
-  /// the ranks nothing.
-  void watch() {
-    if (watcher_.joinable() || !(machine_.options().deadline_s > 0)) return;
-    watcher_ = std::thread([this] { watch_progress(); });
-  }
-
-  [[gnu::cold]] void watch_progress() {
-    double const deadline_s = machine_.options().deadline_s;
-    detail::StallDetector detector(deadline_s);
-    std::unique_lock lock(watch_mutex_);
-    while (!watch_wake_.wait_for(lock, detector.interval(), [this] { return watch_quit_; })) {
-      // A step stays while it is looked at; between steps the ranks may go.
-      auto state = Watched::running;
-      if (!watched_.compare_exchange_strong(state, Watched::looked_at)) {
-        detector.idle();
-        continue;
-      }
-      if (detector.expired(progress())) fail(stalled(deadline_s));
-      watched_.store(Watched::running, std::memory_order_release);
-    }
-  }
-
-  [[nodiscard]] std::exception_ptr stalled(double deadline_s) const noexcept {
+  [[nodiscard]] std::exception_ptr stalled() const noexcept {
     try {
-      return std::make_exception_ptr(Error(Errc::deadline, stall_text(deadline_s)));
+      return std::make_exception_ptr(Error(Errc::deadline, stall_text()));
     } catch (...) {
       return std::current_exception();
     }
   }
 
   /// Differs between any two moments of a step, and from step to step.
-  [[nodiscard]] std::uint64_t progress() const {
+  [[nodiscard]] std::uint64_t progress() const noexcept {
     std::uint64_t sum = round_.load(std::memory_order_acquire);
     for (auto const& rank : machine_.ranks())
       sum = sum * 31 + reinterpret_cast<std::uintptr_t>(rank.next.load(std::memory_order_relaxed));
     return sum;
   }
 
-  [[nodiscard]] [[gnu::cold]] std::string stall_text(double deadline_s) const {
+  [[nodiscard]] [[gnu::cold]] std::string stall_text() const {
     List<std::size_t> at;
     for (auto const& rank : machine_.ranks())
       at.push_back(
@@ -374,18 +361,10 @@ class ThreadsBackend {
     List<std::uint32_t> given;
     for (std::size_t s = 0; s < signal_count_; ++s)
       given.push_back(signals_[s].value.load(std::memory_order_relaxed));
-    return text("no rank moved for ", deadline_s,
+    return text("no rank moved for ", machine_.options().deadline_s,
                 " s: ", detail::describe_stall(machine_.program(), at, given),
                 "; raise Options::deadline_s if an action may take that long");
   }
-
-  [[nodiscard]] List<std::thread*> threads() {
-    List<std::thread*> all{&caller_, &watcher_};
-    for (auto& worker : workers_) all.push_back(&worker.thread);
-    return all;
-  }
-
-  static inline thread_local bool working = false;
 
   std::unique_ptr<Signal[]> signals_;  // [signal_room_]
   std::size_t signal_room_ = 0;        // the most signals of any program so far
@@ -397,17 +376,10 @@ class ThreadsBackend {
 
   alignas(64) std::atomic<std::uint32_t> round_{0};    // steps begun
   alignas(64) std::atomic<std::uint32_t> running_{0};  // workers still at work
-  std::atomic<std::uint32_t> request_{0};              // steps asked of `caller_`
   std::atomic<bool> quit_{false};
-  std::atomic<Watched> watched_{Watched::idle};
-  std::coroutine_handle<> then_{};
-  bool* gone_ = nullptr;  // on the stack of `caller_`, while a coroutine of the user runs there
-  std::thread caller_;    // the first worker, for steps that a coroutine awaits
-
-  std::mutex watch_mutex_;
-  std::condition_variable watch_wake_;
-  bool watch_quit_ = false;
-  std::thread watcher_;
+  AwaitedSteps<ThreadsBackend> awaited_{*this};
+  stagger::detail::Watchdog<Progress, Expired> watchdog_{
+      machine_.options().deadline_s, {this}, {this}};
 };
 
 }  // namespace stagger::host

@@ -56,17 +56,10 @@ class VirtualClockBackend {
   ~VirtualClockBackend() = default;
 
   void load(std::vector<int> const&) {
-    auto& ranks = machine_.ranks();
-    // The machine may have made other ranks for a program that it could not load after all.
-    if (walks_.size() != ranks.size() || walked_ != ranks.begin()) {
-      walks_.clear();
-      walked_ = ranks.begin();
-      walks_.reserve(ranks.size());
-      for (auto& rank : ranks) walks_.push_back(detail::walk(*this, rank));
-    }
+    std::size_t const ranks = machine_.ranks().size();
     given_.resize(machine_.program().signals.size());
-    state_.resize(ranks.size());
-    events_.reserve(ranks.size() * 2 + given_.size() * 4);
+    state_.resize(ranks);
+    events_.reserve(ranks * 2 + given_.size() * 4);
   }
 
   /// Runs the step that the machine has begun, to its end.
@@ -163,7 +156,7 @@ class VirtualClockBackend {
   }
 
   void resume(std::size_t rank) {
-    switch (walks_[rank].resume()) {
+    switch (detail::go_on(*this, machine_.ranks()[rank])) {
       case detail::Progress::blocked:
         state_[rank] = State::blocked;
         break;
@@ -234,11 +227,9 @@ class VirtualClockBackend {
   double jitter_;
   std::uint64_t seed_;
   detail::Machine& machine_;
-  std::vector<detail::Walk> walks_;            // [ranks]
-  detail::RankState const* walked_ = nullptr;  // the first of them
-  std::vector<State> state_;                   // [ranks]
-  std::vector<std::uint32_t> given_;           // [signals]
-  std::vector<Event> events_;                  // a heap
+  std::vector<State> state_;          // [ranks]
+  std::vector<std::uint32_t> given_;  // [signals]
+  std::vector<Event> events_;         // a heap
   std::uint64_t order_ = 0;
   double now_s_ = 0;
   double cost_s_ = 0;  // of the instruction carried out last
