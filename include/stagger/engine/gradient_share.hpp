@@ -10,7 +10,7 @@
 #include <stagger/core/list.hpp>
 #include <stagger/engine/detail/layer_shape.hpp>
 #include <stagger/engine/parameter_memory.hpp>
-#include <stagger/model/context.hpp>
+#include <stagger/model/parameter.hpp>
 
 namespace stagger::detail {
 

@@ -21,7 +21,6 @@
 #include <stagger/engine/detail/shown_parameters.hpp>
 #include <stagger/engine/gradient_share.hpp>
 #include <stagger/engine/parameter_memory.hpp>
-#include <stagger/model/context.hpp>
 #include <stagger/model/optimizer.hpp>
 #include <stagger/model/parameter.hpp>
 

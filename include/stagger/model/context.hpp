@@ -27,13 +27,6 @@ namespace detail {
 }
 }  // namespace detail
 
-/// Where one parameter lives during an action, as the engine laid it out.
-struct ParameterView {
-  void* value = nullptr;     ///< [size] the version this action must see
-  void* gradient = nullptr;  ///< [size] sum over the microbatches so far
-  std::size_t size = 0;
-};
-
 /// The stage's view of the engine during one action: parameters, gradients, scratch memory, and who
 /// it works for.
 ///

@@ -116,6 +116,13 @@ template <class T = float> class Parameter {
   bool decays_ = true;
 };
 
+/// Where one parameter lives during an action, as the engine laid it out.
+struct ParameterView {
+  void* value = nullptr;     ///< [size] the version this action must see
+  void* gradient = nullptr;  ///< [size] sum over the microbatches so far
+  std::size_t size = 0;
+};
+
 /// One parameter between two steps: what a checkpoint stores. The memory belongs to the engine.
 struct ParameterState {
   std::string name;  ///< "layer.parameter", layers counted from the model's input
