@@ -37,7 +37,7 @@ int main() {
   sg::Batch<sg::Tensor<>, sg::Tensor<>> batch;
   for (float v = -1; v < 1; v += 0.25F) {  // 8 microbatches of one number each
     batch.inputs.push_back(sg::Tensor<>::of({v}));
-    batch.targets.push_back(sg::Tensor<>::of({6 * v}));  // what is to be learnt
+    batch.targets.push_back(sg::Tensor<>::of({6 * v}));  // the model is to learn y = 6 x
   }
   for (int step = 0; step < 20; ++step)
     std::printf("step %2d  loss %.6f\n", step, sg::run(train.step(batch)).loss);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// A schedule is a value: the compiler proves it, `evaluate` says what it costs, `report` draws it.
+// A schedule is a value: the compiler proves it, `evaluate` predicts its cost, `report` draws it.
 //
 //     policy --table(shape)--> Table --verify--> proof or the first fault
 //                                    --evaluate(costs)--> Timeline, bubble, peak in flight
 //
 // Build:  g++ -std=c++20 -O2 -I include examples/02_schedules.cpp -o schedules
-// Run:    ./schedules [PICTURE.svg]      (schedules.svg, where no name is given)
-// Prints: the table of 1F1B, its picture in letters, and three schedules side by side
+// Run:    ./schedules [PICTURE.svg]      (default: schedules.svg)
+// Prints: the table of 1F1B, its timeline as text, and a comparison of three schedules
 // expect: 0F0,0F1,0F2,0F3,0B0,0F4,0B1
 // expect: rank 3 . \.\. \.\. \.\. F0 B0=== F1 B1===
 // expect: ZeroBubbleH1 +27\.0 s +11\.1 %
@@ -31,14 +31,14 @@ namespace report = stagger::report;
 
 constexpr stagger::Shape shape{.ranks = 4, .microbatches = 8};
 
-// Proven while compiling: nothing is missing, nothing waits for ever, no rank holds more than 4.
+// Proven by the compiler: no action is missing, no deadlock, at most 4 microbatches in flight.
 static_assert(schedule::accepted<schedule::verify(schedule::OneFOneB{}, shape, {.in_flight = 4})>);
 
 int main(int argc, char** argv) {
   schedule::Table const table = schedule::OneFOneB{}.table(shape);
   std::printf("%s\n", schedule::write_csv(table).c_str());  // one line for each rank
 
-  // F costs 1 s; a backward 2 s, of which the input gradient I is one half and W the other.
+  // A forward pass takes 1 s; the two halves of a backward pass, I and W, take 1 s each.
   auto const costs = schedule::Costs::uniform(1, 1, 1);
   schedule::Evaluation const one = schedule::evaluate(table, costs);
   std::printf("%s\n", report::gantt(one.timeline, {.width = 110}).c_str());

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// From data to a trained model, a table and a picture: the program of docs/getting_started.md.
+// From data to a trained model, a table and a picture: the program in docs/getting_started.md.
 //
-// What the schedule allows is drawn above what was measured; the loss of data that was held out
-// tells whether something was learnt.
+// The picture shows the best that the schedule can do above what was measured. The loss on held-out
+// data shows whether the model has learned anything.
 //
 // Build:  g++ -std=c++20 -O2 -I include examples/09_first_picture.cpp -pthread -o first
 // Prints: the loss before and after, and the table; writes first.svg
@@ -40,7 +40,7 @@ struct Neuron {  // y = tanh(a x), element by element
   auto parameters() { return std::tie(a); }
 };
 
-/// Microbatches of 20000 numbers in [from, from + 2), and what is to be learnt of them.
+/// Microbatches of 20000 numbers in [from, from + 2), and the outputs that the model is to learn.
 sg::Batch<sg::Tensor<>, sg::Tensor<>> data(int microbatches, float from) {
   sg::Batch<sg::Tensor<>, sg::Tensor<>> batch;
   for (int m = 0; m < microbatches; ++m) {
@@ -71,7 +71,7 @@ int main() {
   double const after = sg::run(train.evaluate(held_out)).loss;
   std::printf("held out: loss %.4f before, %.4f after\n\n", before, after);
 
-  // What the schedule allows for stages that take as long as these did.
+  // The best that the schedule can do when stages take as long as they did here.
   auto const costs = sg::report::measured_costs(steps);
   auto const table = sg::schedule::OneFOneB{}.table({.ranks = 2, .microbatches = 8});
   auto const allowed = sg::schedule::evaluate(table, costs).timeline;
