@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // A schedule policy of your own: proven by the compiler, then trained with.
 //
-// Wave{w} is GPipe in waves: w forwards, their w backwards, the next w. A rank holds w at most.
+// Wave{w} is GPipe in waves: w forward passes, then their backward passes, then the next wave. No
+// rank has more than w microbatches in flight.
 //
-//     rank 0 | F0 F1 .. .. B0 B1 F2 F3 .. .. B2 B3 |      (w = 2; B as long as F here)
+//     rank 0 | F0 F1 .. .. B0 B1 F2 F3 .. .. B2 B3 |      (w = 2; B takes as long as F)
 //     rank 1 | .. F0 F1 B0 B1 .. .. F2 F3 B2 B3 .. |
 //
 // Build:  g++ -std=c++20 -O2 -I include examples/03_own_schedule.cpp -pthread -o own
-// Prints: the picture above, what was in flight, and "loss 14.06 -> 0.000000"
+// Prints: the picture above, the peak in flight, and "loss 14.06 -> 0.000000"
 // expect: rank 1 . \.\. F0 F1 B0 B1 \.\. \.\. F2 F3 B2 B3 \.\.
 // expect: in flight at most 2 on rank 0, 2 on rank 1
 // expect: loss 14\.06 -> 0\.000
@@ -67,9 +68,9 @@ struct Scale {  // y = a x
 int main() {
   auto train = sg::Pipeline{Scale{}, Scale{}}.with(
       Wave{.width = 2}, sg::loss::MeanSquaredError<>{}, sg::optimizer::Sgd{.rate = 0.02},
-      sg::Options{.record = true});  // measure each action and count what is in flight
+      sg::Options{.record = true});  // measure each action, count microbatches in flight
 
-  sg::Batch<sg::Tensor<>, sg::Tensor<>> batch;  // 4 microbatches: 1 is to become 6
+  sg::Batch<sg::Tensor<>, sg::Tensor<>> batch;  // 4 microbatches; 1 is to map to 6
   sg::Tensor<> one{1}, six{1};
   one.fill(1);
   six.fill(6);

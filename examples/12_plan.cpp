@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A plan for two fast and two slow devices, a run by it, and another one when a device is lost.
+// A plan for two fast and two slow devices, training by that plan, and a new plan when a device is
+// lost.
 // expect: simulated  9[0-9]\.[0-9]
 // expect: node 0  big    0 0
 // expect: bound      80.00 ms, gap 13.4 %
@@ -56,7 +57,7 @@ int main() {
   sg::plan::Plan const plan = sg::plan::Auto{}.plan({model, boxes, request});
   std::printf("%s\n%s", sg::report::table(plan).c_str(), sg::report::picture(plan, boxes).c_str());
 
-  sg::Planned const run = sg::planned(plan);  // cuts, order, replicas, recomputation
+  sg::Planned const run = sg::planned(plan);  // partition, schedule, replicas, recomputation
   auto train = sg::Pipeline{sg::Sequential{std::vector<Scale>(6)}}.with(
       run.cuts, run.schedule, run.options, sg::host::Threads{run.ranks()},
       sg::loss::MeanSquaredError<>{}, sg::optimizer::Sgd{.rate = 0.02});
@@ -66,7 +67,7 @@ int main() {
     batch.inputs.emplace_back(sg::Tensor<>({64U / static_cast<unsigned>(run.microbatches)}));
     batch.inputs.back().fill(1);
     batch.targets.push_back(batch.inputs.back());
-    batch.targets.back().fill(2);  // what is to be learnt
+    batch.targets.back().fill(2);  // the output to learn
   }
   double loss = 0;
   for (int step = 0; step < 4; ++step) loss = sg::run(train.step(batch)).loss;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device of your own: one thread that runs all ranks in turn and writes down each action.
+// A device of your own: one thread that runs all ranks in turn and logs each action.
 //
 // Build:  g++ -std=c++20 -O2 -ffp-contract=off -I include examples/20_device.cpp -pthread
 //
@@ -18,10 +18,10 @@
 
 namespace sg = stagger;
 
-/// What a device of this kind does with a program. Signals are counters: one thread needs no more.
+/// Executes programs on one thread, so that signals can be plain counters.
 class LoggingBackend {
  public:
-  static constexpr bool timed = false;  // an action takes the time that it takes
+  static constexpr bool timed = false;  // no simulated clock
 
   template <class Device>
   LoggingBackend(Device const& device, sg::engine::Machine& machine, int)
@@ -60,7 +60,7 @@ struct Logged {
   using policy_tag = sg::DeviceTag;
   using Backend = LoggingBackend;
   static constexpr sg::DeviceTraits traits{};
-  std::string* log = nullptr;  ///< stays as long as the pipeline
+  std::string* log = nullptr;  ///< must outlive the pipeline
   int places() const noexcept { return 1; }
 };
 
