@@ -37,10 +37,10 @@ namespace stagger::detail {
   }
 }
 
-/// "rank 0"; of one that only adds up gradients: "the adder of rank 0".
+/// "rank 0"; of one that only adds up gradients: "the reducer of rank 0".
 [[nodiscard]] [[gnu::cold]] inline std::string name_of(Program const& program, std::size_t rank) {
   int const beside = program.ranks[rank].beside;
-  return beside < 0 ? text("rank ", rank) : text("the adder of rank ", beside);
+  return beside < 0 ? text("rank ", rank) : text("the reducer of rank ", beside);
 }
 
 /// One clause for each rank that is not done.

@@ -14,8 +14,8 @@ namespace stagger {
 namespace detail {
 struct ReplicaOps;
 
-/// What an engine does for replicas. Compiling it takes a while, so only who has replicas includes
-/// it: <stagger/engine/replicas.hpp> has the definition for this tag.
+/// Names what an engine does for replicas. Compiling that takes a while, so that only programs with
+/// replicas include it: <stagger/engine/replicas.hpp> has the definition for this tag.
 struct WithReplicas {};
 template <class Tag> struct ReplicaTable {
   static_assert(!std::is_same_v<Tag, WithReplicas>,

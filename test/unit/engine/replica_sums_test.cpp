@@ -620,7 +620,7 @@ TEST_CASE("engine/ReplicaSums: who waits for a gradient is named when the deadli
     if (said.empty()) continue;
     REQUIRE(bits(train) == before);
     REQUIRE_NOTHROW(sg::run(train.step(data)));
-    if (said.find("the adder of rank 1 waits before the sum of stage 0's gradients for rank 1") !=
+    if (said.find("the reducer of rank 1 waits before the sum of stage 0's gradients for rank 1") !=
         std::string::npos)
       break;
   }
@@ -628,5 +628,5 @@ TEST_CASE("engine/ReplicaSums: who waits for a gradient is named when the deadli
   CHECK_THAT(said, Catch::Contains("rank 1 is in 0B2"));
   CHECK_THAT(said,
              Catch::Contains(
-                 "the adder of rank 0 waits before the sum of stage 0's gradients for rank 1"));
+                 "the reducer of rank 0 waits before the sum of stage 0's gradients for rank 1"));
 }

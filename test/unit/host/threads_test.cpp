@@ -170,7 +170,7 @@ TEST_CASE("host/Threads: steps of one pipeline may be run from one thread after 
 
 TEST_CASE("host/Threads: the watcher looks at no rank that another program has taken away",
           "[host]") {
-  // With an even number of microbatches each stage has two owners, and adders beside them. The
+  // With an even number of microbatches each stage has two owners, and reducers beside them. The
   // watcher looks some ten thousand times a second; the sanitizers are the judges.
   auto const hook = make_hook();
   Made const mixed{[](sg::Shape shape) {

@@ -9,6 +9,7 @@
 
 #include <stagger/schedule/gpipe.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
+#include <stagger/schedule/proof/peak_in_flight.hpp>
 #include <stagger/schedule/proof/verify.hpp>
 
 #include "../schedule/zoo.hpp"

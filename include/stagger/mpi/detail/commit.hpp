@@ -3,7 +3,7 @@
 /// @file   Whether all processes know that all ranks have finished: before that none of them
 ///         updates anything for good.
 /// @source D. Skeen, "Nonblocking Commit Protocols", SIGMOD 1981: a phase between the votes and the
-///         commit, in which who has fallen silent may be left out.
+///         commit, in which a process that has fallen silent may be left out.
 
 #include <cstddef>
 

@@ -20,6 +20,22 @@ using stagger::detail::each_stage;
 using stagger::detail::LayerParameters;
 using stagger::detail::Machine;
 
+/// What a message is written with; Reading has the same functions, so that one description of what a
+/// message holds serves both ends.
+struct Writing {
+  ByteWriter& out;
+  void bytes(void const* at, std::size_t count) { out.add(at, count); }
+  template <class T> void number(T const& value) { out.add(value); }
+  template <class Port> void value(Port const& port, void const* at) { port.write(out, at); }
+};
+/// What a message is read with.
+struct Reading {
+  ByteReader& in;
+  void bytes(void* at, std::size_t count) { in.take(at, count); }
+  template <class T> void number(T& value) { value = in.take<T>(); }
+  template <class Port> void value(Port const& port, void* at) { port.read(in, at); }
+};
+
 /// Every process has a machine with all ranks and runs its own. Arguments `own`, `from` and `to`
 /// say of each rank whether a process runs it.
 struct HeldParameters {
@@ -101,16 +117,10 @@ struct HeldParameters {
                    [&](LayerParameters&, ByteRange range) { bytes += range.last - range.first; });
     return bytes;
   }
-  void write_values(ByteWriter& out, bool const* own, bool const* to) const {
-    each_renewed(own, to, [&](LayerParameters& parameters, ByteRange range) {
+  template <class Wire> void values(Wire wire, bool const* from, bool const* to) const {
+    each_renewed(from, to, [&](LayerParameters& parameters, ByteRange range) {
       auto const bytes = parameters.value_bytes_of(range);
-      out.add(bytes.data(), bytes.size());
-    });
-  }
-  void read_values(ByteReader& in, bool const* from, bool const* own) const {
-    each_renewed(from, own, [&](LayerParameters& parameters, ByteRange range) {
-      auto const bytes = parameters.value_bytes_of(range);
-      in.take(bytes.data(), bytes.size());
+      wire.bytes(bytes.data(), bytes.size());
     });
   }
 

@@ -34,7 +34,7 @@ struct MessageCodec : HeldParameters {
       : HeldParameters{whose}, ports(types), port_count(count) {}
 
   [[nodiscard]] std::size_t edge_signals() const noexcept {
-    return (program().cells.size() + program().cuts.size()) * kinds;
+    return (program().cells.size() + program().cuts.size()) * signals_per_edge;
   }
   /// Whether a signal says that its giver has finished, and will not fail any more.
   [[nodiscard]] bool votes(std::uint32_t signal) const noexcept {
@@ -63,20 +63,7 @@ struct MessageCodec : HeldParameters {
       out.add(part != nullptr);
       return port(*value.type).write(out, part != nullptr ? part : value.places[slot]);
     }
-    if (!commits() || signal < edge_signals()) return;
-    if (carries_group(signal)) {
-      out.add(in.group);
-      return each_part(signal, in.group, to,
-                       [&](std::byte const* at, std::size_t bytes) { out.add(at, bytes); });
-    }
-    bool const vote = votes(signal);
-    each_block(signal, to, [&](LayerParameters& parameters, ParameterView const* views) {
-      for (std::size_t i = 0; i < parameters.count(); ++i)
-        out.add(views[i].gradient, parameters.value_bytes(i));
-    });
-    int const rank = program().signals[signal].giver;
-    if (vote || machine.model.shards) write_sums(out, rank);
-    if (vote) write_results(out, rank);
+    gradients(Writing{out}, signal, in.group, to);
   }
 
   /// Puts it where it belongs.
@@ -94,57 +81,36 @@ struct MessageCodec : HeldParameters {
       return cut_rows.put(*value.type, value.places[slot], rows,
                           taken_of(value, rows, microbatch, own), part);
     }
-    if (!commits() || signal < edge_signals()) return;
-    if (carries_group(signal)) {
-      auto const group = in.take<decltype(Instruction::next_version)>();
-      return each_part(signal, group, own,
-                       [&](std::byte* at, std::size_t bytes) { in.take(at, bytes); });
-    }
-    bool const vote = votes(signal);
-    each_block(signal, own, [&](LayerParameters& parameters, ParameterView const* views) {
-      for (std::size_t i = 0; i < parameters.count(); ++i)
-        in.take(views[i].gradient, parameters.value_bytes(i));
-    });
-    int const rank = program().signals[signal].giver;
-    if (vote || machine.model.shards) read_sums(in, rank, vote);
-    if (vote) read_results(in, rank);
+    gradients(Reading{in}, signal, 0, own);
   }
 
   /// What a rank of the last stage leaves for the caller of the step: losses, outputs.
-  void write_results(ByteWriter& out, std::integral auto rank) const {
+  template <class Wire> void results(Wire wire, std::integral auto rank) const {
     StepArguments const& arguments = *machine.run.ranks[rank].arguments;
-    each_result(rank, [&](std::size_t m, SlotType const& type) {
-      if (arguments.losses != nullptr) out.add(arguments.losses[m]);
-      if (arguments.outputs.first != nullptr) port(type, "output").write(out, arguments.outputs[m]);
-    });
+    for (Instruction const& in : program().ranks[rank].code) {
+      if (in.op != Op::forward || in.stage + 1 != program().stages) continue;
+      auto const m = in.microbatch;
+      if (arguments.losses != nullptr) wire.number(arguments.losses[m]);
+      if (arguments.outputs.first != nullptr)
+        wire.value(port(*machine.run.cells[in.cell].back->ops->output, "output"),
+                   arguments.outputs[m]);
+    }
   }
-  void read_results(ByteReader& in, std::integral auto rank) const {
-    StepArguments const& arguments = *machine.run.ranks[rank].arguments;
-    each_result(rank, [&](std::size_t m, SlotType const& type) {
-      if (arguments.losses != nullptr) arguments.losses[m] = in.take<double>();
-      if (arguments.outputs.first != nullptr) port(type, "output").read(in, arguments.outputs[m]);
-    });
-  }
-
-  void write_spans(ByteWriter& out, std::integral auto rank) const {
-    auto const& spans = machine.run.ranks[rank].spans;
-    out.add(machine.run.ranks[rank].peak_in_flight);
-    out.add(spans.size());
-    out.add(spans.data(), spans.size() * sizeof(schedule::Span));
-  }
-  void read_spans(ByteReader& in, std::integral auto rank) const {
-    auto& spans = machine.run.ranks[rank].spans;
-    machine.run.ranks[rank].peak_in_flight = in.take<int>();
-    spans.resize(in.take<std::size_t>());
-    in.take(spans.data(), spans.size() * sizeof(schedule::Span));
+  template <class Wire> void spans(Wire wire, std::integral auto rank) const {
+    auto& own = machine.run.ranks[rank];
+    std::size_t count = own.spans.size();
+    wire.number(own.peak_in_flight);
+    wire.number(count);
+    own.spans.resize(count);
+    wire.bytes(own.spans.data(), count * sizeof(schedule::Span));
   }
 
   /// How many messages of a signal can be on their way to one process at a time, of `given` in a
   /// step: with a value as many as there are slots for it, and one whose arrival is not known yet.
   [[nodiscard]] std::size_t under_way(std::uint32_t signal, std::size_t given) const {
     if (value_of(signal).type == nullptr) return given;
-    bool const forward = signal % kinds == 0;
-    std::size_t const edge = signal / kinds;
+    bool const forward = is_forward(signal);
+    std::size_t const edge = signal / signals_per_edge;
     auto const& cells = program().cells;
     std::uint32_t slots = 0;
     if (edge < cells.size()) {
@@ -168,7 +134,10 @@ struct MessageCodec : HeldParameters {
   }
 
  private:
-  static constexpr std::size_t kinds = 4;  // forward full, forward free, backward full and free
+  /// Of a signal that announces a value.
+  [[nodiscard]] static bool is_forward(std::uint32_t signal) noexcept {
+    return static_cast<EdgeSignal>(signal % signals_per_edge) == EdgeSignal::forward_full;
+  }
 
   /// The slots that a signal announces a value in; none: no type.
   struct Value {
@@ -181,8 +150,8 @@ struct MessageCodec : HeldParameters {
 
   [[nodiscard]] Value value_of(std::uint32_t signal) const {
     if (signal >= edge_signals() || program().signals[signal].edge < 0) return {};
-    std::size_t edge = signal / kinds;
-    bool const forward = signal % kinds == 0;
+    std::size_t edge = signal / signals_per_edge;
+    bool const forward = is_forward(signal);
     auto const& cells = machine.run.cells;
     if (edge < cells.size()) {  // a slot of the taker
       if (program().cells[edge].after == Cell::none) return {};
@@ -230,6 +199,27 @@ struct MessageCodec : HeldParameters {
           "of tensors, vectors and numbers, or specialise stagger::Portable for it");
   }
 
+  /// What goes with a signal that announces gradients, or the end of a rank.
+  /// @param group  of what is written
+  template <class Wire>
+  void gradients(Wire wire, std::uint32_t signal, std::uint16_t group, bool const* to) const {
+    if (!commits() || signal < edge_signals()) return;
+    if (carries_group(signal)) {
+      wire.number(group);
+      return each_part(signal, group, to,
+                       [&](std::byte* at, std::size_t bytes) { wire.bytes(at, bytes); });
+    }
+    each_block(signal, to, [&](LayerParameters& parameters, ParameterView const* views) {
+      for (std::size_t i = 0; i < parameters.count(); ++i)
+        wire.bytes(views[i].gradient, parameters.value_bytes(i));
+    });
+    bool const vote = votes(signal);
+    int const rank = program().signals[signal].giver;
+    if ((vote || machine.model.shards) && machine.model.options.clip_norm)
+      squares(wire, rank, vote);
+    if (vote) results(wire, rank);
+  }
+
   /// The blocks of gradients that go with the end of a rank's backward: what it hands in, to the
   /// stage's first owner; and later the sums, to the other owners.
   template <class Visit> void each_block(std::uint32_t signal, bool const* to, Visit visit) const {
@@ -275,27 +265,20 @@ struct MessageCodec : HeldParameters {
     }
   }
 
-  void write_sums(ByteWriter& out, int rank) const {
-    if (!machine.model.options.clip_norm) return;
+  /// Sums of squares of what a rank has added up.
+  void squares(Writing wire, int rank, bool) const {
     for (auto const& one : machine.run.end_of_step[rank].squares)
-      out.add(machine.model.parameters[one.layer].square_sums()[one.parameter]);
+      wire.number(machine.model.parameters[one.layer].square_sums()[one.parameter]);
   }
   /// @param whole  only of parameters whose squares are all there
-  void read_sums(ByteReader& in, int rank, bool whole) const {
-    if (!machine.model.options.clip_norm) return;
+  void squares(Reading wire, int rank, bool whole) const {
     for (auto const& one : machine.run.end_of_step[rank].squares) {
       LayerParameters& parameters = machine.model.parameters[one.layer];
-      auto const sum = in.take<double>();
+      double sum = 0;
+      wire.number(sum);
       if (!whole || parameters.ends_in(one.parameter, one.range))
         parameters.received_square_sums()[one.parameter] = sum;
     }
-  }
-
-  /// Microbatches whose last stage a rank runs.
-  template <class Visit> void each_result(std::integral auto rank, Visit visit) const {
-    for (Instruction const& in : program().ranks[rank].code)
-      if (in.op == Op::forward && in.stage + 1 == program().stages)
-        visit(in.microbatch, *machine.run.cells[in.cell].back->ops->output);
   }
 
   PortType const* ports;  // [port_count]

@@ -68,7 +68,7 @@ class ParameterExchange {
     held.clear_gradients_of(placement_->runs_here());
     for (int const& peer : takers_) {
       auto message = channels.blank(pool_);
-      held.write_values(message->payload, placement_->runs_here(), placement_->runs(peer));
+      held.values(Writing{message->payload}, placement_->runs_here(), placement_->runs(peer));
       channels.post(std::move(message), stamp, say_values, &peer, 1);
     }
     if (!others_.empty())
@@ -90,7 +90,7 @@ class ParameterExchange {
       Given& given = given_[p];
       if (!std::exchange(given.here, false)) continue;
       ByteReader in(given.memory.bytes.get(), given.bytes);
-      held.read_values(in, placement_->runs(p), placement_->runs_here());
+      held.values(Reading{in}, placement_->runs(p), placement_->runs_here());
       channels.return_payload(p, given.memory);
     }
   }

@@ -44,7 +44,7 @@ class Reports {
     for (RankHere const& entry : ranks) {
       if (codec_.machine.options().record) send_spans(*entry.rank, stamp);
       message->payload.add(static_cast<std::uint32_t>(entry.rank->number));
-      codec_.write_results(message->payload, entry.rank->number);
+      codec_.results(Writing{message->payload}, entry.rank->number);
     }
     channels_.post_to_all(std::move(message), stamp, say_results);
   }
@@ -59,9 +59,9 @@ class Reports {
     while (in.left() != 0) {
       auto const rank = in.take<std::uint32_t>();
       if (what == say_spans)
-        codec_.read_spans(in, rank);
+        codec_.spans(Reading{in}, rank);
       else
-        codec_.read_results(in, rank);
+        codec_.results(Reading{in}, rank);
     }
     if (what == say_results) --missing_;
   }
@@ -73,7 +73,7 @@ class Reports {
   void send_spans(stagger::detail::RankState const& rank, Stamp const& stamp) {
     auto message = channels_.blank();
     message->payload.add(static_cast<std::uint32_t>(rank.number));
-    codec_.write_spans(message->payload, rank.number);
+    codec_.spans(Writing{message->payload}, rank.number);
     channels_.post_to_all(std::move(message), stamp, say_spans);
   }
 

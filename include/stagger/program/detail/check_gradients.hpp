@@ -95,7 +95,7 @@ class GradientCheck {
     }
     ++own.reduced;
     own.reduced_at = state_.now();
-    own.adder = state_.rank;
+    own.reducer = state_.rank;
   }
 
   /// @pre all actions of the rank are done
@@ -135,7 +135,7 @@ class GradientCheck {
     Instruction const* part = nullptr;  // the last
     std::uint32_t reduced = 0;          // groups, by the rank that adds them up beside the cell's
     std::uint32_t reduced_at = 0;       // instructions of that rank ended with the last
-    std::size_t adder = 0;              // that rank
+    std::size_t reducer = 0;            // that rank
   };
   struct RankEnd {
     std::uint32_t handed_in = 0, finished = 0, updated = 0;  // instructions ended with it; 0: not
@@ -153,7 +153,7 @@ class GradientCheck {
       if (options_.sums_by_library && d != c) continue;
       Holder const& other = cells_[d];
       if (own.groups != 0 &&
-          (other.reduced != own.groups || !state_.knows(other.adder, other.reduced_at)))
+          (other.reduced != own.groups || !state_.knows(other.reducer, other.reduced_at)))
         state_.refuse({"finishes before all gradients of stage ", state_.program.cells[c].stage,
                        " are added up"});
       if (own.groups == 0 && c == own.first && d != c &&

@@ -185,7 +185,7 @@ class InstructionWriter {
     if (forward && cell.gathers_gradient) in.y = plan_.y[c].slot[in.microbatch];
     if (flow_.training && cell.gathers_input && cell.stage != 0)
       in.dx = plan_.dx[c].slot[in.microbatch];
-    // What is free first: who then sees the message knows of that as well.
+    // Free slots are told first: a rank that then waits for the message knows of them as well.
     gives_.clear();
     if (flow_.training ? schedule::ends_flight(action.kind) : forward)
       for (Passage const& p : flow_.received[c])
