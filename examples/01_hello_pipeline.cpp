@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A stage of your own, a pipeline of two of them on two threads, a loss that falls.
+// A stage of your own, a pipeline of two such stages on two threads, and a loss that falls.
 //
 //                        x          a x         b a x
 //     8 microbatches ------> rank 0 -----> rank 1 -------> loss

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The same training in virtual time: stages that cost what you say, links that take their time.
+// Training in virtual time, in which stages and messages take as long as you specify.
 //
-// Stage 1 is three times as slow as the others, and a message is 0.2 s on its way:
+// Stage 1 is three times as slow as the others, and a message takes 0.2 s:
 //
 //     stage 0 (1 s) --0.2 s--> stage 1 (3 s) --0.2 s--> stage 2 (1 s)
 //
-// The engine and the arithmetic are those of host threads, so parameters come out with the same
-// bits. Nothing sleeps: 20 steps of 57.8 virtual seconds take a moment.
+// The engine and the arithmetic are those of host threads, so the parameters have the same bits.
+// Nothing sleeps: 20 steps of 57.8 virtual seconds take a fraction of a second.
 //
 // Build:  g++ -std=c++20 -O2 -ffp-contract=off -I include examples/04_virtual_clock.cpp -pthread
 // Prints: the picture of the last step, and one line for each comparison
@@ -49,7 +49,7 @@ auto pipeline(auto device) {
 
 int main() {
   sg::Batch<sg::Tensor<>, sg::Tensor<>> batch;
-  for (int m = 1; m <= 6; ++m) {  // 6 microbatches: x is to become 8 x
+  for (int m = 1; m <= 6; ++m) {  // 6 microbatches; the model is to learn y = 8 x
     sg::Tensor<> x{1}, y{1};
     x.fill(static_cast<float>(m) / 4);
     y.fill(static_cast<float>(m) * 2);
@@ -57,7 +57,7 @@ int main() {
     batch.targets.push_back(y);
   }
 
-  // F, I and W in seconds, and the message to the next stage.
+  // Seconds for F, I, W and the message to the next stage.
   sg::schedule::StageCosts const quick{1, 1, 1, 0.2}, slow{3, 3, 3, 0.2};
   sg::schedule::Costs const costs{.stages = {quick, slow, quick}};
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps in coroutines of your own: tasks that await steps and each other, errors, cancellation.
+// Steps in your own coroutines: tasks that await steps and each other, errors, and cancellation.
 //
-//     run(fit) --awaits--> epoch --awaits--> train.step(batch)   carried out on the caller's thread
-//        ^                    ^                    |              and the pipeline's others
+//     run(fit) --awaits--> epoch --awaits--> train.step(batch)   runs on the caller's thread
+//        ^                    ^                    |              and the pipeline's threads
 //        +---- exception -----+---- exception -----+
 //
 // Build:  g++ -std=c++20 -O2 -I include examples/05_coroutines.cpp -pthread -o coroutines
@@ -23,7 +23,7 @@
 #include <stagger/stagger.hpp>
 namespace sg = stagger;
 
-struct Scale {  // y = a x; refuses what is not a number
+struct Scale {  // y = a x; throws for NaN
   using Input = sg::Tensor<>;
   using Output = sg::Tensor<>;
   sg::Parameter<> a{"a", {1.5F}};
@@ -61,7 +61,7 @@ sg::Task<double> fit(auto& train, Batch const& batch, int epochs) {
 }
 
 sg::Task<> until_stopped(auto& train, Batch const& batch, sg::stop_token stop) {
-  for (;;) co_await train.step(batch, stop);  // ends by an exception
+  for (;;) co_await train.step(batch, stop);  // ends with an exception
 }
 
 std::vector<std::byte> values(auto& train) {
@@ -75,7 +75,7 @@ int main() {
   auto train = sg::Pipeline{Scale{}, Scale{}}.with(
       sg::loss::MeanSquaredError<>{}, sg::optimizer::Sgd{.rate = 0.02}, sg::host::Threads{2});
   Batch batch;
-  for (int m = 1; m <= 4; ++m) {  // x is to become 6 x
+  for (int m = 1; m <= 4; ++m) {  // the model is to learn y = 6 x
     sg::Tensor<> x{1}, y{1};
     x.fill(static_cast<float>(m) / 2);
     y.fill(static_cast<float>(m) * 3);
@@ -84,7 +84,7 @@ int main() {
   }
   std::printf("after 3 epochs the loss is %.6f\n", sg::run(fit(train, batch, 3)));
 
-  // An exception of any stage, on any thread, arrives here; the step is undone.
+  // An exception thrown by any stage, on any thread, arrives here; the step is undone.
   Batch broken = batch;
   broken.inputs[2].fill(std::nanf(""));
   auto const before = values(train);
@@ -97,7 +97,7 @@ int main() {
               values(train) == before ? "yes" : "no");
   std::printf("the next step works: loss %.6f\n", sg::run(train.step(batch)).loss);
 
-  // Any thread may ask a running step to stop.
+  // Any thread may request that a running step stops.
   sg::stop_source stop;
   std::jthread const other([&stop] { stop.request_stop(); });
   try {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Training inside a Boost.Asio program: steps are awaited on its executor, Ctrl-C ends them.
+// Training inside a Boost.Asio program: its executor awaits steps, and Ctrl-C ends training.
 //
 //     io_context, one thread:   await step . . . . await step . . . . SIGINT -> stop token
 //                                    |             ^                               |
 //     the pipeline's threads:        F F B F B B --+                  no further action starts
 //
 // Build:  g++ -std=c++20 -O2 -I include examples/06_asio.cpp -pthread -o asio   (needs Boost 1.81)
-// Prints: what the timer saw, and where the signal ended the training
+// Prints: the ticks of a timer during training, and the step at which the signal ended it
 // uses: stagger::host
 // expect: ticks while training: [1-9]
 // expect: the step was cancelled; parameters are those after step [1-9][0-9]*
@@ -49,7 +49,7 @@ struct Scale {  // y = a x
 using Batch = sg::Batch<sg::Tensor<>, sg::Tensor<>>;
 using Stop = sg::host::StopOn<asio::io_context::executor_type>;
 
-// Trains until it is stopped. The io_context's thread stays free for everything else meanwhile.
+// Trains until it is stopped. Meanwhile the io_context's thread is free for other work.
 asio::awaitable<void> fit(auto& train, Batch const& batch, Stop& stop) {
   try {
     for (;;) co_await sg::host::async_run(train.step(batch, stop.token()), asio::use_awaitable);
@@ -58,7 +58,7 @@ asio::awaitable<void> fit(auto& train, Batch const& batch, Stop& stop) {
   }
 }
 
-// The rest of the program: it ticks, and at the fifth tick somebody presses Ctrl-C.
+// The rest of the program: a timer, which sends the signal of Ctrl-C at its fifth tick.
 asio::awaitable<void> tick() {
   asio::steady_timer timer(co_await asio::this_coro::executor);
   for (int n = 1; n <= 5; ++n) {
@@ -73,7 +73,7 @@ int main() {
   auto train = sg::Pipeline{Scale{}, Scale{}}.with(
       sg::loss::MeanSquaredError<>{}, sg::optimizer::Sgd{.rate = 0.001}, sg::host::Threads{2});
   Batch batch;
-  for (int m = 1; m <= 4; ++m) {  // x is to become 6 x
+  for (int m = 1; m <= 4; ++m) {  // the model is to learn y = 6 x
     sg::Tensor<> x{1}, y{1};
     x.fill(static_cast<float>(m) / 2);
     y.fill(static_cast<float>(m) * 3);
@@ -82,7 +82,7 @@ int main() {
   }
 
   asio::io_context context;
-  Stop stop(context.get_executor(), {SIGINT, SIGTERM});  // stop.after(time) ends it as well
+  Stop stop(context.get_executor(), {SIGINT, SIGTERM});  // stop.after(time) would also end it
   asio::co_spawn(context, fit(train, batch, stop), asio::detached);
   asio::co_spawn(context, tick(), asio::detached);
   context.run();

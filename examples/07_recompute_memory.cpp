@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Less memory for one more forward: Options::recompute, and what the engine holds.
+// Activation recomputation (Options::recompute): less memory for one more forward pass.
 //
-//     keep everything   F keeps the input and every layer's results, for each microbatch in flight
-//     recompute         F keeps the input; before B it runs again, into places that all share
+//     keep everything   F keeps the input and each layer's activations, per microbatch in flight
+//     recompute         F keeps only the input; before B it runs again, into shared buffers
 //
-// 24 layers, cut by a partitioner into 4 stages; 16 microbatches of 4 KiB.
+// A partitioner splits 24 layers into 4 stages; there are 16 microbatches of 4 KiB.
 //
 // Build:  g++ -std=c++20 -O2 -ffp-contract=off -I include examples/07_recompute_memory.cpp -pthread
-// Prints: memory by use, for GPipe and 1F1B, with and without recomputation
+// Prints: memory for activations, gradients and parameters, for GPipe and 1F1B, with and without it
 // expect: GPipe +no +3\.00 MiB
 // expect: OneFOneB +yes +[0-9]+ KiB
 // expect: same bits in all four: yes
@@ -26,7 +26,7 @@ namespace sg = stagger;
 struct Neuron {  // y = tanh(a x), element by element
   using Input = sg::Tensor<>;
   using Output = sg::Tensor<>;
-  struct Saved {  // from F to B; the engine owns one for each microbatch in flight
+  struct Saved {  // kept from F to B; the engine owns one per microbatch in flight
     sg::Tensor<> slope;
     [[nodiscard]] std::uint64_t bytes() const { return slope.bytes(); }  // counted by memory()
   };

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Draws the pictures of the documents: schedules as they are planned, and a plan beside its run.
+// Draws the pictures of the documentation: schedules, and a prediction above the run of it.
 //
 // Build:  g++ -std=c++20 -O2 -ffp-contract=off -I include examples/08_pictures.cpp -pthread
-// Run:    ./pictures [FOLDER]     (docs/pictures for those of the documents; else where you stand)
-// Prints: the names of the files; the bytes are the same on every machine
+// Run:    ./pictures [FOLDER]     (default: the current folder; docs/pictures updates the pages)
+// Prints: the names of the files, which are the same on every machine, byte for byte
 // expect: schedules\.svg
 // expect: run\.svg
 #include <cstdio>
@@ -21,7 +21,7 @@ namespace sg = stagger;
 namespace schedule = stagger::schedule;
 namespace report = stagger::report;
 
-struct Empty {  // a stage for the virtual clock: it costs what the clock says
+struct Empty {  // a stage for the virtual clock, which knows its cost
   using Input = sg::Tensor<>;
   using Output = sg::Tensor<>;
   void forward(sg::Context&, Input const& x, Output& y, sg::NothingSaved&) { y = x; }
@@ -32,7 +32,7 @@ struct Empty {  // a stage for the virtual clock: it costs what the clock says
 
 report::SvgOptions const look{.theme = report::SvgTheme::automatic, .time_unit = "units of F"};
 
-/// A name and a timeline that lives as long as the picture is drawn.
+/// A timeline and its title, kept until the picture is drawn.
 struct Panel {
   std::string name;
   schedule::Timeline timeline;
@@ -47,7 +47,7 @@ void write(std::string const& path, std::vector<Panel> const& panels) {
 
 int main(int argc, char** argv) {
   std::string const folder = argc > 1 ? std::string(argv[1]) + "/" : "";
-  auto const plan = [](auto policy, sg::Shape shape) {  // V stages on a rank: each a V-th as long
+  auto const plan = [](auto policy, sg::Shape shape) {  // with V stages on a rank, each takes 1 / V
     shape.chunks = policy.chunks();
     double const each = 1.0 / shape.chunks;
     auto const costs = schedule::Costs::uniform(each, each, each);
@@ -63,7 +63,7 @@ int main(int argc, char** argv) {
                                 {"Interleaved, 8 stages on 4 ranks",
                                  plan(schedule::Interleaved{.chunks_per_rank = 2}, four)}});
 
-  // The engine under the virtual clock: stage 1 is slower than was planned, and nothing is exact.
+  // The engine under the virtual clock: stage 1 is slower than planned, and all times vary.
   schedule::Costs real{.stages = {{1, 1, 1, 0.1}, {1.3, 1.3, 1.3, 0.1}, {1, 1, 1, 0.1}}};
   auto train = sg::Pipeline{Empty{}, Empty{}, Empty{}}.with(
       sg::sim::VirtualClock{.costs = real, .jitter = 0.15, .seed = 1},

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Training without a flush: each stage updates as soon as it has a gradient, and the pipeline never
-// drains between minibatches. A staleness model says which weights each minibatch sees.
+// drains between minibatches. A staleness model decides which weights each minibatch uses.
 //
-//     rank 0 | F0 F1 .. B0 F2 B1 F3 B2 ..      weight stashing: B1 sees the weights that F1 saw,
-//     though B0 rank 1 | .. F0 B0 F1 B1 F2 B2 F3 ..      has changed them since
+//     rank 0 | F0 F1 .. B0 F2 B1 F3 B2 ..      weight stashing: B1 uses the weights that F1 used,
+//     rank 1 | .. F0 B0 F1 B1 F2 B2 F3 ..      although the update after B0 has changed them
 //
-// Builds: g++ -std=c++20 -O2 -I include examples/10_without_flush.cpp -pthread
+// Build:  g++ -std=c++20 -O2 -I include examples/10_without_flush.cpp -pthread
 // Prints: the loss of a stream of 400 minibatches, then of another
 // expect: second stream: loss 0\.00
 #include <cmath>
@@ -52,7 +52,7 @@ int main() {
       sg::schedule::PipeDream{}, sg::staleness::WeightStashing{}, Square{},
       sg::optimizer::Sgd{.rate = 0.1}, sg::host::Threads{2});
 
-  sg::Batch<float, float> batch;  // every element is a minibatch of its own
+  sg::Batch<float, float> batch;  // every microbatch is a minibatch of its own
   for (int i = 0; i < 400; ++i) {
     float const x = std::sin(static_cast<float>(i));
     batch.inputs.push_back(x);

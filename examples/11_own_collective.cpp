@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A collective policy of one's own: which layers' gradients the replicas of a stage add up together
-// while the last backward still runs.
+// A collective policy of your own: it decides which layers' gradients are all-reduced together
+// while the last backward pass still runs.
 //
-//     one stage of four layers on two ranks; their halves go in two sums
+//     one stage of four layers on two ranks; layers 0-1 and layers 2-3 are two groups (buckets)
 //
 // Build:  g++ -std=c++20 -O2 -ffp-contract=off -I include examples/11_own_collective.cpp -pthread
-// Prints: the sums of a step, and that parameters do not depend on how they are grouped
+// Prints: the all-reduces of a step, and that parameters do not depend on the grouping
 // expect: 2 sums instead of 4, same bits: yes
 #include <cstdio>
 #include <cstring>
@@ -24,7 +24,7 @@ struct Halves {
   using policy_tag = sg::CollectiveTag;
   By by = By::slices;
   bool shard_optimizer = false;
-  int measured_steps = 0, renew_every = 0;  // it asks for no times
+  int measured_steps = 0, renew_every = 0;  // this policy needs no measured times
   Groups groups(Backward const& stage, CostLine) const {
     int const n = stage.layers(), half = n / 2;
     return half == 0 ? Groups{{n, 1}} : Groups{{n, half + 1}, {half, 1}};

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// A stage on several ranks: each takes its rows of every microbatch, and their gradients are added
-// up while the last backward still runs, in groups of layers.
+// Data parallelism: a stage on several ranks. Each processes some rows of every microbatch, and
+// their gradients are all-reduced, in groups of layers, while the last backward pass still runs.
 //
-//     position 0: six layers on two ranks, 15 rows of 16 to the first, 1 to the second
-//     position 1: two layers on one rank, all rows
+//     stage 0: six layers on two ranks; of 16 rows the first rank gets 15, the second 1
+//     stage 1: two layers on one rank, all rows
 //
-// A sum costs 0.4 s to begin with here, and 1 ms for each of its 64 bytes a layer. Sums by
-// themselves (layerwise) pay the start-up often, one sum for all (single) hides nothing; the
-// default measures layers and sums for some steps, and then groups so that the step ends first.
+// In this example an all-reduce takes 0.4 s and 1 ms per byte, and a layer has 64 bytes of
+// gradients. One all-reduce per layer (layerwise) pays the start-up time often, and one for all
+// (single) cannot overlap with the backward pass. The default measures layers and all-reduces for
+// some steps, and then chooses the groups with which a step ends first.
 //
 // Build:  g++ -std=c++20 -O2 -ffp-contract=off -I include examples/13_replicas.cpp -pthread
-// Prints: how long a step takes with each grouping, and that parameters do not depend on it
+// Prints: the time of a step with each grouping, and that parameters do not depend on it
 // expect: layerwise  6 sums, step 16\.034 s
 // expect: single     1 sums, step 15\.597 s
 // expect: optimal    3 sums, step 15\.341 s
@@ -30,7 +31,7 @@ namespace sg = stagger;
 
 constexpr std::size_t width = 16;
 
-struct Gain {  // y = a x, each column by itself
+struct Gain {  // y = a x, with one a for each column
   using Input = sg::Tensor<>;
   using Output = sg::Tensor<>;
   sg::Parameter<> a{"a", std::vector<float>(width, 1.1F)};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A policy of your own on six axes: schedule, staleness, partitioner, placement, optimizer, loss.
-// Nothing is registered anywhere: `with` takes them by their tags, in any order.
+// Six policies of your own: schedule, staleness, partitioner, placement, optimizer and loss.
+// Nothing is registered anywhere: `with` tells them apart by their tags and takes them in any
+// order.
 //
 // Build:  g++ -std=c++20 -O2 -I include examples/14_own_policies.cpp -pthread -o own
 // expect: steps: loss 0\.[0-9]+ -> 0\.00
@@ -16,7 +17,7 @@
 #include <stagger/stagger.hpp>
 namespace sg = stagger;
 
-// 1F1B where there are enough microbatches, else GPipe, which is as fast then.
+// 1F1B if there are more microbatches than ranks, otherwise GPipe, which is as fast then.
 struct WhereItPays {
   using policy_tag = sg::ScheduleTag;
   static constexpr bool flushes = true;  // every rank is idle when an iteration ends
@@ -28,7 +29,7 @@ struct WhereItPays {
   }
 };
 
-// Each stage computes with the weights of its last even update: half as many versions to keep.
+// Each stage uses the weights of its last even update, so that only half as many versions are kept.
 struct EvenUpdates {
   using policy_tag = sg::StalenessTag;
   static constexpr bool synchronous = false;
@@ -36,7 +37,7 @@ struct EvenUpdates {
   int version(int, int available) const { return available / 2 * 2; }
 };
 
-// The first layer alone, all others in a second stage.
+// The first layer is a stage of its own, all others are the second stage.
 struct FirstAlone {
   using policy_tag = sg::PartitionTag;
   std::vector<int> cuts(int layers) const {
@@ -45,7 +46,7 @@ struct FirstAlone {
   }
 };
 
-// Ranks dealt out like cards.
+// Ranks are assigned to places in turn (round robin).
 struct RoundRobin {
   using policy_tag = sg::PlacementTag;
   std::vector<int> place(int ranks, int places) const {
@@ -55,7 +56,7 @@ struct RoundRobin {
   }
 };
 
-// Every value moves by the same length, against the sign of its gradient.
+// Sign descent: every value moves by the same amount, against the sign of its gradient.
 struct SignDescent {
   using policy_tag = sg::OptimizerTag;
   static constexpr int states = 0;  // values kept for each value of a parameter
@@ -69,7 +70,7 @@ struct SignDescent {
   }
 };
 
-// Quadratic near the target, linear far from it.
+// Huber loss: quadratic near the target, linear far from it.
 struct Huber {
   using policy_tag = sg::LossTag;
   using Target = float;
@@ -121,7 +122,7 @@ int main() {
   for (int s = 0; s < 300; ++s) after = sg::run(steps.step(batch)).loss;
   std::printf("steps: loss %.4f -> %.4f\n", before, after);
 
-  // Without a flush; each microbatch is a minibatch.
+  // Training without a flush, in which each microbatch is a minibatch.
   auto stream = sg::Pipeline{model}.with(sg::schedule::PipeDream{}, EvenUpdates{}, FirstAlone{},
                                          Huber{}, SignDescent{.rate = 0.005});
   double const first = sg::run(stream.stream(batch)).loss;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What the programs of examples/ say about their command lines.
+/// @file   Error messages about command lines, from those of CLI11.
 
 #include <cstdlib>
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace words {
 
-/// What is wrong with a command line, in the words that other errors have.
+/// Rewrites CLI11's message about a command line in the style of the library's errors.
 [[nodiscard]] inline std::string sentence(CLI::App const& app, CLI::ParseError const& error) {
   std::string const what = error.what();
   std::string_view const converted = "Could not convert: ";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Stages of equal work instead of equal length: a partitioner of one's own.
+/// @file   A partitioner that makes stages of equal work instead of equal length.
 
 #include <algorithm>
 #include <numeric>
@@ -12,10 +12,10 @@
 
 namespace gpt {
 
-/// Cuts a chain so that the stage with most work has as little as can be.
+/// Splits a chain of layers so that the largest amount of work of a stage is minimal.
 struct ByWork {
   using policy_tag = stagger::PartitionTag;
-  std::vector<double> work;  ///< [layers] of each layer, in any unit
+  std::vector<double> work;  ///< [layers] in any unit
   int stages = 1;
 
   /// @throws Error  with Errc::bad_configuration if there are no stages, or more than layers
@@ -27,11 +27,11 @@ struct ByWork {
                                std::to_string(layers));
     double enough = std::accumulate(work.begin(), work.end(), 0.0);
     double too_little = 0;
-    for (int i = 0; i < 60; ++i) {  // bisection: is there a cut with no stage above the middle?
+    for (int i = 0; i < 60; ++i) {  // bisection over the largest work of a stage
       double const middle = (enough + too_little) / 2;
       (static_cast<int>(fill(middle).size()) < stages ? enough : too_little) = middle;
     }
-    // Every stage gets a layer: where `fill` needs fewer stages, the longest are halved.
+    // `fill` may need fewer stages than asked for; then the longest ones are halved.
     std::vector<int> result = fill(enough);
     while (static_cast<int>(result.size()) < stages - 1) {
       int longest = 0;
@@ -51,7 +51,7 @@ struct ByWork {
   }
 
  private:
-  // Cuts of the stages that arise when each takes layers up to the limit, at least one.
+  // Fills each stage with layers up to the limit, with at least one.
   [[nodiscard]] std::vector<int> fill(double limit) const {
     std::vector<int> result;
     double sum = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Keeps two runs from writing into one folder.
+/// @file   A lock that keeps two runs from writing into one folder.
 
 #include <cerrno>
 #include <string>
@@ -11,8 +11,8 @@
 
 namespace gpt {
 
-/// A folder that is this process's own for as long as this lives. The lock is on the folder itself
-/// and ends with the process, however that ends: nothing is left behind.
+/// Locks a folder for this process while the object lives. The lock is on the folder itself and
+/// ends with the process, even if it is killed, so that no stale lock remains.
 class FolderLock {
  public:
   explicit FolderLock(std::string const& folder)
@@ -24,7 +24,7 @@ class FolderLock {
     if (file_ >= 0) ::close(file_);
   }
 
-  /// False: another process has the folder. True also on file systems that know no locks.
+  /// False if another process has locked the folder. True on file systems without locks.
   [[nodiscard]] bool taken() const noexcept { return taken_; }
 
  private:

@@ -41,7 +41,7 @@ auto make_one(Settings const& s) {
 }
 using One = decltype(make_one(std::declval<Settings const&>()));
 
-/// Seconds to add one byte of gradients to another's.
+/// Measures the time to add one byte of gradients to another array, in seconds.
 double add_s() {
   std::vector<float> to(1U << 20), from(1U << 20, 1.0F);
   double best = 1;
@@ -55,12 +55,12 @@ double add_s() {
   return (best + 1e-9 * to.back()) / static_cast<double>(to.size() * sizeof(float));
 }
 
-/// The link between two threads; a usual one where the machine is too busy to measure it.
+/// Measures the link between two threads; a typical one if the machine is too busy to measure it.
 sg::cluster::Link link() {
   for (int attempt = 0; attempt < 3; ++attempt) {
     try {
       return sg::host::probe(0.3).link();
-    } catch (sg::Error const&) {  // the times do not rise with the bytes
+    } catch (sg::Error const&) {  // noise: the times do not grow with the number of bytes
     }
   }
   std::fputs(
@@ -70,7 +70,8 @@ sg::cluster::Link link() {
   return {.alpha_s = 1e-6, .bytes_per_s = 5e9};
 }
 
-/// The threads as devices. One of the replicas of a stage adds up what the others have.
+/// The threads of this machine as devices of a cluster. One replica of a stage adds up the
+/// gradients of all.
 sg::cluster::Cluster machine(int threads) {
   auto cluster = sg::host::this_machine({}, threads);
   cluster.intra.front() = link();
@@ -81,15 +82,15 @@ sg::cluster::Cluster machine(int threads) {
   return cluster;
 }
 
-/// The layers of the model on every thread at once, as a pipeline has them: threads share caches,
-/// memory and, on some machines, cores.
+/// Measures the layers of the model on all threads at once, as they run in a pipeline: threads
+/// share caches, memory bandwidth and, on some machines, cores.
 class Bench final : public Measurable {
  public:
   Bench(Settings const& s, Text const& text) : s_(s), text_(text) {
     for (std::int64_t t = 0; t < s.threads; ++t) ones_.push_back(make_one(s));
   }
 
-  /// Times of the layers for so many sequences at once, the mean of the threads' medians.
+  /// Times of the layers for a microbatch of `sequences`: the mean over the threads' medians.
   [[nodiscard]] sg::cluster::Profile profile(int sequences, double budget_s) override {
     auto const batch = some(sequences);
     auto once = measure(batch, sequences, {.repeats = 1, .discarded = 1});
@@ -100,7 +101,7 @@ class Bench final : public Measurable {
     return measure(batch, sequences, {.repeats = repeats, .discarded = pass_s > 2 ? 0 : 1});
   }
 
-  /// [layers] of an optimizer step.
+  /// @return  [layers] seconds of an optimizer step
   [[nodiscard]] std::vector<double> updates() override {
     std::vector<std::vector<double>> all(ones_.size());
     together([&](std::size_t t) {
@@ -117,7 +118,7 @@ class Bench final : public Measurable {
     return machine(static_cast<int>(s_.threads));
   }
 
-  /// What so many sequences leave behind.
+  /// Memory of each layer for a microbatch of `sequences`.
   [[nodiscard]] sg::Footprint const& footprint(std::size_t sequences) {
     auto const known = footprints_.find(sequences);
     if (known != footprints_.end()) return known->second;

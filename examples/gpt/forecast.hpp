@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   How the model runs best on this machine, and what that will take.
+/// @file   A plan for this machine, and its predicted time and memory.
 
 #include <string>
 
@@ -12,21 +12,22 @@
 
 namespace gpt {
 
-/// A plan for the threads of this machine, with what a step by it is predicted to take.
+/// A plan, with its predicted time and memory.
 struct Forecast {
   stagger::plan::Plan plan{};
-  double step_s = 0;         ///< the iteration and the update behind it
-  stagger::Memory memory{};  ///< of the pipeline, byte for byte
+  double step_s = 0;         ///< iteration and optimizer update
+  stagger::Memory memory{};  ///< exact
 };
 
-/// Measures the layers, all threads at work, and plans, or reads settings.plan and predicts that.
+/// Measures the layers with all threads busy, and makes a plan or reads the one that settings.plan
+/// names.
 /// @throws Error  with Errc::bad_configuration or bad_data for a plan that does not fit the
 ///                settings, and Errc::io for a file that cannot be read
 [[nodiscard]] Forecast forecast(Settings const& settings, Text const& text);
 
-/// What was predicted beside what was measured, and how busy the machine is.
-/// @param step_s     median
-/// @param fastest_s  of the steps: what is left of the difference where others use the machine too
+/// A table of predictions beside measurements, with the load of the machine.
+/// @param step_s     median time of the steps
+/// @param fastest_s  shortest time, which other load on the machine disturbs least
 [[nodiscard]] std::string compared(Forecast const& forecast, double step_s, double fastest_s,
                                    stagger::Memory const& memory);
 

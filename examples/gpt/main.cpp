@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A byte-level transformer, trained in a pipeline of stages. `gpt --help` explains the flags.
+// A byte-level transformer, trained with pipeline parallelism. `gpt --help` explains the flags.
 
 #include <cstdio>
 #include <exception>
@@ -14,7 +14,8 @@
 
 namespace {
 
-/// Several processes that know nothing of each other would write to the same folders.
+/// Refuses to run in several processes without --device mpi, in which they would all write to the
+/// same folders.
 void require_alone(gpt::Settings const& settings) {
   auto const launch = stagger::collective::find_launch();
   if (!launch || launch->size == 1 || settings.over_mpi()) return;
@@ -23,8 +24,8 @@ void require_alone(gpt::Settings const& settings) {
                  "pipeline in all of them, or start one process");
 }
 
-/// Whether this is one of several processes, and not the first: what is wrong with the command line
-/// is the same in all of them, and the first says it.
+/// Whether this is one of several processes, and not the first. Errors of the command line are the
+/// same in all of them, so only the first prints them.
 bool others_say_it() noexcept {
   try {
     auto const launch = stagger::collective::find_launch();

@@ -23,7 +23,7 @@ namespace plan = stagger::plan;
 
 namespace {
 
-/// Slices of a microbatch that the stages of a plan see, in sequences.
+/// Sequences of a microbatch that each replica of a stage processes.
 int slice_of(plan::Plan const& p, plan::PlanStage const& stage, std::int64_t batch) {
   double const microbatch = static_cast<double>(batch) / p.microbatches;
   return static_cast<int>(std::ceil(microbatch / stage.replicas() - 1e-9));
@@ -34,7 +34,8 @@ class Planning {
   Planning(Settings const& s, Measurable& layers)
       : s_(s), layers_(layers), cluster_(layers.cluster()), updates_(layers.updates()) {}
 
-  /// The fastest plan that could be found.
+  /// The plan with the shortest predicted step.
+  /// @throws sg::Error  bad_configuration if no plan fits
   [[nodiscard]] plan::Plan best() {
     std::optional<plan::Plan> best;
     double best_s = 0;
@@ -47,7 +48,7 @@ class Planning {
         plan::Workload const w(profile, cluster_, request);
         try {
           for (auto& p : candidates(w)) {
-            p.gradients = plan::Gradients::together;  // as the engine has it
+            p.gradients = plan::Gradients::together;  // as in the engine's step
             p = plan::predict(w, std::move(p));
             double const seconds = p.simulated_s + update_s(p);
             if (best && !(seconds < best_s)) continue;
@@ -63,8 +64,8 @@ class Planning {
     return *std::move(best);
   }
 
-  /// The plan with its predictions but that of memory, by layers measured at the sizes that its
-  /// stages see.
+  /// Predicts the plan's times (not its memory) from layers that are measured with the microbatch
+  /// size of each stage.
   [[nodiscard]] Forecast predict(plan::Plan p) {
     std::map<int, sg::cluster::Profile> at;
     sg::cluster::Profile merged;
@@ -94,7 +95,7 @@ class Planning {
     return static_cast<std::uint64_t>(std::llround(static_cast<double>(bytes) * scale));
   }
 
-  /// Sequences of a microbatch on each thread, as long as there is memory for them.
+  /// Microbatch sizes to try, in sequences.
   [[nodiscard]] std::vector<int> sizes() const {
     std::vector<int> all;
     for (std::int64_t size = s_.batch; size >= 1 && all.size() < 8; size /= 2)
@@ -117,7 +118,7 @@ class Planning {
     return all;
   }
 
-  /// Of the slowest stage.
+  /// Seconds of the optimizer update on the slowest stage.
   [[nodiscard]] double update_s(plan::Plan const& p) const {
     double slowest = 0;
     for (auto const& stage : p.stages) {
@@ -134,7 +135,8 @@ class Planning {
   std::vector<double> updates_;  // [layers] seconds
 };
 
-/// @throws sg::Error  naming what does not fit
+/// Checks that the plan fits the settings.
+/// @throws sg::Error  bad_configuration, which names the difference
 void require_plan(Settings const& s, plan::Plan const& p) {
   auto const refuse = [&](std::string const& sentence) {
     throw sg::Error(sg::Errc::bad_configuration, "--plan " + s.plan + ": " + sentence);
@@ -166,7 +168,7 @@ void require_plan(Settings const& s, plan::Plan const& p) {
   }
 }
 
-/// The plan that settings.plan names, or none where it is to be found.
+/// Reads the plan that settings.plan names; nothing if it is "auto".
 std::optional<plan::Plan> given_plan(Settings const& s) {
   if (s.plan == "auto") return std::nullopt;
   auto given = sg::json::read_plan(sg::json::read_file(s.plan), s.plan);

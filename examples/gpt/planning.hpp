@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A plan by measured layers, wherever they were measured.
+/// @file   Planning from measured layers, on the host or on a GPU.
 
 #include <vector>
 
@@ -12,24 +12,24 @@
 
 namespace gpt {
 
-/// The layers of the model where they are to run.
+/// Measures the layers of the model on the device that will run them.
 class Measurable {
  public:
   virtual ~Measurable() = default;
-  /// Times for so many sequences at once.
-  /// @param budget_s  to spend on it
+  /// Times of the layers for a microbatch of `sequences`.
+  /// @param budget_s  how long to measure
   [[nodiscard]] virtual stagger::cluster::Profile profile(int sequences, double budget_s) = 0;
-  /// [layers] seconds of an optimizer step.
+  /// @return  [layers] seconds of an optimizer step
   [[nodiscard]] virtual std::vector<double> updates() = 0;
   [[nodiscard]] virtual stagger::cluster::Cluster cluster() = 0;
 };
 
-/// The plan that settings.plan names, or where it is "auto" the fastest that could be found; with
-/// its predictions but that of memory.
+/// The plan that settings.plan names, or for "auto" the one with the shortest predicted step. Its
+/// memory is not predicted.
 /// @throws Error  as `forecast`
 [[nodiscard]] Forecast planned_by(Settings const& settings, Measurable& layers);
 
-/// The times of a step, predicted and measured: the first rows of what `compared` says.
+/// The rows of the table of `compared` about the time of a step.
 [[nodiscard]] stagger::report::TextTable compared_times(Forecast const& forecast, double step_s,
                                                         double fastest_s);
 

@@ -53,7 +53,7 @@ sg::cluster::Profile measure(Settings const& s, char const* sources) {
 }  // namespace
 
 void write_profile(Settings const& settings, char const* sources) {
-  sg::WholeFile file(settings.profile);  // fails before the work, if it must
+  sg::WholeFile file(settings.profile);  // opened first, so that an error comes before the work
   auto const profile = measure(settings, sources);
   file.write(sg::json::write_profile(profile));
   file.commit();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What the model costs on this machine, layer by layer, for planners.
+/// @file   The profile of the model on this machine, for planners.
 
 #include "settings.hpp"
 

@@ -19,7 +19,7 @@ using stagger::schedule::Timeline;
 
 namespace {
 
-/// Index of the middle value.
+/// Index of the median.
 template <class Value> std::size_t middle(std::size_t count, Value value) {
   std::vector<std::size_t> order(count);
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -50,7 +50,7 @@ std::string Record::table(Table const& plan) const {
   report::StepReport step;
   step.predicted = report::summarize(predicted(plan));
   step.measured = report::summarize(typical());
-  step.measured.peak_in_flight = peak_in_flight_;  // as the engine counted, not as the clock tells
+  step.measured.peak_in_flight = peak_in_flight_;  // the engine's count, which is exact
   step.measured_step_s = step_s();
   return report::step_table(step);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What a run measured of its last steps, and the report made of it.
+/// @file   Measurements of the last steps of a run, and the report on them.
 
 #include <cstddef>
 #include <string>
@@ -16,21 +16,21 @@ class Record {
  public:
   static constexpr std::size_t kept = 21;
 
-  /// @param wall_s          the whole step took, optimizer included
-  /// @param peak_in_flight  [ranks] as the engine counted
+  /// @param wall_s          time of the whole step, optimizer included
+  /// @param peak_in_flight  [ranks] as counted by the engine
   void add(stagger::schedule::Timeline timeline, double wall_s, std::vector<int> peak_in_flight);
 
   [[nodiscard]] bool empty() const noexcept { return timelines_.empty(); }
 
   /// Median time of the steps, seconds.
-  /// @pre  not empty
+  /// @pre  !empty()
   [[nodiscard]] double step_s() const;
-  /// The shortest, seconds.
-  /// @pre  not empty
+  /// Shortest time of the steps, seconds.
+  /// @pre  !empty()
   [[nodiscard]] double fastest_s() const;
 
-  /// What the plan allows at the median cost of each stage, beside the step with the middle
-  /// makespan.
+  /// A table with the makespan of `plan` simulated at the median cost of each stage, beside the
+  /// step with the median makespan.
   [[nodiscard]] std::string table(stagger::schedule::Table const& plan) const;
 
   /// Writes trace.json and timeline.svg.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A run from its settings to its report, wherever ranks run.
+/// @file   A training run, from its settings to its report, on any device.
 
 #include <algorithm>
 #include <cmath>
@@ -31,7 +31,7 @@ namespace gpt {
 
 inline std::sig_atomic_t volatile interrupted = 0;
 
-/// The first signal ends the run after the step; a second one ends the program at once.
+/// The first signal ends the run after the current step; a second one ends the program at once.
 inline void listen_for_interrupts() {
   struct ::sigaction action{};
   action.sa_handler = [](int) { interrupted = 1; };
@@ -39,23 +39,23 @@ inline void listen_for_interrupts() {
   for (int const signal : {SIGINT, SIGTERM}) ::sigaction(signal, &action, nullptr);
 }
 
-/// @tparam Where  where ranks run, and what only that can say; made from the settings:
+/// @tparam Where  what depends on the device that ranks run on; constructed from the settings:
 ///
 /// @code
 ///     struct Where {
-///       using Trainer, Comparison;                        // what `make` makes; of --compare
-///       void require_memory(Settings const&) const;       // throws in words
+///       using Trainer, Comparison;                        // returned by `make`; for --compare
+///       void require_memory(Settings const&) const;       // throws if there is too little
 ///       Trainer make(Way const&);
-///       bool leads() const, all_go_on() const;            // of the processes; not interrupted
-///       bool any(bool here) const;                        // in any of the processes
+///       bool leads() const, all_go_on() const;            // is it the first process; no interrupt
+///       bool any(bool here) const;                        // logical or over all processes
 ///       std::string places(Way const&) const;             // "2 threads"
-///       Forecast forecast(Settings const&, Text const&);  // of a plan
+///       Forecast forecast(Settings const&, Text const&);  // for --plan
 ///       std::string compared(Forecast const&, Record const&, Trainer&);
-///       std::int64_t recorded(Settings const&) const;     // of the last steps: with a timeline
+///       std::int64_t recorded(Settings const&) const;     // last steps whose timelines are kept
 ///       Metrics step(Trainer&, Batch const&);
 ///       double held_out_loss(Trainer&, Batch const&);
 ///       float const* logits(Trainer&, Tokens const&);     // [sequences][length][256]
-///       void report(Settings const&) const;               // prints what else was measured
+///       void report(Settings const&) const;               // prints further measurements
 ///     };
 /// @endcode
 template <class Where> class Run {
@@ -163,7 +163,7 @@ template <class Where> class Run {
     return metrics;
   }
 
-  /// Of the replicas of a stage, the first stands for all.
+  /// The rows of the first replica of each stage.
   [[nodiscard]] sg::schedule::Timeline one_of_each(sg::schedule::Timeline timeline) const {
     auto const replicas = replicas_of(way_);
     if (replicas.empty()) return timeline;
@@ -174,7 +174,7 @@ template <class Where> class Run {
     return first;
   }
 
-  /// Takes the same step on one device, if that was asked for.
+  /// With --compare, takes the same step on one device and compares.
   [[nodiscard]] bool agrees(sg::Metrics const& metrics, sg::report::Progress& progress) {
     if (!comparison_) return true;
     train_->gather_parameters();
@@ -235,7 +235,7 @@ template <class Where> class Run {
     }
   }
 
-  /// Rows that a prediction has at least.
+  /// The smallest number of rows of a prediction: each replica needs one.
   [[nodiscard]] std::size_t most_replicas() const {
     int most = 1;
     auto const replicas = replicas_of(way_);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Text that the model writes.
+/// @file   Text generation.
 
 #include <algorithm>
 #include <cmath>
@@ -15,8 +15,8 @@
 
 namespace gpt {
 
-/// Bytes as a terminal can show them: what is no printable ASCII, line break or well-formed UTF-8
-/// becomes '?'.
+/// Text that is safe to print on a terminal: everything but printable ASCII, line breaks and
+/// well-formed UTF-8 is replaced by '?'.
 [[nodiscard]] inline std::string printable(std::string const& bytes) {
   std::string text;
   for (std::size_t i = 0; i < bytes.size();) {
@@ -35,11 +35,11 @@ namespace gpt {
   return text;
 }
 
-/// Lets a model go on from a prompt, a byte at a time; each sees as much of the text before it as
-/// the context holds.
+/// Generates text after a prompt, one byte at a time. Each prediction sees as many of the preceding
+/// bytes as the context holds.
 /// @param logits       (Tokens const& [rows][seen]) -> float const* [rows][seen][256]: forward only
-/// @param rows         copies of the text in a prediction, as many as replicated stages need
-/// @param temperature  below 1: more of what is likely
+/// @param rows         copies of the text in a prediction: each replica of a stage needs a row
+/// @param temperature  below 1 makes likely bytes more likely
 template <class Logits>
 [[nodiscard]] std::string sample(Logits logits, std::size_t rows, std::string const& prompt,
                                  std::size_t length, std::size_t context, std::uint64_t seed,

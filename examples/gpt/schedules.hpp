@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The schedules that this program offers, and in which order they add gradients.
+/// @file   The schedules that this program offers, and the order in which they add gradients.
 
 #include <cstdint>
 #include <string>
@@ -11,11 +11,11 @@
 
 namespace gpt {
 
-/// In which order a schedule adds the gradients of the microbatches, on every stage.
+/// The order in which a schedule adds the gradients of the microbatches, on every stage.
 enum class Adds { rising, falling, otherwise };
 
-/// A schedule of the library, or the order of a plan, for steps of so many microbatches. Any other
-/// count is for prediction, which no schedule refuses: the forwards of the same stages.
+/// A schedule of the library, or of a plan, for steps of `microbatches` microbatches. For any other
+/// number, as predictions have, it has the forward passes only, which every shape allows.
 struct Schedule {
   using policy_tag = stagger::ScheduleTag;
   static constexpr bool flushes = true;
@@ -23,20 +23,21 @@ struct Schedule {
 
   stagger::schedule::Named order;
   int microbatches = 1;
-  std::vector<int> warm_up{};  ///< of a plan's stages; empty: no plan
+  std::vector<int> warm_up{};  ///< [stages] of a plan; empty: no plan
 
   [[nodiscard]] int chunks() const { return order.chunks(); }
 
-  /// @throws Error  with Errc::bad_configuration for a shape that the schedule cannot serve
+  /// @throws Error  with Errc::bad_configuration for a shape that the schedule does not support
   [[nodiscard]] stagger::schedule::Table table(stagger::Shape shape) const;
 
-  /// @param chunks  0: as many as are usual
+  /// @param chunks  0: the schedule's default
   /// @throws Error  with Errc::bad_configuration naming the known schedules
   [[nodiscard]] static Schedule named(std::string_view name, std::int64_t chunks,
                                       std::int64_t microbatches);
 };
 
-/// The names of all that keep microbatches whole, stages single, and flush; separated by commas.
+/// The names of the schedules that flush, do not slice microbatches and have one owner per stage,
+/// separated by commas.
 [[nodiscard]] std::string schedule_names();
 
 [[nodiscard]] Adds adds(stagger::schedule::Table const& table);

@@ -252,7 +252,7 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
       refuse(
           "--plan cannot go with --device mpi, whose processes would measure and plan each for "
           "itself; give the flags that a plan says");
-    s.stages = s.microbatches = 1;  // until there is a plan
+    s.stages = s.microbatches = 1;  // placeholders until there is a plan
   }
   if (s.chunks == 0) s.chunks = Schedule::named(s.schedule, 0, 1).chunks();
   if (s.threads == 0) {
@@ -288,7 +288,7 @@ std::string in_flags(std::string sentence) {
 
 namespace {
 
-/// Of "batch 8, rate 0.5": the names, and what each has.
+/// Parses "batch 8, rate 0.5" into names and values.
 std::vector<std::pair<std::string, std::string>> named_values(std::string const& list) {
   std::vector<std::pair<std::string, std::string>> all;
   for (std::size_t begin = 0; begin < list.size();) {
@@ -301,7 +301,7 @@ std::vector<std::pair<std::string, std::string>> named_values(std::string const&
   return all;
 }
 
-/// A number with no more digits than tell it from others.
+/// The shortest decimal that reads back as the same number.
 std::string shortest(std::string const& value) {
   double number = 0;
   char const* const end = value.data() + value.size();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What is learned: the bytes of files, split for training and for judging, and windows
-/// drawn from them.
+/// @file   The training text: bytes of files, split into training and held-out parts, from which
+/// windows are drawn.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,41 +18,41 @@ namespace gpt {
 /// Microbatches of token sequences and of the bytes that follow each token.
 using Batch = stagger::Batch<Tokens, Tokens>;
 
-/// Bytes to learn from. Of every part of the text the last tenth is held out, so that both kinds
-/// come from everywhere; no window of training reaches into what is held out. What a step sees
-/// depends on the seed and the number of the step alone: a resumed run needs no memory of its data.
+/// The bytes of the text. The last tenth of every part of the text is held out, so that training
+/// and held-out windows both come from the whole text and do not overlap. The windows of a step
+/// depend only on the seed and the number of the step, so a resumed run needs no state of its data.
 class Text {
  public:
-  /// @param context  tokens of a window; one byte more is read, the last target
-  /// @throws Error   with Errc::bad_data if the text is empty or too short for one window of each
-  /// kind
+  /// @param context  tokens of a window, which has one byte more for the last target
+  /// @throws Error   with Errc::bad_data if the text is too short for a training window and a
+  ///                 held-out window
   Text(std::string bytes, std::size_t context);
 
-  /// Whole files, one after the other.
-  /// @throws Error  with Errc::io naming a file that cannot be read, that has no end, or that takes
-  /// more than half of the memory
+  /// Concatenates files.
+  /// @throws Error  with Errc::io, naming a file that cannot be read, is endless, or takes more
+  ///                than half of the memory
   [[nodiscard]] static std::string read(std::vector<std::string> const& files);
 
   /// Draws `sequences` windows for training.
-  /// @param batch  its microbatches are filled: as many as it has, sizes as equal as they can be,
-  /// larger ones first
+  /// @param batch  the windows are distributed over its microbatches as evenly as possible, with
+  ///               larger microbatches first
   void draw(std::uint64_t seed, std::int64_t step, std::size_t sequences, Batch& batch) const;
 
-  /// Windows spread evenly over what is held out, always the same.
+  /// Windows spread evenly over the held-out text, always the same.
   void held_out(std::size_t sequences, Batch& batch) const;
 
-  /// How a sample may begin: as a comment where the text is code, else by the text's first word.
+  /// A prompt for a sample: the start of a comment if the text is code, otherwise its first word.
   [[nodiscard]] std::string prompt() const;
 
   [[nodiscard]] std::size_t size() const noexcept { return bytes_.size(); }
 
-  /// A number that differs for different texts.
+  /// A hash of the text.
   [[nodiscard]] std::uint64_t fingerprint() const noexcept;
 
  private:
   struct Part {
     std::size_t begin;
-    std::size_t windows;         // starts of a window within the part
+    std::size_t windows;         // possible starts of a window in this part
     std::size_t windows_before;  // in the parts before this one
   };
 
@@ -65,10 +65,9 @@ class Text {
   std::vector<Part> held_out_;
 };
 
-/// The project's headers and documents, sorted by name: what is learned when no text is given.
-/// @param hint   folder of the sources when this program was built; when it is gone, the folders
-/// above the current one
-///               are searched
+/// The project's headers and documentation, sorted by name: the default training text.
+/// @param hint   folder of the sources when this program was built; if it is gone, the folders
+///               above the current one are searched
 /// @throws Error with Errc::io if there are no sources
 [[nodiscard]] std::vector<std::string> own_files(std::string const& hint);
 

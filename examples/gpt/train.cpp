@@ -33,7 +33,7 @@ namespace {
 
 constexpr double deadline_s = 600;
 
-/// The processes that MPI started, for as long as this lives.
+/// The processes of an MPI job. MPI is initialised while an object of this class lives.
 class Processes {
  public:
 #ifdef GPT_HAS_MPI
@@ -45,7 +45,7 @@ class Processes {
     return process == 0;
   }
   [[nodiscard]] static bool any(bool here) {
-    static int mine = 0;  // MPI may read and write both after an error
+    static int mine = 0;  // static, since MPI may still access both after an error
     static int any = 0;
     mine = here ? 1 : 0;
     MPI_Request request = MPI_REQUEST_NULL;
@@ -70,14 +70,14 @@ class Processes {
     MPI_Comm_set_errhandler(last_words_, MPI_ERRORS_RETURN);
   }
 
-  /// Whether a process before this one has ended with the same words, and says them. The others are
-  /// waited for a moment: those that have met no error do not come.
+  /// Whether a lower-ranked process has ended with the same message, and so prints it. Waits only
+  /// for a second, since processes without an error do not call this.
   [[nodiscard]] bool said(std::string_view words) const {
     int process = 0;
     int count = 0;
     MPI_Comm_rank(last_words_, &process);
     MPI_Comm_size(last_words_, &count);
-    static std::uint64_t mine = 0;  // what is on its way may outlive this call
+    static std::uint64_t mine = 0;  // static, since a pending message may outlive this call
     static std::vector<std::uint64_t> all;
     mine = 0xcbf29ce484222325U;  // FNV-1a
     for (char const c : words) mine = (mine ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
@@ -140,7 +140,7 @@ template <class Device> auto make_pipeline(Way const& way, Device device) {
 
 sg::host::Threads threads_of(Settings const& s) { return {static_cast<int>(s.threads)}; }
 
-auto make_pipeline(Way const& way) {  // either way, a trainer of one type
+auto make_pipeline(Way const& way) {  // threads and processes have the same trainer type
   return way.s.over_mpi() ? make_pipeline(way, Processes::device())
                           : make_pipeline(way, threads_of(way.s));
 }
@@ -151,13 +151,13 @@ auto make_one_device(Settings const& s) {
 
 using Trainer = decltype(make_pipeline(std::declval<Way const&>()));
 
-/// The same training on one device, step by step beside the pipeline.
+/// Takes each step also on one device, and compares the parameters with those of the pipeline.
 class Beside {
  public:
   explicit Beside(Way const& way)
       : one_(make_one_device(way.s)), falling_(adds(table_of(way)) == Adds::falling) {}
 
-  /// Goes on from where the pipeline stands, in whichever processes.
+  /// Copies parameters and optimizer state from the pipeline, from all processes.
   void start(Trainer& train) {
     train.gather_parameters();
     auto const from = train.parameters();
@@ -171,8 +171,8 @@ class Beside {
 
   void begin_step(Trainer&) const noexcept {}
 
-  /// Takes the same step.
-  /// @return  a sentence about the first parameter that differs; empty: none does
+  /// Takes the same step on one device.
+  /// @return  a sentence about the first parameter that differs; empty if none does
   [[nodiscard]] std::string difference(Trainer& train, Batch const& batch, sg::Metrics const&) {
     step(batch, train.optimizer().rate);
     return difference(train);
@@ -190,7 +190,7 @@ class Beside {
   void step(Batch const& batch, double rate) {
     one_.optimizer().rate = rate;
     double const begin_s = now_s();
-    if (falling_) {  // the same sums in the same order
+    if (falling_) {  // reversed, to add gradients in the schedule's order
       Batch turned{{batch.inputs.rbegin(), batch.inputs.rend()},
                    {batch.targets.rbegin(), batch.targets.rend()}};
       (void)one_.step(turned);
@@ -232,7 +232,7 @@ class Beside {
   std::vector<double> wall_s_;
 };
 
-/// Ranks on the processors of this machine, or of several.
+/// Ranks on threads of this process, or in the processes of an MPI job.
 class OnHost {
  public:
   using Trainer = gpt::Trainer;
@@ -240,7 +240,7 @@ class OnHost {
 
   explicit OnHost(Settings const& s) : over_mpi_(s.over_mpi()) {}
 
-  /// An honest word now instead of a machine that swaps, or kills, later.
+  /// Refuses a model that does not fit into memory, before the machine swaps or kills the process.
   void require_memory(Settings const& s) const {
     double const rows =
         std::ceil(static_cast<double>(s.batch) / static_cast<double>(s.microbatches)) *
@@ -261,7 +261,7 @@ class OnHost {
 
   [[nodiscard]] bool leads() const { return !over_mpi_ || Processes::first(); }
 
-  /// Processes are interrupted at different moments, and stop after the same step.
+  /// Signals reach processes at different times; this makes all of them stop after the same step.
   [[nodiscard]] bool all_go_on() const {
     if (!over_mpi_) return interrupted == 0;
     if (!Processes::any(interrupted != 0)) return true;
@@ -298,7 +298,7 @@ class OnHost {
   }
   void report(Settings const&) const {}
 
-  /// Whether it is so in any of the processes.
+  /// Logical or over all processes.
   [[nodiscard]] bool any(bool here) const { return over_mpi_ ? Processes::any(here) : here; }
 
  private:

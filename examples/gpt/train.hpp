@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The run: train, judge, write.
+/// @file   Training on this machine's processors or over MPI.
 
 #include "settings.hpp"
 
@@ -10,14 +10,14 @@ namespace gpt {
 enum class Outcome : int {
   finished = 0,
   differs = 1,
-  refused = 2,  ///< for what another process has said already
+  refused = 2,  ///< another process has already printed the error
   interrupted = 130
 };
 
-/// Trains as the settings say, on the processors of this machine; over MPI, as one of several
-/// processes, of which the first prints and writes.
-/// @param sources  folder with the sources of stagger, the text to learn when none is given
-/// @throws Error   for anything given that cannot be used, and what a step ends with
+/// Trains as the settings say, on threads of this machine, or as one of the processes of an MPI
+/// job, of which only the first prints and writes.
+/// @param sources  folder with the sources of stagger, the default training text
+/// @throws Error   for settings that cannot be used, and for a step that fails
 [[nodiscard]] Outcome train(Settings const& settings, char const* sources);
 
 }  // namespace gpt

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What a run was asked for, with the plan that was made for it, and its words.
+/// @file   The settings of a run with the plan made for it, and their descriptions.
 
 #include <chrono>
 #include <cstddef>
@@ -37,7 +37,7 @@ inline std::string model_in_words(Settings const& s) {
          ", heads " + std::to_string(s.heads) + ", context " + std::to_string(s.context);
 }
 
-/// What is asked for, and the plan that was made for it.
+/// The settings of a run, and the plan that was made for it, if any.
 struct Way {
   Settings s;
   std::optional<sg::Planned> planned{};
@@ -57,7 +57,7 @@ inline sg::schedule::Table table_of(Way const& way) {
                                  .chunks = static_cast<int>(way.s.chunks)});
 }
 
-/// Ranks of each row of the table.
+/// Replicas of each row of the table.
 inline sg::Replicas replicas_of(Way const& way) {
   if (way.planned) return way.planned->options.replicas;
   if (way.s.replicas == 1) return {};
@@ -74,7 +74,7 @@ inline std::string replicas_in_words(Way const& way) {
   return words;
 }
 
-/// Everything else that the bits of the result depend on.
+/// Describes all settings on which the bits of the result depend, besides the model.
 inline std::string training_in_words(Way const& way, Text const& text) {
   Settings const& s = way.s;
   char words[256];
@@ -89,7 +89,7 @@ inline std::string training_in_words(Way const& way, Text const& text) {
          replicas_in_words(way) + (s.on_gpu() ? ", on a GPU in " + s.precision : "");
 }
 
-/// Creates the folder and tries to write there, before hours of work depend on it.
+/// Creates the output folder and checks that it can be written to, before hours of training.
 inline void prepare_output(std::string const& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
@@ -97,7 +97,7 @@ inline void prepare_output(std::string const& folder) {
     throw sg::Error(sg::Errc::io,
                     "cannot create the folder '" + folder + "': " + error.message() +
                         "; give --output DIR a place that can be written to, or none");
-  sg::WholeFile probe(folder + "/trace.json");  // not committed: nothing stays
+  sg::WholeFile probe(folder + "/trace.json");  // not committed, so no file remains
 }
 
 }  // namespace gpt

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A batch on its way to a GPU.
+/// @file   Upload of a batch to a GPU.
 
 #include <cstddef>
 
@@ -13,12 +13,12 @@ namespace gpt::gpu {
 
 using DeviceBatch = stagger::Batch<DeviceTokens, DeviceTokens>;
 
-/// Into the memory that it had before, which a graph has the addresses of.
+/// Copies a batch to the GPU, into the memory of the last batch, since a graph keeps the addresses.
 inline void upload(Tokens const& host, DeviceTokens& device) {
   device.resize_like(host);
   stagger::cuda::check(cudaMemcpy(device.data(), host.data(), host.size(), cudaMemcpyHostToDevice),
                        "copy a batch");
-  // The null stream's work, which the engine's streams do not wait for.
+  // The copies are on the null stream, for which the engine's streams do not wait.
   stagger::cuda::check(cudaStreamSynchronize(nullptr), "copy a batch");
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What the kernels compute, apart from how a GPU runs them: bodies for a team of threads
-/// (a row, or a column, each) or for one element. A host runs them with a team of one.
+/// @file   The bodies of the kernels: what a team of threads computes for one row or column, or one
+/// thread for one element. A GPU and, in tests, a host with a team of one thread run the same
+/// bodies.
 /// @source as in ../model: norm.hpp, attention.hpp, block.hpp, cross_entropy.hpp.
 
 #include <cmath>
@@ -12,10 +13,10 @@
 
 namespace gpt::gpu {
 
-/// Numbers are kept as T and computed with as float.
+/// Numbers are stored as T; arithmetic is in float.
 template <class T> constexpr float value(T const& x) { return static_cast<float>(x); }
 
-/// A team of one.
+/// A team of one thread.
 struct Alone {
   [[nodiscard]] constexpr std::size_t lane() const { return 0; }
   [[nodiscard]] constexpr std::size_t lanes() const { return 1; }
@@ -23,7 +24,7 @@ struct Alone {
   [[nodiscard]] constexpr float largest(float x) const { return x; }
 };
 
-/// A row: y = normal * gain + bias, normal = (x - mean) * scale, scale = 1 / deviation.
+/// For a row: y = normal * gain + bias, normal = (x - mean) * scale, scale = 1 / deviation.
 template <class T> struct NormForward {
   T const* x;
   float const* gain;
@@ -50,7 +51,7 @@ template <class T> struct NormForward {
   }
 };
 
-/// A row: the result of NormForward once more.
+/// For a row: the y of NormForward, recomputed from what it saved.
 template <class T> struct NormOutput {
   T const* normal;
   float const* gain;
@@ -63,10 +64,10 @@ template <class T> struct NormOutput {
   }
 };
 
-/// A row: dx = residual + what reaches x through the normalisation. @pre dx is not dy
+/// For a row: dx = residual + the gradient through the normalisation. @pre dx is not dy
 template <class T> struct NormBackward {
   T const* dy;
-  T const* residual;  // null: none
+  T const* residual;  // may be null
   T const* normal;
   float const* scale;
   float const* gain;
@@ -92,7 +93,7 @@ template <class T> struct NormBackward {
   }
 };
 
-/// A column: what a microbatch gives to gain and bias of a normalisation.
+/// For a column: a microbatch's gradients of gain and bias of a normalisation.
 template <class T> struct NormGradients {
   T const* dy;
   T const* normal;
@@ -116,7 +117,7 @@ template <class T> struct NormGradients {
   }
 };
 
-/// A column: sum[c] += the sum of a column of d.
+/// For a column: sum[c] += the sum of column c of d.
 template <class T> struct AddColumn {
   T const* d;
   float* sum;
@@ -131,7 +132,7 @@ template <class T> struct AddColumn {
   }
 };
 
-/// A row: y = x + bias of its column; x may be null.
+/// For a row: y = x + bias; x may be null.
 template <class T> struct AddBias {
   T const* x;
   float const* bias;
@@ -144,7 +145,7 @@ template <class T> struct AddBias {
   }
 };
 
-/// A row of one sequence and head: softmax over the entries up to the diagonal, 0 behind it.
+/// For a row of one sequence and head: softmax over the entries up to the diagonal, 0 after it.
 template <class T> struct CausalSoftmax {
   T* share;  // [rows][length] in: q k' / sqrt(depth)
   std::size_t length;
@@ -164,10 +165,10 @@ template <class T> struct CausalSoftmax {
   }
 };
 
-/// A row: the gradient before the softmax, times `scale`. Masked entries have p = 0.
+/// For a row: the gradient before the softmax, times `scale`. Masked entries have p = 0.
 template <class T> struct SoftmaxBackward {
   T const* share;
-  T* slopes;  // [rows][length] in: gradient of the shares
+  T* slopes;  // [rows][length] in: gradient of the attention weights
   std::size_t length;
   float scale;
   template <class Team> constexpr void operator()(Team const& team, std::size_t row) const {
@@ -182,7 +183,7 @@ template <class T> struct SoftmaxBackward {
   }
 };
 
-/// An element: hidden = GELU(slope); slope = its derivative there.
+/// For an element: hidden = GELU(slope), and slope = the derivative of GELU there.
 template <class T> struct Gelu {
   T* slope;
   T* hidden;
@@ -196,7 +197,7 @@ template <class T> struct Gelu {
   }
 };
 
-/// An element: to *= by.
+/// For an element: to *= by.
 template <class T> struct Multiply {
   T* to;
   T const* by;
@@ -205,21 +206,21 @@ template <class T> struct Multiply {
   }
 };
 
-/// An element: to += more.
+/// For an element: to += more.
 template <class N> struct Add {
   N* to;
   N const* more;
   constexpr void operator()(std::size_t i) const { to[i] += more[i]; }
 };
 
-/// An element: another type of number.
+/// For an element: a conversion to another type.
 template <class T> struct Cast {
   float const* from;
   T* to;
   constexpr void operator()(std::size_t i) const { to[i] = static_cast<T>(from[i]); }
 };
 
-/// An element: y = token embedding + position embedding.
+/// For an element: y = token embedding + position embedding.
 template <class T> struct Embed {
   std::uint8_t const* tokens;
   float const* token;
@@ -234,7 +235,7 @@ template <class T> struct Embed {
   }
 };
 
-/// A token: the gradient of its embedding, in the order of rows.
+/// For a token: the gradient of its embedding, summed in the order of rows.
 template <class T> struct TokenGradient {
   std::uint8_t const* tokens;
   T const* dy;
@@ -251,7 +252,7 @@ template <class T> struct TokenGradient {
   }
 };
 
-/// An element of the positions: its gradient, in the order of sequences.
+/// For an element of the position embedding: its gradient, summed in the order of sequences.
 template <class T> struct PositionGradient {
   T const* dy;
   float* gradient;
@@ -264,12 +265,12 @@ template <class T> struct PositionGradient {
   }
 };
 
-/// A row of logits: its loss, and, if `dy` is wanted, the gradient times `scale`.
+/// For a row of logits: its loss and, unless dy is null, the gradient times `scale`.
 template <class T> struct CrossEntropyRow {
   T const* y;
   std::uint8_t const* target;
   double* losses;  // [rows]
-  T* dy;           // null: not wanted
+  T* dy;           // may be null
   std::size_t classes;
   float scale;
   template <class Team> constexpr void operator()(Team const& team, std::size_t row) const {
@@ -293,7 +294,7 @@ template <class T> struct CrossEntropyRow {
   }
 };
 
-/// One team: *sum = the sum of `size` numbers, or adds it to what is there.
+/// For one team: *sum = the sum of `size` numbers, or *sum += it.
 struct Sum {
   double const* from;
   double* sum;
@@ -307,7 +308,7 @@ struct Sum {
   }
 };
 
-/// A part of a parameter: the sum of the squares in it.
+/// For a part of a parameter: the sum of its squares.
 template <class N> struct SquaresOfPart {
   N const* from;
   double* sums;  // [parts]
@@ -322,7 +323,7 @@ template <class N> struct SquaresOfPart {
   }
 };
 
-/// One element: the norm of all gradients and what they are multiplied by.
+/// For one thread: the norm of all gradients, and the factor that clips them.
 template <class Scale> struct FindScale {
   double const* sums;
   std::size_t count;
@@ -337,7 +338,7 @@ template <class Scale> struct FindScale {
   }
 };
 
-/// A part of a parameter: one step of AdamW, as optimizer::AdamW takes it.
+/// For a part of a parameter: one step of AdamW, with the same arithmetic as optimizer::AdamW.
 template <class What> struct AdamPart {
   What what;  // cuda::Update
   std::size_t part;

@@ -1,3 +1,3 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the files beside this one leave out: the engine on a GPU, of CUDA or of its stand-in.
+// The engine for GPUs, compiled once for all files of this program.
 #include <stagger/cuda/separate.hpp>

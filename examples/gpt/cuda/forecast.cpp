@@ -39,7 +39,7 @@ double parameters_of(Settings const& s) {
          width * (2 * static_cast<double>(classes) + static_cast<double>(s.context));
 }
 
-/// Copies within the GPU: what a message between two stages is measured by.
+/// Measures copies within the GPU, which is what messages between stages are.
 sg::cluster::Link link() {
   constexpr std::size_t largest = std::size_t{1} << 24U;
   sg::cuda::Stream const stream;
@@ -100,7 +100,7 @@ class Measuring final : public Measurable {
     return profile_on_gpu(s_, text_, sequences, 9);
   }
 
-  /// An update reads four arrays and writes three, as fast as memory is copied.
+  /// AdamW reads four arrays and writes three, at the speed at which memory is copied.
   [[nodiscard]] std::vector<double> updates() override {
     std::vector<double> seconds;
     for (auto const& layer : profile_on_gpu(s_, text_, 1, 1).layers)
@@ -108,7 +108,8 @@ class Measuring final : public Measurable {
     return seconds;
   }
 
-  /// So many GPUs like this one, which share its memory: that is where they run.
+  /// settings.threads devices like this GPU, each with its share of the memory, since all ranks run
+  /// on it.
   [[nodiscard]] sg::cluster::Cluster cluster() override {
     auto const found = sg::cuda::select_device(0);
     sg::cluster::Cluster result{
@@ -128,7 +129,7 @@ class Measuring final : public Measurable {
 }  // namespace
 
 void require_kernels() {
-  constexpr int least = 80;  // as CMakeLists.txt has nvcc compile them
+  constexpr int least = 80;  // compute capability that CMakeLists.txt compiles the kernels for
   auto const found = sg::cuda::select_device(0);
   if (found.compute_capability < least)
     throw sg::Error(sg::Errc::bad_configuration,
@@ -143,23 +144,23 @@ sg::cuda::MemoryNeed memory_need(Settings const& s) {
   auto const layers = static_cast<double>(s.layers);
   auto const width = static_cast<double>(s.width);
   auto const replicas = static_cast<double>(s.replicas);
-  double const rows =  // of a replica
+  double const rows =  // per replica
       std::ceil(static_cast<double>(s.batch) / static_cast<double>(s.microbatches) / replicas) *
       static_cast<double>(s.context);
   double const shares = static_cast<double>(s.heads) * static_cast<double>(s.context);
-  // Block::Saved and the input of each block; in a Bench what the blocks of a rank share.
+  // Block::Saved and the input of each block; `Bench` has what the blocks of a rank share.
   double const saved = s.recompute ? layers * rows * width : layers * rows * (19 * width + shares);
   double const shared = rows * (7 * width + shares) + (element < 4 ? 4 * width * width : 0);
   auto const table = Schedule::named(s.schedule, s.chunks, s.microbatches)
                          .table({.ranks = static_cast<int>(s.ranks()),
                                  .microbatches = static_cast<int>(s.microbatches),
                                  .chunks = static_cast<int>(s.chunks)});
-  int pairs = 0;  // of a stage and a microbatch, in flight
+  int pairs = 0;  // of a stage and a microbatch that is in flight there
   for (int const peak : sg::schedule::peak_in_flight(table)) pairs += peak;
   auto const bytes = [](double count) { return static_cast<std::uint64_t>(count); };
   sg::cuda::MemoryNeed need;
   need.fixed_bytes = bytes(
-      (12 + 4 * replicas) * parameters_of(s) +  // each replica has gradients of its own
+      (12 + 4 * replicas) * parameters_of(s) +  // each replica has its own gradients
       replicas * static_cast<double>(s.ranks()) * (element * shared + workspace_bytes_of_a_rank));
   need.in_flight_bytes = bytes(replicas * element * saved);
   need.in_flight = static_cast<int>((pairs + s.stages - 1) / s.stages);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What the model takes of a GPU: its memory, its time layer by layer, and the plan that
-/// follows.
+/// @file   Memory and layer times of the model on a GPU, and planning with them.
 
 #include <string>
 
@@ -14,18 +13,19 @@
 
 namespace gpt::gpu {
 
-/// @throws Error  where there is no GPU 0, or one that the kernels are not compiled for
+/// Checks that GPU 0 can run the kernels.
+/// @throws Error  if there is no GPU 0, or the kernels are not compiled for it
 void require_kernels();
 
-/// Memory that training cannot do with less of.
+/// The least memory that training needs.
 [[nodiscard]] stagger::cuda::MemoryNeed memory_need(Settings const& settings);
 
-/// Measures the layers by the GPU's clock, and plans for settings.threads such GPUs, or reads
-/// settings.plan and predicts that. Without replicas; memory is not predicted.
-/// @throws Error  as gpt::forecast, and what CUDA refuses
+/// Measures the layers by the GPU's clock, and makes a plan for settings.threads such GPUs, or
+/// reads the one that settings.plan names. It has no replicas, and its memory is not predicted.
+/// @throws Error  as gpt::forecast, and for errors of CUDA
 [[nodiscard]] Forecast forecast(Settings const& settings, Text const& text);
 
-/// What was predicted beside what was measured.
+/// A table of predictions beside measurements.
 [[nodiscard]] std::string compared(Forecast const& forecast, double step_s, double fastest_s);
 
 }  // namespace gpt::gpu

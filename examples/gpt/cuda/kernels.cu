@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a GPU runs the bodies: rows by a block each, columns by eight threads each, elements by one.
+// Kernels that run the bodies: a block for each row, eight threads for each column, one thread for
+// each element.
 
 #include <cstddef>
 
@@ -12,7 +13,7 @@ namespace {
 constexpr unsigned block_size = 256;
 constexpr unsigned warp = 32;
 
-/// The threads of a block.
+/// A team: all threads of a block.
 class Block {
  public:
   __device__ std::size_t lane() const { return threadIdx.x; }
@@ -25,12 +26,12 @@ class Block {
   }
 
  private:
-  /// Every thread gets the result; the order of operations is always the same.
+  /// Returns the result to every thread; the order of operations is always the same.
   template <class N, class Combine> __device__ static N reduce(N x, Combine combine) {
     __shared__ N shared[block_size / warp];
     for (unsigned offset = warp / 2; offset != 0; offset /= 2)
       x = combine(x, __shfl_xor_sync(~0U, x, offset));
-    __syncthreads();  // the last result has been read
+    __syncthreads();  // all threads have read the last result
     if (threadIdx.x % warp == 0) shared[threadIdx.x / warp] = x;
     __syncthreads();
     x = shared[0];
@@ -39,8 +40,8 @@ class Block {
   }
 };
 
-/// The eight threads of a column; a block has 32 columns. Threads of a column that does not exist
-/// have nothing to do but to meet the others.
+/// A team: the eight threads of a column; a block has 32 columns. Threads of a column that does not
+/// exist only take part in __syncthreads().
 class Column {
  public:
   __device__ explicit Column(bool exists) : exists_(exists) {}

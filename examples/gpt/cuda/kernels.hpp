@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The kernels, as functions that a host compiler can call. Each is enqueued on the stream
-/// of the stage that calls it.
+/// @file   The kernels, as functions that code for the host can call. Each function enqueues its
+/// kernel on the stream of the stage that calls it.
 
 #include <cstddef>
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace gpt::gpu {
 
-/// For T = float and __nv_bfloat16. Arrays are of the device, matrices row by row; sizes and
-/// meanings as in bodies.hpp.
+/// For T = float and __nv_bfloat16. Arrays are in device memory, matrices are row-major; bodies.hpp
+/// explains the arguments.
 template <class T> struct Kernels {
   static void norm(T const* x, float const* gain, float const* bias, T* y, T* normal, float* scale,
                    std::size_t rows, std::size_t width);
@@ -35,8 +35,8 @@ template <class T> struct Kernels {
                               float* position, std::size_t sequences, std::size_t length,
                               std::size_t width);
   /// @param row_losses  [rows] scratch
-  /// @param loss        its sum is added here
-  /// @param dy          null: not wanted
+  /// @param loss        the sum of the losses is added to it
+  /// @param dy          may be null
   static void cross_entropy(T const* y, std::uint8_t const* target, double* row_losses,
                             double* loss, T* dy, std::size_t rows, std::size_t classes,
                             double scale);
@@ -54,7 +54,7 @@ struct LaunchAdam {
   }
 };
 
-/// What clips gradients.
+/// The kernels of gradient clipping.
 [[nodiscard]] stagger::cuda::ParameterKernels const& parameter_kernels();
 
 }  // namespace gpt::gpu

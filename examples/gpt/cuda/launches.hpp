@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Kernels as bodies on teams, once for what runs them: `run_rows(stream, count, body)` and
-/// `run_columns` call body(team, i), `run_elements` body(i), for i < count. Included once, behind
-/// these three.
+/// @file   The functions of kernels.hpp, in terms of three functions that the including file
+/// defines: `run_rows(stream, count, body)` and `run_columns` call body(team, i), `run_elements`
+/// calls body(i), for i < count. Included once for each way of running bodies.
 
 #include <cstddef>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The transformer's layers on a GPU: names, sizes and first values of the parameters are
-/// those of ../model, so that checkpoints are the same.
+/// @file   The transformer's layers on a GPU. Names, sizes and initial values of the parameters are
+/// those of ../model, so that checkpoints are interchangeable.
 
 #include <cmath>
 #include <cstddef>
@@ -26,7 +26,7 @@ using DeviceTokens = stagger::cuda::Tensor<std::uint8_t>;
 
 namespace detail {
 
-/// A layer of the host as a store of declarations.
+/// The parameters of a layer, declared by the host's version of the layer.
 template <class HostLayer> class Declared {
  public:
   explicit Declared(HostLayer layer) : layer_(std::move(layer)) {}
@@ -41,7 +41,7 @@ template <class HostLayer> class Declared {
   }
   template <std::size_t I> std::size_t size() { return std::get<I>(layer_.parameters()).size(); }
 
-  /// A weight as products take it.
+  /// A weight in the type of the matrix products.
   template <std::size_t I, class T> T const* weight(stagger::Context& context, Bench<T>& bench) {
     if constexpr (std::is_same_v<T, float>) {
       return value<I>(context);
@@ -71,7 +71,7 @@ template <class HostLayer> class Declared {
   HostLayer layer_;
 };
 
-/// What a normalisation keeps.
+/// What a normalisation saves for the backward pass.
 template <class T> struct SavedNorm {
   stagger::cuda::Tensor<T> normal;         // [rows][width]
   stagger::cuda::Tensor<float> scale;      // [rows]
@@ -83,7 +83,7 @@ template <class T> struct SavedNorm {
     normal.resize({rows, width});
     scale.resize({rows});
   }
-  /// dx = residual + what reaches x; keeps what the parameters get.
+  /// dx = residual + the gradient through the normalisation; keeps the gradients of the parameters.
   void backward(T const* dy, T const* residual, float const* gain, T* dx) {
     std::size_t const rows = normal.extent(0);
     std::size_t const width = normal.extent(1);
@@ -264,7 +264,7 @@ template <class T> class Block : public detail::Declared<gpt::Block<float>> {
   [[nodiscard]] float depth_scale() const {
     return static_cast<float>(1 / std::sqrt(static_cast<double>(width_ / heads_)));
   }
-  /// The part of a [rows][columns] matrix that belongs to a sequence, head by head.
+  /// The parts of a [rows][columns] matrix that belong to the heads of a sequence.
   template <class E>
   Matrix<E> heads(E* matrix, std::size_t columns, std::size_t first, std::size_t sequence,
                   std::size_t length) const {
@@ -382,7 +382,7 @@ template <class T> class Head : public detail::Declared<gpt::Head<float>> {
   std::shared_ptr<Benches<T>> benches_;
 };
 
-/// In nats, one term per byte.
+/// Cross-entropy in nats, with one term per byte.
 template <class T> class CrossEntropy {
  public:
   using policy_tag = stagger::LossTag;
@@ -412,14 +412,14 @@ template <class T> class CrossEntropy {
     Kernels<T>::cross_entropy(y.data(), target.data(), bench.losses.data(),
                               stagger::cuda::loss_place(context), dy, target.size(),
                               static_cast<std::size_t>(classes), scale);
-    return 0;  // the kernel writes it where the engine fetches it
+    return 0;  // the kernel writes the loss to where the engine reads it
   }
   std::shared_ptr<Benches<T>> benches_;
 };
 
 template <class T> using Model = stagger::Sequential<Embedding<T>, std::vector<Block<T>>, Head<T>>;
 
-/// The same seed gives the same first values as on the host.
+/// The same seed gives the same initial values as on the host.
 template <class T>
 [[nodiscard]] Model<T> make_model(ModelShape const& shape, std::uint64_t seed,
                                   std::shared_ptr<Benches<T>> const& benches) {

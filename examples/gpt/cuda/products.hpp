@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Matrix products by cuBLAS, and the memory that the layers of a rank share.
+/// @file   Matrix products by cuBLAS, and scratch memory that the layers of a rank share.
 
 #include <cstddef>
 #include <mutex>
@@ -15,7 +15,7 @@
 
 namespace gpt::gpu {
 
-/// How numbers are kept and multiplied. Parameters are floats in all three.
+/// Precision of activations and products. Parameters are floats in all three.
 enum class Precision { fp32, tf32, bf16 };
 
 /// @param name  fp32, tf32 or bf16
@@ -23,19 +23,19 @@ enum class Precision { fp32, tf32, bf16 };
   return name == "tf32" ? Precision::tf32 : name == "bf16" ? Precision::bf16 : Precision::fp32;
 }
 
-/// Whether a product takes a matrix as it lies in memory, or its transpose.
+/// Whether a product uses a matrix or its transpose.
 enum class Form : bool { as_is, transposed };
 
-/// A matrix in memory, row by row.
+/// A row-major matrix, or a batch of them.
 template <class T> struct Matrix {
   T* data;
-  std::size_t columns;     ///< in memory, from one row to the next
-  std::size_t stride = 0;  ///< to the next matrix of a batch
+  std::size_t columns;     ///< distance of rows in memory
+  std::size_t stride = 0;  ///< distance of the matrices of a batch
   Form form = Form::as_is;
   [[nodiscard]] Matrix transposed() const { return {data, columns, stride, Form::transposed}; }
 };
 
-/// Throws unless a call of cuBLAS succeeded.
+/// Throws if a call of cuBLAS failed.
 inline void check(cublasStatus_t status, char const* what) {
   if (status != CUBLAS_STATUS_SUCCESS)
     throw stagger::Error(stagger::Errc::device,
@@ -44,12 +44,12 @@ inline void check(cublasStatus_t status, char const* what) {
                              "; use --precision fp32, or smaller microbatches");
 }
 
-/// One rank's cuBLAS and scratch memory: everything on one stream, in order.
+/// The cuBLAS handle and scratch memory of one rank, used on one stream, in order.
 template <class T> struct Bench {
   stagger::cuda::Tensor<T> normal, h, wide, narrow, shares, weight;
   stagger::cuda::Tensor<float> sums;
   stagger::cuda::Tensor<double> losses;
-  stagger::cuda::Tensor<std::byte> workspace;  // of cuBLAS, so that it allocates nothing itself
+  stagger::cuda::Tensor<std::byte> workspace;  // for cuBLAS, which then allocates nothing itself
   cublasHandle_t handle = nullptr;
 
   Bench() = default;
@@ -59,8 +59,8 @@ template <class T> struct Bench {
     if (handle != nullptr) static_cast<void>(cublasDestroy(handle));
   }
 
-  /// c = alpha a b + beta c, for each of a batch.
-  /// @shape a, b, c  [rows][inner], [inner][columns], [rows][columns] in their forms
+  /// c = alpha a b + beta c, for each matrix of a batch.
+  /// @shape a, b, c  [rows][inner], [inner][columns], [rows][columns] after transposition
   template <class C>
   void product(Matrix<T const> a, Matrix<T const> b, Matrix<C> c, std::size_t rows,
                std::size_t columns, std::size_t inner, float alpha, float beta,
@@ -72,7 +72,7 @@ template <class T> struct Bench {
     };
     constexpr auto type_a = std::is_same_v<T, float> ? CUDA_R_32F : CUDA_R_16BF;
     constexpr auto type_c = std::is_same_v<C, float> ? CUDA_R_32F : CUDA_R_16BF;
-    // cuBLAS reads column by column, so what it sees is the transpose of all three.
+    // cuBLAS is column-major, so for it all three matrices are transposed.
     check(cublasGemmStridedBatchedEx(handle, form(b), form(a), n(columns), n(rows), n(inner),
                                      &alpha, b.data, type_a, n(b.columns), stride(b.stride), a.data,
                                      type_a, n(a.columns), stride(a.stride), &beta, c.data, type_c,
@@ -84,12 +84,12 @@ template <class T> struct Bench {
   cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
 };
 
-/// The benches of all ranks, by stream.
+/// The `Bench` of each rank, found by its stream.
 template <class T> class Benches {
  public:
   explicit Benches(Precision precision) : precision_(precision) {}
 
-  /// That of the stage which is called just now.
+  /// The `Bench` of the rank whose stage is running on this thread.
   [[nodiscard]] Bench<T>& here() {
     std::lock_guard const lock(mutex_);
     Bench<T>& bench = all_[stagger::cuda::stream()];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Memory that kernels of one stream use between them.
+/// @file   Scratch memory for the kernels of one stream.
 
 #include <cstddef>
 #include <map>
@@ -13,12 +13,12 @@ namespace gpt::gpu {
 
 inline constexpr std::size_t parts_of_squares = 512;
 
-/// Memory for partial sums, of each stream of each GPU, made when it is first asked for. CUDA may
-/// give the handle of a stream that is gone to a stream of another GPU.
-/// @return null where there is no such memory
+/// Memory for partial sums, for each stream of each GPU, allocated at its first use. It is keyed by
+/// the GPU too, since CUDA may reuse the handle of a destroyed stream for a stream of another GPU.
+/// @return null if it cannot be allocated
 inline double* partial_sums(cudaStream_t stream) {
   static std::mutex mutex;
-  static auto& all = *new std::map<std::pair<int, cudaStream_t>, double*>;  // as long as the GPU's
+  static auto& all = *new std::map<std::pair<int, cudaStream_t>, double*>;  // never destroyed
   int device = 0;
   if (cudaGetDevice(&device) != cudaSuccess) return nullptr;
   std::lock_guard const lock(mutex);

@@ -42,7 +42,8 @@ sg::partition::Cuts cuts_of(Way const& way) {
       ByWork{work_of(shape_of(s)), static_cast<int>(s.stages)}.cuts(static_cast<int>(s.chain()))};
 }
 
-/// Host and GPU multiply in another order, and a GPU with fewer digits where it is asked to.
+/// Largest relative differences between host and GPU, which sum in different orders; tf32 and bf16
+/// also have fewer digits.
 struct Tolerance {
   double loss;
   double norm;
@@ -71,7 +72,7 @@ template <class T>
 using DeviceTrainer = decltype(make_pipeline<T>(std::declval<Way const&>(),
                                                 std::shared_ptr<gpu::Benches<T>>(), nullptr));
 
-/// The same training on the host, each step from where the GPU stands.
+/// Takes each step on the host as well, from the parameters that the GPU has before it.
 template <class T> class HostBeside {
  public:
   explicit HostBeside(Way const& way)
@@ -82,7 +83,7 @@ template <class T> class HostBeside {
 
   void start(DeviceTrainer<T>&) const noexcept {}
 
-  /// Takes over the parameters of a step that is about to be taken.
+  /// Copies the parameters from the GPU before a step.
   void begin_step(DeviceTrainer<T>& train) {
     auto const from = train.parameters();
     auto const to = host_.parameters();
@@ -94,7 +95,7 @@ template <class T> class HostBeside {
     host_.resume(train.steps());
   }
 
-  /// @return  what does not agree, in words; empty: nothing
+  /// @return  a sentence about the difference; empty if host and GPU agree
   [[nodiscard]] std::string difference(DeviceTrainer<T>& train, Batch const& batch,
                                        sg::Metrics const& gpu) {
     host_.optimizer().rate = train.optimizer().rate;
@@ -126,8 +127,8 @@ template <class T> class HostBeside {
   double worst_norm_ = 0;
 };
 
-/// All ranks on GPU 0, each a stream.
-/// @tparam T  what activations are: float or __nv_bfloat16
+/// All ranks on GPU 0, each on a stream of its own.
+/// @tparam T  type of activations: float or __nv_bfloat16
 template <class T> class OnGpu {
  public:
   using Trainer = DeviceTrainer<T>;
@@ -160,7 +161,7 @@ template <class T> class OnGpu {
     return gpu::compared(forecast, record.step_s(), record.fastest_s());
   }
 
-  /// A step whose actions are timed is not replayed as a graph.
+  /// With graphs, few steps are timed, since a timed step is not replayed as a graph.
   [[nodiscard]] std::int64_t recorded(Settings const& s) const noexcept {
     return s.graph ? 5 : static_cast<std::int64_t>(Record::kept);
   }
@@ -213,7 +214,7 @@ template <class T> class OnGpu {
   }
 
  private:
-  static constexpr int settling = 3;  // memory is allocated, the graph is recorded
+  static constexpr int settling = 3;  // steps until memory is allocated and the graph captured
 
   std::shared_ptr<gpu::Benches<T>> benches_;
   bool graph_;

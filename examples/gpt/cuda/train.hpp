@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The run on a GPU.
+/// @file   Training on a GPU.
 
 #include <stagger/cluster/profile.hpp>
 
@@ -9,14 +9,14 @@
 
 namespace gpt {
 
-/// Trains as the settings say, every rank a stream of GPU 0. With `compare` each step is taken by
-/// the host as well, from the same parameters, and loss and norm of the gradients must agree within
-/// the tolerances of docs/gpu.md.
-/// @throws Error   where there is no GPU, or this program was built without CUDA, and as `train`
+/// Trains as the settings say, with each rank on a stream of GPU 0. With `compare` the host takes
+/// each step as well, from the same parameters, and loss and norm of the gradients must agree
+/// within the tolerances of docs/gpu.md.
+/// @throws Error   if there is no GPU or this program was built without CUDA, and as `train`
 [[nodiscard]] Outcome train_on_gpu(Settings const& settings, char const* sources);
 
-/// What each layer costs on GPU 0 by its own clock, for planners.
-/// @throws Error  likewise
+/// Measures the cost of each layer on GPU 0, by its own clock, for planners.
+/// @throws Error  as train_on_gpu
 [[nodiscard]] stagger::cluster::Profile profile_on_gpu(Settings const& settings, Text const& text,
                                                        int sequences, int repeats);
 

@@ -8,7 +8,7 @@
 namespace gpt {
 
 namespace {
-// The part of a matrix that belongs to one sequence and head.
+// The block of a matrix that belongs to one sequence and head.
 template <class T>
 [[nodiscard]] MatrixView<T> head_view(T* matrix, Index columns, Index first_column,
                                       AttentionShape const& s, Index i, Index head) {

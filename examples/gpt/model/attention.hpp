@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Causal multi-head attention without its projections: a part of Block.
+/// @file   Causal multi-head attention without its projections, as a part of Block.
 /// @source A. Vaswani et al., "Attention Is All You Need", NIPS 2017, section 3.2.
 
 #include <stagger/core/tensor.hpp>
@@ -22,15 +22,15 @@ struct AttentionShape {
 
 /// mixed = softmax(q k' / sqrt(depth), causal) v, for each sequence and head.
 /// @param qkv    [rows][3 * width] queries, keys, values
-/// @param share  [sequences][heads][length][length] out, what each byte takes from those up to it
+/// @param share  [sequences][heads][length][length] out: attention weights
 /// @param mixed  [rows][width] out
 template <class T>
 void attend(AttentionShape const& s, stagger::Tensor<T>& qkv, stagger::Tensor<T>& share,
             stagger::Tensor<T>& mixed);
 
-/// Turns queries, keys and values into their gradients.
+/// Replaces queries, keys and values by their gradients.
 /// @param dmixed  [rows][width]
-/// @param share   as `attend` left it
+/// @param share   from `attend`
 /// @param qkv     [rows][3 * width] in: as given to `attend`; out: gradients
 template <class T>
 void attend_backward(stagger::Context& context, AttentionShape const& s, T* dmixed,

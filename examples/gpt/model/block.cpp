@@ -41,7 +41,7 @@ void add_weight(stagger::Context& context, stagger::Parameter<T> const& weight,
   add_column_sums(doutput, rows, context.gradient(bias));
 }
 
-// hidden = GELU(slope); slope = its derivative there.
+// hidden = GELU(slope), and slope = the derivative of GELU there.
 template <class T>
 void gelu(stagger::Context& context, stagger::Tensor<T>& slope, stagger::Tensor<T>& hidden) {
   constexpr T a = static_cast<T>(0.7978845608028654);  // sqrt(2 / pi)

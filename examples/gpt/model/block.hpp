@@ -20,9 +20,8 @@ namespace gpt {
 
 /// h = x + attention(norm(x));  y = h + mlp(norm(h)).
 ///
-/// `backward_input` replaces queries, keys, values and the slope of the GELU by the gradients that
-/// `backward_weight` multiplies with the inputs of the products; all products of weight gradients
-/// are in the latter.
+/// `backward_input` overwrites queries, keys, values and the slope of the GELU with gradients, from
+/// which `backward_weight` computes all weight gradients.
 template <class T> class Block {
  public:
   using Input = stagger::Tensor<T>;  ///< [sequences][length][width]
@@ -30,20 +29,19 @@ template <class T> class Block {
 
   struct Saved {
     typename Norm<T>::Saved norm1, norm2;
-    stagger::Tensor<T> qkv;     ///< [rows][3 width], then its gradient
+    stagger::Tensor<T> qkv;     ///< [rows][3 width], later its gradient
     stagger::Tensor<T> share;   ///< [sequences][heads][length][length]
     stagger::Tensor<T> mixed;   ///< [rows][width] output of the heads
     stagger::Tensor<T> dh;      ///< [rows][width] gradient between attention and MLP
     stagger::Tensor<T> hidden;  ///< [rows][4 width] after the GELU
-    stagger::Tensor<T> slope;   ///< [rows][4 width] of the GELU, then the gradient before it
+    stagger::Tensor<T> slope;   ///< [rows][4 width] derivative of the GELU, later gradient
     [[nodiscard]] std::uint64_t bytes() const noexcept {
       return norm1.bytes() + norm2.bytes() + qkv.bytes() + share.bytes() + mixed.bytes() +
              dh.bytes() + hidden.bytes() + slope.bytes();
     }
   };
 
-  /// @param layers  number of blocks of the model: the more, the smaller each one's first
-  /// contribution
+  /// @param layers  number of blocks of the model, which scales the initial output projections
   /// @pre width is a multiple of heads
   Block(Index width, Index heads, Index layers, Random& random);
 

@@ -13,7 +13,7 @@ namespace gpt {
 
 namespace {
 
-// Loss of one row, and the sum of its exponentials, which are left in `exponentials`.
+// Returns the loss of one row and the sum of its exponentials, which it writes to `exponentials`.
 template <class T>
 std::pair<double, double> one(stagger::Tensor<T> const& y, std::size_t r, Index label,
                               Eigen::Map<Row<T>>& exponentials) {

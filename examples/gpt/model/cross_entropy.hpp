@@ -10,16 +10,16 @@
 
 namespace gpt {
 
-/// In nats, one term per byte.
+/// Cross-entropy in nats, with one term per byte.
 template <class T> struct CrossEntropy {
   using policy_tag = stagger::LossTag;
-  using Target = Tokens;  ///< [sequences][length] the byte that follows
+  using Target = Tokens;  ///< [sequences][length] the byte after each token
 
   [[nodiscard]] double terms(Target const& target) const noexcept {
     return static_cast<double>(target.size());
   }
 
-  /// @throws Error  with Errc::mismatch if the output has not one row for each byte
+  /// @throws Error  with Errc::mismatch unless the output has one row for each byte
   [[nodiscard]] double value(stagger::Context& context, stagger::Tensor<T> const& y,
                              Target const& target) const;
 

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Eigen views of the engine's memory, for the .cpp files here: no header includes this
-/// one, so that Eigen is compiled with the library `gpt_model` alone, and with its flags.
+/// @file   Eigen views of the engine's memory, for the .cpp files of this folder. No header
+/// includes this one, so that Eigen is compiled only in the library `gpt_model`, with that
+/// library's flags.
 ///
-/// All memory starts on a boundary of 64 bytes (tensors, parameters, scratch) and no view starts
-/// elsewhere in one run than in another: Eigen's vectorised sums depend on the address, and the
-/// bits of a result must not. Nothing is allocated: that target gives Eigen enough stack for the
-/// blocks of its products.
+/// Eigen's vectorised sums depend on the alignment of the data. All memory (tensors, parameters,
+/// scratch) is aligned to 64 bytes, and views start at the same offsets in every run, so that
+/// results have the same bits. Nothing is allocated: the target lets Eigen put the blocks of its
+/// products on the stack.
 
 #include <algorithm>
 #include <cstddef>
@@ -21,7 +22,7 @@ namespace gpt {
 template <class T> using Matrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 template <class T> using Row = Eigen::Array<T, 1, Eigen::Dynamic>;
 
-/// A matrix, or a part of one: the rows need not follow each other.
+/// A matrix or a block of one, with a stride between rows.
 template <class T> using MatrixView = Eigen::Map<Matrix<T>, Eigen::Unaligned, Eigen::OuterStride<>>;
 template <class T>
 using ConstMatrixView = Eigen::Map<Matrix<T> const, Eigen::Unaligned, Eigen::OuterStride<>>;
@@ -39,7 +40,7 @@ template <class T> [[nodiscard]] Eigen::Map<Row<T> const> row(T const* data, Ind
   return {data, columns};
 }
 
-/// sum += the sum of the rows of `matrix`, from the first row to the last.
+/// sum += the sum of the rows of `matrix`, added from the first to the last.
 template <class T> void add_column_sums(T const* matrix, Index rows, std::span<T> sum) {
   for (Index r = 0; r < rows; ++r) {
     T const* const from = matrix + r * count(sum.size());
@@ -47,7 +48,7 @@ template <class T> void add_column_sums(T const* matrix, Index rows, std::span<T
   }
 }
 
-/// Writes `bias` into every row: a product is then added to it.
+/// Writes `bias` to every row; a product is then added.
 template <class T> void fill_rows(T* matrix, Index rows, std::span<T const> bias) {
   for (Index r = 0; r < rows; ++r)
     std::copy(bias.begin(), bias.end(), matrix + r * count(bias.size()));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The first layer: what a byte is and where it stands.
+/// @file   The first layer: token and position embeddings.
 
 #include <cstdint>
 #include <tuple>
@@ -18,7 +18,7 @@ inline constexpr Index classes = 256;  ///< a token is a byte
 /// Tokens of one microbatch, [sequences][length].
 using Tokens = stagger::Tensor<std::uint8_t>;
 
-/// y = token embedding + position embedding. Nothing upstream wants its input gradient.
+/// y = token embedding + position embedding. It is the first layer, so it has no input gradient.
 template <class T> class Embedding {
  public:
   using Input = Tokens;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The last layer: normalisation and the logits of the next byte.
+/// @file   The last layer: layer normalisation and the logits of the next byte.
 
 #include <cstdint>
 #include <tuple>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   How sizes are counted: signed, as Eigen does, without its headers.
+/// @file   A signed type for sizes and indices, as Eigen's, without its headers.
 
 #include <cstddef>
 

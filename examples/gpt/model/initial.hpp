@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Random numbers that are the same with every compiler and standard library.
+/// @file   Random initial values that are the same with every compiler and standard library.
 
 #include <cmath>
 #include <cstddef>
@@ -40,21 +40,22 @@ class Random {
     return radius * std::cos(6.283185307179586 * uniform());
   }
 
-  /// What `Random` goes on from.
+  /// The state, from which another `Random` continues.
   [[nodiscard]] std::uint64_t state() const noexcept { return state_; }
-  /// As many calls of next().
+  /// Advances by as many calls of next().
   void skip(std::uint64_t calls) noexcept { state_ += calls * 0x9e3779b97f4a7c15U; }
 
  private:
   std::uint64_t state_;
 };
 
-/// A stream of its own for each of several purposes of one seed.
+/// Independent random streams from one seed, one for each purpose.
 [[nodiscard]] inline Random stream(std::uint64_t seed, std::uint64_t purpose) {
   return Random(Random(seed ^ (0xd1342543de82ef95U * (purpose + 1))).next());
 }
 
-/// `size` normal values of the given deviation, drawn when and where there is a place for them.
+/// `size` normal values of the given deviation, generated only where and when the engine stores
+/// them.
 template <class T>
 [[nodiscard]] stagger::Parameter<T> normal_parameter(std::string name, Random& random,
                                                      std::size_t size, double deviation) {

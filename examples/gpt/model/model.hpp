@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The chain of layers, and what each of them costs.
+/// @file   The chain of layers, and estimates of their memory and work.
 
 #include <vector>
 
@@ -23,8 +23,8 @@ struct ModelShape {
 
 template <class T> using Model = stagger::Sequential<Embedding<T>, std::vector<Block<T>>, Head<T>>;
 
-/// Bytes that training cannot do with less of: values, gradients and two states of each parameter,
-/// and what one microbatch leaves in the blocks for backward.
+/// The least memory that training needs, in bytes: values, gradients and two optimizer states of
+/// each parameter, and what the blocks save of one microbatch for the backward pass.
 /// @param rows  tokens of a microbatch
 [[nodiscard]] inline double least_bytes(ModelShape const& shape, double rows) {
   auto const layers = static_cast<double>(shape.layers);
@@ -46,8 +46,8 @@ template <class T> [[nodiscard]] Model<T> make_model(ModelShape const& shape, st
   return Model<T>(std::move(embedding), std::move(blocks), Head<T>(shape.width, random));
 }
 
-/// [layers + 2] multiplications per token of each layer, forward and backward, at full context.
-/// Attention counts twice: its products are small.
+/// @return  [layers + 2] multiplications per token of each layer, forward and backward, at full
+///          context. Those of attention count twice, since its small products are less efficient.
 [[nodiscard]] inline std::vector<double> work_of(ModelShape const& shape) {
   auto const width = static_cast<double>(shape.width);
   double const block = 36 * width * width + 12 * static_cast<double>(shape.context) * width;

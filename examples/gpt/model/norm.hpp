@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Layer normalisation: a part of Block and Head, no layer by itself.
+/// @file   Layer normalisation, as a part of Block and Head.
 /// @source J. Ba, J. Kiros, G. Hinton, "Layer Normalization", 2016, equation 4.
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace gpt {
 template <class T> class Norm {
  public:
   struct Saved {
-    stagger::Tensor<T> normal;  ///< [rows][width] x less its mean, over its deviation
+    stagger::Tensor<T> normal;  ///< [rows][width] (x - mean) / deviation
     stagger::Tensor<T> scale;   ///< [rows] 1 / deviation
     stagger::Tensor<T>
         gain_gradient;  ///< [width] of this microbatch, from `backward` to `add_gradients`
@@ -36,17 +36,17 @@ template <class T> class Norm {
   /// @param y  [rows][width] out
   void forward(stagger::Context& context, T const* x, T* y, Index rows, Saved& saved) const;
 
-  /// The result of `forward` once more, from what it saved.
+  /// Recomputes the result of `forward` from what it saved.
   void output(stagger::Context& context, Saved const& saved, T* y, Index rows) const;
 
   /// dx = residual + the gradient that reaches x through the normalisation.
   /// @param dy        [rows][width]
-  /// @param residual  [rows][width] may be null: nothing is added
-  /// @param dx        [rows][width] out; neither dy nor residual
+  /// @param residual  [rows][width] may be null
+  /// @param dx        [rows][width] out; must not be dy or residual
   void backward(stagger::Context& context, T const* dy, T const* residual, T* dx, Index rows,
                 Saved& saved) const;
 
-  /// Adds what `backward` found to the gradients of the parameters.
+  /// Adds the gradients that `backward` computed to those of the parameters.
   void add_gradients(stagger::Context& context, Saved const& saved) const;
 };
 

@@ -3,7 +3,7 @@
 
 namespace gpt {
 
-// Without `noalias()` Eigen would allocate a matrix for the result.
+// Without `noalias()` Eigen would allocate a temporary for the result.
 
 template <class T>
 void multiply(std::type_identity_t<Operand<T>> const& a, std::type_identity_t<Operand<T>> const& b,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Products of matrices, compiled once for all layers: what Eigen makes of one is seconds
-/// of each file that has it.
+/// @file   Products of matrices, compiled once for all layers, since each file that uses Eigen's
+/// takes seconds longer to compile.
 
 #include <type_traits>
 
@@ -9,7 +9,7 @@
 
 namespace gpt {
 
-/// What is multiplied: a view, or a view transposed.
+/// A factor of a product: a view, or its transpose.
 template <class T> struct Operand {
   Operand(MatrixView<T> const& m) : view(m.data(), m.rows(), m.cols(), m.outerStride()) {}
   Operand(ConstMatrixView<T> const& m) : view(m) {}
@@ -25,7 +25,7 @@ template <class View> [[nodiscard]] auto transposed(View const& m) {
 }
 
 /// to = a * b
-/// @pre  `to` shares no memory with a or b, of which one at most is transposed
+/// @pre  `to` shares no memory with a or b, and at most one of them is transposed
 template <class T>
 void multiply(std::type_identity_t<Operand<T>> const& a, std::type_identity_t<Operand<T>> const& b,
               MatrixView<T> to);
