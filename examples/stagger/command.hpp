@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a command of the tool is. A command is one file in commands/: a class, and one line that
-// registers it.
+// The interface of a command of the tool. Each command is one file in commands/, with a class and a
+// line that registers it.
 
 #include <memory>
 #include <string>
@@ -14,14 +14,14 @@
 
 namespace tool {
 
-/// What a command has to say, and how the program ends.
+/// The output of a command, and the exit code of the program.
 struct Answer {
   std::string text;   ///< the result, for standard output or --output
-  std::string why{};  ///< why there is no result; one line for standard error
+  std::string why{};  ///< why there is no result: one line for standard error
   int exit_code = 0;  ///< 0, or 1 where the answer is "no"
 };
 
-/// One command: its flags, and what it does with them.
+/// One command: its flags, and the function that runs it.
 class Command {
  public:
   Command() = default;
@@ -32,13 +32,13 @@ class Command {
   /// Adds the command's flags and its worked example (the footer).
   virtual void flags(Flags& app) = 0;
 
-  /// @throws stagger::Error for anything that cannot be used
+  /// @throws stagger::Error for input that cannot be used
   virtual Answer run() = 0;
 
   /// Adds --json and, where there are several formats, --format; the first is the default.
   void add_formats(Flags& app, std::vector<std::string> formats);
 
-  /// The format asked for.
+  /// The format that was requested.
   /// @throws stagger::Error for an unknown one, or for two that differ
   [[nodiscard]] std::string const& format();
 
@@ -48,7 +48,7 @@ class Command {
   bool json_ = false;
 };
 
-/// A command as the list of commands knows it.
+/// An entry of the list of commands.
 struct Entry {
   int order = 0;  ///< in the list that --help prints
   std::string_view name;
@@ -69,27 +69,27 @@ template <class C> struct Registered {
   }
 };
 
-/// Throws a sentence about something given on the command line.
+/// Throws an error about the command line.
 [[noreturn]] void refuse(std::string const& sentence);
 
-/// Words as a flag's help lists them: "text | json".
+/// Joins words as a flag's help lists them: "text | json".
 [[nodiscard]] std::string alternatives(std::vector<std::string> const& words);
 
-/// Checks that a flag's word is one of those known, and says which is nearest where it is not.
+/// Checks that a flag's value is a known word; the error suggests the nearest one.
 void require_word(std::string const& flag, std::string const& word,
                   std::vector<std::string> const& known);
 
 /// Checks that a flag's number is finite and not negative.
 void require_number(std::string const& flag, double value);
 
-/// Checks that a flag's number is at least 1, where it was given (not 0 as an absent flag is).
+/// Checks that a flag's number is at least 1 or 0, which means that the flag is absent.
 void require_count(Flag const& flag, int value);
 
-/// All of a file, or of standard input for `-`.
+/// Reads a whole file, or standard input for `-`.
 /// @throws stagger::Error io
 [[nodiscard]] std::string read_file(std::string const& path);
 
-/// What errors call a file.
+/// The name of a file in error messages.
 [[nodiscard]] std::string source_name(std::string const& path);
 
 }  // namespace tool

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The models of DAPPLE's evaluation, from figures that the paper and its authors state: layer
-// times, sizes and counts, none of them measured here. Needs the library alone; the tests use it
-// too.
+// The models of DAPPLE's evaluation, built from layer times, sizes and counts that the paper and
+// its authors state; none of them was measured here. The tests use this file too.
 
 #include <cstddef>
 #include <cstdint>
@@ -34,8 +33,8 @@ inline void repeat(Profile& p, int count, Layer const& each) {
   }
 }
 
-/// What a batch keeps for its backward, so that the memory of one device is as published: shared
-/// out over the layers by their time.
+/// Sets what a batch keeps for its backward pass so that the memory of one device is as published,
+/// and distributes it over the layers by their times.
 inline void keep(Profile& p, double gigabytes) {
   double seconds = 0;
   for (auto const& l : p.layers) seconds += l.forward_s;
@@ -43,14 +42,14 @@ inline void keep(Profile& p, double gigabytes) {
     l.stash_bytes = static_cast<std::uint64_t>(gigabytes * 1e9 * l.forward_s / seconds);
 }
 
-/// BERT of so many equal layers between an embedding and a pooler; times for `batch` samples.
+/// BERT with `layers` equal layers between an embedding and a pooler; times for `batch` samples.
 inline Profile bert(int layers = 48, int batch = 2) {
   double const share = batch / 2.0;
   Profile p{.name = "BERT-" + std::to_string(layers), .batch = batch, .device = "V100"};
   p.layers.push_back(layer("embedding", 0.01, 0.01, 4.325 * share, 127));
   repeat(p, layers, layer("layer", 2.69 * share, 4.47 * share, 4.325 * share, 50.385));
   p.layers.push_back(layer("pooler", 0.01, 0.01, 0.01 * share, 4.2));
-  keep(p, 1.2 * share * layers / 48);  // 11.4 GB for two samples, of which 10.2 are states
+  keep(p, 1.2 * share * layers / 48);  // 11.4 GB for two samples; 10.2 are parameters and states
   return p;
 }
 
@@ -62,8 +61,9 @@ inline Profile xlnet() {
   return p;
 }
 
-/// Convolutions of 3x3 with pools between them, then three dense layers; 51 and 96 ms shared out by
-/// multiply-adds, of which a dense layer, bound by memory, does a third as many in the same time.
+/// VGG-19: 3x3 convolutions with pooling between them, then three dense layers. Its 51 and 96 ms
+/// are distributed by multiply-adds; those of dense layers, which are limited by memory bandwidth,
+/// count three times.
 inline Profile vgg19() {
   constexpr int batch = 32;
   constexpr double slower = 3;
@@ -102,7 +102,8 @@ inline Profile vgg19() {
   return p;
 }
 
-/// Eight encoder layers, eight decoder layers of 1.45 times their time; 291 M parameters.
+/// GNMT: eight encoder layers, and eight decoder layers that take 1.45 times as long; 291 M
+/// parameters.
 inline Profile gnmt() {
   Profile p{.name = "GNMT-16", .batch = 64, .device = "V100"};
   repeat(p, 8, layer("encoder", 3.45, 6.5, 26, 291 * 4.0 / 16));
@@ -110,7 +111,8 @@ inline Profile gnmt() {
   return p;
 }
 
-/// 36 cells; the first 24 have 1.57 times the work of the others, and 1 / 2.74 of their parameters.
+/// AmoebaNet: 36 cells; the first 24 have 1.57 times the work and 1 / 2.74 of the parameters of the
+/// others.
 inline Profile amoeba() {
   Profile p{.name = "AmoebaNet-36", .batch = 1, .device = "V100"};
   double const ms = 168, first = 1.57 / 2.57, parameters = 3730, light = 1 / 3.74;
@@ -124,8 +126,8 @@ inline Profile amoeba() {
   return p;
 }
 
-/// 50 layers of equal work whose parameters double with each of four groups; 98 MiB, and a backward
-/// of 0.24 s for 128 samples.
+/// ResNet-50: 50 layers of equal work in four groups, whose parameters double from group to group;
+/// 98 MiB, and a backward pass of 0.24 s for 128 samples.
 inline Profile resnet50() {
   Profile p{.name = "ResNet-50", .batch = 128, .device = "V100"};
   std::vector<int> const blocks{3, 4, 6, 3};

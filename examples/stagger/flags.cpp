@@ -20,7 +20,7 @@ Flag named(CLI::Option* option, std::string const& type, std::string const& grou
   return Flag(option);
 }
 
-/// Refuses what the command has no flag for, and names the nearest flag.
+/// Refuses an unknown flag, and suggests the nearest one.
 void refuse_unknown(CLI::App const& app, std::string const& program) {
   auto const unknown = app.remaining();
   if (unknown.empty()) return;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The flags of a command. What reads them, CLI11, is compiled in flags.cpp alone: in each command
-// it would take as long as all the rest.
+// The flags of a command. Only flags.cpp includes the parser, CLI11, which would double the time to
+// compile each command.
 
 #include <memory>
 #include <optional>
@@ -14,7 +14,7 @@ class Option;
 
 namespace tool {
 
-/// A flag that a command knows, and whether it was given.
+/// A flag of a command.
 class Flag {
  public:
   Flag() = default;
@@ -23,14 +23,14 @@ class Flag {
   [[nodiscard]] bool given() const;
   [[nodiscard]] std::string name() const;
 
-  /// Its value as it was written, where it was given.
+  /// Its value as written on the command line, if it was given.
   [[nodiscard]] std::string written() const;
 
  private:
   CLI::Option const* option_ = nullptr;
 };
 
-/// The flags that a command knows, and the command line read by them.
+/// The flags of a command, and the parser of its command line.
 class Flags {
  public:
   Flags(std::string const& program, std::string const& summary);
@@ -38,9 +38,9 @@ class Flags {
   Flags(Flags const&) = delete;
   Flags& operator=(Flags const&) = delete;
 
-  /// Adds a flag whose value goes to `value`; a name without hyphens is an argument.
-  /// @param type   what --help calls its value
-  /// @param group  heading below which --help lists it
+  /// Adds a flag that sets `value`; a name without hyphens is a positional argument.
+  /// @param type   name of the value in --help
+  /// @param group  heading in --help
   Flag add(std::string const& name, std::string& value, std::string const& what,
            std::string const& type = "", std::string const& group = "");
   Flag add(std::string const& name, int& value, std::string const& what, std::string const& type,
@@ -54,9 +54,9 @@ class Flags {
   /// Adds text below the list that --help prints.
   void footer(std::string const& text);
 
-  /// Reads a command line.
-  /// @return the text that --help asks for
-  /// @throws stagger::Error for what the flags have no use for
+  /// Parses a command line.
+  /// @return the help text if --help is given
+  /// @throws stagger::Error for unknown flags and unusable values
   [[nodiscard]] std::optional<std::string> read(int argc, char const* const* argv);
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// HetPipe's two models from their shapes, on its four kinds of GPU.
+// HetPipe's two models, computed from their shapes, on its four kinds of GPU.
 
 #include <algorithm>
 #include <cstddef>
@@ -22,18 +22,18 @@ using stagger::cluster::Profile;
 
 inline constexpr int batch = 32;
 
-/// Adds layers of images; floats of four bytes.
+/// Builds a profile from layers of images, with floats of four bytes.
 class Model {
  public:
-  /// @param utilisation  share of a TITAN V's 14.9 TFLOPS that the layers reach
+  /// @param utilisation  fraction of a TITAN V's 14.9 TFLOPS that the layers reach
   Model(std::string name, double utilisation)
       : profile_{.name = std::move(name), .batch = batch, .device = "V", .layers = {}},
         rate_(14.9e12 * utilisation) {}
 
-  /// @param parameters  of the layer
+  /// @param parameters  number of parameters
   /// @param operations  multiply-adds for one image
-  /// @param outputs     floats behind it, for one image
-  /// @param kept        floats kept for its backward, for one image
+  /// @param outputs     floats of its output, for one image
+  /// @param kept        floats kept for its backward pass, for one image
   void add(std::string name, double parameters, double operations, double outputs, double kept) {
     double const forward = 2 * operations * batch / rate_;
     profile_.layers.push_back({.name = std::move(name),
@@ -51,8 +51,8 @@ class Model {
   double rate_;
 };
 
-/// VGG-19: 16 convolutions, 5 poolings and 3 dense layers, each a layer. What a convolution
-/// computes and what its activation makes of it are kept.
+/// VGG-19: 16 convolutions, 5 pooling layers and 3 dense layers. The outputs of a convolution and
+/// of its activation function are kept for backward.
 [[nodiscard]] inline Profile vgg19() {
   Model m("VGG-19", 0.55);
   double in = 3, height = 224;
@@ -76,13 +76,13 @@ class Model {
   return m.profile();
 }
 
-/// ResNet-152: the first convolution with its pooling, 50 blocks, and the dense layer. What a
-/// convolution computes and what normalisation makes of it are kept; of a block's last one the
-/// latter is the next block's input.
+/// ResNet-152: the first convolution with its pooling, 50 blocks, and the dense layer. The outputs
+/// of a convolution and of its normalisation are kept for backward; the last one of a block is the
+/// next block's input.
 [[nodiscard]] inline Profile resnet152() {
   Model m("ResNet-152", 0.33);
   auto const convolution = [](double in, double out, double kernel) {
-    return in * out * kernel * kernel + 2 * out;  // and the normalisation's scale and shift
+    return in * out * kernel * kernel + 2 * out;  // plus scale and shift of the normalisation
   };
   m.add("stem", convolution(3, 64, 7), 3 * 64 * 49 * 112.0 * 112, 64 * 56.0 * 56,
         2 * 64 * 112.0 * 112);
@@ -117,15 +117,15 @@ class Model {
   return m.profile();
 }
 
-/// HetPipe's cluster; of each memory nine tenths are usable.
+/// HetPipe's cluster, with nine tenths of each device's memory usable.
 [[nodiscard]] inline Cluster usable() {
   Cluster cluster = stagger::cluster::hetpipe();
   for (auto& device : cluster.devices) device.memory_bytes = device.memory_bytes / 10 * 9;
   return cluster;
 }
 
-/// Devices of the nodes named by letters of V, R, G, Q; one virtual worker for each device of a
-/// node, or a single one where there is one node.
+/// Devices of the nodes that the letters V, R, G, Q name. There is one virtual worker for each
+/// device of a node, or a single one if only one node is named.
 [[nodiscard]] inline std::vector<std::vector<int>> workers_of(Cluster const& cluster,
                                                               std::string_view kinds) {
   std::vector<std::vector<int>> workers(kinds.size() == 1 ? 1 : 4);
@@ -138,7 +138,7 @@ class Model {
   return workers;
 }
 
-/// Seconds of the slowest stage of a worker's best pipeline; infinity where nothing fits.
+/// Seconds of the slowest stage of a worker's best pipeline; infinity if none fits.
 [[nodiscard]] inline double slowest_stage(Profile const& profile, Cluster const& cluster,
                                           std::vector<int> const& worker, int in_flight) {
   stagger::partition::MinMax const policy{.any_order = true, .in_flight = in_flight};
@@ -149,8 +149,8 @@ class Model {
   }
 }
 
-/// Images a second of all workers, which wait for the slowest: before losses of schedule and
-/// parameter servers. Zero where some worker cannot hold so many in flight.
+/// Images per second of all workers, which run at the speed of the slowest, before losses to the
+/// schedule and to parameter servers. Zero if a worker's memory does not allow so many in flight.
 [[nodiscard]] inline double throughput(Profile const& profile, Cluster const& cluster,
                                        std::vector<std::vector<int>> const& workers,
                                        int in_flight) {
@@ -160,7 +160,7 @@ class Model {
   return static_cast<double>(workers.size()) * batch / slowest;
 }
 
-/// The most minibatches that every worker's memory admits, at most 32.
+/// The most minibatches in flight for which every worker has memory, at most 32.
 [[nodiscard]] inline int most_in_flight(Profile const& profile, Cluster const& cluster,
                                         std::vector<std::vector<int>> const& workers) {
   int n = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Messages on standard error while something takes long.
+// Messages on standard error during long computations.
 
 #include <chrono>
 #include <condition_variable>
@@ -12,7 +12,7 @@
 
 namespace tool {
 
-/// While it lives, prints how long the work has taken: after five seconds, then ever more rarely.
+/// Until it is destroyed, prints the elapsed time after 5 s, 10 s, 20 s, and so on.
 class LongWorkNotice {
  public:
   explicit LongWorkNotice(std::string what)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Schedules, proofs, simulation and gradient grouping from the command line. `stagger --help`
-// explains; each command is a file in commands/.
+// Schedules, proofs, simulation, planning and gradient grouping on the command line. `stagger
+// --help` explains the commands; each is a file in commands/.
 
 #include <algorithm>
 #include <cstdio>

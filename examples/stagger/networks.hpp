@@ -25,8 +25,8 @@ struct Network {
   }
   void dense(double in, double out) { add(in * out + out, in * out + out); }
 
-  /// Times for a computing time of `seconds`: a third forward; of the rest four fifths in
-  /// proportion to multiply-adds and a fifth in equal parts.
+  /// Layer times for a total computing time of `seconds`. A third of it is the forward pass; four
+  /// fifths of the backward pass are distributed by multiply-adds, one fifth evenly.
   [[nodiscard]] Layers timed(double seconds) const {
     double sum = 0;
     for (double const m : macs) sum += m;
@@ -41,7 +41,7 @@ struct Network {
   }
 };
 
-/// ResNet-50: 53 convolutions, each followed by a layer that scales and shifts, and a dense one.
+/// ResNet-50: 53 convolutions, each followed by a scale-and-shift layer, and a dense layer.
 [[nodiscard]] inline Network resnet50() {
   Network n;
   auto const unit = [&](double in, double out, double kernel, double height) {
@@ -72,7 +72,7 @@ struct Network {
 [[nodiscard]] inline Network googlenet() {
   struct Inception {
     double in, one, reduce3, three, reduce5, five, pooled, height;
-    double auxiliary = 0;  ///< channels that the classifier behind this block sees; 0: none
+    double auxiliary = 0;  ///< input channels of the classifier after this block; 0: none
   };
   Network n;
   n.convolution(3, 64, 7, 112, true);

@@ -25,20 +25,20 @@ namespace plan = stagger::plan;
 namespace report = stagger::report;
 using stagger::cluster::Profile;
 
-/// A line of table V.
+/// A row of table V, for one configuration.
 struct Published {
   char configuration;
   char const* plan;
   char const* split;  // layers of each stage
-  double acr;         // negative: none
+  double acr;         // ratio of transfers to compute; negative: not stated
 };
 
 struct Model {
   Profile profile;
-  char const* file;  // of the measured profile
+  char const* file;  // name of the measured profile
   int batch;
-  double memory_factor;  // of the optimizer it is trained with
-  double kept_gb;  // for the backward of a batch, so that memory is as published; 0: not stated
+  double memory_factor;  // for the optimizer that the paper trains it with
+  double kept_gb;        // kept for backward, so that memory is as published; 0: not stated
   Published lines[3];
 };
 
@@ -109,8 +109,8 @@ std::string split(plan::Plan const& p) {
   return text;
 }
 
-/// The better of the planner's choice and of data parallelism in one microbatch, which hides
-/// gradients best.
+/// The better of the planner's plan and of data parallelism with a single microbatch, in which the
+/// all-reduce of gradients overlaps most.
 plan::Plan chosen(Profile const& profile, Model const& model, char configuration) {
   auto const on = cluster(configuration);
   plan::Request request{.batch = model.batch, .memory_factor = model.memory_factor};
@@ -146,7 +146,7 @@ std::string paper_dapple(std::string const& profiles, bool json) {
       double straight = 0;
       try {
         straight = made(plan::Straight{}, work).speedup;
-      } catch (plan::Infeasible const&) {  // fewer layers than devices, or no room
+      } catch (plan::Infeasible const&) {  // fewer layers than devices, or not enough memory
       }
       double const faster = work.one_device_s() / simulated.simulated_s;
       auto const number = [](double value, bool there, int digits) {

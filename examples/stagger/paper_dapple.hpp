@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// DAPPLE's published plans beside ours.
+// DAPPLE's published plans beside those of this library.
 
 #include <string>
 
 namespace tool {
 
-/// Table V of the paper: each model on each cluster, the published plan, and what the planners here
-/// choose and estimate.
-/// @param profiles  folder with the authors' measured profiles; empty: from stated figures alone
+/// Table V of the paper: for each model and cluster, the published plan, and the plans and
+/// estimates of the planners here.
+/// @param profiles  folder with the authors' measured profiles; empty: stated figures only
 [[nodiscard]] std::string paper_dapple(std::string const& profiles, bool json);
 
 }  // namespace tool

@@ -22,14 +22,14 @@ namespace {
 namespace placement = stagger::placement;
 namespace report = stagger::report;
 
-/// An allocation of table 3.
+/// An allocation of devices to virtual workers: a row of table 3.
 struct Allocation {
   char const* name;
   std::array<char const*, 4> published;
   std::vector<std::vector<int>> workers;
 };
 
-/// A column of table 4: kinds of GPU, and minibatches in flight in each worker.
+/// A column of table 4: the kinds of GPU, and the minibatches in flight in each worker.
 struct Column {
   char const* kinds;
   double published;

@@ -171,7 +171,7 @@ schedule::Channels ChannelFlag::channels() const {
 
 namespace {
 
-/// What was read, by file: standard input can be read only once.
+/// The text of each file that was read. Standard input can be read only once.
 std::map<std::string, std::string>& texts() {
   static std::map<std::string, std::string> all;
   return all;
@@ -190,7 +190,8 @@ std::string message_in(std::string const& path, schedule::Table const& table,
   if (fault.rank < 0 || fault.rank >= table.ranks() || fault.position < 0) return sentence;
   auto const row = table.row(fault.rank);
   auto const at = static_cast<std::size_t>(fault.position);
-  if (at >= row.size() || !(row[at] == fault.action)) return sentence;  // of the lowered form
+  if (at >= row.size() || !(row[at] == fault.action))
+    return sentence;  // the fault is in the lowered table, which the file does not have
   std::size_t const column = schedule::column_of(texts()[path], fault.rank, fault.position);
   return sentence + " (" + source_name(path) + ", line " + std::to_string(fault.rank + 1) +
          ", column " + std::to_string(column) + ")";

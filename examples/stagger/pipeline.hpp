@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Flags that several commands share: a table by its policy or from a file, costs, channels.
+// Flags that several commands share: the schedule, costs and channels.
 
 #include <string>
 #include <vector>
@@ -28,7 +28,7 @@ class CostFlags {
   /// @throws stagger::Error for costs that are not finite and not negative
   [[nodiscard]] stagger::schedule::Costs costs() const;
 
-  /// True where no cost was given, so that times are counts of F.
+  /// True if no cost was given, so that times are in units of F.
   [[nodiscard]] bool in_units() const;
 
  private:
@@ -37,7 +37,7 @@ class CostFlags {
   std::vector<Flag> single_{};
 };
 
-/// --policy and everything that makes its table.
+/// --policy, and the flags that determine its table.
 class PolicyFlags {
  public:
   void add(Flags& app);
@@ -45,16 +45,16 @@ class PolicyFlags {
   [[nodiscard]] bool given() const { return !named_.name.empty(); }
   [[nodiscard]] std::string const& policy() const { return named_.name; }
 
-  /// Versions of the weights that each rank keeps under the policy.
+  /// Number of versions of the weights that each rank keeps under the policy.
   [[nodiscard]] std::vector<int> weight_versions() const;
 
-  /// What the table was asked to obey; all zero where nothing was.
+  /// The limits that the table has to obey; zero: no limit.
   [[nodiscard]] stagger::schedule::Limits limits() const { return named_.limits; }
 
-  /// The first of these flags that was given, or empty.
+  /// The first of these flags that was given, or an empty string.
   [[nodiscard]] std::string first_given() const;
 
-  /// @throws stagger::Error for flags that the policy has no use for, and for what it refuses
+  /// @throws stagger::Error for flags that the policy does not have, and for shapes that it refuses
   [[nodiscard]] stagger::schedule::Table table(stagger::schedule::Costs const& costs) const;
 
  private:
@@ -76,16 +76,17 @@ class ChannelFlag {
 };
 
 /// Reads a table from CSV; `-` is standard input.
-/// @param shards  takes the UNSHARD and RESHARD cells; null: they are read over
+/// @param shards  receives the UNSHARD and RESHARD cells; null: they are skipped
 /// @throws stagger::Error naming file, line, column and value
 [[nodiscard]] stagger::schedule::Table read_table(
     std::string const& path, std::vector<stagger::schedule::ShardCell>* shards = nullptr);
 
-/// A fault of a table from a file: its sentence, and where in the file the action stands.
+/// Describes a fault of a table from a file, with the action's line and column in the file.
 [[nodiscard]] std::string message_in(std::string const& path, stagger::schedule::Table const& table,
                                      stagger::schedule::Fault const& fault);
 
-/// True for a fault that makes a file no table of the counts asked for, rather than an illegal one.
+/// True for a fault that means that the table has another shape than requested, rather than that it
+/// is illegal.
 [[nodiscard]] inline bool unreadable(stagger::schedule::Fault const& fault) {
   return fault.kind == stagger::schedule::FaultKind::parse ||
          fault.kind == stagger::schedule::FaultKind::out_of_range;
@@ -93,16 +94,16 @@ class ChannelFlag {
 
 [[nodiscard]] bool has_messages(stagger::schedule::Table const& table);
 
-/// The first fault of a table, lowered first where it holds no messages.
+/// The first fault of a table, which is lowered first if it has no messages.
 [[nodiscard]] stagger::schedule::Fault prove(stagger::schedule::Table const& table,
                                              stagger::schedule::VerifyOptions const& options);
 
-/// The rows of a table as lists of the cells that its CSV has.
-/// @param shards  UNSHARD and RESHARD cells that were read with it
+/// The rows of a table as lists of CSV cells.
+/// @param shards  UNSHARD and RESHARD cells that were read with the table
 [[nodiscard]] Json rows_json(stagger::schedule::Table const& table,
                              std::vector<stagger::schedule::ShardCell> const& shards = {});
 
-/// One JSON value as text.
+/// A JSON value as text.
 [[nodiscard]] std::string dump(Json const& json);
 
 }  // namespace tool

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The planners, compiled once for `plan` and for the paper's table beside ours.
+// The planners, compiled once for `plan` and for the tables of papers.
 
 #include <stagger/partition/pipe_dream.hpp>
 #include <stagger/plan/auto.hpp>
@@ -12,8 +12,8 @@ namespace tool {
 
 using ByPipeDream = stagger::plan::Partitioned<stagger::partition::PipeDream>;
 
-/// The plan that a planner makes.
-/// @throws stagger::plan::Infeasible  where nothing fits
+/// Runs a planner.
+/// @throws stagger::plan::Infeasible  if no plan fits
 [[nodiscard]] stagger::plan::Plan made(stagger::plan::Dapple const& planner,
                                        stagger::plan::Workload const& work);
 [[nodiscard]] stagger::plan::Plan made(stagger::plan::Auto const& planner,

@@ -16,9 +16,9 @@
 
 namespace tool {
 
-/// Times and gradients of a model's layers; the first is next to the input.
+/// Backward times and gradient sizes of a model's layers; the first layer is next to the input.
 struct Layers {
-  double forward_s = 0;  ///< of all layers
+  double forward_s = 0;  ///< total of all layers
   std::vector<double> backward_s{};
   std::vector<std::uint64_t> bytes{};
 
@@ -31,22 +31,23 @@ struct Layers {
 /// @throws stagger::Error naming file, line, column and value
 [[nodiscard]] nlohmann::json read_json(std::string const& path);
 
-/// A profile: JSON, or PipeDream's graph.txt. What looks like a wrong unit is warned of.
+/// Reads a profile, as JSON or as PipeDream's graph.txt. Warns of values that look like a wrong
+/// unit.
 /// @throws stagger::Error naming file, line, field and value
 [[nodiscard]] stagger::cluster::Profile read_profile(std::string const& path);
 
-/// A cluster: one of the presets by its name, else a file.
+/// A cluster: a preset by its name, or a file.
 /// @throws stagger::Error naming file, line, field and value
 [[nodiscard]] stagger::cluster::Cluster read_cluster(std::string const& name);
 
-/// A model and what it runs on, as commands are given them: --profile and --cluster.
+/// The flags --profile and --cluster: a model and the devices that it runs on.
 class ModelAndCluster {
  public:
   void flags(Flags& app);
 
-  /// Refuses what is missing.
-  /// @param command              that needs both
-  /// @param no_profile, no_cluster  what else would do, behind "FILE"
+  /// Throws if one of the flags is missing.
+  /// @param command                 name of the command, which needs both
+  /// @param no_profile, no_cluster  alternatives to the flag, printed after "FILE"
   void require(std::string const& command, std::string const& no_profile,
                std::string const& no_cluster) const;
 
@@ -58,7 +59,7 @@ class ModelAndCluster {
   std::string profile_{}, cluster_{};
 };
 
-/// What gradient grouping needs of a profile's layers.
+/// Reads what gradient grouping needs from a profile's layers.
 /// @throws stagger::Error naming file, line, field and value
 [[nodiscard]] Layers read_layers(std::string const& path);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// stagger lower: adds the messages to a table.
+// stagger lower: adds sends and receives to a table.
 
 #include <string>
 

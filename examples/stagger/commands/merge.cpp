@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// stagger merge: how gradients are grouped into messages, and what that is worth.
+// stagger merge: groupings of gradients for all-reduce, and the time that they save.
 
 #include <cstddef>
 #include <cstdlib>
@@ -48,8 +48,8 @@ Times times(Layers const& layers, CostLine line) {
           best.iteration_s - best.exposed_s};
 }
 
-/// The ring's line for 64 nodes: the paper's start-up, and the time per byte that fits the measured
-/// latencies.
+/// The cost line of a ring of 64 nodes, with the paper's start-up time, and a time per byte that is
+/// fitted to the measured latencies.
 CostLine measured_line(std::string const& path) {
   auto const json = read_json(path);
   auto const fail = [&](std::string const& what) -> CostLine {
@@ -195,7 +195,7 @@ class Merge final : public Command {
     return collective::cost(algorithm, nodes_, link_);
   }
 
-  /// S. Shi, X. Chu, B. Li, "MG-WFBP", INFOCOM 2019: what it claims, and what comes out.
+  /// S. Shi, X. Chu, B. Li, "MG-WFBP", INFOCOM 2019: published and reproduced figures.
   [[nodiscard]] std::string paper(bool json) const {
     auto const ring = [](int n) { return collective::cost(Algorithm::ring, n, ethernet); };
     Layers const google = googlenet().timed(0.28), resnet = resnet50().timed(0.40);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// stagger partition: where a model is cut for some devices of a cluster.
+// stagger partition: splits a model into stages for given devices of a cluster.
 
 #include <chrono>
 #include <cstddef>
@@ -26,14 +26,14 @@ namespace report = stagger::report;
 using stagger::cluster::Cluster;
 using stagger::cluster::Profile;
 
-/// The devices a list of names stands for.
+/// The devices that --devices names.
 struct Named {
   std::vector<std::string> names;  ///< [devices]
   std::vector<int> ids;            ///< [devices] in the cluster
 };
 
-/// KIND or KIND@NODE, separated by commas. Each name is the first device of its kind, and node,
-/// that no name before it has taken.
+/// Parses KIND or KIND@NODE, separated by commas. Each name means the first device of that kind
+/// (and node) that no earlier name means.
 Named devices_of(std::string const& list, Cluster const& cluster) {
   Named result;
   std::vector<bool> taken(cluster.devices.size());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// stagger plan: which layers run on which devices, and what an iteration then takes.
+// stagger plan: assigns layers to devices, and predicts the time of an iteration.
 
 #include <chrono>
 #include <cstdlib>

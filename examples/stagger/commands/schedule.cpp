@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// stagger schedule: the table of a policy.
+// stagger schedule: prints the table of a schedule.
 
 #include <string>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// stagger simulate: what a table costs.
+// stagger simulate: makespan, bubble and memory of a table.
 
 #include <algorithm>
 #include <array>
@@ -29,7 +29,7 @@ namespace {
 namespace schedule = stagger::schedule;
 namespace report = stagger::report;
 
-/// One simulated table.
+/// A table and the result of its simulation.
 struct Played {
   std::string name;
   schedule::Evaluation result;
@@ -39,7 +39,7 @@ struct Played {
     double const gap = bound_s > 0 ? result.makespan_s / bound_s - 1 : 0;
     return std::fabs(gap) < 1e-12 ? 0 : gap;
   }
-  /// Sums of rounded times leave a rest where there is none.
+  /// Rounds to 0 what is only a rounding error.
   [[nodiscard]] double clean(double seconds) const {
     return std::fabs(seconds) <= 1e-12 * result.makespan_s ? 0 : seconds;
   }
@@ -193,7 +193,7 @@ class Simulate final : public Command {
 
     std::size_t ranks = 0;
     header = {"rank"};
-    bool memory = false, collective = false, versions = false;  // columns that say something
+    bool memory = false, collective = false, versions = false;  // columns with a nonzero value
     for (auto const& p : played) {
       for (auto const& idle : p.result.idle) {
         memory = memory || p.clean(idle.memory_s) > 0;

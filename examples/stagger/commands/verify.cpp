@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// stagger verify: proves or refutes a table.
+// stagger verify: proves that a table is legal, or prints its first fault.
 
 #include <string>
 #include <vector>
