@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Heap allocations of a step, from the second one on: none.
+// Heap allocations per step from the second step on, which should be none.
 
 #include "support/counted_allocation.hpp"
 
@@ -14,8 +14,8 @@
 
 namespace {
 
-/// Takes a first step, and then counts.
-/// @return the name
+/// Takes a first step, and counts the allocations of the following ones.
+/// @return the name of the benchmark
 template <class Trainer, class Batch>
 std::string add_count(std::string const& name, Trainer trainer, Batch batch, int steps) {
   auto const train = std::make_shared<Trainer>(std::move(trainer));

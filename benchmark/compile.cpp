@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What it costs to compile a program with a pipeline in it, with the engine compiled once elsewhere
-// (STAGGER_SEPARATE_COMPILATION) or in it, beside including oneTBB's pipeline, whose engine is a
-// library; and what proofs cost at compile time: processor seconds and peak memory of the compiler,
-// -O2.
+// Processor time and peak memory of the compiler, at -O2, for a program with a pipeline:
+// header-only, and with the engine compiled separately (STAGGER_SEPARATE_COMPILATION), compared
+// with including oneTBB's pipeline, whose engine is a library; and for proofs of schedules at
+// compile time.
 
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -23,7 +23,7 @@ namespace {
 constexpr int repetitions = 3;
 constexpr int stage_counts[] = {4, 16, 64};
 
-/// A folder that goes when the program does.
+/// A temporary folder, removed at the end of the program.
 class Folder {
  public:
   Folder() {
@@ -73,8 +73,7 @@ Cost compile(std::filesystem::path const& source, char const* compiler) {
   return cost;
 }
 
-/// A program as a user writes it: stages of types of their own, a loss, an optimizer, two threads,
-/// one step.
+/// A typical user's program: several stage types, a loss, an optimizer, two threads, one step.
 std::string pipeline(int stages) {
   std::string code = "#include <stagger/stagger.hpp>\n\n";
   for (int s = 0; s < stages; ++s) {
@@ -134,7 +133,8 @@ std::string tbb_pipeline() {
          "}\n";
 }
 
-/// A program that proves 1F1B, or only includes what it takes; no flag that raises a limit.
+/// A program that proves 1F1B, or only includes the same headers; with the compiler's default
+/// limits.
 std::string proof(std::string const& what) {
   std::string const headers =
       "#include <stagger/schedule/one_f_one_b.hpp>\n#include <stagger/schedule/proof/proof.hpp>\n"
@@ -150,7 +150,7 @@ struct Proof {
 constexpr Proof proofs[] = {{"P=8, M=32", "verify(OneFOneB{}, Shape{8, 32})", 0.5},
                             {"P=64, M=256", "proof<OneFOneB{}, Shape{64, 256}>", 5}};
 
-/// The compiler of this build and, where there is one, the other family's.
+/// The compiler of this build and, if it is installed, the other of g++ and clang.
 std::vector<std::string> compilers() {
   std::vector<std::string> all{BENCH_COMPILER};
   bool const clang = all[0].find("clang") != std::string::npos;

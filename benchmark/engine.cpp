@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the engine costs per compute action (a forward or a backward, with its messages), beside
-// what oneTBB's pipeline costs per filter call. Stages and filters do nothing.
+// The engine's cost per compute action (a forward or backward pass with its messages), compared
+// with the cost per filter call of oneTBB's pipeline. Stages and filters do nothing.
 
 #include <memory>
 #include <string>
@@ -16,7 +16,7 @@ namespace {
 
 constexpr int ranks = 8;
 constexpr int repetitions = 51;
-constexpr int iterations = 8;  // of a repetition, after as many that wake the threads
+constexpr int iterations = 8;  // per repetition, after as many to wake the threads
 constexpr int warm_ups = 8;
 constexpr int token_counts[] = {4, 8, 16, 64};
 

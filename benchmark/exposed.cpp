@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps of four processes whose links are slow on purpose, for the five groupings: is each as long
-// as predicted, and do they come in the predicted order? And how long does the exact grouping take
-// to find?
+// Step times of four processes with artificially slowed links, for the five groupings of gradients:
+// are they as long as predicted, and in the predicted order? Also, the time to find the exact
+// grouping.
 //
-// The pipeline is one stage with a replica in each process, and trains: the engine adds up
-// gradients by MPI_Iallreduce, group by group, while the last backward still runs. Layers are those
-// of examples/gpt with 12 blocks; each backward sleeps as long as its multiplications say, so that
-// four processes fit on two cores. This program stands between the engine and MPI: a sum is not
-// done before start-up + bytes x time per byte have passed since the one before it was, or since it
-// began. Predictions see none of this: they use what the engine measured, layer times and a line
-// fitted to sums.
+// The pipeline has one stage with a replica in each process. The engine all-reduces gradients by
+// MPI_Iallreduce, group by group, while the last backward pass still runs. Layers are those of
+// examples/gpt with 12 blocks; each backward pass sleeps for a time proportional to its
+// multiplications, so that four processes fit on two cores. This program intercepts the engine's
+// calls of MPI: an all-reduce ends only when start-up + bytes x time per byte have passed since it
+// began, or since the previous one ended. Predictions use only what the engine measured: layer
+// times, and a linear fit of all-reduce times.
 
 #include <mpi.h>
 
@@ -47,7 +47,7 @@ using Seconds = std::chrono::duration<double>;
 constexpr int processes = 4;
 constexpr int repetitions = 5;
 
-/// Layers of examples/gpt, input first: weights and how long each backward lasts.
+/// Layers of examples/gpt, input first: bytes of their weights, and times of their backward passes.
 struct Network {
   std::vector<std::uint64_t> bytes;
   std::vector<double> backward_s;
@@ -65,10 +65,10 @@ struct Network {
   add(width * (256 + context), width);  // embedding
   for (int block = 0; block < 12; ++block) {
     add(3 * width * width, 3 * width * width);              // query, key, value
-    add(2 * width, 4 * context * width);                    // attention itself, and its norm
+    add(2 * width, 4 * context * width);                    // attention and its norm
     add(width * width, width * width);                      // projection
-    add(4 * width * width + 2 * width, 4 * width * width);  // into the middle, and its norm
-    add(4 * width * width, 4 * width * width);              // out of it
+    add(4 * width * width + 2 * width, 4 * width * width);  // MLP, first half, and its norm
+    add(4 * width * width, 4 * width * width);              // MLP, second half
   }
   add(width * 256, width * 256);  // head
   double sum = 0;
@@ -77,7 +77,7 @@ struct Network {
   return n;
 }
 
-/// A link that is slow on purpose.
+/// An artificially slowed link.
 struct SlowLink {
   char const* name;
   double startup_s;
@@ -87,7 +87,7 @@ constexpr SlowLink links[] = {{"start-up 0.3 ms", 0.3e-3, 8e-9},
                               {"start-up 1.5 ms", 1.5e-3, 8e-9},
                               {"start-up 6 ms", 6e-3, 8e-9}};
 
-/// The link of this process, and until when each sum that is on it lasts.
+/// The link of this process, and the time at which each all-reduce on it may end.
 SlowLink link_here = links[0];
 Clock::time_point free_at{};
 std::map<MPI_Request, Clock::time_point> lasts_until;
@@ -111,7 +111,7 @@ extern "C" int MPI_Testall(int count, MPI_Request* requests, int* done, MPI_Stat
     auto const known = lasts_until.find(requests[i]);
     if (known == lasts_until.end()) continue;
     if (Clock::now() < known->second) {
-      int moved = 0;  // MPI goes on meanwhile
+      int moved = 0;  // lets MPI make progress
       MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_SELF, &moved, MPI_STATUS_IGNORE);
       *done = 0;
       return MPI_SUCCESS;
@@ -143,7 +143,7 @@ constexpr char const* grouping_names[] = {"layerwise", "single", "greedy", "opti
   }
 }
 
-/// A layer whose backward sleeps.
+/// A layer whose backward pass sleeps.
 struct Layer {
   using Input = sg::Tensor<>;
   using Output = sg::Tensor<>;
@@ -166,7 +166,7 @@ struct Layer {
   auto parameters() { return std::tie(weights); }
 };
 
-/// A collective whose groups are given, or that remembers what the engine measured.
+/// A collective with given groups, or one that records the engine's measurements.
 struct Given {
   using policy_tag = sg::CollectiveTag;
   By by = By::library;
@@ -195,7 +195,8 @@ auto made(Network const& n, Given const& given) {
       sg::partition::Cuts{}, sg::loss::MeanSquaredError<>{}, sg::mpi::Processes{}, given, options);
 }
 
-/// Of the last step: from its begin to the end of what computes and what adds up, in any process.
+/// Time of the last step, until the last action and the last all-reduce have ended in all
+/// processes.
 template <class Trainer> double step_s(Trainer const& train) {
   double last = 0;
   for (auto const& timeline : {train.timeline(), train.reductions()})
@@ -203,13 +204,13 @@ template <class Trainer> double step_s(Trainer const& train) {
       for (auto const& span : row) last = std::max(last, span.end_s);
   return last;
 }
-/// And its forward.
+/// Time of its forward pass.
 template <class Trainer> double forward_s(Trainer const& train) {
   auto const timeline = train.timeline();
   return timeline.rows[0].front().end_s;
 }
 
-/// One of the processes.
+/// What each of the processes runs.
 int train_here() {
   sg::mpi::Session const session;
   int rank = 0;

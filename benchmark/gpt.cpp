@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The transformer of examples/gpt in two stages on two threads, against the same model in a plain
-// loop on one thread.
+// The transformer of examples/gpt in two stages on two threads, compared with the same model in a
+// plain loop on one thread.
 
 #include <memory>
 #include <string>
@@ -18,8 +18,8 @@ constexpr std::size_t microbatches = 8;
 constexpr int pairs = 41;
 constexpr double bound = 1.6;
 
-/// What the schedule would gain over one thread if the stages took what they took in the last step,
-/// and nothing else did.
+/// The speed-up over one thread that the schedule allows with the stage times of the last step and
+/// no other costs.
 double allowed(stagger::schedule::Timeline const& timeline) {
   stagger::schedule::Costs costs;
   double work_s = 0;
@@ -39,8 +39,8 @@ double allowed(stagger::schedule::Timeline const& timeline) {
   return work_s / evaluate(table, costs).makespan_s;
 }
 
-/// A step of the pipeline and one of the loop, right after each other: what disturbs the machine
-/// disturbs both.
+/// Alternates steps of the pipeline and of the loop, so that disturbances of the machine affect
+/// both.
 void add_pair() {
   using Pipeline = decltype(bench::transformer_in_two(2, {}));
   auto const make_one = [] {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Activations alive at once under 1F1B, in bytes: as counted by the stages, as held by the engine,
-// as the schedule says; and that they do not grow with the number of microbatches.
+// Peak memory of activations under 1F1B, in bytes: as counted by the stages, as held by the engine,
+// and as predicted by the schedule. It must not grow with the number of microbatches.
 
 #include <algorithm>
 #include <cstdint>
@@ -20,14 +20,14 @@ namespace {
 
 constexpr int ranks = 8;
 constexpr int microbatch_counts[] = {8, 32, 128};
-constexpr std::size_t elements = 16 * 1024;  // of one activation, float
+constexpr std::size_t elements = 16 * 1024;  // floats of one activation
 
-/// A message that weighs nothing, so that what the engine holds are activations alone.
+/// A message that counts as 0 bytes, so that the engine's memory consists only of activations.
 struct Signal {
   [[nodiscard]] static std::uint64_t bytes() { return 0; }
 };
 
-/// Bytes that one stage keeps from forward to backward.
+/// Counts the bytes that one stage keeps from forward to backward.
 struct Live {
   std::uint64_t now = 0;
   std::uint64_t peak = 0;
@@ -81,7 +81,7 @@ void add_count(int microbatches) {
         stagger::schedule::OneFOneB{}.table({.ranks = ranks, .microbatches = microbatches});
     auto const said =
         evaluate(table, {.each = {.activation_bytes = elements * sizeof(float)}}).peak_bytes;
-    double off = 0;  // rank by rank
+    double off = 0;  // over all ranks
     for (std::size_t r = 0; r < said.size(); ++r)
       off += std::abs(static_cast<double>(live[r]->peak) - said[r]);
     std::uint64_t counted = 0;

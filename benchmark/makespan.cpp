@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether a step takes as long as `schedule::evaluate` says, for every schedule of the catalog:
-// stages that sleep, each rank on a thread of its own. Predicted from the sleeps as they were
-// measured, and from those asked for. A thread runs the two actions of an overlapped pair one after
-// the other, and so does the prediction.
+// Measured step times against those that `schedule::evaluate` predicts, for every schedule of the
+// catalog. Actions sleep, and each rank has a thread. The predictions use the measured and the
+// requested sleep times. A thread runs the two actions of an overlapped pair one after the other,
+// and the prediction assumes that.
 
 #include <algorithm>
 #include <array>
@@ -49,7 +49,8 @@ struct SleepingStage {
   }
 };
 
-/// A table as a policy. Run step by step, whether the schedule flushes or not.
+/// A policy that returns a given table, which runs step by step, whether its schedule flushes or
+/// not.
 struct Made {
   using policy_tag = stagger::ScheduleTag;
   static constexpr bool flushes = true;
@@ -68,7 +69,8 @@ struct Case {
   }
 };
 
-/// Mean seconds of each kind of action of each stage; a full backward counts as half I, half W.
+/// Mean seconds of each kind of action of each stage; a whole backward pass counts as half I, half
+/// W.
 schedule::Costs costs_of(schedule::Timeline const& timeline, schedule::Table const& table) {
   struct Sum {
     double s = 0;

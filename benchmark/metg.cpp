@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The smallest task at which a 4-stage pipeline on 2 threads is 50 % efficient (METG), beside
-// oneTBB's. A task is a forward or a backward, or a filter call; it spins. Efficiency is all work /
-// (threads * wall time). Source of the measure: E. Slaughter et al., "Task Bench", SC 2020, section
+// The smallest task with which a 4-stage pipeline on 2 threads is 50 % efficient (METG), compared
+// with oneTBB's. A task is a forward pass, a backward pass or a filter call, and spins. Efficiency
+// is all work / (threads * wall time). Source: E. Slaughter et al., "Task Bench", SC 2020, section
 // IV.
 
 #include <cmath>
@@ -24,17 +24,17 @@ namespace {
 constexpr int stages = 4;
 constexpr int threads = 2;
 constexpr int repetitions = 25;
-constexpr int warm_ups = 2;    // they wake the threads
-constexpr int iterations = 2;  // of a repetition
+constexpr int warm_ups = 2;    // to wake the threads
+constexpr int iterations = 2;  // per repetition
 constexpr int token_counts[] = {4, 8, 16};
 constexpr int task_ns[] = {25, 50, 100, 200, 400, 800, 1600, 3200, 6400};
 
-/// How many of `task_ns` are tried: many long tasks take long, and say nothing new.
+/// How many of `task_ns` are tried. With many microbatches, long tasks take long and add nothing.
 std::size_t sizes_for(int microbatches) {
   return microbatches > 100 ? std::size(task_ns) - 2 : std::size(task_ns);
 }
 
-std::uint64_t rounds = 0;  // of every task, changed between steps
+std::uint64_t rounds = 0;  // spins of every task; changed between steps
 
 struct SpinningStage {
   using Input = int;
@@ -59,7 +59,7 @@ std::uint64_t rounds_for(int ns, double round_s) {
 
 std::string tbb_name(int tokens) { return "oneTBB/tokens:" + std::to_string(tokens); }
 
-/// One engine for all sizes of tasks: a process full of idle threads is not what is measured.
+/// One engine for all task sizes, so that idle threads of other engines do not disturb.
 void add_engine(int microbatches, double round_s) {
   auto const make = [] {
     return stagger::Pipeline{std::vector<SpinningStage>(stages)}.with(
@@ -96,9 +96,9 @@ void add_tbb(int items, double round_s, int tokens) {
         ->Iterations(iterations);
 }
 
-/// Where the efficiency last rises through one half, in nanoseconds: between two task sizes, in a
-/// line over their logarithms. Infinite where it is never reached, the smallest size where it is
-/// never missed.
+/// The task size, in nanoseconds, at which the efficiency last rises above one half, interpolated
+/// linearly over the logarithm of the task size. Infinite if it never reaches one half; the
+/// smallest size if it is always above.
 double metg_ns(bench::Results const& results, std::string const& who, int microbatches) {
   double metg = INFINITY;
   double above = 0;

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Partitioners: how long a cut takes to find, and how good it is.
+// Partitioners: how long they take, and how good their partitions are.
 //
-//   MinMax     random layers with transfers, under memory: a long chain on equal devices, and eight
-//              kinds of devices, two each, in free order; once with a node for each kind, once with
-//              every kind in two nodes
-//   PipeDream  its own published profiles, where STAGGER_PROFILES names their folder; speed-ups are
-//              over one device, the published ones are bounds
+//   MinMax     random layers with transfers and memory limits: a long chain on equal devices, and
+//              16 devices of eight kinds in any order, with each kind in one node or in two nodes
+//   PipeDream  the paper's published profiles, if STAGGER_PROFILES names their folder; speed-ups
+//              are relative to one device, and have the published ones as targets
 
 #include <cstdio>
 #include <cstdlib>
@@ -53,7 +52,7 @@ partition::Costs chain() {
   return costs(layers(1000), c);
 }
 
-/// Eight kinds, two devices each; a kind's devices in one node of eight, or in two of four.
+/// Two devices of each of eight kinds; with the two of a kind in one node, or in two nodes.
 partition::Costs kinds(bool apart) {
   cluster::Cluster c{.name = "", .devices = {}, .intra = {}, .inter = {1e-5, 1e9, {}}};
   c.intra.assign(apart ? 4 : 8, {1e-5, 1e10, {}});
@@ -91,7 +90,7 @@ bench::Row speed_up(std::string const& what, std::string const& name, double pub
   return {what, name, [=](bench::Results const& results) {
             double const took_s = results.time_s(name);
             double const reached = results.counter(name, "speed_up");
-            // The published figures have two decimals.
+            // The published figures have only two decimals.
             bool const good = took_s <= 20e-3 && reached >= published - 0.005;
             return bench::Line{bench::text("%.3g ms, speed-up %.3f", took_s * 1e3, reached),
                                bench::text("at most 20 ms, at least %.2f", published),

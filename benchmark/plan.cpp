@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// @file   What planning costs, and how far the closed estimate is from the simulation.
+/// @file   Time that planning takes, and the error of the closed-form estimate against the
+/// simulation.
 
 #include <algorithm>
 #include <cmath>
@@ -45,7 +46,7 @@ bench::Row at_most(std::string const& what, std::string const& name, double boun
           }};
 }
 
-/// The best cut in two, by the estimate.
+/// The best plan with two stages, by the estimate.
 double best_of_two(Workload const& w) {
   Evaluator evaluator(w);
   double best = 1e300;
@@ -65,7 +66,7 @@ double best_of_two(Workload const& w) {
   return best;
 }
 
-/// Estimate over simulation, less one, of random plans whose transfers take up to `boundary`.
+/// Relative errors of the estimate for random plans whose transfers take up to `boundary`.
 std::vector<double> errors(double boundary) {
   std::mt19937 random(1);
   auto const between = [&](double low, double high) {

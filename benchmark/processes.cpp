@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The transformer of examples/gpt with its ranks in processes of their own, beside the same ranks
-// on threads of one process.
+// The transformer of examples/gpt with a process for each rank, compared with the same ranks on
+// threads of one process.
 //
-// The program starts itself under mpirun: two stages in 2 processes, and two replicas of each in 4.
-// Rounds of both kinds follow each other: a few steps of all processes, then as many of process 0
-// alone, on as many threads as there are ranks and cores, while the others sleep. Figures are
-// medians over the rounds of a run; of five runs the middle one counts.
+// The program starts itself under mpirun, with two stages in 2 processes, and with two replicas of
+// each stage in 4 processes. Rounds alternate: a few steps of all processes, then as many of
+// process 0 alone, on as many threads as there are ranks and cores, while the others sleep. Figures
+// are medians over the rounds of a run, and the median of five runs is reported.
 //
-// With four processes, also what it brings to add up gradients while the last backward still runs:
-// the groups of `grouping::Optimal` against `grouping::Single`, whose one group is the whole stage
-// and so waits for all of backward.
+// With four processes, it also measures the gain from overlapping all-reduces with the last
+// backward pass: the groups of `grouping::Optimal` against `grouping::Single`, whose only group
+// contains the whole stage and so has to wait for the end of the backward pass.
 
 #include <mpi.h>
 
@@ -52,7 +52,7 @@ auto made(Device device, int replicas, Sums sums = {}) {
       stagger::optimizer::AdamW{}, gpt::CrossEntropy<float>{}, std::move(device), sums, options);
 }
 
-/// Until all processes have come here; without a core.
+/// A barrier that does not use a core while it waits.
 void meet() {
   MPI_Request come = MPI_REQUEST_NULL;
   MPI_Ibarrier(MPI_COMM_WORLD, &come);
@@ -62,7 +62,7 @@ void meet() {
   }
 }
 
-/// What a step of four processes takes when gradients go out layer by layer, and when all at once.
+/// Step times of four processes with the two groupings.
 int measure_sums() {
   namespace collective = stagger::collective;
   stagger::mpi::Session const session;
@@ -117,7 +117,7 @@ int measure() {
       start_s = bench::now_s();
       for (int i = 0; i < steps; ++i) loss[1] = stagger::run(here.step(batch)).loss;
       if (loss[0] != loss[1]) return 1;
-      if (round >= 0) processes_s.push_back(together_s);  // the first allocates
+      if (round >= 0) processes_s.push_back(together_s);  // the first round allocates
       if (round >= 0) threads_s.push_back((bench::now_s() - start_s) / steps);
     }
     meet();  // the others sleep here
@@ -130,7 +130,7 @@ int measure() {
 
 /// Runs this program under mpirun.
 /// @param what    --ranks or --sums
-/// @param second  what the second number of its report is
+/// @param second  name of the second number that it reports
 void run_processes(benchmark::State& state, std::string const& self, int n,
                    char const* what = "--ranks", char const* second = "threads_ms") {
   for ([[maybe_unused]] auto _ : state) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// @file   What a table costs to make, to prove, to lower, to evaluate and to search for.
+/// @file   Time to generate, verify, lower and evaluate a table, and to search for one.
 
 #include <random>
 #include <string>
@@ -36,7 +36,7 @@ std::string name_of(Shape shape) {
   return "schedule/auto " + std::to_string(shape.ranks) + "x" + std::to_string(shape.microbatches);
 }
 
-/// Stages that differ by up to a fifth, so that no order meets the bound at once.
+/// Stages that differ by up to a fifth, so that the search does not reach the bound immediately.
 Auto searched(Shape shape) {
   std::mt19937 random(1);
   auto const about_one = [&] { return 0.8 + 0.4 * static_cast<double>(random() % 1000) / 1000; };

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sums that training makes of the gradients of replicas on threads, beside what copying allows.
+// The all-reduce of gradients of replicas on threads, as training does it, compared with a copy.
 //
-//   sum         a stage of one parameter of n bytes on N ranks of N threads: one step's sum, from
-//               the first rank that begins to the last that ends, as the engine records it
-//   peer copy   what an all-reduce of n bytes moves for each rank, 2 (N - 1) / N n bytes, by one
-//               memcpy of each of N threads at once, from the vector that its neighbour has just
-//               written
-// Both are measured in turns; the row reads medians.
+//   sum         a stage with one parameter of n bytes on N ranks on N threads: the all-reduce of
+//               one step, from the start on the first rank to the end on the last, as the engine
+//   records it peer copy   the 2 (N - 1) / N n bytes that each rank of an all-reduce of n bytes
+//               transfers, by one memcpy on each of N threads at once, from the vector that the
+//               neighbouring thread has just written
+// Measurements of both alternate; the row compares medians.
 
 #include <algorithm>
 #include <array>
@@ -34,7 +34,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int rounds = 21;
 
-/// One large parameter; each row adds to all of its gradient.
+/// A layer with one large parameter, to whose whole gradient each row adds.
 struct Large {
   using Input = sg::Tensor<>;
   using Output = sg::Tensor<>;
@@ -50,7 +50,7 @@ struct Large {
   auto parameters() { return std::tie(values); }
 };
 
-/// Seconds from the first thread that begins to the last that ends.
+/// Seconds from the start of the first thread to the end of the last.
 double copy_s(int threads, std::size_t bytes, std::vector<std::array<std::vector<char>, 2>>& all) {
   auto const n = static_cast<std::size_t>(threads);
   std::size_t const moved = 2 * (n - 1) * bytes / n;

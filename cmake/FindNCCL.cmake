@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Finds NCCL, which brings no CMake package of its own: NCCL::NCCL, NCCL_INCLUDE_DIR, NCCL_VERSION.
-# Hints: NCCL_ROOT, and the CUDA toolkit's folders, where NVIDIA's images put it.
+# Finds NCCL, which has no CMake package of its own: NCCL::NCCL, NCCL_INCLUDE_DIR, NCCL_VERSION.
+# Hints: NCCL_ROOT, and the folders of the CUDA toolkit, where NVIDIA's images have it.
 
 find_package(CUDAToolkit QUIET)
 find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-# What our own tests, examples and benchmarks are built with. A consumer never reads this file.
+# Settings for the project's own tests, examples and benchmarks. Projects that use stagger do not read this file.
 #
 #   stagger_developer             INTERFACE target: warnings, sanitizer, no contraction of floating point
 #   stagger_find(<package> <target> <debian package> [arguments of find_package])
-#                                 find_package, or one sentence that names what to install
+#                                 find_package, or an error that names the package to install
 #   stagger_can_link(<out> <targets>...)
 #                                 <out> is empty, or the first target that cannot be linked here
-#   stagger_optimized(<target>)   -O1 also under a sanitizer, where all else is compiled as fast as can be
+#   stagger_optimized(<target>)   compiles with -O1 under a sanitizer, where everything else is not optimised
 #   stagger_test_environment      ENVIRONMENT entry that tests need under the chosen sanitizer
-#   stagger_test_patience         factor on the time limit of a test under the chosen sanitizer
+#   stagger_test_patience         factor for the time limits of tests under the chosen sanitizer
 
 get_property(stagger_multi_config GLOBAL PROPERTY GENERATOR_IS_MULTI_CONFIG)
 if(NOT CMAKE_BUILD_TYPE AND NOT stagger_multi_config)
   set(CMAKE_BUILD_TYPE Release)
 endif()
-if(CMAKE_CXX_FLAGS_RELEASE STREQUAL "-O3 -DNDEBUG")  # CMake's default; who needs -O3 says so per target
+if(CMAKE_CXX_FLAGS_RELEASE STREQUAL "-O3 -DNDEBUG")  # CMake's default; targets that need -O3 ask for it
   set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
 endif()
 set(CMAKE_CXX_EXTENSIONS OFF)
@@ -22,7 +22,7 @@ set(CMAKE_CXX_EXTENSIONS OFF)
 find_program(CCACHE_PROGRAM ccache)
 mark_as_advanced(CCACHE_PROGRAM)
 if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  # Without these it keeps nothing of what uses a precompiled header.
+  # Without these settings ccache does not cache files that use a precompiled header.
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${CCACHE_PROGRAM})
 endif()
 
@@ -30,22 +30,22 @@ add_library(stagger_developer INTERFACE)
 target_link_libraries(stagger_developer INTERFACE stagger::same_bits)
 target_compile_options(stagger_developer INTERFACE
   -Wall -Wextra -Wpedantic -Wconversion -Wshadow
-  # g++ also warns of signed constants that fit; the header checks and the packages' consumers ask it to, tests do not.
+  # g++ also warns of constants whose conversion is safe, so it has this only in header checks and packaging tests.
   $<$<CXX_COMPILER_ID:Clang>:-Wsign-conversion>)
-# An error for the compilers that are gates; a newer one may warn of what nobody has seen yet.
+# Warnings are errors only for the compilers that CI uses, since newer ones may have new warnings.
 string(REGEX MATCH "^[0-9]+" stagger_major ${CMAKE_CXX_COMPILER_VERSION})
-# g++ warns of what is not there once a sanitizer has added its code.
+# With sanitizers g++ has false warnings about the code that they insert.
 if("${CMAKE_CXX_COMPILER_ID} ${stagger_major} ${STAGGER_SANITIZE}" MATCHES "^(GNU 12 |Clang 14 .*|Clang 19 .*)$")
   target_compile_options(stagger_developer INTERFACE -Werror)
 endif()
 
-# What clang's sanitizers tell lines by, and suppressions by name; g++'s need nothing.
+# clang's sanitizers need a symbolizer for line numbers and suppressions; those of g++ do not.
 set(symbolizer "")
 if(STAGGER_SANITIZE AND CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
   find_program(LLVM_SYMBOLIZER llvm-symbolizer HINTS /usr/lib/llvm-${stagger_major}/bin)
   mark_as_advanced(LLVM_SYMBOLIZER)
   if(LLVM_SYMBOLIZER)
-    file(REAL_PATH ${LLVM_SYMBOLIZER} symbolizer)  # they refuse a link
+    file(REAL_PATH ${LLVM_SYMBOLIZER} symbolizer)  # they do not accept a symbolic link
     string(PREPEND symbolizer ":external_symbolizer_path=")
   endif()
 endif()
@@ -53,8 +53,8 @@ endif()
 set(stagger_test_environment "")
 set(stagger_test_patience 1)
 if(STAGGER_SANITIZE STREQUAL "address+undefined")
-  # A third less to compile: a null pointer is caught by the address sanitizer, the other two find little;
-  # and checks are calls, where g++ can be told so.
+  # This saves a third of the compile time: the address sanitizer finds null pointers too, object-size and vptr
+  # find little, and g++ can make checks function calls.
   set(stagger_sanitize -fsanitize=address,undefined -fno-sanitize=null,object-size,vptr -fno-sanitize-recover=all)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     list(APPEND stagger_sanitize "SHELL:--param asan-instrumentation-with-call-threshold=0")
@@ -67,7 +67,7 @@ if(STAGGER_SANITIZE STREQUAL "address+undefined")
 elseif(STAGGER_SANITIZE STREQUAL "thread")
   set(stagger_sanitize -fsanitize=thread)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    list(APPEND stagger_sanitize -Wno-tsan)  # TSan does not model fences; g++ says so at each one
+    list(APPEND stagger_sanitize -Wno-tsan)  # TSan does not model fences, and g++ warns at each one
   endif()
   set(stagger_test_environment
       "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:suppressions=${CMAKE_CURRENT_LIST_DIR}/tsan.supp${symbolizer}")
@@ -77,12 +77,12 @@ if(STAGGER_SANITIZE)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     list(APPEND stagger_sanitize -Wno-uninitialized -Wno-maybe-uninitialized)
   endif()
-  # clang comes without the runtimes of its sanitizers, and says no more than that a file is missing.
+  # Debian's clang comes without sanitizer runtimes, and would only report a missing file.
   include(CheckCXXSourceCompiles)
   set(CMAKE_REQUIRED_FLAGS -fsanitize=${STAGGER_SANITIZE})
   string(REPLACE "+" "," CMAKE_REQUIRED_FLAGS "${CMAKE_REQUIRED_FLAGS}")
   set(CMAKE_REQUIRED_QUIET TRUE)
-  unset(stagger_sanitizer_links CACHE)  # asked again after an installation
+  unset(stagger_sanitizer_links CACHE)  # checked again, since it may have been installed
   check_cxx_source_compiles("int main() {}" stagger_sanitizer_links)
   if(NOT stagger_sanitizer_links)
     set(runtime "the runtime of its sanitizers")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The install tree: headers and CMake text, the same bytes on every machine, whatever was found here.
+# The install tree: headers and CMake files, which are the same on every machine, whatever was found here.
 
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Every option, its default, and the refusal of any other STAGGER_* name.
+# All options with their defaults, and an error for any other STAGGER_* variable.
 
 option(STAGGER_BUILD_TESTS "Build the tests (needs Catch2)" ${PROJECT_IS_TOP_LEVEL})
 option(STAGGER_BUILD_EXAMPLES "Build the examples (needs Eigen and CLI11)" ${PROJECT_IS_TOP_LEVEL})
@@ -24,7 +24,7 @@ if(PROJECT_IS_TOP_LEVEL)
   list(FILTER stagger_cache INCLUDE REGEX "^STAGGER_")
   list(REMOVE_ITEM stagger_cache ${stagger_options})
   foreach(name IN LISTS stagger_cache)
-    unset(${name} CACHE)  # or the next run would stop here again
+    unset(${name} CACHE)  # otherwise the next run would stop here again
   endforeach()
   if(stagger_cache)
     list(JOIN stagger_options ", " stagger_options)

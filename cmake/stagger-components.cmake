@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-# The components of stagger and what each of them needs. Our own build reads this file, and so does,
-# from the install tree, every find_package(stagger). To add a component is to add one call below.
+# The components of stagger and their dependencies. This project's build reads this file, and so does every
+# find_package(stagger), from the install tree. To add a component, add one call below.
 #
-#   HEADERS   globs below include/stagger; what no component claims belongs to stagger::stagger
-#   LINKS     targets it brings; stagger::<other> makes <other> part of every request for it
+#   HEADERS   globs below include/stagger; headers of no other component belong to stagger::stagger
+#   LINKS     targets to link; with stagger::<other>, requesting the component also requests <other>
 #   FIND      arguments for find_package
-#   REMEDY    what a user does when the dependency is missing; ends a sentence
-#   OPTIONS   flags that g++ and clang are given for what links it
-#   INCLUDES  regular expressions for what only these headers may include (read by the floors test)
+#   REMEDY    what to do if the dependency is missing, as the end of an error message
+#   OPTIONS   compiler flags of g++ and clang for targets that link it
+#   INCLUDES  regular expressions of includes that only these headers may have (for the test `floors`)
 
 set(stagger_components "")
 macro(stagger_component name)
@@ -18,7 +18,7 @@ endmacro()
 stagger_component(stagger LINKS Threads::Threads FIND Threads
   REMEDY "enable the language C or CXX and install a thread library")
 
-# A compiler that may fuse a multiplication and an addition does so differently in two copies of a function.
+# If the compiler may fuse multiplications and additions, two copies of a function may give different bits.
 stagger_component(same_bits OPTIONS -ffp-contract=off)
 
 stagger_component(host HEADERS host/asio*.hpp LINKS stagger::stagger Boost::headers INCLUDES "^boost/"
@@ -26,7 +26,7 @@ stagger_component(host HEADERS host/asio*.hpp LINKS stagger::stagger Boost::head
   REMEDY "install Boost 1.81 or newer (libboost1.81-dev on Debian 12) or set Boost_ROOT")
 
 stagger_component(ranges HEADERS ranges.hpp LINKS stagger::stagger range-v3::range-v3 INCLUDES "^range/v3/"
-  FIND range-v3 CONFIG  # its version file knows equality only
+  FIND range-v3 CONFIG  # its version file accepts only equal versions
   REMEDY "install range-v3 0.12 or newer (librange-v3-dev on Debian 12) or set range-v3_ROOT")
 
 stagger_component(json HEADERS json/*.hpp json/detail/*.hpp LINKS stagger::stagger nlohmann_json::nlohmann_json
@@ -47,7 +47,7 @@ stagger_component(nccl HEADERS nccl/*.hpp nccl/detail/*.hpp LINKS stagger::cuda 
   FIND NCCL 2.27
   REMEDY "install NCCL 2.27 or newer or set NCCL_ROOT")
 
-# Sets <out> to the components in <requested> and those they build on, each after what it needs.
+# Sets <out> to the components in <requested> and their dependencies, each after those that it needs.
 function(stagger_closure out requested)
   set(result "")
   foreach(name IN LISTS requested)
@@ -63,8 +63,8 @@ function(stagger_closure out requested)
   set(${out} "${result}" PARENT_SCOPE)
 endfunction()
 
-# Looks up what one component needs. Sets <out> to nothing, or to the sentence that says what is missing.
-# A function, so that a consumer sees the targets but none of the variables that find_package leaves.
+# Looks up the dependency of a component. Sets <out> to an empty string, or to an error message if it is missing.
+# This is a function so that users get the targets but not the variables that find_package sets.
 function(stagger_look_up out name)
   set(${out} "" PARENT_SCOPE)
   if(NOT stagger_${name}_FIND)
@@ -72,7 +72,7 @@ function(stagger_look_up out name)
   endif()
   list(APPEND CMAKE_MODULE_PATH "${CMAKE_CURRENT_FUNCTION_LIST_DIR}")
   list(GET stagger_${name}_FIND 0 package)
-  set(MPI_CXX_SKIP_MPICXX TRUE)  # the interface of C is enough; that of C++ left the standard in 2012
+  set(MPI_CXX_SKIP_MPICXX TRUE)  # the C interface is enough; the C++ one was removed from MPI in 2012
   find_package(${stagger_${name}_FIND} QUIET)
   foreach(target IN LISTS stagger_${name}_LINKS)
     if(NOT target MATCHES "^stagger::" AND NOT (${package}_FOUND AND TARGET ${target}))

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# find_package(stagger [COMPONENTS host ...]): stagger::stagger and stagger::same_bits always, and the components
-# asked for.
-# A component's dependency is looked up only when the component is asked for.
+# find_package(stagger [COMPONENTS host ...]): defines stagger::stagger, stagger::same_bits and the requested components,
+# and looks up the dependencies of these only.
 
 cmake_policy(VERSION 3.25)
 include("${CMAKE_CURRENT_LIST_DIR}/stagger-components.cmake")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# stagger_add_separate(<target> [mpi] [cuda] [nccl]): a static library of yours with the engine in it, and the devices
-# of these components. What links it includes the same headers as before, and compiles them in less than half the time.
+# stagger_add_separate(<target> [mpi] [cuda] [nccl]): adds a static library with the engine and the devices of these
+# components. Targets that link it include the same headers as without it, and compile in less than half the time.
 
 function(stagger_add_separate target)
   set(content "#include <stagger/separate.hpp>\n")

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-# One INTERFACE target for each component that has headers, and the look-up of what was asked for.
+# One INTERFACE target for each component, and the look-up of dependencies.
 
 include(${CMAKE_CURRENT_LIST_DIR}/stagger-components.cmake)
 include(${CMAKE_CURRENT_LIST_DIR}/stagger-separate.cmake)
 
 set(stagger_glob_depends "")
 if(PROJECT_IS_TOP_LEVEL)
-  set(stagger_glob_depends CONFIGURE_DEPENDS)  # a consumer's build does not watch our folders
+  set(stagger_glob_depends CONFIGURE_DEPENDS)  # as a subproject, the folders are not watched
 endif()
 set(stagger_include ${PROJECT_SOURCE_DIR}/include/stagger)
 file(GLOB_RECURSE stagger_rest ${stagger_glob_depends} ${stagger_include}/*.hpp)
@@ -27,7 +27,7 @@ foreach(name IN LISTS stagger_components)
     add_library(stagger_${name} INTERFACE)
     add_library(stagger::${name} ALIAS stagger_${name})
     if(stagger_${name}_files)
-      # INTERFACE: with PUBLIC, a consumer's build would have a target that builds nothing.
+      # INTERFACE: with PUBLIC, projects that use stagger would have a target that builds nothing.
       target_sources(stagger_${name} INTERFACE FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR}/include
                      FILES ${stagger_${name}_files})
       target_compile_features(stagger_${name} INTERFACE cxx_std_20)  # not cuda_std_20: unknown to CMake 3.25.1

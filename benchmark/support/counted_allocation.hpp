@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Counts every allocation of the program: replaces `operator new` and takes the place of
-/// `malloc`.
+/// @file   A counter of all allocations of the program, which replaces `operator new` and
+/// interposes `malloc`.
 ///
-/// Include it in one translation unit of a program. For glibc, whose `malloc` can be called by
-/// another name.
+/// Include it in one translation unit of a program. It needs glibc, whose `malloc` has a second
+/// name, `__libc_malloc`.
 
 #include <atomic>
 #include <cerrno>
@@ -15,10 +15,10 @@
 
 namespace bench {
 
-/// Calls since the program began, from all threads.
+/// Calls since the start of the program, on all threads.
 struct AllocationCounts {
   std::uint64_t operator_new = 0;
-  std::uint64_t malloc = 0;  ///< and its relatives; those of `operator new` are among them
+  std::uint64_t malloc = 0;  ///< with calloc etc., and the calls by `operator new`
 };
 
 namespace detail {
@@ -67,7 +67,7 @@ void free(void* memory) noexcept { __libc_free(memory); }
 
 }  // extern "C"
 
-// The other forms of new and delete call these.
+// The other forms of new and delete call these two.
 void* operator new(std::size_t bytes) {
   ++bench::detail::operator_new_calls;
   if (void* const memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;

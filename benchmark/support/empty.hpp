@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A model that computes nothing: what is left is the engine.
+/// @file   A model that computes nothing, to measure the engine alone.
 
 #include <cstddef>
 
@@ -10,7 +10,7 @@
 
 namespace bench {
 
-/// Hands on what it gets.
+/// Passes its input on unchanged.
 struct EmptyStage {
   using Input = int;
   using Output = int;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Where and with what the numbers came about.
+/// @file   A description of the machine and the build.
 
 #include <string>
 

@@ -46,7 +46,7 @@ double Results::counter(std::string const& name, std::string const& counter) con
   return found->second;
 }
 
-/// Prints one line per benchmark, the median, and keeps it.
+/// Prints the median of each benchmark on one line, and stores it.
 class Reporter : public benchmark::ConsoleReporter {
  public:
   explicit Reporter(Results& results) : ConsoleReporter(OO_None), results_(results) {}
@@ -62,8 +62,7 @@ class Reporter : public benchmark::ConsoleReporter {
       bool const alone = run.run_type == Run::RT_Iteration && run.repetitions <= 1;
       if (!run.error_occurred && run.aggregate_name != "median" && !alone) continue;
       medians.push_back(run);
-      medians.back()
-          .run_name.iterations.clear();  // they say how it was run, which is the same for all
+      medians.back().run_name.iterations.clear();  // the same for all benchmarks
       medians.back().run_name.repetitions.clear();
       medians.back().run_name.time_type.clear();
       if (run.error_occurred) continue;
@@ -129,8 +128,8 @@ int run(int argc, char** argv, std::vector<Row> const& rows) {
   char aggregate[] = "--benchmark_display_aggregates_only=true";
   std::vector<char*> words(argv, argv + argc);
   words.insert(words.begin() + 1,
-               {interleave, aggregate});  // before those given, so that these win
-  bool repeat = true;  // a second run would overwrite a file of results, or list all names again
+               {interleave, aggregate});  // before the user's flags, which override them
+  bool repeat = true;  // a second run would overwrite an output file, or list all names again
   for (std::string_view const word : std::vector<std::string_view>(argv, argv + argc))
     repeat = repeat && !word.starts_with("--benchmark_out") &&
              !word.starts_with("--benchmark_list_tests");

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A Google Benchmark program that ends with lines of a table: what was measured, what it
-/// must be.
+/// @file   A Google Benchmark program that ends with rows of a table: measurements and their
+/// targets.
 ///
-/// The benchmarks of a program run interleaved, repetition by repetition in random order: what
-/// disturbs the machine disturbs all that are compared. A row reads their medians.
+/// The repetitions of all benchmarks of a program run in random order, so that disturbances of the
+/// machine affect all of them alike. A row compares their medians.
 
 #include <functional>
 #include <map>
@@ -15,16 +15,16 @@
 
 namespace bench {
 
-/// The middle one of some numbers; 0 of none.
+/// The median of some numbers; 0 if there are none.
 [[nodiscard]] double median(std::vector<double> values);
 
 /// `printf` into a string.
 [[nodiscard, gnu::format(printf, 1, 2)]] std::string text(char const* format, ...);
 
-/// Seconds since some fixed moment.
+/// Seconds since a fixed point in time.
 [[nodiscard]] double now_s();
 
-/// Runs `work` to warm up, and then as the state says, timed one by one.
+/// Runs `work` to warm up, and then as often as the state asks, timing each run.
 /// @return the mean of the timed runs, seconds
 template <class Work> double time_each(benchmark::State& state, Work work, int warm_ups = 1) {
   for (int i = 0; i < warm_ups; ++i) work();
@@ -39,7 +39,7 @@ template <class Work> double time_each(benchmark::State& state, Work work, int w
   return sum_s / static_cast<double>(state.iterations());
 }
 
-/// Names a benchmark whose repetitions run one iteration each, timed by itself.
+/// Registers a benchmark whose repetitions have one iteration each, which it times itself.
 template <class Function>
 benchmark::internal::Benchmark* add(std::string const& name, int repetitions, Function function) {
   return benchmark::RegisterBenchmark(name.c_str(), std::move(function))
@@ -52,8 +52,7 @@ benchmark::internal::Benchmark* add(std::string const& name, int repetitions, Fu
 /// Medians over the repetitions of every benchmark that ran.
 class Results {
  public:
-  /// Thrown where a benchmark did not run, because a filter left it out. The row is left out as
-  /// well.
+  /// Thrown if a filter excluded a benchmark; the row is then omitted.
   struct Missing {};
 
   [[nodiscard]] double time_s(std::string const& name) const { return of(name).time_s; }
@@ -69,27 +68,27 @@ class Results {
   std::map<std::string, One> all_;
 };
 
-/// How a row stands.
+/// Whether a row meets its target.
 enum class Grade { passed, failed, shown };
 
-/// One line of the table, filled in.
+/// A row of the table with its measurements.
 struct Line {
   std::string measured;
-  std::string bound;  ///< empty: there is none
+  std::string bound;  ///< the target; empty: none
   Grade grade = Grade::shown;
 };
 
-/// One line of the table, as it is measured.
+/// A row of the table, and how it is measured.
 struct Row {
   std::string what;
-  std::string benchmarks;  ///< regular expression of the benchmarks it reads
+  std::string benchmarks;  ///< regular expression that selects its benchmarks
   std::function<Line(Results const&)> judge;
-  int attempts = 3;  ///< measurements before it is called failed
+  int attempts = 3;  ///< measurements before the row counts as failed
 };
 
-/// Runs all benchmarks, those of a failed row again, and prints the rows; into the file that
-/// STAGGER_BENCH_TABLE names, if it does.
-/// @return the program's exit code; a failed row is no failure of the program
+/// Runs all benchmarks, repeats those of failed rows, and prints the rows, or appends them to the
+/// file that STAGGER_BENCH_TABLE names.
+/// @return the program's exit code, which is 0 even if a row fails
 int run(int argc, char** argv, std::vector<Row> const& rows);
 
 }  // namespace bench

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Work that takes a known time, touches no memory and reads no clock.
+/// @file   Work of known duration that neither accesses memory nor reads a clock.
 
 #include <algorithm>
 #include <cstdint>
@@ -18,7 +18,7 @@ inline void spin(std::uint64_t rounds) {
   benchmark::DoNotOptimize(x);
 }
 
-/// Seconds per round of `spin`, where nothing disturbs it.
+/// Seconds per round of `spin` on an undisturbed core.
 [[nodiscard]] inline double calibrate_spin() {
   constexpr std::uint64_t rounds = 100000;
   double best_s = 1e300;

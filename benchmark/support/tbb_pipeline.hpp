@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The peer: oneTBB's parallel_pipeline, with filters in order as pipeline stages are.
+/// @file   oneTBB's parallel_pipeline, which stagger is compared with, with serial filters as
+/// stages.
 
 #include <tbb/global_control.h>
 #include <tbb/parallel_pipeline.h>
@@ -8,7 +9,7 @@
 
 namespace bench {
 
-/// A chain of filters on so many threads.
+/// A chain of filters on a number of threads.
 class TbbPipeline {
  public:
   explicit TbbPipeline(int threads)
@@ -16,7 +17,7 @@ class TbbPipeline {
         arena_(threads) {}
 
   /// Sends `items` numbers through `filters` >= 2 serial filters.
-  /// @param tokens  most items in flight
+  /// @param tokens  largest number of items in flight
   /// @param work    (int) -> int, what each filter does
   template <class Work> void run(int filters, int items, int tokens, Work work) {
     arena_.execute([&] {

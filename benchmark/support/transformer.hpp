@@ -24,7 +24,7 @@ inline gpt::Settings const transformer{};
       gpt::make_model<float>(transformer_shape(), static_cast<std::uint64_t>(transformer.seed))};
 }
 
-/// Cut in two, on so many threads.
+/// A pipeline of two stages on `threads` threads.
 [[nodiscard]] inline auto transformer_in_two(int threads, stagger::Options options) {
   options.clip_norm = transformer.clip;
   return transformer_pipeline().with(gpt::ByWork{gpt::work_of(transformer_shape()), 2},
@@ -33,7 +33,7 @@ inline gpt::Settings const transformer{};
                                      options);
 }
 
-/// A batch in microbatches of equal size.
+/// A batch of microbatches of equal size.
 [[nodiscard]] inline stagger::Batch<gpt::Tokens, gpt::Tokens> transformer_batch(
     std::size_t microbatches) {
   gpt::Random random = gpt::stream(1, 1);
