@@ -34,7 +34,7 @@ struct Link {
   }
 
   /// Seconds of an all-reduce of `bytes` over r devices: 2(r-1) alpha + 2(r-1)/r bytes / rate;
-  /// nothing where there is nothing to send or nobody to send to.
+  /// 0 without bytes, or for a single device.
   [[nodiscard]] constexpr double all_reduce_s(int r, double bytes) const noexcept {
     if (r < 2 || !(bytes > 0)) return 0;
     return 2 * (r - 1) * alpha_s + 2.0 * (r - 1) / r * bytes / all_reduce_rate(r);

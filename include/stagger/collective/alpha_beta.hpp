@@ -2,8 +2,7 @@
 #pragma once
 /// @file   What an all-reduce costs: a start-up and a time per byte.
 /// @source S. Shi, X. Chu, B. Li, "MG-WFBP: Efficient Data Communication for Distributed
-/// Synchronous
-///         SGD", INFOCOM 2019, section III, table II.
+///         Synchronous SGD", INFOCOM 2019, section III, table II.
 
 #include <bit>
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Ranks make sure, before they start, that they run the same thing.
+/// @file   The check, before training starts, that all ranks run the same program on the same model.
 
 #include <algorithm>
 #include <cstddef>

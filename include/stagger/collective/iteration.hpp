@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   When an iteration ends whose gradients are sent in given groups while the backward pass
-/// runs.
+/// @file   The end of an iteration whose gradients are sent in groups while the backward pass runs.
 /// @source S. Shi, X. Chu, B. Li, "MG-WFBP: Efficient Data Communication for Distributed
-/// Synchronous
-///         SGD", INFOCOM 2019, equations 6 to 16.
+///         Synchronous SGD", INFOCOM 2019, equations 6 to 16.
 
 #include <algorithm>
 #include <cstddef>
@@ -54,32 +52,25 @@ struct Iteration {
 
 namespace detail {
 
-inline void fail_layer(char const* what, int layer, double value) {
-  raise(Errc::bad_data, what, " of layer ", layer, " is ", value,
-        " s; it must be a finite number that is not negative");
-}
-
-inline void fail_sizes(std::size_t times, std::size_t gradients) {
-  raise(Errc::bad_data, times, " backward times, but ", gradients,
-        " gradients; give one of each per layer");
-}
-
-inline void fail_groups(int at, LayerGroup found, int expected) {
+inline void fail_groups(std::size_t at, LayerGroup found, int expected) {
   raise(Errc::bad_data, "group ", at, " is layers ", found.highest, " to ", found.lowest,
         ", but layer ", expected,
         " comes next; groups list all layers once, from the last down to the first");
 }
 
 constexpr void require_backward(Backward const& b, CostLine cost) {
-  if (b.backward_s.size() != b.gradient_bytes.size()) {
-    fail_sizes(b.backward_s.size(), b.gradient_bytes.size());
-  }
-  if (!finite_and_not_negative(b.forward_s)) require_cost("the forward time", b.forward_s);
-  if (!finite_and_not_negative(cost.startup_s)) require_cost("the start-up", cost.startup_s);
-  if (!finite_and_not_negative(cost.per_byte_s)) require_cost("the time per byte", cost.per_byte_s);
-  for (int l = 1; l <= b.layers(); ++l) {
-    double const t = b.backward_s[static_cast<std::size_t>(l - 1)];
-    if (!finite_and_not_negative(t)) fail_layer("the backward time", l, t);
+  if (b.backward_s.size() != b.gradient_bytes.size())
+    raise(Errc::bad_data, b.backward_s.size(), " backward times, but ", b.gradient_bytes.size(),
+          " gradients; give one of each per layer");
+  require_cost("the forward time", b.forward_s);
+  require_cost("the start-up", cost.startup_s);
+  require_cost("the time per byte", cost.per_byte_s);
+  int layer = 0;
+  for (double const t : b.backward_s) {
+    ++layer;
+    if (!finite_and_not_negative(t))
+      raise(Errc::bad_data, "the backward time of layer ", layer, " is ", t,
+            " s; it must be a finite number that is not negative");
   }
 }
 
@@ -106,21 +97,20 @@ constexpr void require_backward(Backward const& b, CostLine cost) {
   double const compute = ready.empty() ? backward.forward_s : ready.front();
   double link = 0;
   int next = backward.layers();
+  auto unsent = backward.gradient_bytes;
   for (auto const& g : groups) {
-    if (g.highest != next || g.lowest < 1 || g.lowest > g.highest) {
-      detail::fail_groups(static_cast<int>(result.messages.size()), g, next);
-    }
+    if (g.highest != next || g.lowest < 1 || g.lowest > g.highest)
+      detail::fail_groups(result.messages.size(), g, next);
     std::uint64_t bytes = 0;
     for (; next >= g.lowest; --next) {
-      bytes += backward.gradient_bytes[static_cast<std::size_t>(next - 1)];
+      bytes += unsent.back();
+      unsent = unsent.first(unsent.size() - 1);
     }
-    double const start = std::max(link, ready[static_cast<std::size_t>(g.lowest - 1)]);
+    double const start = std::max(link, ready[unsent.size()]);
     link = start + cost.seconds(bytes);
     result.messages.push_back({g, bytes, start, link});
   }
-  if (next != 0) {
-    detail::fail_groups(static_cast<int>(groups.size()), {}, next);
-  }
+  if (next != 0) detail::fail_groups(groups.size(), {}, next);
   result.iteration_s = std::max(link, compute);
   result.exposed_s = result.iteration_s - compute;
   return result;

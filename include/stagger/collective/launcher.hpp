@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Which process of how many this is, as whatever launched the program says.
+/// @file   The rank of this process among how many, as the program's launcher tells it.
 
 #include <algorithm>
 #include <charconv>

@@ -15,7 +15,7 @@
 
 namespace stagger::collective {
 
-/// One measured operation; the time is best a median of several.
+/// One measured operation; give the median of several runs.
 struct Sample {
   std::uint64_t bytes = 0;
   double seconds = 0;
@@ -85,8 +85,7 @@ inline void require_samples(std::span<Sample const> samples) {
 /// Least squares of the relative error: weights 1 / time², as otherwise the largest message would
 /// hide the start-up.
 /// @throws Error  Errc::bad_data for a time that is not above zero, fewer than two sizes, or
-/// samples
-///                that do not get slower with size
+///                samples that do not get slower with size
 [[nodiscard]] inline LineFit fit_line(std::span<Sample const> samples) {
   detail::require_samples(samples);
   double w = 0;

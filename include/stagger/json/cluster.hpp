@@ -27,7 +27,7 @@ namespace detail {
   }
   std::vector<Field> const each = rates.elements();
   if (each.size() < 3) rates.refuse("; a list has an entry for 0, 1, 2 and more devices");
-  for (std::size_t r = 0; r < each.size(); ++r)  // nobody reduces among fewer than two
+  for (std::size_t r = 0; r < each.size(); ++r)  // there is no all-reduce among fewer than two
     link.all_reduce_bytes_per_s.push_back(r < 2 ? 0 : each[r].positive());
   return link;
 }
@@ -60,14 +60,14 @@ namespace detail {
                                    .memory_bytes = group.at("memory_bytes").bytes(),
                                    .speed = group.at("speed").positive()};
       if (device.memory_bytes == 0) group.at("memory_bytes").refuse("; give its bytes");
-      int const count = group.at("count").integer(1, most);
-      devices.insert(devices.end(), static_cast<std::size_t>(count), device);
+      for (int left = group.at("count").integer(1, most); left > 0; --left)
+        devices.push_back(device);
     }
     if (devices.empty()) node.at("devices").refuse("; a node has one device or more");
     bool const alone = devices.size() == 1 && !node.has("intra");
     cluster::Link const intra = alone ? cluster::Link{} : detail::read_link(node.at("intra"));
     int const count = node.at("count").integer(1, most);
-    if (result.devices.size() + devices.size() * static_cast<std::size_t>(count) > most)
+    if (result.size() + static_cast<long long>(devices.size()) * count > most)
       node.at("count").refuse(stagger::text("; a cluster has at most ", most, " devices"));
     for (int n = 0; n < count; ++n) {
       for (cluster::Device& device : devices) device.node = result.nodes();
@@ -96,9 +96,8 @@ namespace detail {
       devices.push_back(
           {{"count", 1}, {"kind", d.kind}, {"memory_bytes", d.memory_bytes}, {"speed", d.speed}});
     }
-    Value const line = {{"count", 1},
-                        {"devices", devices},
-                        {"intra", detail::written(cluster.intra[static_cast<std::size_t>(n)])}};
+    Value const line = {
+        {"count", 1}, {"devices", devices}, {"intra", detail::written(cluster.inside(n))}};
     out += text(n == 0 ? "\n  " : ",\n  ", detail::line_of_json(line));
   }
   return out + "\n],\n\"inter\": " + detail::line_of_json(detail::written(cluster.inter)) + "}\n";

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The slowest stage as fast as it can be, by branch and bound: another way to MinMax's
-/// answer, for few devices.
+/// @file   The partition whose slowest stage is fastest, by branch and bound: independent of MinMax,
+///         for few devices.
 /// @source J. H. Park et al., "HetPipe", USENIX ATC 2020, section 7, poses the problem.
 
 #include <algorithm>

@@ -166,7 +166,7 @@ struct Limits {
   [[nodiscard]] constexpr double room(Costs const& costs, int device) const {
     return costs.place(device).memory_bytes * memory_factor;
   }
-  /// Bytes that the layers [first, last) need as one of so many stages.
+  /// Bytes that the layers [first, last) need as one of `stages` stages.
   [[nodiscard]] constexpr double bytes(Costs const& costs, int stage, int stages, int first,
                                        int last) const {
     return costs.memory_bytes(first, last, stages == 1, stage == stages - 1,

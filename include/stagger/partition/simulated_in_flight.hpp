@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   How many minibatches each stage really holds, by playing the schedule on the cuts.
+/// @file   The number of minibatches that each stage holds, by simulating the schedule on the cuts.
 /// @source J. H. Park et al., "HetPipe", USENIX ATC 2020, sections 4 and 7.
 
 #include <algorithm>

@@ -10,7 +10,7 @@
 
 namespace stagger::placement {
 
-/// Worker i gets the i-th device of every node: one partition serves all, but every boundary
+/// Worker i gets the i-th device of every node: one partition suits all workers, but every boundary
 /// crosses nodes.
 struct EqualDistribution {
   using policy_tag = AllocationTag;

@@ -2,8 +2,7 @@
 #pragma once
 /// @file   Virtual workers of two kinds of devices each, matched to be nearly equal.
 /// @source J. H. Park et al., "HetPipe", USENIX ATC 2020, section 8.1, table 3. The paper matches
-/// by
-///         rank; here compute and memory themselves are compared, which gives the same table.
+///         by rank; here compute and memory themselves are compared, which gives the same table.
 
 #include <algorithm>
 #include <cstddef>
@@ -15,7 +14,7 @@
 
 namespace stagger::placement {
 
-/// Kinds are matched in pairs, and the workers shared out to the pairs: each worker gets as many
+/// Kinds are matched in pairs, and the workers are divided among the pairs: each worker gets as many
 /// devices of the one kind as of the other. Of all matchings, the one whose pairs differ least in
 /// compute or memory, whichever differs more; then in both together; then the first by name.
 struct HybridDistribution {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The planner that believes the simulation, not the closed estimate.
+/// @file   The planner that ranks plans by simulation instead of the closed estimate.
 /// @source Candidates: Fan et al., "DAPPLE", PPoPP 2021, and what else splits a chain; the ranking,
 ///         the search around the best ones and the bound are our own.
 
@@ -32,7 +32,7 @@ namespace stagger::plan {
 ///
 /// Candidates are the best of DAPPLE's search for each number of stages, the cuts of Block and of
 /// Even for each number of stages, data parallelism, the stages of MinMax and PipeDream, and
-/// whatever `others` says; then what lies around the best of them. Microbatches of a quarter to
+/// `others`; then plans near the best of them. Microbatches of a quarter to
 /// four times the profile's batch are tried, unless the request fixes them; they are taken to last
 /// in proportion to their samples.
 struct Auto {
@@ -94,7 +94,7 @@ struct Auto {
     auto const ask = [&](auto const& partitioned) {
       try {
         drafts.push_back(partitioned.draft(w));
-      } catch (Error const&) {  // not for this cluster, or nothing fits: one candidate less
+      } catch (Error const&) {  // it cannot cut for this cluster, or nothing fits
       }
     };
     ask(Partitioned<partition::PipeDream>{});
@@ -121,7 +121,7 @@ struct Auto {
         for (Draft const& draft : drafts) add(draft);
       }
     }
-    try {  // at its own budget, so that this plan is never behind it
+    try {  // with its own budget, so that this plan is never slower than its
       Plan const dapple = Dapple{}.plan(w);
       evaluated += dapple.candidates;
       consider(draft_of(dapple, w.microbatch()));

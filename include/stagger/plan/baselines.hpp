@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Plans that others are measured against: one device for each stage, or one stage for all
-/// devices.
+/// @file   Baseline plans: one device for each stage, or one stage on all devices.
 
 #include <algorithm>
 #include <cstddef>
@@ -48,7 +47,8 @@ namespace detail {
   return cuts;
 }
 
-/// Stages of the cuts, each on its share of the devices in order: larger shares first.
+/// Stages of the cuts, on the devices in order, as many for each as can be; the first ones get those
+/// that are left over.
 [[nodiscard]] inline Draft in_order(Workload const& w, std::vector<int> const& cuts) {
   auto const& ids = w.devices();
   std::size_t const S = cuts.size() + 1;
@@ -79,23 +79,27 @@ namespace detail {
   return in_order(w, balanced(layer_seconds(w), G));
 }
 
-/// The plan of a draft that a request fixes; where it does not fit, says what would.
+/// The plan of a draft that a request fixes; where it does not fit, the error says what would.
+/// @param make  Draft(Workload const&)
 template <class Make>
-[[nodiscard]] Plan only(Workload const& w, Make&& make, std::string const& policy, Form form) {
+[[nodiscard]] Plan only(Workload const& w, Make&& make, std::string const& policy) {
+  auto const planned = [&](Workload const& of, Evaluator& evaluator) {
+    Draft draft = make(of);
+    draft.recompute = of.request().recompute;
+    return evaluator(draft, policy);
+  };
   Evaluator evaluator(w);
-  auto plan = evaluator(make(w), policy, form);
-  if (plan) return *std::move(plan);
+  if (auto plan = planned(w, evaluator)) return *std::move(plan);
   throw infeasible(w, evaluator.shortage(), [&](Request const& r) {
     Workload const other(w.profile(), w.cluster(), r);
-    Draft draft = make(other);
-    draft.recompute = r.recompute;
-    return Evaluator(other)(draft, policy, form).has_value();
+    Evaluator again(other);
+    return planned(other, again).has_value();
   });
 }
 
 }  // namespace detail
 
-/// One device for each stage, layers shared out so that the longest stage is as short as it can be.
+/// One device for each stage, layers divided so that the longest stage is as short as it can be.
 struct Straight {
   /// @throws Infeasible  with fewer layers than devices, or where it does not fit
   [[nodiscard]] Plan plan(Workload const& w) const {
@@ -104,14 +108,7 @@ struct Straight {
       throw infeasible(
           w, {Resource::layers, -1, static_cast<double>(G), static_cast<double>(w.layers()),
               "leave devices out, or replicate stages"});
-    return detail::only(
-        w,
-        [&](Workload const& other) {
-          Draft draft = detail::straight(other);
-          draft.recompute = other.request().recompute;
-          return draft;
-        },
-        "straight", Form::corrected);
+    return detail::only(w, &detail::straight, "straight");
   }
 };
 
@@ -121,14 +118,10 @@ struct DataParallel {
 
   /// @throws Infeasible  where the model does not fit on each device, or the batch is too small
   [[nodiscard]] Plan plan(Workload const& w) const {
-    return detail::only(
-        w,
-        [&](Workload const& other) {
-          return Draft{.stages = {{0, other.layers(), other.devices()}},
-                       .recompute = other.request().recompute,
-                       .gradients = gradients};
-        },
-        "data-parallel", Form::corrected);
+    auto const make = [&](Workload const& of) {
+      return Draft{.stages = {{0, of.layers(), of.devices()}}, .gradients = gradients};
+    };
+    return detail::only(w, make, "data-parallel");
   }
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Seconds that no plan of a request can beat.
+/// @file   A lower bound of the iteration time of every plan of a request.
 
 #include <algorithm>
 #include <cmath>

@@ -8,6 +8,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -62,7 +63,7 @@ struct Found {
 /// the last stage, the best partial plans are kept.
 class DappleSearch {
  public:
-  /// @param short_warm_up  accept stages that hold but one microbatch
+  /// @param short_warm_up  whether room for one microbatch is enough for a stage
   DappleSearch(Workload const& w, Form form, long long budget, int microbatch, bool recompute,
                bool short_warm_up)
       : w_(w),
@@ -90,8 +91,7 @@ class DappleSearch {
     for (auto& of_stages : best_)
       for (auto& f : of_stages) all.push_back(std::move(f));
     std::sort(all.begin(), all.end(), [](Found const& a, Found const& b) {
-      if (a.seconds != b.seconds) return a.seconds < b.seconds;
-      return a.order < b.order;
+      return std::tie(a.seconds, a.order) < std::tie(b.seconds, b.order);
     });
     return all;
   }
@@ -117,9 +117,8 @@ class DappleSearch {
     for (auto const& [taken, best] : open)
       for (std::size_t i = 0; i < best.size(); ++i) ranked.emplace_back(i, best[i]);
     std::sort(ranked.begin(), ranked.end(), [&](auto const& a, auto const& b) {
-      if (a.first != b.first) return a.first < b.first;
-      if (seconds(a.second) != seconds(b.second)) return seconds(a.second) < seconds(b.second);
-      return a.second < b.second;
+      return std::tuple(a.first, seconds(a.second), a.second) <
+             std::tuple(b.first, seconds(b.second), b.second);
     });
     if (ranked.size() > keep_) ranked.resize(keep_);
     std::vector<int> result;
@@ -129,7 +128,7 @@ class DappleSearch {
 
   [[nodiscard]] double seconds(int partial) const { return partials_[partial].seconds; }
 
-  /// True if a stage fits, the i-th of so many.
+  /// True if stage i of `stages` fits.
   bool fits(StageMemory const& m, Group const& g, int i, int stages, int microbatches, int first,
             int end) {
     int const in_flight = short_warm_up_ ? 1 : std::min(stages - i, microbatches);
@@ -158,7 +157,7 @@ class DappleSearch {
     double const slice = f.slice(g.replicas);
     int const N = w_.layers();
     if (!fits(w_.memory(0, N, slice, recompute_), g, 0, 1, f.microbatches, 0, N)) return;
-    if (form_ == Form::printed) return;  // its bounds forget the plan of one stage
+    if (form_ == Form::printed) return;  // the paper leaves the plan of one stage out
     StageTime t = w_.time(0, N, g.kinds, slice, recompute_);
     t.all_reduce_s = w_.gradients_s(0, N, g, slice, recompute_, false);
     record(latency_of({&t, 1}, f.microbatches, form_).seconds,
@@ -213,7 +212,7 @@ class DappleSearch {
     int most = std::max(next.group.replicas, tail.replicas);
     for (int const p : chain_) most = std::max(most, partials_[p].group.replicas);
     Flow const f = flow(w_.request().batch, microbatch_, most);
-    if (f.microbatches < 1) return;  // and no finer cut of the tail is worth it: the front stays
+    if (f.microbatches < 1) return;  // further cuts of the tail leave the front as it is
 
     std::size_t const C = chain_.size();
     int const S = static_cast<int>(C) + 2;

@@ -30,7 +30,7 @@ struct Assignment {
   friend bool operator==(Assignment const&, Assignment const&) = default;
 };
 
-/// What is decided of a plan; the rest follows.
+/// The decisions of a plan, from which all else follows.
 struct Draft {
   std::vector<Assignment> stages{};
   int microbatch = 0;  ///< samples per device; 0: the workload's

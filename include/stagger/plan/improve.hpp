@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Better plans near a good one, by simulation.
+/// @file   A search for better plans near a good one, by simulation.
 
 #include <algorithm>
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Plans from what a partitioner says.
+/// @file   Plans from the stages that a partitioner finds.
 
 #include <algorithm>
 #include <cstddef>
@@ -37,8 +37,7 @@ template <partition::CostPolicy Policy> struct Partitioned {
   /// @throws Infeasible  where the stages do not fit, or the batch is too small for them
   /// @throws Error       what the partitioner throws
   [[nodiscard]] Plan plan(Workload const& w) const {
-    return detail::only(
-        w, [&](Workload const& other) { return draft(other); }, name, Form::corrected);
+    return detail::only(w, [&](Workload const& of) { return draft(of); }, name);
   }
 };
 

@@ -19,8 +19,8 @@
 
 namespace stagger::plan {
 
-/// Plans again, quickly: keeps the old stages where it can, looks around them by simulation, and at
-/// a short search from scratch. Devices keep their numbers.
+/// Plans again, quickly: keeps the old stages where it can, simulates plans near them, and compares
+/// them with a short search from scratch. Devices keep their numbers.
 struct Replan {
   long long budget = 200'000;     ///< closed estimates
   long long simulations = 2'000;  ///< drafts around the old plan

@@ -23,11 +23,10 @@ namespace stagger::plan {
 /// all-reduce starts when its last backward has ended.
 class Simulator {
  public:
-  /// @param stages        [2S - 1] computing stages and transfers in turn
+  /// @param stages        [2S - 1] computing stages, with the transfers between them
   /// @param microbatches  M >= 1
   /// @param warm_up       [S] forwards before the first backward, >= 1, never more on a later
-  /// stage;
-  ///                      M on every stage is GPipe
+  ///                      stage; M on every stage is GPipe
   /// @param timeline      where not null: a row for each computing stage
   /// @return              seconds from the first start to the last end
   /// @throws Error        as `latency`; bad_schedule for a warm-up that rises, and so never ends

@@ -27,9 +27,9 @@ namespace stagger::plan {
 
 /// Warm-up counts within what fits on each stage.
 ///
-/// To cut every stage to the same count makes neighbours run in convoy. So three ways are played:
-/// counts that fall by one from stage to stage, D - i; each stage as deep as it can be; and from
-/// the better of them, one count more or less at a time.
+/// With the same count on every stage, neighbours would wait for each other. So three ways are
+/// simulated: counts that fall by one from stage to stage, D - i; each stage as deep as it can be;
+/// and from the better of them, one count more or less at a time.
 /// @param wanted    [stages] counts, never rising
 /// @param depths    [stages] most microbatches in flight, each >= 1
 /// @param seconds   of an iteration with given counts: double(std::vector<int> const&)

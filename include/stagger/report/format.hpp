@@ -5,9 +5,12 @@
 
 #include <stagger/core/requirements.hpp>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <cstddef>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 
@@ -53,7 +56,7 @@ struct Decimal {
   auto const end = std::to_chars(text.data(), text.data() + text.size(), magnitude,
                                  std::chars_format::scientific, digits - 1)
                        .ptr;
-  std::string_view const all(text.data(), static_cast<std::size_t>(end - text.data()));
+  std::string_view const all(text.data(), end);
   std::size_t const e = all.find('e');
   Decimal result;
   for (char const c : all.substr(0, e)) {
@@ -67,47 +70,41 @@ struct Decimal {
 
 /// `value` in steps of a thousand: prefixes[i] stands for 10^(lowest + 3 i). Never rounds to "1000
 /// ms".
-template <std::size_t N>
-[[nodiscard]] std::string with_prefix(double value, int digits, int lowest,
-                                      std::array<char const*, N> const& prefixes,
-                                      char const* zero) {
+[[nodiscard]] inline std::string with_prefix(double value, int digits, int lowest,
+                                             std::initializer_list<char const*> prefixes,
+                                             char const* zero) {
   if (!std::isfinite(value)) return format_fixed(value, 0);
   if (value == 0) return zero;
   int const significant = digits < 1 ? 1 : (digits > 17 ? 17 : digits);
   std::string const sign = value < 0 ? "-" : "";
   Decimal number = to_decimal(std::fabs(value), significant);
   int const above = number.exponent - lowest;
-  std::size_t const i = above < 0 ? 0
-                        : static_cast<std::size_t>(above / 3) < N
-                            ? static_cast<std::size_t>(above / 3)
-                            : N - 1;
-  int const point = above - 3 * static_cast<int>(i) + 1;  // digits before the point
-  if (point > 3 ||
-      point < 1) {  // outside of the prefixes: plain fixed notation in the outermost one
-    double const unit = std::pow(10.0, lowest + 3 * static_cast<int>(i));
-    return sign + format_fixed(std::fabs(value) / unit, point < 1 ? significant : 0) + " " +
-           prefixes[i];
+  int const last = static_cast<int>(prefixes.size()) - 1;
+  int const i = above < 0 ? 0 : std::min(above / 3, last);
+  char const* const prefix = prefixes.begin()[i];
+  int const point = above - 3 * i + 1;  // digits before the point
+  if (point > 3 || point < 1) {  // beyond the prefixes: plain fixed notation in the outermost one
+    double const unit = std::pow(10.0, lowest + 3 * i);
+    return sign + format_fixed(std::fabs(value) / unit, point < 1 ? significant : 0) + " " + prefix;
   }
   auto const places = static_cast<std::size_t>(point);
   while (number.digits.size() < places) number.digits += '0';
   if (number.digits.size() > places) number.digits.insert(places, 1, '.');
-  return sign + number.digits + " " + prefixes[i];
+  return sign + number.digits + " " + prefix;
 }
 
 }  // namespace detail
 
 /// Seconds with the unit that suits them, ns, us, ms or s: `format_seconds(0.01234)` is "12.3 ms".
 [[nodiscard]] inline std::string format_seconds(double seconds, int digits = 3) {
-  return detail::with_prefix(seconds, digits, -9, std::array<char const*, 4>{"ns", "us", "ms", "s"},
-                             "0 s");
+  return detail::with_prefix(seconds, digits, -9, {"ns", "us", "ms", "s"}, "0 s");
 }
 
 /// A count with a decimal prefix and room for a unit behind it: `format_count(51234)` is "51.2 k",
 /// `format_count(7)` is "7".
 [[nodiscard]] inline std::string format_count(double count, int digits = 3) {
   if (std::fabs(count) < 1000 && std::floor(count) == count) return format_fixed(count, 0);
-  std::string text = detail::with_prefix(count, digits, 0,
-                                         std::array<char const*, 5>{"", "k", "M", "G", "T"}, "0");
+  std::string text = detail::with_prefix(count, digits, 0, {"", "k", "M", "G", "T"}, "0");
   if (text.back() == ' ') text.pop_back();
   return text;
 }

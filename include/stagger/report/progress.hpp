@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   How a long run tells where it stands: one line that moves on a terminal, plain log lines
-/// elsewhere.
+/// @file   Progress of a long run: one line that is written over on a terminal, log lines elsewhere.
 
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -24,9 +23,8 @@ struct ProgressOptions {
   bool color = false;       ///< ANSI colours; never without a terminal
   int width = 79;           ///< characters that the line may take on a terminal
   double redraw_s = 0.1;    ///< terminal: seconds between two writes
-  long long log_every = 0;  ///< elsewhere: a line every so many steps; 0: by time alone
-  double log_s =
-      5;  ///< elsewhere: a line after so many seconds without one; 0 or less: by steps alone
+  long long log_every = 0;  ///< elsewhere: steps between two lines; 0: by time alone
+  double log_s = 5;         ///< elsewhere: most seconds without a line; 0 or less: by steps alone
 };
 
 /// The options that suit a stream: a terminal is written over, in colour unless `NO_COLOR` is set

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The figures of a timeline, predicted or measured: makespan, work, bubble, in flight,
-/// cost of each stage.
+/// @file   The figures of a timeline, predicted or measured: makespan, work, bubble, micro-batches in
+///         flight, cost of each stage.
 
 #include <algorithm>
 #include <cmath>
@@ -100,7 +100,7 @@ struct MeasuredStage {
 ///
 /// @return       [stages], as many as the largest stage index asks for
 /// @throws Error bad_data for a time that is not finite, an end before its start, or a negative
-/// stage
+///               stage
 [[nodiscard]] inline std::vector<MeasuredStage> measure_stages(
     std::span<schedule::Timeline const> steps) {
   using Unit = std::tuple<int, schedule::Kind, std::size_t, int>;  // stage, kind, step, microbatch

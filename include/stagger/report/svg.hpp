@@ -16,18 +16,18 @@ namespace stagger::report {
 /// Draws timelines below each other with one time scale, each in a panel of its own.
 ///
 /// Lanes are ranks, blocks are actions: F blue, B orange, I amber, W green, and reductions of
-/// gradients purple, told apart without
-/// colour by their lightness and by bars along their edges: I at the bottom, W at the top, B, which
-/// is both, on both. Later stages of a rank are lighter. The number in a block is its microbatch.
+/// gradients purple. Without colour they differ by lightness and by bars along their edges: I at the
+/// bottom, W at the top, B, which is both, on both. Later stages of a rank are lighter. The number
+/// in a block is its microbatch.
 /// The halves of an overlapped pair share its time, one above the other; messages are thin lines
 /// along the bottom of the lane. A block costs about 8 bytes, and a number in it about 25.
 ///
 /// Where more than 10000 blocks are narrower than a pixel on average, a lane shows how its time is
-/// shared out instead: the height of a colour is its share. The picture then says so.
+/// divided instead: the height of a colour is its share. The picture then says so.
 ///
 /// @return        a whole SVG document; the same bytes for the same input, in every locale
 /// @throws Error  bad_data for a time that is not finite or an end before its start,
-/// bad_configuration for a width below 200
+///                bad_configuration for a width below 200
 [[nodiscard]] inline std::string svg(std::span<SvgPanel const> panels,
                                      SvgOptions const& options = {}) {
   return detail::SvgWriter(panels, options).document();

@@ -14,7 +14,7 @@
 namespace stagger::collective::grouping {
 
 /// Going down, a message is closed as soon as it holds `bytes`; the last one may hold less. Cheap,
-/// and blind to times.
+/// since it looks at no times.
 struct Bucket {
   using policy_tag = GroupingTag;
   static constexpr bool uses_times = false;

@@ -45,12 +45,11 @@ struct Learnable {
   auto const ready = collective::detail::ready_times(backward);
   Learnable result;
   result.layers = backward.layers();
-  for (int l = backward.layers(); l >= 1; --l) {
-    auto const i = static_cast<std::size_t>(l - 1);
+  for (std::size_t i = ready.size(); i-- > 0;) {
     if (backward.gradient_bytes[i] == 0) continue;
     result.ready_s.push_back(ready[i]);
     result.bytes.push_back(backward.gradient_bytes[i]);
-    result.layer.push_back(l);
+    result.layer.push_back(static_cast<int>(i) + 1);
   }
   return result;
 }

@@ -2,8 +2,7 @@
 #pragma once
 /// @file   One message for the whole model.
 /// @source Y. You, A. Buluc, J. Demmel, "Scaling deep learning on GPU and Knights Landing
-/// clusters",
-///         SC 2017 (SyncEASGD, single layer).
+///         clusters", SC 2017 (SyncEASGD, single layer).
 
 #include <vector>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Where in a JSON text something stands. Slow, and asked only for an error's sake.
+/// @file   Positions in a JSON text, for the sentences of errors; nothing else asks for them.
 
 #include <stagger/core/requirements.hpp>
 

@@ -32,11 +32,7 @@ class AnyOrder {
  public:
   /// @param  most_states  where the table would be larger, `possible()` is false
   constexpr AnyOrder(Costs const& costs, Limits const& limits, std::size_t most_states)
-      : costs_(costs),
-        limits_(limits),
-        layers_(costs.layers()),
-        words_(at(layers_) / 64 + 1),
-        stages_(costs.devices()) {
+      : costs_(costs), limits_(limits), layers_(costs.layers()), words_(at(layers_) / 64 + 1) {
     for (int d = 0; d < costs.devices(); ++d) {
       auto found = std::find_if(classes_.begin(), classes_.end(), [&](Class const& c) {
         return costs.place(c.devices.front()).alike(costs.place(d));
@@ -76,7 +72,7 @@ class AnyOrder {
         rest /= classes_[c].devices.size() + 1;
         placed += static_cast<int>(used[c]);
       }
-      if (placed >= stages_) continue;
+      if (placed >= stages()) continue;
       double rates = 0;  // of what is not used
       for (std::size_t c = 0; c < classes_.size(); ++c)
         rates += rates_[c] * static_cast<double>(classes_[c].devices.size() - used[c]);
@@ -85,10 +81,10 @@ class AnyOrder {
         for (std::size_t in = 0; in < 2; ++in) {
           std::uint64_t const* const from =
               placed == 0 ? start.data() : &reached_[index(state, c, in)];
-          if (placed == 0 && in == 1) continue;  // nobody before: only one way in
+          if (placed == 0 && in == 1) continue;  // there is no stage before
           std::size_t const way = placed == 0 ? 2 : in;
           if (!any(from)) continue;
-          if (placed + 1 == stages_) {
+          if (placed + 1 == stages()) {
             if (finishes(c, way, from)) return trace(state, c, way, used);
             continue;
           }
@@ -119,6 +115,7 @@ class AnyOrder {
     std::size_t stride = 0;
   };
 
+  [[nodiscard]] constexpr int stages() const { return costs_.devices(); }
   [[nodiscard]] constexpr int node(std::size_t c) const {
     return costs_.place(classes_[c].devices.front()).node;
   }
@@ -149,7 +146,7 @@ class AnyOrder {
   /// Which ends each stage may have from each beginning.
   constexpr void prepare(double most) {
     by_position_ = limits_.rule != InFlight::safe;
-    int const positions = by_position_ ? std::max(stages_ - 1, 1) : 1;
+    int const positions = by_position_ ? std::max(stages() - 1, 1) : 1;
     reach_.assign(at(positions) * classes_.size() * 6 * at(layers_ + 1) * words_, 0);
     last_.assign(classes_.size() * 3 * words_, 0);
     std::vector<int> each;  // a device of each class
@@ -159,26 +156,25 @@ class AnyOrder {
     cheapest_until_.assign(1, 0);
     for (double const least : fastest.least_s)
       cheapest_until_.push_back(cheapest_until_.back() + least);
-    receive_ = no_time;
+    receive_ = layers_ == 1 ? 0 : no_time;
     for (int l = 1; l < layers_; ++l) {
       double const bytes = costs_.boundary_bytes[at(l)];
       receive_ = std::min(receive_, costs_.inter.transfer_s(bytes));
       for (std::size_t c = 0; c < classes_.size(); ++c)
         receive_ = std::min(receive_, costs_.inside(node(c)).transfer_s(bytes));
     }
-    if (layers_ == 1) receive_ = 0;
     for (std::size_t c = 0; c < classes_.size(); ++c) {
       int const device = classes_[c].devices.front();
       double const room = limits_.room(costs_, device);
       for (int i = 0; i < layers_; ++i) {
-        bool const fits = limits_.bytes(costs_, stages_ - 1, stages_, i, layers_) <= room;
+        bool const fits = limits_.bytes(costs_, stages() - 1, stages(), i, layers_) <= room;
         for (std::size_t way = 0; way < 3 && fits; ++way)
           if (seconds(c, i, layers_, way, -1) <= most)
             last_[(c * 3 + way) * words_ + at(i) / 64] |= std::uint64_t{1} << (i % 64);
-        for (int position = 0; position < positions && stages_ > 1; ++position) {
+        for (int position = 0; position < positions && stages() > 1; ++position) {
           for (int j = i + 1; j < layers_; ++j) {
             if (costs_.compute_s(device, i, j) > most ||
-                limits_.bytes(costs_, position, stages_, i, j) > room)
+                limits_.bytes(costs_, position, stages(), i, j) > room)
               break;
             for (std::size_t way = 0; way < 3; ++way)
               for (std::size_t same = 0; same < 2; ++same)
@@ -214,7 +210,7 @@ class AnyOrder {
   [[nodiscard]] constexpr std::vector<int> trace(std::size_t state, std::size_t c, std::size_t way,
                                                  std::vector<std::size_t> used) const {
     std::vector<std::size_t> kinds{c};
-    int placed = stages_ - 1;
+    int placed = stages() - 1;
     int j = -1;  // where the stage of class c begins
     if (placed > 0)
       for_each_bit(&reached_[index(state, c, way)], [&](int i) {
@@ -260,7 +256,6 @@ class AnyOrder {
   Limits const& limits_;
   int layers_;
   std::size_t words_;
-  int stages_;
   bool possible_ = false;
   bool by_position_ = false;
   std::size_t states_ = 0;

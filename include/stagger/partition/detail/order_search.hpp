@@ -15,8 +15,8 @@
 
 namespace stagger::partition::detail {
 
-/// Swaps and moves devices while that helps, shakes the best order a little, and goes on until its
-/// orders are used up. The same every time.
+/// Swaps and moves devices while that helps, then perturbs the best order a little and goes on,
+/// until it has looked at as many orders as it may. Deterministic.
 class OrderSearch {
  public:
   /// @param least   no bottleneck is below

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The rows of a timeline as every picture reads them: checked, pairs made whole.
+/// @file   The rows of a timeline as all pictures read them: times checked, overlapped pairs joined.
 
 #include <algorithm>
 #include <cmath>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Lanes of the timeline picture whose blocks are too narrow to be drawn: what the time
-/// went to.
+/// @file   Shares of the time for lanes of the timeline picture whose blocks are too narrow to draw.
 
 #include <stagger/core/requirements.hpp>
 
@@ -13,7 +12,7 @@
 
 namespace stagger::report::detail {
 
-/// The time of one lane, shared out among the kinds of blocks in it. A lane is cut into columns; as
+/// The time of one lane, divided among the kinds of blocks in it. A lane is cut into columns; as
 /// long as the shares stay the same, columns become one area for each kind, as high as its share.
 class SvgShares {
  public:
