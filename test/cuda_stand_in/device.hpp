@@ -91,6 +91,7 @@ struct State {
   std::atomic<int> devices{4};
   std::atomic<std::uint64_t> memory_bytes{std::uint64_t{1} << 30U};
   std::atomic<int> driver{13000};
+  std::atomic<bool> peers{true};
   std::atomic<int> in_progress_polls{0};
   std::atomic<int> nccl_version{0};
   std::atomic<bool> abort_hangs{false};

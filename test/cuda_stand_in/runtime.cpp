@@ -322,6 +322,7 @@ void set_machine(Machine const& machine) {
   state().devices = machine.devices;
   state().memory_bytes = machine.memory_bytes;
   state().driver = machine.driver;
+  state().peers = machine.peers;
 }
 
 void jitter(unsigned seed) { state().jitter = seed; }
@@ -686,6 +687,18 @@ cudaError_t cudaMemcpyAsync(void* to, void const* from, std::size_t bytes, cudaM
                             cudaStream_t stream) {
   if (int const code = count(Call::memcpy_async)) return answer(static_cast<cudaError_t>(code));
   if (state().lost != 0) return static_cast<cudaError_t>(state().lost.load());
+  if (!state().peers && device_of(to) >= 0 && device_of(from) >= 0 &&
+      device_of(to) != device_of(from))
+    return answer(cudaErrorInvalidValue);
+  return enqueue(stream, Kind::copy, [to, from, bytes] { std::memmove(to, from, bytes); });
+}
+
+cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, void const* from, int from_device,
+                                std::size_t bytes, cudaStream_t stream) {
+  if (int const code = count(Call::memcpy_async)) return answer(static_cast<cudaError_t>(code));
+  if (state().lost != 0) return static_cast<cudaError_t>(state().lost.load());
+  if (device_of(to) != to_device || device_of(from) != from_device)
+    return answer(cudaErrorInvalidValue);
   return enqueue(stream, Kind::copy, [to, from, bytes] { std::memmove(to, from, bytes); });
 }
 
@@ -749,8 +762,12 @@ cudaError_t cudaDeviceCanAccessPeer(int* can, int from, int to) {
   int const devices = state().devices;
   if (from < 0 || from >= devices || to < 0 || to >= devices || from == to)
     return answer(cudaErrorInvalidDevice);
-  *can = 1;
+  *can = state().peers ? 1 : 0;
   return cudaSuccess;
+}
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
+  if (peer < 0 || peer >= state().devices || peer == device) return answer(cudaErrorInvalidDevice);
+  return state().peers ? cudaSuccess : answer(cudaErrorPeerAccessUnsupported);
 }
 cudaError_t cudaMemPoolSetAccess(cudaMemPool_t pool, cudaMemAccessDesc const* access,
                                  std::size_t count) {

@@ -67,12 +67,13 @@ void fail(Call call, int nth, int code);
 /// From now on the device is lost: every CUDA call answers `code`, and no more work is done.
 void lose_device(int code);
 
-/// The machine: devices, bytes on each, and the driver's version (1000 * major + 10 * minor; 0: no
-/// driver).
+/// The machine: devices, bytes on each, the driver's version (1000 * major + 10 * minor; 0: no
+/// driver), and whether devices reach each other's memory.
 struct Machine {
   int devices = 4;
   std::uint64_t memory_bytes = std::uint64_t{1} << 30U;
   int driver = 13000;
+  bool peers = true;
 };
 void set_machine(Machine const& machine);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <stagger/nccl/gpus.hpp>
+#include <stagger/cuda/gpus.hpp>
 
 #include "catch.hpp"
 
@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/nccl/gpus.hpp>
 #include <stagger/train/pipeline.hpp>
 
 #include "in_time.hpp"
@@ -42,7 +43,7 @@ TEST_CASE("gpu/Gpus: kernels of four stages pass tensors on in order", "[gpu]") 
   int const most = GENERATE(1, 2, 4);
   if (most > 1 && one_gpu()) return;
   auto run = sg::Pipeline{AddOne{}, AddOne{}, AddOne{}, AddOne{}}.with(
-      sg::nccl::Gpus{.devices = gpus(most)});
+      sg::cuda::Gpus{.devices = gpus(most)});
   auto const x = inputs(16, 1U << 20U);
   std::vector<sg::cuda::Tensor<>> y(16);
   std::vector<float> got(1U << 20U);
@@ -60,7 +61,7 @@ TEST_CASE("gpu/Gpus: kernels of four stages pass tensors on in order", "[gpu]") 
 TEST_CASE("gpu/Gpus: a process that never comes is an error in time", "[gpu]") {
   if (no_gpu()) return;
   auto const invitation = sg::nccl::invite(0, [](std::span<std::byte>) {});
-  sg::nccl::Gpus device{.devices = {0}, .meet_s = 2};
+  sg::nccl::Gpus device{.device = 0, .meet_s = 2};
   device.launch = sg::collective::Launch{.launcher = "the test", .size = 2};
   device.invitation = &invitation;
   fails_in_time(sg::Errc::deadline, 2,
@@ -79,7 +80,7 @@ TEST_CASE("gpu/Gpus: a kernel that spins is an error in time, on one GPU and bef
     options.deadline_s = 1;
     auto const x = inputs(2, 256);
     std::vector<sg::cuda::Tensor<>> y(2);
-    auto run = sg::Pipeline{Spin{open.data()}, AddOne{}}.with(sg::nccl::Gpus{.devices = gpus(most)},
+    auto run = sg::Pipeline{Spin{open.data()}, AddOne{}}.with(sg::cuda::Gpus{.devices = gpus(most)},
                                                               options);
     fails_in_time(sg::Errc::deadline, 1, [&] { sg::run(run.predict(x, y)); });
     *static_cast<int volatile*>(open.data()) = 1;  // so that memory can be freed

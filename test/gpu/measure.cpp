@@ -12,9 +12,8 @@
 
 #include <ctime>
 
-#include <stagger/cuda/loopback.hpp>
+#include <stagger/cuda/gpus.hpp>
 #include <stagger/cuda/tensor.hpp>
-#include <stagger/nccl/gpus.hpp>
 #include <stagger/train/pipeline.hpp>
 
 #include "kernels.hpp"
@@ -163,7 +162,8 @@ class ByHand {
 };
 
 void enqueueing() {
-  auto train = sg::Pipeline{std::vector<Empty>(stages)}.with(sg::cuda::Loopback{}, NoLoss{});
+  auto train =
+      sg::Pipeline{std::vector<Empty>(stages)}.with(sg::cuda::Gpus{.devices = {0}}, NoLoss{});
   sg::Batch<float, float> batch;
   batch.inputs.resize(microbatches);
   batch.targets.resize(microbatches);
@@ -231,7 +231,7 @@ double usual_gap_us(std::vector<std::uint64_t> const& stamps) {
 
 void gaps() {
   constexpr std::size_t kernels = 256;
-  auto run = sg::Pipeline{Stamp{}}.with(sg::cuda::Loopback{});
+  auto run = sg::Pipeline{Stamp{}}.with(sg::cuda::Gpus{.devices = {0}});
   sg::cuda::Tensor<std::uint64_t> stamps({2 * kernels});
   std::vector<std::uint64_t> host(2 * kernels);
   std::vector<std::uint64_t*> x(kernels);
@@ -275,8 +275,8 @@ void between_gpus() {
   auto const x = inputs(messages, size);
   std::vector<sg::cuda::Tensor<>> one_y(messages);
   std::vector<sg::cuda::Tensor<>> two_y(messages);
-  auto one = sg::Pipeline{AddOne{}, AddOne{}}.with(sg::nccl::Gpus{.devices = {0}});
-  auto two = sg::Pipeline{AddOne{}, AddOne{}}.with(sg::nccl::Gpus{.devices = {0, 1}});
+  auto one = sg::Pipeline{AddOne{}, AddOne{}}.with(sg::cuda::Gpus{.devices = {0}});
+  auto two = sg::Pipeline{AddOne{}, AddOne{}}.with(sg::cuda::Gpus{.devices = {0, 1}});
   std::vector<double> one_s;
   std::vector<double> two_s;
   for (int i = 0; i < rounds + 3; ++i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <stagger/nccl/communicator.hpp>
-#include <stagger/nccl/detail/gpu_set.hpp>
+#include <stagger/nccl/detail/processes.hpp>
 
 #include "catch.hpp"
 

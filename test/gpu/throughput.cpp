@@ -16,7 +16,7 @@
 
 #include <stagger/core/random.hpp>
 #include <stagger/cuda/detail/timeline.hpp>
-#include <stagger/cuda/loopback.hpp>
+#include <stagger/cuda/gpus.hpp>
 #include <stagger/stagger.hpp>
 
 #include "by_work.hpp"
@@ -107,7 +107,8 @@ gpu::DeviceBatch random_batch(Sizes const& s) {
 
 auto through_engine(Sizes const& s, int stages, sg::cuda::GraphCounts* counts, bool capture,
                     std::shared_ptr<gpu::Benches<Half>> const& benches) {
-  sg::cuda::Loopback device;
+  sg::cuda::Gpus device;
+  device.devices = {0};
   device.capture = capture;
   device.counts = counts;
   device.kernels = &gpu::parameter_kernels();

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include <stagger/cuda/detail/timeline.hpp>
-#include <stagger/cuda/loopback.hpp>
+#include <stagger/cuda/gpus.hpp>
 #include <stagger/report/format.hpp>
 #include <stagger/report/table.hpp>
 #include <stagger/schedule/proof/peak_in_flight.hpp>
@@ -73,7 +73,8 @@ sg::cluster::Profile measured(Settings const& s, Text const& text, int sequences
   DeviceBatch on_device;
   upload(batch, on_device);
   auto const benches = std::make_shared<Benches<T>>(precision_of(s.precision));
-  sg::cuda::Loopback device;
+  sg::cuda::Gpus device;
+  device.devices = {0};
   device.kernels = &parameter_kernels();
   auto train =
       sg::Pipeline{make_model<T>(shape_of(s), static_cast<std::uint64_t>(s.seed), benches)}.with(

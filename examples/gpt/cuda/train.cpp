@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/cuda/loopback.hpp>
+#include <stagger/cuda/gpus.hpp>
 #include <stagger/stagger.hpp>
 
 #include "../by_work.hpp"
@@ -57,7 +57,8 @@ template <class T>
 auto make_pipeline(Way const& way, std::shared_ptr<gpu::Benches<T>> const& benches,
                    sg::cuda::GraphCounts* counts) {
   Settings const& s = way.s;
-  sg::cuda::Loopback device;
+  sg::cuda::Gpus device;
+  device.devices = {0};
   device.capture = s.graph;
   device.counts = counts;
   device.kernels = &gpu::parameter_kernels();

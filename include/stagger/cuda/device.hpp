@@ -43,22 +43,21 @@ namespace detail {
 [[nodiscard]] [[gnu::cold]] inline int device_count() {
   int driver = 0;
   if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
-    throw Error(cudaErrorInsufficientDriver,
-                "there is no CUDA driver on this machine: install NVIDIA's, or use host::Threads");
+    raise(cudaErrorInsufficientDriver,
+          "there is no CUDA driver on this machine: install NVIDIA's, or use host::Threads");
   int count = 0;
   cudaError_t const result = cudaGetDeviceCount(&count);
   if (result == cudaErrorInsufficientDriver) {
     static_cast<void>(cudaGetLastError());
-    throw Error(result, text("the CUDA driver speaks version ", driver / 1000, ".",
-                             driver % 1000 / 10, " and this program was built for ",
-                             CUDART_VERSION / 1000, ".", CUDART_VERSION % 1000 / 10,
-                             ": update the driver, or build with an older toolkit"));
+    raise(result, "the CUDA driver speaks version ", driver / 1000, ".", driver % 1000 / 10,
+          " and this program was built for ", CUDART_VERSION / 1000, ".",
+          CUDART_VERSION % 1000 / 10, ": update the driver, or build with an older toolkit");
   }
   if (result == cudaErrorNoDevice || (result == cudaSuccess && count == 0)) {
     static_cast<void>(cudaGetLastError());
-    throw Error(cudaErrorNoDevice,
-                "there is a CUDA driver but no GPU that this process may use: look at "
-                "CUDA_VISIBLE_DEVICES, or use host::Threads");
+    raise(cudaErrorNoDevice,
+          "there is a CUDA driver but no GPU that this process may use: look at "
+          "CUDA_VISIBLE_DEVICES, or use host::Threads");
   }
   check(result, "count the GPUs");
   return count;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What the CUDA runtime refuses, as a typed error: what was done, CUDA's own name and
-/// words, and a remedy.
+/// @file   Errors of the CUDA runtime: what was done, CUDA's own name and words, and a remedy.
 
 #if !__has_include(<cuda_runtime_api.h>)
 #error \
@@ -28,6 +27,12 @@ class Error : public stagger::Error {
   cudaError_t result_;
 };
 
+/// Throws such an error with a sentence made of words and numbers.
+template <class... T>
+[[noreturn]] [[gnu::cold]] void raise(cudaError_t result, T const&... pieces) {
+  throw Error(result, text(pieces...));
+}
+
 namespace detail {
 
 [[gnu::cold]] inline char const* remedy(cudaError_t result) noexcept {
@@ -46,7 +51,7 @@ namespace detail {
     case cudaErrorStreamCaptureUnjoined:
       return "a stage allocates, frees, synchronises or leaves its stream while it is captured; "
              "let "
-             "it settle in its first step, or leave the graph off";
+             "it allocate in its first step, or leave the graph off";
     default:
       return "what the device computed in this process is lost; start anew from the last "
              "checkpoint";
@@ -55,8 +60,8 @@ namespace detail {
 
 [[noreturn]] [[gnu::cold]] inline void fail(cudaError_t result, char const* what) {
   static_cast<void>(cudaGetLastError());  // or the next look would find it again
-  throw Error(result, text("CUDA could not ", what, ": ", cudaGetErrorName(result), " (",
-                           cudaGetErrorString(result), "); ", remedy(result)));
+  raise(result, "CUDA could not ", what, ": ", cudaGetErrorName(result), " (",
+        cudaGetErrorString(result), "); ", remedy(result));
 }
 
 }  // namespace detail

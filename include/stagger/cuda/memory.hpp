@@ -61,19 +61,20 @@ class Pool {
     if (detail::is_captured(stream)) return keep(memory);
     static_cast<void>(cudaFreeAsync(memory, stream));
   }
-  /// Lets kernels of another GPU reach this memory, where the two are joined that closely: NCCL may
-  /// then write a message straight to where it belongs.
-  [[gnu::cold]] void share_with(int device) {
+  /// Lets another GPU reach this memory, where the two are connected that closely.
+  /// @return  whether they are
+  [[gnu::cold]] bool share_with(int device) {
     int own = 0;
     int can = 0;
     check(cudaGetDevice(&own), "find the current GPU");
-    check(cudaDeviceCanAccessPeer(&can, device, own), "see how two GPUs are joined");
-    if (can == 0) return;
+    check(cudaDeviceCanAccessPeer(&can, device, own), "see how two GPUs are connected");
+    if (can == 0) return false;
     cudaMemAccessDesc access{};
     access.location.type = cudaMemLocationTypeDevice;
     access.location.id = device;
     access.flags = cudaMemAccessFlagsProtReadWrite;
     check(cudaMemPoolSetAccess(pool_, &access, 1), "share a memory pool");
+    return true;
   }
   /// For memory that nothing works on any more.
   [[nodiscard]] cudaStream_t own_stream() const noexcept { return own_.get(); }
@@ -84,10 +85,9 @@ class Pool {
     std::size_t free = 0;
     std::size_t total = 0;
     static_cast<void>(cudaMemGetInfo(&free, &total));
-    throw Error(result,
-                text("the GPU has no ", detail::mebibytes(bytes),
-                     " more: ", detail::mebibytes(free), " of ", detail::mebibytes(total),
-                     " are free, so a tensor of at most that fits; ", detail::remedy(result)));
+    raise(result, "the GPU has no ", detail::mebibytes(bytes), " more: ", detail::mebibytes(free),
+          " of ", detail::mebibytes(total), " are free, so a tensor of at most that fits; ",
+          detail::remedy(result));
   }
 
  private:

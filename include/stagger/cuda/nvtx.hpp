@@ -9,7 +9,7 @@
 
 namespace stagger::cuda {
 
-/// Every action as a range of the domain "stagger": cuda::Loopback{.ranges = cuda::nvtx_ranges()}.
+/// Every action as a range of the domain "stagger": cuda::Gpus{.ranges = cuda::nvtx_ranges()}.
 [[nodiscard]] inline Ranges nvtx_ranges() {
   struct Domain {
     static nvtxDomainHandle_t get() {

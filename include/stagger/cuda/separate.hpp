@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What STAGGER_SEPARATE_COMPILATION_CUDA leaves out, once for a program: a pipeline on one
-/// GPU. Beside stagger/separate.hpp, in the same way.
+/// @file   The definitions that STAGGER_SEPARATE_COMPILATION_CUDA leaves out, to be included once in
+/// a program: a pipeline on the GPUs of a process.
 
-#include <stagger/cuda/loopback.hpp>
+#include <stagger/cuda/gpus.hpp>
 #include <stagger/engine/make_session.hpp>
 
 template std::shared_ptr<stagger::detail::Session> stagger::detail::make_session(
-    stagger::cuda::Loopback const&, List<Layer>, Setup const&);
+    stagger::cuda::Gpus const&, List<Layer>, Setup const&);

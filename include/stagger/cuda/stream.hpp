@@ -97,14 +97,6 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
-/// The streams of one rank: one for its actions, so that no two of them overlap and memory bounds
-/// hold, and one for the messages of each direction.
-struct StreamSet {
-  Stream compute{Priority::compute};
-  Stream forward{Priority::message};   ///< activations, towards the last stage
-  Stream backward{Priority::message};  ///< gradients, towards the first stage
-};
-
 /// Events by number, made before a run and recorded again in each iteration.
 class EventTable {
  public:

@@ -10,8 +10,8 @@
 /// |---|---|---|
 /// | host::Threads{n} | on n threads of this process | the model computes on the CPU (the default, n = 1) |
 /// | sim::VirtualClock{costs} | one after the other, timed by their costs | a schedule is to be compared, or a plan to be tested |
-/// | cuda::Loopback{} | on streams of one GPU | there is one GPU |
-/// | nccl::Gpus{...} | on several GPUs, of one process or of several | there are several GPUs |
+/// | cuda::Gpus{.devices = {0}} | on streams of one GPU, or of several GPUs of this process | there is a GPU |
+/// | nccl::Gpus{...} | in several processes, each with a GPU | GPUs are on several machines |
 /// | mpi::Processes{} | in processes, on several machines | one machine is not enough |
 ///
 /// A back end, from the constructor to the last step (detail::Backend below, and engine/backend.hpp to write one with):

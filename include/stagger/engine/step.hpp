@@ -202,7 +202,7 @@ class [[nodiscard]] Ticket {
 };
 
 /// Has a device begin a step, and goes on while the device is at it: a bounded number of steps
-/// ahead, such as `cuda::Loopback::ahead`. Steps are carried out in the order in which they were
+/// ahead, such as `cuda::Gpus::ahead`. Steps are carried out in the order in which they were
 /// enqueued. What the step was made from must stay as it is until its ticket is done. On devices
 /// that do not run ahead, such as host threads, the step is done when this returns.
 ///

@@ -39,25 +39,6 @@ class Device {
   std::shared_ptr<detail::Issuer> issuer_;
 };
 
-/// Collects groups of several communicators of one thread, on one GPU or several, for NCCL to get
-/// as one: its way for several GPUs of a thread, and the only one where all of them are captured
-/// into one graph. Can be used again once all that it collected is on its streams.
-class Joint {
- public:
-  /// Forgets what it collected.
-  void begin() {
-    if (!joint_ || joint_.use_count() != 1) joint_ = std::make_shared<detail::JointBatch>();
-    joint_->count = joint_->arrived = 0;
-    joint_->complete = joint_->begun = false;
-  }
-  /// Starts what it has collected, as soon as somebody polls the operations of all groups.
-  void submit() noexcept { joint_->complete = true; }
-
- private:
-  friend class Communicator;
-  std::shared_ptr<detail::JointBatch> joint_;
-};
-
 /// One rank's end, on one stream; spans are device memory.
 ///
 /// NCCL answers every call at once and does it later. Calls are kept until NCCL is through with the
@@ -91,7 +72,7 @@ class Communicator {
     ncclResult_t const result =
         ncclCommInitRankConfig(&state_->comm, size, invitation.id, rank, &config);
     if (result != ncclSuccess && result != ncclInProgress)
-      throw detail::error(result, "join a communicator", nullptr, rank);
+      detail::fail(result, "join a communicator", nullptr, rank);
     state_->in_progress = true;
     std::vector<detail::Call> none;
     joined_ = issuer_->ask(state_, detail::Issuer::Kind::join, none);
@@ -133,20 +114,14 @@ class Communicator {
   /// Collects sends, receives and sums that progress together.
   class Group {
    public:
-    explicit Group(Communicator& of, Joint* joint = nullptr)
-        : of_(of), number_(of.state_->asked + 1), joint_(joint) {}
+    explicit Group(Communicator& of) : of_(of), number_(of.state_->asked + 1) {}
     Group(Group const&) = delete;
     Group& operator=(Group const&) = delete;
     ~Group() { submit(); }
     /// Starts what it has collected.
     void submit() {
       if (std::exchange(submitted_, true)) return;
-      if (joint_ != nullptr) {
-        if (!of_.spare_calls().empty())
-          of_.issuer_->ask(of_.state_, of_.spare_calls(), joint_->joint_);
-        return;
-      }
-      of_.issuer_->ask(of_.state_, detail::Issuer::Kind::calls, of_.spare_calls());
+      of_.issuer_->ask(of_.state_, detail::Issuer::Kind::calls, of_.calls_);
       of_.issuer_->progress();
     }
 
@@ -154,47 +129,44 @@ class Communicator {
     friend Communicator;
     Communicator& of_;
     std::uint64_t number_;
-    Joint* joint_;
     bool submitted_ = false;
   };
   /// One at a time: no other call of this communicator until it is submitted.
   [[nodiscard]] Group group() { return Group(*this); }
-  /// The same, as a part of several; one of each communicator. What it holds starts with them.
-  [[nodiscard]] Group group(Joint& joint) { return Group(*this, &joint); }
 
   template <Element T> Operation send(Group& group, std::span<T> data, int peer) {
     return collect(group,
-                   {detail::What::send, data.data(), nullptr, data.size(), detail::data_type<T>,
+                   {detail::CallKind::send, data.data(), nullptr, data.size(), detail::data_type<T>,
                     ncclSum, peer},
                    "send");
   }
   template <Element T> Operation receive(Group& group, std::span<T> data, int peer) {
     return collect(group,
-                   {detail::What::receive, nullptr, data.data(), data.size(), detail::data_type<T>,
-                    ncclSum, peer},
+                   {detail::CallKind::receive, nullptr, data.data(), data.size(),
+                    detail::data_type<T>, ncclSum, peer},
                    "receive");
   }
   template <Element T> Operation broadcast(std::span<T> data, int root) {
-    return call({detail::What::broadcast, data.data(), data.data(), data.size(),
+    return call({detail::CallKind::broadcast, data.data(), data.data(), data.size(),
                  detail::data_type<T>, ncclSum, root},
                 "broadcast");
   }
   template <Element T> Operation all_reduce(std::span<T> data, Reduction how) {
-    return call({detail::What::all_reduce, data.data(), data.data(), data.size(),
+    return call({detail::CallKind::all_reduce, data.data(), data.data(), data.size(),
                  detail::data_type<T>, detail::reduction(how), 0},
                 "all-reduce");
   }
   /// In one go with the others of the group.
   template <Element T> Operation all_reduce(Group& group, std::span<T> data, Reduction how) {
     return collect(group,
-                   {detail::What::all_reduce, data.data(), data.data(), data.size(),
+                   {detail::CallKind::all_reduce, data.data(), data.data(), data.size(),
                     detail::data_type<T>, detail::reduction(how), 0},
                    "all-reduce");
   }
   /// @pre  data.size() is a multiple of size(): NCCL knows equal pieces only
   template <Element T> Operation all_gather(std::span<T> data) {
     std::size_t const each = piece(data.size());
-    return call({detail::What::all_gather, data.data() + each * index(), data.data(), each,
+    return call({detail::CallKind::all_gather, data.data() + each * index(), data.data(), each,
                  detail::data_type<T>, ncclSum, 0},
                 "all-gather");
   }
@@ -216,20 +188,12 @@ class Communicator {
 
   /// Ranks of one colour form a communicator, ordered by key, then rank; a negative colour joins
   /// none.
-  /// @param part  on the same stream; usable when the operation is done
-  Operation split(int colour, int key, Communicator& part) {
-    return split(colour, key, part, need().stream);
-  }
-  /// The same, on a stream of its own, which stays as long as the part.
-  Operation split(int colour, int key, Communicator& part, cuda::Stream const& stream) {
-    return split(colour, key, part, stream.get());
-  }
-
- private:
-  Operation split(int colour, int key, Communicator& part, cudaStream_t stream) {
+  /// @param part    usable when the operation is done
+  /// @param stream  of the part, which stays as long as it does; null: the same as of this one
+  Operation split(int colour, int key, Communicator& part, cuda::Stream const* stream = nullptr) {
     auto made = std::make_shared<detail::State>();
     made->device = need().device;
-    made->stream = stream;
+    made->stream = stream != nullptr ? stream->get() : need().stream;
     cuda::check(cudaSetDevice(made->device), "select a GPU");
     made->events.reserve(detail::State::events_kept);
     part = Communicator();
@@ -243,7 +207,6 @@ class Communicator {
     return operation;
   }
 
- public:
   /// Ends the communicator together with all other ranks; then it may be dropped without an abort.
   /// Graphs that have captured its calls must be gone before: NCCL waits for that.
   Operation finalize() {
@@ -300,8 +263,6 @@ class Communicator {
             " equal pieces, and NCCL knows no others; pad them to a multiple");
     return count / ranks;
   }
-
-  std::vector<detail::Call>& spare_calls() noexcept { return calls_; }
 
   Operation collect(Group& group, detail::Call const& call, char const* what) {
     calls_.push_back(call);

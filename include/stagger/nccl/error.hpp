@@ -31,6 +31,12 @@ class Error : public stagger::Error {
   ncclResult_t result_;
 };
 
+/// Throws such an error with a sentence made of words and numbers.
+template <class... T>
+[[noreturn]] [[gnu::cold]] void raise(ncclResult_t result, T const&... pieces) {
+  throw Error(result, text(pieces...));
+}
+
 namespace detail {
 
 [[gnu::cold]] inline char const* remedy(ncclResult_t result) noexcept {
@@ -47,12 +53,11 @@ namespace detail {
   }
 }
 
-[[nodiscard]] [[gnu::cold]] inline Error error(ncclResult_t result, char const* what,
-                                               ncclComm_t comm, int rank) {
+[[noreturn]] [[gnu::cold]] inline void fail(ncclResult_t result, char const* what, ncclComm_t comm,
+                                            int rank) {
   char const* const words = ncclGetLastError(comm);
-  return {result, text("rank ", rank, ": NCCL could not ", what, ": ", ncclGetErrorString(result),
-                       " (", words != nullptr && *words != '\0' ? words : "no further words", "); ",
-                       remedy(result))};
+  raise(result, "rank ", rank, ": NCCL could not ", what, ": ", ncclGetErrorString(result), " (",
+        words != nullptr && *words != '\0' ? words : "no further words", "); ", remedy(result));
 }
 
 }  // namespace detail

@@ -1,36 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Device policy: the ranks of one pipeline on several GPUs, joined by NCCL.
+/// @file   Device policy: the ranks of a pipeline in several processes with a GPU each, joined by NCCL.
 
-#include <algorithm>
 #include <cstddef>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <span>
-#include <vector>
 
+#include <stagger/cuda/gpus_backend.hpp>
 #include <stagger/engine/make_session.hpp>
-#include <stagger/nccl/detail/host_memory.hpp>
-#include <stagger/nccl/gpus_backend.hpp>
+#include <stagger/nccl/detail/processes.hpp>
 #include <stagger/nccl/rendezvous.hpp>
 
 namespace stagger::nccl {
 
-/// Every rank is a stream of one of this process's GPUs. The calling thread enqueues all actions in
-/// one order and waits at the end of the step alone. A value for a rank on another GPU is a send
-/// and a receive of NCCL, on streams of their own for each pair of GPUs and each direction; within
-/// a GPU it is a slot that both share.
-///
-/// Values that go from GPU to GPU have a `Wire`. Parameters lie where their stage runs; stages
-/// enqueue their work, as with cuda::Work::enqueue.
+/// Every process runs the ranks of one GPU, as `cuda::Gpus` does, and takes the same steps with the
+/// same batches. A value for a rank of another process is a send and a receive of NCCL, on a stream
+/// for each pair of processes and each direction; its type has a `cuda::Wire`. Without a launcher
+/// it is one process with one GPU.
 ///
 /// @code
-///     auto train = Pipeline{...}.with(nccl::Gpus{.devices = {0, 1}}, cuda::Enqueued<...>{...});
+///     auto train = Pipeline{...}.with(nccl::Gpus{.launch = collective::find_launch()}, ...);
 /// @endcode
 struct Gpus {
   using policy_tag = DeviceTag;
-  using Backend = GpusBackend;
+  using Backend = cuda::GpusBackend;
   static constexpr DeviceTraits traits{.obeys_placement = true,
                                        .parameter_memory = true,
                                        .meets_types = true,
@@ -42,71 +36,52 @@ struct Gpus {
                                        .runs_ahead = true,
                                        .captures = true};
 
-  std::vector<int> devices{};  ///< GPUs of this process, none twice; empty: all of them, or in a
-                               ///< launched program its local_device()
-  cuda::ParameterKernels const* kernels =
-      nullptr;         ///< see cuda::Loopback; stays as long as the pipeline
-  double meet_s = 60;  ///< for all GPUs to join, and for each new connection
-  std::optional<collective::Launch>
-      launch{};                            ///< collective::find_launch(): one GPU in each process
-  Rendezvous rendezvous{};                 ///< how the processes find each other
+  std::optional<collective::Launch> launch{};  ///< collective::find_launch()
+  int device = -1;                             ///< GPU of this process; below 0: its local_device()
+  cuda::ParameterKernels const* kernels = nullptr;  ///< this and the next four: see cuda::Gpus;
+  bool capture = false;                             ///< `capture` and `ahead` alike everywhere
+  cuda::GraphCounts* counts = nullptr;
+  int ahead = 2;
+  cuda::Ranges ranges{};
+  double meet_s = 60;       ///< for all processes to join, and for each new connection
+  Rendezvous rendezvous{};  ///< how the processes find each other
   Invitation const* invitation = nullptr;  ///< instead, as over MPI: invite(rank, broadcast)
-  int ahead = 2;         ///< steps in flight that `enqueue(train.step(batch))` lets the host have
-                         ///< behind it, at least 1; each has events and a graph of its own
-  bool capture = false;  ///< record the second training iteration as one CUDA graph over all GPUs
-                         ///< of the process, and replay it from then on; the same in all processes
-  cuda::GraphCounts* counts =
-      nullptr;  ///< told what was done with the graphs; stays as long as the pipeline
   bool shapes_change = false;  ///< from step to step, of values that go to another process
+  cuda::detail::Wires wires{};
 
-  /// How many places a placement policy may spread the ranks over: GPUs. In order, GPU g of G runs
-  /// the ranks from g N / G on.
-  /// @throws cuda::Error  where there is none
-  [[nodiscard]] int places() const {
-    if (launch) return launch->size;
-    return devices.empty() ? cuda::device_count() : static_cast<int>(devices.size());
-  }
+  /// How many places a placement policy may spread the ranks over: processes. In order, process p
+  /// of P runs the ranks from p N / P on.
+  [[nodiscard]] int places() const noexcept { return launch ? launch->size : 1; }
 
   /// For Pipeline: the types of all layers.
   template <class Types> void meet() noexcept {
-    wires = {detail::WireTypes<Types>::table, detail::WireTypes<Types>::count, shapes_change};
+    wires = {cuda::detail::WireTypes<Types>::table, cuda::detail::WireTypes<Types>::count,
+             shapes_change};
   }
-  detail::Wires wires{};
 
   /// For the back end.
-  /// @throws Error  as it says
-  [[nodiscard]] [[gnu::cold]] std::shared_ptr<detail::GpuSet> meet_others(int count) const {
-    if (count < places() && launch)
+  [[nodiscard]] cuda::detail::GpusOptions options() const noexcept {
+    return {kernels, capture, ranges, counts, ahead, wires};
+  }
+  /// @param count  processes that have ranks
+  /// @throws Error  as it says; deadline for processes that do not come
+  [[nodiscard]] [[gnu::cold]] std::shared_ptr<cuda::detail::GpuSet> open(int count,
+                                                                         double deadline_s) const {
+    if (count < places())
       raise(Errc::bad_configuration, launch->launcher, " started ", launch->size, " processes for ",
             count, " ranks; start at most one for each rank");
-    std::vector<int> own = devices;
-    if (launch) {
-      if (own.empty()) own.push_back(local_device(*launch));
-      own.resize(1);
-    } else if (own.empty()) {
-      own.resize(static_cast<std::size_t>(count));
-      std::iota(own.begin(), own.end(), 0);
-    } else {
-      own.resize(static_cast<std::size_t>(count));
-    }
-    for (std::size_t i = 0; i < own.size(); ++i)
-      if (std::find(own.begin(), own.begin() + static_cast<std::ptrdiff_t>(i), own[i]) !=
-          own.begin() + static_cast<std::ptrdiff_t>(i))
-        raise(Errc::bad_configuration, "GPU ", own[i],
-              " is named twice; name each once, and let a placement put "
-              "several ranks on it");
-    auto const invited = [&] {
-      if (invitation != nullptr) return *invitation;
-      if (launch) return invite(*launch, rendezvous);
-      return invite(0, [](std::span<std::byte>) {});
-    };
-    return std::make_shared<detail::GpuSet>(own, launch ? launch->rank : 0, count, invited(),
-                                            meet_s);
+    int const own = device >= 0 ? device : launch ? local_device(*launch) : 0;
+    auto gpus = std::make_shared<cuda::detail::GpuSet>(std::span(&own, 1));
+    if (places() > 1)
+      gpus->join(std::make_unique<detail::Processes>(
+          (*gpus)[0], launch->rank, launch->size,
+          invitation != nullptr ? *invitation : invite(*launch, rendezvous), meet_s, deadline_s));
+    return gpus;
   }
 
-  /// Where parameters wait until a program tells which GPU wants them.
+  /// Where parameters lie until a program says which process needs them.
   [[nodiscard]] stagger::detail::ParameterMemory parameter_memory() const noexcept {
-    return detail::staging_memory();
+    return cuda::detail::staging_memory();
   }
 };
 

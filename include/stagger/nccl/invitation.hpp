@@ -40,7 +40,7 @@ template <class Broadcast> [[nodiscard]] Invitation invite(int rank, Broadcast b
   Invitation invitation;
   if (rank == 0) {
     ncclResult_t const result = ncclGetUniqueId(&invitation.id);
-    if (result != ncclSuccess) throw detail::error(result, "make a unique id", nullptr, rank);
+    if (result != ncclSuccess) detail::fail(result, "make a unique id", nullptr, rank);
     invitation.version = version();
   }
   std::array<std::byte, sizeof(Invitation)> bytes{};

@@ -6,11 +6,12 @@
 #include <atomic>
 #include <cmath>
 #include <limits>
+#include <stdexcept>
 #include <tuple>
 #include <utility>
 #include <vector>
 
-#include <stagger/cuda/loopback.hpp>
+#include <stagger/cuda/gpus.hpp>
 
 #include "cuda_stand_in/stand_in.hpp"
 #include "engine/typed_oracle.hpp"
@@ -53,6 +54,16 @@ struct LetGo {
   ~LetGo() { hold_from(std::numeric_limits<std::int64_t>::max()); }
 };
 
+/// The n-th function of a layer from now on throws.
+inline int throw_in = 0;
+/// The n-th function of a layer from now on asks for the end of the step.
+inline int stop_at = 0;
+inline stagger::stop_source* stopped_by = nullptr;
+inline void spring_traps() {
+  if (throw_in > 0 && --throw_in == 0) throw std::runtime_error("trapped");
+  if (stop_at > 0 && --stop_at == 0) stopped_by->request_stop();
+}
+
 template <class L> class OnDevice {
  public:
   using Input = typename L::Input;
@@ -94,6 +105,7 @@ template <class L> class OnDevice {
  private:
   /// A kernel gets addresses now, and the numbers of its step when it runs.
   template <class Body> void enqueue(sg::Context& context, Body body) {
+    spring_traps();
     std::vector<sg::ParameterView> views;
     if constexpr (sg::HasParameters<L>)
       std::apply(
@@ -208,8 +220,9 @@ inline auto enqueued_layers() {
                         OnDevice<Dense>{Dense{7}}};
 }
 
-inline sg::cuda::Loopback on_device(bool capture = false, sg::cuda::GraphCounts* counts = nullptr) {
-  sg::cuda::Loopback device;
+inline sg::cuda::Gpus on_device(bool capture = false, sg::cuda::GraphCounts* counts = nullptr) {
+  sg::cuda::Gpus device;
+  device.devices = {0};
   device.capture = capture;
   device.counts = counts;
   device.kernels = &kernels;
@@ -218,7 +231,7 @@ inline sg::cuda::Loopback on_device(bool capture = false, sg::cuda::GraphCounts*
 
 /// The whole model on a GPU, cut, with a schedule. Its rule is the host's.
 template <class Rule>
-auto enqueued(sg::cuda::Loopback device, Rule rule, std::vector<int> cuts, Made schedule,
+auto enqueued(sg::cuda::Gpus device, Rule rule, std::vector<int> cuts, Made schedule,
               sg::Options options) {
   options.seed = run_seed;
   return sg::Pipeline{enqueued_layers()}.with(

@@ -130,19 +130,20 @@ TEST_CASE("cuda/Pinned: keeps its capacity, and gives it back", "[cuda]") {
   CHECK(session.left() == si::Live{});
 }
 
-TEST_CASE("cuda/StreamSet: messages have the higher priority, failing half way leaks nothing",
+TEST_CASE("cuda/Stream: messages have the higher priority, failing half way leaks nothing",
           "[cuda]") {
   si::Session const session;
   {
-    sg::cuda::StreamSet const set;
+    sg::cuda::Stream const compute_stream;
+    sg::cuda::Stream const message_stream(sg::cuda::Priority::message);
     int compute = 0;
     int message = 0;
-    cudaStreamGetPriority(set.compute.get(), &compute);
-    cudaStreamGetPriority(set.backward.get(), &message);
+    cudaStreamGetPriority(compute_stream.get(), &compute);
+    cudaStreamGetPriority(message_stream.get(), &message);
     CHECK(message < compute);  // lower numbers go first
   }
-  si::fail(si::Call::stream_create, 3, cudaErrorMemoryAllocation);
-  CHECK_THROWS_AS(sg::cuda::StreamSet(), sg::cuda::Error);
+  si::fail(si::Call::stream_create, 1, cudaErrorMemoryAllocation);
+  CHECK_THROWS_AS(sg::cuda::Stream(), sg::cuda::Error);
   sg::cuda::EventTable table;
   si::fail(si::Call::event_create, 5, cudaErrorMemoryAllocation);
   CHECK_THROWS_AS(table.reserve(8), sg::cuda::Error);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <stagger/cuda/loopback.hpp>
+#include <stagger/cuda/gpus.hpp>
 
 #include "catch.hpp"
 

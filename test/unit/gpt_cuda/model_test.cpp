@@ -7,7 +7,7 @@
 #include <cmath>
 #include <memory>
 
-#include <stagger/cuda/loopback.hpp>
+#include <stagger/cuda/gpus.hpp>
 #include <stagger/partition/even.hpp>
 #include <stagger/schedule/zero_bubble_h1.hpp>
 #include <stagger/stagger.hpp>
@@ -65,7 +65,8 @@ sg::Options options(double clip) {
 
 template <class T> auto on_device(int stages, bool capture, double clip) {
   auto const benches = std::make_shared<gpt::gpu::Benches<T>>(gpt::gpu::Precision::fp32);
-  sg::cuda::Loopback device;
+  sg::cuda::Gpus device;
+  device.devices = {0};
   device.capture = capture;
   device.kernels = &gpt::gpu::parameter_kernels();
   return sg::Pipeline{gpt::gpu::make_model<T>(shape, seed, benches)}.with(

@@ -195,47 +195,6 @@ TEST_CASE("nccl/fault: an argument that NCCL itself refuses ends the communicato
   CHECK(si::calls(si::Call::group_end) == calls);
 }
 
-TEST_CASE("nccl/Joint: groups of several communicators begin as one, or none of them", "[nccl]") {
-  si::Session const session;
-  si::in_progress_polls(GENERATE(0, 3));
-  {
-    std::array<float, 3> from{1, 2, 3};
-    std::array<float, 3> to{};
-    Ranks ranks(3);
-    ranks.join();
-    sg::nccl::Joint joint;
-    std::vector<sg::nccl::Operation> operations;
-    auto const shift = [&](int by) {  // everybody to the next but `by`
-      joint.begin();
-      operations.clear();
-      for (std::size_t r = 0; r < 3; ++r) {
-        auto group = ranks[r].group(joint);
-        ranks[r].send(group, std::span<float>(&from[r], 1), (static_cast<int>(r) + by) % 3);
-        operations.push_back(ranks[r].receive(group, std::span<float>(&to[r], 1),
-                                              (static_cast<int>(r) + 3 - by) % 3));
-      }
-      joint.submit();
-      Ranks::wait(operations);
-    };
-    auto const calls = si::calls(si::Call::group_end);
-    shift(1);
-    CHECK(to == std::array<float, 3>{3, 1, 2});
-    CHECK(si::calls(si::Call::group_end) == calls + 1);
-    CHECK(has(caught([&] { shift(9); }), "there is no rank -"));
-    CHECK(si::calls(si::Call::group_end) == calls + 1);
-    for (auto& operation : operations)
-      CHECK(caught([&] { operation.wait(patience_s); }) == sg::Errc::bad_configuration);
-    shift(2);
-    CHECK(to == std::array<float, 3>{2, 3, 1});
-    si::fail(si::Call::group_end, 1, ncclSystemError);
-    CHECK(caught([&] { shift(1); }) == sg::Errc::device);
-    for (auto& operation : operations)
-      CHECK(caught([&] { operation.wait(patience_s); }) == sg::Errc::device);
-  }
-  si::reset();
-  CHECK(session.left() == si::Live{});
-}
-
 TEST_CASE("nccl/fault: an asynchronous error reaches every operation, and no call follows it",
           "[nccl]") {
   si::Session const session;

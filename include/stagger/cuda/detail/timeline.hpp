@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   When the device carried out each action of a recorded step: by a pair of timed events
-/// each.
+/// @file   The times at which a device carried out the actions of a recorded step.
 
 #include <algorithm>
 #include <cstddef>

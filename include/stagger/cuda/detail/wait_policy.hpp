@@ -1,48 +1,78 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Waiting for a device that may never answer.
+/// @file   Waiting for GPUs that may never answer.
 
 #include <atomic>
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <exception>
+#include <memory>
+#include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
-#include <stagger/cuda/watchdog.hpp>
+#include <stagger/cuda/detail/streams.hpp>
+#include <stagger/program/describe.hpp>
 
 namespace stagger::cuda::detail {
 
-/// Lets the host wait for a device as long as anything moves.
-///
-/// @tparam Engine  progress() const noexcept -> std::uint64_t, changes whenever anything moves;
-///                 expire() noexcept -> std::exception_ptr, called by the watchdog's thread: what
-///                 to say when nothing did for the deadline
-template <class Engine> class WaitPolicy {
- public:
-  WaitPolicy(double deadline_s, Engine* engine)
-      : watchdog_(deadline_s, Progress{engine}, Expired{engine, this}) {}
-
-  /// Between these two, the engine is watched.
-  void begin() {
-    expired_.store(false, std::memory_order_relaxed);
-    watchdog_.begin();
+/// Keeps something for as long as the process lasts, since a device may still use it.
+inline void leave_behind(std::shared_ptr<void const> thing) {
+  struct Left {
+    std::shared_ptr<void const> thing;
+    Left* next;
+  };
+  static std::atomic<Left*> all{nullptr};
+  auto* const left = new Left{std::move(thing), all.load()};
+  while (!all.compare_exchange_weak(left->next, left)) {
   }
-  void end() noexcept { watchdog_.end(); }
+}
 
-  /// Waits until `done()`. After a while it begins to `look()`, so that progress can be told.
-  /// @param until_done  waits on when the deadline passes
-  /// @return what went wrong; null: nothing
-  template <class Done, class Look>
-  [[nodiscard]] std::exception_ptr wait(bool until_done, Done done, Look look) noexcept {
+/// Lets the host wait for its GPUs as long as anything moves, looking at them and at what joins the
+/// processes.
+class WaitPolicy {
+ public:
+  explicit WaitPolicy(Streams& streams) : streams_(streams) {}
+
+  /// How long what is under way may take to end after a failure.
+  static constexpr double grace_s = 0.5;
+
+  /// Waits until `done()`; the deadline begins anew whenever the devices have moved.
+  /// @param slot      of the iteration that is waited for
+  /// @param replayed  a graph tells nothing of its parts
+  /// @param within_s  for `done()` to come true once something else has failed
+  /// @return what a device or NCCL failed with, or Error(deadline); null: nothing
+  template <class Done>
+  [[nodiscard]] std::exception_ptr wait(std::size_t slot, bool replayed, Done done,
+                                        double within_s = 0) noexcept {
     try {
-      auto const start = std::chrono::steady_clock::now();
-      while (!done()) {
-        if (std::chrono::steady_clock::now() - start < std::chrono::milliseconds(5)) {
+      at_.assign(streams_.ranks(), 0);
+      auto const start = Clock::now();
+      auto moved = start;
+      auto failed = start;
+      std::exception_ptr failure;
+      std::uint64_t before = 0;
+      for (; !done(); std::this_thread::sleep_for(std::chrono::microseconds(50))) {
+        auto now = Clock::now();
+        while (now - start < std::chrono::milliseconds(5)) {
+          if (done()) return nullptr;
           std::this_thread::yield();
-          continue;
+          now = Clock::now();
         }
-        look();
-        if (!until_done && expired_.load(std::memory_order_acquire)) return expiry_;
-        std::this_thread::sleep_for(std::chrono::microseconds(50));
+        if (failure && seconds(now - failed) >= within_s) return failure;
+        if (!failure) {
+          failure = look();
+          failed = now;
+          if (failure) continue;
+        }
+        if (auto const progress = replayed ? 0 : streams_.look(slot, at_); progress != before) {
+          before = progress;
+          moved = now;
+        } else if (seconds(now - moved) > streams_.machine().options().deadline_s) {
+          raise(Errc::deadline, stall_text(replayed));
+        }
       }
       return nullptr;
     } catch (...) {
@@ -50,23 +80,73 @@ template <class Engine> class WaitPolicy {
     }
   }
 
- private:
-  struct Progress {
-    Engine const* engine;
-    std::uint64_t operator()() const noexcept { return engine->progress(); }
-  };
-  struct Expired {
-    Engine* engine;
-    WaitPolicy* self;
-    void operator()() const noexcept {
-      self->expiry_ = engine->expire();
-      self->expired_.store(true, std::memory_order_release);
+  /// Lets what is under way come to its end after an abort.
+  /// @return false: the devices may still be at it
+  template <class Idle> [[nodiscard]] [[gnu::cold]] bool let_end(Idle idle) noexcept {
+    try {
+      for (auto const start = Clock::now(); !idle();
+           std::this_thread::sleep_for(std::chrono::microseconds(50)))
+        if (seconds(Clock::now() - start) > grace_s) return false;
+      return true;
+    } catch (...) {
+      return false;
     }
-  };
+  }
 
-  std::exception_ptr expiry_;
-  std::atomic<bool> expired_{false};
-  Watchdog<Progress, Expired> watchdog_;
+  /// The same failure, with the step that it ended, and how far that was when it was last looked at.
+  [[nodiscard]] [[gnu::cold]] std::exception_ptr of_step(std::exception_ptr const& failure,
+                                                         std::int64_t step) const noexcept {
+    try {
+      try {
+        std::rethrow_exception(failure);
+      } catch (Error const& error) {
+        raise(error.result(), "step ", step, ": ", error.what(), "; when it was last looked at, ",
+              where());
+      } catch (stagger::Error const& error) {
+        raise(error.code(), "step ", step, ": ", error.what());
+      }
+    } catch (...) {
+      return std::current_exception();
+    }
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static double seconds(Clock::duration time) noexcept {
+    return std::chrono::duration<double>(time).count();
+  }
+
+  [[nodiscard]] std::exception_ptr look() noexcept {
+    try {
+      if (auto* const processes = streams_.gpus().processes()) processes->look();
+      return nullptr;
+    } catch (...) {
+      return std::current_exception();
+    }
+  }
+
+  /// Where each rank is that is not done, by what is known of the devices.
+  [[nodiscard]] [[gnu::cold]] std::string where() const {
+    auto const& program = streams_.machine().program();
+    std::vector<std::uint32_t> given(program.signals.size());
+    for (std::size_t r = 0; r < at_.size(); ++r)
+      for (std::size_t i = 0; i < at_[r]; ++i)
+        for (unsigned g = 0; g < program.ranks[r].code[i].gives; ++g)
+          ++given[program.ranks[r].code[i].give[g]];
+    return stagger::detail::describe_stall(program, at_, given);
+  }
+  [[nodiscard]] [[gnu::cold]] std::string stall_text(bool replayed) const {
+    char const* const gpus = streams_.gpus().name();
+    double const deadline_s = streams_.machine().options().deadline_s;
+    if (replayed)
+      return text(gpus, " did not finish a replayed step within ", deadline_s,
+                  " s; raise Options::deadline_s if a step may take that long");
+    return text(gpus, " did not move for ", deadline_s, " s: ", where(),
+                "; raise Options::deadline_s if an action may take that long");
+  }
+
+  Streams& streams_;
+  std::vector<std::size_t> at_;  // [ranks] instructions that are known to be done
 };
 
 }  // namespace stagger::cuda::detail

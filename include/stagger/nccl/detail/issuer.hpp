@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What one device is told by NCCL's communicators, in one order, each call polled until it
-/// is through.
+/// @file   The queue of NCCL calls of one device: made in one order, each polled until NCCL is through
+/// with it.
 
 #include <algorithm>
 #include <atomic>
@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -21,11 +20,11 @@
 
 namespace stagger::nccl::detail {
 
-enum class What : std::uint8_t { send, receive, broadcast, all_reduce, all_gather };
+enum class CallKind : std::uint8_t { send, receive, broadcast, all_reduce, all_gather };
 
 /// One NCCL call.
 struct Call {
-  What what = What::send;
+  CallKind kind = CallKind::send;
   void const* in = nullptr;
   void* out = nullptr;
   std::size_t count = 0;
@@ -87,7 +86,7 @@ struct State {
   /// @throws never; what NCCL says of `result` becomes the failure
   void fail(ncclResult_t result, char const* what) noexcept {
     try {
-      fail(std::make_exception_ptr(error(result, what, comm, rank)));
+      detail::fail(result, what, comm, rank);
     } catch (...) {
       fail(std::current_exception());
     }
@@ -140,27 +139,6 @@ struct State {
   }
 };
 
-/// What one communicator is to do as one group.
-struct Calls {
-  std::shared_ptr<State> state;
-  std::uint64_t number = 0;  // of the batch
-  std::vector<Call> calls;
-};
-
-/// Groups of several communicators, of one device or several, that NCCL gets as one. It begins when
-/// each of them has its turn in the queue of its device.
-///
-/// NCCL launches a group of communicators that never block on a thread of its own. So two groups
-/// would be two threads, which may not work on one graph at a time; and as one group it costs one.
-struct JointBatch {
-  std::vector<Calls> members;  // the first `count`
-  std::size_t count = 0;
-  std::size_t arrived = 0;
-  bool complete = false;
-  bool begun = false;
-  std::exception_ptr failure;  // of any of them, before it began
-};
-
 /// The queue of one device. Communicators of a device share it, so that what they enqueue reaches
 /// the device in the order in which it was asked for: the same on every rank, if the ranks ask in
 /// the same order. Used by one thread at a time.
@@ -174,9 +152,7 @@ class Issuer {
     std::uint64_t number = 0;
     bool begun = false;
     std::vector<Call> calls;
-    std::shared_ptr<JointBatch> joint;  // null: by itself
-    bool arrived = false;               // there
-    int colour = 0;                     // of a split
+    int colour = 0;  // of a split
     int key = 0;
     std::shared_ptr<State> part;  // its result
   };
@@ -189,18 +165,6 @@ class Issuer {
     batch.state = std::move(state);
     batch.calls.swap(calls);
     return batch.number;
-  }
-  /// The same, as a part of several.
-  std::uint64_t ask(std::shared_ptr<State> state, std::vector<Call>& calls,
-                    std::shared_ptr<JointBatch> const& joint) {
-    if (joint->members.size() == joint->count) joint->members.emplace_back();
-    Calls& member = joint->members[joint->count++];
-    member.state = state;
-    member.calls.swap(calls);
-    calls.clear();
-    member.number = ask(std::move(state), Kind::calls, calls);
-    queue_[(first_ + count_ - 1) % queue_.size()].joint = joint;
-    return member.number;
   }
   std::uint64_t ask_split(std::shared_ptr<State> state, int colour, int key,
                           std::shared_ptr<State> part) {
@@ -223,11 +187,6 @@ class Issuer {
       Batch& batch = queue_[first_];
       State& state = *batch.state;
       if (!state.settled()) return;
-      if (batch.joint && !batch.begun) {
-        if (!join(batch)) return;
-        batch.begun = true;
-        continue;
-      }
       if (!state.failure && !batch.begun) {
         batch.begun = true;
         try {
@@ -242,8 +201,7 @@ class Issuer {
       batch.state.reset();
       batch.part.reset();
       batch.calls.clear();
-      batch.joint.reset();
-      batch.begun = batch.arrived = false;
+      batch.begun = false;
       first_ = (first_ + 1) % queue_.size();
       --count_;
     }
@@ -263,12 +221,7 @@ class Issuer {
   static void begin(Batch& batch) {
     State& state = *batch.state;
     if (batch.kind == Kind::join) return;
-    if (batch.kind == Kind::calls) {
-      Calls alone{batch.state, batch.number, {}};
-      alone.calls.swap(batch.calls);
-      launch({&alone, 1});
-      return batch.calls.swap(alone.calls);
-    }
+    if (batch.kind == Kind::calls) return launch(batch);
     if (!usable(state)) return;
     ncclResult_t result = ncclSuccess;
     if (batch.kind == Kind::finalize) {
@@ -294,75 +247,47 @@ class Issuer {
     return !state.failure;
   }
 
-  /// A batch of several has its turn. @return whether all have
-  static bool join(Batch& batch) noexcept {
-    JointBatch& joint = *batch.joint;
-    if (!std::exchange(batch.arrived, true)) ++joint.arrived;
-    if (batch.state->failure && !joint.begun && !joint.failure)
-      joint.failure = batch.state->failure;
-    if (!joint.failure && !joint.begun) {
-      if (!joint.complete || joint.arrived < joint.count) return false;
-      joint.begun = true;
-      try {
-        launch({joint.members.data(), joint.count});
-      } catch (...) {  // no memory
-        joint.failure = std::current_exception();
-      }
-    }
-    if (joint.failure) batch.state->fail(joint.failure);
-    return true;
-  }
-
   /// What is wrong with a call, as far as can be seen: NCCL would end its communicator.
   static std::string wrong_with(Call const& c, State const& state) {
-    bool const named = c.what == What::send || c.what == What::receive || c.what == What::broadcast;
+    bool const named =
+        c.kind == CallKind::send || c.kind == CallKind::receive || c.kind == CallKind::broadcast;
     if (named && (c.peer < 0 || c.peer >= state.size))
       return text("there is no rank ", c.peer, " to exchange anything with; name one from 0 to ",
                   state.size - 1);
-    bool const reads = c.what != What::receive;
-    bool const writes = c.what != What::send;
+    bool const reads = c.kind != CallKind::receive;
+    bool const writes = c.kind != CallKind::send;
     if (c.count != 0 && ((reads && c.in == nullptr) || (writes && c.out == nullptr)))
       return text("a call for ", c.count, " elements has no memory; give a span of device memory");
     return {};
   }
 
   /// All calls as one group, so that they progress together; none if one of them is wrong.
-  static void launch(std::span<Calls> all) {
-    for (Calls const& one : all)
-      for (Call const& call : one.calls)
-        if (auto const words = wrong_with(call, *one.state); !words.empty()) {
-          for (Calls const& other : all) other.state->refuse(other.number, words);
-          return;
-        }
-    auto const fail = [all](ncclResult_t result) {
-      for (Calls const& one : all) one.state->fail(result, "begin a call");
-    };
-    for (Calls const& one : all) {
-      if (usable(*one.state)) continue;
-      for (Calls const& other : all) other.state->fail(one.state->failure);
-      return;
-    }
+  static void launch(Batch const& batch) {
+    State& state = *batch.state;
+    for (Call const& call : batch.calls)
+      if (auto const words = wrong_with(call, state); !words.empty())
+        return state.refuse(batch.number, words);
+    if (!usable(state)) return;
     ncclResult_t worst = ncclGroupStart();
-    for (Calls const& one : all)
-      for (Call const& call : one.calls) {
-        ncclResult_t const result = issue(call, one.state->comm, one.state->stream);
-        if (result != ncclSuccess && result != ncclInProgress) worst = result;
-      }
+    for (Call const& call : batch.calls) {
+      ncclResult_t const result = issue(call, state.comm, state.stream);
+      if (result != ncclSuccess && result != ncclInProgress) worst = result;
+    }
     ncclResult_t const ended = ncclGroupEnd();
     if (worst == ncclSuccess) worst = ended;
-    for (Calls const& one : all) one.state->in_progress = true;
-    if (worst != ncclSuccess && worst != ncclInProgress) fail(worst);
+    state.in_progress = true;
+    if (worst != ncclSuccess && worst != ncclInProgress) state.fail(worst, "begin a call");
   }
 
   static ncclResult_t issue(Call const& c, ncclComm_t comm, cudaStream_t stream) noexcept {
-    switch (c.what) {
-      case What::send:
+    switch (c.kind) {
+      case CallKind::send:
         return ncclSend(c.in, c.count, c.type, c.peer, comm, stream);
-      case What::receive:
+      case CallKind::receive:
         return ncclRecv(c.out, c.count, c.type, c.peer, comm, stream);
-      case What::broadcast:
+      case CallKind::broadcast:
         return ncclBroadcast(c.in, c.out, c.count, c.type, c.peer, comm, stream);
-      case What::all_reduce:
+      case CallKind::all_reduce:
         return ncclAllReduce(c.in, c.out, c.count, c.type, c.reduction, comm, stream);
       default:
         return ncclAllGather(c.in, c.out, c.count, c.type, comm, stream);

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   One iteration, put onto the streams of GPUs from one thread.
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <stagger/cuda/detail/group_sums.hpp>
+#include <stagger/cuda/detail/messages.hpp>
+#include <stagger/cuda/detail/options.hpp>
+#include <stagger/cuda/detail/square_sums.hpp>
+#include <stagger/engine/backend.hpp>
+
+namespace stagger::cuda::detail {
+
+/// What happens in a step, whether devices carry it out or a graph records it.
+class Enqueuer {
+ protected:
+  Enqueuer(stagger::detail::Machine& machine, GpusOptions const& options,
+           std::shared_ptr<GpuSet> gpus)
+      : machine_(machine),
+        options_(options),
+        gpus_(std::move(gpus)),
+        streams_(machine, gpus_),
+        messages_(streams_, options.wires),
+        square_sums_(streams_),
+        group_sums_(streams_, options.kernels),
+        state_{machine} {}
+  Enqueuer(Enqueuer const&) = delete;
+  Enqueuer& operator=(Enqueuer const&) = delete;
+  ~Enqueuer() = default;
+
+  /// Begins to enqueue an iteration, or to record it.
+  void begin_step(std::size_t slot) noexcept {
+    slot_ = slot;
+    decided_ = false;
+    streams_.begin_step(slot);
+    messages_.begin_step();
+    group_sums_.begin_step();
+    timed_ = machine_.options().record || machine_.measures();
+  }
+
+  void enqueue_iteration() {
+    begin_iteration();
+    issue();
+    launch_updates();
+    join();
+  }
+
+  /// Predictions of replicas, on the GPU of the first rank, behind the work of all GPUs.
+  void join_outputs() {
+    if (gpus_->processes() != nullptr)
+      raise(Errc::bad_configuration,
+            "the rows that replicas predict in several processes are not brought together; predict "
+            "in a pipeline of one process, or without Options::replicas");
+    std::size_t const own = streams_.gpu_of(0);
+    streams_.use(own);
+    auto const& home = (*gpus_)[own].home;
+    for (std::size_t g = 0; g < gpus_->size(); ++g)
+      if (g != own) streams_.wait(home, streams_.end_of(slot_, g));
+    AtPlace const here(streams_.place_of(0, home));
+    machine_.join_outputs();
+    streams_.record(home, streams_.end_of(slot_, own));
+  }
+
+  /// Enqueues what takes back a step that was not decided.
+  void undo() {
+    for (std::size_t r = 0; r < streams_.ranks(); ++r) {
+      if (!streams_.own(r)) continue;
+      streams_.use(streams_.gpu_of(r));
+      AtPlace const here(streams_.place_of(r));
+      state_.undo(r);
+    }
+  }
+
+  /// What a step that was decided could not have, on any GPU, although it was asked for twice.
+  [[nodiscard]] cudaError_t refused() const noexcept {
+    for (std::size_t g = 0; g < gpus_->size(); ++g)
+      if (auto const result = (*gpus_)[g].iteration.refused(); result != cudaSuccess) return result;
+    return cudaSuccess;
+  }
+
+  [[nodiscard]] double* losses() const noexcept {
+    return machine_.ranks().front().arguments->losses;
+  }
+
+  stagger::detail::Machine& machine_;
+  GpusOptions options_;
+  std::shared_ptr<GpuSet> gpus_;
+  Streams streams_;
+  Messages messages_;
+  SquareSums square_sums_;
+  GroupSums group_sums_;
+  stagger::detail::DistributedState state_;
+  std::size_t slot_ = 0;  // of the iteration that is being enqueued, or was last
+  bool timed_ = false;    // that iteration, by events
+  bool decided_ = false;  // its updates are under way
+
+ private:
+  struct Updating {
+    stagger::detail::RankState* rank;  // null: of another process
+    std::size_t number;
+    Instruction const* in;
+  };
+
+  [[nodiscard]] bool clips() const noexcept {
+    return machine_.program().training && machine_.options().clip_norm.has_value();
+  }
+  /// Whether processes must know of each other that they came to the updates.
+  [[nodiscard]] bool commits_together() const noexcept {
+    return gpus_->processes() != nullptr && machine_.program().training &&
+           machine_.program().flushes;
+  }
+
+  void begin_iteration() {
+    updates_.clear();
+    for (std::size_t g = 0; g < gpus_->size(); ++g) {
+      streams_.use(g);
+      auto& gpu = (*gpus_)[g];
+      gpu.iteration.send(machine_, gpu.home, slot_);
+      if (timed_) gpu.timeline.begin(gpu.home);
+    }
+    if (clips() || commits_together()) square_sums_.clear();
+    streams_.fork();
+  }
+
+  void issue() {
+    auto& ranks = machine_.ranks();
+    for (Issue const& issue : messages_.routes().order()) {
+      if (machine_.failed()) return;
+      auto& rank = ranks[issue.rank];
+      Instruction const& in = rank.begin[issue.index];
+      if (in.op == Op::reduce && group_sums_.apart(in.cell)) add_up(rank, in);
+      if (streams_.own(issue.rank))
+        execute(rank, issue.rank, in);
+      else if (in.op == Op::update)
+        updates_.push_back({nullptr, issue.rank, &in});
+      messages_.give(issue, in);
+    }
+  }
+
+  void add_up(stagger::detail::RankState& rank, Instruction const& in) {
+    group_sums_.add_up(in, [&](std::size_t g, Stream const& stream, auto enqueue) {
+      if (!timed_ || !group_sums_.measures(in)) return enqueue();
+      streams_.use(g);
+      (*gpus_)[g].timeline.action(rank, in, stream, [&] {
+        enqueue();
+        streams_.use(g);
+      });
+    });
+  }
+
+  void execute(stagger::detail::RankState& rank, std::size_t r, Instruction const& in) {
+    messages_.await(rank, r, in);
+    if (in.op == Op::update) return updates_.push_back({&rank, r, &in});
+    if (in.op == Op::reduce && group_sums_.apart(in.cell)) return group_sums_.await(r, in);
+    auto& gpu = (*gpus_)[streams_.gpu_of(r)];
+    AtPlace const here(streams_.place_of(r));
+    if (in.op == Op::finish) {
+      messages_.await_gradients(r);
+      return state_.finish(r, clips() ? gpu.sums.data() : nullptr);
+    }
+    if (options_.ranges.begin != nullptr) [[unlikely]]
+      return announce(rank, in, gpu, streams_.compute(r));
+    carry_out(rank, in, gpu, streams_.compute(r));
+  }
+  void carry_out(stagger::detail::RankState& rank, Instruction const& in, Gpu& gpu,
+                 Stream const& stream) {
+    if (!timed_ || !Timeline::shows(in)) return stagger::detail::carry_out(machine_, rank, in);
+    gpu.timeline.action(rank, in, stream, [&] { stagger::detail::carry_out(machine_, rank, in); });
+  }
+  [[gnu::cold]] void announce(stagger::detail::RankState& rank, Instruction const& in, Gpu& gpu,
+                              Stream const& stream) {
+    options_.ranges.begin(stagger::detail::describe(in).c_str());
+    struct End {
+      void (*end)();
+      ~End() { end(); }
+    } const range{options_.ranges.end};
+    carry_out(rank, in, gpu, stream);
+  }
+
+  /// Whatever CUDA and NCCL may refuse comes before the updates; and on the devices, so do all
+  /// ranks of all processes.
+  void launch_updates() {
+    if (machine_.failed()) return;
+    if (clips() || commits_together()) square_sums_.share();
+    if (clips()) scale_gradients();
+    check(refused(), "change parameters");  // without a flush
+    if (updates_.empty() || !machine_.commit()) return;
+    decided_ = true;
+    streams_.insist();
+    for (auto const& [rank, r, in] : updates_) {
+      if (rank != nullptr) {
+        streams_.use(streams_.gpu_of(r));
+        messages_.await_handing_in(r);
+        AtPlace const here(streams_.place_of(r));
+        machine_.execute_end(*rank, *in);
+        group_sums_.update(r);
+      }
+      messages_.send_values(r);
+    }
+  }
+
+  /// Each rank that updates finds the scale for itself.
+  void scale_gradients() {
+    for (auto const& [rank, r, in] : updates_) {
+      if (rank == nullptr) continue;
+      auto& gpu = (*gpus_)[streams_.gpu_of(r)];
+      streams_.use(streams_.gpu_of(r));
+      check(options_.kernels->scale(gpu.sums.data(), machine_.parameter_count(),
+                                    *machine_.options().clip_norm, gpu.iteration.place(r).scale,
+                                    streams_.compute(r).get()),
+            "find the scale of the gradients");
+    }
+  }
+
+  void join() {
+    if (machine_.failed()) return;
+    streams_.join();
+    for (std::size_t g = 0; g < gpus_->size(); ++g) {
+      auto& gpu = (*gpus_)[g];
+      streams_.use(g);
+      if (gpus_->processes() != nullptr && losses() != nullptr)
+        gpus_->processes()->all_reduce(
+            std::span(gpu.iteration.place(0).losses, gpu.iteration.loss_count()));
+      streams_.ask([&] { return gpu.iteration.fetch(gpu.home, slot_); },
+                   "fetch the loss of a step");
+    }
+    check(refused(), "change parameters of a step that was decided");
+  }
+
+  std::vector<Updating> updates_;  // of this iteration, in the order of issue
+};
+
+}  // namespace stagger::cuda::detail

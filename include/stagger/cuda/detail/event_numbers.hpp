@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Which event of a GPU's table stands for what in a program.
+
+#include <algorithm>
+#include <cstddef>
+
+#include <stagger/core/list.hpp>
+#include <stagger/cuda/detail/gpu_set.hpp>
+#include <stagger/cuda/detail/routes.hpp>
+#include <stagger/program/program.hpp>
+
+namespace stagger::cuda::detail {
+
+/// Numbers of the events of one iteration in flight. First come those of signals, one for each time
+/// that a signal is given, on the GPU that waits; then, in the table of every GPU alike, those of
+/// slots of routes, of owners, one for each stream that an iteration forks to and joins, its start,
+/// one for each rank, one for each group of gradients, and the end.
+class EventNumbers {
+ public:
+  /// @param gpu  [ranks] of this process; its number of GPUs: of another
+  [[gnu::cold]] void load(Program const& program, Routes const& routes,
+                          List<std::size_t> const& gpu, GpuSet const& gpus) {
+    List<std::size_t> used(gpus.size() + 1);
+    List<std::size_t> gives(program.signals.size());
+    for (auto const& rank : program.ranks)
+      for (auto const& in : rank.code)
+        for (unsigned g = 0; g < in.gives; ++g) ++gives[in.give[g]];
+    gpu_.clear();
+    first_.clear();
+    for (std::size_t s = 0; s < gives.size(); ++s) {
+      auto const route = routes.route_of(s);
+      std::size_t const of =
+          route != Routes::none ? gpu[routes.all()[route].taker] : gpu[program.signals[s].giver];
+      gpu_.push_back(of);
+      first_.push_back(used[of]);
+      used[of] += gives[s];
+    }
+    slots_ = *std::max_element(used.begin(), used.end());
+    owners_ = slots_ + routes.slots();
+    fences_ = owners_ + routes.owners().size();
+    ranks_ = fences_ + program.ranks.size() + gpus.channels().size() + 1;
+    for (auto const& group : gpus.groups()) ranks_ += group.members.size();
+    groups_ = ranks_ + program.ranks.size();
+    count_ = groups_ + program.groups.size() + 1;
+  }
+
+  /// The GPU whose table has those of a signal; the number of GPUs: another process has it.
+  [[nodiscard]] std::size_t gpu(std::size_t signal) const noexcept { return gpu_[signal]; }
+  [[nodiscard]] std::size_t signals() const noexcept { return gpu_.size(); }
+  /// @param time  that it is given, counted from 0
+  [[nodiscard]] std::size_t signal(std::size_t signal, std::size_t time) const noexcept {
+    return first_[signal] + time;
+  }
+  [[nodiscard]] std::size_t slot(std::size_t number) const noexcept { return slots_ + number; }
+  [[nodiscard]] std::size_t owner(std::size_t number) const noexcept { return owners_ + number; }
+  [[nodiscard]] std::size_t first_fence() const noexcept { return fences_; }
+  [[nodiscard]] std::size_t start() const noexcept { return ranks_ - 1; }
+  [[nodiscard]] std::size_t rank(std::size_t rank) const noexcept { return ranks_ + rank; }
+  [[nodiscard]] std::size_t group(std::size_t group) const noexcept { return groups_ + group; }
+  [[nodiscard]] std::size_t end() const noexcept { return count_ - 1; }
+  [[nodiscard]] std::size_t count() const noexcept { return count_; }
+
+ private:
+  List<std::size_t> gpu_;    // [signals]
+  List<std::size_t> first_;  // [signals]
+  std::size_t slots_ = 0;    // the first of each kind
+  std::size_t owners_ = 0;
+  std::size_t fences_ = 0;
+  std::size_t ranks_ = 0;
+  std::size_t groups_ = 0;
+  std::size_t count_ = 0;
+};
+
+}  // namespace stagger::cuda::detail

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What processes must have alike before they train together.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <stagger/collective/handshake.hpp>
+#include <stagger/cuda/detail/options.hpp>
+#include <stagger/engine/machine.hpp>
+#include <stagger/engine/optimizer_numbers.hpp>
+#include <stagger/program/facts.hpp>
+
+namespace stagger::cuda::detail {
+
+/// Of a pipeline. The facts are the same in number for all models, since processes compare them one
+/// by one.
+[[nodiscard]] [[gnu::cold]] inline std::vector<collective::Fact> facts_of(
+    stagger::detail::Machine& machine, GpusOptions const& device) {
+  Options const& options = machine.options();
+  auto const yes = [](bool is) { return is ? "true" : "false"; };
+  std::string shapes;
+  stagger::detail::Digest values;
+  auto& parameters = machine.parameters();
+  for (std::size_t l = 0; l < parameters.size(); ++l) {
+    std::vector<ParameterState> states;
+    parameters[l].append_states(states);
+    for (auto const& state : states) {
+      shapes += text(state.name, " ", state.value.size(), " ",
+                     state.type == ElementType::f32 ? "float" : "double", ", ");
+      values.add({reinterpret_cast<char const*>(state.value.data()), state.value.size()});
+    }
+  }
+  std::string shares;
+  for (auto const& part : options.replicas.parts())
+    shares += text(part.replica == 0 && !shares.empty() ? ", " : " ",
+                   static_cast<std::int64_t>(part.own));
+  std::string cuts;
+  for (std::size_t const first : machine.first_layers())
+    cuts += text(cuts.empty() ? "" : " ", static_cast<std::int64_t>(first));
+  return {collective::library_fact(),
+          {"the number of layers", std::to_string(parameters.size())},
+          {"the number of stages", std::to_string(machine.stages())},
+          {"the first layers of the stages", cuts},
+          {"the parameters", shapes},
+          {"the values of the parameters", text("of digest ", values.words())},
+          {"Options::clip_norm", options.clip_norm ? text(*options.clip_norm) : "none"},
+          {"Options::seed", std::to_string(options.seed)},
+          {"the shares of Options::replicas", shares.empty() ? "none" : shares},
+          {"Options::recompute", yes(options.recompute)},
+          {"Options::spare_slots",
+           options.spare_slots ? std::to_string(*options.spare_slots) : "as laid out"},
+          {"Gpus::capture", yes(device.capture)},
+          {"Gpus::shapes_change", yes(device.wires.shapes_change)},
+          {"Gpus::ahead", std::to_string(device.ahead)}};
+}
+
+/// Of the program that is loaded: what every rank does, and where it runs; and of what may change
+/// from program to program.
+[[nodiscard]] [[gnu::cold]] inline std::vector<collective::Fact> facts_of(
+    stagger::detail::Machine const& machine, std::vector<int> const& places) {
+  Program const& program = machine.program();
+  auto const& grouping = machine.grouping();
+  std::string gpus;
+  for (int const at : places) gpus += text(gpus.empty() ? "" : " ", at);
+  stagger::detail::Digest numbers;
+  if (program.training) {
+    stagger::detail::require_numbers(machine.optimizer_digest());
+    numbers.numbers(machine.optimizer_digest());
+  }
+  stagger::detail::Digest code;
+  for (auto const& rank : program.ranks)
+    code.numbers(stagger::detail::digest_of(rank).value(), rank.beside);
+  for (Cut const cut : program.cuts) code.numbers(cut.from, cut.to);
+  return {
+      {"the steps taken so far", std::to_string(machine.steps())},
+      {"the optimizer's numbers, such as its learning rate", text("of digest ", numbers.words())},
+      {"AllReduce::by", grouping.by == collective::By::slices ? "slices" : "library"},
+      {"AllReduce::measured_steps", std::to_string(grouping.measured_steps)},
+      {"AllReduce::renew_every", std::to_string(grouping.renew_every)},
+      {"what the step does", program.training ? "training" : "forward only"},
+      {"the number of microbatches", std::to_string(program.microbatches)},
+      {"the number of ranks", std::to_string(program.ranks.size())},
+      {"the GPUs of the ranks", gpus},
+      {"the groups of gradients", stagger::detail::words_of_groups(program)},
+      {"the program", text("of digest ", code.words())}};
+}
+
+}  // namespace stagger::cuda::detail

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Iterations as CUDA graphs.
+
+#include <cstddef>
+#include <cstring>
+#include <vector>
+
+#include <stagger/cuda/detail/streams.hpp>
+#include <stagger/cuda/graph.hpp>
+
+namespace stagger::cuda::detail {
+
+/// What a graph was recorded with: the objects of a batch, byte by byte, since they hold the
+/// addresses that its kernels were given, and the weights of its terms.
+class RecordedArguments {
+ public:
+  [[nodiscard]] bool same(stagger::detail::StepArguments const& now, std::size_t count) const {
+    std::size_t at = 0;
+    bool same = true;
+    each(now, count, [&](void const* from, std::size_t bytes) {
+      same = same && at + bytes <= bytes_.size() && std::memcmp(&bytes_[at], from, bytes) == 0;
+      at += bytes;
+    });
+    return same && at == bytes_.size();
+  }
+  [[gnu::cold]] void remember(stagger::detail::StepArguments const& now, std::size_t count) {
+    bytes_.clear();
+    each(now, count, [&](void const* from, std::size_t bytes) {
+      auto const* const first = static_cast<std::byte const*>(from);
+      bytes_.insert(bytes_.end(), first, first + bytes);
+    });
+  }
+
+ private:
+  template <class Visit>
+  static void each(stagger::detail::StepArguments const& now, std::size_t count, Visit visit) {
+    for (auto const* places : {&now.inputs, &now.targets, &now.outputs}) {
+      visit(&places->first, sizeof places->first);
+      if (places->first != nullptr && count * places->stride != 0)
+        visit(places->first, count * places->stride);
+    }
+    if (now.scales != nullptr) visit(now.scales, count * sizeof(double));
+  }
+  std::vector<std::byte> bytes_;
+};
+
+/// One graph for each iteration in flight, over all GPUs of this process: the streams of the others
+/// belong to the capture of the first one's. Launching a graph of each GPU would be several calls,
+/// of which one may block until the next is made, or be refused when others have begun.
+class GraphCache {
+ public:
+  GraphCache(Streams& streams, std::size_t slots, GraphCounts* counts)
+      : streams_(streams), cached_(slots), counts_(counts ? counts : &own_counts_) {}
+
+  [[nodiscard]] GraphCounts& counts() const noexcept { return *counts_; }
+  /// Another program is loaded.
+  void forget() noexcept {
+    for (auto& cached : cached_) cached.current = false;
+  }
+
+  /// An iteration goes on behind the last one. Within a GPU it does so by itself; a graph, though,
+  /// begins and ends on the first GPU.
+  void follow(bool replays) {
+    if (last_ == Streams::none || last_replayed_ == replays) return;
+    for (std::size_t g = 1; g < gpus().size(); ++g)
+      if (replays)
+        streams_.wait(gpus()[0].home, streams_.end_of(last_, g));
+      else
+        streams_.wait(gpus()[g].home, streams_.end_of(last_, 0));
+  }
+  /// Which iteration was the last; none: all that were have ended.
+  void went(std::size_t slot, bool replayed) noexcept {
+    last_ = slot;
+    last_replayed_ = replayed;
+  }
+
+  /// Whether an iteration must be recorded, since the batch is another than the graph was made for,
+  /// here or in another process.
+  [[nodiscard]] bool stale(std::size_t slot, stagger::detail::StepArguments const& arguments) {
+    Cached const& cached = cached_[slot];
+    bool const own = !cached.current || !cached.arguments.same(arguments, microbatches());
+    return gpus().processes() == nullptr ? own : gpus().processes()->any(own);
+  }
+
+  /// Records what `body()` enqueues on the streams of all GPUs.
+  /// @throws Error  what CUDA or NCCL refused; what `body` throws
+  template <class Body>
+  [[gnu::cold]] void record(std::size_t slot, stagger::detail::StepArguments const& arguments,
+                            Body body) {
+    struct Capturing {
+      explicit Capturing(Processes* of) : processes(of) {
+        if (processes != nullptr) processes->capturing(true);
+      }
+      Capturing(Capturing const&) = delete;
+      Capturing& operator=(Capturing const&) = delete;
+      ~Capturing() {
+        if (processes != nullptr) processes->capturing(false);
+      }
+      Processes* processes;
+    } const capturing(gpus().processes());
+    Cached& cached = cached_[slot];
+    cached.current = false;
+    streams_.use(0);
+    cached.graph.capture(gpus()[0].home, *counts_, [&] {
+      streams_.follow(0);
+      body();
+      for (std::size_t g = 1; g < gpus().size(); ++g) {
+        streams_.record(gpus()[g].home, streams_.end_of(slot, g));
+        streams_.wait(gpus()[0].home, streams_.end_of(slot, g));
+      }
+    });
+    cached.arguments.remember(arguments, microbatches());
+    cached.current = true;
+  }
+
+  void replay(std::size_t slot) {
+    streams_.use(0);
+    cached_[slot].graph.replay(gpus()[0].home, *counts_);
+  }
+
+  /// NCCL keeps what graphs refer to until they are gone.
+  [[gnu::cold]] void drop() noexcept {
+    for (auto& cached : cached_) cached = Cached();
+  }
+
+ private:
+  struct Cached {
+    Graph graph;
+    RecordedArguments arguments;
+    bool current = false;
+  };
+
+  [[nodiscard]] GpuSet& gpus() const noexcept { return streams_.gpus(); }
+  [[nodiscard]] std::size_t microbatches() const noexcept {
+    return static_cast<std::size_t>(streams_.machine().program().microbatches);
+  }
+
+  Streams& streams_;
+  std::vector<Cached> cached_;
+  GraphCounts own_counts_;
+  GraphCounts* counts_;
+  std::size_t last_ = Streams::none;
+  bool last_replayed_ = false;
+};
+
+}  // namespace stagger::cuda::detail

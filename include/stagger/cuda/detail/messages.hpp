@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The messages of a program between GPUs, and what waits for them.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include <stagger/core/fixed_array.hpp>
+#include <stagger/core/portable.hpp>
+#include <stagger/cuda/detail/route_values.hpp>
+#include <stagger/cuda/detail/streams.hpp>
+#include <stagger/program/describe.hpp>
+
+namespace stagger::cuda::detail {
+
+/// Within this process a message is a copy, on a stream of the GPU that receives it; to another
+/// process it is a send here and a receive there. In both cases the rank that made the value goes
+/// on at once, and waits only before it overwrites the value.
+class Messages {
+ public:
+  Messages(Streams& streams, Wires const& wires)
+      : streams_(streams), values_(streams.machine(), wires), distributed_{streams.machine()} {}
+
+  /// Prepares for a program, together with the other processes. @param places  [ranks]
+  [[gnu::cold]] void load(std::vector<int> const& places) {
+    auto const& program = streams_.machine().program();
+    routes_ = Routes(program, places);
+    values_.load(routes_);
+    channel_ = streams_.gpus().connect(routes_.channels());
+    read_.assign(routes_.slots(), nullptr);
+    freed_.assign(routes_.slots(), false);
+    shapes_ = FixedArray<ByteWriter>(
+        processes() == nullptr ? 0 : static_cast<int>(routes_.all().size()) * program.microbatches);
+  }
+  [[nodiscard]] Routes const& routes() const noexcept { return routes_; }
+
+  void begin_step() noexcept {
+    std::fill(read_.begin(), read_.end(), nullptr);
+    std::fill(freed_.begin(), freed_.end(), false);
+  }
+
+  /// The stream of a rank waits for what an instruction needs.
+  void await(stagger::detail::RankState& rank, std::size_t r, Instruction const& in) {
+    std::size_t const gpu = streams_.gpu_of(r);
+    streams_.use(gpu);
+    for (unsigned n = in.waits; n != 0; --n, ++rank.wait)
+      if (streams_.numbers().gpu(rank.wait->signal) == gpu)
+        streams_.await(streams_.compute(r), rank.wait->signal, rank.wait->count - 1);
+    if (in.op == Op::pass || routes_.all().empty()) return;
+    auto const* one = &in;
+    do {  // what it overwrites has been read
+      for (unsigned g = 0; g < one->gives; ++g) {
+        auto const number = routes_.route_of(one->give[g]);
+        if (number == Routes::none) continue;
+        auto const* const read = read_[RouteValues::slot(routes_.all()[number], in)];
+        if (read != nullptr) streams_.wait(streams_.compute(r), *read);
+      }
+    } while (++one != rank.end && one->op == Op::pass);
+  }
+
+  /// What follows from an instruction of a rank of any process.
+  void give(Issue const& issue, Instruction const& in) {
+    for (unsigned g = 0; g < in.gives; ++g) {
+      std::uint32_t const signal = in.give[g];
+      std::size_t const number = streams_.give(signal);
+      auto const route = routes_.route_of(signal);
+      if (route != Routes::none)
+        send(route, in, number);
+      else if (streams_.own(issue.rank))
+        record(issue.rank, number);
+    }
+    if (routes_.all().empty() && routes_.owners().empty()) return;
+    if (in.op == Op::hand_in) hand_in(issue.rank);
+    if (!streams_.own(issue.rank)) return;
+    if (routes_.is_last_use(issue.rank, issue.index)) free_values(issue.rank, in);
+    if (in.op == Op::gather_input || in.op == Op::gather_gradient) free_rows(issue.rank, in);
+  }
+
+  /// The stream of a rank waits for the gradients of other owners of its stages.
+  void await_gradients(std::size_t rank) {
+    for (std::size_t n = 0; n < routes_.owners().size(); ++n)
+      if (routes_.owners()[n].taker == rank) streams_.wait(streams_.compute(rank), handed_in(n));
+  }
+  /// And until its own, which become zero, have been read.
+  void await_handing_in(std::size_t rank) {
+    for (std::size_t n = 0; n < routes_.owners().size(); ++n)
+      if (routes_.owners()[n].giver == rank) streams_.wait(streams_.compute(rank), handed_in(n));
+  }
+
+  /// Updated values to the other owners of a rank's stages.
+  void send_values(std::size_t rank) {
+    for (auto const& owner : routes_.owners()) {
+      if (owner.taker != rank || !(streams_.own(rank) || streams_.own(owner.giver))) continue;
+      begin_transfer();
+      distributed_.each_layer(owner.cell, [&](std::size_t l, LayerParameters::Share* share) {
+        auto const values = distributed_.parameters(l).values();
+        if (values.empty()) return;
+        from_.push_back({values.data(), values.size()});
+        auto const apart = share->values();  // none where the first owner is of another process
+        to_.push_back({apart.empty() ? values.data() : apart.data(), values.size()});
+      });
+      follow(rank, channel_[owner.back]);
+      transfer(channel_[owner.back]);
+    }
+  }
+
+ private:
+  using LayerParameters = stagger::detail::LayerParameters;
+
+  [[nodiscard]] Processes* processes() const noexcept { return streams_.gpus().processes(); }
+  [[nodiscard]] Channel const& channel(std::size_t number) const noexcept {
+    return streams_.gpus().channels()[number];
+  }
+  void record(std::size_t rank, std::size_t event) const {
+    streams_.record(streams_.compute(rank), streams_.event(streams_.gpu_of(rank), event));
+  }
+  /// The gradients of another owner have been read, and have arrived.
+  [[nodiscard]] Event& handed_in(std::size_t owner) const noexcept {
+    return streams_.event(channel(channel_[routes_.owners()[owner].channel]).gpu,
+                          streams_.numbers().owner(owner));
+  }
+
+  void begin_transfer() noexcept {
+    from_.clear();
+    to_.clear();
+  }
+  /// A channel goes on behind what a rank has been given so far.
+  void follow(std::size_t rank, std::size_t number) const {
+    if (!streams_.own(rank)) return;
+    std::size_t const made = streams_.numbers().rank(rank);
+    record(rank, made);
+    streams_.wait(*channel(number).stream, streams_.event(streams_.gpu_of(rank), made));
+  }
+  /// Enqueues copies of `from_` to `to_` on a channel.
+  void transfer(std::size_t number) {
+    auto const& [places, gpu, stream] = channel(number);
+    bool const gives = streams_.gpus().at(places.first) < streams_.gpus().size();
+    if (from_.empty() && to_.empty()) return;
+    if (processes() != nullptr)
+      return gives ? processes()->send(number, from_) : processes()->receive(number, to_);
+    streams_.use(gpu);
+    for (std::size_t i = 0; i < from_.size(); ++i)
+      streams_.ask(
+          [&] {
+            return streams_.gpus().copy(to_[i], gpu, from_[i].data,
+                                        streams_.gpus().at(places.first), stream->get());
+          },
+          "copy a value to another GPU");
+  }
+
+  /// A rank has read, for the last time, what came for a microbatch.
+  void free_values(std::size_t rank, Instruction const& in) {
+    auto const free = [&](std::uint32_t number, std::size_t slot) {
+      if (number != Routes::none) free_slot(rank, routes_.all()[number].first_slot + slot);
+    };
+    free(routes_.route_into(in.cell), in.x);
+    free(routes_.route_back_to(in.cell), in.dy);
+  }
+  /// And rows that came for it to gather.
+  void free_rows(std::size_t rank, Instruction const& in) {
+    for (auto const& route : routes_.all())
+      if (values_.gathers(route, in)) free_slot(rank, RouteValues::slot(route, in));
+  }
+  void free_slot(std::size_t rank, std::size_t slot) {
+    record(rank, streams_.numbers().slot(slot));
+    freed_[slot] = true;
+  }
+
+  /// A value that an instruction has just made.
+  /// @param arrival  number of the event that the receiver waits for
+  void send(std::uint32_t number, Instruction const& in, std::size_t arrival) {
+    Route const& route = routes_.all()[number];
+    bool const gives = streams_.own(route.giver);
+    bool const takes = streams_.own(route.taker);
+    if (!gives && !takes) return;
+    std::size_t const channel_number = channel_[route.channel];
+    Channel const& over = channel(channel_number);
+    std::size_t const slot = RouteValues::slot(route, in);
+    auto& passed = streams_.event(over.gpu, takes ? arrival : streams_.numbers().slot(slot));
+    if (values_.empty(route, in)) {  // nothing to wait for
+      if (takes) streams_.record(*over.stream, passed);
+      return;
+    }
+    auto const& type = values_.wire(route.cell);
+    begin_transfer();
+    header_.clear();
+    if (gives) {
+      streams_.use(streams_.gpu_of(route.giver));
+      AtPlace const here(streams_.place_of(route.giver));
+      void* const value = values_.given(route, number, in);
+      type.write(header_, value);
+      collect(type, value, from_);
+    }
+    if (gives != takes) tell_shape(number, in, channel_number, gives);
+    follow(route.giver, channel_number);
+    if (takes) {
+      streams_.use(over.gpu);
+      if (freed_[slot])
+        streams_.wait(*over.stream, streams_.event(over.gpu, streams_.numbers().slot(slot)));
+      AtPlace const here(streams_.place_of(route.taker, *over.stream));
+      ByteReader reader(header_.data(), header_.size());
+      void* const copy = values_.taken(route, number, in);
+      type.read(reader, copy);
+      collect(type, copy, to_);
+    }
+    transfer(channel_number);
+    streams_.record(*over.stream, passed);
+    if (gives) read_[slot] = &passed;
+  }
+
+  /// All of a value but its device memory, to another process: in the first step of a program, or
+  /// in each.
+  [[gnu::cold]] void tell_shape(std::uint32_t number, Instruction const& in, std::size_t over,
+                                bool gives) {
+    auto const microbatches = static_cast<std::uint32_t>(streams_.machine().program().microbatches);
+    ByteWriter& known = shapes_[number * microbatches + in.microbatch];
+    if (known.size() == 0 || values_.shapes_change()) {
+      if (gives)
+        processes()->send_now(over, header_);
+      else
+        processes()->receive_now(over, header_);
+      known.clear();
+      known.add(header_.data(), header_.size());
+    } else if (!gives) {
+      header_.add(known.data(), known.size());
+    } else if (known.size() != header_.size() ||
+               std::memcmp(known.data(), header_.data(), known.size()) != 0) {
+      raise(Errc::bad_configuration, "what ", stagger::detail::describe(in),
+            " makes has another shape than in the first step, which another process does not "
+            "know; use microbatches of one shape, or set Gpus::shapes_change");
+    }
+  }
+
+  static void collect(WireType const& type, void* value, std::vector<Block>& blocks) {
+    BlockVisit visit{&blocks, [](void* self, void* data, std::size_t bytes) {
+                       if (bytes != 0)
+                         static_cast<std::vector<Block>*>(self)->push_back({data, bytes});
+                     }};
+    type.blocks(value, visit);
+  }
+
+  /// Gradients of a stage to its first owner.
+  void hand_in(std::size_t rank) {
+    for (std::size_t n = 0; n < routes_.owners().size(); ++n) {
+      OwnerRoute const& owner = routes_.owners()[n];
+      if (owner.giver != rank || !(streams_.own(rank) || streams_.own(owner.taker))) continue;
+      begin_transfer();
+      distributed_.each_layer(owner.cell, [&](std::size_t, LayerParameters::Share* share) {
+        if (share->gradients().empty()) return;
+        from_.push_back({share->gradients().data(), share->gradients().size()});
+        to_.push_back({share->received().data(), share->received().size()});
+      });
+      follow(rank, channel_[owner.channel]);
+      transfer(channel_[owner.channel]);
+      streams_.record(*channel(channel_[owner.channel]).stream, handed_in(n));
+    }
+  }
+
+  Streams& streams_;
+  RouteValues values_;
+  stagger::detail::DistributedState distributed_;
+
+  // Of the program.
+  Routes routes_;
+  List<std::size_t> channel_;      // [channels of the routes] number among those of the GPUs
+  FixedArray<ByteWriter> shapes_;  // [routes][microbatches] that other processes know
+
+  // Of the step.
+  List<Event const*> read_;  // [slots] the giver's copy was read behind it; null: not yet given
+  std::vector<bool> freed_;  // [slots] whether the taker has said that it may be written
+  ByteWriter header_;
+  std::vector<Block> from_, to_;
+};
+
+}  // namespace stagger::cuda::detail

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What a program sends from GPU to GPU, and the one order in which everything is enqueued.
+
+#include <stagger/core/requirements.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include <stagger/core/list.hpp>
+#include <stagger/program/play.hpp>
+#include <stagger/program/program.hpp>
+
+namespace stagger::cuda::detail {
+
+/// The values, or some rows of them, that one rank sends to another along an edge.
+struct Route {
+  static constexpr std::size_t whole = static_cast<std::size_t>(-1);
+  std::size_t cell = 0;  ///< behind which the edge is
+  bool forward = true;
+  std::size_t giver = 0;  ///< rank that sends
+  std::size_t taker = 0;  ///< rank that receives
+  std::size_t channel = 0;
+  std::size_t slots = 0;
+  std::size_t first_slot = 0;  ///< slots are numbered over all routes
+  std::size_t cut = whole;     ///< of the program, where only rows of a value travel
+};
+
+/// The gradients of another owner of a stage on their way to the first one, and the values back.
+struct OwnerRoute {
+  std::size_t cell = 0;     ///< of the other owner
+  std::size_t giver = 0;    ///< its rank
+  std::size_t taker = 0;    ///< the first owner's rank
+  std::size_t channel = 0;  ///< from giver to taker
+  std::size_t back = 0;     ///< from taker to giver
+};
+
+/// An instruction of a rank.
+struct Issue {
+  std::uint32_t rank = 0;
+  std::uint32_t index = 0;
+};
+
+/// In `order`, every instruction stands behind all that it waits for, and a message right behind
+/// the instruction that makes it. If each place (a GPU) enqueues its part in that order, whatever
+/// is not done waits only for something earlier, so nothing deadlocks, even where a message holds
+/// up the next one of its channel until both ends have come to it.
+class Routes {
+ public:
+  static constexpr std::uint32_t none = 0xffffffffU;
+
+  Routes() = default;
+  /// @param places  [ranks]
+  [[gnu::cold]] Routes(Program const& program, std::vector<int> const& places) {
+    for (int const at : places) place_.push_back(at);
+    put_in_order(program);
+    route_of_.assign(program.signals.size(), none);
+    into_.assign(program.cells.size(), none);
+    back_to_ = into_;
+    for (std::size_t c = 0; c < program.cells.size(); ++c) {
+      int const after = program.cells[c].after;
+      if (after == Cell::none) continue;
+      add_route(program, {c, after, true, program.cells[after].x_slots});
+      if (program.training) add_route(program, {c, after, false, program.cells[c].dy_slots});
+    }
+    for (std::size_t k = 0; k < program.cuts.size(); ++k) {
+      auto const [from, to] = program.cuts[k];
+      add_route(program, {from, to, true, program.cells[from].y_slots, k});
+      if (program.training) add_route(program, {from, to, false, program.cells[to].dx_slots, k});
+    }
+    if (program.training && program.flushes && program.groups.empty()) add_owners(program);
+    find_last_uses(program);
+  }
+
+  [[nodiscard]] List<Issue> const& order() const noexcept { return order_; }
+  [[nodiscard]] List<Route> const& all() const noexcept { return routes_; }
+  [[nodiscard]] List<OwnerRoute> const& owners() const noexcept { return owners_; }
+  /// Pairs of places: from, to.
+  [[nodiscard]] std::vector<std::pair<int, int>> const& channels() const noexcept {
+    return channels_;
+  }
+  /// The route whose messages a signal announces; none: it announces none, or within a place.
+  [[nodiscard]] std::uint32_t route_of(std::size_t signal) const noexcept {
+    return route_of_[signal];
+  }
+  /// Slots of all routes.
+  [[nodiscard]] std::size_t slots() const noexcept { return slots_; }
+  /// Routes into, and back to, a cell, whose slots an action frees.
+  [[nodiscard]] std::uint32_t route_into(std::size_t cell) const noexcept { return into_[cell]; }
+  [[nodiscard]] std::uint32_t route_back_to(std::size_t cell) const noexcept {
+    return back_to_[cell];
+  }
+  /// Whether an instruction is the last of its microbatch at its cell.
+  [[nodiscard]] bool is_last_use(std::size_t rank, std::size_t index) const noexcept {
+    return last_uses_[rank][index];
+  }
+
+ private:
+  struct Ends {
+    std::size_t from;  // cells, in the direction of forward
+    int to;
+    bool forward;
+    std::size_t slots;
+    std::size_t cut = Route::whole;
+  };
+
+  static std::size_t rank_of(Program const& program, auto cell) noexcept {
+    return static_cast<std::size_t>(program.cells[cell].rank);
+  }
+
+  std::size_t channel(std::size_t giver, std::size_t taker) {
+    std::pair<int, int> const ends(place_[giver], place_[taker]);
+    for (std::size_t i = 0; i < channels_.size(); ++i)
+      if (channels_[i] == ends) return i;
+    channels_.push_back(ends);
+    return channels_.size() - 1;
+  }
+
+  void add_route(Program const& program, Ends const& ends) {
+    std::size_t const giver =
+        ends.forward ? rank_of(program, ends.from) : rank_of(program, ends.to);
+    std::size_t const taker =
+        ends.forward ? rank_of(program, ends.to) : rank_of(program, ends.from);
+    if (place_[giver] == place_[taker]) return;
+    auto const number = static_cast<std::uint32_t>(routes_.size());
+    routes_.push_back({ends.from, ends.forward, giver, taker, channel(giver, taker), ends.slots,
+                       slots_, ends.cut});
+    slots_ += ends.slots;
+    bool const whole = ends.cut == Route::whole;
+    route_of_[signal_of(whole ? ends.from : program.cells.size() + ends.cut,
+                        ends.forward ? EdgeSignal::forward_full : EdgeSignal::backward_full)] =
+        number;
+    if (!whole) return;
+    if (ends.forward)
+      into_[ends.to] = number;
+    else
+      back_to_[ends.from] = number;
+  }
+
+  void add_owners(Program const& program) {
+    for (std::size_t c = 0, first = 0; c < program.cells.size(); ++c) {
+      if (program.cells[c].stage != program.cells[first].stage) first = c;
+      std::size_t const giver = rank_of(program, c);
+      std::size_t const taker = rank_of(program, first);
+      if (place_[giver] != place_[taker])
+        owners_.push_back({c, giver, taker, channel(giver, taker), channel(taker, giver)});
+    }
+  }
+
+  /// In rounds, as if every instruction took the same time: in each, a rank carries out one
+  /// instruction if what it waits for was given in an earlier round.
+  [[gnu::cold]] void put_in_order(Program const& program) {
+    List<std::uint32_t> next(program.ranks.size());                         // round of each rank
+    std::vector<std::vector<std::uint32_t>> given(program.signals.size());  // likewise of signals
+    std::vector<std::vector<Issue>> rounds;
+    for (Player player(program); player.next();) {
+      std::size_t const r = player.rank();
+      Instruction const& in = player.instruction();
+      for (Wait const& wait : player.waits())
+        if (wait.count != 0) next[r] = std::max(next[r], given[wait.signal][wait.count - 1]);
+      if (rounds.size() <= next[r]) rounds.resize(next[r] + 1);
+      rounds[next[r]++].push_back(
+          {static_cast<std::uint32_t>(r), static_cast<std::uint32_t>(player.index())});
+      for (unsigned g = 0; g < in.gives; ++g) given[in.give[g]].push_back(next[r]);
+    }
+    for (auto& round : rounds) {
+      std::sort(round.begin(), round.end(), [](Issue a, Issue b) { return a.rank < b.rank; });
+      for (Issue const& issue : round) order_.push_back(issue);
+    }
+  }
+
+  [[gnu::cold]] void find_last_uses(Program const& program) {
+    List<std::vector<bool>> seen(program.cells.size());  // [cells][microbatches]
+    for (auto const& rank : program.ranks) {
+      last_uses_.emplace_back(rank.code.size());
+      for (std::size_t i = rank.code.size(); i-- > 0;) {
+        auto const& in = rank.code[i];
+        if (!computes(in.op) && !computes_part(in.op)) continue;
+        auto& seen_here = seen[in.cell];
+        if (seen_here.size() <= in.microbatch) seen_here.resize(in.microbatch + 1);
+        last_uses_.back()[i] = !seen_here[in.microbatch];
+        seen_here[in.microbatch] = true;
+      }
+    }
+  }
+
+  List<int> place_;  // [ranks]
+  List<Issue> order_;
+  List<Route> routes_;
+  List<OwnerRoute> owners_;
+  std::vector<std::pair<int, int>> channels_;
+  List<std::uint32_t> route_of_;        // [signals]
+  List<std::uint32_t> into_, back_to_;  // [cells]
+  List<std::vector<bool>> last_uses_;   // [ranks][instructions]
+  std::size_t slots_ = 0;
+};
+
+}  // namespace stagger::cuda::detail

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The streams of a program on the GPUs of a process, and the events by which they wait for
+/// each other.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <stagger/cuda/detail/event_numbers.hpp>
+#include <stagger/cuda/detail/gpu_set.hpp>
+#include <stagger/cuda/detail/routes.hpp>
+#include <stagger/engine/machine.hpp>
+
+namespace stagger::cuda::detail {
+
+/// A stream for each rank, besides those of channels and groups. Each iteration in flight has
+/// events of its own, so that the device can be asked how far it is while the host enqueues the
+/// next one.
+class Streams {
+ public:
+  static constexpr auto none = static_cast<std::size_t>(-1);
+
+  Streams(stagger::detail::Machine& machine, std::shared_ptr<GpuSet> gpus)
+      : machine_(machine), gpus_(std::move(gpus)) {}
+
+  /// Which GPU runs each rank. @param places  [ranks]
+  [[gnu::cold]] void assign(std::vector<int> const& places) {
+    gpu_.clear();
+    for (int const at : places) gpu_.push_back(gpus_->at(at));
+  }
+  /// Prepares for a program whose channels are connected.
+  /// @param slots  iterations that may be in flight
+  [[gnu::cold]] void load(Routes const& routes, std::size_t slots) {
+    auto const& program = machine_.program();
+    for (std::size_t r = streams_->size(); r < gpu_.size(); ++r) {
+      gpus_->select(own(r) ? gpu_[r] : 0);
+      streams_->emplace_back(std::cmp_less(r, program.computing) ? Priority::compute
+                                                                 : Priority::message);
+    }
+    numbers_.load(program, routes, gpu_, *gpus_);
+    issued_.assign(numbers_.signals(), 0);
+    for (std::size_t g = 0; g < gpus_->size(); ++g) {
+      gpus_->select(g);
+      (*gpus_)[g].events.reserve(slots * numbers_.count());
+    }
+  }
+
+  [[nodiscard]] stagger::detail::Machine& machine() const noexcept { return machine_; }
+  [[nodiscard]] GpuSet& gpus() const noexcept { return *gpus_; }
+  [[nodiscard]] std::size_t ranks() const noexcept { return gpu_.size(); }
+  /// Whether a rank is of this process, and on which of its GPUs it runs.
+  [[nodiscard]] bool own(std::size_t rank) const noexcept { return gpu_[rank] != gpus_->size(); }
+  [[nodiscard]] std::size_t gpu_of(std::size_t rank) const noexcept { return gpu_[rank]; }
+  [[nodiscard]] Stream const& compute(std::size_t rank) const noexcept { return (*streams_)[rank]; }
+  /// Where the work of a rank goes: onto its own stream, or onto another of its GPU.
+  [[nodiscard]] Place place_of(std::size_t rank) const noexcept {
+    return place_of(rank, compute(rank));
+  }
+  [[nodiscard]] Place place_of(std::size_t rank, Stream const& stream) const noexcept {
+    auto const& gpu = (*gpus_)[gpu_[rank]];
+    return {stream.get(), &gpu.pool, &gpu.iteration.place(rank)};
+  }
+  /// For a device that may still work on them.
+  [[nodiscard]] std::shared_ptr<std::vector<Stream>> const& streams() const noexcept {
+    return streams_;
+  }
+
+  void begin_step(std::size_t slot) noexcept {
+    current_ = none;
+    slot_ = slot;
+    insists_ = false;
+    std::fill(issued_.begin(), issued_.end(), 0);
+  }
+  /// From now on the step is decided: what CUDA refuses is asked for once more.
+  void insist() noexcept { insists_ = true; }
+
+  /// Makes a call, twice if it is refused and the step is decided.
+  template <class Call> void ask(Call call, char const* what) const {
+    cudaError_t result = call();
+    if (result != cudaSuccess && insists_) {
+      static_cast<void>(cudaGetLastError());
+      result = call();
+    }
+    check(result, what);
+  }
+  /// Makes a GPU the thread's.
+  void use(std::size_t gpu) {
+    if (gpu == current_) return;
+    ask([&] { return cudaSetDevice((*gpus_)[gpu].device); }, "select a GPU");
+    current_ = gpu;
+  }
+  /// The thread's GPU may be another than the last `use` made it.
+  void forget_current() noexcept { current_ = none; }
+  void record(Stream const& stream, Event& event) const {
+    ask([&] { return cudaEventRecord(event.get(), stream.get()); }, "record an event");
+  }
+  void wait(Stream const& stream, Event const& event) const {
+    ask([&] { return cudaStreamWaitEvent(stream.get(), event.get(), 0); },
+        "let a stream wait for an event");
+  }
+
+  /// All streams go on behind what the first one of their GPU has been given.
+  void fork() {
+    for (std::size_t g = 0; g < gpus_->size(); ++g) {
+      use(g);
+      auto& begun = event(g, numbers_.start());
+      record((*gpus_)[g].home, begun);
+      each_stream(g, [&](Stream const& stream, std::size_t) { wait(stream, begun); });
+    }
+  }
+  /// The first stream of each GPU goes on behind all others, and behind the messages that this
+  /// process sends from the GPU, whose streams are on those that receive.
+  void join() {
+    for (std::size_t g = 0; g < gpus_->size(); ++g) {
+      use(g);
+      each_stream(g, [&](Stream const& stream, std::size_t fence) {
+        record(stream, event(g, fence));
+        wait((*gpus_)[g].home, event(g, fence));
+      });
+    }
+    std::size_t fence = numbers_.first_fence() + ranks();
+    for (auto const& channel : gpus_->channels()) {
+      std::size_t const from = gpus_->at(channel.places.first);
+      if (channel.stream && from < gpus_->size() && from != channel.gpu) {
+        use(from);
+        wait((*gpus_)[from].home, event(channel.gpu, fence));
+      }
+      ++fence;
+    }
+  }
+  /// The first stream of each GPU goes on behind that of another.
+  void follow(std::size_t leader) {
+    use(leader);
+    record((*gpus_)[leader].home, event(leader, numbers_.start()));
+    for (std::size_t g = 0; g < gpus_->size(); ++g)
+      if (g != leader) wait((*gpus_)[g].home, event(leader, numbers_.start()));
+  }
+
+  /// The end of a GPU's part of an iteration: recorded on its first stream, behind all else.
+  [[nodiscard]] Event& end_of(std::size_t slot, std::size_t gpu) const noexcept {
+    return event(gpu, numbers_.end(), slot);
+  }
+  [[nodiscard]] Event& event(std::size_t gpu, std::size_t number) const noexcept {
+    return event(gpu, number, slot_);
+  }
+  [[nodiscard]] EventNumbers const& numbers() const noexcept { return numbers_; }
+
+  /// A signal is given once more. @return the number of its event
+  std::size_t give(std::size_t signal) noexcept {
+    return numbers_.signal(signal, issued_[signal]++);
+  }
+  /// A stream goes on behind the time that a signal was given, counted from 0, if that is enqueued.
+  void await(Stream const& stream, std::size_t signal, std::size_t time) const {
+    if (issued_[signal] > time)
+      wait(stream, event(numbers_.gpu(signal), numbers_.signal(signal, time)));
+  }
+
+  /// @throws Error  what a device failed with
+  [[nodiscard]] bool idle() {
+    bool idle = true;
+    for (std::size_t g = 0; g < gpus_->size(); ++g) {
+      gpus_->select(g);
+      idle = (*gpus_)[g].home.idle() && idle;
+      each_stream(g, [&](Stream const& stream, std::size_t) { idle = stream.idle() && idle; });
+    }
+    current_ = none;
+    return idle;
+  }
+
+  /// Finds how far the devices are, by the events of each rank in the order of its program: of
+  /// ranks of other processes, by what has come from them.
+  /// @param at  [ranks] instructions that are known to be done. @return a sum of all
+  [[gnu::cold]] std::uint64_t look(std::size_t slot, std::vector<std::size_t>& at) const {
+    auto const& program = machine_.program();
+    std::uint64_t sum = 0;
+    std::vector<std::size_t> given(issued_.size());
+    at.assign(program.ranks.size(), 0);
+    for (std::size_t r = 0; r < program.ranks.size(); ++r) {
+      auto const& code = program.ranks[r].code;
+      bool done = true;
+      for (std::size_t i = 0; i < code.size() && done; ++i) {
+        bool seen = false;  // an event behind it
+        for (unsigned g = 0; g < code[i].gives && done; ++g) {
+          std::size_t const signal = code[i].give[g];
+          std::size_t const time = given[signal]++;
+          if (numbers_.gpu(signal) == gpus_->size()) continue;
+          seen = true;
+          done = (slot != slot_ || time < issued_[signal]) &&
+                 event(numbers_.gpu(signal), numbers_.signal(signal, time), slot).done();
+        }
+        if (done && seen) at[r] = i + 1;
+      }
+      sum += at[r];
+    }
+    return sum;
+  }
+
+ private:
+  [[nodiscard]] Event& event(std::size_t gpu, std::size_t number, std::size_t slot) const noexcept {
+    return (*gpus_)[gpu].events[slot * numbers_.count() + number];
+  }
+
+  /// Streams of a GPU but its first, and the number of an event for each.
+  template <class Visit> void each_stream(std::size_t gpu, Visit visit) const {
+    std::size_t fence = numbers_.first_fence();
+    for (std::size_t r = 0; r < gpu_.size(); ++r, ++fence)
+      if (gpu_[r] == gpu) visit(compute(r), fence);
+    for (auto const& channel : gpus_->channels()) {
+      if (channel.stream && channel.gpu == gpu) visit(*channel.stream, fence);
+      ++fence;
+    }
+    for (auto const& group : gpus_->groups())
+      for (auto const& member : group.members) {
+        if (member->gpu == gpu) visit(member->stream, fence);
+        ++fence;
+      }
+  }
+
+  stagger::detail::Machine& machine_;
+  std::shared_ptr<GpuSet> gpus_;
+  std::shared_ptr<std::vector<Stream>> streams_ =
+      std::make_shared<std::vector<Stream>>();  // [ranks]
+  List<std::size_t> gpu_;  // [ranks] of this process; its number of GPUs: of another
+  EventNumbers numbers_;
+  std::size_t slot_ = 0;        // of the iteration that is being enqueued, or was last
+  List<std::uint32_t> issued_;  // [signals] in this iteration
+  std::size_t current_ = none;  // GPU that is selected
+  bool insists_ = false;
+};
+
+}  // namespace stagger::cuda::detail

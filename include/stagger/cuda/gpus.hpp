@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Device policy: the ranks of a pipeline on one GPU, or on several GPUs of this process.
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <vector>
+
+#include <stagger/cuda/gpus_backend.hpp>
+#include <stagger/engine/make_session.hpp>
+
+namespace stagger::cuda {
+
+/// Every rank is a stream of one of the GPUs: in order, GPU g of G runs the ranks from g N / G on,
+/// unless a placement says otherwise. So on one GPU all stages run on streams of it.
+///
+/// The calling thread enqueues all actions in one order. It waits for the devices at the end of a
+/// step alone, or, with `enqueue` in place of `run`, when `ahead` steps are in flight. Where a rank
+/// must await another, its stream waits for an event. Ranks of one GPU share its memory, so a
+/// message between them is a slot that one writes and the other reads; from GPU to GPU it is a
+/// copy, and its type has a `Wire`.
+///
+/// @code
+///     auto train = Pipeline{...}.with(cuda::Gpus{.devices = {0}}, cuda::Enqueued<...>{...});
+/// @endcode
+struct Gpus {
+  using policy_tag = DeviceTag;
+  using Backend = GpusBackend;
+  static constexpr DeviceTraits traits{.obeys_placement = true,
+                                       .parameter_memory = true,
+                                       .meets_types = true,
+                                       .enqueues_updates = true,
+                                       .sums_while_running = true,
+                                       .keeps_whole_states = true,
+                                       .gathers_parameters = true,
+                                       .runs_ahead = true,
+                                       .captures = true};
+
+  std::vector<int> devices{};  ///< GPUs of this process, none twice; empty: all of them
+  ParameterKernels const* kernels =
+      nullptr;  ///< for gradients, where they are clipped or a stage has two owners or replicas;
+                ///< they stay as long as the pipeline
+  bool capture = false;  ///< record the second training iteration as one CUDA graph over all GPUs,
+                         ///< and replay it from then on
+  GraphCounts* counts =
+      nullptr;      ///< told what was done with the graphs; stays as long as the pipeline
+  int ahead = 2;    ///< steps in flight that `enqueue(train.step(batch))` lets the host have behind
+                    ///< it, at least 1; each has events and a graph of its own
+  Ranges ranges{};  ///< announce each action to a profiler; nvtx_ranges() of nvtx.hpp
+  detail::Wires wires{};
+
+  /// How many places a placement policy may spread the ranks over: GPUs.
+  /// @throws Error  where there is none
+  [[nodiscard]] int places() const {
+    return devices.empty() ? device_count() : static_cast<int>(devices.size());
+  }
+
+  /// For Pipeline: the types of all layers.
+  template <class Types> void meet() noexcept {
+    wires = {detail::WireTypes<Types>::table, detail::WireTypes<Types>::count};
+  }
+
+  /// For the back end.
+  [[nodiscard]] detail::GpusOptions options() const noexcept {
+    return {kernels, capture, ranges, counts, ahead, wires};
+  }
+  /// @param count  GPUs that have ranks
+  /// @throws Error  for a GPU that is not there, or named twice
+  [[nodiscard]] [[gnu::cold]] std::shared_ptr<detail::GpuSet> open(int count, double) const {
+    std::vector<int> own = devices;
+    if (own.empty()) {
+      own.resize(static_cast<std::size_t>(count));
+      std::iota(own.begin(), own.end(), 0);
+    }
+    while (std::cmp_greater(own.size(), count)) own.pop_back();
+    for (auto at = own.begin(); at != own.end(); ++at)
+      if (std::find(own.begin(), at, *at) != at)
+        raise(Errc::bad_configuration, "GPU ", *at,
+              " is named twice; name each once, and let a placement put several ranks on it");
+    return std::make_shared<detail::GpuSet>(own);
+  }
+
+  /// Where parameters lie until a program says which GPU needs them.
+  /// @throws Error  where there is no such GPU
+  [[nodiscard]] stagger::detail::ParameterMemory parameter_memory() const {
+    if (places() > 1) return detail::staging_memory();
+    return detail::parameter_memory(select_device(devices.empty() ? 0 : devices.front()).index);
+  }
+};
+
+}  // namespace stagger::cuda
+
+#ifdef STAGGER_SEPARATE_COMPILATION_CUDA
+namespace stagger::detail {
+extern template std::shared_ptr<Session> make_session(cuda::Gpus const&, List<Layer>, Setup const&);
+}
+#endif

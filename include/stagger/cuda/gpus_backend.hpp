@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The back end for GPUs: every rank a stream of one of them.
+
+#include <stagger/core/requirements.hpp>
+
+#include <coroutine>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <stagger/core/fixed_array.hpp>
+#include <stagger/cuda/detail/caller.hpp>
+#include <stagger/cuda/detail/enqueuer.hpp>
+#include <stagger/cuda/detail/facts.hpp>
+#include <stagger/cuda/detail/graph_cache.hpp>
+#include <stagger/cuda/detail/owners.hpp>
+#include <stagger/cuda/detail/require.hpp>
+#include <stagger/cuda/detail/wait_policy.hpp>
+
+namespace stagger::cuda {
+
+/// Enqueues the instructions of all ranks of this process from one thread, in the order of
+/// `detail::Routes`. After the first step of a program it makes no event, allocates nothing and
+/// synchronises with nothing but the end of a step that somebody waits for.
+///
+/// `slot` is that of an iteration in flight, 0 to turns() - 1.
+class GpusBackend : detail::Enqueuer {
+ public:
+  /// Finds the other GPUs.
+  /// @throws Error  for a GPU that is not there, or named twice; deadline for processes that do not
+  ///                come; mismatch for a process with another pipeline
+  template <class Device>
+  [[gnu::cold]] GpusBackend(Device const& device, stagger::detail::Machine& machine, int places)
+      : Enqueuer(machine, device.options(), device.open(places, machine.options().deadline_s)),
+        in_flight_(checked(options_.ahead)),
+        graphs_(streams_, in_flight_.size(), options_.counts),
+        wait_policy_(streams_) {
+    static_cast<void>(capture(options_.capture));
+    for (std::size_t g = 0; g < gpus_->size(); ++g)
+      memories_->push_back(detail::parameter_memory((*gpus_)[g].device));
+    machine_.keep(memories_);
+    if (gpus_->processes() == nullptr) return;
+    gpus_->processes()->agree(detail::facts_of(machine_, options_));
+    auto const share = [](void* sums, double* backward_s, double* sum_s) {
+      static_cast<detail::GroupSums*>(sums)->share(backward_s, sum_s);
+    };
+    machine_.set_grouping_peers({&group_sums_, share, nullptr});
+  }
+  GpusBackend(GpusBackend const&) = delete;
+  GpusBackend& operator=(GpusBackend const&) = delete;
+  ~GpusBackend() {
+    for (std::size_t i = 1; i <= turns(); ++i)  // no longer than the deadline
+      if (in_flight_[after(i)].enqueued) static_cast<void>(await(after(i), 0));
+    if (!stuck_) return;
+    // The devices may still come to what they were given: it stays, and their memory too.
+    detail::leave_behind(streams_.streams());
+    detail::leave_behind(std::move(gpus_));
+    for (auto& memory : *memories_)
+      memory.release = [](stagger::detail::ParameterMemory const&, void*) noexcept {};
+    if (machine_.memory_of_parameters()->device >= 0) machine_.abandon_parameters();
+  }
+
+  /// Prepares for a program that the machine has loaded, together with the other processes.
+  [[gnu::cold]] void load(std::vector<int> const& places) {
+    detail::require_runnable(machine_, options_.kernels);
+    if (lost_) refuse();
+    if (gpus_->processes() != nullptr)
+      gpus_->processes()->agree(detail::facts_of(machine_, places));
+    place_ = places;
+    streams_.assign(places);
+    group_sums_.connect(places);
+    messages_.load(places);
+    streams_.load(messages_.routes(), turns());
+    if (machine_.memory_of_parameters()->device < 0)
+      detail::settle_parameters(streams_, *memories_);
+    group_sums_.load();
+    square_sums_.load();
+    graphs_.forget();
+    warm_ = false;
+    for (std::size_t g = 0; g < gpus_->size(); ++g) {
+      gpus_->select(g);
+      (*gpus_)[g].iteration.load(machine_, options_.kernels, turns());
+    }
+  }
+
+  /// Carries the step out that the machine has begun. Returns when every stream has, or when the
+  /// devices did not move for the deadline.
+  void drive() noexcept {
+    enqueue(0);
+    if (machine_.failed() || await(0, 0)) return;
+    try {
+      for (std::size_t g = 0; g < gpus_->size() && timed_; ++g) {
+        gpus_->select(g);
+        (*gpus_)[g].timeline.finish(machine_);
+      }
+      machine_.gradient_norm(results(0, losses()));
+    } catch (...) {
+      lose(std::current_exception());
+    }
+  }
+
+  // For hosts that run ahead.
+
+  [[nodiscard]] bool runs_ahead() const noexcept {
+    return !machine_.options().record && !machine_.measures();
+  }
+  [[nodiscard]] std::size_t turns() const noexcept { return in_flight_.size(); }
+
+  /// Has the devices begin the step that the machine has begun. Where the machine has failed then,
+  /// nothing of the step is in flight: what was enqueued of it, and all before it, is done.
+  void enqueue(std::size_t slot) noexcept {
+    begin_step(slot);
+    in_flight_[slot] = {};
+    try {
+      if (lost_) refuse();
+      // A graph has no times of its own nodes.
+      if (options_.capture && warm_ && machine_.program().training && !timed_) {
+        replay();
+      } else {
+        graphs_.follow(false);
+        enqueue_iteration();
+        for (std::size_t g = 0; g < gpus_->size() && !machine_.failed(); ++g)
+          streams_.record((*gpus_)[g].home, streams_.end_of(slot, g));
+        if (machine_.arguments().outputs.first != nullptr && !machine_.options().replicas.empty())
+          join_outputs();
+      }
+    } catch (...) {
+      if (decided_)
+        lose(std::current_exception());
+      else
+        fail(std::current_exception());
+    }
+    if (machine_.failed()) return call_off();
+    in_flight_[slot].enqueued = true;
+    in_flight_[slot].decided = decided_;
+    graphs_.went(slot, in_flight_[slot].replayed);
+    warm_ = true;
+  }
+
+  /// Turns graphs on or off; all processes call it. @return what is done with them
+  /// @throws Error  bad_configuration where shapes change
+  GraphCounts const& capture(bool on) {
+    if (on && options_.wires.shapes_change && gpus_->processes() != nullptr)
+      raise(Errc::bad_configuration,
+            "Gpus::shapes_change has processes wait for shapes in every step, which a graph "
+            "cannot; leave it or capture out");
+    options_.capture = on;
+    return graphs_.counts();
+  }
+
+  /// Whether the devices are done with an iteration.
+  [[nodiscard]] bool finished(std::size_t slot) noexcept {
+    if (lost_ || in_flight_[slot].finished) return true;
+    try {
+      return has_finished(slot);
+    } catch (...) {
+      return true;  // `await` tells
+    }
+  }
+
+  /// Waits until the devices are done with an iteration. All before it must have been awaited.
+  /// @param step  its number, for an error; 0: none is named
+  /// @return  what it ended with; null: it went well
+  [[nodiscard]] std::exception_ptr await(std::size_t slot, std::int64_t step) noexcept {
+    return await(slot, step, 0);
+  }
+
+  /// What came back of an iteration that went well.
+  /// @param losses  [parts][microbatches] where losses go that the devices have; may be null
+  /// @return the norm of the gradients
+  double results(std::size_t slot, double* losses) const noexcept {
+    if (losses != nullptr) gpus_->take_losses(slot, losses);
+    std::size_t rank = 0;  // any of this process that updates
+    while (rank + 1 < streams_.ranks() && !streams_.own(rank)) ++rank;
+    return streams_.own(rank) ? (*gpus_)[streams_.gpu_of(rank)].iteration.gradient_norm(rank, slot)
+                              : 0;
+  }
+
+  /// @throws Error  device, if parameters were lost
+  void require_present() const {
+    if (corrupted_) refuse();
+  }
+
+  /// Runs the step on a thread of its own and then resumes `then` there.
+  bool start(std::coroutine_handle<> then) {
+    caller_.ask(then, [this] { drive(); });
+    return true;
+  }
+
+  /// Ends the step with an error; what has not been enqueued yet is not. Any thread may call it.
+  void fail(std::exception_ptr failure) noexcept { machine_.fail(std::move(failure)); }
+
+  /// Brings values and optimizer state of every layer from the process that updates it. All
+  /// processes call it.
+  [[gnu::cold]] void gather_parameters(int) {
+    if (gpus_->processes() == nullptr || place_.empty()) return;
+    if (lost_) refuse();
+    detail::gather_parameters(streams_, place_);
+  }
+
+ private:
+  struct InFlight {
+    bool enqueued = false;  // and not awaited
+    bool decided = false;   // its updates were enqueued
+    bool finished = false;  // before the devices were lost
+    bool replayed = false;
+  };
+  static int checked(int ahead) {
+    if (ahead < 1)
+      raise(Errc::bad_configuration, "the host cannot be ", ahead,
+            " steps ahead of its GPUs; use at least 1");
+    return ahead;
+  }
+  /// The i-th slot after the current one.
+  [[nodiscard]] std::size_t after(std::size_t i) const noexcept { return (slot_ + i) % turns(); }
+
+  [[noreturn]] [[gnu::cold]] static void refuse() {
+    raise(Errc::device,
+          "a GPU or its communicator was lost in an earlier step; make a new pipeline");
+  }
+
+  void replay() {
+    in_flight_[slot_].replayed = true;
+    graphs_.follow(true);
+    auto* const processes = gpus_->processes();
+    if (processes != nullptr && !processes->can_ask_any()) {
+      for (std::size_t i = 1; i < turns(); ++i)
+        if (in_flight_[after(i)].enqueued)
+          if (auto const failure = wait_for(after(i), 0)) std::rethrow_exception(failure);
+      processes->prepare_any();
+    }
+    auto const& arguments = *machine_.ranks().front().arguments;
+    if (graphs_.stale(slot_, arguments))
+      record(arguments);
+    else
+      for (std::size_t g = 0; g < gpus_->size(); ++g) (*gpus_)[g].iteration.put(machine_, slot_);
+    if (!machine_.commit()) return;
+    try {
+      graphs_.replay(slot_);
+    } catch (...) {
+      machine_.reopen();
+      throw;
+    }
+    decided_ = true;
+    streams_.insist();
+    streams_.record((*gpus_)[0].home, streams_.end_of(slot_, 0));
+  }
+
+  [[gnu::cold]] void record(stagger::detail::StepArguments const& arguments) {
+    struct Reopen {  // it was recorded, not carried out
+      GpusBackend* backend;
+      ~Reopen() {
+        backend->machine_.reopen();
+        backend->decided_ = false;
+      }
+    } const reopen{this};
+    graphs_.record(slot_, arguments, [&] {
+      enqueue_iteration();
+      if (machine_.failed()) raise(Errc::cancelled, "the step ended while its graph was recorded");
+    });
+  }
+
+  [[nodiscard]] bool has_finished(std::size_t slot) const {
+    std::size_t const ends = in_flight_[slot].replayed ? 1 : gpus_->size();
+    for (std::size_t g = 0; g < ends; ++g)
+      if (!streams_.end_of(slot, g).done()) return false;
+    return true;
+  }
+  [[nodiscard]] std::exception_ptr wait_for(std::size_t slot, double grace_s) noexcept {
+    return wait_policy_.wait(
+        slot, in_flight_[slot].replayed, [&] { return has_finished(slot); }, grace_s);
+  }
+
+  std::exception_ptr await(std::size_t slot, std::int64_t step, double grace_s) noexcept {
+    in_flight_[slot].enqueued = false;
+    if (in_flight_[slot].finished) return nullptr;
+    if (!lost_)
+      if (auto const failure = wait_for(slot, grace_s)) {
+        reason_ = step == 0 ? failure : wait_policy_.of_step(failure, step);
+        corrupted_ = corrupted_ || in_flight_[slot].decided;
+        lose(reason_);
+        abort();
+      }
+    return lost_ ? reason_ : nullptr;
+  }
+
+  [[nodiscard]] std::exception_ptr wait_for_all(double grace_s = 0) noexcept {
+    return wait_policy_.wait(
+        slot_, in_flight_[slot_].replayed, [this] { return streams_.idle(); }, grace_s);
+  }
+
+  /// Ends a step that could not be enqueued. Those before it stand, if the devices get there.
+  [[gnu::cold]] void call_off() noexcept {
+    if (lost_ && !decided_) return;
+    if (gpus_->processes() != nullptr) {  // others wait for messages that will not come
+      for (std::size_t i = 1; i < turns() && !lost_; ++i)
+        if (in_flight_[after(i)].enqueued)
+          in_flight_[after(i)].finished =
+              await(after(i), 0, detail::WaitPolicy::grace_s) == nullptr;
+      abort();
+    } else if (auto failure = wait_for_all()) {
+      for (InFlight const& one : in_flight_)
+        corrupted_ = corrupted_ || (one.enqueued && one.decided);
+      lose(std::move(failure));
+      abort();
+    }
+    graphs_.went(detail::Streams::none, false);
+    if (stuck_ || decided_ || corrupted_) return;
+    try {
+      undo();
+      auto const failure = wait_for_all(machine_.options().deadline_s);
+      if (failure) std::rethrow_exception(failure);
+      check(refused(), "take back a step");
+    } catch (...) {
+      corrupted_ = true;
+      lose(std::current_exception());
+    }
+  }
+
+  /// Ends all communication between processes, and with it what waits for messages.
+  [[gnu::cold]] void abort() noexcept {
+    lost_ = true;
+    auto* const processes = gpus_->processes();
+    if (processes != nullptr) processes->abort();
+    stuck_ = stuck_ || !wait_policy_.let_end([&] {
+      return streams_.idle() && (processes == nullptr || processes->idle());
+    });
+    graphs_.drop();
+  }
+
+  /// Ends a step that may have been decided.
+  [[gnu::cold]] void lose(std::exception_ptr failure) noexcept {
+    if (!reason_) reason_ = failure;
+    corrupted_ = corrupted_ || decided_;
+    machine_.lose(std::move(failure));
+    lost_ = true;
+  }
+
+  std::shared_ptr<List<stagger::detail::ParameterMemory>> memories_ =
+      std::make_shared<List<stagger::detail::ParameterMemory>>();  // [GPUs]
+  std::vector<int> place_;                                         // [ranks]
+  FixedArray<InFlight> in_flight_;
+  detail::GraphCache graphs_;
+  bool warm_ = false;  // the program has run: its stages hold the memory that they need, and NCCL
+                       // has its connections
+  std::exception_ptr reason_;  // for which the devices were lost
+  bool lost_ = false;          // no further step
+  bool corrupted_ = false;     // nor parameters
+  bool stuck_ = false;         // the devices may still be at it
+  detail::WaitPolicy wait_policy_;
+  detail::Caller caller_;
+};
+
+}  // namespace stagger::cuda

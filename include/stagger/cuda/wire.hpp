@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   How a value travels from GPU to GPU: its device memory, and all else that belongs to it.
+
+#include <array>
+#include <cstddef>
+#include <type_traits>
+#include <utility>
+
+#include <stagger/core/portable.hpp>
+#include <stagger/cuda/tensor.hpp>
+#include <stagger/engine/slots.hpp>
+#include <stagger/model/sequential.hpp>
+
+namespace stagger::cuda {
+
+/// How values of a type travel. The library knows
+///  - `cuda::Tensor`
+///  - trivially copyable types without pointers, which stay on the host: they are copied as they
+///    are once the stage that makes them has been called
+///  - types with a member `fields()`, const and not, that returns a `std::tie` of types it knows:
+///    `auto fields() { return std::tie(values, mask); }`
+///
+/// Specialise it for a type that you cannot change: `write` and `read` carry everything but what
+/// lies in device memory, and `read` makes room for that; `blocks` visits that memory,
+/// (void* data, std::size_t bytes), in the same order at both ends.
+template <class T> struct Wire {
+  static constexpr bool exists = false;
+};
+
+namespace detail {
+
+template <class Tie> struct WireFields;
+template <class... T> struct WireFields<std::tuple<T&...>> {
+  static constexpr bool exist = (Wire<std::remove_const_t<T>>::exists && ...);
+};
+
+/// What `resize_like` needs to know of a tensor.
+struct TensorShape {
+  std::array<std::size_t, 4> extents_{};
+  std::size_t size_ = 0;
+  [[nodiscard]] std::array<std::size_t, 4> const& extents() const noexcept { return extents_; }
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+};
+
+}  // namespace detail
+
+template <class U> struct Wire<Tensor<U>> {
+  static constexpr bool exists = true;
+  static void write(ByteWriter& out, Tensor<U> const& value) {
+    out.add(detail::TensorShape{value.extents(), value.size()});
+  }
+  static void read(ByteReader& in, Tensor<U>& value) {
+    value.resize_like(in.take<detail::TensorShape>());
+  }
+  template <class Visit> static void blocks(Tensor<U>& value, Visit& visit) {
+    visit(static_cast<void*>(value.data()), value.size() * sizeof(U));
+  }
+};
+
+template <stagger::detail::Flat T> struct Wire<T> {
+  static constexpr bool exists = true;
+  static void write(ByteWriter& out, T const& value) { out.add(&value, sizeof(T)); }
+  static void read(ByteReader& in, T& value) { in.take(&value, sizeof(T)); }
+  template <class Visit> static void blocks(T&, Visit&) {}
+};
+
+template <stagger::detail::HasFields T>
+  requires detail::WireFields<decltype(std::declval<T&>().fields())>::exist
+struct Wire<T> {
+  static constexpr bool exists = true;
+  static void write(ByteWriter& out, T const& value) {
+    std::apply(
+        [&](auto const&... field) {
+          (Wire<std::remove_cvref_t<decltype(field)>>::write(out, field), ...);
+        },
+        value.fields());
+  }
+  static void read(ByteReader& in, T& value) {
+    std::apply(
+        [&](auto&... field) { (Wire<std::remove_cvref_t<decltype(field)>>::read(in, field), ...); },
+        value.fields());
+  }
+  template <class Visit> static void blocks(T& value, Visit& visit) {
+    std::apply(
+        [&](auto&... field) {
+          (Wire<std::remove_cvref_t<decltype(field)>>::blocks(field, visit), ...);
+        },
+        value.fields());
+  }
+};
+
+namespace detail {
+
+/// Visits the blocks of a value.
+struct BlockVisit {
+  void* self;
+  void (*call)(void* self, void* data, std::size_t bytes);
+  void operator()(void* data, std::size_t bytes) const { call(self, data, bytes); }
+};
+
+/// `Wire` of a type that is only known at run time; null functions where values cannot travel.
+struct WireType {
+  stagger::detail::SlotType const* type = nullptr;
+  void (*write)(ByteWriter&, void const* value) = nullptr;
+  void (*read)(ByteReader&, void* value) = nullptr;
+  void (*blocks)(void* value, BlockVisit& visit) = nullptr;
+};
+
+template <class T> constexpr WireType make_wire_type() {
+  WireType wire;
+  wire.type = &stagger::detail::slot_type<T>;
+  if constexpr (Wire<T>::exists) {
+    wire.write = [](ByteWriter& out, void const* value) {
+      Wire<T>::write(out, *static_cast<T const*>(value));
+    };
+    wire.read = [](ByteReader& in, void* value) { Wire<T>::read(in, *static_cast<T*>(value)); };
+    wire.blocks = [](void* value, BlockVisit& visit) {
+      Wire<T>::blocks(*static_cast<T*>(value), visit);
+    };
+  }
+  return wire;
+}
+
+/// The table for the outputs of all layers.
+template <class Types> struct WireTypes;
+template <template <class...> class List, class... L> struct WireTypes<List<L...>> {
+  static constexpr std::size_t count = sizeof...(L);
+  static constexpr WireType table[count] = {
+      make_wire_type<typename stagger::detail::LayerTraits<L>::Layer::Output>()...};
+};
+
+}  // namespace detail
+}  // namespace stagger::cuda

@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The processes of a pipeline, each with one GPU, joined by NCCL.
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <stagger/collective/handshake.hpp>
+#include <stagger/cuda/detail/gpu_set.hpp>
+#include <stagger/cuda/detail/processes.hpp>
+#include <stagger/nccl/communicator.hpp>
+
+namespace stagger::nccl::detail {
+
+/// Waits for several operations, polling each: none may have to wait for another that is only
+/// polled later.
+/// @throws Error  as Operation::wait
+inline void wait_for_all(std::span<Operation> operations, double seconds) {
+  auto const start = std::chrono::steady_clock::now();
+  for (stagger::detail::Backoff backoff;; backoff.pause()) {
+    Operation* open = nullptr;
+    for (auto& operation : operations)
+      if (!operation.poll()) open = &operation;
+    if (open == nullptr) return;
+    if (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() >= seconds)
+      open->expire(seconds);
+  }
+}
+
+/// Ends communicators together with their other ranks, who name theirs in the same order. Where one
+/// has failed, or the others do not come in time, all are aborted.
+/// @pre  no step is in flight, and graphs that captured their calls are gone
+[[gnu::cold]] inline void end_together(std::span<Communicator* const> all) noexcept {
+  constexpr double farewell_s = 3;
+  constexpr double abort_s = 1;
+  try {
+    std::vector<Operation> ends;
+    if (std::all_of(all.begin(), all.end(), [](auto const* one) { return one->healthy(); }))
+      for (auto* const one : all) ends.push_back(one->finalize());
+    wait_for_all(ends, farewell_s);
+    if (!ends.empty()) return;
+  } catch (...) {  // others have failed, or are not there
+  }
+  auto const start = std::chrono::steady_clock::now();
+  for (auto* const one : all) {
+    try {
+      one->abort("the others did not end theirs");
+    } catch (...) {  // no memory for the reason: it ends with its owner
+    }
+  }
+  for (auto const* const one : all)
+    static_cast<void>(one->gone(
+        abort_s - std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count()));
+}
+
+/// Every channel has a communicator of two, every replica group one of its members. NCCL gets all
+/// calls from one thread in one order. Nodes of a graph, though, have no order but their edges, and
+/// a GPU that has begun one message may have no room left for the one that its peer has begun: so
+/// while a graph is recorded, each call goes behind the one before it.
+class Processes final : public cuda::detail::Processes {
+ public:
+  /// Finds the other processes.
+  /// @param meet_s      for them to join, and for each new connection
+  /// @param deadline_s  for each call in a step, and between steps
+  /// @throws Error  deadline for those that do not come
+  Processes(cuda::detail::Gpu& gpu, int rank, int size, Invitation const& invitation, double meet_s,
+            double deadline_s)
+      : cuda::detail::Processes(rank, size),
+        device_(gpu.device),
+        home_(gpu.home),
+        world_{Communicator(device_, invitation, size, rank, home_), {}, &home_},
+        meet_s_(meet_s),
+        deadline_s_(deadline_s) {
+    world_.all.joined().wait(meet_s);
+  }
+  ~Processes() override {
+    try {
+      std::vector<Communicator*> all;
+      if (question_) all.push_back(&question_->all);
+      each_end([&](End& end) { all.push_back(&end.all); });
+      end_together(all);
+    } catch (...) {  // no memory: they are aborted one by one
+    }
+  }
+
+  void agree(std::span<collective::Fact const> facts) override {
+    collective::agree(rank(), size(), facts, [this](std::span<std::byte> bytes) {
+      on_device(bytes, [this](auto there) { return world_.all.all_gather(there); });
+    });
+  }
+  void broadcast(cuda::detail::Block block, int root) override {
+    select();
+    world_.all.broadcast(span(block), root).wait(deadline_s_);
+  }
+  void add_up(std::span<double> numbers) override {
+    on_device(numbers, [this](auto there) { return world_.all.all_reduce(there, Reduction::sum); });
+  }
+
+  void connect(std::span<cuda::detail::Channel const> channels) override {
+    select();
+    std::size_t const before = pairs_.size();
+    while (pairs_.size() < channels.size()) split_off(channels);
+    std::vector<Operation> operations;
+    for (std::size_t c = before; c < pairs_.size(); ++c) {
+      if (!pairs_[c]) continue;
+      int const peer = 1 - pairs_[c]->all.rank();
+      operations.push_back(pairs_[c]->last = pairs_[c]->all.connect({&peer, 1}));
+    }
+    wait_for_all(operations, meet_s_);
+  }
+
+  void connect(std::span<cuda::detail::ReplicaGroup const> groups, bool exchanges) override {
+    select();
+    for (std::size_t g = groups_.size(); g < groups.size(); ++g) {
+      groups_.emplace_back();
+      if (groups[g].members.empty()) {
+        join_none();
+        continue;
+      }
+      auto const& member = *groups[g].members.front();
+      auto& end = *(groups_.back() = std::make_unique<End>());
+      end.stream = &member.stream;
+      world_.all.split(0, static_cast<int>(member.number), end.all, end.stream).wait(meet_s_);
+      if (warm_.empty()) warm_.resize({1});
+      cuda::check(cudaMemsetAsync(warm_.data(), 0, sizeof(float), end.stream->get()),
+                  "clear a number");
+      end.last = end.all.all_reduce(std::span(warm_.data(), 1), Reduction::sum);
+      end.last.wait(meet_s_);
+      if (!exchanges || end.all.size() < 3) continue;
+      std::vector<int> peers;
+      for (int r = 0; r < end.all.size(); ++r)
+        if (r != end.all.rank()) peers.push_back(r);
+      end.last = end.all.connect(peers);
+      end.last.wait(meet_s_);
+    }
+  }
+
+  void send(std::size_t channel, std::span<cuda::detail::Block const> blocks) override {
+    enqueue(*pairs_[channel], [&](End& end, auto& group) {
+      for (auto const& block : blocks) end.last = end.all.send(group, span(block), 1);
+    });
+  }
+  void receive(std::size_t channel, std::span<cuda::detail::Block const> blocks) override {
+    enqueue(*pairs_[channel], [&](End& end, auto& group) {
+      for (auto const& block : blocks) end.last = end.all.receive(group, span(block), 0);
+    });
+  }
+  [[gnu::cold]] void send_now(std::size_t channel, ByteWriter const& bytes) override {
+    std::uint64_t const size = bytes.size();
+    if (size + sizeof size > room)
+      raise(Errc::bad_configuration, "a value for another process has ", size,
+            " bytes beside its tensors; keep them below ", room - sizeof size);
+    make_room();
+    std::memcpy(words_.data(), &size, sizeof size);
+    std::memcpy(words_.data() + sizeof size, bytes.data(), bytes.size());
+    End& end = *pairs_[channel];
+    copy_words(words_there_.data(), words_.data(), cudaMemcpyHostToDevice, end);
+    send(channel, {{{words_there_.data(), room}}});
+    end.last.wait(deadline_s_);
+  }
+  [[gnu::cold]] void receive_now(std::size_t channel, ByteWriter& bytes) override {
+    make_room();
+    End& end = *pairs_[channel];
+    receive(channel, {{{words_there_.data(), room}}});
+    end.last.wait(deadline_s_);
+    copy_words(words_.data(), words_there_.data(), cudaMemcpyDeviceToHost, end);
+    for (stagger::detail::Backoff backoff; !end.stream->idle(); backoff.pause()) {
+    }
+    std::uint64_t size = 0;
+    std::memcpy(&size, words_.data(), sizeof size);
+    bytes.add(words_.data() + sizeof size, std::min<std::size_t>(size, room - sizeof size));
+  }
+
+  void all_reduce(std::span<double> numbers) override {
+    enqueue(world_, [&](End& end, auto& group) {
+      end.last = end.all.all_reduce(group, numbers, Reduction::sum);
+    });
+  }
+  void all_reduce(std::size_t group, std::span<cuda::detail::Summand const> summands) override {
+    enqueue(*groups_[group], [&](End& end, auto& calls) {
+      for (auto const& [data, size, type] : summands)
+        if (type == ElementType::f32)
+          end.last =
+              end.all.all_reduce(calls, std::span(static_cast<float*>(data), size), Reduction::sum);
+        else
+          end.last = end.all.all_reduce(calls, std::span(static_cast<double*>(data), size),
+                                        Reduction::sum);
+    });
+  }
+  void exchange(std::size_t group, std::span<cuda::detail::Exchange const> exchanges) override {
+    enqueue(*groups_[group], [&](End& end, auto& calls) {
+      for (auto const& [peer, out, in] : exchanges) {
+        end.all.send(calls, span(out), static_cast<int>(peer));
+        end.last = end.all.receive(calls, span(in), static_cast<int>(peer));
+      }
+    });
+  }
+
+  void capturing(bool on) noexcept override {
+    device_.capturing(on);
+    captured_ = on;
+    has_call_ = false;
+  }
+  [[nodiscard]] bool can_ask_any() const noexcept override { return question_ != nullptr; }
+  [[gnu::cold]] void prepare_any() override {
+    select();
+    auto question = std::make_unique<Question>();
+    world_.all.split(0, rank(), question->all, &question->stream).wait(meet_s_);
+    question_ = std::move(question);
+  }
+  [[nodiscard]] bool any(bool own) override {
+    select();
+    auto const copy = [this](void* to, void const* from, cudaMemcpyKind kind) {
+      cuda::check(cudaMemcpyAsync(to, from, sizeof(std::uint32_t), kind, question_->stream.get()),
+                  "copy an answer");
+    };
+    std::uint32_t& word = *question_->word.data();
+    word = own ? 1 : 0;
+    copy(question_->there.data(), &word, cudaMemcpyHostToDevice);
+    auto asked = question_->all.all_reduce(std::span(question_->there.data(), 1), Reduction::max);
+    asked.wait(deadline_s_);
+    copy(&word, question_->there.data(), cudaMemcpyDeviceToHost);
+    auto const start = std::chrono::steady_clock::now();
+    for (stagger::detail::Backoff backoff; !question_->stream.idle(); backoff.pause())
+      if (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() >=
+          deadline_s_)
+        asked.expire(deadline_s_);
+    return word != 0;
+  }
+
+  void look() override {
+    each_end([](End& end) {
+      if (end.last.poll()) end.all.check();
+    });
+  }
+  void abort() noexcept override {
+    auto const one = [](Communicator& all) {
+      try {
+        all.abort("the step has failed");
+      } catch (...) {  // no memory for the reason: it ends with its owner
+      }
+    };
+    each_end([&](End& end) { one(end.all); });
+    if (question_) one(question_->all);
+  }
+  [[nodiscard]] bool idle() const override { return !question_ || question_->stream.idle(); }
+
+ private:
+  static constexpr std::size_t room = 1024;  // for the bytes of a value beside its tensors
+
+  /// What this process has of a channel, of a group, or of all.
+  struct End {
+    Communicator all{};
+    Operation last{};
+    cuda::Stream const* stream = nullptr;
+  };
+  /// What `any` needs: it waits for no step in flight, so it has a stream of its own.
+  struct Question {
+    cuda::Stream stream{cuda::Priority::message};
+    cuda::Pinned<std::uint32_t> word{1};
+    cuda::Tensor<std::uint32_t> there{1};
+    Communicator all{};
+  };
+
+  static std::span<std::byte> span(cuda::detail::Block block) noexcept {
+    return {static_cast<std::byte*>(block.data), block.bytes};
+  }
+  void select() const { cuda::check(cudaSetDevice(device_.index()), "select a GPU"); }
+
+  template <class Visit> void each_end(Visit visit) {
+    for (auto* const ends : {&pairs_, &groups_})
+      for (auto& end : *ends)
+        if (end) visit(*end);
+    visit(world_);
+  }
+
+  /// Puts the calls that `call(end, group)` collects onto the stream of an end.
+  template <class Call> void enqueue(End& end, Call call) {
+    if (captured_ && has_call_) end.stream->wait(call_);
+    {
+      auto group = end.all.group();
+      call(end, group);
+    }
+    end.last.on_stream().wait(deadline_s_);
+    if (!captured_) return;
+    end.stream->record(call_);
+    has_call_ = true;
+  }
+
+  /// Carries out a call on a copy of host memory, and brings it back.
+  template <class T, class Call> [[gnu::cold]] void on_device(std::span<T> host, Call call) {
+    select();
+    cuda::Tensor<T> there({host.size()});
+    auto const copy = [&](void* to, void const* from, cudaMemcpyKind kind) {
+      cuda::check(cudaMemcpyAsync(to, from, host.size_bytes(), kind, home_.get()),
+                  "copy what processes compare");
+    };
+    copy(there.data(), host.data(), cudaMemcpyHostToDevice);
+    call(std::span<T>(there.data(), there.size())).wait(deadline_s_);
+    copy(host.data(), there.data(), cudaMemcpyDeviceToHost);
+    for (stagger::detail::Backoff backoff; !home_.idle(); backoff.pause()) {
+    }
+  }
+
+  void join_none() {
+    Communicator none;
+    world_.all.split(-1, 0, none).wait(meet_s_);
+  }
+  /// Splits off as many channels as do not share a process.
+  [[gnu::cold]] void split_off(std::span<cuda::detail::Channel const> channels) {
+    std::vector<int> taken;
+    auto const is_taken = [&](int place) {
+      return std::find(taken.begin(), taken.end(), place) != taken.end();
+    };
+    std::optional<std::size_t> own;
+    for (; pairs_.size() < channels.size(); pairs_.emplace_back()) {
+      auto const [from, to] = channels[pairs_.size()].places;
+      if (is_taken(from) || is_taken(to)) break;
+      taken.insert(taken.end(), {from, to});
+      if (from == rank() || to == rank()) own = pairs_.size();
+    }
+    if (!own) return join_none();
+    auto const& channel = channels[*own];
+    auto& end = *(pairs_[*own] = std::make_unique<End>());
+    end.stream = channel.stream.get();
+    world_.all
+        .split(static_cast<int>(*own), channel.places.first == rank() ? 0 : 1, end.all, end.stream)
+        .wait(meet_s_);
+  }
+
+  void make_room() {
+    select();
+    words_.resize(room);
+    if (words_there_.size() != room) words_there_.resize({room});
+  }
+  void copy_words(void* to, void const* from, cudaMemcpyKind kind, End const& end) const {
+    cuda::check(cudaMemcpyAsync(to, from, room, kind, end.stream->get()), "copy a few words");
+  }
+
+  Device device_;
+  cuda::Stream const& home_;
+  End world_;
+  double meet_s_;
+  double deadline_s_;
+  std::vector<std::unique_ptr<End>> pairs_;   // [channels] null: of other processes
+  std::vector<std::unique_ptr<End>> groups_;  // [groups] likewise
+  std::unique_ptr<Question> question_;
+  cuda::Tensor<float> warm_;  // for the first sum of a group, which makes NCCL's connections
+  cuda::Pinned<std::byte> words_;
+  cuda::Tensor<std::byte> words_there_;
+  bool captured_ = false;
+  bool has_call_ = false;  // there, with an event behind it
+  cuda::Event call_;
+};
+
+}  // namespace stagger::nccl::detail

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/nccl/gpus.hpp>
+
+#include "catch.hpp"
+
+#include <atomic>
+#include <barrier>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cuda/gpus_cases.hpp"
+#include "processes.hpp"
+
+using namespace gpus_model;
+using namespace processes;
+
+namespace {
+
+sg::nccl::Gpus ahead(sg::nccl::Gpus gpus, int steps) {
+  gpus.ahead = steps;
+  return gpus;
+}
+
+}  // namespace
+
+TEST_CASE("nccl/Gpus: processes run ahead, each for itself, with the host's bits", "[nccl]") {
+  int number = 0;
+  for (Case const& c :
+       {Case{"1f1b", 4, 1, 6, 4}, Case{"chimera", 2, 1, 4, 2}, Case{"zb-v", 2, 2, 5, 2}}) {
+    if (sanitized && number++ != 1) continue;
+    CAPTURE(c.name);
+    si::Session const session;
+    si::jitter(3);
+    si::in_progress_polls(1);
+    auto const cuts = even_cuts(c.ranks * c.chunks);
+    auto const data = batches(7, c.microbatches, false);
+    auto host = sg::Pipeline{model()}.with(sg::partition::Cuts{cuts}, schedule_of(c), Loss{},
+                                           optimizer(), sg::host::Threads{1}, clipping());
+    std::vector<sg::Metrics> expected;
+    for (auto const& one : data) expected.push_back(sg::run(host.step(one)));
+    auto const after = bits(host);
+    auto const wrong =
+        in_processes(c.gpus, a_process(), [&](sg::nccl::Gpus gpus, int) -> std::string {
+          auto train = over(ahead(gpus, 2), optimizer(), cuts, schedule_of(c), clipping());
+          std::string words;
+          std::vector<sg::Ticket> tickets;
+          for (auto const& one : data) tickets.push_back(sg::enqueue(train.step(one)));
+          train.gather_parameters();  // waits by itself
+          if (bits(train) != after) words += "parameters ";
+          for (std::size_t s = 0; s < data.size(); ++s) {
+            auto const got = tickets[s].metrics();
+            if (got.loss != expected[s].loss) words += "loss ";
+            if (got.gradient_norm != expected[s].gradient_norm) words += "norm ";
+          }
+          return words;
+        });
+    for (auto const& words : wrong) CHECK(words == "");
+  }
+}
+
+TEST_CASE("nccl/Gpus: a process that ends while steps are in flight is told by their tickets",
+          "[nccl]") {
+  bool const hangs = GENERATE(false, true);
+  si::Session const session;
+  auto const data = batches(4, 3, false);
+  auto const course = expected_course(data, true);
+  std::atomic<bool> other_is_done{false};
+  auto const wrong =
+      in_processes(2, a_process(), [&](sg::nccl::Gpus gpus, int process) -> std::string {
+        auto train = over(ahead(gpus, 2), optimizer(), even_cuts(2),
+                          schedule_of({"gpipe", 2, 1, 3, 2}), clipping(process == 0 ? 0.5 : 60));
+        std::string words;
+        auto first = sg::enqueue(train.step(data[0]));
+        auto second = sg::enqueue(train.step(data[1]));
+        if (process == 1) {
+          if (first.metrics().loss != course.loss[0]) words += "first ";
+          if (second.metrics().loss != course.loss[1]) words += "second ";
+          train.settle();
+          other_is_done = true;
+          other_is_done.notify_all();
+          return words;  // and takes no third step
+        }
+        train.settle();
+        si::abort_hangs(hangs);
+        std::optional<sg::Ticket> third;
+        auto const told = words_of([&] {
+          third = sg::enqueue(train.step(data[2]));
+          third->metrics();
+        });
+        if (!has(told, "did not move for 0.5 s") && !has(told, "waited 0.5 s to") &&
+            !has(told, "aborted"))
+          words += "told: " + told;
+        if (first.metrics().loss != course.loss[0]) words += "first ";
+        if (!has(words_of([&] { sg::run(train.step(data[3])); }), "lost in an earlier step"))
+          words += "next ";
+        other_is_done.wait(false);
+        if (hangs) si::lose_device(cudaErrorIllegalAddress);  // what it still has is not run
+        si::abort_hangs(false);
+        return words;
+      });
+  for (auto const& words : wrong) CHECK(words == "");
+}
+
+TEST_CASE("nccl/Gpus: an error of NCCL in flight is told by the ticket, also of a replayed step",
+          "[nccl]") {
+  bool const capture = GENERATE(false, true);
+  si::Session const session;
+  auto const data = batches(3, 3, false);
+  LetGo const let_go;
+  std::barrier all(3);
+  std::atomic<int> told{0};
+  auto const wrong = in_processes(3, a_process(), [&](sg::nccl::Gpus gpus, int p) -> std::string {
+    gpus.capture = capture;
+    auto train = over(ahead(gpus, 2), optimizer(), even_cuts(3), schedule_of({"1f1b", 3, 1, 3, 3}),
+                      clipping());
+    for (auto const& one : data) sg::run(train.step(one));
+    all.arrive_and_wait();
+    if (p == 0) hold_from(3);
+    all.arrive_and_wait();
+    auto ticket = sg::enqueue(train.step(data[0]));
+    all.arrive_and_wait();
+    if (p == 0) {
+      si::break_communicators(1, 2, ncclRemoteError);
+      hold_from(100);
+    }
+    auto const words = words_of([&] { ticket.metrics(); });
+    if (has(words, "an injected error")) ++told;
+    all.arrive_and_wait();
+    if (!has(words, "step 4: ")) return "told: " + words;
+    if (words_of([&] { static_cast<void>(train.parameters()); }).empty()) return "parameters";
+    return "";
+  });
+  for (auto const& words : wrong) CHECK(words == "");
+  CHECK(told > 0);
+}

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/nccl/gpus.hpp>
+
+#include "catch.hpp"
+
+#include <string>
+#include <vector>
+
+#include "cuda/gpus_cases.hpp"
+#include "processes.hpp"
+
+using namespace gpus_model;
+using namespace processes;
+
+namespace {
+
+constexpr Case cases[] = {{"1f1b", 4, 1, 6, 4},
+                          {"zb-v", 2, 2, 5, 2},
+                          {"chimera", 2, 1, 4, 2},
+                          {"dualpipe", 4, 1, 8, 4},
+                          {"interleaved", 2, 2, 4, 2}};
+
+}  // namespace
+
+TEST_CASE("nccl/Gpus: a rank in every process has the host's bits", "[nccl]") {
+  bool const shapes_change = GENERATE(false, true);
+  int number = 0;
+  for (auto const& c : cases) {
+    if (sanitized && number++ % 3 != 0) continue;
+    CAPTURE(c.name, shapes_change);
+    si::Session const session;
+    si::jitter(3);
+    si::in_progress_polls(1);
+    astray = 0;
+    auto const cuts = even_cuts(c.ranks * c.chunks);
+    auto host = sg::Pipeline{model()}.with(sg::partition::Cuts{cuts}, schedule_of(c), Loss{},
+                                           optimizer(), sg::host::Threads{1}, clipping());
+    std::vector<std::vector<std::byte>> expected;
+    std::vector<sg::Metrics> metrics;
+    for (int s = 0; s < 3; ++s) {
+      auto const data = batch(s, c.microbatches, shapes_change);
+      metrics.push_back(sg::run(host.step(data)));
+      expected.push_back(bits(host));
+    }
+    auto const data = batch(9, c.microbatches, shapes_change);
+    auto const evaluated = sg::run(host.evaluate(data)).loss;
+
+    auto const wrong = in_processes(c.gpus, a_process(), [&](sg::nccl::Gpus gpus, int) {
+      std::string words;
+      gpus.shapes_change = shapes_change;
+      auto train = over(gpus, optimizer(), cuts, schedule_of(c), clipping());
+      for (int s = 0; s < 3; ++s) {
+        auto const own = batch(s, c.microbatches, shapes_change);
+        auto const got = sg::run(train.step(own));
+        auto const at = static_cast<std::size_t>(s);
+        if (got.loss != metrics[at].loss) words += "loss ";
+        if (got.gradient_norm != metrics[at].gradient_norm) words += "norm ";
+      }
+      train.gather_parameters();
+      if (bits(train) != expected.back()) words += "parameters ";
+      auto const last = batch(9, c.microbatches, shapes_change);
+      if (sg::run(train.evaluate(last)).loss != evaluated) words += "evaluation ";
+      return words;
+    });
+    for (auto const& words : wrong) CHECK(words == "");
+    CHECK(astray == 0);
+    CHECK(si::aborts() == 0);
+  }
+}
+
+TEST_CASE("nccl/Gpus: a launcher may show each process a GPU of its own, as number 0", "[nccl]") {
+  si::Session const session;
+  si::Machine machine;
+  machine.devices = 1;
+  si::set_machine(machine);
+  sg::nccl::Gpus gpus;
+  gpus.launch.emplace();
+  gpus.launch->launcher = "Slurm";
+  gpus.launch->local_rank = 3;
+  CHECK(words_of([&] { static_cast<void>(gpus.open(1, 60)); }) == "");
+}

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/nccl/gpus.hpp>
+
+#include "catch.hpp"
+
+#include <atomic>
+#include <barrier>
+#include <chrono>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "cuda/replica_cases.hpp"
+#include "processes.hpp"
+
+using namespace replica_cases;
+using namespace processes;
+
+TEST_CASE("nccl/GroupSums: sums by NCCL agree with the host's to rounding, and in all processes",
+          "[nccl]") {
+  using sg::collective::By;
+  std::vector<Case> const all{
+      {"two", made(sg::schedule::GPipe{}), 1, {2}, {0, 1}},
+      {"three", made(sg::schedule::GPipe{}), 1, {3}, {0, 1, 2}, 6},
+      {"four", made(sg::schedule::OneFOneB{}), 2, {4, 1}, {0, 1, 2, 3, 4}, 8}};
+  for (auto const& c : all) {
+    CAPTURE(c.name);
+    si::Session const session;
+    si::set_machine({.devices = 8});
+    constexpr int steps = 4;
+    auto host = on_the_host(c, options_with(true));
+    std::vector<double> losses;
+    for (int s = 0; s < steps; ++s)
+      losses.push_back(sg::run(host.step(row_model::batch(s, 4, c.rows, false))).loss);
+    auto const expected = bits(host);
+    std::atomic<int> exact{0};
+    std::vector<std::vector<std::byte>> found(static_cast<std::size_t>(gpus_of(c.place)));
+    auto const wrong = in_processes(gpus_of(c.place), a_process(), [&](sg::nccl::Gpus gpus, int p) {
+      auto policy = by("layerwise", 0);
+      policy.by = By::library;
+      auto train = placed(gpus, policy, c, options_with(true));
+      std::string words;
+      for (int s = 0; s < steps; ++s) {
+        auto const own = upload(row_model::batch(s, 4, c.rows, false));
+        double const loss = sg::run(train.step(own)).loss;
+        double const apart = std::abs(loss / losses[static_cast<std::size_t>(s)] - 1);
+        if (!(apart < 1e-4)) words += "loss ";
+      }
+      train.gather_parameters();
+      found[static_cast<std::size_t>(p)] = bits(train);
+      if (found[static_cast<std::size_t>(p)] == expected) ++exact;
+      return words;
+    });
+    for (auto const& words : wrong) CHECK(words == "");
+    for (auto const& one : found) CHECK((one == found.front()));
+    // The stand-in adds from the last GPU to the first, which two do not notice.
+    CHECK((exact == 0) == (c.replicas.counts()[0] > 2));
+  }
+}
+
+TEST_CASE("nccl/GroupSums: replicas in a process each have the host's bits", "[nccl]") {
+  bool const shapes_change = GENERATE(false, true);
+  int number = 0;
+  for (auto const& c : cases()) {
+    if (sanitized && number++ % 3 != 0) continue;
+    CAPTURE(c.name, shapes_change);
+    si::Session const session;
+    si::set_machine({.devices = 8});
+    si::jitter(3);
+    si::in_progress_polls(1);
+    astray = 0;
+    constexpr int microbatches = 4;
+    int const steps = number % 2 == 0 ? 3 : 8;  // some while the groups are being decided
+    auto host = on_the_host(c, options_with(true));
+    std::vector<sg::Metrics> metrics;
+    for (int s = 0; s < steps; ++s)
+      metrics.push_back(
+          sg::run(host.step(row_model::batch(s, microbatches, c.rows, shapes_change))));
+    auto const expected = bits(host);
+    auto const wrong = in_processes(gpus_of(c.place), a_process(), [&](sg::nccl::Gpus gpus, int) {
+      std::string words;
+      gpus.shapes_change = shapes_change;
+      auto train = placed(gpus, by("optimal", steps == 3 ? 0 : 2), c, options_with(true));
+      for (int s = 0; s < steps; ++s) {
+        auto const own = upload(row_model::batch(s, microbatches, c.rows, shapes_change));
+        auto const got = sg::run(train.step(own));
+        auto const at = static_cast<std::size_t>(s);
+        if (got.loss != metrics[at].loss) words += "loss ";
+        if (got.gradient_norm != metrics[at].gradient_norm) words += "norm ";
+      }
+      train.gather_parameters();
+      if (bits(train) != expected) words += "parameters ";
+      return words;
+    });
+    for (auto const& words : wrong) CHECK(words == "");
+    CHECK(astray == 0);
+  }
+}
+
+TEST_CASE("nccl/GroupSums: sums of replicas become part of a graph, once the groups are decided",
+          "[nccl]") {
+  int number = 0;
+  for (auto const& c : cases()) {
+    if (number++ % (sanitized ? 4 : 2) != 1) continue;
+    bool const decides = number % 4 == 0;
+    CAPTURE(c.name, decides);
+    si::Session const session;
+    si::set_machine({.devices = 8});
+    si::jitter(5);
+    si::in_progress_polls(1);
+    auto host = on_the_host(c, options_with(true));
+    for (int s = 0; s < 8; ++s) sg::run(host.step(row_model::batch(s % 2, 4, c.rows, false)));
+    auto const expected = bits(host);
+    auto const wrong = in_processes(gpus_of(c.place), a_process(), [&](sg::nccl::Gpus gpus, int) {
+      return words_after_replays(gpus, c, decides, expected);
+    });
+    for (auto const& words : wrong) CHECK(words == "");
+  }
+}
+
+TEST_CASE("nccl/GroupSums: an asynchronous error of a group ends the step before any update",
+          "[nccl]") {
+  si::Session const session;
+  std::barrier all(4);
+  std::atomic<int> told{0};
+  auto const wrong = in_processes(4, a_process(), [&](sg::nccl::Gpus gpus, int p) -> std::string {
+    auto train = placed(gpus, by("layerwise", 0), uneven(), options_with(true));
+    auto const data = upload(batch_of(0));
+    sg::run(train.step(data));
+    auto const before = bits(train);
+    all.arrive_and_wait();
+    if (p == 0) si::break_communicators(1, 2, ncclRemoteError);
+    all.arrive_and_wait();
+    auto const words = words_of([&] { sg::run(train.step(data)); });
+    if (has(words, "an injected error")) ++told;
+    all.arrive_and_wait();
+    if (words.empty()) return "no error";
+    if (bits(train) != before) return "parameters";
+    auto const next = words_of([&] { sg::run(train.step(data)); });
+    return has(next, "lost in an earlier step") ? "" : next;
+  });
+  for (auto const& words : wrong) CHECK(words == "");
+  CHECK(told > 0);
+}
+
+TEST_CASE("nccl/GroupSums: a process that does not come to a sum is an error in time", "[nccl]") {
+  si::Session const session;
+  std::atomic<bool> over_now{false};
+  Case const c{"gpipe", made(sg::schedule::GPipe{}), 1, {2}, {0, 1}};
+  auto const wrong = in_processes(2, a_process(), [&](sg::nccl::Gpus gpus, int p) {
+    auto const options = options_with(true, false, p == 0 ? 0.5 : 60);
+    auto train = placed(gpus, by("layerwise", 0), c, options);
+    auto const data = upload(batch_of(0));
+    sg::run(train.step(data));
+    if (p == 1) {
+      over_now.wait(false);
+      return std::string();
+    }
+    auto const start = std::chrono::steady_clock::now();
+    auto const words = words_of([&] { sg::run(train.step(data)); });
+    bool const in_time = std::chrono::steady_clock::now() - start < std::chrono::seconds(30);
+    auto const next = words_of([&] { sg::run(train.step(data)); });
+    over_now = true;
+    over_now.notify_all();
+    bool const told =
+        has(words, "the GPUs did not move for 0.5 s") || has(words, "waited 0.5 s to");
+    return told && in_time && has(next, "lost in an earlier step") ? std::string() : words + next;
+  });
+  for (auto const& words : wrong) CHECK(words == "");
+}
+
+TEST_CASE("nccl/GroupSums: what cannot be run is refused in one sentence", "[nccl]") {
+  si::Session const session;
+  auto sharded = by("single", 0);
+  sharded.shard_optimizer = true;
+  auto const wrong = in_processes(4, a_process(), [&](sg::nccl::Gpus gpus, int p) {
+    auto own = uneven();
+    if (p == 3) own.replicas = {{1, 3}, {1, 1}};
+    return words_of([&] { static_cast<void>(placed(gpus, sharded, own, options_with(true))); }) +
+           words_of(
+               [&] { static_cast<void>(placed(gpus, by("single", 0), own, options_with(true))); });
+  });
+  CHECK(has(wrong[0], "ranks disagree on the shares of Options::replicas"));
+}
+
+TEST_CASE("nccl/Gpus: processes that group gradients otherwise are refused before they add any up",
+          "[nccl]") {
+  enum class Differs {
+    groups,
+    measured_steps,
+    renew_every
+  } const what = GENERATE(Differs::groups, Differs::measured_steps, Differs::renew_every);
+  si::Session const session;
+  si::set_machine({.devices = 2});
+  auto const told =
+      in_processes(2, a_process(), [&](sg::nccl::Gpus gpus, int process) -> std::string {
+        // As many groups, with other borders.
+        Grouping policy =
+            by(what == Differs::groups && process == 1 ? "bucket:250" : "bucket:120", 0);
+        if (what == Differs::measured_steps) policy.measured_steps = process;
+        if (what == Differs::renew_every) policy.renew_every = process;
+        Case const c{"gpipe", made(sg::schedule::GPipe{}), 1, {2}, {0, 1}};
+        return words_of([&] {
+          auto train = placed(gpus, policy, c, options_with(false, false, 2));
+          sg::run(train.step(upload(row_model::batch(0, 4, 4, true))));
+        });
+      });
+  for (auto const& words : told) {
+    CAPTURE(words);
+    CHECK(has(words, what == Differs::groups ? "ranks disagree on the groups of gradients"
+                     : what == Differs::measured_steps
+                         ? "ranks disagree on AllReduce::measured_steps"
+                         : "ranks disagree on AllReduce::renew_every"));
+  }
+}
