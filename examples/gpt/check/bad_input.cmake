@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# What cannot be used is refused by one line that names it, with exit code 2, and nothing is written.
+# Unusable input is refused with exit code 2 and one line that names it, and nothing is written.
 include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
 
 function(refused pattern)
@@ -62,7 +62,7 @@ refused("plain/out" ${tiny} --output ${FOLDER}/plain/out)
 refused("plain.*another folder" ${tiny} --checkpoint ${FOLDER}/plain)
 refused("nothing/there" ${tiny} --output /proc/nothing/there)
 
-# Checkpoints: none, of another model, damaged, cut off, and one that would be written over.
+# Checkpoints: missing, of another model, damaged, truncated, and one that would be overwritten.
 refused("holds no checkpoint" ${tiny} --steps 2 --checkpoint ${FOLDER}/none --resume)
 gpt(${tiny} --steps 2 --checkpoint ${FOLDER}/kept)
 expect_result(0)
@@ -89,7 +89,7 @@ endif()
 file(WRITE ${kept} "nonsense")
 refused("is damaged" ${tiny} --checkpoint ${FOLDER}/kept --resume)
 
-# None of all this has written anything but what was asked for.
+# None of these runs has written anything that was not requested.
 file(GLOB left RELATIVE ${FOLDER} ${FOLDER}/*)
 list(SORT left)
 if(NOT "${left}" STREQUAL "empty.txt;kept;none;plain;short.txt")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-# A pipeline and one device have the same bits after every step.
+# A pipeline and one device have bit-identical parameters after every step.
 include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
 
-# Every schedule of a rank with one stage, and those with several.
+# All schedules with one stage per rank, and those with several.
 foreach(schedule gpipe 1f1b zb-h1 zb-h2 auto)
   gpt(${tiny} --steps 3 --compare --schedule ${schedule} --stages 3)
   expect_result(0)
@@ -30,7 +30,7 @@ foreach(schedule gpipe 1f1b)
   endforeach()
 endforeach()
 
-# One microbatch; as many as sequences; a run that goes on from a checkpoint.
+# One microbatch; one for each sequence; a run that resumes from a checkpoint.
 foreach(microbatches 1 7)
   gpt(${tiny} --steps 3 --compare --microbatches ${microbatches} --stages 3)
   expect_result(0)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# Streams of a GPU, or of its stand-in: the same flags and files as on threads.
+# --device cuda, on a GPU or on its stand-in: it has the same flags and files as threads.
 include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
 
 set(gpu ${tiny} --device cuda --steps 6)
 set(last step-000000006.stagger)
 
-# Everything at the end, traced.
+# All output at the end, with a trace.
 gpt(${gpu} --output out --sample 5)
 expect_result(0)
 expect(errors "2 stages on 2 streams of GPU 0 in fp32, 1f1b")
@@ -22,7 +22,7 @@ endif()
 file(READ ${FOLDER}/out/timeline.svg picture)
 expect(picture "^<svg .*</svg>[ \n]*$")
 
-# Stopped and gone on, with other stages, recorded or not: the bits of a run that never stopped.
+# A resumed run, also with other stages, with or without a graph, has the bits of a run that never stopped.
 foreach(precision fp32 bf16)
   gpt(${gpu} --precision ${precision} --checkpoint ${FOLDER}/whole-${precision})
   expect_result(0)
@@ -36,7 +36,7 @@ foreach(precision fp32 bf16)
   expect_same(${FOLDER}/whole-${precision}/${last} ${FOLDER}/parts-${precision}/${last})
 endforeach()
 
-# From the host to the GPU and back, with a word about it, and with nearly the loss of a run on one of them.
+# Resuming on the GPU from the host and back prints a warning, and gives nearly the same loss as one device.
 function(expect_loss near)
   string(REGEX MATCH "held-out loss ([0-9]+)\\.([0-9]+)" found "${output}")
   set(here "${CMAKE_MATCH_1}${CMAKE_MATCH_2}")
@@ -64,7 +64,7 @@ foreach(first threads cuda)
   expect_loss(${loss})
 endforeach()
 
-# Beside the host; most steps are replays of a graph.
+# Each step compared with the host; most steps replay a graph.
 foreach(precision fp32 tf32 bf16)
   gpt(${tiny} --device cuda --steps 9 --graph --compare --precision ${precision} --stages 3)
   expect_result(0)
@@ -72,7 +72,7 @@ foreach(precision fp32 tf32 bf16)
   expect(output "graph: [1-9][0-9]* recorded, 1 made, [0-9]+ taken over, 3 replayed")
 endforeach()
 
-# Plans: measured on the GPU, given, and for several GPUs.
+# Plans: measured on the GPU, read from a file, and for several GPUs.
 set(free ${gpu})
 list(REMOVE_ITEM free --microbatches 5)
 gpt(${free} --plan auto --sample 2 --output planned)
@@ -95,7 +95,7 @@ string(JSON device GET "${profile}" device)
 set(output "${device}")
 expect(output "^gpu$")
 
-# Replicas, which the host beside them follows as one device.
+# Replicas, compared with the host as one device.
 foreach(precision fp32 bf16)
   gpt(${gpu} --batch 10 --replicas 2 --compare --precision ${precision})
   expect_result(0)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Ranks in processes of their own end with the bits of ranks on threads. START is how mpirun is called, up to the
-# number of processes.
+# Ranks in processes compute the same bits as ranks on threads. START is the command line of mpirun, up to the number of
+# processes.
 include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
 
 macro(gpt_over processes)
@@ -12,7 +12,7 @@ endmacro()
 set(last step-000000006.stagger)
 set(short ${tiny} --batch 8 --microbatches 4 --steps 6)
 
-# Two stages, two replicas of each: four ranks.
+# Two stages with two replicas each: four ranks.
 gpt(${short} --replicas 2 --threads 2 --checkpoint ${FOLDER}/threads)
 expect_result(0)
 string(REGEX MATCH "held-out loss [^\n]*" loss "${output}")
@@ -27,7 +27,7 @@ gpt_over(2 ${short} --replicas 2 --stages 4 --chunks 2 --schedule interleaved --
 expect_result(0)
 expect_same(${FOLDER}/threads/${last} ${FOLDER}/two/${last})
 
-# With AdamW's state shared out: the bits, also when it goes on with other processes.
+# With sharded optimizer state the bits are the same, also after resuming with another number of processes.
 gpt_over(4 ${short} --replicas 2 --shard-optimizer --checkpoint ${FOLDER}/shards --stop-at 3)
 expect_result(0)
 gpt_over(2 ${short} --replicas 2 --shard-optimizer --checkpoint ${FOLDER}/shards --resume)
@@ -36,7 +36,7 @@ expect_same(${FOLDER}/threads/${last} ${FOLDER}/shards/${last})
 gpt(${short} --replicas 2 --shard-optimizer)
 expect(errors "add --replicas 2 --device mpi, or leave it out: on threads replicas have one state")
 
-# Every step beside one device; stopped and resumed with another number of processes.
+# Every step compared with one device; stopped and resumed with another number of processes.
 gpt(${short} --checkpoint ${FOLDER}/plain)
 expect_result(0)
 gpt_over(3 ${short} --stages 3 --compare --checkpoint ${FOLDER}/parts --stop-at 4)
@@ -47,7 +47,7 @@ expect_result(0)
 expect(output "bit-equal to one device after every step")
 expect_same(${FOLDER}/plain/${last} ${FOLDER}/parts/${last})
 
-# Several processes, each of which would train by itself.
+# Several processes without --device mpi, each of which would train the whole model.
 execute_process(COMMAND ${START} 2 ${GPT} ${short} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE errors
                 WORKING_DIRECTORY ${FOLDER} TIMEOUT 120)
 list(JOIN short " " called)
@@ -64,7 +64,7 @@ if("${result}" STREQUAL "0")
 endif()
 expect(errors "MPI started 3 processes for 2 ranks; [^\n]* give --replicas")
 
-# What all processes have to say is said once.
+# An error that all processes have is printed once.
 foreach(bad "--stages 2" "--layers many" "--text missing.txt" "--stages 9")
   separate_arguments(bad)
   gpt_over(3 ${short} ${bad})

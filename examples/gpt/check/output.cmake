@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# What a run writes: help, log lines, table, trace, picture, sample.
+# The output of a run: help, log lines, table, trace, picture, sample.
 include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
 
 gpt(--help)
@@ -36,7 +36,7 @@ file(READ ${FOLDER}/new/folder/timeline.svg picture)
 expect(picture "^<svg [^\n]*")
 expect(picture "</svg>[ \n]*$")
 
-# A sample begins as the text suggests: code by a comment, other texts by their first word.
+# The prompt of a sample fits the text: a comment for code, the first word for other texts.
 gpt(${tiny} --steps 1 --sample 5)
 expect(output "\nApache ")
 file(WRITE ${FOLDER}/code.hpp "/// Adds.\nint add(int a, int b);\n/// Subtracts one from the other.\nint subtract(int a, int b);\n")
@@ -45,7 +45,7 @@ expect_result(0)
 expect(errors "parameters in 5 layers, 1 stage on 1 thread, ")
 expect(output "\n/// ")
 
-# The same command, the same model: losses and sample agree to the last digit, whatever the stages.
+# The same model with other stages: losses and sample agree to the last digit.
 gpt(${tiny} --steps 3 --sample 40)
 expect_result(0)
 string(REGEX MATCH "held-out.*" first "${output}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# A plan is made or read, run, and its memory predicted to the byte; its time is the machine's business.
+# A plan is made or read, and run; its memory is predicted to the byte. Its time is not tested.
 include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
 
 set(small --text ${TEXT} --layers 3 --width 16 --heads 2 --context 12 --batch 7 --steps 3)
@@ -16,7 +16,7 @@ expect_result(0)
 expect(output "\n7 samples in [0-9]+ microbatch")
 expect_exact()
 
-# Without replicas, the bits are those of one device.
+# Without replicas, the result has the bits of one device.
 foreach(threads 1 2 3)
   gpt(${small} --plan auto --threads ${threads} --compare --sample 0 --output none)
   expect_result(0)
@@ -24,7 +24,7 @@ foreach(threads 1 2 3)
   expect_exact()
 endforeach()
 
-# The plan that was made can be given again.
+# The plan that was written can be read again.
 gpt(${small} --plan ${FOLDER}/auto/plan.json --threads 2 --sample 0 --output none)
 expect_result(0)
 expect_exact()

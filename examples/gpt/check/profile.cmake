@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The profile of the model: a line for each layer, sizes as they are, and planners' words for what cannot be.
+# The profile of the model: a line for each layer with exact sizes, and errors of planners for impossible requests.
 include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
 
 gpt(--text ${TEXT} --layers 3 --width 16 --heads 2 --context 12 --batch 7 --microbatches 5 --profile profile.json)

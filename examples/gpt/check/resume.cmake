@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# A run that was stopped and resumed, even with other stages, threads or schedule, ends with the bits of one that never
-# stopped; also when it was killed at any moment.
+# A run that was stopped and resumed, even with other stages, threads or schedule, or that was killed at any moment, ends
+# with the same bits as one that was never stopped.
 include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
 
 gpt(${tiny} --steps 8 --every 3 --checkpoint ${FOLDER}/whole)
@@ -29,7 +29,7 @@ gpt(${tiny} --steps 10 --checkpoint ${FOLDER}/parts --resume --rate 0.004 --text
 expect_result(0)
 expect(errors "other settings \\(steps 9, now 10; rate 0.005, now 0.004; another text\\): ")
 
-# Two runs do not share a folder; one that was killed leaves no lock.
+# Two runs cannot use the same folder; a killed run leaves no lock.
 find_program(flock flock)
 if(flock)
   execute_process(COMMAND ${flock} ${FOLDER}/parts ${GPT} ${tiny} --steps 12 --checkpoint ${FOLDER}/parts --resume
@@ -40,7 +40,7 @@ if(flock)
   expect_result(0)
 endif()
 
-# The newest file is damaged: the one before is taken, and said to be.
+# If the newest file is damaged, the one before it is used, with a message.
 gpt(${tiny} --steps 8 --every 3 --checkpoint ${FOLDER}/damaged)
 file(APPEND ${FOLDER}/damaged/step-000000008.stagger "x")
 gpt(${tiny} --steps 8 --every 3 --checkpoint ${FOLDER}/damaged --resume)
@@ -49,7 +49,7 @@ expect(errors "warning: [^\n]*step-000000008.stagger is damaged")
 expect(errors "going on from [^\n]*step-000000006.stagger")
 expect_same(${FOLDER}/whole/step-000000008.stagger ${FOLDER}/damaged/step-000000008.stagger)
 
-# Killed again and again: execute_process kills when its time is over.
+# Killed repeatedly, by the time limit of execute_process.
 set(long ${tiny} --steps 200 --every 1)
 gpt(${long} --checkpoint ${FOLDER}/long)
 expect_result(0)

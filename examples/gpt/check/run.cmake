@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-# What the checks of the program share. Each check is called with
-#   -DGPT=<program> -DTEXT=<some text of a few KiB> -DFOLDER=<its own folder>
+# Functions that the checks share. Each check is called with
+#   -DGPT=<program> -DTEXT=<a text of a few KiB> -DFOLDER=<its own folder>
 
 cmake_minimum_required(VERSION 3.25)
 
 file(REMOVE_RECURSE ${FOLDER})
 file(MAKE_DIRECTORY ${FOLDER})
 
-# A model that trains a step in about a millisecond.
+# A model that takes about a millisecond per step.
 set(tiny --text ${TEXT} --layers 3 --width 16 --heads 2 --context 12 --batch 7 --microbatches 5 --sample 0 --output none)
 
-# Runs the program. Sets result, output (standard output) and errors (standard error) where it is called.
+# Runs the program. Sets result, output (standard output) and errors (standard error) for the caller.
 macro(gpt)
   execute_process(COMMAND ${GPT} ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE errors
                   WORKING_DIRECTORY ${FOLDER} TIMEOUT 120)

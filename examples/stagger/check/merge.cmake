@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# merge: iterations that can be worked out by hand, both forms of a profile, the published figures, and
-# bad input.
+# merge: iterations that can be computed by hand, both formats of a profile, the published figures, and bad
+# input.
 include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
 
 # Two layers of one second each, and a message of b bytes takes 0.5 + 0.5 b.
@@ -9,7 +9,7 @@ file(WRITE ${FOLDER}/two.json [[{"name": "two", "batch": 1, "device": "x", "meta
   {"name": "b", "forward_s": 0, "backward_s": 1, "activation_bytes": 0, "parameter_bytes": 2}]}
 ]])
 set(line --startup 0.5 --per-byte 0.5)
-# Apart: b from 1 to 2.5, a from 2.5 to 3.5. Together: 2 to 4.
+# In two messages: b from 1 to 2.5, a from 2.5 to 3.5. In one: 2 to 4.
 value(3.5 0.iteration_s merge --profile two.json ${line} --policy layerwise --json)
 value(4.0 0.iteration_s merge --profile two.json ${line} --policy single --json)
 value(2.0 0.exposed_s merge --profile two.json ${line} --policy single --json)
@@ -29,7 +29,7 @@ value(10.0 0.iteration_s merge --profile two.json ${ring} --policy single --algo
 value(16.0 0.iteration_s merge --profile two.json ${ring} --policy single --algorithm tree --json)
 value(12.0 0.iteration_s merge --profile two.json ${ring} --policy single --algorithm recursive-doubling --json)
 
-# PipeDream's graph: milliseconds, an input that is no layer, order by edges.
+# PipeDream's graph: milliseconds, an input node that is not a layer, order given by edges.
 file(WRITE ${FOLDER}/graph.txt "node2 -- ReLU(a, b=1) -- forward_compute_time=0.000, backward_compute_time=1000.000, activation_size=[1.0; 2.0], parameter_size=2.000\nnode0 -- Input0 -- forward_compute_time=5.000, backward_compute_time=0.000, activation_size=1.0, parameter_size=0.000\nnode1 -- Conv2d(1) -- forward_compute_time=0.000, backward_compute_time=1000.000, activation_size=1.0, parameter_size=1.000\n\tnode0 -- node1\n\tnode1 -- node2")
 foreach(policy layerwise single)
   stagger(merge --profile two.json ${line} --policy ${policy} --json)

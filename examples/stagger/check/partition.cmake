@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# partition: cuts that can be worked out by hand, each policy, and bad input.
+# partition: partitions that can be computed by hand, each policy, and bad input.
 include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
 
 # Four layers of 3 s each (1 forward, 2 backward), 10 bytes over each boundary, 5 bytes of parameters.
@@ -51,12 +51,12 @@ value(V devices.0.0 ${of} V,V --policy pipedream)
 matches(0 "stage +layers +first layer +device +time +memory.*slowest stage 7.000 s, the best there is"
         partition --profile four.json --cluster three.json --devices V,V)
 
-# A graph.txt is cut as well, on a preset.
+# A graph.txt can be partitioned too, on a preset.
 set(meta "forward_compute_time=1000.000, backward_compute_time=2000.000, activation_size=0.0, parameter_size=0.000")
 file(WRITE ${FOLDER}/graph.txt "node1 -- a -- ${meta}\nnode2 -- b -- ${meta}\n\tnode1 -- node2\n")
 value(3.0 bottleneck_s partition --profile graph.txt --cluster dapple-a:1x2 --devices V100,V100 --json)
 
-# The answer is no: what does not fit, where, and what would.
+# No partition fits: the error names the layer and a remedy.
 # With 16 in flight one layer needs 5 (2 + 16) + 10 * 16 bytes; with 12, 190.
 stagger(${of} V,V --in-flight 16)
 if(NOT "${result}|${output}" STREQUAL "1|" OR NOT "${errors}" MATCHES

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# plan: iterations that can be worked out by hand, every policy, what fits nowhere, and bad input.
+# plan: iterations that can be computed by hand, every policy, models that do not fit, and bad input.
 include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
 
 # Four layers of one second forward and two backward; two devices, one in each node.
@@ -56,7 +56,7 @@ matches(0 "node 0  V100  0-511: 0\nnode 1  V100  512-1023: 0\n$"
         plan --profile four.json --cluster dapple-a:2x512 --batch 16384 --policy data-parallel)
 matches(0 "0-3 +0-15.*16 samples in 1 microbatch, .*node 1  V100  0 0 0 0 0 0 0 0" plan --profile four.json --cluster dapple-a:2x8 --batch 16)
 
-# Nowhere: exit code 1 and one line with layer, resource, numbers and what would do.
+# No plan fits: exit code 1 and one line with layer, resource, numbers and a remedy.
 stagger(plan --profile four.json --cluster small.json --batch 4 --policy straight)
 if(NOT "${result}|${output}" STREQUAL "1|" OR NOT "${errors}" MATCHES "^stagger: no plan fits: the stage of layer . .'.'. needs 68 bytes of memory[^\n]*has 66; it fits with [^\n]+\n$")
   fail("should say what is missing")

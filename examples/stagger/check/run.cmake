@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# What the checks of the tool share. Each check is called with
+# Functions that the checks share. Each check is called with
 #   -DSTAGGER=<program> -DROOT=<checkout> -DFOLDER=<its own folder>
 
 cmake_minimum_required(VERSION 3.25)
@@ -7,7 +7,7 @@ cmake_minimum_required(VERSION 3.25)
 file(REMOVE_RECURSE ${FOLDER})
 file(MAKE_DIRECTORY ${FOLDER})
 
-# Runs the program. Sets result, output (standard output) and errors (standard error) where it is called.
+# Runs the program. Sets result, output (standard output) and errors (standard error) for the caller.
 macro(stagger)
   execute_process(COMMAND ${STAGGER} ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE errors
                   WORKING_DIRECTORY ${FOLDER} INPUT_FILE ${input} TIMEOUT 120)
@@ -19,7 +19,7 @@ function(fail sentence)
   message(FATAL_ERROR "stagger ${called}\n${sentence}\nresult: ${result}\noutput:\n${output}\nerrors:\n${errors}")
 endfunction()
 
-# prints(<exact standard output> ARGS...): ends with 0 and prints this, nothing else.
+# prints(<exact standard output> ARGS...): exit code 0 and exactly this output.
 function(prints wanted)
   stagger(${ARGN})
   if(NOT "${result}|${output}|${errors}" STREQUAL "0|${wanted}|")
@@ -27,7 +27,7 @@ function(prints wanted)
   endif()
 endfunction()
 
-# matches(<result> <pattern> ARGS...): the pattern holds for standard output.
+# matches(<result> <pattern> ARGS...): standard output matches the pattern.
 function(matches wanted pattern)
   stagger(${ARGN})
   if(NOT "${result}" STREQUAL "${wanted}" OR NOT "${output}" MATCHES "${pattern}")

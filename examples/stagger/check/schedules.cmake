@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# docs/schedules.md shows what the tool draws and measures: the pictures below docs/pictures/schedules, and
-# the table between the two marks. Any of them that differs is a failure. To write them anew:
+# Compares docs/schedules.md with the output of the tool: the pictures in docs/pictures/schedules, and the table
+# between the two marks. To update them:
 #
 #   cmake -DSTAGGER=build/release/examples/stagger/stagger -DROOT=$PWD -DFOLDER=/tmp/pictures -DWRITE=ON
 #         -P examples/stagger/check/schedules.cmake
@@ -11,7 +11,7 @@ set(page ${ROOT}/docs/schedules.md)
 set(pictures ${ROOT}/docs/pictures/schedules)
 set(faults "")
 
-# tenths(<out> <number with one decimal>), and back.
+# tenths(<out> <number with one decimal>), and its inverse.
 function(tenths out number)
   string(REPLACE "." "" digits "${number}")
   math(EXPR digits "${digits}")

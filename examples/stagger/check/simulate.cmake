@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# simulate: figures that can be worked out by hand, channels that contend, every format, bad costs.
+# simulate: figures that can be computed by hand, contention of channels, every format, bad costs.
 include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
 
 set(small --ranks 4 --microbatches 8 --json)
@@ -18,7 +18,7 @@ value(9.0 idle.1.dependency simulate --policy 1f1b ${small})
 file(WRITE ${FOLDER}/one.csv "0F0,0B0\n1F0,1B0\n")
 value(16.0 makespan simulate --table one.csv --transfer 5 --json)
 value(5.0 idle.1.link simulate --table one.csv --transfer 5 --json)
-# With the backward cut in two it could be 1 + 5 + 1 + 1 + 5 + 1 + 1.
+# With a split backward pass it could be 1 + 5 + 1 + 1 + 5 + 1 + 1.
 value(15.0 lower_bound simulate --table one.csv --transfer 5 --json)
 value(0.0 gap simulate --policy gpipe --ranks 1 --microbatches 4 --json)
 
@@ -28,14 +28,14 @@ stagger(lower two.csv --output two.comms.csv)
 value(8.0 makespan simulate --table two.csv --transfer 5 --json)
 value(12.0 makespan simulate --table two.comms.csv --transfer 5 --json)
 
-# Costs of every stage from a file; a slice costs its share; a pair its own.
+# Costs of every stage from a file; costs of slices and of overlapped pairs.
 file(WRITE ${FOLDER}/costs.csv "stage,forward_s,backward_input_s,backward_weight_s,transfer_s\n0,1,2,3,4\n1,10,20,30,0\n")
 value(74.0 makespan simulate --table one.csv --stage-costs costs.csv --json)
 value(10.5 makespan simulate --policy seq-1f1b --slices 2 --ranks 2 --microbatches 3 --json)
 value(28.0 makespan simulate --policy gpipe --ranks 1 --microbatches 4 --forward 1 --backward-input 2 --backward-weight 4 --json)
 value(7.5 makespan simulate --policy gpipe --ranks 1 --microbatches 1 --forward 2.5 --backward-input 2.5 --backward-weight 2.5 --json)
 
-# A second table beside the first, in every format.
+# A comparison with a second table, in every format.
 stagger(schedule --policy gpipe --ranks 4 --microbatches 8 --output gpipe.csv)
 set(both simulate --policy 1f1b --ranks 4 --microbatches 8 --compare gpipe.csv)
 matches(0 "figure[^\n]* 1f1b  gpipe.csv\n.*makespan +33 +33\n.*rank  work, 1f1b .*work, gpipe.csv" ${both})
@@ -48,7 +48,7 @@ if(NOT type STREQUAL "ARRAY")
   fail("should be a trace")
 endif()
 
-# Idle time that a limit, or a reduction, is the cause of; versions of weights.
+# Idle time caused by a limit or a reduction; versions of weights.
 value(3.0 idle.0.memory simulate --policy 1f1b --in-flight 1 --ranks 2 --microbatches 2 --json)
 value(0.0 idle.0.memory simulate --policy 1f1b --in-flight 2 --ranks 2 --microbatches 2 --json)
 value(4.0 idle.0.collective simulate --policy 1f1b ${small} --reduce 4)
@@ -62,14 +62,14 @@ value(1 weight_versions.3 simulate --policy pipedream ${small})
 value(2 weight_versions.3 simulate --policy pipedream-2bw ${small})
 value(3 weight_versions.3 simulate --policy fifo --in-flight 3 ${small})
 matches(0 "rank +work +idle +of it link +memory +in flight\n" simulate --policy 1f1b --in-flight 2 --ranks 4 --microbatches 8)
-# The picture says what the numbers say: reductions are part of it, transfers are drawn.
+# The picture agrees with the numbers and shows reductions and transfers.
 set(reduced simulate --policy 1f1b --ranks 4 --microbatches 8 --transfer 0.5 --reduce 2)
 value(43.0 makespan ${reduced} --json)
 matches(0 "makespan +43.0 s" ${reduced})
 matches(0 "rank 0 [^\n]*B7==R[+]+[|]\n" ${reduced})
 matches(0 "R gradient reduction.*>message<.*makespan 43.0 s.*class=\"r0\".*class=\"m0\"" ${reduced} --format svg)
 matches(0 "class=\"m0\"" schedule --policy 1f1b --ranks 4 --microbatches 8 --transfer 0.5 --format svg)
-# Millions of blocks are summed up, and the picture says so.
+# A picture of millions of blocks merges them, and says so.
 stagger(schedule --policy 1f1b --ranks 1000 --microbatches 1000 --format svg)
 string(LENGTH "${output}" size)
 if(size GREATER 1000000 OR NOT output MATCHES "blocks are narrower than a pixel")

@@ -2,7 +2,7 @@
 # schedule, verify and lower: published tables, faults of every kind, and bad files by line and column.
 include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
 
-# Tables as the systems that they come from print them, without idle cells.
+# Published tables, without idle cells.
 prints("0F0,0F1,0F2,0F3,0B0,0B1,0B2,0B3\n1F0,1F1,1F2,1F3,1B0,1B1,1B2,1B3\n" schedule --policy gpipe --ranks 2 --microbatches 4)
 prints("0F0,0F1,0B0,0F2,0B1,0F3,0B2,0B3\n1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3\n" schedule --policy 1f1b --ranks 2 --microbatches 4)
 prints("0F0,0F1,2F0,2F1,0F2,2B0,0F3,2B1,2F2,0B0,2F3,0B1,2B2,2B3,0B2,0B3\n1F0,1F1,3F0,3B0,3F1,3B1,1F2,1B0,1F3,1B1,3F2,3B2,3F3,3B3,1B2,1B3\n"
@@ -15,7 +15,7 @@ prints("0F0,0F1,0I0,0W0,0F2,0I1,0W1,0F3,0I2,0W2,0I3,0W3\n1F0,1I0,1F1,1I1,1W0,1F2
 prints("0F0,0F1,0F2,3F0,3I0,3W0,3F1,(0F3;3B1)OVERLAP_F_B,(3F2;0B0)OVERLAP_F_B,3B2,(3F3;0B1)OVERLAP_F_B,3B3,0I2,0W2,0I3,0W3\n1F0,2F0,1F1,2F1,1F2,2B0,(2F2;1B0)OVERLAP_F_B,(1F3;2B1)OVERLAP_F_B,(2F3;1B1)OVERLAP_F_B,2B2,1B2,2I3,1I3,2W3,1W3\n"
        schedule --policy dualpipe-v --ranks 2 --microbatches 4)
 
-# Every policy of the list: proven, lowered, proven again on every kind of channel, and simulated.
+# Every schedule of the list is verified, lowered, verified again for every kind of channel, and simulated.
 stagger(schedule --list --json)
 set(list "${output}")
 string(JSON count LENGTH "${list}")
@@ -67,7 +67,7 @@ refused("--weight-share 2 " schedule --policy auto --memory 4 --weight-share 2 -
 refused("'1f2b'.*nearest is '1f1b'" schedule --policy 1f2b --ranks 2 --microbatches 4)
 refused("--microbatches" schedule --policy gpipe --ranks 2)
 
-# Faults, each by the smallest table that shows it.
+# Each kind of fault, with the smallest table that has it.
 function(fault kind text)
   file(WRITE ${FOLDER}/fault.csv "${text}")
   value(${kind} fault.kind verify fault.csv --json ${ARGN})
@@ -92,7 +92,7 @@ foreach(command lower "simulate;--table")
   endif()
 endforeach()
 
-# The place in the file of what is wrong.
+# Line and column of a fault.
 file(WRITE ${FOLDER}/fault.csv "0F0, 0F1 ,0B0,0B1\n1F0,1F1,1B0,, 0B1\n")
 matches(1 "^no: duplicate: 0B1 [^\n]*\\(fault.csv, line 2, column 15\\)\n$" verify fault.csv)
 file(WRITE ${FOLDER}/fault.csv "0F0,0B0,1F1\n1F0,1B0,0F1,0B1,1B1\n")
@@ -109,7 +109,7 @@ file(WRITE ${FOLDER}/loose.csv " 0F0 ,, 0F1\t,\r\n,1F0,1F1\r\n")
 matches(0 "^ok: 2 ranks, 2 stages, 2 microbatches" verify loose.csv)
 prints("0F0,0SEND_F0,0F1,0SEND_F1\n1RECV_F0,1RECV_F1,1F0,1F1\n" lower loose.csv)
 
-# Cells that gather and release parameters stay where they are, as CSV and as JSON.
+# UNSHARD and RESHARD cells keep their places, as CSV and as JSON.
 file(WRITE ${FOLDER}/shards.csv "0UNSHARD,0F0,0F1,0RESHARD\n1F0,1UNSHARD,1F1\n")
 prints("0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RESHARD\n1RECV_F0,1RECV_F1,1F0,1UNSHARD,1F1\n" lower shards.csv)
 stagger(lower shards.csv --format json)
@@ -119,7 +119,7 @@ if(NOT rows STREQUAL [=[[["0UNSHARD","0F0","0SEND_F0","0F1","0SEND_F1","0RESHARD
   fail("should keep every cell of the table")
 endif()
 
-# What is no cell is refused with line, column and value.
+# An invalid cell is refused with line, column and value.
 foreach(cell 0F 0F0junk 0BW1 0FULL_BACKWARD0 "()OVERLAP_F_B" "(0F0)OVERLAP_F_B" F0 0X1 0F1s -1F0 0F-1 0F2147483648 99999999999F0 0f0 "0F0 0F1" 0SEND_F)
   file(WRITE ${FOLDER}/bad.csv "0F0,0B0\n1F0, ${cell} ,1B0\n")
   string(REGEX REPLACE "([()])" "\\\\\\1" quoted "${cell}")
@@ -136,7 +136,7 @@ refused("cannot read 'missing.csv': No such file" verify missing.csv)
 refused("cannot read '[^']*'" verify ${FOLDER})
 refused("1f1b.comms.csv holds messages already" lower 1f1b.comms.csv)
 
-# --output is whole or not at all.
+# --output writes the whole file or nothing.
 file(WRITE ${FOLDER}/kept.csv "kept")
 refused("" schedule --policy hanayo --ranks 4 --microbatches 6 --output ${FOLDER}/kept.csv)
 file(READ ${FOLDER}/kept.csv kept)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Help, versions, and what is not known.
+# Help, version, and unknown commands and flags.
 include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
 
 matches(0 "Commands:.*schedule.*verify.*lower.*simulate.*merge.*Example: " --help)
@@ -23,7 +23,7 @@ refused("--microbatches -1 " schedule --policy gpipe --ranks 1 --microbatches -1
 refused("--policy needs a value" schedule --policy)
 refused("--json takes no value" schedule --list --json=maybe)
 refused("--ranks 4.5 cannot be used; give a whole number" schedule --policy gpipe --ranks 4.5 --microbatches 1)
-# Bytes of a file that would steer a terminal are shown, not sent.
+# Control characters in a file are escaped in messages.
 string(ASCII 27 escape)
 file(WRITE ${FOLDER}/binary.csv "0F0,${escape}]0;title${escape}[31m")
 refused("x1b.0;title.x1b.31m" verify binary.csv)
