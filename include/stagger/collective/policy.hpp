@@ -38,7 +38,7 @@
 ///       using policy_tag = sg::CollectiveTag;
 ///       By by = By::slices;
 ///       bool shard_optimizer = false;
-///       int measured_steps = 0, renew_every = 0;  // it asks for no times
+///       int measured_steps = 0, renew_every = 0;  // this policy needs no measured times
 ///       Groups groups(Backward const& stage, CostLine) const {
 ///         int const n = stage.layers(), half = n / 2;
 ///         return half == 0 ? Groups{{n, 1}} : Groups{{n, half + 1}, {half, 1}};
