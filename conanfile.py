@@ -13,7 +13,7 @@ required_conan_version = ">=2.0"
 
 class StaggerConan(ConanFile):
     name = "stagger"
-    description = "Header-only C++20 library for pipeline schedules"
+    description = "Header-only C++20 library for pipeline-parallel training"
     license = "Apache-2.0"
     topics = ("pipeline-parallelism", "schedules", "training", "coroutines", "header-only")
     package_type = "header-library"

@@ -116,7 +116,7 @@ void publish(std::vector<Filled> const& table) {
   }
   if (file == stdout || std::ftell(file) == 0)
     std::fprintf(file, "\n%s\n\n%-4s  %-58s  %-70s  %s\n", machine().c_str(), "", "what",
-                 "measured (medians)", "must");
+                 "measured (medians)", "target");
   print(file, table);
   if (file != stdout) std::fclose(file);
 }
@@ -146,7 +146,7 @@ int run(int argc, char** argv, std::vector<Row> const& rows) {
     Filled filled{&row, {}};
     if (!fill(filled, results)) continue;
     while (filled.line.grade == Grade::failed && repeat && filled.attempt < row.attempts) {
-      std::printf("again, for '%s': %s where it must be %s\n", row.what.c_str(),
+      std::printf("again, for '%s': %s, but the target is %s\n", row.what.c_str(),
                   filled.line.measured.c_str(), filled.line.bound.c_str());
       benchmark::RunSpecifiedBenchmarks(&reporter, row.benchmarks);
       ++filled.attempt;
