@@ -86,7 +86,7 @@ class ByHand {
     std::vector<std::size_t> gives(program.signals.size());
     for (auto const& rank : program.ranks)
       for (auto const& in : rank.code)
-        for (unsigned g = 0; g < in.gives; ++g) ++gives[in.give[g]];
+        for (unsigned g = 0; g < in.signal_count; ++g) ++gives[in.signal[g]];
     for (auto const count : gives) first.push_back(first.back() + count);
     events_.reserve(first.back() + program.ranks.size());
     std::vector<std::uint32_t> issued(gives.size());
@@ -109,8 +109,8 @@ class ByHand {
             calls_.push_back({Call::wait, r, first[need.signal] + need.count - 1});
           }
           if (in.op <= sg::Op::recompute) calls_.push_back({Call::kernel, r, 0});
-          for (unsigned g = 0; g < in.gives; ++g)
-            calls_.push_back({Call::record, r, first[in.give[g]] + issued[in.give[g]]++});
+          for (unsigned g = 0; g < in.signal_count; ++g)
+            calls_.push_back({Call::record, r, first[in.signal[g]] + issued[in.signal[g]]++});
         }
       }
     }

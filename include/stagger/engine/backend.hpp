@@ -62,7 +62,7 @@ template <Interpreter B> Progress advance(B& backend, RankState& rank) {
         return Progress::elapsing;
       }
     }
-    for (unsigned g = 0; g < in->gives; ++g) backend.give(rank, in->give[g]);
+    for (unsigned g = 0; g < in->signal_count; ++g) backend.give(rank, in->signal[g]);
     if constexpr (B::timed) rank.executed = false;
     rank.next.store(++in, std::memory_order_relaxed);
   }

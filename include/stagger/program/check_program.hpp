@@ -32,10 +32,10 @@ namespace detail {
     for (std::size_t i = 0; i < rank.code.size(); ++i) {
       Instruction const& in = rank.code[i];
       state.at(r, i);
-      if (in.gives > in.give.size()) state.refuse({"gives too many signals"});
-      for (unsigned g = 0; g < in.gives; ++g)
-        if (in.give[g] >= program.signals.size() || program.signals[in.give[g]].giver != self)
-          state.refuse({"gives signal ", in.give[g], ", which is not its own"});
+      if (in.signal_count > in.signal.size()) state.refuse({"gives too many signals"});
+      for (unsigned g = 0; g < in.signal_count; ++g)
+        if (in.signal[g] >= program.signals.size() || program.signals[in.signal[g]].sender != self)
+          state.refuse({"gives signal ", in.signal[g], ", which is not its own"});
       state.count_gives(in);
       waits += in.waits;
       if (waits > rank.waits.size()) state.refuse({"has more waits than there are"});
@@ -45,8 +45,8 @@ namespace detail {
           state.refuse({"waits for signal ", wait.signal, " to be given 0 times"});
         if (wait.signal >= program.signals.size())
           state.refuse({"waits for signal ", wait.signal, ", which does not exist"});
-        int const taker = program.signals[wait.signal].taker;
-        if (taker != SignalEnds::everyone && taker != self)
+        int const receiver = program.signals[wait.signal].receiver;
+        if (receiver != SignalEnds::everyone && receiver != self)
           state.refuse({"waits for signal ", wait.signal, ", which is another's"});
       }
       if (ends_step(in.op)) continue;
@@ -202,8 +202,8 @@ class ProgramCheck {
   }
 
   void note_gives(Instruction const& in) {
-    for (unsigned g = 0; g < in.gives; ++g) {
-      std::size_t const signal = in.give[g];
+    for (unsigned g = 0; g < in.signal_count; ++g) {
+      std::size_t const signal = in.signal[g];
       SignalEnds const& ends = program_.signals[signal];
       state_.note_give(signal);
       if (ends.edge >= 0) slots_.require_announced(signal);

@@ -56,19 +56,19 @@ namespace stagger::detail {
     for (std::size_t i = 0; i < at[r]; ++i) first_wait += rank.code[i].waits;
     auto const& in = rank.code[at[r]];
     std::string const name = describe(in);
-    int giver = -1;
-    for (std::size_t w = first_wait; w < first_wait + in.waits && giver < 0; ++w)
+    int sender = -1;
+    for (std::size_t w = first_wait; w < first_wait + in.waits && sender < 0; ++w)
       if (given[rank.waits[w].signal] < rank.waits[w].count)
-        giver = program.signals[rank.waits[w].signal].giver;
+        sender = program.signals[rank.waits[w].signal].sender;
     if (!clauses.empty()) clauses += "; ";
-    if (giver < 0) {
+    if (sender < 0) {
       clauses += name_of(program, r) + " is in " + name;
       continue;
     }
-    auto const stands = at[static_cast<std::size_t>(giver)];
-    auto const& other = program.ranks[static_cast<std::size_t>(giver)].code;
+    auto const stands = at[static_cast<std::size_t>(sender)];
+    auto const& other = program.ranks[static_cast<std::size_t>(sender)].code;
     clauses += name_of(program, r) + " waits before " + name + " for " +
-               name_of(program, static_cast<std::size_t>(giver)) + ", which ";
+               name_of(program, static_cast<std::size_t>(sender)) + ", which ";
     clauses +=
         stands == 0 ? "has done nothing yet" : "last finished " + describe(other[stands - 1]);
   }

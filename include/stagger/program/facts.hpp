@@ -40,10 +40,10 @@ class Digest {
 [[nodiscard]] [[gnu::cold]] inline Digest digest_of(RankProgram const& rank) noexcept {
   Digest code;
   for (Instruction const& in : rank.code)
-    code.numbers(in.op, in.gives, in.waits, in.stage, in.cell, in.microbatch, in.x, in.y, in.kept,
-                 in.dy, in.dx, in.inner, in.version, in.next_version, in.group,
-                 in.gives > 0 ? in.give[0] : 0, in.gives > 1 ? in.give[1] : 0,
-                 in.gives > 2 ? in.give[2] : 0);
+    code.numbers(in.op, in.signal_count, in.waits, in.stage, in.cell, in.microbatch, in.x, in.y,
+                 in.kept, in.dy, in.dx, in.inner, in.version, in.next_version, in.group,
+                 in.signal_count > 0 ? in.signal[0] : 0, in.signal_count > 1 ? in.signal[1] : 0,
+                 in.signal_count > 2 ? in.signal[2] : 0);
   for (Wait const& wait : rank.waits) code.numbers(wait.signal, wait.count);
   return code;
 }

@@ -98,10 +98,10 @@ class GradientGrouping {
         continue;
       }
       List<std::uint16_t> gives;
-      for (std::size_t g = 0; g < in.gives; ++g) gives.push_back(in.give[g]);
+      for (std::size_t g = 0; g < in.signal_count; ++g) gives.push_back(in.signal[g]);
       for (; i + 1 < old.code.size() && old.code[i + 1].op == Op::pass; ++i)
-        for (std::size_t g = 0; g < old.code[i + 1].gives; ++g)
-          gives.push_back(old.code[i + 1].give[g]);
+        for (std::size_t g = 0; g < old.code[i + 1].signal_count; ++g)
+          gives.push_back(old.code[i + 1].signal[g]);
       push_parts(rank, in, gives);
     }
     return rank;
@@ -115,9 +115,9 @@ class GradientGrouping {
       if (own.groups > 1)
         part.op = in.op == Op::backward ? Op::backward_part : Op::backward_weight_part;
       part.group = static_cast<std::uint16_t>(own.group + g);
-      part.gives = 0;
+      part.signal_count = 0;
       if (g + 1 == own.groups) break;
-      part.add_give(ready(in.cell));
+      part.add_signal(ready(in.cell));
       rank.code.push_back(part);
       part.waits = 0;
     }
@@ -128,8 +128,8 @@ class GradientGrouping {
   /// A rank has finished once all that hold its stages have added up their parts.
   void push_finish(RankProgram& rank, Instruction finish, int self) const {
     auto const& cells = old_.cells;
-    auto const done = finish.give[0];
-    finish.waits = finish.gives = 0;
+    auto const done = finish.signal[0];
+    finish.waits = finish.signal_count = 0;
     for (std::size_t c = 0; c < cells.size(); ++c) {
       Holding const& own = held_[c];
       if (cells[c].rank != self || !own.shared()) continue;
@@ -137,8 +137,8 @@ class GradientGrouping {
         if (!by_library_ || d == c) rank.add_wait(finish, summed(d), own.groups);
       if (chain_squares_ && c != own.first) rank.add_wait(finish, squared(cells[c - 1].rank), 1);
     }
-    if (chain_squares_) finish.add_give(squared(self));
-    finish.add_give(done);
+    if (chain_squares_) finish.add_signal(squared(self));
+    finish.add_signal(done);
     rank.code.push_back(finish);
   }
 
@@ -179,7 +179,7 @@ class GradientGrouping {
                       static_cast<std::uint16_t>(own.end - own.first));
       for (std::size_t d = own.first; d < own.end; ++d)
         if (!by_library_ || d == c) rank.add_wait(reduce, ready(d), g + 1);
-      reduce.add_give(summed(c));
+      reduce.add_signal(summed(c));
       rank.code.push_back(reduce);
     }
   }

@@ -53,9 +53,9 @@ namespace detail {
   for (auto& rank : program.ranks)
     for (auto& in : rank.code) {
       std::uint8_t kept = 0;
-      for (std::uint8_t g = 0; g < in.gives; ++g)
-        if (++given[in.give[g]] <= awaited[in.give[g]]) in.give[kept++] = in.give[g];
-      in.gives = kept;
+      for (std::uint8_t g = 0; g < in.signal_count; ++g)
+        if (++given[in.signal[g]] <= awaited[in.signal[g]]) in.signal[kept++] = in.signal[g];
+      in.signal_count = kept;
     }
 }
 

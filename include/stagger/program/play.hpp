@@ -104,11 +104,11 @@ class Player {
   void end_instruction() {
     places_[rank_].wait += in_->waits;
     ++places_[rank_].instruction;
-    for (unsigned g = 0; g < in_->gives; ++g) {
-      ++given_[in_->give[g]];
-      int const taker = program_.signals[in_->give[g]].taker;
-      if (taker != SignalEnds::everyone)
-        wake(static_cast<std::size_t>(taker));
+    for (unsigned g = 0; g < in_->signal_count; ++g) {
+      ++given_[in_->signal[g]];
+      int const receiver = program_.signals[in_->signal[g]].receiver;
+      if (receiver != SignalEnds::everyone)
+        wake(static_cast<std::size_t>(receiver));
       else
         for (std::size_t r = 0; r < places_.size(); ++r) wake(r);
     }

@@ -124,12 +124,12 @@ struct Wait {
 /// cell.
 struct Instruction {
   Op op = Op::forward;
-  std::uint8_t gives = 0;   ///< how many of `give` are used
-  std::uint16_t waits = 0;  ///< how many of the rank's `waits` belong to this instruction
+  std::uint8_t signal_count = 0;  ///< of `signal`
+  std::uint16_t waits = 0;        ///< how many of the rank's `waits` belong to this instruction
   std::uint16_t stage = 0;
-  std::uint16_t cell = 0;               ///< index in Program::cells
-  std::array<std::uint16_t, 3> give{};  ///< signals
-  std::uint16_t group = 0;              ///< of Program::groups, where `has_group(op)`
+  std::uint16_t cell = 0;                 ///< index in Program::cells
+  std::array<std::uint16_t, 3> signal{};  ///< that it gives
+  std::uint16_t group = 0;                ///< of Program::groups, where `has_group(op)`
   std::uint32_t microbatch = 0;
   std::uint16_t x = 0;      ///< the stage's input; unused at the first stage, which reads the batch
   std::uint16_t y = 0;      ///< the input slot of the next stage; unused at the last stage
@@ -145,9 +145,9 @@ struct Instruction {
   /// Of `reduce`: which part of each layer it adds up, and of how many.
   [[nodiscard]] constexpr std::uint16_t part() const noexcept { return x; }
   [[nodiscard]] constexpr std::uint16_t parts() const noexcept { return y; }
-  /// @pre gives < give.size()
-  constexpr void add_give(std::uint32_t signal) noexcept {
-    give[gives++] = static_cast<std::uint16_t>(signal);
+  /// @pre signal_count < signal.size()
+  constexpr void add_signal(std::uint32_t number) noexcept {
+    signal[signal_count++] = static_cast<std::uint16_t>(number);
   }
   constexpr void set_update(std::uint32_t number) noexcept { microbatch = number; }
   constexpr void set_part(std::uint16_t number, std::uint16_t of) noexcept { x = number, y = of; }
@@ -231,8 +231,8 @@ struct RankProgram {
   [[gnu::cold]] void append(Instruction in, List<std::uint16_t> const& signals) {
     std::size_t given = 0;
     do {
-      for (in.gives = 0; in.gives < in.give.size() && given < signals.size();)
-        in.add_give(signals[given++]);
+      for (in.signal_count = 0; in.signal_count < in.signal.size() && given < signals.size();)
+        in.add_signal(signals[given++]);
       code.push_back(in);
       in.op = Op::pass;
       in.waits = 0;
@@ -243,8 +243,8 @@ struct RankProgram {
 /// Who gives a signal and who waits for it.
 struct SignalEnds {
   static constexpr int everyone = -1;
-  int giver = 0;
-  int taker = 0;  ///< a rank, or everyone
+  int sender = 0;
+  int receiver = 0;  ///< a rank, or everyone
   int edge = -1;  ///< of a signal that announces a value between the stages edge and edge + 1; -1:
                   ///< no such value
   int gradients = -1;  ///< a cell, whose gradients it announces: the k-th time those of the k-th

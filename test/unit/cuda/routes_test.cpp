@@ -41,15 +41,15 @@ struct Player {
     for (auto const& issue : routes.order()) {
       auto const& in = program.ranks[issue.rank].code[issue.index];
       at(issue.rank).push_back({Deed::Kind::act, issue.rank, issue.index, 0, {}});
-      for (unsigned g = 0; g < in.gives; ++g) {
-        auto const number = routes.route_of(in.give[g]);
+      for (unsigned g = 0; g < in.signal_count; ++g) {
+        auto const number = routes.route_of(in.signal[g]);
         if (number == Routes::none) continue;
         auto const& route = routes.all()[number];
         auto const channel = routes.channels()[route.channel];
         at(route.giver)
-            .push_back({Deed::Kind::give, route.giver, issue.index, in.give[g], channel});
+            .push_back({Deed::Kind::give, route.giver, issue.index, in.signal[g], channel});
         at(route.taker)
-            .push_back({Deed::Kind::take, route.taker, issue.index, in.give[g], channel});
+            .push_back({Deed::Kind::take, route.taker, issue.index, in.signal[g], channel});
       }
     }
   }
@@ -95,11 +95,11 @@ struct Player {
       auto const& w = rank.waits[wait[deed.rank]++];
       auto const& ends = program.signals[w.signal];
       bool const message = routes.route_of(w.signal) != Routes::none;
-      bool const here = place[static_cast<std::size_t>(ends.giver)] == place[deed.rank];
+      bool const here = place[static_cast<std::size_t>(ends.sender)] == place[deed.rank];
       if ((message || here) && given[w.signal] < w.count) fault += "an action comes too early; ";
     }
-    for (unsigned g = 0; g < in.gives; ++g)
-      if (routes.route_of(in.give[g]) == Routes::none) ++given[in.give[g]];
+    for (unsigned g = 0; g < in.signal_count; ++g)
+      if (routes.route_of(in.signal[g]) == Routes::none) ++given[in.signal[g]];
   }
 };
 
@@ -108,8 +108,8 @@ bool slots_are_free(sg::Program const& program, Routes const& routes) {
   std::map<std::size_t, bool> busy;  // events of slots
   for (auto const& issue : routes.order()) {
     auto const& in = program.ranks[issue.rank].code[issue.index];
-    for (unsigned g = 0; g < in.gives; ++g) {
-      auto const number = routes.route_of(in.give[g]);
+    for (unsigned g = 0; g < in.signal_count; ++g) {
+      auto const number = routes.route_of(in.signal[g]);
       if (number == Routes::none) continue;
       auto const& route = routes.all()[number];
       bool& slot = busy[route.first_slot + (route.forward ? in.y : in.dx)];

@@ -149,7 +149,7 @@ TEST_CASE("engine/ReplicaSums: each holder takes its part of every group once al
             auto const& awaited = program.ranks[r].waits[w];
             auto const cell = static_cast<std::size_t>(program.signals[awaited.signal].gradients);
             CHECK(program.cells[cell].stage == in.stage);
-            CHECK(program.cells[cell].rank == program.signals[awaited.signal].giver);
+            CHECK(program.cells[cell].rank == program.signals[awaited.signal].sender);
             CHECK(awaited.count == in.group % 3 + 1U);
           }
         }

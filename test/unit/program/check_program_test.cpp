@@ -199,9 +199,9 @@ bool plant(Program& program, std::size_t fault, Random& random) {
       return true;
     case 1: {
       Instruction& other = rank.code[pick(random, rank.code.size())];
-      if (in.gives == 0 || other.gives == 0) return false;
-      auto& a = in.give[pick(random, in.gives)];
-      auto& b = other.give[pick(random, other.gives)];
+      if (in.signal_count == 0 || other.signal_count == 0) return false;
+      auto& a = in.signal[pick(random, in.signal_count)];
+      auto& b = other.signal[pick(random, other.signal_count)];
       if (a == b) return false;
       std::swap(a, b);
       return true;
@@ -214,13 +214,13 @@ bool plant(Program& program, std::size_t fault, Random& random) {
     }
     case 3:
     case 5: {
-      if (in.gives == 0 || (fault == 3 && in.gives == in.give.size())) return false;
-      std::size_t const g = pick(random, in.gives);
+      if (in.signal_count == 0 || (fault == 3 && in.signal_count == in.signal.size())) return false;
+      std::size_t const g = pick(random, in.signal_count);
       if (fault == 3) {
-        in.give[in.gives++] = in.give[g];
+        in.signal[in.signal_count++] = in.signal[g];
       } else {
-        for (std::size_t k = g; k + 1 < in.gives; ++k) in.give[k] = in.give[k + 1];
-        --in.gives;
+        for (std::size_t k = g; k + 1 < in.signal_count; ++k) in.signal[k] = in.signal[k + 1];
+        --in.signal_count;
       }
       return true;
     }

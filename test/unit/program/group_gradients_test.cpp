@@ -74,7 +74,7 @@ TEST_CASE("program/group_gradients: a program whose stages have one owner each s
     auto const& a = plain.ranks[r].code;
     auto const& b = same.ranks[r].code;
     CHECK(std::equal(a.begin(), a.end(), b.begin(), b.end(), [](auto const& x, auto const& y) {
-      return x.op == y.op && x.microbatch == y.microbatch && x.gives == y.gives;
+      return x.op == y.op && x.microbatch == y.microbatch && x.signal_count == y.signal_count;
     }));
     // `update` waits as before; `finish` waits for nobody.
     CHECK(plain.ranks[r].waits == same.ranks[r].waits);
@@ -87,11 +87,11 @@ TEST_CASE("program/drop_unawaited: a signal is given as often as somebody waits 
   auto& rank = program.ranks[0];
   auto const full = signal_of(0, EdgeSignal::forward_full);
   for (auto& in : rank.code)
-    if (in.op == Op::update) in.give[in.gives++] = static_cast<std::uint16_t>(full);
+    if (in.op == Op::update) in.signal[in.signal_count++] = static_cast<std::uint16_t>(full);
   detail::drop_unawaited(program);
   std::size_t given = 0;
   for (auto const& in : rank.code)
-    given += static_cast<std::size_t>(
-        std::count(in.give.begin(), in.give.begin() + in.gives, static_cast<std::uint16_t>(full)));
+    given += static_cast<std::size_t>(std::count(
+        in.signal.begin(), in.signal.begin() + in.signal_count, static_cast<std::uint16_t>(full)));
   CHECK(given == 4);
 }

@@ -18,7 +18,7 @@ void add(RankProgram& rank, Wait wait, int give) {
     in.waits = 1;
     rank.waits.push_back(wait);
   }
-  if (give >= 0) in.give[in.gives++] = static_cast<std::uint16_t>(give);
+  if (give >= 0) in.signal[in.signal_count++] = static_cast<std::uint16_t>(give);
   rank.code.push_back(in);
 }
 

@@ -90,7 +90,7 @@ class Player {
       for (std::size_t w = wait[r]; w < wait[r] + in.waits; ++w) {
         auto const& which = rank.waits[w];
         auto const ends = program_.signals[which.signal];
-        if (ends.taker != SignalEnds::everyone && ends.taker != static_cast<int>(r))
+        if (ends.receiver != SignalEnds::everyone && ends.receiver != static_cast<int>(r))
           return "a rank waits for another's signal";
         if (which.count == 0) return "a wait that always holds";
         auto const& known = gives[which.signal][which.count - 1];
@@ -115,10 +115,10 @@ class Player {
       }
       ++at[r];
       clock[r][r] = at[r];
-      for (std::size_t g = 0; g < in.gives; ++g) {
-        if (program_.signals[in.give[g]].giver != static_cast<int>(r))
+      for (std::size_t g = 0; g < in.signal_count; ++g) {
+        if (program_.signals[in.signal[g]].sender != static_cast<int>(r))
           return "a rank gives another's signal";
-        gives[in.give[g]].push_back(clock[r]);
+        gives[in.signal[g]].push_back(clock[r]);
       }
     }
     for (std::size_t r = 0; r < ranks; ++r)

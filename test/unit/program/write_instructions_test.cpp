@@ -25,8 +25,8 @@ std::string written(Program const& program, std::size_t rank) {
       auto const& which = program.ranks[rank].waits[wait];
       lines += " " + std::to_string(which.signal) + ">=" + std::to_string(which.count);
     }
-    if (in.gives != 0) lines += " gives";
-    for (unsigned g = 0; g < in.gives; ++g) lines += " " + std::to_string(in.give[g]);
+    if (in.signal_count != 0) lines += " gives";
+    for (unsigned g = 0; g < in.signal_count; ++g) lines += " " + std::to_string(in.signal[g]);
     lines += "\n";
   }
   return lines;

@@ -25,13 +25,13 @@ class EventNumbers {
     List<std::size_t> gives(program.signals.size());
     for (auto const& rank : program.ranks)
       for (auto const& in : rank.code)
-        for (unsigned g = 0; g < in.gives; ++g) ++gives[in.give[g]];
+        for (unsigned g = 0; g < in.signal_count; ++g) ++gives[in.signal[g]];
     gpu_.clear();
     first_.clear();
     for (std::size_t s = 0; s < gives.size(); ++s) {
       auto const route = routes.route_of(s);
       std::size_t const of =
-          route != Routes::none ? gpu[routes.all()[route].taker] : gpu[program.signals[s].giver];
+          route != Routes::none ? gpu[routes.all()[route].taker] : gpu[program.signals[s].sender];
       gpu_.push_back(of);
       first_.push_back(used[of]);
       used[of] += gives[s];

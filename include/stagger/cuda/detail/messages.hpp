@@ -52,8 +52,8 @@ class Messages {
     if (in.op == Op::pass || routes_.all().empty()) return;
     auto const* one = &in;
     do {  // what it overwrites has been read
-      for (unsigned g = 0; g < one->gives; ++g) {
-        auto const number = routes_.route_of(one->give[g]);
+      for (unsigned g = 0; g < one->signal_count; ++g) {
+        auto const number = routes_.route_of(one->signal[g]);
         if (number == Routes::none) continue;
         auto const* const read = read_[RouteValues::slot(routes_.all()[number], in)];
         if (read != nullptr) streams_.wait(streams_.compute(r), *read);
@@ -63,8 +63,8 @@ class Messages {
 
   /// What follows from an instruction of a rank of any process.
   void give(Issue const& issue, Instruction const& in) {
-    for (unsigned g = 0; g < in.gives; ++g) {
-      std::uint32_t const signal = in.give[g];
+    for (unsigned g = 0; g < in.signal_count; ++g) {
+      std::uint32_t const signal = in.signal[g];
       std::size_t const number = streams_.give(signal);
       auto const route = routes_.route_of(signal);
       if (route != Routes::none)

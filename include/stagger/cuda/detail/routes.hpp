@@ -164,7 +164,7 @@ class Routes {
       if (rounds.size() <= next[r]) rounds.resize(next[r] + 1);
       rounds[next[r]++].push_back(
           {static_cast<std::uint32_t>(r), static_cast<std::uint32_t>(player.index())});
-      for (unsigned g = 0; g < in.gives; ++g) given[in.give[g]].push_back(next[r]);
+      for (unsigned g = 0; g < in.signal_count; ++g) given[in.signal[g]].push_back(next[r]);
     }
     for (auto& round : rounds) {
       std::sort(round.begin(), round.end(), [](Issue a, Issue b) { return a.rank < b.rank; });

@@ -184,8 +184,8 @@ class Streams {
       bool done = true;
       for (std::size_t i = 0; i < code.size() && done; ++i) {
         bool seen = false;  // an event behind it
-        for (unsigned g = 0; g < code[i].gives && done; ++g) {
-          std::size_t const signal = code[i].give[g];
+        for (unsigned g = 0; g < code[i].signal_count && done; ++g) {
+          std::size_t const signal = code[i].signal[g];
           std::size_t const time = given[signal]++;
           if (numbers_.gpu(signal) == gpus_->size()) continue;
           seen = true;

@@ -131,8 +131,8 @@ class WaitPolicy {
     std::vector<std::uint32_t> given(program.signals.size());
     for (std::size_t r = 0; r < at_.size(); ++r)
       for (std::size_t i = 0; i < at_[r]; ++i)
-        for (unsigned g = 0; g < program.ranks[r].code[i].gives; ++g)
-          ++given[program.ranks[r].code[i].give[g]];
+        for (unsigned g = 0; g < program.ranks[r].code[i].signal_count; ++g)
+          ++given[program.ranks[r].code[i].signal[g]];
     return stagger::detail::describe_stall(program, at_, given);
   }
   [[nodiscard]] [[gnu::cold]] std::string stall_text(bool replayed) const {

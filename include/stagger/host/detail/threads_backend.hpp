@@ -151,8 +151,8 @@ class ThreadsBackend : Spinning {
     auto const place = [&](int rank) { return worker_of[static_cast<std::size_t>(rank)]; };
     for (std::size_t s = 0; s < signal_count_; ++s) {
       auto const ends = program.signals[s];
-      int const from = place(ends.giver);
-      signals_[s].taker = ends.taker == SignalEnds::everyone ? everyone : place(ends.taker);
+      int const from = place(ends.sender);
+      signals_[s].taker = ends.receiver == SignalEnds::everyone ? everyone : place(ends.receiver);
       signals_[s].crosses = signals_[s].taker != from;
     }
   }

@@ -2,8 +2,8 @@
 #pragma once
 /// @file   The bytes that go with a signal to a rank in another process.
 ///
-/// A signal that says "the value is there" takes the value along, into the same slot of the taker's
-/// machine; the giver has waited for a free slot, so no one reads it. Messages between two processes
+/// A signal that says "the value is there" takes the value along, into the same slot of the receiver's
+/// machine; the sender has waited for a free slot, so no one reads it. Messages between two processes
 /// must keep their order.
 
 #include <algorithm>
@@ -36,7 +36,7 @@ struct MessageCodec : HeldParameters {
   [[nodiscard]] std::size_t edge_signals() const noexcept {
     return (program().cells.size() + program().cuts.size()) * signals_per_edge;
   }
-  /// Whether a signal says that its giver has finished, and will not fail any more.
+  /// Whether a signal says that its sender has finished, and will not fail any more.
   [[nodiscard]] bool votes(std::uint32_t signal) const noexcept {
     auto const ranks = static_cast<unsigned>(program().computing);
     std::size_t const first = edge_signals() + ranks;
@@ -48,15 +48,15 @@ struct MessageCodec : HeldParameters {
     return ends.gradients >= 0 || ends.sums >= 0;
   }
 
-  /// What the giver of a signal sends with it, right after `in`.
-  /// @param to  [ranks] whether the taker's process runs the rank
+  /// What the sender of a signal sends with it, right after `in`.
+  /// @param to  [ranks] whether the receiver's process runs the rank
   void write(ByteWriter& out, std::uint32_t signal, Instruction const& in, bool const* to) const {
     Value const value = value_of(signal);
     if (value.type != nullptr) {
       std::uint16_t const slot = value.forward ? in.y : in.dx;
       out.add(slot);
       if (!value.cut) return port(*value.type).write(out, value.places[slot]);
-      RowRange const rows = rows_of(program().signals[signal].giver, in.microbatch);
+      RowRange const rows = rows_of(program().signals[signal].sender, in.microbatch);
       RowRange const taken = taken_of(value, rows, in.microbatch, to);
       void const* const part = cut_rows.cut(*value.type, value.places[slot], rows, taken);
       out.add(in.microbatch);
@@ -75,7 +75,7 @@ struct MessageCodec : HeldParameters {
       if (!value.cut) return port(*value.type).read(in, value.places[slot]);
       auto const microbatch = in.take<std::uint32_t>();
       if (!in.take<bool>()) return port(*value.type).read(in, value.places[slot]);
-      RowRange const rows = rows_of(program().signals[signal].giver, microbatch);
+      RowRange const rows = rows_of(program().signals[signal].sender, microbatch);
       void* const part = cut_rows.object(*value.type);
       port(*value.type).read(in, part);
       return cut_rows.put(*value.type, value.places[slot], rows,
@@ -128,7 +128,7 @@ struct MessageCodec : HeldParameters {
     for (std::uint32_t s = 0; s < edge_signals(); ++s) {
       auto const& ends = program().signals[s];
       Value const value = value_of(s);
-      if (value.type != nullptr && process[ends.giver] != process[ends.taker])
+      if (value.type != nullptr && process[ends.sender] != process[ends.receiver])
         (void)port(*value.type, "value", ends.edge);
     }
   }
@@ -144,8 +144,8 @@ struct MessageCodec : HeldParameters {
     SlotType const* type = nullptr;
     Places places;
     bool forward = true;
-    bool cut = false;       // those who take it take rows of it
-    std::size_t giver = 0;  // then its cell
+    bool cut = false;        // those who take it take rows of it
+    std::size_t sender = 0;  // then its cell
   };
 
   [[nodiscard]] Value value_of(std::uint32_t signal) const {
@@ -153,14 +153,14 @@ struct MessageCodec : HeldParameters {
     std::size_t edge = signal / signals_per_edge;
     bool const forward = is_forward(signal);
     auto const& cells = machine.run.cells;
-    if (edge < cells.size()) {  // a slot of the taker
+    if (edge < cells.size()) {  // a slot of the receiver
       if (program().cells[edge].after == Cell::none) return {};
       StageRun const& here = cells[edge];
       StageRun const& there = cells[program().cells[edge].after];
       if (forward) return {there.front->ops->input, there.x, true};
       return {here.back->ops->output, here.back->dy, false};
     }
-    Cut const cut = program().cuts[edge - cells.size()];  // a slot of the giver
+    Cut const cut = program().cuts[edge - cells.size()];  // a slot of the sender
     if (forward)
       return {cells[cut.from].back->ops->output, cells[cut.from].back->y, true, true, cut.from};
     return {cells[cut.to].front->ops->input, cells[cut.to].dx, false, true, cut.to};
@@ -169,13 +169,13 @@ struct MessageCodec : HeldParameters {
   [[nodiscard]] RowRange rows_of(int rank, std::size_t microbatch) const {
     return machine.run.replica_run->ranks[rank].rows[microbatch];
   }
-  /// From the first row to the last that ranks of the taker's process take of a cell's. All cells
+  /// From the first row to the last that ranks of the receiver's process take of a cell's. All cells
   /// of that process share the slot, so each gets them all.
   [[nodiscard]] RowRange taken_of(Value const& value, RowRange rows, std::size_t microbatch,
                                   bool const* to) const {
     RowRange taken{rows.last, rows.first};
     for (Cut const& cut : program().cuts) {
-      if ((value.forward ? cut.from : cut.to) != value.giver) continue;
+      if ((value.forward ? cut.from : cut.to) != value.sender) continue;
       int const rank = program().cells[value.forward ? cut.to : cut.from].rank;
       RowRange const theirs = rows_of(rank, microbatch);
       if (!to[rank] || std::max(rows.first, theirs.first) >= std::min(rows.last, theirs.last))
@@ -214,7 +214,7 @@ struct MessageCodec : HeldParameters {
         wire.bytes(views[i].gradient, parameters.value_bytes(i));
     });
     bool const vote = votes(signal);
-    int const rank = program().signals[signal].giver;
+    int const rank = program().signals[signal].sender;
     if ((vote || machine.model.shards) && machine.model.options.clip_norm)
       squares(wire, rank, vote);
     if (vote) results(wire, rank);
@@ -224,13 +224,13 @@ struct MessageCodec : HeldParameters {
   /// stage's first owner; and later the sums, to the other owners.
   template <class Visit> void each_block(std::uint32_t signal, bool const* to, Visit visit) const {
     if (!program().groups.empty()) return;  // they have gone already
-    int const giver = program().signals[signal].giver;
+    int const sender = program().signals[signal].sender;
     bool const sums = votes(signal);
     each_stage(program(), [&](int stage, IndexRange cells) {
       auto const taken = [&](std::size_t c) { return to[program().cells[c].rank]; };
       for (std::size_t const c : cells) {
         bool const first = c == cells.first;
-        if (program().cells[c].rank != giver || first != sums) continue;
+        if (program().cells[c].rank != sender || first != sums) continue;
         bool wanted = !sums && taken(cells.first);
         for (std::size_t d = c + 1; sums && d < cells.last; ++d) wanted = wanted || taken(d);
         IndexRange const layers = layers_of(stage);

@@ -49,14 +49,14 @@ class ParameterExchange {
   void load(HeldParameters const& held, Placement const& placement, std::size_t pool) {
     placement_ = &placement;
     pool_ = pool;
-    takers_.clear();
+    receivers_.clear();
     others_.clear();
     if (given_.size() == 0) given_ = FixedArray<Given>(placement.processes());
     for (int p = 0; p < placement.processes(); ++p) {
       if (p == placement.here()) continue;
       given_[p].bytes = held.renewed_bytes(placement.runs(p), placement.runs_here());
-      bool const taker = held.renewed_bytes(placement.runs_here(), placement.runs(p)) != 0;
-      (taker ? takers_ : others_).push_back(p);
+      bool const receiver = held.renewed_bytes(placement.runs_here(), placement.runs(p)) != 0;
+      (receiver ? receivers_ : others_).push_back(p);
     }
   }
   void begin_step() noexcept {
@@ -66,7 +66,7 @@ class ParameterExchange {
   /// To those who have the same stages, what is new; to the others, that there is something.
   void send(HeldParameters const& held, Channels& channels, Stamp const& stamp) const {
     held.clear_gradients_of(placement_->runs_here());
-    for (int const& peer : takers_) {
+    for (int const& peer : receivers_) {
       auto message = channels.blank(pool_);
       held.values(Writing{message->payload}, placement_->runs_here(), placement_->runs(peer));
       channels.post(std::move(message), stamp, say_values, &peer, 1);
@@ -105,9 +105,9 @@ class ParameterExchange {
 
   Placement const* placement_ = nullptr;
   std::size_t pool_ = 0;
-  std::vector<int> takers_{};  // processes that are handed what this one has updated
-  std::vector<int> others_{};  // the rest
-  FixedArray<Given> given_{};  // [processes]
+  std::vector<int> receivers_{};  // processes that are handed what this one has updated
+  std::vector<int> others_{};     // the rest
+  FixedArray<Given> given_{};     // [processes]
 };
 
 }  // namespace stagger::mpi::detail

@@ -18,39 +18,39 @@ class Routes {
  public:
   void find(MessageCodec const& codec, Placement const& placement) {
     auto const& program = codec.program();
-    std::vector<std::vector<int>> takers(program.signals.size());
+    std::vector<std::vector<int>> receivers(program.signals.size());
     std::vector<std::size_t> given(program.signals.size());
     for (int r = 0; r < placement.ranks(); ++r) {
       int const process = placement.process_of(r);
       for (Wait const& wait : program.ranks[r].waits) {
-        auto& known = takers[wait.signal];
-        if (placement.process_of(program.signals[wait.signal].giver) == process) continue;
+        auto& known = receivers[wait.signal];
+        if (placement.process_of(program.signals[wait.signal].sender) == process) continue;
         if (std::find(known.begin(), known.end(), process) == known.end()) known.push_back(process);
       }
       if (process != placement.here()) continue;
       for (Instruction const& in : program.ranks[r].code)
-        for (std::size_t g = 0; g < in.gives; ++g) ++given[in.give[g]];
+        for (std::size_t g = 0; g < in.signal_count; ++g) ++given[in.signal[g]];
     }
-    first_taker_.assign(1, 0);
-    takers_.clear();
+    first_receiver_.assign(1, 0);
+    receivers_.clear();
     first_pool_.assign(given.size(), 0);
     pools_.clear();
     for (std::uint32_t which = 0; which < given.size(); ++which) {
-      takers_.insert(takers_.end(), takers[which].begin(), takers[which].end());
-      first_taker_.push_back(takers_.size());
-      if (given[which] == 0 || takers[which].empty()) continue;
+      receivers_.insert(receivers_.end(), receivers[which].begin(), receivers[which].end());
+      first_receiver_.push_back(receivers_.size());
+      if (given[which] == 0 || receivers[which].empty()) continue;
       first_pool_[which] = pools_.size() + 1;
       if (codec.carries_group(which))
-        pools_.insert(pools_.end(), given[which], takers[which].size());
+        pools_.insert(pools_.end(), given[which], receivers[which].size());
       else
-        pools_.push_back(takers[which].size() * codec.under_way(which, given[which]));
+        pools_.push_back(receivers[which].size() * codec.under_way(which, given[which]));
     }
   }
 
   /// The other processes with ranks that wait for a signal.
-  [[nodiscard]] std::span<int const> takers(std::uint32_t which) const noexcept {
-    return std::span(takers_).subspan(first_taker_[which],
-                                      first_taker_[which + 1U] - first_taker_[which]);
+  [[nodiscard]] std::span<int const> receivers(std::uint32_t which) const noexcept {
+    return std::span(receivers_)
+        .subspan(first_receiver_[which], first_receiver_[which + 1U] - first_receiver_[which]);
   }
   /// Which pool of messages a signal of this process uses when it is given for the `time`th time,
   /// counted from 1. Groups of gradients differ in size, and so have pools of their own.
@@ -62,9 +62,9 @@ class Routes {
   [[nodiscard]] std::vector<std::size_t> const& pools() const noexcept { return pools_; }
 
  private:
-  std::vector<std::size_t> first_taker_{};  // [signals + 1]
-  std::vector<int> takers_{};               // by signal
-  std::vector<std::size_t> first_pool_{};   // [signals]
+  std::vector<std::size_t> first_receiver_{};  // [signals + 1]
+  std::vector<int> receivers_{};               // by signal
+  std::vector<std::size_t> first_pool_{};      // [signals]
   std::vector<std::size_t> pools_{};
 };
 

@@ -30,10 +30,11 @@ class Stall {
       auto const& code = program.ranks[r].code;
       std::vector<std::uint32_t> gives(given.size(), 0);
       for (std::size_t i = 0; i < code.size(); ++i)  // what a rank gave, it has come past
-        for (std::size_t g = 0; g < code[i].gives; ++g)
-          if (++gives[code[i].give[g]] <= given[code[i].give[g]]) at_[r] = std::max(at_[r], i + 1);
+        for (std::size_t g = 0; g < code[i].signal_count; ++g)
+          if (++gives[code[i].signal[g]] <= given[code[i].signal[g]])
+            at_[r] = std::max(at_[r], i + 1);
       for (std::size_t i = 0; i < at_[r]; ++i)
-        for (std::size_t g = 0; g < code[i].gives; ++g) ++given_[code[i].give[g]];
+        for (std::size_t g = 0; g < code[i].signal_count; ++g) ++given_[code[i].signal[g]];
     }
   }
 
@@ -77,17 +78,17 @@ class Stall {
       for (std::size_t i = 0; i < at_[r]; ++i) w += other.code[i].waits;
       for (std::size_t const end = w + other.code[at_[r]].waits; w < end; ++w)
         if (given_[other.waits[w].signal] < other.waits[w].count)
-          first = std::min(first, giver_of(code, other.waits[w]));
+          first = std::min(first, sender_of(code, other.waits[w]));
     }
     return first < code.size() ? first : at_[rank];
   }
 
   /// The instruction whose signal ends a wait; the end of the code where it is another rank's.
-  [[nodiscard]] static std::size_t giver_of(List<Instruction> const& code, Wait const& wait) {
+  [[nodiscard]] static std::size_t sender_of(List<Instruction> const& code, Wait const& wait) {
     std::uint32_t left = wait.count;
     for (std::size_t i = 0; i < code.size(); ++i)
-      for (std::size_t g = 0; g < code[i].gives; ++g)
-        if (code[i].give[g] == wait.signal && --left == 0) return i;
+      for (std::size_t g = 0; g < code[i].signal_count; ++g)
+        if (code[i].signal[g] == wait.signal && --left == 0) return i;
     return code.size();
   }
 

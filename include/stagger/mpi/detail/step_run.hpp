@@ -126,10 +126,10 @@ class StepRun {
     if (vote) reports_.send_spans(rank, ranks_, stamp_);
     if (vote && --votes_ == 0 && !ending_.vote()) return;
     std::size_t const pool = routes_.pool(codec_, which, given_[which]);
-    for (int const& taker : routes_.takers(which)) {
+    for (int const& receiver : routes_.receivers(which)) {
       auto message = channels_.blank(pool);
-      codec_.write(message->payload, which, in, placement_->runs(taker));
-      channels_.post(std::move(message), stamp_, which, &taker, 1);
+      codec_.write(message->payload, which, in, placement_->runs(receiver));
+      channels_.post(std::move(message), stamp_, which, &receiver, 1);
     }
     if (vote) cast_vote();
   }
@@ -188,7 +188,7 @@ class StepRun {
     bool const summed = sums_.poll(
         codec_, [this](stagger::detail::RankState& rank, Instruction const& in, double start_s) {
           machine_.options().replicas.ops()->note(machine_, rank, in, start_s, watch_.now_s());
-          ++given_[in.give[0]];
+          ++given_[in.signal[0]];
           watch_.moved();
         });
     return channels_.poll(stamp_.epoch, [this](int peer, Envelope const& envelope, ByteReader& in) {

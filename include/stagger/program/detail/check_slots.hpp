@@ -110,7 +110,7 @@ class SlotCheck {
     else if (!forward)
       maker = static_cast<std::size_t>(cells[edge].after);
     if (state_.in->cell != maker || state_.given(signal) != made_[2 * maker + (forward ? 1 : 0)])
-      state_.refuse({"announces a value to rank ", state_.program.signals[signal].taker,
+      state_.refuse({"announces a value to rank ", state_.program.signals[signal].receiver,
                      " that it has not just made, or announces it twice"});
   }
 
@@ -245,7 +245,7 @@ class SlotCheck {
   FixedArray<Slot> slots_;
   FixedArray<CellCuts> cuts_;      // [cells], if there are any
   List<std::size_t> first_taken_;  // [cuts][backward, forward] into:
-  List<std::uint32_t> taken_;      // instructions that the taker of rows has ended by then
+  List<std::uint32_t> taken_;      // instructions that the receiver of rows has ended by then
 };
 
 }  // namespace stagger::detail

@@ -69,7 +69,8 @@ class CheckState {
 
   /// Before anything is played: counts how often signals will be given.
   void count_gives(Instruction const& instruction) {
-    for (unsigned g = 0; g < instruction.gives; ++g) ++first_give_[instruction.give[g] + 1];
+    for (unsigned g = 0; g < instruction.signal_count; ++g)
+      ++first_give_[instruction.signal[g] + 1];
   }
   void place_gives() {
     for (std::size_t s = 0; s < given_.size(); ++s) first_give_[s + 1] += first_give_[s];
@@ -81,8 +82,8 @@ class CheckState {
     for (Wait const& wait : waits) {
       std::size_t const s = wait.signal;
       awaited_[s] = std::max(awaited_[s], wait.count);
-      auto const giver = static_cast<std::size_t>(program.signals[s].giver);
-      auto& known = known_[rank * program.ranks.size() + giver];
+      auto const sender = static_cast<std::size_t>(program.signals[s].sender);
+      auto& known = known_[rank * program.ranks.size() + sender];
       known = std::max(known, give_at_[first_give_[s] + wait.count - 1]);
     }
   }
@@ -91,7 +92,7 @@ class CheckState {
   [[gnu::cold]] void require_all_awaited() {
     for (std::size_t s = 0; s < given_.size(); ++s) {
       if (given_[s] == awaited_[s]) continue;
-      at(static_cast<std::size_t>(program.signals[s].giver), 0);
+      at(static_cast<std::size_t>(program.signals[s].sender), 0);
       refuse({"gives signal ", s, " ", given_[s], " times in a step, of which ", awaited_[s],
               " are awaited"});
     }
@@ -101,7 +102,7 @@ class CheckState {
   List<std::uint32_t> known_;            // [ranks][ranks] instructions known to be ended
   List<std::uint32_t> given_, awaited_;  // [signals]
   List<std::uint32_t> first_give_;       // [signals + 1] into:
-  FixedArray<std::uint32_t> give_at_;    // instructions that the giver has ended by then
+  FixedArray<std::uint32_t> give_at_;    // instructions that the sender has ended by then
 };
 
 }  // namespace stagger::detail

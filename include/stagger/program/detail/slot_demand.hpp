@@ -41,7 +41,7 @@ struct RankTimes {
     if (in_table(in.op)) own.start.push_back(clock);
     if (computes(in.op)) clock += in.op == Op::backward ? 2 : 1;
     if (in_table(in.op)) own.end.push_back(clock);
-    for (unsigned g = 0; g < in.gives; ++g) given[in.give[g]].push_back(clock);
+    for (unsigned g = 0; g < in.signal_count; ++g) given[in.signal[g]].push_back(clock);
   }
   if (!player.blocked().empty()) return {};
   return times;

@@ -111,7 +111,7 @@ class InstructionWriter {
   }
 
   // A rank counts two parts of each position of another: what is gathered for the action, and the
-  // action. It knows how far another has come: as far as the giver of the last signal it waited
+  // action. It knows how far another has come: as far as the sender of the last signal it waited
   // for. Signals are given in program order, so a slot that was freed before that needs no wait.
 
   /// Waits for the message of a unit. It may still be on its way when its sender is known to have
@@ -249,13 +249,13 @@ class InstructionWriter {
     for (std::size_t c = 0, lowest = 0; c < flow_.cells.size(); ++c) {
       if (flow_.cells[c].stage != flow_.cells[lowest].stage) lowest = c;
       if (c == lowest) continue;
-      if (flow_.cells[c].rank == self && hand_in.gives == 0)
-        hand_in.add_give(of_rank(flow_.handed_in(), self));
+      if (flow_.cells[c].rank == self && hand_in.signal_count == 0)
+        hand_in.add_signal(of_rank(flow_.handed_in(), self));
       if (flow_.cells[lowest].rank == self)
         rank.add_wait(finish, of_rank(flow_.handed_in(), flow_.cells[c].rank), 1);
     }
-    if (hand_in.gives != 0) rank.code.push_back(hand_in);
-    finish.add_give(of_rank(done, self));
+    if (hand_in.signal_count != 0) rank.code.push_back(hand_in);
+    finish.add_signal(of_rank(done, self));
     rank.code.push_back(finish);
     Instruction update;
     update.op = Op::update;

@@ -146,9 +146,9 @@ class VirtualClockBackend {
 
   void arrive(std::uint32_t which) {
     ++given_[which];
-    int const taker = machine_.program().signals[which].taker;
+    int const receiver = machine_.program().signals[which].receiver;
     for (std::size_t r = 0; r < state_.size(); ++r) {
-      if (taker != SignalEnds::everyone && static_cast<std::size_t>(taker) != r) continue;
+      if (receiver != SignalEnds::everyone && static_cast<std::size_t>(receiver) != r) continue;
       if (state_[r] != State::blocked || !ready(machine_.ranks()[r].blocked_on)) continue;
       state_[r] = State::queued;
       at(now_s_, Event::resume, r);
