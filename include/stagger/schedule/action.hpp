@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   One entry of a schedule: what one rank does to one microbatch at one stage.
-/// @source PyTorch's pipelining action grammar (`0F1`, `3I2`, `1SEND_F0`), spoken at the border.
+/// @file   The entry of a schedule: what one rank does to one microbatch at one stage.
+/// @source PyTorch's pipelining action grammar (`0F1`, `3I2`, `1SEND_F0`), in which tables are read
+///         and written.
 
 #include <stagger/core/requirements.hpp>
 
@@ -44,30 +45,11 @@ enum class Kind : std::uint8_t {
   return kind == Kind::backward || kind == Kind::backward_weight;
 }
 
-/// The grammar's letters for a kind: "F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B",
-/// "REDUCE_GRAD".
+/// The grammar's letters for a kind.
 [[nodiscard]] constexpr char const* name(Kind kind) noexcept {
-  switch (kind) {
-    case Kind::forward:
-      return "F";
-    case Kind::backward:
-      return "B";
-    case Kind::backward_input:
-      return "I";
-    case Kind::backward_weight:
-      return "W";
-    case Kind::send_forward:
-      return "SEND_F";
-    case Kind::recv_forward:
-      return "RECV_F";
-    case Kind::send_backward:
-      return "SEND_B";
-    case Kind::recv_backward:
-      return "RECV_B";
-    case Kind::reduce_gradient:
-      return "REDUCE_GRAD";
-  }
-  return "?";
+  constexpr char const* names[] = {"F",      "B",      "I",      "W",          "SEND_F",
+                                   "RECV_F", "SEND_B", "RECV_B", "REDUCE_GRAD"};
+  return names[static_cast<int>(kind)];
 }
 
 /// One thing one rank does to one microbatch (or one sequence slice of it) at one stage.

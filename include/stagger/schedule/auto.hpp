@@ -20,7 +20,6 @@
 #include <stagger/schedule/proof/play.hpp>
 #include <stagger/schedule/search/exact.hpp>
 #include <stagger/schedule/search/fill.hpp>
-#include <stagger/schedule/search/fill_chunks.hpp>
 #include <stagger/schedule/search/rounds.hpp>
 #include <stagger/schedule/search/rounds_v.hpp>
 #include <stagger/schedule/search/warm_ups.hpp>
@@ -48,8 +47,8 @@ struct Found {
 /// M <= 2. A limit on memory is used to the last half of an activation.
 ///
 /// A microbatch is whole unless the stages can run slices of it. With S slices, limits count slices
-/// as `peak_in_flight` does, and the schedules it is held against are those that cut microbatches
-/// into as many.
+/// as `peak_in_flight` does, and it is never worse than the schedules that cut microbatches into as
+/// many.
 struct Auto {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
@@ -165,20 +164,19 @@ class Search {
 
     double const actions = 3.0 * units.ranks * units.microbatches;
     int left = static_cast<int>(std::clamp(120000.0 / actions, 4.0, 12.0));
-    for (FillRule const& rule : fill_rules()) {
+    Grid<int> owner(units.ranks);
+    for (int s = 0; s < units.ranks; ++s) owner[s] = s;
+    for (FillRule const& rule : stage_rules()) {
       if (done() || left-- == 0) break;
-      take_better(fill(units, times_, limits, rule, best_.makespan_s, slices));
+      take_better(Fill(units, owner, times_, limits, rule, slices).table(best_.makespan_s));
     }
     for (unsigned ways = 0; slices == 1 && ways < 8 && !done(); ++ways) {
       RoundRule const rule{(ways & 1U) != 0, (ways & 2U) != 0, (ways & 4U) != 0};
       keep(Rounds(units, times_, limits, rule, best_.makespan_s).table());
     }
     if (!done()) take(warm_ups.shortest(best_.makespan_s));
-    if (!done() && units.ranks <= 3 && units.microbatches <= 4) {
-      Grid<int> owner(units.ranks);
-      for (int s = 0; s < units.ranks; ++s) owner[s] = s;
+    if (!done() && units.ranks <= 3 && units.microbatches <= 4)
       take_better(exact(units, times_, owner, limits, best_.makespan_s, slices));
-    }
     best_.table = cut(std::move(best_.table));
   }
 
@@ -203,10 +201,10 @@ class Search {
     Grid<int> owner(two_ways() ? 2 * P : S);
     for (int s = 0; s < S; ++s) owner[s] = rank_of(wanted_.mapping, P, s);
     for (int s = S; s < owner.size(); ++s) owner[s] = 2 * P - 1 - s;
-    for (ChunkRule const& rule : chunk_rules(P, two_ways() ? 2 : V, wanted_.limits)) {
+    for (FillRule const& rule : chunk_rules(P, two_ways() ? 2 : V, wanted_.limits)) {
       if (done()) break;
-      Table const table =
-          FillChunks(shape_, owner, times_, wanted_.limits, rule).table(best_.makespan_s);
+      double enough = best_.makespan_s;
+      Table const table = Fill(shape_, owner, times_, wanted_.limits, rule).table(enough);
       if (table.stages > 0) consider(table);
     }
     each_published(shape_, add);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The list of all schedules, a line for each: what programs that choose one by its name
-/// (schedule/named.hpp), the search of `Auto`, and separate compilation are served from.
+/// @file   The list of all schedules, a line for each. Programs that choose one by its name
+///         (schedule/named.hpp), the search of `Auto` and separate compilation take it from here.
 
 #include <algorithm>
 #include <string_view>

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What actions and messages cost: the numbers that `evaluate`, the bound and the search
-/// work with.
+/// @file   The costs of actions and messages, as `evaluate`, the bound and the search take them.
 
-#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -32,7 +30,7 @@ struct Costs {
   /// Costs of one stage.
   /// @pre `stages` is empty or 0 <= stage < stages.size()
   [[nodiscard]] constexpr StageCosts const& of(int stage) const noexcept {
-    return stages.empty() ? each : stages[static_cast<std::size_t>(stage)];
+    return stages.empty() ? each : stages.data()[stage];
   }
 
   /// The same F, I, W and C for every stage, in seconds.
@@ -51,9 +49,10 @@ namespace detail {
   return value >= 0 && value <= 1e300;  // refuses NaN and infinity as well
 }
 
-[[noreturn]] inline void refuse_cost(int stage, char const* field, double value) {
-  raise(Errc::bad_data, "stage ", stage, " has ", field, " = ", value,
-        "; costs must be finite and not negative");
+constexpr void require_cost(bool holds, int stage, char const* field, double value) {
+  if (!holds)
+    raise(Errc::bad_data, "stage ", stage, " has ", field, " = ", value,
+          "; costs must be finite and not negative");
 }
 
 }  // namespace detail
@@ -62,26 +61,26 @@ namespace detail {
 /// negative.
 /// @throws Error bad_data, naming stage, field and value
 constexpr void require_costs(Costs const& costs, int stages) {
-  if (!costs.stages.empty() && costs.stages.size() != static_cast<std::size_t>(stages)) {
+  if (!costs.stages.empty() && static_cast<int>(costs.stages.size()) != stages) {
     raise(Errc::bad_data, "costs are given for ", counted(costs.stages.size(), "stage"),
           " but the table has ", stages, "; give one line per stage");
   }
   int const given = costs.stages.empty() ? 1 : stages;
   for (int s = 0; s < given; ++s) {
     StageCosts const& c = costs.of(s);
-    if (!detail::is_cost(c.forward_s)) detail::refuse_cost(s, "forward_s", c.forward_s);
-    if (!detail::is_cost(c.backward_input_s))
-      detail::refuse_cost(s, "backward_input_s", c.backward_input_s);
-    if (!detail::is_cost(c.backward_weight_s))
-      detail::refuse_cost(s, "backward_weight_s", c.backward_weight_s);
-    if (!detail::is_cost(c.transfer_s)) detail::refuse_cost(s, "transfer_s", c.transfer_s);
-    if (!detail::is_cost(c.activation_bytes))
-      detail::refuse_cost(s, "activation_bytes", c.activation_bytes);
-    if (!detail::is_cost(c.reduce_s)) detail::refuse_cost(s, "reduce_s", c.reduce_s);
-    if (!(c.weight_share >= 0 && c.weight_share <= 1))
-      detail::refuse_cost(s, "weight_share", c.weight_share);
+    auto const check = [s](char const* field, double value) {
+      detail::require_cost(detail::is_cost(value), s, field, value);
+    };
+    check("forward_s", c.forward_s);
+    check("backward_input_s", c.backward_input_s);
+    check("backward_weight_s", c.backward_weight_s);
+    check("transfer_s", c.transfer_s);
+    check("activation_bytes", c.activation_bytes);
+    check("reduce_s", c.reduce_s);
+    detail::require_cost(c.weight_share >= 0 && c.weight_share <= 1, s, "weight_share",
+                         c.weight_share);
   }
-  if (!(costs.overlap_s <= 1e300)) detail::refuse_cost(0, "overlap_s", costs.overlap_s);
+  detail::require_cost(costs.overlap_s <= 1e300, 0, "overlap_s", costs.overlap_s);
 }
 
 }  // namespace stagger::schedule

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Reads and writes tables in PyTorch's CSV, compute-only and with messages. Strict: what
-/// is not in the
+/// @file   PyTorch's CSV of tables, compute-only and with messages. Strict: what is not in the
 ///         grammar is an error that names line, column and value.
 
 #include <algorithm>
@@ -9,16 +8,18 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <stagger/core/error.hpp>
+#include <stagger/schedule/detail/csv_fields.hpp>
 #include <stagger/schedule/fault.hpp>
 #include <stagger/schedule/table.hpp>
 
 namespace stagger::schedule {
 
 /// A cell that gathers the sharded parameters of a stage (UNSHARD) or lets go of them (RESHARD).
-/// Tables hold none, since nothing here shards parameters; who wants them back in what is written
+/// Tables hold none, since nothing here shards parameters; a caller that wants to write them again
 /// keeps them beside the table.
 struct ShardCell {
   int rank = 0;
@@ -34,142 +35,113 @@ namespace detail {
 /// Reads the cells of one text. Lines and columns count from 1, columns in bytes.
 class TableReader {
  public:
-  TableReader(std::string_view text, std::string_view source, std::vector<ShardCell>* shards)
-      : text_(text), source_(source), shards_(shards) {}
+  /// @param shards, columns  take the cells that are no actions, and where each action stands; or
+  ///                         null
+  TableReader(std::string_view text, std::string_view source, std::vector<ShardCell>* shards,
+              std::vector<std::size_t>* columns = nullptr)
+      : rest_(text), source_(source), shards_(shards), columns_(columns) {}
 
   [[nodiscard]] Table read() {
-    if (text_.empty()) refuse(0, 0, "is empty; a table has a line for each rank");
-    std::size_t begin = 0;
-    while (begin < text_.size()) {
-      std::size_t end = text_.find('\n', begin);
-      if (end == std::string_view::npos) end = text_.size();
-      std::size_t stop = end;
-      if (stop > begin && text_[stop - 1] == '\r') --stop;
-      line_begin_ = begin;
-      ++line_;
+    if (rest_.empty())
+      raise(Errc::bad_data, source_, " is empty; a table has a line for each rank");
+    while (!rest_.empty()) {
+      line_begin_ = rest_.data();
       table_.begin_row();
-      row(begin, stop);
       waiting_ = 0;
-      begin = end + 1;
+      for (std::string_view line = take_line(rest_); !line.empty();) {
+        std::string_view const text = trimmed(take_until(line, ','));
+        if (!text.empty()) cell(text);
+      }
     }
-    return table_;
+    return std::move(table_);
   }
 
  private:
-  [[noreturn]] void refuse(std::size_t begin, std::size_t end, std::string const& why) const {
-    std::string where = std::string(source_);
-    if (line_ > 0) {
-      where += ", line " + std::to_string(line_) + ", column " +
-               std::to_string(begin - line_begin_ + 1) + ": '" +
-               std::string(text_.substr(begin, end - begin < 60 ? end - begin : 60)) + "'";
-    }
-    raise(Errc::bad_data, where, " ", why);
+  [[nodiscard]] std::size_t column_of(std::string_view text) const {
+    return static_cast<std::size_t>(text.data() - line_begin_) + 1;
+  }
+  [[noreturn]] void refuse(std::string_view text, std::string_view why) const {
+    raise(Errc::bad_data, source_, ", line ", table_.ranks(), ", column ", column_of(text), ": '",
+          text.substr(0, 60), "' ", why);
   }
 
-  static bool blank(char c) noexcept { return c == ' ' || c == '\t'; }
-
-  void trim(std::size_t& begin, std::size_t& end) const noexcept {
-    while (begin < end && blank(text_[begin])) ++begin;
-    while (begin < end && blank(text_[end - 1])) --end;
-  }
-
-  void row(std::size_t begin, std::size_t end) {
-    while (begin <= end) {
-      std::size_t comma = text_.substr(0, end).find(',', begin);
-      if (comma == std::string_view::npos) comma = end;
-      std::size_t from = begin, to = comma;
-      trim(from, to);
-      if (from < to) cell(from, to);
-      begin = comma + 1;
-    }
-  }
-
-  void cell(std::size_t begin, std::size_t end) {
+  void cell(std::string_view text) {
     constexpr std::string_view overlap = ")OVERLAP_F_B";
-    std::string_view const whole = text_.substr(begin, end - begin);
-    if (whole.front() != '(') {
+    if (text.front() != '(') {
       Action a{};
-      if (action(begin, end, a)) return add(a);
+      if (action(text, a)) return add(a, text);
       if (shards_ == nullptr) return;
-      shards_->push_back({line_ - 1, a.stage, whole.ends_with("UNSHARD"), true, {}});
+      shards_->push_back({table_.ranks() - 1, a.stage, text.ends_with("UNSHARD"), true, {}});
       ++waiting_;
       return;
     }
-    std::size_t const half = whole.find(';');
-    if (half == std::string_view::npos || whole.size() < overlap.size() + 2 ||
-        !whole.ends_with(overlap)) {
-      refuse(begin, end, "is not a cell; a pair is written (0F3;3B1)OVERLAP_F_B");
-    }
+    std::string_view inside = text.substr(1);
+    std::string_view const first = trimmed(take_until(inside, ';'));
+    bool const split = first.data() + first.size() != text.data() + text.size();
+    if (!split || text.size() < overlap.size() + 2 || !text.ends_with(overlap))
+      refuse(text, "is not a cell; a pair is written (0F3;3B1)OVERLAP_F_B");
+    inside.remove_suffix(std::min(inside.size(), overlap.size()));
+    std::string_view const second = trimmed(inside);
     Action a{}, b{};
-    std::size_t from = begin + 1, to = begin + half;
-    trim(from, to);
-    bool both = from < to && action(from, to, a);
-    from = begin + half + 1;
-    to = end - overlap.size();
-    trim(from, to);
-    both = both && from < to && action(from, to, b);
+    bool const both = !first.empty() && action(first, a) && !second.empty() && action(second, b);
     bool const pairs = both && is_compute(a.kind) && is_compute(b.kind) &&
                        a.kind != Kind::backward_weight && b.kind != Kind::backward_weight &&
                        (a.kind == Kind::forward) != (b.kind == Kind::forward);
-    if (!pairs) refuse(begin, end, "does not pair one forward with one backward");
+    if (!pairs) refuse(text, "does not pair one forward with one backward");
     a.overlaps_next = true;
-    add(a);
-    add(b);
+    add(a, first);
+    add(b, second);
   }
 
   /// One action. False for the two cells that gather and release parameters, which a table of
   /// actions does not hold.
-  bool action(std::size_t begin, std::size_t end, Action& a) const {
-    std::size_t at = begin;
-    a.stage = number(begin, end, at, "begins with a stage number");
-    std::string_view const rest = text_.substr(at, end - at);
+  bool action(std::string_view text, Action& a) const {
+    std::string_view rest = text;
+    a.stage = number(text, rest, "begins with a stage number");
     if (rest == "UNSHARD" || rest == "RESHARD") return false;
     if (rest == name(Kind::reduce_gradient)) {
       a.kind = Kind::reduce_gradient;
       return true;
     }
-    std::size_t letters = 0;
-    while (letters < rest.size() &&
-           (rest[letters] == '_' || (rest[letters] >= 'A' && rest[letters] <= 'Z')))
-      ++letters;
+    std::string_view const letters =
+        rest.substr(0, rest.find_first_not_of("ABCDEFGHIJKLMNOPQRSTUVWXYZ_"));
     bool known = false;
     for (int k = 0; k <= static_cast<int>(Kind::recv_backward); ++k) {
-      if (rest.substr(0, letters) == name(static_cast<Kind>(k))) {
-        a.kind = static_cast<Kind>(k);
-        known = true;
-      }
+      if (letters != name(static_cast<Kind>(k))) continue;
+      a.kind = static_cast<Kind>(k);
+      known = true;
     }
     if (!known)
-      refuse(begin, end, "has no known action; use F, I, B, W, SEND_F, RECV_F, SEND_B or RECV_B");
-    at += letters;
-    a.microbatch = number(begin, end, at, "needs a microbatch number behind the action");
-    if (at < end && text_[at] == 's') {
-      ++at;
-      int const slice = number(begin, end, at, "needs a slice number behind the s");
-      if (slice > 32766) refuse(begin, end, "has a slice above 32766");
+      refuse(text, "has no known action; use F, I, B, W, SEND_F, RECV_F, SEND_B or RECV_B");
+    rest.remove_prefix(letters.size());
+    a.microbatch = number(text, rest, "needs a microbatch number behind the action");
+    if (rest.starts_with('s')) {
+      rest.remove_prefix(1);
+      int const slice = number(text, rest, "needs a slice number behind the s");
+      if (slice > 32766) refuse(text, "has a slice above 32766");
       a.slice = static_cast<std::int16_t>(slice);
     }
-    if (at != end) refuse(begin, end, "goes on behind its last number; separate cells by commas");
+    if (!rest.empty()) refuse(text, "goes on behind its last number; separate cells by commas");
     return true;
   }
 
-  int number(std::size_t begin, std::size_t end, std::size_t& at, char const* need) const {
-    std::size_t const from = at;
-    std::int64_t value = 0;
-    while (at < end && text_[at] >= '0' && text_[at] <= '9') {
-      value = value * 10 + (text_[at] - '0');
-      if (value > 2147483646) refuse(begin, end, "holds a number that is not below 2^31 - 1");
-      ++at;
+  /// Takes a number from the front of `rest`.
+  int number(std::string_view text, std::string_view& rest, char const* need) const {
+    std::int64_t value = -1;
+    for (; !rest.empty() && rest.front() >= '0' && rest.front() <= '9'; rest.remove_prefix(1)) {
+      value = (value < 0 ? 0 : value * 10) + (rest.front() - '0');
+      if (value > 2147483646) refuse(text, "holds a number that is not below 2^31 - 1");
     }
-    if (at == from) refuse(begin, end, std::string("is not a cell: it ") + need);
+    if (value < 0) refuse(text, std::string("is not a cell: it ") + need);
     return static_cast<int>(value);
   }
 
-  void add(Action const& a) {
-    if (a.stage >= table_.stages) table_.stages = a.stage + 1;
-    if (a.microbatch >= table_.microbatches) table_.microbatches = a.microbatch + 1;
-    if (a.slice >= table_.slices) table_.slices = a.slice + 1;
+  void add(Action const& a, std::string_view text) {
+    table_.stages = std::max(table_.stages, a.stage + 1);
+    table_.microbatches = std::max(table_.microbatches, a.microbatch + 1);
+    table_.slices = std::max(table_.slices, a.slice + 1);
     table_.add(a);
+    if (columns_ != nullptr) columns_->push_back(column_of(text));
     for (; waiting_ > 0; --waiting_) {
       ShardCell& shard = (*shards_)[shards_->size() - waiting_];
       shard.at_end = false;
@@ -177,12 +149,12 @@ class TableReader {
     }
   }
 
-  std::string_view text_;
+  std::string_view rest_;
   std::string_view source_;
   std::vector<ShardCell>* shards_;
-  std::size_t waiting_ = 0;  // of them, for the next action of the line
-  std::size_t line_begin_ = 0;
-  int line_ = 0;
+  std::vector<std::size_t>* columns_;
+  std::size_t waiting_ = 0;  // shard cells in front of the next action of the line
+  char const* line_begin_ = nullptr;
   Table table_{};
 };
 
@@ -204,37 +176,16 @@ class TableReader {
 /// @param rank, position  as in a `Fault`
 /// @return its column in line rank + 1, in bytes from 1; 0 where the line has no such action
 [[nodiscard]] inline std::size_t column_of(std::string_view text, int rank, int position) {
-  if (rank < 0 || position < 0) return 0;
-  for (int line = 0; line < rank; ++line) {
-    std::size_t const end = text.find('\n');
-    if (end == std::string_view::npos) return 0;
-    text.remove_prefix(end + 1);
-  }
-  text = text.substr(0, text.find('\n'));
-  constexpr std::string_view blanks = " \t\r";
-  int seen = 0;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    std::size_t const comma = std::min(text.find(',', begin), text.size());
-    std::size_t const at = text.find_first_not_of(blanks, begin);
-    if (at < comma) {
-      std::string_view const cell = text.substr(at, comma - at);
-      bool const silent = cell.find("SHARD") != std::string_view::npos;  // read over
-      bool const pair = cell.front() == '(';
-      if (!silent && position < seen + (pair ? 2 : 1)) {
-        std::size_t const inside = !pair ? at : position == seen ? at + 1 : text.find(';', at) + 1;
-        return text.find_first_not_of(blanks, inside) + 1;
-      }
-      seen += silent ? 0 : pair ? 2 : 1;
-    }
-    begin = comma + 1;
-  }
-  return 0;
+  if (text.empty() || rank < 0 || position < 0) return 0;
+  std::vector<std::size_t> columns;
+  Table const table = detail::TableReader(text, "table", nullptr, &columns).read();
+  if (rank >= table.ranks() || position >= static_cast<int>(table.row(rank).size())) return 0;
+  return columns[table.row_begin.data()[rank] + static_cast<unsigned>(position)];
 }
 
 /// Writes a table, a line for each rank, without idle cells. `read_csv` gives it back.
 /// @param shards  as read with the table, or with the one it was lowered from; a cell whose action
-/// is
-///                not there any more stands at the end of its line
+///                is not there any more stands at the end of its line
 [[nodiscard]] inline std::string write_csv(Table const& table,
                                            std::vector<ShardCell> const& shards = {}) {
   std::string text;

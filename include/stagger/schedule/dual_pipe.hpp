@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file   DualPipe: microbatches enter at both ends, and a forward of one direction overlaps a
-/// backward of the other.
+///         backward of the other.
 /// @source DeepSeek-AI, "DeepSeek-V3 Technical Report", arXiv 2412.19437, section 3.2.1; DeepSeek's
-/// step order.
+///         step order.
 
 #include <algorithm>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The order that 1F1B shares with PipeDream: some forwards, then backward and forward in
-///         turn.
+/// @file   The order that 1F1B shares with PipeDream: some forwards, then one backward and one
+///         forward, again and again.
 /// @source Fan et al., "DAPPLE", PPoPP 2021, section 3.
 
 #include <algorithm>

@@ -3,8 +3,8 @@
 /// @file   The first thing wrong with a table, as a value and as a sentence.
 
 #include <array>
-#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include <stagger/core/error.hpp>
@@ -28,33 +28,35 @@ enum class FaultKind : std::uint8_t {
   memory,         ///< more in flight than the limit
 };
 
+namespace detail {
+
+struct FaultWords {
+  char const* name;
+  char const* meaning;  ///< for the action that shows the fault, and what to do
+};
+inline constexpr FaultWords fault_words[] = {
+    {"none", ""},
+    {"out-of-range",
+     " names a stage, microbatch or slice that the table does not have; they count from 0 and stay "
+     "below the table's stages, microbatches and slices"},
+    {"parse",
+     " cannot stand here: an overlapped pair is one forward and one backward, next to each other"},
+    {"missing", " is missing; every action must stand in the table exactly once"},
+    {"duplicate", " is in the table twice; remove one of the two"},
+    {"placement", " runs on another rank than the rest of its stage; give each stage one rank"},
+    {"order", " stands before an action of the same rank that it needs; move it down"},
+    {"unmatched-message",
+     " has no partner; each value that changes rank needs one send and one receive"},
+    {"message-order",
+     " takes its microbatch out of turn; a consumer must follow its producer's order"},
+    {"deadlock", " waits for ever"},
+    {"memory", " starts one more microbatch than the in-flight limit allows"}};
+
+}  // namespace detail
+
 /// The word for a kind of fault.
 [[nodiscard]] constexpr char const* name(FaultKind kind) noexcept {
-  switch (kind) {
-    case FaultKind::none:
-      return "none";
-    case FaultKind::out_of_range:
-      return "out-of-range";
-    case FaultKind::parse:
-      return "parse";
-    case FaultKind::missing:
-      return "missing";
-    case FaultKind::duplicate:
-      return "duplicate";
-    case FaultKind::placement:
-      return "placement";
-    case FaultKind::order:
-      return "order";
-    case FaultKind::unmatched_message:
-      return "unmatched-message";
-    case FaultKind::message_order:
-      return "message-order";
-    case FaultKind::deadlock:
-      return "deadlock";
-    case FaultKind::memory:
-      return "memory";
-  }
-  return "?";
+  return detail::fault_words[static_cast<int>(kind)].name;
 }
 
 /// One rank of a deadlock: what it stands at, and what that needs and cannot get.
@@ -73,8 +75,8 @@ struct Fault {
   int position = -1;  ///< index in the row; the row's length for something missing at its end
   Action action{};    ///< the action at that position, or the one that is missing
   int waits = 0;      ///< of a deadlock: how many waits make up its cycle
-  std::array<Wait, 6>
-      cycle{};  ///< the first of them; the last wait of a cycle is for the first one's rank
+  /// The first of them; the last wait of a cycle is for the rank of the first.
+  std::array<Wait, 6> cycle{};
   /// How many waits of the cycle are held.
   [[nodiscard]] constexpr int held() const noexcept {
     return waits < static_cast<int>(cycle.size()) ? waits : static_cast<int>(cycle.size());
@@ -97,54 +99,21 @@ struct Fault {
 
 namespace detail {
 
-/// What a kind of fault means for the action that shows it, and what to do.
-[[nodiscard]] constexpr char const* meaning(FaultKind kind) noexcept {
-  switch (kind) {
-    case FaultKind::none:
-      return "";
-    case FaultKind::out_of_range:
-      return " names a stage, microbatch or slice that the table does not have; they count from 0 "
-             "and stay below the table's stages, microbatches and slices";
-    case FaultKind::parse:
-      return " cannot stand here: an overlapped pair is one forward and one backward, next to each "
-             "other";
-    case FaultKind::missing:
-      return " is missing; every action must stand in the table exactly once";
-    case FaultKind::duplicate:
-      return " is in the table twice; remove one of the two";
-    case FaultKind::placement:
-      return " runs on another rank than the rest of its stage; give each stage one rank";
-    case FaultKind::order:
-      return " stands before an action of the same rank that it needs; move it down";
-    case FaultKind::unmatched_message:
-      return " has no partner; each value that changes rank needs one send and one receive";
-    case FaultKind::message_order:
-      return " takes its microbatch out of turn; a consumer must follow its producer's order";
-    case FaultKind::deadlock:
-      return " waits for ever";
-    case FaultKind::memory:
-      return " starts one more microbatch than the in-flight limit allows";
-  }
-  return "";
-}
-
 /// ": rank 0 waits at 0B0 for 1B0 of rank 1, which waits at 1F1 for 0F1 of rank 0".
 [[nodiscard]] [[gnu::cold]] inline std::string cycle_of(Fault const& fault) {
-  std::string told;
-  for (int i = 0; i < fault.held(); ++i) {
-    Wait const& wait = fault.cycle[static_cast<std::size_t>(i)];
-    told += i == 0 ? text(": rank ", wait.rank) : std::string(", which");
-    told += text(" waits at ", to_string(wait.action), " for ", to_string(wait.needs));
-    if (i + 1 < fault.held())
-      told += text(" of rank ", fault.cycle[static_cast<std::size_t>(i) + 1].rank);
+  std::string sentence;
+  for (Wait const& wait : std::span{fault.cycle.data(), fault.cycle.data() + fault.held()}) {
+    sentence +=
+        sentence.empty() ? text(": rank ", wait.rank) : text(" of rank ", wait.rank, ", which");
+    sentence += text(" waits at ", to_string(wait.action), " for ", to_string(wait.needs));
   }
   if (fault.waits > fault.held())
-    told += text(", and so on through ", fault.waits - fault.held(), " more waits, the last");
-  if (fault.waits == 1) return told + ", which cannot run before it; move that up";
+    sentence += text(", and so on through ", fault.waits - fault.held(), " more waits, the last");
+  if (fault.waits == 1) return sentence + ", which cannot run before it; move that up";
   if (fault.waits > 1)
-    told += text(fault.waits > fault.held() ? " for rank " : " of rank ", fault.cycle[0].rank,
-                 "; move up an action that is waited for");
-  return told;
+    sentence += text(fault.waits > fault.held() ? " for rank " : " of rank ", fault.cycle[0].rank,
+                     "; move up an action that is waited for");
+  return sentence;
 }
 
 }  // namespace detail
@@ -155,10 +124,10 @@ namespace detail {
   std::string const what = to_string(fault.action);
   if (fault.kind != FaultKind::missing)
     return text(what, " (rank ", fault.rank, ", position ", fault.position, ")",
-                detail::meaning(fault.kind), detail::cycle_of(fault));
+                detail::fault_words[static_cast<int>(fault.kind)].meaning, detail::cycle_of(fault));
   if (fault.position == 0)
     return text("rank ", fault.rank, " has no actions; ", what, " is missing");
-  return what + detail::meaning(fault.kind);
+  return what + detail::fault_words[static_cast<int>(fault.kind)].meaning;
 }
 
 }  // namespace stagger::schedule

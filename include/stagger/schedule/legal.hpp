@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   How a schedule policy refuses a shape: one sentence that names the value and the nearest
-/// legal one.
+/// @file   The refusal of a shape by a schedule policy: one sentence that names the value and the
+///         nearest legal one.
 
 #include <cstdint>
 #include <string>

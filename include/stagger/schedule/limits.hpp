@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What a rank may hold at once.
+/// @file   The limits on what a rank holds at once.
 
 #include <stagger/schedule/action.hpp>
 

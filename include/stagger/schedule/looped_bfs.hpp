@@ -2,7 +2,7 @@
 #pragma once
 /// @file   Looped breadth first: all microbatches through a chunk before the next chunk begins.
 /// @source Lamy-Poirier, "Breadth-First Pipeline Parallelism", arXiv 2211.05953; order of PyTorch's
-/// ScheduleLoopedBFS.
+///         ScheduleLoopedBFS.
 
 #include <stagger/schedule/legal.hpp>
 #include <stagger/schedule/policy.hpp>

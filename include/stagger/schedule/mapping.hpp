@@ -11,7 +11,7 @@ namespace stagger::schedule {
 /// Which rank runs which stage.
 enum class Mapping : std::uint8_t {
   looped,         ///< stage s on rank s mod P
-  zigzag,         ///< chunks run down and up the ranks in turn; with two chunks a V
+  zigzag,         ///< chunks run down, then up the ranks; with two chunks a V
   bidirectional,  ///< one chunk; microbatches of the second half run stage s on rank P - 1 - s
 };
 

@@ -99,7 +99,7 @@ template <class T> T table_of_named(Named const& named, Shape shape);
 /// @endcode
 struct Named {
   using policy_tag = ScheduleTag;
-  static constexpr bool flushes = true;  ///< may; whether it does, `facts` tells while it runs
+  static constexpr bool flushes = true;  ///< perhaps not: `facts` says so for the name
   static constexpr bool proven = true;   ///< `table` verifies one that is not
 
   std::string name;                   ///< in the catalog

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file   PipeDream: 1F1B that never flushes; each rank keeps the weights of every minibatch in
-/// flight.
+///         flight.
 /// @source Narayanan et al., "PipeDream", SOSP 2019, sections 3.2 and 3.3.
 
 #include <algorithm>

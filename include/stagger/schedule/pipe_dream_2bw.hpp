@@ -2,7 +2,7 @@
 #pragma once
 /// @file   PipeDream-2BW: 1F1B that never flushes, with two versions of the weights on each rank.
 /// @source Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", arXiv 2006.09503,
-/// section 3.1.
+///         section 3.1.
 
 #include <algorithm>
 #include <vector>

@@ -52,7 +52,7 @@
 ///   }
 /// };
 /// @endcode
-/// What lacks a member gets "stagger: not a SchedulePolicy: it needs ...", which names it.
+/// A type that lacks a member gets "stagger: not a SchedulePolicy: it needs ...", which names it.
 
 #include <concepts>
 #include <string_view>

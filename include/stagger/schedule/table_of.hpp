@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file   The table of a policy as the engine asks for it: compiled once for the schedules of the
-/// catalog, verified for those that are not proven.
+///         catalog, verified for those that are not proven.
 
 #include <string_view>
 
@@ -36,8 +36,8 @@ template <SchedulePolicy P> [[nodiscard]] Table table_of(P const& policy, Shape 
 
 namespace detail {
 
-/// Refutes the table of a schedule that is not proven. The proof costs its compiler a second, so
-/// only who runs such a schedule includes it.
+/// Raises the fault of a table whose schedule is not proven. The proof takes a compiler a second, so
+/// it is included only by programs that run such a schedule.
 /// @tparam T  schedule::Table; a template, so that `verify` is looked up where the pipeline is made
 template <class T> void require_legal(T const& table) {
   constexpr bool can_verify = requires { verify(table); };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   When each action of an iteration started and ended: predicted by `evaluate`, measured by
-/// an engine.
+/// @file   The times of all actions of an iteration, predicted by `evaluate` or measured by an
+///         engine.
 
 #include <cstddef>
 #include <span>

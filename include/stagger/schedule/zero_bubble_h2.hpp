@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file   ZB-H2: no idle time between a rank's first and last action, at about twice 1F1B's
-/// memory.
+///         memory.
 /// @source Qi et al., "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section 2.2.
 
 #include <algorithm>

@@ -2,10 +2,9 @@
 #pragma once
 /// @file   ZB-V: no idle time within a rank's span at 1F1B's memory, on a V.
 /// @source Qi et al., "Pipeline Parallelism with Controllable Memory", arXiv 2405.15362. The drain
-/// is that of PyTorch's
-///         ScheduleZBVZeroBubble, gradients of both chunks in turn and all weight gradients left
-///         over at the end: it needs no costs to be laid out, where the authors' generator places
-///         each weight gradient by them.
+///         is that of PyTorch's ScheduleZBVZeroBubble, with gradients of the two chunks alternating
+///         and all weight gradients that are left at the end: it needs no costs, by which the
+///         authors' generator places each weight gradient.
 
 #include <algorithm>
 #include <array>

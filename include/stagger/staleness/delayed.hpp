@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file   Delayed gradient descent: every stage exactly as far behind as minibatches may be in
-/// flight.
+///         flight.
 /// @source Park et al., "HetPipe", USENIX ATC 2020, section 4, for one virtual worker: minibatch p
-/// sees the updates of
+///         sees the updates of
 ///         1 .. p - Nm.
 
 #include <stagger/staleness/policy.hpp>

@@ -2,7 +2,7 @@
 #pragma once
 /// @file   Two versions of the weights: all stages one minibatch behind.
 /// @source Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", arXiv 2006.09503,
-/// section 3.1:
+///         section 3.1:
 ///         W(t+1) = W(t) - rate * gradient(W(t-1)).
 
 #include <stagger/staleness/policy.hpp>

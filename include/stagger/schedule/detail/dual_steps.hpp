@@ -2,7 +2,7 @@
 #pragma once
 /// @file   The eight steps that DualPipe and DualPipeV share.
 /// @source DeepSeek-AI, "DeepSeek-V3 Technical Report", arXiv 2412.19437, section 3.2.1, and its
-/// published schedule.
+///         published schedule.
 
 #include <array>
 #include <cstddef>

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What the depth-first schedules on a loop share: the order in which a rank visits its
-/// chunks.
+/// @file   The order in which a rank visits its chunks in a depth-first schedule on a loop.
 /// @source Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", arXiv
-/// 2104.04473.
+///         2104.04473.
 
 #include <algorithm>
 

@@ -85,9 +85,9 @@ class Repetition {
 
   [[nodiscard]] constexpr bool ready(int r, Step const& s, int now) {
     bool const down = s.pass == Pattern::forward_down || s.pass == Pattern::backward_down;
-    bool const turns = down ? r == 0 : r + 1 == P_;  // the pass begins on this rank
-    if (turns && s.pass == Pattern::forward_down) return true;
-    int const end = turns ? made(s.pass - 1, r, s.m) : made(s.pass, down ? r - 1 : r + 1, s.m);
+    bool const begins = down ? r == 0 : r + 1 == P_;  // the pass, on this rank
+    if (begins && s.pass == Pattern::forward_down) return true;
+    int const end = begins ? made(s.pass - 1, r, s.m) : made(s.pass, down ? r - 1 : r + 1, s.m);
     return end >= 0 && end <= now;
   }
 

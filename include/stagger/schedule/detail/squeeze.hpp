@@ -117,10 +117,10 @@ class Squeezed {
     int const pass = static_cast<int>(what);
     int const m = line.next[pass]++;
     bool const down = what == Unit::forward_down || what == Unit::backward_down;
-    bool const turns = down ? r == 0 : r + 1 == P_;  // the pass begins on this rank
+    bool const begins = down ? r == 0 : r + 1 == P_;  // the pass, on this rank
     bool const pair = whole_ && is_backward(what);
     int to = m > 0 ? end_of(pass, r, m - 1) : 0;
-    if (!turns)
+    if (!begins)
       to = std::max(to, end_of(pass, down ? r - 1 : r + 1, m));
     else if (pass > 0)
       to = std::max(to, end_of(pass - 1, r, m));

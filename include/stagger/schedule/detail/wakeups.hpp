@@ -3,6 +3,7 @@
 /// @file   The event queue of the list schedulers: which rank may be able to run something next.
 
 #include <algorithm>
+#include <cstddef>
 #include <vector>
 
 #include <stagger/core/requirements.hpp>
@@ -19,6 +20,7 @@ class Wakeups {
   };
 
   constexpr explicit Wakeups(int ranks) {
+    heap_.reserve(4 * static_cast<std::size_t>(ranks));
     for (int r = 0; r < ranks; ++r) push(0, r);
   }
   [[nodiscard]] constexpr bool empty() const noexcept { return heap_.empty(); }

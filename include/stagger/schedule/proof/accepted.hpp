@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What a compiler prints of a schedule that is rejected.
+/// @file   The words in which a compiler prints the fault of a rejected schedule.
 
 #include <cstddef>
 #include <type_traits>
@@ -45,7 +45,7 @@ auto named(std::index_sequence<I...>) -> std::type_identity<
 }  // namespace detail
 
 /// `static_assert(accepted<verify(OneFOneB{}, Shape{4, 8})>)`: the compiler prints the fault's
-/// kind, rank, position, action kind, stage and microbatch, and of a deadlock who waits for what.
+/// kind, rank, position, action kind, stage and microbatch, and the waits of a deadlock.
 template <Fault F>
 inline constexpr bool accepted = decltype(detail::named<F>(
     std::make_index_sequence<static_cast<std::size_t>(F.held())>{}))::type::value;

@@ -15,7 +15,7 @@ namespace stagger::schedule {
 
 namespace detail {
 
-/// What the bound needs to know of one rank.
+/// Sums over the actions of one rank.
 struct RankLoad {
   double work_s = 0;              ///< all its actions, pairs at their own cost
   double inputs_s = 0;            ///< all its backwards, as I
@@ -25,15 +25,18 @@ struct RankLoad {
 }  // namespace detail
 
 /// A lower bound of the makespan over all orders of a table's actions, backwards split or not, with
-/// every stage where the table has it. For each rank, with stages from s to t:
-///   start-up  nothing runs before the first value arrives, and nothing but forwards before the
-///   first gradient does; drain     all input gradients follow the first gradient, and the last of
-///   them has its way to the first stage; memory    an activation is held while its microbatch goes
-///   up and comes back, and room is limited.
-/// Slices: the first gradient waits for all forwards of its microbatch, and each slice is held
-/// while the later ones are. Bidirectional tables: start-up without the second part.
+/// every stage where the table has it. For each rank, with stages from s to t, it is the largest of:
+///   - start-up: nothing runs before the first value arrives, and nothing but forwards before the
+///     first gradient does;
+///   - drain: all input gradients follow the first gradient, and the last of them has its way to the
+///     first stage;
+///   - memory: an activation is held while its microbatch goes up and comes back, and room is
+///     limited.
+/// With slices, the first gradient waits for all forwards of its microbatch, and each slice is held
+/// while the later ones are. Of bidirectional tables only the first part of the start-up counts.
 /// @throws Error bad_data for costs that are not finite and not negative, bad_schedule for an empty
-/// table Complexity: linear in the number of actions; O(n log n) with an in-flight limit.
+///         table
+/// Complexity: linear in the number of actions; O(n log n) with an in-flight limit.
 [[nodiscard]] constexpr double lower_bound(Table const& table, Costs const& costs = {},
                                            Limits limits = {}) {
   require_costs(costs, table.stages);
@@ -56,10 +59,10 @@ struct RankLoad {
   }
   // head[s]: from the start to the first forward of stage s; back[s]: from a forward's start at s
   // to its gradient.
-  Grid<double> head(S), back(S), home(S), rest(S);
+  Grid<double> head(S), back(S), down(S), rest(S);
   for (int s = 1; s < S; ++s) {
     head[s] = head[s - 1] + shortest[s - 1].forward + times[s].link_forward;
-    home[s] = home[s - 1] + shortest[s - 1].input +
+    down[s] = down[s - 1] + shortest[s - 1].input +
               times[s - 1].link_backward;  // from a gradient of s to the end of stage 0's
   }
   for (int s = S; s-- > 0;) {
@@ -115,7 +118,7 @@ struct RankLoad {
     double const gradient = head[last] + back[last] + queue;  // when the first one can be here
     bound = std::max(bound, gradient + load.work_s - early);
     double const last_weight = pairs && costs.overlap_s >= 0 ? 0.0 : times[0].weight;
-    bound = std::max(bound, gradient + load.inputs_s + home[first] + last_weight);
+    bound = std::max(bound, gradient + load.inputs_s + down[first] + last_weight);
     if (limits.memory > 0) {
       bound = std::max(bound,
                        begin + (load.held_s + limits.weight_share * load.kept_s) / limits.memory);

@@ -59,7 +59,8 @@ namespace stagger::schedule::detail {
           .action = table.row(rank)[position]};
 }
 
-/// Refuses what would make arrays by index unsafe or needlessly large: `play` requires this.
+/// Refuses a table whose actions would index outside of arrays of cells, or for which these would be
+/// needlessly large. `play` requires this.
 /// @throws Error bad_schedule
 constexpr void require_playable(Table const& table) {
   for (int r = 0; r < table.ranks(); ++r) {

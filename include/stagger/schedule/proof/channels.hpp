@@ -194,7 +194,7 @@ class ChannelTransfers {
   /// Row of an action.
   [[nodiscard]] constexpr int rank_of(std::size_t index) const noexcept { return rank_of_[index]; }
 
-  /// The first action of a rank that never ran, of those that `counts` tells; the number of actions
+  /// The first action of a rank that never ran, with or without its messages; the number of actions
   /// where all did.
   [[nodiscard]] constexpr std::size_t first_left(int rank, bool messages) const noexcept {
     auto const row = table_.row(rank);

@@ -194,8 +194,8 @@ constexpr void move_memory_waits(Table const& table, Times const& times, Limits 
 /// arrived. In a table of compute actions a transfer is pure delay; in a table with messages it
 /// occupies its channels (`Channels`).
 /// @param table   a table that `verify` accepts
-/// @param limits  those the table was made for: they change no time, and tell which idle time is
-/// theirs
+/// @param limits  those that the table was made for: they change no time, but say which idle time
+///                is due to them
 /// @throws Error bad_schedule for a table that never ends, bad_data for costs that are not finite
 /// and not negative
 /// Complexity: linear in the number of actions.
@@ -239,13 +239,13 @@ constexpr void move_memory_waits(Table const& table, Times const& times, Limits 
 /// @return [ranks]
 template <SchedulePolicy Policy>
 [[nodiscard]] constexpr std::vector<int> weight_versions(Policy const& policy, Shape shape) {
-  constexpr bool tells = requires { policy.weight_versions(shape, 0); };
-  static_assert(tells || Policy::flushes,
+  constexpr bool says = requires { policy.weight_versions(shape, 0); };
+  static_assert(says || Policy::flushes,
                 "stagger: a policy that does not flush says how many versions a rank keeps: int "
                 "weight_versions(Shape, int rank) const");
   std::vector<int> versions;
   for (int r = 0; r < shape.ranks; ++r) {
-    if constexpr (tells)
+    if constexpr (says)
       versions.push_back(policy.weight_versions(shape, r));
     else
       versions.push_back(1);

@@ -105,8 +105,8 @@ class Delays {
   Grid<double> forward_, gradient_;  // [cells] ends
 };
 
-/// A visitor for `play` that keeps when the last action ends. One type for all who ask no more, so
-/// that they share one copy of the loop.
+/// A visitor for `play` that keeps when the last action ends. Callers that need no more share this
+/// type, and so one copy of the loop.
 struct LatestEnd {
   double end_s = 0;
   constexpr void operator()(int, std::size_t, double, double end, double) noexcept {

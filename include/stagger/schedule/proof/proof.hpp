@@ -122,8 +122,8 @@ template <auto Policy, Shape S, int Limit> struct Prover {
     return FaultKind::none;
   }
 
-  /// Runs an action, or tells why not: deadlock when its input is not there yet, else what is wrong
-  /// with it. One function, since compilers pay for each call.
+  /// Runs an action, or says why it cannot run: deadlock when its input is not there yet, else what
+  /// is wrong with it. One function, since compilers pay for each call.
   /// @param test  of the first action of a pair: everything but to run it
   static constexpr FaultKind take(State& state, int rank, int at, Action const& a, bool test) {
     if (a.stage < 0 || a.stage >= S.stages() || a.microbatch < 0 ||

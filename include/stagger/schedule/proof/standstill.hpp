@@ -57,7 +57,7 @@ template <class F> [[nodiscard]] constexpr Fault cycle_of_waits(std::size_t firs
 /// @param row  the actions of a rank
 template <class Row, class Reached>
 [[nodiscard]] constexpr Fault standstill(int ranks, int stages, Row&& row, Reached&& reached) {
-  // Sets `held` to wait for an action that `is` tells, and says whether it has not run yet.
+  // Makes `held` wait for the action that `is` accepts; true when that has not run yet.
   auto const lacks = [&](Held& held, int rank, std::size_t at, auto const& is) {
     for (int q = 0; q < ranks; ++q) {
       std::span<Action const> const other = row(q);

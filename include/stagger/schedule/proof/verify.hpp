@@ -16,7 +16,7 @@
 
 namespace stagger::schedule {
 
-/// What a table is held against.
+/// The conditions under which a table is verified.
 struct VerifyOptions {
   Channels channels =
       Channels::per_peer;  ///< how messages share channels; compute-only tables have none

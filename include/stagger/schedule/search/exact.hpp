@@ -29,8 +29,8 @@ namespace stagger::schedule::detail {
 /// @param best_s  a makespan to beat; the shortest one afterwards
 /// @param slices  M counts slices, of which so many make a microbatch: its first gradient needs all
 /// their forwards
-/// @param most  partial schedules of one length that are gone on with, those that promise most;
-/// then what is found need not be the shortest. 0: all
+/// @param most    partial schedules of one length that are extended, those that promise most; the
+///                table found need not be the shortest then. 0: all
 /// @return the table that beats it, or an empty one where none does
 [[nodiscard]] inline Table exact(Shape shape, Times const& times, Grid<int> const& owner,
                                  Limits const& limits, double& best_s, int slices = 1,
@@ -91,7 +91,7 @@ namespace stagger::schedule::detail {
     return false;
   };
 
-  // Keeps those whose ranks would be done soonest with what they have left.
+  // Keeps the nodes whose ranks would be done soonest with what they have left.
   auto const thin = [&](Layer& all, std::size_t keep) {
     std::vector<std::tuple<double, double, State, std::size_t>> order;
     for (auto const& [state, members] : all) {

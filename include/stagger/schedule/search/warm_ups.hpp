@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The shortest of all tables of 1F1B and Seq1F1B: every gap under every in-flight limit,
-///         without playing most of them.
+/// @file   The search for the warm-up of 1F1B or Seq1F1B whose table is shortest, over every gap
+///         under every in-flight limit.
 /// @source Warm-ups: Fan et al., "DAPPLE", PPoPP 2021, section 3; Ao et al., "Seq1F1B", arXiv
 ///         2406.03488. Bounding whole ranges of them at once is our own.
 
@@ -18,7 +18,7 @@
 namespace stagger::schedule::detail {
 
 /// One stage on each rank, N units (microbatches, or slices of them), each backward as I and W side
-/// by side. Rank r runs c_r forwards before its first backward, then backward and forward in turn;
+/// by side. Rank r runs c_r forwards before its first backward, then one backward and one forward, again and again;
 /// with gap g and depth D
 ///
 ///   c_r = min(g(P - 1 - r) + S, D + S - 1 - r, N).
@@ -29,7 +29,7 @@ namespace stagger::schedule::detail {
 /// c never falls with g or D. For counts between `low` and `high`, forward n comes behind backward
 /// n - high and backward k behind forward k + low - 1, at least: played with these two orders
 /// beside each other, no unit ends later than in any table between them. A range that cannot beat
-/// what is known is left as a whole, any other cut in two.
+/// what is known is left out as a whole, any other is cut in two.
 class WarmUps {
  public:
   using Counts = Grid<int>;
