@@ -42,7 +42,8 @@ struct SumRun {
   List<GradientGroup> groups;  // of the next program
   Phase phase = Phase::decided;
   bool taking = false;                  // times in the step at hand
-  int steps = -1;                       // measured in this phase; the first one only warms up
+  bool warmed_up = false;               // by a first step of this phase, which is not measured
+  std::size_t steps = 0;                // measured in this phase
   std::int64_t decided_at = 0;          // step
   List<double> backward_s;              // [steps][groups] on the first of those that hold the stage
   List<double> sum_s;                   // likewise

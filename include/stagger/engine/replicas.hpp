@@ -8,6 +8,7 @@
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
+#include <stagger/engine/detail/grouping_decision.hpp>
 #include <stagger/engine/detail/replica_sums.hpp>
 #include <stagger/engine/machine.hpp>
 #include <stagger/engine/options.hpp>
@@ -129,7 +130,7 @@ struct Replication {
 
   [[gnu::cold]] static void begin_step(Machine& machine) {
     ReplicaRun& run = *machine.run.replica_run;
-    ReplicaSums::begin_step(machine);
+    GroupingDecision::begin_step(machine);
     auto const& parts = machine.model.options.replicas.parts();
     StepArguments const& asked = machine.run.arguments;
     SlotType const& input = *machine.model.layers[0].ops().input;
@@ -180,7 +181,7 @@ struct Replication {
   }
 
   [[gnu::cold]] static void end_step(Machine& machine) {
-    ReplicaSums::end_step(machine);
+    GroupingDecision::end_step(machine);
     if (machine.model.memory == nullptr) join_outputs(machine);
   }
 
@@ -295,8 +296,8 @@ inline constexpr ReplicaOps replica_ops{&group_gradients,
                                         &Replication::join_outputs,
                                         &Replication::execute,
                                         &ReplicaSums::note,
-                                        &ReplicaSums::measures,
-                                        &ReplicaSums::current_groups,
+                                        &GroupingDecision::measures,
+                                        &GroupingDecision::current_groups,
                                         &ReplicaSums::extent,
                                         [](ReplicaRun* run) noexcept { delete run; },
                                         &Replication::bytes,

@@ -8,6 +8,7 @@
 
 #include <stagger/engine/replicas.hpp>
 #include <stagger/schedule/gpipe.hpp>
+#include <stagger/schedule/proof/peak_in_flight.hpp>
 #include <stagger/schedule/v_1f1b.hpp>
 #include <stagger/schedule/zero_bubble_h1.hpp>
 

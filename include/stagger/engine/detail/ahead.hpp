@@ -8,32 +8,10 @@
 #include <utility>
 
 #include <stagger/core/fixed_array.hpp>
+#include <stagger/engine/detail/losses.hpp>
 #include <stagger/engine/step.hpp>
 
 namespace stagger::detail {
-
-/// What a step's metrics are made of, beside its losses.
-struct StepFacts {
-  double terms = 0;
-  std::size_t microbatches = 0;
-  std::size_t parts = 1;  // losses of each microbatch
-  bool compares = false;  // has targets, hence a loss
-};
-
-/// @param losses  [parts][microbatches]
-[[nodiscard]] inline Metrics metrics_of(StepFacts const& step, double const* losses,
-                                        double gradient_norm) noexcept {
-  Metrics metrics;
-  metrics.terms = step.terms;
-  metrics.gradient_norm = gradient_norm;
-  if (!step.compares) return metrics;
-  double sum = 0;
-  for (std::size_t m = 0; m < step.microbatches; ++m)
-    for (std::size_t part = 0; part < step.parts; ++part)
-      sum += losses[part * step.microbatches + m];
-  metrics.loss = step.terms > 0 ? sum / step.terms : 0;
-  return metrics;
-}
 
 /// Steps in flight, in the order in which they were enqueued.
 ///

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The losses of a step's microbatches, what each weighs, and the metrics they make.
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include <stagger/engine/detail/request.hpp>
+#include <stagger/engine/step.hpp>
+#include <stagger/program/program.hpp>
+
+namespace stagger::detail {
+
+/// What a step's metrics are made of, beside its losses.
+struct StepFacts {
+  double terms = 0;
+  std::size_t microbatches = 0;
+  std::size_t parts = 1;  // losses of each microbatch
+  bool compares = false;  // has targets, hence a loss
+};
+
+/// @param losses  [parts][microbatches]
+[[nodiscard]] inline Metrics metrics_of(StepFacts const& step, double const* losses,
+                                        double gradient_norm) noexcept {
+  Metrics metrics;
+  metrics.terms = step.terms;
+  metrics.gradient_norm = gradient_norm;
+  if (!step.compares) return metrics;
+  double sum = 0;
+  for (std::size_t m = 0; m < step.microbatches; ++m)
+    for (std::size_t part = 0; part < step.parts; ++part)
+      sum += losses[part * step.microbatches + m];
+  metrics.loss = step.terms > 0 ? sum / step.terms : 0;
+  return metrics;
+}
+
+/// Memory for losses and weights, which the ranks write and read.
+class Losses {
+ public:
+  /// @param parts  how many ranks may compute a loss of one microbatch
+  explicit Losses(std::size_t parts) : parts_(parts) {}
+
+  /// @param turns  steps that may be under way at once
+  [[gnu::cold]] void make_room(Program const& program, std::size_t turns) {
+    auto const microbatches = static_cast<std::size_t>(program.microbatches);
+    losses_.resize(std::max(losses_.size(), turns * parts_ * microbatches));
+    scales_.resize(std::max(scales_.size(), microbatches));
+  }
+
+  /// Points a step's arguments here, and weighs its microbatches: every term of a minibatch counts
+  /// alike, however unequal they are.
+  void begin(StepArguments& arguments, Program const& program, std::size_t turn) {
+    facts_ = {0, static_cast<std::size_t>(program.microbatches), parts_,
+              arguments.targets.first != nullptr};
+    losses_of_turn_ = losses_.data() + turn * facts_.microbatches * parts_;
+    if (parts_ > 1) std::fill_n(losses_of_turn_, facts_.microbatches * parts_, 0.0);
+    arguments.losses = facts_.compares ? losses_of_turn_ : nullptr;
+    if (!facts_.compares) return;
+    auto const minibatches = static_cast<std::size_t>(program.updates);
+    for (std::size_t begin = 0, k = 0; k < minibatches; ++k) {
+      std::size_t const end = begin + facts_.microbatches / minibatches;
+      double terms = 0;
+      for (std::size_t m = begin; m < end; ++m)
+        terms += arguments.loss_ops.terms(arguments.loss, arguments.targets[m]);
+      for (; begin < end; ++begin) scales_[begin] = terms > 0 ? 1 / terms : 0;
+      facts_.terms += terms;
+    }
+    arguments.scales = scales_.data();
+  }
+
+  /// Of the step that was begun last.
+  [[nodiscard]] StepFacts const& facts() const noexcept { return facts_; }
+  [[nodiscard]] double* values() const noexcept { return losses_of_turn_; }
+
+ private:
+  std::size_t parts_;
+  StepFacts facts_;
+  double* losses_of_turn_ = nullptr;
+  std::vector<double> losses_;  // [turns][parts][microbatches]
+  std::vector<double> scales_;  // [microbatches] 1 / terms of the minibatch
+};
+
+}  // namespace stagger::detail

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The programs of a pipeline, each laid out and checked when it is asked for the first time.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <stagger/core/error.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/core/shape.hpp>
+#include <stagger/engine/options.hpp>
+#include <stagger/engine/replica_ops.hpp>
+#include <stagger/engine/setup.hpp>
+#include <stagger/program/check_program.hpp>
+#include <stagger/program/lay_out.hpp>
+#include <stagger/schedule/table.hpp>
+
+namespace stagger::detail {
+
+/// The same table without its backward actions.
+[[nodiscard]] [[gnu::cold]] inline schedule::Table forward_only(schedule::Table const& table) {
+  schedule::Table result;
+  result.stages = table.stages;
+  result.microbatches = table.microbatches;
+  result.slices = table.slices;
+  for (int r = 0; r < table.ranks(); ++r) {
+    result.begin_row();
+    for (auto const& action : table.row(r))
+      if (action.kind == schedule::Kind::forward)
+        result.add({action.kind, action.stage, action.microbatch, action.slice});
+  }
+  return result;
+}
+
+class Programs {
+ public:
+  /// @param options    of the pipeline; outlives this
+  /// @param positions  rows of the schedule's table
+  /// @param shards     whether replicas share the optimizer's state out
+  Programs(Setup const& setup, Options const& options, int positions, bool shards,
+           bool sums_by_library)
+      : schedule_(setup.schedule),
+        staleness_(setup.staleness),
+        options_(options),
+        stages_(static_cast<int>(setup.cuts.size()) + 1),
+        positions_(positions),
+        shards_(shards),
+        sums_by_library_(sums_by_library) {}
+
+  /// @param groups  of gradients that are added up while backward runs; null: none
+  /// @throws Error  bad_configuration for no microbatches, or a number that the schedule does not
+  ///                allow; bad_schedule for a table that cannot be run
+  [[nodiscard]] std::shared_ptr<Program const> find(std::size_t microbatches, bool training,
+                                                    List<GradientGroup> const* groups) {
+    require_microbatches(microbatches);
+    if (training && staleness_ && options_.clip_norm)
+      raise(
+          Errc::bad_configuration,
+          "gradients cannot be clipped by a norm over all stages where stages update alone; leave "
+          "clip_norm out, or use staleness::Synchronous");
+    auto const number = static_cast<int>(microbatches);
+    for (Known& known : known_)
+      if (known.program->training == training && known.program->microbatches == number &&
+          (groups == nullptr || !training || known.program->groups == *groups)) {
+        known.asked = ++asked_;
+        return known.program;
+      }
+    return add(number, training, groups);
+  }
+
+  /// The schedule's table.
+  [[nodiscard]] schedule::Table table(int microbatches) const {
+    return schedule_.table(
+        schedule_.schedule,
+        Shape{.ranks = positions_, .microbatches = microbatches, .chunks = schedule_.chunks});
+  }
+
+ private:
+  struct Known {
+    std::shared_ptr<Program const> program;
+    std::uint64_t asked = 0;
+  };
+
+  void require_microbatches(std::size_t count) const {
+    if (count == 0)
+      raise(Errc::bad_configuration,
+            "a minibatch of 0 microbatches cannot be run; give at least 1");
+    if (count % static_cast<unsigned>(schedule_.slices) != 0)
+      raise(Errc::bad_configuration, counted(count, "input"), " cannot be microbatches of ",
+            counted(schedule_.slices, "slice"), " each; give a multiple of ", schedule_.slices);
+  }
+
+  [[gnu::cold]] std::shared_ptr<Program const> add(int microbatches, bool training,
+                                                   List<GradientGroup> const* groups) {
+    schedule::Table made = table(microbatches / schedule_.slices);
+    if (!training) made = forward_only(made);
+    if (made.stages != stages_ || made.ranks() != positions_ ||
+        made.microbatches * made.slices != microbatches)
+      raise(Errc::bad_schedule, "the schedule made a table of ", counted(made.ranks(), "rank"),
+            ", ", counted(made.stages, "stage"), " and ",
+            counted(made.microbatches * made.slices, "microbatch"), " where ", positions_, ", ",
+            stages_, " and ", microbatches, " were asked for");
+    if (training && std::all_of(made.actions.begin(), made.actions.end(), [](auto const& action) {
+          return action.kind == schedule::Kind::forward;
+        }))
+      raise(Errc::bad_schedule,
+            "the schedule made a table without a backward action, which cannot train; evaluate and "
+            "predict with it, or train with a schedule such as 1f1b");
+    LayOutOptions options;
+    options.recompute = options_.recompute;
+    options.spare_slots = options_.spare_slots;
+    options.staleness = staleness_;
+    options.replicas = &options_.replicas;
+    options.groups = groups;
+    if (groups != nullptr) options.group_gradients = options_.replicas.ops()->group_gradients;
+    options.chain_squares = shards_ && options_.clip_norm.has_value();
+    options.sums_by_library = sums_by_library_;
+    auto const added = std::make_shared<Program const>(lay_out(made, options));
+    require_sound(*added, made, options);
+    known_.push_back({added, ++asked_});
+    if (training && groups != nullptr) drop_old_groupings(*added);
+    return added;
+  }
+
+  /// Groupings that are measured come back at every renewal, one that was decided need not: of
+  /// programs that differ in nothing else, only those stay that were asked for last.
+  [[gnu::cold]] void drop_old_groupings(Program const& added) {
+    constexpr std::size_t kept = 3;  // each layer by itself, a whole stage at once, the decision
+    std::size_t alike = 0;
+    auto oldest = known_.end();
+    for (auto known = known_.begin(); known != known_.end(); ++known) {
+      if (!known->program->training || known->program->microbatches != added.microbatches) continue;
+      ++alike;
+      if (oldest == known_.end() || known->asked < oldest->asked) oldest = known;
+    }
+    if (alike > kept) known_.erase(oldest);
+  }
+
+  ScheduleCall schedule_;
+  StalenessModel staleness_;
+  Options const& options_;
+  int stages_;
+  int positions_;
+  bool shards_;
+  bool sums_by_library_;
+  std::vector<Known> known_;
+  std::uint64_t asked_ = 0;  // how often programs were asked for
+};
+
+}  // namespace stagger::detail
