@@ -9,7 +9,7 @@
 
 #include <stagger/core/list.hpp>
 #include <stagger/engine/machine.hpp>
-#include <stagger/engine/replica_run.hpp>
+#include <stagger/engine/replica_ops.hpp>
 
 namespace stagger::detail {
 

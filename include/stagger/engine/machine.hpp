@@ -18,9 +18,9 @@
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/engine/detail/execution.hpp>
+#include <stagger/engine/detail/model_state.hpp>
 #include <stagger/engine/detail/rank.hpp>
 #include <stagger/engine/memory.hpp>
-#include <stagger/engine/model_state.hpp>
 #include <stagger/engine/options.hpp>
 #include <stagger/engine/parameter_memory.hpp>
 #include <stagger/engine/replica_ops.hpp>

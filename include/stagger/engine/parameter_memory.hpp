@@ -136,4 +136,102 @@ struct ParameterBlocks {
   ParameterMemory const* memory = nullptr;  // where they lie; null: on the host
 };
 
+/// What the parameters of a layer were before a step, for a step that fails.
+class SavedParameters {
+ public:
+  /// Makes memory for a part of the layer of so many bytes, unless there is.
+  [[gnu::cold]] void make(ParameterMemory const* memory, std::size_t bytes, std::size_t states) {
+    if (values_.size() == bytes) return;
+    values_.make(memory, bytes);
+    for (std::size_t s = 0; s < states; ++s) states_[s].make(memory, bytes);
+  }
+  void save(ParameterBlocks const& now) {
+    values_.copy_from(now.values[0]);
+    for (std::size_t s = 0; s < states_.size(); ++s) states_[s].copy_from(now.states[s]);
+  }
+  void restore(ParameterBlocks& now) const {
+    now.values[0].copy_from(values_);
+    for (std::size_t s = 0; s < states_.size(); ++s) now.states[s].copy_from(states_[s]);
+  }
+  /// Saves, or restores, a part of what has its states here, on the host.
+  [[gnu::noinline]] void copy_part(ParameterBlocks const& now, ByteRange part,
+                                   bool back) const noexcept {
+    if (part.first >= part.last) return;
+    std::size_t const at = part.first - now.held.first;
+    auto const copy = [&](std::byte* here, std::byte* there) {
+      std::memcpy(back ? here : there, back ? there : here, part.last - part.first);
+    };
+    copy(now.values[0].data() + part.first, values_.data() + at);
+    for (std::size_t s = 0; s < states_.size(); ++s)
+      if (states_[s].size() != 0) copy(now.states[s].data() + at, states_[s].data() + at);
+  }
+  [[gnu::cold]] void move_to(ParameterMemory const* memory) {
+    values_.move_to(memory);
+    for (ParameterBlock& state : states_) state.move_to(memory);
+  }
+  [[nodiscard]] std::uint64_t bytes() const noexcept {
+    return values_.size() + states_[0].size() + states_[1].size();
+  }
+
+ private:
+  ParameterBlock values_;
+  std::array<ParameterBlock, 2> states_;
+};
+
+/// The copy of a layer's parameters that the host is shown where they lie elsewhere, or where the
+/// optimizer's state is shared out.
+class ShownParameters {
+ public:
+  /// Values, then states.
+  [[nodiscard]] ParameterBlock const* blocks() const noexcept { return copies_.data(); }
+  /// State `s` of a part of the layer.
+  [[nodiscard]] std::span<std::byte> state(std::size_t s, ByteRange range) const noexcept {
+    auto const& copy = copies_[s + 1];
+    if (copy.size() == 0) return {};
+    return {copy.data() + range.first, range.last - range.first};
+  }
+
+  /// Copies what lies in a memory of a back end.
+  [[gnu::cold]] void fetch(ParameterBlocks const& own, std::size_t states) {
+    for (std::size_t s = 0; s <= states; ++s) {
+      ParameterBlock const& from = s == 0 ? own.values[0] : own.states[s - 1];
+      if (copies_[s].size() != from.size()) copies_[s].make(nullptr, from.size());
+      if (from.size() != 0)
+        own.memory->download(*own.memory, copies_[s].data(), from.data(), from.size());
+    }
+  }
+  /// The way back.
+  [[gnu::cold]] void take_back(ParameterBlocks const& own, std::size_t states) const {
+    if (copies_[0].size() == 0) return;
+    for (std::size_t s = 0; s <= states; ++s) {
+      ParameterBlock const& to = s == 0 ? own.values[0] : own.states[s - 1];
+      own.memory->upload(*own.memory, to.data(), copies_[s].data(), to.size());
+    }
+  }
+
+  /// Of states that are shared out, makes copies of the whole, in which only the part that is here
+  /// is true unless others send theirs.
+  [[gnu::cold]] void spread(ParameterBlocks const& own, std::size_t states) {
+    for (std::size_t s = 0; s < states; ++s) {
+      ParameterBlock& copy = copies_[s + 1];
+      if (copy.size() != 0 || own.gradients.size() == 0) continue;
+      copy.make(nullptr, own.gradients.size());
+      if (own.states[s].size() != 0)
+        std::memcpy(copy.data() + own.held.first, own.states[s].data(), own.states[s].size());
+    }
+  }
+  /// The way back of the part that is here; the copies go.
+  [[gnu::cold]] void gather(ParameterBlocks const& own, std::size_t states) {
+    for (std::size_t s = 0; s < states; ++s) {
+      ParameterBlock& copy = copies_[s + 1];
+      if (copy.size() != 0 && own.states[s].size() != 0)
+        std::memcpy(own.states[s].data(), copy.data() + own.held.first, own.states[s].size());
+      copy.make(nullptr, 0);
+    }
+  }
+
+ private:
+  std::array<ParameterBlock, 3> copies_;  // on the host
+};
+
 }  // namespace stagger::detail

@@ -12,7 +12,7 @@
 #include <stagger/engine/detail/replica_sums.hpp>
 #include <stagger/engine/machine.hpp>
 #include <stagger/engine/options.hpp>
-#include <stagger/engine/replica_run.hpp>
+#include <stagger/engine/replica_ops.hpp>
 #include <stagger/program/dataflow.hpp>
 #include <stagger/program/group_gradients.hpp>
 

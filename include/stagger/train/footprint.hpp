@@ -9,7 +9,9 @@
 #include <span>
 #include <vector>
 
+#include <stagger/core/alignment.hpp>
 #include <stagger/core/error.hpp>
+#include <stagger/core/index_range.hpp>
 #include <stagger/engine/machine.hpp>
 #include <stagger/engine/replicas.hpp>
 #include <stagger/program/program.hpp>
@@ -51,10 +53,19 @@ class SlotBytes {
   std::vector<std::uint64_t> bytes_;
 };
 
+/// The layers of a stage.
+[[nodiscard]] inline IndexRange layers_of(std::span<int const> cuts, int stage,
+                                          std::size_t layers) {
+  auto const s = static_cast<std::size_t>(stage);
+  return {s == 0 ? 0 : static_cast<std::size_t>(cuts[s - 1]),
+          s < cuts.size() ? static_cast<std::size_t>(cuts[s]) : layers};
+}
+
 /// One cell of a training program, with `rows(microbatch)` of its own.
 template <class RowsOf, class FootprintOf>
 void add_cell(Memory& memory, std::uint64_t& scratch, Program const& program, std::size_t number,
-              std::size_t first, std::size_t end, RowsOf&& rows, FootprintOf&& footprint) {
+              IndexRange layers, RowsOf&& rows, FootprintOf&& footprint) {
+  auto const [first, end] = layers;
   Cell const& cell = program.cells[number];
   SlotBytes x(cell.first() ? 1 : cell.x_slots), y(cell.last() ? cell.kept_slots : cell.y_slots);
   SlotBytes dy(cell.dy_slots), dx(cell.gathers_input ? cell.dx_slots : 0), repeated(1);
@@ -63,10 +74,9 @@ void add_cell(Memory& memory, std::uint64_t& scratch, Program const& program, st
   std::vector<SlotBytes> inner_dy(inner, SlotBytes(cell.inner_slots));
   std::vector<SlotBytes> saved(end - first, SlotBytes(cell.kept_slots));
   bool const recomputes =
-      std::any_of(program.ranks[static_cast<std::size_t>(cell.rank)].code.begin(),
-                  program.ranks[static_cast<std::size_t>(cell.rank)].code.end(),
+      std::any_of(program.ranks[cell.rank].code.begin(), program.ranks[cell.rank].code.end(),
                   [](Instruction const& in) { return in.op == Op::recompute; });
-  for (Instruction const& in : program.ranks[static_cast<std::size_t>(cell.rank)].code) {
+  for (Instruction const& in : program.ranks[cell.rank].code) {
     if (in.cell != number || !computes(in.op)) continue;
     Footprint const& of = footprint(rows(in.microbatch));
     auto const layer = [&](std::size_t l) -> LayerBytes const& { return of.layers[l]; };
@@ -136,7 +146,6 @@ template <class FootprintOf>
   std::vector<std::uint64_t> scratch(program.ranks.size());
   for (std::size_t c = 0; c < program.cells.size(); ++c) {
     Cell const& cell = program.cells[c];
-    auto const stage = static_cast<std::size_t>(cell.stage);
     auto const rank = static_cast<std::size_t>(cell.rank);
     auto const own_rows = [&](std::size_t m) {
       if (replicas.empty()) return rows[m];
@@ -146,16 +155,14 @@ template <class FootprintOf>
              Replication::border(rows[m], part.before, part.total);
     };
     Footprint const& any = footprint(own_rows(0));
-    std::size_t const first = stage == 0 ? 0 : static_cast<std::size_t>(cuts[stage - 1]);
-    std::size_t const end =
-        stage < cuts.size() ? static_cast<std::size_t>(cuts[stage]) : any.layers.size();
+    IndexRange const layers = detail::layers_of(cuts, cell.stage, any.layers.size());
     bool const owner = c == 0 || program.cells[c - 1].stage != cell.stage;
-    for (std::size_t l = first; l < end; ++l)  // further owners have gradients of their own
-      memory.parameters +=
-          any.layers[l].parameters * (owner ? static_cast<std::uint64_t>(2 + states) : 1);
-    for (std::size_t l = first; owner && l < end; ++l)
-      memory.optimizer_state += any.layers[l].parameters * static_cast<std::uint64_t>(states);
-    detail::add_cell(memory, scratch[rank], program, c, first, end, own_rows, footprint);
+    auto const kept = static_cast<std::uint64_t>(states);
+    for (std::size_t const l : layers) {  // further owners have gradients of their own
+      memory.parameters += any.layers[l].parameters * (owner ? 2 + kept : 1);
+      memory.optimizer_state += owner ? any.layers[l].parameters * kept : 0;
+    }
+    detail::add_cell(memory, scratch[rank], program, c, layers, own_rows, footprint);
     if (!cell.last() || replicas.empty() || replicas.parts()[rank].replicas == 1) continue;
     detail::SlotBytes target(1);  // the rows of its own
     for (Instruction const& in : program.ranks[rank].code)
@@ -179,19 +186,11 @@ template <class FootprintOf>
   for (std::size_t c = 0; c < program.cells.size(); ++c) {
     if (program.cells[c].rank != rank) continue;
     int const stage = program.cells[c].stage;
-    std::size_t before = 0;
-    std::size_t holders = 0;
-    for (std::size_t d = 0; d < program.cells.size(); ++d) {
-      if (program.cells[d].stage != stage) continue;
-      ++holders;
-      if (d < c) ++before;
-    }
-    auto const s = static_cast<std::size_t>(stage);
-    std::size_t const end =
-        s < cuts.size() ? static_cast<std::size_t>(cuts[s]) : footprint.layers.size();
-    for (std::size_t l = s == 0 ? 0 : static_cast<std::size_t>(cuts[s - 1]); l < end; ++l) {
+    IndexRange const holders = detail::cells_of(program, stage);
+    std::size_t const before = c - holders.first;
+    for (std::size_t const l : detail::layers_of(cuts, stage, footprint.layers.size())) {
       std::uint64_t const all = footprint.layers[l].parameters / alignment_bytes;
-      units += all * (before + 1) / holders - all * before / holders;
+      units += all * (before + 1) / holders.size() - all * before / holders.size();
     }
   }
   return units * alignment_bytes * static_cast<std::uint64_t>(states);

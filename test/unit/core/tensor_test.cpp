@@ -13,9 +13,6 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/core/arena.hpp>
-
-using stagger::Arena;
 using stagger::Tensor;
 
 namespace {
@@ -148,45 +145,4 @@ TEST_CASE("core/Tensor: a size that no memory has is an exception and changes no
                   std::bad_alloc);  // 0 modulo 2^64
   CHECK(t.size() == 6);
   CHECK(t[5] == 6);
-  Arena arena;
-  CHECK_THROWS_AS(arena.take<double>(huge / 8 + 2), std::bad_alloc);
-  CHECK(arena.take<double>(3).size() == 3);
-}
-
-TEST_CASE("core/Arena: spans of one round are aligned and do not overlap", "[core]") {
-  std::mt19937 random(2);
-  Arena arena;
-  for (int round = 0; round < 200; ++round) {
-    std::vector<std::span<std::uint8_t>> taken;
-    for (unsigned i = 0; i < random() % 10; ++i) {
-      taken.push_back(arena.take<std::uint8_t>(random() % 300));
-      std::fill(taken.back().begin(), taken.back().end(), static_cast<std::uint8_t>(i));
-    }
-    for (std::size_t i = 0; i < taken.size(); ++i) {
-      REQUIRE(aligned(taken[i].data()));
-      for (auto const value : taken[i]) REQUIRE(value == i);
-    }
-    arena.reset();
-  }
-}
-
-TEST_CASE("core/Arena: once the largest round has been seen its memory settles", "[core]") {
-  Arena arena;
-  auto const round = [&](std::size_t scale) {
-    std::vector<void const*> places;
-    for (std::size_t n : {3U, 100U, 0U, 50U})
-      places.push_back(arena.take<double>(n * scale).data());
-    arena.reset();
-    return places;
-  };
-  round(1);
-  round(5);
-  auto const places = round(5);
-  auto const bytes = arena.bytes();
-  for (int i = 0; i < 20; ++i) {
-    round(1);
-    CHECK(round(5) == places);
-    CHECK(arena.bytes() == bytes);
-  }
-  CHECK(bytes < 5 * 153 * sizeof(double) + 4 * 64);
 }

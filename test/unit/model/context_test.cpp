@@ -3,9 +3,18 @@
 
 #include "catch.hpp"
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <new>
+#include <random>
 #include <set>
+#include <span>
 #include <vector>
 
+using stagger::Arena;
 using stagger::Context;
 using stagger::Parameter;
 using stagger::ParameterView;
@@ -81,8 +90,9 @@ TEST_CASE("model/Context: scratch is taken back at each action and settles", "[m
     context.begin_action(nullptr, 0, 0);
     auto const a = context.scratch<double>(10);
     auto const b = context.scratch(200);
-    CHECK(reinterpret_cast<std::byte*>(a.data() + a.size()) <=
-          reinterpret_cast<std::byte*>(b.data()));
+    auto const bytes_a = std::as_bytes(a), bytes_b = std::as_bytes(b);
+    CHECK((std::less_equal<>{}(bytes_a.data() + bytes_a.size(), bytes_b.data()) ||
+           std::less_equal<>{}(bytes_b.data() + bytes_b.size(), bytes_a.data())));
     return a.data();
   };
   action();
@@ -114,4 +124,49 @@ TEST_CASE("model/Context: a parameter of no layer, or of another one, is refused
       "layer 4 uses the parameter 'w' of layer 3; give each layer a Parameter of its own";
   CHECK_THROWS_WITH(context[listed], foreign);
   CHECK_THROWS_WITH(context.gradient(listed), foreign);
+}
+
+TEST_CASE("model/Arena: spans of one round are aligned and do not overlap", "[model]") {
+  std::mt19937 random(2);
+  Arena arena;
+  for (int round = 0; round < 200; ++round) {
+    std::vector<std::span<std::uint8_t>> taken;
+    for (unsigned i = 0; i < random() % 10; ++i) {
+      taken.push_back(arena.take<std::uint8_t>(random() % 300));
+      std::fill(taken.back().begin(), taken.back().end(), static_cast<std::uint8_t>(i));
+    }
+    for (std::size_t i = 0; i < taken.size(); ++i) {
+      REQUIRE(reinterpret_cast<std::uintptr_t>(taken[i].data()) % stagger::alignment_bytes == 0);
+      for (auto const value : taken[i]) REQUIRE(value == i);
+    }
+    arena.reset();
+  }
+}
+
+TEST_CASE("model/Arena: once the largest round has been seen its memory settles", "[model]") {
+  Arena arena;
+  auto const round = [&](std::size_t scale) {
+    std::vector<void const*> places;
+    for (std::size_t n : {3U, 100U, 0U, 50U})
+      places.push_back(arena.take<double>(n * scale).data());
+    arena.reset();
+    return places;
+  };
+  round(1);
+  round(5);
+  auto const places = round(5);
+  auto const bytes = arena.bytes();
+  for (int i = 0; i < 20; ++i) {
+    round(1);
+    CHECK(round(5) == places);
+    CHECK(arena.bytes() == bytes);
+  }
+  CHECK(bytes < 5 * 153 * sizeof(double) + 4 * 64);
+}
+
+TEST_CASE("model/Arena: a size that no memory has is an exception and changes nothing", "[model]") {
+  Arena arena;
+  std::size_t const huge = std::numeric_limits<std::size_t>::max();
+  CHECK_THROWS_AS(arena.take<double>(huge / 8 + 2), std::bad_alloc);
+  CHECK(arena.take<double>(3).size() == 3);
 }

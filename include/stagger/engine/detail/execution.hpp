@@ -12,9 +12,9 @@
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
+#include <stagger/engine/detail/model_state.hpp>
 #include <stagger/engine/detail/rank.hpp>
 #include <stagger/engine/memory.hpp>
-#include <stagger/engine/model_state.hpp>
 #include <stagger/engine/replica_ops.hpp>
 #include <stagger/engine/slots.hpp>
 #include <stagger/program/program.hpp>

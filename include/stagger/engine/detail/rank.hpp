@@ -11,7 +11,6 @@
 #include <stagger/core/list.hpp>
 #include <stagger/engine/detail/request.hpp>
 #include <stagger/engine/layer.hpp>
-#include <stagger/engine/run_layer.hpp>
 #include <stagger/model/context.hpp>
 #include <stagger/program/program.hpp>
 #include <stagger/schedule/timeline.hpp>

@@ -12,7 +12,7 @@
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/engine/machine.hpp>
-#include <stagger/engine/replica_run.hpp>
+#include <stagger/engine/replica_ops.hpp>
 
 namespace stagger::detail {
 

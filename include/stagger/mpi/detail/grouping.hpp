@@ -15,7 +15,7 @@
 #include <vector>
 
 #include <stagger/collective/line_fit.hpp>
-#include <stagger/engine/add_up.hpp>
+#include <stagger/core/add_up.hpp>
 #include <stagger/engine/machine.hpp>
 #include <stagger/mpi/detail/ending.hpp>
 #include <stagger/mpi/detail/exchange.hpp>

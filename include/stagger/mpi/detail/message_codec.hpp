@@ -16,7 +16,7 @@
 #include <stagger/core/portable.hpp>
 #include <stagger/engine/cut_rows.hpp>
 #include <stagger/engine/machine.hpp>
-#include <stagger/engine/replica_run.hpp>
+#include <stagger/engine/replica_ops.hpp>
 #include <stagger/mpi/detail/held_parameters.hpp>
 #include <stagger/mpi/detail/port_types.hpp>
 

@@ -7,7 +7,6 @@
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/engine/layer.hpp>
 #include <stagger/engine/parameters.hpp>
-#include <stagger/engine/run_layer.hpp>
 #include <stagger/engine/slots.hpp>
 #include <stagger/model/context.hpp>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <stagger/engine/run_layer.hpp>
+#include <stagger/engine/layer.hpp>
 
 #include "catch.hpp"
 
