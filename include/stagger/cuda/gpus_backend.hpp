@@ -12,14 +12,13 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/core/fixed_array.hpp>
 #include <stagger/cuda/detail/caller.hpp>
 #include <stagger/cuda/detail/enqueuer.hpp>
 #include <stagger/cuda/detail/facts.hpp>
 #include <stagger/cuda/detail/graph_cache.hpp>
+#include <stagger/cuda/detail/in_flight.hpp>
 #include <stagger/cuda/detail/owners.hpp>
 #include <stagger/cuda/detail/require.hpp>
-#include <stagger/cuda/detail/wait_policy.hpp>
 
 namespace stagger::cuda {
 
@@ -36,9 +35,8 @@ class GpusBackend : detail::Enqueuer {
   template <class Device>
   [[gnu::cold]] GpusBackend(Device const& device, stagger::detail::Machine& machine, int places)
       : Enqueuer(machine, device.options(), device.open(places, machine.options().deadline_s)),
-        in_flight_(checked(options_.ahead)),
-        graphs_(streams_, in_flight_.size(), options_.counts),
-        wait_policy_(streams_) {
+        graphs_(streams_, options_.ahead, options_.counts),
+        in_flight_(streams_, graphs_, options_.ahead) {
     static_cast<void>(capture(options_.capture));
     for (std::size_t g = 0; g < gpus_->size(); ++g)
       memories_->push_back(detail::parameter_memory((*gpus_)[g].device));
@@ -53,9 +51,8 @@ class GpusBackend : detail::Enqueuer {
   GpusBackend(GpusBackend const&) = delete;
   GpusBackend& operator=(GpusBackend const&) = delete;
   ~GpusBackend() {
-    for (std::size_t i = 1; i <= turns(); ++i)  // no longer than the deadline
-      if (in_flight_[after(i)].enqueued) static_cast<void>(await(after(i), 0));
-    if (!stuck_) return;
+    in_flight_.await_all();  // no longer than the deadline
+    if (!in_flight_.stuck()) return;
     // The devices may still come to what they were given: it stays, and their memory too.
     detail::leave_behind(streams_.streams());
     detail::leave_behind(std::move(gpus_));
@@ -67,7 +64,7 @@ class GpusBackend : detail::Enqueuer {
   /// Prepares for a program that the machine has loaded, together with the other processes.
   [[gnu::cold]] void load(std::vector<int> const& places) {
     detail::require_runnable(machine_, options_.kernels);
-    if (lost_) refuse();
+    if (in_flight_.lost()) refuse();
     if (gpus_->processes() != nullptr)
       gpus_->processes()->agree(detail::facts_of(machine_, places));
     place_ = places;
@@ -99,7 +96,7 @@ class GpusBackend : detail::Enqueuer {
       }
       machine_.gradient_norm(results(0, losses()));
     } catch (...) {
-      lose(std::current_exception());
+      in_flight_.lose(std::current_exception(), decided_);
     }
   }
 
@@ -108,15 +105,15 @@ class GpusBackend : detail::Enqueuer {
   [[nodiscard]] bool runs_ahead() const noexcept {
     return !machine_.options().record && !machine_.measures();
   }
-  [[nodiscard]] std::size_t turns() const noexcept { return in_flight_.size(); }
+  [[nodiscard]] std::size_t turns() const noexcept { return in_flight_.slots(); }
 
   /// Has the devices begin the step that the machine has begun. Where the machine has failed then,
   /// nothing of the step is in flight: what was enqueued of it, and all before it, is done.
   void enqueue(std::size_t slot) noexcept {
     begin_step(slot);
-    in_flight_[slot] = {};
+    in_flight_.begin(slot);
     try {
-      if (lost_) refuse();
+      if (in_flight_.lost()) refuse();
       // A graph has no times of its own nodes.
       if (options_.capture && warm_ && machine_.program().training && !timed_) {
         replay();
@@ -130,14 +127,12 @@ class GpusBackend : detail::Enqueuer {
       }
     } catch (...) {
       if (decided_)
-        lose(std::current_exception());
+        in_flight_.lose(std::current_exception(), true);
       else
         fail(std::current_exception());
     }
     if (machine_.failed()) return call_off();
-    in_flight_[slot].enqueued = true;
-    in_flight_[slot].decided = decided_;
-    graphs_.went(slot, in_flight_[slot].replayed);
+    in_flight_.went(decided_);
     warm_ = true;
   }
 
@@ -153,20 +148,13 @@ class GpusBackend : detail::Enqueuer {
   }
 
   /// Whether the devices are done with an iteration.
-  [[nodiscard]] bool finished(std::size_t slot) noexcept {
-    if (lost_ || in_flight_[slot].finished) return true;
-    try {
-      return has_finished(slot);
-    } catch (...) {
-      return true;  // `await` tells
-    }
-  }
+  [[nodiscard]] bool finished(std::size_t slot) const noexcept { return in_flight_.finished(slot); }
 
   /// Waits until the devices are done with an iteration. All before it must have been awaited.
   /// @param step  its number, for an error; 0: none is named
   /// @return  what it ended with; null: it went well
   [[nodiscard]] std::exception_ptr await(std::size_t slot, std::int64_t step) noexcept {
-    return await(slot, step, 0);
+    return in_flight_.await(slot, step);
   }
 
   /// What came back of an iteration that went well.
@@ -182,7 +170,7 @@ class GpusBackend : detail::Enqueuer {
 
   /// @throws Error  device, if parameters were lost
   void require_present() const {
-    if (corrupted_) refuse();
+    if (in_flight_.corrupted()) refuse();
   }
 
   /// Runs the step on a thread of its own and then resumes `then` there.
@@ -198,39 +186,22 @@ class GpusBackend : detail::Enqueuer {
   /// processes call it.
   [[gnu::cold]] void gather_parameters(int) {
     if (gpus_->processes() == nullptr || place_.empty()) return;
-    if (lost_) refuse();
+    if (in_flight_.lost()) refuse();
     detail::gather_parameters(streams_, place_);
   }
 
  private:
-  struct InFlight {
-    bool enqueued = false;  // and not awaited
-    bool decided = false;   // its updates were enqueued
-    bool finished = false;  // before the devices were lost
-    bool replayed = false;
-  };
-  static int checked(int ahead) {
-    if (ahead < 1)
-      raise(Errc::bad_configuration, "the host cannot be ", ahead,
-            " steps ahead of its GPUs; use at least 1");
-    return ahead;
-  }
-  /// The i-th slot after the current one.
-  [[nodiscard]] std::size_t after(std::size_t i) const noexcept { return (slot_ + i) % turns(); }
-
   [[noreturn]] [[gnu::cold]] static void refuse() {
     raise(Errc::device,
           "a GPU or its communicator was lost in an earlier step; make a new pipeline");
   }
 
   void replay() {
-    in_flight_[slot_].replayed = true;
+    in_flight_.replays();
     graphs_.follow(true);
     auto* const processes = gpus_->processes();
     if (processes != nullptr && !processes->can_ask_any()) {
-      for (std::size_t i = 1; i < turns(); ++i)
-        if (in_flight_[after(i)].enqueued)
-          if (auto const failure = wait_for(after(i), 0)) std::rethrow_exception(failure);
+      if (auto const failure = in_flight_.wait_for_others()) std::rethrow_exception(failure);
       processes->prepare_any();
     }
     auto const& arguments = *machine_.ranks().front().arguments;
@@ -264,94 +235,26 @@ class GpusBackend : detail::Enqueuer {
     });
   }
 
-  [[nodiscard]] bool has_finished(std::size_t slot) const {
-    std::size_t const ends = in_flight_[slot].replayed ? 1 : gpus_->size();
-    for (std::size_t g = 0; g < ends; ++g)
-      if (!streams_.end_of(slot, g).done()) return false;
-    return true;
-  }
-  [[nodiscard]] std::exception_ptr wait_for(std::size_t slot, double grace_s) noexcept {
-    return wait_policy_.wait(
-        slot, in_flight_[slot].replayed, [&] { return has_finished(slot); }, grace_s);
-  }
-
-  std::exception_ptr await(std::size_t slot, std::int64_t step, double grace_s) noexcept {
-    in_flight_[slot].enqueued = false;
-    if (in_flight_[slot].finished) return nullptr;
-    if (!lost_)
-      if (auto const failure = wait_for(slot, grace_s)) {
-        reason_ = step == 0 ? failure : wait_policy_.of_step(failure, step);
-        corrupted_ = corrupted_ || in_flight_[slot].decided;
-        lose(reason_);
-        abort();
-      }
-    return lost_ ? reason_ : nullptr;
-  }
-
-  [[nodiscard]] std::exception_ptr wait_for_all(double grace_s = 0) noexcept {
-    return wait_policy_.wait(
-        slot_, in_flight_[slot_].replayed, [this] { return streams_.idle(); }, grace_s);
-  }
-
-  /// Ends a step that could not be enqueued. Those before it stand, if the devices get there.
+  /// Ends a step that could not be enqueued, and takes it back where it was not decided.
   [[gnu::cold]] void call_off() noexcept {
-    if (lost_ && !decided_) return;
-    if (gpus_->processes() != nullptr) {  // others wait for messages that will not come
-      for (std::size_t i = 1; i < turns() && !lost_; ++i)
-        if (in_flight_[after(i)].enqueued)
-          in_flight_[after(i)].finished =
-              await(after(i), 0, detail::WaitPolicy::grace_s) == nullptr;
-      abort();
-    } else if (auto failure = wait_for_all()) {
-      for (InFlight const& one : in_flight_)
-        corrupted_ = corrupted_ || (one.enqueued && one.decided);
-      lose(std::move(failure));
-      abort();
-    }
-    graphs_.went(detail::Streams::none, false);
-    if (stuck_ || decided_ || corrupted_) return;
+    if (!in_flight_.call_off(decided_)) return;
     try {
       undo();
-      auto const failure = wait_for_all(machine_.options().deadline_s);
-      if (failure) std::rethrow_exception(failure);
+      if (auto const failure = in_flight_.wait_for_all(machine_.options().deadline_s))
+        std::rethrow_exception(failure);
       check(refused(), "take back a step");
     } catch (...) {
-      corrupted_ = true;
-      lose(std::current_exception());
+      in_flight_.lose(std::current_exception(), true);
     }
-  }
-
-  /// Ends all communication between processes, and with it what waits for messages.
-  [[gnu::cold]] void abort() noexcept {
-    lost_ = true;
-    auto* const processes = gpus_->processes();
-    if (processes != nullptr) processes->abort();
-    stuck_ = stuck_ || !wait_policy_.let_end([&] {
-      return streams_.idle() && (processes == nullptr || processes->idle());
-    });
-    graphs_.drop();
-  }
-
-  /// Ends a step that may have been decided.
-  [[gnu::cold]] void lose(std::exception_ptr failure) noexcept {
-    if (!reason_) reason_ = failure;
-    corrupted_ = corrupted_ || decided_;
-    machine_.lose(std::move(failure));
-    lost_ = true;
   }
 
   std::shared_ptr<List<stagger::detail::ParameterMemory>> memories_ =
       std::make_shared<List<stagger::detail::ParameterMemory>>();  // [GPUs]
   std::vector<int> place_;                                         // [ranks]
-  FixedArray<InFlight> in_flight_;
   detail::GraphCache graphs_;
+  detail::InFlight in_flight_;
   bool warm_ = false;  // the program has run: its stages hold the memory that they need, and NCCL
                        // has its connections
-  std::exception_ptr reason_;  // for which the devices were lost
-  bool lost_ = false;          // no further step
-  bool corrupted_ = false;     // nor parameters
-  bool stuck_ = false;         // the devices may still be at it
-  detail::WaitPolicy wait_policy_;
   detail::Caller caller_;
 };
 

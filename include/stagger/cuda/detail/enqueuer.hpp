@@ -133,7 +133,7 @@ class Enqueuer {
       if (machine_.failed()) return;
       auto& rank = ranks[issue.rank];
       Instruction const& in = rank.begin[issue.index];
-      if (in.op == Op::reduce && group_sums_.apart(in.cell)) add_up(rank, in);
+      if (in.op == Op::reduce && group_sums_.apart(in.cell)) add_up(issue.rank, in);
       if (streams_.own(issue.rank))
         execute(rank, issue.rank, in);
       else if (in.op == Op::update)
@@ -142,7 +142,7 @@ class Enqueuer {
     }
   }
 
-  void add_up(stagger::detail::RankState& rank, Instruction const& in) {
+  void add_up(std::size_t rank, Instruction const& in) {
     group_sums_.add_up(in, [&](std::size_t g, Stream const& stream, auto enqueue) {
       if (!timed_ || !group_sums_.measures(in)) return enqueue();
       streams_.use(g);
@@ -157,29 +157,28 @@ class Enqueuer {
     messages_.await(rank, r, in);
     if (in.op == Op::update) return updates_.push_back({&rank, r, &in});
     if (in.op == Op::reduce && group_sums_.apart(in.cell)) return group_sums_.await(r, in);
-    auto& gpu = (*gpus_)[streams_.gpu_of(r)];
     AtPlace const here(streams_.place_of(r));
     if (in.op == Op::finish) {
       messages_.await_gradients(r);
-      return state_.finish(r, clips() ? gpu.sums.data() : nullptr);
+      return state_.finish(r, clips() ? (*gpus_)[streams_.gpu_of(r)].sums.data() : nullptr);
     }
     if (options_.ranges.begin != nullptr) [[unlikely]]
-      return announce(rank, in, gpu, streams_.compute(r));
-    carry_out(rank, in, gpu, streams_.compute(r));
+      return announce(rank, r, in);
+    carry_out(rank, r, in);
   }
-  void carry_out(stagger::detail::RankState& rank, Instruction const& in, Gpu& gpu,
-                 Stream const& stream) {
+  void carry_out(stagger::detail::RankState& rank, std::size_t r, Instruction const& in) {
     if (!timed_ || !Timeline::shows(in)) return stagger::detail::carry_out(machine_, rank, in);
-    gpu.timeline.action(rank, in, stream, [&] { stagger::detail::carry_out(machine_, rank, in); });
+    (*gpus_)[streams_.gpu_of(r)].timeline.action(
+        r, in, streams_.compute(r), [&] { stagger::detail::carry_out(machine_, rank, in); });
   }
-  [[gnu::cold]] void announce(stagger::detail::RankState& rank, Instruction const& in, Gpu& gpu,
-                              Stream const& stream) {
+  [[gnu::cold]] void announce(stagger::detail::RankState& rank, std::size_t r,
+                              Instruction const& in) {
     options_.ranges.begin(stagger::detail::describe(in).c_str());
     struct End {
       void (*end)();
       ~End() { end(); }
     } const range{options_.ranges.end};
-    carry_out(rank, in, gpu, stream);
+    carry_out(rank, r, in);
   }
 
   /// Whatever CUDA and NCCL may refuse comes before the updates; and on the devices, so do all

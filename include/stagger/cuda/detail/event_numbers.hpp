@@ -6,7 +6,6 @@
 #include <cstddef>
 
 #include <stagger/core/list.hpp>
-#include <stagger/cuda/detail/gpu_set.hpp>
 #include <stagger/cuda/detail/routes.hpp>
 #include <stagger/program/program.hpp>
 
@@ -18,10 +17,11 @@ namespace stagger::cuda::detail {
 /// one for each rank, one for each group of gradients, and the end.
 class EventNumbers {
  public:
-  /// @param gpu  [ranks] of this process; its number of GPUs: of another
+  /// @param gpu      [ranks] of this process; its number of GPUs, `gpus`: of another
+  /// @param streams  of channels and groups
   [[gnu::cold]] void load(Program const& program, Routes const& routes,
-                          List<std::size_t> const& gpu, GpuSet const& gpus) {
-    List<std::size_t> used(gpus.size() + 1);
+                          List<std::size_t> const& gpu, std::size_t gpus, std::size_t streams) {
+    List<std::size_t> used(gpus + 1);
     List<std::size_t> gives(program.signals.size());
     for (auto const& rank : program.ranks)
       for (auto const& in : rank.code)
@@ -39,8 +39,7 @@ class EventNumbers {
     slots_ = *std::max_element(used.begin(), used.end());
     owners_ = slots_ + routes.slots();
     fences_ = owners_ + routes.owners().size();
-    ranks_ = fences_ + program.ranks.size() + gpus.channels().size() + 1;
-    for (auto const& group : gpus.groups()) ranks_ += group.members.size();
+    ranks_ = fences_ + program.ranks.size() + streams + 1;
     groups_ = ranks_ + program.ranks.size();
     count_ = groups_ + program.groups.size() + 1;
   }

@@ -2,10 +2,12 @@
 #pragma once
 /// @file   Iterations as CUDA graphs.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <vector>
 
+#include <stagger/core/fixed_array.hpp>
 #include <stagger/cuda/detail/streams.hpp>
 #include <stagger/cuda/graph.hpp>
 
@@ -50,8 +52,8 @@ class RecordedArguments {
 /// of which one may block until the next is made, or be refused when others have begun.
 class GraphCache {
  public:
-  GraphCache(Streams& streams, std::size_t slots, GraphCounts* counts)
-      : streams_(streams), cached_(slots), counts_(counts ? counts : &own_counts_) {}
+  GraphCache(Streams& streams, int slots, GraphCounts* counts)
+      : streams_(streams), cached_(std::max(slots, 0)), counts_(counts ? counts : &own_counts_) {}
 
   [[nodiscard]] GraphCounts& counts() const noexcept { return *counts_; }
   /// Another program is loaded.
@@ -137,7 +139,7 @@ class GraphCache {
   }
 
   Streams& streams_;
-  std::vector<Cached> cached_;
+  FixedArray<Cached> cached_;  // [slots]
   GraphCounts own_counts_;
   GraphCounts* counts_;
   std::size_t last_ = Streams::none;

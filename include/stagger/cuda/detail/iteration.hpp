@@ -12,7 +12,6 @@
 
 #include <stagger/cuda/kernels.hpp>
 #include <stagger/cuda/tensor.hpp>
-#include <stagger/engine/machine.hpp>
 
 namespace stagger::cuda::detail {
 
@@ -21,7 +20,8 @@ class Iteration {
  public:
   /// Makes room for what a program needs. Never gives back.
   /// @param slots  iterations that may be in flight: each has a block of host memory of its own
-  [[gnu::cold]] void load(stagger::detail::Machine const& machine, ParameterKernels const* kernels,
+  template <class Machine>
+  [[gnu::cold]] void load(Machine const& machine, ParameterKernels const* kernels,
                           std::size_t slots) {
     auto const up = [](std::size_t bytes) { return (bytes + 15) / 16 * 16; };
     std::size_t const ranks = machine.program().ranks.size();
@@ -54,7 +54,7 @@ class Iteration {
   [[nodiscard]] StepPlace const& place(std::size_t rank) const noexcept { return places_[rank]; }
 
   /// Writes down what kernels of this iteration will find.
-  void put(stagger::detail::Machine const& machine, std::size_t slot) noexcept {
+  template <class Machine> void put(Machine const& machine, std::size_t slot) noexcept {
     refused_ = cudaSuccess;
     StepNumbers const numbers{machine.steps(), machine.options().seed};
     std::byte* const to = host_.data() + slot * bytes_;
@@ -66,7 +66,8 @@ class Iteration {
     for (StepPlace& of_rank : places_) of_rank.steps = numbers.steps;
   }
   /// The same, and enqueues its way to the device.
-  void send(stagger::detail::Machine const& machine, Stream const& stream, std::size_t slot) {
+  template <class Machine>
+  void send(Machine const& machine, Stream const& stream, std::size_t slot) {
     put(machine, slot);
     check(cudaMemcpyAsync(device_.data(), host_.data() + slot * bytes_, bytes_,
                           cudaMemcpyHostToDevice, stream.get()),

@@ -41,7 +41,9 @@ class Streams {
       streams_->emplace_back(std::cmp_less(r, program.computing) ? Priority::compute
                                                                  : Priority::message);
     }
-    numbers_.load(program, routes, gpu_, *gpus_);
+    std::size_t further = gpus_->channels().size();
+    for (auto const& group : gpus_->groups()) further += group.members.size();
+    numbers_.load(program, routes, gpu_, gpus_->size(), further);
     issued_.assign(numbers_.signals(), 0);
     for (std::size_t g = 0; g < gpus_->size(); ++g) {
       gpus_->select(g);

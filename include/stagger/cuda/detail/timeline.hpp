@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <stagger/cuda/stream.hpp>
-#include <stagger/engine/machine.hpp>
+#include <stagger/program/program.hpp>
 
 namespace stagger::cuda::detail {
 
@@ -56,21 +56,20 @@ class Timeline {
 
   /// Runs what enqueues an action, between two events of its stream.
   template <class Enqueue>
-  void action(stagger::detail::RankState& rank, Instruction const& in, Stream const& stream,
-              Enqueue enqueue) {
+  void action(std::size_t rank, Instruction const& in, Stream const& stream, Enqueue enqueue) {
     mark(stream);
     enqueue();
     mark(stream);
-    marks_.push_back({&rank, &in});
+    marks_.push_back({rank, &in});
   }
 
   /// Hands the times over, once the device is done.
-  [[gnu::cold]] void finish(stagger::detail::Machine& machine) {
+  template <class Machine> [[gnu::cold]] void finish(Machine& machine) {
     auto const since_start = [this](std::size_t event) {
       return events_[event].seconds_since(events_[0]);
     };
     for (std::size_t k = 0; k < marks_.size(); ++k) {
-      auto& rank = *marks_[k].rank;
+      auto& rank = machine.ranks()[marks_[k].rank];
       Instruction const& in = *marks_[k].in;
       if (!computes(in.op)) {
         machine.options().replicas.ops()->note(machine, rank, in, since_start(2 * k + 1),
@@ -88,7 +87,7 @@ class Timeline {
 
  private:
   struct Mark {
-    stagger::detail::RankState* rank;
+    std::size_t rank;
     Instruction const* in;
   };
   void mark(Stream const& stream) {

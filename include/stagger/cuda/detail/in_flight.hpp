@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What becomes of the iterations that devices have been given.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <utility>
+
+#include <stagger/core/fixed_array.hpp>
+#include <stagger/cuda/detail/graph_cache.hpp>
+#include <stagger/cuda/detail/streams.hpp>
+#include <stagger/cuda/detail/wait_policy.hpp>
+
+namespace stagger::cuda::detail {
+
+/// Iterations in flight, and whether the devices were lost. An iteration is decided once its updates
+/// are enqueued: from then on parameters are lost if it fails.
+class InFlight {
+ public:
+  /// @param slots  iterations that may be in flight
+  InFlight(Streams& streams, GraphCache& graphs, int slots)
+      : streams_(streams), graphs_(graphs), wait_policy_(streams), all_(std::max(slots, 0)) {
+    if (slots < 1)
+      raise(Errc::bad_configuration, "the host cannot be ", slots,
+            " steps ahead of its GPUs; use at least 1");
+  }
+  InFlight(InFlight const&) = delete;
+  InFlight& operator=(InFlight const&) = delete;
+
+  [[nodiscard]] std::size_t slots() const noexcept { return all_.size(); }
+  [[nodiscard]] bool lost() const noexcept { return lost_; }            ///< no further step
+  [[nodiscard]] bool corrupted() const noexcept { return corrupted_; }  ///< nor parameters
+  /// The devices may still be at what they were given.
+  [[nodiscard]] bool stuck() const noexcept { return stuck_; }
+
+  /// An iteration is about to be enqueued.
+  void begin(std::size_t slot) noexcept {
+    slot_ = slot;
+    all_[slot] = {};
+  }
+  void replays() noexcept { all_[slot_].replayed = true; }
+  /// It has been enqueued.
+  void went(bool decided) noexcept {
+    all_[slot_].enqueued = true;
+    all_[slot_].decided = decided;
+    graphs_.went(slot_, all_[slot_].replayed);
+  }
+
+  [[nodiscard]] bool finished(std::size_t slot) const noexcept {
+    if (lost_ || all_[slot].finished) return true;
+    try {
+      return has_finished(slot);
+    } catch (...) {
+      return true;  // `await` tells
+    }
+  }
+
+  /// Waits for an iteration. All before it must have been awaited.
+  /// @param step  its number, for an error; 0: none is named
+  /// @return  what it ended with; null: it went well
+  [[nodiscard]] std::exception_ptr await(std::size_t slot, std::int64_t step,
+                                         double grace_s = 0) noexcept {
+    all_[slot].enqueued = false;
+    if (all_[slot].finished) return nullptr;
+    if (!lost_)
+      if (auto const failure = wait_for(slot, grace_s)) {
+        reason_ = step == 0 ? failure : wait_policy_.of_step(failure, step);
+        lose(reason_, all_[slot].decided);
+        abort();
+      }
+    return lost_ ? reason_ : nullptr;
+  }
+  /// Waits for all iterations but the current one; they count as in flight still.
+  [[nodiscard]] std::exception_ptr wait_for_others() noexcept {
+    for (std::size_t i = 1; i < slots(); ++i)
+      if (all_[after(i)].enqueued)
+        if (auto failure = wait_for(after(i), 0)) return failure;
+    return nullptr;
+  }
+  /// Awaits all that is in flight, no longer than the deadline.
+  void await_all() noexcept {
+    for (std::size_t i = 1; i <= slots(); ++i)
+      if (all_[after(i)].enqueued) static_cast<void>(await(after(i), 0));
+  }
+
+  /// Waits until the devices have nothing to do.
+  /// @param grace_s  for that, where something else has failed
+  [[nodiscard]] std::exception_ptr wait_for_all(double grace_s = 0) noexcept {
+    return wait_policy_.wait(
+        slot_, all_[slot_].replayed, [this] { return streams_.idle(); }, grace_s);
+  }
+
+  /// Ends the current iteration, which could not be enqueued. Those before it stand, if the devices
+  /// get there.
+  /// @return whether it can be taken back
+  [[nodiscard]] [[gnu::cold]] bool call_off(bool decided) noexcept {
+    if (lost_ && !decided) return false;
+    if (streams_.gpus().processes() != nullptr) {  // others wait for messages that will not come
+      for (std::size_t i = 1; i < slots() && !lost_; ++i)
+        if (all_[after(i)].enqueued)
+          all_[after(i)].finished = await(after(i), 0, WaitPolicy::grace_s) == nullptr;
+      abort();
+    } else if (auto failure = wait_for_all()) {
+      for (Iteration const& one : all_) decided = decided || (one.enqueued && one.decided);
+      lose(std::move(failure), decided);
+      abort();
+    }
+    graphs_.went(Streams::none, false);
+    return !stuck_ && !decided && !corrupted_;
+  }
+
+  /// Ends the step with an error that it may have been decided before.
+  [[gnu::cold]] void lose(std::exception_ptr failure, bool decided) noexcept {
+    if (!reason_) reason_ = failure;
+    corrupted_ = corrupted_ || decided;
+    streams_.machine().lose(std::move(failure));
+    lost_ = true;
+  }
+
+ private:
+  struct Iteration {
+    bool enqueued = false;  // and not awaited
+    bool decided = false;
+    bool finished = false;  // before the devices were lost
+    bool replayed = false;
+  };
+
+  /// The i-th slot after the current one.
+  [[nodiscard]] std::size_t after(std::size_t i) const noexcept { return (slot_ + i) % slots(); }
+  [[nodiscard]] bool has_finished(std::size_t slot) const {
+    std::size_t const ends = all_[slot].replayed ? 1 : streams_.gpus().size();
+    for (std::size_t g = 0; g < ends; ++g)
+      if (!streams_.end_of(slot, g).done()) return false;
+    return true;
+  }
+  [[nodiscard]] std::exception_ptr wait_for(std::size_t slot, double grace_s) noexcept {
+    return wait_policy_.wait(
+        slot, all_[slot].replayed, [&] { return has_finished(slot); }, grace_s);
+  }
+
+  /// Ends all communication between processes, and with it what waits for messages.
+  [[gnu::cold]] void abort() noexcept {
+    lost_ = true;
+    auto* const processes = streams_.gpus().processes();
+    if (processes != nullptr) processes->abort();
+    stuck_ = stuck_ || !wait_policy_.let_end([&] {
+      return streams_.idle() && (processes == nullptr || processes->idle());
+    });
+    graphs_.drop();
+  }
+
+  Streams& streams_;
+  GraphCache& graphs_;
+  WaitPolicy wait_policy_;
+  FixedArray<Iteration> all_;
+  std::size_t slot_ = 0;       // of the current iteration
+  std::exception_ptr reason_;  // for which the devices were lost
+  bool lost_ = false;
+  bool corrupted_ = false;
+  bool stuck_ = false;
+};
+
+}  // namespace stagger::cuda::detail
