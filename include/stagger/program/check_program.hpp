@@ -24,14 +24,14 @@ namespace detail {
 /// look, and counts what the rest has to know beforehand.
 [[gnu::cold]] inline void check_numbers(CheckState& state, GradientCheck& gradients) {
   Program const& program = state.program;
-  for (std::size_t r = 0; r < program.ranks.size(); ++r) {
-    auto const& rank = program.ranks[r];
-    int const self = static_cast<int>(r);
+  int const ranks = static_cast<int>(program.ranks.size());
+  for (int self = 0; self < ranks; ++self) {
+    auto const& rank = program.ranks[self];
     int const own = rank.beside < 0 ? self : rank.beside;
     std::size_t waits = 0;
     for (std::size_t i = 0; i < rank.code.size(); ++i) {
       Instruction const& in = rank.code[i];
-      state.at(r, i);
+      state.at(self, i);
       if (in.signal_count > in.signal.size()) state.refuse({"gives too many signals"});
       for (unsigned g = 0; g < in.signal_count; ++g)
         if (in.signal[g] >= program.signals.size() || program.signals[in.signal[g]].sender != self)
@@ -63,7 +63,7 @@ namespace detail {
         state.refuse({"works on gradient group ", in.group, ", which its stage does not have"});
       gradients.expect(in);
     }
-    state.at(r, rank.code.size());
+    state.at(self, rank.code.size());
     if (waits != rank.waits.size())
       state.refuse(
           {"has ", rank.waits.size(), " waits, of which ", waits, " belong to instructions"});
@@ -181,7 +181,7 @@ class ProgramCheck {
       note_gives(*state_.in);
     }
     for (Blocked const& stuck : player.blocked()) {
-      state_.at(static_cast<std::size_t>(stuck.rank), stuck.instruction);
+      state_.at(stuck.rank, stuck.instruction);
       state_.refuse({"waits for ever for signal ", stuck.wait.signal, " to be given ",
                      stuck.wait.count, " times"});
     }
@@ -195,7 +195,7 @@ class ProgramCheck {
     std::uint32_t target = 0xffffffff;       // whose rows of the target are at hand
   };
 
-  [[nodiscard]] Replicas::Part const* part_of(std::integral auto rank) const {
+  [[nodiscard]] Replicas::Part const* part_of(int rank) const {
     return options_.replicas == nullptr || options_.replicas->empty()
                ? nullptr
                : &options_.replicas->parts()[rank];
@@ -320,10 +320,9 @@ class ProgramCheck {
       require_stage_done(c, end);
     }
     for (int r = 0; r < program_.computing; ++r) {
-      auto const rank = static_cast<std::size_t>(r);
-      state_.at(rank, program_.ranks[rank].code.size());
+      state_.at(r, program_.ranks[r].code.size());
       require_row_done();
-      if (program_.training && program_.flushes && !gradients_.has_updated(rank))
+      if (program_.training && program_.flushes && !gradients_.has_updated(r))
         state_.refuse({"never updates its weights"});
     }
     if (stages != program_.stages)
@@ -336,7 +335,7 @@ class ProgramCheck {
     std::uint8_t const all =
         program_.training ? forward_done | gradient_done | all_done : forward_done;
     for (std::size_t c = first; c < end; ++c) {
-      auto const rank = static_cast<std::size_t>(program_.cells[c].rank);
+      int const rank = program_.cells[c].rank;
       state_.at(rank, program_.ranks[rank].code.size());
       versions_.require_last(c);
     }

@@ -2,6 +2,7 @@
 #pragma once
 /// @file   Instructions and ranks in words, and where every rank of a program stands.
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -38,7 +39,8 @@ namespace stagger::detail {
 }
 
 /// "rank 0"; of one that only adds up gradients: "the reducer of rank 0".
-[[nodiscard]] [[gnu::cold]] inline std::string name_of(Program const& program, std::size_t rank) {
+[[nodiscard]] [[gnu::cold]] inline std::string name_of(Program const& program,
+                                                       std::integral auto rank) {
   int const beside = program.ranks[rank].beside;
   return beside < 0 ? text("rank ", rank) : text("the reducer of rank ", beside);
 }
@@ -66,9 +68,9 @@ namespace stagger::detail {
       continue;
     }
     auto const stands = at[static_cast<std::size_t>(sender)];
-    auto const& other = program.ranks[static_cast<std::size_t>(sender)].code;
-    clauses += name_of(program, r) + " waits before " + name + " for " +
-               name_of(program, static_cast<std::size_t>(sender)) + ", which ";
+    auto const& other = program.ranks[sender].code;
+    clauses += name_of(program, r) + " waits before " + name + " for " + name_of(program, sender) +
+               ", which ";
     clauses +=
         stands == 0 ? "has done nothing yet" : "last finished " + describe(other[stands - 1]);
   }

@@ -38,7 +38,7 @@ class Player {
         places_(program.ranks.size()),
         given_(program.signals.size()),
         heeded_(heeded) {
-    for (std::size_t r = places_.size(); r-- > 0;) runnable_.push_back(r);
+    for (int r = ranks(); r-- > 0;) runnable_.push_back(r);
   }
 
   /// Ends the instruction at hand, and goes on to the next.
@@ -60,7 +60,7 @@ class Player {
     }
   }
 
-  [[nodiscard]] std::size_t rank() const noexcept { return rank_; }
+  [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] std::size_t index() const noexcept { return places_[rank_].instruction; }
   [[nodiscard]] Instruction const& instruction() const noexcept { return *in_; }
   [[nodiscard]] std::span<Wait const> waits() const noexcept { return waits_at(rank_); }
@@ -69,21 +69,23 @@ class Player {
   /// deadlock, whatever actions take.
   [[nodiscard]] [[gnu::cold]] List<Blocked> blocked() const {
     List<Blocked> stuck;
-    for (std::size_t r = 0; r < places_.size(); ++r)
+    for (int r = 0; r < ranks(); ++r)
       if (places_[r].instruction != program_.ranks[r].code.size())
-        stuck.push_back({static_cast<int>(r), places_[r].instruction, *unmet(waits_at(r))});
+        stuck.push_back({r, places_[r].instruction, *unmet(waits_at(r))});
     return stuck;
   }
 
  private:
-  static constexpr std::size_t none = static_cast<std::size_t>(-1);
+  static constexpr int none = -1;
   struct Place {
     std::size_t instruction = 0;
     std::size_t wait = 0;
     bool queued = true;
   };
 
-  [[nodiscard]] std::span<Wait const> waits_at(std::size_t rank) const noexcept {
+  [[nodiscard]] int ranks() const noexcept { return static_cast<int>(places_.size()); }
+
+  [[nodiscard]] std::span<Wait const> waits_at(int rank) const noexcept {
     auto const& own = program_.ranks[rank];
     return {own.waits.data() + places_[rank].wait, own.code[places_[rank].instruction].waits};
   }
@@ -108,23 +110,23 @@ class Player {
       ++given_[in_->signal[g]];
       int const receiver = program_.signals[in_->signal[g]].receiver;
       if (receiver != SignalEnds::everyone)
-        wake(static_cast<std::size_t>(receiver));
+        wake(receiver);
       else
-        for (std::size_t r = 0; r < places_.size(); ++r) wake(r);
+        for (int r = 0; r < ranks(); ++r) wake(r);
     }
   }
 
-  void wake(std::size_t rank) {
+  void wake(int rank) {
     if (places_[rank].queued) return;
     places_[rank].queued = true;
     runnable_.push_back(rank);
   }
 
   Program const& program_;
-  List<Place> places_;          // [ranks]
-  List<std::uint32_t> given_;   // [signals] how often
-  List<std::size_t> runnable_;  // ranks that may have something to do
-  std::size_t rank_ = none;     // of the instruction at hand
+  List<Place> places_;         // [ranks]
+  List<std::uint32_t> given_;  // [signals] how often
+  List<int> runnable_;         // ranks that may have something to do
+  int rank_ = none;            // of the instruction at hand
   Instruction const* in_ = nullptr;
   Heeded heeded_;
 };

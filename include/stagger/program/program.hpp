@@ -4,6 +4,7 @@
 /// slot a number.
 
 #include <array>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -198,12 +199,13 @@ enum class EdgeSignal : std::uint8_t {
   backward_full,  ///< likewise a gradient of the former's output
   backward_free,
 };
-inline constexpr std::size_t signals_per_edge = 4;  ///< the first in Program::signals
+inline constexpr std::uint32_t signals_per_edge = 4;  ///< the first in Program::signals
 
 /// The number of such a signal.
 /// @param edge  the cell that it leaves; of cut k: Program::cells.size() + k
-[[nodiscard]] constexpr std::uint32_t signal_of(std::size_t edge, EdgeSignal which) noexcept {
-  return static_cast<std::uint32_t>(edge * signals_per_edge + static_cast<std::size_t>(which));
+[[nodiscard]] constexpr std::uint32_t signal_of(std::integral auto edge,
+                                                EdgeSignal which) noexcept {
+  return static_cast<std::uint32_t>(edge) * signals_per_edge + static_cast<std::uint32_t>(which);
 }
 
 /// Layers of a stage that is held by several ranks, whose gradients are added up in one go: as soon

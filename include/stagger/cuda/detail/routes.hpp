@@ -157,7 +157,7 @@ class Routes {
     std::vector<std::vector<std::uint32_t>> given(program.signals.size());  // likewise of signals
     std::vector<std::vector<Issue>> rounds;
     for (Player player(program); player.next();) {
-      std::size_t const r = player.rank();
+      auto const r = static_cast<std::size_t>(player.rank());
       Instruction const& in = player.instruction();
       for (Wait const& wait : player.waits())
         if (wait.count != 0) next[r] = std::max(next[r], given[wait.signal][wait.count - 1]);

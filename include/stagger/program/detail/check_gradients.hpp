@@ -38,8 +38,8 @@ class GradientCheck {
     if (gives_weight_gradient(in.op)) ++cells_[in.cell].to_end;
   }
 
-  [[nodiscard]] bool has_finished(std::size_t rank) const { return ranks_[rank].finished != 0; }
-  [[nodiscard]] bool has_updated(std::size_t rank) const { return ranks_[rank].updated != 0; }
+  [[nodiscard]] bool has_finished(int rank) const { return ranks_[rank].finished != 0; }
+  [[nodiscard]] bool has_updated(int rank) const { return ranks_[rank].updated != 0; }
   /// B, W and parts of them.
   [[nodiscard]] std::uint32_t ended(std::size_t cell) const { return cells_[cell].ended; }
   [[nodiscard]] bool begun_last(std::size_t cell) const { return cells_[cell].parts != 0; }
@@ -108,8 +108,7 @@ class GradientCheck {
       if (own.finished != 0) state_.refuse({"finishes twice"});
       own.finished = state_.now();
       for (std::size_t c = 0; c < cells_.size(); ++c)
-        if (rank_of(c) == static_cast<int>(state_.rank) && cells_[c].end - cells_[c].first > 1)
-          require_sums(c);
+        if (rank_of(c) == state_.rank && cells_[c].end - cells_[c].first > 1) require_sums(c);
     } else {
       if (own.updated != 0) state_.refuse({"updates twice"});
       own.updated = state_.now();
@@ -135,7 +134,7 @@ class GradientCheck {
     Instruction const* part = nullptr;  // the last
     std::uint32_t reduced = 0;          // groups, by the rank that adds them up beside the cell's
     std::uint32_t reduced_at = 0;       // instructions of that rank ended with the last
-    std::size_t reducer = 0;            // that rank
+    int reducer = 0;                    // that rank
   };
   struct RankEnd {
     std::uint32_t handed_in = 0, finished = 0, updated = 0;  // instructions ended with it; 0: not

@@ -2,6 +2,7 @@
 #pragma once
 /// @file   The slots of a program that is being checked: who may read them and overwrite them.
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 
@@ -61,8 +62,7 @@ class SlotCheck {
     Cell const& own = cell(in.cell);
     if (own.first()) return;
     Slot const& slot = read(space_x, in.cell, in.x);
-    if (crosses(own.before))
-      require_message(slot, static_cast<std::size_t>(own.before), EdgeSignal::forward_full);
+    if (crosses(own.before)) require_message(slot, own.before, EdgeSignal::forward_full);
   }
 
   void keep(Instruction const& in) {
@@ -74,8 +74,7 @@ class SlotCheck {
   void write_output(Instruction const& in) {
     Cell const& own = cell(in.cell);
     if (own.after != Cell::none)
-      write(space_x, static_cast<std::size_t>(own.after), in.y, cell(own.after).rank,
-            count_message(in.cell, true, true));
+      write(space_x, own.after, in.y, cell(own.after).rank, count_message(in.cell, true, true));
     else if (own.gathers_gradient)
       write_for_cuts(space_y, in.cell, in.y, true, true);
   }
@@ -86,7 +85,7 @@ class SlotCheck {
     if (own.last()) write_own(space_dy, in.cell, in.dy);
     write_own(space_inner, in.cell, in.inner);
     if (own.before != Cell::none)
-      write(space_dy, static_cast<std::size_t>(own.before), in.dx, cell(own.before).rank,
+      write(space_dy, own.before, in.dx, cell(own.before).rank,
             count_message(in.cell, false, whole));
     else if (own.gathers_input && in.stage != 0)
       write_for_cuts(space_dx, in.cell, in.dx, false, whole);
@@ -116,15 +115,7 @@ class SlotCheck {
 
  private:
   static constexpr std::uint32_t nothing = 0xffffffff;
-  enum Space : std::size_t {
-    space_x,
-    space_kept,
-    space_dy,
-    space_inner,
-    space_y,
-    space_dx,
-    spaces
-  };
+  enum Space : int { space_x, space_kept, space_dy, space_inner, space_y, space_dx, spaces };
   [[nodiscard]] static char const* words_of(Space space) noexcept {
     constexpr char const* words[] = {"inputs",          "kept values",      "output gradients",
                                      "inner gradients", "gathered outputs", "gathered gradients"};
@@ -142,16 +133,16 @@ class SlotCheck {
     List<std::size_t> forward, backward;
   };
 
-  [[nodiscard]] Cell const& cell(std::integral auto c) const { return state_.program.cells[c]; }
+  [[nodiscard]] Cell const& cell(int c) const { return state_.program.cells[c]; }
   [[nodiscard]] bool crosses(int to) const {
-    return to != Cell::none && static_cast<std::size_t>(cell(to).rank) != state_.rank;
+    return to != Cell::none && cell(to).rank != state_.rank;
   }
-  [[nodiscard]] List<std::size_t> const& cuts_of(std::size_t c, bool forward) const {
+  [[nodiscard]] List<std::size_t> const& cuts_of(int c, bool forward) const {
     static List<std::size_t> const none;
     return cuts_.size() == 0 ? none : forward ? cuts_[c].forward : cuts_[c].backward;
   }
 
-  [[nodiscard]] Slot& slot_at(Space space, std::size_t c, std::size_t number) {
+  [[nodiscard]] Slot& slot_at(Space space, int c, std::size_t number) {
     std::uint32_t const* const first = &first_slot_[spaces * c + space];
     if (number >= first[1] - first[0]) [[unlikely]]
       state_.refuse({"uses slot ", number, " of ", words_of(space), ", of which cell ", c, " has ",
@@ -164,22 +155,21 @@ class SlotCheck {
       state_.refuse(
           {"reads slot ", number, " of ", words_of(space), ", which then does not hold its value"});
   }
-  Slot const& read(Space space, std::size_t c, std::size_t number) {
+  Slot const& read(Space space, int c, std::size_t number) {
     Slot& slot = slot_at(space, c, number);
     require_value(slot, space, number);
     slot.read = state_.now();
     return slot;
   }
   /// The message of the value in a slot has been waited for.
-  void require_message(Slot const& slot, std::size_t edge, EdgeSignal full) const {
+  void require_message(Slot const& slot, std::integral auto edge, EdgeSignal full) const {
     if (state_.awaited(signal_of(edge, full)) <= slot.number) [[unlikely]]
       state_.refuse({"does not wait for the message of ",
                      full == EdgeSignal::forward_full ? "its input" : "its gradient"});
   }
 
   /// @param reader  the rank that read what lay there
-  Slot& write(Space space, std::size_t c, std::size_t number, int reader,
-              std::uint32_t message = 0) {
+  Slot& write(Space space, int c, std::size_t number, int reader, std::uint32_t message = 0) {
     Slot& slot = slot_at(space, c, number);
     if (slot.unit != nothing && !state_.knows(reader, slot.read)) [[unlikely]]
       state_.refuse({"overwrites slot ", number, " of ", words_of(space), " of cell ", c,
@@ -187,29 +177,29 @@ class SlotCheck {
     slot = {state_.in->microbatch, message, 0};
     return slot;
   }
-  Slot& write_own(Space space, std::size_t c, std::size_t number) {
-    return write(space, c, number, static_cast<int>(state_.rank));
+  Slot& write_own(Space space, int c, std::size_t number) {
+    return write(space, c, number, state_.rank);
   }
 
   /// Counts a message, and requires that the one before it was announced.
   /// @return its number
-  std::uint32_t count_message(std::size_t c, bool forward, bool whole) {
+  std::uint32_t count_message(int c, bool forward, bool whole) {
     std::uint32_t& made = made_[2 * c + (forward ? 1 : 0)];
     std::uint32_t const number = made;
     EdgeSignal const full = forward ? EdgeSignal::forward_full : EdgeSignal::backward_full;
-    auto const require_given = [&](std::size_t edge) {
+    auto const require_given = [&](std::integral auto edge) {
       if (state_.given(signal_of(edge, full)) != number) [[unlikely]]
         state_.refuse({"makes the next value before the last one is announced"});
     };
     int const next = forward ? cell(c).after : cell(c).before;
-    if (crosses(next)) require_given(forward ? c : static_cast<std::size_t>(next));
+    if (crosses(next)) require_given(forward ? c : next);
     for (std::size_t const k : cuts_of(c, forward)) require_given(state_.program.cells.size() + k);
     if (whole) ++made;
     return number;
   }
 
   /// Writes what others take rows of.
-  void write_for_cuts(Space space, std::size_t c, std::size_t number, bool forward, bool whole) {
+  void write_for_cuts(Space space, int c, std::size_t number, bool forward, bool whole) {
     static_cast<void>(slot_at(space, c, number));
     for (std::size_t const k : cuts_of(c, forward)) {
       Cut const cut = state_.program.cuts[k];
@@ -217,18 +207,18 @@ class SlotCheck {
         state_.refuse({"overwrites slot ", number, " of ", words_of(space), " of cell ", c,
                        " while rows of it may be taken"});
     }
-    write(space, c, number, static_cast<int>(state_.rank), count_message(c, forward, whole));
+    write(space, c, number, state_.rank, count_message(c, forward, whole));
   }
-  void read_from_cuts(std::size_t c, std::size_t number, bool forward) {
+  void read_from_cuts(int c, std::size_t number, bool forward) {
     auto const& cuts = cuts_of(c, !forward);
     if (cuts.empty()) state_.refuse({"has nobody to take rows from"});
     for (std::size_t const k : cuts) {
       Cut const cut = state_.program.cuts[k];
       Space const space = forward ? space_y : space_dx;
-      std::size_t const from = forward ? cut.from : cut.to;
+      int const from = forward ? cut.from : cut.to;
       Slot const& slot = slot_at(space, from, number);
       require_value(slot, space, number);
-      if (static_cast<std::size_t>(cell(from).rank) != state_.rank)
+      if (cell(from).rank != state_.rank)
         require_message(slot, state_.program.cells.size() + k,
                         forward ? EdgeSignal::forward_full : EdgeSignal::backward_full);
       taken_at(k, forward, number) = state_.now();

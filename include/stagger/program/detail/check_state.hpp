@@ -27,6 +27,7 @@ class CheckState {
   explicit CheckState(Program const& checked)
       : program(checked),
         units(static_cast<std::size_t>(checked.microbatches)),
+        ranks_(static_cast<int>(checked.ranks.size())),
         known_(checked.ranks.size() * checked.ranks.size()),
         given_(checked.signals.size()),
         awaited_(checked.signals.size()),
@@ -34,11 +35,11 @@ class CheckState {
 
   Program const& program;
   std::size_t const units;  // microbatches, or their slices
-  std::size_t rank = 0;     // of the instruction at hand
+  int rank = 0;             // of the instruction at hand
   std::size_t index = 0;
   Instruction const* in = nullptr;
 
-  void at(std::size_t of_rank, std::size_t instruction) {
+  void at(int of_rank, std::size_t instruction) {
     static constexpr Instruction end{};
     auto const& code = program.ranks[of_rank].code;
     rank = of_rank;
@@ -58,11 +59,8 @@ class CheckState {
   /// Instructions that the rank has ended behind the one at hand.
   [[nodiscard]] std::uint32_t now() const { return static_cast<std::uint32_t>(index) + 1; }
   /// Whether the rank knows that another has ended so many instructions.
-  [[nodiscard]] bool knows(std::size_t other, std::uint32_t instructions) const {
-    return other == rank || known_[rank * program.ranks.size() + other] >= instructions;
-  }
   [[nodiscard]] bool knows(int other, std::uint32_t instructions) const {
-    return knows(static_cast<std::size_t>(other), instructions);
+    return other == rank || known_[rank * ranks_ + other] >= instructions;
   }
   [[nodiscard]] std::uint32_t given(std::size_t signal) const { return given_[signal]; }
   [[nodiscard]] std::uint32_t awaited(std::size_t signal) const { return awaited_[signal]; }
@@ -82,8 +80,7 @@ class CheckState {
     for (Wait const& wait : waits) {
       std::size_t const s = wait.signal;
       awaited_[s] = std::max(awaited_[s], wait.count);
-      auto const sender = static_cast<std::size_t>(program.signals[s].sender);
-      auto& known = known_[rank * program.ranks.size() + sender];
+      auto& known = known_[rank * ranks_ + program.signals[s].sender];
       known = std::max(known, give_at_[first_give_[s] + wait.count - 1]);
     }
   }
@@ -92,13 +89,14 @@ class CheckState {
   [[gnu::cold]] void require_all_awaited() {
     for (std::size_t s = 0; s < given_.size(); ++s) {
       if (given_[s] == awaited_[s]) continue;
-      at(static_cast<std::size_t>(program.signals[s].sender), 0);
+      at(program.signals[s].sender, 0);
       refuse({"gives signal ", s, " ", given_[s], " times in a step, of which ", awaited_[s],
               " are awaited"});
     }
   }
 
  private:
+  int ranks_;
   List<std::uint32_t> known_;            // [ranks][ranks] instructions known to be ended
   List<std::uint32_t> given_, awaited_;  // [signals]
   List<std::uint32_t> first_give_;       // [signals + 1] into:
