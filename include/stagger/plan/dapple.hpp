@@ -8,7 +8,6 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -91,7 +90,7 @@ class DappleSearch {
     for (auto& of_stages : best_)
       for (auto& f : of_stages) all.push_back(std::move(f));
     std::sort(all.begin(), all.end(), [](Found const& a, Found const& b) {
-      return std::tie(a.seconds, a.order) < std::tie(b.seconds, b.order);
+      return a.seconds != b.seconds ? a.seconds < b.seconds : a.order < b.order;
     });
     return all;
   }
@@ -117,8 +116,9 @@ class DappleSearch {
     for (auto const& [taken, best] : open)
       for (std::size_t i = 0; i < best.size(); ++i) ranked.emplace_back(i, best[i]);
     std::sort(ranked.begin(), ranked.end(), [&](auto const& a, auto const& b) {
-      return std::tuple(a.first, seconds(a.second), a.second) <
-             std::tuple(b.first, seconds(b.second), b.second);
+      if (a.first != b.first) return a.first < b.first;
+      if (seconds(a.second) != seconds(b.second)) return seconds(a.second) < seconds(b.second);
+      return a.second < b.second;
     });
     if (ranked.size() > keep_) ranked.resize(keep_);
     std::vector<int> result;

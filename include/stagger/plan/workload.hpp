@@ -140,8 +140,10 @@ class Workload {
     StageTime t;
     for (int k = 0; kinds >> k != 0; ++k) {
       if ((kinds >> k & 1) == 0) continue;
-      t.forward_s = std::max(t.forward_s, forward_[k][end] - forward_[k][first]);
-      t.backward_s = std::max(t.backward_s, backward_[k][end] - backward_[k][first]);
+      double const* const forward = forward_[k].data();
+      double const* const backward = backward_[k].data();
+      t.forward_s = std::max(t.forward_s, forward[end] - forward[first]);
+      t.backward_s = std::max(t.backward_s, backward[end] - backward[first]);
     }
     t.forward_s *= slice;
     t.backward_s *= slice;

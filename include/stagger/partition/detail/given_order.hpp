@@ -74,13 +74,14 @@ class GivenOrder {
   /// ones first; what it returns is the most that is still of use.
   template <class Use> constexpr void ends_at(int s, int j, double most, Use&& use) const {
     int const device = order_[at(s)];
+    auto const& row = costs_.until_s[at(costs_.place(device).times)];
     bool const last = s == stages_ - 1;
     double const gradient = last ? 0 : costs_.receive_s(order_[at(s + 1)], device, j);
     int const lowest = s == 0 ? 0 : low_[at(s - 1)];
     int const highest = s == 0 ? 0 : std::min(high_[at(s - 1)], j - 1);
     double useful = most;
     for (int i = highest; i >= lowest; --i) {
-      double t = costs_.compute_s(device, i, j);  // in the order of stage_seconds
+      double t = row[at(j)] - row[at(i)];  // in the order of stage_seconds
       if (t > useful) return;
       if (!fits(s, i, j)) {
         if (last) continue;  // what waits in front of it may be less further on
