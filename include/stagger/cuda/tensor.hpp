@@ -123,7 +123,7 @@ template <class T = float> class Tensor {
 
   void reserve(std::size_t count) {
     if (count <= capacity_) return;
-    if (count > static_cast<std::size_t>(-1) / sizeof(T)) throw std::bad_array_new_length();
+    if (count > ~std::size_t{0} / sizeof(T)) throw std::bad_array_new_length();
     void* memory = nullptr;
     auto const* const pool = detail::place.pool;
     if (pool != nullptr) {

@@ -18,7 +18,7 @@ namespace stagger::cuda::detail {
 
 /// The values, or some rows of them, that one rank sends to another along an edge.
 struct Route {
-  static constexpr std::size_t whole = static_cast<std::size_t>(-1);
+  static constexpr std::size_t whole = ~std::size_t{0};
   std::size_t cell = 0;  ///< behind which the edge is
   bool forward = true;
   std::size_t giver = 0;  ///< rank that sends

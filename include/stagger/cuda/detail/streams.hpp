@@ -22,7 +22,7 @@ namespace stagger::cuda::detail {
 /// next one.
 class Streams {
  public:
-  static constexpr auto none = static_cast<std::size_t>(-1);
+  static constexpr std::size_t none = ~std::size_t{0};
 
   Streams(stagger::detail::Machine& machine, std::shared_ptr<GpuSet> gpus)
       : machine_(machine), gpus_(std::move(gpus)) {}
