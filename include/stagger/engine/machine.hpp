@@ -93,8 +93,8 @@ class Machine : public StepStatus {
     if (run.program->training) run.zero_gradients(model);
     for (auto& end_of_step : run.end_of_step)
       if (std::exchange(end_of_step.updated, false))
-        for (Duty const& duty : end_of_step.layers)
-          model.parameters[duty.layer].copy_part(duty.range, true);
+        for (LayerPart const& own : end_of_step.layers)
+          model.parameters[own.layer].copy_part(own.range, true);
     if (run.program->training && !run.program->flushes)
       for (auto& parameters : model.parameters) parameters.restore();
   }
@@ -163,7 +163,7 @@ class Machine : public StepStatus {
   /// what replicas do between actions and instead of their last backward.
   void execute_end(RankState& rank, Instruction const& in, Clock clock = {}) {
     if (in.op == Op::finish)
-      finish(run.end_of_step[static_cast<std::size_t>(rank.number)]);
+      finish(run.end_of_step[rank.number]);
     else if (in.op == Op::update)
       update(rank);
     else if (in.op == Op::apply)
@@ -248,15 +248,14 @@ class Machine : public StepStatus {
       if (norm > *model.options.clip_norm) scale = *model.options.clip_norm / norm;
       if (rank.number == run.reporter) run.gradient_norm = norm;
     }
-    EndOfStep& end_of_step = run.end_of_step[static_cast<std::size_t>(rank.number)];
+    EndOfStep& end_of_step = run.end_of_step[rank.number];
     end_of_step.updated = model.shards;
-    for (Duty const& duty : end_of_step.layers)
-      for (ByteRange part = duty.range; part.first < duty.range.last; part.first = part.last) {
+    for (LayerPart const& own : end_of_step.layers)
+      for (ByteRange part = own.range; part.first < own.range.last; part.first = part.last) {
         // What has just been saved is still in the cache when it is updated.
-        part.last =
-            model.shards ? std::min(part.first + saved_at_once, duty.range.last) : part.last;
-        if (model.shards) model.parameters[duty.layer].copy_part(part, false);
-        model.optimizer.update(model.optimizer.optimizer, model.parameters[duty.layer],
+        part.last = model.shards ? std::min(part.first + saved_at_once, own.range.last) : part.last;
+        if (model.shards) model.parameters[own.layer].copy_part(part, false);
+        model.optimizer.update(model.optimizer.optimizer, model.parameters[own.layer],
                                {scale, model.steps + 1, 0, 0, part});
       }
     for (auto* const share : end_of_step.clear) share->zero();

@@ -217,7 +217,7 @@ class LayerMemory : public LayerShape {
 
   // --- what the host is shown between two steps
 
-  /// Shows values, and if `whole` states: themselves, or a copy that `take_back` brings home.
+  /// Shows values, and if `whole` states: themselves, or a copy, of which `take_back` takes over what was written into it.
   [[gnu::cold]] void append_states(std::vector<ParameterState>& states, bool whole = true) {
     if (whole) hold();
     if (memory() != nullptr) shown_.fetch(blocks_, states_);
@@ -295,8 +295,6 @@ class LayerMemory : public LayerShape {
 /// no ranks, programs or threads.
 class LayerParameters : public LayerMemory {
  public:
-  using Share = GradientShare;
-
   /// Owners whose gradients are added in one pass over the sum.
   static constexpr std::size_t most_shares = 15;
 

@@ -82,7 +82,7 @@ struct GroupingPeers {
 /// Where a cell takes rows from.
 struct RowSource {
   std::size_t cell = 0;  // of the taker
-  std::size_t rank = 0;  // of the maker
+  int rank = 0;          // of the maker
   Places from;           // the maker's slots
   bool cut = false;      // or copies, of the rows that the taker has in common with the maker
 };

@@ -101,18 +101,17 @@ struct Replication {
         require_rows_of(*stage.front->ops->input, stage.front->number);
         require_on_stream(machine, *stage.front->ops->input, "the input", stage.front->number);
       }
-      auto const rank = static_cast<std::size_t>(cell.rank);
+      int const rank = cell.rank;
       if (cell.stage + 1 == program.stages) {
         run.ranks[rank].cuts_target = parts[rank].replicas > 1;
         run.ranks[rank].last_cell = c;
       }
       for (Cut const& cut : program.cuts) {
         if (cut.to == c)
-          run.inputs.push_back({c, static_cast<std::size_t>(program.cells[cut.from].rank),
-                                machine.run.cells[cut.from].back->y});
+          run.inputs.push_back(
+              {c, program.cells[cut.from].rank, machine.run.cells[cut.from].back->y});
         if (cut.from == c)
-          run.gradients.push_back({c, static_cast<std::size_t>(program.cells[cut.to].rank),
-                                   machine.run.cells[cut.to].dx});
+          run.gradients.push_back({c, program.cells[cut.to].rank, machine.run.cells[cut.to].dx});
       }
     }
     for (std::size_t r = 0; r < parts.size(); ++r) {
@@ -233,7 +232,7 @@ struct Replication {
     if (has_group(in.op)) return ReplicaSums::execute(machine, rank, in, clock);
     ReplicaRun& run = *machine.run.replica_run;
     std::size_t const m = in.microbatch;
-    ReplicaRank const& own = run.ranks[static_cast<std::size_t>(rank.number)];
+    ReplicaRank const& own = run.ranks[rank.number];
     RowRange const rows = own.rows[m];
     StageRun const& stage = machine.run.cells[in.cell];
     if (in.op == Op::gather_target) {

@@ -16,8 +16,8 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
-#include <stagger/engine/optimizer_numbers.hpp>
 #include <stagger/engine/session.hpp>
+#include <stagger/engine/setup.hpp>
 #include <stagger/mpi/detail/agreement.hpp>
 #include <stagger/mpi/detail/channels.hpp>
 #include <stagger/mpi/detail/exchange.hpp>

@@ -13,6 +13,7 @@
 #include <stagger/cluster/profile.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
+#include <stagger/core/list.hpp>
 #include <stagger/engine/machine.hpp>
 #include <stagger/train/footprint.hpp>
 #include <stagger/train/one_device.hpp>
@@ -61,9 +62,8 @@ class Profiler {
     std::size_t const layers = parts.parameters.size();
     require_names(layers);
     auto const passes = static_cast<std::size_t>(options_.repeats);
-    std::vector<Passes> times(layers,
-                              Passes{std::vector<double>(passes), std::vector<double>(passes),
-                                     std::vector<double>(passes)});
+    List<Passes> times(layers, Passes{std::vector<double>(passes), std::vector<double>(passes),
+                                      std::vector<double>(passes)});
     double const terms = parts.loss.terms(target);
     parts.context.begin_step(parts.steps, parts.seed, true);
     for (int pass = -options_.discarded; pass < options_.repeats; ++pass) {
@@ -126,12 +126,12 @@ class Profiler {
             counted(layers, "layer"),
             " cannot be measured layer by layer; make each layer a stage, leave "
             "Options::replicas out, and set Options::record");
-    std::vector<Passes> times(layers);
+    List<Passes> times(layers);
     for (int pass = -options_.discarded; pass < options_.repeats; ++pass) {
       (void)run(train.step(batch));
       if (pass < 0) continue;
       for (auto const& row : train.timeline().rows)
-        for (schedule::Span const& span : row) times[at(span)].add(span);
+        for (schedule::Span const& span : row) times[span.action.stage].add(span);
     }
     auto profile = timed(times, machine.parameters());
     for (std::size_t l = 0; l < layers; ++l) {
@@ -228,10 +228,6 @@ class Profiler {
     }
   };
 
-  static std::size_t at(schedule::Span const& span) {
-    return static_cast<std::size_t>(span.action.stage);
-  }
-
   void require_names(std::size_t layers) const {
     if (!options_.layer_names.empty() && options_.layer_names.size() != layers)
       raise(Errc::bad_configuration, options_.layer_names.size(), " names were given for ",
@@ -240,8 +236,7 @@ class Profiler {
 
   /// A profile without the bytes of values.
   [[nodiscard]] cluster::Profile timed(
-      std::vector<Passes> const& times,
-      FixedArray<detail::LayerParameters> const& parameters) const {
+      List<Passes> const& times, FixedArray<detail::LayerParameters> const& parameters) const {
     cluster::Profile profile;
     profile.name = options_.name;
     profile.batch = options_.samples;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <stagger/engine/optimizer_numbers.hpp>
+#include <stagger/engine/setup.hpp>
 
 #include <string>
 #include <tuple>

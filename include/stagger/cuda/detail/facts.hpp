@@ -10,7 +10,7 @@
 #include <stagger/collective/handshake.hpp>
 #include <stagger/cuda/detail/options.hpp>
 #include <stagger/engine/machine.hpp>
-#include <stagger/engine/optimizer_numbers.hpp>
+#include <stagger/engine/setup.hpp>
 #include <stagger/program/facts.hpp>
 
 namespace stagger::cuda::detail {

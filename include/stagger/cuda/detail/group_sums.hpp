@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/cuda/detail/distributed_state.hpp>
 #include <stagger/cuda/detail/streams.hpp>
 #include <stagger/cuda/kernels.hpp>
-#include <stagger/engine/distributed_state.hpp>
 
 namespace stagger::cuda::detail {
 
@@ -194,7 +194,7 @@ class GroupSums {
       int layer = 0;  // of the stage
       state_.each_layer(
           cell_of(layers.stage, group.members[m]->gpu),
-          [&](std::size_t l, stagger::detail::LayerParameters::Share* share) {
+          [&](std::size_t l, stagger::detail::GradientShare* share) {
             int const here = layer++;
             auto const& parameters = state_.parameters(l);
             if (here < layers.lowest || here > layers.highest || parameters.count() == 0) return;

@@ -10,11 +10,11 @@
 
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/portable.hpp>
+#include <stagger/cuda/detail/distributed_state.hpp>
 #include <stagger/cuda/detail/options.hpp>
 #include <stagger/cuda/detail/routes.hpp>
 #include <stagger/cuda/detail/streams.hpp>
 #include <stagger/cuda/wire.hpp>
-#include <stagger/engine/distributed_state.hpp>
 #include <stagger/program/describe.hpp>
 
 namespace stagger::cuda::detail {
@@ -177,7 +177,7 @@ class Messages {
     for (auto const& owner : routes_.owners()) {
       if (owner.taker != rank || !(streams_.own(rank) || streams_.own(owner.giver))) continue;
       begin_transfer();
-      distributed_.each_layer(owner.cell, [&](std::size_t l, LayerParameters::Share* share) {
+      distributed_.each_layer(owner.cell, [&](std::size_t l, GradientShare* share) {
         auto const values = distributed_.parameters(l).values();
         if (values.empty()) return;
         from_.push_back({values.data(), values.size()});
@@ -190,7 +190,7 @@ class Messages {
   }
 
  private:
-  using LayerParameters = stagger::detail::LayerParameters;
+  using GradientShare = stagger::detail::GradientShare;
 
   [[nodiscard]] Processes* processes() const noexcept { return streams_.gpus().processes(); }
   [[nodiscard]] Channel const& channel(std::size_t number) const noexcept {
@@ -330,7 +330,7 @@ class Messages {
       OwnerRoute const& owner = routes_.owners()[n];
       if (owner.giver != rank || !(streams_.own(rank) || streams_.own(owner.taker))) continue;
       begin_transfer();
-      distributed_.each_layer(owner.cell, [&](std::size_t, LayerParameters::Share* share) {
+      distributed_.each_layer(owner.cell, [&](std::size_t, GradientShare* share) {
         if (share->gradients().empty()) return;
         from_.push_back({share->gradients().data(), share->gradients().size()});
         to_.push_back({share->received().data(), share->received().size()});

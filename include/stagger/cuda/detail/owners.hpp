@@ -8,9 +8,9 @@
 #include <vector>
 
 #include <stagger/core/list.hpp>
+#include <stagger/cuda/detail/distributed_state.hpp>
 #include <stagger/cuda/detail/parameter_memory.hpp>
 #include <stagger/cuda/detail/streams.hpp>
-#include <stagger/engine/distributed_state.hpp>
 
 namespace stagger::cuda::detail {
 

@@ -7,8 +7,8 @@
 #include <span>
 
 #include <stagger/core/list.hpp>
+#include <stagger/cuda/detail/distributed_state.hpp>
 #include <stagger/cuda/detail/streams.hpp>
-#include <stagger/engine/distributed_state.hpp>
 
 namespace stagger::cuda::detail {
 

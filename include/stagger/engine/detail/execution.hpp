@@ -38,8 +38,8 @@ struct Addition {
   LayerParameters* to;
   GradientShare* from;
 };
-/// Parameters of a layer that a rank updates.
-struct Duty {
+/// Parameters of a layer, or a part of them.
+struct LayerPart {
   std::size_t layer = 0;
   ByteRange range;
 };
@@ -50,9 +50,9 @@ struct Square {
 };
 /// What a rank does at the end of a step.
 struct EndOfStep {
-  List<Addition> add;    // in the order of owners
-  List<Square> squares;  // of these gradients it adds them up
-  List<Duty> layers;
+  List<Addition> add;      // in the order of owners
+  List<Square> squares;    // of these gradients it adds them up
+  List<LayerPart> layers;  // that it updates
   List<GradientShare*> clear;
   bool updated = false;  // and what was before is saved
 };
@@ -112,7 +112,7 @@ struct Execution {
     for (std::size_t c = 0; c < cells.size(); ++c) {
       int const before = next.cells[c].before;
       if (before == Cell::none) continue;
-      auto& producer = cells[static_cast<std::size_t>(before)].layers.back();
+      auto& producer = cells[before].layers.back();
       producer.y = cells[c].x;
       cells[c].dx = producer.dy;
     }
@@ -179,7 +179,7 @@ struct Execution {
   int reporter = 0;  // the rank that tells it
 
  private:
-  [[gnu::cold]] CellStorage& storage_of(ModelState& model, std::size_t stage, std::size_t owner) {
+  [[gnu::cold]] CellStorage& make_storage(ModelState& model, int stage, std::size_t owner) {
     CellStorage* own = &storage[stage];
     std::size_t const layers = own->layers.size();
     for (; owner != 0; --owner) {
@@ -201,15 +201,14 @@ struct Execution {
 
   [[gnu::cold]] void make_cell(ModelState& model, Cell const& need, std::size_t owner,
                                StageRun& cell) {
-    auto const stage = static_cast<std::size_t>(need.stage);
-    CellStorage& own = storage_of(model, stage, owner);
+    CellStorage& own = make_storage(model, need.stage, owner);
     cell.layers.clear();
     cell.repeated_output = nullptr;
-    EndOfStep& at_end = end_of_step[static_cast<std::size_t>(need.rank)];
+    EndOfStep& at_end = end_of_step[need.rank];
     cell.first = need.first();
     cell.last = need.last();
     for (std::size_t i = 0; i < own.layers.size(); ++i) {
-      std::size_t const l = model.first_layer[stage] + i;
+      std::size_t const l = model.layers_of(need.stage).first + i;
       LayerStorage& values = own.layers[i];
       LayerRun run;
       run.object = owner == 0 ? model.layers[l].object() : own.layer_copies[i].object();

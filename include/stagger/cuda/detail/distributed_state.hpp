@@ -78,7 +78,7 @@ struct DistributedState {
     grow(own.given, type, slots);
     grow(own.taken, type, slots);
     std::size_t const taker = forward ? cut.to : cut.from;
-    auto const giver = static_cast<std::size_t>(forward ? from.rank : to.rank);
+    int const giver = forward ? from.rank : to.rank;
     ReplicaRun& run = *machine.run.replica_run;
     for (RowSource& source : forward ? run.inputs : run.gradients)
       if (source.cell == taker && source.rank == giver)
@@ -114,7 +114,7 @@ struct DistributedState {
          ++c)
       each_layer(c, [&](std::size_t l, GradientShare* share) {
         auto& end_of_step = machine.run.end_of_step[rank_of(c)];
-        drop(end_of_step.layers, [&](auto const& duty) { return duty.layer == l; });
+        drop(end_of_step.layers, [&](auto const& one) { return one.layer == l; });
         drop(end_of_step.squares, [&](auto const& one) { return one.layer == l; });
         drop(end_of_step.clear, [&](auto const* one) { return one == share; });
         if (share != nullptr) return share->hold_states(parameters(l).stored());
@@ -148,12 +148,10 @@ struct DistributedState {
   /// Visits the layers of a cell: number, and the share of an owner who is not the first.
   template <class Visit> void each_layer(std::size_t cell, Visit visit) const {
     std::size_t const owner = cell - first_owner(cell);
-    auto const stage = static_cast<std::size_t>(program().cells[cell].stage);
-    auto* storage = &machine.run.storage[stage];
-    for (std::size_t o = owner; o != 0; --o) storage = storage->next.get();
-    for (std::size_t l = machine.model.first_layer[stage]; l < machine.model.first_layer[stage + 1];
-         ++l)
-      visit(l, owner == 0 ? nullptr : &storage->shares[l - machine.model.first_layer[stage]]);
+    int const stage = program().cells[cell].stage;
+    IndexRange const layers = machine.model.layers_of(stage);
+    for (std::size_t const l : layers)
+      visit(l, owner == 0 ? nullptr : &machine.run.owned_by(stage, owner).shares[l - layers.first]);
   }
   [[nodiscard]] LayerParameters& parameters(std::size_t layer) const noexcept {
     return machine.model.parameters[layer];
