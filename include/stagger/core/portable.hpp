@@ -84,7 +84,7 @@ class ByteReader {
 ///  - types with a member `fields()`, const and not, which returns a `std::tie` of others that are
 ///    known: `auto fields() { return std::tie(values, mask); }`
 ///
-/// Specialise it for a type of somebody else: `exists`, `write` and `read`. Processes run on
+/// Specialise it for a type of another library: `exists`, `write` and `read`. Processes run on
 /// machines of one kind, so bytes need no translation.
 template <class T> struct Portable {
   static constexpr bool exists = false;

@@ -129,7 +129,8 @@ class Machine : public StepStatus {
     begin_status();
     run.gradient_norm = 0;
     for (auto& end_of_step : run.end_of_step) end_of_step.updated = false;
-    if (!model.shards || run.program->training)  // else nobody may know yet whose state it is
+    if (!model.shards ||
+        run.program->training)  // else it may not be known yet which rank has which state
       if (std::exchange(model.shown, false)) run.take_back(model);
     if (run.program->training && !run.program->flushes)
       for (auto& parameters : model.parameters) parameters.save();

@@ -17,8 +17,8 @@
 
 namespace stagger::detail {
 
-/// Memory of a back end, and what is done there with parameters. Nothing here has a price for
-/// parameters in host memory, which have none of these.
+/// Memory of a back end, and what is done there with parameters. Parameters in
+/// host memory have none of these and pay nothing for them.
 struct ParameterMemory {
   int device;
   // Between steps; done when they return. They throw what the device refuses.
@@ -26,7 +26,7 @@ struct ParameterMemory {
   void (*release)(ParameterMemory const&, void*) noexcept;
   void (*upload)(ParameterMemory const&, void* to, void const* from, std::size_t bytes);
   void (*download)(ParameterMemory const&, void* to, void const* from, std::size_t bytes);
-  // In the order of the work of the rank whose turn it is, else as those above.
+  // Behind the work of the rank that is being carried out; between steps as those above.
   void (*copy)(ParameterMemory const&, void* to, void const* from, std::size_t bytes);
   void (*add)(ParameterMemory const&, ElementType, void* sum, void const* more, std::size_t size);
   void (*sum_squares)(ParameterMemory const&, ElementType, void const* gradient, std::size_t size,

@@ -42,7 +42,7 @@ struct GroupingChoice {
   void const* policy = nullptr;
   Groups groups = nullptr;       // null: collective::grouping::Optimal
   int measured_steps = 5;        // whose medians it is given, after one that warms up
-  std::int64_t renew_every = 0;  // steps after which all is measured anew; 0: never
+  std::int64_t renew_every = 0;  // steps after which all is measured again; 0: never
   bool shard_optimizer = false;  // replicas in several processes have a part of its state each
   collective::By by = collective::By::slices;
 };
@@ -92,7 +92,7 @@ struct ReplicaRank {
   List<RowRange> rows;           // [microbatches]
   List<std::size_t> first_rows;  // [microbatches]
   StepArguments arguments;       // of a replica of the last stage
-  Slots target;                  // its rows of the target at hand
+  Slots target;                  // its rows of the current target
   Slots outputs;                 // [microbatches] where the caller wants them
   std::size_t last_cell = 0;     // its cell of the last stage
   bool cuts_target = false;
@@ -107,7 +107,7 @@ struct SumRun {
   };
   List<GradientGroup> groups;  // of the next program
   Phase phase = Phase::decided;
-  bool taking = false;                  // times in the step at hand
+  bool taking = false;                  // whether the current step is measured
   bool warmed_up = false;               // by a first step of this phase, which is not measured
   std::size_t steps = 0;                // measured in this phase
   std::int64_t decided_at = 0;          // step

@@ -212,7 +212,7 @@ struct Replication {
     }
   }
 
-  /// Of targets and outputs at hand.
+  /// Memory for rows of targets and outputs.
   [[gnu::cold]] static std::uint64_t bytes(ReplicaRun const& run) {
     std::uint64_t sum = 0;
     for (ReplicaRank const& own : run.ranks) sum += own.target.bytes() + own.outputs.bytes();

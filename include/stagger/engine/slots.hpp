@@ -37,7 +37,7 @@ struct SlotType {
   void (*resize_rows)(void*, void const* like, std::size_t rows) = nullptr;
   void (*copy_rows)(void* to, std::size_t at, void const* from, std::size_t first,
                     std::size_t count) = nullptr;
-  bool rows_on_stream = false;  // copy_rows enqueues the copy with the work of the rank at hand
+  bool rows_on_stream = false;  // copy_rows enqueues the copy with the work of the rank that runs
 };
 
 template <class T> constexpr SlotType make_slot_type() {

@@ -27,7 +27,7 @@ class StallDetector {
   [[nodiscard]] std::chrono::duration<double> interval() const noexcept {
     return std::chrono::duration<double>(interval_s_);
   }
-  /// Looks at something that runs. Expired, it begins anew.
+  /// Looks at something that runs. After it has expired, it starts over.
   /// @return  whether it has not moved for the deadline
   [[nodiscard]] bool expired(std::uint64_t progress) noexcept {
     quiet_ = seen_ && progress == progress_ ? quiet_ + 1 : 0;

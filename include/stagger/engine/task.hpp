@@ -24,7 +24,7 @@ struct Drivable {
   ~Drivable() = default;
 };
 
-/// A step that waits for its turn on a runner. It lives in the coroutine that awaits the step.
+/// A step that waits until a runner carries it out. It lives in the coroutine that awaits the step.
 struct Pending {
   Drivable* step = nullptr;
   std::coroutine_handle<> then{};

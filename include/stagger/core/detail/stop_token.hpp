@@ -40,7 +40,7 @@ class State {
   [[nodiscard]] bool requested() const noexcept {
     return requested_.load(std::memory_order_acquire);
   }
-  /// Already asked, or somebody is left who can ask.
+  /// Whether a stop was requested, or a source is left that can request one.
   [[nodiscard]] bool possible() const noexcept {
     return requested() || sources_.load(std::memory_order_acquire) != 0;
   }

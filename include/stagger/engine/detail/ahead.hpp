@@ -25,10 +25,10 @@ template <class B> class Ahead {
 
   [[nodiscard]] std::size_t turns() const noexcept { return turns_.size(); }
   [[nodiscard]] bool empty() const noexcept { return first_ == next_; }
-  /// The turn of the next step.
+  /// The place in the ring of the next step.
   [[nodiscard]] std::size_t turn() const noexcept { return next_ % turns_.size(); }
 
-  /// Waits until there is a turn for another step.
+  /// Waits until there is a place for another step.
   void make_room(B& backend) {
     if (next_ - first_ == turns_.size()) finish_first(backend);
   }

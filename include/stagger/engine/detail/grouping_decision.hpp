@@ -66,7 +66,7 @@ struct GroupingDecision {
                   !sums.groups.empty() && machine.run.program->groups == sums.groups;
   }
 
-  /// Decides once enough steps were measured, and measures anew when the decision is old enough.
+  /// Decides once enough steps were measured, and measures again when the decision is old enough.
   [[gnu::cold]] static void end_step(Machine& machine) {
     SumRun& sums = machine.run.replica_run->sums;
     GroupingChoice const& grouping = machine.run.grouping;

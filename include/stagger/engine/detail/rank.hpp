@@ -165,7 +165,8 @@ inline void run_backward(RankState& rank, StageRun const& stage, Instruction con
   }
 }
 
-/// How late it is, in seconds since the step began, asked of a back end. None: nobody asks.
+/// A back end's clock: seconds since the step began. Null where nothing is measured, or a device
+/// measures by itself.
 struct Clock {
   double (*read)(void*) = nullptr;
   void* self = nullptr;

@@ -125,7 +125,7 @@ class MachineSession : public Session {
     schedule::Table usual;
     try {
       usual = programs_.table(2 * positions_);
-    } catch (Error const&) {  // of another number, then: the first step tells
+    } catch (Error const&) {  // the schedule takes another number: the first step says so
       return;
     }
     machine_.options().replicas.ops()->require_rows(machine_, usual, target_rows);

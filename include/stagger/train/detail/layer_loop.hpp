@@ -51,7 +51,7 @@ struct LayerLoop {
   Layer const* layers;  // [layers], as the others
   LayerParameters const* parameters;
   FixedArray<Slots> y, dy, saved;
-  Slots dx;  // of the first layer; nobody reads it
+  Slots dx;  // of the first layer; nothing reads it
 };
 
 }  // namespace stagger::detail
