@@ -27,7 +27,7 @@ set(floor_6 sim host cuda nccl mpi)
 set(floor_7 train ranges report adapt json)
 set(top 8)
 set(policies schedule staleness partition placement collective)
-set(deepest 15)
+set(deepest 13)
 set(dear iostream functional ranges format regex)
 set(system "^(unistd|fcntl|dirent|signal|pthread|sched)\\.h$|^sys/|^linux/")  # of the C library; no package brings them
 
