@@ -17,8 +17,6 @@ using namespace processes;
 
 namespace {
 
-constexpr Case three{"1f1b", 3, 1, 3, 3};
-
 sg::nccl::Gpus captured(sg::nccl::Gpus gpus, int ahead, sg::cuda::GraphCounts* counts = nullptr) {
   gpus.ahead = ahead;
   gpus.capture = true;
