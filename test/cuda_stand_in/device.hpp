@@ -146,6 +146,7 @@ struct CUstream_st {
   int priority = 0;
   std::mutex producers;
   Item* last = nullptr;
+  bool ended = false;  // the end has been pushed
   std::atomic<std::uint64_t> pushed{0};
   std::atomic<std::uint64_t> done{0};
   std::thread worker;

@@ -381,10 +381,12 @@ void reset() {
 }  // namespace cuda_stand_in
 
 void CUstream_st::push(Work work, bool always) {
+  std::lock_guard const lock(producers);
+  if (ended) return;  // a thread of NCCL's came to a stream that has just been destroyed
+  ended = !work;
   auto* const item = new Item;
   item->work = std::move(work);
   item->always = always;
-  std::lock_guard const lock(producers);
   pushed.fetch_add(1, std::memory_order_relaxed);
   Item* const before = std::exchange(last, item);
   before->next.store(item, std::memory_order_release);
