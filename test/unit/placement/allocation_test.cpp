@@ -63,7 +63,7 @@ TEST_CASE("placement/allocation: what cannot be shared out is named", "[placemen
                     Catch::Contains("equally many devices of each kind"));
   CHECK_THROWS_WITH(placement::NodePartition{}.allocate(c, 4),
                     Catch::Contains("nodes of equally many devices"));
-  for (auto& device : c.devices) device.kind = "V";
+  for (auto& device : c.devices) device.kind = c.devices[0].kind;
   CHECK_THROWS_WITH(placement::HybridDistribution{}.allocate(c, 4),
                     Catch::Contains("an even number of kinds"));
   std::vector<placement::Worker> const unlike{{{1}, {0, 1}}, {{2}, {0, 1}}};
