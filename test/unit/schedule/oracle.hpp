@@ -395,8 +395,10 @@ inline Answer play_messages(Table const& t, int mode, Costs const& costs = {}) {
 
 /// Rows written as in the tables of the tests: separated by " / ".
 inline Table table(std::string text) {
-  for (std::size_t at = text.find(" / "); at != std::string::npos; at = text.find(" / ", at))
-    text.replace(at, 3, "\n");
+  for (std::size_t at = text.find(" / "); at != std::string::npos; at = text.find(" / ", at)) {
+    text[at] = '\n';
+    text.erase(at + 1, 2);
+  }
   return stagger::schedule::read_csv(text);
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
+#include <stagger/engine/session.hpp>
 #include <stagger/mpi/detail/exchange.hpp>
 #include <stagger/mpi/detail/held_parameters.hpp>
 #include <stagger/mpi/detail/placement.hpp>
