@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -31,8 +32,7 @@ struct SvgKey {
 
   /// Its classes: "b1 h".
   [[nodiscard]] std::string name() const {
-    return std::string(1, looks[look].letter) + std::to_string(chunk) +
-           (half == Half::none ? "" : " h");
+    return text(std::string_view(&looks[look].letter, 1), chunk, half == Half::none ? "" : " h");
   }
 };
 
