@@ -692,7 +692,9 @@ cudaError_t cudaMemcpyAsync(void* to, void const* from, std::size_t bytes, cudaM
   if (!state().peers && device_of(to) >= 0 && device_of(from) >= 0 &&
       device_of(to) != device_of(from))
     return answer(cudaErrorInvalidValue);
-  return enqueue(stream, Kind::copy, [to, from, bytes] { std::memmove(to, from, bytes); });
+  return enqueue(stream, Kind::copy, [to, from, bytes] {
+    if (bytes != 0) std::memmove(to, from, bytes);  // which takes no null pointer
+  });
 }
 
 cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, void const* from, int from_device,
@@ -701,7 +703,9 @@ cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, void const* from, int f
   if (state().lost != 0) return static_cast<cudaError_t>(state().lost.load());
   if (device_of(to) != to_device || device_of(from) != from_device)
     return answer(cudaErrorInvalidValue);
-  return enqueue(stream, Kind::copy, [to, from, bytes] { std::memmove(to, from, bytes); });
+  return enqueue(stream, Kind::copy, [to, from, bytes] {
+    if (bytes != 0) std::memmove(to, from, bytes);  // which takes no null pointer
+  });
 }
 
 cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t stream) {
