@@ -32,7 +32,7 @@ class Iteration {
     auto const& parts = machine.options().replicas.parts();
     int replicas = 1;  // that may compute a loss of one microbatch
     for (auto const& part : parts) replicas = std::max(replicas, part.replicas);
-    loss_count_ = static_cast<std::size_t>(microbatches * replicas);
+    loss_count_ = static_cast<std::size_t>(microbatches) * static_cast<std::size_t>(replicas);
     bytes_ = up(losses_ + loss_count_ * sizeof(double));
     host_.resize(slots * bytes_);
     device_.resize({bytes_});

@@ -31,7 +31,7 @@ using stagger::detail::StepArguments;
 /// A machine's side of the messages between processes.
 struct MessageCodec : HeldParameters {
   MessageCodec(Machine& whose, PortType const* types, std::size_t count)
-      : HeldParameters{whose}, ports(types), port_count(count) {}
+      : HeldParameters{whose}, ports_(types), port_count_(count) {}
 
   [[nodiscard]] std::size_t edge_signals() const noexcept {
     return (program().cells.size() + program().cuts.size()) * signals_per_edge;
@@ -58,7 +58,7 @@ struct MessageCodec : HeldParameters {
       if (!value.cut) return port(*value.type).write(out, value.places[slot]);
       RowRange const rows = rows_of(program().signals[signal].sender, in.microbatch);
       RowRange const taken = taken_of(value, rows, in.microbatch, to);
-      void const* const part = cut_rows.cut(*value.type, value.places[slot], rows, taken);
+      void const* const part = cut_rows_.cut(*value.type, value.places[slot], rows, taken);
       out.add(in.microbatch);
       out.add(part != nullptr);
       return port(*value.type).write(out, part != nullptr ? part : value.places[slot]);
@@ -76,10 +76,10 @@ struct MessageCodec : HeldParameters {
       auto const microbatch = in.take<std::uint32_t>();
       if (!in.take<bool>()) return port(*value.type).read(in, value.places[slot]);
       RowRange const rows = rows_of(program().signals[signal].sender, microbatch);
-      void* const part = cut_rows.object(*value.type);
+      void* const part = cut_rows_.object(*value.type);
       port(*value.type).read(in, part);
-      return cut_rows.put(*value.type, value.places[slot], rows,
-                          taken_of(value, rows, microbatch, own), part);
+      return cut_rows_.put(*value.type, value.places[slot], rows,
+                           taken_of(value, rows, microbatch, own), part);
     }
     gradients(Reading{in}, signal, 0, own);
   }
@@ -188,8 +188,8 @@ struct MessageCodec : HeldParameters {
 
   [[nodiscard]] PortType const& port(SlotType const& type, char const* what = "value",
                                      int edge = -1) const {
-    for (std::size_t i = 0; i < port_count; ++i)
-      if (ports[i].type == &type && ports[i].write != nullptr) return ports[i];
+    for (std::size_t i = 0; i < port_count_; ++i)
+      if (ports_[i].type == &type && ports_[i].write != nullptr) return ports_[i];
     if (edge >= 0)
       raise(Errc::bad_configuration, "the value between the stages ", edge, " and ", edge + 1,
             " cannot go to another process; give its type a member fields() that returns a "
@@ -281,9 +281,9 @@ struct MessageCodec : HeldParameters {
     }
   }
 
-  PortType const* ports;  // [port_count]
-  std::size_t port_count;
-  mutable CutRows cut_rows{};
+  PortType const* ports_;  // [port_count_]
+  std::size_t port_count_;
+  mutable CutRows cut_rows_{};
 };
 
 }  // namespace stagger::mpi::detail
