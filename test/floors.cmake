@@ -18,7 +18,7 @@
 cmake_minimum_required(VERSION 3.25)
 
 set(floor_0 core)
-set(floor_1 model cluster schedule)
+set(floor_1 model cluster schedule parameters)
 set(floor_2 staleness partition placement collective)
 set(floor_3 plan)
 set(floor_4 program)

@@ -11,10 +11,10 @@
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
-#include <stagger/engine/detail/layer_shape.hpp>
 #include <stagger/engine/layer.hpp>
 #include <stagger/engine/slots.hpp>
 #include <stagger/model/sequential.hpp>
+#include <stagger/parameters/layer_shape.hpp>
 
 namespace stagger::detail {
 

@@ -22,9 +22,9 @@
 #include <stagger/engine/detail/rank.hpp>
 #include <stagger/engine/memory.hpp>
 #include <stagger/engine/options.hpp>
-#include <stagger/engine/parameter_memory.hpp>
 #include <stagger/engine/replica_ops.hpp>
 #include <stagger/engine/step_status.hpp>
+#include <stagger/parameters/parameter_memory.hpp>
 #include <stagger/program/program.hpp>
 
 namespace stagger {

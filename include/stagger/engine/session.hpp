@@ -13,9 +13,9 @@
 #include <stagger/core/list.hpp>
 #include <stagger/engine/layer.hpp>
 #include <stagger/engine/memory.hpp>
-#include <stagger/engine/parameters.hpp>
 #include <stagger/engine/setup.hpp>
 #include <stagger/engine/step.hpp>
+#include <stagger/parameters/layer_parameters.hpp>
 #include <stagger/program/program.hpp>
 #include <stagger/schedule/table.hpp>
 #include <stagger/schedule/timeline.hpp>

@@ -17,10 +17,10 @@
 #include <stagger/core/digest.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/shape.hpp>
-#include <stagger/engine/detail/optimizer_call.hpp>
 #include <stagger/engine/options.hpp>
-#include <stagger/engine/parameters.hpp>
 #include <stagger/engine/replica_ops.hpp>
+#include <stagger/parameters/layer_parameters.hpp>
+#include <stagger/parameters/optimizer_call.hpp>
 #include <stagger/program/versions.hpp>
 #include <stagger/schedule/table.hpp>
 #include <stagger/schedule/table_of.hpp>

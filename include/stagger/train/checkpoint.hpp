@@ -29,7 +29,7 @@
 #include <vector>
 
 #include <stagger/core/list.hpp>
-#include <stagger/engine/parameters.hpp>
+#include <stagger/parameters/layer_parameters.hpp>
 #include <stagger/train/detail/checkpoint_file.hpp>
 
 namespace stagger {

@@ -15,9 +15,9 @@
 #include <stagger/core/list.hpp>
 #include <stagger/engine/layer.hpp>
 #include <stagger/engine/options.hpp>
-#include <stagger/engine/parameters.hpp>
 #include <stagger/engine/step.hpp>
 #include <stagger/model/loss.hpp>
+#include <stagger/parameters/layer_parameters.hpp>
 #include <stagger/train/detail/layer_loop.hpp>
 
 namespace stagger {

@@ -5,7 +5,7 @@
 #include <cstddef>
 
 #include <stagger/cuda/kernels.hpp>
-#include <stagger/engine/parameter_memory.hpp>
+#include <stagger/parameters/parameter_memory.hpp>
 
 namespace stagger::cuda::detail {
 

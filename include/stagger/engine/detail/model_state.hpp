@@ -14,11 +14,11 @@
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
-#include <stagger/engine/detail/optimizer_call.hpp>
 #include <stagger/engine/layer.hpp>
 #include <stagger/engine/options.hpp>
-#include <stagger/engine/parameter_memory.hpp>
-#include <stagger/engine/parameters.hpp>
+#include <stagger/parameters/layer_parameters.hpp>
+#include <stagger/parameters/optimizer_call.hpp>
+#include <stagger/parameters/parameter_memory.hpp>
 #include <stagger/program/program.hpp>
 
 namespace stagger::detail {

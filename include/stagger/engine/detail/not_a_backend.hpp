@@ -8,7 +8,7 @@
 #include <stagger/core/list.hpp>
 #include <stagger/engine/device.hpp>
 #include <stagger/engine/machine.hpp>
-#include <stagger/engine/parameter_memory.hpp>
+#include <stagger/parameters/parameter_memory.hpp>
 
 namespace stagger::detail {
 

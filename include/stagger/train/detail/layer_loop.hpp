@@ -6,9 +6,9 @@
 
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/engine/layer.hpp>
-#include <stagger/engine/parameters.hpp>
 #include <stagger/engine/slots.hpp>
 #include <stagger/model/context.hpp>
+#include <stagger/parameters/layer_parameters.hpp>
 
 namespace stagger::detail {
 

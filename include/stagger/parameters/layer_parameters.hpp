@@ -15,11 +15,11 @@
 #include <stagger/core/add_up.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
-#include <stagger/engine/detail/layer_shape.hpp>
-#include <stagger/engine/detail/optimizer_call.hpp>
-#include <stagger/engine/parameter_memory.hpp>
 #include <stagger/model/optimizer.hpp>
 #include <stagger/model/parameter.hpp>
+#include <stagger/parameters/layer_shape.hpp>
+#include <stagger/parameters/optimizer_call.hpp>
+#include <stagger/parameters/parameter_memory.hpp>
 
 namespace stagger::detail {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <stagger/engine/parameters.hpp>
+#include <stagger/parameters/layer_parameters.hpp>
 
 #include "catch.hpp"
 

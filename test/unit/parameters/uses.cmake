@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+set(test_one_thread TRUE)
