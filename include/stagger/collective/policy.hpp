@@ -19,6 +19,7 @@
 /// | `AllReduce{.grouping = grouping::named(text)}` | the user of the program chooses |
 /// | `AllReduce{.by = By::library}` | a large machine has a tuned MPI or NCCL |
 /// | `AllReduce{.shard_optimizer = true}` | its state does not fit beside the parameters |
+/// | `ParameterServer::worker(n)` | several pipelines, each with data of its own, train one model |
 ///
 /// What is called, and when: `groups(backward, line)` once for each stage, between two steps,
 /// whenever groups are decided. With `measured_steps` 0 that is before the first step, and all
@@ -48,6 +49,7 @@
 
 #include <concepts>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace stagger {
@@ -74,8 +76,20 @@ enum class By : std::uint8_t {
 
 }  // namespace collective
 
+namespace detail {
+class ParameterLink;  // parameters/parameter_link.hpp
+}
+
+/// A worker's place at a server that several pipelines train with.
 template <class P>
-concept CollectivePolicy =
+concept ServerPolicy = std::copyable<P> && std::same_as<typename P::policy_tag, CollectiveTag> &&
+                       requires(P const policy) {
+                         { policy.link() } -> std::same_as<std::shared_ptr<detail::ParameterLink>>;
+                       };
+
+/// Sums over the replicas of a stage.
+template <class P>
+concept SumPolicy =
     std::copyable<P> && std::same_as<typename P::policy_tag, CollectiveTag> &&
     requires(P const policy, collective::Backward const& backward, collective::CostLine& line) {
       { policy.by } -> std::convertible_to<collective::By>;
@@ -87,5 +101,8 @@ concept CollectivePolicy =
       // All layers of the stage, from the last down to the first.
       { policy.groups(backward, line) } -> std::same_as<std::vector<collective::LayerGroup>>;
     };
+
+template <class P>
+concept CollectivePolicy = SumPolicy<P> || ServerPolicy<P>;
 
 }  // namespace stagger

@@ -65,6 +65,7 @@ struct DeviceTraits {
       false;                ///< GathersParameters: parameters must be fetched before they are read
   bool runs_ahead = false;  ///< RunsAhead: `enqueue` lets the host prepare steps while others run
   bool captures = false;    ///< `capture(bool)`: records a step as a graph
+  bool outside_signals = false;  ///< sets Machine::outside: signals that no rank gives
   bool starts_together = false;  ///< StartsTogether: several processes begin and fail a step as one
 };
 

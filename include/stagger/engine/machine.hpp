@@ -20,6 +20,7 @@
 #include <stagger/engine/detail/execution.hpp>
 #include <stagger/engine/detail/model_state.hpp>
 #include <stagger/engine/detail/rank.hpp>
+#include <stagger/engine/exchange_ops.hpp>
 #include <stagger/engine/memory.hpp>
 #include <stagger/engine/options.hpp>
 #include <stagger/engine/replica_ops.hpp>
@@ -95,7 +96,7 @@ class Machine : public StepStatus {
       if (std::exchange(end_of_step.updated, false))
         for (LayerPart const& own : end_of_step.layers)
           model.parameters[own.layer].copy_part(own.range, true);
-    if (run.program->training && !run.program->flushes)
+    if (run.program->training && !run.program->flushes && exchange_ == nullptr)
       for (auto& parameters : model.parameters) parameters.restore();
   }
   void gradient_norm(double norm) noexcept { run.gradient_norm = norm; }
@@ -111,6 +112,7 @@ class Machine : public StepStatus {
   [[gnu::cold]] void load(Program const& program) {
     run.load(model, program);
     if (model.options.replicas.ops() != nullptr) model.options.replicas.ops()->load(*this);
+    if (exchange_ != nullptr) exchange_->load(*this);
   }
 
   [[nodiscard]] Program const& program() const noexcept { return *run.program; }
@@ -132,7 +134,7 @@ class Machine : public StepStatus {
     if (!model.shards ||
         run.program->training)  // else it may not be known yet which rank has which state
       if (std::exchange(model.shown, false)) run.take_back(model);
-    if (run.program->training && !run.program->flushes)
+    if (run.program->training && !run.program->flushes && exchange_ == nullptr)
       for (auto& parameters : model.parameters) parameters.save();
     for (std::size_t r = 0; r < run.ranks.size(); ++r) {
       auto& rank = run.ranks[r];
@@ -146,6 +148,7 @@ class Machine : public StepStatus {
       rank.context.begin_step(model.steps, model.options.seed, run.program->training);
     }
     if (model.options.replicas.ops() != nullptr) model.options.replicas.ops()->begin_step(*this);
+    if (exchange_ != nullptr && run.program->training) exchange_->begin_step();
   }
 
   /// Ends a step on the caller's side.
@@ -154,8 +157,10 @@ class Machine : public StepStatus {
   [[gnu::cold]] void end_step() {
     if (failed()) {
       if (model.memory == nullptr) undo();
+      if (exchange_ != nullptr) exchange_->end_step(*this, failure());
       rethrow();
     }
+    if (exchange_ != nullptr) exchange_->end_step(*this, nullptr);
     if (run.program->training) model.steps += run.program->updates;
     if (model.options.replicas.ops() != nullptr) model.options.replicas.ops()->end_step(*this);
   }
@@ -167,10 +172,26 @@ class Machine : public StepStatus {
       finish(run.end_of_step[rank.number]);
     else if (in.op == Op::update)
       update(rank);
+    else if (exchange_ != nullptr && !ends_step(in.op))
+      exchange(rank, in, clock);
     else if (in.op == Op::apply)
       apply(in);
     else if (!ends_step(in.op))
       model.options.replicas.ops()->execute(*this, rank, in, clock);
+  }
+
+  /// For workers that train with others through a parameter server.
+  void exchange(std::unique_ptr<Exchange> exchange) noexcept { exchange_ = std::move(exchange); }
+  [[nodiscard]] Exchange const* exchange() const noexcept { return exchange_.get(); }
+  /// Whom it waits for outside.
+  [[nodiscard]] std::string waits_for() const {
+    return exchange_ == nullptr ? std::string() : exchange_->waits_for();
+  }
+  void outside(OutsideSignals const& signals) noexcept { outside_ = signals; }
+  [[nodiscard]] OutsideSignals const& outside() const noexcept { return outside_; }
+  /// What `apply` would add to a layer of its stage, into the slot of its next version.
+  void change(LayerParameters& layer, Instruction const& in) noexcept {
+    model.optimizer.change(model.optimizer.optimizer, layer, update_step(in));
   }
 
   /// What is added up while backward runs, if that is what replicas do on this back end.
@@ -210,6 +231,7 @@ class Machine : public StepStatus {
       memory.optimizer_state += layer.state_bytes();
     }
     run.add_memory(memory);
+    if (exchange_ != nullptr) memory.parameters += exchange_->bytes();
     if (run.replica_run != nullptr)
       memory.activations += model.options.replicas.ops()->bytes(*run.replica_run);
     return memory;
@@ -232,9 +254,17 @@ class Machine : public StepStatus {
   /// stream.
   void apply(Instruction const& in) {
     for (std::size_t l = model.first_layer[in.stage]; l < model.first_layer[in.stage + 1U]; ++l)
-      model.optimizer.update(model.optimizer.optimizer, model.parameters[l],
-                             {1, model.steps + 1 + static_cast<std::int64_t>(in.update()),
-                              in.version, in.next_version});
+      model.optimizer.update(model.optimizer.optimizer, model.parameters[l], update_step(in));
+  }
+  void exchange(RankState& rank, Instruction const& in, Clock clock) {
+    bool const record = rank.record && exchanges(in.op) && (in.op == Op::push || in.snapshot());
+    double const start_s = record ? clock() : 0;
+    exchange_->execute(*this, in);
+    if (record) rank.spans.push_back({action_of(in), start_s, clock(), false});
+  }
+  [[nodiscard]] UpdateStep update_step(Instruction const& in) const noexcept {
+    return {1, model.steps + 1 + static_cast<std::int64_t>(in.update()), in.version,
+            in.next_version};
   }
 
   void update(RankState& rank) {
@@ -261,6 +291,9 @@ class Machine : public StepStatus {
       }
     for (auto* const share : end_of_step.clear) share->zero();
   }
+
+  OutsideSignals outside_;
+  std::unique_ptr<Exchange> exchange_;  // null: no parameter server
 };
 
 }  // namespace detail

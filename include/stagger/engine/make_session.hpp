@@ -65,6 +65,20 @@ std::shared_ptr<Session> make_fitting_session(Device const& device, List<Layer> 
       raise(Errc::bad_configuration,
             "collective::By::library asks for sums by MPI or NCCL, which this device does not use; "
             "take collective::By::slices, or mpi::Processes or nccl::Gpus for the device");
+  if (setup.server.link != nullptr) {
+    if constexpr (!Device::traits.outside_signals)
+      raise(Errc::bad_configuration,
+            "this device cannot push to a parameter server; use host::Threads for its workers");
+    if (!replicas.empty())
+      raise(Errc::bad_configuration,
+            "a worker of a parameter server has no replicas; leave Options::replicas out, or make "
+            "more workers");
+    if (!setup.optimizer.element_wise)
+      raise(Errc::bad_configuration,
+            "the optimizer says that it is not element_wise, but the "
+            "changes that workers push are made in parts; use one whose elements do not depend on "
+            "each other");
+  }
   int const ranks = replicas.empty() ? positions : static_cast<int>(replicas.parts().size());
   int const offered = device.places();
   int const places = std::min(offered, ranks);

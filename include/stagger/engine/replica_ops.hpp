@@ -55,7 +55,7 @@ template <class Collective, class Line = collective::CostLine> struct AskForGrou
 };
 
 /// @throws Error  bad_configuration for counts below 0
-template <CollectivePolicy Collective>
+template <SumPolicy Collective>
 [[nodiscard]] [[gnu::cold]] GroupingChoice grouping_of(Collective const& collective) {
   if (collective.measured_steps < 0 || collective.renew_every < 0)
     raise(Errc::bad_configuration, "gradients cannot be grouped after ", collective.measured_steps,

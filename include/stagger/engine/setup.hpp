@@ -17,10 +17,13 @@
 #include <stagger/core/digest.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/shape.hpp>
+#include <stagger/engine/exchange_ops.hpp>
 #include <stagger/engine/options.hpp>
 #include <stagger/engine/replica_ops.hpp>
 #include <stagger/parameters/layer_parameters.hpp>
 #include <stagger/parameters/optimizer_call.hpp>
+#include <stagger/parameters/parameter_link.hpp>
+#include <stagger/program/exchange_versions.hpp>
 #include <stagger/program/versions.hpp>
 #include <stagger/schedule/table.hpp>
 #include <stagger/schedule/table_of.hpp>
@@ -92,6 +95,14 @@ struct PlacementCall {
   std::vector<int> (*place)(void const* placement, int ranks, int places) = nullptr;
 };
 
+/// A server that the pipeline trains with, and how; none: it trains alone.
+struct ServerChoice {
+  std::shared_ptr<ParameterLink> link{};
+  /// `detail::make_exchange`, by address.
+  std::unique_ptr<Exchange> (*make)(std::shared_ptr<ParameterLink> const&, Machine&,
+                                    WorkerRules const&) = nullptr;
+};
+
 /// A pipeline's policies but the device, types erased.
 struct Setup {
   std::vector<int> const& cuts;  // [stages - 1] first layer of each stage after the first, rising
@@ -101,6 +112,7 @@ struct Setup {
   PlacementCall placement{};
   OptimizerCall optimizer{};
   GroupingChoice grouping{};
+  ServerChoice server{};
   bool uncut = false;                  // a Sequential, for which there is no partitioner
   bool target_rows = true;             // targets can be cut by rows, or there are none
   std::shared_ptr<void const> kept{};  // what these point into
@@ -152,6 +164,17 @@ template <class P> [[nodiscard]] [[gnu::cold]] StalenessModel staleness_model(P 
       return static_cast<P const*>(erased)->version(minibatch, available);
     };
     model.fix = &fix_versions;
+    if constexpr (ExchangingPolicy<P>) {
+      if (policy.minibatches() < 1)
+        raise(
+            Errc::bad_configuration, "a push of ", policy.minibatches(),
+            " minibatches cannot be made; let minibatches() of the staleness model be at least 1");
+      model.push_minibatches = policy.minibatches();
+      model.needs = [](void const* erased, int minibatch) {
+        return static_cast<P const*>(erased)->needs(minibatch);
+      };
+      model.fix = &fix_exchanged_versions;
+    }
   }
   return model;
 }
@@ -162,13 +185,20 @@ template <class P> [[nodiscard]] PlacementCall placement_call(P const& policy) {
           }};
 }
 
-template <class P> [[nodiscard]] [[gnu::cold]] OptimizerCall optimizer_call(P const& policy) {
+/// @tparam changes  whether changes are pushed to a parameter server
+template <bool changes, class P>
+[[nodiscard]] [[gnu::cold]] OptimizerCall optimizer_call(P const& policy) {
   OptimizerCall call;
   call.optimizer = &policy;
   call.update = [](void const* erased, LayerParameters& parameters,
                    UpdateStep const& step) noexcept {
     parameters.update(*static_cast<P const*>(erased), step);
   };
+  if constexpr (changes)
+    call.change = [](void const* erased, LayerParameters& parameters,
+                     UpdateStep const& step) noexcept {
+      parameters.change(*static_cast<P const*>(erased), step);
+    };
   call.digest = [](void const* erased) noexcept {
     return optimizer_digest(*static_cast<P const*>(erased));
   };

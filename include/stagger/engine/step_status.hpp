@@ -53,6 +53,7 @@ class StepStatus {
     status_.store(Status::open, std::memory_order_relaxed);
     failure_ = nullptr;
   }
+  [[nodiscard]] std::exception_ptr failure() const noexcept { return failure_; }
   [[noreturn]] void rethrow() { std::rethrow_exception(std::exchange(failure_, nullptr)); }
 
  private:

@@ -17,8 +17,10 @@ class ThreadsBackend;
 struct Threads {
   using policy_tag = DeviceTag;
   using Backend = ThreadsBackend;
-  static constexpr DeviceTraits traits{
-      .obeys_placement = true, .spare_places = true, .sums_while_running = true};
+  static constexpr DeviceTraits traits{.obeys_placement = true,
+                                       .spare_places = true,
+                                       .sums_while_running = true,
+                                       .outside_signals = true};
   int count = 1;  ///< >= 1; those beyond one for each rank add up gradients of replicas, or idle
 
   /// How many places a placement policy may spread the ranks over.

@@ -39,6 +39,9 @@ template <class T> struct OptimizerView {
 ///
 /// `update(view, gradient_scale, step)`: gradients are multiplied by `gradient_scale` (clipping)
 /// before use; `step` counts from 1. It must not throw: when it runs, the step is already decided.
+///
+/// Workers that train one model together push changes: `change(view, gradient_scale, step)` writes
+/// to `next` what `update` would add to `value`. Of an optimizer without it, it is `next - value`.
 template <class O>
 concept OptimizerPolicy = std::copyable<O> && std::same_as<typename O::policy_tag, OptimizerTag> &&
                           requires(O const& optimizer, OptimizerView<float> const& view,
@@ -63,6 +66,17 @@ struct Sgd {
 
   template <class T>
   void update(OptimizerView<T> const& v, double gradient_scale, std::int64_t) const noexcept {
+    advance<true>(v, gradient_scale);
+  }
+  template <class T>
+  void change(OptimizerView<T> const& v, double gradient_scale, std::int64_t) const noexcept {
+    advance<false>(v, gradient_scale);
+  }
+
+ private:
+  /// @tparam adds  to the value; else the change alone
+  template <bool adds, class T>
+  void advance(OptimizerView<T> const& v, double gradient_scale) const noexcept {
     auto const scale = static_cast<T>(gradient_scale);
     auto const decay = static_cast<T>(v.decays ? weight_decay : 0);
     auto const mu = static_cast<T>(momentum);
@@ -71,7 +85,7 @@ struct Sgd {
       T const gradient = v.gradient[i] * scale + decay * v.value[i];
       T const velocity = mu * v.state[0][i] + gradient;
       v.state[0][i] = velocity;
-      v.next[i] = v.value[i] - eta * velocity;
+      v.next[i] = adds ? v.value[i] - eta * velocity : -eta * velocity;
     }
   }
 };
@@ -89,11 +103,25 @@ struct AdamW {
 
   template <class T>
   void update(OptimizerView<T> const& v, double gradient_scale, std::int64_t step) const noexcept {
+    advance(v, gradient_scale, step, 1 - rate * weight_decay, 1);
+  }
+
+  template <class T>
+  void change(OptimizerView<T> const& v, double gradient_scale, std::int64_t step) const noexcept {
+    advance(v, gradient_scale, step, -rate * weight_decay, 0);
+  }
+
+ private:
+  /// @param decaying  factor of values that decay
+  /// @param whole     of the others
+  template <class T>
+  void advance(OptimizerView<T> const& v, double gradient_scale, std::int64_t step, double decaying,
+               double whole) const noexcept {
     double const t = static_cast<double>(step);
     auto const scale = static_cast<T>(gradient_scale);
     auto const b1 = static_cast<T>(beta1);
     auto const b2 = static_cast<T>(beta2);
-    auto const keep = static_cast<T>(v.decays ? 1 - rate * weight_decay : 1);
+    auto const keep = static_cast<T>(v.decays ? decaying : whole);
     auto const eta = static_cast<T>(rate / (1 - std::pow(beta1, t)));
     auto const root = static_cast<T>(1 / std::sqrt(1 - std::pow(beta2, t)));
     auto const eps = static_cast<T>(epsilon);

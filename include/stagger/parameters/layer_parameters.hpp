@@ -339,6 +339,9 @@ class LayerParameters : public LayerMemory {
   /// One optimizer step on every parameter, from one version of the values to another or the same;
   /// then gradients are zero.
   template <OptimizerPolicy O> void update(O const& optimizer, UpdateStep const& step) noexcept;
+  /// What that would add to the values of version `from`, into version `to`; then gradients are
+  /// zero.
+  template <OptimizerPolicy O> void change(O const& optimizer, UpdateStep const& step) noexcept;
 
  private:
   [[gnu::cold]] void add_there(std::size_t i, GradientShare const& share, ByteRange range) {
@@ -410,6 +413,39 @@ void LayerParameters::update(O const& optimizer, UpdateStep const& step) noexcep
     step.share->zero();
   else
     blocks_.gradients.zero(step.range.first, step.range.last);
+}
+
+/// Of one parameter.
+template <class T, OptimizerPolicy O>
+void change_of(O const& optimizer, OptimizerView<T> view, UpdateStep const& step) noexcept {
+  if constexpr (requires { optimizer.change(view, 1.0, std::int64_t{1}); }) {
+    optimizer.change(view, step.gradient_scale, step.number);
+  } else {
+    constexpr std::size_t most = 256;
+    std::array<T, most> next;
+    for (std::size_t first = 0, size = view.size; first < size; first += most) {
+      OptimizerView<T> some = view;
+      some.size = std::min(most, size - first);
+      some.value += first;
+      some.gradient += first;
+      for (T*& state : some.state)
+        if (state != nullptr) state += first;
+      some.next = next.data();
+      optimizer.update(some, step.gradient_scale, step.number);
+      for (std::size_t i = 0; i < some.size; ++i) view.next[first + i] = next[i] - some.value[i];
+    }
+  }
+}
+
+template <OptimizerPolicy O>
+void LayerParameters::change(O const& optimizer, UpdateStep const& step) noexcept {
+  for (std::size_t i = 0; i < count(); ++i) {
+    if (declarations_[i].type == ElementType::f32)
+      change_of(optimizer, view<float>(i, step), step);
+    else
+      change_of(optimizer, view<double>(i, step), step);
+  }
+  blocks_.gradients.zero();
 }
 
 #ifdef STAGGER_SEPARATE_COMPILATION

@@ -57,6 +57,21 @@ class LayerShape {
     return {offsets_[i], offsets_[i] + value_bytes(i)};
   }
 
+  /// Values of the layer, in bytes.
+  [[nodiscard]] std::size_t bytes_of_values() const noexcept { return size_; }
+
+  /// Adds to values, or changes, of the layer others of it, element by element.
+  /// @param sum, more  [bytes_of_values()]
+  [[gnu::cold]] void add_values(std::byte* sum, std::byte const* more) const noexcept {
+    for (std::size_t i = 0; i < count(); ++i) {
+      std::size_t const at = offsets_[i];
+      if (declarations_[i].type == ElementType::f32)
+        add_elements<float>(sum + at, more + at, declarations_[i].size);
+      else
+        add_elements<double>(sum + at, more + at, declarations_[i].size);
+    }
+  }
+
   /// Part `part` of `parts`. It depends on the layer alone, not on what it is grouped with.
   [[nodiscard]] ByteRange part(std::size_t part, std::size_t parts) const noexcept {
     std::size_t const units = size_ / alignment_bytes;
@@ -70,6 +85,14 @@ class LayerShape {
   /// Whether its last ones are there.
   [[nodiscard]] bool ends_in(std::size_t i, ByteRange range) const noexcept {
     return offsets_[i] + value_bytes(i) <= range.last;
+  }
+
+ private:
+  template <class T>
+  static void add_elements(std::byte* sum, std::byte const* more, std::size_t size) noexcept {
+    auto* const to = reinterpret_cast<T*>(sum);
+    auto const* const from = reinterpret_cast<T const*>(more);
+    for (std::size_t i = 0; i < size; ++i) to[i] += from[i];
   }
 
  protected:

@@ -29,6 +29,7 @@ struct OptimizerCall {
   using Update = void (*)(void const* optimizer, LayerParameters&, UpdateStep const&) noexcept;
   void const* optimizer = nullptr;
   Update update = nullptr;
+  Update change = nullptr;  // what `update` would add to version `from`, into version `to`
   Digest digest = nullptr;
   int states = 0;                  // for each parameter
   std::size_t enqueued_bytes = 0;  // size of an optimizer whose update is enqueued; 0: it is

@@ -12,6 +12,7 @@
 #include <stagger/program/detail/check_gradients.hpp>
 #include <stagger/program/detail/check_slots.hpp>
 #include <stagger/program/detail/check_state.hpp>
+#include <stagger/program/detail/check_versions.hpp>
 #include <stagger/program/detail/lay_out_options.hpp>
 #include <stagger/program/play.hpp>
 #include <stagger/program/program.hpp>
@@ -56,7 +57,7 @@ namespace detail {
             {"works on cell ", in.cell, " of stage ", in.stage, ", which it does not hold"});
       if ((in.op == Op::reduce) != (rank.beside >= 0))
         state.refuse({"is of the wrong kind for that"});
-      if (in.microbatch >= state.units)
+      if (in.microbatch >= state.units && !exchanges(in.op))
         state.refuse({"works on microbatch ", in.microbatch, " of ", state.units});
       if (has_group(in.op) &&
           (in.group >= program.groups.size() || program.groups[in.group].stage != in.stage))
@@ -70,86 +71,6 @@ namespace detail {
   }
   state.place_gives();
 }
-
-/// Which version of its weights each cell holds in each slot, in a run without a flush.
-class VersionCheck {
- public:
-  [[gnu::cold]] VersionCheck(CheckState const& state, StalenessModel const& staleness)
-      : state_(state), staleness_(staleness) {
-    if (!state.program.training || state.program.flushes) return;
-    per_update_ = static_cast<std::uint32_t>(std::max(1, staleness.microbatches));
-    auto const& cells = state.program.cells;
-    cells_ = FixedArray<Weights>(cells.size());
-    for (std::size_t c = 0; c < cells.size(); ++c) {
-      cells_[c].slots.assign(cells[c].versions, nothing);
-      if (cells[c].versions != 0) cells_[c].slots[0] = 0;
-      cells_[c].wanted.resize(state.units);
-    }
-  }
-
-  void read(Instruction const& in) {
-    if (cells_.size() == 0) {
-      if (in.version != 0)
-        state_.refuse({"reads another version of its weights than the only one"});
-      return;
-    }
-    Weights& own = cells_[in.cell];
-    int& wanted = own.wanted[in.microbatch];
-    if (in.op == Op::forward)
-      wanted = staleness_.version(staleness_.policy, static_cast<int>(in.microbatch / per_update_),
-                                  own.made);
-    int const held = slot_of(in, in.version);
-    if (held != wanted)
-      state_.refuse(
-          {"reads version ", held, " of its weights, where the staleness model says ", wanted});
-  }
-
-  /// A gradient that is added up for the next update.
-  void add(Instruction const& in) const {
-    if (cells_.size() != 0 && static_cast<int>(in.microbatch / per_update_) != cells_[in.cell].made)
-      state_.refuse({"adds to the gradients of another minibatch"});
-  }
-
-  /// @param ended  microbatches whose gradients are there
-  void apply(Instruction const& in, std::uint32_t ended) {
-    if (cells_.size() == 0) state_.refuse({"updates one stage alone in a run that flushes"});
-    Weights& own = cells_[in.cell];
-    auto const made = static_cast<std::uint32_t>(own.made);
-    if (in.update() != made || ended != (made + 1) * per_update_)
-      state_.refuse({"makes update ", in.update(), " after ", own.made, " of them and ", ended,
-                     " microbatches"});
-    if (slot_of(in, in.version) != own.made)
-      state_.refuse({"updates another version than the last"});
-    slot_of(in, in.next_version) = ++own.made;
-  }
-
-  /// Behind all instructions.
-  [[gnu::cold]] void require_last(std::size_t c) const {
-    if (cells_.size() == 0) return;
-    if (cells_[c].made != state_.program.updates)
-      state_.refuse({"makes ", cells_[c].made, " updates of ", state_.program.updates});
-    if (cells_[c].slots[0] != cells_[c].made)
-      state_.refuse({"leaves its weights in a slot that does not last"});
-  }
-
- private:
-  static constexpr int nothing = -1;
-  struct Weights {
-    List<int> slots;   // the version in each
-    List<int> wanted;  // [microbatches] version that each is to see
-    int made = 0;      // updates
-  };
-  [[nodiscard]] int& slot_of(Instruction const& in, std::size_t slot) {
-    if (slot >= cells_[in.cell].slots.size())
-      state_.refuse({"uses version slot ", slot, ", which cell ", in.cell, " does not have"});
-    return cells_[in.cell].slots[slot];
-  }
-
-  CheckState const& state_;
-  StalenessModel const& staleness_;
-  FixedArray<Weights> cells_;  // none: all stages update together
-  std::uint32_t per_update_ = 1;
-};
 
 /// Plays a program once, and holds what it does against its table, the slots, the gradients that
 /// are added up and the versions of the weights.
@@ -228,6 +149,10 @@ class ProgramCheck {
         return gradients_.reduce(in);
       case Op::apply:
         return versions_.apply(in, gradients_.ended(in.cell));
+      case Op::push:
+        return versions_.push(in);
+      case Op::pull:
+        return versions_.pull(in);
       case Op::hand_in:
       case Op::finish:
       case Op::update:

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include <stagger/core/error.hpp>
 #include <stagger/program/program.hpp>
@@ -25,6 +26,9 @@ namespace stagger::detail {
       return "the update";
     case Op::reduce:
       return text("the sum of stage ", in.stage, "'s gradients");
+    case Op::push:
+    case Op::pull:
+      return text(in.stage, schedule::name(kind_of(in.op)), in.microbatch);
     case Op::pass:
       return text("handing on stage ", in.stage, "'s rows of ", in.microbatch);
     case Op::gather_input:
@@ -46,10 +50,14 @@ namespace stagger::detail {
 }
 
 /// One clause for each rank that is not done.
-/// @param at     [ranks] index of the instruction each rank stands at
-/// @param given  [signals] how often each was given
-[[nodiscard]] [[gnu::cold]] inline std::string describe_stall(
-    Program const& program, std::span<std::size_t const> at, std::span<std::uint32_t const> given) {
+/// @param at       [ranks] index of the instruction each rank stands at
+/// @param given    [signals] how often each was given
+/// @param outside  who gives signals that no rank gives
+[[nodiscard]] [[gnu::cold]] inline std::string describe_stall(Program const& program,
+                                                              std::span<std::size_t const> at,
+                                                              std::span<std::uint32_t const> given,
+                                                              std::string_view outside = {}) {
+  static constexpr int nobody = -1;
   std::string clauses;
   for (std::size_t r = 0; r < program.ranks.size(); ++r) {
     auto const& rank = program.ranks[r];
@@ -58,12 +66,16 @@ namespace stagger::detail {
     for (std::size_t i = 0; i < at[r]; ++i) first_wait += rank.code[i].waits;
     auto const& in = rank.code[at[r]];
     std::string const name = describe(in);
-    int sender = -1;
-    for (std::size_t w = first_wait; w < first_wait + in.waits && sender < 0; ++w)
+    int sender = nobody;
+    for (std::size_t w = first_wait; w < first_wait + in.waits && sender == nobody; ++w)
       if (given[rank.waits[w].signal] < rank.waits[w].count)
         sender = program.signals[rank.waits[w].signal].sender;
     if (!clauses.empty()) clauses += "; ";
-    if (sender < 0) {
+    if (sender == SignalEnds::outside) {
+      clauses += name_of(program, r) + text(" waits before ", name, " for ", outside);
+      continue;
+    }
+    if (sender == nobody) {
       clauses += name_of(program, r) + " is in " + name;
       continue;
     }

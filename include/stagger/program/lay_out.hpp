@@ -78,7 +78,9 @@ namespace detail {
   detail::SlotCounts counts(flow.cells.size(), options.spare_slots);
   auto const write = [&] {
     auto const slots = detail::assign_slots(flow, counts, recompute);
-    return detail::InstructionWriter(table, flow, slots, versions, recompute).write();
+    return detail::InstructionWriter(table, flow, slots, versions, recompute,
+                                     flow.training ? options.staleness.push_minibatches : 0)
+        .write();
   };
   if (!options.spare_slots) counts.minimum = detail::slot_demand(write(), flow);
   Program program = write();

@@ -25,7 +25,7 @@ enum class Heeded : std::uint8_t {
 };
 
 /// Plays all ranks of a program against each other: each rank's instructions in order, and each
-/// behind those whose signals it waits for.
+/// behind those whose signals it waits for. What comes from outside is taken to be there.
 ///
 /// @code
 ///     for (Player player(program); player.next();) use(player.instruction());
@@ -93,6 +93,7 @@ class Player {
   [[nodiscard]] Wait const* unmet(std::span<Wait const> waits) const noexcept {
     for (Wait const& wait : waits)
       if (given_[wait.signal] < wait.count &&
+          program_.signals[wait.signal].sender != SignalEnds::outside &&
           (heeded_ == Heeded::all || program_.signals[wait.signal].edge >= 0))
         return &wait;
     return nullptr;

@@ -24,7 +24,11 @@ enum class Op : std::uint8_t {
   hand_in,    ///< the rank's gradients are complete, for those that add them to their own
   finish,     ///< add what other owners of this rank's stages handed in; sum squares
   update,     ///< optimizer step, once every rank has finished
-  apply,      ///< optimizer step of one cell alone, from weight version `version` to `next_version`
+  apply,  ///< optimizer step of one cell alone, from weight version `version` to `next_version`;
+          ///< with a parameter server: what it would change, into slot `next_version`
+  // Of a cell of a worker that trains with others through a parameter server:
+  push,  ///< the sum of the changes since the last push goes to the server
+  pull,  ///< make weight version `next_version` from a snapshot, or from `version` and a change
   // Between stages that are replicated differently:
   gather_input,     ///< take the rows of `x` from slot `y` of each replica before, or the batch
   gather_gradient,  ///< take the rows of `dy` from slot `dx` of each replica after
@@ -72,13 +76,16 @@ enum class Op : std::uint8_t {
   return op == Op::backward || op == Op::backward_weight || computes_part(op);
 }
 
+/// Whether it exchanges parameters with a server.
+[[nodiscard]] constexpr bool exchanges(Op op) noexcept { return op == Op::push || op == Op::pull; }
+
 /// Whether it stands behind all actions of a training step that flushes.
 [[nodiscard]] constexpr bool ends_step(Op op) noexcept {
   return op == Op::hand_in || op == Op::finish || op == Op::update;
 }
 
 /// The table's kind of what an instruction computes: F for a recomputation, B or W for a part of
-/// one. @pre computes(op) or has_group(op)
+/// one. @pre computes(op), has_group(op) or exchanges(op)
 [[nodiscard]] constexpr schedule::Kind kind_of(Op op) noexcept {
   switch (op) {
     case Op::backward:
@@ -91,6 +98,10 @@ enum class Op : std::uint8_t {
       return schedule::Kind::backward_weight;
     case Op::reduce:
       return schedule::Kind::reduce_gradient;
+    case Op::push:
+      return schedule::Kind::push;
+    case Op::pull:
+      return schedule::Kind::pull;
     default:
       return schedule::Kind::forward;
   }
@@ -143,6 +154,15 @@ struct Instruction {
 
   /// Of `apply`: how many updates of the stage were made before it in the step.
   [[nodiscard]] constexpr std::uint32_t update() const noexcept { return microbatch; }
+  /// Of `push`: which push of the worker it is, from 0.
+  [[nodiscard]] constexpr std::uint32_t round() const noexcept { return microbatch; }
+  /// Of `pull`: from a snapshot with so many rounds of every worker and so many own pushes behind
+  /// them; else from the version in `version` and the change in `next_version`.
+  [[nodiscard]] constexpr bool snapshot() const noexcept { return y != 0; }
+  [[nodiscard]] constexpr std::uint32_t rounds() const noexcept { return microbatch; }
+  [[nodiscard]] constexpr std::uint16_t waves() const noexcept { return x; }
+  /// Of `pull`: whether it makes the version that lasts, with all pushes of every worker.
+  [[nodiscard]] constexpr bool last_pull() const noexcept { return y == 2; }
   /// Of `reduce`: which part of each layer it adds up, and of how many.
   [[nodiscard]] constexpr std::uint16_t part() const noexcept { return x; }
   [[nodiscard]] constexpr std::uint16_t parts() const noexcept { return y; }
@@ -151,6 +171,10 @@ struct Instruction {
     signal[signal_count++] = static_cast<std::uint16_t>(number);
   }
   constexpr void set_update(std::uint32_t number) noexcept { microbatch = number; }
+  constexpr void set_round(std::uint32_t number) noexcept { microbatch = number; }
+  constexpr void set_snapshot(std::uint32_t rounds, std::uint16_t waves, bool last) noexcept {
+    microbatch = rounds, x = waves, y = last ? 2 : 1;
+  }
   constexpr void set_part(std::uint16_t number, std::uint16_t of) noexcept { x = number, y = of; }
 };
 
@@ -245,8 +269,9 @@ struct RankProgram {
 /// Who gives a signal and who waits for it.
 struct SignalEnds {
   static constexpr int everyone = -1;
-  int sender = 0;
-  int receiver = 0;  ///< a rank, or everyone
+  static constexpr int outside = -2;  ///< a parameter server, which counts rounds of all workers
+  int sender = 0;                     ///< a rank, or outside
+  int receiver = 0;                   ///< a rank, or everyone
   int edge = -1;  ///< of a signal that announces a value between the stages edge and edge + 1; -1:
                   ///< no such value
   int gradients = -1;  ///< a cell, whose gradients it announces: the k-th time those of the k-th
@@ -261,14 +286,21 @@ struct Program {
   bool training = true;
   int updates = 1;      ///< optimizer steps that training makes; more than one only without a flush
   bool flushes = true;  ///< whether all stages update together, at the end
-  List<Cell> cells;     ///< by stage, then by rank
-  List<Cut> cuts;       ///< between cells whose shares of a microbatch differ but overlap
-  int computing = 0;    ///< ranks that run the table; the others, behind them, add up gradients
+  int push_minibatches = 0;  ///< in one push to a parameter server; 0: there is none
+  List<Cell> cells;          ///< by stage, then by rank
+  List<Cut> cuts;            ///< between cells whose shares of a microbatch differ but overlap
+  int computing = 0;  ///< ranks that run the table; the others, behind them, add up gradients
   List<GradientGroup> groups;  ///< of stages with several cells: by stage, in backward order
   List<RankProgram> ranks;
   List<SignalEnds> signals;
   std::vector<int> peak_in_flight;  ///< [computing] (stage, microbatch) pairs whose F has run,
                                     ///< whose B or W has not
+
+  [[nodiscard]] bool exchanges() const noexcept { return push_minibatches != 0; }
+  /// The signal by which a server tells a cell of rounds. @pre exchanges()
+  [[nodiscard]] std::uint32_t outside_signal(std::size_t cell) const noexcept {
+    return static_cast<std::uint32_t>(signals.size() - cells.size() + cell);
+  }
 };
 
 }  // namespace stagger

@@ -23,9 +23,12 @@ struct StalenessModel {
   int microbatches = 0;  ///< of a minibatch; 0: none
   int (*version)(void const* policy, int minibatch, int available) = nullptr;
   void const* policy = nullptr;
+  int push_minibatches = 0;  ///< in one push to a server; 0: there is no server
+  int (*needs)(void const* policy, int minibatch) = nullptr;  ///< pushes of every worker
   /// `detail::fix_versions`, by address, so that a pipeline with a flush is compiled without it.
   detail::Versions (*fix)(StalenessModel const&, detail::StageRow const&) = nullptr;
   [[nodiscard]] explicit operator bool() const noexcept { return version != nullptr; }
+  [[nodiscard]] bool exchanges() const noexcept { return push_minibatches != 0; }
 };
 
 namespace detail {
@@ -38,10 +41,21 @@ struct StageRow {
   std::size_t length = 0;    // of the owner's row
 };
 
-/// An update of one stage, after the action at `position`.
+/// An update of one stage, after the action at `position`. Where workers exchange changes: the
+/// change that a minibatch makes, from the version that it saw.
 struct StageUpdate {
   std::uint32_t position = 0;
-  std::uint16_t from = 0;  // slots of versions
+  std::uint16_t from = 0;  // slots of versions, and of changes
+  std::uint16_t to = 0;
+};
+
+/// How a version is made before the forward that sees it first, where workers exchange changes.
+struct StagePull {
+  std::uint32_t microbatch = 0;  // that it is made for; behind the last: the version that lasts
+  std::uint32_t rounds = 0;      // pushes of every worker in the snapshot
+  std::uint16_t waves = 0;       // own ones behind them
+  bool snapshot = false;         // else: the version in `from` and the change in `to`, there
+  std::uint16_t from = 0;        // slots
   std::uint16_t to = 0;
 };
 
@@ -52,6 +66,7 @@ struct Versions {
   std::uint32_t slots = 1;
   List<std::uint16_t> seen;   ///< [microbatches] slot
   List<StageUpdate> updates;  ///< [minibatches]
+  List<StagePull> pulls;      ///< in order
 };
 
 /// Gives each version of one stage a slot.

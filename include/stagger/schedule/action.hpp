@@ -23,6 +23,9 @@ enum class Kind : std::uint8_t {
   recv_backward,    ///< RECV_B, gradient from stage + 1
   reduce_gradient,  ///< REDUCE_GRAD, the stage's gradients added over all that hold it; the
                     ///< microbatch is 0
+  push,             ///< PUSH, changes of the stage to a parameter server; the microbatch is the
+                    ///< number of the push
+  pull,  ///< PULL, the stage's parameters from there, with so many pushes of every worker
 };
 
 /// True for the kinds that compute (F, B, I, W); false for messages and reductions.
@@ -47,8 +50,8 @@ enum class Kind : std::uint8_t {
 
 /// The grammar's letters for a kind.
 [[nodiscard]] constexpr char const* name(Kind kind) noexcept {
-  constexpr char const* names[] = {"F",      "B",      "I",      "W",          "SEND_F",
-                                   "RECV_F", "SEND_B", "RECV_B", "REDUCE_GRAD"};
+  constexpr char const* names[] = {"F",      "B",      "I",           "W",    "SEND_F", "RECV_F",
+                                   "SEND_B", "RECV_B", "REDUCE_GRAD", "PUSH", "PULL"};
   return names[static_cast<int>(kind)];
 }
 

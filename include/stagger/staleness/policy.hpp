@@ -13,12 +13,17 @@
 /// | WeightStashing | the pipeline is never to drain; a stage keeps a version for each minibatch in flight (PipeDream) |
 /// | DoubleBuffered{m} | the same with two versions, and minibatches of m >= P microbatches (PipeDream-2BW) |
 /// | Delayed{Nm} | every stage is to be as far behind as every other (HetPipe, one virtual worker) |
+/// | WaveSynchronous{Nm, D} | several pipelines train one model through a server (HetPipe) |
 ///
 /// | member | when it is asked | |
 /// |---|---|---|
 /// | `synchronous` | compiling `with` | true: there is nothing else to answer |
 /// | `microbatches()` | once, in `with` | how many microbatches make a minibatch, >= 1 |
 /// | `version(minibatch, available)` | laying out a new number of microbatches: for each microbatch of each stage, twice | how many updates the weights contain that it sees, 0 to `available`, those which the stage has made when its forward runs |
+/// | `pushes` | compiling `with` | of a model of several workers: gradients or changes |
+/// | `adds` | once, in `with` | likewise: when the server adds what workers push |
+/// | `minibatches()` | once, in `with` | how many minibatches are in one push, >= 1 |
+/// | `needs(minibatch)` | laying out | how many leading pushes of every worker its weights contain, if not more since the minibatch before had them |
 ///
 /// `version` is asked before anything runs, with positions in the table: it answers the same for the
 /// same numbers, and knows no times.
@@ -45,6 +50,8 @@
 #include <concepts>
 #include <type_traits>
 
+#include <stagger/model/exchange.hpp>
+
 namespace stagger {
 
 /// Marks a staleness model: `using policy_tag = stagger::StalenessTag;`.
@@ -58,6 +65,15 @@ template <class P>
 concept AsynchronousPolicy = StalenessPolicy<P> && !P::synchronous && requires(P const policy) {
   { policy.microbatches() } -> std::same_as<int>;
   { policy.version(0, 0) } -> std::same_as<int>;
+};
+
+/// A model of several workers, whose pipelines each train with a `collective::ParameterServer`.
+template <class P>
+concept ExchangingPolicy = StalenessPolicy<P> && requires(P const policy) {
+  { policy.pushes } -> std::convertible_to<staleness::Pushes>;
+  { policy.adds } -> std::convertible_to<staleness::Adds>;
+  { policy.minibatches() } -> std::same_as<int>;
+  { policy.needs(0) } -> std::same_as<int>;
 };
 
 }  // namespace stagger

@@ -9,6 +9,7 @@
 
 #include <stagger/core/list.hpp>
 #include <stagger/engine/append_layers.hpp>
+#include <stagger/engine/exchange.hpp>
 #include <stagger/engine/options.hpp>
 #include <stagger/engine/setup.hpp>
 #include <stagger/host/threads.hpp>
@@ -129,8 +130,10 @@ template <class... Stage> class Pipeline {
       setup.schedule = schedule_call(kept->schedule);
       setup.staleness = staleness_model(kept->staleness);
       setup.placement = placement_call(placement);
-      setup.optimizer = optimizer_call(kept->optimizer);
-      if constexpr (!std::same_as<Collective, DefaultCollective>)
+      setup.optimizer = optimizer_call<ExchangingPolicy<Staleness>>(kept->optimizer);
+      if constexpr (ServerPolicy<Collective>)
+        setup.server = {kept->collective.link(), &make_exchange};
+      else if constexpr (!std::same_as<Collective, DefaultCollective>)
         setup.grouping = grouping_of(kept->collective);
       setup.target_rows = std::same_as<Loss, NoLoss> || Rows<typename Loss::Target>::exist;
       setup.uncut = cut_later && !has_partitioner;

@@ -18,95 +18,13 @@
 #include <stagger/staleness/double_buffered.hpp>
 #include <stagger/staleness/weight_stashing.hpp>
 
+#include "plain_layers.hpp"
+
 namespace sg = stagger;
 
 namespace {
 
-constexpr std::size_t width = 3;
-using Numbers = std::vector<float>;
-
-// y = tanh(w x + b), in plain loops that the oracle calls with weights of its own choice.
-void forward(Numbers const& w, Numbers const& x, Numbers& y) {
-  y.assign(width, 0);
-  for (std::size_t i = 0; i < width; ++i) {
-    float sum = w[width * width + i];
-    for (std::size_t j = 0; j < width; ++j) sum += w[i * width + j] * x[j];
-    y[i] = std::tanh(sum);
-  }
-}
-void backward(Numbers const& w, Numbers const& x, Numbers const& y, Numbers const& dy, Numbers& dx,
-              float* dw) {
-  dx.assign(width, 0);
-  for (std::size_t i = 0; i < width; ++i) {
-    float const g = dy[i] * (1 - y[i] * y[i]);
-    for (std::size_t j = 0; j < width; ++j) dx[j] += g * w[i * width + j];
-    for (std::size_t j = 0; j < width; ++j) dw[i * width + j] += g * x[j];
-    dw[width * width + i] += g;
-  }
-}
-
-Numbers initial(int stage) {
-  Numbers w(width * width + width);
-  for (std::size_t i = 0; i < w.size(); ++i)
-    w[i] = static_cast<float>(std::sin(static_cast<double>(i) * 1.7 + stage));
-  return w;
-}
-
-struct Layer {
-  using Input = Numbers;
-  using Output = Numbers;
-  struct Saved {
-    Numbers y;
-  };
-  sg::Parameter<> weight;
-  int fail_at = -1;
-  explicit Layer(int stage) : weight("weight", initial(stage)) {}
-  auto parameters() { return std::tie(weight); }
-  void forward(sg::Context& context, Input const& x, Output& y, Saved& saved) {
-    if (context.training() && context.microbatch() == fail_at)
-      throw std::runtime_error("out of ink");
-    auto const w = context[weight];
-    ::forward(Numbers(w.begin(), w.end()), x, y);
-    saved.y = y;
-  }
-  void backward(sg::Context& context, Input const& x, Output const& dy, Input& dx, Saved& saved) {
-    auto const w = context[weight];
-    ::backward(Numbers(w.begin(), w.end()), x, saved.y, dy, dx, context.gradient(weight).data());
-  }
-};
-
-struct Loss {
-  using policy_tag = sg::LossTag;
-  using Target = Numbers;
-  double terms(Target const& t) const { return static_cast<double>(t.size()); }
-  double value(sg::Context&, Numbers const& y, Target const& t) const {
-    double sum = 0;
-    for (std::size_t i = 0; i < width; ++i) sum += (y[i] - t[i]) * (y[i] - t[i]);
-    return sum;
-  }
-  double value_and_gradient(sg::Context& context, Numbers const& y, Target const& t, double scale,
-                            Numbers& dy) const {
-    dy.resize(width);
-    for (std::size_t i = 0; i < width; ++i) dy[i] = static_cast<float>(scale) * 2 * (y[i] - t[i]);
-    return value(context, y, t);
-  }
-};
-
-using Batch = sg::Batch<Numbers, Numbers>;
-Batch data(int count) {
-  Batch batch;
-  for (int m = 0; m < count; ++m) {
-    Numbers x(width);
-    Numbers t(width);
-    for (std::size_t i = 0; i < width; ++i) {
-      x[i] = static_cast<float>(std::cos(m * 2.3 + static_cast<double>(i)));
-      t[i] = static_cast<float>(0.5 * std::sin(m + 3.0 * static_cast<double>(i)));
-    }
-    batch.inputs.push_back(x);
-    batch.targets.push_back(t);
-  }
-  return batch;
-}
+using namespace plain_layers;
 
 sg::optimizer::AdamW const adam{.rate = 0.05, .weight_decay = 0.1};
 
@@ -164,15 +82,6 @@ auto make(int stages, Schedule schedule, Staleness staleness, Device device, int
   for (int s = 0; s < stages; ++s) layers.emplace_back(s);
   layers.back().fail_at = fail_at;
   return sg::Pipeline{std::move(layers)}.with(schedule, staleness, Loss{}, adam, device);
-}
-
-template <class Trainer> std::vector<Numbers> weights(Trainer& train) {
-  std::vector<Numbers> result;
-  for (auto const& p : train.parameters()) {
-    auto const values = p.template values<float>();
-    result.emplace_back(values.begin(), values.end());
-  }
-  return result;
 }
 
 /// Updates made at a stage before a microbatch's forward, counted in the table itself.

@@ -89,6 +89,10 @@ class MachineSession : public Session {
     ranks_ = place_.size();
     machine_.set_grouping(setup.grouping);
     machine_.set_optimizer(setup.optimizer);
+    if (setup.server.link != nullptr)
+      machine_.exchange(
+          setup.server.make(setup.server.link, machine_,
+                            {setup.staleness.push_minibatches, machine_.optimizer_digest()}));
     if (!setup.options.replicas.empty()) require_rows(setup.target_rows);
   }
   ~MachineSession() = default;

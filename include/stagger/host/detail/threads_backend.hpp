@@ -122,7 +122,15 @@ class ThreadsBackend : Spinning {
   /// @param places  threads that get a rank, 1 <= places <= device.count
   template <class Device>
   ThreadsBackend(Device const&, detail::Machine& machine, int places)
-      : machine_(machine), workers_(places) {}
+      : machine_(machine), workers_(places) {
+    machine.outside({this,
+                     [](void* self, std::uint32_t signal, std::uint32_t count) noexcept {
+                       static_cast<ThreadsBackend*>(self)->give_outside(signal, count);
+                     },
+                     [](void* self, std::exception_ptr why) noexcept {
+                       static_cast<ThreadsBackend*>(self)->fail(std::move(why));
+                     }});
+  }
   ThreadsBackend(ThreadsBackend const&) = delete;
   ThreadsBackend& operator=(ThreadsBackend const&) = delete;
 
@@ -151,7 +159,7 @@ class ThreadsBackend : Spinning {
     auto const place = [&](int rank) { return worker_of[static_cast<std::size_t>(rank)]; };
     for (std::size_t s = 0; s < signal_count_; ++s) {
       auto const ends = program.signals[s];
-      int const from = place(ends.sender);
+      int const from = ends.sender == SignalEnds::outside ? nowhere : place(ends.sender);
       signals_[s].taker = ends.receiver == SignalEnds::everyone ? everyone : place(ends.receiver);
       signals_[s].crosses = signals_[s].taker != from;
     }
@@ -202,6 +210,12 @@ class ThreadsBackend : Spinning {
     }
   }
 
+  /// A signal that no rank gives, by any thread.
+  void give_outside(std::uint32_t which, std::uint32_t count) noexcept {
+    signals_[which].value.store(count, std::memory_order_seq_cst);
+    wake(workers_[signals_[which].taker]);
+  }
+
   [[gnu::always_inline]] void execute(detail::RankState& rank, Instruction const& in) {
     detail::carry_out(
         machine_, rank, in,
@@ -212,6 +226,7 @@ class ThreadsBackend : Spinning {
 
  private:
   static constexpr int everyone = -1;
+  static constexpr int nowhere = -2;
   struct alignas(64) Signal {
     std::atomic<std::uint32_t> value{0};
     int taker = 0;  // worker
@@ -362,7 +377,7 @@ class ThreadsBackend : Spinning {
     for (std::size_t s = 0; s < signal_count_; ++s)
       given.push_back(signals_[s].value.load(std::memory_order_relaxed));
     return text("no rank moved for ", machine_.options().deadline_s,
-                " s: ", detail::describe_stall(machine_.program(), at, given),
+                " s: ", detail::describe_stall(machine_.program(), at, given, machine_.waits_for()),
                 "; raise Options::deadline_s if an action may take that long");
   }
 

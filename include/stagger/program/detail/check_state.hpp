@@ -80,6 +80,7 @@ class CheckState {
     for (Wait const& wait : waits) {
       std::size_t const s = wait.signal;
       awaited_[s] = std::max(awaited_[s], wait.count);
+      if (program.signals[s].sender == SignalEnds::outside) continue;
       auto& known = known_[rank * ranks_ + program.signals[s].sender];
       known = std::max(known, give_at_[first_give_[s] + wait.count - 1]);
     }
@@ -88,7 +89,7 @@ class CheckState {
 
   [[gnu::cold]] void require_all_awaited() {
     for (std::size_t s = 0; s < given_.size(); ++s) {
-      if (given_[s] == awaited_[s]) continue;
+      if (given_[s] == awaited_[s] || program.signals[s].sender == SignalEnds::outside) continue;
       at(program.signals[s].sender, 0);
       refuse({"gives signal ", s, " ", given_[s], " times in a step, of which ", awaited_[s],
               " are awaited"});

@@ -39,14 +39,16 @@ namespace stagger::detail {
 
 /// Says of each signal who gives it and who waits for it.
 /// @throws Error  bad_schedule for more signals than a program can number
-[[gnu::cold]] inline void name_signals(Program& program, Dataflow const& flow) {
+/// @param exchanges  whether a server tells each cell of rounds
+[[gnu::cold]] inline void name_signals(Program& program, Dataflow const& flow, bool exchanges) {
   std::size_t const ranks = flow.parts.size();
   std::uint32_t const handed_in = flow.handed_in();
   std::uint32_t const done = handed_in + static_cast<std::uint32_t>(ranks);
-  if (done + ranks > 65535)
+  std::size_t const outside = exchanges ? flow.cells.size() : 0;
+  if (done + ranks + outside > 65535)
     raise(Errc::bad_schedule, flow.cells.size(), " stages on ", ranks,
           " ranks need more signals than a program can number");
-  program.signals.resize(done + ranks);
+  program.signals.resize(done + ranks + outside);
   for (auto const& passages : flow.sent)
     for (Passage const& p : passages) {
       Cell const& sender = flow.cells[p.sender];
@@ -58,6 +60,8 @@ namespace stagger::detail {
   for (std::uint32_t r = 0; r < ranks; ++r)
     program.signals[handed_in + r] =
         program.signals[done + r] = {static_cast<int>(r), SignalEnds::everyone};
+  for (std::size_t c = 0; c < outside; ++c)
+    program.signals[done + ranks + c] = {SignalEnds::outside, flow.cells[c].rank};
 }
 
 /// Writes the instructions of all ranks, one row of the table at a time.
@@ -65,9 +69,15 @@ class InstructionWriter {
  public:
   /// @param versions   [cells] of their weights; none: all stages update together, at the end
   /// @param recompute  whether F runs again before its backward; it then keeps nothing at first
+  /// @param push_minibatches  in one push to a parameter server; 0: there is none
   InstructionWriter(schedule::Table const& table, Dataflow const& flow, SlotPlan const& plan,
-                    FixedArray<Versions> const& versions, bool recompute)
-      : table_(table), flow_(flow), plan_(plan), versions_(versions), recompute_(recompute) {}
+                    FixedArray<Versions> const& versions, bool recompute, int push_minibatches = 0)
+      : table_(table),
+        flow_(flow),
+        plan_(plan),
+        versions_(versions),
+        recompute_(recompute),
+        push_minibatches_(push_minibatches) {}
 
   /// @throws Error  bad_schedule for more signals than a program can number
   [[nodiscard]] [[gnu::cold]] Program write() {
@@ -80,9 +90,11 @@ class InstructionWriter {
     program.computing = flow_.ranks();
     program.cuts = flow_.cuts;
     add_cells(program, flow_, plan_, versions_, recompute_);
-    name_signals(program, flow_);
+    program.push_minibatches = push_minibatches_;
+    name_signals(program, flow_, program.exchanges());
     awaited_.assign(program.signals.size(), 0);
     updates_made_.assign(flow_.cells.size(), 0);
+    pulls_made_.assign(flow_.cells.size(), 0);
     for (int r = 0; r < flow_.ranks(); ++r) add_rank(program, r);
     return program;
   }
@@ -99,6 +111,8 @@ class InstructionWriter {
     for (auto const& action : table_.row(flow_.parts[self].position)) {
       if (!schedule::is_compute(action.kind)) continue;
       std::size_t const c = flow_.cell_at(action.stage, self);
+      if (!flushes() && action.kind == schedule::Kind::forward)
+        add_pulls(rank, c, static_cast<std::uint32_t>(flow_.unit(action)));
       add_action(rank, action, c);
       if (!flushes()) add_update(rank, c, at);
       ++at;
@@ -106,6 +120,8 @@ class InstructionWriter {
       if (schedule::ends_flight(action.kind) || !flow_.training) --in_flight;
     }
     if (flow_.training && flushes()) add_end(rank, self);
+    for (std::size_t c = 0; c < versions_.size(); ++c)
+      if (flow_.cells[c].rank == self) add_pulls(rank, c, static_cast<std::uint32_t>(flow_.units));
     program.ranks.push_back(std::move(rank));
     program.peak_in_flight.push_back(peak);
   }
@@ -234,6 +250,39 @@ class InstructionWriter {
     apply.version = updates[next].from;
     apply.next_version = updates[next].to;
     rank.code.push_back(apply);
+    if (push_minibatches_ == 0) return;
+    auto const per_push = static_cast<std::uint32_t>(push_minibatches_);
+    if ((next + 1) % per_push != 0 && next + 1 != updates.size()) return;
+    Instruction push = apply;
+    push.op = Op::push;
+    push.set_round(next / per_push);
+    rank.code.push_back(push);
+  }
+
+  /// What makes the weights that the forward of a unit sees first.
+  void add_pulls(RankProgram& rank, std::size_t c, std::uint32_t unit) {
+    auto const& pulls = versions_[c].pulls;
+    for (; pulls_made_[c] < pulls.size() && pulls[pulls_made_[c]].microbatch == unit;
+         ++pulls_made_[c]) {
+      StagePull const& made = pulls[pulls_made_[c]];
+      Instruction pull;
+      pull.op = Op::pull;
+      pull.stage = static_cast<std::uint16_t>(flow_.cells[c].stage);
+      pull.cell = static_cast<std::uint16_t>(c);
+      pull.version = made.from;
+      pull.next_version = made.to;
+      bool const last = unit == flow_.units;
+      if (made.snapshot) pull.set_snapshot(made.rounds, made.waves, last);
+      std::uint32_t const signal = flow_.handed_in() +
+                                   2 * static_cast<std::uint32_t>(flow_.ranks()) +
+                                   static_cast<std::uint32_t>(c);
+      std::uint32_t const count = made.rounds + (last ? 1 : 0);
+      if (made.snapshot && count > awaited_[signal]) {
+        awaited_[signal] = count;
+        rank.add_wait(pull, signal, count);
+      }
+      rank.code.push_back(pull);
+    }
   }
 
   /// The end of a training step on one rank. Of several owners of a stage, the lowest rank adds up.
@@ -269,7 +318,9 @@ class InstructionWriter {
   SlotPlan const& plan_;
   FixedArray<Versions> const& versions_;
   bool recompute_;
+  int push_minibatches_;
   List<std::uint32_t> updates_made_;  // [cells] by the code written so far
+  List<std::uint32_t> pulls_made_;    // likewise
   List<std::uint32_t> known_;    // [ranks] parts of positions that the rank at hand knows are done
   List<std::uint32_t> awaited_;  // [signals] the highest count that anybody waits for
   List<std::uint16_t> gives_;    // of the instruction at hand

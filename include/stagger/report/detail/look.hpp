@@ -59,12 +59,14 @@ struct Look {
 
 /// The kinds in the order of a legend. Their hues differ under every common colour blindness, and
 /// they differ in lightness as well, for print. The last one stands for all messages.
-inline constexpr std::array<Look, 6> looks{
+inline constexpr std::array<Look, 8> looks{
     {{schedule::Kind::forward, 'f', '-', {38, 98, 171}, "F forward"},
      {schedule::Kind::backward, 'b', '=', {240, 160, 48}, "B backward"},
      {schedule::Kind::backward_input, 'i', '~', {251, 216, 120}, "I input gradient"},
      {schedule::Kind::backward_weight, 'w', '_', {60, 154, 124}, "W weight gradient"},
      {schedule::Kind::reduce_gradient, 'r', '+', {104, 38, 112}, "R gradient reduction"},
+     {schedule::Kind::push, 'p', '>', {120, 40, 40}, "PUSH to the parameter server"},
+     {schedule::Kind::pull, 'q', '<', {190, 120, 150}, "PULL from the parameter server"},
      {schedule::Kind::send_forward, 'm', '_', {128, 134, 148}, "message"}}};
 
 /// The place of a kind in `looks`.

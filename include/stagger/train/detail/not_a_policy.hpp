@@ -204,4 +204,17 @@ template <class Schedule, class Staleness> struct ScheduleDoesNotFit {
                 "versions");
 };
 
+/// Says what is missing of a staleness model of several workers, and of a parameter server.
+template <bool exchanges> struct ServerIsMissing {
+  static_assert(!exchanges,
+                "stagger: this staleness model is one of several workers that train one model, but "
+                "there is no parameter server; add server.worker(n) of a "
+                "collective::ParameterServer, or take staleness::Delayed for a pipeline alone");
+};
+template <bool exchanges> struct ServerIsIdle {
+  static_assert(exchanges,
+                "stagger: nothing is pushed to this parameter server; add a staleness model of "
+                "several workers, such as staleness::WaveSynchronous");
+};
+
 }  // namespace stagger::detail

@@ -122,10 +122,15 @@ template <class... P> consteval auto check_places() {
   return First<Unless<!ignored, PlacementIsIgnored<ignored>>>{};
 }
 
-template <class Types, class Schedule, class Staleness, class Loss> consteval auto check_fit() {
+template <class Types, class Schedule, class Staleness, class Collective, class Loss>
+consteval auto check_fit() {
   using Y = typename Ends<Types>::Output;
+  constexpr bool exchanges = ExchangingPolicy<Staleness>;
+  constexpr bool server = ServerPolicy<Collective>;
   return First<
       Unless<Schedule::flushes || !Staleness::synchronous, ScheduleDoesNotFit<Schedule, Staleness>>,
+      Unless<server || !exchanges, ServerIsMissing<exchanges>>,
+      Unless<!server || exchanges, ServerIsIdle<exchanges>>,
       Unless<std::same_as<Loss, NoLoss> || LossFor<Loss, Y>, LossDoesNotFit<Loss, Y>>>{};
 }
 
@@ -141,6 +146,7 @@ template <class Types, class... P> consteval auto check_pipeline() {
   else
     return check_fit<Types, typename Pick<ScheduleTag, schedule::OneFOneB, P...>::type,
                      typename Pick<StalenessTag, staleness::Synchronous, P...>::type,
+                     typename Pick<CollectiveTag, DefaultCollective, P...>::type,
                      typename Pick<LossTag, NoLoss, P...>::type>();
 }
 

@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   A parameter server in this process: pipelines that each train on data of their own, one
+///         model.
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <stagger/collective/policy.hpp>
+#include <stagger/core/error.hpp>
+#include <stagger/core/fixed_array.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/parameters/parameter_link.hpp>
+#include <stagger/parameters/parameter_store.hpp>
+
+namespace stagger::collective {
+
+/// What a server is made for.
+struct ServerOptions {
+  int workers = 1;  ///< >= 1, each a pipeline
+  int shards = 1;   ///< >= 1; layers are dealt out to them, and each has a lock of its own
+};
+
+namespace detail {
+
+using stagger::detail::LayerParameters;
+using stagger::detail::ParameterLink;
+using stagger::detail::ParameterListener;
+using stagger::detail::ParameterStore;
+using stagger::detail::WorkerRules;
+
+/// All layers, a lock for each shard, and the workers.
+class ServerInProcess {
+ public:
+  explicit ServerInProcess(ServerOptions const& options)
+      : options_(options), shards_(options.shards), workers_(options.workers) {
+    if (options.workers < 1 || options.shards < 1)
+      raise(Errc::bad_configuration, "a parameter server of ", options.workers, " workers and ",
+            options.shards, " shards cannot be made; use at least 1 of each");
+  }
+
+  [[gnu::cold]] void join(int worker, std::span<LayerParameters const> layers,
+                          WorkerRules const& rules, ParameterListener& listener) {
+    std::lock_guard const lock(joining_);
+    if (workers_[worker].listener != nullptr)
+      raise(Errc::bad_configuration, "worker ", worker,
+            " trains already; give each pipeline a worker of its own");
+    if (layers_.size() == 0)
+      take_over(layers, rules);
+    else
+      compare(worker, layers, rules);
+    workers_[worker].asks.resize(layers.size());
+    workers_[worker].base.resize(layers.size());
+    workers_[worker].listener = &listener;
+  }
+  void leave(int worker) noexcept {
+    end(worker, make_failure(worker));
+    std::lock_guard const lock(joining_);
+    workers_[worker].listener = nullptr;
+  }
+
+  void begin(int worker) { workers_[worker].active.store(true); }
+
+  void read(int worker, std::size_t l, std::byte* values) {
+    std::lock_guard const lock(mutex(l));
+    ParameterStore& layer = *layers_[l];
+    Worker& own = workers_[worker];
+    own.base[l] = layer.rounds();
+    own.streams = layer.streams();
+    own.asks[l] = 0;
+    layer.keep_from(worker, layer.rounds());
+    if (layer.bytes() != 0) std::memcpy(values, layer.snapshot(layer.rounds()), layer.bytes());
+  }
+
+  void push(int worker, std::size_t l, std::byte const* change, bool last) {
+    std::lock_guard const lock(mutex(l));
+    require_active(worker);
+    layers_[l]->push(worker, change);
+    if (last) layers_[l]->end(worker);
+    answer(l);
+  }
+
+  void ask(int worker, std::size_t l, std::uint32_t rounds) {
+    std::lock_guard const lock(mutex(l));
+    require_active(worker);
+    workers_[worker].asks[l] = rounds;
+    answer(l);
+  }
+
+  void take(int worker, std::size_t l, std::uint32_t rounds, std::byte* values) {
+    Worker const& own = workers_[worker];
+    ParameterStore& layer = *layers_[l];
+    std::byte const* from = nullptr;
+    {
+      std::lock_guard const lock(mutex(l));
+      require_active(worker);
+      std::uint32_t const wanted = rounds == everything ? layer.rounds() : own.base[l] + rounds;
+      layer.keep_from(worker, wanted);
+      from = layer.snapshot(wanted);
+    }
+    if (layer.bytes() != 0) std::memcpy(values, from, layer.bytes());  // kept until the next take
+  }
+
+  void end(int worker, std::exception_ptr const& why) noexcept {
+    if (!workers_[worker].active.exchange(false) || !why) return;
+    std::exception_ptr const lost = make_failure(worker);
+    std::lock_guard const lock(joining_);
+    List<bool> told(workers_.size());
+    for (std::size_t n = 0; n < workers_.size(); ++n) told[n] = workers_[n].active.exchange(false);
+    for (std::size_t l = 0; l < layers_.size(); ++l) {
+      std::lock_guard const shard(mutex(l));
+      layers_[l]->give_up();
+    }
+    for (std::size_t n = 0; n < workers_.size(); ++n)
+      if (told[n]) workers_[n].listener->lost(lost);
+  }
+
+  [[nodiscard]] std::string waits_for(int worker) {
+    int slowest = worker;
+    std::uint32_t least = 0;
+    for (std::size_t l = 0; l < layers_.size(); ++l) {
+      std::lock_guard const lock(mutex(l));
+      for (int n = 0; n < options_.workers; ++n) {
+        if (layers_[l]->ended(n) || (n != slowest && layers_[l]->pushes(n) >= least)) continue;
+        slowest = n;
+        least = layers_[l]->pushes(n);
+      }
+    }
+    return text("worker ", slowest, ", which has made ", least, " pushes");
+  }
+
+  [[nodiscard]] ServerOptions const& options() const noexcept { return options_; }
+
+  static constexpr std::uint32_t everything = 0xffffffff;  // rounds of the last snapshot
+
+ private:
+  struct Worker {
+    ParameterListener* listener = nullptr;
+    std::atomic<bool> active{false};  // in a stream
+    List<std::uint32_t> base;         // [layers] rounds before its stream
+    List<std::uint32_t> asks;         // [layers] rounds of the snapshot that it waits for; 0: none
+    std::uint32_t streams = 0;        // of all workers before its stream
+  };
+
+  [[nodiscard]] std::mutex& mutex(std::size_t layer) { return shards_[layer % shards_.size()]; }
+
+  void take_over(std::span<LayerParameters const> layers, WorkerRules const& rules) {
+    rules_ = rules;
+    layers_ = FixedArray<std::unique_ptr<ParameterStore>>(layers.size());
+    for (std::size_t l = 0; l < layers.size(); ++l)
+      layers_[l] =
+          std::make_unique<ParameterStore>(layers[l], options_.workers, layers[l].values().data());
+  }
+
+  void compare(int worker, std::span<LayerParameters const> layers, WorkerRules const& rules) {
+    if (layers.size() != layers_.size())
+      raise(Errc::mismatch, "worker ", worker, " has ", counted(layers.size(), "layer"),
+            ", the others have ", layers_.size(), "; workers train one model");
+    for (std::size_t l = 0; l < layers.size(); ++l) {
+      if (layers[l].bytes_of_values() != layers_[l]->bytes())
+        raise(Errc::mismatch, "layer ", l, " of worker ", worker, " has parameters of ",
+              layers[l].bytes_of_values(), " bytes, that of the others of ", layers_[l]->bytes(),
+              "; workers train one model");
+      if (layers_[l]->rounds() == 0 && layers_[l]->bytes() != 0 &&
+          std::memcmp(layers[l].values().data(), layers_[l]->snapshot(0), layers_[l]->bytes()) != 0)
+        raise(Errc::mismatch, "the first values of layer ", l, " of worker ", worker,
+              " differ from those of the others; make all workers from one model, with one seed");
+    }
+    if (rules.push_minibatches != rules_.push_minibatches)
+      raise(Errc::mismatch, "worker ", worker, " pushes after every ",
+            counted(rules.push_minibatches, "minibatch"), ", the others after ",
+            rules_.push_minibatches, "; give all workers the same staleness model");
+    if (rules.optimizer != rules_.optimizer)
+      raise(Errc::mismatch, "the numbers of worker ", worker,
+            "'s optimizer differ from those of the others; give all workers the same");
+  }
+
+  void require_active(int worker) const {
+    if (!workers_[worker].active.load())
+      raise(Errc::peer_failed, "another worker has failed, which ends the stream of worker ",
+            worker, "; begin the next one, which goes on from the server's weights");
+  }
+
+  [[nodiscard]] static std::exception_ptr make_failure(int worker) noexcept {
+    try {
+      return std::make_exception_ptr(Error(
+          Errc::peer_failed, text("worker ", worker,
+                                  " has failed, which ends the streams of the others; begin the "
+                                  "next one, which goes on from the server's weights")));
+    } catch (...) {
+      return std::current_exception();
+    }
+  }
+
+  /// Tells workers of what they have asked for.
+  void answer(std::size_t l) {
+    ParameterStore const& layer = *layers_[l];
+    for (Worker& each : workers_) {
+      if (!each.active.load() || each.asks.empty() || each.asks[l] == 0) continue;
+      std::uint32_t const asked = each.asks[l];
+      if (asked == everything ? layer.streams() == each.streams
+                              : layer.rounds() < each.base[l] + asked)
+        continue;
+      each.asks[l] = 0;
+      asked == everything ? each.listener->arrived_last(l) : each.listener->arrived(l, asked);
+    }
+  }
+
+  ServerOptions options_;
+  FixedArray<std::mutex> shards_;
+  FixedArray<Worker> workers_;
+  std::mutex joining_;
+  WorkerRules rules_;
+  FixedArray<std::unique_ptr<ParameterStore>> layers_;
+};
+
+class LinkInProcess final : public ParameterLink {
+ public:
+  LinkInProcess(std::shared_ptr<ServerInProcess> server, int worker)
+      : server_(std::move(server)), worker_(worker) {}
+
+  void join(std::span<LayerParameters const> layers, WorkerRules const& rules,
+            ParameterListener& listener) override {
+    server_->join(worker_, layers, rules, listener);
+  }
+  void leave() noexcept override { server_->leave(worker_); }
+  void begin() override { server_->begin(worker_); }
+  void read(std::size_t layer, std::byte* values) override {
+    server_->read(worker_, layer, values);
+  }
+  void push(std::size_t layer, std::byte const* change, bool last) override {
+    server_->push(worker_, layer, change, last);
+  }
+  void ask(std::size_t layer, std::uint32_t rounds) override {
+    server_->ask(worker_, layer, rounds);
+  }
+  void ask_last(std::size_t layer) override {
+    server_->ask(worker_, layer, ServerInProcess::everything);
+  }
+  void take(std::size_t layer, std::uint32_t rounds, std::byte* values) override {
+    server_->take(worker_, layer, rounds, values);
+  }
+  void take_last(std::size_t layer, std::byte* values) override {
+    server_->take(worker_, layer, ServerInProcess::everything, values);
+  }
+  void end(std::exception_ptr why) noexcept override { server_->end(worker_, why); }
+  [[nodiscard]] std::string waits_for() const override { return server_->waits_for(worker_); }
+
+ private:
+  std::shared_ptr<ServerInProcess> server_;
+  int worker_;
+};
+
+}  // namespace detail
+
+/// Collective policy: one worker of a ParameterServer.
+class ServerWorker {
+ public:
+  using policy_tag = CollectiveTag;
+  explicit ServerWorker(std::shared_ptr<detail::ParameterLink> link) : link_(std::move(link)) {}
+  [[nodiscard]] std::shared_ptr<detail::ParameterLink> link() const { return link_; }
+
+ private:
+  std::shared_ptr<detail::ParameterLink> link_;
+};
+
+/// A server in this process. Its values are those of the worker whose pipeline is made first; it
+/// lives as long as its workers.
+///
+/// @code
+///     collective::ParameterServer server({.workers = 2});
+///     staleness::WaveSynchronous waves{.in_flight = 4, .distance = 0};
+///     auto a = pipeline.with(schedule::Fifo{4}, waves, server.worker(0), loss, host::Threads{2});
+///     auto b = pipeline.with(schedule::Fifo{4}, waves, server.worker(1), loss, host::Threads{2});
+///     run_together(a.stream(batch_a), b.stream(batch_b));
+/// @endcode
+class ParameterServer {
+ public:
+  /// @throws Error  bad_configuration for counts below 1
+  explicit ParameterServer(ServerOptions const& options)
+      : server_(std::make_shared<detail::ServerInProcess>(options)) {}
+
+  /// @param number  0 <= number < workers
+  /// @throws Error  bad_configuration for another
+  [[nodiscard]] ServerWorker worker(int number) const {
+    if (number < 0 || number >= server_->options().workers)
+      raise(Errc::bad_configuration, "there is no worker ", number,
+            "; the server was made for workers 0 to ", server_->options().workers - 1);
+    return ServerWorker(std::make_shared<detail::LinkInProcess>(server_, number));
+  }
+
+ private:
+  std::shared_ptr<detail::ServerInProcess> server_;
+};
+
+}  // namespace stagger::collective

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   A worker that trains with others through a parameter server: changes, pushes and pulls.
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include <stagger/core/fixed_array.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/engine/exchange_ops.hpp>
+#include <stagger/engine/machine.hpp>
+#include <stagger/parameters/parameter_link.hpp>
+#include <stagger/parameters/parameter_memory.hpp>
+#include <stagger/program/program.hpp>
+
+namespace stagger::detail {
+
+/// Of each cell: the changes of the push at hand and of those that a snapshot may lack, and which
+/// snapshots it asks for.
+class ServerExchange final : public Exchange, private ParameterListener {
+ public:
+  ServerExchange(std::shared_ptr<ParameterLink> link, Machine& machine, WorkerRules const& rules)
+      : link_(std::move(link)), machine_(machine) {
+    auto& layers = machine.parameters();
+    link_->join({layers.data(), layers.size()}, rules, *this);
+    stage_of_ = FixedArray<std::size_t>(layers.size());
+  }
+  ServerExchange(ServerExchange const&) = delete;
+  ServerExchange& operator=(ServerExchange const&) = delete;
+  ~ServerExchange() override { link_->leave(); }
+
+  [[gnu::cold]] void load(Machine& machine) override {
+    program_ = &machine.program();
+    if (!program_->training) return;
+    cells_ = FixedArray<CellExchange>(program_->cells.size());
+    for (std::size_t c = 0; c < cells_.size(); ++c) {
+      CellExchange& cell = cells_[c];
+      cell.first_layer = machine.first_layers()[program_->cells[c].stage];
+      cell.layers = machine.first_layers()[program_->cells[c].stage + 1] - cell.first_layer;
+      for (std::size_t l = 0; l < cell.layers; ++l) stage_of_[cell.first_layer + l] = c;
+    }
+    for (auto const& rank : program_->ranks)
+      for (Instruction const& in : rank.code) {
+        if (in.op != Op::pull || !in.snapshot()) continue;
+        CellExchange& cell = cells_[in.cell];
+        cell.kept = std::max(cell.kept, std::size_t{in.waves()} + 1);
+        if (in.last_pull() || in.rounds() > (cell.asks.empty() ? 0 : cell.asks.back()))
+          cell.asks.push_back(in.last_pull() ? last : in.rounds());
+      }
+    for (CellExchange& cell : cells_) {
+      cell.pushes = FixedArray<ParameterBlock>(cell.kept * cell.layers);
+      for (std::size_t i = 0; i < cell.pushes.size(); ++i)
+        cell.pushes[i].make(nullptr, layer(cell, i % cell.layers).bytes_of_values());
+    }
+  }
+
+  void begin_step() override {
+    if (!program_->training) return;
+    link_->begin();
+    for (CellExchange& cell : cells_) {
+      cell.changes = 0;
+      cell.asked = 0;
+      for (std::size_t l = 0; l < cell.layers; ++l)
+        link_->read(cell.first_layer + l, layer(cell, l).values().data());
+    }
+    running_ = true;
+    for (CellExchange& cell : cells_) ask(cell);
+  }
+
+  void execute(Machine& machine, Instruction const& in) override {
+    CellExchange& cell = cells_[in.cell];
+    if (in.op == Op::apply)
+      change(machine, cell, in);
+    else if (in.op == Op::push)
+      push(cell, in);
+    else
+      pull(cell, in);
+  }
+
+  [[gnu::cold]] void end_step(Machine&, std::exception_ptr why) override {
+    if (!std::exchange(running_, false)) return;
+    link_->end(why);
+    if (!why) return;
+    for (CellExchange& cell : cells_)
+      for (std::size_t l = 0; l < cell.layers; ++l)
+        link_->read(cell.first_layer + l, layer(cell, l).values().data());
+  }
+
+  [[nodiscard]] std::uint64_t bytes() const override {
+    std::uint64_t sum = 0;
+    for (CellExchange const& cell : cells_)
+      for (ParameterBlock const& block : cell.pushes) sum += block.size();
+    return sum;
+  }
+  [[nodiscard]] std::string waits_for() const override { return link_->waits_for(); }
+
+ private:
+  static constexpr std::uint32_t last = 0xffffffff;  // a snapshot with everything
+  struct CellExchange {
+    std::size_t first_layer = 0;
+    std::size_t layers = 0;
+    std::size_t kept = 1;                 // pushes in memory
+    FixedArray<ParameterBlock> pushes;    // [kept][layers]
+    List<std::uint32_t> asks;             // rounds of the snapshots that it waits for, in order
+    std::size_t asked = 0;                // of those
+    std::atomic<std::size_t> missing{0};  // layers of the one asked for last that are not there
+    std::uint32_t changes = 0;            // made
+  };
+
+  [[nodiscard]] LayerParameters& layer(CellExchange const& cell, std::size_t l) const {
+    return machine_.parameters()[cell.first_layer + l];
+  }
+  [[nodiscard]] ParameterBlock& push_block(CellExchange& cell, std::uint32_t push, std::size_t l) {
+    return cell.pushes[push % cell.kept * cell.layers + l];
+  }
+
+  /// The change of a minibatch, and the sum since the last push.
+  void change(Machine& machine, CellExchange& cell, Instruction const& in) {
+    auto const per_push = static_cast<std::uint32_t>(program_->push_minibatches);
+    bool const first = cell.changes % per_push == 0;
+    std::uint32_t const push = cell.changes++ / per_push;
+    for (std::size_t l = 0; l < cell.layers; ++l) {
+      LayerParameters& own = layer(cell, l);
+      machine.change(own, in);
+      ParameterBlock& sum = push_block(cell, push, l);
+      std::byte const* const made = own.stored().values[in.next_version].data();
+      if (!first)
+        own.add_values(sum.data(), made);
+      else if (sum.size() != 0)
+        std::memcpy(sum.data(), made, sum.size());
+    }
+  }
+
+  void push(CellExchange& cell, Instruction const& in) {
+    bool const ends = static_cast<int>(cell.changes) == program_->updates;
+    for (std::size_t l = 0; l < cell.layers; ++l)
+      link_->push(cell.first_layer + l, push_block(cell, in.round(), l).data(), ends);
+  }
+
+  /// Makes a version: from a snapshot and own pushes behind it, each as one sum; or from the version
+  /// before and the change that lies where the new one will.
+  void pull(CellExchange& cell, Instruction const& in) {
+    for (std::size_t l = 0; l < cell.layers; ++l) {
+      LayerParameters& own = layer(cell, l);
+      std::byte* const to = own.stored().values[in.next_version].data();
+      if (!in.snapshot()) {
+        own.add_values(to, own.stored().values[in.version].data());
+        continue;
+      }
+      if (in.last_pull())
+        link_->take_last(cell.first_layer + l, to);
+      else
+        link_->take(cell.first_layer + l, in.rounds(), to);
+      for (std::uint32_t push = in.rounds(); push < in.rounds() + in.waves(); ++push)
+        own.add_values(to, push_block(cell, push, l).data());
+    }
+    if (in.snapshot() && (in.rounds() != 0 || in.last_pull())) ask(cell);
+  }
+
+  /// Asks for the next snapshot.
+  void ask(CellExchange& cell) {
+    if (cell.asked == cell.asks.size()) return;
+    std::uint32_t const rounds = cell.asks[cell.asked];
+    if (cell.missing.load() != 0) return;  // the one before is not there
+    cell.missing.store(cell.layers);
+    ++cell.asked;
+    for (std::size_t l = 0; l < cell.layers; ++l)
+      rounds == last ? link_->ask_last(cell.first_layer + l)
+                     : link_->ask(cell.first_layer + l, rounds);
+  }
+
+  void arrived(std::size_t layer, std::uint32_t rounds) noexcept override {
+    std::size_t const c = stage_of_[layer];
+    if (cells_[c].missing.fetch_sub(1) != 1) return;
+    auto const& outside = machine_.outside();
+    outside.give(outside.self, program_->outside_signal(c), rounds);
+  }
+  void arrived_last(std::size_t layer) noexcept override {
+    auto const per_push = static_cast<std::uint32_t>(program_->push_minibatches);
+    arrived(layer, (static_cast<std::uint32_t>(program_->updates) + per_push - 1) / per_push + 1);
+  }
+  void lost(std::exception_ptr why) noexcept override {
+    auto const& outside = machine_.outside();
+    outside.fail(outside.self, std::move(why));
+  }
+
+  std::shared_ptr<ParameterLink> link_;
+  Machine& machine_;
+  Program const* program_ = nullptr;
+  FixedArray<CellExchange> cells_;    // of the program
+  FixedArray<std::size_t> stage_of_;  // [layers] cell
+  bool running_ = false;
+};
+
+/// For Setup, by address.
+[[nodiscard]] [[gnu::cold]] inline std::unique_ptr<Exchange> make_exchange(
+    std::shared_ptr<ParameterLink> const& link, Machine& machine, WorkerRules const& rules) {
+  return std::make_unique<ServerExchange>(link, machine, rules);
+}
+
+}  // namespace stagger::detail

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What workers that train one model through a parameter server tell it, in the words that
+///         staleness models and servers share.
+
+#include <stagger/core/requirements.hpp>
+
+#include <cstdint>
+
+namespace stagger::staleness {
+
+/// What a worker pushes.
+enum class Pushes : std::uint8_t {
+  changes,  ///< what its own optimizer would add to the weights that the minibatch saw
+};
+
+/// When the server adds what workers push.
+enum class Adds : std::uint8_t {
+  in_worker_order,  ///< a round once every worker's push of it is there; the same bits for any timing
+};
+
+}  // namespace stagger::staleness

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   A worker's way to the parameter server that it trains with: what the engine calls, and
+///         what it is told.
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <span>
+#include <string>
+
+#include <stagger/parameters/layer_parameters.hpp>
+
+namespace stagger::detail {
+
+/// What all workers of a server must agree on.
+struct WorkerRules {
+  int push_minibatches = 1;     ///< in one push
+  std::uint64_t optimizer = 0;  ///< digest of its numbers
+};
+
+/// Who is told what a worker has asked for. Called by any thread, which holds the server's lock.
+class ParameterListener {
+ public:
+  /// Snapshots of a layer with so many rounds are there. @param rounds  since the stream began
+  virtual void arrived(std::size_t layer, std::uint32_t rounds) noexcept = 0;
+  /// Likewise the one with all pushes of every worker.
+  virtual void arrived_last(std::size_t layer) noexcept = 0;
+  /// Another worker has failed: nothing will come.
+  virtual void lost(std::exception_ptr why) noexcept = 0;
+
+ protected:
+  ~ParameterListener() = default;
+};
+
+/// One worker's link. Layers are those of the model, in its order. A round is one push of every
+/// worker; rounds count from the beginning of the stream.
+class ParameterLink {
+ public:
+  virtual ~ParameterLink() = default;
+
+  /// Once, before anything else: names the parameters, whose values the server takes over from the
+  /// worker that comes first. `listener` outlives `leave`.
+  /// @throws Error  bad_configuration for a worker whose model or rules differ from those of others
+  virtual void join(std::span<LayerParameters const> layers, WorkerRules const& rules,
+                    ParameterListener& listener) = 0;
+  virtual void leave() noexcept = 0;
+
+  /// A stream begins.
+  virtual void begin() = 0;
+  /// The newest values of a layer. @param values  [bytes_of_values()]
+  virtual void read(std::size_t layer, std::byte* values) = 0;
+  /// @param change  [bytes_of_values()]
+  /// @param last    of the stream
+  virtual void push(std::size_t layer, std::byte const* change, bool last) = 0;
+  /// Asks to be told of a snapshot; one request for each layer at a time.
+  virtual void ask(std::size_t layer, std::uint32_t rounds) = 0;
+  /// Likewise of the one that contains all pushes of every worker's stream.
+  virtual void ask_last(std::size_t layer) = 0;
+  /// Copies a snapshot that has arrived, with precisely so many rounds. Later ones have as many or more.
+  virtual void take(std::size_t layer, std::uint32_t rounds, std::byte* values) = 0;
+  virtual void take_last(std::size_t layer, std::byte* values) = 0;
+  /// The stream has ended. @param why  it failed, or null; what was pushed stays
+  virtual void end(std::exception_ptr why) noexcept = 0;
+  /// Whom this worker waits for, in words.
+  [[nodiscard]] virtual std::string waits_for() const = 0;
+};
+
+}  // namespace stagger::detail

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The part of the check that knows which weights lie in which slot.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include <stagger/core/fixed_array.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/program/detail/check_state.hpp>
+#include <stagger/program/program.hpp>
+#include <stagger/program/versions.hpp>
+
+namespace stagger::detail {
+
+/// Which version of its weights each cell holds in each slot, in a run without a flush; and with a
+/// parameter server which changes.
+class VersionCheck {
+ public:
+  [[gnu::cold]] VersionCheck(CheckState const& state, StalenessModel const& staleness)
+      : state_(state), staleness_(staleness) {
+    if (!state.program.training || state.program.flushes) return;
+    per_update_ = std::max(1, staleness.microbatches);
+    per_push_ = state.program.push_minibatches;
+    auto const& cells = state.program.cells;
+    cells_ = FixedArray<Weights>(cells.size());
+    for (std::size_t c = 0; c < cells.size(); ++c) {
+      cells_[c].slots.assign(cells[c].versions, Held{});
+      if (cells[c].versions != 0) cells_[c].slots[0] = {.updates = 0};
+      cells_[c].wanted.resize(state.units);
+    }
+  }
+
+  void read(Instruction const& in) {
+    if (cells_.size() == 0) {
+      if (in.version != 0)
+        state_.refuse({"reads another version of its weights than the only one"});
+      return;
+    }
+    Weights& own = cells_[in.cell];
+    Held& wanted = own.wanted[in.microbatch];
+    if (in.op == Op::forward) {
+      int const minibatch = static_cast<int>(in.microbatch) / per_update_;
+      wanted.updates = staleness_.version(staleness_.policy, minibatch, own.made);
+      if (per_push_ != 0)
+        wanted.rounds = own.rounds =
+            std::max(own.rounds, staleness_.needs(staleness_.policy, minibatch));
+    }
+    Held const held = slot_of(in, in.version);
+    if (held.updates != wanted.updates)
+      state_.refuse({"reads version ", held.updates,
+                     " of its weights, where the staleness model says ", wanted.updates});
+    if (held.rounds != wanted.rounds)
+      state_.refuse({"reads weights with ", held.rounds,
+                     " pushes of every worker, where the "
+                     "staleness model needs ",
+                     wanted.rounds});
+  }
+
+  /// A gradient that is added up for the next update.
+  void add(Instruction const& in) const {
+    if (cells_.size() != 0 && static_cast<int>(in.microbatch) / per_update_ != cells_[in.cell].made)
+      state_.refuse({"adds to the gradients of another minibatch"});
+  }
+
+  /// @param ended  microbatches whose gradients are there
+  void apply(Instruction const& in, std::uint32_t ended) {
+    if (cells_.size() == 0) state_.refuse({"updates one stage alone in a run that flushes"});
+    Weights& own = cells_[in.cell];
+    auto const made = static_cast<std::uint32_t>(own.made);
+    auto const per_update = static_cast<std::uint32_t>(per_update_);
+    if (in.update() != made || ended != (made + 1) * per_update)
+      state_.refuse({"makes update ", in.update(), " after ", own.made, " of them and ", ended,
+                     " microbatches"});
+    Held const from = slot_of(in, in.version);
+    Held const seen = per_push_ != 0 ? own.wanted[made] : Held{.updates = own.made};
+    if (from.updates != seen.updates || from.rounds != seen.rounds)
+      state_.refuse({per_push_ != 0 ? "takes the change from another version than its minibatch saw"
+                                    : "updates another version than the last"});
+    ++own.made;
+    slot_of(in, in.next_version) =
+        per_push_ != 0 ? Held{.change = own.made - 1} : Held{.updates = own.made};
+  }
+
+  void push(Instruction const& in) {
+    Weights& own = exchanged(in);
+    int const last = std::min((own.pushes + 1) * per_push_, state_.program.updates);
+    if (static_cast<int>(in.round()) != own.pushes || own.made != last)
+      state_.refuse({"makes push ", in.round(), " after ", own.pushes, " of them and ", own.made,
+                     " changes"});
+    ++own.pushes;
+  }
+
+  void pull(Instruction const& in) {
+    Weights& own = exchanged(in);
+    Held& to = slot_of(in, in.next_version);
+    if (!in.snapshot()) {
+      Held const from = slot_of(in, in.version);
+      if (from.updates == none || to.change != from.updates)
+        state_.refuse({"adds change ", to.change, " to version ", from.updates, " of its weights"});
+      to = {.updates = from.updates + 1, .rounds = from.rounds};
+      return;
+    }
+    int const rounds = static_cast<int>(in.rounds());
+    int const pushes = rounds + in.waves();
+    if (pushes > own.pushes)
+      state_.refuse({"wants own push ", pushes - 1, " after ", own.pushes, " of them"});
+    if (rounds > 0 || in.last_pull()) {
+      auto const signal = state_.program.outside_signal(in.cell);
+      if (state_.awaited(signal) < in.rounds() + (in.last_pull() ? 1 : 0))
+        state_.refuse({"takes a snapshot that it has not waited for"});
+    }
+    to = {.updates = std::min(pushes * per_push_, state_.program.updates), .rounds = rounds};
+  }
+
+  /// Behind all instructions.
+  [[gnu::cold]] void require_last(std::size_t c) const {
+    if (cells_.size() == 0) return;
+    Weights const& own = cells_[c];
+    if (own.made != state_.program.updates)
+      state_.refuse({"makes ", own.made, " updates of ", state_.program.updates});
+    if (per_push_ != 0 && own.pushes * per_push_ < own.made)
+      state_.refuse({"pushes ", own.pushes, " times, which is not all of its changes"});
+    if (own.slots[0].updates != own.made || (per_push_ != 0 && own.slots[0].rounds != own.pushes))
+      state_.refuse({"leaves its weights in a slot that does not last"});
+  }
+
+ private:
+  static constexpr int none = -1;
+  /// A version, or a change.
+  struct Held {
+    int updates = none;  // own ones that a version contains
+    int rounds = 0;      // pushes of every worker that it contains
+    int change = none;
+  };
+  struct Weights {
+    List<Held> slots;
+    List<Held> wanted;  // [microbatches] version that each is to see
+    int made = 0;       // updates, or changes
+    int pushes = 0;
+    int rounds = 0;  // that the last forward was to see
+  };
+  [[nodiscard]] Weights& exchanged(Instruction const& in) {
+    if (cells_.size() == 0 || per_push_ == 0)
+      state_.refuse({"exchanges changes in a run without a parameter server"});
+    return cells_[in.cell];
+  }
+  [[nodiscard]] Held& slot_of(Instruction const& in, std::size_t slot) {
+    if (slot >= cells_[in.cell].slots.size())
+      state_.refuse({"uses version slot ", slot, ", which cell ", in.cell, " does not have"});
+    return cells_[in.cell].slots[slot];
+  }
+
+  CheckState const& state_;
+  StalenessModel const& staleness_;
+  FixedArray<Weights> cells_;  // none: all stages update together
+  int per_update_ = 1;
+  int per_push_ = 0;  // minibatches; 0: no parameter server
+};
+
+}  // namespace stagger::detail

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Wave synchronous parallelism: workers that are pipelines, and meet once per wave.
+/// @source Park et al., "HetPipe", USENIX ATC 2020, section 5.
+
+#include <stagger/model/exchange.hpp>
+#include <stagger/staleness/policy.hpp>
+
+namespace stagger::staleness {
+
+/// Minibatch m (from 0) of a worker with Nm minibatches in flight sees its own changes up to
+/// m - Nm, and at least the first (m + 1) / Nm - 1 - D waves of Nm changes of every worker. A worker
+/// pushes the sum of a wave when its last minibatch has come back.
+///
+/// The weights are a snapshot of the server, then own waves that it lacks, each as one sum, then own
+/// changes of the wave behind them, one by one. With one worker and no server take Delayed.
+struct WaveSynchronous {
+  using policy_tag = StalenessTag;
+  static constexpr bool synchronous = false;
+  static constexpr Pushes pushes = Pushes::changes;
+  static constexpr Adds adds = Adds::in_worker_order;
+
+  int in_flight = 1;  ///< Nm >= 1, the same for all workers; as the schedule injects them
+  int distance = 0;   ///< D >= 0: how many waves a worker may be ahead of the slowest
+
+  [[nodiscard]] constexpr int microbatches() const noexcept { return 1; }
+  [[nodiscard]] constexpr int version(int minibatch, int) const noexcept {
+    int const own = minibatch + 1 - in_flight;
+    return own > 0 ? own : 0;
+  }
+  [[nodiscard]] constexpr int minibatches() const noexcept { return in_flight; }
+  [[nodiscard]] constexpr int needs(int minibatch) const noexcept {
+    int const waves = (minibatch + 1) / in_flight - 1 - distance;
+    return waves > 0 ? waves : 0;
+  }
+};
+
+static_assert(AsynchronousPolicy<WaveSynchronous>);
+static_assert(ExchangingPolicy<WaveSynchronous>);
+
+}  // namespace stagger::staleness

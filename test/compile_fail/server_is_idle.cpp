@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// mistake: policy: a parameter server with a staleness model that never pushes
+// expect-error: stagger: nothing is pushed to this parameter server; add a staleness model of several workers
+// see: workers.md
+#include <stagger/stagger.hpp>
+
+#include "half.hpp"
+
+#include <stagger/collective/parameter_server.hpp>
+
+int main() {
+  sg::collective::ParameterServer server({.workers = 2});
+  auto train = sg::Pipeline{Half{}, Half{}}.with(server.worker(0), Distance{});
+}
