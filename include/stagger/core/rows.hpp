@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Values that can be cut by rows, as replicas of a stage share a microbatch.
+/// @file   Values that replicas of a stage can split by rows.
 
 #include <stagger/core/requirements.hpp>
 

@@ -11,8 +11,8 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
-#include <stagger/engine/cut_rows.hpp>
 #include <stagger/engine/detail/request.hpp>
+#include <stagger/engine/row_splitter.hpp>
 #include <stagger/engine/slots.hpp>
 #include <stagger/program/program.hpp>
 #include <stagger/program/replica_counts.hpp>
@@ -81,10 +81,10 @@ struct GroupingPeers {
 
 /// Where a cell takes rows from.
 struct RowSource {
-  std::size_t cell = 0;  // of the taker
-  int rank = 0;          // of the maker
-  Places from;           // the maker's slots
-  bool cut = false;      // or copies, of the rows that the taker has in common with the maker
+  std::size_t cell = 0;      // of the taker
+  int rank = 0;              // of the maker
+  Places from;               // the maker's slots
+  bool only_common = false;  // whether the slots hold only the rows that both ranks have
 };
 
 /// What a rank has of its own as one of several replicas.
@@ -95,7 +95,7 @@ struct ReplicaRank {
   Slots target;                  // its rows of the current target
   Slots outputs;                 // [microbatches] where the caller wants them
   std::size_t last_cell = 0;     // its cell of the last stage
-  bool cuts_target = false;
+  bool takes_target_rows = false;
 };
 
 /// How gradients are grouped, and what that is decided from.
@@ -142,7 +142,7 @@ struct ReplicaOps {
   GroupExtent (*extent)(Machine const&, Instruction const&);
   void (*destroy)(ReplicaRun*) noexcept;
   std::uint64_t (*bytes)(ReplicaRun const&);
-  /// Refuses types of values that replicas would have to cut, as far as a table shows.
+  /// Refuses types of values that replicas would have to split, as far as a table shows.
   void (*require_rows)(Machine const&, schedule::Table const&, bool target_has_rows);
   /// Refuses replicas that do not fit the schedule.
   void (*require)(Replicas const&, int positions, bool synchronous);

@@ -48,13 +48,14 @@ struct Replication {
 
   static void require_rows_of(SlotType const& input, int layer) {
     if (input.rows == nullptr)
-      raise(Errc::bad_configuration, "the input of layer ", layer, " cannot be cut by rows, which ",
+      raise(Errc::bad_configuration, "the input of layer ", layer,
+            " cannot be split by rows, which ",
             layer == 0 ? "its replicas need" : "differently replicated stages need",
             "; give its type rows(), resize_rows(like, n) and copy_rows(at, from, first, n), or "
             "both stages the same replicas");
   }
 
-  /// What kernels read later must not be cut now.
+  /// What kernels read later must not be split now.
   static void require_on_stream(Machine const& machine, SlotType const& type, char const* what,
                                 int layer = -1) {
     if (machine.model.memory == nullptr || type.rows_on_stream) return;
@@ -65,7 +66,8 @@ struct Replication {
   }
 
   [[noreturn]] [[gnu::cold]] static void refuse_target(int replicas) {
-    raise(Errc::bad_configuration, "the loss's Target cannot be cut by rows, which the ", replicas,
+    raise(Errc::bad_configuration, "the loss's Target cannot be split by rows, which the ",
+          replicas,
           " replicas of the last stage need; give it rows(), resize_rows(like, n) and "
           "copy_rows(at, from, first, n), or the last position 1 replica");
   }
@@ -103,15 +105,15 @@ struct Replication {
       }
       int const rank = cell.rank;
       if (cell.stage + 1 == program.stages) {
-        run.ranks[rank].cuts_target = parts[rank].replicas > 1;
+        run.ranks[rank].takes_target_rows = parts[rank].replicas > 1;
         run.ranks[rank].last_cell = c;
       }
-      for (Cut const& cut : program.cuts) {
-        if (cut.to == c)
+      for (RowEdge const& edge : program.row_edges) {
+        if (edge.to == c)
           run.inputs.push_back(
-              {c, program.cells[cut.from].rank, machine.run.cells[cut.from].back->y});
-        if (cut.from == c)
-          run.gradients.push_back({c, program.cells[cut.to].rank, machine.run.cells[cut.to].dx});
+              {c, program.cells[edge.from].rank, machine.run.cells[edge.from].back->y});
+        if (edge.from == c)
+          run.gradients.push_back({c, program.cells[edge.to].rank, machine.run.cells[edge.to].dx});
       }
     }
     for (std::size_t r = 0; r < parts.size(); ++r) {
@@ -151,7 +153,7 @@ struct Replication {
     }
     for (std::size_t r = 0; r < parts.size(); ++r) {
       machine.run.ranks[r].context.share_rows(run.ranks[r].first_rows.data());
-      if (!run.ranks[r].cuts_target) continue;
+      if (!run.ranks[r].takes_target_rows) continue;
       ReplicaRank& own = run.ranks[r];
       own.arguments = asked;
       if (asked.losses != nullptr)
@@ -196,7 +198,7 @@ struct Replication {
       for (bool const measure : {true, false}) {
         for (std::size_t r = 0; r < run.ranks.size(); ++r) {
           ReplicaRank const& own = run.ranks[r];
-          if (!own.cuts_target || !runs(machine, r, m)) continue;
+          if (!own.takes_target_rows || !runs(machine, r, m)) continue;
           void const* const from = own.outputs[m];
           std::size_t const rows = type.rows(from);
           if (measure) {
@@ -254,7 +256,7 @@ struct Replication {
       RowRange theirs = run.ranks[source.rank].rows[m];
       RowRange const both = theirs.common(rows);
       if (both.count() == 0) continue;
-      if (source.cut) theirs = both;
+      if (source.only_common) theirs = both;
       void const* const from = source.from[forward ? in.y : in.dx];
       std::size_t const each = required_rows_for_each(type, from, theirs.count());
       if (multiple == 0) type.resize_rows(to, from, rows.count() * each);
@@ -268,7 +270,7 @@ struct Replication {
   /// A replica's rows of what the caller gave.
   static void take(SlotType const& type, void* to, void const* from, RowRange rows,
                    std::size_t count) {
-    cut_rows(type, to, from, {0, count}, rows, required_rows_for_each(type, from, count));
+    take_rows(type, to, from, {0, count}, rows, required_rows_for_each(type, from, count));
   }
 
   static std::size_t required_rows_for_each(SlotType const& type, void const* value,
@@ -281,7 +283,7 @@ struct Replication {
   [[noreturn]] [[gnu::cold]] static void refuse_rows(std::size_t rows, std::size_t inputs) {
     raise(Errc::mismatch, "a value of ", counted(rows, "row"), " belongs to ",
           counted(inputs, "row"),
-          " of the model's input; with replicas, every value that is cut must have as many "
+          " of the model's input; with replicas, every value that is split must have as many "
           "rows as the input, or the same multiple of it");
   }
 

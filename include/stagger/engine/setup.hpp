@@ -114,7 +114,7 @@ struct Setup {
   GroupingChoice grouping{};
   ServerChoice server{};
   bool uncut = false;                  // a Sequential, for which there is no partitioner
-  bool target_rows = true;             // targets can be cut by rows, or there are none
+  bool target_rows = true;             // targets can be split by rows, or there are none
   std::shared_ptr<void const> kept{};  // what these point into
 };
 

@@ -28,7 +28,7 @@ namespace detail {
   int const ranks = static_cast<int>(program.ranks.size());
   for (int self = 0; self < ranks; ++self) {
     auto const& rank = program.ranks[self];
-    int const own = rank.beside < 0 ? self : rank.beside;
+    int const own = rank.reducer_for < 0 ? self : rank.reducer_for;
     std::size_t waits = 0;
     for (std::size_t i = 0; i < rank.code.size(); ++i) {
       Instruction const& in = rank.code[i];
@@ -55,7 +55,7 @@ namespace detail {
           program.cells[in.cell].stage != in.stage)
         state.refuse(
             {"works on cell ", in.cell, " of stage ", in.stage, ", which it does not hold"});
-      if ((in.op == Op::reduce) != (rank.beside >= 0))
+      if ((in.op == Op::reduce) != (rank.reducer_for >= 0))
         state.refuse({"is of the wrong kind for that"});
       if (in.microbatch >= state.units && !exchanges(in.op))
         state.refuse({"works on microbatch ", in.microbatch, " of ", state.units});
@@ -156,7 +156,7 @@ class ProgramCheck {
       case Op::hand_in:
       case Op::finish:
       case Op::update:
-        if (!program_.training || !program_.flushes || program_.ranks[state_.rank].beside >= 0)
+        if (!program_.training || !program_.flushes || program_.ranks[state_.rank].reducer_for >= 0)
           state_.refuse({"has no such end"});
         require_row_done();
         return gradients_.end_step(in.op);

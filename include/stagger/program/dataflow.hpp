@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file   The first pass of lowering: which stage lies where, and which cells pass values to which.
-/// @source for cuts: S. Fan et al., "DAPPLE: A Pipelined Data Parallel Approach for Training Large
+/// @source for row edges: S. Fan et al., "DAPPLE: A Pipelined Data Parallel Approach for Training Large
 ///         Models", PPoPP 2021, section 5.2: microbatches split and concatenated between stages.
 ///         Here the receiver fetches, and uneven shares are allowed.
 
@@ -25,23 +25,23 @@ struct CellUse {
   Positions end;       // B or W; F where the table has no backward
 };
 
-/// The values that one cell makes for another, one per microbatch: outputs on their way forward, or
-/// gradients on their way back.
-struct Passage {
-  std::size_t edge = 0;  // as `signal_of` takes it
+/// One direction of an edge between two cells: the sender's outputs on their way forward, or its
+/// input gradients on their way back, one value for each microbatch.
+struct DirectedEdge {
+  std::size_t number = 0;  // of the edge, as `signal_of` takes it
   std::size_t sender = 0;
   std::size_t receiver = 0;
   bool forward = true;
-  bool cut = false;  // the receiver takes rows of it, together with rows of others
+  bool by_rows = false;  // the receiver takes only some rows of each value
 };
 
 /// The signal that a value is there.
-[[nodiscard]] inline std::uint32_t full_signal(Passage const& p) {
-  return signal_of(p.edge, p.forward ? EdgeSignal::forward_full : EdgeSignal::backward_full);
+[[nodiscard]] inline std::uint32_t full_signal(DirectedEdge const& e) {
+  return signal_of(e.number, e.forward ? EdgeSignal::forward_full : EdgeSignal::backward_full);
 }
 /// The signal that its slot is free.
-[[nodiscard]] inline std::uint32_t free_signal(Passage const& p) {
-  return signal_of(p.edge, p.forward ? EdgeSignal::forward_free : EdgeSignal::backward_free);
+[[nodiscard]] inline std::uint32_t free_signal(DirectedEdge const& e) {
+  return signal_of(e.number, e.forward ? EdgeSignal::forward_free : EdgeSignal::backward_free);
 }
 
 /// The cells of a table, and between which of them values pass.
@@ -52,11 +52,11 @@ struct Dataflow {
   bool training = false;
   List<Replicas::Part> parts;  // [ranks] position in the table, and share of a microbatch
   List<Cell> cells;            // by stage, then by rank; slots are not known yet
-  List<Cut> cuts;              // their signals follow those of the cells
-  FixedArray<List<Passage>> sent, received;  // [cells] forward, then backward
-  FixedArray<CellUse> uses;                  // [cells]
-  List<std::size_t> first_cell;              // [stages + 1]
-  List<std::uint32_t> length;                // [ranks] compute actions
+  List<RowEdge> row_edges;     // their signals follow those of the cells
+  FixedArray<List<DirectedEdge>> sent, received;  // [cells] forward, then backward
+  FixedArray<CellUse> uses;                       // [cells]
+  List<std::size_t> first_cell;                   // [stages + 1]
+  List<std::uint32_t> length;                     // [ranks] compute actions
 
   [[nodiscard]] int ranks() const noexcept { return static_cast<int>(parts.size()); }
   [[nodiscard]] std::size_t unit(schedule::Action const& action) const {
@@ -73,19 +73,19 @@ struct Dataflow {
   /// The first of the signals that are not of edges: each rank has handed in its gradients; behind
   /// them those that each is done.
   [[nodiscard]] std::uint32_t handed_in() const noexcept {
-    return static_cast<std::uint32_t>((cells.size() + cuts.size()) * signals_per_edge);
+    return static_cast<std::uint32_t>((cells.size() + row_edges.size()) * signals_per_edge);
   }
   /// Whether its ends are on different ranks.
-  [[nodiscard]] bool crosses(Passage const& p) const {
-    return cells[p.sender].rank != cells[p.receiver].rank;
+  [[nodiscard]] bool crosses(DirectedEdge const& e) const {
+    return cells[e.sender].rank != cells[e.receiver].rank;
   }
   /// When its values are made, by position in the sender's row.
-  [[nodiscard]] Positions const& made(Passage const& p) const {
-    return p.forward ? uses[p.sender].forward : uses[p.sender].gradient;
+  [[nodiscard]] Positions const& made(DirectedEdge const& e) const {
+    return e.forward ? uses[e.sender].forward : uses[e.sender].gradient;
   }
   /// When they are first used, by position in the receiver's row.
-  [[nodiscard]] Positions const& used(Passage const& p) const {
-    return p.forward ? uses[p.receiver].forward : uses[p.receiver].gradient;
+  [[nodiscard]] Positions const& used(DirectedEdge const& e) const {
+    return e.forward ? uses[e.receiver].forward : uses[e.receiver].gradient;
   }
 };
 
@@ -165,8 +165,8 @@ struct Dataflow {
     for (int r = 0; r < table.ranks(); ++r) flow.parts.push_back({.position = r});
   add_cells(flow, table);
   add_uses(flow, table);
-  flow.sent = FixedArray<List<Passage>>(flow.cells.size());
-  flow.received = FixedArray<List<Passage>>(flow.cells.size());
+  flow.sent = FixedArray<List<DirectedEdge>>(flow.cells.size());
+  flow.received = FixedArray<List<DirectedEdge>>(flow.cells.size());
   return flow;
 }
 
@@ -200,13 +200,13 @@ struct Dataflow {
   return false;
 }
 
-/// Adds what passes over one edge, both ways.
-[[gnu::cold]] inline void add_passages(Dataflow& flow, std::size_t edge, std::size_t from,
-                                       std::size_t to, bool cut) {
+/// Adds both directions of an edge.
+[[gnu::cold]] inline void add_edge(Dataflow& flow, std::size_t edge, std::size_t from,
+                                   std::size_t to, bool by_rows) {
   for (bool const forward : {true, false}) {
-    Passage const passage{edge, forward ? from : to, forward ? to : from, forward, cut};
-    flow.sent[passage.sender].push_back(passage);
-    flow.received[passage.receiver].push_back(passage);
+    DirectedEdge const directed{edge, forward ? from : to, forward ? to : from, forward, by_rows};
+    flow.sent[directed.sender].push_back(directed);
+    flow.received[directed.receiver].push_back(directed);
   }
 }
 
@@ -216,8 +216,8 @@ struct Dataflow {
         "needs every owner of a stage to pass them on to one owner of the next");
 }
 
-/// Links each cell to the one that its values go to, or, where the replicas of neighbouring stages
-/// divide microbatches differently, cuts the values between all whose shares overlap.
+/// Links each cell to the one that its values go to. Where the replicas of neighbouring stages divide
+/// microbatches differently, it adds a row edge between each two cells whose shares overlap.
 /// @throws Error  bad_schedule where a stage's owner has several neighbours
 [[gnu::cold]] inline void connect(Dataflow& flow) {
   auto& cells = flow.cells;
@@ -243,11 +243,11 @@ struct Dataflow {
       if (same) {
         cells[c].after = static_cast<int>(d);
         cells[d].before = static_cast<int>(c);
-        add_passages(flow, c, c, d, false);
+        add_edge(flow, c, c, d, false);
       } else {
         cells[c].gathers_gradient = cells[d].gathers_input = true;
-        add_passages(flow, cells.size() + flow.cuts.size(), c, d, true);
-        flow.cuts.push_back({static_cast<std::uint16_t>(c), static_cast<std::uint16_t>(d)});
+        add_edge(flow, cells.size() + flow.row_edges.size(), c, d, true);
+        flow.row_edges.push_back({static_cast<std::uint16_t>(c), static_cast<std::uint16_t>(d)});
       }
     }
   }

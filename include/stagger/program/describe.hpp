@@ -45,8 +45,8 @@ namespace stagger::detail {
 /// "rank 0"; of one that only adds up gradients: "the reducer of rank 0".
 [[nodiscard]] [[gnu::cold]] inline std::string name_of(Program const& program,
                                                        std::integral auto rank) {
-  int const beside = program.ranks[rank].beside;
-  return beside < 0 ? text("rank ", rank) : text("the reducer of rank ", beside);
+  int const reducer_for = program.ranks[rank].reducer_for;
+  return reducer_for < 0 ? text("rank ", rank) : text("the reducer of rank ", reducer_for);
 }
 
 /// One clause for each rank that is not done.

@@ -65,7 +65,7 @@ class GradientGrouping {
   };
 
   // Two signals of each cell: `ready`, given by the cell's rank once for each group; `summed`,
-  // given likewise by the rank beside it.
+  // given likewise by that rank's reducer.
   [[nodiscard]] std::uint32_t ready(std::size_t cell) const {
     return static_cast<std::uint32_t>(old_.signals.size() + 2 * cell);
   }
@@ -73,7 +73,7 @@ class GradientGrouping {
   /// A rank has added up its squares, and what goes on with them is a higher rank: what `hand_in`
   /// gives otherwise.
   [[nodiscard]] std::uint32_t squared(int rank) const {
-    return signal_of(old_.cells.size() + old_.cuts.size(), EdgeSignal::forward_full) +
+    return signal_of(old_.cells.size() + old_.row_edges.size(), EdgeSignal::forward_full) +
            static_cast<std::uint32_t>(rank);
   }
 
@@ -142,8 +142,8 @@ class GradientGrouping {
     rank.code.push_back(finish);
   }
 
-  /// The rank that adds up, beside one that holds a part of a shared stage. It follows the order in
-  /// which that rank comes to its last backwards. No other rank needs a sum before all backward is
+  /// Adds the reducer of a rank that holds shared stages. It follows the order in which that rank
+  /// comes to its last backwards. No other rank needs a sum before all backward is
   /// done, so waiting here holds up nobody.
   [[gnu::cold]] void add_reducer(Program& made, std::size_t self) const {
     auto const& cells = old_.cells;
@@ -157,10 +157,10 @@ class GradientGrouping {
         std::swap(own[j], own[j - 1]);
     int const number = static_cast<int>(made.ranks.size());
     RankProgram rank;
-    rank.beside = static_cast<int>(self);
+    rank.reducer_for = static_cast<int>(self);
     for (std::size_t const c : own) {
       int const cell = static_cast<int>(c);
-      made.signals[ready(c)] = {rank.beside, SignalEnds::everyone, -1, cell};
+      made.signals[ready(c)] = {rank.reducer_for, SignalEnds::everyone, -1, cell};
       made.signals[summed(c)] = {number, SignalEnds::everyone, -1, -1, cell};
       if (old_.training) push_reductions(rank, c);
     }
@@ -193,9 +193,9 @@ class GradientGrouping {
 
 }  // namespace detail
 
-/// Splits the last backward of every stage that several ranks hold into its gradient groups, puts a
-/// rank that adds up beside each of these ranks, and lets steps end once all is added up, instead
-/// of with gradients that are handed in.
+/// Splits the last backward of every stage that several ranks hold into its gradient groups, adds
+/// a reducer for each of these ranks, which adds up their gradients, and ends steps once all sums are
+/// done rather than with gradients that are handed in.
 /// @param groups         of all stages: by stage, in backward order
 /// @param chain_squares  squares of a parameter's gradient go from holder to holder
 /// @param by_library     a library has the holders wait for each other, not signals

@@ -209,14 +209,14 @@ struct Cell {
   [[nodiscard]] constexpr bool last() const noexcept { return after == none && !gathers_gradient; }
 };
 
-/// A cell takes rows of what another has made, and the other rows of the gradient that it hands
-/// back.
-struct Cut {
-  std::uint16_t from = 0;  ///< cells of neighbouring stages
+/// An edge between cells of neighbouring stages whose replicas divide microbatches differently: `to`
+/// takes some rows of each output of `from`, and `from` some rows of each input gradient of `to`.
+struct RowEdge {
+  std::uint16_t from = 0;  ///< cell
   std::uint16_t to = 0;
 };
 
-/// What is said along an edge from a cell to the one after it, or along a cut.
+/// The signals of an edge: from a cell to the one after it, or a row edge.
 enum class EdgeSignal : std::uint8_t {
   forward_full,   ///< an input of the latter is there
   forward_free,   ///< one may be overwritten
@@ -226,7 +226,7 @@ enum class EdgeSignal : std::uint8_t {
 inline constexpr std::uint32_t signals_per_edge = 4;  ///< the first in Program::signals
 
 /// The number of such a signal.
-/// @param edge  the cell that it leaves; of cut k: Program::cells.size() + k
+/// @param edge  the cell that it leaves; of row edge k: Program::cells.size() + k
 [[nodiscard]] constexpr std::uint32_t signal_of(std::integral auto edge,
                                                 EdgeSignal which) noexcept {
   return static_cast<std::uint32_t>(edge) * signals_per_edge + static_cast<std::uint32_t>(which);
@@ -246,7 +246,8 @@ struct GradientGroup {
 struct RankProgram {
   List<Instruction> code;
   List<Wait> waits;  ///< of all instructions, in order
-  int beside = -1;   ///< of a rank that only adds up gradients: whose, and in whose process it runs
+  int reducer_for =
+      -1;  ///< of a rank that only adds up gradients: the rank whose process it runs in
 
   /// Has the next instruction wait until a signal was given `count` times.
   void add_wait(Instruction& in, std::uint32_t signal, std::size_t count) {
@@ -282,13 +283,13 @@ struct SignalEnds {
 /// One iteration, ready to run.
 struct Program {
   int stages = 0;
-  int microbatches = 0;  ///< units that flow: slices, where the table cuts microbatches
+  int microbatches = 0;  ///< units that flow: slices, where the table divides microbatches
   bool training = true;
   int updates = 1;      ///< optimizer steps that training makes; more than one only without a flush
   bool flushes = true;  ///< whether all stages update together, at the end
   int push_minibatches = 0;  ///< in one push to a parameter server; 0: there is none
   List<Cell> cells;          ///< by stage, then by rank
-  List<Cut> cuts;            ///< between cells whose shares of a microbatch differ but overlap
+  List<RowEdge> row_edges;   ///< between cells whose shares of a microbatch differ but overlap
   int computing = 0;  ///< ranks that run the table; the others, behind them, add up gradients
   List<GradientGroup> groups;  ///< of stages with several cells: by stage, in backward order
   List<RankProgram> ranks;

@@ -158,7 +158,7 @@ TEST_CASE("cuda/GroupSums: all groups but the last are issued before the last ba
       table, {.replicas = &c.replicas, .groups = &groups, .group_gradients = &sg::group_gradients});
   std::vector<int> place;
   for (auto const& rank : program.ranks)
-    place.push_back(rank.beside < 0 ? static_cast<int>(place.size()) : rank.beside);
+    place.push_back(rank.reducer_for < 0 ? static_cast<int>(place.size()) : rank.reducer_for);
   sg::cuda::detail::Routes const routes(program, place);
   std::vector<std::size_t> first_sum(groups.size(), routes.order().size());
   std::vector<std::size_t> last_part(groups.size());

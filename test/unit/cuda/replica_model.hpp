@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The model that is cut by rows, on memory of GPUs: each function of a layer becomes one
+/// @file   The model that is split by rows, on memory of GPUs: each function of a layer becomes one
 /// kernel of the stand-in, which carries out the host's layer on its replica's rows.
 
 #include <atomic>

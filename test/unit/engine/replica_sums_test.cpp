@@ -133,7 +133,7 @@ TEST_CASE("engine/ReplicaSums: each holder takes its part of every group once al
     std::vector<int> sums(program.cells.size());
     for (std::size_t r = 0; r < program.ranks.size(); ++r) {
       bool const computes = static_cast<int>(r) < program.computing;
-      CHECK((program.ranks[r].beside < 0) == computes);
+      CHECK((program.ranks[r].reducer_for < 0) == computes);
       std::size_t wait = 0;
       for (auto const& in : program.ranks[r].code) {
         bool const part = in.op == sg::Op::backward_part || in.op == sg::Op::backward_weight_part;
@@ -144,7 +144,7 @@ TEST_CASE("engine/ReplicaSums: each holder takes its part of every group once al
           CHECK(in.y == holders[in.stage]);
           CHECK(in.waits == in.y);
           CHECK(in.group % 3 == sums[in.cell]++);
-          CHECK(program.cells[in.cell].rank == program.ranks[r].beside);
+          CHECK(program.cells[in.cell].rank == program.ranks[r].reducer_for);
           for (std::size_t w = wait; w < wait + in.waits; ++w) {
             auto const& awaited = program.ranks[r].waits[w];
             auto const cell = static_cast<std::size_t>(program.signals[awaited.signal].gradients);
@@ -337,9 +337,9 @@ TEST_CASE("engine/ReplicaSums: a rank's sums come in the order of its last backw
   auto const& program = train.program(4);
   int several = 0;
   for (auto const& sums : program.ranks) {
-    if (sums.beside < 0) continue;
+    if (sums.reducer_for < 0) continue;
     std::map<int, std::size_t> last;  // by stage: where the rank beside has its last backward
-    auto const& code = program.ranks[static_cast<std::size_t>(sums.beside)].code;
+    auto const& code = program.ranks[static_cast<std::size_t>(sums.reducer_for)].code;
     for (std::size_t i = 0; i < code.size(); ++i)
       if (code[i].op == sg::Op::backward || code[i].op == sg::Op::backward_part)
         last[code[i].stage] = i;

@@ -215,7 +215,7 @@ TEST_CASE("engine/Replicas: what does not fit is refused in one sentence, and no
   CHECK_THROWS_WITH(sg::Pipeline{small_model::model()}.with(
                         sg::partition::Cuts{{4, 5}}, made(sg::schedule::OneFOneB{}), Loss{},
                         optimizer(), sg::host::Threads{1}, options),
-                    Catch::Contains("the input of layer 4 cannot be cut by rows"));
+                    Catch::Contains("the input of layer 4 cannot be split by rows"));
 }
 
 namespace {
@@ -273,19 +273,19 @@ TEST_CASE(
 TEST_CASE("engine/Replicas: replicas exchange rows with those whose rows they have, and no others",
           "[engine]") {
   // By hand: of 2 and 4 even shares, each half is two quarters; of 2 and 3, the middle third is in
-  // both halves; alike, each has one partner and nothing is cut.
-  auto const cuts = [](int before, int after) {
+  // both halves; alike, each has one partner and no edge is split.
+  auto const row_edges = [](int before, int after) {
     sg::Options options;
     options.replicas = {before, after};
     auto train = row_model::pipeline(sg::host::Threads{1}, even_cuts(2),
                                      made(sg::schedule::GPipe{}), options);
-    return train.program(2).cuts.size();
+    return train.program(2).row_edges.size();
   };
-  CHECK(cuts(2, 4) == 4);
-  CHECK(cuts(4, 2) == 4);
-  CHECK(cuts(2, 3) == 4);
-  CHECK(cuts(3, 3) == 0);
-  CHECK(cuts(1, 4) == 4);
+  CHECK(row_edges(2, 4) == 4);
+  CHECK(row_edges(4, 2) == 4);
+  CHECK(row_edges(2, 3) == 4);
+  CHECK(row_edges(3, 3) == 0);
+  CHECK(row_edges(1, 4) == 4);
 }
 
 TEST_CASE(

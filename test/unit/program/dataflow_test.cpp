@@ -44,11 +44,12 @@ bool uses_fit(Dataflow const& flow, Table const& table) {
   return noted == actions;
 }
 
-int passages(List<detail::Passage> const& list, std::size_t sender, std::size_t receiver,
-             bool forward, bool cut) {
+int count_edges(List<detail::DirectedEdge> const& list, std::size_t sender, std::size_t receiver,
+                bool forward, bool by_rows) {
   int count = 0;
-  for (auto const& p : list)
-    count += p.sender == sender && p.receiver == receiver && p.forward == forward && p.cut == cut;
+  for (auto const& e : list)
+    count += e.sender == sender && e.receiver == receiver && e.forward == forward &&
+             e.by_rows == by_rows;
   return count;
 }
 
@@ -94,7 +95,7 @@ TEST_CASE("program/connect: a value goes from the owner of its microbatch to the
     Table const table = i == 0 ? schedule::DualPipe{}.table({4, 8}) : random_table::any(random);
     auto flow = read_table(table, nullptr);
     connect(flow);
-    REQUIRE(flow.cuts.empty());
+    REQUIRE(flow.row_edges.empty());
     for (std::size_t c = 0; c < flow.cells.size(); ++c) {
       for (std::size_t d = 0; d < flow.cells.size(); ++d) {
         if (flow.cells[d].stage != flow.cells[c].stage + 1) continue;
@@ -111,8 +112,9 @@ TEST_CASE("program/connect: a value goes from the owner of its microbatch to the
   }
 }
 
-TEST_CASE("program/connect: replicas that share rows are cut, those with the same rows linked",
-          "[program]") {
+TEST_CASE(
+    "program/connect: replicas with the same rows are linked, those that share rows get row edges",
+    "[program]") {
   constexpr std::uint64_t rows = 2 * 2 * 3 * 5 * 7;
   Random random(3);
   Replicas const all[] = {{1, 2, 2},           {3, 2, 1},      {{3, 1}, {3, 1}, {1, 3}},
@@ -123,7 +125,7 @@ TEST_CASE("program/connect: replicas that share rows are cut, those with the sam
       plan.owner = random_table::owners(random, 3, 3 + random_table::below(random, 4));
       auto flow = read_table(random_table::make(random, plan), &replicas);
       connect(flow);
-      std::size_t cuts = 0;
+      std::size_t row_edges = 0;
       for (std::size_t c = 0; c < flow.cells.size(); ++c) {
         auto const& own = flow.parts[flow.cells[c].rank];
         for (std::size_t d = 0; d < flow.cells.size(); ++d) {
@@ -140,20 +142,21 @@ TEST_CASE("program/connect: replicas that share rows are cut, those with the sam
           auto const b = rows_of(other, rows);
           bool common = false;
           for (std::size_t k = 0; k < rows; ++k) common = common || (a[k] && b[k]);
-          bool cut = false;
-          for (Cut const& one : flow.cuts) cut = cut || (one.from == c && one.to == d);
-          cuts += cut ? 1 : 0;
-          REQUIRE(cut == (common && !same));
-          REQUIRE(passages(flow.sent[c], c, d, true, cut) == (common ? 1 : 0));
-          REQUIRE(passages(flow.received[d], c, d, true, cut) == (common ? 1 : 0));
-          REQUIRE(passages(flow.sent[d], d, c, false, cut) == (common ? 1 : 0));
-          REQUIRE(passages(flow.received[c], d, c, false, cut) == (common ? 1 : 0));
+          bool by_rows = false;
+          for (RowEdge const& one : flow.row_edges)
+            by_rows = by_rows || (one.from == c && one.to == d);
+          row_edges += by_rows ? 1 : 0;
+          REQUIRE(by_rows == (common && !same));
+          REQUIRE(count_edges(flow.sent[c], c, d, true, by_rows) == (common ? 1 : 0));
+          REQUIRE(count_edges(flow.received[d], c, d, true, by_rows) == (common ? 1 : 0));
+          REQUIRE(count_edges(flow.sent[d], d, c, false, by_rows) == (common ? 1 : 0));
+          REQUIRE(count_edges(flow.received[c], d, c, false, by_rows) == (common ? 1 : 0));
           REQUIRE((flow.cells[c].after == static_cast<int>(d)) == (common && same));
           if (common) REQUIRE(flow.cells[c].gathers_gradient == !same);
           if (common) REQUIRE(flow.cells[d].gathers_input == !same);
         }
         if (flow.cells[c].stage == 0) REQUIRE(flow.cells[c].gathers_input == (own.replicas > 1));
       }
-      REQUIRE(cuts == flow.cuts.size());
+      REQUIRE(row_edges == flow.row_edges.size());
     }
 }

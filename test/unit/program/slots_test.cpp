@@ -106,15 +106,15 @@ TEST_CASE("program/add_slot: more slots for what the signal says is free, up to 
   CHECK_FALSE(add_slot(flow, counts, signal_of(0, EdgeSignal::forward_free)));
 
   Replicas const replicas{1, 2};
-  auto cut = read_table(schedule::OneFOneB{}.table({2, 3}), &replicas);
-  connect(cut);
-  REQUIRE(cut.cuts.size() == 2);
-  SlotCounts of_cuts(3, 0U);
-  // Replicas have one count: the second cut leads to the second replica.
-  CHECK(add_slot(cut, of_cuts, signal_of(3 + 1, EdgeSignal::forward_free)));
-  CHECK(add_slot(cut, of_cuts, signal_of(3 + 1, EdgeSignal::backward_free)));
-  CHECK(of_cuts.spare == List<std::uint32_t>{0, 1, 1, 0, 0, 0});
-  auto const plan = assign_slots(cut, of_cuts, false);
+  auto split = read_table(schedule::OneFOneB{}.table({2, 3}), &replicas);
+  connect(split);
+  REQUIRE(split.row_edges.size() == 2);
+  SlotCounts by_rows(3, 0U);
+  // Replicas have one count: the second row edge leads to the second replica.
+  CHECK(add_slot(split, by_rows, signal_of(3 + 1, EdgeSignal::forward_free)));
+  CHECK(add_slot(split, by_rows, signal_of(3 + 1, EdgeSignal::backward_free)));
+  CHECK(by_rows.spare == List<std::uint32_t>{0, 1, 1, 0, 0, 0});
+  auto const plan = assign_slots(split, by_rows, false);
   CHECK(plan.y[0].slots == 2);
   CHECK(plan.dx[1].slots == 2);
   CHECK(plan.dx[2].slots == 2);

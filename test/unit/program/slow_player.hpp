@@ -254,13 +254,13 @@ class Player {
     bool const last = s + 1 == static_cast<std::size_t>(program_.stages);
     switch (in.op) {
       case Op::gather_input:
-        for (auto const& cut : program_.cuts)
-          if (cut.to == c) list.push_back({Space::y, cut.from, in.y, false, output(s - 1)});
+        for (auto const& edge : program_.row_edges)
+          if (edge.to == c) list.push_back({Space::y, edge.from, in.y, false, output(s - 1)});
         list.push_back({Space::x, c, in.x, true, first ? "batch" : output(s - 1)});
         return list;
       case Op::gather_gradient:
-        for (auto const& cut : program_.cuts)
-          if (cut.from == c) list.push_back({Space::dx, cut.to, in.dx, false, gradient(s)});
+        for (auto const& edge : program_.row_edges)
+          if (edge.from == c) list.push_back({Space::dx, edge.to, in.dx, false, gradient(s)});
         list.push_back({Space::dy, c, in.dy, true, gradient(s)});
         return list;
       case Op::gather_target:
@@ -291,7 +291,7 @@ class Player {
       default:
         break;
     }
-    bool const replicated = cuts_target(r);
+    bool const replicated = takes_target_rows(r);
     bool const input = gives_input_gradient(in.op);
     bool const weight = gives_weight_gradient(in.op);
     auto const kept = named("kept", s, m);
@@ -364,7 +364,7 @@ class Player {
     list.push_back({Space::ends, r, 1, true, "finished"});
   }
 
-  [[nodiscard]] bool cuts_target(std::size_t rank) const {
+  [[nodiscard]] bool takes_target_rows(std::size_t rank) const {
     return options_.replicas != nullptr && !options_.replicas->empty() &&
            options_.replicas->parts()[rank].replicas > 1;
   }

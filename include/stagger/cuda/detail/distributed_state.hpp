@@ -61,23 +61,23 @@ struct DistributedState {
                    : machine.run.cells[cell].layers.back().dy[slot];
   }
 
-  // Of a cut between cells of differently replicated stages.
+  // Of a row edge, between cells of differently replicated stages.
 
-  /// Slots of their own for the rows that cross it in one direction.
+  /// Slots for the rows that cross it in one direction.
   struct OwnRows {
     Slots given;  // where the giver does not give all of a value
     Slots taken;
   };
 
-  /// Parts the ends of a cut. Allocates only what earlier programs did not need.
-  [[gnu::cold]] void part(Cut cut, bool forward, OwnRows& own) const {
-    Cell const& from = program().cells[cut.from];
-    Cell const& to = program().cells[cut.to];
-    SlotType const& type = type_behind(cut.from);
+  /// Gives each end of a row edge slots of its own. Allocates only what earlier programs did not need.
+  [[gnu::cold]] void part(RowEdge edge, bool forward, OwnRows& own) const {
+    Cell const& from = program().cells[edge.from];
+    Cell const& to = program().cells[edge.to];
+    SlotType const& type = type_behind(edge.from);
     std::size_t const slots = forward ? from.y_slots : to.dx_slots;
     grow(own.given, type, slots);
     grow(own.taken, type, slots);
-    std::size_t const taker = forward ? cut.to : cut.from;
+    std::size_t const taker = forward ? edge.to : edge.from;
     int const giver = forward ? from.rank : to.rank;
     ReplicaRun& run = *machine.run.replica_run;
     for (RowSource& source : forward ? run.inputs : run.gradients)
@@ -85,20 +85,20 @@ struct DistributedState {
         source = {taker, giver, places(own.taken, type), true};
   }
   /// How many rows of a microbatch cross it.
-  [[nodiscard]] std::size_t rows_across(Cut cut, std::size_t microbatch) const noexcept {
-    return rows_of(cut.from, microbatch).common(rows_of(cut.to, microbatch)).count();
+  [[nodiscard]] std::size_t rows_across(RowEdge edge, std::size_t microbatch) const noexcept {
+    return rows_of(edge.from, microbatch).common(rows_of(edge.to, microbatch)).count();
   }
   /// What the giver sends: its value, or a copy of some rows, which is enqueued.
-  [[nodiscard]] void* given(Cut cut, bool forward, std::size_t slot, std::size_t microbatch,
+  [[nodiscard]] void* given(RowEdge edge, bool forward, std::size_t slot, std::size_t microbatch,
                             OwnRows const& own) const {
     void* const value =
-        forward ? machine.run.cells[cut.from].back->y[slot] : machine.run.cells[cut.to].dx[slot];
-    RowRange const rows = rows_of(forward ? cut.from : cut.to, microbatch);
-    RowRange const both = rows.common(rows_of(forward ? cut.to : cut.from, microbatch));
-    SlotType const& type = type_behind(cut.from);
+        forward ? machine.run.cells[edge.from].back->y[slot] : machine.run.cells[edge.to].dx[slot];
+    RowRange const rows = rows_of(forward ? edge.from : edge.to, microbatch);
+    RowRange const both = rows.common(rows_of(forward ? edge.to : edge.from, microbatch));
+    SlotType const& type = type_behind(edge.from);
     std::size_t const each = rows_for_each(type, value, rows.count());
     if (both.count() == rows.count() || each == 0) return value;
-    cut_rows(type, own.given[slot], value, rows, both, each);
+    take_rows(type, own.given[slot], value, rows, both, each);
     return own.given[slot];
   }
   [[nodiscard]] RowRange rows_of(std::size_t cell, std::size_t microbatch) const noexcept {

@@ -72,8 +72,8 @@ namespace stagger::cuda::detail {
   }
   stagger::detail::Digest code;
   for (auto const& rank : program.ranks)
-    code.numbers(stagger::detail::digest_of(rank).value(), rank.beside);
-  for (Cut const cut : program.cuts) code.numbers(cut.from, cut.to);
+    code.numbers(stagger::detail::digest_of(rank).value(), rank.reducer_for);
+  for (RowEdge const edge : program.row_edges) code.numbers(edge.from, edge.to);
   return {
       {"the steps taken so far", std::to_string(machine.steps())},
       {"the optimizer's numbers, such as its learning rate", text("of digest ", numbers.words())},

@@ -36,8 +36,8 @@ class RouteValues {
     for (std::size_t n = 0; n < routes.all().size(); ++n) {
       Route const& route = routes.all()[n];
       static_cast<void>(wire(route.cell));
-      if (route.cut != Route::whole)
-        distributed_.part(program.cuts[route.cut], route.forward, rows_[n]);
+      if (route.row_edge != Route::whole)
+        distributed_.part(program.row_edges[route.row_edge], route.forward, rows_[n]);
       else if (route.forward)
         distributed_.part(route.cell, slots_[route.cell]);
     }
@@ -61,26 +61,28 @@ class RouteValues {
   }
   /// Whether no row of the microbatch takes a route.
   [[nodiscard]] bool empty(Route const& route, Instruction const& in) const noexcept {
-    return route.cut != Route::whole && distributed_.rows_across(cut_of(route), in.microbatch) == 0;
+    return route.row_edge != Route::whole &&
+           distributed_.rows_across(row_edge_of(route), in.microbatch) == 0;
   }
   /// The value that is sent over route `number`; or rows of it, whose copy is enqueued.
   [[nodiscard]] void* given(Route const& route, std::size_t number, Instruction const& in) const {
     std::size_t const slot = slot_of_route(route, in);
-    if (route.cut == Route::whole) return distributed_.given(route.cell, route.forward, slot);
-    return distributed_.given(cut_of(route), route.forward, slot, in.microbatch, rows_[number]);
+    if (route.row_edge == Route::whole) return distributed_.given(route.cell, route.forward, slot);
+    return distributed_.given(row_edge_of(route), route.forward, slot, in.microbatch,
+                              rows_[number]);
   }
   /// Where it is received.
   [[nodiscard]] void* taken(Route const& route, std::size_t number, Instruction const& in) const {
     std::size_t const slot = slot_of_route(route, in);
-    return route.cut == Route::whole ? distributed_.taken(route.cell, route.forward, slot)
-                                     : rows_[number].taken[slot];
+    return route.row_edge == Route::whole ? distributed_.taken(route.cell, route.forward, slot)
+                                          : rows_[number].taken[slot];
   }
   /// Whether an instruction gathers what has come over a route.
   [[nodiscard]] bool gathers(Route const& route, Instruction const& in) const noexcept {
-    if (route.cut == Route::whole ||
+    if (route.row_edge == Route::whole ||
         in.op != (route.forward ? Op::gather_input : Op::gather_gradient))
       return false;
-    return (route.forward ? cut_of(route).to : cut_of(route).from) == in.cell;
+    return (route.forward ? row_edge_of(route).to : row_edge_of(route).from) == in.cell;
   }
 
  private:
@@ -88,14 +90,15 @@ class RouteValues {
                                                  Instruction const& in) noexcept {
     return route.forward ? in.y : in.dx;
   }
-  [[nodiscard]] Cut cut_of(Route const& route) const noexcept {
-    return distributed_.program().cuts[route.cut];
+  [[nodiscard]] RowEdge row_edge_of(Route const& route) const noexcept {
+    return distributed_.program().row_edges[route.row_edge];
   }
 
   stagger::detail::DistributedState distributed_;
   Wires wires_;
   FixedArray<stagger::detail::DistributedState::OwnSlots> slots_;  // [cells]
-  FixedArray<stagger::detail::DistributedState::OwnRows> rows_;    // [routes], of those over cuts
+  FixedArray<stagger::detail::DistributedState::OwnRows>
+      rows_;  // [routes], of those over row edges
 };
 
 /// Within this process a message is a copy, on a stream of the GPU that receives it; to another

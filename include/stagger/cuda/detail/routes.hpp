@@ -25,8 +25,8 @@ struct Route {
   std::size_t taker = 0;  ///< rank that receives
   std::size_t channel = 0;
   std::size_t slots = 0;
-  std::size_t first_slot = 0;  ///< slots are numbered over all routes
-  std::size_t cut = whole;     ///< of the program, where only rows of a value travel
+  std::size_t first_slot = 0;    ///< slots are numbered over all routes
+  std::size_t row_edge = whole;  ///< of the program, where only rows of a value travel
 };
 
 /// The gradients of another owner of a stage on their way to the first one, and the values back.
@@ -66,8 +66,8 @@ class Routes {
       add_route(program, {c, after, true, program.cells[after].x_slots});
       if (program.training) add_route(program, {c, after, false, program.cells[c].dy_slots});
     }
-    for (std::size_t k = 0; k < program.cuts.size(); ++k) {
-      auto const [from, to] = program.cuts[k];
+    for (std::size_t k = 0; k < program.row_edges.size(); ++k) {
+      auto const [from, to] = program.row_edges[k];
       add_route(program, {from, to, true, program.cells[from].y_slots, k});
       if (program.training) add_route(program, {from, to, false, program.cells[to].dx_slots, k});
     }
@@ -104,7 +104,7 @@ class Routes {
     int to;
     bool forward;
     std::size_t slots;
-    std::size_t cut = Route::whole;
+    std::size_t row_edge = Route::whole;
   };
 
   static std::size_t rank_of(Program const& program, auto cell) noexcept {
@@ -127,10 +127,10 @@ class Routes {
     if (place_[giver] == place_[taker]) return;
     auto const number = static_cast<std::uint32_t>(routes_.size());
     routes_.push_back({ends.from, ends.forward, giver, taker, channel(giver, taker), ends.slots,
-                       slots_, ends.cut});
+                       slots_, ends.row_edge});
     slots_ += ends.slots;
-    bool const whole = ends.cut == Route::whole;
-    route_of_[signal_of(whole ? ends.from : program.cells.size() + ends.cut,
+    bool const whole = ends.row_edge == Route::whole;
+    route_of_[signal_of(whole ? ends.from : program.cells.size() + ends.row_edge,
                         ends.forward ? EdgeSignal::forward_full : EdgeSignal::backward_full)] =
         number;
     if (!whole) return;

@@ -29,7 +29,7 @@ struct LossOps {
   double (*value_and_gradient)(void const* loss, Context&, void const* y, void const* target,
                                double scale, void* dy) = nullptr;
   double (*terms)(void const* loss, void const* target) = nullptr;
-  SlotType const* target = nullptr;  // null where a target cannot be cut by rows
+  SlotType const* target = nullptr;  // null where a target cannot be split by rows
 };
 
 /// What a caller hands over for one iteration. It must stay until the iteration is done.

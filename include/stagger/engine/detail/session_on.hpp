@@ -97,13 +97,13 @@ class MachineSession : public Session {
   }
   ~MachineSession() = default;
 
-  /// Where each rank runs: those that add up gradients on the spare places, in turn, or beside
-  /// others.
+  /// Where each rank runs: reducers on the spare places, in turn, or in the place of the rank whose
+  /// gradients they add up.
   [[nodiscard]] std::vector<int> const& places_of(Program const& program) {
     place_.resize(ranks_);
     for (std::size_t r = ranks_; r < program.ranks.size(); ++r) {
-      auto const beside = static_cast<std::size_t>(program.ranks[r].beside);
-      place_.push_back(spare_ == 0 ? place_[beside]
+      auto const computing = static_cast<std::size_t>(program.ranks[r].reducer_for);
+      place_.push_back(spare_ == 0 ? place_[computing]
                                    : places_ + static_cast<int>(r - ranks_) % spare_);
     }
     return place_;
@@ -124,7 +124,7 @@ class MachineSession : public Session {
 
  private:
   /// Refuses, at once where the schedule shows it for a usual number of microbatches, values that
-  /// replicas would have to cut and cannot.
+  /// replicas would have to split and cannot.
   [[gnu::cold]] void require_rows(bool target_rows) {
     schedule::Table usual;
     try {
@@ -148,7 +148,7 @@ class MachineSession : public Session {
   }
 
   bool sums_while_running_;
-  std::vector<int> place_;  // [ranks, then those that add up gradients beside them]
+  std::vector<int> place_;  // [ranks, then their reducers]
   int places_;              // for them
   int spare_;               // further places, for the others
 };

@@ -14,17 +14,17 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/portable.hpp>
-#include <stagger/engine/cut_rows.hpp>
 #include <stagger/engine/machine.hpp>
 #include <stagger/engine/replica_ops.hpp>
+#include <stagger/engine/row_splitter.hpp>
 #include <stagger/mpi/detail/held_parameters.hpp>
 #include <stagger/mpi/detail/port_types.hpp>
 
 namespace stagger::mpi::detail {
 
-using stagger::detail::CutRows;
 using stagger::detail::Places;
 using stagger::detail::RowRange;
+using stagger::detail::RowSplitter;
 using stagger::detail::StageRun;
 using stagger::detail::StepArguments;
 
@@ -34,7 +34,7 @@ struct MessageCodec : HeldParameters {
       : HeldParameters{whose}, ports_(types), port_count_(count) {}
 
   [[nodiscard]] std::size_t edge_signals() const noexcept {
-    return (program().cells.size() + program().cuts.size()) * signals_per_edge;
+    return (program().cells.size() + program().row_edges.size()) * signals_per_edge;
   }
   /// Whether a signal says that its sender has finished, and will not fail any more.
   [[nodiscard]] bool votes(std::uint32_t signal) const noexcept {
@@ -55,10 +55,10 @@ struct MessageCodec : HeldParameters {
     if (value.type != nullptr) {
       std::uint16_t const slot = value.forward ? in.y : in.dx;
       out.add(slot);
-      if (!value.cut) return port(*value.type).write(out, value.places[slot]);
+      if (!value.by_rows) return port(*value.type).write(out, value.places[slot]);
       RowRange const rows = rows_of(program().signals[signal].sender, in.microbatch);
       RowRange const taken = taken_of(value, rows, in.microbatch, to);
-      void const* const part = cut_rows_.cut(*value.type, value.places[slot], rows, taken);
+      void const* const part = row_splitter_.split(*value.type, value.places[slot], rows, taken);
       out.add(in.microbatch);
       out.add(part != nullptr);
       return port(*value.type).write(out, part != nullptr ? part : value.places[slot]);
@@ -72,14 +72,14 @@ struct MessageCodec : HeldParameters {
     Value const value = value_of(signal);
     if (value.type != nullptr) {
       auto const slot = in.take<std::uint16_t>();
-      if (!value.cut) return port(*value.type).read(in, value.places[slot]);
+      if (!value.by_rows) return port(*value.type).read(in, value.places[slot]);
       auto const microbatch = in.take<std::uint32_t>();
       if (!in.take<bool>()) return port(*value.type).read(in, value.places[slot]);
       RowRange const rows = rows_of(program().signals[signal].sender, microbatch);
-      void* const part = cut_rows_.object(*value.type);
+      void* const part = row_splitter_.object(*value.type);
       port(*value.type).read(in, part);
-      return cut_rows_.put(*value.type, value.places[slot], rows,
-                           taken_of(value, rows, microbatch, own), part);
+      return row_splitter_.put_back(*value.type, value.places[slot], rows,
+                                    taken_of(value, rows, microbatch, own), part);
     }
     gradients(Reading{in}, signal, 0, own);
   }
@@ -116,8 +116,8 @@ struct MessageCodec : HeldParameters {
     if (edge < cells.size()) {
       slots = forward ? cells[cells[edge].after].x_slots : cells[edge].dy_slots;
     } else {
-      Cut const cut = program().cuts[edge - cells.size()];
-      slots = forward ? cells[cut.from].y_slots : cells[cut.to].dx_slots;
+      RowEdge const ends = program().row_edges[edge - cells.size()];
+      slots = forward ? cells[ends.from].y_slots : cells[ends.to].dx_slots;
     }
     return std::min<std::size_t>(given, slots + 1U);
   }
@@ -144,7 +144,7 @@ struct MessageCodec : HeldParameters {
     SlotType const* type = nullptr;
     Places places;
     bool forward = true;
-    bool cut = false;        // those who take it take rows of it
+    bool by_rows = false;    // those who take it take rows of it
     std::size_t sender = 0;  // then its cell
   };
 
@@ -160,10 +160,10 @@ struct MessageCodec : HeldParameters {
       if (forward) return {there.front->ops->input, there.x, true};
       return {here.back->ops->output, here.back->dy, false};
     }
-    Cut const cut = program().cuts[edge - cells.size()];  // a slot of the sender
+    RowEdge const ends = program().row_edges[edge - cells.size()];  // a slot of the sender
     if (forward)
-      return {cells[cut.from].back->ops->output, cells[cut.from].back->y, true, true, cut.from};
-    return {cells[cut.to].front->ops->input, cells[cut.to].dx, false, true, cut.to};
+      return {cells[ends.from].back->ops->output, cells[ends.from].back->y, true, true, ends.from};
+    return {cells[ends.to].front->ops->input, cells[ends.to].dx, false, true, ends.to};
   }
 
   [[nodiscard]] RowRange rows_of(int rank, std::size_t microbatch) const {
@@ -174,9 +174,9 @@ struct MessageCodec : HeldParameters {
   [[nodiscard]] RowRange taken_of(Value const& value, RowRange rows, std::size_t microbatch,
                                   bool const* to) const {
     RowRange taken{rows.last, rows.first};
-    for (Cut const& cut : program().cuts) {
-      if ((value.forward ? cut.from : cut.to) != value.sender) continue;
-      int const rank = program().cells[value.forward ? cut.to : cut.from].rank;
+    for (RowEdge const& edge : program().row_edges) {
+      if ((value.forward ? edge.from : edge.to) != value.sender) continue;
+      int const rank = program().cells[value.forward ? edge.to : edge.from].rank;
       RowRange const theirs = rows_of(rank, microbatch);
       if (!to[rank] || std::max(rows.first, theirs.first) >= std::min(rows.last, theirs.last))
         continue;
@@ -283,7 +283,7 @@ struct MessageCodec : HeldParameters {
 
   PortType const* ports_;  // [port_count_]
   std::size_t port_count_;
-  mutable CutRows cut_rows_{};
+  mutable RowSplitter row_splitter_{};
 };
 
 }  // namespace stagger::mpi::detail

@@ -30,13 +30,13 @@ class Reports {
   /// Whether other processes have yet to report.
   [[nodiscard]] bool missing() const noexcept { return missing_ != 0; }
 
-  /// If steps are recorded: of a rank and of the one that adds up beside it, which has finished
+  /// If steps are recorded: of a rank and of its reducer, which has finished
   /// too.
   void send_spans(stagger::detail::RankState const& rank, List<RankHere> const& ranks,
                   Stamp const& stamp) {
     if (!codec_.machine.options().record) return;
     for (RankHere const& entry : ranks)
-      if (entry.rank == &rank || beside(entry) == rank.number) send_spans(*entry.rank, stamp);
+      if (entry.rank == &rank || reducer_for(entry) == rank.number) send_spans(*entry.rank, stamp);
   }
   /// @param ranks  of this process, which have all finished
   void send_results(List<RankHere> const& ranks, Stamp const& stamp) {
@@ -67,8 +67,8 @@ class Reports {
   }
 
  private:
-  [[nodiscard]] int beside(RankHere const& entry) const {
-    return codec_.program().ranks[entry.rank->number].beside;
+  [[nodiscard]] int reducer_for(RankHere const& entry) const {
+    return codec_.program().ranks[entry.rank->number].reducer_for;
   }
   void send_spans(stagger::detail::RankState const& rank, Stamp const& stamp) {
     auto message = channels_.blank();

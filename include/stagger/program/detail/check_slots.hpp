@@ -35,26 +35,26 @@ class SlotCheck {
       }
     }
     slots_ = FixedArray<Slot>(first_slot_.back());
-    if (state.program.cuts.empty()) return;
-    cuts_ = FixedArray<CellCuts>(cells.size());
+    if (state.program.row_edges.empty()) return;
+    row_edges_ = FixedArray<CellRowEdges>(cells.size());
     std::size_t taken = 0;
-    for (std::size_t k = 0; k < state.program.cuts.size(); ++k) {
-      Cut const cut = state.program.cuts[k];
-      cuts_[cut.from].forward.push_back(k);
-      cuts_[cut.to].backward.push_back(k);
+    for (std::size_t k = 0; k < state.program.row_edges.size(); ++k) {
+      RowEdge const edge = state.program.row_edges[k];
+      row_edges_[edge.from].forward.push_back(k);
+      row_edges_[edge.to].backward.push_back(k);
       first_taken_.push_back(taken);
-      first_taken_.push_back(taken += cells[cut.to].dx_slots);
-      taken += cells[cut.from].y_slots;
+      first_taken_.push_back(taken += cells[edge.to].dx_slots);
+      taken += cells[edge.from].y_slots;
     }
     taken_.resize(taken);
   }
 
   void gather_input(Instruction const& in) {
-    if (in.stage != 0) read_from_cuts(in.cell, in.y, true);
+    if (in.stage != 0) read_rows(in.cell, in.y, true);
     write_own(space_x, in.cell, in.x);
   }
   void gather_gradient(Instruction const& in) {
-    read_from_cuts(in.cell, in.dx, false);
+    read_rows(in.cell, in.dx, false);
     write_own(space_dy, in.cell, in.dy);
   }
 
@@ -76,7 +76,7 @@ class SlotCheck {
     if (own.after != Cell::none)
       write(space_x, own.after, in.y, cell(own.after).rank, count_message(in.cell, true, true));
     else if (own.gathers_gradient)
-      write_for_cuts(space_y, in.cell, in.y, true, true);
+      write_for_rows(space_y, in.cell, in.y, true, true);
   }
 
   /// @param whole  whether the instruction is the last of those that make the gradient
@@ -88,7 +88,7 @@ class SlotCheck {
       write(space_dy, own.before, in.dx, cell(own.before).rank,
             count_message(in.cell, false, whole));
     else if (own.gathers_input && in.stage != 0)
-      write_for_cuts(space_dx, in.cell, in.dx, false, whole);
+      write_for_rows(space_dx, in.cell, in.dx, false, whole);
   }
   void read_gradients(Instruction const& in) {
     Slot const& slot = read(space_dy, in.cell, in.dy);
@@ -104,8 +104,8 @@ class SlotCheck {
     auto const& cells = state_.program.cells;
     std::size_t maker = edge;
     if (edge >= cells.size())
-      maker = forward ? state_.program.cuts[edge - cells.size()].from
-                      : state_.program.cuts[edge - cells.size()].to;
+      maker = forward ? state_.program.row_edges[edge - cells.size()].from
+                      : state_.program.row_edges[edge - cells.size()].to;
     else if (!forward)
       maker = static_cast<std::size_t>(cells[edge].after);
     if (state_.in->cell != maker || state_.given(signal) != made_[2 * maker + (forward ? 1 : 0)])
@@ -128,8 +128,8 @@ class SlotCheck {
     std::uint32_t number = 0;      // of the message over its edge
     std::uint32_t read = 0;        // instructions that its reader will have ended then; 0: none
   };
-  /// The cuts that what a cell makes goes over.
-  struct CellCuts {
+  /// The row edges over which a cell's values go.
+  struct CellRowEdges {
     List<std::size_t> forward, backward;
   };
 
@@ -137,9 +137,9 @@ class SlotCheck {
   [[nodiscard]] bool crosses(int to) const {
     return to != Cell::none && cell(to).rank != state_.rank;
   }
-  [[nodiscard]] List<std::size_t> const& cuts_of(int c, bool forward) const {
+  [[nodiscard]] List<std::size_t> const& row_edges_of(int c, bool forward) const {
     static List<std::size_t> const none;
-    return cuts_.size() == 0 ? none : forward ? cuts_[c].forward : cuts_[c].backward;
+    return row_edges_.size() == 0 ? none : forward ? row_edges_[c].forward : row_edges_[c].backward;
   }
 
   [[nodiscard]] Slot& slot_at(Space space, int c, std::size_t number) {
@@ -193,29 +193,30 @@ class SlotCheck {
     };
     int const next = forward ? cell(c).after : cell(c).before;
     if (crosses(next)) require_given(forward ? c : next);
-    for (std::size_t const k : cuts_of(c, forward)) require_given(state_.program.cells.size() + k);
+    for (std::size_t const k : row_edges_of(c, forward))
+      require_given(state_.program.cells.size() + k);
     if (whole) ++made;
     return number;
   }
 
-  /// Writes what others take rows of.
-  void write_for_cuts(Space space, int c, std::size_t number, bool forward, bool whole) {
+  /// Writes a value that others take rows of.
+  void write_for_rows(Space space, int c, std::size_t number, bool forward, bool whole) {
     static_cast<void>(slot_at(space, c, number));
-    for (std::size_t const k : cuts_of(c, forward)) {
-      Cut const cut = state_.program.cuts[k];
-      if (!state_.knows(cell(forward ? cut.to : cut.from).rank, taken_at(k, forward, number)))
+    for (std::size_t const k : row_edges_of(c, forward)) {
+      RowEdge const edge = state_.program.row_edges[k];
+      if (!state_.knows(cell(forward ? edge.to : edge.from).rank, taken_at(k, forward, number)))
         state_.refuse({"overwrites slot ", number, " of ", words_of(space), " of cell ", c,
                        " while rows of it may be taken"});
     }
     write(space, c, number, state_.rank, count_message(c, forward, whole));
   }
-  void read_from_cuts(int c, std::size_t number, bool forward) {
-    auto const& cuts = cuts_of(c, !forward);
-    if (cuts.empty()) state_.refuse({"has nobody to take rows from"});
-    for (std::size_t const k : cuts) {
-      Cut const cut = state_.program.cuts[k];
+  void read_rows(int c, std::size_t number, bool forward) {
+    auto const& edges = row_edges_of(c, !forward);
+    if (edges.empty()) state_.refuse({"has nobody to take rows from"});
+    for (std::size_t const k : edges) {
+      RowEdge const edge = state_.program.row_edges[k];
       Space const space = forward ? space_y : space_dx;
-      int const from = forward ? cut.from : cut.to;
+      int const from = forward ? edge.from : edge.to;
       Slot const& slot = slot_at(space, from, number);
       require_value(slot, space, number);
       if (cell(from).rank != state_.rank)
@@ -224,8 +225,8 @@ class SlotCheck {
       taken_at(k, forward, number) = state_.now();
     }
   }
-  [[nodiscard]] std::uint32_t& taken_at(std::size_t cut, bool forward, std::size_t slot) {
-    return taken_[first_taken_[2 * cut + (forward ? 1 : 0)] + slot];
+  [[nodiscard]] std::uint32_t& taken_at(std::size_t edge, bool forward, std::size_t slot) {
+    return taken_[first_taken_[2 * edge + (forward ? 1 : 0)] + slot];
   }
 
   CheckState const& state_;
@@ -233,9 +234,9 @@ class SlotCheck {
   List<std::uint32_t> made_;        // [cells][backward, forward] values for other cells
   List<std::uint32_t> first_slot_;  // [cells][spaces] into:
   FixedArray<Slot> slots_;
-  FixedArray<CellCuts> cuts_;      // [cells], if there are any
-  List<std::size_t> first_taken_;  // [cuts][backward, forward] into:
-  List<std::uint32_t> taken_;      // instructions that the receiver of rows has ended by then
+  FixedArray<CellRowEdges> row_edges_;  // [cells], if there are any
+  List<std::size_t> first_taken_;       // [row edges][backward, forward] into:
+  List<std::uint32_t> taken_;           // instructions that the receiver of rows has ended by then
 };
 
 }  // namespace stagger::detail

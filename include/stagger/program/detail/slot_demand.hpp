@@ -74,15 +74,16 @@ struct RankTimes {
   List<std::uint32_t> slots(flow.cells.size() * 2);
   auto const times = unit_times(program);
   if (times.size() == 0) return slots;
-  for (auto const& passages : flow.sent)
-    for (Passage const& p : passages) {
-      if (!flow.crosses(p) || (!p.forward && !flow.training)) continue;
-      RankTimes const& sender = times[flow.cells[p.sender].rank];
-      RankTimes const& receiver = times[flow.cells[p.receiver].rank];
-      std::uint32_t const used =  // what is cut is gathered before the action that wants it
-          p.cut ? used_at_once(flow.made(p), sender.start, flow.used(p), receiver.start)
-                : used_at_once(flow.made(p), sender.start, flow.uses[p.receiver].end, receiver.end);
-      auto& most = slots[SlotCounts::index(flow, p)];
+  for (auto const& edges : flow.sent)
+    for (DirectedEdge const& e : edges) {
+      if (!flow.crosses(e) || (!e.forward && !flow.training)) continue;
+      RankTimes const& sender = times[flow.cells[e.sender].rank];
+      RankTimes const& receiver = times[flow.cells[e.receiver].rank];
+      std::uint32_t const used =  // rows are gathered before the action that needs them
+          e.by_rows
+              ? used_at_once(flow.made(e), sender.start, flow.used(e), receiver.start)
+              : used_at_once(flow.made(e), sender.start, flow.uses[e.receiver].end, receiver.end);
+      auto& most = slots[SlotCounts::index(flow, e)];
       most = std::max(most, used);
     }
   return slots;

@@ -24,10 +24,10 @@ struct SlotCounts {
 
   /// Of cell c: 2 c for its x, or for its dx where others gather that; 2 c + 1 for dy, or y.
   /// Replicas have the count of the first of them: one slot number names the values of all.
-  [[nodiscard]] static std::size_t index(Dataflow const& flow, Passage const& p) {
-    if (!p.cut) return 2 * p.receiver + (p.forward ? 0 : 1);
-    auto const replica = static_cast<std::size_t>(flow.cells[p.sender].replica);
-    return 2 * (p.sender - replica) + (p.forward ? 1 : 0);
+  [[nodiscard]] static std::size_t index(Dataflow const& flow, DirectedEdge const& e) {
+    if (!e.by_rows) return 2 * e.receiver + (e.forward ? 0 : 1);
+    auto const replica = static_cast<std::size_t>(flow.cells[e.sender].replica);
+    return 2 * (e.sender - replica) + (e.forward ? 1 : 0);
   }
 };
 
@@ -36,11 +36,11 @@ struct SlotPlan {
   FixedArray<Messages> x, dy, kept, inner;  // [cells]
   FixedArray<Messages> y, dx;               // [cells] of those that others gather from; else none
 
-  [[nodiscard]] Messages& of(Passage const& p) {
-    return p.cut ? (p.forward ? y : dx)[p.sender] : (p.forward ? x : dy)[p.receiver];
+  [[nodiscard]] Messages& of(DirectedEdge const& e) {
+    return e.by_rows ? (e.forward ? y : dx)[e.sender] : (e.forward ? x : dy)[e.receiver];
   }
-  [[nodiscard]] Messages const& of(Passage const& p) const {
-    return const_cast<SlotPlan*>(this)->of(p);
+  [[nodiscard]] Messages const& of(DirectedEdge const& e) const {
+    return const_cast<SlotPlan*>(this)->of(e);
   }
 };
 
@@ -51,7 +51,7 @@ struct SlotPlan {
   SlotPlan plan;
   for (auto* messages : {&plan.x, &plan.dy, &plan.kept, &plan.inner})
     *messages = FixedArray<Messages>(cells);
-  if (!flow.cuts.empty()) {
+  if (!flow.row_edges.empty()) {
     plan.y = FixedArray<Messages>(cells);
     plan.dx = FixedArray<Messages>(cells);
   }
@@ -65,17 +65,17 @@ struct SlotPlan {
     if (flow.cells[c].gathers_input) plan.x[c] = own(use.forward);
     if (flow.training) plan.inner[c] = own(use.gradient);
     if (flow.training && flow.cells[c].after == Cell::none) plan.dy[c] = own(use.gradient);
-    for (Passage const& p : flow.received[c]) {
-      if (!p.forward && !flow.training) continue;
-      std::size_t const count = SlotCounts::index(flow, p);
+    for (DirectedEdge const& e : flow.received[c]) {
+      if (!e.forward && !flow.training) continue;
+      std::size_t const count = SlotCounts::index(flow, e);
       std::uint32_t wanted = std::max(1 + counts.spare[count], counts.minimum[count]);
-      if (!p.cut && flow.crosses(p))
-        wanted = std::max(most_alive(flow.used(p), use.end, length) + counts.spare[count],
+      if (!e.by_rows && flow.crosses(e))
+        wanted = std::max(most_alive(flow.used(e), use.end, length) + counts.spare[count],
                           counts.minimum[count]);
-      else if (!p.cut)
-        wanted = most_alive(flow.made(p), use.end, length);
-      plan.of(p) = Messages(flow.made(p), flow.length_at(p.sender), p.cut ? flow.used(p) : use.end,
-                            length, wanted);
+      else if (!e.by_rows)
+        wanted = most_alive(flow.made(e), use.end, length);
+      plan.of(e) = Messages(flow.made(e), flow.length_at(e.sender),
+                            e.by_rows ? flow.used(e) : use.end, length, wanted);
     }
   }
   return plan;
@@ -84,9 +84,9 @@ struct SlotPlan {
 /// Adds a slot for the messages whose sender waits for a signal.
 /// @return whether the signal says that a slot is free, and more of them can help
 [[gnu::cold]] inline bool add_slot(Dataflow const& flow, SlotCounts& counts, std::uint32_t signal) {
-  for (auto const& passages : flow.sent)
-    for (Passage const& p : passages)
-      if (signal == free_signal(p)) return ++counts.spare[SlotCounts::index(flow, p)] <= flow.units;
+  for (auto const& edges : flow.sent)
+    for (DirectedEdge const& e : edges)
+      if (signal == free_signal(e)) return ++counts.spare[SlotCounts::index(flow, e)] <= flow.units;
   return false;
 }
 

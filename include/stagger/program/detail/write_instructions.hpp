@@ -32,8 +32,8 @@ namespace stagger::detail {
     if (!program.flushes) cell.versions = versions[c].slots;
     if (cell.gathers_gradient) cell.y_slots = plan.y[c].slots;
     if (cell.gathers_input) cell.dx_slots = 1;
-    for (Passage const& p : flow.sent[c])
-      if (p.cut && !p.forward) cell.dx_slots = std::max(1U, plan.dx[c].slots);
+    for (DirectedEdge const& e : flow.sent[c])
+      if (e.by_rows && !e.forward) cell.dx_slots = std::max(1U, plan.dx[c].slots);
   }
 }
 
@@ -49,13 +49,13 @@ namespace stagger::detail {
     raise(Errc::bad_schedule, flow.cells.size(), " stages on ", ranks,
           " ranks need more signals than a program can number");
   program.signals.resize(done + ranks + outside);
-  for (auto const& passages : flow.sent)
-    for (Passage const& p : passages) {
-      Cell const& sender = flow.cells[p.sender];
-      Cell const& receiver = flow.cells[p.receiver];
-      program.signals[full_signal(p)] = {sender.rank, receiver.rank,
+  for (auto const& edges : flow.sent)
+    for (DirectedEdge const& e : edges) {
+      Cell const& sender = flow.cells[e.sender];
+      Cell const& receiver = flow.cells[e.receiver];
+      program.signals[full_signal(e)] = {sender.rank, receiver.rank,
                                          std::min(sender.stage, receiver.stage)};
-      program.signals[free_signal(p)] = {receiver.rank, sender.rank};
+      program.signals[free_signal(e)] = {receiver.rank, sender.rank};
     }
   for (std::uint32_t r = 0; r < ranks; ++r)
     program.signals[handed_in + r] =
@@ -88,7 +88,7 @@ class InstructionWriter {
     program.flushes = flushes();
     if (!flushes()) program.updates = static_cast<int>(versions_[0].updates.size());
     program.computing = flow_.ranks();
-    program.cuts = flow_.cuts;
+    program.row_edges = flow_.row_edges;
     add_cells(program, flow_, plan_, versions_, recompute_);
     program.push_minibatches = push_minibatches_;
     name_signals(program, flow_, program.exchanges());
@@ -132,28 +132,28 @@ class InstructionWriter {
 
   /// Waits for the message of a unit. It may still be on its way when its sender is known to have
   /// gone on: only a later message over the same edge replaces it.
-  void await_message(RankProgram& rank, Instruction& in, Passage const& p) {
-    auto& known = known_[flow_.cells[p.sender].rank];
-    known = std::max(known, 2 * flow_.made(p)[in.microbatch] + 2);
-    std::uint32_t const number = plan_.of(p).number[in.microbatch];
-    if (awaited_[full_signal(p)] > number) return;
-    awaited_[full_signal(p)] = number + 1;
-    rank.add_wait(in, full_signal(p), number + 1);
+  void await_message(RankProgram& rank, Instruction& in, DirectedEdge const& e) {
+    auto& known = known_[flow_.cells[e.sender].rank];
+    known = std::max(known, 2 * flow_.made(e)[in.microbatch] + 2);
+    std::uint32_t const number = plan_.of(e).number[in.microbatch];
+    if (awaited_[full_signal(e)] > number) return;
+    awaited_[full_signal(e)] = number + 1;
+    rank.add_wait(in, full_signal(e), number + 1);
   }
 
   /// Waits until the receivers of what the instruction makes have freed its slot. Those who gather
   /// rows do so before their action.
-  void await_slots(RankProgram& rank, Instruction& in, bool forward, bool cut) {
-    for (Passage const& p : flow_.sent[in.cell]) {
-      if (p.forward != forward || p.cut != cut || !flow_.crosses(p)) continue;
-      Messages const& messages = plan_.of(p);
+  void await_slots(RankProgram& rank, Instruction& in, bool forward, bool by_rows) {
+    for (DirectedEdge const& e : flow_.sent[in.cell]) {
+      if (e.forward != forward || e.by_rows != by_rows || !flow_.crosses(e)) continue;
+      Messages const& messages = plan_.of(e);
       std::uint32_t const needed = messages.releases_needed[in.microbatch];
       if (needed == 0) continue;
-      auto& known = known_[flow_.cells[p.receiver].rank];
-      std::uint32_t const position = 2 * messages.release[needed - 1] + (cut ? 0 : 1);
+      auto& known = known_[flow_.cells[e.receiver].rank];
+      std::uint32_t const position = 2 * messages.release[needed - 1] + (by_rows ? 0 : 1);
       if (known > position) continue;
       known = position + 1;
-      rank.add_wait(in, free_signal(p), needed);
+      rank.add_wait(in, free_signal(e), needed);
     }
   }
 
@@ -194,8 +194,8 @@ class InstructionWriter {
     if (forward || gradient) {
       add_gathers(rank, in, forward);
       await_slots(rank, in, forward, true);
-      for (Passage const& p : flow_.received[c])
-        if (p.forward == forward && !p.cut && flow_.crosses(p)) await_message(rank, in, p);
+      for (DirectedEdge const& e : flow_.received[c])
+        if (e.forward == forward && !e.by_rows && flow_.crosses(e)) await_message(rank, in, e);
       await_slots(rank, in, forward, false);
     }
     if (forward && cell.gathers_gradient) in.y = plan_.y[c].slot[in.microbatch];
@@ -204,12 +204,12 @@ class InstructionWriter {
     // Free slots are told first: a rank that then waits for the message knows of them as well.
     gives_.clear();
     if (flow_.training ? schedule::ends_flight(action.kind) : forward)
-      for (Passage const& p : flow_.received[c])
-        if (!p.cut && flow_.crosses(p) && (p.forward || flow_.training))
-          gives_.push_back(static_cast<std::uint16_t>(free_signal(p)));
-    for (Passage const& p : flow_.sent[c])
-      if ((p.forward ? forward : gradient) && flow_.crosses(p))
-        gives_.push_back(static_cast<std::uint16_t>(full_signal(p)));
+      for (DirectedEdge const& e : flow_.received[c])
+        if (!e.by_rows && flow_.crosses(e) && (e.forward || flow_.training))
+          gives_.push_back(static_cast<std::uint16_t>(free_signal(e)));
+    for (DirectedEdge const& e : flow_.sent[c])
+      if ((e.forward ? forward : gradient) && flow_.crosses(e))
+        gives_.push_back(static_cast<std::uint16_t>(full_signal(e)));
     rank.append(in, gives_);
   }
 
@@ -220,11 +220,11 @@ class InstructionWriter {
     if (forward ? cell.gathers_input : cell.gathers_gradient) {
       gather.op = forward ? Op::gather_input : Op::gather_gradient;
       gives_.clear();
-      for (Passage const& p : flow_.received[in.cell]) {
-        if (!p.cut || p.forward != forward) continue;
-        (forward ? gather.y : gather.dx) = plan_.of(p).slot[in.microbatch];
-        await_message(rank, gather, p);
-        gives_.push_back(static_cast<std::uint16_t>(free_signal(p)));
+      for (DirectedEdge const& e : flow_.received[in.cell]) {
+        if (!e.by_rows || e.forward != forward) continue;
+        (forward ? gather.y : gather.dx) = plan_.of(e).slot[in.microbatch];
+        await_message(rank, gather, e);
+        gives_.push_back(static_cast<std::uint16_t>(free_signal(e)));
       }
       rank.append(gather, gives_);
     }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Rows of a value whose type is erased: which of them two ranks have in common, and copies of
-///         these.
+/// @file   Rows of a value whose type is erased: ranges of them, and copies.
 
 #include <algorithm>
 #include <cstddef>
@@ -33,36 +32,37 @@ struct RowRange {
 
 /// Makes `to` the rows `taken` of a value that has the rows `rows`.
 /// @param each  as rows_for_each says
-inline void cut_rows(SlotType const& type, void* to, void const* from, RowRange rows,
-                     RowRange taken, std::size_t each) {
+inline void take_rows(SlotType const& type, void* to, void const* from, RowRange rows,
+                      RowRange taken, std::size_t each) {
   type.resize_rows(to, from, taken.count() * each);
   type.copy_rows(to, 0, from, (taken.first - rows.first) * each, taken.count() * each);
 }
 
-/// Cuts rows of values that go to another process, and puts them back where they belong. Keeps one
-/// object of each type.
-class CutRows {
+/// Copies the rows of a value that go to another process, and puts received rows back where they
+/// belong. Keeps one object of each type.
+class RowSplitter {
  public:
   /// @param rows   of the microbatch that `value` has
   /// @param taken  a part of them
   /// @return  an object with the rows that are taken; null for all, and for a value whose rows do
   ///          not go with those of the microbatch
-  [[nodiscard]] void const* cut(SlotType const& type, void const* value, RowRange rows,
-                                RowRange taken) {
+  [[nodiscard]] void const* split(SlotType const& type, void const* value, RowRange rows,
+                                  RowRange taken) {
     if (taken.count() == 0 || taken.count() == rows.count()) return nullptr;
     std::size_t const each = rows_for_each(type, value, rows.count());
     if (each == 0) return nullptr;
     void* const part = object(type);
-    cut_rows(type, part, value, rows, taken, each);
+    take_rows(type, part, value, rows, taken, each);
     return part;
   }
-  /// Puts what was cut back into a value with the rows `rows`, of which the others are unspecified.
-  void put(SlotType const& type, void* value, RowRange rows, RowRange taken, void const* part) {
+  /// Puts the rows of `part` back into a value with the rows `rows`, of which the others are unspecified.
+  void put_back(SlotType const& type, void* value, RowRange rows, RowRange taken,
+                void const* part) {
     std::size_t const each = type.rows(part) / taken.count();
     type.resize_rows(value, part, rows.count() * each);
     type.copy_rows(value, (taken.first - rows.first) * each, part, 0, taken.count() * each);
   }
-  /// The object of a type that rows are cut into and read into.
+  /// The object of a type that rows are copied and received into.
   [[nodiscard]] void* object(SlotType const& type) {
     for (Object& known : objects_)
       if (known.type == &type) return known.slot[0];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <stagger/core/tensor.hpp>
-#include <stagger/engine/cut_rows.hpp>
+#include <stagger/engine/row_splitter.hpp>
 
 #include "catch.hpp"
 
@@ -49,23 +49,22 @@ TEST_CASE("engine/rows_for_each: a whole number, or 0", "[engine]") {
   CHECK(detail::rows_for_each(vectors, &none, 3) == 0);
 }
 
-TEST_CASE("engine/CutRows: what is cut is what the others take, and comes back to its place",
-          "[engine]") {
+TEST_CASE("engine/RowSplitter: rows that are taken come back to their place", "[engine]") {
   for (int const each : {1, 3})
     for (std::size_t begin = 4; begin < 9; ++begin)
       for (std::size_t end = begin; end <= 9; ++end) {
         CAPTURE(each, begin, end);
         RowRange const rows{4, 9}, taken{begin, end};
         auto const value = rows_of(rows, each);
-        detail::CutRows cutter;
+        detail::RowSplitter splitter;
         auto const* const part =
-            static_cast<std::vector<int> const*>(cutter.cut(vectors, &value, rows, taken));
+            static_cast<std::vector<int> const*>(splitter.split(vectors, &value, rows, taken));
         bool const all_or_none = taken.count() == 0 || taken.count() == rows.count();
         REQUIRE((part == nullptr) == all_or_none);
         if (part == nullptr) continue;
         CHECK(*part == rows_of(taken, each));
         std::vector<int> back;
-        cutter.put(vectors, &back, rows, taken, part);
+        splitter.put_back(vectors, &back, rows, taken, part);
         REQUIRE(back.size() == value.size());
         for (std::size_t i = 0; i < part->size(); ++i) {
           std::size_t const at = (begin - rows.first) * static_cast<std::size_t>(each) + i;
@@ -74,23 +73,23 @@ TEST_CASE("engine/CutRows: what is cut is what the others take, and comes back t
       }
 }
 
-TEST_CASE("engine/CutRows: a value that goes with no row goes whole", "[engine]") {
-  detail::CutRows cutter;
+TEST_CASE("engine/RowSplitter: a value that goes with no row goes whole", "[engine]") {
+  detail::RowSplitter splitter;
   std::vector<int> const value(7), none;
-  CHECK(cutter.cut(vectors, &value, {0, 5}, {1, 2}) == nullptr);
-  CHECK(cutter.cut(vectors, &none, {0, 5}, {1, 2}) == nullptr);
+  CHECK(splitter.split(vectors, &value, {0, 5}, {1, 2}) == nullptr);
+  CHECK(splitter.split(vectors, &none, {0, 5}, {1, 2}) == nullptr);
 }
 
-TEST_CASE("engine/CutRows: one object for each type, of the shape of what was cut last",
+TEST_CASE("engine/RowSplitter: one object for each type, of the shape of the rows taken last",
           "[engine]") {
-  detail::CutRows cutter;
-  CHECK(cutter.object(vectors) == cutter.object(vectors));
-  CHECK(cutter.object(vectors) != cutter.object(tensors));
+  detail::RowSplitter splitter;
+  CHECK(splitter.object(vectors) == splitter.object(vectors));
+  CHECK(splitter.object(vectors) != splitter.object(tensors));
   Tensor<> value{4, 3};
   for (std::size_t i = 0; i < value.size(); ++i) value[i] = static_cast<float>(i);
   auto const* const part =
-      static_cast<Tensor<> const*>(cutter.cut(tensors, &value, {2, 6}, {3, 5}));
-  REQUIRE(part == cutter.object(tensors));
+      static_cast<Tensor<> const*>(splitter.split(tensors, &value, {2, 6}, {3, 5}));
+  REQUIRE(part == splitter.object(tensors));
   CHECK(part->extent(0) == 2);
   CHECK(part->extent(1) == 3);
   CHECK((*part)[0] == 3);
