@@ -84,9 +84,9 @@ sg::cluster::Cluster machine(int threads) {
 
 /// Measures the layers of the model on all threads at once, as they run in a pipeline: threads
 /// share caches, memory bandwidth and, on some machines, cores.
-class Bench final : public Measurable {
+class HostLayerTimer final : public LayerTimer {
  public:
-  Bench(Settings const& s, Text const& text) : s_(s), text_(text) {
+  HostLayerTimer(Settings const& s, Text const& text) : s_(s), text_(text) {
     for (std::int64_t t = 0; t < s.threads; ++t) ones_.push_back(make_one(s));
   }
 
@@ -173,7 +173,8 @@ class Bench final : public Measurable {
   std::map<std::size_t, sg::Footprint> footprints_;
 };
 
-[[nodiscard]] sg::Memory memory_of(sg::plan::Plan const& p, Settings const& s, Bench& bench) {
+[[nodiscard]] sg::Memory memory_of(sg::plan::Plan const& p, Settings const& s,
+                                   HostLayerTimer& timer) {
   auto const run = sg::planned(p);
   auto const program =
       sg::lay_out(run.schedule.table({.ranks = static_cast<int>(p.stages.size()),
@@ -185,7 +186,7 @@ class Bench final : public Measurable {
   for (std::size_t m = 0; m < M; ++m) rows.push_back(batch / M + (m < batch % M ? 1 : 0));
   return sg::predicted_memory(
       program, run.cuts.first_layers, run.options.replicas, sg::optimizer::AdamW::states, rows,
-      [&](std::size_t n) -> sg::Footprint const& { return bench.footprint(n); });
+      [&](std::size_t n) -> sg::Footprint const& { return timer.footprint(n); });
 }
 
 std::string difference(std::uint64_t predicted, std::uint64_t measured) {
@@ -197,9 +198,9 @@ std::string difference(std::uint64_t predicted, std::uint64_t measured) {
 }  // namespace
 
 Forecast forecast(Settings const& s, Text const& text) {
-  Bench bench(s, text);
-  auto result = planned_by(s, bench);
-  result.memory = memory_of(result.plan, s, bench);
+  HostLayerTimer timer(s, text);
+  auto result = planned_by(s, timer);
+  result.memory = memory_of(result.plan, s, timer);
   return result;
 }
 

@@ -7,7 +7,7 @@
 
 #include <stagger/collective/launcher.hpp>
 
-#include "../shown.hpp"
+#include "../terminal_text.hpp"
 #include "cuda/train.hpp"
 #include "profile.hpp"
 #include "train.hpp"
@@ -24,9 +24,9 @@ void require_alone(gpt::Settings const& settings) {
                  "pipeline in all of them, or start one process");
 }
 
-/// Whether this is one of several processes, and not the first. Errors of the command line are the
-/// same in all of them, so only the first prints them.
-bool others_say_it() noexcept {
+/// Whether this is one of several processes, and not the first. All of them find the same errors on
+/// the command line, so only the first prints them.
+bool first_process_reports() noexcept {
   try {
     auto const launch = stagger::collective::find_launch();
     return launch && launch->rank > 0;
@@ -56,8 +56,8 @@ int main(int argc, char** argv) {
         "gpt: there is not enough memory; use a smaller --width, --layers, --context or --batch\n",
         stderr);
   } catch (std::exception const& error) {
-    if (!parsed && others_say_it()) return cannot_be_used;
-    std::fprintf(stderr, "gpt: %s\n", words::shown(gpt::in_flags(error.what())).c_str());
+    if (!parsed && first_process_reports()) return cannot_be_used;
+    std::fprintf(stderr, "gpt: %s\n", cli::escaped(gpt::in_flags(error.what())).c_str());
   }
   return cannot_be_used;
 }

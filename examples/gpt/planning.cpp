@@ -31,7 +31,7 @@ int slice_of(plan::Plan const& p, plan::PlanStage const& stage, std::int64_t bat
 
 class Planning {
  public:
-  Planning(Settings const& s, Measurable& layers)
+  Planning(Settings const& s, LayerTimer& layers)
       : s_(s), layers_(layers), cluster_(layers.cluster()), updates_(layers.updates()) {}
 
   /// The plan with the shortest predicted step.
@@ -130,7 +130,7 @@ class Planning {
   }
 
   Settings const& s_;
-  Measurable& layers_;
+  LayerTimer& layers_;
   sg::cluster::Cluster cluster_;
   std::vector<double> updates_;  // [layers] seconds
 };
@@ -178,7 +178,7 @@ std::optional<plan::Plan> given_plan(Settings const& s) {
 
 }  // namespace
 
-Forecast planned_by(Settings const& s, Measurable& layers) {
+Forecast planned_by(Settings const& s, LayerTimer& layers) {
   auto const given = given_plan(s);
   Planning planning(s, layers);
   return planning.predict(given ? *given : planning.best());

@@ -13,9 +13,9 @@
 namespace gpt {
 
 /// Measures the layers of the model on the device that will run them.
-class Measurable {
+class LayerTimer {
  public:
-  virtual ~Measurable() = default;
+  virtual ~LayerTimer() = default;
   /// Times of the layers for a microbatch of `sequences`.
   /// @param budget_s  how long to measure
   [[nodiscard]] virtual stagger::cluster::Profile profile(int sequences, double budget_s) = 0;
@@ -27,7 +27,7 @@ class Measurable {
 /// The plan that settings.plan names, or for "auto" the one with the shortest predicted step. Its
 /// memory is not predicted.
 /// @throws Error  as `forecast`
-[[nodiscard]] Forecast planned_by(Settings const& settings, Measurable& layers);
+[[nodiscard]] Forecast planned_by(Settings const& settings, LayerTimer& layers);
 
 /// The rows of the table of `compared` about the time of a step.
 [[nodiscard]] stagger::report::TextTable compared_times(Forecast const& forecast, double step_s,

@@ -23,9 +23,9 @@
 #include "folder_lock.hpp"
 #include "forecast.hpp"
 #include "record.hpp"
+#include "run_config.hpp"
 #include "sample.hpp"
 #include "train.hpp"
-#include "way.hpp"
 
 namespace gpt {
 
@@ -39,38 +39,38 @@ inline void listen_for_interrupts() {
   for (int const signal : {SIGINT, SIGTERM}) ::sigaction(signal, &action, nullptr);
 }
 
-/// @tparam Where  what depends on the device that ranks run on; constructed from the settings:
+/// @tparam Platform  what depends on the device that ranks run on; constructed from the settings:
 ///
 /// @code
-///     struct Where {
-///       using Trainer, Comparison;                        // returned by `make`; for --compare
-///       void require_memory(Settings const&) const;       // throws if there is too little
-///       Trainer make(Way const&);
-///       bool leads() const, all_go_on() const;            // is it the first process; no interrupt
-///       bool any(bool here) const;                        // logical or over all processes
-///       std::string places(Way const&) const;             // "2 threads"
-///       Forecast forecast(Settings const&, Text const&);  // for --plan
+///     struct Platform {
+///       using Trainer, Comparison;                              // returned by `make`; for --compare
+///       void require_memory(Settings const&) const;             // throws if there is too little
+///       Trainer make(RunConfig const&);
+///       bool is_first_process() const, none_interrupted() const; // is it the first process; no interrupt
+///       bool any_process(bool here) const;                      // logical or over all processes
+///       std::string describe_devices(RunConfig const&) const;   // "2 threads"
+///       Forecast forecast(Settings const&, Text const&);        // for --plan
 ///       std::string compared(Forecast const&, Record const&, Trainer&);
-///       std::int64_t recorded(Settings const&) const;     // last steps whose timelines are kept
+///       std::int64_t recorded_steps(Settings const&) const;     // last steps whose timelines are kept
 ///       Metrics step(Trainer&, Batch const&);
 ///       double held_out_loss(Trainer&, Batch const&);
-///       float const* logits(Trainer&, Tokens const&);     // [sequences][length][256]
-///       void report(Settings const&) const;               // prints further measurements
+///       float const* logits(Trainer&, Tokens const&);           // [sequences][length][256]
+///       void report(Settings const&) const;                     // prints further measurements
 ///     };
 /// @endcode
-template <class Where> class Run {
+template <class Platform> class Run {
  public:
   Run(Settings const& s, char const* sources)
-      : way_{s},
-        where_(s),
+      : config_{s},
+        platform_(s),
         text_(Text::read(s.text.empty() ? own_files(sources) : s.text),
               static_cast<std::size_t>(s.context)) {
-    if (s_.plan.empty()) where_.require_memory(s_);
+    if (s_.plan.empty()) platform_.require_memory(s_);
     if (s_.writes()) prepare_output(s_.output);
     if (!s_.checkpoint.empty()) {
       checkpoints_.emplace(s_.checkpoint);
-      if (where_.leads()) lock_.emplace(s_.checkpoint);
-      if (where_.any(lock_ && !lock_->taken()))
+      if (platform_.is_first_process()) lock_.emplace(s_.checkpoint);
+      if (platform_.any_process(lock_ && !lock_->taken()))
         throw sg::Error(sg::Errc::bad_configuration,
                         "another run keeps its checkpoints in the folder '" + s_.checkpoint +
                             "'; wait until it has ended, or name another folder");
@@ -84,8 +84,8 @@ template <class Where> class Run {
     batch_.inputs.resize(static_cast<std::size_t>(s_.microbatches));
     held_out_.inputs.resize(static_cast<std::size_t>(s_.microbatches));
     text_.held_out(std::max<std::size_t>(held_out_sequences, held_out_.inputs.size()), held_out_);
-    train_.emplace(where_.make(way_));
-    if (s_.compare) comparison_.emplace(way_);
+    train_.emplace(platform_.make(config_));
+    if (s_.compare) comparison_.emplace(config_);
   }
 
   Outcome operator()() {
@@ -95,11 +95,11 @@ template <class Where> class Run {
     std::int64_t const first = train_->steps();
     std::int64_t const last = s_.stop_at > 0 ? std::min(s_.stop_at, s_.steps) : s_.steps;
     double const begin_s = now_s();
-    std::FILE* const shown = where_.leads() ? stderr : stdout;
-    sg::report::Progress progress(shown, sg::report::progress_options(shown), s_.steps, first,
+    std::FILE* const terminal = platform_.is_first_process() ? stderr : stdout;
+    sg::report::Progress progress(terminal, sg::report::progress_options(terminal), s_.steps, first,
                                   begin_s);
     double tokens = 0;
-    for (std::int64_t step = first; step < last && where_.all_go_on(); ++step) {
+    for (std::int64_t step = first; step < last && platform_.none_interrupted(); ++step) {
       if (comparison_) comparison_->begin_step(*train_);
       auto const metrics = take_step(step);
       tokens += static_cast<double>(s_.batch * s_.context);
@@ -124,25 +124,27 @@ template <class Where> class Run {
   static constexpr std::size_t held_out_sequences = 128;
 
   void plan() {
-    std::fprintf(stderr, "measuring the layers on %s\n", where_.places(way_).c_str());
-    forecast_ = where_.forecast(s_, text_);
+    std::fprintf(stderr, "measuring the layers on %s\n",
+                 platform_.describe_devices(config_).c_str());
+    forecast_ = platform_.forecast(s_, text_);
     auto const& made = forecast_->plan;
-    way_.planned = sg::planned(made);
+    config_.planned = sg::planned(made);
     s_.stages = static_cast<std::int64_t>(made.stages.size());
     s_.microbatches = made.microbatches;
     s_.recompute = made.recompute;
-    where_.require_memory(s_);
+    platform_.require_memory(s_);
     std::printf("%s\n", sg::report::table(made).c_str());
   }
 
   void introduce() {
-    if (!where_.leads()) return;
+    if (!platform_.is_first_process()) return;
     std::size_t parameters = 0;
     for (auto const& shape : train_->parameter_shapes()) parameters += shape.bytes / sizeof(float);
     std::fprintf(stderr, "%s parameters in %s, %s on %s, %s, %s of text\n",
                  sg::report::format_count(static_cast<double>(parameters)).c_str(),
                  sg::counted(s_.chain(), "layer").c_str(), sg::counted(s_.stages, "stage").c_str(),
-                 where_.places(way_).c_str(), (s_.schedule + replicas_in_words(way_)).c_str(),
+                 platform_.describe_devices(config_).c_str(),
+                 (s_.schedule + describe_replicas(config_)).c_str(),
                  sg::report::format_bytes(static_cast<double>(text_.size())).c_str());
   }
 
@@ -150,10 +152,10 @@ template <class Where> class Run {
     text_.draw(static_cast<std::uint64_t>(s_.seed), step, static_cast<std::size_t>(s_.batch),
                batch_);
     train_->optimizer().rate = s_.rate_at(step);
-    bool const recorded = step + where_.recorded(s_) >= s_.steps;
+    bool const recorded = step + platform_.recorded_steps(s_) >= s_.steps;
     train_->record(recorded);
     double const begin_s = now_s();
-    auto const metrics = where_.step(*train_, batch_);
+    auto const metrics = platform_.step(*train_, batch_);
     double const wall_s = now_s() - begin_s;
     if (!std::isfinite(metrics.loss))
       throw sg::Error(sg::Errc::bad_configuration,
@@ -165,7 +167,7 @@ template <class Where> class Run {
 
   /// The rows of the first replica of each stage.
   [[nodiscard]] sg::schedule::Timeline one_of_each(sg::schedule::Timeline timeline) const {
-    auto const replicas = replicas_of(way_);
+    auto const replicas = replicas_of(config_);
     if (replicas.empty()) return timeline;
     sg::schedule::Timeline first;
     auto const& parts = replicas.parts();
@@ -188,31 +190,33 @@ template <class Where> class Run {
   void save() {
     if (!checkpoints_ || saved_ == train_->steps()) return;
     saved_ = train_->steps();
-    checkpoints_->write({saved_, static_cast<std::uint64_t>(s_.seed), model_in_words(s_),
-                         training_in_words(way_, text_)},
+    checkpoints_->write({saved_, static_cast<std::uint64_t>(s_.seed), describe_model(s_),
+                         describe_training(config_, text_)},
                         *train_);
   }
 
   void resume() {
     train_->prepare(batch_.inputs.size());
-    auto const restored = checkpoints_->restore(model_in_words(s_), *train_);
+    auto const restored = checkpoints_->restore(describe_model(s_), *train_);
     for (auto const& warning : restored.warnings)
       std::fprintf(stderr, "gpt: warning: %s\n", warning.c_str());
-    if (where_.leads() && restored.state.settings != training_in_words(way_, text_))
+    if (platform_.is_first_process() &&
+        restored.state.settings != describe_training(config_, text_))
       std::fprintf(stderr,
                    "gpt: warning: %s was written with other settings (%s): the result will not be "
                    "that of a run that never stopped\n",
                    restored.file.c_str(),
-                   differences(restored.state.settings, training_in_words(way_, text_)).c_str());
+                   differences(restored.state.settings, describe_training(config_, text_)).c_str());
     train_->resume(restored.state.step);
     saved_ = restored.state.step;
-    if (where_.leads()) std::fprintf(stderr, "going on from %s\n", restored.file.c_str());
+    if (platform_.is_first_process())
+      std::fprintf(stderr, "going on from %s\n", restored.file.c_str());
   }
 
   void report() {
-    auto const plan = table_of(way_);
+    auto const plan = table_of(config_);
     if (!record_.empty() && forecast_)
-      std::printf("%s\n", where_.compared(*forecast_, record_, *train_).c_str());
+      std::printf("%s\n", platform_.compared(*forecast_, record_, *train_).c_str());
     if (!record_.empty()) {
       std::printf("%s\n", record_.table(plan).c_str());
       if (s_.writes()) {
@@ -224,11 +228,11 @@ template <class Where> class Run {
       }
     }
     if (comparison_) comparison_->report();
-    where_.report(s_);
-    std::printf("held-out loss %.4f nats per byte\n", where_.held_out_loss(*train_, held_out_));
+    platform_.report(s_);
+    std::printf("held-out loss %.4f nats per byte\n", platform_.held_out_loss(*train_, held_out_));
     if (s_.sample > 0) {
       auto const text = sample(
-          [&](Tokens const& window) { return where_.logits(*train_, window); }, most_replicas(),
+          [&](Tokens const& window) { return platform_.logits(*train_, window); }, most_replicas(),
           s_.prompt.value_or(text_.prompt()), static_cast<std::size_t>(s_.sample),
           static_cast<std::size_t>(s_.context), static_cast<std::uint64_t>(s_.seed));
       std::printf("\n%s\n", text.c_str());
@@ -238,20 +242,20 @@ template <class Where> class Run {
   /// The smallest number of rows of a prediction: each replica needs one.
   [[nodiscard]] std::size_t most_replicas() const {
     int most = 1;
-    auto const replicas = replicas_of(way_);
+    auto const replicas = replicas_of(config_);
     for (int const count : replicas.counts()) most = std::max(most, count);
     return static_cast<std::size_t>(most);
   }
 
-  Way way_;
-  Settings& s_ = way_.s;
-  Where where_;
+  RunConfig config_;
+  Settings& s_ = config_.s;
+  Platform platform_;
   std::optional<Forecast> forecast_;
   Text text_;
   std::optional<sg::Checkpoints> checkpoints_;
   std::optional<FolderLock> lock_;
-  std::optional<typename Where::Trainer> train_;
-  std::optional<typename Where::Comparison> comparison_;
+  std::optional<typename Platform::Trainer> train_;
+  std::optional<typename Platform::Comparison> comparison_;
   Batch batch_;
   Batch held_out_;
   Record record_;

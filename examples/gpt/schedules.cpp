@@ -39,7 +39,7 @@ std::string schedule_names() {
   return known;
 }
 
-Adds adds(schedule::Table const& table) {
+GradientOrder gradient_order(schedule::Table const& table) {
   std::vector<int> last(static_cast<std::size_t>(table.stages), -1);
   bool rises = true, falls = true;
   for (auto const& action : table.actions) {
@@ -48,7 +48,9 @@ Adds adds(schedule::Table const& table) {
     if (before >= 0) (action.microbatch > before ? falls : rises) = false;
     before = action.microbatch;
   }
-  return rises ? Adds::rising : falls ? Adds::falling : Adds::otherwise;
+  return rises   ? GradientOrder::ascending
+         : falls ? GradientOrder::descending
+                 : GradientOrder::mixed;
 }
 
 }  // namespace gpt

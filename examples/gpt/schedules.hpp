@@ -12,7 +12,7 @@
 namespace gpt {
 
 /// The order in which a schedule adds the gradients of the microbatches, on every stage.
-enum class Adds { rising, falling, otherwise };
+enum class GradientOrder { ascending, descending, mixed };
 
 /// A schedule of the library, or of a plan, for steps of `microbatches` microbatches. For any other
 /// number, as predictions have, it has the forward passes only, which every shape allows.
@@ -40,6 +40,6 @@ struct Schedule {
 /// separated by commas.
 [[nodiscard]] std::string schedule_names();
 
-[[nodiscard]] Adds adds(stagger::schedule::Table const& table);
+[[nodiscard]] GradientOrder gradient_order(stagger::schedule::Table const& table);
 
 }  // namespace gpt

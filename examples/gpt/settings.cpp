@@ -20,7 +20,7 @@
 #include <stagger/report/format.hpp>
 #include <stagger/version.hpp>
 
-#include "../words.hpp"
+#include "../cli_errors.hpp"
 #include "schedules.hpp"
 
 namespace gpt {
@@ -80,7 +80,7 @@ void Settings::check() const {
                          .table({.ranks = static_cast<int>(ranks()),
                                  .microbatches = static_cast<int>(microbatches),
                                  .chunks = static_cast<int>(chunks)});
-  if (compare && adds(table) == Adds::otherwise)
+  if (compare && gradient_order(table) == GradientOrder::mixed)
     refuse("--compare cannot follow --schedule " + schedule +
            ", whose stages do not add their gradients in one order; leave --compare out");
   require("--replicas", replicas, 1, 1000);
@@ -239,7 +239,7 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
     app.exit(asked);
     return std::nullopt;
   } catch (CLI::ParseError const& error) {
-    refuse(words::sentence(app, error) + "; gpt --help lists what there is");
+    refuse(cli::error_message(app, error) + "; gpt --help lists what there is");
   }
   if (!s.plan.empty()) {
     for (char const* flag : {"--stages", "--microbatches", "--schedule", "--chunks", "--recompute",

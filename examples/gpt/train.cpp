@@ -44,7 +44,7 @@ class Processes {
     MPI_Comm_rank(MPI_COMM_WORLD, &process);
     return process == 0;
   }
-  [[nodiscard]] static bool any(bool here) {
+  [[nodiscard]] static bool any_process(bool here) {
     static int mine = 0;  // static, since MPI may still access both after an error
     static int any = 0;
     mine = here ? 1 : 0;
@@ -66,24 +66,24 @@ class Processes {
   }
 
   Processes() {
-    MPI_Comm_dup(MPI_COMM_WORLD, &last_words_);
-    MPI_Comm_set_errhandler(last_words_, MPI_ERRORS_RETURN);
+    MPI_Comm_dup(MPI_COMM_WORLD, &error_comm_);
+    MPI_Comm_set_errhandler(error_comm_, MPI_ERRORS_RETURN);
   }
 
-  /// Whether a lower-ranked process has ended with the same message, and so prints it. Waits only
-  /// for a second, since processes without an error do not call this.
-  [[nodiscard]] bool said(std::string_view words) const {
+  /// Whether a lower-ranked process has ended with the same message, and so prints it. Waits for
+  /// at most one second, since processes without an error do not call this.
+  [[nodiscard]] bool reported_elsewhere(std::string_view message) const {
     int process = 0;
     int count = 0;
-    MPI_Comm_rank(last_words_, &process);
-    MPI_Comm_size(last_words_, &count);
+    MPI_Comm_rank(error_comm_, &process);
+    MPI_Comm_size(error_comm_, &count);
     static std::uint64_t mine = 0;  // static, since a pending message may outlive this call
     static std::vector<std::uint64_t> all;
     mine = 0xcbf29ce484222325U;  // FNV-1a
-    for (char const c : words) mine = (mine ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
+    for (char const c : message) mine = (mine ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
     all.assign(static_cast<std::size_t>(count), 0);
     MPI_Request request = MPI_REQUEST_NULL;
-    if (MPI_Iallgather(&mine, 1, MPI_UINT64_T, all.data(), 1, MPI_UINT64_T, last_words_,
+    if (MPI_Iallgather(&mine, 1, MPI_UINT64_T, all.data(), 1, MPI_UINT64_T, error_comm_,
                        &request) != MPI_SUCCESS)
       return false;
     double const begin_s = now_s();
@@ -96,7 +96,7 @@ class Processes {
 
  private:
   sg::mpi::Session session_;
-  MPI_Comm last_words_ = MPI_COMM_NULL;
+  MPI_Comm error_comm_ = MPI_COMM_NULL;
 #else
   Processes() {
     throw sg::Error(sg::Errc::bad_configuration,
@@ -104,8 +104,8 @@ class Processes {
   }
   static auto device() { return sg::host::Threads{1}; }
   static bool first() { return true; }
-  static bool any(bool here) { return here; }
-  static bool said(std::string_view) { return false; }
+  static bool any_process(bool here) { return here; }
+  static bool reported_elsewhere(std::string_view) { return false; }
 #endif
 };
 
@@ -123,39 +123,40 @@ sg::Options options_of(Settings const& s) {
           .record = true};
 }
 
-template <class Device> auto make_pipeline(Way const& way, Device device) {
-  Settings const& s = way.s;
+template <class Device> auto make_pipeline(RunConfig const& config, Device device) {
+  Settings const& s = config.s;
   sg::Options options = options_of(s);
-  options.replicas = replicas_of(way);
+  options.replicas = replicas_of(config);
   sg::partition::Cuts cuts;
-  if (way.planned)
-    cuts = way.planned->cuts;
+  if (config.planned)
+    cuts = config.planned->cuts;
   else
     cuts.first_layers =
         ByWork{work_of(shape_of(s)), static_cast<int>(s.stages)}.cuts(static_cast<int>(s.chain()));
-  return make_model(s).with(cuts, schedule_of(way), adam, CrossEntropy<float>{}, device,
+  return make_model(s).with(cuts, schedule_of(config), adam, CrossEntropy<float>{}, device,
                             sg::collective::AllReduce<>{.shard_optimizer = s.shard_optimizer},
                             options);
 }
 
 sg::host::Threads threads_of(Settings const& s) { return {static_cast<int>(s.threads)}; }
 
-auto make_pipeline(Way const& way) {  // threads and processes have the same trainer type
-  return way.s.over_mpi() ? make_pipeline(way, Processes::device())
-                          : make_pipeline(way, threads_of(way.s));
+auto make_pipeline(RunConfig const& config) {  // threads and processes have the same trainer type
+  return config.s.over_mpi() ? make_pipeline(config, Processes::device())
+                             : make_pipeline(config, threads_of(config.s));
 }
 
 auto make_one_device(Settings const& s) {
   return make_model(s).on_one_device(adam, CrossEntropy<float>{}, options_of(s));
 }
 
-using Trainer = decltype(make_pipeline(std::declval<Way const&>()));
+using Trainer = decltype(make_pipeline(std::declval<RunConfig const&>()));
 
-/// Takes each step also on one device, and compares the parameters with those of the pipeline.
-class Beside {
+/// Runs each step on one device as well, and compares the parameters with those of the pipeline.
+class OneDeviceComparison {
  public:
-  explicit Beside(Way const& way)
-      : one_(make_one_device(way.s)), falling_(adds(table_of(way)) == Adds::falling) {}
+  explicit OneDeviceComparison(RunConfig const& config)
+      : one_(make_one_device(config.s)),
+        descending_(gradient_order(table_of(config)) == GradientOrder::descending) {}
 
   /// Copies parameters and optimizer state from the pipeline, from all processes.
   void start(Trainer& train) {
@@ -190,10 +191,10 @@ class Beside {
   void step(Batch const& batch, double rate) {
     one_.optimizer().rate = rate;
     double const begin_s = now_s();
-    if (falling_) {  // reversed, to add gradients in the schedule's order
-      Batch turned{{batch.inputs.rbegin(), batch.inputs.rend()},
-                   {batch.targets.rbegin(), batch.targets.rend()}};
-      (void)one_.step(turned);
+    if (descending_) {  // reversed, to add gradients in the schedule's order
+      Batch reversed{{batch.inputs.rbegin(), batch.inputs.rend()},
+                     {batch.targets.rbegin(), batch.targets.rend()}};
+      (void)one_.step(reversed);
     } else {
       (void)one_.step(batch);
     }
@@ -228,17 +229,17 @@ class Beside {
   }
 
   decltype(make_one_device(std::declval<Settings const&>())) one_;
-  bool falling_;
+  bool descending_;
   std::vector<double> wall_s_;
 };
 
 /// Ranks on threads of this process, or in the processes of an MPI job.
-class OnHost {
+class HostPlatform {
  public:
   using Trainer = gpt::Trainer;
-  using Comparison = Beside;
+  using Comparison = OneDeviceComparison;
 
-  explicit OnHost(Settings const& s) : over_mpi_(s.over_mpi()) {}
+  explicit HostPlatform(Settings const& s) : over_mpi_(s.over_mpi()) {}
 
   /// Refuses a model that does not fit into memory, before the machine swaps or kills the process.
   void require_memory(Settings const& s) const {
@@ -257,21 +258,21 @@ class OnHost {
                           "; use a smaller --width, --layers or --context, or more --microbatches");
   }
 
-  [[nodiscard]] Trainer make(Way const& way) const { return make_pipeline(way); }
+  [[nodiscard]] Trainer make(RunConfig const& config) const { return make_pipeline(config); }
 
-  [[nodiscard]] bool leads() const { return !over_mpi_ || Processes::first(); }
+  [[nodiscard]] bool is_first_process() const { return !over_mpi_ || Processes::first(); }
 
   /// Signals reach processes at different times; this makes all of them stop after the same step.
-  [[nodiscard]] bool all_go_on() const {
+  [[nodiscard]] bool none_interrupted() const {
     if (!over_mpi_) return interrupted == 0;
-    if (!Processes::any(interrupted != 0)) return true;
+    if (!Processes::any_process(interrupted != 0)) return true;
     interrupted = 1;
     return false;
   }
 
-  [[nodiscard]] std::string places(Way const& way) const {
+  [[nodiscard]] std::string describe_devices(RunConfig const& config) const {
     return over_mpi_ ? sg::counted(Processes::device().places(), "process")
-                     : sg::counted(threads_of(way.s).places(), "thread");
+                     : sg::counted(threads_of(config.s).places(), "thread");
   }
 
   [[nodiscard]] Forecast forecast(Settings const& s, Text const& text) const {
@@ -282,7 +283,7 @@ class OnHost {
     return gpt::compared(forecast, record.step_s(), record.fastest_s(), train.memory());
   }
 
-  [[nodiscard]] std::int64_t recorded(Settings const&) const {
+  [[nodiscard]] std::int64_t recorded_steps(Settings const&) const {
     return static_cast<std::int64_t>(Record::kept);
   }
   [[nodiscard]] sg::Metrics step(Trainer& train, Batch const& batch) const {
@@ -299,7 +300,9 @@ class OnHost {
   void report(Settings const&) const {}
 
   /// Logical or over all processes.
-  [[nodiscard]] bool any(bool here) const { return over_mpi_ ? Processes::any(here) : here; }
+  [[nodiscard]] bool any_process(bool here) const {
+    return over_mpi_ ? Processes::any_process(here) : here;
+  }
 
  private:
   bool over_mpi_;
@@ -320,9 +323,9 @@ Outcome train(Settings const& settings, char const* sources) {
       throw sg::Error(sg::Errc::io, "cannot write to /dev/null");
   }
   try {
-    return Run<OnHost>(s, sources)();
+    return Run<HostPlatform>(s, sources)();
   } catch (std::exception const& error) {
-    if (processes && processes->said(error.what())) return Outcome::refused;
+    if (processes && processes->reported_elsewhere(error.what())) return Outcome::refused;
     throw;
   }
 }

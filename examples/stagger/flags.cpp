@@ -7,7 +7,7 @@
 
 #include <stagger/core/nearest.hpp>
 
-#include "../words.hpp"
+#include "../cli_errors.hpp"
 #include "command.hpp"
 
 namespace tool {
@@ -80,7 +80,7 @@ std::optional<std::string> Flags::read(int argc, char const* const* argv) {
     return app_->help();
   } catch (CLI::ParseError const& error) {
     refuse_unknown(*app_, program_);
-    refuse(words::sentence(*app_, error) + "; " + program_ + " --help shows what there is");
+    refuse(cli::error_message(*app_, error) + "; " + program_ + " --help shows what there is");
   }
   refuse_unknown(*app_, program_);
   return std::nullopt;

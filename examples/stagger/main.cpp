@@ -14,7 +14,7 @@
 #include <stagger/core/nearest.hpp>
 #include <stagger/version.hpp>
 
-#include "../shown.hpp"
+#include "../terminal_text.hpp"
 #include "command.hpp"
 #include "flags.hpp"
 
@@ -94,7 +94,7 @@ int run(int argc, char const* const* argv) {
   }
 
   tool::Answer const answer = command->run();
-  if (!answer.why.empty()) std::fprintf(stderr, "stagger: %s\n", words::shown(answer.why).c_str());
+  if (!answer.why.empty()) std::fprintf(stderr, "stagger: %s\n", cli::escaped(answer.why).c_str());
   if (!output.empty() && !answer.text.empty()) {
     stagger::write_file(output, answer.text);
   } else {
@@ -114,6 +114,6 @@ int main(int argc, char** argv) {
   } catch (std::exception const& error) {
     sentence = error.what();
   }
-  std::fprintf(stderr, "stagger: %s\n", words::shown(sentence).c_str());
+  std::fprintf(stderr, "stagger: %s\n", cli::escaped(sentence).c_str());
   return cannot_be_used;
 }

@@ -7,7 +7,7 @@
 #include <stagger/json/cluster.hpp>
 #include <stagger/json/profile.hpp>
 
-#include "../shown.hpp"
+#include "../terminal_text.hpp"
 #include "command.hpp"
 
 namespace tool {
@@ -19,8 +19,8 @@ nlohmann::json read_json(std::string const& path) {
 stagger::cluster::Profile read_profile(std::string const& path) {
   auto profile = stagger::json::read_any_profile(read_file(path), source_name(path));
   for (auto const& doubt : stagger::cluster::doubts(profile))
-    std::fprintf(stderr, "warning: %s: %s\n", words::shown(source_name(path)).c_str(),
-                 words::shown(doubt).c_str());
+    std::fprintf(stderr, "warning: %s: %s\n", cli::escaped(source_name(path)).c_str(),
+                 cli::escaped(doubt).c_str());
   return profile;
 }
 

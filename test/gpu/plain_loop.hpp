@@ -36,16 +36,16 @@ template <class T> class Loop {
   using Output = sg::cuda::Tensor<T>;
 
   Loop(gpt::ModelShape const& shape, std::uint64_t seed, Adam const& adam, double clip,
-       std::size_t microbatches, std::shared_ptr<gpt::gpu::Benches<T>> const& benches)
+       std::size_t microbatches, std::shared_ptr<gpt::gpu::Workspaces<T>> const& workspaces)
       : memory_(sg::cuda::detail::parameter_memory(0)),
-        layers_(layers_of(gpt::gpu::make_model<T>(shape, seed, benches))),
+        layers_(layers_of(gpt::gpu::make_model<T>(shape, seed, workspaces))),
         parameters_(layers_.size()),
         y_(layers_.size()),
         dy_(layers_.size()),
         saved_(layers_.size()),
         adam_(adam),
         clip_(clip),
-        loss_(benches) {
+        loss_(workspaces) {
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       auto const& ops = layers_[l].ops();
       parameters_[l].adopt(ops.adopt_parameters(layers_[l].object(), static_cast<int>(l)),

@@ -106,15 +106,16 @@ gpu::DeviceBatch random_batch(Sizes const& s) {
 }
 
 auto through_engine(Sizes const& s, int stages, sg::cuda::GraphCounts* counts, bool capture,
-                    std::shared_ptr<gpu::Benches<Half>> const& benches) {
+                    std::shared_ptr<gpu::Workspaces<Half>> const& workspaces) {
   sg::cuda::Gpus device;
   device.devices = {0};
   device.capture = capture;
   device.counts = counts;
   device.kernels = &gpu::parameter_kernels();
-  return sg::Pipeline{gpu::make_model<Half>(shape_of(s), seed, benches)}.with(
+  return sg::Pipeline{gpu::make_model<Half>(shape_of(s), seed, workspaces)}.with(
       gpt::ByWork{gpt::work_of(shape_of(s)), stages}, plain::Adam{rule},
-      gpu::CrossEntropy<Half>(benches), device, sg::Options{.clip_norm = clip, .deadline_s = 120});
+      gpu::CrossEntropy<Half>(workspaces), device,
+      sg::Options{.clip_norm = clip, .deadline_s = 120});
 }
 
 /// Operations that training a token takes: products of weights and of attention, at full context,
@@ -132,11 +133,11 @@ struct Ceiling {
   double all = 0;
   double fastest = 0;
 };
-Ceiling ceiling(Sizes const& s, gpu::Benches<Half>& benches) {
+Ceiling ceiling(Sizes const& s, gpu::Workspaces<Half>& workspaces) {
   sg::cuda::Stream const stream;
   auto const pool = std::make_shared<sg::cuda::Pool>();
   sg::cuda::detail::AtPlace const here({stream.get(), &pool, nullptr});
-  auto& bench = benches.here();
+  auto& workspace = workspaces.current();
   auto const rows = static_cast<std::size_t>(s.sequences * s.context);
   auto const width = static_cast<std::size_t>(s.width);
   sg::cuda::Tensor<Half> in({rows, 4 * width});
@@ -175,16 +176,16 @@ Ceiling ceiling(Sizes const& s, gpu::Benches<Half>& benches) {
     std::size_t const n = inputs;
     std::size_t const k = outputs;
     time(n, k, [&] {  // forward
-      bench.product(Read{in.data(), n}, Read{weight.data(), k}, gpu::Matrix<Half>{out.data(), k},
-                    rows, k, n, 1, 1);
+      workspace.product(Read{in.data(), n}, Read{weight.data(), k},
+                        gpu::Matrix<Half>{out.data(), k}, rows, k, n, 1, 1);
     });
     time(n, k, [&] {  // what reaches the input
-      bench.product(Read{out.data(), k}, Read{weight.data(), k}.transposed(),
-                    gpu::Matrix<Half>{in.data(), n}, rows, n, k, 1, 0);
+      workspace.product(Read{out.data(), k}, Read{weight.data(), k}.transposed(),
+                        gpu::Matrix<Half>{in.data(), n}, rows, n, k, 1, 0);
     });
     time(n, k, [&] {  // what reaches the weight
-      bench.product(Read{in.data(), n}.transposed(), Read{out.data(), k},
-                    gpu::Matrix<float>{gradient.data(), k}, n, k, rows, 1, 1);
+      workspace.product(Read{in.data(), n}.transposed(), Read{out.data(), k},
+                        gpu::Matrix<float>{gradient.data(), k}, n, k, rows, 1, 1);
     });
   }
   result.all = operations / seconds;
@@ -200,10 +201,10 @@ struct Timed {
 double distance(double a, double b) { return std::abs(a - b) / std::abs(b); }
 
 int measure(Sizes const& s) {
-  auto const of_plain = std::make_shared<gpu::Benches<Half>>(gpu::Precision::bf16);
-  auto const of_one = std::make_shared<gpu::Benches<Half>>(gpu::Precision::bf16);
-  auto const of_captured = std::make_shared<gpu::Benches<Half>>(gpu::Precision::bf16);
-  auto const of_four = std::make_shared<gpu::Benches<Half>>(gpu::Precision::bf16);
+  auto const of_plain = std::make_shared<gpu::Workspaces<Half>>(gpu::Precision::bf16);
+  auto const of_one = std::make_shared<gpu::Workspaces<Half>>(gpu::Precision::bf16);
+  auto const of_captured = std::make_shared<gpu::Workspaces<Half>>(gpu::Precision::bf16);
+  auto const of_four = std::make_shared<gpu::Workspaces<Half>>(gpu::Precision::bf16);
   auto const batch = random_batch(s);
   plain::Loop<Half> loop(shape_of(s), seed, plain::Adam{rule}, clip,
                          static_cast<std::size_t>(s.microbatches), of_plain);

@@ -17,7 +17,7 @@ namespace gpt::gpu {
 template <class T> constexpr float value(T const& x) { return static_cast<float>(x); }
 
 /// A team of one thread.
-struct Alone {
+struct OneThread {
   [[nodiscard]] constexpr std::size_t lane() const { return 0; }
   [[nodiscard]] constexpr std::size_t lanes() const { return 1; }
   template <class N> [[nodiscard]] constexpr N sum(N x) const { return x; }

@@ -72,15 +72,15 @@ sg::cluster::Profile measured(Settings const& s, Text const& text, int sequences
   text.draw(static_cast<std::uint64_t>(s.seed), 0, static_cast<std::size_t>(sequences), batch);
   DeviceBatch on_device;
   upload(batch, on_device);
-  auto const benches = std::make_shared<Benches<T>>(precision_of(s.precision));
+  auto const workspaces = std::make_shared<Workspaces<T>>(precision_of(s.precision));
   sg::cuda::Gpus device;
   device.devices = {0};
   device.kernels = &parameter_kernels();
   auto train =
-      sg::Pipeline{make_model<T>(shape_of(s), static_cast<std::uint64_t>(s.seed), benches)}.with(
+      sg::Pipeline{make_model<T>(shape_of(s), static_cast<std::uint64_t>(s.seed), workspaces)}.with(
           sg::partition::Even{static_cast<int>(s.chain())}, sg::schedule::GPipe{},
-          sg::cuda::Enqueued<sg::optimizer::AdamW, LaunchAdam>{}, CrossEntropy<T>(benches), device,
-          sg::Options{.deadline_s = 60, .record = true});
+          sg::cuda::Enqueued<sg::optimizer::AdamW, LaunchAdam>{}, CrossEntropy<T>(workspaces),
+          device, sg::Options{.deadline_s = 60, .record = true});
   std::vector<std::string> names{"embedding"};
   for (std::int64_t l = 1; l <= s.layers; ++l) names.push_back("block " + std::to_string(l));
   names.emplace_back("head");
@@ -93,9 +93,9 @@ sg::cluster::Profile measured(Settings const& s, Text const& text, int sequences
       .measure(train, on_device);
 }
 
-class Measuring final : public Measurable {
+class GpuLayerTimer final : public LayerTimer {
  public:
-  Measuring(Settings const& s, Text const& text) : s_(s), text_(text), link_(link()) {}
+  GpuLayerTimer(Settings const& s, Text const& text) : s_(s), text_(text), link_(link()) {}
 
   [[nodiscard]] sg::cluster::Profile profile(int sequences, double) override {
     return profile_on_gpu(s_, text_, sequences, 9);
@@ -149,7 +149,7 @@ sg::cuda::MemoryNeed memory_need(Settings const& s) {
       std::ceil(static_cast<double>(s.batch) / static_cast<double>(s.microbatches) / replicas) *
       static_cast<double>(s.context);
   double const shares = static_cast<double>(s.heads) * static_cast<double>(s.context);
-  // Block::Saved and the input of each block; `Bench` has what the blocks of a rank share.
+  // Block::Saved and the input of each block; `Workspace` has what the blocks of a rank share.
   double const saved = s.recompute ? layers * rows * width : layers * rows * (19 * width + shares);
   double const shared = rows * (7 * width + shares) + (element < 4 ? 4 * width * width : 0);
   auto const table = Schedule::named(s.schedule, s.chunks, s.microbatches)
@@ -169,7 +169,7 @@ sg::cuda::MemoryNeed memory_need(Settings const& s) {
 }
 
 Forecast forecast(Settings const& s, Text const& text) {
-  Measuring layers(s, text);
+  GpuLayerTimer layers(s, text);
   return planned_by(s, layers);
 }
 

@@ -42,30 +42,32 @@ template <class HostLayer> class Declared {
   template <std::size_t I> std::size_t size() { return std::get<I>(layer_.parameters()).size(); }
 
   /// A weight in the type of the matrix products.
-  template <std::size_t I, class T> T const* weight(stagger::Context& context, Bench<T>& bench) {
+  template <std::size_t I, class T>
+  T const* weight(stagger::Context& context, Workspace<T>& workspace) {
     if constexpr (std::is_same_v<T, float>) {
       return value<I>(context);
     } else {
-      bench.weight.resize({size<I>()});
-      Kernels<T>::cast(value<I>(context), bench.weight.data(), size<I>());
-      return bench.weight.data();
+      workspace.weight.resize({size<I>()});
+      Kernels<T>::cast(value<I>(context), workspace.weight.data(), size<I>());
+      return workspace.weight.data();
     }
   }
 
   /// Gradient of weight and bias of output = input * weight + bias.
   template <std::size_t Weight, std::size_t Bias, class T>
-  void add_product(stagger::Context& context, Bench<T>& bench, T const* input, T const* doutput,
-                   std::size_t rows) {
+  void add_product(stagger::Context& context, Workspace<T>& workspace, T const* input,
+                   T const* doutput, std::size_t rows) {
     std::size_t const outputs = size<Bias>();
-    add_weight<Weight>(context, bench, input, doutput, rows, outputs);
+    add_weight<Weight>(context, workspace, input, doutput, rows, outputs);
     Kernels<T>::add_columns(doutput, gradient<Bias>(context), rows, outputs);
   }
   template <std::size_t Weight, class T>
-  void add_weight(stagger::Context& context, Bench<T>& bench, T const* input, T const* doutput,
-                  std::size_t rows, std::size_t outputs) {
+  void add_weight(stagger::Context& context, Workspace<T>& workspace, T const* input,
+                  T const* doutput, std::size_t rows, std::size_t outputs) {
     std::size_t const inputs = size<Weight>() / outputs;
-    bench.product(Matrix<T const>{input, inputs}.transposed(), Matrix<T const>{doutput, outputs},
-                  Matrix<float>{gradient<Weight>(context), outputs}, inputs, outputs, rows, 1, 1);
+    workspace.product(
+        Matrix<T const>{input, inputs}.transposed(), Matrix<T const>{doutput, outputs},
+        Matrix<float>{gradient<Weight>(context), outputs}, inputs, outputs, rows, 1, 1);
   }
 
   HostLayer layer_;
@@ -143,82 +145,85 @@ template <class T> class Block : public detail::Declared<gpt::Block<float>> {
   };
 
   Block(gpt::Block<float> host, std::size_t width, std::size_t heads,
-        std::shared_ptr<Benches<T>> benches)
-      : Declared(std::move(host)), width_(width), heads_(heads), benches_(std::move(benches)) {}
+        std::shared_ptr<Workspaces<T>> workspaces)
+      : Declared(std::move(host)),
+        width_(width),
+        heads_(heads),
+        workspaces_(std::move(workspaces)) {}
 
   void forward(stagger::Context& context, Input const& x, Output& y, Saved& saved) {
-    Bench<T>& bench = benches_->here();
+    Workspace<T>& workspace = workspaces_->current();
     std::size_t const rows = x.extent(0) * x.extent(1);
-    bench.normal.resize({rows, width_});
-    bench.h.resize({rows, width_});
-    T* const normal = bench.normal.data();
+    workspace.normal.resize({rows, width_});
+    workspace.h.resize({rows, width_});
+    T* const normal = workspace.normal.data();
 
     saved.norm1.resize(rows, width_);
     Kernels<T>::norm(x.data(), this->template value<norm1_gain>(context),
                      this->template value<norm1_bias>(context), normal, saved.norm1.normal.data(),
                      saved.norm1.scale.data(), rows, width_);
     saved.qkv.resize({rows, 3 * width_});
-    affine<qkv_weight, qkv_bias>(context, bench, normal, nullptr, saved.qkv.data(), rows);
-    attend(bench, x, saved);
-    affine<out_weight, out_bias>(context, bench, saved.mixed.data(), x.data(), bench.h.data(),
-                                 rows);
+    affine<qkv_weight, qkv_bias>(context, workspace, normal, nullptr, saved.qkv.data(), rows);
+    attend(workspace, x, saved);
+    affine<out_weight, out_bias>(context, workspace, saved.mixed.data(), x.data(),
+                                 workspace.h.data(), rows);
 
     saved.norm2.resize(rows, width_);
-    Kernels<T>::norm(bench.h.data(), this->template value<norm2_gain>(context),
+    Kernels<T>::norm(workspace.h.data(), this->template value<norm2_gain>(context),
                      this->template value<norm2_bias>(context), normal, saved.norm2.normal.data(),
                      saved.norm2.scale.data(), rows, width_);
     saved.slope.resize({rows, 4 * width_});
     saved.hidden.resize({rows, 4 * width_});
-    affine<up_weight, up_bias>(context, bench, normal, nullptr, saved.slope.data(), rows);
+    affine<up_weight, up_bias>(context, workspace, normal, nullptr, saved.slope.data(), rows);
     Kernels<T>::gelu(saved.slope.data(), saved.hidden.data(), rows * 4 * width_);
     y.resize_like(x);
-    affine<down_weight, down_bias>(context, bench, saved.hidden.data(), bench.h.data(), y.data(),
-                                   rows);
+    affine<down_weight, down_bias>(context, workspace, saved.hidden.data(), workspace.h.data(),
+                                   y.data(), rows);
   }
 
   void backward_input(stagger::Context& context, Input const& x, Output const& dy, Input& dx,
                       Saved& saved) {
-    Bench<T>& bench = benches_->here();
+    Workspace<T>& workspace = workspaces_->current();
     std::size_t const rows = x.extent(0) * x.extent(1);
-    bench.wide.resize({rows, 4 * width_});
-    bench.narrow.resize({rows, width_});
-    T* const narrow = bench.narrow.data();
+    workspace.wide.resize({rows, 4 * width_});
+    workspace.narrow.resize({rows, width_});
+    T* const narrow = workspace.narrow.data();
 
-    back<down_weight>(context, bench, dy.data(), bench.wide.data(), rows, width_);
-    Kernels<T>::multiply(saved.slope.data(), bench.wide.data(), rows * 4 * width_);
-    back<up_weight>(context, bench, saved.slope.data(), narrow, rows, 4 * width_);
+    back<down_weight>(context, workspace, dy.data(), workspace.wide.data(), rows, width_);
+    Kernels<T>::multiply(saved.slope.data(), workspace.wide.data(), rows * 4 * width_);
+    back<up_weight>(context, workspace, saved.slope.data(), narrow, rows, 4 * width_);
     saved.dh.resize_like(x);
     saved.norm2.backward(narrow, dy.data(), this->template value<norm2_gain>(context),
                          saved.dh.data());
 
-    back<out_weight>(context, bench, saved.dh.data(), narrow, rows, width_);
-    attend_backward(bench, x, narrow, saved);
-    back<qkv_weight>(context, bench, saved.dqkv.data(), narrow, rows, 3 * width_);
+    back<out_weight>(context, workspace, saved.dh.data(), narrow, rows, width_);
+    attend_backward(workspace, x, narrow, saved);
+    back<qkv_weight>(context, workspace, saved.dqkv.data(), narrow, rows, 3 * width_);
     dx.resize_like(x);
     saved.norm1.backward(narrow, saved.dh.data(), this->template value<norm1_gain>(context),
                          dx.data());
   }
 
   void backward_weight(stagger::Context& context, Input const& x, Output const& dy, Saved& saved) {
-    Bench<T>& bench = benches_->here();
+    Workspace<T>& workspace = workspaces_->current();
     std::size_t const rows = x.extent(0) * x.extent(1);
-    bench.normal.resize({rows, width_});
-    T* const normal = bench.normal.data();
+    workspace.normal.resize({rows, width_});
+    T* const normal = workspace.normal.data();
 
-    this->template add_product<down_weight, down_bias>(context, bench, saved.hidden.data(),
+    this->template add_product<down_weight, down_bias>(context, workspace, saved.hidden.data(),
                                                        dy.data(), rows);
     Kernels<T>::norm_output(saved.norm2.normal.data(), this->template value<norm2_gain>(context),
                             this->template value<norm2_bias>(context), normal, rows, width_);
-    this->template add_product<up_weight, up_bias>(context, bench, normal, saved.slope.data(),
+    this->template add_product<up_weight, up_bias>(context, workspace, normal, saved.slope.data(),
                                                    rows);
     saved.norm2.add_gradients(this->template gradient<norm2_gain>(context),
                               this->template gradient<norm2_bias>(context));
 
-    this->template add_product<out_weight, out_bias>(context, bench, saved.mixed.data(),
+    this->template add_product<out_weight, out_bias>(context, workspace, saved.mixed.data(),
                                                      saved.dh.data(), rows);
     Kernels<T>::norm_output(saved.norm1.normal.data(), this->template value<norm1_gain>(context),
                             this->template value<norm1_bias>(context), normal, rows, width_);
-    this->template add_product<qkv_weight, qkv_bias>(context, bench, normal, saved.dqkv.data(),
+    this->template add_product<qkv_weight, qkv_bias>(context, workspace, normal, saved.dqkv.data(),
                                                      rows);
     saved.norm1.add_gradients(this->template gradient<norm1_gain>(context),
                               this->template gradient<norm1_bias>(context));
@@ -242,23 +247,23 @@ template <class T> class Block : public detail::Declared<gpt::Block<float>> {
 
   /// y = residual + bias + input * weight.
   template <std::size_t Weight, std::size_t Bias>
-  void affine(stagger::Context& context, Bench<T>& bench, T const* input, T const* residual, T* y,
-              std::size_t rows) {
+  void affine(stagger::Context& context, Workspace<T>& workspace, T const* input, T const* residual,
+              T* y, std::size_t rows) {
     std::size_t const outputs = this->template size<Bias>();
     std::size_t const inputs = this->template size<Weight>() / outputs;
-    T const* const w = this->template weight<Weight>(context, bench);
+    T const* const w = this->template weight<Weight>(context, workspace);
     Kernels<T>::add_bias(residual, this->template value<Bias>(context), y, rows, outputs);
-    bench.product(Matrix<T const>{input, inputs}, Matrix<T const>{w, outputs},
-                  Matrix<T>{y, outputs}, rows, outputs, inputs, 1, 1);
+    workspace.product(Matrix<T const>{input, inputs}, Matrix<T const>{w, outputs},
+                      Matrix<T>{y, outputs}, rows, outputs, inputs, 1, 1);
   }
   /// dinput = doutput * weight'.
   template <std::size_t Weight>
-  void back(stagger::Context& context, Bench<T>& bench, T const* doutput, T* dinput,
+  void back(stagger::Context& context, Workspace<T>& workspace, T const* doutput, T* dinput,
             std::size_t rows, std::size_t outputs) {
     std::size_t const inputs = this->template size<Weight>() / outputs;
-    T const* const w = this->template weight<Weight>(context, bench);
-    bench.product(Matrix<T const>{doutput, outputs}, Matrix<T const>{w, outputs}.transposed(),
-                  Matrix<T>{dinput, inputs}, rows, inputs, outputs, 1, 0);
+    T const* const w = this->template weight<Weight>(context, workspace);
+    workspace.product(Matrix<T const>{doutput, outputs}, Matrix<T const>{w, outputs}.transposed(),
+                      Matrix<T>{dinput, inputs}, rows, inputs, outputs, 1, 0);
   }
 
   [[nodiscard]] float depth_scale() const {
@@ -271,7 +276,7 @@ template <class T> class Block : public detail::Declared<gpt::Block<float>> {
     return {matrix + sequence * length * columns + first, columns, width_ / heads_};
   }
 
-  void attend(Bench<T>& bench, Input const& x, Saved& saved) {
+  void attend(Workspace<T>& workspace, Input const& x, Saved& saved) {
     std::size_t const length = x.extent(1);
     std::size_t const depth = width_ / heads_;
     std::size_t const square = length * length;
@@ -279,23 +284,23 @@ template <class T> class Block : public detail::Declared<gpt::Block<float>> {
     saved.mixed.resize({x.extent(0) * length, width_});
     T const* const qkv = saved.qkv.data();
     for (std::size_t i = 0; i < x.extent(0); ++i)
-      bench.product(heads(qkv, 3 * width_, 0, i, length),
-                    heads(qkv, 3 * width_, width_, i, length).transposed(),
-                    Matrix<T>{saved.share.data() + i * heads_ * square, length, square}, length,
-                    length, depth, depth_scale(), 0, heads_);
+      workspace.product(heads(qkv, 3 * width_, 0, i, length),
+                        heads(qkv, 3 * width_, width_, i, length).transposed(),
+                        Matrix<T>{saved.share.data() + i * heads_ * square, length, square}, length,
+                        length, depth, depth_scale(), 0, heads_);
     Kernels<T>::causal_softmax(saved.share.data(), x.extent(0) * heads_ * length, length);
     for (std::size_t i = 0; i < x.extent(0); ++i)
-      bench.product(Matrix<T const>{saved.share.data() + i * heads_ * square, length, square},
-                    heads(qkv, 3 * width_, 2 * width_, i, length),
-                    heads(saved.mixed.data(), width_, 0, i, length), length, depth, length, 1, 0,
-                    heads_);
+      workspace.product(Matrix<T const>{saved.share.data() + i * heads_ * square, length, square},
+                        heads(qkv, 3 * width_, 2 * width_, i, length),
+                        heads(saved.mixed.data(), width_, 0, i, length), length, depth, length, 1,
+                        0, heads_);
   }
 
-  void attend_backward(Bench<T>& bench, Input const& x, T const* dmixed, Saved& saved) {
+  void attend_backward(Workspace<T>& workspace, Input const& x, T const* dmixed, Saved& saved) {
     std::size_t const length = x.extent(1);
     std::size_t const depth = width_ / heads_;
     std::size_t const square = length * length;
-    bench.shares.resize_like(saved.share);
+    workspace.shares.resize_like(saved.share);
     saved.dqkv.resize_like(saved.qkv);
     T const* const qkv = saved.qkv.data();
     T* const dqkv = saved.dqkv.data();
@@ -305,27 +310,27 @@ template <class T> class Block : public detail::Declared<gpt::Block<float>> {
     auto const read = [](Matrix<T> m) { return Matrix<T const>{m.data, m.columns, m.stride}; };
     for (std::size_t i = 0; i < x.extent(0); ++i) {
       auto const dm = heads(dmixed, width_, 0, i, length);
-      bench.product(dm, heads(qkv, 3 * width_, 2 * width_, i, length).transposed(),
-                    share(bench.shares.data(), i), length, length, depth, 1, 0, heads_);
-      bench.product(read(share(saved.share.data(), i)).transposed(), dm,
-                    heads(dqkv, 3 * width_, 2 * width_, i, length), length, depth, length, 1, 0,
-                    heads_);
+      workspace.product(dm, heads(qkv, 3 * width_, 2 * width_, i, length).transposed(),
+                        share(workspace.shares.data(), i), length, length, depth, 1, 0, heads_);
+      workspace.product(read(share(saved.share.data(), i)).transposed(), dm,
+                        heads(dqkv, 3 * width_, 2 * width_, i, length), length, depth, length, 1, 0,
+                        heads_);
     }
-    Kernels<T>::softmax_backward(saved.share.data(), bench.shares.data(),
+    Kernels<T>::softmax_backward(saved.share.data(), workspace.shares.data(),
                                  x.extent(0) * heads_ * length, length, depth_scale());
     for (std::size_t i = 0; i < x.extent(0); ++i) {
-      auto const ds = read(share(bench.shares.data(), i));
-      bench.product(ds, heads(qkv, 3 * width_, width_, i, length),
-                    heads(dqkv, 3 * width_, 0, i, length), length, depth, length, 1, 0, heads_);
-      bench.product(ds.transposed(), heads(qkv, 3 * width_, 0, i, length),
-                    heads(dqkv, 3 * width_, width_, i, length), length, depth, length, 1, 0,
-                    heads_);
+      auto const ds = read(share(workspace.shares.data(), i));
+      workspace.product(ds, heads(qkv, 3 * width_, width_, i, length),
+                        heads(dqkv, 3 * width_, 0, i, length), length, depth, length, 1, 0, heads_);
+      workspace.product(ds.transposed(), heads(qkv, 3 * width_, 0, i, length),
+                        heads(dqkv, 3 * width_, width_, i, length), length, depth, length, 1, 0,
+                        heads_);
     }
   }
 
   std::size_t width_;
   std::size_t heads_;
-  std::shared_ptr<Benches<T>> benches_;
+  std::shared_ptr<Workspaces<T>> workspaces_;
 };
 
 template <class T> class Head : public detail::Declared<gpt::Head<float>> {
@@ -337,40 +342,42 @@ template <class T> class Head : public detail::Declared<gpt::Head<float>> {
     [[nodiscard]] std::uint64_t bytes() const noexcept { return norm.bytes(); }
   };
 
-  Head(gpt::Head<float> host, std::size_t width, std::shared_ptr<Benches<T>> benches)
-      : Declared(std::move(host)), width_(width), benches_(std::move(benches)) {}
+  Head(gpt::Head<float> host, std::size_t width, std::shared_ptr<Workspaces<T>> workspaces)
+      : Declared(std::move(host)), width_(width), workspaces_(std::move(workspaces)) {}
 
   void forward(stagger::Context& context, Input const& x, Output& y, Saved& saved) {
-    Bench<T>& bench = benches_->here();
+    Workspace<T>& workspace = workspaces_->current();
     std::size_t const rows = x.extent(0) * x.extent(1);
-    bench.normal.resize({rows, width_});
+    workspace.normal.resize({rows, width_});
     saved.norm.resize(rows, width_);
     Kernels<T>::norm(x.data(), this->template value<0>(context), this->template value<1>(context),
-                     bench.normal.data(), saved.norm.normal.data(), saved.norm.scale.data(), rows,
-                     width_);
+                     workspace.normal.data(), saved.norm.normal.data(), saved.norm.scale.data(),
+                     rows, width_);
     y.resize({x.extent(0), x.extent(1), logits});
-    T const* const w = this->template weight<2>(context, bench);
-    bench.product(Matrix<T const>{bench.normal.data(), width_}, Matrix<T const>{w, logits},
-                  Matrix<T>{y.data(), logits}, rows, logits, width_, 1, 0);
+    T const* const w = this->template weight<2>(context, workspace);
+    workspace.product(Matrix<T const>{workspace.normal.data(), width_}, Matrix<T const>{w, logits},
+                      Matrix<T>{y.data(), logits}, rows, logits, width_, 1, 0);
   }
   void backward_input(stagger::Context& context, Input const& x, Output const& dy, Input& dx,
                       Saved& saved) {
-    Bench<T>& bench = benches_->here();
+    Workspace<T>& workspace = workspaces_->current();
     std::size_t const rows = x.extent(0) * x.extent(1);
-    bench.narrow.resize({rows, width_});
-    T const* const w = this->template weight<2>(context, bench);
-    bench.product(Matrix<T const>{dy.data(), logits}, Matrix<T const>{w, logits}.transposed(),
-                  Matrix<T>{bench.narrow.data(), width_}, rows, width_, logits, 1, 0);
+    workspace.narrow.resize({rows, width_});
+    T const* const w = this->template weight<2>(context, workspace);
+    workspace.product(Matrix<T const>{dy.data(), logits}, Matrix<T const>{w, logits}.transposed(),
+                      Matrix<T>{workspace.narrow.data(), width_}, rows, width_, logits, 1, 0);
     dx.resize_like(x);
-    saved.norm.backward(bench.narrow.data(), nullptr, this->template value<0>(context), dx.data());
+    saved.norm.backward(workspace.narrow.data(), nullptr, this->template value<0>(context),
+                        dx.data());
   }
   void backward_weight(stagger::Context& context, Input const& x, Output const& dy, Saved& saved) {
-    Bench<T>& bench = benches_->here();
+    Workspace<T>& workspace = workspaces_->current();
     std::size_t const rows = x.extent(0) * x.extent(1);
-    bench.normal.resize({rows, width_});
+    workspace.normal.resize({rows, width_});
     Kernels<T>::norm_output(saved.norm.normal.data(), this->template value<0>(context),
-                            this->template value<1>(context), bench.normal.data(), rows, width_);
-    this->template add_weight<2>(context, bench, static_cast<T const*>(bench.normal.data()),
+                            this->template value<1>(context), workspace.normal.data(), rows,
+                            width_);
+    this->template add_weight<2>(context, workspace, static_cast<T const*>(workspace.normal.data()),
                                  dy.data(), rows, logits);
     saved.norm.add_gradients(this->template gradient<0>(context),
                              this->template gradient<1>(context));
@@ -379,7 +386,7 @@ template <class T> class Head : public detail::Declared<gpt::Head<float>> {
  private:
   static constexpr auto logits = static_cast<std::size_t>(classes);
   std::size_t width_;
-  std::shared_ptr<Benches<T>> benches_;
+  std::shared_ptr<Workspaces<T>> workspaces_;
 };
 
 /// Cross-entropy in nats, with one term per byte.
@@ -388,7 +395,8 @@ template <class T> class CrossEntropy {
   using policy_tag = stagger::LossTag;
   using Target = DeviceTokens;
 
-  explicit CrossEntropy(std::shared_ptr<Benches<T>> benches) : benches_(std::move(benches)) {}
+  explicit CrossEntropy(std::shared_ptr<Workspaces<T>> workspaces)
+      : workspaces_(std::move(workspaces)) {}
 
   [[nodiscard]] double terms(Target const& target) const {
     return static_cast<double>(target.size());
@@ -407,14 +415,14 @@ template <class T> class CrossEntropy {
  private:
   double enqueue(stagger::Context& context, stagger::cuda::Tensor<T> const& y, Target const& target,
                  double scale, T* dy) const {
-    Bench<T>& bench = benches_->here();
-    bench.losses.resize({target.size()});
-    Kernels<T>::cross_entropy(y.data(), target.data(), bench.losses.data(),
+    Workspace<T>& workspace = workspaces_->current();
+    workspace.losses.resize({target.size()});
+    Kernels<T>::cross_entropy(y.data(), target.data(), workspace.losses.data(),
                               stagger::cuda::loss_place(context), dy, target.size(),
                               static_cast<std::size_t>(classes), scale);
     return 0;  // the kernel writes the loss to where the engine reads it
   }
-  std::shared_ptr<Benches<T>> benches_;
+  std::shared_ptr<Workspaces<T>> workspaces_;
 };
 
 template <class T> using Model = stagger::Sequential<Embedding<T>, std::vector<Block<T>>, Head<T>>;
@@ -422,15 +430,15 @@ template <class T> using Model = stagger::Sequential<Embedding<T>, std::vector<B
 /// The same seed gives the same initial values as on the host.
 template <class T>
 [[nodiscard]] Model<T> make_model(ModelShape const& shape, std::uint64_t seed,
-                                  std::shared_ptr<Benches<T>> const& benches) {
+                                  std::shared_ptr<Workspaces<T>> const& workspaces) {
   auto host = gpt::make_model<float>(shape, seed);
   auto& [embedding, blocks, head] = host.layers();
   auto const width = static_cast<std::size_t>(shape.width);
   std::vector<Block<T>> made;
   for (auto& block : blocks)
-    made.emplace_back(std::move(block), width, static_cast<std::size_t>(shape.heads), benches);
+    made.emplace_back(std::move(block), width, static_cast<std::size_t>(shape.heads), workspaces);
   return Model<T>(Embedding<T>(std::move(embedding), width), std::move(made),
-                  Head<T>(std::move(head), width, benches));
+                  Head<T>(std::move(head), width, workspaces));
 }
 
 }  // namespace gpt::gpu

@@ -44,18 +44,19 @@ inline void check(cublasStatus_t status, char const* what) {
                              "; use --precision fp32, or smaller microbatches");
 }
 
-/// The cuBLAS handle and scratch memory of one rank, used on one stream, in order.
-template <class T> struct Bench {
+/// The cuBLAS handle and scratch memory of one rank, for use on its stream only.
+template <class T> struct Workspace {
   stagger::cuda::Tensor<T> normal, h, wide, narrow, shares, weight;
   stagger::cuda::Tensor<float> sums;
   stagger::cuda::Tensor<double> losses;
-  stagger::cuda::Tensor<std::byte> workspace;  // for cuBLAS, which then allocates nothing itself
+  stagger::cuda::Tensor<std::byte>
+      cublas_workspace;  // for cuBLAS, which then allocates nothing itself
   cublasHandle_t handle = nullptr;
 
-  Bench() = default;
-  Bench(Bench const&) = delete;
-  Bench& operator=(Bench const&) = delete;
-  ~Bench() {
+  Workspace() = default;
+  Workspace(Workspace const&) = delete;
+  Workspace& operator=(Workspace const&) = delete;
+  ~Workspace() {
     if (handle != nullptr) static_cast<void>(cublasDestroy(handle));
   }
 
@@ -84,32 +85,32 @@ template <class T> struct Bench {
   cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
 };
 
-/// The `Bench` of each rank, found by its stream.
-template <class T> class Benches {
+/// The `Workspace` of each rank, found by its stream.
+template <class T> class Workspaces {
  public:
-  explicit Benches(Precision precision) : precision_(precision) {}
+  explicit Workspaces(Precision precision) : precision_(precision) {}
 
-  /// The `Bench` of the rank whose stage is running on this thread.
-  [[nodiscard]] Bench<T>& here() {
+  /// The `Workspace` of the rank whose stage is running on this thread.
+  [[nodiscard]] Workspace<T>& current() {
     std::lock_guard const lock(mutex_);
-    Bench<T>& bench = all_[stagger::cuda::stream()];
-    if (bench.handle == nullptr) prepare(bench);
-    return bench;
+    Workspace<T>& workspace = all_[stagger::cuda::stream()];
+    if (workspace.handle == nullptr) prepare(workspace);
+    return workspace;
   }
 
  private:
-  void prepare(Bench<T>& bench) {
+  void prepare(Workspace<T>& workspace) {
     constexpr std::size_t workspace_bytes = std::size_t{32} << 20U;
-    bench.workspace.resize({workspace_bytes});
-    check(cublasCreate(&bench.handle), "begin");
-    check(cublasSetStream(bench.handle, stagger::cuda::stream()), "take a stream");
-    check(cublasSetWorkspace(bench.handle, bench.workspace.data(), workspace_bytes),
+    workspace.cublas_workspace.resize({workspace_bytes});
+    check(cublasCreate(&workspace.handle), "begin");
+    check(cublasSetStream(workspace.handle, stagger::cuda::stream()), "take a stream");
+    check(cublasSetWorkspace(workspace.handle, workspace.cublas_workspace.data(), workspace_bytes),
           "take its workspace");
-    if (precision_ == Precision::tf32) bench.compute = CUBLAS_COMPUTE_32F_FAST_TF32;
+    if (precision_ == Precision::tf32) workspace.compute = CUBLAS_COMPUTE_32F_FAST_TF32;
   }
   Precision precision_;
   std::mutex mutex_;
-  std::unordered_map<cudaStream_t, Bench<T>> all_;
+  std::unordered_map<cudaStream_t, Workspace<T>> all_;
 };
 
 }  // namespace gpt::gpu

@@ -35,9 +35,9 @@ sg::Options options_of(Settings const& s) {
           .recompute = s.recompute};
 }
 
-sg::partition::Cuts cuts_of(Way const& way) {
-  if (way.planned) return way.planned->cuts;
-  Settings const& s = way.s;
+sg::partition::Cuts cuts_of(RunConfig const& config) {
+  if (config.planned) return config.planned->cuts;
+  Settings const& s = config.s;
   return {
       ByWork{work_of(shape_of(s)), static_cast<int>(s.stages)}.cuts(static_cast<int>(s.chain()))};
 }
@@ -54,33 +54,34 @@ Tolerance tolerance_of(std::string const& precision) {
 }
 
 template <class T>
-auto make_pipeline(Way const& way, std::shared_ptr<gpu::Benches<T>> const& benches,
+auto make_pipeline(RunConfig const& config, std::shared_ptr<gpu::Workspaces<T>> const& workspaces,
                    sg::cuda::GraphCounts* counts) {
-  Settings const& s = way.s;
+  Settings const& s = config.s;
   sg::cuda::Gpus device;
   device.devices = {0};
   device.capture = s.graph;
   device.counts = counts;
   device.kernels = &gpu::parameter_kernels();
   sg::Options options = options_of(s);
-  options.replicas = replicas_of(way);
-  return sg::Pipeline{gpu::make_model<T>(shape_of(s), static_cast<std::uint64_t>(s.seed), benches)}
-      .with(cuts_of(way), schedule_of(way), DeviceAdam{adam}, gpu::CrossEntropy<T>(benches), device,
-            options);
+  options.replicas = replicas_of(config);
+  return sg::Pipeline{
+      gpu::make_model<T>(shape_of(s), static_cast<std::uint64_t>(s.seed), workspaces)}
+      .with(cuts_of(config), schedule_of(config), DeviceAdam{adam},
+            gpu::CrossEntropy<T>(workspaces), device, options);
 }
 
 template <class T>
-using DeviceTrainer = decltype(make_pipeline<T>(std::declval<Way const&>(),
-                                                std::shared_ptr<gpu::Benches<T>>(), nullptr));
+using DeviceTrainer = decltype(make_pipeline<T>(std::declval<RunConfig const&>(),
+                                                std::shared_ptr<gpu::Workspaces<T>>(), nullptr));
 
-/// Takes each step on the host as well, from the parameters that the GPU has before it.
-template <class T> class HostBeside {
+/// Runs each step on the host as well, from the parameters that the GPU has before it.
+template <class T> class HostComparison {
  public:
-  explicit HostBeside(Way const& way)
-      : host_(
-            sg::Pipeline{make_model<float>(shape_of(way.s), static_cast<std::uint64_t>(way.s.seed))}
-                .on_one_device(adam, CrossEntropy<float>{}, options_of(way.s))),
-        tolerance_(tolerance_of(way.s.precision)) {}
+  explicit HostComparison(RunConfig const& config)
+      : host_(sg::Pipeline{
+            make_model<float>(shape_of(config.s), static_cast<std::uint64_t>(config.s.seed))}
+                  .on_one_device(adam, CrossEntropy<float>{}, options_of(config.s))),
+        tolerance_(tolerance_of(config.s.precision)) {}
 
   void start(DeviceTrainer<T>&) const noexcept {}
 
@@ -106,13 +107,13 @@ template <class T> class HostBeside {
     worst_loss_ = std::max(worst_loss_, loss);
     worst_norm_ = std::max(worst_norm_, norm);
     if (loss <= tolerance_.loss && norm <= tolerance_.norm) return "";
-    char words[256];
-    std::snprintf(words, sizeof words,
+    char line[256];
+    std::snprintf(line, sizeof line,
                   "step %lld has loss %.9g and norm %.9g on the GPU, %.9g and %.9g on the host; "
                   "tolerated are %g and %g of them",
                   static_cast<long long>(host_.steps()), gpu.loss, gpu.gradient_norm, host.loss,
                   host.gradient_norm, tolerance_.loss, tolerance_.norm);
-    return words;
+    return line;
   }
 
   void report() const {
@@ -130,13 +131,13 @@ template <class T> class HostBeside {
 
 /// All ranks on GPU 0, each on a stream of its own.
 /// @tparam T  type of activations: float or __nv_bfloat16
-template <class T> class OnGpu {
+template <class T> class GpuPlatform {
  public:
   using Trainer = DeviceTrainer<T>;
-  using Comparison = HostBeside<T>;
+  using Comparison = HostComparison<T>;
 
-  explicit OnGpu(Settings const& s)
-      : benches_(std::make_shared<gpu::Benches<T>>(gpu::precision_of(s.precision))),
+  explicit GpuPlatform(Settings const& s)
+      : workspaces_(std::make_shared<gpu::Workspaces<T>>(gpu::precision_of(s.precision))),
         graph_(s.graph) {
     gpu::require_kernels();
   }
@@ -145,13 +146,15 @@ template <class T> class OnGpu {
     static_cast<void>(sg::cuda::select_device(0, gpu::memory_need(s)));
   }
 
-  [[nodiscard]] Trainer make(Way const& way) { return make_pipeline<T>(way, benches_, &counts_); }
+  [[nodiscard]] Trainer make(RunConfig const& config) {
+    return make_pipeline<T>(config, workspaces_, &counts_);
+  }
 
-  [[nodiscard]] bool leads() const noexcept { return true; }
-  [[nodiscard]] bool all_go_on() const noexcept { return interrupted == 0; }
-  [[nodiscard]] bool any(bool here) const noexcept { return here; }
-  [[nodiscard]] std::string places(Way const& way) const {
-    return sg::counted(way.s.ranks(), "stream") + " of GPU 0 in " + way.s.precision;
+  [[nodiscard]] bool is_first_process() const noexcept { return true; }
+  [[nodiscard]] bool none_interrupted() const noexcept { return interrupted == 0; }
+  [[nodiscard]] bool any_process(bool here) const noexcept { return here; }
+  [[nodiscard]] std::string describe_devices(RunConfig const& config) const {
+    return sg::counted(config.s.ranks(), "stream") + " of GPU 0 in " + config.s.precision;
   }
 
   [[nodiscard]] Forecast forecast(Settings const& s, Text const& text) const {
@@ -163,7 +166,7 @@ template <class T> class OnGpu {
   }
 
   /// With graphs, few steps are timed, since a timed step is not replayed as a graph.
-  [[nodiscard]] std::int64_t recorded(Settings const& s) const noexcept {
+  [[nodiscard]] std::int64_t recorded_steps(Settings const& s) const noexcept {
     return s.graph ? 5 : static_cast<std::int64_t>(Record::kept);
   }
 
@@ -217,7 +220,7 @@ template <class T> class OnGpu {
  private:
   static constexpr int settling = 3;  // steps until memory is allocated and the graph captured
 
-  std::shared_ptr<gpu::Benches<T>> benches_;
+  std::shared_ptr<gpu::Workspaces<T>> workspaces_;
   bool graph_;
   sg::cuda::GraphCounts counts_;
   DeviceBatch batch_;
@@ -234,8 +237,8 @@ template <class T> class OnGpu {
 
 Outcome train_on_gpu(Settings const& settings, char const* sources) {
   listen_for_interrupts();
-  if (settings.precision == "bf16") return Run<OnGpu<__nv_bfloat16>>(settings, sources)();
-  return Run<OnGpu<float>>(settings, sources)();
+  if (settings.precision == "bf16") return Run<GpuPlatform<__nv_bfloat16>>(settings, sources)();
+  return Run<GpuPlatform<float>>(settings, sources)();
 }
 
 }  // namespace gpt

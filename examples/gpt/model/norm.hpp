@@ -46,7 +46,7 @@ template <class T> class Norm {
   void backward(stagger::Context& context, T const* dy, T const* residual, T* dx, Index rows,
                 Saved& saved) const;
 
-  /// Adds the gradients that `backward` computed to those of the parameters.
+  /// GradientOrder the gradients that `backward` computed to those of the parameters.
   void add_gradients(stagger::Context& context, Saved const& saved) const;
 };
 

@@ -64,14 +64,14 @@ sg::Options options(double clip) {
 }
 
 template <class T> auto on_device(int stages, bool capture, double clip) {
-  auto const benches = std::make_shared<gpt::gpu::Benches<T>>(gpt::gpu::Precision::fp32);
+  auto const workspaces = std::make_shared<gpt::gpu::Workspaces<T>>(gpt::gpu::Precision::fp32);
   sg::cuda::Gpus device;
   device.devices = {0};
   device.capture = capture;
   device.kernels = &gpt::gpu::parameter_kernels();
-  return sg::Pipeline{gpt::gpu::make_model<T>(shape, seed, benches)}.with(
-      sg::partition::Even{stages}, sg::schedule::ZeroBubbleH1{}, gpt::gpu::CrossEntropy<T>(benches),
-      DeviceAdam{adam}, device, options(clip));
+  return sg::Pipeline{gpt::gpu::make_model<T>(shape, seed, workspaces)}.with(
+      sg::partition::Even{stages}, sg::schedule::ZeroBubbleH1{},
+      gpt::gpu::CrossEntropy<T>(workspaces), DeviceAdam{adam}, device, options(clip));
 }
 
 auto on_host(double clip) {

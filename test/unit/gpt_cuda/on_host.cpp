@@ -33,7 +33,7 @@ namespace {
 
 template <class Body> cudaError_t run_rows(cudaStream_t stream, std::size_t count, Body body) {
   return launch(stream, [body, count] {
-    for (std::size_t i = 0; i < count; ++i) body(Alone{}, i);
+    for (std::size_t i = 0; i < count; ++i) body(OneThread{}, i);
   });
 }
 template <class Body> cudaError_t run_columns(cudaStream_t stream, std::size_t count, Body body) {

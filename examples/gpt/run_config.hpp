@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The settings of a run with the plan made for it, and their descriptions.
+/// @file   The settings of a run and the plan that was made for it.
 
 #include <chrono>
 #include <cstddef>
@@ -32,61 +32,62 @@ inline double now_s() {
   return {s.layers, s.width, s.heads, s.context};
 }
 
-inline std::string model_in_words(Settings const& s) {
+inline std::string describe_model(Settings const& s) {
   return "gpt, layers " + std::to_string(s.layers) + ", width " + std::to_string(s.width) +
          ", heads " + std::to_string(s.heads) + ", context " + std::to_string(s.context);
 }
 
 /// The settings of a run, and the plan that was made for it, if any.
-struct Way {
+struct RunConfig {
   Settings s;
   std::optional<sg::Planned> planned{};
 };
 
-inline Schedule schedule_of(Way const& way) {
-  Settings const& s = way.s;
-  if (way.planned)
-    return {{.name = "1f1b"}, static_cast<int>(s.microbatches), way.planned->schedule.warm_up};
+inline Schedule schedule_of(RunConfig const& config) {
+  Settings const& s = config.s;
+  if (config.planned)
+    return {{.name = "1f1b"}, static_cast<int>(s.microbatches), config.planned->schedule.warm_up};
   return Schedule::named(s.schedule, s.chunks, s.microbatches);
 }
 
 /// The schedule's table for a step.
-inline sg::schedule::Table table_of(Way const& way) {
-  return schedule_of(way).table({.ranks = static_cast<int>(way.s.ranks()),
-                                 .microbatches = static_cast<int>(way.s.microbatches),
-                                 .chunks = static_cast<int>(way.s.chunks)});
+inline sg::schedule::Table table_of(RunConfig const& config) {
+  return schedule_of(config).table({.ranks = static_cast<int>(config.s.ranks()),
+                                    .microbatches = static_cast<int>(config.s.microbatches),
+                                    .chunks = static_cast<int>(config.s.chunks)});
 }
 
 /// Replicas of each row of the table.
-inline sg::Replicas replicas_of(Way const& way) {
-  if (way.planned) return way.planned->options.replicas;
-  if (way.s.replicas == 1) return {};
-  std::vector<int> const counts(static_cast<std::size_t>(way.s.ranks()),
-                                static_cast<int>(way.s.replicas));
+inline sg::Replicas replicas_of(RunConfig const& config) {
+  if (config.planned) return config.planned->options.replicas;
+  if (config.s.replicas == 1) return {};
+  std::vector<int> const counts(static_cast<std::size_t>(config.s.ranks()),
+                                static_cast<int>(config.s.replicas));
   return sg::Replicas::even(counts.data(), counts.size());
 }
 
-inline std::string replicas_in_words(Way const& way) {
-  std::string words;
-  auto const replicas = replicas_of(way);
+inline std::string describe_replicas(RunConfig const& config) {
+  std::string description;
+  auto const replicas = replicas_of(config);
   for (int const count : replicas.counts())
-    words += sg::text(words.empty() ? ", replicas " : ":", count);
-  return words;
+    description += sg::text(description.empty() ? ", replicas " : ":", count);
+  return description;
 }
 
 /// Describes all settings on which the bits of the result depend, besides the model.
-inline std::string training_in_words(Way const& way, Text const& text) {
-  Settings const& s = way.s;
-  char words[256];
-  std::snprintf(words, sizeof words,
+inline std::string describe_training(RunConfig const& config, Text const& text) {
+  Settings const& s = config.s;
+  char line[256];
+  std::snprintf(line, sizeof line,
                 "steps %lld, batch %lld, microbatches %lld, rate %.17g, warm-up %lld, clip %.17g, "
                 "seed %lld, text %016llx",
                 static_cast<long long>(s.steps), static_cast<long long>(s.batch),
                 static_cast<long long>(s.microbatches), s.rate, static_cast<long long>(s.warmup),
                 s.clip, static_cast<long long>(s.seed),
                 static_cast<unsigned long long>(text.fingerprint()));
-  return std::string(words) + (adds(table_of(way)) == Adds::falling ? ", sums falling" : "") +
-         replicas_in_words(way) + (s.on_gpu() ? ", on a GPU in " + s.precision : "");
+  return std::string(line) +
+         (gradient_order(table_of(config)) == GradientOrder::descending ? ", sums falling" : "") +
+         describe_replicas(config) + (s.on_gpu() ? ", on a GPU in " + s.precision : "");
 }
 
 /// Creates the output folder and checks that it can be written to, before hours of training.

@@ -8,10 +8,10 @@
 
 #include <CLI/CLI.hpp>
 
-namespace words {
+namespace cli {
 
 /// Rewrites CLI11's message about a command line in the style of the library's errors.
-[[nodiscard]] inline std::string sentence(CLI::App const& app, CLI::ParseError const& error) {
+[[nodiscard]] inline std::string error_message(CLI::App const& app, CLI::ParseError const& error) {
   std::string const what = error.what();
   std::string_view const converted = "Could not convert: ";
   if (what.substr(0, converted.size()) == converted) {  // "Could not convert: --flag = value"
@@ -41,4 +41,4 @@ namespace words {
   return what;
 }
 
-}  // namespace words
+}  // namespace cli
