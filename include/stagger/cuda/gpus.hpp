@@ -29,7 +29,7 @@ struct Gpus {
   using Backend = GpusBackend;
   static constexpr DeviceTraits traits{.obeys_placement = true,
                                        .parameter_memory = true,
-                                       .meets_types = true,
+                                       .takes_layer_types = true,
                                        .enqueues_updates = true,
                                        .sums_while_running = true,
                                        .keeps_whole_states = true,
@@ -56,9 +56,9 @@ struct Gpus {
     return devices.empty() ? device_count() : static_cast<int>(devices.size());
   }
 
-  /// For Pipeline: the types of all layers.
-  template <class Types> void meet() noexcept {
-    wires = {detail::WireTypes<Types>::table, detail::WireTypes<Types>::count};
+  /// `Pipeline::with` names the types of all layers here, so that the device knows what it sends.
+  template <class Layers> void use_layers() noexcept {
+    wires = {detail::WireTypes<Layers>::table, detail::WireTypes<Layers>::count};
   }
 
   /// For the back end.

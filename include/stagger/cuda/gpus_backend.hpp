@@ -26,7 +26,7 @@ namespace stagger::cuda {
 /// `detail::Routes`. After the first step of a program it makes no event, allocates nothing and
 /// synchronises with nothing but the end of a step that somebody waits for.
 ///
-/// `slot` is that of an iteration in flight, 0 to turns() - 1.
+/// `slot` is that of an iteration in flight, 0 to slots() - 1.
 class GpusBackend : detail::Enqueuer {
  public:
   /// Finds the other GPUs.
@@ -71,7 +71,7 @@ class GpusBackend : detail::Enqueuer {
     streams_.assign(places);
     group_sums_.connect(places);
     messages_.load(places);
-    streams_.load(messages_.routes(), turns());
+    streams_.load(messages_.routes(), slots());
     if (machine_.memory_of_parameters()->device < 0)
       detail::settle_parameters(streams_, *memories_);
     group_sums_.load();
@@ -80,7 +80,7 @@ class GpusBackend : detail::Enqueuer {
     warm_ = false;
     for (std::size_t g = 0; g < gpus_->size(); ++g) {
       gpus_->select(g);
-      (*gpus_)[g].iteration.load(machine_, options_.kernels, turns());
+      (*gpus_)[g].iteration.load(machine_, options_.kernels, slots());
     }
   }
 
@@ -105,7 +105,7 @@ class GpusBackend : detail::Enqueuer {
   [[nodiscard]] bool runs_ahead() const noexcept {
     return !machine_.options().record && !machine_.measures();
   }
-  [[nodiscard]] std::size_t turns() const noexcept { return in_flight_.slots(); }
+  [[nodiscard]] std::size_t slots() const noexcept { return in_flight_.slots(); }
 
   /// Has the devices begin the step that the machine has begun. Where the machine has failed then,
   /// nothing of the step is in flight: what was enqueued of it, and all before it, is done.

@@ -52,8 +52,8 @@ struct DeviceTraits {
       false;  ///< `int spare_places(int ranks) const`: places left for adding up gradients
   bool parameter_memory =
       false;  ///< `ParameterMemory parameter_memory() const`: where parameters lie
-  bool meets_types =
-      false;  ///< `template <class Layers> void meet()`: is given the types of all layers
+  bool takes_layer_types =
+      false;  ///< `template <class Layers> void use_layers()`: is given the types of all layers
   bool enqueues_updates = false;  ///< runs optimizers whose update is a kernel
   bool sums_while_running =
       false;  ///< adds up gradients of replicas, group by group, while backward runs
@@ -92,16 +92,16 @@ concept Backend = requires(B& backend, std::vector<int> const& place, std::corou
   { backend.fail(failure) } noexcept;             // by any thread, at any time
 };
 
-/// A back end that can have several steps under way, each in one of turns() places of a ring, which
+/// A back end that can have several steps under way, each in one of the `slots()` of a ring, which
 /// are numbered from 0.
 template <class B>
-concept RunsAhead = requires(B& backend, B const& seen, std::size_t turn, double* losses) {
+concept RunsAhead = requires(B& backend, B const& seen, std::size_t slot, double* losses) {
   { seen.runs_ahead() } -> std::same_as<bool>;  // in the mode that was asked for
-  { seen.turns() } -> std::same_as<std::size_t>;
-  backend.enqueue(turn);
-  { backend.finished(turn) } -> std::same_as<bool>;  // whether the device has finished that step
-  { backend.await(turn, std::int64_t{}) } noexcept -> std::same_as<std::exception_ptr>;
-  { seen.results(turn, losses) } -> std::same_as<double>;  // the norm of the gradients
+  { seen.slots() } -> std::same_as<std::size_t>;
+  backend.enqueue(slot);
+  { backend.finished(slot) } -> std::same_as<bool>;  // whether the device has finished that step
+  { backend.await(slot, std::int64_t{}) } noexcept -> std::same_as<std::exception_ptr>;
+  { seen.results(slot, losses) } -> std::same_as<double>;  // the norm of the gradients
   seen.require_present();                                  // throws where the device is lost
 };
 

@@ -149,7 +149,7 @@ struct Processes {
   using Backend = ProcessesBackend;
   static constexpr DeviceTraits traits{.obeys_placement = true,
                                        .needs_every_place = true,
-                                       .meets_types = true,
+                                       .takes_layer_types = true,
                                        .sums_while_running = true,
                                        .sums_by_library = true,
                                        .shards_states = true,
@@ -170,10 +170,10 @@ struct Processes {
     return size;
   }
 
-  /// For Pipeline: the types of all layers.
-  template <class Types> void meet() noexcept {
-    ports = detail::PortTypes<Types>::table;
-    port_count = detail::PortTypes<Types>::count;
+  /// `Pipeline::with` names the types of all layers here, so that the device knows what it sends.
+  template <class Layers> void use_layers() noexcept {
+    ports = detail::PortTypes<Layers>::table;
+    port_count = detail::PortTypes<Layers>::count;
   }
   detail::PortType const* ports = nullptr;
   std::size_t port_count = 0;

@@ -27,7 +27,7 @@ struct Gpus {
   using Backend = cuda::GpusBackend;
   static constexpr DeviceTraits traits{.obeys_placement = true,
                                        .parameter_memory = true,
-                                       .meets_types = true,
+                                       .takes_layer_types = true,
                                        .enqueues_updates = true,
                                        .sums_while_running = true,
                                        .sums_by_library = true,
@@ -53,9 +53,9 @@ struct Gpus {
   /// of P runs the ranks from p N / P on.
   [[nodiscard]] int places() const noexcept { return launch ? launch->size : 1; }
 
-  /// For Pipeline: the types of all layers.
-  template <class Types> void meet() noexcept {
-    wires = {cuda::detail::WireTypes<Types>::table, cuda::detail::WireTypes<Types>::count,
+  /// `Pipeline::with` names the types of all layers here, so that the device knows what it sends.
+  template <class Layers> void use_layers() noexcept {
+    wires = {cuda::detail::WireTypes<Layers>::table, cuda::detail::WireTypes<Layers>::count,
              shapes_change};
   }
 

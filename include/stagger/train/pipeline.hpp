@@ -36,9 +36,9 @@ template <class... L> inline constexpr bool is_sequential<Sequential<L...>> = tr
     raise(Errc::bad_configuration, "a pipeline of 0 stages cannot be run; give at least 1 layer");
 }
 
-/// A device that must know the types of the layers is told.
-template <class Types, class Device> [[nodiscard]] Device introduced(Device device) {
-  if constexpr (Device::traits.meets_types) device.template meet<Types>();
+/// The device, told the types of the layers if it asks for them.
+template <class Layers, class Device> [[nodiscard]] Device with_layer_types(Device device) {
+  if constexpr (Device::traits.takes_layer_types) device.template use_layers<Layers>();
   return device;
 }
 
@@ -138,9 +138,9 @@ template <class... Stage> class Pipeline {
       setup.target_rows = std::same_as<Loss, NoLoss> || Rows<typename Loss::Target>::exist;
       setup.uncut = cut_later && !has_partitioner;
       setup.kept = kept;
-      auto session =
-          make_session(introduced<Types>(Pick<DeviceTag, host::Threads, P...>::from(policy...)),
-                       std::move(layers), setup);
+      auto session = make_session(
+          with_layer_types<Types>(Pick<DeviceTag, host::Threads, P...>::from(policy...)),
+          std::move(layers), setup);
       return Trainer<typename Model::Input, typename Model::Output, Optimizer, Loss,
                      Staleness::synchronous,
                      std::conditional_t<Device::traits.captures, Device, void>>(

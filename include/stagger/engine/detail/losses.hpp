@@ -41,21 +41,21 @@ class Losses {
   /// @param parts  how many ranks may compute a loss of one microbatch
   explicit Losses(std::size_t parts) : parts_(parts) {}
 
-  /// @param turns  steps that may be under way at once
-  [[gnu::cold]] void make_room(Program const& program, std::size_t turns) {
+  /// @param slots  steps that may be under way at once
+  [[gnu::cold]] void make_room(Program const& program, std::size_t slots) {
     auto const microbatches = static_cast<std::size_t>(program.microbatches);
-    losses_.resize(std::max(losses_.size(), turns * parts_ * microbatches));
+    losses_.resize(std::max(losses_.size(), slots * parts_ * microbatches));
     scales_.resize(std::max(scales_.size(), microbatches));
   }
 
   /// Points a step's arguments here, and weighs its microbatches: every term of a minibatch counts
   /// alike, however unequal they are.
-  void begin(StepArguments& arguments, Program const& program, std::size_t turn) {
+  void begin(StepArguments& arguments, Program const& program, std::size_t slot) {
     facts_ = {0, static_cast<std::size_t>(program.microbatches), parts_,
               arguments.targets.first != nullptr};
-    losses_of_turn_ = losses_.data() + turn * facts_.microbatches * parts_;
-    if (parts_ > 1) std::fill_n(losses_of_turn_, facts_.microbatches * parts_, 0.0);
-    arguments.losses = facts_.compares ? losses_of_turn_ : nullptr;
+    losses_of_slot_ = losses_.data() + slot * facts_.microbatches * parts_;
+    if (parts_ > 1) std::fill_n(losses_of_slot_, facts_.microbatches * parts_, 0.0);
+    arguments.losses = facts_.compares ? losses_of_slot_ : nullptr;
     if (!facts_.compares) return;
     auto const minibatches = static_cast<std::size_t>(program.updates);
     for (std::size_t begin = 0, k = 0; k < minibatches; ++k) {
@@ -71,13 +71,13 @@ class Losses {
 
   /// Of the step that was begun last.
   [[nodiscard]] StepFacts const& facts() const noexcept { return facts_; }
-  [[nodiscard]] double* values() const noexcept { return losses_of_turn_; }
+  [[nodiscard]] double* values() const noexcept { return losses_of_slot_; }
 
  private:
   std::size_t parts_;
   StepFacts facts_;
-  double* losses_of_turn_ = nullptr;
-  std::vector<double> losses_;  // [turns][parts][microbatches]
+  double* losses_of_slot_ = nullptr;
+  std::vector<double> losses_;  // [slots][parts][microbatches]
   std::vector<double> scales_;  // [microbatches] 1 / terms of the minibatch
 };
 

@@ -194,9 +194,9 @@ template <class Device> class SessionOn final : public MachineSession {
     Program const& program = *wanted;
     machine_.load(program);
     backend_.load(places_of(program));
-    std::size_t turns = 1;
-    if constexpr (runs_ahead) turns = ahead_.turns();
-    losses_.make_room(program, turns);
+    std::size_t slots = 1;
+    if constexpr (runs_ahead) slots = ahead_.slots();
+    losses_.make_room(program, slots);
     loaded_ = std::move(wanted);
   }
 
@@ -235,9 +235,9 @@ template <class Device> class SessionOn final : public MachineSession {
         ahead_.make_room(backend_);
         ahead_.rethrow_unreported();
         backend_.require_present();
-        std::size_t const turn = ahead_.turn();
-        prepare(request, std::move(stop), turn);
-        backend_.enqueue(turn);
+        std::size_t const slot = ahead_.slot();
+        prepare(request, std::move(stop), slot);
+        backend_.enqueue(slot);
         machine_.end_step();
         return &ahead_.add(losses_.facts(), losses_.values(), machine_.steps());
       }
@@ -343,17 +343,17 @@ template <class Device> class SessionOn final : public MachineSession {
   }
 
   /// The part of `begin` that depends on the step.
-  [[gnu::cold]] void prepare(Request const& request, stagger::stop_token stop, std::size_t turn) {
+  [[gnu::cold]] void prepare(Request const& request, stagger::stop_token stop, std::size_t slot) {
     load(request.program);
     StepArguments arguments = request.arguments;
-    losses_.begin(arguments, *request.program, turn);
+    losses_.begin(arguments, *request.program, slot);
     machine_.begin_step(arguments);
     if (stop.stop_possible()) stop_.emplace(std::move(stop), Cancel{this});
   }
 
   [[nodiscard]] auto make_ahead() {
     if constexpr (runs_ahead)
-      return Ahead<B>(backend_.turns());
+      return Ahead<B>(backend_.slots());
     else
       return NotAhead{};
   }
