@@ -61,7 +61,7 @@ TEST_CASE("gpu/Gpus: kernels of four stages pass tensors on in order", "[gpu]") 
 TEST_CASE("gpu/Gpus: a process that never comes is an error in time", "[gpu]") {
   if (no_gpu()) return;
   auto const invitation = sg::nccl::invite(0, [](std::span<std::byte>) {});
-  sg::nccl::Gpus device{.device = 0, .meet_s = 2};
+  sg::nccl::Gpus device{.device = 0, .join_deadline_s = 2};
   device.launch = sg::collective::Launch{.launcher = "the test", .size = 2};
   device.invitation = &invitation;
   fails_in_time(sg::Errc::deadline, 2,

@@ -63,7 +63,7 @@ auto model() {
 }
 auto over_processes() {
   return model().with(Unlucky{}, Pairs{}, sg::optimizer::AdamW{.rate = 0.01},
-                      sg::mpi::Processes{.meet_s = 600}, sg::Options{.deadline_s = 600});
+                      sg::mpi::Processes{.join_deadline_s = 600}, sg::Options{.deadline_s = 600});
 }
 using Train = decltype(over_processes());
 
@@ -377,7 +377,8 @@ TEST_CASE("mpi/Processes: a step that was asked for and not taken pairs no other
 
 TEST_CASE("mpi/Processes: after a deadline the others wait no longer than another one", "[mpi]") {
   if (processes() != 2) return;
-  auto train = model().with(Sum{}, sg::mpi::Processes{.meet_s = 600}, sg::Options{.deadline_s = 2});
+  auto train =
+      model().with(Sum{}, sg::mpi::Processes{.join_deadline_s = 600}, sg::Options{.deadline_s = 2});
   sg::run(train.step(batch(0)));
   if (process() == 0) {  // takes neither of the next two steps
     MPI_Barrier(MPI_COMM_WORLD);

@@ -39,7 +39,8 @@ auto made(sg::Options options, float learning = 0.1F) {
   std::vector<Scale> layers;
   for (int l = 0; l < processes(); ++l) layers.push_back(Scale{.layer = l});
   layers.back().factor = sg::Parameter<>{"factor", {learning * 5}};
-  return sg::Pipeline{std::move(layers)}.with(Sum{}, sg::mpi::Processes{.meet_s = 20}, options);
+  return sg::Pipeline{std::move(layers)}.with(Sum{}, sg::mpi::Processes{.join_deadline_s = 20},
+                                              options);
 }
 
 sg::Batch<Numbers, float> const data{{{1, 2}, {3}, {4, 5, 6}}, {1, 2, 3}};
@@ -254,7 +255,7 @@ TEST_CASE("mpi/Processes: a placement that leaves a process without a rank is re
     places.push_back(l == last ? 0 : l);
   }
   auto const got = error_of([&] {
-    (void)sg::Pipeline{layers}.with(Sum{}, sg::mpi::Processes{.meet_s = 20},
+    (void)sg::Pipeline{layers}.with(Sum{}, sg::mpi::Processes{.join_deadline_s = 20},
                                     sg::placement::ExplicitMap{places});
   });
   REQUIRE(got.first == sg::Errc::bad_configuration);
@@ -272,7 +273,7 @@ TEST_CASE("mpi/Processes: counts of measured steps that differ are found when th
     if (here && !measured) grouped.renew_every = 7;
     auto const got = error_of([&] {
       std::vector<Scale> layers(static_cast<std::size_t>(processes()));
-      (void)sg::Pipeline{layers}.with(Sum{}, sg::mpi::Processes{.meet_s = 20}, grouped);
+      (void)sg::Pipeline{layers}.with(Sum{}, sg::mpi::Processes{.join_deadline_s = 20}, grouped);
     });
     INFO(got.second);
     REQUIRE(got.first == sg::Errc::mismatch);

@@ -45,7 +45,7 @@ struct ShownFact {
   char value[shown_value + 1] = {};
 };
 
-inline void copy_words(char* to, std::size_t room, std::string const& from) {
+inline void copy_text(char* to, std::size_t room, std::string const& from) {
   bool const fits = from.size() <= room;
   std::size_t const n = fits ? from.size() : room - 3;
   std::memcpy(to, from.data(), n);
@@ -137,8 +137,8 @@ void agree(int rank, int ranks, std::span<Fact const> facts, Gather gather) {
   std::size_t const fact = detail::first_difference(all, width);
   std::vector<detail::ShownFact> shown(n);
   if (fact < facts.size()) {
-    detail::copy_words(shown[me].name, detail::shown_name, facts[fact].name);
-    detail::copy_words(shown[me].value, detail::shown_value, facts[fact].value);
+    detail::copy_text(shown[me].name, detail::shown_name, facts[fact].name);
+    detail::copy_text(shown[me].value, detail::shown_value, facts[fact].value);
   }
   gather(std::as_writable_bytes(std::span(shown)));
   detail::refuse(shown, all, width, fact);

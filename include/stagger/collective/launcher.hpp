@@ -37,7 +37,7 @@ template <class Get> class LauncherReader {
   explicit LauncherReader(Get get) : get_(get) {}
 
   [[nodiscard]] bool has(char const* name) const { return get_(name) != nullptr; }
-  [[nodiscard]] std::string words(char const* name) const { return has(name) ? get_(name) : ""; }
+  [[nodiscard]] std::string text_of(char const* name) const { return has(name) ? get_(name) : ""; }
 
   /// Whether a launcher's set is there; a part of it is an error.
   [[nodiscard]] bool complete(char const* launcher, std::initializer_list<char const*> tells,
@@ -125,19 +125,19 @@ template <class Get> [[nodiscard]] std::optional<Launch> find_launch(Get get) {
   if (reader.complete("torchrun", {"RANK", "WORLD_SIZE"},
                       {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})) {
     take(reader.read("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"));
-    near->run = reader.words("TORCHELASTIC_RUN_ID");
-    near->port_held = reader.words("TORCHELASTIC_USE_AGENT_STORE") == "True";
+    near->run = reader.text_of("TORCHELASTIC_RUN_ID");
+    near->port_held = reader.text_of("TORCHELASTIC_USE_AGENT_STORE") == "True";
     if (!near->run.empty()) return near;  // its agent made all of these variables for this process
   }
   if (reader.complete("Open MPI", {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
                       {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"})) {
     take(reader.read("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
                      "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"));
-    if (near->run.empty()) near->run = reader.words("PMIX_NAMESPACE");
+    if (near->run.empty()) near->run = reader.text_of("PMIX_NAMESPACE");
   }
   if (reader.complete("PMI", {"PMI_RANK", "PMI_SIZE"}, {"PMI_RANK", "PMI_SIZE"})) {
     take(reader.read("PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"));
-    if (near->run.empty()) near->run = reader.words("PMI_JOBID");
+    if (near->run.empty()) near->run = reader.text_of("PMI_JOBID");
   }
   if (near) return near;  // an allocation of Slurm says nothing of what mpirun started within it
   if (reader.complete("Slurm", {"SLURM_PROCID", "SLURM_NTASKS"},
@@ -145,8 +145,8 @@ template <class Get> [[nodiscard]] std::optional<Launch> find_launch(Get get) {
     take(reader.read("Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID",
                      "SLURM_NTASKS_PER_NODE"));
     if (reader.has("SLURM_JOB_ID"))  // a step of a job, which may have been started again
-      near->run = text(reader.words("SLURM_JOB_ID"), ".", reader.words("SLURM_STEP_ID"), ".",
-                       reader.words("SLURM_RESTART_COUNT"));
+      near->run = text(reader.text_of("SLURM_JOB_ID"), ".", reader.text_of("SLURM_STEP_ID"), ".",
+                       reader.text_of("SLURM_RESTART_COUNT"));
   }
   return near;
 }

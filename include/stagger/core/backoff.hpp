@@ -14,9 +14,9 @@ namespace stagger::detail {
 class Backoff {
  public:
   void pause() {
-    ++turns_;
-    if (turns_ < spins) return;
-    if (turns_ < spins + yields) return std::this_thread::yield();
+    ++rounds_;
+    if (rounds_ < spins) return;
+    if (rounds_ < spins + yields) return std::this_thread::yield();
     std::this_thread::sleep_for(sleep_);
     if (sleep_ < longest) sleep_ *= 2;
   }
@@ -25,7 +25,7 @@ class Backoff {
   static constexpr int spins = 200;
   static constexpr int yields = 400;
   static constexpr std::chrono::microseconds longest{200};
-  int turns_ = 0;
+  int rounds_ = 0;
   std::chrono::microseconds sleep_{25};
 };
 

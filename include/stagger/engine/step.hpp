@@ -55,7 +55,7 @@ struct StepOwner : Drivable {
   /// Waits for the step of a place and all before it; null: for all of them.
   virtual void settle(TicketPlace const*) {}
   /// Takes notice of what is done, without waiting.
-  virtual void look() {}
+  virtual void poll() {}
 
  protected:
   ~StepOwner() = default;
@@ -157,7 +157,7 @@ class [[nodiscard]] Ticket {
 
   /// Whether the step is done, whatever it ended with. Does not wait.
   [[nodiscard]] bool done() {
-    if (place_ != nullptr) owner_->look();
+    if (place_ != nullptr) owner_->poll();
     return place_ == nullptr;
   }
 

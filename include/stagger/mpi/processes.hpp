@@ -43,11 +43,11 @@ class ProcessesBackend {
   ProcessesBackend(Device const& device, stagger::detail::Machine& machine, int places)
       : codec_{machine, device.ports, device.port_count},
         machine_(machine),
-        meet_s_(device.meet_s),
-        world_(detail::callable(device.processes, device.places(), places), meet_s_),
-        channels_(detail::duplicate(device.processes, meet_s_)),
+        join_deadline_s_(device.join_deadline_s),
+        world_(detail::callable(device.processes, device.places(), places), join_deadline_s_),
+        channels_(detail::duplicate(device.processes, join_deadline_s_)),
         steps_(codec_, channels_, sums_, world_.spin()) {
-    detail::agree(world_, detail::facts_of(codec_), meet_s_);
+    detail::agree(world_, detail::facts_of(codec_), join_deadline_s_);
     if (channels_.size() == 1) return;
     machine_.set_grouping_peers(detail::grouping_peers(*this));
   }
@@ -75,17 +75,18 @@ class ProcessesBackend {
     detail::Placement wanted(process_of, channels_.size(), channels_.rank());
     // After a step that failed the others come soon, or not at all.
     bool const again = must_load_ && !placement_.empty();
-    double const meet_s = again ? std::min(meet_s_, machine_.options().deadline_s) : meet_s_;
+    double const join_deadline_s =
+        again ? std::min(join_deadline_s_, machine_.options().deadline_s) : join_deadline_s_;
     must_load_ = true;
     codec_.require_portable(process_of.data());
     if (program.training && channels_.size() > 1)
       stagger::detail::require_numbers(machine_.optimizer_digest());
     owners_.allocate(codec_, wanted);
-    agreement_.reach(world_, channels_, steps_.loading_stamp(), program, wanted, prepares_, meet_s,
-                     steps_.told());
+    agreement_.reach(world_, channels_, steps_.loading_stamp(), program, wanted, prepares_,
+                     join_deadline_s, steps_.told());
     placement_ = std::move(wanted);
     owners_.move(world_, codec_, placement_);
-    sums_.load(codec_, placement_, world_, meet_s);
+    sums_.load(codec_, placement_, world_, join_deadline_s);
     steps_.load(placement_);
     must_load_ = false;
   }
@@ -119,7 +120,7 @@ class ProcessesBackend {
  private:
   detail::MessageCodec codec_;
   stagger::detail::Machine& machine_;
-  double meet_s_;
+  double join_deadline_s_;
   detail::Exchange world_;     // for what is agreed on outside of steps
   detail::Channels channels_;  // for steps
   detail::LibrarySums sums_{};
@@ -158,7 +159,7 @@ struct Processes {
                                        .starts_together = true};
 
   MPI_Comm processes = MPI_COMM_WORLD;  ///< looked at, and never used for messages
-  double meet_s = 60;  ///< for all processes to make the pipeline, or to lay out a program
+  double join_deadline_s = 60;  ///< for all processes to make the pipeline, or to lay out a program
 
   /// How many places a placement policy may spread the ranks over: processes. In order, process p
   /// of P runs the ranks from p N / P on.

@@ -43,8 +43,8 @@ struct Gpus {
   cuda::GraphCounts* counts = nullptr;
   int ahead = 2;
   cuda::Ranges ranges{};
-  double meet_s = 60;       ///< for all processes to join, and for each new connection
-  Rendezvous rendezvous{};  ///< how the processes find each other
+  double join_deadline_s = 60;  ///< for all processes to join, and for each new connection
+  Rendezvous rendezvous{};      ///< how the processes find each other
   Invitation const* invitation = nullptr;  ///< instead, as over MPI: invite(rank, broadcast)
   bool shapes_change = false;  ///< from step to step, of values that go to another process
   cuda::detail::Wires wires{};
@@ -75,7 +75,8 @@ struct Gpus {
     if (places() > 1)
       gpus->join(std::make_unique<detail::Processes>(
           (*gpus)[0], launch->rank, launch->size,
-          invitation != nullptr ? *invitation : invite(*launch, rendezvous), meet_s, deadline_s));
+          invitation != nullptr ? *invitation : invite(*launch, rendezvous), join_deadline_s,
+          deadline_s));
     return gpus;
   }
 

@@ -13,7 +13,7 @@
 namespace stagger::nccl {
 
 /// A number as NCCL writes it, 22809, in words: "2.28.9".
-[[nodiscard]] inline std::string version_words(int version) {
+[[nodiscard]] inline std::string version_text(int version) {
   return text(version / 10000, ".", version / 100 % 100, ".", version % 100);
 }
 
@@ -48,8 +48,8 @@ template <class Broadcast> [[nodiscard]] Invitation invite(int rank, Broadcast b
   broadcast(std::span<std::byte>(bytes));
   std::memcpy(&invitation, bytes.data(), sizeof invitation);
   if (invitation.version != version())
-    raise(Errc::bad_configuration, "rank ", rank, " runs with NCCL ", version_words(version()),
-          " and rank 0 with ", version_words(invitation.version), "; install the same NCCL on all");
+    raise(Errc::bad_configuration, "rank ", rank, " runs with NCCL ", version_text(version()),
+          " and rank 0 with ", version_text(invitation.version), "; install the same NCCL on all");
   return invitation;
 }
 

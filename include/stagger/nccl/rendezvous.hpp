@@ -64,9 +64,9 @@ struct FileHead {
 
 /// Written beside it and renamed: nobody reads half of it, and no link is followed.
 inline void write_file(std::string const& path, std::span<std::byte const> bytes,
-                       Meeting const& meeting) {
+                       RendezvousInfo const& info) {
   FileHead head;
-  head.run = meeting.run;
+  head.run = info.run;
   std::string const beside = text(path, ".", random_number(), ".new");
   int const file =
       ::open(beside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
@@ -84,8 +84,8 @@ inline void write_file(std::string const& path, std::span<std::byte const> bytes
 }
 
 /// @return  whether today's file is there; `other`: another run's is
-inline bool read_file(std::string const& path, std::span<std::byte> bytes, Meeting const& meeting,
-                      bool& other) {
+inline bool read_file(std::string const& path, std::span<std::byte> bytes,
+                      RendezvousInfo const& info, bool& other) {
   int const file = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
   if (file < 0) return false;
   FileHead head;
@@ -94,17 +94,17 @@ inline bool read_file(std::string const& path, std::span<std::byte> bytes, Meeti
   };
   bool const whole = read(&head, sizeof head) && read(bytes.data(), bytes.size());
   ::close(file);
-  other = !whole || head.word != FileHead{}.word || head.run != meeting.run;
+  other = !whole || head.word != FileHead{}.word || head.run != info.run;
   return !other;
 }
 
 inline void exchange_file(std::string const& path, std::span<std::byte> bytes,
-                          Meeting const& meeting) {
-  if (meeting.rank == 0) return write_file(path, bytes, meeting);
-  for (bool other = false; !read_file(path, bytes, meeting, other); meeting.end.pause(20)) {
-    if (meeting.end.left_ms() == 0)
-      raise(Errc::deadline, "rank ", meeting.rank, " waited ", meeting.seconds,
-            " s for rank 0 to write ", path, other ? ", which is another run's" : "",
+                          RendezvousInfo const& info) {
+  if (info.rank == 0) return write_file(path, bytes, info);
+  for (bool other = false; !read_file(path, bytes, info, other); info.end.pause(20)) {
+    if (info.end.left_ms() == 0)
+      raise(Errc::deadline, "rank ", info.rank, " waited ", info.seconds, " s for rank 0 to write ",
+            path, other ? ", which is another run's" : "",
             "; see whether rank 0 was started and sees the same folder");
   }
 }
@@ -135,20 +135,19 @@ inline void exchange_file(std::string const& path, std::span<std::byte> bytes,
     raise(Errc::bad_configuration, launch.launcher,
           " told no name of the run, by which ranks know ", options.file,
           " from that of an earlier run; set Rendezvous::run to a name that is new each time");
-  detail::Meeting meeting;
-  meeting.address = launch.address;
-  meeting.ports = detail::ports_of(launch, options);
-  meeting.rank = launch.rank;
-  meeting.size = launch.size;
-  meeting.seconds = options.deadline_s;
-  meeting.end = detail::Until(options.deadline_s);
+  detail::RendezvousInfo info;
+  info.address = launch.address;
+  info.ports = detail::ports_of(launch, options);
+  info.rank = launch.rank;
+  info.size = launch.size;
+  info.seconds = options.deadline_s;
+  info.end = detail::Deadline(options.deadline_s);
   // Not the address: rank 0's machine may be localhost to one rank and have a name for another.
-  meeting.run =
-      collective::digest(text(run, "\n", tcp ? meeting.ports.front() : 0, "\n", launch.size));
+  info.run = collective::digest(text(run, "\n", tcp ? info.ports.front() : 0, "\n", launch.size));
   return invite(launch.rank, [&](std::span<std::byte> bytes) {
-    if (!tcp) return detail::exchange_file(options.file, bytes, meeting);
-    if (launch.rank == 0) return detail::Host(meeting, bytes).serve();
-    detail::fetch(meeting, bytes);
+    if (!tcp) return detail::exchange_file(options.file, bytes, info);
+    if (launch.rank == 0) return detail::Host(info, bytes).serve();
+    detail::fetch(info, bytes);
   });
 }
 

@@ -16,8 +16,8 @@ namespace stagger::detail {
 /// A digest of several things, in order.
 class Digest {
  public:
-  Digest& add(std::string_view words) noexcept {
-    value_ ^= collective::digest(words) + 0x9e3779b97f4a7c15U + (value_ << 6U) + (value_ >> 2U);
+  Digest& add(std::string_view text) noexcept {
+    value_ ^= collective::digest(text) + 0x9e3779b97f4a7c15U + (value_ << 6U) + (value_ >> 2U);
     return *this;
   }
   template <class... T> Digest& numbers(T... number) noexcept {
@@ -25,7 +25,7 @@ class Digest {
     return add({reinterpret_cast<char const*>(all), sizeof all});
   }
   [[nodiscard]] std::uint64_t value() const noexcept { return value_; }
-  [[nodiscard]] std::string words() const {
+  [[nodiscard]] std::string hex() const {
     constexpr char digits[] = "0123456789abcdef";
     std::string hex(16, '0');
     for (std::size_t i = 0; i < 16; ++i) hex[i] = digits[value_ >> (60 - 4 * i) & 15U];
@@ -49,7 +49,7 @@ class Digest {
 }
 
 /// The layers whose gradients are added up in one go, as "stage:lowest-highest".
-[[nodiscard]] [[gnu::cold]] inline std::string words_of_groups(Program const& program) {
+[[nodiscard]] [[gnu::cold]] inline std::string describe_groups(Program const& program) {
   std::string groups;
   for (GradientGroup const& group : program.groups) {
     groups += text(groups.empty() ? "" : " ", group.stage, ":", group.lowest, "-");

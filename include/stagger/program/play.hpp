@@ -19,7 +19,7 @@ struct Blocked {
 };
 
 /// Which waits hold up a rank that is played.
-enum class Heeded : std::uint8_t {
+enum class PlayedWaits : std::uint8_t {
   all,
   messages,  ///< only those for values between stages, as if slots were always free
 };
@@ -33,11 +33,11 @@ enum class Heeded : std::uint8_t {
 /// @complexity linear in the number of instructions and waits
 class Player {
  public:
-  explicit Player(Program const& program, Heeded heeded = Heeded::all)
+  explicit Player(Program const& program, PlayedWaits waits = PlayedWaits::all)
       : program_(program),
         places_(program.ranks.size()),
         given_(program.signals.size()),
-        heeded_(heeded) {
+        waits_(waits) {
     for (int r = ranks(); r-- > 0;) runnable_.push_back(r);
   }
 
@@ -94,7 +94,7 @@ class Player {
     for (Wait const& wait : waits)
       if (given_[wait.signal] < wait.count &&
           program_.signals[wait.signal].sender != SignalEnds::outside &&
-          (heeded_ == Heeded::all || program_.signals[wait.signal].edge >= 0))
+          (waits_ == PlayedWaits::all || program_.signals[wait.signal].edge >= 0))
         return &wait;
     return nullptr;
   }
@@ -129,7 +129,7 @@ class Player {
   List<int> runnable_;         // ranks that may have something to do
   int rank_ = none;            // of the instruction at hand
   Instruction const* in_ = nullptr;
-  Heeded heeded_;
+  PlayedWaits waits_;
 };
 
 /// Plays a program to its end. @return the ranks that never reach theirs

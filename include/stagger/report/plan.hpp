@@ -146,8 +146,9 @@ namespace detail {
     double const share = plan.stages.size() < 2
                              ? 0.0
                              : 0.7 * std::max(s, 0) / static_cast<double>(plan.stages.size() - 1);
-    detail::Rgb const colour = s < 0 ? detail::Rgb{238, 240, 243}
-                                     : detail::looks.front().colour.towards(detail::white, share);
+    detail::Rgb const colour =
+        s < 0 ? detail::Rgb{238, 240, 243}
+              : detail::action_styles.front().colour.towards(detail::white, share);
     body += text("<rect x=\"", left, "\" y=\"", y, "\" width=\"", box, "\" height=\"", height,
                  "\" rx=\"4\" fill=\"", colour.hex(), "\"><title>device ", d, "</title></rect>\n");
     std::string const ink = detail::text_colour(colour).hex();

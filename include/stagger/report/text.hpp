@@ -11,8 +11,8 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
+#include <stagger/report/detail/action_style.hpp>
 #include <stagger/report/detail/blocks.hpp>
-#include <stagger/report/detail/look.hpp>
 #include <stagger/report/format.hpp>
 #include <stagger/report/summary.hpp>
 #include <stagger/schedule/timeline.hpp>
@@ -101,10 +101,10 @@ struct TextGrid {
       if (to <= from) continue;  // shorter than half a column
       idle(out, from - at);
       std::size_t const room = (to - from) * cell - (separated ? 1 : 0);
-      Look const& look = look_of(block.kind);
+      ActionStyle const& style = style_of(block.kind);
       std::string shown = brief ? block.brief : block.label;
-      if (shown.size() > room) shown = look.legend[0];
-      shown.append(room - shown.size(), to - from == 1 && separated ? ' ' : look.filler);
+      if (shown.size() > room) shown = style.legend[0];
+      shown.append(room - shown.size(), to - from == 1 && separated ? ' ' : style.filler);
       out += shown;
       if (separated) out += ' ';
       at = to;

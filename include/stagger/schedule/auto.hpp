@@ -308,7 +308,7 @@ class Search {
     Limits const& limits = wanted_.limits;
     if (limits.in_flight == 0 && limits.memory == 0) return true;
     for (int r = 0; r < table.ranks(); ++r) {
-      Room room;
+      Occupancy room;
       Action const* held = nullptr;  // first of a pair
       for (Action const& a : table.row(r)) {
         if (a.overlaps_next && a.kind != Kind::forward) {

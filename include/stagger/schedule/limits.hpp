@@ -18,7 +18,7 @@ struct Limits {
 namespace detail {
 
 /// What one rank holds while its actions run.
-struct Room {
+struct Occupancy {
   double held = 0;
   int live = 0;
 

@@ -48,7 +48,7 @@ TEST_CASE("nccl/Gpus: a process that never comes is an error in time", "[nccl]")
   {
     auto const invited = invitation();
     auto gpus = process(a_process(), 0, 2, invited);
-    gpus.meet_s = 0.2;
+    gpus.join_deadline_s = 0.2;
     auto const start = std::chrono::steady_clock::now();
     auto const words = words_of([&] {
       static_cast<void>(over(gpus, optimizer(), even_cuts(2), made(sg::schedule::GPipe{}),

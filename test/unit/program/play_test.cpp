@@ -55,7 +55,7 @@ TEST_CASE("program/Player: an instruction comes behind those whose signals it wa
 
 TEST_CASE("program/Player: as if slots were always free, only values are waited for", "[program]") {
   Program const program = two_values();
-  Player player(program, Heeded::messages);
+  Player player(program, PlayedWaits::messages);
   CHECK(order_of(player) == Order{{0, 0}, {0, 1}, {1, 0}, {1, 1}});
 }
 

@@ -510,7 +510,7 @@ TEST_CASE("report/svg: kinds differ for colour-blind readers and in grey, and nu
                         Kind::reduce_gradient};
   for (double const* m : {vision[0], vision[1], vision[2], vision[3]}) {
     auto const seen = [&](Kind kind) {
-      auto const c = report::detail::look_of(kind).colour;
+      auto const c = report::detail::style_of(kind).colour;
       double const r = linear(c.r), g = linear(c.g), b = linear(c.b);
       auto const part = [&](int i) {
         return std::clamp(m[i] * r + m[i + 1] * g + m[i + 2] * b, 0.0, 1.0);
@@ -531,7 +531,7 @@ TEST_CASE("report/svg: kinds differ for colour-blind readers and in grey, and nu
   for (Kind const kind : kinds) {
     for (std::size_t chunks = 1; chunks <= 6; ++chunks) {
       for (std::size_t c = 0; c < chunks; ++c) {
-        auto const under = report::detail::chunk_colour(report::detail::look_of(kind), c, chunks);
+        auto const under = report::detail::chunk_colour(report::detail::style_of(kind), c, chunks);
         double const a = under.luminance() + 0.05;
         double const b = report::detail::text_colour(under).luminance() + 0.05;
         CHECK(std::max(a, b) / std::min(a, b) >= 4.5);  // WCAG 2, AA

@@ -45,7 +45,7 @@ namespace stagger::cuda::detail {
           {"the number of stages", std::to_string(machine.stages())},
           {"the first layers of the stages", cuts},
           {"the parameters", shapes},
-          {"the values of the parameters", text("of digest ", values.words())},
+          {"the values of the parameters", text("of digest ", values.hex())},
           {"Options::clip_norm", options.clip_norm ? text(*options.clip_norm) : "none"},
           {"Options::seed", std::to_string(options.seed)},
           {"the shares of Options::replicas", shares.empty() ? "none" : shares},
@@ -74,18 +74,17 @@ namespace stagger::cuda::detail {
   for (auto const& rank : program.ranks)
     code.numbers(stagger::detail::digest_of(rank).value(), rank.reducer_for);
   for (RowEdge const edge : program.row_edges) code.numbers(edge.from, edge.to);
-  return {
-      {"the steps taken so far", std::to_string(machine.steps())},
-      {"the optimizer's numbers, such as its learning rate", text("of digest ", numbers.words())},
-      {"AllReduce::by", grouping.by == collective::By::slices ? "slices" : "library"},
-      {"AllReduce::measured_steps", std::to_string(grouping.measured_steps)},
-      {"AllReduce::renew_every", std::to_string(grouping.renew_every)},
-      {"what the step does", program.training ? "training" : "forward only"},
-      {"the number of microbatches", std::to_string(program.microbatches)},
-      {"the number of ranks", std::to_string(program.ranks.size())},
-      {"the GPUs of the ranks", gpus},
-      {"the groups of gradients", stagger::detail::words_of_groups(program)},
-      {"the program", text("of digest ", code.words())}};
+  return {{"the steps taken so far", std::to_string(machine.steps())},
+          {"the optimizer's numbers, such as its learning rate", text("of digest ", numbers.hex())},
+          {"AllReduce::by", grouping.by == collective::By::slices ? "slices" : "library"},
+          {"AllReduce::measured_steps", std::to_string(grouping.measured_steps)},
+          {"AllReduce::renew_every", std::to_string(grouping.renew_every)},
+          {"what the step does", program.training ? "training" : "forward only"},
+          {"the number of microbatches", std::to_string(program.microbatches)},
+          {"the number of ranks", std::to_string(program.ranks.size())},
+          {"the GPUs of the ranks", gpus},
+          {"the groups of gradients", stagger::detail::describe_groups(program)},
+          {"the program", text("of digest ", code.hex())}};
 }
 
 }  // namespace stagger::cuda::detail

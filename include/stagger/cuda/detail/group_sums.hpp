@@ -109,10 +109,10 @@ class GroupSums {
     around(one.gpu, one.stream, [&] {
       if (blocks_.front().empty()) return;
       if (by_library(group)) return add_by_library(group);
-      exchange(group, Way::to_the_adding);
+      exchange(group, Direction::to_reducer);
       for (std::size_t m = 0; m < group.members.size(); ++m) add_own_part(group, m);
       wait_for_each_other(in, group);
-      exchange(group, Way::to_the_others);
+      exchange(group, Direction::to_others);
     });
     for (auto const& member : group.members) record(in, *member);
   }
@@ -136,7 +136,7 @@ class GroupSums {
   }
 
  private:
-  enum class Way : bool { to_the_adding, to_the_others };
+  enum class Direction : bool { to_reducer, to_others };
 
   /// The gradients of one layer at one member.
   struct LayerBlock {
@@ -215,8 +215,8 @@ class GroupSums {
   }
 
   /// Each member takes the others' gradients of its part; or hands its part to all others.
-  void exchange(ReplicaGroup const& group, Way way) {
-    bool const adding = way == Way::to_the_adding;
+  void exchange(ReplicaGroup const& group, Direction direction) {
+    bool const adding = direction == Direction::to_reducer;
     for (std::size_t m = 0; m < group.members.size(); ++m) {
       Member& member = *group.members[m];
       auto* received = member.received.data();

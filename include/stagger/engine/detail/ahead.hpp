@@ -53,7 +53,7 @@ template <class B> class Ahead {
   }
 
   /// Finishes what is done.
-  void look(B& backend) {
+  void poll(B& backend) {
     while (!empty() && backend.finished(first_ % slots_.size())) finish_first(backend);
   }
 

@@ -252,8 +252,8 @@ template <class Device> class SessionOn final : public MachineSession {
       backend_.require_present();
     }
   }
-  void look() override {
-    if constexpr (runs_ahead) ahead_.look(backend_);
+  void poll() override {
+    if constexpr (runs_ahead) ahead_.poll(backend_);
   }
 
   void drive() override {

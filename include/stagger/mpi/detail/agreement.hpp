@@ -61,11 +61,11 @@ inline void require_same_step(Envelope const& theirs, Stamp const& own, int peer
 inline void tell_failure(Channels& channels, Stamp const& stamp,
                          std::exception_ptr const& failure) noexcept {
   peers_may_be_lost = true;
-  FailureTold const told = failure_told(failure);
+  FailureReport const told = report_of(failure);
   try {
     auto message = channels.blank();
     message->payload.add(static_cast<std::uint32_t>(told.code));
-    message->payload.add(told.words.data(), told.words.size());
+    message->payload.add(told.message.data(), told.message.size());
     channels.post_to_all(std::move(message), stamp, say_failure);
     channels.flush(0.2);
   } catch (...) {  // the others come to their deadline
@@ -109,10 +109,10 @@ inline void agree(Exchange& world, std::vector<collective::Fact> const& facts, d
   for (int r = 0; r < placement.ranks(); ++r)
     places += text(places.empty() ? "" : " ", placement.process_of(r));
   facts.push_back({"the processes of the ranks", places});
-  facts.push_back({"the groups of gradients", stagger::detail::words_of_groups(program)});
+  facts.push_back({"the groups of gradients", stagger::detail::describe_groups(program)});
   for (std::size_t r = 0; r < program.ranks.size(); ++r)
     facts.push_back(
-        {text("the program of rank ", r), stagger::detail::digest_of(program.ranks[r]).words()});
+        {text("the program of rank ", r), stagger::detail::digest_of(program.ranks[r]).hex()});
   return facts;
 }
 

@@ -15,20 +15,20 @@
 namespace stagger::mpi::detail {
 
 /// What a process tells the others when it ends a step.
-struct FailureTold {
+struct FailureReport {
   Errc code = Errc::peer_failed;
-  std::string words{};
+  std::string message{};
 };
-[[nodiscard]] inline FailureTold failure_told(std::exception_ptr const& failure) noexcept {
-  FailureTold told;
+[[nodiscard]] inline FailureReport report_of(std::exception_ptr const& failure) noexcept {
+  FailureReport told;
   try {
     std::rethrow_exception(failure);
   } catch (Error const& e) {
     told = {e.code(), e.what()};
   } catch (std::exception const& e) {
-    told.words = e.what();
+    told.message = e.what();
   } catch (...) {
-    told.words = "it threw something that is no std::exception";
+    told.message = "it threw something that is no std::exception";
   }
   return told;
 }

@@ -54,7 +54,7 @@ using stagger::detail::Digest;
       values.add({reinterpret_cast<char const*>(origin.data()), origin.size()});
     }
     facts.push_back({text("the parameters of layer ", l), shape});
-    facts.push_back({text("the values of layer ", l, "'s parameters"), values.words()});
+    facts.push_back({text("the values of layer ", l, "'s parameters"), values.hex()});
   }
   return facts;
 }

@@ -136,7 +136,7 @@ struct GroupingAgreement {
         answer.count = groups.size();
       } catch (...) {
         failure = std::current_exception();
-        failure_told(failure).words.copy(answer.refusal, sizeof(answer.refusal) - 1);
+        report_of(failure).message.copy(answer.refusal, sizeof(answer.refusal) - 1);
       }
     }
     world.broadcast(std::as_writable_bytes(std::span(&answer, 1)), 0, hearing, deadline_s);

@@ -15,7 +15,7 @@
 namespace stagger::mpi::detail {
 
 /// A rank of this process.
-struct RankHere {
+struct LocalRank {
   enum class State : std::uint8_t { runnable, blocked, done };
   stagger::detail::RankState* rank = nullptr;
   State state = State::done;
@@ -32,16 +32,16 @@ class Reports {
 
   /// If steps are recorded: of a rank and of its reducer, which has finished
   /// too.
-  void send_spans(stagger::detail::RankState const& rank, List<RankHere> const& ranks,
+  void send_spans(stagger::detail::RankState const& rank, List<LocalRank> const& ranks,
                   Stamp const& stamp) {
     if (!codec_.machine.options().record) return;
-    for (RankHere const& entry : ranks)
+    for (LocalRank const& entry : ranks)
       if (entry.rank == &rank || reducer_for(entry) == rank.number) send_spans(*entry.rank, stamp);
   }
   /// @param ranks  of this process, which have all finished
-  void send_results(List<RankHere> const& ranks, Stamp const& stamp) {
+  void send_results(List<LocalRank> const& ranks, Stamp const& stamp) {
     auto message = channels_.blank();
-    for (RankHere const& entry : ranks) {
+    for (LocalRank const& entry : ranks) {
       if (codec_.machine.options().record) send_spans(*entry.rank, stamp);
       message->payload.add(static_cast<std::uint32_t>(entry.rank->number));
       codec_.results(Writing{message->payload}, entry.rank->number);
@@ -49,9 +49,9 @@ class Reports {
     channels_.post_to_all(std::move(message), stamp, say_results);
   }
   /// Where the ranks of this process stand, for the others' sentence when nothing moves.
-  void send_positions(List<RankHere> const& ranks, Stamp const& stamp) {
+  void send_positions(List<LocalRank> const& ranks, Stamp const& stamp) {
     auto message = channels_.blank();
-    for (RankHere const& entry : ranks) Watch::write(message->payload, *entry.rank);
+    for (LocalRank const& entry : ranks) Watch::write(message->payload, *entry.rank);
     channels_.post_to_all(std::move(message), stamp, say_positions);
   }
   /// @param what  say_spans or say_results
@@ -67,7 +67,7 @@ class Reports {
   }
 
  private:
-  [[nodiscard]] int reducer_for(RankHere const& entry) const {
+  [[nodiscard]] int reducer_for(LocalRank const& entry) const {
     return codec_.program().ranks[entry.rank->number].reducer_for;
   }
   void send_spans(stagger::detail::RankState const& rank, Stamp const& stamp) {

@@ -144,7 +144,7 @@ class StepRun {
 
  private:
   using Clock = std::chrono::steady_clock;
-  using State = RankHere::State;
+  using State = LocalRank::State;
 
   void begin_step() {
     codec_.hold(placement_->runs_here());  // the caller may have looked at all
@@ -197,7 +197,7 @@ class StepRun {
   }
 
   /// @return whether the rank could
-  bool go_on(RankHere& entry) {
+  bool go_on(LocalRank& entry) {
     if (entry.state == State::done) return false;
     if (entry.state == State::blocked && !ready(entry.rank->blocked_on)) return false;
     auto const progress = stagger::detail::advance(*this, *entry.rank);
@@ -212,7 +212,7 @@ class StepRun {
     }
     return true;
   }
-  [[nodiscard]] bool adds_up(RankHere const& entry) const {
+  [[nodiscard]] bool adds_up(LocalRank const& entry) const {
     return entry.rank->number >= machine_.program().computing;
   }
   /// Before an action: takes what has come meanwhile, and adds up the gradients that are complete.
@@ -282,7 +282,7 @@ class StepRun {
   LibrarySums& sums_;
   std::chrono::microseconds spin_;
   Placement const* placement_ = nullptr;
-  List<RankHere> ranks_{};       // of this process
+  List<LocalRank> ranks_{};      // of this process
   List<std::uint32_t> given_{};  // [signals] as far as it is known here
   Routes routes_{};
   Reports reports_;

@@ -68,18 +68,18 @@ inline void wait_for_all(std::span<Operation> operations, double seconds) {
 class Processes final : public cuda::detail::Processes {
  public:
   /// Finds the other processes.
-  /// @param meet_s      for them to join, and for each new connection
+  /// @param join_deadline_s      for them to join, and for each new connection
   /// @param deadline_s  for each call in a step, and between steps
   /// @throws Error  deadline for those that do not come
-  Processes(cuda::detail::Gpu& gpu, int rank, int size, Invitation const& invitation, double meet_s,
-            double deadline_s)
+  Processes(cuda::detail::Gpu& gpu, int rank, int size, Invitation const& invitation,
+            double join_deadline_s, double deadline_s)
       : cuda::detail::Processes(rank, size),
         device_(gpu.device),
         home_(gpu.home),
         world_{Communicator(device_, invitation, size, rank, home_), {}, &home_},
-        meet_s_(meet_s),
+        join_deadline_s_(join_deadline_s),
         deadline_s_(deadline_s) {
-    world_.all.joined().wait(meet_s);
+    world_.all.joined().wait(join_deadline_s);
   }
   ~Processes() override {
     try {
@@ -114,7 +114,7 @@ class Processes final : public cuda::detail::Processes {
       int const peer = 1 - pairs_[c]->all.rank();
       operations.push_back(pairs_[c]->last = pairs_[c]->all.connect({&peer, 1}));
     }
-    wait_for_all(operations, meet_s_);
+    wait_for_all(operations, join_deadline_s_);
   }
 
   void connect(std::span<cuda::detail::ReplicaGroup const> groups, bool exchanges) override {
@@ -128,18 +128,19 @@ class Processes final : public cuda::detail::Processes {
       auto const& member = *groups[g].members.front();
       auto& end = *(groups_.back() = std::make_unique<End>());
       end.stream = &member.stream;
-      world_.all.split(0, static_cast<int>(member.number), end.all, end.stream).wait(meet_s_);
+      world_.all.split(0, static_cast<int>(member.number), end.all, end.stream)
+          .wait(join_deadline_s_);
       if (warm_.empty()) warm_.resize({1});
       cuda::check(cudaMemsetAsync(warm_.data(), 0, sizeof(float), end.stream->get()),
                   "clear a number");
       end.last = end.all.all_reduce(std::span(warm_.data(), 1), Reduction::sum);
-      end.last.wait(meet_s_);
+      end.last.wait(join_deadline_s_);
       if (!exchanges || end.all.size() < 3) continue;
       std::vector<int> peers;
       for (int r = 0; r < end.all.size(); ++r)
         if (r != end.all.rank()) peers.push_back(r);
       end.last = end.all.connect(peers);
-      end.last.wait(meet_s_);
+      end.last.wait(join_deadline_s_);
     }
   }
 
@@ -213,7 +214,7 @@ class Processes final : public cuda::detail::Processes {
   [[gnu::cold]] void prepare_any() override {
     select();
     auto question = std::make_unique<Question>();
-    world_.all.split(0, rank(), question->all, &question->stream).wait(meet_s_);
+    world_.all.split(0, rank(), question->all, &question->stream).wait(join_deadline_s_);
     question_ = std::move(question);
   }
   [[nodiscard]] bool any(bool own) override {
@@ -312,7 +313,7 @@ class Processes final : public cuda::detail::Processes {
 
   void join_none() {
     Communicator none;
-    world_.all.split(-1, 0, none).wait(meet_s_);
+    world_.all.split(-1, 0, none).wait(join_deadline_s_);
   }
   /// Splits off as many channels as do not share a process.
   [[gnu::cold]] void split_off(std::span<cuda::detail::Channel const> channels) {
@@ -333,7 +334,7 @@ class Processes final : public cuda::detail::Processes {
     end.stream = channel.stream.get();
     world_.all
         .split(static_cast<int>(*own), channel.places.first == rank() ? 0 : 1, end.all, end.stream)
-        .wait(meet_s_);
+        .wait(join_deadline_s_);
   }
 
   void make_room() {
@@ -348,7 +349,7 @@ class Processes final : public cuda::detail::Processes {
   Device device_;
   cuda::Stream const& home_;
   End world_;
-  double meet_s_;
+  double join_deadline_s_;
   double deadline_s_;
   std::vector<std::unique_ptr<End>> pairs_;   // [channels] null: of other processes
   std::vector<std::unique_ptr<End>> groups_;  // [groups] likewise

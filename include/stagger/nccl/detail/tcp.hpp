@@ -54,10 +54,10 @@ class Socket {
 };
 
 /// An end in time, for one wait or for all.
-class Until {
+class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
-  explicit Until(double seconds)  // so far off that no clock overflows
+  explicit Deadline(double seconds)  // so far off that no clock overflows
       : end_(Clock::now() +
              std::chrono::milliseconds(static_cast<std::int64_t>(std::min(seconds, 1e9) * 1e3))) {}
 
@@ -66,8 +66,8 @@ class Until {
     return static_cast<int>(std::clamp<std::int64_t>(left, 0, 1 << 30));
   }
   /// The nearer of this end and one in so many seconds.
-  [[nodiscard]] Until within(double seconds) const {
-    Until other(seconds);
+  [[nodiscard]] Deadline within(double seconds) const {
+    Deadline other(seconds);
     other.end_ = std::min(other.end_, end_);
     return other;
   }
@@ -80,14 +80,14 @@ class Until {
 };
 
 /// Who meets, where, and until when.
-struct Meeting {
+struct RendezvousInfo {
   std::string address{};     ///< of rank 0's machine
   std::vector<int> ports{};  ///< there: rank 0 listens on the first that it can have
   std::uint64_t run = 0;     ///< the same in all ranks of one run, and in no other run
   int rank = 0;
   int size = 1;
   double seconds = 60;
-  Until end{seconds};
+  Deadline end{seconds};
 
   [[nodiscard]] std::string where() const {
     return ports.size() == 1 ? text(address, ":", ports.front())
@@ -121,7 +121,7 @@ struct Answer {
 };
 
 /// Waits until a socket can be read (POLLIN) or written (POLLOUT). @return false: too late
-inline bool ready(Socket const& socket, short what, Until const& end) {
+inline bool ready(Socket const& socket, short what, Deadline const& end) {
   ::pollfd entry{socket.get(), what, 0};
   for (;;) {
     int const result = ::poll(&entry, 1, end.left_ms());
@@ -135,7 +135,7 @@ inline bool send_all(Socket const& socket, void const* bytes, std::size_t size) 
   return ::send(socket.get(), bytes, size, MSG_NOSIGNAL) == static_cast<::ssize_t>(size);
 }
 
-inline bool receive_all(Socket const& socket, void* bytes, std::size_t size, Until const& end) {
+inline bool receive_all(Socket const& socket, void* bytes, std::size_t size, Deadline const& end) {
   for (std::size_t got = 0; got < size;) {
     if (!ready(socket, POLLIN, end)) return false;
     auto const more = ::recv(socket.get(), static_cast<char*>(bytes) + got, size - got, 0);
@@ -175,13 +175,13 @@ inline Socket listen_on(int port, int& error) {
 
 /// The first port that is free. What holds one for a moment, such as a rank's connection on its way
 /// out, is waited for.
-inline Socket listen(Meeting const& meeting) {
-  Until const end = meeting.end.within(bind_s);
+inline Socket listen(RendezvousInfo const& info) {
+  Deadline const end = info.end.within(bind_s);
   for (int error = 0;;) {
-    for (int const port : meeting.ports)
+    for (int const port : info.ports)
       if (Socket listener = listen_on(port, error)) return listener;
     if (end.left_ms() == 0)
-      raise(Errc::io, "rank 0 cannot listen at ", meeting.where(), ": ", std::strerror(error),
+      raise(Errc::io, "rank 0 cannot listen at ", info.where(), ": ", std::strerror(error),
             "; set MASTER_PORT or Rendezvous::port to one that is free there");
     end.pause(20);
   }
@@ -190,23 +190,23 @@ inline Socket listen(Meeting const& meeting) {
 /// Rank 0: gives the bytes to every other rank.
 class Host {
  public:
-  Host(Meeting const& meeting, std::span<std::byte const> bytes)
-      : meeting_(meeting),
+  Host(RendezvousInfo const& info, std::span<std::byte const> bytes)
+      : info_(info),
         bytes_(bytes),
-        processes_(static_cast<std::size_t>(meeting.size)),
-        met_(static_cast<std::size_t>(meeting.size)) {}
+        processes_(static_cast<std::size_t>(info.size)),
+        joined_(static_cast<std::size_t>(info.size)) {}
 
   void serve() {
-    Socket const listener = listen(meeting_);
+    Socket const listener = listen(info_);
     std::vector<::pollfd> polled;
-    for (int missing = meeting_.size - 1; missing > 0;) {
+    for (int missing = info_.size - 1; missing > 0;) {
       polled.assign(1, {listener.get(), POLLIN, 0});
       for (auto const& caller : callers_) polled.push_back({caller.socket.get(), POLLIN, 0});
       // With callers it looks up now and then, to let go of those that say nothing.
-      int const most = callers_.empty() ? meeting_.end.left_ms() : 100;
+      int const most = callers_.empty() ? info_.end.left_ms() : 100;
       int const result = ::poll(polled.data(), static_cast<::nfds_t>(polled.size()),
-                                std::min(most, meeting_.end.left_ms()));
-      if (meeting_.end.left_ms() == 0) late();
+                                std::min(most, info_.end.left_ms()));
+      if (info_.end.left_ms() == 0) late();
       for (std::size_t i = 0; i < callers_.size(); ++i) {
         if (result > 0 && polled[i + 1].revents != 0) missing -= attend(callers_[i]) ? 1 : 0;
         if (callers_[i].end.left_ms() == 0) callers_[i].socket.close();
@@ -219,7 +219,7 @@ class Host {
  private:
   struct Caller {
     Socket socket;
-    Until end;
+    Deadline end;
     Greeting said{};
     std::size_t got = 0;  ///< bytes of it
   };
@@ -227,9 +227,9 @@ class Host {
   void accept(Socket const& listener) {
     Socket socket(::accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (socket)
-      callers_.push_back({std::move(socket), meeting_.end.within(silence_s)});
+      callers_.push_back({std::move(socket), info_.end.within(silence_s)});
     else  // it has gone, or this process has no descriptor left until another caller goes
-      meeting_.end.pause(1);
+      info_.end.pause(1);
   }
 
   /// Something has come from a caller. @return whether one more rank has the bytes
@@ -238,8 +238,8 @@ class Host {
       char byte = 0;
       bool const has_them = ::recv(caller.socket.get(), &byte, 1, 0) == 1;
       caller.socket.close();
-      if (!has_them || met_[caller.said.rank]) return false;
-      return met_[caller.said.rank] = true;
+      if (!has_them || joined_[caller.said.rank]) return false;
+      return joined_[caller.said.rank] = true;
     }
     auto* const at = reinterpret_cast<char*>(&caller.said) + caller.got;
     auto const more = ::recv(caller.socket.get(), at, sizeof(Greeting) - caller.got, 0);
@@ -259,7 +259,7 @@ class Host {
     auto const& said = caller.said;
     Answer answer;
     answer.verdict = Verdict::welcome;
-    if (said.run != meeting_.run || said.rank == 0 || said.rank >= processes_.size())
+    if (said.run != info_.run || said.rank == 0 || said.rank >= processes_.size())
       answer.verdict = Verdict::other_run;
     else if (auto& process = processes_[said.rank]; process == 0)
       process = said.process;
@@ -273,17 +273,17 @@ class Host {
   [[noreturn]] [[gnu::cold]] void late() const {
     std::string missing;
     int unnamed = -8;
-    for (std::size_t r = 1; r < met_.size(); ++r)
-      if (!met_[r] && ++unnamed <= 0) missing += text(missing.empty() ? "" : ", ", r);
+    for (std::size_t r = 1; r < joined_.size(); ++r)
+      if (!joined_[r] && ++unnamed <= 0) missing += text(missing.empty() ? "" : ", ", r);
     if (unnamed > 0) missing += text(" and ", unnamed, " more");
-    raise(Errc::deadline, "rank 0 waited ", meeting_.seconds, " s at ", meeting_.where(),
-          " for rank ", missing, "; see whether it was started and can reach this machine");
+    raise(Errc::deadline, "rank 0 waited ", info_.seconds, " s at ", info_.where(), " for rank ",
+          missing, "; see whether it was started and can reach this machine");
   }
 
-  Meeting const& meeting_;
+  RendezvousInfo const& info_;
   std::span<std::byte const> bytes_;
   std::vector<std::uint64_t> processes_;  ///< of each rank that has come; 0: none
-  std::vector<bool> met_;                 ///< whether it has the bytes
+  std::vector<bool> joined_;              ///< whether it has the bytes
   std::vector<Caller> callers_;
 };
 
@@ -326,7 +326,7 @@ inline std::vector<Address> resolve(std::string const& name, std::string& error)
 
 /// Asks what listens at an address for the bytes.
 inline Verdict ask(Address const& address, Greeting const& greeting, std::span<std::byte> bytes,
-                   Until const& end) {
+                   Deadline const& end) {
   Socket const socket(
       ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   auto const* const to = reinterpret_cast<::sockaddr const*>(&address.storage);
@@ -343,7 +343,7 @@ inline Verdict ask(Address const& address, Greeting const& greeting, std::span<s
   if (::getsockname(socket.get(), reinterpret_cast<::sockaddr*>(&self), &size) == 0 &&
       size == address.size && std::memcmp(&self, to, size) == 0)
     return Verdict::nobody;
-  Until const soon = end.within(connect_s);
+  Deadline const soon = end.within(connect_s);
   Answer answer;
   if (!send_all(socket, &greeting, sizeof greeting) ||
       !receive_all(socket, &answer, sizeof answer, soon) || answer.word != Answer{}.word)
@@ -355,36 +355,36 @@ inline Verdict ask(Address const& address, Greeting const& greeting, std::span<s
 }
 
 /// Asks at each port of each address until one answers for this run. @return the best answer
-inline Verdict ask_all(Meeting const& meeting, std::vector<Address> addresses,
+inline Verdict ask_all(RendezvousInfo const& info, std::vector<Address> addresses,
                        Greeting const& greeting, std::span<std::byte> bytes) {
   auto best = Verdict::nobody;
-  for (int const port : meeting.ports)
+  for (int const port : info.ports)
     for (auto& address : addresses) {
       address.set_port(port);
-      best = std::max(best, ask(address, greeting, bytes, meeting.end));
-      if (best >= Verdict::taken || meeting.end.left_ms() == 0) return best;
+      best = std::max(best, ask(address, greeting, bytes, info.end));
+      if (best >= Verdict::taken || info.end.left_ms() == 0) return best;
     }
   return best;
 }
 
 /// Any other rank: asks until rank 0 gives the bytes.
-inline void fetch(Meeting const& meeting, std::span<std::byte> bytes) {
+inline void fetch(RendezvousInfo const& info, std::span<std::byte> bytes) {
   Greeting greeting;
-  greeting.run = meeting.run;
-  greeting.rank = static_cast<std::uint64_t>(meeting.rank);
+  greeting.run = info.run;
+  greeting.rank = static_cast<std::uint64_t>(info.rank);
   greeting.process = random_number();
   auto best = Verdict::nobody;
   for (int pause = 20;; pause = std::min(2 * pause, 250)) {
     std::string error;
-    auto const verdict = ask_all(meeting, resolve(meeting.address, error), greeting, bytes);
+    auto const verdict = ask_all(info, resolve(info.address, error), greeting, bytes);
     if (verdict == Verdict::welcome) return;
     if (verdict == Verdict::taken)
-      raise(Errc::bad_configuration, "another process has told rank 0 at ", meeting.where(),
-            " that it is rank ", meeting.rank,
+      raise(Errc::bad_configuration, "another process has told rank 0 at ", info.where(),
+            " that it is rank ", info.rank,
             "; see that the launcher gives each process a rank of its own");
     best = std::max(best, verdict);
-    if (meeting.end.left_ms() != 0) {
-      meeting.end.pause(pause);
+    if (info.end.left_ms() != 0) {
+      info.end.pause(pause);
       continue;
     }
     std::string const why =
@@ -393,8 +393,8 @@ inline void fetch(Meeting const& meeting, std::span<std::byte> bytes) {
             ? ", where rank 0 of another run, or with another number of ranks, answered"
         : best == Verdict::stranger ? ", where something answered that is no rank of stagger"
                                     : "";
-    raise(Errc::deadline, "rank ", meeting.rank, " waited ", meeting.seconds, " s for rank 0 at ",
-          meeting.where(), why, "; see whether rank 0 was started and can be reached from here");
+    raise(Errc::deadline, "rank ", info.rank, " waited ", info.seconds, " s for rank 0 at ",
+          info.where(), why, "; see whether rank 0 was started and can be reached from here");
   }
 }
 

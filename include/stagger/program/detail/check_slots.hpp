@@ -116,10 +116,10 @@ class SlotCheck {
  private:
   static constexpr std::uint32_t nothing = 0xffffffff;
   enum Space : int { space_x, space_kept, space_dy, space_inner, space_y, space_dx, spaces };
-  [[nodiscard]] static char const* words_of(Space space) noexcept {
-    constexpr char const* words[] = {"inputs",          "kept values",      "output gradients",
+  [[nodiscard]] static char const* name_of(Space space) noexcept {
+    constexpr char const* names[] = {"inputs",          "kept values",      "output gradients",
                                      "inner gradients", "gathered outputs", "gathered gradients"};
-    return words[space];
+    return names[space];
   }
 
   /// A place for one value of each microbatch in turn.
@@ -145,7 +145,7 @@ class SlotCheck {
   [[nodiscard]] Slot& slot_at(Space space, int c, std::size_t number) {
     std::uint32_t const* const first = &first_slot_[spaces * c + space];
     if (number >= first[1] - first[0]) [[unlikely]]
-      state_.refuse({"uses slot ", number, " of ", words_of(space), ", of which cell ", c, " has ",
+      state_.refuse({"uses slot ", number, " of ", name_of(space), ", of which cell ", c, " has ",
                      first[1] - first[0]});
     return slots_[first[0] + number];
   }
@@ -153,7 +153,7 @@ class SlotCheck {
   void require_value(Slot const& slot, Space space, std::size_t number) const {
     if (slot.unit != state_.in->microbatch) [[unlikely]]
       state_.refuse(
-          {"reads slot ", number, " of ", words_of(space), ", which then does not hold its value"});
+          {"reads slot ", number, " of ", name_of(space), ", which then does not hold its value"});
   }
   Slot const& read(Space space, int c, std::size_t number) {
     Slot& slot = slot_at(space, c, number);
@@ -172,7 +172,7 @@ class SlotCheck {
   Slot& write(Space space, int c, std::size_t number, int reader, std::uint32_t message = 0) {
     Slot& slot = slot_at(space, c, number);
     if (slot.unit != nothing && !state_.knows(reader, slot.read)) [[unlikely]]
-      state_.refuse({"overwrites slot ", number, " of ", words_of(space), " of cell ", c,
+      state_.refuse({"overwrites slot ", number, " of ", name_of(space), " of cell ", c,
                      " while microbatch ", slot.unit, " may be read there"});
     slot = {state_.in->microbatch, message, 0};
     return slot;
@@ -205,7 +205,7 @@ class SlotCheck {
     for (std::size_t const k : row_edges_of(c, forward)) {
       RowEdge const edge = state_.program.row_edges[k];
       if (!state_.knows(cell(forward ? edge.to : edge.from).rank, taken_at(k, forward, number)))
-        state_.refuse({"overwrites slot ", number, " of ", words_of(space), " of cell ", c,
+        state_.refuse({"overwrites slot ", number, " of ", name_of(space), " of cell ", c,
                        " while rows of it may be taken"});
     }
     write(space, c, number, state_.rank, count_message(c, forward, whole));

@@ -30,7 +30,7 @@ struct RankTimes {
   List<std::uint32_t> now(program.ranks.size());
   FixedArray<RankTimes> times(program.ranks.size());
   FixedArray<Positions> given(program.signals.size());  // times of each signal
-  Player player(program, Heeded::messages);
+  Player player(program, PlayedWaits::messages);
   while (player.next()) {
     Instruction const& in = player.instruction();
     std::uint32_t& clock = now[player.rank()];

@@ -50,7 +50,7 @@ inline void draw_numbers(std::string& out, SvgLayout const& layout, SvgKey const
   }
   if (spans.empty()) return;
   auto const base = std::lround(3.6 * layout.font);  // half the height of a digit below the middle
-  out += text("<text class=\"n ", SvgKey{key.look, key.chunk}.name(), "\" y=\"",
+  out += text("<text class=\"n ", SvgKey{key.style, key.chunk}.name(), "\" y=\"",
               layout.offset(key.half) + base, "\">", spans, "</text>");
 }
 
@@ -68,7 +68,7 @@ inline void draw_lane(std::string& out, SvgLayout const& layout,
   std::vector<int> const stages = stages_of(row);
   std::map<SvgKey, std::vector<SvgMark>> groups;
   for_each_block(row, [&](Block const& block) {
-    SvgKey const key{look_index(block.action.kind), chunk_of(stages, block.action.stage),
+    SvgKey const key{style_index(block.action.kind), chunk_of(stages, block.action.stage),
                      block.half};
     groups[key].push_back(layout.mark(block.start_s - origin_s, block.end_s - origin_s,
                                       SvgLayout::label(block.action)));
@@ -83,12 +83,12 @@ inline void draw_lane(std::string& out, SvgLayout const& layout,
     draw_messages(out, layout, messages);
   }
   for (auto const& [key, marks] : groups)
-    if (layout.numbered[key.look]) draw_numbers(out, layout, key, marks);
+    if (layout.numbered[key.style]) draw_numbers(out, layout, key, marks);
 }
 
 /// Draws a rank whose blocks are narrower than a pixel: their shares of the time, and when messages
 /// are on their way.
-/// @param shares  of looks.size() * layout.chunks kinds
+/// @param shares  of action_styles.size() * layout.chunks kinds
 inline void draw_shared_lane(std::string& out, SvgLayout const& layout,
                              std::vector<schedule::Span> const& row, double origin_s,
                              SvgShares& shares) {
@@ -96,8 +96,9 @@ inline void draw_shared_lane(std::string& out, SvgLayout const& layout,
   auto const place = [&](double at_s) { return (at_s - origin_s) * layout.per_second; };
   shares.clear();
   for_each_block(row, [&](Block const& block) {
-    shares.add(look_index(block.action.kind) * layout.chunks + chunk_of(stages, block.action.stage),
-               place(block.start_s), place(block.end_s), block.half == Half::none ? 1 : 0.5);
+    shares.add(
+        style_index(block.action.kind) * layout.chunks + chunk_of(stages, block.action.stage),
+        place(block.start_s), place(block.end_s), block.half == Half::none ? 1 : 0.5);
   });
   shares.for_each_area(10 * layout.lane, [&](std::size_t kind, std::string const& outline) {
     out += text("<path class=\"q ", SvgKey{kind / layout.chunks, kind % layout.chunks}.name(),

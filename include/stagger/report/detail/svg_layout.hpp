@@ -15,24 +15,25 @@
 #include <vector>
 
 #include <stagger/core/error.hpp>
+#include <stagger/report/detail/action_style.hpp>
 #include <stagger/report/detail/blocks.hpp>
-#include <stagger/report/detail/look.hpp>
 #include <stagger/report/svg_options.hpp>
 #include <stagger/schedule/timeline.hpp>
 
 namespace stagger::report::detail {
 
-/// The strokes that share a colour and a height: one look, one chunk of the rank, one half of its
+/// The strokes that share a colour and a height: one style, one chunk of the rank, one half of its
 /// lane.
 struct SvgKey {
-  std::size_t look = 0;  ///< in `looks`
+  std::size_t style = 0;  ///< in `action_styles`
   std::size_t chunk = 0;
   Half half = Half::none;
   friend constexpr auto operator<=>(SvgKey const&, SvgKey const&) = default;
 
   /// Its classes: "b1 h".
   [[nodiscard]] std::string name() const {
-    return text(std::string_view(&looks[look].letter, 1), chunk, half == Half::none ? "" : " h");
+    return text(std::string_view(&action_styles[style].letter, 1), chunk,
+                half == Half::none ? "" : " h");
   }
 };
 
@@ -59,10 +60,10 @@ struct SvgLayout {
   bool pairs = false;             ///< some actions overlap
   bool shared = false;            ///< some panel shows shares of the time
   std::vector<int> column{};      ///< [panels] pixels of a column of shares; 0: blocks are drawn
-  std::array<bool, looks.size()> present{};   ///< which kinds occur
-  std::array<bool, looks.size()> numbered{};  ///< which kinds have numbers
+  std::array<bool, action_styles.size()> present{};   ///< which kinds occur
+  std::array<bool, action_styles.size()> numbered{};  ///< which kinds have numbers
 
-  SvgLayout(std::span<SvgPanel const> panels, SvgOptions const& look) : options(look) {
+  SvgLayout(std::span<SvgPanel const> panels, SvgOptions const& chosen) : options(chosen) {
     if (options.width < 200)
       raise(Errc::bad_configuration, "an SVG picture ", options.width,
             " pixels wide; give a width of 200 or more");
@@ -80,9 +81,9 @@ struct SvgLayout {
     lane = ranks <= 8 ? 26 : ranks <= 16 ? 20 : ranks <= 32 ? 14 : ranks <= 128 ? 8 : 3;
     left = 26 + 7 * static_cast<int>(std::to_string(ranks - 1).size() + 5);
     per_second = length_s > 0 ? 10.0 * lane_width() / length_s : 0;
-    Rooms rooms;
-    for (SvgPanel const& panel : panels) survey(*panel.timeline, rooms);
-    choose_font(rooms);
+    FontSizes fitting;
+    for (SvgPanel const& panel : panels) survey(*panel.timeline, fitting);
+    choose_font(fitting);
   }
 
   /// Length of the longest lane, pixels.
@@ -109,18 +110,18 @@ struct SvgLayout {
 
  private:
   /// Largest font that each block of a kind has room for.
-  using Rooms = std::array<std::vector<double>, looks.size()>;
+  using FontSizes = std::array<std::vector<double>, action_styles.size()>;
 
   /// Notes which kinds occur, whether their blocks are wide enough to be drawn, and how much room
   /// their numbers have.
-  void survey(schedule::Timeline const& timeline, Rooms& rooms) {
+  void survey(schedule::Timeline const& timeline, FontSizes& fitting) {
     constexpr std::size_t fewest = 10000;  // fewer blocks are drawn, however narrow
     double time_s = 0;
     std::size_t count = 0;
     for (auto const& row : timeline.rows) {
       for (schedule::Span const& span : row) {
         bool const message = schedule::is_message(span.action.kind);
-        if (!message || options.messages) present[look_index(span.action.kind)] = true;
+        if (!message || options.messages) present[style_index(span.action.kind)] = true;
         pairs = pairs || span.action.overlaps_next;
         if (message) continue;
         time_s += span.end_s - span.start_s;
@@ -137,7 +138,7 @@ struct SvgLayout {
       for_each_block(row, [&](Block const& block) {
         if (!schedule::is_compute(block.action.kind)) return;
         SvgMark const place = mark(block.start_s, block.end_s, label(block.action));
-        rooms[look_index(block.action.kind)].push_back(
+        fitting[style_index(block.action.kind)].push_back(
             (0.1 * static_cast<double>(place.width) - 1.5) /
             (0.6 * static_cast<double>(place.label.size())));
       });
@@ -145,12 +146,12 @@ struct SvgLayout {
 
   /// Numbers appear on the kinds most of whose blocks have room for them; all in one size, the
   /// largest that these allow.
-  void choose_font(Rooms& rooms) {
+  void choose_font(FontSizes& fitting) {
     constexpr double smallest = 7;
     double const largest = std::min(11, pairs ? lane / 2 - 3 : lane - 6);
     font = largest;
-    for (std::size_t kind = 0; kind < rooms.size(); ++kind) {
-      std::vector<double>& of_kind = rooms[kind];
+    for (std::size_t kind = 0; kind < fitting.size(); ++kind) {
+      std::vector<double>& of_kind = fitting[kind];
       if (of_kind.empty()) continue;
       auto const late = of_kind.begin() + static_cast<std::ptrdiff_t>(of_kind.size() / 20);
       std::nth_element(of_kind.begin(), late, of_kind.end());  // 19 of 20 have this much or more

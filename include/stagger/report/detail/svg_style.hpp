@@ -7,19 +7,19 @@
 #include <string>
 
 #include <stagger/core/error.hpp>
-#include <stagger/report/detail/look.hpp>
+#include <stagger/report/detail/action_style.hpp>
 #include <stagger/report/detail/svg_layout.hpp>
 #include <stagger/report/format.hpp>
 
 namespace stagger::report::detail {
 
 /// Colour of a rank's chunk: later chunks are lighter.
-[[nodiscard]] constexpr Rgb chunk_colour(Look const& look, std::size_t chunk,
+[[nodiscard]] constexpr Rgb chunk_colour(ActionStyle const& style, std::size_t chunk,
                                          std::size_t chunks) noexcept {
-  if (chunks < 2) return look.colour;
+  if (chunks < 2) return style.colour;
   double const last = static_cast<double>(chunks - 1);
   double const share = 0.62 * std::min(1.0, last / 2 + 0.1) * static_cast<double>(chunk) / last;
-  return look.colour.towards(white, share);
+  return style.colour.towards(white, share);
 }
 
 /// Colours of everything that is not a block.
@@ -39,13 +39,13 @@ inline constexpr Scheme dark_scheme{"#11161f", "#1e2530", "#37404e", "#e8ecf2", 
               "}.weak{fill:", scheme.weak, "}");
 }
 
-/// Calls `f(look, class, colour)` for each colour of blocks and messages.
+/// Calls `f(style, class, colour)` for each colour of blocks and messages.
 template <class F> void for_each_colour(SvgLayout const& layout, F&& f) {
-  for (std::size_t i = 0; i < looks.size(); ++i) {
+  for (std::size_t i = 0; i < action_styles.size(); ++i) {
     if (!layout.present[i]) continue;
-    std::size_t const chunks = schedule::is_message(looks[i].kind) ? 1 : layout.chunks;
+    std::size_t const chunks = schedule::is_message(action_styles[i].kind) ? 1 : layout.chunks;
     for (std::size_t c = 0; c < chunks; ++c)
-      f(looks[i], SvgKey{i, c}.name(), chunk_colour(looks[i], c, chunks));
+      f(action_styles[i], SvgKey{i, c}.name(), chunk_colour(action_styles[i], c, chunks));
   }
 }
 
@@ -66,8 +66,8 @@ template <class F> void for_each_colour(SvgLayout const& layout, F&& f) {
           format_shortest(10 * layout.font),
           "px;text-anchor:middle}\npath{fill:none;stroke-width:", layout.lane * 10,
           "}.h{stroke-width:", layout.lane * 5 - 8, "}.grid{stroke-width:1}");
-  for_each_colour(layout, [&](Look const& look, std::string const& name, Rgb colour) {
-    bool const bars = has_bars(layout, look.kind);
+  for_each_colour(layout, [&](ActionStyle const& style, std::string const& name, Rgb colour) {
+    bool const bars = has_bars(layout, style.kind);
     css += text(".", name, "{stroke:", bars ? text("url(#", name, ")") : colour.hex(), "}");
     if (bars && layout.pairs) css += text(".h.", name, "{stroke:", colour.hex(), "}");
     css += text(".n.", name, "{fill:", text_colour(colour).hex(), ";stroke:none}");
@@ -83,8 +83,8 @@ template <class F> void for_each_colour(SvgLayout const& layout, F&& f) {
 [[nodiscard]] inline std::string gradients(SvgLayout const& layout) {
   constexpr Rgb ink{16, 24, 40};
   std::string out;
-  for_each_colour(layout, [&](Look const& look, std::string const& name, Rgb colour) {
-    if (!has_bars(layout, look.kind)) return;
+  for_each_colour(layout, [&](ActionStyle const& style, std::string const& name, Rgb colour) {
+    if (!has_bars(layout, style.kind)) return;
     int const reach = layout.lane * 5;
     out += text("<linearGradient id=\"", name,
                 "\" gradientUnits=\"userSpaceOnUse\" x1=\"0\" x2=\"0\" y1=\"-", reach, "\" y2=\"",
@@ -95,8 +95,8 @@ template <class F> void for_each_colour(SvgLayout const& layout, F&& f) {
     Rgb const edge = colour.towards(ink, 0.36);
     std::string const first = format_fixed(2.4 / layout.lane, 3);
     std::string const last = format_fixed(1 - 2.4 / layout.lane, 3);
-    bool const above = look.kind != schedule::Kind::backward_input;
-    bool const below = look.kind != schedule::Kind::backward_weight;
+    bool const above = style.kind != schedule::Kind::backward_input;
+    bool const below = style.kind != schedule::Kind::backward_weight;
     if (above) stop(first, edge);
     stop(above ? first : "0", colour);
     if (below) stop(last, colour), stop(last, edge);

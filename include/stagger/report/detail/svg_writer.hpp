@@ -89,8 +89,8 @@ class SvgWriter {
   }
   [[nodiscard]] int legend_width() const {
     int width = layout_.chunks > 1 ? entry_width(shade_text) - 20 : 0;
-    for (std::size_t i = 0; i < looks.size(); ++i)
-      width += layout_.present[i] ? entry_width(looks[i].legend) : 0;
+    for (std::size_t i = 0; i < action_styles.size(); ++i)
+      width += layout_.present[i] ? entry_width(action_styles[i].legend) : 0;
     return width;
   }
 
@@ -104,12 +104,12 @@ class SvgWriter {
     };
     std::size_t const chunks = layout_.chunks;
     double const scale = 12.0 / layout_.lane;  // the swatch is a block, made smaller
-    for (std::size_t i = 0; i < looks.size(); ++i) {
-      Look const& look = looks[i];
+    for (std::size_t i = 0; i < action_styles.size(); ++i) {
+      ActionStyle const& style = action_styles[i];
       if (!layout_.present[i]) continue;
-      make_room(entry_width(look.legend));
+      make_room(entry_width(style.legend));
       std::size_t const shades =
-          schedule::is_message(look.kind) ? 1 : std::min<std::size_t>(chunks, 4);
+          schedule::is_message(style.kind) ? 1 : std::min<std::size_t>(chunks, 4);
       auto const swatch = static_cast<int>(160 / scale / static_cast<double>(shades));
       out += text("<g transform=\"translate(", x, " ", y_ + 9, ")scale(",
                   format_fixed(0.1 * scale, 4), ")\">");
@@ -118,9 +118,9 @@ class SvgWriter {
         out += text("<path class=\"", SvgKey{i, chunk}.name(), "\" d=\"M",
                     static_cast<int>(n) * swatch, " 0h", swatch, "\"/>");
       }
-      out += text("</g><text class=\"small\" x=\"", x + 21, "\" y=\"", y_ + 13, "\">", look.legend,
+      out += text("</g><text class=\"small\" x=\"", x + 21, "\" y=\"", y_ + 13, "\">", style.legend,
                   "</text>\n");
-      x += entry_width(look.legend);
+      x += entry_width(style.legend);
     }
     if (chunks < 2) return;
     make_room(entry_width(shade_text) - 20);
@@ -176,7 +176,7 @@ class SvgWriter {
     double const end = 10.0 * left + layout_.extents[p].length_s() * layout_.per_second;
     std::optional<SvgShares> shares;
     if (layout_.column[p] > 0)
-      shares.emplace((looks.size() - 1) * layout_.chunks, 10 * layout_.lane_width(),
+      shares.emplace((action_styles.size() - 1) * layout_.chunks, 10 * layout_.lane_width(),
                      10 * layout_.column[p]);
     auto const& rows = panels_[p].timeline->rows;
     for (std::size_t r = 0; r < rows.size(); ++r) {

@@ -159,7 +159,7 @@ constexpr void move_memory_waits(Table const& table, Times const& times, Limits 
   };
   for (std::size_t r = 0; r < out.timeline.rows.size(); ++r) {
     auto const& row = out.timeline.rows[r];
-    Room room;
+    Occupancy room;
     double free = 0;
     std::size_t next = 0;  // forward
     for (std::size_t at = 0; at < row.size(); ++at) {

@@ -124,7 +124,7 @@ namespace stagger::schedule::detail {
         live += count(state, q, f) - count(state, q, w);
         waiting += count(state, q, i) - count(state, q, w);
       }
-      Room const room{.held = (live - waiting) + limits.weight_share * waiting, .live = live};
+      Occupancy const room{.held = (live - waiting) + limits.weight_share * waiting, .live = live};
       if (!room.takes(limits)) return -1;
       if (s == 0) return 0;
       if (count(state, s - 1, f) <= done) return -1;

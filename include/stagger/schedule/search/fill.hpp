@@ -132,7 +132,7 @@ class Fill {
   };
   struct Rank {
     double free = 0, left = 0;  // left: seconds of what has not run
-    Room room{};
+    Occupancy room{};
     bool after_gradient = false;
     std::vector<Part*> parts{};
     Grid<Part*> pending{};           // of weight gradients, oldest first

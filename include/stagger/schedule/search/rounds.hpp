@@ -60,7 +60,7 @@ class Rounds {
  private:
   struct Rank {
     double free = 0, idle = 0;  // idle: since its first forward
-    Room room{};
+    Occupancy room{};
     int f = 0, i = 0, w = 0;
     std::vector<Action> row{};
   };
@@ -126,7 +126,7 @@ class Rounds {
     Grid<int> more(P_);
     double gradient_s = ranks_[P_ - 1].free + times_[P_ - 1].input;
     for (int r = P_ - 1; r-- > 0;) {
-      Room room = ranks_[r].room;
+      Occupancy room = ranks_[r].room;
       double free = ranks_[r].free;
       double const arrives = gradient_s + times_[r].link_backward;
       for (; 1 + more[r] < M_ && room.takes(limits_); ++more[r]) {
@@ -162,7 +162,7 @@ class Rounds {
     double const next =
         ranks_[r + 1].free + times_[r + 1].forward + times_[r + 1].input + times_[r].link_backward;
     if (rank.free >= next) return false;
-    Room room = rank.room;
+    Occupancy room = rank.room;
     double cost = times_[r].forward;
     for (int w = rank.w; !room.takes(limits_) && w < rank.i; ++w) {
       cost += times_[r].weight;

@@ -71,7 +71,7 @@ class RoundsV {
  private:
   struct Rank {
     double free = 0, idle = 0;
-    Room room{};
+    Occupancy room{};
     std::array<int, 4> done{};      // by pass
     std::vector<Action> pending{};  // weight gradients, oldest first
     std::size_t weighed = 0;
@@ -179,7 +179,7 @@ class RoundsV {
     }
   }
   [[nodiscard]] bool has_room(int r, int more) const {
-    Room room = ranks_[r].room;
+    Occupancy room = ranks_[r].room;
     room.held += more - 1;
     room.live += more - 1;
     return room.takes(limits_);

@@ -44,7 +44,7 @@ namespace stagger::schedule::detail {
                                   double part) {
   struct Rank {
     double free = 0;
-    Room room{};
+    Occupancy room{};
     std::size_t reached = 0;        // position in the given row
     std::vector<Action> pending{};  // weight gradients, oldest first
     std::size_t weighed = 0;        // how many of them have run

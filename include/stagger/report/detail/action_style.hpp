@@ -49,7 +49,7 @@ inline constexpr Rgb white{255, 255, 255};
 }
 
 /// How one kind of action is shown.
-struct Look {
+struct ActionStyle {
   schedule::Kind kind;
   char letter;         ///< in the class names of SVG
   char filler;         ///< what draws an action through the columns of a line of text
@@ -59,7 +59,7 @@ struct Look {
 
 /// The kinds in the order of a legend. Their hues differ under every common colour blindness, and
 /// they differ in lightness as well, for print. The last one stands for all messages.
-inline constexpr std::array<Look, 8> looks{
+inline constexpr std::array<ActionStyle, 8> action_styles{
     {{schedule::Kind::forward, 'f', '-', {38, 98, 171}, "F forward"},
      {schedule::Kind::backward, 'b', '=', {240, 160, 48}, "B backward"},
      {schedule::Kind::backward_input, 'i', '~', {251, 216, 120}, "I input gradient"},
@@ -69,15 +69,15 @@ inline constexpr std::array<Look, 8> looks{
      {schedule::Kind::pull, 'q', '<', {190, 120, 150}, "PULL from the parameter server"},
      {schedule::Kind::send_forward, 'm', '_', {128, 134, 148}, "message"}}};
 
-/// The place of a kind in `looks`.
-[[nodiscard]] constexpr std::size_t look_index(schedule::Kind kind) noexcept {
+/// The place of a kind in `action_styles`.
+[[nodiscard]] constexpr std::size_t style_index(schedule::Kind kind) noexcept {
   std::size_t i = 0;
-  while (i + 1 < looks.size() && looks[i].kind != kind) ++i;
+  while (i + 1 < action_styles.size() && action_styles[i].kind != kind) ++i;
   return i;
 }
 
-[[nodiscard]] constexpr Look const& look_of(schedule::Kind kind) noexcept {
-  return looks[look_index(kind)];
+[[nodiscard]] constexpr ActionStyle const& style_of(schedule::Kind kind) noexcept {
+  return action_styles[style_index(kind)];
 }
 
 }  // namespace stagger::report::detail
