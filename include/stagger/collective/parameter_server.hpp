@@ -29,6 +29,9 @@ namespace stagger::collective {
 struct ServerOptions {
   int workers = 1;  ///< >= 1, each a pipeline
   int shards = 1;   ///< >= 1; layers are dealt out to them, and each has a lock of its own
+  /// [workers] by which the server multiplies each one's gradients: its share of the data. Empty:
+  /// 1 / workers each. With 1 for each, every push is a full step.
+  std::vector<double> weights{};
 };
 
 namespace detail {
@@ -37,6 +40,7 @@ using stagger::detail::LayerParameters;
 using stagger::detail::ParameterLink;
 using stagger::detail::ParameterListener;
 using stagger::detail::ParameterStore;
+using stagger::detail::StoreRules;
 using stagger::detail::WorkerRules;
 
 /// All layers, a lock for each shard, and the workers.
@@ -47,6 +51,16 @@ class ServerInProcess {
     if (options.workers < 1 || options.shards < 1)
       raise(Errc::bad_configuration, "a parameter server of ", options.workers, " workers and ",
             options.shards, " shards cannot be made; use at least 1 of each");
+    auto const count = static_cast<std::size_t>(options.workers);
+    if (!options.weights.empty() && options.weights.size() != count)
+      raise(Errc::bad_configuration, options.weights.size(), " weights were given for ",
+            counted(options.workers, "worker"), "; give one for each, or none");
+    for (double const weight : options.weights)
+      if (!(weight > 0 && weight <= 1))
+        raise(Errc::bad_configuration, "gradients of a worker cannot be weighted by ", weight,
+              "; use its share of the data, more than 0 and at most 1");
+    store_rules_.weights = options.weights;
+    if (options.weights.empty()) store_rules_.weights.assign(count, 1 / static_cast<double>(count));
   }
 
   [[gnu::cold]] void join(int worker, std::span<LayerParameters const> layers,
@@ -59,8 +73,7 @@ class ServerInProcess {
       take_over(layers, rules);
     else
       compare(worker, layers, rules);
-    workers_[worker].asks.resize(layers.size());
-    workers_[worker].base.resize(layers.size());
+    workers_[worker].asks.assign(layers.size(), nothing);
     workers_[worker].listener = &listener;
   }
   void leave(int worker) noexcept {
@@ -75,17 +88,16 @@ class ServerInProcess {
     std::lock_guard const lock(mutex(l));
     ParameterStore& layer = *layers_[l];
     Worker& own = workers_[worker];
-    own.base[l] = layer.rounds();
     own.streams = layer.streams();
-    own.asks[l] = 0;
-    layer.keep_from(worker, layer.rounds());
-    if (layer.bytes() != 0) std::memcpy(values, layer.snapshot(layer.rounds()), layer.bytes());
+    own.asks[l] = nothing;
+    layer.begin(worker);
+    if (layer.bytes() != 0) std::memcpy(values, layer.newest(), layer.bytes());
   }
 
-  void push(int worker, std::size_t l, std::byte const* change, bool last) {
+  void push(int worker, std::size_t l, std::byte const* values, bool last) {
     std::lock_guard const lock(mutex(l));
     require_active(worker);
-    layers_[l]->push(worker, change);
+    layers_[l]->push(worker, values);
     if (last) layers_[l]->end(worker);
     answer(l);
   }
@@ -97,18 +109,16 @@ class ServerInProcess {
     answer(l);
   }
 
-  void take(int worker, std::size_t l, std::uint32_t rounds, std::byte* values) {
-    Worker const& own = workers_[worker];
+  std::uint32_t take(int worker, std::size_t l, std::uint32_t rounds, std::byte* values) {
     ParameterStore& layer = *layers_[l];
-    std::byte const* from = nullptr;
-    {
-      std::lock_guard const lock(mutex(l));
-      require_active(worker);
-      std::uint32_t const wanted = rounds == everything ? layer.rounds() : own.base[l] + rounds;
-      layer.keep_from(worker, wanted);
-      from = layer.snapshot(wanted);
-    }
-    if (layer.bytes() != 0) std::memcpy(values, from, layer.bytes());  // kept until the next take
+    std::unique_lock lock(mutex(l));
+    require_active(worker);
+    std::uint32_t const pushes = layer.start() + (rounds == everything ? 0 : rounds);
+    std::byte const* const from = layer.weights(worker, pushes);
+    std::uint32_t const contained = layer.contained(worker, pushes) - layer.start();
+    if (rules_.adds == staleness::Adds::in_worker_order) lock.unlock();  // it stays as it is
+    if (layer.bytes() != 0) std::memcpy(values, from, layer.bytes());
+    return contained;
   }
 
   void end(int worker, std::exception_ptr const& why) noexcept {
@@ -142,13 +152,13 @@ class ServerInProcess {
   [[nodiscard]] ServerOptions const& options() const noexcept { return options_; }
 
   static constexpr std::uint32_t everything = 0xffffffff;  // rounds of the last snapshot
+  static constexpr std::uint32_t nothing = 0xfffffffe;     // is asked for
 
  private:
   struct Worker {
     ParameterListener* listener = nullptr;
     std::atomic<bool> active{false};  // in a stream
-    List<std::uint32_t> base;         // [layers] rounds before its stream
-    List<std::uint32_t> asks;         // [layers] rounds of the snapshot that it waits for; 0: none
+    List<std::uint32_t> asks;         // [layers] rounds of what it waits for, or nothing
     std::uint32_t streams = 0;        // of all workers before its stream
   };
 
@@ -156,10 +166,12 @@ class ServerInProcess {
 
   void take_over(std::span<LayerParameters const> layers, WorkerRules const& rules) {
     rules_ = rules;
+    store_rules_.pushes = rules.pushes;
+    store_rules_.adds = rules.adds;
+    store_rules_.optimizer = rules.optimizer;
     layers_ = FixedArray<std::unique_ptr<ParameterStore>>(layers.size());
     for (std::size_t l = 0; l < layers.size(); ++l)
-      layers_[l] =
-          std::make_unique<ParameterStore>(layers[l], options_.workers, layers[l].values().data());
+      layers_[l] = std::make_unique<ParameterStore>(layers[l], store_rules_, workers_.size());
   }
 
   void compare(int worker, std::span<LayerParameters const> layers, WorkerRules const& rules) {
@@ -171,8 +183,8 @@ class ServerInProcess {
         raise(Errc::mismatch, "layer ", l, " of worker ", worker, " has parameters of ",
               layers[l].bytes_of_values(), " bytes, that of the others of ", layers_[l]->bytes(),
               "; workers train one model");
-      if (layers_[l]->rounds() == 0 && layers_[l]->bytes() != 0 &&
-          std::memcmp(layers[l].values().data(), layers_[l]->snapshot(0), layers_[l]->bytes()) != 0)
+      if (layers_[l]->streams() == 0 && layers_[l]->pushes(0) == 0 && layers_[l]->bytes() != 0 &&
+          std::memcmp(layers[l].values().data(), layers_[l]->newest(), layers_[l]->bytes()) != 0)
         raise(Errc::mismatch, "the first values of layer ", l, " of worker ", worker,
               " differ from those of the others; make all workers from one model, with one seed");
     }
@@ -180,7 +192,14 @@ class ServerInProcess {
       raise(Errc::mismatch, "worker ", worker, " pushes after every ",
             counted(rules.push_minibatches, "minibatch"), ", the others after ",
             rules_.push_minibatches, "; give all workers the same staleness model");
-    if (rules.optimizer != rules_.optimizer)
+    if (rules.pushes != rules_.pushes || rules.adds != rules_.adds)
+      raise(Errc::mismatch, "worker ", worker,
+            " pushes something else, or to be added in another way, than the others; give all "
+            "workers the same staleness model");
+    auto const numbers = [](WorkerRules const& of) {
+      return of.optimizer.digest(of.optimizer.optimizer);
+    };
+    if (numbers(rules) != numbers(rules_))
       raise(Errc::mismatch, "the numbers of worker ", worker,
             "'s optimizer differ from those of the others; give all workers the same");
   }
@@ -205,13 +224,14 @@ class ServerInProcess {
   /// Tells workers of what they have asked for.
   void answer(std::size_t l) {
     ParameterStore const& layer = *layers_[l];
-    for (Worker& each : workers_) {
-      if (!each.active.load() || each.asks.empty() || each.asks[l] == 0) continue;
+    for (std::size_t n = 0; n < workers_.size(); ++n) {
+      Worker& each = workers_[n];
+      if (!each.active.load() || each.asks[l] == nothing) continue;
       std::uint32_t const asked = each.asks[l];
       if (asked == everything ? layer.streams() == each.streams
-                              : layer.rounds() < each.base[l] + asked)
+                              : !layer.ready(static_cast<int>(n), layer.start() + asked))
         continue;
-      each.asks[l] = 0;
+      each.asks[l] = nothing;
       asked == everything ? each.listener->arrived_last(l) : each.listener->arrived(l, asked);
     }
   }
@@ -221,6 +241,7 @@ class ServerInProcess {
   FixedArray<Worker> workers_;
   std::mutex joining_;
   WorkerRules rules_;
+  StoreRules store_rules_;
   FixedArray<std::unique_ptr<ParameterStore>> layers_;
 };
 
@@ -238,8 +259,8 @@ class LinkInProcess final : public ParameterLink {
   void read(std::size_t layer, std::byte* values) override {
     server_->read(worker_, layer, values);
   }
-  void push(std::size_t layer, std::byte const* change, bool last) override {
-    server_->push(worker_, layer, change, last);
+  void push(std::size_t layer, std::byte const* values, bool last) override {
+    server_->push(worker_, layer, values, last);
   }
   void ask(std::size_t layer, std::uint32_t rounds) override {
     server_->ask(worker_, layer, rounds);
@@ -247,8 +268,8 @@ class LinkInProcess final : public ParameterLink {
   void ask_last(std::size_t layer) override {
     server_->ask(worker_, layer, ServerInProcess::everything);
   }
-  void take(std::size_t layer, std::uint32_t rounds, std::byte* values) override {
-    server_->take(worker_, layer, rounds, values);
+  std::uint32_t take(std::size_t layer, std::uint32_t rounds, std::byte* values) override {
+    return server_->take(worker_, layer, rounds, values);
   }
   void take_last(std::size_t layer, std::byte* values) override {
     server_->take(worker_, layer, ServerInProcess::everything, values);

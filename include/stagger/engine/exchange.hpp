@@ -19,6 +19,7 @@
 #include <stagger/parameters/parameter_link.hpp>
 #include <stagger/parameters/parameter_memory.hpp>
 #include <stagger/program/program.hpp>
+#include <stagger/program/versions.hpp>
 
 namespace stagger::detail {
 
@@ -26,10 +27,18 @@ namespace stagger::detail {
 /// snapshots it asks for.
 class ServerExchange final : public Exchange, private ParameterListener {
  public:
-  ServerExchange(std::shared_ptr<ParameterLink> link, Machine& machine, WorkerRules const& rules)
-      : link_(std::move(link)), machine_(machine) {
+  /// @throws Error  bad_configuration for a model that cannot be, mismatch for a worker that differs
+  ///                from the others
+  [[gnu::cold]] ServerExchange(std::shared_ptr<ParameterLink> link, Machine& machine,
+                               StalenessModel const& staleness,
+                               std::shared_ptr<void const> const& kept)
+      : link_(std::move(link)), machine_(machine), staleness_(staleness) {
+    require_possible();
     auto& layers = machine.parameters();
-    link_->join({layers.data(), layers.size()}, rules, *this);
+    link_->join({layers.data(), layers.size()},
+                {staleness.push_minibatches, staleness.pushes, staleness.adds,
+                 machine.model.optimizer, kept},
+                *this);
     stage_of_ = FixedArray<std::size_t>(layers.size());
   }
   ServerExchange(ServerExchange const&) = delete;
@@ -48,7 +57,7 @@ class ServerExchange final : public Exchange, private ParameterListener {
     }
     for (auto const& rank : program_->ranks)
       for (Instruction const& in : rank.code) {
-        if (in.op != Op::pull || !in.snapshot()) continue;
+        if (in.op != Op::pull || !in.snapshot() || program_->flushes) continue;
         CellExchange& cell = cells_[in.cell];
         cell.kept = std::max(cell.kept, std::size_t{in.waves()} + 1);
         if (in.last_pull() || in.rounds() > (cell.asks.empty() ? 0 : cell.asks.back()))
@@ -63,14 +72,16 @@ class ServerExchange final : public Exchange, private ParameterListener {
 
   void begin_step() override {
     if (!program_->training) return;
-    link_->begin();
     for (CellExchange& cell : cells_) {
       cell.changes = 0;
       cell.asked = 0;
-      for (std::size_t l = 0; l < cell.layers; ++l)
-        link_->read(cell.first_layer + l, layer(cell, l).values().data());
+      cell.missing.store(0);
     }
-    running_ = true;
+    if (!std::exchange(running_, true)) {
+      link_->begin();
+      steps_ = 0;
+      read_newest();
+    }
     for (CellExchange& cell : cells_) ask(cell);
   }
 
@@ -78,6 +89,8 @@ class ServerExchange final : public Exchange, private ParameterListener {
     CellExchange& cell = cells_[in.cell];
     if (in.op == Op::apply)
       change(machine, cell, in);
+    else if (program_->flushes)
+      in.op == Op::push ? push_gradients(cell) : pull_newest(cell);
     else if (in.op == Op::push)
       push(cell, in);
     else
@@ -85,12 +98,12 @@ class ServerExchange final : public Exchange, private ParameterListener {
   }
 
   [[gnu::cold]] void end_step(Machine&, std::exception_ptr why) override {
-    if (!std::exchange(running_, false)) return;
+    if (!running_) return;
+    ++steps_;
+    if (!why && program_->flushes) return;  // the next step goes on
+    running_ = false;
     link_->end(why);
-    if (!why) return;
-    for (CellExchange& cell : cells_)
-      for (std::size_t l = 0; l < cell.layers; ++l)
-        link_->read(cell.first_layer + l, layer(cell, l).values().data());
+    if (why) read_newest();
   }
 
   [[nodiscard]] std::uint64_t bytes() const override {
@@ -102,6 +115,7 @@ class ServerExchange final : public Exchange, private ParameterListener {
   [[nodiscard]] std::string waits_for() const override { return link_->waits_for(); }
 
  private:
+  static constexpr int looked_at = 256;              // minibatches
   static constexpr std::uint32_t last = 0xffffffff;  // a snapshot with everything
   struct CellExchange {
     std::size_t first_layer = 0;
@@ -154,14 +168,75 @@ class ServerExchange final : public Exchange, private ParameterListener {
         own.add_values(to, own.stored().values[in.version].data());
         continue;
       }
-      if (in.last_pull())
+      if (in.last_pull()) {
         link_->take_last(cell.first_layer + l, to);
-      else
-        link_->take(cell.first_layer + l, in.rounds(), to);
-      for (std::uint32_t push = in.rounds(); push < in.rounds() + in.waves(); ++push)
+        continue;
+      }
+      std::uint32_t const contained = link_->take(cell.first_layer + l, in.rounds(), to);
+      for (std::uint32_t push = contained; push < in.rounds() + in.waves(); ++push)
         own.add_values(to, push_block(cell, push, l).data());
     }
     if (in.snapshot() && (in.rounds() != 0 || in.last_pull())) ask(cell);
+  }
+
+  /// At the end of a step; then gradients are zero.
+  void push_gradients(CellExchange& cell) {
+    cell.missing.store(cell.layers);
+    for (std::size_t l = 0; l < cell.layers; ++l) {
+      LayerParameters& own = layer(cell, l);
+      link_->push(cell.first_layer + l, own.stored().gradients.data(), false);
+      own.zero_gradients();
+    }
+    auto const needed = static_cast<std::uint32_t>(rounds_after(steps_));
+    for (std::size_t l = 0; l < cell.layers; ++l) link_->ask(cell.first_layer + l, needed);
+  }
+  /// What the next step is to see.
+  void pull_newest(CellExchange& cell) {
+    auto const needed = static_cast<std::uint32_t>(rounds_after(steps_));
+    for (std::size_t l = 0; l < cell.layers; ++l)
+      link_->take(cell.first_layer + l, needed, layer(cell, l).values().data());
+  }
+
+  /// Pushes of every worker that the step behind step `m` is to see.
+  [[nodiscard]] int rounds_after(int m) const {
+    return std::max(0, staleness_.needs(staleness_.policy, m + 1));
+  }
+
+  [[gnu::cold]] void read_newest() {
+    for (CellExchange& cell : cells_)
+      for (std::size_t l = 0; l < cell.layers; ++l)
+        link_->read(cell.first_layer + l, layer(cell, l).values().data());
+  }
+
+  /// Refuses what cannot be waited for, and what a worker could not keep.
+  [[gnu::cold]] void require_possible() const {
+    if (staleness_) {
+      if (staleness_.pushes != staleness::Pushes::changes)
+        raise(Errc::bad_configuration,
+              "a stream pushes changes, not gradients: weights move on while the server works; let "
+              "the staleness model push changes, or be synchronous");
+      if (staleness_.adds == staleness::Adds::in_turn)
+        raise(Errc::bad_configuration,
+              "workers that stream cannot push in turn; let the staleness model add on arrival or "
+              "in the order of workers");
+      return;
+    }
+    if (staleness_.pushes != staleness::Pushes::gradients || staleness_.push_minibatches != 1)
+      raise(Errc::bad_configuration,
+            "a step pushes its gradients, once; let a staleness model that pushes changes or "
+            "several minibatches be taken by stream: synchronous = false");
+    for (int m = 0; m < looked_at; ++m) {
+      int const needs = staleness_.needs(staleness_.policy, m);
+      if (needs > m)
+        raise(Errc::bad_configuration, "the staleness model needs ", needs,
+              " pushes of every worker at minibatch ", m,
+              ", before which a worker makes only as many as that; let it need fewer");
+      if (needs < m && staleness_.adds == staleness::Adds::in_worker_order)
+        raise(Errc::bad_configuration, "the staleness model needs ", needs,
+              " pushes of every worker at minibatch ", m,
+              " and adds gradients in the order of workers, so that a worker would lack its own; "
+              "let it add on arrival, or push changes");
+    }
   }
 
   /// Asks for the next snapshot.
@@ -180,7 +255,7 @@ class ServerExchange final : public Exchange, private ParameterListener {
     std::size_t const c = stage_of_[layer];
     if (cells_[c].missing.fetch_sub(1) != 1) return;
     auto const& outside = machine_.outside();
-    outside.give(outside.self, program_->outside_signal(c), rounds);
+    outside.give(outside.self, program_->outside_signal(c), program_->flushes ? 1 : rounds);
   }
   void arrived_last(std::size_t layer) noexcept override {
     auto const per_push = static_cast<std::uint32_t>(program_->push_minibatches);
@@ -193,16 +268,19 @@ class ServerExchange final : public Exchange, private ParameterListener {
 
   std::shared_ptr<ParameterLink> link_;
   Machine& machine_;
+  StalenessModel staleness_;
   Program const* program_ = nullptr;
   FixedArray<CellExchange> cells_;    // of the program
   FixedArray<std::size_t> stage_of_;  // [layers] cell
-  bool running_ = false;
+  int steps_ = 0;                     // since it began
+  bool running_ = false;              // a stream, or steps
 };
 
 /// For Setup, by address.
 [[nodiscard]] [[gnu::cold]] inline std::unique_ptr<Exchange> make_exchange(
-    std::shared_ptr<ParameterLink> const& link, Machine& machine, WorkerRules const& rules) {
-  return std::make_unique<ServerExchange>(link, machine, rules);
+    std::shared_ptr<ParameterLink> const& link, Machine& machine, StalenessModel const& staleness,
+    std::shared_ptr<void const> const& kept) {
+  return std::make_unique<ServerExchange>(link, machine, staleness, kept);
 }
 
 }  // namespace stagger::detail

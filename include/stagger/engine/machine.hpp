@@ -72,6 +72,7 @@ class Machine : public StepStatus {
   void set_optimizer(OptimizerCall const& call) noexcept { model.optimizer = call; }
   [[nodiscard]] void const* optimizer() const noexcept { return model.optimizer.optimizer; }
   /// Of the optimizer's numbers as they are now; 0 where they are not known.
+  [[nodiscard]] OptimizerCall const& optimizer_call() const noexcept { return model.optimizer; }
   [[nodiscard]] std::uint64_t optimizer_digest() const noexcept {
     return model.optimizer.digest(model.optimizer.optimizer);
   }
@@ -268,6 +269,7 @@ class Machine : public StepStatus {
   }
 
   void update(RankState& rank) {
+    if (exchange_ != nullptr) return;                 // the server does it
     if (model.shards ? failed() : !commit()) return;  // shared out, it can still be taken back
     double scale = 1;
     if (model.options.clip_norm && model.memory == nullptr) {

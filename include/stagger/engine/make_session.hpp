@@ -73,6 +73,10 @@ std::shared_ptr<Session> make_fitting_session(Device const& device, List<Layer> 
       raise(Errc::bad_configuration,
             "a worker of a parameter server has no replicas; leave Options::replicas out, or make "
             "more workers");
+    if (options.clip_norm)
+      raise(Errc::bad_configuration,
+            "gradients of a worker cannot be clipped by the norm of those of all; leave clip_norm "
+            "out, or train without a parameter server");
     if (!setup.optimizer.element_wise)
       raise(Errc::bad_configuration,
             "the optimizer says that it is not element_wise, but the "

@@ -100,7 +100,8 @@ struct ServerChoice {
   std::shared_ptr<ParameterLink> link{};
   /// `detail::make_exchange`, by address.
   std::unique_ptr<Exchange> (*make)(std::shared_ptr<ParameterLink> const&, Machine&,
-                                    WorkerRules const&) = nullptr;
+                                    StalenessModel const&,
+                                    std::shared_ptr<void const> const& kept) = nullptr;
 };
 
 /// A pipeline's policies but the device, types erased.
@@ -155,26 +156,32 @@ template <class P> [[gnu::cold]] void require_flush(P const& policy, bool synchr
           "model that keeps weight versions");
 }
 
-template <class P> [[nodiscard]] [[gnu::cold]] StalenessModel staleness_model(P const& policy) {
+/// @tparam server  whether there is a parameter server
+template <bool server, class P>
+[[nodiscard]] [[gnu::cold]] StalenessModel staleness_model(P const& policy) {
   StalenessModel model;
+  model.policy = &policy;
+  if constexpr (ExchangingPolicy<P>) {
+    if (policy.minibatches() < 1)
+      raise(Errc::bad_configuration, "a push of ", policy.minibatches(),
+            " minibatches cannot be made; let minibatches() of the staleness model be at least 1");
+    model.push_minibatches = policy.minibatches();
+    model.pushes = policy.pushes;
+    model.adds = policy.adds;
+    model.needs = [](void const* erased, int minibatch) {
+      return static_cast<P const*>(erased)->needs(minibatch);
+    };
+  } else if constexpr (server) {  // bulk synchronous: every step contains all before it, of all
+    model.push_minibatches = 1;
+    model.needs = [](void const*, int minibatch) { return minibatch; };
+  }
   if constexpr (AsynchronousPolicy<P>) {
     model.microbatches = policy.microbatches();
-    model.policy = &policy;
     model.version = [](void const* erased, int minibatch, int available) {
       return static_cast<P const*>(erased)->version(minibatch, available);
     };
     model.fix = &fix_versions;
-    if constexpr (ExchangingPolicy<P>) {
-      if (policy.minibatches() < 1)
-        raise(
-            Errc::bad_configuration, "a push of ", policy.minibatches(),
-            " minibatches cannot be made; let minibatches() of the staleness model be at least 1");
-      model.push_minibatches = policy.minibatches();
-      model.needs = [](void const* erased, int minibatch) {
-        return static_cast<P const*>(erased)->needs(minibatch);
-      };
-      model.fix = &fix_exchanged_versions;
-    }
+    if constexpr (ExchangingPolicy<P>) model.fix = &fix_exchanged_versions;
   }
   return model;
 }

@@ -11,12 +11,15 @@ namespace stagger::staleness {
 
 /// What a worker pushes.
 enum class Pushes : std::uint8_t {
-  changes,  ///< what its own optimizer would add to the weights that the minibatch saw
+  gradients,  ///< the optimizer and its state stand with the server
+  changes,    ///< what the worker's own optimizer would add to the weights that the minibatch saw
 };
 
 /// When the server adds what workers push.
 enum class Adds : std::uint8_t {
+  on_arrival,       ///< at once; the bits depend on who comes first
   in_worker_order,  ///< a round once every worker's push of it is there; the same bits for any timing
+  in_turn,          ///< one worker after the other, waiting for the one whose turn it is
 };
 
 }  // namespace stagger::staleness

@@ -62,14 +62,13 @@ class LayerShape {
 
   /// Adds to values, or changes, of the layer others of it, element by element.
   /// @param sum, more  [bytes_of_values()]
-  [[gnu::cold]] void add_values(std::byte* sum, std::byte const* more) const noexcept {
-    for (std::size_t i = 0; i < count(); ++i) {
-      std::size_t const at = offsets_[i];
-      if (declarations_[i].type == ElementType::f32)
-        add_elements<float>(sum + at, more + at, declarations_[i].size);
-      else
-        add_elements<double>(sum + at, more + at, declarations_[i].size);
-    }
+  void add_values(std::byte* sum, std::byte const* more) const noexcept {
+    each_element(sum, more, [](auto to, auto from) { return to + from; });
+  }
+  /// Likewise, each multiplied by a number.
+  void add_scaled(std::byte* sum, std::byte const* more, double scale) const noexcept {
+    each_element(sum, more,
+                 [scale]<class T>(T to, T from) { return to + static_cast<T>(scale) * from; });
   }
 
   /// Part `part` of `parts`. It depends on the layer alone, not on what it is grouped with.
@@ -88,11 +87,21 @@ class LayerShape {
   }
 
  private:
-  template <class T>
-  static void add_elements(std::byte* sum, std::byte const* more, std::size_t size) noexcept {
+  template <class T, class Add>
+  static void each_of(std::byte* sum, std::byte const* more, std::size_t size, Add add) noexcept {
     auto* const to = reinterpret_cast<T*>(sum);
     auto const* const from = reinterpret_cast<T const*>(more);
-    for (std::size_t i = 0; i < size; ++i) to[i] += from[i];
+    for (std::size_t i = 0; i < size; ++i) to[i] = add(to[i], from[i]);
+  }
+  template <class Add>
+  [[gnu::cold]] void each_element(std::byte* sum, std::byte const* more, Add add) const noexcept {
+    for (std::size_t i = 0; i < count(); ++i) {
+      std::size_t const at = offsets_[i];
+      if (declarations_[i].type == ElementType::f32)
+        each_of<float>(sum + at, more + at, declarations_[i].size, add);
+      else
+        each_of<double>(sum + at, more + at, declarations_[i].size, add);
+    }
   }
 
  protected:

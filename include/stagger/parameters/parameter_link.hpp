@@ -6,17 +6,23 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <span>
 #include <string>
 
+#include <stagger/model/exchange.hpp>
 #include <stagger/parameters/layer_parameters.hpp>
+#include <stagger/parameters/optimizer_call.hpp>
 
 namespace stagger::detail {
 
 /// What all workers of a server must agree on.
 struct WorkerRules {
-  int push_minibatches = 1;     ///< in one push
-  std::uint64_t optimizer = 0;  ///< digest of its numbers
+  int push_minibatches = 1;  ///< in one push
+  staleness::Pushes pushes = staleness::Pushes::changes;
+  staleness::Adds adds = staleness::Adds::in_worker_order;
+  OptimizerCall optimizer{};           ///< applied by the server to gradients
+  std::shared_ptr<void const> kept{};  ///< what it points into
 };
 
 /// Who is told what a worker has asked for. Called by any thread, which holds the server's lock.
@@ -50,15 +56,17 @@ class ParameterLink {
   virtual void begin() = 0;
   /// The newest values of a layer. @param values  [bytes_of_values()]
   virtual void read(std::size_t layer, std::byte* values) = 0;
-  /// @param change  [bytes_of_values()]
+  /// @param values  [bytes_of_values()] gradients or changes
   /// @param last    of the stream
-  virtual void push(std::size_t layer, std::byte const* change, bool last) = 0;
+  virtual void push(std::size_t layer, std::byte const* values, bool last) = 0;
   /// Asks to be told of a snapshot; one request for each layer at a time.
   virtual void ask(std::size_t layer, std::uint32_t rounds) = 0;
   /// Likewise of the one that contains all pushes of every worker's stream.
   virtual void ask_last(std::size_t layer) = 0;
-  /// Copies a snapshot that has arrived, with precisely so many rounds. Later ones have as many or more.
-  virtual void take(std::size_t layer, std::uint32_t rounds, std::byte* values) = 0;
+  /// Copies weights that have arrived: where pushes are added in the order of workers, precisely so
+  /// many rounds; else the newest there are. Later ones have as many or more.
+  /// @return  pushes of this worker's stream that they contain
+  virtual std::uint32_t take(std::size_t layer, std::uint32_t rounds, std::byte* values) = 0;
   virtual void take_last(std::size_t layer, std::byte* values) = 0;
   /// The stream has ended. @param why  it failed, or null; what was pushed stays
   virtual void end(std::exception_ptr why) noexcept = 0;

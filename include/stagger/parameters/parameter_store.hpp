@@ -1,88 +1,126 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   One layer of a model that several workers train: its values, which rounds they contain,
-///         and what has been pushed for the next ones.
-/// @source Park et al., "HetPipe", USENIX ATC 2020, section 5, with rounds added in the order of
-///         workers, so that bits do not depend on times.
+/// @file   One layer of a model that several workers train: its values, what they contain, and what
+///         has been pushed and is not added yet.
+/// @source Park et al., "HetPipe", USENIX ATC 2020, section 5; Chen et al., "OSP", ICPP 2023,
+///         section 2, for the models that it compares.
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
-#include <stagger/parameters/layer_shape.hpp>
+#include <stagger/model/exchange.hpp>
+#include <stagger/parameters/layer_parameters.hpp>
+#include <stagger/parameters/optimizer_call.hpp>
 #include <stagger/parameters/parameter_memory.hpp>
 
 namespace stagger::detail {
 
-/// Adds up what workers push, round by round. No thread, no lock, no clock: whoever owns it sees to
-/// that.
+/// How a store adds.
+struct StoreRules {
+  staleness::Pushes pushes = staleness::Pushes::changes;
+  staleness::Adds adds = staleness::Adds::in_worker_order;
+  OptimizerCall optimizer{};      ///< of gradients
+  std::vector<double> weights{};  ///< [workers] of gradients
+};
+
+/// Adds up what workers push. No thread, no lock, no clock: whoever owns it sees to that.
 ///
-/// A round is one push of every worker whose stream goes on; it is added once all of it is there, in
-/// the order of workers, and makes a snapshot. Rounds are counted from the first push ever. When all
-/// workers have ended their streams and all rounds are added, the next streams begin from there.
+/// In the order of workers, a round is one push of every worker whose stream goes on; it is added
+/// once all of it is there, and makes a snapshot. Otherwise there are the newest values alone.
+/// Pushes are counted from the first one ever; when all workers have ended their streams and all is
+/// added, everybody has made as many, and the next streams begin from there.
 class ParameterStore {
  public:
-  /// @param workers  >= 1
-  /// @param values   [shape.bytes_of_values()]
-  ParameterStore(LayerShape const& shape, int workers, std::byte const* values)
-      : shape_(shape), workers_(static_cast<std::size_t>(workers)) {
-    snapshots_.push_back(filled(values));
+  /// @param like   what the parameters are, and their first values
+  /// @param rules  outlive this
+  [[gnu::cold]] ParameterStore(LayerParameters const& like, StoreRules const& rules,
+                               std::size_t workers)
+      : rules_(rules), workers_(workers) {
+    List<ParameterDeclaration> declarations;
+    for (std::size_t i = 0; i < like.count(); ++i) {
+      ParameterDeclaration d = like.declaration(i);
+      ByteRange const range = like.range(i);
+      d.initial.assign(like.values().data() + range.first, range.last - range.first);
+      d.fill = nullptr;
+      declarations.push_back(std::move(d));
+    }
+    bool const gradients = rules.pushes == staleness::Pushes::gradients;
+    parameters_.adopt(std::move(declarations), 0, gradients ? rules.optimizer.states : 0);
+    snapshots_.push_back(0);
   }
 
-  [[nodiscard]] std::size_t bytes() const noexcept { return shape_.bytes_of_values(); }
-  /// Rounds that are added.
-  [[nodiscard]] std::uint32_t rounds() const noexcept { return rounds_; }
-  /// Pushes of a worker, of its present stream and all before.
+  [[nodiscard]] std::size_t bytes() const noexcept { return parameters_.bytes_of_values(); }
+  /// Of every worker, before the present streams.
+  [[nodiscard]] std::uint32_t start() const noexcept { return start_; }
+  /// Of a worker, added or not.
   [[nodiscard]] std::uint32_t pushes(int worker) const { return workers_[worker].pushes; }
   [[nodiscard]] bool ended(int worker) const { return workers_[worker].ended; }
-  /// How often all workers had ended their streams.
+  /// How often all workers have ended their streams.
   [[nodiscard]] std::uint32_t streams() const noexcept { return streams_; }
+  /// Copies of the values in memory.
   [[nodiscard]] std::size_t snapshots() const noexcept { return snapshots_.size(); }
 
-  /// Takes a copy. @pre the worker's stream has not ended
-  /// @param change  [bytes()]
-  void push(int worker, std::byte const* change) {
+  /// Takes a copy of what is not added at once. @pre the worker's stream has not ended
+  /// @param values  [bytes()] gradients or changes
+  void push(int worker, std::byte const* values) {
     Worker& own = workers_[worker];
     ++own.pushes;
-    own.waiting.push_back(filled(change));
+    if (rules_.adds == staleness::Adds::on_arrival) return add_now(worker, values);
+    own.waiting.push_back(filled(values));
     add_up();
   }
-  /// The worker's stream ends: rounds go on without it.
+  /// The worker's stream ends: the others go on without it.
   void end(int worker) {
     workers_[worker].ended = true;
     add_up();
     for (Worker const& each : workers_)
       if (!each.ended) return;
     ++streams_;
+    for (Worker const& each : workers_) start_ = std::max(start_, each.pushes);
     for (Worker& each : workers_) {
       each.ended = false;
-      each.pushes = rounds_;
+      each.pushes = start_;
     }
+    turn_ = 0;
   }
   /// Adds what is there, complete or not, and ends all streams.
   void give_up() {
-    for (int n = 0; n < static_cast<int>(workers_.size()); ++n) workers_[n].ended = true;
+    for (Worker& each : workers_) each.ended = true;
     end(0);
   }
 
-  /// The values with so many rounds. @pre first_kept() <= rounds <= rounds()
-  [[nodiscard]] std::byte const* snapshot(std::uint32_t rounds) const {
-    return snapshots_[rounds - first_].data();
+  /// Whether the weights that a worker may have now contain so many pushes of every worker whose
+  /// stream goes on; in turn, also its own last one.
+  [[nodiscard]] bool ready(int worker, std::uint32_t pushes) const {
+    if (rules_.adds == staleness::Adds::in_worker_order) return rounds_ >= pushes;
+    if (!workers_[worker].waiting.empty()) return false;
+    for (Worker const& each : workers_)
+      if (!each.ended && each.pushes - each.waiting.size() < pushes) return false;
+    return true;
   }
-  [[nodiscard]] std::uint32_t first_kept() const noexcept { return first_; }
-  /// A worker will ask for no snapshot before that one any more; those that nobody will ask for go.
-  void keep_from(int worker, std::uint32_t rounds) {
-    workers_[worker].from = std::max(workers_[worker].from, rounds);
-    std::uint32_t least = rounds_;
-    for (Worker const& each : workers_) least = std::min(least, each.from);
-    for (; first_ < least; ++first_) {
-      spare_.push_back(take_first(snapshots_));
-    }
+
+  /// Where those weights lie: in turn, those behind its own last push; in the order of workers they
+  /// stay as they are until the worker asks for later ones. @pre ready(worker, pushes)
+  [[nodiscard]] std::byte const* weights(int worker, std::uint32_t pushes) {
+    if (rules_.adds == staleness::Adds::on_arrival) return values(0);
+    if (rules_.adds == staleness::Adds::in_turn) return workers_[worker].answer.data();
+    keep_from(worker, pushes);
+    return values(snapshots_[pushes - first_]);
   }
+  [[nodiscard]] std::byte const* newest() const { return values(snapshots_.back()); }
+  /// Pushes of a worker that `weights` contains.
+  [[nodiscard]] std::uint32_t contained(int worker, std::uint32_t pushes) const {
+    if (rules_.adds == staleness::Adds::in_worker_order) return pushes;
+    return workers_[worker].pushes - static_cast<std::uint32_t>(workers_[worker].waiting.size());
+  }
+  /// A worker begins a stream: it asks for nothing older than what there is.
+  void begin(int worker) { keep_from(worker, rounds_); }
 
  private:
   struct Worker {
@@ -90,7 +128,12 @@ class ParameterStore {
     std::uint32_t from = 0;          // the first snapshot that it may ask for
     bool ended = false;              // its stream
     List<ParameterBlock> waiting{};  // pushes that are not added, the oldest first
+    ParameterBlock answer{};         // in turn: the values behind its last push
   };
+
+  [[nodiscard]] std::byte* values(std::size_t slot) const {
+    return parameters_.stored().values[slot].data();
+  }
 
   static ParameterBlock take_first(List<ParameterBlock>& blocks) {
     std::rotate(blocks.begin(), blocks.begin() + 1, blocks.end());
@@ -98,7 +141,7 @@ class ParameterStore {
     blocks.pop_back();
     return first;
   }
-  ParameterBlock spare_or_new() {
+  [[nodiscard]] ParameterBlock filled(std::byte const* from) {
     ParameterBlock block;
     if (spare_.empty()) {
       block.make(nullptr, bytes());
@@ -106,13 +149,59 @@ class ParameterStore {
       block = std::move(spare_.back());
       spare_.pop_back();
     }
+    if (bytes() != 0) std::memcpy(block.data(), from, bytes());
     return block;
   }
-  ParameterBlock filled(std::byte const* values) {
-    ParameterBlock block = spare_or_new();
-    if (bytes() != 0) std::memcpy(block.data(), values, bytes());
-    return block;
+
+  /// Those that nobody will ask for any more go.
+  void keep_from(int worker, std::uint32_t rounds) {
+    workers_[worker].from = std::max(workers_[worker].from, rounds);
+    std::uint32_t least = rounds_;
+    for (Worker const& each : workers_) least = std::min(least, each.from);
+    for (; first_ < least; ++first_) {
+      std::rotate(snapshots_.begin(), snapshots_.begin() + 1, snapshots_.end());
+      free_slots_.push_back(snapshots_.back());
+      snapshots_.pop_back();
+    }
   }
+  /// A slot for the values of the next round.
+  [[nodiscard]] std::size_t next_slot() {
+    if (free_slots_.empty()) {
+      std::size_t const slots = parameters_.stored().values.size();
+      parameters_.reserve_versions(slots + 1);
+      return slots;
+    }
+    std::size_t const slot = free_slots_.back();
+    free_slots_.pop_back();
+    return slot;
+  }
+
+  /// One push, to values that contain all others.
+  void add(int worker, std::byte const* pushed, std::size_t slot) {
+    if (rules_.pushes == staleness::Pushes::changes)
+      parameters_.add_values(values(slot), pushed);
+    else
+      parameters_.add_scaled(parameters_.stored().gradients.data(), pushed, rules_.weights[worker]);
+  }
+  /// The optimizer's step with the gradients that were added. @param from, to  slots
+  void step(std::size_t from, std::size_t to) {
+    ++steps_;
+    if (rules_.pushes == staleness::Pushes::gradients)
+      rules_.optimizer.update(rules_.optimizer.optimizer, parameters_, {1, steps_, from, to});
+  }
+
+  void add_now(int worker, std::byte const* pushed) {
+    add(worker, pushed, 0);
+    step(0, 0);
+  }
+
+  void add_first_of(int worker) {
+    Worker& own = workers_[worker];
+    ParameterBlock block = take_first(own.waiting);
+    add(worker, block.data(), snapshots_.back());
+    spare_.push_back(std::move(block));
+  }
+
   [[nodiscard]] bool round_complete() const {
     bool any = false;
     for (Worker const& each : workers_) {
@@ -123,23 +212,46 @@ class ParameterStore {
   }
 
   void add_up() {
-    for (; round_complete(); ++rounds_) {
-      snapshots_.push_back(filled(snapshots_.back().data()));
-      for (Worker& each : workers_) {
-        if (each.waiting.empty()) continue;
-        shape_.add_values(snapshots_.back().data(), each.waiting.front().data());
-        spare_.push_back(take_first(each.waiting));
+    int const count = static_cast<int>(workers_.size());
+    if (rules_.adds == staleness::Adds::in_turn) {
+      for (int skipped = 0; skipped < count; turn_ = (turn_ + 1) % count) {
+        if (workers_[turn_].waiting.empty()) {
+          if (!workers_[turn_].ended) return;
+          ++skipped;
+          continue;
+        }
+        skipped = 0;
+        add_first_of(turn_);
+        step(0, 0);
+        ParameterBlock& answer = workers_[turn_].answer;
+        if (answer.size() != bytes()) answer.make(nullptr, bytes());
+        if (bytes() != 0) std::memcpy(answer.data(), values(0), bytes());
       }
+      return;
+    }
+    for (; round_complete(); ++rounds_) {
+      std::size_t const from = snapshots_.back();
+      snapshots_.push_back(next_slot());
+      if (rules_.pushes == staleness::Pushes::changes && bytes() != 0)
+        std::memcpy(values(snapshots_.back()), values(from), bytes());
+      for (int n = 0; n < count; ++n)
+        if (!workers_[n].waiting.empty()) add_first_of(n);
+      step(from, snapshots_.back());
     }
   }
 
-  LayerShape shape_;
+  StoreRules const& rules_;
+  LayerParameters parameters_;
   FixedArray<Worker> workers_;
-  List<ParameterBlock> snapshots_;  // of `first_` rounds and more
-  List<ParameterBlock> spare_;
+  List<std::size_t> snapshots_;   // slots, of `first_` rounds and more
+  List<std::size_t> free_slots_;  // likewise
+  List<ParameterBlock> spare_;    // for pushes
   std::uint32_t first_ = 0;
   std::uint32_t rounds_ = 0;
+  std::uint32_t start_ = 0;
   std::uint32_t streams_ = 0;
+  std::int64_t steps_ = 0;
+  int turn_ = 0;
 };
 
 }  // namespace stagger::detail

@@ -150,9 +150,10 @@ class ProgramCheck {
       case Op::apply:
         return versions_.apply(in, gradients_.ended(in.cell));
       case Op::push:
-        return versions_.push(in);
       case Op::pull:
-        return versions_.pull(in);
+        if (program_.flushes && !gradients_.has_updated(state_.rank))
+          state_.refuse({"exchanges parameters before the step's end"});
+        return in.op == Op::push ? versions_.push(in) : versions_.pull(in);
       case Op::hand_in:
       case Op::finish:
       case Op::update:

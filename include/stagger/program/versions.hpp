@@ -9,6 +9,7 @@
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
+#include <stagger/model/exchange.hpp>
 #include <stagger/program/detail/messages.hpp>
 
 namespace stagger {
@@ -25,6 +26,8 @@ struct StalenessModel {
   void const* policy = nullptr;
   int push_minibatches = 0;  ///< in one push to a server; 0: there is no server
   int (*needs)(void const* policy, int minibatch) = nullptr;  ///< pushes of every worker
+  staleness::Pushes pushes = staleness::Pushes::gradients;
+  staleness::Adds adds = staleness::Adds::in_worker_order;
   /// `detail::fix_versions`, by address, so that a pipeline with a flush is compiled without it.
   detail::Versions (*fix)(StalenessModel const&, detail::StageRow const&) = nullptr;
   [[nodiscard]] explicit operator bool() const noexcept { return version != nullptr; }

@@ -13,7 +13,16 @@
 /// | WeightStashing | the pipeline is never to drain; a stage keeps a version for each minibatch in flight (PipeDream) |
 /// | DoubleBuffered{m} | the same with two versions, and minibatches of m >= P microbatches (PipeDream-2BW) |
 /// | Delayed{Nm} | every stage is to be as far behind as every other (HetPipe, one virtual worker) |
-/// | WaveSynchronous{Nm, D} | several pipelines train one model through a server (HetPipe) |
+///
+/// Of several pipelines that train one model through a collective::ParameterServer (docs/workers.md), Synchronous is bulk
+/// synchronous parallelism, and:
+///
+/// | model | take it when |
+/// |---|---|
+/// | StaleSynchronous{s} | workers differ from step to step, and may be s steps ahead |
+/// | Asynchronous | no worker is to wait for another |
+/// | RoundRobinSynchronous | the server's link is narrow: workers push one after the other |
+/// | WaveSynchronous{Nm, D} | workers are pipelines that do not flush (HetPipe) |
 ///
 /// | member | when it is asked | |
 /// |---|---|---|

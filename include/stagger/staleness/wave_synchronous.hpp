@@ -18,10 +18,12 @@ struct WaveSynchronous {
   using policy_tag = StalenessTag;
   static constexpr bool synchronous = false;
   static constexpr Pushes pushes = Pushes::changes;
-  static constexpr Adds adds = Adds::in_worker_order;
 
   int in_flight = 1;  ///< Nm >= 1, the same for all workers; as the schedule injects them
   int distance = 0;   ///< D >= 0: how many waves a worker may be ahead of the slowest
+  /// On arrival: the newest waves that are there. In worker order: precisely those that a minibatch
+  /// needs, with the same bits for any timing.
+  Adds adds = Adds::on_arrival;
 
   [[nodiscard]] constexpr int microbatches() const noexcept { return 1; }
   [[nodiscard]] constexpr int version(int minibatch, int) const noexcept {

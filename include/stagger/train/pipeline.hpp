@@ -128,7 +128,7 @@ template <class... Stage> class Pipeline {
       if constexpr (requires { kept->schedule.facts(); })
         require_flush(kept->schedule, Staleness::synchronous);
       setup.schedule = schedule_call(kept->schedule);
-      setup.staleness = staleness_model(kept->staleness);
+      setup.staleness = staleness_model<ServerPolicy<Collective>>(kept->staleness);
       setup.placement = placement_call(placement);
       setup.optimizer = optimizer_call<ExchangingPolicy<Staleness>>(kept->optimizer);
       if constexpr (ServerPolicy<Collective>)

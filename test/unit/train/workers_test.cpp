@@ -4,6 +4,7 @@
 #include "catch.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <string>
@@ -15,6 +16,9 @@
 #include <stagger/host/threads.hpp>
 #include <stagger/partition/cuts.hpp>
 #include <stagger/schedule/fifo.hpp>
+#include <stagger/staleness/asynchronous.hpp>
+#include <stagger/staleness/round_robin_synchronous.hpp>
+#include <stagger/staleness/stale_synchronous.hpp>
 #include <stagger/staleness/wave_synchronous.hpp>
 #include <stagger/train/pipeline.hpp>
 
@@ -38,7 +42,8 @@ struct Waves {
     return (m + 1) / Nm > D + 1 ? (m + 1) / Nm - 1 - D : 0;
   }
   [[nodiscard]] sg::staleness::WaveSynchronous model() const {
-    return {.in_flight = in_flight, .distance = distance};
+    return {
+        .in_flight = in_flight, .distance = distance, .adds = sg::staleness::Adds::in_worker_order};
   }
 };
 
@@ -268,4 +273,238 @@ TEST_CASE("train/ParameterServer: refuses workers that differ", "[train]") {
   REQUIRE_THROWS_WITH(make(waves, server, 0, {2}, 1, sgd),
                       Catch::Matchers::Contains("worker 0 trains already"));
   REQUIRE_THROWS_WITH(server.worker(2), Catch::Matchers::Contains("no worker 2"));
+}
+
+namespace {
+
+/// Four layers in two stages, of a worker that takes steps.
+template <class Model, class Optimizer>
+auto stepping(Model const& model, sg::collective::ParameterServer const& server, int worker,
+              Optimizer const& optimizer, std::vector<int> cuts = {2}, int threads = 2) {
+  std::vector<Layer> stack;
+  for (int l = 0; l < layers; ++l) stack.emplace_back(l);
+  return sg::Pipeline{sg::Sequential{std::move(stack)}}.with(sg::partition::Cuts{std::move(cuts)},
+                                                             model, server.worker(worker), Loss{},
+                                                             optimizer, sg::host::Threads{threads});
+}
+
+/// The gradients of a minibatch of several microbatches.
+std::vector<Numbers> gradients(std::vector<Numbers> const& w, Batch const& batch) {
+  std::vector<Numbers> sum(layers, Numbers(width * width + width));
+  double const terms = static_cast<double>(width * batch.inputs.size());
+  for (std::size_t m = 0; m < batch.inputs.size(); ++m) {
+    std::vector<Numbers> value{batch.inputs[m]};
+    for (std::size_t l = 0; l < layers; ++l) {
+      value.emplace_back();
+      forward(w[l], value[l], value[l + 1]);
+    }
+    sg::Context context;
+    Numbers dy;
+    Loss{}.value_and_gradient(context, value.back(), batch.targets[m], 1.0 / terms, dy);
+    for (std::size_t l = layers; l-- > 0;) {
+      Numbers dx;
+      backward(w[l], value[l], value[l + 1], dy, dx, sum[l].data());
+      dy = dx;
+    }
+  }
+  return sum;
+}
+
+/// The server of the oracle: weights, the optimizer and its state.
+template <class Optimizer> struct OracleServer {
+  Optimizer optimizer;
+  std::vector<Numbers> w = first_weights();
+  std::vector<Numbers> first{layers, Numbers(width* width + width)};
+  std::vector<Numbers> second = first;
+  int steps = 0;
+  void step(std::vector<Numbers> const& gradient) {
+    ++steps;
+    for (std::size_t l = 0; l < layers; ++l) {
+      sg::OptimizerView<float> view;
+      view.value = view.next = w[l].data();
+      view.gradient = gradient[l].data();
+      view.state = {first[l].data(), second[l].data()};
+      view.size = w[l].size();
+      optimizer.update(view, 1, steps);
+    }
+  }
+};
+
+std::vector<Numbers> scaled(std::vector<Numbers> gradient, float by) {
+  for (Numbers& layer : gradient)
+    for (float& g : layer) g *= by;
+  return gradient;
+}
+
+}  // namespace
+
+TEST_CASE(
+    "train/ParameterServer: with Synchronous, steps of workers have the bits of one server loop",
+    "[train]") {
+  for (int const workers : {1, 2, 3}) {
+    CAPTURE(workers);
+    sg::collective::ParameterServer const server({.workers = workers, .shards = 2});
+    using Trainer = decltype(stepping(sg::staleness::Synchronous{}, server, 0, adam));
+    std::vector<Trainer> trainers;
+    for (int n = 0; n < workers; ++n)
+      trainers.push_back(
+          stepping(sg::staleness::Synchronous{}, server, n, adam, {1 + n % 3}, 1 + n % 2));
+    OracleServer<sg::optimizer::AdamW> oracle{adam};
+    for (int step = 0; step < 5; ++step) {
+      std::vector<Batch> batches;
+      for (int n = 0; n < workers; ++n) batches.push_back(data(3, n + 10.0 * step));
+      std::vector<sg::Step> steps;
+      for (std::size_t n = 0; n < trainers.size(); ++n)
+        steps.push_back(trainers[n].step(batches[n]));
+      static_cast<void>(sg::run_together(std::move(steps)));
+      std::vector<Numbers> sum(layers, Numbers(width * width + width));
+      for (auto const& batch : batches) {
+        auto const part = scaled(gradients(oracle.w, batch), static_cast<float>(1.0 / workers));
+        for (std::size_t l = 0; l < layers; ++l) add(sum[l], part[l]);
+      }
+      oracle.step(sum);
+      for (auto& trainer : trainers) REQUIRE(weights(trainer) == oracle.w);
+    }
+  }
+}
+
+TEST_CASE("train/RoundRobinSynchronous: each gradient is N - 1 updates late, whatever the timing",
+          "[train]") {
+  constexpr int workers = 3;
+  constexpr int count = 6;
+  sg::collective::ParameterServer const server({.workers = workers});
+  using Trainer = decltype(stepping(sg::staleness::RoundRobinSynchronous{}, server, 0, sgd));
+  std::vector<Trainer> trainers;
+  for (int n = 0; n < workers; ++n)
+    trainers.push_back(stepping(sg::staleness::RoundRobinSynchronous{}, server, n, sgd));
+  OracleServer<sg::optimizer::Sgd> oracle{sgd};
+  std::vector<std::vector<Numbers>> seen(workers, oracle.w);
+  for (int j = 0; j < count; ++j)
+    for (std::size_t n = 0; n < workers; ++n) {
+      oracle.step(
+          scaled(gradients(seen[n], data(2, static_cast<double>(n) + 10.0 * j)), 1.0F / workers));
+      seen[n] = oracle.w;
+    }
+  std::vector<std::thread> threads;
+  for (std::size_t n = 0; n < workers; ++n)
+    threads.emplace_back([&, n] {
+      for (int j = 0; j < count; ++j) {
+        auto const batch = data(2, static_cast<double>(n) + 10.0 * j);
+        static_cast<void>(run(trainers[n].step(batch)));
+      }
+    });
+  for (auto& thread : threads) thread.join();
+  for (std::size_t n = 0; n < workers; ++n) REQUIRE(weights(trainers[n]) == seen[n]);
+}
+
+TEST_CASE(
+    "train/StaleSynchronous: no worker is more than the bound ahead, and each push is added once",
+    "[train]") {
+  // Without momentum, and with a loss whose gradient does not depend on weights, sums would be exact;
+  // here steps of two workers that end together are counted.
+  constexpr int bound = 2;
+  sg::collective::ParameterServer const server({.workers = 2});
+  auto a = stepping(sg::staleness::StaleSynchronous{bound}, server, 0, sgd);
+  auto b = stepping(sg::staleness::StaleSynchronous{bound}, server, 1, sgd);
+  std::atomic<int> ahead{0}, behind{0};
+  std::atomic<int> most{0};
+  std::thread fast([&] {
+    for (int j = 0; j < 20; ++j) {
+      auto const batch = data(1, j);
+      static_cast<void>(run(a.step(batch)));
+      ++ahead;
+    }
+  });
+  std::thread slow([&] {
+    for (int j = 0; j < 20; ++j) {
+      auto const batch = data(1, j + 100);
+      most = std::max(most.load(), ahead.load() - behind.load());
+      static_cast<void>(run(b.step(batch)));
+      ++behind;
+    }
+  });
+  fast.join();
+  slow.join();
+  REQUIRE(most.load() <= bound);
+}
+
+TEST_CASE("train/Asynchronous: one worker alone trains as on one server", "[train]") {
+  sg::collective::ParameterServer const server({.workers = 2, .weights = {1, 1}});
+  auto a = stepping(sg::staleness::Asynchronous{}, server, 0, adam);
+  auto b = stepping(sg::staleness::Asynchronous{}, server, 1, adam);
+  OracleServer<sg::optimizer::AdamW> oracle{adam};
+  auto seen_by_b = oracle.w;
+  for (int j = 0; j < 4; ++j) {  // one after the other: the order of arrival is known
+    auto const batch = data(2, j);
+    static_cast<void>(run(a.step(batch)));
+    oracle.step(gradients(oracle.w, batch));
+    REQUIRE(weights(a) == oracle.w);
+  }
+  auto const batch = data(2, 50);
+  static_cast<void>(run(b.step(batch)));
+  oracle.step(gradients(seen_by_b = oracle.w, batch));
+  REQUIRE(weights(b) == oracle.w);
+}
+
+TEST_CASE("train/WaveSynchronous: on arrival, one worker has the bits of a sequential loop",
+          "[train]") {
+  for (int const in_flight : {1, 3}) {
+    sg::collective::ParameterServer const server({.workers = 1});
+    std::vector<Layer> stack;
+    for (int l = 0; l < layers; ++l) stack.emplace_back(l);
+    auto train = sg::Pipeline{sg::Sequential{std::move(stack)}}.with(
+        sg::partition::Cuts{{2}}, sg::schedule::Fifo{.in_flight = in_flight},
+        sg::staleness::WaveSynchronous{.in_flight = in_flight, .distance = 1}, server.worker(0),
+        Loss{}, sgd, sg::host::Threads{2});
+    std::vector<OracleWorker<sg::optimizer::Sgd>> oracle(1);
+    oracle[0].batch = data(10);
+    auto expected = first_weights();
+    static_cast<void>(run(train.stream(oracle[0].batch)));
+    // Of one worker, the newest weights contain all of its pushes: what a distance of 0 demands.
+    sequential(Waves{1, in_flight, 0}, sgd, oracle, expected, 0);
+    REQUIRE(weights(train) == expected);
+  }
+}
+
+TEST_CASE("train/WaveSynchronous: on arrival, every push is added once, and all end with the same",
+          "[train]") {
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    sg::collective::ParameterServer const server({.workers = 3, .shards = 3});
+    std::vector<decltype(make(Waves{3}, server, 0, {}, 1, sgd))> trainers;
+    for (int n = 0; n < 3; ++n) {
+      std::vector<Layer> stack;
+      for (int l = 0; l < layers; ++l) stack.emplace_back(l);
+      trainers.push_back(sg::Pipeline{sg::Sequential{std::move(stack)}}.with(
+          sg::partition::Cuts{{1 + n}}, sg::schedule::Fifo{.in_flight = 4},
+          sg::staleness::WaveSynchronous{.in_flight = 4, .distance = repeat % 3}, server.worker(n),
+          Loss{}, sgd, sg::host::Threads{2}));
+    }
+    std::vector<Batch> batches;
+    for (int n = 0; n < 3; ++n) batches.push_back(data(13, n));
+    std::vector<sg::Step> steps;
+    for (std::size_t n = 0; n < 3; ++n) steps.push_back(trainers[n].stream(batches[n]));
+    static_cast<void>(sg::run_together(std::move(steps)));
+    auto const all = weights(trainers[0]);
+    for (auto& trainer : trainers) REQUIRE(weights(trainer) == all);
+    REQUIRE(all != first_weights());
+  }
+}
+
+namespace {
+
+struct Ahead : sg::staleness::StaleSynchronous {
+  [[nodiscard]] constexpr int needs(int step) const noexcept { return step + 1; }
+};
+struct Late : sg::staleness::StaleSynchronous {
+  static constexpr auto adds = sg::staleness::Adds::in_worker_order;
+};
+
+}  // namespace
+
+TEST_CASE("train/ParameterServer: refuses models that cannot be", "[train]") {
+  sg::collective::ParameterServer const server({.workers = 2});
+  REQUIRE_THROWS_WITH(stepping(Ahead{}, server, 0, sgd),
+                      Catch::Matchers::Contains("needs 1 pushes of every worker at minibatch 0"));
+  REQUIRE_THROWS_WITH(stepping(Late{{.bound = 2}}, server, 0, sgd),
+                      Catch::Matchers::Contains("would lack its own"));
 }

@@ -91,8 +91,7 @@ class MachineSession : public Session {
     machine_.set_optimizer(setup.optimizer);
     if (setup.server.link != nullptr)
       machine_.exchange(
-          setup.server.make(setup.server.link, machine_,
-                            {setup.staleness.push_minibatches, machine_.optimizer_digest()}));
+          setup.server.make(setup.server.link, machine_, setup.staleness, setup.kept));
     if (!setup.options.replicas.empty()) require_rows(setup.target_rows);
   }
   ~MachineSession() = default;

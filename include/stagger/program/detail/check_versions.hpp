@@ -20,6 +20,7 @@ class VersionCheck {
  public:
   [[gnu::cold]] VersionCheck(CheckState const& state, StalenessModel const& staleness)
       : state_(state), staleness_(staleness) {
+    if (state.program.flushes) exchanged_.assign(state.program.cells.size(), 0);
     if (!state.program.training || state.program.flushes) return;
     per_update_ = std::max(1, staleness.microbatches);
     per_push_ = state.program.push_minibatches;
@@ -84,6 +85,7 @@ class VersionCheck {
   }
 
   void push(Instruction const& in) {
+    if (state_.program.flushes) return exchange_once(in);
     Weights& own = exchanged(in);
     int const last = std::min((own.pushes + 1) * per_push_, state_.program.updates);
     if (static_cast<int>(in.round()) != own.pushes || own.made != last)
@@ -93,6 +95,11 @@ class VersionCheck {
   }
 
   void pull(Instruction const& in) {
+    if (state_.program.flushes) {
+      if (state_.awaited(state_.program.outside_signal(in.cell)) != 1)
+        state_.refuse({"takes a snapshot that it has not waited for"});
+      return exchange_once(in);
+    }
     Weights& own = exchanged(in);
     Held& to = slot_of(in, in.next_version);
     if (!in.snapshot()) {
@@ -116,7 +123,12 @@ class VersionCheck {
 
   /// Behind all instructions.
   [[gnu::cold]] void require_last(std::size_t c) const {
-    if (cells_.size() == 0) return;
+    if (cells_.size() == 0) {
+      bool const exchanges = state_.program.training && state_.program.exchanges();
+      if (!exchanged_.empty() && exchanged_[c] != (exchanges ? pulled : 0))
+        state_.refuse({"does not end with a push and a pull of each stage"});
+      return;
+    }
     Weights const& own = cells_[c];
     if (own.made != state_.program.updates)
       state_.refuse({"makes ", own.made, " updates of ", state_.program.updates});
@@ -141,6 +153,14 @@ class VersionCheck {
     int pushes = 0;
     int rounds = 0;  // that the last forward was to see
   };
+  enum Exchanged : std::uint8_t { pushed = 1, pulled = 2 };
+  /// At the end of a step: a push, then a pull.
+  void exchange_once(Instruction const& in) {
+    auto& done = exchanged_[in.cell];
+    if (!state_.program.exchanges() || done != (in.op == Op::push ? 0 : pushed))
+      state_.refuse({"exchanges parameters in the wrong order, or twice"});
+    done = in.op == Op::push ? pushed : pulled;
+  }
   [[nodiscard]] Weights& exchanged(Instruction const& in) {
     if (cells_.size() == 0 || per_push_ == 0)
       state_.refuse({"exchanges changes in a run without a parameter server"});
@@ -154,7 +174,8 @@ class VersionCheck {
 
   CheckState const& state_;
   StalenessModel const& staleness_;
-  FixedArray<Weights> cells_;  // none: all stages update together
+  FixedArray<Weights> cells_;     // none: all stages update together
+  List<std::uint8_t> exchanged_;  // [cells] at the end of a step
   int per_update_ = 1;
   int per_push_ = 0;  // minibatches; 0: no parameter server
 };

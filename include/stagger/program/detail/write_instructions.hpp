@@ -273,9 +273,7 @@ class InstructionWriter {
       pull.next_version = made.to;
       bool const last = unit == flow_.units;
       if (made.snapshot) pull.set_snapshot(made.rounds, made.waves, last);
-      std::uint32_t const signal = flow_.handed_in() +
-                                   2 * static_cast<std::uint32_t>(flow_.ranks()) +
-                                   static_cast<std::uint32_t>(c);
+      std::uint32_t const signal = outside_signal(c);
       std::uint32_t const count = made.rounds + (last ? 1 : 0);
       if (made.snapshot && count > awaited_[signal]) {
         awaited_[signal] = count;
@@ -283,6 +281,28 @@ class InstructionWriter {
       }
       rank.code.push_back(pull);
     }
+  }
+
+  [[nodiscard]] std::uint32_t outside_signal(std::size_t c) const {
+    return flow_.handed_in() + 2 * static_cast<std::uint32_t>(flow_.ranks()) +
+           static_cast<std::uint32_t>(c);
+  }
+
+  /// Behind the update of a step: gradients go to the server, and weights come back.
+  [[gnu::cold]] void add_exchange(RankProgram& rank, int self) {
+    for (Op const op : {Op::push, Op::pull})
+      for (std::size_t c = 0; c < flow_.cells.size(); ++c) {
+        if (flow_.cells[c].rank != self) continue;
+        Instruction in;
+        in.op = op;
+        in.stage = static_cast<std::uint16_t>(flow_.cells[c].stage);
+        in.cell = static_cast<std::uint16_t>(c);
+        if (op == Op::pull) {
+          in.set_snapshot(0, 0, false);
+          rank.add_wait(in, outside_signal(c), 1);
+        }
+        rank.code.push_back(in);
+      }
   }
 
   /// The end of a training step on one rank. Of several owners of a stage, the lowest rank adds up.
@@ -311,6 +331,7 @@ class InstructionWriter {
     for (int other = 0; other < flow_.ranks(); ++other)
       if (other != self) rank.add_wait(update, of_rank(done, other), 1);
     rank.code.push_back(update);
+    if (push_minibatches_ != 0) add_exchange(rank, self);
   }
 
   schedule::Table const& table_;

@@ -130,7 +130,7 @@ consteval auto check_fit() {
   return First<
       Unless<Schedule::flushes || !Staleness::synchronous, ScheduleDoesNotFit<Schedule, Staleness>>,
       Unless<server || !exchanges, ServerIsMissing<exchanges>>,
-      Unless<!server || exchanges, ServerIsIdle<exchanges>>,
+      Unless<!server || exchanges || Staleness::synchronous, ServerIsIdle<exchanges>>,
       Unless<std::same_as<Loss, NoLoss> || LossFor<Loss, Y>, LossDoesNotFit<Loss, Y>>>{};
 }
 

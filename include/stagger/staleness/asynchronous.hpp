@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Asynchronous parallelism: no worker waits for another.
+
+#include <stagger/staleness/policy.hpp>
+
+namespace stagger::staleness {
+
+/// Each worker pushes the gradient of a step and goes on with whatever weights the server has then.
+/// They contain all of its own pushes; of the others, any number may be missing.
+struct Asynchronous {
+  using policy_tag = StalenessTag;
+  static constexpr bool synchronous = true;  // the stages of a worker end a step together
+  static constexpr Pushes pushes = Pushes::gradients;
+  static constexpr Adds adds = Adds::on_arrival;
+  [[nodiscard]] constexpr int minibatches() const noexcept { return 1; }
+  [[nodiscard]] constexpr int needs(int) const noexcept { return 0; }
+};
+
+static_assert(ExchangingPolicy<Asynchronous>);
+
+}  // namespace stagger::staleness
