@@ -43,19 +43,20 @@ inline void listen_for_interrupts() {
 ///
 /// @code
 ///     struct Platform {
-///       using Trainer, Comparison;                              // returned by `make`; for --compare
-///       void require_memory(Settings const&) const;             // throws if there is too little
+///       using Trainer, Comparison;                   // returned by `make`; for --compare
+///       void require_memory(Settings const&) const;  // throws if there is too little
 ///       Trainer make(RunConfig const&);
-///       bool is_first_process() const, none_interrupted() const; // is it the first process; no interrupt
-///       bool any_process(bool here) const;                      // logical or over all processes
-///       std::string describe_devices(RunConfig const&) const;   // "2 threads"
-///       Forecast forecast(Settings const&, Text const&);        // for --plan
+///       bool is_first_process() const;
+///       bool none_interrupted() const;               // in any process
+///       bool any_process(bool here) const;           // logical or over all processes
+///       std::string describe_devices(RunConfig const&) const;    // "2 threads"
+///       Forecast forecast(Settings const&, Text const&);         // for --plan
 ///       std::string compared(Forecast const&, Record const&, Trainer&);
-///       std::int64_t recorded_steps(Settings const&) const;     // last steps whose timelines are kept
+///       std::int64_t recorded_steps(Settings const&) const;      // last steps with timelines
 ///       Metrics step(Trainer&, Batch const&);
 ///       double held_out_loss(Trainer&, Batch const&);
-///       float const* logits(Trainer&, Tokens const&);           // [sequences][length][256]
-///       void report(Settings const&) const;                     // prints further measurements
+///       float const* logits(Trainer&, Tokens const&);            // [sequences][length][256]
+///       void report(Settings const&) const;                      // prints further measurements
 ///     };
 /// @endcode
 template <class Platform> class Run {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The one error type of the library, its codes, and sentences with numbers in them, cheap to compile.
+/// @file   The one error type of the library, its codes, and sentences with numbers in them.
 
 #include <stagger/core/requirements.hpp>
 

@@ -15,8 +15,8 @@
 namespace stagger::partition {
 
 /// As many stages as devices, so that the largest sum of layer times is as small as it can be.
-/// Transfers, memory and differences between devices are not looked at when cutting, but what comes
-/// of it is judged with all of them. Among equal ones, the first cuts.
+/// The cuts do not depend on transfers, memory and differences between devices, but the reported
+/// costs do. Of several optimal partitions, the one whose cuts come first.
 struct Block {
   InFlight rule = InFlight::safe;  ///< for the memory that is reported
   int in_flight = 1;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The partition whose slowest stage is fastest, by branch and bound: independent of MinMax,
-///         for few devices.
+/// @file   The partition whose slowest stage is fastest, by branch and bound: independent of
+///         MinMax, for few devices.
 /// @source J. H. Park et al., "HetPipe", USENIX ATC 2020, section 7, poses the problem.
 
 #include <algorithm>
@@ -14,9 +14,10 @@
 
 namespace stagger::partition {
 
-/// Depth first over (device of the next stage, its last layer). A branch ends where what is
-/// decided, or the rest of the work over the speeds of the devices left, or the dearest layer left
-/// on the device that is fastest for it, is not below the best partition so far.
+/// Depth first over (device of the next stage, its last layer). A branch ends where the slowest
+/// stage so far, or the remaining work over the speeds of the remaining devices, or the most
+/// expensive remaining layer on the device that is fastest for it, is not below the best partition
+/// so far.
 ///
 /// Finds MinMax's bottleneck, and its cuts where the order is given. Exponential in the devices:
 /// MinMax is for many of them.

@@ -17,7 +17,7 @@
 
 namespace stagger::partition {
 
-/// A partitioner's name, and what it makes of the layers.
+/// A partitioner's name, and the function that runs it.
 template <class P> struct CatalogLine {
   using Policy = P;
   std::string_view name;

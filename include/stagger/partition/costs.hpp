@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Costs of a chain of layers on a set of devices, and what cuts come to under them.
+/// @file   Costs of a chain of layers on a set of devices, and the costs of partitions.
 /// @source J. H. Park et al., "HetPipe: Enabling Large DNN Training on (Whimpy) Heterogeneous GPU
 ///         Clusters through Integration of Pipelined Model Parallelism and Data Parallelism",
 ///         USENIX ATC 2020, section 7.
@@ -24,11 +24,11 @@ namespace stagger::partition {
 /// How many minibatches a stage may hold between their forward and their backward. The last stage
 /// runs both at once and holds one.
 enum class InFlight : std::uint8_t {
-  safe,      ///< all of them: always right
-  balanced,  ///< min(all, 2 * stages after it + 1): right only if the schedule keeps to it
+  safe,      ///< all of them: always sufficient
+  balanced,  ///< min(all, 2 * stages after it + 1): sufficient only if the schedule keeps to it
 };
 
-/// One device, by what a partitioner looks at.
+/// The properties of a device that matter to a partitioner.
 struct Place {
   int times = 0;  ///< row of Costs::until_s
   int node = 0;
@@ -115,7 +115,7 @@ struct Costs {
   return std::min(in_flight, 2 * (stages - 1 - stage) + 1);
 }
 
-/// Cuts, and what they come to.
+/// Cuts and their costs.
 struct Partition {
   std::vector<int> cuts{};                    ///< [stages - 1] first layer of each stage after the
                                               ///< first
@@ -157,7 +157,7 @@ constexpr void require_stages(int stages, int layers) {
           counted(layers, "layer"), "; use 1 to ", layers);
 }
 
-/// What the stages of a partition are held to.
+/// The limits on the stages of a partition.
 struct Limits {
   InFlight rule = InFlight::safe;
   int in_flight = 1;         ///< minibatches
@@ -201,7 +201,7 @@ struct Limits {
 
 }  // namespace detail
 
-/// What cuts come to when stage s runs on the device order[s].
+/// The costs of cuts when stage s runs on the device order[s].
 /// @param  cuts   [stages - 1] as of Partition
 /// @param  order  [stages] indices of Costs::places
 /// @throws Error  bad_configuration for cuts that do not rise or devices that are not there
@@ -234,7 +234,7 @@ struct Limits {
   return result;
 }
 
-/// What cutting a profile for some devices of a cluster has to weigh.
+/// The costs of a profile on some devices of a cluster.
 /// @param  devices  ids, in the order of the stages; none twice
 /// @throws Error    bad_data for a bad profile or cluster, bad_configuration for a device that is
 ///                  not there, or there twice

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Cuts chosen by hand, or by a planner before.
+/// @file   Cuts given by the user or by a planner.
 
 #include <string>
 #include <vector>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   As many layers on each stage as on any other.
+/// @file   Stages with equal numbers of layers.
 
 #include <string>
 #include <vector>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   HetPipe's partitioner: the slowest stage as fast as it can be.
+/// @file   HetPipe's partitioner, which minimises the time of the slowest stage.
 /// @source J. H. Park et al., "HetPipe", USENIX ATC 2020, section 7. The paper hands the problem to
 ///         a solver of integer programs; here it is searched exactly.
 
@@ -23,8 +23,8 @@ namespace stagger::partition {
 ///
 /// Among equal bottlenecks the fewest bytes over the cuts win, then the cuts that come first.
 /// Exact; only with `any_order` and so many kinds of devices that HetPipe's table would not fit
-/// `most_states`, the best order that a search finds is taken and Partition::gap() says how much is
-/// left to prove.
+/// `most_states`, the best order that a search finds is taken, and Partition::gap() says how far it
+/// may be from the optimum.
 struct MinMax {
   bool any_order = false;  ///< devices in any order instead of the given one
   InFlight rule = InFlight::safe;

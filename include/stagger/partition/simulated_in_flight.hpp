@@ -30,7 +30,7 @@ namespace stagger::partition {
   if (!(forward_share >= 0 && forward_share <= 1))
     raise(Errc::bad_configuration, "a forward cannot take ", forward_share,
           " of a stage's time; give a share of 0 to 1");
-  (void)judge(costs, cuts, order);  // says what does not fit together
+  (void)judge(costs, cuts, order);  // for its checks of the arguments
   int const stages = static_cast<int>(order.size());
   std::vector<int> const bounds = detail::bounds_of(cuts, costs.layers());
   schedule::Costs seconds;
@@ -48,7 +48,7 @@ namespace stagger::partition {
   return schedule::peak_in_flight(fifo.table({.ranks = stages, .microbatches = enough}));
 }
 
-/// What cuts come to, as `judge` says, with the memory of the minibatches that each stage holds.
+/// The costs of cuts, as `judge` says, with the memory of the minibatches that each stage holds.
 /// @param held  [stages] from `simulated_in_flight`
 [[nodiscard]] inline Partition judge_held(Costs const& costs, std::vector<int> const& cuts,
                                           std::span<int const> order, std::span<int const> held,

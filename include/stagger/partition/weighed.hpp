@@ -10,7 +10,7 @@
 
 namespace stagger::partition {
 
-/// A policy together with what it weighs:
+/// A partitioner together with the costs that it uses:
 ///
 ///     auto costs = partition::costs(profile, cluster, devices);
 ///     auto train = Pipeline{model}.with(partition::Weighed{partition::MinMax{}, costs}, ...);

@@ -28,7 +28,7 @@ concept AllocationPolicy =
 
 namespace placement {
 
-/// Kinds of each worker's devices in words, "VRGQ".
+/// The kinds of each worker's devices as text, "VRGQ".
 [[nodiscard]] inline std::string letters(cluster::Cluster const& cluster,
                                          std::span<int const> devices) {
   std::string result;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Places chosen by hand, or by a planner before.
+/// @file   Places given by the user or by a planner.
 
 #include <utility>
 #include <vector>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Neighbouring ranks on one place.
+/// @file   Placement of neighbouring ranks on the same place.
 
 #include <vector>
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The way from stages and devices to a plan with its warm-up, memory and times.
+/// @file   The evaluation of drafts: from stages and devices to a plan with warm-up, memory and
+///         times.
 
 #include <algorithm>
 #include <cmath>
@@ -30,7 +31,7 @@ struct Assignment {
   friend bool operator==(Assignment const&, Assignment const&) = default;
 };
 
-/// The decisions of a plan, from which all else follows.
+/// The decisions of a plan, which determine everything else in it.
 struct Draft {
   std::vector<Assignment> stages{};
   int microbatch = 0;  ///< samples per device; 0: the workload's
@@ -211,7 +212,7 @@ class Evaluator {
     return plan;
   }
 
-  /// Why the last draft became no plan.
+  /// Why the last draft could not become a plan.
   [[nodiscard]] Shortage const& shortage() const noexcept { return shortage_; }
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The sentence that says why nothing can be planned, and what would help.
+/// @file   The message that says why no plan is possible, and what would help.
 
 #include <string>
 #include <utility>

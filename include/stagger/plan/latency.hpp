@@ -20,7 +20,7 @@ struct StageTime {
 
 /// Which equations the estimate uses.
 enum class Form : unsigned char {
-  corrected,  ///< what a pipeline does
+  corrected,  ///< as pipelines really behave
   printed,    ///< as in the paper: too low by up to a forward and two backwards of the pivot
 };
 
@@ -30,7 +30,7 @@ struct Latency {
   std::size_t pivot = 0;  ///< stage with the least bubble, which sets the steady phase
   double warm_up_s = 0;   ///< until the pivot's first forward has run
   double steady_s = 0;    ///< until the pivot's last backward starts
-  double ending_s = 0;    ///< what is left after it
+  double ending_s = 0;    ///< from then to the end of the iteration
 };
 
 namespace detail {

@@ -21,8 +21,8 @@ enum class Gradients : std::uint8_t {
 enum class Limit : std::uint8_t {
   time,    ///< its own forward and backward
   memory,  ///< its warm-up is cut short, because no further activation fits
-  link,    ///< a transfer beside it, both ways, takes longer than its forward and backward, or its
-           ///< gradients longer than all its microbatches
+  link,  ///< a transfer to a neighbour, both ways, takes longer than its forward and backward, or its
+         ///< gradients longer than all its microbatches
 };
 
 /// "time", "memory" or "link".
@@ -52,12 +52,12 @@ struct PlanStage {
   }
 };
 
-/// A plan as a value. Two are equal if they make the same devices do the same.
+/// A plan as a value. Two are equal if every device does the same work in both.
 struct Plan {
-  std::string policy{};  ///< what made it
+  std::string policy{};  ///< the planner that made it
   std::vector<PlanStage> stages{};
   int batch = 0;         ///< samples of an iteration
-  int microbatches = 1;  ///< that it is cut into
+  int microbatches = 1;  ///< of an iteration
   bool recompute = false;
   Gradients gradients = Gradients::together;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Predictions for a plan as it stands, by another profile or cluster than it was made for.
+/// @file   Predictions for an existing plan by another profile or cluster than it was made for.
 
 #include <algorithm>
 #include <cstddef>

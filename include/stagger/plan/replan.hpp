@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A plan for what is left after devices were lost.
+/// @file   A plan for the remaining devices after some were lost.
 
 #include <algorithm>
 #include <cstddef>
@@ -72,7 +72,7 @@ struct Replan {
       for (Draft const& d : all) {
         for (std::size_t j = 0; j < d.stages.size(); ++j) {
           if (d.stages[j].devices.size() < 2) continue;
-          Draft lent = d;  // the stages in between pass one on
+          Draft lent = d;  // each stage in between passes a device on to the next
           auto& from = lent.stages[j].devices;
           auto const at = std::find_if(lent.stages.begin(), lent.stages.end(),
                                        [](auto const& s) { return s.devices.empty(); });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What a planner is asked for, and the error that says why it cannot be had.
+/// @file   The request to a planner, and the error for a request that cannot be met.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,7 +18,7 @@ inline constexpr double sgd = 2;
 inline constexpr double adam = 4;  ///< two moments
 }  // namespace memory_factor
 
-/// What a plan is wanted for.
+/// The run that a plan is made for.
 struct Request {
   int batch = 0;       ///< samples of an iteration, >= 1
   int microbatch = 0;  ///< samples per device and microbatch; 0: the profile's batch
@@ -34,7 +34,7 @@ enum class Resource : std::uint8_t {
   layers,   ///< of the model
 };
 
-/// Where a request fails.
+/// Why a request cannot be met.
 struct Shortage {
   Resource resource = Resource::memory;
   int layer = -1;        ///< numbered from 0; -1 where no single one is to blame

@@ -39,7 +39,7 @@ class Simulator {
     return play(stages, microbatches, warm_up, timeline);
   }
 
-  /// The same for input that is known to be good.
+  /// The same without a check of the arguments.
   constexpr double play(std::span<StageTime const> stages, int microbatches,
                         std::span<int const> warm_up, schedule::Timeline* timeline = nullptr) {
     std::size_t const S = warm_up.size();

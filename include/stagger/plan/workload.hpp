@@ -46,11 +46,11 @@ struct Wire {
   }
 };
 
-/// Bytes that a stage needs on each of its devices.
+/// The bytes that a stage needs on each of its devices.
 struct StageMemory {
   double static_bytes = 0;  ///< parameters, gradients, optimizer state
   double each_bytes = 0;    ///< for each microbatch in flight
-  double once_bytes = 0;    ///< beside them: of the microbatch that is recomputed
+  double once_bytes = 0;    ///< in addition: for the microbatch that is being recomputed
 
   [[nodiscard]] constexpr double bytes(int in_flight) const noexcept {
     return static_bytes + once_bytes + in_flight * each_bytes;
@@ -66,8 +66,8 @@ struct StageMemory {
 /// A profile, a cluster and a request, checked, with the sums that make stages cheap to cost.
 class Workload {
  public:
-  /// @throws Error  bad_data for a profile or a cluster that cannot be, bad_configuration for a
-  ///                request that cannot
+  /// @throws Error  bad_data for an invalid profile or cluster, bad_configuration for an invalid
+  ///                request
   Workload(cluster::Profile profile, cluster::Cluster cluster, Request request)
       : profile_(std::move(profile)), cluster_(std::move(cluster)), request_(std::move(request)) {
     cluster::require_profile(profile_);
@@ -82,7 +82,7 @@ class Workload {
   [[nodiscard]] int layers() const noexcept { return profile_.size(); }
   /// Devices that may be used, node by node, rising.
   [[nodiscard]] std::vector<int> const& devices() const noexcept { return devices_; }
-  /// All of them free.
+  /// Their nodes, with all of them free.
   [[nodiscard]] placement::Occupancy const& free() const noexcept { return free_; }
   /// Samples per device and microbatch.
   [[nodiscard]] int microbatch() const noexcept {

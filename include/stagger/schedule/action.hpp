@@ -25,7 +25,8 @@ enum class Kind : std::uint8_t {
                     ///< microbatch is 0
   push,             ///< PUSH, changes of the stage to a parameter server; the microbatch is the
                     ///< number of the push
-  pull,  ///< PULL, the stage's parameters from there, with so many pushes of every worker
+  pull,             ///< PULL, the stage's parameters from the server; the microbatch is the
+                    ///< number of pushes of every worker that they contain
 };
 
 /// True for the kinds that compute (F, B, I, W); false for messages and reductions.
@@ -43,7 +44,7 @@ enum class Kind : std::uint8_t {
   return kind == Kind::backward || kind == Kind::backward_input;
 }
 
-/// True for the kinds after which nothing of the microbatch is needed at the stage (B, W).
+/// True for the kinds after which the stage no longer needs anything of the microbatch (B, W).
 [[nodiscard]] constexpr bool ends_flight(Kind kind) noexcept {
   return kind == Kind::backward || kind == Kind::backward_weight;
 }
@@ -60,7 +61,7 @@ struct Action {
   Kind kind = Kind::forward;
   int stage = 0;               ///< 0 <= stage < P * V
   int microbatch = 0;          ///< 0 <= microbatch < M
-  std::int16_t slice = 0;      ///< 0 <= slice < S; 0 where microbatches are not cut
+  std::int16_t slice = 0;      ///< 0 <= slice < S; 0 where microbatches are not sliced
   bool overlaps_next = false;  ///< forms one overlapped pair (OVERLAP_F_B) with the action after it
   friend constexpr bool operator==(Action const&, Action const&) = default;
 };

@@ -44,11 +44,11 @@ struct Found {
 /// mapping that keeps the same limits, whatever its parameters, nor than the published zero-bubble
 /// heuristics. The shortest of all orders without overlapped pairs for P <= 3 and MS <= 4 with one
 /// stage on each rank; with several (looped or zigzag) for PV <= 4 and M <= 4, and for PV <= 6 and
-/// M <= 2. A limit on memory is used to the last half of an activation.
+/// M <= 2. A limit on memory is used in steps of half an activation.
 ///
 /// A microbatch is whole unless the stages can run slices of it. With S slices, limits count slices
-/// as `peak_in_flight` does, and it is never worse than the schedules that cut microbatches into as
-/// many.
+/// as `peak_in_flight` does, and the result is never worse than that of a schedule with as many
+/// slices.
 struct Auto {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
@@ -71,7 +71,7 @@ struct Auto {
   /// Complexity: O(PMS log P) for each of 12 to 20 rules, and O(PMS) for each range of 1F1B's
   /// warm-ups that has to be looked at, none where weight gradients fill the gaps; with room for
   /// fewer than P microbatches also OneFOneB's search of counts for each limit that could help,
-  /// together about a second at P = 64. Beyond that, for P <= 3 and MS <= 4, at most some 10^5
+  /// together about a second at P = 64. In addition, for P <= 3 and MS <= 4, at most about 10^5
   /// partial orders. With several chunks: O(PVM) for each legal group size; where exact, up to some
   /// tenths of a second.
   [[nodiscard]] Found search(Shape shape) const;
@@ -181,12 +181,12 @@ class Search {
   }
 
   /// Several chunks, or two directions: the schedules of the mapping, each as it is and with its
-  /// weight gradients laid anew, and the order in which forwards and backwards of all chunks run as
-  /// soon as they can.
+  /// weight gradients placed anew, and the order in which forwards and backwards of all chunks run
+  /// as soon as they can.
   void search_chunks() {
     int const P = shape_.ranks, M = shape_.microbatches, V = shape_.chunks, S = shape_.stages();
     auto const add = [&](Table const& table) { consider(table); };
-    // Windows down to one microbatch in flight: the last one fits whatever else does.
+    // Windows down to one microbatch in flight, which fits if any window does.
     for (int window = M; window >= 1; window = window > 2 * P ? 2 * P
                                                : window > P   ? P
                                                               : window / 2) {
@@ -211,7 +211,7 @@ class Search {
     bool const on_a_v = wanted_.mapping == Mapping::zigzag || (P == 1 && !two_ways());
     if (on_a_v && V == 2) each_rounds_v(shape_, times_, wanted_.limits, add);
     if (!two_ways() && S <= 6 && M <= (S <= 4 ? 4 : 3) && !done()) {
-      // To be exact with six stages and three microbatches would take seconds.
+      // An exact search of six stages and three microbatches would take seconds.
       std::size_t const most = M == 3 && S > 4 ? 300 : 0;
       take_better(exact(shape_, times_, owner, wanted_.limits, best_.makespan_s, 1, most));
     }
@@ -229,7 +229,7 @@ class Search {
     best_.makespan_s = latest.end_s;
     best_.table = std::move(table);
   }
-  /// Keeps what a search made that has lowered the makespan itself.
+  /// Keeps the result of a search that has lowered the makespan itself.
   void take_better(Table table) {
     if (table.stages > 0) best_.table = std::move(table);
   }
@@ -237,7 +237,7 @@ class Search {
     for (double const part : {1.0, 0.5, 0.0}) keep(refill(table, times_, wanted_.limits, part));
   }
 
-  /// A table of several chunks, as it is and with its weight gradients laid anew.
+  /// Considers a table of several chunks, as it is and with its weight gradients placed anew.
   void consider(Table table) {
     // A pair that costs what its parts cost ends no sooner than they do one after the other.
     for (Action& a : table.actions)
@@ -303,7 +303,7 @@ class Search {
     return table;
   }
 
-  /// In a pair the forward takes its room before the backward gives its own back.
+  /// In an overlapped pair the forward takes its memory before the backward releases its own.
   [[nodiscard]] bool fits(Table const& table) const {
     Limits const& limits = wanted_.limits;
     if (limits.in_flight == 0 && limits.memory == 0) return true;

@@ -31,8 +31,8 @@ namespace stagger::schedule {
 
 struct Auto;  // searches among the others, and so stands above this list
 
-/// What is to be said of a schedule besides what its type says: its name (`catalog_name`), whether
-/// it flushes, its number of chunks, and its options.
+/// What the catalog knows of a schedule besides what its type says: its name (`catalog_name`),
+/// whether it flushes, its number of chunks, and its options.
 template <class P> struct CatalogLine {
   using Policy = P;
   std::string_view what;
@@ -80,7 +80,8 @@ template <class Visit> constexpr void for_each_line(Visit&& visit) {
 
 namespace detail {
 
-/// A policy with its defaults and so many stages on each rank, where it has a choice.
+/// A policy with its defaults, and with the given number of stages on each rank where it has a
+/// choice.
 template <class P> [[nodiscard]] constexpr P with_chunks(int chunks) {
   P policy{};
   if constexpr (requires { policy.chunks_per_rank; }) policy.chunks_per_rank = chunks;

@@ -18,9 +18,9 @@
 
 namespace stagger::schedule {
 
-/// A cell that gathers the sharded parameters of a stage (UNSHARD) or lets go of them (RESHARD).
+/// A cell that gathers the sharded parameters of a stage (UNSHARD) or releases them (RESHARD).
 /// Tables hold none, since nothing here shards parameters; a caller that wants to write them again
-/// keeps them beside the table.
+/// keeps them with the table.
 struct ShardCell {
   int rank = 0;
   int stage = 0;
@@ -164,8 +164,8 @@ class TableReader {
 /// cells ignored, lines ended by LF or CRLF. Counts are the largest index + 1. Whether the table is
 /// legal is for `verify` to say.
 /// @param source  what errors call the text, a file name for instance
-/// @param shards  takes `0UNSHARD` and `0RESHARD`, by rank and then in order; null: they are read
-///                over
+/// @param shards  takes `0UNSHARD` and `0RESHARD`, by rank and then in order; null: they are
+///                skipped
 /// @throws Error bad_data, naming line, column and value
 [[nodiscard]] inline Table read_csv(std::string_view text, std::string_view source = "table",
                                     std::vector<ShardCell>* shards = nullptr) {

@@ -59,7 +59,7 @@ inline constexpr FaultWords fault_words[] = {
   return detail::fault_words[static_cast<int>(kind)].name;
 }
 
-/// One rank of a deadlock: what it stands at, and what that needs and cannot get.
+/// One rank of a deadlock: the action that it cannot run, and what that action waits for.
 struct Wait {
   int rank = -1;
   int position = -1;  ///< index in the row

@@ -15,8 +15,8 @@ namespace stagger::schedule {
 
 /// At most Nm microbatches are injected and not yet back; forwards and backwards of a rank keep
 /// microbatch order and otherwise run in order of readiness, ties backward first, then the lower
-/// microbatch. The last stage runs forward and backward of a microbatch as one. Readiness is that
-/// under the given costs, so that the order is a table.
+/// microbatch. The last stage runs forward and backward of a microbatch as one. The given
+/// costs say when an action becomes ready, so that the order can be written down as a table.
 struct Fifo {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = false;
@@ -28,8 +28,8 @@ struct Fifo {
   /// One stage on each rank.
   [[nodiscard]] constexpr int chunks() const noexcept { return 1; }
 
-  /// Versions of its weights that a rank keeps: each of the Nm microbatches in the pipeline saw
-  /// another one where it entered, and sees that one everywhere.
+  /// Versions of its weights that a rank keeps: each of the Nm microbatches in the pipeline may
+  /// have entered with another version, which it then sees at every stage.
   [[nodiscard]] constexpr int weight_versions(Shape shape, int) const noexcept {
     return std::min(in_flight == 0 ? shape.ranks : in_flight, shape.microbatches);
   }

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file   Interleaved 1F1B: several chunks on each rank, depth first.
-/// @source Narayanan et al., arXiv 2104.04473, section 2.2; the compute order is Megatron-LM's for
-///         every group size,
-///         and PyTorch's ScheduleInterleaved1F1B where no group size is given.
+/// @source Narayanan et al., arXiv 2104.04473, section 2.2; the compute order is Megatron-LM's
+///         for every group size, and that of PyTorch's ScheduleInterleaved1F1B without one.
 
 #include <algorithm>
 

@@ -15,7 +15,7 @@ namespace stagger::schedule {
 /// The count that a policy may refuse.
 enum class Count : std::uint8_t { ranks, microbatches, chunks, group, slices, in_flight, warm_up };
 
-/// The word for a count of so many.
+/// The word for a count: singular for 1, else plural.
 [[nodiscard]] constexpr char const* name(Count count, int value) noexcept {
   constexpr char const* words[][2] = {{"rank", "ranks"},
                                       {"microbatch", "microbatches"},
@@ -29,7 +29,7 @@ enum class Count : std::uint8_t { ranks, microbatches, chunks, group, slices, in
 
 namespace detail {
 
-/// Ends a constant evaluation with the value in the compiler's words: it is no index of the array.
+/// Ends a constant evaluation so that the compiler prints the value: it is no index of the array.
 constexpr int name_at_compile_time(int value) {
   int const nearest_legal_value[1] = {};
   return nearest_legal_value[value];

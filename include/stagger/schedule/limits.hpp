@@ -6,8 +6,8 @@
 
 namespace stagger::schedule {
 
-/// What a rank may hold. Only a bound for these limits may be compared with a table that obeys
-/// them.
+/// What a rank may hold. A table that obeys limits may only be compared with a bound that was
+/// computed for the same limits.
 struct Limits {
   int in_flight = 0;  ///< most (stage, microbatch) pairs from F to W; 0: no limit
   double memory =

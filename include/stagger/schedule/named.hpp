@@ -19,21 +19,21 @@
 
 namespace stagger::schedule {
 
-/// What is known of a schedule of the catalog.
+/// The properties of a schedule of the catalog.
 struct CatalogEntry {
   std::string_view name;
   std::string_view what;
   std::string_view constraint;  ///< on ranks P, microbatches M and chunks V
-  int chunks;                   ///< V where none is asked for
-  int slices;                   ///< of a microbatch where none are asked for
+  int chunks;                   ///< default of V
+  int slices;                   ///< default number of slices of a microbatch
   int owners;                   ///< ranks that run the same stage
-  Mapping mapping;              ///< where none is asked for
+  Mapping mapping;              ///< default
   bool flushes;                 ///< every rank is idle when an iteration ends
   bool trains;                  ///< it has backward actions
   bool proven;                  ///< its tables need no proof before they run
   // Options that it has.
   bool takes_warmup, takes_group, takes_slices, takes_mapping, takes_memory;
-  bool takes_in_flight;  ///< lays its order out by such a limit; others keep it or refuse it
+  bool takes_in_flight;  ///< adapts its order to such a limit; others keep to it or refuse it
 };
 
 namespace detail {
@@ -88,8 +88,8 @@ template <class T> T table_of_named(Named const& named, Shape shape);
 
 }  // namespace detail
 
-/// The schedule of a name, with its options. One that was not asked for is what the schedule's own
-/// policy has by default; one that the schedule does not have is refused.
+/// A schedule chosen by name, with its options. An option that is not set has the default of the
+/// schedule's own policy; one that the schedule does not have is refused.
 ///
 /// @code
 ///     pipeline.with(schedule::Named{"zb-v"}, host::Threads{4}, loss);
@@ -99,7 +99,7 @@ template <class T> T table_of_named(Named const& named, Shape shape);
 /// @endcode
 struct Named {
   using policy_tag = ScheduleTag;
-  static constexpr bool flushes = true;  ///< perhaps not: `facts` says so for the name
+  static constexpr bool flushes = true;  ///< in general; `facts` says it for the name
   static constexpr bool proven = true;   ///< `table` verifies one that is not
 
   std::string name;                   ///< in the catalog
@@ -108,7 +108,7 @@ struct Named {
   int group = 0;                      ///< interleaved, zb-h1
   int slices = 0;                     ///< seq-1f1b, auto; 0: 2 for seq-1f1b, 1 for auto
   Mapping mapping = Mapping::looped;  ///< forward-only, auto
-  Costs costs{};                      ///< what fifo and auto go by
+  Costs costs{};                      ///< for fifo and auto
   Limits limits{};                    ///< in_flight for all, memory for auto
 
   /// @throws Error  bad_configuration for a name that is not in the catalog
@@ -128,7 +128,7 @@ struct Named {
 
   /// @throws Error  bad_configuration for a name that is not in the catalog, an option that the
   ///                schedule does not have, a shape that it refuses, or an in-flight limit that it
-  ///                has no use for and exceeds
+  ///                cannot adapt to and exceeds
   [[nodiscard]] Table table(Shape shape) const {
     return detail::table_of_named<Table>(*this, shape);
   }
@@ -144,7 +144,7 @@ struct Named {
     return versions;
   }
 
-  /// Calls `with(policy)` with the policy that is meant, a value of its own type.
+  /// Calls `with(policy)` with the named policy, a value of its own type.
   /// @param chunks  V, where the schedule has a choice
   /// @throws Error  as `table`, but for the shape and the in-flight limit
   template <class With> void visit(int chunks, With&& with) const {

@@ -3,8 +3,8 @@
 /// @file   1F1B: early backward, so that what is in flight does not grow with the number of
 ///         microbatches.
 /// @source Fan et al., "DAPPLE", PPoPP 2021, section 3 (warm-up P_A, P_B); Narayanan et al.,
-///         PipeDream-Flush, 2006.09503. With the default warm-up the compute order is that of PyTorch, Megatron-LM and
-///         DeepSpeed.
+///         PipeDream-Flush, 2006.09503. With the default warm-up the compute order is that of
+///         PyTorch, Megatron-LM and DeepSpeed.
 
 #include <algorithm>
 #include <vector>
@@ -36,12 +36,12 @@ struct OneFOneB {
   /// One stage on each rank.
   [[nodiscard]] constexpr int chunks() const noexcept { return 1; }
 
-  /// Forwards before the first backward, for each rank. Never more on a later rank, which is what
-  /// keeps the ranks from waiting for each other for ever.
+  /// Forwards before the first backward, for each rank. They never rise from rank to rank, which
+  /// rules out deadlocks.
   ///
-  /// A limit D >= P shortens the warm-up to D - r: cutting every rank to D instead would make
-  /// neighbours run in convoy. A limit D < P is met by the counts up to P - r that finish first at
-  /// B = 2 F, whatever the gap; ties go to the smaller counts.
+  /// A limit D >= P shortens the warm-up to D - r: with D forwards on every rank, neighbours would
+  /// wait for each other in each round. A limit D < P is met by the counts up to P - r that finish
+  /// first at B = 2 F, whatever the gap; ties go to the smaller counts.
   [[nodiscard]] [[gnu::cold]] constexpr std::vector<int> warm_up_counts(Shape shape) const {
     check(shape);
     int const P = shape.ranks;

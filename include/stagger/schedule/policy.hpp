@@ -8,11 +8,11 @@
 /// | schedule | take it when |
 /// |---|---|
 /// | OneFOneB | in doubt (the default): no more in flight than there are ranks |
-/// | GPipe | a yardstick is wanted, or memory for all microbatches is there |
+/// | GPipe | a baseline is wanted, or there is memory for all microbatches |
 /// | Interleaved, LoopedBfs | the bubble hurts and links are fast: several chunks on each rank |
-/// | ZeroBubbleH1 | backward splits, and memory is that of 1F1B |
-/// | ZeroBubbleH2 | backward splits, and there is twice that memory |
-/// | ZeroBubbleV | two stages on each rank can be had: the smallest bubble at 1F1B's memory |
+/// | ZeroBubbleH1 | stages can split backward, and memory suffices for 1F1B |
+/// | ZeroBubbleH2 | stages can split backward, and there is twice that memory |
+/// | ZeroBubbleV | each rank can hold two stages: the smallest bubble at 1F1B's memory |
 /// | VHalf, VMin, V1F1B | memory is short: a half, a third, two thirds to three quarters of 1F1B's |
 /// | DualPipe, DualPipeV | a forward and a backward overlap; DualPipe keeps each stage twice |
 /// | Chimera | microbatches may enter at both ends, for twice the parameters |
@@ -20,8 +20,8 @@
 /// | Seq1F1B | sequences are long: slices of them flow |
 /// | PipeDream, PipeDream2BW, Fifo | training without a flush, by a staleness model |
 /// | ForwardOnly | evaluation and inference |
-/// | Auto | costs and memory are known: searched |
-/// | Named{"zb-v"} | the program chooses while it runs; any of these by its name |
+/// | Auto | costs and memory are known: it searches an order for them |
+/// | Named{"zb-v"} | the program chooses at run time; any of these by its name |
 ///
 /// | member | when it is asked | |
 /// |---|---|---|
@@ -35,9 +35,9 @@
 /// | `facts()` | once, in `with`; optional | `Facts`, of a schedule chosen while the program runs |
 ///
 /// The engine promises: a table is copied, and never asked for twice for the same numbers while its
-/// program is kept; what is not proven is verified, and refused with the first fault in one sentence;
-/// every rank runs its row in the order that it has. The bits of a step depend on the order of the
-/// backward actions of each stage, and on nothing else of it.
+/// program is kept; what is not proven is verified, and refused with the first fault in one
+/// sentence; every rank runs its row in the order that it has. The bits of a step depend on the
+/// order of the backward actions of each stage, and on nothing else of it.
 ///
 /// In examples/14_own_policies.cpp:
 /// @code
@@ -83,7 +83,7 @@ struct Facts {
   int slices = 1;  ///< of each microbatch
 };
 
-/// Does a schedule say that its tables need no proof before they run?
+/// Whether a schedule says that its tables need no proof before they run.
 template <class P> inline constexpr bool is_proven = requires { requires P::proven; };
 
 /// The name of a schedule of the catalog; the header of the schedule gives it. Empty for others.

@@ -9,7 +9,8 @@
 
 namespace stagger::schedule::detail {
 
-/// What stands in front of the first separator, which leaves `rest`, as does the separator.
+/// Removes the text before the first separator, and the separator, from `rest`, and returns that
+/// text.
 inline std::string_view take_until(std::string_view& rest, char separator) noexcept {
   std::size_t const end = rest.find(separator);
   std::string_view const field = rest.substr(0, end);
@@ -24,7 +25,7 @@ inline std::string_view take_line(std::string_view& rest) noexcept {
   return line;
 }
 
-/// Without the blanks at both ends; of blanks alone, what is left stands at their end.
+/// The text without blanks at both ends; of blanks alone, an empty view at their end.
 inline std::string_view trimmed(std::string_view field) noexcept {
   auto const blank = [](char c) { return c == ' ' || c == '\t'; };
   while (!field.empty() && blank(field.front())) field.remove_prefix(1);

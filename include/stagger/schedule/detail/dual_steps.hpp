@@ -15,8 +15,7 @@ namespace stagger::schedule::detail {
 /// Adds one rank's row. A rank works on two streams of microbatches: stream 0, which reaches it
 /// early, and stream 1, which reaches it late.
 /// @param table         row is open
-/// @param distance      ranks between this one and the turning point of stream 0; 0 at the turning
-/// point
+/// @param distance      ranks between this one and the turning point of stream 0; 0 at that point
 /// @param depth         ranks between this one and the start of stream 0
 /// @param stage         [2] this rank's stage for each stream
 /// @param first         [2] first microbatch of each stream

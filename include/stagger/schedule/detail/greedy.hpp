@@ -25,7 +25,7 @@ struct StagePart {
   Grid<double> forward_at{}, backward_at{};      ///< [count] when inputs arrive; -1: not known
 };
 
-/// A ready action, described by what rules decide by.
+/// A ready action, with the properties by which rules choose.
 struct Candidate {
   Kind kind = Kind::forward;
   StagePart* part = nullptr;
@@ -33,7 +33,8 @@ struct Candidate {
   double ready_s = 0;  ///< when its input arrived
 };
 
-/// The stages of a mapping with all their microbatches, each chain from its first stage to its last.
+/// The stages of a mapping with all their microbatches, each chain from its first stage to its
+/// last.
 /// @param window  most microbatches of a chain in flight; 0: no limit
 [[nodiscard]] constexpr std::vector<StagePart> stage_parts(Mapping mapping, Shape shape,
                                                            int window) {

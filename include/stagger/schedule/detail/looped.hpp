@@ -30,7 +30,7 @@ struct DepthFirst {
   }
 };
 
-/// The group size that a policy runs with: the one asked for, or PyTorch's, which cuts M into
+/// The group size that a policy runs with: the one asked for, or PyTorch's, which divides M into
 /// max(1, M / P) equal rounds.
 /// @throws Error bad_configuration, naming the nearest legal value
 [[nodiscard]] constexpr int legal_group(char const* policy, Shape shape, int group) {

@@ -21,7 +21,7 @@ struct Pattern {
 
   explicit constexpr Pattern(Grid<int> starts) : start(std::move(starts)) {}
 
-  /// Each pass as early as the units that others have taken let it be.
+  /// Places each pass at the earliest unit that is still free on its rank.
   /// @param whole  a backward takes two units (B), else one (I)
   constexpr Pattern(int ranks, bool whole) : start(ranks, 4, 0) {
     Grid<unsigned> taken(ranks);  // bit per unit of the period

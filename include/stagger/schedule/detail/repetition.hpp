@@ -91,8 +91,8 @@ class Repetition {
     return end >= 0 && end <= now;
   }
 
-  /// The step to run now; the number of steps where there is none, or where a weight gradient has
-  /// to make room.
+  /// The step to run now; the number of steps if there is none, or if a weight gradient must
+  /// release memory first.
   [[nodiscard]] constexpr std::size_t choose(int r, int now) {
     Rank& rank = ranks_[r];
     std::size_t const none = rank.steps.size();

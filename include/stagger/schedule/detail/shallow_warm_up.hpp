@@ -67,7 +67,7 @@ class ShallowWarmUp {
   }
 
   constexpr void try_neighbours() {
-    // First by time alone: fewer counts that take as long may be a step that nothing leads on from.
+    // First by time alone: among equal times, the smaller counts may be a dead end of the search.
     for (bool const fewer : {false, true}) {
       for (bool better = true; better;) {
         better = false;

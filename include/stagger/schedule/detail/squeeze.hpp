@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A repeated pattern closed up: every pass as early as its inputs, its rank and the
-///         pattern's own memory let it be.
+/// @file   The compaction of a repeated pattern: every pass moves as early as its inputs, its rank
+///         and the pattern's own memory allow.
 /// @source Qi et al., "Pipeline Parallelism with Controllable Memory", arXiv 2405.15362, sections 3
 ///         and 4: repeat, squeeze, reorder without a higher peak.
 

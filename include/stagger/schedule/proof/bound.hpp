@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A lower bound of the makespan that no order of the same actions on the same ranks can beat.
+/// @file   A lower bound of the makespan that no order of the same actions on the same ranks can
+///         beat.
 
 #include <algorithm>
 #include <vector>
@@ -25,13 +26,14 @@ struct RankLoad {
 }  // namespace detail
 
 /// A lower bound of the makespan over all orders of a table's actions, backwards split or not, with
-/// every stage where the table has it. For each rank, with stages from s to t, it is the largest of:
+/// every stage where the table has it. For each rank, with stages from s to t, it is the largest
+/// of:
 ///   - start-up: nothing runs before the first value arrives, and nothing but forwards before the
 ///     first gradient does;
-///   - drain: all input gradients follow the first gradient, and the last of them has its way to the
-///     first stage;
-///   - memory: an activation is held while its microbatch goes up and comes back, and room is
-///     limited.
+///   - drain: all input gradients follow the first gradient, and the last of them still has to
+///     reach the first stage;
+///   - memory: an activation is held until its microbatch has reached the last stage and come
+///     back, and memory is limited.
 /// With slices, the first gradient waits for all forwards of its microbatch, and each slice is held
 /// while the later ones are. Of bidirectional tables only the first part of the start-up counts.
 /// @throws Error bad_data for costs that are not finite and not negative, bad_schedule for an empty

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file   Indices into arrays with an entry for each stage, micro-batch and slice, and the check
-///         that a table's actions stay inside them.
+///         that a table's actions are within their bounds.
 
 #include <cstddef>
 
@@ -59,8 +59,8 @@ namespace stagger::schedule::detail {
           .action = table.row(rank)[position]};
 }
 
-/// Refuses a table whose actions would index outside of arrays of cells, or for which these would be
-/// needlessly large. `play` requires this.
+/// Refuses a table whose actions would index outside of arrays of cells, or for which these would
+/// be needlessly large. `play` requires this.
 /// @throws Error bad_schedule
 constexpr void require_playable(Table const& table) {
   for (int r = 0; r < table.ranks(); ++r) {

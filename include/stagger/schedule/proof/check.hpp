@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The checks of a table that look at its rows one after the other: everything that `verify`
-///         proves, but for deadlocks.
+/// @file   The checks of a table that read its rows one after the other: everything that `verify`
+///         proves except the absence of deadlocks.
 
 #include <algorithm>
 #include <cstddef>

@@ -38,9 +38,9 @@ struct Inbox {
 /// Adds a send and a receive for every value that changes rank.
 ///
 /// All ranks follow one order of messages: that in which the values are made when the table is
-/// played at the given costs. So a rank's send and its peer's receive meet, whatever the channels
-/// are (`Channels`), and even if a rank did nothing else while a message of its own is on its way:
-/// the oldest message not yet sent is next at both of its ends. A send stands right behind the
+/// played at the given costs. So a rank's send always finds its peer's receive, whatever the
+/// channels are (`Channels`), and even if a rank blocks until its message has been received: the
+/// oldest message not yet sent is next at both of its ends. A send stands right behind the
 /// action that makes its value; a receive as early as that order allows.
 /// @param table  without messages, one that `verify` accepts
 /// @param costs  what to expect of the actions; any costs give a sound result
