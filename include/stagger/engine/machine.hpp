@@ -72,7 +72,6 @@ class Machine : public StepStatus {
   void set_optimizer(OptimizerCall const& call) noexcept { model.optimizer = call; }
   [[nodiscard]] void const* optimizer() const noexcept { return model.optimizer.optimizer; }
   /// Of the optimizer's numbers as they are now; 0 where they are not known.
-  [[nodiscard]] OptimizerCall const& optimizer_call() const noexcept { return model.optimizer; }
   [[nodiscard]] std::uint64_t optimizer_digest() const noexcept {
     return model.optimizer.digest(model.optimizer.optimizer);
   }

@@ -66,7 +66,7 @@ std::shared_ptr<Made> made(std::string name, Table table, LayOutOptions options 
 
 template <class Model> StalenessModel model_of(Model const& model) {
   static Model const kept = model;
-  return detail::staleness_model(kept);
+  return detail::staleness_model<false>(kept);
 }
 
 /// One that lets the weights be as old as they like.
