@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What a model runs on: devices, the nodes they stand in, and the links between them.
+/// @file   Clusters: devices, the nodes that hold them, and the links between them.
 
 #include <algorithm>
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace stagger::cluster {
 
-/// What passing bytes costs between two devices, and within a group of them.
+/// The costs of sending bytes between two devices, and of an all-reduce over several.
 struct Link {
   double alpha_s = 0;                            ///< start-up of one message
   double bytes_per_s = 1e9;                      ///< > 0
@@ -75,7 +75,7 @@ struct Cluster {
     return device(a).node == device(b).node ? inside(device(a).node) : inter;
   }
 
-  /// Seconds to receive `bytes` on one device from another; nothing on one and the same.
+  /// Seconds to receive `bytes` on one device from another; 0 if both are the same.
   [[nodiscard]] constexpr double transfer_s(int from, int to, double bytes) const {
     return from == to ? 0 : link(from, to).transfer_s(bytes);
   }
@@ -130,7 +130,7 @@ constexpr void require_link(Link const& link, std::string const& where) {
 
 }  // namespace detail
 
-/// Checks a cluster, wherever it comes from.
+/// Checks a cluster.
 /// @throws Error  bad_data naming the device, node or link, the field and its value
 constexpr void require_cluster(Cluster const& cluster) {
   if (cluster.devices.empty())

@@ -68,7 +68,7 @@ class GraphReader {
           "' ", why);
   }
 
-  /// Where a piece of the text stands in its line; 1 if it is no piece of it.
+  /// The column of a piece of the text; 1 if it is not part of the text.
   [[nodiscard]] std::size_t column_of(std::string_view value) const {
     if (value.data() < text_.data() || value.data() > text_.data() + text_.size()) return 1;
     auto const at = static_cast<std::size_t>(value.data() - text_.data());
@@ -184,7 +184,8 @@ class GraphReader {
     return order;
   }
 
-  /// Walks back among nodes that never became ready until one comes again: that one is on a circle.
+  /// Walks back along nodes that never became ready until it reaches one for the second time: that
+  /// node is on a cycle.
   [[noreturn]] void refuse_circle(std::vector<std::size_t> const& missing) const {
     std::size_t n = 0;
     while (missing[n] == 0) ++n;
@@ -265,9 +266,9 @@ class GraphReader {
 /// Nodes named `Input...` are no layers. A boundary is charged with every tensor that crosses it,
 /// each once. The batch is not in the file and set to 1.
 /// @param  source  what errors call the file
-/// @throws Error   bad_data naming file, line, column and value: for a line of neither form, a
-///                 number that is none, an edge to a node that is not there, a circle, and a fork
-///                 whose branches never join
+/// @throws Error   bad_data naming file, line, column and value: for a malformed line or
+///                 number, an edge to a node that does not exist, a cycle, and a fork whose
+///                 branches never join
 [[nodiscard]] inline Profile read_graph_txt(std::string_view text, std::string const& source) {
   return detail::GraphReader(text, source).read();
 }

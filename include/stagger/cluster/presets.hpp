@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Clusters of the papers, by name.
+/// @file   The clusters of published experiments, by name.
 /// @source S. Fan et al., "DAPPLE: A Pipelined Data Parallel Approach for Training Large Models",
 ///         PPoPP 2021, table III; J. H. Park et al., "HetPipe", USENIX ATC 2020, table 1.
 

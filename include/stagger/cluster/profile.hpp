@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What a model costs, layer by layer.
+/// @file   Profiles: the costs of a model, layer by layer.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,7 +18,7 @@ namespace stagger::cluster {
 /// Times of a layer, or of several, for one batch of the profile.
 struct Times {
   double forward_s = 0;
-  double backward_s = 0;         ///< all of it
+  double backward_s = 0;         ///< of the whole backward pass
   double backward_weight_s = 0;  ///< the part of backward_s that no layer below waits for
 
   [[nodiscard]] constexpr double total_s() const noexcept { return forward_s + backward_s; }
@@ -40,7 +40,7 @@ struct Layer {
   std::string name{};
   double forward_s = 0;
   double backward_s = 0;
-  std::optional<double> backward_weight_s{};   ///< part of backward_s; nothing: not known
+  std::optional<double> backward_weight_s{};   ///< part of backward_s; empty: unknown
   std::uint64_t activation_bytes = 0;          ///< crossing the boundary after this layer
   std::uint64_t parameter_bytes = 0;           ///< of one copy; gradients are as large
   std::optional<std::uint64_t> stash_bytes{};  ///< kept for the backward; else activation_bytes
@@ -85,7 +85,7 @@ struct Profile {
 
 namespace detail {
 
-/// std::isfinite for constant expressions, and not below zero.
+/// Whether a value is finite and not negative; usable in constant expressions.
 [[nodiscard]] constexpr bool finite_and_not_negative(double x) noexcept {
   return x >= 0 && x <= std::numeric_limits<double>::max();
 }
@@ -113,7 +113,7 @@ constexpr void require_weight(Layer const& layer, std::size_t index, double weig
 
 }  // namespace detail
 
-/// Checks a profile, wherever it comes from.
+/// Checks a profile.
 /// @throws Error  bad_data naming the layer (numbered from 0), the field and its value
 constexpr void require_profile(Profile const& profile) {
   using namespace detail;
@@ -134,7 +134,7 @@ constexpr void require_profile(Profile const& profile) {
   }
 }
 
-/// What is legal but most likely a wrong unit: sentences for people, empty as a rule.
+/// Warnings about values that are legal but most likely in a wrong unit; usually none.
 [[nodiscard]] inline std::vector<std::string> doubts(Profile const& profile) {
   std::vector<std::string> found;
   for (std::size_t i = 0; i < profile.layers.size(); ++i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The alignment of everything the library lays out.
+/// @file   The alignment of all memory that the library lays out.
 
 #include <stagger/core/requirements.hpp>
 
@@ -10,8 +10,9 @@
 
 namespace stagger {
 
-/// Alignment of everything the library lays out, in bytes. Equal alignment on every path is part of
-/// the promise that a pipeline and one device produce the same bits: vectorised sums depend on it.
+/// Alignment of all memory that the library lays out, in bytes. Equal alignment on every path is
+/// part of the promise that a pipeline and one device produce the same bits: vectorised sums depend
+/// on it.
 inline constexpr std::size_t alignment_bytes = 64;
 
 namespace detail {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   How a thread passes the time while it waits for another one.
+/// @file   Back-off for threads that poll.
 
 #include <stagger/core/requirements.hpp>
 

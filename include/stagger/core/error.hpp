@@ -15,8 +15,8 @@ namespace stagger {
 
 namespace detail {
 
-/// A word or a number of a sentence. Only two stores where it is made: a sentence costs its caller
-/// little code.
+/// A word or a number of a message. Making one takes only two stores, so that a message costs its
+/// caller little code.
 class Piece {
  public:
   constexpr Piece(char const* words) noexcept : words_(words), kind_(Kind::words) {}  // NOLINT
@@ -76,7 +76,7 @@ template <class... T> [[nodiscard]] std::string text(T const&... pieces) {
   return text(count, " ", singular, hisses ? "es" : "s");
 }
 
-/// What kind of trouble an `Error` reports; the message carries the numbers.
+/// The kinds of errors.
 enum class Errc : std::uint8_t {
   bad_configuration,  ///< a policy, a count or a combination that cannot work
   bad_data,      ///< a file or a message that does not parse; the text names file, line and field
@@ -94,7 +94,7 @@ class Error : public std::runtime_error {
  public:
   Error(Errc code, std::string const& sentence) : std::runtime_error(sentence), code_(code) {}
 
-  /// The kind of trouble.
+  /// The kind of error.
   [[nodiscard]] Errc code() const noexcept { return code_; }
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Files that are written whole or not at all.
+/// @file   Files that are written completely or not at all.
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -98,7 +98,7 @@ class WholeFile {
     fail_errno();
   }
 
-  /// A renamed file is safe against a crash only when its folder is on the disk as well.
+  /// Syncs the folder, without which a renamed file may be lost in a crash.
   void sync_folder() {
     int const descriptor = ::open(folder().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (descriptor < 0) return;  // a folder that may be written but not read

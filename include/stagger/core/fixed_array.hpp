@@ -35,7 +35,7 @@ template <class T> class FixedArray {
   [[nodiscard]] T* end() noexcept { return items_ + size_; }
   [[nodiscard]] T const* begin() const noexcept { return items_; }
   [[nodiscard]] T const* end() const noexcept { return items_ + size_; }
-  /// By whatever counts ranks, stages or micro-batches: no caller need convert an index.
+  /// Takes any integer, so that callers need not convert indices.
   template <std::integral I> [[nodiscard]] T& operator[](I i) noexcept { return items_[i]; }
   template <std::integral I> [[nodiscard]] T const& operator[](I i) const noexcept {
     return items_[i];

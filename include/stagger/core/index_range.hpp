@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Indices, or bytes, that follow each other.
+/// @file   Ranges of consecutive indices or bytes.
 
 #include <stagger/core/requirements.hpp>
 
@@ -30,7 +30,7 @@ struct IndexRange {
 namespace detail {
 
 /// Part of a block of memory. Where it holds parameters, borders are multiples of
-/// `alignment_bytes`, so that no element is cut.
+/// `alignment_bytes`, so that no element is divided.
 struct ByteRange {
   std::size_t first = 0;
   std::size_t last = static_cast<std::size_t>(-1);

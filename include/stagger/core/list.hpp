@@ -56,7 +56,7 @@ struct RawList {
   list.size += count;
 }
 
-/// Puts trivially copyable elements in the place of what there is.
+/// Replaces the contents by trivially copyable elements.
 [[gnu::noinline]] inline void replace(RawList& list, void const* from, std::size_t count,
                                       std::size_t stride) {
   list.size = 0;
@@ -67,8 +67,8 @@ struct RawList {
 
 }  // namespace detail
 
-/// What std::vector is, less what the engine does not need: a translation unit with a pipeline
-/// compiles in half the time.
+/// The part of std::vector that the engine needs: a translation unit with a pipeline compiles in
+/// half the time.
 template <class T> class List {
   static constexpr bool trivial =
       std::is_trivially_copyable_v<T> && std::is_trivially_destructible_v<T>;
@@ -78,7 +78,7 @@ template <class T> class List {
   using value_type = T;
 
   List() = default;
-  // By way of List(): what they have made so far is destroyed if an element throws.
+  // Delegates to List(), so that the elements made so far are destroyed if one throws.
   explicit List(std::size_t count) : List() { resize(count); }
   List(std::size_t count, T const& value) : List() { append(count, value); }
   List(std::initializer_list<T> values) : List() { assign(values.begin(), values.size()); }
@@ -105,7 +105,7 @@ template <class T> class List {
   [[nodiscard]] T* end() noexcept { return data() + raw_.size; }
   [[nodiscard]] T const* begin() const noexcept { return data(); }
   [[nodiscard]] T const* end() const noexcept { return data() + raw_.size; }
-  /// By whatever counts ranks, stages or micro-batches: no caller need convert an index.
+  /// Takes any integer, so that callers need not convert indices.
   template <std::integral I> [[nodiscard]] T& operator[](I i) noexcept { return data()[i]; }
   template <std::integral I> [[nodiscard]] T const& operator[](I i) const noexcept {
     return data()[i];

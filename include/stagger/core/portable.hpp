@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Values that can go to another process: how they become bytes, and values again.
+/// @file   The serialization of values that go to another process.
 
 #include <array>
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 namespace stagger {
 
-/// Bytes on their way out. Its memory grows and is kept.
+/// Bytes to send. Its memory grows and is kept.
 class ByteWriter {
  public:
   void add(void const* bytes, std::size_t count) {
@@ -50,7 +50,7 @@ class ByteWriter {
   std::size_t capacity_ = 0;
 };
 
-/// Bytes that have come in.
+/// Bytes that were received.
 class ByteReader {
  public:
   ByteReader(std::byte const* bytes, std::size_t count) noexcept : next_(bytes), left_(count) {}
@@ -78,7 +78,7 @@ class ByteReader {
   std::size_t left_;
 };
 
-/// How a type goes to another process. It is known of
+/// The serialization of a type. It is defined for
 ///  - trivially copyable types without pointers: as they lie in memory
 ///  - `Tensor` and `std::vector` of such
 ///  - types with a member `fields()`, const and not, which returns a `std::tie` of others that are

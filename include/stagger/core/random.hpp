@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Random bits that depend on nothing but their names.
+/// @file   Random bits that depend on nothing but a seed and the numbers that name a draw.
 
 #include <stagger/core/requirements.hpp>
 

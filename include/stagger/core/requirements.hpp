@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What a compiler must be told, and must not be told, for stagger to work: one sentence
-///         each, before anything else can go wrong. docs/packaging.md says why. The header that is
+/// @file   The compiler options that stagger requires or refuses: one message each, before any
+///         other error. docs/packaging.md says why. The header that is
 ///         included behind each sentence does not exist: it ends the compilation, so that no
 ///         further error follows.
 

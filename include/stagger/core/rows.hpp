@@ -10,7 +10,7 @@
 
 namespace stagger {
 
-/// A value of rows, which can be taken from it and put together again.
+/// A value that consists of rows, which can be taken out and put together again.
 ///  - `rows()`: how many there are
 ///  - `resize_rows(like, n)`: n rows, each of the shape that those of `like` have; what they hold
 ///    is unspecified. `like` may be the value itself

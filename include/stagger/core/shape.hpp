@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The counts that every schedule is made for.
+/// @file   The shape of a pipeline iteration, for which schedules are made.
 
 #include <stagger/core/requirements.hpp>
 

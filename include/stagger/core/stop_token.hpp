@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The tokens by which a caller asks a step to stop: those of the standard library where it
-///         has them, and else our own, which mean the same. libc++ 19 has none without
+/// @file   Stop tokens, by which a caller cancels a step: those of the standard library where it
+///         has them, else equivalents. libc++ 19 has none without
 ///         -fexperimental-library.
 
 #include <stagger/core/requirements.hpp>

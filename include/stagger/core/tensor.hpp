@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Aligned memory that keeps its capacity: what stages exchange on the host.
+/// @file   Tensors on the host: aligned memory that keeps its capacity.
 
 #include <algorithm>
 #include <array>

@@ -30,14 +30,14 @@ using Value = nlohmann::ordered_json;
 
 namespace detail {
 
-/// A value on one line; bytes of a name that are no UTF-8 are replaced.
+/// A value on one line; bytes of a name that are not UTF-8 are replaced.
 [[nodiscard]] inline std::string line_of_json(Value const& value) {
   return value.dump(-1, ' ', false, Value::error_handler_t::replace);
 }
 
 }  // namespace detail
 
-/// A value inside a file, which knows where it stands. Copies are cheap; they keep the file alive.
+/// A value inside a file, which knows its position. Copies are cheap; they keep the file alive.
 class Field {
  public:
   /// Reads a whole file.
@@ -76,7 +76,7 @@ class Field {
     return value_->is_object() && value_->contains(key);
   }
 
-  /// A field of an object. @throws Error bad_data if it is missing, or this is no object
+  /// A field of an object. @throws Error bad_data if it is missing, or this is not an object
   [[nodiscard]] Field at(char const* key) const {
     if (!value_->is_object()) refuse("; give an object { ... }");
     auto const found = value_->find(key);
@@ -90,7 +90,7 @@ class Field {
                  name_.empty() ? std::string(key) : name_ + "." + key);
   }
 
-  /// Elements of a list. @throws Error bad_data if this is none
+  /// Elements of a list. @throws Error bad_data if this is not a list
   [[nodiscard]] std::vector<Field> elements() const {
     if (!value_->is_array()) refuse("; give a list [ ... ]");
     std::vector<Field> all;
@@ -99,7 +99,7 @@ class Field {
     return all;
   }
 
-  /// Members of an object, in the file's order. @throws Error bad_data if this is none
+  /// Members of an object, in the file's order. @throws Error bad_data if this is not an object
   [[nodiscard]] std::vector<std::pair<std::string, Field>> members() const {
     if (!value_->is_object()) refuse("; give an object { ... }");
     std::vector<std::pair<std::string, Field>> all;
@@ -107,26 +107,26 @@ class Field {
     return all;
   }
 
-  /// @throws Error bad_data if this is no text
+  /// @throws Error bad_data if this is not a string
   [[nodiscard]] std::string string() const {
     if (!value_->is_string()) refuse("; give a text in quotes");
     return value_->get<std::string>();
   }
 
-  /// @throws Error bad_data if this is no finite number, or a negative one
+  /// @throws Error bad_data if this is not a finite number, or negative
   [[nodiscard]] double number() const {
     if (!value_->is_number() || !(value_->get<double>() >= 0) || !(value_->get<double>() <= 1e300))
       refuse("; give a finite number that is not negative");
     return value_->get<double>();
   }
 
-  /// @throws Error bad_data if this is no number above 0
+  /// @throws Error bad_data if this is not a number above 0
   [[nodiscard]] double positive() const {
     if (number() > 0) return number();
     refuse("; give a finite number above 0");
   }
 
-  /// @throws Error bad_data if this is no whole number within the limits
+  /// @throws Error bad_data if this is not a whole number within the limits
   [[nodiscard]] int integer(int least, int most) const {
     bool const fits = value_->is_number() && value_->get<double>() >= least &&
                       value_->get<double>() <= most &&
@@ -136,7 +136,7 @@ class Field {
   }
 
   /// A size; fractions, which averages have, are rounded.
-  /// @throws Error bad_data if this is no number of bytes up to 9e15
+  /// @throws Error bad_data if this is not a number of bytes up to 9e15
   [[nodiscard]] std::uint64_t bytes() const {
     if (number() > 9e15) refuse("; give less than 9e15 bytes");
     return static_cast<std::uint64_t>(std::llround(number()));

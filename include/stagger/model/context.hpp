@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What the engine hands to a stage with each action.
+/// @file   The context of an action: parameters, gradients, scratch memory and randomness of a
+///         stage.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,7 +17,7 @@
 namespace stagger {
 
 namespace detail {
-/// A layer asks for a parameter that is not one of its own.
+/// Throws the error for a layer that asks for another layer's parameter.
 /// @param owner  the layer that has it; negative: none
 [[noreturn]] [[gnu::cold]] [[gnu::noinline]] inline void refuse_parameter(std::string const& name,
                                                                           int owner, int layer) {
@@ -28,8 +29,8 @@ namespace detail {
 }
 }  // namespace detail
 
-/// Scratch memory that settles: it allocates while it learns how much is needed, then never again.
-/// Everything comes from one block once the largest round, which ends with `reset`, has been seen.
+/// Scratch memory that stops allocating once it has seen the largest demand between two calls of
+/// `reset`: from then on everything comes from one block.
 class Arena {
  public:
   /// Uninitialised memory for `count` elements, valid until `reset`.
@@ -42,7 +43,7 @@ class Arena {
     return {reinterpret_cast<T*>(memory), count};
   }
 
-  /// Takes everything back. Merges the blocks of a round that needed several.
+  /// Frees everything for reuse. Merges the blocks if several were needed since the last call.
   void reset() {
     if (total_ != 0) merge();
   }
@@ -76,7 +77,7 @@ class Arena {
 
   List<Block> blocks_;
   std::size_t used_ = 0;   // bytes of the last block
-  std::size_t total_ = 0;  // bytes of this round
+  std::size_t total_ = 0;  // bytes since the last reset
 };
 
 /// The stage's view of the engine during one action: parameters, gradients, scratch memory, and who
@@ -110,9 +111,9 @@ class Context {
   [[nodiscard]] int layer() const noexcept { return layer_; }
   [[nodiscard]] std::int64_t step() const noexcept { return step_; }
 
-  /// Which row of the whole microbatch is the first that this action sees: not 0 only on a replica
-  /// of a stage. What is random by row takes random_seed() and first_row() + row; it then does not
-  /// depend on how many replicas there are.
+  /// The row of the whole microbatch at which this action's rows begin; it can differ from 0 only
+  /// on a replica of a stage. Randomness for each row should depend on random_seed() and
+  /// first_row() + row, so that it does not depend on the number of replicas.
   [[nodiscard]] std::size_t first_row() const noexcept {
     return first_rows_ == nullptr ? 0 : first_rows_[microbatch_];
   }
@@ -121,7 +122,7 @@ class Context {
   [[nodiscard]] bool training() const noexcept { return training_; }
 
   /// Seed for this action's randomness. It depends on nothing but (seed of the run, step,
-  /// microbatch, layer), so recomputation, any cut and any thread count see the same numbers.
+  /// microbatch, layer), so recomputation, any partition and any thread count see the same numbers.
   [[nodiscard]] std::uint64_t random_seed() const noexcept {
     return random_bits(seed_,
                        {static_cast<std::uint64_t>(step_), static_cast<std::uint64_t>(microbatch_),

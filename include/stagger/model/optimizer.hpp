@@ -29,9 +29,9 @@ template <class T> struct OptimizerView {
 };
 
 /// An optimizer says how many values of state it keeps per parameter value (0 to 2) and updates one
-/// parameter at a time; every element independently of the others, so that any cut gives the same
-/// bits. One that cannot do that says `static constexpr bool element_wise = false;`, and is refused
-/// where replicas update a part each.
+/// parameter at a time; every element independently of the others, so that any partition gives the
+/// same bits. One that cannot do that says `static constexpr bool element_wise = false;`, and is
+/// refused where replicas update a part each.
 ///
 /// Processes that take a step together compare its numbers: all members, where they are nothing but
 /// double or nothing but float; else those that a member `auto fields() const` returns as a

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Parameters: as a stage declares them, and as they are shown between two steps.
+/// @file   Parameters: their declarations in stages, and views of them between two steps.
 
 #include <stagger/core/requirements.hpp>
 
@@ -41,7 +41,7 @@ inline constexpr ElementType element_type_of =
 ///
 /// @tparam T  float or double
 template <class T = float> class Parameter {
-  // Not the concept, every part of which a compiler would explain.
+  // Not by the concept, since a compiler would explain every part of it.
   static_assert(std::is_same_v<T, float> || std::is_same_v<T, double>,
                 "stagger: a Parameter has elements of type float or double; numbers of another "
                 "type that are not trained are ordinary members of a stage");
@@ -61,8 +61,8 @@ template <class T = float> class Parameter {
   /// Sets all values before the first step: to the same ones for the same seed and scale.
   using Fill = void (*)(std::span<T> values, std::uint64_t seed, double scale);
 
-  /// Values that are made where there is a place for them: over processes, each makes those of its
-  /// own stages alone.
+  /// Values that are computed where they are stored: over processes, each process computes those of
+  /// its own stages alone.
   /// @param size  number of values
   Parameter(std::string name, std::size_t size, Fill values, std::uint64_t from,
             double scale_by = 1, bool decays = true)
@@ -116,7 +116,7 @@ template <class T = float> class Parameter {
   bool decays_ = true;
 };
 
-/// Where one parameter lives during an action, as the engine laid it out.
+/// The memory of one parameter during an action.
 struct ParameterView {
   void* value = nullptr;     ///< [size] the version this action must see
   void* gradient = nullptr;  ///< [size] sum over the microbatches so far
@@ -137,7 +137,7 @@ struct ParameterState {
   }
 };
 
-/// What a parameter is, without its values.
+/// The name, type and size of a parameter, without its values.
 struct ParameterShape {
   std::string name;  ///< as of ParameterState
   ElementType type = ElementType::f32;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A chain of layers that a partitioner may cut.
+/// @file   A chain of layers that a partitioner can divide into stages.
 
 #include <concepts>
 #include <tuple>
@@ -23,7 +23,7 @@ struct LayerTraits<std::vector<L>> {  // a run of equal layers, its length known
   static constexpr bool repeated = true;
 };
 
-/// Whether B can be the layer after A. What is no stage is refused by the pipeline.
+/// Whether B can be the layer after A; true if either is not a stage, which the pipeline refuses.
 template <class A, class B> inline constexpr bool may_follow = true;
 template <class A, class B>
   requires requires {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The Stage concept: what can be trained in a pipeline.
+/// @file   The Stage concept.
 
 #include <concepts>
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace stagger {
 
-/// Stands for the saved state of a stage that declares none.
+/// The saved state of a stage that declares none.
 struct NothingSaved {};
 
 namespace detail {
@@ -57,16 +57,15 @@ concept HasParameters = requires(S& stage) { stage.parameters(); };
 
 namespace detail {
 
-/// A temporary of type T, or an object of the engine. Only a reference distinguishes the two: what
-/// is neither a reference nor deduced can be made from `{}` and from a temporary, and what is taken
-/// by value cannot choose between them.
+/// Converts to a temporary of type T or to an lvalue. A reference parameter binds to one of them;
+/// a parameter that is taken by value could be made from both, which is ambiguous.
 template <class T> struct Lent {
   operator T&() const;
   operator T&&() const;
 };
 
-// Where a function is written to a copy, or to nothing, its call takes `{}` too. What a template
-// deduces does not, and a view such as std::span<float> is not made from a temporary.
+// A result that is taken by value, and so is lost, accepts both `{}` and a temporary. A parameter of
+// deduced type does not accept `{}`, and a view such as std::span<float> accepts no temporary.
 template <class S, class C>
 concept LosesOutput =
     requires(S& stage, C& context, typename S::Input const& x, SavedOf<S>& saved) {
@@ -84,7 +83,7 @@ concept LosesInputGradient = requires(S& stage, C& context, typename S::Input co
     stage.backward_input(context, x, dy, typename S::Input(), saved);
   };
 };
-/// Saved state that forward fills in a copy. By reference to const, it is merely not filled.
+/// Whether forward takes its saved state by value, so that what it saves is lost.
 template <class S, class C>
 concept LosesSaved =
     !std::is_empty_v<SavedOf<S>> &&
@@ -110,7 +109,8 @@ concept TiesParameters =
 /// @code
 ///     using Input = ...;     // default constructible and copyable
 ///     using Output = ...;    // likewise
-///     struct Saved { ... };  // likewise; optional; owned by the engine, one per microbatch in flight
+///     struct Saved { ... };  // likewise; optional; owned by the engine, one per microbatch in
+///     flight
 ///
 ///     void forward(Context&, Input const& x, Output& y, Saved&);
 ///
@@ -121,13 +121,13 @@ concept TiesParameters =
 ///     auto parameters() { return std::tie(weight, bias); }  // optional
 /// @endcode
 ///
-/// Results are written into objects of the engine (`y`, `dx`, Saved), taken by reference, which keep their memory from one
-/// microbatch to the next; x and dy stay valid until the last function that is given them returns.
-/// A stage whose backward cannot be split has one `backward(Context&, x, dy, dx, Saved&)` instead.
-/// `backward_weight` is left out where there are no parameters; `backward_input` may be left out by
-/// the first stage alone. Gradients are *added* to `context.gradient(parameter)`. A stage keeps
-/// nothing that belongs to a microbatch and draws random numbers only from `context.random_seed()`,
-/// so that recomputation repeats them.
+/// Results are written into objects of the engine (`y`, `dx`, Saved), taken by reference, which
+/// keep their memory from one microbatch to the next; x and dy stay valid until the last function
+/// that is given them returns. A stage whose backward cannot be split has one `backward(Context&,
+/// x, dy, dx, Saved&)` instead. `backward_weight` is left out where there are no parameters;
+/// `backward_input` may be left out by the first stage alone. Gradients are *added* to
+/// `context.gradient(parameter)`. A stage keeps nothing that belongs to a microbatch and draws
+/// random numbers only from `context.random_seed()`, so that recomputation repeats them.
 template <class S, class C = Context>
 concept Stage =
     std::copyable<S> && std::semiregular<typename S::Input> &&

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Numbers as people read them: "12.3 ms", "1.50 MiB", "17.4 %". The same text in every
+/// @file   Numbers formatted for people: "12.3 ms", "1.50 MiB", "17.4 %". The same text in every
 /// locale.
 
 #include <stagger/core/requirements.hpp>

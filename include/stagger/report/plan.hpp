@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Plans as people read them: a table of the stages, and a picture of the devices.
+/// @file   Plans formatted for people: a table of the stages, and a picture of the devices.
 
 #include <algorithm>
 #include <cstddef>
@@ -52,7 +52,8 @@ namespace detail {
 
 }  // namespace detail
 
-/// A line for each stage, what limits it, and the iteration's predictions below.
+/// A table with a line for each stage, which says what limits it, and the predictions for the
+/// iteration below.
 [[nodiscard]] inline std::string table(plan::Plan const& plan) {
   TextTable stages({"stage", "layers", "devices", "warm-up", "forward", "backward", "to next",
                     "gradients", "memory", "of", "limited by"});
@@ -126,7 +127,7 @@ namespace detail {
   return out;
 }
 
-/// The same for a page: a row for each node, a box for each device with its number, its stage and
+/// An SVG picture: a row for each node, a box for each device with its number, its stage and
 /// the stage's layers; stages in shades from dark to light.
 [[nodiscard]] inline std::string picture_svg(plan::Plan const& plan,
                                              cluster::Cluster const& cluster) {

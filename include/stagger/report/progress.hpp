@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Progress of a long run: one line that is written over on a terminal, log lines elsewhere.
+/// @file   Progress of a long run: one line that is written over on a terminal, log lines
+///         elsewhere.
 
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -46,7 +47,8 @@ struct ProgressOptions {
 /// Shows step, loss, tokens per second and time left. It reads no clock: every call is told the
 /// time.
 ///
-/// The last step is always shown. A failing stream is not an error: progress is no result.
+/// The last step is always shown. A failing stream is ignored: a run must not fail because its
+/// progress cannot be shown.
 class Progress {
  public:
   /// @param out         not owned; must outlive this object
@@ -85,8 +87,8 @@ class Progress {
     return true;
   }
 
-  /// Takes the line off the terminal, so that something else can be printed; the next update draws
-  /// it again.
+  /// Erases the line from the terminal, so that something else can be printed; the next update
+  /// draws it again.
   void clear() {
     if (!options_.terminal || drawn_ == 0) return;
     put(stagger::text("\r", std::string(drawn_, ' '), "\r"));
@@ -147,7 +149,7 @@ class Progress {
   double shown_s_;
   long long shown_step_;
   bool shown_once_ = false;
-  std::size_t drawn_ = 0;  ///< characters of ours on the terminal's line
+  std::size_t drawn_ = 0;  ///< characters of the line that is on the terminal
 };
 
 }  // namespace stagger::report

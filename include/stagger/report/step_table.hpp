@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The table at the end of a run: what the schedule allows beside what was measured.
+/// @file   The table at the end of a run, which compares what the schedule allows with what was
+///         measured.
 
 #include <algorithm>
 #include <cstddef>

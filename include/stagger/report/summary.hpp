@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The figures of a timeline, predicted or measured: makespan, work, bubble, micro-batches in
-///         flight, cost of each stage.
+/// @file   The figures of a timeline, predicted or measured: makespan, work, bubble, micro-batches
+///         in flight, cost of each stage.
 
 #include <algorithm>
 #include <cmath>
@@ -20,8 +20,8 @@
 
 namespace stagger::report {
 
-/// What a timeline comes to. Compute actions alone are work; reductions of gradients belong to the
-/// makespan and the spans as well; messages belong to neither.
+/// The figures of a timeline. Only compute actions count as work; reductions of gradients count for
+/// the makespan and the spans as well; messages count for neither.
 struct Summary {
   double makespan_s = 0;       ///< first start to last end over all ranks, seconds
   double longest_span_s = 0;   ///< longest time from a rank's first start to its last end, seconds

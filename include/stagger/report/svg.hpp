@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Timelines as a picture for a page: one lane per rank, one block per action, in SVG.
+/// @file   Timelines as SVG pictures: one lane per rank, one block per action.
 
 #include <array>
 #include <span>
@@ -16,9 +16,9 @@ namespace stagger::report {
 /// Draws timelines below each other with one time scale, each in a panel of its own.
 ///
 /// Lanes are ranks, blocks are actions: F blue, B orange, I amber, W green, and reductions of
-/// gradients purple. Without colour they differ by lightness and by bars along their edges: I at the
-/// bottom, W at the top, B, which is both, on both. Later stages of a rank are lighter. The number
-/// in a block is its microbatch.
+/// gradients purple. Without colour they differ by lightness and by bars along their edges: I at
+/// the bottom, W at the top, B, which is both, on both. Later stages of a rank are lighter. The
+/// number in a block is its microbatch.
 /// The halves of an overlapped pair share its time, one above the other; messages are thin lines
 /// along the bottom of the lane. A block costs about 8 bytes, and a number in it about 25.
 ///

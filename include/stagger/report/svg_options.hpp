@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What a timeline picture shows and how it looks.
+/// @file   The contents and the style of a timeline picture.
 
 #include <string_view>
 
@@ -23,7 +23,7 @@ struct SvgOptions {
   bool numbers = true;   ///< microbatch numbers in the blocks, where they fit
   bool messages = true;  ///< draw the messages that a timeline carries
   bool figures = true;   ///< makespan, bubble and peak in flight above each panel
-  /// Empty: seconds with a prefix. Else plain numbers, and this below them: "units of F".
+  /// The label of a time axis in plain numbers, such as "units of F"; empty: seconds with a prefix.
   std::string_view time_unit{};
 };
 

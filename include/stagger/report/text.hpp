@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Timelines as a Gantt picture for a terminal: one line per rank, as the papers draw their
-/// grids.
+/// @file   Timelines as a Gantt chart for a terminal, with one line per rank.
 
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Checkpoints: parameters and optimizer state in files that are whole or not there.
+/// @file   Checkpoints: parameters and optimizer state in files that are complete or absent.
 ///
 /// Format, all numbers little-endian, every field and every array padded with zeros to a multiple
 /// of 8 bytes:
@@ -15,9 +15,8 @@
 ///     u32 u32   element type (0: f32, 1: f64), length of the name
 ///     u64 x 3   bytes of the value and of the two states of the optimizer
 ///     ...       name, value, first state, second state
-///     u64       checksum of all words of 8 bytes before: h = (h ^ word) * 0xff51afd7ed558ccd; h ^=
-///     h >> 32
-///               from h = 0x9e3779b97f4a7c15
+///     u64       checksum of all words of 8 bytes before: from
+///               h = 0x9e3779b97f4a7c15: h = (h ^ word) * 0xff51afd7ed558ccd; h ^= h >> 32
 
 #include <array>
 #include <cstdint>
@@ -34,12 +33,12 @@
 
 namespace stagger {
 
-/// Where a run stands, besides its parameters.
+/// The state of a run, besides its parameters.
 struct CheckpointState {
   std::int64_t step = 0;   ///< optimizer steps taken
   std::uint64_t seed = 0;  ///< of the run
-  std::string model;       ///< what must agree, in words: "gpt, width 128, ..."
-  std::string settings;    ///< what the caller wants to compare itself
+  std::string model;       ///< a description that must match: "gpt, width 128, ..."
+  std::string settings;    ///< a description that the caller compares
 };
 
 /// What `Checkpoints::restore` found.
@@ -179,7 +178,7 @@ class Checkpoints {
   /// @throws Error  with Errc::io if that cannot be done
   explicit Checkpoints(std::string folder);
 
-  /// Files that look like checkpoints, newest first, as steps.
+  /// The steps of all files that are named like checkpoints, newest first.
   [[nodiscard]] std::vector<std::int64_t> steps() const {
     return detail::checkpoint_steps(folder_);
   }
@@ -191,15 +190,15 @@ class Checkpoints {
 
   /// Writes a checkpoint. Of the others only the one before it is kept, so that a run that went
   /// back after a damaged file leaves the abandoned steps behind.
-  /// @throws Error  with Errc::io; the checkpoints that stood there still stand
+  /// @throws Error  with Errc::io; the checkpoints that existed before still exist
   void write(CheckpointState const& state, std::span<ParameterState const> parameters) const {
     write(state, detail::shapes_of(parameters), [&](auto const& add) {
       for (auto const& parameter : parameters) add(parameter);
       return true;
     });
   }
-  /// Writes one of a trainer, a parameter after the other: over processes all call it, and the
-  /// first one writes without ever having the whole model.
+  /// Writes a checkpoint of a trainer, one parameter after the other: over processes all call it,
+  /// and the first one writes without ever having the whole model.
   /// @tparam Train  a Trainer
   template <class Train>
     requires requires(Train& train) { train.parameter_shapes(); }
@@ -213,8 +212,7 @@ class Checkpoints {
   /// parameters in part.
   /// @param model  must be what `write` was given
   /// @throws Error  with Errc::io if there is none, Errc::bad_data if none is whole, Errc::mismatch
-  /// if the newest whole
-  ///                one belongs to another model; parameters are then as before
+  ///                if the newest whole one belongs to another model; parameters are then as before
   [[nodiscard]] RestoredCheckpoint restore(std::string_view model,
                                            std::span<ParameterState const> parameters) const {
     return restore(model, detail::shapes_of(parameters), parameters);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The memory of a pipeline before there is one: a program's slots times what a layer's
-/// values hold.
+/// @file   The memory of a pipeline, predicted from the slots of its program and the sizes of its
+///         layers' values.
 
 #include <algorithm>
 #include <cstddef>
@@ -18,12 +18,12 @@
 
 namespace stagger {
 
-/// What the objects of one layer hold for a microbatch, in bytes.
+/// The memory of one layer's objects for a microbatch, in bytes.
 struct LayerBytes {
   std::uint64_t output = 0;
   std::uint64_t output_gradient = 0;
-  std::uint64_t saved = 0;          ///< behind its backward
-  std::uint64_t saved_forward = 0;  ///< behind its forward alone
+  std::uint64_t saved = 0;          ///< after its backward
+  std::uint64_t saved_forward = 0;  ///< after its forward
   std::uint64_t scratch = 0;        ///< the most that forward or a whole backward take at once
   std::uint64_t parameters = 0;     ///< values; gradients and each state are as large
 };
@@ -115,8 +115,8 @@ void add_cell(Memory& memory, std::uint64_t& scratch, Program const& program, st
 
 }  // namespace detail
 
-/// What `Trainer::memory` will say once a pipeline has settled, which it has after two steps of a
-/// training program: byte for byte, for stages that hold as much in every step.
+/// What `Trainer::memory` will return after two steps of a training program: byte for byte, for
+/// stages that hold as much in every step.
 ///
 /// @code
 ///     Planned const run = planned(plan);
@@ -182,7 +182,7 @@ template <class FootprintOf>
 [[nodiscard]] inline std::uint64_t predicted_optimizer_state(Program const& program,
                                                              std::span<int const> cuts, int states,
                                                              int rank, Footprint const& footprint) {
-  std::uint64_t units = 0;  // of alignment_bytes, which no part cuts
+  std::uint64_t units = 0;  // of alignment_bytes, at which parts begin and end
   for (std::size_t c = 0; c < program.cells.size(); ++c) {
     if (program.cells[c].rank != rank) continue;
     int const stage = program.cells[c].stage;

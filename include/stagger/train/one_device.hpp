@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The same training without a pipeline: one device, one loop, one microbatch after the
-/// other.
+/// @file   Training without a pipeline: one device, one loop, one microbatch after the other.
 
 #include <cmath>
 #include <cstddef>
@@ -23,8 +22,8 @@
 namespace stagger {
 
 /// A plain loop over all layers, made by `Pipeline::on_one_device`: no schedule, no slots, no
-/// threads. It is the yardstick of a pipeline, for bits and for time: gradients are added in
-/// microbatch order, as a pipeline does whose backwards rise.
+/// threads. Pipelines are compared with it, for bits and for time: gradients are added in
+/// microbatch order, as by a pipeline that runs its backwards in that order.
 template <class In, class Out, OptimizerPolicy Optimizer, LossPolicy Loss> class OneDevice {
  public:
   using Target = typename Loss::Target;
@@ -93,7 +92,7 @@ template <class In, class Out, OptimizerPolicy Optimizer, LossPolicy Loss> class
     return states;
   }
 
-  /// What a profiler looks at: layers one by one, and the values between them.
+  /// What a profiler needs: the layers one by one, and the values between them.
   struct Parts {
     detail::LayerLoop& loop;
     FixedArray<detail::LayerParameters>& parameters;  // [layers]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The class that users construct.
+/// @file   Pipeline, the class that users construct.
 
 #include <memory>
 #include <tuple>
@@ -70,13 +70,13 @@ template <class... Stage> class Pipeline {
   /// Adds policies, in any order, at most one for each axis. What is left out takes its default:
   /// schedule::OneFOneB, staleness::Synchronous, cuts as given, collective::AllReduce,
   /// placement::InOrder, host::Threads{1}, optimizer::Sgd, no loss, Options{}.
-  /// @throws Error  bad_configuration for numbers that do not fit together, naming them and what
-  /// would
+  /// @throws Error  bad_configuration for numbers that do not fit together, naming them and numbers
+  ///                that would
   template <class... P> [[nodiscard]] auto with(P... policy) const& {
     if constexpr (std::is_void_v<Wrong<P...>>) {
       return Pipeline(*this).with(std::move(policy)...);
     } else {
-      static_cast<void>(Wrong<P...>{});  // which says it
+      static_cast<void>(Wrong<P...>{});  // its static_assert says what is wrong
       return detail::Rejected<Step>{};
     }
   }
@@ -86,7 +86,7 @@ template <class... Stage> class Pipeline {
     using namespace detail;
     constexpr bool cut_later = sizeof...(Stage) == 1 && (is_sequential<Stage> && ...);
     if constexpr (!std::is_void_v<Wrong<P...>>) {
-      static_cast<void>(Wrong<P...>{});  // which says it
+      static_cast<void>(Wrong<P...>{});  // its static_assert says what is wrong
       return detail::Rejected<Step>{};
     } else {
       constexpr bool has_partitioner = count_of<PartitionTag, P...> != 0;

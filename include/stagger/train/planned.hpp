@@ -19,7 +19,7 @@
 
 namespace stagger {
 
-/// One forward, one backward, behind as many forwards as a plan says for each stage.
+/// 1F1B with the warm-up that a plan has for each stage.
 struct PlannedOrder {
   using policy_tag = ScheduleTag;
   static constexpr bool flushes = true;
@@ -55,13 +55,13 @@ struct Planned {
   /// Rank r on the r-th of the plan's stages' devices, these numbered without gaps. Only for a
   /// device policy with a place for each rank; others do with their default.
   placement::ExplicitMap placement{};
-  int microbatches = 1;  ///< to cut each batch into
+  int microbatches = 1;  ///< to divide each batch into
 
   [[nodiscard]] int ranks() const noexcept { return static_cast<int>(placement.places.size()); }
 };
 
-/// What to hand to `Pipeline::with` so that a plan is run. Each batch is cut into
-/// `Planned::microbatches`, as equal as they can be.
+/// The arguments of `Pipeline::with` that run a plan. The caller divides each batch into
+/// `Planned::microbatches` of nearly equal size.
 ///
 /// @code
 ///     Planned const run = planned(plan);

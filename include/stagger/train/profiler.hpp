@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What a model costs layer by layer, measured on the host or where a pipeline runs: the
-/// input of every planner.
+/// @file   The measurement of a model's costs, layer by layer, on the host or where a pipeline
+///         runs: the input of every planner.
 
 #include <algorithm>
 #include <chrono>
@@ -24,15 +24,15 @@ namespace stagger {
 /// How a model is measured.
 struct ProfilerOptions {
   int repeats = 9;            ///< passes whose median counts, >= 1
-  int discarded = 2;          ///< passes before them: caches and memory settle
+  int discarded = 2;          ///< warm-up passes before them, in which caches and memory settle
   int samples = 1;            ///< samples in the microbatch measured, >= 1; becomes Profile::batch
   std::string name{};         ///< of the model
   std::string device{"cpu"};  ///< where it runs
   std::vector<std::string> layer_names{};  ///< [layers], or none: layers are then numbered
 };
 
-/// Measures a model on one device: whole passes, forward and backward, each layer by the clock; so
-/// a layer finds the caches as its neighbours left them.
+/// Measures a model on one device: whole forward and backward passes, in which each layer is timed;
+/// so a layer finds the caches as its neighbours left them.
 ///
 /// @code
 ///     auto one = Pipeline{model}.on_one_device(loss::CrossEntropy<>{});
@@ -51,7 +51,7 @@ class Profiler {
   /// Seconds of forward, input gradient and weight gradient of each layer, medians; bytes of its
   /// output, of what is kept for its backward (its input and its saved state) and of its
   /// parameters. The loss counts for the last layer's backward. Parameters stay as they are.
-  /// @tparam Clock  what tells the time; a test has one of its own
+  /// @tparam Clock  tells the time; tests have one of their own
   template <class Clock = std::chrono::steady_clock, class In, class Out, class Optimizer,
             class Loss>
   [[nodiscard]] cluster::Profile measure(
@@ -145,8 +145,8 @@ class Profiler {
     return profile;
   }
 
-  /// What one microbatch leaves behind layer by layer, whatever the model did before. Parameters
-  /// stay as they are.
+  /// The memory that one microbatch occupies, layer by layer, whatever the model did before.
+  /// Parameters stay as they are.
   template <class In, class Out, class Optimizer, class Loss>
   [[nodiscard]] Footprint footprint(
       OneDevice<In, Out, Optimizer, Loss>& one, In const& input,
@@ -261,7 +261,7 @@ class Profiler {
     return std::chrono::duration<double>(Clock::now() - begin).count();
   }
 
-  /// 0 of none.
+  /// The median; 0 of no values.
   static double median(std::vector<double> values) {
     if (values.empty()) return 0;
     auto const middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);

@@ -48,7 +48,7 @@ template <class Loss, class Output> constexpr LossOps make_loss_ops() {
 
 }  // namespace detail
 
-/// Made by `Pipeline::with`: a model cut into stages, on ranks, with a schedule.
+/// Made by `Pipeline::with`: a model divided into stages, on ranks, with a schedule.
 ///
 /// One step at a time. The first step of each number of microbatches lays out its program and
 /// allocates; later ones allocate nothing, provided the stages do not.
@@ -83,7 +83,7 @@ class Trainer {
   Trainer& operator=(Trainer&&) noexcept = default;
   ~Trainer() = default;
 
-  /// Says that a trainer is not copied.
+  /// Declared to say that a trainer cannot be copied.
   template <std::same_as<Trainer> T> Trainer(T& other) : Trainer(std::move(other)) {
     static_assert(!std::is_same_v<T, Trainer>,
                   "stagger: a Trainer cannot be copied, there is one for each pipeline; pass it by "
@@ -99,8 +99,7 @@ class Trainer {
   /// One optimizer step on a minibatch.
   /// @param batch  [microbatches >= 1] stays until the step is done
   /// @throws Error  bad_configuration if there are no microbatches, or not one target for each, or
-  /// if the schedule does
-  ///                not allow that many
+  ///                if the schedule does not allow that many
   Step step(Batch<Input, Target> const& batch, stagger::stop_token stop = {}) {
     static_assert(synchronous,
                   "stagger: with an asynchronous staleness model there is no step that all stages "
@@ -188,8 +187,8 @@ class Trainer {
     session_->append_states(states, false);
     return states;
   }
-  /// Likewise of what this process has; those of other processes have names alone. Over processes
-  /// that is known after `prepare` or a step.
+  /// The same with values only for the parameters that this process has; the others have only
+  /// names. Over processes, which those are is known after `prepare` or a step.
   [[nodiscard]] std::vector<ParameterState> own_parameters() {
     std::vector<ParameterState> states;
     session_->append_states(states, true);
@@ -226,10 +225,9 @@ class Trainer {
     session_->gather_parameters(to);
   }
 
-  /// Waits for all steps that were given to `enqueue`. Whatever else of a trainer looks at
-  /// parameters, or takes a step in another way, does so by itself.
-  /// @throws  what a step ended with that was not told to anybody; Error(device) for a GPU that was
-  /// lost
+  /// Waits for all steps that were given to `enqueue`. Every other function that reads parameters,
+  /// or takes a step in another way, waits by itself.
+  /// @throws  the error of a step that was not reported yet; Error(device) for a GPU that was lost
   void settle() {
     session_->require_idle();
     session_->settle(nullptr);
@@ -238,8 +236,8 @@ class Trainer {
   /// Optimizer steps taken; of a device that runs ahead, those that were enqueued.
   [[nodiscard]] std::int64_t steps() const noexcept { return session_->steps(); }
 
-  /// Goes on as if `steps` had been taken; the caller has written the parameters and states that
-  /// belong to it.
+  /// Continues as if `steps` had been taken; the caller has restored the parameters and states of
+  /// that step.
   void resume(std::int64_t steps) noexcept { session_->resume(steps); }
 
   /// From the next step on, records an iteration as a graph of the device and replays it; records
@@ -279,7 +277,7 @@ class Trainer {
 
  private:
   template <class T> static detail::Places places_of(std::span<T const> objects) {
-    // Inputs and targets are only read; the slot table has one kind of address.
+    // Inputs and targets are only read, but the slot table has pointers to non-const alone.
     return {reinterpret_cast<std::byte*>(const_cast<T*>(objects.data())), sizeof(T)};
   }
 

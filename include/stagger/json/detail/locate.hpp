@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Positions in a JSON text, for the sentences of errors; nothing else asks for them.
+/// @file   Positions in a JSON text, for error messages.
 
 #include <stagger/core/requirements.hpp>
 
@@ -16,7 +16,7 @@
 
 namespace stagger::json::detail {
 
-/// Characters of a text that tell how far they were read.
+/// An iterator over a text that counts how far it was read.
 class Counted {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -113,7 +113,7 @@ class Finder {
   std::size_t fault_ = 0;
 };
 
-/// Byte of the first place where a text is no JSON.
+/// Offset of the first byte at which a text is not valid JSON.
 [[nodiscard]] inline std::size_t first_fault(std::string const& text) {
   Finder finder("none");
   nlohmann::json::sax_parse(text, &finder);
@@ -131,7 +131,7 @@ class Finder {
   return 1 + static_cast<std::size_t>(std::count(begin, last, '\n'));
 }
 
-/// Line, column and what stands at a byte of a text, as errors name them.
+/// The line, the column and the text at a byte offset, as errors name them.
 [[nodiscard]] inline std::string place(std::string const& text, std::size_t at) {
   std::size_t const stop = at == 0 ? std::string::npos : text.rfind('\n', at - 1);
   std::size_t const begin = stop == std::string::npos ? 0 : stop + 1;

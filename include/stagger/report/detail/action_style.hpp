@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   How each kind of action looks in pictures: its colour, its letters and its name.
+/// @file   The style of each kind of action in pictures: colour, letters and name.
 
 #include <algorithm>
 #include <array>
@@ -15,7 +15,7 @@ namespace stagger::report::detail {
 struct Rgb {
   double r = 0, g = 0, b = 0;  ///< 0 to 255
 
-  /// A part `share` of the way to another colour.
+  /// The colour at `share` of the distance to another one, 0 to 1.
   [[nodiscard]] constexpr Rgb towards(Rgb to, double share) const noexcept {
     return {r + (to.r - r) * share, g + (to.g - g) * share, b + (to.b - b) * share};
   }
@@ -52,7 +52,7 @@ inline constexpr Rgb white{255, 255, 255};
 struct ActionStyle {
   schedule::Kind kind;
   char letter;         ///< in the class names of SVG
-  char filler;         ///< what draws an action through the columns of a line of text
+  char filler;         ///< fills the further columns of an action in a line of text
   Rgb colour;          ///< of the first chunk
   char const* legend;  ///< begins with the action's letter
 };

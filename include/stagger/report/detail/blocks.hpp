@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The rows of a timeline as all pictures read them: times checked, overlapped pairs joined.
+/// @file   The rows of a timeline as blocks to draw: times checked, overlapped pairs joined.
 
 #include <algorithm>
 #include <cmath>
@@ -20,8 +20,8 @@ namespace stagger::report::detail {
 /// Part of a block in an overlapped pair.
 enum class Half : unsigned char { none, first, second };
 
-/// One compute action or reduction as it is drawn. The halves of a pair share the pair's time, first
-/// start to last end.
+/// One compute action or reduction as it is drawn. The halves of a pair share the pair's time,
+/// first start to last end.
 struct Block {
   schedule::Action action;
   double start_s = 0;
@@ -82,7 +82,7 @@ template <class F> void for_each_block(std::vector<schedule::Span> const& row, F
       f(Block{span.action, span.start_s, span.end_s, Half::none, span.repeated});
     }
   }
-  if (open) f(pending);  // a pair that was cut short: its first half alone
+  if (open) f(pending);  // the row ended in the middle of a pair
 }
 
 [[nodiscard]] inline Extent extent(std::vector<schedule::Span> const& row) {

@@ -86,8 +86,8 @@ inline void draw_lane(std::string& out, SvgLayout const& layout,
     if (layout.numbered[key.style]) draw_numbers(out, layout, key, marks);
 }
 
-/// Draws a rank whose blocks are narrower than a pixel: their shares of the time, and when messages
-/// are on their way.
+/// Draws a rank whose blocks are narrower than a pixel: their shares of the time, and the times at
+/// which messages are in transit.
 /// @param shares  of action_styles.size() * layout.chunks kinds
 inline void draw_shared_lane(std::string& out, SvgLayout const& layout,
                              std::vector<schedule::Span> const& row, double origin_s,

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Sizes and places of the timeline picture: what follows from the timelines before anything
-/// is drawn.
+/// @file   Sizes and positions in the timeline picture, computed before anything is drawn.
 
 #include <algorithm>
 #include <array>
@@ -109,7 +108,7 @@ struct SvgLayout {
   }
 
  private:
-  /// Largest font that each block of a kind has room for.
+  /// By kind: the largest font with which each block's number fits.
   using FontSizes = std::array<std::vector<double>, action_styles.size()>;
 
   /// Notes which kinds occur, whether their blocks are wide enough to be drawn, and how much room
@@ -130,7 +129,7 @@ struct SvgLayout {
     }
     double const width = count == 0 ? 1 : 0.1 * per_second * time_s / static_cast<double>(count);
     bool const narrow = width < 1 && count > fewest && per_second > 0;
-    // Columns hold several blocks, since the share of fewer depends on where they are cut.
+    // A column must hold several blocks: the share of a few would depend on where columns begin.
     column.push_back(narrow ? static_cast<int>(std::ceil(8 * width)) : 0);
     shared = shared || narrow;
     if (narrow) return;

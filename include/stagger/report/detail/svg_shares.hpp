@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Shares of the time for lanes of the timeline picture whose blocks are too narrow to draw.
+/// @file   Shares of the time, drawn for lanes whose blocks are too narrow.
 
 #include <stagger/core/requirements.hpp>
 
@@ -12,8 +12,9 @@
 
 namespace stagger::report::detail {
 
-/// The time of one lane, divided among the kinds of blocks in it. A lane is cut into columns; as
-/// long as the shares stay the same, columns become one area for each kind, as high as its share.
+/// The time of one lane, divided among the kinds of blocks in it. A lane is divided into columns;
+/// as long as the shares stay the same, columns become one area for each kind, as high as its
+/// share.
 class SvgShares {
  public:
   /// @param kinds   that blocks may have, 0 <= kind < kinds
@@ -71,7 +72,8 @@ class SvgShares {
     return std::min(static_cast<long long>(column) * column_, width_);
   }
 
-  /// What a column may differ from those before it: blocks that a column begins or ends in.
+  /// How much a column may differ from those before it without ending their area: blocks that a
+  /// column begins or ends in.
   static constexpr float tolerance = 0.125F;
 
   [[nodiscard]] bool alike(std::vector<float> const& mean, std::size_t column) const {

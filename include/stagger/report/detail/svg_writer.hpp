@@ -236,7 +236,7 @@ class SvgWriter {
 
   std::span<SvgPanel const> panels_;
   SvgLayout const layout_;
-  int y_ = 0;  ///< how far down the picture is written, pixels
+  int y_ = 0;  ///< pixels from the top down to which the picture is complete
 };
 
 }  // namespace stagger::report::detail

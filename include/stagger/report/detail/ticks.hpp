@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Round places for the marks of a time axis, and the unit to label them in.
+/// @file   The marks of a time axis at round numbers, and the unit of their labels.
 
 #include <algorithm>
 #include <cmath>
@@ -24,8 +24,7 @@ struct Ticks {
 };
 
 /// About `wanted` marks over `length_s`, 1, 2 or 5 times a power of ten apart.
-/// @param plain   labels are plain numbers of seconds: for times that are counted in units, not
-/// measured
+/// @param plain   labels are plain numbers of seconds: for times in abstract units
 [[nodiscard]] inline Ticks make_ticks(double length_s, int wanted, bool plain) {
   Ticks ticks;
   if (!(length_s > 0)) return ticks;

@@ -118,8 +118,8 @@ class TraceWriter {
     });
   }
 
-  /// Transfers run beside the computation, so they stand on tracks of their own, as many as
-  /// overlap.
+  /// Transfers overlap with computation, so they have tracks of their own: as many as overlap with
+  /// each other.
   void write_messages(std::vector<schedule::Span> const& row, std::size_t r, std::int64_t origin,
                       long long number) {
     std::vector<Slice> messages;
@@ -196,7 +196,7 @@ class TraceWriter {
     std::vector<std::pair<Key, std::size_t>> producers;
     for (std::size_t i = 0; i < slices_.size(); ++i) {
       schedule::Action const& a = slices_[i].action;
-      if (slices_[i].repeated) continue;  // its reader has had it
+      if (slices_[i].repeated) continue;  // its reader already has the value
       if (!schedule::is_compute(a.kind)) continue;
       if (schedule::ends_flight(a.kind) && !schedule::gives_input_gradient(a.kind))
         continue;  // W feeds no stage
@@ -212,7 +212,7 @@ class TraceWriter {
           std::lower_bound(producers.begin(), producers.end(), std::pair{wanted, std::size_t{0}});
       if (found == producers.end() || found->first != wanted) continue;
       Slice const& from = slices_[found->second];
-      // an arrow cannot point back in time: left out where clock ticks are coarser than the actions
+      // an arrow cannot point back in time, as it would where clock ticks are coarser than actions
       if (from.row == to.row || from.anchor_ns > to.anchor_ns) continue;
       char const* const name = forward ? "activation" : "gradient";
       events_.arrow(false, tracks_[from.row].tid, from.anchor_ns, ++flow_id_, name);

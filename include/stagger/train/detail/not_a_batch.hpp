@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What a compiler says of a trainer that is given what it cannot take. Nothing here is
-///         instantiated for a batch that is right.
+/// @file   The compiler errors for arguments that a trainer cannot take. Nothing here is
+///         instantiated for correct arguments.
 
 #include <concepts>
 #include <span>
@@ -16,7 +16,7 @@ namespace stagger::detail {
 template <class R, class T>
 concept Spans = std::is_convertible_v<R&, std::span<T>>;
 
-/// A step that nobody will take.
+/// The type of a step that cannot be compiled.
 struct NoStep {
   static Step step() { return {nullptr, {}, {}}; }
 };

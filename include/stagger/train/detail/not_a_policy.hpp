@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What a compiler says of policies that cannot work: the first thing that is missing.
-///         Nothing here is instantiated for policies that are right.
+/// @file   The compiler errors for policies that cannot work, each of which names what is missing.
+///         Nothing here is instantiated for correct policies.
 
 #include <concepts>
 #include <cstdint>
@@ -10,7 +10,7 @@
 #include <stagger/train/detail/policies.hpp>
 
 namespace stagger {
-struct GroupingTag;  // of policies that stand beside the axes
+struct GroupingTag;  // of policies that belong to no axis
 struct FillTag;
 struct AllocationTag;
 struct ParameterHomeTag;
@@ -18,8 +18,7 @@ struct ParameterHomeTag;
 
 namespace stagger::detail {
 
-// What a static_assert below asks for is a bool of its own: of a concept, a compiler would explain
-// every part.
+// Each static_assert below has a bool of its own, since compilers explain every part of a concept.
 
 template <class P> struct NotAPolicy {
   static constexpr bool has_tag = HasTag<P>;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What a compiler says of layers that cannot be trained: the first thing that is missing.
-///         Nothing here is instantiated for a model that is right.
+/// @file   The compiler errors for layers that cannot be trained, each of which names what is
+///         missing. Nothing here is instantiated for a correct model.
 
 #include <concepts>
 #include <cstdint>
@@ -80,7 +80,7 @@ template <class S> consteval StageFault stage_fault() {
     return no_weight_gradient;
 }
 
-/// Says why `S` is none.
+/// Says why `S` is not a stage.
 template <class S> struct NotAStage {
   using enum StageFault;
   static constexpr StageFault fault = stage_fault<S>();

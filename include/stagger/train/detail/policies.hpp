@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Policies in any order: which argument fills which slot, and what does not go together.
+/// @file   The selection of policies from arguments in any order, and their defaults.
 
 #include <concepts>
 #include <tuple>
@@ -22,14 +22,14 @@
 
 namespace stagger::detail {
 
-/// Fills the loss slot of a pipeline that is only ever asked for outputs.
+/// The loss of a pipeline that has none and is only asked for outputs.
 struct NoLoss {
   using policy_tag = LossTag;
   struct Target {};
 };
 
-/// Fills the collective slot where none is given: collective::AllReduce<>{}, which a pipeline
-/// without replicas need not compile.
+/// The collective policy where none is given: collective::AllReduce<>{}, which a pipeline without
+/// replicas need not compile.
 struct DefaultCollective {};
 
 template <class P>
@@ -60,7 +60,7 @@ struct Pick<Tag, Default, First, Rest...> {
   }
 };
 
-/// A type list of layers: Sequentials opened, runs kept.
+/// A type list of layers: a Sequential is replaced by its layers, a vector of layers stays.
 template <class... L> struct Layers {};
 template <class... L> struct Flatten;
 template <class... Done> struct Flatten<Layers<Done...>> {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Whether layers and policies make a pipeline; where they do not, the one sentence that
-///         says why.
+/// @file   The compile-time check that layers and policies make a pipeline, and its one error
+///         message.
 
 #include <concepts>
 #include <cstddef>
@@ -64,7 +64,7 @@ template <class... L> consteval auto check_model(Layers<L...>) {
                  typename CheckChain<Layers<L...>>::type>{};
 }
 
-/// Of a policy of type P, for the axis that its tag names.
+/// The check of a policy of type P for the axis that its tag names.
 template <class P, class Tag> struct CheckPolicy {
   using type = NotAPolicy<P>;
 };
@@ -155,7 +155,7 @@ template <class Types, class... P> consteval auto check_pipeline() {
 template <class Types, class... P>
 using Wrong = typename decltype(check_pipeline<Types, P...>())::type;
 
-/// Whatever a program hands to the trainer that it does not get.
+/// Accepts any argument: a program may go on to call functions of a trainer that it does not get.
 struct Anything {
   template <class... T> Anything(T const&...);  // NOLINT
 };
