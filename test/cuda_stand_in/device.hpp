@@ -121,6 +121,19 @@ void refuse_at_exit(char const* call);
 /// Marks the calling thread as one of NCCL's, which may work on a capture that is in use.
 extern thread_local bool thread_of_nccl;
 
+/// Waits for a state that other threads bring about. It looks once in a millisecond, since a lock that
+/// is shared with those threads would hide races of the code under test.
+/// @return whether the state came within so many seconds
+template <class Reached> bool wait_until(Reached reached, double seconds) {
+  auto const start = std::chrono::steady_clock::now();
+  while (!reached()) {
+    if (std::chrono::steady_clock::now() - start > std::chrono::duration<double>(seconds))
+      return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
 /// Puts work on a stream, or into the graph that it is being captured into.
 cudaError_t enqueue(cudaStream_t stream, Kind kind, Work work);
 

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -535,9 +536,10 @@ void Group::begin() {
 namespace cuda_stand_in {
 
 void nccl_settle() {
-  // Aborts may be under way on threads that nobody waits for. What is still there then was leaked.
-  for (int turn = 0; turn < 2000 && state().communicators != 0; ++turn)
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  // Aborts may be under way, or about to begin, on threads that nobody waits for. What is there once
+  // none has been under way for two seconds was leaked.
+  while (!wait_until([] { return state().communicators == 0; }, 2) && state().aborting != 0) {
+  }
 }
 
 void nccl_reset() {
@@ -555,6 +557,22 @@ void break_communicators(int rank, int ranks, int code) {
       std::lock_guard const inner(comm->world->mutex);
       broken(comm.get(), static_cast<ncclResult_t>(code), "an injected error");
     }
+}
+
+int incomplete_calls() {
+  std::set<std::shared_ptr<World>> worlds;
+  {
+    std::lock_guard const lock(registry().mutex);
+    for (auto& comm : registry().communicators)
+      if (comm->alive) worlds.insert(comm->world);
+  }
+  int result = 0;
+  for (auto const& world : worlds) {
+    std::lock_guard const lock(world->mutex);
+    for (auto const& [number, meeting] : world->meetings)
+      if (meeting->arrived < world->size) ++result;
+  }
+  return result;
 }
 
 }  // namespace cuda_stand_in
@@ -705,6 +723,8 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     std::lock_guard const lock(world->mutex);
     if (comm->error == ncclSuccess && comm->phase != ncclComm::joining) ++state().aborts;
   }
+  // How long an abort takes. A caller that waits for it does so however long it is; one that does
+  // not is found out because the process ends meanwhile.
   std::this_thread::sleep_for(std::chrono::milliseconds(state().abort_takes_ms));
   state().abort_hangs.wait(true);
   std::shared_ptr<Group> launched;  // ends behind the lock

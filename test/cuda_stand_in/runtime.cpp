@@ -349,11 +349,10 @@ void reset() {
   {
     std::lock_guard const lock(all.retired_mutex);
     retired.swap(all.retired);
-    // What a test has left behind on purpose comes to its end as well, if it can.
+    // What a test has left behind on purpose comes to its end as well. What cannot end is given up.
     for (auto* stream : all.living)
-      for (int turn = 0;
-           turn < 1000 && stream->done.load(std::memory_order_acquire) < stream->pushed; ++turn)
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      wait_until([&] { return stream->done.load(std::memory_order_acquire) >= stream->pushed; },
+                 10);
   }
   for (auto* stream : retired) {
     stream->worker.join();
@@ -403,6 +402,7 @@ void CUstream_st::run(Item* at) {
     if (unsigned const seed = state().jitter.load(std::memory_order_relaxed); seed != 0) {
       auto const dice = (random() ^ seed) % 64;
       if (dice < 16) std::this_thread::yield();
+      // Spreads the work of streams, so that tests see other orders; no outcome depends on it.
       if (dice < 2) std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
     if (at->always || state().lost.load(std::memory_order_relaxed) == 0) at->work();

@@ -87,6 +87,9 @@ void in_progress_polls(int polls);
 /// The NCCL version of the next ranks that join a communicator.
 void nccl_version(int version);
 
+/// Collective calls that the streams of some ranks have come to, and those of others have not.
+[[nodiscard]] int incomplete_calls();
+
 /// An asynchronous error of a rank's communicator, in all communicators with so many ranks.
 void break_communicators(int rank, int ranks, int code);
 
