@@ -11,6 +11,7 @@
 #include <thread>
 
 #include <stagger/engine/replicas.hpp>
+#include <stagger/host/detail/threads_backend.hpp>
 #include <stagger/placement/explicit_map.hpp>
 #include <stagger/schedule/chimera.hpp>
 #include <stagger/schedule/gpipe.hpp>
@@ -250,4 +251,32 @@ TEST_CASE("host/Threads: a recorded step has every action once, in order, within
   train.record(false);
   sg::run(train.step(data));
   CHECK(train.timeline().rows[0].empty());
+}
+
+TEST_CASE("host/Worker: a thread that parks misses no signal", "[host]") {
+  sg::host::Worker worker;
+  worker.park([] { return true; });  // returns at once
+  CHECK(worker.wakeups == 0);
+  worker.wake_if_parked();  // it is not
+  CHECK(worker.wakeups == 0);
+
+  // A signal that is given while the thread looks for work, and right after it has looked.
+  worker.park([&] {
+    worker.wake_if_parked();
+    return false;
+  });
+  CHECK(worker.wakeups == 1);
+  std::atomic<bool> looked{false};
+  std::thread thread([&] {
+    worker.park([&] {
+      looked = true;
+      looked.notify_all();
+      return false;
+    });
+  });
+  looked.wait(false);
+  worker.wake_if_parked();
+  thread.join();
+  CHECK(worker.wakeups == 2);
+  CHECK_FALSE(worker.parked);
 }

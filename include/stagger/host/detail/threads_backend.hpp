@@ -110,11 +110,54 @@ template <class B> class AwaitedSteps {
   std::thread thread_;
 };
 
-/// The engine's threads, and what passes between them.
+/// The work of one thread in a step: its ranks, and its sleep while none of them can go on.
+struct alignas(64) Worker {
+  enum class State : std::uint8_t { runnable, blocked, done };
+  struct Rank {
+    detail::RankState* rank;
+    State state;
+  };
+
+  /// Sleeps until another thread wakes this one, unless there is something to do already. Either
+  /// the thread that gives a signal sees `parked`, or `has_work` sees the signal: both threads store
+  /// before they load, sequentially consistent.
+  /// @param has_work  () -> bool
+  template <class HasWork> void park(HasWork has_work) {
+    std::uint32_t const seen = wakeups.load();
+    parked.store(true);
+    if (!has_work()) wakeups.wait(seen);
+    parked.store(false);
+  }
+  void wake_if_parked() noexcept {
+    if (parked.load()) wake();
+  }
+  void wake() noexcept {
+    wakeups.fetch_add(1);
+    wakeups.notify_all();
+  }
+
+  std::atomic<std::uint32_t> wakeups{0};
+  std::atomic<bool> parked{false};
+  List<Rank> ranks;
+  std::thread thread;  // of every worker but the first
+};
+
+/// The sentence for a step whose ranks no longer move.
+/// @param given  [signals] how often each was given
+[[nodiscard]] [[gnu::cold]] inline std::string stall_text(detail::Machine& machine,
+                                                          List<std::uint32_t> const& given) {
+  List<std::size_t> at;
+  for (auto const& rank : machine.ranks())
+    at.push_back(static_cast<std::size_t>(rank.next.load(std::memory_order_relaxed) - rank.begin));
+  return text("no rank moved for ", machine.options().deadline_s,
+              " s: ", detail::describe_stall(machine.program(), at, given, machine.waits_for()),
+              "; raise Options::deadline_s if an action may take that long");
+}
+
+/// Carries out steps on threads, each of which polls its ranks one after the other.
 ///
-/// A *worker* is the work of one thread in a step: its ranks, polled in turn. A signal between two
-/// ranks of one worker is a plain counter. One that crosses workers is an atomic with a single writer;
-/// only a worker that found nothing to do for a while parks, and is woken by its count of wakeups.
+/// A signal between two ranks of one worker is a plain counter. One that crosses workers is an
+/// atomic with a single writer. A worker that has found nothing to do for a while parks.
 class ThreadsBackend : Spinning {
  public:
   static constexpr bool timed = false;
@@ -188,7 +231,7 @@ class ThreadsBackend : Spinning {
   void fail(std::exception_ptr failure) noexcept {
     if (!machine_.fail(std::move(failure))) return;
     stop_.store(true);
-    for (auto& worker : workers_) ring(worker);
+    for (auto& worker : workers_) worker.wake();
   }
 
   [[nodiscard]] bool ready(Wait const& wait) const noexcept {
@@ -202,18 +245,18 @@ class ThreadsBackend : Spinning {
       signal.value.store(value, std::memory_order_release);
       return;
     }
-    signal.value.store(value, std::memory_order_seq_cst);  // before the look at `parked`: see park
+    signal.value.store(value, std::memory_order_seq_cst);  // before the look at `parked`
     if (signal.taker != everyone) {
-      wake(workers_[signal.taker]);
+      workers_[signal.taker].wake_if_parked();
     } else {
-      for (auto& worker : workers_) wake(worker);
+      for (auto& worker : workers_) worker.wake_if_parked();
     }
   }
 
   /// A signal that no rank gives, by any thread.
   void give_outside(std::uint32_t which, std::uint32_t count) noexcept {
     signals_[which].value.store(count, std::memory_order_seq_cst);
-    wake(workers_[signals_[which].taker]);
+    workers_[signals_[which].taker].wake_if_parked();
   }
 
   [[gnu::always_inline]] void execute(detail::RankState& rank, Instruction const& in) {
@@ -232,7 +275,7 @@ class ThreadsBackend : Spinning {
     int taker = 0;  // worker
     bool crosses = false;
   };
-  enum class State : std::uint8_t { runnable, blocked, done };
+  using State = Worker::State;
   struct Progress {
     ThreadsBackend const* backend;
     std::uint64_t operator()() const noexcept { return backend->progress(); }
@@ -240,16 +283,6 @@ class ThreadsBackend : Spinning {
   struct Expired {
     ThreadsBackend* backend;
     void operator()() const noexcept { backend->fail(backend->stalled()); }
-  };
-  struct RankOnWorker {
-    detail::RankState* rank;
-    State state;
-  };
-  struct alignas(64) Worker {
-    std::atomic<std::uint32_t> wakeups{0};
-    std::atomic<bool> parked{false};
-    List<RankOnWorker> ranks;
-    std::thread thread;  // of every worker but the first
   };
 
   [[nodiscard]] double now_s() const {
@@ -260,7 +293,7 @@ class ThreadsBackend : Spinning {
     make_threads();
     watchdog_.begin();  // makes a thread, too: nothing has begun if it cannot
     stop_.store(false);
-    if (machine_.failed()) stop_.store(true);  // who fails it from now on stops it himself
+    if (machine_.failed()) stop_.store(true);  // a later `fail` sets it itself
     for (std::size_t s = 0; s < signal_count_; ++s)
       signals_[s].value.store(0, std::memory_order_relaxed);
     for (auto& worker : workers_)
@@ -325,36 +358,25 @@ class ThreadsBackend : Spinning {
         std::this_thread::yield();  // the other thread may be waiting for this very core
         continue;
       }
-      park(worker);
+      worker.park([&] { return has_work(worker); });
       idle = 0;
     }
   }
 
-  /// Sleeps until a signal for this worker is given. Either the giver sees `parked` and rings, or
-  /// this thread sees the signal: both store before they load, sequentially consistent.
-  void park(Worker& worker) {
-    std::uint32_t const wakeups = worker.wakeups.load();
-    worker.parked.store(true);
-    bool anything = stopping();
-    for (auto const& entry : worker.ranks)
-      anything = anything || (entry.state == State::blocked &&
-                              signals_[entry.rank->blocked_on.signal].value.load() >=
-                                  entry.rank->blocked_on.count);
-    if (!anything) worker.wakeups.wait(wakeups);
-    worker.parked.store(false);
-  }
-
-  static void wake(Worker& worker) noexcept {
-    if (worker.parked.load()) ring(worker);
-  }
-  static void ring(Worker& worker) noexcept {
-    worker.wakeups.fetch_add(1);
-    worker.wakeups.notify_all();
+  [[nodiscard]] bool has_work(Worker const& worker) const noexcept {
+    bool any = stopping();
+    for (auto const& [rank, state] : worker.ranks)
+      any = any || (state == State::blocked &&
+                    signals_[rank->blocked_on.signal].value.load() >= rank->blocked_on.count);
+    return any;
   }
 
   [[nodiscard]] std::exception_ptr stalled() const noexcept {
     try {
-      return std::make_exception_ptr(Error(Errc::deadline, stall_text()));
+      List<std::uint32_t> given;
+      for (std::size_t s = 0; s < signal_count_; ++s)
+        given.push_back(signals_[s].value.load(std::memory_order_relaxed));
+      return std::make_exception_ptr(Error(Errc::deadline, stall_text(machine_, given)));
     } catch (...) {
       return std::current_exception();
     }
@@ -366,19 +388,6 @@ class ThreadsBackend : Spinning {
     for (auto const& rank : machine_.ranks())
       sum = sum * 31 + reinterpret_cast<std::uintptr_t>(rank.next.load(std::memory_order_relaxed));
     return sum;
-  }
-
-  [[nodiscard]] [[gnu::cold]] std::string stall_text() const {
-    List<std::size_t> at;
-    for (auto const& rank : machine_.ranks())
-      at.push_back(
-          static_cast<std::size_t>(rank.next.load(std::memory_order_relaxed) - rank.begin));
-    List<std::uint32_t> given;
-    for (std::size_t s = 0; s < signal_count_; ++s)
-      given.push_back(signals_[s].value.load(std::memory_order_relaxed));
-    return text("no rank moved for ", machine_.options().deadline_s,
-                " s: ", detail::describe_stall(machine_.program(), at, given, machine_.waits_for()),
-                "; raise Options::deadline_s if an action may take that long");
   }
 
   std::unique_ptr<Signal[]> signals_;  // [signal_room_]
