@@ -63,7 +63,7 @@ class ProcessesBackend {
   /// It cannot begin here: tells the others, which are waiting for it or will be.
   void give_up(std::exception_ptr const& why) noexcept {
     must_load_ = true;
-    if (!steps_.told()) steps_.tell(why);
+    if (!steps_.round().told()) steps_.round().tell(why);
   }
   /// After a failure all load their program once more, whatever each of them had come to.
   [[nodiscard]] bool must_load() const noexcept { return must_load_; }
@@ -82,8 +82,8 @@ class ProcessesBackend {
     if (program.training && channels_.size() > 1)
       stagger::detail::require_numbers(machine_.optimizer_digest());
     owners_.allocate(codec_, wanted);
-    agreement_.reach(world_, channels_, steps_.loading_stamp(), program, wanted, prepares_,
-                     join_deadline_s, steps_.told());
+    agreement_.reach(world_, channels_, steps_.round(), program, wanted, prepares_,
+                     join_deadline_s);
     placement_ = std::move(wanted);
     owners_.move(world_, codec_, placement_);
     sums_.load(codec_, placement_, world_, join_deadline_s);

@@ -15,6 +15,7 @@
 #include <stagger/collective/handshake.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
+#include <stagger/engine/machine.hpp>
 #include <stagger/mpi/detail/channels.hpp>
 #include <stagger/mpi/detail/ending.hpp>
 #include <stagger/mpi/detail/exchange.hpp>
@@ -84,6 +85,52 @@ inline void tell_failure(Channels& channels, Stamp const& stamp,
       text("process ", peer, began ? " ended the step: " : " could not begin the step: ", words)};
 }
 
+/// What all processes do together at the moment, a step or the preparation of one, as messages name
+/// it; and whether the others know why this process does not do it.
+class Round {
+ public:
+  Round(stagger::detail::Machine const& machine, Channels& channels)
+      : machine_(machine), channels_(channels) {}
+
+  /// @param number  as every process counts it
+  void open(std::uint32_t number) noexcept {
+    stamp_.epoch = 2 * number;
+    told_ = false;
+  }
+  /// The program is being loaded.
+  void begin_load() noexcept { stamp(stamp_.epoch, 0); }
+  /// The step runs.
+  void begin_step() noexcept {
+    stamp(stamp_.epoch | 1U, machine_.arguments().outputs.first != nullptr ? 2 : 1);
+  }
+  [[nodiscard]] Stamp const& stamp() const noexcept { return stamp_; }
+
+  [[nodiscard]] bool told() const noexcept { return told_; }
+  /// Tells the others why this process stopped. They may be gone.
+  void tell(std::exception_ptr const& failure) noexcept {
+    told_ = true;
+    tell_failure(channels_, stamp_, failure);
+  }
+  /// Another process says why it stopped, which all of them hear.
+  [[nodiscard]] std::exception_ptr take_failure(int peer, Envelope const& envelope,
+                                                ByteReader& in) {
+    told_ = true;
+    return std::make_exception_ptr(failure_of(peer, envelope, in));
+  }
+
+ private:
+  /// @param wants  of a step that updates nothing
+  void stamp(std::uint32_t epoch, std::uint64_t wants) noexcept {
+    bool const training = machine_.program().training;
+    stamp_ = {epoch, machine_.steps(), training ? machine_.optimizer_digest() : wants};
+  }
+
+  stagger::detail::Machine const& machine_;
+  Channels& channels_;
+  Stamp stamp_{};
+  bool told_ = false;
+};
+
 /// @throws Error  mismatch for the first fact that is not equal in all processes
 inline void agree(Exchange& world, std::vector<collective::Fact> const& facts, double seconds) {
   collective::agree(world.rank(), world.size(), facts, [&](std::span<std::byte> all) {
@@ -119,14 +166,14 @@ inline void agree(Exchange& world, std::vector<collective::Fact> const& facts, d
 /// Where all processes wait for each other before they load a program.
 class LoadAgreement {
  public:
-  /// @param stamp     of the round, in its first epoch
   /// @param prepares  whether no step follows
-  /// @param told      set where another process has said why there will be no round
   /// @throws Error  what a process could not begin the round for; mismatch with one that loads
   ///                another program or none; deadline for one that does not come
-  void reach(Exchange& world, Channels& channels, Stamp const& stamp, Program const& program,
-             Placement const& placement, bool prepares, double seconds, bool& told) {
+  void reach(Exchange& world, Channels& channels, Round& round, Program const& program,
+             Placement const& placement, bool prepares, double seconds) {
     if (channels.size() == 1) return;
+    round.begin_load();
+    Stamp const& stamp = round.stamp();
     auto facts = facts_of(program, placement);
     facts.push_back({"what is asked for", prepares ? "Trainer::prepare" : "a step"});
     std::uint64_t const digest = digest_of(facts);
@@ -138,10 +185,8 @@ class LoadAgreement {
     came_[here] = true;
     bool same = true;
     auto const deliver = [&](int peer, Envelope const& envelope, ByteReader& in) {
-      if (envelope.what == say_failure) {
-        told = true;
-        throw failure_of(peer, envelope, in);
-      }
+      if (envelope.what == say_failure)
+        std::rethrow_exception(round.take_failure(peer, envelope, in));
       if (envelope.what != say_load) return;
       require_same_step(envelope, stamp, peer, here);
       same = same && in.take<std::uint64_t>() == digest;

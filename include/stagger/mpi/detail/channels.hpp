@@ -62,55 +62,26 @@ struct Outgoing {
   std::size_t pool = 0;
 };
 
-/// All messages of the steps of one process.
-///
-/// Messages belong to rounds: each call that all processes make together is one, and each process
-/// counts them. A round has two epochs, 2 r in which it is prepared and 2 r + 1 in which it runs.
-/// What belongs to a later epoch than the one at hand stays where it is until that has begun.
-///
-/// A message is a header of fixed size, for which a receive is always posted, and a payload if there
-/// is one. Its memory is kept for later messages of its pool; those of a pool are of one size, and
-/// are made before they are needed, so a steady state allocates nothing, whatever arrives when.
-class Channels {
+/// The messages that one process sends, until they have left. Their memory is kept for later messages
+/// of the same pool; those of a pool are of one size, and are made before they are needed, so a
+/// steady state allocates nothing, however late a message leaves.
+class Outbox {
  public:
-  /// @param  processes  a communicator for these messages alone, with MPI_ERRORS_RETURN
-  /// @param  piece      most bytes that MPI is given at a time
-  explicit Channels(MPI_Comm processes, std::size_t piece = std::size_t{1} << 30U)
-      : processes_(processes), piece_(piece) {
+  /// @param  piece  most bytes that MPI is given at a time
+  Outbox(MPI_Comm processes, std::size_t piece) : processes_(processes), piece_(piece) {
     MPI_Comm_size(processes, &size_);
     MPI_Comm_rank(processes, &rank_);
-    peers_ = FixedArray<Peer>(size_);
-    receives_ = FixedArray<MPI_Request>(size_);
-    ended_ = FixedArray<int>(size_);
-    std::fill(receives_.begin(), receives_.end(), MPI_REQUEST_NULL);
     for (int p = 1; p < size_; ++p) others_.push_back((rank_ + p) % size_);
-    for (int const p : others_) {
-      check(MPI_Recv_init(&peers_[p].envelope, sizeof(Envelope), MPI_BYTE, p, envelope_tag,
-                          processes_, &receives_[p]),
-            "MPI_Recv_init", "this process");
-      start(p);
-    }
   }
-  Channels(Channels const&) = delete;
-  Channels& operator=(Channels const&) = delete;
-  /// Never waits for a peer. What MPI may still read or write then belongs to it for good.
-  ~Channels() {
+  Outbox(Outbox const&) = delete;
+  Outbox& operator=(Outbox const&) = delete;
+  /// Never waits for a peer. What MPI may still read then belongs to it for good.
+  ~Outbox() {
     bool const alive = running();
-    for (int p = 0; alive && p < size_; ++p) {
-      if (receives_[p] == MPI_REQUEST_NULL) continue;
-      if (peers_[p].state == State::listening) {
-        MPI_Cancel(&receives_[p]);
-        MPI_Wait(&receives_[p], MPI_STATUS_IGNORE);
-      }
-      MPI_Request_free(&receives_[p]);
-    }
     if (alive) reap();
-    bool lost = !alive || !under_way_.empty();
-    for (Peer const& peer : peers_) lost = lost || peer.state == State::payload;
-    if (!lost) return;
+    if (under_way_.empty()) return;
     if (alive) peers_may_be_lost = true;
     new std::vector<std::unique_ptr<Outgoing>>(std::move(under_way_));
-    new FixedArray<Peer>(std::move(peers_));
   }
 
   [[nodiscard]] int rank() const noexcept { return rank_; }
@@ -163,6 +134,110 @@ class Channels {
     post(std::move(message), stamp, what, others_.data(), others_.size());
   }
 
+  /// Gives what was posted some time to leave.
+  void flush(double seconds) {
+    auto const start = std::chrono::steady_clock::now();
+    for (reap(); !under_way_.empty(); reap()) {
+      auto const waited = std::chrono::steady_clock::now() - start;
+      if (std::chrono::duration<double>(waited).count() >= seconds) return;
+      std::this_thread::yield();
+    }
+    for (Pool& pool : pools_)
+      for (auto& message : pool.spare) message->payload.reserve(pool.bytes);
+  }
+
+ protected:
+  static constexpr int envelope_tag = 0;
+  static constexpr int payload_tag = 1;
+  MPI_Comm const processes_;
+  std::size_t const piece_;
+
+ private:
+  static constexpr std::size_t spare_notices = 16;
+  /// Messages of one kind.
+  struct Pool {
+    std::vector<std::unique_ptr<Outgoing>> spare{};
+    std::size_t bytes = 0;  // of the largest payload so far
+  };
+
+  [[nodiscard]] std::unique_ptr<Outgoing> made(std::size_t pool) const {
+    auto message = std::make_unique<Outgoing>();
+    message->pool = pool;
+    message->requests.reserve(2 * others_.size());
+    return message;
+  }
+
+  void send(Outgoing& message, void const* bytes, std::size_t count, int peer, int tag) {
+    MPI_Request request = MPI_REQUEST_NULL;
+    check(MPI_Isend(bytes, static_cast<int>(count), MPI_BYTE, peer, tag, processes_, &request),
+          "MPI_Isend", "this process");
+    message.requests.push_back(request);
+  }
+
+  void reap() noexcept {
+    for (std::size_t i = under_way_.size(); i > 0; --i) {
+      auto& message = under_way_[i - 1];
+      int done = 0;
+      int const code = MPI_Testall(static_cast<int>(message->requests.size()),
+                                   message->requests.data(), &done, MPI_STATUSES_IGNORE);
+      if (code != MPI_SUCCESS || done == 0) continue;
+      message->requests.clear();
+      pools_[message->pool].spare.push_back(std::move(message));
+      std::swap(message, under_way_.back());
+      under_way_.pop_back();
+    }
+  }
+
+  int size_ = 0;
+  int rank_ = 0;
+  std::vector<int> others_{};  // processes
+  std::vector<std::unique_ptr<Outgoing>> under_way_{};
+  std::vector<Pool> pools_ = std::vector<Pool>(1);
+};
+
+/// All messages of the steps of one process.
+///
+/// Messages belong to rounds: each call that all processes make together is one, and each process
+/// counts them. A round has two epochs, 2 r in which it is prepared and 2 r + 1 in which it runs.
+/// What belongs to a later epoch than the one at hand stays where it is until that has begun.
+///
+/// A message is a header of fixed size, for which a receive is always posted, and a payload if there
+/// is one. The memory of a payload is kept for the next one of that process.
+class Channels : public Outbox {
+ public:
+  /// @param  processes  a communicator for these messages alone, with MPI_ERRORS_RETURN
+  /// @param  piece      most bytes that MPI is given at a time
+  explicit Channels(MPI_Comm processes, std::size_t piece = std::size_t{1} << 30U)
+      : Outbox(processes, piece), peers_(size()), receives_(size()), ended_(size()) {
+    std::fill(receives_.begin(), receives_.end(), MPI_REQUEST_NULL);
+    for (int p = 0; p < size(); ++p) {
+      if (p == rank()) continue;
+      check(MPI_Recv_init(&peers_[p].envelope, sizeof(Envelope), MPI_BYTE, p, envelope_tag,
+                          processes_, &receives_[p]),
+            "MPI_Recv_init", "this process");
+      start(p);
+    }
+  }
+  Channels(Channels const&) = delete;
+  Channels& operator=(Channels const&) = delete;
+  /// Never waits for a peer. What MPI may still write then belongs to it for good.
+  ~Channels() {
+    bool const alive = running();
+    for (int p = 0; alive && p < size(); ++p) {
+      if (receives_[p] == MPI_REQUEST_NULL) continue;
+      if (peers_[p].state == State::listening) {
+        MPI_Cancel(&receives_[p]);
+        MPI_Wait(&receives_[p], MPI_STATUS_IGNORE);
+      }
+      MPI_Request_free(&receives_[p]);
+    }
+    bool lost = !alive;
+    for (Peer const& peer : peers_) lost = lost || peer.state == State::payload;
+    if (!lost) return;
+    if (alive) peers_may_be_lost = true;
+    new FixedArray<Peer>(std::move(peers_));
+  }
+
   /// Hands over what has come in for the round of this epoch; drops what belongs to an earlier one.
   /// What `deliver` throws loses no other message.
   /// @param  deliver  (peer, envelope, ByteReader&)
@@ -170,18 +245,18 @@ class Channels {
   template <class Deliver> bool poll(std::uint32_t epoch, Deliver&& deliver) {
     bool moved = false;
     int count = 0;
-    check(MPI_Testsome(size_, receives_.data(), &count, ended_.data(), MPI_STATUSES_IGNORE),
+    check(MPI_Testsome(size(), receives_.data(), &count, ended_.data(), MPI_STATUSES_IGNORE),
           "MPI_Testsome", "this process");
     for (int i = 0; i < count && count != MPI_UNDEFINED; ++i) {
       peers_[ended_[i]].state = State::held;
       ++held_;
     }
-    for (int p = 0; held_ != 0 && p < size_; ++p) {
+    for (int p = 0; held_ != 0 && p < size(); ++p) {
       if (peers_[p].state != State::held || later(peers_[p].envelope.epoch, epoch)) continue;
       moved = true;
       arrived(p, epoch, deliver);
     }
-    for (int p = 0; loading_ != 0 && p < size_; ++p) {
+    for (int p = 0; loading_ != 0 && p < size(); ++p) {
       if (peers_[p].state != State::payload) continue;
       int done = 0;
       check(MPI_Test(&peers_[p].loading, &done, MPI_STATUS_IGNORE), "MPI_Test", "this process");
@@ -212,28 +287,8 @@ class Channels {
     if (peers_[peer].state != State::payload) keep_payload(peer, memory);
   }
 
-  /// Gives what was posted some time to leave.
-  void flush(double seconds) {
-    auto const start = std::chrono::steady_clock::now();
-    for (reap(); !under_way_.empty(); reap()) {
-      auto const waited = std::chrono::steady_clock::now() - start;
-      if (std::chrono::duration<double>(waited).count() >= seconds) return;
-      std::this_thread::yield();
-    }
-    for (Pool& pool : pools_)
-      for (auto& message : pool.spare) message->payload.reserve(pool.bytes);
-  }
-
  private:
-  static constexpr int envelope_tag = 0;
-  static constexpr int payload_tag = 1;
-  static constexpr std::size_t spare_notices = 16;
   enum class State : std::uint8_t { listening, held, payload, idle };
-  /// Messages of one kind.
-  struct Pool {
-    std::vector<std::unique_ptr<Outgoing>> spare{};
-    std::size_t bytes = 0;  // of the largest payload so far
-  };
   struct Peer {
     Envelope envelope{};
     State state = State::idle;
@@ -245,37 +300,10 @@ class Channels {
   [[nodiscard]] static bool later(std::uint32_t a, std::uint32_t b) noexcept {
     return static_cast<std::int32_t>(a - b) > 0;
   }
-  [[nodiscard]] std::unique_ptr<Outgoing> made(std::size_t pool) const {
-    auto message = std::make_unique<Outgoing>();
-    message->pool = pool;
-    message->requests.reserve(2 * peers_.size());
-    return message;
-  }
 
   void start(int p) {
     peers_[p].state = State::listening;
     check(MPI_Start(&receives_[p]), "MPI_Start", "this process");
-  }
-
-  void send(Outgoing& message, void const* bytes, std::size_t count, int peer, int tag) {
-    MPI_Request request = MPI_REQUEST_NULL;
-    check(MPI_Isend(bytes, static_cast<int>(count), MPI_BYTE, peer, tag, processes_, &request),
-          "MPI_Isend", "this process");
-    message.requests.push_back(request);
-  }
-
-  void reap() noexcept {
-    for (std::size_t i = under_way_.size(); i > 0; --i) {
-      auto& message = under_way_[i - 1];
-      int done = 0;
-      int const code = MPI_Testall(static_cast<int>(message->requests.size()),
-                                   message->requests.data(), &done, MPI_STATUSES_IGNORE);
-      if (code != MPI_SUCCESS || done == 0) continue;
-      message->requests.clear();
-      pools_[message->pool].spare.push_back(std::move(message));
-      std::swap(message, under_way_.back());
-      under_way_.pop_back();
-    }
   }
 
   template <class Deliver> void arrived(int p, std::uint32_t epoch, Deliver& deliver) {
@@ -311,18 +339,11 @@ class Channels {
     if (!past) deliver(p, envelope, payload);
   }
 
-  MPI_Comm processes_;
-  std::size_t piece_;
-  int size_ = 0;
-  int rank_ = 0;
   FixedArray<Peer> peers_{};            // [processes]
   FixedArray<MPI_Request> receives_{};  // [processes] of envelopes
   FixedArray<int> ended_{};             // those of `receives_` that have ended
-  std::vector<int> others_{};           // processes
   int held_ = 0;
   int loading_ = 0;
-  std::vector<std::unique_ptr<Outgoing>> under_way_{};
-  std::vector<Pool> pools_ = std::vector<Pool>(1);
 };
 
 }  // namespace stagger::mpi::detail

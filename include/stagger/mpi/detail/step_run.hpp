@@ -45,22 +45,16 @@ class StepRun {
         machine_(codec.machine),
         channels_(channels),
         sums_(sums),
+        round_(machine_, channels),
         spin_(spin),
         reports_(codec, channels) {}
 
   /// @param number  of the round, as every process counts it
   void open(std::uint32_t number) noexcept {
-    stamp_.epoch = 2 * number;
+    round_.open(number);
     ending_.open();
-    told_ = false;
   }
-  /// Of the first epoch of the round, in which the program is loaded.
-  [[nodiscard]] Stamp const& loading_stamp() noexcept {
-    stamp(stamp_.epoch, 0);
-    return stamp_;
-  }
-  /// Whether the others know why this process does not take the step.
-  [[nodiscard]] bool& told() noexcept { return told_; }
+  [[nodiscard]] Round& round() noexcept { return round_; }
 
   /// Another program, which all processes have agreed on.
   /// @param placement  outlives its use here
@@ -98,18 +92,13 @@ class StepRun {
       return true;
     }
     sums_.give_up();
-    if (!told_) tell(ending_.failure());
+    if (!round_.told()) round_.tell(ending_.failure());
     return false;
   }
 
   /// Ends the step with an error, unless this process has voted not to; ranks stop before their
   /// next action. Any thread may call it.
   void fail(std::exception_ptr failure) noexcept { ending_.fail(machine_, std::move(failure)); }
-  /// Tells the others why this process stopped. They may be gone.
-  void tell(std::exception_ptr const& failure) noexcept {
-    told_ = true;
-    tell_failure(channels_, stamp_, failure);
-  }
 
   // What `advance` calls.
 
@@ -123,13 +112,13 @@ class StepRun {
     if (in.op == Op::reduce && sums_.uses(in.stage)) return;  // by `poll`, when the sum is there
     ++given_[which];
     bool const vote = codec_.votes(which);
-    if (vote) reports_.send_spans(rank, ranks_, stamp_);
+    if (vote) reports_.send_spans(rank, ranks_, round_.stamp());
     if (vote && --votes_ == 0 && !ending_.vote()) return;
     std::size_t const pool = routes_.pool(codec_, which, given_[which]);
     for (int const& receiver : routes_.receivers(which)) {
       auto message = channels_.blank(pool);
       codec_.write(message->payload, which, in, placement_->runs(receiver));
-      channels_.post(std::move(message), stamp_, which, &receiver, 1);
+      channels_.post(std::move(message), round_.stamp(), which, &receiver, 1);
     }
     if (vote) cast_vote();
   }
@@ -148,7 +137,7 @@ class StepRun {
 
   void begin_step() {
     codec_.hold(placement_->runs_here());  // the caller may have looked at all
-    stamp(stamp_.epoch | 1U, machine_.arguments().outputs.first != nullptr ? 2 : 1);
+    round_.begin_step();
     given_.assign(given_.size(), 0);
     votes_ = 0;
     for (auto& entry : ranks_) {
@@ -159,12 +148,6 @@ class StepRun {
     exchange_.begin_step();
     commit_.begin_step();
     watch_.begin_step();
-  }
-
-  /// @param wants  of a step that updates nothing
-  void stamp(std::uint32_t epoch, std::uint64_t wants) noexcept {
-    bool const training = machine_.program().training;
-    stamp_ = {epoch, machine_.steps(), training ? machine_.optimizer_digest() : wants};
   }
 
   void work() {
@@ -191,7 +174,8 @@ class StepRun {
           ++given_[in.signal[0]];
           watch_.moved();
         });
-    return channels_.poll(stamp_.epoch, [this](int peer, Envelope const& envelope, ByteReader& in) {
+    return channels_.poll(round_.stamp().epoch, [this](int peer, Envelope const& envelope,
+                                                       ByteReader& in) {
       take(peer, envelope, in);
     }) || summed;
   }
@@ -205,9 +189,9 @@ class StepRun {
     entry.state = progress == stagger::detail::Progress::blocked ? State::blocked : State::done;
     if (entry.state != State::done || --open_ != 0 || stopping()) return true;
     if (!codec_.commits()) {  // no vote to update says that the ranks of this process have finished
-      if (ending_.vote()) reports_.send_results(ranks_, stamp_);
+      if (ending_.vote()) reports_.send_results(ranks_, round_.stamp());
     } else if (machine_.shards()) {  // what is new here goes to those who have it too
-      exchange_.send(codec_, channels_, stamp_);
+      exchange_.send(codec_, channels_, round_.stamp());
       cast_vote();
     }
     return true;
@@ -226,13 +210,11 @@ class StepRun {
   void take(int peer, Envelope const& envelope, ByteReader& in) {
     std::uint32_t const what = envelope.what;
     watch_.hear(peer);
-    if (what == say_failure) {
-      told_ = true;
-      return ending_.break_off(machine_, std::make_exception_ptr(failure_of(peer, envelope, in)));
-    }
+    if (what == say_failure)
+      return ending_.break_off(machine_, round_.take_failure(peer, envelope, in));
     int const here = channels_.rank();
-    if (what == say_load) refuse_load(envelope, stamp_, peer, here, machine_.program());
-    require_same_step(envelope, stamp_, peer, here);
+    if (what == say_load) refuse_load(envelope, round_.stamp(), peer, here, machine_.program());
+    require_same_step(envelope, round_.stamp(), peer, here);
     if (what == say_positions) return watch_.read(in);
     watch_.moved();
     if (what < say_failure) {
@@ -251,7 +233,7 @@ class StepRun {
   }
 
   void cast_vote() {
-    if (commit_.voted()) channels_.post_to_all(channels_.blank(), stamp_, say_agreed);
+    if (commit_.voted()) channels_.post_to_all(channels_.blank(), round_.stamp(), say_agreed);
     decide();
   }
   /// From now on nothing ends the step; elsewhere the first update says so.
@@ -273,13 +255,14 @@ class StepRun {
       for (auto const& entry : ranks_) watch_.stands(*entry.rank);
       raise(Errc::deadline, watch_.words(machine_, *placement_, given_, open_ == 0), sums_.words());
     }
-    if (watch_.tells(deadline_s / 8)) reports_.send_positions(ranks_, stamp_);
+    if (watch_.tells(deadline_s / 8)) reports_.send_positions(ranks_, round_.stamp());
   }
 
   MessageCodec& codec_;
   stagger::detail::Machine& machine_;
   Channels& channels_;
   LibrarySums& sums_;
+  Round round_;
   std::chrono::microseconds spin_;
   Placement const* placement_ = nullptr;
   List<LocalRank> ranks_{};      // of this process
@@ -290,10 +273,8 @@ class StepRun {
   Commit commit_{};
   Watch watch_{};
   Ending ending_{};
-  Stamp stamp_{};          // of the round at hand
   std::size_t open_ = 0;   // ranks of this process that are not done
   std::size_t votes_ = 0;  // still to be given by the ranks of this process
-  bool told_ = false;
 };
 
 }  // namespace stagger::mpi::detail

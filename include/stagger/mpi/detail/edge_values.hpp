@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The values that go from a stage to the next one in another process.
+///
+/// A signal that says "the value is there" takes the value along, into the same slot of the receiver's
+/// machine; the sender has waited for a free slot, so no one reads it. Messages between two processes
+/// must keep their order.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include <stagger/core/error.hpp>
+#include <stagger/core/portable.hpp>
+#include <stagger/engine/machine.hpp>
+#include <stagger/engine/replica_ops.hpp>
+#include <stagger/engine/row_splitter.hpp>
+#include <stagger/mpi/detail/held_parameters.hpp>
+#include <stagger/mpi/detail/port_types.hpp>
+
+namespace stagger::mpi::detail {
+
+using stagger::detail::Places;
+using stagger::detail::RowRange;
+using stagger::detail::RowSplitter;
+using stagger::detail::StageRun;
+
+/// Which signals announce a value, where it lies, and its bytes.
+struct EdgeValues : HeldParameters {
+  EdgeValues(Machine& whose, PortType const* types, std::size_t count)
+      : HeldParameters{whose}, ports_(types), port_count_(count) {}
+
+  /// Signals below this one may announce a value.
+  [[nodiscard]] std::size_t edge_signals() const noexcept {
+    return (program().cells.size() + program().row_edges.size()) * signals_per_edge;
+  }
+
+  /// Writes the value that a signal announces.
+  /// @param to  [ranks] whether the receiver's process runs the rank
+  /// @return whether there is one
+  bool write_value(ByteWriter& out, std::uint32_t signal, Instruction const& in,
+                   bool const* to) const {
+    Value const value = value_of(signal);
+    if (value.type == nullptr) return false;
+    PortType const& type = port(*value.type);
+    std::uint16_t const slot = value.forward ? in.y : in.dx;
+    out.add(slot);
+    void const* from = value.places[slot];
+    if (value.by_rows) {
+      RowRange const rows = rows_of(program().signals[signal].sender, in.microbatch);
+      RowRange const taken = taken_of(value, rows, in.microbatch, to);
+      void const* const part = row_splitter_.split(*value.type, from, rows, taken);
+      out.add(in.microbatch);
+      out.add(part != nullptr);
+      if (part != nullptr) from = part;
+    }
+    type.write(out, from);
+    return true;
+  }
+
+  /// Puts it into its slot.
+  /// @param own  [ranks] whether this process runs the rank
+  /// @return whether the signal announces one
+  bool read_value(ByteReader& in, std::uint32_t signal, bool const* own) const {
+    Value const value = value_of(signal);
+    if (value.type == nullptr) return false;
+    PortType const& type = port(*value.type);
+    auto const slot = in.take<std::uint16_t>();
+    auto const microbatch = value.by_rows ? in.take<std::uint32_t>() : 0;
+    if (!value.by_rows || !in.take<bool>()) {
+      type.read(in, value.places[slot]);
+      return true;
+    }
+    RowRange const rows = rows_of(program().signals[signal].sender, microbatch);
+    void* const part = row_splitter_.object(*value.type);
+    type.read(in, part);
+    row_splitter_.put_back(*value.type, value.places[slot], rows,
+                           taken_of(value, rows, microbatch, own), part);
+    return true;
+  }
+
+  /// How many messages of a signal can be on their way to one process at a time, of `given` in a
+  /// step: with a value as many as there are slots for it, and one whose arrival is not known yet.
+  [[nodiscard]] std::size_t under_way(std::uint32_t signal, std::size_t given) const {
+    if (value_of(signal).type == nullptr) return given;
+    bool const forward = is_forward(signal);
+    std::size_t const edge = signal / signals_per_edge;
+    auto const& cells = program().cells;
+    std::uint32_t slots = 0;
+    if (edge < cells.size()) {
+      slots = forward ? cells[cells[edge].after].x_slots : cells[edge].dy_slots;
+    } else {
+      RowEdge const ends = program().row_edges[edge - cells.size()];
+      slots = forward ? cells[ends.from].y_slots : cells[ends.to].dx_slots;
+    }
+    return std::min<std::size_t>(given, slots + 1U);
+  }
+
+  /// Makes sure, before the first step, that what crosses can travel.
+  /// @param process  [ranks]
+  void require_portable(int const* process) const {
+    for (std::uint32_t s = 0; s < edge_signals(); ++s) {
+      auto const& ends = program().signals[s];
+      Value const value = value_of(s);
+      if (value.type != nullptr && process[ends.sender] != process[ends.receiver])
+        (void)port(*value.type, "value", ends.edge);
+    }
+  }
+
+  /// How values of a type travel.
+  /// @throws Error  bad_configuration where they cannot
+  [[nodiscard]] PortType const& port(SlotType const& type, char const* what = "value",
+                                     int edge = -1) const {
+    for (std::size_t i = 0; i < port_count_; ++i)
+      if (ports_[i].type == &type && ports_[i].write != nullptr) return ports_[i];
+    if (edge >= 0)
+      raise(Errc::bad_configuration, "the value between the stages ", edge, " and ", edge + 1,
+            " cannot go to another process; give its type a member fields() that returns a "
+            "std::tie of tensors, vectors and numbers, or specialise stagger::Portable for it");
+    raise(Errc::bad_configuration, "the model's ", what,
+          " cannot go to another process; give its type a member fields() that returns a std::tie "
+          "of tensors, vectors and numbers, or specialise stagger::Portable for it");
+  }
+
+ private:
+  /// Of a signal that announces a value.
+  [[nodiscard]] static bool is_forward(std::uint32_t signal) noexcept {
+    return static_cast<EdgeSignal>(signal % signals_per_edge) == EdgeSignal::forward_full;
+  }
+
+  /// The slots that a signal announces a value in; none: no type.
+  struct Value {
+    SlotType const* type = nullptr;
+    Places places;
+    bool forward = true;
+    bool by_rows = false;    // those who take it take rows of it
+    std::size_t sender = 0;  // then its cell
+  };
+
+  [[nodiscard]] Value value_of(std::uint32_t signal) const {
+    if (signal >= edge_signals() || program().signals[signal].edge < 0) return {};
+    std::size_t edge = signal / signals_per_edge;
+    bool const forward = is_forward(signal);
+    auto const& cells = machine.run.cells;
+    if (edge < cells.size()) {  // a slot of the receiver
+      if (program().cells[edge].after == Cell::none) return {};
+      StageRun const& here = cells[edge];
+      StageRun const& there = cells[program().cells[edge].after];
+      if (forward) return {there.front->ops->input, there.x, true};
+      return {here.back->ops->output, here.back->dy, false};
+    }
+    RowEdge const ends = program().row_edges[edge - cells.size()];  // a slot of the sender
+    if (forward)
+      return {cells[ends.from].back->ops->output, cells[ends.from].back->y, true, true, ends.from};
+    return {cells[ends.to].front->ops->input, cells[ends.to].dx, false, true, ends.to};
+  }
+
+  [[nodiscard]] RowRange rows_of(int rank, std::size_t microbatch) const {
+    return machine.run.replica_run->ranks[rank].rows[microbatch];
+  }
+  /// From the first row to the last that ranks of the receiver's process take of a cell's. All cells
+  /// of that process share the slot, so each gets them all.
+  [[nodiscard]] RowRange taken_of(Value const& value, RowRange rows, std::size_t microbatch,
+                                  bool const* to) const {
+    RowRange taken{rows.last, rows.first};
+    for (RowEdge const& edge : program().row_edges) {
+      if ((value.forward ? edge.from : edge.to) != value.sender) continue;
+      int const rank = program().cells[value.forward ? edge.to : edge.from].rank;
+      RowRange const theirs = rows_of(rank, microbatch);
+      if (!to[rank] || std::max(rows.first, theirs.first) >= std::min(rows.last, theirs.last))
+        continue;
+      taken.first = std::min(taken.first, std::max(rows.first, theirs.first));
+      taken.last = std::max(taken.last, std::min(rows.last, theirs.last));
+    }
+    return taken.first < taken.last ? taken : RowRange{rows.first, rows.first};
+  }
+
+  PortType const* ports_;  // [port_count_]
+  std::size_t port_count_;
+  mutable RowSplitter row_splitter_{};
+};
+
+}  // namespace stagger::mpi::detail
