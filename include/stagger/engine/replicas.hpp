@@ -19,11 +19,8 @@
 namespace stagger {
 namespace detail {
 
-struct Replication {
-  using Part = Replicas::Part;
-
-  // --- configuration
-
+/// What replicas ask of a schedule, and of the types of values that they take rows of.
+struct ReplicaChecks {
   [[gnu::cold]] static void require(Replicas const& replicas, int positions, bool synchronous) {
     if (replicas.positions() != static_cast<std::size_t>(positions))
       raise(Errc::bad_configuration, replicas.positions(), " counts of replicas do not fit ",
@@ -32,7 +29,7 @@ struct Replication {
       if (replicas.counts()[p] < 1)
         raise(Errc::bad_configuration, "position ", p, " of the schedule has ",
               replicas.counts()[p], " replicas; give it at least 1");
-    for (Part const& part : replicas.parts())
+    for (Replicas::Part const& part : replicas.parts())
       if (part.own < 1 || part.own > most_total || part.total > most_total)
         raise(Errc::bad_configuration, "the share of replica ", part.replica, " of position ",
               part.position, " is ", static_cast<std::int64_t>(part.own), " of ",
@@ -43,8 +40,6 @@ struct Replication {
             "replicas add up their gradients before all update, which an asynchronous staleness "
             "model does not wait for; leave Options::replicas out, or use staleness::Synchronous");
   }
-
-  // --- machine
 
   static void require_rows_of(SlotType const& input, int layer) {
     if (input.rows == nullptr)
@@ -87,6 +82,13 @@ struct Replication {
       if (cell.stage + 1 == table.stages && count > 1 && !target_has_rows) refuse_target(count);
     }
   }
+
+  static constexpr std::uint64_t most_total = 0xffffffff;
+};
+
+/// What the ranks of replicated stages do in a step: which rows each takes, and from whom.
+struct Replication : ReplicaChecks {
+  using Part = Replicas::Part;
 
   [[gnu::cold]] static void load(Machine& machine) {
     Program const& program = *machine.run.program;
@@ -286,8 +288,6 @@ struct Replication {
           " of the model's input; with replicas, every value that is split must have as many "
           "rows as the input, or the same multiple of it");
   }
-
-  static constexpr std::uint64_t most_total = 0xffffffff;
 };
 
 inline constexpr ReplicaOps replica_ops{&group_gradients,
@@ -302,8 +302,8 @@ inline constexpr ReplicaOps replica_ops{&group_gradients,
                                         &ReplicaSums::extent,
                                         [](ReplicaRun* run) noexcept { delete run; },
                                         &Replication::bytes,
-                                        &Replication::require_rows,
-                                        &Replication::require};
+                                        &ReplicaChecks::require_rows,
+                                        &ReplicaChecks::require};
 
 template <> struct ReplicaTable<WithReplicas> {
   static constexpr ReplicaOps const* ops = &replica_ops;
