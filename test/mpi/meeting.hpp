@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Where a process that hangs stays until the others have their error.
+/// @file   A barrier at which a process that hangs stays until the others have their error.
 
 #include <mpi.h>
 
@@ -14,7 +14,8 @@ class Meeting {
   Meeting(Meeting const&) = delete;
   Meeting& operator=(Meeting const&) = delete;
 
-  /// Until all processes have come here, without a core.
+  /// Returns once all processes have called it. It sleeps between two looks only so that the
+  /// others have the core; how long decides nothing. The time limit of the test bounds the wait.
   void wait() const {
     MPI_Request come = MPI_REQUEST_NULL;
     MPI_Ibarrier(all_, &come);

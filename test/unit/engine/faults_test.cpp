@@ -272,8 +272,9 @@ class Gate {
 TEST_CASE(
     "engine/faults: an action that overruns the deadline is named, and the ranks that wait for it",
     "[engine]") {
-  // The held action is released after many deadlines. Where the watcher was not given a core in
-  // that time, all of it is tried again with a longer one.
+  // The sleep is the time under test: nothing outside of the step shows that the deadline has
+  // passed, so the action is held for eight of them. Where the watchdog was not given a core in that
+  // time, all of it is tried again with a longer deadline.
   auto const course = undisturbed(microbatches, 1);
   auto const data = batch(microbatches);
   std::string said;
@@ -321,8 +322,9 @@ TEST_CASE(
 TEST_CASE("engine/faults: the deadline counts from the last movement, not from the start",
           "[engine]") {
   // Short steps and idle times between them, together far longer than the deadline, are no stall.
-  // Only a machine that does not run a thread for as long as the deadline can make it one, then a
-  // longer deadline is tried.
+  // The sleeps are the idle times under test, and longer than a deadline each. Only a machine that
+  // does not run a thread for as long as the deadline can make it a stall; then a longer deadline is
+  // tried.
   auto const data = batch(microbatches);
   bool stalled = true;
   for (int deadline_ms = 50; stalled && deadline_ms < 5000; deadline_ms *= 3) {
@@ -344,8 +346,9 @@ TEST_CASE("engine/faults: the deadline counts from the last movement, not from t
 
 TEST_CASE("engine/faults: an action that takes less than the deadline does not end the step",
           "[engine]") {
-  // Half of the time would be too short for it. Only a machine on which it oversleeps by as much
-  // as the rest of the deadline can end it; then a longer deadline is tried.
+  // The sleep is the action under test, which takes more than half of the deadline. Only a machine
+  // on which it oversleeps by as much as the rest of the deadline can end the step; then a longer
+  // deadline is tried.
   auto const data = batch(microbatches);
   bool stalled = true;
   for (int deadline_ms = 100; stalled && deadline_ms < 5000; deadline_ms *= 3) {
