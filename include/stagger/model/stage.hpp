@@ -64,7 +64,7 @@ template <class T> struct Lent {
   operator T&&() const;
 };
 
-// A result that is taken by value, and so is lost, accepts both `{}` and a temporary. A parameter of
+// A result taken by value, which is lost, accepts both `{}` and a temporary. A parameter of
 // deduced type does not accept `{}`, and a view such as std::span<float> accepts no temporary.
 template <class S, class C>
 concept LosesOutput =
