@@ -59,7 +59,7 @@ class ServerInProcess {
       if (!(weight > 0 && weight <= 1))
         raise(Errc::bad_configuration, "gradients of a worker cannot be weighted by ", weight,
               "; use its share of the data, more than 0 and at most 1");
-    store_rules_.weights = options.weights;
+    store_rules_.weights.assign(options.weights.data(), options.weights.size());
     if (options.weights.empty()) store_rules_.weights.assign(count, 1 / static_cast<double>(count));
   }
 

@@ -17,7 +17,7 @@ namespace stagger {
 /// the calling one. All have ended when it returns.
 /// @return  [steps] metrics of each
 /// @throws  what the first of those ends with that fail by themselves, not since another failed
-[[nodiscard]] inline std::vector<Metrics> run_together(std::vector<Step> steps) {
+inline std::vector<Metrics> run_together(std::vector<Step> steps) {
   std::size_t const count = steps.size();
   std::vector<Metrics> metrics(count);
   std::vector<std::exception_ptr> failures(count);
@@ -57,7 +57,7 @@ namespace stagger {
 }
 
 /// Likewise: run_together(a.stream(batch_a), b.stream(batch_b)).
-template <class... More> [[nodiscard]] std::vector<Metrics> run_together(Step first, More... more) {
+template <class... More> std::vector<Metrics> run_together(Step first, More... more) {
   std::vector<Step> steps;
   steps.push_back(std::move(first));
   (steps.push_back(std::move(more)), ...);

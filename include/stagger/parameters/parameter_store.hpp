@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <cstring>
 #include <utility>
-#include <vector>
 
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
@@ -25,8 +24,8 @@ namespace stagger::detail {
 struct StoreRules {
   staleness::Pushes pushes = staleness::Pushes::changes;
   staleness::Adds adds = staleness::Adds::in_worker_order;
-  OptimizerCall optimizer{};      ///< of gradients
-  std::vector<double> weights{};  ///< [workers] of gradients
+  OptimizerCall optimizer{};  ///< of gradients
+  List<double> weights{};     ///< [workers] of gradients
 };
 
 /// Adds up what workers push. No thread, no lock, no clock: whoever owns it sees to that.

@@ -187,7 +187,7 @@ void compare(Model const& waves, std::vector<std::vector<int>> const& cuts, int 
       oracle[n].batch = data(minibatches, static_cast<double>(n) + 10.0 * stream);
     for (std::size_t n = 0; n < oracle.size(); ++n)
       steps.push_back(trainers[n].stream(oracle[n].batch));
-    static_cast<void>(sg::run_together(std::move(steps)));
+    sg::run_together(std::move(steps));
     sequential(waves, optimizer, oracle, expected, stream * minibatches);
     for (auto& trainer : trainers) REQUIRE(weights(trainer) == expected);
   }
@@ -247,7 +247,7 @@ TEST_CASE(
   REQUIRE_THROWS_WITH(sg::run_together(a.stream(batch), b.stream(batch)), "out of ink");
   REQUIRE(weights(a) == weights(b));
   auto const short_batch = data(6);
-  static_cast<void>(sg::run_together(a.stream(short_batch), b.stream(short_batch)));
+  sg::run_together(a.stream(short_batch), b.stream(short_batch));
   REQUIRE(weights(a) == weights(b));
 }
 
@@ -356,7 +356,7 @@ TEST_CASE(
       std::vector<sg::Step> steps;
       for (std::size_t n = 0; n < trainers.size(); ++n)
         steps.push_back(trainers[n].step(batches[n]));
-      static_cast<void>(sg::run_together(std::move(steps)));
+      sg::run_together(std::move(steps));
       std::vector<Numbers> sum(layers, Numbers(width * width + width));
       for (auto const& batch : batches) {
         auto const part = scaled(gradients(oracle.w, batch), static_cast<float>(1.0 / workers));
@@ -483,7 +483,7 @@ TEST_CASE("train/WaveSynchronous: on arrival, every push is added once, and all 
     for (int n = 0; n < 3; ++n) batches.push_back(data(13, n));
     std::vector<sg::Step> steps;
     for (std::size_t n = 0; n < 3; ++n) steps.push_back(trainers[n].stream(batches[n]));
-    static_cast<void>(sg::run_together(std::move(steps)));
+    sg::run_together(std::move(steps));
     auto const all = weights(trainers[0]);
     for (auto& trainer : trainers) REQUIRE(weights(trainer) == all);
     REQUIRE(all != first_weights());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A device of your own: one thread that runs all ranks in turn and logs each action.
 //
-// Build:  g++ -std=c++20 -O2 -ffp-contract=off -I include examples/20_device.cpp -pthread
+// Build:  g++ -std=c++20 -O2 -ffp-contract=off -I include examples/15_own_device.cpp -pthread
 //
 // expect: 0F0 0F1 1F0 1B0 1F1 1B1 0B0 0F2 0B1 1F2 1B2 0B2
 // expect: same bits as on threads: yes
