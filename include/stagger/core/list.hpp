@@ -65,11 +65,27 @@ struct RawList {
   list.size = count;
 }
 
+/// The part of a list that does not depend on its element type.
+class ListBase {
+ public:
+  [[nodiscard]] std::size_t size() const noexcept { return raw_.size; }
+  [[nodiscard]] bool empty() const noexcept { return raw_.size == 0; }
+
+ protected:
+  ListBase() = default;
+  explicit ListBase(RawList raw) noexcept : raw_(raw) {}
+  ListBase(ListBase const&) = delete;
+  ListBase& operator=(ListBase const&) = delete;
+  ~ListBase() = default;
+
+  RawList raw_;
+};
+
 }  // namespace detail
 
 /// The part of std::vector that the engine needs: a translation unit with a pipeline compiles in
 /// half the time.
-template <class T> class List {
+template <class T> class List : public detail::ListBase {
   static constexpr bool trivial =
       std::is_trivially_copyable_v<T> && std::is_trivially_destructible_v<T>;
   static_assert(alignof(T) <= __STDCPP_DEFAULT_NEW_ALIGNMENT__);
@@ -83,7 +99,7 @@ template <class T> class List {
   List(std::size_t count, T const& value) : List() { append(count, value); }
   List(std::initializer_list<T> values) : List() { assign(values.begin(), values.size()); }
   List(List const& other) : List() { assign(other.data(), other.size()); }
-  List(List&& other) noexcept : raw_(std::exchange(other.raw_, {})) {}
+  List(List&& other) noexcept : ListBase(std::exchange(other.raw_, {})) {}
   List& operator=(List const& other) {
     if (this != &other) assign(other.data(), other.size());
     return *this;
@@ -93,22 +109,24 @@ template <class T> class List {
     return *this;
   }
   ~List() {
-    destroy(0);
+    if constexpr (!std::is_trivially_destructible_v<T>) destroy(0);
     ::operator delete(raw_.memory);
   }
 
-  [[nodiscard]] std::size_t size() const noexcept { return raw_.size; }
-  [[nodiscard]] bool empty() const noexcept { return raw_.size == 0; }
   [[nodiscard]] T* data() noexcept { return reinterpret_cast<T*>(raw_.memory); }
   [[nodiscard]] T const* data() const noexcept { return reinterpret_cast<T const*>(raw_.memory); }
-  [[nodiscard]] T* begin() noexcept { return data(); }
-  [[nodiscard]] T* end() noexcept { return data() + raw_.size; }
-  [[nodiscard]] T const* begin() const noexcept { return data(); }
-  [[nodiscard]] T const* end() const noexcept { return data() + raw_.size; }
+  [[nodiscard]] T* begin() noexcept { return reinterpret_cast<T*>(raw_.memory); }
+  [[nodiscard]] T* end() noexcept { return reinterpret_cast<T*>(raw_.memory) + raw_.size; }
+  [[nodiscard]] T const* begin() const noexcept { return reinterpret_cast<T const*>(raw_.memory); }
+  [[nodiscard]] T const* end() const noexcept {
+    return reinterpret_cast<T const*>(raw_.memory) + raw_.size;
+  }
   /// Takes any integer, so that callers need not convert indices.
-  template <std::integral I> [[nodiscard]] T& operator[](I i) noexcept { return data()[i]; }
+  template <std::integral I> [[nodiscard]] T& operator[](I i) noexcept {
+    return reinterpret_cast<T*>(raw_.memory)[i];
+  }
   template <std::integral I> [[nodiscard]] T const& operator[](I i) const noexcept {
-    return data()[i];
+    return reinterpret_cast<T const*>(raw_.memory)[i];
   }
   [[nodiscard]] T& front() noexcept { return data()[0]; }
   [[nodiscard]] T const& front() const noexcept { return data()[0]; }
@@ -126,7 +144,10 @@ template <class T> class List {
     return *object;
   }
   void pop_back() noexcept { destroy(raw_.size - 1); }
-  void clear() noexcept { destroy(0); }
+  void clear() noexcept {
+    if constexpr (!std::is_trivially_destructible_v<T>) destroy(0);
+    raw_.size = 0;
+  }
   void resize(std::size_t count) {
     if (count < raw_.size) return destroy(count);
     if constexpr (trivial && std::is_default_constructible_v<T>) {
@@ -189,8 +210,6 @@ template <class T> class List {
       for (std::size_t i = raw_.size; i > from; --i) (*this)[i - 1].~T();
     raw_.size = from;
   }
-
-  detail::RawList raw_;
 };
 
 }  // namespace stagger

@@ -45,7 +45,7 @@ class Machine : public StepStatus {
 
   Machine(Machine const&) = delete;
   Machine& operator=(Machine const&) = delete;
-  ~Machine() {
+  [[gnu::cold]] [[gnu::noinline]] ~Machine() {
     if (run.replica_run != nullptr) model.options.replicas.ops()->destroy(run.replica_run);
   }
 
@@ -167,7 +167,7 @@ class Machine : public StepStatus {
 
   /// Carries out what ends a step on one rank: `hand_in`, `finish` or `update`; or
   /// what replicas do between actions and instead of their last backward.
-  void execute_end(RankState& rank, Instruction const& in, Clock clock = {}) {
+  [[gnu::noinline]] void execute_end(RankState& rank, Instruction const& in, Clock clock = {}) {
     if (in.op == Op::finish)
       finish(run.end_of_step[rank.number]);
     else if (in.op == Op::update)
@@ -184,7 +184,7 @@ class Machine : public StepStatus {
   void exchange(std::unique_ptr<Exchange> exchange) noexcept { exchange_ = std::move(exchange); }
   [[nodiscard]] Exchange const* exchange() const noexcept { return exchange_.get(); }
   /// Whom it waits for outside.
-  [[nodiscard]] std::string waits_for() const {
+  [[nodiscard]] [[gnu::cold]] std::string waits_for() const {
     return exchange_ == nullptr ? std::string() : exchange_->waits_for();
   }
   void outside(OutsideSignals const& signals) noexcept { outside_ = signals; }
@@ -224,7 +224,7 @@ class Machine : public StepStatus {
   /// 2-norm of all gradients before clipping; 0 where nothing clips.
   [[nodiscard]] double gradient_norm() const noexcept { return run.gradient_norm; }
 
-  [[nodiscard]] Memory memory() const {
+  [[nodiscard]] [[gnu::cold]] Memory memory() const {
     Memory memory;
     for (auto const& layer : model.parameters) {
       memory.parameters += layer.bytes();
@@ -256,7 +256,9 @@ class Machine : public StepStatus {
     for (std::size_t l = model.first_layer[in.stage]; l < model.first_layer[in.stage + 1U]; ++l)
       model.optimizer.update(model.optimizer.optimizer, model.parameters[l], update_step(in));
   }
-  void exchange(RankState& rank, Instruction const& in, Clock clock) {
+  // Cold, so that g++ does not guess what stands behind `Exchange` and compile that too.
+  [[gnu::cold]] [[gnu::noinline]] void exchange(RankState& rank, Instruction const& in,
+                                                Clock clock) {
     bool const record = rank.record && exchanges(in.op) && (in.op == Op::push || in.snapshot());
     double const start_s = record ? clock() : 0;
     exchange_->execute(*this, in);

@@ -20,8 +20,9 @@ namespace stagger::detail {
 /// What a placement answered.
 /// @param process  whether each place is a process, and must have a rank
 /// @throws Error  bad_configuration unless that is a place that exists for each rank
-[[nodiscard]] inline std::vector<int> checked_places(std::vector<int> place, int ranks, int places,
-                                                     bool process) {
+[[nodiscard]] [[gnu::cold]] inline std::vector<int> checked_places(std::vector<int> place,
+                                                                   int ranks, int places,
+                                                                   bool process) {
   if (place.size() != static_cast<std::size_t>(ranks))
     raise(Errc::bad_configuration, "the placement answered ", counted(place.size(), "place"),
           " for ", counted(ranks, "rank"), "; it must name one for each");
@@ -37,8 +38,9 @@ namespace stagger::detail {
 }
 
 template <class Device>
-std::shared_ptr<Session> make_fitting_session(Device const& device, List<Layer> layers,
-                                              Setup const& setup) {
+[[gnu::cold]] std::shared_ptr<Session> make_fitting_session(Device const& device,
+                                                            List<Layer> layers,
+                                                            Setup const& setup) {
   Options const& options = setup.options;
   int const stages = static_cast<int>(setup.cuts.size()) + 1;
   if (setup.schedule.chunks < 1)

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include <stagger/core/alignment.hpp>
+#include <stagger/core/error.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/model/parameter.hpp>
@@ -48,9 +49,9 @@ class LayerShape {
   [[nodiscard]] std::size_t value_bytes(std::size_t i) const noexcept {
     return declarations_[i].size * element_bytes(declarations_[i].type);
   }
-  [[nodiscard]] ParameterShape shape(std::size_t i) const {
-    return {std::to_string(layer_) + "." + declarations_[i].name, declarations_[i].type,
-            value_bytes(i), static_cast<int>(states_)};
+  [[nodiscard]] [[gnu::cold]] ParameterShape shape(std::size_t i) const {
+    return {text(layer_, ".", declarations_[i].name), declarations_[i].type, value_bytes(i),
+            static_cast<int>(states_)};
   }
   /// Where a parameter lies in the layer.
   [[nodiscard]] ByteRange range(std::size_t i) const noexcept {

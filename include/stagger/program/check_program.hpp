@@ -122,7 +122,7 @@ class ProgramCheck {
                : &options_.replicas->parts()[rank];
   }
 
-  void note_gives(Instruction const& in) {
+  [[gnu::cold]] void note_gives(Instruction const& in) {
     for (unsigned g = 0; g < in.signal_count; ++g) {
       std::size_t const signal = in.signal[g];
       SignalEnds const& ends = program_.signals[signal];
@@ -133,7 +133,7 @@ class ProgramCheck {
     }
   }
 
-  void carry_out(Instruction const& in) {
+  [[gnu::cold]] void carry_out(Instruction const& in) {
     switch (in.op) {
       case Op::forward:
       case Op::recompute:
@@ -168,13 +168,13 @@ class ProgramCheck {
     }
   }
 
-  void begin_action(Instruction const& in) {
+  [[gnu::cold]] void begin_action(Instruction const& in) {
     if (gradients_.has_finished(state_.rank)) state_.refuse({"computes after its last gradient"});
     slots_.read_input(in);
     versions_.read(in);
   }
 
-  void run_forward(Instruction const& in) {
+  [[gnu::cold]] void run_forward(Instruction const& in) {
     auto& done = done_[in.cell * state_.units + in.microbatch];
     bool const again = in.op == Op::recompute;
     if (!again) take_action(in);
@@ -187,7 +187,7 @@ class ProgramCheck {
     if (!program_.training) require_target(in);
   }
 
-  void run_backward(Instruction const& in) {
+  [[gnu::cold]] void run_backward(Instruction const& in) {
     auto& done = done_[in.cell * state_.units + in.microbatch];
     bool const later_part = computes_part(in.op) && gradients_.begun_last(in.cell);
     if (!later_part) take_action(in);
@@ -218,12 +218,12 @@ class ProgramCheck {
   }
 
   /// The next action of the rank's row; none at its end.
-  [[nodiscard]] schedule::Action const* next_action() {
+  [[nodiscard]] [[gnu::cold]] schedule::Action const* next_action() {
     auto& left = ranks_[state_.rank].left;
     while (!left.empty() && !schedule::is_compute(left.front().kind)) left = left.subspan(1);
     return left.empty() ? nullptr : &left.front();
   }
-  void take_action(Instruction const& in) {
+  [[gnu::cold]] void take_action(Instruction const& in) {
     schedule::Action const* const action = next_action();
     if (action == nullptr) state_.refuse({"does more than the table says"});
     int const unit = action->microbatch * table_.slices + action->slice;

@@ -65,26 +65,22 @@ namespace stagger::detail {
     std::size_t first_wait = 0;
     for (std::size_t i = 0; i < at[r]; ++i) first_wait += rank.code[i].waits;
     auto const& in = rank.code[at[r]];
-    std::string const name = describe(in);
     int sender = nobody;
     for (std::size_t w = first_wait; w < first_wait + in.waits && sender == nobody; ++w)
       if (given[rank.waits[w].signal] < rank.waits[w].count)
         sender = program.signals[rank.waits[w].signal].sender;
-    if (!clauses.empty()) clauses += "; ";
+    std::string clause =
+        text(name_of(program, r), sender == nobody ? " is in " : " waits before ", describe(in));
     if (sender == SignalEnds::outside) {
-      clauses += name_of(program, r) + text(" waits before ", name, " for ", outside);
-      continue;
+      clause = text(clause, " for ", outside);
+    } else if (sender != nobody) {
+      auto const stands = at[static_cast<std::size_t>(sender)];
+      std::string const last =
+          stands == 0 ? std::string() : describe(program.ranks[sender].code[stands - 1]);
+      clause = text(clause, " for ", name_of(program, sender), ", which ",
+                    stands == 0 ? "has done nothing yet" : "last finished ", last);
     }
-    if (sender == nobody) {
-      clauses += name_of(program, r) + " is in " + name;
-      continue;
-    }
-    auto const stands = at[static_cast<std::size_t>(sender)];
-    auto const& other = program.ranks[sender].code;
-    clauses += name_of(program, r) + " waits before " + name + " for " + name_of(program, sender) +
-               ", which ";
-    clauses +=
-        stands == 0 ? "has done nothing yet" : "last finished " + describe(other[stands - 1]);
+    clauses = text(clauses, clauses.empty() ? "" : "; ", clause);
   }
   return clauses;
 }

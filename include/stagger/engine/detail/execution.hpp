@@ -150,7 +150,7 @@ struct Execution {
   }
 
   /// Adds what values and contexts hold.
-  void add_memory(Memory& memory) const {
+  [[gnu::cold]] void add_memory(Memory& memory) const {
     for (auto const& first : storage) {
       for (auto const* owner = &first; owner != nullptr; owner = owner->next.get()) {
         for (auto const& share : owner->shares) memory.parameters += share.bytes();

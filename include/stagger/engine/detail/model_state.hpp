@@ -24,8 +24,8 @@
 namespace stagger::detail {
 
 struct ModelState {
-  ModelState(List<Layer> made, std::vector<int> const& cuts, Options const& chosen, int states,
-             ParameterMemory const& where, bool shared_out, bool whole)
+  [[gnu::cold]] ModelState(List<Layer> made, std::vector<int> const& cuts, Options const& chosen,
+                           int states, ParameterMemory const& where, bool shared_out, bool whole)
       : device_memory(where),
         memory(where.allocate != nullptr ? &device_memory : nullptr),
         layers(std::move(made)),

@@ -38,20 +38,20 @@ class MachineSession : public Session {
   [[nodiscard]] std::int64_t steps() const noexcept override { return machine_.steps(); }
   void resume(std::int64_t steps) noexcept override { machine_.resume(steps); }
   void record(bool on) noexcept override { machine_.options().record = on; }
-  void append_shapes(List<ParameterShape>& shapes) override {
+  [[gnu::cold]] void append_shapes(List<ParameterShape>& shapes) override {
     for (auto const& layer : machine_.parameters())
       for (std::size_t p = 0; p < layer.count(); ++p) shapes.push_back(layer.shape(p));
   }
   [[nodiscard]] Memory memory() const override { return machine_.memory(); }
 
-  [[nodiscard]] schedule::Timeline timeline(bool sums) const override {
+  [[nodiscard]] [[gnu::cold]] schedule::Timeline timeline(bool sums) const override {
     schedule::Timeline timeline;
     auto const& all = machine_.ranks();
     for (std::size_t r = sums ? ranks_ : 0; r < (sums ? all.size() : computing()); ++r)
       timeline.rows.push_back(all[r].spans);
     return timeline;
   }
-  [[nodiscard]] std::vector<int> peak_in_flight() const override {
+  [[nodiscard]] [[gnu::cold]] std::vector<int> peak_in_flight() const override {
     std::vector<int> peak;
     for (std::size_t r = 0; r < computing(); ++r)
       peak.push_back(machine_.ranks()[r].peak_in_flight);
@@ -94,11 +94,11 @@ class MachineSession : public Session {
           setup.server.make(setup.server.link, machine_, setup.staleness, setup.kept));
     if (!setup.options.replicas.empty()) require_rows(setup.target_rows);
   }
-  ~MachineSession() = default;
+  [[gnu::cold]] [[gnu::noinline]] ~MachineSession() = default;
 
   /// Where each rank runs: reducers on the spare places, in turn, or in the place of the rank whose
   /// gradients they add up.
-  [[nodiscard]] std::vector<int> const& places_of(Program const& program) {
+  [[nodiscard]] [[gnu::cold]] std::vector<int> const& places_of(Program const& program) {
     place_.resize(ranks_);
     for (std::size_t r = ranks_; r < program.ranks.size(); ++r) {
       auto const computing = static_cast<std::size_t>(program.ranks[r].reducer_for);

@@ -57,7 +57,7 @@ class GradientCheck {
   }
 
   /// A part of a last backward, behind the slots that it works on.
-  void add_part(Instruction const& in) {
+  [[gnu::cold]] void add_part(Instruction const& in) {
     Holder& own = cells_[in.cell];
     Instruction const* const last = own.part;
     if (last != nullptr &&
@@ -72,14 +72,14 @@ class GradientCheck {
   }
 
   /// A signal that announces gradients, or their sums.
-  void require_announced(SignalEnds const& ends, std::uint32_t number) const {
+  [[gnu::cold]] void require_announced(SignalEnds const& ends, std::uint32_t number) const {
     Instruction const& in = *state_.in;
     int const c = ends.gradients >= 0 ? ends.gradients : ends.sums;
     if (in.cell != c || number >= cells_[c].groups || in.group != cells_[c].group + number)
       state_.refuse({"announces the wrong gradients"});
   }
 
-  void reduce(Instruction const& in) {
+  [[gnu::cold]] void reduce(Instruction const& in) {
     Holder& own = cells_[in.cell];
     if (!state_.program.training || in.group != own.group + own.reduced)
       state_.refuse({"adds up another gradient group than the next"});
@@ -99,7 +99,7 @@ class GradientCheck {
   }
 
   /// @pre all actions of the rank are done
-  void end_step(Op op) {
+  [[gnu::cold]] void end_step(Op op) {
     RankEnd& own = ranks_[state_.rank];
     if (op == Op::hand_in) {
       if (own.handed_in != 0 || own.finished != 0) state_.refuse({"hands in twice, or too late"});
@@ -146,7 +146,7 @@ class GradientCheck {
   }
 
   /// What a holder of a shared stage must know before it has finished.
-  void require_sums(std::size_t c) const {
+  [[gnu::cold]] void require_sums(std::size_t c) const {
     Holder const& own = cells_[c];
     for (std::size_t d = own.first; d < own.end; ++d) {
       if (options_.sums_by_library && d != c) continue;

@@ -49,29 +49,29 @@ class SlotCheck {
     taken_.resize(taken);
   }
 
-  void gather_input(Instruction const& in) {
+  [[gnu::cold]] void gather_input(Instruction const& in) {
     if (in.stage != 0) read_rows(in.cell, in.y, true);
     write_own(space_x, in.cell, in.x);
   }
-  void gather_gradient(Instruction const& in) {
+  [[gnu::cold]] void gather_gradient(Instruction const& in) {
     read_rows(in.cell, in.dx, false);
     write_own(space_dy, in.cell, in.dy);
   }
 
-  void read_input(Instruction const& in) {
+  [[gnu::cold]] void read_input(Instruction const& in) {
     Cell const& own = cell(in.cell);
     if (own.first()) return;
     Slot const& slot = read(space_x, in.cell, in.x);
     if (crosses(own.before)) require_message(slot, own.before, EdgeSignal::forward_full);
   }
 
-  void keep(Instruction const& in) {
+  [[gnu::cold]] void keep(Instruction const& in) {
     Slot& slot = write_own(space_kept, in.cell, in.kept);
     if (recompute_ && in.op == Op::forward) slot.unit = nothing;
   }
-  void read_kept(Instruction const& in) { read(space_kept, in.cell, in.kept); }
+  [[gnu::cold]] void read_kept(Instruction const& in) { read(space_kept, in.cell, in.kept); }
 
-  void write_output(Instruction const& in) {
+  [[gnu::cold]] void write_output(Instruction const& in) {
     Cell const& own = cell(in.cell);
     if (own.after != Cell::none)
       write(space_x, own.after, in.y, cell(own.after).rank, count_message(in.cell, true, true));
@@ -80,7 +80,7 @@ class SlotCheck {
   }
 
   /// @param whole  whether the instruction is the last of those that make the gradient
-  void write_gradients(Instruction const& in, bool whole) {
+  [[gnu::cold]] void write_gradients(Instruction const& in, bool whole) {
     Cell const& own = cell(in.cell);
     if (own.last()) write_own(space_dy, in.cell, in.dy);
     write_own(space_inner, in.cell, in.inner);
@@ -90,14 +90,14 @@ class SlotCheck {
     else if (own.gathers_input && in.stage != 0)
       write_for_rows(space_dx, in.cell, in.dx, false, whole);
   }
-  void read_gradients(Instruction const& in) {
+  [[gnu::cold]] void read_gradients(Instruction const& in) {
     Slot const& slot = read(space_dy, in.cell, in.dy);
     if (crosses(cell(in.cell).after)) require_message(slot, in.cell, EdgeSignal::backward_full);
     read(space_inner, in.cell, in.inner);
   }
 
   /// A value is announced by the instruction that makes it, or a `pass` behind it.
-  void require_announced(std::size_t signal) const {
+  [[gnu::cold]] void require_announced(std::size_t signal) const {
     std::size_t const edge = signal / signals_per_edge;
     bool const forward =
         static_cast<EdgeSignal>(signal % signals_per_edge) == EdgeSignal::forward_full;
@@ -169,7 +169,8 @@ class SlotCheck {
   }
 
   /// @param reader  the rank that read what lay there
-  Slot& write(Space space, int c, std::size_t number, int reader, std::uint32_t message = 0) {
+  [[gnu::cold]] Slot& write(Space space, int c, std::size_t number, int reader,
+                            std::uint32_t message = 0) {
     Slot& slot = slot_at(space, c, number);
     if (slot.unit != nothing && !state_.knows(reader, slot.read)) [[unlikely]]
       state_.refuse({"overwrites slot ", number, " of ", name_of(space), " of cell ", c,
@@ -177,13 +178,13 @@ class SlotCheck {
     slot = {state_.in->microbatch, message, 0};
     return slot;
   }
-  Slot& write_own(Space space, int c, std::size_t number) {
+  [[gnu::cold]] Slot& write_own(Space space, int c, std::size_t number) {
     return write(space, c, number, state_.rank);
   }
 
   /// Counts a message, and requires that the one before it was announced.
   /// @return its number
-  std::uint32_t count_message(int c, bool forward, bool whole) {
+  [[gnu::cold]] std::uint32_t count_message(int c, bool forward, bool whole) {
     std::uint32_t& made = made_[2 * c + (forward ? 1 : 0)];
     std::uint32_t const number = made;
     EdgeSignal const full = forward ? EdgeSignal::forward_full : EdgeSignal::backward_full;
@@ -200,7 +201,8 @@ class SlotCheck {
   }
 
   /// Writes a value that others take rows of.
-  void write_for_rows(Space space, int c, std::size_t number, bool forward, bool whole) {
+  [[gnu::cold]] void write_for_rows(Space space, int c, std::size_t number, bool forward,
+                                    bool whole) {
     static_cast<void>(slot_at(space, c, number));
     for (std::size_t const k : row_edges_of(c, forward)) {
       RowEdge const edge = state_.program.row_edges[k];
@@ -210,7 +212,7 @@ class SlotCheck {
     }
     write(space, c, number, state_.rank, count_message(c, forward, whole));
   }
-  void read_rows(int c, std::size_t number, bool forward) {
+  [[gnu::cold]] void read_rows(int c, std::size_t number, bool forward) {
     auto const& edges = row_edges_of(c, !forward);
     if (edges.empty()) state_.refuse({"has nobody to take rows from"});
     for (std::size_t const k : edges) {

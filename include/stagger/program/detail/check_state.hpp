@@ -24,7 +24,7 @@ namespace stagger::detail {
 /// it.
 class CheckState {
  public:
-  explicit CheckState(Program const& checked)
+  [[gnu::cold]] explicit CheckState(Program const& checked)
       : program(checked),
         units(static_cast<std::size_t>(checked.microbatches)),
         ranks_(static_cast<int>(checked.ranks.size())),
@@ -70,13 +70,13 @@ class CheckState {
     for (unsigned g = 0; g < instruction.signal_count; ++g)
       ++first_give_[instruction.signal[g] + 1];
   }
-  void place_gives() {
+  [[gnu::cold]] void place_gives() {
     for (std::size_t s = 0; s < given_.size(); ++s) first_give_[s + 1] += first_give_[s];
     give_at_ = FixedArray<std::uint32_t>(first_give_[given_.size()]);
   }
 
   /// The rank knows of others what it has waited for.
-  void note_waits(std::span<Wait const> waits) {
+  [[gnu::cold]] void note_waits(std::span<Wait const> waits) {
     for (Wait const& wait : waits) {
       std::size_t const s = wait.signal;
       awaited_[s] = std::max(awaited_[s], wait.count);

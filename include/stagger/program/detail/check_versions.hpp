@@ -33,7 +33,7 @@ class VersionCheck {
     }
   }
 
-  void read(Instruction const& in) {
+  [[gnu::cold]] void read(Instruction const& in) {
     if (cells_.size() == 0) {
       if (in.version != 0)
         state_.refuse({"reads another version of its weights than the only one"});
@@ -66,7 +66,7 @@ class VersionCheck {
   }
 
   /// @param ended  microbatches whose gradients are there
-  void apply(Instruction const& in, std::uint32_t ended) {
+  [[gnu::cold]] void apply(Instruction const& in, std::uint32_t ended) {
     if (cells_.size() == 0) state_.refuse({"updates one stage alone in a run that flushes"});
     Weights& own = cells_[in.cell];
     auto const made = static_cast<std::uint32_t>(own.made);
@@ -84,7 +84,7 @@ class VersionCheck {
         per_push_ != 0 ? Held{.change = own.made - 1} : Held{.updates = own.made};
   }
 
-  void push(Instruction const& in) {
+  [[gnu::cold]] void push(Instruction const& in) {
     if (state_.program.flushes) return exchange_once(in);
     Weights& own = exchanged(in);
     int const last = std::min((own.pushes + 1) * per_push_, state_.program.updates);
@@ -94,7 +94,7 @@ class VersionCheck {
     ++own.pushes;
   }
 
-  void pull(Instruction const& in) {
+  [[gnu::cold]] void pull(Instruction const& in) {
     if (state_.program.flushes) {
       if (state_.awaited(state_.program.outside_signal(in.cell)) != 1)
         state_.refuse({"takes a snapshot that it has not waited for"});

@@ -237,7 +237,7 @@ class InstructionWriter {
   }
 
   /// The update that follows the action at `position`, if there is one.
-  void add_update(RankProgram& rank, std::size_t c, std::uint32_t position) {
+  [[gnu::cold]] void add_update(RankProgram& rank, std::size_t c, std::uint32_t position) {
     auto const& updates = versions_[c].updates;
     std::uint32_t const next = updates_made_[c];
     if (next == updates.size() || updates[next].position != position) return;
@@ -260,7 +260,7 @@ class InstructionWriter {
   }
 
   /// What makes the weights that the forward of a unit sees first.
-  void add_pulls(RankProgram& rank, std::size_t c, std::uint32_t unit) {
+  [[gnu::cold]] void add_pulls(RankProgram& rank, std::size_t c, std::uint32_t unit) {
     auto const& pulls = versions_[c].pulls;
     for (; pulls_made_[c] < pulls.size() && pulls[pulls_made_[c]].microbatch == unit;
          ++pulls_made_[c]) {
