@@ -13,6 +13,7 @@
 #include <stagger/program/dataflow.hpp>
 #include <stagger/program/detail/messages.hpp>
 #include <stagger/program/detail/slots.hpp>
+#include <stagger/program/detail/write_updates.hpp>
 #include <stagger/program/program.hpp>
 #include <stagger/program/versions.hpp>
 #include <stagger/schedule/table.hpp>
@@ -77,7 +78,7 @@ class InstructionWriter {
         plan_(plan),
         versions_(versions),
         recompute_(recompute),
-        push_minibatches_(push_minibatches) {}
+        updates_(flow, versions, push_minibatches) {}
 
   /// @throws Error  bad_schedule for more signals than a program can number
   [[nodiscard]] [[gnu::cold]] Program write() {
@@ -90,11 +91,9 @@ class InstructionWriter {
     program.computing = flow_.ranks();
     program.row_edges = flow_.row_edges;
     add_cells(program, flow_, plan_, versions_, recompute_);
-    program.push_minibatches = push_minibatches_;
+    program.push_minibatches = updates_.push_minibatches();
     name_signals(program, flow_, program.exchanges());
     awaited_.assign(program.signals.size(), 0);
-    updates_made_.assign(flow_.cells.size(), 0);
-    pulls_made_.assign(flow_.cells.size(), 0);
     for (int r = 0; r < flow_.ranks(); ++r) add_rank(program, r);
     return program;
   }
@@ -112,16 +111,17 @@ class InstructionWriter {
       if (!schedule::is_compute(action.kind)) continue;
       std::size_t const c = flow_.cell_at(action.stage, self);
       if (!flushes() && action.kind == schedule::Kind::forward)
-        add_pulls(rank, c, static_cast<std::uint32_t>(flow_.unit(action)));
+        updates_.add_pulls(rank, c, static_cast<std::uint32_t>(flow_.unit(action)));
       add_action(rank, action, c);
-      if (!flushes()) add_update(rank, c, at);
+      if (!flushes()) updates_.add_update(rank, c, at);
       ++at;
       if (action.kind == schedule::Kind::forward) peak = std::max(peak, ++in_flight);
       if (schedule::ends_flight(action.kind) || !flow_.training) --in_flight;
     }
     if (flow_.training && flushes()) add_end(rank, self);
     for (std::size_t c = 0; c < versions_.size(); ++c)
-      if (flow_.cells[c].rank == self) add_pulls(rank, c, static_cast<std::uint32_t>(flow_.units));
+      if (flow_.cells[c].rank == self)
+        updates_.add_pulls(rank, c, static_cast<std::uint32_t>(flow_.units));
     program.ranks.push_back(std::move(rank));
     program.peak_in_flight.push_back(peak);
   }
@@ -236,75 +236,6 @@ class InstructionWriter {
     }
   }
 
-  /// The update that follows the action at `position`, if there is one.
-  [[gnu::cold]] void add_update(RankProgram& rank, std::size_t c, std::uint32_t position) {
-    auto const& updates = versions_[c].updates;
-    std::uint32_t const next = updates_made_[c];
-    if (next == updates.size() || updates[next].position != position) return;
-    ++updates_made_[c];
-    Instruction apply;
-    apply.op = Op::apply;
-    apply.stage = static_cast<std::uint16_t>(flow_.cells[c].stage);
-    apply.cell = static_cast<std::uint16_t>(c);
-    apply.set_update(next);
-    apply.version = updates[next].from;
-    apply.next_version = updates[next].to;
-    rank.code.push_back(apply);
-    if (push_minibatches_ == 0) return;
-    auto const per_push = static_cast<std::uint32_t>(push_minibatches_);
-    if ((next + 1) % per_push != 0 && next + 1 != updates.size()) return;
-    Instruction push = apply;
-    push.op = Op::push;
-    push.set_round(next / per_push);
-    rank.code.push_back(push);
-  }
-
-  /// What makes the weights that the forward of a unit sees first.
-  [[gnu::cold]] void add_pulls(RankProgram& rank, std::size_t c, std::uint32_t unit) {
-    auto const& pulls = versions_[c].pulls;
-    for (; pulls_made_[c] < pulls.size() && pulls[pulls_made_[c]].microbatch == unit;
-         ++pulls_made_[c]) {
-      StagePull const& made = pulls[pulls_made_[c]];
-      Instruction pull;
-      pull.op = Op::pull;
-      pull.stage = static_cast<std::uint16_t>(flow_.cells[c].stage);
-      pull.cell = static_cast<std::uint16_t>(c);
-      pull.version = made.from;
-      pull.next_version = made.to;
-      bool const last = unit == flow_.units;
-      if (made.snapshot) pull.set_snapshot(made.rounds, made.waves, last);
-      std::uint32_t const signal = outside_signal(c);
-      std::uint32_t const count = made.rounds + (last ? 1 : 0);
-      if (made.snapshot && count > awaited_[signal]) {
-        awaited_[signal] = count;
-        rank.add_wait(pull, signal, count);
-      }
-      rank.code.push_back(pull);
-    }
-  }
-
-  [[nodiscard]] std::uint32_t outside_signal(std::size_t c) const {
-    return flow_.handed_in() + 2 * static_cast<std::uint32_t>(flow_.ranks()) +
-           static_cast<std::uint32_t>(c);
-  }
-
-  /// Behind the update of a step: gradients go to the server, and weights come back.
-  [[gnu::cold]] void add_exchange(RankProgram& rank, int self) {
-    for (Op const op : {Op::push, Op::pull})
-      for (std::size_t c = 0; c < flow_.cells.size(); ++c) {
-        if (flow_.cells[c].rank != self) continue;
-        Instruction in;
-        in.op = op;
-        in.stage = static_cast<std::uint16_t>(flow_.cells[c].stage);
-        in.cell = static_cast<std::uint16_t>(c);
-        if (op == Op::pull) {
-          in.set_snapshot(0, 0, false);
-          rank.add_wait(in, outside_signal(c), 1);
-        }
-        rank.code.push_back(in);
-      }
-  }
-
   /// The end of a training step on one rank. Of several owners of a stage, the lowest rank adds up.
   [[gnu::cold]] void add_end(RankProgram& rank, int self) {
     auto const of_rank = [](std::uint32_t first_signal, int r) {
@@ -331,7 +262,7 @@ class InstructionWriter {
     for (int other = 0; other < flow_.ranks(); ++other)
       if (other != self) rank.add_wait(update, of_rank(done, other), 1);
     rank.code.push_back(update);
-    if (push_minibatches_ != 0) add_exchange(rank, self);
+    if (updates_.push_minibatches() != 0) updates_.add_exchange(rank, self);
   }
 
   schedule::Table const& table_;
@@ -339,9 +270,7 @@ class InstructionWriter {
   SlotPlan const& plan_;
   FixedArray<Versions> const& versions_;
   bool recompute_;
-  int push_minibatches_;
-  List<std::uint32_t> updates_made_;  // [cells] by the code written so far
-  List<std::uint32_t> pulls_made_;    // likewise
+  UpdateWriter updates_;
   List<std::uint32_t> known_;    // [ranks] parts of positions that the rank at hand knows are done
   List<std::uint32_t> awaited_;  // [signals] the highest count that anybody waits for
   List<std::uint16_t> gives_;    // of the instruction at hand

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Instructions that change weights: updates, and what passes to and from a parameter
+///         server.
+
+#include <cstddef>
+#include <cstdint>
+
+#include <stagger/core/fixed_array.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/program/dataflow.hpp>
+#include <stagger/program/program.hpp>
+#include <stagger/program/versions.hpp>
+
+namespace stagger::detail {
+
+/// Writes, for each cell, what belongs before or behind the instruction of an action.
+class UpdateWriter {
+ public:
+  /// @param versions          [cells] of their weights; none: all stages update together, at the end
+  /// @param push_minibatches  in one push to a parameter server; 0: there is none
+  UpdateWriter(Dataflow const& flow, FixedArray<Versions> const& versions, int push_minibatches)
+      : flow_(flow),
+        versions_(versions),
+        push_minibatches_(push_minibatches),
+        updates_made_(flow.cells.size()),
+        pulls_made_(flow.cells.size()),
+        awaited_(flow.cells.size()) {}
+
+  [[nodiscard]] int push_minibatches() const noexcept { return push_minibatches_; }
+
+  /// The update that follows the action at `position`, if there is one.
+  [[gnu::cold]] void add_update(RankProgram& rank, std::size_t c, std::uint32_t position) {
+    auto const& updates = versions_[c].updates;
+    std::uint32_t const next = updates_made_[c];
+    if (next == updates.size() || updates[next].position != position) return;
+    ++updates_made_[c];
+    Instruction apply;
+    apply.op = Op::apply;
+    apply.stage = static_cast<std::uint16_t>(flow_.cells[c].stage);
+    apply.cell = static_cast<std::uint16_t>(c);
+    apply.set_update(next);
+    apply.version = updates[next].from;
+    apply.next_version = updates[next].to;
+    rank.code.push_back(apply);
+    if (push_minibatches_ == 0) return;
+    auto const per_push = static_cast<std::uint32_t>(push_minibatches_);
+    if ((next + 1) % per_push != 0 && next + 1 != updates.size()) return;
+    Instruction push = apply;
+    push.op = Op::push;
+    push.set_round(next / per_push);
+    rank.code.push_back(push);
+  }
+
+  /// What makes the weights that the forward of a unit sees first.
+  [[gnu::cold]] void add_pulls(RankProgram& rank, std::size_t c, std::uint32_t unit) {
+    auto const& pulls = versions_[c].pulls;
+    for (; pulls_made_[c] < pulls.size() && pulls[pulls_made_[c]].microbatch == unit;
+         ++pulls_made_[c]) {
+      StagePull const& made = pulls[pulls_made_[c]];
+      Instruction pull;
+      pull.op = Op::pull;
+      pull.stage = static_cast<std::uint16_t>(flow_.cells[c].stage);
+      pull.cell = static_cast<std::uint16_t>(c);
+      pull.version = made.from;
+      pull.next_version = made.to;
+      bool const last = unit == flow_.units;
+      if (made.snapshot) pull.set_snapshot(made.rounds, made.waves, last);
+      std::uint32_t const count = made.rounds + (last ? 1 : 0);
+      if (made.snapshot && count > awaited_[c]) {
+        awaited_[c] = count;
+        rank.add_wait(pull, outside_signal(c), count);
+      }
+      rank.code.push_back(pull);
+    }
+  }
+
+  /// Behind the update of a step: gradients go to the server, and weights come back.
+  [[gnu::cold]] void add_exchange(RankProgram& rank, int self) {
+    for (Op const op : {Op::push, Op::pull})
+      for (std::size_t c = 0; c < flow_.cells.size(); ++c) {
+        if (flow_.cells[c].rank != self) continue;
+        Instruction in;
+        in.op = op;
+        in.stage = static_cast<std::uint16_t>(flow_.cells[c].stage);
+        in.cell = static_cast<std::uint16_t>(c);
+        if (op == Op::pull) {
+          in.set_snapshot(0, 0, false);
+          rank.add_wait(in, outside_signal(c), 1);
+        }
+        rank.code.push_back(in);
+      }
+  }
+
+ private:
+  [[nodiscard]] std::uint32_t outside_signal(std::size_t c) const {
+    return flow_.handed_in() + 2 * static_cast<std::uint32_t>(flow_.ranks()) +
+           static_cast<std::uint32_t>(c);
+  }
+
+  Dataflow const& flow_;
+  FixedArray<Versions> const& versions_;
+  int push_minibatches_;
+  List<std::uint32_t> updates_made_;  // [cells] by the code written so far
+  List<std::uint32_t> pulls_made_;    // likewise
+  List<std::uint32_t> awaited_;       // [cells] rounds that the server has been waited for
+};
+
+}  // namespace stagger::detail
