@@ -6,6 +6,7 @@
 /// stagger_add_separate(<target>).
 
 #include <stagger/engine/append_layers.hpp>
+#include <stagger/engine/exchange.hpp>
 #include <stagger/engine/make_session.hpp>
 #include <stagger/host/detail/threads_backend.hpp>
 #include <stagger/host/threads.hpp>
@@ -26,6 +27,10 @@ template void detail::LayerParameters::update(optimizer::AdamW const&,
                                               detail::UpdateStep const&) noexcept;
 template void detail::LayerParameters::update(optimizer::Sgd const&,
                                               detail::UpdateStep const&) noexcept;
+
+template std::unique_ptr<detail::Exchange> detail::make_exchange<detail::ServerExchange>(
+    std::shared_ptr<detail::ParameterLink> const&, detail::Machine&, StalenessModel const&,
+    std::shared_ptr<void const> const&);
 
 template std::shared_ptr<detail::Session> detail::make_session(host::Threads const&,
                                                                List<detail::Layer>,

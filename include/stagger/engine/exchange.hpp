@@ -276,11 +276,12 @@ class ServerExchange final : public Exchange, private ParameterListener {
   bool running_ = false;              // a stream, or steps
 };
 
-/// For Setup, by address.
-[[nodiscard]] [[gnu::cold]] inline std::unique_ptr<Exchange> make_exchange(
-    std::shared_ptr<ParameterLink> const& link, Machine& machine, StalenessModel const& staleness,
-    std::shared_ptr<void const> const& kept) {
-  return std::make_unique<ServerExchange>(link, machine, staleness, kept);
+template <class Made>
+[[gnu::cold]] std::unique_ptr<Exchange> make_exchange(std::shared_ptr<ParameterLink> const& link,
+                                                      Machine& machine,
+                                                      StalenessModel const& staleness,
+                                                      std::shared_ptr<void const> const& kept) {
+  return std::make_unique<Made>(link, machine, staleness, kept);
 }
 
 }  // namespace stagger::detail

@@ -14,6 +14,7 @@
 #include <stagger/core/list.hpp>
 #include <stagger/engine/detail/not_a_backend.hpp>
 #include <stagger/engine/detail/session_on.hpp>
+#include <stagger/engine/exchange.hpp>
 
 namespace stagger::detail {
 

@@ -9,7 +9,6 @@
 
 #include <stagger/core/list.hpp>
 #include <stagger/engine/append_layers.hpp>
-#include <stagger/engine/exchange.hpp>
 #include <stagger/engine/options.hpp>
 #include <stagger/engine/setup.hpp>
 #include <stagger/host/threads.hpp>
@@ -132,7 +131,7 @@ template <class... Stage> class Pipeline {
       setup.placement = placement_call(placement);
       setup.optimizer = optimizer_call<ExchangingPolicy<Staleness>>(kept->optimizer);
       if constexpr (ServerPolicy<Collective>)
-        setup.server = {kept->collective.link(), &make_exchange};
+        setup.server = {kept->collective.link(), &make_exchange<ServerExchange>};
       else if constexpr (!std::same_as<Collective, DefaultCollective>)
         setup.grouping = grouping_of(kept->collective);
       setup.target_rows = std::same_as<Loss, NoLoss> || Rows<typename Loss::Target>::exist;
