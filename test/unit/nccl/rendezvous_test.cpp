@@ -65,7 +65,7 @@ tcp::Socket connected(int port, std::string const& says = {}) {
   std::string error;
   auto at = tcp::resolve("localhost", error).at(0);
   at.set_port(port);
-  for (tcp::Until const end(20);; end.pause(1)) {
+  for (tcp::Deadline const end(20);; end.pause(1)) {
     REQUIRE(end.left_ms() != 0);
     tcp::Socket socket(::socket(at.storage.ss_family, SOCK_STREAM, 0));
     if (::connect(socket.get(), reinterpret_cast<::sockaddr*>(&at.storage), at.size) != 0) continue;
@@ -201,10 +201,10 @@ TEST_CASE("nccl/rendezvous: an address that takes no connection costs a second, 
     static_cast<void>(::connect(
         queue.back().get(), reinterpret_cast<::sockaddr const*>(&hole.at.storage), hole.at.size));
   }
-  tcp::Meeting meeting;
+  tcp::RendezvousInfo meeting;
   meeting.size = 2;
   meeting.ports = {hole.port()};
-  meeting.end = tcp::Until(60);
+  meeting.end = tcp::Deadline(60);
   std::array<std::byte, 4> sent{std::byte{7}, std::byte{8}};
   std::array<std::byte, 4> got{};
   bool can = true;
