@@ -14,125 +14,72 @@
 
 namespace stagger::cuda::detail {
 
-/// Holders of a stage that lie on GPUs of their own form a replica group. As soon as the last
-/// backward of a gradient group is enqueued, its sum is put behind it on a stream of each member:
-/// each takes the others' gradients of its part of each layer, adds them in the order of holders,
-/// and hands the sums over (reduce-scatter, then all-gather); or it is one all-reduce of the
-/// library that joins the processes, where the collective says so, and for two holders, whose order
-/// does not matter. Where the first holder comes to it in `Routes::order`, everybody enqueues it, so
-/// that all GPUs and processes do so in one order. Each holder then updates by itself. Holders that
-/// share a GPU add up there, as on threads, and have no group here.
-class GroupSums {
+/// The sum of one gradient group over the members of a replica group, which `select` names.
+/// Each member takes the others' gradients of its part of each layer, adds them in the order of
+/// holders, and hands the sums over (reduce-scatter, then all-gather). Or the sum is one all-reduce
+/// of the library that joins the processes, where the collective says so, and for two holders, whose
+/// order does not matter.
+class GroupReduction {
  public:
-  GroupSums(Streams& streams, ParameterKernels const* kernels)
-      : streams_(streams), kernels_(kernels), state_{streams.machine()} {}
+  GroupReduction(Streams& streams, ParameterKernels const* kernels,
+                 stagger::detail::DistributedState const& state)
+      : streams_(streams), kernels_(kernels), state_(state) {}
 
-  /// Connects the groups, before the streams of the program are loaded.
-  /// @param places  [ranks]
-  /// @throws Error  bad_configuration where some holders of a stage share a GPU, and others do not
-  [[gnu::cold]] void connect(std::vector<int> const& places) {
-    auto const& program = state_.program();
-    std::vector<std::vector<int>> wanted;
-    group_of_.clear();
-    while (std::cmp_less(group_of_.size(), program.stages)) group_of_.push_back(Streams::none);
-    for (std::size_t c = 0; c < program.cells.size() && !program.groups.empty(); ++c) {
-      if (state_.first_owner(c) != c) continue;
-      std::vector<int> holders;
-      for (std::size_t d = c; d < program.cells.size() && state_.first_owner(d) == c; ++d)
-        holders.push_back(places[state_.rank_of(d)]);
-      auto different = holders;
-      std::sort(different.begin(), different.end());
-      different.erase(std::unique(different.begin(), different.end()), different.end());
-      if (different.size() == 1) continue;
-      if (different.size() != holders.size())
-        raise(Errc::bad_configuration, "stage ", program.cells[c].stage, " is held by ",
-              holders.size(), " ranks on ", different.size(),
-              " GPUs; put them on one GPU, or each on one of its own, by a placement such as "
-              "placement::ExplicitMap");
-      group_of_[program.cells[c].stage] = wanted.size();
-      wanted.push_back(holders);
-    }
-    auto const numbers = gpus().connect(wanted, !asks_library());
-    for (auto& group : group_of_)
-      if (group != Streams::none) group = numbers[group];
+  /// Whether the collective asks for sums by the library.
+  [[nodiscard]] bool asks_library() const noexcept {
+    return streams_.machine().grouping().by == collective::By::library;
+  }
+  /// The cell of a stage on one of the GPUs.
+  [[nodiscard]] std::size_t cell_of(int stage, std::size_t gpu) const noexcept {
+    auto const& cells = state_.program().cells;
+    std::size_t c = 0;
+    while (cells[c].stage != stage || streams_.gpu_of(state_.rank_of(c)) != gpu) ++c;
+    return c;
   }
 
-  /// Behind `connect`, once parameters lie where they are used.
-  [[gnu::cold]] void load() {
-    auto const& program = state_.program();
-    ready_ = List<std::size_t>(program.cells.size(), Streams::none);
-    for (std::size_t s = 0; s < program.signals.size(); ++s)
-      if (program.signals[s].gradients >= 0) ready_[program.signals[s].gradients] = s;
-    for (std::size_t c = 0; program.training && c < program.cells.size(); ++c)
-      if (apart(c) && state_.first_owner(c) == c) state_.update_apart(c);
-    begun_.assign(program.groups.size(), false);
-    for (std::size_t g = 0; program.training && g < program.groups.size(); ++g) {
-      if (group_of_[program.groups[g].stage] == Streams::none) continue;
-      auto const& group = group_of(program.groups[g].stage);
-      find_blocks(g, group);
-      for (std::size_t m = 0; m < group.members.size(); ++m) {
-        std::size_t bytes = 0;
-        for (auto const& block : blocks_[m]) bytes += block.part(group.members[m]->number).bytes;
-        bytes *= group.places.size() - 1;
-        if (by_library(group) || group.members[m]->received.size() >= bytes) continue;
-        streams_.use(group.members[m]->gpu);
-        group.members[m]->received.resize({bytes});
-      }
+  /// Takes those layers of a gradient group that have parameters, at each member.
+  void select(std::size_t gradients, ReplicaGroup const& group) {
+    auto const& layers = state_.program().groups[gradients];
+    blocks_.resize(std::max(blocks_.size(), group.members.size()));
+    for (std::size_t m = 0; m < group.members.size(); ++m) {
+      blocks_[m].clear();
+      int layer = 0;  // of the stage
+      state_.each_layer(
+          cell_of(layers.stage, group.members[m]->gpu),
+          [&](std::size_t l, stagger::detail::GradientShare* share) {
+            int const here = layer++;
+            auto const& parameters = state_.parameters(l);
+            if (here < layers.lowest || here > layers.highest || parameters.count() == 0) return;
+            blocks_[m].push_back({&parameters,
+                                  share != nullptr ? share->views() : parameters.views(),
+                                  group.places.size()});
+          });
     }
   }
 
-  void begin_step() noexcept { std::fill(begun_.begin(), begun_.end(), false); }
-
-  /// Whether the holders of a cell's stage lie on GPUs of their own.
-  [[nodiscard]] bool apart(std::size_t cell) const noexcept {
-    return group_of_[state_.program().cells[cell].stage] != Streams::none;
-  }
-  /// Whether the time of a sum counts: where the first holder runs.
-  [[nodiscard]] bool measures(Instruction const& in) const noexcept {
-    return in.part() == 0 && streams_.own(state_.rank_of(in.cell));
-  }
-
-  /// Enqueues the sum that a `reduce` of any rank belongs to, once.
-  /// @param around  (gpu, stream of one member, enqueue) calls `enqueue()`
-  template <class Around> void add_up(Instruction const& in, Around around) {
-    if (begun_[in.group]) return;
-    begun_[in.group] = true;
-    auto const& group = group_of(in.stage);
-    if (group.members.empty()) return;
-    find_blocks(in.group, group);
-    std::size_t first = in.group;  // of the stage's groups
-    while (first > 0 && state_.program().groups[first - 1].stage == in.stage) --first;
-    for (auto const& member : group.members)
-      for (auto const& other : group.members)
-        streams_.await(member->stream, ready_[cell_of(in.stage, other->gpu)], in.group - first);
-    auto& one = *group.members.front();
-    around(one.gpu, one.stream, [&] {
-      if (blocks_.front().empty()) return;
-      if (by_library(group)) return add_by_library(group);
-      exchange(group, Direction::to_reducer);
-      for (std::size_t m = 0; m < group.members.size(); ++m) add_own_part(group, m);
-      wait_for_each_other(in, group);
-      exchange(group, Direction::to_others);
-    });
-    for (auto const& member : group.members) record(in, *member);
-  }
-  /// The stream of a rank that has a `reduce` goes on behind the sum.
-  void await(std::size_t rank, Instruction const& in) const {
-    for (auto const& member : group_of(in.stage).members)
-      streams_.wait(streams_.compute(rank), summed(in, *member));
+  /// Memory for the gradients that members take from each other.
+  [[gnu::cold]] void make_room(ReplicaGroup const& group) const {
+    if (by_library(group)) return;
+    for (std::size_t m = 0; m < group.members.size(); ++m) {
+      Member& member = *group.members[m];
+      std::size_t bytes = 0;
+      for (auto const& block : blocks_[m]) bytes += block.part(member.number).bytes;
+      bytes *= group.places.size() - 1;
+      if (member.received.size() >= bytes) continue;
+      streams_.use(member.gpu);
+      member.received.resize({bytes});
+    }
   }
 
-  /// Updates of a rank's stages by their holders but the first.
-  void update(std::size_t rank) const {
-    for (std::size_t c = 0; c < state_.program().cells.size(); ++c)
-      if (state_.rank_of(c) == rank && apart(c)) state_.update(c);
-  }
-
-  /// For processes, which decide alike from the same times: adds up what each has measured of the
-  /// groups of the program.
-  [[gnu::cold]] void share(double* backward_s, double* sum_s) const {
-    for (double* const times : {backward_s, sum_s})
-      gpus().processes()->add_up(std::span(times, state_.program().groups.size()));
+  /// Enqueues the sum.
+  /// @param wait_for_each_other  has each member's stream wait until all have added their parts
+  template <class Wait> void enqueue(ReplicaGroup const& group, Wait wait_for_each_other) {
+    if (blocks_.front().empty()) return;
+    if (by_library(group)) return add_by_library(group);
+    exchange(group, Direction::to_reducer);
+    for (std::size_t m = 0; m < group.members.size(); ++m) add_own_part(group, m);
+    wait_for_each_other();
+    exchange(group, Direction::to_others);
   }
 
  private:
@@ -152,57 +99,11 @@ class GroupSums {
   };
 
   [[nodiscard]] GpuSet& gpus() const noexcept { return streams_.gpus(); }
-  template <class Stage> [[nodiscard]] ReplicaGroup const& group_of(Stage stage) const noexcept {
-    return gpus().groups()[group_of_[stage]];
-  }
   [[nodiscard]] std::size_t number_of(ReplicaGroup const& group) const noexcept {
     return static_cast<std::size_t>(&group - gpus().groups().data());
   }
-  [[nodiscard]] std::size_t cell_of(int stage, std::size_t gpu) const noexcept {
-    auto const& cells = state_.program().cells;
-    std::size_t c = 0;
-    while (cells[c].stage != stage || streams_.gpu_of(state_.rank_of(c)) != gpu) ++c;
-    return c;
-  }
-  [[nodiscard]] bool asks_library() const noexcept {
-    return streams_.machine().grouping().by == collective::By::library;
-  }
   [[nodiscard]] bool by_library(ReplicaGroup const& group) const noexcept {
     return gpus().processes() != nullptr && (asks_library() || group.places.size() == 2);
-  }
-
-  [[nodiscard]] Event& summed(Instruction const& in, Member const& member) const noexcept {
-    return streams_.event(member.gpu, streams_.numbers().group(in.group));
-  }
-  void record(Instruction const& in, Member const& member) const {
-    streams_.record(member.stream, summed(in, member));
-  }
-  void wait_for_each_other(Instruction const& in, ReplicaGroup const& group) const {
-    if (group.members.size() == 1) return;
-    for (auto const& member : group.members) record(in, *member);
-    for (auto const& member : group.members)
-      for (auto const& other : group.members)
-        if (member != other) streams_.wait(member->stream, summed(in, *other));
-  }
-
-  /// Those layers of a gradient group that have parameters, at each member.
-  void find_blocks(std::size_t gradients, ReplicaGroup const& group) {
-    auto const& layers = state_.program().groups[gradients];
-    blocks_.resize(std::max(blocks_.size(), group.members.size()));
-    for (std::size_t m = 0; m < group.members.size(); ++m) {
-      blocks_[m].clear();
-      int layer = 0;  // of the stage
-      state_.each_layer(
-          cell_of(layers.stage, group.members[m]->gpu),
-          [&](std::size_t l, stagger::detail::GradientShare* share) {
-            int const here = layer++;
-            auto const& parameters = state_.parameters(l);
-            if (here < layers.lowest || here > layers.highest || parameters.count() == 0) return;
-            blocks_[m].push_back({&parameters,
-                                  share != nullptr ? share->views() : parameters.views(),
-                                  group.places.size()});
-          });
-    }
   }
 
   void add_by_library(ReplicaGroup const& group) {
@@ -214,6 +115,7 @@ class GroupSums {
     gpus().processes()->all_reduce(number_of(group), summands_);
   }
 
+  /// The sum of one gradient group over the members of a replica group, which `select` names.
   /// Each member takes the others' gradients of its part; or hands its part to all others.
   void exchange(ReplicaGroup const& group, Direction direction) {
     bool const adding = direction == Direction::to_reducer;
@@ -277,13 +179,143 @@ class GroupSums {
 
   Streams& streams_;
   ParameterKernels const* kernels_;
-  stagger::detail::DistributedState state_;
-  List<std::size_t> group_of_;            // [stages] number of its replica group
-  List<std::size_t> ready_;               // [cells] signal that its gradients are there
-  List<bool> begun_;                      // [groups] in this step
-  std::vector<List<LayerBlock>> blocks_;  // [members], of the gradient group at hand
+  stagger::detail::DistributedState const& state_;
+  std::vector<List<LayerBlock>> blocks_;  // [members], of the selected group
   std::vector<Summand> summands_;
   std::vector<Exchange> exchanges_;
+};
+
+/// Holders of a stage that lie on GPUs of their own form a replica group. As soon as the last
+/// backward of a gradient group is enqueued, its sum (`GroupReduction`) is put behind it on a stream
+/// of each member. All members enqueue it where the first holder reaches it in `Routes::order`, so
+/// that all GPUs and processes add up in one order. Each holder then updates by itself. Holders that
+/// share a GPU add up there, as on threads, and have no group here.
+class GroupSums {
+ public:
+  GroupSums(Streams& streams, ParameterKernels const* kernels)
+      : streams_(streams), state_{streams.machine()}, reduction_(streams, kernels, state_) {}
+
+  /// Connects the groups, before the streams of the program are loaded.
+  /// @param places  [ranks]
+  /// @throws Error  bad_configuration where some holders of a stage share a GPU, and others do not
+  [[gnu::cold]] void connect(std::vector<int> const& places) {
+    auto const& program = state_.program();
+    std::vector<std::vector<int>> wanted;
+    group_of_.clear();
+    while (std::cmp_less(group_of_.size(), program.stages)) group_of_.push_back(Streams::none);
+    for (std::size_t c = 0; c < program.cells.size() && !program.groups.empty(); ++c) {
+      if (state_.first_owner(c) != c) continue;
+      std::vector<int> holders;
+      for (std::size_t d = c; d < program.cells.size() && state_.first_owner(d) == c; ++d)
+        holders.push_back(places[state_.rank_of(d)]);
+      auto different = holders;
+      std::sort(different.begin(), different.end());
+      different.erase(std::unique(different.begin(), different.end()), different.end());
+      if (different.size() == 1) continue;
+      if (different.size() != holders.size())
+        raise(Errc::bad_configuration, "stage ", program.cells[c].stage, " is held by ",
+              holders.size(), " ranks on ", different.size(),
+              " GPUs; put them on one GPU, or each on one of its own, by a placement such as "
+              "placement::ExplicitMap");
+      group_of_[program.cells[c].stage] = wanted.size();
+      wanted.push_back(holders);
+    }
+    auto const numbers = gpus().connect(wanted, !reduction_.asks_library());
+    for (auto& group : group_of_)
+      if (group != Streams::none) group = numbers[group];
+  }
+
+  /// Behind `connect`, once parameters lie where they are used.
+  [[gnu::cold]] void load() {
+    auto const& program = state_.program();
+    ready_ = List<std::size_t>(program.cells.size(), Streams::none);
+    for (std::size_t s = 0; s < program.signals.size(); ++s)
+      if (program.signals[s].gradients >= 0) ready_[program.signals[s].gradients] = s;
+    for (std::size_t c = 0; program.training && c < program.cells.size(); ++c)
+      if (apart(c) && state_.first_owner(c) == c) state_.update_apart(c);
+    begun_.assign(program.groups.size(), false);
+    for (std::size_t g = 0; program.training && g < program.groups.size(); ++g) {
+      if (group_of_[program.groups[g].stage] == Streams::none) continue;
+      auto const& group = group_of(program.groups[g].stage);
+      reduction_.select(g, group);
+      reduction_.make_room(group);
+    }
+  }
+
+  void begin_step() noexcept { std::fill(begun_.begin(), begun_.end(), false); }
+
+  /// Whether the holders of a cell's stage lie on GPUs of their own.
+  [[nodiscard]] bool apart(std::size_t cell) const noexcept {
+    return group_of_[state_.program().cells[cell].stage] != Streams::none;
+  }
+  /// Whether the time of a sum counts: where the first holder runs.
+  [[nodiscard]] bool measures(Instruction const& in) const noexcept {
+    return in.part() == 0 && streams_.own(state_.rank_of(in.cell));
+  }
+
+  /// Enqueues the sum that a `reduce` of any rank belongs to, once.
+  /// @param around  (gpu, stream of one member, enqueue) calls `enqueue()`
+  template <class Around> void add_up(Instruction const& in, Around around) {
+    if (begun_[in.group]) return;
+    begun_[in.group] = true;
+    auto const& group = group_of(in.stage);
+    if (group.members.empty()) return;
+    reduction_.select(in.group, group);
+    std::size_t first = in.group;  // of the stage's groups
+    while (first > 0 && state_.program().groups[first - 1].stage == in.stage) --first;
+    for (auto const& member : group.members)
+      for (auto const& other : group.members)
+        streams_.await(member->stream, ready_[reduction_.cell_of(in.stage, other->gpu)],
+                       in.group - first);
+    auto& one = *group.members.front();
+    around(one.gpu, one.stream,
+           [&] { reduction_.enqueue(group, [&] { wait_for_each_other(in, group); }); });
+    for (auto const& member : group.members) record(in, *member);
+  }
+  /// The stream of a rank that has a `reduce` goes on behind the sum.
+  void await(std::size_t rank, Instruction const& in) const {
+    for (auto const& member : group_of(in.stage).members)
+      streams_.wait(streams_.compute(rank), summed(in, *member));
+  }
+
+  /// Updates of a rank's stages by their holders but the first.
+  void update(std::size_t rank) const {
+    for (std::size_t c = 0; c < state_.program().cells.size(); ++c)
+      if (state_.rank_of(c) == rank && apart(c)) state_.update(c);
+  }
+
+  /// For processes, which decide alike from the same times: adds up what each has measured of the
+  /// groups of the program.
+  [[gnu::cold]] void share(double* backward_s, double* sum_s) const {
+    for (double* const times : {backward_s, sum_s})
+      gpus().processes()->add_up(std::span(times, state_.program().groups.size()));
+  }
+
+ private:
+  [[nodiscard]] GpuSet& gpus() const noexcept { return streams_.gpus(); }
+  template <class Stage> [[nodiscard]] ReplicaGroup const& group_of(Stage stage) const noexcept {
+    return gpus().groups()[group_of_[stage]];
+  }
+  [[nodiscard]] Event& summed(Instruction const& in, Member const& member) const noexcept {
+    return streams_.event(member.gpu, streams_.numbers().group(in.group));
+  }
+  void record(Instruction const& in, Member const& member) const {
+    streams_.record(member.stream, summed(in, member));
+  }
+  void wait_for_each_other(Instruction const& in, ReplicaGroup const& group) const {
+    if (group.members.size() == 1) return;
+    for (auto const& member : group.members) record(in, *member);
+    for (auto const& member : group.members)
+      for (auto const& other : group.members)
+        if (member != other) streams_.wait(member->stream, summed(in, *other));
+  }
+
+  Streams& streams_;
+  stagger::detail::DistributedState state_;
+  GroupReduction reduction_;
+  List<std::size_t> group_of_;  // [stages] number of its replica group
+  List<std::size_t> ready_;     // [cells] signal that its gradients are there
+  List<bool> begun_;            // [groups] in this step
 };
 
 }  // namespace stagger::cuda::detail

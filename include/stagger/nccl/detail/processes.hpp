@@ -61,6 +61,91 @@ inline void wait_for_all(std::span<Operation> operations, double seconds) {
         abort_s - std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count()));
 }
 
+/// Waits for the copies on a stream; what is in front of them has been awaited.
+inline void wait_for_copies(cuda::Stream const& stream) {
+  for (stagger::detail::Backoff backoff; !stream.idle(); backoff.pause()) {
+  }
+}
+
+/// The question whether any process says yes. It must not wait for a step in flight, so it has a
+/// stream and a communicator of its own.
+class Question {
+ public:
+  /// @throws Error  deadline, if the other processes do not ask as well
+  [[gnu::cold]] Question(Communicator& world, int rank, double join_deadline_s) {
+    world.split(0, rank, all_, &stream_).wait(join_deadline_s);
+  }
+
+  [[nodiscard]] Communicator& communicator() noexcept { return all_; }
+  [[nodiscard]] bool idle() const { return stream_.idle(); }
+
+  /// @throws Error  deadline, if others do not ask in time
+  [[nodiscard]] bool ask(bool own, double deadline_s) {
+    auto const copy = [this](void* to, void const* from, cudaMemcpyKind kind) {
+      cuda::check(cudaMemcpyAsync(to, from, sizeof(std::uint32_t), kind, stream_.get()),
+                  "copy an answer");
+    };
+    std::uint32_t& word = *word_.data();
+    word = own ? 1 : 0;
+    copy(there_.data(), &word, cudaMemcpyHostToDevice);
+    auto asked = all_.all_reduce(std::span(there_.data(), 1), Reduction::max);
+    asked.wait(deadline_s);
+    copy(&word, there_.data(), cudaMemcpyDeviceToHost);
+    auto const start = std::chrono::steady_clock::now();
+    for (stagger::detail::Backoff backoff; !stream_.idle(); backoff.pause())
+      if (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() >=
+          deadline_s)
+        asked.expire(deadline_s);
+    return word != 0;
+  }
+
+ private:
+  cuda::Stream stream_{cuda::Priority::message};
+  cuda::Pinned<std::uint32_t> word_{1};
+  cuda::Tensor<std::uint32_t> there_{1};
+  Communicator all_{};
+};
+
+/// The bytes that a value has beside its tensors, and their number: a message of one size.
+class ByteMessage {
+ public:
+  /// Memory of the GPU from which it is sent, or into which it is received.
+  [[nodiscard]] cuda::detail::Block block() {
+    if (there_.size() != room) there_.resize({room});
+    return {there_.data(), room};
+  }
+  /// @throws Error  bad_configuration for more bytes than it has room for
+  void put(ByteWriter const& bytes, cuda::Stream const& stream) {
+    std::uint64_t const size = bytes.size();
+    if (size + sizeof size > room)
+      raise(Errc::bad_configuration, "a value for another process has ", size,
+            " bytes beside its tensors; keep them below ", room - sizeof size);
+    words_.resize(room);
+    std::memcpy(words_.data(), &size, sizeof size);
+    std::memcpy(words_.data() + sizeof size, bytes.data(), bytes.size());
+    copy(block().data, words_.data(), cudaMemcpyHostToDevice, stream);
+  }
+  /// Behind the call that received it.
+  void take(ByteWriter& bytes, cuda::Stream const& stream) {
+    words_.resize(room);
+    copy(words_.data(), there_.data(), cudaMemcpyDeviceToHost, stream);
+    wait_for_copies(stream);
+    std::uint64_t size = 0;
+    std::memcpy(&size, words_.data(), sizeof size);
+    bytes.add(words_.data() + sizeof size, std::min<std::size_t>(size, room - sizeof size));
+  }
+
+ private:
+  static constexpr std::size_t room = 1024;
+
+  static void copy(void* to, void const* from, cudaMemcpyKind kind, cuda::Stream const& stream) {
+    cuda::check(cudaMemcpyAsync(to, from, room, kind, stream.get()), "copy a few words");
+  }
+
+  cuda::Pinned<std::byte> words_;
+  cuda::Tensor<std::byte> there_;
+};
+
 /// Every channel has a communicator of two, every replica group one of its members. NCCL gets all
 /// calls from one thread in one order. Nodes of a graph, though, have no order but their edges, and
 /// a GPU that has begun one message may have no room left for the one that its peer has begun: so
@@ -84,7 +169,7 @@ class Processes final : public cuda::detail::Processes {
   ~Processes() override {
     try {
       std::vector<Communicator*> all;
-      if (question_) all.push_back(&question_->all);
+      if (question_) all.push_back(&question_->communicator());
       each_end([&](End& end) { all.push_back(&end.all); });
       end_together(all);
     } catch (...) {  // no memory: they are aborted one by one
@@ -155,29 +240,20 @@ class Processes final : public cuda::detail::Processes {
     });
   }
   [[gnu::cold]] void send_now(std::size_t channel, ByteWriter const& bytes) override {
-    std::uint64_t const size = bytes.size();
-    if (size + sizeof size > room)
-      raise(Errc::bad_configuration, "a value for another process has ", size,
-            " bytes beside its tensors; keep them below ", room - sizeof size);
-    make_room();
-    std::memcpy(words_.data(), &size, sizeof size);
-    std::memcpy(words_.data() + sizeof size, bytes.data(), bytes.size());
+    select();
     End& end = *pairs_[channel];
-    copy_words(words_there_.data(), words_.data(), cudaMemcpyHostToDevice, end);
-    send(channel, {{{words_there_.data(), room}}});
+    message_.put(bytes, *end.stream);
+    auto const block = message_.block();
+    send(channel, {&block, 1});
     end.last.wait(deadline_s_);
   }
   [[gnu::cold]] void receive_now(std::size_t channel, ByteWriter& bytes) override {
-    make_room();
+    select();
     End& end = *pairs_[channel];
-    receive(channel, {{{words_there_.data(), room}}});
+    auto const block = message_.block();
+    receive(channel, {&block, 1});
     end.last.wait(deadline_s_);
-    copy_words(words_.data(), words_there_.data(), cudaMemcpyDeviceToHost, end);
-    for (stagger::detail::Backoff backoff; !end.stream->idle(); backoff.pause()) {
-    }
-    std::uint64_t size = 0;
-    std::memcpy(&size, words_.data(), sizeof size);
-    bytes.add(words_.data() + sizeof size, std::min<std::size_t>(size, room - sizeof size));
+    message_.take(bytes, *end.stream);
   }
 
   void all_reduce(std::span<double> numbers) override {
@@ -213,28 +289,11 @@ class Processes final : public cuda::detail::Processes {
   [[nodiscard]] bool can_ask_any() const noexcept override { return question_ != nullptr; }
   [[gnu::cold]] void prepare_any() override {
     select();
-    auto question = std::make_unique<Question>();
-    world_.all.split(0, rank(), question->all, &question->stream).wait(join_deadline_s_);
-    question_ = std::move(question);
+    question_ = std::make_unique<Question>(world_.all, rank(), join_deadline_s_);
   }
   [[nodiscard]] bool any(bool own) override {
     select();
-    auto const copy = [this](void* to, void const* from, cudaMemcpyKind kind) {
-      cuda::check(cudaMemcpyAsync(to, from, sizeof(std::uint32_t), kind, question_->stream.get()),
-                  "copy an answer");
-    };
-    std::uint32_t& word = *question_->word.data();
-    word = own ? 1 : 0;
-    copy(question_->there.data(), &word, cudaMemcpyHostToDevice);
-    auto asked = question_->all.all_reduce(std::span(question_->there.data(), 1), Reduction::max);
-    asked.wait(deadline_s_);
-    copy(&word, question_->there.data(), cudaMemcpyDeviceToHost);
-    auto const start = std::chrono::steady_clock::now();
-    for (stagger::detail::Backoff backoff; !question_->stream.idle(); backoff.pause())
-      if (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() >=
-          deadline_s_)
-        asked.expire(deadline_s_);
-    return word != 0;
+    return question_->ask(own, deadline_s_);
   }
 
   void look() override {
@@ -250,27 +309,17 @@ class Processes final : public cuda::detail::Processes {
       }
     };
     each_end([&](End& end) { one(end.all); });
-    if (question_) one(question_->all);
+    if (question_) one(question_->communicator());
   }
-  [[nodiscard]] bool idle() const override { return !question_ || question_->stream.idle(); }
+  [[nodiscard]] bool idle() const override { return !question_ || question_->idle(); }
 
  private:
-  static constexpr std::size_t room = 1024;  // for the bytes of a value beside its tensors
-
   /// What this process has of a channel, of a group, or of all.
   struct End {
     Communicator all{};
     Operation last{};
     cuda::Stream const* stream = nullptr;
   };
-  /// What `any` needs: it waits for no step in flight, so it has a stream of its own.
-  struct Question {
-    cuda::Stream stream{cuda::Priority::message};
-    cuda::Pinned<std::uint32_t> word{1};
-    cuda::Tensor<std::uint32_t> there{1};
-    Communicator all{};
-  };
-
   static std::span<std::byte> span(cuda::detail::Block block) noexcept {
     return {static_cast<std::byte*>(block.data), block.bytes};
   }
@@ -307,8 +356,7 @@ class Processes final : public cuda::detail::Processes {
     copy(there.data(), host.data(), cudaMemcpyHostToDevice);
     call(std::span<T>(there.data(), there.size())).wait(deadline_s_);
     copy(host.data(), there.data(), cudaMemcpyDeviceToHost);
-    for (stagger::detail::Backoff backoff; !home_.idle(); backoff.pause()) {
-    }
+    wait_for_copies(home_);
   }
 
   void join_none() {
@@ -337,15 +385,6 @@ class Processes final : public cuda::detail::Processes {
         .wait(join_deadline_s_);
   }
 
-  void make_room() {
-    select();
-    words_.resize(room);
-    if (words_there_.size() != room) words_there_.resize({room});
-  }
-  void copy_words(void* to, void const* from, cudaMemcpyKind kind, End const& end) const {
-    cuda::check(cudaMemcpyAsync(to, from, room, kind, end.stream->get()), "copy a few words");
-  }
-
   Device device_;
   cuda::Stream const& home_;
   End world_;
@@ -355,8 +394,7 @@ class Processes final : public cuda::detail::Processes {
   std::vector<std::unique_ptr<End>> groups_;  // [groups] likewise
   std::unique_ptr<Question> question_;
   cuda::Tensor<float> warm_;  // for the first sum of a group, which makes NCCL's connections
-  cuda::Pinned<std::byte> words_;
-  cuda::Tensor<std::byte> words_there_;
+  ByteMessage message_;
   bool captured_ = false;
   bool has_call_ = false;  // there, with an event behind it
   cuda::Event call_;
