@@ -3,36 +3,60 @@
 
 #include "catch.hpp"
 
+#include <atomic>
 #include <chrono>
-#include <optional>
+#include <string>
 #include <thread>
+#include <vector>
 
+#include <stagger/cuda/detail/wait_policy.hpp>
 #include <stagger/host/threads.hpp>
 #include <stagger/schedule/chimera.hpp>
 #include <stagger/schedule/gpipe.hpp>
 
-#include "enqueued_model.hpp"
+#include "cuda/gpus_cases.hpp"
 
-using namespace enqueued_model;
+using namespace gpus_model;
 
 namespace {
 
-sg::cuda::Gpus device_ahead(int ahead, bool capture = false,
-                            sg::cuda::GraphCounts* counts = nullptr) {
-  auto device = on_device(capture, counts);
-  device.ahead = ahead;
-  return device;
+struct How {
+  int ahead = 1;
+  bool capture = false;
+  sg::cuda::GraphCounts* counts = nullptr;
+  double deadline_s = 60;
+};
+
+template <class Gpus> Gpus with(Gpus gpus, How const& how) {
+  gpus.ahead = how.ahead;
+  gpus.capture = how.capture;
+  gpus.counts = how.counts;
+  return gpus;
 }
 
-sg::Options clipping() {
-  sg::Options options;
-  options.clip_norm = clip;
-  return options;
+/// Three stages on streams of one GPU, with values in objects of the host.
+auto three_stages(How const& how) {
+  return enqueued(with(on_device(), how), optimizer(), even_cuts(3), schedule_of(three),
+                  clipping(how.deadline_s));
+}
+/// Each on a GPU of its own, with values in tensors.
+auto on_three_gpus(How const& how) {
+  return on_all(three, with(on_gpus({0, 1, 2}), how), how.deadline_s);
+}
+/// Calls `body(make)`, where `make(How)` is one of both.
+template <class Body> void on(int gpus, Body body) {
+  if (gpus == 1)
+    body(three_stages);
+  else
+    body(on_three_gpus);
 }
 
-auto three_stages(sg::cuda::Gpus device, sg::Options options = clipping()) {
-  return enqueued(device, optimizer(), even_cuts(3), made(sg::schedule::OneFOneB{}), options);
-}
+/// Over as many GPUs as ranks, or fewer.
+constexpr Case cases[] = {{"1f1b", 4, 1, 6, 4},        {"zb-v", 2, 2, 5, 2},
+                          {"chimera", 4, 1, 4, 4},     {"dualpipe", 2, 1, 4, 2},
+                          {"gpipe", 3, 1, 4, 2},       {"hanayo", 2, 2, 4, 2},
+                          {"zb-h2", 3, 1, 6, 3},       {"looped-bfs", 2, 2, 5, 2},
+                          {"interleaved", 2, 2, 4, 2}, {"dualpipe-v", 2, 2, 5, 2}};
 
 std::string text_of(sg::Ticket& ticket) {
   try {
@@ -41,16 +65,6 @@ std::string text_of(sg::Ticket& ticket) {
     return error.what();
   }
   return "";
-}
-
-std::uint64_t calls_that_cost() {
-  using si::Call;
-  std::uint64_t sum = 0;
-  for (Call const call : {Call::event_create, Call::stream_create, Call::malloc, Call::malloc_host,
-                          Call::malloc_from_pool, Call::pool_create, Call::stream_synchronize,
-                          Call::stream_query, Call::memcpy, Call::memset, Call::graph_instantiate})
-    sum += si::calls(call);
-  return sum;
 }
 
 std::uint64_t all_calls() {
@@ -67,27 +81,15 @@ TEST_CASE("cuda/ahead: twenty steps have the host's bits however far ahead the h
   bool const capture = GENERATE(false, true);
   bool const two_owners = GENERATE(false, true);
   CAPTURE(ahead, capture, two_owners);
-  int const microbatches = 4;
-  std::vector<Batch> data;
-  for (int s = 0; s < 20; ++s) data.push_back(batch(s, microbatches, true));
   si::Session const session;
   si::jitter(static_cast<unsigned>(3 + ahead));
   {
     sg::cuda::GraphCounts counts;
     auto const schedule = two_owners ? made(sg::schedule::Chimera{}) : made(sg::schedule::GPipe{});
-    auto train = enqueued(device_ahead(ahead, capture, &counts), optimizer(), even_cuts(2),
+    auto train = enqueued(with(on_device(), {ahead, capture, &counts}), optimizer(), even_cuts(2),
                           schedule, clipping());
     auto host = pipeline(sg::host::Threads{1}, even_cuts(2), schedule, clipping());
-    std::vector<sg::Ticket> tickets;
-    for (auto const& one : data) tickets.push_back(sg::enqueue(train.step(one)));
-    for (std::size_t s = 0; s < data.size(); ++s) {
-      auto const here = sg::run(host.step(data[s]));
-      auto const there = tickets[s].metrics();
-      REQUIRE(there.loss == here.loss);
-      REQUIRE(there.terms == here.terms);
-      REQUIRE(there.gradient_norm == here.gradient_norm);
-    }
-    REQUIRE((bits(train) == bits(host)));
+    check_same_ahead(train, host, batches(20, 4, true));
     CHECK(train.steps() == 20);
     CHECK(counts.replays == (capture ? 19 : 0));
   }
@@ -95,19 +97,44 @@ TEST_CASE("cuda/ahead: twenty steps have the host's bits however far ahead the h
   CHECK(session.left() == si::Live{});
 }
 
-TEST_CASE("cuda/ahead: the host goes on while the device is held up, and waits at the bound",
+TEST_CASE("cuda/ahead: over several GPUs steps have the host's bits however far ahead the host is",
           "[cuda]") {
-  int const ahead = GENERATE(1, 2, 4);
+  bool const capture = GENERATE(false, true);
+  int number = 0;
+  for (auto const& c : cases) {
+    int const ahead = 1 + number++ % 3;
+    if (sanitized && number % 3 != 0) continue;
+    CAPTURE(c.name, ahead, capture);
+    si::Session const session;
+    si::jitter(5);
+    {
+      sg::cuda::GraphCounts counts;
+      auto train = on_all(c, with(on_gpus(first(c.gpus)), {ahead, capture, &counts}));
+      auto host = on_host(c);
+      check_same_ahead(train, host, batches(8, c.microbatches, !capture));
+      CHECK(counts.replays == (capture ? 7 : 0));  // the first step is enqueued
+      CHECK(counts.captures == (capture ? 7 : 0));
+    }
+    si::reset();
+    REQUIRE(session.left() == si::Live{});
+  }
+}
+
+TEST_CASE("cuda/ahead: the host goes on while GPUs are held up, and waits at the bound", "[cuda]") {
+  int const ahead = GENERATE(1, 2, 3, 4);
+  int const gpus = GENERATE(1, 3);
+  CAPTURE(ahead, gpus);
   si::Session const session;
-  {
+  on(gpus, [&](auto make) {
     auto const data = batches(7, 3, false);
-    auto train = three_stages(device_ahead(ahead));
     LetGo const let_go;
+    auto train = make({ahead});
     sg::run(train.step(data[0]));
     hold_from(1);
     std::vector<sg::Ticket> tickets;
-    for (int s = 1; s <= ahead; ++s) {  // returns although nothing of it can be done
-      tickets.push_back(sg::enqueue(train.step(data[static_cast<std::size_t>(s)])));
+    auto const last = static_cast<std::size_t>(ahead) + 1;
+    for (std::size_t s = 1; s < last; ++s) {  // returns although nothing of it can be done
+      tickets.push_back(sg::enqueue(train.step(data[s])));
       CHECK_FALSE(tickets.back().done());
     }
     CHECK_FALSE(tickets.front().done());
@@ -118,7 +145,7 @@ TEST_CASE("cuda/ahead: the host goes on while the device is held up, and waits a
     });
     asked = true;
     asked.notify_all();
-    tickets.push_back(sg::enqueue(train.step(data[static_cast<std::size_t>(ahead) + 1])));
+    tickets.push_back(sg::enqueue(train.step(data[last])));
     CHECK(first_held.load() == 2);  // it has waited for the first step
     CHECK(tickets[0].done());
     CHECK_FALSE(tickets[1].done());
@@ -127,10 +154,9 @@ TEST_CASE("cuda/ahead: the host goes on while the device is held up, and waits a
     train.settle();
     for (auto& ticket : tickets) CHECK(ticket.done());
     auto const course = expected_course(data, true);
-    auto const last = static_cast<std::size_t>(ahead) + 1;
     CHECK(tickets.back().metrics().loss == course.loss[last]);
     CHECK((bits(train) == course.bits[last]));
-  }
+  });
   si::reset();
   CHECK(session.left() == si::Live{});
 }
@@ -139,7 +165,7 @@ TEST_CASE("cuda/ahead: what looks at parameters or runs otherwise waits by itsel
   si::Session const session;
   auto const data = batches(6, 3, true);
   auto const course = expected_course(data, true);
-  auto train = three_stages(device_ahead(4));
+  auto train = three_stages({4});
   auto first = sg::enqueue(train.step(data[0]));
   static_cast<void>(sg::enqueue(train.step(data[1])));  // nobody asks
   CHECK((bits(train) == course.bits[1]));
@@ -165,63 +191,58 @@ TEST_CASE("cuda/ahead: in steady state nothing is made, allocated or synchronise
   bool const capture = GENERATE(false, true);
   si::Session const session;
   sg::cuda::GraphCounts counts;
-  auto train = three_stages(device_ahead(2, capture, &counts));
-  std::vector<Batch> const data = {batch(0, 5, false), batch(1, 5, false)};  // one for each turn
-  std::optional<sg::Ticket> lanes[2];
-  auto const steps = [&](int count) {
-    for (int s = 0; s < count; ++s) {
-      auto const lane = static_cast<std::size_t>(s % 2);
-      if (lanes[lane]) lanes[lane]->wait();  // here a program would write a new batch
-      lanes[lane] = sg::enqueue(train.step(data[lane]));
-    }
-  };
-  steps(4);
-  auto const before = calls_that_cost();
+  auto train = three_stages({2, capture, &counts});
+  TwoBatches on_both(train, 5);
+  on_both.steps(4);
+  auto const before = costly_calls() + si::calls(si::Call::stream_query);
   auto const launched = si::calls(si::Call::launch_kernel);
-  steps(10);
+  on_both.steps(10);
   train.settle();
-  CHECK(calls_that_cost() == before);
+  CHECK(costly_calls() + si::calls(si::Call::stream_query) == before);
   if (!capture) return;
   CHECK(si::calls(si::Call::launch_kernel) == launched);
-  CHECK(counts.captures == 2);  // one graph for each turn
+  CHECK(counts.captures == 2);  // one graph for each slot
   CHECK(counts.replays == 13);
+}
+
+TEST_CASE("cuda/ahead: in steady state several GPUs make, allocate and synchronise nothing",
+          "[cuda]") {
+  si::Session const session;
+  auto train = on_all({"chimera", 4, 1, 4, 4}, with(on_gpus({0, 1, 2, 3}), {2}));
+  TwoBatches on_both(train, 4);
+  on_both.steps(4);
+  auto const before = costly_calls() + si::calls(si::Call::stream_query);
+  on_both.steps(8);
+  train.settle();
+  CHECK(costly_calls() + si::calls(si::Call::stream_query) == before);
 }
 
 TEST_CASE("cuda/ahead: a step that cannot be enqueued leaves those before it and itself out",
           "[cuda]") {
-  auto const data = batches(4, 3, true);
+  int const gpus = GENERATE(1, 3);
+  bool const capture = GENERATE(false, true);
+  auto const data = batches(4, 3, gpus == 1 || !capture);  // no tensor grows in a capture
   auto const course = expected_course(data, true);
-  int number = 0;
-  for (bool const capture : {false, true})
-    for (auto const call :
-         {si::Call::launch_kernel, si::Call::event_record, si::Call::stream_wait_event,
-          si::Call::memcpy_async, si::Call::memset_async, si::Call::graph_launch})
-      for (int nth = 1; nth <= 60; nth += nth < 3 ? 1 : 13) {
-        if (sanitized && number++ % 9 != 0) continue;
-        CAPTURE(capture, static_cast<int>(call), nth);
-        si::Session const session;
-        {
-          auto train = three_stages(device_ahead(3, capture));
-          auto first = sg::enqueue(train.step(data[0]));
-          auto second = sg::enqueue(train.step(data[1]));
-          si::fail(call, nth, cudaErrorLaunchFailure);
-          bool failed = false;
-          try {
-            auto const third = sg::enqueue(train.step(data[2]));
-          } catch (sg::cuda::Error const& error) {
-            failed = true;
-            REQUIRE(error.result() == cudaErrorLaunchFailure);
-          }
-          si::fail(si::Call::comm_init, 1, 0);  // no more of it
-          REQUIRE(first.metrics().loss == course.loss[0]);
-          REQUIRE(second.metrics().loss == course.loss[1]);
-          REQUIRE((bits(train) == course.bits[failed ? 1 : 2]));
-          if (failed) sg::run(train.step(data[2]));
-          REQUIRE(sg::enqueue(train.step(data[3])).metrics().loss == course.loss[3]);
-        }
-        si::reset();
-        REQUIRE(session.left() == si::Live{});
-      }
+  CAPTURE(gpus, capture);
+  Refusals const refusals{
+      .calls = {si::Call::launch_kernel, si::Call::event_record, si::Call::stream_wait_event,
+                si::Call::memcpy_async, si::Call::memset_async, si::Call::begin_capture,
+                si::Call::graph_instantiate, si::Call::graph_launch},
+      .most = 60,
+      .stride = 11};
+  on(gpus, [&](auto make) {
+    each_refusal(refusals, [&](auto refused_in) {
+      auto train = make({3, capture});
+      auto first = sg::enqueue(train.step(data[0]));
+      auto second = sg::enqueue(train.step(data[1]));
+      bool const failed = refused_in([&] { auto const third = sg::enqueue(train.step(data[2])); });
+      REQUIRE(first.metrics().loss == course.loss[0]);
+      REQUIRE(second.metrics().loss == course.loss[1]);
+      REQUIRE((bits(train) == course.bits[failed ? 1 : 2]));
+      if (failed) sg::run(train.step(data[2]));
+      REQUIRE(sg::enqueue(train.step(data[3])).metrics().loss == course.loss[3]);
+    });
+  });
 }
 
 TEST_CASE("cuda/ahead: a device that fails is told by the ticket of its step, and no call follows",
@@ -231,7 +252,7 @@ TEST_CASE("cuda/ahead: a device that fails is told by the ticket of its step, an
   auto const data = batches(5, 3, false);
   LetGo const let_go;
   {
-    auto train = three_stages(device_ahead(4, capture));
+    auto train = three_stages({4, capture});
     sg::run(train.step(data[0]));
     hold_from(1);
     std::vector<sg::Ticket> tickets;
@@ -265,7 +286,7 @@ TEST_CASE("cuda/ahead: what went wrong in a step whose ticket was dropped is thr
           "[cuda]") {
   si::Session const session;
   auto const data = batches(3, 3, false);
-  auto train = three_stages(device_ahead(2));
+  auto train = three_stages({2});
   sg::run(train.step(data[0]));
   lose_in_update = true;
   LetGo const let_go;
@@ -281,39 +302,41 @@ TEST_CASE("cuda/ahead: what went wrong in a step whose ticket was dropped is thr
   }
 }
 
-TEST_CASE("cuda/ahead: a device that hangs is an error in time, named, and may be left behind",
+TEST_CASE("cuda/ahead: GPUs that hang are an error in time, named, and may be left behind",
           "[cuda]") {
+  int const gpus = GENERATE(1, 3);
   si::Session const session;
   auto const data = batches(4, 3, false);
   LetGo const let_go;
   auto const start = std::chrono::steady_clock::now();
-  {
-    auto options = clipping();
-    options.deadline_s = 0.2;
-    auto train = three_stages(device_ahead(2), options);
-    sg::run(train.step(data[0]));
-    hold_from(1);
-    auto first = sg::enqueue(train.step(data[1]));
-    auto second = sg::enqueue(train.step(data[2]));
-    try {
-      auto const third = sg::enqueue(train.step(data[3]));
-      FAIL();
-    } catch (sg::Error const& error) {
-      CHECK(error.code() == sg::Errc::device);
+  How const how{.ahead = 2, .deadline_s = 0.2};
+  on(gpus, [&](auto make) {
+    {
+      auto train = make(how);
+      sg::run(train.step(data[0]));
+      hold_from(1);
+      auto first = sg::enqueue(train.step(data[1]));
+      auto second = sg::enqueue(train.step(data[2]));
+      try {
+        auto const third = sg::enqueue(train.step(data[3]));
+        FAIL();
+      } catch (sg::Error const& error) {
+        CHECK(error.code() == sg::Errc::device);
+      }
+      auto const text = text_of(first);
+      CAPTURE(text);
+      CHECK(text.find(sg::text("step 2: the GPU", gpus == 1 ? "" : "s",
+                               " did not move for 0.2 s: rank 0 is in 0F0")) == 0);
+      CHECK(text_of(second) == text);
+      CHECK_THROWS_AS(train.parameters(), sg::Error);
     }
-    auto const text = text_of(first);
-    CAPTURE(text);
-    CHECK(text.find("step 2: the GPU did not move for 0.2 s: rank 0 is in 0F0") == 0);
-    CHECK(text_of(second) == text);
-  }
-  end_left_behind();
-  {  // the destructor waits no longer either
-    auto options = clipping();
-    options.deadline_s = 0.2;
-    auto train = three_stages(device_ahead(2), options);
-    hold_from(0);
-    static_cast<void>(sg::enqueue(train.step(data[1])));
-  }
+    end_left_behind();
+    {  // the destructor waits no longer either
+      auto train = make(how);
+      hold_from(0);
+      static_cast<void>(sg::enqueue(train.step(data[1])));
+    }
+  });
   CHECK(std::chrono::steady_clock::now() - start <
         std::chrono::seconds(60));  // an end, not a speed
   end_left_behind();
@@ -326,9 +349,7 @@ TEST_CASE("cuda/ahead: each step in flight is looked at by events of its own", "
     LetGo const let_go;
     std::string text;
     {
-      auto options = clipping();
-      options.deadline_s = 0.2;
-      auto train = three_stages(device_ahead(3), options);
+      auto train = three_stages({.ahead = 3, .deadline_s = 0.2});
       sg::run(train.step(data[0]));
       hold_from(held);
       std::vector<sg::Ticket> tickets;
@@ -340,7 +361,8 @@ TEST_CASE("cuda/ahead: each step in flight is looked at by events of its own", "
   };
   auto const first = words(1);
   auto const where = first.substr(first.find(": the GPU"));
-  for (std::int64_t held = 2; held <= 3; ++held)  // whichever turn it has, it stands where it began
+  for (std::int64_t held = 2; held <= 3;
+       ++held)  // in whichever slot it is, it stands where it began
     CHECK(words(held) == sg::text("step ", held + 1, where));
 }
 
@@ -358,5 +380,5 @@ TEST_CASE("cuda/ahead: on host threads an enqueued step is done, and no steps ah
   }
   sg::Ticket none;
   CHECK(none.done());
-  CHECK_THROWS_AS(three_stages(device_ahead(0)), sg::Error);
+  CHECK_THROWS_AS(three_stages({0}), sg::Error);
 }

@@ -3,12 +3,7 @@
 
 #include "catch.hpp"
 
-#include <atomic>
-#include <chrono>
-#include <memory>
-#include <stdexcept>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <stagger/schedule/chimera.hpp>
@@ -19,25 +14,12 @@
 
 using namespace gpus_model;
 
-namespace {
-
-sg::Options options_with(double deadline_s, bool clips = false) {
-  sg::Options options;
-  options.deadline_s = deadline_s;
-  if (clips) options.clip_norm = clip;
-  return options;
-}
-
-constexpr double plenty_s = 60;
-
-}  // namespace
-
 TEST_CASE("cuda/Gpus: GPUs that are not there, or named twice, are refused in words", "[cuda]") {
   si::Session const session;
   auto const make = [](std::vector<int> devices) {
     return words_of([&] {
       static_cast<void>(over(on_gpus(devices), optimizer(), even_cuts(2),
-                             made(sg::schedule::GPipe{}), options_with(plenty_s)));
+                             made(sg::schedule::GPipe{}), options_with(false)));
     });
   };
   CHECK(has(make({0, 0}), "GPU 0 is named twice"));
@@ -53,79 +35,30 @@ TEST_CASE("cuda/Gpus: whatever CUDA refuses, parameters are those before or afte
   auto const schedule = owners ? made(sg::schedule::Chimera{}) : made(sg::schedule::OneFOneB{});
   std::vector<std::vector<std::byte>> course;
   {
-    auto host = sg::Pipeline{model()}.with(sg::partition::Cuts{even_cuts(2)}, schedule, Loss{},
-                                           optimizer(), sg::host::Threads{1}, [] {
-                                             auto options = options_with(plenty_s, true);
-                                             options.seed = run_seed;
-                                             return options;
-                                           }());
+    auto host = pipeline(sg::host::Threads{1}, even_cuts(2), schedule, clipping());
     for (int s = 0; s < 3; ++s) {
       auto const data = batch(s, 4, true);
       sg::run(host.step(data));
       course.push_back(bits(host));
     }
   }
-  int number = 0;
-  for (auto const call :
-       {si::Call::launch_kernel, si::Call::event_record, si::Call::stream_wait_event,
-        si::Call::memcpy_async, si::Call::memset_async, si::Call::set_device,
-        si::Call::malloc_from_pool}) {
-    for (int nth = 1; nth <= 100; nth += nth < 4 ? 1 : 9) {
-      if (sanitized && number++ % 9 != 0) continue;
-      CAPTURE(owners, static_cast<int>(call), nth);
-      si::Session const session;
-      {
-        auto train = over(on_gpus({0, 1}), optimizer(), even_cuts(2), schedule,
-                          options_with(plenty_s, true));
-        auto const step = [&](int s) {
-          auto const data = batch(s, 4, true);
-          sg::run(train.step(data));
-        };
-        step(0);
-        si::fail(call, nth, cudaErrorLaunchFailure);
-        bool const failed = !words_of([&] { step(1); }).empty();
-        si::fail(si::Call::comm_init, 1, 0);  // no more of it
-        step(failed ? 1 : 2);
-        REQUIRE((bits(train) == course[failed ? 1 : 2]));
-      }
-      si::reset();
-      REQUIRE(session.left() == si::Live{});
-    }
-  }
+  CAPTURE(owners);
+  check_refusals(
+      {.calls = {si::Call::launch_kernel, si::Call::event_record, si::Call::stream_wait_event,
+                 si::Call::memcpy_async, si::Call::memset_async, si::Call::set_device,
+                 si::Call::malloc_from_pool},
+       .most = 100,
+       .stride = 9},
+      [&] { return over(on_gpus({0, 1}), optimizer(), even_cuts(2), schedule, clipping()); },
+      [](int s) { return batch(s, 4, true); }, course);
 }
-
-namespace {
-
-/// Throws in a step, on its rank.
-struct Trap {
-  using Input = Values;
-  using Output = Values;
-  int* armed = nullptr;
-  void forward(sg::Context&, Values const& x, Values& y, sg::NothingSaved&) {
-    if (*armed > 0 && --*armed == 0) throw std::runtime_error("sprung");
-    y = x;
-  }
-  void backward_input(sg::Context&, Values const&, Values const& dy, Values& dx,
-                      sg::NothingSaved&) {
-    dx = dy;
-  }
-};
-
-}  // namespace
 
 TEST_CASE("cuda/Gpus: a stage that throws leaves parameters as before, and the next step is right",
           "[cuda]") {
   si::Session const session;
   int armed = 0;
-  auto const make = [&](sg::cuda::Gpus gpus) {
-    return sg::Pipeline{sg::Sequential{OnGpu<Embedding>{}, OnGpu<Dense>{}, Trap{&armed},
-                                       OnGpu<Norm>{}, OnGpu<Dense>{Dense{7}}}}
-        .with(sg::partition::Cuts{{2, 4}}, made(sg::schedule::OneFOneB{}), LossOnGpu{},
-              sg::cuda::Enqueued<sg::optimizer::AdamW, Launch>{optimizer()}, std::move(gpus),
-              options_with(plenty_s));
-  };
-  auto train = make(on_gpus({0, 1, 2}));
-  auto calm = make(on_gpus({0}));
+  auto train = with_trap(on_gpus({0, 1, 2}), &armed);
+  auto calm = with_trap(on_gpus({0}), &armed);
   for (int s = 0; s < 3; ++s) {
     auto const data = batch(s, 5, true);
     sg::run(calm.step(data));
@@ -143,19 +76,6 @@ TEST_CASE("cuda/Gpus: after the first step of a program nothing is made, allocat
           "[cuda]") {
   si::Session const session;
   auto train = over(on_gpus({0, 1, 2, 3}), optimizer(), even_cuts(4), made(sg::schedule::Chimera{}),
-                    options_with(plenty_s, true));
-  auto const data = batch(0, 4, false);
-  auto const still = [] {
-    using si::Call;
-    std::uint64_t sum = 0;
-    for (Call const call : {Call::event_create, Call::stream_create, Call::malloc,
-                            Call::malloc_host, Call::malloc_from_pool, Call::pool_create,
-                            Call::stream_synchronize, Call::memcpy, Call::memset})
-      sum += si::calls(call);
-    return sum;
-  };
-  for (int s = 0; s < 2; ++s) sg::run(train.step(data));
-  auto const before = still();
-  for (int s = 0; s < 3; ++s) sg::run(train.step(data));
-  CHECK(still() == before);
+                    clipping());
+  check_steady(train, batch(0, 4, false));
 }

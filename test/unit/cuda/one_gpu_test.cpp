@@ -14,17 +14,11 @@
 #include <stagger/host/threads.hpp>
 #include <stagger/schedule/gpipe.hpp>
 
-#include "enqueued_model.hpp"
+#include "cuda/checks.hpp"
 
 using namespace enqueued_model;
 
 namespace {
-
-sg::Options clipping() {
-  sg::Options options;
-  options.clip_norm = clip;
-  return options;
-}
 
 auto on_one_gpu(bool capture = false, sg::cuda::GraphCounts* counts = nullptr, int stages = 3) {
   return enqueued(on_device(capture, counts), optimizer(), even_cuts(stages),

@@ -3,6 +3,7 @@
 /// @file   Pipelines whose stages have replicas, over GPUs.
 
 #include <algorithm>
+#include <cstddef>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,14 +15,12 @@
 #include <stagger/schedule/gpipe.hpp>
 #include <stagger/schedule/interleaved.hpp>
 
-#include "cuda/gpus_cases.hpp"
+#include "cuda/checks.hpp"
 #include "cuda/replica_model.hpp"
 
 namespace replica_cases {
 
 using namespace replica_model;
-using gpus_model::has;
-using gpus_model::words_of;
 
 struct Case {
   char const* name;
@@ -74,14 +73,6 @@ auto placed(Device device, Grouping policy, Case const& c, sg::Options options) 
       sg::placement::ExplicitMap{c.place}, options);
 }
 
-inline sg::Options options_with(bool clips, bool recompute = false, double deadline_s = 60) {
-  sg::Options options;
-  if (clips) options.clip_norm = clip;
-  options.recompute = recompute;
-  options.deadline_s = deadline_s;
-  return options;
-}
-
 inline auto on_the_host(Case const& c, sg::Options options) {
   options.replicas = c.replicas;
   return row_model::pipeline(sg::host::Threads{1}, even_cuts(c.positions * c.schedule.each),
@@ -93,6 +84,82 @@ inline Case uneven() {
 }
 inline Batch batch_of(int step) { return row_model::batch(step, 3, 4, false); }
 
+/// Parameters of the host after steps 0, 1 and 2 of `uneven`.
+inline std::vector<std::vector<std::byte>> course_of_uneven() {
+  std::vector<std::vector<std::byte>> course;
+  auto host = on_the_host(uneven(), clipping());
+  for (int s = 0; s < 3; ++s) {
+    auto const data = batch_of(s);
+    sg::run(host.step(data));
+    course.push_back(bits(host));
+  }
+  return course;
+}
+
+/// Steps, an evaluation, a prediction and steps ahead of the devices have the host's numbers.
+/// @param gpus  as many as the case names
+inline void check_replicas(Case const& c, sg::cuda::Gpus gpus, Grouping policy, bool clips,
+                           bool recompute) {
+  CAPTURE(c.name, clips, recompute, gpus.capture);
+  bool const rows_vary = !gpus.capture;
+  si::Session const session;
+  si::set_machine({.devices = 8});
+  si::jitter(7);
+  astray = 0;
+  {
+    constexpr int microbatches = 4;
+    auto const options = options_with(clips, recompute);
+    auto host = on_the_host(c, options);
+    auto train = placed(std::move(gpus), std::move(policy), c, options);
+    std::vector<BatchThere> data;  // what was enqueued is used until its ticket is done
+    std::vector<sg::Ticket> tickets;
+    for (int s = 0; s < 4; ++s) {
+      auto const here = row_model::batch(s, microbatches, c.rows, rows_vary);
+      auto const expected = sg::run(host.step(here));
+      data.push_back(upload(here));
+      auto const got = sg::run(train.step(data.back()));
+      REQUIRE(got.loss == expected.loss);
+      REQUIRE(got.gradient_norm == expected.gradient_norm);
+      REQUIRE((bits(train) == bits(host)));
+    }
+    auto const last = row_model::batch(9, microbatches, c.rows, rows_vary);
+    auto const last_there = upload(last);
+    REQUIRE(sg::run(train.evaluate(last_there)).loss == sg::run(host.evaluate(last)).loss);
+    std::vector<Matrix> expected(microbatches);
+    std::vector<Values> outputs(microbatches);
+    sg::run(host.predict(last.inputs, expected));
+    sg::run(train.predict(last_there.inputs, outputs));
+    sg::cuda::check(cudaStreamSynchronize(sg::cuda::stream()), "wait");
+    for (std::size_t m = 0; m < expected.size(); ++m) {
+      auto const got = load<Matrix>(bare(outputs[m]));
+      REQUIRE(got.size() == expected[m].size());
+      REQUIRE(std::equal(got.data(), got.data() + got.size(), expected[m].data()));
+    }
+    for (int s = 4; s < 7; ++s) {  // ahead of the devices
+      auto const next = row_model::batch(s, microbatches, c.rows, rows_vary);
+      sg::run(host.step(next));
+      data.push_back(upload(next));
+      tickets.push_back(sg::enqueue(train.step(data.back())));
+    }
+    for (auto& ticket : tickets) ticket.wait();
+    REQUIRE((bits(train) == bits(host)));
+  }
+  CHECK(astray == 0);
+  si::reset();
+  REQUIRE(session.left() == si::Live{});
+}
+
+/// Each case with groupings of several kinds. @param gpus_for  (case) the device
+template <class GpusFor> void check_all_replicas(std::vector<Case> const& all, GpusFor gpus_for) {
+  int number = 0;
+  for (auto const& c : all) {
+    if (sanitized && number++ % 3 != 0) continue;
+    check_replicas(c, gpus_for(c), by("single", 0), true, false);
+    check_replicas(c, gpus_for(c), by("layerwise", 0), false, true);
+    check_replicas(c, gpus_for(c), by("optimal", 1), true, false);
+  }
+}
+
 /// Steps of which all are captured that may be; the sums of replicas are then part of the graphs.
 /// @return what was wrong
 template <class Gpus>
@@ -102,7 +169,7 @@ std::string words_after_replays(Gpus gpus, Case const& c, bool decides,
   sg::cuda::GraphCounts counts;
   gpus.capture = true;
   gpus.counts = &counts;
-  auto train = placed(gpus, by("optimal", decides ? 2 : 0), c, options_with(true));
+  auto train = placed(gpus, by("optimal", decides ? 2 : 0), c, clipping());
   BatchThere const data[] = {upload(row_model::batch(0, 4, c.rows, false)),
                              upload(row_model::batch(1, 4, c.rows, false))};
   for (int s = 0; s < steps; ++s) (void)sg::enqueue(train.step(data[s % 2]));

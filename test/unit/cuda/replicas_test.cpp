@@ -8,213 +8,65 @@
 #include <string>
 #include <thread>
 
-#include <stagger/schedule/chimera.hpp>
-#include <stagger/schedule/dual_pipe.hpp>
 #include <stagger/schedule/gpipe.hpp>
-#include <stagger/schedule/interleaved.hpp>
 
-#include "replica_model.hpp"
+#include "cuda/replica_cases.hpp"
 
-using namespace replica_model;
+using namespace replica_cases;
 
 namespace {
 
-struct Case {
-  char const* name;
-  Made schedule;
-  int positions;
-  sg::Replicas replicas;
-  std::size_t rows = 4;
-};
-
-std::vector<Case> cases() {
-  using namespace sg::schedule;
-  return {{"gpipe", made(GPipe{}), 1, {2}},
-          {"1f1b", made(OneFOneB{}), 2, {3, 1}},
-          {"split", split(made(OneFOneB{}), 2), 2, {2, 3}},
-          {"uneven", made(OneFOneB{}), 2, {{15, 1}, {1, 1}}, 16},
-          {"interleaved", made(Interleaved{}), 2, {2, 2}},
-          {"chimera", made(Chimera{}), 2, {2, 1}},
-          {"dualpipe", made(DualPipe{}), 2, {1, 1}}};
+Case on_one_gpu(Case c) {
+  c.place.assign(c.place.size(), 0);
+  return c;
 }
 
-using Grouping = sg::collective::AllReduce<grouping::Named>;
-
-void same_as_on_the_host(Case const& c, Grouping policy, bool clips, bool recompute, bool capture) {
-  CAPTURE(c.name, clips, recompute, capture);
-  si::Session const session;
-  si::jitter(7);
-  astray = 0;
-  {
-    constexpr int microbatches = 4;
-    auto const cuts = even_cuts(c.positions * c.schedule.each);
-    sg::Options options;
-    if (clips) options.clip_norm = clip;
-    options.recompute = recompute;
-    options.replicas = c.replicas;
-    auto host = row_model::pipeline(sg::host::Threads{1}, cuts, c.schedule, options);
-    auto train = there(enqueued_model::on_device(capture), policy, cuts, c.schedule, options);
-    std::vector<BatchThere> data;  // what was enqueued is used until its ticket is done
-    std::vector<sg::Ticket> tickets;
-    for (int s = 0; s < 4; ++s) {
-      auto const here = row_model::batch(s, microbatches, c.rows, !capture);
-      auto const expected = sg::run(host.step(here));
-      data.push_back(upload(here));
-      auto const got = sg::run(train.step(data.back()));
-      REQUIRE(got.loss == expected.loss);
-      REQUIRE(got.gradient_norm == expected.gradient_norm);
-      REQUIRE((bits(train) == bits(host)));
-    }
-    auto const last = row_model::batch(9, microbatches, c.rows, !capture);
-    auto const last_there = upload(last);
-    REQUIRE(sg::run(train.evaluate(last_there)).loss == sg::run(host.evaluate(last)).loss);
-    std::vector<Matrix> expected(microbatches);
-    std::vector<Values> outputs(microbatches);
-    sg::run(host.predict(last.inputs, expected));
-    sg::run(train.predict(last_there.inputs, outputs));
-    sg::cuda::check(cudaStreamSynchronize(sg::cuda::stream()), "wait");
-    for (std::size_t m = 0; m < expected.size(); ++m) {
-      auto const got = read(bare(outputs[m]));
-      REQUIRE(got.size() == expected[m].size());
-      REQUIRE(std::equal(got.data(), got.data() + got.size(), expected[m].data()));
-    }
-    for (int s = 4; s < 7; ++s) {  // ahead of the device
-      auto const next = row_model::batch(s, microbatches, c.rows, !capture);
-      sg::run(host.step(next));
-      data.push_back(upload(next));
-      tickets.push_back(sg::enqueue(train.step(data.back())));
-    }
-    for (auto& ticket : tickets) ticket.wait();
-    REQUIRE((bits(train) == bits(host)));
-  }
-  CHECK(astray == 0);
-  si::reset();
-  REQUIRE(session.left() == si::Live{});
+sg::cuda::Gpus one_gpu(bool capture = false) {
+  auto gpus = on(1);
+  gpus.capture = capture;
+  return gpus;
 }
 
-Grouping by(char const* name, int measured_steps) {
-  Grouping policy;
-  policy.grouping = grouping::named(name);
-  policy.measured_steps = measured_steps;
-  return policy;
+auto uneven_on_one_gpu(bool capture) {
+  return placed(one_gpu(capture), by("layerwise", 0), on_one_gpu(uneven()), clipping());
 }
 
 }  // namespace
 
 TEST_CASE("cuda/Replicas: replicas on one GPU have the host's bits", "[cuda]") {
-  int number = 0;
-  for (auto const& c : cases())
-    for (bool const capture : {false, true}) {
-      if (sanitized && number++ % 3 != 0) continue;
-      same_as_on_the_host(c, by("single", 0), true, false, capture);
-      same_as_on_the_host(c, by("layerwise", 0), false, true, capture);
-      same_as_on_the_host(c, by("optimal", 1), true, false, capture);
-    }
+  bool const capture = GENERATE(false, true);
+  std::vector<Case> all;
+  for (auto const& c : cases()) all.push_back(on_one_gpu(c));
+  check_all_replicas(all, [&](Case const&) { return one_gpu(capture); });
 }
-
-namespace {
-
-auto uneven(bool capture, bool clips = true) {
-  sg::Options options;
-  if (clips) options.clip_norm = clip;
-  options.replicas = {{3, 1}, {1, 1}};
-  return there(enqueued_model::on_device(capture), by("layerwise", 0), even_cuts(2),
-               made(sg::schedule::OneFOneB{}), options);
-}
-auto uneven_on_the_host() {
-  sg::Options options;
-  options.clip_norm = clip;
-  options.replicas = {{3, 1}, {1, 1}};
-  return row_model::pipeline(sg::host::Threads{1}, even_cuts(2), made(sg::schedule::OneFOneB{}),
-                             options);
-}
-Batch batch_of(int step) { return row_model::batch(step, 3, 4, false); }
-
-}  // namespace
 
 TEST_CASE("cuda/Replicas: whatever CUDA refuses, parameters are those before or after the step",
           "[cuda]") {
-  std::vector<std::vector<std::byte>> course;
-  {
-    auto host = uneven_on_the_host();
-    for (int s = 0; s < 3; ++s) {
-      auto const data = batch_of(s);
-      sg::run(host.step(data));
-      course.push_back(bits(host));
-    }
-  }
-  int number = 0;
-  for (bool const capture : {false, true})
-    for (auto const call :
-         {si::Call::launch_kernel, si::Call::event_record, si::Call::stream_wait_event,
-          si::Call::memcpy_async, si::Call::memset_async, si::Call::malloc_from_pool})
-      for (int nth = 1; nth <= 160; nth += nth < 4 ? 1 : 13) {
-        if (sanitized && number++ % 9 != 0) continue;
-        CAPTURE(capture, static_cast<int>(call), nth);
-        si::Session const session;
-        {
-          auto train = uneven(capture);
-          auto const step = [&](int s) {
-            auto const data = upload(batch_of(s));
-            sg::run(train.step(data));
-          };
-          step(0);
-          si::fail(call, nth, cudaErrorLaunchFailure);
-          bool failed = false;
-          try {
-            step(1);
-          } catch (sg::cuda::Error const&) {
-            failed = true;
-          }
-          si::fail(si::Call::comm_init, 1, 0);  // no more of it
-          REQUIRE((bits(train) == course[failed ? 0 : 1]));
-          if (failed) step(1);
-          step(2);
-          REQUIRE((bits(train) == course[2]));
-        }
-        si::reset();
-        REQUIRE(session.left() == si::Live{});
-      }
+  bool const capture = GENERATE(false, true);
+  CAPTURE(capture);
+  check_refusals(
+      {.calls = {si::Call::launch_kernel, si::Call::event_record, si::Call::stream_wait_event,
+                 si::Call::memcpy_async, si::Call::memset_async, si::Call::malloc_from_pool},
+       .most = 160,
+       .stride = 13},
+      [&] { return uneven_on_one_gpu(capture); }, [](int s) { return upload(batch_of(s)); },
+      course_of_uneven());
 }
 
 TEST_CASE("cuda/Replicas: memory that is not there is refused, and nothing leaks", "[cuda]") {
-  si::Session const session;
-  auto const data = upload(batch_of(0));
-  int nth = 1;
-  for (bool refused = true; refused; ++nth) {
-    si::fail(si::Call::malloc, nth, cudaErrorMemoryAllocation);
-    try {
-      auto train = uneven(false);
-      sg::run(train.step(data));
-      refused = false;
-    } catch (sg::cuda::Error const& error) {
-      REQUIRE(error.result() == cudaErrorMemoryAllocation);
-    }
-    si::fail(si::Call::comm_init, 1, 0);
-  }
-  CHECK(nth > 20);
+  check_out_of_memory([] {
+    auto const data = upload(batch_of(0));
+    auto train = uneven_on_one_gpu(false);
+    sg::run(train.step(data));
+  });
 }
 
 TEST_CASE("cuda/Replicas: in steady state nothing is made, allocated or synchronised with",
           "[cuda]") {
   si::Session const session;
-  auto train = uneven(false);
+  auto train = uneven_on_one_gpu(false);
   auto const& counts = train.capture(GENERATE(false, true));
-  auto const data = upload(batch_of(0));
-  auto const still = [] {
-    using si::Call;
-    std::uint64_t sum = 0;
-    for (Call const call :
-         {Call::event_create, Call::stream_create, Call::malloc, Call::malloc_host,
-          Call::malloc_from_pool, Call::pool_create, Call::stream_synchronize, Call::memcpy,
-          Call::memset, Call::graph_instantiate})
-      sum += si::calls(call);
-    return sum;
-  };
-  for (int s = 0; s < 2; ++s) sg::run(train.step(data));
-  auto const before = still();
-  for (int s = 0; s < 3; ++s) sg::run(train.step(data));
-  CHECK(still() == before);
+  check_steady(train, upload(batch_of(0)));
   CHECK(counts.instantiations <= 1);
 }
 
@@ -252,12 +104,12 @@ TEST_CASE("cuda/Replicas: gradients are added up while the last backward still r
     auto const told = launch(stream, [] { ++sums; });
     return told != cudaSuccess ? told : kernels.add(type, sum, more, size, stream);
   };
-  auto device = enqueued_model::on_device();
+  auto device = on_device();
   device.kernels = &kernels_of_it;
   sg::Options options;
   options.replicas = {2};
-  auto train = sg::Pipeline{sg::Sequential{OnDevice<Embedding>{}, OnDevice<Dense>{}, Gate{},
-                                           OnDevice<Dense>{Dense{7}}}}
+  auto train = sg::Pipeline{sg::Sequential{OnGpu<Embedding>{}, OnGpu<Dense>{}, Gate{},
+                                           OnGpu<Dense>{Dense{7}}}}
                    .with(made(sg::schedule::GPipe{}), LossThere{},
                          sg::cuda::Enqueued<sg::optimizer::AdamW, Launch>{optimizer()}, device,
                          by("layerwise", 0), options);
@@ -275,8 +127,8 @@ TEST_CASE("cuda/Replicas: the measured steps decide, and then the host may run a
   si::Session const session;
   sg::Options options;
   options.replicas = {2, 2};
-  auto train = there(enqueued_model::on_device(true), by("optimal", 2), even_cuts(2),
-                     made(sg::schedule::GPipe{}), options);
+  auto train =
+      there(on_device(true), by("optimal", 2), even_cuts(2), made(sg::schedule::GPipe{}), options);
   auto const data = upload(batch_of(0));
   auto const& counts = train.capture();
   for (int s = 0; s < 12; ++s) sg::run(train.step(data));
@@ -301,11 +153,9 @@ TEST_CASE("cuda/Replicas: what kernels would read after the host has cut the nex
   sg::Options options;
   options.replicas = {2};
   options.seed = run_seed;
-  auto train = sg::Pipeline{sg::Sequential{enqueued_model::OnDevice<Embedding>{},
-                                           enqueued_model::OnDevice<Dense>{}}}
-                   .with(made(sg::schedule::GPipe{}), enqueued_model::EnqueuedLoss{},
-                         sg::cuda::Enqueued<sg::optimizer::AdamW, Launch>{optimizer()},
-                         enqueued_model::on_device(), options);
+  auto train = sg::Pipeline{sg::Sequential{OnDevice<Embedding>{}, OnDevice<Dense>{}}}.with(
+      made(sg::schedule::GPipe{}), EnqueuedLoss{},
+      sg::cuda::Enqueued<sg::optimizer::AdamW, Launch>{optimizer()}, on_device(), options);
   auto const data = batch_of(0);
   try {
     sg::run(train.step(data));

@@ -15,15 +15,6 @@
 using namespace gpus_model;
 using namespace processes;
 
-namespace {
-
-sg::nccl::Gpus ahead(sg::nccl::Gpus gpus, int steps) {
-  gpus.ahead = steps;
-  return gpus;
-}
-
-}  // namespace
-
 TEST_CASE("nccl/Gpus: processes run ahead, each for itself, with the host's bits", "[nccl]") {
   int number = 0;
   for (Case const& c :
@@ -33,26 +24,19 @@ TEST_CASE("nccl/Gpus: processes run ahead, each for itself, with the host's bits
     si::Session const session;
     si::jitter(3);
     si::in_progress_polls(1);
-    auto const cuts = even_cuts(c.ranks * c.chunks);
     auto const data = batches(7, c.microbatches, false);
-    auto host = sg::Pipeline{model()}.with(sg::partition::Cuts{cuts}, schedule_of(c), Loss{},
-                                           optimizer(), sg::host::Threads{1}, clipping());
-    std::vector<sg::Metrics> expected;
-    for (auto const& one : data) expected.push_back(sg::run(host.step(one)));
-    auto const after = bits(host);
+    auto host = on_host(c);
+    auto const expected = expected_of(
+        host, 7, [&](int s) -> auto const& { return data[static_cast<std::size_t>(s)]; });
     auto const wrong =
         in_processes(c.gpus, a_process(), [&](sg::nccl::Gpus gpus, int) -> std::string {
-          auto train = over(ahead(gpus, 2), optimizer(), cuts, schedule_of(c), clipping());
+          auto train = on_all(c, ahead(gpus, 2));
           std::string words;
           std::vector<sg::Ticket> tickets;
           for (auto const& one : data) tickets.push_back(sg::enqueue(train.step(one)));
-          train.gather_parameters();  // waits by itself
-          if (bits(train) != after) words += "parameters ";
-          for (std::size_t s = 0; s < data.size(); ++s) {
-            auto const got = tickets[s].metrics();
-            if (got.loss != expected[s].loss) words += "loss ";
-            if (got.gradient_norm != expected[s].gradient_norm) words += "norm ";
-          }
+          words += expected.check_parameters(train);  // waits by itself
+          for (std::size_t s = 0; s < data.size(); ++s)
+            words += expected.check(s, tickets[s].metrics());
           return words;
         });
     for (auto const& words : wrong) CHECK(words == "");
@@ -61,15 +45,13 @@ TEST_CASE("nccl/Gpus: processes run ahead, each for itself, with the host's bits
 
 TEST_CASE("nccl/Gpus: a process that ends while steps are in flight is told by their tickets",
           "[nccl]") {
-  bool const hangs = GENERATE(false, true);
+  Departure departure(GENERATE(false, true));
   si::Session const session;
   auto const data = batches(4, 3, false);
   auto const course = expected_course(data, true);
-  std::atomic<bool> other_is_done{false};
   auto const wrong =
       in_processes(2, a_process(), [&](sg::nccl::Gpus gpus, int process) -> std::string {
-        auto train = over(ahead(gpus, 2), optimizer(), even_cuts(2),
-                          schedule_of({"gpipe", 2, 1, 3, 2}), clipping(process == 0 ? 0.5 : 60));
+        auto train = on_all({"gpipe", 2, 1, 3, 2}, ahead(gpus, 2), process == 0 ? 0.5 : 60);
         std::string words;
         auto first = sg::enqueue(train.step(data[0]));
         auto second = sg::enqueue(train.step(data[1]));
@@ -77,12 +59,11 @@ TEST_CASE("nccl/Gpus: a process that ends while steps are in flight is told by t
           if (first.metrics().loss != course.loss[0]) words += "first ";
           if (second.metrics().loss != course.loss[1]) words += "second ";
           train.settle();
-          other_is_done = true;
-          other_is_done.notify_all();
+          departure.leave();
           return words;  // and takes no third step
         }
         train.settle();
-        si::abort_hangs(hangs);
+        departure.begin();
         std::optional<sg::Ticket> third;
         auto const told = words_of([&] {
           third = sg::enqueue(train.step(data[2]));
@@ -94,9 +75,7 @@ TEST_CASE("nccl/Gpus: a process that ends while steps are in flight is told by t
         if (first.metrics().loss != course.loss[0]) words += "first ";
         if (!has(words_of([&] { sg::run(train.step(data[3])); }), "lost in an earlier step"))
           words += "next ";
-        other_is_done.wait(false);
-        if (hangs) si::lose_device(cudaErrorIllegalAddress);  // what it still has is not run
-        si::abort_hangs(false);
+        departure.end();
         return words;
       });
   for (auto const& words : wrong) CHECK(words == "");
@@ -112,8 +91,7 @@ TEST_CASE("nccl/Gpus: an error of NCCL in flight is told by the ticket, also of 
   std::atomic<int> told{0};
   auto const wrong = in_processes(3, a_process(), [&](sg::nccl::Gpus gpus, int p) -> std::string {
     gpus.capture = capture;
-    auto train = over(ahead(gpus, 2), optimizer(), even_cuts(3), schedule_of({"1f1b", 3, 1, 3, 3}),
-                      clipping());
+    auto train = on_all(three, ahead(gpus, 2));
     for (auto const& one : data) sg::run(train.step(one));
     all.arrive_and_wait();
     if (p == 0) hold_from(3);

@@ -26,15 +26,6 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-sg::Options options_with(double deadline_s, bool clips = false) {
-  sg::Options options;
-  options.deadline_s = deadline_s;
-  if (clips) options.clip_norm = clip;
-  return options;
-}
-
-constexpr double plenty_s = 60;
-
 /// Never gives it back.
 void keep(void const* thing) {
   static auto& all = *new std::vector<void const*>;
@@ -51,8 +42,8 @@ TEST_CASE("nccl/Gpus: a process that never comes is an error in time", "[nccl]")
     gpus.join_deadline_s = 0.2;
     auto const start = std::chrono::steady_clock::now();
     auto const words = words_of([&] {
-      static_cast<void>(over(gpus, optimizer(), even_cuts(2), made(sg::schedule::GPipe{}),
-                             options_with(plenty_s)));
+      static_cast<void>(
+          over(gpus, optimizer(), even_cuts(2), made(sg::schedule::GPipe{}), options_with(false)));
     });
     CHECK(has(words, "rank 0 of 2 waited 0.2 s to join a communicator"));
     CHECK(seconds_since(start) < 30);  // a machine may be busy
@@ -81,7 +72,7 @@ TEST_CASE("nccl/Gpus: processes with another pipeline are refused by what differ
   for (Way const& way : ways) {
     CAPTURE(way.words);
     auto const told = in_processes(2, a_process(), [&](sg::nccl::Gpus gpus, int p) {
-      auto options = options_with(plenty_s);
+      auto options = options_with(false);
       auto cuts = even_cuts(2);
       if (p == 1) way.change(gpus, options, cuts);
       return words_of([&] {
@@ -100,8 +91,7 @@ TEST_CASE("nccl/Gpus: processes whose optimizers have other numbers take no step
   auto const told = in_processes(2, a_process(), [&](sg::nccl::Gpus gpus, int p) {
     auto rule = optimizer();
     if (p == 1) rule.rate *= 2;
-    auto train =
-        over(gpus, rule, even_cuts(2), made(sg::schedule::GPipe{}), options_with(plenty_s));
+    auto train = over(gpus, rule, even_cuts(2), made(sg::schedule::GPipe{}), options_with(false));
     auto const data = batch(0, 3, false);
     return words_of([&] { sg::run(train.step(data)); });
   });
@@ -118,7 +108,7 @@ TEST_CASE("nccl/Gpus: a process that stops taking steps is an error in time, and
     std::atomic<bool> over_now{false};
     std::thread other([&] {
       auto train = over(process(a_process(), 1, 2, invited), optimizer(), even_cuts(2),
-                        made(sg::schedule::GPipe{}), options_with(plenty_s));
+                        made(sg::schedule::GPipe{}), options_with(false));
       auto const data = batch(0, 3, false);
       sg::run(train.step(data));
       over_now.wait(false);
@@ -126,7 +116,7 @@ TEST_CASE("nccl/Gpus: a process that stops taking steps is an error in time, and
     {
       auto const make = [&] {
         return over(process(a_process(), 0, 2, invited), optimizer(), even_cuts(2),
-                    made(sg::schedule::GPipe{}), options_with(0.5));
+                    made(sg::schedule::GPipe{}), options_with(false, false, 0.5));
       };
       auto own = std::make_unique<decltype(make())>(make());
       auto batch_of_it = std::make_unique<Batch>(batch(0, 3, false));
@@ -161,8 +151,8 @@ TEST_CASE(
   std::barrier all(3);
   std::atomic<int> told{0};
   auto const wrong = in_processes(3, a_process(), [&](sg::nccl::Gpus gpus, int p) -> std::string {
-    auto train = over(gpus, optimizer(), even_cuts(3), made(sg::schedule::OneFOneB{}),
-                      options_with(plenty_s));
+    auto train =
+        over(gpus, optimizer(), even_cuts(3), made(sg::schedule::OneFOneB{}), options_with(false));
     auto const data = batch(0, 4, true);
     sg::run(train.step(data));
     auto const before = bits(train);
@@ -204,7 +194,7 @@ TEST_CASE("nccl/Gpus: whatever CUDA or NCCL refuse in one process, parameters st
       auto const wrong =
           in_processes(2, a_process(), [&](sg::nccl::Gpus gpus, int p) -> std::string {
             auto train = over(gpus, optimizer(), even_cuts(2), made(sg::schedule::OneFOneB{}),
-                              options_with(0.5, true));
+                              clipping(0.5));
             auto const data = batch(0, 4, true);
             sg::run(train.step(data));
             auto const before = bits(train);

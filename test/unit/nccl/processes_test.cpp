@@ -32,32 +32,21 @@ TEST_CASE("nccl/Gpus: a rank in every process has the host's bits", "[nccl]") {
     si::jitter(3);
     si::in_progress_polls(1);
     astray = 0;
-    auto const cuts = even_cuts(c.ranks * c.chunks);
-    auto host = sg::Pipeline{model()}.with(sg::partition::Cuts{cuts}, schedule_of(c), Loss{},
-                                           optimizer(), sg::host::Threads{1}, clipping());
-    std::vector<std::vector<std::byte>> expected;
-    std::vector<sg::Metrics> metrics;
-    for (int s = 0; s < 3; ++s) {
-      auto const data = batch(s, c.microbatches, shapes_change);
-      metrics.push_back(sg::run(host.step(data)));
-      expected.push_back(bits(host));
-    }
+    auto host = on_host(c);
+    auto const expected =
+        expected_of(host, 3, [&](int s) { return batch(s, c.microbatches, shapes_change); });
     auto const data = batch(9, c.microbatches, shapes_change);
     auto const evaluated = sg::run(host.evaluate(data)).loss;
 
     auto const wrong = in_processes(c.gpus, a_process(), [&](sg::nccl::Gpus gpus, int) {
       std::string words;
       gpus.shapes_change = shapes_change;
-      auto train = over(gpus, optimizer(), cuts, schedule_of(c), clipping());
+      auto train = on_all(c, gpus);
       for (int s = 0; s < 3; ++s) {
         auto const own = batch(s, c.microbatches, shapes_change);
-        auto const got = sg::run(train.step(own));
-        auto const at = static_cast<std::size_t>(s);
-        if (got.loss != metrics[at].loss) words += "loss ";
-        if (got.gradient_norm != metrics[at].gradient_norm) words += "norm ";
+        words += expected.check(static_cast<std::size_t>(s), sg::run(train.step(own)));
       }
-      train.gather_parameters();
-      if (bits(train) != expected.back()) words += "parameters ";
+      words += expected.check_parameters(train);
       auto const last = batch(9, c.microbatches, shapes_change);
       if (sg::run(train.evaluate(last)).loss != evaluated) words += "evaluation ";
       return words;

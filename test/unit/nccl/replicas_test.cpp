@@ -28,7 +28,7 @@ TEST_CASE("nccl/GroupSums: sums by NCCL agree with the host's to rounding, and i
     si::Session const session;
     si::set_machine({.devices = 8});
     constexpr int steps = 4;
-    auto host = on_the_host(c, options_with(true));
+    auto host = on_the_host(c, clipping());
     std::vector<double> losses;
     for (int s = 0; s < steps; ++s)
       losses.push_back(sg::run(host.step(row_model::batch(s, 4, c.rows, false))).loss);
@@ -38,7 +38,7 @@ TEST_CASE("nccl/GroupSums: sums by NCCL agree with the host's to rounding, and i
     auto const wrong = in_processes(gpus_of(c.place), a_process(), [&](sg::nccl::Gpus gpus, int p) {
       auto policy = by("layerwise", 0);
       policy.by = By::library;
-      auto train = placed(gpus, policy, c, options_with(true));
+      auto train = placed(gpus, policy, c, clipping());
       std::string words;
       for (int s = 0; s < steps; ++s) {
         auto const own = upload(row_model::batch(s, 4, c.rows, false));
@@ -71,25 +71,19 @@ TEST_CASE("nccl/GroupSums: replicas in a process each have the host's bits", "[n
     astray = 0;
     constexpr int microbatches = 4;
     int const steps = number % 2 == 0 ? 3 : 8;  // some while the groups are being decided
-    auto host = on_the_host(c, options_with(true));
-    std::vector<sg::Metrics> metrics;
-    for (int s = 0; s < steps; ++s)
-      metrics.push_back(
-          sg::run(host.step(row_model::batch(s, microbatches, c.rows, shapes_change))));
-    auto const expected = bits(host);
+    auto host = on_the_host(c, clipping());
+    auto const expected = expected_of(host, steps, [&](int s) {
+      return row_model::batch(s, microbatches, c.rows, shapes_change);
+    });
     auto const wrong = in_processes(gpus_of(c.place), a_process(), [&](sg::nccl::Gpus gpus, int) {
       std::string words;
       gpus.shapes_change = shapes_change;
-      auto train = placed(gpus, by("optimal", steps == 3 ? 0 : 2), c, options_with(true));
+      auto train = placed(gpus, by("optimal", steps == 3 ? 0 : 2), c, clipping());
       for (int s = 0; s < steps; ++s) {
         auto const own = upload(row_model::batch(s, microbatches, c.rows, shapes_change));
-        auto const got = sg::run(train.step(own));
-        auto const at = static_cast<std::size_t>(s);
-        if (got.loss != metrics[at].loss) words += "loss ";
-        if (got.gradient_norm != metrics[at].gradient_norm) words += "norm ";
+        words += expected.check(static_cast<std::size_t>(s), sg::run(train.step(own)));
       }
-      train.gather_parameters();
-      if (bits(train) != expected) words += "parameters ";
+      words += expected.check_parameters(train);
       return words;
     });
     for (auto const& words : wrong) CHECK(words == "");
@@ -108,7 +102,7 @@ TEST_CASE("nccl/GroupSums: sums of replicas become part of a graph, once the gro
     si::set_machine({.devices = 8});
     si::jitter(5);
     si::in_progress_polls(1);
-    auto host = on_the_host(c, options_with(true));
+    auto host = on_the_host(c, clipping());
     for (int s = 0; s < 8; ++s) sg::run(host.step(row_model::batch(s % 2, 4, c.rows, false)));
     auto const expected = bits(host);
     auto const wrong = in_processes(gpus_of(c.place), a_process(), [&](sg::nccl::Gpus gpus, int) {
@@ -124,7 +118,7 @@ TEST_CASE("nccl/GroupSums: an asynchronous error of a group ends the step before
   std::barrier all(4);
   std::atomic<int> told{0};
   auto const wrong = in_processes(4, a_process(), [&](sg::nccl::Gpus gpus, int p) -> std::string {
-    auto train = placed(gpus, by("layerwise", 0), uneven(), options_with(true));
+    auto train = placed(gpus, by("layerwise", 0), uneven(), clipping());
     auto const data = upload(batch_of(0));
     sg::run(train.step(data));
     auto const before = bits(train);
@@ -148,7 +142,7 @@ TEST_CASE("nccl/GroupSums: a process that does not come to a sum is an error in 
   std::atomic<bool> over_now{false};
   Case const c{"gpipe", made(sg::schedule::GPipe{}), 1, {2}, {0, 1}};
   auto const wrong = in_processes(2, a_process(), [&](sg::nccl::Gpus gpus, int p) {
-    auto const options = options_with(true, false, p == 0 ? 0.5 : 60);
+    auto const options = clipping(p == 0 ? 0.5 : 60);
     auto train = placed(gpus, by("layerwise", 0), c, options);
     auto const data = upload(batch_of(0));
     sg::run(train.step(data));
@@ -176,9 +170,8 @@ TEST_CASE("nccl/GroupSums: what cannot be run is refused in one sentence", "[ncc
   auto const wrong = in_processes(4, a_process(), [&](sg::nccl::Gpus gpus, int p) {
     auto own = uneven();
     if (p == 3) own.replicas = {{1, 3}, {1, 1}};
-    return words_of([&] { static_cast<void>(placed(gpus, sharded, own, options_with(true))); }) +
-           words_of(
-               [&] { static_cast<void>(placed(gpus, by("single", 0), own, options_with(true))); });
+    return words_of([&] { static_cast<void>(placed(gpus, sharded, own, clipping())); }) +
+           words_of([&] { static_cast<void>(placed(gpus, by("single", 0), own, clipping())); });
   });
   CHECK(has(wrong[0], "ranks disagree on the shares of Options::replicas"));
 }
