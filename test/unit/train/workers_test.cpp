@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
@@ -248,6 +249,23 @@ TEST_CASE(
   REQUIRE(weights(a) == weights(b));
   auto const short_batch = data(6);
   sg::run_together(a.stream(short_batch), b.stream(short_batch));
+  REQUIRE(weights(a) == weights(b));
+}
+
+TEST_CASE(
+    "train/ParameterServer: a worker that goes while another waits for it ends that one's stream",
+    "[train]") {
+  Waves const waves{2, 2, 0};
+  sg::collective::ParameterServer const server({.workers = 2});
+  auto a = make(waves, server, 0, {2}, 1, sgd);
+  auto gone = std::make_unique<decltype(make(waves, server, 1, {2}, 1, sgd))>(
+      make(waves, server, 1, {2}, 1, sgd, 3));
+  auto const batch = data(12);
+  auto const late = data(12, 1);
+  REQUIRE_THROWS_WITH(sg::run_together(a.stream(batch), gone->stream(late)), "out of ink");
+  gone = nullptr;
+  auto b = make(waves, server, 1, {2}, 1, sgd);  // its place is free
+  sg::run_together(a.stream(batch), b.stream(late));
   REQUIRE(weights(a) == weights(b));
 }
 

@@ -166,6 +166,10 @@ template <class Device> class SessionOn final : public MachineSession {
                        std::move(place), places, spare),
         backend_(device, machine_, places + spare) {}
 
+  SessionOn(SessionOn const&) = delete;
+  SessionOn& operator=(SessionOn const&) = delete;
+  ~SessionOn() { machine_.exchange(nullptr); }  // which other workers may call, and it the back end
+
   [[nodiscard]] B& backend() noexcept { return backend_; }
   void append_states(std::vector<ParameterState>& states, bool own) override {
     settle(nullptr);
