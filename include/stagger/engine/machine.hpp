@@ -145,7 +145,9 @@ class Machine : public StepStatus {
       rank.record = model.options.record;
       rank.in_flight = rank.peak_in_flight = 0;
       rank.spans.clear();
-      rank.context.begin_step(model.steps, model.options.seed, run.program->training);
+      rank.context.begin_step(
+          model.steps, model.options.seed, run.program->training,
+          run.program->flushes ? 0 : run.program->microbatches / run.program->updates);
     }
     if (model.options.replicas.ops() != nullptr) model.options.replicas.ops()->begin_step(*this);
     if (exchange_ != nullptr && run.program->training) exchange_->begin_step();

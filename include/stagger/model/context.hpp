@@ -109,7 +109,10 @@ class Context {
 
   [[nodiscard]] int microbatch() const noexcept { return microbatch_; }
   [[nodiscard]] int layer() const noexcept { return layer_; }
-  [[nodiscard]] std::int64_t step() const noexcept { return step_; }
+  /// Optimizer steps before that of the minibatch at hand; in a stream, too.
+  [[nodiscard]] std::int64_t step() const noexcept {
+    return minibatch_ == 0 ? step_ : step_ + microbatch_ / minibatch_;
+  }
 
   /// The row of the whole microbatch at which this action's rows begin; it can differ from 0 only
   /// on a replica of a stage. Randomness for each row should depend on random_seed() and
@@ -122,17 +125,22 @@ class Context {
   [[nodiscard]] bool training() const noexcept { return training_; }
 
   /// Seed for this action's randomness. It depends on nothing but (seed of the run, step,
-  /// microbatch, layer), so recomputation, any partition and any thread count see the same numbers.
+  /// microbatch of the minibatch, layer), so recomputation, any partition, any thread count and any
+  /// length of streams see the same numbers.
   [[nodiscard]] std::uint64_t random_seed() const noexcept {
+    int const microbatch = minibatch_ == 0 ? microbatch_ : microbatch_ % minibatch_;
     return random_bits(seed_,
-                       {static_cast<std::uint64_t>(step_), static_cast<std::uint64_t>(microbatch_),
+                       {static_cast<std::uint64_t>(step()), static_cast<std::uint64_t>(microbatch),
                         static_cast<std::uint64_t>(layer_)});
   }
 
   /// For engines: starts a step.
-  /// @param step  optimizer steps taken before this one
-  void begin_step(std::int64_t step, std::uint64_t seed, bool training) noexcept {
+  /// @param step       optimizer steps taken before this one
+  /// @param minibatch  of a stream: microbatches in one minibatch; 0: all are of one
+  void begin_step(std::int64_t step, std::uint64_t seed, bool training,
+                  int minibatch = 0) noexcept {
     step_ = step;
+    minibatch_ = minibatch;
     seed_ = seed;
     training_ = training;
   }
@@ -164,6 +172,7 @@ class Context {
   std::uint64_t seed_ = 0;
   int layer_ = 0;
   int microbatch_ = 0;
+  int minibatch_ = 0;  // microbatches in one, of a stream
   bool training_ = true;
   Arena arena_;
 };

@@ -4,6 +4,8 @@
 #include "catch.hpp"
 
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -193,6 +195,60 @@ TEST_CASE(
       make(3, sg::schedule::PipeDream{}, sg::staleness::WeightStashing{}, sg::host::Threads{1});
   sg::run(fresh.stream(short_batch));
   CHECK(weights(broken) == weights(fresh));
+}
+
+namespace {
+
+/// What the context says in each forward pass.
+struct Seeds {
+  using Input = Numbers;
+  using Output = Numbers;
+  struct Seen {
+    std::int64_t step;
+    std::uint64_t seed;
+    friend bool operator==(Seen const&, Seen const&) = default;
+  };
+  std::vector<Seen>* seen = nullptr;
+  void forward(sg::Context& context, Input const& x, Output& y, sg::NothingSaved&) {
+    seen->push_back({context.step(), context.random_seed()});
+    y = x;
+  }
+  void backward(sg::Context&, Input const&, Output const& dy, Input& dx, sg::NothingSaved&) {
+    dx = dy;
+  }
+};
+
+}  // namespace
+
+TEST_CASE(
+    "staleness: steps and random numbers of a stream do not depend on how a run is cut into "
+    "streams",
+    "[staleness]") {
+  auto const run_in = [](std::vector<int> const& lengths, auto schedule, auto model) {
+    std::vector<Seeds::Seen> seen;
+    auto train = sg::Pipeline{Seeds{&seen}}.with(schedule, model, Loss{}, sg::host::Threads{1});
+    auto const all = data(8);
+    std::size_t at = 0;
+    for (int const length : lengths) {
+      Batch part;
+      for (int i = 0; i < length; ++i, ++at) {
+        part.inputs.push_back(all.inputs[at]);
+        part.targets.push_back(all.targets[at]);
+      }
+      run(train.stream(part));
+    }
+    return seen;
+  };
+  auto const whole = run_in({8}, sg::schedule::Fifo{1}, sg::staleness::WeightStashing{});
+  REQUIRE(whole == run_in({3, 5}, sg::schedule::Fifo{1}, sg::staleness::WeightStashing{}));
+  REQUIRE(whole[7].step == 7);
+  REQUIRE(whole[0].seed != whole[1].seed);
+  auto const pairs = run_in({8}, sg::schedule::PipeDream2BW{},
+                            sg::staleness::DoubleBuffered{.microbatches_per_minibatch = 2});
+  REQUIRE(pairs == run_in({2, 6}, sg::schedule::PipeDream2BW{},
+                          sg::staleness::DoubleBuffered{.microbatches_per_minibatch = 2}));
+  REQUIRE(pairs[7].step == 3);
+  REQUIRE(pairs[6].seed != pairs[7].seed);
 }
 
 TEST_CASE("staleness: what cannot be is refused in one sentence", "[staleness]") {
