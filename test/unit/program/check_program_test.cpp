@@ -15,12 +15,15 @@
 #include <stagger/engine/setup.hpp>
 #include <stagger/program/group_gradients.hpp>
 #include <stagger/program/lay_out.hpp>
+#include <stagger/schedule/fifo.hpp>
 #include <stagger/schedule/forward_only.hpp>
 #include <stagger/schedule/gpipe.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
 #include <stagger/schedule/pipe_dream_2bw.hpp>
 #include <stagger/staleness/delayed.hpp>
 #include <stagger/staleness/double_buffered.hpp>
+#include <stagger/staleness/synchronous.hpp>
+#include <stagger/staleness/wave_synchronous.hpp>
 #include <stagger/staleness/weight_stashing.hpp>
 
 #include "../schedule/zoo.hpp"
@@ -76,6 +79,28 @@ struct Pairs {
   [[nodiscard]] constexpr int version(int, int available) const noexcept { return available / 2; }
 };
 
+/// Workers that train with others through a parameter server.
+void add_workers(Cases& cases) {
+  static std::vector<std::unique_ptr<staleness::WaveSynchronous>> kept;
+  for (int const ranks : {1, 3})
+    for (int const in_flight : {1, 2, 4})
+      for (int const distance : {0, 1}) {
+        kept.push_back(std::make_unique<staleness::WaveSynchronous>(
+            staleness::WaveSynchronous{.in_flight = in_flight, .distance = distance}));
+        LayOutOptions options;
+        options.staleness = detail::staleness_model<true>(*kept.back());
+        for (int const minibatches : {1, 4 * in_flight + 1})
+          cases.push_back(made(
+              "waves of " + std::to_string(in_flight) + ", distance " + std::to_string(distance),
+              schedule::Fifo{.in_flight = in_flight}.table({ranks, minibatches}), options));
+      }
+  static staleness::Synchronous const in_step;
+  LayOutOptions options;
+  options.staleness = detail::staleness_model<true>(in_step);
+  for (int const ranks : {1, 3})
+    cases.push_back(made("bulk synchronous", schedule::OneFOneB{}.table({ranks, 4}), options));
+}
+
 void add_replicated(Cases& cases, std::string const& name, Table const& table,
                     std::vector<int> const& counts) {
   for (int const groups : {0, 1, 3})
@@ -120,6 +145,7 @@ Cases cases() {
     for (int const ranks : {1, 3, 4})
       all.push_back(made("1f1b without a flush", OneFOneB{}.table({ranks, 8}), options));
   }
+  add_workers(all);
   add_replicated(all, "1f1b", OneFOneB{}.table({3, 4}), {1, 2, 2});
   add_replicated(all, "gpipe", GPipe{}.table({2, 3}), {2, 3});
   add_replicated(all, "1f1b", OneFOneB{}.table({3, 3}), {2, 2, 1});
@@ -179,12 +205,100 @@ constexpr std::array faults{"a wait is dropped",
                             "another part or group",
                             "a wait for another signal",
                             "a pass or a sum is late",
-                            "an instruction runs twice"};
+                            "an instruction runs twice",
+                            "a round counts otherwise",
+                            "waves of a snapshot count otherwise",
+                            "a snapshot in another slot",
+                            "a push or a pull is gone",
+                            "a push is early",
+                            "a push is late",
+                            "a wait for the server is dropped",
+                            "a wait for the server counts otherwise",
+                            "a wait for the server is early",
+                            "a snapshot lasts, or no longer"};
+
+/// An instruction of a rank that `is` says, at random; behind the last, if there is none.
+template <class Is> std::size_t some(RankProgram const& rank, Random& random, Is is) {
+  std::vector<std::size_t> all;
+  for (std::size_t i = 0; i < rank.code.size(); ++i)
+    if (is(rank.code[i])) all.push_back(i);
+  return all.empty() ? rank.code.size() : all[random() % all.size()];
+}
+
+/// Removes an instruction and its waits.
+void remove(RankProgram& rank, std::size_t instruction) {
+  erase(rank.waits, wait_of(rank, instruction), rank.code[instruction].waits);
+  erase(rank.code, instruction);
+}
+
+/// Has two instructions that follow each other change places, with their waits.
+void swap_with_next(RankProgram& rank, std::size_t i) {
+  auto const first = rank.waits.begin() + wait_of(rank, i);
+  std::rotate(first, first + rank.code[i].waits,
+              first + rank.code[i].waits + rank.code[i + 1].waits);
+  std::swap(rank.code[i], rank.code[i + 1]);
+}
+
+/// Plants one of those that hit an exchange with a server.
+bool plant_exchange(RankProgram& rank, std::string const& fault, Random& random) {
+  auto const is_push = [](Instruction const& in) { return in.op == Op::push; };
+  auto const is_snapshot = [](Instruction const& in) { return in.op == Op::pull && in.snapshot(); };
+  auto const waits = [&](Instruction const& in) { return is_snapshot(in) && in.waits != 0; };
+  auto const exchanged = [](Instruction const& in) { return exchanges(in.op); };
+  bool const pushes = fault.starts_with("a push is");
+  bool const server = fault.find("for the server") != std::string::npos;
+  std::size_t const i = pushes                                ? some(rank, random, is_push)
+                        : server                              ? some(rank, random, waits)
+                        : fault == "a push or a pull is gone" ? some(rank, random, exchanged)
+                        : fault == "a round counts otherwise" ? some(rank, random, exchanged)
+                                                              : some(rank, random, is_snapshot);
+  if (i == rank.code.size()) return false;
+  Instruction& in = rank.code[i];
+  bool const up = below(random, 2) == 0;
+  auto const near = [&](auto value) {
+    return static_cast<decltype(value)>(up || value == 0 ? value + 1U : value - 1U);
+  };
+  if (fault == "a round counts otherwise") {
+    in.microbatch = near(in.microbatch);
+  } else if (fault == "waves of a snapshot count otherwise") {
+    in.x = near(in.x);
+  } else if (fault == "a snapshot in another slot") {
+    in.next_version = near(in.next_version);
+  } else if (fault == "a push or a pull is gone") {
+    remove(rank, i);
+  } else if (fault == "a push is early") {
+    if (i == 0) return false;
+    swap_with_next(rank, i - 1);
+  } else if (fault == "a push is late") {
+    if (i + 1 == rank.code.size()) return false;
+    for (std::size_t at = i, times = 1 + pick(random, 4); times-- != 0; ++at)
+      if (at + 1 < rank.code.size()) swap_with_next(rank, at);
+  } else if (fault == "a snapshot lasts, or no longer") {
+    in.y = in.last_pull() ? 1 : 2;
+  } else {
+    auto& count = rank.waits[wait_of(rank, i)].count;
+    if (fault == "a wait for the server counts otherwise") {
+      count = near(count);
+    } else if (fault == "a wait for the server is dropped") {
+      erase(rank.waits, wait_of(rank, i));
+      --in.waits;
+    } else {
+      std::size_t const before = pick(random, i + 1);
+      auto const first = rank.waits.begin() + wait_of(rank, before);
+      std::rotate(first, rank.waits.begin() + wait_of(rank, i),
+                  rank.waits.begin() + wait_of(rank, i) + 1);
+      --in.waits;
+      ++rank.code[before].waits;
+    }
+  }
+  return true;
+}
 
 /// Plants a fault. @return whether there was room for it
 bool plant(Program& program, std::size_t fault, Random& random) {
   auto& rank = program.ranks[pick(random, program.ranks.size())];
   if (rank.code.empty()) return false;
+  if (fault >= 14) return plant_exchange(rank, faults[fault], random);
   std::size_t const i = pick(random, rank.code.size());
   Instruction& in = rank.code[i];
   std::size_t const wait = wait_of(rank, i);

@@ -33,7 +33,8 @@ struct Access {
   std::size_t slot;
   bool writes;
   std::string value;  // what must be read, or is written; "+..." is added to what is there, "="
-                      // ends that sum, "#n" asks for one of n different terms
+                      // ends that sum, "#n" asks for one of n different terms; "*" reads anything,
+                      // "@n" appends what is there to what slot n holds
 };
 
 inline std::string named(char const* what, std::size_t stage, std::uint32_t microbatch) {
@@ -69,8 +70,12 @@ class Player {
     std::map<std::tuple<Space, std::size_t, std::size_t>, Slot> memory;
     made_.assign(program_.cells.size(), 0);
     wanted_.clear();
-    for (std::size_t c = 0; c < program_.cells.size(); ++c)
-      memory[{Space::weights, c, 0}].value = "0";
+    wrong_.clear();
+    servers_.assign(program_.cells.size(), Server{});
+    for (std::size_t c = 0; c < program_.cells.size(); ++c) {
+      memory[{Space::weights, c, 0}].value = streams_changes() ? "w" : "0";
+      note_asks(c);
+    }
     for (;;) {
       std::vector<std::size_t> able;
       for (std::size_t r = 0; r < ranks; ++r) {
@@ -79,7 +84,9 @@ class Player {
         bool ready = true;
         for (std::size_t w = wait[r]; w < wait[r] + rank.code[at[r]].waits; ++w) {
           if (w == rank.waits.size()) return "a wait that does not exist";
-          ready = ready && gives[rank.waits[w].signal].size() >= rank.waits[w].count;
+          auto const& which = rank.waits[w];
+          ready = ready && (outside(which.signal) ? server_of(which.signal).told()
+                                                  : gives[which.signal].size()) >= which.count;
         }
         if (ready) able.push_back(r);
       }
@@ -93,11 +100,18 @@ class Player {
         if (ends.receiver != SignalEnds::everyone && ends.receiver != static_cast<int>(r))
           return "a rank waits for another's signal";
         if (which.count == 0) return "a wait that always holds";
+        if (outside(which.signal)) {
+          auto& heard = server_of(which.signal).heard;
+          heard = std::max<std::size_t>(heard, which.count);
+          continue;
+        }
         auto const& known = gives[which.signal][which.count - 1];
         for (std::size_t o = 0; o < ranks; ++o) clock[r][o] = std::max(clock[r][o], known[o]);
       }
       wait[r] += in.waits;
-      for (auto const& a : accesses(r, in)) {
+      auto const touched = accesses(r, in);
+      if (!wrong_.empty()) return wrong_;
+      for (auto const& a : touched) {
         if (a.slot >= slots_of(a)) return "a slot beyond the last one";
         auto& slot = memory[{a.space, a.place, a.slot}];
         for (auto const& t : slot.touches)
@@ -106,7 +120,10 @@ class Player {
                    " instruction " + std::to_string(at[r]) + " and rank " + std::to_string(t.rank) +
                    " instruction " + std::to_string(t.instruction);
         slot.touches.push_back({r, at[r], a.writes});
-        if (a.writes && a.value.front() == '+')
+        if (a.value == "*") continue;
+        if (a.writes && a.value.front() == '@')
+          slot.value = memory[{a.space, a.place, std::stoul(a.value.substr(1))}].value + slot.value;
+        else if (a.writes && a.value.front() == '+')
           slot.value += a.value;
         else if (a.writes)
           slot.value = a.value == "=" ? "" : a.value;
@@ -128,13 +145,17 @@ class Player {
       for (auto const& w : rank.waits)
         awaited[w.signal] = std::max<std::size_t>(awaited[w.signal], w.count);
     for (std::size_t s = 0; s < awaited.size(); ++s)
-      if (gives[s].size() != awaited[s])
+      if (!outside(s) && gives[s].size() != awaited[s])
         return "a signal is given " + std::to_string(gives[s].size()) + " times and awaited " +
                std::to_string(awaited[s]) + " times";
     for (auto const& [where, slot] : memory)
       if (std::get<0>(where) == Space::weights && std::get<2>(where) == 0 && alone() &&
-          slot.value != std::to_string(program_.updates))
+          slot.value != (streams_changes() ? "w everything" : std::to_string(program_.updates)))
         return "weights end as version " + slot.value;
+    if (exchanging())
+      for (Server const& server : servers_)
+        if (server.pushes != all_pushes() || (program_.flushes && server.pulls != 1))
+          return std::to_string(server.pushes) + " pushes";
     return "";
   }
 
@@ -185,7 +206,126 @@ class Player {
   }
 
  private:
+  /// A parameter server as one cell sees it. The other workers are as fast as can be: a round is there
+  /// as soon as the cell itself has pushed so often. A cell asks for one snapshot at a time, and for
+  /// the next one when it has taken the one before.
+  struct Server {
+    std::vector<std::size_t> asks;  // rounds of each snapshot that is waited for, rising
+    std::size_t asked = 1;
+    std::size_t pushes = 0, pulls = 0;
+    std::size_t heard = 0;  // what the cell has waited for
+    std::size_t taken = 0;  // rounds of the last snapshot
+    std::size_t all = 0;    // pushes of a stream; with them come those of the others' streams
+    [[nodiscard]] std::size_t told() const {
+      std::size_t most = 0;
+      for (std::size_t a = 0; a < std::min(asked, asks.size()); ++a)
+        if (asks[a] <= pushes || pushes == all) most = asks[a];
+      return most;
+    }
+  };
+
   [[nodiscard]] bool alone() const { return program_.training && !program_.flushes; }
+  [[nodiscard]] bool exchanging() const {
+    return program_.training && options_.staleness.push_minibatches != 0;
+  }
+  [[nodiscard]] bool streams_changes() const { return exchanging() && alone(); }
+  [[nodiscard]] std::size_t per_push() const {
+    return static_cast<std::size_t>(options_.staleness.push_minibatches);
+  }
+  [[nodiscard]] std::size_t all_pushes() const {
+    auto const minibatches = static_cast<std::size_t>(program_.microbatches);
+    return alone() ? (minibatches + per_push() - 1) / per_push() : 1;
+  }
+  [[nodiscard]] bool outside(std::size_t signal) const {
+    return program_.signals[signal].sender == SignalEnds::outside;
+  }
+  [[nodiscard]] Server& server_of(std::size_t signal) {
+    std::size_t c = 0;
+    while (program_.outside_signal(c) != signal) ++c;
+    return servers_[c];
+  }
+  void note_asks(std::size_t c) {
+    Server& server = servers_[c];
+    if (!exchanging()) return;
+    server.all = all_pushes();
+    if (program_.flushes) {
+      server.asks = {1};
+      return;
+    }
+    for (auto const& rank : program_.ranks)
+      for (auto const& in : rank.code) {
+        if (in.op != Op::pull || in.cell != c || !in.snapshot()) continue;
+        if (in.last_pull())
+          server.asks.push_back(server.all + 1);
+        else if (in.rounds() > (server.asks.empty() ? 0 : server.asks.back()))
+          server.asks.push_back(in.rounds());
+      }
+  }
+
+  /// Weights: rounds of everybody, then own pushes, then own changes, one by one.
+  [[nodiscard]] static std::string weights(std::size_t rounds, std::size_t pushes,
+                                           std::size_t changes, std::size_t until) {
+    std::string list = "w";
+    for (std::size_t i = 0; i < rounds; ++i) list += " round" + std::to_string(i);
+    for (std::size_t i = rounds; i < pushes; ++i) list += " push" + std::to_string(i);
+    for (std::size_t i = changes; i < until; ++i) list += " change" + std::to_string(i);
+    return list;
+  }
+  /// What a minibatch is to see, by the staleness model.
+  [[nodiscard]] std::string seen_by(std::size_t c, std::uint32_t m) const {
+    auto const& model = options_.staleness;
+    std::size_t rounds = 0;  // never fewer than a minibatch before
+    for (std::uint32_t b = 0; b <= m; ++b)
+      rounds = std::max(rounds, static_cast<std::size_t>(
+                                    std::max(0, model.needs(model.policy, static_cast<int>(b)))));
+    auto const own =
+        static_cast<std::size_t>(model.version(model.policy, static_cast<int>(m), made_[c]));
+    return weights(rounds, own / per_push(), own / per_push() * per_push(), own);
+  }
+
+  /// What a cell tells a server and takes from it.
+  void exchange(std::size_t r, Instruction const& in, std::vector<Access>& list) {
+    std::size_t const c = in.cell;
+    if (!exchanging()) {
+      wrong_ = "an exchange without a server";
+      return;
+    }
+    Server& server = servers_[c];
+    if (program_.flushes) {
+      list.push_back({Space::ends, r, 2, false, "updated"});
+      if (in.op == Op::push ? server.pushes++ != 0 : server.heard != 1 || server.pulls++ != 0)
+        wrong_ = "a push or a pull too many, or too early";
+      if (in.op == Op::pull) list.push_back({Space::weights, c, 0, true, "1"});
+      return;
+    }
+    if (in.op == Op::push) {
+      std::size_t const push = server.pushes++;
+      if (in.round() != push) wrong_ = "push " + std::to_string(in.round()) + " too early or late";
+      std::string sum;
+      for (std::size_t i = push * per_push();
+           i < std::min((push + 1) * per_push(), static_cast<std::size_t>(program_.microbatches));
+           ++i)
+        sum += "+ change" + std::to_string(i);
+      if (sum.empty()) wrong_ = "an empty push";
+      list.push_back({Space::sum, c, 0, false, sum});
+      list.push_back({Space::sum, c, 0, true, "="});
+      return;
+    }
+    if (!in.snapshot()) {
+      list.push_back({Space::weights, c, in.version, false, "*"});
+      list.push_back({Space::weights, c, in.next_version, false, "*"});
+      list.push_back({Space::weights, c, in.next_version, true, "@" + std::to_string(in.version)});
+      return;
+    }
+    std::size_t const rounds = in.rounds();
+    std::size_t const wait = in.last_pull() ? server.all + 1 : rounds;
+    if (server.heard < wait || rounds < server.taken) wrong_ = "a snapshot that is not there";
+    if (rounds + in.waves() > server.pushes) wrong_ = "an own push that is not made";
+    if (wait != 0) ++server.asked;
+    server.taken = rounds;
+    list.push_back({Space::weights, c, in.next_version, true,
+                    in.last_pull() ? "w everything" : weights(rounds, rounds + in.waves(), 0, 0)});
+  }
 
   /// "#5" for a sum of five, none of them twice.
   static std::string count(std::string const& sum) {
@@ -277,8 +417,22 @@ class Player {
       case Op::update:
         end_step(r, in.op, list);
         return list;
+      case Op::push:
+      case Op::pull:
+        exchange(r, in, list);
+        return list;
       case Op::apply: {
         auto const per = options_.staleness.microbatches;
+        if (streams_changes()) {
+          auto const change = " change" + std::to_string(in.update());
+          list.push_back({Space::weights, c, in.version, false, wanted_[{c, in.update()}]});
+          list.push_back({Space::weights, c, in.next_version, true, change});
+          list.push_back({Space::gradient, c, 0, false, "+" + std::to_string(in.update())});
+          list.push_back({Space::gradient, c, 0, true, "="});
+          list.push_back({Space::sum, c, 0, true, "+" + change});
+          ++made_[c];
+          return list;
+        }
         list.push_back({Space::weights, c, in.version, false, std::to_string(in.update())});
         list.push_back({Space::weights, c, in.next_version, true, std::to_string(in.update() + 1)});
         list.push_back({Space::gradient, c, 0, false, "#" + std::to_string(per)});
@@ -299,7 +453,9 @@ class Player {
       list.push_back({Space::x, c, in.x, false, first ? "batch" : output(s - 1)});
     if (alone()) {
       auto& wanted = wanted_[{c, m}];
-      if (in.op == Op::forward)
+      if (in.op == Op::forward && streams_changes())
+        wanted = seen_by(c, m);
+      else if (in.op == Op::forward)
         wanted = std::to_string(options_.staleness.version(
             options_.staleness.policy, static_cast<int>(m) / options_.staleness.microbatches,
             made_[c]));
@@ -372,7 +528,9 @@ class Player {
   Program const& program_;
   LayOutOptions const& options_;
   bool again_ = false;
-  std::vector<int> made_;                                                // [cells] updates
+  std::string wrong_;            // with an instruction, whatever the others do
+  std::vector<Server> servers_;  // [cells]
+  std::vector<int> made_;        // [cells] updates
   std::map<std::pair<std::size_t, std::uint32_t>, std::string> wanted_;  // version at (cell, F)
 };
 

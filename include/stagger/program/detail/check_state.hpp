@@ -80,7 +80,10 @@ class CheckState {
     for (Wait const& wait : waits) {
       std::size_t const s = wait.signal;
       awaited_[s] = std::max(awaited_[s], wait.count);
-      if (program.signals[s].sender == SignalEnds::outside) continue;
+      if (program.signals[s].sender == SignalEnds::outside) {
+        require_own_snapshot(wait);
+        continue;
+      }
       auto& known = known_[rank * ranks_ + program.signals[s].sender];
       known = std::max(known, give_at_[first_give_[s] + wait.count - 1]);
     }
@@ -97,6 +100,15 @@ class CheckState {
   }
 
  private:
+  /// A server tells a worker of the snapshots that it asks for alone, and it asks for those that its
+  /// pulls take: waiting for any other would never end.
+  void require_own_snapshot(Wait wait) const {
+    bool const pulls = in->op == Op::pull && in->snapshot();
+    if (!pulls || wait.signal != program.outside_signal(in->cell) ||
+        wait.count != (program.flushes ? 1 : in->rounds() + (in->last_pull() ? 1 : 0)))
+      refuse({"waits for a snapshot of the server that it does not take"});
+  }
+
   int ranks_;
   List<std::uint32_t> known_;            // [ranks][ranks] instructions known to be ended
   List<std::uint32_t> given_, awaited_;  // [signals]
