@@ -78,6 +78,7 @@ class ParameterStore {
   void end(int worker) {
     workers_[worker].ended = true;
     add_up();
+    drop_snapshots();
     for (Worker const& each : workers_)
       if (!each.ended) return;
     ++streams_;
@@ -85,6 +86,7 @@ class ParameterStore {
     for (Worker& each : workers_) {
       each.ended = false;
       each.pushes = start_;
+      each.from = rounds_;
     }
     turn_ = 0;
   }
@@ -152,11 +154,15 @@ class ParameterStore {
     return block;
   }
 
-  /// Those that nobody will ask for any more go.
   void keep_from(int worker, std::uint32_t rounds) {
     workers_[worker].from = std::max(workers_[worker].from, rounds);
+    drop_snapshots();
+  }
+  /// Those that nobody will ask for any more go. A worker whose stream has ended asks for the last.
+  void drop_snapshots() {
     std::uint32_t least = rounds_;
-    for (Worker const& each : workers_) least = std::min(least, each.from);
+    for (Worker const& each : workers_)
+      if (!each.ended) least = std::min(least, each.from);
     for (; first_ < least; ++first_) {
       std::rotate(snapshots_.begin(), snapshots_.begin() + 1, snapshots_.end());
       free_slots_.push_back(snapshots_.back());

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/parameters/parameter_store.hpp>
+
+#include "catch.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include <stagger/engine/setup.hpp>
+
+#include "full.hpp"
+#include "sanitized.hpp"
+
+namespace {
+
+using namespace stagger;
+using detail::LayerParameters;
+using detail::ParameterDeclaration;
+using detail::ParameterStore;
+using detail::StoreRules;
+using staleness::Adds;
+using staleness::Pushes;
+
+using Random = std::mt19937;
+using Value = std::int64_t;
+
+constexpr std::size_t length = 3;
+constexpr optimizer::Sgd plain{.rate = 1, .momentum = 0, .weight_decay = 0};
+
+/// Whole numbers, so that sums are exact in any order and a push that is lost or added twice shows.
+struct Push {
+  std::uint32_t number = 0;  // of the worker, from the first one ever
+  Value value = 0;
+};
+
+/// The store by its definition: it keeps all pushes, and adds up from the beginning whenever it is
+/// asked.
+struct SlowStore {
+  Adds adds;
+  std::vector<std::vector<Push>> pushes;  // [workers]
+  std::vector<bool> ended;                // [workers]
+  std::uint32_t start = 0;
+  std::uint32_t streams = 0;
+
+  [[nodiscard]] std::uint32_t end_of(std::size_t n) const {  // the first number that is not there
+    return std::max(start, pushes[n].empty() ? 0 : pushes[n].back().number + 1);
+  }
+  /// Pushes of a worker that are added.
+  [[nodiscard]] std::uint32_t added(std::size_t n) const {
+    if (adds == Adds::on_arrival) return end_of(n);
+    std::uint32_t all = end_of(n);
+    for (std::size_t o = 0; o < pushes.size(); ++o) {
+      std::uint32_t const behind = adds == Adds::in_turn && o > n ? 1 : 0;  // its turn comes later
+      if (!ended[o]) all = std::min(all, end_of(o) + behind);
+    }
+    return all;
+  }
+  [[nodiscard]] Value sum(std::vector<std::uint32_t> const& until) const {
+    Value all = 0;
+    for (std::size_t n = 0; n < pushes.size(); ++n)
+      for (Push const& push : pushes[n]) all += push.number < until[n] ? push.value : 0;
+    return all;
+  }
+  [[nodiscard]] std::uint32_t rounds() const {
+    std::uint32_t most = 0;
+    for (std::size_t n = 0; n < pushes.size(); ++n) most = std::max(most, added(n));
+    return most;
+  }
+  [[nodiscard]] Value newest() const {
+    std::vector<std::uint32_t> until;
+    for (std::size_t n = 0; n < pushes.size(); ++n) until.push_back(added(n));
+    return sum(until);
+  }
+  /// The weights that worker `n` may have: of `asked` rounds, or behind its own last push in turn.
+  [[nodiscard]] Value weights(std::size_t n, std::uint32_t asked) const {
+    if (adds == Adds::on_arrival) return newest();
+    std::vector<std::uint32_t> until(pushes.size(), asked);
+    if (adds == Adds::in_turn)
+      for (std::size_t o = 0; o < until.size(); ++o) until[o] = end_of(n) - (o <= n ? 0 : 1);
+    return sum(until);
+  }
+  [[nodiscard]] bool ready(std::size_t n, std::uint32_t asked) const {
+    if (adds == Adds::in_worker_order) return rounds() >= asked;
+    if (added(n) < end_of(n)) return false;
+    for (std::size_t o = 0; o < pushes.size(); ++o)
+      if (!ended[o] && added(o) < asked) return false;
+    return true;
+  }
+  void end(std::size_t n) {
+    ended[n] = true;
+    if (std::count(ended.begin(), ended.end(), false) != 0) return;
+    for (std::size_t o = 0; o < pushes.size(); ++o) start = std::max(start, end_of(o));
+    ended.assign(ended.size(), false);
+    ++streams;
+  }
+};
+
+/// One history of a store: random pushes, snapshots and ends, as workers make them that are at most
+/// `distance` rounds ahead.
+class History {
+ public:
+  History(Random& random, Adds adds, Pushes pushes, int workers, int distance)
+      : random_(random),
+        gradients_(pushes == Pushes::gradients),
+        distance_(static_cast<std::uint32_t>(distance)),
+        call_(detail::optimizer_call<false>(plain)),
+        rules_{pushes, adds, call_, std::vector<double>(static_cast<std::size_t>(workers), 1)},
+        slow_{adds, std::vector<std::vector<Push>>(static_cast<std::size_t>(workers)),
+              std::vector<bool>(static_cast<std::size_t>(workers)), 0, 0},
+        from_(static_cast<std::size_t>(workers)),
+        store_(like(), rules_, static_cast<std::size_t>(workers)) {
+    if (gradients_)
+      for (std::size_t n = 0; n < rules_.weights.size(); ++n) rules_.weights[n] = n % 2 ? 0.5 : 1;
+  }
+
+  void play(int operations) {
+    for (int i = 0; i < operations; ++i) {
+      auto const n = random_() % from_.size();
+      CAPTURE(i, n);
+      auto const what = random_() % 24;
+      if (what == 0)
+        give_up();
+      else if (what <= 2)
+        end(n);
+      else if (what <= 14)
+        push(n);
+      else
+        take(n);
+      compare();
+    }
+    for (std::size_t n = 0; n < from_.size(); ++n) end(n);
+    compare();
+  }
+
+ private:
+  LayerParameters& like() {
+    ParameterDeclaration d;
+    std::vector<float> const first(length, 0);
+    d.name = "w";
+    d.type = element_type_of<float>;
+    d.size = length;
+    d.initial.assign(reinterpret_cast<std::byte const*>(first.data()), length * sizeof(float));
+    List<ParameterDeclaration> declarations;
+    declarations.push_back(std::move(d));
+    like_.adopt(std::move(declarations), 0, optimizer::Sgd::states);
+    return like_;
+  }
+
+  void push(std::size_t n) {
+    if (slow_.ended[n]) return;
+    std::uint32_t const made = slow_.end_of(n);
+    // It has a snapshot with enough rounds for its next push; else it would still wait.
+    if (exact() && made > from_[n] + distance_) return;
+    if (slow_.adds == Adds::in_turn && slow_.added(n) < made) return;  // waits for its turn
+    Value const value = static_cast<Value>(random_() % 1000) * 2 - 999 * 2;
+    slow_.pushes[n].push_back({made, scale(n) * value / 2});
+    std::vector<float> bytes(store_.bytes() / sizeof(float));
+    std::fill_n(bytes.begin(), length, static_cast<float>(gradients_ ? value : value / 2));
+    store_.push(static_cast<int>(n), reinterpret_cast<std::byte const*>(bytes.data()));
+  }
+  /// Of changes 1, added as they are; of gradients the step is down and weighted 1 or 1 / 2.
+  [[nodiscard]] Value scale(std::size_t n) const { return !gradients_ ? 1 : n % 2 ? -1 : -2; }
+
+  void take(std::size_t n) {
+    if (slow_.ended[n]) return;  // it waits for the others' last pushes
+    std::uint32_t const most = exact() ? slow_.rounds() : slow_.end_of(n);
+    std::uint32_t const asked =
+        from_[n] + static_cast<std::uint32_t>(random_() % (most - std::min(most, from_[n]) + 2));
+    REQUIRE(store_.ready(static_cast<int>(n), asked) == slow_.ready(n, asked));
+    if (!slow_.ready(n, asked)) return;
+    if (slow_.adds == Adds::in_turn && slow_.end_of(n) == slow_.start) return;  // has not pushed
+    CHECK(store_.contained(static_cast<int>(n), asked) == (exact() ? asked : slow_.added(n)));
+    CHECK(value_at(store_.weights(static_cast<int>(n), asked)) == slow_.weights(n, asked));
+    if (exact()) from_[n] = asked;
+  }
+  void end(std::size_t n) {
+    if (slow_.ended[n]) return;
+    store_.end(static_cast<int>(n));
+    ended(n);
+  }
+  void give_up() {
+    store_.give_up();
+    for (std::size_t n = 0; n < from_.size(); ++n) slow_.ended[n] = true;
+    ended(0);
+  }
+  /// Streams begin as soon as all have ended.
+  void ended(std::size_t n) {
+    auto const streams = slow_.streams;
+    slow_.end(n);
+    if (streams == slow_.streams) return;
+    CHECK(store_.streams() == slow_.streams);
+    CHECK(store_.start() == slow_.start);
+    for (std::size_t o = 0; o < from_.size(); ++o) {
+      store_.begin(static_cast<int>(o));
+      if (exact()) from_[o] = slow_.start;
+    }
+  }
+
+  void compare() const {
+    REQUIRE(value_at(store_.newest()) == slow_.newest());
+    for (std::size_t n = 0; n < from_.size(); ++n) {
+      REQUIRE(store_.pushes(static_cast<int>(n)) == slow_.end_of(n));
+      REQUIRE(store_.ended(static_cast<int>(n)) == slow_.ended[n]);
+    }
+    std::uint32_t from = slow_.rounds();
+    for (std::size_t n = 0; n < from_.size(); ++n)
+      if (!slow_.ended[n]) from = std::min(from, from_[n]);
+    std::uint32_t const kept = exact() ? slow_.rounds() - from + 1 : 1;
+    REQUIRE(store_.snapshots() == kept);  // those that somebody may still ask for
+    REQUIRE(kept <= distance_ + 2);
+  }
+
+  [[nodiscard]] bool exact() const { return slow_.adds == Adds::in_worker_order; }
+  [[nodiscard]] static Value value_at(std::byte const* values) {
+    float all[length];
+    std::memcpy(all, values, sizeof all);
+    REQUIRE((all[0] == all[1] && all[1] == all[2]));
+    return static_cast<Value>(all[0]);
+  }
+
+  Random& random_;
+  bool gradients_;
+  std::uint32_t distance_;
+  detail::OptimizerCall call_;
+  StoreRules rules_;
+  SlowStore slow_;
+  std::vector<std::uint32_t> from_;  // [workers] rounds that it has asked for
+  LayerParameters like_;
+  ParameterStore store_;
+};
+
+}  // namespace
+
+TEST_CASE("parameters/ParameterStore: any history leaves what a slow store says", "[parameters]") {
+  int const histories = full() ? 100000 : sanitized ? 500 : 5000;
+  for (int i = 0; i < histories; ++i) {
+    Random random(static_cast<unsigned>(i));
+    auto const adds =
+        std::array{Adds::on_arrival, Adds::in_worker_order, Adds::in_turn}[random() % 3];
+    auto const pushes = random() % 2 == 0 ? Pushes::gradients : Pushes::changes;
+    int const workers = 1 + static_cast<int>(random() % 4);
+    int const distance = static_cast<int>(random() % 4);
+    CAPTURE(i, static_cast<int>(adds), static_cast<int>(pushes), workers, distance);
+    History(random, adds, pushes, workers, distance).play(1 + static_cast<int>(random() % 60));
+  }
+}
