@@ -196,6 +196,10 @@ class ServerInProcess {
       raise(Errc::mismatch, "worker ", worker,
             " pushes something else, or to be added in another way, than the others; give all "
             "workers the same staleness model");
+    if (rules.clock != rules_.clock)
+      raise(Errc::mismatch, "worker ", worker,
+            " runs in another time than the others; give all workers copies of one sim::Clock, or "
+            "none of them a virtual clock");
     auto const numbers = [](WorkerRules const& of) {
       return of.optimizer.digest(of.optimizer.optimizer);
     };

@@ -22,6 +22,7 @@
 /// | load(place) | before the first step of a program | `machine.program()` is the next to run; rank r runs at place[r] |
 /// | drive() | each step that a thread waits for | runs all ranks to the end of the program, or until `fail` |
 /// | start(then) | each step that a coroutine awaits | the same without holding the caller; false: it is done already, else resumes `then` |
+/// | begin(), drive_together() | devices that share a virtual time: each step | takes part; goes on until some step ends |
 /// | fail(why) | whenever anything throws, by any thread | the step ends as soon as it can; the first failure is told |
 /// | ready, give, execute, stopping | each instruction | what `advance` needs; devices that enqueue have their own loop |
 ///
@@ -66,6 +67,7 @@ struct DeviceTraits {
   bool runs_ahead = false;  ///< RunsAhead: `enqueue` lets the host prepare steps while others run
   bool captures = false;    ///< `capture(bool)`: records a step as a graph
   bool outside_signals = false;  ///< sets Machine::outside: signals that no rank gives
+  bool shares_time = false;      ///< SharesTime: steps of several pipelines run on one clock
   bool starts_together = false;  ///< StartsTogether: several processes begin and fail a step as one
 };
 
@@ -111,6 +113,14 @@ concept StartsTogether = requires(B& backend, B const& seen, std::exception_ptr 
   backend.open(std::uint32_t{}, true);         // true: no step follows
   { backend.give_up(why) } noexcept;           // this process cannot; the others are told
   { seen.must_load() } -> std::same_as<bool>;  // whether the others may have loaded another program
+};
+
+/// A back end whose steps may share one virtual time with those of others, on one thread. It also
+/// has `static carry(device, link)`, which gives a link to a parameter server that takes such time.
+template <class B>
+concept SharesTime = requires(B& backend) {
+  { backend.begin() } noexcept;                        // the step takes part from now on
+  { backend.drive_together() } -> std::same_as<bool>;  // StepOwner::drive_together
 };
 
 /// A back end that must fetch parameters before they are read on the host.

@@ -71,7 +71,8 @@ template <class Device>
   if (setup.server.link != nullptr) {
     if constexpr (!Device::traits.outside_signals)
       raise(Errc::bad_configuration,
-            "this device cannot push to a parameter server; use host::Threads for its workers");
+            "this device cannot push to a parameter server; use host::Threads or sim::VirtualClock "
+            "for its workers");
     if (!replicas.empty())
       raise(Errc::bad_configuration,
             "a worker of a parameter server has no replicas; leave Options::replicas out, or make "
@@ -108,8 +109,12 @@ template <class Device>
   if (options.clip_norm && !(*options.clip_norm > 0))
     raise(Errc::bad_configuration, "gradients cannot be clipped to a norm of ", *options.clip_norm,
           "; use a positive norm");
+  Setup timed = setup;
+  if constexpr (Device::traits.shares_time)
+    if (setup.server.link != nullptr)
+      timed.server.link = Device::Backend::carry(device, setup.server.link);
   return std::make_shared<SessionOn<Device>>(
-      device, std::move(layers), setup, positions,
+      device, std::move(layers), timed, positions,
       checked_places(setup.placement.place(setup.placement.placement, ranks, places), ranks, places,
                      Device::traits.needs_every_place),
       places, spare);

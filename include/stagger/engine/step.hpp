@@ -52,6 +52,8 @@ struct StepOwner : Drivable {
     metrics = end();
     return nullptr;
   }
+  /// Whether its steps may share a virtual time with those of others.
+  [[nodiscard]] virtual bool shares_time() const noexcept { return false; }
   /// Waits for the step of a place and all before it; null: for all of them.
   virtual void settle(TicketPlace const*) {}
   /// Takes notice of what is done, without waiting.
@@ -96,6 +98,11 @@ class [[nodiscard]] Step {
     owner_->begin(request_, stop_);
     return owner_->start(then);
   }
+
+  /// For `run_together`: begins a step; carries it on together with others; `await_resume` ends it.
+  [[nodiscard]] bool shares_time() const noexcept { return owner_->shares_time(); }
+  void begin() { owner_->begin(request_, stop_); }
+  [[nodiscard]] bool drive_together() { return owner_->drive_together(); }
 
   /// The token that can cancel the step, and a way to put another in its place before the step
   /// begins.

@@ -19,6 +19,12 @@ struct Drivable {
   virtual void drive() = 0;  ///< on the calling thread
   /// On threads of its own; then resumes. @return false: it is done already, and will not resume
   virtual bool start(std::coroutine_handle<> then) = 0;
+  /// Of those that share a virtual time: carries all that have begun on until one of them ends, in
+  /// the order of that time. @return whether this one has ended
+  virtual bool drive_together() {
+    drive();
+    return true;
+  }
 
  protected:
   ~Drivable() = default;
@@ -57,11 +63,13 @@ class Runner {
   void loop(std::coroutine_handle<> task) {
     task.resume();
     while (first_ != nullptr) {
-      Pending const step = *first_;  // its memory goes with the coroutine
+      Pending& step = *first_;  // its memory goes with the coroutine
       first_ = step.next;
       if (first_ == nullptr) last_ = nullptr;
-      step.step->drive();
-      step.then.resume();
+      if (step.step->drive_together())
+        step.then.resume();
+      else
+        enqueue(step);
     }
     ended_.acquire();  // the task may wait for something else, which resumes it elsewhere
   }

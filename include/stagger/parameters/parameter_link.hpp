@@ -23,6 +23,7 @@ struct WorkerRules {
   staleness::Adds adds = staleness::Adds::in_worker_order;
   OptimizerCall optimizer{};           ///< applied by the server to gradients
   std::shared_ptr<void const> kept{};  ///< what it points into
+  void const* clock = nullptr;         ///< whose virtual time the worker runs in; null: real time
 };
 
 /// Who is told what a worker has asked for. Called by any thread, which holds the server's lock.

@@ -4,12 +4,14 @@
 
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include <stagger/collective/alpha_beta.hpp>
 #include <stagger/engine/device.hpp>
 #include <stagger/engine/session.hpp>
 #include <stagger/schedule/costs.hpp>
+#include <stagger/sim/clock.hpp>
 
 namespace stagger::sim {
 
@@ -22,7 +24,8 @@ class VirtualClockBackend;
 struct VirtualClock {
   using policy_tag = DeviceTag;
   using Backend = VirtualClockBackend;
-  static constexpr DeviceTraits traits{.sums_while_running = true};
+  static constexpr DeviceTraits traits{
+      .sums_while_running = true, .outside_signals = true, .shares_time = true};
 
   schedule::Costs costs{};  ///< of each stage on all of a microbatch's rows; a recomputation costs
                             ///< its F
@@ -33,6 +36,8 @@ struct VirtualClock {
   double jitter = 0;       ///< 0 <= jitter < 1: each action takes its cost times a factor in [1 -
                            ///< jitter, 1 + jitter)
   std::uint64_t seed = 0;  ///< of the jitter
+  std::optional<Clock> clock{};  ///< shared with other pipelines: workers of one parameter server;
+                                 ///< none: its own, which starts at 0 with each step
 
   /// How many places a placement policy may spread the ranks over: as many as there are ranks.
   [[nodiscard]] int places() const noexcept { return std::numeric_limits<int>::max(); }

@@ -5,12 +5,22 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <tuple>
+#include <utility>
+#include <vector>
 
+#include <stagger/collective/parameter_server.hpp>
 #include <stagger/engine/replicas.hpp>
+#include <stagger/engine/run_together.hpp>
+#include <stagger/schedule/fifo.hpp>
 #include <stagger/schedule/gpipe.hpp>
 #include <stagger/schedule/proof/peak_in_flight.hpp>
 #include <stagger/schedule/v_1f1b.hpp>
 #include <stagger/schedule/zero_bubble_h1.hpp>
+#include <stagger/sim/virtual_clock.hpp>
+#include <stagger/staleness/wave_synchronous.hpp>
 
 #include "engine/row_oracle.hpp"
 
@@ -178,6 +188,80 @@ TEST_CASE("train/allocation: prepare takes the engine's part of the first step",
   auto const slots = allocations_of([&] { train.prepare(8); });
   CHECK(slots == 0);
 }
+
+namespace {
+
+/// A layer and a loss that allocate nothing.
+struct Scale {
+  using Input = float;
+  using Output = float;
+  struct Saved {};
+  sg::Parameter<> factor{"factor", {0.5F, 2.0F}};
+  auto parameters() { return std::tie(factor); }
+  void forward(sg::Context& context, float const& x, float& y, Saved&) {
+    y = context[factor][0] * x;
+  }
+  void backward(sg::Context& context, float const& x, float const& dy, float& dx, Saved&) {
+    dx = context[factor][0] * dy;
+    context.gradient(factor)[0] += x * dy;
+  }
+};
+struct Distance {
+  using policy_tag = sg::LossTag;
+  using Target = float;
+  double terms(float const&) const { return 1; }
+  double value(sg::Context&, float const& y, float const& t) const { return (y - t) * (y - t); }
+  double value_and_gradient(sg::Context& context, float const& y, float const& t, double scale,
+                            float& dy) const {
+    dy = static_cast<float>(2 * scale) * (y - t);
+    return value(context, y, t);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("train/allocation: workers on one clock allocate nothing for a minibatch", "[train]") {
+  using sg::staleness::Adds;
+  for (Adds const adds : {Adds::in_worker_order, Adds::on_arrival})
+    for (double const rate : {std::numeric_limits<double>::infinity(), 10.0}) {
+      CAPTURE(rate);
+      sg::sim::Clock const clock({.rate = rate});
+      sg::collective::ParameterServer const server({.workers = 2});
+      auto const worker = [&](int n) {
+        sg::sim::VirtualClock device;
+        device.costs = sg::schedule::Costs::uniform(1 + n, 2, 0);
+        device.clock = clock;
+        return sg::Pipeline{Scale{}, Scale{}}.with(
+            sg::schedule::Fifo{.in_flight = 3},
+            sg::staleness::WaveSynchronous{.in_flight = 3, .distance = 1, .adds = adds},
+            server.worker(n), Distance{}, device);
+      };
+      auto a = worker(0);
+      auto b = worker(1);
+      auto const allocations_for = [&](std::size_t count) {
+        sg::Batch<float, float> const batch{std::vector<float>(count, 0.25F),
+                                            std::vector<float>(count, 0.5F)};
+        std::vector<sg::Step> steps;
+        steps.push_back(a.stream(batch));
+        steps.push_back(b.stream(batch));
+        static_cast<void>(sg::run_together(std::move(steps)));  // lays the program out
+        steps.push_back(a.stream(batch));
+        steps.push_back(b.stream(batch));
+        static_cast<void>(sg::run_together(std::move(steps)));  // fills what is kept
+        steps.push_back(a.stream(batch));
+        steps.push_back(b.stream(batch));
+        std::uint64_t const memory = a.memory().parameters + b.memory().parameters;
+        long const made =
+            allocations_of([&] { static_cast<void>(sg::run_together(std::move(steps))); });
+        REQUIRE(a.memory().parameters + b.memory().parameters == memory);
+        return made;
+      };
+      long const few = allocations_for(9);
+      REQUIRE(allocations_for(90) == few);
+      REQUIRE(few < 20);  // of run_together
+    }
+}
+
 #endif
 
 TEST_CASE(

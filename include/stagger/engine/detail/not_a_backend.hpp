@@ -40,8 +40,10 @@ template <class Device> struct BackendFacts {
   static constexpr bool ahead = RunsAhead<B> == traits.runs_ahead;
   static constexpr bool together = StartsTogether<B> == traits.starts_together;
   static constexpr bool gathers = GathersParameters<B> == traits.gathers_parameters;
+  static constexpr bool time = SharesTime<B> == traits.shares_time;
 
-  static constexpr bool fit = runs && spare && memory && captures && ahead && together && gathers;
+  static constexpr bool fit =
+      runs && spare && memory && captures && ahead && together && gathers && time;
 };
 
 template <class Device> struct NotABackend {
@@ -81,6 +83,10 @@ template <class Device> struct NotABackend {
   static_assert(!runs || !spare || !memory || !captures || !ahead || !together,
                 "stagger: DeviceTraits::gathers_parameters is for back ends that are "
                 "GathersParameters; this one is one without the other");
+  static_assert(!runs || !spare || !memory || !captures || !ahead || !together || !Has::gathers ||
+                    Has::fit,
+                "stagger: DeviceTraits::shares_time is for back ends that are SharesTime; this one "
+                "is one without the other");
 };
 
 }  // namespace stagger::detail

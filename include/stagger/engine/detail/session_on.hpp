@@ -210,6 +210,7 @@ template <class Device> class SessionOn final : public MachineSession {
         settle(nullptr);
         prepare(request, std::move(stop), 0);
       });
+      if constexpr (traits.shares_time) backend_.begin();
     } catch (...) {
       busy_.store(false);
       throw;
@@ -266,6 +267,17 @@ template <class Device> class SessionOn final : public MachineSession {
       backend_.fail(std::current_exception());
     }
     stop_.reset();
+  }
+
+  [[nodiscard]] bool shares_time() const noexcept override { return traits.shares_time; }
+  bool drive_together() override {
+    if constexpr (traits.shares_time) {
+      bool const ended = backend_.drive_together();
+      if (ended) stop_.reset();
+      return ended;
+    } else {
+      return StepOwner::drive_together();
+    }
   }
 
   bool start(std::coroutine_handle<> then) override {

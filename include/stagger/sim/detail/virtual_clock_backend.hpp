@@ -9,6 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -17,12 +19,13 @@
 #include <stagger/engine/backend.hpp>
 #include <stagger/program/describe.hpp>
 #include <stagger/schedule/costs.hpp>
+#include <stagger/sim/clock.hpp>
+#include <stagger/sim/detail/carried_link.hpp>
 
 namespace stagger::sim {
 
-/// An event queue ordered by (time, order of creation): what happens at the same moment happens in
-/// a fixed order.
-class VirtualClockBackend {
+/// Ranks as targets of an event queue, which others may share.
+class VirtualClockBackend final : private detail::EventTarget {
  public:
   static constexpr bool timed = true;
 
@@ -30,13 +33,15 @@ class VirtualClockBackend {
   /// @throws Error  for costs and times that are negative, not finite or not one for each stage or
   /// layer, or a jitter out of range
   template <class Device>
-  VirtualClockBackend(Device const& device, detail::Machine& machine, int)
+  VirtualClockBackend(Device const& device, stagger::detail::Machine& machine, int)
       : costs_(device.costs),
         sum_(device.sum),
         layer_backward_s_(device.layer_backward_s),
         jitter_(device.jitter),
         seed_(device.seed),
-        machine_(machine) {
+        machine_(machine),
+        shared_(device.clock.has_value()),
+        time_(shared_ ? device.clock->time() : Clock().time()) {
     schedule::require_costs(device.costs, machine.stages());
     if (!(device.jitter >= 0 && device.jitter < 1))
       raise(Errc::bad_configuration, "a jitter of ", device.jitter,
@@ -50,37 +55,66 @@ class VirtualClockBackend {
                                        device.layer_backward_s[l]);
     collective::detail::require_cost("sum.startup_s", device.sum.startup_s);
     collective::detail::require_cost("sum.per_byte_s", device.sum.per_byte_s);
+    machine.outside({this,
+                     [](void* self, std::uint32_t signal, std::uint32_t count) noexcept {
+                       static_cast<VirtualClockBackend*>(self)->give_outside(signal, count);
+                     },
+                     [](void* self, std::exception_ptr why) noexcept {
+                       auto& own = *static_cast<VirtualClockBackend*>(self);
+                       own.fail(std::move(why));
+                       own.end();
+                     }});
   }
   VirtualClockBackend(VirtualClockBackend const&) = delete;
   VirtualClockBackend& operator=(VirtualClockBackend const&) = delete;
-  ~VirtualClockBackend() = default;
+  ~VirtualClockBackend() {
+    end();
+    if (untold_) --time_->queue.untold;
+    time_->queue.make_room(room_, 0);
+  }
+
+  /// A worker's link to its server, in the time of its clock.
+  template <class Device>
+  [[nodiscard]] static std::shared_ptr<detail::ParameterLink> carry(
+      Device const& device, std::shared_ptr<detail::ParameterLink> link) {
+    if (!device.clock)
+      raise(Errc::bad_configuration,
+            "workers of a parameter server share one virtual time; give each of them a copy of one "
+            "sim::Clock as VirtualClock::clock");
+    return std::make_shared<detail::CarriedLink>(std::move(link), device.clock->time());
+  }
 
   void load(std::vector<int> const&) {
     std::size_t const ranks = machine_.ranks().size();
     given_.resize(machine_.program().signals.size());
     state_.resize(ranks);
-    events_.reserve(ranks * 2 + given_.size() * 4);
+    std::size_t const events = ranks * 2 + given_.size() * 4;
+    time_->queue.make_room(room_, events);
+    room_ = events;
   }
 
-  /// Runs the step that the machine has begun, to its end.
-  void drive() {
+  /// The step that the machine has begun takes part from now on.
+  void begin() noexcept {
     std::fill(given_.begin(), given_.end(), 0);
     std::fill(state_.begin(), state_.end(), State::queued);
-    events_.clear();
-    order_ = 0;
-    now_s_ = 0;
-    for (std::size_t r = 0; r < state_.size(); ++r) at(0, Event::resume, r);
-    while (!events_.empty()) {
-      Event const event = next_event();
-      now_s_ = event.time_s;
-      if (event.kind == Event::arrive)
-        arrive(static_cast<std::uint32_t>(event.target));
-      else
-        resume(event.target);
+    open_ = state_.size();
+    running_ = true;
+    if (!shared_) time_->queue.restart();
+    try {
+      for (std::size_t r = 0; r < state_.size(); ++r) at(time_->queue.now_s(), resumes, r);
+    } catch (...) {
+      fail(std::current_exception());
+      end();
     }
-    for (State const state : state_)
-      if (state != State::done)
-        return fail(std::make_exception_ptr(Error(Errc::bad_schedule, stall_text())));
+  }
+
+  /// Runs the step to its end, and meanwhile what else happens.
+  void drive() {
+    drive([&] { return running_; });
+  }
+  /// Likewise, until this one or another ends. @return whether this one has
+  [[nodiscard]] bool drive_together() {
+    return drive([&] { return time_->queue.untold == 0; });
   }
 
   bool start(std::coroutine_handle<>) {
@@ -95,85 +129,110 @@ class VirtualClockBackend {
     return given_[wait.signal] >= wait.count;
   }
 
-  void execute(detail::RankState& rank, Instruction const& in) {
+  void execute(stagger::detail::RankState& rank, Instruction const& in) {
     cost_s_ = cost(rank, in);
-    double time_s = now_s_;
-    auto clock = [&] { return std::exchange(time_s, now_s_ + cost_s_); };
-    detail::carry_out(
+    double const now_s = time_->queue.now_s();
+    double time_s = now_s;
+    auto clock = [&] { return std::exchange(time_s, now_s + cost_s_); };
+    stagger::detail::carry_out(
         machine_, rank, in,
         {[](void* self) { return (*static_cast<decltype(clock)*>(self))(); }, &clock});
   }
 
-  void give(detail::RankState&, std::uint32_t which) {
+  void give(stagger::detail::RankState&, std::uint32_t which) {
     int const edge = machine_.program().signals[which].edge;
     double const delay_s = edge < 0 ? 0 : costs_.of(edge).transfer_s;
     if (delay_s > 0)
-      at(now_s_ + delay_s, Event::arrive, which);
+      at(time_->queue.now_s() + delay_s, arrives, which);
     else
       arrive(which);
   }
 
  private:
   enum class State : std::uint8_t { queued, blocked, done };
-  struct Event {
-    enum Kind : std::uint8_t { resume, arrive };
-    double time_s = 0;
-    std::uint64_t order = 0;
-    std::size_t target = 0;  // rank or signal
-    Kind kind = resume;
-    /// Which of two comes later: a heap keeps its largest first.
-    static bool later(Event const& a, Event const& b) noexcept {
-      return a.time_s != b.time_s ? a.time_s > b.time_s : a.order > b.order;
-    }
-  };
+  enum Kind : std::uint32_t { resumes, arrives };  // a rank, a signal
 
-  void at(double time_s, Event::Kind kind, std::size_t target) {
-    Event event;
-    event.time_s = time_s;
-    event.order = order_++;
-    event.target = target;
-    event.kind = kind;
-    events_.push_back(event);
-    std::push_heap(events_.begin(), events_.end(), Event::later);
+  void at(double time_s, Kind kind, std::size_t number) {
+    time_->queue.at(time_s, *this, kind, number);
+    ++events_;
+  }
+  void happen(std::uint32_t kind, std::size_t number) override {
+    --events_;
+    kind == arrives ? arrive(static_cast<std::uint32_t>(number)) : resume(number);
   }
 
-  Event next_event() {
-    std::pop_heap(events_.begin(), events_.end(), Event::later);
-    Event const event = events_.back();
-    events_.pop_back();
-    return event;
+  /// Lets things happen while `more` holds, which is false once this step has ended.
+  /// @return whether it has
+  template <class More> bool drive(More more) {
+    try {
+      while (running_ && more() && time_->queue.next()) continue;
+    } catch (...) {
+      fail(std::current_exception());
+      end();
+    }
+    if (running_ && more()) {  // nothing happens any more
+      try {
+        raise(Errc::bad_schedule, stall_text());
+      } catch (...) {
+        fail(std::current_exception());
+      }
+      end();
+    }
+    if (!running_ && std::exchange(untold_, false)) --time_->queue.untold;
+    return !running_;
+  }
+
+  /// The step has ended: nothing more happens in it.
+  void end() noexcept {
+    if (events_ != 0) time_->queue.remove(*this);
+    events_ = 0;
+    if (!std::exchange(running_, false)) return;
+    untold_ = true;
+    ++time_->queue.untold;
   }
 
   void arrive(std::uint32_t which) {
     ++given_[which];
+    wake(which);
+  }
+  void give_outside(std::uint32_t which, std::uint32_t count) noexcept {
+    if (!running_) return;
+    given_[which] = count;
+    try {
+      wake(which);
+    } catch (...) {
+      fail(std::current_exception());
+      end();
+    }
+  }
+  void wake(std::uint32_t which) {
     int const receiver = machine_.program().signals[which].receiver;
     for (std::size_t r = 0; r < state_.size(); ++r) {
       if (receiver != SignalEnds::everyone && static_cast<std::size_t>(receiver) != r) continue;
       if (state_[r] != State::blocked || !ready(machine_.ranks()[r].blocked_on)) continue;
       state_[r] = State::queued;
-      at(now_s_, Event::resume, r);
+      at(time_->queue.now_s(), resumes, r);
     }
   }
 
   void resume(std::size_t rank) {
-    switch (detail::go_on(*this, machine_.ranks()[rank])) {
-      case detail::Progress::blocked:
+    switch (stagger::detail::go_on(*this, machine_.ranks()[rank])) {
+      case stagger::detail::Progress::blocked:
         state_[rank] = State::blocked;
         break;
-      case detail::Progress::elapsing:
-        at(now_s_ + cost_s_, Event::resume, rank);
+      case stagger::detail::Progress::elapsing:
+        at(time_->queue.now_s() + cost_s_, resumes, rank);
         break;
-      case detail::Progress::finished:
-      case detail::Progress::stopped:
+      case stagger::detail::Progress::finished:
+      case stagger::detail::Progress::stopped:
         state_[rank] = State::done;
+        --open_;
         break;
     }
-    if (!machine_.failed()) return;
-    events_.clear();  // nobody goes on
-    std::fill(state_.begin(), state_.end(), State::done);
+    if (open_ == 0 || machine_.failed()) end();
   }
 
-  [[nodiscard]] double cost(detail::RankState const& rank, Instruction const& in) const {
+  [[nodiscard]] double cost(stagger::detail::RankState const& rank, Instruction const& in) const {
     auto const& costs = costs_.of(in.stage);
     double cost_s = 0;
     if (!computes(in.op) && !has_group(in.op)) return 0;
@@ -218,7 +277,7 @@ class VirtualClockBackend {
       at.push_back(
           static_cast<std::size_t>(rank.next.load(std::memory_order_relaxed) - rank.begin));
     return "the ranks wait for each other: " +
-           detail::describe_stall(machine_.program(), at, given_);
+           stagger::detail::describe_stall(machine_.program(), at, given_, machine_.waits_for());
   }
 
   schedule::Costs costs_;
@@ -226,13 +285,17 @@ class VirtualClockBackend {
   std::vector<double> layer_backward_s_;
   double jitter_;
   std::uint64_t seed_;
-  detail::Machine& machine_;
+  stagger::detail::Machine& machine_;
+  bool shared_;
+  std::shared_ptr<detail::SharedTime> time_;
   std::vector<State> state_;          // [ranks]
   std::vector<std::uint32_t> given_;  // [signals]
-  std::vector<Event> events_;         // a heap
-  std::uint64_t order_ = 0;
-  double now_s_ = 0;
-  double cost_s_ = 0;  // of the instruction carried out last
+  std::size_t events_ = 0;            // in the queue
+  std::size_t room_ = 0;              // for them
+  std::size_t open_ = 0;              // ranks that are not done
+  bool running_ = false;
+  bool untold_ = false;  // nobody has been told that the step has ended
+  double cost_s_ = 0;    // of the instruction carried out last
 };
 
 }  // namespace stagger::sim

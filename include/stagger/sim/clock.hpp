@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Virtual time that several pipelines share: workers of one parameter server, and its link.
+
+#include <memory>
+
+#include <stagger/sim/detail/event_queue.hpp>
+#include <stagger/sim/links.hpp>
+
+namespace stagger::sim {
+
+/// A clock that pipelines share which are made with copies of it; `run_together` carries their
+/// steps through on one thread. Its time goes on from step to step.
+///
+/// @code
+///     sim::Clock const clock({.rate = 125e6});
+///     auto a = pipeline.with(waves, server.worker(0), sim::VirtualClock{.costs = fast, .clock = clock});
+///     auto b = pipeline.with(waves, server.worker(1), sim::VirtualClock{.costs = slow, .clock = clock});
+///     run_together(a.stream(batch_a), b.stream(batch_b));
+///     clock.now_s();
+/// @endcode
+class Clock {
+ public:
+  /// @param links  between the workers and their server
+  /// @throws Error bad_configuration for numbers that no link can have
+  explicit Clock(Links const& links = {}) : time_(std::make_shared<detail::SharedTime>(links)) {}
+
+  /// Virtual seconds since the clock was made.
+  [[nodiscard]] double now_s() const noexcept { return time_->queue.now_s(); }
+
+  /// For back ends.
+  [[nodiscard]] std::shared_ptr<detail::SharedTime> const& time() const noexcept { return time_; }
+
+ private:
+  std::shared_ptr<detail::SharedTime> time_;
+};
+
+}  // namespace stagger::sim

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   A worker's link to its parameter server whose pushes and answers take virtual time.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+
+#include <stagger/core/list.hpp>
+#include <stagger/parameters/parameter_link.hpp>
+#include <stagger/parameters/parameter_memory.hpp>
+#include <stagger/sim/detail/event_queue.hpp>
+
+namespace stagger::sim::detail {
+
+using stagger::detail::LayerParameters;
+using stagger::detail::ParameterBlock;
+using stagger::detail::ParameterLink;
+using stagger::detail::ParameterListener;
+using stagger::detail::WorkerRules;
+
+/// A push reaches the server when its bytes have travelled; what the worker has asked for is there
+/// when those of the answer have. The worker goes on meanwhile. Requests themselves take no time,
+/// but where pushes are added on arrival or in turn, one is behind the pushes made before it.
+class CarriedLink final : public ParameterLink,
+                          private ParameterListener,
+                          private EventTarget,
+                          private Network::Receiver {
+ public:
+  CarriedLink(std::shared_ptr<ParameterLink> link, std::shared_ptr<SharedTime> time)
+      : link_(std::move(link)), time_(std::move(time)) {}
+  CarriedLink(CarriedLink const&) = delete;
+  CarriedLink& operator=(CarriedLink const&) = delete;
+  ~CarriedLink() override { drop(); }
+
+  void join(std::span<LayerParameters const> layers, WorkerRules const& rules,
+            ParameterListener& listener) override {
+    listener_ = &listener;
+    WorkerRules timed = rules;
+    timed.clock = time_.get();
+    exact_ = rules.adds == staleness::Adds::in_worker_order;
+    layers_ = List<Layer>(layers.size());
+    for (std::size_t l = 0; l < layers_.size(); ++l) {
+      layers_[l].bytes = layers[l].bytes_of_values();
+      for (std::size_t i = 0; i < layers[l].count(); ++i)
+        layers_[l].sent_bytes += layers[l].value_bytes(i);
+    }
+    link_->join(layers, timed, *this);
+  }
+  void leave() noexcept override {
+    drop();
+    link_->leave();
+  }
+
+  void begin() override {
+    drop();
+    link_->begin();
+  }
+  void read(std::size_t layer, std::byte* values) override {
+    link_->read(layer, values);
+    if (exact_ || instant()) return;
+    Layer& own = layers_[layer];  // what it has until an answer comes
+    own.contained = 0;
+    if (own.answer.size() != own.bytes) own.answer.make(nullptr, own.bytes);
+    if (own.bytes != 0) std::memcpy(own.answer.data(), values, own.bytes);
+  }
+
+  void push(std::size_t layer, std::byte const* values, bool last) override {
+    if (instant()) return link_->push(layer, values, last);
+    std::size_t const number = make(Parcel::push, layer, 0);
+    Parcel& parcel = parcels_[number];
+    parcel.last = last;
+    keep(parcel);
+    if (layers_[layer].bytes != 0) std::memcpy(parcel.values.data(), values, layers_[layer].bytes);
+    ++layers_[layer].under_way;
+    time_->network.send(layers_[layer].sent_bytes, Direction::push, *this, number);
+  }
+
+  void ask(std::size_t layer, std::uint32_t rounds) override {
+    if (exact_ || layers_[layer].under_way == 0) return link_->ask(layer, rounds);
+    layers_[layer].asks = true;
+    layers_[layer].rounds = rounds;
+  }
+  void ask_last(std::size_t layer) override { link_->ask_last(layer); }
+
+  std::uint32_t take(std::size_t layer, std::uint32_t rounds, std::byte* values) override {
+    if (exact_ || instant()) return link_->take(layer, rounds, values);
+    Layer const& own = layers_[layer];
+    if (own.bytes != 0) std::memcpy(values, own.answer.data(), own.bytes);
+    return own.contained;
+  }
+  void take_last(std::size_t layer, std::byte* values) override { link_->take_last(layer, values); }
+
+  void end(std::exception_ptr why) noexcept override {
+    drop();
+    link_->end(std::move(why));
+  }
+  [[nodiscard]] std::string waits_for() const override { return link_->waits_for(); }
+
+ private:
+  /// Something on its way.
+  struct Parcel {
+    enum Kind : std::uint8_t { none, push, answer, last_answer };
+    Kind kind = none;
+    bool last = false;
+    std::size_t layer = 0;
+    std::uint32_t rounds = 0;
+    std::uint32_t contained = 0;
+    ParameterBlock values{};
+  };
+  struct Layer {
+    std::size_t bytes = 0;        // in memory
+    std::size_t sent_bytes = 0;   // less the gaps between parameters
+    std::uint32_t under_way = 0;  // pushes
+    bool asks = false;            // behind them, for:
+    std::uint32_t rounds = 0;
+    std::uint32_t contained = 0;  // in the answer that arrived last
+    ParameterBlock answer{};      // unless exact, when the server keeps it
+  };
+
+  [[nodiscard]] bool instant() const noexcept { return time_->network.links().instant(); }
+
+  std::size_t make(Parcel::Kind kind, std::size_t layer, std::uint32_t rounds) {
+    std::size_t number = 0;  // of the same layer, which has room for its values
+    while (number < parcels_.size() &&
+           (parcels_[number].kind != Parcel::none || parcels_[number].layer != layer))
+      ++number;
+    if (number == parcels_.size()) parcels_.emplace_back();
+    Parcel& parcel = parcels_[number];
+    parcel.kind = kind;
+    parcel.layer = layer;
+    parcel.rounds = rounds;
+    return number;
+  }
+  void keep(Parcel& parcel) {
+    if (parcel.values.size() != layers_[parcel.layer].bytes)
+      parcel.values.make(nullptr, layers_[parcel.layer].bytes);
+  }
+  /// Nothing that is on its way arrives.
+  void drop() noexcept {
+    time_->network.forget(*this);
+    time_->queue.remove(*this);
+    for (Parcel& parcel : parcels_) parcel.kind = Parcel::none;
+    for (Layer& layer : layers_) layer.under_way = 0, layer.asks = false;
+  }
+
+  void arrived(std::size_t layer, std::uint32_t rounds) noexcept override {
+    if (instant()) return listener_->arrived(layer, rounds);
+    send([&] {
+      std::size_t const number = make(Parcel::answer, layer, rounds);
+      if (exact_)
+        time_->network.send(layers_[layer].sent_bytes, Direction::pull, *this, number);
+      else  // its values are those of this moment, but the server is at work
+        time_->queue.at(time_->queue.now_s(), *this, 0, number);
+    });
+  }
+  void arrived_last(std::size_t layer) noexcept override {
+    if (instant()) return listener_->arrived_last(layer);
+    send([&] {
+      time_->network.send(layers_[layer].sent_bytes, Direction::pull, *this,
+                          make(Parcel::last_answer, layer, 0));
+    });
+  }
+  void lost(std::exception_ptr why) noexcept override {
+    drop();
+    listener_->lost(std::move(why));
+  }
+
+  void happen(std::uint32_t, std::size_t number) override {
+    send([&] {
+      Parcel& parcel = parcels_[number];
+      keep(parcel);
+      parcel.contained = link_->take(parcel.layer, parcel.rounds, parcel.values.data());
+      time_->network.send(layers_[parcel.layer].sent_bytes, Direction::pull, *this, number);
+    });
+  }
+
+  void delivered(std::size_t number) override {
+    Parcel parcel = std::move(parcels_[number]);  // others may be made meanwhile
+    std::size_t const l = parcel.layer;
+    Layer& layer = layers_[l];
+    if (parcel.kind == Parcel::push) {
+      send([&] { link_->push(l, parcel.values.data(), parcel.last); });
+      if (layer.under_way != 0 && --layer.under_way == 0 && std::exchange(layer.asks, false))
+        send([&] { link_->ask(l, layer.rounds); });
+    } else if (parcel.kind == Parcel::last_answer) {
+      listener_->arrived_last(l);
+    } else {
+      layer.contained = parcel.contained;
+      if (!exact_) std::swap(layer.answer, parcel.values);
+      listener_->arrived(l, parcel.rounds);
+    }
+    parcel.kind = Parcel::none;
+    parcels_[number] = std::move(parcel);
+  }
+
+  /// What goes wrong while nobody of this worker has called ends its stream.
+  template <class Body> void send(Body body) noexcept {
+    try {
+      body();
+    } catch (...) {
+      lost(std::current_exception());
+    }
+  }
+
+  std::shared_ptr<ParameterLink> link_;
+  std::shared_ptr<SharedTime> time_;
+  ParameterListener* listener_ = nullptr;
+  bool exact_ = true;
+  List<Layer> layers_;
+  List<Parcel> parcels_;
+};
+
+}  // namespace stagger::sim::detail

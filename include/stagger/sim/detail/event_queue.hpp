@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The event queue of a virtual clock, and the link to a parameter server in its time.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include <stagger/core/list.hpp>
+#include <stagger/sim/links.hpp>
+
+namespace stagger::sim::detail {
+
+/// Whoever something happens to.
+class EventTarget {
+ public:
+  /// @param kind, number  as given to EventQueue::at
+  virtual void happen(std::uint32_t kind, std::size_t number) = 0;
+
+ protected:
+  ~EventTarget() = default;
+};
+
+/// Ordered by (time, order of creation): what happens at the same moment happens in a fixed order.
+class EventQueue {
+ public:
+  [[nodiscard]] double now_s() const noexcept { return now_s_; }
+  /// Starts at 0 again. @pre there are no events
+  void restart() noexcept { now_s_ = 0, order_ = 0; }
+
+  void at(double time_s, EventTarget& target, std::uint32_t kind, std::size_t number) {
+    events_.push_back({time_s, order_++, &target, number, kind});
+    std::push_heap(events_.begin(), events_.end(), later);
+  }
+  /// Lets the next event happen. @return whether there was one
+  bool next() {
+    if (events_.empty()) return false;
+    std::pop_heap(events_.begin(), events_.end(), later);
+    Event const event = events_.back();
+    events_.pop_back();
+    now_s_ = event.time_s;
+    event.target->happen(event.kind, event.number);
+    return true;
+  }
+  /// Drops what was to happen to a target.
+  [[gnu::cold]] void remove(EventTarget const& target) noexcept {
+    std::erase_if(events_, [&](Event const& event) { return event.target == &target; });
+    std::make_heap(events_.begin(), events_.end(), later);
+  }
+  /// Makes room, so that so many more events (or fewer) allocate nothing.
+  void make_room(std::size_t before, std::size_t after) {
+    room_ += after - before;
+    events_.reserve(room_);
+  }
+
+  /// Steps that have ended, and whose driver has not been told.
+  std::uint32_t untold = 0;
+
+ private:
+  struct Event {
+    double time_s = 0;
+    std::uint64_t order = 0;
+    EventTarget* target = nullptr;
+    std::size_t number = 0;
+    std::uint32_t kind = 0;
+  };
+  /// Which of two comes later: a heap keeps its largest first.
+  static bool later(Event const& a, Event const& b) noexcept {
+    return a.time_s != b.time_s ? a.time_s > b.time_s : a.order > b.order;
+  }
+
+  std::vector<Event> events_;  // a heap
+  std::size_t room_ = 0;
+  std::uint64_t order_ = 0;
+  double now_s_ = 0;
+};
+
+/// The server's link in the time of an event queue.
+class Network final : private EventTarget {
+ public:
+  /// Whoever takes what arrives.
+  class Receiver {
+   public:
+    virtual void delivered(std::size_t number) = 0;
+
+   protected:
+    ~Receiver() = default;
+  };
+
+  Network(EventQueue& queue, Links const& links)
+      : queue_(queue), links_(links), transfers_(links) {}
+
+  [[nodiscard]] Links const& links() const noexcept { return links_; }
+
+  void send(std::uint64_t bytes, Direction direction, Receiver& receiver, std::size_t number) {
+    std::size_t slot = 0;
+    while (slot < underway_.size() && underway_[slot].used) ++slot;
+    if (slot == underway_.size()) underway_.push_back({});
+    underway_[slot] = {&receiver, number, true};
+    transfers_.start(queue_.now_s(), bytes, direction, static_cast<std::uint32_t>(slot));
+    schedule();
+  }
+  /// What is under way to a receiver arrives nowhere; it takes its part of the link all the same.
+  void forget(Receiver const& receiver) noexcept {
+    for (Underway& each : underway_)
+      if (each.receiver == &receiver) each.receiver = nullptr;
+  }
+
+ private:
+  struct Underway {
+    Receiver* receiver = nullptr;
+    std::size_t number = 0;
+    bool used = false;
+  };
+
+  /// An event for what is next; those that a later start has overtaken are told by their number.
+  void schedule() {
+    double const next_s = transfers_.next_s();
+    if (next_s != scheduled_s_ && next_s < never) queue_.at(next_s, *this, 0, ++last_);
+    scheduled_s_ = next_s;
+  }
+  void happen(std::uint32_t, std::size_t number) override {
+    if (number != last_) return;
+    scheduled_s_ = never;
+    transfers_.advance(queue_.now_s());
+    for (std::uint32_t slot = 0; transfers_.arrived(slot);) {
+      Underway const arrived = std::exchange(underway_[slot], {});
+      if (arrived.receiver != nullptr) arrived.receiver->delivered(arrived.number);
+    }
+    schedule();
+  }
+
+  static constexpr double never = std::numeric_limits<double>::infinity();
+  EventQueue& queue_;
+  Links links_;
+  Transfers transfers_;
+  List<Underway> underway_;
+  double scheduled_s_ = never;
+  std::size_t last_ = 0;  // event
+};
+
+/// What pipelines share that name one clock.
+struct SharedTime {
+  explicit SharedTime(Links const& links) : network(queue, links) {}
+  EventQueue queue;
+  Network network;
+};
+
+}  // namespace stagger::sim::detail

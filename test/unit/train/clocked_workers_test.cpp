@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/sim/clock.hpp>
+
+#include "catch.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <stagger/collective/parameter_server.hpp>
+#include <stagger/engine/run_together.hpp>
+#include <stagger/host/threads.hpp>
+#include <stagger/partition/cuts.hpp>
+#include <stagger/schedule/fifo.hpp>
+#include <stagger/sim/virtual_clock.hpp>
+#include <stagger/staleness/asynchronous.hpp>
+#include <stagger/staleness/round_robin_synchronous.hpp>
+#include <stagger/staleness/synchronous.hpp>
+#include <stagger/staleness/wave_synchronous.hpp>
+#include <stagger/train/pipeline.hpp>
+
+#include "plain_layers.hpp"
+
+namespace sg = stagger;
+using namespace plain_layers;
+using sg::schedule::Costs;
+using sg::schedule::Kind;
+
+namespace {
+
+constexpr int layers = 4;
+constexpr double layer_bytes = sizeof(float) * (width * width + width);
+sg::optimizer::Sgd const sgd{.rate = 0.02, .momentum = 0.9};
+
+/// The same bits for any timing.
+sg::staleness::WaveSynchronous exact(int in_flight, int distance) {
+  return {
+      .in_flight = in_flight, .distance = distance, .adds = sg::staleness::Adds::in_worker_order};
+}
+
+template <class Model, class Device>
+auto streaming(Model const& model, sg::collective::ParameterServer const& server, int worker,
+               std::vector<int> cuts, Device device, int fail_at = -1) {
+  std::vector<Layer> stack;
+  for (int l = 0; l < layers; ++l) stack.emplace_back(l);
+  stack.back().fail_at = fail_at;
+  return sg::Pipeline{sg::Sequential{std::move(stack)}}.with(
+      sg::partition::Cuts{std::move(cuts)}, sg::schedule::Fifo{.in_flight = model.in_flight}, model,
+      server.worker(worker), Loss{}, sgd, std::move(device), sg::Options{.record = true});
+}
+
+sg::sim::VirtualClock on(sg::sim::Clock const& clock, Costs costs = Costs::uniform(1, 2, 0),
+                         double jitter = 0, std::uint64_t seed = 0) {
+  sg::sim::VirtualClock device;
+  device.costs = std::move(costs);
+  device.jitter = jitter;
+  device.seed = seed;
+  device.clock = clock;
+  return device;
+}
+
+/// Weights of all workers after two streams, on devices of a kind.
+template <class Make> std::vector<std::vector<Numbers>> trained(int workers, Make make) {
+  std::vector<decltype(make(0))> trainers;
+  for (int n = 0; n < workers; ++n) trainers.push_back(make(n));
+  for (int stream = 0; stream < 2; ++stream) {
+    std::vector<Batch> batches;
+    for (int n = 0; n < workers; ++n) batches.push_back(data(13, n + 10.0 * stream));
+    std::vector<sg::Step> steps;
+    for (std::size_t n = 0; n < trainers.size(); ++n)
+      steps.push_back(trainers[n].stream(batches[n]));
+    static_cast<void>(sg::run_together(std::move(steps)));
+  }
+  std::vector<std::vector<Numbers>> all;
+  for (auto& trainer : trainers) all.push_back(weights(trainer));
+  return all;
+}
+
+template <class Trainer> double end_s(Trainer const& trainer) {
+  double last = 0;
+  for (auto const& row : trainer.timeline().rows)
+    for (auto const& span : row) last = std::max(last, span.end_s);
+  return last;
+}
+
+std::vector<std::vector<int>> const cuts{{2}, {1}, {1, 2, 3}, {}};
+std::vector<int> const quarters{1, 2, 3};
+
+}  // namespace
+
+TEST_CASE("train/Clock: workers in virtual time have the bits of workers on threads", "[train]") {
+  std::vector<sg::sim::Links> const links{
+      {},
+      {.rate = 100, .latency_s = 0.5},
+      {.rate = 60, .loss = 0.5, .sharing = sg::sim::Sharing::fifo, .duplex = sg::sim::Duplex::half},
+      {.latency_s = 7, .sharing = sg::sim::Sharing::one_at_a_time}};
+  for (int const workers : {1, 2, 4})
+    for (int const distance : {0, 2}) {
+      auto const model = exact(3, distance);
+      sg::collective::ParameterServer const threads({.workers = workers});
+      auto const expected = trained(workers, [&](int n) {
+        return streaming(model, threads, n, cuts[static_cast<std::size_t>(n)],
+                         sg::host::Threads{2});
+      });
+      for (auto const& link : links)
+        for (double const jitter : {0.0, 0.5}) {
+          sg::sim::Clock const clock(link);
+          sg::collective::ParameterServer const server({.workers = workers, .shards = 2});
+          auto const ran = trained(workers, [&](int n) {
+            return streaming(
+                model, server, n, cuts[static_cast<std::size_t>(n)],
+                on(clock, Costs::uniform(1 + n, 2, 0.5), jitter, static_cast<std::uint64_t>(n)));
+          });
+          CAPTURE(workers, distance, jitter, link.rate, link.latency_s);
+          REQUIRE(ran == expected);
+        }
+    }
+}
+
+TEST_CASE("train/Clock: steps of workers have the bits of workers on threads", "[train]") {
+  auto const compare = [](auto const& model) {
+    std::vector<std::vector<std::vector<Numbers>>> results;
+    auto const train = [&](auto device_of) {
+      sg::collective::ParameterServer const server({.workers = 3, .shards = 2});
+      auto const make = [&](int n) {
+        std::vector<Layer> stack;
+        for (int l = 0; l < layers; ++l) stack.emplace_back(l);
+        return sg::Pipeline{sg::Sequential{std::move(stack)}}.with(
+            sg::partition::Cuts{cuts[static_cast<std::size_t>(n)]}, model, server.worker(n), Loss{},
+            sgd, device_of(n));
+      };
+      std::vector<decltype(make(0))> trainers;
+      for (int n = 0; n < 3; ++n) trainers.push_back(make(n));
+      for (int step = 0; step < 5; ++step) {
+        std::vector<Batch> batches;
+        for (int n = 0; n < 3; ++n) batches.push_back(data(2, n + 10.0 * step));
+        std::vector<sg::Step> steps;
+        for (std::size_t n = 0; n < 3; ++n) steps.push_back(trainers[n].step(batches[n]));
+        static_cast<void>(sg::run_together(std::move(steps)));
+      }
+      results.emplace_back();
+      for (auto& trainer : trainers) results.back().push_back(weights(trainer));
+    };
+    train([](int) { return sg::host::Threads{2}; });
+    for (sg::sim::Links const link :
+         {sg::sim::Links{}, sg::sim::Links{.rate = 80, .latency_s = 3}}) {
+      sg::sim::Clock const clock(link);
+      train([&](int n) { return on(clock, Costs::uniform(3 - n, 2, 0), 0.3, 5); });
+      REQUIRE(results.back() == results.front());
+    }
+  };
+  compare(sg::staleness::Synchronous{});
+  compare(sg::staleness::RoundRobinSynchronous{});
+}
+
+TEST_CASE("train/Clock: on arrival, an answer holds what the server had when it left", "[train]") {
+  // One worker's own pushes are in what it asks for behind them, however long they travel.
+  for (double const latency_s : {0.0, 2.0}) {
+    sg::sim::Clock const clock({.latency_s = latency_s});
+    sg::collective::ParameterServer const server({.workers = 1});
+    sg::collective::ParameterServer const threads({.workers = 1});
+    auto const make = [&](auto const& from, auto device) {
+      return sg::Pipeline{Layer(0), Layer(1)}.with(sg::staleness::Asynchronous{}, from.worker(0),
+                                                   Loss{}, sgd, device);
+    };
+    auto a = make(server, on(clock));
+    auto b = make(threads, sg::host::Threads{2});
+    for (int step = 0; step < 4; ++step) {
+      auto const batch = data(3, step);
+      static_cast<void>(run(a.step(batch)));
+      static_cast<void>(run(b.step(batch)));
+      REQUIRE(weights(a) == weights(b));
+    }
+    // Two stages, of which the first ends last: 3 microbatches through stages of 3 each, and twice
+    // the latency.
+    REQUIRE(clock.now_s() == Approx(4 * (12 + 2 * latency_s)));
+  }
+}
+
+TEST_CASE("train/Clock: waves that are added on arrival end alike everywhere, and every time",
+          "[train]") {
+  for (int const distance : {0, 1, 3}) {
+    std::vector<std::vector<std::vector<Numbers>>> results;
+    for (int repeat = 0; repeat < 2; ++repeat) {
+      sg::sim::Clock const clock({.rate = 30, .latency_s = 2});
+      sg::collective::ParameterServer const server({.workers = 3});
+      sg::staleness::WaveSynchronous const model{.in_flight = 3, .distance = distance};
+      results.push_back(trained(3, [&](int n) {
+        return streaming(model, server, n, cuts[static_cast<std::size_t>(n)],
+                         on(clock, Costs::uniform(1 + n, 2, 0), 0.5, 7));
+      }));
+      for (auto const& worker : results.back()) REQUIRE(worker == results.back().front());
+    }
+    REQUIRE(results[0] == results[1]);
+  }
+}
+
+TEST_CASE("train/Clock: the same seeds give the same times, and pushes and pulls are in them",
+          "[train]") {
+  std::vector<double> ends;
+  for (int repeat = 0; repeat < 2; ++repeat) {
+    sg::sim::Clock const clock({.rate = 200, .latency_s = 0.25});
+    sg::collective::ParameterServer const server({.workers = 2});
+    auto a = streaming(exact(2, 0), server, 0, {2}, on(clock, Costs::uniform(1, 2, 0), 0.3, 1));
+    auto b = streaming(exact(2, 0), server, 1, {2}, on(clock, Costs::uniform(1, 2, 0), 0.3, 2));
+    auto const batch = data(8);
+    static_cast<void>(sg::run_together(a.stream(batch), b.stream(batch)));
+    ends.push_back(clock.now_s());
+    for (auto const& row : a.timeline().rows) {
+      auto const count = [&](Kind kind) {
+        return std::count_if(row.begin(), row.end(),
+                             [&](auto const& span) { return span.action.kind == kind; });
+      };
+      REQUIRE(count(Kind::push) == 4);
+      REQUIRE(count(Kind::pull) == 4);
+      // The pull behind a wave waits for the push and the answer.
+      double pushed_s = 0;
+      for (auto const& span : row) {
+        if (span.action.kind == Kind::push) pushed_s = span.start_s;
+        if (span.action.kind == Kind::pull && span.action.microbatch == 1)
+          REQUIRE(span.start_s >= 2 * (0.25 + layer_bytes / 200));
+      }
+      REQUIRE(pushed_s > 0);
+    }
+  }
+  REQUIRE(ends[0] == ends[1]);
+}
+
+TEST_CASE("train/Clock: the time of one wave behind another is what its parts take", "[train]") {
+  // One stage, Nm = 1: a minibatch, its push, the answer, the next one.
+  sg::sim::Clock const clock({.rate = layer_bytes * layers / 2, .latency_s = 0.25});
+  sg::collective::ParameterServer const server({.workers = 1});
+  auto a = streaming(exact(1, 0), server, 0, {}, on(clock));
+  static_cast<void>(run(a.stream(data(5))));
+  REQUIRE(clock.now_s() == Approx(5 * (3 + 2 * 2.25)));
+  static_cast<void>(run(a.stream(data(1))));  // the clock goes on
+  REQUIRE(clock.now_s() == Approx(6 * (3 + 2 * 2.25)));
+}
+
+TEST_CASE("train/Clock: equal workers share the link of a server", "[train]") {
+  for (int const workers : {1, 3}) {
+    sg::sim::Clock const clock({.rate = layer_bytes * layers});
+    sg::collective::ParameterServer const server({.workers = workers});
+    std::vector<decltype(streaming(exact(1, 0), server, 0, {}, on(clock)))> trainers;
+    for (int n = 0; n < workers; ++n)
+      trainers.push_back(streaming(exact(1, 0), server, n, {}, on(clock)));
+    auto const batch = data(5);
+    std::vector<sg::Step> steps;
+    for (auto& trainer : trainers) steps.push_back(trainer.stream(batch));
+    static_cast<void>(sg::run_together(std::move(steps)));
+    REQUIRE(clock.now_s() == Approx(5 * (3 + 2 * workers)));  // T_c + 2c
+  }
+}
+
+TEST_CASE("train/Clock: HetPipe's four workers lose a part of their time in the order of Fifo",
+          "[train]") {
+  sg::sim::Clock const clock({.latency_s = 1.5});
+  sg::collective::ParameterServer const server({.workers = 4});
+  auto const device = on(clock, Costs::uniform(1.0 / 3, 2.0 / 3, 0));
+  std::vector<decltype(streaming(exact(5, 0), server, 0, quarters, device))> trainers;
+  for (int n = 0; n < 4; ++n)
+    trainers.push_back(streaming(exact(5, 0), server, n, quarters, device));
+  auto const batch = data(400);
+  std::vector<sg::Step> steps;
+  for (auto& trainer : trainers) steps.push_back(trainer.stream(batch));
+  static_cast<void>(sg::run_together(std::move(steps)));
+  REQUIRE(clock.now_s() == Approx(639).margin(5));
+}
+
+TEST_CASE(
+    "train/Clock: a slow worker stops the others after D + 1 waves and Nm - 1 minibatches, and no "
+    "sooner",
+    "[train]") {
+  for (int const in_flight : {1, 2, 4})
+    for (int const distance : {0, 1, 3}) {
+      CAPTURE(in_flight, distance);
+      auto const model = exact(in_flight, distance);
+      sg::sim::Clock const clock;
+      sg::collective::ParameterServer const server({.workers = 3});
+      auto slow = streaming(model, server, 0, {2}, on(clock, Costs::uniform(10, 20, 0)));
+      auto a = streaming(model, server, 1, {2}, on(clock));
+      auto b = streaming(model, server, 2, {1, 3}, on(clock));
+      auto const batch = data(in_flight * 12);
+      static_cast<void>(sg::run_together(slow.stream(batch), a.stream(batch), b.stream(batch)));
+      std::vector<double> pushes;  // of the slow one's first stage
+      auto const of_slow = slow.timeline();
+      for (auto const& span : of_slow.rows[0])
+        if (span.action.kind == Kind::push) pushes.push_back(span.end_s);
+      int most = 0;  // minibatches begun beyond what the slow one has pushed
+      for (auto* const fast : {&a, &b}) {
+        auto const timeline = fast->timeline();
+        for (auto const& span : timeline.rows[0]) {
+          if (span.action.kind != Kind::forward) continue;
+          auto const pushed = std::count_if(pushes.begin(), pushes.end(),
+                                            [&](double at) { return at <= span.start_s; });
+          most = std::max(most, span.action.microbatch + 1 - static_cast<int>(pushed) * in_flight);
+        }
+      }
+      REQUIRE(most == (distance + 1) * in_flight + in_flight - 1);
+    }
+}
+
+TEST_CASE("train/Clock: a worker whom nobody answers says for whom it waits", "[train]") {
+  sg::sim::Clock const clock({.latency_s = 1});
+  sg::collective::ParameterServer const server({.workers = 2});
+  auto a = streaming(exact(2, 0), server, 0, {2}, on(clock));
+  auto b = streaming(exact(2, 0), server, 1, {2}, on(clock));
+  REQUIRE_THROWS_WITH(run(a.stream(data(8))),
+                      Catch::Matchers::Contains("worker 1, which has made 0 pushes"));
+  auto const batch = data(4);
+  static_cast<void>(sg::run_together(a.stream(batch), b.stream(batch)));
+  REQUIRE(weights(a) == weights(b));
+}
+
+TEST_CASE("train/Clock: a worker that fails ends the others, and the next streams go on",
+          "[train]") {
+  sg::sim::Clock const clock({.rate = 100, .latency_s = 1});
+  sg::collective::ParameterServer const server({.workers = 3});
+  auto a = streaming(exact(2, 1), server, 0, {2}, on(clock));
+  auto b = streaming(exact(2, 1), server, 1, {1}, on(clock), 7);
+  auto c = streaming(exact(2, 1), server, 2, {}, on(clock));
+  auto const batch = data(12);
+  REQUIRE_THROWS_WITH(sg::run_together(a.stream(batch), b.stream(batch), c.stream(batch)),
+                      "out of ink");
+  auto const short_batch = data(6);
+  static_cast<void>(
+      sg::run_together(a.stream(short_batch), b.stream(short_batch), c.stream(short_batch)));
+  REQUIRE(weights(a) == weights(b));
+  REQUIRE(weights(a) == weights(c));
+}
+
+TEST_CASE("train/Clock: refuses workers in different times", "[train]") {
+  sg::sim::Clock const clock;
+  sg::collective::ParameterServer const server({.workers = 2});
+  REQUIRE_THROWS_WITH(streaming(exact(2, 0), server, 0, {2}, sg::sim::VirtualClock{}),
+                      Catch::Matchers::Contains("VirtualClock::clock"));
+  auto const a = streaming(exact(2, 0), server, 0, {2}, on(clock));
+  REQUIRE_THROWS_WITH(streaming(exact(2, 0), server, 1, {2}, sg::host::Threads{1}),
+                      Catch::Matchers::Contains("in another time"));
+  REQUIRE_THROWS_WITH(streaming(exact(2, 0), server, 1, {2}, on(sg::sim::Clock())),
+                      Catch::Matchers::Contains("in another time"));
+}
