@@ -130,10 +130,12 @@ template <class... Stage> class Pipeline {
       setup.staleness = staleness_model<ServerPolicy<Collective>>(kept->staleness);
       setup.placement = placement_call(placement);
       setup.optimizer = optimizer_call<ExchangingPolicy<Staleness>>(kept->optimizer);
-      if constexpr (ServerPolicy<Collective>)
-        setup.server = {kept->collective.link(), &make_exchange<ServerExchange>};
-      else if constexpr (!std::same_as<Collective, DefaultCollective>)
+      if constexpr (ServerPolicy<Collective>) {  // the server keeps `kept`, which must not keep it
+        Collective const worker = std::move(kept->collective);
+        setup.server = {worker.link(), &make_exchange<ServerExchange>};
+      } else if constexpr (!std::same_as<Collective, DefaultCollective>) {
         setup.grouping = grouping_of(kept->collective);
+      }
       setup.target_rows = std::same_as<Loss, NoLoss> || Rows<typename Loss::Target>::exist;
       setup.uncut = cut_later && !has_partitioner;
       setup.kept = kept;
