@@ -62,7 +62,8 @@ template <Interpreter B> Progress advance(B& backend, RankState& rank) {
         return Progress::elapsing;
       }
     }
-    for (unsigned g = 0; g < in->signal_count; ++g) backend.give(rank, in->signal[g]);
+    unsigned const signal_count = in->signal_count;  // read once: `give` may write to any memory
+    for (unsigned g = 0; g != signal_count; ++g) backend.give(rank, in->signal[g]);
     if constexpr (B::timed) rank.executed = false;
     rank.next.store(++in, std::memory_order_relaxed);
   }

@@ -77,23 +77,33 @@ struct WantedGradients {
   action.ops->forward(action.object, context, x, y, saved);
 }
 
+/// Backward of a layer in halves, in an action that has begun. Not inlined, so that a whole
+/// backward, which is the frequent one, keeps its registers.
+[[gnu::noinline]] inline void backward_halves(Context& context, void* object, LayerOps const& ops,
+                                              WantedGradients want, void const* x, void const* dy,
+                                              void* dx, void* saved) {
+  if (ops.backward != nullptr && ops.backward_input == nullptr) {
+    if (want.input) ops.backward(object, context, x, dy, dx, saved);
+    return;
+  }
+  if (want.input && ops.backward_input != nullptr) {
+    ops.backward_input(object, context, x, dy, dx, saved);
+    context.release_scratch();
+  }
+  if (want.weight && ops.backward_weight != nullptr)
+    ops.backward_weight(object, context, x, dy, saved);
+}
+
 /// Backward of one layer, whole or half. A layer whose backward does not split does all of it where
 /// the input's gradient is wanted, and nothing where only those of its weights are.
 [[gnu::always_inline]] inline void backward_layer(Context& context, LayerAction const& action,
                                                   WantedGradients want, void const* x,
                                                   void const* dy, void* dx, void* saved) {
-  LayerOps const& ops = *action.ops;
   action.begin(context);
-  if (ops.backward != nullptr && ((want.input && want.weight) || ops.backward_input == nullptr)) {
-    if (want.input) ops.backward(action.object, context, x, dy, dx, saved);
-    return;
-  }
-  if (want.input && ops.backward_input != nullptr) {
-    ops.backward_input(action.object, context, x, dy, dx, saved);
-    action.begin(context);
-  }
-  if (want.weight && ops.backward_weight != nullptr)
-    ops.backward_weight(action.object, context, x, dy, saved);
+  if (want.input && want.weight && action.ops->backward != nullptr)
+    action.ops->backward(action.object, context, x, dy, dx, saved);
+  else
+    backward_halves(context, action.object, *action.ops, want, x, dy, dx, saved);
 }
 
 }  // namespace stagger::detail

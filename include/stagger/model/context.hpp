@@ -36,6 +36,7 @@ class Arena {
   /// Uninitialised memory for `count` elements, valid until `reset`.
   template <class T> [[nodiscard]] std::span<T> take(std::size_t count) {
     std::size_t const bytes = detail::aligned_bytes(count, sizeof(T));
+    if (ended_) begin_round();
     if (blocks_.empty() || used_ + bytes > blocks_.back().bytes) add_block(bytes);
     std::byte* const memory = static_cast<std::byte*>(blocks_.back().memory.get()) + used_;
     used_ += bytes;
@@ -43,10 +44,9 @@ class Arena {
     return {reinterpret_cast<T*>(memory), count};
   }
 
-  /// Frees everything for reuse. Merges the blocks if several were needed since the last call.
-  void reset() {
-    if (total_ != 0) merge();
-  }
+  /// Frees everything for reuse. An engine calls it with every action, of which few take memory: the
+  /// work is left to the next `take`.
+  void reset() noexcept { ended_ = true; }
 
   /// Memory held, in bytes.
   [[nodiscard]] std::uint64_t bytes() const noexcept {
@@ -61,13 +61,15 @@ class Arena {
     std::size_t bytes = 0;
   };
 
-  void merge() {
+  /// Merges the blocks if several were needed since the last one.
+  void begin_round() {
     if (blocks_.size() > 1) {
       blocks_.clear();
       add_block(total_);
     }
     used_ = 0;
     total_ = 0;
+    ended_ = false;
   }
 
   void add_block(std::size_t bytes) {
@@ -78,6 +80,7 @@ class Arena {
   List<Block> blocks_;
   std::size_t used_ = 0;   // bytes of the last block
   std::size_t total_ = 0;  // bytes since the last reset
+  bool ended_ = false;     // was reset, and nothing was taken since
 };
 
 /// The stage's view of the engine during one action: parameters, gradients, scratch memory, and who
@@ -146,12 +149,15 @@ class Context {
   }
 
   /// For engines: starts an action on a layer (counted from the model's input) for a microbatch.
-  void begin_action(ParameterView const* parameters, int layer, int microbatch) {
+  void begin_action(ParameterView const* parameters, int layer, int microbatch) noexcept {
     parameters_ = parameters;
     layer_ = layer;
     microbatch_ = microbatch;
-    arena_.reset();
+    release_scratch();
   }
+
+  /// For engines: takes scratch memory back between two functions of one action.
+  void release_scratch() noexcept { arena_.reset(); }
 
   /// For engines: where the rows of each microbatch begin, [microbatches]; null: at 0.
   void share_rows(std::size_t const* first_rows) noexcept { first_rows_ = first_rows; }
@@ -171,9 +177,9 @@ class Context {
   std::int64_t step_ = 0;
   std::uint64_t seed_ = 0;
   int layer_ = 0;
-  int microbatch_ = 0;
-  int minibatch_ = 0;  // microbatches in one, of a stream
   bool training_ = true;
+  int microbatch_ = 0;  // not beside layer_: g++ would join the two stores through vector registers
+  int minibatch_ = 0;   // microbatches in one, of a stream
   Arena arena_;
 };
 

@@ -69,28 +69,40 @@ struct alignas(64) RankState {
 };
 
 /// Forward of one layer. @return y
-inline void* forward_layer(RankState& rank, LayerRun const& layer, Instruction const& in,
-                           void const* x, void* y) {
+[[gnu::always_inline]] inline void* forward_layer(RankState& rank, LayerRun const& layer,
+                                                  Instruction const& in, void const* x, void* y) {
   forward_layer(rank.context, layer.action(in), x, y, layer.saved[in.kept]);
   return y;
 }
 
-/// F. In evaluation the last stage computes the loss as well.
-inline void run_forward(RankState& rank, StageRun const& stage, Instruction const& in) {
+/// Forward of all layers of a stage but its last. @return the input of that
+[[gnu::noinline]] inline void const* run_inner_forward(RankState& rank, StageRun const& stage,
+                                                       Instruction const& in, void const* x) {
+  for (LayerRun const* layer = stage.front; layer != stage.back; ++layer)
+    x = forward_layer(rank, *layer, in, x, layer->y[in.kept]);
+  return x;
+}
+
+/// Forward of a model's last layer, in evaluation with the loss.
+[[gnu::noinline]] inline void run_last_forward(RankState& rank, StageRun const& stage,
+                                               Instruction const& in, void const* x) {
   std::size_t const m = in.microbatch;
   StepArguments const& arguments = *rank.arguments;
-  void const* x = stage.first ? arguments.inputs[m] : stage.x[in.x];
-  LayerRun const* layer = stage.front;
-  for (; layer != stage.back; ++layer) x = forward_layer(rank, *layer, in, x, layer->y[in.kept]);
-  if (!stage.last) {
-    forward_layer(rank, *layer, in, x, layer->y[in.y]);
-    return;
-  }
-  void* const y = arguments.outputs.first != nullptr ? arguments.outputs[m] : layer->y[in.kept];
-  forward_layer(rank, *layer, in, x, y);
+  LayerRun const& layer = *stage.back;
+  void* const y = arguments.outputs.first != nullptr ? arguments.outputs[m] : layer.y[in.kept];
+  forward_layer(rank, layer, in, x, y);
   if (!rank.context.training() && arguments.losses != nullptr)
     arguments.losses[m] =
         arguments.loss_ops.value(arguments.loss, rank.context, y, arguments.targets[m]);
+}
+
+/// F. In evaluation the last stage computes the loss as well.
+[[gnu::always_inline]] inline void run_forward(RankState& rank, StageRun const& stage,
+                                               Instruction const& in) {
+  void const* x = stage.first ? rank.arguments->inputs[in.microbatch] : stage.x[in.x];
+  if (stage.front != stage.back) x = run_inner_forward(rank, stage, in, x);
+  if (stage.last) return run_last_forward(rank, stage, in, x);
+  forward_layer(rank, *stage.back, in, x, stage.back->y[in.y]);
 }
 
 /// F once more, for what backward needs of it.
@@ -105,32 +117,43 @@ inline void run_forward(RankState& rank, StageRun const& stage, Instruction cons
 }
 
 /// The part of a layer's backward that an instruction asks for.
-inline void backward_layer(RankState& rank, LayerRun const& layer, Instruction const& in,
-                           void const* x, void const* dy, void* dx) {
+[[gnu::always_inline]] inline void backward_layer(RankState& rank, LayerRun const& layer,
+                                                  Instruction const& in, void const* x,
+                                                  void const* dy, void* dx) {
   WantedGradients const want{in.op != Op::backward_weight, in.op != Op::backward_input};
   backward_layer(rank.context, layer.action(in), want, x, dy, dx, layer.saved[in.kept]);
 }
 
-/// B, I or W, layer by layer from the last.
-inline void run_backward(RankState& rank, StageRun const& stage, Instruction const& in) {
+/// The loss of a microbatch, and its gradient into `dy`.
+[[gnu::noinline]] inline void run_loss(RankState& rank, LayerRun const& last, Instruction const& in,
+                                       void* dy) {
   std::size_t const m = in.microbatch;
   StepArguments const& arguments = *rank.arguments;
-  LayerRun const* layer = stage.back;
-  void* dy = layer->dy[in.dy];
-  if (stage.last && in.op != Op::backward_weight) {
-    rank.context.begin_action(nullptr, layer->number, static_cast<int>(m));
-    arguments.losses[m] =
-        arguments.loss_ops.value_and_gradient(arguments.loss, rank.context, layer->y[in.kept],
-                                              arguments.targets[m], arguments.scales[m], dy);
-  }
-  for (; layer != stage.front; --layer) {
+  rank.context.begin_action(nullptr, last.number, static_cast<int>(m));
+  arguments.losses[m] = arguments.loss_ops.value_and_gradient(
+      arguments.loss, rank.context, last.y[in.kept], arguments.targets[m], arguments.scales[m], dy);
+}
+
+/// Backward of all layers of a stage but its first. @return the gradient of the output of that
+[[gnu::noinline]] inline void* run_inner_backward(RankState& rank, StageRun const& stage,
+                                                  Instruction const& in, void* dy) {
+  for (LayerRun const* layer = stage.back; layer != stage.front; --layer) {
     LayerRun const& before = *(layer - 1);
     void* const dx = before.dy[in.inner];
     backward_layer(rank, *layer, in, before.y[in.kept], dy, dx);
     dy = dx;
   }
-  void const* const x = stage.first ? arguments.inputs[m] : stage.x[in.x];
-  backward_layer(rank, *layer, in, x, dy, stage.dx[in.dx]);
+  return dy;
+}
+
+/// B, I or W, layer by layer from the last.
+[[gnu::always_inline]] inline void run_backward(RankState& rank, StageRun const& stage,
+                                                Instruction const& in) {
+  void* dy = stage.back->dy[in.dy];
+  if (stage.last && in.op != Op::backward_weight) run_loss(rank, *stage.back, in, dy);
+  if (stage.front != stage.back) dy = run_inner_backward(rank, stage, in, dy);
+  void const* const x = stage.first ? rank.arguments->inputs[in.microbatch] : stage.x[in.x];
+  backward_layer(rank, *stage.front, in, x, dy, stage.dx[in.dx]);
 }
 
 /// The whole backward that an instruction is a part of.
@@ -144,18 +167,12 @@ inline void run_backward(RankState& rank, StageRun const& stage, Instruction con
                                                 Instruction const& part, std::size_t lowest,
                                                 std::size_t end) {
   Instruction const in = whole_of(part);
-  StepArguments const& arguments = *rank.arguments;
   std::size_t const last = stage.layers.size() - 1;
   for (std::size_t i = end; i-- > lowest;) {
     LayerRun const& layer = stage.layers[i];
     void* const dy = layer.dy[i == last ? in.dy : in.inner];
-    if (i == last && stage.last && in.op != Op::backward_weight) {
-      rank.context.begin_action(nullptr, layer.number, static_cast<int>(in.microbatch));
-      arguments.losses[in.microbatch] = arguments.loss_ops.value_and_gradient(
-          arguments.loss, rank.context, layer.y[in.kept], arguments.targets[in.microbatch],
-          arguments.scales[in.microbatch], dy);
-    }
-    void const* x = stage.first ? arguments.inputs[in.microbatch] : stage.x[in.x];
+    if (i == last && stage.last && in.op != Op::backward_weight) run_loss(rank, layer, in, dy);
+    void const* x = stage.first ? rank.arguments->inputs[in.microbatch] : stage.x[in.x];
     void* dx = stage.dx[in.dx];
     if (i != 0) {
       x = stage.layers[i - 1].y[in.kept];
@@ -183,7 +200,8 @@ struct Clock {
 
 /// The same, with the clock read before and after, and what is in flight counted.
 /// @param now_s  () -> seconds since the step began
-template <class Now> void run_recorded(RankState& rank, Instruction const& in, Now now_s) {
+template <class Now>
+[[gnu::noinline]] void run_recorded(RankState& rank, Instruction const& in, Now now_s) {
   double const start_s = now_s();
   run_compute(rank, in);
   rank.spans.push_back({action_of(in), start_s, now_s(), in.op == Op::recompute});

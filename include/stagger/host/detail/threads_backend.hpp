@@ -241,7 +241,7 @@ class ThreadsBackend : Spinning {
   void give(detail::RankState&, std::uint32_t which) noexcept {
     Signal& signal = signals_[which];
     std::uint32_t const value = signal.value.load(std::memory_order_relaxed) + 1;
-    if (!signal.crosses) {
+    if (!signal.crosses) [[likely]] {
       signal.value.store(value, std::memory_order_release);
       return;
     }
