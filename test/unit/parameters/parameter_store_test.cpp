@@ -110,13 +110,12 @@ class History {
         gradients_(pushes == Pushes::gradients),
         distance_(static_cast<std::uint32_t>(distance)),
         call_(detail::optimizer_call<false>(plain)),
-        rules_{pushes, adds, call_, std::vector<double>(static_cast<std::size_t>(workers), 1)},
+        rules_{pushes, adds, call_, {}},
         slow_{adds, std::vector<std::vector<Push>>(static_cast<std::size_t>(workers)),
               std::vector<bool>(static_cast<std::size_t>(workers)), 0, 0},
         from_(static_cast<std::size_t>(workers)),
         store_(like(), rules_, static_cast<std::size_t>(workers)) {
-    if (gradients_)
-      for (std::size_t n = 0; n < rules_.weights.size(); ++n) rules_.weights[n] = n % 2 ? 0.5 : 1;
+    for (int n = 0; n < workers; ++n) rules_.weights.push_back(n % 2 == 0 ? 1 : 0.5);
   }
 
   void play(int operations) {
