@@ -49,6 +49,7 @@ class ServerExchange final : public Exchange, private ParameterListener {
     program_ = &machine.program();
     if (!program_->training) return;
     cells_ = FixedArray<CellExchange>(program_->cells.size());
+    auto const per_push = static_cast<std::uint32_t>(program_->push_minibatches);
     for (std::size_t c = 0; c < cells_.size(); ++c) {
       CellExchange& cell = cells_[c];
       cell.first_layer = machine.first_layers()[program_->cells[c].stage];
@@ -57,9 +58,12 @@ class ServerExchange final : public Exchange, private ParameterListener {
     }
     for (auto const& rank : program_->ranks)
       for (Instruction const& in : rank.code) {
-        if (in.op != Op::pull || !in.snapshot() || program_->flushes) continue;
         CellExchange& cell = cells_[in.cell];
-        cell.kept = std::max(cell.kept, std::size_t{in.waves()} + 1);
+        if (in.op == Op::apply) ++cell.changes;
+        if (in.op != Op::pull || !in.snapshot() || program_->flushes) continue;
+        if (!in.last_pull())  // pushes behind the snapshot, with the one at hand and unused ones
+          cell.kept = std::max(cell.kept,
+                               std::size_t{(cell.changes + per_push - 1) / per_push} - in.rounds());
         if (in.last_pull() || in.rounds() > (cell.asks.empty() ? 0 : cell.asks.back()))
           cell.asks.push_back(in.last_pull() ? last : in.rounds());
       }

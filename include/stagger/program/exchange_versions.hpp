@@ -84,7 +84,14 @@ class ExchangePass {
             " own minibatches; a worker can wait for no more than it has pushed itself");
     auto const wanted = static_cast<std::uint32_t>(own);
     std::uint32_t const pushed = wanted / per_push_;
-    if (pushed > own_ / per_push_) pull(m, static_cast<std::uint32_t>(rounds), pushed);
+    if (pushed > own_ / per_push_) {
+      if (model_.adds == staleness::Adds::on_arrival && ended / per_push_ > pushed)
+        raise(Errc::bad_schedule, "the staleness model lets minibatch ", m, " of stage ",
+              row_.stage, " see ", pushed, " of ", ended / per_push_,
+              " own pushes; where the server adds on arrival, it sees all of them: let the model "
+              "add in the order of workers, or the weights contain what has been pushed");
+      pull(m, static_cast<std::uint32_t>(rounds), pushed);
+    }
     if (static_cast<std::uint32_t>(rounds) != rounds_)
       raise(Errc::bad_schedule, "the staleness model needs ", rounds,
             " pushes of every worker at "

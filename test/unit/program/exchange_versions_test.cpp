@@ -196,10 +196,11 @@ struct Asked {
   std::vector<int> version, needs;
 };
 std::string said(Asked const& asked, int per_push, Positions const& forward, Positions const& end,
-                 int microbatches = 1) {
+                 int microbatches = 1, staleness::Adds adds = staleness::Adds::in_worker_order) {
   StalenessModel model;
   model.microbatches = microbatches;
   model.policy = &asked;
+  model.adds = adds;
   model.push_minibatches = per_push;
   model.version = [](void const* of, int m, int) {
     return static_cast<Asked const*>(of)->version[static_cast<std::size_t>(m)];
@@ -240,4 +241,7 @@ TEST_CASE("program/fix_exchanged_versions: one sentence says what it cannot go w
       Contains("needs 1 pushes of every worker at minibatch 1, whose weights contain 1 own"));
   CHECK_THAT(said({{0, 1, 2, 3}, {0, 0, 0, 1}}, 2, forward, end),
              Contains("needs 1 pushes of every worker at minibatch 3, amid a push of its own"));
+  CHECK(said({{0, 0, 1, 1}, {0, 0, 0, 0}}, 1, forward, end) == "");
+  CHECK_THAT(said({{0, 0, 1, 1}, {0, 0, 0, 0}}, 1, forward, end, 1, staleness::Adds::on_arrival),
+             Contains("lets minibatch 2 of stage 3 see 1 of 2 own pushes"));
 }
