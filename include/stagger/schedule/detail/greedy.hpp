@@ -57,12 +57,20 @@ struct Candidate {
 /// Which actions a list holds: forwards alone, or with backwards whole (B) or split (I and W).
 enum class Backwards { none, whole, split };
 
+/// Forwards wait for nothing but their inputs.
+struct NoGate {
+  constexpr double opens(StagePart const&, int, double input_s) const noexcept { return input_s; }
+  constexpr double ended(StagePart const&, int, double) const noexcept { return -1; }
+};
+
 /// Lists all actions of all parts.
-/// @param key  of a Candidate: of those that are ready the one with the lowest key runs
+/// @param key   of a Candidate: of those that are ready the one with the lowest key runs
+/// @param gate  what forwards wait for beside their inputs: `opens` says when one may begin, -1 if that
+///              is not known yet; `ended` is told of each backward, and says when something opens, or -1
 /// Complexity: O(log P) per action, and O(V) to choose it.
-template <class Key>
+template <class Key, class Gate = NoGate>
 [[nodiscard]] constexpr Table greedy(std::vector<StagePart> parts, Shape shape, Costs const& costs,
-                                     Backwards backwards, Key key) {
+                                     Backwards backwards, Key key, Gate gate = {}) {
   bool const split = backwards == Backwards::split;
   int const stages = shape.stages();
   Grid<std::vector<StagePart*>> mine(shape.ranks);
@@ -94,7 +102,7 @@ template <class Key>
       if (split && part->weights < part->backwards)
         offer({Kind::backward_weight, part, part->first + part->weights, 0});
       if (part->forwards < part->count) {
-        double const at = part->forward_at[part->forwards];
+        double const at = gate.opens(*part, part->forwards, part->forward_at[part->forwards]);
         if (at >= 0 && at <= now) offer({Kind::forward, part, part->first + part->forwards, at});
       }
     }
@@ -122,6 +130,7 @@ template <class Key>
     } else {
       end += cost.backward_input_s + (split ? 0 : cost.backward_weight_s);
       ++part.backwards;
+      if (double const opens = gate.ended(part, n, end); opens >= 0) wakeups.push(opens, rank);
       if (part.stage > 0)
         give((&part)[-1], (&part)[-1].backward_at, costs.of(part.stage - 1).transfer_s);
       else if (part.window > 0 && n + part.window < part.count)
