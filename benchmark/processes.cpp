@@ -48,7 +48,7 @@ auto made(Device device, int replicas, Sums sums = {}) {
   options.deadline_s = patience_s;
   if (replicas > 1) options.replicas = {replicas, replicas};
   return bench::transformer_pipeline().with(
-      gpt::ByWork{gpt::work_of(bench::transformer_shape()), 2}, stagger::schedule::OneFOneB{},
+      layers::ByWork{gpt::work_of(bench::transformer_shape()), 2}, stagger::schedule::OneFOneB{},
       stagger::optimizer::AdamW{}, gpt::CrossEntropy<float>{}, std::move(device), sums, options);
 }
 

@@ -36,6 +36,7 @@ while read -r test; do
     unit.*/*) test=${test#unit.} && add "unit_${test%%/*}" ;;
     unit.* | one_thread.*) add "unit_${test#*.}" ;;
     example.gpt.*) add gpt ;;
+    example.vgg.*) add vgg ;;
     example.stagger.*) add stagger_tool ;;
     example.[0-9]*) add "example_${test#example.}" ;;
     fuzz.*) add "${test#fuzz.}" ;;

@@ -7,9 +7,9 @@
 
 #include <stagger/stagger.hpp>
 
-#include <gpt/by_work.hpp>
 #include <gpt/model/model.hpp>
 #include <gpt/settings.hpp>
+#include <layers/by_work.hpp>
 
 namespace bench {
 
@@ -27,7 +27,7 @@ inline gpt::Settings const transformer{};
 /// A pipeline of two stages on `threads` threads.
 [[nodiscard]] inline auto transformer_in_two(int threads, stagger::Options options) {
   options.clip_norm = transformer.clip;
-  return transformer_pipeline().with(gpt::ByWork{gpt::work_of(transformer_shape()), 2},
+  return transformer_pipeline().with(layers::ByWork{gpt::work_of(transformer_shape()), 2},
                                      stagger::schedule::OneFOneB{}, stagger::optimizer::AdamW{},
                                      gpt::CrossEntropy<float>{}, stagger::host::Threads{threads},
                                      options);

@@ -11,7 +11,7 @@
 #include <stagger/engine/step.hpp>
 
 #include "model/embedding.hpp"
-#include "model/initial.hpp"
+#include "model/shared.hpp"
 
 namespace gpt {
 

@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <cmath>
-#include <cstdio>
 #include <limits>
 #include <string>
 #include <string_view>
@@ -18,30 +16,17 @@
 
 #include <stagger/core/error.hpp>
 #include <stagger/report/format.hpp>
-#include <stagger/version.hpp>
 
-#include "../cli_errors.hpp"
+#include "../command_line.hpp"
+#include "layers/learning_rate.hpp"
 #include "schedules.hpp"
 
 namespace gpt {
 
 namespace {
 
-[[noreturn]] void refuse(std::string const& sentence) {
-  throw stagger::Error(stagger::Errc::bad_configuration, sentence);
-}
-
-void require(std::string const& flag, std::int64_t value, std::int64_t least, std::int64_t most) {
-  if (value < least || value > most)
-    refuse(flag + " " + std::to_string(value) + " is out of range; use " + std::to_string(least) +
-           " to " + std::to_string(most));
-}
-
-std::string number(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%g", value);
-  return text;
-}
+using cli::refuse;
+using cli::require;
 
 }  // namespace
 
@@ -57,10 +42,8 @@ void Settings::check() const {
   require("--steps", steps, 1, 1'000'000'000);
   require("--batch", batch, 1, 1'000'000);
   require("--warm-up", warmup, 0, 1'000'000'000);
-  for (auto const& [flag, value] : {std::pair{"--rate", rate}, std::pair{"--clip", clip}})
-    if (!(value > 0) || !std::isfinite(value))
-      refuse(std::string(flag) + " " + number(value) +
-             " is no positive number; leave it out for the default");
+  cli::require_positive("--rate", rate);
+  cli::require_positive("--clip", clip);
   require("--stages", stages, 1, 1'000'000);
   if (stages > chain())
     refuse("--stages " + std::to_string(stages) + " is more than the " + std::to_string(chain()) +
@@ -115,21 +98,13 @@ void Settings::check() const {
 }
 
 double Settings::rate_at(std::int64_t step) const {
-  auto const at = static_cast<double>(step);
-  auto const rise = static_cast<double>(std::min(warmup, steps));
-  if (at < rise) return rate * (at + 1) / rise;
-  double const part = (at - rise) / std::max(1.0, static_cast<double>(steps) - rise);
-  return rate * (0.55 + 0.45 * std::cos(3.141592653589793 * part));
+  return layers::cosine_rate(rate, step, warmup, steps);
 }
 
 std::optional<Settings> parse(int argc, char const* const* argv) {
   Settings s;
   CLI::App app{"Trains a small transformer on text, byte by byte, in a pipeline of stages.", "gpt"};
-  app.set_version_flag("--version", std::to_string(STAGGER_VERSION_MAJOR) + "." +
-                                        std::to_string(STAGGER_VERSION_MINOR) + "." +
-                                        std::to_string(STAGGER_VERSION_PATCH));
-  app.option_defaults()->always_capture_default()->multi_option_policy(
-      CLI::MultiOptionPolicy::TakeLast);
+  cli::prepare(app);
 
   char const* group = "The model";
   app.add_option("--layers", s.layers, "Transformer blocks")->group(group);
@@ -233,14 +208,7 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
       "--compare found a\n"
       "difference. 2: something that was given cannot be used. 130: interrupted.");
 
-  try {
-    app.parse(argc, argv);
-  } catch (CLI::Success const& asked) {
-    app.exit(asked);
-    return std::nullopt;
-  } catch (CLI::ParseError const& error) {
-    refuse(cli::error_message(app, error) + "; gpt --help lists what there is");
-  }
+  if (!cli::parsed(app, argc, argv)) return std::nullopt;
   if (!s.plan.empty()) {
     for (char const* flag : {"--stages", "--microbatches", "--schedule", "--chunks", "--recompute",
                              "--profile", "--replicas"})

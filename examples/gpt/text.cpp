@@ -13,7 +13,7 @@
 #include <stagger/core/error.hpp>
 #include <stagger/report/format.hpp>
 
-#include "model/initial.hpp"
+#include "model/shared.hpp"
 
 namespace gpt {
 

@@ -24,7 +24,7 @@
 #include <stagger/mpi/session.hpp>
 #endif
 
-#include "by_work.hpp"
+#include "layers/by_work.hpp"
 #include "run.hpp"
 
 namespace gpt {

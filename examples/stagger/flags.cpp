@@ -7,7 +7,7 @@
 
 #include <stagger/core/nearest.hpp>
 
-#include "../cli_errors.hpp"
+#include "../command_line.hpp"
 #include "command.hpp"
 
 namespace tool {

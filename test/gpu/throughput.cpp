@@ -19,7 +19,7 @@
 #include <stagger/cuda/gpus.hpp>
 #include <stagger/stagger.hpp>
 
-#include "by_work.hpp"
+#include "layers/by_work.hpp"
 #include "plain_loop.hpp"
 #include "skip.hpp"
 #include "table.hpp"
@@ -113,7 +113,7 @@ auto through_engine(Sizes const& s, int stages, sg::cuda::GraphCounts* counts, b
   device.counts = counts;
   device.kernels = &gpu::parameter_kernels();
   return sg::Pipeline{gpu::make_model<Half>(shape_of(s), seed, workspaces)}.with(
-      gpt::ByWork{gpt::work_of(shape_of(s)), stages}, plain::Adam{rule},
+      layers::ByWork{gpt::work_of(shape_of(s)), stages}, plain::Adam{rule},
       gpu::CrossEntropy<Half>(workspaces), device,
       sg::Options{.clip_norm = clip, .deadline_s = 120});
 }

@@ -14,11 +14,11 @@
 #include <stagger/cuda/gpus.hpp>
 #include <stagger/stagger.hpp>
 
-#include "../by_work.hpp"
 #include "../run.hpp"
 #include "batch.hpp"
 #include "forecast.hpp"
 #include "layers.hpp"
+#include "layers/by_work.hpp"
 
 namespace gpt {
 

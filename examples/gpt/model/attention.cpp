@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "products.hpp"
+#include "layers/products.hpp"
 
 namespace gpt {
 

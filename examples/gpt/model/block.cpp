@@ -6,7 +6,7 @@
 
 #include <stagger/model/parameter.hpp>
 
-#include "products.hpp"
+#include "layers/products.hpp"
 
 namespace gpt {
 

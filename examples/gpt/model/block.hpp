@@ -13,8 +13,8 @@
 #include <stagger/model/context.hpp>
 
 #include "attention.hpp"
-#include "initial.hpp"
 #include "norm.hpp"
+#include "shared.hpp"
 
 namespace gpt {
 

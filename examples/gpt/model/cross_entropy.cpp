@@ -7,7 +7,7 @@
 
 #include <stagger/core/error.hpp>
 
-#include "eigen.hpp"
+#include "layers/eigen.hpp"
 
 namespace gpt {
 

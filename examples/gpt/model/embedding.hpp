@@ -8,8 +8,7 @@
 #include <stagger/core/tensor.hpp>
 #include <stagger/model/stage.hpp>
 
-#include "index.hpp"
-#include "initial.hpp"
+#include "shared.hpp"
 
 namespace gpt {
 

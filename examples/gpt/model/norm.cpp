@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-#include "eigen.hpp"
+#include "layers/eigen.hpp"
 
 namespace gpt {
 

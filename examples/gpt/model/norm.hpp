@@ -9,7 +9,7 @@
 #include <stagger/core/tensor.hpp>
 #include <stagger/model/context.hpp>
 
-#include "index.hpp"
+#include "shared.hpp"
 
 namespace gpt {
 

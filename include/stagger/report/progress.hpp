@@ -26,6 +26,7 @@ struct ProgressOptions {
   double redraw_s = 0.1;    ///< terminal: seconds between two writes
   long long log_every = 0;  ///< elsewhere: steps between two lines; 0: by time alone
   double log_s = 5;         ///< elsewhere: most seconds without a line; 0 or less: by steps alone
+  char const* unit = "tokens";  ///< what is processed
 };
 
 /// The options that suit a stream: a terminal is written over, in colour unless `NO_COLOR` is set
@@ -44,7 +45,7 @@ struct ProgressOptions {
   return options;
 }
 
-/// Shows step, loss, tokens per second and time left. It reads no clock: every call is told the
+/// Shows step, loss, tokens (or what the options name) per second and time left. It reads no clock: every call is told the
 /// time.
 ///
 /// The last step is always shown. A failing stream is ignored: a run must not fail because its
@@ -112,7 +113,8 @@ class Progress {
     std::string number = std::to_string(step);
     if (number.size() < total.size()) number.insert(0, total.size() - number.size(), ' ');
     std::string text = "step " + number + "/" + total + "  loss " + format_fixed(loss, 4) + "  ";
-    text += (passed > 0 ? format_count(tokens / passed) : std::string("-")) + " tokens/s  ";
+    text += (passed > 0 ? format_count(tokens / passed) : std::string("-")) + " " + options_.unit +
+            "/s  ";
     return text +
            (step >= steps_ ? format_clock(passed) + " in all" : format_clock(left) + " left");
   }

@@ -7,9 +7,9 @@
 #include <cstring>
 
 #include "catch.hpp"
-#include "gpt/layer_harness.hpp"
+#include "layers/layer_harness.hpp"
 
-using namespace gpt_test;
+using namespace layer_test;
 using gpt::Block;
 using gpt::Embedding;
 using gpt::Head;
@@ -24,10 +24,6 @@ Tokens random_tokens(std::size_t sequences, std::size_t length, unsigned seed) {
   Tokens tokens({sequences, length});
   for (auto& token : tokens) token = static_cast<std::uint8_t>(random() % 256);
   return tokens;
-}
-
-bool same_bits(Tensor<double> const& a, Tensor<double> const& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
 }
 
 }  // namespace

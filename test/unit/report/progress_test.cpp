@@ -220,6 +220,15 @@ TEST_CASE("report/Progress: before any time has passed nothing is claimed", "[re
   CHECK(memory.text() == "step 0/5  loss 1.0000  - tokens/s  -:-- left\n");
 }
 
+TEST_CASE("report/Progress: what is processed may have another name than tokens", "[report]") {
+  Memory memory;
+  report::ProgressOptions options;
+  options.unit = "images";
+  report::Progress progress(memory.stream(), options, 20, 0, 0);
+  progress.update(10, 1, 320, 10);
+  CHECK(memory.text() == "step 10/20  loss 1.0000  32 images/s  0:10 left\n");
+}
+
 TEST_CASE("report/progress_options: a file is no terminal", "[report]") {
   Memory memory;
   Environment const term("TERM", "xterm");

@@ -7,7 +7,7 @@
 
 #include "eigen.hpp"
 
-namespace gpt {
+namespace layers {
 
 /// A factor of a product: a view, or its transpose.
 template <class T> struct Operand {
@@ -36,4 +36,4 @@ template <class T>
 void add_product(std::type_identity_t<Operand<T>> const& a,
                  std::type_identity_t<Operand<T>> const& b, MatrixView<T> to);
 
-}  // namespace gpt
+}  // namespace layers

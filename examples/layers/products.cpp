@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "products.hpp"
 
-namespace gpt {
+namespace layers {
 
 // Without `noalias()` Eigen would allocate a temporary for the result.
 
@@ -32,4 +32,4 @@ template void multiply(Operand<double> const&, Operand<double> const&, MatrixVie
 template void add_product(Operand<float> const&, Operand<float> const&, MatrixView<float>);
 template void add_product(Operand<double> const&, Operand<double> const&, MatrixView<double>);
 
-}  // namespace gpt
+}  // namespace layers

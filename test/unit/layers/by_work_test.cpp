@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "by_work.hpp"
+#include "layers/by_work.hpp"
 
 #include <random>
 
@@ -35,13 +35,13 @@ double best(std::vector<double> const& work, int stages) {
 
 }  // namespace
 
-TEST_CASE("gpt/ByWork: the busiest stage has as little work as any cut gives", "[gpt]") {
+TEST_CASE("layers/ByWork: the busiest stage has as little work as any cut gives", "[layers]") {
   std::mt19937 random(1);
   for (int round = 0; round < 300; ++round) {
     std::vector<double> work(1 + random() % 9);
     for (double& w : work) w = round % 3 == 0 ? 1 : static_cast<double>(random() % 1000) / 10;
     for (int stages = 1; stages <= static_cast<int>(work.size()); ++stages) {
-      auto const cuts = gpt::ByWork{work, stages}.cuts(static_cast<int>(work.size()));
+      auto const cuts = layers::ByWork{work, stages}.cuts(static_cast<int>(work.size()));
       INFO(work.size() << " layers, " << stages << " stages, round " << round);
       REQUIRE(static_cast<int>(cuts.size()) == stages - 1);
       for (std::size_t i = 0; i < cuts.size(); ++i) CHECK(cuts[i] > (i == 0 ? 0 : cuts[i - 1]));
@@ -51,7 +51,7 @@ TEST_CASE("gpt/ByWork: the busiest stage has as little work as any cut gives", "
   }
 }
 
-TEST_CASE("gpt/ByWork: more stages than layers, or none, are refused", "[gpt]") {
+TEST_CASE("layers/ByWork: more stages than layers, or none, are refused", "[layers]") {
   for (int stages : {0, -1, 3})
-    CHECK_THROWS_WITH((gpt::ByWork{{1, 1}, stages}.cuts(2)), Catch::Contains("use 1 to 2"));
+    CHECK_THROWS_WITH((layers::ByWork{{1, 1}, stages}.cuts(2)), Catch::Contains("use 1 to 2"));
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Eigen views of the engine's memory, for the .cpp files of this folder. No header
-/// includes this one, so that Eigen is compiled only in the library `gpt_model`, with that
-/// library's flags.
+/// @file   Eigen views of the engine's memory, for the .cpp files of layers. No header of a layer
+/// includes this one, so that Eigen is compiled only in the libraries that link `example_eigen`,
+/// with its flags.
 ///
 /// Eigen's vectorised sums depend on the alignment of the data. All memory (tensors, parameters,
 /// scratch) is aligned to 64 bytes, and views start at the same offsets in every run, so that
@@ -17,7 +17,7 @@
 
 #include "index.hpp"
 
-namespace gpt {
+namespace layers {
 
 template <class T> using Matrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 template <class T> using Row = Eigen::Array<T, 1, Eigen::Dynamic>;
@@ -54,4 +54,4 @@ template <class T> void fill_rows(T* matrix, Index rows, std::span<T const> bias
     std::copy(bias.begin(), bias.end(), matrix + r * count(bias.size()));
 }
 
-}  // namespace gpt
+}  // namespace layers

@@ -11,7 +11,7 @@
 
 #include <stagger/model/parameter.hpp>
 
-namespace gpt {
+namespace layers {
 
 /// Splitmix64: a counter through a mixing function.
 class Random {
@@ -69,4 +69,4 @@ template <class T>
           state, deviation};
 }
 
-}  // namespace gpt
+}  // namespace layers

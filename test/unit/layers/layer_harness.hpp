@@ -4,15 +4,17 @@
 /// differences.
 
 #include <cmath>
+#include <cstring>
 #include <random>
 #include <tuple>
 #include <vector>
 
+#include <stagger/core/tensor.hpp>
 #include <stagger/model/stage.hpp>
 
 #include "catch.hpp"
 
-namespace gpt_test {
+namespace layer_test {
 
 template <class L> class Harness {
  public:
@@ -22,7 +24,8 @@ template <class L> class Harness {
   static_assert(stagger::Stage<L>);
 
   explicit Harness(L layer) : layer_(std::move(layer)) {
-    std::apply([&](auto&... parameter) { (adopt(parameter), ...); }, layer_.parameters());
+    if constexpr (stagger::HasParameters<L>)
+      std::apply([&](auto&... parameter) { (adopt(parameter), ...); }, layer_.parameters());
   }
 
   Output forward(Input const& x) {
@@ -46,6 +49,10 @@ template <class L> class Harness {
   std::vector<stagger::Tensor<T>>& gradients() { return gradients_; }
   std::vector<std::string> const& names() const { return names_; }
   stagger::SavedOf<L>& saved() { return saved_; }
+  /// Of every call; its microbatch is `microbatch`.
+  stagger::Context& context() { return context_; }
+
+  int microbatch = 0;
 
  private:
   void adopt(stagger::Parameter<T>& parameter) {
@@ -63,7 +70,7 @@ template <class L> class Harness {
     views_.clear();
     for (std::size_t i = 0; i < values_.size(); ++i)
       views_.push_back({values_[i].data(), gradients_[i].data(), values_[i].size()});
-    context_.begin_action(views_.data(), 0, 0);
+    context_.begin_action(views_.data(), 0, microbatch);
   }
 
   L layer_;
@@ -99,6 +106,10 @@ inline double dot(stagger::Tensor<double> const& a, stagger::Tensor<double> cons
   return sum;
 }
 
+inline bool same_bits(stagger::Tensor<double> const& a, stagger::Tensor<double> const& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
+}
+
 /// Compares `analytic` with central differences of `f` in each of `at`; `f` sees `at` through a
 /// reference.
 template <class F>
@@ -130,14 +141,13 @@ void check_gradient(std::string const& name, stagger::Tensor<double>& at,
 template <class L> void check_layer(Harness<L>& harness, stagger::Tensor<double> x, unsigned seed) {
   auto const y = harness.forward(x);
   stagger::Tensor<double> dy = random_tensor({y.size()}, seed);
-  auto const extents = y.extents();
-  dy.resize({extents[0], extents[1], extents[2]});
+  dy.resize_like(y);
   auto const dx = harness.backward_input(x, dy);
-  harness.backward_weight(x, dy);
+  if constexpr (stagger::HasBackwardWeight<L>) harness.backward_weight(x, dy);
   auto const f = [&] { return dot(harness.forward(x), dy); };
   check_gradient("input", x, dx, f);
   for (std::size_t i = 0; i < harness.values().size(); ++i)
     check_gradient(harness.names()[i], harness.values()[i], harness.gradients()[i], f);
 }
 
-}  // namespace gpt_test
+}  // namespace layer_test

@@ -4,7 +4,7 @@
 
 #include <cstddef>
 
-namespace gpt {
+namespace layers {
 
 using Index = std::ptrdiff_t;
 
@@ -12,4 +12,4 @@ using Index = std::ptrdiff_t;
 [[nodiscard]] constexpr Index count(std::size_t n) noexcept { return static_cast<Index>(n); }
 [[nodiscard]] constexpr std::size_t count(Index n) noexcept { return static_cast<std::size_t>(n); }
 
-}  // namespace gpt
+}  // namespace layers

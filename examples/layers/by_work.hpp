@@ -10,7 +10,7 @@
 #include <stagger/core/error.hpp>
 #include <stagger/partition/policy.hpp>
 
-namespace gpt {
+namespace layers {
 
 /// Splits a chain of layers so that the largest amount of work of a stage is minimal.
 struct ByWork {
@@ -66,4 +66,4 @@ struct ByWork {
   }
 };
 
-}  // namespace gpt
+}  // namespace layers

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+# Both claims about the generated textures: the default network classifies at least 90 % of the held-out images after
+# fewer steps than the default, and a linear model of the same pixels less than 40 %.
+include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
+
+# Sets accuracy to the percentage that the program prints last.
+macro(train)
+  vgg(${ARGN})
+  expect_result(0)
+  expect(output "held-out accuracy ([0-9.]+) % after")
+  string(REGEX REPLACE ".*held-out accuracy ([0-9.]+) % after.*" "\\1" accuracy "${output}")
+endmacro()
+
+train(--steps 300)
+if(accuracy LESS 90)
+  fail("the network should classify at least 90 % of the held-out images")
+endif()
+
+foreach(rate 3e-3 3e-4)
+  train(--linear --steps 1000 --rate ${rate})
+  if(accuracy GREATER_EQUAL 40)
+    fail("a linear model should classify less than 40 % of the held-out images")
+  endif()
+endforeach()

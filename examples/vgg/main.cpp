@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// A small VGG, trained with pipeline parallelism. `vgg --help` explains the flags.
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include <stagger/report/format.hpp>
+#include <stagger/report/progress.hpp>
+#include <stagger/schedule/named.hpp>
+#include <stagger/stagger.hpp>
+
+#include "../terminal_text.hpp"
+#include "images.hpp"
+#include "layers/by_work.hpp"
+#include "layers/learning_rate.hpp"
+#include "settings.hpp"
+
+namespace vgg {
+
+namespace sg = stagger;
+
+namespace {
+
+double now_s() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+template <class Chain>
+auto make_pipeline(Settings const& s, Chain chain, std::vector<double> work) {
+  return sg::Pipeline{std::move(chain)}.with(
+      layers::ByWork{std::move(work), static_cast<int>(s.stages)},
+      sg::schedule::Named{.name = s.schedule}, sg::optimizer::AdamW{.weight_decay = 0.01},
+      sg::loss::CrossEntropy<float>{}, sg::host::Threads{static_cast<int>(s.threads)},
+      sg::Options{.clip_norm = 1, .seed = static_cast<std::uint64_t>(s.seed), .deadline_s = 600});
+}
+
+auto make_trainer(Settings const& s) {
+  auto const seed = static_cast<std::uint64_t>(s.seed);
+  return s.linear ? make_pipeline(s, make_linear<float>(seed), {1})
+                  : make_pipeline(s, make_model<float>(s.shape(), seed), work_of(s.shape()));
+}
+
+using Trainer = decltype(make_trainer(std::declval<Settings const&>()));
+
+/// The share of images whose largest logit is that of their label.
+double accuracy(Trainer& train, Images const& images, Minibatch const& minibatch) {
+  Batch batch;
+  std::vector<Trainer::Output> logits(minibatch.microbatches);
+  std::size_t right = 0;
+  for (std::size_t begin = 0; begin < images.size(); begin += minibatch.examples) {
+    // Every batch is full: the last one begins with images that have been counted.
+    std::size_t const first = std::min(begin, images.size() - minibatch.examples);
+    images.take(first, minibatch, batch);
+    sg::run(train.predict(batch.inputs, logits));
+    for (std::size_t m = 0; m < minibatch.microbatches; ++m)
+      for (std::size_t r = 0; r < minibatch.rows(m); ++r) {
+        float const* const row = logits[m].data() + r * classes;
+        bool const counts = first + minibatch.first(m) + r >= begin;
+        if (counts && std::max_element(row, row + classes) - row == batch.targets[m][r]) ++right;
+      }
+  }
+  return static_cast<double>(right) / static_cast<double>(images.size());
+}
+
+DataSet read_data(Settings const& s) {
+  constexpr std::size_t training = 10000;
+  constexpr std::size_t held_out = 1000;
+  if (!s.data.empty()) return read_cifar(s.data);
+  return make_textures(static_cast<std::uint64_t>(s.seed), training, held_out);
+}
+
+void train(Settings const& s) {
+  DataSet const data = read_data(s);
+  auto const images = static_cast<std::int64_t>(data.training.size());
+  std::int64_t const steps = s.epochs > 0 ? (s.epochs * images + s.batch - 1) / s.batch : s.steps;
+  Trainer train = make_trainer(s);
+  std::size_t parameters = 0;
+  for (auto const& shape : train.parameter_shapes()) parameters += shape.bytes / sizeof(float);
+  std::fprintf(stderr, "%s parameters in %s on %s, %s; %s to learn from, %s held out\n",
+               sg::report::format_count(static_cast<double>(parameters)).c_str(),
+               sg::counted(s.stages, "stage").c_str(), sg::counted(s.threads, "thread").c_str(),
+               s.schedule.c_str(), sg::counted(images, "image").c_str(),
+               sg::counted(data.held_out.size(), "image").c_str());
+  auto options = sg::report::progress_options(stderr);
+  options.unit = "images";
+  double const begin_s = now_s();
+  sg::report::Progress progress(stderr, options, steps, 0, begin_s);
+  Batch batch;
+  double loss = 0;
+  for (std::int64_t step = 0; step < steps; ++step) {
+    data.training.draw(static_cast<std::uint64_t>(s.seed), step, s.minibatch(), batch);
+    train.optimizer().rate = layers::cosine_rate(s.rate, step, 30, steps);
+    loss = sg::run(train.step(batch)).loss;
+    if (!std::isfinite(loss))
+      sg::raise(sg::Errc::bad_configuration, "the loss of step ", step + 1,
+                " is not finite; use a smaller --rate");
+    progress.update(step + 1, loss, static_cast<double>((step + 1) * s.batch), now_s());
+    if (s.evaluate > 0 && (step + 1) % s.evaluate == 0 && step + 1 < steps) {
+      progress.clear();
+      std::printf("step %lld: loss %.4f, held-out accuracy %.1f %%\n",
+                  static_cast<long long>(step + 1), loss,
+                  100 * accuracy(train, data.held_out, s.minibatch()));
+    }
+  }
+  progress.finish();
+  double const trained_s = now_s() - begin_s;
+  std::printf("loss %.4f, held-out accuracy %.1f %% after %s in %s\n", loss,
+              100 * accuracy(train, data.held_out, s.minibatch()),
+              sg::counted(steps, "step").c_str(), sg::report::format_seconds(trained_s).c_str());
+}
+
+}  // namespace
+}  // namespace vgg
+
+int main(int argc, char** argv) {
+  try {
+    auto const settings = vgg::parse(argc, argv);
+    if (settings) vgg::train(*settings);
+    return 0;
+  } catch (std::bad_alloc const&) {
+    std::fputs("vgg: there is not enough memory; use a smaller --width or --batch\n", stderr);
+  } catch (std::exception const& error) {
+    std::fprintf(stderr, "vgg: %s\n", cli::escaped(error.what()).c_str());
+  }
+  return 2;
+}

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "settings.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <thread>
+
+#include <stagger/schedule/named.hpp>
+
+#include "command_line.hpp"
+
+namespace vgg {
+
+void Settings::check() const {
+  using cli::require;
+  require("--width", width, 1, 1024);
+  if (!(dropout >= 0 && dropout < 1))
+    cli::refuse("--dropout " + cli::number(dropout) +
+                " is out of range; use 0 or more, and less than 1");
+  require("--steps", steps, 1, 1'000'000'000);
+  require("--epochs", epochs, 0, 1'000'000);
+  require("--batch", batch, 1, 1000);
+  cli::require_positive("--rate", rate);
+  require("--seed", seed, 0, std::numeric_limits<std::int64_t>::max());
+  require("--evaluate", evaluate, 0, 1'000'000'000);
+  if (stages < 1 || stages > layers())
+    cli::refuse("--stages " + std::to_string(stages) + " cannot be cut from " +
+                stagger::counted(layers(), "layer") + "; use 1 to " + std::to_string(layers()));
+  require("--microbatches", microbatches, 1, batch);
+  int const chunks = stagger::schedule::Named{schedule}.chunks();
+  if (stages % chunks != 0)
+    cli::refuse("--stages " + std::to_string(stages) + " cannot be shared by ranks of " +
+                std::to_string(chunks) + ", as --schedule " + schedule +
+                " has them; use a multiple of " + std::to_string(chunks));
+  require("--threads", threads, 1, 1024);
+}
+
+std::optional<Settings> parse(int argc, char const* const* argv) {
+  Settings s;
+  CLI::App app{"Trains a small VGG on images of 32x32 pixels, in a pipeline of stages.", "vgg"};
+  cli::prepare(app);
+
+  char const* group = "The model";
+  app.add_option("--width", s.width,
+                 "Channels of the first convolution; 64 is the published network")
+      ->group(group);
+  app.add_option("--dropout", s.dropout, "Share of the hidden features dropped while training")
+      ->group(group);
+  app.add_flag("--linear", s.linear, "Train a linear model of the pixels instead, as one stage")
+      ->group(group);
+
+  group = "Training";
+  app.add_option("--data", s.data,
+                 "Folder with the binary files of CIFAR-10; left out: generated textures")
+      ->type_name("DIR")
+      ->group(group);
+  auto* const steps = app.add_option("--steps", s.steps, "Optimizer steps")->group(group);
+  app.add_option("--epochs", s.epochs,
+                 "Instead of --steps: how often as many images are drawn as there are; 0: --steps")
+      ->excludes(steps)
+      ->group(group);
+  app.add_option("--batch", s.batch, "Images per step")->group(group);
+  app.add_option("--rate", s.rate, "Highest learning rate; a cosine leads from it to a tenth")
+      ->group(group);
+  app.add_option("--seed", s.seed, "Seed of everything random")->group(group);
+  app.add_option("--evaluate", s.evaluate,
+                 "Steps from one accuracy on held-out images to the next; 0: at the end only")
+      ->group(group);
+
+  group = "The pipeline";
+  app.add_option("--stages", s.stages, "Stages to cut the thirteen layers into")->group(group);
+  app.add_option("--microbatches", s.microbatches,
+                 "Parts of a batch that follow each other through the stages")
+      ->group(group);
+  app.add_option("--schedule", s.schedule,
+                 "Order of forward and backward, such as gpipe, 1f1b or zb-h1")
+      ->group(group);
+  app.add_option("--threads", s.threads,
+                 "Threads to run the ranks; 0: one for each, as far as there are processors")
+      ->group(group);
+  app.footer(
+      "Results go to standard output, progress to standard error. Exit code 2: something that was "
+      "given cannot\nbe used.");
+
+  if (!cli::parsed(app, argc, argv)) return std::nullopt;
+  if (s.linear && app.count("--stages") == 0) s.stages = 1;
+  if (s.threads == 0)
+    s.threads =
+        std::clamp<std::int64_t>(s.stages, 1, std::max(1U, std::thread::hardware_concurrency()));
+  s.check();
+  return s;
+}
+
+}  // namespace vgg

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The settings of a run, with their defaults.
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "model/model.hpp"
+
+namespace vgg {
+
+/// What the command line sets; the defaults are those of the flags.
+struct Settings {
+  // The model.
+  std::int64_t width = 8;  ///< channels of the first convolution
+  double dropout = 0.5;    ///< rate behind the first two dense layers
+  bool linear = false;     ///< train a linear model instead
+
+  // Data and training.
+  std::string data;          ///< folder with CIFAR-10; empty: textures
+  std::int64_t steps = 400;  ///< optimizer steps
+  std::int64_t epochs = 0;   ///< training images seen, in units of all there are; 0: as `steps`
+  std::int64_t batch = 32;   ///< images per step
+  double rate = 5e-3;        ///< highest learning rate
+  std::int64_t seed = 1;
+  std::int64_t evaluate = 0;  ///< steps between two held-out accuracies; 0: at the end only
+
+  // The pipeline.
+  std::int64_t stages = 2;
+  std::int64_t microbatches = 4;
+  std::string schedule = "1f1b";
+  std::int64_t threads = 0;  ///< 0: as many as ranks, but not more than processors
+
+  [[nodiscard]] Minibatch minibatch() const noexcept {
+    return {static_cast<std::size_t>(batch), static_cast<std::size_t>(microbatches)};
+  }
+  [[nodiscard]] ModelShape shape() const noexcept { return {width, dropout, minibatch()}; }
+  [[nodiscard]] int layers() const noexcept { return linear ? 1 : layers_of_model; }
+
+  /// @throws Error  with Errc::bad_configuration, naming the flag, the value and what would do
+  void check() const;
+};
+
+/// Reads the command line.
+/// @return       nothing if help or the version was requested and printed
+/// @throws Error with Errc::bad_configuration
+[[nodiscard]] std::optional<Settings> parse(int argc, char const* const* argv);
+
+}  // namespace vgg

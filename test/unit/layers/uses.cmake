@@ -1,0 +1,3 @@
+# SPDX-License-Identifier: Apache-2.0
+set(test_links example_layers)
+set(test_own_flags TRUE)

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstring>
+#include <numeric>
+#include <tuple>
+#include <vector>
+
+#include <stagger/engine/replicas.hpp>
+#include <stagger/schedule/named.hpp>
+#include <stagger/stagger.hpp>
+
+#include "catch.hpp"
+#include "layers/by_work.hpp"
+#include "vgg/images.hpp"
+#include "vgg/model/model.hpp"
+
+using vgg::Minibatch;
+
+namespace {
+
+/// Numbers of weights, without biases, of all layers that have some.
+std::vector<std::size_t> weights_of(vgg::Model<float> model) {
+  std::vector<std::size_t> weights;
+  auto const add = [&](auto& layers) {
+    if constexpr (requires { layers.size(); })
+      for (auto& layer : layers) weights.push_back(std::get<0>(layer.parameters()).size());
+  };
+  std::apply([&](auto&... layers) { (add(layers), ...); }, model.layers());
+  return weights;
+}
+
+stagger::Pipeline<vgg::Model<float>> pipeline(Minibatch const& minibatch) {
+  return stagger::Pipeline{vgg::make_model<float>({1, 0.5, minibatch}, 1)};
+}
+
+constexpr stagger::optimizer::Sgd sgd{.rate = 0.05};
+
+/// All parameters after three steps.
+template <class Trainer> std::vector<float> trained(Trainer train, Minibatch const& minibatch) {
+  auto const data = vgg::make_textures(1, 40, 10);
+  vgg::Batch batch;
+  for (int step = 0; step < 3; ++step) {
+    data.training.draw(1, step, minibatch, batch);
+    if constexpr (requires { stagger::run(train.step(batch)); })
+      stagger::run(train.step(batch));
+    else
+      train.step(batch);
+  }
+  std::vector<float> all;
+  for (auto const& parameter : train.parameters()) {
+    auto const values = parameter.template values<float>();
+    all.insert(all.end(), values.begin(), values.end());
+  }
+  return all;
+}
+
+std::vector<float> trained(Minibatch const& minibatch, char const* schedule, int stages,
+                           int threads, stagger::Replicas const& replicas = {}) {
+  return trained(pipeline(minibatch).with(layers::ByWork{vgg::work_of({1, 0.5, minibatch}), stages},
+                                          stagger::schedule::Named{.name = schedule}, sgd,
+                                          stagger::loss::CrossEntropy<float>{},
+                                          stagger::host::Threads{threads},
+                                          stagger::Options{.replicas = replicas}),
+                 minibatch);
+}
+
+}  // namespace
+
+TEST_CASE("vgg/model: of width 64 it has the weights of the published network", "[vgg]") {
+  CHECK(weights_of(vgg::make_model<float>({.width = 64}, 1)) ==
+        std::vector<std::size_t>{1728, 36864, 73728, 147456, 294912, 589824, 589824, 4194304,
+                                 1048576, 10240});
+}
+
+TEST_CASE("vgg/model: its work is told for each of its layers", "[vgg]") {
+  auto const work = vgg::work_of({.width = 64});
+  REQUIRE(work.size() == vgg::layers_of_model);
+  CHECK(work[0] == 3.0 * 1024 * 1728);
+  CHECK(work[4] == 3.0 * 256 * 147456);
+  CHECK(work[9] == 2.0 * 64 * 256);  // the third pooling
+  CHECK(work[10] == 3.0 * 4194304);
+  CHECK(work[12] == 3.0 * 10240);
+}
+
+TEST_CASE("vgg/model: a split backward pass has the bits of a whole one and of one device",
+          "[vgg]") {
+  Minibatch const minibatch{8, 4};
+  auto const one = trained(
+      pipeline(minibatch).on_one_device(sgd, stagger::loss::CrossEntropy<float>{}), minibatch);
+  for (char const* const schedule : {"1f1b", "zb-h1"})
+    for (int const threads : {1, 2}) {
+      INFO(schedule << " on " << threads << " threads");
+      auto const other = trained(minibatch, schedule, 4, threads);
+      REQUIRE(other.size() == one.size());
+      CHECK(std::memcmp(other.data(), one.data(), one.size() * sizeof(float)) == 0);
+    }
+}
+
+TEST_CASE("vgg/model: the cut of the minibatch changes rounding alone, with dropout", "[vgg]") {
+  auto const whole = trained({7, 1}, "1f1b", 1, 1);
+  auto const check = [&](std::vector<float> const& other) {
+    REQUIRE(other.size() == whole.size());
+    for (std::size_t i = 0; i < whole.size(); ++i)
+      REQUIRE(other[i] == Approx(whole[i]).margin(2e-5));
+  };
+  check(trained({7, 7}, "1f1b", 1, 1));
+  check(trained({7, 3}, "zb-h1", 3, 2));
+  int const replicas[] = {1, 2};
+  check(trained({7, 3}, "1f1b", 2, 2, stagger::Replicas::even(replicas, 2)));
+}
