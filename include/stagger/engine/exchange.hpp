@@ -48,10 +48,14 @@ class ServerExchange final : public Exchange, private ParameterListener {
   [[gnu::cold]] void load(Machine& machine) override {
     program_ = &machine.program();
     if (!program_->training) return;
-    cells_ = FixedArray<CellExchange>(program_->cells.size());
+    if (cells_.size() != program_->cells.size())
+      cells_ = FixedArray<CellExchange>(program_->cells.size());
     auto const per_push = static_cast<std::uint32_t>(program_->push_minibatches);
     for (std::size_t c = 0; c < cells_.size(); ++c) {
       CellExchange& cell = cells_[c];
+      cell.kept = program_->flushes ? 0 : 1;
+      cell.changes = 0;
+      cell.asks.clear();
       cell.first_layer = machine.first_layers()[program_->cells[c].stage];
       cell.layers = machine.first_layers()[program_->cells[c].stage + 1] - cell.first_layer;
       for (std::size_t l = 0; l < cell.layers; ++l) stage_of_[cell.first_layer + l] = c;
@@ -68,6 +72,7 @@ class ServerExchange final : public Exchange, private ParameterListener {
           cell.asks.push_back(in.last_pull() ? last : in.rounds());
       }
     for (CellExchange& cell : cells_) {
+      if (cell.pushes.size() >= cell.kept * cell.layers) continue;
       cell.pushes = FixedArray<ParameterBlock>(cell.kept * cell.layers);
       for (std::size_t i = 0; i < cell.pushes.size(); ++i)
         cell.pushes[i].make(nullptr, layer(cell, i % cell.layers).bytes_of_values());
@@ -102,7 +107,7 @@ class ServerExchange final : public Exchange, private ParameterListener {
   }
 
   [[gnu::cold]] void end_step(Machine&, std::exception_ptr why) override {
-    if (!running_) return;
+    if (!running_ || !program_->training) return;  // evaluation exchanges nothing
     ++steps_;
     if (!why && program_->flushes) return;  // the next step goes on
     running_ = false;

@@ -13,7 +13,6 @@
 
 #include <stagger/collective/parameter_server.hpp>
 #include <stagger/engine/replicas.hpp>
-#include <stagger/engine/run_together.hpp>
 #include <stagger/schedule/fifo.hpp>
 #include <stagger/schedule/gpipe.hpp>
 #include <stagger/schedule/proof/peak_in_flight.hpp>
@@ -179,6 +178,51 @@ TEST_CASE("train/allocation: none where replicas take rows of each other", "[tra
                 round();
                 round();
               }) == 0);
+    }
+}
+
+namespace {
+
+auto in_step(sg::collective::ParameterServer const& server, int worker) {
+  return sg::Pipeline{model()}.with(sg::partition::Even{2}, sg::staleness::Synchronous{},
+                                    server.worker(worker), Loss{}, optimizer(),
+                                    sg::host::Threads{2});
+}
+auto in_waves(sg::collective::ParameterServer const& server, int worker,
+              sg::staleness::Adds adds = sg::staleness::Adds::in_worker_order) {
+  return sg::Pipeline{model()}.with(
+      sg::partition::Even{2}, sg::schedule::Fifo{.in_flight = 3},
+      sg::staleness::WaveSynchronous{.in_flight = 3, .distance = 0, .adds = adds},
+      server.worker(worker), Loss{}, optimizer(), sg::host::Threads{2});
+}
+
+}  // namespace
+
+TEST_CASE("train/allocation: none in a step or a stream of a worker after the first", "[train]") {
+  auto const few = batch(0, 4, false);
+  auto const many = batch(1, 10, false);
+  SECTION("steps") {
+    sg::collective::ParameterServer const server({.workers = 1});
+    auto train = in_step(server, 0);
+    auto const round = [&] {
+      sg::run(train.step(few));
+      sg::run(train.evaluate(few));
+      sg::run(train.step(many));
+    };
+    round();
+    CHECK(allocations_of(round) == 0);
+  }
+  for (auto const adds : {sg::staleness::Adds::in_worker_order, sg::staleness::Adds::on_arrival})
+    SECTION(adds == sg::staleness::Adds::on_arrival ? "streams on arrival" : "streams in order") {
+      sg::collective::ParameterServer const server({.workers = 1});
+      auto train = in_waves(server, 0, adds);
+      auto const round = [&] {
+        sg::run(train.stream(few));
+        sg::run(train.evaluate(few));
+        sg::run(train.stream(many));
+      };
+      round();
+      CHECK(allocations_of(round) == 0);
     }
 }
 
