@@ -13,6 +13,7 @@
 
 #include <stagger/collective/parameter_server.hpp>
 #include <stagger/engine/replicas.hpp>
+#include <stagger/engine/run_together.hpp>
 #include <stagger/schedule/fifo.hpp>
 #include <stagger/schedule/gpipe.hpp>
 #include <stagger/schedule/proof/peak_in_flight.hpp>
