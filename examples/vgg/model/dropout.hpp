@@ -32,7 +32,8 @@ struct Dropout {
 
   /// The number in the minibatch of the first example that this action sees.
   [[nodiscard]] std::size_t first_example(stagger::Context const& context) const noexcept {
-    return minibatch.first(static_cast<std::size_t>(context.microbatch())) + context.first_row();
+    auto const m = static_cast<std::size_t>(context.microbatch());  // a stream counts on
+    return minibatch.first(m % minibatch.microbatches) + context.first_row();
   }
 
   [[nodiscard]] bool drops(std::int64_t step, std::size_t example,

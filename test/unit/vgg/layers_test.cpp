@@ -27,12 +27,6 @@ Dense<double> dense(vgg::Index inputs, vgg::Index outputs, std::optional<Dropout
   return {inputs, outputs, dropout, random};
 }
 
-/// The outputs of a layer for the rows of x, which a minibatch and replicas have cut.
-struct Piece {
-  int microbatch;
-  std::size_t first, rows;  ///< of the whole minibatch
-};
-
 Tensor<double> rows_of(Tensor<double> const& x, std::size_t first, std::size_t rows) {
   Tensor<double> part;
   part.resize_rows(x, rows);
@@ -174,7 +168,7 @@ TEST_CASE("vgg/Dense: dropout does not depend on microbatches and replicas", "[v
         for (std::size_t replica = 0; replica < replicas; ++replica) {
           std::size_t const from = cut.rows(m) * replica / replicas;
           std::size_t const until = cut.rows(m) * (replica + 1) / replicas;
-          std::vector<std::size_t> const first_rows(microbatches, from);
+          std::vector<std::size_t> const first_rows(3 * microbatches, from);
           harness.context().share_rows(first_rows.data());
           harness.microbatch = static_cast<int>(m);
           auto const y = harness.forward(rows_of(x, cut.first(m) + from, until - from));
@@ -182,6 +176,11 @@ TEST_CASE("vgg/Dense: dropout does not depend on microbatches and replicas", "[v
           REQUIRE(y.size() == wanted.size());
           for (std::size_t i = 0; i < y.size(); ++i)
             REQUIRE(y[i] == Approx(wanted[i]).margin(1e-14));
+          // A stream's third minibatch, of which the first has been step 9, is the same step.
+          harness.context().begin_step(9, 1, true, static_cast<int>(microbatches));
+          harness.microbatch = static_cast<int>(2 * microbatches + m);
+          REQUIRE(same_bits(harness.forward(rows_of(x, cut.first(m) + from, until - from)), y));
+          harness.context().begin_step(11, 1, true);
           harness.context().share_rows(nullptr);
         }
     }
