@@ -91,7 +91,7 @@ class ServerInProcess {
     own.streams = layer.streams();
     own.asks[l] = nothing;
     layer.begin(worker);
-    if (layer.bytes() != 0) std::memcpy(values, layer.newest(), layer.bytes());
+    if (layer.bytes() != 0) std::memcpy(values, layer.first(worker), layer.bytes());
   }
 
   void push(int worker, std::size_t l, std::byte const* values, bool last) {
@@ -184,7 +184,8 @@ class ServerInProcess {
               layers[l].bytes_of_values(), " bytes, that of the others of ", layers_[l]->bytes(),
               "; workers train one model");
       if (layers_[l]->streams() == 0 && layers_[l]->pushes(0) == 0 && layers_[l]->bytes() != 0 &&
-          std::memcmp(layers[l].values().data(), layers_[l]->newest(), layers_[l]->bytes()) != 0)
+          std::memcmp(layers[l].values().data(), layers_[l]->first(worker), layers_[l]->bytes()) !=
+              0)
         raise(Errc::mismatch, "the first values of layer ", l, " of worker ", worker,
               " differ from those of the others; make all workers from one model, with one seed");
     }

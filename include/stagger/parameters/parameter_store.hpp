@@ -52,6 +52,7 @@ class ParameterStore {
     bool const gradients = rules.pushes == staleness::Pushes::gradients;
     parameters_.adopt(std::move(declarations), 0, gradients ? rules.optimizer.states : 0);
     snapshots_.push_back(0);
+    answer_all();
   }
 
   [[nodiscard]] std::size_t bytes() const noexcept { return parameters_.bytes_of_values(); }
@@ -89,6 +90,7 @@ class ParameterStore {
       each.from = rounds_;
     }
     turn_ = 0;
+    answer_all();
   }
   /// Adds what is there, complete or not, and ends all streams.
   void give_up() {
@@ -115,6 +117,10 @@ class ParameterStore {
     return values(snapshots_[pushes - first_]);
   }
   [[nodiscard]] std::byte const* newest() const { return values(snapshots_.back()); }
+  /// What a worker begins a stream with: in turn, what all others began with.
+  [[nodiscard]] std::byte const* first(int worker) const {
+    return rules_.adds == staleness::Adds::in_turn ? workers_[worker].answer.data() : newest();
+  }
   /// Pushes of a worker that `weights` contains.
   [[nodiscard]] std::uint32_t contained(int worker, std::uint32_t pushes) const {
     if (rules_.adds == staleness::Adds::in_worker_order) return pushes;
@@ -129,7 +135,7 @@ class ParameterStore {
     std::uint32_t from = 0;          // the first snapshot that it may ask for
     bool ended = false;              // its stream
     List<ParameterBlock> waiting{};  // pushes that are not added, the oldest first
-    ParameterBlock answer{};         // in turn: the values behind its last push
+    ParameterBlock answer{};         // in turn: the values behind its last push, or the first
   };
 
   [[nodiscard]] std::byte* values(std::size_t slot) const {
@@ -200,6 +206,16 @@ class ParameterStore {
     step(0, 0);
   }
 
+  void answer(Worker& worker) {
+    if (worker.answer.size() != bytes()) worker.answer.make(nullptr, bytes());
+    if (bytes() != 0) std::memcpy(worker.answer.data(), values(0), bytes());
+  }
+  /// In turn, a worker that has not pushed yet sees nothing of what others have.
+  void answer_all() {
+    if (rules_.adds != staleness::Adds::in_turn) return;
+    for (Worker& each : workers_) answer(each);
+  }
+
   void add_first_of(int worker) {
     Worker& own = workers_[worker];
     ParameterBlock block = take_first(own.waiting);
@@ -228,9 +244,7 @@ class ParameterStore {
         skipped = 0;
         add_first_of(turn_);
         step(0, 0);
-        ParameterBlock& answer = workers_[turn_].answer;
-        if (answer.size() != bytes()) answer.make(nullptr, bytes());
-        if (bytes() != 0) std::memcpy(answer.data(), values(0), bytes());
+        answer(workers_[turn_]);
       }
       return;
     }
