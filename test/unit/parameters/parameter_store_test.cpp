@@ -141,7 +141,7 @@ class History {
   LayerParameters& like() {
     ParameterDeclaration d;
     std::vector<float> const first(length, 0);
-    d.name = "w";
+    d.name.push_back('w');
     d.type = element_type_of<float>;
     d.size = length;
     d.initial.assign(reinterpret_cast<std::byte const*>(first.data()), length * sizeof(float));

@@ -72,7 +72,7 @@ class CarriedLink final : public ParameterLink,
 
   void push(std::size_t layer, std::byte const* values, bool last) override {
     if (instant()) return link_->push(layer, values, last);
-    std::size_t const number = make(Parcel::push, layer, 0);
+    std::size_t const number = make(Parcel::pushed, layer, 0);
     Parcel& parcel = parcels_[number];
     parcel.last = last;
     keep(parcel);
@@ -105,7 +105,7 @@ class CarriedLink final : public ParameterLink,
  private:
   /// Something on its way.
   struct Parcel {
-    enum Kind : std::uint8_t { none, push, answer, last_answer };
+    enum Kind : std::uint8_t { none, pushed, answer, last_answer };
     Kind kind = none;
     bool last = false;
     std::size_t layer = 0;
@@ -184,7 +184,7 @@ class CarriedLink final : public ParameterLink,
     Parcel parcel = std::move(parcels_[number]);  // others may be made meanwhile
     std::size_t const l = parcel.layer;
     Layer& layer = layers_[l];
-    if (parcel.kind == Parcel::push) {
+    if (parcel.kind == Parcel::pushed) {
       send([&] { link_->push(l, parcel.values.data(), parcel.last); });
       if (layer.under_way != 0 && --layer.under_way == 0 && std::exchange(layer.asks, false))
         send([&] { link_->ask(l, layer.rounds); });
