@@ -7,8 +7,10 @@
 #include "half.hpp"
 
 #include <stagger/collective/parameter_server.hpp>
+#include <stagger/schedule/pipe_dream.hpp>
 
 int main() {
   sg::collective::ParameterServer server({.workers = 2});
-  auto train = sg::Pipeline{Half{}, Half{}}.with(server.worker(0), Distance{});
+  auto train = sg::Pipeline{Half{}, Half{}}.with(server.worker(0), sg::schedule::PipeDream{},
+                                                 sg::staleness::WeightStashing{}, Distance{});
 }

@@ -117,6 +117,11 @@ class Context {
     return minibatch_ == 0 ? step_ : step_ + microbatch_ / minibatch_;
   }
 
+  /// In a stream: how many microbatches make a minibatch; 0 in a step, whose microbatches are all of
+  /// one. A kernel that draws random numbers adds microbatch() / microbatches_per_minibatch() to the
+  /// step that it is given.
+  [[nodiscard]] int microbatches_per_minibatch() const noexcept { return minibatch_; }
+
   /// The row of the whole microbatch at which this action's rows begin; it can differ from 0 only
   /// on a replica of a stage. Randomness for each row should depend on random_seed() and
   /// first_row() + row, so that it does not depend on the number of replicas.

@@ -222,10 +222,11 @@ template <class L, class Place = InHostObjects> class OnDevice {
     std::vector<std::size_t> const first_rows(static_cast<std::size_t>(microbatch) + 1,
                                               context.first_row());
     auto const kernel = [body, views, first_rows, microbatch, numbers = sg::cuda::step_numbers(),
-                         layer = context.layer(), training = context.training()] {
+                         layer = context.layer(), training = context.training(),
+                         minibatch = context.microbatches_per_minibatch()] {
       if (!pass(numbers->steps)) return;
       sg::Context own;
-      own.begin_step(numbers->steps, numbers->seed, training);
+      own.begin_step(numbers->steps, numbers->seed, training, minibatch);
       own.share_rows(first_rows.data());
       own.begin_action(views.data(), layer, microbatch);
       body(own);
