@@ -108,10 +108,9 @@ class ServerExchange;
 /// For `ServerChoice`, by address. `engine/exchange.hpp` defines it; what only names it need not
 /// include the engine.
 template <class Made>
-[[nodiscard]] std::unique_ptr<Exchange> make_exchange(std::shared_ptr<ParameterLink> const& link,
-                                                      Machine& machine,
-                                                      StalenessModel const& staleness,
-                                                      std::shared_ptr<void const> const& kept);
+std::unique_ptr<Exchange> make_exchange(std::shared_ptr<ParameterLink> const& link,
+                                        Machine& machine, StalenessModel const& staleness,
+                                        std::shared_ptr<void const> const& kept);
 #ifdef STAGGER_SEPARATE_COMPILATION
 extern template std::unique_ptr<Exchange> make_exchange<ServerExchange>(
     std::shared_ptr<ParameterLink> const&, Machine&, StalenessModel const&,
