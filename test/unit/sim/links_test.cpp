@@ -50,7 +50,7 @@ std::vector<double> slowly(sim::Links const& links, std::vector<Sent> const& sen
   std::size_t open = sent.size();
   for (std::int64_t i = 0; open != 0; ++i) {
     double const now_s = static_cast<double>(i) * step_s;
-    for (std::size_t way : {0, 1}) {
+    for (std::size_t const way : {0U, 1U}) {
       std::vector<std::size_t> active;
       for (std::size_t t = 0; t < sent.size(); ++t) {
         bool const here = links.duplex == sim::Duplex::half
