@@ -107,7 +107,8 @@ inline double dot(stagger::Tensor<double> const& a, stagger::Tensor<double> cons
 }
 
 inline bool same_bits(stagger::Tensor<double> const& a, stagger::Tensor<double> const& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
+  return a.size() == b.size() &&
+         (a.size() == 0 || std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0);
 }
 
 /// Compares `analytic` with central differences of `f` in each of `at`; `f` sees `at` through a
