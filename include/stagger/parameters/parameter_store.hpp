@@ -28,7 +28,7 @@ struct StoreRules {
   List<double> weights{};     ///< [workers] of gradients
 };
 
-/// Adds up what workers push. No thread, no lock, no clock: whoever owns it sees to that.
+/// Adds up what workers push. It has no thread, no lock and no clock; its owner provides them.
 ///
 /// In the order of workers, a round is one push of every worker whose stream goes on; it is added
 /// once all of it is there, and makes a snapshot. Otherwise there are the newest values alone.

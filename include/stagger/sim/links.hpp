@@ -56,8 +56,8 @@ inline void require_links(Links const& links) {
 /// Which way bytes travel.
 enum class Direction : std::uint8_t { push, pull };
 
-/// Transfers that are under way. It has no clock of its own: whoever owns it says how late it is,
-/// and never goes back.
+/// Transfers that are under way. The class has no clock of its own: its owner tells it the time,
+/// which never decreases.
 class Transfers {
  public:
   /// @throws Error  as require_links

@@ -13,7 +13,7 @@
 
 namespace stagger::sim::detail {
 
-/// Whoever something happens to.
+/// What events in a queue happen to.
 class EventTarget {
  public:
   /// @param kind, number  as given to EventQueue::at
@@ -80,7 +80,7 @@ class EventQueue {
 /// The server's link in the time of an event queue.
 class Network final : private EventTarget {
  public:
-  /// Whoever takes what arrives.
+  /// Takes what has arrived.
   class Receiver {
    public:
     virtual void delivered(std::size_t number) = 0;
