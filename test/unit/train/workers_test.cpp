@@ -421,8 +421,7 @@ TEST_CASE("train/RoundRobinSynchronous: each gradient is N - 1 updates late, wha
 TEST_CASE(
     "train/StaleSynchronous: no worker is more than the bound ahead, and each push is added once",
     "[train]") {
-  // Without momentum, and with a loss whose gradient does not depend on weights, sums would be exact;
-  // here steps of two workers that end together are counted.
+  // The slower worker looks, between two of its steps, how many more the faster one has ended.
   constexpr int bound = 2;
   sg::collective::ParameterServer const server({.workers = 2});
   auto a = stepping(sg::staleness::StaleSynchronous{bound}, server, 0, sgd);
