@@ -13,7 +13,8 @@
 #      built on cuda's.
 #   8. A header is at most ${deepest} includes above the lowest one.
 #   9. A friend is defined in the header that names it.
-#   10. No test's name contains a semicolon, at which Catch2's own CMake script would cut it in two.
+#   10. engine, program, train and the detail/ of each have at most 20 headers.
+#   11. No test's name contains a semicolon, at which Catch2's own CMake script would cut it in two.
 
 cmake_minimum_required(VERSION 3.25)
 
@@ -28,6 +29,8 @@ set(floor_7 train ranges report adapt json)
 set(top 8)
 set(policies schedule staleness partition placement collective)
 set(deepest 13)
+set(counted engine program train)
+set(most 20)
 set(dear iostream functional ranges format regex)
 set(system "^(unistd|fcntl|dirent|signal|pthread|sched)\\.h$|^sys/|^linux/")  # of the C library; no package brings them
 
@@ -177,6 +180,14 @@ endwhile()
 foreach(header IN LISTS headers)
   if(height_${header} GREATER deepest)
     fault("${header} is ${height_${header}} includes above the lowest header; ${deepest} are allowed")
+  endif()
+endforeach()
+
+foreach(folder IN LISTS counted ITEMS engine/detail program/detail train/detail)
+  file(GLOB of_folder ${ROOT}/include/stagger/${folder}/*.hpp)
+  list(LENGTH of_folder count)
+  if(count GREATER most)
+    fault("${folder} has ${count} headers; ${most} are allowed: a header that its own folder alone includes belongs in detail/")
   endif()
 endforeach()
 

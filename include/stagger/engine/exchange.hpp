@@ -14,7 +14,7 @@
 
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
-#include <stagger/engine/exchange_ops.hpp>
+#include <stagger/engine/detail/exchange_ops.hpp>
 #include <stagger/engine/machine.hpp>
 #include <stagger/parameters/parameter_link.hpp>
 #include <stagger/parameters/parameter_memory.hpp>

@@ -17,10 +17,10 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
+#include <stagger/engine/detail/exchange_ops.hpp>
 #include <stagger/engine/detail/execution.hpp>
 #include <stagger/engine/detail/model_state.hpp>
 #include <stagger/engine/detail/rank.hpp>
-#include <stagger/engine/exchange_ops.hpp>
 #include <stagger/engine/memory.hpp>
 #include <stagger/engine/options.hpp>
 #include <stagger/engine/replica_ops.hpp>

@@ -17,7 +17,7 @@
 #include <stagger/core/digest.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/shape.hpp>
-#include <stagger/engine/exchange_ops.hpp>
+#include <stagger/engine/detail/exchange_ops.hpp>
 #include <stagger/engine/options.hpp>
 #include <stagger/engine/replica_ops.hpp>
 #include <stagger/parameters/layer_parameters.hpp>
