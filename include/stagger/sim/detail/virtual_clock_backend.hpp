@@ -14,12 +14,10 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/collective/alpha_beta.hpp>
-#include <stagger/core/random.hpp>
 #include <stagger/engine/backend.hpp>
 #include <stagger/program/describe.hpp>
-#include <stagger/schedule/costs.hpp>
 #include <stagger/sim/clock.hpp>
+#include <stagger/sim/detail/action_costs.hpp>
 #include <stagger/sim/detail/carried_link.hpp>
 
 namespace stagger::sim {
@@ -30,31 +28,13 @@ class VirtualClockBackend final : private detail::EventTarget {
   static constexpr bool timed = true;
 
   /// @param device  a VirtualClock, whose header includes this one
-  /// @throws Error  for costs and times that are negative, not finite or not one for each stage or
-  /// layer, or a jitter out of range
+  /// @throws Error  as ActionCosts
   template <class Device>
   VirtualClockBackend(Device const& device, stagger::detail::Machine& machine, int)
-      : costs_(device.costs),
-        sum_(device.sum),
-        layer_backward_s_(device.layer_backward_s),
-        jitter_(device.jitter),
-        seed_(device.seed),
+      : costs_(device, machine),
         machine_(machine),
         shared_(device.clock.has_value()),
         time_(shared_ ? device.clock->time() : Clock().time()) {
-    schedule::require_costs(device.costs, machine.stages());
-    if (!(device.jitter >= 0 && device.jitter < 1))
-      raise(Errc::bad_configuration, "a jitter of ", device.jitter,
-            " could make time run backwards; use 0 <= jitter < 1");
-    auto const layers = machine.parameters().size();
-    if (!device.layer_backward_s.empty() && device.layer_backward_s.size() != layers)
-      raise(Errc::bad_configuration, device.layer_backward_s.size(),
-            " backward times were given for ", layers, " layers; give one for each, or none");
-    for (std::size_t l = 0; l < device.layer_backward_s.size(); ++l)
-      collective::detail::require_cost(text("layer_backward_s of layer ", l).c_str(),
-                                       device.layer_backward_s[l]);
-    collective::detail::require_cost("sum.startup_s", device.sum.startup_s);
-    collective::detail::require_cost("sum.per_byte_s", device.sum.per_byte_s);
     machine.outside({this,
                      [](void* self, std::uint32_t signal, std::uint32_t count) noexcept {
                        static_cast<VirtualClockBackend*>(self)->give_outside(signal, count);
@@ -130,7 +110,7 @@ class VirtualClockBackend final : private detail::EventTarget {
   }
 
   void execute(stagger::detail::RankState& rank, Instruction const& in) {
-    cost_s_ = cost(rank, in);
+    cost_s_ = costs_.seconds(rank, in);
     double const now_s = time_->queue.now_s();
     double time_s = now_s;
     auto clock = [&] { return std::exchange(time_s, now_s + cost_s_); };
@@ -141,7 +121,7 @@ class VirtualClockBackend final : private detail::EventTarget {
 
   void give(stagger::detail::RankState&, std::uint32_t which) {
     int const edge = machine_.program().signals[which].edge;
-    double const delay_s = edge < 0 ? 0 : costs_.of(edge).transfer_s;
+    double const delay_s = edge < 0 ? 0 : costs_.transfer_s(edge);
     if (delay_s > 0)
       at(time_->queue.now_s() + delay_s, arrives, which);
     else
@@ -232,45 +212,6 @@ class VirtualClockBackend final : private detail::EventTarget {
     if (open_ == 0 || machine_.failed()) end();
   }
 
-  [[nodiscard]] double cost(stagger::detail::RankState const& rank, Instruction const& in) const {
-    auto const& costs = costs_.of(in.stage);
-    double cost_s = 0;
-    if (!computes(in.op) && !has_group(in.op)) return 0;
-    if (in.op == Op::forward || in.op == Op::recompute) cost_s += costs.forward_s;
-    if (in.op == Op::backward || in.op == Op::backward_input) cost_s += costs.backward_input_s;
-    if (in.op == Op::backward || in.op == Op::backward_weight) cost_s += costs.backward_weight_s;
-    if (has_group(in.op)) cost_s = group_cost(in);
-    cost_s *= in.op == Op::reduce ? 1 : rank.share;  // 1 unless it is a replica
-    if (jitter_ == 0) return cost_s;
-    std::uint64_t const x = random_bits(seed_, {static_cast<std::uint64_t>(machine_.steps()),
-                                                static_cast<std::uint64_t>(rank.number),
-                                                static_cast<std::uint64_t>(&in - rank.begin)});
-    double const unit = static_cast<double>(x >> 11U) * 0x1p-53;  // [0, 1)
-    return cost_s * (1 - jitter_ + 2 * jitter_ * unit);
-  }
-
-  /// Of a part of a backward, or of a sum.
-  [[nodiscard]] double group_cost(Instruction const& in) const {
-    auto const& costs = costs_.of(in.stage);
-    auto const extent = machine_.extent(in);
-    if (in.op == Op::reduce) {
-      if (sum_ != collective::CostLine{}) return sum_.seconds(extent.bytes);
-      return extent.bytes == 0 ? 0
-                               : costs.reduce_s * static_cast<double>(extent.bytes) /
-                                     static_cast<double>(extent.stage_bytes);
-    }
-    auto const weight = [&](std::size_t from, std::size_t end) {
-      if (layer_backward_s_.empty()) return static_cast<double>(end - from);
-      double sum = 0;
-      for (; from < end; ++from) sum += layer_backward_s_[extent.first_layer + from];
-      return sum;
-    };
-    double const whole_s =
-        costs.backward_weight_s + (in.op == Op::backward_part ? costs.backward_input_s : 0);
-    double const all = weight(0, extent.layers);
-    return all > 0 ? whole_s * weight(extent.lowest, extent.end) / all : 0;
-  }
-
   [[nodiscard]] std::string stall_text() const {
     std::vector<std::size_t> at;
     for (auto const& rank : machine_.ranks())
@@ -280,11 +221,7 @@ class VirtualClockBackend final : private detail::EventTarget {
            stagger::detail::describe_stall(machine_.program(), at, given_, machine_.waits_for());
   }
 
-  schedule::Costs costs_;
-  collective::CostLine sum_;
-  std::vector<double> layer_backward_s_;
-  double jitter_;
-  std::uint64_t seed_;
+  detail::ActionCosts costs_;
   stagger::detail::Machine& machine_;
   bool shared_;
   std::shared_ptr<detail::SharedTime> time_;

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What the actions of a pipeline cost in virtual time.
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include <stagger/collective/alpha_beta.hpp>
+#include <stagger/core/error.hpp>
+#include <stagger/core/random.hpp>
+#include <stagger/engine/backend.hpp>
+#include <stagger/schedule/costs.hpp>
+
+namespace stagger::sim::detail {
+
+/// The costs that a VirtualClock gives, for the instructions of a machine.
+class ActionCosts {
+ public:
+  /// @param device  a VirtualClock, whose header includes this one
+  /// @throws Error  for costs and times that are negative, not finite or not one for each stage or
+  /// layer, or a jitter out of range
+  template <class Device>
+  [[gnu::cold]] ActionCosts(Device const& device, stagger::detail::Machine& machine)
+      : costs_(device.costs),
+        sum_(device.sum),
+        layer_backward_s_(device.layer_backward_s),
+        jitter_(device.jitter),
+        seed_(device.seed),
+        machine_(machine) {
+    schedule::require_costs(costs_, machine.stages());
+    if (!(jitter_ >= 0 && jitter_ < 1))
+      raise(Errc::bad_configuration, "a jitter of ", jitter_,
+            " could make time run backwards; use 0 <= jitter < 1");
+    auto const layers = machine.parameters().size();
+    if (!layer_backward_s_.empty() && layer_backward_s_.size() != layers)
+      raise(Errc::bad_configuration, layer_backward_s_.size(), " backward times were given for ",
+            layers, " layers; give one for each, or none");
+    for (std::size_t l = 0; l < layer_backward_s_.size(); ++l)
+      collective::detail::require_cost(text("layer_backward_s of layer ", l).c_str(),
+                                       layer_backward_s_[l]);
+    collective::detail::require_cost("sum.startup_s", sum_.startup_s);
+    collective::detail::require_cost("sum.per_byte_s", sum_.per_byte_s);
+  }
+
+  /// Of an edge between two stages.
+  [[nodiscard]] double transfer_s(int edge) const { return costs_.of(edge).transfer_s; }
+
+  /// Of an instruction that a rank carries out; 0 for one that neither computes nor adds up.
+  [[nodiscard]] double seconds(stagger::detail::RankState const& rank,
+                               Instruction const& in) const {
+    auto const& costs = costs_.of(in.stage);
+    double cost_s = 0;
+    if (!computes(in.op) && !has_group(in.op)) return 0;
+    if (in.op == Op::forward || in.op == Op::recompute) cost_s += costs.forward_s;
+    if (in.op == Op::backward || in.op == Op::backward_input) cost_s += costs.backward_input_s;
+    if (in.op == Op::backward || in.op == Op::backward_weight) cost_s += costs.backward_weight_s;
+    if (has_group(in.op)) cost_s = group_cost(in);
+    cost_s *= in.op == Op::reduce ? 1 : rank.share;  // 1 unless it is a replica
+    if (jitter_ == 0) return cost_s;
+    std::uint64_t const x = random_bits(seed_, {static_cast<std::uint64_t>(machine_.steps()),
+                                                static_cast<std::uint64_t>(rank.number),
+                                                static_cast<std::uint64_t>(&in - rank.begin)});
+    double const unit = static_cast<double>(x >> 11U) * 0x1p-53;  // [0, 1)
+    return cost_s * (1 - jitter_ + 2 * jitter_ * unit);
+  }
+
+ private:
+  /// Of a part of a backward, or of a sum.
+  [[nodiscard]] double group_cost(Instruction const& in) const {
+    auto const& costs = costs_.of(in.stage);
+    auto const extent = machine_.extent(in);
+    if (in.op == Op::reduce) {
+      if (sum_ != collective::CostLine{}) return sum_.seconds(extent.bytes);
+      return extent.bytes == 0 ? 0
+                               : costs.reduce_s * static_cast<double>(extent.bytes) /
+                                     static_cast<double>(extent.stage_bytes);
+    }
+    auto const weight = [&](std::size_t from, std::size_t end) {
+      if (layer_backward_s_.empty()) return static_cast<double>(end - from);
+      double sum = 0;
+      for (; from < end; ++from) sum += layer_backward_s_[extent.first_layer + from];
+      return sum;
+    };
+    double const whole_s =
+        costs.backward_weight_s + (in.op == Op::backward_part ? costs.backward_input_s : 0);
+    double const all = weight(0, extent.layers);
+    return all > 0 ? whole_s * weight(extent.lowest, extent.end) / all : 0;
+  }
+
+  schedule::Costs costs_;
+  collective::CostLine sum_;
+  std::vector<double> layer_backward_s_;
+  double jitter_;
+  std::uint64_t seed_;
+  stagger::detail::Machine& machine_;
+};
+
+}  // namespace stagger::sim::detail
