@@ -73,6 +73,10 @@ class ServerInProcess {
       take_over(layers, rules);
     else
       compare(worker, layers, rules);
+    for (std::size_t l = 0; l < layers_.size(); ++l) {
+      std::lock_guard const shard(mutex(l));
+      layers_[l]->reserve(rules.ahead);
+    }
     workers_[worker].asks.assign(layers.size(), nothing);
     workers_[worker].listener = &listener;
   }

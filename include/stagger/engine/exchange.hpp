@@ -36,7 +36,7 @@ class ServerExchange final : public Exchange, private ParameterListener {
     require_possible();
     auto& layers = machine.parameters();
     link_->join({layers.data(), layers.size()},
-                {staleness.push_minibatches, staleness.pushes, staleness.adds,
+                {staleness.push_minibatches, staleness.pushes, staleness.adds, most_ahead(),
                  machine.model.optimizer, kept},
                 *this);
     stage_of_ = FixedArray<std::size_t>(layers.size());
@@ -246,6 +246,18 @@ class ServerExchange final : public Exchange, private ParameterListener {
               " and adds gradients in the order of workers, so that a worker would lack its own; "
               "let it add on arrival, or push changes");
     }
+  }
+
+  /// How many pushes of a worker may be there that not every other has made yet. Of the minibatches
+  /// that are looked at; a stream may end with each.
+  [[nodiscard]] [[gnu::cold]] std::size_t most_ahead() const {
+    int most = 1;
+    int needed = 0;
+    for (int m = 0; m < looked_at; ++m) {
+      needed = std::max(needed, staleness_.needs(staleness_.policy, m));
+      most = std::max(most, m / staleness_.push_minibatches + 1 - needed);
+    }
+    return static_cast<std::size_t>(most);
   }
 
   /// Asks for the next snapshot.

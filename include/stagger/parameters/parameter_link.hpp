@@ -21,6 +21,7 @@ struct WorkerRules {
   int push_minibatches = 1;  ///< in one push
   staleness::Pushes pushes = staleness::Pushes::changes;
   staleness::Adds adds = staleness::Adds::in_worker_order;
+  std::size_t ahead = 1;               ///< pushes that it may have made beyond the slowest worker's
   OptimizerCall optimizer{};           ///< applied by the server to gradients
   std::shared_ptr<void const> kept{};  ///< what it points into
   void const* clock = nullptr;         ///< whose virtual time the worker runs in; null: real time

@@ -55,6 +55,25 @@ class ParameterStore {
     answer_all();
   }
 
+  /// Makes room for what waits where a worker may be so many pushes ahead of the slowest, so that
+  /// nothing is allocated later. One that is further ahead than `most_reserved` makes room itself
+  /// when it gets there: few ever do, and each push is a copy of the layer.
+  [[gnu::cold]] void reserve(std::size_t ahead) {
+    if (rules_.adds == staleness::Adds::on_arrival) return;
+    for (Worker& each : workers_) each.waiting.reserve(ahead);
+    ahead = std::min(ahead, most_reserved);
+    std::size_t const most =
+        (workers_.size() - 1) * ahead + 1;  // of the slowest, one is added at once
+    std::size_t blocks = spare_.size();
+    for (Worker const& each : workers_) blocks += each.waiting.size();
+    spare_.reserve(most);
+    for (; blocks < most; ++blocks) spare_.emplace_back().make(nullptr, bytes());
+    if (rules_.adds != staleness::Adds::in_worker_order) return;
+    snapshots_.reserve(ahead + 1);
+    free_slots_.reserve(ahead + 1);
+    for (std::size_t slot = slots(); slot < ahead + 1; ++slot) free_slots_.push_back(new_slot());
+  }
+
   [[nodiscard]] std::size_t bytes() const noexcept { return parameters_.bytes_of_values(); }
   /// Of every worker, before the present streams.
   [[nodiscard]] std::uint32_t start() const noexcept { return start_; }
@@ -130,6 +149,7 @@ class ParameterStore {
   void begin(int worker) { keep_from(worker, rounds_); }
 
  private:
+  static constexpr std::size_t most_reserved = 8;  // pushes of a worker
   struct Worker {
     std::uint32_t pushes = 0;
     std::uint32_t from = 0;          // the first snapshot that it may ask for
@@ -175,13 +195,14 @@ class ParameterStore {
       snapshots_.pop_back();
     }
   }
+  [[nodiscard]] std::size_t slots() const { return parameters_.stored().values.size(); }
+  [[nodiscard]] std::size_t new_slot() {
+    parameters_.reserve_versions(slots() + 1);
+    return slots() - 1;
+  }
   /// A slot for the values of the next round.
   [[nodiscard]] std::size_t next_slot() {
-    if (free_slots_.empty()) {
-      std::size_t const slots = parameters_.stored().values.size();
-      parameters_.reserve_versions(slots + 1);
-      return slots;
-    }
+    if (free_slots_.empty()) return new_slot();
     std::size_t const slot = free_slots_.back();
     free_slots_.pop_back();
     return slot;

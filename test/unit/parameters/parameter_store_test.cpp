@@ -116,6 +116,7 @@ class History {
         from_(static_cast<std::size_t>(workers)),
         store_(like(), rules_, static_cast<std::size_t>(workers)) {
     for (int n = 0; n < workers; ++n) rules_.weights.push_back(n % 2 == 0 ? 1 : 0.5);
+    if (random() % 2 == 0) store_.reserve(random() % 12);
   }
 
   void play(int operations) {

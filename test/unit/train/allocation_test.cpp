@@ -3,10 +3,17 @@
 
 #include "catch.hpp"
 
+#include <algorithm>
+#include <array>
 #include <atomic>
+#include <barrier>
+#include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <mutex>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -264,6 +271,116 @@ struct Distance {
 };
 
 }  // namespace
+
+namespace {
+
+/// How far workers have come in their first layer, and how far each may go.
+class Pace {
+ public:
+  static constexpr int workers = 3;
+  static constexpr int everyone = -1;
+  int Nm = 2;
+  int D = 1;
+  int count = 0;        // minibatches of a stream
+  int slow = everyone;  // goes on only when the others have come as far as they may; or all in step
+
+  /// Before a stream.
+  void reset() { began_ = ended_ = {}; }
+  /// Of minibatch m, of which the worker has ended all up to m - Nm.
+  void begin(int worker, int m) {
+    std::unique_lock lock(mutex_);
+    ++began_[static_cast<std::size_t>(worker)];
+    changed_.notify_all();
+    if (slow == everyone)
+      wait(lock, [&](std::size_t n) { return began_[n] > m; });
+    else if (worker == slow)
+      wait(lock, [&](std::size_t n) {
+        int const waves = std::max(0, (m + 1) / Nm - 1) + D + 1;
+        return n == static_cast<std::size_t>(worker) || ended_[n] >= std::min(count, waves * Nm);
+      });
+  }
+  void end(int worker) {
+    std::lock_guard const lock(mutex_);
+    ++ended_[static_cast<std::size_t>(worker)];
+    changed_.notify_all();
+  }
+  [[nodiscard]] bool stuck() const { return stuck_; }
+
+ private:
+  template <class Holds> void wait(std::unique_lock<std::mutex>& lock, Holds holds_of) {
+    bool const came = changed_.wait_for(lock, std::chrono::seconds(30), [&] {
+      for (std::size_t n = 0; n < workers; ++n)
+        if (!holds_of(n)) return false;
+      return true;
+    });
+    stuck_ = stuck_ || !came;
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::array<int, workers> began_{};  // forwards
+  std::array<int, workers> ended_{};  // backwards
+  bool stuck_ = false;
+};
+
+struct PacedScale : Scale {
+  Pace* pace;
+  int worker;
+  PacedScale(Pace* of, int number) : pace(of), worker(number) {}
+  void forward(sg::Context& context, float const& x, float& y, Saved& saved) {
+    pace->begin(worker, static_cast<int>(context.microbatch()));
+    Scale::forward(context, x, y, saved);
+  }
+  void backward(sg::Context& context, float const& x, float const& dy, float& dx, Saved& saved) {
+    Scale::backward(context, x, dy, dx, saved);
+    pace->end(worker);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("train/allocation: none when a worker gets as far ahead as it may for the first time",
+          "[train]") {
+  Pace pace;
+  pace.count = 17;  // the last wave is a partial one
+  sg::collective::ParameterServer const server({.workers = Pace::workers});
+  auto const make = [&](int n) {
+    return sg::Pipeline{PacedScale(&pace, n), Scale{}}.with(
+        sg::schedule::Fifo{.in_flight = pace.Nm},
+        sg::staleness::WaveSynchronous{
+            .in_flight = pace.Nm, .distance = pace.D, .adds = sg::staleness::Adds::in_worker_order},
+        server.worker(n), Distance{}, sg::host::Threads{2});
+  };
+  sg::Batch<float, float> const batch{
+      std::vector<float>(static_cast<std::size_t>(pace.count), 0.25F),
+      std::vector<float>(static_cast<std::size_t>(pace.count), 0.5F)};
+  std::vector<decltype(make(0))> trainers;
+  for (int n = 0; n < Pace::workers; ++n) trainers.push_back(make(n));
+  constexpr int streams = 5;
+  std::barrier together(Pace::workers + 1);
+  std::vector<std::thread> threads;
+  for (auto& trainer : trainers)
+    threads.emplace_back([&] {
+      for (int i = 0; i < streams; ++i) {
+        together.arrive_and_wait();
+        static_cast<void>(sg::run(trainer.stream(batch)));
+        together.arrive_and_wait();
+      }
+    });
+  std::vector<long> made;
+  for (int i = 0; i < streams; ++i) {
+    pace.slow = i < 2 ? Pace::everyone : i - 2;
+    pace.reset();
+    made.push_back(allocations_of([&] {
+      together.arrive_and_wait();
+      together.arrive_and_wait();
+    }));
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK_FALSE(pace.stuck());
+  made.erase(made.begin());  // the first stream
+  CHECK(made == std::vector<long>(streams - 1));
+}
 
 TEST_CASE("train/allocation: workers on one clock allocate nothing for a minibatch", "[train]") {
   using sg::staleness::Adds;

@@ -35,6 +35,7 @@ namespace stagger::detail {
   return result;
 }
 
+/// Keeps the few that were asked for last: streams of many lengths do not add up in memory.
 class Programs {
  public:
   /// @param options    of the pipeline; outlives this
@@ -120,24 +121,18 @@ class Programs {
     options.sums_by_library = sums_by_library_;
     auto const added = std::make_shared<Program const>(lay_out(made, options));
     require_sound(*added, made, options);
+    if (known_.size() == most_known)  // the one that was not asked for the longest
+      known_.erase(std::min_element(known_.begin(), known_.end(), [](auto const& a, auto const& b) {
+        return a.asked < b.asked;
+      }));
     known_.push_back({added, ++asked_});
-    if (training && groups != nullptr) drop_old_groupings(*added);
     return added;
   }
 
-  /// Groupings that are measured come back at every renewal, one that was decided need not: of
-  /// programs that differ in nothing else, only those stay that were asked for last.
-  [[gnu::cold]] void drop_old_groupings(Program const& added) {
-    constexpr std::size_t kept = 3;  // each layer by itself, a whole stage at once, the decision
-    std::size_t alike = 0;
-    auto oldest = known_.end();
-    for (auto known = known_.begin(); known != known_.end(); ++known) {
-      if (!known->program->training || known->program->microbatches != added.microbatches) continue;
-      ++alike;
-      if (oldest == known_.end() || known->asked < oldest->asked) oldest = known;
-    }
-    if (alike > kept) known_.erase(oldest);
-  }
+  /// Two lengths, of whole minibatches and of the last one of a data set: each to evaluate, and to
+  /// train in three groupings of gradients (each layer by itself, a whole stage at once, and the one
+  /// that was decided), which come back whenever the decision is renewed.
+  static constexpr std::size_t most_known = 8;
 
   ScheduleCall schedule_;
   StalenessModel staleness_;
