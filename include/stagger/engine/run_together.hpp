@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Several steps or streams at once: workers that train one model.
+/// @file   Steps of several pipelines at once: workers that train one model.
 
 #include <cstddef>
 #include <exception>
+#include <iterator>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -14,84 +18,141 @@
 
 namespace stagger {
 
-/// Carries several steps or streams through at once: those on virtual clocks on the calling thread,
-/// in the order of their time; each other one on a thread of its own, one of them on the calling one
-/// if there is nothing else to do there. All have ended when it returns.
-/// @return  [steps] metrics of each
-/// @throws  what the first of those ends with that fail by themselves, not since another failed
-inline std::vector<Metrics> run_together(std::vector<Step> steps) {
-  std::size_t const count = steps.size();
-  std::vector<Metrics> metrics(count);
-  std::vector<std::exception_ptr> failures;  // in the order in which steps failed
-  failures.reserve(count);
-  std::mutex mutex;
-  auto const failed = [&] {
-    std::lock_guard const lock(mutex);
-    failures.push_back(std::current_exception());
-  };
-  auto const carry_out = [&](std::size_t i) noexcept {
-    try {
-      metrics[i] = run(std::move(steps[i]));
-    } catch (...) {
-      failed();
-    }
-  };
-  std::vector<std::size_t> timed;  // that have begun and not ended
-  std::vector<std::size_t> others;
-  for (std::size_t i = 0; i < count; ++i) (steps[i].shares_time() ? timed : others).push_back(i);
-  std::vector<std::thread> threads;
-  threads.reserve(others.size());
-  std::size_t const apart = timed.empty() ? 1 : 0;
-  for (std::size_t k = apart; k < others.size(); ++k) {
-    try {
-      threads.emplace_back(carry_out, others[k]);
-    } catch (...) {  // no further thread
-      failed();
-    }
+/// The steps of one pipeline, one after the other: a single one, or what a function returns that is
+/// called without metrics for the first one, with those of the step before as soon as that has
+/// ended, whatever other pipelines are at then, and that returns nothing when there is no further
+/// step.
+///
+/// @code
+///     run_together(std::vector<Steps>{a.step(batch), [&, m = 0](Metrics const* before) mutable {
+///       if (before != nullptr) std::printf("%g\n", before->loss);
+///       return m < count ? std::optional(b.step(batches[m++])) : std::nullopt;
+///     }});
+/// @endcode
+class Steps {
+ public:
+  Steps(Step step)
+      : Steps([step = std::move(step)](Metrics const* before) mutable {
+          return before == nullptr ? std::optional(std::move(step)) : std::nullopt;
+        }) {}
+  /// @param next  called on the thread that calls `run_together`, and on the one that carries the
+  ///              pipeline's steps out
+  template <class Next>
+    requires std::is_invocable_r_v<std::optional<Step>, Next&, Metrics const*>
+  Steps(Next next)
+      : next_(std::make_shared<Next>(std::move(next))),
+        call_([](void* erased, Metrics const* before) -> std::optional<Step> {
+          return (*static_cast<Next*>(erased))(before);
+        }) {}
+
+  /// The step after the one with these metrics, or the first one.
+  [[nodiscard]] std::optional<Step> operator()(Metrics const* before) const {
+    return call_(next_.get(), before);
   }
-  if (timed.empty() && !others.empty()) carry_out(others[0]);
-  std::erase_if(timed, [&](std::size_t i) {
+
+ private:
+  std::shared_ptr<void> next_;
+  std::optional<Step> (*call_)(void* next, Metrics const* before);
+};
+
+namespace detail {
+
+/// The pipelines that run together, and how far each has come.
+class Together {
+ public:
+  explicit Together(std::vector<Steps> next)
+      : next_(std::move(next)), metrics_(next_.size()), steps_(next_.size()) {
+    failures_.reserve(next_.size());
+  }
+
+  std::vector<Metrics> run() {
+    std::vector<std::size_t> timed;  // that have begun and not ended
+    std::vector<std::size_t> others;
+    for (std::size_t i = 0; i < next_.size(); ++i)
+      if (advance(i, nullptr)) (steps_[i]->shares_time() ? timed : others).push_back(i);
+    std::vector<std::thread> threads;
+    threads.reserve(others.size());
+    std::size_t const apart = timed.empty() ? 1 : 0;
+    for (std::size_t k = apart; k < others.size(); ++k)
+      guarded([&] { threads.emplace_back([this, i = others[k]] { run_all(i); }); });
+    if (timed.empty() && !others.empty()) run_all(others[0]);
+    std::erase_if(timed, [&](std::size_t i) { return !guarded([&] { steps_[i]->begin(); }); });
+    while (!timed.empty())
+      std::erase_if(timed, [&](std::size_t i) {
+        if (!steps_[i]->drive_together()) return false;
+        return !guarded([&] { metrics_[i] = steps_[i]->await_resume(); }) ||
+               !advance(i, &metrics_[i]) || !guarded([&] { steps_[i]->begin(); });
+      });
+    for (std::thread& thread : threads) thread.join();
+    rethrow();
+    return std::move(metrics_);
+  }
+
+ private:
+  /// @return whether the body threw nothing
+  template <class Body> bool guarded(Body body) noexcept {
     try {
-      steps[i].begin();
+      body();
+      return true;
+    } catch (...) {
+      std::lock_guard const lock(mutex_);
+      failures_.push_back(std::current_exception());
       return false;
-    } catch (...) {
-      failed();
-      return true;
-    }
-  });
-  while (!timed.empty())
-    std::erase_if(timed, [&](std::size_t i) {
-      if (!steps[i].drive_together()) return false;
-      try {
-        metrics[i] = steps[i].await_resume();
-      } catch (...) {
-        failed();
-      }
-      return true;
-    });
-  for (std::thread& thread : threads) thread.join();
-  std::exception_ptr chosen;
-  for (std::exception_ptr const& failure : failures) {
-    try {
-      std::rethrow_exception(failure);
-    } catch (Error const& error) {
-      if (error.code() == Errc::peer_failed) {  // some other one says why
-        if (!chosen) chosen = failure;
-        continue;
-      }
-      throw;
     }
   }
-  if (chosen) std::rethrow_exception(chosen);
-  return metrics;
+  /// Asks for a pipeline's next step. @return whether there is one
+  bool advance(std::size_t i, Metrics const* before) noexcept {
+    return guarded([&] { steps_[i] = next_[i](before); }) && steps_[i].has_value();
+  }
+  /// Carries out all steps of a pipeline on the calling thread.
+  void run_all(std::size_t i) noexcept {
+    do {
+      if (!guarded([&] { metrics_[i] = stagger::run(std::move(*steps_[i])); })) return;
+    } while (advance(i, &metrics_[i]));
+  }
+  /// What one of those threw first that failed by themselves, not since another failed.
+  void rethrow() const {
+    std::exception_ptr chosen;
+    for (std::exception_ptr const& failure : failures_) {
+      try {
+        std::rethrow_exception(failure);
+      } catch (Error const& error) {
+        if (error.code() != Errc::peer_failed) throw;
+        if (!chosen) chosen = failure;  // some other one says why
+      }
+    }
+    if (chosen) std::rethrow_exception(chosen);
+  }
+
+  std::vector<Steps> next_;
+  std::vector<Metrics> metrics_;            // of each pipeline's step that ended last
+  std::vector<std::optional<Step>> steps_;  // that each is at
+  std::mutex mutex_;
+  std::vector<std::exception_ptr> failures_;  // in the order in which pipelines failed
+};
+
+}  // namespace detail
+
+/// Carries the steps of several pipelines through at once: those on virtual clocks on the calling
+/// thread, in the order of their time; each other pipeline on a thread of its own, one of them on
+/// the calling one if there is nothing else to do there. All have ended when it returns.
+/// @return  [pipelines] metrics of the last step of each
+/// @throws  what the first of those ends with that fail by themselves, not since another failed
+[[gnu::cold]] inline std::vector<Metrics> run_together(std::vector<Steps> pipelines) {
+  return detail::Together(std::move(pipelines)).run();
+}
+
+/// Likewise.
+[[gnu::cold]] inline std::vector<Metrics> run_together(std::vector<Step> steps) {
+  return run_together(
+      std::vector<Steps>(std::move_iterator(steps.begin()), std::move_iterator(steps.end())));
 }
 
 /// Likewise: run_together(a.stream(batch_a), b.stream(batch_b)).
-template <class... More> std::vector<Metrics> run_together(Step first, More... more) {
-  std::vector<Step> steps;
-  steps.push_back(std::move(first));
-  (steps.push_back(std::move(more)), ...);
-  return run_together(std::move(steps));
+template <class... More> std::vector<Metrics> run_together(Steps first, More... more) {
+  std::vector<Steps> pipelines{std::move(first)};
+  (pipelines.push_back(std::move(more)), ...);
+  return run_together(std::move(pipelines));
 }
 
 }  // namespace stagger

@@ -23,14 +23,12 @@
 #include <stagger/staleness/wave_synchronous.hpp>
 #include <stagger/train/pipeline.hpp>
 
-#include "plain_layers.hpp"
+#include "server_oracle.hpp"
 
 namespace sg = stagger;
 using namespace plain_layers;
 
 namespace {
-
-constexpr int layers = 4;
 
 struct Waves {
   int workers = 2;
@@ -161,12 +159,6 @@ auto make(Model const& waves, sg::collective::ParameterServer const& server, int
       sg::partition::Cuts{std::move(cuts)}, sg::schedule::Fifo{.in_flight = waves.in_flight},
       waves.model(), server.worker(worker), Loss{}, optimizer, sg::host::Threads{threads},
       sg::Options{.deadline_s = deadline_s});
-}
-
-std::vector<Numbers> first_weights() {
-  std::vector<Numbers> w;
-  for (int l = 0; l < layers; ++l) w.push_back(initial(l));
-  return w;
 }
 
 /// Trains two streams, and compares with the oracle after each.
@@ -304,54 +296,6 @@ auto stepping(Model const& model, sg::collective::ParameterServer const& server,
   return sg::Pipeline{sg::Sequential{std::move(stack)}}.with(sg::partition::Cuts{std::move(cuts)},
                                                              model, server.worker(worker), Loss{},
                                                              optimizer, sg::host::Threads{threads});
-}
-
-/// The gradients of a minibatch of several microbatches.
-std::vector<Numbers> gradients(std::vector<Numbers> const& w, Batch const& batch) {
-  std::vector<Numbers> sum(layers, Numbers(width * width + width));
-  double const terms = static_cast<double>(width * batch.inputs.size());
-  for (std::size_t m = 0; m < batch.inputs.size(); ++m) {
-    std::vector<Numbers> value{batch.inputs[m]};
-    for (std::size_t l = 0; l < layers; ++l) {
-      value.emplace_back();
-      forward(w[l], value[l], value[l + 1]);
-    }
-    sg::Context context;
-    Numbers dy;
-    Loss{}.value_and_gradient(context, value.back(), batch.targets[m], 1.0 / terms, dy);
-    for (std::size_t l = layers; l-- > 0;) {
-      Numbers dx;
-      backward(w[l], value[l], value[l + 1], dy, dx, sum[l].data());
-      dy = dx;
-    }
-  }
-  return sum;
-}
-
-/// The server of the oracle: weights, the optimizer and its state.
-template <class Optimizer> struct OracleServer {
-  Optimizer optimizer;
-  std::vector<Numbers> w = first_weights();
-  std::vector<Numbers> first{layers, Numbers(width* width + width)};
-  std::vector<Numbers> second = first;
-  int steps = 0;
-  void step(std::vector<Numbers> const& gradient) {
-    ++steps;
-    for (std::size_t l = 0; l < layers; ++l) {
-      sg::OptimizerView<float> view;
-      view.value = view.next = w[l].data();
-      view.gradient = gradient[l].data();
-      view.state = {first[l].data(), second[l].data()};
-      view.size = w[l].size();
-      optimizer.update(view, 1, steps);
-    }
-  }
-};
-
-std::vector<Numbers> scaled(std::vector<Numbers> gradient, float by) {
-  for (Numbers& layer : gradient)
-    for (float& g : layer) g *= by;
-  return gradient;
 }
 
 }  // namespace

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/engine/run_together.hpp>
+
+#include "catch.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <stagger/collective/parameter_server.hpp>
+#include <stagger/host/threads.hpp>
+#include <stagger/partition/cuts.hpp>
+#include <stagger/sim/virtual_clock.hpp>
+#include <stagger/staleness/asynchronous.hpp>
+#include <stagger/staleness/stale_synchronous.hpp>
+#include <stagger/train/pipeline.hpp>
+
+#include "server_oracle.hpp"
+
+namespace sg = stagger;
+using namespace plain_layers;
+using sg::schedule::Kind;
+
+namespace {
+
+sg::optimizer::Sgd const sgd{.rate = 0.02, .momentum = 0.9};
+
+template <class Model, class Device>
+auto stepping(Model const& model, sg::collective::ParameterServer const& server, int worker,
+              Device device, int fail_at = -1) {
+  std::vector<Layer> stack;
+  for (int l = 0; l < layers; ++l) stack.emplace_back(l);
+  stack.back().fail_at = fail_at;
+  return sg::Pipeline{sg::Sequential{std::move(stack)}}.with(
+      sg::partition::Cuts{{2}}, model, server.worker(worker), Loss{}, sgd, std::move(device),
+      sg::Options{.deadline_s = 60, .record = true});
+}
+
+/// Microbatches of a worker's step.
+Batch batch_of(std::size_t worker, int step) {
+  return data(2, static_cast<double>(worker) + 10.0 * step);
+}
+
+/// When a worker's pushes left in each of its steps.
+struct Course {
+  std::vector<double> pushed_s;
+};
+
+/// Carries out `count` steps of each worker.
+/// @param ended  called with the worker and the step that has ended
+template <class Trainer, class Ended>
+void train(std::vector<Trainer>& trainers, int count, Ended ended) {
+  std::vector<Batch> batches(trainers.size());
+  std::vector<sg::Steps> workers;
+  for (std::size_t n = 0; n < trainers.size(); ++n)
+    workers.emplace_back([&, n, step = 0](sg::Metrics const* before) mutable {
+      if ((before == nullptr) != (step == 0)) throw std::logic_error("a step without metrics");
+      if (before != nullptr) ended(n, step - 1);
+      if (step == count) return std::optional<sg::Step>{};
+      batches[n] = batch_of(n, step++);
+      return std::optional(trainers[n].step(batches[n]));
+    });
+  static_cast<void>(sg::run_together(std::move(workers)));
+}
+
+/// The server's part, one push after the other as they arrived: adds each to its weights, and then
+/// answers who waits for it and has what the model needs.
+/// @param needs   of a step: leading pushes of every worker that its weights contain
+/// @return        what each worker has in the end, and the most steps by which one that was
+///                answered was ahead of the slowest
+template <class Needs>
+std::pair<std::vector<std::vector<Numbers>>, int> replay(std::vector<Course> const& courses,
+                                                         Needs needs) {
+  OracleServer<sg::optimizer::Sgd> server{sgd};
+  std::vector<std::tuple<double, std::size_t, int>> arrivals;
+  for (std::size_t n = 0; n < courses.size(); ++n)
+    for (std::size_t m = 0; m < courses[n].pushed_s.size(); ++m)
+      arrivals.emplace_back(courses[n].pushed_s[m], n, static_cast<int>(m));
+  std::sort(arrivals.begin(), arrivals.end());
+  std::vector<std::vector<Numbers>> seen(courses.size(), server.w);
+  std::vector<int> pushes(courses.size());
+  std::vector<bool> waits(courses.size());
+  int lead = 0;
+  for (auto const& [at_s, worker, step] : arrivals) {
+    REQUIRE(step == pushes[worker]);
+    REQUIRE_FALSE(waits[worker]);  // nobody pushes before the answer to the push before
+    server.step(scaled(gradients(seen[worker], batch_of(worker, step)),
+                       1.0F / static_cast<float>(courses.size())));
+    ++pushes[worker];
+    waits[worker] = true;
+    int const slowest = *std::min_element(pushes.begin(), pushes.end());
+    for (std::size_t n = 0; n < courses.size(); ++n) {
+      if (!waits[n] || slowest < needs(pushes[n])) continue;
+      waits[n] = false;
+      seen[n] = server.w;
+      lead = std::max(lead, pushes[n] - slowest);
+    }
+  }
+  for (bool const waiting : waits) REQUIRE_FALSE(waiting);
+  return {seen, lead};
+}
+
+/// Trains three workers of which each is slower than the one before, and compares with a replay.
+/// @return  the lead of the fastest
+template <class Model, class Needs>
+int compare(Model const& model, double latency_s, Needs needs, int count = 12) {
+  sg::sim::Clock const clock({.latency_s = latency_s});
+  sg::collective::ParameterServer const server({.workers = 3, .shards = 2});
+  auto const make = [&](int n) {
+    sg::sim::VirtualClock device;
+    device.costs = sg::schedule::Costs::uniform(1 + 1.5 * n, 2, 0);
+    device.jitter = 0.1;  // nothing happens at the same moment
+    device.seed = static_cast<std::uint64_t>(n);
+    device.clock = clock;
+    return stepping(model, server, n, device);
+  };
+  std::vector<decltype(make(0))> trainers;
+  for (int n = 0; n < 3; ++n) trainers.push_back(make(n));
+  std::vector<Course> courses(3);
+  train(trainers, count, [&](std::size_t n, int) {
+    auto const timeline = trainers[n].timeline();
+    double last_s = 0;
+    for (auto const& row : timeline.rows)
+      for (auto const& span : row)
+        if (span.action.kind == Kind::push) last_s = std::max(last_s, span.start_s);
+    courses[n].pushed_s.push_back(last_s);
+  });
+  auto const [seen, lead] = replay(courses, needs);
+  for (std::size_t n = 0; n < 3; ++n) REQUIRE(weights(trainers[n]) == seen[n]);
+  return lead;
+}
+
+}  // namespace
+
+TEST_CASE(
+    "train/run_together: asynchronous workers drift apart in virtual time, with the bits of a "
+    "sequential replay",
+    "[train]") {
+  for (double const latency_s : {0.0, 2.5})
+    REQUIRE(compare(sg::staleness::Asynchronous{}, latency_s, [](int) { return 0; }) > 4);
+}
+
+TEST_CASE("train/run_together: stale synchronous workers keep their bound and attain it",
+          "[train]") {
+  for (double const latency_s : {0.0, 2.5})
+    for (int const bound : {0, 1, 3}) {
+      CAPTURE(latency_s, bound);
+      REQUIRE(compare(sg::staleness::StaleSynchronous{bound}, latency_s,
+                      [&](int m) { return m - bound; }) == bound);
+    }
+}
+
+TEST_CASE("train/run_together: in virtual time a step begins when the one before has ended",
+          "[train]") {
+  // 2 microbatches through 2 equal stages of 3 each: 9 a step, whatever the other worker does.
+  sg::sim::Clock const clock;
+  sg::collective::ParameterServer const server({.workers = 2});
+  auto const make = [&](int n) {
+    sg::sim::VirtualClock device;
+    device.costs = sg::schedule::Costs::uniform(1 + n * 10, 2, 0);
+    device.clock = clock;
+    return stepping(sg::staleness::Asynchronous{}, server, n, device);
+  };
+  std::vector<decltype(make(0))> trainers;
+  for (int n = 0; n < 2; ++n) trainers.push_back(make(n));
+  std::vector<std::vector<double>> ended_s(2);
+  train(trainers, 5, [&](std::size_t n, int) { ended_s[n].push_back(clock.now_s()); });
+  REQUIRE(ended_s[0] == std::vector<double>{9, 18, 27, 36, 45});
+  REQUIRE(ended_s[1] == std::vector<double>{39, 78, 117, 156, 195});
+}
+
+TEST_CASE("train/run_together: on threads each worker takes its steps one after the other",
+          "[train]") {
+  // Equal weights for any timing: bulk synchronous workers.
+  auto const trained = [](bool together) {
+    sg::collective::ParameterServer const server({.workers = 3});
+    auto const make = [&](int n) {
+      return stepping(sg::staleness::Synchronous{}, server, n, sg::host::Threads{2});
+    };
+    std::vector<decltype(make(0))> trainers;
+    for (int n = 0; n < 3; ++n) trainers.push_back(make(n));
+    std::vector<int> ended(3);
+    if (together) {
+      train(trainers, 6, [&](std::size_t n, int) { ++ended[n]; });
+      REQUIRE(ended == std::vector<int>{6, 6, 6});
+    } else {
+      for (int step = 0; step < 6; ++step) {
+        std::vector<Batch> batches;
+        for (std::size_t n = 0; n < 3; ++n) batches.push_back(batch_of(n, step));
+        std::vector<sg::Step> steps;
+        for (std::size_t n = 0; n < 3; ++n) steps.push_back(trainers[n].step(batches[n]));
+        static_cast<void>(sg::run_together(std::move(steps)));
+      }
+    }
+    return weights(trainers[0]);
+  };
+  REQUIRE(trained(true) == trained(false));
+}
+
+TEST_CASE("train/run_together: a worker that fails in a later step ends the others", "[train]") {
+  auto const fails = [](auto device_of) {
+    sg::collective::ParameterServer const server({.workers = 2});
+    auto const make = [&](int n) {
+      return stepping(sg::staleness::StaleSynchronous{1}, server, n, device_of(n), n == 1 ? 2 : -1);
+    };
+    std::vector<decltype(make(0))> trainers;
+    for (int n = 0; n < 2; ++n) trainers.push_back(make(n));
+    std::vector<Batch> batches(2);
+    std::vector<sg::Steps> workers;
+    for (std::size_t n = 0; n < 2; ++n)
+      workers.emplace_back([&, n, step = 0](sg::Metrics const*) mutable {
+        // The third microbatch of a worker's fourth step fails.
+        batches[n] = data(n == 1 && step == 3 ? 3 : 2, step);
+        return step++ == 40 ? std::nullopt : std::optional(trainers[n].step(batches[n]));
+      });
+    REQUIRE_THROWS_WITH(sg::run_together(std::move(workers)),
+                        Catch::Matchers::Contains("out of ink"));
+    REQUIRE(trainers[1].steps() == 3);
+    REQUIRE(trainers[0].steps() <= 5);
+  };
+  fails([](int) { return sg::host::Threads{2}; });
+  sg::sim::Clock const clock;
+  fails([&](int) {
+    sg::sim::VirtualClock device;
+    device.clock = clock;
+    return device;
+  });
+}
+
+TEST_CASE("train/run_together: what a worker cannot make ends it alone", "[train]") {
+  sg::collective::ParameterServer const server({.workers = 2});
+  auto const make = [&](int n) {
+    return stepping(sg::staleness::Asynchronous{}, server, n, sg::host::Threads{1});
+  };
+  auto a = make(0);
+  auto b = make(1);
+  auto const batch = data(2);
+  int left = 5;
+  REQUIRE_THROWS_WITH(sg::run_together(a.step(batch),
+                                       [&](sg::Metrics const* before) -> std::optional<sg::Step> {
+                                         if (before != nullptr && --left == 2)
+                                           throw std::runtime_error("no further data");
+                                         return b.step(batch);
+                                       }),
+                      "no further data");
+  REQUIRE(a.steps() == 1);
+  REQUIRE(b.steps() == 3);
+}
