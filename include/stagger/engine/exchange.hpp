@@ -69,7 +69,7 @@ class ServerExchange final : public Exchange, private ParameterListener {
           cell.kept = std::max(cell.kept,
                                std::size_t{(cell.changes + per_push - 1) / per_push} - in.rounds());
         if (in.last_pull() || in.rounds() > (cell.asks.empty() ? 0 : cell.asks.back()))
-          cell.asks.push_back(in.last_pull() ? last : in.rounds());
+          cell.asks.push_back(in.last_pull() ? all_rounds : in.rounds());
       }
     for (CellExchange& cell : cells_) {
       if (cell.pushes.size() >= cell.kept * cell.layers) continue;
@@ -124,8 +124,7 @@ class ServerExchange final : public Exchange, private ParameterListener {
   [[nodiscard]] std::string waits_for() const override { return link_->waits_for(); }
 
  private:
-  static constexpr int looked_at = 256;              // minibatches
-  static constexpr std::uint32_t last = 0xffffffff;  // a snapshot with everything
+  static constexpr int looked_at = 256;  // minibatches
   struct CellExchange {
     std::size_t first_layer = 0;
     std::size_t layers = 0;
@@ -260,6 +259,12 @@ class ServerExchange final : public Exchange, private ParameterListener {
     return static_cast<std::size_t>(most);
   }
 
+  /// Pushes of the worker.
+  [[nodiscard]] std::uint32_t rounds_of_stream() const {
+    auto const per_push = static_cast<std::uint32_t>(program_->push_minibatches);
+    return (static_cast<std::uint32_t>(program_->updates) + per_push - 1) / per_push;
+  }
+
   /// Asks for the next snapshot.
   void ask(CellExchange& cell) {
     if (cell.asked == cell.asks.size()) return;
@@ -268,8 +273,8 @@ class ServerExchange final : public Exchange, private ParameterListener {
     cell.missing.store(cell.layers);
     ++cell.asked;
     for (std::size_t l = 0; l < cell.layers; ++l)
-      rounds == last ? link_->ask_last(cell.first_layer + l)
-                     : link_->ask(cell.first_layer + l, rounds);
+      rounds == all_rounds ? link_->ask_last(cell.first_layer + l)
+                           : link_->ask(cell.first_layer + l, rounds);
   }
 
   void arrived(std::size_t layer, std::uint32_t rounds) noexcept override {
@@ -278,9 +283,25 @@ class ServerExchange final : public Exchange, private ParameterListener {
     auto const& outside = machine_.outside();
     outside.give(outside.self, program_->outside_signal(c), program_->flushes ? 1 : rounds);
   }
-  void arrived_last(std::size_t layer) noexcept override {
-    auto const per_push = static_cast<std::uint32_t>(program_->push_minibatches);
-    arrived(layer, (static_cast<std::uint32_t>(program_->updates) + per_push - 1) / per_push + 1);
+  void arrived_last(std::size_t layer) noexcept override { arrived(layer, rounds_of_stream() + 1); }
+  /// Layers of a stage travel each on its own, and are shown as one.
+  void carried(std::size_t layer, bool push, std::uint32_t number, double start_s,
+               double end_s) override {
+    Cell const& cell = program_->cells[stage_of_[layer]];
+    RankState& rank = machine_.ranks()[cell.rank];
+    if (!rank.record) return;
+    schedule::Action const action{push ? schedule::Kind::push : schedule::Kind::pull, cell.stage,
+                                  static_cast<int>(program_->flushes      ? 0
+                                                   : number == all_rounds ? rounds_of_stream()
+                                                                          : number)};
+    for (auto span = rank.spans.end(); span != rank.spans.begin();) {
+      if ((--span)->end_s < start_s) break;  // recorded before this one was sent
+      if (!(span->action == action)) continue;
+      span->start_s = std::min(span->start_s, start_s);
+      span->end_s = std::max(span->end_s, end_s);
+      return;
+    }
+    rank.spans.push_back({action, start_s, end_s, false});
   }
   void lost(std::exception_ptr why) noexcept override {
     auto const& outside = machine_.outside();

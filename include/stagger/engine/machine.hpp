@@ -261,7 +261,8 @@ class Machine : public StepStatus {
   // Cold, so that g++ does not guess what stands behind `Exchange` and compile that too.
   [[gnu::cold]] [[gnu::noinline]] void exchange(RankState& rank, Instruction const& in,
                                                 Clock clock) {
-    bool const record = rank.record && exchanges(in.op) && (in.op == Op::push || in.snapshot());
+    bool const record = rank.record && clock.read != nullptr && exchanges(in.op) &&
+                        (in.op == Op::push || in.snapshot());
     double const start_s = record ? clock() : 0;
     exchange_->execute(*this, in);
     if (record) rank.spans.push_back({action_of(in), start_s, clock(), false});

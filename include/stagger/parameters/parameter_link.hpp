@@ -34,12 +34,19 @@ class ParameterListener {
   virtual void arrived(std::size_t layer, std::uint32_t rounds) noexcept = 0;
   /// Likewise the one with all pushes of every worker.
   virtual void arrived_last(std::size_t layer) noexcept = 0;
+  /// Of a link whose transfers take virtual time: one of a layer has arrived, a push with its number
+  /// in the stream, or an answer with the rounds that were asked for.
+  virtual void carried(std::size_t /*layer*/, bool /*push*/, std::uint32_t /*number*/,
+                       double /*start_s*/, double /*end_s*/) {}
   /// Another worker has failed: nothing will come.
   virtual void lost(std::exception_ptr why) noexcept = 0;
 
  protected:
   ~ParameterListener() = default;
 };
+
+/// Rounds of an answer that contains all pushes of every worker.
+inline constexpr std::uint32_t all_rounds = 0xffffffff;
 
 /// One worker's link. Layers are those of the model, in its order. A round is one push of every
 /// worker; rounds count from the beginning of the stream.

@@ -39,6 +39,11 @@ enum class Kind : std::uint8_t {
   return kind >= Kind::send_forward && kind <= Kind::recv_backward;
 }
 
+/// True for what travels while the rank does something else: messages, and exchanges with a server.
+[[nodiscard]] constexpr bool travels(Kind kind) noexcept {
+  return is_message(kind) || kind == Kind::push || kind == Kind::pull;
+}
+
 /// True for the kinds that produce the gradient of the stage's input (B, I).
 [[nodiscard]] constexpr bool gives_input_gradient(Kind kind) noexcept {
   return kind == Kind::backward || kind == Kind::backward_input;

@@ -328,6 +328,25 @@ TEST_CASE("report/svg: messages are thin lines below their lane, if they are wan
   CHECK(without.boxes.size() == 8);
 }
 
+TEST_CASE(
+    "report/svg: a push is a thin line below its lane, a pull one above, as long as they take",
+    "[report]") {
+  Timeline timeline = sample::play(sample::gpipe(2, 2), 1, 1, 1);  // 9 long
+  timeline.rows[1].push_back({{Kind::push, 1, 0}, 4, 12});
+  timeline.rows[1].push_back({{Kind::pull, 1, 1}, 12, 18});
+  Picture const picture(report::svg(timeline, {.width = 1000}));
+  auto const push = picture.of("p0");
+  auto const pull = picture.of("q0");
+  REQUIRE(push.size() == 1);
+  REQUIRE(pull.size() == 1);
+  auto const& rail = picture.rails[1];
+  CHECK(push[0].middle > rail[1] + rail[3]);
+  CHECK(pull[0].middle < rail[1]);
+  CHECK(push[0].right - push[0].left == Approx(rail[2] * 8 / 18).margin(1.1));
+  CHECK(pull[0].right == Approx(rail[0] + rail[2]).margin(1.1));
+  CHECK_THAT(picture.all_text, Catch::Contains("|PUSH to the parameter server|"));
+}
+
 TEST_CASE("report/svg: a reduction is a block of its own kind, inside the picture", "[report]") {
   Timeline timeline = sample::play(sample::gpipe(2, 2), 1, 1, 1);  // 9 long
   for (int r = 0; r < 2; ++r)

@@ -25,6 +25,7 @@
 
 namespace sg = stagger;
 using namespace plain_layers;
+namespace schedule = sg::schedule;
 using sg::schedule::Costs;
 using sg::schedule::Kind;
 
@@ -220,12 +221,16 @@ TEST_CASE("train/Clock: the same seeds give the same times, and pushes and pulls
       };
       REQUIRE(count(Kind::push) == 4);
       REQUIRE(count(Kind::pull) == 4);
-      // The pull behind a wave waits for the push and the answer.
+      // Each takes its bytes, over a link that is shared, and the latency; an answer with a wave
+      // leaves behind the push of it.
       double pushed_s = 0;
       for (auto const& span : row) {
-        if (span.action.kind == Kind::push) pushed_s = span.start_s;
+        if (span.action.kind == Kind::push && span.action.microbatch == 0) pushed_s = span.end_s;
         if (span.action.kind == Kind::pull && span.action.microbatch == 1)
-          REQUIRE(span.start_s >= 2 * (0.25 + layer_bytes / 200));
+          REQUIRE(span.start_s >= pushed_s);
+        if (!schedule::travels(span.action.kind)) continue;
+        REQUIRE(span.end_s - span.start_s >= (0.25 + 2 * layer_bytes / 200) * (1 - 1e-12));
+        REQUIRE(span.end_s - span.start_s <= 0.25 + 8 * layer_bytes / 200);
       }
       REQUIRE(pushed_s > 0);
     }
@@ -239,6 +244,14 @@ TEST_CASE("train/Clock: the time of one wave behind another is what its parts ta
   sg::collective::ParameterServer const server({.workers = 1});
   auto a = streaming(exact(1, 0), server, 0, {}, on(clock));
   static_cast<void>(run(a.stream(data(5))));
+  auto const timeline = a.timeline();
+  for (auto const& span : timeline.rows.at(0)) {
+    double const begin_s =
+        7.5 * (span.action.microbatch - (span.action.kind == Kind::pull ? 1 : 0));
+    if (schedule::travels(span.action.kind)) REQUIRE(span.end_s - span.start_s == Approx(2.25));
+    if (span.action.kind == Kind::push) REQUIRE(span.start_s == Approx(begin_s + 3));
+    if (span.action.kind == Kind::pull) REQUIRE(span.start_s == Approx(begin_s + 5.25));
+  }
   REQUIRE(clock.now_s() == Approx(5 * (3 + 2 * 2.25)));
   static_cast<void>(run(a.stream(data(1))));  // the clock goes on
   REQUIRE(clock.now_s() == Approx(6 * (3 + 2 * 2.25)));

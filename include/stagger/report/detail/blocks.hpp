@@ -30,8 +30,8 @@ struct Block {
   bool repeated = false;  // a forward run again by recomputation
 };
 
-/// First start and last end of what occupies the ranks of a timeline or a row: compute actions and
-/// reductions.
+/// First start and last end of what occupies the ranks of a timeline or a row: compute actions,
+/// reductions, and exchanges with a server.
 struct Extent {
   double start_s = std::numeric_limits<double>::infinity();
   double end_s = -std::numeric_limits<double>::infinity();
@@ -70,7 +70,7 @@ template <class F> void for_each_block(std::vector<schedule::Span> const& row, F
     open = false;
   };
   for (schedule::Span const& span : row) {
-    if (schedule::is_message(span.action.kind)) continue;
+    if (schedule::travels(span.action.kind)) continue;
     if (span.action.kind == schedule::Kind::reduce_gradient) {
       f(Block{span.action, span.start_s, span.end_s, Half::none});
     } else if (open) {

@@ -32,10 +32,17 @@ inline void draw_strokes(std::string& out, std::string const& name, int y,
   out += "\"/>";
 }
 
-/// Draws messages as thin lines along the bottom of the lane.
-inline void draw_messages(std::string& out, SvgLayout const& layout,
-                          std::vector<SvgMark> const& marks) {
-  draw_strokes(out, "m0", layout.lane * 5 + (layout.lane >= 8 ? 16 : 5), marks);
+/// Draws what travels as thin lines: along the bottom of the lane, pulls along its top.
+/// @param marks_of  of an index in action_styles
+template <class MarksOf>
+void draw_messages(std::string& out, SvgLayout const& layout, MarksOf const& marks_of) {
+  if (!layout.options.messages) return;
+  int const edge = layout.lane * 5 + (layout.lane >= 8 ? 16 : 5);
+  for (std::size_t i = 0; i < action_styles.size(); ++i) {
+    if (!layout.present[i] || !schedule::travels(action_styles[i].kind)) continue;
+    bool const top = action_styles[i].kind == schedule::Kind::pull;
+    draw_strokes(out, SvgKey{i}.name(), top ? -edge : edge, marks_of(i));
+  }
 }
 
 /// Writes the numbers of blocks of one class, where they fit.
@@ -75,13 +82,13 @@ inline void draw_lane(std::string& out, SvgLayout const& layout,
   });
   for (auto const& [key, marks] : groups)
     draw_strokes(out, key.name(), layout.offset(key.half), marks);
-  if (layout.options.messages) {
-    std::vector<SvgMark> messages;
+  draw_messages(out, layout, [&](std::size_t style) {
+    std::vector<SvgMark> marks;
     for (schedule::Span const& span : row)
-      if (schedule::is_message(span.action.kind))
-        messages.push_back(layout.mark(span.start_s - origin_s, span.end_s - origin_s, {}));
-    draw_messages(out, layout, messages);
-  }
+      if (style_index(span.action.kind) == style)
+        marks.push_back(layout.mark(span.start_s - origin_s, span.end_s - origin_s, {}));
+    return marks;
+  });
   for (auto const& [key, marks] : groups)
     if (layout.numbered[key.style]) draw_numbers(out, layout, key, marks);
 }
@@ -104,24 +111,25 @@ inline void draw_shared_lane(std::string& out, SvgLayout const& layout,
     out += text("<path class=\"q ", SvgKey{kind / layout.chunks, kind % layout.chunks}.name(),
                 "\" d=\"", outline, "\"/>");
   });
-  if (!layout.options.messages) return;
-  std::vector<bool> busy(static_cast<std::size_t>(layout.lane_width()));  // [pixels]
-  double const last = layout.lane_width() - 1;
-  for (schedule::Span const& span : row) {
-    if (!schedule::is_message(span.action.kind)) continue;
-    auto const pixel = [&](double at_s) {
-      return busy.begin() + static_cast<std::ptrdiff_t>(std::clamp(place(at_s) / 10, 0.0, last));
-    };
-    std::fill(pixel(span.start_s), pixel(span.end_s) + 1, true);
-  }
-  std::vector<SvgMark> messages;  // one for each run of busy pixels
-  for (long long from = 0; bool const here : busy) {
-    bool const goes_on = !messages.empty() && messages.back().from + messages.back().width == from;
-    if (here && goes_on) messages.back().width += 10;
-    if (here && !goes_on) messages.push_back({from, 10, {}});
-    from += 10;
-  }
-  draw_messages(out, layout, messages);
+  draw_messages(out, layout, [&](std::size_t style) {
+    std::vector<bool> busy(static_cast<std::size_t>(layout.lane_width()));  // [pixels]
+    double const last = layout.lane_width() - 1;
+    for (schedule::Span const& span : row) {
+      if (style_index(span.action.kind) != style) continue;
+      auto const pixel = [&](double at_s) {
+        return busy.begin() + static_cast<std::ptrdiff_t>(std::clamp(place(at_s) / 10, 0.0, last));
+      };
+      std::fill(pixel(span.start_s), pixel(span.end_s) + 1, true);
+    }
+    std::vector<SvgMark> marks;  // one for each run of busy pixels
+    for (long long from = 0; bool const here : busy) {
+      bool const goes_on = !marks.empty() && marks.back().from + marks.back().width == from;
+      if (here && goes_on) marks.back().width += 10;
+      if (here && !goes_on) marks.push_back({from, 10, {}});
+      from += 10;
+    }
+    return marks;
+  });
 }
 
 }  // namespace stagger::report::detail

@@ -119,7 +119,7 @@ struct SvgLayout {
     std::size_t count = 0;
     for (auto const& row : timeline.rows) {
       for (schedule::Span const& span : row) {
-        bool const message = schedule::is_message(span.action.kind);
+        bool const message = schedule::travels(span.action.kind);
         if (!message || options.messages) present[style_index(span.action.kind)] = true;
         pairs = pairs || span.action.overlaps_next;
         if (message) continue;

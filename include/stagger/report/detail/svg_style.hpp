@@ -43,7 +43,7 @@ inline constexpr Scheme dark_scheme{"#11161f", "#1e2530", "#37404e", "#e8ecf2", 
 template <class F> void for_each_colour(SvgLayout const& layout, F&& f) {
   for (std::size_t i = 0; i < action_styles.size(); ++i) {
     if (!layout.present[i]) continue;
-    std::size_t const chunks = schedule::is_message(action_styles[i].kind) ? 1 : layout.chunks;
+    std::size_t const chunks = schedule::travels(action_styles[i].kind) ? 1 : layout.chunks;
     for (std::size_t c = 0; c < chunks; ++c)
       f(action_styles[i], SvgKey{i, c}.name(), chunk_colour(action_styles[i], c, chunks));
   }
@@ -73,7 +73,7 @@ template <class F> void for_each_colour(SvgLayout const& layout, F&& f) {
     css += text(".n.", name, "{fill:", text_colour(colour).hex(), ";stroke:none}");
     if (layout.shared) css += text(".q.", name, "{fill:", colour.hex(), ";stroke:none}");
   });
-  css += text(".m0{stroke-width:", layout.lane >= 8 ? 20 : 10, "}");
+  css += text(".m0,.p0,.q0{stroke-width:", layout.lane >= 8 ? 20 : 10, "}");
   if (theme == SvgTheme::automatic)
     css += "\n@media(prefers-color-scheme:dark){" + scheme_rules(dark_scheme) + "}";
   return css;

@@ -109,7 +109,7 @@ class SvgWriter {
       if (!layout_.present[i]) continue;
       make_room(entry_width(style.legend));
       std::size_t const shades =
-          schedule::is_message(style.kind) ? 1 : std::min<std::size_t>(chunks, 4);
+          schedule::travels(style.kind) ? 1 : std::min<std::size_t>(chunks, 4);
       auto const swatch = static_cast<int>(160 / scale / static_cast<double>(shades));
       out += text("<g transform=\"translate(", x, " ", y_ + 9, ")scale(",
                   format_fixed(0.1 * scale, 4), ")\">");

@@ -124,7 +124,7 @@ class TraceWriter {
                       long long number) {
     std::vector<Slice> messages;
     for (schedule::Span const& span : row) {
-      if (!schedule::is_message(span.action.kind)) continue;
+      if (!schedule::travels(span.action.kind)) continue;
       std::int64_t const start = origin + to_ns(span.start_s);
       std::int64_t const end = std::max(origin + to_ns(span.end_s), start + 1);
       messages.push_back({span.action, r, start, end, start, Half::none, false});
@@ -161,9 +161,9 @@ class TraceWriter {
     schedule::Action const& action = slice.action;
     events_.slice(tid, slice.start_ns, slice.end_ns,
                   schedule::to_string(action) + (slice.repeated ? " again" : ""),
-                  schedule::is_compute(action.kind)   ? "compute"
-                  : schedule::is_message(action.kind) ? "message"
-                                                      : "reduction",
+                  schedule::is_compute(action.kind) ? "compute"
+                  : schedule::travels(action.kind)  ? "message"
+                                                    : "reduction",
                   text(",\"args\":{\"stage\":", action.stage, ",\"microbatch\":", action.microbatch,
                        action.slice != 0 ? text(",\"slice\":", action.slice) : std::string(),
                        ",\"step\":", number, "}"));

@@ -59,6 +59,7 @@ class CarriedLink final : public ParameterLink,
 
   void begin() override {
     drop();
+    for (Layer& layer : layers_) layer.pushes = 0;
     link_->begin();
   }
   void read(std::size_t layer, std::byte* values) override {
@@ -71,8 +72,12 @@ class CarriedLink final : public ParameterLink,
   }
 
   void push(std::size_t layer, std::byte const* values, bool last) override {
-    if (instant()) return link_->push(layer, values, last);
-    std::size_t const number = make(Parcel::pushed, layer, 0);
+    std::uint32_t const push = layers_[layer].pushes++;
+    if (instant()) {
+      tell(layer, true, push, time_->queue.now_s());
+      return link_->push(layer, values, last);
+    }
+    std::size_t const number = make(Parcel::pushed, layer, push);
     Parcel& parcel = parcels_[number];
     parcel.last = last;
     keep(parcel);
@@ -109,14 +114,16 @@ class CarriedLink final : public ParameterLink,
     Kind kind = none;
     bool last = false;
     std::size_t layer = 0;
-    std::uint32_t rounds = 0;
+    std::uint32_t number = 0;  // of the push, or rounds of the answer
     std::uint32_t contained = 0;
+    double sent_s = 0;
     ParameterBlock values{};
   };
   struct Layer {
     std::size_t bytes = 0;        // in memory
     std::size_t sent_bytes = 0;   // less the gaps between parameters
-    std::uint32_t under_way = 0;  // pushes
+    std::uint32_t pushes = 0;     // of the stream
+    std::uint32_t under_way = 0;  // of those
     bool asks = false;            // behind them, for:
     std::uint32_t rounds = 0;
     std::uint32_t contained = 0;  // in the answer that arrived last
@@ -125,17 +132,22 @@ class CarriedLink final : public ParameterLink,
 
   [[nodiscard]] bool instant() const noexcept { return time_->network.links().instant(); }
 
-  std::size_t make(Parcel::Kind kind, std::size_t layer, std::uint32_t rounds) {
-    std::size_t number = 0;  // of the same layer, which has room for its values
-    while (number < parcels_.size() &&
-           (parcels_[number].kind != Parcel::none || parcels_[number].layer != layer))
-      ++number;
-    if (number == parcels_.size()) parcels_.emplace_back();
-    Parcel& parcel = parcels_[number];
+  /// @return its place
+  std::size_t make(Parcel::Kind kind, std::size_t layer, std::uint32_t number) {
+    std::size_t place = 0;  // of the same layer, which has room for its values
+    while (place < parcels_.size() &&
+           (parcels_[place].kind != Parcel::none || parcels_[place].layer != layer))
+      ++place;
+    if (place == parcels_.size()) parcels_.emplace_back();
+    Parcel& parcel = parcels_[place];
     parcel.kind = kind;
     parcel.layer = layer;
-    parcel.rounds = rounds;
-    return number;
+    parcel.number = number;
+    parcel.sent_s = time_->queue.now_s();
+    return place;
+  }
+  void tell(std::size_t layer, bool push, std::uint32_t number, double sent_s) {
+    listener_->carried(layer, push, number, sent_s, time_->queue.now_s());
   }
   void keep(Parcel& parcel) {
     if (parcel.values.size() != layers_[parcel.layer].bytes)
@@ -150,8 +162,11 @@ class CarriedLink final : public ParameterLink,
   }
 
   void arrived(std::size_t layer, std::uint32_t rounds) noexcept override {
-    if (instant()) return listener_->arrived(layer, rounds);
     send([&] {
+      if (instant()) {
+        tell(layer, false, rounds, time_->queue.now_s());
+        return listener_->arrived(layer, rounds);
+      }
       std::size_t const number = make(Parcel::answer, layer, rounds);
       if (exact_)
         time_->network.send(layers_[layer].sent_bytes, Direction::pull, *this, number);
@@ -160,10 +175,13 @@ class CarriedLink final : public ParameterLink,
     });
   }
   void arrived_last(std::size_t layer) noexcept override {
-    if (instant()) return listener_->arrived_last(layer);
     send([&] {
+      if (instant()) {
+        tell(layer, false, stagger::detail::all_rounds, time_->queue.now_s());
+        return listener_->arrived_last(layer);
+      }
       time_->network.send(layers_[layer].sent_bytes, Direction::pull, *this,
-                          make(Parcel::last_answer, layer, 0));
+                          make(Parcel::last_answer, layer, stagger::detail::all_rounds));
     });
   }
   void lost(std::exception_ptr why) noexcept override {
@@ -175,7 +193,7 @@ class CarriedLink final : public ParameterLink,
     send([&] {
       Parcel& parcel = parcels_[number];
       keep(parcel);
-      parcel.contained = link_->take(parcel.layer, parcel.rounds, parcel.values.data());
+      parcel.contained = link_->take(parcel.layer, parcel.number, parcel.values.data());
       time_->network.send(layers_[parcel.layer].sent_bytes, Direction::pull, *this, number);
     });
   }
@@ -184,6 +202,7 @@ class CarriedLink final : public ParameterLink,
     Parcel parcel = std::move(parcels_[number]);  // others may be made meanwhile
     std::size_t const l = parcel.layer;
     Layer& layer = layers_[l];
+    send([&] { tell(l, parcel.kind == Parcel::pushed, parcel.number, parcel.sent_s); });
     if (parcel.kind == Parcel::pushed) {
       send([&] { link_->push(l, parcel.values.data(), parcel.last); });
       if (layer.under_way != 0 && --layer.under_way == 0 && std::exchange(layer.asks, false))
@@ -193,7 +212,7 @@ class CarriedLink final : public ParameterLink,
     } else {
       layer.contained = parcel.contained;
       if (!exact_) std::swap(layer.answer, parcel.values);
-      listener_->arrived(l, parcel.rounds);
+      listener_->arrived(l, parcel.number);
     }
     parcel.kind = Parcel::none;
     parcels_[number] = std::move(parcel);

@@ -114,9 +114,12 @@ class VirtualClockBackend final : private detail::EventTarget {
     double const now_s = time_->queue.now_s();
     double time_s = now_s;
     auto clock = [&] { return std::exchange(time_s, now_s + cost_s_); };
-    stagger::detail::carry_out(
-        machine_, rank, in,
-        {[](void* self) { return (*static_cast<decltype(clock)*>(self))(); }, &clock});
+    if (exchanges(in.op))  // whose link tells when bytes have travelled
+      stagger::detail::carry_out(machine_, rank, in);
+    else
+      stagger::detail::carry_out(
+          machine_, rank, in,
+          {[](void* self) { return (*static_cast<decltype(clock)*>(self))(); }, &clock});
   }
 
   void give(stagger::detail::RankState&, std::uint32_t which) {
