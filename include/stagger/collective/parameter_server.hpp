@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/collective/messages.hpp>
 #include <stagger/collective/policy.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
@@ -36,12 +37,10 @@ struct ServerOptions {
 
 namespace detail {
 
-using stagger::detail::LayerParameters;
 using stagger::detail::ParameterLink;
 using stagger::detail::ParameterListener;
 using stagger::detail::ParameterStore;
 using stagger::detail::StoreRules;
-using stagger::detail::WorkerRules;
 
 /// All layers, a lock for each shard, and the workers.
 class ServerInProcess {
@@ -63,16 +62,21 @@ class ServerInProcess {
     if (options.weights.empty()) store_rules_.weights.assign(count, 1 / static_cast<double>(count));
   }
 
+  /// @param digests  [layers] of the first values, which `layers` may lack unless they are wanted
   [[gnu::cold]] void join(int worker, std::span<LayerParameters const> layers,
-                          WorkerRules const& rules, ParameterListener& listener) {
+                          List<std::uint64_t> const& digests, WorkerRules const& rules,
+                          ParameterListener& listener) {
     std::lock_guard const lock(joining_);
+    if (worker >= options_.workers)
+      raise(Errc::bad_configuration, "there is no worker ", worker,
+            "; the server was made for workers 0 to ", options_.workers - 1);
     if (workers_[worker].listener != nullptr)
       raise(Errc::bad_configuration, "worker ", worker,
             " trains already; give each pipeline a worker of its own");
     if (layers_.size() == 0)
       take_over(layers, rules);
     else
-      compare(worker, layers, rules);
+      compare(worker, layers, digests, rules);
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       std::lock_guard const shard(mutex(l));
       layers_[l]->reserve(rules.ahead);
@@ -80,20 +84,33 @@ class ServerInProcess {
     workers_[worker].asks.assign(layers.size(), nothing);
     workers_[worker].listener = &listener;
   }
+  /// Whether nobody has joined yet, so that the first values are wanted.
+  [[nodiscard]] bool wants_values() {
+    std::lock_guard const lock(joining_);
+    return layers_.size() == 0;
+  }
   void leave(int worker) noexcept {
     end(worker, make_failure(worker));
+    forget_asks(worker);
     std::lock_guard const lock(joining_);
     workers_[worker].listener = nullptr;
   }
 
-  void begin(int worker) { workers_[worker].active.store(true); }
+  void begin(int worker) {
+    forget_asks(worker);  // of a stream that failed
+    workers_[worker].active.store(true);
+  }
+  /// Pushes of a layer that the worker has made since the server began, or is taken to have made.
+  [[nodiscard]] std::uint32_t pushes(int worker, std::size_t l) {
+    std::lock_guard const lock(mutex(l));
+    return layers_[l]->pushes(worker);
+  }
 
   void read(int worker, std::size_t l, std::byte* values) {
     std::lock_guard const lock(mutex(l));
     ParameterStore& layer = *layers_[l];
     Worker& own = workers_[worker];
     own.streams = layer.streams();
-    own.asks[l] = nothing;
     layer.begin(worker);
     if (layer.bytes() != 0) std::memcpy(values, layer.first(worker), layer.bytes());
   }
@@ -168,6 +185,15 @@ class ServerInProcess {
 
   [[nodiscard]] std::mutex& mutex(std::size_t layer) { return shards_[layer % shards_.size()]; }
 
+  /// Nobody calls its listener about them any more when this returns.
+  void forget_asks(int worker) {
+    List<std::uint32_t>& asks = workers_[worker].asks;
+    for (std::size_t l = 0; l < asks.size(); ++l) {
+      std::lock_guard const lock(mutex(l));
+      asks[l] = nothing;
+    }
+  }
+
   void take_over(std::span<LayerParameters const> layers, WorkerRules const& rules) {
     rules_ = rules;
     store_rules_.pushes = rules.pushes;
@@ -178,7 +204,8 @@ class ServerInProcess {
       layers_[l] = std::make_unique<ParameterStore>(layers[l], store_rules_, workers_.size());
   }
 
-  void compare(int worker, std::span<LayerParameters const> layers, WorkerRules const& rules) {
+  void compare(int worker, std::span<LayerParameters const> layers,
+               List<std::uint64_t> const& digests, WorkerRules const& rules) {
     if (layers.size() != layers_.size())
       raise(Errc::mismatch, "worker ", worker, " has ", counted(layers.size(), "layer"),
             ", the others have ", layers_.size(), "; workers train one model");
@@ -187,9 +214,13 @@ class ServerInProcess {
         raise(Errc::mismatch, "layer ", l, " of worker ", worker, " has parameters of ",
               layers[l].bytes_of_values(), " bytes, that of the others of ", layers_[l]->bytes(),
               "; workers train one model");
-      if (layers_[l]->streams() == 0 && layers_[l]->pushes(0) == 0 && layers_[l]->bytes() != 0 &&
-          std::memcmp(layers[l].values().data(), layers_[l]->first(worker), layers_[l]->bytes()) !=
-              0)
+      if (!same_parameters(layers[l], layers_[l]->shape()))
+        raise(
+            Errc::mismatch, "the parameters of layer ", l, " of worker ", worker,
+            " have other names, sizes or types than those of the others; workers train one model");
+      std::lock_guard const lock(mutex(l));
+      if (layers_[l]->streams() == 0 && layers_[l]->pushes(0) == 0 &&
+          digests[l] != values_digest({layers_[l]->first(worker), layers_[l]->bytes()}))
         raise(Errc::mismatch, "the first values of layer ", l, " of worker ", worker,
               " differ from those of the others; make all workers from one model, with one seed");
     }
@@ -211,6 +242,17 @@ class ServerInProcess {
     if (numbers(rules) != numbers(rules_))
       raise(Errc::mismatch, "the numbers of worker ", worker,
             "'s optimizer differ from those of the others; give all workers the same");
+  }
+
+  [[nodiscard]] static bool same_parameters(LayerShape const& a, LayerShape const& b) {
+    if (a.count() != b.count()) return false;
+    for (std::size_t i = 0; i < a.count(); ++i) {
+      auto const& [of_a, of_b] = std::pair(&a.declaration(i), &b.declaration(i));
+      if (of_a->name != of_b->name || of_a->type != of_b->type || of_a->size != of_b->size ||
+          of_a->decays != of_b->decays)
+        return false;
+    }
+    return true;
   }
 
   void require_active(int worker) const {
@@ -261,7 +303,9 @@ class LinkInProcess final : public ParameterLink {
 
   void join(std::span<LayerParameters const> layers, WorkerRules const& rules,
             ParameterListener& listener) override {
-    server_->join(worker_, layers, rules, listener);
+    List<std::uint64_t> digests;
+    for (LayerParameters const& layer : layers) digests.push_back(values_digest(layer.values()));
+    server_->join(worker_, layers, digests, rules, listener);
   }
   void leave() noexcept override { server_->leave(worker_); }
   void begin() override { server_->begin(worker_); }
@@ -328,6 +372,8 @@ class ParameterServer {
             "; the server was made for workers 0 to ", server_->options().workers - 1);
     return ServerWorker(std::make_shared<detail::LinkInProcess>(server_, number));
   }
+  /// For whoever lets workers in from other processes.
+  [[nodiscard]] std::shared_ptr<detail::ServerInProcess> const& home() const { return server_; }
 
  private:
   std::shared_ptr<detail::ServerInProcess> server_;

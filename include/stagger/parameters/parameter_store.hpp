@@ -74,6 +74,7 @@ class ParameterStore {
     for (std::size_t slot = slots(); slot < ahead + 1; ++slot) free_slots_.push_back(new_slot());
   }
 
+  [[nodiscard]] LayerShape const& shape() const noexcept { return parameters_; }
   [[nodiscard]] std::size_t bytes() const noexcept { return parameters_.bytes_of_values(); }
   /// Of every worker, before the present streams.
   [[nodiscard]] std::uint32_t start() const noexcept { return start_; }

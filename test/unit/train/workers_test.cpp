@@ -23,186 +23,25 @@
 #include <stagger/staleness/wave_synchronous.hpp>
 #include <stagger/train/pipeline.hpp>
 
-#include "server_oracle.hpp"
+#include "workers_oracle.hpp"
 
 namespace sg = stagger;
-using namespace plain_layers;
+using namespace workers_oracle;
 
 namespace {
 
-struct Waves {
-  int workers = 2;
-  int in_flight = 4;
-  int distance = 0;
-  using Model = sg::staleness::WaveSynchronous;
-  [[nodiscard]] std::size_t needed(std::size_t m) const {
-    auto const Nm = static_cast<std::size_t>(in_flight);
-    auto const D = static_cast<std::size_t>(distance);
-    return (m + 1) / Nm > D + 1 ? (m + 1) / Nm - 1 - D : 0;
-  }
-  [[nodiscard]] sg::staleness::WaveSynchronous model() const {
-    return {
-        .in_flight = in_flight, .distance = distance, .adds = sg::staleness::Adds::in_worker_order};
-  }
-};
-
-/// A user's model: in step for a while, then up to `later` behind.
-struct SlowStart {
-  using policy_tag = sg::StalenessTag;
-  static constexpr bool synchronous = false;
-  static constexpr auto pushes = sg::staleness::Pushes::changes;
-  static constexpr auto adds = sg::staleness::Adds::in_worker_order;
-  int later = 4;
-  [[nodiscard]] int microbatches() const { return 1; }
-  [[nodiscard]] int minibatches() const { return 1; }
-  [[nodiscard]] int version(int m, int) const { return m; }
-  [[nodiscard]] int needs(int m) const { return m < 10 ? m : m - later; }
-};
-struct Slow {
-  int workers = 3;
-  static constexpr int in_flight = 1;
-  [[nodiscard]] SlowStart model() const { return {}; }
-  [[nodiscard]] std::size_t needed(std::size_t m) const {  // 9 at 9, so at 10 to 13 too
-    return m < 10 ? m : std::max(std::size_t{9}, m - 4);
-  }
-};
-
-void add(Numbers& sum, Numbers const& more) {
-  for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += more[i];
-}
-
-/// One worker of the oracle: what it has made so far, of each layer.
-template <class Optimizer> struct OracleWorker {
-  Batch batch;
-  std::vector<std::vector<Numbers>> changes{layers, std::vector<Numbers>{}};  // [layers][made]
-  std::vector<std::vector<Numbers>> pushes{layers, std::vector<Numbers>{}};   // likewise
-  std::vector<Numbers> first{layers, Numbers(width* width + width)};
-  std::vector<Numbers> second = first;
-
-  /// Forward, backward and change of a minibatch, with these weights.
-  void train(Optimizer const& optimizer, std::vector<Numbers> const& w, std::size_t m, int step) {
-    std::vector<Numbers> value{batch.inputs[m]};
-    for (std::size_t l = 0; l < layers; ++l) {
-      value.emplace_back();
-      forward(w[l], value[l], value[l + 1]);
-    }
-    sg::Context context;
-    Numbers dy;
-    Loss{}.value_and_gradient(context, value.back(), batch.targets[m], 1.0 / double{width}, dy);
-    for (std::size_t l = layers; l-- > 0;) {
-      Numbers gradient(width * width + width);
-      Numbers dx;
-      backward(w[l], value[l], value[l + 1], dy, dx, gradient.data());
-      dy = dx;
-      Numbers change(gradient.size());
-      sg::OptimizerView<float> view;
-      view.value = w[l].data();
-      view.next = change.data();
-      view.gradient = gradient.data();
-      view.state = {first[l].data(), second[l].data()};
-      view.size = change.size();
-      optimizer.change(view, 1, step);
-      changes[l].push_back(change);
-    }
-  }
-};
-
-/// HetPipe's weights by their definition: a snapshot of the waves that are needed, own waves that it
-/// lacks, then own minibatches. Keeps everything it ever made, and runs one minibatch at a time.
-/// @param last  weights from before the streams, and after them
 template <class Model, class Optimizer>
-void sequential(Model const& waves, Optimizer const& optimizer,
-                std::vector<OracleWorker<Optimizer>>& workers, std::vector<Numbers>& last,
-                int steps_before) {
-  auto const Nm = static_cast<std::size_t>(waves.in_flight);
-  std::vector<std::vector<Numbers>> snapshots{last};  // [waves][layers]
-  std::size_t const count = workers.front().batch.inputs.size();
-  auto const add_wave = [&](std::size_t c) {
-    auto next = snapshots.back();
-    for (std::size_t l = 0; l < layers; ++l)
-      for (auto& worker : workers) add(next[l], worker.pushes[l][c]);
-    snapshots.push_back(next);
-  };
-  for (auto& worker : workers)
-    for (std::size_t l = 0; l < layers; ++l) worker.changes[l].clear(), worker.pushes[l].clear();
-  for (std::size_t m = 0; m < count; ++m) {
-    std::size_t const own = m + 1 > Nm ? m + 1 - Nm : 0;
-    std::size_t const needed = waves.needed(m);
-    for (auto& worker : workers) {
-      auto w = snapshots[needed];
-      for (std::size_t l = 0; l < layers; ++l) {
-        for (std::size_t c = needed; c < own / Nm; ++c) add(w[l], worker.pushes[l][c]);
-        for (std::size_t q = own / Nm * Nm; q < own; ++q) add(w[l], worker.changes[l][q]);
-      }
-      worker.train(optimizer, w, m, steps_before + static_cast<int>(m) + 1);
-    }
-    if ((m + 1) % Nm != 0 && m + 1 != count) continue;
-    for (auto& worker : workers)
-      for (std::size_t l = 0; l < layers; ++l) {
-        auto sum = worker.changes[l][m / Nm * Nm];
-        for (std::size_t q = m / Nm * Nm + 1; q <= m; ++q) add(sum, worker.changes[l][q]);
-        worker.pushes[l].push_back(sum);
-      }
-    add_wave(m / Nm);
-  }
-  last = snapshots.back();
-}
-
-template <class Model, class Optimizer>
-auto make(Model const& waves, sg::collective::ParameterServer const& server, int worker,
-          std::vector<int> cuts, int threads, Optimizer const& optimizer, int fail_at = -1,
-          double deadline_s = 60) {
-  std::vector<Layer> model;
-  for (int l = 0; l < layers; ++l) model.emplace_back(l);
-  model.back().fail_at = fail_at;
-  return sg::Pipeline{sg::Sequential{std::move(model)}}.with(
-      sg::partition::Cuts{std::move(cuts)}, sg::schedule::Fifo{.in_flight = waves.in_flight},
-      waves.model(), server.worker(worker), Loss{}, optimizer, sg::host::Threads{threads},
-      sg::Options{.deadline_s = deadline_s});
-}
-
-/// Trains two streams, and compares with the oracle after each.
-template <class Model, class Optimizer>
-void compare(Model const& waves, std::vector<std::vector<int>> const& cuts, int threads,
-             int minibatches, Optimizer const& optimizer) {
-  CAPTURE(waves.workers, waves.in_flight, threads, minibatches);
+void compare_in_process(Model const& waves, std::vector<std::vector<int>> const& cuts, int threads,
+                        int minibatches, Optimizer const& optimizer) {
   sg::collective::ParameterServer const server({.workers = waves.workers, .shards = 2});
-  using Trainer = decltype(make(waves, server, 0, {}, 1, optimizer));
-  std::vector<Trainer> trainers;
-  std::vector<OracleWorker<Optimizer>> oracle(static_cast<std::size_t>(waves.workers));
-  for (int n = 0; n < waves.workers; ++n)
-    trainers.push_back(make(waves, server, n, cuts[static_cast<std::size_t>(n) % cuts.size()],
-                            threads, optimizer));
-  auto expected = first_weights();
-  for (int stream = 0; stream < 2; ++stream) {
-    std::vector<sg::Step> steps;
-    for (std::size_t n = 0; n < oracle.size(); ++n)
-      oracle[n].batch = data(minibatches, static_cast<double>(n) + 10.0 * stream);
-    for (std::size_t n = 0; n < oracle.size(); ++n)
-      steps.push_back(trainers[n].stream(oracle[n].batch));
-    sg::run_together(std::move(steps));
-    sequential(waves, optimizer, oracle, expected, stream * minibatches);
-    for (auto& trainer : trainers) REQUIRE(weights(trainer) == expected);
-  }
+  compare(waves, server, cuts, threads, minibatches, optimizer);
 }
-
-/// Now and then makes its stage wait.
-struct SlowSgd : sg::optimizer::Sgd {
-  template <class T>
-  void change(sg::OptimizerView<T> const& view, double scale, std::int64_t step) const noexcept {
-    if (step % 5 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    Sgd::change(view, scale, step);
-  }
-};
-
-sg::optimizer::AdamW const adam{.rate = 0.05, .weight_decay = 0.1};
-sg::optimizer::Sgd const sgd{.rate = 0.02, .momentum = 0.9, .weight_decay = 0.01};
 
 }  // namespace
 
 TEST_CASE("train/WaveSynchronous: two workers of two stages have the bits of a sequential loop",
           "[train]") {
-  compare(Waves{}, {{2}}, 2, 16, sgd);
+  compare_in_process(Waves{}, {{2}}, 2, 16, sgd);
 }
 
 TEST_CASE(
@@ -214,18 +53,18 @@ TEST_CASE(
       for (int const distance : {0, 1, 3})
         for (int const minibatches : {1, 11, 21}) {
           CAPTURE(distance);
-          compare(Waves{workers, in_flight, distance}, {{2}, {1}, {1, 2, 3}, {}},
-                  1 + (in_flight + minibatches) % 3, minibatches, adam);
+          compare_in_process(Waves{workers, in_flight, distance}, {{2}, {1}, {1, 2, 3}, {}},
+                             1 + (in_flight + minibatches) % 3, minibatches, adam);
         }
 }
 
 TEST_CASE("train/WaveSynchronous: a slow worker changes no bit", "[train]") {
-  compare(Waves{3, 4, 1}, {{2}, {1}}, 2, 20, SlowSgd{sgd});
+  compare_in_process(Waves{3, 4, 1}, {{2}, {1}}, 2, 20, SlowSgd{sgd});
 }
 
 TEST_CASE("train/ParameterServer: a user's own model has the bits of a sequential loop",
           "[train]") {
-  compare(Slow{}, {{2}, {1}}, 2, 20, sgd);
+  compare_in_process(Slow{}, {{2}, {1}}, 2, 20, sgd);
 }
 
 TEST_CASE(
@@ -284,21 +123,6 @@ TEST_CASE("train/ParameterServer: refuses workers that differ", "[train]") {
                       Catch::Matchers::Contains("worker 0 trains already"));
   REQUIRE_THROWS_WITH(server.worker(2), Catch::Matchers::Contains("no worker 2"));
 }
-
-namespace {
-
-/// Four layers in two stages, of a worker that takes steps.
-template <class Model, class Optimizer>
-auto stepping(Model const& model, sg::collective::ParameterServer const& server, int worker,
-              Optimizer const& optimizer, std::vector<int> cuts = {2}, int threads = 2) {
-  std::vector<Layer> stack;
-  for (int l = 0; l < layers; ++l) stack.emplace_back(l);
-  return sg::Pipeline{sg::Sequential{std::move(stack)}}.with(sg::partition::Cuts{std::move(cuts)},
-                                                             model, server.worker(worker), Loss{},
-                                                             optimizer, sg::host::Threads{threads});
-}
-
-}  // namespace
 
 TEST_CASE(
     "train/ParameterServer: with Synchronous, steps of workers have the bits of one server loop",

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What a worker and a parameter server in another process say to each other, and what
+///         carries it: reliable messages in order, over any transport.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+
+#include <stagger/core/alignment.hpp>
+#include <stagger/core/digest.hpp>
+#include <stagger/core/error.hpp>
+#include <stagger/core/fixed_array.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/core/portable.hpp>
+#include <stagger/parameters/layer_parameters.hpp>
+#include <stagger/parameters/parameter_link.hpp>
+
+namespace stagger::collective::detail {
+
+using stagger::detail::LayerParameters;
+using stagger::detail::LayerShape;
+using stagger::detail::ParameterDeclaration;
+using stagger::detail::WorkerRules;
+
+/// Kinds of messages. Of a worker:
+enum class MessageKind : std::uint16_t {
+  join = 1,   ///< payload: a JoinRequest
+  values,     ///< of a layer, where the server wants them; payload: the first values
+  begin,      ///< a stream
+  read,       ///< asks for the newest values of a layer
+  push,       ///< payload: gradients or changes of a layer; number: of pushes, with this one
+  last_push,  ///< likewise, and the layer's stream ends
+  ask,        ///< for a snapshot of a layer with `rounds`
+  ask_last,   ///< for the one with all pushes
+  end,        ///< the stream ends
+  fail,       ///< the stream ends, since the worker has failed
+  who,        ///< asks whom it waits for
+  leave,      ///< the worker goes
+  // Of the server:
+  wanted = 64,  ///< first values are wanted, of all layers
+  joined,       ///< number: of the run, by which a server is told from another
+  refused,      ///< payload: a sentence; the connection ends
+  newest,       ///< the answer to `read`; number: pushes of the worker so far; payload: values
+  pushed,       ///< a push is added, or kept until it will be; number: as the push had
+  answer,       ///< to `ask`: `rounds` as asked for; number: pushes contained; payload: values
+  last_answer,  ///< to `ask_last`; payload: values
+  lost,         ///< payload: the sentence that ends the stream
+  waits,        ///< payload: the answer to `who`, in words
+};
+
+/// What precedes a payload. Fields that a kind does not use are 0.
+struct Message {
+  MessageKind kind{};
+  std::uint16_t unused = 0;
+  std::uint32_t layer = 0;
+  std::uint32_t stream = 0;  ///< of the worker, counted from 1
+  std::uint32_t rounds = 0;
+  std::uint64_t number = 0;
+  std::uint64_t bytes = 0;  ///< of the payload
+};
+static_assert(sizeof(Message) == 32);
+
+/// Refuses what the other side should not have sent.
+/// @throws Error  bad_data
+[[noreturn]] inline void refuse_message(Message const& message, char const* reason) {
+  raise(Errc::bad_data, "a message of kind ", static_cast<int>(message.kind), ", layer ",
+        message.layer, " and ", message.bytes, " bytes ", reason,
+        "; let both ends run one version of one program");
+}
+
+/// Messages that wait to be sent. It has as much room as is ever needed by ends that keep the rules.
+class MessageQueue {
+ public:
+  /// Forgets what is in it.
+  void reserve(std::size_t count) {
+    ring_ = FixedArray<Message>(count);
+    first_ = last_ = 0;
+  }
+  [[nodiscard]] bool empty() const noexcept { return first_ == last_; }
+  /// @return whether there was room
+  bool push(Message const& message) noexcept {
+    if (last_ - first_ == ring_.size()) return false;
+    ring_[last_++ % ring_.size()] = message;
+    return true;
+  }
+  /// @pre not empty
+  Message pop() noexcept { return ring_[first_++ % ring_.size()]; }
+  template <class Which> void remove_if(Which which) noexcept {
+    std::size_t const end = std::exchange(last_, first_);
+    for (std::size_t i = first_; i != end; ++i)
+      if (Message const& each = ring_[i % ring_.size()]; !which(each)) push(each);
+  }
+
+ private:
+  FixedArray<Message> ring_;
+  std::size_t first_ = 0;
+  std::size_t last_ = 0;
+};
+
+/// One end of a connection. A transport calls it from one thread at a time. Where an end throws, the
+/// transport sends what it says as a message `refused`, and the connection ends.
+class MessageEnd {
+ public:
+  /// Where the payload of a message that is about to arrive goes.
+  /// @return [message.bytes]
+  /// @throws Error  bad_data for a message that cannot be; the connection ends
+  virtual std::span<std::byte> room(Message const& message) = 0;
+  /// A message has arrived, and its payload lies there.
+  /// @throws Error  likewise
+  virtual void received(Message const& message) = 0;
+  /// The next message to send. The payload stays as it is until `next` is called again, or longer.
+  /// @return whether there is one
+  virtual bool next(Message& message, std::span<std::byte const>& payload) = 0;
+  /// The connection has ended. Nothing is called after this.
+  virtual void gone(std::exception_ptr why) noexcept = 0;
+
+ protected:
+  ~MessageEnd() = default;
+};
+
+/// Carries messages to the other end of a connection, and its messages here.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  /// There are messages to send: asks `next` for them, soon. Any thread; never waits, never
+  /// allocates.
+  virtual void wake() noexcept = 0;
+  /// Sends what there is, ends the connection and calls the end no more. Not from within a call of
+  /// the end. Waits no longer than the transport's deadline.
+  virtual void close() noexcept = 0;
+};
+
+/// Makes connections to a server.
+class Connector {
+ public:
+  virtual ~Connector() = default;
+  /// @throws Error  io if there is no server
+  [[nodiscard]] virtual std::unique_ptr<Transport> connect(MessageEnd& end) = 0;
+  /// s, > 0: how long a worker waits for an answer of the server itself, and for room to send.
+  [[nodiscard]] virtual double deadline_s() const = 0;
+  /// Where the server is, in words.
+  [[nodiscard]] virtual std::string name() const = 0;
+};
+
+/// Of a layer's values.
+[[nodiscard]] inline std::uint64_t values_digest(std::span<std::byte const> values) noexcept {
+  return stagger::detail::digest(reinterpret_cast<char const*>(values.data()), values.size());
+}
+
+/// What a worker says of itself when it joins.
+///
+///     u32 u32   worker, minibatches in a push
+///     u32 u32   staleness::Pushes, staleness::Adds
+///     u32 u64   pushes that it may be ahead of the slowest, digest of the optimizer's numbers
+///     u32       layers
+///     then for each layer
+///     u64 u32   digest of the first values, parameters
+///     then for each of those
+///     u32 u32   element type, whether it decays
+///     u64 u32   elements, length of the name
+///     ...       name
+struct JoinRequest {
+  int worker = 0;
+  int push_minibatches = 1;
+  staleness::Pushes pushes{};
+  staleness::Adds adds{};
+  std::uint32_t ahead = 1;
+  std::uint64_t optimizer = 0;
+  FixedArray<LayerParameters> layers;  ///< without values
+  List<std::uint64_t> digests;         ///< [layers]
+
+  static constexpr std::size_t most_layers = 1U << 20U;
+  static constexpr std::size_t longest_name = 4096;
+
+  static void write(ByteWriter& out, int worker, std::span<LayerParameters const> layers,
+                    WorkerRules const& rules) {
+    auto const u32 = [&](std::integral auto value) { out.add(static_cast<std::uint32_t>(value)); };
+    u32(worker);
+    u32(rules.push_minibatches);
+    u32(static_cast<int>(rules.pushes));
+    u32(static_cast<int>(rules.adds));
+    u32(rules.ahead);
+    out.add(rules.optimizer.digest(rules.optimizer.optimizer));
+    u32(layers.size());
+    for (LayerParameters const& layer : layers) {
+      out.add(values_digest(layer.values()));
+      u32(layer.count());
+      for (std::size_t i = 0; i < layer.count(); ++i) {
+        ParameterDeclaration const& d = layer.declaration(i);
+        u32(static_cast<int>(d.type));
+        u32(d.decays ? 1 : 0);
+        out.add(static_cast<std::uint64_t>(d.size));
+        u32(d.name.size());
+        out.add(d.name.data(), d.name.size());
+      }
+    }
+  }
+
+  /// @param most_bytes  of the values of all layers
+  /// @throws Error  bad_data for what no worker sends, or a model that is larger
+  [[gnu::cold]] void read(std::span<std::byte const> from, std::uint64_t most_bytes) {
+    ByteReader in(from.data(), from.size());
+    auto const u32 = [&](std::size_t most) {
+      auto const value = need<std::uint32_t>(in);
+      if (value > most)
+        raise(Errc::bad_data, "a worker that joins names the number ", value, " where at most ",
+              most, " can be; let both ends run one version of one program");
+      return value;
+    };
+    worker = static_cast<int>(u32(0x7fffffff));
+    push_minibatches = static_cast<int>(u32(0x7fffffff));
+    pushes = static_cast<staleness::Pushes>(u32(1));
+    adds = static_cast<staleness::Adds>(u32(2));
+    ahead = u32(0xffffffff);
+    optimizer = need<std::uint64_t>(in);
+    // Each layer takes 12 bytes of the request or more, each parameter 20.
+    std::size_t const count = u32(std::min<std::size_t>(most_layers, in.left() / 12));
+    layers = FixedArray<LayerParameters>(count);
+    std::uint64_t bytes = 0;
+    for (std::size_t l = 0; l < count; ++l) {
+      digests.push_back(need<std::uint64_t>(in));
+      List<ParameterDeclaration> declarations;
+      for (std::size_t left = u32(in.left() / 20); left > 0; --left) {
+        ParameterDeclaration d;
+        d.type = u32(1) == 0 ? ElementType::f32 : ElementType::f64;
+        d.decays = u32(1) != 0;
+        auto const elements = need<std::uint64_t>(in);
+        if (elements > most_bytes / element_bytes(d.type) ||
+            (bytes += elements * element_bytes(d.type) + alignment_bytes) > most_bytes)
+          raise(Errc::bad_data, "the model of a worker that joins has more than the ", most_bytes,
+                " bytes that the server allows; raise model_bytes if that is right");
+        d.size = elements;
+        d.name.resize(u32(std::min(longest_name, in.left())));
+        in.take(d.name.data(), d.name.size());
+        declarations.push_back(std::move(d));
+      }
+      layers[l].adopt(std::move(declarations), static_cast<int>(l), 0, nullptr, false, false);
+    }
+    if (in.left() != 0)
+      raise(Errc::bad_data, "a worker that joins sends ", in.left(),
+            " bytes too many; let both ends run one version of one program");
+  }
+
+ private:
+  template <class T> static T need(ByteReader& in) {
+    if (in.left() < sizeof(T))
+      raise(Errc::bad_data,
+            "the request of a worker that joins ends early; let both ends run one version of one "
+            "program");
+    return in.take<T>();
+  }
+};
+
+}  // namespace stagger::collective::detail

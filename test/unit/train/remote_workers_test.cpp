@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/collective/remote_link.hpp>
+#include <stagger/collective/server_connection.hpp>
+
+#include "catch.hpp"
+
+#include <condition_variable>
+#include <cstddef>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <stagger/engine/setup.hpp>
+#include <stagger/staleness/round_robin_synchronous.hpp>
+#include <stagger/staleness/synchronous.hpp>
+
+#include "workers_oracle.hpp"
+
+namespace remote = stagger::collective::detail;
+using namespace workers_oracle;
+
+namespace {
+
+/// Carries messages between two ends in memory, by a thread of its own. Each is copied, so that an
+/// end which reuses a payload too early is noticed.
+class Courier final : public remote::Transport {
+ public:
+  Courier(remote::MessageEnd& worker, remote::ServerConnection& server)
+      : worker_(worker), server_(server), thread_([this] { run(); }) {
+    server.carried_by(*this);
+  }
+  ~Courier() override { close(); }
+  void wake() noexcept override {
+    {
+      std::lock_guard const lock(mutex_);
+      woken_ = true;
+    }
+    wake_.notify_one();
+  }
+  void close() noexcept override {
+    {
+      std::lock_guard const lock(mutex_);
+      woken_ = closed_ = true;
+    }
+    wake_.notify_one();
+    if (thread_.joinable()) thread_.join();
+  }
+
+ private:
+  void run() {
+    for (bool last = false; !last;) {
+      {
+        std::unique_lock lock(mutex_);
+        wake_.wait(lock, [this] { return woken_; });
+        woken_ = false;
+        last = closed_;
+      }
+      if (over_) continue;
+      try {
+        while (carry(worker_, server_)) {
+        }
+      } catch (stagger::Error const& error) {
+        refuse(error.what());
+        continue;
+      }
+      while (!last && carry(server_, worker_)) {
+      }
+    }
+    if (!over_) server_.gone(nullptr);
+  }
+  bool carry(remote::MessageEnd& from, remote::MessageEnd& to) {
+    remote::Message message;
+    std::span<std::byte const> payload;
+    if (!from.next(message, payload)) return false;
+    std::vector<std::byte> const copy(payload.begin(), payload.end());
+    auto const room = to.room(message);
+    REQUIRE(room.size() == copy.size());
+    std::copy(copy.begin(), copy.end(), room.begin());
+    to.received(message);
+    return true;
+  }
+  void refuse(std::string const& sentence) {
+    over_ = true;
+    server_.gone(nullptr);
+    remote::Message const message{.kind = remote::MessageKind::refused, .bytes = sentence.size()};
+    std::memcpy(worker_.room(message).data(), sentence.data(), sentence.size());
+    worker_.received(message);
+  }
+
+  remote::MessageEnd& worker_;
+  remote::ServerConnection& server_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool woken_ = true;
+  bool closed_ = false;
+  bool over_ = false;  // of the thread
+  std::thread thread_;
+};
+
+/// A server, and workers that reach it by messages.
+template <class Optimizer> class Remote {
+ public:
+  Remote(int workers, Optimizer const& optimizer)
+      : optimizer_(optimizer), server_({.workers = workers, .shards = 2}) {
+    rules_.optimizer = stagger::detail::optimizer_call<false>(optimizer_);
+    rules_.model_bytes = 1U << 20U;
+    rules_.run = 7;
+  }
+  Remote(Remote const&) = delete;
+  [[nodiscard]] sg::collective::ServerWorker worker(int number) const {
+    return sg::collective::ServerWorker(
+        std::make_shared<remote::RemoteLink>(std::make_unique<Connector>(*this), number));
+  }
+  [[nodiscard]] sg::collective::ServerWorker local(int number) const {
+    return server_.worker(number);
+  }
+
+ private:
+  struct Both final : remote::Transport {
+    remote::ServerConnection connection;
+    Courier courier;
+    Both(Remote const& to, remote::MessageEnd& end)
+        : connection(to.server_.home(), to.rules_), courier(end, connection) {}
+    void wake() noexcept override { courier.wake(); }
+    void close() noexcept override { courier.close(); }
+  };
+  struct Connector final : remote::Connector {
+    explicit Connector(Remote const& server) : to(server) {}
+    Remote const& to;
+    std::unique_ptr<remote::Transport> connect(remote::MessageEnd& end) override {
+      return std::make_unique<Both>(to, end);
+    }
+    [[nodiscard]] double deadline_s() const override { return 60; }
+    [[nodiscard]] std::string name() const override { return "the same process"; }
+  };
+  Optimizer optimizer_;
+  remote::RemoteRules rules_;
+  sg::collective::ParameterServer server_;
+};
+
+}  // namespace
+
+TEST_CASE("train/RemoteLink: workers have the bits of a sequential loop", "[train]") {
+  for (int const workers : {1, 2, 3, 4})
+    for (int const in_flight : {1, 2, 5})
+      for (int const distance : {0, 1, 3})
+        for (int const minibatches : {1, 11, 21}) {
+          CAPTURE(distance);
+          Remote const server(workers, sg::optimizer::Sgd{});
+          compare(Waves{workers, in_flight, distance}, server, {{2}, {1}, {1, 2, 3}, {}},
+                  1 + (in_flight + minibatches) % 3, minibatches, adam);
+        }
+}
+
+TEST_CASE("train/RemoteLink: a slow worker changes no bit, nor does one in the server's process",
+          "[train]") {
+  Remote const server(3, sg::optimizer::Sgd{});
+  compare(Waves{3, 4, 1}, server, {{2}, {1}}, 2, 20, SlowSgd{sgd});
+  struct Mixed {
+    Remote<sg::optimizer::Sgd> const& of;
+    [[nodiscard]] auto worker(int number) const {
+      return number == 0 ? of.local(0) : of.worker(number);
+    }
+  };
+  Remote const other(3, sg::optimizer::Sgd{});
+  compare(Waves{3, 2, 1}, Mixed{other}, {{2}, {1}}, 2, 20, sgd);
+}
+
+TEST_CASE("train/RemoteLink: steps have the bits of one server loop", "[train]") {
+  for (int const workers : {1, 2, 3}) {
+    CAPTURE(workers);
+    Remote const server(workers, adam);
+    using Trainer = decltype(stepping(sg::staleness::Synchronous{}, server, 0, adam));
+    std::vector<Trainer> trainers;
+    for (int n = 0; n < workers; ++n)
+      trainers.push_back(
+          stepping(sg::staleness::Synchronous{}, server, n, adam, {1 + n % 3}, 1 + n % 2));
+    OracleServer<sg::optimizer::AdamW> oracle{adam};
+    for (int step = 0; step < 5; ++step) {
+      std::vector<sg::Step> steps;
+      std::vector<Batch> batches;
+      std::vector<Numbers> sum(layers, Numbers(width * width + width));
+      for (int n = 0; n < workers; ++n) batches.push_back(data(2, step + 10.0 * n));
+      for (int n = 0; n < workers; ++n) {
+        auto const k = static_cast<std::size_t>(n);
+        steps.push_back(trainers[k].step(batches[k]));
+        auto const own = scaled(gradients(oracle.w, batches[k]), 1 / static_cast<float>(workers));
+        for (std::size_t l = 0; l < layers; ++l) add(sum[l], own[l]);
+      }
+      sg::run_together(std::move(steps));
+      oracle.step(sum);
+      for (auto& trainer : trainers) REQUIRE(weights(trainer) == oracle.w);
+    }
+  }
+}
+
+TEST_CASE(
+    "train/RemoteLink: a worker that fails ends the streams of the others, and all begin again",
+    "[train]") {
+  Waves const waves{2, 2, 0};
+  Remote const server(2, sgd);
+  auto a = make(waves, server, 0, {2}, 2, sgd);
+  auto b = std::make_unique<decltype(make(waves, server, 1, {2}, 2, sgd))>(
+      make(waves, server, 1, {2}, 2, sgd, 7));
+  auto const batch = data(12);
+  for (int i = 0; i < 20; ++i) {
+    REQUIRE_THROWS_WITH(sg::run_together(a.stream(batch), b->stream(batch)), "out of ink");
+    REQUIRE(weights(a) == weights(*b));
+  }
+  auto const short_batch = data(6);
+  sg::run_together(a.stream(short_batch), b->stream(short_batch));
+  REQUIRE(weights(a) == weights(*b));
+  REQUIRE_THROWS_WITH(sg::run_together(a.stream(batch), b->stream(batch)), "out of ink");
+  b = nullptr;
+  auto other = make(waves, server, 1, {2}, 2, sgd);  // its place is free
+  sg::run_together(a.stream(batch), other.stream(batch));
+  REQUIRE(weights(a) == weights(other));
+}
+
+TEST_CASE("train/RemoteLink: a worker that waits too long names the other and its pushes",
+          "[train]") {
+  Waves const waves{2, 2, 0};
+  Remote const server(2, sgd);
+  auto a = make(waves, server, 0, {2}, 1, sgd, -1, 0.2);
+  auto b = make(waves, server, 1, {2}, 1, sgd);
+  auto const batch = data(8);
+  REQUIRE_THROWS_WITH(run(a.stream(batch)),
+                      Catch::Matchers::Contains("worker 1, which has made 0 pushes"));
+}
+
+TEST_CASE("train/RemoteLink: refuses workers that differ", "[train]") {
+  Waves const waves{2, 2, 0};
+  Remote const server(2, sgd);
+  auto a = make(waves, server, 0, {2}, 1, sgd);
+  REQUIRE_THROWS_WITH(make(Waves{2, 3, 0}, server, 1, {2}, 1, sgd),
+                      Catch::Matchers::Contains("worker 1 pushes after every 3 minibatches"));
+  REQUIRE_THROWS_WITH(make(waves, server, 1, {2}, 1, sg::optimizer::Sgd{.rate = 0.5}),
+                      Catch::Matchers::Contains("optimizer differ"));
+  REQUIRE_THROWS_WITH(make(waves, server, 0, {2}, 1, sgd),
+                      Catch::Matchers::Contains("worker 0 trains already"));
+  REQUIRE_THROWS_WITH(make(waves, server, 2, {2}, 1, sgd),
+                      Catch::Matchers::Contains("no worker 2"));
+  Remote const steps(2, adam);
+  REQUIRE_THROWS_WITH(stepping(sg::staleness::Synchronous{}, steps, 0, sgd),
+                      Catch::Matchers::Contains("the optimizer that the server was started with"));
+}
