@@ -104,7 +104,8 @@ struct ServerChoice {
                                     std::shared_ptr<void const> const& kept) = nullptr;
 };
 
-class ServerExchange;
+class StepExchange;
+class StreamExchange;
 /// For `ServerChoice`, by address. `engine/exchange.hpp` defines it; what only names it need not
 /// include the engine.
 template <class Made>
@@ -112,7 +113,10 @@ std::unique_ptr<Exchange> make_exchange(std::shared_ptr<ParameterLink> const& li
                                         Machine& machine, StalenessModel const& staleness,
                                         std::shared_ptr<void const> const& kept);
 #ifdef STAGGER_SEPARATE_COMPILATION
-extern template std::unique_ptr<Exchange> make_exchange<ServerExchange>(
+extern template std::unique_ptr<Exchange> make_exchange<StepExchange>(
+    std::shared_ptr<ParameterLink> const&, Machine&, StalenessModel const&,
+    std::shared_ptr<void const> const&);
+extern template std::unique_ptr<Exchange> make_exchange<StreamExchange>(
     std::shared_ptr<ParameterLink> const&, Machine&, StalenessModel const&,
     std::shared_ptr<void const> const&);
 #endif

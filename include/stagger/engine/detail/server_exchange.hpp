@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What steps and streams of a worker have in common that trains with others through a
+///         parameter server: its link, its stages' layers, and signals for what has arrived.
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include <stagger/core/fixed_array.hpp>
+#include <stagger/engine/detail/exchange_ops.hpp>
+#include <stagger/engine/machine.hpp>
+#include <stagger/parameters/parameter_link.hpp>
+#include <stagger/program/program.hpp>
+#include <stagger/program/versions.hpp>
+
+namespace stagger::detail {
+
+/// The link of a worker, open from the beginning of a stream to its end; of steps, until one fails.
+class ServerExchange : public Exchange, protected ParameterListener {
+ public:
+  ServerExchange(ServerExchange const&) = delete;
+  ServerExchange& operator=(ServerExchange const&) = delete;
+  ~ServerExchange() override = default;
+
+  [[gnu::cold]] void load(Machine& machine) override {
+    program_ = &machine.program();
+    if (!program_->training) return;
+    if (cells_.size() != program_->cells.size())
+      cells_ = FixedArray<CellLayers>(program_->cells.size());
+    for (std::size_t c = 0; c < cells_.size(); ++c) {
+      CellLayers& cell = cells_[c];
+      cell.first = machine.first_layers()[program_->cells[c].stage];
+      cell.count = machine.first_layers()[program_->cells[c].stage + 1] - cell.first;
+      for (std::size_t l = 0; l < cell.count; ++l) cell_of_[cell.first + l] = c;
+    }
+  }
+  [[nodiscard]] std::uint64_t bytes() const override { return 0; }
+  [[nodiscard]] std::string waits_for() const override { return link_->waits_for(); }
+
+ protected:
+  static constexpr int looked_at = 256;  // minibatches of a model, before it is used
+  struct CellLayers {
+    std::size_t first = 0;
+    std::size_t count = 0;
+    std::atomic<std::size_t> missing{0};  // of what it has asked for last
+  };
+
+  /// @throws Error  mismatch for a worker that differs from the others
+  [[gnu::cold]] ServerExchange(std::shared_ptr<ParameterLink> link, Machine& machine,
+                               StalenessModel const& staleness,
+                               std::shared_ptr<void const> const& kept)
+      : link_(std::move(link)),
+        machine_(machine),
+        staleness_(staleness),
+        cell_of_(machine.parameters().size()) {
+    auto& layers = machine.parameters();
+    link_->join({layers.data(), layers.size()},
+                {staleness.push_minibatches, staleness.pushes, staleness.adds, most_ahead(),
+                 machine.model.optimizer, kept},
+                *this);
+  }
+  /// Called by the destructor of what is told: nobody tells it anything any more.
+  void leave() noexcept { link_->leave(); }
+
+  /// The link opens, unless it is open. @return whether it was not
+  bool open() {
+    if (std::exchange(open_, true)) return false;
+    link_->begin();
+    read_newest();
+    return true;
+  }
+  [[gnu::cold]] void close(std::exception_ptr const& why) {
+    open_ = false;
+    link_->end(why);
+    if (why) read_newest();
+  }
+  [[nodiscard]] bool is_open() const noexcept { return open_; }
+
+  [[nodiscard]] LayerParameters& layer(CellLayers const& cell, std::size_t l) const {
+    return machine_.parameters()[cell.first + l];
+  }
+  /// A layer that a cell has asked for is there; with the last one the cell is told.
+  /// @param count  of the cell's signal then
+  void one_arrived(std::size_t layer, std::uint32_t count) noexcept {
+    std::size_t const c = cell_of_[layer];
+    if (cells_[c].missing.fetch_sub(1) != 1) return;
+    auto const& outside = machine_.outside();
+    outside.give(outside.self, program_->outside_signal(c), count);
+  }
+  /// Pushes of the worker in a stream.
+  [[nodiscard]] std::uint32_t rounds_of_stream() const {
+    auto const per_push = static_cast<std::uint32_t>(program_->push_minibatches);
+    return (static_cast<std::uint32_t>(program_->updates) + per_push - 1) / per_push;
+  }
+  void lost(std::exception_ptr why) noexcept override {
+    auto const& outside = machine_.outside();
+    outside.fail(outside.self, std::move(why));
+  }
+
+  std::shared_ptr<ParameterLink> link_;
+  Machine& machine_;
+  StalenessModel staleness_;
+  Program const* program_ = nullptr;
+  FixedArray<CellLayers> cells_;  // of the program
+
+ private:
+  /// How many pushes of a worker may be there that not every other has made yet. Of the minibatches
+  /// that are looked at; a stream may end with each.
+  [[nodiscard]] [[gnu::cold]] std::size_t most_ahead() const {
+    int most = 1;
+    int needed = 0;
+    for (int m = 0; m < looked_at; ++m) {
+      needed = std::max(needed, staleness_.needs(staleness_.policy, m));
+      most = std::max(most, m / staleness_.push_minibatches + 1 - needed);
+    }
+    return static_cast<std::size_t>(most);
+  }
+
+  /// Layers of a stage travel each on its own, and are shown as one.
+  void carried(std::size_t layer, bool push, std::uint32_t number, double start_s,
+               double end_s) override {
+    Cell const& cell = program_->cells[cell_of_[layer]];
+    RankState& rank = machine_.ranks()[cell.rank];
+    if (!rank.record) return;
+    schedule::Action const action{push ? schedule::Kind::push : schedule::Kind::pull, cell.stage,
+                                  static_cast<int>(program_->flushes      ? 0
+                                                   : number == all_rounds ? rounds_of_stream()
+                                                                          : number)};
+    for (auto span = rank.spans.end(); span != rank.spans.begin();) {
+      if ((--span)->end_s < start_s) break;  // recorded before this one was sent
+      if (!(span->action == action)) continue;
+      span->start_s = std::min(span->start_s, start_s);
+      span->end_s = std::max(span->end_s, end_s);
+      return;
+    }
+    rank.spans.push_back({action, start_s, end_s, false});
+  }
+
+  [[gnu::cold]] void read_newest() {
+    for (CellLayers& cell : cells_)
+      for (std::size_t l = 0; l < cell.count; ++l)
+        link_->read(cell.first + l, layer(cell, l).values().data());
+  }
+
+  FixedArray<std::size_t> cell_of_;  // [layers]
+  bool open_ = false;
+};
+
+}  // namespace stagger::detail
