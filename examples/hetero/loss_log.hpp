@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Losses of the minibatches of all workers, noted while they train.
+
+#include <chrono>
+#include <cstddef>
+#include <cstdio>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include <stagger/model/loss.hpp>
+#include <stagger/report/progress.hpp>
+
+namespace hetero {
+
+/// The losses of all workers, and the progress that they show.
+class LossLog {
+ public:
+  /// @param minibatches  of each worker
+  /// @param unit         of the progress line
+  LossLog(std::size_t workers, std::size_t minibatches, char const* unit)
+      : losses_(workers, std::vector<double>(minibatches)),
+        options_(stagger::report::progress_options(stderr)),
+        progress_(stderr, named(options_, unit), static_cast<long long>(workers * minibatches), 0,
+                  now_s()) {}
+
+  /// Notes a mean loss. Workers may call it at the same time.
+  void note(std::size_t worker, std::size_t minibatch, double loss, double examples) {
+    losses_[worker][minibatch] = loss;
+    std::lock_guard const lock(mutex_);
+    examples_ += examples;
+    progress_.update(++ended_, loss, examples_, now_s());
+  }
+  /// Ends the progress line, and hands a worker's losses over.
+  void finish() { progress_.finish(); }
+  [[nodiscard]] std::vector<double> take(std::size_t worker) { return std::move(losses_[worker]); }
+
+ private:
+  static stagger::report::ProgressOptions& named(stagger::report::ProgressOptions& options,
+                                                 char const* unit) {
+    options.unit = unit;
+    return options;
+  }
+  static double now_s() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+  }
+
+  std::vector<std::vector<double>> losses_;  // [workers][minibatches]
+  std::mutex mutex_;                         // of what follows
+  stagger::report::ProgressOptions options_;
+  stagger::report::Progress progress_;
+  long long ended_ = 0;
+  double examples_ = 0;
+};
+
+/// A loss that notes its values while a worker trains.
+template <class Loss> struct NotedLoss {
+  using policy_tag = stagger::LossTag;
+  using Target = typename Loss::Target;
+
+  Loss loss{};
+  LossLog* log = nullptr;
+  std::size_t worker = 0;
+  std::size_t step_minibatches = 0;  ///< of which each is a microbatch; 0: of a stream
+
+  [[nodiscard]] double terms(Target const& target) const noexcept { return loss.terms(target); }
+  template <class Y>
+  [[nodiscard]] double value(stagger::Context& context, Y const& y, Target const& target) const {
+    return loss.value(context, y, target);
+  }
+  template <class Y>
+  double value_and_gradient(stagger::Context& context, Y const& y, Target const& target,
+                            double scale, Y& dy) const {
+    double const sum = loss.value_and_gradient(context, y, target, scale, dy);
+    auto const step = static_cast<std::size_t>(context.step());
+    log->note(worker, step * step_minibatches + static_cast<std::size_t>(context.microbatch()),
+              sum / terms(target), terms(target));
+    return sum;
+  }
+};
+
+}  // namespace hetero

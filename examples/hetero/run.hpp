@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   A run of workers: what happened, and what follows from it.
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <stagger/schedule/timeline.hpp>
+
+#include "settings.hpp"
+
+namespace hetero {
+
+/// What one worker did.
+struct WorkerRun {
+  std::string devices;                   ///< that its times are those of, or empty
+  stagger::schedule::Timeline timeline;  ///< of all its minibatches, seconds since the run began
+  std::vector<double> losses;            ///< [minibatches]
+};
+
+/// What all of them did.
+struct Run {
+  std::vector<WorkerRun> workers;
+  double images = 1;    ///< in a minibatch, of what the times are those of
+  double held_out = 0;  ///< loss on what no worker learns from, in the end
+};
+
+/// How a worker spent its time, up to the end of its last minibatch.
+struct Spent {
+  double end_s = 0;      ///< of its last backward
+  double waiting_s = 0;  ///< behind a push, until the first minibatch that needs its answer begins
+  double idle_s = 0;     ///< of this, with no stage at work
+  int pushes = 0;        ///< its clock
+};
+[[nodiscard]] Spent spent(WorkerRun const& worker);
+
+/// A loss, and when it was there.
+struct LossPoint {
+  double time_s = 0;
+  double loss = 0;
+};
+/// The mean loss of the `window` minibatches of all workers that ended last, whenever one ends.
+[[nodiscard]] std::vector<LossPoint> loss_curve(Run const& run, std::size_t window);
+
+/// When the curve first is at or below the target.
+[[nodiscard]] std::optional<double> reached_s(std::vector<LossPoint> const& curve, double target);
+
+/// Trains; progress goes to standard error.
+[[nodiscard]] Run run_gpt(Settings const& s);
+[[nodiscard]] Run run_vgg(Settings const& s);
+
+}  // namespace hetero

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "settings.hpp"
+
+#include <algorithm>
+#include <initializer_list>
+#include <limits>
+#include <string_view>
+#include <vector>
+
+#include <stagger/core/nearest.hpp>
+
+#include "command_line.hpp"
+#include "staleness_models.hpp"
+
+namespace hetero {
+
+namespace {
+
+/// Refuses a word that a flag does not know, and lists those that it knows.
+void require_word(std::string const& flag, std::string const& word,
+                  std::vector<std::string_view> const& known) {
+  if (std::find(known.begin(), known.end(), word) != known.end()) return;
+  std::string all;
+  for (std::string_view const each : known) all.append(all.empty() ? "" : ", ").append(each);
+  cli::refuse(flag + " knows no '" + word + "'; there are: " + all);
+}
+
+std::string help_of_models() {
+  std::string help = "How far workers may drift apart:";
+  for_each_model([&](auto const& entry) {
+    help.append(help.back() == ':' ? " " : "; ").append(entry.name).append(", ").append(entry.what);
+  });
+  return help;
+}
+
+/// Refuses flags that change nothing in this run.
+void require_use(CLI::App const& app, Settings const& s) {
+  auto const refuse = [&](char const* flag, bool used, std::string const& why) {
+    if (app.count(flag) != 0 && !used) cli::refuse(std::string(flag) + " " + why);
+  };
+  with_model(s.sync, [&](auto const& entry) {
+    std::string const why = "changes nothing with --sync " + s.sync + "; leave it out";
+    refuse("--distance", entry.takes.distance, why);
+    refuse("--bound", entry.takes.bound, why);
+    refuse("--exact", entry.takes.exact, why);
+  });
+  for (char const* const flag : {"--cluster", "--link"})
+    refuse(flag, s.timed(), "is a part of --device clock; leave it out");
+  bool const hetpipe = s.timed() && s.cluster != "equal";
+  for (char const* const flag : {"--allocation", "--parameters"})
+    refuse(flag, hetpipe, "is for the GPUs of --cluster vgg-19 or resnet-152; leave it out");
+  refuse("--parameters", s.link == 0,
+         "says nothing where --link gives the link; leave one of them out");
+  if (hetpipe && (s.workers != 4 || s.stages != 4))
+    cli::refuse("--cluster " + s.cluster +
+                " has 16 GPUs for 4 workers of 4 stages; leave --workers and --stages out, or take "
+                "--cluster equal");
+}
+
+}  // namespace
+
+void Settings::check() const {
+  using cli::require;
+  require_word("--model", model, {"gpt", "vgg"});
+  require_word("--sync", sync, names_of_models());
+  require_word("--device", device, {"threads", "clock"});
+  require_word("--cluster", cluster, {"vgg-19", "resnet-152", "equal"});
+  require_word("--allocation", allocation, {"np", "ed", "hd"});
+  require_word("--parameters", parameters, {"round-robin", "local"});
+  require("--workers", workers, 1, 64);
+  require("--stages", stages, 1, model == "vgg" ? 13 : 6);
+  require("--in-flight", in_flight, 1, 1000);
+  require("--distance", distance, 0, 1'000'000);
+  require("--bound", bound, 0, 1'000'000);
+  require("--steps", steps, 1, 1'000'000);
+  require("--batch", batch, 1, 1000);
+  require("--seed", seed, 0, std::numeric_limits<std::int64_t>::max());
+}
+
+std::optional<Settings> parse(int argc, char const* const* argv) {
+  Settings s;
+  CLI::App app{"Trains one model by several workers, each a pipeline, through a parameter server.",
+               "hetero"};
+  cli::prepare(app);
+
+  char const* group = "What is trained, and how";
+  app.add_option("--model", s.model,
+                 "gpt: the transformer of examples/gpt; vgg: the network of examples/vgg")
+      ->group(group);
+  app.add_option("--sync", s.sync, help_of_models())->group(group);
+  app.add_option("--workers", s.workers, "Pipelines that train together")->group(group);
+  app.add_option("--stages", s.stages, "Stages of each")->group(group);
+  app.add_option("--in-flight", s.in_flight,
+                 "Minibatches in a push: a wave of wsp, the microbatches of any other's step")
+      ->group(group);
+  app.add_option("--distance", s.distance, "wsp: how many waves a worker may be ahead")
+      ->group(group);
+  app.add_option("--bound", s.bound, "ssp: how many steps a worker may be ahead")->group(group);
+  app.add_flag("--exact", s.exact,
+               "wsp: add waves in the order of workers, for the same bits at any timing")
+      ->group(group);
+  app.add_option("--steps", s.steps, "Pushes of each worker")->group(group);
+  app.add_option("--batch", s.batch, "Examples of a minibatch")->group(group);
+  auto* const rate =
+      app.add_option("--rate", s.rate,
+                     "Learning rate of all workers together; left out: one that suits the model")
+          ->group(group);
+  auto* const target =
+      app.add_option("--target", s.target,
+                     "Loss whose time is reported; left out: one that the model reaches")
+          ->group(group);
+  app.add_option("--seed", s.seed, "Seed of everything random")->group(group);
+
+  group = "Where it runs";
+  app.add_option("--device", s.device,
+                 "threads: of this machine; clock: in virtual time, on the cluster below")
+      ->group(group);
+  app.add_option("--cluster", s.cluster,
+                 "Times of VGG-19 (vgg-19) or ResNet-152 (resnet-152) on HetPipe's 16 GPUs, or of "
+                 "stages of 1 s (equal)")
+      ->group(group);
+  app.add_option("--allocation", s.allocation,
+                 "GPUs of each worker: those of one node (np), one of each node (ed), two of two "
+                 "nodes (hd)")
+      ->group(group);
+  app.add_option("--parameters", s.parameters,
+                 "Where a layer's parameters lie: on the nodes in turn (round-robin), or where the "
+                 "layer runs (local)")
+      ->group(group);
+  auto* const link =
+      app.add_option("--link", s.link,
+                     "Instead of the cluster's own links: how long the pushes of all workers take, "
+                     "relative to computing one")
+          ->group(group);
+  app.footer(
+      "Example: hetero --sync wsp --distance 4 --parameters local\n"
+      "Results go to standard output, progress to standard error. Exit code 2: something that was "
+      "given cannot\nbe used.");
+
+  if (!cli::parsed(app, argc, argv)) return std::nullopt;
+  if (app.count("--cluster") == 0 && app.count("--workers") + app.count("--stages") != 0)
+    s.cluster = "equal";
+  if (s.cluster == "equal" && link->count() == 0) s.link = 1;
+  s.check();
+  if (rate->count() != 0) cli::require_positive("--rate", s.rate);
+  if (target->count() != 0) cli::require_positive("--target", s.target);
+  if (link->count() != 0) cli::require_positive("--link", s.link);
+  require_use(app, s);
+  return s;
+}
+
+}  // namespace hetero

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The settings of a run, with their defaults.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace hetero {
+
+/// What the command line sets; the defaults are those of the flags.
+struct Settings {
+  // What is trained, and how.
+  std::string model = "vgg";   ///< or "gpt"
+  std::string sync = "wsp";    ///< a name of staleness_models
+  std::int64_t workers = 4;    ///< that train together
+  std::int64_t stages = 4;     ///< of each
+  std::int64_t in_flight = 4;  ///< minibatches of a push: Nm of wsp, microbatches of a step
+  std::int64_t distance = 0;   ///< D of wsp, in waves
+  std::int64_t bound = 2;      ///< of ssp, in steps
+  bool exact = false;          ///< wsp: the same bits for any timing
+  std::int64_t steps = 75;     ///< pushes of each worker
+  std::int64_t batch = 8;      ///< examples of a minibatch
+  double rate = 0;             ///< learning rate of all workers together; 0: the model's
+  double target = 0;           ///< loss to be reached; 0: the model's
+  std::int64_t seed = 1;
+
+  // Where it runs.
+  std::string device = "clock";            ///< or "threads"
+  std::string cluster = "vgg-19";          ///< or "resnet-152", "equal"
+  std::string allocation = "ed";           ///< or "np", "hd"
+  std::string parameters = "round-robin";  ///< or "local"
+  double link = 0;                         ///< r = N S / (b T_c); 0: the cluster's own links
+
+  [[nodiscard]] bool timed() const noexcept { return device == "clock"; }
+
+  /// @throws Error  with Errc::bad_configuration, naming the flag, the value and what would do
+  void check() const;
+};
+
+/// Reads the command line.
+/// @return       nothing if help or the version was requested and printed
+/// @throws Error with Errc::bad_configuration
+[[nodiscard]] std::optional<Settings> parse(int argc, char const* const* argv);
+
+}  // namespace hetero

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The staleness models by name. A new one is one line here.
+
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <vector>
+
+#include <stagger/core/error.hpp>
+#include <stagger/core/nearest.hpp>
+#include <stagger/staleness/asynchronous.hpp>
+#include <stagger/staleness/round_robin_synchronous.hpp>
+#include <stagger/staleness/stale_synchronous.hpp>
+#include <stagger/staleness/synchronous.hpp>
+#include <stagger/staleness/wave_synchronous.hpp>
+
+namespace hetero {
+
+namespace staleness = stagger::staleness;
+
+/// What models are made from.
+struct Numbers {
+  int in_flight = 1;
+  int distance = 0;
+  int bound = 0;
+  bool exact = false;
+
+  /// When the server adds what comes from workers, where a model leaves it open.
+  [[nodiscard]] constexpr staleness::Adds adds() const noexcept {
+    return exact ? staleness::Adds::in_worker_order : staleness::Adds::on_arrival;
+  }
+};
+
+/// Which flags have a meaning for a model.
+struct Takes {
+  bool bound = false;
+  bool distance = false;
+  bool exact = false;
+};
+
+template <class Make> struct StalenessEntry {
+  std::string_view name;
+  std::string_view what;
+  Takes takes;
+  Make make;  ///< a model from Numbers
+};
+template <class Make> StalenessEntry(char const*, char const*, Takes, Make) -> StalenessEntry<Make>;
+
+inline constexpr std::tuple staleness_models{
+    StalenessEntry{"bsp", "in step: all wait for all", Takes{},
+                   [](Numbers const&) { return staleness::Synchronous{}; }},
+    StalenessEntry{"asp", "nobody waits", Takes{},
+                   [](Numbers const&) { return staleness::Asynchronous{}; }},
+    StalenessEntry{"ssp", "at most --bound steps ahead", Takes{.bound = true},
+                   [](Numbers const& n) { return staleness::StaleSynchronous{n.bound}; }},
+    StalenessEntry{"r2sp", "workers push in turn", Takes{},
+                   [](Numbers const&) { return staleness::RoundRobinSynchronous{}; }},
+    StalenessEntry{"wsp", "HetPipe's waves of --in-flight minibatches, --distance waves ahead",
+                   Takes{.distance = true, .exact = true},
+                   [](Numbers const& n) {
+                     return staleness::WaveSynchronous{
+                         .in_flight = n.in_flight, .distance = n.distance, .adds = n.adds()};
+                   }},
+};
+
+/// Calls `visit(entry)` for each model.
+template <class Visit> constexpr void for_each_model(Visit visit) {
+  std::apply([&](auto const&... entry) { (visit(entry), ...); }, staleness_models);
+}
+
+[[nodiscard]] inline std::vector<std::string_view> names_of_models() {
+  std::vector<std::string_view> names;
+  for_each_model([&](auto const& entry) { names.push_back(entry.name); });
+  return names;
+}
+
+/// Calls `visit(entry)` for the model of that name.
+/// @throws Error  bad_configuration for a name that is not there, with those that are
+template <class Visit> void with_model(std::string_view name, Visit visit) {
+  bool found = false;
+  for_each_model([&](auto const& entry) {
+    if (entry.name != name) return;
+    found = true;
+    visit(entry);
+  });
+  if (found) return;
+  std::string all;
+  for (std::string_view const each : names_of_models())
+    all.append(all.empty() ? "" : ", ").append(each);
+  stagger::raise(stagger::Errc::bad_configuration, "--sync knows no '", name,
+                 "'; there are: ", all);
+}
+
+}  // namespace hetero

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Workers of one workload, from their settings to what they did.
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <stagger/collective/parameter_server.hpp>
+#include <stagger/engine/run_together.hpp>
+#include <stagger/host/threads.hpp>
+#include <stagger/schedule/fifo.hpp>
+#include <stagger/sim/virtual_clock.hpp>
+#include <stagger/stagger.hpp>
+
+#include "cluster_times.hpp"
+#include "layers/by_work.hpp"
+#include "loss_log.hpp"
+#include "run.hpp"
+#include "staleness_models.hpp"
+
+namespace hetero {
+
+namespace sg = stagger;
+
+/// Trains a workload:
+///
+/// @code
+///     struct Workload {
+///       using Batch, Loss;                            // of its model; microbatches are minibatches
+///       static constexpr char const* unit;            // of the terms of the loss
+///       static constexpr double rate;                 // learning rate of all workers together
+///       explicit Workload(Settings const&);
+///       auto model() const;                           // the same each time
+///       std::vector<double> work() const;             // [layers]
+///       void draw(std::int64_t number, Batch&) const; // adds a minibatch for training
+///       Batch held_out() const;
+///     };
+/// @endcode
+template <class Workload> class Workers {
+ public:
+  explicit Workers(Settings const& s)
+      : s_(s), workload_(s), log_(count(s.workers), count(s.steps * s.in_flight), Workload::unit) {
+    if (s.timed()) times_ = times_of(s);
+  }
+
+  [[nodiscard]] Run operator()() {
+    Run result;
+    with_model(s_.sync, [&](auto const& entry) {
+      auto const model = entry.make({.in_flight = static_cast<int>(s_.in_flight),
+                                     .distance = static_cast<int>(s_.distance),
+                                     .bound = static_cast<int>(s_.bound),
+                                     .exact = s_.exact});
+      result = s_.timed()
+                   ? run(model,
+                         [&](auto const& clock, std::size_t n) {
+                           return sg::sim::VirtualClock{.costs = times_->workers[n].costs,
+                                                        .clock = clock};
+                         })
+                   : run(model, [](auto const&, std::size_t) { return sg::host::Threads{1}; });
+    });
+    return result;
+  }
+
+ private:
+  using Batch = typename Workload::Batch;
+
+  static std::size_t count(std::int64_t n) { return static_cast<std::size_t>(n); }
+  static double now_s() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+  }
+
+  /// @param device_of  a device for worker n on a clock
+  template <class Model, class DeviceOf> Run run(Model const& model, DeviceOf device_of) {
+    std::size_t const workers = count(s_.workers);
+    sg::collective::ParameterServer const server({.workers = static_cast<int>(workers)});
+    sg::sim::Clock const clock(links());
+    auto const make = [&](std::size_t n) {
+      return sg::Pipeline{workload_.model()}.with(
+          layers::ByWork{workload_.work(), static_cast<int>(s_.stages)}, schedule<Model>(n), model,
+          server.worker(static_cast<int>(n)), sg::optimizer::Sgd{.rate = rate<Model>()},
+          NotedLoss<typename Workload::Loss>{
+              .log = &log_,
+              .worker = n,
+              .step_minibatches = Model::synchronous ? count(s_.in_flight) : 0},
+          device_of(clock, n),
+          sg::Options{
+              .seed = static_cast<std::uint64_t>(s_.seed), .deadline_s = 600, .record = true});
+    };
+    std::vector<decltype(make(0))> trainers;
+    for (std::size_t n = 0; n < workers; ++n) trainers.push_back(make(n));
+    Run result;
+    result.workers.resize(workers);
+    if constexpr (Model::synchronous)
+      take_steps(trainers, result);
+    else
+      take_streams(trainers, result);
+    log_.finish();
+    for (std::size_t n = 0; n < workers; ++n) {
+      result.workers[n].losses = log_.take(n);
+      if (times_) result.workers[n].devices = times_->workers[n].devices;
+    }
+    result.images = times_ ? times_->images : static_cast<double>(s_.batch);
+    result.held_out = sg::run(trainers[0].evaluate(workload_.held_out())).loss;
+    return result;
+  }
+
+  template <class Trainer> void take_streams(std::vector<Trainer>& trainers, Run& result) {
+    std::vector<Batch> batches(trainers.size());
+    std::vector<sg::Step> streams;
+    for (std::size_t n = 0; n < trainers.size(); ++n) {
+      for (std::int64_t m = 0; m < s_.steps * s_.in_flight; ++m) draw(n, m, batches[n]);
+      streams.push_back(trainers[n].stream(batches[n]));
+    }
+    static_cast<void>(sg::run_together(std::move(streams)));
+    for (std::size_t n = 0; n < trainers.size(); ++n)
+      result.workers[n].timeline = trainers[n].timeline();
+  }
+
+  template <class Trainer> void take_steps(std::vector<Trainer>& trainers, Run& result) {
+    double const start_s = now_s();
+    std::vector<Batch> batches(trainers.size());
+    std::vector<sg::Steps> workers;
+    for (std::size_t n = 0; n < trainers.size(); ++n)
+      workers.emplace_back([&, n, step = std::int64_t{0}, began_s = 0.0](
+                               sg::Metrics const* before) mutable -> std::optional<sg::Step> {
+        if (before != nullptr) {  // a virtual clock's timeline has its time
+          double const from_s = s_.timed() ? 0 : began_s;
+          append(trainers[n].timeline(), step - 1, from_s, result.workers[n].timeline);
+        }
+        if (step == s_.steps) return std::nullopt;
+        batches[n].inputs.clear();
+        batches[n].targets.clear();
+        for (std::int64_t m = 0; m < s_.in_flight; ++m)
+          draw(n, step * s_.in_flight + m, batches[n]);
+        ++step;
+        began_s = now_s() - start_s;
+        return trainers[n].step(batches[n]);
+      });
+    static_cast<void>(sg::run_together(std::move(workers)));
+  }
+
+  void append(sg::schedule::Timeline const& of_step, std::int64_t step, double from_s,
+              sg::schedule::Timeline& to) const {
+    to.rows.resize(of_step.rows.size());
+    for (std::size_t r = 0; r < of_step.rows.size(); ++r)
+      for (sg::schedule::Span span : of_step.rows[r]) {
+        span.action.microbatch += static_cast<int>(step * s_.in_flight);
+        span.start_s += from_s;
+        span.end_s += from_s;
+        to.rows[r].push_back(span);
+      }
+  }
+
+  void draw(std::size_t worker, std::int64_t minibatch, Batch& batch) const {
+    workload_.draw(minibatch * s_.workers + static_cast<std::int64_t>(worker), batch);
+  }
+
+  template <class Model> [[nodiscard]] auto schedule(std::size_t n) const {
+    if constexpr (Model::synchronous) {
+      static_cast<void>(n);
+      return sg::schedule::OneFOneB{};
+    } else {
+      sg::schedule::Fifo fifo{.in_flight = static_cast<int>(s_.in_flight)};
+      if (times_) {
+        fifo.costs = times_->workers[n].costs;
+        fifo.gate = {.exchange_s = 2 * times_->pushes_s, .distance = static_cast<int>(s_.distance)};
+      }
+      return fifo;
+    }
+  }
+
+  /// So that one push of every worker moves the weights as far in each model: a server takes the
+  /// mean of gradients, but the sum of changes.
+  template <class Model> [[nodiscard]] double rate() const {
+    double const rate = s_.rate > 0 ? s_.rate : Workload::rate;
+    if constexpr (Model::synchronous) return rate;
+    return rate / static_cast<double>(s_.workers * s_.in_flight);
+  }
+
+  /// A link that carries the pushes of this model in the time of the cluster's.
+  [[nodiscard]] sg::sim::Links links() const {
+    if (!times_ || times_->pushes_s <= 0) return {};
+    double bytes = 0;
+    for (auto const& shape : sg::Pipeline{workload_.model()}.with().parameter_shapes())
+      bytes += static_cast<double>(shape.bytes);
+    return {.rate = bytes * static_cast<double>(s_.workers) / times_->pushes_s};
+  }
+
+  Settings s_;
+  Workload workload_;
+  LossLog log_;
+  std::optional<ClusterTimes> times_{};
+};
+
+}  // namespace hetero
