@@ -28,6 +28,9 @@ template void detail::LayerParameters::update(optimizer::AdamW const&,
 template void detail::LayerParameters::update(optimizer::Sgd const&,
                                               detail::UpdateStep const&) noexcept;
 
+template std::unique_ptr<detail::Exchange> detail::make_exchange<detail::LocalExchange>(
+    std::shared_ptr<detail::ParameterLink> const&, detail::Machine&, StalenessModel const&,
+    std::shared_ptr<void const> const&);
 template std::unique_ptr<detail::Exchange> detail::make_exchange<detail::StepExchange>(
     std::shared_ptr<detail::ParameterLink> const&, detail::Machine&, StalenessModel const&,
     std::shared_ptr<void const> const&);

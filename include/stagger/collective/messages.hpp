@@ -34,7 +34,7 @@ enum class MessageKind : std::uint16_t {
   values,     ///< of a layer, where the server wants them; payload: the first values
   begin,      ///< a stream
   read,       ///< asks for the newest values of a layer
-  push,       ///< payload: gradients or changes of a layer; number: of pushes, with this one
+  push,       ///< payload: what the worker pushes of a layer; number: of pushes, with this one
   last_push,  ///< likewise, and the layer's stream ends
   ask,        ///< for a snapshot of a layer with `rounds`
   ask_last,   ///< for the one with all pushes
@@ -215,7 +215,7 @@ struct JoinRequest {
     };
     worker = static_cast<int>(u32(0x7fffffff));
     push_minibatches = static_cast<int>(u32(0x7fffffff));
-    pushes = static_cast<staleness::Pushes>(u32(1));
+    pushes = static_cast<staleness::Pushes>(u32(3));
     adds = static_cast<staleness::Adds>(u32(2));
     ahead = u32(0xffffffff);
     optimizer = need<std::uint64_t>(in);

@@ -30,8 +30,9 @@ namespace stagger::collective {
 struct ServerOptions {
   int workers = 1;  ///< >= 1, each a pipeline
   int shards = 1;   ///< >= 1; layers are dealt out to them, and each has a lock of its own
-  /// [workers] by which the server multiplies each one's gradients: its share of the data. Empty:
-  /// 1 / workers each. With 1 for each, every push is a full step.
+  /// [workers] by which the server multiplies each one's gradients, or what its own steps have
+  /// changed: its share of the data. Empty: 1 / workers each. With 1 for each, every push is a full
+  /// step.
   std::vector<double> weights{};
 };
 
@@ -62,12 +63,6 @@ class ServerInProcess {
     if (options.weights.empty()) store_rules_.weights.assign(count, 1 / static_cast<double>(count));
   }
 
-  [[gnu::cold]] void join(int worker, std::span<LayerParameters const> layers,
-                          WorkerRules const& rules, ParameterListener& listener) {
-    List<std::uint64_t> digests;
-    for (LayerParameters const& layer : layers) digests.push_back(values_digest(layer.values()));
-    join(worker, layers, digests, rules, listener);
-  }
   /// @param digests  [layers] of the first values, which `layers` may lack unless they are wanted
   [[gnu::cold]] void join(int worker, std::span<LayerParameters const> layers,
                           List<std::uint64_t> const& digests, WorkerRules const& rules,
@@ -212,6 +207,18 @@ class ServerInProcess {
 
   void compare(int worker, std::span<LayerParameters const> layers,
                List<std::uint64_t> const& digests, WorkerRules const& rules) {
+    if (rules.push_minibatches != rules_.push_minibatches)
+      raise(Errc::mismatch, "worker ", worker, " pushes after every ",
+            counted(rules.push_minibatches, "minibatch"), ", the others after ",
+            rules_.push_minibatches, "; give all workers the same staleness model");
+    if (rules.pushes != rules_.pushes || rules.adds != rules_.adds)
+      raise(Errc::mismatch, "worker ", worker,
+            " pushes something else, or to be added in another way, than the others; give all "
+            "workers the same staleness model");
+    if (rules.clock != rules_.clock)
+      raise(Errc::mismatch, "worker ", worker,
+            " runs in another time than the others; give all workers copies of one sim::Clock, or "
+            "none of them a virtual clock");
     if (layers.size() != layers_.size())
       raise(Errc::mismatch, "worker ", worker, " has ", counted(layers.size(), "layer"),
             ", the others have ", layers_.size(), "; workers train one model");
@@ -230,18 +237,6 @@ class ServerInProcess {
         raise(Errc::mismatch, "the first values of layer ", l, " of worker ", worker,
               " differ from those of the others; make all workers from one model, with one seed");
     }
-    if (rules.push_minibatches != rules_.push_minibatches)
-      raise(Errc::mismatch, "worker ", worker, " pushes after every ",
-            counted(rules.push_minibatches, "minibatch"), ", the others after ",
-            rules_.push_minibatches, "; give all workers the same staleness model");
-    if (rules.pushes != rules_.pushes || rules.adds != rules_.adds)
-      raise(Errc::mismatch, "worker ", worker,
-            " pushes something else, or to be added in another way, than the others; give all "
-            "workers the same staleness model");
-    if (rules.clock != rules_.clock)
-      raise(Errc::mismatch, "worker ", worker,
-            " runs in another time than the others; give all workers copies of one sim::Clock, or "
-            "none of them a virtual clock");
     auto const numbers = [](WorkerRules const& of) {
       return of.optimizer.digest(of.optimizer.optimizer);
     };
@@ -309,7 +304,9 @@ class LinkInProcess final : public ParameterLink {
 
   void join(std::span<LayerParameters const> layers, WorkerRules const& rules,
             ParameterListener& listener) override {
-    server_->join(worker_, layers, rules, listener);
+    List<std::uint64_t> digests;
+    for (LayerParameters const& layer : layers) digests.push_back(values_digest(layer.values()));
+    server_->join(worker_, layers, digests, rules, listener);
   }
   void leave() noexcept override { server_->leave(worker_); }
   void begin() override { server_->begin(worker_); }

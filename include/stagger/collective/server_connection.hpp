@@ -185,7 +185,7 @@ class ServerConnection final : public MessageEnd, private ParameterListener {
             "'s optimizer differ from those of the optimizer that the server was started with; "
             "start both with the same");
     rules.kept = rules_.kept;
-    if (rules.pushes == staleness::Pushes::changes) {  // it is the workers who take steps
+    if (rules.pushes != staleness::Pushes::gradients) {  // it is the workers who take steps
       rules.kept = numbers;
       rules.optimizer.optimizer = numbers.get();
       rules.optimizer.digest = [](void const* of) noexcept {

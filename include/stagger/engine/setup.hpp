@@ -104,6 +104,7 @@ struct ServerChoice {
                                     std::shared_ptr<void const> const& kept) = nullptr;
 };
 
+class LocalExchange;
 class StepExchange;
 class StreamExchange;
 /// For `ServerChoice`, by address. `engine/exchange.hpp` defines it; what only names it need not
@@ -113,6 +114,9 @@ std::unique_ptr<Exchange> make_exchange(std::shared_ptr<ParameterLink> const& li
                                         Machine& machine, StalenessModel const& staleness,
                                         std::shared_ptr<void const> const& kept);
 #ifdef STAGGER_SEPARATE_COMPILATION
+extern template std::unique_ptr<Exchange> make_exchange<LocalExchange>(
+    std::shared_ptr<ParameterLink> const&, Machine&, StalenessModel const&,
+    std::shared_ptr<void const> const&);
 extern template std::unique_ptr<Exchange> make_exchange<StepExchange>(
     std::shared_ptr<ParameterLink> const&, Machine&, StalenessModel const&,
     std::shared_ptr<void const> const&);
@@ -184,6 +188,9 @@ template <bool server, class P>
             " minibatches cannot be made; let minibatches() of the staleness model be at least 1");
     model.push_minibatches = policy.minibatches();
     model.pushes = policy.pushes;
+    if constexpr (requires { policy.average_state; })
+      if (model.pushes == staleness::Pushes::weights && policy.average_state)
+        model.pushes = staleness::Pushes::weights_and_state;
     model.adds = policy.adds;
     model.needs = [](void const* erased, int minibatch) {
       return static_cast<P const*>(erased)->needs(minibatch);

@@ -13,7 +13,10 @@ namespace stagger::staleness {
 enum class Pushes : std::uint8_t {
   gradients,  ///< the optimizer and its state stand with the server
   changes,    ///< what the worker's own optimizer would add to the weights that the minibatch saw
+  weights,    ///< as the worker's own steps have made them; the server takes the mean
+  weights_and_state,  ///< likewise with the state of the worker's optimizer
 };
+[[nodiscard]] constexpr bool averages(Pushes pushes) noexcept { return pushes >= Pushes::weights; }
 
 /// When the server adds what workers push.
 enum class Adds : std::uint8_t {

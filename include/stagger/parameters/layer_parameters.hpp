@@ -142,6 +142,11 @@ class LayerMemory : public LayerShape {
     for (auto& view : views_) view.value = view.gradient = nullptr;
     present_ = false;
   }
+  /// Gives that of gradients back, where nobody computes any.
+  [[gnu::cold]] void release_gradients() noexcept {
+    blocks_.gradients = {};
+    make_views();
+  }
   /// Where states are shared out: this part of the layer has them here, zeros at first, and memory
   /// for what it was before an update.
   /// @return  whether it has, or had none before

@@ -64,12 +64,22 @@ class LayerShape {
   /// Adds to values, or changes, of the layer others of it, element by element.
   /// @param sum, more  [bytes_of_values()]
   void add_values(std::byte* sum, std::byte const* more) const noexcept {
-    each_element(sum, more, [](auto to, auto from) { return to + from; });
+    each_element(sum, [](auto to, auto from) { return to + from; }, more);
   }
   /// Likewise, each multiplied by a number.
   void add_scaled(std::byte* sum, std::byte const* more, double scale) const noexcept {
-    each_element(sum, more,
-                 [scale]<class T>(T to, T from) { return to + static_cast<T>(scale) * from; });
+    each_element(
+        sum, [scale]<class T>(T to, T from) { return to + static_cast<T>(scale) * from; }, more);
+  }
+  /// Likewise what others are more than yet others, multiplied by a number.
+  void add_difference(std::byte* sum, std::byte const* more, std::byte const* less,
+                      double scale) const noexcept {
+    each_element(
+        sum,
+        [scale]<class T>(T to, T plus, T minus) {
+          return to + static_cast<T>(scale) * (plus - minus);
+        },
+        more, less);
   }
 
   /// Part `part` of `parts`. It depends on the layer alone, not on what it is grouped with.
@@ -88,20 +98,20 @@ class LayerShape {
   }
 
  private:
-  template <class T, class Add>
-  static void each_of(std::byte* sum, std::byte const* more, std::size_t size, Add add) noexcept {
+  template <class T, class Add, class... Source>
+  static void each_of(std::size_t size, Add add, std::byte* sum, Source const*... source) noexcept {
     auto* const to = reinterpret_cast<T*>(sum);
-    auto const* const from = reinterpret_cast<T const*>(more);
-    for (std::size_t i = 0; i < size; ++i) to[i] = add(to[i], from[i]);
+    for (std::size_t i = 0; i < size; ++i)
+      to[i] = add(to[i], reinterpret_cast<T const*>(source)[i]...);
   }
-  template <class Add>
-  [[gnu::cold]] void each_element(std::byte* sum, std::byte const* more, Add add) const noexcept {
+  template <class Add, class... Source>
+  [[gnu::cold]] void each_element(std::byte* sum, Add add, Source const*... source) const noexcept {
     for (std::size_t i = 0; i < count(); ++i) {
       std::size_t const at = offsets_[i];
       if (declarations_[i].type == ElementType::f32)
-        each_of<float>(sum + at, more + at, declarations_[i].size, add);
+        each_of<float>(declarations_[i].size, add, sum + at, source + at...);
       else
-        each_of<double>(sum + at, more + at, declarations_[i].size, add);
+        each_of<double>(declarations_[i].size, add, sum + at, source + at...);
     }
   }
 

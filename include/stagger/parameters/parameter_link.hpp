@@ -65,7 +65,7 @@ class ParameterLink {
   virtual void begin() = 0;
   /// The newest values of a layer. @param values  [bytes_of_values()]
   virtual void read(std::size_t layer, std::byte* values) = 0;
-  /// @param values  [bytes_of_values()] gradients or changes
+  /// @param values  [bytes_of_values()] what the rules say
   /// @param last    of the stream
   virtual void push(std::size_t layer, std::byte const* values, bool last) = 0;
   /// Asks to be told of a snapshot; one request for each layer at a time.

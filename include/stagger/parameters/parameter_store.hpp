@@ -25,7 +25,7 @@ struct StoreRules {
   staleness::Pushes pushes = staleness::Pushes::changes;
   staleness::Adds adds = staleness::Adds::in_worker_order;
   OptimizerCall optimizer{};  ///< of gradients
-  List<double> weights{};     ///< [workers] of gradients
+  List<double> weights{};     ///< [workers] of gradients, or in the mean
 };
 
 /// Adds up what workers push. It has no thread, no lock and no clock; its owner provides them.
@@ -51,6 +51,7 @@ class ParameterStore {
     }
     bool const gradients = rules.pushes == staleness::Pushes::gradients;
     parameters_.adopt(std::move(declarations), 0, gradients ? rules.optimizer.states : 0);
+    if (!gradients) parameters_.release_gradients();
     snapshots_.push_back(0);
     answer_all();
   }
@@ -87,7 +88,7 @@ class ParameterStore {
   [[nodiscard]] std::size_t snapshots() const noexcept { return snapshots_.size(); }
 
   /// Takes a copy of what is not added at once. @pre the worker's stream has not ended
-  /// @param values  [bytes()] gradients or changes
+  /// @param values  [bytes()]
   void push(int worker, std::byte const* values) {
     Worker& own = workers_[worker];
     ++own.pushes;
@@ -210,11 +211,15 @@ class ParameterStore {
   }
 
   /// One push, to values that contain all others.
-  void add(int worker, std::byte const* pushed, std::size_t slot) {
-    if (rules_.pushes == staleness::Pushes::changes)
-      parameters_.add_values(values(slot), pushed);
+  /// @param from, to  slots; the values of `from` are those that all workers had
+  void add(int worker, std::byte const* pushed, std::size_t from, std::size_t to) {
+    double const weight = rules_.weights[worker];
+    if (rules_.pushes == staleness::Pushes::gradients)
+      parameters_.add_scaled(parameters_.stored().gradients.data(), pushed, weight);
+    else if (rules_.pushes == staleness::Pushes::changes)
+      parameters_.add_values(values(to), pushed);
     else
-      parameters_.add_scaled(parameters_.stored().gradients.data(), pushed, rules_.weights[worker]);
+      parameters_.add_difference(values(to), pushed, values(from), weight);
   }
   /// The optimizer's step with the gradients that were added. @param from, to  slots
   void step(std::size_t from, std::size_t to) {
@@ -224,7 +229,7 @@ class ParameterStore {
   }
 
   void add_now(int worker, std::byte const* pushed) {
-    add(worker, pushed, 0);
+    add(worker, pushed, 0, 0);
     step(0, 0);
   }
 
@@ -238,10 +243,10 @@ class ParameterStore {
     for (Worker& each : workers_) answer(each);
   }
 
-  void add_first_of(int worker) {
+  void add_first_of(int worker, std::size_t from, std::size_t to) {
     Worker& own = workers_[worker];
     ParameterBlock block = take_first(own.waiting);
-    add(worker, block.data(), snapshots_.back());
+    add(worker, block.data(), from, to);
     spare_.push_back(std::move(block));
   }
 
@@ -264,7 +269,7 @@ class ParameterStore {
           continue;
         }
         skipped = 0;
-        add_first_of(turn_);
+        add_first_of(turn_, 0, 0);
         step(0, 0);
         answer(workers_[turn_]);
       }
@@ -272,12 +277,13 @@ class ParameterStore {
     }
     for (; round_complete(); ++rounds_) {
       std::size_t const from = snapshots_.back();
-      snapshots_.push_back(next_slot());
-      if (rules_.pushes == staleness::Pushes::changes && bytes() != 0)
-        std::memcpy(values(snapshots_.back()), values(from), bytes());
+      std::size_t const to = next_slot();
+      snapshots_.push_back(to);
+      if (rules_.pushes != staleness::Pushes::gradients && bytes() != 0)
+        std::memcpy(values(to), values(from), bytes());
       for (int n = 0; n < count; ++n)
-        if (!workers_[n].waiting.empty()) add_first_of(n);
-      step(from, snapshots_.back());
+        if (!workers_[n].waiting.empty()) add_first_of(n, from, to);
+      step(from, to);
     }
   }
 

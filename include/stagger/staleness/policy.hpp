@@ -21,6 +21,7 @@
 /// |---|---|
 /// | StaleSynchronous{s} | workers differ from step to step, and may be s steps ahead |
 /// | Asynchronous | no worker is to wait for another |
+/// | LocalSgd{T} | the link is narrow: workers exchange their weights after every T steps |
 /// | RoundRobinSynchronous | the server's link is narrow: workers push one after the other |
 /// | WaveSynchronous{Nm, D} | workers are pipelines that do not flush (HetPipe) |
 ///
@@ -29,7 +30,7 @@
 /// | `synchronous` | compiling `with` | true: there is nothing else to answer |
 /// | `microbatches()` | once, in `with` | how many microbatches make a minibatch, >= 1 |
 /// | `version(minibatch, available)` | laying out a new number of microbatches: for each microbatch of each stage, twice | how many updates the weights contain that it sees, 0 to `available`, those which the stage has made when its forward runs |
-/// | `pushes` | compiling `with` | of a model of several workers: gradients or changes |
+/// | `pushes` | once, in `with` | of a model of several workers: gradients, changes or weights |
 /// | `adds` | once, in `with` | likewise: when the server adds what workers push |
 /// | `minibatches()` | once, in `with` | how many minibatches are in one push, >= 1 |
 /// | `needs(minibatch)` | laying out | how many leading pushes of every worker its weights contain, if not more since the minibatch before had them |
@@ -84,5 +85,10 @@ concept ExchangingPolicy = StalenessPolicy<P> && requires(P const policy) {
   { policy.minibatches() } -> std::same_as<int>;
   { policy.needs(0) } -> std::same_as<int>;
 };
+
+/// One whose workers take steps of their own, and the server the mean of their weights.
+template <class P>
+concept AveragingPolicy =
+    ExchangingPolicy<P> && P::synchronous && requires { requires staleness::averages(P::pushes); };
 
 }  // namespace stagger

@@ -132,7 +132,9 @@ template <class... Stage> class Pipeline {
       setup.optimizer = optimizer_call<ExchangingPolicy<Staleness>>(kept->optimizer);
       if constexpr (ServerPolicy<Collective>) {  // the server keeps `kept`, which must not keep it
         Collective const worker = std::move(kept->collective);
-        using Exchanges = std::conditional_t<Staleness::synchronous, StepExchange, StreamExchange>;
+        using Exchanges = std::conditional_t<
+            AveragingPolicy<Staleness>, LocalExchange,
+            std::conditional_t<Staleness::synchronous, StepExchange, StreamExchange>>;
         setup.server = {worker.link(), &make_exchange<Exchanges>};
       } else if constexpr (!std::same_as<Collective, DefaultCollective>) {
         setup.grouping = grouping_of(kept->collective);

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include <stagger/engine/setup.hpp>
+#include <stagger/staleness/local_sgd.hpp>
 #include <stagger/staleness/round_robin_synchronous.hpp>
 #include <stagger/staleness/synchronous.hpp>
 
@@ -195,6 +196,35 @@ TEST_CASE("train/RemoteLink: steps have the bits of one server loop", "[train]")
       sg::run_together(std::move(steps));
       oracle.step(sum);
       for (auto& trainer : trainers) REQUIRE(weights(trainer) == oracle.w);
+    }
+  }
+}
+
+TEST_CASE("train/RemoteLink: means of weights and states have the bits of workers in one process",
+          "[train]") {
+  for (bool const state : {true, false}) {
+    sg::staleness::LocalSgd const model{.period = 2, .average_state = state};
+    Remote const server(2, sgd);
+    sg::collective::ParameterServer const near({.workers = 2});
+    auto const values_and_states = [](auto& train) {
+      std::vector<std::byte> all;
+      for (auto const& p : train.parameters()) {
+        all.insert(all.end(), p.value.begin(), p.value.end());
+        for (auto const& each : p.state) all.insert(all.end(), each.begin(), each.end());
+      }
+      return all;
+    };
+    auto a = stepping(model, server, 0, adam);
+    auto b = stepping(model, server, 1, adam, {1});
+    auto c = stepping(model, near, 0, adam);
+    auto d = stepping(model, near, 1, adam, {3});
+    for (int step = 0; step < 5; ++step) {
+      auto const one = data(2, step);
+      auto const two = data(2, step + 10.0);
+      sg::run_together(a.step(one), b.step(two));
+      sg::run_together(c.step(one), d.step(two));
+      REQUIRE(values_and_states(a) == values_and_states(c));
+      REQUIRE(values_and_states(b) == values_and_states(d));
     }
   }
 }

@@ -51,15 +51,18 @@ class ServerExchange : public Exchange, protected ParameterListener {
     std::atomic<std::size_t> missing{0};  // of what it has asked for last
   };
 
+  /// @param packed  [layers] what travels of each; none: its values
   /// @throws Error  mismatch for a worker that differs from the others
   [[gnu::cold]] ServerExchange(std::shared_ptr<ParameterLink> link, Machine& machine,
                                StalenessModel const& staleness,
-                               std::shared_ptr<void const> const& kept)
+                               std::shared_ptr<void const> const& kept,
+                               FixedArray<LayerParameters> packed = {})
       : link_(std::move(link)),
         machine_(machine),
         staleness_(staleness),
+        packed_(std::move(packed)),
         cell_of_(machine.parameters().size()) {
-    auto& layers = machine.parameters();
+    auto const& layers = exchanged();
     link_->join({layers.data(), layers.size()},
                 {staleness.push_minibatches, staleness.pushes, staleness.adds, most_ahead(),
                  machine.model.optimizer, kept},
@@ -82,6 +85,13 @@ class ServerExchange : public Exchange, protected ParameterListener {
   }
   [[nodiscard]] bool is_open() const noexcept { return open_; }
 
+  /// [layers] what the server has values of.
+  [[nodiscard]] FixedArray<LayerParameters>& exchanged() noexcept {
+    return packed_.size() != 0 ? packed_ : machine_.parameters();
+  }
+  /// Values of a layer that the server has sent lie in `exchanged()`.
+  virtual void received(std::size_t /*layer*/) {}
+
   [[nodiscard]] LayerParameters& layer(CellLayers const& cell, std::size_t l) const {
     return machine_.parameters()[cell.first + l];
   }
@@ -89,9 +99,12 @@ class ServerExchange : public Exchange, protected ParameterListener {
   /// @param count  of the cell's signal then
   void one_arrived(std::size_t layer, std::uint32_t count) noexcept {
     std::size_t const c = cell_of_[layer];
-    if (cells_[c].missing.fetch_sub(1) != 1) return;
+    if (cells_[c].missing.fetch_sub(1) == 1) tell(c, count);
+  }
+  /// Lets a cell go on. @param count  of its signal
+  void tell(std::size_t cell, std::uint32_t count) noexcept {
     auto const& outside = machine_.outside();
-    outside.give(outside.self, program_->outside_signal(c), count);
+    outside.give(outside.self, program_->outside_signal(cell), count);
   }
   /// Pushes of the worker in a stream.
   [[nodiscard]] std::uint32_t rounds_of_stream() const {
@@ -107,7 +120,8 @@ class ServerExchange : public Exchange, protected ParameterListener {
   Machine& machine_;
   StalenessModel staleness_;
   Program const* program_ = nullptr;
-  FixedArray<CellLayers> cells_;  // of the program
+  FixedArray<CellLayers> cells_;        // of the program
+  FixedArray<LayerParameters> packed_;  // [layers] or none
 
  private:
   /// How many pushes of a worker may be there that not every other has made yet. Of the minibatches
@@ -144,8 +158,10 @@ class ServerExchange : public Exchange, protected ParameterListener {
 
   [[gnu::cold]] void read_newest() {
     for (CellLayers& cell : cells_)
-      for (std::size_t l = 0; l < cell.count; ++l)
-        link_->read(cell.first + l, layer(cell, l).values().data());
+      for (std::size_t l = cell.first; l < cell.first + cell.count; ++l) {
+        link_->read(l, exchanged()[l].values().data());
+        received(l);
+      }
   }
 
   FixedArray<std::size_t> cell_of_;  // [layers]

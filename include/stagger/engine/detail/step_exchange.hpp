@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file   Steps of a worker that trains with others through a parameter server: it pushes
-///         gradients and waits for weights.
+///         gradients and waits for weights; or takes several steps on its own, then goes on from the
+///         mean of all workers.
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <memory>
 #include <utility>
@@ -16,14 +18,15 @@
 namespace stagger::detail {
 
 /// At the end of a step, gradients go to the server, and the weights of the next step come back.
-class StepExchange final : public ServerExchange {
+class StepExchange : public ServerExchange {
  public:
   /// @throws Error  bad_configuration for a model that cannot be, mismatch for a worker that differs
   ///                from the others
   [[gnu::cold]] StepExchange(std::shared_ptr<ParameterLink> link, Machine& machine,
                              StalenessModel const& staleness,
-                             std::shared_ptr<void const> const& kept)
-      : ServerExchange(std::move(link), machine, possible(staleness), kept) {}
+                             std::shared_ptr<void const> const& kept,
+                             FixedArray<LayerParameters> packed = {})
+      : ServerExchange(std::move(link), machine, possible(staleness), kept, std::move(packed)) {}
   ~StepExchange() override { leave(); }
 
   void begin_step() override {
@@ -33,7 +36,9 @@ class StepExchange final : public ServerExchange {
 
   void execute(Machine&, Instruction const& in) override {
     CellLayers& cell = cells_[in.cell];
-    in.op == Op::push ? push(cell) : pull(cell);
+    if (in.op == Op::pull) return pull(cell);
+    push(cell, [this](std::size_t l) { return exchanged()[l].stored().gradients.data(); });
+    for (std::size_t l = 0; l < cell.count; ++l) layer(cell, l).zero_gradients();
   }
 
   [[gnu::cold]] void end_step(Machine&, std::exception_ptr why) override {
@@ -42,22 +47,23 @@ class StepExchange final : public ServerExchange {
     if (why) close(why);
   }
 
- private:
-  /// Then gradients are zero.
-  void push(CellLayers& cell) {
+ protected:
+  /// And asks for what the next step is to see. @param of  (layer) what is pushed
+  template <class Of> void push(CellLayers& cell, Of of) {
     cell.missing.store(cell.count);
-    for (std::size_t l = 0; l < cell.count; ++l) {
-      LayerParameters& own = layer(cell, l);
-      link_->push(cell.first + l, own.stored().gradients.data(), false);
-      own.zero_gradients();
+    for (std::size_t l = cell.first; l < cell.first + cell.count; ++l) link_->push(l, of(l), false);
+    for (std::size_t l = cell.first; l < cell.first + cell.count; ++l) link_->ask(l, needed());
+  }
+  void pull(CellLayers const& cell) {
+    for (std::size_t l = cell.first; l < cell.first + cell.count; ++l) {
+      link_->take(l, needed(), exchanged()[l].values().data());
+      received(l);
     }
-    for (std::size_t l = 0; l < cell.count; ++l) link_->ask(cell.first + l, needed());
   }
-  /// What the next step is to see.
-  void pull(CellLayers& cell) {
-    for (std::size_t l = 0; l < cell.count; ++l)
-      link_->take(cell.first + l, needed(), layer(cell, l).values().data());
-  }
+
+  int steps_ = 0;  // since the link opened
+
+ private:
   /// Pushes of every worker that the next step is to see.
   [[nodiscard]] std::uint32_t needed() const {
     return static_cast<std::uint32_t>(std::max(0, staleness_.needs(staleness_.policy, steps_ + 1)));
@@ -65,20 +71,26 @@ class StepExchange final : public ServerExchange {
 
   /// Refuses what cannot be waited for.
   [[gnu::cold]] static StalenessModel const& possible(StalenessModel const& model) {
-    if (model.pushes != staleness::Pushes::gradients || model.push_minibatches != 1)
+    bool const mean = averages(model.pushes);
+    if (!mean && (model.pushes != staleness::Pushes::gradients || model.push_minibatches != 1))
       raise(Errc::bad_configuration,
             "a step pushes its gradients, once; let a staleness model that pushes changes or "
             "several minibatches be taken by stream: synchronous = false");
+    if (mean && model.adds != staleness::Adds::in_worker_order)
+      raise(Errc::bad_configuration,
+            "a mean of weights is taken once all workers have pushed theirs; let the staleness "
+            "model add in the order of workers");
     for (int m = 0; m < looked_at; ++m) {
       int const needs = model.needs(model.policy, m);
-      if (needs > m)
+      int const made = m / model.push_minibatches;
+      if (needs > made)
+        raise(Errc::bad_configuration, "the staleness model needs ", needs,
+              " pushes of every worker at minibatch ", m, ", before which a worker makes only ",
+              made, "; let it need fewer");
+      if (needs < made && model.adds == staleness::Adds::in_worker_order)
         raise(Errc::bad_configuration, "the staleness model needs ", needs,
               " pushes of every worker at minibatch ", m,
-              ", before which a worker makes only as many as that; let it need fewer");
-      if (needs < m && model.adds == staleness::Adds::in_worker_order)
-        raise(Errc::bad_configuration, "the staleness model needs ", needs,
-              " pushes of every worker at minibatch ", m,
-              " and adds gradients in the order of workers, so that a worker would lack its own; "
+              " and adds in the order of workers, so that a worker would lack its own; "
               "let it add on arrival, or push changes");
     }
     return model;
@@ -86,8 +98,82 @@ class StepExchange final : public ServerExchange {
 
   void arrived(std::size_t layer, std::uint32_t) noexcept override { one_arrived(layer, 1); }
   void arrived_last(std::size_t) noexcept override {}  // steps do not ask for it
+};
 
-  int steps_ = 0;  // since the link opened
+/// At the end of each step the worker's own optimizer takes it; at the end of a period, weights go to
+/// the server and their mean comes back.
+class LocalExchange final : public StepExchange {
+ public:
+  /// @throws Error  as of StepExchange
+  [[gnu::cold]] LocalExchange(std::shared_ptr<ParameterLink> link, Machine& machine,
+                              StalenessModel const& staleness,
+                              std::shared_ptr<void const> const& kept)
+      : StepExchange(std::move(link), machine, staleness, kept, packed_of(machine, staleness)) {}
+
+  void execute(Machine&, Instruction const& in) override {
+    CellLayers& cell = cells_[in.cell];
+    bool const meets = (steps_ + 1) % staleness_.push_minibatches == 0;
+    if (in.op == Op::pull) {
+      if (meets) pull(cell);
+    } else if (meets) {
+      update(cell);
+      for (std::size_t l = 0; l < cell.count; ++l) pack(cell.first + l);
+      push(cell, [this](std::size_t l) { return exchanged()[l].values().data(); });
+    } else {
+      if (machine_.commit()) update(cell);  // from here on nothing can fail
+      tell(in.cell, 1);
+    }
+  }
+
+  [[nodiscard]] std::uint64_t bytes() const override {
+    std::uint64_t sum = 0;
+    for (LayerParameters const& layer : packed_) sum += layer.bytes();
+    return sum;
+  }
+
+ private:
+  void update(CellLayers const& cell) {
+    for (std::size_t l = 0; l < cell.count; ++l)
+      machine_.model.optimizer.update(machine_.optimizer(), layer(cell, l),
+                                      {1, machine_.steps() + 1});
+  }
+
+  /// Weights and states of each layer as one piece, which travels; none where weights do by
+  /// themselves.
+  [[gnu::cold]] static FixedArray<LayerParameters> packed_of(Machine& machine,
+                                                             StalenessModel const& model) {
+    if (model.pushes != staleness::Pushes::weights_and_state) return {};
+    auto const& layers = machine.parameters();
+    FixedArray<LayerParameters> packed(layers.size());
+    for (std::size_t l = 0; l < layers.size(); ++l) {
+      List<ParameterDeclaration> declarations;
+      for (auto const& block : layers[l].blocks())
+        for (std::size_t i = 0; i < layers[l].count() && !block.empty(); ++i) {
+          ParameterDeclaration d = layers[l].declaration(i);
+          ByteRange const range = layers[l].range(i);
+          d.initial.assign(block.data() + range.first, range.last - range.first);
+          d.fill = nullptr;
+          declarations.push_back(std::move(d));
+        }
+      packed[l].adopt(std::move(declarations), static_cast<int>(l), 0);
+      packed[l].release_gradients();
+    }
+    return packed;
+  }
+  void pack(std::size_t l) {
+    if (packed_.size() == 0) return;
+    std::byte* to = packed_[l].values().data();
+    for (auto const& block : machine_.parameters()[l].blocks())
+      if (!block.empty()) to = std::copy(block.begin(), block.end(), to);
+  }
+  void received(std::size_t l) override {
+    if (packed_.size() == 0) return;
+    std::byte const* from = packed_[l].values().data();
+    for (auto const& block : machine_.parameters()[l].blocks()) {
+      if (!block.empty()) std::memcpy(block.data(), from, block.size());
+      from += block.size();
+    }
+  }
 };
 
 }  // namespace stagger::detail
