@@ -40,7 +40,7 @@ class GpusBackend : detail::Enqueuer {
     static_cast<void>(capture(options_.capture));
     for (std::size_t g = 0; g < gpus_->size(); ++g)
       memories_->push_back(detail::parameter_memory((*gpus_)[g].device));
-    machine_.keep(memories_);
+    machine_.model.keep(memories_);
     if (gpus_->processes() == nullptr) return;
     gpus_->processes()->agree(detail::facts_of(machine_, options_));
     auto const share = [](void* sums, double* backward_s, double* sum_s) {
@@ -58,7 +58,7 @@ class GpusBackend : detail::Enqueuer {
     detail::leave_behind(std::move(gpus_));
     for (auto& memory : *memories_)
       memory.release = [](stagger::detail::ParameterMemory const&, void*) noexcept {};
-    if (machine_.memory_of_parameters()->device >= 0) machine_.abandon_parameters();
+    if (machine_.model.memory->device >= 0) machine_.model.abandon_parameters();
   }
 
   /// Prepares for a program that the machine has loaded, together with the other processes.
@@ -72,8 +72,7 @@ class GpusBackend : detail::Enqueuer {
     group_sums_.connect(places);
     messages_.load(places);
     streams_.load(messages_.routes(), slots());
-    if (machine_.memory_of_parameters()->device < 0)
-      detail::settle_parameters(streams_, *memories_);
+    if (machine_.model.memory->device < 0) detail::settle_parameters(streams_, *memories_);
     group_sums_.load();
     square_sums_.load();
     graphs_.forget();

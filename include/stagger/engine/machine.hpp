@@ -79,17 +79,8 @@ class Machine : public StepStatus {
     return model.optimizer.enqueued_bytes;
   }
 
-  // For back ends with a memory of their own for parameters.
-
-  [[nodiscard]] ParameterMemory const* memory_of_parameters() const noexcept {
-    return model.memory;
-  }
-  [[nodiscard]] std::size_t parameter_count() const noexcept { return model.parameter_count(); }
-  /// [parameter_count()] sums of the squares of each one's gradient, in layer order.
-  [[nodiscard]] double const* square_sums() const noexcept {
-    return reinterpret_cast<double const*>(model.sums.data());
-  }
-  /// Brings back what a step that failed has changed. Such a back end calls it itself.
+  /// Brings back what a step that failed has changed. A back end with a memory of its own for
+  /// parameters calls it itself.
   [[gnu::cold]] void undo() {
     if (run.program->training) run.zero_gradients(model);
     for (auto& end_of_step : run.end_of_step)
@@ -100,12 +91,6 @@ class Machine : public StepStatus {
       for (auto& parameters : model.parameters) parameters.restore();
   }
   void gradient_norm(double norm) noexcept { run.gradient_norm = norm; }
-  /// Keeps something for as long as there are parameters.
-  void keep(std::shared_ptr<void const> thing) noexcept { model.kept = std::move(thing); }
-  /// The device may still work on the parameters: their memory is never given back.
-  void abandon_parameters() noexcept {
-    model.device_memory.release = [](ParameterMemory const&, void*) noexcept {};
-  }
 
   /// Makes the slots of a program and points every rank at them. Of values and slots, allocates
   /// only what earlier programs did not need.
@@ -177,9 +162,11 @@ class Machine : public StepStatus {
     else if (exchange_ != nullptr && !ends_step(in.op))
       exchange(rank, in, clock);
     else if (in.op == Op::apply)
-      apply(in);
+      model.apply(in);
+    else if (has_group(in.op))
+      model.options.replicas.ops()->add_up(*this, rank, in, clock);
     else if (!ends_step(in.op))
-      model.options.replicas.ops()->execute(*this, rank, in, clock);
+      model.options.replicas.ops()->gather(*this, rank, in);
   }
 
   /// For workers that train with others through a parameter server.
@@ -193,7 +180,7 @@ class Machine : public StepStatus {
   [[nodiscard]] OutsideSignals const& outside() const noexcept { return outside_; }
   /// What `apply` would add to a layer of its stage, into the slot of its next version.
   void change(LayerParameters& layer, Instruction const& in) noexcept {
-    model.optimizer.change(model.optimizer.optimizer, layer, update_step(in));
+    model.optimizer.change(model.optimizer.optimizer, layer, model.update_step(in));
   }
 
   /// What is added up while backward runs, if that is what replicas do on this back end.
@@ -244,19 +231,13 @@ class Machine : public StepStatus {
 
  private:
   static constexpr std::size_t saved_at_once = std::size_t{1} << 15U;  // bytes
+  /// Adds the gradients of other owners, and sums up the squares that clipping needs.
   void finish(EndOfStep const& end_of_step) {
     for (Addition const& addition : end_of_step.add) addition.to->add(*addition.from);
     if (!model.options.clip_norm) return;
     for (Square const& one : end_of_step.squares)
       model.parameters[one.layer].sum_squares(
           one.parameter, model.memory != nullptr ? model.sums_of(one.layer) : nullptr, one.range);
-  }
-
-  /// Without a flush: one stage's step, alone. An error later brings back what was before the
-  /// stream.
-  void apply(Instruction const& in) {
-    for (std::size_t l = model.first_layer[in.stage]; l < model.first_layer[in.stage + 1U]; ++l)
-      model.optimizer.update(model.optimizer.optimizer, model.parameters[l], update_step(in));
   }
   // Cold, so that g++ does not guess what stands behind `Exchange` and compile that too.
   [[gnu::cold]] [[gnu::noinline]] void exchange(RankState& rank, Instruction const& in,
@@ -267,18 +248,13 @@ class Machine : public StepStatus {
     exchange_->execute(*this, in);
     if (record) rank.spans.push_back({action_of(in), start_s, clock(), false});
   }
-  [[nodiscard]] UpdateStep update_step(Instruction const& in) const noexcept {
-    return {1, model.steps + 1 + static_cast<std::int64_t>(in.update()), in.version,
-            in.next_version};
-  }
 
   void update(RankState& rank) {
     if (exchange_ != nullptr) return;                 // the server does it
     if (model.shards ? failed() : !commit()) return;  // shared out, it can still be taken back
     double scale = 1;
     if (model.options.clip_norm && model.memory == nullptr) {
-      double sum =
-          0;  // one sum per parameter, added in layer order: the same numbers for every cut
+      double sum = 0;  // one for each parameter, added in layer order: the cuts do not matter
       for (auto const& parameters : model.parameters)
         for (double const square_sum : parameters.square_sums()) sum += square_sum;
       double const norm = std::sqrt(sum);

@@ -133,7 +133,8 @@ struct ReplicaOps {
   void (*begin_step)(Machine&);
   void (*end_step)(Machine&);
   void (*join_outputs)(Machine&);  // back ends with a memory of their own call it behind all work
-  void (*execute)(Machine&, RankState&, Instruction const&, Clock);
+  void (*gather)(Machine&, RankState&, Instruction const&);
+  void (*add_up)(Machine&, RankState&, Instruction const&, Clock);  // or a part of a backward
   /// For back ends without a clock: when a part of a last backward, or a sum, was at work, in
   /// seconds since the step began.
   void (*note)(Machine&, RankState&, Instruction const&, double start_s, double end_s);

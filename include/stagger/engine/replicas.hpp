@@ -231,9 +231,9 @@ struct Replication : ReplicaChecks {
     return false;
   }
 
-  static void execute(Machine& machine, RankState& rank, Instruction const& in, Clock clock) {
+  /// Gathers the rows that a rank takes from others, or from the caller.
+  static void gather(Machine& machine, RankState& rank, Instruction const& in) {
     if (in.op == Op::pass) return;
-    if (has_group(in.op)) return ReplicaSums::execute(machine, rank, in, clock);
     ReplicaRun& run = *machine.run.replica_run;
     std::size_t const m = in.microbatch;
     ReplicaRank const& own = run.ranks[rank.number];
@@ -295,7 +295,8 @@ inline constexpr ReplicaOps replica_ops{&group_gradients,
                                         &Replication::begin_step,
                                         &Replication::end_step,
                                         &Replication::join_outputs,
-                                        &Replication::execute,
+                                        &Replication::gather,
+                                        &ReplicaSums::add_up,
                                         &ReplicaSums::note,
                                         &GroupingDecision::measures,
                                         &GroupingDecision::current_groups,

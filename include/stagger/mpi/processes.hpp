@@ -78,7 +78,7 @@ class ProcessesBackend {
     double const join_deadline_s =
         again ? std::min(join_deadline_s_, machine_.options().deadline_s) : join_deadline_s_;
     must_load_ = true;
-    codec_.require_portable(process_of.data());
+    codec_.edges.require_portable(process_of.data());
     if (program.training && channels_.size() > 1)
       stagger::detail::require_numbers(machine_.optimizer_digest());
     owners_.allocate(codec_, wanted);

@@ -460,7 +460,7 @@ TEST_CASE("engine/ReplicaSums: holders of a stage share the squares of its gradi
     for (; squares.holder < static_cast<std::size_t>(holders); ++squares.holder)
       machine.execute_end(machine.ranks()[squares.holder], finish);
     CAPTURE(holders);
-    REQUIRE(squares.taken.size() == machine.parameter_count());
+    REQUIRE(squares.taken.size() == machine.model.parameter_count());
     std::set<void const*> once;
     for (auto const& [gradient, holder] : squares.taken) once.insert(gradient);
     CHECK(once.size() == squares.taken.size());

@@ -209,7 +209,7 @@ class Enqueuer {
       if (rank == nullptr) continue;
       auto& gpu = (*gpus_)[streams_.gpu_of(r)];
       streams_.use(streams_.gpu_of(r));
-      check(options_.kernels->scale(gpu.sums.data(), machine_.parameter_count(),
+      check(options_.kernels->scale(gpu.sums.data(), machine_.model.parameter_count(),
                                     *machine_.options().clip_norm, gpu.iteration.place(r).scale,
                                     streams_.compute(r).get()),
             "find the scale of the gradients");

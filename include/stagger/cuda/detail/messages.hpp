@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <vector>
 
 #include <stagger/core/fixed_array.hpp>
@@ -101,13 +102,70 @@ class RouteValues {
       rows_;  // [routes], of those over row edges
 };
 
+/// Copies blocks of memory over channels: within this process on a stream of the GPU that receives
+/// them, to another process as a send here and a receive there.
+class Transfer {
+ public:
+  explicit Transfer(Streams& streams) : streams_(streams) {}
+
+  void clear() noexcept {
+    from_.clear();
+    to_.clear();
+  }
+  /// Adds one block. An end that is not of this process may have no memory.
+  void add(std::span<std::byte> from, std::span<std::byte> to) {
+    from_.push_back({from.data(), from.size()});
+    to_.push_back({to.data(), to.size()});
+  }
+  /// Adds the blocks of a value, where this process has the giver, or the taker.
+  void add_given(WireType const& type, void* value) { collect(type, value, from_); }
+  void add_taken(WireType const& type, void* value) { collect(type, value, to_); }
+
+  /// A channel goes on behind what a rank has been given so far.
+  void follow(std::size_t rank, std::size_t number) const {
+    if (!streams_.own(rank)) return;
+    auto& made = streams_.event(streams_.gpu_of(rank), streams_.numbers().rank(rank));
+    streams_.record(streams_.compute(rank), made);
+    streams_.wait(*streams_.gpus().channels()[number].stream, made);
+  }
+  /// Enqueues the copies on a channel.
+  void enqueue(std::size_t number) const {
+    auto const& [places, gpu, stream] = streams_.gpus().channels()[number];
+    if (from_.empty() && to_.empty()) return;
+    std::size_t const giver = streams_.gpus().at(places.first);
+    if (auto* const processes = streams_.gpus().processes())
+      return giver < streams_.gpus().size() ? processes->send(number, from_)
+                                            : processes->receive(number, to_);
+    streams_.use(gpu);
+    for (std::size_t i = 0; i < from_.size(); ++i)
+      streams_.ask(
+          [&] { return streams_.gpus().copy(to_[i], gpu, from_[i].data, giver, stream->get()); },
+          "copy a value to another GPU");
+  }
+
+ private:
+  static void collect(WireType const& type, void* value, std::vector<Block>& blocks) {
+    BlockVisit visit{&blocks, [](void* self, void* data, std::size_t bytes) {
+                       if (bytes != 0)
+                         static_cast<std::vector<Block>*>(self)->push_back({data, bytes});
+                     }};
+    type.blocks(value, visit);
+  }
+
+  Streams& streams_;
+  std::vector<Block> from_, to_;
+};
+
 /// Within this process a message is a copy, on a stream of the GPU that receives it; to another
 /// process it is a send here and a receive there. In both cases the rank that made the value goes
 /// on at once, and waits only before it overwrites the value.
 class Messages {
  public:
   Messages(Streams& streams, Wires const& wires)
-      : streams_(streams), values_(streams.machine(), wires), distributed_{streams.machine()} {}
+      : streams_(streams),
+        values_(streams.machine(), wires),
+        distributed_{streams.machine()},
+        transfer_(streams) {}
 
   /// Prepares for a program, together with the other processes. @param places  [ranks]
   [[gnu::cold]] void load(std::vector<int> const& places) {
@@ -179,16 +237,15 @@ class Messages {
   void send_values(std::size_t rank) {
     for (auto const& owner : routes_.owners()) {
       if (owner.taker != rank || !(streams_.own(rank) || streams_.own(owner.giver))) continue;
-      begin_transfer();
+      transfer_.clear();
       distributed_.each_layer(owner.cell, [&](std::size_t l, GradientShare* share) {
         auto const values = distributed_.parameters(l).values();
         if (values.empty()) return;
-        from_.push_back({values.data(), values.size()});
         auto const apart = share->values();  // none where the first owner is of another process
-        to_.push_back({apart.empty() ? values.data() : apart.data(), values.size()});
+        transfer_.add(values, apart.empty() ? values : apart);
       });
-      follow(rank, channel_[owner.back]);
-      transfer(channel_[owner.back]);
+      transfer_.follow(rank, channel_[owner.back]);
+      transfer_.enqueue(channel_[owner.back]);
     }
   }
 
@@ -206,34 +263,6 @@ class Messages {
   [[nodiscard]] Event& handed_in(std::size_t owner) const noexcept {
     return streams_.event(channel(channel_[routes_.owners()[owner].channel]).gpu,
                           streams_.numbers().owner(owner));
-  }
-
-  void begin_transfer() noexcept {
-    from_.clear();
-    to_.clear();
-  }
-  /// A channel goes on behind what a rank has been given so far.
-  void follow(std::size_t rank, std::size_t number) const {
-    if (!streams_.own(rank)) return;
-    std::size_t const made = streams_.numbers().rank(rank);
-    record(rank, made);
-    streams_.wait(*channel(number).stream, streams_.event(streams_.gpu_of(rank), made));
-  }
-  /// Enqueues copies of `from_` to `to_` on a channel.
-  void transfer(std::size_t number) {
-    auto const& [places, gpu, stream] = channel(number);
-    bool const gives = streams_.gpus().at(places.first) < streams_.gpus().size();
-    if (from_.empty() && to_.empty()) return;
-    if (processes() != nullptr)
-      return gives ? processes()->send(number, from_) : processes()->receive(number, to_);
-    streams_.use(gpu);
-    for (std::size_t i = 0; i < from_.size(); ++i)
-      streams_.ask(
-          [&] {
-            return streams_.gpus().copy(to_[i], gpu, from_[i].data,
-                                        streams_.gpus().at(places.first), stream->get());
-          },
-          "copy a value to another GPU");
   }
 
   /// A rank has read, for the last time, what came for a microbatch.
@@ -270,17 +299,17 @@ class Messages {
       return;
     }
     auto const& type = values_.wire(route.cell);
-    begin_transfer();
+    transfer_.clear();
     header_.clear();
     if (gives) {
       streams_.use(streams_.gpu_of(route.giver));
       AtPlace const here(streams_.place_of(route.giver));
       void* const value = values_.given(route, number, in);
       type.write(header_, value);
-      collect(type, value, from_);
+      transfer_.add_given(type, value);
     }
     if (gives != takes) tell_shape(number, in, channel_number, gives);
-    follow(route.giver, channel_number);
+    transfer_.follow(route.giver, channel_number);
     if (takes) {
       streams_.use(over.gpu);
       if (freed_[slot])
@@ -289,9 +318,9 @@ class Messages {
       ByteReader reader(header_.data(), header_.size());
       void* const copy = values_.taken(route, number, in);
       type.read(reader, copy);
-      collect(type, copy, to_);
+      transfer_.add_taken(type, copy);
     }
-    transfer(channel_number);
+    transfer_.enqueue(channel_number);
     streams_.record(*over.stream, passed);
     if (gives) read_[slot] = &passed;
   }
@@ -319,27 +348,18 @@ class Messages {
     }
   }
 
-  static void collect(WireType const& type, void* value, std::vector<Block>& blocks) {
-    BlockVisit visit{&blocks, [](void* self, void* data, std::size_t bytes) {
-                       if (bytes != 0)
-                         static_cast<std::vector<Block>*>(self)->push_back({data, bytes});
-                     }};
-    type.blocks(value, visit);
-  }
-
   /// Gradients of a stage to its first owner.
   void hand_in(std::size_t rank) {
     for (std::size_t n = 0; n < routes_.owners().size(); ++n) {
       OwnerRoute const& owner = routes_.owners()[n];
       if (owner.giver != rank || !(streams_.own(rank) || streams_.own(owner.taker))) continue;
-      begin_transfer();
+      transfer_.clear();
       distributed_.each_layer(owner.cell, [&](std::size_t, GradientShare* share) {
         if (share->gradients().empty()) return;
-        from_.push_back({share->gradients().data(), share->gradients().size()});
-        to_.push_back({share->received().data(), share->received().size()});
+        transfer_.add(share->gradients(), share->received());
       });
-      follow(rank, channel_[owner.channel]);
-      transfer(channel_[owner.channel]);
+      transfer_.follow(rank, channel_[owner.channel]);
+      transfer_.enqueue(channel_[owner.channel]);
       streams_.record(*channel(channel_[owner.channel]).stream, handed_in(n));
     }
   }
@@ -357,7 +377,7 @@ class Messages {
   List<Event const*> read_;  // [slots] the giver's copy was read behind it; null: not yet given
   std::vector<bool> freed_;  // [slots] whether the taker has said that it may be written
   ByteWriter header_;
-  std::vector<Block> from_, to_;
+  Transfer transfer_;
 };
 
 }  // namespace stagger::cuda::detail

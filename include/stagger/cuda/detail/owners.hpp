@@ -50,7 +50,7 @@ namespace stagger::cuda::detail {
   stagger::detail::DistributedState const state{machine};
   auto const memory_of = [&](std::size_t cell) {
     std::size_t const rank = state.rank_of(cell);
-    return streams.own(rank) ? &memories[streams.gpu_of(rank)] : machine.memory_of_parameters();
+    return streams.own(rank) ? &memories[streams.gpu_of(rank)] : machine.model.memory;
   };
   for (std::size_t c = 0; c < cells.size(); ++c) {
     std::size_t home = state.first_owner(c);
@@ -75,7 +75,7 @@ namespace stagger::cuda::detail {
     int const root = places[state.rank_of(c)];
     state.each_layer(c, [&](std::size_t l, auto const*) {
       auto const& parameters = state.parameters(l);
-      bool const here = parameters.memory() != machine.memory_of_parameters();
+      bool const here = parameters.memory() != machine.model.memory;
       for (auto const block : parameters.blocks()) {
         if (block.empty()) continue;
         if (!here) passing.resize({block.size()});

@@ -13,7 +13,7 @@ namespace stagger::cuda::detail {
 [[gnu::cold]] inline void require_runnable(stagger::detail::Machine const& machine,
                                            ParameterKernels const* given) {
   Program const& program = machine.program();
-  if (!program.training || machine.parameter_count() == 0) return;
+  if (!program.training || machine.model.parameter_count() == 0) return;
   ParameterKernels const kernels = given != nullptr ? *given : ParameterKernels{};
   if (machine.enqueued_bytes() == 0)
     raise(Errc::bad_configuration,

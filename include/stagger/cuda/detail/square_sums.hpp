@@ -24,7 +24,7 @@ class SquareSums {
     stagger::detail::DistributedState const state{streams_.machine()};
     for (std::size_t g = 0; g < gpus().size(); ++g) {
       gpus().select(g);
-      gpus()[g].sums.resize({std::max<std::size_t>(1, streams_.machine().parameter_count())});
+      gpus()[g].sums.resize({std::max<std::size_t>(1, streams_.machine().model.parameter_count())});
     }
     own_.clear();
     std::size_t first = 0;  // parameters are numbered in layer order, and so are cells

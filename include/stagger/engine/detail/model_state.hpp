@@ -67,6 +67,24 @@ struct ModelState {
     return first;
   }
 
+  /// Of the step that an instruction of a stream without flushes takes.
+  [[nodiscard]] UpdateStep update_step(Instruction const& in) const noexcept {
+    return {1, steps + 1 + static_cast<std::int64_t>(in.update()), in.version, in.next_version};
+  }
+  /// Without a flush: the step of one stage, alone. An error later brings back what was before the
+  /// stream.
+  void apply(Instruction const& in) {
+    for (std::size_t const l : layers_of(in.stage))
+      optimizer.update(optimizer.optimizer, parameters[l], update_step(in));
+  }
+
+  /// Keeps something for as long as there are parameters.
+  void keep(std::shared_ptr<void const> thing) noexcept { kept = std::move(thing); }
+  /// A device may still work on the parameters: their memory is never given back.
+  void abandon_parameters() noexcept {
+    device_memory.release = [](ParameterMemory const&, void*) noexcept {};
+  }
+
   std::shared_ptr<void const> kept;
   ParameterMemory device_memory;
   ParameterMemory const* memory;  // null: parameters lie on the host

@@ -79,7 +79,8 @@ struct ReplicaSums {
     return bytes;
   }
 
-  static void execute(Machine& machine, RankState& rank, Instruction const& in, Clock clock) {
+  /// Carries out a part of a last backward, or a sum of gradients.
+  static void add_up(Machine& machine, RankState& rank, Instruction const& in, Clock clock) {
     IndexRange const layers = machine.model.layers_of(machine.run.program->groups[in.group]);
     std::size_t const first = machine.model.layers_of(in.stage).first;
     double const start_s = clock();

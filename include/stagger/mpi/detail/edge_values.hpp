@@ -15,31 +15,31 @@
 #include <stagger/engine/machine.hpp>
 #include <stagger/engine/replica_ops.hpp>
 #include <stagger/engine/row_splitter.hpp>
-#include <stagger/mpi/detail/held_parameters.hpp>
 #include <stagger/mpi/detail/port_types.hpp>
 
 namespace stagger::mpi::detail {
 
+using stagger::detail::Machine;
 using stagger::detail::Places;
 using stagger::detail::RowRange;
 using stagger::detail::RowSplitter;
 using stagger::detail::StageRun;
 
 /// Which signals announce a value, where it lies, and its bytes.
-struct EdgeValues : HeldParameters {
-  EdgeValues(Machine& whose, PortType const* types, std::size_t count)
-      : HeldParameters{whose}, ports_(types), port_count_(count) {}
+class EdgeValues {
+ public:
+  EdgeValues(Machine& machine, PortType const* types, std::size_t count)
+      : machine_(machine), ports_(types), port_count_(count) {}
 
   /// Signals below this one may announce a value.
-  [[nodiscard]] std::size_t edge_signals() const noexcept {
+  [[nodiscard]] std::size_t signals() const noexcept {
     return (program().cells.size() + program().row_edges.size()) * signals_per_edge;
   }
 
   /// Writes the value that a signal announces.
   /// @param to  [ranks] whether the receiver's process runs the rank
   /// @return whether there is one
-  bool write_value(ByteWriter& out, std::uint32_t signal, Instruction const& in,
-                   bool const* to) const {
+  bool write(ByteWriter& out, std::uint32_t signal, Instruction const& in, bool const* to) const {
     Value const value = value_of(signal);
     if (value.type == nullptr) return false;
     PortType const& type = port(*value.type);
@@ -61,7 +61,7 @@ struct EdgeValues : HeldParameters {
   /// Puts it into its slot.
   /// @param own  [ranks] whether this process runs the rank
   /// @return whether the signal announces one
-  bool read_value(ByteReader& in, std::uint32_t signal, bool const* own) const {
+  bool read(ByteReader& in, std::uint32_t signal, bool const* own) const {
     Value const value = value_of(signal);
     if (value.type == nullptr) return false;
     PortType const& type = port(*value.type);
@@ -99,7 +99,7 @@ struct EdgeValues : HeldParameters {
   /// Makes sure, before the first step, that what crosses can travel.
   /// @param process  [ranks]
   void require_portable(int const* process) const {
-    for (std::uint32_t s = 0; s < edge_signals(); ++s) {
+    for (std::uint32_t s = 0; s < signals(); ++s) {
       auto const& ends = program().signals[s];
       Value const value = value_of(s);
       if (value.type != nullptr && process[ends.sender] != process[ends.receiver])
@@ -123,6 +123,7 @@ struct EdgeValues : HeldParameters {
   }
 
  private:
+  [[nodiscard]] Program const& program() const noexcept { return machine_.program(); }
   /// Of a signal that announces a value.
   [[nodiscard]] static bool is_forward(std::uint32_t signal) noexcept {
     return static_cast<EdgeSignal>(signal % signals_per_edge) == EdgeSignal::forward_full;
@@ -138,10 +139,10 @@ struct EdgeValues : HeldParameters {
   };
 
   [[nodiscard]] Value value_of(std::uint32_t signal) const {
-    if (signal >= edge_signals() || program().signals[signal].edge < 0) return {};
+    if (signal >= signals() || program().signals[signal].edge < 0) return {};
     std::size_t edge = signal / signals_per_edge;
     bool const forward = is_forward(signal);
-    auto const& cells = machine.run.cells;
+    auto const& cells = machine_.run.cells;
     if (edge < cells.size()) {  // a slot of the receiver
       if (program().cells[edge].after == Cell::none) return {};
       StageRun const& here = cells[edge];
@@ -156,7 +157,7 @@ struct EdgeValues : HeldParameters {
   }
 
   [[nodiscard]] RowRange rows_of(int rank, std::size_t microbatch) const {
-    return machine.run.replica_run->ranks[rank].rows[microbatch];
+    return machine_.run.replica_run->ranks[rank].rows[microbatch];
   }
   /// From the first row to the last that ranks of the receiver's process take of a cell's. All cells
   /// of that process share the slot, so each gets them all.
@@ -175,6 +176,7 @@ struct EdgeValues : HeldParameters {
     return taken.first < taken.last ? taken : RowRange{rows.first, rows.first};
   }
 
+  Machine& machine_;
   PortType const* ports_;  // [port_count_]
   std::size_t port_count_;
   mutable RowSplitter row_splitter_{};

@@ -17,13 +17,14 @@ namespace stagger::mpi::detail {
 using stagger::detail::StepArguments;
 
 /// A machine's side of the messages between processes.
-struct MessageCodec : EdgeValues {
-  using EdgeValues::EdgeValues;
+struct MessageCodec : HeldParameters {
+  MessageCodec(Machine& whose, PortType const* types, std::size_t count)
+      : HeldParameters{whose}, edges(whose, types, count) {}
 
   /// Whether a signal says that its sender has finished, and will not fail any more.
   [[nodiscard]] bool votes(std::uint32_t signal) const noexcept {
     auto const ranks = static_cast<unsigned>(program().computing);
-    std::size_t const first = edge_signals() + ranks;
+    std::size_t const first = edges.signals() + ranks;
     return commits() && signal >= first && signal < first + ranks;
   }
   /// Whether it goes with gradients of a group, or with sums of them: each time others.
@@ -35,13 +36,13 @@ struct MessageCodec : EdgeValues {
   /// What the sender of a signal sends with it, right after `in`.
   /// @param to  [ranks] whether the receiver's process runs the rank
   void write(ByteWriter& out, std::uint32_t signal, Instruction const& in, bool const* to) const {
-    if (!write_value(out, signal, in, to)) gradients(Writing{out}, signal, in.group, to);
+    if (!edges.write(out, signal, in, to)) gradients(Writing{out}, signal, in.group, to);
   }
 
   /// Puts it where it belongs.
   /// @param own  [ranks] whether this process runs the rank
   void read(ByteReader& in, std::uint32_t signal, bool const* own) const {
-    if (!read_value(in, signal, own)) gradients(Reading{in}, signal, 0, own);
+    if (!edges.read(in, signal, own)) gradients(Reading{in}, signal, 0, own);
   }
 
   /// What a rank of the last stage leaves for the caller of the step: losses, outputs.
@@ -52,7 +53,7 @@ struct MessageCodec : EdgeValues {
       auto const m = in.microbatch;
       if (arguments.losses != nullptr) wire.number(arguments.losses[m]);
       if (arguments.outputs.first != nullptr)
-        wire.value(port(*machine.run.cells[in.cell].back->ops->output, "output"),
+        wire.value(edges.port(*machine.run.cells[in.cell].back->ops->output, "output"),
                    arguments.outputs[m]);
     }
   }
@@ -65,12 +66,14 @@ struct MessageCodec : EdgeValues {
     wire.bytes(own.spans.data(), count * sizeof(schedule::Span));
   }
 
+  EdgeValues edges;
+
  private:
   /// What goes with a signal that announces gradients, or the end of a rank.
   /// @param group  of what is written
   template <class Wire>
   void gradients(Wire wire, std::uint32_t signal, std::uint16_t group, bool const* to) const {
-    if (!commits() || signal < edge_signals()) return;
+    if (!commits() || signal < edges.signals()) return;
     if (carries_group(signal)) {
       wire.number(group);
       return each_part(signal, group, to,

@@ -43,7 +43,7 @@ class Routes {
       if (codec.carries_group(which))
         pools_.insert(pools_.end(), given[which], receivers[which].size());
       else
-        pools_.push_back(receivers[which].size() * codec.under_way(which, given[which]));
+        pools_.push_back(receivers[which].size() * codec.edges.under_way(which, given[which]));
     }
   }
 

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include <stagger/collective/handshake.hpp>
-#include <stagger/cuda/detail/gpu_set.hpp>
 #include <stagger/cuda/detail/processes.hpp>
+#include <stagger/cuda/detail/streams.hpp>
 #include <stagger/nccl/communicator.hpp>
 
 namespace stagger::nccl::detail {
