@@ -14,7 +14,8 @@
 #include <stagger/core/list.hpp>
 #include <stagger/engine/detail/not_a_backend.hpp>
 #include <stagger/engine/detail/session_on.hpp>
-#include <stagger/engine/exchange.hpp>
+#include <stagger/engine/detail/step_exchange.hpp>
+#include <stagger/engine/detail/stream_exchange.hpp>
 
 namespace stagger::detail {
 

@@ -107,7 +107,7 @@ struct ServerChoice {
 class LocalExchange;
 class StepExchange;
 class StreamExchange;
-/// For `ServerChoice`, by address. `engine/exchange.hpp` defines it; what only names it need not
+/// For `ServerChoice`, by address. `engine/detail/server_exchange.hpp` defines it; what only names it need not
 /// include the engine.
 template <class Made>
 std::unique_ptr<Exchange> make_exchange(std::shared_ptr<ParameterLink> const& link,

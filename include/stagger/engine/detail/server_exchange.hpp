@@ -168,4 +168,12 @@ class ServerExchange : public Exchange, protected ParameterListener {
   bool open_ = false;
 };
 
+template <class Made>
+[[gnu::cold]] std::unique_ptr<Exchange> make_exchange(std::shared_ptr<ParameterLink> const& link,
+                                                      Machine& machine,
+                                                      StalenessModel const& staleness,
+                                                      std::shared_ptr<void const> const& kept) {
+  return std::make_unique<Made>(link, machine, staleness, kept);
+}
+
 }  // namespace stagger::detail
