@@ -63,6 +63,12 @@ class ServerInProcess {
     if (options.weights.empty()) store_rules_.weights.assign(count, 1 / static_cast<double>(count));
   }
 
+  [[gnu::cold]] void join(int worker, std::span<LayerParameters const> layers,
+                          WorkerRules const& rules, ParameterListener& listener) {
+    List<std::uint64_t> digests;
+    for (LayerParameters const& layer : layers) digests.push_back(values_digest(layer.values()));
+    join(worker, layers, digests, rules, listener);
+  }
   /// @param digests  [layers] of the first values, which `layers` may lack unless they are wanted
   [[gnu::cold]] void join(int worker, std::span<LayerParameters const> layers,
                           List<std::uint64_t> const& digests, WorkerRules const& rules,
@@ -304,9 +310,7 @@ class LinkInProcess final : public ParameterLink {
 
   void join(std::span<LayerParameters const> layers, WorkerRules const& rules,
             ParameterListener& listener) override {
-    List<std::uint64_t> digests;
-    for (LayerParameters const& layer : layers) digests.push_back(values_digest(layer.values()));
-    server_->join(worker_, layers, digests, rules, listener);
+    server_->join(worker_, layers, rules, listener);
   }
   void leave() noexcept override { server_->leave(worker_); }
   void begin() override { server_->begin(worker_); }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-///         send({.kind = kind,file   A worker's link to a parameter server in another process, over any transport.
+/// @file   A worker's link to a parameter server in another process, over any transport.
 
 #include <algorithm>
 #include <chrono>
@@ -207,8 +207,8 @@ class RemoteLink final : public ParameterLink, private MessageEnd {
     if (lost_) std::rethrow_exception(lost_);
   }
 
-  ///         send({.kind = kind,pre the lock is held, or nobody else knows of this yet
-  ///         send({.kind = kind,return whether there was room
+  /// @pre the lock is held, or nobody else knows of this yet
+  /// @return whether there was room
   bool offer(Message const& message) const noexcept {
     bool const taken = queue_.push(message);
     if (transport_ != nullptr) transport_->wake();
