@@ -154,7 +154,8 @@ extern "C" int MPI_Isend(void const* data, int count, MPI_Datatype type, int pee
                          MPI_Comm comm, MPI_Request* request) {
   bool const envelope = count == static_cast<int>(sizeof(sg::mpi::detail::Envelope));
   if (hands_over && envelope &&
-      static_cast<sg::mpi::detail::Envelope const*>(data)->what == sg::mpi::detail::say_values) {
+      static_cast<sg::mpi::detail::Envelope const*>(data)->what ==
+          sg::mpi::detail::notice_of_values) {
     hands_over = false;
     messages_left = die_at;
   }

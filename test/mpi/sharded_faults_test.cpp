@@ -185,7 +185,8 @@ extern "C" int MPI_Isend(void const* data, int count, MPI_Datatype type, int pee
                          MPI_Comm comm, MPI_Request* request) {
   if (messages_left != 0 && count == static_cast<int>(sizeof(mpi::detail::Envelope)) && tag == 0) {
     auto const what = static_cast<mpi::detail::Envelope const*>(data)->what;
-    bool const begun = what == mpi::detail::say_values || what == mpi::detail::say_agreed;
+    bool const begun =
+        what == mpi::detail::notice_of_values || what == mpi::detail::notice_of_agreement;
     if (begun && --messages_left == 0) silent = true;
   }
   if (!silent) return PMPI_Isend(data, count, type, peer, tag, comm, request);

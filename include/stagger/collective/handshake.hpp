@@ -24,8 +24,8 @@ struct Fact {
 };
 
 /// 64 bits of FNV-1a: equal on every machine, and good against accidents, not against attackers.
-[[nodiscard]] constexpr std::uint64_t digest(std::string_view words) noexcept {
-  return stagger::detail::digest(words.data(), words.size());
+[[nodiscard]] constexpr std::uint64_t digest(std::string_view of) noexcept {
+  return stagger::detail::digest(of.data(), of.size());
 }
 
 /// The version this program was compiled with, as a fact.
@@ -39,15 +39,15 @@ namespace detail {
 inline constexpr std::size_t shown_name = 80;
 inline constexpr std::size_t shown_value = 240;
 
-/// A rank's words on one fact, of a fixed size.
+/// One fact of a rank, of a fixed size; longer text is cut off.
 struct ShownFact {
   char name[shown_name + 1] = {};
   char value[shown_value + 1] = {};
 };
 
-inline void copy_text(char* to, std::size_t room, std::string const& from) {
-  bool const fits = from.size() <= room;
-  std::size_t const n = fits ? from.size() : room - 3;
+inline void copy_text(char* to, std::size_t size, std::string const& from) {
+  bool const fits = from.size() <= size;
+  std::size_t const n = fits ? from.size() : size - 3;
   std::memcpy(to, from.data(), n);
   if (!fits) std::memcpy(to + n, "...", 3);
 }
@@ -94,11 +94,11 @@ inline void copy_text(char* to, std::size_t room, std::string const& from) {
   ShownFact const& a = shown[0];
   ShownFact const& b = shown[other];
   if (std::strcmp(a.name, b.name) != 0) {
-    auto const words = [](ShownFact const& f) {
+    auto const name_of = [](ShownFact const& f) {
       return f.name[0] == 0 ? std::string("nothing") : text("'", f.name, "'");
     };
-    raise(Errc::mismatch, "ranks compare different things: number ", fact, " is ", words(a),
-          " on rank 0, but ", words(b), " on rank ", other, "; start all ranks from one program");
+    raise(Errc::mismatch, "ranks compare different things: number ", fact, " is ", name_of(a),
+          " on rank 0, but ", name_of(b), " on rank ", other, "; start all ranks from one program");
   }
   raise(Errc::mismatch, "ranks disagree on ", a.name, ": rank 0 has '", a.value, "', rank ", other,
         " has '", b.value, "' (unlike rank 0: ", ranks,

@@ -134,11 +134,11 @@ template <class T> class List : public detail::ListBase {
   [[nodiscard]] T const& back() const noexcept { return data()[raw_.size - 1]; }
 
   void reserve(std::size_t count) {
-    if (count > raw_.size) room(count - raw_.size);
+    if (count > raw_.size) grow(count - raw_.size);
   }
   void push_back(T value) { emplace_back(std::move(value)); }
   template <class... A> T& emplace_back(A&&... arguments) {
-    if (raw_.size == raw_.capacity) room(1);
+    if (raw_.size == raw_.capacity) grow(1);
     T* const object = ::new (raw_.memory + raw_.size * sizeof(T)) T(std::forward<A>(arguments)...);
     ++raw_.size;
     return *object;
@@ -154,7 +154,7 @@ template <class T> class List : public detail::ListBase {
       T const value{};
       detail::append(raw_, count - raw_.size, &value, sizeof(T));
     } else {
-      room(count - raw_.size);
+      grow(count - raw_.size);
       while (raw_.size < count) emplace_back();
     }
   }
@@ -167,7 +167,7 @@ template <class T> class List : public detail::ListBase {
       detail::replace(raw_, from, count, sizeof(T));
     } else {
       destroy(0);
-      room(count);
+      grow(count);
       for (std::size_t i = 0; i < count; ++i) emplace_back(from[i]);
     }
   }
@@ -184,11 +184,11 @@ template <class T> class List : public detail::ListBase {
     if constexpr (trivial) {
       detail::append(raw_, count, &value, sizeof(T));
     } else {
-      room(count);
+      grow(count);
       for (std::size_t i = 0; i < count; ++i) emplace_back(value);
     }
   }
-  void room(std::size_t more) {
+  void grow(std::size_t more) {
     if constexpr (trivial) {
       detail::grow(raw_, more, sizeof(T));
     } else {

@@ -80,7 +80,7 @@ struct BranchAndBound {
         used_[at(d)] = true;
         order_.push_back(d);
         for (int end = s + 1 == P ? N : first + 1; end <= N - (P - 1 - s); ++end) {
-          bool const fits = limits_.bytes(costs_, s, P, first, end) <= limits_.room(costs_, d);
+          bool const fits = limits_.bytes(costs_, s, P, first, end) <= limits_.available(costs_, d);
           double seconds = costs_.compute_s(d, first, end);
           if (s > 0) seconds += costs_.receive_s(before, d, first);
           if (!fits || !(seconds < best_s)) break;  // more layers only add to both

@@ -163,7 +163,7 @@ struct Limits {
   int in_flight = 1;         ///< minibatches
   double memory_factor = 1;  ///< times each device's memory
 
-  [[nodiscard]] constexpr double room(Costs const& costs, int device) const {
+  [[nodiscard]] constexpr double available(Costs const& costs, int device) const {
     return costs.place(device).memory_bytes * memory_factor;
   }
   /// Bytes that the layers [first, last) need as one of `stages` stages.

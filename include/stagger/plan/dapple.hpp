@@ -180,8 +180,8 @@ class DappleSearch {
       occupied.taken = partials_[partial].taken;
       begin = partials_[partial].end;
     }
-    int const room = occupied.free();
-    for (int m = 1; m < room; ++m) {
+    int const free = occupied.free();
+    for (int m = 1; m < free; ++m) {
       std::vector<std::vector<int>> fills{placement::FreshFirst{}.fill(occupied, m)};
       for (auto const& fill : {placement::AppendFirst{}.fill(occupied, m),
                                placement::ScatterFirst{}.fill(occupied, m)})

@@ -57,9 +57,9 @@ struct StageMemory {
   }
   /// Most microbatches in flight that fit, up to `most`; 0: not even one does.
   [[nodiscard]] constexpr int depth(double capacity, int most) const noexcept {
-    double const room = capacity - static_bytes - once_bytes;
-    if (room < each_bytes || room < 0) return 0;
-    return each_bytes * most <= room ? most : static_cast<int>(room / each_bytes);
+    double const left = capacity - static_bytes - once_bytes;
+    if (left < each_bytes || left < 0) return 0;
+    return each_bytes * most <= left ? most : static_cast<int>(left / each_bytes);
   }
 };
 

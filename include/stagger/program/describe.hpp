@@ -57,7 +57,7 @@ namespace stagger::detail {
                                                               std::span<std::size_t const> at,
                                                               std::span<std::uint32_t const> given,
                                                               std::string_view outside = {}) {
-  static constexpr int nobody = -1;
+  static constexpr int none = -1;
   std::string clauses;
   for (std::size_t r = 0; r < program.ranks.size(); ++r) {
     auto const& rank = program.ranks[r];
@@ -65,15 +65,15 @@ namespace stagger::detail {
     std::size_t first_wait = 0;
     for (std::size_t i = 0; i < at[r]; ++i) first_wait += rank.code[i].waits;
     auto const& in = rank.code[at[r]];
-    int sender = nobody;
-    for (std::size_t w = first_wait; w < first_wait + in.waits && sender == nobody; ++w)
+    int sender = none;
+    for (std::size_t w = first_wait; w < first_wait + in.waits && sender == none; ++w)
       if (given[rank.waits[w].signal] < rank.waits[w].count)
         sender = program.signals[rank.waits[w].signal].sender;
     std::string clause =
-        text(name_of(program, r), sender == nobody ? " is in " : " waits before ", describe(in));
+        text(name_of(program, r), sender == none ? " is in " : " waits before ", describe(in));
     if (sender == SignalEnds::outside) {
       clause = text(clause, " for ", outside);
-    } else if (sender != nobody) {
+    } else if (sender != none) {
       auto const stands = at[static_cast<std::size_t>(sender)];
       std::string const last =
           stands == 0 ? std::string() : describe(program.ranks[sender].code[stands - 1]);

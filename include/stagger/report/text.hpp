@@ -99,11 +99,11 @@ struct TextGrid {
       std::size_t const to = column(block.end_s);
       if (to <= from) continue;  // shorter than half a column
       idle(out, from - at);
-      std::size_t const room = (to - from) * cell - (separated ? 1 : 0);
+      std::size_t const width = (to - from) * cell - (separated ? 1 : 0);
       ActionStyle const& style = style_of(block.kind);
       std::string shown = brief ? block.brief : block.label;
-      if (shown.size() > room) shown = style.legend[0];
-      shown.append(room - shown.size(), to - from == 1 && separated ? ' ' : style.filler);
+      if (shown.size() > width) shown = style.legend[0];
+      shown.append(width - shown.size(), to - from == 1 && separated ? ' ' : style.filler);
       out += shown;
       if (separated) out += ' ';
       at = to;
@@ -124,8 +124,7 @@ struct TextGrid {
 /// Chooses columns and labels: a grid with whole names, a grid with brief ones, or a line in
 /// proportion to time.
 [[nodiscard]] inline TextGrid lay_out(std::vector<std::vector<TextBlock>> const& rows,
-                                      Extent const& extent, bool several, int characters) {
-  auto const room = static_cast<std::size_t>(characters);
+                                      Extent const& extent, bool several, std::size_t width) {
   double const length = extent.length_s();
   TextGrid grid;
   grid.brief = !several;
@@ -147,13 +146,13 @@ struct TextGrid {
     double const cells = std::max(std::floor(length / grid.unit_s + 0.5 + 1e-9), 1.0);
     grid.columns = static_cast<std::size_t>(cells);
     grid.cell = 1 + (grid.brief ? brief : whole);
-    if (grid.columns * grid.cell <= room) return grid;
+    if (grid.columns * grid.cell <= width) return grid;
     grid.brief = true;
     grid.cell = 1 + brief;
-    if (grid.columns * grid.cell <= room) return grid;
+    if (grid.columns * grid.cell <= width) return grid;
   }
-  grid.unit_s = length / static_cast<double>(room);
-  grid.columns = room;
+  grid.unit_s = length / static_cast<double>(width);
+  grid.columns = width;
   grid.cell = 1;
   grid.separated = false;
   std::size_t fitting = 0;  // stages are named only where nearly every block has room for them
@@ -192,8 +191,9 @@ struct TextGrid {
     several = several || detail::stages_of(row).size() > 1;
   }
   std::size_t const digits = std::to_string(rows.empty() ? 0 : rows.size() - 1).size();
-  int const room = std::max(options.width - static_cast<int>(digits) - 8, 10);
-  detail::TextGrid const grid = detail::lay_out(rows, extent, several, room);
+  int const width = std::max(options.width - static_cast<int>(digits) - 8, 10);
+  detail::TextGrid const grid =
+      detail::lay_out(rows, extent, several, static_cast<std::size_t>(width));
 
   std::string out;
   for (std::size_t r = 0; r < rows.size(); ++r) {

@@ -308,16 +308,16 @@ class Search {
     Limits const& limits = wanted_.limits;
     if (limits.in_flight == 0 && limits.memory == 0) return true;
     for (int r = 0; r < table.ranks(); ++r) {
-      Occupancy room;
+      Occupancy occupancy;
       Action const* held = nullptr;  // first of a pair
       for (Action const& a : table.row(r)) {
         if (a.overlaps_next && a.kind != Kind::forward) {
           held = &a;
           continue;
         }
-        if (a.kind == Kind::forward && !room.takes(limits)) return false;
-        room.run(a.kind, limits);
-        if (held != nullptr) room.run(held->kind, limits);
+        if (a.kind == Kind::forward && !occupancy.takes(limits)) return false;
+        occupancy.run(a.kind, limits);
+        if (held != nullptr) occupancy.run(held->kind, limits);
         held = nullptr;
       }
     }

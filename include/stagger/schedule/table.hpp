@@ -35,9 +35,9 @@ struct Table {
   }
 
   /// A table of the same size without rows, with memory for so many actions.
-  template <std::integral I> [[nodiscard]] constexpr Table like(I room) const {
+  template <std::integral I> [[nodiscard]] constexpr Table like(I capacity) const {
     Table table{.stages = stages, .microbatches = microbatches, .slices = slices};
-    table.actions.reserve(static_cast<std::size_t>(room));
+    table.actions.reserve(static_cast<std::size_t>(capacity));
     return table;
   }
 

@@ -108,8 +108,8 @@ class Processes {
   /// Whether any process answers yes. Waits for no step in flight.
   [[nodiscard]] virtual bool any(bool own) = 0;
 
-  /// Looks whether anything has failed. @throws Error  what has
-  virtual void look() = 0;
+  /// @throws Error  what has failed in another process or in a communicator
+  virtual void check_failures() = 0;
   /// Ends everything, also for the others, and does not block.
   virtual void abort() noexcept = 0;
   /// Whether nothing of it is left on streams that the engine does not know.

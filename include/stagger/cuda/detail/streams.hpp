@@ -316,7 +316,7 @@ class Streams {
   /// Finds how far the devices are, by the events of each rank in the order of its program: of
   /// ranks of other processes, by what has come from them.
   /// @param at  [ranks] instructions that are known to be done. @return a sum of all
-  [[gnu::cold]] std::uint64_t look(std::size_t slot, std::vector<std::size_t>& at) const {
+  [[gnu::cold]] std::uint64_t progress(std::size_t slot, std::vector<std::size_t>& at) const {
     auto const& program = machine_.program();
     std::uint64_t sum = 0;
     std::vector<std::size_t> given(issued_.size());

@@ -63,11 +63,11 @@ class WaitPolicy {
         }
         if (failure && seconds(now - failed) >= within_s) return failure;
         if (!failure) {
-          failure = look();
+          failure = find_failure();
           failed = now;
           if (failure) continue;
         }
-        if (auto const progress = replayed ? 0 : streams_.look(slot, at_); progress != before) {
+        if (auto const progress = replayed ? 0 : streams_.progress(slot, at_); progress != before) {
           before = progress;
           moved = now;
         } else if (seconds(now - moved) > streams_.machine().options().deadline_s) {
@@ -116,9 +116,9 @@ class WaitPolicy {
     return std::chrono::duration<double>(time).count();
   }
 
-  [[nodiscard]] std::exception_ptr look() noexcept {
+  [[nodiscard]] std::exception_ptr find_failure() noexcept {
     try {
-      if (auto* const processes = streams_.gpus().processes()) processes->look();
+      if (auto* const processes = streams_.gpus().processes()) processes->check_failures();
       return nullptr;
     } catch (...) {
       return std::current_exception();

@@ -195,9 +195,9 @@ class ThreadsBackend : Spinning {
     for (std::size_t r = 0; r < ranks.size(); ++r)
       workers_[worker_of[r]].ranks.push_back({&ranks[r], State::runnable});
     signal_count_ = program.signals.size();
-    if (signal_count_ > signal_room_) {
+    if (signal_count_ > signal_capacity_) {
       signals_ = std::make_unique<Signal[]>(signal_count_);
-      signal_room_ = signal_count_;
+      signal_capacity_ = signal_count_;
     }
     auto const place = [&](int rank) { return worker_of[static_cast<std::size_t>(rank)]; };
     for (std::size_t s = 0; s < signal_count_; ++s) {
@@ -390,8 +390,8 @@ class ThreadsBackend : Spinning {
     return sum;
   }
 
-  std::unique_ptr<Signal[]> signals_;  // [signal_room_]
-  std::size_t signal_room_ = 0;        // the most signals of any program so far
+  std::unique_ptr<Signal[]> signals_;  // [signal_capacity_]
+  std::size_t signal_capacity_ = 0;    // the most signals of any program so far
   std::size_t signal_count_ = 0;       // of the loaded program
   std::atomic<bool> stop_{false};      // the step has failed
   detail::Machine& machine_;

@@ -67,7 +67,7 @@ inline void tell_failure(Channels& channels, Stamp const& stamp,
     auto message = channels.blank();
     message->payload.add(static_cast<std::uint32_t>(told.code));
     message->payload.add(told.message.data(), told.message.size());
-    channels.post_to_all(std::move(message), stamp, say_failure);
+    channels.post_to_all(std::move(message), stamp, notice_of_failure);
     channels.flush(0.2);
   } catch (...) {  // the others come to their deadline
   }
@@ -76,13 +76,13 @@ inline void tell_failure(Channels& channels, Stamp const& stamp,
 [[nodiscard]] inline Error failure_of(int peer, Envelope const& envelope, ByteReader& in) {
   peers_may_be_lost = true;
   auto const code = static_cast<Errc>(in.take<std::uint32_t>());
-  std::string words(in.left(), ' ');
-  in.take(words.data(), words.size());
-  if (code == Errc::deadline || code == Errc::mismatch) return {code, words};  // of all alike
+  std::string message(in.left(), ' ');
+  in.take(message.data(), message.size());
+  if (code == Errc::deadline || code == Errc::mismatch) return {code, message};  // of all alike
   bool const began = (envelope.epoch & 1U) != 0;
   return {
       Errc::peer_failed,
-      text("process ", peer, began ? " ended the step: " : " could not begin the step: ", words)};
+      text("process ", peer, began ? " ended the step: " : " could not begin the step: ", message)};
 }
 
 /// What all processes do together at the moment, a step or the preparation of one, as messages name
@@ -179,15 +179,15 @@ class LoadAgreement {
     std::uint64_t const digest = digest_of(facts);
     auto message = channels.blank();
     message->payload.add(digest);
-    channels.post_to_all(std::move(message), stamp, say_load);
+    channels.post_to_all(std::move(message), stamp, notice_of_load);
     int const here = channels.rank();
     came_ = FixedArray<bool>(channels.size());
     came_[here] = true;
     bool same = true;
     auto const deliver = [&](int peer, Envelope const& envelope, ByteReader& in) {
-      if (envelope.what == say_failure)
+      if (envelope.what == notice_of_failure)
         std::rethrow_exception(round.take_failure(peer, envelope, in));
-      if (envelope.what != say_load) return;
+      if (envelope.what != notice_of_load) return;
       require_same_step(envelope, stamp, peer, here);
       same = same && in.take<std::uint64_t>() == digest;
       came_[peer] = true;

@@ -37,15 +37,15 @@ struct Envelope {
   std::uint64_t uses = 0;
 };
 
-/// The kinds of messages that are no signals.
+/// The kinds of messages that are not signals.
 enum Notice : std::uint32_t {
-  say_failure = 0xffff0000,
-  say_load,  ///< the process is about to load a program, of which this is a digest
-  say_positions,
-  say_spans,
-  say_results,
-  say_values,  ///< where each replica updates a part: the process has, and hands it over
-  say_agreed   ///< the process knows that all ranks have finished, or has what all handed over
+  notice_of_failure = 0xffff0000,
+  notice_of_load,  ///< the process is about to load the program with this digest
+  notice_of_positions,
+  notice_of_spans,
+  notice_of_results,
+  notice_of_values,    ///< values that the process has updated, where each replica updates a part
+  notice_of_agreement  ///< the process knows that all ranks have finished, or has all updated values
 };
 
 /// Memory that a payload arrived in.

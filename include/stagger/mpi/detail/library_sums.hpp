@@ -118,15 +118,15 @@ class LibrarySums {
     new std::vector<Sum>(std::exchange(pending_, {}));  // MPI may still be at it
   }
 
-  /// For a stall: what is under way.
-  [[nodiscard]] std::string words() const {
-    std::string words;
+  /// The sums that are under way, for the message of a stall.
+  [[nodiscard]] std::string describe_pending() const {
+    std::string pending;
     for (Sum const& sum : pending_) {
-      words += text("; MPI_Iallreduce of gradient group ", sum.in->group, " of stage ",
-                    sum.in->stage, " is not done, which needs the processes");
-      for (int const p : stages_[sum.in->stage].members) words += text(" ", p);
+      pending += text("; MPI_Iallreduce of gradient group ", sum.in->group, " of stage ",
+                      sum.in->stage, " is not done, which needs the processes");
+      for (int const p : stages_[sum.in->stage].members) pending += text(" ", p);
     }
-    return words;
+    return pending;
   }
 
   /// A sum of so many floats, outside of steps, together with the others that hold the stage.

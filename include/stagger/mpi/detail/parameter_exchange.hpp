@@ -69,10 +69,10 @@ class ParameterExchange {
     for (int const& peer : receivers_) {
       auto message = channels.blank(pool_);
       held.values(Writing{message->payload}, placement_->runs_here(), placement_->runs(peer));
-      channels.post(std::move(message), stamp, say_values, &peer, 1);
+      channels.post(std::move(message), stamp, notice_of_values, &peer, 1);
     }
     if (!others_.empty())
-      channels.post(channels.blank(), stamp, say_values, others_.data(), others_.size());
+      channels.post(channels.blank(), stamp, notice_of_values, others_.data(), others_.size());
   }
   /// Keeps what a process hands over.
   void take(Channels& channels, ByteReader const& in, int peer) {

@@ -46,24 +46,24 @@ class Reports {
       message->payload.add(static_cast<std::uint32_t>(entry.rank->number));
       codec_.results(Writing{message->payload}, entry.rank->number);
     }
-    channels_.post_to_all(std::move(message), stamp, say_results);
+    channels_.post_to_all(std::move(message), stamp, notice_of_results);
   }
   /// Where the ranks of this process stand, for the others' sentence when nothing moves.
   void send_positions(List<LocalRank> const& ranks, Stamp const& stamp) {
     auto message = channels_.blank();
     for (LocalRank const& entry : ranks) Watch::write(message->payload, *entry.rank);
-    channels_.post_to_all(std::move(message), stamp, say_positions);
+    channels_.post_to_all(std::move(message), stamp, notice_of_positions);
   }
-  /// @param what  say_spans or say_results
+  /// @param what  notice_of_spans or notice_of_results
   void take(std::uint32_t what, ByteReader& in) {
     while (in.left() != 0) {
       auto const rank = in.take<std::uint32_t>();
-      if (what == say_spans)
+      if (what == notice_of_spans)
         codec_.spans(Reading{in}, rank);
       else
         codec_.results(Reading{in}, rank);
     }
-    if (what == say_results) --missing_;
+    if (what == notice_of_results) --missing_;
   }
 
  private:
@@ -74,7 +74,7 @@ class Reports {
     auto message = channels_.blank();
     message->payload.add(static_cast<std::uint32_t>(rank.number));
     codec_.spans(Writing{message->payload}, rank.number);
-    channels_.post_to_all(std::move(message), stamp, say_spans);
+    channels_.post_to_all(std::move(message), stamp, notice_of_spans);
   }
 
   MessageCodec& codec_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   In words: where ranks in several processes stand when none of them moves.
+/// @file   The message for a step in which no rank moves: where the ranks of all processes stand.
 
 #include <algorithm>
 #include <cmath>
@@ -18,7 +18,7 @@
 
 namespace stagger::mpi::detail {
 
-/// Who waits for whom, as far as it is known in one process; and who has fallen silent.
+/// Which rank waits for which, as far as one process knows, and which processes have fallen silent.
 class Stall {
  public:
   /// @param at     [ranks] instructions that are known to be done
@@ -29,7 +29,7 @@ class Stall {
     for (std::size_t r = 0; r < program.ranks.size(); ++r) {
       auto const& code = program.ranks[r].code;
       std::vector<std::uint32_t> gives(given.size(), 0);
-      for (std::size_t i = 0; i < code.size(); ++i)  // what a rank gave, it has come past
+      for (std::size_t i = 0; i < code.size(); ++i)  // a rank has passed each signal that it gave
         for (std::size_t g = 0; g < code[i].signal_count; ++g)
           if (++gives[code[i].signal[g]] <= given[code[i].signal[g]])
             at_[r] = std::max(at_[r], i + 1);
@@ -39,15 +39,15 @@ class Stall {
   }
 
   /// @param quiet_s  [processes] since each was heard of
-  [[nodiscard]] std::string words(std::vector<double> const& quiet_s, double deadline_s) const {
+  [[nodiscard]] std::string describe(std::vector<double> const& quiet_s, double deadline_s) const {
     return text("no rank moved for ", deadline_s,
                 " s: ", stagger::detail::describe_stall(program_, at_, given_),
                 silent(quiet_s, deadline_s),
                 "; raise Options::deadline_s if an action may take that long");
   }
-  /// When the ranks here have ended, and not everybody has what was updated.
-  [[nodiscard]] std::string words_of_handing_over(std::vector<double> const& quiet_s,
-                                                  double deadline_s) const {
+  /// When the ranks of this process have ended, but not every process has all updated parameters.
+  [[nodiscard]] std::string describe_handover(std::vector<double> const& quiet_s,
+                                              double deadline_s) const {
     return text("for ", deadline_s, " s no process said that it has all updated parameters",
                 silent(quiet_s, deadline_s));
   }
@@ -67,7 +67,7 @@ class Stall {
     return silent;
   }
 
-  /// The first instruction of a rank that another one waits for; where nobody does, its next.
+  /// The first instruction of a rank that another rank waits for; if none does, the next one.
   [[nodiscard]] std::size_t owed(std::size_t rank) const {
     auto const& code = program_.ranks[rank].code;
     std::size_t first = code.size();
@@ -83,7 +83,7 @@ class Stall {
     return first < code.size() ? first : at_[rank];
   }
 
-  /// The instruction whose signal ends a wait; the end of the code where it is another rank's.
+  /// The instruction whose signal ends a wait; the end of the code if another rank has it.
   [[nodiscard]] static std::size_t sender_of(List<Instruction> const& code, Wait const& wait) {
     std::uint32_t left = wait.count;
     for (std::size_t i = 0; i < code.size(); ++i)

@@ -209,22 +209,23 @@ class StepRun {
   /// A message of another process.
   void take(int peer, Envelope const& envelope, ByteReader& in) {
     std::uint32_t const what = envelope.what;
-    watch_.hear(peer);
-    if (what == say_failure)
+    watch_.heard_from(peer);
+    if (what == notice_of_failure)
       return ending_.break_off(machine_, round_.take_failure(peer, envelope, in));
     int const here = channels_.rank();
-    if (what == say_load) refuse_load(envelope, round_.stamp(), peer, here, machine_.program());
+    if (what == notice_of_load)
+      refuse_load(envelope, round_.stamp(), peer, here, machine_.program());
     require_same_step(envelope, round_.stamp(), peer, here);
-    if (what == say_positions) return watch_.read(in);
+    if (what == notice_of_positions) return watch_.read(in);
     watch_.moved();
-    if (what < say_failure) {
+    if (what < notice_of_failure) {
       codec_.read(in, what, placement_->runs_here());
       ++given_[what];
       if (codec_.votes(what)) cast_vote();
-    } else if (what == say_agreed) {
+    } else if (what == notice_of_agreement) {
       commit_.take(peer);
       decide();
-    } else if (what == say_values) {
+    } else if (what == notice_of_values) {
       exchange_.take(channels_, in, peer);
       cast_vote();
     } else {
@@ -233,7 +234,8 @@ class StepRun {
   }
 
   void cast_vote() {
-    if (commit_.voted()) channels_.post_to_all(channels_.blank(), round_.stamp(), say_agreed);
+    if (commit_.voted())
+      channels_.post_to_all(channels_.blank(), round_.stamp(), notice_of_agreement);
     decide();
   }
   /// From now on nothing ends the step; elsewhere the first update says so.
@@ -252,10 +254,11 @@ class StepRun {
       commit_.settle();
       decide();
     } else if (quiet_s >= (commit_.in_doubt() ? 1.5 : 1) * deadline_s) {
-      for (auto const& entry : ranks_) watch_.stands(*entry.rank);
-      raise(Errc::deadline, watch_.words(machine_, *placement_, given_, open_ == 0), sums_.words());
+      for (auto const& entry : ranks_) watch_.note_position(*entry.rank);
+      raise(Errc::deadline, watch_.describe_stall(machine_, *placement_, given_, open_ == 0),
+            sums_.describe_pending());
     }
-    if (watch_.tells(deadline_s / 8)) reports_.send_positions(ranks_, round_.stamp());
+    if (watch_.is_time_to_report(deadline_s / 8)) reports_.send_positions(ranks_, round_.stamp());
   }
 
   MessageCodec& codec_;

@@ -28,7 +28,7 @@ class Watch {
     at_.assign(static_cast<std::size_t>(placement.ranks()), 0);
   }
   void begin_step() {
-    started_at_ = moved_at_ = told_at_ = Clock::now();
+    started_at_ = moved_at_ = reported_at_ = Clock::now();
     std::fill(heard_at_.begin(), heard_at_.end(), started_at_);
     std::fill(at_.begin(), at_.end(), 0);
   }
@@ -40,12 +40,12 @@ class Watch {
   /// Since a process was heard of.
   [[nodiscard]] double silent_s(int process) const { return seconds_since(heard_at_[process]); }
   void moved() { moved_at_ = Clock::now(); }
-  void hear(int process) { heard_at_[process] = Clock::now(); }
+  void heard_from(int process) { heard_at_[process] = Clock::now(); }
 
   /// Whether it is time to tell the others where this process stands.
-  [[nodiscard]] bool tells(double every_s) {
-    if (seconds_since(told_at_) < every_s) return false;
-    told_at_ = Clock::now();
+  [[nodiscard]] bool is_time_to_report(double every_s) {
+    if (seconds_since(reported_at_) < every_s) return false;
+    reported_at_ = Clock::now();
     return true;
   }
   static void write(ByteWriter& out, stagger::detail::RankState const& rank) {
@@ -61,22 +61,22 @@ class Watch {
     }
   }
   /// Of a rank of this process.
-  void stands(stagger::detail::RankState const& rank) {
+  void note_position(stagger::detail::RankState const& rank) {
     at_[static_cast<std::size_t>(rank.number)] = position(rank);
   }
 
   /// Who waits for whom, when nothing has moved for so long.
   /// @param given  [signals] that are known to be given
-  [[nodiscard]] std::string words(stagger::detail::Machine const& machine,
-                                  Placement const& placement, List<std::uint32_t> const& given,
-                                  bool ended) const {
+  [[nodiscard]] std::string describe_stall(stagger::detail::Machine const& machine,
+                                           Placement const& placement,
+                                           List<std::uint32_t> const& given, bool ended) const {
     std::vector<double> silent;
     for (int p = 0; p < placement.processes(); ++p)
       silent.push_back(p == placement.here() ? 0 : silent_s(p));
     double const deadline_s = machine.options().deadline_s;
     Stall const stall(machine.program(), placement, at_, given);
-    if (!ended) return stall.words(silent, deadline_s);
-    return stall.words_of_handing_over(silent, deadline_s) +
+    if (!ended) return stall.describe(silent, deadline_s);
+    return stall.describe_handover(silent, deadline_s) +
            text("; parameters are those after step ", machine.steps());
   }
 
@@ -88,7 +88,7 @@ class Watch {
     return static_cast<std::size_t>(rank.next.load(std::memory_order_relaxed) - rank.begin);
   }
 
-  Clock::time_point started_at_{}, moved_at_{}, told_at_{};
+  Clock::time_point started_at_{}, moved_at_{}, reported_at_{};
   FixedArray<Clock::time_point> heard_at_{};  // [processes]
   std::vector<std::size_t> at_{};             // [ranks] instructions that are known to be done
 };

@@ -111,44 +111,45 @@ class ByteMessage {
  public:
   /// Memory of the GPU from which it is sent, or into which it is received.
   [[nodiscard]] cuda::detail::Block block() {
-    if (there_.size() != room) there_.resize({room});
-    return {there_.data(), room};
+    if (there_.size() != capacity) there_.resize({capacity});
+    return {there_.data(), capacity};
   }
-  /// @throws Error  bad_configuration for more bytes than it has room for
+  /// @throws Error  bad_configuration for more than `capacity` bytes
   void put(ByteWriter const& bytes, cuda::Stream const& stream) {
     std::uint64_t const size = bytes.size();
-    if (size + sizeof size > room)
+    if (size + sizeof size > capacity)
       raise(Errc::bad_configuration, "a value for another process has ", size,
-            " bytes beside its tensors; keep them below ", room - sizeof size);
-    words_.resize(room);
-    std::memcpy(words_.data(), &size, sizeof size);
-    std::memcpy(words_.data() + sizeof size, bytes.data(), bytes.size());
-    copy(block().data, words_.data(), cudaMemcpyHostToDevice, stream);
+            " bytes beside its tensors; keep them below ", capacity - sizeof size);
+    host_.resize(capacity);
+    std::memcpy(host_.data(), &size, sizeof size);
+    std::memcpy(host_.data() + sizeof size, bytes.data(), bytes.size());
+    copy(block().data, host_.data(), cudaMemcpyHostToDevice, stream);
   }
   /// Behind the call that received it.
   void take(ByteWriter& bytes, cuda::Stream const& stream) {
-    words_.resize(room);
-    copy(words_.data(), there_.data(), cudaMemcpyDeviceToHost, stream);
+    host_.resize(capacity);
+    copy(host_.data(), there_.data(), cudaMemcpyDeviceToHost, stream);
     wait_for_copies(stream);
     std::uint64_t size = 0;
-    std::memcpy(&size, words_.data(), sizeof size);
-    bytes.add(words_.data() + sizeof size, std::min<std::size_t>(size, room - sizeof size));
+    std::memcpy(&size, host_.data(), sizeof size);
+    bytes.add(host_.data() + sizeof size, std::min<std::size_t>(size, capacity - sizeof size));
   }
 
  private:
-  static constexpr std::size_t room = 1024;
+  static constexpr std::size_t capacity = 1024;
 
   static void copy(void* to, void const* from, cudaMemcpyKind kind, cuda::Stream const& stream) {
-    cuda::check(cudaMemcpyAsync(to, from, room, kind, stream.get()), "copy a few words");
+    cuda::check(cudaMemcpyAsync(to, from, capacity, kind, stream.get()),
+                "copy the bytes of a value");
   }
 
-  cuda::Pinned<std::byte> words_;
+  cuda::Pinned<std::byte> host_;
   cuda::Tensor<std::byte> there_;
 };
 
 /// Every channel has a communicator of two, every replica group one of its members. NCCL gets all
 /// calls from one thread in one order. Nodes of a graph, though, have no order but their edges, and
-/// a GPU that has begun one message may have no room left for the one that its peer has begun: so
+/// a GPU that has begun one message may have no capacity left for the one that its peer has begun: so
 /// while a graph is recorded, each call goes behind the one before it.
 class Processes final : public cuda::detail::Processes {
  public:
@@ -296,7 +297,7 @@ class Processes final : public cuda::detail::Processes {
     return question_->ask(own, deadline_s_);
   }
 
-  void look() override {
+  void check_failures() override {
     each_end([](End& end) {
       if (end.last.poll()) end.all.check();
     });

@@ -165,16 +165,16 @@ class AnyOrder {
     }
     for (std::size_t c = 0; c < classes_.size(); ++c) {
       int const device = classes_[c].devices.front();
-      double const room = limits_.room(costs_, device);
+      double const available = limits_.available(costs_, device);
       for (int i = 0; i < layers_; ++i) {
-        bool const fits = limits_.bytes(costs_, stages() - 1, stages(), i, layers_) <= room;
+        bool const fits = limits_.bytes(costs_, stages() - 1, stages(), i, layers_) <= available;
         for (std::size_t way = 0; way < 3 && fits; ++way)
           if (seconds(c, i, layers_, way, -1) <= most)
             last_[(c * 3 + way) * words_ + at(i) / 64] |= std::uint64_t{1} << (i % 64);
         for (int position = 0; position < positions && stages() > 1; ++position) {
           for (int j = i + 1; j < layers_; ++j) {
             if (costs_.compute_s(device, i, j) > most ||
-                limits_.bytes(costs_, position, stages(), i, j) > room)
+                limits_.bytes(costs_, position, stages(), i, j) > available)
               break;
             for (std::size_t way = 0; way < 3; ++way)
               for (std::size_t same = 0; same < 2; ++same)

@@ -43,7 +43,7 @@ class GivenOrder {
   }
 
   [[nodiscard]] constexpr bool fits(int s, int i, int j) const {
-    return limits_.bytes(costs_, s, stages_, i, j) <= limits_.room(costs_, order_[at(s)]);
+    return limits_.bytes(costs_, s, stages_, i, j) <= limits_.available(costs_, order_[at(s)]);
   }
 
   /// Where each stage may end: the stages before reach it, those after reach the end from it, in

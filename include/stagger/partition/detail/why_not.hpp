@@ -79,7 +79,7 @@ template <class Search>
     return limits.bytes(costs, static_cast<int>(s), stages, first, last);
   };
   for (std::size_t s = 0; s < order.size(); ++s) {
-    double const ratio = needed(s, bounds[s], bounds[s + 1]) / limits.room(costs, order[s]);
+    double const ratio = needed(s, bounds[s], bounds[s + 1]) / limits.available(costs, order[s]);
     if (ratio > excess) {
       excess = ratio;
       worst = s;
@@ -90,7 +90,8 @@ template <class Search>
   auto const alone = [&](int l) { return needed(worst, l, l + 1); };
   for (int l = first; l < last; ++l)
     if (alone(l) > alone(largest)) largest = l;
-  double const whole = needed(worst, first, last), room = limits.room(costs, order[worst]);
+  double const whole = needed(worst, first, last),
+               available = limits.available(costs, order[worst]);
   int const device = costs.place(order[worst]).id;
   int fewer = limits.in_flight - 1;
   for (; fewer > 0; --fewer) {
@@ -101,7 +102,7 @@ template <class Search>
   std::string sentence =
       text("no partition fits with ", limits.in_flight, " in flight: even the best lets stage ",
            worst, " (layers ", first, " to ", last - 1, ") need ", bytes(whole),
-           " bytes on device ", device, ", which has ", bytes(room), "; its largest is layer ",
+           " bytes on device ", device, ", which has ", bytes(available), "; its largest is layer ",
            largest, ", which alone needs ", bytes(alone(largest)), " bytes; it fits ");
   if (fewer > 0) sentence += text("with ", fewer, " in flight, or ");
   sentence += text("with ", enough, " times the memory on each device");
@@ -111,7 +112,7 @@ template <class Search>
                               .layer = largest,
                               .device = device,
                               .needed_bytes = whole,
-                              .available_bytes = room,
+                              .available_bytes = available,
                               .in_flight = std::max(fewer, 0),
                               .memory_factor = enough});
 }

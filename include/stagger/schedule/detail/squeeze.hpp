@@ -125,9 +125,9 @@ class Squeezed {
     else if (pass > 0)
       to = std::max(to, end_of(pass - 1, r, m));
     if (is_forward(what)) {
-      int room = t;
-      while (room > to && line.live[room - 1] < most) --room;
-      to = room;
+      int earliest = t;
+      while (earliest > to && line.live[earliest - 1] < most) --earliest;
+      to = earliest;
     }
     auto const free = [&](int u) { return line.units[u] == Unit::none || (pair && u == t); };
     while (to < t && !(free(to) && (!pair || free(to + 1)))) ++to;

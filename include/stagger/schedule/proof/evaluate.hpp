@@ -159,7 +159,7 @@ constexpr void move_memory_waits(Table const& table, Times const& times, Limits 
   };
   for (std::size_t r = 0; r < out.timeline.rows.size(); ++r) {
     auto const& row = out.timeline.rows[r];
-    Occupancy room;
+    Occupancy occupancy;
     double free = 0;
     std::size_t next = 0;  // forward
     for (std::size_t at = 0; at < row.size(); ++at) {
@@ -168,7 +168,7 @@ constexpr void move_memory_waits(Table const& table, Times const& times, Limits 
       bool const waits = gives_input_gradient(s.action.kind) && !s.action.overlaps_next;
       next = std::max(next, at);
       while (next < row.size() && row[next].action.kind != Kind::forward) ++next;
-      if (waits && next < row.size() && !room.takes(limits)) {
+      if (waits && next < row.size() && !occupancy.takes(limits)) {
         double const from = std::max(free, arrival(row[next].action));
         if (s.start_s > from) {
           // The end of a wait is the gradient's way over the link, what is before it a dependency.
@@ -180,7 +180,7 @@ constexpr void move_memory_waits(Table const& table, Times const& times, Limits 
           out.idle[r].dependency_s -= s.start_s - from - on_link;
         }
       }
-      room.run(s.action.kind, limits);
+      occupancy.run(s.action.kind, limits);
       free = std::max(free, s.end_s);
     }
   }

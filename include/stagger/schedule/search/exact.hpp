@@ -124,8 +124,9 @@ namespace stagger::schedule::detail {
         live += count(state, q, f) - count(state, q, w);
         waiting += count(state, q, i) - count(state, q, w);
       }
-      Occupancy const room{.held = (live - waiting) + limits.weight_share * waiting, .live = live};
-      if (!room.takes(limits)) return -1;
+      Occupancy const occupancy{.held = (live - waiting) + limits.weight_share * waiting,
+                                .live = live};
+      if (!occupancy.takes(limits)) return -1;
       if (s == 0) return 0;
       if (count(state, s - 1, f) <= done) return -1;
       return at[end_of(s - 1, f, done)] + times[s].link_forward;

@@ -43,21 +43,21 @@ struct FillRule {
 /// ranks P and of the limits.
 /// @param stages  on each rank
 [[nodiscard]] inline std::vector<FillRule> chunk_rules(int P, int stages, Limits const& limits) {
-  double const room = limits.memory > 0 ? limits.memory : limits.in_flight;
-  int const roomy = room > 0 ? std::max(1, static_cast<int>(1.5 * room / stages)) : 2;
-  return {{true, true, 1.0, 3 * P / 4 + 1},  {true, true, 1.0, roomy},
-          {false, true, 1.0, P / 2 + 1},     {true, false, 0.5, roomy},
-          {true, true, 0.5, P + 1},          {false, true, 1.0, roomy},
+  double const most = limits.memory > 0 ? limits.memory : limits.in_flight;
+  int const window = most > 0 ? std::max(1, static_cast<int>(1.5 * most / stages)) : 2;
+  return {{true, true, 1.0, 3 * P / 4 + 1},  {true, true, 1.0, window},
+          {false, true, 1.0, P / 2 + 1},     {true, false, 0.5, window},
+          {true, true, 0.5, P + 1},          {false, true, 1.0, window},
           {false, true, 0.5, 5 * P / 4 + 1}, {false, false, 1.0, P / 4 + 1},
           {true, true, 0.0, 3 * P / 2 + 1},  {false, true, 1.0, 3 * P / 4 + 1},
-          {true, true, 0.5, P / 2 + 1},      {true, true, 0.0, roomy},
+          {true, true, 0.5, P / 2 + 1},      {true, true, 0.0, window},
           {true, false, 1.0, 5 * P / 4 + 1}, {false, true, 0.0, 0},
           {false, true, 1.0, 5 * P / 4 + 1}, {true, true, 1.0, P / 2 + 1}};
 }
 
 /// Each rank, whenever it is free, runs a gradient, a forward or a weight gradient of one of its
 /// stages. A forward runs only where the microbatches begun can still come to their end one after
-/// the other, so that no rank is left without the room that its later stages need.
+/// the other, so that no rank is left without the memory that its later stages need.
 class Fill {
  public:
   /// @param owner   [D * stages] the rank of each stage for each of D equal parts of the
@@ -132,7 +132,7 @@ class Fill {
   };
   struct Rank {
     double free = 0, left = 0;  // left: seconds of what has not run
-    Occupancy room{};
+    Occupancy occupancy{};
     bool after_gradient = false;
     std::vector<Part*> parts{};
     Grid<Part*> pending{};           // of weight gradients, oldest first
@@ -146,8 +146,8 @@ class Fill {
   /// order, so that the oldest of all is never stuck.
   [[nodiscard]] bool safe(Rank const& rank, Part const* more) const {
     int const weights = rank.gradients - rank.weights;
-    double free = limits_.memory - rank.room.held - 1 + limits_.weight_share * weights;
-    int places = limits_.in_flight - rank.room.live - 1 + weights;
+    double free = limits_.memory - rank.occupancy.held - 1 + limits_.weight_share * weights;
+    int places = limits_.in_flight - rank.occupancy.live - 1 + weights;
     int oldest = N_, newest = 0;
     for (Part const* const p : rank.parts) {
       oldest = std::min(oldest, p->gradients);
@@ -196,7 +196,8 @@ class Fill {
       if (f == N_ || f - i >= p->most_ahead) continue;
       double const at = p->forward_at[f];
       if (at < 0) continue;
-      if (limited_ && !(rank.room.takes(limits_) && (rank.parts.size() == 1 || safe(rank, p)))) {
+      if (limited_ &&
+          !(rank.occupancy.takes(limits_) && (rank.parts.size() == 1 || safe(rank, p)))) {
         full = true;
       } else if (at > now) {
         soon = std::min(soon, at);
@@ -240,7 +241,7 @@ class Fill {
     } else {
       n = part.weights++;
     }
-    rank.room.run(kind, limits_);
+    rank.occupancy.run(kind, limits_);
     rank.row[rank.actions++] = {.kind = kind, .stage = s, .microbatch = part.first + n};
     rank.free = end;
     rank.left -= cost;

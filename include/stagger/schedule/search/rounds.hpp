@@ -60,7 +60,7 @@ class Rounds {
  private:
   struct Rank {
     double free = 0, idle = 0;  // idle: since its first forward
-    Occupancy room{};
+    Occupancy occupancy{};
     int f = 0, i = 0, w = 0;
     std::vector<Action> row{};
   };
@@ -102,7 +102,7 @@ class Rounds {
     } else {
       m = rank.w++;
     }
-    rank.room.run(kind, limits_);
+    rank.occupancy.run(kind, limits_);
     rank.row.push_back({.kind = kind, .stage = r, .microbatch = m});
     double const left = (M_ - rank.f) * times_[r].forward + (M_ - rank.i) * times_[r].input +
                         (M_ - rank.w) * times_[r].weight;
@@ -126,12 +126,12 @@ class Rounds {
     Grid<int> more(P_);
     double gradient_s = ranks_[P_ - 1].free + times_[P_ - 1].input;
     for (int r = P_ - 1; r-- > 0;) {
-      Occupancy room = ranks_[r].room;
+      Occupancy occupancy = ranks_[r].occupancy;
       double free = ranks_[r].free;
       double const arrives = gradient_s + times_[r].link_backward;
-      for (; 1 + more[r] < M_ && room.takes(limits_); ++more[r]) {
+      for (; 1 + more[r] < M_ && occupancy.takes(limits_); ++more[r]) {
         if (rule_.wait_for_first ? free + times_[r].forward > arrives : free >= arrives) break;
-        room.run(Kind::forward, limits_);
+        occupancy.run(Kind::forward, limits_);
         free += times_[r].forward;
       }
       gradient_s = std::max(free, arrives) + times_[r].input;
@@ -162,18 +162,18 @@ class Rounds {
     double const next =
         ranks_[r + 1].free + times_[r + 1].forward + times_[r + 1].input + times_[r].link_backward;
     if (rank.free >= next) return false;
-    Occupancy room = rank.room;
+    Occupancy occupancy = rank.occupancy;
     double cost = times_[r].forward;
-    for (int w = rank.w; !room.takes(limits_) && w < rank.i; ++w) {
+    for (int w = rank.w; !occupancy.takes(limits_) && w < rank.i; ++w) {
       cost += times_[r].weight;
-      room.run(Kind::backward_weight, limits_);
+      occupancy.run(Kind::backward_weight, limits_);
     }
     return rank.free + cost <= next || next - rank.free > most_idle_ - rank.idle;
   }
 
   void forward(int r) {
     Rank& rank = ranks_[r];
-    while (good_ && !rank.room.takes(limits_)) {
+    while (good_ && !rank.occupancy.takes(limits_)) {
       good_ = rank.w < rank.i;
       if (good_) run(r, Kind::backward_weight);
     }

@@ -71,7 +71,7 @@ class RoundsV {
  private:
   struct Rank {
     double free = 0, idle = 0;
-    Occupancy room{};
+    Occupancy occupancy{};
     std::array<int, 4> done{};      // by pass
     std::vector<Action> pending{};  // weight gradients, oldest first
     std::size_t weighed = 0;
@@ -101,7 +101,7 @@ class RoundsV {
     double const ready = m < M_ ? comes(r, pass) : -1;
     bool const before = pass == forward_down || (m < M_ && made(Pass(pass - 1), r, m) >= 0);
     bool const forward = pass == forward_down || pass == forward_up;
-    if (ready < 0 || !before || (forward && !rank.room.takes(limits_))) {
+    if (ready < 0 || !before || (forward && !rank.occupancy.takes(limits_))) {
       good_ = false;
       return;
     }
@@ -115,7 +115,7 @@ class RoundsV {
     made(pass, r, m) = rank.free;
     ++rank.done[pass];
     rank.row.push_back(a);
-    rank.room.run(a.kind, limits_);
+    rank.occupancy.run(a.kind, limits_);
     if (!forward) {
       a.kind = Kind::backward_weight;
       rank.pending.push_back(a);
@@ -127,7 +127,7 @@ class RoundsV {
     Rank& rank = ranks_[r];
     Action const a = rank.pending[rank.weighed++];
     rank.free += times_[a.stage].weight;
-    rank.room.run(a.kind, limits_);
+    rank.occupancy.run(a.kind, limits_);
     rank.row.push_back(a);
     if (!owes(r)) {
       rank.pending.clear();
@@ -179,10 +179,10 @@ class RoundsV {
     }
   }
   [[nodiscard]] bool has_room(int r, int more) const {
-    Occupancy room = ranks_[r].room;
-    room.held += more - 1;
-    room.live += more - 1;
-    return room.takes(limits_);
+    Occupancy occupancy = ranks_[r].occupancy;
+    occupancy.held += more - 1;
+    occupancy.live += more - 1;
+    return occupancy.takes(limits_);
   }
 
   void gradients() {
@@ -219,7 +219,7 @@ class RoundsV {
     } else if (done[forward_down] >= M_ || comes(r, forward_down) < 0) {
       return;
     }
-    while (!rank.room.takes(limits_)) {
+    while (!rank.occupancy.takes(limits_)) {
       if (!owes(r)) {
         good_ = false;
         return;

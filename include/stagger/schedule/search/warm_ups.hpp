@@ -44,7 +44,7 @@ class WarmUps {
         ranks_(P_) {
     double most = limits.memory > 0 ? std::floor(limits.memory + 1e-9) : N_;
     if (limits.in_flight > 0) most = std::min<double>(most, limits.in_flight);
-    room_ = static_cast<int>(std::min<double>(most, N_));
+    most_units_ = static_cast<int>(std::min<double>(most, N_));
     for (int r = 0; r < P_; ++r) {
       Rank& rank = ranks_[r];
       rank.tail = times[r].weight;
@@ -60,7 +60,7 @@ class WarmUps {
   /// @return the counts, empty where it does not or does not fit
   [[nodiscard]] Counts gap(int wanted, double& best_s) {
     Counts c = counts(wanted, deepest());
-    if (c[0] > room_) return {};
+    if (c[0] > most_units_) return {};
     double const s = at_least(c, c, best_s);
     if (s >= best_s) return {};
     best_s = s;
@@ -77,7 +77,7 @@ class WarmUps {
       double const work = N_ * (t.forward + t.input + t.weight);
       if (ranks_[r].head + work - t.weight + ranks_[r].tail >= best_s) return best;
     }
-    int const depth = room_ >= N_ ? deepest() : room_ - slices_ + 1;
+    int const depth = most_units_ >= N_ ? deepest() : most_units_ - slices_ + 1;
     if (depth >= P_) {
       int const widest = P_ > 1 ? std::max(1, N_ - slices_) : 1;
       search({1, widest, P_, depth}, best, best_s);
@@ -143,7 +143,7 @@ class WarmUps {
   /// In-flight limits below P, where the gap does not matter.
   void search_shallow(Counts& best, double& best_s) {
     Counts const low(P_, 1);
-    for (int depth = std::min({room_, P_ - 1, N_ - 1}); depth >= 1; --depth) {
+    for (int depth = std::min({most_units_, P_ - 1, N_ - 1}); depth >= 1; --depth) {
       Counts counts(P_);
       for (int r = 0; r < P_; ++r) counts[r] = std::min(depth, P_ - r);
       if (at_least(low, counts, best_s) >= best_s * (1 - 1e-12))
@@ -244,7 +244,7 @@ class WarmUps {
   Times const& times_;
   Grid<double> ends_;  // [P][N] of forwards
   Grid<Rank> ranks_;
-  int room_ = 0;  // most units on a rank
+  int most_units_ = 0;  // most units on a rank
 };
 
 }  // namespace stagger::schedule::detail

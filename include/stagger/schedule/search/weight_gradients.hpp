@@ -44,7 +44,7 @@ namespace stagger::schedule::detail {
                                   double part) {
   struct Rank {
     double free = 0;
-    Occupancy room{};
+    Occupancy occupancy{};
     std::size_t reached = 0;        // position in the given row
     std::vector<Action> pending{};  // weight gradients, oldest first
     std::size_t weighed = 0;        // how many of them have run
@@ -78,19 +78,19 @@ namespace stagger::schedule::detail {
       while (rank.weighed < rank.pending.size()) {
         Action const& weight = rank.pending[rank.weighed];
         double const cost = times[weight.stage].weight;
-        if (rank.free + part * cost > ready && !(up && !rank.room.takes(limits))) break;
+        if (rank.free + part * cost > ready && !(up && !rank.occupancy.takes(limits))) break;
         ++rank.weighed;
         rank.row.push_back(weight);
         rank.free += cost;
-        rank.room.run(Kind::backward_weight, limits);
+        rank.occupancy.run(Kind::backward_weight, limits);
       }
-      if (up && !rank.room.takes(limits)) return {};
+      if (up && !rank.occupancy.takes(limits)) return {};
       rank.row.push_back(a);
       rank.free = std::max(rank.free, ready) + t.of(a.kind);
       double& made = up ? forward[here] : gradient[here];
       if (made <= -2) runnable.push_back(static_cast<int>(-2.0 - made));
       made = rank.free;
-      rank.room.run(a.kind, limits);
+      rank.occupancy.run(a.kind, limits);
       if (!up) {
         a.kind = Kind::backward_weight;
         rank.pending.push_back(a);

@@ -145,9 +145,9 @@ class CheckpointReader {
   std::uint64_t u64() { return number<std::uint64_t>(); }
   std::string text(std::uint64_t size) {
     std::uint64_t const from = block(size);
-    std::string words(size, ' ');
-    read(from, std::as_writable_bytes(std::span(words)));
-    return words;
+    std::string value(size, ' ');
+    read(from, std::as_writable_bytes(std::span(value)));
+    return value;
   }
   /// Passes over a block. @return where it begins
   std::uint64_t block(std::uint64_t size) {
