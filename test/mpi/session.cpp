@@ -22,7 +22,9 @@ namespace {
 
 struct WithMpi : Catch::EventListenerBase {
   using Catch::EventListenerBase::EventListenerBase;
-  void testRunStarting(Catch::TestRunInfo const&) override { mpi_.emplace(); }
+  void testRunStarting(Catch::TestRunInfo const&) override {
+    mpi_.emplace(stagger::mpi::Threads::THREADS);
+  }
   void testRunEnded(Catch::TestRunStats const&) override { mpi_.reset(); }
 
  private:

@@ -172,6 +172,10 @@ class Machine : public StepStatus {
   /// For workers that train with others through a parameter server.
   void exchange(std::unique_ptr<Exchange> exchange) noexcept { exchange_ = std::move(exchange); }
   [[nodiscard]] Exchange const* exchange() const noexcept { return exchange_.get(); }
+  /// Of the loaded program, where other processes run the other ranks. @param ranks  [ranks]
+  void runs(bool const* ranks) {
+    if (exchange_ != nullptr) exchange_->runs(ranks);
+  }
   /// Whom it waits for outside.
   [[nodiscard]] [[gnu::cold]] std::string waits_for() const {
     return exchange_ == nullptr ? std::string() : exchange_->waits_for();

@@ -72,8 +72,19 @@ template <class Device>
   if (setup.server.link != nullptr) {
     if constexpr (!Device::traits.outside_signals)
       raise(Errc::bad_configuration,
-            "this device cannot push to a parameter server; use host::Threads or sim::VirtualClock "
-            "for its workers");
+            "this device cannot push to a parameter server; use host::Threads, mpi::Processes or "
+            "sim::VirtualClock for its workers");
+    if constexpr (Device::traits.holds_own_stages) {
+      if (!setup.server.link->spans_processes())
+        raise(Errc::bad_configuration,
+              "a worker over processes cannot reach a parameter server that lies in one of them; "
+              "use host::Threads for its device");
+      if (averages(setup.staleness.pushes))
+        raise(
+            Errc::bad_configuration,
+            "a worker over processes takes no steps of its own between those of the server; use "
+            "host::Threads for its device, or a staleness model that pushes gradients or changes");
+    }
     if (!replicas.empty())
       raise(Errc::bad_configuration,
             "a worker of a parameter server has no replicas; leave Options::replicas out, or make "

@@ -47,6 +47,13 @@ class ProcessesBackend {
         world_(detail::callable(device.processes, device.places(), places), join_deadline_s_),
         channels_(detail::duplicate(device.processes, join_deadline_s_)),
         steps_(codec_, channels_, sums_, world_.spin()) {
+    machine.outside({this,
+                     [](void* self, std::uint32_t signal, std::uint32_t count) noexcept {
+                       static_cast<ProcessesBackend*>(self)->steps_.outside().give(signal, count);
+                     },
+                     [](void* self, std::exception_ptr why) noexcept {
+                       static_cast<ProcessesBackend*>(self)->fail(std::move(why));
+                     }});
     detail::agree(world_, detail::facts_of(codec_), join_deadline_s_);
     if (channels_.size() == 1) return;
     machine_.set_grouping_peers(detail::grouping_peers(*this));
@@ -88,6 +95,7 @@ class ProcessesBackend {
     owners_.move(world_, codec_, placement_);
     sums_.load(codec_, placement_, world_, join_deadline_s);
     steps_.load(placement_);
+    machine_.runs(placement_.runs_here());
     must_load_ = false;
   }
 
@@ -156,6 +164,7 @@ struct Processes {
                                        .shards_states = true,
                                        .holds_own_stages = true,
                                        .gathers_parameters = true,
+                                       .outside_signals = true,
                                        .starts_together = true};
 
   MPI_Comm processes = MPI_COMM_WORLD;  ///< looked at, and never used for messages

@@ -79,6 +79,9 @@ class ParameterLink {
   virtual void take_last(std::size_t layer, std::byte* values) = 0;
   /// The stream has ended. @param why  it failed, or null; what was pushed stays
   virtual void end(std::exception_ptr why) noexcept = 0;
+  /// Whether the worker may run in several processes, each with a link of this kind that joins with
+  /// the whole model and exchanges the layers that the process runs.
+  [[nodiscard]] virtual bool spans_processes() const noexcept { return false; }
   /// Whom this worker waits for, in words.
   [[nodiscard]] virtual std::string waits_for() const = 0;
 };

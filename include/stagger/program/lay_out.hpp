@@ -28,14 +28,18 @@ namespace detail {
 /// @throws Error bad_schedule for a table that the staleness model cannot go with
 [[nodiscard]] [[gnu::cold]] inline FixedArray<Versions> versions_of(
     Dataflow const& flow, StalenessModel const& staleness) {
-  if (!flow.training || !staleness) return {};
+  bool const exchanges = staleness.push_minibatches != 0;
+  if (!flow.training || !(staleness || exchanges)) return {};
+  for (std::size_t c = 1; c < flow.cells.size(); ++c)
+    if (flow.cells[c].stage == flow.cells[c - 1].stage)
+      raise(Errc::bad_schedule, "stage ", flow.cells[c].stage, " has several owners, ",
+            staleness ? "which must update together; use a schedule that flushes"
+                      : "but each worker makes one push of it; use a schedule that runs each stage "
+                        "on one rank");
+  if (!staleness) return {};
   if (staleness.microbatches < 1 || flow.units % static_cast<unsigned>(staleness.microbatches) != 0)
     raise(Errc::bad_schedule, flow.units, " microbatches are no whole number of minibatches of ",
           staleness.microbatches, "; give a multiple of it");
-  for (std::size_t c = 1; c < flow.cells.size(); ++c)
-    if (flow.cells[c].stage == flow.cells[c - 1].stage)
-      raise(Errc::bad_schedule, "stage ", flow.cells[c].stage,
-            " has several owners, which must update together; use a schedule that flushes");
   FixedArray<Versions> versions(flow.cells.size());
   for (std::size_t c = 0; c < flow.cells.size(); ++c)
     versions[c] = staleness.fix(staleness, {flow.cells[c].stage, flow.uses[c].forward,

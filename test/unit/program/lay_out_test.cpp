@@ -264,6 +264,11 @@ TEST_CASE("program/lay_out: what the engine cannot run is refused in one sentenc
   CHECK_THROWS_WITH(lay_out(schedule::DualPipe{}.table({2, 4}), stale),
                     Catch::Contains("stage 0 has several owners"));
 
+  LayOutOptions shared;  // a worker of a parameter server
+  shared.staleness.push_minibatches = 1;
+  CHECK_THROWS_WITH(lay_out(schedule::DualPipe{}.table({2, 4}), shared),
+                    Catch::Contains("each worker makes one push of it"));
+
   CHECK_THROWS_WITH(lay_out(schedule::GPipe{}.table({1, 65536, 1})),
                     Catch::Contains("65536") && Catch::Contains("65535"));
 }

@@ -18,6 +18,8 @@ class Exchange {
  public:
   virtual ~Exchange() = default;
   virtual void load(Machine&) = 0;
+  /// Of a back end of several processes, behind `load`. @param ranks  [ranks] that this one runs
+  virtual void runs(bool const* ranks) = 0;
   virtual void begin_step() = 0;
   /// Carries out `apply`, `push` or `pull`.
   virtual void execute(Machine&, Instruction const&) = 0;

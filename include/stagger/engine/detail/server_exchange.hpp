@@ -40,6 +40,11 @@ class ServerExchange : public Exchange, protected ParameterListener {
       for (std::size_t l = 0; l < cell.count; ++l) cell_of_[cell.first + l] = c;
     }
   }
+  [[gnu::cold]] void runs(bool const* ranks) override {
+    if (!program_->training) return;
+    for (std::size_t c = 0; c < cells_.size(); ++c)
+      if (!ranks[program_->cells[c].rank]) cells_[c].count = 0;
+  }
   [[nodiscard]] std::uint64_t bytes() const override { return 0; }
   [[nodiscard]] std::string waits_for() const override { return link_->waits_for(); }
 
@@ -47,7 +52,7 @@ class ServerExchange : public Exchange, protected ParameterListener {
   static constexpr int looked_at = 256;  // minibatches of a model, before it is used
   struct CellLayers {
     std::size_t first = 0;
-    std::size_t count = 0;
+    std::size_t count = 0;                // 0 where another process runs the stage
     std::atomic<std::size_t> missing{0};  // of what it has asked for last
   };
 

@@ -52,19 +52,12 @@ class StreamExchange final : public ServerExchange {
         if (in.last_pull() || in.rounds() > (stream.asks.empty() ? 0 : stream.asks.back()))
           stream.asks.push_back(in.last_pull() ? all_rounds : in.rounds());
       }
-    for (std::size_t c = 0; c < cells_.size(); ++c) {
-      CellStream& stream = streams_[c];
-      std::size_t const layers = cells_[c].count;
-      if (stream.pushes.size() >= stream.kept * layers) continue;
-      stream.pushes = FixedArray<ParameterBlock>(stream.kept * layers);
-      for (std::size_t i = 0; i < stream.pushes.size(); ++i)
-        stream.pushes[i].make(nullptr, layer(cells_[c], i % layers).bytes_of_values());
-    }
   }
 
   void begin_step() override {
     if (!program_->training) return;
     for (std::size_t c = 0; c < cells_.size(); ++c) {
+      make_room(c);
       streams_[c].changes = 0;
       streams_[c].asked = 0;
       cells_[c].missing.store(0);
@@ -104,6 +97,15 @@ class StreamExchange final : public ServerExchange {
 
   [[nodiscard]] ParameterBlock& push_block(std::size_t c, std::uint32_t push, std::size_t l) {
     return streams_[c].pushes[push % streams_[c].kept * cells_[c].count + l];
+  }
+
+  void make_room(std::size_t c) {
+    CellStream& stream = streams_[c];
+    std::size_t const layers = cells_[c].count;
+    if (stream.pushes.size() >= stream.kept * layers) return;
+    stream.pushes = FixedArray<ParameterBlock>(stream.kept * layers);
+    for (std::size_t i = 0; i < stream.pushes.size(); ++i)
+      stream.pushes[i].make(nullptr, layer(cells_[c], i % layers).bytes_of_values());
   }
 
   /// The change of a minibatch, and the sum since the last push.

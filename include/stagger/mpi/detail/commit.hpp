@@ -30,8 +30,8 @@ class Commit {
   /// @param hands_over  whether each process hands over what it has updated
   void load(Program const& program, Placement const& placement, bool hands_over) {
     here_ = placement.here();
-    bool const needed =
-        program.training && program.flushes && placement.processes() > 1 && program.computing > 1;
+    bool const needed = program.training && program.flushes && !program.exchanges() &&
+                        placement.processes() > 1 && program.computing > 1;
     ranks_ = needed ? program.computing : 0;
     handed_ = 0;
     takes_part_ = FixedArray<bool>(placement.processes());

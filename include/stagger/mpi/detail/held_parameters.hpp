@@ -42,8 +42,11 @@ struct HeldParameters {
   Machine& machine;
 
   [[nodiscard]] Program const& program() const noexcept { return *machine.run.program; }
-  /// Whether the step ends with an update that all ranks make together.
-  [[nodiscard]] bool commits() const noexcept { return program().training && program().flushes; }
+  /// Whether the step ends with an update that all ranks make together. A parameter server makes
+  /// that of a worker.
+  [[nodiscard]] bool commits() const noexcept {
+    return program().training && program().flushes && !program().exchanges();
+  }
   [[nodiscard]] IndexRange layers_of(int stage) const noexcept {
     return machine.model.layers_of(stage);
   }

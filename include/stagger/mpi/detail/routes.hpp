@@ -24,7 +24,8 @@ class Routes {
       int const process = placement.process_of(r);
       for (Wait const& wait : program.ranks[r].waits) {
         auto& known = receivers[wait.signal];
-        if (placement.process_of(program.signals[wait.signal].sender) == process) continue;
+        int const sender = program.signals[wait.signal].sender;
+        if (sender == SignalEnds::outside || placement.process_of(sender) == process) continue;
         if (std::find(known.begin(), known.end(), process) == known.end()) known.push_back(process);
       }
       if (process != placement.here()) continue;

@@ -39,9 +39,11 @@ class Stall {
   }
 
   /// @param quiet_s  [processes] since each was heard of
-  [[nodiscard]] std::string describe(std::vector<double> const& quiet_s, double deadline_s) const {
+  /// @param outside  who gives signals that no rank gives
+  [[nodiscard]] std::string describe(std::vector<double> const& quiet_s, double deadline_s,
+                                     std::string const& outside) const {
     return text("no rank moved for ", deadline_s,
-                " s: ", stagger::detail::describe_stall(program_, at_, given_),
+                " s: ", stagger::detail::describe_stall(program_, at_, given_, outside),
                 silent(quiet_s, deadline_s),
                 "; raise Options::deadline_s if an action may take that long");
   }

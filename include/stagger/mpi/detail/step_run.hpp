@@ -20,6 +20,7 @@
 #include <stagger/mpi/detail/exchange.hpp>
 #include <stagger/mpi/detail/library_sums.hpp>
 #include <stagger/mpi/detail/message_codec.hpp>
+#include <stagger/mpi/detail/outside_counters.hpp>
 #include <stagger/mpi/detail/parameter_exchange.hpp>
 #include <stagger/mpi/detail/placement.hpp>
 #include <stagger/mpi/detail/reports.hpp>
@@ -65,6 +66,7 @@ class StepRun {
     for (int r = 0; r < placement.ranks(); ++r)
       if (placement.is_here(r)) ranks_.push_back({&machine_.ranks()[r], State::done});
     given_.assign(program.signals.size(), 0);
+    outside_.load(program);
     watch_.load(placement);
     commit_.load(program, placement, machine_.shards());
     routes_.find(codec_, placement);
@@ -99,6 +101,7 @@ class StepRun {
   /// Ends the step with an error, unless this process has voted not to; ranks stop before their
   /// next action. Any thread may call it.
   void fail(std::exception_ptr failure) noexcept { ending_.fail(machine_, std::move(failure)); }
+  [[nodiscard]] OutsideCounters& outside() noexcept { return outside_; }
 
   // What `advance` calls.
 
@@ -139,6 +142,7 @@ class StepRun {
     codec_.hold(placement_->runs_here());  // the caller may have looked at all
     round_.begin_step();
     given_.assign(given_.size(), 0);
+    outside_.begin_step();
     votes_ = 0;
     for (auto& entry : ranks_) {
       entry.state = State::runnable;
@@ -168,6 +172,7 @@ class StepRun {
   }
 
   bool poll() {
+    outside_.show(given_);
     bool const summed = sums_.poll(
         codec_, [this](stagger::detail::RankState& rank, Instruction const& in, double start_s) {
           machine_.options().replicas.ops()->note(machine_, rank, in, start_s, watch_.now_s());
@@ -246,7 +251,7 @@ class StepRun {
   /// Tells the others now and then where the ranks of this process stand, and ends the step where
   /// no rank has moved for too long.
   void keep_in_touch() {
-    if (channels_.size() == 1) return;
+    if (channels_.size() == 1 && !outside_.any()) return;  // nothing to wait for
     double const deadline_s = machine_.options().deadline_s;
     double const quiet_s = watch_.quiet_s();
     int const last = commit_.last();
@@ -270,6 +275,7 @@ class StepRun {
   Placement const* placement_ = nullptr;
   List<LocalRank> ranks_{};      // of this process
   List<std::uint32_t> given_{};  // [signals] as far as it is known here
+  OutsideCounters outside_{};    // the last of those
   Routes routes_{};
   Reports reports_;
   ParameterExchange exchange_{};

@@ -75,7 +75,7 @@ class Watch {
       silent.push_back(p == placement.here() ? 0 : silent_s(p));
     double const deadline_s = machine.options().deadline_s;
     Stall const stall(machine.program(), placement, at_, given);
-    if (!ended) return stall.describe(silent, deadline_s);
+    if (!ended) return stall.describe(silent, deadline_s, machine.waits_for());
     return stall.describe_handover(silent, deadline_s) +
            text("; parameters are those after step ", machine.steps());
   }
