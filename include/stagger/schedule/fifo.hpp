@@ -5,55 +5,31 @@
 /// @source Park et al., "HetPipe", USENIX ATC 2020, section 4: what a stage does next.
 
 #include <algorithm>
-#include <limits>
-#include <tuple>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
 
 #include <stagger/core/error.hpp>
-#include <stagger/core/grid.hpp>
 #include <stagger/schedule/detail/greedy.hpp>
 #include <stagger/schedule/legal.hpp>
+#include <stagger/schedule/play_workers.hpp>
 #include <stagger/schedule/policy.hpp>
+#include <stagger/schedule/wave_workers.hpp>
 
 namespace stagger::schedule {
 
-/// What a worker of a parameter server waits for, under staleness::WaveSynchronous: each stage
-/// pushes a wave of Nm minibatches when the last of them has come back, and has the answer
-/// `exchange_s` later, where the other workers push no later than this one.
+/// What a worker of a parameter server waits for, under staleness::WaveSynchronous with the Nm of
+/// the schedule. Without other workers, those are taken to push as early as this one does.
 struct WaveGate {
-  double exchange_s = 0;  ///< >= 0: of a push and its answer, seconds
-  int distance = -1;      ///< D >= 0: how many waves a worker may be ahead; below 0: no gate
+  int distance =
+      -1;  ///< D >= 0: how many waves a worker may be ahead; below 0: nothing to wait for
+  std::vector<Links> links{};  ///< of the server; none: pushes and answers take no time
+  std::vector<std::uint64_t>
+      layer_bytes{};        ///< [layers] of the model; none: a stage is one layer of 0 bytes
+  std::vector<int> cuts{};  ///< [ranks - 1] of this worker; none: one layer for each stage
+  std::vector<int> ways{};  ///< of this worker, as WaveWorker::ways
+  std::vector<WaveWorker> others{};
 };
-
-namespace detail {
-
-/// When stages have waves.
-class WaveArrivals {
- public:
-  constexpr WaveArrivals(WaveGate const& gate, int in_flight, Shape shape)
-      : gate_(gate),
-        in_flight_(in_flight),
-        waves_(shape.microbatches / in_flight + 1),
-        at_(shape.ranks * waves_, -1.0) {}
-
-  [[nodiscard]] constexpr double opens(StagePart const& part, int n, double input_s) const {
-    int const wave = (n + 1) / in_flight_ - 1 - gate_.distance;
-    if (gate_.distance < 0 || wave <= 0 || input_s < 0) return input_s;
-    double const at = at_[part.stage * waves_ + wave];
-    return at < 0 ? at : std::max(at, input_s);
-  }
-  constexpr double ended(StagePart const& part, int n, double end_s) {
-    if (gate_.distance < 0 || (n + 1) % in_flight_ != 0) return -1;
-    return at_[part.stage * waves_ + (n + 1) / in_flight_] = end_s + gate_.exchange_s;
-  }
-
- private:
-  WaveGate gate_;
-  int in_flight_;
-  int waves_;
-  Grid<double> at_;  // [stages][waves]
-};
-
-}  // namespace detail
 
 /// At most Nm microbatches are injected and not yet back; forwards and backwards of a rank keep
 /// microbatch order and otherwise run in order of readiness, ties backward first, then the lower
@@ -66,8 +42,8 @@ struct Fifo {
 
   int in_flight = 0;  ///< Nm >= 1; 0: one for each rank
   Costs costs{};      ///< for each stage, or the same for all
-  WaveGate gate{};    ///< of a worker of a parameter server: nothing waits behind a forward that
-                      ///< may not begin yet
+  WaveGate gate{};    ///< of a worker of a parameter server: the order of a play of all workers,
+                      ///< in which nothing waits behind a forward that may not begin yet
 
   /// One stage on each rank.
   [[nodiscard]] constexpr int chunks() const noexcept { return 1; }
@@ -84,16 +60,32 @@ struct Fifo {
     require_counts("fifo", shape, 1);
     require(in_flight >= 0, "fifo", Count::in_flight, in_flight, 1, "at least one is injected");
     require_costs(costs, shape.ranks);
-    auto const key = [last = shape.ranks - 1](detail::Candidate const& c) {
-      bool const fused = c.kind == Kind::backward && c.part->stage == last;
-      return std::tuple(fused ? -1.0 : c.ready_s, c.kind == Kind::forward, c.microbatch);
-    };
-    if (!(gate.exchange_s >= 0 && gate.exchange_s < std::numeric_limits<double>::infinity()))
-      raise(Errc::bad_data, "fifo: an exchange with a server cannot take ", gate.exchange_s,
-            " s; let WaveGate::exchange_s be finite and at least 0");
     int const window = in_flight == 0 ? shape.ranks : in_flight;
+    if (gate.distance >= 0) return gated(shape, window);
     return detail::greedy(detail::stage_parts(Mapping::looped, shape, window), shape, costs,
-                          detail::Backwards::whole, key, detail::WaveArrivals(gate, window, shape));
+                          detail::Backwards::whole, detail::ByReadiness{});
+  }
+
+ private:
+  [[nodiscard]] [[gnu::cold]] Table gated(Shape shape, int window) const {
+    WaveServer server{window, gate.distance, gate.layer_bytes, gate.links};
+    std::vector<WaveWorker> workers{{costs, gate.cuts, gate.ways}};
+    workers.insert(workers.end(), gate.others.begin(), gate.others.end());
+    bool const counted = server.layer_bytes.empty();
+    if (counted) server.layer_bytes.assign(static_cast<std::size_t>(shape.ranks), 0);
+    if (counted && gate.cuts.empty())
+      for (int s = 1; s < shape.ranks; ++s) workers[0].cuts.push_back(s);
+    if (workers[0].stages() != shape.ranks)
+      raise(Errc::bad_configuration, "fifo: WaveGate::cuts make ",
+            stagger::counted(workers[0].stages(), "stage"), ", but there are ", shape.ranks,
+            "; give one layer for each stage behind the first");
+    auto const played = play_workers(workers, server, shape.microbatches);
+    Table table{.stages = shape.ranks, .microbatches = shape.microbatches};
+    for (auto const& row : played[0].timeline.rows) {
+      table.begin_row();
+      for (Span const& span : row) table.add(span.action);
+    }
+    return table;
   }
 };
 

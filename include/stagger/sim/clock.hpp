@@ -4,10 +4,14 @@
 
 #include <memory>
 
+#include <stagger/schedule/links.hpp>
 #include <stagger/sim/detail/event_queue.hpp>
-#include <stagger/sim/links.hpp>
 
 namespace stagger::sim {
+
+using schedule::Duplex;
+using schedule::Links;
+using schedule::Sharing;
 
 /// A clock that pipelines share which are made with copies of it; `run_together` carries their
 /// steps through on one thread. Its time goes on from step to step.

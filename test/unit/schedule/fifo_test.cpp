@@ -58,7 +58,8 @@ TEST_CASE(
 TEST_CASE("schedule/Fifo: a forward that a gate holds up is listed behind what need not wait",
           "[schedule]") {
   // One wave of two; the answer takes so long that both of the next wave's backwards come first.
-  CHECK(write_csv(Fifo{.in_flight = 2, .gate = {.exchange_s = 50, .distance = 0}}.table({2, 4})) ==
+  CHECK(write_csv(Fifo{.in_flight = 2, .gate = {.distance = 0, .links = {{.latency_s = 25}}}}.table(
+            {2, 4})) ==
         "0F0,0F1,0B0,0F2,0B1,0B2,0F3,0B3\n"
         "1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3\n");
   each([](int P, int M) {
@@ -66,15 +67,16 @@ TEST_CASE("schedule/Fifo: a forward that a gate holds up is listed behind what n
     for (int limit = 1; limit <= P + 1; ++limit) {
       auto const open = legal(Fifo{.in_flight = limit}, P, M);
       for (int distance : {0, 1, 20}) {
-        auto const gated =
-            legal(Fifo{.in_flight = limit, .gate = {.exchange_s = 5, .distance = distance}}, P, M);
+        auto const gated = legal(
+            Fifo{.in_flight = limit, .gate = {.distance = distance, .links = {{.latency_s = 2.5}}}},
+            P, M);
         REQUIRE(highest(peak_in_flight(gated)) <= limit);
         if (distance == 20) REQUIRE(gated.actions == open.actions);  // it never shuts
       }
     }
   });
-  CHECK_THROWS_WITH((Fifo{.gate = {.exchange_s = -1, .distance = 0}}.table({2, 4})),
-                    Catch::Contains("WaveGate::exchange_s"));
+  CHECK_THROWS_WITH((Fifo{.gate = {.distance = 0, .links = {{.latency_s = -1}}}}.table({2, 4})),
+                    Catch::Contains("Links::latency_s"));
 }
 
 TEST_CASE("schedule/Fifo: costs that are not numbers are refused", "[schedule]") {

@@ -4,6 +4,8 @@
 ///         among those whose inputs have arrived. Several policies and the search build on it.
 
 #include <algorithm>
+#include <cmath>
+#include <concepts>
 #include <vector>
 
 #include <stagger/core/grid.hpp>
@@ -21,6 +23,8 @@ struct StagePart {
   int rank = 0, stage = 0;
   int first = 0, count = 0;  ///< microbatches first <= m < first + count
   int window = 0;            ///< at the first stage: most microbatches in flight; 0: no limit
+  bool last = false;         ///< of its chain
+  StageCosts cost{};
   int forwards = 0, backwards = 0, weights = 0;  ///< how many of each have been started
   Grid<double> forward_at{}, backward_at{};      ///< [count] when inputs arrive; -1: not known
 };
@@ -48,7 +52,8 @@ struct Candidate {
                        .stage = s,
                        .first = chain * count,
                        .count = count,
-                       .window = window});
+                       .window = window,
+                       .last = s + 1 == shape.stages()});
     }
   }
   return parts;
@@ -57,26 +62,29 @@ struct Candidate {
 /// Which actions a list holds: forwards alone, or with backwards whole (B) or split (I and W).
 enum class Backwards { none, whole, split };
 
-/// Forwards wait for nothing but their inputs.
+/// Forwards wait for nothing but their inputs. Another gate says when one may begin, -1 if that is
+/// not known yet; is told of what begins and ends; and has events of its own, which wake ranks.
 struct NoGate {
   constexpr double opens(StagePart const&, int, double input_s) const noexcept { return input_s; }
-  constexpr double ended(StagePart const&, int, double) const noexcept { return -1; }
 };
 
-/// Lists all actions of all parts.
-/// @param key   of a Candidate: of those that are ready the one with the lowest key runs
-/// @param gate  what forwards wait for beside their inputs: `opens` says when one may begin, -1 if that
-///              is not known yet; `ended` is told of each backward, and says when something opens, or -1
+/// Lists all actions of all parts, each chain's from its first stage to its last one behind the
+/// other.
+/// @param ranks  of all parts
+/// @param key    of a Candidate: of those that are ready the one with the lowest key runs
+/// @param gate   what forwards wait for beside their inputs
+/// @return       [ranks]
 /// Complexity: O(log P) per action, and O(V) to choose it.
-template <class Key, class Gate = NoGate>
-[[nodiscard]] constexpr Table greedy(std::vector<StagePart> parts, Shape shape, Costs const& costs,
-                                     Backwards backwards, Key key, Gate gate = {}) {
+template <class Key, class Gate>
+[[nodiscard]] constexpr Grid<std::vector<Action>> greedy_rows(std::vector<StagePart>& parts,
+                                                              int ranks, Backwards backwards,
+                                                              Key key, Gate& gate) {
+  constexpr bool gated = !std::same_as<Gate, NoGate>;
   bool const split = backwards == Backwards::split;
-  int const stages = shape.stages();
-  Grid<std::vector<StagePart*>> mine(shape.ranks);
-  Grid<std::vector<Action>> rows(shape.ranks);
-  Grid<double> free(shape.ranks);
-  Wakeups wakeups(shape.ranks);
+  Grid<std::vector<StagePart*>> mine(ranks);
+  Grid<std::vector<Action>> rows(ranks);
+  Grid<double> free(ranks);
+  Wakeups wakeups(ranks);
   for (StagePart& part : parts) {
     mine[part.rank].push_back(&part);
     part.forward_at = part.backward_at = Grid<double>(part.count, -1.0);
@@ -86,7 +94,13 @@ template <class Key, class Gate = NoGate>
     for (int n = 0; n < at_once; ++n) part.forward_at[n] = 0;
   }
 
-  while (!wakeups.empty()) {
+  for (;;) {
+    if constexpr (gated)
+      if (double const at = gate.next_s(); at <= wakeups.next_s() && !std::isinf(at)) {
+        gate.advance(at, [&](int rank) { wakeups.push(at, rank); });
+        continue;
+      }
+    if (wakeups.empty()) break;
     auto const [now, rank] = wakeups.pop();
     if (free[rank] > now) continue;
     Candidate best{};
@@ -108,7 +122,6 @@ template <class Key, class Gate = NoGate>
     }
     if (best.part == nullptr) continue;
     StagePart& part = *best.part;
-    StageCosts const& cost = costs.of(part.stage);
     int const n = best.microbatch - part.first;
     rows[rank].push_back({.kind = best.kind, .stage = part.stage, .microbatch = best.microbatch});
     double end = now;
@@ -118,28 +131,38 @@ template <class Key, class Gate = NoGate>
       if (to.rank != part.rank) wakeups.push(arrival[n], to.rank);
     };
     if (best.kind == Kind::forward) {
-      end += cost.forward_s;
+      end += part.cost.forward_s;
       ++part.forwards;
-      if (part.stage + 1 < stages)
-        give((&part)[1], (&part)[1].forward_at, cost.transfer_s);
+      if (!part.last)
+        give((&part)[1], (&part)[1].forward_at, part.cost.transfer_s);
       else if (backwards != Backwards::none)
         part.backward_at[n] = end;
     } else if (best.kind == Kind::backward_weight) {
-      end += cost.backward_weight_s;
+      end += part.cost.backward_weight_s;
       ++part.weights;
     } else {
-      end += cost.backward_input_s + (split ? 0 : cost.backward_weight_s);
+      end += part.cost.backward_input_s + (split ? 0 : part.cost.backward_weight_s);
       ++part.backwards;
-      if (double const opens = gate.ended(part, n, end); opens >= 0) wakeups.push(opens, rank);
       if (part.stage > 0)
-        give((&part)[-1], (&part)[-1].backward_at, costs.of(part.stage - 1).transfer_s);
+        give((&part)[-1], (&part)[-1].backward_at, (&part)[-1].cost.transfer_s);
       else if (part.window > 0 && n + part.window < part.count)
         part.forward_at[n + part.window] = end;
     }
+    if constexpr (gated) gate.ran(part, best.kind, n, now, end);
     free[rank] = end;
     wakeups.push(end, rank);
   }
-  Table table{.stages = stages, .microbatches = shape.microbatches};
+  return rows;
+}
+
+/// The table of all actions of all parts, of one pipeline, which wait for nothing but their inputs.
+template <class Key>
+[[nodiscard]] constexpr Table greedy(std::vector<StagePart> parts, Shape shape, Costs const& costs,
+                                     Backwards backwards, Key key) {
+  for (StagePart& part : parts) part.cost = costs.of(part.stage);
+  NoGate none;
+  auto const rows = greedy_rows(parts, shape.ranks, backwards, key, none);
+  Table table{.stages = shape.stages(), .microbatches = shape.microbatches};
   for (auto const& row : rows) table.add_row(row);
   return table;
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <limits>
 #include <vector>
 
 #include <stagger/core/requirements.hpp>
@@ -24,6 +25,10 @@ class Wakeups {
     for (int r = 0; r < ranks; ++r) push(0, r);
   }
   [[nodiscard]] constexpr bool empty() const noexcept { return heap_.empty(); }
+  /// Of the first one; infinite: there is none.
+  [[nodiscard]] constexpr double next_s() const noexcept {
+    return heap_.empty() ? std::numeric_limits<double>::infinity() : heap_.front().at_s;
+  }
   [[gnu::always_inline]] constexpr void push(double at_s, int rank) {
     heap_.push_back({at_s, rank});
     std::push_heap(heap_.begin(), heap_.end(), Later{});

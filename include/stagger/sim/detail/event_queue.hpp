@@ -10,9 +10,13 @@
 #include <vector>
 
 #include <stagger/core/list.hpp>
-#include <stagger/sim/links.hpp>
+#include <stagger/schedule/links.hpp>
 
 namespace stagger::sim::detail {
+
+using schedule::Direction;
+using schedule::Links;
+using schedule::Transfers;
 
 /// What events in a queue happen to.
 class EventTarget {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <stagger/sim/links.hpp>
+#include <stagger/schedule/links.hpp>
 
 #include "catch.hpp"
 
@@ -11,19 +11,19 @@
 #include <random>
 #include <vector>
 
-namespace sim = stagger::sim;
+namespace schedule = stagger::schedule;
 
 namespace {
 
 struct Sent {
   double start_s = 0;
   std::uint64_t bytes = 0;
-  sim::Direction direction = sim::Direction::push;
+  schedule::Direction direction = schedule::Direction::push;
 };
 
 /// When each arrives. @param sent  by their starts
-std::vector<double> arrivals(sim::Links const& links, std::vector<Sent> const& sent) {
-  sim::Transfers transfers(links);
+std::vector<double> arrivals(schedule::Links const& links, std::vector<Sent> const& sent) {
+  schedule::Transfers transfers(links);
   std::vector<double> at(sent.size(), -1);
   std::size_t next = 0;
   for (;;) {
@@ -44,7 +44,8 @@ std::vector<double> arrivals(sim::Links const& links, std::vector<Sent> const& s
 }
 
 /// The same in small steps: in each of them, bytes go to those that the rule names.
-std::vector<double> slowly(sim::Links const& links, std::vector<Sent> const& sent, double step_s) {
+std::vector<double> slowly(schedule::Links const& links, std::vector<Sent> const& sent,
+                           double step_s) {
   std::vector<double> at(sent.size(), -1), left, free_again{0, 0};
   for (Sent const& each : sent) left.push_back(static_cast<double>(each.bytes) * (1 + links.loss));
   std::size_t open = sent.size();
@@ -53,14 +54,14 @@ std::vector<double> slowly(sim::Links const& links, std::vector<Sent> const& sen
     for (std::size_t const way : {0U, 1U}) {
       std::vector<std::size_t> active;
       for (std::size_t t = 0; t < sent.size(); ++t) {
-        bool const here = links.duplex == sim::Duplex::half
+        bool const here = links.duplex == schedule::Duplex::half
                               ? way == 0
-                              : (sent[t].direction == sim::Direction::pull) == (way == 1);
+                              : (sent[t].direction == schedule::Direction::pull) == (way == 1);
         if (here && at[t] < 0 && sent[t].start_s <= now_s) active.push_back(t);
       }
       if (active.empty()) continue;
-      if (links.sharing != sim::Sharing::fair) active.resize(1);
-      if (links.sharing == sim::Sharing::one_at_a_time && free_again[way] > now_s) continue;
+      if (links.sharing != schedule::Sharing::fair) active.resize(1);
+      if (links.sharing == schedule::Sharing::one_at_a_time && free_again[way] > now_s) continue;
       double const part = links.rate * step_s / static_cast<double>(active.size());
       for (std::size_t t : active) {
         left[t] -= part;
@@ -73,16 +74,16 @@ std::vector<double> slowly(sim::Links const& links, std::vector<Sent> const& sen
   return at;
 }
 
-using sim::Direction;
-using sim::Duplex;
-using sim::Sharing;
+using schedule::Direction;
+using schedule::Duplex;
+using schedule::Sharing;
 
 }  // namespace
 
-TEST_CASE("sim/Transfers: one takes its bytes over the rate, and the latency", "[sim]") {
+TEST_CASE("schedule/Transfers: one takes its bytes over the rate, and the latency", "[schedule]") {
   for (Sharing const sharing : {Sharing::fair, Sharing::fifo, Sharing::one_at_a_time})
     for (Duplex const duplex : {Duplex::full, Duplex::half}) {
-      sim::Links const links{
+      schedule::Links const links{
           .rate = 8, .latency_s = 0.5, .loss = 0.25, .sharing = sharing, .duplex = duplex};
       REQUIRE(arrivals(links, {{1, 64, Direction::pull}}) == std::vector<double>{11.5});
       REQUIRE(arrivals(links, {{3, 0}}) == std::vector<double>{3.5});
@@ -90,8 +91,8 @@ TEST_CASE("sim/Transfers: one takes its bytes over the rate, and the latency", "
   REQUIRE(arrivals({}, {{3, 1000}, {3, 7}, {4, 5}}) == std::vector<double>{3, 3, 4});
 }
 
-TEST_CASE("sim/Transfers: a fair link is shared anew at each start and end", "[sim]") {
-  sim::Links const links{.rate = 8, .latency_s = 0.25};
+TEST_CASE("schedule/Transfers: a fair link is shared anew at each start and end", "[schedule]") {
+  schedule::Links const links{.rate = 8, .latency_s = 0.25};
   REQUIRE(arrivals(links, {{0, 16}, {0, 16}}) == std::vector<double>{4.25, 4.25});
   // Half the rate until the small one is through at 2, then the whole.
   REQUIRE(arrivals(links, {{0, 24}, {0, 8}}) == std::vector<double>{4.25, 2.25});
@@ -100,8 +101,8 @@ TEST_CASE("sim/Transfers: a fair link is shared anew at each start and end", "[s
   REQUIRE(arrivals(links, {{0, 8}, {2, 8}}) == std::vector<double>{1.25, 3.25});
 }
 
-TEST_CASE("sim/Transfers: in turn, the next follows the bytes, or waits for the latency too",
-          "[sim]") {
+TEST_CASE("schedule/Transfers: in turn, the next follows the bytes, or waits for the latency too",
+          "[schedule]") {
   std::vector<Sent> const sent{{0, 16}, {0, 8}, {10, 8}};
   REQUIRE(arrivals({.rate = 8, .latency_s = 0.5, .sharing = Sharing::fifo}, sent) ==
           std::vector<double>{2.5, 3.5, 11.5});
@@ -109,7 +110,8 @@ TEST_CASE("sim/Transfers: in turn, the next follows the bytes, or waits for the 
           std::vector<double>{2.5, 4, 11.5});
 }
 
-TEST_CASE("sim/Transfers: pushes and pulls share a half-duplex link, and no other", "[sim]") {
+TEST_CASE("schedule/Transfers: pushes and pulls share a half-duplex link, and no other",
+          "[schedule]") {
   std::vector<Sent> const sent{{0, 16, Direction::push}, {0, 16, Direction::pull}};
   for (Sharing const sharing : {Sharing::fair, Sharing::fifo, Sharing::one_at_a_time})
     REQUIRE(arrivals({.rate = 8, .sharing = sharing}, sent) == std::vector<double>{2, 2});
@@ -118,16 +120,16 @@ TEST_CASE("sim/Transfers: pushes and pulls share a half-duplex link, and no othe
           std::vector<double>{2, 4});
 }
 
-TEST_CASE("sim/Transfers: arrive when a simulation in small steps says", "[sim]") {
+TEST_CASE("schedule/Transfers: arrive when a simulation in small steps says", "[schedule]") {
   std::mt19937 random(1);
   auto const below = [&](unsigned end) { return static_cast<unsigned>(random() % end); };
   constexpr double step_s = 0x1p-9;
   for (int i = 0; i < 120; ++i) {
-    sim::Links const links{.rate = 4.0 + below(8),
-                           .latency_s = 0.25 * below(3),
-                           .loss = 0.25 * below(3),
-                           .sharing = static_cast<Sharing>(i % 3),
-                           .duplex = static_cast<Duplex>(i / 3 % 2)};
+    schedule::Links const links{.rate = 4.0 + below(8),
+                                .latency_s = 0.25 * below(3),
+                                .loss = 0.25 * below(3),
+                                .sharing = static_cast<Sharing>(i % 3),
+                                .duplex = static_cast<Duplex>(i / 3 % 2)};
     std::vector<Sent> sent;
     for (unsigned n = 1 + below(8); n-- > 0;)
       sent.push_back({0.25 * below(20), 1 + below(20), static_cast<Direction>(below(2))});
@@ -141,13 +143,15 @@ TEST_CASE("sim/Transfers: arrive when a simulation in small steps says", "[sim]"
   }
 }
 
-TEST_CASE("sim/Transfers: refuses what no link can have", "[sim]") {
+TEST_CASE("schedule/Transfers: refuses what no link can have", "[schedule]") {
   double const nan = std::numeric_limits<double>::quiet_NaN();
   for (double const rate : {0.0, -1.0, nan})
-    REQUIRE_THROWS_WITH(sim::Transfers({.rate = rate}), Catch::Matchers::Contains("Links::rate"));
+    REQUIRE_THROWS_WITH(schedule::Transfers({.rate = rate}),
+                        Catch::Matchers::Contains("Links::rate"));
   for (double const bad : {-1.0, nan, std::numeric_limits<double>::infinity()}) {
-    REQUIRE_THROWS_WITH(sim::Transfers({.latency_s = bad}),
+    REQUIRE_THROWS_WITH(schedule::Transfers({.latency_s = bad}),
                         Catch::Matchers::Contains("Links::latency_s"));
-    REQUIRE_THROWS_WITH(sim::Transfers({.loss = bad}), Catch::Matchers::Contains("Links::loss"));
+    REQUIRE_THROWS_WITH(schedule::Transfers({.loss = bad}),
+                        Catch::Matchers::Contains("Links::loss"));
   }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The link between a parameter server and its workers in virtual time: how long pushes and
-///         pulls take that share it.
+/// @file   The link between a parameter server and its workers: how long pushes and pulls take that
+///         share it, in virtual time and where an order is made for them.
 
 #include <algorithm>
 #include <array>
@@ -13,7 +13,7 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
 
-namespace stagger::sim {
+namespace stagger::schedule {
 
 /// How transfers share a link.
 enum class Sharing : std::uint8_t {
@@ -153,4 +153,4 @@ class Transfers {
   double now_s_ = 0;
 };
 
-}  // namespace stagger::sim
+}  // namespace stagger::schedule

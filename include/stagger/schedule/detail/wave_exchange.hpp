@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What forwards of workers wait for that exchange waves: pushes, rounds and answers, over
+///         links that they share.
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include <stagger/core/grid.hpp>
+#include <stagger/schedule/detail/greedy.hpp>
+#include <stagger/schedule/links.hpp>
+#include <stagger/schedule/timeline.hpp>
+#include <stagger/schedule/wave_workers.hpp>
+
+namespace stagger::schedule {
+
+/// One worker of a play. Times are seconds since all began.
+struct PlayedWorker {
+  Timeline timeline{};   ///< a row for each stage, forwards and backwards in the order they ran
+  double end_s = 0;      ///< when it has everything that all have pushed
+  double waiting_s = 0;  ///< that minibatches which could enter waited for other workers' waves
+  double idle_waiting_s = 0;  ///< the part of it in which none of the worker's stages did anything
+};
+
+namespace detail {
+
+/// A gate of `greedy_rows`, whose ranks are the stages of all workers, one behind the other.
+class WaveExchange {
+ public:
+  /// @pre the arguments have been checked
+  WaveExchange(std::span<WaveWorker const> workers, WaveServer const& server, int minibatches)
+      : server_(server),
+        minibatches_(minibatches),
+        layers_(static_cast<int>(server.layer_bytes.size())),
+        most_(needs(minibatches - 1)),
+        pushed_(layers_, workers.size(), 0),
+        asked_(layers_, workers.size(), 0),
+        ways_(layers_, workers.size(), server.links.empty() ? -1 : 0),
+        played_(workers.size()) {
+    for (Links const& links : server.links) links_.emplace_back(links);
+    for (std::size_t w = 0; w < workers.size(); ++w) {
+      first_rank_.push_back(static_cast<int>(cells_.size()));
+      for (int s = 0; s < workers[w].stages(); ++s) {
+        auto const& cuts = workers[w].cuts;
+        auto const stage = static_cast<std::size_t>(s);
+        cells_.push_back({.worker = static_cast<int>(w),
+                          .first = s == 0 ? 0 : cuts[stage - 1],
+                          .last = stage < cuts.size() ? cuts[stage] : layers_});
+      }
+      for (std::size_t l = 0; l < workers[w].ways.size(); ++l) ways_(l, w) = workers[w].ways[l];
+      played_[w].timeline.rows.resize(static_cast<std::size_t>(workers[w].stages()));
+    }
+    for (Cell& cell : cells_) ask(cell);
+  }
+
+  [[nodiscard]] double opens(StagePart const& part, int n, double input_s) const {
+    int const rounds = needs(n);
+    Cell const& cell = cells_[at(part.rank)];
+    if (rounds == cell.taken || input_s < 0) return input_s;
+    return cell.rounds < rounds ? -1 : std::max(input_s, cell.arrived_s);
+  }
+
+  void ran(StagePart const& part, Kind kind, int n, double start_s, double end_s) {
+    Cell& cell = cells_[at(part.rank)];
+    PlayedWorker& played = played_[at(cell.worker)];
+    played.timeline.rows[at(part.stage)].push_back(
+        {{.kind = kind, .stage = part.stage, .microbatch = n}, start_s, end_s, false});
+    if (kind == Kind::forward) {
+      int const rounds = needs(n);
+      if (rounds == cell.taken) return;
+      if (part.stage == 0 && cell.arrived_s > part.forward_at[n])
+        wait(played, part.forward_at[n], cell.arrived_s);
+      cell.taken = rounds;
+      now_s_ = start_s;
+      ask(cell);
+    } else if ((n + 1) % server_.in_flight == 0 || n + 1 == minibatches_) {
+      cell.push_s = end_s;
+      next_s_ = std::min(next_s_, end_s);
+    }
+  }
+
+  [[nodiscard]] double next_s() const noexcept { return next_s_; }
+
+  /// Lets happen what is next. @param wake  takes ranks for which a gate has opened
+  template <class Wake> void advance(double now_s, Wake const& wake) {
+    now_s_ = now_s;
+    do {
+      for (Cell& cell : cells_)
+        if (cell.push_s <= now_s) push(cell);
+      for (Transfers& link : links_) {
+        link.advance(now_s);
+        for (std::uint32_t number = 0; link.arrived(number);) arrive(number);
+      }
+      next_s_ = never;
+      for (Cell const& cell : cells_) next_s_ = std::min(next_s_, cell.push_s);
+      for (Transfers const& link : links_) next_s_ = std::min(next_s_, link.next_s());
+    } while (next_s_ <= now_s);
+    for (int const rank : opened_) wake(rank);
+    opened_.clear();
+  }
+
+  [[nodiscard]] std::vector<PlayedWorker> take() && { return std::move(played_); }
+  [[nodiscard]] int first_rank(std::size_t worker) const { return first_rank_[worker]; }
+  [[nodiscard]] int ranks() const { return static_cast<int>(cells_.size()); }
+
+ private:
+  static constexpr double never = std::numeric_limits<double>::infinity();
+  static constexpr int everything = std::numeric_limits<int>::max();  // rounds
+
+  /// A stage of a worker.
+  struct Cell {
+    int worker = 0;
+    int first = 0, last = 0;  // layers first <= l < last
+    double push_s = never;    // when it pushes next
+    int taken = 0;            // rounds that its minibatches see
+    int rounds = 0;           // that have arrived
+    double arrived_s = 0;     // when they came
+    int asks = 0;             // rounds that it has asked for
+    int missing = 0;          // layers of those
+  };
+
+  static std::size_t at(int i) { return static_cast<std::size_t>(i); }
+  [[nodiscard]] int needs(int n) const {
+    return std::max(0, (n + 1) / server_.in_flight - 1 - server_.distance);
+  }
+
+  /// For the next round, or behind the last one that a minibatch needs, for everything.
+  void ask(Cell& cell) {
+    if (cell.asks == everything) return;
+    cell.asks = cell.asks < most_ ? cell.asks + 1 : everything;
+    cell.missing = cell.last - cell.first;
+    for (int l = cell.first; l < cell.last; ++l) {
+      asked_(l, cell.worker) = cell.asks;
+      answer(l, cell.worker);
+    }
+  }
+  /// What is asked for of a layer, if it is there.
+  void answer(int layer, int worker) {
+    int& asked = asked_(layer, worker);
+    if (asked == 0) return;
+    int const all = (minibatches_ + server_.in_flight - 1) / server_.in_flight;
+    for (std::size_t w = 0; w < played_.size(); ++w)
+      if (pushed_(layer, w) < std::min(asked, all)) return;
+    asked = 0;
+    send(layer, worker, Direction::pull);
+  }
+
+  void push(Cell& cell) {
+    cell.push_s = never;
+    for (int l = cell.first; l < cell.last; ++l) send(l, cell.worker, Direction::push);
+  }
+  void send(int layer, int worker, Direction direction) {
+    auto const number = static_cast<std::uint32_t>((worker * layers_ + layer) * 2 +
+                                                   (direction == Direction::push ? 0 : 1));
+    int const way = ways_(layer, worker);
+    if (way < 0) return arrive(number);
+    links_[at(way)].start(now_s_, server_.layer_bytes[at(layer)], direction, number);
+    next_s_ = std::min(next_s_, links_[at(way)].next_s());
+  }
+  void arrive(std::uint32_t number) {
+    int const layer = static_cast<int>(number / 2) % layers_;
+    int const worker = static_cast<int>(number / 2) / layers_;
+    if (number % 2 == 0) {
+      ++pushed_(layer, worker);
+      for (int w = 0; at(w) < played_.size(); ++w) answer(layer, w);
+      return;
+    }
+    int rank = first_rank_[at(worker)];
+    while (cells_[at(rank)].last <= layer) ++rank;
+    Cell& cell = cells_[at(rank)];
+    if (--cell.missing != 0) return;
+    cell.rounds = cell.asks;
+    cell.arrived_s = now_s_;
+    opened_.push_back(rank);
+    PlayedWorker& played = played_[at(worker)];
+    played.end_s = std::max(played.end_s, now_s_);
+  }
+
+  /// Nothing of the worker runs that began before the gate opened, and the first stage waits.
+  void wait(PlayedWorker& played, double from_s, double to_s) {
+    played.waiting_s += to_s - from_s;
+    std::vector<Span> busy;
+    for (auto const& row : played.timeline.rows)
+      for (auto span = row.rbegin(); span != row.rend() && span->end_s > from_s; ++span)
+        busy.push_back(*span);
+    std::sort(busy.begin(), busy.end(),
+              [](Span const& a, Span const& b) { return a.start_s < b.start_s; });
+    for (Span const& span : busy) {
+      if (span.start_s >= to_s) break;
+      if (span.start_s > from_s) played.idle_waiting_s += span.start_s - from_s;
+      from_s = std::max(from_s, span.end_s);
+    }
+    if (from_s < to_s) played.idle_waiting_s += to_s - from_s;
+  }
+
+  WaveServer const& server_;
+  int minibatches_;
+  int layers_;
+  int most_;          // rounds that a minibatch needs
+  Grid<int> pushed_;  // [layers][workers] pushes that have arrived
+  Grid<int> asked_;   // [layers][workers] rounds that are not there; 0: none
+  Grid<int> ways_;    // [layers][workers]
+  std::vector<PlayedWorker> played_;
+  std::vector<Cell> cells_{};      // [ranks]
+  std::vector<int> first_rank_{};  // [workers]
+  std::vector<Transfers> links_{};
+  std::vector<int> opened_{};  // ranks
+  double next_s_ = never;
+  double now_s_ = 0;
+};
+
+}  // namespace detail
+}  // namespace stagger::schedule

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Workers of a parameter server played together: pipelines of own costs, the links that they
+///         share, and the server's rounds.
+/// @source Park et al., "HetPipe", USENIX ATC 2020, sections 4 and 5.
+
+#include <cstddef>
+#include <span>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <stagger/core/error.hpp>
+#include <stagger/schedule/costs.hpp>
+#include <stagger/schedule/detail/greedy.hpp>
+#include <stagger/schedule/detail/wave_exchange.hpp>
+#include <stagger/schedule/legal.hpp>
+#include <stagger/schedule/wave_workers.hpp>
+
+namespace stagger::schedule {
+
+namespace detail {
+
+/// What became ready first, of several the backward, then the lower microbatch. A last stage runs
+/// the backward behind the forward.
+struct ByReadiness {
+  [[nodiscard]] constexpr auto operator()(Candidate const& c) const {
+    bool const fused = c.kind == Kind::backward && c.part->last;
+    return std::tuple(fused ? -1.0 : c.ready_s, c.kind == Kind::forward, c.microbatch);
+  }
+};
+
+/// @throws Error  bad_configuration, bad_data for workers that do not fit to the model or the links
+inline void require_workers(std::span<WaveWorker const> workers, WaveServer const& server) {
+  auto const layers = server.layer_bytes.size();
+  auto const ways = static_cast<int>(server.links.size());
+  if (workers.empty()) raise(Errc::bad_configuration, "no worker is given; play at least one");
+  require(server.in_flight >= 1, "workers", Count::in_flight, server.in_flight, 1,
+          "at least one is injected");
+  if (server.distance < 0)
+    raise(Errc::bad_configuration, "a worker cannot be ", server.distance,
+          " waves ahead of the slowest; let distance be at least 0");
+  for (Links const& links : server.links) require_links(links);
+  for (std::size_t w = 0; w < workers.size(); ++w) {
+    WaveWorker const& worker = workers[w];
+    require_costs(worker.costs, worker.stages());
+    int before = 0;
+    for (int const cut : worker.cuts)
+      if (int const last = std::exchange(before, cut);
+          cut <= last || std::cmp_greater_equal(cut, layers))
+        raise(Errc::bad_configuration, "worker ", w, " is cut in front of layer ", cut,
+              "; its cuts must rise from 1 to ", layers, " layers less one");
+    if (!worker.ways.empty() && worker.ways.size() != layers)
+      raise(Errc::bad_configuration, "worker ", w, " has links for ", worker.ways.size(),
+            " layers, of which there are ", layers, "; give one for each, or none");
+    for (int const way : worker.ways)
+      if (way < -1 || way >= ways)
+        raise(Errc::bad_configuration, "worker ", w, " takes link ", way, " of ", ways,
+              "; links are numbered from 0, and -1 is none");
+  }
+}
+
+}  // namespace detail
+
+/// Plays all workers. Each stage runs what is ready first, as Fifo does, and pushes each layer's
+/// changes when the last minibatch of a wave has come back; a layer's round is added once the pushes
+/// of all workers have arrived; a stage asks for the next round when it takes one, and begins
+/// minibatch m once the rounds that it needs have arrived, max(0, (m + 1) / Nm - 1 - D). The last
+/// wave may be shorter.
+/// @param minibatches  of each worker, >= 1
+/// @return             [workers]
+/// @throws Error  bad_configuration, bad_data for workers that do not fit to the model or the links,
+///                and for numbers that no worker, server or link can have
+[[nodiscard]] [[gnu::cold]] inline std::vector<PlayedWorker> play_workers(
+    std::span<WaveWorker const> workers, WaveServer const& server, int minibatches) {
+  detail::require_workers(workers, server);
+  require_counts("workers", {.microbatches = minibatches}, 1);
+  detail::WaveExchange exchange(workers, server, minibatches);
+  std::vector<detail::StagePart> parts;
+  for (std::size_t w = 0; w < workers.size(); ++w) {
+    Shape const shape{.ranks = workers[w].stages(), .microbatches = minibatches};
+    for (detail::StagePart part : detail::stage_parts(Mapping::looped, shape, server.in_flight)) {
+      part.cost = workers[w].costs.of(part.stage);
+      part.rank += exchange.first_rank(w);
+      parts.push_back(std::move(part));
+    }
+  }
+  static_cast<void>(detail::greedy_rows(parts, exchange.ranks(), detail::Backwards::whole,
+                                        detail::ByReadiness{}, exchange));
+  return std::move(exchange).take();
+}
+
+}  // namespace stagger::schedule
