@@ -22,6 +22,7 @@
 
 #include "catch.hpp"
 #include "trap_model.hpp"
+#include "world.hpp"
 
 // A step is one thing in all processes: what one of them cannot begin, or begins differently, fails
 // in all at once, and the next one is as if that had never been asked for. Nobody waits for a
@@ -30,14 +31,6 @@
 namespace {
 
 using namespace trap_model;
-
-int number_of(int (*ask)(MPI_Comm, int*)) {
-  int n = 0;
-  ask(MPI_COMM_WORLD, &n);
-  return n;
-}
-int processes() { return number_of(&MPI_Comm_size); }
-int process() { return number_of(&MPI_Comm_rank); }
 
 /// A target of 13 is more than memory can hold.
 struct Unlucky : Sum {

@@ -21,6 +21,7 @@
 #include "catch.hpp"
 #include "engine/row_oracle.hpp"
 #include "trap_model.hpp"
+#include "world.hpp"
 
 // Gradients of replicas in several processes, added up by MPI_Iallreduce. Each assertion holds in
 // every process.
@@ -31,17 +32,6 @@ namespace grouping = sg::collective::grouping;
 using collective::By;
 
 namespace {
-
-int processes() {
-  int n = 0;
-  MPI_Comm_size(MPI_COMM_WORLD, &n);
-  return n;
-}
-int process() {
-  int n = 0;
-  MPI_Comm_rank(MPI_COMM_WORLD, &n);
-  return n;
-}
 
 template <class Device, class Policy>
 auto trained(Device device, Policy policy, std::vector<int> cuts, Made schedule,

@@ -18,6 +18,7 @@
 #include "catch.hpp"
 #include "meeting.hpp"
 #include "trap_model.hpp"
+#include "world.hpp"
 
 // What goes wrong in one process is an error in all, no parameter changes, and the pipeline can be
 // used again.
@@ -25,14 +26,6 @@
 namespace {
 
 using namespace trap_model;
-
-int number_of(int (*ask)(MPI_Comm, int*)) {
-  int n = 0;
-  ask(MPI_COMM_WORLD, &n);
-  return n;
-}
-int processes() { return number_of(&MPI_Comm_size); }
-int process() { return number_of(&MPI_Comm_rank); }
 
 /// One layer and rank for each process.
 auto made(sg::Options options, float learning = 0.1F) {

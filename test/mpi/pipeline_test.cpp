@@ -23,18 +23,13 @@
 #include "catch.hpp"
 #include "engine/row_oracle.hpp"
 #include "engine/small_model.hpp"
+#include "world.hpp"
 
 // Runs on as many processes as mpirun starts. Each assertion holds in every process.
 
 using namespace small_model;
 
 namespace {
-
-int processes() {
-  int n = 0;
-  MPI_Comm_size(MPI_COMM_WORLD, &n);
-  return n;
-}
 
 constexpr sg::optimizer::AdamW adam{.rate = 0.02};
 

@@ -22,6 +22,7 @@
 #include "catch.hpp"
 #include "engine/row_oracle.hpp"
 #include "trap_model.hpp"
+#include "world.hpp"
 
 // Gradients of replicas in several processes, added up while the last backward runs. Each assertion
 // holds in every process.
@@ -32,17 +33,6 @@ namespace collective = sg::collective;
 namespace grouping = sg::collective::grouping;
 
 namespace {
-
-int processes() {
-  int n = 0;
-  MPI_Comm_size(MPI_COMM_WORLD, &n);
-  return n;
-}
-int process() {
-  int n = 0;
-  MPI_Comm_rank(MPI_COMM_WORLD, &n);
-  return n;
-}
 
 template <class G>
 auto grouped(collective::AllReduce<G> policy, std::vector<int> cuts, Made schedule,

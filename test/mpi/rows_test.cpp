@@ -12,21 +12,12 @@
 #include <stagger/train/pipeline.hpp>
 
 #include "catch.hpp"
+#include "world.hpp"
 
 // What neighbours that are replicated differently send each other. Each assertion holds in every
 // process.
 
 namespace sg = stagger;
-
-namespace {
-
-int processes() {
-  int n = 0;
-  MPI_Comm_size(MPI_COMM_WORLD, &n);
-  return n;
-}
-
-}  // namespace
 
 namespace {
 

@@ -22,6 +22,7 @@
 #include "catch.hpp"
 #include "engine/row_oracle.hpp"
 #include "trap_model.hpp"
+#include "world.hpp"
 
 // Replicas in several processes that keep the optimizer's state of a part of each layer. Each
 // assertion holds in every process.
@@ -32,14 +33,6 @@ namespace collective = sg::collective;
 namespace grouping = sg::collective::grouping;
 
 namespace {
-
-int number_of(int (*ask)(MPI_Comm, int*)) {
-  int n = 0;
-  ask(MPI_COMM_WORLD, &n);
-  return n;
-}
-int processes() { return number_of(&MPI_Comm_size); }
-int process() { return number_of(&MPI_Comm_rank); }
 
 using Adam = sg::optimizer::AdamW;
 

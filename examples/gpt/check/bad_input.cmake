@@ -2,15 +2,6 @@
 # Unusable input is refused with exit code 2 and one line that names it, and nothing is written.
 include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
 
-function(refused pattern)
-  gpt(${ARGN})
-  expect_result(2)
-  expect(errors "^gpt: [^\n]*${pattern}[^\n]*\n$")
-  if(NOT output STREQUAL "")
-    fail("should print nothing on standard output")
-  endif()
-endfunction()
-
 file(WRITE ${FOLDER}/empty.txt "")
 file(WRITE ${FOLDER}/short.txt "short")
 file(WRITE ${FOLDER}/plain "x")
@@ -49,7 +40,7 @@ refused("hanayo cannot have 5 microbatches: .*nearest legal value is 6" --schedu
 refused("--chunks -1 .*use 1 to" --chunks -1)
 refused("--layers 1000 of --width 16384 need at least [0-9.]+ TiB" --layers 1000 --width 16384)
 refused("cannot read the text '/dev/zero', which is no file" --text /dev/zero)
-gpt(${tiny} --device cuda --steps 2)  # on a machine with a GPU it trains
+run(${tiny} --device cuda --steps 2)  # on a machine with a GPU it trains
 if(NOT result EQUAL 0 AND errors MATCHES "host::|Options::|sg::|stagger::|cuda::")
   fail("should speak of flags, not of the library")
 endif()
@@ -64,7 +55,7 @@ refused("nothing/there" ${tiny} --output /proc/nothing/there)
 
 # Checkpoints: missing, of another model, damaged, truncated, and one that would be overwritten.
 refused("holds no checkpoint" ${tiny} --steps 2 --checkpoint ${FOLDER}/none --resume)
-gpt(${tiny} --steps 2 --checkpoint ${FOLDER}/kept)
+run(${tiny} --steps 2 --checkpoint ${FOLDER}/kept)
 expect_result(0)
 file(GLOB kept ${FOLDER}/kept/*)
 list(LENGTH kept count)

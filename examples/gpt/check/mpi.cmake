@@ -4,7 +4,7 @@
 include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
 
 macro(gpt_over processes)
-  execute_process(COMMAND ${START} ${processes} ${GPT} ${ARGN} --device mpi RESULT_VARIABLE result
+  execute_process(COMMAND ${START} ${processes} ${PROGRAM} ${ARGN} --device mpi RESULT_VARIABLE result
                   OUTPUT_VARIABLE output ERROR_VARIABLE errors WORKING_DIRECTORY ${FOLDER} TIMEOUT 120)
   list(JOIN ARGN " " called)
 endmacro()
@@ -13,7 +13,7 @@ set(last step-000000006.stagger)
 set(short ${tiny} --batch 8 --microbatches 4 --steps 6)
 
 # Two stages with two replicas each: four ranks.
-gpt(${short} --replicas 2 --threads 2 --checkpoint ${FOLDER}/threads)
+run(${short} --replicas 2 --threads 2 --checkpoint ${FOLDER}/threads)
 expect_result(0)
 string(REGEX MATCH "held-out loss [^\n]*" loss "${output}")
 gpt_over(4 ${short} --replicas 2 --checkpoint ${FOLDER}/processes --sample 5)
@@ -33,11 +33,11 @@ expect_result(0)
 gpt_over(2 ${short} --replicas 2 --shard-optimizer --checkpoint ${FOLDER}/shards --resume)
 expect_result(0)
 expect_same(${FOLDER}/threads/${last} ${FOLDER}/shards/${last})
-gpt(${short} --replicas 2 --shard-optimizer)
+run(${short} --replicas 2 --shard-optimizer)
 expect(errors "add --replicas 2 --device mpi, or leave it out: on threads replicas have one state")
 
 # Every step compared with one device; stopped and resumed with another number of processes.
-gpt(${short} --checkpoint ${FOLDER}/plain)
+run(${short} --checkpoint ${FOLDER}/plain)
 expect_result(0)
 gpt_over(3 ${short} --stages 3 --compare --checkpoint ${FOLDER}/parts --stop-at 4)
 expect_result(0)
@@ -48,7 +48,7 @@ expect(output "bit-equal to one device after every step")
 expect_same(${FOLDER}/plain/${last} ${FOLDER}/parts/${last})
 
 # Several processes without --device mpi, each of which would train the whole model.
-execute_process(COMMAND ${START} 2 ${GPT} ${short} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE errors
+execute_process(COMMAND ${START} 2 ${PROGRAM} ${short} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE errors
                 WORKING_DIRECTORY ${FOLDER} TIMEOUT 120)
 list(JOIN short " " called)
 expect_result(2)

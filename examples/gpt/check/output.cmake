@@ -2,17 +2,17 @@
 # The output of a run: help, log lines, table, trace, picture, sample.
 include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
 
-gpt(--help)
+run(--help)
 expect_result(0)
 foreach(flag text layers width heads context stages microbatches schedule threads steps seed checkpoint resume compare
         recompute output sample)
   expect(output "--${flag} [^\n]*[a-z]+ [a-z]+")
 endforeach()
-gpt(--version)
+run(--version)
 expect_result(0)
 expect(output "^[0-9]+\\.[0-9]+\\.[0-9]+\n$")
 
-gpt(--text ${TEXT} --layers 2 --width 16 --heads 2 --context 12 --batch 8 --microbatches 4 --steps 5
+run(--text ${TEXT} --layers 2 --width 16 --heads 2 --context 12 --batch 8 --microbatches 4 --steps 5
     --sample 50 --prompt "The " --output ${FOLDER}/new/folder)
 expect_result(0)
 expect(errors "step 1/5 +loss [0-9.]+ ")
@@ -37,19 +37,19 @@ expect(picture "^<svg [^\n]*")
 expect(picture "</svg>[ \n]*$")
 
 # The prompt of a sample fits the text: a comment for code, the first word for other texts.
-gpt(${tiny} --steps 1 --sample 5)
+run(${tiny} --steps 1 --sample 5)
 expect(output "\nApache ")
 file(WRITE ${FOLDER}/code.hpp "/// Adds.\nint add(int a, int b);\n/// Subtracts one from the other.\nint subtract(int a, int b);\n")
-gpt(${tiny} --text ${FOLDER}/code.hpp --steps 1 --sample 5 --stages 1 --threads 1 --batch 1 --microbatches 1)
+run(${tiny} --text ${FOLDER}/code.hpp --steps 1 --sample 5 --stages 1 --threads 1 --batch 1 --microbatches 1)
 expect_result(0)
 expect(errors "parameters in 5 layers, 1 stage on 1 thread, ")
 expect(output "\n/// ")
 
 # The same model with other stages: losses and sample agree to the last digit.
-gpt(${tiny} --steps 3 --sample 40)
+run(${tiny} --steps 3 --sample 40)
 expect_result(0)
 string(REGEX MATCH "held-out.*" first "${output}")
-gpt(${tiny} --steps 3 --sample 40 --stages 4 --threads 2 --schedule gpipe)
+run(${tiny} --steps 3 --sample 40 --stages 4 --threads 2 --schedule gpipe)
 expect_result(0)
 string(REGEX MATCH "held-out.*" second "${output}")
 if(NOT first STREQUAL second)

@@ -2,7 +2,7 @@
 # The profile of the model: a line for each layer with exact sizes, and errors of planners for impossible requests.
 include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
 
-gpt(--text ${TEXT} --layers 3 --width 16 --heads 2 --context 12 --batch 7 --microbatches 5 --profile profile.json)
+run(--text ${TEXT} --layers 3 --width 16 --heads 2 --context 12 --batch 7 --microbatches 5 --profile profile.json)
 expect_result(0)
 expect(output "profile.json: 5 layers, 2 sequences forward and backward in [0-9.]+ [mun]?s, [0-9.]+ KiB of parameters\n")
 file(READ ${FOLDER}/profile.json profile)
@@ -17,6 +17,6 @@ math(EXPR tables "(256 + 12) * 16 * 4")   # a row for each byte and for each pla
 set(output "${layers} ${batch} ${first} ${block} ${bytes} ${parameters}")
 expect(output "^5 2 embedding block 2 ${activation} ${tables}$")
 
-gpt(--text ${TEXT} --profile no/such/folder/profile.json)
+run(--text ${TEXT} --profile no/such/folder/profile.json)
 expect_result(2)
 expect(errors "^gpt: [^\n]*no/such/folder[^\n]*\n$")

@@ -3,47 +3,47 @@
 # with the same bits as one that was never stopped.
 include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
 
-gpt(${tiny} --steps 8 --every 3 --checkpoint ${FOLDER}/whole)
+run(${tiny} --steps 8 --every 3 --checkpoint ${FOLDER}/whole)
 expect_result(0)
 file(GLOB names RELATIVE ${FOLDER}/whole ${FOLDER}/whole/*)
 if(NOT "${names}" STREQUAL "step-000000006.stagger;step-000000008.stagger")
   fail("should keep the last two checkpoints, not '${names}'")
 endif()
 
-gpt(${tiny} --steps 8 --every 3 --checkpoint ${FOLDER}/parts --stop-at 4)
+run(${tiny} --steps 8 --every 3 --checkpoint ${FOLDER}/parts --stop-at 4)
 expect_result(0)
 expect(output "stopped after step 4 of 8; --resume goes on")
-gpt(${tiny} --steps 8 --every 3 --checkpoint ${FOLDER}/parts --resume --stop-at 7 --stages 3 --threads 2)
+run(${tiny} --steps 8 --every 3 --checkpoint ${FOLDER}/parts --resume --stop-at 7 --stages 3 --threads 2)
 expect_result(0)
-gpt(${tiny} --steps 8 --every 3 --checkpoint ${FOLDER}/parts --resume --stages 1 --schedule gpipe --recompute)
+run(${tiny} --steps 8 --every 3 --checkpoint ${FOLDER}/parts --resume --stages 1 --schedule gpipe --recompute)
 expect_result(0)
 expect_same(${FOLDER}/whole/step-000000008.stagger ${FOLDER}/parts/step-000000008.stagger)
-gpt(${tiny} --steps 8 --checkpoint ${FOLDER}/parts --resume)
+run(${tiny} --steps 8 --checkpoint ${FOLDER}/parts --resume)
 expect_result(0)
 
 # Other settings are allowed, with a warning that the bits will differ.
-gpt(${tiny} --steps 9 --checkpoint ${FOLDER}/parts --resume)
+run(${tiny} --steps 9 --checkpoint ${FOLDER}/parts --resume)
 expect_result(0)
 expect(errors "warning: [^\n]*was written with other settings \\(steps 8, now 9\\): ")
-gpt(${tiny} --steps 10 --checkpoint ${FOLDER}/parts --resume --rate 0.004 --text ${CMAKE_CURRENT_LIST_FILE})
+run(${tiny} --steps 10 --checkpoint ${FOLDER}/parts --resume --rate 0.004 --text ${CMAKE_CURRENT_LIST_FILE})
 expect_result(0)
 expect(errors "other settings \\(steps 9, now 10; rate 0.005, now 0.004; another text\\): ")
 
 # Two runs cannot use the same folder; a killed run leaves no lock.
 find_program(flock flock)
 if(flock)
-  execute_process(COMMAND ${flock} ${FOLDER}/parts ${GPT} ${tiny} --steps 12 --checkpoint ${FOLDER}/parts --resume
+  execute_process(COMMAND ${flock} ${FOLDER}/parts ${PROGRAM} ${tiny} --steps 12 --checkpoint ${FOLDER}/parts --resume
                   RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE errors)
   expect_result(2)
   expect(errors "^gpt: another run keeps its checkpoints in the folder '[^\n]*parts'; wait until it has ended[^\n]*\n$")
-  gpt(${tiny} --steps 10 --checkpoint ${FOLDER}/parts --resume --rate 0.004 --text ${CMAKE_CURRENT_LIST_FILE})
+  run(${tiny} --steps 10 --checkpoint ${FOLDER}/parts --resume --rate 0.004 --text ${CMAKE_CURRENT_LIST_FILE})
   expect_result(0)
 endif()
 
 # If the newest file is damaged, the one before it is used, with a message.
-gpt(${tiny} --steps 8 --every 3 --checkpoint ${FOLDER}/damaged)
+run(${tiny} --steps 8 --every 3 --checkpoint ${FOLDER}/damaged)
 file(APPEND ${FOLDER}/damaged/step-000000008.stagger "x")
-gpt(${tiny} --steps 8 --every 3 --checkpoint ${FOLDER}/damaged --resume)
+run(${tiny} --steps 8 --every 3 --checkpoint ${FOLDER}/damaged --resume)
 expect_result(0)
 expect(errors "warning: [^\n]*step-000000008.stagger is damaged")
 expect(errors "going on from [^\n]*step-000000006.stagger")
@@ -51,7 +51,7 @@ expect_same(${FOLDER}/whole/step-000000008.stagger ${FOLDER}/damaged/step-000000
 
 # Killed repeatedly, by the time limit of execute_process.
 set(long ${tiny} --steps 200 --every 1)
-gpt(${long} --checkpoint ${FOLDER}/long)
+run(${long} --checkpoint ${FOLDER}/long)
 expect_result(0)
 set(kills 0)
 foreach(time_s 0.05 0.1 0.15 0.08 0.12 0.2 0.07 0.11)
@@ -60,7 +60,7 @@ foreach(time_s 0.05 0.1 0.15 0.08 0.12 0.2 0.07 0.11)
   if(found)
     set(resume --resume)
   endif()
-  execute_process(COMMAND ${GPT} ${long} --checkpoint ${FOLDER}/killed ${resume} TIMEOUT ${time_s}
+  execute_process(COMMAND ${PROGRAM} ${long} --checkpoint ${FOLDER}/killed ${resume} TIMEOUT ${time_s}
                   RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE errors)
   if(result MATCHES "timeout")
     math(EXPR kills "${kills} + 1")
@@ -74,7 +74,7 @@ set(resume "")
 if(found)
   set(resume --resume)
 endif()
-gpt(${long} --checkpoint ${FOLDER}/killed ${resume})
+run(${long} --checkpoint ${FOLDER}/killed ${resume})
 expect_result(0)
 expect_same(${FOLDER}/long/step-000000200.stagger ${FOLDER}/killed/step-000000200.stagger)
 file(GLOB names RELATIVE ${FOLDER}/killed ${FOLDER}/killed/*)
@@ -85,12 +85,12 @@ endif()
 # An interrupt ends the run after the step, with a checkpoint. Without --foreground, timeout interrupts twice.
 find_program(timeout timeout)
 if(timeout)
-  execute_process(COMMAND ${timeout} --foreground --preserve-status -s INT 1.5 ${GPT} ${tiny} --steps 1000000 --every 1000000
+  execute_process(COMMAND ${timeout} --foreground --preserve-status -s INT 1.5 ${PROGRAM} ${tiny} --steps 1000000 --every 1000000
                           --checkpoint ${FOLDER}/interrupted
                   RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE errors)
   expect_result(130)
   expect(output "stopped after step [0-9]+ of 1000000; --resume goes on")
-  gpt(${tiny} --steps 1000000 --checkpoint ${FOLDER}/interrupted --resume --stop-at 1)
+  run(${tiny} --steps 1000000 --checkpoint ${FOLDER}/interrupted --resume --stop-at 1)
   expect_result(0)
   expect(errors "going on from ")
 endif()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Unusable input is refused with exit code 2 and one line that names it; so is a flag that would change nothing.
-include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
+include(${CMAKE_CURRENT_LIST_DIR}/../../check.cmake)
 
 refused("--model knows no 'bert'. there are: gpt, vgg" --model bert)
 refused("--sync knows no 'osb'. there are: bsp, asp, ssp, r2sp, wsp" --sync osb)

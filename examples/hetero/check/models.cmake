@@ -1,6 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Every staleness model trains both networks on both devices. In virtual time all output has the same bytes every time.
-include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
+include(${CMAKE_CURRENT_LIST_DIR}/../../check.cmake)
+
+# runs(<pattern> ARGS...): exit code 0, and standard output matches the pattern.
+macro(runs pattern)
+  run(${ARGN})
+  expect_result(0)
+  expect(output "${pattern}")
+endmacro()
 
 set(tiny --batch 2 --steps 4 --in-flight 2)
 foreach(model vgg gpt)

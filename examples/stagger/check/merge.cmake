@@ -32,7 +32,7 @@ value(12.0 0.iteration_s merge --profile two.json ${ring} --policy single --algo
 # PipeDream's graph: milliseconds, an input node that is not a layer, order given by edges.
 file(WRITE ${FOLDER}/graph.txt "node2 -- ReLU(a, b=1) -- forward_compute_time=0.000, backward_compute_time=1000.000, activation_size=[1.0; 2.0], parameter_size=2.000\nnode0 -- Input0 -- forward_compute_time=5.000, backward_compute_time=0.000, activation_size=1.0, parameter_size=0.000\nnode1 -- Conv2d(1) -- forward_compute_time=0.000, backward_compute_time=1000.000, activation_size=1.0, parameter_size=1.000\n\tnode0 -- node1\n\tnode1 -- node2")
 foreach(policy layerwise single)
-  stagger(merge --profile two.json ${line} --policy ${policy} --json)
+  run(merge --profile two.json ${line} --policy ${policy} --json)
   prints("${output}" merge --profile graph.txt ${line} --policy ${policy} --json)
 endforeach()
 

@@ -58,7 +58,7 @@ value(3.0 bottleneck_s partition --profile graph.txt --cluster dapple-a:1x2 --de
 
 # No partition fits: the error names the layer and a remedy.
 # With 16 in flight one layer needs 5 (2 + 16) + 10 * 16 bytes; with 12, 190.
-stagger(${of} V,V --in-flight 16)
+run(${of} V,V --in-flight 16)
 if(NOT "${result}|${output}" STREQUAL "1|" OR NOT "${errors}" MATCHES
    "no partition fits with 16 in flight.*stage 0 .layers 0 to 0. need 250 bytes on device 0, which has 200.*it fits with 12 in flight, or with 1.25[0-9]* times the memory.*layer 0 is 'a'")
   fail("should end with 1 and say what does not fit, and what would")
@@ -85,7 +85,7 @@ file(WRITE ${FOLDER}/circle.txt "node1 -- a -- ${meta}\nnode2 -- b -- ${meta}\n\
 refused("circle.txt, line 3, column 1: 'node1 -- node2' is an edge that runs in a circle" partition --profile circle.txt --cluster three.json --devices V)
 string(REPLACE "\"forward_s\": 1, \"backward_s\": 2, \"activation_bytes\": 10, \"parameter_bytes\": 5}]" "\"forward_s\": 4000, \"backward_s\": 2, \"activation_bytes\": 10, \"parameter_bytes\": 5}]" hour "{\"name\": \"four\", \"batch\": 8, \"device\": \"V\", \"layers\": [\n${layers}]}")
 file(WRITE ${FOLDER}/hour.json "${hour}")
-stagger(partition --profile hour.json --cluster three.json --devices V,V --json)
+run(partition --profile hour.json --cluster three.json --devices V,V --json)
 if(NOT "${result}" STREQUAL 0 OR NOT "${errors}" MATCHES "warning: hour.json: layer 3 .'d'. has forward_s = 4000 s, more than an hour")
   fail("should warn of the hour")
 endif()

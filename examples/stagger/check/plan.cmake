@@ -45,7 +45,7 @@ endforeach()
 matches(0 "^<svg .*stage 0.*</svg>\n$" ${plan} --format svg)
 matches(0 "\"recompute\": true" ${plan} --recompute --json)
 # Memory does not grow with the microbatches: 30 million in 300 MB.
-execute_process(COMMAND sh -c "ulimit -v 300000; exec \"$0\" \"$@\"" ${STAGGER} plan --profile four.json --cluster fast.json
+execute_process(COMMAND sh -c "ulimit -v 300000; exec \"$0\" \"$@\"" ${PROGRAM} plan --profile four.json --cluster fast.json
                         --batch 30000000 --policy straight --memory-factor 1
                 RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE errors WORKING_DIRECTORY ${FOLDER} TIMEOUT 120)
 set(called "plan --batch 30000000")
@@ -57,7 +57,7 @@ matches(0 "node 0  V100  0-511: 0\nnode 1  V100  512-1023: 0\n$"
 matches(0 "0-3 +0-15.*16 samples in 1 microbatch, .*node 1  V100  0 0 0 0 0 0 0 0" plan --profile four.json --cluster dapple-a:2x8 --batch 16)
 
 # No plan fits: exit code 1 and one line with layer, resource, numbers and a remedy.
-stagger(plan --profile four.json --cluster small.json --batch 4 --policy straight)
+run(plan --profile four.json --cluster small.json --batch 4 --policy straight)
 if(NOT "${result}|${output}" STREQUAL "1|" OR NOT "${errors}" MATCHES "^stagger: no plan fits: the stage of layer . .'.'. needs 68 bytes of memory[^\n]*has 66; it fits with [^\n]+\n$")
   fail("should say what is missing")
 endif()

@@ -2,7 +2,7 @@
 # Compares docs/schedules.md with the output of the tool: the pictures in docs/pictures/schedules, and the table
 # between the two marks. To update them:
 #
-#   cmake -DSTAGGER=build/release/examples/stagger/stagger -DROOT=$PWD -DFOLDER=/tmp/pictures -DWRITE=ON
+#   cmake -DPROGRAM=build/release/examples/stagger/stagger -DROOT=$PWD -DFOLDER=/tmp/pictures -DWRITE=ON
 #         -P examples/stagger/check/schedules.cmake
 include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
 
@@ -28,7 +28,7 @@ function(decimal out number)
 endfunction()
 
 set(table "| schedule | stages a rank | makespan | bubble | of makespan | span bubble | peak memory |\n|---|--:|--:|--:|--:|--:|--:|\n")
-stagger(schedule --list --json)
+run(schedule --list --json)
 set(list "${output}")
 string(JSON count LENGTH "${list}")
 math(EXPR last "${count} - 1")
@@ -39,7 +39,7 @@ foreach(i RANGE ${last})
   if(policy STREQUAL "seq-1f1b")
     set(parts 2)  # slices
   endif()
-  stagger(schedule --policy ${policy} ${shape} --chunks ${chunks} --format svg --width 800)
+  run(schedule --policy ${policy} ${shape} --chunks ${chunks} --format svg --width 800)
   set(drawn "${output}")
   set(shown "")
   if(WRITE)
@@ -52,7 +52,7 @@ foreach(i RANGE ${last})
     string(APPEND faults "  docs/pictures/schedules/${policy}.svg is not what the tool draws\n")
   endif()
 
-  stagger(simulate --policy ${policy} ${shape} --chunks ${chunks} --json)
+  run(simulate --policy ${policy} ${shape} --chunks ${chunks} --json)
   foreach(figure makespan bubble span_bubble)
     string(JSON value GET "${output}" ${figure})
     tenths(${figure} "${value}")

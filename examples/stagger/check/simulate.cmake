@@ -24,7 +24,7 @@ value(0.0 gap simulate --policy gpipe --ranks 1 --microbatches 4 --json)
 
 # Lowered, two activations follow each other on one channel: the second arrives at 1 + 5 + 5.
 file(WRITE ${FOLDER}/two.csv "0F0,0F1\n1F0,1F1\n")
-stagger(lower two.csv --output two.comms.csv)
+run(lower two.csv --output two.comms.csv)
 value(8.0 makespan simulate --table two.csv --transfer 5 --json)
 value(12.0 makespan simulate --table two.comms.csv --transfer 5 --json)
 
@@ -36,13 +36,13 @@ value(28.0 makespan simulate --policy gpipe --ranks 1 --microbatches 4 --forward
 value(7.5 makespan simulate --policy gpipe --ranks 1 --microbatches 1 --forward 2.5 --backward-input 2.5 --backward-weight 2.5 --json)
 
 # A comparison with a second table, in every format.
-stagger(schedule --policy gpipe --ranks 4 --microbatches 8 --output gpipe.csv)
+run(schedule --policy gpipe --ranks 4 --microbatches 8 --output gpipe.csv)
 set(both simulate --policy 1f1b --ranks 4 --microbatches 8 --compare gpipe.csv)
 matches(0 "figure[^\n]* 1f1b  gpipe.csv\n.*makespan +33 +33\n.*rank  work, 1f1b .*work, gpipe.csv" ${both})
 value(gpipe 0.policy schedule --list --json)
 value(33.0 1.makespan ${both} --json)
 matches(0 "^<svg .*1f1b.*gpipe.csv" ${both} --format svg)
-stagger(${both} --format trace)
+run(${both} --format trace)
 string(JSON type TYPE "${output}" traceEvents)
 if(NOT type STREQUAL "ARRAY")
   fail("should be a trace")
@@ -70,7 +70,7 @@ matches(0 "rank 0 [^\n]*B7==R[+]+[|]\n" ${reduced})
 matches(0 "R gradient reduction.*>message<.*makespan 43.0 s.*class=\"r0\".*class=\"m0\"" ${reduced} --format svg)
 matches(0 "class=\"m0\"" schedule --policy 1f1b --ranks 4 --microbatches 8 --transfer 0.5 --format svg)
 # A picture of millions of blocks merges them, and says so.
-stagger(schedule --policy 1f1b --ranks 1000 --microbatches 1000 --format svg)
+run(schedule --policy 1f1b --ranks 1000 --microbatches 1000 --format svg)
 string(LENGTH "${output}" size)
 if(size GREATER 1000000 OR NOT output MATCHES "blocks are narrower than a pixel")
   fail("should be a picture of less than a megabyte that says what it leaves out")

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Both claims about the generated textures: the default network classifies at least 90 % of the held-out images after
 # fewer steps than the default, and a linear model of the same pixels less than 40 %.
-include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
+include(${CMAKE_CURRENT_LIST_DIR}/../../check.cmake)
 
 # Sets accuracy to the percentage that the program prints last.
 macro(train)
-  vgg(${ARGN})
+  run(${ARGN})
   expect_result(0)
   expect(output "held-out accuracy ([0-9.]+) % after")
   string(REGEX REPLACE ".*held-out accuracy ([0-9.]+) % after.*" "\\1" accuracy "${output}")

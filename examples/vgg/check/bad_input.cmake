@@ -1,15 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Unusable input is refused with exit code 2 and one line that names it; and small runs of what the flags offer.
-include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
-
-function(refused pattern)
-  vgg(${ARGN})
-  expect_result(2)
-  expect(errors "^vgg: [^\n]*${pattern}[^\n]*\n$")
-  if(NOT output STREQUAL "")
-    fail("should print nothing on standard output")
-  endif()
-endfunction()
+include(${CMAKE_CURRENT_LIST_DIR}/../../check.cmake)
 
 refused("--width 0 .*use 1 to" --width 0)
 refused("--dropout 1 is out of range; use 0 or more" --dropout 1)
@@ -36,7 +27,7 @@ refused("'short/data_batch_1.bin' has 5 bytes instead of the 30730000 of 10000 i
 
 set(tiny --width 1 --batch 6 --steps 2)
 foreach(schedule gpipe 1f1b zb-h1)
-  vgg(${tiny} --stages 3 --microbatches 3 --schedule ${schedule} --threads 2 --evaluate 1)
+  run(${tiny} --stages 3 --microbatches 3 --schedule ${schedule} --threads 2 --evaluate 1)
   expect_result(0)
   expect(output "^step 1: loss [0-9.]+, held-out accuracy [0-9.]+ %\nloss [0-9.]+, held-out accuracy [0-9.]+ % after 2 steps in [^\n]+\n$")
   string(REGEX MATCH "step 1: loss [0-9.]+" loss "${output}")
@@ -47,6 +38,6 @@ list(LENGTH losses different)
 if(different GREATER 1)
   fail("the loss should not depend on the schedule: ${losses}")
 endif()
-vgg(--width 1 --batch 1000 --microbatches 3 --epochs 1 --threads 2)
+run(--width 1 --batch 1000 --microbatches 3 --epochs 1 --threads 2)
 expect_result(0)
 expect(output "after 10 steps")
