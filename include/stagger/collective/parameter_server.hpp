@@ -74,9 +74,7 @@ class ServerInProcess {
                           List<std::uint64_t> const& digests, WorkerRules const& rules,
                           ParameterListener& listener) {
     std::lock_guard const lock(joining_);
-    if (worker >= options_.workers)
-      raise(Errc::bad_configuration, "there is no worker ", worker,
-            "; the server was made for workers 0 to ", options_.workers - 1);
+    require_worker(worker);
     if (workers_[worker].listener != nullptr)
       raise(Errc::bad_configuration, "worker ", worker,
             " trains already; give each pipeline a worker of its own");
@@ -177,7 +175,12 @@ class ServerInProcess {
     return text("worker ", slowest, ", which has made ", least, " pushes");
   }
 
-  [[nodiscard]] ServerOptions const& options() const noexcept { return options_; }
+  /// @throws Error  bad_configuration for a number that the server was not made for
+  [[gnu::cold]] void require_worker(int number) const {
+    if (number < 0 || number >= options_.workers)
+      raise(Errc::bad_configuration, "there is no worker ", number,
+            "; the server was made for workers 0 to ", options_.workers - 1);
+  }
 
   static constexpr std::uint32_t everything = 0xffffffff;  // rounds of the last snapshot
   static constexpr std::uint32_t nothing = 0xfffffffe;     // is asked for
@@ -372,9 +375,7 @@ class ParameterServer {
   /// @param number  0 <= number < workers
   /// @throws Error  bad_configuration for another
   [[nodiscard]] ServerWorker worker(int number) const {
-    if (number < 0 || number >= server_->options().workers)
-      raise(Errc::bad_configuration, "there is no worker ", number,
-            "; the server was made for workers 0 to ", server_->options().workers - 1);
+    server_->require_worker(number);
     return ServerWorker(std::make_shared<detail::LinkInProcess>(server_, number));
   }
   /// For whoever lets workers in from other processes.

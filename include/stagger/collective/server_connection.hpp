@@ -47,6 +47,8 @@ class ServerConnection final : public MessageEnd, private ParameterListener {
 
   /// Once, before anything else.
   void carried_by(Transport& transport) noexcept { transport_ = &transport; }
+  /// Whether it has said who it is.
+  [[nodiscard]] bool introduced() const noexcept { return joined() || phase_ == Phase::wanting; }
   [[nodiscard]] bool joined() const noexcept { return phase_ == Phase::joined; }
 
   std::span<std::byte> room(Message const& message) override {
@@ -120,6 +122,7 @@ class ServerConnection final : public MessageEnd, private ParameterListener {
       case join:
         request_ = std::make_unique<JoinRequest>();
         request_->read({request_bytes_.data(), request_bytes_.size()}, rules_.model_bytes);
+        server_->require_worker(request_->worker);
         if (!server_->wants_values() || request_->layers.size() == 0) return finish_join();
         for (LayerParameters& layer : request_->layers) layer.hold();
         phase_ = Phase::wanting;

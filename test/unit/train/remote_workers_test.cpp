@@ -176,27 +176,7 @@ TEST_CASE("train/RemoteLink: steps have the bits of one server loop", "[train]")
   for (int const workers : {1, 2, 3}) {
     CAPTURE(workers);
     Remote const server(workers, adam);
-    using Trainer = decltype(stepping(sg::staleness::Synchronous{}, server, 0, adam));
-    std::vector<Trainer> trainers;
-    for (int n = 0; n < workers; ++n)
-      trainers.push_back(
-          stepping(sg::staleness::Synchronous{}, server, n, adam, {1 + n % 3}, 1 + n % 2));
-    OracleServer<sg::optimizer::AdamW> oracle{adam};
-    for (int step = 0; step < 5; ++step) {
-      std::vector<sg::Step> steps;
-      std::vector<Batch> batches;
-      std::vector<Numbers> sum(layers, Numbers(width * width + width));
-      for (int n = 0; n < workers; ++n) batches.push_back(data(2, step + 10.0 * n));
-      for (int n = 0; n < workers; ++n) {
-        auto const k = static_cast<std::size_t>(n);
-        steps.push_back(trainers[k].step(batches[k]));
-        auto const own = scaled(gradients(oracle.w, batches[k]), 1 / static_cast<float>(workers));
-        for (std::size_t l = 0; l < layers; ++l) add(sum[l], own[l]);
-      }
-      sg::run_together(std::move(steps));
-      oracle.step(sum);
-      for (auto& trainer : trainers) REQUIRE(weights(trainer) == oracle.w);
-    }
+    compare_steps(workers, server, adam);
   }
 }
 

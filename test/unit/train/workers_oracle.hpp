@@ -16,6 +16,7 @@
 #include <stagger/host/threads.hpp>
 #include <stagger/partition/cuts.hpp>
 #include <stagger/schedule/fifo.hpp>
+#include <stagger/staleness/synchronous.hpp>
 #include <stagger/staleness/wave_synchronous.hpp>
 #include <stagger/train/pipeline.hpp>
 
@@ -202,6 +203,31 @@ auto stepping(Model const& model, Server const& server, int worker, Optimizer co
   return sg::Pipeline{sg::Sequential{std::move(stack)}}.with(sg::partition::Cuts{std::move(cuts)},
                                                              model, server.worker(worker), Loss{},
                                                              optimizer, sg::host::Threads{threads});
+}
+
+/// Takes steps in step, and compares with the oracle after each.
+template <class Server, class Optimizer>
+void compare_steps(int workers, Server const& server, Optimizer const& optimizer) {
+  using Trainer = decltype(stepping(sg::staleness::Synchronous{}, server, 0, optimizer));
+  std::vector<Trainer> trainers;
+  for (int n = 0; n < workers; ++n)
+    trainers.push_back(
+        stepping(sg::staleness::Synchronous{}, server, n, optimizer, {1 + n % 3}, 1 + n % 2));
+  OracleServer<Optimizer> oracle{optimizer};
+  for (int step = 0; step < 5; ++step) {
+    std::vector<Batch> batches;
+    for (int n = 0; n < workers; ++n) batches.push_back(data(3, n + 10.0 * step));
+    std::vector<sg::Step> steps;
+    for (std::size_t n = 0; n < trainers.size(); ++n) steps.push_back(trainers[n].step(batches[n]));
+    sg::run_together(std::move(steps));
+    std::vector<Numbers> sum(layers, Numbers(width * width + width));
+    for (auto const& batch : batches) {
+      auto const part = scaled(gradients(oracle.w, batch), static_cast<float>(1.0 / workers));
+      for (std::size_t l = 0; l < layers; ++l) add(sum[l], part[l]);
+    }
+    oracle.step(sum);
+    for (auto& trainer : trainers) REQUIRE(weights(trainer) == oracle.w);
+  }
 }
 
 }  // namespace workers_oracle

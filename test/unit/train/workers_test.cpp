@@ -130,27 +130,7 @@ TEST_CASE(
   for (int const workers : {1, 2, 3}) {
     CAPTURE(workers);
     sg::collective::ParameterServer const server({.workers = workers, .shards = 2});
-    using Trainer = decltype(stepping(sg::staleness::Synchronous{}, server, 0, adam));
-    std::vector<Trainer> trainers;
-    for (int n = 0; n < workers; ++n)
-      trainers.push_back(
-          stepping(sg::staleness::Synchronous{}, server, n, adam, {1 + n % 3}, 1 + n % 2));
-    OracleServer<sg::optimizer::AdamW> oracle{adam};
-    for (int step = 0; step < 5; ++step) {
-      std::vector<Batch> batches;
-      for (int n = 0; n < workers; ++n) batches.push_back(data(3, n + 10.0 * step));
-      std::vector<sg::Step> steps;
-      for (std::size_t n = 0; n < trainers.size(); ++n)
-        steps.push_back(trainers[n].step(batches[n]));
-      sg::run_together(std::move(steps));
-      std::vector<Numbers> sum(layers, Numbers(width * width + width));
-      for (auto const& batch : batches) {
-        auto const part = scaled(gradients(oracle.w, batch), static_cast<float>(1.0 / workers));
-        for (std::size_t l = 0; l < layers; ++l) add(sum[l], part[l]);
-      }
-      oracle.step(sum);
-      for (auto& trainer : trainers) REQUIRE(weights(trainer) == oracle.w);
-    }
+    compare_steps(workers, server, adam);
   }
 }
 

@@ -19,6 +19,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <stagger/core/checksum.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/file.hpp>
 
@@ -51,25 +52,6 @@ class Descriptor {
 
  private:
   int number_;
-};
-
-/// The checksum of the format: each word goes through a one-to-one function, so no change within 8
-/// bytes is missed.
-class Checksum {
- public:
-  /// @pre bytes.size() is a multiple of 8
-  void add(std::span<std::byte const> bytes) noexcept {
-    for (std::size_t i = 0; i < bytes.size(); i += 8) {
-      std::uint64_t word;
-      std::memcpy(&word, bytes.data() + i, 8);
-      value_ = (value_ ^ word) * 0xff51afd7ed558ccdU;
-      value_ ^= value_ >> 32U;
-    }
-  }
-  [[nodiscard]] std::uint64_t value() const noexcept { return value_; }
-
- private:
-  std::uint64_t value_ = 0x9e3779b97f4a7c15U;
 };
 
 /// Fields of a checkpoint, one after the other, and their checksum at the end.

@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   A parameter server on a port, by Boost.Asio: workers of other processes join it over TCP.
+
+#if !__has_include(<boost/asio/ip/tcp.hpp>)
+#error \
+    "stagger/host/asio_parameter_server.hpp needs Boost.Asio: link stagger::host, or find_package(stagger COMPONENTS host)"
+#endif
+
+#include <stagger/core/requirements.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <boost/asio/connect.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/address.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/steady_timer.hpp>
+
+#include <stagger/collective/parameter_server.hpp>
+#include <stagger/collective/remote_link.hpp>
+#include <stagger/collective/server_connection.hpp>
+#include <stagger/core/error.hpp>
+#include <stagger/engine/setup.hpp>
+#include <stagger/host/detail/asio_connection.hpp>
+#include <stagger/model/optimizer.hpp>
+
+namespace stagger::host {
+
+/// What workers must know to be let in: 16 to 64 bytes. It is read from a file or the environment,
+/// since other users of a machine can see command lines.
+class Token {
+ public:
+  /// None.
+  Token() = default;
+  /// The first line of a file.
+  /// @throws Error  io if it cannot be read, bad_configuration for a length that is not allowed
+  [[nodiscard]] static Token from_file(std::string const& path) {
+    char bytes[256];
+    int const file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    ssize_t const count = file < 0 ? -1 : ::read(file, bytes, sizeof(bytes));
+    if (file >= 0) ::close(file);
+    if (count < 0)
+      raise(Errc::io, "cannot read the token from '", path, "'; name a file that can be read");
+    std::string_view const all(bytes, static_cast<std::size_t>(count));
+    return Token(all.substr(0, all.find('\n')), text("file '", path, "'"));
+  }
+  /// The value of an environment variable.
+  /// @throws Error  bad_configuration if there is none, or for its length
+  [[nodiscard]] static Token from_environment(std::string const& variable) {
+    char const* const value = std::getenv(variable.c_str());
+    return Token(value == nullptr ? "" : value, text("environment variable ", variable));
+  }
+  [[nodiscard]] bool empty() const noexcept { return bytes_.empty(); }
+  [[nodiscard]] detail::framed::Hello hello() const {
+    detail::framed::Hello hello;
+    std::memcpy(hello.token, bytes_.data(), bytes_.size());
+    return hello;
+  }
+
+ private:
+  Token(std::string_view bytes, std::string const& from) : bytes_(bytes) {
+    if (bytes.size() < 16 || bytes.size() > detail::framed::Hello::longest_token)
+      raise(Errc::bad_configuration, "the token in ", from, " has ", bytes.size(),
+            " bytes; use 16 to ", detail::framed::Hello::longest_token, " random ones");
+  }
+  std::string bytes_;
+};
+
+/// Where a server listens, and what it allows.
+struct ListenOptions {
+  std::string address = "127.0.0.1";  ///< with another than loopback, a token must be given
+  std::uint16_t port = 0;             ///< 0: any that is free
+  Token token{};
+  double deadline_s = 60;                               ///< > 0: the connection ends where nothing
+                                                        ///< moves for that long within a message
+  double introduction_s = 5;                            ///< > 0: for a worker to say who it is
+  std::uint64_t model_bytes = std::uint64_t{1} << 34U;  ///< of all values, at most
+};
+
+/// Where a worker finds its server.
+struct ConnectOptions {
+  std::string host = "127.0.0.1";
+  std::uint16_t port = 0;
+  Token token{};
+  double deadline_s = 60;  ///< > 0: for the server to accept, to answer and to take bytes
+};
+
+}  // namespace stagger::host
+
+namespace stagger::detail::framed {
+
+using collective::detail::ServerConnection;
+using collective::detail::ServerInProcess;
+
+inline void require_deadline(double deadline_s) {
+  if (!(deadline_s > 0 && deadline_s < 1e6))
+    raise(Errc::bad_configuration, "a connection cannot have a deadline of ", deadline_s,
+          " s; use more than 0 and less than 1e6");
+}
+
+inline constexpr std::chrono::milliseconds tick{100};
+[[nodiscard]] inline int ticks(double s) { return std::max(2, static_cast<int>(s * 10)); }
+
+/// Accepts workers, on a thread of its own.
+class Listener {
+ public:
+  Listener(std::shared_ptr<ServerInProcess> server, collective::detail::RemoteRules rules,
+           host::ListenOptions const& options)
+      : server_(std::move(server)),
+        rules_(std::move(rules)),
+        hello_(options.token.hello()),
+        stalls_(ticks(options.deadline_s)),
+        introduction_(ticks(options.introduction_s)),
+        acceptor_(context_),
+        timer_(context_) {
+    require_deadline(options.deadline_s);
+    require_deadline(options.introduction_s);
+    boost::system::error_code error;
+    auto const address = boost::asio::ip::make_address(options.address, error);
+    if (error)
+      raise(Errc::bad_configuration, "'", options.address,
+            "' is no address to listen on; use an IP address of this machine, such as 127.0.0.1");
+    if (!address.is_loopback() && options.token.empty())
+      raise(Errc::bad_configuration, "a parameter server that listens on ", options.address,
+            " can be reached from other machines; give it a token, or let it listen on 127.0.0.1");
+    tcp::endpoint const at(address, options.port);
+    auto const refused = [&](boost::system::error_code const& why) {
+      if (why)
+        raise(Errc::io, "cannot listen on ", options.address, " port ", options.port, ": ",
+              why.message(), "; choose another port, or 0 for any that is free");
+    };
+    refused(acceptor_.open(at.protocol(), error));
+    refused(acceptor_.set_option(tcp::acceptor::reuse_address(true), error));
+    refused(acceptor_.bind(at, error));
+    refused(acceptor_.listen(tcp::acceptor::max_listen_connections, error));
+    port_ = acceptor_.local_endpoint().port();
+    rules_.run = std::random_device{}() | std::uint64_t{std::random_device{}()} << 32U;
+    accept();
+    go_on();
+    thread_ = std::thread([this] { run(); });
+  }
+  Listener(Listener const&) = delete;
+  Listener& operator=(Listener const&) = delete;
+  ~Listener() {
+    context_.stop();
+    thread_.join();
+    for (auto const& guest : guests_) guest->stream->end(nullptr);
+  }
+
+  [[nodiscard]] std::uint16_t port() const noexcept { return port_; }
+
+ private:
+  static constexpr std::size_t most_strangers = 64;
+
+  /// A connection, and what it is with.
+  struct Guest {
+    Guest(std::shared_ptr<ServerInProcess> server, collective::detail::RemoteRules const& rules)
+        : worker(std::move(server), rules) {}
+    ServerConnection worker;
+    std::shared_ptr<AsioConnection> stream;
+    int age = 0;  // ticks
+  };
+
+  void run() noexcept {
+    while (!context_.stopped()) {
+      try {
+        context_.run();
+      } catch (...) {  // no memory for one connection, say; the others go on, and its worker waits
+        resting_ = true;
+      }
+    }
+  }
+
+  void accept() {
+    acceptor_.async_accept([this](boost::system::error_code const& error, auto socket) {
+      if (!error) return greet(std::move(socket));
+      resting_ = true;  // no file is free, say; the next tick tries again
+    });
+  }
+
+  void greet(AsioConnection::Socket socket) {
+    make_room();
+    auto guest = std::make_unique<Guest>(server_, rules_);
+    guest->stream =
+        std::make_shared<AsioConnection>(std::move(socket), "a worker", &hello_, stalls_);
+    guest->worker.carried_by(*guest->stream);
+    guest->stream->start(guest->worker);
+    guests_.push_back(std::move(guest));
+    accept();
+  }
+
+  /// The strangers who have been here longest go, where there are too many.
+  void make_room() {
+    std::size_t strangers = 0;
+    for (std::size_t i = guests_.size(); i-- > 0;)
+      if (!guests_[i]->worker.introduced() && ++strangers >= most_strangers)
+        guests_[i]->stream->end(nullptr);
+    forget();
+  }
+  void forget() {
+    std::erase_if(guests_, [](auto const& guest) { return guest->stream->ended(); });
+  }
+
+  void go_on() {
+    timer_.expires_after(tick);
+    timer_.async_wait([this](boost::system::error_code const&) {
+      for (auto const& guest : guests_) {
+        guest->stream->tick();
+        bool const known = guest->worker.introduced();
+        if (++guest->age > (known ? stalls_ : introduction_) && !guest->worker.joined())
+          guest->stream->end(nullptr);
+      }
+      forget();
+      if (std::exchange(resting_, false)) accept();
+      go_on();
+    });
+  }
+
+  std::shared_ptr<ServerInProcess> server_;
+  collective::detail::RemoteRules rules_;
+  Hello hello_;
+  int stalls_;
+  int introduction_;  // ticks
+  boost::asio::io_context context_{1};
+  boost::asio::basic_socket_acceptor<tcp, AsioConnection::Executor> acceptor_;
+  boost::asio::steady_timer timer_;
+  std::uint16_t port_ = 0;
+  bool resting_ = false;
+  std::vector<std::unique_ptr<Guest>> guests_;
+  std::thread thread_;
+};
+
+/// A worker's connection, with a thread of its own.
+class WorkerStream final : public collective::detail::Transport {
+ public:
+  WorkerStream(MessageEnd& end, host::ConnectOptions const& options, std::string const& name)
+      : timer_(context_) {
+    AsioConnection::Socket socket(context_);
+    boost::asio::ip::basic_resolver<tcp, AsioConnection::Executor> resolver(context_);
+    boost::system::error_code error;
+    auto const places = resolver.resolve(options.host, std::to_string(options.port), error);
+    error = error ? error : boost::asio::error::timed_out;
+    if (places.begin() != places.end())
+      boost::asio::async_connect(socket, places,
+                                 [&](auto const& why, auto const&) { error = why; });
+    context_.run_for(std::chrono::duration_cast<std::chrono::milliseconds>(
+        std::chrono::duration<double>(options.deadline_s)));
+    if (error)
+      raise(Errc::io, "cannot connect with the parameter server at ", name, ": ", error.message(),
+            "; see whether it runs and listens there");
+    context_.restart();
+    stream_ =
+        std::make_shared<AsioConnection>(std::move(socket), text("the parameter server at ", name),
+                                         nullptr, ticks(options.deadline_s));
+    Hello const hello = options.token.hello();
+    stream_->start(end, &hello);
+    go_on();
+    thread_ = std::thread([this] { run(); });
+  }
+  WorkerStream(WorkerStream const&) = delete;
+  WorkerStream& operator=(WorkerStream const&) = delete;
+  ~WorkerStream() override { close(); }
+
+  void wake() noexcept override { stream_->wake(); }
+  void close() noexcept override {
+    if (!thread_.joinable()) return;
+    stream_->close();
+    thread_.join();
+  }
+
+ private:
+  void run() noexcept {
+    try {
+      while (!stream_->ended()) context_.run_one();
+    } catch (...) {  // no memory, say
+      stream_->end(std::current_exception());
+    }
+  }
+  void go_on() {
+    timer_.expires_after(tick);
+    timer_.async_wait([this](boost::system::error_code const&) {
+      stream_->tick();
+      go_on();
+    });
+  }
+
+  boost::asio::io_context context_{1};
+  boost::asio::steady_timer timer_;
+  std::shared_ptr<AsioConnection> stream_;
+  std::thread thread_;
+};
+
+class WorkerConnector final : public collective::detail::Connector {
+ public:
+  explicit WorkerConnector(host::ConnectOptions options) : options_(std::move(options)) {}
+  [[nodiscard]] std::unique_ptr<collective::detail::Transport> connect(MessageEnd& end) override {
+    return std::make_unique<WorkerStream>(end, options_, name());
+  }
+  [[nodiscard]] double deadline_s() const override { return options_.deadline_s; }
+  [[nodiscard]] std::string name() const override {
+    return text(options_.host, ":", options_.port);
+  }
+
+ private:
+  host::ConnectOptions options_;
+};
+
+}  // namespace stagger::detail::framed
+
+namespace stagger::host {
+
+/// Lets workers of other processes join a server, besides those in this one. Nothing that is sent is
+/// encrypted (docs/workers.md shows a tunnel).
+///
+/// @code
+///     collective::ParameterServer server({.workers = 2});
+///     host::AsioParameterServer const listening(server, {.port = 7070}, optimizer::AdamW{});
+/// @endcode
+class AsioParameterServer {
+ public:
+  /// @param optimizer  which the server takes steps with, where workers push gradients: the same as
+  ///                   theirs, since no code comes over a connection
+  /// @throws Error     bad_configuration for options that cannot be, io for a port that is taken
+  template <OptimizerPolicy O = optimizer::Sgd>
+  explicit AsioParameterServer(collective::ParameterServer const& server,
+                               ListenOptions const& options = {}, O const& optimizer = {}) {
+    auto const kept = std::make_shared<O const>(optimizer);
+    listener_ = std::make_unique<detail::framed::Listener>(
+        server.home(),
+        collective::detail::RemoteRules{.optimizer = stagger::detail::optimizer_call<false>(*kept),
+                                        .kept = kept,
+                                        .model_bytes = options.model_bytes},
+        options);
+  }
+
+  /// Where it listens.
+  [[nodiscard]] std::uint16_t port() const noexcept { return listener_->port(); }
+
+ private:
+  std::unique_ptr<detail::framed::Listener> listener_;
+};
+
+/// A server in another process that listens on a port.
+///
+/// @code
+///     host::RemoteParameterServer const server({.host = "localhost", .port = 7070});
+///     auto train = pipeline.with(waves, server.worker(0), loss, host::Threads{2});
+/// @endcode
+class RemoteParameterServer {
+ public:
+  /// @throws Error  bad_configuration for a deadline that cannot be
+  explicit RemoteParameterServer(ConnectOptions options) : options_(std::move(options)) {
+    detail::framed::require_deadline(options_.deadline_s);
+  }
+  /// It connects when its trainer is made, which throws Error(io) if there is no server.
+  [[nodiscard]] collective::ServerWorker worker(int number) const {
+    return collective::ServerWorker(std::make_shared<collective::detail::RemoteLink>(
+        std::make_unique<detail::framed::WorkerConnector>(options_), number));
+  }
+
+ private:
+  ConnectOptions options_;
+};
+
+}  // namespace stagger::host

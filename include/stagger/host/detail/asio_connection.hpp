@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   A connection between a worker and a parameter server, by Boost.Asio.
+
+#if !__has_include(<boost/asio/ip/tcp.hpp>)
+#error \
+    "stagger/host/asio_parameter_server.hpp needs Boost.Asio: link stagger::host, or find_package(stagger COMPONENTS host)"
+#endif
+
+#include <stagger/core/requirements.hpp>
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <new>
+#include <string>
+#include <utility>
+
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/write.hpp>
+
+#include <stagger/collective/messages.hpp>
+#include <stagger/core/error.hpp>
+#include <stagger/host/detail/frames.hpp>
+
+namespace stagger::detail::framed {
+
+using boost::asio::ip::tcp;
+
+/// Memory for the one handler that a connection posts from other threads, so that waking it
+/// allocates nothing.
+class HandlerMemory {
+ public:
+  static constexpr std::size_t bytes = 256;
+  template <class T> struct Allocator {
+    using value_type = T;
+    explicit Allocator(HandlerMemory& memory) noexcept : of(&memory) {}
+    template <class U> Allocator(Allocator<U> const& other) noexcept : of(other.of) {}
+    [[nodiscard]] T* allocate(std::size_t count) const {
+      static_assert(alignof(T) <= alignof(std::max_align_t));
+      if (count * sizeof(T) > bytes) throw std::bad_alloc();
+      return reinterpret_cast<T*>(of->memory_);
+    }
+    void deallocate(T*, std::size_t) const noexcept {}
+    template <class U> bool operator==(Allocator<U> const& other) const noexcept {
+      return of == other.of;
+    }
+    HandlerMemory* of;
+  };
+
+ private:
+  alignas(std::max_align_t) std::byte memory_[bytes];
+};
+
+/// One connection. All but `wake` runs on the thread of its context.
+///
+/// It reads and writes as long as there is something, and its owner calls `tick` several times
+/// within a deadline: where a frame has begun, or there is something to write, and no byte has moved
+/// for that long, the connection ends.
+class AsioConnection final : public collective::detail::Transport,
+                             public std::enable_shared_from_this<AsioConnection> {
+ public:
+  using Executor = boost::asio::io_context::executor_type;
+  using Socket = boost::asio::basic_stream_socket<tcp, Executor>;
+
+  /// @param name      of the other side, in words
+  /// @param expected  what that says first, or null; outlives this
+  /// @param stalls    ticks in which nothing moves after which it ends
+  AsioConnection(Socket socket, std::string name, Hello const* expected, int stalls)
+      : socket_(std::move(socket)), name_(std::move(name)), reader_(expected), stalls_(stalls) {
+    boost::system::error_code ignored;
+    socket_.set_option(tcp::no_delay(true), ignored);
+    socket_.set_option(boost::asio::socket_base::keep_alive(true), ignored);
+  }
+
+  /// @param hello  what this side says first, or null
+  void start(MessageEnd& end, Hello const* hello = nullptr) {
+    end_ = &end;
+    if (hello != nullptr) writer_.hello(*hello);
+    read();
+    pump();
+  }
+
+  /// Sends what there is; then the other side closes.
+  void finish() {
+    finishing_ = true;
+    pump();
+  }
+  /// Ends at once.
+  void end(std::exception_ptr const& why) noexcept {
+    if (auto* const told = std::exchange(end_, nullptr)) told->gone(why);
+    boost::system::error_code ignored;
+    socket_.close(ignored);
+  }
+  [[nodiscard]] bool ended() const noexcept { return !socket_.is_open(); }
+
+  void tick() noexcept {
+    bool const waits = writing_ || reader_.midst() || finishing_ || end_ == nullptr;
+    stalled_ = waits && moved_ == seen_ ? stalled_ + 1 : 0;
+    seen_ = moved_;
+    if (stalled_ < stalls_ || ended()) return;
+    end(error(Errc::deadline, "the connection with ", name_,
+              " has not moved for longer than its deadline; see whether the other side still "
+              "runs"));
+  }
+
+  void wake() noexcept override {
+    if (woken_.exchange(true)) return;
+    boost::asio::post(socket_.get_executor(), Wake{shared_from_this()});
+  }
+  void close() noexcept override {
+    boost::asio::post(socket_.get_executor(), [self = shared_from_this()] { self->finish(); });
+  }
+
+ private:
+  struct Wake {
+    using allocator_type = HandlerMemory::Allocator<void>;
+    std::shared_ptr<AsioConnection> self;
+    [[nodiscard]] allocator_type get_allocator() const noexcept {
+      return allocator_type(self->wake_memory_);
+    }
+    void operator()() const {
+      self->woken_.store(false);
+      self->pump();
+    }
+  };
+
+  template <class... P> static std::exception_ptr error(Errc code, P const&... pieces) {
+    return std::make_exception_ptr(Error(code, text(pieces...)));
+  }
+  void broken(boost::system::error_code const& why) noexcept {
+    end(error(Errc::io, "the connection with ", name_, " has ended: ", why.message(),
+              "; see whether the other side still runs"));
+  }
+  /// Says why to the other side, then waits until that has gone.
+  void refuse(std::string const& sentence) {
+    auto const why = error(Errc::bad_data, sentence);
+    if (writer_.midst()) return end(why);
+    reader_.forget();
+    refusal_ = sentence;
+    std::exchange(end_, nullptr)->gone(why);
+  }
+
+  void read() {
+    auto const to = reader_.space();
+    socket_.async_read_some(boost::asio::buffer(to.data(), to.size()),
+                            [self = shared_from_this()](auto const& error, std::size_t count) {
+                              self->have_read(error, count);
+                            });
+  }
+  void have_read(boost::system::error_code const& error, std::size_t count) {
+    if (ended()) return;
+    if (error) return broken(error);
+    ++moved_;
+    if (end_ != nullptr) {  // else it only reads until the other side has gone
+      try {
+        reader_.came(count, *end_);
+      } catch (std::exception const& refusal) {
+        refuse(refusal.what());
+      }
+    }
+    pump();
+    if (!ended()) read();
+  }
+
+  void fill() {
+    if (end_ != nullptr) {
+      try {
+        writer_.fill(*end_);
+      } catch (std::exception const& refusal) {
+        refuse(refusal.what());
+      }
+    }
+    if (end_ != nullptr || refusal_.empty() || !writer_.has_room()) return;
+    writer_.refuse(refusal_);
+    refusal_.clear();
+  }
+  void pump() {
+    if (writing_ || ended()) return;
+    fill();
+    if (ended()) return;
+    auto const pieces = writer_.next();
+    if (pieces.empty()) {
+      boost::system::error_code ignored;  // and read on, until the other side has read all of it
+      if (finishing_ || end_ == nullptr) socket_.shutdown(tcp::socket::shutdown_send, ignored);
+      return;
+    }
+    writing_ = true;
+    std::array<boost::asio::const_buffer, 2> const buffers{
+        boost::asio::buffer(pieces.gathered.data(), pieces.gathered.size()),
+        boost::asio::buffer(pieces.large.data(), pieces.large.size())};
+    boost::asio::async_write(socket_, buffers,
+                             [self = shared_from_this(), pieces](auto const& error, std::size_t) {
+                               self->have_written(error, pieces);
+                             });
+  }
+  void have_written(boost::system::error_code const& error, FrameWriter::Pieces const& pieces) {
+    writing_ = false;
+    if (ended()) return;
+    if (error) return broken(error);
+    ++moved_;
+    writer_.sent(pieces);
+    pump();
+  }
+
+  Socket socket_;
+  std::string name_;
+  MessageEnd* end_ = nullptr;  // null: it is being closed
+  FrameReader reader_;
+  FrameWriter writer_;
+  std::string refusal_;  // to be sent
+  bool writing_ = false;
+  bool finishing_ = false;
+  int stalls_;
+  int stalled_ = 0;          // ticks
+  std::uint64_t moved_ = 0;  // reads and writes
+  std::uint64_t seen_ = 0;
+  std::atomic<bool> woken_{false};
+  HandlerMemory wake_memory_;
+};
+
+}  // namespace stagger::detail::framed

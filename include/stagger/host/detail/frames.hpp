@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Messages between workers and a parameter server as frames of a stream of bytes, with a
+///         checksum each. docs/workers.md describes them byte by byte.
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+
+#include <stagger/collective/messages.hpp>
+#include <stagger/core/checksum.hpp>
+#include <stagger/core/error.hpp>
+
+namespace stagger::detail::framed {
+
+using collective::detail::Message;
+using collective::detail::MessageEnd;
+using collective::detail::MessageKind;
+
+static_assert(std::endian::native == std::endian::little,
+              "stagger: frames are sent as they lie in memory, which must be little-endian");
+
+inline constexpr std::size_t buffer_bytes = std::size_t{1} << 16U;
+inline constexpr std::size_t small_bytes = std::size_t{1} << 14U;  // payloads that are copied
+inline constexpr std::size_t piece_bytes = std::size_t{1} << 18U;  // of a large one, in a cache
+
+/// What a worker sends first.
+struct Hello {
+  static constexpr std::size_t longest_token = 64;
+  char token[longest_token] = {};  // then zeros
+  char protocol[6] = {'s', 't', 'g', 'p', 'r', 'm'};
+  std::uint16_t version = 1;
+};
+static_assert(sizeof(Hello) == 72);
+
+/// Takes messages out of the bytes that come.
+class FrameReader {
+ public:
+  /// @param expected  what the other side says first, or null; outlives this
+  explicit FrameReader(Hello const* expected) noexcept : expected_(expected) {}
+
+  /// Where the next bytes go: large payloads where they belong, at once.
+  [[nodiscard]] std::span<std::byte> space() noexcept {
+    direct_ = room_.size() - got_ >= small_bytes;
+    if (direct_) return room_.subspan(got_, std::min(room_.size() - got_, piece_bytes));
+    return std::span(in_).subspan(filled_);
+  }
+  /// So many have come to there. Hands over the messages that they complete.
+  /// @throws Error  for bytes that are no frames, or what `end` throws
+  void came(std::size_t count, MessageEnd& end) {
+    (direct_ ? got_ : filled_) += count;
+    if (direct_) check();
+    std::size_t at = 0;
+    if (expected_ != nullptr && filled_ >= sizeof(Hello)) {
+      greet(in_.data());
+      at += sizeof(Hello);
+    }
+    while (expected_ == nullptr && take(at, end)) {
+    }
+    filled_ -= at;
+    if (at != 0 && filled_ != 0) std::memmove(in_.data(), in_.data() + at, filled_);
+  }
+  /// Whether a frame has begun that is not complete.
+  [[nodiscard]] bool midst() const noexcept { return in_frame_ || filled_ != 0; }
+  /// Forgets it: what comes now is of no interest.
+  void forget() noexcept {
+    in_frame_ = direct_ = false;
+    room_ = {};
+    got_ = filled_ = 0;
+  }
+
+ private:
+  /// @return whether a frame was complete
+  bool take(std::size_t& at, MessageEnd& end) {
+    if (!in_frame_) {
+      if (filled_ - at < sizeof(Message)) return false;
+      std::memcpy(&message_, in_.data() + at, sizeof(Message));
+      at += sizeof(Message);
+      if (message_.unused != 0) refuse_message(message_, "is none of this protocol");
+      room_ = end.room(message_);
+      in_frame_ = true;
+      got_ = checked_ = 0;
+      sum_ = {};
+      sum_.add(std::as_bytes(std::span(&message_, 1)));
+    }
+    if (std::size_t const count = std::min(filled_ - at, room_.size() - got_); count != 0) {
+      std::memcpy(room_.data() + got_, in_.data() + at, count);
+      at += count;
+      got_ += count;
+      check();
+    }
+    if (got_ != room_.size() || filled_ - at < sizeof(std::uint64_t)) return false;
+    std::uint64_t sum = 0;
+    std::memcpy(&sum, in_.data() + at, sizeof(sum));
+    at += sizeof(sum);
+    if (sum != sum_.value()) refuse_message(message_, "does not agree with its checksum");
+    in_frame_ = false;
+    room_ = {};
+    got_ = 0;
+    end.received(message_);
+    return true;
+  }
+
+  /// While it is still in the cache.
+  void check() noexcept {
+    std::size_t const until = got_ == room_.size() ? got_ : got_ / 32 * 32;
+    sum_.add(std::as_bytes(room_.subspan(checked_, until - checked_)));
+    checked_ = until;
+  }
+
+  void greet(std::byte const* from) {
+    Hello hello;
+    std::memcpy(&hello, from, sizeof(hello));
+    unsigned char differs = 0;  // in a time that does not depend on where
+    for (std::size_t i = 0; i < sizeof(hello.token); ++i)
+      differs |= static_cast<unsigned char>(hello.token[i] ^ expected_->token[i]);
+    if (differs != 0)
+      raise(Errc::mismatch, "the token is not that of the server; give both the same");
+    if (std::memcmp(hello.protocol, expected_->protocol, sizeof(hello.protocol)) != 0 ||
+        hello.version != expected_->version)
+      raise(Errc::mismatch, "the server speaks version ", expected_->version,
+            " of its protocol and nothing else; let both ends run one version of one program");
+    expected_ = nullptr;
+  }
+
+  Hello const* expected_;  // null once the other side has said it
+  std::array<std::byte, buffer_bytes> in_;
+  std::size_t filled_ = 0;  // of it
+  bool direct_ = false;     // the next bytes go to `room_`
+  bool in_frame_ = false;
+  Message message_;            // whose payload comes
+  std::span<std::byte> room_;  // for it
+  std::size_t got_ = 0;        // of it
+  std::size_t checked_ = 0;    // likewise
+  WideChecksum sum_;
+};
+
+/// Makes frames of messages: small ones are gathered, of large ones the payload is sent from where it
+/// lies, piece by piece.
+class FrameWriter {
+ public:
+  void hello(Hello const& hello) noexcept { append(&hello, sizeof(hello)); }
+  /// The last thing that is said. @pre not midst()
+  void refuse(std::string const& sentence) noexcept {
+    std::size_t const bytes = std::min(sentence.size(), small_bytes);
+    add({.kind = MessageKind::refused, .bytes = bytes},
+        std::as_bytes(std::span(sentence.data(), bytes)));
+  }
+  /// Whether a part of a large payload has been sent.
+  [[nodiscard]] bool midst() const noexcept { return !payload_.empty(); }
+  /// Adds frames while there is room for one more. @throws what `end` throws
+  void fill(MessageEnd& end) {
+    Message message;
+    std::span<std::byte const> payload;
+    while (!midst() && has_room() && end.next(message, payload)) add(message, payload);
+  }
+  [[nodiscard]] bool has_room() const noexcept {
+    return out_.size() - bytes_ >= small_bytes + sizeof(Message) + sizeof(std::uint64_t);
+  }
+
+  /// What to send next: gathered bytes, and then a piece of a large payload. Valid until `sent`.
+  struct Pieces {
+    std::span<std::byte const> gathered, large;
+    [[nodiscard]] bool empty() const noexcept { return gathered.empty() && large.empty(); }
+  };
+  [[nodiscard]] Pieces next() noexcept {
+    auto const large = payload_.first(std::min(payload_.size(), piece_bytes));
+    sum_.add(large);  // while it comes into the cache
+    return {std::span(out_).first(bytes_), large};
+  }
+  void sent(Pieces const& pieces) noexcept {
+    bytes_ = 0;
+    if (!midst()) return;
+    payload_ = payload_.subspan(pieces.large.size());
+    if (!midst()) append_sum();
+  }
+
+ private:
+  void append(void const* bytes, std::size_t count) noexcept {
+    if (count != 0) std::memcpy(out_.data() + bytes_, bytes, count);
+    bytes_ += count;
+  }
+  void append_sum() noexcept {
+    std::uint64_t const sum = sum_.value();
+    append(&sum, sizeof(sum));
+  }
+  void add(Message const& message, std::span<std::byte const> payload) noexcept {
+    append(&message, sizeof(message));
+    sum_ = {};
+    sum_.add(std::as_bytes(std::span(&message, 1)));
+    if (payload.size() > small_bytes) {
+      payload_ = payload;
+      return;
+    }
+    append(payload.data(), payload.size());
+    sum_.add(payload);
+    append_sum();
+  }
+
+  std::array<std::byte, buffer_bytes> out_;
+  std::size_t bytes_ = 0;               // gathered
+  std::span<std::byte const> payload_;  // of a large frame, what has not been sent
+  WideChecksum sum_;
+};
+
+}  // namespace stagger::detail::framed

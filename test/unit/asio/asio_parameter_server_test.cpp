@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/host/asio_parameter_server.hpp>
+
+#include "catch.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <iterator>
+#include <memory>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/read.hpp>
+#include <boost/asio/write.hpp>
+
+#include "../train/workers_oracle.hpp"
+
+using namespace workers_oracle;
+namespace remote = stagger::collective::detail;
+using sg::detail::LayerParameters;
+
+namespace {
+
+/// A server that listens, and its workers.
+template <class Optimizer = sg::optimizer::Sgd> struct OnPort {
+  sg::collective::ParameterServer server;
+  sg::host::AsioParameterServer listening;
+  sg::host::RemoteParameterServer remote;
+  explicit OnPort(int workers, Optimizer const& optimizer = {})
+      : server({.workers = workers, .shards = 2}),
+        listening(server, {}, optimizer),
+        remote({.port = listening.port()}) {}
+  [[nodiscard]] auto worker(int number) const { return remote.worker(number); }
+};
+
+LayerParameters& declare(LayerParameters& layer, std::vector<float> const& first, int number) {
+  sg::List<sg::detail::ParameterDeclaration> declared;
+  sg::detail::ParameterDeclaration d;
+  d.name = "weight";
+  d.size = first.size();
+  auto const bytes = std::as_bytes(std::span(first));
+  d.initial.assign(bytes.data(), bytes.size());
+  declared.push_back(std::move(d));
+  layer.adopt(std::move(declared), number, 0);
+  return layer;
+}
+
+/// Of a worker whose model adds waves in the order of workers.
+template <class Optimizer>
+sg::detail::WorkerRules rules(Optimizer const& optimizer, int push_minibatches) {
+  sg::detail::WorkerRules rules;
+  rules.push_minibatches = push_minibatches;
+  rules.optimizer = sg::detail::optimizer_call<true>(optimizer);
+  return rules;
+}
+
+std::string header(remote::Message const& message) {
+  return {reinterpret_cast<char const*>(&message), sizeof(message)};
+}
+/// As docs/workers.md has it, byte by byte.
+std::string frame(remote::Message message, std::string const& payload = {}) {
+  message.bytes = payload.size();
+  std::string all = header(message) + payload;
+  std::string padded = all + std::string((32 - all.size() % 32) % 32, '\0');
+  std::uint64_t lanes[5];
+  for (auto& lane : lanes) lane = 0x9e3779b97f4a7c15U;
+  auto const add = [](std::uint64_t& h, std::uint64_t word) {
+    h = (h ^ word) * 0xff51afd7ed558ccdU;
+    h ^= h >> 32U;
+  };
+  for (std::size_t i = 0; i < padded.size(); i += 8) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, padded.data() + i, 8);
+    add(lanes[i / 8 % 4], word);
+  }
+  for (int i = 0; i < 4; ++i) add(lanes[4], lanes[i]);
+  return all.append(reinterpret_cast<char const*>(&lanes[4]), 8);
+}
+
+/// What a worker of `plain_layers` says when it joins.
+template <class Optimizer>
+std::string request(int worker, Optimizer const& optimizer, int push_minibatches) {
+  std::vector<LayerParameters> model(layers);
+  for (int l = 0; l < layers; ++l) declare(model[static_cast<std::size_t>(l)], initial(l), l);
+  sg::ByteWriter out;
+  remote::JoinRequest::write(out, worker, {model.data(), model.size()},
+                             rules(optimizer, push_minibatches));
+  return {reinterpret_cast<char const*>(out.data()), out.size()};
+}
+
+/// The other side of a connection, which keeps no rule by itself.
+class Client {
+ public:
+  explicit Client(std::uint16_t port) : socket_(context_) {
+    socket_.connect({boost::asio::ip::address_v4::loopback(), port});
+  }
+  static std::string hello() {
+    sg::detail::framed::Hello const hello;
+    return {reinterpret_cast<char const*>(&hello), sizeof(hello)};
+  }
+  void send(std::string const& bytes) {
+    boost::system::error_code ignored;  // it may have been refused already
+    boost::asio::write(socket_, boost::asio::buffer(bytes), ignored);
+  }
+  void close() { socket_.close(); }
+  /// The next frame, whose payload lies in `payload`; 0 at the end.
+  remote::MessageKind kind() {
+    remote::Message message;
+    std::uint64_t sum = 0;
+    boost::system::error_code error;
+    boost::asio::read(socket_, boost::asio::buffer(&message, sizeof(message)), error);
+    if (error) return {};
+    payload.resize(message.bytes);
+    boost::asio::read(socket_, boost::asio::buffer(payload), error);
+    boost::asio::read(socket_, boost::asio::buffer(&sum, sizeof(sum)), error);
+    REQUIRE(frame(message, payload).substr(32 + payload.size()) ==
+            std::string(reinterpret_cast<char const*>(&sum), 8));
+    return message.kind;
+  }
+  /// The sentence with which the connection ends; empty: without one.
+  std::string refusal() {
+    std::string last;
+    for (auto k = kind(); k != remote::MessageKind{}; k = kind())
+      last = k == remote::MessageKind::refused ? payload : "";
+    return last;
+  }
+  std::string payload;
+
+ private:
+  boost::asio::io_context context_;
+  boost::asio::ip::tcp::socket socket_;
+};
+
+/// Whether worker `n` has pushed something in its first stream.
+template <class Server> bool begun(Server const& server, int n) {
+  return server.server.home()->pushes(n, 0) != 0;
+}
+
+}  // namespace
+
+TEST_CASE("asio/AsioParameterServer: workers have the bits of a sequential loop", "[asio]") {
+  for (int const workers : {1, 2, 3, 4})
+    for (int const in_flight : {1, 2, 4, 5})
+      for (int const distance : {0, 1, 3})
+        for (int const minibatches : {1, 21}) {
+          CAPTURE(distance);
+          OnPort const server(workers);
+          compare(Waves{workers, in_flight, distance}, server, {{2}, {1}, {1, 2, 3}, {}},
+                  1 + (in_flight + minibatches) % 3, minibatches, adam);
+        }
+}
+
+TEST_CASE("asio/AsioParameterServer: steps have the bits of one server loop", "[asio]") {
+  for (int const workers : {1, 2, 3}) {
+    CAPTURE(workers);
+    OnPort const server(workers, adam);
+    compare_steps(workers, server, adam);
+  }
+}
+
+TEST_CASE("asio/AsioParameterServer: layers larger than every buffer arrive whole", "[asio]") {
+  sg::collective::ParameterServer const server({.workers = 1});
+  sg::host::AsioParameterServer const listening(server);
+  struct : sg::detail::ParameterListener {
+    std::atomic<int> count{0};
+    void arrived(std::size_t, std::uint32_t) noexcept override { ++count; }
+    void arrived_last(std::size_t) noexcept override { ++count; }
+    void lost(std::exception_ptr) noexcept override {}
+  } told;
+  std::size_t const sizes[] = {1, 16, 4096, 4097, 70000, 1000003, 0};
+  std::vector<LayerParameters> model(std::size(sizes));
+  for (std::size_t l = 0; l < model.size(); ++l) {
+    std::vector<float> first(sizes[l]);
+    for (std::size_t i = 0; i < first.size(); ++i) first[i] = static_cast<float>(i % 1000);
+    declare(model[l], first, static_cast<int>(l));
+  }
+  auto const link = sg::host::RemoteParameterServer({.port = listening.port()}).worker(0).link();
+  link->join({model.data(), model.size()}, rules(sgd, 1), told);
+  link->begin();
+  for (std::size_t l = 0; l < model.size(); ++l) {
+    std::vector<std::byte> got(model[l].bytes_of_values());
+    link->read(l, got.data());
+    REQUIRE(std::equal(got.begin(), got.end(), model[l].values().begin()));
+    link->push(l, got.data(), false);
+    link->ask(l, 1);
+  }
+  while (told.count.load() < static_cast<int>(model.size())) std::this_thread::yield();
+  for (std::size_t l = 0; l < model.size(); ++l) {
+    std::vector<std::byte> got(model[l].bytes_of_values());
+    link->take(l, 1, got.data());
+    bool doubled = true;
+    for (std::size_t i = 0; i < sizes[l]; ++i) {
+      float value = 0;
+      std::memcpy(&value, got.data() + 4 * i, 4);
+      doubled = doubled && value == 2 * static_cast<float>(i % 1000);
+    }
+    REQUIRE(doubled);
+  }
+}
+
+TEST_CASE("asio/AsioParameterServer: says in one sentence what is wrong with a frame", "[asio]") {
+  OnPort const server(2);
+  auto const said = [&](std::string const& bytes) {
+    Client client(server.listening.port());
+    client.send(bytes);
+    return client.refusal();
+  };
+  auto const hello = Client::hello();
+  using enum remote::MessageKind;
+  using Catch::Matchers::Contains;
+  std::string const asked = request(1, sgd, 4);
+  SECTION("before a worker has joined") {
+    REQUIRE_THAT(said(std::string(72, 'x')), Contains("the token is not that of the server"));
+    auto other = hello;
+    other[70] = 9;
+    REQUIRE_THAT(said(other), Contains("the server speaks version 1"));
+    REQUIRE_THAT(said(hello + frame({.kind = begin})), Contains("before or after its time"));
+    REQUIRE_THAT(said(hello + frame({.kind = static_cast<remote::MessageKind>(999)})),
+                 Contains("kind 999"));
+    REQUIRE_THAT(said(hello + header({.kind = remote::MessageKind::join, .bytes = 1ULL << 60U})),
+                 Contains("is too long"));
+    REQUIRE_THAT(said(hello + header({.kind = push, .bytes = 1ULL << 60U})),
+                 Contains("before or after its time"));
+    REQUIRE_THAT(said(hello + frame({.kind = remote::MessageKind::join}, "short")),
+                 Contains("ends early"));
+    auto mangled = hello + frame({.kind = remote::MessageKind::join}, asked);
+    mangled[hello.size() + 40] ^= 1;
+    REQUIRE_THAT(said(mangled), Contains("does not agree with its checksum"));
+    auto large = asked;
+    std::uint64_t const elements = 1ULL << 50U;
+    std::memcpy(large.data() + 52, &elements, 8);
+    REQUIRE_THAT(said(hello + frame({.kind = remote::MessageKind::join}, large)),
+                 Contains("raise model_bytes"));
+    REQUIRE_THAT(said(hello + frame({.kind = remote::MessageKind::join}, request(7, sgd, 4))),
+                 Contains("there is no worker 7"));
+  }
+  SECTION("of one that has joined") {
+    Waves const waves{2, 4, 0};
+    auto a = make(waves, server, 0, {2}, 1, sgd);
+    auto const joined = hello + frame({.kind = remote::MessageKind::join}, asked);
+    REQUIRE_THAT(said(joined + frame({.kind = push, .layer = 99, .number = 1})),
+                 Contains("names no layer"));
+    REQUIRE_THAT(said(joined + header({.kind = push, .number = 1, .bytes = 1ULL << 40U})),
+                 Contains("has not the length of the layer"));
+    REQUIRE_THAT(said(joined + frame({.kind = begin, .stream = 1}) +
+                      frame({.kind = push, .stream = 1, .number = 5}, std::string(64, '\0'))),
+                 Contains("leaves out a push"));
+    REQUIRE_THAT(said(joined + frame({.kind = newest})), Contains("not for a server"));
+    auto b = make(waves, server, 1, {2}, 1, sgd);  // its place is free again each time
+    REQUIRE_THAT(said(joined), Contains("worker 1 trains already"));
+    auto const batch = data(8);
+    sg::run_together(a.stream(batch), b.stream(batch));
+    REQUIRE(weights(a) == weights(b));
+  }
+}
+
+TEST_CASE("asio/AsioParameterServer: a worker that is cut off in a push has failed", "[asio]") {
+  OnPort const server(2);
+  auto a = make(Waves{2, 4, 0}, server, 0, {2}, 1, sgd);
+  auto const batch = data(8);
+  {
+    Client client(server.listening.port());
+    client.send(Client::hello() + frame({.kind = remote::MessageKind::join}, request(1, sgd, 4)) +
+                frame({.kind = remote::MessageKind::begin, .stream = 1}));
+    auto const push =
+        frame({.kind = remote::MessageKind::push, .stream = 1, .number = 1}, std::string(64, '\0'));
+    client.send(push.substr(0, 50));
+    REQUIRE(client.kind() == remote::MessageKind::joined);
+    std::thread cut([&] {
+      while (!begun(server, 0)) std::this_thread::yield();
+      client.close();
+    });
+    REQUIRE_THROWS_WITH(run(a.stream(batch)), Catch::Matchers::Contains("worker 1 has failed"));
+    cut.join();
+  }
+  std::vector<OracleWorker<sg::optimizer::Sgd>> alone(1);  // what it had pushed stays
+  alone[0].batch = data(4);
+  auto expected = first_weights();
+  sequential(Waves{1, 4, 0}, sgd, alone, expected, 0);
+  REQUIRE(weights(a) == expected);
+  auto b = make(Waves{2, 4, 0}, server, 1, {2}, 1, sgd);
+  sg::run_together(a.stream(batch), b.stream(batch));
+  REQUIRE(weights(a) == weights(b));
+}
+
+TEST_CASE("asio/AsioParameterServer: a push sent twice is acknowledged and added once", "[asio]") {
+  sg::collective::ParameterServer const server({.workers = 1});
+  sg::host::AsioParameterServer const listening(server);
+  Client client(listening.port());
+  std::string one(64, '\0');
+  float const value = 3;
+  std::memcpy(one.data(), &value, 4);
+  using enum remote::MessageKind;
+  client.send(Client::hello() + frame({.kind = join}, request(0, sgd, 4)));
+  REQUIRE(client.kind() == wanted);
+  for (std::uint32_t l = 0; l < layers; ++l)
+    client.send(frame({.kind = values, .layer = l}, std::string(64, '\0')));
+  REQUIRE(client.kind() == joined);
+  client.send(frame({.kind = begin, .stream = 1}));
+  for (int i = 0; i < 3; ++i) {
+    client.send(frame({.kind = push, .stream = 1, .number = 1}, one));
+    REQUIRE(client.kind() == pushed);
+  }
+  client.send(frame({.kind = read, .stream = 1}));
+  REQUIRE(client.kind() == newest);
+  float got = 0;
+  std::memcpy(&got, client.payload.data(), 4);
+  REQUIRE(got == 3);
+}
+
+TEST_CASE("asio/AsioParameterServer: connections that say nothing keep no worker out", "[asio]") {
+  sg::collective::ParameterServer const server({.workers = 1});
+  sg::host::AsioParameterServer const listening(server, {.introduction_s = 0.3});
+  sg::host::RemoteParameterServer const remote({.port = listening.port()});
+  std::vector<std::unique_ptr<Client>> silent;
+  for (int i = 0; i < 300; ++i) silent.push_back(std::make_unique<Client>(listening.port()));
+  compare(Waves{1, 2, 0}, remote, {{2}}, 1, 5, sgd);
+  for (auto& each : silent) REQUIRE(each->refusal() == "");  // closed, after 0.3 s at the latest
+}
+
+TEST_CASE("asio/AsioParameterServer: a server that goes ends the streams of its workers",
+          "[asio]") {
+  auto server = std::make_unique<OnPort<>>(2);
+  auto a = make(Waves{2, 4, 0}, *server, 0, {2}, 1, sgd);
+  auto b = make(Waves{2, 4, 0}, *server, 1, {2}, 1, sgd);
+  auto const batch = data(8);
+  std::thread end([&] {
+    while (!begun(*server, 0)) std::this_thread::yield();
+    server = nullptr;
+  });
+  REQUIRE_THROWS_WITH(run(a.stream(batch)),
+                      Catch::Matchers::Contains("the connection with the parameter server at "));
+  end.join();
+  REQUIRE_THROWS_WITH(run(a.stream(batch)), Catch::Matchers::Contains("has ended"));
+}
+
+TEST_CASE("asio/AsioParameterServer: with another address than loopback it wants a token",
+          "[asio]") {
+  sg::collective::ParameterServer const server({.workers = 1});
+  REQUIRE_THROWS_WITH(sg::host::AsioParameterServer(server, {.address = "0.0.0.0"}),
+                      Catch::Matchers::Contains("give it a token"));
+  REQUIRE_THROWS_WITH(sg::host::AsioParameterServer(server, {.address = "nowhere"}),
+                      Catch::Matchers::Contains("'nowhere' is no address"));
+  ::setenv("STAGGER_TEST_TOKEN", "too short", 1);
+  REQUIRE_THROWS_WITH(sg::host::Token::from_environment("STAGGER_TEST_TOKEN"),
+                      Catch::Matchers::Contains("STAGGER_TEST_TOKEN has 9 bytes"));
+  REQUIRE_THROWS_WITH(sg::host::Token::from_file("/nowhere/token"),
+                      Catch::Matchers::Contains("cannot read the token from '/nowhere/token'"));
+  ::setenv("STAGGER_TEST_TOKEN", "sixteen bytes or", 1);
+  auto const token = sg::host::Token::from_environment("STAGGER_TEST_TOKEN");
+  sg::host::AsioParameterServer const listening(server, {.address = "0.0.0.0", .token = token});
+  compare(Waves{1, 2, 0},
+          sg::host::RemoteParameterServer({.port = listening.port(), .token = token}), {{2}}, 1, 5,
+          sgd);
+  ::setenv("STAGGER_TEST_TOKEN", "sixteen bytes of", 1);
+  auto const other = sg::host::Token::from_environment("STAGGER_TEST_TOKEN");
+  REQUIRE_THROWS_WITH(
+      make(Waves{1, 2, 0},
+           sg::host::RemoteParameterServer({.port = listening.port(), .token = other}), 0, {2}, 1,
+           sgd),
+      Catch::Matchers::Contains("the token is not that of the server"));
+}
+
+TEST_CASE("asio/RemoteParameterServer: without a server its sentence names the port", "[asio]") {
+  std::uint16_t free = 0;
+  {
+    sg::collective::ParameterServer const server({.workers = 1});
+    free = sg::host::AsioParameterServer(server).port();
+  }
+  REQUIRE_THROWS_WITH(
+      make(Waves{1, 2, 0}, sg::host::RemoteParameterServer({.port = free}), 0, {2}, 1, sgd),
+      Catch::Matchers::Contains("cannot connect with the parameter server at 127.0.0.1:"));
+}
