@@ -45,7 +45,7 @@ struct Gpus {
                          ///< and replay it from then on
   GraphCounts* counts =
       nullptr;      ///< told what was done with the graphs; stays as long as the pipeline
-  int ahead = 2;    ///< steps in flight that `enqueue(train.step(batch))` lets the host have behind
+  int ahead = 2;    ///< steps in flight that `enqueue(train.step(batch))` lets the host have after
                     ///< it, at least 1; each has events and a graph of its own
   Ranges ranges{};  ///< announce each action to a profiler; nvtx_ranges() of nvtx.hpp
   detail::Wires wires{};

@@ -53,7 +53,7 @@ class GpusBackend : detail::Enqueuer {
   ~GpusBackend() {
     in_flight_.await_all();  // no longer than the deadline
     if (!in_flight_.stuck()) return;
-    // The devices may still come to what they were given: it stays, and their memory too.
+    // The devices may still run what they were given: it stays, and so does their memory.
     detail::leave_behind(streams_.streams());
     detail::leave_behind(std::move(gpus_));
     for (auto& memory : *memories_)

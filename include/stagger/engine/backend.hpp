@@ -22,15 +22,15 @@ namespace detail {
 template <class B>
 concept Interpreter = requires(B& backend, RankState& rank, Wait const& wait, std::uint32_t signal,
                                Instruction const& in) {
-  { backend.ready(wait) } -> std::same_as<bool>;  // was the signal given that often?
+  { backend.ready(wait) } -> std::same_as<bool>;  // whether the signal was given that often
   {
     backend.give(rank, signal)
-  } -> std::same_as<void>;  // once more, after everything the rank did so far
+  } -> std::same_as<void>;  // gives it once more, after all that the rank has done
   { backend.execute(rank, in) } -> std::same_as<void>;  // carries out one instruction
-  { backend.stopping() } -> std::same_as<bool>;         // has the step failed?
+  { backend.stopping() } -> std::same_as<bool>;         // whether the step has failed
   {
     B::timed
-  } -> std::convertible_to<bool>;  // does an instruction take time after it has been carried out?
+  } -> std::convertible_to<bool>;  // whether an instruction takes time after it was carried out
 };
 
 /// Why a rank came back from `advance`.

@@ -61,7 +61,7 @@ class Machine : public StepStatus {
       own ? layer.append_own(states) : layer.append_states(states);
     model.shown = model.memory != nullptr || model.shards;
   }
-  /// What the caller has written into what it was shown.
+  /// Takes over what the caller has written into the parameters that it was shown.
   [[gnu::cold]] void take_back_shown() {
     if (std::exchange(model.shown, false)) run.take_back(model);
   }
@@ -71,7 +71,7 @@ class Machine : public StepStatus {
 
   void set_optimizer(OptimizerCall const& call) noexcept { model.optimizer = call; }
   [[nodiscard]] void const* optimizer() const noexcept { return model.optimizer.optimizer; }
-  /// Of the optimizer's numbers as they are now; 0 where they are not known.
+  /// A digest of the optimizer's numbers as they are now; 0 if they are not known.
   [[nodiscard]] std::uint64_t optimizer_digest() const noexcept {
     return model.optimizer.digest(model.optimizer.optimizer);
   }
@@ -101,9 +101,9 @@ class Machine : public StepStatus {
   }
 
   [[nodiscard]] Program const& program() const noexcept { return *run.program; }
-  /// Of the step, as it was asked for; those of a rank may differ.
+  /// The arguments of the step; those of a rank may differ.
   [[nodiscard]] StepArguments const& arguments() const noexcept { return run.arguments; }
-  /// Puts predictions of replicas together, behind all work of the step.
+  /// Joins the rows that replicas predicted, after all other work of the step.
   void join_outputs() {
     if (model.options.replicas.ops() != nullptr) model.options.replicas.ops()->join_outputs(*this);
   }
@@ -176,7 +176,7 @@ class Machine : public StepStatus {
   void runs(bool const* ranks) {
     if (exchange_ != nullptr) exchange_->runs(ranks);
   }
-  /// Whom it waits for outside.
+  /// What it waits for outside of the pipeline.
   [[nodiscard]] [[gnu::cold]] std::string waits_for() const {
     return exchange_ == nullptr ? std::string() : exchange_->waits_for();
   }
@@ -187,7 +187,7 @@ class Machine : public StepStatus {
     model.optimizer.change(model.optimizer.optimizer, layer, model.update_step(in));
   }
 
-  /// What is added up while backward runs, if that is what replicas do on this back end.
+  /// The groups that are added up while backward runs; null if replicas have none.
   [[nodiscard]] [[gnu::cold]] List<GradientGroup> const* groups() {
     auto const* const ops = model.options.replicas.ops();
     return ops == nullptr ? nullptr : ops->groups(*this);
@@ -198,10 +198,10 @@ class Machine : public StepStatus {
   }
   void set_grouping(GroupingChoice const& choice) noexcept { run.grouping = choice; }
   [[nodiscard]] GroupingChoice const& grouping() const noexcept { return run.grouping; }
-  /// Of each stage, and the number of layers.
+  /// The first layer of each stage, then the number of layers.
   [[nodiscard]] List<std::size_t> const& first_layers() const noexcept { return model.first_layer; }
   void set_grouping_peers(GroupingPeers const& peers) noexcept { run.grouping_peers = peers; }
-  /// Of a `backward_part` or a `reduce`.
+  /// The extent of the group of a `backward_part` or a `reduce`.
   [[nodiscard]] GroupExtent extent(Instruction const& in) const {
     return model.options.replicas.ops()->extent(*this, in);
   }
@@ -214,7 +214,7 @@ class Machine : public StepStatus {
     return run.owned_by(stage, owner).shares[i].views();
   }
 
-  /// 2-norm of all gradients before clipping; 0 where nothing clips.
+  /// 2-norm of all gradients before clipping; 0 without clipping.
   [[nodiscard]] double gradient_norm() const noexcept { return run.gradient_norm; }
 
   [[nodiscard]] [[gnu::cold]] Memory memory() const {

@@ -19,7 +19,7 @@
 
 namespace stagger::detail {
 
-/// What a placement answered.
+/// The answer of a placement, checked.
 /// @param process  whether each place is a process, and must have a rank
 /// @throws Error  bad_configuration unless that is a place that exists for each rank
 [[nodiscard]] [[gnu::cold]] inline std::vector<int> checked_places(std::vector<int> place,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What the engine keeps and does for replicated stages, by address: a pipeline without them
-///         is compiled without what it does.
+/// @file   What the engine keeps for replicated stages, and a table of the functions that it calls
+///         for them, so that a pipeline without replicas compiles none of these functions.
 
 #include <cstddef>
 #include <cstdint>
@@ -29,7 +29,7 @@ struct GroupExtent {
   std::size_t first_layer = 0;  // of the stage, in the model
   std::size_t layers = 0;       // of the stage
   std::size_t lowest = 0;       // of the group, in the stage
-  std::size_t end = 0;          // behind its highest
+  std::size_t end = 0;          // after its highest
   std::uint64_t bytes = 0;      // of its parameters
   std::uint64_t stage_bytes = 0;
 };
@@ -68,8 +68,7 @@ template <SumPolicy Collective>
           collective.by};
 }
 
-/// What makes processes that share a pipeline group its gradients alike. None where there is one
-/// process.
+/// How processes that share a pipeline come to the same groups of gradients. Null in one process.
 struct GroupingPeers {
   void* self = nullptr;
   /// Gives to every process what was measured where the first holder of each group runs, [groups];
@@ -87,7 +86,7 @@ struct RowSource {
   bool only_common = false;  // whether the slots hold only the rows that both ranks have
 };
 
-/// What a rank has of its own as one of several replicas.
+/// The rows and memory of a rank that is one of several replicas.
 struct ReplicaRank {
   List<RowRange> rows;           // [microbatches]
   List<std::size_t> first_rows;  // [microbatches]
@@ -132,10 +131,10 @@ struct ReplicaOps {
   void (*load)(Machine&);
   void (*begin_step)(Machine&);
   void (*end_step)(Machine&);
-  void (*join_outputs)(Machine&);  // back ends with a memory of their own call it behind all work
+  void (*join_outputs)(Machine&);  // back ends with a memory of their own call it after all work
   void (*gather)(Machine&, RankState&, Instruction const&);
   void (*add_up)(Machine&, RankState&, Instruction const&, Clock);  // or a part of a backward
-  /// For back ends without a clock: when a part of a last backward, or a sum, was at work, in
+  /// For back ends without a clock: when a part of a last backward, or a sum, ran, in
   /// seconds since the step began.
   void (*note)(Machine&, RankState&, Instruction const&, double start_s, double end_s);
   bool (*measures)(ReplicaRun const&);

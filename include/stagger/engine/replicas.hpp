@@ -19,7 +19,7 @@
 namespace stagger {
 namespace detail {
 
-/// What replicas ask of a schedule, and of the types of values that they take rows of.
+/// What replicas require of a schedule, and of the types of the values that they split by rows.
 struct ReplicaChecks {
   [[gnu::cold]] static void require(Replicas const& replicas, int positions, bool synchronous) {
     if (replicas.positions() != static_cast<std::size_t>(positions))
@@ -50,7 +50,7 @@ struct ReplicaChecks {
             "both stages the same replicas");
   }
 
-  /// What kernels read later must not be split now.
+  /// Refuses a type whose rows the host copies while kernels that read them are only enqueued.
   static void require_on_stream(Machine const& machine, SlotType const& type, char const* what,
                                 int layer = -1) {
     if (machine.model.memory == nullptr || type.rows_on_stream) return;
@@ -188,7 +188,7 @@ struct Replication : ReplicaChecks {
     if (machine.model.memory == nullptr) join_outputs(machine);
   }
 
-  /// Puts predictions together.
+  /// Joins the rows that the replicas predicted.
   [[gnu::cold]] static void join_outputs(Machine& machine) {
     if (machine.run.arguments.outputs.first == nullptr) return;
     ReplicaRun& run = *machine.run.replica_run;
@@ -269,7 +269,7 @@ struct Replication : ReplicaChecks {
     }
   }
 
-  /// A replica's rows of what the caller gave.
+  /// Takes a replica's rows of what the caller gave.
   static void take(SlotType const& type, void* to, void const* from, RowRange rows,
                    std::size_t count) {
     take_rows(type, to, from, {0, count}, rows, required_rows_for_each(type, from, count));

@@ -81,7 +81,7 @@ class Session : public StepOwner {
 
  protected:
   ~Session() = default;
-  /// A step that was asked for is not going to begin.
+  /// A step that was asked for will not begin.
   virtual void refused(std::exception_ptr const& why) noexcept = 0;
 
   int positions_ = 0;           // rows of the schedule's table

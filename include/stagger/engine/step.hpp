@@ -144,7 +144,7 @@ inline Metrics run(Step step) {
   return step.owner_->end();
 }
 
-/// A step that a device may still be at, made by `enqueue`: its metrics are there when somebody
+/// A step that a device may still run, made by `enqueue`: its metrics are there when somebody
 /// asks. It belongs to the thread that takes the pipeline's steps. Dropping it waits for nothing;
 /// what goes wrong in a step whose ticket was dropped is thrown by the next step, or by
 /// `Trainer::settle`.
@@ -208,7 +208,7 @@ class [[nodiscard]] Ticket {
   std::exception_ptr failure_;
 };
 
-/// Has a device begin a step, and goes on while the device is at it: a bounded number of steps
+/// Has a device begin a step, and returns while the device runs it: a bounded number of steps
 /// ahead, such as `cuda::Gpus::ahead`. Steps are carried out in the order in which they were
 /// enqueued. What the step was made from must stay as it is until its ticket is done. On devices
 /// that do not run ahead, such as host threads, the step is done when this returns.

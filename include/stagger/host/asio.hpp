@@ -31,7 +31,7 @@
 
 namespace stagger::detail {
 
-/// A coroutine that nobody waits for; it owns itself.
+/// A coroutine that is not awaited and owns itself.
 struct Detached {
   struct promise_type {
     Detached get_return_object() noexcept { return {}; }
@@ -57,7 +57,7 @@ struct Outcome {
   Metrics metrics;
 };
 
-/// Hands a stop on from one token to another.
+/// Passes a stop request on from one token to another.
 struct RequestStop {
   stagger::stop_source source;
   void operator()() noexcept { source.request_stop(); }
@@ -140,7 +140,7 @@ template <class Executor> class StopOn {
     });
   }
 
-  /// Waits for neither any longer.
+  /// Stops waiting for either.
   void cancel() {
     signals_.cancel();
     timer_.cancel();

@@ -23,7 +23,7 @@
 
 namespace stagger::host {
 
-/// Measured transfers, the line through them, and what speaks against it.
+/// Measured transfers, the line through them, and a warning where the line does not fit.
 struct Probe {
   std::vector<collective::Sample> samples{};  ///< sizes and their median seconds
   collective::LineFit fit{};                  ///< alpha + beta * bytes, and a residual per sample
@@ -58,7 +58,7 @@ struct Probe {
 
 }  // namespace stagger::host
 
-namespace stagger::detail {  // one of host's own would hide the engine's in its back ends
+namespace stagger::detail {  // a namespace host::detail would hide the engine's in the back ends
 
 /// Two threads that hand a buffer to and fro; the one that has it reads what the other wrote and writes
 /// as much of its own.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What MPI returns, as errors of stagger.
+/// @file   Error codes of MPI as errors of stagger.
 
 #if !__has_include(<mpi.h>)
 #error "stagger/mpi/ needs mpi.h: link stagger::mpi, or find_package(stagger COMPONENTS mpi)"
@@ -14,7 +14,7 @@
 
 namespace stagger::mpi {
 
-/// MPI's words for a code it returned.
+/// MPI's message for a code that it returned.
 [[nodiscard]] inline std::string error_text(int code) {
   char words[MPI_MAX_ERROR_STRING] = {};
   int length = 0;

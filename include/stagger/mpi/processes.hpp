@@ -67,12 +67,12 @@ class ProcessesBackend {
     prepares_ = prepares;
     steps_.open(number);
   }
-  /// It cannot begin here: tells the others, which are waiting for it or will be.
+  /// The round cannot begin here: tells the others, which wait for this process or will.
   void give_up(std::exception_ptr const& why) noexcept {
     must_load_ = true;
     if (!steps_.round().told()) steps_.round().tell(why);
   }
-  /// After a failure all load their program once more, whatever each of them had come to.
+  /// After a failure all processes load their program once more.
   [[nodiscard]] bool must_load() const noexcept { return must_load_; }
 
   /// Prepares for a program that the machine has loaded, together with the other processes.
@@ -80,7 +80,7 @@ class ProcessesBackend {
   void load(std::vector<int> const& process_of) {
     auto const& program = machine_.program();
     detail::Placement wanted(process_of, channels_.size(), channels_.rank());
-    // After a step that failed the others come soon, or not at all.
+    // After a step that failed the others answer soon, or not at all.
     bool const again = must_load_ && !placement_.empty();
     double const join_deadline_s =
         again ? std::min(join_deadline_s_, machine_.options().deadline_s) : join_deadline_s_;

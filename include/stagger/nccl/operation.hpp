@@ -29,7 +29,7 @@ class Operation {
         on_stream_(on_stream) {}
 
   /// The same call, done as soon as it is on its stream: from then on kernels may be enqueued
-  /// behind it.
+  /// after it.
   [[nodiscard]] Operation on_stream() const { return {issuer_, state_, number_, what_, true}; }
 
   /// Gets on with it, without waiting. @return whether it is done

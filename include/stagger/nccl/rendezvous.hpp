@@ -62,7 +62,7 @@ struct FileHead {
   std::uint64_t run = 0;
 };
 
-/// Written beside it and renamed: nobody reads half of it, and no link is followed.
+/// Written beside it and renamed: no process reads half of it, and no link is followed.
 inline void write_file(std::string const& path, std::span<std::byte const> bytes,
                        RendezvousInfo const& info) {
   FileHead head;

@@ -61,7 +61,7 @@ struct BranchAndBound {
       }
     }
 
-    /// Stage s and those behind it get the layers from `first` on.
+    /// Stage s and those after it get the layers from `first` on.
     /// @param worst  of the stages before, complete but for the last of them
     /// @param open   seconds of that one, without receiving gradients from stage s
     void go(int s, int first, double worst, double open) {

@@ -181,7 +181,7 @@ struct Limits {
   return order;
 }
 
-/// First layer of each stage, and behind them the number of layers.
+/// First layer of each stage, and after them the number of layers.
 [[nodiscard]] constexpr std::vector<int> bounds_of(std::vector<int> const& cuts, int layers) {
   std::vector<int> bounds{0};
   bounds.insert(bounds.end(), cuts.begin(), cuts.end());

@@ -72,7 +72,7 @@ constexpr void require_room(Occupancy const& occupied, int devices) {
           " that are free; choose 1 or more");
 }
 
-/// Node after node: fresh ones before those partly taken, or behind them.
+/// Node after node: fresh ones before those partly taken, or after them.
 [[nodiscard]] constexpr std::vector<int> in_order(Occupancy const& occupied, int devices,
                                                   bool fresh_first) {
   require_room(occupied, devices);

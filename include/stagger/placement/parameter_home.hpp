@@ -53,7 +53,7 @@ struct Traffic {
 };
 
 /// @param parameter_bytes  [layers]
-/// @param boundary_bytes   [layers] crossing behind each layer
+/// @param boundary_bytes   [layers] crossing after each layer
 /// @param homes            [layers] of the parameters
 [[nodiscard]] constexpr Traffic traffic(std::span<std::uint64_t const> parameter_bytes,
                                         std::span<std::uint64_t const> boundary_bytes,
@@ -67,7 +67,7 @@ struct Traffic {
     if (homes[l] != worker.node_of(static_cast<int>(l)))
       result.parameters_per_wave += 2 * parameter_bytes[l];
   for (std::size_t l = 0, stage = 0; l < homes.size() && stage < worker.cuts.size(); ++l) {
-    if (std::cmp_not_equal(l + 1, worker.cuts[stage])) continue;  // no cut behind this layer
+    if (std::cmp_not_equal(l + 1, worker.cuts[stage])) continue;  // no cut after this layer
     if (worker.nodes[stage] != worker.nodes[stage + 1])
       result.activations_per_minibatch += 2 * boundary_bytes[l];
     ++stage;

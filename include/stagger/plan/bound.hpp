@@ -18,7 +18,7 @@ namespace stagger::plan {
 ///
 /// The work over all devices' speeds; and where all devices are alike, the better of
 ///   one stage    all devices work alike, and the gradients follow as soon as they can;
-///   more stages  with layers up to j on r devices, those behind start a forward later and end a
+///   more stages  with layers up to j on r devices, those after start a forward later and end a
 ///                backward earlier than the first stage.
 /// Memory is left out: it can only make plans slower.
 [[nodiscard]] inline double lower_bound_s(Workload const& w, double per_device = 1) {

@@ -26,7 +26,7 @@ namespace stagger::plan {
 /// Consecutive layers on devices.
 struct Assignment {
   int first = 0;
-  int end = 0;                 ///< one behind the last layer
+  int end = 0;                 ///< one after the last layer
   std::vector<int> devices{};  ///< rising
   friend bool operator==(Assignment const&, Assignment const&) = default;
 };

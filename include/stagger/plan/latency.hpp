@@ -97,7 +97,7 @@ constexpr void require_stages(std::span<StageTime const> stages, int microbatche
 /// Seconds of an iteration whose warm-up is deep enough to hide transfers.
 ///
 /// The pivot is the stage that ends last if it never waits: argmax over s of (M-1)(F_s + B_s) +
-/// sum over a <= s of (F_a + B_a). Up to it stages owe their backwards; those behind it have ended
+/// sum over a <= s of (F_a + B_a). Up to it stages owe their backwards; those after it have ended
 /// earlier, which hides part of their all-reduce.
 /// @param stages        computing stages with the transfers between them, in order
 /// @param microbatches  M >= 1

@@ -295,11 +295,11 @@ class ProgramCheck {
 
 /// Refuses a program that would not do what its table says, whatever actions take: each action once
 /// and in its rank's order, every value written before and overwritten after all that read it, each
-/// message sent once and received once, every update behind all gradients that it needs, weights of
+/// message sent once and received once, every update after all gradients that it needs, weights of
 /// the version that the staleness model says, and no wait that cannot end.
 ///
 /// @param table    that the program was made from
-/// @param options  likewise
+/// @param options  that the program was made with
 /// @throws Error   bad_schedule, naming rank, instruction and what is wrong
 /// @complexity     linear in the number of instructions, waits and gives
 [[gnu::cold]] inline void require_sound(Program const& program, schedule::Table const& table,

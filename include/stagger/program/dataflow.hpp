@@ -70,7 +70,7 @@ struct Dataflow {
   }
   [[nodiscard]] std::uint32_t length_at(std::size_t cell) const { return length[cells[cell].rank]; }
   [[nodiscard]] bool last_stage(std::size_t cell) const { return cells[cell].stage + 1 == stages; }
-  /// The first of the signals that are not of edges: each rank has handed in its gradients; behind
+  /// The first of the signals that are not of edges: each rank has handed in its gradients; after
   /// them those that each is done.
   [[nodiscard]] std::uint32_t handed_in() const noexcept {
     return static_cast<std::uint32_t>((cells.size() + row_edges.size()) * signals_per_edge);

@@ -70,8 +70,8 @@ class GradientGrouping {
     return static_cast<std::uint32_t>(old_.signals.size() + 2 * cell);
   }
   [[nodiscard]] std::uint32_t summed(std::size_t cell) const { return ready(cell) + 1; }
-  /// A rank has added up its squares, and what goes on with them is a higher rank: what `hand_in`
-  /// gives otherwise.
+  /// A rank has added up its squares and a higher rank continues: the signal that `hand_in` gives
+  /// otherwise.
   [[nodiscard]] std::uint32_t squared(int rank) const {
     return signal_of(old_.cells.size() + old_.row_edges.size(), EdgeSignal::forward_full) +
            static_cast<std::uint32_t>(rank);
@@ -144,7 +144,7 @@ class GradientGrouping {
 
   /// Adds the reducer of a rank that holds shared stages. It follows the order in which that rank
   /// comes to its last backwards. No other rank needs a sum before all backward is
-  /// done, so waiting here holds up nobody.
+  /// done, so waiting here delays no other rank.
   [[gnu::cold]] void add_reducer(Program& made, std::size_t self) const {
     auto const& cells = old_.cells;
     List<std::size_t> own;  // shared cells of the rank, by their last backward

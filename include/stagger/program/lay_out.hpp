@@ -47,7 +47,8 @@ namespace detail {
   return versions;
 }
 
-/// The pass that drops signals which nobody waits for: each is given as often as it is awaited.
+/// The pass that drops signals that no rank waits for: each is then given as often as it is
+/// awaited.
 [[gnu::cold]] inline void drop_unawaited(Program& program) {
   List<std::uint32_t> awaited(program.signals.size());
   for (auto const& rank : program.ranks)

@@ -25,7 +25,7 @@ enum class PlayedWaits : std::uint8_t {
 };
 
 /// Plays all ranks of a program against each other: each rank's instructions in order, and each
-/// behind those whose signals it waits for. What comes from outside is taken to be there.
+/// after those whose signals it waits for. Signals from outside count as given.
 ///
 /// @code
 ///     for (Player player(program); player.next();) use(player.instruction());
@@ -65,7 +65,7 @@ class Player {
   [[nodiscard]] Instruction const& instruction() const noexcept { return *in_; }
   [[nodiscard]] std::span<Wait const> waits() const noexcept { return waits_at(rank_); }
 
-  /// The ranks that have not come to their end. None behind the last `next`: the program cannot
+  /// The ranks that have not come to their end. None after the last `next`: the program cannot
   /// deadlock, whatever actions take.
   [[nodiscard]] [[gnu::cold]] List<Blocked> blocked() const {
     List<Blocked> stuck;

@@ -14,13 +14,13 @@
 
 namespace stagger {
 
-/// What an instruction does. Its order means nothing; the predicates behind it say what is alike.
+/// What an instruction does. The order of the values means nothing; see the predicates below.
 enum class Op : std::uint8_t {
   forward,
   backward,
   backward_input,
   backward_weight,
-  recompute,  ///< forward once more, to have again what backward needs
+  recompute,  ///< forward once more, for the values that backward needs
   hand_in,    ///< the rank's gradients are complete, for those that add them to their own
   finish,     ///< add what other owners of this rank's stages handed in; sum squares
   update,     ///< optimizer step, once every rank has finished
@@ -71,7 +71,7 @@ enum class Op : std::uint8_t {
   return op == Op::backward || op == Op::backward_input || op == Op::backward_part;
 }
 
-/// Whether it makes gradients of the stage's parameters; behind it, the microbatch is done.
+/// Whether it makes gradients of the stage's parameters; after it, the microbatch is done.
 [[nodiscard]] constexpr bool gives_weight_gradient(Op op) noexcept {
   return op == Op::backward || op == Op::backward_weight || computes_part(op);
 }
@@ -79,7 +79,7 @@ enum class Op : std::uint8_t {
 /// Whether it exchanges parameters with a server.
 [[nodiscard]] constexpr bool exchanges(Op op) noexcept { return op == Op::push || op == Op::pull; }
 
-/// Whether it stands behind all actions of a training step that flushes.
+/// Whether it stands after all actions of a training step that flushes.
 [[nodiscard]] constexpr bool ends_step(Op op) noexcept {
   return op == Op::hand_in || op == Op::finish || op == Op::update;
 }
@@ -156,7 +156,7 @@ struct Instruction {
   [[nodiscard]] constexpr std::uint32_t update() const noexcept { return microbatch; }
   /// Of `push`: which push of the worker it is, from 0.
   [[nodiscard]] constexpr std::uint32_t round() const noexcept { return microbatch; }
-  /// Of `pull`: from a snapshot with so many rounds of every worker and so many own pushes behind
+  /// Of `pull`: from a snapshot with so many rounds of every worker and so many own pushes after
   /// them; else from the version in `version` and the change in `next_version`.
   [[nodiscard]] constexpr bool snapshot() const noexcept { return y != 0; }
   [[nodiscard]] constexpr std::uint32_t rounds() const noexcept { return microbatch; }
@@ -254,7 +254,7 @@ struct RankProgram {
     waits.push_back({signal, static_cast<std::uint32_t>(count)});
     ++in.waits;
   }
-  /// Appends an instruction, and as many `pass` behind it as its signals take.
+  /// Appends an instruction, and as many `pass` after it as its signals take.
   [[gnu::cold]] void append(Instruction in, List<std::uint16_t> const& signals) {
     std::size_t given = 0;
     do {
@@ -290,7 +290,7 @@ struct Program {
   int push_minibatches = 0;  ///< in one push to a parameter server; 0: there is none
   List<Cell> cells;          ///< by stage, then by rank
   List<RowEdge> row_edges;   ///< between cells whose shares of a microbatch differ but overlap
-  int computing = 0;  ///< ranks that run the table; the others, behind them, add up gradients
+  int computing = 0;         ///< ranks that run the table; the others, after them, add up gradients
   List<GradientGroup> groups;  ///< of stages with several cells: by stage, in backward order
   List<RankProgram> ranks;
   List<SignalEnds> signals;

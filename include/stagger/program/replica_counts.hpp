@@ -61,7 +61,7 @@ class Replicas {
   }
 
   /// Rank `rank` stands for replica `replica` of position `position`, and has `own` of `total`
-  /// shares of a microbatch, behind the `before` shares of lower replicas.
+  /// shares of a microbatch, after the `before` shares of lower replicas.
   struct Part {
     int position = 0;
     int replica = 0;

@@ -54,9 +54,9 @@ struct StageUpdate {
 
 /// How a version is made before the forward that sees it first, where workers exchange changes.
 struct StagePull {
-  std::uint32_t microbatch = 0;  // that it is made for; behind the last: the version that lasts
+  std::uint32_t microbatch = 0;  // that it is made for; after the last: the version that lasts
   std::uint32_t rounds = 0;      // pushes of every worker in the snapshot
-  std::uint16_t waves = 0;       // own ones behind them
+  std::uint16_t waves = 0;       // own ones after them
   bool snapshot = false;         // else: the version in `from` and the change in `to`, there
   std::uint16_t from = 0;        // slots
   std::uint16_t to = 0;
@@ -84,7 +84,7 @@ struct Versions {
   for (std::size_t k = 0; k < minibatches; ++k) {
     std::uint32_t const now = updates[k].position;
     busy_until[slot[k]] = std::max(last_read[k], busy_until[slot[k]]);
-    std::size_t next = slot[k];  // in place, where nobody reads the old version any more
+    std::size_t next = slot[k];  // in place, if the old version is not read any more
     if (k + 1 == minibatches) {
       next = 0;  // all have ended
     } else if (last_read[k] > now) {

@@ -100,7 +100,7 @@ struct Decimal {
   return detail::with_prefix(seconds, digits, -9, {"ns", "us", "ms", "s"}, "0 s");
 }
 
-/// A count with a decimal prefix and room for a unit behind it: `format_count(51234)` is "51.2 k",
+/// A count with a decimal prefix and room for a unit after it: `format_count(51234)` is "51.2 k",
 /// `format_count(7)` is "7".
 [[nodiscard]] inline std::string format_count(double count, int digits = 3) {
   if (std::fabs(count) < 1000 && std::floor(count) == count) return format_fixed(count, 0);

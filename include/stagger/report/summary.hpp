@@ -109,7 +109,7 @@ struct MeasuredStage {
   for (std::size_t step = 0; step < steps.size(); ++step) {
     detail::require_times(steps[step]);
     for (auto const& row : steps[step].rows) {
-      double repeated_s = 0;  // a forward that is run again is a cost of the backward behind it
+      double repeated_s = 0;  // a forward that is run again is a cost of the backward after it
       detail::for_each_block(row, [&](detail::Block const& block) {
         if (!schedule::is_compute(block.action.kind)) return;
         if (block.repeated) {

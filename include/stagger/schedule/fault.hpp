@@ -64,7 +64,7 @@ struct Wait {
   int rank = -1;
   int position = -1;  ///< index in the row
   Action action{};    ///< the action at that position
-  Action needs{};     ///< what it waits for, which stands behind the next wait's action
+  Action needs{};     ///< what it waits for, which stands after the next wait's action
   friend constexpr bool operator==(Wait const&, Wait const&) = default;
 };
 

@@ -31,7 +31,7 @@ enum class Duplex : std::uint8_t {
 /// The server's link, which all workers share. By default transfers take no time.
 struct Links {
   double rate = std::numeric_limits<double>::infinity();  ///< > 0, bytes/s
-  double latency_s = 0;                                   ///< of each transfer, behind its bytes
+  double latency_s = 0;                                   ///< of each transfer, after its bytes
   double loss = 0;  ///< >= 0: for each byte, `loss` more travel again
   Sharing sharing = Sharing::fair;
   Duplex duplex = Duplex::full;
@@ -134,7 +134,7 @@ class Transfers {
     if (capacity.active.empty()) return never;
     return capacity.last_s + (capacity.active.front().at - capacity.served) / share(capacity);
   }
-  /// Behind those with the same time.
+  /// After those with the same time.
   static void insert(List<Entry>& entries, double at, std::uint32_t number) {
     entries.push_back({at, number});
     for (std::size_t i = entries.size() - 1; i > 0 && entries[i - 1].at > at; --i)

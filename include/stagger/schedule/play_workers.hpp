@@ -22,7 +22,7 @@ namespace stagger::schedule {
 namespace detail {
 
 /// What became ready first, of several the backward, then the lower microbatch. A last stage runs
-/// the backward behind the forward.
+/// the backward after the forward.
 struct ByReadiness {
   [[nodiscard]] constexpr auto operator()(Candidate const& c) const {
     bool const fused = c.kind == Kind::backward && c.part->last;

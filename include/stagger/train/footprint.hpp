@@ -31,7 +31,7 @@ struct LayerBytes {
 /// The same of a model; measured by `Profiler::footprint` for microbatches of so many rows.
 struct Footprint {
   std::uint64_t input = 0;           ///< of the first layer
-  std::uint64_t input_gradient = 0;  ///< that the first layer gives, though nobody reads it
+  std::uint64_t input_gradient = 0;  ///< that the first layer writes, though nothing reads it
   std::uint64_t target = 0;          ///< that the loss compares with
   std::vector<LayerBytes> layers{};
 };

@@ -181,7 +181,7 @@ class Trainer {
   [[nodiscard]] Optimizer& optimizer() noexcept { return *optimizer_; }
 
   /// Every parameter with its optimizer state, in layer order; writable between steps. Not a cheap
-  /// call. On a GPU it is a copy, which the next step takes back: ask again after it.
+  /// call. On a GPU it is a copy, which the next step reads back: ask again after that step.
   [[nodiscard]] std::vector<ParameterState> parameters() {
     std::vector<ParameterState> states;
     session_->append_states(states, false);

@@ -53,7 +53,7 @@ namespace stagger::detail {
 }
 
 /// As std::from_chars with std::chars_format::general; a NaN is read without what may stand in
-/// parentheses behind it.
+/// parentheses after it.
 [[nodiscard]] inline std::from_chars_result read_double(char const* first, char const* last,
                                                         double& value) {
   static ::locale_t const plain = ::newlocale(LC_ALL_MASK, "C", nullptr);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A thread of an engine's own, for steps that a coroutine awaits.
+/// @file   A thread of the engine, for steps that a coroutine awaits.
 
 #include <stagger/core/requirements.hpp>
 
@@ -12,7 +12,8 @@
 
 namespace stagger::cuda::detail {
 
-/// Carries out one step at a time and resumes who awaits it. The thread starts with the first.
+/// Carries out one step at a time and resumes the coroutine that awaits it. The first step starts
+/// the thread.
 class Caller {
  public:
   Caller() = default;

@@ -13,8 +13,8 @@
 
 namespace stagger::detail {
 
-/// The machine's side of a back end with several memories. What goes from one to another is its
-/// own: it asks here where that lies.
+/// The machine's side of a back end with several memories. The back end moves values from one
+/// memory to another, and asks here where they lie.
 struct DistributedState {
   Machine& machine;
 
@@ -31,13 +31,14 @@ struct DistributedState {
     return cell;
   }
 
-  /// Slots of the giver's own for the edge behind a cell.
+  /// Slots of the giver for the edge after a cell, apart from those of the taker.
   struct OwnSlots {
     Slots y;   // outputs on their way to the next stage
     Slots dx;  // gradients on their way back, of the next stage's input
   };
 
-  /// Parts the ends of the edge behind a cell. Allocates only what earlier programs did not need.
+  /// Gives both ends of the edge after a cell slots of their own. Allocates only what earlier
+  /// programs did not need.
   [[gnu::cold]] void part(std::size_t cell, OwnSlots& own) const {
     auto& giver = machine.run.cells[cell].layers.back();
     SlotType const& type = *giver.ops->output;
@@ -65,7 +66,7 @@ struct DistributedState {
 
   /// Slots for the rows that cross it in one direction.
   struct OwnRows {
-    Slots given;  // where the giver does not give all of a value
+    Slots given;  // if the giver sends only some rows of a value
     Slots taken;
   };
 
@@ -165,7 +166,7 @@ struct DistributedState {
   }
 
   /// What a rank does once the gradients of all owners of its stages are there.
-  /// @param sums  [parameters] of squares, in the rank's memory; null: nobody clips
+  /// @param sums  [parameters] of squares, in the rank's memory; null: without clipping
   void finish(std::size_t rank, double* sums) const {
     auto const& end_of_step = machine.run.end_of_step[rank];
     for (auto const& addition : end_of_step.add) addition.to->add(*addition.from);

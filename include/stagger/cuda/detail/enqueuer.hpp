@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   One iteration, put onto the streams of GPUs from one thread.
+/// @file   The enqueueing of one iteration onto the streams of GPUs, by one thread.
 
 #include <cstddef>
 #include <memory>
@@ -16,7 +16,7 @@
 
 namespace stagger::cuda::detail {
 
-/// What happens in a step, whether devices carry it out or a graph records it.
+/// Enqueues a step, whether devices carry it out or a graph records it.
 class Enqueuer {
  protected:
   Enqueuer(stagger::detail::Machine& machine, GpusOptions const& options,
@@ -50,7 +50,8 @@ class Enqueuer {
     join();
   }
 
-  /// Predictions of replicas, on the GPU of the first rank, behind the work of all GPUs.
+  /// Joins the rows that replicas predict, on the GPU of the first rank, after the work of all
+  /// GPUs.
   void join_outputs() {
     if (gpus_->processes() != nullptr)
       raise(Errc::bad_configuration,
@@ -66,7 +67,7 @@ class Enqueuer {
     streams_.record(home, streams_.end_of(slot_, own));
   }
 
-  /// Enqueues what takes back a step that was not decided.
+  /// Enqueues the work that undoes a step that was not decided.
   void undo() {
     for (std::size_t r = 0; r < streams_.ranks(); ++r) {
       if (!streams_.own(r)) continue;
@@ -76,7 +77,7 @@ class Enqueuer {
     }
   }
 
-  /// What a step that was decided could not have, on any GPU, although it was asked for twice.
+  /// What CUDA refused, on any GPU, twice in a step that was decided.
   [[nodiscard]] cudaError_t refused() const noexcept {
     for (std::size_t g = 0; g < gpus_->size(); ++g)
       if (auto const result = (*gpus_)[g].iteration.refused(); result != cudaSuccess) return result;
@@ -109,7 +110,7 @@ class Enqueuer {
   [[nodiscard]] bool clips() const noexcept {
     return machine_.program().training && machine_.options().clip_norm.has_value();
   }
-  /// Whether processes must know of each other that they came to the updates.
+  /// Whether processes must know of each other that they have reached the updates.
   [[nodiscard]] bool commits_together() const noexcept {
     return gpus_->processes() != nullptr && machine_.program().training &&
            machine_.program().flushes;
@@ -181,8 +182,8 @@ class Enqueuer {
     carry_out(rank, r, in);
   }
 
-  /// Whatever CUDA and NCCL may refuse comes before the updates; and on the devices, so do all
-  /// ranks of all processes.
+  /// All calls that CUDA and NCCL may refuse come before the updates; on the devices, too, all
+  /// ranks of all processes come before them.
   void launch_updates() {
     if (machine_.failed()) return;
     if (clips() || commits_together()) square_sums_.share();

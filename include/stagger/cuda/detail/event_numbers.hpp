@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Which event of a GPU's table stands for what in a program.
+/// @file   The numbers of the events of a program in the event table of a GPU.
 
 #include <algorithm>
 #include <cstddef>
@@ -11,10 +11,10 @@
 
 namespace stagger::cuda::detail {
 
-/// Numbers of the events of one iteration in flight. First come those of signals, one for each time
-/// that a signal is given, on the GPU that waits; then, in the table of every GPU alike, those of
-/// slots of routes, of owners, one for each stream that an iteration forks to and joins, its start,
-/// one for each rank, one for each group of gradients, and the end.
+/// Numbers of the events of one iteration in flight. First come the events of signals, one for each
+/// time that a signal is given, on the GPU that waits; then, in the table of every GPU alike, those
+/// of slots of routes, of owners, one for each stream that an iteration forks to and joins, its
+/// start, one for each rank, one for each group of gradients, and the end.
 class EventNumbers {
  public:
   /// @param gpu      [ranks] of this process; its number of GPUs, `gpus`: of another

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What processes must have alike before they train together.
+/// @file   What must be equal in all processes before they train together.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,8 +15,8 @@
 
 namespace stagger::cuda::detail {
 
-/// Of a pipeline. The facts are the same in number for all models, since processes compare them one
-/// by one.
+/// The facts of a pipeline. Their number is the same for all models, since processes compare them
+/// one by one.
 [[nodiscard]] [[gnu::cold]] inline std::vector<collective::Fact> facts_of(
     stagger::detail::Machine& machine, GpusOptions const& device) {
   Options const& options = machine.options();
@@ -57,7 +57,7 @@ namespace stagger::cuda::detail {
           {"Gpus::ahead", std::to_string(device.ahead)}};
 }
 
-/// Of the program that is loaded: what every rank does, and where it runs; and of what may change
+/// The facts of the loaded program: what every rank does and where it runs, and what may change
 /// from program to program.
 [[nodiscard]] [[gnu::cold]] inline std::vector<collective::Fact> facts_of(
     stagger::detail::Machine const& machine, std::vector<int> const& places) {

@@ -61,7 +61,7 @@ class GraphCache {
     for (auto& cached : cached_) cached.current = false;
   }
 
-  /// An iteration goes on behind the last one. Within a GPU it does so by itself; a graph, though,
+  /// Orders an iteration after the last one. Within a GPU the stream does so; a graph, however,
   /// begins and ends on the first GPU.
   void follow(bool replays) {
     if (last_ == Streams::none || last_replayed_ == replays) return;
@@ -121,7 +121,7 @@ class GraphCache {
     cached_[slot].graph.replay(gpus()[0].home, *counts_);
   }
 
-  /// NCCL keeps what graphs refer to until they are gone.
+  /// Destroys all graphs: until then NCCL keeps what they refer to.
   [[gnu::cold]] void drop() noexcept {
     for (auto& cached : cached_) cached = Cached();
   }

@@ -186,7 +186,7 @@ class GroupReduction {
 };
 
 /// Holders of a stage that lie on GPUs of their own form a replica group. As soon as the last
-/// backward of a gradient group is enqueued, its sum (`GroupReduction`) is put behind it on a stream
+/// backward of a gradient group is enqueued, its sum (`GroupReduction`) is put after it on a stream
 /// of each member. All members enqueue it where the first holder reaches it in `Routes::order`, so
 /// that all GPUs and processes add up in one order. Each holder then updates by itself. Holders that
 /// share a GPU add up there, as on threads, and have no group here.
@@ -225,7 +225,7 @@ class GroupSums {
       if (group != Streams::none) group = numbers[group];
   }
 
-  /// Behind `connect`, once parameters lie where they are used.
+  /// After `connect`, once parameters lie where they are used.
   [[gnu::cold]] void load() {
     auto const& program = state_.program();
     ready_ = List<std::size_t>(program.cells.size(), Streams::none);
@@ -272,7 +272,7 @@ class GroupSums {
            [&] { reduction_.enqueue(group, [&] { wait_for_each_other(in, group); }); });
     for (auto const& member : group.members) record(in, *member);
   }
-  /// The stream of a rank that has a `reduce` goes on behind the sum.
+  /// The stream of a rank that has a `reduce` waits for the sum.
   void await(std::size_t rank, Instruction const& in) const {
     for (auto const& member : group_of(in.stage).members)
       streams_.wait(streams_.compute(rank), summed(in, *member));
@@ -284,8 +284,8 @@ class GroupSums {
       if (state_.rank_of(c) == rank && apart(c)) state_.update(c);
   }
 
-  /// For processes, which decide alike from the same times: adds up what each has measured of the
-  /// groups of the program.
+  /// Adds up what each process has measured of the groups of the program, so that all decide from
+  /// the same times.
   [[gnu::cold]] void share(double* backward_s, double* sum_s) const {
     for (double* const times : {backward_s, sum_s})
       gpus().processes()->add_up(std::span(times, state_.program().groups.size()));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What becomes of the iterations that devices have been given.
+/// @file   The outcome of the iterations that devices have been given.
 
 #include <algorithm>
 #include <cstddef>
@@ -32,7 +32,7 @@ class InFlight {
   [[nodiscard]] std::size_t slots() const noexcept { return all_.size(); }
   [[nodiscard]] bool lost() const noexcept { return lost_; }            ///< no further step
   [[nodiscard]] bool corrupted() const noexcept { return corrupted_; }  ///< nor parameters
-  /// The devices may still be at what they were given.
+  /// The devices may still run what they were given.
   [[nodiscard]] bool stuck() const noexcept { return stuck_; }
 
   /// An iteration is about to be enqueued.
@@ -92,9 +92,9 @@ class InFlight {
         slot_, all_[slot_].replayed, [this] { return streams_.idle(); }, grace_s);
   }
 
-  /// Ends the current iteration, which could not be enqueued. Those before it stand, if the devices
-  /// get there.
-  /// @return whether it can be taken back
+  /// Ends the current iteration, which could not be enqueued. Earlier ones remain valid, if the
+  /// devices finish them.
+  /// @return whether it can be undone
   [[nodiscard]] [[gnu::cold]] bool call_off(bool decided) noexcept {
     if (lost_ && !decided) return false;
     if (streams_.gpus().processes() != nullptr) {  // others wait for messages that will not come

@@ -15,7 +15,8 @@
 
 namespace stagger::cuda::detail {
 
-/// The numbers of the step and of the optimizer go there; losses and the gradients' norm come back.
+/// The numbers of the step and of the optimizer go to the GPU; losses and the gradients' norm come
+/// back.
 class Iteration {
  public:
   /// Makes room for what a program needs. Never gives back.
@@ -53,7 +54,7 @@ class Iteration {
 
   [[nodiscard]] StepPlace const& place(std::size_t rank) const noexcept { return places_[rank]; }
 
-  /// Writes down what kernels of this iteration will find.
+  /// Writes the numbers that kernels of this iteration will read.
   template <class Machine> void put(Machine const& machine, std::size_t slot) noexcept {
     refused_ = cudaSuccess;
     StepNumbers const numbers{machine.steps(), machine.options().seed};
@@ -65,7 +66,7 @@ class Iteration {
     std::memset(to + losses_, 0, loss_count_ * sizeof(double));
     for (StepPlace& of_rank : places_) of_rank.steps = numbers.steps;
   }
-  /// The same, and enqueues its way to the device.
+  /// The same, and enqueues their copy to the device.
   template <class Machine>
   void send(Machine const& machine, Stream const& stream, std::size_t slot) {
     put(machine, slot);
@@ -73,7 +74,7 @@ class Iteration {
                           cudaMemcpyHostToDevice, stream.get()),
           "send the numbers of a step");
   }
-  /// Enqueues the way back, behind all work of the iteration. @return what CUDA did
+  /// Enqueues the copy back, after all work of the iteration. @return what CUDA answered
   [[nodiscard]] cudaError_t fetch(Stream const& stream, std::size_t slot) const noexcept {
     return cudaMemcpyAsync(host_.data() + slot * bytes_ + scales_, device_.data() + scales_,
                            bytes_ - scales_, cudaMemcpyDeviceToHost, stream.get());

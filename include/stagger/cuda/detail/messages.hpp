@@ -44,7 +44,7 @@ class RouteValues {
     }
   }
 
-  /// How the values behind a cell travel.
+  /// How the values after a cell travel.
   [[nodiscard]] WireType const& wire(std::size_t cell) const {
     auto const& type = distributed_.type_behind(cell);
     for (std::size_t i = 0; i < wires_.count; ++i)
@@ -121,7 +121,7 @@ class Transfer {
   void add_given(WireType const& type, void* value) { collect(type, value, from_); }
   void add_taken(WireType const& type, void* value) { collect(type, value, to_); }
 
-  /// A channel goes on behind what a rank has been given so far.
+  /// A channel waits for all that the stream of a rank has been given so far.
   void follow(std::size_t rank, std::size_t number) const {
     if (!streams_.own(rank)) return;
     auto& made = streams_.event(streams_.gpu_of(rank), streams_.numbers().rank(rank));
@@ -157,8 +157,8 @@ class Transfer {
 };
 
 /// Within this process a message is a copy, on a stream of the GPU that receives it; to another
-/// process it is a send here and a receive there. In both cases the rank that made the value goes
-/// on at once, and waits only before it overwrites the value.
+/// process it is a send here and a receive there. In both cases the rank that made the value
+/// continues at once, and waits only before it overwrites the value.
 class Messages {
  public:
   Messages(Streams& streams, Wires const& wires)
@@ -204,7 +204,8 @@ class Messages {
     } while (++one != rank.end && one->op == Op::pass);
   }
 
-  /// What follows from an instruction of a rank of any process.
+  /// Sends the messages and records the events that follow an instruction, of a rank of any
+  /// process.
   void give(Issue const& issue, Instruction const& in) {
     for (unsigned g = 0; g < in.signal_count; ++g) {
       std::uint32_t const signal = in.signal[g];
@@ -227,13 +228,13 @@ class Messages {
     for (std::size_t n = 0; n < routes_.owners().size(); ++n)
       if (routes_.owners()[n].taker == rank) streams_.wait(streams_.compute(rank), handed_in(n));
   }
-  /// And until its own, which become zero, have been read.
+  /// And until its own gradients, which become zero, have been read.
   void await_handing_in(std::size_t rank) {
     for (std::size_t n = 0; n < routes_.owners().size(); ++n)
       if (routes_.owners()[n].giver == rank) streams_.wait(streams_.compute(rank), handed_in(n));
   }
 
-  /// Updated values to the other owners of a rank's stages.
+  /// Sends updated values to the other owners of a rank's stages.
   void send_values(std::size_t rank) {
     for (auto const& owner : routes_.owners()) {
       if (owner.taker != rank || !(streams_.own(rank) || streams_.own(owner.giver))) continue;
@@ -259,7 +260,7 @@ class Messages {
   void record(std::size_t rank, std::size_t event) const {
     streams_.record(streams_.compute(rank), streams_.event(streams_.gpu_of(rank), event));
   }
-  /// The gradients of another owner have been read, and have arrived.
+  /// The event that the gradients of another owner have been read, and have arrived.
   [[nodiscard]] Event& handed_in(std::size_t owner) const noexcept {
     return streams_.event(channel(channel_[routes_.owners()[owner].channel]).gpu,
                           streams_.numbers().owner(owner));
@@ -273,7 +274,7 @@ class Messages {
     free(routes_.route_into(in.cell), in.x);
     free(routes_.route_back_to(in.cell), in.dy);
   }
-  /// And rows that came for it to gather.
+  /// And the rows that it has gathered.
   void free_rows(std::size_t rank, Instruction const& in) {
     for (auto const& route : routes_.all())
       if (values_.gathers(route, in)) free_slot(rank, RouteValues::slot(route, in));
@@ -283,7 +284,7 @@ class Messages {
     freed_[slot] = true;
   }
 
-  /// A value that an instruction has just made.
+  /// Sends a value that an instruction has just made.
   /// @param arrival  number of the event that the receiver waits for
   void send(std::uint32_t number, Instruction const& in, std::size_t arrival) {
     Route const& route = routes_.all()[number];
@@ -325,8 +326,8 @@ class Messages {
     if (gives) read_[slot] = &passed;
   }
 
-  /// All of a value but its device memory, to another process: in the first step of a program, or
-  /// in each.
+  /// Sends all of a value but its device memory to another process, in the first step of a program
+  /// or in each.
   [[gnu::cold]] void tell_shape(std::uint32_t number, Instruction const& in, std::size_t over,
                                 bool gives) {
     auto const microbatches = static_cast<std::uint32_t>(streams_.machine().program().microbatches);
@@ -348,7 +349,7 @@ class Messages {
     }
   }
 
-  /// Gradients of a stage to its first owner.
+  /// Sends the gradients of a stage to its first owner.
   void hand_in(std::size_t rank) {
     for (std::size_t n = 0; n < routes_.owners().size(); ++n) {
       OwnerRoute const& owner = routes_.owners()[n];
@@ -374,7 +375,7 @@ class Messages {
   FixedArray<ByteWriter> shapes_;  // [routes][microbatches] that other processes know
 
   // Of the step.
-  List<Event const*> read_;  // [slots] the giver's copy was read behind it; null: not yet given
+  List<Event const*> read_;  // [slots] recorded when the giver's copy was read; null: not yet given
   std::vector<bool> freed_;  // [slots] whether the taker has said that it may be written
   ByteWriter header_;
   Transfer transfer_;

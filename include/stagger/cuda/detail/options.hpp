@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What the engine for GPUs is told by its device policy.
+/// @file   The options that a device policy gives to the engine for GPUs.
 
 #include <cstddef>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   On which GPU parameters lie, and how a process comes by those of others.
+/// @file   On which GPU parameters lie, and how a process gets those of others.
 
 #include <cstddef>
 #include <cstring>
@@ -69,7 +69,7 @@ namespace stagger::cuda::detail {
   stagger::detail::DistributedState const state{machine};
   auto const& gpus = streams.gpus();
   gpus.select(0);
-  Tensor<std::byte> passing;  // for what has no place on this GPU
+  Tensor<std::byte> passing;  // for parameters that have no place on this GPU
   for (std::size_t c = 0; c < machine.program().cells.size(); ++c) {
     if (state.first_owner(c) != c) continue;
     int const root = places[state.rank_of(c)];

@@ -14,7 +14,7 @@ using stagger::detail::ParameterMemory;
 inline void select(ParameterMemory const& memory) {
   check(cudaSetDevice(memory.device), "select a GPU");
 }
-/// The work of the null stream, which the engine's streams do not wait for.
+/// Waits for the work of the null stream, which the engine's streams do not wait for.
 inline void settle() { check(cudaStreamSynchronize(nullptr), "wait for the GPU"); }
 
 [[nodiscard]] [[gnu::cold]] inline void* allocate_zeros(ParameterMemory const& memory,

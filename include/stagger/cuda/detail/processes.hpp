@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What the engine asks of the other processes of a pipeline, and of what joins them.
+/// @file   The interface to the other processes of a pipeline.
 
 #include <cstddef>
 #include <memory>
@@ -31,7 +31,7 @@ struct Channel {
   std::unique_ptr<Stream> stream = nullptr;  ///< null: both places are of other processes
 };
 
-/// What a GPU of this process has of a replica group.
+/// A GPU of this process as a member of a replica group.
 struct Member {
   Member(std::size_t of, std::size_t number_of_it) : gpu(of), number(number_of_it) {}
   std::size_t gpu;
@@ -88,7 +88,7 @@ class Processes {
 
   // In a step: enqueued when they return.
 
-  /// On the stream of a channel; the other process makes the call that fits.
+  /// On the stream of a channel; the other process makes the matching call.
   virtual void send(std::size_t channel, std::span<Block const> blocks) = 0;
   virtual void receive(std::size_t channel, std::span<Block const> blocks) = 0;
   /// The same for bytes in host memory: done when they return.
@@ -112,7 +112,7 @@ class Processes {
   virtual void check_failures() = 0;
   /// Ends everything, also for the others, and does not block.
   virtual void abort() noexcept = 0;
-  /// Whether nothing of it is left on streams that the engine does not know.
+  /// Whether nothing is left on streams that the engine does not know.
   [[nodiscard]] virtual bool idle() const = 0;
 
  private:

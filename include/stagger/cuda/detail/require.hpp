@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Programs that a GPU cannot run for want of a kernel.
+/// @file   The check for kernels that a program needs.
 
 #include <utility>
 

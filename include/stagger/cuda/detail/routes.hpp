@@ -19,7 +19,7 @@ namespace stagger::cuda::detail {
 /// The values, or some rows of them, that one rank sends to another along an edge.
 struct Route {
   static constexpr std::size_t whole = ~std::size_t{0};
-  std::size_t cell = 0;  ///< behind which the edge is
+  std::size_t cell = 0;  ///< at which the edge begins
   bool forward = true;
   std::size_t giver = 0;  ///< rank that sends
   std::size_t taker = 0;  ///< rank that receives
@@ -46,8 +46,8 @@ struct Issue {
 
 /// In `order`, every instruction stands behind all that it waits for, and a message right behind
 /// the instruction that makes it. If each place (a GPU) enqueues its part in that order, whatever
-/// is not done waits only for something earlier, so nothing deadlocks, even where a message holds
-/// up the next one of its channel until both ends have come to it.
+/// is not done waits only for something earlier, so nothing deadlocks, even where a message delays
+/// the next one of its channel until both ends have reached it.
 class Routes {
  public:
   static constexpr std::uint32_t none = 0xffffffffU;
@@ -154,7 +154,7 @@ class Routes {
   /// instruction if what it waits for was given in an earlier round.
   [[gnu::cold]] void put_in_order(Program const& program) {
     List<std::uint32_t> next(program.ranks.size());                         // round of each rank
-    std::vector<std::vector<std::uint32_t>> given(program.signals.size());  // likewise of signals
+    std::vector<std::vector<std::uint32_t>> given(program.signals.size());  // rounds of signals
     std::vector<std::vector<Issue>> rounds;
     for (Player player(program); player.next();) {
       auto const r = static_cast<std::size_t>(player.rank());

@@ -19,7 +19,7 @@ class SquareSums {
  public:
   explicit SquareSums(Streams& streams) : streams_(streams) {}
 
-  /// Finds whose numbers are whose. Called once it is known who updates what.
+  /// Finds which GPU has which sums. Called once it is known which rank updates what.
   [[gnu::cold]] void load() {
     stagger::detail::DistributedState const state{streams_.machine()};
     for (std::size_t g = 0; g < gpus().size(); ++g) {
@@ -46,8 +46,8 @@ class SquareSums {
           "clear sums of squares");
   }
 
-  /// Gives all GPUs the sums of all, behind what their ranks have been given; ranks go on behind
-  /// that.
+  /// Gives all GPUs the sums of all, once their ranks have done what they were given; ranks then
+  /// wait for the sums.
   void share() const {
     if (gpus().size() == 1 && gpus().processes() == nullptr) return;
     streams_.join();

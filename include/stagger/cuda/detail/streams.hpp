@@ -206,7 +206,7 @@ class Streams {
     auto const& gpu = (*gpus_)[gpu_[rank]];
     return {stream.get(), &gpu.pool, &gpu.iteration.place(rank)};
   }
-  /// For a device that may still work on them.
+  /// Shared, since a device may still work on them when this is gone.
   [[nodiscard]] std::shared_ptr<std::vector<Stream>> const& streams() const noexcept {
     return streams_;
   }
@@ -217,7 +217,7 @@ class Streams {
     insists_ = false;
     std::fill(issued_.begin(), issued_.end(), 0);
   }
-  /// From now on the step is decided: what CUDA refuses is asked for once more.
+  /// From now on the step is decided: a call that CUDA refuses is made once more.
   void insist() noexcept { insists_ = true; }
 
   /// Makes a call, twice if it is refused and the step is decided.
@@ -229,7 +229,7 @@ class Streams {
     }
     check(result, what);
   }
-  /// Makes a GPU the thread's.
+  /// Selects a GPU for the thread.
   void use(std::size_t gpu) {
     if (gpu == current_) return;
     ask([&] { return cudaSetDevice((*gpus_)[gpu].device); }, "select a GPU");
@@ -245,7 +245,7 @@ class Streams {
         "let a stream wait for an event");
   }
 
-  /// All streams go on behind what the first one of their GPU has been given.
+  /// All streams wait for what the first one of their GPU has been given.
   void fork() {
     for (std::size_t g = 0; g < gpus_->size(); ++g) {
       use(g);
@@ -254,8 +254,8 @@ class Streams {
       each_stream(g, [&](Stream const& stream, std::size_t) { wait(stream, begun); });
     }
   }
-  /// The first stream of each GPU goes on behind all others, and behind the messages that this
-  /// process sends from the GPU, whose streams are on those that receive.
+  /// The first stream of each GPU waits for all others, and for the messages that this process
+  /// sends from the GPU, whose streams are on the receiving GPUs.
   void join() {
     for (std::size_t g = 0; g < gpus_->size(); ++g) {
       use(g);
@@ -274,7 +274,7 @@ class Streams {
       ++fence;
     }
   }
-  /// The first stream of each GPU goes on behind that of another.
+  /// The first stream of each GPU waits for that of another.
   void follow(std::size_t leader) {
     use(leader);
     record((*gpus_)[leader].home, event(leader, numbers_.start()));
@@ -282,7 +282,7 @@ class Streams {
       if (g != leader) wait((*gpus_)[g].home, event(leader, numbers_.start()));
   }
 
-  /// The end of a GPU's part of an iteration: recorded on its first stream, behind all else.
+  /// The end of a GPU's part of an iteration: recorded on its first stream, after all else.
   [[nodiscard]] Event& end_of(std::size_t slot, std::size_t gpu) const noexcept {
     return event(gpu, numbers_.end(), slot);
   }
@@ -295,7 +295,8 @@ class Streams {
   std::size_t give(std::size_t signal) noexcept {
     return numbers_.signal(signal, issued_[signal]++);
   }
-  /// A stream goes on behind the time that a signal was given, counted from 0, if that is enqueued.
+  /// A stream waits until a signal has been given for the `time`th time, counted from 0, if that is
+  /// enqueued.
   void await(Stream const& stream, std::size_t signal, std::size_t time) const {
     if (issued_[signal] > time)
       wait(stream, event(numbers_.gpu(signal), numbers_.signal(signal, time)));
@@ -313,8 +314,8 @@ class Streams {
     return idle;
   }
 
-  /// Finds how far the devices are, by the events of each rank in the order of its program: of
-  /// ranks of other processes, by what has come from them.
+  /// Finds how far the devices are, by the events of each rank in the order of its program; for
+  /// ranks of other processes, by what has arrived from them.
   /// @param at  [ranks] instructions that are known to be done. @return a sum of all
   [[gnu::cold]] std::uint64_t progress(std::size_t slot, std::vector<std::size_t>& at) const {
     auto const& program = machine_.program();
@@ -325,7 +326,7 @@ class Streams {
       auto const& code = program.ranks[r].code;
       bool done = true;
       for (std::size_t i = 0; i < code.size() && done; ++i) {
-        bool seen = false;  // an event behind it
+        bool seen = false;  // an event after it
         for (unsigned g = 0; g < code[i].signal_count && done; ++g) {
           std::size_t const signal = code[i].signal[g];
           std::size_t const time = given[signal]++;

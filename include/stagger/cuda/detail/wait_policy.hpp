@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Waiting for GPUs that may never answer.
+/// @file   The wait of the host for GPUs that may never answer.
 
 #include <atomic>
 #include <chrono>
@@ -30,8 +30,8 @@ inline void leave_behind(std::shared_ptr<void const> thing) {
   }
 }
 
-/// Lets the host wait for its GPUs as long as anything moves, looking at them and at what joins the
-/// processes.
+/// Lets the host wait for its GPUs as long as anything moves, while it watches them and the links
+/// between processes.
 class WaitPolicy {
  public:
   explicit WaitPolicy(Streams& streams) : streams_(streams) {}
@@ -41,7 +41,7 @@ class WaitPolicy {
 
   /// Waits until `done()`; the deadline begins anew whenever the devices have moved.
   /// @param slot      of the iteration that is waited for
-  /// @param replayed  a graph tells nothing of its parts
+  /// @param replayed  whether it is a graph, whose parts cannot be observed
   /// @param within_s  for `done()` to come true once something else has failed
   /// @return what a device or NCCL failed with, or Error(deadline); null: nothing
   template <class Done>
@@ -80,8 +80,8 @@ class WaitPolicy {
     }
   }
 
-  /// Lets what is under way come to its end after an abort.
-  /// @return false: the devices may still be at it
+  /// Waits until what is under way has ended after an abort.
+  /// @return false: the devices may still run it
   template <class Idle> [[nodiscard]] [[gnu::cold]] bool let_end(Idle idle) noexcept {
     try {
       for (auto const start = Clock::now(); !idle();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The ring of steps that a device is still at while the host prepares the next one.
+/// @file   The ring of steps that a device still runs while the host prepares the next one.
 
 #include <cstddef>
 #include <cstdint>
@@ -25,7 +25,7 @@ template <class B> class Ahead {
 
   [[nodiscard]] std::size_t slots() const noexcept { return slots_.size(); }
   [[nodiscard]] bool empty() const noexcept { return first_ == next_; }
-  /// The place in the ring of the next step.
+  /// The place of the next step in the ring.
   [[nodiscard]] std::size_t slot() const noexcept { return next_ % slots_.size(); }
 
   /// Waits until there is a place for another step.
@@ -52,12 +52,12 @@ template <class B> class Ahead {
     }
   }
 
-  /// Finishes what is done.
+  /// Finishes the steps that are done.
   void poll(B& backend) {
     while (!empty() && backend.finished(first_ % slots_.size())) finish_first(backend);
   }
 
-  /// @throws  what a step ended with whose ticket nobody has
+  /// @throws  the error of a step whose ticket was dropped
   void rethrow_unreported() {
     if (unreported_) std::rethrow_exception(std::exchange(unreported_, nullptr));
   }
@@ -88,7 +88,7 @@ template <class B> class Ahead {
   std::exception_ptr unreported_;
 };
 
-/// Of a back end that does not run ahead.
+/// In place of `Ahead` on a back end that does not run ahead.
 struct NotAhead {};
 
 }  // namespace stagger::detail

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What the engine does for a worker that trains with others through a parameter server, by
-///         address: a pipeline without one is compiled without it.
+/// @file   The calls by which the engine exchanges parameters with a server. They are virtual, so
+///         that a pipeline without a server compiles none of what they do.
 
 #include <cstdint>
 #include <exception>
@@ -18,7 +18,8 @@ class Exchange {
  public:
   virtual ~Exchange() = default;
   virtual void load(Machine&) = 0;
-  /// Of a back end of several processes, behind `load`. @param ranks  [ranks] that this one runs
+  /// Called after `load` by a back end of several processes. @param ranks  [ranks] that this one
+  /// runs
   virtual void runs(bool const* ranks) = 0;
   virtual void begin_step() = 0;
   /// Carries out `apply`, `push` or `pull`.
@@ -26,11 +27,11 @@ class Exchange {
   /// @param why  the step failed, or null
   virtual void end_step(Machine&, std::exception_ptr why) = 0;
   [[nodiscard]] virtual std::uint64_t bytes() const = 0;
-  /// Whom the worker waits for.
+  /// What the worker waits for, for the message of a stall.
   [[nodiscard]] virtual std::string waits_for() const = 0;
 };
 
-/// How a back end takes signals that no rank gives: any thread, while a step runs.
+/// How a back end receives signals that no rank gives, from any thread while a step runs.
 struct OutsideSignals {
   void* self = nullptr;
   void (*give)(void* self, std::uint32_t signal, std::uint32_t count) noexcept = nullptr;

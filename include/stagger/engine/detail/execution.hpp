@@ -24,12 +24,12 @@ namespace stagger::detail {
 struct LayerStorage {
   Slots y, saved, dy;
 };
-/// What one owner of a stage has for itself.
+/// The memory of one owner of a stage.
 struct CellStorage {
   List<Layer> layer_copies;          // of every owner but the first
   FixedArray<GradientShare> shares;  // likewise
   FixedArray<LayerStorage> layers;
-  Slots x;  // of the first stage: one object that takes a gradient nobody reads
+  Slots x;  // of the first stage: one object for its input's gradient, which is not read
   Slots repeated_output;
   Slots dx;                           // where the stage before gathers it
   std::unique_ptr<CellStorage> next;  // of the stage's next owner
@@ -54,7 +54,7 @@ struct EndOfStep {
   List<Square> squares;    // of these gradients it adds them up
   List<LayerPart> layers;  // that it updates
   List<GradientShare*> clear;
-  bool updated = false;  // and what was before is saved
+  bool updated = false;  // and the former values are saved
 };
 
 /// Calls `visit(stage, cells)` for every stage of a program.
@@ -92,7 +92,7 @@ struct Execution {
   /// only what earlier programs did not need.
   [[gnu::cold]] void load(ModelState& model, Program const& next) {
     program = &next;
-    // Each by itself: the last load may have found no memory after the first of them.
+    // Each is checked by itself: an earlier load may have run out of memory between them.
     if (ranks.size() != next.ranks.size()) ranks = FixedArray<RankState>(next.ranks.size());
     if (end_of_step.size() != ranks.size()) end_of_step = FixedArray<EndOfStep>(ranks.size());
     for (auto& of : end_of_step) {
@@ -126,14 +126,14 @@ struct Execution {
     }
   }
 
-  /// What an owner of a stage has for itself, counted among them.
+  /// The memory of an owner of a stage; owners are counted from 0.
   template <std::integral I> CellStorage& owned_by(I stage, std::size_t owner) noexcept {
     CellStorage* own = &storage[stage];
     for (; owner != 0; --owner) own = own->next.get();
     return *own;
   }
 
-  /// What the caller may have written into a copy.
+  /// Takes over what the caller may have written into copies of parameters.
   [[gnu::cold]] void take_back(ModelState& model) {
     for (auto& layer : model.parameters) layer.take_back();
     for (std::size_t s = 0; s < storage.size(); ++s)
@@ -176,7 +176,7 @@ struct Execution {
   GroupingPeers grouping_peers;
   StepArguments arguments;
   double gradient_norm = 0;
-  int reporter = 0;  // the rank that tells it
+  int reporter = 0;  // the rank that writes it
 
  private:
   [[gnu::cold]] CellStorage& make_storage(ModelState& model, int stage, std::size_t owner) {
@@ -222,7 +222,7 @@ struct Execution {
       if (!final_layer || cell.last)
         grow(values.y, *run.ops->output, need.kept_slots);
       else
-        grow(values.y, *run.ops->output, need.y_slots);  // 0 where it lies with its reader
+        grow(values.y, *run.ops->output, need.y_slots);  // 0 if its reader has the slots
       grow(values.dy, *run.ops->output, final_layer ? need.dy_slots : need.inner_slots);
       if (final_layer && !cell.last && model.options.recompute)
         grow(own.repeated_output, *run.ops->output, 1);

@@ -48,7 +48,7 @@ struct ModelState {
   template <std::integral I> [[nodiscard]] IndexRange layers_of(I stage) const noexcept {
     return {first_layer[stage], first_layer[stage + 1]};
   }
-  /// Of the whole model's layers, those of a group.
+  /// The layers of a group, counted over the whole model.
   [[nodiscard]] IndexRange layers_of(GradientGroup const& group) const noexcept {
     IndexRange const stage = layers_of(group.stage);
     auto const lowest = static_cast<std::size_t>(group.lowest);
@@ -60,19 +60,19 @@ struct ModelState {
     for (auto const& layer : parameters) count += layer.count();
     return count;
   }
-  /// Where the sums of squares of a layer begin, where parameters lie in a memory of their own.
+  /// Where the sums of squares of a layer begin, if parameters lie in memory of a device.
   [[gnu::cold]] double* sums_of(std::size_t layer) const noexcept {
     auto* first = reinterpret_cast<double*>(sums.data());
     for (std::size_t l = 0; l < layer; ++l) first += parameters[l].count();
     return first;
   }
 
-  /// Of the step that an instruction of a stream without flushes takes.
+  /// The optimizer step of an instruction of a stream without flushes.
   [[nodiscard]] UpdateStep update_step(Instruction const& in) const noexcept {
     return {1, steps + 1 + static_cast<std::int64_t>(in.update()), in.version, in.next_version};
   }
-  /// Without a flush: the step of one stage, alone. An error later brings back what was before the
-  /// stream.
+  /// Without a flush: the optimizer step of one stage alone. If the stream fails later, the values
+  /// from before the stream are brought back.
   void apply(Instruction const& in) {
     for (std::size_t const l : layers_of(in.stage))
       optimizer.update(optimizer.optimizer, parameters[l], update_step(in));
@@ -94,7 +94,7 @@ struct ModelState {
   Options options;
   bool shards;
   OptimizerCall optimizer;
-  ParameterBlock sums;  // [parameters] of squares, where they lie elsewhere
+  ParameterBlock sums;  // [parameters] of squares, if these lie on a device
   bool shown = false;   // the caller may have written into a copy
   std::int64_t steps = 0;
 };

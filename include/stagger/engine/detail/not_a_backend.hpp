@@ -12,7 +12,8 @@
 
 namespace stagger::detail {
 
-/// What a device and its back end have, as bools: of a concept, a compiler would explain every part.
+/// What a device and its back end have, as bools, since a compiler explains every part of a
+/// concept.
 template <class Device> struct BackendFacts {
   using B = typename Device::Backend;
   static constexpr DeviceTraits traits = Device::traits;

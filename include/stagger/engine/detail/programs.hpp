@@ -35,7 +35,8 @@ namespace stagger::detail {
   return result;
 }
 
-/// Keeps the few that were asked for last: streams of many lengths do not add up in memory.
+/// Keeps only the programs that were asked for last, so that streams of many lengths do not fill
+/// the memory.
 class Programs {
  public:
   /// @param options    of the pipeline; outlives this
@@ -121,7 +122,7 @@ class Programs {
     options.sums_by_library = sums_by_library_;
     auto const added = std::make_shared<Program const>(lay_out(made, options));
     require_sound(*added, made, options);
-    if (known_.size() == most_known)  // the one that was not asked for the longest
+    if (known_.size() == most_known)  // drops the one that was asked for least recently
       known_.erase(std::min_element(known_.begin(), known_.end(), [](auto const& a, auto const& b) {
         return a.asked < b.asked;
       }));

@@ -41,7 +41,7 @@ struct StageRun {
   LayerRun const* back = nullptr;
   Places x;  // by x; unused at the first stage
   Places
-      dx;  // by dx, in the dy of the stage before; at the first stage one object that nobody reads
+      dx;  // by dx, in the dy of the stage before; at the first stage one object that is not read
   void* repeated_output =
       nullptr;  // where the last layer's output goes when F is repeated: its reader has it already
   bool first = false;
@@ -75,7 +75,7 @@ struct alignas(64) RankState {
   return y;
 }
 
-/// Forward of all layers of a stage but its last. @return the input of that
+/// Forward of all layers of a stage but its last. @return the input of the last layer
 [[gnu::noinline]] inline void const* run_inner_forward(RankState& rank, StageRun const& stage,
                                                        Instruction const& in, void const* x) {
   for (LayerRun const* layer = stage.front; layer != stage.back; ++layer)
@@ -105,7 +105,7 @@ struct alignas(64) RankState {
   forward_layer(rank, *stage.back, in, x, stage.back->y[in.y]);
 }
 
-/// F once more, for what backward needs of it.
+/// Repeats F for the values that backward needs.
 [[gnu::noinline]] inline void run_recompute(RankState& rank, StageRun const& stage,
                                             Instruction const& in) {
   void const* x = stage.first ? rank.arguments->inputs[in.microbatch] : stage.x[in.x];
@@ -134,7 +134,7 @@ struct alignas(64) RankState {
       arguments.loss, rank.context, last.y[in.kept], arguments.targets[m], arguments.scales[m], dy);
 }
 
-/// Backward of all layers of a stage but its first. @return the gradient of the output of that
+/// Backward of all layers of a stage but its first. @return the gradient of the first one's output
 [[gnu::noinline]] inline void* run_inner_backward(RankState& rank, StageRun const& stage,
                                                   Instruction const& in, void* dy) {
   for (LayerRun const* layer = stage.back; layer != stage.front; --layer) {

@@ -17,7 +17,7 @@
 namespace stagger::detail {
 
 struct ReplicaSums {
-  /// Shares out what ends a step: each holder of a stage updates its part of every layer, and adds
+  /// Shares out the end of a step: each holder of a stage updates its part of every layer, and adds
   /// up the squares of as many whole parameters as are its share of the bytes.
   [[gnu::cold]] static void load(Machine& machine) {
     if (machine.run.program->groups.empty()) return;
@@ -104,7 +104,7 @@ struct ReplicaSums {
     if (clock.read != nullptr) note(machine, rank, in, start_s, clock());
   }
 
-  /// When a part of a last backward, or a sum, was at work: for the decision, and the timeline.
+  /// Notes when a part of a last backward, or a sum, ran: for the decision and the timeline.
   static void note(Machine& machine, RankState& rank, Instruction const& in, double start_s,
                    double end_s) {
     GradientGroup const& group = machine.run.program->groups[in.group];

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What a step is asked to do: by address, types erased, until it is done.
+/// @file   The arguments of a step, by address and with types erased. They must last until it is
+///         done.
 
 #include <cstddef>
 #include <cstdint>
@@ -41,7 +42,7 @@ struct StepArguments {
   LossOps loss_ops;
   double const* scales = nullptr;  // [microbatches] 1 / terms of the whole minibatch
   double* losses = nullptr;        // [microbatches] sum over the terms of each; of further replicas
-                                   // of the last stage behind them, each with the rows of its own
+                                   // of the last stage after them, each with the rows of its own
 };
 
 /// A step before it runs.

@@ -115,7 +115,7 @@ class MachineSession : public Session {
   }
 
   std::shared_ptr<void const> policies_;   // and the loss, which steps need and trainers may drop
-  std::shared_ptr<Program const> loaded_;  // goes after what may be at it
+  std::shared_ptr<Program const> loaded_;  // destroyed after what may use it
   Machine machine_;
   Programs programs_;
   Losses losses_;
@@ -128,7 +128,7 @@ class MachineSession : public Session {
     schedule::Table usual;
     try {
       usual = programs_.table(2 * positions_);
-    } catch (Error const&) {  // the schedule takes another number: the first step says so
+    } catch (Error const&) {  // the schedule needs another number: the first step says so
       return;
     }
     machine_.options().replicas.ops()->require_rows(machine_, usual, target_rows);
@@ -152,7 +152,7 @@ class MachineSession : public Session {
   int spare_;               // further places, for the others
 };
 
-/// The part that the back end has in it.
+/// The part of a session that depends on the back end.
 template <class Device> class SessionOn final : public MachineSession {
   using B = typename Device::Backend;
   static constexpr DeviceTraits traits = Device::traits;
@@ -263,7 +263,7 @@ template <class Device> class SessionOn final : public MachineSession {
   void drive() override {
     try {
       backend_.drive();
-    } catch (...) {  // it could not even begin: no thread, no memory
+    } catch (...) {  // it could not begin, for want of a thread or of memory
       backend_.fail(std::current_exception());
     }
     stop_.reset();
@@ -373,7 +373,7 @@ template <class Device> class SessionOn final : public MachineSession {
       return NotAhead{};
   }
 
-  /// Where the device policy wants parameters to lie.
+  /// The memory in which the device keeps parameters.
   static ParameterMemory memory_of([[maybe_unused]] Device const& device) {
     if constexpr (traits.parameter_memory)
       return device.parameter_memory();

@@ -142,7 +142,7 @@ struct alignas(64) Worker {
   std::thread thread;  // of every worker but the first
 };
 
-/// The sentence for a step whose ranks no longer move.
+/// The error message of a step whose ranks no longer move.
 /// @param given  [signals] how often each was given
 [[nodiscard]] [[gnu::cold]] inline std::string stall_text(detail::Machine& machine,
                                                           List<std::uint32_t> const& given) {

@@ -69,7 +69,7 @@ class Finder {
   }
   bool parse_error(std::size_t position, std::string const& token,
                    nlohmann::json::exception const& error) {
-    // A number too large for a double is reported behind itself, a wrong character on itself.
+    // A number too large for a double is reported after itself, a wrong character on itself.
     fault_ = position > 0 ? position - 1 : 0;
     if (error.id == 406) fault_ = position >= token.size() ? position - token.size() : 0;
     return false;

@@ -44,13 +44,13 @@ inline void require_same_step(Envelope const& theirs, Stamp const& own, int peer
         "all processes");
 }
 
-/// What a program does, for a reader.
+/// What a program does, for a message.
 [[nodiscard]] inline std::string asked(Program const& program) {
   return text(program.training ? "a training" : "a forward-only", " step of ",
               counted(program.microbatches, "microbatch"));
 }
 
-/// @throws Error  mismatch where of this process and another one only one is to load a program
+/// @throws Error  mismatch if only one of this process and another is to load a program
 [[noreturn]] inline void refuse_load(Envelope const& theirs, Stamp const& own, int peer, int here,
                                      Program const& program) {
   if (theirs.steps != own.steps) require_same_step(theirs, own, peer, here);
@@ -72,13 +72,13 @@ inline void tell_failure(Channels& channels, Stamp const& stamp,
   } catch (...) {  // the others come to their deadline
   }
 }
-/// What another process said, for the caller here.
+/// The error that another process reported, for the caller here.
 [[nodiscard]] inline Error failure_of(int peer, Envelope const& envelope, ByteReader& in) {
   peers_may_be_lost = true;
   auto const code = static_cast<Errc>(in.take<std::uint32_t>());
   std::string message(in.left(), ' ');
   in.take(message.data(), message.size());
-  if (code == Errc::deadline || code == Errc::mismatch) return {code, message};  // of all alike
+  if (code == Errc::deadline || code == Errc::mismatch) return {code, message};  // as of all
   bool const began = (envelope.epoch & 1U) != 0;
   return {
       Errc::peer_failed,
@@ -111,7 +111,7 @@ class Round {
     told_ = true;
     tell_failure(channels_, stamp_, failure);
   }
-  /// Another process says why it stopped, which all of them hear.
+  /// Another process says why it stopped; it tells all processes.
   [[nodiscard]] std::exception_ptr take_failure(int peer, Envelope const& envelope,
                                                 ByteReader& in) {
     told_ = true;
@@ -138,7 +138,7 @@ inline void agree(Exchange& world, std::vector<collective::Fact> const& facts, d
   });
 }
 
-/// Of all facts together.
+/// The digest of all facts.
 [[nodiscard]] inline std::uint64_t digest_of(std::vector<collective::Fact> const& facts) noexcept {
   stagger::detail::Digest all;
   for (auto const& fact : facts) all.add(fact.name).add(fact.value);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Messages between processes that arrive in the order in which they were sent, and for
-///         which no receiver has to ask.
+/// @file   Messages between processes that arrive in the order in which they were sent, without a
+///         call that asks for them.
 
 #include <mpi.h>
 
@@ -134,7 +134,7 @@ class Outbox {
     post(std::move(message), stamp, what, others_.data(), others_.size());
   }
 
-  /// Gives what was posted some time to leave.
+  /// Waits, at most so long, until what was posted has left.
   void flush(double seconds) {
     auto const start = std::chrono::steady_clock::now();
     for (reap(); !under_way_.empty(); reap()) {

@@ -79,7 +79,7 @@ class Commit {
   int ranks_ = 0;                  // 0: there is nothing to agree on
   int handed_ = 0;                 // processes that hand over
   FixedArray<bool> takes_part_{};  // [processes]
-  FixedArray<bool> knows_{};       // likewise
+  FixedArray<bool> knows_{};       // [processes]
   int votes_ = 0;                  // that are not known here
   int missing_ = 0;                // processes that do not know of all
 };

@@ -96,7 +96,7 @@ class EdgeValues {
     return std::min<std::size_t>(given, slots + 1U);
   }
 
-  /// Makes sure, before the first step, that what crosses can travel.
+  /// Makes sure, before the first step, that all values that cross can be sent.
   /// @param process  [ranks]
   void require_portable(int const* process) const {
     for (std::uint32_t s = 0; s < signals(); ++s) {
@@ -107,7 +107,7 @@ class EdgeValues {
     }
   }
 
-  /// How values of a type travel.
+  /// How values of a type are sent.
   /// @throws Error  bad_configuration where they cannot
   [[nodiscard]] PortType const& port(SlotType const& type, char const* what = "value",
                                      int edge = -1) const {
@@ -124,7 +124,7 @@ class EdgeValues {
 
  private:
   [[nodiscard]] Program const& program() const noexcept { return machine_.program(); }
-  /// Of a signal that announces a value.
+  /// Whether a signal that announces a value goes forward.
   [[nodiscard]] static bool is_forward(std::uint32_t signal) noexcept {
     return static_cast<EdgeSignal>(signal % signals_per_edge) == EdgeSignal::forward_full;
   }
@@ -134,7 +134,7 @@ class EdgeValues {
     SlotType const* type = nullptr;
     Places places;
     bool forward = true;
-    bool by_rows = false;    // those who take it take rows of it
+    bool by_rows = false;    // its receivers take rows of it
     std::size_t sender = 0;  // then its cell
   };
 

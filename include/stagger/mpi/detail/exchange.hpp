@@ -276,7 +276,7 @@ class Exchange {
   void give_up(std::string words) {
     peers_may_be_lost = true;
     requests_.clear();
-    new std::vector<std::byte>(std::exchange(memory_, {}));  // MPI may still be at it
+    new std::vector<std::byte>(std::exchange(memory_, {}));  // MPI may still use it
     broken_ = std::move(words);
   }
 

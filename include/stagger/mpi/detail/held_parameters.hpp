@@ -85,7 +85,7 @@ struct HeldParameters {
   }
 
   /// A process updates all parameters of the stages that it runs: of each, its lowest rank that
-  /// runs it. Its lowest rank of all tells the norm.
+  /// runs it. Its lowest rank of all writes the norm.
   void share_updates(bool const* own) const {
     machine.run.reporter =
         static_cast<int>(std::find(own, own + program().ranks.size(), true) - own);
@@ -127,15 +127,15 @@ struct HeldParameters {
     });
   }
 
-  /// What a step leaves in gradients of parts that others update.
+  /// Clears what a step leaves in gradients of parts that others update.
   void clear_gradients_of(bool const* own) const noexcept {
     each_stage(program(), [&](int stage, IndexRange cells) {
       if (!runs(cells, own)) return;
       for (std::size_t const l : layers_of(stage)) machine.model.parameters[l].zero_gradients();
     });
   }
-  /// Gradients of ranks elsewhere come in where nobody takes the last ones away: of a rank that has
-  /// none in this program, there must be none.
+  /// Gradients of ranks elsewhere are overwritten, not cleared, by those that arrive: a rank that
+  /// sends none in this program must leave none of an earlier one.
   void clear_gradients() const noexcept { machine.run.zero_gradients(machine.model); }
 
   /// For sums by a library: calls `visit(type, gradient of the cell, sum of all, bytes)` for each

@@ -80,8 +80,8 @@ class LibrarySums {
     for (std::size_t t = 0; t < 2; ++t) start(sum, t, stages_[in.stage].processes);
   }
 
-  /// Looks after what was begun.
-  /// @param done  called with the rank and the instruction of each sum that has come, and when it
+  /// Checks the sums that were begun.
+  /// @param done  called with the rank and the instruction of each sum that is done, and when it
   ///              began
   /// @return whether any has
   template <class Done> bool poll(HeldParameters const& held, Done done) {
@@ -115,7 +115,7 @@ class LibrarySums {
   void give_up() noexcept {
     if (pending_.empty()) return;
     lost_ = true;
-    new std::vector<Sum>(std::exchange(pending_, {}));  // MPI may still be at it
+    new std::vector<Sum>(std::exchange(pending_, {}));  // MPI may still use it
   }
 
   /// The sums that are under way, for the message of a stall.
@@ -171,7 +171,7 @@ class LibrarySums {
     std::vector<MPI_Request> requests{};
   };
 
-  /// One that is under way from now on.
+  /// Memory for a sum, which counts as under way from now on.
   Sum& take() {
     if (spare_.empty()) spare_.emplace_back();
     pending_.push_back(std::move(spare_.back()));

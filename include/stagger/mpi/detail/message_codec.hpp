@@ -16,7 +16,7 @@ namespace stagger::mpi::detail {
 
 using stagger::detail::StepArguments;
 
-/// A machine's side of the messages between processes.
+/// Writes and reads the bytes of messages between processes.
 struct MessageCodec : HeldParameters {
   MessageCodec(Machine& whose, PortType const* types, std::size_t count)
       : HeldParameters{whose}, edges(whose, types, count) {}
@@ -39,7 +39,7 @@ struct MessageCodec : HeldParameters {
     if (!edges.write(out, signal, in, to)) gradients(Writing{out}, signal, in.group, to);
   }
 
-  /// Puts it where it belongs.
+  /// Puts what was received into its slot, or among the gradients.
   /// @param own  [ranks] whether this process runs the rank
   void read(ByteReader& in, std::uint32_t signal, bool const* own) const {
     if (!edges.read(in, signal, own)) gradients(Reading{in}, signal, 0, own);
@@ -93,7 +93,7 @@ struct MessageCodec : HeldParameters {
   /// The blocks of gradients that go with the end of a rank's backward: what it hands in, to the
   /// stage's first owner; and later the sums, to the other owners.
   template <class Visit> void each_block(std::uint32_t signal, bool const* to, Visit visit) const {
-    if (!program().groups.empty()) return;  // they have gone already
+    if (!program().groups.empty()) return;  // they were sent group by group
     int const sender = program().signals[signal].sender;
     bool const sums = votes(signal);
     each_stage(program(), [&](int stage, IndexRange cells) {

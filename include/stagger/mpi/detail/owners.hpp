@@ -26,8 +26,8 @@ class Owners {
     for (std::size_t l = 0; l < home_.size(); ++l) held.machine.parameters()[l].hold();
   }
 
-  /// Another program. Before the first one all processes have all values; where a later one puts
-  /// stages into other processes, they get them. All processes call it.
+  /// Called for each further program. Before the first one all processes have all values; where a
+  /// later one puts stages into other processes, they get them. All processes call it.
   void move(Exchange& world, HeldParameters const& held, Placement const& placement) {
     auto cells = places_of(held, placement);
     if (cells == cells_) return;

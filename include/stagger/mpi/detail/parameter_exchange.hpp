@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file   Parameters that several processes update: what each hands to the others before the end
-///         of a step, and how all come to have everything.
+///         of a step, so that all have everything.
 
 #include <cstddef>
 #include <span>
@@ -63,7 +63,8 @@ class ParameterExchange {
     for (Given& given : given_) given.here = false;
   }
 
-  /// To those who have the same stages, what is new; to the others, that there is something.
+  /// Sends new values to processes that have the same stages, and to the others a message without
+  /// values.
   void send(HeldParameters const& held, Channels& channels, Stamp const& stamp) const {
     held.clear_gradients_of(placement_->runs_here());
     for (int const& peer : receivers_) {
@@ -84,7 +85,7 @@ class ParameterExchange {
     given.here = given.bytes != 0;
     if (given.here) channels.keep_payload(peer, given.memory);
   }
-  /// Once all have everything: puts it where it belongs.
+  /// Once all have everything: copies it into the parameters.
   void commit(HeldParameters const& held, Channels& channels) noexcept {
     for (int p = 0; p < placement_->processes(); ++p) {
       Given& given = given_[p];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   How the values of a model go to another process, their types erased.
+/// @file   How the values of a model are sent to another process, with their types erased.
 
 #include <cstddef>
 
@@ -14,7 +14,7 @@ using stagger::detail::LayerTraits;
 using stagger::detail::slot_type;
 using stagger::detail::SlotType;
 
-/// How the values of one type travel; nulls where they cannot.
+/// How the values of one type are sent; nulls where they cannot be.
 struct PortType {
   SlotType const* type = nullptr;
   void (*write)(ByteWriter&, void const* value) = nullptr;
@@ -33,7 +33,7 @@ template <class T> constexpr PortType make_port_type() {
   return port;
 }
 
-/// Those of the inputs and outputs of all layers.
+/// The types of the inputs and outputs of all layers.
 template <class Types> struct PortTypes;
 template <template <class...> class List, class... L> struct PortTypes<List<L...>> {
   static constexpr std::size_t count = 2 * sizeof...(L);

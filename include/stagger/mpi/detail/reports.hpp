@@ -30,8 +30,7 @@ class Reports {
   /// Whether other processes have yet to report.
   [[nodiscard]] bool missing() const noexcept { return missing_ != 0; }
 
-  /// If steps are recorded: of a rank and of its reducer, which has finished
-  /// too.
+  /// If steps are recorded: the spans of a rank and of its reducer, which has finished too.
   void send_spans(stagger::detail::RankState const& rank, List<LocalRank> const& ranks,
                   Stamp const& stamp) {
     if (!codec_.machine.options().record) return;
@@ -48,7 +47,7 @@ class Reports {
     }
     channels_.post_to_all(std::move(message), stamp, notice_of_results);
   }
-  /// Where the ranks of this process stand, for the others' sentence when nothing moves.
+  /// Where the ranks of this process stand, for the others' message when nothing moves.
   void send_positions(List<LocalRank> const& ranks, Stamp const& stamp) {
     auto message = channels_.blank();
     for (LocalRank const& entry : ranks) Watch::write(message->payload, *entry.rank);

@@ -38,7 +38,7 @@ class Stall {
     }
   }
 
-  /// @param quiet_s  [processes] since each was heard of
+  /// @param quiet_s  [processes] since each was heard from
   /// @param outside  who gives signals that no rank gives
   [[nodiscard]] std::string describe(std::vector<double> const& quiet_s, double deadline_s,
                                      std::string const& outside) const {

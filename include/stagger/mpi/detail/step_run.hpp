@@ -139,7 +139,7 @@ class StepRun {
   using State = LocalRank::State;
 
   void begin_step() {
-    codec_.hold(placement_->runs_here());  // the caller may have looked at all
+    codec_.hold(placement_->runs_here());  // the caller may have read all parameters
     round_.begin_step();
     given_.assign(given_.size(), 0);
     outside_.begin_step();
@@ -185,7 +185,7 @@ class StepRun {
     }) || summed;
   }
 
-  /// @return whether the rank could
+  /// @return whether the rank could run
   bool go_on(LocalRank& entry) {
     if (entry.state == State::done) return false;
     if (entry.state == State::blocked && !ready(entry.rank->blocked_on)) return false;

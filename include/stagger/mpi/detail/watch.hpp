@@ -35,9 +35,9 @@ class Watch {
 
   /// Seconds since the step began.
   [[nodiscard]] double now_s() const { return seconds_since(started_at_); }
-  /// Since a rank of this process moved, or one elsewhere is known to have.
+  /// Seconds since a rank of this process moved, or one elsewhere is known to have.
   [[nodiscard]] double quiet_s() const { return seconds_since(moved_at_); }
-  /// Since a process was heard of.
+  /// Seconds since a process was heard from.
   [[nodiscard]] double silent_s(int process) const { return seconds_since(heard_at_[process]); }
   void moved() { moved_at_ = Clock::now(); }
   void heard_from(int process) { heard_at_[process] = Clock::now(); }
@@ -60,12 +60,12 @@ class Watch {
       at_[rank] = std::max(at_[rank], at);
     }
   }
-  /// Of a rank of this process.
+  /// Notes where a rank of this process stands.
   void note_position(stagger::detail::RankState const& rank) {
     at_[static_cast<std::size_t>(rank.number)] = position(rank);
   }
 
-  /// Who waits for whom, when nothing has moved for so long.
+  /// The message of a stall: which rank waits for which.
   /// @param given  [signals] that are known to be given
   [[nodiscard]] std::string describe_stall(stagger::detail::Machine const& machine,
                                            Placement const& placement,

@@ -41,7 +41,7 @@ struct Abort {
 /// Aborts that NCCL has not come back from.
 inline std::atomic<int> aborts_under_way{0};
 
-/// The end of the process waits for them, though not for ever: behind it CUDA and NCCL take
+/// The end of the process waits for them, though not for ever: after it CUDA and NCCL take
 /// themselves down, and a thread that is still inside would use what is gone.
 inline void await_aborts_at_exit() {
   struct AtExit {

@@ -125,7 +125,7 @@ class ByteMessage {
     std::memcpy(host_.data() + sizeof size, bytes.data(), bytes.size());
     copy(block().data, host_.data(), cudaMemcpyHostToDevice, stream);
   }
-  /// Behind the call that received it.
+  /// After the call that received it.
   void take(ByteWriter& bytes, cuda::Stream const& stream) {
     host_.resize(capacity);
     copy(host_.data(), there_.data(), cudaMemcpyDeviceToHost, stream);
@@ -150,7 +150,7 @@ class ByteMessage {
 /// Every channel has a communicator of two, every replica group one of its members. NCCL gets all
 /// calls from one thread in one order. Nodes of a graph, though, have no order but their edges, and
 /// a GPU that has begun one message may have no capacity left for the one that its peer has begun: so
-/// while a graph is recorded, each call goes behind the one before it.
+/// while a graph is recorded, each call goes after the one before it.
 class Processes final : public cuda::detail::Processes {
  public:
   /// Finds the other processes.
@@ -397,7 +397,7 @@ class Processes final : public cuda::detail::Processes {
   cuda::Tensor<float> warm_;  // for the first sum of a group, which makes NCCL's connections
   ByteMessage message_;
   bool captured_ = false;
-  bool has_call_ = false;  // there, with an event behind it
+  bool has_call_ = false;  // there, with an event after it
   cuda::Event call_;
 };
 

@@ -125,7 +125,7 @@ class AnyOrder {
   }
   /// Where the ends of a stage stand in reach_.
   /// @param way   how the device before relates: 0 another node, 1 the same, 2 there is none
-  /// @param same  whether the device behind stands in the same node
+  /// @param same  whether the device after stands in the same node
   [[nodiscard]] constexpr std::size_t step(int placed, std::size_t c, std::size_t way,
                                            std::size_t same, int j) const {
     std::size_t const position = by_position_ ? at(placed) : 0;

@@ -126,7 +126,7 @@ class GivenOrder {
   /// of these the lexicographically first. There must be some.
   [[nodiscard]] constexpr std::vector<int> cuts(double most) {
     if (!bands(most)) return {};
-    // bytes[s][j]: fewest bytes over the cuts at and behind j when stage s ends at j.
+    // bytes[s][j]: fewest bytes over the cuts at and after j when stage s ends at j.
     std::vector<std::vector<double>> bytes(at(stages_),
                                            std::vector<double>(at(layers_ + 1), no_time));
     bytes[at(stages_ - 1)][at(layers_)] = 0;

@@ -56,7 +56,7 @@ class GradientCheck {
     own.last_end = state_.now();
   }
 
-  /// A part of a last backward, behind the slots that it works on.
+  /// A part of a last backward, after the slots that it works on.
   [[gnu::cold]] void add_part(Instruction const& in) {
     Holder& own = cells_[in.cell];
     Instruction const* const last = own.part;

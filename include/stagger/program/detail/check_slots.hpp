@@ -96,7 +96,7 @@ class SlotCheck {
     read(space_inner, in.cell, in.inner);
   }
 
-  /// A value is announced by the instruction that makes it, or a `pass` behind it.
+  /// A value is announced by the instruction that makes it, or a `pass` after it.
   [[gnu::cold]] void require_announced(std::size_t signal) const {
     std::size_t const edge = signal / signals_per_edge;
     bool const forward =

@@ -56,7 +56,7 @@ class CheckState {
           "report this");
   }
 
-  /// Instructions that the rank has ended behind the one at hand.
+  /// Instructions that the rank has ended after the one at hand.
   [[nodiscard]] std::uint32_t now() const { return static_cast<std::uint32_t>(index) + 1; }
   /// Whether the rank knows that another has ended so many instructions.
   [[nodiscard]] bool knows(int other, std::uint32_t instructions) const {

@@ -121,7 +121,7 @@ class VersionCheck {
     to = {.updates = std::min(pushes * per_push_, state_.program.updates), .rounds = rounds};
   }
 
-  /// Behind all instructions.
+  /// After all instructions.
   [[gnu::cold]] void require_last(std::size_t c) const {
     if (cells_.size() == 0) {
       bool const exchanges = state_.program.training && state_.program.exchanges();

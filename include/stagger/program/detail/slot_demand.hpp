@@ -23,7 +23,7 @@ struct RankTimes {
 };
 
 /// Plays a program on ranks that are all equally fast: F, I and W take one unit each, B two,
-/// messages none; nobody waits for a free slot.
+/// messages none; no rank waits for a free slot.
 /// @return [ranks]; none where ranks wait for each other for ever
 /// @complexity linear in the number of instructions and waits
 [[nodiscard]] [[gnu::cold]] inline FixedArray<RankTimes> unit_times(Program const& program) {

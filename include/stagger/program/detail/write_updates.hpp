@@ -14,7 +14,7 @@
 
 namespace stagger::detail {
 
-/// Writes, for each cell, what belongs before or behind the instruction of an action.
+/// Writes, for each cell, what belongs before or after the instruction of an action.
 class UpdateWriter {
  public:
   /// @param versions          [cells] of their weights; none: all stages update together, at the end
@@ -75,7 +75,7 @@ class UpdateWriter {
     }
   }
 
-  /// Behind the update of a step: gradients go to the server, and weights come back.
+  /// After the update of a step: gradients go to the server, and weights come back.
   [[gnu::cold]] void add_exchange(RankProgram& rank, int self) {
     for (Op const op : {Op::push, Op::pull})
       for (std::size_t c = 0; c < flow_.cells.size(); ++c) {

@@ -68,7 +68,7 @@ struct NoGate {
   constexpr double opens(StagePart const&, int, double input_s) const noexcept { return input_s; }
 };
 
-/// Lists all actions of all parts, each chain's from its first stage to its last one behind the
+/// Lists all actions of all parts, each chain's from its first stage to its last one after the
 /// other.
 /// @param ranks  of all parts
 /// @param key    of a Candidate: of those that are ready the one with the lowest key runs
@@ -125,7 +125,7 @@ template <class Key, class Gate>
     int const n = best.microbatch - part.first;
     rows[rank].push_back({.kind = best.kind, .stage = part.stage, .microbatch = best.microbatch});
     double end = now;
-    // The parts of a chain lie one behind the other.
+    // The parts of a chain lie one after the other.
     auto const give = [&](StagePart const& to, Grid<double>& arrival, double link) {
       arrival[n] = end + (to.rank == part.rank ? 0 : link);
       if (to.rank != part.rank) wakeups.push(arrival[n], to.rank);

@@ -108,7 +108,7 @@ class ShallowWarmUp {
     for (int r = 0; r < P_; ++r) {
       for (int m = 0; m < count[r]; ++m) run(r, m);
     }
-    int first = 0;  // rank with forwards left; all behind it have some too
+    int first = 0;  // rank with forwards left; all after it have some too
     for (int m = 0; m < M_; ++m) {
       int gradient = 0;
       for (int r = P_; r-- > 0;) now[r] = gradient = std::max(now[r], gradient) + 2;

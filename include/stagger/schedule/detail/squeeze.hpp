@@ -16,11 +16,11 @@
 namespace stagger::schedule::detail {
 
 /// Goes once through the repeated pattern in order of time, on all ranks at once, and moves each
-/// pass to the earliest free unit behind its inputs. A forward goes no further back than the
+/// pass to the earliest free unit after its inputs. A forward goes no further back than the
 /// pattern's peak of live chunks allows on every unit that it would be held longer.
 class Squeezed {
  public:
-  /// @param whole  a backward takes two units (B); else one (I), and each W a free one behind it
+  /// @param whole  a backward takes two units (B); else one (I), and each W a free one after it
   constexpr Squeezed(Shape shape, Pattern const& pattern, bool whole)
       : P_(shape.ranks), M_(shape.microbatches), whole_(whole), at_(4 * P_, M_, 0) {
     int const last = *std::max_element(pattern.start.begin(), pattern.start.end());

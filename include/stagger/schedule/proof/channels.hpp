@@ -87,7 +87,7 @@ struct MessageQueues {
     return head[queue_of[message]] == message;
   }
 
-  Grid<ActionIndex> next;           // [actions] the message behind it
+  Grid<ActionIndex> next;           // [actions] the message after it
   Grid<ActionIndex> queue_of;       // [actions]
   std::vector<ActionIndex> head{};  // [queues] the next message to be transferred
   Grid<double> free_s{};            // [queues] when the channel is free
@@ -252,7 +252,7 @@ class ChannelTransfers {
     return a.kind == Kind::send_forward || a.kind == Kind::send_backward;
   }
 
-  /// Index of what an action makes or sends: forwards first, gradients behind them.
+  /// Index of what an action makes or sends: forwards first, gradients after them.
   [[nodiscard]] constexpr std::ptrdiff_t value(Action const& a) const noexcept {
     return cell(table_, a) +
            (a.kind == Kind::forward || a.kind == Kind::send_forward ? 0 : cells(table_));

@@ -210,7 +210,7 @@ template <class Check>
   });
 }
 
-/// The gradients of a stage are added once on every rank that holds it, or on none, behind the last
+/// The gradients of a stage are added once on every rank that holds it, or on none, after the last
 /// of them.
 [[nodiscard]] constexpr Fault check_reductions(Table const& table) {
   struct Stage {
@@ -246,7 +246,7 @@ template <class Check>
   return {};
 }
 
-/// Each value that changes rank has one send behind its action and one receive before its reader.
+/// Each value that changes rank has one send after its action and one receive before its reader.
 [[nodiscard]] constexpr Fault check_messages(Checked& checked) {
   Table const& table = checked.table;
   // Whether the value that a message carries changes rank; `other` is the message's other end.

@@ -45,7 +45,7 @@ struct Evaluation {
   std::vector<int> peak_in_flight{};  ///< (stage, microbatch) pairs, F run and B or W not
   std::vector<double> peak_bytes{};   ///< activation bytes, released in part after I (`StageCosts`)
   std::vector<int> weight_versions{};  ///< of a stage's weights that are kept; 1 for a table alone,
-                                       ///< behind which all ranks flush
+                                       ///< after which all ranks flush
 };
 
 namespace detail {
@@ -55,7 +55,7 @@ namespace detail {
   std::vector<double> peaks;
   for (int r = 0; r < table.ranks(); ++r) {
     double live = 0, peak = 0;
-    double freed_with_next = 0;  // by the backward of a pair whose forward stands behind it
+    double freed_with_next = 0;  // by the backward of a pair whose forward stands after it
     for (Action const& a : table.row(r)) {
       StageCosts const& c = costs.of(a.stage);
       double const bytes = c.activation_bytes / table.slices;

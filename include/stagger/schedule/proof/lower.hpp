@@ -40,7 +40,7 @@ struct Inbox {
 /// All ranks follow one order of messages: that in which the values are made when the table is
 /// played at the given costs. So a rank's send always finds its peer's receive, whatever the
 /// channels are (`Channels`), and even if a rank blocks until its message has been received: the
-/// oldest message not yet sent is next at both of its ends. A send stands right behind the
+/// oldest message not yet sent is next at both of its ends. A send stands right after the
 /// action that makes its value; a receive as early as that order allows.
 /// @param table  without messages, one that `verify` accepts
 /// @param costs  what to expect of the actions; any costs give a sound result
@@ -111,7 +111,7 @@ struct Inbox {
     }
     std::size_t own = table.row_begin[r];
     std::size_t const own_end = row_end(r);
-    while (own < own_end) {  // what is received has its reader behind it, so nothing is left when
+    while (own < own_end) {  // what is received has its reader after it, so nothing is left when
                              // the row ends
       std::size_t first = inboxes.size();
       for (std::size_t i = 0; i < inboxes.size(); ++i) {
@@ -131,7 +131,7 @@ struct Inbox {
       }
       Action const& a = table.actions[own++];
       out.add(a);
-      if (a.overlaps_next && own < own_end) {  // both messages of a pair stand behind it
+      if (a.overlaps_next && own < own_end) {  // both messages of a pair stand after it
         out.add(table.actions[own]);
         send(a, r);
         send(table.actions[own++], r);

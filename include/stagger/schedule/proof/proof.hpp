@@ -105,7 +105,7 @@ template <auto Policy, Shape S, int Limit> struct Prover {
     return false;
   }();
 
-  /// Adds up a stage's gradients, behind all that a rank does to it; two holders wait for each
+  /// Adds up a stage's gradients, after all that a rank does to it; two holders wait for each
   /// other.
   static constexpr FaultKind reduce(State& state, int rank, Action const& a) {
     int const stage = 2 * a.stage;

@@ -11,7 +11,7 @@
 namespace stagger::schedule {
 
 /// Adds a reduction of its gradients for each stage on each rank that holds it, as early as can be:
-/// right behind the stage's last action there. For pipelines whose stages have replicas, in the
+/// right after the stage's last action there. For pipelines whose stages have replicas, in the
 /// table (bidirectional) or beside it.
 /// @param table  one that `verify` accepts, without reductions
 [[nodiscard]] constexpr Table add_reductions(Table const& table) {
@@ -23,7 +23,7 @@ namespace stagger::schedule {
       if (ends_flight(row[at].kind)) last[row[at].stage] = at;
     }
     out.begin_row();
-    std::vector<int> due;  // stages of a pair, behind both of its actions
+    std::vector<int> due;  // stages of a pair, after both of its actions
     for (std::size_t at = 0; at < row.size(); ++at) {
       Action const& a = row[at];
       out.add(a);

@@ -26,7 +26,7 @@ struct VerifyOptions {
 /// Plays all ranks of a table against each other and answers with the first fault; a false `Fault`
 /// is a proof that every action is there exactly once, in data order, each stage on one rank (or in
 /// the bidirectional form), messages matched and in order, nothing waits for ever, and no rank
-/// holds more than the limit. A stage's reduction stands behind its last gradient, on every rank
+/// holds more than the limit. A stage's reduction stands after its last gradient, on every rank
 /// that holds the stage or on none.
 ///
 /// Takes tables of compute actions and tables with messages, and either with reductions. Linear in

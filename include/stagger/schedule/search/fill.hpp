@@ -247,7 +247,7 @@ class Fill {
     rank.left -= cost;
   }
 
-  /// Hands a value to the stage before or after; the parts of a chain lie one behind the other.
+  /// Hands a value to the stage before or after; the parts of a chain lie one after the other.
   void give(Part const& to, double& arrival, double at, int rank) {
     arrival = at;
     if (to.rank != rank) wakeups_.push(at, to.rank);

@@ -26,8 +26,8 @@ namespace stagger::schedule::detail {
 /// That is Seq1F1B with g = 1, and 1F1B with S = 1: D is its in-flight limit where that is at least
 /// P. Smaller limits have counts that OneFOneB finds.
 ///
-/// c never falls with g or D. For counts between `low` and `high`, forward n comes behind backward
-/// n - high and backward k behind forward k + low - 1, at least: played with these two orders
+/// c never falls with g or D. For counts between `low` and `high`, forward n comes after backward
+/// n - high and backward k after forward k + low - 1, at least: played with these two orders
 /// beside each other, no unit ends later than in any table between them. A range that cannot beat
 /// what is known is left out as a whole, any other is cut in two.
 class WarmUps {

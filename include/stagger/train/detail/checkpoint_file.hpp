@@ -224,7 +224,7 @@ inline constexpr std::string_view checkpoint_suffix = ".stagger";
 }
 
 /// Keeps the checkpoint of `step` and the one before it, and removes what a process left that was
-/// killed while it wrote. A file that cannot be removed stays: that harms nobody.
+/// killed while it wrote. A file that cannot be removed stays, which does no harm.
 inline void remove_other_checkpoints(std::string const& folder, std::int64_t step) {
   auto const names = names_in(folder);
   std::int64_t before = -1;
