@@ -33,7 +33,7 @@ set(deepest 12)
 set(counted engine program train)
 set(most 20)
 set(longest 250)
-set(long ServerInProcess RemoteLink ServerConnection ParameterStore)  # classes that are still longer
+set(long RemoteLink ServerConnection)  # classes that are still longer
 set(dear iostream functional ranges format regex)
 set(system "^(unistd|fcntl|dirent|signal|pthread|sched)\\.h$|^sys/|^linux/")  # of the C library; no package brings them
 

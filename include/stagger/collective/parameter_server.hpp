@@ -18,6 +18,7 @@
 
 #include <stagger/collective/messages.hpp>
 #include <stagger/collective/policy.hpp>
+#include <stagger/collective/same_workers.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
@@ -34,7 +35,11 @@ struct ServerOptions {
   /// changed: its share of the data. Empty: 1 / workers each. With 1 for each, every push is a full
   /// step.
   std::vector<double> weights{};
+  /// Whether it remembers what it does with each layer in which order, for ParameterServer::log. The
+  /// memory for that grows with each push.
+  bool log = false;
 };
+using ServerEvent = stagger::detail::StoreEvent;
 
 namespace detail {
 
@@ -59,6 +64,7 @@ class ServerInProcess {
       if (!(weight > 0 && weight <= 1))
         raise(Errc::bad_configuration, "gradients of a worker cannot be weighted by ", weight,
               "; use its share of the data, more than 0 and at most 1");
+    store_rules_.log = options.log;
     store_rules_.weights.assign(options.weights.data(), options.weights.size());
     if (options.weights.empty()) store_rules_.weights.assign(count, 1 / static_cast<double>(count));
   }
@@ -116,8 +122,8 @@ class ServerInProcess {
     ParameterStore& layer = *layers_[l];
     Worker& own = workers_[worker];
     own.streams = layer.streams();
-    layer.begin(worker);
-    if (layer.bytes() != 0) std::memcpy(values, layer.first(worker), layer.bytes());
+    std::byte const* const from = layer.begin(worker);
+    if (layer.bytes() != 0) std::memcpy(values, from, layer.bytes());
   }
 
   void push(int worker, std::size_t l, std::byte const* values, bool last) {
@@ -182,6 +188,22 @@ class ServerInProcess {
             "; the server was made for workers 0 to ", options_.workers - 1);
   }
 
+  [[nodiscard]] std::vector<ServerEvent> log(std::size_t l) {
+    if (!options_.log)
+      raise(Errc::bad_configuration,
+            "this server remembers nothing; make it with ServerOptions{.log = true}");
+    require_layer(l);
+    std::lock_guard const lock(mutex(l));
+    auto const& log = layers_[l]->history().log();
+    return {log.begin(), log.end()};
+  }
+  [[nodiscard]] std::vector<std::uint64_t> missed(int worker, std::size_t l) {
+    require_layer(l);
+    std::lock_guard const lock(mutex(l));
+    auto const& missed = layers_[l]->history().missed(worker);
+    return {missed.begin(), missed.end()};
+  }
+
   static constexpr std::uint32_t everything = 0xffffffff;  // rounds of the last snapshot
   static constexpr std::uint32_t nothing = 0xfffffffe;     // is asked for
 
@@ -194,6 +216,13 @@ class ServerInProcess {
   };
 
   [[nodiscard]] std::mutex& mutex(std::size_t layer) { return shards_[layer % shards_.size()]; }
+
+  void require_layer(std::size_t l) {
+    std::lock_guard const lock(joining_);
+    if (l >= layers_.size())
+      raise(Errc::bad_configuration, "the server has ", counted(layers_.size(), "layer"),
+            ", but none with the number ", l);
+  }
 
   /// Nobody calls its listener about them any more when this returns.
   void forget_asks(int worker) {
@@ -216,53 +245,18 @@ class ServerInProcess {
 
   void compare(int worker, std::span<LayerParameters const> layers,
                List<std::uint64_t> const& digests, WorkerRules const& rules) {
-    if (rules.push_minibatches != rules_.push_minibatches)
-      raise(Errc::mismatch, "worker ", worker, " pushes after every ",
-            counted(rules.push_minibatches, "minibatch"), ", the others after ",
-            rules_.push_minibatches, "; give all workers the same staleness model");
-    if (rules.pushes != rules_.pushes || rules.adds != rules_.adds)
-      raise(Errc::mismatch, "worker ", worker,
-            " pushes something else, or to be added in another way, than the others; give all "
-            "workers the same staleness model");
-    if (rules.clock != rules_.clock)
-      raise(Errc::mismatch, "worker ", worker,
-            " runs in another time than the others; give all workers copies of one sim::Clock, or "
-            "none of them a virtual clock");
+    require_same_rules(worker, rules, rules_);
     if (layers.size() != layers_.size())
       raise(Errc::mismatch, "worker ", worker, " has ", counted(layers.size(), "layer"),
             ", the others have ", layers_.size(), "; workers train one model");
     for (std::size_t l = 0; l < layers.size(); ++l) {
-      if (layers[l].bytes_of_values() != layers_[l]->bytes())
-        raise(Errc::mismatch, "layer ", l, " of worker ", worker, " has parameters of ",
-              layers[l].bytes_of_values(), " bytes, that of the others of ", layers_[l]->bytes(),
-              "; workers train one model");
-      if (!same_parameters(layers[l], layers_[l]->shape()))
-        raise(
-            Errc::mismatch, "the parameters of layer ", l, " of worker ", worker,
-            " have other names, sizes or types than those of the others; workers train one model");
+      require_same_layer(worker, l, layers[l], layers_[l]->shape());
       std::lock_guard const lock(mutex(l));
       if (layers_[l]->streams() == 0 && layers_[l]->pushes(0) == 0 &&
           digests[l] != values_digest({layers_[l]->first(worker), layers_[l]->bytes()}))
         raise(Errc::mismatch, "the first values of layer ", l, " of worker ", worker,
               " differ from those of the others; make all workers from one model, with one seed");
     }
-    auto const numbers = [](WorkerRules const& of) {
-      return of.optimizer.digest(of.optimizer.optimizer);
-    };
-    if (numbers(rules) != numbers(rules_))
-      raise(Errc::mismatch, "the numbers of worker ", worker,
-            "'s optimizer differ from those of the others; give all workers the same");
-  }
-
-  [[nodiscard]] static bool same_parameters(LayerShape const& a, LayerShape const& b) {
-    if (a.count() != b.count()) return false;
-    for (std::size_t i = 0; i < a.count(); ++i) {
-      auto const& [of_a, of_b] = std::pair(&a.declaration(i), &b.declaration(i));
-      if (of_a->name != of_b->name || of_a->type != of_b->type || of_a->size != of_b->size ||
-          of_a->decays != of_b->decays)
-        return false;
-    }
-    return true;
   }
 
   void require_active(int worker) const {
@@ -377,6 +371,20 @@ class ParameterServer {
   [[nodiscard]] ServerWorker worker(int number) const {
     server_->require_worker(number);
     return ServerWorker(std::make_shared<detail::LinkInProcess>(server_, number));
+  }
+  /// What it has done with a layer, in order: the pushes that it added, and the weights that workers
+  /// took. Carried out again one after the other, these give the same bits.
+  /// @throws Error  bad_configuration where it was not to remember them, or there is no such layer
+  [[nodiscard]] std::vector<ServerEvent> log(std::size_t layer) const {
+    return server_->log(layer);
+  }
+  /// [k] how many pushes of a worker were made from weights that lacked k pushes of others, which
+  /// the server had added by then; the last counts those that lacked more. A wave is one push; it
+  /// counts with the weights of its last minibatch.
+  /// @throws Error  bad_configuration for a worker or a layer that is not there
+  [[nodiscard]] std::vector<std::uint64_t> missed(int worker, std::size_t layer = 0) const {
+    server_->require_worker(worker);
+    return server_->missed(worker, layer);
   }
   /// For whoever lets workers in from other processes.
   [[nodiscard]] std::shared_ptr<detail::ServerInProcess> const& home() const { return server_; }

@@ -14,9 +14,12 @@
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/model/exchange.hpp>
+#include <stagger/parameters/block_pool.hpp>
 #include <stagger/parameters/layer_parameters.hpp>
 #include <stagger/parameters/optimizer_call.hpp>
 #include <stagger/parameters/parameter_memory.hpp>
+#include <stagger/parameters/snapshots.hpp>
+#include <stagger/parameters/store_history.hpp>
 
 namespace stagger::detail {
 
@@ -26,6 +29,7 @@ struct StoreRules {
   staleness::Adds adds = staleness::Adds::in_worker_order;
   OptimizerCall optimizer{};  ///< of gradients
   List<double> weights{};     ///< [workers] of gradients, or in the mean
+  bool log = false;           ///< whether events are remembered
 };
 
 /// Adds up what workers push. It has no thread, no lock and no clock; its owner provides them.
@@ -40,7 +44,10 @@ class ParameterStore {
   /// @param rules  outlive this
   [[gnu::cold]] ParameterStore(LayerParameters const& like, StoreRules const& rules,
                                std::size_t workers)
-      : rules_(rules), workers_(workers) {
+      : rules_(rules),
+        workers_(workers),
+        history_(workers, rules.log),
+        blocks_(like.bytes_of_values()) {
     List<ParameterDeclaration> declarations;
     for (std::size_t i = 0; i < like.count(); ++i) {
       ParameterDeclaration d = like.declaration(i);
@@ -52,27 +59,17 @@ class ParameterStore {
     bool const gradients = rules.pushes == staleness::Pushes::gradients;
     parameters_.adopt(std::move(declarations), 0, gradients ? rules.optimizer.states : 0);
     if (!gradients) parameters_.release_gradients();
-    snapshots_.push_back(0);
     answer_all();
   }
 
-  /// Makes room for what waits where a worker may be so many pushes ahead of the slowest, so that
-  /// nothing is allocated later. One that is further ahead than `most_reserved` makes room itself
-  /// when it gets there: few ever do, and each push is a copy of the layer.
+  /// Makes room for what waits where a worker may be so many pushes ahead of the slowest. One that is
+  /// further ahead than `most_reserved` makes it when it gets there: each push is a copy of the layer.
   [[gnu::cold]] void reserve(std::size_t ahead) {
     if (rules_.adds == staleness::Adds::on_arrival) return;
     for (Worker& each : workers_) each.waiting.reserve(ahead);
     ahead = std::min(ahead, most_reserved);
-    std::size_t const most =
-        (workers_.size() - 1) * ahead + 1;  // of the slowest, one is added at once
-    std::size_t blocks = spare_.size();
-    for (Worker const& each : workers_) blocks += each.waiting.size();
-    spare_.reserve(most);
-    for (; blocks < most; ++blocks) spare_.emplace_back().make(nullptr, bytes());
-    if (rules_.adds != staleness::Adds::in_worker_order) return;
-    snapshots_.reserve(ahead + 1);
-    free_slots_.reserve(ahead + 1);
-    for (std::size_t slot = slots(); slot < ahead + 1; ++slot) free_slots_.push_back(new_slot());
+    blocks_.reserve((workers_.size() - 1) * ahead + 1);  // of the slowest, one is added at once
+    if (rules_.adds == staleness::Adds::in_worker_order) snapshots_.reserve(ahead + 1);
   }
 
   [[nodiscard]] LayerShape const& shape() const noexcept { return parameters_; }
@@ -86,6 +83,7 @@ class ParameterStore {
   [[nodiscard]] std::uint32_t streams() const noexcept { return streams_; }
   /// Copies of the values in memory.
   [[nodiscard]] std::size_t snapshots() const noexcept { return snapshots_.size(); }
+  [[nodiscard]] StoreHistory const& history() const noexcept { return history_; }
 
   /// Takes a copy of what is not added at once. @pre the worker's stream has not ended
   /// @param values  [bytes()]
@@ -93,7 +91,7 @@ class ParameterStore {
     Worker& own = workers_[worker];
     ++own.pushes;
     if (rules_.adds == staleness::Adds::on_arrival) return add_now(worker, values);
-    own.waiting.push_back(filled(values));
+    own.waiting.push_back(blocks_.filled(values));
     add_up();
   }
   /// The worker's stream ends: the others go on without it.
@@ -108,8 +106,10 @@ class ParameterStore {
     for (Worker& each : workers_) {
       each.ended = false;
       each.pushes = start_;
-      each.from = rounds_;
+      each.from = snapshots_.rounds();
     }
+    for (std::size_t n = 0; n < workers_.size(); ++n)
+      workers_[n].before = history_.added(static_cast<int>(n));
     turn_ = 0;
     answer_all();
   }
@@ -122,7 +122,7 @@ class ParameterStore {
   /// Whether the weights that a worker may have now contain so many pushes of every worker whose
   /// stream goes on; in turn, also its own last one.
   [[nodiscard]] bool ready(int worker, std::uint32_t pushes) const {
-    if (rules_.adds == staleness::Adds::in_worker_order) return rounds_ >= pushes;
+    if (rules_.adds == staleness::Adds::in_worker_order) return snapshots_.rounds() >= pushes;
     if (!workers_[worker].waiting.empty()) return false;
     for (Worker const& each : workers_)
       if (!each.ended && each.pushes - each.waiting.size() < pushes) return false;
@@ -132,12 +132,13 @@ class ParameterStore {
   /// Where those weights lie: in turn, those behind its own last push; in the order of workers they
   /// stay as they are until the worker asks for later ones. @pre ready(worker, pushes)
   [[nodiscard]] std::byte const* weights(int worker, std::uint32_t pushes) {
-    if (rules_.adds == staleness::Adds::on_arrival) return values(0);
-    if (rules_.adds == staleness::Adds::in_turn) return workers_[worker].answer.data();
+    if (rules_.adds != staleness::Adds::in_worker_order) return take_first(worker);
+    Snapshots::Snapshot const& taken = snapshots_.after(pushes);
+    history_.take(worker, taken.pushes, workers_[worker].before + (pushes - start_));
     keep_from(worker, pushes);
-    return values(snapshots_[pushes - first_]);
+    return values(snapshots_.after(pushes).version);
   }
-  [[nodiscard]] std::byte const* newest() const { return values(snapshots_.back()); }
+  [[nodiscard]] std::byte const* newest() const { return values(snapshots_.newest()); }
   /// What a worker begins a stream with: in turn, what all others began with.
   [[nodiscard]] std::byte const* first(int worker) const {
     return rules_.adds == staleness::Adds::in_turn ? workers_[worker].answer.data() : newest();
@@ -147,72 +148,59 @@ class ParameterStore {
     if (rules_.adds == staleness::Adds::in_worker_order) return pushes;
     return workers_[worker].pushes - static_cast<std::uint32_t>(workers_[worker].waiting.size());
   }
-  /// A worker begins a stream: it asks for nothing older than what there is.
-  void begin(int worker) { keep_from(worker, rounds_); }
+  /// A worker begins a stream: it asks for nothing older than what there is. @return `first`
+  std::byte const* begin(int worker) {
+    keep_from(worker, snapshots_.rounds());
+    return take_first(worker);
+  }
 
  private:
   static constexpr std::size_t most_reserved = 8;  // pushes of a worker
   struct Worker {
     std::uint32_t pushes = 0;
-    std::uint32_t from = 0;          // the first snapshot that it may ask for
-    bool ended = false;              // its stream
-    List<ParameterBlock> waiting{};  // pushes that are not added, the oldest first
-    ParameterBlock answer{};         // in turn: the values behind its last push, or the first
+    std::uint32_t from = 0;             // the first snapshot that it may ask for
+    std::uint32_t before = 0;           // pushes that were added before the present streams
+    bool ended = false;                 // its stream
+    List<ParameterBlock> waiting{};     // pushes that are not added, the oldest first
+    ParameterBlock answer{};            // in turn: the values behind its last push, or the first
+    std::uint32_t answer_contains = 0;  // pushes of all workers
   };
 
   [[nodiscard]] std::byte* values(std::size_t slot) const {
     return parameters_.stored().values[slot].data();
   }
 
-  static ParameterBlock take_first(List<ParameterBlock>& blocks) {
+  static ParameterBlock first_of(List<ParameterBlock>& blocks) {
     std::rotate(blocks.begin(), blocks.begin() + 1, blocks.end());
     ParameterBlock first = std::move(blocks.back());
     blocks.pop_back();
     return first;
   }
-  [[nodiscard]] ParameterBlock filled(std::byte const* from) {
-    ParameterBlock block;
-    if (spare_.empty()) {
-      block.make(nullptr, bytes());
-    } else {
-      block = std::move(spare_.back());
-      spare_.pop_back();
-    }
-    if (bytes() != 0) std::memcpy(block.data(), from, bytes());
-    return block;
-  }
-
   void keep_from(int worker, std::uint32_t rounds) {
     workers_[worker].from = std::max(workers_[worker].from, rounds);
     drop_snapshots();
   }
   /// Those that nobody will ask for any more go. A worker whose stream has ended asks for the last.
   void drop_snapshots() {
-    std::uint32_t least = rounds_;
+    std::uint32_t least = snapshots_.rounds();
     for (Worker const& each : workers_)
       if (!each.ended) least = std::min(least, each.from);
-    for (; first_ < least; ++first_) {
-      std::rotate(snapshots_.begin(), snapshots_.begin() + 1, snapshots_.end());
-      free_slots_.push_back(snapshots_.back());
-      snapshots_.pop_back();
-    }
+    snapshots_.drop_before(least);
   }
-  [[nodiscard]] std::size_t slots() const { return parameters_.stored().values.size(); }
-  [[nodiscard]] std::size_t new_slot() {
-    parameters_.reserve_versions(slots() + 1);
-    return slots() - 1;
-  }
-  /// A slot for the values of the next round.
-  [[nodiscard]] std::size_t next_slot() {
-    if (free_slots_.empty()) return new_slot();
-    std::size_t const slot = free_slots_.back();
-    free_slots_.pop_back();
-    return slot;
+  std::byte const* take_first(int worker) {
+    history_.take(worker,
+                  rules_.adds == staleness::Adds::in_turn ? workers_[worker].answer_contains
+                                                          : history_.total(),
+                  history_.added(worker));
+    return first(worker);
   }
 
   /// One push, to values that contain all others.
   /// @param from, to  slots; the values of `from` are those that all workers had
-  void add(int worker, std::byte const* pushed, std::size_t from, std::size_t to) {
+  /// @param before    pushes in those
+  void add(int worker, std::byte const* pushed, std::size_t from, std::size_t to,
+           std::uint32_t before) {
+    history_.add(worker, before);
     double const weight = rules_.weights[worker];
     if (rules_.pushes == staleness::Pushes::gradients)
       parameters_.add_scaled(parameters_.stored().gradients.data(), pushed, weight);
@@ -229,13 +217,14 @@ class ParameterStore {
   }
 
   void add_now(int worker, std::byte const* pushed) {
-    add(worker, pushed, 0, 0);
+    add(worker, pushed, 0, 0, history_.total());
     step(0, 0);
   }
 
   void answer(Worker& worker) {
     if (worker.answer.size() != bytes()) worker.answer.make(nullptr, bytes());
     if (bytes() != 0) std::memcpy(worker.answer.data(), values(0), bytes());
+    worker.answer_contains = history_.total();
   }
   /// In turn, a worker that has not pushed yet sees nothing of what others have.
   void answer_all() {
@@ -243,20 +232,21 @@ class ParameterStore {
     for (Worker& each : workers_) answer(each);
   }
 
-  void add_first_of(int worker, std::size_t from, std::size_t to) {
+  void add_first_of(int worker, std::size_t from, std::size_t to, std::uint32_t before) {
     Worker& own = workers_[worker];
-    ParameterBlock block = take_first(own.waiting);
-    add(worker, block.data(), from, to);
-    spare_.push_back(std::move(block));
+    ParameterBlock block = first_of(own.waiting);
+    add(worker, block.data(), from, to, before);
+    blocks_.give_back(std::move(block));
   }
 
-  [[nodiscard]] bool round_complete() const {
-    bool any = false;
+  /// Pushes of the next round, if all are there; else 0.
+  [[nodiscard]] std::uint32_t round_complete() const {
+    std::uint32_t pushes = 0;
     for (Worker const& each : workers_) {
-      if (each.waiting.empty() && !each.ended) return false;
-      any = any || !each.waiting.empty();
+      if (each.waiting.empty() && !each.ended) return 0;
+      pushes += each.waiting.empty() ? 0 : 1;
     }
-    return any;
+    return pushes;
   }
 
   void add_up() {
@@ -269,20 +259,20 @@ class ParameterStore {
           continue;
         }
         skipped = 0;
-        add_first_of(turn_, 0, 0);
+        add_first_of(turn_, 0, 0, history_.total());
         step(0, 0);
         answer(workers_[turn_]);
       }
       return;
     }
-    for (; round_complete(); ++rounds_) {
-      std::size_t const from = snapshots_.back();
-      std::size_t const to = next_slot();
-      snapshots_.push_back(to);
+    while (std::uint32_t const pushes = round_complete()) {
+      std::uint32_t const before = history_.total();
+      std::size_t const from = snapshots_.newest();
+      std::size_t const to = snapshots_.add(before + pushes);
       if (rules_.pushes != staleness::Pushes::gradients && bytes() != 0)
         std::memcpy(values(to), values(from), bytes());
       for (int n = 0; n < count; ++n)
-        if (!workers_[n].waiting.empty()) add_first_of(n, from, to);
+        if (!workers_[n].waiting.empty()) add_first_of(n, from, to, before);
       step(from, to);
     }
   }
@@ -290,11 +280,9 @@ class ParameterStore {
   StoreRules const& rules_;
   LayerParameters parameters_;
   FixedArray<Worker> workers_;
-  List<std::size_t> snapshots_;   // slots, of `first_` rounds and more
-  List<std::size_t> free_slots_;  // likewise
-  List<ParameterBlock> spare_;    // for pushes
-  std::uint32_t first_ = 0;
-  std::uint32_t rounds_ = 0;
+  StoreHistory history_;
+  Snapshots snapshots_{parameters_};
+  BlockPool blocks_;  // of pushes
   std::uint32_t start_ = 0;
   std::uint32_t streams_ = 0;
   std::int64_t steps_ = 0;

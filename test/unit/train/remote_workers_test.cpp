@@ -32,8 +32,9 @@ namespace {
 class Courier final : public remote::Transport {
  public:
   Courier(remote::MessageEnd& worker, remote::ServerConnection& server)
-      : worker_(worker), server_(server), thread_([this] { run(); }) {
+      : worker_(worker), server_(server) {
     server.carried_by(*this);
+    thread_ = std::thread([this] { run(); });
   }
   ~Courier() override { close(); }
   void wake() noexcept override {

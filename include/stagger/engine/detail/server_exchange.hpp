@@ -73,8 +73,11 @@ class ServerExchange : public Exchange, protected ParameterListener {
                  machine.model.optimizer, kept},
                 *this);
   }
-  /// Called by the destructor of what is told: nobody tells it anything any more.
-  void leave() noexcept { link_->leave(); }
+  /// Called by the destructor of whatever is derived last, while it is still what is told: nobody
+  /// tells it anything any more.
+  void leave() noexcept {
+    if (std::exchange(joined_, false)) link_->leave();
+  }
 
   /// The link opens, unless it is open. @return whether it was not
   bool open() {
@@ -170,6 +173,7 @@ class ServerExchange : public Exchange, protected ParameterListener {
   }
 
   FixedArray<std::size_t> cell_of_;  // [layers]
+  bool joined_ = true;
   bool open_ = false;
 };
 

@@ -109,6 +109,7 @@ class LocalExchange final : public StepExchange {
                               StalenessModel const& staleness,
                               std::shared_ptr<void const> const& kept)
       : StepExchange(std::move(link), machine, staleness, kept, packed_of(machine, staleness)) {}
+  ~LocalExchange() override { leave(); }
 
   void execute(Machine&, Instruction const& in) override {
     CellLayers& cell = cells_[in.cell];

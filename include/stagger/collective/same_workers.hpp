@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What a worker and those that have joined a parameter server before it must have in common.
+
+#include <cstddef>
+
+#include <stagger/core/error.hpp>
+#include <stagger/parameters/layer_shape.hpp>
+#include <stagger/parameters/parameter_link.hpp>
+
+namespace stagger::collective::detail {
+
+using stagger::detail::LayerShape;
+using stagger::detail::WorkerRules;
+
+/// @throws Error  mismatch, naming what differs
+[[gnu::cold]] inline void require_same_rules(int worker, WorkerRules const& rules,
+                                             WorkerRules const& others) {
+  if (rules.push_minibatches != others.push_minibatches)
+    raise(Errc::mismatch, "worker ", worker, " pushes after every ",
+          counted(rules.push_minibatches, "minibatch"), ", the others after ",
+          others.push_minibatches, "; give all workers the same staleness model");
+  if (rules.pushes != others.pushes || rules.adds != others.adds)
+    raise(Errc::mismatch, "worker ", worker,
+          " pushes something else, or to be added in another way, than the others; give all "
+          "workers the same staleness model");
+  if (rules.clock != others.clock)
+    raise(Errc::mismatch, "worker ", worker,
+          " runs in another time than the others; give all workers copies of one sim::Clock, or "
+          "none of them a virtual clock");
+  auto const numbers = [](WorkerRules const& of) {
+    return of.optimizer.digest(of.optimizer.optimizer);
+  };
+  if (numbers(rules) != numbers(others))
+    raise(Errc::mismatch, "the numbers of worker ", worker,
+          "'s optimizer differ from those of the others; give all workers the same");
+}
+
+/// @throws Error  likewise
+[[gnu::cold]] inline void require_same_layer(int worker, std::size_t l, LayerShape const& layer,
+                                             LayerShape const& others) {
+  if (layer.bytes_of_values() != others.bytes_of_values())
+    raise(Errc::mismatch, "layer ", l, " of worker ", worker, " has parameters of ",
+          layer.bytes_of_values(), " bytes, that of the others of ", others.bytes_of_values(),
+          "; workers train one model");
+  bool same = layer.count() == others.count();
+  for (std::size_t i = 0; same && i < layer.count(); ++i) {
+    auto const& a = layer.declaration(i);
+    auto const& b = others.declaration(i);
+    same = a.name == b.name && a.type == b.type && a.size == b.size && a.decays == b.decays;
+  }
+  if (!same)
+    raise(Errc::mismatch, "the parameters of layer ", l, " of worker ", worker,
+          " have other names, sizes or types than those of the others; workers train one model");
+}
+
+}  // namespace stagger::collective::detail

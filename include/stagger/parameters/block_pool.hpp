@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Copies of pushes that wait, in memory that is used again.
+
+#include <cstddef>
+#include <cstring>
+#include <utility>
+
+#include <stagger/core/list.hpp>
+#include <stagger/parameters/parameter_memory.hpp>
+
+namespace stagger::detail {
+
+/// Blocks of one size.
+class BlockPool {
+ public:
+  explicit BlockPool(std::size_t bytes) : bytes_(bytes) {}
+
+  /// So many can be in use without further memory.
+  [[gnu::cold]] void reserve(std::size_t count) {
+    spare_.reserve(count);
+    for (; made_ < count; ++made_) spare_.emplace_back().make(nullptr, bytes_);
+  }
+  [[nodiscard]] ParameterBlock filled(std::byte const* from) {
+    if (spare_.empty()) reserve(made_ + 1);
+    ParameterBlock block = std::move(spare_.back());
+    spare_.pop_back();
+    if (bytes_ != 0) std::memcpy(block.data(), from, bytes_);
+    return block;
+  }
+  void give_back(ParameterBlock block) { spare_.push_back(std::move(block)); }
+
+ private:
+  std::size_t bytes_;
+  std::size_t made_ = 0;
+  List<ParameterBlock> spare_;
+};
+
+}  // namespace stagger::detail

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The values of a layer as they were after each of the last rounds.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include <stagger/core/list.hpp>
+#include <stagger/parameters/layer_parameters.hpp>
+
+namespace stagger::detail {
+
+/// Versions of a layer's values, of which the newest is always there. Those that are dropped leave
+/// their memory to later ones.
+class Snapshots {
+ public:
+  /// @param parameters  whose first values are those before any round; outlives this
+  explicit Snapshots(LayerParameters& parameters) : parameters_(parameters) {
+    kept_.push_back({0, 0});
+  }
+
+  /// So many can be there without further memory.
+  [[gnu::cold]] void reserve(std::size_t count) {
+    kept_.reserve(count);
+    free_.reserve(count);
+    for (std::size_t made = kept_.size() + free_.size(); made < count; ++made)
+      free_.push_back(new_slot());
+  }
+
+  /// That were added.
+  [[nodiscard]] std::uint32_t rounds() const noexcept { return rounds_; }
+  [[nodiscard]] std::size_t size() const noexcept { return kept_.size(); }
+  struct Snapshot {
+    std::size_t version = 0;   // of the layer
+    std::uint32_t pushes = 0;  // of all workers, that it contains
+  };
+  [[nodiscard]] std::size_t newest() const noexcept { return kept_.back().version; }
+  /// @pre it has not been dropped
+  [[nodiscard]] Snapshot const& after(std::uint32_t rounds) const noexcept {
+    return kept_[rounds - (rounds_ + 1 - kept_.size())];
+  }
+
+  /// One for the next round, whose values are still to be made.
+  /// @param pushes  that it will contain
+  /// @return its version
+  std::size_t add(std::uint32_t pushes) {
+    std::size_t slot = 0;
+    if (free_.empty()) {
+      slot = new_slot();
+    } else {
+      slot = free_.back();
+      free_.pop_back();
+    }
+    kept_.push_back({slot, pushes});
+    ++rounds_;
+    return slot;
+  }
+  /// Nobody will ask for those of fewer rounds.
+  void drop_before(std::uint32_t rounds) {
+    while (kept_.size() > rounds_ + 1 - rounds) {
+      std::rotate(kept_.begin(), kept_.begin() + 1, kept_.end());
+      free_.push_back(kept_.back().version);
+      kept_.pop_back();
+    }
+  }
+
+ private:
+  [[nodiscard]] std::size_t new_slot() {
+    std::size_t const slot = parameters_.stored().values.size();
+    parameters_.reserve_versions(slot + 1);
+    return slot;
+  }
+
+  LayerParameters& parameters_;
+  List<Snapshot> kept_;     // of the last rounds
+  List<std::size_t> free_;  // versions
+  std::uint32_t rounds_ = 0;
+};
+
+}  // namespace stagger::detail

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   In which order pushes were added to a layer, and what the weights lacked that they were
+///         made from.
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include <stagger/core/fixed_array.hpp>
+#include <stagger/core/list.hpp>
+
+namespace stagger::detail {
+
+/// What a server did with a layer.
+struct StoreEvent {
+  enum class Kind : std::uint8_t {
+    added,  ///< a push of the worker, behind all that were added before
+    taken,  ///< the worker took weights
+  };
+  Kind kind = Kind::added;
+  int worker = 0;
+  /// Of all workers, that were added before, or that the weights contain; since the server began.
+  std::uint32_t pushes = 0;
+  friend bool operator==(StoreEvent const&, StoreEvent const&) = default;
+};
+
+/// Counts always, and remembers events if asked to.
+class StoreHistory {
+ public:
+  static constexpr std::size_t most_missed = 63;  // of pushes; more count as so many
+
+  StoreHistory(std::size_t workers, bool logs) : workers_(workers), logs_(logs) {}
+
+  /// Pushes of all workers.
+  [[nodiscard]] std::uint32_t total() const noexcept { return total_; }
+  /// Likewise of one.
+  [[nodiscard]] std::uint32_t added(int worker) const { return workers_[worker].added; }
+
+  /// @param before  all that were added before the round that the push is one of
+  void add(int worker, std::uint32_t before) {
+    Worker& own = workers_[worker];
+    std::size_t const others = before - own.added;
+    ++own.missed[std::min(others - std::min<std::size_t>(others, own.seen), most_missed)];
+    ++own.added;
+    if (logs_) log_.push_back({StoreEvent::Kind::added, worker, total_});
+    ++total_;
+  }
+  /// @param pushes  that the weights contain, of all workers
+  /// @param own     likewise of this one
+  void take(int worker, std::uint32_t pushes, std::uint32_t own) {
+    workers_[worker].seen = pushes - own;
+    if (logs_) log_.push_back({StoreEvent::Kind::taken, worker, pushes});
+  }
+
+  /// [most_missed + 1] how many pushes of a worker were made from weights that lacked so many of
+  /// others.
+  [[nodiscard]] std::array<std::uint64_t, most_missed + 1> const& missed(int worker) const {
+    return workers_[worker].missed;
+  }
+  [[nodiscard]] List<StoreEvent> const& log() const noexcept { return log_; }
+
+ private:
+  struct Worker {
+    std::uint32_t added = 0;
+    std::uint32_t seen = 0;  // pushes of others in the weights that it took last
+    std::array<std::uint64_t, most_missed + 1> missed{};
+  };
+  FixedArray<Worker> workers_;
+  List<StoreEvent> log_;
+  std::uint32_t total_ = 0;
+  bool logs_;
+};
+
+}  // namespace stagger::detail
