@@ -60,6 +60,9 @@ struct Costs {
   std::vector<Place> places{};                  ///< [devices], in the order given
   std::vector<cluster::Link> intra{};           ///< [nodes]
   cluster::Link inter{};
+  double parameter_copies =
+      0;  ///< of its parameters that a stage has in memory; 0: its weights, their
+          ///< accumulated update and a version for each minibatch it holds
 
   [[nodiscard]] constexpr int layers() const noexcept {
     return static_cast<int>(boundary_bytes.size()) - 1;
@@ -93,9 +96,8 @@ struct Costs {
     return parameter_bytes_until[detail::at(last)] - parameter_bytes_until[detail::at(first)];
   }
 
-  /// Bytes that a stage of the layers [first, last) needs: its weights, their accumulated update
-  /// and one version for each minibatch in flight, what those keep for their backward, and for the
-  /// last stage what waits in front of it.
+  /// Bytes that a stage of the layers [first, last) needs: copies of its parameters, what minibatches
+  /// in flight keep for their backward, and for the last stage what waits in front of it.
   /// @param only       whether there is no other stage
   /// @param held       minibatches between forward and backward here
   /// @param in_flight  of the whole pipeline
@@ -104,7 +106,8 @@ struct Costs {
     double const stash = stash_bytes_until[detail::at(last)] - stash_bytes_until[detail::at(first)];
     double const waiting =
         is_last && !only ? (in_flight - 1) * boundary_bytes[detail::at(first)] : 0;
-    return parameter_bytes(first, last) * (2 + held) + stash * held + waiting;
+    double const copies = parameter_copies > 0 ? parameter_copies : 2 + held;
+    return parameter_bytes(first, last) * copies + stash * held + waiting;
   }
 };
 

@@ -38,6 +38,7 @@ struct Links {
 
   /// Whether everything arrives when it is sent.
   [[nodiscard]] bool instant() const noexcept { return std::isinf(rate) && latency_s == 0; }
+  friend bool operator==(Links const&, Links const&) = default;
 };
 
 /// @throws Error  bad_configuration for numbers that no link can have

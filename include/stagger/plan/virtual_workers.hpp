@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   HetPipe's planner: groups of unequal devices, the cuts of each, how many minibatches are in
+///         flight, and where parameters are kept, by playing all workers together.
+/// @source J. H. Park et al., "HetPipe", USENIX ATC 2020, sections 4 and 8.
+
+#include <algorithm>
+#include <cstddef>
+#include <exception>
+#include <limits>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <stagger/cluster/cluster.hpp>
+#include <stagger/cluster/profile.hpp>
+#include <stagger/core/error.hpp>
+#include <stagger/partition/costs.hpp>
+#include <stagger/partition/min_max.hpp>
+#include <stagger/placement/equal_distribution.hpp>
+#include <stagger/placement/hybrid_distribution.hpp>
+#include <stagger/placement/node_partition.hpp>
+#include <stagger/placement/parameter_home.hpp>
+#include <stagger/plan/workers_plan.hpp>
+#include <stagger/schedule/play_workers.hpp>
+
+namespace stagger::plan {
+
+/// Takes, of all allocations, placements and numbers of minibatches in flight that are asked for, the
+/// ones with which all workers together do most; with equal throughput the fewest in flight, then the
+/// first allocation and placement. Cuts and the order of a worker's devices are those of
+/// partition::MinMax, under each device's memory.
+///
+/// A layer's pushes and answers travel over the link of the node that keeps it, which all workers
+/// share; over the link inside the node where the stage is on the same.
+struct VirtualWorkers {
+  int workers = 4;
+  int distance = 0;         ///< D >= 0
+  int in_flight = 0;        ///< Nm >= 1 of each worker; 0: whatever is best, up to:
+  int most_in_flight = 8;   ///< >= 1
+  double state_copies = 0;  ///< >= 0: the optimizer's state, over the bytes of the parameters
+  std::vector<Allocation> allocations{Allocation::node_partition, Allocation::equal_distribution,
+                                      Allocation::hybrid_distribution};
+  std::vector<Homes> homes{Homes::round_robin, Homes::local};
+  schedule::Sharing sharing = schedule::Sharing::fair;  ///< of links
+  schedule::Duplex duplex = schedule::Duplex::full;     ///< likewise
+
+  /// @throws Error  bad_data for a bad profile or cluster; bad_configuration for numbers that nothing
+  ///                can have, and, if nothing is possible, for why the first of it is not: a cluster
+  ///                that cannot be divided so, or workers without memory, naming the first of them and
+  ///                how many minibatches in flight fit
+  [[nodiscard]] WorkersPlan plan(cluster::Profile const& profile,
+                                 cluster::Cluster const& cluster) const {
+    require();
+    require_profile(profile);
+    require_cluster(cluster);
+    std::optional<WorkersPlan> best;
+    std::exception_ptr why;
+    int candidates = 0;
+    std::vector<Allocation> possible = allocations;
+    for (int n = std::max(in_flight, 1); n <= (in_flight > 0 ? in_flight : most_in_flight); ++n)
+      std::erase_if(possible, [&](Allocation allocation) {
+        try {
+          WorkersPlan const cut = cut_all(profile, cluster, allocation, n);
+          for (Homes const kind : homes) {
+            std::optional<WorkersPlan> made = placed(cut, cluster, kind);
+            if (!made) continue;
+            evaluate(*made);
+            ++candidates;
+            if (!best || made->samples_per_s > best->samples_per_s * (1 + 1e-9))
+              best = std::move(made);
+          }
+          return false;
+        } catch (Error const&) {
+          if (!why) why = std::current_exception();
+          return true;  // nor with more in flight
+        }
+      });
+    if (!best && why) std::rethrow_exception(why);
+    if (!best)
+      raise(Errc::bad_configuration,
+            "local homes need equal cuts on the same nodes, which these workers do not have; allow "
+            "Homes::round_robin, or Allocation::equal_distribution");
+    best->candidates = candidates;
+    return *std::move(best);
+  }
+
+ private:
+  /// Copies of its parameters that a stage has: those of the exchange, its gradient, the state.
+  [[nodiscard]] double copies(int n) const { return n + distance + 3 + 1 + state_copies; }
+
+  void require() const {
+    auto const check = [](bool holds, char const* what, auto value, char const* instead) {
+      if (!holds) raise(Errc::bad_configuration, what, " cannot be ", value, "; ", instead);
+    };
+    check(workers >= 1, "VirtualWorkers::workers", workers, "plan for 1 or more");
+    check(distance >= 0, "VirtualWorkers::distance", distance, "let it be 0 or more");
+    check(in_flight >= 0, "VirtualWorkers::in_flight", in_flight,
+          "give 1 or more, or 0 for whatever is best");
+    check(most_in_flight >= 1, "VirtualWorkers::most_in_flight", most_in_flight, "give 1 or more");
+    check(state_copies >= 0 && state_copies <= 1e6, "VirtualWorkers::state_copies", state_copies,
+          "give the bytes of the optimizer's state over those of the parameters");
+    check(!allocations.empty(), "VirtualWorkers::allocations", "empty", "give one or more");
+    check(!homes.empty(), "VirtualWorkers::homes", "empty", "give one or more");
+  }
+
+  [[nodiscard]] std::vector<std::vector<int>> allocate(cluster::Cluster const& cluster,
+                                                       Allocation allocation) const {
+    if (allocation == Allocation::node_partition)
+      return placement::NodePartition{}.allocate(cluster, workers);
+    if (allocation == Allocation::equal_distribution)
+      return placement::EqualDistribution{}.allocate(cluster, workers);
+    return placement::HybridDistribution{}.allocate(cluster, workers);
+  }
+
+  [[nodiscard]] partition::Partition cut(partition::Costs costs, int n) const {
+    costs.parameter_copies = copies(n);
+    return partition::MinMax{.any_order = true, .in_flight = n}.partition(costs);
+  }
+
+  /// Whose devices differ from those of the other at most by their number.
+  static bool alike(partition::Costs const& a, partition::Costs const& b) {
+    return std::equal(a.places.begin(), a.places.end(), b.places.begin(), b.places.end(),
+                      [](auto const& x, auto const& y) { return x.alike(y); }) &&
+           a.until_s == b.until_s;
+  }
+
+  /// All workers, without homes and predictions.
+  [[nodiscard]] WorkersPlan cut_all(cluster::Profile const& profile,
+                                    cluster::Cluster const& cluster, Allocation allocation,
+                                    int n) const {
+    WorkersPlan plan{
+        .allocation = allocation, .in_flight = n, .distance = distance, .batch = profile.batch};
+    for (auto const& layer : profile.layers) plan.layer_bytes.push_back(layer.parameter_bytes);
+    std::vector<partition::Costs> costs;
+    std::vector<partition::Partition> found;
+    auto const groups = allocate(cluster, allocation);
+    for (std::size_t w = 0; w < groups.size(); ++w) {
+      costs.push_back(partition::costs(profile, cluster, groups[w]));
+      auto const same = std::find_if(costs.begin(), costs.end() - 1,
+                                     [&](auto const& other) { return alike(other, costs.back()); });
+      if (same + 1 != costs.end()) {
+        auto const other = static_cast<std::size_t>(same - costs.begin());
+        found.push_back(found[other]);
+        for (auto& stage : found.back().devices) {
+          auto const at = std::find(groups[other].begin(), groups[other].end(), stage.front());
+          stage.front() = groups[w][static_cast<std::size_t>(at - groups[other].begin())];
+        }
+      } else {
+        try {
+          found.push_back(cut(costs.back(), n));
+        } catch (partition::DoesNotFit const& error) {
+          refuse(error, costs.back(), w, placement::letters(cluster, groups[w]), n);
+        }
+      }
+      plan.workers.push_back(worker_of(profile, cluster, found.back()));
+    }
+    return plan;
+  }
+
+  [[noreturn, gnu::cold]] void refuse(partition::DoesNotFit const& error,
+                                      partition::Costs const& costs, std::size_t worker,
+                                      std::string const& kinds, int n) const {
+    auto const& shortage = error.shortage();
+    int fits = n - 1;
+    for (; fits > 0; --fits) try {
+        static_cast<void>(cut(costs, fits));
+        break;
+      } catch (partition::DoesNotFit const&) {
+      }
+    raise(Errc::bad_configuration, "worker ", worker, " (", kinds, ") has no memory for ", n,
+          " minibatches in flight: its stage ", shortage.stage, " would need ",
+          static_cast<long long>(shortage.needed_bytes), " of ",
+          static_cast<long long>(shortage.available_bytes), " bytes on device ", shortage.device,
+          "; ",
+          fits > 0 ? text("the most that fits is ", fits)
+                   : text("not even 1 fits: give it ", shortage.memory_factor,
+                          " times the memory, or other devices"));
+  }
+
+  [[nodiscard]] static VirtualWorker worker_of(cluster::Profile const& profile,
+                                               cluster::Cluster const& cluster,
+                                               partition::Partition const& found) {
+    VirtualWorker worker;
+    auto const bounds = partition::detail::bounds_of(found.cuts, profile.size());
+    for (std::size_t s = 0; s < found.devices.size(); ++s) {
+      int const device = found.devices[s].front();
+      WorkerStage stage{.first = bounds[s],
+                        .last = bounds[s + 1] - 1,
+                        .device = device,
+                        .node = cluster.device(device).node,
+                        .memory_bytes = static_cast<double>(found.memory_bytes[s]),
+                        .capacity_bytes = static_cast<double>(cluster.device(device).memory_bytes)};
+      for (int l = stage.first; l <= stage.last; ++l) {
+        auto const times = cluster.times(profile.layer(l), device);
+        stage.forward_s += times.forward_s;
+        stage.backward_s += times.backward_s;
+      }
+      if (s + 1 < found.devices.size())
+        stage.transfer_s =
+            cluster.transfer_s(device, found.devices[s + 1].front(),
+                               static_cast<double>(profile.layer(stage.last).activation_bytes));
+      worker.stages.push_back(stage);
+    }
+    return worker;
+  }
+
+  /// With the server's part; nothing where the workers do not go with such homes.
+  [[nodiscard]] std::optional<WorkersPlan> placed(WorkersPlan plan, cluster::Cluster const& cluster,
+                                                  Homes kind) const {
+    plan.homes = kind;
+    std::vector<placement::Worker> all;
+    for (VirtualWorker const& worker : plan.workers) {
+      all.push_back({.cuts = worker.cuts(), .nodes = {}});
+      for (WorkerStage const& stage : worker.stages) all.back().nodes.push_back(stage.node);
+    }
+    bool const equal = std::all_of(all.begin(), all.end(),
+                                   [&](auto const& worker) { return worker == all.front(); });
+    if (kind == Homes::local && !equal) return std::nullopt;
+    int const layers = static_cast<int>(plan.layer_bytes.size());
+    plan.layer_nodes = kind == Homes::local
+                           ? placement::Local{}.homes(layers, cluster.nodes(), all)
+                           : placement::RoundRobin{}.homes(layers, cluster.nodes(), all);
+    auto const add = [&](cluster::Link const& link) {
+      plan.links.push_back({.rate = link.bytes_per_s,
+                            .latency_s = link.alpha_s,
+                            .sharing = sharing,
+                            .duplex = duplex});
+    };
+    for (int node = 0; node < cluster.nodes(); ++node) add(cluster.inter);
+    for (cluster::Link const& link : cluster.intra) add(link);
+    return plan;
+  }
+
+  /// Plays all workers. Throughput is that of the middle half, at the pace of the slowest.
+  void evaluate(WorkersPlan& plan) const {
+    int const quarter = std::max(6, distance + 2) * plan.in_flight;
+    auto const played = schedule::play_workers(plan.played(), plan.server(), 4 * quarter);
+    double from_s = 0, to_s = 0;
+    for (std::size_t w = 0; w < played.size(); ++w) {
+      VirtualWorker& worker = plan.workers[w];
+      auto const& rows = played[w].timeline.rows;
+      int back = 0;  // minibatches
+      double end_s = 0;
+      for (auto const& span : rows.front()) {
+        if (span.action.kind != schedule::Kind::backward) continue;
+        end_s = span.end_s;
+        ++back;
+        if (back == quarter) from_s = std::max(from_s, span.end_s);
+        if (back == 3 * quarter) to_s = std::max(to_s, span.end_s);
+      }
+      for (std::size_t s = 0; s < rows.size(); ++s)
+        worker.stages[s].busy =
+            4 * quarter * (worker.stages[s].forward_s + worker.stages[s].backward_s) / end_s;
+      worker.waiting = played[w].waiting_s / end_s;
+      worker.idle = played[w].waiting_s > 0 ? played[w].idle_waiting_s / played[w].waiting_s : 0;
+    }
+    plan.samples_per_s =
+        static_cast<double>(plan.workers.size()) * 2 * quarter * plan.batch / (to_s - from_s);
+  }
+};
+
+}  // namespace stagger::plan

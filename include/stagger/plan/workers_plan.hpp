@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   A plan for workers that train one model through a parameter server: the devices, cuts and
+///         orders of each, and where the server keeps each layer.
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include <stagger/schedule/costs.hpp>
+#include <stagger/schedule/fifo.hpp>
+#include <stagger/schedule/links.hpp>
+#include <stagger/schedule/wave_workers.hpp>
+
+namespace stagger::plan {
+
+/// How devices are divided among workers; placement::NodePartition and its kin.
+enum class Allocation : std::uint8_t { node_partition, equal_distribution, hybrid_distribution };
+
+/// Where the server keeps each layer; placement::RoundRobin, placement::Local.
+enum class Homes : std::uint8_t { round_robin, local };
+
+/// "np", "ed", "hd".
+[[nodiscard]] constexpr std::string_view name(Allocation allocation) noexcept {
+  return allocation == Allocation::node_partition       ? "np"
+         : allocation == Allocation::equal_distribution ? "ed"
+                                                        : "hd";
+}
+/// "round-robin", "local".
+[[nodiscard]] constexpr std::string_view name(Homes homes) noexcept {
+  return homes == Homes::local ? "local" : "round-robin";
+}
+
+/// One stage of a worker, on a device of its own.
+struct WorkerStage {
+  int first = 0;  ///< first layer
+  int last = 0;   ///< last layer, included
+  int device = 0;
+  int node = 0;                          ///< of the device
+  double forward_s = 0, backward_s = 0;  ///< of a minibatch
+  double transfer_s = 0;                 ///< of a minibatch to the next stage; 0 for the last
+  double busy = 0;                       ///< share of its time, 0 to 1
+  double memory_bytes = 0;               ///< with the engine's copies of its parameters
+  double capacity_bytes = 0;             ///< of the device
+  friend bool operator==(WorkerStage const&, WorkerStage const&) = default;
+};
+
+/// One pipeline of the plan.
+struct VirtualWorker {
+  std::vector<WorkerStage> stages{};
+  double waiting =
+      0;            ///< share of its time in which a minibatch waits for the waves of other workers
+  double idle = 0;  ///< the part of that in which none of its stages does anything, 0 to 1
+
+  /// [stages - 1] first layer of each stage after the first
+  [[nodiscard]] std::vector<int> cuts() const {
+    std::vector<int> result;
+    for (std::size_t s = 1; s < stages.size(); ++s) result.push_back(stages[s].first);
+    return result;
+  }
+  /// As schedules and sim::VirtualClock take them.
+  [[nodiscard]] schedule::Costs costs() const {
+    schedule::Costs result;
+    for (WorkerStage const& stage : stages)
+      result.stages.push_back({.forward_s = stage.forward_s,
+                               .backward_input_s = stage.backward_s,
+                               .backward_weight_s = 0,
+                               .transfer_s = stage.transfer_s});
+    return result;
+  }
+  friend bool operator==(VirtualWorker const&, VirtualWorker const&) = default;
+};
+
+/// A plan as a value, with predictions.
+struct WorkersPlan {
+  Allocation allocation = Allocation::node_partition;
+  Homes homes = Homes::round_robin;
+  int in_flight = 1;  ///< Nm, of each worker
+  int distance = 0;   ///< D
+  int batch = 0;      ///< samples of a minibatch
+  std::vector<VirtualWorker> workers{};
+  std::vector<std::uint64_t> layer_bytes{};  ///< [layers] of parameters
+  std::vector<int> layer_nodes{};            ///< [layers] where the server keeps each
+  /// Of the server, [nodes] to each from other nodes, then [nodes] inside each.
+  std::vector<schedule::Links> links{};
+  double samples_per_s = 0;  ///< of all workers
+  int candidates = 0;        ///< plans that were played to find this one
+
+  /// What all workers have in common.
+  [[nodiscard]] schedule::WaveServer server() const {
+    return {in_flight, distance, layer_bytes, links};
+  }
+  /// The workers as they are played.
+  [[nodiscard]] std::vector<schedule::WaveWorker> played() const {
+    std::vector<schedule::WaveWorker> result;
+    for (VirtualWorker const& worker : workers) {
+      result.push_back({worker.costs(), worker.cuts(), {}});
+      for (WorkerStage const& stage : worker.stages)
+        for (int l = stage.first; l <= stage.last; ++l) {
+          int const home = layer_nodes[static_cast<std::size_t>(l)];
+          int const nodes = static_cast<int>(links.size() / 2);
+          result.back().ways.push_back(home == stage.node ? nodes + home : home);
+        }
+    }
+    return result;
+  }
+  /// The schedule of a worker's pipeline: its order in a play of all workers.
+  /// @param worker  0 <= worker < workers.size()
+  [[nodiscard]] schedule::Fifo schedule(std::size_t worker) const {
+    auto all = played();
+    schedule::WaveWorker own = all[worker];
+    all.erase(all.begin() + static_cast<std::ptrdiff_t>(worker));
+    return {.in_flight = in_flight,
+            .costs = own.costs,
+            .gate = {distance, links, layer_bytes, own.cuts, own.ways, all}};
+  }
+  friend bool operator==(WorkersPlan const&, WorkersPlan const&) = default;
+};
+
+}  // namespace stagger::plan

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Plans of workers that share a parameter server, as a table.
+
+#include <string>
+
+#include <stagger/core/error.hpp>
+#include <stagger/plan/workers_plan.hpp>
+#include <stagger/report/format.hpp>
+#include <stagger/report/table.hpp>
+
+namespace stagger::report {
+
+/// A line for each stage of each worker, and below it what all have in common.
+[[nodiscard]] inline std::string table(plan::WorkersPlan const& plan) {
+  TextTable stages({"worker", "stage", "layers", "device", "node", "forward", "backward", "to next",
+                    "busy", "memory", "of"});
+  std::string waits;
+  for (std::size_t w = 0; w < plan.workers.size(); ++w) {
+    plan::VirtualWorker const& worker = plan.workers[w];
+    for (std::size_t s = 0; s < worker.stages.size(); ++s) {
+      plan::WorkerStage const& stage = worker.stages[s];
+      stages.add({s == 0 ? std::to_string(w) : std::string(), std::to_string(s),
+                  text(stage.first, "-", stage.last), std::to_string(stage.device),
+                  std::to_string(stage.node), format_seconds(stage.forward_s),
+                  format_seconds(stage.backward_s),
+                  s + 1 < worker.stages.size() ? format_seconds(stage.transfer_s) : "-",
+                  format_percent(stage.busy), format_bytes(stage.memory_bytes),
+                  format_bytes(stage.capacity_bytes)});
+    }
+    waits += text(w == 0 ? "" : ", ", format_percent(worker.waiting));
+  }
+  return stages.str() + text("\n", plan::name(plan.allocation), ", parameters ",
+                             plan::name(plan.homes), ", ", counted(plan.in_flight, "minibatch"),
+                             " of ", counted(plan.batch, "sample"),
+                             " in flight in each worker, at most ", counted(plan.distance, "wave"),
+                             " ahead\nthroughput  ", format_fixed(plan.samples_per_s, 1),
+                             " samples/s, the best of ", counted(plan.candidates, "plan"),
+                             " played\nwaiting     ", waits, " of each worker's time\n");
+}
+
+}  // namespace stagger::report

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/plan/virtual_workers.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <stagger/cluster/presets.hpp>
+
+#include "catch.hpp"
+#include "hetpipe_models.hpp"
+
+using namespace stagger;
+
+namespace {
+
+cluster::Profile chain(std::mt19937& random, int layers) {
+  auto const below = [&](unsigned end) { return static_cast<double>(random() % end); };
+  cluster::Profile profile{.name = "chain", .batch = 4, .device = "a", .layers = {}};
+  for (int l = 0; l < layers; ++l)
+    profile.layers.push_back({.name = "l",
+                              .forward_s = 1 + below(5),
+                              .backward_s = 2 + below(9),
+                              .activation_bytes = static_cast<std::uint64_t>(below(300)),
+                              .parameter_bytes = static_cast<std::uint64_t>(below(3000)),
+                              .stash_bytes = static_cast<std::uint64_t>(below(500))});
+  return profile;
+}
+
+/// Two nodes of two devices, of two kinds.
+cluster::Cluster boxes(double memory, double rate) {
+  cluster::Cluster cluster{.name = "boxes", .inter = {.alpha_s = 0.01, .bytes_per_s = rate}};
+  for (int node = 0; node < 2; ++node) {
+    cluster.intra.push_back({.bytes_per_s = 5 * rate});
+    for (int d = 0; d < 2; ++d)
+      cluster.devices.push_back({.kind = node == 0 ? "a" : "b",
+                                 .memory_bytes = static_cast<std::uint64_t>(memory * (2 - node)),
+                                 .speed = node == 0 ? 1.0 : 0.4,
+                                 .node = node});
+  }
+  return cluster;
+}
+
+/// The slowest stage of each cut and order that fits; of the best of them.
+std::optional<double> best_bottleneck(cluster::Profile const& p, cluster::Cluster const& c,
+                                      std::vector<int> const& devices, int n, double copies) {
+  std::optional<double> best;
+  std::vector<std::size_t> order(devices.size());
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+  do {
+    for (int cut = 1; cut < p.size(); ++cut) {
+      std::array<int, 3> const bounds{0, cut, p.size()};
+      double worst = 0;
+      bool fits = true;
+      for (std::size_t s = 0; s < 2; ++s) {
+        int const device = devices[order[s]], other = devices[order[1 - s]];
+        double bytes = 0, seconds = 0;
+        double const crossing = static_cast<double>(p.layer(cut - 1).activation_bytes);
+        for (int l = bounds[s]; l < bounds[s + 1]; ++l) {
+          bytes += copies * static_cast<double>(p.layer(l).parameter_bytes) +
+                   static_cast<double>(p.layer(l).stash()) * (s == 0 ? n : 1);
+          seconds += c.times(p.layer(l), device).total_s();
+        }
+        if (s == 1) bytes += (n - 1) * crossing;
+        seconds += c.transfer_s(other, device, crossing);
+        worst = std::max(worst, seconds);
+        fits = fits && bytes <= static_cast<double>(c.device(device).memory_bytes);
+      }
+      if (fits && (!best || worst < *best)) best = worst;
+    }
+  } while (std::next_permutation(order.begin(), order.end()));
+  return best;
+}
+
+double bottleneck(plan::VirtualWorker const& worker, cluster::Profile const& p,
+                  cluster::Cluster const& c) {
+  double worst = 0;
+  for (std::size_t s = 0; s < worker.stages.size(); ++s) {
+    auto const& stage = worker.stages[s];
+    double seconds = stage.forward_s + stage.backward_s;
+    auto const crossing = [&](std::size_t left) {
+      return c.transfer_s(worker.stages[left].device, worker.stages[left + 1].device,
+                          static_cast<double>(p.layer(worker.stages[left].last).activation_bytes));
+    };
+    if (s > 0) seconds += crossing(s - 1);
+    if (s + 1 < worker.stages.size()) seconds += crossing(s);
+    worst = std::max(worst, seconds);
+  }
+  return worst;
+}
+
+}  // namespace
+
+TEST_CASE(
+    "plan/VirtualWorkers: on small clusters, the best of all allocations, cuts and placements",
+    "[plan]") {
+  std::mt19937 random(7);
+  int refused = 0, local = 0;
+  for (int i = 0; i < 60; ++i) {
+    auto const p = chain(random, 2 + static_cast<int>(random() % 4));
+    auto const c = boxes(6e3 + static_cast<double>(random() % 50'000),
+                         200 + static_cast<double>(random() % 3000));
+    int const distance = static_cast<int>(random() % 2);
+    CAPTURE(i, p.size(), distance, c.device(0).memory_bytes, c.inter.bytes_per_s);
+    plan::VirtualWorkers const all{
+        .workers = 2, .distance = distance, .most_in_flight = 4, .state_copies = 1};
+    // By hand: which workers there are, how many minibatches fit into all of them.
+    std::vector<std::vector<std::vector<int>>> const groups{
+        {{0, 1}, {2, 3}}, {{0, 2}, {1, 3}}, {{0, 2}, {1, 3}}};
+    double best = 0;
+    int fewest = 0;
+    for (int n = 1; n <= 4; ++n)
+      for (std::size_t a = 0; a < 3; ++a) {
+        bool fits = true;
+        for (auto const& devices : groups[a])
+          fits = fits && best_bottleneck(p, c, devices, n, n + distance + 3 + 1 + 1);
+        for (auto const homes : {plan::Homes::round_robin, plan::Homes::local}) {
+          plan::VirtualWorkers one = all;
+          one.in_flight = n;
+          one.allocations = {static_cast<plan::Allocation>(a)};
+          one.homes = {homes};
+          if (!fits || (a == 0 && homes == plan::Homes::local)) {
+            REQUIRE_THROWS_AS(one.plan(p, c), Error);
+            continue;
+          }
+          auto const made = one.plan(p, c);
+          REQUIRE(made.workers.size() == 2);
+          for (std::size_t w = 0; w < 2; ++w) {
+            REQUIRE(bottleneck(made.workers[w], p, c) ==
+                    Approx(*best_bottleneck(p, c, groups[a][w], n, n + distance + 5)));
+            for (auto const& stage : made.workers[w].stages)
+              REQUIRE(stage.memory_bytes <= stage.capacity_bytes);
+          }
+          if (homes == plan::Homes::local)
+            for (auto const& stage : made.workers[0].stages)
+              for (int l = stage.first; l <= stage.last; ++l)
+                REQUIRE(made.layer_nodes[static_cast<std::size_t>(l)] == stage.node);
+          if (made.samples_per_s > best * (1 + 1e-9)) {
+            best = made.samples_per_s;
+            fewest = n;
+          }
+        }
+      }
+    if (best == 0) {
+      REQUIRE_THROWS_WITH(all.plan(p, c), Catch::Contains("minibatches in flight"));
+      ++refused;
+      continue;
+    }
+    auto const plan = all.plan(p, c);
+    REQUIRE(plan.samples_per_s == best);
+    REQUIRE(plan.in_flight == fewest);
+    local += plan.homes == plan::Homes::local ? 1 : 0;
+    // A worker's pipeline has the order of the play.
+    auto const played = schedule::play_workers(plan.played(), plan.server(), 3 * plan.in_flight);
+    auto const table = plan.schedule(0).table({2, 3 * plan.in_flight});
+    for (int s = 0; s < 2; ++s) {
+      auto const row = table.row(s);
+      auto const& spans = played[0].timeline.rows[static_cast<std::size_t>(s)];
+      REQUIRE(
+          std::equal(row.begin(), row.end(), spans.begin(), spans.end(),
+                     [](auto const& action, auto const& span) { return action == span.action; }));
+    }
+  }
+  CHECK(refused >= 3);
+  CHECK(local >= 3);
+}
+
+TEST_CASE("plan/VirtualWorkers: more in flight than memory names the worker and what fits",
+          "[plan]") {
+  auto const cluster = tool::hetpipe::usable();
+  auto const profile = tool::hetpipe::vgg19();
+  plan::VirtualWorkers np{.in_flight = 6, .allocations = {plan::Allocation::node_partition}};
+  REQUIRE_THROWS_WITH(
+      np.plan(profile, cluster),
+      Catch::Contains("worker 2 (GGGG) has no memory for 6 minibatches in flight") &&
+          Catch::Contains("the most that fits is 4"));
+  np.in_flight = 4;
+  CHECK(np.plan(profile, cluster).in_flight == 4);
+  // Changes and snapshots of more waves take memory too.
+  np.distance = 4;
+  REQUIRE_THROWS_WITH(np.plan(profile, cluster), Catch::Contains("the most that fits is 2"));
+}
+
+TEST_CASE("plan/VirtualWorkers: refuses what cannot be planned", "[plan]") {
+  auto const cluster = tool::hetpipe::usable();
+  auto const profile = tool::hetpipe::resnet152();
+  REQUIRE_THROWS_WITH((plan::VirtualWorkers{.workers = 0}.plan(profile, cluster)),
+                      Catch::Contains("workers cannot be 0"));
+  REQUIRE_THROWS_WITH((plan::VirtualWorkers{.distance = -1}.plan(profile, cluster)),
+                      Catch::Contains("distance cannot be -1"));
+  REQUIRE_THROWS_WITH((plan::VirtualWorkers{.homes = {}}.plan(profile, cluster)),
+                      Catch::Contains("homes"));
+  REQUIRE_THROWS_WITH((plan::VirtualWorkers{.workers = 3}.plan(profile, cluster)),
+                      Catch::Contains("NodePartition wants"));
+  REQUIRE_THROWS_WITH((plan::VirtualWorkers{.in_flight = 2,
+                                            .allocations = {plan::Allocation::node_partition},
+                                            .homes = {plan::Homes::local}}
+                           .plan(profile, cluster)),
+                      Catch::Contains("local homes need equal cuts"));
+}
