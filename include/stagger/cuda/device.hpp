@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Which GPU to use, refused in words where there is none, or not enough of it.
+/// @file   The selection of a GPU, refused where there is none or too little memory.
 
 #include <cstddef>
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace stagger::cuda {
 
-/// A GPU as found.
+/// The properties of a GPU.
 struct DeviceInfo {
   int index = 0;
   std::string name;
@@ -29,7 +29,7 @@ struct MemoryNeed {
 
 namespace detail {
 
-/// In words, to a tenth of a MiB.
+/// A number of bytes as text, to a tenth of a MiB.
 [[nodiscard]] [[gnu::cold]] inline std::string mebibytes(std::uint64_t bytes) {
   if (bytes < std::uint64_t{1} << 20U) return text(bytes, " bytes");
   return text(static_cast<double>(bytes * 10 >> 20U) / 10, " MiB");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Errors of the CUDA runtime: what was done, CUDA's own name and words, and a remedy.
+/// @file   Errors of the CUDA runtime: what was done, CUDA's name and text for the error, and a
+///         remedy.
 
 #if !__has_include(<cuda_runtime_api.h>)
 #error \

@@ -15,7 +15,7 @@ namespace stagger::cuda {
 /// What has been done with a graph.
 struct GraphCounts {
   std::uint64_t captures = 0;        ///< iterations recorded
-  std::uint64_t instantiations = 0;  ///< made executable from nothing
+  std::uint64_t instantiations = 0;  ///< executable graphs made
   std::uint64_t updates = 0;         ///< an executable graph took over what changed
   std::uint64_t replays = 0;
   std::size_t nodes = 0;  ///< of the last capture

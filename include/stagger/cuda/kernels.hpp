@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What a program with parameters on a GPU brings along: kernels for the optimizer and for
-/// gradients; and what kernels find in device memory. The library has no kernels of its own.
+/// @file   The kernels that a program with parameters on a GPU must bring, for the optimizer and
+///         for
+/// gradients, and the numbers in device memory that they read. The library has no kernels of its
+/// own.
 
 #include <cstddef>
 #include <cstdint>
@@ -53,7 +55,7 @@ template <class Rule, class T> struct Update {
 
 namespace detail {
 
-/// What a rank finds while its work is enqueued.
+/// A rank's numbers while its work is enqueued.
 struct StepPlace {
   StepNumbers const* numbers = nullptr;  // of the device, as the next three
   void const* optimizer = nullptr;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file   Named ranges around what the host enqueues, for a profiler: a pair of functions, so that
-/// who asks for none includes none.
+/// a program without ranges includes no header of a profiler.
 
 #include <stagger/core/requirements.hpp>
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   How a value travels from GPU to GPU: its device memory, and all else that belongs to it.
+/// @file   The transfer of values from GPU to GPU: their device memory, and all else that belongs
+///         to them.
 
 #include <array>
 #include <cstddef>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The policies of a pipeline with their types erased, one by one: what an engine is made
-/// from, whichever they are.
+/// @file   The policies of a pipeline with their types erased, from which an engine is made.
 
 #include <algorithm>
 #include <concepts>
@@ -45,8 +44,8 @@ template <class P, class T>
 concept AggregateOf =
     std::is_aggregate_v<P> && consists_of<P, T>(std::make_index_sequence<sizeof(P) / sizeof(T)>{});
 
-/// Of what its `fields()` names; else of all its members, where they are nothing but double or
-/// nothing but float.
+/// The digest of the members that `fields()` names; else of all members, if they are nothing but
+/// double or nothing but float.
 /// @return 0 where they are not known
 template <class P> [[nodiscard]] std::uint64_t optimizer_digest(P const& policy) noexcept {
   auto const of = []<class T>(T const& value, std::uint64_t before) {
@@ -71,7 +70,7 @@ template <class P> [[nodiscard]] std::uint64_t optimizer_digest(P const& policy)
   }
 }
 
-/// For processes that take a step together.
+/// Refuses what processes that take a step together could not compare.
 /// @throws Error bad_configuration  for the digest of an optimizer whose numbers are not known
 inline void require_numbers(std::uint64_t optimizer) {
   if (optimizer != 0) return;

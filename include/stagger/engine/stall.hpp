@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Whether anything has moved for as long as it may stand still, and a thread that looks.
+/// @file   Stall detection: a counter that stands still for a deadline, and a thread that watches
+///         it.
 
 #include <stagger/core/requirements.hpp>
 

@@ -16,10 +16,10 @@
 
 namespace stagger {
 
-/// What a step, or an evaluation, tells of itself.
+/// The results of a step or of an evaluation.
 struct Metrics {
   double loss = 0;   ///< mean over all terms of the minibatch
-  double terms = 0;  ///< how many terms that were
+  double terms = 0;  ///< the number of terms
   double gradient_norm =
       0;  ///< 2-norm of all gradients before clipping; 0 unless Options::clip_norm is set
 };
@@ -34,8 +34,8 @@ class Ticket;
 
 namespace detail {
 
-/// A place in a ring of steps that a device has not finished; who holds the step's ticket, if
-/// anybody does.
+/// A place in the ring of steps that a device has not finished, and the ticket of its step, unless
+/// that was dropped.
 struct TicketPlace {
   Ticket* ticket = nullptr;
 };
@@ -44,7 +44,7 @@ struct StepOwner : Drivable {
   virtual void begin(Request const& request, stagger::stop_token stop) = 0;  // throws if it is busy
   virtual Metrics end() = 0;  // throws what went wrong in the run
 
-  /// Begins a step and returns while a device is at it. Carries it out where no device runs ahead.
+  /// Begins a step and returns while a device runs it. If no device runs ahead, carries it out.
   /// @return  its place; null: it is done, with `metrics`
   virtual TicketPlace* enqueue(Request const& request, stagger::stop_token stop, Metrics& metrics) {
     begin(request, std::move(stop));
@@ -56,7 +56,7 @@ struct StepOwner : Drivable {
   [[nodiscard]] virtual bool shares_time() const noexcept { return false; }
   /// Waits for the step of a place and all before it; null: for all of them.
   virtual void settle(TicketPlace const*) {}
-  /// Takes notice of what is done, without waiting.
+  /// Notes which steps are done, without waiting.
   virtual void poll() {}
 
  protected:
@@ -144,9 +144,9 @@ inline Metrics run(Step step) {
   return step.owner_->end();
 }
 
-/// A step that a device may still run, made by `enqueue`: its metrics are there when somebody
-/// asks. It belongs to the thread that takes the pipeline's steps. Dropping it waits for nothing;
-/// what goes wrong in a step whose ticket was dropped is thrown by the next step, or by
+/// A step that a device may still run, made by `enqueue`. Its metrics are read on
+/// request. It belongs to the thread that takes the pipeline's steps. Dropping it waits for
+/// nothing; what goes wrong in a step whose ticket was dropped is thrown by the next step, or by
 /// `Trainer::settle`.
 class [[nodiscard]] Ticket {
  public:
@@ -219,8 +219,9 @@ class [[nodiscard]] Ticket {
 ///     std::printf("%g\n", last.metrics().loss);   // waits; not asking does not
 /// @endcode
 ///
-/// @throws  what the step could not even be enqueued for; what an earlier step ended with that was
-/// not told to anybody
+/// @throws  the reason why the step could not be enqueued; the error of an earlier step that was
+///              not
+/// reported yet
 inline Ticket enqueue(Step step) {
   Ticket ticket;
   ticket.place_ = step.owner_->enqueue(step.request_, step.stop_, ticket.metrics_);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Whether a step succeeds, and what it ended with.
+/// @file   The status of a step: whether it succeeds, and its first error.
 
 #include <stagger/core/requirements.hpp>
 

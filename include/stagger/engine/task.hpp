@@ -19,7 +19,7 @@ struct Drivable {
   virtual void drive() = 0;  ///< on the calling thread
   /// On threads of its own; then resumes. @return false: it is done already, and will not resume
   virtual bool start(std::coroutine_handle<> then) = 0;
-  /// Of those that share a virtual time: carries all that have begun on until one of them ends, in
+  /// For steps that share a virtual time: runs all that have begun until one of them ends, in
   /// the order of that time. @return whether this one has ended
   virtual bool drive_together() {
     drive();

@@ -62,7 +62,7 @@ class ProcessesBackend {
   ProcessesBackend& operator=(ProcessesBackend const&) = delete;
 
   /// Opens the round of a step that this process was asked for, or of the preparation of one.
-  /// @param number  every process counts what it is asked for, whatever that comes to
+  /// @param number  of the round: each process counts what it is asked for, also if that fails
   void open(std::uint32_t number, bool prepares = false) noexcept {
     prepares_ = prepares;
     steps_.open(number);
@@ -115,7 +115,8 @@ class ProcessesBackend {
   ///            every process does
   void gather_parameters(int to) {
     if (!machine_.shards()) return owners_.gather(world_, codec_, to);
-    if (!placement_.empty()) detail::gather(world_, codec_, placement_);  // else: as made
+    if (!placement_.empty())
+      detail::gather(world_, codec_, placement_);  // else they are as initialised
   }
   /// Shows them in one process, one after the other. All processes call it.
   bool visit_parameters(int to, stagger::detail::ParameterVisit const& visit) {

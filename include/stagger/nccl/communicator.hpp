@@ -27,10 +27,10 @@ class Device {
       : index_(cuda::select_device(index).index), issuer_(std::make_shared<detail::Issuer>()) {}
 
   [[nodiscard]] int index() const noexcept { return index_; }
-  /// Gets on with what has been asked for, without waiting.
+  /// Advances the calls that have been made, without waiting.
   void progress() noexcept { issuer_->progress(); }
   /// While on, streams of its communicators are being captured into a graph: an operation is done
-  /// once it is in there, and `Communicator::check` tells what becomes of it when it is replayed.
+  /// once the graph has it, and `Communicator::check` reports the errors of replays.
   void capturing(bool on) noexcept { issuer_->capturing(on); }
 
  private:
@@ -39,18 +39,18 @@ class Device {
   std::shared_ptr<detail::Issuer> issuer_;
 };
 
-/// One rank's end, on one stream; spans are device memory.
+/// One rank's end of a communicator, on one stream. Spans are device memory.
 ///
-/// NCCL answers every call at once and does it later. Calls are kept until NCCL is through with the
-/// one before, and polled together with any operation of the device. A call that names no rank,
-/// or has no memory, is refused before NCCL sees it, by the operation alone. After an error of
-/// NCCL's every operation throws it, and all that is left is to abort.
+/// NCCL returns from every call at once and carries it out later. Calls are kept until NCCL has
+/// finished the one before, and polled together with any operation of the device. A call that names
+/// no rank, or has no memory, is refused before NCCL sees it, by the operation alone. After an
+/// error of NCCL's every operation throws it, and all that is left is to abort.
 ///
 /// Sends and receives take a group: those of one group progress together, which two ranks that
 /// exchange something need.
 class Communicator {
  public:
-  /// Of no rank at all: what a split without a colour leaves.
+  /// A communicator without a rank: the result of a split without a colour.
   Communicator() = default;
 
   /// Begins to join; `joined()` is done when all ranks have.
@@ -95,10 +95,10 @@ class Communicator {
     return state_ && state_->comm != nullptr;
   }
 
-  /// Whether it is there and has met no error that is known.
+  /// Whether it exists and has no known error.
   [[nodiscard]] bool healthy() const noexcept { return bool(*this) && !state_->failure; }
 
-  /// Looks for errors that no operation tells, as of a graph that is being replayed.
+  /// Looks for errors that no operation reports, such as those of a graph that is being replayed.
   /// @throws Error  what NCCL has met
   void check() const {
     if (!state_) return;
@@ -156,7 +156,7 @@ class Communicator {
                  detail::data_type<T>, detail::reduction(how), 0},
                 "all-reduce");
   }
-  /// In one go with the others of the group.
+  /// Together with the other calls of the group.
   template <Element T> Operation all_reduce(Group& group, std::span<T> data, Reduction how) {
     return collect(group,
                    {detail::CallKind::all_reduce, data.data(), data.data(), data.size(),

@@ -14,7 +14,7 @@ namespace stagger::nccl {
 /// How values of several ranks become one.
 enum class Reduction : std::uint8_t { sum, max };
 
-/// How NCCL calls an element type. Specialise it for half-precision types:
+/// NCCL's name for an element type. Specialise it for half-precision types:
 ///
 ///     template <> struct stagger::nccl::DataType<__nv_bfloat16> { static constexpr auto value =
 ///     ncclBfloat16; };
@@ -39,7 +39,8 @@ struct DataType<T> {
   }();
 };
 
-/// What NCCL can carry: plain bytes, and numbers but two-byte integers and long double.
+/// Whether NCCL can send a type: plain bytes, and all numbers except two-byte integers and long
+/// double.
 template <class T>
 concept Element = requires { DataType<std::remove_cv_t<T>>::value; } &&
                   DataType<std::remove_cv_t<T>>::value != ncclNumTypes;

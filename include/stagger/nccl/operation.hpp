@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A call of a communicator on its way: asked for, on the stream, done on the device.
+/// @file   The state of a call of a communicator: requested, on the stream, done on the device.
 
 #include <chrono>
 #include <cstdint>
@@ -32,7 +32,7 @@ class Operation {
   /// after it.
   [[nodiscard]] Operation on_stream() const { return {issuer_, state_, number_, what_, true}; }
 
-  /// Gets on with it, without waiting. @return whether it is done
+  /// Advances it, without waiting. @return whether it is done
   /// @throws Error  what NCCL or the device failed with; every operation of the communicator then
   /// fails
   bool poll() {

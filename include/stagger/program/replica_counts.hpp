@@ -14,8 +14,8 @@ namespace stagger {
 namespace detail {
 struct ReplicaOps;
 
-/// Names what an engine does for replicas. Compiling that takes a while, so that only programs with
-/// replicas include it: <stagger/engine/replicas.hpp> has the definition for this tag.
+/// Stands for the engine's functions for replicas. They take a while to compile, so only programs
+/// with replicas include them: <stagger/engine/replicas.hpp> has the definition for this tag.
 struct WithReplicas {};
 template <class Tag> struct ReplicaTable {
   static_assert(!std::is_same_v<Tag, WithReplicas>,
@@ -75,7 +75,7 @@ class Replicas {
   [[nodiscard]] std::size_t positions() const noexcept { return counts_.size(); }
   [[nodiscard]] List<int> const& counts() const noexcept { return counts_; }  ///< [positions]
   [[nodiscard]] List<Part> const& parts() const noexcept { return parts_; }   ///< [ranks]
-  /// For engines: what they do for replicas; null where there are none.
+  /// For engines: their functions for replicas; null without replicas.
   [[nodiscard]] detail::ReplicaOps const* ops() const noexcept { return ops_; }
 
  private:

@@ -43,7 +43,7 @@ struct Fifo {
   int in_flight = 0;  ///< Nm >= 1; 0: one for each rank
   Costs costs{};      ///< for each stage, or the same for all
   WaveGate gate{};    ///< of a worker of a parameter server: the order of a play of all workers,
-                      ///< in which nothing waits after a forward that may not begin yet
+                      ///< in which nothing waits behind a forward that may not begin yet
 
   /// One stage on each rank.
   [[nodiscard]] constexpr int chunks() const noexcept { return 1; }

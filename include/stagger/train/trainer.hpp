@@ -202,7 +202,7 @@ class Trainer {
   }
 
   /// Shows every parameter with its optimizer state in process `to`, one after the other in layer
-  /// order. That process has memory for one at a time of those that others have. All processes call
+  /// order. It needs memory for only one parameter of the others at a time. All processes call
   /// it; where a device spreads no ranks over processes, `visit` is called wherever this is.
   /// @param  visit  callable with ParameterState const&, whose memory is lent; what it throws is
   ///                thrown once all have been there
@@ -216,10 +216,10 @@ class Trainer {
              }});
   }
 
-  /// Makes what `parameters()` shows that of the last step in every process, or in process `to`,
-  /// where a device spreads the ranks over several: each updates those of its own stages alone, and
-  /// holds no others for longer than until the next step. All processes call it. Elsewhere there is
-  /// nothing to do.
+  /// Brings the parameters of the last step to every process, or to process `to`, where a device
+  /// spreads the ranks over several: each process updates only those of its own stages, and keeps
+  /// the others only until the next step. All processes call it. On other devices there is nothing
+  /// to do.
   void gather_parameters(int to = -1) {
     session_->require_idle();
     session_->gather_parameters(to);

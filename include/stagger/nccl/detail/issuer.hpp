@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The queue of NCCL calls of one device: made in one order, each polled until NCCL is through
-/// with it.
+/// @file   The queue of NCCL calls of one device: made in one order, each polled until NCCL has
+/// finished it.
 
 #include <algorithm>
 #include <atomic>
@@ -38,7 +38,7 @@ struct Abort {
   std::atomic<bool> done{false};
 };
 
-/// Aborts that NCCL has not come back from.
+/// Aborts from which NCCL has not returned.
 inline std::atomic<int> aborts_under_way{0};
 
 /// The end of the process waits for them, though not for ever: after it CUDA and NCCL take
@@ -92,7 +92,7 @@ struct State {
     }
   }
 
-  /// A batch with a call that cannot be right. NCCL never sees it, and all goes on.
+  /// A batch with an invalid call. NCCL never sees it, and later batches go on.
   void refuse(std::uint64_t number, std::string const& words) noexcept {
     try {
       refused.emplace_back(
@@ -107,7 +107,7 @@ struct State {
       if (batch == number) std::rethrow_exception(why);
   }
 
-  /// Whether NCCL is through with the last call. A failure is through as well.
+  /// Whether NCCL has finished the last call. A failed call counts as finished.
   bool settled() noexcept {
     if (comm == nullptr || failure) return true;
     ncclResult_t answer = ncclSuccess;
@@ -177,11 +177,10 @@ class Issuer {
     return number;
   }
 
-  /// While on, what is asked for goes into a graph: it is done once it is there, and no event
-  /// tells.
+  /// While on, calls go into a graph: a call is done once the graph has it, without an event.
   void capturing(bool on) noexcept { capturing_ = on; }
 
-  /// Gets as far as NCCL lets it without waiting.
+  /// Advances as far as NCCL allows without waiting.
   void progress() noexcept {
     while (count_ != 0) {
       Batch& batch = queue_[first_];
@@ -247,7 +246,7 @@ class Issuer {
     return !state.failure;
   }
 
-  /// What is wrong with a call, as far as can be seen: NCCL would end its communicator.
+  /// What is wrong with a call, as far as it can be checked here; NCCL would end its communicator.
   static std::string wrong_with(Call const& c, State const& state) {
     bool const named =
         c.kind == CallKind::send || c.kind == CallKind::receive || c.kind == CallKind::broadcast;

@@ -79,7 +79,7 @@ class Deadline {
   Clock::time_point end_;
 };
 
-/// Who meets, where, and until when.
+/// The ranks that meet, the address, and the deadline.
 struct RendezvousInfo {
   std::string address{};     ///< of rank 0's machine
   std::vector<int> ports{};  ///< there: rank 0 listens on the first that it can have
@@ -337,7 +337,7 @@ inline Verdict ask(Address const& address, Greeting const& greeting, std::span<s
   if (!ready(socket, POLLOUT, end.within(connect_s)) ||
       ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size) != 0 || error != 0)
     return Verdict::nobody;
-  // Linux lets a socket connect to itself where nobody listens; its end would be rank 0's port.
+  // Linux lets a socket connect to itself where nothing listens; its end would be rank 0's port.
   ::sockaddr_storage self{};
   size = sizeof self;
   if (::getsockname(socket.get(), reinterpret_cast<::sockaddr*>(&self), &size) == 0 &&

@@ -26,7 +26,7 @@ class ReductionBarriers {
 
   constexpr explicit ReductionBarriers(Table const& table) : table_(table) {}
 
-  /// A rank has come to its reduction of a stage.
+  /// A rank has reached its reduction of a stage.
   /// @return the barrier when all have come; null before
   constexpr Barrier const* arrive(int stage, int rank, double now) {
     if (barriers_.empty()) {

@@ -68,7 +68,7 @@ template <int Stages, int Microbatches, int Ranks> struct ProofState {
   int cursor[rank_count]{};
   int live[rank_count]{};
   int owner[owner_count]{};             // rank + 1, for each half of the microbatches
-  std::uint8_t reduced[owner_count]{};  // 0: not yet, 1: the rank has come to it, 2: done
+  std::uint8_t reduced[owner_count]{};  // 0: not yet, 1: the rank has reached it, 2: done
   int last_forward[owner_count]{}, last_gradient[owner_count]{};
   int forwards = 0, gradients = 0, weights = 0;
   int rank = 0, step = 1;  // the next rank to look at, and the direction of the sweep
