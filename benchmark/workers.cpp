@@ -6,6 +6,9 @@
 //                bytes that this must touch (5 x 64 MiB for each worker), made by two threads at once
 //   small        16 workers on two threads push layers of 4 KiB on arrival
 //   gate         how long after the last push that it waits for a worker begins its next forward
+//   clock        four unequal workers of four stages carry 10 000 minibatches each through layers that
+//                do nothing, in virtual time, with pushes and pulls over a shared link
+//   tables       the orders of those workers, each from a play of all of them
 
 #include <algorithm>
 #include <atomic>
@@ -23,6 +26,7 @@
 #include <stagger/collective/parameter_server.hpp>
 #include <stagger/engine/run_together.hpp>
 #include <stagger/schedule/fifo.hpp>
+#include <stagger/sim/virtual_clock.hpp>
 #include <stagger/stagger.hpp>
 #include <stagger/staleness/wave_synchronous.hpp>
 
@@ -237,12 +241,86 @@ void gate(benchmark::State& state) {
   }
 }
 
+/// Does nothing, as does its backward.
+struct Empty {
+  using Input = float;
+  using Output = float;
+  sg::Parameter<> a{"a", {1}};
+  auto parameters() { return std::tie(a); }
+  void forward(sg::Context&, float const& x, float& y, sg::NothingSaved&) { y = x; }
+  void backward(sg::Context&, float const&, float const& dy, float& dx, sg::NothingSaved&) {
+    dx = dy;
+  }
+};
+
+constexpr int clocked_minibatches = 10'000;
+constexpr int clocked_in_flight = 4;
+
+/// Worker n's stages take so many times as long as the first one's; its order is that of a play.
+sg::schedule::Fifo clocked_order(int n) {
+  auto const worker = [](int of) {
+    double const slower = 1 + 0.1 * of;
+    return sg::schedule::WaveWorker{sg::schedule::Costs::uniform(slower, 2 * slower, 0), {1, 2, 3}};
+  };
+  sg::schedule::Fifo order{.in_flight = clocked_in_flight, .costs = worker(n).costs};
+  order.gate = {.distance = 0,
+                .links = {{.rate = 8, .latency_s = 0.5}},
+                .layer_bytes = {4, 4, 4, 4},
+                .cuts = worker(n).cuts};
+  for (int other = 0; other < 4; ++other)
+    if (other != n) order.gate.others.push_back(worker(other));
+  return order;
+}
+
+void tables(benchmark::State& state) {
+  for ([[maybe_unused]] auto _ : state) {
+    double const start_s = bench::now_s();
+    for (int n = 0; n < 4; ++n)
+      benchmark::DoNotOptimize(
+          clocked_order(n).table({.ranks = 4, .microbatches = clocked_minibatches}));
+    state.SetIterationTime(bench::now_s() - start_s);
+  }
+}
+
+/// A stream that has been laid out before.
+void clocked(benchmark::State& state) {
+  sg::sim::Clock const clock(clocked_order(0).gate.links.front());
+  sg::collective::ParameterServer const server({.workers = 4});
+  auto const make = [&](int n) {
+    auto const order = clocked_order(n);
+    return sg::Pipeline{Empty{}, Empty{}, Empty{}, Empty{}}.with(
+        order, sg::staleness::WaveSynchronous{.in_flight = clocked_in_flight, .distance = 0},
+        server.worker(n), Sum{}, sg::optimizer::Sgd{.rate = 0.1},
+        sg::sim::VirtualClock{.costs = order.costs, .clock = clock});
+  };
+  std::vector<decltype(make(0))> trainers;
+  for (int n = 0; n < 4; ++n) trainers.push_back(make(n));
+  sg::Batch<float, float> batch;
+  batch.inputs.assign(clocked_minibatches, 1.0F);
+  batch.targets.assign(clocked_minibatches, 1.0F);
+  auto const run = [&] {
+    std::vector<sg::Step> steps;
+    for (auto& trainer : trainers) steps.push_back(trainer.stream(batch));
+    sg::run_together(std::move(steps));
+  };
+  double const first_s = bench::now_s();
+  run();
+  state.counters["first_s"] = bench::now_s() - first_s;  // makes tables and programs
+  for ([[maybe_unused]] auto _ : state) {
+    double const start_s = bench::now_s();
+    run();
+    state.SetIterationTime(bench::now_s() - start_s);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   bench::add("workers/server", 3, exchange);
   bench::add("workers/small", 3, small);
   bench::add("workers/gate", 3, gate);
+  bench::add("workers/clock", 3, clocked);
+  bench::add("workers/tables", 3, tables);
   auto const grade = [](bool met) { return met ? bench::Grade::passed : bench::Grade::failed; };
   return bench::run(
       argc, argv,
@@ -266,5 +344,19 @@ int main(int argc, char** argv) {
         [=](bench::Results const& results) {
           double const us = 1e6 * results.time_s("workers/gate");
           return bench::Line{bench::text("%.1f us", us), "at most 50 us", grade(us <= 50)};
+        }},
+       {"4 unequal workers of 4 stages, 10 000 minibatches of empty layers each, in virtual time",
+        "workers/clock",
+        [=](bench::Results const& results) {
+          double const s = results.time_s("workers/clock");
+          double const first_s = results.counter("workers/clock", "first_s");
+          return bench::Line{
+              bench::text("%.2f s; %.2f s with tables and programs made for them", s, first_s),
+              "at most 2 s", grade(first_s <= 2)};
+        }},
+       {"the tables of these workers, each from a play of all", "workers/tables",
+        [=](bench::Results const& results) {
+          double const s = results.time_s("workers/tables");
+          return bench::Line{bench::text("%.2f s", s), "at most 0.5 s", grade(s <= 0.5)};
         }}});
 }
