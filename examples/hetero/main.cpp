@@ -14,9 +14,11 @@ int main(int argc, char** argv) {
   try {
     auto const settings = hetero::parse(argc, argv);
     if (!settings) return 0;
+    hetero::Files const files(*settings);
     auto const run =
         settings->model == "gpt" ? hetero::run_gpt(*settings) : hetero::run_vgg(*settings);
     std::fputs(hetero::table_of(*settings, run).c_str(), stdout);
+    files.write(run);
     return 0;
   } catch (std::bad_alloc const&) {
     std::fputs("hetero: there is not enough memory; use fewer --steps or a smaller --batch\n",

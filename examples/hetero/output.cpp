@@ -3,11 +3,15 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 #include <stagger/core/error.hpp>
+#include <stagger/core/file.hpp>
+#include <stagger/report/chart.hpp>
 #include <stagger/report/format.hpp>
 #include <stagger/report/table.hpp>
+#include <stagger/report/trace.hpp>
 
 namespace hetero {
 
@@ -68,6 +72,63 @@ std::string table_of(Settings const& s, Run const& run) {
                     when ? " after " + report::format_seconds(*when) : std::string(" not reached"),
                     "; held-out loss ", report::format_fixed(run.held_out, 3), "\n");
   return out;
+}
+
+std::string csv_of(Run const& run) {
+  std::string out = "worker,minibatch,began_s,ended_s,loss\n";
+  for (std::size_t n = 0; n < run.workers.size(); ++n) {
+    WorkerRun const& worker = run.workers[n];
+    std::vector<double> began_s(worker.losses.size()), ended_s(worker.losses.size());
+    for (auto const& span : worker.timeline.rows.front()) {
+      auto const m = static_cast<std::size_t>(span.action.microbatch);
+      if (span.action.kind == stagger::schedule::Kind::forward) began_s[m] = span.start_s;
+      if (span.action.kind == stagger::schedule::Kind::backward) ended_s[m] = span.end_s;
+    }
+    for (std::size_t m = 0; m < worker.losses.size(); ++m)
+      out += stagger::text(n, ",", m, ",", report::format_shortest(began_s[m]), ",",
+                           report::format_shortest(ended_s[m]), ",",
+                           report::format_shortest(worker.losses[m]), "\n");
+  }
+  return out;
+}
+
+std::string trace_of(Run const& run) {
+  std::vector<std::string> names;
+  stagger::schedule::Timeline server;  // a row for each worker: from its push to the answer
+  for (std::size_t n = 0; n < run.workers.size(); ++n) {
+    WorkerRun const& worker = run.workers[n];
+    names.push_back(
+        stagger::text("worker ", n, worker.devices.empty() ? "" : " on ", worker.devices));
+    server.rows.push_back(exchanges(worker));
+  }
+  names.emplace_back("server, with a rank for each worker");
+  std::vector<report::TraceGroup> groups;
+  for (std::size_t n = 0; n < run.workers.size(); ++n)
+    groups.push_back({names[n], {&run.workers[n].timeline, 1}});
+  groups.push_back({names.back(), {&server, 1}});
+  return report::perfetto(groups);
+}
+
+std::string chart_of(Settings const& s, Run const& run) {
+  std::vector<report::ChartPoint> points;
+  for (LossPoint const& point : curve_of(s, run)) points.push_back({point.time_s, point.loss});
+  std::vector<report::ChartLine> const lines{{"loss", points}};
+  std::string const title = s.model + ", " + s.sync;
+  return report::chart(lines, {.title = title,
+                               .x = s.timed() ? "seconds of virtual time" : "seconds",
+                               .y = "loss",
+                               .theme = report::SvgTheme::automatic});
+}
+
+Files::Files(Settings const& s) : s_(s) {
+  for (std::string const& name : {s.csv, s.trace, s.chart})
+    if (!name.empty()) stagger::WholeFile const probe(name);  // not committed, so no file remains
+}
+
+void Files::write(Run const& run) const {
+  if (!s_.csv.empty()) stagger::write_file(s_.csv, csv_of(run));
+  if (!s_.trace.empty()) stagger::write_file(s_.trace, trace_of(run));
+  if (!s_.chart.empty()) stagger::write_file(s_.chart, chart_of(s_, run));
 }
 
 }  // namespace hetero

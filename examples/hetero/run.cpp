@@ -42,23 +42,30 @@ double covered_s(Interval const& interval, std::vector<Interval> const& by) {
 
 }  // namespace
 
+std::vector<Span> exchanges(WorkerRun const& worker) {
+  std::vector<Span> all;
+  if (worker.timeline.rows.empty()) return all;
+  bool open = false;
+  for (Span const& span : worker.timeline.rows.front()) {
+    if (span.action.kind == Kind::push) {
+      all.push_back(span);
+      open = true;
+    } else if (span.action.kind == Kind::pull && std::exchange(open, false)) {
+      all.back().end_s = span.start_s;
+    }
+  }
+  return all;
+}
+
 Spent spent(WorkerRun const& worker) {
   Spent result;
   auto const work = busy(worker.timeline);
   if (!work.empty()) result.end_s = work.back().second;
-  if (worker.timeline.rows.empty()) return result;
-  double pushed_s = -1;
-  for (Span const& span :
-       worker.timeline.rows.front()) {  // the stage that minibatches come to first
-    if (span.action.kind == Kind::push) {
-      ++result.pushes;
-      pushed_s = span.end_s;
-    }
-    if (span.action.kind != Kind::pull || pushed_s < 0 || span.start_s >= result.end_s) continue;
-    double const waited_s = span.start_s - pushed_s;
-    result.waiting_s += waited_s;
-    result.idle_s += waited_s - covered_s({pushed_s, span.start_s}, work);
-    pushed_s = -1;
+  for (Span const& span : exchanges(worker)) {
+    ++result.pushes;
+    if (span.end_s >= result.end_s) continue;  // no minibatch needs it any more
+    result.waiting_s += span.end_s - span.start_s;
+    result.idle_s += span.end_s - span.start_s - covered_s({span.start_s, span.end_s}, work);
   }
   return result;
 }

@@ -36,6 +36,9 @@ struct Spent {
 };
 [[nodiscard]] Spent spent(WorkerRun const& worker);
 
+/// Of each push of a worker's first stage, the time until its answer is used.
+[[nodiscard]] std::vector<stagger::schedule::Span> exchanges(WorkerRun const& worker);
+
 /// A loss, and when it was there.
 struct LossPoint {
   double time_s = 0;

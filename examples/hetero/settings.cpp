@@ -132,6 +132,18 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
                      "Instead of the cluster's own links: how long the pushes of all workers take, "
                      "relative to computing one")
           ->group(group);
+
+  group = "Output";
+  app.add_option("--csv", s.csv, "File for each minibatch's times and loss")
+      ->type_name("FILE")
+      ->group(group);
+  app.add_option("--trace", s.trace,
+                 "File for a trace of the workers and the server, which ui.perfetto.dev opens")
+      ->type_name("FILE")
+      ->group(group);
+  app.add_option("--chart", s.chart, "File for a picture (SVG) of the loss over time")
+      ->type_name("FILE")
+      ->group(group);
   app.footer(
       "Example: hetero --sync wsp --distance 4 --parameters local\n"
       "Results go to standard output, progress to standard error. Exit code 2: something that was "

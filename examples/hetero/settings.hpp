@@ -32,6 +32,11 @@ struct Settings {
   std::string parameters = "round-robin";  ///< or "local"
   double link = 0;                         ///< r = N S / (b T_c); 0: the cluster's own links
 
+  // Files that are written besides the table; empty: none.
+  std::string csv;
+  std::string trace;
+  std::string chart;
+
   [[nodiscard]] bool timed() const noexcept { return device == "clock"; }
 
   /// @throws Error  with Errc::bad_configuration, naming the flag, the value and what would do

@@ -85,4 +85,11 @@ inline void append_xml(std::string& out, std::string_view text) {
   });
 }
 
+/// Text for XML content, as `append_xml` makes it.
+[[nodiscard]] inline std::string xml(std::string_view words) {
+  std::string out;
+  append_xml(out, words);
+  return out;
+}
+
 }  // namespace stagger::report::detail

@@ -24,13 +24,6 @@
 
 namespace stagger::report::detail {
 
-/// Text for XML content, as `append_xml` makes it.
-[[nodiscard]] inline std::string xml(std::string_view words) {
-  std::string out;
-  append_xml(out, words);
-  return out;
-}
-
 /// Writes one document, from top to bottom.
 class SvgWriter {
  public:

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <string>
 
 #include <stagger/report/format.hpp>
@@ -18,7 +19,7 @@ struct Ticks {
   int decimals = 0;
 
   /// Label of the i-th mark, without the unit.
-  [[nodiscard]] std::string label(int i) const {
+  [[nodiscard]] std::string label(std::int64_t i) const {
     return format_fixed(static_cast<double>(i) * step_s / unit_s, decimals);
   }
 };
