@@ -15,7 +15,7 @@ struct GptWorkload {
   using Batch = gpt::Batch;
   using Loss = gpt::CrossEntropy<float>;
   static constexpr char const* unit = "bytes";
-  static constexpr double rate = 0.5;
+  static constexpr double rate = 0.3;
   static constexpr gpt::ModelShape shape{.layers = 4, .width = 32, .heads = 2, .context = 32};
 
   explicit GptWorkload(Settings const& s)

@@ -3,6 +3,7 @@
 /// @file   Losses of the minibatches of all workers, noted while they train.
 
 #include <chrono>
+#include <cmath>
 #include <cstddef>
 #include <cstdio>
 #include <memory>
@@ -10,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/core/error.hpp>
 #include <stagger/model/loss.hpp>
 #include <stagger/report/progress.hpp>
 
@@ -27,7 +29,11 @@ class LossLog {
                   now_s()) {}
 
   /// Notes a mean loss. Workers may call it at the same time.
+  /// @throws Error  bad_configuration for one that is not finite
   void note(std::size_t worker, std::size_t minibatch, double loss, double examples) {
+    if (!std::isfinite(loss))
+      stagger::raise(stagger::Errc::bad_configuration, "the loss of minibatch ", minibatch,
+                     " of worker ", worker, " is not finite; use a smaller --rate");
     losses_[worker][minibatch] = loss;
     std::lock_guard const lock(mutex_);
     examples_ += examples;

@@ -29,7 +29,7 @@ std::vector<LossPoint> curve_of(Settings const& s, Run const& run) {
 
 double target_of(Settings const& s) {
   if (s.target > 0) return s.target;
-  return s.model == "vgg" ? 1.0 : 2.5;
+  return s.model == "vgg" ? 1.0 : 3.0;
 }
 
 std::string table_of(Settings const& s, Run const& run) {

@@ -13,21 +13,55 @@ using stagger::schedule::Span;
 
 using Interval = std::pair<double, double>;
 
-/// When some stage was at work, in order and apart from each other.
+/// The same time as intervals in order and apart from each other.
+std::vector<Interval> merged(std::vector<Interval> all) {
+  std::sort(all.begin(), all.end());
+  std::vector<Interval> result;
+  for (Interval const& each : all)
+    if (result.empty() || each.first > result.back().second)
+      result.push_back(each);
+    else
+      result.back().second = std::max(result.back().second, each.second);
+  return result;
+}
+
+/// When some stage was at work.
 std::vector<Interval> busy(stagger::schedule::Timeline const& timeline) {
   std::vector<Interval> all;
   for (auto const& row : timeline.rows)
     for (Span const& span : row)
       if (stagger::schedule::is_compute(span.action.kind))
         all.emplace_back(span.start_s, span.end_s);
-  std::sort(all.begin(), all.end());
-  std::vector<Interval> merged;
-  for (Interval const& each : all)
-    if (merged.empty() || each.first > merged.back().second)
-      merged.push_back(each);
-    else
-      merged.back().second = std::max(merged.back().second, each.second);
-  return merged;
+  return merged(std::move(all));
+}
+
+/// At each stage, from when a minibatch that needs new weights could have begun until it had them.
+/// It could have when the stage before had passed it on; at the first stage, when there was room for
+/// it in the pipeline, or all of the step before had come back.
+std::vector<Interval> waits(WorkerRun const& worker) {
+  std::vector<Interval> all;
+  auto const& rows = worker.timeline.rows;
+  std::vector<double> came_back_s(worker.losses.size());
+  std::vector<double> passed_s(worker.losses.size());  // by the stage before
+  double last_s = 0;                                   // when the last one came back
+  for (std::size_t stage = 0; stage < rows.size(); ++stage) {
+    double pulled_s = -1;
+    for (Span const& span : rows[stage]) {
+      auto const m = static_cast<std::size_t>(span.action.microbatch);
+      if (span.action.kind == Kind::pull) pulled_s = span.start_s;
+      if (span.action.kind == Kind::backward) came_back_s[m] = last_s = span.end_s;
+      if (span.action.kind != Kind::forward) continue;
+      if (stage == 0 && worker.in_flight != 0)
+        passed_s[m] = m < worker.in_flight ? 0 : came_back_s[m - worker.in_flight];
+      else if (stage == 0)
+        passed_s[m] = last_s;
+      if (pulled_s > passed_s[m]) all.emplace_back(passed_s[m], pulled_s);
+      pulled_s = -1;
+      passed_s[m] = span.end_s;
+      if (stage < worker.transfers_s.size()) passed_s[m] += worker.transfers_s[stage];
+    }
+  }
+  return all;
 }
 
 /// How much of an interval others cover.
@@ -61,12 +95,11 @@ Spent spent(WorkerRun const& worker) {
   Spent result;
   auto const work = busy(worker.timeline);
   if (!work.empty()) result.end_s = work.back().second;
-  for (Span const& span : exchanges(worker)) {
-    ++result.pushes;
-    if (span.end_s >= result.end_s) continue;  // no minibatch needs it any more
-    result.waiting_s += span.end_s - span.start_s;
-    result.idle_s += span.end_s - span.start_s - covered_s({span.start_s, span.end_s}, work);
+  for (Interval const& each : merged(waits(worker))) {
+    result.waiting_s += each.second - each.first;
+    result.idle_s += each.second - each.first - covered_s(each, work);
   }
+  result.pushes = static_cast<int>(exchanges(worker).size());
   return result;
 }
 

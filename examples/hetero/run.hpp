@@ -17,7 +17,9 @@ namespace hetero {
 struct WorkerRun {
   std::string devices;                   ///< that its times are those of, or empty
   stagger::schedule::Timeline timeline;  ///< of all its minibatches, seconds since the run began
+  std::vector<double> transfers_s;       ///< [stages - 1] from each to the next; empty: no time
   std::vector<double> losses;            ///< [minibatches]
+  std::size_t in_flight = 0;             ///< minibatches of a stream; 0: it takes steps
 };
 
 /// What all of them did.
@@ -30,7 +32,7 @@ struct Run {
 /// How a worker spent its time, up to the end of its last minibatch.
 struct Spent {
   double end_s = 0;      ///< of its last backward
-  double waiting_s = 0;  ///< behind a push, until the first minibatch that needs its answer begins
+  double waiting_s = 0;  ///< while a minibatch had come to a stage whose weights were not there
   double idle_s = 0;     ///< of this, with no stage at work
   int pushes = 0;        ///< its clock
 };

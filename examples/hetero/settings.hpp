@@ -19,7 +19,7 @@ struct Settings {
   std::int64_t distance = 0;   ///< D of wsp, in waves
   std::int64_t bound = 2;      ///< of ssp, in steps
   bool exact = false;          ///< wsp: the same bits for any timing
-  std::int64_t steps = 75;     ///< pushes of each worker
+  std::int64_t steps = 120;    ///< pushes of each worker
   std::int64_t batch = 8;      ///< examples of a minibatch
   double rate = 0;             ///< learning rate of all workers together; 0: the model's
   double target = 0;           ///< loss to be reached; 0: the model's

@@ -15,7 +15,7 @@ struct VggWorkload {
   using Batch = vgg::Batch;
   using Loss = sg::loss::CrossEntropy<float>;
   static constexpr char const* unit = "images";
-  static constexpr double rate = 0.1;
+  static constexpr double rate = 0.03;
 
   explicit VggWorkload(Settings const& s)
       : seed(static_cast<std::uint64_t>(s.seed)),

@@ -102,7 +102,11 @@ template <class Workload> class Workers {
     log_.finish();
     for (std::size_t n = 0; n < workers; ++n) {
       result.workers[n].losses = log_.take(n);
-      if (times_) result.workers[n].devices = times_->workers[n].devices;
+      if constexpr (!Model::synchronous) result.workers[n].in_flight = count(s_.in_flight);
+      if (!times_) continue;
+      result.workers[n].devices = times_->workers[n].devices;
+      for (auto const& stage : times_->workers[n].costs.stages)
+        result.workers[n].transfers_s.push_back(stage.transfer_s);
     }
     result.images = times_ ? times_->images : static_cast<double>(s_.batch);
     result.held_out = sg::run(trainers[0].evaluate(workload_.held_out())).loss;
@@ -149,7 +153,8 @@ template <class Workload> class Workers {
     to.rows.resize(of_step.rows.size());
     for (std::size_t r = 0; r < of_step.rows.size(); ++r)
       for (sg::schedule::Span span : of_step.rows[r]) {
-        span.action.microbatch += static_cast<int>(step * s_.in_flight);
+        bool const counts_pushes = !sg::schedule::is_compute(span.action.kind);
+        span.action.microbatch += static_cast<int>(counts_pushes ? step : step * s_.in_flight);
         span.start_s += from_s;
         span.end_s += from_s;
         to.rows[r].push_back(span);

@@ -35,3 +35,15 @@ refused("--cluster vgg-19 has 16 GPUs for 4 workers of 4 stages" --cluster vgg-1
 
 refused("--in-flight 40 does not fit into the memory of VRGQ, worker 0. use at most [0-9]+" --in-flight 40)
 refused("has other cuts or nodes than worker 0. Local needs them equal" --allocation np --parameters local --in-flight 2)
+
+# Nothing is computed where a file could not be written, and nothing is left of it.
+foreach(flag csv trace chart)
+  refused("missing/out'" --${flag} missing/out)
+  refused("it is a folder" --${flag} ${FOLDER})
+endforeach()
+refused("the loss of minibatch [0-9]+ of worker [0-3] is not finite. use a smaller --rate"
+        --rate 1e9 --steps 8 --in-flight 2 --csv diverged.csv --trace diverged.json --chart diverged.svg)
+file(GLOB left ${FOLDER}/* ${FOLDER}/.*.tmp)
+if(left)
+  fail("should leave no files: ${left}")
+endif()
