@@ -94,7 +94,7 @@ std::string csv_of(Run const& run) {
 
 std::string trace_of(Run const& run) {
   std::vector<std::string> names;
-  stagger::schedule::Timeline server;  // a row for each worker: from its push to the answer
+  stagger::schedule::Timeline server;  // a row for each worker
   for (std::size_t n = 0; n < run.workers.size(); ++n) {
     WorkerRun const& worker = run.workers[n];
     names.push_back(

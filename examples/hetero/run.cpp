@@ -35,31 +35,42 @@ std::vector<Interval> busy(stagger::schedule::Timeline const& timeline) {
   return merged(std::move(all));
 }
 
-/// At each stage, from when a minibatch that needs new weights could have begun until it had them.
-/// It could have when the stage before had passed it on; at the first stage, when there was room for
-/// it in the pipeline, or all of the step before had come back.
-std::vector<Interval> waits(WorkerRun const& worker) {
+/// Of a worker that takes steps: at each stage, from its push until the answer is there.
+std::vector<Interval> waits_of_steps(WorkerRun const& worker) {
   std::vector<Interval> all;
-  auto const& rows = worker.timeline.rows;
-  std::vector<double> came_back_s(worker.losses.size());
-  std::vector<double> passed_s(worker.losses.size());  // by the stage before
-  double last_s = 0;                                   // when the last one came back
-  for (std::size_t stage = 0; stage < rows.size(); ++stage) {
-    double pulled_s = -1;
-    for (Span const& span : rows[stage]) {
-      auto const m = static_cast<std::size_t>(span.action.microbatch);
-      if (span.action.kind == Kind::pull) pulled_s = span.start_s;
-      if (span.action.kind == Kind::backward) came_back_s[m] = last_s = span.end_s;
-      if (span.action.kind != Kind::forward) continue;
-      if (stage == 0 && worker.in_flight != 0)
-        passed_s[m] = m < worker.in_flight ? 0 : came_back_s[m - worker.in_flight];
-      else if (stage == 0)
-        passed_s[m] = last_s;
-      if (pulled_s > passed_s[m]) all.emplace_back(passed_s[m], pulled_s);
-      pulled_s = -1;
-      passed_s[m] = span.end_s;
-      if (stage < worker.transfers_s.size()) passed_s[m] += worker.transfers_s[stage];
+  for (auto const& row : worker.timeline.rows) {
+    double pushed_s = 0;
+    for (Span const& span : row) {
+      if (span.action.kind == Kind::push) pushed_s = span.start_s;
+      if (span.action.kind == Kind::pull) all.emplace_back(pushed_s, span.end_s);
     }
+  }
+  return all;
+}
+
+/// Of a worker that streams: at each stage, from when the first minibatch that needs a further wave
+/// could have begun until that was there. The minibatch could have when the stage before had passed
+/// it on; at the first stage, when there was room for it in the pipeline.
+std::vector<Interval> waits_of_stream(WorkerRun const& worker) {
+  std::vector<Interval> all;
+  std::size_t const count = worker.losses.size();
+  std::vector<double> ready_s(count);
+  auto const& rows = worker.timeline.rows;
+  for (Span const& span : rows.front()) {
+    std::size_t const next = static_cast<std::size_t>(span.action.microbatch) + worker.in_flight;
+    if (span.action.kind == Kind::backward && next < count) ready_s[next] = span.end_s;
+  }
+  for (std::size_t stage = 0; stage < rows.size(); ++stage) {
+    for (Span const& span : rows[stage]) {
+      if (span.action.kind != Kind::pull) continue;
+      auto const waves = static_cast<std::size_t>(span.action.microbatch);
+      std::size_t const m = (waves + 1 + worker.distance) * worker.in_flight - 1;
+      if (m < count && span.end_s > ready_s[m]) all.emplace_back(ready_s[m], span.end_s);
+    }
+    for (Span const& span : rows[stage])
+      if (span.action.kind == Kind::forward)
+        ready_s[static_cast<std::size_t>(span.action.microbatch)] =
+            span.end_s + (stage < worker.transfers_s.size() ? worker.transfers_s[stage] : 0);
   }
   return all;
 }
@@ -78,16 +89,9 @@ double covered_s(Interval const& interval, std::vector<Interval> const& by) {
 
 std::vector<Span> exchanges(WorkerRun const& worker) {
   std::vector<Span> all;
-  if (worker.timeline.rows.empty()) return all;
-  bool open = false;
-  for (Span const& span : worker.timeline.rows.front()) {
-    if (span.action.kind == Kind::push) {
-      all.push_back(span);
-      open = true;
-    } else if (span.action.kind == Kind::pull && std::exchange(open, false)) {
-      all.back().end_s = span.start_s;
-    }
-  }
+  for (auto const& row : worker.timeline.rows)
+    for (Span const& span : row)
+      if (!stagger::schedule::is_compute(span.action.kind)) all.push_back(span);
   return all;
 }
 
@@ -95,11 +99,14 @@ Spent spent(WorkerRun const& worker) {
   Spent result;
   auto const work = busy(worker.timeline);
   if (!work.empty()) result.end_s = work.back().second;
-  for (Interval const& each : merged(waits(worker))) {
-    result.waiting_s += each.second - each.first;
-    result.idle_s += each.second - each.first - covered_s(each, work);
+  auto const waits = worker.in_flight != 0 ? waits_of_stream(worker) : waits_of_steps(worker);
+  for (auto const& [start_s, stop_s] : merged(waits)) {
+    if (start_s >= result.end_s) continue;  // no minibatch needs it any more
+    result.waiting_s += stop_s - start_s;
+    result.idle_s += stop_s - start_s - covered_s({start_s, stop_s}, work);
   }
-  result.pushes = static_cast<int>(exchanges(worker).size());
+  for (Span const& span : worker.timeline.rows.front())
+    if (span.action.kind == Kind::push) ++result.pushes;
   return result;
 }
 

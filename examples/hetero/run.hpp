@@ -19,7 +19,8 @@ struct WorkerRun {
   stagger::schedule::Timeline timeline;  ///< of all its minibatches, seconds since the run began
   std::vector<double> transfers_s;       ///< [stages - 1] from each to the next; empty: no time
   std::vector<double> losses;            ///< [minibatches]
-  std::size_t in_flight = 0;             ///< minibatches of a stream; 0: it takes steps
+  std::size_t in_flight = 0;             ///< Nm of its stream; 0: it takes steps
+  std::size_t distance = 0;              ///< D of its stream
 };
 
 /// What all of them did.
@@ -38,7 +39,7 @@ struct Spent {
 };
 [[nodiscard]] Spent spent(WorkerRun const& worker);
 
-/// Of each push of a worker's first stage, the time until its answer is used.
+/// Its pushes, and the answers of the server.
 [[nodiscard]] std::vector<stagger::schedule::Span> exchanges(WorkerRun const& worker);
 
 /// A loss, and when it was there.

@@ -42,6 +42,7 @@ void require_use(CLI::App const& app, Settings const& s) {
     std::string const why = "changes nothing with --sync " + s.sync + "; leave it out";
     refuse("--distance", entry.takes.distance, why);
     refuse("--bound", entry.takes.bound, why);
+    refuse("--period", entry.takes.period, why);
     refuse("--exact", entry.takes.exact, why);
   });
   for (char const* const flag : {"--cluster", "--link"})
@@ -72,6 +73,7 @@ void Settings::check() const {
   require("--in-flight", in_flight, 1, 1000);
   require("--distance", distance, 0, 1'000'000);
   require("--bound", bound, 0, 1'000'000);
+  require("--period", period, 1, 1'000'000);
   require("--steps", steps, 1, 1'000'000);
   require("--batch", batch, 1, 1000);
   require("--seed", seed, 0, std::numeric_limits<std::int64_t>::max());
@@ -96,6 +98,7 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
   app.add_option("--distance", s.distance, "wsp: how many waves a worker may be ahead")
       ->group(group);
   app.add_option("--bound", s.bound, "ssp: how many steps a worker may be ahead")->group(group);
+  app.add_option("--period", s.period, "local-sgd: steps between two means")->group(group);
   app.add_flag("--exact", s.exact,
                "wsp: add waves in the order of workers, for the same bits at any timing")
       ->group(group);

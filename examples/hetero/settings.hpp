@@ -18,6 +18,7 @@ struct Settings {
   std::int64_t in_flight = 4;  ///< minibatches of a push: Nm of wsp, microbatches of a step
   std::int64_t distance = 0;   ///< D of wsp, in waves
   std::int64_t bound = 2;      ///< of ssp, in steps
+  std::int64_t period = 4;     ///< T of local-sgd, in steps
   bool exact = false;          ///< wsp: the same bits for any timing
   std::int64_t steps = 120;    ///< pushes of each worker
   std::int64_t batch = 8;      ///< examples of a minibatch

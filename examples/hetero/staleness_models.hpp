@@ -10,6 +10,7 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/nearest.hpp>
 #include <stagger/staleness/asynchronous.hpp>
+#include <stagger/staleness/local_sgd.hpp>
 #include <stagger/staleness/round_robin_synchronous.hpp>
 #include <stagger/staleness/stale_synchronous.hpp>
 #include <stagger/staleness/synchronous.hpp>
@@ -24,6 +25,7 @@ struct Numbers {
   int in_flight = 1;
   int distance = 0;
   int bound = 0;
+  int period = 1;
   bool exact = false;
 
   /// When the server adds what comes from workers, where a model leaves it open.
@@ -36,6 +38,7 @@ struct Numbers {
 struct Takes {
   bool bound = false;
   bool distance = false;
+  bool period = false;
   bool exact = false;
 };
 
@@ -62,6 +65,8 @@ inline constexpr std::tuple staleness_models{
                      return staleness::WaveSynchronous{
                          .in_flight = n.in_flight, .distance = n.distance, .adds = n.adds()};
                    }},
+    StalenessEntry{"local-sgd", "--period steps alone, then the mean", Takes{.period = true},
+                   [](Numbers const& n) { return staleness::LocalSgd{.period = n.period}; }},
 };
 
 /// Calls `visit(entry)` for each model.

@@ -5,13 +5,16 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include <stagger/collective/parameter_server.hpp>
 #include <stagger/engine/run_together.hpp>
 #include <stagger/host/threads.hpp>
+#include <stagger/partition/cuts.hpp>
 #include <stagger/schedule/fifo.hpp>
 #include <stagger/sim/virtual_clock.hpp>
 #include <stagger/stagger.hpp>
@@ -44,7 +47,12 @@ template <class Workload> class Workers {
  public:
   explicit Workers(Settings const& s)
       : s_(s), workload_(s), log_(count(s.workers), count(s.steps * s.in_flight), Workload::unit) {
-    if (s.timed()) times_ = times_of(s);
+    if (!s.timed()) return;
+    times_ = times_of(s);
+    layer_bytes_.resize(workload_.work().size());
+    for (auto const& shape : sg::Pipeline{workload_.model()}.with().parameter_shapes())
+      layer_bytes_[std::stoul(shape.name)] +=
+          shape.bytes;  // its name begins with the layer's number
   }
 
   [[nodiscard]] Run operator()() {
@@ -53,6 +61,7 @@ template <class Workload> class Workers {
       auto const model = entry.make({.in_flight = static_cast<int>(s_.in_flight),
                                      .distance = static_cast<int>(s_.distance),
                                      .bound = static_cast<int>(s_.bound),
+                                     .period = static_cast<int>(s_.period),
                                      .exact = s_.exact});
       result = s_.timed()
                    ? run(model,
@@ -78,10 +87,10 @@ template <class Workload> class Workers {
   template <class Model, class DeviceOf> Run run(Model const& model, DeviceOf device_of) {
     std::size_t const workers = count(s_.workers);
     sg::collective::ParameterServer const server({.workers = static_cast<int>(workers)});
-    sg::sim::Clock const clock(links());
+    sg::sim::Clock const clock(times_ ? links() : sg::sim::Links{});
     auto const make = [&](std::size_t n) {
       return sg::Pipeline{workload_.model()}.with(
-          layers::ByWork{workload_.work(), static_cast<int>(s_.stages)}, schedule<Model>(n), model,
+          sg::partition::Cuts{cuts()}, schedule<Model>(n), model,
           server.worker(static_cast<int>(n)), sg::optimizer::Sgd{.rate = rate<Model>()},
           NotedLoss<typename Workload::Loss>{
               .log = &log_,
@@ -102,7 +111,10 @@ template <class Workload> class Workers {
     log_.finish();
     for (std::size_t n = 0; n < workers; ++n) {
       result.workers[n].losses = log_.take(n);
-      if constexpr (!Model::synchronous) result.workers[n].in_flight = count(s_.in_flight);
+      if constexpr (!Model::synchronous) {
+        result.workers[n].in_flight = count(s_.in_flight);
+        result.workers[n].distance = count(s_.distance);
+      }
       if (!times_) continue;
       result.workers[n].devices = times_->workers[n].devices;
       for (auto const& stage : times_->workers[n].costs.stages)
@@ -173,7 +185,13 @@ template <class Workload> class Workers {
       sg::schedule::Fifo fifo{.in_flight = static_cast<int>(s_.in_flight)};
       if (times_) {
         fifo.costs = times_->workers[n].costs;
-        fifo.gate = {.exchange_s = 2 * times_->pushes_s, .distance = static_cast<int>(s_.distance)};
+        fifo.gate = {.distance = static_cast<int>(s_.distance),
+                     .links = {links()},
+                     .layer_bytes = layer_bytes_,
+                     .cuts = cuts()};
+        for (std::size_t other = 0; other < times_->workers.size(); ++other)
+          if (other != n)
+            fifo.gate.others.push_back({.costs = times_->workers[other].costs, .cuts = cuts()});
       }
       return fifo;
     }
@@ -189,17 +207,22 @@ template <class Workload> class Workers {
 
   /// A link that carries the pushes of this model in the time of the cluster's.
   [[nodiscard]] sg::sim::Links links() const {
-    if (!times_ || times_->pushes_s <= 0) return {};
-    double bytes = 0;
-    for (auto const& shape : sg::Pipeline{workload_.model()}.with().parameter_shapes())
-      bytes += static_cast<double>(shape.bytes);
-    return {.rate = bytes * static_cast<double>(s_.workers) / times_->pushes_s};
+    if (times_->pushes_s <= 0) return {};
+    auto const bytes = std::accumulate(layer_bytes_.begin(), layer_bytes_.end(), std::uint64_t{0});
+    return {.rate =
+                static_cast<double>(bytes) * static_cast<double>(s_.workers) / times_->pushes_s};
+  }
+
+  [[nodiscard]] std::vector<int> cuts() const {
+    auto const work = workload_.work();
+    return layers::ByWork{work, static_cast<int>(s_.stages)}.cuts(static_cast<int>(work.size()));
   }
 
   Settings s_;
   Workload workload_;
   LossLog log_;
-  std::optional<ClusterTimes> times_{};
+  std::optional<ClusterTimes> times_{};       // of a virtual clock
+  std::vector<std::uint64_t> layer_bytes_{};  // likewise
 };
 
 }  // namespace hetero
