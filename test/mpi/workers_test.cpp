@@ -64,7 +64,7 @@ class LocalLink final : public sg::detail::ParameterLink {
   }
   void take_last(std::size_t l, std::byte* values) override { own_->take_last(l, values); }
   void end(std::exception_ptr why) noexcept override { own_->end(why); }
-  [[nodiscard]] bool spans_processes() const noexcept override { return true; }
+  [[nodiscard]] bool span(int) noexcept override { return true; }
   [[nodiscard]] std::string waits_for() const override { return own_->waits_for(); }
 
  private:

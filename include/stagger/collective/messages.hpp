@@ -156,6 +156,7 @@ class Connector {
 /// What a worker says of itself when it joins.
 ///
 ///     u32 u32   worker, minibatches in a push
+///     u32 u32   processes that the worker runs in, and which of the server's this is
 ///     u32 u32   staleness::Pushes, staleness::Adds
 ///     u32 u64   pushes that it may be ahead of the slowest, digest of the optimizer's numbers
 ///     u32       layers
@@ -167,6 +168,8 @@ class Connector {
 ///     ...       name
 struct JoinRequest {
   int worker = 0;
+  int processes = 1;
+  int process = 0;
   int push_minibatches = 1;
   staleness::Pushes pushes{};
   staleness::Adds adds{};
@@ -183,6 +186,8 @@ struct JoinRequest {
     auto const u32 = [&](std::integral auto value) { out.add(static_cast<std::uint32_t>(value)); };
     u32(worker);
     u32(rules.push_minibatches);
+    u32(rules.processes);
+    u32(rules.process);
     u32(static_cast<int>(rules.pushes));
     u32(static_cast<int>(rules.adds));
     u32(rules.ahead);
@@ -215,6 +220,8 @@ struct JoinRequest {
     };
     worker = static_cast<int>(u32(0x7fffffff));
     push_minibatches = static_cast<int>(u32(0x7fffffff));
+    processes = static_cast<int>(u32(0x7fffffff));
+    process = static_cast<int>(u32(0x7fffffff));
     pushes = static_cast<staleness::Pushes>(u32(3));
     adds = static_cast<staleness::Adds>(u32(2));
     ahead = u32(0xffffffff);

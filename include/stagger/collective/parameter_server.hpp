@@ -19,6 +19,7 @@
 #include <stagger/collective/messages.hpp>
 #include <stagger/collective/policy.hpp>
 #include <stagger/collective/same_workers.hpp>
+#include <stagger/collective/seats.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
@@ -48,42 +49,45 @@ using stagger::detail::ParameterListener;
 using stagger::detail::ParameterStore;
 using stagger::detail::StoreRules;
 
+/// @throws Error  bad_configuration for options that cannot be
+[[gnu::cold]] inline void require_possible(ServerOptions const& options) {
+  if (options.workers < 1 || options.shards < 1)
+    raise(Errc::bad_configuration, "a parameter server of ", options.workers, " workers and ",
+          options.shards, " shards cannot be made; use at least 1 of each");
+  auto const count = static_cast<std::size_t>(options.workers);
+  if (!options.weights.empty() && options.weights.size() != count)
+    raise(Errc::bad_configuration, options.weights.size(), " weights were given for ",
+          counted(options.workers, "worker"), "; give one for each, or none");
+  for (double const weight : options.weights)
+    if (!(weight > 0 && weight <= 1))
+      raise(Errc::bad_configuration, "gradients of a worker cannot be weighted by ", weight,
+            "; use its share of the data, more than 0 and at most 1");
+}
+
 /// All layers, a lock for each shard, and the workers.
+///
+/// A worker that runs in several processes joins from each. Each has a seat of its own, and asks for
+/// the layers that it runs; what a layer contains is counted by worker.
 class ServerInProcess {
  public:
-  explicit ServerInProcess(ServerOptions const& options)
-      : options_(options), shards_(options.shards), workers_(options.workers) {
-    if (options.workers < 1 || options.shards < 1)
-      raise(Errc::bad_configuration, "a parameter server of ", options.workers, " workers and ",
-            options.shards, " shards cannot be made; use at least 1 of each");
+  /// @param processes  in which a worker may run, at most
+  explicit ServerInProcess(ServerOptions const& options, int processes = 1)
+      : options_(options), shards_(options.shards), seats_(options.workers, processes) {
+    require_possible(options);
     auto const count = static_cast<std::size_t>(options.workers);
-    if (!options.weights.empty() && options.weights.size() != count)
-      raise(Errc::bad_configuration, options.weights.size(), " weights were given for ",
-            counted(options.workers, "worker"), "; give one for each, or none");
-    for (double const weight : options.weights)
-      if (!(weight > 0 && weight <= 1))
-        raise(Errc::bad_configuration, "gradients of a worker cannot be weighted by ", weight,
-              "; use its share of the data, more than 0 and at most 1");
     store_rules_.log = options.log;
     store_rules_.weights.assign(options.weights.data(), options.weights.size());
     if (options.weights.empty()) store_rules_.weights.assign(count, 1 / static_cast<double>(count));
   }
 
-  [[gnu::cold]] void join(int worker, std::span<LayerParameters const> layers,
-                          WorkerRules const& rules, ParameterListener& listener) {
-    List<std::uint64_t> digests;
-    for (LayerParameters const& layer : layers) digests.push_back(values_digest(layer.values()));
-    join(worker, layers, digests, rules, listener);
-  }
   /// @param digests  [layers] of the first values, which `layers` may lack unless they are wanted
-  [[gnu::cold]] void join(int worker, std::span<LayerParameters const> layers,
-                          List<std::uint64_t> const& digests, WorkerRules const& rules,
-                          ParameterListener& listener) {
+  /// @return  the seat by which all further calls name who makes them
+  [[gnu::cold]] int join(int worker, std::span<LayerParameters const> layers,
+                         List<std::uint64_t> const& digests, WorkerRules const& rules,
+                         ParameterListener& listener) {
     std::lock_guard const lock(joining_);
     require_worker(worker);
-    if (workers_[worker].listener != nullptr)
-      raise(Errc::bad_configuration, "worker ", worker,
-            " trains already; give each pipeline a worker of its own");
+    int const seat = seats_.free_seat(worker, rules);
     if (layers_.size() == 0)
       take_over(layers, rules);
     else
@@ -92,59 +96,66 @@ class ServerInProcess {
       std::lock_guard const shard(mutex(l));
       layers_[l]->reserve(rules.ahead);
     }
-    workers_[worker].asks.assign(layers.size(), nothing);
-    workers_[worker].listener = &listener;
+    seats_[seat].asks.assign(layers.size(), nothing);
+    seats_[seat].processes = rules.processes;
+    seats_[seat].listener = &listener;
+    return seat;
   }
   /// Whether nobody has joined yet, so that the first values are wanted.
   [[nodiscard]] bool wants_values() {
     std::lock_guard const lock(joining_);
     return layers_.size() == 0;
   }
-  void leave(int worker) noexcept {
-    end(worker, make_failure(worker));
-    forget_asks(worker);
+  void leave(int seat) noexcept {
+    end(seat, make_failure(worker_of(seat)));
+    forget_asks(seat);
     std::lock_guard const lock(joining_);
-    workers_[worker].listener = nullptr;
+    seats_[seat].listener = nullptr;
+  }
+  /// Whether a worker is here now.
+  [[nodiscard]] bool present(int worker) {
+    std::lock_guard const lock(joining_);
+    return seats_.present(worker) != 0;
   }
 
-  void begin(int worker) {
-    forget_asks(worker);  // of a stream that failed
-    workers_[worker].active.store(true);
+  void begin(int seat) {
+    forget_asks(seat);  // of a stream that failed
+    seats_[seat].active.store(true);
   }
   /// Pushes of a layer that the worker has made since the server began, or is taken to have made.
-  [[nodiscard]] std::uint32_t pushes(int worker, std::size_t l) {
+  [[nodiscard]] std::uint32_t pushes(int seat, std::size_t l) {
     std::lock_guard const lock(mutex(l));
-    return layers_[l]->pushes(worker);
+    return layers_[l]->pushes(worker_of(seat));
   }
 
-  void read(int worker, std::size_t l, std::byte* values) {
+  void read(int seat, std::size_t l, std::byte* values) {
     std::lock_guard const lock(mutex(l));
     ParameterStore& layer = *layers_[l];
-    Worker& own = workers_[worker];
-    own.streams = layer.streams();
-    std::byte const* const from = layer.begin(worker);
+    seats_[seat].streams = layer.streams();
+    std::byte const* const from = layer.begin(worker_of(seat));
     if (layer.bytes() != 0) std::memcpy(values, from, layer.bytes());
   }
 
-  void push(int worker, std::size_t l, std::byte const* values, bool last) {
+  void push(int seat, std::size_t l, std::byte const* values, bool last) {
     std::lock_guard const lock(mutex(l));
-    require_active(worker);
-    layers_[l]->push(worker, values);
-    if (last) layers_[l]->end(worker);
+    require_active(seat);
+    layers_[l]->push(worker_of(seat), values);
+    if (last) layers_[l]->end(worker_of(seat));
     answer(l);
   }
 
-  void ask(int worker, std::size_t l, std::uint32_t rounds) {
+  void ask(int seat, std::size_t l, std::uint32_t rounds) {
     std::lock_guard const lock(mutex(l));
-    require_active(worker);
-    workers_[worker].asks[l] = rounds;
+    require_active(seat);
+    seats_[seat].asks[l] = rounds;
     answer(l);
   }
 
-  std::uint32_t take(int worker, std::size_t l, std::uint32_t rounds, std::byte* values) {
+  std::uint32_t take(int seat, std::size_t l, std::uint32_t rounds, std::byte* values) {
+    int const worker = worker_of(seat);
     ParameterStore& layer = *layers_[l];
     std::unique_lock lock(mutex(l));
-    require_active(worker);
+    require_active(seat);
     std::uint32_t const pushes = layer.start() + (rounds == everything ? 0 : rounds);
     std::byte const* const from = layer.weights(worker, pushes);
     std::uint32_t const contained = layer.contained(worker, pushes) - layer.start();
@@ -153,31 +164,34 @@ class ServerInProcess {
     return contained;
   }
 
-  void end(int worker, std::exception_ptr const& why) noexcept {
-    if (!workers_[worker].active.exchange(false) || !why) return;
-    std::exception_ptr const lost = make_failure(worker);
+  void end(int seat, std::exception_ptr const& why) noexcept {
+    if (!seats_[seat].active.exchange(false) || !why) return;
+    std::exception_ptr const lost = make_failure(worker_of(seat));
     std::lock_guard const lock(joining_);
-    List<bool> told(workers_.size());
-    for (std::size_t n = 0; n < workers_.size(); ++n) told[n] = workers_[n].active.exchange(false);
+    List<bool> told(static_cast<std::size_t>(seats_.size()));
+    for (int n = 0; n < seats_.size(); ++n) told[n] = seats_[n].active.exchange(false);
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       std::lock_guard const shard(mutex(l));
       layers_[l]->give_up();
     }
-    for (std::size_t n = 0; n < workers_.size(); ++n)
-      if (told[n]) workers_[n].listener->lost(lost);
+    for (int n = 0; n < seats_.size(); ++n)
+      if (told[n]) seats_[n].listener->lost(lost);
   }
 
-  [[nodiscard]] std::string waits_for(int worker) {
-    int slowest = worker;
+  /// The slowest worker, of the layers that this one has asked for; empty if it waits for nobody.
+  [[nodiscard]] std::string waits_for(int seat) {
+    int slowest = -1;
     std::uint32_t least = 0;
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       std::lock_guard const lock(mutex(l));
-      for (int n = 0; n < options_.workers; ++n) {
-        if (layers_[l]->ended(n) || (n != slowest && layers_[l]->pushes(n) >= least)) continue;
+      for (int n = 0; n < options_.workers && seats_[seat].asks[l] != nothing; ++n) {
+        if (n == worker_of(seat) || layers_[l]->ended(n)) continue;
+        if (slowest >= 0 && layers_[l]->pushes(n) >= least) continue;
         slowest = n;
         least = layers_[l]->pushes(n);
       }
     }
+    if (slowest < 0) return {};
     return text("worker ", slowest, ", which has made ", least, " pushes");
   }
 
@@ -208,14 +222,8 @@ class ServerInProcess {
   static constexpr std::uint32_t nothing = 0xfffffffe;     // is asked for
 
  private:
-  struct Worker {
-    ParameterListener* listener = nullptr;
-    std::atomic<bool> active{false};  // in a stream
-    List<std::uint32_t> asks;         // [layers] rounds of what it waits for, or nothing
-    std::uint32_t streams = 0;        // of all workers before its stream
-  };
-
   [[nodiscard]] std::mutex& mutex(std::size_t layer) { return shards_[layer % shards_.size()]; }
+  [[nodiscard]] int worker_of(int seat) const noexcept { return seats_.worker_of(seat); }
 
   void require_layer(std::size_t l) {
     std::lock_guard const lock(joining_);
@@ -225,8 +233,8 @@ class ServerInProcess {
   }
 
   /// Nobody calls its listener about them any more when this returns.
-  void forget_asks(int worker) {
-    List<std::uint32_t>& asks = workers_[worker].asks;
+  void forget_asks(int seat) {
+    List<std::uint32_t>& asks = seats_[seat].asks;
     for (std::size_t l = 0; l < asks.size(); ++l) {
       std::lock_guard const lock(mutex(l));
       asks[l] = nothing;
@@ -240,7 +248,8 @@ class ServerInProcess {
     store_rules_.optimizer = rules.optimizer;
     layers_ = FixedArray<std::unique_ptr<ParameterStore>>(layers.size());
     for (std::size_t l = 0; l < layers.size(); ++l)
-      layers_[l] = std::make_unique<ParameterStore>(layers[l], store_rules_, workers_.size());
+      layers_[l] = std::make_unique<ParameterStore>(layers[l], store_rules_,
+                                                    static_cast<std::size_t>(options_.workers));
   }
 
   void compare(int worker, std::span<LayerParameters const> layers,
@@ -259,10 +268,10 @@ class ServerInProcess {
     }
   }
 
-  void require_active(int worker) const {
-    if (!workers_[worker].active.load())
+  void require_active(int seat) const {
+    if (!seats_[seat].active.load())
       raise(Errc::peer_failed, "another worker has failed, which ends the stream of worker ",
-            worker, "; begin the next one, which goes on from the server's weights");
+            worker_of(seat), "; begin the next one, which goes on from the server's weights");
   }
 
   [[nodiscard]] static std::exception_ptr make_failure(int worker) noexcept {
@@ -279,12 +288,12 @@ class ServerInProcess {
   /// Tells workers of what they have asked for.
   void answer(std::size_t l) {
     ParameterStore const& layer = *layers_[l];
-    for (std::size_t n = 0; n < workers_.size(); ++n) {
-      Worker& each = workers_[n];
+    for (int n = 0; n < seats_.size(); ++n) {
+      Seat& each = seats_[n];
       if (!each.active.load() || each.asks[l] == nothing) continue;
       std::uint32_t const asked = each.asks[l];
       if (asked == everything ? layer.streams() == each.streams
-                              : !layer.ready(static_cast<int>(n), layer.start() + asked))
+                              : !layer.ready(worker_of(n), layer.start() + asked))
         continue;
       each.asks[l] = nothing;
       asked == everything ? each.listener->arrived_last(l) : each.listener->arrived(l, asked);
@@ -293,7 +302,7 @@ class ServerInProcess {
 
   ServerOptions options_;
   FixedArray<std::mutex> shards_;
-  FixedArray<Worker> workers_;
+  Seats seats_;
   std::mutex joining_;
   WorkerRules rules_;
   StoreRules store_rules_;
@@ -307,34 +316,33 @@ class LinkInProcess final : public ParameterLink {
 
   void join(std::span<LayerParameters const> layers, WorkerRules const& rules,
             ParameterListener& listener) override {
-    server_->join(worker_, layers, rules, listener);
+    List<std::uint64_t> digests;
+    for (LayerParameters const& layer : layers) digests.push_back(values_digest(layer.values()));
+    seat_ = server_->join(worker_, layers, digests, rules, listener);
   }
-  void leave() noexcept override { server_->leave(worker_); }
-  void begin() override { server_->begin(worker_); }
-  void read(std::size_t layer, std::byte* values) override {
-    server_->read(worker_, layer, values);
-  }
+  void leave() noexcept override { server_->leave(seat_); }
+  void begin() override { server_->begin(seat_); }
+  void read(std::size_t layer, std::byte* values) override { server_->read(seat_, layer, values); }
   void push(std::size_t layer, std::byte const* values, bool last) override {
-    server_->push(worker_, layer, values, last);
+    server_->push(seat_, layer, values, last);
   }
-  void ask(std::size_t layer, std::uint32_t rounds) override {
-    server_->ask(worker_, layer, rounds);
-  }
+  void ask(std::size_t layer, std::uint32_t rounds) override { server_->ask(seat_, layer, rounds); }
   void ask_last(std::size_t layer) override {
-    server_->ask(worker_, layer, ServerInProcess::everything);
+    server_->ask(seat_, layer, ServerInProcess::everything);
   }
   std::uint32_t take(std::size_t layer, std::uint32_t rounds, std::byte* values) override {
-    return server_->take(worker_, layer, rounds, values);
+    return server_->take(seat_, layer, rounds, values);
   }
   void take_last(std::size_t layer, std::byte* values) override {
-    server_->take(worker_, layer, ServerInProcess::everything, values);
+    server_->take(seat_, layer, ServerInProcess::everything, values);
   }
-  void end(std::exception_ptr why) noexcept override { server_->end(worker_, why); }
-  [[nodiscard]] std::string waits_for() const override { return server_->waits_for(worker_); }
+  void end(std::exception_ptr why) noexcept override { server_->end(seat_, why); }
+  [[nodiscard]] std::string waits_for() const override { return server_->waits_for(seat_); }
 
  private:
   std::shared_ptr<ServerInProcess> server_;
   int worker_;
+  int seat_ = 0;
 };
 
 }  // namespace detail

@@ -107,7 +107,7 @@ class ServerConnection final : public MessageEnd, private ParameterListener {
   }
 
   void gone(std::exception_ptr) noexcept override {
-    if (std::exchange(phase_, Phase::over) == Phase::joined) server_->leave(worker_);
+    if (std::exchange(phase_, Phase::over) == Phase::joined) server_->leave(seat_);
   }
 
  private:
@@ -131,7 +131,7 @@ class ServerConnection final : public MessageEnd, private ParameterListener {
         if (++first_values_ == request_->layers.size()) finish_join();
         return;
       case begin:
-        server_->begin(worker_);
+        server_->begin(seat_);
         drop_answers(message.stream);
         return;
       case read:
@@ -141,16 +141,16 @@ class ServerConnection final : public MessageEnd, private ParameterListener {
         add(message);
         return say({.kind = pushed, .layer = message.layer, .number = message.number});
       case ask:
-        return server_->ask(worker_, l, message.rounds);
+        return server_->ask(seat_, l, message.rounds);
       case ask_last:
-        return server_->ask(worker_, l, ServerInProcess::everything);
+        return server_->ask(seat_, l, ServerInProcess::everything);
       case end:
-        return server_->end(worker_, nullptr);
+        return server_->end(seat_, nullptr);
       case fail:
         return server_->end(
-            worker_, std::make_exception_ptr(Error(Errc::peer_failed, "the worker has failed")));
+            seat_, std::make_exception_ptr(Error(Errc::peer_failed, "the worker has failed")));
       case who: {
-        std::string words = server_->waits_for(worker_);
+        std::string words = server_->waits_for(seat_);
         std::lock_guard const lock(mutex_);
         waits_ = std::move(words);
         return put({.kind = waits});
@@ -164,10 +164,10 @@ class ServerConnection final : public MessageEnd, private ParameterListener {
 
   /// A push that was there already is acknowledged and not added.
   void add(Message const& message) {
-    std::uint64_t const made = server_->pushes(worker_, message.layer);
+    std::uint64_t const made = server_->pushes(seat_, message.layer);
     if (message.number > made + 1) refuse_message(message, "leaves out a push");
     if (message.number == made + 1)
-      server_->push(worker_, message.layer, block_.data(), message.kind == MessageKind::last_push);
+      server_->push(seat_, message.layer, block_.data(), message.kind == MessageKind::last_push);
   }
 
   [[gnu::cold]] void finish_join() {
@@ -180,7 +180,9 @@ class ServerConnection final : public MessageEnd, private ParameterListener {
                       .pushes = request.pushes,
                       .adds = request.adds,
                       .ahead = std::min<std::size_t>(request.ahead, most_ahead),
-                      .optimizer = rules_.optimizer};
+                      .optimizer = rules_.optimizer,
+                      .process = request.process,
+                      .processes = request.processes};
     auto const numbers = std::make_shared<Numbers>(Numbers{request.optimizer, rules_.kept});
     std::uint64_t const own = rules_.optimizer.digest(rules_.optimizer.optimizer);
     if (rules.pushes == staleness::Pushes::gradients && own != request.optimizer)
@@ -195,7 +197,6 @@ class ServerConnection final : public MessageEnd, private ParameterListener {
         return static_cast<Numbers const*>(of)->digest;
       };
     }
-    worker_ = request.worker;
     sizes_.clear();
     std::size_t largest = 0;
     for (LayerParameters const& layer : request.layers) {
@@ -205,8 +206,9 @@ class ServerConnection final : public MessageEnd, private ParameterListener {
     block_.make(nullptr, largest);
     block_to_send_.make(nullptr, largest);
     queue_.reserve(4 * sizes_.size() + 16);
-    server_->join(worker_, {request.layers.data(), request.layers.size()}, request.digests, rules,
-                  *this);
+    seat_ = server_->join(request.worker, {request.layers.data(), request.layers.size()},
+                          request.digests, rules, *this);
+    worker_ = request.worker;
     request_ = nullptr;
     request_bytes_ = {};
     phase_ = Phase::joined;
@@ -240,12 +242,12 @@ class ServerConnection final : public MessageEnd, private ParameterListener {
     std::byte* const to = block_to_send_.data();
     try {
       if (message.kind == MessageKind::newest) {
-        server_->read(worker_, l, to);
-        message.number = server_->pushes(worker_, l);
+        server_->read(seat_, l, to);
+        message.number = server_->pushes(seat_, l);
       } else {
         bool const last = message.kind == MessageKind::last_answer;
         message.number =
-            server_->take(worker_, l, last ? ServerInProcess::everything : message.rounds, to);
+            server_->take(seat_, l, last ? ServerInProcess::everything : message.rounds, to);
       }
       return true;
     } catch (Error const& error) {
@@ -295,6 +297,7 @@ class ServerConnection final : public MessageEnd, private ParameterListener {
   List<std::byte> request_bytes_;         // likewise
   std::size_t first_values_ = 0;          // layers of which they are here
   int worker_ = 0;
+  int seat_ = 0;
   List<std::size_t> sizes_;  // [layers] of their values, in bytes
   ParameterBlock block_;     // a push that is received
   ParameterBlock block_to_send_;

@@ -75,10 +75,10 @@ template <class Device>
             "this device cannot push to a parameter server; use host::Threads, mpi::Processes or "
             "sim::VirtualClock for its workers");
     if constexpr (Device::traits.holds_own_stages) {
-      if (!setup.server.link->spans_processes())
+      if (!setup.server.link->span(device.places()))
         raise(Errc::bad_configuration,
               "a worker over processes cannot reach a parameter server that lies in one of them; "
-              "use host::Threads for its device");
+              "use mpi::ParameterServer, or host::Threads for its device");
       if (averages(setup.staleness.pushes))
         raise(
             Errc::bad_configuration,

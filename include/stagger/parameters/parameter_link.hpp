@@ -24,7 +24,9 @@ struct WorkerRules {
   std::size_t ahead = 1;               ///< pushes that it may have made beyond the slowest worker's
   OptimizerCall optimizer{};           ///< applied by the server to gradients
   std::shared_ptr<void const> kept{};  ///< what it points into
-  void const* clock = nullptr;         ///< whose virtual time the worker runs in; null: real time
+  int process = 0;    ///< which process of the server's this is, where a worker runs in several
+  int processes = 1;  ///< that the worker runs in; each joins, and exchanges the layers it runs
+  void const* clock = nullptr;  ///< whose virtual time the worker runs in; null: real time
 };
 
 /// Who is told what a worker has asked for. Called by any thread, which holds the server's lock.
@@ -79,10 +81,11 @@ class ParameterLink {
   virtual void take_last(std::size_t layer, std::byte* values) = 0;
   /// The stream has ended. @param why  it failed, or null; what was pushed stays
   virtual void end(std::exception_ptr why) noexcept = 0;
-  /// Whether the worker may run in several processes, each with a link of this kind that joins with
-  /// the whole model and exchanges the layers that the process runs.
-  [[nodiscard]] virtual bool spans_processes() const noexcept { return false; }
-  /// Whom this worker waits for, in words.
+  /// Before `join`: the worker runs in so many processes, each with a link of this kind that joins
+  /// with the whole model and exchanges the layers that the process runs.
+  /// @return whether that is possible
+  [[nodiscard]] virtual bool span(int /*processes*/) noexcept { return false; }
+  /// Whom this worker waits for, in words; empty if all that it has asked for is on its way.
   [[nodiscard]] virtual std::string waits_for() const = 0;
 };
 

@@ -44,9 +44,13 @@ class ServerExchange : public Exchange, protected ParameterListener {
     if (!program_->training) return;
     for (std::size_t c = 0; c < cells_.size(); ++c)
       if (!ranks[program_->cells[c].rank]) cells_[c].count = 0;
+    if (open_) read_newest();  // of stages that another process ran before
   }
   [[nodiscard]] std::uint64_t bytes() const override { return 0; }
-  [[nodiscard]] std::string waits_for() const override { return link_->waits_for(); }
+  [[nodiscard]] std::string waits_for() const override {
+    std::string words = link_->waits_for();
+    return words.empty() ? text("weights that are on their way") : words;
+  }
 
  protected:
   static constexpr int looked_at = 256;  // minibatches of a model, before it is used

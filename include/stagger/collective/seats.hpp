@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Who has joined a parameter server: of each worker one process, or several that run its
+///         stages.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include <stagger/core/error.hpp>
+#include <stagger/core/fixed_array.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/parameters/parameter_link.hpp>
+
+namespace stagger::collective::detail {
+
+/// A process of a worker.
+struct Seat {
+  stagger::detail::ParameterListener* listener = nullptr;  ///< null: the seat is free
+  int processes = 1;                                       ///< that its worker runs in
+  std::atomic<bool> active{false};                         ///< in a stream
+  List<std::uint32_t> asks;   ///< [layers] rounds of what it waits for, or ServerInProcess::nothing
+  std::uint32_t streams = 0;  ///< of all workers before its stream
+};
+
+class Seats {
+ public:
+  /// @param processes  in which a worker may run, at most
+  Seats(int workers, int processes) : workers_(workers), seats_(workers * processes) {}
+
+  [[nodiscard]] int size() const noexcept { return static_cast<int>(seats_.size()); }
+  [[nodiscard]] Seat& operator[](int seat) noexcept { return seats_[seat]; }
+  [[nodiscard]] Seat const& operator[](int seat) const noexcept { return seats_[seat]; }
+  [[nodiscard]] int worker_of(int seat) const noexcept { return seat % workers_; }
+
+  /// Processes of a worker that have joined.
+  [[nodiscard]] int present(int worker) const {
+    int count = 0;
+    for (int n = worker; n < size(); n += workers_)
+      if (seats_[n].listener != nullptr) ++count;
+    return count;
+  }
+  /// @throws Error  bad_configuration where all processes of the worker are here, or it joined as one
+  ///                that runs in another number of them
+  [[nodiscard]] int free_seat(int worker, stagger::detail::WorkerRules const& rules) const {
+    int const seat = worker + rules.process * workers_;
+    bool free =
+        seat < size() && seats_[seat].listener == nullptr && present(worker) < rules.processes;
+    for (int n = worker; n < size(); n += workers_)
+      if (seats_[n].listener != nullptr) free = free && seats_[n].processes == rules.processes;
+    if (!free)
+      raise(Errc::bad_configuration, "worker ", worker,
+            " trains already; give each pipeline a worker of its own");
+    return seat;
+  }
+
+ private:
+  int workers_;
+  FixedArray<Seat> seats_;  // [processes][workers]
+};
+
+}  // namespace stagger::collective::detail
