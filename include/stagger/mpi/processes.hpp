@@ -115,8 +115,7 @@ class ProcessesBackend {
   ///            every process does
   void gather_parameters(int to) {
     if (!machine_.shards()) return owners_.gather(world_, codec_, to);
-    if (!placement_.empty())
-      detail::gather(world_, codec_, placement_);  // else they are as initialised
+    if (!placement_.empty()) detail::gather(world_, codec_, placement_);  // else as initialised
   }
   /// Shows them in one process, one after the other. All processes call it.
   bool visit_parameters(int to, stagger::detail::ParameterVisit const& visit) {

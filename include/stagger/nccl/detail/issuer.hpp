@@ -41,8 +41,8 @@ struct Abort {
 /// Aborts from which NCCL has not returned.
 inline std::atomic<int> aborts_under_way{0};
 
-/// The end of the process waits for them, though not for ever: after it CUDA and NCCL take
-/// themselves down, and a thread that is still inside would use what is gone.
+/// The process waits for them at its end, though not for ever: then CUDA and NCCL shut down, and a
+/// thread that is still inside them would use freed memory.
 inline void await_aborts_at_exit() {
   struct AtExit {
     AtExit() = default;
