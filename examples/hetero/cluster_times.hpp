@@ -23,7 +23,6 @@ struct ClusterTimes {
   std::vector<WorkerTimes> workers;
   double pushes_s = 0;  ///< for the link to carry one push of every worker
   double images = 1;    ///< of the timed model in a minibatch
-  std::string where;    ///< in words
 };
 
 /// @throws Error  bad_configuration for numbers that the cluster does not have

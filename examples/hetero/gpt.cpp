@@ -48,6 +48,6 @@ struct GptWorkload {
 
 }  // namespace
 
-Run run_gpt(Settings const& s) { return Workers<GptWorkload>(s)(); }
+Run run_gpt(Settings const& s, bool progress) { return Workers<GptWorkload>(s, progress)(); }
 
 }  // namespace hetero

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -21,12 +22,14 @@ namespace hetero {
 class LossLog {
  public:
   /// @param minibatches  of each worker
-  /// @param unit         of the progress line
+  /// @param unit         of the progress line; null: none is shown
   LossLog(std::size_t workers, std::size_t minibatches, char const* unit)
       : losses_(workers, std::vector<double>(minibatches)),
-        options_(stagger::report::progress_options(stderr)),
-        progress_(stderr, named(options_, unit), static_cast<long long>(workers * minibatches), 0,
-                  now_s()) {}
+        options_(stagger::report::progress_options(stderr)) {
+    if (unit == nullptr) return;
+    options_.unit = unit;
+    progress_.emplace(stderr, options_, static_cast<long long>(workers * minibatches), 0, now_s());
+  }
 
   /// Notes a mean loss. Workers may call it at the same time.
   /// @throws Error  bad_configuration for one that is not finite
@@ -37,18 +40,15 @@ class LossLog {
     losses_[worker][minibatch] = loss;
     std::lock_guard const lock(mutex_);
     examples_ += examples;
-    progress_.update(++ended_, loss, examples_, now_s());
+    if (progress_) progress_->update(++ended_, loss, examples_, now_s());
   }
   /// Ends the progress line, and hands a worker's losses over.
-  void finish() { progress_.finish(); }
+  void finish() {
+    if (progress_) progress_->finish();
+  }
   [[nodiscard]] std::vector<double> take(std::size_t worker) { return std::move(losses_[worker]); }
 
  private:
-  static stagger::report::ProgressOptions& named(stagger::report::ProgressOptions& options,
-                                                 char const* unit) {
-    options.unit = unit;
-    return options;
-  }
   static double now_s() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
         .count();
@@ -57,7 +57,7 @@ class LossLog {
   std::vector<std::vector<double>> losses_;  // [workers][minibatches]
   std::mutex mutex_;                         // of what follows
   stagger::report::ProgressOptions options_;
-  stagger::report::Progress progress_;
+  std::optional<stagger::report::Progress> progress_;
   long long ended_ = 0;
   double examples_ = 0;
 };

@@ -4,19 +4,48 @@
 #include <cstdio>
 #include <exception>
 #include <new>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <stagger/core/error.hpp>
 
 #include "../terminal_text.hpp"
 #include "output.hpp"
 #include "run.hpp"
 #include "settings.hpp"
+#include "staleness_models.hpp"
+
+namespace {
+
+/// All staleness models on one workload.
+int compare(hetero::Settings const& settings, hetero::Files const& files) {
+  std::vector<hetero::Settings> all;
+  std::vector<std::string> names;
+  for (std::string_view const name : hetero::names_of_models()) {
+    all.push_back(settings);
+    all.back().sync = names.emplace_back(name);
+  }
+  auto outcomes = hetero::run_all(all, names);
+  std::vector<hetero::Compared> trained;
+  for (std::size_t i = 0; i < all.size(); ++i)
+    if (outcomes[i].why.empty()) trained.push_back({names[i], all[i], std::move(outcomes[i].run)});
+  if (trained.empty()) stagger::raise(stagger::Errc::bad_configuration, outcomes.front().why);
+  std::fputs(hetero::comparison_of(trained).c_str(), stdout);
+  files.write(trained);
+  return 0;
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   try {
     auto const settings = hetero::parse(argc, argv);
     if (!settings) return 0;
     hetero::Files const files(*settings);
-    auto const run =
-        settings->model == "gpt" ? hetero::run_gpt(*settings) : hetero::run_vgg(*settings);
+    if (settings->compare) return compare(*settings, files);
+    auto const run = hetero::run(*settings);
     std::fputs(hetero::table_of(*settings, run).c_str(), stdout);
     files.write(run);
     return 0;

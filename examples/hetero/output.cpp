@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <limits>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -19,10 +21,55 @@ namespace report = stagger::report;
 
 namespace {
 
-/// Two pushes of every worker.
+/// Two pushes of every worker, in minibatches.
+std::size_t window_of(Settings const& s) {
+  return static_cast<std::size_t>(s.workers * s.in_flight * std::min<std::int64_t>(s.steps, 2));
+}
 std::vector<LossPoint> curve_of(Settings const& s, Run const& run) {
-  auto const all = s.workers * s.in_flight * std::min<std::int64_t>(s.steps, 2);
-  return loss_curve(run, static_cast<std::size_t>(all));
+  return loss_curve(run, window_of(s));
+}
+
+/// What is processed in a second.
+std::string rate_name(Settings const& s, Run const& run) {
+  bool const images = s.model == "vgg" || !run.workers.front().devices.empty();
+  return images ? "images/s" : "sequences/s";
+}
+
+double speed(Run const& run, WorkerRun const& worker, Spent const& time) {
+  return static_cast<double>(worker.losses.size()) * run.images / time.end_s;
+}
+
+/// Of all workers.
+struct Totals {
+  double per_s = 0;
+  double end_s = 0;   // of the one that was last
+  double worked = 0;  // seconds, of which:
+  double waiting = 0;
+  double idle = 0;
+};
+Totals totals_of(Run const& run) {
+  Totals all;
+  for (WorkerRun const& worker : run.workers) {
+    Spent const time = spent(worker);
+    all.per_s += speed(run, worker, time);
+    all.end_s = std::max(all.end_s, time.end_s);
+    all.worked += time.end_s;
+    all.waiting += time.waiting_s;
+    all.idle += time.idle_s;
+  }
+  return all;
+}
+
+/// When the target was reached, and how many minibatches of all workers had ended then.
+struct Reached {
+  double time_s = 0;
+  std::size_t minibatches = 0;
+};
+std::optional<Reached> reached(Settings const& s, Run const& run) {
+  auto const curve = curve_of(s, run);
+  for (std::size_t i = 0; i < curve.size(); ++i)
+    if (curve[i].loss <= target_of(s)) return Reached{curve[i].time_s, i + window_of(s)};
+  return std::nullopt;
 }
 
 }  // namespace
@@ -34,24 +81,21 @@ double target_of(Settings const& s) {
 
 std::string table_of(Settings const& s, Run const& run) {
   bool const devices = !run.workers.front().devices.empty();
+  std::string const unit = rate_name(s, run);
   std::vector<std::string> header{"worker"};
-  if (devices) header.push_back("GPUs");
-  for (char const* const name : {"images/s", "waiting", "idle while waiting", "clock", "last loss"})
+  if (devices) header.emplace_back("GPUs");
+  for (std::string const& name : {unit, std::string("waiting"), std::string("idle while waiting"),
+                                  std::string("clock"), std::string("last loss")})
     header.push_back(name);
-  if (s.model == "gpt" && !devices) header[1] = "sequences/s";
   report::TextTable table(header);
-  double total = 0;
-  double end_s = 0;
   for (std::size_t n = 0; n < run.workers.size(); ++n) {
     WorkerRun const& worker = run.workers[n];
     Spent const time = spent(worker);
-    double const speed = static_cast<double>(worker.losses.size()) * run.images / time.end_s;
-    total += speed;
-    end_s = std::max(end_s, time.end_s);
     std::vector<std::string> row{std::to_string(n)};
     if (devices) row.push_back(worker.devices);
     row.insert(row.end(),
-               {report::format_fixed(speed, 1), report::format_percent(time.waiting_s / time.end_s),
+               {report::format_fixed(speed(run, worker, time), 1),
+                report::format_percent(time.waiting_s / time.end_s),
                 report::format_percent(time.idle_s / time.end_s), std::to_string(time.pushes),
                 report::format_fixed(worker.losses.back(), 3)});
     table.add(row);
@@ -65,12 +109,13 @@ std::string table_of(Settings const& s, Run const& run) {
     losses.add({report::format_seconds(point.time_s), report::format_fixed(point.loss, 3)});
   }
   out.append("\n").append(losses.str());
-  auto const when = reached_s(curve, target_of(s));
-  out +=
-      stagger::text("\n", report::format_fixed(total, 1), " ", header[devices ? 2 : 1], " in ",
-                    report::format_seconds(end_s), "; loss ", report::format_fixed(target_of(s), 2),
-                    when ? " after " + report::format_seconds(*when) : std::string(" not reached"),
-                    "; held-out loss ", report::format_fixed(run.held_out, 3), "\n");
+  auto const when = reached(s, run);
+  Totals const all = totals_of(run);
+  out += stagger::text(
+      "\n", report::format_fixed(all.per_s, 1), " ", unit, " in ",
+      report::format_seconds(all.end_s), "; loss ", report::format_fixed(target_of(s), 2),
+      when ? " after " + report::format_seconds(when->time_s) : std::string(" not reached"),
+      "; held-out loss ", report::format_fixed(run.held_out, 3), "\n");
   return out;
 }
 
@@ -109,11 +154,54 @@ std::string trace_of(Run const& run) {
   return report::perfetto(groups);
 }
 
-std::string chart_of(Settings const& s, Run const& run) {
-  std::vector<report::ChartPoint> points;
-  for (LossPoint const& point : curve_of(s, run)) points.push_back({point.time_s, point.loss});
-  std::vector<report::ChartLine> const lines{{"loss", points}};
-  std::string const title = s.model + ", " + s.sync;
+std::string comparison_of(std::vector<Compared> const& runs) {
+  struct Row {
+    double when_s;
+    std::vector<std::string> cells;
+  };
+  std::vector<Row> rows;
+  for (Compared const& each : runs) {
+    auto const when = reached(each.s, each.run);
+    Totals const all = totals_of(each.run);
+    rows.push_back({when ? when->time_s : std::numeric_limits<double>::infinity(),
+                    {each.name, report::format_fixed(all.per_s, 1),
+                     report::format_percent(all.waiting / all.worked),
+                     report::format_percent(all.idle / all.worked),
+                     when ? std::to_string(when->minibatches) : "-",
+                     when ? report::format_seconds(when->time_s) : "not reached",
+                     report::format_fixed(each.run.held_out, 3)}});
+  }
+  std::stable_sort(rows.begin(), rows.end(),
+                   [](Row const& a, Row const& b) { return a.when_s < b.when_s; });
+  report::TextTable table({"", rate_name(runs.front().s, runs.front().run), "waiting",
+                           "idle while waiting", "minibatches", "time to the target",
+                           "held-out loss"});
+  for (Row const& row : rows) table.add(row.cells);
+  return table.str();
+}
+
+std::string curves_csv_of(std::vector<Compared> const& runs) {
+  std::string out = "sync,time_s,loss\n";
+  for (Compared const& each : runs)
+    for (LossPoint const& point : curve_of(each.s, each.run))
+      out += stagger::text(each.name, ",", report::format_shortest(point.time_s), ",",
+                           report::format_shortest(point.loss), "\n");
+  return out;
+}
+
+std::string chart_of(std::vector<Compared> const& runs) {
+  std::vector<std::vector<report::ChartPoint>> points(runs.size());
+  std::vector<report::ChartLine> lines;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    for (LossPoint const& point : curve_of(runs[i].s, runs[i].run))
+      points[i].push_back({point.time_s, point.loss});
+    lines.push_back({runs[i].name, points[i]});
+  }
+  Settings const& s = runs.front().s;
+  std::string title = "Loss of ";
+  title += s.model;
+  if (s.timed() && s.cluster != "equal")
+    title += s.cluster == "vgg-19" ? " in VGG-19's times" : " in ResNet-152's times";
   return report::chart(lines, {.title = title,
                                .x = s.timed() ? "seconds of virtual time" : "seconds",
                                .y = "loss",
@@ -128,7 +216,12 @@ Files::Files(Settings const& s) : s_(s) {
 void Files::write(Run const& run) const {
   if (!s_.csv.empty()) stagger::write_file(s_.csv, csv_of(run));
   if (!s_.trace.empty()) stagger::write_file(s_.trace, trace_of(run));
-  if (!s_.chart.empty()) stagger::write_file(s_.chart, chart_of(s_, run));
+  if (!s_.chart.empty()) stagger::write_file(s_.chart, chart_of({{s_.sync, s_, run}}));
+}
+
+void Files::write(std::vector<Compared> const& runs) const {
+  if (!s_.csv.empty()) stagger::write_file(s_.csv, curves_csv_of(runs));
+  if (!s_.chart.empty()) stagger::write_file(s_.chart, chart_of(runs));
 }
 
 }  // namespace hetero

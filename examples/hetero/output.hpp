@@ -3,6 +3,7 @@
 /// @file   What is printed and written of a run.
 
 #include <string>
+#include <vector>
 
 #include "run.hpp"
 #include "settings.hpp"
@@ -12,6 +13,12 @@ namespace hetero {
 /// The loss whose time is reported.
 [[nodiscard]] double target_of(Settings const& s);
 
+/// One run of several that are compared.
+struct Compared {
+  std::string name;
+  Settings s;
+  Run run;
+};
 /// Workers, totals and the loss over time, for people.
 [[nodiscard]] std::string table_of(Settings const& s, Run const& run);
 
@@ -19,8 +26,14 @@ namespace hetero {
 [[nodiscard]] std::string csv_of(Run const& run);
 /// A process for each worker, and one for the server.
 [[nodiscard]] std::string trace_of(Run const& run);
-/// The loss over time.
-[[nodiscard]] std::string chart_of(Settings const& s, Run const& run);
+
+/// Runs with what they reached, the one that was first at the target first, and those that did not
+/// reach it behind.
+[[nodiscard]] std::string comparison_of(std::vector<Compared> const& runs);
+/// The loss of each over time, a line for each point.
+[[nodiscard]] std::string curves_csv_of(std::vector<Compared> const& runs);
+/// The loss of each over time.
+[[nodiscard]] std::string chart_of(std::vector<Compared> const& runs);
 
 /// The files that the settings ask for, of which each is there whole or not at all.
 class Files {
@@ -30,6 +43,7 @@ class Files {
   explicit Files(Settings const& s);
   /// @throws Error  likewise
   void write(Run const& run) const;
+  void write(std::vector<Compared> const& runs) const;
 
  private:
   Settings s_;

@@ -2,6 +2,11 @@
 #include "run.hpp"
 
 #include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <exception>
+#include <mutex>
+#include <thread>
 #include <utility>
 
 namespace hetero {
@@ -132,10 +137,30 @@ std::vector<LossPoint> loss_curve(Run const& run, std::size_t window) {
   return curve;
 }
 
-std::optional<double> reached_s(std::vector<LossPoint> const& curve, double target) {
-  for (LossPoint const& point : curve)
-    if (point.loss <= target) return point.time_s;
-  return std::nullopt;
+std::vector<Outcome> run_all(std::vector<Settings> const& all,
+                             std::vector<std::string> const& names) {
+  std::vector<Outcome> outcomes(all.size());
+  std::atomic<std::size_t> next{0};
+  std::mutex mutex;
+  auto const work = [&] {
+    for (std::size_t i = next++; i < all.size(); i = next++) {
+      try {
+        outcomes[i].run = run(all[i], false);
+      } catch (std::exception const& error) {
+        outcomes[i].why = error.what();
+      }
+      std::lock_guard const lock(mutex);
+      std::fprintf(stderr, "%s: %s\n", names[i].c_str(),
+                   outcomes[i].why.empty() ? "done" : outcomes[i].why.c_str());
+    }
+  };
+  std::thread second;
+  bool const timed = std::all_of(all.begin(), all.end(), [](auto const& s) { return s.timed(); });
+  if (timed && all.size() > 1 && std::thread::hardware_concurrency() > 1)
+    second = std::thread(work);
+  work();
+  if (second.joinable()) second.join();
+  return outcomes;
 }
 
 }  // namespace hetero

@@ -3,7 +3,6 @@
 /// @file   A run of workers: what happened, and what follows from it.
 
 #include <cstddef>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -50,11 +49,22 @@ struct LossPoint {
 /// The mean loss of the `window` minibatches of all workers that ended last, whenever one ends.
 [[nodiscard]] std::vector<LossPoint> loss_curve(Run const& run, std::size_t window);
 
-/// When the curve first is at or below the target.
-[[nodiscard]] std::optional<double> reached_s(std::vector<LossPoint> const& curve, double target);
+/// Trains.
+/// @param progress  whether it is shown, on standard error
+[[nodiscard]] Run run_gpt(Settings const& s, bool progress);
+[[nodiscard]] Run run_vgg(Settings const& s, bool progress);
+[[nodiscard]] inline Run run(Settings const& s, bool progress = true) {
+  return s.model == "gpt" ? run_gpt(s, progress) : run_vgg(s, progress);
+}
 
-/// Trains; progress goes to standard error.
-[[nodiscard]] Run run_gpt(Settings const& s);
-[[nodiscard]] Run run_vgg(Settings const& s);
+/// What became of one of several runs.
+struct Outcome {
+  Run run;
+  std::string why;  ///< there is none
+};
+/// Several runs, in virtual time two at once; says on standard error when one has ended.
+/// @param names  [runs] of them in messages
+[[nodiscard]] std::vector<Outcome> run_all(std::vector<Settings> const& all,
+                                           std::vector<std::string> const& names);
 
 }  // namespace hetero

@@ -33,29 +33,59 @@ std::string help_of_models() {
   return help;
 }
 
+/// Which flags have a meaning for any of the models that are run.
+Takes takes_of(Settings const& s) {
+  Takes all;
+  for_each_model([&](auto const& entry) {
+    if (!s.compare && entry.name != s.sync) return;
+    all.bound |= entry.takes.bound;
+    all.distance |= entry.takes.distance;
+    all.period |= entry.takes.period;
+    all.exact |= entry.takes.exact;
+  });
+  return all;
+}
+
 /// Refuses flags that change nothing in this run.
 void require_use(CLI::App const& app, Settings const& s) {
   auto const refuse = [&](char const* flag, bool used, std::string const& why) {
     if (app.count(flag) != 0 && !used) cli::refuse(std::string(flag) + " " + why);
   };
-  with_model(s.sync, [&](auto const& entry) {
-    std::string const why = "changes nothing with --sync " + s.sync + "; leave it out";
-    refuse("--distance", entry.takes.distance, why);
-    refuse("--bound", entry.takes.bound, why);
-    refuse("--period", entry.takes.period, why);
-    refuse("--exact", entry.takes.exact, why);
-  });
+  Takes const takes = takes_of(s);
+  std::string const why = "changes nothing with --sync " + s.sync + "; leave it out";
+  refuse("--distance", takes.distance, why);
+  refuse("--bound", takes.bound, why);
+  refuse("--period", takes.period, why);
+  refuse("--exact", takes.exact, why);
+  refuse("--sync", !s.compare, "names one model, and --compare runs all; leave one of them out");
+  refuse("--trace", !s.compare, "shows one run, and --compare makes several; leave it out");
   for (char const* const flag : {"--cluster", "--link"})
     refuse(flag, s.timed(), "is a part of --device clock; leave it out");
   bool const hetpipe = s.timed() && s.cluster != "equal";
-  for (char const* const flag : {"--allocation", "--parameters"})
+  for (char const* const flag : {"--gpus", "--allocation", "--parameters"})
     refuse(flag, hetpipe, "is for the GPUs of --cluster vgg-19 or resnet-152; leave it out");
   refuse("--parameters", s.link == 0,
          "says nothing where --link gives the link; leave one of them out");
-  if (hetpipe && (s.workers != 4 || s.stages != 4))
-    cli::refuse("--cluster " + s.cluster +
-                " has 16 GPUs for 4 workers of 4 stages; leave --workers and --stages out, or take "
-                "--cluster equal");
+  if (!hetpipe) return;
+  refuse("--workers", s.workers == 4, "is 4 on --cluster " + s.cluster + "; take --cluster equal");
+  refuse("--stages", false,
+         "are the GPUs of a worker on --cluster " + s.cluster +
+             "; leave it out, or take --cluster equal");
+  if (s.parameters == "local" && s.allocation != "ed")
+    cli::refuse(
+        "--parameters local keeps a layer where all workers have it; leave --allocation out");
+  if (s.gpus.size() != 4 && s.allocation != "ed")
+    cli::refuse("--allocation " + s.allocation + " is for all four kinds of GPU; leave --gpus out");
+}
+
+/// Kinds of GPU, each at most once.
+void require_gpus(std::string const& letters) {
+  bool good = letters.size() >= 2 && letters.size() <= 4;
+  for (std::size_t i = 0; i < letters.size(); ++i)
+    good = good && std::string_view("VRGQ").find(letters[i]) != std::string_view::npos &&
+           letters.find(letters[i], i + 1) == std::string::npos;
+  if (!good)
+    cli::refuse("--gpus '" + letters + "' cannot be used; give two to four of the letters VRGQ");
 }
 
 }  // namespace
@@ -66,6 +96,7 @@ void Settings::check() const {
   require_word("--sync", sync, names_of_models());
   require_word("--device", device, {"threads", "clock"});
   require_word("--cluster", cluster, {"vgg-19", "resnet-152", "equal"});
+  require_gpus(gpus);
   require_word("--allocation", allocation, {"np", "ed", "hd"});
   require_word("--parameters", parameters, {"round-robin", "local"});
   require("--workers", workers, 1, 64);
@@ -90,6 +121,8 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
                  "gpt: the transformer of examples/gpt; vgg: the network of examples/vgg")
       ->group(group);
   app.add_option("--sync", s.sync, help_of_models())->group(group);
+  app.add_flag("--compare", s.compare, "Run all of them, and rank them by the time to --target")
+      ->group(group);
   app.add_option("--workers", s.workers, "Pipelines that train together")->group(group);
   app.add_option("--stages", s.stages, "Stages of each")->group(group);
   app.add_option("--in-flight", s.in_flight,
@@ -121,6 +154,9 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
   app.add_option("--cluster", s.cluster,
                  "Times of VGG-19 (vgg-19) or ResNet-152 (resnet-152) on HetPipe's 16 GPUs, or of "
                  "stages of 1 s (equal)")
+      ->group(group);
+  app.add_option("--gpus", s.gpus, "Kinds of HetPipe's GPUs that take part, four of each")
+      ->type_name("LETTERS")
       ->group(group);
   app.add_option("--allocation", s.allocation,
                  "GPUs of each worker: those of one node (np), one of each node (ed), two of two "
@@ -156,6 +192,7 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
   if (app.count("--cluster") == 0 && app.count("--workers") + app.count("--stages") != 0)
     s.cluster = "equal";
   if (s.cluster == "equal" && link->count() == 0) s.link = 1;
+  if (s.timed() && s.cluster != "equal") s.stages = static_cast<std::int64_t>(s.gpus.size());
   s.check();
   if (rate->count() != 0) cli::require_positive("--rate", s.rate);
   if (target->count() != 0) cli::require_positive("--target", s.target);

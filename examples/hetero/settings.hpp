@@ -25,10 +25,12 @@ struct Settings {
   double rate = 0;             ///< learning rate of all workers together; 0: the model's
   double target = 0;           ///< loss to be reached; 0: the model's
   std::int64_t seed = 1;
+  bool compare = false;  ///< all staleness models, instead of `sync`
 
   // Where it runs.
   std::string device = "clock";            ///< or "threads"
   std::string cluster = "vgg-19";          ///< or "resnet-152", "equal"
+  std::string gpus = "VRGQ";               ///< kinds of HetPipe's that take part
   std::string allocation = "ed";           ///< or "np", "hd"
   std::string parameters = "round-robin";  ///< or "local"
   double link = 0;                         ///< r = N S / (b T_c); 0: the cluster's own links

@@ -45,6 +45,6 @@ struct VggWorkload {
 
 }  // namespace
 
-Run run_vgg(Settings const& s) { return Workers<VggWorkload>(s)(); }
+Run run_vgg(Settings const& s, bool progress) { return Workers<VggWorkload>(s, progress)(); }
 
 }  // namespace hetero

@@ -45,8 +45,11 @@ namespace sg = stagger;
 /// @endcode
 template <class Workload> class Workers {
  public:
-  explicit Workers(Settings const& s)
-      : s_(s), workload_(s), log_(count(s.workers), count(s.steps * s.in_flight), Workload::unit) {
+  /// @param progress  whether to show it
+  Workers(Settings const& s, bool progress)
+      : s_(s),
+        workload_(s),
+        log_(count(s.workers), count(s.steps * s.in_flight), progress ? Workload::unit : nullptr) {
     if (!s.timed()) return;
     times_ = times_of(s);
     layer_bytes_.resize(workload_.work().size());

@@ -33,10 +33,17 @@ refused("--link is a part of --device clock" --device threads --link 1)
 refused("--cluster is a part of --device clock" --device threads --cluster equal)
 refused("--allocation is for the GPUs of --cluster" --cluster equal --allocation np)
 refused("--parameters says nothing where --link" --link 1 --parameters local)
-refused("--cluster vgg-19 has 16 GPUs for 4 workers of 4 stages" --cluster vgg-19 --workers 2)
-
-refused("--in-flight 40 does not fit into the memory of VRGQ, worker 0. use at most [0-9]+" --in-flight 40)
-refused("has other cuts or nodes than worker 0. Local needs them equal" --allocation np --parameters local --in-flight 2)
+refused("--workers is 4 on --cluster vgg-19. take --cluster equal" --cluster vgg-19 --workers 2)
+refused("--stages are the GPUs of a worker on --cluster resnet-152" --cluster resnet-152 --stages 4)
+refused("--gpus 'VV' cannot be used. give two to four of the letters VRGQ" --gpus VV)
+refused("--gpus 'V' cannot be used" --gpus V)
+refused("--allocation np is for all four kinds of GPU. leave --gpus out" --gpus VRQ --allocation np)
+refused("--gpus is for the GPUs of --cluster" --cluster equal --gpus VRQ)
+refused("--sync names one model, and --compare runs all" --compare --sync bsp)
+refused("--trace shows one run, and --compare makes several" --compare --trace trace.json)
+refused("--in-flight 40: worker 0 .VRGQ. has no memory for 40 minibatches in flight: .* the most that fits is [0-9]+"
+        --in-flight 40)
+refused("--parameters local keeps a layer where all workers have it. leave --allocation out" --allocation np --parameters local)
 
 # Nothing is computed where a file could not be written, and nothing is left of it.
 foreach(flag csv trace chart)
