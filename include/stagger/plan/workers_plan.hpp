@@ -50,7 +50,7 @@ struct WorkerStage {
 struct VirtualWorker {
   std::vector<WorkerStage> stages{};
   double waiting =
-      0;            ///< share of its time in which a minibatch waits for the waves of other workers
+      0;  ///< share of its time in which a stage has the input of a minibatch and waits for waves
   double idle = 0;  ///< the part of that in which none of its stages does anything, 0 to 1
 
   /// [stages - 1] first layer of each stage after the first

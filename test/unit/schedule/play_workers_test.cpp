@@ -36,7 +36,7 @@ struct Slow {
   struct Result {
     std::vector<std::vector<std::vector<Action>>> rows{};  // [workers][stages]
     int end = 0;
-    double waiting = 0, idle = 0;  // of all workers, at their first stages
+    double waiting = 0, idle = 0;  // of all workers
   };
 
   [[nodiscard]] int needs(int m) const { return std::max(0, (m + 1) / in_flight - 1 - distance); }
@@ -47,7 +47,7 @@ struct Slow {
       std::vector<int> f_ready{}, b_ready{};  // [minibatches] -1: not yet
       int f = 0, b = 0;                       // begun
       std::vector<int> asked{};               // [rounds] when for each; -1: not yet
-      int entered = 0;                        // with a place in the pipeline, and open gates
+      int entered = 0;                        // with their input, and open gates
       int until = 0;                          // busy
       std::size_t next = 0;                   // in a given row
     };
@@ -154,14 +154,15 @@ struct Slow {
           }
           busy = busy || stage.until > now;
         }
-        Stage& first = stages[w][0];
-        for (; first.entered < minibatches; ++first.entered) {
-          int const input = first.f_ready[static_cast<std::size_t>(first.entered)];
-          int const gate = arrives(w, 0, needs(first.entered));
-          bool const may = input >= 0 && input <= now;
-          waits = may && (gate < 0 || gate > now);
-          if (!may || waits) break;
-        }
+        for (std::size_t s = 0; s < stages[w].size(); ++s)
+          for (int& m = stages[w][s].entered; m < minibatches; ++m) {
+            int const input = stages[w][s].f_ready[static_cast<std::size_t>(m)];
+            int const gate = arrives(w, s, needs(m));
+            if (input < 0 || input > now) break;
+            if (gate >= 0 && gate <= now) continue;
+            waits = true;
+            break;
+          }
         result.waiting += waits ? 1 : 0;
         result.idle += waits && !busy ? 1 : 0;
       }

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <limits>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include <stagger/core/grid.hpp>
@@ -41,7 +42,8 @@ class WaveExchange {
         pushed_(layers_, workers.size(), 0),
         asked_(layers_, workers.size(), 0),
         ways_(layers_, workers.size(), server.links.empty() ? -1 : 0),
-        played_(workers.size()) {
+        played_(workers.size()),
+        waits_(workers.size()) {
     for (Links const& links : server.links) links_.emplace_back(links);
     for (std::size_t w = 0; w < workers.size(); ++w) {
       first_rank_.push_back(static_cast<int>(cells_.size()));
@@ -73,8 +75,8 @@ class WaveExchange {
     if (kind == Kind::forward) {
       int const rounds = needs(n);
       if (rounds == cell.taken) return;
-      if (part.stage == 0 && cell.arrived_s > part.forward_at[n])
-        wait(played, part.forward_at[n], cell.arrived_s);
+      if (cell.arrived_s > part.forward_at[n])
+        waits_[at(cell.worker)].emplace_back(part.forward_at[n], cell.arrived_s);
       cell.taken = rounds;
       now_s_ = start_s;
       ask(cell);
@@ -104,7 +106,10 @@ class WaveExchange {
     opened_.clear();
   }
 
-  [[nodiscard]] std::vector<PlayedWorker> take() && { return std::move(played_); }
+  [[nodiscard]] std::vector<PlayedWorker> take() && {
+    for (std::size_t w = 0; w < played_.size(); ++w) measure(played_[w], waits_[w]);
+    return std::move(played_);
+  }
   [[nodiscard]] int first_rank(std::size_t worker) const { return first_rank_[worker]; }
   [[nodiscard]] int ranks() const { return static_cast<int>(cells_.size()); }
 
@@ -181,21 +186,33 @@ class WaveExchange {
     played.end_s = std::max(played.end_s, now_s_);
   }
 
-  /// Nothing of the worker runs that began before the gate opened, and the first stage waits.
-  void wait(PlayedWorker& played, double from_s, double to_s) {
-    played.waiting_s += to_s - from_s;
-    std::vector<Span> busy;
+  using Interval = std::pair<double, double>;
+
+  /// Sorted, and those that overlap joined.
+  static std::vector<Interval> joined(std::vector<Interval> all) {
+    std::sort(all.begin(), all.end());
+    std::vector<Interval> result;
+    for (Interval const& one : all)
+      if (result.empty() || one.first > result.back().second)
+        result.push_back(one);
+      else
+        result.back().second = std::max(result.back().second, one.second);
+    return result;
+  }
+  static void measure(PlayedWorker& played, std::vector<Interval> const& waits) {
+    std::vector<Interval> busy;
     for (auto const& row : played.timeline.rows)
-      for (auto span = row.rbegin(); span != row.rend() && span->end_s > from_s; ++span)
-        busy.push_back(*span);
-    std::sort(busy.begin(), busy.end(),
-              [](Span const& a, Span const& b) { return a.start_s < b.start_s; });
-    for (Span const& span : busy) {
-      if (span.start_s >= to_s) break;
-      if (span.start_s > from_s) played.idle_waiting_s += span.start_s - from_s;
-      from_s = std::max(from_s, span.end_s);
+      for (Span const& span : row) busy.emplace_back(span.start_s, span.end_s);
+    busy = joined(std::move(busy));
+    std::size_t next = 0;
+    for (Interval const& wait : joined(waits)) {
+      played.waiting_s += wait.second - wait.first;
+      played.idle_waiting_s += wait.second - wait.first;
+      while (next < busy.size() && busy[next].second <= wait.first) ++next;
+      for (std::size_t i = next; i < busy.size() && busy[i].first < wait.second; ++i)
+        played.idle_waiting_s -=
+            std::min(wait.second, busy[i].second) - std::max(wait.first, busy[i].first);
     }
-    if (from_s < to_s) played.idle_waiting_s += to_s - from_s;
   }
 
   WaveServer const& server_;
@@ -206,8 +223,9 @@ class WaveExchange {
   Grid<int> asked_;   // [layers][workers] rounds that are not there; 0: none
   Grid<int> ways_;    // [layers][workers]
   std::vector<PlayedWorker> played_;
-  std::vector<Cell> cells_{};      // [ranks]
-  std::vector<int> first_rank_{};  // [workers]
+  std::vector<std::vector<Interval>> waits_;  // [workers]
+  std::vector<Cell> cells_{};                 // [ranks]
+  std::vector<int> first_rank_{};             // [workers]
   std::vector<Transfers> links_{};
   std::vector<int> opened_{};  // ranks
   double next_s_ = never;
