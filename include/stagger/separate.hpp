@@ -6,6 +6,7 @@
 /// stagger_add_separate(<target>).
 
 #include <stagger/engine/append_layers.hpp>
+#include <stagger/engine/detail/overlapped_exchange.hpp>
 #include <stagger/engine/detail/step_exchange.hpp>
 #include <stagger/engine/detail/stream_exchange.hpp>
 #include <stagger/engine/make_session.hpp>
@@ -30,6 +31,9 @@ template void detail::LayerParameters::update(optimizer::Sgd const&,
                                               detail::UpdateStep const&) noexcept;
 
 template std::unique_ptr<detail::Exchange> detail::make_exchange<detail::LocalExchange>(
+    std::shared_ptr<detail::ParameterLink> const&, detail::Machine&, StalenessModel const&,
+    std::shared_ptr<void const> const&);
+template std::unique_ptr<detail::Exchange> detail::make_exchange<detail::OverlappedExchange>(
     std::shared_ptr<detail::ParameterLink> const&, detail::Machine&, StalenessModel const&,
     std::shared_ptr<void const> const&);
 template std::unique_ptr<detail::Exchange> detail::make_exchange<detail::StepExchange>(

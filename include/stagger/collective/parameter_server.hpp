@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/collective/late_answers.hpp>
 #include <stagger/collective/messages.hpp>
 #include <stagger/collective/policy.hpp>
 #include <stagger/collective/same_workers.hpp>
@@ -64,6 +65,18 @@ using stagger::detail::StoreRules;
             "; use its share of the data, more than 0 and at most 1");
 }
 
+/// For the other workers.
+[[nodiscard]] [[gnu::cold]] inline std::exception_ptr failure_of(int worker) noexcept {
+  try {
+    return std::make_exception_ptr(Error(
+        Errc::peer_failed, text("worker ", worker,
+                                " has failed, which ends the streams of the others; begin the "
+                                "next one, which goes on from the server's weights")));
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
 /// All layers, a lock for each shard, and the workers.
 ///
 /// A worker that runs in several processes joins from each. Each has a seat of its own, and asks for
@@ -107,7 +120,7 @@ class ServerInProcess {
     return layers_.size() == 0;
   }
   void leave(int seat) noexcept {
-    end(seat, make_failure(worker_of(seat)));
+    end(seat, failure_of(worker_of(seat)));
     forget_asks(seat);
     std::lock_guard const lock(joining_);
     seats_[seat].listener = nullptr;
@@ -119,7 +132,8 @@ class ServerInProcess {
   }
 
   void begin(int seat) {
-    forget_asks(seat);  // of a stream that failed
+    std::lock_guard const lock(joining_);  // not while streams are being given up
+    forget_asks(seat);                     // of a stream that failed
     seats_[seat].active.store(true);
   }
   /// Pushes of a layer that the worker has made since the server began, or is taken to have made.
@@ -142,6 +156,10 @@ class ServerInProcess {
     layers_[l]->push(worker_of(seat), values);
     if (last) layers_[l]->end(worker_of(seat));
     answer(l);
+  }
+  [[nodiscard]] LateAnswers& late_layers(int seat) const {
+    require_active(seat);
+    return *late_;
   }
 
   void ask(int seat, std::size_t l, std::uint32_t rounds) {
@@ -166,7 +184,7 @@ class ServerInProcess {
 
   void end(int seat, std::exception_ptr const& why) noexcept {
     if (!seats_[seat].active.exchange(false) || !why) return;
-    std::exception_ptr const lost = make_failure(worker_of(seat));
+    std::exception_ptr const lost = failure_of(worker_of(seat));
     std::lock_guard const lock(joining_);
     List<bool> told(static_cast<std::size_t>(seats_.size()));
     for (int n = 0; n < seats_.size(); ++n) told[n] = seats_[n].active.exchange(false);
@@ -174,6 +192,7 @@ class ServerInProcess {
       std::lock_guard const shard(mutex(l));
       layers_[l]->give_up();
     }
+    if (late_ != nullptr) late_->reset();
     for (int n = 0; n < seats_.size(); ++n)
       if (told[n]) seats_[n].listener->lost(lost);
   }
@@ -246,10 +265,12 @@ class ServerInProcess {
     store_rules_.pushes = rules.pushes;
     store_rules_.adds = rules.adds;
     store_rules_.optimizer = rules.optimizer;
+    auto const workers = static_cast<std::size_t>(options_.workers);
+    if (rules.late != nullptr) late_ = std::make_unique<LateAnswers>(rules, layers, workers);
+    store_rules_.added = late_.get();
     layers_ = FixedArray<std::unique_ptr<ParameterStore>>(layers.size());
     for (std::size_t l = 0; l < layers.size(); ++l)
-      layers_[l] = std::make_unique<ParameterStore>(layers[l], store_rules_,
-                                                    static_cast<std::size_t>(options_.workers));
+      layers_[l] = std::make_unique<ParameterStore>(layers[l], store_rules_, workers);
   }
 
   void compare(int worker, std::span<LayerParameters const> layers,
@@ -274,17 +295,6 @@ class ServerInProcess {
             worker_of(seat), "; begin the next one, which goes on from the server's weights");
   }
 
-  [[nodiscard]] static std::exception_ptr make_failure(int worker) noexcept {
-    try {
-      return std::make_exception_ptr(Error(
-          Errc::peer_failed, text("worker ", worker,
-                                  " has failed, which ends the streams of the others; begin the "
-                                  "next one, which goes on from the server's weights")));
-    } catch (...) {
-      return std::current_exception();
-    }
-  }
-
   /// Tells workers of what they have asked for.
   void answer(std::size_t l) {
     ParameterStore const& layer = *layers_[l];
@@ -306,6 +316,7 @@ class ServerInProcess {
   std::mutex joining_;
   WorkerRules rules_;
   StoreRules store_rules_;
+  std::unique_ptr<LateAnswers> late_;  // null: no layer is ever late
   FixedArray<std::unique_ptr<ParameterStore>> layers_;
 };
 
@@ -319,12 +330,17 @@ class LinkInProcess final : public ParameterLink {
     List<std::uint64_t> digests;
     for (LayerParameters const& layer : layers) digests.push_back(values_digest(layer.values()));
     seat_ = server_->join(worker_, layers, digests, rules, listener);
+    listener_ = &listener;
   }
   void leave() noexcept override { server_->leave(seat_); }
   void begin() override { server_->begin(seat_); }
   void read(std::size_t layer, std::byte* values) override { server_->read(seat_, layer, values); }
   void push(std::size_t layer, std::byte const* values, bool last) override {
     server_->push(seat_, layer, values, last);
+  }
+  void report(double loss) override { server_->late_layers(seat_).add_loss(worker_, loss); }
+  void ask_late(std::uint32_t step) override {
+    server_->late_layers(seat_).ask(worker_, step, *listener_);
   }
   void ask(std::size_t layer, std::uint32_t rounds) override { server_->ask(seat_, layer, rounds); }
   void ask_last(std::size_t layer) override {
@@ -342,6 +358,7 @@ class LinkInProcess final : public ParameterLink {
  private:
   std::shared_ptr<ServerInProcess> server_;
   int worker_;
+  ParameterListener* listener_ = nullptr;
   int seat_ = 0;
 };
 

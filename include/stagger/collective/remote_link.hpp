@@ -193,6 +193,7 @@ class RemoteLink final : public ParameterLink, private MessageEnd {
       raise(Errc::bad_configuration, "worker ", worker_,
             " runs in virtual time, which a server in another process does not share; give it "
             "host::Threads, or a server in this process");
+    if (rules.late != nullptr) refuse_late();
     if (rules.optimizer.digest(rules.optimizer.optimizer) == 0)
       raise(Errc::bad_configuration, "worker ", worker_,
             " and the server cannot compare the numbers of this optimizer, whose members are of "

@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include <stagger/core/error.hpp>
+#include <stagger/parameters/late_layers.hpp>
 #include <stagger/parameters/layer_shape.hpp>
 #include <stagger/parameters/parameter_link.hpp>
 
@@ -20,7 +21,8 @@ using stagger::detail::WorkerRules;
     raise(Errc::mismatch, "worker ", worker, " pushes after every ",
           counted(rules.push_minibatches, "minibatch"), ", the others after ",
           others.push_minibatches, "; give all workers the same staleness model");
-  if (rules.pushes != others.pushes || rules.adds != others.adds)
+  if (rules.pushes != others.pushes || rules.adds != others.adds || rules.late != others.late ||
+      (rules.late != nullptr && !rules.late->equal(rules.late_policy, others.late_policy)))
     raise(Errc::mismatch, "worker ", worker,
           " pushes something else, or to be added in another way, than the others; give all "
           "workers the same staleness model");

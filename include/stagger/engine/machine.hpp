@@ -123,19 +123,16 @@ class Machine : public StepStatus {
       for (auto& parameters : model.parameters) parameters.save();
     for (std::size_t r = 0; r < run.ranks.size(); ++r) {
       auto& rank = run.ranks[r];
-      rank.next.store(rank.begin, std::memory_order_relaxed);
-      rank.wait = run.program->ranks[r].waits.data();
+      begin_rank(rank, *run.program, run.program->ranks[r], model.options.record);
       rank.arguments = &run.arguments;
-      rank.executed = false;
-      rank.record = model.options.record;
-      rank.in_flight = rank.peak_in_flight = 0;
-      rank.spans.clear();
       rank.context.begin_step(
           model.steps, model.options.seed, run.program->training,
           run.program->flushes ? 0 : run.program->microbatches / run.program->updates);
     }
     if (model.options.replicas.ops() != nullptr) model.options.replicas.ops()->begin_step(*this);
-    if (exchange_ != nullptr && run.program->training) exchange_->begin_step();
+    if (exchange_ == nullptr || !run.program->exchanges()) return;
+    outside_.clear(*run.program);
+    exchange_->begin_step();
   }
 
   /// Ends a step on the caller's side.

@@ -13,6 +13,7 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/engine/detail/not_a_backend.hpp>
+#include <stagger/engine/detail/overlapped_exchange.hpp>
 #include <stagger/engine/detail/session_on.hpp>
 #include <stagger/engine/detail/step_exchange.hpp>
 #include <stagger/engine/detail/stream_exchange.hpp>
@@ -85,6 +86,11 @@ template <class Device>
             "a worker over processes takes no steps of its own between those of the server; use "
             "host::Threads for its device, or a staleness model that pushes gradients or changes");
     }
+    if constexpr (Device::traits.starts_together)
+      if (setup.staleness.late != nullptr)
+        raise(Errc::bad_configuration,
+              "layers of a worker over processes cannot be late; use host::Threads or "
+              "sim::VirtualClock for its device, or staleness::Synchronous");
     if (!replicas.empty())
       raise(Errc::bad_configuration,
             "a worker of a parameter server has no replicas; leave Options::replicas out, or make "

@@ -104,6 +104,7 @@ struct ServerChoice {
 };
 
 class LocalExchange;
+class OverlappedExchange;
 class StepExchange;
 class StreamExchange;
 /// For `ServerChoice`, by address. `engine/detail/server_exchange.hpp` defines it; what only names it need not
@@ -114,6 +115,9 @@ std::unique_ptr<Exchange> make_exchange(std::shared_ptr<ParameterLink> const& li
                                         std::shared_ptr<void const> const& kept);
 #ifdef STAGGER_SEPARATE_COMPILATION
 extern template std::unique_ptr<Exchange> make_exchange<LocalExchange>(
+    std::shared_ptr<ParameterLink> const&, Machine&, StalenessModel const&,
+    std::shared_ptr<void const> const&);
+extern template std::unique_ptr<Exchange> make_exchange<OverlappedExchange>(
     std::shared_ptr<ParameterLink> const&, Machine&, StalenessModel const&,
     std::shared_ptr<void const> const&);
 extern template std::unique_ptr<Exchange> make_exchange<StepExchange>(
@@ -194,6 +198,8 @@ template <bool server, class P>
     model.needs = [](void const* erased, int minibatch) {
       return static_cast<P const*>(erased)->needs(minibatch);
     };
+    model.late = late_calls_of<P>;
+    if constexpr (late_calls_of<P> != nullptr) model.immediate = policy.immediate;
   } else if constexpr (server) {  // bulk synchronous: every step contains all before it, of all
     model.push_minibatches = 1;
     model.needs = [](void const*, int minibatch) { return minibatch; };

@@ -219,6 +219,9 @@ class LayerMemory : public LayerShape {
   /// The same of a part that has its states here.
   void copy_part(ByteRange part, bool back) noexcept { saved_.copy_part(blocks_, part, back); }
   void zero_gradients() noexcept { blocks_.gradients.zero(); }
+  void zero_states() noexcept {
+    for (ParameterBlock& state : blocks_.states) state.zero();
+  }
 
   // --- what the host is shown between two steps
 

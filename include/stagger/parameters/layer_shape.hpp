@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <string>
 #include <utility>
@@ -39,6 +40,8 @@ class LayerShape {
   [[nodiscard]] ParameterDeclaration const& declaration(std::size_t i) const noexcept {
     return declarations_[i];
   }
+  /// Of the layer in the model.
+  [[nodiscard]] int number() const noexcept { return layer_; }
   /// Before the first hold(): what says which values a parameter will have, equal for equal ones.
   [[nodiscard]] std::span<std::byte const> origin(std::size_t i) const noexcept {
     auto const& d = declarations_[i];
@@ -61,6 +64,13 @@ class LayerShape {
   /// Values of the layer, in bytes.
   [[nodiscard]] std::size_t bytes_of_values() const noexcept { return size_; }
 
+  /// Likewise without the gaps between parameters, as they travel.
+  [[nodiscard]] std::size_t sent_bytes() const noexcept {
+    std::size_t sum = 0;
+    for (std::size_t i = 0; i < count(); ++i) sum += value_bytes(i);
+    return sum;
+  }
+
   /// Adds to values, or changes, of the layer others of it, element by element.
   /// @param sum, more  [bytes_of_values()]
   void add_values(std::byte* sum, std::byte const* more) const noexcept {
@@ -82,6 +92,16 @@ class LayerShape {
         more, less);
   }
 
+  /// Whether all elements are finite. @param values  [bytes_of_values()]
+  [[nodiscard]] bool all_finite(std::byte const* values) const noexcept {
+    bool finite = true;
+    for (std::size_t i = 0; i < count() && finite; ++i)
+      finite = declarations_[i].type == ElementType::f32
+                   ? finite_elements<std::uint32_t, 0x7f800000U>(values + offsets_[i], i)
+                   : finite_elements<std::uint64_t, 0x7ff0000000000000U>(values + offsets_[i], i);
+    return finite;
+  }
+
   /// Part `part` of `parts`. It depends on the layer alone, not on what it is grouped with.
   [[nodiscard]] ByteRange part(std::size_t part, std::size_t parts) const noexcept {
     std::size_t const units = size_ / alignment_bytes;
@@ -98,6 +118,18 @@ class LayerShape {
   }
 
  private:
+  /// Whether no element has all bits of the exponent set; by bits, which is as fast as reading.
+  template <class Bits, Bits exponent>
+  [[nodiscard]] bool finite_elements(std::byte const* values, std::size_t i) const noexcept {
+    unsigned infinite = 0;
+    for (std::size_t e = 0; e < declarations_[i].size; ++e) {
+      Bits bits;
+      std::memcpy(&bits, values + e * sizeof bits, sizeof bits);
+      infinite |= (bits & exponent) == exponent ? 1U : 0U;
+    }
+    return infinite == 0;
+  }
+
   template <class T, class Add, class... Source>
   static void each_of(std::size_t size, Add add, std::byte* sum, Source const*... source) noexcept {
     auto* const to = reinterpret_cast<T*>(sum);

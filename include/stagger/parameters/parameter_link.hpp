@@ -10,11 +10,14 @@
 #include <span>
 #include <string>
 
+#include <stagger/core/error.hpp>
 #include <stagger/model/exchange.hpp>
 #include <stagger/parameters/layer_parameters.hpp>
 #include <stagger/parameters/optimizer_call.hpp>
 
 namespace stagger::detail {
+
+struct LateCalls;
 
 /// What all workers of a server must agree on.
 struct WorkerRules {
@@ -26,7 +29,9 @@ struct WorkerRules {
   std::shared_ptr<void const> kept{};  ///< what it points into
   int process = 0;    ///< which process of the server's this is, where a worker runs in several
   int processes = 1;  ///< that the worker runs in; each joins, and exchanges the layers it runs
-  void const* clock = nullptr;  ///< whose virtual time the worker runs in; null: real time
+  void const* clock = nullptr;        ///< whose virtual time the worker runs in; null: real time
+  LateCalls const* late = nullptr;    ///< some layers are late, which the server chooses
+  void const* late_policy = nullptr;  ///< for `late`
 };
 
 /// Who is told what a worker has asked for. Called by any thread, which holds the server's lock.
@@ -40,6 +45,9 @@ class ParameterListener {
   /// in the stream, or an answer with the rounds that were asked for.
   virtual void carried(std::size_t /*layer*/, bool /*push*/, std::uint32_t /*number*/,
                        double /*start_s*/, double /*end_s*/) {}
+  /// Which layers are late in a step. @param bitmap  one bit for each layer, the lowest first
+  virtual void late_layers(std::uint32_t /*step*/, std::span<std::byte const> /*bitmap*/) noexcept {
+  }
   /// Another worker has failed: nothing will come.
   virtual void lost(std::exception_ptr why) noexcept = 0;
 
@@ -70,6 +78,12 @@ class ParameterLink {
   /// @param values  [bytes_of_values()] what the rules say
   /// @param last    of the stream
   virtual void push(std::size_t layer, std::byte const* values, bool last) = 0;
+  /// Likewise of a layer that is late: it travels behind what this worker has pushed before.
+  virtual void push_late(std::size_t layer, std::byte const* values) { push(layer, values, false); }
+  /// The loss of a step, by which the server may choose what is late in the next.
+  virtual void report(double /*loss*/) { refuse_late(); }
+  /// Asks to be told which layers are late in a step, counted from the beginning.
+  virtual void ask_late(std::uint32_t /*step*/) { refuse_late(); }
   /// Asks to be told of a snapshot; one request for each layer at a time.
   virtual void ask(std::size_t layer, std::uint32_t rounds) = 0;
   /// Likewise of the one that contains all pushes of every worker's stream.
@@ -87,6 +101,13 @@ class ParameterLink {
   [[nodiscard]] virtual bool span(int /*processes*/) noexcept { return false; }
   /// Whom this worker waits for, in words; empty if all that it has asked for is on its way.
   [[nodiscard]] virtual std::string waits_for() const = 0;
+
+ protected:
+  [[noreturn]] [[gnu::cold]] static void refuse_late() {
+    raise(Errc::bad_configuration,
+          "this parameter server cannot choose layers that are late; use a "
+          "collective::ParameterServer in this process, or another staleness model");
+  }
 };
 
 }  // namespace stagger::detail

@@ -15,6 +15,7 @@
 #include <stagger/core/list.hpp>
 #include <stagger/model/exchange.hpp>
 #include <stagger/parameters/block_pool.hpp>
+#include <stagger/parameters/late_layers.hpp>
 #include <stagger/parameters/layer_parameters.hpp>
 #include <stagger/parameters/optimizer_call.hpp>
 #include <stagger/parameters/parameter_memory.hpp>
@@ -27,9 +28,10 @@ namespace stagger::detail {
 struct StoreRules {
   staleness::Pushes pushes = staleness::Pushes::changes;
   staleness::Adds adds = staleness::Adds::in_worker_order;
-  OptimizerCall optimizer{};  ///< of gradients
-  List<double> weights{};     ///< [workers] of gradients, or in the mean
-  bool log = false;           ///< whether events are remembered
+  OptimizerCall optimizer{};     ///< of gradients
+  List<double> weights{};        ///< [workers] of gradients, or in the mean
+  bool log = false;              ///< whether events are remembered
+  AddedRounds* added = nullptr;  ///< sees each round of gradients; null: nobody does
 };
 
 /// Adds up what workers push. It has no thread, no lock and no clock; its owner provides them.
@@ -57,7 +59,8 @@ class ParameterStore {
       declarations.push_back(std::move(d));
     }
     bool const gradients = rules.pushes == staleness::Pushes::gradients;
-    parameters_.adopt(std::move(declarations), 0, gradients ? rules.optimizer.states : 0);
+    parameters_.adopt(std::move(declarations), like.number(),
+                      gradients ? rules.optimizer.states : 0);
     if (!gradients) parameters_.release_gradients();
     answer_all();
   }
@@ -90,7 +93,10 @@ class ParameterStore {
   void push(int worker, std::byte const* values) {
     Worker& own = workers_[worker];
     ++own.pushes;
-    if (rules_.adds == staleness::Adds::on_arrival) return add_now(worker, values);
+    if (rules_.adds == staleness::Adds::on_arrival) {
+      add(worker, values, 0, 0, history_.total());
+      return step(0, 0);
+    }
     own.waiting.push_back(blocks_.filled(values));
     add_up();
   }
@@ -211,14 +217,11 @@ class ParameterStore {
   }
   /// The optimizer's step with the gradients that were added. @param from, to  slots
   void step(std::size_t from, std::size_t to) {
+    if (rules_.added != nullptr)
+      rules_.added->add(ScoredLayer(parameters_, from, snapshots_.rounds() - 1 - start_));
     ++steps_;
     if (rules_.pushes == staleness::Pushes::gradients)
       rules_.optimizer.update(rules_.optimizer.optimizer, parameters_, {1, steps_, from, to});
-  }
-
-  void add_now(int worker, std::byte const* pushed) {
-    add(worker, pushed, 0, 0, history_.total());
-    step(0, 0);
   }
 
   void answer(Worker& worker) {
@@ -233,8 +236,7 @@ class ParameterStore {
   }
 
   void add_first_of(int worker, std::size_t from, std::size_t to, std::uint32_t before) {
-    Worker& own = workers_[worker];
-    ParameterBlock block = first_of(own.waiting);
+    ParameterBlock block = first_of(workers_[worker].waiting);
     add(worker, block.data(), from, to, before);
     blocks_.give_back(std::move(block));
   }

@@ -151,7 +151,8 @@ class ProgramCheck {
         return versions_.apply(in, gradients_.ended(in.cell));
       case Op::push:
       case Op::pull:
-        if (program_.flushes && !gradients_.has_updated(state_.rank))
+        if (program_.flushes && (in.op == Op::push || in.snapshot()) &&
+            !gradients_.has_updated(state_.rank))
           state_.refuse({"exchanges parameters before the step's end"});
         return in.op == Op::push ? versions_.push(in) : versions_.pull(in);
       case Op::hand_in:

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
@@ -83,8 +84,7 @@ namespace detail {
   detail::SlotCounts counts(flow.cells.size(), options.spare_slots);
   auto const write = [&] {
     auto const slots = detail::assign_slots(flow, counts, recompute);
-    return detail::InstructionWriter(table, flow, slots, versions, recompute,
-                                     flow.training ? options.staleness.push_minibatches : 0)
+    return detail::InstructionWriter(table, flow, slots, versions, recompute, options.staleness)
         .write();
   };
   if (!options.spare_slots) counts.minimum = detail::slot_demand(write(), flow);
@@ -106,4 +106,26 @@ namespace detail {
   return program;
 }
 
+namespace detail {
+
+/// Of a program whose answers may come in the step after: a step that only waits for them.
+[[nodiscard]] [[gnu::cold]] inline Program only_answers(Program program) {
+  program.training = false;
+  for (std::size_t r = 0; r < program.ranks.size(); ++r) {
+    RankProgram rank;
+    for (std::size_t c = 0; c < program.cells.size(); ++c) {
+      if (program.cells[c].rank != static_cast<int>(r)) continue;
+      Instruction pull;
+      pull.op = Op::pull;
+      pull.stage = static_cast<std::uint16_t>(program.cells[c].stage);
+      pull.cell = static_cast<std::uint16_t>(c);
+      rank.add_wait(pull, program.outside_signal(c), 1);
+      rank.code.push_back(pull);
+    }
+    program.ranks[r] = std::move(rank);
+  }
+  return program;
+}
+
+}  // namespace detail
 }  // namespace stagger

@@ -157,7 +157,8 @@ struct Instruction {
   /// Of `push`: which push of the worker it is, from 0.
   [[nodiscard]] constexpr std::uint32_t round() const noexcept { return microbatch; }
   /// Of `pull`: from a snapshot with so many rounds of every worker and so many own pushes after
-  /// them; else from the version in `version` and the change in `next_version`.
+  /// them; else from the version in `version` and the change in `next_version`, or in a step: what
+  /// has come of what is late.
   [[nodiscard]] constexpr bool snapshot() const noexcept { return y != 0; }
   [[nodiscard]] constexpr std::uint32_t rounds() const noexcept { return microbatch; }
   [[nodiscard]] constexpr std::uint16_t waves() const noexcept { return x; }
@@ -288,6 +289,7 @@ struct Program {
   int updates = 1;      ///< optimizer steps that training makes; more than one only without a flush
   bool flushes = true;  ///< whether all stages update together, at the end
   int push_minibatches = 0;  ///< in one push to a parameter server; 0: there is none
+  bool late = false;         ///< answers to a step's pushes may come in the step after
   List<Cell> cells;          ///< by stage, then by rank
   List<RowEdge> row_edges;   ///< between cells whose shares of a microbatch differ but overlap
   int computing = 0;         ///< ranks that run the table; the others, after them, add up gradients
@@ -298,6 +300,13 @@ struct Program {
                                     ///< whose B or W has not
 
   [[nodiscard]] bool exchanges() const noexcept { return push_minibatches != 0; }
+  /// How often a server's signal must have been given for an instruction: at the end of a step once
+  /// for what it pulls; where some is late, once for what is late from the step before, and once more.
+  [[nodiscard]] constexpr std::uint32_t answers_for(Instruction const& in) const noexcept {
+    if (in.op == Op::push) return late ? 1 : 0;
+    if (!in.snapshot()) return 0;
+    return !flushes ? in.rounds() + (in.last_pull() ? 1 : 0) : late ? 2 : 1;
+  }
   /// The signal by which a server tells a cell of rounds. @pre exchanges()
   [[nodiscard]] std::uint32_t outside_signal(std::size_t cell) const noexcept {
     return static_cast<std::uint32_t>(signals.size() - cells.size() + cell);

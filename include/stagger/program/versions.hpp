@@ -15,6 +15,7 @@
 namespace stagger {
 
 namespace detail {
+struct LateCalls;
 struct Versions;
 struct StageRow;
 }  // namespace detail
@@ -30,6 +31,8 @@ struct StalenessModel {
   staleness::Adds adds = staleness::Adds::in_worker_order;
   /// `detail::fix_versions`, by address, so that a pipeline with a flush is compiled without it.
   detail::Versions (*fix)(StalenessModel const&, detail::StageRow const&) = nullptr;
+  detail::LateCalls const* late = nullptr;  ///< some layers are late; null: none is
+  bool immediate = false;                   ///< they are corrected before a stage's first forward
   [[nodiscard]] explicit operator bool() const noexcept { return version != nullptr; }
   [[nodiscard]] bool exchanges() const noexcept { return push_minibatches != 0; }
 };

@@ -24,6 +24,7 @@
 /// | LocalSgd{T} | the link is narrow: workers exchange their weights after every T steps |
 /// | RoundRobinSynchronous | the server's link is narrow: workers push one after the other |
 /// | WaveSynchronous{Nm, D} | workers are pipelines that do not flush (HetPipe) |
+/// | OverlappedSynchronous<...> | the link to the server takes about as long as a step computes (OSP) |
 ///
 /// | member | when it is asked | |
 /// |---|---|---|
@@ -63,6 +64,12 @@
 #include <stagger/model/exchange.hpp>
 
 namespace stagger {
+
+namespace detail {
+struct LateCalls;
+/// Of a model whose workers send some layers late; null: they do not.
+template <class P> inline constexpr LateCalls const* late_calls_of = nullptr;
+}  // namespace detail
 
 /// Marks a staleness model: `using policy_tag = stagger::StalenessTag;`.
 struct StalenessTag {};

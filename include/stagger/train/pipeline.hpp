@@ -132,9 +132,11 @@ template <class... Stage> class Pipeline {
       setup.optimizer = optimizer_call<ExchangingPolicy<Staleness>>(kept->optimizer);
       if constexpr (ServerPolicy<Collective>) {  // the server keeps `kept`, which must not keep it
         Collective const worker = std::move(kept->collective);
+        using Stepping = std::conditional_t<late_calls_of<Staleness> != nullptr, OverlappedExchange,
+                                            StepExchange>;
         using Exchanges = std::conditional_t<
             AveragingPolicy<Staleness>, LocalExchange,
-            std::conditional_t<Staleness::synchronous, StepExchange, StreamExchange>>;
+            std::conditional_t<Staleness::synchronous, Stepping, StreamExchange>>;
         setup.server = {worker.link(), &make_exchange<Exchanges>};
       } else if constexpr (!std::same_as<Collective, DefaultCollective>) {
         setup.grouping = grouping_of(kept->collective);

@@ -3,6 +3,7 @@
 /// @file   The calls by which the engine exchanges parameters with a server. They are virtual, so
 ///         that a pipeline without a server compiles none of what they do.
 
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <string>
@@ -26,16 +27,23 @@ class Exchange {
   virtual void execute(Machine&, Instruction const&) = 0;
   /// @param why  the step failed, or null
   virtual void end_step(Machine&, std::exception_ptr why) = 0;
+  /// Whether weights are still to come that a step before has made.
+  [[nodiscard]] virtual bool under_way() const { return false; }
   [[nodiscard]] virtual std::uint64_t bytes() const = 0;
   /// What the worker waits for, for the message of a stall.
   [[nodiscard]] virtual std::string waits_for() const = 0;
 };
 
-/// How a back end receives signals that no rank gives, from any thread while a step runs.
+/// How a back end receives signals that no rank gives, from any thread, from before a step begins to
+/// its end.
 struct OutsideSignals {
   void* self = nullptr;
   void (*give)(void* self, std::uint32_t signal, std::uint32_t count) noexcept = nullptr;
   void (*fail)(void* self, std::exception_ptr why) noexcept = nullptr;
+  /// Before a step: the back end itself resets only those that ranks give.
+  void clear(Program const& program) const noexcept {
+    for (std::size_t c = 0; c < program.cells.size(); ++c) give(self, program.outside_signal(c), 0);
+  }
 };
 
 }  // namespace stagger::detail

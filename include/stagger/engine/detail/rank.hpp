@@ -68,6 +68,20 @@ struct alignas(64) RankState {
   std::vector<schedule::Span> spans;  // of the last recorded iteration
 };
 
+/// Sets a rank to the start of its program.
+[[gnu::cold]] inline void begin_rank(RankState& rank, Program const& program,
+                                     RankProgram const& own, bool record) noexcept {
+  bool const computes = program.training || !program.exchanges();
+  rank.next.store(rank.begin, std::memory_order_relaxed);
+  rank.wait = own.waits.data();
+  rank.executed = false;
+  rank.record = computes && record;
+  rank.in_flight = 0;
+  if (!computes) return;  // what the last step has recorded stays
+  rank.peak_in_flight = 0;
+  rank.spans.clear();
+}
+
 /// Forward of one layer. @return y
 [[gnu::always_inline]] inline void* forward_layer(RankState& rank, LayerRun const& layer,
                                                   Instruction const& in, void const* x, void* y) {

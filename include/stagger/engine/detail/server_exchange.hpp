@@ -30,7 +30,7 @@ class ServerExchange : public Exchange, protected ParameterListener {
 
   [[gnu::cold]] void load(Machine& machine) override {
     program_ = &machine.program();
-    if (!program_->training) return;
+    if (!program_->exchanges()) return;
     if (cells_.size() != program_->cells.size())
       cells_ = FixedArray<CellLayers>(program_->cells.size());
     for (std::size_t c = 0; c < cells_.size(); ++c) {
@@ -72,10 +72,15 @@ class ServerExchange : public Exchange, protected ParameterListener {
         packed_(std::move(packed)),
         cell_of_(machine.parameters().size()) {
     auto const& layers = exchanged();
-    link_->join({layers.data(), layers.size()},
-                {staleness.push_minibatches, staleness.pushes, staleness.adds, most_ahead(),
-                 machine.model.optimizer, kept},
-                *this);
+    WorkerRules rules{staleness.push_minibatches,
+                      staleness.pushes,
+                      staleness.adds,
+                      most_ahead(),
+                      machine.model.optimizer,
+                      kept};
+    rules.late = staleness.late;
+    rules.late_policy = staleness.policy;
+    link_->join({layers.data(), layers.size()}, rules, *this);
   }
   /// Called by the destructor of whatever is derived last, while it is still what is told: nobody
   /// tells it anything any more.

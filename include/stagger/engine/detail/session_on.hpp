@@ -173,6 +173,7 @@ template <class Device> class SessionOn final : public MachineSession {
   [[nodiscard]] B& backend() noexcept { return backend_; }
   void append_states(std::vector<ParameterState>& states, bool own) override {
     settle(nullptr);
+    take_late();
     machine_.append_states(states, own);
   }
   [[gnu::cold]] bool visit_parameters(int to, ParameterVisit const& visit) override {
@@ -208,6 +209,7 @@ template <class Device> class SessionOn final : public MachineSession {
     try {
       together(request.number, [&] {
         settle(nullptr);
+        if (!request.program->training) take_late();
         prepare(request, std::move(stop), 0);
       });
       if constexpr (traits.shares_time) backend_.begin();
@@ -354,6 +356,22 @@ template <class Device> class SessionOn final : public MachineSession {
       }
     } else {
       begin();
+    }
+  }
+
+  /// Waits for weights that a parameter server has still to send, by a program that does nothing else.
+  [[gnu::cold]] void take_late() {
+    if constexpr (traits.outside_signals && !traits.starts_together) {
+      if (machine_.exchange() == nullptr || !machine_.exchange()->under_way()) return;
+      load(std::make_shared<Program const>(only_answers(*loaded_)));
+      try {
+        machine_.begin_step({});
+        if constexpr (traits.shares_time) backend_.begin();
+        drive();
+        machine_.end_step();
+      } catch (Error const& error) {
+        if (error.code() != Errc::peer_failed) throw;  // else the weights are now the server's
+      }
     }
   }
 

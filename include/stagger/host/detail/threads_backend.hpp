@@ -195,6 +195,7 @@ class ThreadsBackend : Spinning {
     for (std::size_t r = 0; r < ranks.size(); ++r)
       workers_[worker_of[r]].ranks.push_back({&ranks[r], State::runnable});
     signal_count_ = program.signals.size();
+    inner_signals_ = signal_count_ - (program.exchanges() ? program.cells.size() : 0);
     if (signal_count_ > signal_capacity_) {
       signals_ = std::make_unique<Signal[]>(signal_count_);
       signal_capacity_ = signal_count_;
@@ -294,7 +295,7 @@ class ThreadsBackend : Spinning {
     watchdog_.begin();  // makes a thread, too: nothing has begun if it cannot
     stop_.store(false);
     if (machine_.failed()) stop_.store(true);  // a later `fail` sets it itself
-    for (std::size_t s = 0; s < signal_count_; ++s)
+    for (std::size_t s = 0; s < inner_signals_; ++s)
       signals_[s].value.store(0, std::memory_order_relaxed);
     for (auto& worker : workers_)
       for (auto& rank : worker.ranks) rank.state = State::runnable;
@@ -393,6 +394,7 @@ class ThreadsBackend : Spinning {
   std::unique_ptr<Signal[]> signals_;  // [signal_capacity_]
   std::size_t signal_capacity_ = 0;    // the most signals of any program so far
   std::size_t signal_count_ = 0;       // of the loaded program
+  std::size_t inner_signals_ = 0;      // those that ranks give
   std::atomic<bool> stop_{false};      // the step has failed
   detail::Machine& machine_;
   FixedArray<Worker> workers_;  // [threads with ranks]

@@ -20,9 +20,6 @@ class OutsideCounters {
     if (counters_.size() != count) counters_ = FixedArray<std::atomic<std::uint32_t>>(count);
     first_ = program.signals.size() - count;
   }
-  void begin_step() noexcept {
-    for (auto& counter : counters_) counter.store(0, std::memory_order_relaxed);
-  }
   /// Any thread.
   void give(std::uint32_t signal, std::uint32_t count) noexcept {
     counters_[signal - first_].store(count, std::memory_order_release);

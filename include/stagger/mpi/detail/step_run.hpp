@@ -142,7 +142,6 @@ class StepRun {
     codec_.hold(placement_->runs_here());  // the caller may have read all parameters
     round_.begin_step();
     given_.assign(given_.size(), 0);
-    outside_.begin_step();
     votes_ = 0;
     for (auto& entry : ranks_) {
       entry.state = State::runnable;

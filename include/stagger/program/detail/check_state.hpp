@@ -103,9 +103,8 @@ class CheckState {
   /// A server tells a worker of the snapshots that it asks for alone, and it asks for those that its
   /// pulls take: waiting for any other would never end.
   void require_own_snapshot(Wait wait) const {
-    bool const pulls = in->op == Op::pull && in->snapshot();
-    if (!pulls || wait.signal != program.outside_signal(in->cell) ||
-        wait.count != (program.flushes ? 1 : in->rounds() + (in->last_pull() ? 1 : 0)))
+    if (!exchanges(in->op) || wait.signal != program.outside_signal(in->cell) ||
+        wait.count != program.answers_for(*in))
       refuse({"waits for a snapshot of the server that it does not take"});
   }
 

@@ -37,6 +37,7 @@ class VersionCheck {
     if (cells_.size() == 0) {
       if (in.version != 0)
         state_.refuse({"reads another version of its weights than the only one"});
+      if (!exchanged_.empty() && exchanged_[in.cell] == none_yet) exchanged_[in.cell] = read_once;
       return;
     }
     Weights& own = cells_[in.cell];
@@ -96,7 +97,10 @@ class VersionCheck {
 
   [[gnu::cold]] void pull(Instruction const& in) {
     if (state_.program.flushes) {
-      if (state_.awaited(state_.program.outside_signal(in.cell)) != 1)
+      if (!in.snapshot() && (!state_.program.late || exchanged_[in.cell] != none_yet))
+        state_.refuse({"corrects weights that have been read in the step"});
+      if (!in.snapshot()) return;
+      if (state_.awaited(state_.program.outside_signal(in.cell)) < state_.program.answers_for(in))
         state_.refuse({"takes a snapshot that it has not waited for"});
       return exchange_once(in);
     }
@@ -125,7 +129,7 @@ class VersionCheck {
   [[gnu::cold]] void require_last(std::size_t c) const {
     if (cells_.size() == 0) {
       bool const exchanges = state_.program.training && state_.program.exchanges();
-      if (!exchanged_.empty() && exchanged_[c] != (exchanges ? pulled : 0))
+      if (!exchanged_.empty() && (exchanged_[c] == pulled) != exchanges)
         state_.refuse({"does not end with a push and a pull of each stage"});
       return;
     }
@@ -153,11 +157,11 @@ class VersionCheck {
     int pushes = 0;
     int rounds = 0;  // that the last forward was to see
   };
-  enum Exchanged : std::uint8_t { pushed = 1, pulled = 2 };
+  enum Exchanged : std::uint8_t { none_yet, read_once, pushed, pulled };
   /// At the end of a step: a push, then a pull.
   void exchange_once(Instruction const& in) {
     auto& done = exchanged_[in.cell];
-    if (!state_.program.exchanges() || done != (in.op == Op::push ? 0 : pushed))
+    if (!state_.program.exchanges() || (in.op == Op::push ? done >= pushed : done != pushed))
       state_.refuse({"exchanges parameters in the wrong order, or twice"});
     done = in.op == Op::push ? pushed : pulled;
   }
@@ -175,7 +179,7 @@ class VersionCheck {
   CheckState const& state_;
   StalenessModel const& staleness_;
   FixedArray<Weights> cells_;     // none: all stages update together
-  List<std::uint8_t> exchanged_;  // [cells] at the end of a step
+  List<std::uint8_t> exchanged_;  // [cells] Exchanged, in a step
   int per_update_ = 1;
   int per_push_ = 0;  // minibatches; 0: no parameter server
 };

@@ -70,15 +70,16 @@ class InstructionWriter {
  public:
   /// @param versions   [cells] of their weights; none: all stages update together, at the end
   /// @param recompute  whether F runs again before its backward; it then keeps nothing at first
-  /// @param push_minibatches  in one push to a parameter server; 0: there is none
+  /// @param staleness  what is pushed to a parameter server, if there is one
   InstructionWriter(schedule::Table const& table, Dataflow const& flow, SlotPlan const& plan,
-                    FixedArray<Versions> const& versions, bool recompute, int push_minibatches = 0)
+                    FixedArray<Versions> const& versions, bool recompute,
+                    StalenessModel const& staleness = {})
       : table_(table),
         flow_(flow),
         plan_(plan),
         versions_(versions),
         recompute_(recompute),
-        updates_(flow, versions, push_minibatches) {}
+        updates_(flow, versions, staleness) {}
 
   /// @throws Error  bad_schedule for more signals than a program can number
   [[nodiscard]] [[gnu::cold]] Program write() {
@@ -92,6 +93,7 @@ class InstructionWriter {
     program.row_edges = flow_.row_edges;
     add_cells(program, flow_, plan_, versions_, recompute_);
     program.push_minibatches = updates_.push_minibatches();
+    program.late = updates_.late();
     name_signals(program, flow_, program.exchanges());
     awaited_.assign(program.signals.size(), 0);
     for (int r = 0; r < flow_.ranks(); ++r) add_rank(program, r);
@@ -110,8 +112,12 @@ class InstructionWriter {
     for (auto const& action : table_.row(flow_.parts[self].position)) {
       if (!schedule::is_compute(action.kind)) continue;
       std::size_t const c = flow_.cell_at(action.stage, self);
-      if (!flushes() && action.kind == schedule::Kind::forward)
-        updates_.add_pulls(rank, c, static_cast<std::uint32_t>(flow_.unit(action)));
+      if (action.kind == schedule::Kind::forward) {
+        if (flushes())
+          updates_.add_correction(rank, c);
+        else
+          updates_.add_pulls(rank, c, static_cast<std::uint32_t>(flow_.unit(action)));
+      }
       add_action(rank, action, c);
       if (!flushes()) updates_.add_update(rank, c, at);
       ++at;

@@ -17,17 +17,22 @@ namespace stagger::detail {
 /// Writes, for each cell, what belongs before or after the instruction of an action.
 class UpdateWriter {
  public:
-  /// @param versions          [cells] of their weights; none: all stages update together, at the end
-  /// @param push_minibatches  in one push to a parameter server; 0: there is none
-  UpdateWriter(Dataflow const& flow, FixedArray<Versions> const& versions, int push_minibatches)
+  /// @param versions   [cells] of their weights; none: all stages update together, at the end
+  /// @param staleness  what is pushed to a parameter server, if there is one
+  UpdateWriter(Dataflow const& flow, FixedArray<Versions> const& versions,
+               StalenessModel const& staleness)
       : flow_(flow),
         versions_(versions),
-        push_minibatches_(push_minibatches),
+        push_minibatches_(flow.training ? staleness.push_minibatches : 0),
+        late_(flow.training && staleness.late != nullptr),
+        immediate_(late_ && staleness.immediate),
         updates_made_(flow.cells.size()),
         pulls_made_(flow.cells.size()),
         awaited_(flow.cells.size()) {}
 
   [[nodiscard]] int push_minibatches() const noexcept { return push_minibatches_; }
+  /// Whether answers may come in the step after.
+  [[nodiscard]] bool late() const noexcept { return late_; }
 
   /// The update that follows the action at `position`, if there is one.
   [[gnu::cold]] void add_update(RankProgram& rank, std::size_t c, std::uint32_t position) {
@@ -75,6 +80,16 @@ class UpdateWriter {
     }
   }
 
+  /// Before the first forward of a step: what has come of what is late.
+  [[gnu::cold]] void add_correction(RankProgram& rank, std::size_t c) {
+    if (!immediate_ || pulls_made_[c]++ != 0) return;
+    Instruction pull;
+    pull.op = Op::pull;
+    pull.stage = static_cast<std::uint16_t>(flow_.cells[c].stage);
+    pull.cell = static_cast<std::uint16_t>(c);
+    rank.code.push_back(pull);
+  }
+
   /// After the update of a step: gradients go to the server, and weights come back.
   [[gnu::cold]] void add_exchange(RankProgram& rank, int self) {
     for (Op const op : {Op::push, Op::pull})
@@ -84,15 +99,18 @@ class UpdateWriter {
         in.op = op;
         in.stage = static_cast<std::uint16_t>(flow_.cells[c].stage);
         in.cell = static_cast<std::uint16_t>(c);
-        if (op == Op::pull) {
-          in.set_snapshot(0, 0, false);
-          rank.add_wait(in, outside_signal(c), 1);
-        }
+        if (op == Op::pull) in.set_snapshot(0, 0, false);
+        if (std::uint32_t const count = answers_for(in); count != 0)
+          rank.add_wait(in, outside_signal(c), count);
         rank.code.push_back(in);
       }
   }
 
  private:
+  /// As Program::answers_for, of a step.
+  [[nodiscard]] std::uint32_t answers_for(Instruction const& in) const {
+    return (in.op == Op::pull ? 1 : 0) + (late_ ? 1 : 0);
+  }
   [[nodiscard]] std::uint32_t outside_signal(std::size_t c) const {
     return flow_.handed_in() + 2 * static_cast<std::uint32_t>(flow_.ranks()) +
            static_cast<std::uint32_t>(c);
@@ -101,6 +119,8 @@ class UpdateWriter {
   Dataflow const& flow_;
   FixedArray<Versions> const& versions_;
   int push_minibatches_;
+  bool late_;
+  bool immediate_;
   List<std::uint32_t> updates_made_;  // [cells] by the code written so far
   List<std::uint32_t> pulls_made_;    // likewise
   List<std::uint32_t> awaited_;       // [cells] rounds that the server has been waited for

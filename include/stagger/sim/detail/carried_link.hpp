@@ -2,6 +2,7 @@
 #pragma once
 /// @file   A worker's link to its parameter server whose pushes and answers take virtual time.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -47,8 +48,7 @@ class CarriedLink final : public ParameterLink,
     layers_ = List<Layer>(layers.size());
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       layers_[l].bytes = layers[l].bytes_of_values();
-      for (std::size_t i = 0; i < layers[l].count(); ++i)
-        layers_[l].sent_bytes += layers[l].value_bytes(i);
+      layers_[l].sent_bytes = layers[l].sent_bytes();
     }
     link_->join(layers, timed, *this);
   }
@@ -86,6 +86,18 @@ class CarriedLink final : public ParameterLink,
     time_->network.send(layers_[layer].sent_bytes, Direction::push, *this, number);
   }
 
+  /// One behind the other, as on one connection, so that answers travel while later ones are pushed.
+  void push_late(std::size_t layer, std::byte const* values) override {
+    if (instant()) return push(layer, values, false);
+    std::size_t const number = make(Parcel::late, layer, layers_[layer].pushes++);
+    keep(parcels_[number]);
+    std::memcpy(parcels_[number].values.data(), values, layers_[layer].bytes);
+    ++layers_[layer].under_way;
+    late_.push_back(number);
+    if (late_.size() == 1) send_late();
+  }
+  void report(double loss) override { link_->report(loss); }
+  void ask_late(std::uint32_t step) override { link_->ask_late(step); }
   void ask(std::size_t layer, std::uint32_t rounds) override {
     if (exact_ || layers_[layer].under_way == 0) return link_->ask(layer, rounds);
     layers_[layer].asks = true;
@@ -110,11 +122,11 @@ class CarriedLink final : public ParameterLink,
  private:
   /// Something on its way.
   struct Parcel {
-    enum Kind : std::uint8_t { none, pushed, answer, last_answer };
+    enum Kind : std::uint8_t { none, pushed, late, answer, last_answer, choice };
     Kind kind = none;
     bool last = false;
-    std::size_t layer = 0;
-    std::uint32_t number = 0;  // of the push, or rounds of the answer
+    std::size_t layer = 0;     // of a choice of late ones: behind all
+    std::uint32_t number = 0;  // of the push, rounds of the answer, or the step of the choice
     std::uint32_t contained = 0;
     double sent_s = 0;
     ParameterBlock values{};
@@ -153,8 +165,14 @@ class CarriedLink final : public ParameterLink,
     if (parcel.values.size() != layers_[parcel.layer].bytes)
       parcel.values.make(nullptr, layers_[parcel.layer].bytes);
   }
+  void send_late() {
+    Parcel& parcel = parcels_[late_.front()];
+    parcel.sent_s = time_->queue.now_s();
+    time_->network.send(layers_[parcel.layer].sent_bytes, Direction::push, *this, late_.front());
+  }
   /// Nothing that is on its way arrives.
   void drop() noexcept {
+    late_.clear();
     time_->network.forget(*this);
     time_->queue.remove(*this);
     for (Parcel& parcel : parcels_) parcel.kind = Parcel::none;
@@ -184,6 +202,16 @@ class CarriedLink final : public ParameterLink,
                           make(Parcel::last_answer, layer, stagger::detail::all_rounds));
     });
   }
+  void late_layers(std::uint32_t step, std::span<std::byte const> bitmap) noexcept override {
+    if (instant()) return listener_->late_layers(step, bitmap);
+    send([&] {
+      std::size_t const number = make(Parcel::choice, layers_.size(), step);
+      ParameterBlock& values = parcels_[number].values;
+      if (values.size() != bitmap.size()) values.make(nullptr, bitmap.size());
+      std::copy(bitmap.begin(), bitmap.end(), values.data());
+      time_->network.send(bitmap.size(), Direction::pull, *this, number);
+    });
+  }
   void lost(std::exception_ptr why) noexcept override {
     drop();
     listener_->lost(std::move(why));
@@ -200,10 +228,23 @@ class CarriedLink final : public ParameterLink,
 
   void delivered(std::size_t number) override {
     Parcel parcel = std::move(parcels_[number]);  // others may be made meanwhile
+    if (parcel.kind == Parcel::choice)
+      listener_->late_layers(parcel.number, parcel.values.span());
+    else
+      deliver(parcel, layers_[parcel.layer]);
+    parcel.kind = Parcel::none;
+    parcels_[number] = std::move(parcel);
+  }
+  void deliver(Parcel& parcel, Layer& layer) {
     std::size_t const l = parcel.layer;
-    Layer& layer = layers_[l];
-    send([&] { tell(l, parcel.kind == Parcel::pushed, parcel.number, parcel.sent_s); });
-    if (parcel.kind == Parcel::pushed) {
+    bool const pushed = parcel.kind == Parcel::pushed || parcel.kind == Parcel::late;
+    send([&] { tell(l, pushed, parcel.number, parcel.sent_s); });
+    if (pushed) {
+      if (parcel.kind == Parcel::late) {
+        std::rotate(late_.begin(), late_.begin() + 1, late_.end());
+        late_.pop_back();
+        if (!late_.empty()) send([&] { send_late(); });
+      }
       send([&] { link_->push(l, parcel.values.data(), parcel.last); });
       if (layer.under_way != 0 && --layer.under_way == 0 && std::exchange(layer.asks, false))
         send([&] { link_->ask(l, layer.rounds); });
@@ -214,8 +255,6 @@ class CarriedLink final : public ParameterLink,
       if (!exact_) std::swap(layer.answer, parcel.values);
       listener_->arrived(l, parcel.number);
     }
-    parcel.kind = Parcel::none;
-    parcels_[number] = std::move(parcel);
   }
 
   /// What goes wrong while nobody of this worker has called ends its stream.
@@ -233,6 +272,7 @@ class CarriedLink final : public ParameterLink,
   bool exact_ = true;
   List<Layer> layers_;
   List<Parcel> parcels_;
+  List<std::size_t> late_;  // parcels that travel one behind the other, the first of them now
 };
 
 }  // namespace stagger::sim::detail

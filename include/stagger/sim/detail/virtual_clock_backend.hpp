@@ -75,7 +75,9 @@ class VirtualClockBackend final : private detail::EventTarget {
 
   /// The step that the machine has begun takes part from now on.
   void begin() noexcept {
-    std::fill(given_.begin(), given_.end(), 0);
+    Program const& program = machine_.program();
+    std::size_t const outside = program.exchanges() ? program.cells.size() : 0;
+    std::fill(given_.begin(), given_.end() - static_cast<std::ptrdiff_t>(outside), 0);
     std::fill(state_.begin(), state_.end(), State::queued);
     open_ = state_.size();
     running_ = true;
@@ -179,8 +181,8 @@ class VirtualClockBackend final : private detail::EventTarget {
     wake(which);
   }
   void give_outside(std::uint32_t which, std::uint32_t count) noexcept {
-    if (!running_) return;
     given_[which] = count;
+    if (!running_) return;
     try {
       wake(which);
     } catch (...) {

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Two-stage synchronisation at a parameter server in this process: tells workers which
+///         layers are late.
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <utility>
+
+#include <stagger/core/error.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/parameters/late_layers.hpp>
+#include <stagger/parameters/parameter_link.hpp>
+
+namespace stagger::collective::detail {
+
+/// The late layers of a step for all workers, with a lock of its own. What goes wrong in choosing
+/// them ends the step of each worker that asks.
+class LateAnswers final : public stagger::detail::AddedRounds {
+ public:
+  /// @throws Error  bad_configuration for numbers of the policy that cannot be
+  [[gnu::cold]] LateAnswers(stagger::detail::WorkerRules const& rules,
+                            std::span<stagger::detail::LayerParameters const> layers,
+                            std::size_t workers)
+      : layers_(rules.late->choice(rules.late_policy), bytes_of(layers), workers), asks_(workers) {}
+
+  void add(stagger::detail::ScoredLayer const& layer) noexcept override {
+    take([&] {
+      double const score = layers_.choice().score(layer);
+      std::lock_guard const lock(mutex_);
+      return layers_.add_score(static_cast<std::size_t>(layer.number()), score);
+    });
+  }
+  void add_loss(int worker, double loss) noexcept {
+    take([&] {
+      std::lock_guard const lock(mutex_);
+      return layers_.add_loss(static_cast<std::size_t>(worker), loss);
+    });
+  }
+  /// @param told    of the late layers, now or once they are chosen; until reset()
+  /// @throws Error  what went wrong; mismatch for a step before the last that has been chosen for
+  void ask(int worker, std::uint32_t step, stagger::detail::ParameterListener& told) {
+    std::lock_guard const lock(mutex_);
+    if (failure_) std::rethrow_exception(failure_);
+    if (step < layers_.step())
+      raise(Errc::mismatch, "worker ", worker, " asks which layers are late in step ", step,
+            ", but those of step ", layers_.step(),
+            " have been chosen; take the steps of all workers in turn");
+    asks_[static_cast<std::size_t>(worker)] = &told;
+    if (step == layers_.step()) answer();
+  }
+  /// All workers begin again.
+  void reset() noexcept {
+    std::lock_guard const lock(mutex_);
+    layers_.reset();
+    failure_ = nullptr;
+    for (auto& told : asks_) told = nullptr;
+  }
+
+ private:
+  static List<std::uint64_t> bytes_of(std::span<stagger::detail::LayerParameters const> layers) {
+    List<std::uint64_t> bytes;
+    for (auto const& layer : layers) bytes.push_back(layer.sent_bytes());
+    return bytes;
+  }
+
+  /// @param body  () -> whether the late layers are known now
+  template <class Body> void take(Body body) noexcept {
+    bool chosen = false;
+    std::exception_ptr failure;
+    try {
+      chosen = body();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    std::lock_guard const lock(mutex_);
+    if (failure && !failure_) failure_ = failure;
+    if (chosen || failure) answer();
+  }
+  void answer() noexcept {
+    for (auto& asks : asks_)
+      if (auto* const told = std::exchange(asks, nullptr); told != nullptr)
+        failure_ ? told->lost(failure_) : told->late_layers(layers_.step(), layers_.bitmap());
+  }
+
+  std::mutex mutex_;
+  stagger::detail::LateLayers layers_;
+  List<stagger::detail::ParameterListener*> asks_;  // [workers] null: it does not
+  std::exception_ptr failure_;
+};
+
+}  // namespace stagger::collective::detail

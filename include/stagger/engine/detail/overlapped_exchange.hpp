@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Steps of a worker some of whose layers are late: their gradients travel while the next step
+///         computes.
+/// @source Chen et al., "OSP: Boosting Distributed Model Training with 2-stage Synchronization",
+///         ICPP 2023, section 4.
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <span>
+#include <utility>
+
+#include <stagger/core/error.hpp>
+#include <stagger/core/fixed_array.hpp>
+#include <stagger/engine/detail/server_exchange.hpp>
+#include <stagger/parameters/late_layers.hpp>
+#include <stagger/parameters/parameter_memory.hpp>
+
+namespace stagger::detail {
+
+/// A step, counted from 0 since the link opened, goes like this. When it begins, the worker asks for
+/// the layers that were late in the step before, and for which are late in this one. The first signal
+/// of a cell says that both are there; behind the computation the cell takes the values, and pushes
+/// the gradients of urgent layers. The second says that their values are there. Then late layers are
+/// pushed, and their values become what is predicted.
+class OverlappedExchange final : public ServerExchange {
+ public:
+  /// @throws Error  mismatch for a worker that differs from the others
+  [[gnu::cold]] OverlappedExchange(std::shared_ptr<ParameterLink> link, Machine& machine,
+                                   StalenessModel const& staleness,
+                                   std::shared_ptr<void const> const& kept)
+      : ServerExchange(std::move(link), machine, staleness, kept),
+        layers_(machine.parameters().size()) {
+    for (std::size_t l = 0; l < layers_.size(); ++l) {
+      LayerParameters& own = machine.parameters()[l];
+      if (calls().predict != nullptr) own.reserve_versions(2);
+      if (calls().remember != nullptr) layers_[l].kept.make(nullptr, own.bytes_of_values());
+    }
+  }
+  ~OverlappedExchange() override { leave(); }
+
+  void begin_step() override {
+    try {
+      if (open()) steps_ = known_ = 0;
+      bool const asks = program_->training && known_ != steps_;
+      for (std::size_t c = 0; c < cells_.size(); ++c) {
+        std::size_t missing = asks ? 1 : 0;
+        each_layer(cells_[c], [&](std::size_t l) {
+          layers_[l].here.store(false);
+          if (late(l, steps_ - 1)) ++missing;
+        });
+        cells_[c].missing.store(missing);
+        if (missing == 0) tell(c, 1);
+      }
+      for (CellLayers& cell : cells_)
+        each_layer(cell, [&](std::size_t l) {
+          if (late(l, steps_ - 1)) link_->ask(l, steps_);
+        });
+      if (asks) link_->ask_late(steps_);
+    } catch (...) {
+      close(std::current_exception());
+      throw;
+    }
+  }
+
+  void execute(Machine& machine, Instruction const& in) override {
+    if (in.op == Op::push)
+      push(in);
+    else if (in.snapshot())
+      pull(machine, in);
+    else
+      take_late(cells_[in.cell]);
+  }
+
+  [[gnu::cold]] void end_step(Machine&, std::exception_ptr why) override {
+    if (!is_open() || !program_->exchanges()) return;
+    if (why) return close(why);
+    if (program_->training) ++steps_;
+  }
+
+  [[nodiscard]] bool under_way() const override {
+    for (std::size_t l = 0; l < layers_.size(); ++l)
+      if (late(l, steps_ - 1)) return true;
+    return false;
+  }
+  [[nodiscard]] std::uint64_t bytes() const override {
+    std::uint64_t sum = 0;
+    for (Layer const& layer : layers_) sum += layer.kept.size();
+    return sum;
+  }
+
+ private:
+  struct Layer {
+    std::array<bool, 2> late{};     // in a step of that parity; once its values have come no more
+    std::atomic<bool> here{false};  // what is late from the step before
+    ParameterBlock kept{};          // by the prediction
+  };
+
+  [[nodiscard]] LateCalls const& calls() const noexcept { return *staleness_.late; }
+  [[nodiscard]] bool late(std::size_t l, std::uint32_t step) const noexcept {
+    return layers_[l].late[step % 2];
+  }
+  /// Those that have parameters, in forward order.
+  template <class Body> void each_layer(CellLayers const& cell, Body body) {
+    for (std::size_t l = cell.first; l < cell.first + cell.count; ++l)
+      if (machine_.parameters()[l].bytes_of_values() != 0) body(l);
+  }
+
+  /// Takes values that were late and have come.
+  void take_late(CellLayers const& cell) {
+    each_layer(cell, [&](std::size_t l) {
+      Layer& layer = layers_[l];
+      if (!late(l, steps_ - 1) || !layer.here.load()) return;
+      layer.late[(steps_ - 1) % 2] = false;
+      LayerParameters& own = machine_.parameters()[l];
+      link_->take(l, steps_, own.values().data());
+      if (calls().remember != nullptr) calls().remember(staleness_.policy, own, layer.kept.data());
+    });
+  }
+
+  void push(Instruction const& in) {
+    CellLayers& cell = cells_[in.cell];
+    take_late(cell);
+    std::size_t urgent = 0;
+    each_layer(cell, [&](std::size_t l) {
+      LayerParameters const& own = machine_.parameters()[l];
+      if (!own.all_finite(own.stored().gradients.data()))
+        raise(Errc::bad_data, "a gradient of layer ", l, " is not finite in step ", steps_,
+              "; it was not pushed: lower the rate, or look for what divides by 0");
+      if (!late(l, steps_)) ++urgent;
+    });
+    if (program_->cells[in.cell].last()) link_->report(loss());
+    cell.missing.store(urgent);
+    if (urgent == 0) tell(in.cell, 2);
+    each_layer(cell, [&](std::size_t l) {
+      LayerParameters& own = machine_.parameters()[l];
+      if (late(l, steps_)) return;
+      link_->push(l, own.stored().gradients.data(), false);
+      own.zero_gradients();
+    });
+    each_layer(cell, [&](std::size_t l) {
+      if (!late(l, steps_)) link_->ask(l, steps_ + 1);
+    });
+  }
+
+  void pull(Machine& machine, Instruction const& in) {
+    each_layer(cells_[in.cell], [&](std::size_t l) {
+      LayerParameters& own = machine_.parameters()[l];
+      if (!late(l, steps_)) {
+        link_->take(l, steps_ + 1, own.values().data());
+        return;
+      }
+      link_->push_late(l, own.stored().gradients.data());
+      if (calls().predict == nullptr) return own.zero_gradients();
+      Instruction change = in;
+      change.set_update(0);
+      change.version = 0;
+      change.next_version = 1;
+      machine.change(own, change);
+      own.zero_states();  // the server's optimizer has the state; here it stays at rest
+      calls().predict(staleness_.policy, own, layers_[l].kept.data());
+    });
+  }
+
+  /// Of the step, as metrics have it.
+  [[nodiscard]] double loss() const {
+    StepArguments const& step = machine_.arguments();
+    double sum = 0;
+    for (int m = 0; m < program_->microbatches; ++m) sum += step.losses[m];
+    return sum * step.scales[0];
+  }
+
+  [[gnu::cold]] void close(std::exception_ptr const& why) {
+    for (Layer& layer : layers_) layer.late = {};
+    ServerExchange::close(why);
+  }
+
+  void arrived(std::size_t layer, std::uint32_t rounds) noexcept override {
+    bool const was_late = rounds == steps_;
+    if (was_late) layers_[layer].here.store(true);
+    one_arrived(layer, was_late ? 1 : 2);
+  }
+  void arrived_last(std::size_t) noexcept override {}  // steps do not ask for it
+  void late_layers(std::uint32_t step, std::span<std::byte const> bitmap) noexcept override {
+    if (step != steps_) return refuse(step);
+    for (std::size_t l = 0; l < layers_.size(); ++l)
+      layers_[l].late[step % 2] = in_bitmap(bitmap, l);
+    known_ = step;
+    for (std::size_t c = 0; c < cells_.size(); ++c)
+      if (cells_[c].missing.fetch_sub(1) == 1) tell(c, 1);
+  }
+  [[gnu::cold]] void refuse(std::uint32_t step) noexcept {
+    try {
+      raise(Errc::mismatch, "the server says which layers are late in step ", step,
+            ", but this worker is in step ", steps_, "; use one version of the library everywhere");
+    } catch (...) {
+      lost(std::current_exception());
+    }
+  }
+
+  FixedArray<Layer> layers_;
+  std::uint32_t steps_ = 0;  // since the link opened
+  std::uint32_t known_ = 0;  // the step whose late layers are known
+};
+
+}  // namespace stagger::detail

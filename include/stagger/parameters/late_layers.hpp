@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Two-stage synchronisation at a parameter server: which layers workers may send late, chosen
+///         anew after each step.
+/// @source Chen et al., "OSP: Boosting Distributed Model Training with 2-stage Synchronization",
+///         ICPP 2023, section 4.
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <numeric>
+#include <span>
+#include <utility>
+
+#include <stagger/core/error.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/parameters/layer_parameters.hpp>
+
+namespace stagger::detail {
+
+/// What an importance sees of one layer: the gradients of a step, summed over workers, and the values
+/// at which they were taken.
+class ScoredLayer {
+ public:
+  /// @param layer    its gradients, and its values in `version`
+  /// @param step     from 0, since the workers began
+  ScoredLayer(LayerParameters const& layer, std::size_t version, std::int64_t step)
+      : layer_(layer), version_(version), step_(step) {}
+
+  /// Of the layer in the model.
+  [[nodiscard]] int number() const noexcept { return layer_.number(); }
+  [[nodiscard]] std::int64_t step() const noexcept { return step_; }
+  [[nodiscard]] std::size_t elements() const noexcept {
+    std::size_t sum = 0;
+    for (std::size_t i = 0; i < layer_.count(); ++i) sum += layer_.declaration(i).size;
+    return sum;
+  }
+  /// Of the values, as they travel.
+  [[nodiscard]] std::size_t bytes() const noexcept { return layer_.sent_bytes(); }
+  /// Calls visit(gradient, value) for each element, in order. Both are double.
+  template <class Visit> void each(Visit visit) const {
+    ParameterView const* const views = layer_.views();
+    for (std::size_t i = 0; i < layer_.count(); ++i) {
+      void const* const value = views[version_ * layer_.count() + i].value;
+      if (layer_.declaration(i).type == ElementType::f32)
+        each_of<float>(views[i], value, visit);
+      else
+        each_of<double>(views[i], value, visit);
+    }
+  }
+
+ private:
+  template <class T, class Visit>
+  static void each_of(ParameterView const& view, void const* value, Visit& visit) {
+    auto const* const gradients = static_cast<T const*>(view.gradient);
+    auto const* const values = static_cast<T const*>(value);
+    for (std::size_t i = 0; i < view.size; ++i)
+      visit(static_cast<double>(gradients[i]), static_cast<double>(values[i]));
+  }
+
+  LayerParameters const& layer_;
+  std::size_t version_;
+  std::int64_t step_;
+};
+
+/// Sees what a store adds.
+class AddedRounds {
+ public:
+  /// All gradients of a layer are there, and its values are still those at which they were taken.
+  virtual void add(ScoredLayer const& layer) noexcept = 0;
+
+ protected:
+  ~AddedRounds() = default;
+};
+
+/// A layer as a selection sees it.
+struct LateCandidate {
+  int layer = 0;
+  std::uint64_t bytes = 0;  // of its values
+  double score = 0;
+  bool late = false;
+};
+
+/// A step that has ended, as a budget sees it.
+struct EndedStep {
+  std::int64_t step = 0;          // from 0, since the workers began
+  double loss = 0;                // mean over the workers
+  std::uint64_t model_bytes = 0;  // of all layers that have parameters
+  int workers = 1;
+};
+
+/// The importance, the selection and the budget of a model, their types erased.
+class LateChoice {
+ public:
+  virtual ~LateChoice() = default;
+  /// Of one layer, by any thread.
+  [[nodiscard]] virtual double score(ScoredLayer const& layer) const = 0;
+  /// Bytes that may be late in the next step. Called once for each step, in order.
+  [[nodiscard]] virtual double budget(EndedStep const& step) = 0;
+  /// @param layers  by rising score
+  virtual void select(std::span<LateCandidate> layers, double budget) const = 0;
+};
+
+/// What makes an overlapped model from its policy, by address.
+struct LateCalls {
+  std::unique_ptr<LateChoice> (*choice)(void const* policy) = nullptr;
+  bool (*equal)(void const* a, void const* b) = nullptr;
+  /// Null: nothing is predicted. Else version 1 has the change that the worker's own gradient would
+  /// make; on return version 0 has what to compute with, and version 1 what version 0 was.
+  void (*predict)(void const* policy, LayerParameters&, std::byte* kept) = nullptr;
+  /// Null: nothing is kept. Else, when version 0 has the values that came: version 1 is as above.
+  void (*remember)(void const* policy, LayerParameters const&, std::byte* kept) = nullptr;
+};
+
+/// Gathers scores and losses of a step, and chooses the late layers of the next. Its owner provides
+/// the lock.
+class LateLayers {
+ public:
+  /// @param bytes  [layers] of each one's values; without any, a layer takes no part
+  [[gnu::cold]] LateLayers(std::unique_ptr<LateChoice> choice, List<std::uint64_t> bytes,
+                           std::size_t workers)
+      : choice_(std::move(choice)),
+        bytes_(std::move(bytes)),
+        scores_(bytes_.size()),
+        losses_(workers),
+        bitmap_((bytes_.size() + 7) / 8) {
+    for (std::uint64_t const each : bytes_)
+      if (each != 0) candidates_.emplace_back(), model_bytes_ += each;
+    reset();
+  }
+
+  [[nodiscard]] LateChoice const& choice() const noexcept { return *choice_; }
+  /// The step whose late layers are known, counted from 0.
+  [[nodiscard]] std::uint32_t step() const noexcept { return step_; }
+  /// One bit for each layer, the lowest first.
+  [[nodiscard]] std::span<std::byte const> bitmap() const noexcept {
+    return {bitmap_.data(), bitmap_.size()};
+  }
+
+  /// A layer has been updated. @return whether that was the last thing the next choice needs
+  bool add_score(std::size_t layer, double score) {
+    scores_[layer] = score;
+    return take_one();
+  }
+  bool add_loss(std::size_t worker, double loss) {
+    losses_[worker] = loss;
+    return take_one();
+  }
+  /// The workers begin again: in their first step nothing is late.
+  void reset() {
+    step_ = 0;
+    missing_ = candidates_.size() + losses_.size();
+  }
+
+ private:
+  bool take_one() {
+    if (--missing_ != 0) return false;
+    missing_ = candidates_.size() + losses_.size();
+    choose();
+    return true;
+  }
+
+  void choose() {
+    double loss = 0;
+    for (double const each : losses_) loss += each;
+    double const budget = choice_->budget({step_, loss / static_cast<double>(losses_.size()),
+                                           model_bytes_, static_cast<int>(losses_.size())});
+    std::size_t c = 0;
+    for (std::size_t l = 0; l < bytes_.size(); ++l) {
+      if (bytes_[l] == 0) continue;
+      if (!std::isfinite(scores_[l]))
+        raise(Errc::bad_data, "the importance of layer ", l, " is ", scores_[l], " after step ",
+              step_, "; a gradient or a value has grown beyond all bounds: lower the rate");
+      candidates_[c++] = {static_cast<int>(l), bytes_[l], scores_[l], false};
+    }
+    std::sort(candidates_.begin(), candidates_.end(), [](auto const& a, auto const& b) {
+      return a.score != b.score ? a.score < b.score : a.layer < b.layer;
+    });
+    choice_->select({candidates_.data(), candidates_.size()}, budget);
+    std::fill(bitmap_.begin(), bitmap_.end(), std::byte{0});
+    double late = 0;
+    for (LateCandidate const& each : candidates_) {
+      if (!each.late) continue;
+      late += static_cast<double>(each.bytes);
+      auto const l = static_cast<std::size_t>(each.layer);
+      bitmap_[l / 8] |= std::byte{1} << l % 8;
+    }
+    if (late > budget)
+      raise(Errc::bad_configuration, "the selection sends ", late,
+            " bytes late, where the budget is ", budget,
+            "; let it mark layers whose bytes together are at most that");
+    ++step_;
+  }
+
+  std::unique_ptr<LateChoice> choice_;
+  List<std::uint64_t> bytes_;  // [layers]
+  List<double> scores_;        // [layers]
+  List<double> losses_;        // [workers]
+  List<std::byte> bitmap_;
+  List<LateCandidate> candidates_;  // layers that have parameters
+  std::uint64_t model_bytes_ = 0;
+  std::size_t missing_ = 0;  // scores and losses of the step at hand
+  std::uint32_t step_ = 0;
+};
+
+/// Whether layer `l` is in a bitmap.
+[[nodiscard]] inline bool in_bitmap(std::span<std::byte const> bitmap, std::size_t l) noexcept {
+  return (bitmap[l / 8] >> l % 8 & std::byte{1}) != std::byte{0};
+}
+
+}  // namespace stagger::detail

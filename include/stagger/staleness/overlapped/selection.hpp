@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Which layers are late, given their scores and a budget of bytes.
+/// @source Chen et al., "OSP", ICPP 2023, section 4.2. What happens to a layer that does not fit, the
+///         paper leaves open.
+
+#include <stagger/core/requirements.hpp>
+
+#include <concepts>
+#include <cstdint>
+#include <span>
+
+namespace stagger::staleness::overlapped {
+
+namespace detail {
+/// What a candidate has, for the concept.
+struct AnyCandidate {
+  int layer = 0;
+  std::uint64_t bytes = 0;
+  double score = 0;
+  bool late = false;
+};
+}  // namespace detail
+
+/// `pick(layers, budget)`: sets `late` of layers whose `bytes` together are at most `budget`. They
+/// come by rising `score`; of equal ones, the one that is first in the model. More than the budget
+/// ends the step with an Error.
+template <class S>
+concept Selection = std::copyable<S> && std::equality_comparable<S> &&
+                    requires(S const& selection, std::span<detail::AnyCandidate> layers) {
+                      selection.pick(layers, 1.0);
+                    };
+
+/// Takes each layer that still fits, and goes on behind one that does not. Take this where one layer
+/// has most of a model's bytes.
+struct FirstFit {
+  template <class Layer> constexpr void pick(std::span<Layer> layers, double budget) const {
+    for (Layer& each : layers) {
+      auto const bytes = static_cast<double>(each.bytes);
+      if (bytes > budget) continue;
+      each.late = true;
+      budget -= bytes;
+    }
+  }
+  friend bool operator==(FirstFit const&, FirstFit const&) = default;
+};
+
+/// Ends at the first layer that does not fit, so that no late layer matters more than an urgent one.
+struct StopAtMisfit {
+  template <class Layer> constexpr void pick(std::span<Layer> layers, double budget) const {
+    for (Layer& each : layers) {
+      auto const bytes = static_cast<double>(each.bytes);
+      if (bytes > budget) return;
+      each.late = true;
+      budget -= bytes;
+    }
+  }
+  friend bool operator==(StopAtMisfit const&, StopAtMisfit const&) = default;
+};
+
+}  // namespace stagger::staleness::overlapped

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Overlapped synchronous parallelism: what matters less is synchronised while the next step
+///         computes.
+/// @source Chen et al., "OSP: Boosting Distributed Model Training with 2-stage Synchronization",
+///         ICPP 2023.
+
+#include <concepts>
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <type_traits>
+#include <utility>
+
+#include <stagger/parameters/late_layers.hpp>
+#include <stagger/staleness/overlapped/budget.hpp>
+#include <stagger/staleness/overlapped/importance.hpp>
+#include <stagger/staleness/overlapped/prediction.hpp>
+#include <stagger/staleness/overlapped/selection.hpp>
+#include <stagger/staleness/policy.hpp>
+
+namespace stagger::staleness {
+
+/// At the end of a step, workers wait for the gradients of urgent layers as in bulk synchronous
+/// parallelism. Those of the late layers travel while the next step computes, with a prediction in
+/// their place; at its end all weights are those that all workers' gradients make, equal on all
+/// workers.
+///
+/// The server chooses the late layers: behind step i it scores each layer by the gradients of step i
+/// and the values at which they were taken, and marks layers of low scores, within a budget of bytes,
+/// that are late in step i + 1. In the first step nothing is late.
+template <class Importance = overlapped::ParameterGradientProduct,
+          class Selection = overlapped::FirstFit, class Budget = overlapped::LossTuned,
+          class Prediction = overlapped::LocalGradient>
+struct OverlappedSynchronous {
+  static_assert(overlapped::Importance<Importance>,
+                "stagger: not an importance: it needs 'double score(auto const& layer) const', and "
+                "== to be compared between workers");
+  static_assert(overlapped::Selection<Selection>,
+                "stagger: not a selection: it needs 'template <class Layer> void "
+                "pick(std::span<Layer>, double budget) const', and == to be compared between "
+                "workers");
+  static_assert(overlapped::Budget<Budget>,
+                "stagger: not a budget: it needs 'double bytes(auto const& step)', and == to be "
+                "compared between workers");
+  static_assert(overlapped::Prediction<Prediction>,
+                "stagger: not a prediction: it needs 'static constexpr bool remembers', 'template "
+                "<class T> T predict(T local, T kept) const', where it remembers 'T remember(T "
+                "kept, T change) const', and == to be compared between workers");
+
+  using policy_tag = StalenessTag;
+  static constexpr bool synchronous = true;  // the stages of a worker end a step together
+  static constexpr Pushes pushes = Pushes::gradients;
+  static constexpr Adds adds = Adds::in_worker_order;
+
+  Importance importance{};
+  Selection selection{};
+  Budget budget{};
+  Prediction prediction{};
+  overlapped::Normalisation normalisation = overlapped::Normalisation::sum;
+  /// Late values take the place of predicted ones before a stage's first forward, if they are there by
+  /// then, which depends on times; else behind the computation, with the same bits for any timing.
+  bool immediate = false;
+
+  [[nodiscard]] constexpr int minibatches() const noexcept { return 1; }
+  [[nodiscard]] constexpr int needs(int step) const noexcept { return step; }  // of urgent layers
+};
+
+}  // namespace stagger::staleness
+
+namespace stagger::detail {
+
+/// The inner policies of a model.
+template <class P> class LateChoiceOf final : public LateChoice {
+ public:
+  /// @throws Error  bad_configuration for numbers that cannot be
+  explicit LateChoiceOf(P const& policy) : policy_(policy) {
+    if constexpr (requires { policy.budget.check(); }) policy.budget.check();
+  }
+  [[nodiscard]] double score(ScoredLayer const& layer) const override {
+    using staleness::overlapped::Normalisation;
+    double const score = policy_.importance.score(layer);
+    if (policy_.normalisation == Normalisation::sum) return score;
+    return score / static_cast<double>(policy_.normalisation == Normalisation::per_element
+                                           ? layer.elements()
+                                           : layer.bytes());
+  }
+  [[nodiscard]] double budget(EndedStep const& step) override { return policy_.budget.bytes(step); }
+  void select(std::span<LateCandidate> layers, double budget) const override {
+    policy_.selection.pick(layers, budget);
+  }
+
+ private:
+  P policy_;
+};
+
+/// What a worker does with its prediction.
+template <class Prediction> struct Predicting {
+  /// Calls body(type, first element) for each parameter of a layer, two versions and what is kept.
+  template <class Body> static void each(LayerParameters const& layer, std::byte* kept, Body body) {
+    for (std::size_t i = 0; i < layer.count(); ++i) {
+      std::byte* const there = kept == nullptr ? nullptr : kept + layer.range(i).first;
+      void* const newer = layer.views()[i].value;
+      void* const older = layer.views()[layer.count() + i].value;
+      std::size_t const size = layer.declaration(i).size;
+      if (layer.declaration(i).type == ElementType::f32)
+        body(static_cast<float*>(newer), static_cast<float*>(older),
+             reinterpret_cast<float*>(there), size);
+      else
+        body(static_cast<double*>(newer), static_cast<double*>(older),
+             reinterpret_cast<double*>(there), size);
+    }
+  }
+  static void predict(Prediction const& prediction, LayerParameters const& layer, std::byte* kept) {
+    each(layer, kept, [&]<class T>(T* value, T* change, T const* mean, std::size_t size) {
+      for (std::size_t i = 0; i < size; ++i) {
+        T const before = value[i];
+        value[i] = before + prediction.predict(change[i], mean == nullptr ? T{0} : mean[i]);
+        change[i] = before;
+      }
+    });
+  }
+  static void remember(Prediction const& prediction, LayerParameters const& layer,
+                       std::byte* kept) {
+    each(layer, kept, [&]<class T>(T const* value, T const* before, T* mean, std::size_t size) {
+      for (std::size_t i = 0; i < size; ++i)
+        mean[i] = prediction.remember(mean[i], value[i] - before[i]);
+    });
+  }
+};
+
+template <class I, class S, class B, class P>
+inline constexpr LateCalls late_calls{
+    [](void const* policy) -> std::unique_ptr<LateChoice> {
+      using Policy = staleness::OverlappedSynchronous<I, S, B, P>;
+      return std::make_unique<LateChoiceOf<Policy>>(*static_cast<Policy const*>(policy));
+    },
+    [](void const* a, void const* b) {
+      using Policy = staleness::OverlappedSynchronous<I, S, B, P>;
+      auto const& x = *static_cast<Policy const*>(a);
+      auto const& y = *static_cast<Policy const*>(b);
+      return x.importance == y.importance && x.selection == y.selection && x.budget == y.budget &&
+             x.prediction == y.prediction && x.normalisation == y.normalisation;
+    },
+    std::same_as<P, staleness::overlapped::NoPrediction>
+        ? nullptr
+        : +[](void const* policy, LayerParameters& layer, std::byte* kept) {
+            using Policy = staleness::OverlappedSynchronous<I, S, B, P>;
+            Predicting<P>::predict(static_cast<Policy const*>(policy)->prediction, layer, kept);
+          },
+    []() -> void (*)(void const*, LayerParameters const&, std::byte*) {
+      if constexpr (P::remembers)
+        return [](void const* policy, LayerParameters const& layer, std::byte* kept) {
+          using Policy = staleness::OverlappedSynchronous<I, S, B, P>;
+          Predicting<P>::remember(static_cast<Policy const*>(policy)->prediction, layer, kept);
+        };
+      else
+        return nullptr;
+    }()};
+
+/// Where nothing is ever late, there is nothing to be called: it is bulk synchronous.
+template <class I, class S, class B, class P>
+inline constexpr LateCalls const* late_calls_of<staleness::OverlappedSynchronous<I, S, B, P>> =
+    std::same_as<B, staleness::overlapped::NothingLate> ? nullptr : &late_calls<I, S, B, P>;
+
+}  // namespace stagger::detail

@@ -1,0 +1,437 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/staleness/overlapped_synchronous.hpp>
+
+#include "catch.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include <stagger/collective/parameter_server.hpp>
+#include <stagger/engine/run_together.hpp>
+#include <stagger/host/threads.hpp>
+#include <stagger/partition/cuts.hpp>
+#include <stagger/sim/virtual_clock.hpp>
+#include <stagger/staleness/synchronous.hpp>
+#include <stagger/train/pipeline.hpp>
+
+#include "plain_layers.hpp"
+
+namespace sg = stagger;
+using namespace plain_layers;
+namespace osp = sg::staleness::overlapped;
+
+namespace {
+
+constexpr std::size_t layers = 4;
+constexpr std::size_t layer_bytes = sizeof(float) * (width * width + width);
+
+sg::optimizer::AdamW const adam{.rate = 0.05, .weight_decay = 0.1};
+sg::optimizer::Sgd const sgd{.rate = 0.05, .momentum = 0.9, .weight_decay = 0.01};
+
+std::vector<Numbers> first_weights() {
+  std::vector<Numbers> w;
+  for (int l = 0; l < static_cast<int>(layers); ++l) w.push_back(initial(l));
+  return w;
+}
+std::vector<Numbers> zeros() { return {layers, Numbers(width * width + width)}; }
+
+/// Gradients of a minibatch, and its loss.
+std::vector<Numbers> gradients(std::vector<Numbers> const& w, Batch const& batch, double& loss) {
+  auto sum = zeros();
+  double const terms = static_cast<double>(width * batch.inputs.size());
+  loss = 0;
+  for (std::size_t m = 0; m < batch.inputs.size(); ++m) {
+    std::vector<Numbers> value{batch.inputs[m]};
+    for (std::size_t l = 0; l < layers; ++l) {
+      value.emplace_back();
+      forward(w[l], value[l], value[l + 1]);
+    }
+    sg::Context context;
+    Numbers dy;
+    loss += Loss{}.value_and_gradient(context, value.back(), batch.targets[m], 1.0 / terms, dy);
+    for (std::size_t l = layers; l-- > 0;) {
+      Numbers dx;
+      backward(w[l], value[l], value[l + 1], dy, dx, sum[l].data());
+      dy = dx;
+    }
+  }
+  loss *= 1.0 / terms;
+  return sum;
+}
+
+/// What the oracle knows of a model: all of it written once more, in plain loops.
+struct Rules {
+  std::function<double(std::size_t layer, int step, Numbers const& g, Numbers const& p)> score;
+  bool stops = false;                                   // at a misfit
+  std::function<double(int step, double loss)> budget;  // after a step
+  double alpha = 0, gamma = 0;                          // of the mean
+  bool predicts = true;
+};
+
+/// Two-stage synchronisation, sequentially: algorithm 12 of its specification, with the late layers
+/// of a step chosen from the step before.
+template <class Optimizer> struct Oracle {
+  Optimizer optimizer;
+  Rules rules;
+  std::size_t workers;
+  std::vector<Numbers> p = first_weights();  // canonical
+  std::vector<Numbers> first = zeros(), second = zeros();
+  std::vector<std::vector<Numbers>> theta{workers, p};
+  std::vector<std::vector<Numbers>> mean{workers, zeros()};
+  std::vector<bool> late = std::vector<bool>(layers);
+  std::vector<std::vector<bool>> history{};  // [steps][layers]
+  int step = 0;
+
+  void train(std::vector<Batch> const& batches) {
+    history.push_back(late);
+    std::vector<std::vector<Numbers>> g;
+    double loss = 0;
+    for (std::size_t n = 0; n < workers; ++n) {
+      double own = 0;
+      g.push_back(gradients(theta[n], batches[n], own));
+      loss += own;
+    }
+    loss /= static_cast<double>(workers);
+    auto sum = zeros();
+    auto const share = static_cast<float>(1.0 / static_cast<double>(workers));
+    for (std::size_t n = 0; n < workers; ++n)
+      for (std::size_t l = 0; l < layers; ++l)
+        for (std::size_t i = 0; i < sum[l].size(); ++i) sum[l][i] += share * g[n][l][i];
+    auto const before = p;
+    std::vector<std::pair<double, std::size_t>> scores;
+    for (std::size_t l = 0; l < layers; ++l) {
+      scores.emplace_back(rules.score(l, step, sum[l], before[l]), l);
+      sg::OptimizerView<float> view;
+      view.value = view.next = p[l].data();
+      view.gradient = sum[l].data();
+      view.state = {first[l].data(), second[l].data()};
+      view.size = p[l].size();
+      optimizer.update(view, 1, step + 1);
+    }
+    for (std::size_t n = 0; n < workers; ++n) {
+      correct(n);
+      theta[n] = p;
+      for (std::size_t l = 0; l < layers; ++l)
+        if (late[l]) predict(n, l, before[l], g[n][l]);
+    }
+    base = before;
+    was_late = late;
+    std::sort(scores.begin(), scores.end());
+    double rest = rules.budget(step, loss);
+    late.assign(layers, false);
+    for (auto const& [score, l] : scores) {
+      if (static_cast<double>(layer_bytes) <= rest) {
+        late[l] = true;
+        rest -= static_cast<double>(layer_bytes);
+      } else if (rules.stops) {
+        break;
+      }
+    }
+    ++step;
+  }
+
+  /// What was late in the step before has come: the mean takes in what all workers changed.
+  void correct(std::size_t n) {
+    for (std::size_t l = 0; l < layers && !was_late.empty(); ++l)
+      for (std::size_t i = 0; was_late[l] && i < p[l].size(); ++i)
+        mean[n][l][i] = static_cast<float>(rules.gamma) * mean[n][l][i] +
+                        static_cast<float>(1 - rules.gamma) * (corrected[l][i] - base[l][i]);
+    if (n + 1 == workers) corrected = p;
+  }
+  void predict(std::size_t n, std::size_t l, Numbers const& at, Numbers const& gradient) {
+    Numbers change(at.size()), velocity(at.size()), moment(at.size());
+    sg::OptimizerView<float> view;
+    view.value = at.data();
+    view.next = change.data();
+    view.gradient = gradient.data();
+    view.state = {velocity.data(), moment.data()};
+    view.size = at.size();
+    optimizer.change(view, 1, step + 1);
+    for (std::size_t i = 0; i < at.size(); ++i) {
+      float by = change[i];
+      if (rules.gamma != 0)
+        by = static_cast<float>(rules.alpha) * mean[n][l][i] +
+             static_cast<float>(1 - rules.alpha) * change[i];
+      theta[n][l][i] = at[i] + (rules.predicts ? by : 0.0F);
+    }
+  }
+  std::vector<Numbers> base{};       // weights before the step before
+  std::vector<Numbers> corrected{};  // and after it
+  std::vector<bool> was_late{};
+};
+
+double product(Numbers const& g, Numbers const& p) {
+  double sum = 0;
+  for (std::size_t i = 0; i < g.size(); ++i)
+    sum += std::abs(static_cast<double>(g[i]) * static_cast<double>(p[i]));
+  return sum;
+}
+Rules products(double share) {
+  return {
+      .score = [](std::size_t, int, Numbers const& g, Numbers const& p) { return product(g, p); },
+      .budget = [share](int, double) { return share * double{layers * layer_bytes}; }};
+}
+
+template <class Model, class Optimizer, class Device>
+auto worker(Model const& model, sg::collective::ParameterServer const& server, int number,
+            std::vector<int> cuts, Optimizer const& optimizer, Device device) {
+  std::vector<Layer> stack;
+  for (int l = 0; l < static_cast<int>(layers); ++l) stack.emplace_back(l);
+  return sg::Pipeline{sg::Sequential{std::move(stack)}}.with(sg::partition::Cuts{std::move(cuts)},
+                                                             model, server.worker(number), Loss{},
+                                                             optimizer, std::move(device));
+}
+
+std::vector<std::vector<int>> const cuts{{2}, {1}, {1, 2, 3}, {}};
+
+/// Trains, and compares weights with those of the oracle: after each step, or after the last alone,
+/// since to look at weights waits for what is late.
+template <class Model, class Optimizer, class DeviceOf>
+void compare(Model const& model, Rules const& rules, Optimizer const& optimizer, int workers,
+             int shards, DeviceOf device_of, int look_every = 1, int steps = 7) {
+  CAPTURE(workers, shards, look_every);
+  sg::collective::ParameterServer const server({.workers = workers, .shards = shards});
+  using Trainer = decltype(worker(model, server, 0, {}, optimizer, device_of(0)));
+  std::vector<Trainer> trainers;
+  for (int n = 0; n < workers; ++n)
+    trainers.push_back(worker(model, server, n, cuts[static_cast<std::size_t>(n) % cuts.size()],
+                              optimizer, device_of(n)));
+  Oracle<Optimizer> oracle{optimizer, rules, static_cast<std::size_t>(workers)};
+  for (int step = 0; step < steps; ++step) {
+    CAPTURE(step);
+    std::vector<Batch> batches;
+    for (int n = 0; n < workers; ++n) batches.push_back(data(3, n + 10.0 * step));
+    std::vector<sg::Step> ran;
+    for (std::size_t n = 0; n < trainers.size(); ++n) ran.push_back(trainers[n].step(batches[n]));
+    static_cast<void>(sg::run_together(std::move(ran)));
+    oracle.train(batches);
+    if (step % look_every != look_every - 1) continue;
+    for (auto& trainer : trainers) REQUIRE(weights(trainer) == oracle.p);
+    oracle.theta.assign(oracle.workers, oracle.p);  // looking has brought what was late
+  }
+}
+
+}  // namespace
+
+TEST_CASE("train/OverlappedSynchronous: workers have the bits of a sequential loop", "[train]") {
+  using Model =
+      sg::staleness::OverlappedSynchronous<osp::FixedImportance, osp::FirstFit, osp::ShareLate>;
+  Model const model{.importance = {{3, 1, 2, 4}}, .budget = {0.5}};
+  Rules rules = products(0.5);
+  rules.score = [](std::size_t l, int, Numbers const&, Numbers const&) {
+    return std::vector<double>{3, 1, 2, 4}[l];
+  };
+  for (int const workers : {1, 2, 3, 4})
+    for (int const look_every : {7, 2, 1})
+      compare(
+          model, rules, sgd, workers, 1 + workers % 3,
+          [](int n) { return sg::host::Threads{1 + n % 2}; }, look_every);
+}
+
+namespace {
+
+template <class I, class B, class P = osp::LocalGradient, class S = osp::FirstFit>
+using Osp = sg::staleness::OverlappedSynchronous<I, S, B, P>;
+using Products = osp::ParameterGradientProduct;
+
+sg::sim::VirtualClock on(sg::sim::Clock const& clock, int worker, double jitter) {
+  sg::sim::VirtualClock device;
+  device.costs = sg::schedule::Costs::uniform(1 + worker, 2, 0.5);
+  device.jitter = jitter;
+  device.seed = static_cast<std::uint64_t>(worker);
+  device.clock = clock;
+  return device;
+}
+
+/// On threads, and in virtual time over links of several kinds.
+template <class Model, class Optimizer>
+void compare_everywhere(Model const& model, Rules const& rules, Optimizer const& optimizer,
+                        int workers) {
+  compare(
+      model, rules, optimizer, workers, 1 + workers % 3,
+      [](int n) { return sg::host::Threads{1 + n % 2}; }, 7);
+  std::vector<sg::sim::Links> const links{
+      {},
+      {.rate = 100, .latency_s = 0.5},
+      {.rate = 20, .loss = 0.5, .sharing = sg::sim::Sharing::fifo, .duplex = sg::sim::Duplex::half},
+      {.latency_s = 7, .sharing = sg::sim::Sharing::one_at_a_time}};
+  for (auto const& link : links) {
+    CAPTURE(link.rate, link.latency_s);
+    for (int const look_every : {7, 3}) {
+      sg::sim::Clock const clock(link);
+      compare(
+          model, rules, optimizer, workers, 2,
+          [&](int n) { return on(clock, n, look_every == 7 ? 0.5 : 0); }, look_every);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE(
+    "train/OverlappedSynchronous: any importance, budget and prediction has the oracle's bits",
+    "[train]") {
+  for (int const workers : {1, 2, 3, 4}) {
+    compare_everywhere(Osp<Products, osp::ShareLate>{.budget = {0.8}}, products(0.8), adam,
+                       workers);
+    compare_everywhere(Osp<Products, osp::AllLate>{}, products(1), sgd, workers);
+    Rules norm = products(0.3);
+    norm.score = [](std::size_t, int, Numbers const& g, Numbers const&) {
+      double sum = 0;
+      for (float const each : g) sum += static_cast<double>(each) * static_cast<double>(each);
+      return std::sqrt(sum);
+    };
+    norm.predicts = false;
+    compare_everywhere(Osp<osp::GradientNorm, osp::ShareLate, osp::NoPrediction>{.budget = {0.3}},
+                       norm, sgd, workers);
+    Rules mixed = products(0.6);
+    mixed.alpha = 0.3, mixed.gamma = 0.8;
+    compare_everywhere(
+        Osp<Products, osp::ShareLate, osp::MeanGradient>{
+            .budget = {0.6}, .prediction = {.alpha = 0.3, .gamma = 0.8}},
+        mixed, sgd, workers);
+  }
+}
+
+TEST_CASE("train/OverlappedSynchronous: the running loss of all workers tunes the budget",
+          "[train]") {
+  Rules rules = products(0);
+  double mean = 0, first = 0;
+  rules.budget = [&](int step, double loss) {
+    mean = step == 0 ? loss : 0.5 * mean + 0.5 * loss;
+    if (step == 0) first = mean;
+    double const factor = std::max(0.0, 1 - mean / first);
+    return std::min(1e4 * 2 / (1 * 2), 0.8 * double{layers * layer_bytes}) * std::min(factor, 1.0);
+  };
+  osp::LossTuned const tuned{
+      .rate = 1e4, .computation_s = 2, .tuning = osp::Tuning::running, .keep = 0.5};
+  compare(
+      Osp<Products, osp::LossTuned>{.budget = tuned}, rules, sgd, 2, 1,
+      [](int) { return sg::host::Threads{1}; }, 20, 20);
+}
+
+namespace {
+
+/// Weights of a worker after some steps of all, without looking at them in between.
+template <class Model, class Optimizer>
+std::vector<Numbers> trained(Model const& model, Optimizer const& optimizer, int workers,
+                             bool same_data = false, bool look = false) {
+  sg::collective::ParameterServer const server({.workers = workers});
+  auto const make = [&](int n) {
+    return worker(model, server, n, {2}, optimizer, sg::host::Threads{1});
+  };
+  std::vector<decltype(make(0))> trainers;
+  for (int n = 0; n < workers; ++n) trainers.push_back(make(n));
+  for (int step = 0; step < 8; ++step) {
+    std::vector<Batch> batches;
+    for (int n = 0; n < workers; ++n) batches.push_back(data(2, (same_data ? 0 : n) + 10.0 * step));
+    std::vector<sg::Step> steps;
+    for (std::size_t n = 0; n < trainers.size(); ++n) steps.push_back(trainers[n].step(batches[n]));
+    static_cast<void>(sg::run_together(std::move(steps)));
+    if (look) static_cast<void>(trainers.front().parameters());
+  }
+  auto const all = weights(trainers.front());
+  for (auto& trainer : trainers) REQUIRE(weights(trainer) == all);
+  return all;
+}
+constexpr sg::staleness::Synchronous synchronous;
+sg::optimizer::Sgd const plain{.rate = 0.05};
+
+}  // namespace
+
+TEST_CASE("train/OverlappedSynchronous: where nothing is late, it is bulk synchronous", "[train]") {
+  for (int const workers : {1, 3}) {
+    auto const expected = trained(synchronous, adam, workers);
+    CHECK(trained(Osp<Products, osp::NothingLate>{}, adam, workers) == expected);
+    CHECK(trained(Osp<Products, osp::ShareLate>{.budget = {0}}, adam, workers) == expected);
+    // No layer is as small as the budget.
+    CHECK(trained(Osp<Products, osp::ShareLate>{.budget = {0.2}}, adam, workers) == expected);
+  }
+}
+
+TEST_CASE("train/OverlappedSynchronous: one worker's own gradient is that of all", "[train]") {
+  auto const expected = trained(synchronous, plain, 1);
+  CHECK(trained(Osp<Products, osp::ShareLate>{.budget = {0.5}}, plain, 1) == expected);
+  CHECK(trained(Osp<osp::RandomImportance, osp::AllLate>{}, plain, 1) == expected);
+  CHECK(trained(Osp<Products, osp::AllLate, osp::NoPrediction>{}, plain, 1) != expected);
+}
+
+TEST_CASE(
+    "train/OverlappedSynchronous: corrected at once, before anything computes, it is bulk "
+    "synchronous",
+    "[train]") {
+  // Steps are taken together, so late values are there when the next step begins.
+  for (auto const share : {0.3, 0.8})
+    CHECK(trained(Osp<Products, osp::ShareLate>{.budget = {share}, .immediate = true}, sgd, 3) ==
+          trained(synchronous, sgd, 3));
+}
+
+TEST_CASE("train/OverlappedSynchronous: a mean without weight predicts the local gradient",
+          "[train]") {
+  CHECK(trained(Osp<Products, osp::AllLate, osp::MeanGradient>{.prediction = {.alpha = 0}}, sgd,
+                3) == trained(Osp<Products, osp::AllLate>{}, sgd, 3));
+}
+
+TEST_CASE("train/OverlappedSynchronous: workers with equal data are bulk synchronous", "[train]") {
+  for (int const workers : {2, 3, 4}) {
+    auto const late = trained(Osp<Products, osp::AllLate>{}, plain, workers, true);
+    auto const expected = trained(synchronous, plain, workers, true);
+    for (std::size_t l = 0; l < layers; ++l)
+      for (std::size_t i = 0; i < late[l].size(); ++i)
+        CHECK(std::abs(late[l][i] - expected[l][i]) <= 1e-6F);  // single precision
+  }
+}
+
+TEST_CASE("train/OverlappedSynchronous: a budget admits what fits", "[train]") {
+  struct Layer {
+    std::uint64_t bytes;
+    bool late = false;
+  };
+  auto const late = [](auto const& selection, double budget) {
+    std::vector<Layer> list{{10}, {50}, {20}, {5}};
+    selection.pick(std::span<Layer>(list), budget);
+    std::vector<bool> result;
+    for (Layer const& each : list) result.push_back(each.late);
+    return result;
+  };
+  CHECK(late(osp::FirstFit{}, 35) == std::vector<bool>{true, false, true, true});
+  CHECK(late(osp::FirstFit{}, 34) == std::vector<bool>{true, false, true, false});
+  CHECK(late(osp::StopAtMisfit{}, 35) == std::vector<bool>{true, false, false, false});
+  CHECK(late(osp::StopAtMisfit{}, 60) == std::vector<bool>{true, true, false, false});
+  CHECK(late(osp::FirstFit{}, 4) == std::vector<bool>(4));
+}
+
+TEST_CASE("train/LossTuned: equation 5, by epoch, and never more than the bound", "[train]") {
+  struct Ended {
+    std::int64_t step;
+    double loss;
+    std::uint64_t model_bytes;
+    int workers;
+  };
+  osp::LossTuned tuned{
+      .rate = 100, .computation_s = 9, .latency_s = 1, .loss = 0.25, .ways = 2, .steps = 2};
+  CHECK(tuned.most(4) == 100 * 8 / (2 * 4 * 1.25));
+  tuned.bound = osp::Bound::as_printed;
+  CHECK(tuned.most(4) == 100 * 1.25 * 9 / 4);
+  tuned.bound = osp::Bound::physical;
+  std::vector<double> budgets;
+  std::vector<double> const losses{9, 7, 6, 6, 5, 3, 2, 0, -1, -1, 20, 20};  // 8 6 4 1 -1 20
+  for (std::size_t i = 0; i < losses.size(); ++i)
+    budgets.push_back(tuned.bytes(Ended{static_cast<std::int64_t>(i), losses[i], 1000, 4}));
+  CHECK(budgets == std::vector<double>{0, 0, 0, 20, 20, 40, 40, 70, 70, 80, 80, 0});
+  osp::LossTuned capped = tuned;
+  capped.seen = {};
+  CHECK(capped.bytes(Ended{0, 4, 50, 4}) == 0);
+  CHECK(capped.bytes(Ended{1, 4, 50, 4}) == 0);
+  CHECK(capped.bytes(Ended{2, 0, 50, 4}) == 0);
+  CHECK(capped.bytes(Ended{3, 0, 50, 4}) == 0.8 * 50);
+  osp::LossTuned lost{.rate = 1, .computation_s = 1, .steps = 1};
+  CHECK(lost.bytes(Ended{0, std::nan(""), 50, 1}) == 0);
+  CHECK(lost.bytes(Ended{1, 1, 50, 1}) == 0);
+}
