@@ -69,14 +69,10 @@ class Machine : public StepStatus {
   [[nodiscard]] std::int64_t steps() const noexcept { return model.steps; }
   void resume(std::int64_t steps) noexcept { model.steps = steps; }
 
-  void set_optimizer(OptimizerCall const& call) noexcept { model.optimizer = call; }
   [[nodiscard]] void const* optimizer() const noexcept { return model.optimizer.optimizer; }
   /// A digest of the optimizer's numbers as they are now; 0 if they are not known.
   [[nodiscard]] std::uint64_t optimizer_digest() const noexcept {
     return model.optimizer.digest(model.optimizer.optimizer);
-  }
-  [[nodiscard]] std::size_t enqueued_bytes() const noexcept {
-    return model.optimizer.enqueued_bytes;
   }
 
   /// Brings back what a step that failed has changed. A back end with a memory of its own for
@@ -149,11 +145,24 @@ class Machine : public StepStatus {
     if (model.options.replicas.ops() != nullptr) model.options.replicas.ops()->end_step(*this);
   }
 
+  /// Ends a rank's part of a step but its updates: adds the gradients of other owners, and sums up
+  /// the squares that clipping needs.
+  /// @param sums  [parameters] of squares in the memory of a device, where parameters lie there
+  template <std::integral I> void finish(I rank, double* sums = nullptr) {
+    EndOfStep const& end_of_step = run.end_of_step[rank];
+    for (Addition const& addition : end_of_step.add) addition.to->add(*addition.from);
+    if (!model.options.clip_norm) return;
+    for (Square const& one : end_of_step.squares)
+      model.parameters[one.layer].sum_squares(
+          one.parameter, sums != nullptr ? sums + model.parameters_before(one.layer) : nullptr,
+          one.range);
+  }
+
   /// Carries out what ends a step on one rank: `hand_in`, `finish` or `update`; or
   /// what replicas do between actions and instead of their last backward.
   [[gnu::noinline]] void execute_end(RankState& rank, Instruction const& in, Clock clock = {}) {
     if (in.op == Op::finish)
-      finish(run.end_of_step[rank.number]);
+      finish(rank.number);
     else if (in.op == Op::update)
       update(rank);
     else if (exchange_ != nullptr && !ends_step(in.op))
@@ -232,14 +241,6 @@ class Machine : public StepStatus {
 
  private:
   static constexpr std::size_t saved_at_once = std::size_t{1} << 15U;  // bytes
-  /// Adds the gradients of other owners, and sums up the squares that clipping needs.
-  void finish(EndOfStep const& end_of_step) {
-    for (Addition const& addition : end_of_step.add) addition.to->add(*addition.from);
-    if (!model.options.clip_norm) return;
-    for (Square const& one : end_of_step.squares)
-      model.parameters[one.layer].sum_squares(
-          one.parameter, model.memory != nullptr ? model.sums_of(one.layer) : nullptr, one.range);
-  }
   // Cold, so that g++ does not guess what stands behind `Exchange` and compile that too.
   [[gnu::cold]] [[gnu::noinline]] void exchange(RankState& rank, Instruction const& in,
                                                 Clock clock) {

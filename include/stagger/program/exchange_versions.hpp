@@ -29,7 +29,6 @@ class ExchangeSlots {
   }
   void use(std::uint16_t slot) { ++users_[slot]; }
   void release(std::uint16_t slot) { --users_[slot]; }
-  [[nodiscard]] std::uint32_t users(std::uint16_t slot) const { return users_[slot]; }
 
  private:
   List<std::uint32_t> users_{1};  // [slots]; the first version's

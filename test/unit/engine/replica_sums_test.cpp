@@ -455,10 +455,9 @@ TEST_CASE("engine/ReplicaSums: holders of a stage share the squares of its gradi
     machine.load(program);
     Squares squares;
     Squares::current() = &squares;
-    sg::Instruction finish;
-    finish.op = sg::Op::finish;
+    std::vector<double> sums(machine.model.parameter_count());
     for (; squares.holder < static_cast<std::size_t>(holders); ++squares.holder)
-      machine.execute_end(machine.ranks()[squares.holder], finish);
+      machine.finish(squares.holder, sums.data());
     CAPTURE(holders);
     REQUIRE(squares.taken.size() == machine.model.parameter_count());
     std::set<void const*> once;

@@ -165,19 +165,6 @@ struct DistributedState {
     list = std::move(kept);
   }
 
-  /// What a rank does once the gradients of all owners of its stages are there.
-  /// @param sums  [parameters] of squares, in the rank's memory; null: without clipping
-  void finish(std::size_t rank, double* sums) const {
-    auto const& end_of_step = machine.run.end_of_step[rank];
-    for (auto const& addition : end_of_step.add) addition.to->add(*addition.from);
-    if (sums == nullptr) return;
-    for (auto const& one : end_of_step.squares) {
-      std::size_t before = 0;
-      for (std::size_t l = 0; l < one.layer; ++l) before += machine.model.parameters[l].count();
-      machine.model.parameters[one.layer].sum_squares(one.parameter, sums + before);
-    }
-  }
-
   /// Brings back what a failed step has changed of a rank's parameters.
   [[gnu::cold]] void undo(std::size_t rank) const {
     if (!program().training) return;

@@ -161,7 +161,7 @@ class Enqueuer {
     AtPlace const here(streams_.place_of(r));
     if (in.op == Op::finish) {
       messages_.await_gradients(r);
-      return state_.finish(r, clips() ? (*gpus_)[streams_.gpu_of(r)].sums.data() : nullptr);
+      return machine_.finish(r, (*gpus_)[streams_.gpu_of(r)].sums.data());
     }
     if (options_.ranges.begin != nullptr) [[unlikely]]
       return announce(rank, r, in);

@@ -26,7 +26,7 @@ class Iteration {
                           std::size_t slots) {
     auto const up = [](std::size_t bytes) { return (bytes + 15) / 16 * 16; };
     std::size_t const ranks = machine.program().ranks.size();
-    optimizer_bytes_ = machine.enqueued_bytes();
+    optimizer_bytes_ = machine.model.optimizer.enqueued_bytes;
     scales_ = up(sizeof(StepNumbers)) + up(optimizer_bytes_);
     losses_ = scales_ + ranks * sizeof(GradientScale);
     int const microbatches = machine.program().microbatches;

@@ -15,7 +15,7 @@ namespace stagger::cuda::detail {
   Program const& program = machine.program();
   if (!program.training || machine.model.parameter_count() == 0) return;
   ParameterKernels const kernels = given != nullptr ? *given : ParameterKernels{};
-  if (machine.enqueued_bytes() == 0)
+  if (machine.model.optimizer.enqueued_bytes == 0)
     raise(Errc::bad_configuration,
           "parameters on a GPU need an optimizer whose update is a kernel; give Pipeline::with a "
           "cuda::Enqueued, or use host::Threads");

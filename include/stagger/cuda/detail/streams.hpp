@@ -235,8 +235,6 @@ class Streams {
     ask([&] { return cudaSetDevice((*gpus_)[gpu].device); }, "select a GPU");
     current_ = gpu;
   }
-  /// The thread's GPU may be another than the last `use` made it.
-  void forget_current() noexcept { current_ = none; }
   void record(Stream const& stream, Event& event) const {
     ask([&] { return cudaEventRecord(event.get(), stream.get()); }, "record an event");
   }

@@ -37,7 +37,6 @@ struct ModelState {
       parameters[l].adopt(layers[l].ops().adopt_parameters(layers[l].object(), number), number,
                           states, memory, shards, whole);
     }
-    if (memory != nullptr) sums.make(memory, parameter_count() * sizeof(double));
     for (int const cut : cuts) first_layer.push_back(static_cast<std::size_t>(cut));
     first_layer.push_back(layers.size());
   }
@@ -55,18 +54,15 @@ struct ModelState {
     auto const highest = static_cast<std::size_t>(group.highest);
     return {stage.first + lowest, std::min(stage.first + highest + 1, stage.last)};
   }
-  [[nodiscard]] std::size_t parameter_count() const noexcept {
+  /// The number of parameters in the layers before one.
+  [[nodiscard]] std::size_t parameters_before(std::size_t layer) const noexcept {
     std::size_t count = 0;
-    for (auto const& layer : parameters) count += layer.count();
+    for (std::size_t l = 0; l < layer; ++l) count += parameters[l].count();
     return count;
   }
-  /// Where the sums of squares of a layer begin, if parameters lie in memory of a device.
-  [[gnu::cold]] double* sums_of(std::size_t layer) const noexcept {
-    auto* first = reinterpret_cast<double*>(sums.data());
-    for (std::size_t l = 0; l < layer; ++l) first += parameters[l].count();
-    return first;
+  [[nodiscard]] std::size_t parameter_count() const noexcept {
+    return parameters_before(layers.size());
   }
-
   /// The optimizer step of an instruction of a stream without flushes.
   [[nodiscard]] UpdateStep update_step(Instruction const& in) const noexcept {
     return {1, steps + 1 + static_cast<std::int64_t>(in.update()), in.version, in.next_version};
@@ -94,8 +90,7 @@ struct ModelState {
   Options options;
   bool shards;
   OptimizerCall optimizer;
-  ParameterBlock sums;  // [parameters] of squares, if these lie on a device
-  bool shown = false;   // the caller may have written into a copy
+  bool shown = false;  // the caller may have written into a copy
   std::int64_t steps = 0;
 };
 

@@ -88,7 +88,7 @@ class MachineSession : public Session {
     positions_ = positions;
     ranks_ = place_.size();
     machine_.set_grouping(setup.grouping);
-    machine_.set_optimizer(setup.optimizer);
+    machine_.model.optimizer = setup.optimizer;
     if (setup.server.link != nullptr)
       machine_.exchange(
           setup.server.make(setup.server.link, machine_, setup.staleness, setup.kept));
