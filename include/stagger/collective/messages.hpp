@@ -223,7 +223,7 @@ struct JoinRequest {
     processes = static_cast<int>(u32(0x7fffffff));
     process = static_cast<int>(u32(0x7fffffff));
     pushes = static_cast<staleness::Pushes>(u32(3));
-    adds = static_cast<staleness::Adds>(u32(2));
+    adds = static_cast<staleness::Adds>(u32(static_cast<int>(staleness::Adds::in_turn)));
     ahead = u32(0xffffffff);
     optimizer = need<std::uint64_t>(in);
     // Each layer takes 12 bytes of the request or more, each parameter 20.

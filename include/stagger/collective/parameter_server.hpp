@@ -145,8 +145,13 @@ class ServerInProcess {
   void read(int seat, std::size_t l, std::byte* values) {
     std::lock_guard const lock(mutex(l));
     ParameterStore& layer = *layers_[l];
+    int const worker = worker_of(seat);
+    if (layer.ended(worker))
+      raise(Errc::bad_configuration, "worker ", worker,
+            " has ended its steps, and others go on with theirs; let it begin again when all have "
+            "ended");
     seats_[seat].streams = layer.streams();
-    std::byte const* const from = layer.begin(worker_of(seat));
+    std::byte const* const from = layer.begin(worker);
     if (layer.bytes() != 0) std::memcpy(values, from, layer.bytes());
   }
 
@@ -183,7 +188,8 @@ class ServerInProcess {
   }
 
   void end(int seat, std::exception_ptr const& why) noexcept {
-    if (!seats_[seat].active.exchange(false) || !why) return;
+    if (!seats_[seat].active.exchange(false)) return;
+    if (!why) return go_on_without(seat);
     std::exception_ptr const lost = failure_of(worker_of(seat));
     std::lock_guard const lock(joining_);
     List<bool> told(static_cast<std::size_t>(seats_.size()));
@@ -249,6 +255,17 @@ class ServerInProcess {
     if (l >= layers_.size())
       raise(Errc::bad_configuration, "the server has ", counted(layers_.size(), "layer"),
             ", but none with the number ", l);
+  }
+
+  /// Of a worker that takes no further step: what it pushed last was not known to be the last.
+  void go_on_without(int seat) {
+    for (std::size_t l = 0; l < layers_.size(); ++l) {
+      std::lock_guard const lock(mutex(l));
+      ParameterStore& layer = *layers_[l];
+      if (layer.ended(worker_of(seat)) || layer.streams() != seats_[seat].streams) continue;
+      layer.end(worker_of(seat));
+      answer(l);
+    }
   }
 
   /// Nobody calls its listener about them any more when this returns.

@@ -13,6 +13,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include <stagger/collective/messages.hpp>
@@ -53,39 +54,29 @@ class RemoteLink final : public ParameterLink, private MessageEnd {
     exact_ = rules.adds == staleness::Adds::in_worker_order;
     request_.clear();
     JoinRequest::write(request_, worker_, layers, rules);
-    queue_.reserve(4 * layers.size() + 16);
-    failure_ = nullptr;
-    running_ = false;
-    joined_ = false;
+    run_ = 0;
     stream_ = 0;
-    queue_.push({.kind = MessageKind::join, .bytes = request_.size()});
-    try {
-      auto made = connector_->connect(*this);
-      std::unique_lock lock(mutex_);
-      transport_ = std::move(made);
-      transport_->wake();
-      wait(lock, "let the worker join", [this] { return joined_; });
-    } catch (...) {
-      leave();
-      throw;
-    }
+    connect();
     listener_ = &listener;
   }
 
   void leave() noexcept override {
-    if (transport_ == nullptr) return;
     {
       std::lock_guard const lock(mutex_);
       listener_ = nullptr;
       if (joined_) offer({.kind = MessageKind::leave});
     }
-    transport_->close();
-    transport_ = nullptr;
+    hang_up();
   }
 
+  /// Where the connection is lost, makes another: the server may have been started again.
   void begin() override {
-    std::lock_guard const lock(mutex_);
-    require_connected();
+    std::unique_lock lock(mutex_);
+    if (failure_) {
+      lock.unlock();
+      connect();
+      lock.lock();
+    }
     lost_ = nullptr;
     running_ = true;
     send({.kind = MessageKind::begin, .stream = ++stream_});
@@ -185,6 +176,36 @@ class RemoteLink final : public ParameterLink, private MessageEnd {
     layer.state = State::idle;
   }
 
+  /// Waits for a server that does not run yet, or has no room for a moment.
+  [[gnu::cold]] void connect() {
+    auto const begun = std::chrono::steady_clock::now();
+    for (;;) {
+      hang_up();
+      failure_ = nullptr;
+      running_ = joined_ = false;
+      queue_.reserve(4 * layers_.size() + 16);
+      queue_.push({.kind = MessageKind::join, .bytes = request_.size()});
+      try {
+        auto made = connector_->connect(*this);
+        std::unique_lock lock(mutex_);
+        transport_ = std::move(made);
+        transport_->wake();
+        return wait(lock, "let the worker join", [this] { return joined_; });
+      } catch (Error const& error) {
+        hang_up();
+        failure_ = std::current_exception();
+        std::chrono::duration<double> const waited = std::chrono::steady_clock::now() - begun;
+        if (error.code() != Errc::io || waited.count() > connector_->deadline_s()) throw;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+  }
+  /// After this the transport tells nothing any more.
+  void hang_up() noexcept {
+    if (transport_ != nullptr) transport_->close();
+    transport_ = nullptr;
+  }
+
   void require_possible(WorkerRules const& rules) const {
     if (transport_ != nullptr)
       raise(Errc::bad_configuration, "worker ", worker_,
@@ -276,10 +297,13 @@ class RemoteLink final : public ParameterLink, private MessageEnd {
     std::lock_guard const lock(mutex_);
     switch (message.kind) {
       case wanted:
+        if (run_ != 0) return end_all(another_server());
         for (std::size_t l = 0; l < layers_.size(); ++l)
           send({.kind = values, .layer = index(l), .bytes = layers_[l].sent.size()});
         return;
       case joined:
+        if (run_ != 0 && run_ != message.number) return end_all(another_server());
+        run_ = message.number;
         joined_ = true;
         break;
       case refused:
@@ -314,6 +338,14 @@ class RemoteLink final : public ParameterLink, private MessageEnd {
         refuse_message(message, "is not for a worker");
     }
     changed_.notify_all();
+  }
+
+  [[nodiscard]] std::exception_ptr another_server() const {
+    return std::make_exception_ptr(
+        Error(Errc::mismatch,
+              text("the parameter server at ", connector_->name(),
+                   " has been started anew without what it knew; start all workers anew, or give "
+                   "the server a folder")));
   }
 
   void arrive(Message const& message) {
@@ -361,6 +393,7 @@ class RemoteLink final : public ParameterLink, private MessageEnd {
   std::string words_;  // of the last message with words
   std::exception_ptr failure_;
   std::exception_ptr lost_;
+  std::uint64_t run_ = 0;  // of the server; 0: it has not joined yet
   std::uint32_t stream_ = 0;
   bool joined_ = false;
   bool running_ = false;

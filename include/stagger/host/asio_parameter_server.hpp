@@ -256,10 +256,11 @@ class WorkerStream final : public collective::detail::Transport {
     boost::asio::ip::basic_resolver<tcp, AsioConnection::Executor> resolver(context_);
     boost::system::error_code error;
     auto const places = resolver.resolve(options.host, std::to_string(options.port), error);
-    error = error ? error : boost::asio::error::timed_out;
-    if (places.begin() != places.end())
-      boost::asio::async_connect(socket, places,
-                                 [&](auto const& why, auto const&) { error = why; });
+    if (error)
+      raise(Errc::bad_configuration, "cannot find '", options.host, "': ", error.message(),
+            "; name the machine on which the parameter server runs, or its IP address");
+    error = boost::asio::error::timed_out;
+    boost::asio::async_connect(socket, places, [&](auto const& why, auto const&) { error = why; });
     context_.run_for(std::chrono::duration_cast<std::chrono::milliseconds>(
         std::chrono::duration<double>(options.deadline_s)));
     if (error)
@@ -335,13 +336,13 @@ namespace stagger::host {
 /// @endcode
 class AsioParameterServer {
  public:
-  /// @param optimizer  which the server takes steps with, where workers push gradients: the same as
-  ///                   theirs, since no code comes over a connection
-  /// @throws Error     bad_configuration for options that cannot be, io for a port that is taken
+  /// @param of_workers  their optimizer, with which the server takes steps where they push gradients,
+  ///                    since no code comes over a connection
+  /// @throws Error      bad_configuration for options that cannot be, io for a port that is taken
   template <OptimizerPolicy O = optimizer::Sgd>
   explicit AsioParameterServer(collective::ParameterServer const& server,
-                               ListenOptions const& options = {}, O const& optimizer = {}) {
-    auto const kept = std::make_shared<O const>(optimizer);
+                               ListenOptions const& options = {}, O const& of_workers = {}) {
+    auto const kept = std::make_shared<O const>(of_workers);
     listener_ = std::make_unique<detail::framed::Listener>(
         server.home(),
         collective::detail::RemoteRules{.optimizer = stagger::detail::optimizer_call<false>(*kept),

@@ -66,11 +66,10 @@ class Courier final : public remote::Transport {
       try {
         while (carry(worker_, server_)) {
         }
+        while (!last && carry(server_, worker_)) {
+        }
       } catch (stagger::Error const& error) {
         refuse(error.what());
-        continue;
-      }
-      while (!last && carry(server_, worker_)) {
       }
     }
     if (!over_) server_.gone(nullptr);
@@ -231,6 +230,34 @@ TEST_CASE(
   auto other = make(waves, server, 1, {2}, 2, sgd);  // its place is free
   sg::run_together(a.stream(batch), other.stream(batch));
   REQUIRE(weights(a) == weights(other));
+}
+
+TEST_CASE("train/RemoteLink: the others go on without a worker that takes no further step",
+          "[train]") {
+  Remote const server(2, adam);
+  auto a = stepping(sg::staleness::Synchronous{}, server, 0, adam);
+  OracleServer<sg::optimizer::AdamW> oracle{adam};
+  auto const half = [&](Batch const& batch) { return scaled(gradients(oracle.w, batch), 0.5F); };
+  {
+    auto b = stepping(sg::staleness::Synchronous{}, server, 1, adam);
+    auto const of_a = data(2, 1);
+    auto const of_b = data(2, 2);
+    auto sum = half(of_a);
+    auto const more = half(of_b);
+    for (std::size_t l = 0; l < layers; ++l) add(sum[l], more[l]);
+    sg::run_together(a.step(of_a), b.step(of_b));
+    oracle.step(sum);
+  }
+  for (int step = 0; step < 3; ++step) {
+    auto const batch = data(2, 3.0 + step);
+    auto const alone = half(batch);
+    run(a.step(batch));
+    oracle.step(alone);
+    REQUIRE(weights(a) == oracle.w);
+  }
+  auto again = stepping(sg::staleness::Synchronous{}, server, 1, adam);
+  auto const batch = data(2);
+  REQUIRE_THROWS_WITH(run(again.step(batch)), Catch::Matchers::Contains("worker 1 has ended"));
 }
 
 TEST_CASE("train/RemoteLink: a worker that waits too long names the other and its pushes",

@@ -90,9 +90,10 @@ class ServerExchange : public Exchange, protected ParameterListener {
 
   /// The link opens, unless it is open. @return whether it was not
   bool open() {
-    if (std::exchange(open_, true)) return false;
+    if (open_) return false;
     link_->begin();
     read_newest();
+    open_ = true;
     return true;
   }
   [[gnu::cold]] void close(std::exception_ptr const& why) {

@@ -27,7 +27,10 @@ class StepExchange : public ServerExchange {
                              std::shared_ptr<void const> const& kept,
                              FixedArray<LayerParameters> packed = {})
       : ServerExchange(std::move(link), machine, possible(staleness), kept, std::move(packed)) {}
-  ~StepExchange() override { leave(); }
+  ~StepExchange() override {
+    if (is_open()) link_->end(nullptr);  // the others go on without it
+    leave();
+  }
 
   void begin_step() override {
     if (!program_->training) return;

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// A parameter server and its workers as programs of their own, over TCP.
+//
+//     parameter_server serve 7070 2                 a server for two workers; port 0: any, it is printed
+//     parameter_server work localhost 7070 0 200    worker 0, 200 steps
+//     parameter_server work localhost 7070 1 200
+//     parameter_server together 2 200               the same in one process, for comparison
+//
+// Each worker learns from examples of its own, in step with the others; the parameters that all end
+// with do not depend on where workers run. Another address than this machine's own is
+// SERVE_ON=10.0.0.1 parameter_server serve ..., which needs a token of 16 to 64 bytes in
+// PARAMETER_SERVER_TOKEN, for workers too.
+#include <array>
+#include <cmath>
+#include <csignal>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/signal_set.hpp>
+
+#include <stagger/collective/parameter_server.hpp>
+#include <stagger/core/digest.hpp>
+#include <stagger/engine/run_together.hpp>
+#include <stagger/host/asio_parameter_server.hpp>
+#include <stagger/stagger.hpp>
+namespace sg = stagger;
+
+constexpr std::size_t width = 16;
+using Row = std::array<float, width>;
+
+/// y = tanh(w x + b).
+struct Dense {
+  using Input = Row;
+  using Output = Row;
+  struct Saved {
+    Row x{}, y{};
+  };
+  sg::Parameter<> w, b{"b", std::vector<float>(width)};
+  explicit Dense(int number) : w("w", first(number)) {}
+  static std::vector<float> first(int number) {
+    std::vector<float> values(width * width);
+    for (std::size_t i = 0; i < values.size(); ++i)
+      values[i] =
+          0.3F * std::sin(static_cast<float>(i * 7 + 100 * static_cast<std::size_t>(number)));
+    return values;
+  }
+  void forward(sg::Context& c, Row const& x, Row& y, Saved& saved) {
+    for (std::size_t i = 0; i < width; ++i) {
+      float sum = c[b][i];
+      for (std::size_t j = 0; j < width; ++j) sum += c[w][i * width + j] * x[j];
+      y[i] = std::tanh(sum);
+    }
+    saved = {x, y};
+  }
+  void backward(sg::Context& c, Row const&, Row const& dy, Row& dx, Saved& saved) {
+    dx = {};
+    for (std::size_t i = 0; i < width; ++i) {
+      float const g = dy[i] * (1 - saved.y[i] * saved.y[i]);
+      c.gradient(b)[i] += g;
+      for (std::size_t j = 0; j < width; ++j) {
+        c.gradient(w)[i * width + j] += g * saved.x[j];
+        dx[j] += g * c[w][i * width + j];
+      }
+    }
+  }
+  auto parameters() { return std::tie(w, b); }
+};
+
+struct Square {
+  using policy_tag = sg::LossTag;
+  using Target = Row;
+  double terms(Row const&) const { return width; }
+  double value(sg::Context&, Row const& y, Row const& t) const {
+    double sum = 0;
+    for (std::size_t i = 0; i < width; ++i) sum += (y[i] - t[i]) * (y[i] - t[i]);
+    return sum;
+  }
+  double value_and_gradient(sg::Context& c, Row const& y, Row const& t, double scale,
+                            Row& dy) const {
+    for (std::size_t i = 0; i < width; ++i) dy[i] = static_cast<float>(2 * scale) * (y[i] - t[i]);
+    return value(c, y, t);
+  }
+};
+
+sg::optimizer::AdamW const optimizer{.rate = 1e-2};
+
+/// What a worker learns from in a step: to shift a row by one place.
+sg::Batch<Row, Row> examples(int worker, int step) {
+  sg::Batch<Row, Row> batch;
+  for (int k = 0; k < 8; ++k) {
+    Row x, y;
+    for (std::size_t i = 0; i < width; ++i)
+      x[i] = 0.8F * std::sin(static_cast<float>(1 + k + 8 * (worker + step % 4)) *
+                             static_cast<float>(i + 1));
+    for (std::size_t i = 0; i < width; ++i) y[(i + 1) % width] = x[i];
+    batch.inputs.push_back(x);
+    batch.targets.push_back(y);
+  }
+  return batch;
+}
+
+/// @param server  in this process or in another
+auto make_worker(auto const& server, int number) {
+  return sg::Pipeline{sg::Sequential{std::vector<Dense>{Dense(0), Dense(1), Dense(2)}}}.with(
+      sg::partition::Cuts{{1 + number % 2}}, sg::staleness::Synchronous{}, server.worker(number),
+      optimizer, Square{}, sg::host::Threads{2});
+}
+
+void print(int worker, double loss, auto& train) {
+  std::uint64_t digest = sg::detail::empty_digest;
+  for (auto const& parameter : train.parameters())
+    digest = sg::detail::digest(reinterpret_cast<char const*>(parameter.value.data()),
+                                parameter.value.size(), digest);
+  std::printf("worker %d: loss %.5f, digest of the parameters %016llx\n", worker, loss,
+              static_cast<unsigned long long>(digest));
+}
+
+sg::host::Token token() {
+  if (std::getenv("PARAMETER_SERVER_TOKEN") == nullptr) return {};
+  return sg::host::Token::from_environment("PARAMETER_SERVER_TOKEN");
+}
+
+void serve(std::uint16_t port, int workers) {
+  char const* const address = std::getenv("SERVE_ON");
+  sg::collective::ParameterServer const server({.workers = workers});
+  sg::host::AsioParameterServer const listening(
+      server,
+      {.address = address == nullptr ? "127.0.0.1" : address, .port = port, .token = token()},
+      optimizer);
+  std::printf("listening on port %d\n", listening.port());
+  std::fflush(stdout);
+  boost::asio::io_context context;
+  boost::asio::signal_set signals(context, SIGINT, SIGTERM);
+  signals.async_wait([](auto, int) {});
+  context.run();
+}
+
+/// Where another worker fails or the server is started anew, the step is lost, and this one goes on
+/// from the server's weights.
+void work(std::string const& host, std::uint16_t port, int number, int steps) {
+  sg::host::RemoteParameterServer const server(
+      {.host = host, .port = port, .token = token(), .deadline_s = 10});
+  auto train = make_worker(server, number);
+  double loss = 0;
+  int failures = 0;  // one after the other
+  for (int step = 0; step < steps; ++step) {
+    auto const batch = examples(number, step);
+    try {
+      loss = run(train.step(batch)).loss;
+      failures = 0;
+      if (step == 0) std::printf("worker %d: trains\n", number), std::fflush(stdout);
+    } catch (sg::Error const& error) {
+      bool const passes = error.code() == sg::Errc::peer_failed || error.code() == sg::Errc::io;
+      if (!passes || ++failures == 3) throw;
+      std::fprintf(stderr, "worker %d, step %d: %s\n", number, step, error.what());
+    }
+  }
+  print(number, loss, train);
+}
+
+void together(int workers, int steps) {
+  sg::collective::ParameterServer const server({.workers = workers});
+  std::vector<decltype(make_worker(server, 0))> trains;
+  for (int n = 0; n < workers; ++n) trains.push_back(make_worker(server, n));
+  std::vector<sg::Metrics> metrics;
+  for (int step = 0; step < steps; ++step) {
+    std::vector<sg::Batch<Row, Row>> batches;
+    for (int n = 0; n < workers; ++n) batches.push_back(examples(n, step));
+    std::vector<sg::Step> all;
+    for (std::size_t n = 0; n < trains.size(); ++n) all.push_back(trains[n].step(batches[n]));
+    metrics = sg::run_together(std::move(all));
+  }
+  for (std::size_t n = 0; n < trains.size(); ++n)
+    print(static_cast<int>(n), metrics[n].loss, trains[n]);
+}
+
+int main(int argc, char** argv) {
+  std::vector<std::string> const words(argv + 1, argv + argc);
+  auto const number = [&](std::size_t i) {
+    char* end = nullptr;
+    long const value = std::strtol(words[i].c_str(), &end, 10);
+    if (*end != 0 || value < 0 || value > 65535)
+      sg::raise(sg::Errc::bad_configuration, "'", words[i], "' is no number from 0 to 65535");
+    return static_cast<int>(value);
+  };
+  try {
+    if (words.size() == 3 && words[0] == "serve")
+      serve(static_cast<std::uint16_t>(number(1)), number(2));
+    else if (words.size() == 5 && words[0] == "work")
+      work(words[1], static_cast<std::uint16_t>(number(2)), number(3), number(4));
+    else if (words.size() == 3 && words[0] == "together")
+      together(number(1), number(2));
+    else
+      sg::raise(
+          sg::Errc::bad_configuration,
+          "say 'serve PORT WORKERS', 'work HOST PORT NUMBER STEPS' or 'together WORKERS STEPS'");
+  } catch (std::exception const& error) {
+    std::fprintf(stderr, "parameter_server: %s\n", error.what());
+    return 1;
+  }
+}
