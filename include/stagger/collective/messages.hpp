@@ -222,7 +222,8 @@ struct JoinRequest {
     push_minibatches = static_cast<int>(u32(0x7fffffff));
     processes = static_cast<int>(u32(0x7fffffff));
     process = static_cast<int>(u32(0x7fffffff));
-    pushes = static_cast<staleness::Pushes>(u32(3));
+    pushes =
+        static_cast<staleness::Pushes>(u32(static_cast<int>(staleness::Pushes::weights_and_state)));
     adds = static_cast<staleness::Adds>(u32(static_cast<int>(staleness::Adds::in_turn)));
     ahead = u32(0xffffffff);
     optimizer = need<std::uint64_t>(in);

@@ -65,6 +65,13 @@ using stagger::detail::StoreRules;
             "; use its share of the data, more than 0 and at most 1");
 }
 
+[[gnu::cold]] inline void require_going_on(int worker, bool ended) {
+  if (ended)
+    raise(Errc::bad_configuration, "worker ", worker,
+          " has ended its steps, and others go on with theirs; let it begin again when all have "
+          "ended");
+}
+
 /// For the other workers.
 [[nodiscard]] [[gnu::cold]] inline std::exception_ptr failure_of(int worker) noexcept {
   try {
@@ -145,13 +152,9 @@ class ServerInProcess {
   void read(int seat, std::size_t l, std::byte* values) {
     std::lock_guard const lock(mutex(l));
     ParameterStore& layer = *layers_[l];
-    int const worker = worker_of(seat);
-    if (layer.ended(worker))
-      raise(Errc::bad_configuration, "worker ", worker,
-            " has ended its steps, and others go on with theirs; let it begin again when all have "
-            "ended");
+    require_going_on(worker_of(seat), layer.ended(worker_of(seat)));
     seats_[seat].streams = layer.streams();
-    std::byte const* const from = layer.begin(worker);
+    std::byte const* const from = layer.begin(worker_of(seat));
     if (layer.bytes() != 0) std::memcpy(values, from, layer.bytes());
   }
 
@@ -270,10 +273,9 @@ class ServerInProcess {
 
   /// Nobody calls its listener about them any more when this returns.
   void forget_asks(int seat) {
-    List<std::uint32_t>& asks = seats_[seat].asks;
-    for (std::size_t l = 0; l < asks.size(); ++l) {
+    for (std::size_t l = 0; l < seats_[seat].asks.size(); ++l) {
       std::lock_guard const lock(mutex(l));
-      asks[l] = nothing;
+      seats_[seat].asks[l] = nothing;
     }
   }
 
