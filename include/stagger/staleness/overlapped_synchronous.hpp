@@ -33,22 +33,15 @@ template <class Importance = overlapped::ParameterGradientProduct,
           class Selection = overlapped::FirstFit, class Budget = overlapped::LossTuned,
           class Prediction = overlapped::LocalGradient>
 struct OverlappedSynchronous {
-  static_assert(overlapped::Importance<Importance>,
-                "stagger: not an importance: it needs 'double score(auto const& layer) const', and "
-                "== to be compared between workers");
-  static_assert(overlapped::Selection<Selection>,
-                "stagger: not a selection: it needs 'template <class Layer> void "
-                "pick(std::span<Layer>, double budget) const', and == to be compared between "
-                "workers");
-  static_assert(overlapped::Budget<Budget>,
-                "stagger: not a budget: it needs 'double bytes(auto const& step)', and == to be "
-                "compared between workers");
-  static_assert(overlapped::Prediction<Prediction>,
-                "stagger: not a prediction: it needs 'static constexpr bool remembers', 'template "
-                "<class T> T predict(T local, T kept) const', where it remembers 'T remember(T "
-                "kept, T change) const', and == to be compared between workers");
-
   using policy_tag = StalenessTag;
+  /// A class that says which inner policy is wrong; void: none.
+  using Fault = std::conditional_t<
+      !overlapped::Importance<Importance>, overlapped::NotAnImportance<Importance>,
+      std::conditional_t<
+          !overlapped::Selection<Selection>, overlapped::NotASelection<Selection>,
+          std::conditional_t<!overlapped::Budget<Budget>, overlapped::NotABudget<Budget>,
+                             std::conditional_t<!overlapped::Prediction<Prediction>,
+                                                overlapped::NotAPrediction<Prediction>, void>>>>;
   static constexpr bool synchronous = true;  // the stages of a worker end a step together
   static constexpr Pushes pushes = Pushes::gradients;
   static constexpr Adds adds = Adds::in_worker_order;

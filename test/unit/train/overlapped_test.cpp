@@ -8,7 +8,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <numeric>
+#include <span>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -434,4 +437,214 @@ TEST_CASE("train/LossTuned: equation 5, by epoch, and never more than the bound"
   osp::LossTuned lost{.rate = 1, .computation_s = 1, .steps = 1};
   CHECK(lost.bytes(Ended{0, std::nan(""), 50, 1}) == 0);
   CHECK(lost.bytes(Ended{1, 1, 50, 1}) == 0);
+}
+
+namespace {
+
+/// Weights in exact sums: each microbatch adds its input, a whole number, to the gradient.
+struct Counter {
+  using Input = float;
+  using Output = float;
+  struct Saved {};
+  sg::Parameter<> count{"count", Numbers{0}};
+  sg::Parameter<double> wide{"wide", std::vector<double>{0}};
+  auto parameters() { return std::tie(count, wide); }
+  void forward(sg::Context&, float const& x, float& y, Saved&) { y = x; }
+  void backward(sg::Context& context, float const& x, float const& dy, float& dx, Saved&) {
+    context.gradient(count)[0] -= x;
+    context.gradient(wide)[0] -= static_cast<double>(x);
+    dx = dy;
+  }
+};
+struct Nothing {
+  using policy_tag = sg::LossTag;
+  using Target = float;
+  double terms(float const&) const { return 1; }
+  double value(sg::Context&, float const&, float const&) const { return 0; }
+  double value_and_gradient(sg::Context&, float const&, float const&, double, float& dy) const {
+    dy = 0;
+    return 0;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("train/OverlappedSynchronous: each gradient is added once", "[train]") {
+  constexpr int workers = 3;
+  sg::collective::ParameterServer const server({.workers = workers, .weights = {1, 1, 1}});
+  Osp<osp::RandomImportance, osp::ShareLate> const model{.budget = {0.7}};
+  auto const make = [&](int n) {
+    return sg::Pipeline{Counter{}, Counter{}, Counter{}, Counter{}, Counter{}}.with(
+        model, server.worker(n), Nothing{}, sg::optimizer::Sgd{.rate = 1}, sg::host::Threads{2});
+  };
+  std::vector<decltype(make(0))> trainers;
+  for (int n = 0; n < workers; ++n) trainers.push_back(make(n));
+  double sum = 0;
+  for (int step = 0; step < 20; ++step) {
+    std::vector<sg::Batch<float, float>> batches;
+    for (int n = 0; n < workers; ++n) {
+      auto const a = static_cast<float>(1 + step * 7 % 5 + n), b = static_cast<float>(n * step % 3);
+      batches.push_back({{a, b}, {0, 0}});
+      sum += static_cast<double>(a + b);
+    }
+    std::vector<sg::Step> steps;
+    for (std::size_t n = 0; n < workers; ++n) steps.push_back(trainers[n].step(batches[n]));
+    static_cast<void>(sg::run_together(std::move(steps)));
+  }
+  for (auto& trainer : trainers)
+    for (auto const& parameter : trainer.parameters())
+      if (parameter.type == sg::ElementType::f32)
+        CHECK(parameter.template values<float>()[0] == static_cast<float>(sum));
+      else
+        CHECK(parameter.template values<double>()[0] == sum);
+}
+
+namespace {
+
+using Half = Osp<Products, osp::ShareLate>;
+Half const half_late{.budget = {0.5}};
+
+template <class Trainers> void step_all(Trainers& trainers, double seed, int microbatches = 2) {
+  std::vector<Batch> batches;
+  for (std::size_t n = 0; n < trainers.size(); ++n)
+    batches.push_back(data(microbatches, seed + static_cast<double>(n)));
+  std::vector<sg::Step> steps;
+  for (std::size_t n = 0; n < trainers.size(); ++n) steps.push_back(trainers[n].step(batches[n]));
+  static_cast<void>(sg::run_together(std::move(steps)));
+}
+
+}  // namespace
+
+TEST_CASE("train/OverlappedSynchronous: evaluation sees the weights that all workers have",
+          "[train]") {
+  sg::collective::ParameterServer const server({.workers = 2});
+  std::vector<decltype(worker(half_late, server, 0, {2}, sgd, sg::host::Threads{2}))> trainers;
+  for (int n = 0; n < 2; ++n)
+    trainers.push_back(worker(half_late, server, n, {2}, sgd, sg::host::Threads{2}));
+  Oracle<sg::optimizer::Sgd> oracle{sgd, products(0.5), 2};
+  for (int step = 0; step < 4; ++step) {
+    step_all(trainers, 10.0 * step);
+    oracle.train({data(2, 10.0 * step), data(2, 10.0 * step + 1)});
+  }
+  auto const batch = data(2, 77);
+  double loss = 0;
+  static_cast<void>(gradients(oracle.p, batch, loss));
+  for (auto& trainer : trainers) CHECK(run(trainer.evaluate(batch)).loss == Approx(loss));
+  for (auto& trainer : trainers) CHECK(weights(trainer) == oracle.p);
+}
+
+TEST_CASE("train/OverlappedSynchronous: to look at weights keeps what the last step has recorded",
+          "[train]") {
+  sg::sim::Clock const clock({.rate = 1000});
+  sg::collective::ParameterServer const server({.workers = 2});
+  std::vector<decltype(worker(half_late, server, 0, {2}, sgd, on(clock, 0, 0)))> trainers;
+  for (int n = 0; n < 2; ++n)
+    trainers.push_back(worker(half_late, server, n, {2}, sgd, on(clock, n, 0)));
+  for (auto& trainer : trainers) trainer.record(true);
+  for (int step = 0; step < 3; ++step) step_all(trainers, step);
+  auto const forwards = [&] {
+    int count = 0;
+    for (auto const& row : trainers[0].timeline().rows)
+      for (auto const& span : row)
+        if (span.action.kind == sg::schedule::Kind::forward) ++count;
+    return count;
+  };
+  CHECK(forwards() == 4);
+  static_cast<void>(trainers[0].parameters());
+  CHECK(forwards() == 4);
+}
+
+TEST_CASE("train/OverlappedSynchronous: workers go when something is late, and others see it all",
+          "[train]") {
+  sg::collective::ParameterServer const server({.workers = 2});
+  std::vector<decltype(worker(half_late, server, 0, {2}, sgd, sg::host::Threads{2}))> trainers;
+  for (int n = 0; n < 2; ++n)
+    trainers.push_back(worker(half_late, server, n, {2}, sgd, sg::host::Threads{2}));
+  Oracle<sg::optimizer::Sgd> oracle{sgd, products(0.5), 2};
+  for (int step = 0; step < 3; ++step) {
+    step_all(trainers, 10.0 * step);
+    oracle.train({data(2, 10.0 * step), data(2, 10.0 * step + 1)});
+  }
+  trainers.pop_back();
+  CHECK(weights(trainers[0]) == oracle.p);
+}
+
+TEST_CASE(
+    "train/OverlappedSynchronous: a worker that fails ends the step of the others, and all begin "
+    "again with nothing late",
+    "[train]") {
+  sg::collective::ParameterServer const server({.workers = 2});
+  auto const make = [&](int n, int fail_at) {
+    std::vector<Layer> stack;
+    for (int l = 0; l < static_cast<int>(layers); ++l) stack.emplace_back(l);
+    stack[1].fail_at = fail_at;
+    return sg::Pipeline{sg::Sequential{std::move(stack)}}.with(
+        sg::partition::Cuts{{2}}, half_late, server.worker(n), Loss{}, sgd, sg::host::Threads{2});
+  };
+  std::vector<decltype(make(0, -1))> trainers;
+  trainers.push_back(make(0, -1));
+  trainers.push_back(make(1, 3));  // at a microbatch that only some steps have
+  for (int step = 0; step < 3; ++step) step_all(trainers, step);
+  REQUIRE_THROWS_WITH(step_all(trainers, 3, 4), "out of ink");
+  REQUIRE(weights(trainers[0]) == weights(trainers[1]));
+  for (int step = 4; step < 7; ++step) step_all(trainers, step);
+  REQUIRE(weights(trainers[0]) == weights(trainers[1]));
+}
+
+TEST_CASE("train/OverlappedSynchronous: a gradient that is not finite is not pushed", "[train]") {
+  sg::collective::ParameterServer const server({.workers = 1});
+  auto train = worker(half_late, server, 0, {2}, sgd, sg::host::Threads{1});
+  auto batch = data(2);
+  static_cast<void>(run(train.step(batch)));
+  auto const before = weights(train);
+  batch.targets[1][0] = std::numeric_limits<float>::infinity();
+  REQUIRE_THROWS_WITH(run(train.step(batch)),
+                      Catch::Matchers::Contains("a gradient of layer") &&
+                          Catch::Matchers::Contains("is not finite in step 1"));
+  CHECK(weights(train) == before);
+}
+
+TEST_CASE("train/OverlappedSynchronous: a prediction's memory is counted", "[train]") {
+  auto const bytes = [](auto const& model) {
+    sg::collective::ParameterServer const server({.workers = 1});
+    return worker(model, server, 0, {2}, sgd, sg::host::Threads{1}).memory().parameters;
+  };
+  std::uint64_t const model_bytes = layers * 64;  // 48, and the gap behind them
+  auto const none = bytes(synchronous);
+  CHECK(bytes(Osp<Products, osp::NothingLate>{}) == none);
+  CHECK(bytes(Osp<Products, osp::AllLate, osp::NoPrediction>{}) == none);
+  CHECK(bytes(Osp<Products, osp::AllLate>{}) == none + model_bytes);
+  CHECK(bytes(Osp<Products, osp::AllLate, osp::MeanGradient>{}) == none + 2 * model_bytes);
+}
+
+TEST_CASE("train/OverlappedSynchronous: refuses numbers that cannot be, and workers that differ",
+          "[train]") {
+  auto const refused = [](auto const& model, char const* words) {
+    sg::collective::ParameterServer const server({.workers = 1});
+    CHECK_THROWS_WITH(worker(model, server, 0, {2}, sgd, sg::host::Threads{1}),
+                      Catch::Matchers::Contains(words));
+  };
+  using Tuned = Osp<Products, osp::LossTuned>;
+  refused(Osp<Products, osp::ShareLate>{.budget = {0.9}}, "a share of 0.9");
+  refused(Tuned{}, "a link of 0 bytes/s");
+  refused(Tuned{.budget = {.rate = 1, .computation_s = -1}}, "a computation of -1 s");
+  refused(Tuned{.budget = {.rate = 1, .loss = 1}}, "a loss of 1");
+  refused(Tuned{.budget = {.rate = 1, .ways = 3}}, "ways cannot be 3");
+  refused(Tuned{.budget = {.rate = 1}}, "0 steps an epoch");
+  sg::collective::ParameterServer const server({.workers = 3});
+  auto const first = worker(half_late, server, 0, {2}, sgd, sg::host::Threads{1});
+  Half other = half_late;
+  other.budget.share = 0.4;
+  CHECK_THROWS_WITH(worker(other, server, 1, {2}, sgd, sg::host::Threads{1}),
+                    Catch::Matchers::Contains("the same staleness model"));
+  CHECK_THROWS_WITH(worker(synchronous, server, 1, {2}, sgd, sg::host::Threads{1}),
+                    Catch::Matchers::Contains("the same staleness model"));
+  // Two scores for a model of four layers: the step that needs them fails.
+  sg::collective::ParameterServer const short_of({.workers = 1});
+  auto train = worker(Osp<osp::FixedImportance, osp::ShareLate>{.importance = {{1, 2}}}, short_of,
+                      0, {2}, sgd, sg::host::Threads{1});
+  auto const batch = data(1);
+  static_cast<void>(run(train.step(batch)));
+  CHECK_THROWS_WITH(run(train.step(batch)),
+                    Catch::Matchers::Contains("FixedImportance has 2 scores"));
 }

@@ -36,6 +36,13 @@ concept Budget = std::copyable<B> && std::equality_comparable<B> &&
                    { budget.bytes(step) } -> std::same_as<double>;
                  };
 
+/// Chosen where the concept does not hold.
+template <class B> struct NotABudget {
+  static_assert(sizeof(B) == 0,
+                "stagger: not a budget of late layers: it needs 'double bytes(auto const& step)', "
+                "and == by which workers are compared");
+};
+
 /// Nothing: bulk synchronous parallelism, compiled as such.
 struct NothingLate {
   template <class Step> [[nodiscard]] constexpr double bytes(Step const&) const { return 0; }

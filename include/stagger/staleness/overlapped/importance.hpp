@@ -40,6 +40,13 @@ concept Importance = std::copyable<I> && std::equality_comparable<I> &&
                        { importance.score(layer) } -> std::same_as<double>;
                      };
 
+/// Chosen where the concept does not hold.
+template <class I> struct NotAnImportance {
+  static_assert(sizeof(I) == 0,
+                "stagger: not an importance of layers: it needs 'double score(auto const& layer) "
+                "const', and == by which workers are compared");
+};
+
 /// Sum of |gradient * value|: to first order, by how much the loss would change without the weight.
 struct ParameterGradientProduct {
   template <class Layer> [[nodiscard]] double score(Layer const& layer) const {

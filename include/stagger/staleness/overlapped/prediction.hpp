@@ -27,6 +27,15 @@ concept Prediction =
       { prediction.remember(1.0, 1.0) } -> std::same_as<double>;
     });
 
+/// Chosen where the concept does not hold.
+template <class P> struct NotAPrediction {
+  static_assert(sizeof(P) == 0,
+                "stagger: not a prediction for late layers: it needs 'static constexpr bool "
+                "remembers', 'template <class T> T predict(T local, T kept) const', where it "
+                "remembers 'T remember(T kept, T change) const', and == by which workers are "
+                "compared");
+};
+
 /// The worker's own gradient is taken for that of all. For Sgd, -rate * gradient.
 struct LocalGradient {
   static constexpr bool remembers = false;

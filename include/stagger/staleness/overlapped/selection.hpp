@@ -31,6 +31,14 @@ concept Selection = std::copyable<S> && std::equality_comparable<S> &&
                       selection.pick(layers, 1.0);
                     };
 
+/// Chosen where the concept does not hold.
+template <class S> struct NotASelection {
+  static_assert(sizeof(S) == 0,
+                "stagger: not a selection of late layers: it needs 'template <class Layer> void "
+                "pick(std::span<Layer> layers, double budget) const', and == by which workers are "
+                "compared");
+};
+
 /// Takes each layer that still fits, and goes on behind one that does not. Take this where one layer
 /// has most of a model's bytes.
 struct FirstFit {

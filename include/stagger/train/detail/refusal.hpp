@@ -73,6 +73,15 @@ template <class P> struct CheckPolicy<P, OptionsTag> {
 };
 template <class P>
 struct CheckPolicy<P, ScheduleTag> : First<Unless<SchedulePolicy<P>, NotASchedule<P>>> {};
+/// What a policy of several parts says of one that is wrong.
+template <class P> struct FaultOf {
+  using type = void;
+};
+template <class P>
+  requires requires { typename P::Fault; }
+struct FaultOf<P> {
+  using type = typename P::Fault;
+};
 template <class P> struct CheckPolicy<P, StalenessTag> {
   static consteval bool holds() {
     if constexpr (StalenessPolicy<P>)
@@ -80,7 +89,8 @@ template <class P> struct CheckPolicy<P, StalenessTag> {
     else
       return false;
   }
-  using type = Unless<holds(), NotAStalenessModel<P>>;
+  using type =
+      typename First<Unless<holds(), NotAStalenessModel<P>>, typename FaultOf<P>::type>::type;
 };
 template <class P>
 struct CheckPolicy<P, PartitionTag> : First<Unless<PartitionPolicy<P>, NotAPartitioner<P>>> {};

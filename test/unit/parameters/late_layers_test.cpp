@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/parameters/late_layers.hpp>
+
+#include "catch.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <numeric>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <stagger/core/random.hpp>
+#include <stagger/staleness/overlapped_synchronous.hpp>
+
+namespace sg = stagger;
+namespace osp = sg::staleness::overlapped;
+using sg::detail::LateLayers;
+
+namespace {
+
+/// Marks everything, whatever the budget.
+struct Greedy {
+  template <class Layer> void pick(std::span<Layer> layers, double) const {
+    for (Layer& each : layers) each.late = true;
+  }
+};
+
+template <class Selection = osp::FirstFit>
+LateLayers make(std::vector<std::uint64_t> const& bytes, double share, std::size_t workers = 1) {
+  using Model = sg::staleness::OverlappedSynchronous<osp::ParameterGradientProduct, Selection,
+                                                     osp::ShareLate>;
+  Model const model{.budget = {share}};
+  sg::List<std::uint64_t> sizes;
+  for (std::uint64_t const each : bytes) sizes.push_back(each);
+  return LateLayers(std::make_unique<sg::detail::LateChoiceOf<Model>>(model), std::move(sizes),
+                    workers);
+}
+/// The late layers after a step with these scores.
+std::vector<bool> late(LateLayers& layers, std::vector<std::uint64_t> const& bytes,
+                       std::vector<double> const& scores) {
+  bool known = layers.add_loss(0, 1);
+  for (std::size_t l = 0; l < scores.size(); ++l)
+    if (bytes[l] != 0) known = layers.add_score(l, scores[l]);
+  REQUIRE(known);
+  std::vector<bool> result;
+  for (std::size_t l = 0; l < scores.size(); ++l)
+    result.push_back(sg::detail::in_bitmap(layers.bitmap(), l));
+  return result;
+}
+
+std::vector<std::uint64_t> sizes(std::size_t count, std::uint64_t seed) {
+  std::vector<std::uint64_t> result;
+  for (std::size_t l = 0; l < count; ++l) result.push_back(sg::random_bits(seed, {l}) % 100);
+  return result;
+}
+std::vector<double> random_scores(std::size_t count, std::uint64_t seed) {
+  std::vector<double> result;
+  for (std::size_t l = 0; l < count; ++l)
+    result.push_back(static_cast<double>(sg::random_bits(seed, {l, 1}) % 1000));
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("parameters/LateLayers: what is late fits the budget, and a larger one has no less late",
+          "[parameters]") {
+  for (std::uint64_t seed = 0; seed < 200; ++seed) {
+    auto const bytes = sizes(12, seed);
+    auto const scores = random_scores(12, seed);
+    auto const model = std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0});
+    for (double const share : {0.0, 0.1, 0.3, 0.5, 0.8}) {
+      auto layers = make(bytes, share);
+      auto const chosen = late(layers, bytes, scores);
+      std::uint64_t sum = 0;
+      for (std::size_t l = 0; l < bytes.size(); ++l) {
+        if (chosen[l]) sum += bytes[l];
+        if (bytes[l] == 0) CHECK_FALSE(chosen[l]);  // nothing is sent of it
+      }
+      CHECK(static_cast<double>(sum) <= share * static_cast<double>(model));
+      // First fit: whatever is urgent would not have fitted behind the late ones before it.
+      for (std::size_t l = 0; l < bytes.size(); ++l) {
+        if (chosen[l] || bytes[l] == 0) continue;
+        double before = 0;
+        for (std::size_t k = 0; k < bytes.size(); ++k)
+          if (chosen[k] && std::pair(scores[k], k) < std::pair(scores[l], l))
+            before += static_cast<double>(bytes[k]);
+        CHECK(before + static_cast<double>(bytes[l]) > share * static_cast<double>(model));
+      }
+    }
+  }
+}
+
+TEST_CASE("parameters/LateLayers: permuting layers permutes what is late", "[parameters]") {
+  for (std::uint64_t seed = 0; seed < 50; ++seed) {
+    auto bytes = sizes(9, seed);
+    std::vector<double> scores(9);
+    std::iota(scores.begin(), scores.end(), 1.0);  // no two alike
+    auto layers = make(bytes, 0.5);
+    auto expected = late(layers, bytes, scores);
+    std::size_t const by = 1 + seed % 8;
+    auto const turn = [&](auto& list) {
+      std::rotate(list.begin(), list.begin() + static_cast<std::ptrdiff_t>(by), list.end());
+    };
+    turn(bytes), turn(scores), turn(expected);
+    auto turned = make(bytes, 0.5);
+    CHECK(late(turned, bytes, scores) == expected);
+  }
+}
+
+TEST_CASE("parameters/LateLayers: of equal scores the first layers are late", "[parameters]") {
+  std::vector<std::uint64_t> const bytes(10, 8);
+  auto layers = make(bytes, 0.3);
+  std::vector<bool> expected(10);
+  expected[0] = expected[1] = expected[2] = true;
+  CHECK(late(layers, bytes, std::vector<double>(10)) == expected);
+}
+
+TEST_CASE("parameters/LateLayers: O O3: 1000 layers take 125 bytes", "[parameters][papers]") {
+  auto const layers = make(std::vector<std::uint64_t>(1000, 4), 0.5);
+  CHECK(layers.bitmap().size() == 125);
+}
+
+TEST_CASE("parameters/LateLayers: refuses scores that are not finite, and more than the budget",
+          "[parameters]") {
+  std::vector<std::uint64_t> const bytes(3, 8);
+  auto layers = make(bytes, 0.5);
+  layers.add_loss(0, 1);
+  layers.add_score(0, 1);
+  layers.add_score(1, std::nan(""));
+  CHECK_THROWS_WITH(layers.add_score(2, 1), Catch::Matchers::Contains("importance of layer 1"));
+  auto greedy = make<Greedy>(bytes, 0.5);
+  greedy.add_loss(0, 1);
+  greedy.add_score(0, 1);
+  greedy.add_score(1, 1);
+  CHECK_THROWS_WITH(greedy.add_score(2, 1),
+                    Catch::Matchers::Contains("sends 24 bytes late, where the budget is 12"));
+}
