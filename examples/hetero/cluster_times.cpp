@@ -61,7 +61,8 @@ ClusterTimes hetpipe_times(Settings const& s) {
   auto const cluster = nodes_of(hetpipe::usable(), s.gpus);
   sg::plan::VirtualWorkers const planner{
       .workers = static_cast<int>(s.workers),
-      .distance = s.sync == "wsp" ? static_cast<int>(s.distance) : 0,
+      // Published runs kept no waves, so that any distance fitted; all have the same cuts.
+      .distance = s.sync == "wsp" && s.paper.empty() ? static_cast<int>(s.distance) : 0,
       .in_flight = static_cast<int>(s.in_flight),
       .allocations = {allocation_of(s.allocation)},
       .homes = {s.parameters == "local" ? sg::plan::Homes::local : sg::plan::Homes::round_robin}};
@@ -85,7 +86,8 @@ ClusterTimes hetpipe_times(Settings const& s) {
 ClusterTimes equal_times(Settings const& s) {
   ClusterTimes times;
   sg::schedule::Costs costs;
-  costs.stages.assign(static_cast<std::size_t>(s.stages), {1.0 / 3, 1.0 / 3, 1.0 / 3});
+  double const third_s = s.minibatch_s / 3;
+  costs.stages.assign(static_cast<std::size_t>(s.stages), {third_s, third_s, third_s});
   times.workers.assign(static_cast<std::size_t>(s.workers), {"", costs});
   times.images = static_cast<double>(s.batch);
   return times;

@@ -13,6 +13,7 @@
 
 #include "../terminal_text.hpp"
 #include "output.hpp"
+#include "paper_hetpipe.hpp"
 #include "run.hpp"
 #include "settings.hpp"
 #include "staleness_models.hpp"
@@ -44,6 +45,12 @@ int main(int argc, char** argv) {
     auto const settings = hetero::parse(argc, argv);
     if (!settings) return 0;
     hetero::Files const files(*settings);
+    if (!settings->paper.empty()) {
+      auto const runs = hetero::run_hetpipe(*settings);
+      std::fputs(hetero::claims_of_hetpipe(runs).c_str(), stdout);
+      files.write(runs);
+      return 0;
+    }
     if (settings->compare) return compare(*settings, files);
     auto const run = hetero::run(*settings);
     std::fputs(hetero::table_of(*settings, run).c_str(), stdout);

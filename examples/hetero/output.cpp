@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <limits>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -21,63 +20,13 @@ namespace report = stagger::report;
 
 namespace {
 
-/// Two pushes of every worker, in minibatches.
-std::size_t window_of(Settings const& s) {
-  return static_cast<std::size_t>(s.workers * s.in_flight * std::min<std::int64_t>(s.steps, 2));
-}
-std::vector<LossPoint> curve_of(Settings const& s, Run const& run) {
-  return loss_curve(run, window_of(s));
-}
-
 /// What is processed in a second.
 std::string rate_name(Settings const& s, Run const& run) {
   bool const images = s.model == "vgg" || !run.workers.front().devices.empty();
   return images ? "images/s" : "sequences/s";
 }
 
-double speed(Run const& run, WorkerRun const& worker, Spent const& time) {
-  return static_cast<double>(worker.losses.size()) * run.images / time.end_s;
-}
-
-/// Of all workers.
-struct Totals {
-  double per_s = 0;
-  double end_s = 0;   // of the one that was last
-  double worked = 0;  // seconds, of which:
-  double waiting = 0;
-  double idle = 0;
-};
-Totals totals_of(Run const& run) {
-  Totals all;
-  for (WorkerRun const& worker : run.workers) {
-    Spent const time = spent(worker);
-    all.per_s += speed(run, worker, time);
-    all.end_s = std::max(all.end_s, time.end_s);
-    all.worked += time.end_s;
-    all.waiting += time.waiting_s;
-    all.idle += time.idle_s;
-  }
-  return all;
-}
-
-/// When the target was reached, and how many minibatches of all workers had ended then.
-struct Reached {
-  double time_s = 0;
-  std::size_t minibatches = 0;
-};
-std::optional<Reached> reached(Settings const& s, Run const& run) {
-  auto const curve = curve_of(s, run);
-  for (std::size_t i = 0; i < curve.size(); ++i)
-    if (curve[i].loss <= target_of(s)) return Reached{curve[i].time_s, i + window_of(s)};
-  return std::nullopt;
-}
-
 }  // namespace
-
-double target_of(Settings const& s) {
-  if (s.target > 0) return s.target;
-  return s.model == "vgg" ? 1.0 : 3.0;
-}
 
 std::string table_of(Settings const& s, Run const& run) {
   bool const devices = !run.workers.front().devices.empty();
@@ -94,7 +43,7 @@ std::string table_of(Settings const& s, Run const& run) {
     std::vector<std::string> row{std::to_string(n)};
     if (devices) row.push_back(worker.devices);
     row.insert(row.end(),
-               {report::format_fixed(speed(run, worker, time), 1),
+               {report::format_fixed(speed_of(run, worker, time), 1),
                 report::format_percent(time.waiting_s / time.end_s),
                 report::format_percent(time.idle_s / time.end_s), std::to_string(time.pushes),
                 report::format_fixed(worker.losses.back(), 3)});
@@ -155,28 +104,25 @@ std::string trace_of(Run const& run) {
 }
 
 std::string comparison_of(std::vector<Compared> const& runs) {
-  struct Row {
-    double when_s;
-    std::vector<std::string> cells;
-  };
-  std::vector<Row> rows;
-  for (Compared const& each : runs) {
-    auto const when = reached(each.s, each.run);
-    Totals const all = totals_of(each.run);
-    rows.push_back({when ? when->time_s : std::numeric_limits<double>::infinity(),
-                    {each.name, report::format_fixed(all.per_s, 1),
-                     report::format_percent(all.waiting / all.worked),
-                     report::format_percent(all.idle / all.worked),
-                     when ? std::to_string(when->minibatches) : "-",
-                     when ? report::format_seconds(when->time_s) : "not reached",
-                     report::format_fixed(each.run.held_out, 3)}});
+  std::vector<std::pair<double, std::size_t>> order;  // when each reached it
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    auto const when = reached(runs[i].s, runs[i].run);
+    order.emplace_back(when ? when->time_s : std::numeric_limits<double>::infinity(), i);
   }
-  std::stable_sort(rows.begin(), rows.end(),
-                   [](Row const& a, Row const& b) { return a.when_s < b.when_s; });
+  std::sort(order.begin(), order.end());
   report::TextTable table({"", rate_name(runs.front().s, runs.front().run), "waiting",
                            "idle while waiting", "minibatches", "time to the target",
                            "held-out loss"});
-  for (Row const& row : rows) table.add(row.cells);
+  for (auto const& [when_s, i] : order) {
+    auto const when = reached(runs[i].s, runs[i].run);
+    Totals const all = totals_of(runs[i].run);
+    table.add({runs[i].name, report::format_fixed(all.per_s, 1),
+               report::format_percent(all.waiting_s / all.worked_s),
+               report::format_percent(all.idle_s / all.worked_s),
+               when ? std::to_string(when->minibatches) : "-",
+               when ? report::format_seconds(when->time_s) : "not reached",
+               report::format_fixed(runs[i].run.held_out, 3)});
+  }
   return table.str();
 }
 

@@ -10,9 +10,6 @@
 
 namespace hetero {
 
-/// The loss whose time is reported.
-[[nodiscard]] double target_of(Settings const& s);
-
 /// One run of several that are compared.
 struct Compared {
   std::string name;

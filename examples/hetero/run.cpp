@@ -90,6 +90,11 @@ double covered_s(Interval const& interval, std::vector<Interval> const& by) {
   return sum_s;
 }
 
+/// Two pushes of every worker, in minibatches.
+std::size_t window_of(Settings const& s) {
+  return static_cast<std::size_t>(s.workers * s.in_flight * std::min<std::int64_t>(s.steps, 2));
+}
+
 }  // namespace
 
 std::vector<Span> exchanges(WorkerRun const& worker) {
@@ -115,18 +120,34 @@ Spent spent(WorkerRun const& worker) {
   return result;
 }
 
-std::vector<LossPoint> loss_curve(Run const& run, std::size_t window) {
-  std::vector<LossPoint> all;
+double speed_of(Run const& run, WorkerRun const& worker, Spent const& time) {
+  return static_cast<double>(worker.losses.size()) * run.images / time.end_s;
+}
+
+Totals totals_of(Run const& run) {
+  Totals all;
   for (WorkerRun const& worker : run.workers) {
-    if (worker.timeline.rows.empty()) continue;
+    Spent const time = spent(worker);
+    all.per_s += speed_of(run, worker, time);
+    all.end_s = std::max(all.end_s, time.end_s);
+    all.worked_s += time.end_s;
+    all.waiting_s += time.waiting_s;
+    all.idle_s += time.idle_s;
+  }
+  return all;
+}
+
+std::vector<LossPoint> curve_of(Settings const& s, Run const& run) {
+  std::vector<LossPoint> all;
+  for (WorkerRun const& worker : run.workers)
     for (Span const& span : worker.timeline.rows.back())  // where the loss is computed
       if (span.action.kind == Kind::backward)
         all.push_back(
             {span.end_s, worker.losses[static_cast<std::size_t>(span.action.microbatch)]});
-  }
   std::sort(all.begin(), all.end(), [](LossPoint const& a, LossPoint const& b) {
     return std::pair(a.time_s, a.loss) < std::pair(b.time_s, b.loss);
   });
+  std::size_t const window = window_of(s);
   std::vector<LossPoint> curve;
   double sum = 0;
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -135,6 +156,18 @@ std::vector<LossPoint> loss_curve(Run const& run, std::size_t window) {
     if (i + 1 >= window) curve.push_back({all[i].time_s, sum / static_cast<double>(window)});
   }
   return curve;
+}
+
+double target_of(Settings const& s) {
+  if (s.target > 0) return s.target;
+  return s.model == "vgg" ? 1.0 : 3.0;
+}
+
+std::optional<Reached> reached(Settings const& s, Run const& run) {
+  auto const curve = curve_of(s, run);
+  for (std::size_t i = 0; i < curve.size(); ++i)
+    if (curve[i].loss <= target_of(s)) return Reached{curve[i].time_s, i + window_of(s)};
+  return std::nullopt;
 }
 
 std::vector<Outcome> run_all(std::vector<Settings> const& all,

@@ -3,6 +3,7 @@
 /// @file   A run of workers: what happened, and what follows from it.
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -41,13 +42,36 @@ struct Spent {
 /// Its pushes, and the answers of the server.
 [[nodiscard]] std::vector<stagger::schedule::Span> exchanges(WorkerRun const& worker);
 
+/// Minibatches, or the images that each is taken for, in a second.
+[[nodiscard]] double speed_of(Run const& run, WorkerRun const& worker, Spent const& time);
+
+/// Of all workers together.
+struct Totals {
+  double per_s = 0;     ///< speed
+  double end_s = 0;     ///< of the one that was last
+  double worked_s = 0;  ///< of which:
+  double waiting_s = 0;
+  double idle_s = 0;
+};
+[[nodiscard]] Totals totals_of(Run const& run);
+
 /// A loss, and when it was there.
 struct LossPoint {
   double time_s = 0;
   double loss = 0;
 };
-/// The mean loss of the `window` minibatches of all workers that ended last, whenever one ends.
-[[nodiscard]] std::vector<LossPoint> loss_curve(Run const& run, std::size_t window);
+/// The mean loss over two pushes of every worker, whenever a minibatch ends.
+[[nodiscard]] std::vector<LossPoint> curve_of(Settings const& s, Run const& run);
+
+/// The loss whose time is reported.
+[[nodiscard]] double target_of(Settings const& s);
+
+/// When it was reached, and how many minibatches of all workers had ended then.
+struct Reached {
+  double time_s = 0;
+  std::size_t minibatches = 0;
+};
+[[nodiscard]] std::optional<Reached> reached(Settings const& s, Run const& run);
 
 /// Trains.
 /// @param progress  whether it is shown, on standard error

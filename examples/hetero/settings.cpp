@@ -88,6 +88,13 @@ void require_gpus(std::string const& letters) {
     cli::refuse("--gpus '" + letters + "' cannot be used; give two to four of the letters VRGQ");
 }
 
+/// Whether a flag leaves it to --paper what is run.
+bool allowed_with_paper(std::string const& flag) {
+  for (char const* const each : {"--seed", "--csv", "--chart"})
+    if (flag == each) return true;
+  return false;
+}
+
 }  // namespace
 
 void Settings::check() const {
@@ -123,6 +130,10 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
   app.add_option("--sync", s.sync, help_of_models())->group(group);
   app.add_flag("--compare", s.compare, "Run all of them, and rank them by the time to --target")
       ->group(group);
+  auto* const paper =
+      app.add_option("--paper", s.paper,
+                     "hetpipe: the paper's claims, published and as they come out here")
+          ->group(group);
   app.add_option("--workers", s.workers, "Pipelines that train together")->group(group);
   app.add_option("--stages", s.stages, "Stages of each")->group(group);
   app.add_option("--in-flight", s.in_flight,
@@ -193,6 +204,12 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
     s.cluster = "equal";
   if (s.cluster == "equal" && link->count() == 0) s.link = 1;
   if (s.timed() && s.cluster != "equal") s.stages = static_cast<std::int64_t>(s.gpus.size());
+  if (paper->count() != 0) {
+    require_word("--paper", s.paper, {"hetpipe"});
+    for (auto const* const option : app.get_options())
+      if (option->count() != 0 && option != paper && !allowed_with_paper(option->get_name()))
+        cli::refuse(option->get_name() + " is chosen by --paper; leave it out");
+  }
   s.check();
   if (rate->count() != 0) cli::require_positive("--rate", s.rate);
   if (target->count() != 0) cli::require_positive("--target", s.target);

@@ -26,6 +26,7 @@ struct Settings {
   double target = 0;           ///< loss to be reached; 0: the model's
   std::int64_t seed = 1;
   bool compare = false;  ///< all staleness models, instead of `sync`
+  std::string paper;     ///< whose claims are run: "hetpipe"; empty: none
 
   // Where it runs.
   std::string device = "clock";            ///< or "threads"
@@ -33,6 +34,7 @@ struct Settings {
   std::string gpus = "VRGQ";               ///< kinds of HetPipe's that take part
   std::string allocation = "ed";           ///< or "np", "hd"
   std::string parameters = "round-robin";  ///< or "local"
+  double minibatch_s = 1;                  ///< of a stage of "equal"; no flag sets it
   double link = 0;                         ///< r = N S / (b T_c); 0: the cluster's own links
 
   // Files that are written besides the table; empty: none.

@@ -11,6 +11,7 @@
 #include <stagger/core/nearest.hpp>
 #include <stagger/staleness/asynchronous.hpp>
 #include <stagger/staleness/local_sgd.hpp>
+#include <stagger/staleness/overlapped_synchronous.hpp>
 #include <stagger/staleness/round_robin_synchronous.hpp>
 #include <stagger/staleness/stale_synchronous.hpp>
 #include <stagger/staleness/synchronous.hpp>
@@ -50,6 +51,11 @@ template <class Make> struct StalenessEntry {
 };
 template <class Make> StalenessEntry(char const*, char const*, Takes, Make) -> StalenessEntry<Make>;
 
+/// OSP with the layers that matter least, half of the model's bytes.
+using HalfLate = staleness::OverlappedSynchronous<staleness::overlapped::ParameterGradientProduct,
+                                                  staleness::overlapped::FirstFit,
+                                                  staleness::overlapped::ShareLate>;
+
 inline constexpr std::tuple staleness_models{
     StalenessEntry{"bsp", "in step: all wait for all", Takes{},
                    [](Numbers const&) { return staleness::Synchronous{}; }},
@@ -65,6 +71,8 @@ inline constexpr std::tuple staleness_models{
                      return staleness::WaveSynchronous{
                          .in_flight = n.in_flight, .distance = n.distance, .adds = n.adds()};
                    }},
+    StalenessEntry{"osp", "as bsp, but half of the bytes are exchanged during the next step",
+                   Takes{}, [](Numbers const&) { return HalfLate{.budget = {.share = 0.5}}; }},
     StalenessEntry{"local-sgd", "--period steps alone, then the mean", Takes{.period = true},
                    [](Numbers const& n) { return staleness::LocalSgd{.period = n.period}; }},
 };

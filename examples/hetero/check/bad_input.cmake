@@ -3,7 +3,7 @@
 include(${CMAKE_CURRENT_LIST_DIR}/../../check.cmake)
 
 refused("--model knows no 'bert'. there are: gpt, vgg" --model bert)
-refused("--sync knows no 'osb'. there are: bsp, asp, ssp, r2sp, wsp, local-sgd" --sync osb)
+refused("--sync knows no 'osb'. there are: bsp, asp, ssp, r2sp, wsp, osp, local-sgd" --sync osb)
 refused("--device knows no 'cuda'" --device cuda)
 refused("--cluster knows no 'vgg'. there are: vgg-19, resnet-152, equal" --cluster vgg)
 refused("--allocation knows no 'fair'" --allocation fair)
@@ -44,6 +44,9 @@ refused("--trace shows one run, and --compare makes several" --compare --trace t
 refused("--in-flight 40: worker 0 .VRGQ. has no memory for 40 minibatches in flight: .* the most that fits is [0-9]+"
         --in-flight 40)
 refused("--parameters local keeps a layer where all workers have it. leave --allocation out" --allocation np --parameters local)
+
+refused("--paper knows no 'pipedream'. there are: hetpipe" --paper pipedream)
+refused("--steps is chosen by --paper" --paper hetpipe --steps 4)
 
 # Nothing is computed where a file could not be written, and nothing is left of it.
 foreach(flag csv trace chart)

@@ -3,7 +3,7 @@
 # out and named.
 include(${CMAKE_CURRENT_LIST_DIR}/../../check.cmake)
 
-set(models bsp asp ssp r2sp wsp local-sgd)
+set(models bsp asp ssp r2sp wsp osp local-sgd)
 set(tiny --batch 2 --steps 6 --in-flight 2)
 foreach(time 1 2)
   run(--compare ${tiny} --target 2.45 --chart ${time}.svg --csv ${time}.csv)

@@ -11,7 +11,7 @@ endmacro()
 
 set(tiny --batch 2 --steps 4 --in-flight 2)
 foreach(model vgg gpt)
-  foreach(sync bsp asp ssp r2sp wsp local-sgd)
+  foreach(sync bsp asp ssp r2sp wsp osp local-sgd)
     runs("worker +[a-z]+/s +waiting.*\n +0 .* 4 +[0-9.]+\n +1 .* 4 +[0-9.]+\n.*held-out loss [0-9.]+\n$"
          --model ${model} --sync ${sync} --device threads --workers 2 --stages 2 ${tiny})
     runs("worker +GPUs +images/s.*\n +3  [VRGQ]+ .*held-out loss [0-9.]+\n$" --model ${model} --sync ${sync} ${tiny})
