@@ -65,6 +65,11 @@ using stagger::detail::StoreRules;
             "; use its share of the data, more than 0 and at most 1");
 }
 
+inline void require_kept(int worker, std::uint32_t rounds, staleness::Adds adds, bool ready) {
+  if (adds == staleness::Adds::in_worker_order && !ready)
+    raise(Errc::bad_data, "worker ", worker, " takes weights with ", counted(rounds, "round"),
+          ", which the server does not keep; let it take what it has asked for, in order");
+}
 [[gnu::cold]] inline void require_going_on(int worker, bool ended) {
   if (ended)
     raise(Errc::bad_configuration, "worker ", worker,
@@ -178,13 +183,13 @@ class ServerInProcess {
   }
 
   std::uint32_t take(int seat, std::size_t l, std::uint32_t rounds, std::byte* values) {
-    int const worker = worker_of(seat);
     ParameterStore& layer = *layers_[l];
     std::unique_lock lock(mutex(l));
     require_active(seat);
     std::uint32_t const pushes = layer.start() + (rounds == everything ? 0 : rounds);
-    std::byte const* const from = layer.weights(worker, pushes);
-    std::uint32_t const contained = layer.contained(worker, pushes) - layer.start();
+    require_kept(worker_of(seat), rounds, rules_.adds, layer.ready(worker_of(seat), pushes));
+    std::byte const* const from = layer.weights(worker_of(seat), pushes);
+    std::uint32_t const contained = layer.contained(worker_of(seat), pushes) - layer.start();
     if (rules_.adds == staleness::Adds::in_worker_order) lock.unlock();  // it stays as it is
     if (layer.bytes() != 0) std::memcpy(values, from, layer.bytes());
     return contained;

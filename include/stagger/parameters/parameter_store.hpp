@@ -128,7 +128,7 @@ class ParameterStore {
   /// Whether the weights that a worker may have now contain so many pushes of every worker whose
   /// stream goes on; in turn, also its own last one.
   [[nodiscard]] bool ready(int worker, std::uint32_t pushes) const {
-    if (rules_.adds == staleness::Adds::in_worker_order) return snapshots_.rounds() >= pushes;
+    if (rules_.adds == staleness::Adds::in_worker_order) return snapshots_.has(pushes);
     if (!workers_[worker].waiting.empty()) return false;
     for (Worker const& each : workers_)
       if (!each.ended && each.pushes - each.waiting.size() < pushes) return false;

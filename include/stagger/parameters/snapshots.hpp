@@ -36,7 +36,11 @@ class Snapshots {
     std::uint32_t pushes = 0;  // of all workers, that it contains
   };
   [[nodiscard]] std::size_t newest() const noexcept { return kept_.back().version; }
-  /// @pre it has not been dropped
+  /// Whether there is one of so many rounds, which has not been dropped.
+  [[nodiscard]] bool has(std::uint32_t rounds) const noexcept {
+    return rounds <= rounds_ && rounds_ - rounds < kept_.size();
+  }
+  /// @pre has(rounds)
   [[nodiscard]] Snapshot const& after(std::uint32_t rounds) const noexcept {
     return kept_[rounds - (rounds_ + 1 - kept_.size())];
   }
