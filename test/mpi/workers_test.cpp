@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <stagger/mpi/processes.hpp>
+#include <stagger/mpi/parameter_server.hpp>
 
 #include "catch.hpp"
 
+#include <stagger/mpi/processes.hpp>
+
 #include <cstddef>
 #include <exception>
+#include <iterator>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -17,6 +21,7 @@
 #include <stagger/partition/cuts.hpp>
 #include <stagger/schedule/fifo.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
+#include <stagger/staleness/local_sgd.hpp>
 #include <stagger/staleness/wave_synchronous.hpp>
 #include <stagger/train/pipeline.hpp>
 
@@ -184,4 +189,223 @@ TEST_CASE("mpi/Processes: refuses a server that lies in one process", "[mpi]") {
   sg::collective::ParameterServer const server({.workers = 1});
   REQUIRE_THROWS_WITH(streaming(2, 0, server.worker(0), sg::mpi::Processes{}),
                       Catch::Matchers::Contains("lies in one of them"));
+}
+
+namespace {
+
+int process() {
+  int n = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &n);
+  return n;
+}
+
+/// Workers of the MPI server whose processes this is one of.
+std::vector<int> workers_here(int workers) {
+  std::vector<int> own;
+  for (int w = process(); w < workers; w += processes()) own.push_back(w);
+  return own;
+}
+
+/// Cuts that differ from worker to worker.
+std::vector<int> cuts_of(int worker) {
+  std::vector<std::vector<int>> const all{{2}, {1}, {1, 2, 3}, {}};
+  return all[static_cast<std::size_t>(worker) % all.size()];
+}
+
+template <class Model>
+auto on_threads(sg::collective::ServerWorker worker, int number, Model const& staleness,
+                auto schedule, int fail_at = -1, sg::optimizer::AdamW const& optimizer = adam,
+                double deadline_s = 60) {
+  return sg::Pipeline{model(fail_at)}.with(
+      sg::partition::Cuts{cuts_of(number)}, schedule, staleness, std::move(worker), Loss{},
+      optimizer, sg::host::Threads{1}, sg::Options{.deadline_s = deadline_s});
+}
+
+sg::staleness::WaveSynchronous exact(int in_flight, int distance) {
+  return {
+      .in_flight = in_flight, .distance = distance, .adds = sg::staleness::Adds::in_worker_order};
+}
+
+/// The layers in each process in turn; all in the last one; the first ones in the last.
+std::vector<std::vector<int>> placements() {
+  int const last = processes() - 1;
+  return {{}, std::vector<int>(layers, last), {last, 0, last, 0}};
+}
+
+/// Carries out `count` rounds in all workers, each in one process, and the same with all workers in
+/// this process; then both must have the same bits.
+template <class Make, class Take>
+void require_same_workers(int workers, std::vector<int> const& homes, Make make, Take take,
+                          int count) {
+  sg::mpi::ParameterServer const server({.workers = workers, .homes = homes}, adam);
+  sg::collective::ParameterServer const near({.workers = workers});
+  {
+    using Trainer = decltype(make(server.worker(0), 0));
+    std::vector<Trainer> there;
+    std::vector<Trainer> here;
+    auto const own = workers_here(workers);
+    for (int const w : own) there.push_back(make(server.worker(w), w));
+    for (int w = 0; w < workers; ++w) here.push_back(make(near.worker(w), w));
+    for (int round = 0; round < count; ++round) {
+      std::vector<Batch> batches;
+      for (int w = 0; w < workers; ++w) batches.push_back(data(11, w + 10.0 * round));
+      std::vector<sg::Step> over;
+      std::vector<sg::Step> expected;
+      for (std::size_t k = 0; k < own.size(); ++k)
+        over.push_back(take(there[k], batches[static_cast<std::size_t>(own[k])]));
+      for (std::size_t w = 0; w < here.size(); ++w) expected.push_back(take(here[w], batches[w]));
+      std::vector<sg::Steps> all_over(std::make_move_iterator(over.begin()),
+                                      std::make_move_iterator(over.end()));
+      std::vector<sg::Steps> all_expected(std::make_move_iterator(expected.begin()),
+                                          std::make_move_iterator(expected.end()));
+      sg::run_together(std::move(all_over));
+      sg::run_together(std::move(all_expected));
+      for (std::size_t k = 0; k < own.size(); ++k)
+        REQUIRE(weights(there[k]) == weights(here[static_cast<std::size_t>(own[k])]));
+    }
+  }
+  server.serve();
+}
+
+auto const streams = [](auto& train, Batch const& batch) { return train.stream(batch); };
+auto const steps = [](auto& train, Batch const& batch) { return train.step(batch); };
+
+}  // namespace
+
+TEST_CASE("mpi/ParameterServer: streams have the bits of a server in one process", "[mpi]") {
+  for (auto const& homes : placements())
+    for (int const workers : {1, 2, 3})
+      for (auto const& [in_flight, distance] : {std::pair{1, 0}, {4, 0}, {2, 1}, {5, 3}}) {
+        CAPTURE(workers, in_flight, distance, homes);
+        auto const make = [&](sg::collective::ServerWorker worker, int number) {
+          return on_threads(std::move(worker), number, exact(in_flight, distance),
+                            sg::schedule::Fifo{.in_flight = in_flight});
+        };
+        require_same_workers(workers, homes, make, streams, 2);
+      }
+}
+
+TEST_CASE("mpi/ParameterServer: steps have the bits of a server in one process", "[mpi]") {
+  for (auto const& homes : placements()) {
+    CAPTURE(homes);
+    auto const in_step = [](sg::collective::ServerWorker worker, int number) {
+      return on_threads(std::move(worker), number, sg::staleness::Synchronous{},
+                        sg::schedule::OneFOneB{});
+    };
+    for (int const workers : {1, 2, 4}) require_same_workers(workers, homes, in_step, steps, 3);
+    auto const local = [](sg::collective::ServerWorker worker, int number) {
+      return on_threads(std::move(worker), number, sg::staleness::LocalSgd{.period = 2},
+                        sg::schedule::OneFOneB{});
+    };
+    require_same_workers(3, homes, local, steps, 4);
+  }
+}
+
+TEST_CASE("mpi/ParameterServer: workers over processes have the bits of workers on threads",
+          "[mpi]") {
+  int const count = processes() > 1 ? 2 : 1;  // each has half of the processes
+  int const own = process() * count / processes();
+  MPI_Comm half = MPI_COMM_NULL;
+  MPI_Comm_split(MPI_COMM_WORLD, own, 0, &half);
+  int stages = 0;
+  MPI_Comm_size(half, &stages);
+  for (auto const& homes : placements())
+    for (bool const stream : {true, false}) {
+      CAPTURE(homes, stream);
+      sg::mpi::ParameterServer const server({.workers = count, .homes = homes}, adam);
+      sg::collective::ParameterServer const near({.workers = count});
+      auto const make = [&](sg::collective::ServerWorker worker, auto device, int number,
+                            auto model, auto schedule) {
+        return sg::Pipeline{::model()}.with(
+            sg::partition::Cuts{even_cuts(number == own ? stages : 2)}, schedule, model,
+            std::move(worker), Loss{}, adam, device);
+      };
+      auto const compare = [&](auto staleness, auto schedule, auto take) {
+        auto there = make(server.worker(own), sg::mpi::Processes{.processes = half}, own, staleness,
+                          schedule);
+        using Trainer =
+            decltype(make(near.worker(0), sg::host::Threads{1}, 0, staleness, schedule));
+        std::vector<Trainer> here;
+        for (int w = 0; w < count; ++w)
+          here.push_back(make(near.worker(w), sg::host::Threads{1}, w, staleness, schedule));
+        for (int round = 0; round < 3; ++round) {
+          std::vector<Batch> batches;
+          for (int w = 0; w < count; ++w) batches.push_back(data(8, w + 10.0 * round));
+          sg::Metrics const metrics = sg::run(take(there, batches[static_cast<std::size_t>(own)]));
+          std::vector<sg::Steps> expected;
+          for (std::size_t w = 0; w < here.size(); ++w)
+            expected.emplace_back(take(here[w], batches[w]));
+          auto const all = sg::run_together(std::move(expected));
+          REQUIRE(metrics.loss == all[static_cast<std::size_t>(own)].loss);
+          there.gather_parameters();
+          REQUIRE(weights(there) == weights(here[0]));
+        }
+      };
+      if (stream)
+        compare(exact(4, 1), sg::schedule::Fifo{.in_flight = 4}, streams);
+      else
+        compare(sg::staleness::Synchronous{}, sg::schedule::OneFOneB{}, steps);
+      server.serve();
+    }
+  MPI_Comm_free(&half);
+}
+
+TEST_CASE("mpi/ParameterServer: a worker that fails ends the streams of the others", "[mpi]") {
+  int const workers = processes();
+  sg::mpi::ParameterServer const server({.workers = workers});
+  {
+    auto train = on_threads(server.worker(process()), process(), exact(2, 0),
+                            sg::schedule::Fifo{.in_flight = 2}, process() == 0 ? 7 : -1);
+    auto const batch = data(12);
+    std::string said;
+    try {
+      static_cast<void>(sg::run(train.stream(batch)));
+    } catch (std::exception const& error) {
+      said = error.what();
+    }
+    if (process() == 0)
+      REQUIRE(said == "out of ink");
+    else
+      REQUIRE_THAT(said, Catch::Matchers::Contains("has failed"));
+    auto const good = data(6);
+    static_cast<void>(sg::run(train.stream(good)));
+    auto const own = weights(train);
+    for (Numbers const& layer : own) {
+      Numbers first = layer;
+      MPI_Bcast(first.data(), static_cast<int>(first.size()), MPI_FLOAT, 0, MPI_COMM_WORLD);
+      REQUIRE(first == layer);
+    }
+  }
+  server.serve();
+}
+
+TEST_CASE("mpi/ParameterServer: refuses workers that differ, and what cannot be", "[mpi]") {
+  sg::mpi::ParameterServer const server({.workers = 2, .join_deadline_s = 0.5});
+  auto const make = [&](int worker, int number, int in_flight = 2) {
+    return on_threads(server.worker(worker), number, exact(in_flight, 0),
+                      sg::schedule::Fifo{.in_flight = in_flight});
+  };
+  {
+    std::optional<decltype(make(0, 0))> a;
+    if (process() == 0) a.emplace(make(0, 0));
+    MPI_Barrier(MPI_COMM_WORLD);
+    REQUIRE_THROWS_WITH(make(0, 0), Catch::Matchers::Contains("worker 0 trains already"));
+    REQUIRE_THROWS_WITH(make(1, 1, 3),
+                        Catch::Matchers::Contains("worker 1 pushes after every 3 minibatches"));
+    REQUIRE_THROWS_WITH(server.worker(2), Catch::Matchers::Contains("no worker 2"));
+    if (process() == 0)
+      REQUIRE_THROWS_WITH(server.serve(), Catch::Matchers::Contains("let its trainer go"));
+    MPI_Barrier(MPI_COMM_WORLD);
+  }
+  REQUIRE_THROWS_WITH(server.serve(),
+                      Catch::Matchers::Contains("worker 1 has not joined the parameter server"));
+  REQUIRE_THROWS_WITH(sg::mpi::ParameterServer({.workers = 1, .homes = {9}}),
+                      Catch::Matchers::Contains("no process 9"));
+  sg::mpi::ParameterServer const small({.workers = 1, .homes = {0}});
+  REQUIRE_THROWS_WITH(
+      on_threads(small.worker(0), 0, exact(2, 0), sg::schedule::Fifo{.in_flight = 2}),
+      Catch::Matchers::Contains("has homes for 1 layer, worker 0 has 4"));
+  if (processes() == 1) return;
+  REQUIRE_THROWS_WITH(sg::mpi::ParameterServer({.workers = 1 + process()}),
+                      Catch::Matchers::Contains("ServerOptions::workers"));
 }

@@ -99,10 +99,10 @@ class ServerInProcess {
   explicit ServerInProcess(ServerOptions const& options, int processes = 1)
       : options_(options), shards_(options.shards), seats_(options.workers, processes) {
     require_possible(options);
-    auto const count = static_cast<std::size_t>(options.workers);
     store_rules_.log = options.log;
     store_rules_.weights.assign(options.weights.data(), options.weights.size());
-    if (options.weights.empty()) store_rules_.weights.assign(count, 1 / static_cast<double>(count));
+    if (options.weights.empty())
+      store_rules_.weights.assign(seats_.workers(), 1.0 / options.workers);
   }
 
   /// @param digests  [layers] of the first values, which `layers` may lack unless they are wanted
@@ -123,6 +123,7 @@ class ServerInProcess {
     }
     seats_[seat].asks.assign(layers.size(), nothing);
     seats_[seat].processes = rules.processes;
+    seats_[seat].came = true;
     seats_[seat].listener = &listener;
     return seat;
   }
@@ -137,10 +138,9 @@ class ServerInProcess {
     std::lock_guard const lock(joining_);
     seats_[seat].listener = nullptr;
   }
-  /// Whether a worker is here now.
-  [[nodiscard]] bool present(int worker) {
+  [[nodiscard]] Seats::Attendance attendance() {
     std::lock_guard const lock(joining_);
-    return seats_.present(worker) != 0;
+    return seats_.attendance();
   }
 
   void begin(int seat) {
@@ -257,7 +257,6 @@ class ServerInProcess {
  private:
   [[nodiscard]] std::mutex& mutex(std::size_t layer) { return shards_[layer % shards_.size()]; }
   [[nodiscard]] int worker_of(int seat) const noexcept { return seats_.worker_of(seat); }
-
   void require_layer(std::size_t l) {
     std::lock_guard const lock(joining_);
     if (l >= layers_.size())
@@ -267,7 +266,8 @@ class ServerInProcess {
 
   /// Of a worker that takes no further step: what it pushed last was not known to be the last.
   void go_on_without(int seat) {
-    for (std::size_t l = 0; l < layers_.size(); ++l) {
+    bool const other = seats_.any_active(worker_of(seat));  // process of it, which goes on
+    for (std::size_t l = 0; l < layers_.size() && !other; ++l) {
       std::lock_guard const lock(mutex(l));
       ParameterStore& layer = *layers_[l];
       if (layer.ended(worker_of(seat)) || layer.streams() != seats_[seat].streams) continue;
@@ -289,12 +289,12 @@ class ServerInProcess {
     store_rules_.pushes = rules.pushes;
     store_rules_.adds = rules.adds;
     store_rules_.optimizer = rules.optimizer;
-    auto const workers = static_cast<std::size_t>(options_.workers);
-    if (rules.late != nullptr) late_ = std::make_unique<LateAnswers>(rules, layers, workers);
+    if (rules.late != nullptr)
+      late_ = std::make_unique<LateAnswers>(rules, layers, seats_.workers());
     store_rules_.added = late_.get();
     layers_ = FixedArray<std::unique_ptr<ParameterStore>>(layers.size());
     for (std::size_t l = 0; l < layers.size(); ++l)
-      layers_[l] = std::make_unique<ParameterStore>(layers[l], store_rules_, workers);
+      layers_[l] = std::make_unique<ParameterStore>(layers[l], store_rules_, seats_.workers());
   }
 
   void compare(int worker, std::span<LayerParameters const> layers,

@@ -18,6 +18,7 @@ namespace stagger::collective::detail {
 struct Seat {
   stagger::detail::ParameterListener* listener = nullptr;  ///< null: the seat is free
   int processes = 1;                                       ///< that its worker runs in
+  bool came = false;                                       ///< it has joined, and may have left
   std::atomic<bool> active{false};                         ///< in a stream
   List<std::uint32_t> asks;   ///< [layers] rounds of what it waits for, or ServerInProcess::nothing
   std::uint32_t streams = 0;  ///< of all workers before its stream
@@ -28,6 +29,7 @@ class Seats {
   /// @param processes  in which a worker may run, at most
   Seats(int workers, int processes) : workers_(workers), seats_(workers * processes) {}
 
+  [[nodiscard]] std::size_t workers() const noexcept { return static_cast<std::size_t>(workers_); }
   [[nodiscard]] int size() const noexcept { return static_cast<int>(seats_.size()); }
   [[nodiscard]] Seat& operator[](int seat) noexcept { return seats_[seat]; }
   [[nodiscard]] Seat const& operator[](int seat) const noexcept { return seats_[seat]; }
@@ -39,6 +41,25 @@ class Seats {
     for (int n = worker; n < size(); n += workers_)
       if (seats_[n].listener != nullptr) ++count;
     return count;
+  }
+  [[nodiscard]] bool any_active(int worker) const {
+    bool any = false;
+    for (int n = worker; n < size(); n += workers_) any = any || seats_[n].active.load();
+    return any;
+  }
+  struct Attendance {
+    int missing = -1;  ///< a worker that has never joined; -1: all have
+    int present = 0;   ///< processes that have joined and not left
+  };
+  [[nodiscard]] Attendance attendance() const {
+    Attendance all;
+    for (int worker = workers_ - 1; worker >= 0; --worker) {
+      bool came = false;
+      for (int n = worker; n < size(); n += workers_) came = came || seats_[n].came;
+      if (!came) all.missing = worker;
+      all.present += present(worker);
+    }
+    return all;
   }
   /// @throws Error  bad_configuration where all processes of the worker are here, or it joined as one
   ///                that runs in another number of them

@@ -3,6 +3,7 @@
 /// @file   MPI from start to end: initialised once, by the program or by this, and finalised by the
 ///         one that initialised it.
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <thread>
@@ -42,7 +43,7 @@ namespace detail {
 
 /// Whether this process has seen an error between processes: then a peer may never come to
 /// MPI_Finalize.
-inline bool peers_may_be_lost = false;
+inline std::atomic<bool> peers_may_be_lost{false};
 
 }  // namespace detail
 

@@ -41,7 +41,7 @@ class ServerExchange : public Exchange, protected ParameterListener {
     }
   }
   [[gnu::cold]] void runs(bool const* ranks) override {
-    if (!program_->training) return;
+    if (!program_->exchanges()) return;
     for (std::size_t c = 0; c < cells_.size(); ++c)
       if (!ranks[program_->cells[c].rank]) cells_[c].count = 0;
     if (open_) read_newest();  // of stages that another process ran before
@@ -85,7 +85,9 @@ class ServerExchange : public Exchange, protected ParameterListener {
   /// Called by the destructor of whatever is derived last, while it is still what is told: nobody
   /// tells it anything any more.
   void leave() noexcept {
-    if (std::exchange(joined_, false)) link_->leave();
+    if (!std::exchange(joined_, false)) return;
+    if (open_) link_->end(nullptr);  // the others go on without it
+    link_->leave();
   }
 
   /// The link opens, unless it is open. @return whether it was not
@@ -99,7 +101,10 @@ class ServerExchange : public Exchange, protected ParameterListener {
   [[gnu::cold]] void close(std::exception_ptr const& why) {
     open_ = false;
     link_->end(why);
-    if (why) read_newest();
+    if (why) try {
+        read_newest();
+      } catch (...) {  // `why` is told; weights stay as they are until the link opens again
+      }
   }
   [[nodiscard]] bool is_open() const noexcept { return open_; }
 

@@ -27,10 +27,7 @@ class StepExchange : public ServerExchange {
                              std::shared_ptr<void const> const& kept,
                              FixedArray<LayerParameters> packed = {})
       : ServerExchange(std::move(link), machine, possible(staleness), kept, std::move(packed)) {}
-  ~StepExchange() override {
-    if (is_open()) link_->end(nullptr);  // the others go on without it
-    leave();
-  }
+  ~StepExchange() override { leave(); }
 
   void begin_step() override {
     if (!program_->training) return;

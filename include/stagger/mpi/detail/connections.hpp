@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Connections between workers and the parts of a parameter server in other processes.
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <stagger/collective/messages.hpp>
+#include <stagger/collective/server_connection.hpp>
+#include <stagger/core/error.hpp>
+#include <stagger/core/fixed_array.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/core/portable.hpp>
+#include <stagger/mpi/detail/channels.hpp>
+#include <stagger/mpi/detail/ending.hpp>
+#include <stagger/mpi/session.hpp>
+
+namespace stagger::mpi::detail {
+
+using collective::detail::Message;
+using collective::detail::MessageEnd;
+using collective::detail::MessageKind;
+
+/// One process's ends of all connections. A thread takes what has come, answers it, and sends what
+/// there is, whatever the process is busy with: so a server answers while its process computes, and
+/// a worker is told of weights while its stages wait. A wait for messages takes up no core for
+/// longer than `awake`; from then on the thread looks again after as long as it has waited, at most
+/// `longest`.
+class Connections {
+ public:
+  /// @param processes   made by all of them together
+  /// @param deadline_s  a process that is silent for so long is given up
+  /// @param server      which workers of other processes join
+  Connections(MPI_Comm processes, double deadline_s,
+              std::shared_ptr<collective::detail::ServerInProcess> server,
+              collective::detail::RemoteRules rules)
+      : deadline_s_(deadline_s),
+        server_(std::move(server)),
+        rules_(std::move(rules)),
+        channels_(processes),
+        heard_at_(channels_.size()) {
+    thread_ = std::thread([this] { run(); });
+  }
+  Connections(Connections const&) = delete;
+  Connections& operator=(Connections const&) = delete;
+  ~Connections() {
+    quit_.store(true);
+    something_.notify_one();
+    thread_.join();
+    channels_.flush(0.2);
+  }
+
+  [[nodiscard]] int rank() const noexcept { return channels_.rank(); }
+  [[nodiscard]] double deadline_s() const noexcept { return deadline_s_; }
+
+  /// A worker's connection with the server of another process. This outlives it.
+  [[nodiscard]] std::unique_ptr<collective::detail::Transport> connect(int process,
+                                                                       MessageEnd& end) {
+    std::lock_guard const lock(mutex_);
+    auto made = std::make_unique<Connection>(*this, process, ++made_, end);
+    add(*made);
+    return made;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::microseconds awake{100};
+  static constexpr std::chrono::microseconds longest{1000};
+  static constexpr Stamp always{.epoch = 1};
+  static constexpr std::uint32_t say_alive = 0xffffffff;  // else the number of a connection
+
+  struct Connection final : collective::detail::Transport {
+    Connection(Connections& whose, int with, std::uint32_t which, MessageEnd& own)
+        : all(whose), peer(with), number(which), end(&own) {}
+    void wake() noexcept override {
+      woken.store(true);
+      all.something_.notify_one();
+    }
+    void close() noexcept override { all.close(*this); }
+
+    Connections& all;
+    int peer;
+    std::uint32_t number;  // by which the worker's process counts its connections
+    MessageEnd* end;       // null: it has ended
+    bool serves = false;   // the end is the server's
+    std::atomic<bool> woken{true};
+  };
+  /// A worker of another process.
+  struct Guest {
+    Guest(Connections& whose, int with, std::uint32_t which)
+        : worker(whose.server_, whose.rules_), connection(whose, with, which, worker) {
+      worker.carried_by(connection);
+      connection.serves = true;
+    }
+    collective::detail::ServerConnection worker;
+    Connection connection;
+  };
+
+  void run() noexcept {
+    auto moved_at = Clock::now();
+    while (!quit_.load()) {
+      std::unique_lock lock(mutex_);
+      try {
+        if (work()) {
+          moved_at = Clock::now();
+          continue;
+        }
+      } catch (...) {  // MPI does not go on, or there is no memory
+        lose_all(std::current_exception());
+      }
+      auto const waited = Clock::now() - moved_at;
+      if (waited < awake) {
+        lock.unlock();
+        std::this_thread::yield();
+      } else {
+        something_.wait_for(lock, std::min<Clock::duration>(waited, longest));
+      }
+    }
+  }
+
+  bool work() {
+    bool moved = channels_.poll(always.epoch, [this](int peer, Envelope const& envelope,
+                                                     ByteReader& in) { take(peer, envelope, in); });
+    for (std::size_t i = 0; i < open_.size(); ++i)
+      if (open_[i]->woken.exchange(false)) moved = send(*open_[i]) || moved;
+    forget();
+    keep_in_touch();
+    return moved;
+  }
+
+  void take(int peer, Envelope const& envelope, ByteReader& in) {
+    heard_at_[peer] = Clock::now();
+    if (envelope.what == say_alive) return;
+    bool const to_server = (envelope.what & 1U) != 0;
+    std::uint32_t const number = envelope.what / 2;
+    auto const message = in.take<Message>();
+    Connection* connection = nullptr;
+    for (Connection* const each : open_)
+      if (each->peer == peer && each->number == number && each->serves == to_server && each->end)
+        connection = each;
+    if (connection == nullptr) {
+      if (!to_server || message.kind != MessageKind::join) return;  // it has ended
+      guests_.push_back(std::make_unique<Guest>(*this, peer, number));
+      connection = &guests_.back()->connection;
+      add(*connection);
+    }
+    try {
+      std::span<std::byte> const room = connection->end->room(message);
+      if (room.size() != in.left()) refuse_message(message, "has not the length that it names");
+      in.take(room.data(), room.size());
+      connection->end->received(message);
+      if (message.kind == MessageKind::lost) peers_may_be_lost = true;
+      if (message.kind == MessageKind::leave) end(*connection, nullptr);
+    } catch (...) {
+      refuse(*connection, std::current_exception());
+    }
+  }
+
+  /// @return whether there was anything
+  bool send(Connection& connection) {
+    bool any = false;
+    try {
+      Message message;
+      std::span<std::byte const> payload;
+      while (connection.end != nullptr && connection.end->next(message, payload)) {
+        any = true;
+        post(connection, message, payload);
+      }
+    } catch (...) {
+      refuse(connection, std::current_exception());
+    }
+    return any;
+  }
+  void post(Connection const& connection, Message const& message,
+            std::span<std::byte const> payload) {
+    auto outgoing = channels_.blank();
+    outgoing->payload.add(message);
+    outgoing->payload.add(payload.data(), payload.size());
+    channels_.post(std::move(outgoing), always, 2 * connection.number + (connection.serves ? 0 : 1),
+                   &connection.peer, 1);
+  }
+
+  void add(Connection& connection) {
+    heard_at_[connection.peer] = Clock::now();
+    open_.push_back(&connection);
+    something_.notify_one();
+  }
+  void close(Connection& connection) noexcept {
+    std::lock_guard const lock(mutex_);
+    if (connection.end != nullptr) {
+      send(connection);
+      try {
+        post(connection, {.kind = MessageKind::leave}, {});  // also of one that has not joined
+      } catch (...) {                                        // the server finds out by itself
+      }
+      connection.end = nullptr;
+    }
+    forget();
+  }
+  /// The end has thrown.
+  void refuse(Connection& connection, std::exception_ptr const& why) noexcept {
+    if (connection.serves) try {
+        std::string const words = report_of(why).message;
+        post(connection, {.kind = MessageKind::refused, .bytes = words.size()},
+             std::as_bytes(std::span(words)));
+      } catch (...) {  // the worker comes to its deadline
+      }
+    end(connection, why);
+  }
+  static void end(Connection& connection, std::exception_ptr const& why) noexcept {
+    if (auto* const told = std::exchange(connection.end, nullptr)) told->gone(why);
+  }
+  void lose_all(std::exception_ptr const& why) noexcept {
+    for (Connection* const each : open_) end(*each, why);
+    forget();
+  }
+  /// Those that have ended.
+  void forget() noexcept {
+    std::erase_if(open_, [](Connection const* each) { return each->end == nullptr; });
+    std::erase_if(guests_, [](auto const& each) { return each->connection.end == nullptr; });
+  }
+
+  /// Says now and then that this process lives, and gives up those of which nothing is heard.
+  void keep_in_touch() {
+    auto const now = Clock::now();
+    auto const seconds = [](Clock::duration time) {
+      return std::chrono::duration<double>(time).count();
+    };
+    if (seconds(now - told_at_) < deadline_s_ / 8) return;
+    told_at_ = now;
+    List<bool> told(heard_at_.size());
+    for (Connection* const each : open_) {
+      if (double const silent = seconds(now - heard_at_[each->peer]); silent > deadline_s_) {
+        peers_may_be_lost = true;
+        end(*each, std::make_exception_ptr(Error(
+                       Errc::peer_failed, text("process ", each->peer,
+                                               ", which keeps layers of the parameter server, "
+                                               "has not been heard of for ",
+                                               deadline_s_, " s; see whether it lives"))));
+        continue;
+      }
+      if (!std::exchange(told[each->peer], true))
+        channels_.post(channels_.blank(), always, say_alive, &each->peer, 1);
+    }
+    forget();
+  }
+
+  double deadline_s_;
+  std::shared_ptr<collective::detail::ServerInProcess> server_;
+  collective::detail::RemoteRules rules_;
+  std::mutex mutex_{};  // of all below
+  std::condition_variable something_{};
+  Channels channels_;
+  FixedArray<Clock::time_point> heard_at_;  // [processes]
+  Clock::time_point told_at_{};
+  std::uint32_t made_ = 0;
+  std::vector<Connection*> open_{};
+  std::vector<std::unique_ptr<Guest>> guests_{};
+  std::atomic<bool> quit_{false};
+  std::thread thread_{};
+};
+
+}  // namespace stagger::mpi::detail

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   A worker's link to a parameter server whose layers lie in several processes.
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <stagger/collective/parameter_server.hpp>
+#include <stagger/collective/remote_link.hpp>
+#include <stagger/core/error.hpp>
+#include <stagger/core/fixed_array.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/mpi/detail/connections.hpp>
+#include <stagger/parameters/parameter_link.hpp>
+
+namespace stagger::mpi::detail {
+
+using stagger::detail::LayerParameters;
+using stagger::detail::ParameterDeclaration;
+using stagger::detail::ParameterLink;
+using stagger::detail::ParameterListener;
+using stagger::detail::WorkerRules;
+
+/// Which process keeps which layer.
+struct Homes {
+  std::vector<int> given{};  ///< [layers]; empty: in turn
+  int processes = 1;
+  [[nodiscard]] int of(std::size_t layer) const {
+    return given.empty() ? static_cast<int>(layer % static_cast<unsigned>(processes))
+                         : given[layer];
+  }
+};
+
+/// What the server in each process is, and what leads to the others.
+struct ServerParts {
+  Homes homes{};
+  std::shared_ptr<collective::detail::ServerInProcess> server{};  ///< of this process
+  std::shared_ptr<Connections> connections{};
+  std::atomic<int> here{0};  ///< workers of this process that have joined
+};
+
+class PartConnector final : public collective::detail::Connector {
+ public:
+  PartConnector(std::shared_ptr<Connections> connections, int process)
+      : connections_(std::move(connections)), process_(process) {}
+  [[nodiscard]] std::unique_ptr<collective::detail::Transport> connect(MessageEnd& end) override {
+    return connections_->connect(process_, end);
+  }
+  [[nodiscard]] double deadline_s() const override { return connections_->deadline_s(); }
+  [[nodiscard]] std::string name() const override { return text("process ", process_); }
+
+ private:
+  std::shared_ptr<Connections> connections_;
+  int process_;
+};
+
+/// To each part of the server the model is one whose other layers have no parameters, so that layers
+/// have the same numbers everywhere.
+class ShardedLink final : public ParameterLink {
+ public:
+  ShardedLink(std::shared_ptr<ServerParts> server, int worker)
+      : server_(std::move(server)),
+        worker_(worker),
+        parts_(static_cast<std::size_t>(server_->homes.processes)) {}
+  ShardedLink(ShardedLink const&) = delete;
+  ShardedLink& operator=(ShardedLink const&) = delete;
+  ~ShardedLink() override { leave(); }
+
+  [[gnu::cold]] void join(std::span<LayerParameters const> layers, WorkerRules const& rules,
+                          ParameterListener& listener) override {
+    if (rules.late != nullptr) refuse_late();
+    Homes const& homes = server_->homes;
+    if (!homes.given.empty() && homes.given.size() != layers.size())
+      raise(Errc::bad_configuration, "the parameter server has homes for ",
+            counted(homes.given.size(), "layer"), ", worker ", worker_, " has ", layers.size(),
+            "; name a process for each layer");
+    WorkerRules own = rules;
+    own.process = server_->connections->rank();
+    own.processes = processes_;
+    ++server_->here;
+    joined_ = true;
+    try {
+      for (int p = 0; p < homes.processes; ++p) {
+        if (!keeps_any(p, layers.size())) continue;
+        FixedArray<LayerParameters> const part = layers_of(p, layers);
+        auto link = link_to(p);
+        link->join({part.data(), part.size()}, own, listener);
+        parts_[p] = std::move(link);
+      }
+    } catch (...) {
+      leave();
+      throw;
+    }
+  }
+  void leave() noexcept override {
+    if (!std::exchange(joined_, false)) return;
+    for (auto& part : parts_) {
+      if (part != nullptr) part->leave();
+      part = nullptr;
+    }
+    --server_->here;
+  }
+
+  void begin() override {
+    for (auto const& part : parts_)
+      if (part != nullptr) part->begin();
+  }
+  void read(std::size_t l, std::byte* values) override { part_of(l).read(l, values); }
+  void push(std::size_t l, std::byte const* values, bool last) override {
+    part_of(l).push(l, values, last);
+  }
+  void ask(std::size_t l, std::uint32_t rounds) override { part_of(l).ask(l, rounds); }
+  void ask_last(std::size_t l) override { part_of(l).ask_last(l); }
+  std::uint32_t take(std::size_t l, std::uint32_t rounds, std::byte* values) override {
+    return part_of(l).take(l, rounds, values);
+  }
+  void take_last(std::size_t l, std::byte* values) override { part_of(l).take_last(l, values); }
+  void end(std::exception_ptr why) noexcept override {
+    for (auto const& part : parts_)
+      if (part != nullptr) part->end(why);
+  }
+  [[nodiscard]] bool span(int processes) noexcept override {
+    processes_ = processes;
+    return processes <= server_->homes.processes;
+  }
+  [[nodiscard]] std::string waits_for() const override {
+    for (auto const& part : parts_)
+      if (part != nullptr)
+        if (std::string words = part->waits_for(); !words.empty()) return words;
+    return {};
+  }
+
+ private:
+  [[nodiscard]] ParameterLink& part_of(std::size_t layer) {
+    return *parts_[server_->homes.of(layer)];
+  }
+  [[nodiscard]] bool keeps_any(int process, std::size_t layers) const {
+    for (std::size_t l = 0; l < layers; ++l)
+      if (server_->homes.of(l) == process) return true;
+    return false;
+  }
+  [[nodiscard]] std::unique_ptr<ParameterLink> link_to(int process) const {
+    if (process == server_->connections->rank())
+      return std::make_unique<collective::detail::LinkInProcess>(server_->server, worker_);
+    return std::make_unique<collective::detail::RemoteLink>(
+        std::make_unique<PartConnector>(server_->connections, process), worker_);
+  }
+  /// The model as the server in a process sees it, with values of its own: a worker over processes
+  /// may not have made them yet.
+  [[nodiscard]] FixedArray<LayerParameters> layers_of(
+      int process, std::span<LayerParameters const> layers) const {
+    FixedArray<LayerParameters> part(layers.size());
+    for (std::size_t l = 0; l < layers.size(); ++l) {
+      List<ParameterDeclaration> declarations;
+      for (std::size_t i = 0; server_->homes.of(l) == process && i < layers[l].count(); ++i) {
+        ParameterDeclaration d = layers[l].declaration(i);
+        if (!layers[l].values().empty()) {
+          auto const values = layers[l].value_bytes_of(layers[l].range(i));
+          d.initial.assign(values.data(), values.size());
+          d.fill = nullptr;
+        }
+        declarations.push_back(std::move(d));
+      }
+      part[l].adopt(std::move(declarations), static_cast<int>(l), 0);
+      part[l].release_gradients();
+    }
+    return part;
+  }
+
+  std::shared_ptr<ServerParts> server_;
+  int worker_;
+  int processes_ = 1;  // that the worker runs in
+  bool joined_ = false;
+  FixedArray<std::unique_ptr<ParameterLink>> parts_;  // [processes]; null: keeps nothing
+};
+
+}  // namespace stagger::mpi::detail

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   A parameter server over an existing MPI: workers and layers lie in several processes.
+
+#include <stagger/core/requirements.hpp>
+
+#include <mpi.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <stagger/collective/handshake.hpp>
+#include <stagger/collective/parameter_server.hpp>
+#include <stagger/core/error.hpp>
+#include <stagger/engine/setup.hpp>
+#include <stagger/model/optimizer.hpp>
+#include <stagger/mpi/detail/agreement.hpp>
+#include <stagger/mpi/detail/connections.hpp>
+#include <stagger/mpi/detail/exchange.hpp>
+#include <stagger/mpi/detail/sharded_link.hpp>
+#include <stagger/mpi/session.hpp>
+
+namespace stagger::mpi {
+
+/// What a server over processes is made for; the same in all of them.
+struct ServerOptions {
+  int workers = 1;                ///< as in collective::ServerOptions
+  std::vector<double> weights{};  ///< likewise
+  /// [layers] the process that keeps each, as a ParameterHomePolicy such as placement::Local
+  /// answers. Empty: one after the other, as placement::RoundRobin over all processes.
+  std::vector<int> homes{};
+  MPI_Comm processes = MPI_COMM_WORLD;  ///< looked at, and never used for messages
+  double deadline_s = 60;               ///< > 0: a process that is silent for so long is given up
+  double join_deadline_s = 60;  ///< > 0: for all processes to make the server, and workers to join
+};
+
+/// Each process keeps some layers, and may run workers. All processes make it together; MPI runs
+/// with MPI_THREAD_MULTIPLE as long as it and its workers live, since a thread of each process
+/// answers, whatever else the process does. Processes without a worker call `serve`, and so do the
+/// others when theirs have gone, before they let the server go.
+///
+/// @code
+///     mpi::Session const session(mpi::Threads::multiple);
+///     mpi::ParameterServer server({.workers = 2});                    // mpirun -n 2
+///     {
+///       auto train = pipeline.with(waves, server.worker(rank), loss, host::Threads{2});
+///       run(train.stream(batch));
+///     }
+///     server.serve();
+/// @endcode
+class ParameterServer {
+ public:
+  /// @param optimizer  with which the server takes steps, where workers push gradients: the same as
+  ///                   theirs
+  /// @throws Error  bad_configuration for options that cannot be, or an MPI that other threads may
+  ///                not call; mismatch where other processes have other options; deadline for
+  ///                processes that do not come
+  template <OptimizerPolicy O = optimizer::Sgd>
+  explicit ParameterServer(ServerOptions const& options, O const& optimizer = {})
+      : options_(options), parts_(std::make_shared<detail::ServerParts>()) {
+    auto const kept = std::make_shared<O const>(optimizer);
+    start({.optimizer = stagger::detail::optimizer_call<false>(*kept),
+           .kept = kept,
+           .model_bytes = std::numeric_limits<std::uint64_t>::max()});
+  }
+
+  /// @param number  0 <= number < workers; in all processes that it runs in
+  /// @throws Error  bad_configuration for another
+  [[nodiscard]] collective::ServerWorker worker(int number) const {
+    parts_->server->require_worker(number);
+    return collective::ServerWorker(std::make_shared<detail::ShardedLink>(parts_, number));
+  }
+
+  /// Keeps this process's layers until each worker has joined and left. A worker leaves when its
+  /// trainer goes, or when nothing is heard of its process any more.
+  /// @throws Error  deadline for a worker that does not join; bad_configuration where one of this
+  ///                process has not left
+  void serve() const {
+    if (parts_->here.load() != 0)
+      raise(Errc::bad_configuration,
+            "a worker of this process has not left its parameter server; let its trainer go before "
+            "serve()");
+    if (!keeps_any()) return;
+    for (;;) {
+      auto const [missing, present] = parts_->server->attendance();
+      if (missing < 0 && present == 0) return;
+      std::chrono::duration<double> const waited = std::chrono::steady_clock::now() - made_at_;
+      if (missing >= 0 && waited.count() >= options_.join_deadline_s)
+        raise(Errc::deadline, "worker ", missing, " has not joined the parameter server within ",
+              options_.join_deadline_s, " s; see whether its process lives");
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+  }
+
+ private:
+  static constexpr int locks = 8;  // of layers
+
+  [[gnu::cold]] void start(collective::detail::RemoteRules const& rules) {
+    require_callable();
+    int provided = 0;
+    MPI_Query_thread(&provided);
+    if (detail::level_of(provided) < Threads::multiple)
+      raise(Errc::bad_configuration, "MPI runs with ", name(detail::level_of(provided)),
+            ", and a parameter server answers on a thread of its own; initialise it with "
+            "MPI_THREAD_MULTIPLE");
+    if (!(options_.deadline_s > 0) || !(options_.join_deadline_s > 0))
+      raise(Errc::bad_configuration, "a parameter server cannot wait for ", options_.deadline_s,
+            " s for a message and ", options_.join_deadline_s,
+            " s for workers; use positive times");
+    detail::Exchange world(options_.processes, options_.join_deadline_s);
+    for (int const home : options_.homes)
+      if (home < 0 || home >= world.size())
+        raise(Errc::bad_configuration, "no process ", home,
+              " can keep layers of the parameter server; there are processes 0 to ",
+              world.size() - 1);
+    detail::agree(world, facts(rules), options_.join_deadline_s);
+    parts_->homes = {options_.homes, world.size()};
+    parts_->server = std::make_shared<collective::detail::ServerInProcess>(
+        collective::ServerOptions{
+            .workers = options_.workers, .shards = locks, .weights = options_.weights},
+        world.size());
+    parts_->connections = std::make_shared<detail::Connections>(
+        detail::duplicate(options_.processes, options_.join_deadline_s), options_.deadline_s,
+        parts_->server, rules);
+  }
+
+  [[nodiscard]] std::vector<collective::Fact> facts(
+      collective::detail::RemoteRules const& rules) const {
+    std::string weights;
+    for (double const weight : options_.weights) weights += text(weight, " ");
+    std::string homes;
+    for (int const home : options_.homes) homes += text(home, " ");
+    return {{"ServerOptions::workers", std::to_string(options_.workers)},
+            {"ServerOptions::weights", weights},
+            {"ServerOptions::homes", homes},
+            {"the numbers of the server's optimizer",
+             std::to_string(rules.optimizer.digest(rules.optimizer.optimizer))}};
+  }
+
+  [[nodiscard]] bool keeps_any() const {
+    bool any = options_.homes.empty();
+    for (int const home : options_.homes) any = any || home == parts_->connections->rank();
+    return any;
+  }
+
+  ServerOptions options_;
+  std::shared_ptr<detail::ServerParts> parts_;
+  std::chrono::steady_clock::time_point made_at_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace stagger::mpi
