@@ -4,8 +4,9 @@
 
 #include <stagger/core/requirements.hpp>
 
-#include <chrono>
 #include <thread>
+
+#include <stagger/core/chrono.hpp>
 
 namespace stagger::detail {
 

@@ -5,6 +5,7 @@
 #include <stagger/core/requirements.hpp>
 
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <stdexcept>
@@ -61,6 +62,14 @@ class Piece {
   return sentence;
 }
 
+[[gnu::cold]] [[gnu::noinline]] inline std::string join_counted(std::int64_t count,
+                                                                std::string const& singular) {
+  std::size_t const last = singular.size() - 1;
+  bool const hisses =
+      singular[last] == 's' || (singular[last] == 'h' && last != 0 && singular[last - 1] == 'c');
+  return join({count, " ", singular, count == 1 ? "" : hisses ? "es" : "s"});
+}
+
 }  // namespace detail
 
 /// Words and numbers, one after the other: text("rank ", 3, " of ", 8).
@@ -69,11 +78,8 @@ template <class... T> [[nodiscard]] std::string text(T const&... pieces) {
 }
 
 /// A count and what is counted: "1 stage", "2 stages", "1 microbatch".
-[[nodiscard]] [[gnu::cold]] inline std::string counted(std::integral auto count,
-                                                       std::string singular) {
-  if (count == 1) return text(count, " ", singular);
-  bool const hisses = singular.ends_with('s') || singular.ends_with("ch");
-  return text(count, " ", singular, hisses ? "es" : "s");
+[[nodiscard]] inline std::string counted(std::integral auto count, std::string const& singular) {
+  return detail::join_counted(static_cast<std::int64_t>(count), singular);
 }
 
 /// The kinds of errors.

@@ -24,16 +24,16 @@ struct ElementOps {
   void (*destroy)(void* element) noexcept;  // null: nothing to do
 };
 
-template <class T>
-inline constexpr ElementOps element_ops{
-    sizeof(T), alignof(T),
-    std::is_trivially_default_constructible_v<T>
-        ? nullptr
-        : static_cast<void (*)(void*)>([](void* element) { ::new (element) T(); }),
-    std::is_trivially_destructible_v<T>
-        ? nullptr
-        : static_cast<void (*)(void*) noexcept>(
-              [](void* element) noexcept { static_cast<T*>(element)->~T(); })};
+// Functions instead of lambdas, of which g++ compiles three for each.
+template <class T> void make_element(void* element) { ::new (element) T(); }
+template <class T> void destroy_element(void* element) noexcept { static_cast<T*>(element)->~T(); }
+template <class T> constexpr ElementOps make_element_ops() {
+  ElementOps ops{sizeof(T), alignof(T), nullptr, nullptr};
+  if constexpr (!std::is_trivially_default_constructible_v<T>) ops.make = &make_element<T>;
+  if constexpr (!std::is_trivially_destructible_v<T>) ops.destroy = &destroy_element<T>;
+  return ops;
+}
+template <class T> inline constexpr ElementOps element_ops = make_element_ops<T>();
 
 /// Destroys elements, the last first, and gives their memory back.
 [[gnu::cold]] [[gnu::noinline]] inline void destroy_elements(void* items, std::size_t count,

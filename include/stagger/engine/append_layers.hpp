@@ -72,46 +72,55 @@ template <class L> List<ParameterDeclaration> adopt_parameters(L& layer, int num
   return declarations;
 }
 
-template <class L> constexpr LayerOps make_layer_ops() {
+/// The functions of LayerOps. Not lambdas, of which g++ compiles three functions for each.
+template <class L> struct LayerFunctions {
   using X = typename L::Input;
   using Y = typename L::Output;
   using S = SavedOf<L>;
-  LayerOps ops{};
-  ops.input = &slot_type<X>;
-  ops.output = &slot_type<Y>;
-  ops.saved = &slot_type<S>;
-  ops.input_gradient = HasInputGradient<L>;
-  ops.destroy = [](void* layer) noexcept { delete static_cast<L*>(layer); };
-  ops.clone = [](void const* layer) -> void* { return new L(*static_cast<L const*>(layer)); };
-  ops.adopt_parameters = [](void* layer, int number) {
+
+  static void destroy(void* layer) noexcept { delete static_cast<L*>(layer); }
+  static void* clone(void const* layer) { return new L(*static_cast<L const*>(layer)); }
+  static List<ParameterDeclaration> adopt(void* layer, int number) {
     return adopt_parameters(*static_cast<L*>(layer), number);
-  };
-  ops.forward = [](void* layer, Context& context, void const* x, void* y, void* saved) {
+  }
+  static void forward(void* layer, Context& context, void const* x, void* y, void* saved) {
     static_cast<L*>(layer)->forward(context, *static_cast<X const*>(x), *static_cast<Y*>(y),
                                     *static_cast<S*>(saved));
-  };
-  if constexpr (HasBackward<L>)
-    ops.backward = [](void* layer, Context& context, void const* x, void const* dy, void* dx,
-                      void* saved) {
-      static_cast<L*>(layer)->backward(context, *static_cast<X const*>(x),
-                                       *static_cast<Y const*>(dy), *static_cast<X*>(dx),
-                                       *static_cast<S*>(saved));
-    };
+  }
+  static void backward(void* layer, Context& context, void const* x, void const* dy, void* dx,
+                       void* saved) {
+    static_cast<L*>(layer)->backward(context, *static_cast<X const*>(x), *static_cast<Y const*>(dy),
+                                     *static_cast<X*>(dx), *static_cast<S*>(saved));
+  }
+  static void backward_input(void* layer, Context& context, void const* x, void const* dy, void* dx,
+                             void* saved) {
+    static_cast<L*>(layer)->backward_input(context, *static_cast<X const*>(x),
+                                           *static_cast<Y const*>(dy), *static_cast<X*>(dx),
+                                           *static_cast<S*>(saved));
+  }
+  static void backward_weight(void* layer, Context& context, void const* x, void const* dy,
+                              void* saved) {
+    static_cast<L*>(layer)->backward_weight(context, *static_cast<X const*>(x),
+                                            *static_cast<Y const*>(dy), *static_cast<S*>(saved));
+  }
+};
+
+template <class L> constexpr LayerOps make_layer_ops() {
+  using Functions = LayerFunctions<L>;
+  LayerOps ops{};
+  ops.input = &slot_type<typename L::Input>;
+  ops.output = &slot_type<typename L::Output>;
+  ops.saved = &slot_type<SavedOf<L>>;
+  ops.input_gradient = HasInputGradient<L>;
+  ops.destroy = &Functions::destroy;
+  ops.clone = &Functions::clone;
+  ops.adopt_parameters = &Functions::adopt;
+  ops.forward = &Functions::forward;
+  if constexpr (HasBackward<L>) ops.backward = &Functions::backward;
   // A backward that comes whole and in one half only would lose the parameters' gradients in W.
   constexpr bool splits = !HasBackward<L> || HasBackwardWeight<L> || !HasParameters<L>;
-  if constexpr (HasBackwardInput<L> && splits)
-    ops.backward_input = [](void* layer, Context& context, void const* x, void const* dy, void* dx,
-                            void* saved) {
-      static_cast<L*>(layer)->backward_input(context, *static_cast<X const*>(x),
-                                             *static_cast<Y const*>(dy), *static_cast<X*>(dx),
-                                             *static_cast<S*>(saved));
-    };
-  if constexpr (HasBackwardWeight<L>)
-    ops.backward_weight = [](void* layer, Context& context, void const* x, void const* dy,
-                             void* saved) {
-      static_cast<L*>(layer)->backward_weight(context, *static_cast<X const*>(x),
-                                              *static_cast<Y const*>(dy), *static_cast<S*>(saved));
-    };
+  if constexpr (HasBackwardInput<L> && splits) ops.backward_input = &Functions::backward_input;
+  if constexpr (HasBackwardWeight<L>) ops.backward_weight = &Functions::backward_weight;
   return ops;
 }
 

@@ -4,7 +4,6 @@
 /// outcome of a step.
 
 #include <atomic>
-#include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -17,6 +16,7 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
+#include <stagger/core/math.hpp>
 #include <stagger/engine/detail/exchange_ops.hpp>
 #include <stagger/engine/detail/execution.hpp>
 #include <stagger/engine/detail/model_state.hpp>
@@ -259,7 +259,7 @@ class Machine : public StepStatus {
       double sum = 0;  // one for each parameter, added in layer order: the cuts do not matter
       for (auto const& parameters : model.parameters)
         for (double const square_sum : parameters.square_sums()) sum += square_sum;
-      double const norm = std::sqrt(sum);
+      double const norm = detail::math::sqrt(sum);
       if (norm > *model.options.clip_norm) scale = *model.options.clip_norm / norm;
       if (rank.number == run.reporter) run.gradient_norm = norm;
     }

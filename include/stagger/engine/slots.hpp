@@ -40,24 +40,40 @@ struct SlotType {
   bool rows_on_stream = false;  // copy_rows enqueues the copy with the work of the rank that runs
 };
 
+/// The functions of a SlotType. Not lambdas, of which g++ compiles three functions for each.
+template <class T> struct SlotFunctions {
+  static void construct(void* memory) { ::new (memory) T(); }
+  static void destroy(void* object) noexcept { static_cast<T*>(object)->~T(); }
+  static void assign(void* to, void const* from) {
+    *static_cast<T*>(to) = *static_cast<T const*>(from);
+  }
+  static std::uint64_t bytes(void const* object) {
+    return byte_count(*static_cast<T const*>(object));
+  }
+  static std::size_t rows(void const* value) {
+    return Rows<T>::count(*static_cast<T const*>(value));
+  }
+  static void resize_rows(void* value, void const* like, std::size_t rows) {
+    Rows<T>::resize(*static_cast<T*>(value), *static_cast<T const*>(like), rows);
+  }
+  static void copy_rows(void* to, std::size_t at, void const* from, std::size_t first,
+                        std::size_t count) {
+    Rows<T>::copy(*static_cast<T*>(to), at, *static_cast<T const*>(from), first, count);
+  }
+};
+
 template <class T> constexpr SlotType make_slot_type() {
+  using Functions = SlotFunctions<T>;
   SlotType type;
   type.stride = aligned(sizeof(T));
-  type.construct = [](void* memory) { ::new (memory) T(); };
-  type.destroy = [](void* object) noexcept { static_cast<T*>(object)->~T(); };
-  type.assign = [](void* to, void const* from) {
-    *static_cast<T*>(to) = *static_cast<T const*>(from);
-  };
-  type.bytes = [](void const* object) { return byte_count(*static_cast<T const*>(object)); };
+  type.construct = &Functions::construct;
+  type.destroy = &Functions::destroy;
+  type.assign = &Functions::assign;
+  type.bytes = &Functions::bytes;
   if constexpr (Rows<T>::exist) {
-    type.rows = [](void const* value) { return Rows<T>::count(*static_cast<T const*>(value)); };
-    type.resize_rows = [](void* value, void const* like, std::size_t rows) {
-      Rows<T>::resize(*static_cast<T*>(value), *static_cast<T const*>(like), rows);
-    };
-    type.copy_rows = [](void* to, std::size_t at, void const* from, std::size_t first,
-                        std::size_t count) {
-      Rows<T>::copy(*static_cast<T*>(to), at, *static_cast<T const*>(from), first, count);
-    };
+    type.rows = &Functions::rows;
+    type.resize_rows = &Functions::resize_rows;
+    type.copy_rows = &Functions::copy_rows;
     if constexpr (requires { T::rows_on_stream; }) type.rows_on_stream = T::rows_on_stream;
   }
   return type;

@@ -7,12 +7,13 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
 #include <thread>
 #include <utility>
+
+#include <stagger/core/chrono.hpp>
 
 namespace stagger::detail {
 

@@ -6,9 +6,9 @@
 
 #include <coroutine>
 #include <exception>
+#include <optional>
 #include <semaphore>
 #include <utility>
-#include <variant>
 
 namespace stagger {
 
@@ -83,18 +83,19 @@ class Runner {
 };
 
 template <class T> struct TaskResult {
-  std::variant<std::monostate, T, std::exception_ptr> result;
-  void return_value(T value) { result.template emplace<1>(std::move(value)); }
+  std::optional<T> value;
+  std::exception_ptr error;
+  void return_value(T result) { value.emplace(std::move(result)); }
   T take() {
-    if (result.index() == 2) std::rethrow_exception(std::get<2>(result));
-    return std::move(std::get<1>(result));
+    if (error) std::rethrow_exception(error);
+    return std::move(*value);
   }
 };
 template <> struct TaskResult<void> {
-  std::variant<std::monostate, std::monostate, std::exception_ptr> result;
+  std::exception_ptr error;
   void return_void() noexcept {}
   void take() {
-    if (result.index() == 2) std::rethrow_exception(std::get<2>(result));
+    if (error) std::rethrow_exception(error);
   }
 };
 
@@ -136,9 +137,7 @@ template <class T = void> class [[nodiscard]] Task {
       };
       return Final{};
     }
-    void unhandled_exception() noexcept {
-      this->result.template emplace<2>(std::current_exception());
-    }
+    void unhandled_exception() noexcept { this->error = std::current_exception(); }
   };
 
   Task(Task&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}

@@ -2,13 +2,13 @@
 #pragma once
 /// @file   The loss on the last stage: the concept, and two losses for `Tensor`.
 
-#include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 
 #include <stagger/core/error.hpp>
+#include <stagger/core/math.hpp>
 #include <stagger/core/tensor.hpp>
 #include <stagger/model/context.hpp>
 
@@ -101,7 +101,8 @@ template <class T = float> struct CrossEntropy {
     std::size_t const classes = y.extent(1);
     return sum_over_rows(y, target, [&](std::size_t row, std::size_t label, double log_sum) {
       for (std::size_t c = 0; c < classes; ++c) {
-        double const probability = std::exp(static_cast<double>(y[row * classes + c]) - log_sum);
+        double const probability =
+            detail::math::exp(static_cast<double>(y[row * classes + c]) - log_sum);
         dy[row * classes + c] = static_cast<T>(scale * (probability - (c == label ? 1.0 : 0.0)));
       }
     });
@@ -124,11 +125,11 @@ template <class T = float> struct CrossEntropy {
               " is out of range; the model has classes 0 to ", classes - 1);
       double largest = static_cast<double>(logits[0]);
       for (std::size_t c = 1; c < classes; ++c)
-        largest = std::fmax(largest, static_cast<double>(logits[c]));
+        largest = detail::math::fmax(largest, static_cast<double>(logits[c]));
       double exponentials = 0;
       for (std::size_t c = 0; c < classes; ++c)
-        exponentials += std::exp(static_cast<double>(logits[c]) - largest);
-      double const log_sum = largest + std::log(exponentials);
+        exponentials += detail::math::exp(static_cast<double>(logits[c]) - largest);
+      double const log_sum = largest + detail::math::log(exponentials);
       sum += log_sum - static_cast<double>(logits[label]);
       visit(row, label, log_sum);
     }

@@ -5,12 +5,12 @@
 /// algorithm 2.
 
 #include <array>
-#include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
+#include <stagger/core/math.hpp>
 #include <stagger/model/parameter.hpp>
 
 namespace stagger {
@@ -122,8 +122,8 @@ struct AdamW {
     auto const b1 = static_cast<T>(beta1);
     auto const b2 = static_cast<T>(beta2);
     auto const keep = static_cast<T>(v.decays ? decaying : whole);
-    auto const eta = static_cast<T>(rate / (1 - std::pow(beta1, t)));
-    auto const root = static_cast<T>(1 / std::sqrt(1 - std::pow(beta2, t)));
+    auto const eta = static_cast<T>(rate / (1 - detail::math::pow(beta1, t)));
+    auto const root = static_cast<T>(1 / detail::math::sqrt(1 - detail::math::pow(beta2, t)));
     auto const eps = static_cast<T>(epsilon);
     for (std::size_t i = 0; i < v.size; ++i) {
       T const gradient = v.gradient[i] * scale;
@@ -131,7 +131,7 @@ struct AdamW {
       T const s = b2 * v.state[1][i] + (1 - b2) * gradient * gradient;
       v.state[0][i] = m;
       v.state[1][i] = s;
-      v.next[i] = keep * v.value[i] - eta * m / (std::sqrt(s) * root + eps);
+      v.next[i] = keep * v.value[i] - eta * m / (detail::math::sqrt(s) * root + eps);
     }
   }
 };

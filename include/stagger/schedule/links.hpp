@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -37,7 +36,9 @@ struct Links {
   Duplex duplex = Duplex::full;
 
   /// Whether everything arrives when it is sent.
-  [[nodiscard]] bool instant() const noexcept { return std::isinf(rate) && latency_s == 0; }
+  [[nodiscard]] bool instant() const noexcept {
+    return rate == std::numeric_limits<double>::infinity() && latency_s == 0;
+  }
   friend bool operator==(Links const&, Links const&) = default;
 };
 
@@ -46,10 +47,10 @@ inline void require_links(Links const& links) {
   if (!(links.rate > 0))
     raise(Errc::bad_configuration, "a link cannot carry ", links.rate,
           " bytes/s; let Links::rate be more than 0");
-  if (!(links.latency_s >= 0 && std::isfinite(links.latency_s)))
+  if (!(links.latency_s >= 0 && links.latency_s < std::numeric_limits<double>::infinity()))
     raise(Errc::bad_configuration, "a link cannot have a latency of ", links.latency_s,
           " s; let Links::latency_s be finite and at least 0");
-  if (!(links.loss >= 0 && std::isfinite(links.loss)))
+  if (!(links.loss >= 0 && links.loss < std::numeric_limits<double>::infinity()))
     raise(Errc::bad_configuration, "a link cannot lose ", links.loss,
           " of each byte; let Links::loss be finite and at least 0");
 }

@@ -2,6 +2,7 @@
 #pragma once
 /// @file   Virtual time that several pipelines share: workers of one parameter server, and its link.
 
+#include <concepts>
 #include <memory>
 
 #include <stagger/schedule/links.hpp>
@@ -27,7 +28,9 @@ class Clock {
  public:
   /// @param links  between the workers and their server
   /// @throws Error bad_configuration for numbers that no link can have
-  explicit Clock(Links const& links = {}) : time_(std::make_shared<detail::SharedTime>(links)) {}
+  // A template, so that only programs that make a clock compile what it is made of.
+  template <std::same_as<Links> L = Links>
+  explicit Clock(L const& links = {}) : time_(std::make_shared<detail::SharedTime>(links)) {}
 
   /// Virtual seconds since the clock was made.
   [[nodiscard]] double now_s() const noexcept { return time_->queue.now_s(); }

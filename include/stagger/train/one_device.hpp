@@ -2,7 +2,6 @@
 #pragma once
 /// @file   Training without a pipeline: one device, one loop, one microbatch after the other.
 
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -12,6 +11,7 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
+#include <stagger/core/math.hpp>
 #include <stagger/engine/layer.hpp>
 #include <stagger/engine/options.hpp>
 #include <stagger/engine/step.hpp>
@@ -131,7 +131,7 @@ template <class In, class Out, OptimizerPolicy Optimizer, LossPolicy Loss> class
         parameters.sum_squares();
         for (double const square_sum : parameters.square_sums()) sum += square_sum;
       }
-      metrics.gradient_norm = std::sqrt(sum);
+      metrics.gradient_norm = detail::math::sqrt(sum);
       if (metrics.gradient_norm > *options_.clip_norm)
         scale = *options_.clip_norm / metrics.gradient_norm;
     }

@@ -4,6 +4,7 @@
 #include "model/embedding.hpp"
 #include "model/head.hpp"
 
+#include <cmath>
 #include <cstring>
 
 #include "catch.hpp"

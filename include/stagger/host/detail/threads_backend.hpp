@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <coroutine>
 #include <cstddef>
 #include <cstdint>
@@ -17,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/core/chrono.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/engine/backend.hpp>

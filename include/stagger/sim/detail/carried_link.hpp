@@ -28,12 +28,14 @@ using stagger::detail::WorkerRules;
 /// A push reaches the server when its bytes have travelled; what the worker has asked for is there
 /// when those of the answer have. The worker goes on meanwhile. Requests themselves take no time,
 /// but where pushes are added on arrival or in turn, one is behind the pushes made before it.
+/// @tparam Link  ParameterLink. A template, so that only pipelines with a server compile it
+template <class Link>
 class CarriedLink final : public ParameterLink,
                           private ParameterListener,
                           private EventTarget,
                           private Network::Receiver {
  public:
-  CarriedLink(std::shared_ptr<ParameterLink> link, std::shared_ptr<SharedTime> time)
+  CarriedLink(std::shared_ptr<Link> link, std::shared_ptr<SharedTime> time)
       : link_(std::move(link)), time_(std::move(time)) {}
   CarriedLink(CarriedLink const&) = delete;
   CarriedLink& operator=(CarriedLink const&) = delete;
@@ -266,7 +268,7 @@ class CarriedLink final : public ParameterLink,
     }
   }
 
-  std::shared_ptr<ParameterLink> link_;
+  std::shared_ptr<Link> link_;
   std::shared_ptr<SharedTime> time_;
   ParameterListener* listener_ = nullptr;
   bool exact_ = true;

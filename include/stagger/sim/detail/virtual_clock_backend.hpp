@@ -61,7 +61,8 @@ class VirtualClockBackend final : private detail::EventTarget {
       raise(Errc::bad_configuration,
             "workers of a parameter server share one virtual time; give each of them a copy of one "
             "sim::Clock as VirtualClock::clock");
-    return std::make_shared<detail::CarriedLink>(std::move(link), device.clock->time());
+    return std::make_shared<detail::CarriedLink<detail::ParameterLink>>(std::move(link),
+                                                                        device.clock->time());
   }
 
   void load(std::vector<int> const&) {

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The few functions of <cmath> that every pipeline needs. libstdc++'s header has the special
+///         functions beside them, the most expensive text that a pipeline would include.
+
+#include <stagger/core/requirements.hpp>
+
+namespace stagger::detail::math {
+
+[[nodiscard]] inline float sqrt(float x) noexcept { return __builtin_sqrtf(x); }
+[[nodiscard]] inline double sqrt(double x) noexcept { return __builtin_sqrt(x); }
+[[nodiscard]] inline long double sqrt(long double x) noexcept { return __builtin_sqrtl(x); }
+[[nodiscard]] inline double pow(double x, double y) noexcept { return __builtin_pow(x, y); }
+[[nodiscard]] inline double exp(double x) noexcept { return __builtin_exp(x); }
+[[nodiscard]] inline double log(double x) noexcept { return __builtin_log(x); }
+[[nodiscard]] inline double fmax(double x, double y) noexcept { return __builtin_fmax(x, y); }
+
+}  // namespace stagger::detail::math
