@@ -43,6 +43,8 @@ template std::unique_ptr<detail::Exchange> detail::make_exchange<detail::StreamE
     std::shared_ptr<detail::ParameterLink> const&, detail::Machine&, StalenessModel const&,
     std::shared_ptr<void const> const&);
 
+template struct detail::MachineFacts<detail::Machine>;
+
 template std::shared_ptr<detail::Session> detail::make_session(host::Threads const&,
                                                                List<detail::Layer>,
                                                                detail::Setup const&);

@@ -115,7 +115,9 @@ namespace detail {
 }  // namespace detail
 
 /// Throws an Error with a sentence made of words and numbers: raise(code, "rank ", 3, " of ", 8).
-template <class... T> [[noreturn]] void raise(Errc code, T const&... pieces) {
+/// Always inline: g++ would compile a function for each combination of types.
+template <class... T>
+[[noreturn, gnu::always_inline]] inline void raise(Errc code, T const&... pieces) {
   detail::raise(code, {detail::Piece(pieces)...});
 }
 

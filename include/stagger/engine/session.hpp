@@ -28,6 +28,13 @@ struct ParameterVisit {
   void (*call)(void* self, ParameterState const&) = nullptr;
 };
 
+/// Where parameters were visited.
+enum class Visited : std::uint8_t {
+  here,
+  elsewhere,  ///< in another process
+  not_spread  ///< nowhere: this process has all of them
+};
+
 /// A machine on a back end: one step at a time.
 class Session : public StepOwner {
  public:
@@ -38,16 +45,11 @@ class Session : public StepOwner {
   [[nodiscard]] virtual std::int64_t steps() const noexcept = 0;
   virtual void resume(std::int64_t steps) noexcept = 0;
   virtual void record(bool on) noexcept = 0;
-  virtual void append_states(std::vector<ParameterState>& states, bool own) = 0;
-  virtual void append_shapes(List<ParameterShape>& shapes) = 0;
-  virtual bool visit_parameters(int to, ParameterVisit const& visit) = 0;
+  /// Waits until parameters are what they stay until the next step.
+  virtual void settle_parameters() = 0;
+  /// Where parameters are spread over processes, visits all of them in one; else gathers them.
+  virtual Visited visit_parameters(int to, ParameterVisit const& visit) = 0;
   virtual void gather_parameters(int to) = 0;
-  [[nodiscard]] virtual Memory memory() const = 0;
-
-  /// When each action of the last step started and ended, by rank.
-  /// @param sums  of the ranks that add up gradients beside those that compute
-  [[nodiscard]] virtual schedule::Timeline timeline(bool sums) const = 0;
-  [[nodiscard]] virtual std::vector<int> peak_in_flight() const = 0;
 
   /// The program for so many microbatches, each cut as the schedule says; lays it out when it is
   /// asked for the first time.
@@ -63,21 +65,8 @@ class Session : public StepOwner {
   /// told of an error.
   /// @param beside  objects that are given beside the inputs, one for each
   /// @param name    what they are
-  [[gnu::cold]] void choose(Request& request, std::size_t inputs, std::size_t beside,
-                            char const* name, bool training) {
-    require_idle();
-    request.number = ++requests_;
-    try {
-      if (inputs != 0 && inputs != beside)
-        raise(Errc::bad_configuration, inputs,
-              inputs == 1 ? " input needs as many " : " inputs need as many ", name, ", not ",
-              beside);
-      request.program = program(inputs, training);
-    } catch (...) {
-      refused(std::current_exception());
-      throw;
-    }
-  }
+  virtual void choose(Request& request, std::size_t inputs, std::size_t beside, char const* name,
+                      bool training) = 0;
 
  protected:
   ~Session() = default;
@@ -88,6 +77,23 @@ class Session : public StepOwner {
   std::size_t ranks_ = 0;       // that compute
   std::uint32_t requests_ = 0;  // steps and preparations, begun or not
 };
+
+/// What a trainer can ask a machine for. A template, so that a program compiles only what it asks
+/// for.
+/// @tparam M  Machine
+template <class M> struct MachineFacts {
+  static void append_states(M& machine, std::vector<ParameterState>& states, bool own);
+  static List<ParameterShape> shapes(M& machine);
+  static Memory memory(M& machine);
+  /// When each action of the last step started and ended, by rank.
+  /// @param ranks  that compute
+  /// @param sums   of the ranks that add up gradients beside them
+  static schedule::Timeline timeline(M& machine, int ranks, bool sums);
+  static std::vector<int> peak_in_flight(M& machine, int ranks);
+};
+#ifdef STAGGER_SEPARATE_COMPILATION
+extern template struct MachineFacts<Machine>;
+#endif
 
 template <class Device> class SessionOn;
 

@@ -182,23 +182,13 @@ class Trainer {
 
   /// Every parameter with its optimizer state, in layer order; writable between steps. Not a cheap
   /// call. On a GPU it is a copy, which the next step reads back: ask again after that step.
-  [[nodiscard]] std::vector<ParameterState> parameters() {
-    std::vector<ParameterState> states;
-    session_->append_states(states, false);
-    return states;
-  }
+  [[nodiscard]] std::vector<ParameterState> parameters() { return states(false); }
   /// The same with values only for the parameters that this process has; the others have only
   /// names. Over processes, which those are is known after `prepare` or a step.
-  [[nodiscard]] std::vector<ParameterState> own_parameters() {
-    std::vector<ParameterState> states;
-    session_->append_states(states, true);
-    return states;
-  }
+  [[nodiscard]] std::vector<ParameterState> own_parameters() { return states(true); }
   /// Every parameter without its values, in layer order.
   [[nodiscard]] List<ParameterShape> parameter_shapes() const {
-    List<ParameterShape> shapes;
-    session_->append_shapes(shapes);
-    return shapes;
+    return Facts::shapes(session_->machine());
   }
 
   /// Shows every parameter with its optimizer state in process `to`, one after the other in layer
@@ -210,10 +200,13 @@ class Trainer {
   template <class Visit> bool each_parameter(int to, Visit&& visit) {
     session_->require_idle();
     void const* const self = &visit;
-    return session_->visit_parameters(
+    detail::Visited const visited = session_->visit_parameters(
         to, {const_cast<void*>(self), [](void* erased, ParameterState const& state) {
                (*static_cast<std::remove_reference_t<Visit>*>(erased))(state);
              }});
+    if (visited == detail::Visited::not_spread)
+      for (auto const& state : parameters()) visit(state);
+    return visited != detail::Visited::elsewhere;
   }
 
   /// Brings the parameters of the last step to every process, or to process `to`, where a device
@@ -259,23 +252,38 @@ class Trainer {
 
   /// When each action of the last step started and ended, if it was recorded: seconds since the
   /// step began.
-  [[nodiscard]] schedule::Timeline timeline() const { return session_->timeline(false); }
+  [[nodiscard]] schedule::Timeline timeline() const {
+    return Facts::timeline(session_->machine(), ranks(), false);
+  }
 
   /// Likewise when each group of gradients was added up, a row for each rank of a replicated
   /// position: REDUCE_GRAD of its stage, in the order of the groups.
-  [[nodiscard]] schedule::Timeline reductions() const { return session_->timeline(true); }
+  [[nodiscard]] schedule::Timeline reductions() const {
+    return Facts::timeline(session_->machine(), ranks(), true);
+  }
 
   /// While recording: [ranks] most (stage, microbatch) pairs that were in flight at once in the
   /// last step, as counted by the engine.
-  [[nodiscard]] std::vector<int> peak_in_flight() const { return session_->peak_in_flight(); }
+  [[nodiscard]] std::vector<int> peak_in_flight() const {
+    return Facts::peak_in_flight(session_->machine(), ranks());
+  }
 
   /// Memory held by the engine, in bytes by use.
-  [[nodiscard]] Memory memory() const { return session_->memory(); }
+  [[nodiscard]] Memory memory() const { return Facts::memory(session_->machine()); }
 
   /// For engines and profilers.
   [[nodiscard]] detail::Machine& machine() noexcept { return session_->machine(); }
 
  private:
+  using Facts = detail::MachineFacts<detail::Machine>;
+
+  [[nodiscard]] std::vector<ParameterState> states(bool own) {
+    session_->settle_parameters();
+    std::vector<ParameterState> states;
+    Facts::append_states(session_->machine(), states, own);
+    return states;
+  }
+
   template <class T> static detail::Places places_of(std::span<T const> objects) {
     // Inputs and targets are only read, but the slot table has pointers to non-const alone.
     return {reinterpret_cast<std::byte*>(const_cast<T*>(objects.data())), sizeof(T)};

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <vector>
 
+#include <stagger/core/list.hpp>
 #include <stagger/engine/detail/request.hpp>
 #include <stagger/engine/step.hpp>
 #include <stagger/program/program.hpp>
@@ -77,8 +77,8 @@ class Losses {
   std::size_t parts_;
   StepFacts facts_;
   double* losses_of_slot_ = nullptr;
-  std::vector<double> losses_;  // [slots][parts][microbatches]
-  std::vector<double> scales_;  // [microbatches] 1 / terms of the minibatch
+  List<double> losses_;  // [slots][parts][microbatches]
+  List<double> scales_;  // [microbatches] 1 / terms of the minibatch
 };
 
 }  // namespace stagger::detail

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <vector>
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
@@ -65,7 +64,8 @@ class Programs {
           "clip_norm out, or use staleness::Synchronous");
     auto const number = static_cast<int>(microbatches);
     for (Known& known : known_)
-      if (known.program->training == training && known.program->microbatches == number &&
+      if (known.asked != 0 && known.program->training == training &&
+          known.program->microbatches == number &&
           (groups == nullptr || !training || known.program->groups == *groups)) {
         known.asked = ++asked_;
         return known.program;
@@ -83,7 +83,7 @@ class Programs {
  private:
   struct Known {
     std::shared_ptr<Program const> program;
-    std::uint64_t asked = 0;
+    std::uint64_t asked = 0;  // when; 0: there is none
   };
 
   void require_microbatches(std::size_t count) const {
@@ -122,11 +122,10 @@ class Programs {
     options.sums_by_library = sums_by_library_;
     auto const added = std::make_shared<Program const>(lay_out(made, options));
     require_sound(*added, made, options);
-    if (known_.size() == most_known)  // drops the one that was asked for least recently
-      known_.erase(std::min_element(known_.begin(), known_.end(), [](auto const& a, auto const& b) {
-        return a.asked < b.asked;
-      }));
-    known_.push_back({added, ++asked_});
+    Known* oldest = known_;  // a free place, or the one that was asked for least recently
+    for (Known& known : known_)
+      if (known.asked < oldest->asked) oldest = &known;
+    *oldest = {added, ++asked_};
     return added;
   }
 
@@ -142,7 +141,7 @@ class Programs {
   int positions_;
   bool shards_;
   bool sums_by_library_;
-  std::vector<Known> known_;
+  Known known_[most_known];
   std::uint64_t asked_ = 0;  // how often programs were asked for
 };
 

@@ -6,7 +6,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include <stagger/core/list.hpp>
 #include <stagger/engine/detail/request.hpp>
@@ -65,7 +64,7 @@ struct alignas(64) RankState {
   StepArguments const* arguments = nullptr;
   Instruction const* begin = nullptr;
   Context context;
-  std::vector<schedule::Span> spans;  // of the last recorded iteration
+  List<schedule::Span> spans;  // of the last recorded iteration
 };
 
 /// Sets a rank to the start of its program.

@@ -38,29 +38,26 @@ class MachineSession : public Session {
   [[nodiscard]] std::int64_t steps() const noexcept override { return machine_.steps(); }
   void resume(std::int64_t steps) noexcept override { machine_.resume(steps); }
   void record(bool on) noexcept override { machine_.options().record = on; }
-  [[gnu::cold]] void append_shapes(List<ParameterShape>& shapes) override {
-    for (auto const& layer : machine_.parameters())
-      for (std::size_t p = 0; p < layer.count(); ++p) shapes.push_back(layer.shape(p));
-  }
-  [[nodiscard]] Memory memory() const override { return machine_.memory(); }
-
-  [[nodiscard]] [[gnu::cold]] schedule::Timeline timeline(bool sums) const override {
-    schedule::Timeline timeline;
-    auto const& all = machine_.ranks();
-    for (std::size_t r = sums ? ranks_ : 0; r < (sums ? all.size() : computing()); ++r)
-      timeline.rows.push_back(all[r].spans);
-    return timeline;
-  }
-  [[nodiscard]] [[gnu::cold]] std::vector<int> peak_in_flight() const override {
-    std::vector<int> peak;
-    for (std::size_t r = 0; r < computing(); ++r)
-      peak.push_back(machine_.ranks()[r].peak_in_flight);
-    return peak;
-  }
 
   std::shared_ptr<Program const> program(std::size_t microbatches, bool training) override {
     return programs_.find(microbatches, training,
                           sums_while_running_ ? machine_.groups() : nullptr);
+  }
+
+  [[gnu::cold]] void choose(Request& request, std::size_t inputs, std::size_t beside,
+                            char const* name, bool training) override {
+    require_idle();
+    request.number = ++requests_;
+    try {
+      if (inputs != 0 && inputs != beside)
+        raise(Errc::bad_configuration, inputs,
+              inputs == 1 ? " input needs as many " : " inputs need as many ", name, ", not ",
+              beside);
+      request.program = program(inputs, training);
+    } catch (...) {
+      refused(std::current_exception());
+      throw;
+    }
   }
 
   void require_idle() const override {
@@ -134,11 +131,6 @@ class MachineSession : public Session {
     machine_.options().replicas.ops()->require_rows(machine_, usual, target_rows);
   }
 
-  /// Ranks of the loaded program that compute.
-  [[nodiscard]] std::size_t computing() const noexcept {
-    return std::min(machine_.ranks().size(), ranks_);
-  }
-
   /// Of one position: how many ranks may compute a loss of the same microbatch.
   static std::size_t most_replicas(Replicas const& replicas) {
     int most = 1;
@@ -151,6 +143,33 @@ class MachineSession : public Session {
   int places_;              // for them
   int spare_;               // further places, for the others
 };
+
+template <class M>
+void MachineFacts<M>::append_states(M& machine, std::vector<ParameterState>& states, bool own) {
+  machine.append_states(states, own);
+}
+template <class M> List<ParameterShape> MachineFacts<M>::shapes(M& machine) {
+  List<ParameterShape> shapes;
+  for (auto const& layer : machine.parameters())
+    for (std::size_t p = 0; p < layer.count(); ++p) shapes.push_back(layer.shape(p));
+  return shapes;
+}
+template <class M> Memory MachineFacts<M>::memory(M& machine) { return machine.memory(); }
+template <class M> schedule::Timeline MachineFacts<M>::timeline(M& machine, int ranks, bool sums) {
+  schedule::Timeline timeline;
+  int const all = static_cast<int>(machine.ranks().size());
+  for (int r = sums ? ranks : 0; r < (sums ? all : std::min(all, ranks)); ++r) {
+    auto const& spans = machine.ranks()[r].spans;
+    timeline.rows.emplace_back(spans.begin(), spans.end());
+  }
+  return timeline;
+}
+template <class M> std::vector<int> MachineFacts<M>::peak_in_flight(M& machine, int ranks) {
+  std::vector<int> peak;
+  for (int r = 0; r < std::min(static_cast<int>(machine.ranks().size()), ranks); ++r)
+    peak.push_back(machine.ranks()[r].peak_in_flight);
+  return peak;
+}
 
 /// The part of a session that depends on the back end.
 template <class Device> class SessionOn final : public MachineSession {
@@ -171,21 +190,16 @@ template <class Device> class SessionOn final : public MachineSession {
   ~SessionOn() { machine_.exchange(nullptr); }  // which other workers may call, and it the back end
 
   [[nodiscard]] B& backend() noexcept { return backend_; }
-  void append_states(std::vector<ParameterState>& states, bool own) override {
+  void settle_parameters() override {
     settle(nullptr);
     take_late();
-    machine_.append_states(states, own);
   }
-  [[gnu::cold]] bool visit_parameters(int to, ParameterVisit const& visit) override {
-    if constexpr (traits.holds_own_stages) {
-      return backend_.visit_parameters(to, visit);
-    } else {
-      gather_parameters(to);
-      std::vector<ParameterState> states;
-      append_states(states, false);
-      for (auto const& state : states) visit.call(visit.self, state);
-      return true;
-    }
+  [[gnu::cold]] Visited visit_parameters(int to,
+                                         [[maybe_unused]] ParameterVisit const& visit) override {
+    if constexpr (traits.holds_own_stages)
+      return backend_.visit_parameters(to, visit) ? Visited::here : Visited::elsewhere;
+    gather_parameters(to);
+    return Visited::not_spread;
   }
   void gather_parameters([[maybe_unused]] int to) override {
     settle(nullptr);
