@@ -107,6 +107,7 @@ class ChannelTransfers {
       : table_(table),
         times_(times),
         stride_(cells_of_stage(table)),
+        gradients_(cells(table)),
         none_(static_cast<ActionIndex>(table.actions.size())),
         shared_(channels != Channels::independent),
         rank_of_(none_),
@@ -126,11 +127,11 @@ class ChannelTransfers {
       if (a.stage == 0) return 0.0;
       from -= stride_;
     } else if (a.kind == Kind::backward_weight) {
-      return made_[here + cells(table_)] < 0 ? -1.0 : 0.0;
+      return made_[here + gradients_] < 0 ? -1.0 : 0.0;
     } else {
       if (made_[here] < 0) return -1.0;
       if (a.stage + 1 == table_.stages) return 0.0;
-      from += cells(table_) + stride_;
+      from += gradients_ + stride_;
     }
     if (arrived_[from] < 0) waits_for_[rank] = from;
     if (made_[from] > given) given = made_[from];
@@ -184,11 +185,10 @@ class ChannelTransfers {
   }
 
   /// When a message that has been transferred was on its way.
-  [[nodiscard]] constexpr double start_s(Action const& a) const {
-    return start_s_[value(sends(a) ? a : partner(a))];
-  }
-  [[nodiscard]] constexpr double end_s(Action const& a) const {
-    return arrived_[value(sends(a) ? a : partner(a))];
+  constexpr void get_times(Action const& a, double& start_s, double& end_s) const {
+    std::ptrdiff_t const v = value(sends(a) ? a : partner(a));
+    start_s = start_s_[v];
+    end_s = arrived_[v];
   }
 
   /// Row of an action.
@@ -229,18 +229,17 @@ class ChannelTransfers {
         if (first != other) return {index, other, first};
       }
     }
-    std::ptrdiff_t const half = cells(table_);
     for (std::size_t at = index; at < index + (a.overlaps_next ? 2 : 1); ++at) {
       Action const& b = table_.actions[at];
       std::ptrdiff_t const here = cell(table_, b);
       if (b.kind == Kind::backward_weight) {
-        if (made_[half + here] < 0) return not_made(at, half + here);
+        if (made_[gradients_ + here] < 0) return not_made(at, gradients_ + here);
         continue;
       }
       bool const forward = b.kind == Kind::forward;
       if (!forward && made_[here] < 0) return not_made(at, here);
       if (b.stage == (forward ? 0 : table_.stages - 1)) continue;
-      std::ptrdiff_t const v = forward ? here - stride_ : half + here + stride_;
+      std::ptrdiff_t const v = forward ? here - stride_ : gradients_ + here + stride_;
       if (made_[v] < 0) return not_made(at, v);
       if (arrived_[v] < 0) return not_moved(at, send_of_[v]);
     }
@@ -255,7 +254,7 @@ class ChannelTransfers {
   /// Index of what an action makes or sends: forwards first, gradients after them.
   [[nodiscard]] constexpr std::ptrdiff_t value(Action const& a) const noexcept {
     return cell(table_, a) +
-           (a.kind == Kind::forward || a.kind == Kind::send_forward ? 0 : cells(table_));
+           (a.kind == Kind::forward || a.kind == Kind::send_forward ? 0 : gradients_);
   }
 
   /// Finds each action's rank, each value's send, and each message's other end.
@@ -295,7 +294,8 @@ class ChannelTransfers {
   Table const& table_;
   Times const& times_;
   std::ptrdiff_t stride_;
-  ActionIndex none_;  // no action
+  std::ptrdiff_t gradients_;  // index of the first, in arrays of values
+  ActionIndex none_;          // no action
   bool shared_;
   Grid<int> rank_of_;                   // [actions]
   Grid<ActionIndex> partner_;           // [actions] other end of a message

@@ -191,12 +191,12 @@ template <class Check>
   };
   Grid<Last> last(cells_of_stage(table));  // of each slice of each microbatch
   return first_fault(table, [&](int rank, int at, Action const& a) {
+    if (!is_compute(a.kind)) return FaultKind::none;
     bool const forward = a.kind == Kind::forward;
-    Seen const& seen = checked.of(a);
-    if (!forward && !gives_input_gradient(a.kind)) {
-      bool const early = a.kind == Kind::backward_weight && seen.gradient_at > at;
-      return early ? FaultKind::order : FaultKind::none;
-    }
+    std::ptrdiff_t const here = cell(table, a);
+    Seen const& seen = checked.seen[here];
+    if (a.kind == Kind::backward_weight)
+      return seen.gradient_at > at ? FaultKind::order : FaultKind::none;
     Last& before = last[static_cast<std::ptrdiff_t>(a.microbatch) * table.slices + a.slice];
     int const step = forward ? a.stage : 2 * table.stages - 1 - a.stage;
     if (before.rank == rank && before.step >= step) return FaultKind::order;
@@ -204,7 +204,7 @@ template <class Check>
     before = {rank, step};
     int const slice = a.slice + (forward ? -1 : 1);
     if (slice < 0 || slice >= table.slices) return FaultKind::none;
-    Seen const& beside = checked.seen[cell(table, a) + (forward ? -1 : 1)];
+    Seen const& beside = checked.seen[here + (forward ? -1 : 1)];
     return (forward ? beside.forward_at : beside.gradient_at) > at ? FaultKind::order
                                                                    : FaultKind::none;
   });
@@ -249,24 +249,25 @@ template <class Check>
 /// Each value that changes rank has one send after its action and one receive before its reader.
 [[nodiscard]] constexpr Fault check_messages(Checked& checked) {
   Table const& table = checked.table;
-  // Whether the value that a message carries changes rank; `other` is the message's other end.
-  auto const travels = [&](Action const& a, Action& other) {
-    other = partner(a);
-    return in_range(table, other) && checked.of(a).rank != checked.of(other).rank;
+  std::ptrdiff_t const stride = cells_of_stage(table);
+  // The other end's cell of a message; null unless its value changes rank.
+  auto const other_end = [&](Kind kind, int stage, std::ptrdiff_t here) -> Seen const* {
+    int const by = kind == Kind::send_forward || kind == Kind::recv_backward ? 1 : -1;
+    if (stage + by < 0 || stage + by >= table.stages) return nullptr;
+    Seen const& other = checked.seen[here + by * stride];
+    return other.rank == checked.seen[here].rank ? nullptr : &other;
   };
   Action lacks{};
   Fault fault = first_fault(table, [&](int rank, int at, Action const& a) {
     if (a.kind == Kind::reduce_gradient || a.kind == Kind::backward_weight) return FaultKind::none;
-    Seen const& here = checked.of(a);
-    Action other{};
+    std::ptrdiff_t const at_cell = cell(table, a);
+    Seen const& here = checked.seen[at_cell];
     if (is_compute(a.kind)) {
       bool const up = a.kind == Kind::forward;
       for (Kind const kind : {up ? Kind::send_forward : Kind::send_backward,
                               up ? Kind::recv_forward : Kind::recv_backward}) {
-        Action const end{
-            .kind = kind, .stage = a.stage, .microbatch = a.microbatch, .slice = a.slice};
-        if (!travels(end, other) || here.has(kind)) continue;
-        lacks = end;
+        if (here.has(kind) || other_end(kind, a.stage, at_cell) == nullptr) continue;
+        lacks = {.kind = kind, .stage = a.stage, .microbatch = a.microbatch, .slice = a.slice};
         return FaultKind::unmatched_message;
       }
       return FaultKind::none;
@@ -275,8 +276,8 @@ template <class Check>
     bool const forward = a.kind == Kind::send_forward || a.kind == Kind::recv_forward;
     bool const send = a.kind == Kind::send_forward || a.kind == Kind::send_backward;
     if (here.rank != rank) return FaultKind::placement;
-    if (!travels(a, other) || !checked.of(other).has(other.kind) ||
-        (!forward && !checked.has_backward))
+    Seen const* const other = other_end(a.kind, a.stage, at_cell);
+    if (other == nullptr || !other->has(partner(a).kind) || (!forward && !checked.has_backward))
       return FaultKind::unmatched_message;
     int const compute_at = forward ? here.forward_at : here.gradient_at;
     return (compute_at < at) == send ? FaultKind::none : FaultKind::order;

@@ -57,6 +57,7 @@ namespace detail {
     double live = 0, peak = 0;
     double freed_with_next = 0;  // by the backward of a pair whose forward stands after it
     for (Action const& a : table.row(r)) {
+      if (!is_compute(a.kind)) continue;
       StageCosts const& c = costs.of(a.stage);
       double const bytes = c.activation_bytes / table.slices;
       double freed = 0;
@@ -79,9 +80,9 @@ class Account {
  public:
   constexpr Account(Table const& table, Evaluation& out) : out_(out), free_(table.ranks()) {
     for (int r = 0; r < table.ranks(); ++r) {
-      auto& row = out.timeline.rows.emplace_back();
-      row.reserve(table.row(r).size());
-      for (Action const& a : table.row(r)) row.push_back({.action = a});
+      auto const actions = table.row(r);
+      auto& row = out.timeline.rows.emplace_back(actions.size());
+      for (std::size_t i = 0; i < row.size(); ++i) row[i].action = actions[i];
     }
     out.work_s.assign(table.row_begin.size(), 0.0);
     out.idle.assign(table.row_begin.size(), {});
@@ -217,8 +218,7 @@ constexpr void move_memory_waits(Table const& table, Times const& times, Limits 
     for (auto& row : out.timeline.rows) {
       for (Span& s : row) {
         if (!is_message(s.action.kind)) continue;
-        s.start_s = transfers.start_s(s.action);
-        s.end_s = transfers.end_s(s.action);
+        transfers.get_times(s.action, s.start_s, s.end_s);
       }
     }
   } else {
