@@ -199,7 +199,7 @@ template <bool server, class P>
       return static_cast<P const*>(erased)->needs(minibatch);
     };
     model.late = late_calls_of<P>;
-    if constexpr (late_calls_of<P> != nullptr) model.immediate = policy.immediate;
+    if constexpr (sends_late<P>) model.immediate = policy.immediate;
   } else if constexpr (server) {  // bulk synchronous: every step contains all before it, of all
     model.push_minibatches = 1;
     model.needs = [](void const*, int minibatch) { return minibatch; };

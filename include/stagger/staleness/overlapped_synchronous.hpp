@@ -153,6 +153,9 @@ inline constexpr LateCalls late_calls{
 
 /// Where nothing is ever late, there is nothing to be called: it is bulk synchronous.
 template <class I, class S, class B, class P>
+inline constexpr bool sends_late<staleness::OverlappedSynchronous<I, S, B, P>> =
+    !std::same_as<B, staleness::overlapped::NothingLate>;
+template <class I, class S, class B, class P>
 inline constexpr LateCalls const* late_calls_of<staleness::OverlappedSynchronous<I, S, B, P>> =
     std::same_as<B, staleness::overlapped::NothingLate> ? nullptr : &late_calls<I, S, B, P>;
 

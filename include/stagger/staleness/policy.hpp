@@ -67,7 +67,8 @@ namespace stagger {
 
 namespace detail {
 struct LateCalls;
-/// Of a model whose workers send some layers late; null: they do not.
+/// Whether workers send some layers late, and how.
+template <class P> inline constexpr bool sends_late = false;
 template <class P> inline constexpr LateCalls const* late_calls_of = nullptr;
 }  // namespace detail
 

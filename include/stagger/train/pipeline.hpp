@@ -132,8 +132,8 @@ template <class... Stage> class Pipeline {
       setup.optimizer = optimizer_call<ExchangingPolicy<Staleness>>(kept->optimizer);
       if constexpr (ServerPolicy<Collective>) {  // the server keeps `kept`, which must not keep it
         Collective const worker = std::move(kept->collective);
-        using Stepping = std::conditional_t<late_calls_of<Staleness> != nullptr, OverlappedExchange,
-                                            StepExchange>;
+        using Stepping =
+            std::conditional_t<sends_late<Staleness>, OverlappedExchange, StepExchange>;
         using Exchanges = std::conditional_t<
             AveragingPolicy<Staleness>, LocalExchange,
             std::conditional_t<Staleness::synchronous, Stepping, StreamExchange>>;
