@@ -168,7 +168,8 @@ std::string claims_of_hetpipe(std::vector<Compared> const& runs) {
   auto const saves = [&](char const* number, char const* what, double published, std::size_t one,
                          std::size_t other, double least) {
     double const here = sooner(runs[one], runs[other]);
-    claims.add(number, what, percent(published), percent(here), here >= least);
+    claims.add(number, what, percent(published),
+               std::isfinite(here) ? percent(here) : "not reached", here >= least);
     return here;
   };
   double const twelve = saves("C14", "ResNet-152 on 12 GPUs sooner at the target than Horovod",
