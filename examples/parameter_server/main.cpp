@@ -6,17 +6,17 @@
 //     parameter_server work localhost 7070 1 200
 //     parameter_server together 2 200               the same in one process, for comparison
 //
-// Each worker learns from examples of its own, in step with the others; the parameters that all end
-// with do not depend on where workers run. Another address than this machine's own is
-// SERVE_ON=10.0.0.1 parameter_server serve ..., which needs a token of 16 to 64 bytes in
-// PARAMETER_SERVER_TOKEN, for workers too.
+// Each worker learns from examples of its own, in step with the others; where workers run changes no
+// bit. SERVE_ON=10.0.0.1 parameter_server serve ... listens elsewhere than on loopback, and needs a
+// token of 16 to 64 bytes in PARAMETER_SERVER_TOKEN, for workers too.
 #include <array>
 #include <cmath>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <memory>
+#include <functional>
+#include <numeric>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -30,7 +30,6 @@
 #include <stagger/host/asio_parameter_server.hpp>
 #include <stagger/stagger.hpp>
 namespace sg = stagger;
-
 constexpr std::size_t width = 16;
 using Row = std::array<float, width>;
 
@@ -38,17 +37,14 @@ using Row = std::array<float, width>;
 struct Dense {
   using Input = Row;
   using Output = Row;
-  struct Saved {
-    Row x{}, y{};
-  };
+  using Saved = std::array<Row, 2>;  // x, y
   sg::Parameter<> w, b{"b", std::vector<float>(width)};
   explicit Dense(int number) : w("w", first(number)) {}
   static std::vector<float> first(int number) {
-    std::vector<float> values(width * width);
-    for (std::size_t i = 0; i < values.size(); ++i)
-      values[i] =
-          0.3F * std::sin(static_cast<float>(i * 7 + 100 * static_cast<std::size_t>(number)));
-    return values;
+    std::vector<float> all(width * width);
+    for (int i = 100 * number; auto& value : all)
+      value = 0.3F * std::sin(7.0F * static_cast<float>(i++));
+    return all;
   }
   void forward(sg::Context& c, Row const& x, Row& y, Saved& saved) {
     for (std::size_t i = 0; i < width; ++i) {
@@ -61,10 +57,10 @@ struct Dense {
   void backward(sg::Context& c, Row const&, Row const& dy, Row& dx, Saved& saved) {
     dx = {};
     for (std::size_t i = 0; i < width; ++i) {
-      float const g = dy[i] * (1 - saved.y[i] * saved.y[i]);
+      float const g = dy[i] * (1 - saved[1][i] * saved[1][i]);
       c.gradient(b)[i] += g;
       for (std::size_t j = 0; j < width; ++j) {
-        c.gradient(w)[i * width + j] += g * saved.x[j];
+        c.gradient(w)[i * width + j] += g * saved[0][j];
         dx[j] += g * c[w][i * width + j];
       }
     }
@@ -77,9 +73,8 @@ struct Square {
   using Target = Row;
   double terms(Row const&) const { return width; }
   double value(sg::Context&, Row const& y, Row const& t) const {
-    double sum = 0;
-    for (std::size_t i = 0; i < width; ++i) sum += (y[i] - t[i]) * (y[i] - t[i]);
-    return sum;
+    return std::transform_reduce(y.begin(), y.end(), t.begin(), 0.0, std::plus<>(),
+                                 [](float a, float b) { return (a - b) * (a - b); });
   }
   double value_and_gradient(sg::Context& c, Row const& y, Row const& t, double scale,
                             Row& dy) const {
@@ -122,8 +117,8 @@ void print(int worker, double loss, auto& train) {
 }
 
 sg::host::Token token() {
-  if (std::getenv("PARAMETER_SERVER_TOKEN") == nullptr) return {};
-  return sg::host::Token::from_environment("PARAMETER_SERVER_TOKEN");
+  constexpr char const* name = "PARAMETER_SERVER_TOKEN";
+  return std::getenv(name) == nullptr ? sg::host::Token() : sg::host::Token::from_environment(name);
 }
 
 void serve(std::uint16_t port, int workers) {
@@ -133,9 +128,8 @@ void serve(std::uint16_t port, int workers) {
       server,
       {.address = address == nullptr ? "127.0.0.1" : address, .port = port, .token = token()},
       optimizer);
-  std::printf("listening on port %d\n", listening.port());
-  std::fflush(stdout);
-  boost::asio::io_context context;
+  std::printf("listening on port %d\n", listening.port()), std::fflush(stdout);
+  boost::asio::io_context context;  // until a signal comes
   boost::asio::signal_set signals(context, SIGINT, SIGTERM);
   signals.async_wait([](auto, int) {});
   context.run();
@@ -148,7 +142,7 @@ void work(std::string const& host, std::uint16_t port, int number, int steps) {
       {.host = host, .port = port, .token = token(), .deadline_s = 10});
   auto train = make_worker(server, number);
   double loss = 0;
-  int failures = 0;  // one after the other
+  int failures = 0;  // in a row
   for (int step = 0; step < steps; ++step) {
     auto const batch = examples(number, step);
     try {
@@ -156,8 +150,8 @@ void work(std::string const& host, std::uint16_t port, int number, int steps) {
       failures = 0;
       if (step == 0) std::printf("worker %d: trains\n", number), std::fflush(stdout);
     } catch (sg::Error const& error) {
-      bool const passes = error.code() == sg::Errc::peer_failed || error.code() == sg::Errc::io;
-      if (!passes || ++failures == 3) throw;
+      if (error.code() != sg::Errc::peer_failed && error.code() != sg::Errc::io) throw;
+      if (++failures == 3) throw;
       std::fprintf(stderr, "worker %d, step %d: %s\n", number, step, error.what());
     }
   }
@@ -171,13 +165,13 @@ void together(int workers, int steps) {
   std::vector<sg::Metrics> metrics;
   for (int step = 0; step < steps; ++step) {
     std::vector<sg::Batch<Row, Row>> batches;
-    for (int n = 0; n < workers; ++n) batches.push_back(examples(n, step));
     std::vector<sg::Step> all;
+    for (int n = 0; n < workers; ++n) batches.push_back(examples(n, step));
     for (std::size_t n = 0; n < trains.size(); ++n) all.push_back(trains[n].step(batches[n]));
     metrics = sg::run_together(std::move(all));
   }
-  for (std::size_t n = 0; n < trains.size(); ++n)
-    print(static_cast<int>(n), metrics[n].loss, trains[n]);
+  for (int n = 0; auto& train : trains)
+    print(n, metrics[static_cast<std::size_t>(n)].loss, train), ++n;
 }
 
 int main(int argc, char** argv) {
@@ -185,9 +179,8 @@ int main(int argc, char** argv) {
   auto const number = [&](std::size_t i) {
     char* end = nullptr;
     long const value = std::strtol(words[i].c_str(), &end, 10);
-    if (*end != 0 || value < 0 || value > 65535)
-      sg::raise(sg::Errc::bad_configuration, "'", words[i], "' is no number from 0 to 65535");
-    return static_cast<int>(value);
+    if (*end == 0 && value >= 0 && value < 65536) return static_cast<int>(value);
+    sg::raise(sg::Errc::bad_configuration, "'", words[i], "' is no number from 0 to 65535");
   };
   try {
     if (words.size() == 3 && words[0] == "serve")
