@@ -344,8 +344,7 @@ class RemoteLink final : public ParameterLink, private MessageEnd {
     return std::make_exception_ptr(
         Error(Errc::mismatch,
               text("the parameter server at ", connector_->name(),
-                   " has been started anew without what it knew; start all workers anew, or give "
-                   "the server a folder")));
+                   " has been started anew and does not know what it had; start all workers anew, too")));
   }
 
   void arrive(Message const& message) {
