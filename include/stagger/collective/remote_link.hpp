@@ -341,10 +341,10 @@ class RemoteLink final : public ParameterLink, private MessageEnd {
   }
 
   [[nodiscard]] std::exception_ptr another_server() const {
-    return std::make_exception_ptr(
-        Error(Errc::mismatch,
-              text("the parameter server at ", connector_->name(),
-                   " has been started anew and does not know what it had; start all workers anew, too")));
+    return std::make_exception_ptr(Error(
+        Errc::mismatch,
+        text("the parameter server at ", connector_->name(),
+             " has been started anew and does not know what it had; start all workers anew, too")));
   }
 
   void arrive(Message const& message) {
