@@ -29,6 +29,12 @@
 
 namespace stagger::collective {
 
+/// What a server does when a worker fails or goes, amid a stream or between steps.
+enum class OnFailure : std::uint8_t {
+  fail_fast,  ///< the streams of all others end too
+  go_on,      ///< the others go on without it; what it has pushed stays, and it may come back
+};
+
 /// What a server is made for.
 struct ServerOptions {
   int workers = 1;  ///< >= 1, each a pipeline
@@ -40,6 +46,7 @@ struct ServerOptions {
   /// Whether it remembers what it does with each layer in which order, for ParameterServer::log. The
   /// memory for that grows with each push.
   bool log = false;
+  OnFailure on_failure = OnFailure::fail_fast;
 };
 using ServerEvent = stagger::detail::StoreEvent;
 
@@ -70,6 +77,15 @@ inline void require_kept(int worker, std::uint32_t rounds, staleness::Adds adds,
     raise(Errc::bad_data, "worker ", worker, " takes weights with ", counted(rounds, "round"),
           ", which the server does not keep; let it take what it has asked for, in order");
 }
+
+/// @throws Error  likewise, for a model that does not go with them
+[[gnu::cold]] inline void require_possible(ServerOptions const& options, WorkerRules const& rules) {
+  if (rules.late != nullptr && options.on_failure == OnFailure::go_on)
+    raise(Errc::bad_configuration,
+          "layers that are late need what every worker pushes, so the others cannot go on without "
+          "one that fails; use OnFailure::fail_fast, or a model without late layers");
+}
+
 [[gnu::cold]] inline void require_going_on(int worker, bool ended) {
   if (ended)
     raise(Errc::bad_configuration, "worker ", worker,
@@ -157,7 +173,10 @@ class ServerInProcess {
   void read(int seat, std::size_t l, std::byte* values) {
     std::lock_guard const lock(mutex(l));
     ParameterStore& layer = *layers_[l];
-    require_going_on(worker_of(seat), layer.ended(worker_of(seat)));
+    if (seats_[seat].active.load()) {
+      layer.come_back(worker_of(seat));
+      require_going_on(worker_of(seat), layer.ended(worker_of(seat)));
+    }
     seats_[seat].streams = layer.streams();
     std::byte const* const from = layer.begin(worker_of(seat));
     if (layer.bytes() != 0) std::memcpy(values, from, layer.bytes());
@@ -186,10 +205,12 @@ class ServerInProcess {
     ParameterStore& layer = *layers_[l];
     std::unique_lock lock(mutex(l));
     require_active(seat);
-    std::uint32_t const pushes = layer.start() + (rounds == everything ? 0 : rounds);
-    require_kept(worker_of(seat), rounds, rules_.adds, layer.ready(worker_of(seat), pushes));
-    std::byte const* const from = layer.weights(worker_of(seat), pushes);
-    std::uint32_t const contained = layer.contained(worker_of(seat), pushes) - layer.start();
+    int const worker = worker_of(seat);
+    std::uint32_t const start = layer.start(worker);
+    std::uint32_t const pushes = start + (rounds == everything ? 0 : rounds);
+    require_kept(worker, rounds, rules_.adds, rounds == 0 || layer.ready(worker, pushes));
+    std::byte const* const from = layer.weights(worker, pushes);
+    std::uint32_t const contained = layer.contained(worker, pushes) - start;
     if (rules_.adds == staleness::Adds::in_worker_order) lock.unlock();  // it stays as it is
     if (layer.bytes() != 0) std::memcpy(values, from, layer.bytes());
     return contained;
@@ -200,11 +221,14 @@ class ServerInProcess {
     if (!why) return go_on_without(seat);
     std::exception_ptr const lost = failure_of(worker_of(seat));
     std::lock_guard const lock(joining_);
+    bool const goes_on = options_.on_failure == OnFailure::go_on;
     List<bool> told(static_cast<std::size_t>(seats_.size()));
-    for (int n = 0; n < seats_.size(); ++n) told[n] = seats_[n].active.exchange(false);
+    for (int n = 0; n < seats_.size(); ++n)
+      told[n] = (!goes_on || worker_of(n) == worker_of(seat)) && seats_[n].active.exchange(false);
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       std::lock_guard const shard(mutex(l));
-      layers_[l]->give_up();
+      goes_on ? layers_[l]->leave(worker_of(seat)) : layers_[l]->give_up();
+      if (goes_on) answer(l);
     }
     if (late_ != nullptr) late_->reset();
     for (int n = 0; n < seats_.size(); ++n)
@@ -235,21 +259,16 @@ class ServerInProcess {
             "; the server was made for workers 0 to ", options_.workers - 1);
   }
 
-  [[nodiscard]] std::vector<ServerEvent> log(std::size_t l) {
-    if (!options_.log)
-      raise(Errc::bad_configuration,
-            "this server remembers nothing; make it with ServerOptions{.log = true}");
-    require_layer(l);
+  /// @return  what `read` makes of the history of a layer
+  template <class Read> [[nodiscard]] auto look_at(std::size_t l, Read read) {
+    std::lock_guard const joining(joining_);
+    if (l >= layers_.size())
+      raise(Errc::bad_configuration, "the server has ", counted(layers_.size(), "layer"),
+            ", but none with the number ", l);
     std::lock_guard const lock(mutex(l));
-    auto const& log = layers_[l]->history().log();
-    return {log.begin(), log.end()};
+    return read(layers_[l]->history());
   }
-  [[nodiscard]] std::vector<std::uint64_t> missed(int worker, std::size_t l) {
-    require_layer(l);
-    std::lock_guard const lock(mutex(l));
-    auto const& missed = layers_[l]->history().missed(worker);
-    return {missed.begin(), missed.end()};
-  }
+  [[nodiscard]] bool logs() const noexcept { return options_.log; }
 
   static constexpr std::uint32_t everything = 0xffffffff;  // rounds of the last snapshot
   static constexpr std::uint32_t nothing = 0xfffffffe;     // is asked for
@@ -257,12 +276,6 @@ class ServerInProcess {
  private:
   [[nodiscard]] std::mutex& mutex(std::size_t layer) { return shards_[layer % shards_.size()]; }
   [[nodiscard]] int worker_of(int seat) const noexcept { return seats_.worker_of(seat); }
-  void require_layer(std::size_t l) {
-    std::lock_guard const lock(joining_);
-    if (l >= layers_.size())
-      raise(Errc::bad_configuration, "the server has ", counted(layers_.size(), "layer"),
-            ", but none with the number ", l);
-  }
 
   /// Of a worker that takes no further step: what it pushed last was not known to be the last.
   void go_on_without(int seat) {
@@ -285,6 +298,7 @@ class ServerInProcess {
   }
 
   void take_over(std::span<LayerParameters const> layers, WorkerRules const& rules) {
+    require_possible(options_, rules);
     rules_ = rules;
     store_rules_.pushes = rules.pushes;
     store_rules_.adds = rules.adds;
@@ -306,7 +320,7 @@ class ServerInProcess {
     for (std::size_t l = 0; l < layers.size(); ++l) {
       require_same_layer(worker, l, layers[l], layers_[l]->shape());
       std::lock_guard const lock(mutex(l));
-      if (layers_[l]->streams() == 0 && layers_[l]->pushes(0) == 0 &&
+      if (layers_[l]->streams() == 0 && layers_[l]->history().total() == 0 &&
           digests[l] != values_digest({layers_[l]->first(worker), layers_[l]->bytes()}))
         raise(Errc::mismatch, "the first values of layer ", l, " of worker ", worker,
               " differ from those of the others; make all workers from one model, with one seed");
@@ -327,7 +341,7 @@ class ServerInProcess {
       if (!each.active.load() || each.asks[l] == nothing) continue;
       std::uint32_t const asked = each.asks[l];
       if (asked == everything ? layer.streams() == each.streams
-                              : !layer.ready(worker_of(n), layer.start() + asked))
+                              : !layer.ready(worker_of(n), layer.start(worker_of(n)) + asked))
         continue;
       each.asks[l] = nothing;
       asked == everything ? each.listener->arrived_last(l) : each.listener->arrived(l, asked);
@@ -425,7 +439,12 @@ class ParameterServer {
   /// took. Carried out again one after the other, these give the same bits.
   /// @throws Error  bad_configuration where it was not to remember them, or there is no such layer
   [[nodiscard]] std::vector<ServerEvent> log(std::size_t layer) const {
-    return server_->log(layer);
+    if (!server_->logs())
+      raise(Errc::bad_configuration,
+            "this server remembers nothing; make it with ServerOptions{.log = true}");
+    return server_->look_at(layer, [](auto const& history) {
+      return std::vector<ServerEvent>(history.log().begin(), history.log().end());
+    });
   }
   /// [k] how many pushes of a worker were made from weights that lacked k pushes of others, which
   /// the server had added by then; the last counts those that lacked more. A wave is one push; it
@@ -433,7 +452,10 @@ class ParameterServer {
   /// @throws Error  bad_configuration for a worker or a layer that is not there
   [[nodiscard]] std::vector<std::uint64_t> missed(int worker, std::size_t layer = 0) const {
     server_->require_worker(worker);
-    return server_->missed(worker, layer);
+    return server_->look_at(layer, [worker](auto const& history) {
+      auto const& missed = history.missed(worker);
+      return std::vector<std::uint64_t>(missed.begin(), missed.end());
+    });
   }
   /// For whoever lets workers in from other processes.
   [[nodiscard]] std::shared_ptr<detail::ServerInProcess> const& home() const { return server_; }

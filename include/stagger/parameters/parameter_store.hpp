@@ -21,6 +21,7 @@
 #include <stagger/parameters/parameter_memory.hpp>
 #include <stagger/parameters/snapshots.hpp>
 #include <stagger/parameters/store_history.hpp>
+#include <stagger/parameters/store_workers.hpp>
 
 namespace stagger::detail {
 
@@ -69,7 +70,7 @@ class ParameterStore {
   /// further ahead than `most_reserved` makes it when it gets there: each push is a copy of the layer.
   [[gnu::cold]] void reserve(std::size_t ahead) {
     if (rules_.adds == staleness::Adds::on_arrival) return;
-    for (Worker& each : workers_) each.waiting.reserve(ahead);
+    for (StoreWorker& each : workers_) each.waiting.reserve(ahead);
     ahead = std::min(ahead, most_reserved);
     blocks_.reserve((workers_.size() - 1) * ahead + 1);  // of the slowest, one is added at once
     if (rules_.adds == staleness::Adds::in_worker_order) snapshots_.reserve(ahead + 1);
@@ -77,8 +78,8 @@ class ParameterStore {
 
   [[nodiscard]] LayerShape const& shape() const noexcept { return parameters_; }
   [[nodiscard]] std::size_t bytes() const noexcept { return parameters_.bytes_of_values(); }
-  /// Of every worker, before the present streams.
-  [[nodiscard]] std::uint32_t start() const noexcept { return start_; }
+  /// Of a worker, before its present stream.
+  [[nodiscard]] std::uint32_t start(int worker) const { return workers_[worker].start; }
   /// Of a worker, added or not.
   [[nodiscard]] std::uint32_t pushes(int worker) const { return workers_[worker].pushes; }
   [[nodiscard]] bool ended(int worker) const { return workers_[worker].ended; }
@@ -91,10 +92,10 @@ class ParameterStore {
   /// Takes a copy of what is not added at once. @pre the worker's stream has not ended
   /// @param values  [bytes()]
   void push(int worker, std::byte const* values) {
-    Worker& own = workers_[worker];
+    StoreWorker& own = workers_[worker];
     ++own.pushes;
     if (rules_.adds == staleness::Adds::on_arrival) {
-      add(worker, values, 0, 0, history_.total());
+      add(worker, values, 0, 0, workers_.single(worker, rules_.weights, history_.total()));
       return step(0, 0);
     }
     own.waiting.push_back(blocks_.filled(values));
@@ -105,23 +106,30 @@ class ParameterStore {
     workers_[worker].ended = true;
     add_up();
     drop_snapshots();
-    for (Worker const& each : workers_)
-      if (!each.ended) return;
+    if (!workers_.all_ended()) return;
     ++streams_;
-    for (Worker const& each : workers_) start_ = std::max(start_, each.pushes);
-    for (Worker& each : workers_) {
-      each.ended = false;
-      each.pushes = start_;
-      each.from = snapshots_.rounds();
-    }
-    for (std::size_t n = 0; n < workers_.size(); ++n)
-      workers_[n].before = history_.added(static_cast<int>(n));
+    std::uint32_t const start = workers_.most_pushes();
+    for (std::size_t n = 0; n < workers_.size(); ++n) begin_from(static_cast<int>(n), start);
     turn_ = 0;
     answer_all();
   }
+  /// Nobody waits for the worker until it comes back. What it has pushed stays.
+  void leave(int worker) {
+    workers_[worker].gone = true;
+    end(worker);
+  }
+  /// It begins as if it had pushed as often as the slowest: at a border between rounds.
+  void come_back(int worker) {
+    StoreWorker& own = workers_[worker];
+    if (!std::exchange(own.gone, false)) return;
+    bool const exact = rules_.adds == staleness::Adds::in_worker_order;
+    begin_from(worker,
+               std::max(own.pushes, exact ? snapshots_.rounds() : workers_.fewest_pushes(0)));
+    if (rules_.adds == staleness::Adds::in_turn) answer(own);
+  }
   /// Adds what is there, complete or not, and ends all streams.
   void give_up() {
-    for (Worker& each : workers_) each.ended = true;
+    for (StoreWorker& each : workers_) each.ended = true;
     end(0);
   }
 
@@ -130,19 +138,19 @@ class ParameterStore {
   [[nodiscard]] bool ready(int worker, std::uint32_t pushes) const {
     if (rules_.adds == staleness::Adds::in_worker_order) return snapshots_.has(pushes);
     if (!workers_[worker].waiting.empty()) return false;
-    for (Worker const& each : workers_)
-      if (!each.ended && each.pushes - each.waiting.size() < pushes) return false;
-    return true;
+    return workers_.have_added(pushes);
   }
 
   /// Where those weights lie: in turn, those behind its own last push; in the order of workers they
   /// stay as they are until the worker asks for later ones. @pre ready(worker, pushes)
   [[nodiscard]] std::byte const* weights(int worker, std::uint32_t pushes) {
     if (rules_.adds != staleness::Adds::in_worker_order) return take_first(worker);
-    Snapshots::Snapshot const& taken = snapshots_.after(pushes);
-    history_.take(worker, taken.pushes, workers_[worker].before + (pushes - start_));
-    keep_from(worker, pushes);
-    return values(snapshots_.after(pushes).version);
+    StoreWorker const& own = workers_[worker];
+    std::uint32_t const there = std::min(pushes, snapshots_.rounds());  // if it has just come back
+    Snapshots::Snapshot const taken = snapshots_.after(there);
+    history_.take(worker, taken.pushes, own.before + (pushes - own.start));
+    keep_from(worker, there);
+    return values(taken.version);
   }
   [[nodiscard]] std::byte const* newest() const { return values(snapshots_.newest()); }
   /// What a worker begins a stream with: in turn, what all others began with.
@@ -162,16 +170,6 @@ class ParameterStore {
 
  private:
   static constexpr std::size_t most_reserved = 8;  // pushes of a worker
-  struct Worker {
-    std::uint32_t pushes = 0;
-    std::uint32_t from = 0;             // the first snapshot that it may ask for
-    std::uint32_t before = 0;           // pushes that were added before the present streams
-    bool ended = false;                 // its stream
-    List<ParameterBlock> waiting{};     // pushes that are not added, the oldest first
-    ParameterBlock answer{};            // in turn: the values behind its last push, or the first
-    std::uint32_t answer_contains = 0;  // pushes of all workers
-  };
-
   [[nodiscard]] std::byte* values(std::size_t slot) const {
     return parameters_.stored().values[slot].data();
   }
@@ -182,17 +180,19 @@ class ParameterStore {
     blocks.pop_back();
     return first;
   }
+  void begin_from(int worker, std::uint32_t pushes) {
+    StoreWorker& own = workers_[worker];
+    own.ended = own.gone;
+    own.pushes = own.start = pushes;
+    own.before = history_.added(worker);
+    own.from = snapshots_.rounds();
+  }
   void keep_from(int worker, std::uint32_t rounds) {
     workers_[worker].from = std::max(workers_[worker].from, rounds);
     drop_snapshots();
   }
   /// Those that nobody will ask for any more go. A worker whose stream has ended asks for the last.
-  void drop_snapshots() {
-    std::uint32_t least = snapshots_.rounds();
-    for (Worker const& each : workers_)
-      if (!each.ended) least = std::min(least, each.from);
-    snapshots_.drop_before(least);
-  }
+  void drop_snapshots() { snapshots_.drop_before(workers_.oldest_snapshot(snapshots_.rounds())); }
   std::byte const* take_first(int worker) {
     history_.take(worker,
                   rules_.adds == staleness::Adds::in_turn ? workers_[worker].answer_contains
@@ -203,11 +203,11 @@ class ParameterStore {
 
   /// One push, to values that contain all others.
   /// @param from, to  slots; the values of `from` are those that all workers had
-  /// @param before    pushes in those
+  /// @param round     of which it is one
   void add(int worker, std::byte const* pushed, std::size_t from, std::size_t to,
-           std::uint32_t before) {
-    history_.add(worker, before);
-    double const weight = rules_.weights[worker];
+           StoreRound const& round) {
+    history_.add(worker, round.before);
+    double const weight = rules_.weights[worker] * round.scale;
     if (rules_.pushes == staleness::Pushes::gradients)
       parameters_.add_scaled(parameters_.stored().gradients.data(), pushed, weight);
     else if (rules_.pushes == staleness::Pushes::changes)
@@ -218,13 +218,14 @@ class ParameterStore {
   /// The optimizer's step with the gradients that were added. @param from, to  slots
   void step(std::size_t from, std::size_t to) {
     if (rules_.added != nullptr)
-      rules_.added->add(ScoredLayer(parameters_, from, snapshots_.rounds() - 1 - start_));
+      rules_.added->add(
+          ScoredLayer(parameters_, from, snapshots_.rounds() - 1 - workers_[0].start));
     ++steps_;
     if (rules_.pushes == staleness::Pushes::gradients)
       rules_.optimizer.update(rules_.optimizer.optimizer, parameters_, {1, steps_, from, to});
   }
 
-  void answer(Worker& worker) {
+  void answer(StoreWorker& worker) {
     if (worker.answer.size() != bytes()) worker.answer.make(nullptr, bytes());
     if (bytes() != 0) std::memcpy(worker.answer.data(), values(0), bytes());
     worker.answer_contains = history_.total();
@@ -232,23 +233,13 @@ class ParameterStore {
   /// In turn, a worker that has not pushed yet sees nothing of what others have.
   void answer_all() {
     if (rules_.adds != staleness::Adds::in_turn) return;
-    for (Worker& each : workers_) answer(each);
+    for (StoreWorker& each : workers_) answer(each);
   }
 
-  void add_first_of(int worker, std::size_t from, std::size_t to, std::uint32_t before) {
+  void add_first_of(int worker, std::size_t from, std::size_t to, StoreRound const& round) {
     ParameterBlock block = first_of(workers_[worker].waiting);
-    add(worker, block.data(), from, to, before);
+    add(worker, block.data(), from, to, round);
     blocks_.give_back(std::move(block));
-  }
-
-  /// Pushes of the next round, if all are there; else 0.
-  [[nodiscard]] std::uint32_t round_complete() const {
-    std::uint32_t pushes = 0;
-    for (Worker const& each : workers_) {
-      if (each.waiting.empty() && !each.ended) return 0;
-      pushes += each.waiting.empty() ? 0 : 1;
-    }
-    return pushes;
   }
 
   void add_up() {
@@ -261,31 +252,30 @@ class ParameterStore {
           continue;
         }
         skipped = 0;
-        add_first_of(turn_, 0, 0, history_.total());
+        add_first_of(turn_, 0, 0, workers_.single(turn_, rules_.weights, history_.total()));
         step(0, 0);
         answer(workers_[turn_]);
       }
       return;
     }
-    while (std::uint32_t const pushes = round_complete()) {
-      std::uint32_t const before = history_.total();
+    for (StoreRound round = workers_.next_round(rules_.weights, history_.total());
+         round.pushes != 0; round = workers_.next_round(rules_.weights, history_.total())) {
       std::size_t const from = snapshots_.newest();
-      std::size_t const to = snapshots_.add(before + pushes);
+      std::size_t const to = snapshots_.add(round.before + round.pushes);
       if (rules_.pushes != staleness::Pushes::gradients && bytes() != 0)
         std::memcpy(values(to), values(from), bytes());
       for (int n = 0; n < count; ++n)
-        if (!workers_[n].waiting.empty()) add_first_of(n, from, to, before);
+        if (!workers_[n].waiting.empty()) add_first_of(n, from, to, round);
       step(from, to);
     }
   }
 
   StoreRules const& rules_;
   LayerParameters parameters_;
-  FixedArray<Worker> workers_;
+  StoreWorkers workers_;
   StoreHistory history_;
   Snapshots snapshots_{parameters_};
   BlockPool blocks_;  // of pushes
-  std::uint32_t start_ = 0;
   std::uint32_t streams_ = 0;
   std::int64_t steps_ = 0;
   int turn_ = 0;

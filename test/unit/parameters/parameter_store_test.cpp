@@ -43,13 +43,15 @@ struct Push {
 /// asked.
 struct SlowStore {
   Adds adds;
-  std::vector<std::vector<Push>> pushes;  // [workers]
-  std::vector<bool> ended;                // [workers]
+  std::vector<std::vector<Push>> pushes{};  // [workers]
+  std::vector<bool> ended{};                // [workers]
+  std::vector<bool> gone{};                 // [workers] likewise, until they come back
+  std::vector<std::uint32_t> border{};      // [workers] where they came back
   std::uint32_t start = 0;
   std::uint32_t streams = 0;
 
   [[nodiscard]] std::uint32_t end_of(std::size_t n) const {  // the first number that is not there
-    return std::max(start, pushes[n].empty() ? 0 : pushes[n].back().number + 1);
+    return std::max({start, border[n], pushes[n].empty() ? 0 : pushes[n].back().number + 1});
   }
   /// Pushes of a worker that are added.
   [[nodiscard]] std::uint32_t added(std::size_t n) const {
@@ -96,8 +98,21 @@ struct SlowStore {
     ended[n] = true;
     if (std::count(ended.begin(), ended.end(), false) != 0) return;
     for (std::size_t o = 0; o < pushes.size(); ++o) start = std::max(start, end_of(o));
-    ended.assign(ended.size(), false);
+    ended = gone;
     ++streams;
+  }
+  void leave(std::size_t n) {
+    gone[n] = true;
+    end(n);
+  }
+  /// As far as the slowest, or as the rounds that are there.
+  void come_back(std::size_t n) {
+    std::uint32_t least = 0xffffffff;
+    for (std::size_t o = 0; o < pushes.size(); ++o)
+      if (!ended[o]) least = std::min(least, end_of(o));
+    if (adds == Adds::in_worker_order) least = rounds();
+    border[n] = std::max(end_of(n), least == 0xffffffff ? 0 : least);
+    gone[n] = ended[n] = false;
   }
 };
 
@@ -111,10 +126,12 @@ class History {
         distance_(static_cast<std::uint32_t>(distance)),
         call_(detail::optimizer_call<false>(plain)),
         rules_{pushes, adds, call_, {}},
-        slow_{adds, std::vector<std::vector<Push>>(static_cast<std::size_t>(workers)),
-              std::vector<bool>(static_cast<std::size_t>(workers)), 0, 0},
+        slow_{adds},
         from_(static_cast<std::size_t>(workers)),
         store_(like(), rules_, static_cast<std::size_t>(workers)) {
+    slow_.pushes.resize(from_.size());
+    slow_.ended = slow_.gone = std::vector<bool>(from_.size());
+    slow_.border.resize(from_.size());
     for (int n = 0; n < workers; ++n) rules_.weights.push_back(n % 2 == 0 ? 1 : 0.5);
     if (random() % 2 == 0) store_.reserve(random() % 12);
   }
@@ -126,8 +143,10 @@ class History {
       auto const what = random_() % 24;
       if (what == 0)
         give_up();
-      else if (what <= 2)
+      else if (what == 1)
         end(n);
+      else if (what == 2)
+        leave_or_come_back(n);
       else if (what <= 14)
         push(n);
       else
@@ -184,18 +203,34 @@ class History {
     store_.end(static_cast<int>(n));
     ended(n);
   }
+  /// Changes alone: of gradients, others take over the weight of a worker that is not there. In
+  /// turn, whether a worker comes back before or behind its turn depends on more than this knows.
+  void leave_or_come_back(std::size_t n) {
+    if (gradients_) return;
+    auto const worker = static_cast<int>(n);
+    if (!slow_.gone[n]) {
+      store_.leave(worker);
+      ended(n, true);
+    } else if (slow_.adds != Adds::in_turn) {
+      store_.come_back(worker);
+      slow_.come_back(n);
+      store_.begin(worker);
+      if (exact()) from_[n] = slow_.rounds();
+      CHECK(store_.start(worker) == slow_.end_of(n));
+    }
+  }
   void give_up() {
     store_.give_up();
     for (std::size_t n = 0; n < from_.size(); ++n) slow_.ended[n] = true;
     ended(0);
   }
   /// Streams begin as soon as all have ended.
-  void ended(std::size_t n) {
+  void ended(std::size_t n, bool leaves = false) {
     auto const streams = slow_.streams;
-    slow_.end(n);
+    leaves ? slow_.leave(n) : slow_.end(n);
     if (streams == slow_.streams) return;
     CHECK(store_.streams() == slow_.streams);
-    CHECK(store_.start() == slow_.start);
+    CHECK(store_.start(0) == slow_.start);
     for (std::size_t o = 0; o < from_.size(); ++o) {
       store_.begin(static_cast<int>(o));
       if (exact()) from_[o] = slow_.start;

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   How far the workers of a parameter server are with one layer.
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+
+#include <stagger/core/fixed_array.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/parameters/parameter_memory.hpp>
+
+namespace stagger::detail {
+
+struct StoreWorker {
+  std::uint32_t pushes = 0;           ///< added or not; all workers begin streams with as many
+  std::uint32_t start = 0;            ///< before its stream
+  std::uint32_t before = 0;           ///< that were added before its stream
+  std::uint32_t from = 0;             ///< rounds of the first snapshot that it may ask for
+  bool ended = false;                 ///< its stream
+  bool gone = false;                  ///< nobody waits for it
+  List<ParameterBlock> waiting{};     ///< pushes that are not added, the oldest first
+  ParameterBlock answer{};            ///< in turn: the values behind its last push, or the first
+  std::uint32_t answer_contains = 0;  ///< pushes of all workers
+};
+
+/// Pushes that are added at once.
+struct StoreRound {
+  std::uint32_t before = 0;  ///< pushes of all workers
+  std::uint32_t pushes = 0;
+  double scale = 1;  ///< of weights: those of workers that are not there go to the others
+};
+
+class StoreWorkers {
+ public:
+  explicit StoreWorkers(std::size_t count) : workers_(count) {}
+  [[nodiscard]] std::size_t size() const noexcept { return workers_.size(); }
+  template <std::integral I> [[nodiscard]] StoreWorker& operator[](I n) { return workers_[n]; }
+  template <std::integral I> [[nodiscard]] StoreWorker const& operator[](I n) const {
+    return workers_[n];
+  }
+  [[nodiscard]] StoreWorker* begin() noexcept { return workers_.begin(); }
+  [[nodiscard]] StoreWorker* end() noexcept { return workers_.end(); }
+
+  /// Whether every stream has ended.
+  [[nodiscard]] bool all_ended() const noexcept {
+    return std::all_of(workers_.begin(), workers_.end(), [](auto const& n) { return n.ended; });
+  }
+  [[nodiscard]] std::uint32_t most_pushes() const noexcept {
+    std::uint32_t most = 0;
+    for (StoreWorker const& each : workers_) most = std::max(most, each.pushes);
+    return most;
+  }
+
+  // Of workers whose streams go on:
+
+  /// Rounds of the first snapshot that one may ask for. @param rounds  of the last one
+  [[nodiscard]] std::uint32_t oldest_snapshot(std::uint32_t rounds) const noexcept {
+    return least(rounds, [](StoreWorker const& each) { return each.from; });
+  }
+  /// The fewest pushes. @param none  if there is no such worker
+  [[nodiscard]] std::uint32_t fewest_pushes(std::uint32_t none) const noexcept {
+    std::uint32_t const few = least(unlimited, [](auto const& each) { return each.pushes; });
+    return few == unlimited ? none : few;
+  }
+  /// Whether so many pushes of each have been added.
+  [[nodiscard]] bool have_added(std::uint32_t pushes) const noexcept {
+    return least(unlimited, [](auto const& each) {
+             return each.pushes - static_cast<std::uint32_t>(each.waiting.size());
+           }) >= pushes;
+  }
+
+  /// The next round, if all pushes of it are there; else one of none.
+  /// @param weights  [workers]
+  /// @param before   pushes of all workers that have been added
+  [[nodiscard]] StoreRound next_round(List<double> const& weights, std::uint32_t before) const {
+    StoreRound round{before, 0, 0};
+    double all = 0;
+    for (std::size_t n = 0; n < size(); ++n) {
+      all += weights[n];
+      bool const pushed = !workers_[n].waiting.empty();
+      if (!pushed && !workers_[n].ended) return {};
+      if (pushed) ++round.pushes;
+      if (pushed || !workers_[n].gone) round.scale += weights[n];
+    }
+    round.scale = all / round.scale;
+    return round;
+  }
+  /// One push alone.
+  [[nodiscard]] StoreRound single(int worker, List<double> const& weights,
+                                  std::uint32_t before) const {
+    double all = 0;
+    double there = 0;
+    for (std::size_t n = 0; n < size(); ++n) {
+      all += weights[n];
+      if (!workers_[n].gone || static_cast<int>(n) == worker) there += weights[n];
+    }
+    return {before, 1, all / there};
+  }
+
+ private:
+  static constexpr std::uint32_t unlimited = 0xffffffff;
+  template <class Of> [[nodiscard]] std::uint32_t least(std::uint32_t most, Of of) const noexcept {
+    for (StoreWorker const& each : workers_)
+      if (!each.ended) most = std::min(most, of(each));
+    return most;
+  }
+
+  FixedArray<StoreWorker> workers_;
+};
+
+}  // namespace stagger::detail

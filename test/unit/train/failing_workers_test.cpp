@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/collective/parameter_server.hpp>
+
+#include "catch.hpp"
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <stagger/sim/virtual_clock.hpp>
+#include <stagger/staleness/asynchronous.hpp>
+#include <stagger/staleness/stale_synchronous.hpp>
+#include <stagger/staleness/synchronous.hpp>
+
+#include "workers_oracle.hpp"
+
+using namespace workers_oracle;
+using sg::collective::OnFailure;
+using sg::collective::ParameterServer;
+using sg::collective::ServerEvent;
+
+namespace {
+
+/// Added pushes of each worker.
+std::vector<std::size_t> added(ParameterServer const& server, std::size_t layer,
+                               std::size_t workers) {
+  std::vector<std::size_t> counts(workers);
+  for (ServerEvent const& event : server.log(layer))
+    if (event.kind == ServerEvent::Kind::added) ++counts[static_cast<std::size_t>(event.worker)];
+  return counts;
+}
+
+/// A last layer that fails in the step that it is told to.
+struct Fragile : Layer {
+  std::shared_ptr<std::atomic<bool>> fails = std::make_shared<std::atomic<bool>>(false);
+  using Layer::Layer;
+  void forward(sg::Context& context, Input const& x, Output& y, Saved& saved) {
+    if (context.training() && fails->load()) throw std::runtime_error("out of ink");
+    Layer::forward(context, x, y, saved);
+  }
+};
+
+/// Workers that take steps in virtual time, where all begin a step before any goes on with it.
+template <class Model> struct Stepping {
+  sg::sim::Clock clock;
+  std::vector<std::shared_ptr<std::atomic<bool>>> fails;
+  auto make(Model const& model, ParameterServer const& server, int worker) {
+    Fragile last(3);
+    fails.push_back(last.fails);
+    sg::sim::VirtualClock device;
+    device.costs = sg::schedule::Costs::uniform(1 + worker, 2, 0);
+    device.clock = clock;
+    return sg::Pipeline{sg::Sequential{Layer(0), Layer(1), Layer(2), std::move(last)}}.with(
+        sg::partition::Cuts{{2}}, model, server.worker(worker), Loss{}, adam, device);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("train/OnFailure: steps go on without a worker, whose weight goes to the others",
+          "[train]") {
+  // Shares of 1/2, 1/4 and 1/4. Worker 2 misses steps 2 to 4.
+  std::vector<double> const shares{0.5, 0.25, 0.25};
+  ParameterServer const server(
+      {.workers = 3, .weights = shares, .log = true, .on_failure = OnFailure::go_on});
+  Stepping<sg::staleness::Synchronous> made;
+  std::vector<decltype(made.make({}, server, 0))> trainers;
+  for (int n = 0; n < 3; ++n) trainers.push_back(made.make({}, server, n));
+  OracleServer<sg::optimizer::AdamW> oracle{adam};
+  for (int step = 0; step < 7; ++step) {
+    CAPTURE(step);
+    std::size_t const there = step >= 2 && step <= 4 ? 2 : 3;
+    std::vector<Batch> batches;
+    for (int n = 0; n < 3; ++n) batches.push_back(data(2, n + 10.0 * step));
+    made.fails[2]->store(step == 2);
+    std::vector<sg::Step> steps;
+    for (std::size_t n = 0; n < (step == 2 ? 3 : there); ++n)
+      steps.push_back(trainers[n].step(batches[n]));
+    if (step == 2)
+      REQUIRE_THROWS_WITH(sg::run_together(std::move(steps)), "out of ink");
+    else
+      sg::run_together(std::move(steps));
+    double const counted = there == 2 ? 0.75 : 1;
+    std::vector<Numbers> sum(layers, Numbers(width * width + width));
+    for (std::size_t n = 0; n < there; ++n) {
+      auto const part =
+          scaled(gradients(oracle.w, batches[n]), static_cast<float>(shares[n] * (1 / counted)));
+      for (std::size_t l = 0; l < layers; ++l) add(sum[l], part[l]);
+    }
+    oracle.step(sum);
+    for (std::size_t n = 0; n < there; ++n) REQUIRE(weights(trainers[n]) == oracle.w);
+  }
+  for (std::size_t l = 0; l < layers; ++l)
+    CHECK(added(server, l, 3) == std::vector<std::size_t>{7, 7, 4});
+}
+
+TEST_CASE("train/OnFailure: a stream goes on without a worker that fails, and with it later",
+          "[train]") {
+  for (bool const exact : {true, false})
+    for (int const fail_at : {0, 5, 11}) {
+      CAPTURE(exact, fail_at);
+      struct Chosen : Waves {
+        bool exact = true;
+        [[nodiscard]] sg::staleness::WaveSynchronous model() const {
+          auto made = Waves::model();
+          if (!exact) made.adds = sg::staleness::Adds::on_arrival;
+          return made;
+        }
+      };
+      Chosen const waves{{3, 2, 1}, exact};
+      ParameterServer const server(
+          {.workers = 3, .shards = 2, .log = true, .on_failure = OnFailure::go_on});
+      std::vector<decltype(make(waves, server, 0, {2}, 2, sgd))> trainers;
+      for (int n = 0; n < 3; ++n)
+        trainers.push_back(make(waves, server, n, {1 + n}, 2, sgd, n == 2 ? fail_at : -1));
+      auto const batch = data(12);
+      REQUIRE_THROWS_WITH(sg::run_together(trainers[0].stream(batch), trainers[1].stream(batch),
+                                           trainers[2].stream(batch)),
+                          "out of ink");
+      REQUIRE(weights(trainers[0]) == weights(trainers[1]));
+      for (std::size_t l = 0; l < layers; ++l) {
+        auto const counts = added(server, l, 3);
+        CHECK(counts[0] == 6);
+        CHECK(counts[1] == 6);
+        CHECK(counts[2] <= static_cast<std::size_t>(fail_at / 2));  // whole waves before it
+      }
+      // A shorter stream does not fail. All three are in it from some wave on.
+      auto const whole = data(fail_at == 0 ? 1 : fail_at, 1);
+      if (fail_at == 0) continue;  // it fails always
+      sg::run_together(trainers[0].stream(whole), trainers[1].stream(whole),
+                       trainers[2].stream(whole));
+      REQUIRE(weights(trainers[0]) == weights(trainers[1]));
+      REQUIRE(weights(trainers[0]) == weights(trainers[2]));
+      auto const wanted = static_cast<std::size_t>((fail_at + 1) / 2);
+      for (std::size_t l = 0; l < layers; ++l) CHECK(added(server, l, 3)[0] == 6 + wanted);
+    }
+}
+
+TEST_CASE("train/OnFailure: whoever waits for a worker goes on when that one's pipeline goes",
+          "[train]") {
+  ParameterServer const server({.workers = 2, .on_failure = OnFailure::go_on});
+  auto a = stepping(sg::staleness::StaleSynchronous{1}, server, 0, sgd);
+  auto gone =
+      std::make_unique<decltype(stepping(sg::staleness::StaleSynchronous{1}, server, 1, sgd))>(
+          stepping(sg::staleness::StaleSynchronous{1}, server, 1, sgd));
+  auto const batch = data(2);
+  static_cast<void>(run(gone->step(batch)));
+  std::atomic<int> ended{0};
+  std::thread thread([&] {
+    for (int step = 0; step < 10; ++step) {
+      static_cast<void>(run(a.step(batch)));
+      ++ended;
+    }
+  });
+  while (ended.load() < 1) std::this_thread::yield();
+  gone = nullptr;
+  thread.join();
+  CHECK(ended.load() == 10);
+}
