@@ -20,6 +20,10 @@ using EventListenerBase = TestEventListenerBase;
 
 namespace {
 
+#ifndef THREADS
+#define THREADS serialized
+#endif
+
 struct WithMpi : Catch::EventListenerBase {
   using Catch::EventListenerBase::EventListenerBase;
   void testRunStarting(Catch::TestRunInfo const&) override {

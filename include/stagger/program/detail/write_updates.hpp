@@ -109,7 +109,7 @@ class UpdateWriter {
  private:
   /// As Program::answers_for, of a step.
   [[nodiscard]] std::uint32_t answers_for(Instruction const& in) const {
-    return (in.op == Op::pull ? 1 : 0) + (late_ ? 1 : 0);
+    return (in.op == Op::pull ? 1U : 0U) + (late_ ? 1U : 0U);
   }
   [[nodiscard]] std::uint32_t outside_signal(std::size_t c) const {
     return flow_.handed_in() + 2 * static_cast<std::uint32_t>(flow_.ranks()) +
