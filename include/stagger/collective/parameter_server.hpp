@@ -208,7 +208,8 @@ class ServerInProcess {
     int const worker = worker_of(seat);
     std::uint32_t const start = layer.start(worker);
     std::uint32_t const pushes = start + (rounds == everything ? 0 : rounds);
-    require_kept(worker, rounds, rules_.adds, rounds == 0 || layer.ready(worker, pushes));
+    require_kept(worker, rounds, rules_.adds,
+                 rounds == 0 ? layer.keeps(pushes) : layer.ready(worker, pushes));
     std::byte const* const from = layer.weights(worker, pushes);
     std::uint32_t const contained = layer.contained(worker, pushes) - start;
     if (rules_.adds == staleness::Adds::in_worker_order) lock.unlock();  // it stays as it is

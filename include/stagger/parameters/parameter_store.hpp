@@ -141,8 +141,15 @@ class ParameterStore {
     return workers_.have_added(pushes);
   }
 
+  /// In the order of workers: whether there are still weights with so many, or with all that are
+  /// added, if those are fewer.
+  [[nodiscard]] bool keeps(std::uint32_t pushes) const {
+    return snapshots_.has(std::min(pushes, snapshots_.rounds()));
+  }
+
   /// Where those weights lie: in turn, those behind its own last push; in the order of workers they
-  /// stay as they are until the worker asks for later ones. @pre ready(worker, pushes)
+  /// stay as they are until the worker asks for later ones. @pre ready(worker, pushes), or, where it
+  /// has just come back, keeps(pushes)
   [[nodiscard]] std::byte const* weights(int worker, std::uint32_t pushes) {
     if (rules_.adds != staleness::Adds::in_worker_order) return take_first(worker);
     StoreWorker const& own = workers_[worker];

@@ -77,7 +77,7 @@ TEST_CASE("json/workers_plan: says what is wrong, and where", "[json]") {
   refused("{}", "allocation");
 }
 
-TEST_CASE("report/workers_plan: a line for each stage, and the predictions", "[report]") {
+TEST_CASE("json/workers_plan: a line for each stage, and the predictions", "[json]") {
   auto const shown = report::table(example());
   CHECK_THAT(shown, Catch::Contains("hd, parameters round-robin, 3 minibatches of 32 samples"));
   CHECK_THAT(shown, Catch::Contains("123.5 samples/s, the best of 9 plans"));
