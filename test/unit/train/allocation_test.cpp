@@ -425,6 +425,42 @@ TEST_CASE("train/allocation: workers on one clock allocate nothing for a minibat
     }
 }
 
+TEST_CASE("train/allocation: none in a step some of whose layers are late", "[train]") {
+  namespace osp = sg::staleness::overlapped;
+  sg::staleness::OverlappedSynchronous<osp::RandomImportance, osp::FirstFit, osp::ShareLate,
+                                       osp::MeanGradient> const model{.budget = {0.6}};
+  sg::Batch<float, float> const batch{{0.25F, 0.5F}, {0.5F, 0.25F}};
+  sg::collective::ParameterServer const alone({.workers = 1});
+  auto train = sg::Pipeline{Scale{}, Scale{}, Scale{}, Scale{}}.with(
+      model, alone.worker(0), Distance{}, sg::host::Threads{2});
+  for (int step = 0; step < 4; ++step) static_cast<void>(run(train.step(batch)));
+  for (int step = 0; step < 8; ++step) {
+    sg::Step next = train.step(batch);
+    REQUIRE(allocations_of([&] { static_cast<void>(run(std::move(next))); }) == 0);
+  }
+
+  sg::sim::Clock const clock({.rate = 10});
+  sg::collective::ParameterServer const server({.workers = 2});
+  auto const worker = [&](int n) {
+    sg::sim::VirtualClock device;
+    device.clock = clock;
+    return sg::Pipeline{Scale{}, Scale{}, Scale{}, Scale{}}.with(model, server.worker(n),
+                                                                 Distance{}, device);
+  };
+  auto a = worker(0);
+  auto b = worker(1);
+  auto const allocations_in_a_step = [&] {
+    std::vector<sg::Step> steps;
+    steps.push_back(a.step(batch));
+    steps.push_back(b.step(batch));
+    return allocations_of([&] { static_cast<void>(sg::run_together(std::move(steps))); });
+  };
+  for (int step = 0; step < 20; ++step) static_cast<void>(allocations_in_a_step());
+  long const few = allocations_in_a_step();
+  REQUIRE(few < 20);  // of run_together
+  for (int step = 0; step < 8; ++step) REQUIRE(allocations_in_a_step() == few);
+}
+
 #endif
 
 TEST_CASE(
@@ -484,40 +520,4 @@ TEST_CASE("train/memory: microbatches are recorded as in flight until their weig
   auto const table = late.table({.ranks = 3, .microbatches = 6});
   CHECK(train.peak_in_flight() == sg::schedule::peak_in_flight(table));
   CHECK(train.peak_in_flight().back() == 4);  // 1 with whole backwards
-}
-
-TEST_CASE("train/allocation: none in a step some of whose layers are late", "[train]") {
-  namespace osp = sg::staleness::overlapped;
-  sg::staleness::OverlappedSynchronous<osp::RandomImportance, osp::FirstFit, osp::ShareLate,
-                                       osp::MeanGradient> const model{.budget = {0.6}};
-  sg::Batch<float, float> const batch{{0.25F, 0.5F}, {0.5F, 0.25F}};
-  sg::collective::ParameterServer const alone({.workers = 1});
-  auto train = sg::Pipeline{Scale{}, Scale{}, Scale{}, Scale{}}.with(
-      model, alone.worker(0), Distance{}, sg::host::Threads{2});
-  for (int step = 0; step < 4; ++step) static_cast<void>(run(train.step(batch)));
-  for (int step = 0; step < 8; ++step) {
-    sg::Step next = train.step(batch);
-    REQUIRE(allocations_of([&] { static_cast<void>(run(std::move(next))); }) == 0);
-  }
-
-  sg::sim::Clock const clock({.rate = 10});
-  sg::collective::ParameterServer const server({.workers = 2});
-  auto const worker = [&](int n) {
-    sg::sim::VirtualClock device;
-    device.clock = clock;
-    return sg::Pipeline{Scale{}, Scale{}, Scale{}, Scale{}}.with(model, server.worker(n),
-                                                                 Distance{}, device);
-  };
-  auto a = worker(0);
-  auto b = worker(1);
-  auto const allocations_in_a_step = [&] {
-    std::vector<sg::Step> steps;
-    steps.push_back(a.step(batch));
-    steps.push_back(b.step(batch));
-    return allocations_of([&] { static_cast<void>(sg::run_together(std::move(steps))); });
-  };
-  for (int step = 0; step < 20; ++step) static_cast<void>(allocations_in_a_step());
-  long const few = allocations_in_a_step();
-  REQUIRE(few < 20);  // of run_together
-  for (int step = 0; step < 8; ++step) REQUIRE(allocations_in_a_step() == few);
 }
