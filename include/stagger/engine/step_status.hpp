@@ -50,8 +50,9 @@ class StepStatus {
  protected:
   ~StepStatus() = default;
   void begin_status() noexcept {
-    status_.store(Status::open, std::memory_order_relaxed);
+    while (failing_.load()) continue;  // an error that came too late for the step before
     failure_ = nullptr;
+    status_.store(Status::open);  // only now may `fail` write: a server tells of failures any time
   }
   [[nodiscard]] std::exception_ptr failure() const noexcept { return failure_; }
   [[noreturn]] void rethrow() { std::rethrow_exception(std::exchange(failure_, nullptr)); }

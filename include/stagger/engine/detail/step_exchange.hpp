@@ -70,7 +70,7 @@ class StepExchange : public ServerExchange {
   }
 
   /// Refuses what cannot be waited for.
-  [[gnu::cold]] static StalenessModel const& possible(StalenessModel const& model) {
+  [[gnu::cold]] static StalenessModel possible(StalenessModel const& model) {
     bool const mean = averages(model.pushes);
     if (!mean && (model.pushes != staleness::Pushes::gradients || model.push_minibatches != 1))
       raise(Errc::bad_configuration,

@@ -166,7 +166,7 @@ class StreamExchange final : public ServerExchange {
   }
 
   /// Refuses what cannot be added.
-  [[gnu::cold]] static StalenessModel const& possible(StalenessModel const& model) {
+  [[gnu::cold]] static StalenessModel possible(StalenessModel const& model) {
     if (model.pushes != staleness::Pushes::changes)
       raise(Errc::bad_configuration,
             "a stream pushes changes, not gradients: weights move on while the server works; let "
