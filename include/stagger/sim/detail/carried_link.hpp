@@ -147,7 +147,7 @@ class CarriedLink final : public ParameterLink,
   [[nodiscard]] bool instant() const noexcept { return time_->network.links().instant(); }
 
   /// @return its place
-  std::size_t make(Parcel::Kind kind, std::size_t layer, std::uint32_t number) {
+  std::size_t make(typename Parcel::Kind kind, std::size_t layer, std::uint32_t number) {
     std::size_t place = 0;  // of the same layer, which has room for its values
     while (place < parcels_.size() &&
            (parcels_[place].kind != Parcel::none || parcels_[place].layer != layer))
