@@ -17,6 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -31,49 +32,11 @@
 #include <stagger/staleness/wave_synchronous.hpp>
 
 #include "support/rows.hpp"
+#include "support/server_workers.hpp"
 
 namespace {
 
 namespace sg = stagger;
-using sg::collective::detail::ServerInProcess;
-using sg::detail::LayerParameters;
-
-/// Layers of so many floats each, as a worker has them.
-std::vector<LayerParameters> layers(std::size_t count, std::size_t floats) {
-  std::vector<LayerParameters> made(count);
-  for (std::size_t l = 0; l < count; ++l) {
-    sg::List<sg::detail::ParameterDeclaration> declared;
-    sg::detail::ParameterDeclaration d;
-    d.name = "values";
-    d.type = sg::ElementType::f32;
-    d.size = floats;
-    d.initial.assign(floats * sizeof(float), std::byte{0});
-    declared.push_back(std::move(d));
-    made[l].adopt(std::move(declared), static_cast<int>(l), 0);
-  }
-  return made;
-}
-
-struct Waiting final : sg::detail::ParameterListener {
-  std::atomic<std::uint32_t> arrived_layers{0};
-  void arrived(std::size_t, std::uint32_t) noexcept override {
-    arrived_layers.fetch_add(1);
-    arrived_layers.notify_all();
-  }
-  void arrived_last(std::size_t layer) noexcept override { arrived(layer, 0); }
-  void lost(std::exception_ptr) noexcept override {}
-  void wait_for(std::uint32_t count) {
-    for (std::uint32_t now = arrived_layers.load(); now < count; now = arrived_layers.load())
-      arrived_layers.wait(now);
-  }
-};
-
-sg::detail::WorkerRules rules(sg::staleness::Adds adds) {
-  sg::detail::WorkerRules rules;
-  rules.adds = adds;
-  rules.optimizer.digest = [](void const*) noexcept { return std::uint64_t{1}; };
-  return rules;
-}
 
 constexpr std::size_t model_bytes = std::size_t{64} << 20U;
 constexpr std::size_t shards = 4;
@@ -83,34 +46,36 @@ constexpr int touched = 5;  // times 64 MiB, for each worker
 void exchange(benchmark::State& state) {
   constexpr int workers = 2;
   constexpr int rounds = 6;
-  ServerInProcess server({.workers = workers, .shards = shards});
+  sg::collective::ParameterServer const server({.workers = workers, .shards = shards});
   auto const model = layers(shards, model_bytes / shards / sizeof(float));
   std::vector<std::vector<float>> changes(workers, std::vector<float>(model_bytes / 4, 1.0F));
   std::vector<std::vector<float>> values = changes;
   std::vector<Waiting> waiting(workers);
+  std::vector<std::shared_ptr<sg::detail::ParameterLink>> links;
   for (int n = 0; n < workers; ++n) {
-    server.join(n, model, rules(sg::staleness::Adds::in_worker_order),
-                waiting[static_cast<std::size_t>(n)]);
-    server.begin(n);
+    links.push_back(server.worker(n).link());
+    links.back()->join(model, rules(sg::staleness::Adds::in_worker_order),
+                       waiting[static_cast<std::size_t>(n)]);
+    links.back()->begin();
   }
   std::vector<double> took(rounds);
   std::barrier together(workers);
   auto const work = [&](int n) {
     auto const w = static_cast<std::size_t>(n);
+    auto& link = *links[w];
     std::size_t const floats = model_bytes / shards / sizeof(float);
     for (std::size_t l = 0; l < shards; ++l)
-      server.read(n, l, reinterpret_cast<std::byte*>(values[w].data() + l * floats));
+      link.read(l, reinterpret_cast<std::byte*>(values[w].data() + l * floats));
     for (std::uint32_t round = 1; round <= rounds; ++round) {
       together.arrive_and_wait();
       double const start_s = bench::now_s();
       for (std::size_t l = 0; l < shards; ++l) {
-        server.push(n, l, reinterpret_cast<std::byte const*>(changes[w].data() + l * floats),
-                    false);
-        server.ask(n, l, round);
+        link.push(l, reinterpret_cast<std::byte const*>(changes[w].data() + l * floats), false);
+        link.ask(l, round);
       }
       waiting[w].wait_for(round * shards);
       for (std::size_t l = 0; l < shards; ++l)
-        server.take(n, l, round, reinterpret_cast<std::byte*>(values[w].data() + l * floats));
+        link.take(l, round, reinterpret_cast<std::byte*>(values[w].data() + l * floats));
       together.arrive_and_wait();
       if (n == 0) took[round - 1] = bench::now_s() - start_s;
     }
@@ -144,15 +109,17 @@ void small(benchmark::State& state) {
   constexpr int workers = 16;
   constexpr int each = 20000;
   constexpr std::size_t floats = 1024;
-  ServerInProcess server({.workers = workers, .shards = 4});
+  sg::collective::ParameterServer const server({.workers = workers, .shards = 4});
   auto const model = layers(4, floats);
   std::vector<Waiting> waiting(workers);
   std::vector<float> const change(floats, 1.0F);
   std::vector<std::vector<float>> took(2);
+  std::vector<std::shared_ptr<sg::detail::ParameterLink>> links;
   for (int n = 0; n < workers; ++n) {
-    server.join(n, model, rules(sg::staleness::Adds::on_arrival),
-                waiting[static_cast<std::size_t>(n)]);
-    server.begin(n);
+    links.push_back(server.worker(n).link());
+    links.back()->join(model, rules(sg::staleness::Adds::on_arrival),
+                       waiting[static_cast<std::size_t>(n)]);
+    links.back()->begin();
   }
   std::barrier together(2);
   auto const work = [&](int thread) {
@@ -162,8 +129,9 @@ void small(benchmark::State& state) {
     for (int i = 0; i < each; ++i)
       for (int n = thread; n < workers; n += 2) {
         double const start_s = bench::now_s();
-        server.push(n, static_cast<std::size_t>(n + i) % 4,
-                    reinterpret_cast<std::byte const*>(change.data()), false);
+        links[static_cast<std::size_t>(n)]->push(static_cast<std::size_t>(n + i) % 4,
+                                                 reinterpret_cast<std::byte const*>(change.data()),
+                                                 false);
         own.push_back(static_cast<float>(bench::now_s() - start_s));
       }
     together.arrive_and_wait();

@@ -26,6 +26,7 @@
 #include <stagger/host/asio_parameter_server.hpp>
 
 #include "support/rows.hpp"
+#include "support/server_workers.hpp"
 
 namespace {
 
@@ -33,43 +34,6 @@ namespace sg = stagger;
 namespace asio = boost::asio;
 using asio::ip::tcp;
 using sg::detail::LayerParameters;
-
-/// Layers of so many floats each, as a worker has them.
-std::vector<LayerParameters> layers(std::size_t count, std::size_t floats) {
-  std::vector<LayerParameters> made(count);
-  for (std::size_t l = 0; l < count; ++l) {
-    sg::List<sg::detail::ParameterDeclaration> declared;
-    sg::detail::ParameterDeclaration d;
-    d.name = "values";
-    d.type = sg::ElementType::f32;
-    d.size = floats;
-    d.initial.assign(floats * sizeof(float), std::byte{0});
-    declared.push_back(std::move(d));
-    made[l].adopt(std::move(declared), static_cast<int>(l), 0);
-  }
-  return made;
-}
-
-struct Waiting final : sg::detail::ParameterListener {
-  std::atomic<std::uint32_t> arrived_layers{0};
-  void arrived(std::size_t, std::uint32_t) noexcept override {
-    arrived_layers.fetch_add(1);
-    arrived_layers.notify_all();
-  }
-  void arrived_last(std::size_t layer) noexcept override { arrived(layer, 0); }
-  void lost(std::exception_ptr) noexcept override {}
-  void wait_for(std::uint32_t count) {
-    for (std::uint32_t now = arrived_layers.load(); now < count; now = arrived_layers.load())
-      arrived_layers.wait(now);
-  }
-};
-
-sg::detail::WorkerRules rules(sg::staleness::Adds adds) {
-  sg::detail::WorkerRules rules;
-  rules.adds = adds;
-  rules.optimizer.digest = [](void const*) noexcept { return std::uint64_t{1}; };
-  return rules;
-}
 
 constexpr std::size_t model_bytes = std::size_t{64} << 20U;
 constexpr std::size_t layer_count = 16;

@@ -458,7 +458,7 @@ class ParameterServer {
       return std::vector<std::uint64_t>(missed.begin(), missed.end());
     });
   }
-  /// For whoever lets workers in from other processes.
+  /// For a server that lets workers of other processes in.
   [[nodiscard]] std::shared_ptr<detail::ServerInProcess> const& home() const { return server_; }
 
  private:

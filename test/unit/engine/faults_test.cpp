@@ -241,7 +241,7 @@ TEST_CASE("engine/faults: stops from another thread at any moment end a step who
 
 namespace {
 
-/// Holds whoever asks until it is opened.
+/// Holds the threads that ask until it is opened.
 class Gate {
  public:
   void pass() {

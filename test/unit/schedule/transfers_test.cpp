@@ -60,7 +60,7 @@ TEST_CASE(
       if (kind == Kind::backward_weight) continue;
       int const next = stage + (forward ? 1 : -1);
       if (next < 0 || next >= table.stages) continue;
-      // Whoever uses the value, as F, B or I.
+      // The action that uses the value: F, B or I.
       auto user = all.find({forward ? Kind::forward : Kind::backward, next, microbatch, slice});
       if (user == all.end()) user = all.find({Kind::backward_input, next, microbatch, slice});
       REQUIRE(user != all.end());

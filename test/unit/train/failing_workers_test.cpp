@@ -141,7 +141,7 @@ TEST_CASE("train/OnFailure: a stream goes on without a worker that fails, and wi
     }
 }
 
-TEST_CASE("train/OnFailure: whoever waits for a worker goes on when that one's pipeline goes",
+TEST_CASE("train/OnFailure: who waits for a worker goes on when that one's pipeline goes",
           "[train]") {
   ParameterServer const server({.workers = 2, .on_failure = OnFailure::go_on});
   auto a = stepping(sg::staleness::StaleSynchronous{1}, server, 0, sgd);

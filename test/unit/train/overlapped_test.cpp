@@ -24,6 +24,7 @@
 #include <stagger/train/pipeline.hpp>
 
 #include "plain_layers.hpp"
+#include "server_oracle.hpp"
 
 namespace sg = stagger;
 using namespace plain_layers;
@@ -31,42 +32,12 @@ namespace osp = sg::staleness::overlapped;
 
 namespace {
 
-constexpr std::size_t layers = 4;
 constexpr std::size_t layer_bytes = sizeof(float) * (width * width + width);
 
 sg::optimizer::AdamW const adam{.rate = 0.05, .weight_decay = 0.1};
 sg::optimizer::Sgd const sgd{.rate = 0.05, .momentum = 0.9, .weight_decay = 0.01};
 
-std::vector<Numbers> first_weights() {
-  std::vector<Numbers> w;
-  for (int l = 0; l < static_cast<int>(layers); ++l) w.push_back(initial(l));
-  return w;
-}
 std::vector<Numbers> zeros() { return {layers, Numbers(width * width + width)}; }
-
-/// Gradients of a minibatch, and its loss.
-std::vector<Numbers> gradients(std::vector<Numbers> const& w, Batch const& batch, double& loss) {
-  auto sum = zeros();
-  double const terms = static_cast<double>(width * batch.inputs.size());
-  loss = 0;
-  for (std::size_t m = 0; m < batch.inputs.size(); ++m) {
-    std::vector<Numbers> value{batch.inputs[m]};
-    for (std::size_t l = 0; l < layers; ++l) {
-      value.emplace_back();
-      forward(w[l], value[l], value[l + 1]);
-    }
-    sg::Context context;
-    Numbers dy;
-    loss += Loss{}.value_and_gradient(context, value.back(), batch.targets[m], 1.0 / terms, dy);
-    for (std::size_t l = layers; l-- > 0;) {
-      Numbers dx;
-      backward(w[l], value[l], value[l + 1], dy, dx, sum[l].data());
-      dy = dx;
-    }
-  }
-  loss *= 1.0 / terms;
-  return sum;
-}
 
 /// What the oracle knows of a model: all of it written once more, in plain loops.
 struct Rules {

@@ -17,10 +17,12 @@ inline std::vector<Numbers> first_weights() {
   return w;
 }
 
-/// The gradients of a minibatch of several microbatches.
-inline std::vector<Numbers> gradients(std::vector<Numbers> const& w, Batch const& batch) {
+/// The gradients of a minibatch of several microbatches, and its loss.
+inline std::vector<Numbers> gradients(std::vector<Numbers> const& w, Batch const& batch,
+                                      double& loss) {
   std::vector<Numbers> sum(layers, Numbers(width * width + width));
   double const terms = static_cast<double>(width * batch.inputs.size());
+  loss = 0;
   for (std::size_t m = 0; m < batch.inputs.size(); ++m) {
     std::vector<Numbers> value{batch.inputs[m]};
     for (std::size_t l = 0; l < layers; ++l) {
@@ -29,14 +31,19 @@ inline std::vector<Numbers> gradients(std::vector<Numbers> const& w, Batch const
     }
     sg::Context context;
     Numbers dy;
-    Loss{}.value_and_gradient(context, value.back(), batch.targets[m], 1.0 / terms, dy);
+    loss += Loss{}.value_and_gradient(context, value.back(), batch.targets[m], 1.0 / terms, dy);
     for (std::size_t l = layers; l-- > 0;) {
       Numbers dx;
       backward(w[l], value[l], value[l + 1], dy, dx, sum[l].data());
       dy = dx;
     }
   }
+  loss *= 1.0 / terms;
   return sum;
+}
+inline std::vector<Numbers> gradients(std::vector<Numbers> const& w, Batch const& batch) {
+  double loss = 0;
+  return gradients(w, batch, loss);
 }
 
 inline std::vector<Numbers> scaled(std::vector<Numbers> gradient, float by) {
