@@ -146,7 +146,7 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
   app.add_flag("--exact", s.exact,
                "wsp: add waves in the order of workers, for the same bits at any timing")
       ->group(group);
-  app.add_option("--steps", s.steps, "Pushes of each worker")->group(group);
+  app.add_option("--steps", s.steps, "Steps of each worker; wsp: waves")->group(group);
   app.add_option("--batch", s.batch, "Examples of a minibatch")->group(group);
   auto* const rate =
       app.add_option("--rate", s.rate,

@@ -20,7 +20,7 @@ struct Settings {
   std::int64_t bound = 2;      ///< of ssp, in steps
   std::int64_t period = 4;     ///< T of local-sgd, in steps
   bool exact = false;          ///< wsp: the same bits for any timing
-  std::int64_t steps = 120;    ///< pushes of each worker
+  std::int64_t steps = 120;    ///< of each worker; wsp: waves
   std::int64_t batch = 8;      ///< examples of a minibatch
   double rate = 0;             ///< learning rate of all workers together; 0: the model's
   double target = 0;           ///< loss to be reached; 0: the model's

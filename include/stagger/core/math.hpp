@@ -13,6 +13,7 @@ namespace stagger::detail::math {
 [[nodiscard]] inline double pow(double x, double y) noexcept { return __builtin_pow(x, y); }
 [[nodiscard]] inline double exp(double x) noexcept { return __builtin_exp(x); }
 [[nodiscard]] inline double log(double x) noexcept { return __builtin_log(x); }
+[[nodiscard]] inline bool isfinite(double x) noexcept { return __builtin_isfinite(x); }
 [[nodiscard]] inline double fmax(double x, double y) noexcept { return __builtin_fmax(x, y); }
 
 }  // namespace stagger::detail::math

@@ -111,6 +111,7 @@ template <class Enum, class Name>
   for (Field const& bytes : file.at("layer_bytes").elements())
     plan.layer_bytes.push_back(bytes.bytes());
   int const layers = static_cast<int>(plan.layer_bytes.size());
+  if (layers == 0) file.at("layer_bytes").refuse("; give one layer or more");
   for (Field const& field : file.at("links").elements()) {
     schedule::Links link{.latency_s = field.at("latency_s").number()};
     if (field.has("bytes_per_s")) link.rate = field.at("bytes_per_s").positive();

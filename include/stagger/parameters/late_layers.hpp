@@ -6,7 +6,6 @@
 ///         ICPP 2023, section 4.
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -170,7 +169,7 @@ class LateLayers {
     std::size_t c = 0;
     for (std::size_t l = 0; l < bytes_.size(); ++l) {
       if (bytes_[l] == 0) continue;
-      if (!std::isfinite(scores_[l]))
+      if (!math::isfinite(scores_[l]))
         raise(Errc::bad_data, "the importance of layer ", l, " is ", scores_[l], " after step ",
               step_, "; a gradient or a value has grown beyond all bounds: lower the rate");
       candidates_[c++] = {static_cast<int>(l), bytes_[l], scores_[l], false};
@@ -187,7 +186,7 @@ class LateLayers {
       auto const l = static_cast<std::size_t>(each.layer);
       bitmap_[l / 8] |= std::byte{1} << l % 8;
     }
-    if (late > budget)
+    if (!(late <= budget))  // a budget that is not a number allows nothing
       raise(Errc::bad_configuration, "the selection sends ", late,
             " bytes late, where the budget is ", budget,
             "; let it mark layers whose bytes together are at most that");

@@ -86,6 +86,8 @@ struct VirtualWorkers {
   }
 
  private:
+  static constexpr int most = 10000;  // in flight, and distance
+
   /// Copies of its parameters that a stage has: those of the exchange, its gradient, the state.
   [[nodiscard]] double copies(int n) const { return n + distance + 3 + 1 + state_copies; }
 
@@ -94,10 +96,12 @@ struct VirtualWorkers {
       if (!holds) raise(Errc::bad_configuration, what, " cannot be ", value, "; ", instead);
     };
     check(workers >= 1, "VirtualWorkers::workers", workers, "plan for 1 or more");
-    check(distance >= 0, "VirtualWorkers::distance", distance, "let it be 0 or more");
-    check(in_flight >= 0, "VirtualWorkers::in_flight", in_flight,
-          "give 1 or more, or 0 for whatever is best");
-    check(most_in_flight >= 1, "VirtualWorkers::most_in_flight", most_in_flight, "give 1 or more");
+    check(distance >= 0 && distance <= most, "VirtualWorkers::distance", distance,
+          "let it be 0 to 10 000");
+    check(in_flight >= 0 && in_flight <= most, "VirtualWorkers::in_flight", in_flight,
+          "give 1 to 10 000, or 0 for whatever is best");
+    check(most_in_flight >= 1 && most_in_flight <= most, "VirtualWorkers::most_in_flight",
+          most_in_flight, "give 1 to 10 000");
     check(state_copies >= 0 && state_copies <= 1e6, "VirtualWorkers::state_copies", state_copies,
           "give the bytes of the optimizer's state over those of the parameters");
     check(!allocations.empty(), "VirtualWorkers::allocations", "empty", "give one or more");
@@ -162,12 +166,16 @@ struct VirtualWorkers {
                                       partition::Costs const& costs, std::size_t worker,
                                       std::string const& kinds, int n) const {
     auto const& shortage = error.shortage();
-    int fits = n - 1;
-    for (; fits > 0; --fits) try {
-        static_cast<void>(cut(costs, fits));
-        break;
+    int fits = 0;
+    for (int above = n; above - fits > 1;) {  // the more in flight, the more memory
+      int const half = fits + (above - fits) / 2;
+      try {
+        static_cast<void>(cut(costs, half));
+        fits = half;
       } catch (partition::DoesNotFit const&) {
+        above = half;
       }
+    }
     raise(Errc::bad_configuration, "worker ", worker, " (", kinds, ") has no memory for ", n,
           " minibatches in flight: its stage ", shortage.stage, " would need ",
           static_cast<long long>(shortage.needed_bytes), " of ",
@@ -175,7 +183,8 @@ struct VirtualWorkers {
           "; ",
           fits > 0 ? text("the most that fits is ", fits)
                    : text("not even 1 fits: give it ", shortage.memory_factor,
-                          " times the memory, or other devices"));
+                          " times the memory, other devices",
+                          distance > 0 ? ", or a smaller distance" : ""));
   }
 
   [[nodiscard]] static VirtualWorker worker_of(cluster::Profile const& profile,

@@ -62,6 +62,10 @@ struct Fifo {
     require_costs(costs, shape.ranks);
     int const window = in_flight == 0 ? shape.ranks : in_flight;
     if (gate.distance >= 0) return gated(shape, window);
+    if (gate.distance < -1 || !gate.links.empty() || !gate.layer_bytes.empty() ||
+        !gate.cuts.empty() || !gate.ways.empty() || !gate.others.empty())
+      raise(Errc::bad_configuration, "fifo: with a WaveGate::distance of ", gate.distance,
+            " nothing else of the gate counts; let it be 0 or more, or leave the gate out");
     return detail::greedy(detail::stage_parts(Mapping::looped, shape, window), shape, costs,
                           detail::Backwards::whole, detail::ByReadiness{});
   }

@@ -69,6 +69,7 @@ template <class P> class LateChoiceOf final : public LateChoice {
   /// @throws Error  bad_configuration for numbers that cannot be
   explicit LateChoiceOf(P const& policy) : policy_(policy) {
     if constexpr (requires { policy.budget.check(); }) policy.budget.check();
+    if constexpr (requires { policy.prediction.check(); }) policy.prediction.check();
   }
   [[nodiscard]] double score(ScoredLayer const& layer) const override {
     using staleness::overlapped::Normalisation;

@@ -4,7 +4,6 @@
 ///         links that they share.
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>

@@ -9,13 +9,15 @@
 #include <concepts>
 #include <type_traits>
 
+#include <stagger/core/error.hpp>
+
 namespace stagger::staleness::overlapped {
 
 /// `predict(local, kept)`: the change of one weight to compute with until all workers' gradients of a
 /// step are there; `local` is what the worker's own gradient would change, by the optimizer with its
 /// state at rest. With `remembers`, `remember(kept, change)` returns what is to be kept of a weight
 /// when the change that all workers made is there; `kept` is 0 at first, and takes a copy of the
-/// model.
+/// model. A member `check()`, if there is one, throws an Error for numbers that cannot be.
 template <class P>
 concept Prediction =
     std::copyable<P> && std::equality_comparable<P> && requires(P const& prediction) {
@@ -47,14 +49,20 @@ struct LocalGradient {
 /// paper found no gain in it.
 struct MeanGradient {
   static constexpr bool remembers = true;
-  double alpha = 0.5;  ///< of the mean; 0: LocalGradient
-  double gamma = 0.9;  ///< of the mean so far that is kept
+  double alpha = 0.5;  ///< of the mean, 0 to 1; 0: LocalGradient
+  double gamma = 0.9;  ///< of the mean so far that is kept, 0 <= gamma < 1
 
   template <class T> [[nodiscard]] constexpr T predict(T local, T mean) const noexcept {
     return static_cast<T>(alpha) * mean + static_cast<T>(1 - alpha) * local;
   }
   template <class T> [[nodiscard]] constexpr T remember(T mean, T change) const noexcept {
     return static_cast<T>(gamma) * mean + static_cast<T>(1 - gamma) * change;
+  }
+  /// @throws Error  bad_configuration
+  void check() const {
+    if (!(alpha >= 0 && alpha <= 1 && gamma >= 0 && gamma < 1))
+      raise(Errc::bad_configuration, "a prediction cannot take ", alpha,
+            " of a mean of which it keeps ", gamma, "; let alpha be 0 to 1, gamma 0 to below 1");
   }
   friend bool operator==(MeanGradient const&, MeanGradient const&) = default;
 };
