@@ -3,6 +3,7 @@
 /// @file   Two-stage synchronisation at a parameter server in this process: tells workers which
 ///         layers are late.
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -35,16 +36,21 @@ class LateAnswers final : public stagger::detail::AddedRounds {
       return layers_.add_score(static_cast<std::size_t>(layer.number()), score);
     });
   }
-  void add_loss(int worker, double loss) noexcept {
+  /// @param active  whether the worker's steps go on; where they do not, they have been reset
+  void add_loss(int worker, double loss, std::atomic<bool> const& active) noexcept {
     take([&] {
       std::lock_guard const lock(mutex_);
+      if (!active.load()) return false;
       return layers_.add_loss(static_cast<std::size_t>(worker), loss);
     });
   }
   /// @param told    of the late layers, now or once they are chosen; until reset()
   /// @throws Error  what went wrong; mismatch for a step before the last that has been chosen for
-  void ask(int worker, std::uint32_t step, stagger::detail::ParameterListener& told) {
+  /// @param active  likewise
+  void ask(int worker, std::uint32_t step, stagger::detail::ParameterListener& told,
+           std::atomic<bool> const& active) {
     std::lock_guard const lock(mutex_);
+    if (!active.load()) return;  // the worker is being told why
     if (failure_) std::rethrow_exception(failure_);
     if (step < layers_.step())
       raise(Errc::mismatch, "worker ", worker, " asks which layers are late in step ", step,
@@ -52,6 +58,21 @@ class LateAnswers final : public stagger::detail::AddedRounds {
             " have been chosen; take the steps of all workers in turn");
     asks_[static_cast<std::size_t>(worker)] = &told;
     if (step == layers_.step()) answer();
+  }
+  /// A worker takes no further step, which the others' next ones would need.
+  void leave(int worker) noexcept {
+    std::lock_guard const lock(mutex_);
+    asks_[static_cast<std::size_t>(worker)] = nullptr;
+    if (failure_) return;
+    try {
+      failure_ = std::make_exception_ptr(stagger::Error(
+          Errc::peer_failed, text("worker ", worker,
+                                  " has gone, and layers that are late need the gradients of all; "
+                                  "let all workers take equally many steps")));
+    } catch (...) {
+      failure_ = std::current_exception();
+    }
+    answer();
   }
   /// All workers begin again.
   void reset() noexcept {

@@ -162,6 +162,11 @@ class ServerInProcess {
   void begin(int seat) {
     std::lock_guard const lock(joining_);  // not while streams are being given up
     forget_asks(seat);                     // of a stream that failed
+    for (std::size_t l = 0; l < layers_.size(); ++l) {
+      std::lock_guard const shard(mutex(l));
+      require_going_on(worker_of(seat), layers_[l]->waits_for_others(worker_of(seat)));
+    }
+    if (late_ != nullptr && !seats_.any_active()) late_->reset();
     seats_[seat].active.store(true);
   }
   /// Pushes of a layer that the worker has made since the server began, or is taken to have made.
@@ -173,11 +178,7 @@ class ServerInProcess {
   void read(int seat, std::size_t l, std::byte* values) {
     std::lock_guard const lock(mutex(l));
     ParameterStore& layer = *layers_[l];
-    if (seats_[seat].active.load()) {
-      layer.come_back(worker_of(seat));
-      require_going_on(worker_of(seat), layer.ended(worker_of(seat)));
-    }
-    seats_[seat].streams = layer.streams();
+    if (seats_[seat].active.load()) layer.come_back(worker_of(seat));
     std::byte const* const from = layer.begin(worker_of(seat));
     if (layer.bytes() != 0) std::memcpy(values, from, layer.bytes());
   }
@@ -189,9 +190,12 @@ class ServerInProcess {
     if (last) layers_[l]->end(worker_of(seat));
     answer(l);
   }
-  [[nodiscard]] LateAnswers& late_layers(int seat) const {
+  void report(int seat, double loss) {
+    late_->add_loss(worker_of(seat), loss, seats_[seat].active);
+  }
+  void ask_late(int seat, std::uint32_t step) {
     require_active(seat);
-    return *late_;
+    late_->ask(worker_of(seat), step, *seats_[seat].listener, seats_[seat].active);
   }
 
   void ask(int seat, std::size_t l, std::uint32_t rounds) {
@@ -253,12 +257,7 @@ class ServerInProcess {
     return text("worker ", slowest, ", which has made ", least, " pushes");
   }
 
-  /// @throws Error  bad_configuration for a number that the server was not made for
-  [[gnu::cold]] void require_worker(int number) const {
-    if (number < 0 || number >= options_.workers)
-      raise(Errc::bad_configuration, "there is no worker ", number,
-            "; the server was made for workers 0 to ", options_.workers - 1);
-  }
+  void require_worker(int number) const { seats_.require_worker(number); }
 
   /// @return  what `read` makes of the history of a layer
   template <class Read> [[nodiscard]] auto look_at(std::size_t l, Read read) {
@@ -281,10 +280,11 @@ class ServerInProcess {
   /// Of a worker that takes no further step: what it pushed last was not known to be the last.
   void go_on_without(int seat) {
     bool const other = seats_.any_active(worker_of(seat));  // process of it, which goes on
+    if (late_ != nullptr) late_->leave(worker_of(seat));
     for (std::size_t l = 0; l < layers_.size() && !other; ++l) {
       std::lock_guard const lock(mutex(l));
       ParameterStore& layer = *layers_[l];
-      if (layer.ended(worker_of(seat)) || layer.streams() != seats_[seat].streams) continue;
+      if (layer.ended(worker_of(seat)) || !layer.in_stream(worker_of(seat))) continue;
       layer.end(worker_of(seat));
       answer(l);
     }
@@ -307,9 +307,10 @@ class ServerInProcess {
     if (rules.late != nullptr)
       late_ = std::make_unique<LateAnswers>(rules, layers, seats_.workers());
     store_rules_.added = late_.get();
-    layers_ = FixedArray<std::unique_ptr<ParameterStore>>(layers.size());
+    FixedArray<std::unique_ptr<ParameterStore>> stores(layers.size());
     for (std::size_t l = 0; l < layers.size(); ++l)
-      layers_[l] = std::make_unique<ParameterStore>(layers[l], store_rules_, seats_.workers());
+      stores[l] = std::make_unique<ParameterStore>(layers[l], store_rules_, seats_.workers());
+    layers_ = std::move(stores);
   }
 
   void compare(int worker, std::span<LayerParameters const> layers,
@@ -341,7 +342,7 @@ class ServerInProcess {
       Seat& each = seats_[n];
       if (!each.active.load() || each.asks[l] == nothing) continue;
       std::uint32_t const asked = each.asks[l];
-      if (asked == everything ? layer.streams() == each.streams
+      if (asked == everything ? layer.in_stream(worker_of(n))
                               : !layer.ready(worker_of(n), layer.start(worker_of(n)) + asked))
         continue;
       each.asks[l] = nothing;
@@ -369,7 +370,6 @@ class LinkInProcess final : public ParameterLink {
     List<std::uint64_t> digests;
     for (LayerParameters const& layer : layers) digests.push_back(values_digest(layer.values()));
     seat_ = server_->join(worker_, layers, digests, rules, listener);
-    listener_ = &listener;
   }
   void leave() noexcept override { server_->leave(seat_); }
   void begin() override { server_->begin(seat_); }
@@ -377,10 +377,8 @@ class LinkInProcess final : public ParameterLink {
   void push(std::size_t layer, std::byte const* values, bool last) override {
     server_->push(seat_, layer, values, last);
   }
-  void report(double loss) override { server_->late_layers(seat_).add_loss(worker_, loss); }
-  void ask_late(std::uint32_t step) override {
-    server_->late_layers(seat_).ask(worker_, step, *listener_);
-  }
+  void report(double loss) override { server_->report(seat_, loss); }
+  void ask_late(std::uint32_t step) override { server_->ask_late(seat_, step); }
   void ask(std::size_t layer, std::uint32_t rounds) override { server_->ask(seat_, layer, rounds); }
   void ask_last(std::size_t layer) override {
     server_->ask(seat_, layer, ServerInProcess::everything);
@@ -397,7 +395,6 @@ class LinkInProcess final : public ParameterLink {
  private:
   std::shared_ptr<ServerInProcess> server_;
   int worker_;
-  ParameterListener* listener_ = nullptr;
   int seat_ = 0;
 };
 

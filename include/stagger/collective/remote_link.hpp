@@ -145,7 +145,7 @@ class RemoteLink final : public ParameterLink, private MessageEnd {
     offer({.kind = MessageKind::who});
     auto const limit = std::chrono::duration<double>(std::min(connector_->deadline_s(), answer_s));
     changed_.wait_for(lock, limit, [this] { return told_ || failure_; });
-    if (told_) return words_;
+    if (told_) return answer_;
     return text("the parameter server at ", connector_->name(), ", which does not answer");
   }
 
@@ -332,6 +332,7 @@ class RemoteLink final : public ParameterLink, private MessageEnd {
         if (listener_ != nullptr) listener_->lost(lost_);
         break;
       case waits:
+        answer_ = words_;
         told_ = true;
         break;
       default:
@@ -389,7 +390,8 @@ class RemoteLink final : public ParameterLink, private MessageEnd {
   mutable std::condition_variable changed_;
   mutable MessageQueue queue_;
   mutable bool told_ = false;
-  std::string words_;  // of the last message with words
+  std::string words_;   // of the last message with words
+  std::string answer_;  // to `who`
   std::exception_ptr failure_;
   std::exception_ptr lost_;
   std::uint64_t run_ = 0;  // of the server; 0: it has not joined yet

@@ -20,8 +20,7 @@ struct Seat {
   int processes = 1;                                       ///< that its worker runs in
   bool came = false;                                       ///< it has joined, and may have left
   std::atomic<bool> active{false};                         ///< in a stream
-  List<std::uint32_t> asks;   ///< [layers] rounds of what it waits for, or ServerInProcess::nothing
-  std::uint32_t streams = 0;  ///< of all workers before its stream
+  List<std::uint32_t> asks;  ///< [layers] rounds of what it waits for, or ServerInProcess::nothing
 };
 
 class Seats {
@@ -35,6 +34,12 @@ class Seats {
   [[nodiscard]] Seat const& operator[](int seat) const noexcept { return seats_[seat]; }
   [[nodiscard]] int worker_of(int seat) const noexcept { return seat % workers_; }
 
+  /// @throws Error  bad_configuration for a number that the server was not made for
+  [[gnu::cold]] void require_worker(int number) const {
+    if (number < 0 || number >= workers_)
+      raise(Errc::bad_configuration, "there is no worker ", number,
+            "; the server was made for workers 0 to ", workers_ - 1);
+  }
   /// Processes of a worker that have joined.
   [[nodiscard]] int present(int worker) const {
     int count = 0;
@@ -45,6 +50,11 @@ class Seats {
   [[nodiscard]] bool any_active(int worker) const {
     bool any = false;
     for (int n = worker; n < size(); n += workers_) any = any || seats_[n].active.load();
+    return any;
+  }
+  [[nodiscard]] bool any_active() const {
+    bool any = false;
+    for (Seat const& each : seats_) any = any || each.active.load();
     return any;
   }
   struct Attendance {
@@ -64,9 +74,12 @@ class Seats {
   /// @throws Error  bad_configuration where all processes of the worker are here, or it joined as one
   ///                that runs in another number of them
   [[nodiscard]] int free_seat(int worker, stagger::detail::WorkerRules const& rules) const {
+    if (rules.process < 0 || rules.process >= size() / workers_)
+      raise(Errc::bad_configuration, "worker ", worker, " joins as process ", rules.process,
+            " of its own, where a worker runs in ", size() / workers_,
+            " at most; give each process the number that it has in its worker");
     int const seat = worker + rules.process * workers_;
-    bool free =
-        seat < size() && seats_[seat].listener == nullptr && present(worker) < rules.processes;
+    bool free = seats_[seat].listener == nullptr && present(worker) < rules.processes;
     for (int n = worker; n < size(); n += workers_)
       if (seats_[n].listener != nullptr) free = free && seats_[n].processes == rules.processes;
     if (!free)

@@ -131,9 +131,8 @@ class ServerConnection final : public MessageEnd, private ParameterListener {
         if (++first_values_ == request_->layers.size()) finish_join();
         return;
       case begin:
-        server_->begin(seat_);
-        drop_answers(message.stream);
-        return;
+        drop_answers(message.stream);  // before the server tells of the new one
+        return server_->begin(seat_);
       case read:
         return say({.kind = newest, .layer = message.layer});
       case push:

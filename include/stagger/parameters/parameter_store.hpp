@@ -83,6 +83,12 @@ class ParameterStore {
   /// Of a worker, added or not.
   [[nodiscard]] std::uint32_t pushes(int worker) const { return workers_[worker].pushes; }
   [[nodiscard]] bool ended(int worker) const { return workers_[worker].ended; }
+  /// Whether it can begin no stream until the others have ended theirs.
+  [[nodiscard]] bool waits_for_others(int worker) const {
+    return workers_[worker].ended && !workers_[worker].gone;
+  }
+  /// Whether the stream that it began last is not ended by all workers yet.
+  [[nodiscard]] bool in_stream(int worker) const { return workers_[worker].stream == streams_; }
   /// How often all workers have ended their streams.
   [[nodiscard]] std::uint32_t streams() const noexcept { return streams_; }
   /// Copies of the values in memory.
@@ -171,6 +177,7 @@ class ParameterStore {
   }
   /// A worker begins a stream: it asks for nothing older than what there is. @return `first`
   std::byte const* begin(int worker) {
+    workers_[worker].stream = streams_;
     keep_from(worker, snapshots_.rounds());
     return take_first(worker);
   }
@@ -181,12 +188,6 @@ class ParameterStore {
     return parameters_.stored().values[slot].data();
   }
 
-  static ParameterBlock first_of(List<ParameterBlock>& blocks) {
-    std::rotate(blocks.begin(), blocks.begin() + 1, blocks.end());
-    ParameterBlock first = std::move(blocks.back());
-    blocks.pop_back();
-    return first;
-  }
   void begin_from(int worker, std::uint32_t pushes) {
     StoreWorker& own = workers_[worker];
     own.ended = own.gone;
@@ -244,7 +245,7 @@ class ParameterStore {
   }
 
   void add_first_of(int worker, std::size_t from, std::size_t to, StoreRound const& round) {
-    ParameterBlock block = first_of(workers_[worker].waiting);
+    ParameterBlock block = workers_[worker].take_waiting();
     add(worker, block.data(), from, to, round);
     blocks_.give_back(std::move(block));
   }

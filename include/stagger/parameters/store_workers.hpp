@@ -6,6 +6,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
@@ -18,11 +19,20 @@ struct StoreWorker {
   std::uint32_t start = 0;            ///< before its stream
   std::uint32_t before = 0;           ///< that were added before its stream
   std::uint32_t from = 0;             ///< rounds of the first snapshot that it may ask for
-  bool ended = false;                 ///< its stream
+  std::uint32_t stream = 0;           ///< that it began last
+  bool ended = false;                 ///< that one
   bool gone = false;                  ///< nobody waits for it
   List<ParameterBlock> waiting{};     ///< pushes that are not added, the oldest first
   ParameterBlock answer{};            ///< in turn: the values behind its last push, or the first
   std::uint32_t answer_contains = 0;  ///< pushes of all workers
+
+  /// @return the oldest that waits
+  [[nodiscard]] ParameterBlock take_waiting() {
+    std::rotate(waiting.begin(), waiting.begin() + 1, waiting.end());
+    ParameterBlock first = std::move(waiting.back());
+    waiting.pop_back();
+    return first;
+  }
 };
 
 /// Pushes that are added at once.

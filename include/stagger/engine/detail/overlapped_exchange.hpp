@@ -29,12 +29,9 @@ namespace stagger::detail {
 /// pushed, and their values become what is predicted.
 class OverlappedExchange final : public ServerExchange {
  public:
-  /// @throws Error  mismatch for a worker that differs from the others
   [[gnu::cold]] OverlappedExchange(std::shared_ptr<ParameterLink> link, Machine& machine,
-                                   StalenessModel const& staleness,
-                                   std::shared_ptr<void const> const& kept)
-      : ServerExchange(std::move(link), machine, staleness, kept),
-        layers_(machine.parameters().size()) {
+                                   StalenessModel const& staleness)
+      : ServerExchange(std::move(link), machine, staleness), layers_(machine.parameters().size()) {
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       LayerParameters& own = machine.parameters()[l];
       if (calls().predict != nullptr) own.reserve_versions(2);

@@ -46,6 +46,22 @@ class ServerExchange : public Exchange, protected ParameterListener {
       if (!ranks[program_->cells[c].rank]) cells_[c].count = 0;
     if (open_) read_newest();  // of stages that another process ran before
   }
+  /// Once, when everything is made that is told of what the server says.
+  /// @param kept    what the staleness model and the optimizer point into
+  /// @throws Error  mismatch for a worker that differs from the others
+  [[gnu::cold]] void join(std::shared_ptr<void const> const& kept) {
+    auto const& layers = exchanged();
+    WorkerRules rules{staleness_.push_minibatches,
+                      staleness_.pushes,
+                      staleness_.adds,
+                      most_ahead(),
+                      machine_.model.optimizer,
+                      kept};
+    rules.late = staleness_.late;
+    rules.late_policy = staleness_.policy;
+    link_->join({layers.data(), layers.size()}, rules, *this);
+    joined_ = true;
+  }
   [[nodiscard]] std::uint64_t bytes() const override { return 0; }
   [[nodiscard]] std::string waits_for() const override {
     std::string words = link_->waits_for();
@@ -61,27 +77,14 @@ class ServerExchange : public Exchange, protected ParameterListener {
   };
 
   /// @param packed  [layers] what travels of each; none: its values
-  /// @throws Error  mismatch for a worker that differs from the others
   [[gnu::cold]] ServerExchange(std::shared_ptr<ParameterLink> link, Machine& machine,
                                StalenessModel const& staleness,
-                               std::shared_ptr<void const> const& kept,
                                FixedArray<LayerParameters> packed = {})
       : link_(std::move(link)),
         machine_(machine),
         staleness_(staleness),
         packed_(std::move(packed)),
-        cell_of_(machine.parameters().size()) {
-    auto const& layers = exchanged();
-    WorkerRules rules{staleness.push_minibatches,
-                      staleness.pushes,
-                      staleness.adds,
-                      most_ahead(),
-                      machine.model.optimizer,
-                      kept};
-    rules.late = staleness.late;
-    rules.late_policy = staleness.policy;
-    link_->join({layers.data(), layers.size()}, rules, *this);
-  }
+        cell_of_(machine.parameters().size()) {}
   /// Called by the destructor of whatever is derived last, while it is still what is told: nobody
   /// tells it anything any more.
   void leave() noexcept {
@@ -188,7 +191,7 @@ class ServerExchange : public Exchange, protected ParameterListener {
   }
 
   FixedArray<std::size_t> cell_of_;  // [layers]
-  bool joined_ = true;
+  bool joined_ = false;
   bool open_ = false;
 };
 
@@ -197,7 +200,9 @@ template <class Made>
                                                       Machine& machine,
                                                       StalenessModel const& staleness,
                                                       std::shared_ptr<void const> const& kept) {
-  return std::make_unique<Made>(link, machine, staleness, kept);
+  auto made = std::make_unique<Made>(link, machine, staleness);
+  made->join(kept);
+  return made;
 }
 
 }  // namespace stagger::detail

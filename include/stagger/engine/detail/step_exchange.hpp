@@ -20,13 +20,11 @@ namespace stagger::detail {
 /// At the end of a step, gradients go to the server, and the weights of the next step come back.
 class StepExchange : public ServerExchange {
  public:
-  /// @throws Error  bad_configuration for a model that cannot be, mismatch for a worker that differs
-  ///                from the others
+  /// @throws Error  bad_configuration for a model that cannot be
   [[gnu::cold]] StepExchange(std::shared_ptr<ParameterLink> link, Machine& machine,
                              StalenessModel const& staleness,
-                             std::shared_ptr<void const> const& kept,
                              FixedArray<LayerParameters> packed = {})
-      : ServerExchange(std::move(link), machine, possible(staleness), kept, std::move(packed)) {}
+      : ServerExchange(std::move(link), machine, possible(staleness), std::move(packed)) {}
   ~StepExchange() override { leave(); }
 
   void begin_step() override {
@@ -106,9 +104,8 @@ class LocalExchange final : public StepExchange {
  public:
   /// @throws Error  as of StepExchange
   [[gnu::cold]] LocalExchange(std::shared_ptr<ParameterLink> link, Machine& machine,
-                              StalenessModel const& staleness,
-                              std::shared_ptr<void const> const& kept)
-      : StepExchange(std::move(link), machine, staleness, kept, packed_of(machine, staleness)) {}
+                              StalenessModel const& staleness)
+      : StepExchange(std::move(link), machine, staleness, packed_of(machine, staleness)) {}
   ~LocalExchange() override { leave(); }
 
   void execute(Machine&, Instruction const& in) override {

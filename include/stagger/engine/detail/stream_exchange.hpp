@@ -23,12 +23,10 @@ namespace stagger::detail {
 /// snapshots it asks for.
 class StreamExchange final : public ServerExchange {
  public:
-  /// @throws Error  bad_configuration for a model that cannot be, mismatch for a worker that differs
-  ///                from the others
+  /// @throws Error  bad_configuration for a model that cannot be
   [[gnu::cold]] StreamExchange(std::shared_ptr<ParameterLink> link, Machine& machine,
-                               StalenessModel const& staleness,
-                               std::shared_ptr<void const> const& kept)
-      : ServerExchange(std::move(link), machine, possible(staleness), kept) {}
+                               StalenessModel const& staleness)
+      : ServerExchange(std::move(link), machine, possible(staleness)) {}
   ~StreamExchange() override { leave(); }
 
   [[gnu::cold]] void load(Machine& machine) override {

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/collective/parameter_server.hpp>
+
+#include "catch.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+namespace sg = stagger;
+using sg::detail::LayerParameters;
+using sg::detail::ParameterLink;
+
+namespace {
+
+/// What a server has told a worker.
+struct Told final : sg::detail::ParameterListener {
+  std::vector<std::size_t> last{};  // layers
+  bool failed = false;
+  void arrived(std::size_t, std::uint32_t) noexcept override {}
+  void arrived_last(std::size_t layer) noexcept override { last.push_back(layer); }
+  void lost(std::exception_ptr) noexcept override { failed = true; }
+};
+
+std::vector<LayerParameters> model_of(std::size_t layers) {
+  std::vector<LayerParameters> model(layers);
+  for (std::size_t l = 0; l < layers; ++l) {
+    sg::List<sg::detail::ParameterDeclaration> declared;
+    sg::detail::ParameterDeclaration d;
+    d.name.push_back('w');
+    d.type = sg::ElementType::f32;
+    d.size = 1;
+    d.initial.assign(sizeof(float), std::byte{0});
+    declared.push_back(std::move(d));
+    model[l].adopt(std::move(declared), static_cast<int>(l), 0);
+  }
+  return model;
+}
+
+sg::detail::WorkerRules changes() {
+  sg::detail::WorkerRules rules;
+  rules.optimizer.digest = [](void const*) noexcept { return std::uint64_t{1}; };
+  return rules;
+}
+
+/// Of a layer with one parameter of one element, which is padded to a cache line.
+struct Values {
+  alignas(sg::alignment_bytes) float padded[sg::alignment_bytes / sizeof(float)] = {};
+  std::byte* bytes() { return reinterpret_cast<std::byte*>(padded); }
+  float first() const { return padded[0]; }
+};
+
+/// A worker whose every push adds 1 to each layer.
+struct Worker {
+  std::shared_ptr<ParameterLink> link;
+  Told told{};
+  Worker(sg::collective::ParameterServer const& server, int number,
+         std::vector<LayerParameters> const& model, sg::detail::WorkerRules const& rules)
+      : link(server.worker(number).link()) {
+    link->join(model, rules, told);
+  }
+  Worker(Worker const&) = delete;
+  Worker& operator=(Worker const&) = delete;
+  ~Worker() { link->leave(); }
+
+  void begin_and_read(std::size_t layers) {
+    told.last.clear();
+    told.failed = false;
+    link->begin();
+    Values values;
+    for (std::size_t l = 0; l < layers; ++l) link->read(l, values.bytes());
+  }
+  void push(std::size_t layer) {
+    Values one;
+    one.padded[0] = 1;
+    link->push(layer, one.bytes(), true);
+    link->ask_last(layer);
+  }
+  float take_last(std::size_t layer) {
+    Values values;
+    link->take_last(layer, values.bytes());
+    return values.first();
+  }
+};
+
+}  // namespace
+
+TEST_CASE(
+    "collective/ParameterServer: a stream that fails when some layers have ended theirs leaves "
+    "nothing to the next one",
+    "[collective]") {
+  sg::collective::ParameterServer const server({.workers = 2});
+  auto const model = model_of(2);
+  Worker a(server, 0, model, changes());
+  Worker b(server, 1, model, changes());
+  a.begin_and_read(2);
+  b.begin_and_read(2);
+  for (Worker* each : {&a, &b}) each->push(1);  // which is complete, layer 0 is not
+  a.link->end(std::make_exception_ptr(std::runtime_error("out of ink")));
+  REQUIRE(b.told.failed);
+  for (int stream = 0; stream < 3; ++stream) {
+    a.begin_and_read(2);
+    b.begin_and_read(2);
+    for (std::size_t l = 0; l < 2; ++l) {
+      a.push(l);
+      CHECK(a.told.last.size() == l);  // the other's push of this layer is to come
+      b.push(l);
+      CHECK(a.told.last.size() == l + 1);
+      CHECK(b.told.last.size() == l + 1);
+      float const before = l == 1 ? 2.0F : 0.0F;
+      for (Worker* each : {&a, &b})
+        CHECK(each->take_last(l) == before + 2 * static_cast<float>(stream + 1));
+    }
+    a.link->end(nullptr);
+    b.link->end(nullptr);
+  }
+}
+
+TEST_CASE("collective/ParameterServer: has places for the processes that its workers may run in",
+          "[collective]") {
+  sg::collective::ParameterServer const server({.workers = 2});
+  auto const model = model_of(1);
+  for (int const process : {-1, 1, 0x3fffffff, 0x7fffffff}) {
+    CAPTURE(process);
+    auto rules = changes();
+    rules.process = process;
+    rules.processes = 0x7fffffff;
+    CHECK_THROWS_WITH(Worker(server, 0, model, rules),
+                      Catch::Matchers::Contains("worker 0 joins as process"));
+  }
+  Worker(server, 0, model, changes());
+}
