@@ -4,10 +4,13 @@
 ///         carries it: reliable messages in order, over any transport.
 
 #include <algorithm>
+#include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <utility>
@@ -146,6 +149,19 @@ class Connector {
   [[nodiscard]] virtual double deadline_s() const = 0;
   /// Where the server is, in words.
   [[nodiscard]] virtual std::string name() const = 0;
+
+  // The time by which a worker waits; real, unless a transport has another.
+
+  /// s, since any moment.
+  [[nodiscard]] virtual double now_s() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+  }
+  /// Waits for `changed`, so many seconds at most; it may return earlier.
+  virtual void wait(std::unique_lock<std::mutex>& lock, std::condition_variable& changed,
+                    double most_s) const {
+    changed.wait_for(lock, std::chrono::duration<double>(most_s));
+  }
 };
 
 /// Of a layer's values.

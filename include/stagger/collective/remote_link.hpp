@@ -3,7 +3,6 @@
 /// @file   A worker's link to a parameter server in another process, over any transport.
 
 #include <algorithm>
-#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -13,7 +12,6 @@
 #include <mutex>
 #include <span>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include <stagger/collective/messages.hpp>
@@ -143,8 +141,7 @@ class RemoteLink final : public ParameterLink, private MessageEnd {
     std::unique_lock lock(mutex_);
     told_ = false;
     offer({.kind = MessageKind::who});
-    auto const limit = std::chrono::duration<double>(std::min(connector_->deadline_s(), answer_s));
-    changed_.wait_for(lock, limit, [this] { return told_ || failure_; });
+    wait_for(lock, std::min(connector_->deadline_s(), answer_s), [this] { return told_; });
     if (told_) return answer_;
     return text("the parameter server at ", connector_->name(), ", which does not answer");
   }
@@ -178,7 +175,7 @@ class RemoteLink final : public ParameterLink, private MessageEnd {
 
   /// Waits for a server that does not run yet, or has no room for a moment.
   [[gnu::cold]] void connect() {
-    auto const begun = std::chrono::steady_clock::now();
+    double const begun_s = connector_->now_s();
     for (;;) {
       hang_up();
       failure_ = nullptr;
@@ -194,10 +191,11 @@ class RemoteLink final : public ParameterLink, private MessageEnd {
       } catch (Error const& error) {
         hang_up();
         failure_ = std::current_exception();
-        std::chrono::duration<double> const waited = std::chrono::steady_clock::now() - begun;
-        if (error.code() != Errc::io || waited.count() > connector_->deadline_s()) throw;
+        if (error.code() != Errc::io || connector_->now_s() - begun_s > connector_->deadline_s())
+          throw;
       }
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      std::unique_lock lock(mutex_);
+      connector_->wait(lock, changed_, 0.05);
     }
   }
   /// After this the transport tells nothing any more.
@@ -240,9 +238,15 @@ class RemoteLink final : public ParameterLink, private MessageEnd {
     if (!offer(message)) disconnect("takes no messages");
   }
   template <class Until>
+  void wait_for(std::unique_lock<std::mutex>& lock, double most_s, Until until) const {
+    double const limit_s = connector_->now_s() + most_s;
+    for (double left_s = most_s; !until() && !failure_ && left_s > 0;
+         left_s = limit_s - connector_->now_s())
+      connector_->wait(lock, changed_, left_s);
+  }
+  template <class Until>
   void wait(std::unique_lock<std::mutex>& lock, char const* what, Until until) {
-    auto const limit = std::chrono::duration<double>(connector_->deadline_s());
-    changed_.wait_for(lock, limit, [&] { return until() || failure_; });
+    wait_for(lock, connector_->deadline_s(), until);
     if (until()) return;
     require_connected();
     disconnect(text("has not ", what, " for ", connector_->deadline_s(), " s"));
