@@ -49,7 +49,8 @@ double pushes_s(sg::plan::WorkersPlan const& plan) {
   std::vector<double> bytes(plan.links.size());
   for (auto const& worker : plan.played())
     for (std::size_t l = 0; l < plan.layer_bytes.size(); ++l)
-      bytes[static_cast<std::size_t>(worker.ways[l])] += static_cast<double>(plan.layer_bytes[l]);
+      bytes[static_cast<std::size_t>(worker.layer_links[l])] +=
+          static_cast<double>(plan.layer_bytes[l]);
   double longest_s = 0;
   for (std::size_t i = 0; i < bytes.size(); ++i)
     longest_s = std::max(longest_s, bytes[i] / plan.links[i].rate);
@@ -65,7 +66,8 @@ ClusterTimes hetpipe_times(Settings const& s) {
       .distance = s.sync == "wsp" && s.paper.empty() ? static_cast<int>(s.distance) : 0,
       .in_flight = static_cast<int>(s.in_flight),
       .allocations = {allocation_of(s.allocation)},
-      .homes = {s.parameters == "local" ? sg::plan::Homes::local : sg::plan::Homes::round_robin}};
+      .parameters = {s.parameters == "local" ? sg::plan::ParameterPlacement::local
+                                             : sg::plan::ParameterPlacement::round_robin}};
   sg::plan::WorkersPlan plan;
   try {
     plan = planner.plan(profile, cluster);

@@ -78,11 +78,11 @@ double sooner(Compared const& one, Compared const& other) {
 /// Images a second of all workers with an allocation, with as many in flight as asked for, or the
 /// most that there is memory for.
 double speed(hetpipe::Profile const& profile, int in_flight, plan::Allocation allocation,
-             plan::Homes homes) {
+             plan::ParameterPlacement parameters) {
   for (;; --in_flight) {
     try {
       return plan::VirtualWorkers{
-          .in_flight = in_flight, .allocations = {allocation}, .homes = {homes}}
+          .in_flight = in_flight, .allocations = {allocation}, .parameters = {parameters}}
           .plan(profile, hetpipe::usable())
           .samples_per_s;
     } catch (stagger::Error const&) {
@@ -104,12 +104,15 @@ class Claims {
   void allocations(char const* number, hetpipe::Profile const& profile, int in_flight, double local,
                    double horovod, std::size_t horovod_gpus) {
     using plan::Allocation;
-    using plan::Homes;
-    double const np = speed(profile, in_flight, Allocation::node_partition, Homes::round_robin);
-    double const ed = speed(profile, in_flight, Allocation::equal_distribution, Homes::round_robin);
+    using plan::ParameterPlacement;
+    double const np =
+        speed(profile, in_flight, Allocation::node_partition, ParameterPlacement::round_robin);
+    double const ed =
+        speed(profile, in_flight, Allocation::equal_distribution, ParameterPlacement::round_robin);
     double const hd =
-        speed(profile, in_flight, Allocation::hybrid_distribution, Homes::round_robin);
-    double const here = speed(profile, in_flight, Allocation::equal_distribution, Homes::local);
+        speed(profile, in_flight, Allocation::hybrid_distribution, ParameterPlacement::round_robin);
+    double const here =
+        speed(profile, in_flight, Allocation::equal_distribution, ParameterPlacement::local);
     std::string const name = profile.name + ", images/s: ";
     add(number, name + "ED with local parameters", report::format_fixed(local, 0),
         report::format_fixed(here, 0), here >= std::max(ed, hd) && here > horovod);

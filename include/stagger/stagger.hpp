@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What a program that trains needs, from the standard library alone. Reports (stagger/report/), collectives
-///         (stagger/collective/) and the catalog of all schedules (stagger/schedule/) have headers of their own.
+/// @file   What a program that trains needs, from the standard library alone. Reports
+///         (stagger/report/), collectives (stagger/collective/) and the catalog of all schedules
+///         (stagger/schedule/) have headers of their own.
 
 #include <stagger/core/requirements.hpp>  // first: its sentences come before any other error
 

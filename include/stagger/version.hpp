@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The version of stagger. It stands here and nowhere else: CMake and Conan read it from this file.
+/// @file   The version of stagger, which CMake and Conan read from this file.
 
 #define STAGGER_VERSION_MAJOR 0  ///< a step here may change what programs mean
 #define STAGGER_VERSION_MINOR 1  ///< while MAJOR is 0, a step here may change what users write

@@ -39,10 +39,10 @@ int run(bool apart) {
   sg::mpi::Session const session(sg::mpi::Threads::multiple);
   int process = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &process);
-  std::vector<int> homes;
-  if (apart) homes.assign(layers, 2);
+  std::vector<int> layer_processes;
+  if (apart) layer_processes.assign(layers, 2);
   sg::mpi::ParameterServer const server(
-      {.workers = apart ? 2 : 3, .homes = homes, .deadline_s = 2});
+      {.workers = apart ? 2 : 3, .layer_processes = layer_processes, .deadline_s = 2});
   auto const start = std::chrono::steady_clock::now();
   auto const report = [&](char const* words) {
     std::chrono::duration<double> const took = std::chrono::steady_clock::now() - start;

@@ -235,9 +235,10 @@ std::vector<std::vector<int>> placements() {
 /// Carries out `count` rounds in all workers, each in one process, and the same with all workers in
 /// this process; then both must have the same bits.
 template <class Make, class Take>
-void require_same_workers(int workers, std::vector<int> const& homes, Make make, Take take,
-                          int count) {
-  sg::mpi::ParameterServer const server({.workers = workers, .homes = homes}, adam);
+void require_same_workers(int workers, std::vector<int> const& layer_processes, Make make,
+                          Take take, int count) {
+  sg::mpi::ParameterServer const server({.workers = workers, .layer_processes = layer_processes},
+                                        adam);
   sg::collective::ParameterServer const near({.workers = workers});
   {
     using Trainer = decltype(make(server.worker(0), 0));
@@ -273,31 +274,32 @@ auto const steps = [](auto& train, Batch const& batch) { return train.step(batch
 }  // namespace
 
 TEST_CASE("mpi/ParameterServer: streams have the bits of a server in one process", "[mpi]") {
-  for (auto const& homes : placements())
+  for (auto const& layer_processes : placements())
     for (int const workers : {1, 2, 3})
       for (auto const& [in_flight, distance] : {std::pair{1, 0}, {4, 0}, {2, 1}, {5, 3}}) {
-        CAPTURE(workers, in_flight, distance, homes);
+        CAPTURE(workers, in_flight, distance, layer_processes);
         auto const make = [&](sg::collective::ServerWorker worker, int number) {
           return on_threads(std::move(worker), number, exact(in_flight, distance),
                             sg::schedule::Fifo{.in_flight = in_flight});
         };
-        require_same_workers(workers, homes, make, streams, 2);
+        require_same_workers(workers, layer_processes, make, streams, 2);
       }
 }
 
 TEST_CASE("mpi/ParameterServer: steps have the bits of a server in one process", "[mpi]") {
-  for (auto const& homes : placements()) {
-    CAPTURE(homes);
+  for (auto const& layer_processes : placements()) {
+    CAPTURE(layer_processes);
     auto const in_step = [](sg::collective::ServerWorker worker, int number) {
       return on_threads(std::move(worker), number, sg::staleness::Synchronous{},
                         sg::schedule::OneFOneB{});
     };
-    for (int const workers : {1, 2, 4}) require_same_workers(workers, homes, in_step, steps, 3);
+    for (int const workers : {1, 2, 4})
+      require_same_workers(workers, layer_processes, in_step, steps, 3);
     auto const local = [](sg::collective::ServerWorker worker, int number) {
       return on_threads(std::move(worker), number, sg::staleness::LocalSgd{.period = 2},
                         sg::schedule::OneFOneB{});
     };
-    require_same_workers(3, homes, local, steps, 4);
+    require_same_workers(3, layer_processes, local, steps, 4);
   }
 }
 
@@ -309,10 +311,11 @@ TEST_CASE("mpi/ParameterServer: workers over processes have the bits of workers 
   MPI_Comm_split(MPI_COMM_WORLD, own, 0, &half);
   int stages = 0;
   MPI_Comm_size(half, &stages);
-  for (auto const& homes : placements())
+  for (auto const& layer_processes : placements())
     for (bool const stream : {true, false}) {
-      CAPTURE(homes, stream);
-      sg::mpi::ParameterServer const server({.workers = count, .homes = homes}, adam);
+      CAPTURE(layer_processes, stream);
+      sg::mpi::ParameterServer const server({.workers = count, .layer_processes = layer_processes},
+                                            adam);
       sg::collective::ParameterServer const near({.workers = count});
       auto const make = [&](sg::collective::ServerWorker worker, auto device, int number,
                             auto model, auto schedule) {
@@ -399,12 +402,12 @@ TEST_CASE("mpi/ParameterServer: refuses workers that differ, and what cannot be"
   }
   REQUIRE_THROWS_WITH(server.serve(),
                       Catch::Matchers::Contains("worker 1 has not joined the parameter server"));
-  REQUIRE_THROWS_WITH(sg::mpi::ParameterServer({.workers = 1, .homes = {9}}),
+  REQUIRE_THROWS_WITH(sg::mpi::ParameterServer({.workers = 1, .layer_processes = {9}}),
                       Catch::Matchers::Contains("no process 9"));
-  sg::mpi::ParameterServer const small({.workers = 1, .homes = {0}});
+  sg::mpi::ParameterServer const small({.workers = 1, .layer_processes = {0}});
   REQUIRE_THROWS_WITH(
       on_threads(small.worker(0), 0, exact(2, 0), sg::schedule::Fifo{.in_flight = 2}),
-      Catch::Matchers::Contains("has homes for 1 layer, worker 0 has 4"));
+      Catch::Matchers::Contains("layer_processes has 1 layer, worker 0 has 4"));
   if (processes() == 1) return;
   REQUIRE_THROWS_WITH(sg::mpi::ParameterServer({.workers = 1 + process()}),
                       Catch::Matchers::Contains("ServerOptions::workers"));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The check, before training starts, that all ranks run the same program on the same model.
+/// @file   The check, before training, that all ranks run the same program on the same model.
 
 #include <algorithm>
 #include <cstddef>

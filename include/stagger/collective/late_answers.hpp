@@ -30,7 +30,7 @@ class LateAnswers final : public stagger::detail::AddedRounds {
       : layers_(rules.late->choice(rules.late_policy), bytes_of(layers), workers), asks_(workers) {}
 
   void add(stagger::detail::ScoredLayer const& layer) noexcept override {
-    take([&] {
+    answer_after([&] {
       double const score = layers_.choice().score(layer);
       std::lock_guard const lock(mutex_);
       return layers_.add_score(static_cast<std::size_t>(layer.number()), score);
@@ -38,7 +38,7 @@ class LateAnswers final : public stagger::detail::AddedRounds {
   }
   /// @param active  whether the worker's steps go on; where they do not, they have been reset
   void add_loss(int worker, double loss, std::atomic<bool> const& active) noexcept {
-    take([&] {
+    answer_after([&] {
       std::lock_guard const lock(mutex_);
       if (!active.load()) return false;
       return layers_.add_loss(static_cast<std::size_t>(worker), loss);
@@ -89,8 +89,9 @@ class LateAnswers final : public stagger::detail::AddedRounds {
     return bytes;
   }
 
+  /// Answers those who ask, if the late layers are known then, or if something went wrong.
   /// @param body  () -> whether the late layers are known now
-  template <class Body> void take(Body body) noexcept {
+  template <class Body> void answer_after(Body body) noexcept {
     bool chosen = false;
     std::exception_ptr failure;
     try {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What a worker and those that have joined a parameter server before it must have in common.
+/// @file   What all workers that join a parameter server must have in common.
 
 #include <cstddef>
 

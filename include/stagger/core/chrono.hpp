@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Clocks and durations. libstdc++'s <chrono> includes <sstream>, and from g++ 13 on <format>,
-///         which every pipeline would have to compile.
+/// @file   Clocks and durations. libstdc++'s <chrono> includes <sstream>, and from g++ 13 on
+///         <format>, which every pipeline would have to compile.
 
 #include <stagger/core/requirements.hpp>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   An array whose length is given once; its elements never move. One copy of the code that makes
-///         and destroys them serves every type.
+/// @file   An array whose length is given once; its elements never move. One copy of the code that
+///         makes and destroys them serves every type.
 
 #include <stagger/core/requirements.hpp>
 

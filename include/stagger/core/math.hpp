@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The few functions of <cmath> that every pipeline needs. libstdc++'s header has the special
-///         functions beside them, the most expensive text that a pipeline would include.
+/// @file   The few functions of <cmath> that every pipeline needs. libstdc++'s header has the
+///         special functions beside them, the most expensive text that a pipeline would include.
 
 #include <stagger/core/requirements.hpp>
 

@@ -17,8 +17,8 @@ namespace stagger {
 
 namespace detail {
 
-/// What `advance` asks of a back end that runs instructions one by one. Signals are counters that start a step at 0; only one rank
-/// gives each.
+/// What `advance` asks of a back end that runs instructions one by one. Signals are counters that
+/// start a step at 0; only one rank gives each.
 template <class B>
 concept Interpreter = requires(B& backend, RankState& rank, Wait const& wait, std::uint32_t signal,
                                Instruction const& in) {
@@ -41,8 +41,7 @@ enum class Progress : std::uint8_t {
   stopped,   ///< the step has failed
 };
 
-/// Runs a rank until it must wait: the interpreter. The back end calls it again when the rank can go
-/// on.
+/// Runs a rank until it must wait: the interpreter. It is called again when the rank can go on.
 template <Interpreter B> Progress advance(B& backend, RankState& rank) {
   Instruction const* in = rank.next.load(std::memory_order_relaxed);
   for (;;) {

@@ -14,7 +14,8 @@
 /// | nccl::Gpus{...} | in several processes, each with a GPU | GPUs are on several machines |
 /// | mpi::Processes{} | in processes, on several machines | one machine is not enough |
 ///
-/// A back end, from the constructor to the last step (detail::Backend below, and engine/backend.hpp to write one with):
+/// A back end, from the constructor to the last step (detail::Backend below, and engine/backend.hpp
+/// to write one with):
 ///
 /// | call | when | what it does |
 /// |---|---|---|
@@ -26,8 +27,8 @@
 /// | fail(why) | whenever anything throws, by any thread | the step ends as soon as it can; the first failure is told |
 /// | ready, give, execute, stopping | each instruction | what `advance` needs; devices that enqueue have their own loop |
 ///
-/// The engine promises: one step at a time; `load` and `drive` never run at the same time; a program
-/// was checked before it is loaded; steps after the first of a program allocate nothing.
+/// The engine promises: one step at a time; `load` and `drive` never run at the same time; a
+/// program was checked before it is loaded; steps after the first of a program allocate nothing.
 /// What a device can do beyond that is a member of `traits`, and is checked against its functions.
 
 #include <stagger/core/requirements.hpp>

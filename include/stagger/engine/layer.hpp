@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A layer with its type erased: an object and a table of functions; its forward and backward.
+/// @file   A layer with its type erased: an object and functions; its forward and backward.
 
 #include <utility>
 

@@ -55,7 +55,7 @@ class RowSplitter {
     take_rows(type, part, value, rows, taken, each);
     return part;
   }
-  /// Puts the rows of `part` back into a value with the rows `rows`, of which the others are unspecified.
+  /// Puts the rows of `part` back into a value of `rows`, whose others are unspecified.
   void put_back(SlotType const& type, void* value, RowRange rows, RowRange taken,
                 void const* part) {
     std::size_t const each = type.rows(part) / taken.count();

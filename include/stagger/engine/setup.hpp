@@ -107,8 +107,8 @@ class LocalExchange;
 class OverlappedExchange;
 class StepExchange;
 class StreamExchange;
-/// For `ServerChoice`, by address. `engine/detail/server_exchange.hpp` defines it; what only names it need not
-/// include the engine.
+/// For `ServerChoice`, by address. `engine/detail/server_exchange.hpp` defines it; what only names
+/// it need not include the engine.
 template <class Made>
 std::unique_ptr<Exchange> make_exchange(std::shared_ptr<ParameterLink> const& link,
                                         Machine& machine, StalenessModel const& staleness,

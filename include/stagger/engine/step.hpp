@@ -219,9 +219,8 @@ class [[nodiscard]] Ticket {
 ///     std::printf("%g\n", last.metrics().loss);   // waits; not asking does not
 /// @endcode
 ///
-/// @throws  the reason why the step could not be enqueued; the error of an earlier step that was
-///              not
-/// reported yet
+/// @throws  the reason why the step could not be enqueued; the error of an earlier step that
+///          was not reported yet
 inline Ticket enqueue(Step step) {
   Ticket ticket;
   ticket.place_ = step.owner_->enqueue(step.request_, step.stop_, ticket.metrics_);

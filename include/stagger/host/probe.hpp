@@ -60,8 +60,8 @@ struct Probe {
 
 namespace stagger::detail {  // a namespace host::detail would hide the engine's in the back ends
 
-/// Two threads that hand a buffer to and fro; the one that has it reads what the other wrote and writes
-/// as much of its own.
+/// Two threads that hand a buffer to and fro; the one that has it reads what the other wrote and
+/// writes as much of its own.
 class PingPong {
  public:
   explicit PingPong(std::size_t most) : there_(most), back_(most), mine_(most), its_(most) {

@@ -35,11 +35,11 @@ template <class Enum, class Name>
 
 }  // namespace detail
 
-/// `{"allocation", "homes", "in_flight", "distance", "batch", "samples_per_s", "candidates",
-/// "layer_bytes", "layer_nodes", "links": [{"bytes_per_s", "latency_s", "loss", "sharing", "duplex"}],
-/// "workers": [{"waiting", "idle", "stages": [{"first", "last", "device", "node", "forward_s",
-/// "backward_s", "transfer_s", "busy", "memory_bytes", "capacity_bytes"}]}]}`; a link without
-/// `bytes_per_s` carries everything at once.
+/// `{"allocation", "parameters", "in_flight", "distance", "batch", "samples_per_s", "candidates",
+/// "layer_bytes", "layer_nodes", "links": [{"bytes_per_s", "latency_s", "loss", "sharing",
+/// "duplex"}], "workers": [{"waiting", "idle", "stages": [{"first", "last", "device", "node",
+/// "forward_s", "backward_s", "transfer_s", "busy", "memory_bytes", "capacity_bytes"}]}]}`; a link
+/// without `bytes_per_s` carries everything at once.
 [[nodiscard]] inline Value to_value(plan::WorkersPlan const& plan) {
   Value links = Value::array(), workers = Value::array();
   for (schedule::Links const& link : plan.links) {
@@ -66,7 +66,7 @@ template <class Enum, class Name>
     workers.push_back({{"waiting", worker.waiting}, {"idle", worker.idle}, {"stages", stages}});
   }
   return {{"allocation", plan::name(plan.allocation)},
-          {"homes", plan::name(plan.homes)},
+          {"parameters", plan::name(plan.parameters)},
           {"in_flight", plan.in_flight},
           {"distance", plan.distance},
           {"batch", plan.batch},
@@ -90,7 +90,7 @@ template <class Enum, class Name>
 /// Reads a plan. Predictions may be missing, and are then 0.
 /// @param  source  what errors call the file
 /// @throws Error   bad_data naming file, line, field and value: stages that leave out a layer, a
-///                 device that is used twice, homes or links that are not there
+///                 device that is used twice, nodes or links that are not there
 [[nodiscard]] inline plan::WorkersPlan read_workers_plan(std::string text_of_file,
                                                          std::string source) {
   constexpr int most = 1'000'000'000;
@@ -101,8 +101,9 @@ template <class Enum, class Name>
   plan::WorkersPlan plan;
   plan.allocation = detail::one_of<plan::Allocation>(
       file.at("allocation"), 3, [](int i) { return plan::name(static_cast<plan::Allocation>(i)); });
-  plan.homes = detail::one_of<plan::Homes>(
-      file.at("homes"), 2, [](int i) { return plan::name(static_cast<plan::Homes>(i)); });
+  plan.parameters = detail::one_of<plan::ParameterPlacement>(file.at("parameters"), 2, [](int i) {
+    return plan::name(static_cast<plan::ParameterPlacement>(i));
+  });
   plan.in_flight = file.at("in_flight").integer(1, most);
   plan.distance = file.at("distance").integer(0, most);
   plan.batch = file.at("batch").integer(1, most);

@@ -44,8 +44,8 @@ class Arena {
     return {reinterpret_cast<T*>(memory), count};
   }
 
-  /// Frees everything for reuse. An engine calls it with every action, of which few take memory: the
-  /// work is left to the next `take`.
+  /// Frees everything for reuse. An engine calls it with every action, of which few take memory:
+  /// the work is left to the next `take`.
   void reset() noexcept { ended_ = true; }
 
   /// Memory held, in bytes.
@@ -117,9 +117,9 @@ class Context {
     return minibatch_ == 0 ? step_ : step_ + microbatch_ / minibatch_;
   }
 
-  /// In a stream: how many microbatches make a minibatch; 0 in a step, whose microbatches are all of
-  /// one. A kernel that draws random numbers adds microbatch() / microbatches_per_minibatch() to the
-  /// step that it is given.
+  /// In a stream: how many microbatches make a minibatch; 0 in a step, whose microbatches are all
+  /// of one. A kernel that draws random numbers adds microbatch() / microbatches_per_minibatch() to
+  /// the step that it is given.
   [[nodiscard]] int microbatches_per_minibatch() const noexcept { return minibatch_; }
 
   /// The row of the whole microbatch at which this action's rows begin; it can differ from 0 only

@@ -32,9 +32,9 @@ namespace stagger::mpi {
 struct ServerOptions {
   int workers = 1;                ///< as in collective::ServerOptions
   std::vector<double> weights{};  ///< likewise
-  /// [layers] the process that keeps each, as a ParameterHomePolicy such as placement::Local
-  /// answers. Empty: one after the other, as placement::RoundRobin over all processes.
-  std::vector<int> homes{};
+  /// [layers] the process that keeps each, as placement::Local{}.layer_nodes() answers. Empty: one
+  /// after the other, as placement::RoundRobin over all processes.
+  std::vector<int> layer_processes{};
   MPI_Comm processes = MPI_COMM_WORLD;  ///< looked at, and never used for messages
   double deadline_s = 60;               ///< > 0: a process that is silent for so long is given up
   double join_deadline_s = 60;  ///< > 0: for all processes to make the server, and workers to join
@@ -114,13 +114,13 @@ class ParameterServer {
             " s for a message and ", options_.join_deadline_s,
             " s for workers; use positive times");
     detail::Exchange world(options_.processes, options_.join_deadline_s);
-    for (int const home : options_.homes)
-      if (home < 0 || home >= world.size())
-        raise(Errc::bad_configuration, "no process ", home,
+    for (int const process : options_.layer_processes)
+      if (process < 0 || process >= world.size())
+        raise(Errc::bad_configuration, "no process ", process,
               " can keep layers of the parameter server; there are processes 0 to ",
               world.size() - 1);
     detail::agree(world, facts(rules), options_.join_deadline_s);
-    parts_->homes = {options_.homes, world.size()};
+    parts_->layers = {options_.layer_processes, world.size()};
     parts_->server = std::make_shared<collective::detail::ServerInProcess>(
         collective::ServerOptions{
             .workers = options_.workers, .shards = locks, .weights = options_.weights},
@@ -134,18 +134,19 @@ class ParameterServer {
       collective::detail::RemoteRules const& rules) const {
     std::string weights;
     for (double const weight : options_.weights) weights += text(weight, " ");
-    std::string homes;
-    for (int const home : options_.homes) homes += text(home, " ");
+    std::string processes;
+    for (int const process : options_.layer_processes) processes += text(process, " ");
     return {{"ServerOptions::workers", std::to_string(options_.workers)},
             {"ServerOptions::weights", weights},
-            {"ServerOptions::homes", homes},
+            {"ServerOptions::layer_processes", processes},
             {"the numbers of the server's optimizer",
              std::to_string(rules.optimizer.digest(rules.optimizer.optimizer))}};
   }
 
   [[nodiscard]] bool keeps_any() const {
-    bool any = options_.homes.empty();
-    for (int const home : options_.homes) any = any || home == parts_->connections->rank();
+    bool any = options_.layer_processes.empty();
+    for (int const process : options_.layer_processes)
+      any = any || process == parts_->connections->rank();
     return any;
   }
 

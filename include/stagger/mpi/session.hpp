@@ -77,10 +77,10 @@ inline void require_callable() {
 /// Where the program has initialised MPI already, nothing is initialised or finalised here; the
 /// level of threads is checked. Keep one, in main.
 ///
-/// At its end all processes wait for each other at a barrier. After an error between ranks a peer may be dead, and
-/// MPI_Finalize would wait for it for ever: a process that saw an error waits for `farewell_s`, and
-/// leaves MPI unfinalised where not all have come by then. mpirun reports such a process and ends
-/// the job. One that saw no error waits as long as MPI_Finalize would.
+/// At its end all processes wait for each other at a barrier. After an error between ranks a peer
+/// may be dead, and MPI_Finalize would wait for it for ever: a process that saw an error waits for
+/// `farewell_s`, and leaves MPI unfinalised where not all have come by then. mpirun reports such a
+/// process and ends the job. One that saw no error waits as long as MPI_Finalize would.
 class Session {
  public:
   /// @param  farewell_s  seconds to wait for the others at the end, after an error

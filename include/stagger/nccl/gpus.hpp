@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Device policy: the ranks of a pipeline in several processes with a GPU each, joined by NCCL.
+/// @file   Device policy: ranks in several processes with a GPU each, joined by NCCL.
 
 #include <cstddef>
 #include <memory>

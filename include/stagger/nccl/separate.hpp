@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The definitions that STAGGER_SEPARATE_COMPILATION_NCCL leaves out, to be included once in
-/// a program: a pipeline over processes with a GPU each.
+/// @file   What STAGGER_SEPARATE_COMPILATION_NCCL leaves out, once for a program:
+///         a pipeline over processes with a GPU each.
 
 #include <stagger/engine/make_session.hpp>
 #include <stagger/nccl/gpus.hpp>

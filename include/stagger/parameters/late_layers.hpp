@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Two-stage synchronisation at a parameter server: which layers workers may send late, chosen
-///         anew after each step.
+/// @file   Two-stage synchronisation at a parameter server: which layers workers may send late,
+///         chosen anew after each step.
 /// @source Chen et al., "OSP: Boosting Distributed Model Training with 2-stage Synchronization",
 ///         ICPP 2023, section 4.
 
@@ -19,8 +19,8 @@
 
 namespace stagger::detail {
 
-/// What an importance sees of one layer: the gradients of a step, summed over workers, and the values
-/// at which they were taken.
+/// What an importance sees of one layer: the gradients of a step, summed over workers, and the
+/// values at which they were taken.
 class ScoredLayer {
  public:
   /// @param layer    its gradients, and its values in `version`

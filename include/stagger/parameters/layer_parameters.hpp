@@ -23,8 +23,8 @@
 
 namespace stagger::detail {
 
-/// The gradients of a further owner of a layer, beside the values of the first. An owner whose memory
-/// is not that of the first one has values of its own too, and may have states.
+/// The gradients of a further owner of a layer, beside the values of the first. An owner whose
+/// memory is not that of the first one has values of its own too, and may have states.
 class GradientShare {
  public:
   /// @param views   [parameters] of the first owner
@@ -94,9 +94,9 @@ class GradientShare {
   std::array<ParameterBlock, 2> states_;  // of one who updates, too
 };
 
-/// The memory of one layer's parameters. Values, gradients and states are contiguous, each parameter
-/// on a boundary of `alignment_bytes`, so that gradients can be reduced in one message and sums do
-/// not depend on where they lie.
+/// The memory of one layer's parameters. Values, gradients and states are contiguous, each
+/// parameter on a boundary of `alignment_bytes`, so that gradients can be reduced in one message
+/// and sums do not depend on where they lie.
 class LayerMemory : public LayerShape {
  public:
   /// Takes over what a layer declares.
@@ -225,7 +225,8 @@ class LayerMemory : public LayerShape {
 
   // --- what the host is shown between two steps
 
-  /// Shows values, and if `whole` states: themselves, or a copy, of which `take_back` takes over what was written into it.
+  /// Shows values, and if `whole` states: themselves, or a copy, of which `take_back` takes over
+  /// what was written into it.
   [[gnu::cold]] void append_states(std::vector<ParameterState>& states, bool whole = true) {
     if (whole) hold();
     if (memory() != nullptr) shown_.fetch(blocks_, states_);

@@ -40,6 +40,15 @@ class LayerShape {
   [[nodiscard]] ParameterDeclaration const& declaration(std::size_t i) const noexcept {
     return declarations_[i];
   }
+  /// The same, with its first values from a copy of the layer's.
+  /// @param values  [bytes_of_values()]
+  [[nodiscard]] [[gnu::cold]] ParameterDeclaration declaration(std::size_t i,
+                                                               std::byte const* values) const {
+    ParameterDeclaration d = declarations_[i];
+    d.initial.assign(values + offsets_[i], value_bytes(i));
+    d.fill = nullptr;
+    return d;
+  }
   /// Of the layer in the model.
   [[nodiscard]] int number() const noexcept { return layer_; }
   /// Before the first hold(): what says which values a parameter will have, equal for equal ones.

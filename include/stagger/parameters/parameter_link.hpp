@@ -41,8 +41,8 @@ class ParameterListener {
   virtual void arrived(std::size_t layer, std::uint32_t rounds) noexcept = 0;
   /// Likewise the one with all pushes of every worker.
   virtual void arrived_last(std::size_t layer) noexcept = 0;
-  /// Of a link whose transfers take virtual time: one of a layer has arrived, a push with its number
-  /// in the stream, or an answer with the rounds that were asked for.
+  /// Of a link whose transfers take virtual time: one of a layer has arrived, a push with its
+  /// number in the stream, or an answer with the rounds that were asked for.
   virtual void carried(std::size_t /*layer*/, bool /*push*/, std::uint32_t /*number*/,
                        double /*start_s*/, double /*end_s*/) {}
   /// Which layers are late in a step. @param bitmap  one bit for each layer, the lowest first

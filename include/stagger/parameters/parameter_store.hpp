@@ -52,13 +52,8 @@ class ParameterStore {
         history_(workers, rules.log),
         blocks_(like.bytes_of_values()) {
     List<ParameterDeclaration> declarations;
-    for (std::size_t i = 0; i < like.count(); ++i) {
-      ParameterDeclaration d = like.declaration(i);
-      ByteRange const range = like.range(i);
-      d.initial.assign(like.values().data() + range.first, range.last - range.first);
-      d.fill = nullptr;
-      declarations.push_back(std::move(d));
-    }
+    for (std::size_t i = 0; i < like.count(); ++i)
+      declarations.push_back(like.declaration(i, like.values().data()));
     bool const gradients = rules.pushes == staleness::Pushes::gradients;
     parameters_.adopt(std::move(declarations), like.number(),
                       gradients ? rules.optimizer.states : 0);
@@ -66,8 +61,8 @@ class ParameterStore {
     answer_all();
   }
 
-  /// Makes room for what waits where a worker may be so many pushes ahead of the slowest. One that is
-  /// further ahead than `most_reserved` makes it when it gets there: each push is a copy of the layer.
+  /// Makes room for the waiting pushes of workers that may be so many ahead of the slowest; of more
+  /// than `most_reserved`, when they come, since each is a copy of the layer.
   [[gnu::cold]] void reserve(std::size_t ahead) {
     if (rules_.adds == staleness::Adds::on_arrival) return;
     for (StoreWorker& each : workers_) each.waiting.reserve(ahead);
@@ -91,8 +86,6 @@ class ParameterStore {
   [[nodiscard]] bool in_stream(int worker) const { return workers_[worker].stream == streams_; }
   /// How often all workers have ended their streams.
   [[nodiscard]] std::uint32_t streams() const noexcept { return streams_; }
-  /// Copies of the values in memory.
-  [[nodiscard]] std::size_t snapshots() const noexcept { return snapshots_.size(); }
   [[nodiscard]] StoreHistory const& history() const noexcept { return history_; }
 
   /// Takes a copy of what is not added at once. @pre the worker's stream has not ended
@@ -154,8 +147,8 @@ class ParameterStore {
   }
 
   /// Where those weights lie: in turn, those behind its own last push; in the order of workers they
-  /// stay as they are until the worker asks for later ones. @pre ready(worker, pushes), or, where it
-  /// has just come back, keeps(pushes)
+  /// stay as they are until the worker asks for later ones. @pre ready(worker, pushes), or, where
+  /// it has just come back, keeps(pushes)
   [[nodiscard]] std::byte const* weights(int worker, std::uint32_t pushes) {
     if (rules_.adds != staleness::Adds::in_worker_order) return take_first(worker);
     StoreWorker const& own = workers_[worker];

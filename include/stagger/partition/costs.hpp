@@ -96,8 +96,8 @@ struct Costs {
     return parameter_bytes_until[detail::at(last)] - parameter_bytes_until[detail::at(first)];
   }
 
-  /// Bytes that a stage of the layers [first, last) needs: copies of its parameters, what minibatches
-  /// in flight keep for their backward, and for the last stage what waits in front of it.
+  /// Bytes that a stage of the layers [first, last) needs: copies of its parameters, what
+  /// minibatches in flight keep for their backward, and what waits in front of the last stage.
   /// @param only       whether there is no other stage
   /// @param held       minibatches between forward and backward here
   /// @param in_flight  of the whole pipeline

@@ -12,9 +12,9 @@
 /// | Weighed{MinMax{}, costs} | costs were measured: any partitioner by cost (partition/costs.hpp) as a policy |
 ///
 /// Partitioners by cost know the devices, and answer with more than cuts: MinMax (HetPipe: the
-/// slowest stage as fast as it can be, within memory), PipeDream (stages of several replicas), Block
-/// (torchgpipe: sums as even as possible). partition/catalog.hpp lists them for programs that choose
-/// one by its name.
+/// slowest stage as fast as it can be, within memory), PipeDream (stages of several replicas),
+/// Block (torchgpipe: sums as even as possible). partition/catalog.hpp lists them for programs that
+/// choose one by its name.
 ///
 /// | member | when it is asked | |
 /// |---|---|---|

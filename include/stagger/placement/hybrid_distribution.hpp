@@ -14,9 +14,9 @@
 
 namespace stagger::placement {
 
-/// Kinds are matched in pairs, and the workers are divided among the pairs: each worker gets as many
-/// devices of the one kind as of the other. Of all matchings, the one whose pairs differ least in
-/// compute or memory, whichever differs more; then in both together; then the first by name.
+/// Kinds are matched in pairs, and the workers are divided among the pairs: each worker gets as
+/// many devices of the one kind as of the other. Of all matchings, the one whose pairs differ least
+/// in compute or memory, whichever differs more; then in both together; then the first by name.
 struct HybridDistribution {
   using policy_tag = AllocationTag;
 

@@ -8,8 +8,8 @@
 /// | ExplicitMap{{0, 1, 1, 0}} | the place of each rank is known, by hand or from a plan |
 ///
 /// Allocations (NodePartition, EqualDistribution, HybridDistribution: placement/allocation.hpp) and
-/// fills (FreshFirst, AppendFirst, ScatterFirst: placement/fill.hpp) choose devices of a cluster for
-/// a planner; they are no policies of a pipeline.
+/// fills (FreshFirst, AppendFirst, ScatterFirst: placement/fill.hpp) choose devices of a cluster
+/// for a planner; they are no policies of a pipeline.
 ///
 /// | member | when it is asked | |
 /// |---|---|---|

@@ -10,8 +10,8 @@
 
 namespace stagger::placement {
 
-/// One device of each node in turn, over the partly taken nodes first, then over the fresh ones: for
-/// stages with few weights and large activations.
+/// One device of each node in turn, over the partly taken nodes first, then over the fresh ones:
+/// for stages with few weights and large activations.
 struct ScatterFirst {
   using policy_tag = FillTag;
 

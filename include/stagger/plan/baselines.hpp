@@ -47,8 +47,8 @@ namespace detail {
   return cuts;
 }
 
-/// Stages of the cuts, on the devices in order, as many for each as can be; the first ones get those
-/// that are left over.
+/// Stages of the cuts, on the devices in order, as many for each as can be; the first ones get
+/// those that are left over.
 [[nodiscard]] inline Draft in_order(Workload const& w, std::vector<int> const& cuts) {
   auto const& ids = w.devices();
   std::size_t const S = cuts.size() + 1;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   HetPipe's planner: groups of unequal devices, the cuts of each, how many minibatches are in
-///         flight, and where parameters are kept, by playing all workers together.
+/// @file   HetPipe's planner: groups of unequal devices, the cuts of each, how many minibatches are
+///         in flight, and where parameters are kept, by playing all workers together.
 /// @source J. H. Park et al., "HetPipe", USENIX ATC 2020, sections 4 and 8.
 
 #include <algorithm>
@@ -20,15 +20,15 @@
 #include <stagger/placement/equal_distribution.hpp>
 #include <stagger/placement/hybrid_distribution.hpp>
 #include <stagger/placement/node_partition.hpp>
-#include <stagger/placement/parameter_home.hpp>
+#include <stagger/placement/parameter_placement.hpp>
 #include <stagger/plan/workers_plan.hpp>
 #include <stagger/schedule/play_workers.hpp>
 
 namespace stagger::plan {
 
-/// Takes, of all allocations, placements and numbers of minibatches in flight that are asked for, the
-/// ones with which all workers together do most; with equal throughput the fewest in flight, then the
-/// first allocation and placement. Cuts and the order of a worker's devices are those of
+/// Takes, of all allocations, placements and numbers of minibatches in flight that are asked for,
+/// the ones with which all workers together do most; with equal throughput the fewest in flight,
+/// then the first allocation and placement. Cuts and the order of a worker's devices are those of
 /// partition::MinMax, under each device's memory.
 ///
 /// A layer's pushes and answers travel over the link of the node that keeps it, which all workers
@@ -41,14 +41,15 @@ struct VirtualWorkers {
   double state_copies = 0;  ///< >= 0: the optimizer's state, over the bytes of the parameters
   std::vector<Allocation> allocations{Allocation::node_partition, Allocation::equal_distribution,
                                       Allocation::hybrid_distribution};
-  std::vector<Homes> homes{Homes::round_robin, Homes::local};
+  std::vector<ParameterPlacement> parameters{ParameterPlacement::round_robin,
+                                             ParameterPlacement::local};
   schedule::Sharing sharing = schedule::Sharing::fair;  ///< of links
   schedule::Duplex duplex = schedule::Duplex::full;     ///< likewise
 
-  /// @throws Error  bad_data for a bad profile or cluster; bad_configuration for numbers that nothing
-  ///                can have, and, if nothing is possible, for why the first of it is not: a cluster
-  ///                that cannot be divided so, or workers without memory, naming the first of them and
-  ///                how many minibatches in flight fit
+  /// @throws Error  bad_data for a bad profile or cluster; bad_configuration for numbers that
+  ///                nothing can have, and, if nothing is possible, for why the first of it is not:
+  ///                a cluster that cannot be divided so, or workers without memory, naming the
+  ///                first of them and how many minibatches in flight fit
   [[nodiscard]] WorkersPlan plan(cluster::Profile const& profile,
                                  cluster::Cluster const& cluster) const {
     require();
@@ -62,7 +63,7 @@ struct VirtualWorkers {
       std::erase_if(possible, [&](Allocation allocation) {
         try {
           WorkersPlan const cut = cut_all(profile, cluster, allocation, n);
-          for (Homes const kind : homes) {
+          for (ParameterPlacement const kind : parameters) {
             std::optional<WorkersPlan> made = placed(cut, cluster, kind);
             if (!made) continue;
             evaluate(*made);
@@ -79,8 +80,9 @@ struct VirtualWorkers {
     if (!best && why) std::rethrow_exception(why);
     if (!best)
       raise(Errc::bad_configuration,
-            "local homes need equal cuts on the same nodes, which these workers do not have; allow "
-            "Homes::round_robin, or Allocation::equal_distribution");
+            "local parameters need equal cuts on the same nodes, which these workers do not have; "
+            "allow "
+            "ParameterPlacement::round_robin, or Allocation::equal_distribution");
     best->candidates = candidates;
     return *std::move(best);
   }
@@ -105,7 +107,7 @@ struct VirtualWorkers {
     check(state_copies >= 0 && state_copies <= 1e6, "VirtualWorkers::state_copies", state_copies,
           "give the bytes of the optimizer's state over those of the parameters");
     check(!allocations.empty(), "VirtualWorkers::allocations", "empty", "give one or more");
-    check(!homes.empty(), "VirtualWorkers::homes", "empty", "give one or more");
+    check(!parameters.empty(), "VirtualWorkers::parameters", "empty", "give one or more");
   }
 
   [[nodiscard]] std::vector<std::vector<int>> allocate(cluster::Cluster const& cluster,
@@ -129,7 +131,7 @@ struct VirtualWorkers {
            a.until_s == b.until_s;
   }
 
-  /// All workers, without homes and predictions.
+  /// All workers, without the placement of parameters and predictions.
   [[nodiscard]] WorkersPlan cut_all(cluster::Profile const& profile,
                                     cluster::Cluster const& cluster, Allocation allocation,
                                     int n) const {
@@ -214,10 +216,10 @@ struct VirtualWorkers {
     return worker;
   }
 
-  /// With the server's part; nothing where the workers do not go with such homes.
+  /// With the server's part; nothing where the workers do not go with such a placement.
   [[nodiscard]] std::optional<WorkersPlan> placed(WorkersPlan plan, cluster::Cluster const& cluster,
-                                                  Homes kind) const {
-    plan.homes = kind;
+                                                  ParameterPlacement kind) const {
+    plan.parameters = kind;
     std::vector<placement::Worker> all;
     for (VirtualWorker const& worker : plan.workers) {
       all.push_back({.cuts = worker.cuts(), .nodes = {}});
@@ -225,11 +227,11 @@ struct VirtualWorkers {
     }
     bool const equal = std::all_of(all.begin(), all.end(),
                                    [&](auto const& worker) { return worker == all.front(); });
-    if (kind == Homes::local && !equal) return std::nullopt;
+    if (kind == ParameterPlacement::local && !equal) return std::nullopt;
     int const layers = static_cast<int>(plan.layer_bytes.size());
-    plan.layer_nodes = kind == Homes::local
-                           ? placement::Local{}.homes(layers, cluster.nodes(), all)
-                           : placement::RoundRobin{}.homes(layers, cluster.nodes(), all);
+    plan.layer_nodes = kind == ParameterPlacement::local
+                           ? placement::Local{}.layer_nodes(layers, cluster.nodes(), all)
+                           : placement::RoundRobin{}.layer_nodes(layers, cluster.nodes(), all);
     auto const add = [&](cluster::Link const& link) {
       plan.links.push_back({.rate = link.bytes_per_s,
                             .latency_s = link.alpha_s,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A plan for workers that train one model through a parameter server: the devices, cuts and
-///         orders of each, and where the server keeps each layer.
+/// @file   A plan for workers that train one model through a parameter server: the devices, cuts
+///         and orders of each, and where the server keeps each layer.
 
 #include <cstddef>
 #include <cstdint>
@@ -19,7 +19,7 @@ namespace stagger::plan {
 enum class Allocation : std::uint8_t { node_partition, equal_distribution, hybrid_distribution };
 
 /// Where the server keeps each layer; placement::RoundRobin, placement::Local.
-enum class Homes : std::uint8_t { round_robin, local };
+enum class ParameterPlacement : std::uint8_t { round_robin, local };
 
 /// "np", "ed", "hd".
 [[nodiscard]] constexpr std::string_view name(Allocation allocation) noexcept {
@@ -28,8 +28,8 @@ enum class Homes : std::uint8_t { round_robin, local };
                                                         : "hd";
 }
 /// "round-robin", "local".
-[[nodiscard]] constexpr std::string_view name(Homes homes) noexcept {
-  return homes == Homes::local ? "local" : "round-robin";
+[[nodiscard]] constexpr std::string_view name(ParameterPlacement placement) noexcept {
+  return placement == ParameterPlacement::local ? "local" : "round-robin";
 }
 
 /// One stage of a worker, on a device of its own.
@@ -75,7 +75,7 @@ struct VirtualWorker {
 /// A plan as a value, with predictions.
 struct WorkersPlan {
   Allocation allocation = Allocation::node_partition;
-  Homes homes = Homes::round_robin;
+  ParameterPlacement parameters = ParameterPlacement::round_robin;
   int in_flight = 1;  ///< Nm, of each worker
   int distance = 0;   ///< D
   int batch = 0;      ///< samples of a minibatch
@@ -98,9 +98,9 @@ struct WorkersPlan {
       result.push_back({worker.costs(), worker.cuts(), {}});
       for (WorkerStage const& stage : worker.stages)
         for (int l = stage.first; l <= stage.last; ++l) {
-          int const home = layer_nodes[static_cast<std::size_t>(l)];
+          int const node = layer_nodes[static_cast<std::size_t>(l)];
           int const nodes = static_cast<int>(links.size() / 2);
-          result.back().ways.push_back(home == stage.node ? nodes + home : home);
+          result.back().layer_links.push_back(node == stage.node ? nodes + node : node);
         }
     }
     return result;
@@ -113,7 +113,7 @@ struct WorkersPlan {
     all.erase(all.begin() + static_cast<std::ptrdiff_t>(worker));
     return {.in_flight = in_flight,
             .costs = own.costs,
-            .gate = {distance, links, layer_bytes, own.cuts, own.ways, all}};
+            .gate = {distance, links, layer_bytes, own.cuts, own.layer_links, all}};
   }
   friend bool operator==(WorkersPlan const&, WorkersPlan const&) = default;
 };

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The first pass of lowering: which stage lies where, and which cells pass values to which.
-/// @source for row edges: S. Fan et al., "DAPPLE: A Pipelined Data Parallel Approach for Training Large
-///         Models", PPoPP 2021, section 5.2: microbatches split and concatenated between stages.
-///         Here the receiver fetches, and uneven shares are allowed.
+/// @file   The first pass of lowering: where stages lie, and which cells pass values on.
+/// @source for row edges: S. Fan et al., "DAPPLE: A Pipelined Data Parallel Approach for Training
+///         Large Models", PPoPP 2021, section 5.2: microbatches split and concatenated between
+///         stages. Here the receiver fetches, and uneven shares are allowed.
 
 #include <cstddef>
 #include <cstdint>
@@ -216,8 +216,8 @@ struct Dataflow {
         "needs every owner of a stage to pass them on to one owner of the next");
 }
 
-/// Links each cell to the one that its values go to. Where the replicas of neighbouring stages divide
-/// microbatches differently, it adds a row edge between each two cells whose shares overlap.
+/// Links each cell to the one that its values go to. Where the replicas of neighbouring stages
+/// divide microbatches differently, it adds a row edge between each two cells whose shares overlap.
 /// @throws Error  bad_schedule where a stage's owner has several neighbours
 [[gnu::cold]] inline void connect(Dataflow& flow) {
   auto& cells = flow.cells;

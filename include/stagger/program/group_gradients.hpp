@@ -194,8 +194,8 @@ class GradientGrouping {
 }  // namespace detail
 
 /// Splits the last backward of every stage that several ranks hold into its gradient groups, adds
-/// a reducer for each of these ranks, which adds up their gradients, and ends steps once all sums are
-/// done rather than with gradients that are handed in.
+/// a reducer for each of these ranks, which adds up their gradients, and ends steps once all sums
+/// are done rather than with gradients that are handed in.
 /// @param groups         of all stages: by stage, in backward order
 /// @param chain_squares  squares of a parameter's gradient go from holder to holder
 /// @param by_library     a library has the holders wait for each other, not signals

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The player of programs: goes through all instructions in an order that their waits allow.
+/// @file   The player of programs: takes all instructions in an order that their waits allow.
 
 #include <cstddef>
 #include <cstdint>

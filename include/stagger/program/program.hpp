@@ -210,8 +210,8 @@ struct Cell {
   [[nodiscard]] constexpr bool last() const noexcept { return after == none && !gathers_gradient; }
 };
 
-/// An edge between cells of neighbouring stages whose replicas divide microbatches differently: `to`
-/// takes some rows of each output of `from`, and `from` some rows of each input gradient of `to`.
+/// An edge between cells of neighbouring stages whose replicas divide microbatches differently:
+/// `to` takes some rows of each output of `from`, and `from` some of each input gradient of `to`.
 struct RowEdge {
   std::uint16_t from = 0;  ///< cell
   std::uint16_t to = 0;
@@ -301,7 +301,8 @@ struct Program {
 
   [[nodiscard]] bool exchanges() const noexcept { return push_minibatches != 0; }
   /// How often a server's signal must have been given for an instruction: at the end of a step once
-  /// for what it pulls; where some is late, once for what is late from the step before, and once more.
+  /// for what it pulls; where some is late, once for what is late from the step before, and once
+  /// more.
   [[nodiscard]] constexpr std::uint32_t answers_for(Instruction const& in) const noexcept {
     if (in.op == Op::push) return late ? 1 : 0;
     if (!in.snapshot()) return 0;

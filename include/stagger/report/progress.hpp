@@ -45,8 +45,8 @@ struct ProgressOptions {
   return options;
 }
 
-/// Shows step, loss, tokens (or what the options name) per second and time left. It reads no clock: every call is told the
-/// time.
+/// Shows step, loss, tokens (or what the options name) per second and time left. It reads no clock:
+/// every call is told the time.
 ///
 /// The last step is always shown. A failing stream is ignored: a run must not fail because its
 /// progress cannot be shown.

@@ -20,7 +20,8 @@ namespace stagger::report {
 /// the bottom, W at the top, B, which is both, on both. Later stages of a rank are lighter. The
 /// number in a block is its microbatch.
 /// The halves of an overlapped pair share its time, one above the other; messages and pushes to a
-/// server are thin lines along the bottom of the lane, pulls along its top. A block costs about 8 bytes, and a number in it about 25.
+/// server are thin lines along the bottom of the lane, pulls along its top. A block costs about 8
+/// bytes, and a number in it about 25.
 ///
 /// Where more than 10000 blocks are narrower than a pixel on average, a lane shows how its time is
 /// divided instead: the height of a colour is its share. The picture then says so.

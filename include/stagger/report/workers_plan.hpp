@@ -30,13 +30,13 @@ namespace stagger::report {
     }
     waits += text(w == 0 ? "" : ", ", format_percent(worker.waiting));
   }
-  return stages.str() + text("\n", plan::name(plan.allocation), ", parameters ",
-                             plan::name(plan.homes), ", ", counted(plan.in_flight, "minibatch"),
-                             " of ", counted(plan.batch, "sample"),
-                             " in flight in each worker, at most ", counted(plan.distance, "wave"),
-                             " ahead\nthroughput  ", format_fixed(plan.samples_per_s, 1),
-                             " samples/s, the best of ", counted(plan.candidates, "plan"),
-                             " played\nwaiting     ", waits, " of each worker's time\n");
+  return stages.str() +
+         text("\n", plan::name(plan.allocation), ", parameters ", plan::name(plan.parameters), ", ",
+              counted(plan.in_flight, "minibatch"), " of ", counted(plan.batch, "sample"),
+              " in flight in each worker, at most ", counted(plan.distance, "wave"),
+              " ahead\nthroughput  ", format_fixed(plan.samples_per_s, 1),
+              " samples/s, the best of ", counted(plan.candidates, "plan"), " played\nwaiting     ",
+              waits, " of each worker's time\n");
 }
 
 }  // namespace stagger::report

@@ -25,9 +25,9 @@ struct WaveGate {
       -1;  ///< D >= 0: how many waves a worker may be ahead; below 0: nothing to wait for
   std::vector<Links> links{};  ///< of the server; none: pushes and answers take no time
   std::vector<std::uint64_t>
-      layer_bytes{};        ///< [layers] of the model; none: a stage is one layer of 0 bytes
-  std::vector<int> cuts{};  ///< [ranks - 1] of this worker; none: one layer for each stage
-  std::vector<int> ways{};  ///< of this worker, as WaveWorker::ways
+      layer_bytes{};               ///< [layers] of the model; none: a stage is one layer of 0 bytes
+  std::vector<int> cuts{};         ///< [ranks - 1] of this worker; none: one layer for each stage
+  std::vector<int> layer_links{};  ///< of this worker, as WaveWorker::layer_links
   std::vector<WaveWorker> others{};
 };
 
@@ -63,7 +63,7 @@ struct Fifo {
     int const window = in_flight == 0 ? shape.ranks : in_flight;
     if (gate.distance >= 0) return gated(shape, window);
     if (gate.distance < -1 || !gate.links.empty() || !gate.layer_bytes.empty() ||
-        !gate.cuts.empty() || !gate.ways.empty() || !gate.others.empty())
+        !gate.cuts.empty() || !gate.layer_links.empty() || !gate.others.empty())
       raise(Errc::bad_configuration, "fifo: with a WaveGate::distance of ", gate.distance,
             " nothing else of the gate counts; let it be 0 or more, or leave the gate out");
     return detail::greedy(detail::stage_parts(Mapping::looped, shape, window), shape, costs,
@@ -73,7 +73,7 @@ struct Fifo {
  private:
   [[nodiscard]] [[gnu::cold]] Table gated(Shape shape, int window) const {
     WaveServer server{window, gate.distance, gate.layer_bytes, gate.links};
-    std::vector<WaveWorker> workers{{costs, gate.cuts, gate.ways}};
+    std::vector<WaveWorker> workers{{costs, gate.cuts, gate.layer_links}};
     workers.insert(workers.end(), gate.others.begin(), gate.others.end());
     bool const counted = server.layer_bytes.empty();
     if (counted) server.layer_bytes.assign(static_cast<std::size_t>(shape.ranks), 0);

@@ -33,7 +33,8 @@ struct Hanayo {
     int const P = shape.ranks, M = shape.microbatches;
     require(M % P == 0, "hanayo", Count::microbatches, M, std::max(P, (M + P / 2) / P * P),
             "a wave carries P of them");
-    // Backwards before forwards, the older microbatch first, and of one microbatch the highest stage.
+    // Backwards before forwards, the older microbatch first, and of one microbatch the highest
+    // stage.
     auto const key = [](detail::Candidate const& c) {
       return std::tuple(c.kind == Kind::forward, c.microbatch, -c.part->stage);
     };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Workers of a parameter server played together: pipelines of own costs, the links that they
-///         share, and the server's rounds.
+/// @file   Workers of a parameter server played together: pipelines of own costs, the links that
+///         they share, and the server's rounds.
 /// @source Park et al., "HetPipe", USENIX ATC 2020, sections 4 and 5.
 
 #include <cstddef>
@@ -33,14 +33,14 @@ struct ByReadiness {
 /// @throws Error  bad_configuration, bad_data for workers that do not fit to the model or the links
 inline void require_workers(std::span<WaveWorker const> workers, WaveServer const& server) {
   auto const layers = server.layer_bytes.size();
-  auto const ways = static_cast<int>(server.links.size());
+  auto const links = static_cast<int>(server.links.size());
   if (workers.empty()) raise(Errc::bad_configuration, "no worker is given; play at least one");
   require(server.in_flight >= 1, "workers", Count::in_flight, server.in_flight, 1,
           "at least one is injected");
   if (server.distance < 0)
     raise(Errc::bad_configuration, "a worker cannot be ", server.distance,
           " waves ahead of the slowest; let distance be at least 0");
-  for (Links const& links : server.links) require_links(links);
+  for (Links const& each : server.links) require_links(each);
   for (std::size_t w = 0; w < workers.size(); ++w) {
     WaveWorker const& worker = workers[w];
     require_costs(worker.costs, worker.stages());
@@ -50,12 +50,12 @@ inline void require_workers(std::span<WaveWorker const> workers, WaveServer cons
           cut <= last || std::cmp_greater_equal(cut, layers))
         raise(Errc::bad_configuration, "worker ", w, " is cut in front of layer ", cut,
               "; its cuts must rise from 1 to ", layers, " layers less one");
-    if (!worker.ways.empty() && worker.ways.size() != layers)
-      raise(Errc::bad_configuration, "worker ", w, " has links for ", worker.ways.size(),
+    if (!worker.layer_links.empty() && worker.layer_links.size() != layers)
+      raise(Errc::bad_configuration, "worker ", w, " has links for ", worker.layer_links.size(),
             " layers, of which there are ", layers, "; give one for each, or none");
-    for (int const way : worker.ways)
-      if (way < -1 || way >= ways)
-        raise(Errc::bad_configuration, "worker ", w, " takes link ", way, " of ", ways,
+    for (int const link : worker.layer_links)
+      if (link < -1 || link >= links)
+        raise(Errc::bad_configuration, "worker ", w, " takes link ", link, " of ", links,
               "; links are numbered from 0, and -1 is none");
   }
 }
@@ -63,14 +63,14 @@ inline void require_workers(std::span<WaveWorker const> workers, WaveServer cons
 }  // namespace detail
 
 /// Plays all workers. Each stage runs what is ready first, as Fifo does, and pushes each layer's
-/// changes when the last minibatch of a wave has come back; a layer's round is added once the pushes
-/// of all workers have arrived; a stage asks for the next round when it takes one, and begins
-/// minibatch m once the rounds that it needs have arrived, max(0, (m + 1) / Nm - 1 - D). The last
-/// wave may be shorter.
+/// changes when the last minibatch of a wave has come back; a layer's round is added once the
+/// pushes of all workers have arrived; a stage asks for the next round when it takes one, and
+/// begins minibatch m once the rounds that it needs have arrived, max(0, (m + 1) / Nm - 1 - D). The
+/// last wave may be shorter.
 /// @param minibatches  of each worker, >= 1
 /// @return             [workers]
-/// @throws Error  bad_configuration, bad_data for workers that do not fit to the model or the links,
-///                and for numbers that no worker, server or link can have
+/// @throws Error  bad_configuration, bad_data for workers that do not fit to the model or the
+///                links, and for numbers that no worker, server or link can have
 [[nodiscard]] [[gnu::cold]] inline std::vector<PlayedWorker> play_workers(
     std::span<WaveWorker const> workers, WaveServer const& server, int minibatches) {
   detail::require_workers(workers, server);

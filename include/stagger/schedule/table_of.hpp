@@ -36,8 +36,8 @@ template <SchedulePolicy P> [[nodiscard]] Table table_of(P const& policy, Shape 
 
 namespace detail {
 
-/// Raises the fault of a table whose schedule is not proven. The proof takes a compiler a second, so
-/// it is included only by programs that run such a schedule.
+/// Raises the fault of a table whose schedule is not proven. The proof takes a compiler a second,
+/// so it is included only by programs that run such a schedule.
 /// @tparam T  schedule::Table; a template, so that `verify` is looked up where the pipeline is made
 template <class T> void require_legal(T const& table) {
   constexpr bool can_verify = requires { verify(table); };

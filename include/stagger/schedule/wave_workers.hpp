@@ -18,7 +18,7 @@ struct WaveWorker {
   std::vector<int> cuts{};  ///< [stages - 1] first layer of each stage after the first
   /// [layers] which of the server's links each layer's changes take, -1: none, they are there at
   /// once. Empty: the first, or at once if there is none.
-  std::vector<int> ways{};
+  std::vector<int> layer_links{};
 
   [[nodiscard]] constexpr int stages() const noexcept { return static_cast<int>(cuts.size()) + 1; }
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Virtual time that several pipelines share: workers of one parameter server, and its link.
+/// @file   Virtual time that pipelines share: workers of one parameter server, and its link.
 
 #include <concepts>
 #include <memory>

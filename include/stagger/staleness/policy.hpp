@@ -3,8 +3,8 @@
 /// @file   The staleness axis: which weights a microbatch sees.
 ///
 /// Under a synchronous model all microbatches of a step see the weights that the step before left,
-/// and all stages update together; `train.step(batch)` takes such a step. Under an asynchronous one a
-/// stage updates as soon as it has the gradient of a minibatch, while others still run, and keeps
+/// and all stages update together; `train.step(batch)` takes such a step. Under an asynchronous one
+/// a stage updates as soon as it has the gradient of a minibatch, while others still run, and keeps
 /// the versions of its weights that are still needed; `train.stream(batch)` takes many minibatches.
 ///
 /// | model | take it when |
@@ -14,8 +14,8 @@
 /// | DoubleBuffered{m} | the same with two versions, and minibatches of m >= P microbatches (PipeDream-2BW) |
 /// | Delayed{Nm} | every stage is to be as far behind as every other (HetPipe, one virtual worker) |
 ///
-/// Of several pipelines that train one model through a collective::ParameterServer (docs/workers.md), Synchronous is bulk
-/// synchronous parallelism, and:
+/// Of several pipelines that train one model through a collective::ParameterServer
+/// (docs/workers.md), Synchronous is bulk synchronous parallelism, and:
 ///
 /// | model | take it when |
 /// |---|---|
@@ -36,12 +36,12 @@
 /// | `minibatches()` | once, in `with` | how many minibatches are in one push, >= 1 |
 /// | `needs(minibatch)` | laying out | how many leading pushes of every worker its weights contain, if not more since the minibatch before had them |
 ///
-/// `version` is asked before anything runs, with positions in the table: it answers the same for the
-/// same numbers, and knows no times.
+/// `version` is asked before anything runs, with positions in the table: it answers the same for
+/// the same numbers, and knows no times.
 ///
 /// The engine promises: backward sees the weights that forward saw; a version lives until its last
-/// reader is done, and no longer; the table decides which gradients are in which update, so that the
-/// bits do not depend on the speed of the ranks; a stream that fails leaves the parameters from
+/// reader is done, and no longer; the table decides which gradients are in which update, so that
+/// the bits do not depend on the speed of the ranks; a stream that fails leaves the parameters from
 /// before it.
 ///
 /// In examples/14_own_policies.cpp:

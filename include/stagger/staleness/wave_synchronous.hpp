@@ -9,11 +9,11 @@
 namespace stagger::staleness {
 
 /// Minibatch m (from 0) of a worker with Nm minibatches in flight sees its own changes up to
-/// m - Nm, and at least the first (m + 1) / Nm - 1 - D waves of Nm changes of every worker. A worker
-/// pushes the sum of a wave when its last minibatch has come back.
+/// m - Nm, and at least the first (m + 1) / Nm - 1 - D waves of Nm changes of every worker. A
+/// worker pushes the sum of a wave when its last minibatch has come back.
 ///
-/// The weights are a snapshot of the server, then own waves that it lacks, each as one sum, then own
-/// changes of the wave behind them, one by one. With one worker and no server take Delayed.
+/// The weights are a snapshot of the server, then own waves that it lacks, each as one sum, then
+/// own changes of the wave behind them, one by one. With one worker and no server take Delayed.
 struct WaveSynchronous {
   using policy_tag = StalenessTag;
   static constexpr bool synchronous = false;

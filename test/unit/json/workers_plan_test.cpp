@@ -15,7 +15,7 @@ namespace {
 
 plan::WorkersPlan example() {
   plan::WorkersPlan p{.allocation = plan::Allocation::hybrid_distribution,
-                      .homes = plan::Homes::round_robin,
+                      .parameters = plan::ParameterPlacement::round_robin,
                       .in_flight = 3,
                       .distance = 1,
                       .batch = 32};

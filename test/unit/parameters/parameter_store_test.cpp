@@ -246,9 +246,10 @@ class History {
     std::uint32_t from = slow_.rounds();
     for (std::size_t n = 0; n < from_.size(); ++n)
       if (!slow_.ended[n]) from = std::min(from, from_[n]);
-    std::uint32_t const kept = exact() ? slow_.rounds() - from + 1 : 1;
-    REQUIRE(store_.snapshots() == kept);  // those that somebody may still ask for
-    REQUIRE(kept <= distance_ + 2);
+    if (!exact()) from = 0;
+    REQUIRE(store_.keeps(from));  // what somebody may still ask for, and nothing older
+    REQUIRE((from == 0 || !store_.keeps(from - 1)));
+    if (exact()) REQUIRE(slow_.rounds() - from <= distance_ + 1);
   }
 
   [[nodiscard]] bool exact() const { return slow_.adds == Adds::in_worker_order; }

@@ -10,7 +10,7 @@
 #include <stagger/placement/equal_distribution.hpp>
 #include <stagger/placement/hybrid_distribution.hpp>
 #include <stagger/placement/node_partition.hpp>
-#include <stagger/placement/parameter_home.hpp>
+#include <stagger/placement/parameter_placement.hpp>
 #include <stagger/schedule/fifo.hpp>
 #include <stagger/schedule/proof/evaluate.hpp>
 
@@ -54,8 +54,8 @@ placement::Traffic local_traffic(Profile const& p, std::vector<placement::Worker
     parameters.push_back(layer.parameter_bytes);
     boundaries.push_back(layer.activation_bytes);
   }
-  auto const homes = placement::Local{}.homes(p.size(), 4, workers);
-  return placement::traffic(parameters, boundaries, workers.front(), homes);
+  auto const layer_nodes = placement::Local{}.layer_nodes(p.size(), 4, workers);
+  return placement::traffic(parameters, boundaries, workers.front(), layer_nodes);
 }
 
 /// What a ring moves per device for an all-reduce of the model.
@@ -93,7 +93,7 @@ TEST_CASE("partition/HetPipe C3: Horovod moves 515 and 211 MiB, (K - 1) / K of t
   CHECK(all_reduced(resnet152(), 12) / (1 << 20) == Approx(211).epsilon(0.005));
 }
 
-TEST_CASE("partition/HetPipe C4: with local homes no parameters cross nodes, in turn they do",
+TEST_CASE("partition/HetPipe C4: with local layer_nodes no parameters cross nodes, in turn they do",
           "[partition]") {
   for (auto const& p : {vgg19(), resnet152()}) {
     std::vector<placement::Worker> workers;
@@ -105,19 +105,20 @@ TEST_CASE("partition/HetPipe C4: with local homes no parameters cross nodes, in 
       parameters.push_back(layer.parameter_bytes);
       boundaries.push_back(layer.activation_bytes);
     }
-    auto const homes = placement::RoundRobin{}.homes(p.size(), 4, workers);
+    auto const layer_nodes = placement::RoundRobin{}.layer_nodes(p.size(), 4, workers);
     double there = 0;
     for (int l = 0; l < p.size(); ++l)
       if (l % 4 != workers.front().node_of(l))
         there += 2 * static_cast<double>(parameters[static_cast<std::size_t>(l)]);
-    auto const spread = placement::traffic(parameters, boundaries, workers.front(), homes);
+    auto const spread = placement::traffic(parameters, boundaries, workers.front(), layer_nodes);
     CHECK(static_cast<double>(spread.parameters_per_wave) == there);
     CHECK(spread.activations_per_minibatch == local.activations_per_minibatch);
   }
 }
 
 TEST_CASE(
-    "partition/HetPipe C5: at 1 GB/s local homes save more of VGG-19's bytes than of ResNet-152's",
+    "partition/HetPipe C5: at 1 GB/s local layer_nodes save more of VGG-19's bytes than of "
+    "ResNet-152's",
     "[partition]") {
   std::vector<placement::Worker> a, b;
   auto const bytes = [](Profile const& p, std::vector<placement::Worker>& workers) {
@@ -140,7 +141,7 @@ TEST_CASE("partition/HetPipe C5: the published 103 MB are three late cuts of VGG
   placement::Worker const worker{.cuts = {11, 17, 18}, .nodes = {0, 1, 2, 3}};
   std::vector<placement::Worker> const one{worker};
   auto const t = placement::traffic(parameters, boundaries, worker,
-                                    placement::Local{}.homes(p.size(), 4, one));
+                                    placement::Local{}.layer_nodes(p.size(), 4, one));
   CHECK(static_cast<double>(t.activations_per_minibatch) / 1e6 == Approx(103).epsilon(0.005));
 }
 

@@ -10,7 +10,7 @@
 #include <stagger/placement/equal_distribution.hpp>
 #include <stagger/placement/hybrid_distribution.hpp>
 #include <stagger/placement/node_partition.hpp>
-#include <stagger/placement/parameter_home.hpp>
+#include <stagger/placement/parameter_placement.hpp>
 
 #include "catch.hpp"
 
@@ -67,7 +67,8 @@ TEST_CASE("placement/allocation: what cannot be shared out is named", "[placemen
   CHECK_THROWS_WITH(placement::HybridDistribution{}.allocate(c, 4),
                     Catch::Contains("an even number of kinds"));
   std::vector<placement::Worker> const unlike{{{1}, {0, 1}}, {{2}, {0, 1}}};
-  CHECK_THROWS_WITH(placement::Local{}.homes(3, 2, unlike), Catch::Contains("worker 1 has other"));
+  CHECK_THROWS_WITH(placement::Local{}.layer_nodes(3, 2, unlike),
+                    Catch::Contains("worker 1 has other"));
 }
 
 TEST_CASE("placement/HybridDistribution: every device is used once, whatever the kinds",

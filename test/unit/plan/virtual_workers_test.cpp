@@ -119,12 +119,13 @@ TEST_CASE(
         bool fits = true;
         for (auto const& devices : groups[a])
           fits = fits && best_bottleneck(p, c, devices, n, n + distance + 3 + 1 + 1);
-        for (auto const homes : {plan::Homes::round_robin, plan::Homes::local}) {
+        for (auto const parameters :
+             {plan::ParameterPlacement::round_robin, plan::ParameterPlacement::local}) {
           plan::VirtualWorkers one = all;
           one.in_flight = n;
           one.allocations = {static_cast<plan::Allocation>(a)};
-          one.homes = {homes};
-          if (!fits || (a == 0 && homes == plan::Homes::local)) {
+          one.parameters = {parameters};
+          if (!fits || (a == 0 && parameters == plan::ParameterPlacement::local)) {
             REQUIRE_THROWS_AS(one.plan(p, c), Error);
             continue;
           }
@@ -136,7 +137,7 @@ TEST_CASE(
             for (auto const& stage : made.workers[w].stages)
               REQUIRE(stage.memory_bytes <= stage.capacity_bytes);
           }
-          if (homes == plan::Homes::local)
+          if (parameters == plan::ParameterPlacement::local)
             for (auto const& stage : made.workers[0].stages)
               for (int l = stage.first; l <= stage.last; ++l)
                 REQUIRE(made.layer_nodes[static_cast<std::size_t>(l)] == stage.node);
@@ -154,7 +155,7 @@ TEST_CASE(
     auto const plan = all.plan(p, c);
     REQUIRE(plan.samples_per_s == best);
     REQUIRE(plan.in_flight == fewest);
-    local += plan.homes == plan::Homes::local ? 1 : 0;
+    local += plan.parameters == plan::ParameterPlacement::local ? 1 : 0;
     // A worker's pipeline has the order of the play.
     auto const played = schedule::play_workers(plan.played(), plan.server(), 3 * plan.in_flight);
     auto const table = plan.schedule(0).table({2, 3 * plan.in_flight});
@@ -193,13 +194,13 @@ TEST_CASE("plan/VirtualWorkers: refuses what cannot be planned", "[plan]") {
                       Catch::Contains("workers cannot be 0"));
   REQUIRE_THROWS_WITH((plan::VirtualWorkers{.distance = -1}.plan(profile, cluster)),
                       Catch::Contains("distance cannot be -1"));
-  REQUIRE_THROWS_WITH((plan::VirtualWorkers{.homes = {}}.plan(profile, cluster)),
-                      Catch::Contains("homes"));
+  REQUIRE_THROWS_WITH((plan::VirtualWorkers{.parameters = {}}.plan(profile, cluster)),
+                      Catch::Contains("parameters"));
   REQUIRE_THROWS_WITH((plan::VirtualWorkers{.workers = 3}.plan(profile, cluster)),
                       Catch::Contains("NodePartition wants"));
   REQUIRE_THROWS_WITH((plan::VirtualWorkers{.in_flight = 2,
                                             .allocations = {plan::Allocation::node_partition},
-                                            .homes = {plan::Homes::local}}
+                                            .parameters = {plan::ParameterPlacement::local}}
                            .plan(profile, cluster)),
-                      Catch::Contains("local homes need equal cuts"));
+                      Catch::Contains("local parameters need equal cuts"));
 }

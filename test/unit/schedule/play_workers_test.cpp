@@ -335,8 +335,8 @@ TEST_CASE("schedule/play_workers: refuses what no workers can be", "[schedule]")
   REQUIRE_THROWS_WITH(play({.cuts = {2}}, server),
                       Catch::Contains("worker 0 is cut in front of layer 2"));
   REQUIRE_THROWS_WITH(play({.cuts = {0}}, server), Catch::Contains("in front of layer 0"));
-  REQUIRE_THROWS_WITH(play({.ways = {0}}, server), Catch::Contains("links for 1 layers"));
-  REQUIRE_THROWS_WITH(play({.ways = {0, 1}}, server), Catch::Contains("takes link 1 of 1"));
+  REQUIRE_THROWS_WITH(play({.layer_links = {0}}, server), Catch::Contains("links for 1 layers"));
+  REQUIRE_THROWS_WITH(play({.layer_links = {0, 1}}, server), Catch::Contains("takes link 1 of 1"));
   REQUIRE_THROWS_WITH(play({}, {.in_flight = 0, .layer_bytes = {1}}), Catch::Contains("0"));
   REQUIRE_THROWS_WITH(play({}, {.distance = -1, .layer_bytes = {1}}), Catch::Contains("distance"));
   REQUIRE_THROWS_WITH(schedule::play_workers({}, server, 4), Catch::Contains("no worker"));

@@ -301,7 +301,7 @@ TEST_CASE(
   auto const samples_per_s = [](sg::cluster::Cluster const& cluster, int in_flight) {
     return sg::plan::VirtualWorkers{.in_flight = in_flight,
                                     .allocations = {sg::plan::Allocation::equal_distribution},
-                                    .homes = {sg::plan::Homes::local}}
+                                    .parameters = {sg::plan::ParameterPlacement::local}}
         .plan(tool::hetpipe::resnet152(), cluster)
         .samples_per_s;
   };

@@ -2,8 +2,8 @@
 #pragma once
 /// @file   The published rule of MG-WFBP.
 /// @source S. Shi, X. Chu, B. Li, "MG-WFBP: Efficient Data Communication for Distributed
-///         Synchronous SGD", INFOCOM 2019, algorithm 1. Two things are set right: the ready time of layer 1,
-///         which the printed loop leaves unset, and the running time, which is O(layers).
+///         Synchronous SGD", INFOCOM 2019, algorithm 1. Two things are set right: the ready time of
+///         layer 1, which the printed loop leaves unset, and the running time, which is O(layers).
 
 #include <algorithm>
 #include <cstddef>

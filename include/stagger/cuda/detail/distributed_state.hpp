@@ -70,7 +70,7 @@ struct DistributedState {
     Slots taken;
   };
 
-  /// Gives each end of a row edge slots of its own. Allocates only what earlier programs did not need.
+  /// Gives each end of a row edge its own slots. Allocates only what earlier programs did not need.
   [[gnu::cold]] void part(RowEdge edge, bool forward, OwnRows& own) const {
     Cell const& from = program().cells[edge.from];
     Cell const& to = program().cells[edge.to];

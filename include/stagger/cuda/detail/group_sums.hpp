@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Sums of gradients over replicas on GPUs of their own, while the last backward still runs.
+/// @file   Sums of gradients over replicas on other GPUs, while the last backward still runs.
 
 #include <algorithm>
 #include <cstddef>
@@ -17,8 +17,8 @@ namespace stagger::cuda::detail {
 /// The sum of one gradient group over the members of a replica group, which `select` names.
 /// Each member takes the others' gradients of its part of each layer, adds them in the order of
 /// holders, and hands the sums over (reduce-scatter, then all-gather). Or the sum is one all-reduce
-/// of the library that joins the processes, where the collective says so, and for two holders, whose
-/// order does not matter.
+/// of the library that joins the processes, where the collective says so, and for two holders,
+/// whose order does not matter.
 class GroupReduction {
  public:
   GroupReduction(Streams& streams, ParameterKernels const* kernels,
@@ -188,8 +188,8 @@ class GroupReduction {
 /// Holders of a stage that lie on GPUs of their own form a replica group. As soon as the last
 /// backward of a gradient group is enqueued, its sum (`GroupReduction`) is put after it on a stream
 /// of each member. All members enqueue it where the first holder reaches it in `Routes::order`, so
-/// that all GPUs and processes add up in one order. Each holder then updates by itself. Holders that
-/// share a GPU add up there, as on threads, and have no group here.
+/// that all GPUs and processes add up in one order. Each holder then updates by itself. Holders
+/// that share a GPU add up there, as on threads, and have no group here.
 class GroupSums {
  public:
   GroupSums(Streams& streams, ParameterKernels const* kernels)

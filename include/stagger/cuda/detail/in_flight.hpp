@@ -15,8 +15,8 @@
 
 namespace stagger::cuda::detail {
 
-/// Iterations in flight, and whether the devices were lost. An iteration is decided once its updates
-/// are enqueued: from then on parameters are lost if it fails.
+/// Iterations in flight, and whether the devices were lost. An iteration is decided once its
+/// updates are enqueued: from then on parameters are lost if it fails.
 class InFlight {
  public:
   /// @param slots  iterations that may be in flight

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The GPUs of a process, the streams of a program on them, and the events by which streams wait
-/// for each other.
+/// @file   The GPUs of a process, the streams of a program on them, and the events that order them.
 
 #include <algorithm>
 #include <cstddef>

@@ -93,7 +93,7 @@ class WaitPolicy {
     }
   }
 
-  /// The same failure, with the step that it ended, and how far that was when it was last looked at.
+  /// The same failure, with the step that it ended, and how far that was when last looked at.
   [[nodiscard]] [[gnu::cold]] std::exception_ptr of_step(std::exception_ptr const& failure,
                                                          std::int64_t step) const noexcept {
     try {

@@ -34,8 +34,8 @@ class Exchange {
   [[nodiscard]] virtual std::string waits_for() const = 0;
 };
 
-/// How a back end receives signals that no rank gives, from any thread, from before a step begins to
-/// its end.
+/// How a back end receives signals that no rank gives, from any thread, from before a step begins
+/// to its end.
 struct OutsideSignals {
   void* self = nullptr;
   void (*give)(void* self, std::uint32_t signal, std::uint32_t count) noexcept = nullptr;

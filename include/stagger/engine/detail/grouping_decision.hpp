@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Which layers' gradients replicas add up together: first single layers, to measure them; then
-///         as the policy says.
+/// @file   Which layers' gradients replicas add up together: first single layers, to measure them;
+///         then as the policy says.
 
 #include <cstddef>
 #include <cstdint>

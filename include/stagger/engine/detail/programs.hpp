@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The programs of a pipeline, each laid out and checked when it is asked for the first time.
+/// @file   The programs of a pipeline, each laid out and checked when it is first asked for.
 
 #include <algorithm>
 #include <cstddef>
@@ -130,8 +130,8 @@ class Programs {
   }
 
   /// Two lengths, of whole minibatches and of the last one of a data set: each to evaluate, and to
-  /// train in three groupings of gradients (each layer by itself, a whole stage at once, and the one
-  /// that was decided), which come back whenever the decision is renewed.
+  /// train in three groupings of gradients (each layer by itself, a whole stage at once, and the
+  /// one that was decided), which come back whenever the decision is renewed.
   static constexpr std::size_t most_known = 8;
 
   ScheduleCall schedule_;

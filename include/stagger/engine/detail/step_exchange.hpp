@@ -146,13 +146,8 @@ class LocalExchange final : public StepExchange {
     for (std::size_t l = 0; l < layers.size(); ++l) {
       List<ParameterDeclaration> declarations;
       for (auto const& block : layers[l].blocks())
-        for (std::size_t i = 0; i < layers[l].count() && !block.empty(); ++i) {
-          ParameterDeclaration d = layers[l].declaration(i);
-          ByteRange const range = layers[l].range(i);
-          d.initial.assign(block.data() + range.first, range.last - range.first);
-          d.fill = nullptr;
-          declarations.push_back(std::move(d));
-        }
+        for (std::size_t i = 0; i < layers[l].count() && !block.empty(); ++i)
+          declarations.push_back(layers[l].declaration(i, block.data()));
       packed[l].adopt(std::move(declarations), static_cast<int>(l), 0);
       packed[l].release_gradients();
     }

@@ -119,8 +119,8 @@ struct alignas(64) Worker {
   };
 
   /// Sleeps until another thread wakes this one, unless there is something to do already. Either
-  /// the thread that gives a signal sees `parked`, or `has_work` sees the signal: both threads store
-  /// before they load, sequentially consistent.
+  /// the thread that gives a signal sees `parked`, or `has_work` sees the signal: both threads
+  /// store before they load, sequentially consistent.
   /// @param has_work  () -> bool
   template <class HasWork> void park(HasWork has_work) {
     std::uint32_t const seen = wakeups.load();

@@ -62,9 +62,9 @@ struct Outgoing {
   std::size_t pool = 0;
 };
 
-/// The messages that one process sends, until they have left. Their memory is kept for later messages
-/// of the same pool; those of a pool are of one size, and are made before they are needed, so a
-/// steady state allocates nothing, however late a message leaves.
+/// The messages that one process sends, until they have left. Their memory is kept for later
+/// messages of the same pool; those of a pool are of one size, and are made before they are needed,
+/// so a steady state allocates nothing, however late a message leaves.
 class Outbox {
  public:
   /// @param  piece  most bytes that MPI is given at a time
@@ -201,8 +201,8 @@ class Outbox {
 /// counts them. A round has two epochs, 2 r in which it is prepared and 2 r + 1 in which it runs.
 /// What belongs to a later epoch than the one at hand stays where it is until that has begun.
 ///
-/// A message is a header of fixed size, for which a receive is always posted, and a payload if there
-/// is one. The memory of a payload is kept for the next one of that process.
+/// A message is a header of fixed size, for which a receive is always posted, and a payload if
+/// there is one. The memory of a payload is kept for the next one of that process.
 class Channels : public Outbox {
  public:
   /// @param  processes  a communicator for these messages alone, with MPI_ERRORS_RETURN

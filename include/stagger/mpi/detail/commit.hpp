@@ -17,9 +17,9 @@ namespace stagger::mpi::detail {
 ///
 /// Each rank votes to update once it has finished. A process that knows of all votes says so,
 /// and updates when all others have said so. A process that lacks a vote has not
-/// said so; hence none updates, and it may end the step. If one process falls silent after it has voted, the others
-/// either all know of that, and may go on without it, or one does not, and says that the step ends.
-/// It says so after a deadline; those in doubt wait half as long again for it.
+/// said so; hence none updates, and it may end the step. If one process falls silent after it has
+/// voted, the others either all know of that, and may go on without it, or one does not, and says
+/// that the step ends. It says so after a deadline; those in doubt wait half as long again for it.
 ///
 /// Where each process updates a part of what others have, it does so, in a way that can be taken
 /// back, once it knows of all votes. That it has handed its part over is a further vote; so

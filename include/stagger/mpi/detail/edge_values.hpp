@@ -2,9 +2,9 @@
 #pragma once
 /// @file   The values that go from a stage to the next one in another process.
 ///
-/// A signal that says "the value is there" takes the value along, into the same slot of the receiver's
-/// machine; the sender has waited for a free slot, so no one reads it. Messages between two processes
-/// must keep their order.
+/// A signal that says "the value is there" takes the value along, into the same slot of the
+/// receiver's machine; the sender has waited for a free slot, so no one reads it. Messages between
+/// two processes must keep their order.
 
 #include <algorithm>
 #include <cstddef>
@@ -159,8 +159,8 @@ class EdgeValues {
   [[nodiscard]] RowRange rows_of(int rank, std::size_t microbatch) const {
     return machine_.run.replica_run->ranks[rank].rows[microbatch];
   }
-  /// From the first row to the last that ranks of the receiver's process take of a cell's. All cells
-  /// of that process share the slot, so each gets them all.
+  /// From the first row to the last that ranks of the receiver's process take of a cell's. All
+  /// cells of that process share the slot, so each gets them all.
   [[nodiscard]] RowRange taken_of(Value const& value, RowRange rows, std::size_t microbatch,
                                   bool const* to) const {
     RowRange taken{rows.last, rows.first};

@@ -20,8 +20,8 @@ using stagger::detail::each_stage;
 using stagger::detail::LayerParameters;
 using stagger::detail::Machine;
 
-/// What a message is written with; Reading has the same functions, so that one description of what a
-/// message holds serves both ends.
+/// What a message is written with; Reading has the same functions, so that one description of what
+/// a message holds serves both ends.
 struct Writing {
   ByteWriter& out;
   void bytes(void const* at, std::size_t count) { out.add(at, count); }

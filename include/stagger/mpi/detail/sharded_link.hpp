@@ -30,7 +30,7 @@ using stagger::detail::ParameterListener;
 using stagger::detail::WorkerRules;
 
 /// Which process keeps which layer.
-struct Homes {
+struct LayerProcesses {
   std::vector<int> given{};  ///< [layers]; empty: in turn
   int processes = 1;
   [[nodiscard]] int of(std::size_t layer) const {
@@ -41,7 +41,7 @@ struct Homes {
 
 /// What the server in each process is, and what leads to the others.
 struct ServerParts {
-  Homes homes{};
+  LayerProcesses layers{};
   std::shared_ptr<collective::detail::ServerInProcess> server{};  ///< of this process
   std::shared_ptr<Connections> connections{};
   std::atomic<int> here{0};  ///< workers of this process that have joined
@@ -62,14 +62,14 @@ class PartConnector final : public collective::detail::Connector {
   int process_;
 };
 
-/// To each part of the server the model is one whose other layers have no parameters, so that layers
-/// have the same numbers everywhere.
+/// To each part of the server the model is one whose other layers have no parameters, so that
+/// layers have the same numbers everywhere.
 class ShardedLink final : public ParameterLink {
  public:
   ShardedLink(std::shared_ptr<ServerParts> server, int worker)
       : server_(std::move(server)),
         worker_(worker),
-        parts_(static_cast<std::size_t>(server_->homes.processes)) {}
+        parts_(static_cast<std::size_t>(server_->layers.processes)) {}
   ShardedLink(ShardedLink const&) = delete;
   ShardedLink& operator=(ShardedLink const&) = delete;
   ~ShardedLink() override { leave(); }
@@ -77,10 +77,10 @@ class ShardedLink final : public ParameterLink {
   [[gnu::cold]] void join(std::span<LayerParameters const> layers, WorkerRules const& rules,
                           ParameterListener& listener) override {
     if (rules.late != nullptr) refuse_late();
-    Homes const& homes = server_->homes;
-    if (!homes.given.empty() && homes.given.size() != layers.size())
-      raise(Errc::bad_configuration, "the parameter server has homes for ",
-            counted(homes.given.size(), "layer"), ", worker ", worker_, " has ", layers.size(),
+    LayerProcesses const& kept = server_->layers;
+    if (!kept.given.empty() && kept.given.size() != layers.size())
+      raise(Errc::bad_configuration, "ServerOptions::layer_processes has ",
+            counted(kept.given.size(), "layer"), ", worker ", worker_, " has ", layers.size(),
             "; name a process for each layer");
     WorkerRules own = rules;
     own.process = server_->connections->rank();
@@ -88,7 +88,7 @@ class ShardedLink final : public ParameterLink {
     ++server_->here;
     joined_ = true;
     try {
-      for (int p = 0; p < homes.processes; ++p) {
+      for (int p = 0; p < kept.processes; ++p) {
         if (!keeps_any(p, layers.size())) continue;
         FixedArray<LayerParameters> const part = layers_of(p, layers);
         auto link = link_to(p);
@@ -129,7 +129,7 @@ class ShardedLink final : public ParameterLink {
   }
   [[nodiscard]] bool span(int processes) noexcept override {
     processes_ = processes;
-    return processes <= server_->homes.processes;
+    return processes <= server_->layers.processes;
   }
   [[nodiscard]] std::string waits_for() const override {
     for (auto const& part : parts_)
@@ -140,11 +140,11 @@ class ShardedLink final : public ParameterLink {
 
  private:
   [[nodiscard]] ParameterLink& part_of(std::size_t layer) {
-    return *parts_[server_->homes.of(layer)];
+    return *parts_[server_->layers.of(layer)];
   }
   [[nodiscard]] bool keeps_any(int process, std::size_t layers) const {
     for (std::size_t l = 0; l < layers; ++l)
-      if (server_->homes.of(l) == process) return true;
+      if (server_->layers.of(l) == process) return true;
     return false;
   }
   [[nodiscard]] std::unique_ptr<ParameterLink> link_to(int process) const {
@@ -160,14 +160,10 @@ class ShardedLink final : public ParameterLink {
     FixedArray<LayerParameters> part(layers.size());
     for (std::size_t l = 0; l < layers.size(); ++l) {
       List<ParameterDeclaration> declarations;
-      for (std::size_t i = 0; server_->homes.of(l) == process && i < layers[l].count(); ++i) {
-        ParameterDeclaration d = layers[l].declaration(i);
-        if (!layers[l].values().empty()) {
-          auto const values = layers[l].value_bytes_of(layers[l].range(i));
-          d.initial.assign(values.data(), values.size());
-          d.fill = nullptr;
-        }
-        declarations.push_back(std::move(d));
+      for (std::size_t i = 0; server_->layers.of(l) == process && i < layers[l].count(); ++i) {
+        std::byte const* const values = layers[l].values().data();
+        declarations.push_back(values == nullptr ? layers[l].declaration(i)
+                                                 : layers[l].declaration(i, values));
       }
       part[l].adopt(std::move(declarations), static_cast<int>(l), 0);
       part[l].release_gradients();

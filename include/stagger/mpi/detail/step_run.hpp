@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The steps of one process of several: it runs its ranks, and handles what the others send.
+/// @file   The steps of one process of several: it runs its ranks, and handles messages.
 
 #include <chrono>
 #include <cstddef>

@@ -149,8 +149,8 @@ class ByteMessage {
 
 /// Every channel has a communicator of two, every replica group one of its members. NCCL gets all
 /// calls from one thread in one order. Nodes of a graph, though, have no order but their edges, and
-/// a GPU that has begun one message may have no capacity left for the one that its peer has begun: so
-/// while a graph is recorded, each call goes after the one before it.
+/// a GPU that has begun one message may have no capacity left for the one that its peer has begun:
+/// so while a graph is recorded, each call goes after the one before it.
 class Processes final : public cuda::detail::Processes {
  public:
   /// Finds the other processes.

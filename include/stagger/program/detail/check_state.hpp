@@ -100,8 +100,8 @@ class CheckState {
   }
 
  private:
-  /// A server tells a worker of the snapshots that it asks for alone, and it asks for those that its
-  /// pulls take: waiting for any other would never end.
+  /// A server tells a worker of the snapshots that it asks for alone, and it asks for those that
+  /// its pulls take: waiting for any other would never end.
   void require_own_snapshot(Wait wait) const {
     if (!exchanges(in->op) || wait.signal != program.outside_signal(in->cell) ||
         wait.count != program.answers_for(*in))

@@ -40,7 +40,7 @@ class WaveExchange {
         most_(needs(minibatches - 1)),
         pushed_(layers_, workers.size(), 0),
         asked_(layers_, workers.size(), 0),
-        ways_(layers_, workers.size(), server.links.empty() ? -1 : 0),
+        layer_links_(layers_, workers.size(), server.links.empty() ? -1 : 0),
         played_(workers.size()),
         waits_(workers.size()) {
     for (Links const& links : server.links) links_.emplace_back(links);
@@ -53,7 +53,8 @@ class WaveExchange {
                           .first = s == 0 ? 0 : cuts[stage - 1],
                           .last = stage < cuts.size() ? cuts[stage] : layers_});
       }
-      for (std::size_t l = 0; l < workers[w].ways.size(); ++l) ways_(l, w) = workers[w].ways[l];
+      for (std::size_t l = 0; l < workers[w].layer_links.size(); ++l)
+        layer_links_(l, w) = workers[w].layer_links[l];
       played_[w].timeline.rows.resize(static_cast<std::size_t>(workers[w].stages()));
     }
     for (Cell& cell : cells_) ask(cell);
@@ -161,10 +162,10 @@ class WaveExchange {
   void send(int layer, int worker, Direction direction) {
     auto const number = static_cast<std::uint32_t>((worker * layers_ + layer) * 2 +
                                                    (direction == Direction::push ? 0 : 1));
-    int const way = ways_(layer, worker);
-    if (way < 0) return arrive(number);
-    links_[at(way)].start(now_s_, server_.layer_bytes[at(layer)], direction, number);
-    next_s_ = std::min(next_s_, links_[at(way)].next_s());
+    int const link = layer_links_(layer, worker);
+    if (link < 0) return arrive(number);
+    links_[at(link)].start(now_s_, server_.layer_bytes[at(layer)], direction, number);
+    next_s_ = std::min(next_s_, links_[at(link)].next_s());
   }
   void arrive(std::uint32_t number) {
     int const layer = static_cast<int>(number / 2) % layers_;
@@ -217,10 +218,10 @@ class WaveExchange {
   WaveServer const& server_;
   int minibatches_;
   int layers_;
-  int most_;          // rounds that a minibatch needs
-  Grid<int> pushed_;  // [layers][workers] pushes that have arrived
-  Grid<int> asked_;   // [layers][workers] rounds that are not there; 0: none
-  Grid<int> ways_;    // [layers][workers]
+  int most_;               // rounds that a minibatch needs
+  Grid<int> pushed_;       // [layers][workers] pushes that have arrived
+  Grid<int> asked_;        // [layers][workers] rounds that are not there; 0: none
+  Grid<int> layer_links_;  // [layers][workers]
   std::vector<PlayedWorker> played_;
   std::vector<std::vector<Interval>> waits_;  // [workers]
   std::vector<Cell> cells_{};                 // [ranks]

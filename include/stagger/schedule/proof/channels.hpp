@@ -94,10 +94,10 @@ struct MessageQueues {
 };
 
 /// How values reach their readers by messages, for `play`. The rendezvous model: computes run in
-/// the order of their rows; beside them each channel works through its queue. A transfer starts when
-/// its value exists and its SEND and its RECV are both first in their channel's queue, and occupies
-/// both for the edge's transfer time. Computes wait for what they receive and never for what their
-/// rank sends.
+/// the order of their rows; beside them each channel works through its queue. A transfer starts
+/// when its value exists and its SEND and its RECV are both first in their channel's queue, and
+/// occupies both for the edge's transfer time. Computes wait for what they receive and never for
+/// what their rank sends.
 class ChannelTransfers {
  public:
   static constexpr bool has_messages = true;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Costs as a player of a table needs them: seconds of each stage's actions and of the links
-///         that end there.
+/// @file   Costs as a player of a table needs them: seconds of each stage's actions and of the
+///         links that end there.
 
 #include <stagger/core/grid.hpp>
 #include <stagger/schedule/costs.hpp>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   List scheduling under limits that are used to the last half of an activation, with weight
-///         gradients in the gaps.
+/// @file   List scheduling under limits that are used to the last half of an activation, with
+///         weight gradients in the gaps.
 /// @source What makes a forward safe is the banker's algorithm of Dijkstra, EWD 108.
 
 #include <algorithm>
@@ -29,9 +29,9 @@ struct FillRule {
   int warm_up = 0;
 };
 
-/// Rules for one stage on each rank in the order in which they help, chosen over 1200 random shapes,
-/// costs and limits: each one is that which lowers the mean distance from the best of all 30 most,
-/// given those before it.
+/// Rules for one stage on each rank in the order in which they help, chosen over 1200 random
+/// shapes, costs and limits: each one is that which lowers the mean distance from the best of all
+/// 30 most, given those before it.
 [[nodiscard]] inline std::vector<FillRule> stage_rules() {
   return {{true, false, 0.0, 0, 2},  {true, false, 0.5, 0, 0},  {false, false, 0.0, 0, 0},
           {true, false, 0.5, 0, 2},  {false, false, 0.5, 0, 2}, {true, false, 0.0, 0, 1},

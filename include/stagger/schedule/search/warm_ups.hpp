@@ -18,8 +18,8 @@
 namespace stagger::schedule::detail {
 
 /// One stage on each rank, N units (microbatches, or slices of them), each backward as I and W side
-/// by side. Rank r runs c_r forwards before its first backward, then one backward and one forward, again and again;
-/// with gap g and depth D
+/// by side. Rank r runs c_r forwards before its first backward, then one backward and one forward,
+/// again and again; with gap g and depth D
 ///
 ///   c_r = min(g(P - 1 - r) + S, D + S - 1 - r, N).
 ///

@@ -88,7 +88,7 @@ class CarriedLink final : public ParameterLink,
     time_->network.send(layers_[layer].sent_bytes, Direction::push, *this, number);
   }
 
-  /// One behind the other, as on one connection, so that answers travel while later ones are pushed.
+  /// One behind the other, as on one connection: answers travel while later ones are pushed.
   void push_late(std::size_t layer, std::byte const* values) override {
     if (instant()) return push(layer, values, false);
     std::size_t const number = make(Parcel::late, layer, layers_[layer].pushes++);

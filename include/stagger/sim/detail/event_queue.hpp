@@ -61,7 +61,7 @@ class EventQueue {
   }
 
   /// Steps that have ended, and whose driver has not been told.
-  std::uint32_t untold = 0;
+  std::uint32_t unreported_steps = 0;
 
  private:
   struct Event {

@@ -49,7 +49,7 @@ class VirtualClockBackend final : private detail::EventTarget {
   VirtualClockBackend& operator=(VirtualClockBackend const&) = delete;
   ~VirtualClockBackend() {
     end();
-    if (untold_) --time_->queue.untold;
+    if (unreported_) --time_->queue.unreported_steps;
     time_->queue.make_room(room_, 0);
   }
 
@@ -97,7 +97,7 @@ class VirtualClockBackend final : private detail::EventTarget {
   }
   /// Likewise, until this one or another ends. @return whether this one has
   [[nodiscard]] bool drive_together() {
-    return drive([&] { return time_->queue.untold == 0; });
+    return drive([&] { return time_->queue.unreported_steps == 0; });
   }
 
   bool start(std::coroutine_handle<>) {
@@ -164,7 +164,7 @@ class VirtualClockBackend final : private detail::EventTarget {
       }
       end();
     }
-    if (!running_ && std::exchange(untold_, false)) --time_->queue.untold;
+    if (!running_ && std::exchange(unreported_, false)) --time_->queue.unreported_steps;
     return !running_;
   }
 
@@ -173,8 +173,8 @@ class VirtualClockBackend final : private detail::EventTarget {
     if (events_ != 0) time_->queue.remove(*this);
     events_ = 0;
     if (!std::exchange(running_, false)) return;
-    untold_ = true;
-    ++time_->queue.untold;
+    unreported_ = true;
+    ++time_->queue.unreported_steps;
   }
 
   void arrive(std::uint32_t which) {
@@ -237,8 +237,8 @@ class VirtualClockBackend final : private detail::EventTarget {
   std::size_t room_ = 0;              // for them
   std::size_t open_ = 0;              // ranks that are not done
   bool running_ = false;
-  bool untold_ = false;  // nobody has been told that the step has ended
-  double cost_s_ = 0;    // of the instruction carried out last
+  bool unreported_ = false;  // nobody has been told that the step has ended
+  double cost_s_ = 0;        // of the instruction carried out last
 };
 
 }  // namespace stagger::sim

@@ -109,10 +109,10 @@ struct LossTuned {
   template <class Step> [[nodiscard]] double bytes(Step const& ended) {
     if (tuning == Tuning::by_epoch) {
       seen.sum += ended.loss;
-      if ((ended.step + 1) % steps == 0) take(std::exchange(seen.sum, 0.0) / steps);
+      if ((ended.step + 1) % steps == 0) tune(std::exchange(seen.sum, 0.0) / steps);
     } else {
       seen.mean = ended.step == 0 ? ended.loss : keep * seen.mean + (1 - keep) * ended.loss;
-      take(seen.mean);
+      tune(seen.mean);
     }
     return std::min(most(ended.workers),
                     detail::most_late * static_cast<double>(ended.model_bytes)) *
@@ -145,8 +145,8 @@ struct LossTuned {
   friend bool operator==(LossTuned const&, LossTuned const&) = default;
 
  private:
-  /// Of the losses compared; the first one is the measure.
-  void take(double loss_now) {
+  /// Sets the factor by the loss now over the first one.
+  void tune(double loss_now) {
     if (seen.first == 0) seen.first = loss_now;
     double const factor = 1 - loss_now / seen.first;
     seen.factor = seen.first > 0 && factor > 0 ? std::min(factor, 1.0) : 0.0;  // 0 for NaN, too

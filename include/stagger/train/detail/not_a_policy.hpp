@@ -13,7 +13,7 @@ namespace stagger {
 struct GroupingTag;  // of policies that belong to no axis
 struct FillTag;
 struct AllocationTag;
-struct ParameterHomeTag;
+struct ParameterPlacementTag;
 }  // namespace stagger
 
 namespace stagger::detail {
@@ -28,7 +28,7 @@ template <class P> struct NotAPolicy {
                 "optimizers, losses and Options");
   template <class Tag> static constexpr bool fills_no = !fills<P, Tag>;
   static constexpr bool known = !(fills_no<GroupingTag> && fills_no<FillTag> &&
-                                  fills_no<AllocationTag> && fills_no<ParameterHomeTag>);
+                                  fills_no<AllocationTag> && fills_no<ParameterPlacementTag>);
   static_assert(fills_no<GroupingTag>,
                 "stagger: a grouping is a part of the collective: give with() "
                 "collective::AllReduce{.grouping = ...} with it");
@@ -39,9 +39,9 @@ template <class P> struct NotAPolicy {
                 "stagger: an allocation is no placement of ranks: give with() "
                 "placement::ExplicitMap with one of the lists that its allocate(cluster, workers) "
                 "answers");
-  static_assert(fills_no<ParameterHomeTag>,
-                "stagger: homes of parameters are no placement of ranks: call their "
-                "homes(layers, nodes, workers), and leave them out of with()");
+  static_assert(fills_no<ParameterPlacementTag>,
+                "stagger: a placement of parameters is no placement of ranks: call its "
+                "layer_nodes(layers, nodes, workers), and leave it out of with()");
   static_assert(!has_tag || known,
                 "stagger: an argument of with() has the policy_tag of no axis; the tags are those "
                 "of schedules, staleness models, partitioners, collectives, placements, devices, "

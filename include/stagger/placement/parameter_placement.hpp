@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The node on which the parameter server keeps each layer, and the bytes that travel for it.
+/// @file   The node on which the parameter server keeps each layer, and the bytes that travel.
 /// @source J. H. Park et al., "HetPipe", USENIX ATC 2020, section 8.1: default placement and local.
 
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -14,8 +13,9 @@
 
 namespace stagger {
 
-/// Marks a choice of parameter homes: `using policy_tag = stagger::ParameterHomeTag;`.
-struct ParameterHomeTag {};
+/// Marks a choice of the node that keeps each layer's parameters. `layer_nodes(layers, nodes,
+/// workers)` returns [layers] a node each.
+struct ParameterPlacementTag {};
 
 namespace placement {
 
@@ -35,15 +35,6 @@ struct Worker {
 
 }  // namespace placement
 
-/// A home for each layer's parameters.
-template <class P>
-concept ParameterHomePolicy =
-    std::copyable<P> && std::same_as<typename P::policy_tag, ParameterHomeTag> &&
-    requires(P const policy, int layers, int nodes, std::span<placement::Worker const> workers) {
-      // [layers] a node each
-      { policy.homes(layers, nodes, workers) } -> std::same_as<std::vector<int>>;
-    };
-
 namespace placement {
 
 /// Bytes over the links between nodes, for one virtual worker.
@@ -54,19 +45,19 @@ struct Traffic {
 
 /// @param parameter_bytes  [layers]
 /// @param boundary_bytes   [layers] crossing after each layer
-/// @param homes            [layers] of the parameters
+/// @param layer_nodes      [layers] that keep the parameters
 [[nodiscard]] constexpr Traffic traffic(std::span<std::uint64_t const> parameter_bytes,
                                         std::span<std::uint64_t const> boundary_bytes,
-                                        Worker const& worker, std::span<int const> homes) {
-  if (parameter_bytes.size() != homes.size() || boundary_bytes.size() != homes.size())
+                                        Worker const& worker, std::span<int const> layer_nodes) {
+  if (parameter_bytes.size() != layer_nodes.size() || boundary_bytes.size() != layer_nodes.size())
     raise(Errc::bad_configuration, "there are parameters of ", parameter_bytes.size(),
-          " layers, boundaries of ", boundary_bytes.size(), " and homes for ", homes.size(),
+          " layers, boundaries of ", boundary_bytes.size(), " and nodes for ", layer_nodes.size(),
           "; give one for each layer");
   Traffic result;
-  for (std::size_t l = 0; l < homes.size(); ++l)
-    if (homes[l] != worker.node_of(static_cast<int>(l)))
+  for (std::size_t l = 0; l < layer_nodes.size(); ++l)
+    if (layer_nodes[l] != worker.node_of(static_cast<int>(l)))
       result.parameters_per_wave += 2 * parameter_bytes[l];
-  for (std::size_t l = 0, stage = 0; l < homes.size() && stage < worker.cuts.size(); ++l) {
+  for (std::size_t l = 0, stage = 0; l < layer_nodes.size() && stage < worker.cuts.size(); ++l) {
     if (std::cmp_not_equal(l + 1, worker.cuts[stage])) continue;  // no cut after this layer
     if (worker.nodes[stage] != worker.nodes[stage + 1])
       result.activations_per_minibatch += 2 * boundary_bytes[l];
@@ -75,12 +66,12 @@ struct Traffic {
   return result;
 }
 
-/// Layer i lives on node i mod nodes: the load is spread over all nodes.
+/// Layer i is kept on node i mod nodes: the load is spread over all nodes.
 struct RoundRobin {
-  using policy_tag = ParameterHomeTag;
+  using policy_tag = ParameterPlacementTag;
 
-  [[nodiscard]] constexpr std::vector<int> homes(int layers, int nodes,
-                                                 std::span<Worker const> /*workers*/) const {
+  [[nodiscard]] constexpr std::vector<int> layer_nodes(int layers, int nodes,
+                                                       std::span<Worker const> /*workers*/) const {
     if (nodes < 1) raise(Errc::bad_configuration, nodes, " nodes have no room; give 1 or more");
     std::vector<int> result;
     for (int l = 0; l < layers; ++l) result.push_back(l % nodes);
@@ -88,14 +79,14 @@ struct RoundRobin {
   }
 };
 
-/// A layer lives where it runs, so that no parameters travel between nodes. Every worker must have
-/// the same cuts on the same nodes, as EqualDistribution gives them.
+/// A layer is kept where it runs, so that no parameters travel between nodes. Every worker must
+/// have the same cuts on the same nodes, as EqualDistribution gives them.
 struct Local {
-  using policy_tag = ParameterHomeTag;
+  using policy_tag = ParameterPlacementTag;
 
   /// @throws Error  bad_configuration if two workers differ
-  [[nodiscard]] constexpr std::vector<int> homes(int layers, int /*nodes*/,
-                                                 std::span<Worker const> workers) const {
+  [[nodiscard]] constexpr std::vector<int> layer_nodes(int layers, int /*nodes*/,
+                                                       std::span<Worker const> workers) const {
     if (workers.empty())
       raise(Errc::bad_configuration, "Local needs a worker to follow; give one or more");
     for (std::size_t w = 0; w < workers.size(); ++w)
@@ -109,8 +100,5 @@ struct Local {
   }
 };
 
-static_assert(ParameterHomePolicy<RoundRobin> && ParameterHomePolicy<Local>);
-
 }  // namespace placement
-
 }  // namespace stagger
