@@ -22,13 +22,20 @@ namespace hetero {
 class LossLog {
  public:
   /// @param minibatches  of each worker
+  /// @param here         minibatches that are noted in this process
   /// @param unit         of the progress line; null: none is shown
-  LossLog(std::size_t workers, std::size_t minibatches, char const* unit)
+  LossLog(std::size_t workers, std::size_t minibatches, std::size_t here, char const* unit)
       : losses_(workers, std::vector<double>(minibatches)),
         options_(stagger::report::progress_options(stderr)) {
     if (unit == nullptr) return;
     options_.unit = unit;
-    progress_.emplace(stderr, options_, static_cast<long long>(workers * minibatches), 0, now_s());
+    progress_.emplace(stderr, options_, static_cast<long long>(here), 0, now_s());
+  }
+  LossLog(LossLog const&) = delete;
+  LossLog& operator=(LossLog const&) = delete;
+  /// Ends the progress line.
+  ~LossLog() {
+    if (progress_) progress_->finish();
   }
 
   /// Notes a mean loss. Workers may call it at the same time.
@@ -42,10 +49,7 @@ class LossLog {
     examples_ += examples;
     if (progress_) progress_->update(++ended_, loss, examples_, now_s());
   }
-  /// Ends the progress line, and hands a worker's losses over.
-  void finish() {
-    if (progress_) progress_->finish();
-  }
+  /// Hands a worker's losses over.
   [[nodiscard]] std::vector<double> take(std::size_t worker) { return std::move(losses_[worker]); }
 
  private:

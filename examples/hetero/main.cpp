@@ -17,6 +17,7 @@
 #include "run.hpp"
 #include "settings.hpp"
 #include "staleness_models.hpp"
+#include "team.hpp"
 
 namespace {
 
@@ -42,8 +43,10 @@ int compare(hetero::Settings const& settings, hetero::Files const& files) {
 
 int main(int argc, char** argv) {
   try {
-    auto const settings = hetero::parse(argc, argv);
+    auto settings = hetero::parse(argc, argv);
     if (!settings) return 0;
+    hetero::Files{*settings};  // before processes are started
+    if (auto const code = hetero::start_processes(*settings, argc, argv)) return *code;
     hetero::Files const files(*settings);
     if (!settings->paper.empty()) {
       auto const runs = hetero::run_hetpipe(*settings);

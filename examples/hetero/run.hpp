@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <stagger/schedule/timeline.hpp>
@@ -21,6 +22,10 @@ struct WorkerRun {
   std::vector<double> losses;            ///< [minibatches]
   std::size_t in_flight = 0;             ///< Nm of its stream; 0: it takes steps
   std::size_t distance = 0;              ///< D of its stream
+
+  /// What other processes are told, in the times of this machine.
+  auto fields() { return std::tie(timeline.rows, losses, in_flight, distance); }
+  [[nodiscard]] auto fields() const { return std::tie(timeline.rows, losses, in_flight, distance); }
 };
 
 /// What all of them did.

@@ -101,7 +101,7 @@ void Settings::check() const {
   using cli::require;
   require_word("--model", model, {"gpt", "vgg"});
   require_word("--sync", sync, names_of_models());
-  require_word("--device", device, {"threads", "clock"});
+  require_word("--device", device, {"threads", "mpi", "tcp", "clock"});
   require_word("--cluster", cluster, {"vgg-19", "resnet-152", "equal"});
   require_gpus(gpus);
   require_word("--allocation", allocation, {"np", "ed", "hd"});
@@ -159,8 +159,10 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
   app.add_option("--seed", s.seed, "Seed of everything random")->group(group);
 
   group = "Where it runs";
-  app.add_option("--device", s.device,
-                 "threads: of this machine; clock: in virtual time, on the cluster below")
+  app.add_option(
+         "--device", s.device,
+         "threads: of this machine; mpi: a process for each worker, under mpirun; tcp: likewise, "
+         "with a server on a port of this machine; clock: in virtual time, on the cluster below")
       ->group(group);
   app.add_option("--cluster", s.cluster,
                  "Times of VGG-19 (vgg-19) or ResNet-152 (resnet-152) on HetPipe's 16 GPUs, or of "

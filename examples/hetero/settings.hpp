@@ -29,7 +29,7 @@ struct Settings {
   std::string paper;     ///< whose claims are run: "hetpipe"; empty: none
 
   // Where it runs.
-  std::string device = "clock";            ///< or "threads"
+  std::string device = "clock";            ///< or "threads", "mpi", "tcp"
   std::string cluster = "vgg-19";          ///< or "resnet-152", "equal"
   std::string gpus = "VRGQ";               ///< kinds of HetPipe's that take part
   std::string allocation = "ed";           ///< or "np", "hd"

@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/collective/parameter_server.hpp>
 #include <stagger/engine/run_together.hpp>
 #include <stagger/host/threads.hpp>
 #include <stagger/partition/cuts.hpp>
@@ -24,6 +23,7 @@
 #include "loss_log.hpp"
 #include "run.hpp"
 #include "staleness_models.hpp"
+#include "team.hpp"
 
 namespace hetero {
 
@@ -46,10 +46,7 @@ namespace sg = stagger;
 template <class Workload> class Workers {
  public:
   /// @param progress  whether to show it
-  Workers(Settings const& s, bool progress)
-      : s_(s),
-        workload_(s),
-        log_(count(s.workers), count(s.steps * s.in_flight), progress ? Workload::unit : nullptr) {
+  Workers(Settings const& s, bool progress) : s_(s), progress_(progress), workload_(s) {
     if (!s.timed()) return;
     times_ = times_of(s);
     layer_bytes_.resize(workload_.work().size());
@@ -88,15 +85,25 @@ template <class Workload> class Workers {
 
   /// @param device_of  a device for worker n on a clock
   template <class Model, class DeviceOf> Run run(Model const& model, DeviceOf device_of) {
-    std::size_t const workers = count(s_.workers);
-    sg::collective::ParameterServer const server({.workers = static_cast<int>(workers)});
+    Run result = train_in_team(
+        s_, rate<Model>(), [&](Team const& team, Run& of) { train(model, device_of, team, of); });
+    result.images = times_ ? times_->images : static_cast<double>(s_.batch);
+    return result;
+  }
+
+  template <class Model, class DeviceOf>
+  void train(Model const& model, DeviceOf device_of, Team const& team, Run& result) {
+    bool const first = !team.own.empty() && team.own.front() == 0;
+    std::size_t const minibatches = count(s_.steps * s_.in_flight);
+    LossLog log(count(s_.workers), minibatches, team.own.size() * minibatches,
+                progress_ && first ? Workload::unit : nullptr);
     sg::sim::Clock const clock(times_ ? links() : sg::sim::Links{});
     auto const make = [&](std::size_t n) {
       return sg::Pipeline{workload_.model()}.with(
-          sg::partition::Cuts{cuts()}, schedule<Model>(n), model,
-          server.worker(static_cast<int>(n)), sg::optimizer::Sgd{.rate = rate<Model>()},
+          sg::partition::Cuts{cuts()}, schedule<Model>(n), model, team.worker(n),
+          sg::optimizer::Sgd{.rate = rate<Model>()},
           NotedLoss<typename Workload::Loss>{
-              .log = &log_,
+              .log = &log,
               .worker = n,
               .step_minibatches = Model::synchronous ? count(s_.in_flight) : 0},
           device_of(clock, n),
@@ -104,16 +111,13 @@ template <class Workload> class Workers {
               .seed = static_cast<std::uint64_t>(s_.seed), .deadline_s = 600, .record = true});
     };
     std::vector<decltype(make(0))> trainers;
-    for (std::size_t n = 0; n < workers; ++n) trainers.push_back(make(n));
-    Run result;
-    result.workers.resize(workers);
+    for (std::size_t const n : team.own) trainers.push_back(make(n));
     if constexpr (Model::synchronous)
-      take_steps(trainers, result);
+      take_steps(team, trainers, result);
     else
-      take_streams(trainers, result);
-    log_.finish();
-    for (std::size_t n = 0; n < workers; ++n) {
-      result.workers[n].losses = log_.take(n);
+      take_streams(team, trainers, result);
+    for (std::size_t const n : team.own) {
+      result.workers[n].losses = log.take(n);
       if constexpr (!Model::synchronous) {
         result.workers[n].in_flight = count(s_.in_flight);
         result.workers[n].distance = count(s_.distance);
@@ -123,42 +127,45 @@ template <class Workload> class Workers {
       for (auto const& stage : times_->workers[n].costs.stages)
         result.workers[n].transfers_s.push_back(stage.transfer_s);
     }
-    result.images = times_ ? times_->images : static_cast<double>(s_.batch);
-    result.held_out = sg::run(trainers[0].evaluate(workload_.held_out())).loss;
-    return result;
+    if (first) result.held_out = sg::run(trainers[0].evaluate(workload_.held_out())).loss;
   }
 
-  template <class Trainer> void take_streams(std::vector<Trainer>& trainers, Run& result) {
+  template <class Trainer>
+  void take_streams(Team const& team, std::vector<Trainer>& trainers, Run& result) {
     std::vector<Batch> batches(trainers.size());
     std::vector<sg::Step> streams;
-    for (std::size_t n = 0; n < trainers.size(); ++n) {
-      for (std::int64_t m = 0; m < s_.steps * s_.in_flight; ++m) draw(n, m, batches[n]);
-      streams.push_back(trainers[n].stream(batches[n]));
+    for (std::size_t k = 0; k < trainers.size(); ++k) {
+      for (std::int64_t m = 0; m < s_.steps * s_.in_flight; ++m) draw(team.own[k], m, batches[k]);
+      streams.push_back(trainers[k].stream(batches[k]));
     }
+    team.start();
     static_cast<void>(sg::run_together(std::move(streams)));
-    for (std::size_t n = 0; n < trainers.size(); ++n)
-      result.workers[n].timeline = trainers[n].timeline();
+    for (std::size_t k = 0; k < trainers.size(); ++k)
+      result.workers[team.own[k]].timeline = trainers[k].timeline();
   }
 
-  template <class Trainer> void take_steps(std::vector<Trainer>& trainers, Run& result) {
-    double const start_s = now_s();
+  template <class Trainer>
+  void take_steps(Team const& team, std::vector<Trainer>& trainers, Run& result) {
     std::vector<Batch> batches(trainers.size());
     std::vector<sg::Steps> workers;
-    for (std::size_t n = 0; n < trainers.size(); ++n)
-      workers.emplace_back([&, n, step = std::int64_t{0}, began_s = 0.0](
+    team.start();
+    double const start_s = now_s();
+    for (std::size_t k = 0; k < trainers.size(); ++k)
+      workers.emplace_back([&, k, step = std::int64_t{0}, began_s = 0.0](
                                sg::Metrics const* before) mutable -> std::optional<sg::Step> {
+        std::size_t const n = team.own[k];
         if (before != nullptr) {  // a virtual clock's timeline has its time
           double const from_s = s_.timed() ? 0 : began_s;
-          append(trainers[n].timeline(), step - 1, from_s, result.workers[n].timeline);
+          append(trainers[k].timeline(), step - 1, from_s, result.workers[n].timeline);
         }
         if (step == s_.steps) return std::nullopt;
-        batches[n].inputs.clear();
-        batches[n].targets.clear();
+        batches[k].inputs.clear();
+        batches[k].targets.clear();
         for (std::int64_t m = 0; m < s_.in_flight; ++m)
-          draw(n, step * s_.in_flight + m, batches[n]);
+          draw(n, step * s_.in_flight + m, batches[k]);
         ++step;
         began_s = now_s() - start_s;
-        return trainers[n].step(batches[n]);
+        return trainers[k].step(batches[k]);
       });
     static_cast<void>(sg::run_together(std::move(workers)));
   }
@@ -222,8 +229,8 @@ template <class Workload> class Workers {
   }
 
   Settings s_;
+  bool progress_;
   Workload workload_;
-  LossLog log_;
   std::optional<ClusterTimes> times_{};       // of a virtual clock
   std::vector<std::uint64_t> layer_bytes_{};  // likewise
 };

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+# Workers as processes of DEVICE, tcp or mpi, print and write what workers on threads do, with the same bits where those do
+# not depend on times. One that fails or is killed ends all, and so does the end of the program.
+include(${CMAKE_CURRENT_LIST_DIR}/../../check.cmake)
+
+set(tiny --workers 2 --stages 2 --batch 2 --steps 4 --in-flight 2)
+
+foreach(model vgg gpt)
+  run(--device ${DEVICE} --model ${model} --compare ${tiny})
+  expect_result(0)
+  foreach(sync bsp asp ssp r2sp wsp local-sgd)
+    expect(output "\n${sync} +[0-9.]+ +[0-9.]+ % +[0-9.]+ % .* [0-9.]+\n")
+  endforeach()
+endforeach()
+
+# losses(<out> <file>): of each minibatch, without times.
+function(losses out file)
+  file(STRINGS ${FOLDER}/${file} lines)
+  list(LENGTH lines count)
+  if(NOT count EQUAL 17)
+    fail("should write a header and 2 x 8 lines, not ${count}")
+  endif()
+  list(TRANSFORM lines REPLACE "^([01],[0-7]),[0-9.e-]+,[0-9.e-]+," "\\1:")
+  set(${out} "${lines}" PARENT_SCOPE)
+endfunction()
+
+foreach(sync "bsp" "wsp;--exact")
+  list(GET sync 0 line)
+  foreach(device threads ${DEVICE})
+    run(--device ${device} --sync ${sync} ${tiny} --csv ${device}.csv --trace ${device}.json --chart ${device}.svg)
+    expect_result(0)
+    expect(output "worker +images/s +waiting.*\n +0 .* 4 +[0-9.]+\n +1 .* 4 +[0-9.]+\n.*held-out loss [0-9.]+\n$")
+    string(REGEX MATCH "held-out loss .*" held_out_${device} "${output}")
+    losses(${device} ${device}.csv)
+    file(READ ${FOLDER}/${device}.json trace)
+    string(REGEX MATCHALL "process_name" processes "${trace}")
+    list(LENGTH processes count)
+    if(NOT count EQUAL 3 OR NOT trace MATCHES "0PUSH3")
+      fail("should write a process for each of 2 workers and the server, not ${count}")
+    endif()
+    file(READ ${FOLDER}/${device}.svg chart)
+    if(NOT chart MATCHES ">${line}<.*>seconds<")
+      fail("should draw the loss over time")
+    endif()
+  endforeach()
+  if(NOT ${DEVICE} STREQUAL threads OR NOT held_out_${DEVICE} STREQUAL held_out_threads)
+    fail("should have the losses of workers on threads:\n${threads}\n${${DEVICE}}")
+  endif()
+endforeach()
+
+refused("missing/out" --device ${DEVICE} --csv missing/out)
+run(--device ${DEVICE} ${tiny} --rate 1e9 --csv diverged.csv)
+expect_result(2)
+expect(errors "\nhetero: the loss of minibatch [0-9]+ of worker [01] is not finite. use a smaller --rate\n$")
+if(EXISTS ${FOLDER}/diverged.csv)
+  fail("should write nothing")
+endif()
+
+execute_process(COMMAND bash ${CMAKE_CURRENT_LIST_DIR}/killed.sh ${PROGRAM} ${FOLDER} ${DEVICE} RESULT_VARIABLE result
+                OUTPUT_VARIABLE output ERROR_VARIABLE errors)
+set(called killed)
+expect_result(0)
