@@ -42,14 +42,19 @@ template <class T>
   declaration.type = element_type_of<T>;
   declaration.size = parameter.size();
   declaration.decays = parameter.decays();
+  declaration.piece = parameter.piece();
   auto const position = static_cast<std::uint32_t>(declarations.size());
   if (parameter.fill() != nullptr) {
     parameter.place(position, layer);
     declaration.origin = {parameter.seed(), parameter.scale()};
     declaration.typed_fill = reinterpret_cast<void (*)()>(parameter.fill());
     declaration.fill = [](ParameterDeclaration const& d, void* values) {
-      reinterpret_cast<typename Parameter<T>::Fill>(d.typed_fill)({static_cast<T*>(values), d.size},
-                                                                  d.origin.seed, d.origin.scale);
+      auto const fill = reinterpret_cast<typename Parameter<T>::Fill>(d.typed_fill);
+      auto* const to = static_cast<T*>(values);
+      if (d.piece.whole == 0) return fill({to, d.size}, d.origin.seed, d.origin.scale);
+      List<T> whole(d.piece.whole);
+      fill({whole.data(), whole.size()}, d.origin.seed, d.origin.scale);
+      for (std::size_t i = 0; i < d.size; ++i) to[i] = whole[d.piece.element(i)];
     };
   } else {
     auto const initial = parameter.adopt(position, layer);

@@ -24,6 +24,23 @@ enum class ElementType : std::uint8_t { f32, f64 };
   return type == ElementType::f32 ? 4 : 8;
 }
 
+/// Elements of a parameter: `runs` runs of `length` elements; the first run begins at `first`, each
+/// further one `stride` elements behind the one before. Of a weight [outputs][inputs], the rows of
+/// some outputs are one run, the columns of some inputs as many runs as outputs.
+struct ParameterPiece {
+  std::size_t first = 0;
+  std::size_t length = 0;
+  std::size_t stride = 0;
+  std::size_t runs = 1;
+  std::size_t whole = 0;  ///< elements of that parameter; Parameter::piece sets it
+
+  [[nodiscard]] constexpr std::size_t size() const noexcept { return length * runs; }
+  /// Where element i of the piece is in the whole. @pre i < size()
+  [[nodiscard]] constexpr std::size_t element(std::size_t i) const noexcept {
+    return first + i / length * stride + i % length;
+  }
+};
+
 template <class T>
 concept ParameterElement = std::same_as<T, float> || std::same_as<T, double>;
 
@@ -77,6 +94,22 @@ template <class T = float> class Parameter {
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
   [[nodiscard]] bool decays() const noexcept { return decays_; }
 
+  /// The parameter of a member of a group: some elements of this one, with their first values.
+  /// @throws std::out_of_range  for elements that there are not
+  [[nodiscard]] [[gnu::cold]] Parameter piece(ParameterPiece const& of) const {
+    Parameter own = *this;
+    own.size_ = of.size();
+    own.piece_ = of;
+    own.piece_.whole = size_;
+    if (fill_ != nullptr) return own;
+    own.initial_.clear();
+    own.initial_.reserve(of.size());
+    for (std::size_t i = 0; i < of.size(); ++i) own.initial_.push_back(initial_.at(of.element(i)));
+    return own;
+  }
+  /// Which elements of another parameter these are; `whole` is 0 if it is one by itself.
+  [[nodiscard]] ParameterPiece const& piece() const noexcept { return piece_; }
+
   /// Values before the first step; empty once an engine took them over, and where `fill` makes
   /// them.
   [[nodiscard]] std::vector<T> const& initial() const noexcept { return initial_; }
@@ -86,8 +119,11 @@ template <class T = float> class Parameter {
   [[nodiscard]] std::vector<T> adopt(std::uint32_t position, int layer = 0) {
     place(position, layer);
     if (fill_ == nullptr) return std::exchange(initial_, {});
-    std::vector<T> values(size_);
+    std::vector<T> values(piece_.whole == 0 ? size_ : piece_.whole);
     fill_(values, seed_, scale_);
+    for (std::size_t i = 0; i < size_ && piece_.whole != 0; ++i)
+      values[i] = values[piece_.element(i)];  // which is never before i
+    values.resize(size_);
     return values;
   }
   /// For engines that make the values later: remembers the position alone.
@@ -111,6 +147,7 @@ template <class T = float> class Parameter {
   std::uint64_t seed_ = 0;
   double scale_ = 1;
   std::size_t size_ = 0;
+  ParameterPiece piece_{};
   std::uint32_t position_ = 0;
   int layer_ = -1;
   bool decays_ = true;

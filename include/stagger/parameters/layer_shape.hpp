@@ -28,6 +28,7 @@ struct ParameterDeclaration {
     std::uint64_t seed = 0;
     double scale = 1;
   } origin = {};
+  ParameterPiece piece = {};  // of a whole one, whose values `fill` makes
   void (*typed_fill)() = nullptr;
   void (*fill)(ParameterDeclaration const&, void* values) = nullptr;
 };

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Which layers a group of ranks shares, each with a part, and what its members exchange.
+/// @source Y. Lai, A. Kadav, E. Kruus, "SplitBrain: Hybrid Data and Model Parallel Deep Learning",
+///         2021, listing 1. Splitting by inputs behind a split by outputs: M. Shoeybi et al.,
+///         "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism",
+///         2019, section 3.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <stagger/core/error.hpp>
+#include <stagger/model/split.hpp>
+
+namespace stagger::partition {
+
+/// A layer, as far as it matters to whether and how it is split.
+struct LayerFeatures {
+  std::size_t inputs = 0;   ///< features of a row of its input; 0: it cannot be split
+  std::size_t outputs = 0;  ///< likewise
+  bool element_wise = false;
+  bool by_inputs = false;      ///< can be split by inputs, too
+  std::size_t parameters = 0;  ///< numbers
+  std::size_t biases = 0;      ///< of them, those that are added once
+};
+
+/// What decides which layers are split.
+struct SplitRules {
+  int group = 1;           ///< members, >= 1
+  double threshold = 225;  ///< operations per element that would be communicated, above which
+                           ///< splitting pays: operations/s of a rank over elements/s of its link
+  bool pairs = false;  ///< a layer behind one that is split by outputs is split by inputs, if it
+                       ///< can be
+};
+
+/// Operations per element communicated of a layer that is split: 3 in out / (in + out), forward and
+/// backward together, whatever the batch and the group.
+[[nodiscard]] constexpr double operations_per_element(std::size_t inputs,
+                                                      std::size_t outputs) noexcept {
+  auto const in = static_cast<double>(inputs);
+  auto const out = static_cast<double>(outputs);
+  return 3 * in * out / (in + out);
+}
+
+/// What a member of a group has of a value between two layers.
+enum class Held : std::uint8_t {
+  rows,     ///< its share of the rows, as all ranks of its position
+  whole,    ///< all rows of its group
+  columns,  ///< some features of all rows of its group
+  terms,    ///< a summand for all rows of its group
+};
+
+/// What members exchange between two layers.
+enum class Cut : std::uint8_t {
+  none,
+  modulo,   ///< forward all rows of the group; backward its rows' gradients, added
+  fan,      ///< backward the gradient, added
+  shard,    ///< forward all columns; backward its columns' gradients, added
+  collect,  ///< forward all columns; backward nothing
+  sum,      ///< forward the sum of the terms; backward the gradient, added
+  total,    ///< forward the sum of the terms; backward nothing
+};
+
+/// What belongs between a layer and the next one, or the loss.
+/// @param partial  whether the members' gradients of what is taken are terms, since the next layer
+///                 is split by outputs
+/// @pre            the one who takes can have what is there: columns come from columns alone
+[[nodiscard]] constexpr Cut cut_between(Held given, Held taken, bool partial) noexcept {
+  if (taken == Held::rows || taken == Held::columns) return Cut::none;
+  switch (given) {
+    case Held::rows:
+      return Cut::modulo;
+    case Held::whole:
+      return partial ? Cut::fan : Cut::none;
+    case Held::columns:
+      return partial ? Cut::shard : Cut::collect;
+    default:
+      return partial ? Cut::sum : Cut::total;
+  }
+}
+
+/// One layer of a chain.
+struct PlannedLayer {
+  SplitBy by = SplitBy::nothing;
+  Held takes = Held::rows;
+  Held gives = Held::rows;
+  Cut cut = Cut::none;       ///< in front of it
+  std::size_t arriving = 0;  ///< features of a row there, of all members; 0: not known
+  std::size_t features = 0;  ///< likewise of its output
+};
+
+/// A chain of layers as a group of `members` ranks runs it.
+struct SplitPlan {
+  int members = 1;
+  std::vector<PlannedLayer> layers{};
+  Cut end = Cut::none;  ///< between the last layer and the loss
+
+  /// Whether any layer is split.
+  [[nodiscard]] constexpr bool splits() const noexcept {
+    return !layers.empty() && layers.back().takes != Held::rows;
+  }
+  /// The cut in front of a layer; of the one behind the last: in front of the loss.
+  [[nodiscard]] constexpr Cut cut(std::size_t layer) const noexcept {
+    return layer < layers.size() ? layers[layer].cut : end;
+  }
+  /// The features of a row at that cut, of all members.
+  [[nodiscard]] constexpr std::size_t width(std::size_t layer) const noexcept {
+    return layer < layers.size() ? layers[layer].arriving : layers.back().features;
+  }
+};
+
+/// Decides which layers of a chain a group shares. In front of the first one of them a rank works
+/// on rows of its own, behind it on those of its group; in front of the first layer nothing is
+/// exchanged, since every rank has the whole batch.
+/// @throws Error  bad_configuration for a group of less than 1, mismatch for a layer whose inputs
+///                are not the features that arrive
+[[nodiscard]] constexpr SplitPlan plan_split(std::span<LayerFeatures const> layers,
+                                             SplitRules const& rules) {
+  if (rules.group < 1)
+    raise(Errc::bad_configuration, "a group of ", counted(rules.group, "rank"),
+          " cannot share layers; use at least 1");
+  auto const members = static_cast<std::size_t>(rules.group);
+  SplitPlan plan{.members = rules.group};
+  Held held = Held::rows;
+  std::size_t features = 0;
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    LayerFeatures const& layer = layers[l];
+    bool const known = layer.inputs != 0 && layer.outputs != 0;
+    if (known && features != 0 && layer.inputs != features)
+      raise(Errc::mismatch, "layer ", l, " takes ", counted(layer.inputs, "feature"), ", but ",
+            features, " arrive; let its inputs() be the outputs() of the layer before it");
+    bool const pays = known && members > 1 &&
+                      operations_per_element(layer.inputs, layer.outputs) > rules.threshold;
+    PlannedLayer planned;
+    planned.arriving = known ? layer.inputs : features;
+    if (pays && rules.pairs && held == Held::columns && layer.by_inputs && layer.inputs >= members)
+      planned.by = SplitBy::inputs;
+    else if (pays && layer.outputs >= members)
+      planned.by = SplitBy::outputs;
+    bool const by_outputs = planned.by == SplitBy::outputs;
+    if (planned.by == SplitBy::inputs)
+      planned.takes = Held::columns;
+    else if (held == Held::rows)
+      planned.takes = by_outputs ? Held::whole : Held::rows;
+    else
+      planned.takes = layer.element_wise && held == Held::columns ? held : Held::whole;
+    if (l != 0) planned.cut = cut_between(held, planned.takes, by_outputs);
+    planned.gives = by_outputs                      ? Held::columns
+                    : planned.by == SplitBy::inputs ? Held::terms
+                                                    : planned.takes;
+    features = known ? layer.outputs : layer.element_wise ? features : 0;
+    planned.features = features;
+    held = planned.gives;
+    plan.layers.push_back(planned);
+  }
+  plan.end = cut_between(held, held == Held::rows ? held : Held::whole, false);
+  return plan;
+}
+
+/// Elements that one member sends, or parameters that it has.
+struct Elements {
+  std::size_t forward = 0;
+  std::size_t backward = 0;
+};
+
+/// What a member sends at the cut in front of a layer. Each member fetches what it needs from
+/// each of the others, also terms to add.
+/// @param layer  as of SplitPlan::cut
+/// @param rows   of each member; its group has as many times that as members
+[[nodiscard]] constexpr Elements elements_sent(SplitPlan const& plan, std::size_t layer, int member,
+                                               std::size_t rows) noexcept {
+  auto const members = static_cast<std::size_t>(plan.members);
+  std::size_t const others = members - 1;
+  std::size_t const width = plan.width(layer);
+  std::size_t const own = features_of(static_cast<std::size_t>(member), members, width).size();
+  switch (plan.cut(layer)) {
+    case Cut::modulo:
+      return {others * rows * width, others * rows * width};
+    case Cut::fan:
+      return {0, others * members * rows * width};
+    case Cut::shard:
+      return {others * members * rows * own, members * rows * (width - own)};
+    case Cut::collect:
+      return {others * members * rows * own, 0};
+    case Cut::sum:
+      return {others * members * rows * width, others * members * rows * width};
+    case Cut::total:
+      return {others * members * rows * width, 0};
+    default:
+      return {};
+  }
+}
+
+/// Parameters of a layer that a member has.
+[[nodiscard]] constexpr std::size_t parameters_of(PlannedLayer const& planned,
+                                                  LayerFeatures const& layer, int member,
+                                                  int members) noexcept {
+  auto const part = [&](std::size_t features) {
+    return features_of(static_cast<std::size_t>(member), static_cast<std::size_t>(members),
+                       features)
+        .size();
+  };
+  if (planned.by == SplitBy::outputs) return layer.parameters / layer.outputs * part(layer.outputs);
+  if (planned.by == SplitBy::inputs)
+    return (layer.parameters - layer.biases) / layer.inputs * part(layer.inputs) +
+           (member == 0 ? layer.biases : 0);
+  return layer.parameters;
+}
+
+/// Likewise of all layers.
+/// @throws Error  mismatch unless there are as many layers as the plan has
+[[nodiscard]] constexpr std::size_t parameters_of(SplitPlan const& plan,
+                                                  std::span<LayerFeatures const> layers,
+                                                  int member) {
+  if (layers.size() != plan.layers.size())
+    raise(Errc::mismatch, "a plan for ", counted(plan.layers.size(), "layer"),
+          " does not belong to a chain of ", layers.size(), "; give the layers it was made for");
+  std::size_t sum = 0;
+  for (std::size_t l = 0; l < layers.size(); ++l)
+    sum += parameters_of(plan.layers[l], layers[l], member, plan.members);
+  return sum;
+}
+
+/// Elements that a rank sends to average the gradients, by a reduce-scatter and an all-gather: of
+/// what lies in front of the first split layer with all ranks, of everything else with those that
+/// have the same piece.
+/// @param ranks  of the position, a multiple of the plan's members
+/// @throws Error  as parameters_of; bad_configuration for ranks that are no whole number of groups
+[[nodiscard]] constexpr double averaged_elements(SplitPlan const& plan,
+                                                 std::span<LayerFeatures const> layers, int member,
+                                                 int ranks) {
+  if (ranks < plan.members || ranks % plan.members != 0)
+    raise(Errc::bad_configuration, counted(ranks, "rank"), " cannot form groups of ", plan.members,
+          "; use a multiple of it");
+  std::size_t alone = 0;
+  for (std::size_t l = 0; l < plan.layers.size(); ++l)
+    if (plan.layers[l].takes == Held::rows) alone += layers[l].parameters;
+  std::size_t const all = parameters_of(plan, layers, member);
+  auto const ring = [](int holders, std::size_t elements) {
+    return 2.0 * (holders - 1) / holders * static_cast<double>(elements);
+  };
+  return ring(ranks, alone) + ring(ranks / plan.members, all - alone);
+}
+
+}  // namespace stagger::partition

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/model/parameter.hpp>
+
+#include "catch.hpp"
+
+#include <numeric>
+#include <vector>
+
+#include <stagger/model/split.hpp>
+
+namespace sg = stagger;
+
+TEST_CASE("model/Parameter: pieces by outputs and by inputs are cut from the first values",
+          "[model]") {
+  constexpr std::size_t inputs = 5;
+  constexpr std::size_t outputs = 7;
+  auto const fill = [](std::span<double> values, std::uint64_t seed, double scale) {
+    for (std::size_t i = 0; i < values.size(); ++i)
+      values[i] = scale * static_cast<double>(i + seed);
+  };
+  std::vector<double> numbers(inputs * outputs);
+  fill(numbers, 3, 2);
+  sg::Parameter<double> const given("weight", numbers, false);
+  sg::Parameter<double> const filled("weight", inputs * outputs, fill, 3, 2, false);
+  for (auto const& weight : {given, filled})  // [outputs][inputs]
+    for (std::size_t const members : {1U, 2U, 3U, 5U})
+      for (bool const by_outputs : {true, false}) {
+        std::vector<int> times(numbers.size());
+        for (std::size_t m = 0; m < members; ++m) {
+          auto const own = sg::features_of(m, members, by_outputs ? outputs : inputs);
+          sg::ParameterPiece piece{
+              .first = own.first, .length = own.size(), .stride = inputs, .runs = outputs};
+          if (by_outputs) piece = {.first = own.first * inputs, .length = own.size() * inputs};
+          auto part = weight.piece(piece);
+          CHECK(part.name() == "weight");
+          CHECK_FALSE(part.decays());
+          CHECK(part.size() == own.size() * (by_outputs ? inputs : outputs));
+          CHECK(part.piece().whole == numbers.size());
+          auto const values = part.adopt(0);
+          REQUIRE(values.size() == part.size());
+          for (std::size_t i = 0; i < values.size(); ++i) {
+            std::size_t const row = by_outputs ? own.first + i / inputs : i / own.size();
+            std::size_t const column = by_outputs ? i % inputs : own.first + i % own.size();
+            CHECK(part.piece().element(i) == row * inputs + column);
+            CHECK(values[i] == numbers[row * inputs + column]);
+            ++times[row * inputs + column];
+          }
+        }
+        CHECK(times == std::vector<int>(numbers.size(), 1));
+      }
+  CHECK(given.piece({}).size() == 0);
+  CHECK(given.piece().whole == 0);
+}
