@@ -6,6 +6,8 @@
 
 cmake_minimum_required(VERSION 3.25)
 
+cmake_path(ABSOLUTE_PATH ROOT)
+
 file(GLOB_RECURSE headers RELATIVE ${ROOT}/include/stagger ${ROOT}/include/stagger/*/*.hpp)
 list(SORT headers)
 set(rooms "")

@@ -6,9 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include <stagger/placement/equal_distribution.hpp>
+#include <stagger/placement/allocation.hpp>
 #include <stagger/placement/hybrid_distribution.hpp>
-#include <stagger/placement/node_partition.hpp>
 #include <stagger/report/format.hpp>
 #include <stagger/report/table.hpp>
 

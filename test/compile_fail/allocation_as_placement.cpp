@@ -6,7 +6,7 @@
 
 #include "half.hpp"
 
-#include <stagger/placement/equal_distribution.hpp>
+#include <stagger/placement/allocation.hpp>
 
 int main() {
   auto train = sg::Pipeline{Half{}, Half{}}.with(sg::placement::EqualDistribution{}, Distance{});

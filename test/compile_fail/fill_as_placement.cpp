@@ -6,7 +6,7 @@
 
 #include "half.hpp"
 
-#include <stagger/placement/fresh_first.hpp>
+#include <stagger/placement/fill.hpp>
 
 int main() {
   auto train = sg::Pipeline{Half{}, Half{}}.with(sg::placement::FreshFirst{}, Distance{});

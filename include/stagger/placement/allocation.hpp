@@ -44,5 +44,51 @@ namespace detail {
 }
 
 }  // namespace detail
+
+/// Worker h gets all devices of node h: the fastest links inside a worker, but unequal workers.
+struct NodePartition {
+  using policy_tag = AllocationTag;
+
+  /// @throws Error  bad_configuration if there are not as many nodes as workers, all equally large
+  [[nodiscard]] constexpr std::vector<std::vector<int>> allocate(cluster::Cluster const& cluster,
+                                                                 int workers) const {
+    if (cluster.nodes() != workers || workers < 1)
+      detail::refuse_allocation("NodePartition", "as many workers as there are nodes",
+                                "the number of nodes", cluster.nodes());
+    std::vector<std::vector<int>> result;
+    for (int n = 0; n < workers; ++n) {
+      result.push_back(cluster.devices_of(n));
+      if (result.back().size() != result.front().size())
+        detail::refuse_allocation("NodePartition", "nodes of equally many devices",
+                                  "the number in a later node", result.back().size());
+    }
+    return result;
+  }
+};
+
+/// Worker i gets the i-th device of every node: one partition suits all workers, but every boundary
+/// crosses nodes.
+struct EqualDistribution {
+  using policy_tag = AllocationTag;
+
+  /// @throws Error  bad_configuration if some node does not have as many devices as workers
+  [[nodiscard]] constexpr std::vector<std::vector<int>> allocate(cluster::Cluster const& cluster,
+                                                                 int workers) const {
+    std::vector<std::vector<int>> result;
+    for (int w = 0; w < workers; ++w) result.emplace_back();
+    for (int n = 0; n < cluster.nodes(); ++n) {
+      auto const devices = cluster.devices_of(n);
+      if (devices.size() != result.size() || workers < 1)
+        detail::refuse_allocation("EqualDistribution",
+                                  "in every node as many devices as there are workers",
+                                  "the number in one node", devices.size());
+      for (std::size_t w = 0; w < result.size(); ++w) result[w].push_back(devices[w]);
+    }
+    return result;
+  }
+};
+
+static_assert(AllocationPolicy<NodePartition> && AllocationPolicy<EqualDistribution>);
+
 }  // namespace placement
 }  // namespace stagger

@@ -87,4 +87,56 @@ constexpr void require_room(Occupancy const& occupied, int devices) {
 }
 
 }  // namespace placement::detail
+
+namespace placement {
+
+/// Fresh nodes first, then those partly taken: a stage stays within one node where it can, so that
+/// its all-reduce uses that node's links.
+struct FreshFirst {
+  using policy_tag = FillTag;
+
+  /// @throws Error  bad_configuration for more devices than are free
+  [[nodiscard]] constexpr std::vector<int> fill(Occupancy const& occupied, int devices) const {
+    return detail::in_order(occupied, devices, true);
+  }
+};
+
+/// Partly taken nodes first, then fresh ones, so that few nodes are left partly taken.
+struct AppendFirst {
+  using policy_tag = FillTag;
+
+  /// @throws Error  bad_configuration for more devices than are free
+  [[nodiscard]] constexpr std::vector<int> fill(Occupancy const& occupied, int devices) const {
+    return detail::in_order(occupied, devices, false);
+  }
+};
+
+/// One device of each node in turn, over the partly taken nodes first, then over the fresh ones:
+/// for stages with few weights and large activations.
+struct ScatterFirst {
+  using policy_tag = FillTag;
+
+  /// @throws Error  bad_configuration for more devices than are free
+  [[nodiscard]] constexpr std::vector<int> fill(Occupancy const& occupied, int devices) const {
+    detail::require_room(occupied, devices);
+    std::vector<int> chosen(occupied.size.size(), 0);
+    auto const fresh = [&](std::size_t node) { return occupied.taken[node] == 0; };
+    // Partly taken nodes in the first pass, fresh ones in the second.
+    for (bool const pass_fresh : {false, true})
+      for (bool more = true; more && devices > 0;) {
+        more = false;
+        for (std::size_t n = 0; n < chosen.size() && devices > 0; ++n) {
+          if (fresh(n) != pass_fresh || chosen[n] == occupied.free(n)) continue;
+          ++chosen[n];
+          --devices;
+          more = true;
+        }
+      }
+    return chosen;
+  }
+};
+
+static_assert(FillPolicy<FreshFirst> && FillPolicy<AppendFirst> && FillPolicy<ScatterFirst>);
+
+}  // namespace placement
 }  // namespace stagger

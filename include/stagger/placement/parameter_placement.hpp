@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The node on which the parameter server keeps each layer, and the bytes that travel.
+/// @file   The node on which the parameter server keeps each layer.
 /// @source J. H. Park et al., "HetPipe", USENIX ATC 2020, section 8.1: default placement and local.
 
 #include <cstddef>
-#include <cstdint>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include <stagger/core/error.hpp>
@@ -32,39 +30,6 @@ struct Worker {
     return nodes[stage];
   }
 };
-
-}  // namespace placement
-
-namespace placement {
-
-/// Bytes over the links between nodes, for one virtual worker.
-struct Traffic {
-  std::uint64_t parameters_per_wave = 0;        ///< pushed and pulled
-  std::uint64_t activations_per_minibatch = 0;  ///< and their gradients, over the cuts
-};
-
-/// @param parameter_bytes  [layers]
-/// @param boundary_bytes   [layers] crossing after each layer
-/// @param layer_nodes      [layers] that keep the parameters
-[[nodiscard]] constexpr Traffic traffic(std::span<std::uint64_t const> parameter_bytes,
-                                        std::span<std::uint64_t const> boundary_bytes,
-                                        Worker const& worker, std::span<int const> layer_nodes) {
-  if (parameter_bytes.size() != layer_nodes.size() || boundary_bytes.size() != layer_nodes.size())
-    raise(Errc::bad_configuration, "there are parameters of ", parameter_bytes.size(),
-          " layers, boundaries of ", boundary_bytes.size(), " and nodes for ", layer_nodes.size(),
-          "; give one for each layer");
-  Traffic result;
-  for (std::size_t l = 0; l < layer_nodes.size(); ++l)
-    if (layer_nodes[l] != worker.node_of(static_cast<int>(l)))
-      result.parameters_per_wave += 2 * parameter_bytes[l];
-  for (std::size_t l = 0, stage = 0; l < layer_nodes.size() && stage < worker.cuts.size(); ++l) {
-    if (std::cmp_not_equal(l + 1, worker.cuts[stage])) continue;  // no cut after this layer
-    if (worker.nodes[stage] != worker.nodes[stage + 1])
-      result.activations_per_minibatch += 2 * boundary_bytes[l];
-    ++stage;
-  }
-  return result;
-}
 
 /// Layer i is kept on node i mod nodes: the load is spread over all nodes.
 struct RoundRobin {

@@ -7,7 +7,7 @@
 /// | InOrder | in doubt (the default): neighbours share a place, so that few messages leave it |
 /// | ExplicitMap{{0, 1, 1, 0}} | the place of each rank is known, by hand or from a plan |
 ///
-/// Allocations (NodePartition, EqualDistribution, HybridDistribution: placement/allocation.hpp) and
+/// Allocations (NodePartition, EqualDistribution: placement/allocation.hpp, HybridDistribution) and
 /// fills (FreshFirst, AppendFirst, ScatterFirst: placement/fill.hpp) choose devices of a cluster
 /// for a planner; they are no policies of a pipeline.
 ///

@@ -12,9 +12,7 @@
 #include <vector>
 
 #include <stagger/core/list.hpp>
-#include <stagger/placement/append_first.hpp>
-#include <stagger/placement/fresh_first.hpp>
-#include <stagger/placement/scatter_first.hpp>
+#include <stagger/placement/fill.hpp>
 #include <stagger/plan/baselines.hpp>
 #include <stagger/plan/evaluate.hpp>
 #include <stagger/plan/infeasible.hpp>

@@ -17,9 +17,8 @@
 #include <stagger/core/error.hpp>
 #include <stagger/partition/costs.hpp>
 #include <stagger/partition/min_max.hpp>
-#include <stagger/placement/equal_distribution.hpp>
+#include <stagger/placement/allocation.hpp>
 #include <stagger/placement/hybrid_distribution.hpp>
-#include <stagger/placement/node_partition.hpp>
 #include <stagger/placement/parameter_placement.hpp>
 #include <stagger/plan/workers_plan.hpp>
 #include <stagger/schedule/play_workers.hpp>

@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "partition/branch_and_bound.hpp"
 #include "partition/random_model.hpp"
 #include "sanitized.hpp"
 
-namespace partition = stagger::partition;
 using namespace partitions;
 using partition::InFlight;
 using partition::MinMax;
@@ -102,6 +102,18 @@ TEST_CASE("partition/MinMax: with free order, the best of all orders, memory kep
     impossible += best == none ? 1 : 0;
   }
   CHECK(impossible > 10);
+}
+
+TEST_CASE("partition/MinMax: agrees with branch and bound on 30 layers and 8 devices in any order",
+          "[partition]") {
+  Random random(11);
+  for (int i = 0; i < (sanitized ? 1 : 4); ++i) {
+    auto const p = model(random, 30, false);
+    auto const costs = partition::costs(p, devices(random, 8, 4000, 8000), numbered(8));
+    double const same = MinMax{.any_order = true}.partition(costs).bottleneck_s;
+    CAPTURE(i);
+    CHECK(BranchAndBound(costs).bottleneck_s() == Approx(same).epsilon(1e-9));
+  }
 }
 
 TEST_CASE("partition/MinMax: the table of orders has one for the optimum, and none below it",

@@ -7,9 +7,7 @@
 #include <vector>
 
 #include <stagger/cluster/presets.hpp>
-#include <stagger/placement/equal_distribution.hpp>
 #include <stagger/placement/hybrid_distribution.hpp>
-#include <stagger/placement/node_partition.hpp>
 #include <stagger/placement/parameter_placement.hpp>
 
 #include "catch.hpp"

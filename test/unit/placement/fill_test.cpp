@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <stagger/placement/fill.hpp>
 
-#include <stagger/placement/append_first.hpp>
-#include <stagger/placement/fresh_first.hpp>
-#include <stagger/placement/scatter_first.hpp>
-
 #include <cstddef>
 #include <random>
 #include <set>
