@@ -106,7 +106,7 @@ class LateAnswers final : public stagger::detail::AddedRounds {
   void answer() noexcept {
     for (auto& asks : asks_)
       if (auto* const told = std::exchange(asks, nullptr); told != nullptr)
-        failure_ ? told->lost(failure_) : told->late_layers(layers_.step(), layers_.bitmap());
+        failure_ ? told->lost(failure_) : told->late_layers(layers_.step(), layers_.late());
   }
 
   std::mutex mutex_;

@@ -52,6 +52,7 @@ using ServerEvent = stagger::detail::StoreEvent;
 
 namespace detail {
 
+using stagger::detail::ByteRange;
 using stagger::detail::ParameterLink;
 using stagger::detail::ParameterListener;
 using stagger::detail::ParameterStore;
@@ -137,7 +138,7 @@ class ServerInProcess {
       std::lock_guard const shard(mutex(l));
       layers_[l]->reserve(rules.ahead);
     }
-    seats_[seat].asks.assign(layers.size(), nothing);
+    seats_[seat].asks.assign(layers.size(), Ask{});
     seats_[seat].processes = rules.processes;
     seats_[seat].came = true;
     seats_[seat].listener = &listener;
@@ -183,10 +184,10 @@ class ServerInProcess {
     if (layer.bytes() != 0) std::memcpy(values, from, layer.bytes());
   }
 
-  void push(int seat, std::size_t l, std::byte const* values, bool last) {
+  void push(int seat, std::size_t l, std::byte const* values, bool last, ByteRange part = {}) {
     std::lock_guard const lock(mutex(l));
     require_active(seat);
-    layers_[l]->push(worker_of(seat), values);
+    layers_[l]->push(worker_of(seat), values, part);
     if (last) layers_[l]->end(worker_of(seat));
     answer(l);
   }
@@ -198,26 +199,28 @@ class ServerInProcess {
     late_->ask(worker_of(seat), step, *seats_[seat].listener, seats_[seat].active);
   }
 
-  void ask(int seat, std::size_t l, std::uint32_t rounds) {
+  void ask(int seat, std::size_t l, Ask const& what) {
     std::lock_guard const lock(mutex(l));
     require_active(seat);
-    seats_[seat].asks[l] = rounds;
+    seats_[seat].asks[l] = what;
     answer(l);
   }
 
-  std::uint32_t take(int seat, std::size_t l, std::uint32_t rounds, std::byte* values) {
+  std::uint32_t take(int seat, std::size_t l, std::uint32_t rounds, std::byte* values,
+                     ByteRange part = {}) {
     ParameterStore& layer = *layers_[l];
     std::unique_lock lock(mutex(l));
     require_active(seat);
     int const worker = worker_of(seat);
     std::uint32_t const start = layer.start(worker);
-    std::uint32_t const pushes = start + (rounds == everything ? 0 : rounds);
+    std::uint32_t const pushes = start + (rounds == Ask::everything ? 0 : rounds);
     require_kept(worker, rounds, rules_.adds,
-                 rounds == 0 ? layer.keeps(pushes) : layer.ready(worker, pushes));
-    std::byte const* const from = layer.weights(worker, pushes);
+                 rounds == 0 ? layer.keeps(pushes) : layer.ready(worker, pushes, part.first != 0));
+    std::byte const* const from = layer.weights(worker, pushes, part.first != 0) + part.first;
     std::uint32_t const contained = layer.contained(worker, pushes) - start;
     if (rules_.adds == staleness::Adds::in_worker_order) lock.unlock();  // it stays as it is
-    if (layer.bytes() != 0) std::memcpy(values, from, layer.bytes());
+    std::size_t const last = std::min(part.last, layer.bytes());
+    if (last != 0) std::memcpy(values + part.first, from, last - part.first);
     return contained;
   }
 
@@ -246,7 +249,7 @@ class ServerInProcess {
     std::uint32_t least = 0;
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       std::lock_guard const lock(mutex(l));
-      for (int n = 0; n < options_.workers && seats_[seat].asks[l] != nothing; ++n) {
+      for (int n = 0; n < options_.workers && seats_[seat].asks[l].rounds != Ask::nothing; ++n) {
         if (n == worker_of(seat) || layers_[l]->ended(n)) continue;
         if (slowest >= 0 && layers_[l]->pushes(n) >= least) continue;
         slowest = n;
@@ -270,9 +273,6 @@ class ServerInProcess {
   }
   [[nodiscard]] bool logs() const noexcept { return options_.log; }
 
-  static constexpr std::uint32_t everything = 0xffffffff;  // rounds of the last snapshot
-  static constexpr std::uint32_t nothing = 0xfffffffe;     // is asked for
-
  private:
   [[nodiscard]] std::mutex& mutex(std::size_t layer) { return shards_[layer % shards_.size()]; }
   [[nodiscard]] int worker_of(int seat) const noexcept { return seats_.worker_of(seat); }
@@ -294,7 +294,7 @@ class ServerInProcess {
   void forget_asks(int seat) {
     for (std::size_t l = 0; l < seats_[seat].asks.size(); ++l) {
       std::lock_guard const lock(mutex(l));
-      seats_[seat].asks[l] = nothing;
+      seats_[seat].asks[l] = {};
     }
   }
 
@@ -340,13 +340,14 @@ class ServerInProcess {
     ParameterStore const& layer = *layers_[l];
     for (int n = 0; n < seats_.size(); ++n) {
       Seat& each = seats_[n];
-      if (!each.active.load() || each.asks[l] == nothing) continue;
-      std::uint32_t const asked = each.asks[l];
-      if (asked == everything ? layer.in_stream(worker_of(n))
-                              : !layer.ready(worker_of(n), layer.start(worker_of(n)) + asked))
+      if (!each.active.load() || each.asks[l].rounds == Ask::nothing) continue;
+      auto const [asked, urgent] = each.asks[l];
+      if (asked == Ask::everything
+              ? layer.in_stream(worker_of(n))
+              : !layer.ready(worker_of(n), layer.start(worker_of(n)) + asked, urgent))
         continue;
-      each.asks[l] = nothing;
-      asked == everything ? each.listener->arrived_last(l) : each.listener->arrived(l, asked);
+      each.asks[l] = {};
+      asked == Ask::everything ? each.listener->arrived_last(l) : each.listener->arrived(l, asked);
     }
   }
 
@@ -377,17 +378,27 @@ class LinkInProcess final : public ParameterLink {
   void push(std::size_t layer, std::byte const* values, bool last) override {
     server_->push(seat_, layer, values, last);
   }
+  void push_part(std::size_t layer, std::byte const* values, ByteRange part) override {
+    server_->push(seat_, layer, values, false, part);
+  }
+  void ask_part(std::size_t layer, std::uint32_t rounds, ByteRange part) override {
+    server_->ask(seat_, layer, {rounds, part.first != 0});
+  }
+  void take_part(std::size_t layer, std::uint32_t rounds, std::byte* values,
+                 ByteRange part) override {
+    server_->take(seat_, layer, rounds, values, part);
+  }
   void report(double loss) override { server_->report(seat_, loss); }
   void ask_late(std::uint32_t step) override { server_->ask_late(seat_, step); }
-  void ask(std::size_t layer, std::uint32_t rounds) override { server_->ask(seat_, layer, rounds); }
-  void ask_last(std::size_t layer) override {
-    server_->ask(seat_, layer, ServerInProcess::everything);
+  void ask(std::size_t layer, std::uint32_t rounds) override {
+    server_->ask(seat_, layer, {rounds});
   }
+  void ask_last(std::size_t layer) override { server_->ask(seat_, layer, {Ask::everything}); }
   std::uint32_t take(std::size_t layer, std::uint32_t rounds, std::byte* values) override {
     return server_->take(seat_, layer, rounds, values);
   }
   void take_last(std::size_t layer, std::byte* values) override {
-    server_->take(seat_, layer, ServerInProcess::everything, values);
+    server_->take(seat_, layer, Ask::everything, values);
   }
   void end(std::exception_ptr why) noexcept override { server_->end(seat_, why); }
   [[nodiscard]] std::string waits_for() const override { return server_->waits_for(seat_); }

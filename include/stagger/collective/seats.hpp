@@ -14,13 +14,21 @@
 
 namespace stagger::collective::detail {
 
+/// Weights of a layer that are waited for.
+struct Ask {
+  static constexpr std::uint32_t everything = 0xffffffff;  ///< rounds of the last snapshot
+  static constexpr std::uint32_t nothing = 0xfffffffe;     ///< is asked for
+  std::uint32_t rounds = nothing;
+  bool urgent = false;  ///< but for what is late of the last of them
+};
+
 /// A process of a worker.
 struct Seat {
   stagger::detail::ParameterListener* listener = nullptr;  ///< null: the seat is free
   int processes = 1;                                       ///< that its worker runs in
   bool came = false;                                       ///< it has joined, and may have left
   std::atomic<bool> active{false};                         ///< in a stream
-  List<std::uint32_t> asks;  ///< [layers] rounds of what it waits for, or ServerInProcess::nothing
+  List<Ask> asks;                                          ///< [layers]
 };
 
 class Seats {

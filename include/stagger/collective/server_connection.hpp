@@ -140,9 +140,9 @@ class ServerConnection final : public MessageEnd, private ParameterListener {
         add(message);
         return say({.kind = pushed, .layer = message.layer, .number = message.number});
       case ask:
-        return server_->ask(seat_, l, message.rounds);
+        return server_->ask(seat_, l, {message.rounds});
       case ask_last:
-        return server_->ask(seat_, l, ServerInProcess::everything);
+        return server_->ask(seat_, l, {Ask::everything});
       case end:
         return server_->end(seat_, nullptr);
       case fail:
@@ -245,8 +245,7 @@ class ServerConnection final : public MessageEnd, private ParameterListener {
         message.number = server_->pushes(seat_, l);
       } else {
         bool const last = message.kind == MessageKind::last_answer;
-        message.number =
-            server_->take(seat_, l, last ? ServerInProcess::everything : message.rounds, to);
+        message.number = server_->take(seat_, l, last ? Ask::everything : message.rounds, to);
       }
       return true;
     } catch (Error const& error) {

@@ -29,11 +29,11 @@ struct IndexRange {
 
 namespace detail {
 
-/// Part of a block of memory. Where it holds parameters, borders are multiples of
-/// `alignment_bytes`, so that no element is divided.
+/// Part of a block of memory. Where it holds parameters, no element is divided.
 struct ByteRange {
   std::size_t first = 0;
   std::size_t last = static_cast<std::size_t>(-1);
+  [[nodiscard]] constexpr std::size_t size() const noexcept { return last - first; }
 };
 
 }  // namespace detail

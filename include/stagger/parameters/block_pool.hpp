@@ -2,10 +2,12 @@
 #pragma once
 /// @file   Copies of pushes that wait, in memory that is used again.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <utility>
 
+#include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/parameters/parameter_memory.hpp>
 
@@ -21,11 +23,13 @@ class BlockPool {
     spare_.reserve(count);
     for (; made_ < count; ++made_) spare_.emplace_back().make(nullptr, bytes_);
   }
-  [[nodiscard]] ParameterBlock filled(std::byte const* from) {
+  /// @param from  of one block; where a part is given, that alone is copied
+  [[nodiscard]] ParameterBlock filled(std::byte const* from, ByteRange part = {}) {
     if (spare_.empty()) reserve(made_ + 1);
     ParameterBlock block = std::move(spare_.back());
     spare_.pop_back();
-    if (bytes_ != 0) std::memcpy(block.data(), from, bytes_);
+    std::size_t const last = std::min(part.last, bytes_);
+    if (bytes_ != 0) std::memcpy(block.data() + part.first, from + part.first, last - part.first);
     return block;
   }
   void give_back(ParameterBlock block) { spare_.push_back(std::move(block)); }

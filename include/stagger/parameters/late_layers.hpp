@@ -14,8 +14,10 @@
 #include <utility>
 
 #include <stagger/core/error.hpp>
+#include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/parameters/layer_parameters.hpp>
+#include <stagger/parameters/parameter_link.hpp>
 
 namespace stagger::detail {
 
@@ -80,6 +82,7 @@ struct LateCandidate {
   std::uint64_t bytes = 0;  // of its values
   double score = 0;
   bool late = false;
+  std::uint64_t late_bytes = 0;  // or those alone, the first ones
 };
 
 /// A step that has ended, as a budget sees it.
@@ -108,9 +111,10 @@ struct LateCalls {
   bool (*equal)(void const* a, void const* b) = nullptr;
   /// Null: nothing is predicted. Else version 1 has the change that the worker's own gradient would
   /// make; on return version 0 has what to compute with, and version 1 what version 0 was.
-  void (*predict)(void const* policy, LayerParameters&, std::byte* kept) = nullptr;
+  void (*predict)(void const* policy, LayerParameters&, std::byte* kept, ByteRange) = nullptr;
   /// Null: nothing is kept. Else, when version 0 has the values that came: version 1 is as above.
-  void (*remember)(void const* policy, LayerParameters const&, std::byte* kept) = nullptr;
+  void (*remember)(void const* policy, LayerParameters const&, std::byte* kept,
+                   ByteRange) = nullptr;
 };
 
 /// Gathers scores and losses of a step, and chooses the late layers of the next. Its owner provides
@@ -133,9 +137,8 @@ class LateLayers {
   [[nodiscard]] LateChoice const& choice() const noexcept { return *choice_; }
   /// The step whose late layers are known, counted from 0.
   [[nodiscard]] std::uint32_t step() const noexcept { return step_; }
-  /// One bit for each layer, the lowest first.
-  [[nodiscard]] std::span<std::byte const> bitmap() const noexcept {
-    return {bitmap_.data(), bitmap_.size()};
+  [[nodiscard]] LateSet late() const noexcept {
+    return {{bitmap_.data(), bitmap_.size()}, split_, split_bytes_};
   }
 
   /// A layer has been updated. @return whether that was the last thing the next choice needs
@@ -172,7 +175,7 @@ class LateLayers {
       if (!math::isfinite(scores_[l]))
         raise(Errc::bad_data, "the importance of layer ", l, " is ", scores_[l], " after step ",
               step_, "; a gradient or a value has grown beyond all bounds: lower the rate");
-      candidates_[c++] = {static_cast<int>(l), bytes_[l], scores_[l], false};
+      candidates_[c++] = {static_cast<int>(l), bytes_[l], scores_[l], false, 0};
     }
     std::sort(candidates_.begin(), candidates_.end(), [](auto const& a, auto const& b) {
       return a.score != b.score ? a.score < b.score : a.layer < b.layer;
@@ -180,10 +183,14 @@ class LateLayers {
     choice_->select({candidates_.data(), candidates_.size()}, budget);
     std::fill(bitmap_.begin(), bitmap_.end(), std::byte{0});
     double late = 0;
+    split_bytes_ = 0;
     for (LateCandidate const& each : candidates_) {
-      if (!each.late) continue;
-      late += static_cast<double>(each.bytes);
+      bool const whole = each.late || each.late_bytes >= each.bytes;
+      std::uint64_t const bytes = whole ? each.bytes : each.late_bytes / widest * widest;
+      if (bytes == 0) continue;
       auto const l = static_cast<std::size_t>(each.layer);
+      if (!whole) split(l, bytes);
+      late += static_cast<double>(bytes);
       bitmap_[l / 8] |= std::byte{1} << l % 8;
     }
     if (!(late <= budget))  // a budget that is not a number allows nothing
@@ -192,6 +199,15 @@ class LateLayers {
             "; let it mark layers whose bytes together are at most that");
     ++step_;
   }
+  void split(std::size_t layer, std::uint64_t bytes) {
+    if (split_bytes_ != 0)
+      raise(Errc::bad_configuration, "the selection splits layer ", split_, " and layer ", layer,
+            "; let it split at most one");
+    split_ = layer;
+    split_bytes_ = static_cast<std::size_t>(bytes);
+  }
+
+  static constexpr std::uint64_t widest = 8;  // bytes of an element, none of which is divided
 
   std::unique_ptr<LateChoice> choice_;
   List<std::uint64_t> bytes_;  // [layers]
@@ -199,14 +215,11 @@ class LateLayers {
   List<double> losses_;        // [workers]
   List<std::byte> bitmap_;
   List<LateCandidate> candidates_;  // layers that have parameters
+  std::size_t split_ = 0;           // layer, of which
+  std::size_t split_bytes_ = 0;     // are late; 0: none
   std::uint64_t model_bytes_ = 0;
   std::size_t missing_ = 0;  // scores and losses of the step at hand
   std::uint32_t step_ = 0;
 };
-
-/// Whether layer `l` is in a bitmap.
-[[nodiscard]] inline bool in_bitmap(std::span<std::byte const> bitmap, std::size_t l) noexcept {
-  return (bitmap[l / 8] >> l % 8 & std::byte{1}) != std::byte{0};
-}
 
 }  // namespace stagger::detail

@@ -366,11 +366,8 @@ class LayerParameters : public LayerMemory {
   /// Elements of a parameter within a range of the layer's memory.
   template <class T>
   [[nodiscard]] ByteRange elements(std::size_t i, ByteRange range) const noexcept {
-    std::size_t const size = views_[i].size;
-    auto const within = [&](std::size_t byte) {
-      return byte <= offsets_[i] ? 0 : std::min(size, (byte - offsets_[i]) / sizeof(T));
-    };
-    return {within(range.first), within(range.last)};
+    auto const [first, last] = within(i, range);
+    return {first / sizeof(T), last / sizeof(T)};
   }
 
   template <class T>

@@ -2,6 +2,7 @@
 #pragma once
 /// @file   What a layer's parameters are and where each lies, without their values.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -74,6 +75,14 @@ class LayerShape {
   /// Values of the layer, in bytes.
   [[nodiscard]] std::size_t bytes_of_values() const noexcept { return size_; }
 
+  /// What of a part of the layer lies in a parameter, in bytes from the parameter's first.
+  [[nodiscard]] ByteRange within(std::size_t i, ByteRange range) const noexcept {
+    auto const from_first = [&](std::size_t byte) {
+      return byte <= offsets_[i] ? 0 : std::min(value_bytes(i), byte - offsets_[i]);
+    };
+    return {from_first(range.first), from_first(range.last)};
+  }
+
   /// Likewise without the gaps between parameters, as they travel.
   [[nodiscard]] std::size_t sent_bytes() const noexcept {
     std::size_t sum = 0;
@@ -84,18 +93,20 @@ class LayerShape {
   /// Adds to values, or changes, of the layer others of it, element by element.
   /// @param sum, more  [bytes_of_values()]
   void add_values(std::byte* sum, std::byte const* more) const noexcept {
-    each_element(sum, [](auto to, auto from) { return to + from; }, more);
+    each_element(sum, {}, [](auto to, auto from) { return to + from; }, more);
   }
-  /// Likewise, each multiplied by a number.
-  void add_scaled(std::byte* sum, std::byte const* more, double scale) const noexcept {
+  /// Likewise of a part of the layer, each multiplied by a number.
+  void add_scaled(std::byte* sum, std::byte const* more, double scale,
+                  ByteRange part = {}) const noexcept {
     each_element(
-        sum, [scale]<class T>(T to, T from) { return to + static_cast<T>(scale) * from; }, more);
+        sum, part, [scale]<class T>(T to, T from) { return to + static_cast<T>(scale) * from; },
+        more);
   }
   /// Likewise what others are more than yet others, multiplied by a number.
   void add_difference(std::byte* sum, std::byte const* more, std::byte const* less,
                       double scale) const noexcept {
     each_element(
-        sum,
+        sum, {},
         [scale]<class T>(T to, T plus, T minus) {
           return to + static_cast<T>(scale) * (plus - minus);
         },
@@ -147,13 +158,15 @@ class LayerShape {
       to[i] = add(to[i], reinterpret_cast<T const*>(source)[i]...);
   }
   template <class Add, class... Source>
-  [[gnu::cold]] void each_element(std::byte* sum, Add add, Source const*... source) const noexcept {
+  [[gnu::cold]] void each_element(std::byte* sum, ByteRange part, Add add,
+                                  Source const*... source) const noexcept {
     for (std::size_t i = 0; i < count(); ++i) {
-      std::size_t const at = offsets_[i];
+      auto const [first, last] = within(i, part);
+      std::size_t const at = offsets_[i] + first;
       if (declarations_[i].type == ElementType::f32)
-        each_of<float>(declarations_[i].size, add, sum + at, source + at...);
+        each_of<float>((last - first) / sizeof(float), add, sum + at, source + at...);
       else
-        each_of<double>(declarations_[i].size, add, sum + at, source + at...);
+        each_of<double>((last - first) / sizeof(double), add, sum + at, source + at...);
     }
   }
 

@@ -11,6 +11,7 @@
 #include <string>
 
 #include <stagger/core/error.hpp>
+#include <stagger/core/index_range.hpp>
 #include <stagger/model/exchange.hpp>
 #include <stagger/parameters/layer_parameters.hpp>
 #include <stagger/parameters/optimizer_call.hpp>
@@ -18,6 +19,23 @@
 namespace stagger::detail {
 
 struct LateCalls;
+
+/// Whether layer `l` is in a bitmap.
+[[nodiscard]] inline bool in_bitmap(std::span<std::byte const> bitmap, std::size_t l) noexcept {
+  return (bitmap[l / 8] >> l % 8 & std::byte{1}) != std::byte{0};
+}
+
+/// What is late in a step.
+struct LateSet {
+  std::span<std::byte const> bitmap{};  ///< one bit for each layer, the lowest first
+  std::size_t split = 0;                ///< a late layer of which only the first bytes are
+  std::size_t split_bytes = 0;          ///< so many, of its values in memory; 0: there is none
+  /// The first bytes of layer `l` that are late. @param all  of its values in memory
+  [[nodiscard]] std::size_t bytes(std::size_t l, std::size_t all) const noexcept {
+    if (!in_bitmap(bitmap, l)) return 0;
+    return split_bytes != 0 && l == split ? split_bytes : all;
+  }
+};
 
 /// What all workers of a server must agree on.
 struct WorkerRules {
@@ -45,9 +63,8 @@ class ParameterListener {
   /// number in the stream, or an answer with the rounds that were asked for.
   virtual void carried(std::size_t /*layer*/, bool /*push*/, std::uint32_t /*number*/,
                        double /*start_s*/, double /*end_s*/) {}
-  /// Which layers are late in a step. @param bitmap  one bit for each layer, the lowest first
-  virtual void late_layers(std::uint32_t /*step*/, std::span<std::byte const> /*bitmap*/) noexcept {
-  }
+  /// Which layers are late in a step.
+  virtual void late_layers(std::uint32_t /*step*/, LateSet const& /*late*/) noexcept {}
   /// Another worker has failed: nothing will come.
   virtual void lost(std::exception_ptr why) noexcept = 0;
 
@@ -78,8 +95,20 @@ class ParameterLink {
   /// @param values  [bytes_of_values()] what the rules say
   /// @param last    of the stream
   virtual void push(std::size_t layer, std::byte const* values, bool last) = 0;
-  /// Likewise of a layer that is late: it travels behind what this worker has pushed before.
-  virtual void push_late(std::size_t layer, std::byte const* values) { push(layer, values, false); }
+  /// Of a layer whose first bytes are late: the others, then those, with which it is pushed. What is
+  /// late travels behind what this worker has pushed before.
+  /// @param part  of the values: from its beginning, what is late; else from somewhere to its end
+  virtual void push_part(std::size_t /*layer*/, std::byte const* /*values*/, ByteRange /*part*/) {
+    refuse_late();
+  }
+  /// Likewise asks to be told of a part of a snapshot, and copies it.
+  virtual void ask_part(std::size_t /*layer*/, std::uint32_t /*rounds*/, ByteRange /*part*/) {
+    refuse_late();
+  }
+  virtual void take_part(std::size_t /*layer*/, std::uint32_t /*rounds*/, std::byte* /*values*/,
+                         ByteRange /*part*/) {
+    refuse_late();
+  }
   /// The loss of a step, by which the server may choose what is late in the next.
   virtual void report(double /*loss*/) { refuse_late(); }
   /// Asks to be told which layers are late in a step, counted from the beginning.

@@ -11,29 +11,18 @@
 #include <cstring>
 #include <utility>
 
-#include <stagger/core/fixed_array.hpp>
+#include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/model/exchange.hpp>
 #include <stagger/parameters/block_pool.hpp>
-#include <stagger/parameters/late_layers.hpp>
 #include <stagger/parameters/layer_parameters.hpp>
-#include <stagger/parameters/optimizer_call.hpp>
 #include <stagger/parameters/parameter_memory.hpp>
 #include <stagger/parameters/snapshots.hpp>
 #include <stagger/parameters/store_history.hpp>
+#include <stagger/parameters/store_values.hpp>
 #include <stagger/parameters/store_workers.hpp>
 
 namespace stagger::detail {
-
-/// How a store adds.
-struct StoreRules {
-  staleness::Pushes pushes = staleness::Pushes::changes;
-  staleness::Adds adds = staleness::Adds::in_worker_order;
-  OptimizerCall optimizer{};     ///< of gradients
-  List<double> weights{};        ///< [workers] of gradients, or in the mean
-  bool log = false;              ///< whether events are remembered
-  AddedRounds* added = nullptr;  ///< sees each round of gradients; null: nobody does
-};
 
 /// Adds up what workers push. It has no thread, no lock and no clock; its owner provides them.
 ///
@@ -48,16 +37,10 @@ class ParameterStore {
   [[gnu::cold]] ParameterStore(LayerParameters const& like, StoreRules const& rules,
                                std::size_t workers)
       : rules_(rules),
+        values_(like, rules),
         workers_(workers),
         history_(workers, rules.log),
         blocks_(like.bytes_of_values()) {
-    List<ParameterDeclaration> declarations;
-    for (std::size_t i = 0; i < like.count(); ++i)
-      declarations.push_back(like.declaration(i, like.values().data()));
-    bool const gradients = rules.pushes == staleness::Pushes::gradients;
-    parameters_.adopt(std::move(declarations), like.number(),
-                      gradients ? rules.optimizer.states : 0);
-    if (!gradients) parameters_.release_gradients();
     answer_all();
   }
 
@@ -71,8 +54,8 @@ class ParameterStore {
     if (rules_.adds == staleness::Adds::in_worker_order) snapshots_.reserve(ahead + 1);
   }
 
-  [[nodiscard]] LayerShape const& shape() const noexcept { return parameters_; }
-  [[nodiscard]] std::size_t bytes() const noexcept { return parameters_.bytes_of_values(); }
+  [[nodiscard]] LayerShape const& shape() const noexcept { return values_.shape(); }
+  [[nodiscard]] std::size_t bytes() const noexcept { return values_.bytes(); }
   /// Of a worker, before its present stream.
   [[nodiscard]] std::uint32_t start(int worker) const { return workers_[worker].start; }
   /// Of a worker, added or not.
@@ -90,26 +73,43 @@ class ParameterStore {
 
   /// Takes a copy of what is not added at once. @pre the worker's stream has not ended
   /// @param values  [bytes()]
-  void push(int worker, std::byte const* values) {
+  /// @param part    of a layer whose first bytes are late: the others, then those; every worker's have
+  ///                the same border
+  void push(int worker, std::byte const* values, ByteRange part = {}) {
     StoreWorker& own = workers_[worker];
+    if (part.first != 0) {
+      own.begun = blocks_.filled(values, part);
+      late_bytes_ = part.first;
+      return add_begun();
+    }
     ++own.pushes;
     if (rules_.adds == staleness::Adds::on_arrival) {
       add(worker, values, 0, 0, workers_.single(worker, rules_.weights, history_.total()));
-      return step(0, 0);
+      return values_.step(0, 0, 0, all());
     }
-    own.waiting.push_back(blocks_.filled(values));
+    if (own.begun.size() == 0) {
+      own.waiting.push_back(blocks_.filled(values));
+    } else {
+      std::memcpy(own.begun.data(), values, part.last);
+      own.waiting.push_back(std::move(own.begun));
+    }
     add_up();
   }
   /// The worker's stream ends: the others go on without it.
   void end(int worker) {
     workers_[worker].ended = true;
+    for (StoreWorker& each : workers_)
+      if (each.ended && each.begun.size() != 0) blocks_.give_back(std::move(each.begun));
+    add_begun();
     add_up();
+    if (workers_.all_ended() && std::exchange(lacks_late_, false))  // the late part stays as it was
+      std::memcpy(version(snapshots_.newest()), version(snapshots_.before_newest()), late_bytes_);
     drop_snapshots();
     if (!workers_.all_ended()) return;
     ++streams_;
     std::uint32_t const start = workers_.most_pushes();
     for (std::size_t n = 0; n < workers_.size(); ++n) begin_from(static_cast<int>(n), start);
-    turn_ = 0;
+    workers_.begin_turns();
     answer_all();
   }
   /// Nobody waits for the worker until it comes back. What it has pushed stays.
@@ -134,8 +134,10 @@ class ParameterStore {
 
   /// Whether the weights that a worker may have now contain so many pushes of every worker whose
   /// stream goes on; in turn, also its own last one.
-  [[nodiscard]] bool ready(int worker, std::uint32_t pushes) const {
-    if (rules_.adds == staleness::Adds::in_worker_order) return snapshots_.has(pushes);
+  /// @param urgent  but for what is late of the last
+  [[nodiscard]] bool ready(int worker, std::uint32_t pushes, bool urgent = false) const {
+    if (rules_.adds == staleness::Adds::in_worker_order)
+      return snapshots_.has(pushes) && (urgent || !lacks_late_ || pushes < snapshots_.rounds());
     if (!workers_[worker].waiting.empty()) return false;
     return workers_.have_added(pushes);
   }
@@ -149,16 +151,17 @@ class ParameterStore {
   /// Where those weights lie: in turn, those behind its own last push; in the order of workers they
   /// stay as they are until the worker asks for later ones. @pre ready(worker, pushes), or, where
   /// it has just come back, keeps(pushes)
-  [[nodiscard]] std::byte const* weights(int worker, std::uint32_t pushes) {
+  [[nodiscard]] std::byte const* weights(int worker, std::uint32_t pushes, bool urgent = false) {
     if (rules_.adds != staleness::Adds::in_worker_order) return take_first(worker);
+    if (urgent) return version(snapshots_.newest());  // it will take what is late of them, too
     StoreWorker const& own = workers_[worker];
     std::uint32_t const there = std::min(pushes, snapshots_.rounds());  // if it has just come back
     Snapshots::Snapshot const taken = snapshots_.after(there);
     history_.take(worker, taken.pushes, own.before + (pushes - own.start));
     keep_from(worker, there);
-    return values(taken.version);
+    return version(taken.version);
   }
-  [[nodiscard]] std::byte const* newest() const { return values(snapshots_.newest()); }
+  [[nodiscard]] std::byte const* newest() const { return version(snapshots_.newest()); }
   /// What a worker begins a stream with: in turn, what all others began with.
   [[nodiscard]] std::byte const* first(int worker) const {
     return rules_.adds == staleness::Adds::in_turn ? workers_[worker].answer.data() : newest();
@@ -177,9 +180,8 @@ class ParameterStore {
 
  private:
   static constexpr std::size_t most_reserved = 8;  // pushes of a worker
-  [[nodiscard]] std::byte* values(std::size_t slot) const {
-    return parameters_.stored().values[slot].data();
-  }
+  [[nodiscard]] std::byte* version(std::size_t slot) const { return values_.version(slot); }
+  [[nodiscard]] ByteRange all() const { return {0, bytes()}; }
 
   void begin_from(int worker, std::uint32_t pushes) {
     StoreWorker& own = workers_[worker];
@@ -202,33 +204,16 @@ class ParameterStore {
     return first(worker);
   }
 
-  /// One push, to values that contain all others.
-  /// @param from, to  slots; the values of `from` are those that all workers had
-  /// @param round     of which it is one
+  /// @param from, to  versions. @param round  of which it is one
   void add(int worker, std::byte const* pushed, std::size_t from, std::size_t to,
            StoreRound const& round) {
     history_.add(worker, round.before);
-    double const weight = rules_.weights[worker] * round.scale;
-    if (rules_.pushes == staleness::Pushes::gradients)
-      parameters_.add_scaled(parameters_.stored().gradients.data(), pushed, weight);
-    else if (rules_.pushes == staleness::Pushes::changes)
-      parameters_.add_values(values(to), pushed);
-    else
-      parameters_.add_difference(values(to), pushed, values(from), weight);
-  }
-  /// The optimizer's step with the gradients that were added. @param from, to  slots
-  void step(std::size_t from, std::size_t to) {
-    if (rules_.added != nullptr)
-      rules_.added->add(
-          ScoredLayer(parameters_, from, snapshots_.rounds() - 1 - workers_[0].start));
-    ++steps_;
-    if (rules_.pushes == staleness::Pushes::gradients)
-      rules_.optimizer.update(rules_.optimizer.optimizer, parameters_, {1, steps_, from, to});
+    values_.add(pushed, from, to, rules_.weights[worker] * round.scale);
   }
 
   void answer(StoreWorker& worker) {
     if (worker.answer.size() != bytes()) worker.answer.make(nullptr, bytes());
-    if (bytes() != 0) std::memcpy(worker.answer.data(), values(0), bytes());
+    if (bytes() != 0) std::memcpy(worker.answer.data(), version(0), bytes());
     worker.answer_contains = history_.total();
   }
   /// In turn, a worker that has not pushed yet sees nothing of what others have.
@@ -244,42 +229,55 @@ class ParameterStore {
   }
 
   void add_up() {
-    int const count = static_cast<int>(workers_.size());
     if (rules_.adds == staleness::Adds::in_turn) {
-      for (int skipped = 0; skipped < count; turn_ = (turn_ + 1) % count) {
-        if (workers_[turn_].waiting.empty()) {
-          if (!workers_[turn_].ended) return;
-          ++skipped;
-          continue;
-        }
-        skipped = 0;
-        add_first_of(turn_, 0, 0, workers_.single(turn_, rules_.weights, history_.total()));
-        step(0, 0);
-        answer(workers_[turn_]);
+      for (int n = workers_.take_turn(); n >= 0; n = workers_.take_turn()) {
+        add_first_of(n, 0, 0, workers_.single(n, rules_.weights, history_.total()));
+        values_.step(0, 0, 0, all());
+        answer(workers_[n]);
       }
       return;
     }
     for (StoreRound round = workers_.next_round(rules_.weights, history_.total());
          round.pushes != 0; round = workers_.next_round(rules_.weights, history_.total())) {
-      std::size_t const from = snapshots_.newest();
-      std::size_t const to = snapshots_.add(round.before + round.pushes);
+      bool const rest =
+          std::exchange(lacks_late_, false);  // all of it is added, the rest once more
+      std::size_t const from = rest ? snapshots_.before_newest() : snapshots_.newest();
+      std::uint32_t const contains = round.before + round.pushes;
+      if (rest) snapshots_.contain(contains);
+      std::size_t const to = rest ? snapshots_.newest() : snapshots_.add(contains);
       if (rules_.pushes != staleness::Pushes::gradients && bytes() != 0)
-        std::memcpy(values(to), values(from), bytes());
-      for (int n = 0; n < count; ++n)
+        std::memcpy(version(to), version(from), bytes());
+      for (int n = 0; n < static_cast<int>(workers_.size()); ++n)
         if (!workers_[n].waiting.empty()) add_first_of(n, from, to, round);
-      step(from, to);
+      values_.step(from, to, snapshots_.rounds() - 1 - workers_[0].start,
+                   rest ? ByteRange{0, late_bytes_} : all());
     }
   }
 
+  /// Of a layer part of which is late, the rest of a round, once it is there from everybody.
+  void add_begun() {
+    if (lacks_late_) return;
+    StoreRound const round = workers_.next_round(rules_.weights, history_.total(), true);
+    if (round.pushes == 0) return;
+    ByteRange const urgent{late_bytes_, bytes()};
+    std::size_t const from = snapshots_.newest();
+    std::size_t const to = snapshots_.add(round.before + round.pushes);
+    for (std::size_t n = 0; n < workers_.size(); ++n)
+      if (workers_[n].begun.size() != 0)
+        values_.add(workers_[n].begun.data(), from, to, rules_.weights[n] * round.scale, urgent);
+    values_.step(from, to, 0, urgent);
+    lacks_late_ = true;
+  }
+
   StoreRules const& rules_;
-  LayerParameters parameters_;
+  StoreValues values_;
   StoreWorkers workers_;
   StoreHistory history_;
-  Snapshots snapshots_{parameters_};
+  Snapshots snapshots_{values_.parameters()};
   BlockPool blocks_;  // of pushes
   std::uint32_t streams_ = 0;
-  std::int64_t steps_ = 0;
-  int turn_ = 0;
+  std::size_t late_bytes_ = 0;  // of the layer, the first ones
+  bool lacks_late_ = false;     // the newest snapshot
 };
 
 }  // namespace stagger::detail

@@ -36,6 +36,10 @@ class Snapshots {
     std::uint32_t pushes = 0;  // of all workers, that it contains
   };
   [[nodiscard]] std::size_t newest() const noexcept { return kept_.back().version; }
+  /// @pre it has not been dropped
+  [[nodiscard]] std::size_t before_newest() const noexcept {
+    return kept_[kept_.size() - 2].version;
+  }
   /// Whether there is one of so many rounds, which has not been dropped.
   [[nodiscard]] bool has(std::uint32_t rounds) const noexcept {
     return rounds <= rounds_ && rounds_ - rounds < kept_.size();
@@ -60,6 +64,8 @@ class Snapshots {
     ++rounds_;
     return slot;
   }
+  /// What the newest contains after all.
+  void contain(std::uint32_t pushes) noexcept { kept_.back().pushes = pushes; }
   /// Nobody will ask for those of fewer rounds.
   void drop_before(std::uint32_t rounds) {
     while (kept_.size() > rounds_ + 1 - rounds) {

@@ -23,6 +23,7 @@ struct StoreWorker {
   bool ended = false;                 ///< that one
   bool gone = false;                  ///< nobody waits for it
   List<ParameterBlock> waiting{};     ///< pushes that are not added, the oldest first
+  ParameterBlock begun{};             ///< a push that lacks its late part
   ParameterBlock answer{};            ///< in turn: the values behind its last push, or the first
   std::uint32_t answer_contains = 0;  ///< pushes of all workers
 
@@ -84,18 +85,32 @@ class StoreWorkers {
   /// The next round, if all pushes of it are there; else one of none.
   /// @param weights  [workers]
   /// @param before   pushes of all workers that have been added
-  [[nodiscard]] StoreRound next_round(List<double> const& weights, std::uint32_t before) const {
+  /// @param begun    whether pushes are there that lack their late parts
+  [[nodiscard]] StoreRound next_round(List<double> const& weights, std::uint32_t before,
+                                      bool begun = false) const {
     StoreRound round{before, 0, 0};
     double all = 0;
     for (std::size_t n = 0; n < size(); ++n) {
       all += weights[n];
-      bool const pushed = !workers_[n].waiting.empty();
+      bool const pushed = begun ? workers_[n].begun.size() != 0 : !workers_[n].waiting.empty();
       if (!pushed && !workers_[n].ended) return {};
       if (pushed) ++round.pushes;
       if (pushed || !workers_[n].gone) round.scale += weights[n];
     }
     round.scale = all / round.scale;
     return round;
+  }
+  void begin_turns() noexcept { turn_ = 0; }
+  /// The worker whose turn it is, if its push is there, or -1; then it is that of the next one.
+  [[nodiscard]] int take_turn() noexcept {
+    for (std::size_t skipped = 0; skipped < size(); ++skipped) {
+      std::size_t const now = turn_;
+      bool const pushed = !workers_[now].waiting.empty();
+      if (!pushed && !workers_[now].ended) break;
+      turn_ = (now + 1) % size();
+      if (pushed) return static_cast<int>(now);
+    }
+    return -1;
   }
   /// One push alone.
   [[nodiscard]] StoreRound single(int worker, List<double> const& weights,
@@ -118,6 +133,7 @@ class StoreWorkers {
   }
 
   FixedArray<StoreWorker> workers_;
+  std::size_t turn_ = 0;
 };
 
 }  // namespace stagger::detail

@@ -90,23 +90,27 @@ template <class P> class LateChoiceOf final : public LateChoice {
 
 /// What a worker does with its prediction.
 template <class Prediction> struct Predicting {
-  /// Calls body(type, first element) for each parameter of a layer, two versions and what is kept.
-  template <class Body> static void each(LayerParameters const& layer, std::byte* kept, Body body) {
+  /// Calls body(values, older ones, kept, count) for what of a part of a layer is in each parameter.
+  template <class Body>
+  static void each(LayerParameters const& layer, std::byte* kept, ByteRange part, Body body) {
     for (std::size_t i = 0; i < layer.count(); ++i) {
-      std::byte* const there = kept == nullptr ? nullptr : kept + layer.range(i).first;
-      void* const newer = layer.views()[i].value;
-      void* const older = layer.views()[layer.count() + i].value;
-      std::size_t const size = layer.declaration(i).size;
+      auto const [first, last] = layer.within(i, part);
+      std::byte* const there = kept == nullptr ? nullptr : kept + layer.range(i).first + first;
+      auto* const newer = static_cast<std::byte*>(layer.views()[i].value) + first;
+      auto* const older = static_cast<std::byte*>(layer.views()[layer.count() + i].value) + first;
+      auto const of = [&]<class T>(T*) {
+        body(reinterpret_cast<T*>(newer), reinterpret_cast<T*>(older), reinterpret_cast<T*>(there),
+             (last - first) / sizeof(T));
+      };
       if (layer.declaration(i).type == ElementType::f32)
-        body(static_cast<float*>(newer), static_cast<float*>(older),
-             reinterpret_cast<float*>(there), size);
+        of(static_cast<float*>(nullptr));
       else
-        body(static_cast<double*>(newer), static_cast<double*>(older),
-             reinterpret_cast<double*>(there), size);
+        of(static_cast<double*>(nullptr));
     }
   }
-  static void predict(Prediction const& prediction, LayerParameters const& layer, std::byte* kept) {
-    each(layer, kept, [&]<class T>(T* value, T* change, T const* mean, std::size_t size) {
+  static void predict(Prediction const& prediction, LayerParameters const& layer, std::byte* kept,
+                      ByteRange part) {
+    each(layer, kept, part, [&]<class T>(T* value, T* change, T const* mean, std::size_t size) {
       for (std::size_t i = 0; i < size; ++i) {
         T const before = value[i];
         value[i] = before + prediction.predict(change[i], mean == nullptr ? T{0} : mean[i]);
@@ -114,12 +118,13 @@ template <class Prediction> struct Predicting {
       }
     });
   }
-  static void remember(Prediction const& prediction, LayerParameters const& layer,
-                       std::byte* kept) {
-    each(layer, kept, [&]<class T>(T const* value, T const* before, T* mean, std::size_t size) {
-      for (std::size_t i = 0; i < size; ++i)
-        mean[i] = prediction.remember(mean[i], value[i] - before[i]);
-    });
+  static void remember(Prediction const& prediction, LayerParameters const& layer, std::byte* kept,
+                       ByteRange part) {
+    each(layer, kept, part,
+         [&]<class T>(T const* value, T const* before, T* mean, std::size_t size) {
+           for (std::size_t i = 0; i < size; ++i)
+             mean[i] = prediction.remember(mean[i], value[i] - before[i]);
+         });
   }
 };
 
@@ -138,15 +143,18 @@ inline constexpr LateCalls late_calls{
     },
     std::same_as<P, staleness::overlapped::NoPrediction>
         ? nullptr
-        : +[](void const* policy, LayerParameters& layer, std::byte* kept) {
+        : +[](void const* policy, LayerParameters& layer, std::byte* kept, ByteRange part) {
             using Policy = staleness::OverlappedSynchronous<I, S, B, P>;
-            Predicting<P>::predict(static_cast<Policy const*>(policy)->prediction, layer, kept);
+            Predicting<P>::predict(static_cast<Policy const*>(policy)->prediction, layer, kept,
+                                   part);
           },
-    []() -> void (*)(void const*, LayerParameters const&, std::byte*) {
+    []() -> void (*)(void const*, LayerParameters const&, std::byte*, ByteRange) {
       if constexpr (P::remembers)
-        return [](void const* policy, LayerParameters const& layer, std::byte* kept) {
+        return [](void const* policy, LayerParameters const& layer, std::byte* kept,
+                  ByteRange part) {
           using Policy = staleness::OverlappedSynchronous<I, S, B, P>;
-          Predicting<P>::remember(static_cast<Policy const*>(policy)->prediction, layer, kept);
+          Predicting<P>::remember(static_cast<Policy const*>(policy)->prediction, layer, kept,
+                                  part);
         };
       else
         return nullptr;

@@ -22,6 +22,13 @@ using sg::detail::LateLayers;
 
 namespace {
 
+/// Splits the first layers.
+template <int count> struct Halves {
+  template <class Layer> void pick(std::span<Layer> layers, double) const {
+    for (int l = 0; l < count; ++l) layers[static_cast<std::size_t>(l)].late_bytes = 19;
+  }
+};
+
 /// Marks everything, whatever the budget.
 struct Greedy {
   template <class Layer> void pick(std::span<Layer> layers, double) const {
@@ -47,8 +54,7 @@ std::vector<bool> late(LateLayers& layers, std::vector<std::uint64_t> const& byt
     if (bytes[l] != 0) known = layers.add_score(l, scores[l]);
   REQUIRE(known);
   std::vector<bool> result;
-  for (std::size_t l = 0; l < scores.size(); ++l)
-    result.push_back(sg::detail::in_bitmap(layers.bitmap(), l));
+  for (std::size_t l = 0; l < scores.size(); ++l) result.push_back(layers.late().bytes(l, 8) != 0);
   return result;
 }
 
@@ -121,7 +127,7 @@ TEST_CASE("parameters/LateLayers: of equal scores the first layers are late", "[
 
 TEST_CASE("parameters/LateLayers: O O3: 1000 layers take 125 bytes", "[parameters][papers]") {
   auto const layers = make(std::vector<std::uint64_t>(1000, 4), 0.5);
-  CHECK(layers.bitmap().size() == 125);
+  CHECK(layers.late().bitmap.size() == 125);
 }
 
 TEST_CASE("parameters/LateLayers: refuses scores that are not finite, and more than the budget",
@@ -138,4 +144,16 @@ TEST_CASE("parameters/LateLayers: refuses scores that are not finite, and more t
   greedy.add_score(1, 1);
   CHECK_THROWS_WITH(greedy.add_score(2, 1),
                     Catch::Matchers::Contains("sends 24 bytes late, where the budget is 12"));
+}
+
+TEST_CASE("parameters/LateLayers: of one layer the first elements may be late", "[parameters]") {
+  std::vector<std::uint64_t> const bytes(3, 32);
+  auto split = make<Halves<1>>(bytes, 0.5);
+  CHECK(late(split, bytes, {3, 1, 2}) == std::vector<bool>{false, true, false});
+  CHECK(split.late().bytes(1, 32) == 16);
+  auto two = make<Halves<2>>(bytes, 0.8);
+  two.add_loss(0, 1);
+  two.add_score(0, 1);
+  two.add_score(1, 1);
+  CHECK_THROWS_WITH(two.add_score(2, 1), Catch::Matchers::Contains("splits layer 0 and layer 1"));
 }

@@ -42,7 +42,7 @@ std::vector<Numbers> zeros() { return {layers, Numbers(width * width + width)}; 
 /// What the oracle knows of a model: all of it written once more, in plain loops.
 struct Rules {
   std::function<double(std::size_t layer, int step, Numbers const& g, Numbers const& p)> score;
-  bool stops = false;                                   // at a misfit
+  enum { skips, stops, splits } misfit = skips;
   std::function<double(int step, double loss)> budget;  // after a step
   double alpha = 0, gamma = 0;                          // of the mean
   bool predicts = true;
@@ -58,12 +58,11 @@ template <class Optimizer> struct Oracle {
   std::vector<Numbers> first = zeros(), second = zeros();
   std::vector<std::vector<Numbers>> theta{workers, p};
   std::vector<std::vector<Numbers>> mean{workers, zeros()};
-  std::vector<bool> late = std::vector<bool>(layers);
-  std::vector<std::vector<bool>> history{};  // [steps][layers]
+  std::vector<std::size_t> late = std::vector<std::size_t>(layers);  // of weights, the first ones
   int step = 0;
+  int split_steps = 0;
 
   void train(std::vector<Batch> const& batches) {
-    history.push_back(late);
     std::vector<std::vector<Numbers>> g;
     double loss = 0;
     for (std::size_t n = 0; n < workers; ++n) {
@@ -91,19 +90,20 @@ template <class Optimizer> struct Oracle {
     for (std::size_t n = 0; n < workers; ++n) {
       correct(n);
       theta[n] = p;
-      for (std::size_t l = 0; l < layers; ++l)
-        if (late[l]) predict(n, l, before[l], g[n][l]);
+      for (std::size_t l = 0; l < layers; ++l) predict(n, l, before[l], g[n][l]);
     }
     base = before;
     was_late = late;
     std::sort(scores.begin(), scores.end());
     double rest = rules.budget(step, loss);
-    late.assign(layers, false);
+    late.assign(layers, 0);
     for (auto const& [score, l] : scores) {
       if (static_cast<double>(layer_bytes) <= rest) {
-        late[l] = true;
+        late[l] = layer_bytes / sizeof(float);
         rest -= static_cast<double>(layer_bytes);
-      } else if (rules.stops) {
+      } else if (rules.misfit != Rules::skips) {
+        if (rules.misfit == Rules::splits) late[l] = static_cast<std::size_t>(rest / 8) * 2;
+        if (late[l] != 0) ++split_steps;
         break;
       }
     }
@@ -113,7 +113,7 @@ template <class Optimizer> struct Oracle {
   /// What was late in the step before has come: the mean takes in what all workers changed.
   void correct(std::size_t n) {
     for (std::size_t l = 0; l < layers && !was_late.empty(); ++l)
-      for (std::size_t i = 0; was_late[l] && i < p[l].size(); ++i)
+      for (std::size_t i = 0; i < was_late[l]; ++i)
         mean[n][l][i] = static_cast<float>(rules.gamma) * mean[n][l][i] +
                         static_cast<float>(1 - rules.gamma) * (corrected[l][i] - base[l][i]);
     if (n + 1 == workers) corrected = p;
@@ -127,7 +127,7 @@ template <class Optimizer> struct Oracle {
     view.state = {velocity.data(), moment.data()};
     view.size = at.size();
     optimizer.change(view, 1, step + 1);
-    for (std::size_t i = 0; i < at.size(); ++i) {
+    for (std::size_t i = 0; i < late[l]; ++i) {
       float by = change[i];
       if (rules.gamma != 0)
         by = static_cast<float>(rules.alpha) * mean[n][l][i] +
@@ -137,7 +137,7 @@ template <class Optimizer> struct Oracle {
   }
   std::vector<Numbers> base{};       // weights before the step before
   std::vector<Numbers> corrected{};  // and after it
-  std::vector<bool> was_late{};
+  std::vector<std::size_t> was_late{};
 };
 
 double product(Numbers const& g, Numbers const& p) {
@@ -166,9 +166,10 @@ std::vector<std::vector<int>> const cuts{{2}, {1}, {1, 2, 3}, {}};
 
 /// Trains, and compares weights with those of the oracle: after each step, or after the last alone,
 /// since to look at weights waits for what is late.
+/// @return steps in which a layer was split
 template <class Model, class Optimizer, class DeviceOf>
-void compare(Model const& model, Rules const& rules, Optimizer const& optimizer, int workers,
-             int shards, DeviceOf device_of, int look_every = 1, int steps = 7) {
+int compare(Model const& model, Rules const& rules, Optimizer const& optimizer, int workers,
+            int shards, DeviceOf device_of, int look_every = 1, int steps = 7) {
   CAPTURE(workers, shards, look_every);
   sg::collective::ParameterServer const server({.workers = workers, .shards = shards});
   using Trainer = decltype(worker(model, server, 0, {}, optimizer, device_of(0)));
@@ -189,6 +190,7 @@ void compare(Model const& model, Rules const& rules, Optimizer const& optimizer,
     for (auto& trainer : trainers) REQUIRE(weights(trainer) == oracle.p);
     oracle.theta.assign(oracle.workers, oracle.p);  // looking has brought what was late
   }
+  return oracle.split_steps;
 }
 
 }  // namespace
@@ -225,9 +227,9 @@ sg::sim::VirtualClock on(sg::sim::Clock const& clock, int worker, double jitter)
 
 /// On threads, and in virtual time over links of several kinds.
 template <class Model, class Optimizer>
-void compare_everywhere(Model const& model, Rules const& rules, Optimizer const& optimizer,
-                        int workers) {
-  compare(
+int compare_everywhere(Model const& model, Rules const& rules, Optimizer const& optimizer,
+                       int workers) {
+  int split_steps = compare(
       model, rules, optimizer, workers, 1 + workers % 3,
       [](int n) { return sg::host::Threads{1 + n % 2}; }, 7);
   std::vector<sg::sim::Links> const links{
@@ -239,11 +241,12 @@ void compare_everywhere(Model const& model, Rules const& rules, Optimizer const&
     CAPTURE(link.rate, link.latency_s);
     for (int const look_every : {7, 3}) {
       sg::sim::Clock const clock(link);
-      compare(
+      split_steps += compare(
           model, rules, optimizer, workers, 2,
           [&](int n) { return on(clock, n, look_every == 7 ? 0.5 : 0); }, look_every);
     }
   }
+  return split_steps;
 }
 
 }  // namespace
@@ -269,6 +272,35 @@ TEST_CASE(
     compare_everywhere(
         Osp<Products, osp::ShareLate, osp::MeanGradient>{
             .budget = {0.6}, .prediction = {.alpha = 0.3, .gamma = 0.8}},
+        mixed, sgd, workers);
+  }
+}
+
+TEST_CASE("train/OverlappedSynchronous: layers that are split have the oracle's bits", "[train]") {
+  for (int const workers : {1, 2, 3}) {
+    for (double const share : {0.1, 0.6, 0.8}) {
+      Rules rules = products(share);
+      rules.misfit = Rules::splits;
+      CHECK(
+          compare_everywhere(
+              Osp<Products, osp::ShareLate, osp::LocalGradient, osp::SplitLayer>{.budget = {share}},
+              rules, workers == 2 ? sgd : sg::optimizer::Sgd{.rate = 0.05}, workers) > 40);
+      CHECK(
+          compare_everywhere(
+              Osp<Products, osp::ShareLate, osp::NoPrediction, osp::SplitLayer>{.budget = {share}},
+              [&] {
+                Rules none = rules;
+                none.predicts = false;
+                return none;
+              }(),
+              adam, workers) > 40);
+    }
+    Rules mixed = products(0.45);
+    mixed.misfit = Rules::splits;
+    mixed.alpha = 0.3, mixed.gamma = 0.8;
+    compare_everywhere(
+        Osp<Products, osp::ShareLate, osp::MeanGradient, osp::SplitLayer>{
+            .budget = {0.45}, .prediction = {.alpha = 0.3, .gamma = 0.8}},
         mixed, sgd, workers);
   }
 }
@@ -319,7 +351,8 @@ sg::optimizer::Sgd const plain{.rate = 0.05};
 
 }  // namespace
 
-TEST_CASE("train/OverlappedSynchronous: where nothing is late, it is bulk synchronous", "[train]") {
+TEST_CASE("train/OverlappedSynchronous: O D1: where nothing is late, it is bulk synchronous",
+          "[train][papers]") {
   for (int const workers : {1, 3}) {
     auto const expected = trained(synchronous, adam, workers);
     CHECK(trained(Osp<Products, osp::NothingLate>{}, adam, workers) == expected);
@@ -379,6 +412,21 @@ TEST_CASE("train/OverlappedSynchronous: a budget admits what fits", "[train]") {
   CHECK(late(osp::StopAtMisfit{}, 35) == std::vector<bool>{true, false, false, false});
   CHECK(late(osp::StopAtMisfit{}, 60) == std::vector<bool>{true, true, false, false});
   CHECK(late(osp::FirstFit{}, 4) == std::vector<bool>(4));
+  struct Divisible : Layer {
+    std::uint64_t late_bytes = 0;
+  };
+  for (double const budget : {0.0, 9.0, 10.0, 35.5, 60.0, 79.0, 85.0}) {
+    CAPTURE(budget);
+    std::vector<Divisible> list{{{10}}, {{50}}, {{20}}, {{5}}};
+    osp::SplitLayer{}.pick(std::span<Divisible>(list), budget);
+    std::uint64_t sum = 0, whole = 0;
+    for (Divisible const& each : list) {
+      sum += each.late ? each.bytes : each.late_bytes;
+      if (each.late_bytes != 0) CHECK(each.late_bytes < each.bytes);
+      if (each.late) CHECK(sum == (whole += each.bytes));  // none behind one that is split
+    }
+    CHECK(sum == static_cast<std::uint64_t>(budget));
+  }
 }
 
 TEST_CASE("train/LossTuned: equation 5, by epoch, and never more than the bound", "[train]") {
@@ -440,10 +488,13 @@ struct Nothing {
 
 }  // namespace
 
-TEST_CASE("train/OverlappedSynchronous: each gradient is added once", "[train]") {
+TEMPLATE_TEST_CASE("train/OverlappedSynchronous: each gradient is added once", "[train]",
+                   osp::FirstFit, osp::SplitLayer) {
   constexpr int workers = 3;
   sg::collective::ParameterServer const server({.workers = workers, .weights = {1, 1, 1}});
-  Osp<osp::RandomImportance, osp::ShareLate> const model{.budget = {0.7}};
+  // Of five layers of 12 bytes each 33 fit: two, and 8 bytes of the next.
+  Osp<osp::RandomImportance, osp::ShareLate, osp::LocalGradient, TestType> const model{
+      .budget = {0.55}};
   auto const make = [&](int n) {
     return sg::Pipeline{Counter{}, Counter{}, Counter{}, Counter{}, Counter{}}.with(
         model, server.worker(n), Nothing{}, sg::optimizer::Sgd{.rate = 1}, sg::host::Threads{2});

@@ -11,11 +11,11 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <span>
 #include <utility>
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
+#include <stagger/core/index_range.hpp>
 #include <stagger/engine/detail/server_exchange.hpp>
 #include <stagger/parameters/late_layers.hpp>
 #include <stagger/parameters/parameter_memory.hpp>
@@ -26,7 +26,8 @@ namespace stagger::detail {
 /// the layers that were late in the step before, and for which are late in this one. The first signal
 /// of a cell says that both are there; behind the computation the cell takes the values, and pushes
 /// the gradients of urgent layers. The second says that their values are there. Then late layers are
-/// pushed, and their values become what is predicted.
+/// pushed, and their values become what is predicted. Of a layer that is split, the first part is
+/// late, the other urgent.
 class OverlappedExchange final : public ServerExchange {
  public:
   [[gnu::cold]] OverlappedExchange(std::shared_ptr<ParameterLink> link, Machine& machine,
@@ -48,14 +49,15 @@ class OverlappedExchange final : public ServerExchange {
         std::size_t missing = asks ? 1 : 0;
         each_layer(cells_[c], [&](std::size_t l) {
           layers_[l].here.store(false);
-          if (late(l, steps_ - 1)) ++missing;
+          if (late(l, steps_ - 1) != 0) ++missing;
         });
         cells_[c].missing.store(missing);
         if (missing == 0) tell(c, 1);
       }
       for (CellLayers& cell : cells_)
         each_layer(cell, [&](std::size_t l) {
-          if (late(l, steps_ - 1)) link_->ask(l, steps_);
+          if (ByteRange const part{0, late(l, steps_ - 1)}; part.last != 0)
+            link_->ask_part(l, steps_, part);
         });
       if (asks) link_->ask_late(steps_);
     } catch (...) {
@@ -81,7 +83,7 @@ class OverlappedExchange final : public ServerExchange {
 
   [[nodiscard]] bool under_way() const override {
     for (std::size_t l = 0; l < layers_.size(); ++l)
-      if (late(l, steps_ - 1)) return true;
+      if (late(l, steps_ - 1) != 0) return true;
     return false;
   }
   [[nodiscard]] std::uint64_t bytes() const override {
@@ -92,14 +94,19 @@ class OverlappedExchange final : public ServerExchange {
 
  private:
   struct Layer {
-    std::array<bool, 2> late{};     // in a step of that parity; once its values have come no more
+    // In a step of that parity: of its values in memory, the first ones; once they have come, none.
+    std::array<std::size_t, 2> late{};
     std::atomic<bool> here{false};  // what is late from the step before
     ParameterBlock kept{};          // by the prediction
   };
 
   [[nodiscard]] LateCalls const& calls() const noexcept { return *staleness_.late; }
-  [[nodiscard]] bool late(std::size_t l, std::uint32_t step) const noexcept {
+  [[nodiscard]] std::size_t late(std::size_t l, std::uint32_t step) const noexcept {
     return layers_[l].late[step % 2];
+  }
+  /// What of a layer is not late in this step.
+  [[nodiscard]] ByteRange urgent(std::size_t l) const {
+    return {late(l, steps_), machine_.parameters()[l].bytes_of_values()};
   }
   /// Those that have parameters, in forward order.
   template <class Body> void each_layer(CellLayers const& cell, Body body) {
@@ -111,47 +118,51 @@ class OverlappedExchange final : public ServerExchange {
   void take_late(CellLayers const& cell) {
     each_layer(cell, [&](std::size_t l) {
       Layer& layer = layers_[l];
-      if (!late(l, steps_ - 1) || !layer.here.load()) return;
-      layer.late[(steps_ - 1) % 2] = false;
+      ByteRange const part{0, late(l, steps_ - 1)};
+      if (part.last == 0 || !layer.here.load()) return;
+      layer.late[(steps_ - 1) % 2] = 0;
       LayerParameters& own = machine_.parameters()[l];
-      link_->take(l, steps_, own.values().data());
-      if (calls().remember != nullptr) calls().remember(staleness_.policy, own, layer.kept.data());
+      link_->take_part(l, steps_, own.values().data(), part);
+      if (calls().remember != nullptr)
+        calls().remember(staleness_.policy, own, layer.kept.data(), part);
     });
   }
 
   void push(Instruction const& in) {
     CellLayers& cell = cells_[in.cell];
     take_late(cell);
-    std::size_t urgent = 0;
+    std::size_t missing = 0;
     each_layer(cell, [&](std::size_t l) {
       LayerParameters const& own = machine_.parameters()[l];
       if (!own.all_finite(own.stored().gradients.data()))
         raise(Errc::bad_data, "a gradient of layer ", l, " is not finite in step ", steps_,
               "; it was not pushed: lower the rate, or look for what divides by 0");
-      if (!late(l, steps_)) ++urgent;
+      if (urgent(l).size() != 0) ++missing;
     });
     if (program_->cells[in.cell].last()) link_->report(loss());
-    cell.missing.store(urgent);
-    if (urgent == 0) tell(in.cell, 2);
+    cell.missing.store(missing);
+    if (missing == 0) tell(in.cell, 2);
     each_layer(cell, [&](std::size_t l) {
       LayerParameters& own = machine_.parameters()[l];
-      if (late(l, steps_)) return;
-      link_->push(l, own.stored().gradients.data(), false);
-      own.zero_gradients();
+      if (late(l, steps_) == 0) {
+        link_->push(l, own.stored().gradients.data(), false);
+        own.zero_gradients();
+      } else if (urgent(l).size() != 0) {
+        link_->push_part(l, own.stored().gradients.data(), urgent(l));
+      }
     });
     each_layer(cell, [&](std::size_t l) {
-      if (!late(l, steps_)) link_->ask(l, steps_ + 1);
+      if (urgent(l).size() != 0) link_->ask_part(l, steps_ + 1, urgent(l));
     });
   }
 
   void pull(Machine& machine, Instruction const& in) {
     each_layer(cells_[in.cell], [&](std::size_t l) {
       LayerParameters& own = machine_.parameters()[l];
-      if (!late(l, steps_)) {
-        link_->take(l, steps_ + 1, own.values().data());
-        return;
-      }
-      link_->push_late(l, own.stored().gradients.data());
+      if (urgent(l).size() != 0) link_->take_part(l, steps_ + 1, own.values().data(), urgent(l));
+      ByteRange const part{0, late(l, steps_)};
+      if (part.last == 0) return;
+      link_->push_part(l, own.stored().gradients.data(), part);
       if (calls().predict == nullptr) return own.zero_gradients();
       Instruction change = in;
       change.set_update(0);
@@ -159,7 +170,7 @@ class OverlappedExchange final : public ServerExchange {
       change.next_version = 1;
       machine.change(own, change);
       own.zero_states();  // the server's optimizer has the state; here it stays at rest
-      calls().predict(staleness_.policy, own, layers_[l].kept.data());
+      calls().predict(staleness_.policy, own, layers_[l].kept.data(), part);
     });
   }
 
@@ -182,10 +193,10 @@ class OverlappedExchange final : public ServerExchange {
     one_arrived(layer, was_late ? 1 : 2);
   }
   void arrived_last(std::size_t) noexcept override {}  // steps do not ask for it
-  void late_layers(std::uint32_t step, std::span<std::byte const> bitmap) noexcept override {
+  void late_layers(std::uint32_t step, LateSet const& set) noexcept override {
     if (step != steps_) return refuse(step);
     for (std::size_t l = 0; l < layers_.size(); ++l)
-      layers_[l].late[step % 2] = in_bitmap(bitmap, l);
+      layers_[l].late[step % 2] = set.bytes(l, machine_.parameters()[l].bytes_of_values());
     known_ = step;
     for (std::size_t c = 0; c < cells_.size(); ++c)
       if (cells_[c].missing.fetch_sub(1) == 1) tell(c, 1);

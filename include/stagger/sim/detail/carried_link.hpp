@@ -12,13 +12,17 @@
 #include <string>
 #include <utility>
 
+#include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/parameters/parameter_link.hpp>
 #include <stagger/parameters/parameter_memory.hpp>
 #include <stagger/sim/detail/event_queue.hpp>
+#include <stagger/sim/detail/parcels.hpp>
 
 namespace stagger::sim::detail {
 
+using stagger::detail::ByteRange;
+using stagger::detail::LateSet;
 using stagger::detail::LayerParameters;
 using stagger::detail::ParameterBlock;
 using stagger::detail::ParameterLink;
@@ -80,21 +84,24 @@ class CarriedLink final : public ParameterLink,
       return link_->push(layer, values, last);
     }
     std::size_t const number = make(Parcel::pushed, layer, push);
-    Parcel& parcel = parcels_[number];
-    parcel.last = last;
-    keep(parcel);
-    if (layers_[layer].bytes != 0) std::memcpy(parcel.values.data(), values, layers_[layer].bytes);
-    ++layers_[layer].under_way;
+    parcels_[number].last = last;
+    fill(number, values);
     time_->network.send(layers_[layer].sent_bytes, Direction::push, *this, number);
   }
 
-  /// One behind the other, as on one connection: answers travel while later ones are pushed.
-  void push_late(std::size_t layer, std::byte const* values) override {
-    if (instant()) return push(layer, values, false);
-    std::size_t const number = make(Parcel::late, layer, layers_[layer].pushes++);
-    keep(parcels_[number]);
-    std::memcpy(parcels_[number].values.data(), values, layers_[layer].bytes);
-    ++layers_[layer].under_way;
+  /// What is late goes one behind the other, as on one connection, so that answers travel while later
+  /// ones are pushed.
+  void push_part(std::size_t layer, std::byte const* values, ByteRange part) override {
+    bool const late = part.first == 0;
+    std::uint32_t const push = late ? layers_[layer].pushes++ : layers_[layer].pushes;
+    if (instant()) {
+      tell(layer, true, push, time_->queue.now_s());
+      return link_->push_part(layer, values, part);
+    }
+    std::size_t const number = make(late ? Parcel::late : Parcel::urgent, layer, push);
+    parcels_[number].part = part;
+    fill(number, values);
+    if (!late) return time_->network.send(sent(layer, part), Direction::push, *this, number);
     late_.push_back(number);
     if (late_.size() == 1) send_late();
   }
@@ -106,6 +113,14 @@ class CarriedLink final : public ParameterLink,
     layers_[layer].rounds = rounds;
   }
   void ask_last(std::size_t layer) override { link_->ask_last(layer); }
+  void ask_part(std::size_t layer, std::uint32_t rounds, ByteRange part) override {
+    layers_[layer].asked = part;
+    link_->ask_part(layer, rounds, part);
+  }
+  void take_part(std::size_t layer, std::uint32_t rounds, std::byte* values,
+                 ByteRange part) override {
+    link_->take_part(layer, rounds, values, part);
+  }
 
   std::uint32_t take(std::size_t layer, std::uint32_t rounds, std::byte* values) override {
     if (exact_ || instant()) return link_->take(layer, rounds, values);
@@ -122,17 +137,6 @@ class CarriedLink final : public ParameterLink,
   [[nodiscard]] std::string waits_for() const override { return link_->waits_for(); }
 
  private:
-  /// Something on its way.
-  struct Parcel {
-    enum Kind : std::uint8_t { none, pushed, late, answer, last_answer, choice };
-    Kind kind = none;
-    bool last = false;
-    std::size_t layer = 0;     // of a choice of late ones: behind all
-    std::uint32_t number = 0;  // of the push, rounds of the answer, or the step of the choice
-    std::uint32_t contained = 0;
-    double sent_s = 0;
-    ParameterBlock values{};
-  };
   struct Layer {
     std::size_t bytes = 0;        // in memory
     std::size_t sent_bytes = 0;   // less the gaps between parameters
@@ -140,6 +144,7 @@ class CarriedLink final : public ParameterLink,
     std::uint32_t under_way = 0;  // of those
     bool asks = false;            // behind them, for:
     std::uint32_t rounds = 0;
+    ByteRange asked{};            // a part, last
     std::uint32_t contained = 0;  // in the answer that arrived last
     ParameterBlock answer{};      // unless exact, when the server keeps it
   };
@@ -147,37 +152,35 @@ class CarriedLink final : public ParameterLink,
   [[nodiscard]] bool instant() const noexcept { return time_->network.links().instant(); }
 
   /// @return its place
-  std::size_t make(typename Parcel::Kind kind, std::size_t layer, std::uint32_t number) {
-    std::size_t place = 0;  // of the same layer, which has room for its values
-    while (place < parcels_.size() &&
-           (parcels_[place].kind != Parcel::none || parcels_[place].layer != layer))
-      ++place;
-    if (place == parcels_.size()) parcels_.emplace_back();
-    Parcel& parcel = parcels_[place];
-    parcel.kind = kind;
-    parcel.layer = layer;
-    parcel.number = number;
-    parcel.sent_s = time_->queue.now_s();
-    return place;
+  std::size_t make(Parcel::Kind kind, std::size_t layer, std::uint32_t number) {
+    return parcels_.make(kind, layer, number, time_->queue.now_s());
   }
   void tell(std::size_t layer, bool push, std::uint32_t number, double sent_s) {
     listener_->carried(layer, push, number, sent_s, time_->queue.now_s());
   }
-  void keep(Parcel& parcel) {
-    if (parcel.values.size() != layers_[parcel.layer].bytes)
-      parcel.values.make(nullptr, layers_[parcel.layer].bytes);
+  /// With what is pushed.
+  void fill(std::size_t number, std::byte const* values) {
+    Layer& layer = layers_[parcels_[number].layer];
+    parcels_[number].fill(values, layer.bytes);
+    ++layer.under_way;
+  }
+  /// Bytes of a part that travel: all but gaps between parameters, which are taken to lie in the end
+  /// of the layer.
+  [[nodiscard]] std::size_t sent(std::size_t l, ByteRange part) const {
+    std::size_t const all = layers_[l].sent_bytes;
+    return std::min(part.last, all) - std::min(part.first, all);
   }
   void send_late() {
     Parcel& parcel = parcels_[late_.front()];
     parcel.sent_s = time_->queue.now_s();
-    time_->network.send(layers_[parcel.layer].sent_bytes, Direction::push, *this, late_.front());
+    time_->network.send(sent(parcel.layer, parcel.part), Direction::push, *this, late_.front());
   }
   /// Nothing that is on its way arrives.
   void drop() noexcept {
     late_.clear();
     time_->network.forget(*this);
     time_->queue.remove(*this);
-    for (Parcel& parcel : parcels_) parcel.kind = Parcel::none;
+    parcels_.drop();
     for (Layer& layer : layers_) layer.under_way = 0, layer.asks = false;
   }
 
@@ -189,7 +192,7 @@ class CarriedLink final : public ParameterLink,
       }
       std::size_t const number = make(Parcel::answer, layer, rounds);
       if (exact_)
-        time_->network.send(layers_[layer].sent_bytes, Direction::pull, *this, number);
+        time_->network.send(sent(layer, layers_[layer].asked), Direction::pull, *this, number);
       else  // its values are those of this moment, but the server is at work
         time_->queue.at(time_->queue.now_s(), *this, 0, number);
     });
@@ -204,14 +207,15 @@ class CarriedLink final : public ParameterLink,
                           make(Parcel::last_answer, layer, stagger::detail::all_rounds));
     });
   }
-  void late_layers(std::uint32_t step, std::span<std::byte const> bitmap) noexcept override {
-    if (instant()) return listener_->late_layers(step, bitmap);
+  void late_layers(std::uint32_t step, LateSet const& late) noexcept override {
+    if (instant()) return listener_->late_layers(step, late);
     send([&] {
       std::size_t const number = make(Parcel::choice, layers_.size(), step);
-      ParameterBlock& values = parcels_[number].values;
-      if (values.size() != bitmap.size()) values.make(nullptr, bitmap.size());
-      std::copy(bitmap.begin(), bitmap.end(), values.data());
-      time_->network.send(bitmap.size(), Direction::pull, *this, number);
+      Parcel& parcel = parcels_[number];
+      parcel.fill(late.bitmap.data(), late.bitmap.size());
+      parcel.split = late.split;
+      parcel.part.last = late.split_bytes;
+      time_->network.send(late.bitmap.size(), Direction::pull, *this, number);
     });
   }
   void lost(std::exception_ptr why) noexcept override {
@@ -222,7 +226,7 @@ class CarriedLink final : public ParameterLink,
   void happen(std::uint32_t, std::size_t number) override {
     send([&] {
       Parcel& parcel = parcels_[number];
-      keep(parcel);
+      parcel.keep(layers_[parcel.layer].bytes);
       parcel.contained = link_->take(parcel.layer, parcel.number, parcel.values.data());
       time_->network.send(layers_[parcel.layer].sent_bytes, Direction::pull, *this, number);
     });
@@ -231,7 +235,7 @@ class CarriedLink final : public ParameterLink,
   void delivered(std::size_t number) override {
     Parcel parcel = std::move(parcels_[number]);  // others may be made meanwhile
     if (parcel.kind == Parcel::choice)
-      listener_->late_layers(parcel.number, parcel.values.span());
+      listener_->late_layers(parcel.number, {parcel.values.span(), parcel.split, parcel.part.last});
     else
       deliver(parcel, layers_[parcel.layer]);
     parcel.kind = Parcel::none;
@@ -239,7 +243,7 @@ class CarriedLink final : public ParameterLink,
   }
   void deliver(Parcel& parcel, Layer& layer) {
     std::size_t const l = parcel.layer;
-    bool const pushed = parcel.kind == Parcel::pushed || parcel.kind == Parcel::late;
+    bool const pushed = parcel.is_push();
     send([&] { tell(l, pushed, parcel.number, parcel.sent_s); });
     if (pushed) {
       if (parcel.kind == Parcel::late) {
@@ -247,7 +251,10 @@ class CarriedLink final : public ParameterLink,
         late_.pop_back();
         if (!late_.empty()) send([&] { send_late(); });
       }
-      send([&] { link_->push(l, parcel.values.data(), parcel.last); });
+      send([&] {
+        if (parcel.kind == Parcel::pushed) return link_->push(l, parcel.values.data(), parcel.last);
+        link_->push_part(l, parcel.values.data(), parcel.part);
+      });
       if (layer.under_way != 0 && --layer.under_way == 0 && std::exchange(layer.asks, false))
         send([&] { link_->ask(l, layer.rounds); });
     } else if (parcel.kind == Parcel::last_answer) {
@@ -273,7 +280,7 @@ class CarriedLink final : public ParameterLink,
   ParameterListener* listener_ = nullptr;
   bool exact_ = true;
   List<Layer> layers_;
-  List<Parcel> parcels_;
+  Parcels parcels_;
   List<std::size_t> late_;  // parcels that travel one behind the other, the first of them now
 };
 

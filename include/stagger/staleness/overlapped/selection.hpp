@@ -19,12 +19,14 @@ struct AnyCandidate {
   std::uint64_t bytes = 0;
   double score = 0;
   bool late = false;
+  std::uint64_t late_bytes = 0;
 };
 }  // namespace detail
 
-/// `pick(layers, budget)`: sets `late` of layers whose `bytes` together are at most `budget`. They
-/// come by rising `score`; of equal ones, the one that is first in the model. More than the budget
-/// ends the step with an Error.
+/// `pick(layers, budget)`: sets `late` of layers whose `bytes` together are at most `budget`, and
+/// perhaps of one further layer `late_bytes`, how many of its first bytes are late; of these whole
+/// elements are. They come by rising `score`; of equal ones, the one that is first in the model. More
+/// than the budget ends the step with an Error.
 template <class S>
 concept Selection = std::copyable<S> && std::equality_comparable<S> &&
                     requires(S const& selection, std::span<detail::AnyCandidate> layers) {
@@ -39,8 +41,7 @@ template <class S> struct NotASelection {
                 "compared");
 };
 
-/// Takes each layer that still fits, and goes on behind one that does not. Take this where one layer
-/// has most of a model's bytes.
+/// Takes each layer that still fits, and goes on behind one that does not.
 struct FirstFit {
   template <class Layer> constexpr void pick(std::span<Layer> layers, double budget) const {
     for (Layer& each : layers) {
@@ -64,6 +65,23 @@ struct StopAtMisfit {
     }
   }
   friend bool operator==(StopAtMisfit const&, StopAtMisfit const&) = default;
+};
+
+/// Splits the first layer that does not fit: as many of its first weights as still do are late, the
+/// others urgent. Take this where one layer has most of a model's bytes.
+struct SplitLayer {
+  template <class Layer> constexpr void pick(std::span<Layer> layers, double budget) const {
+    for (Layer& each : layers) {
+      auto const bytes = static_cast<double>(each.bytes);
+      if (bytes > budget) {
+        each.late_bytes = static_cast<std::uint64_t>(budget);
+        return;
+      }
+      each.late = true;
+      budget -= bytes;
+    }
+  }
+  friend bool operator==(SplitLayer const&, SplitLayer const&) = default;
 };
 
 }  // namespace stagger::staleness::overlapped

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The values of a layer that several workers train, and how pushes change them.
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include <stagger/core/index_range.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/model/exchange.hpp>
+#include <stagger/parameters/late_layers.hpp>
+#include <stagger/parameters/layer_parameters.hpp>
+#include <stagger/parameters/optimizer_call.hpp>
+
+namespace stagger::detail {
+
+/// How a store adds.
+struct StoreRules {
+  staleness::Pushes pushes = staleness::Pushes::changes;
+  staleness::Adds adds = staleness::Adds::in_worker_order;
+  OptimizerCall optimizer{};     ///< of gradients
+  List<double> weights{};        ///< [workers] of gradients, or in the mean
+  bool log = false;              ///< whether events are remembered
+  AddedRounds* added = nullptr;  ///< sees each round of gradients; null: nobody does
+};
+
+/// Versions of a layer's values, its gradients, and the optimizer with its state.
+class StoreValues {
+ public:
+  /// @param like   what the parameters are, and their first values
+  /// @param rules  outlive this
+  [[gnu::cold]] StoreValues(LayerParameters const& like, StoreRules const& rules) : rules_(rules) {
+    List<ParameterDeclaration> declarations;
+    for (std::size_t i = 0; i < like.count(); ++i)
+      declarations.push_back(like.declaration(i, like.values().data()));
+    bool const gradients = rules.pushes == staleness::Pushes::gradients;
+    parameters_.adopt(std::move(declarations), like.number(),
+                      gradients ? rules.optimizer.states : 0);
+    if (!gradients) parameters_.release_gradients();
+  }
+
+  [[nodiscard]] LayerParameters& parameters() noexcept { return parameters_; }
+  [[nodiscard]] LayerShape const& shape() const noexcept { return parameters_; }
+  [[nodiscard]] std::size_t bytes() const noexcept { return parameters_.bytes_of_values(); }
+  [[nodiscard]] std::byte* version(std::size_t slot) const {
+    return parameters_.stored().values[slot].data();
+  }
+
+  /// One push, to values that contain all others.
+  /// @param from, to  versions; the values of `from` are those that all workers had
+  /// @param part      of gradients
+  void add(std::byte const* pushed, std::size_t from, std::size_t to, double weight,
+           ByteRange part = {}) {
+    if (rules_.pushes == staleness::Pushes::gradients)
+      parameters_.add_scaled(parameters_.stored().gradients.data(), pushed, weight, part);
+    else if (rules_.pushes == staleness::Pushes::changes)
+      parameters_.add_values(version(to), pushed);
+    else
+      parameters_.add_difference(version(to), pushed, version(from), weight);
+  }
+  /// The optimizer's step with the gradients that were added; then there are none.
+  /// @param from, to  versions
+  /// @param round     from 0, since the workers began
+  /// @param part      of the layer. Its end comes first, if it does not come at once; then gradients
+  ///                  are those of all of it
+  void step(std::size_t from, std::size_t to, std::int64_t round, ByteRange part) {
+    if (rules_.added != nullptr && part.first == 0)
+      rules_.added->add(ScoredLayer(parameters_, from, round));
+    if (part.last == bytes()) ++steps_;
+    if (rules_.pushes != staleness::Pushes::gradients) return;
+    rules_.optimizer.update(rules_.optimizer.optimizer, parameters_, {1, steps_, from, to, part});
+    if (part.last != bytes()) parameters_.zero_gradients();
+  }
+
+ private:
+  StoreRules const& rules_;
+  LayerParameters parameters_;
+  std::int64_t steps_ = 0;
+};
+
+}  // namespace stagger::detail

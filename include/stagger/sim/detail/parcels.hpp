@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What is on its way between a worker and its parameter server in virtual time.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include <stagger/core/index_range.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/parameters/parameter_memory.hpp>
+
+namespace stagger::sim::detail {
+
+struct Parcel {
+  enum Kind : std::uint8_t { none, pushed, urgent, late, answer, last_answer, choice };
+  Kind kind = none;
+  bool last = false;
+  stagger::detail::ByteRange part{};  ///< of an urgent or late push
+  std::size_t layer = 0;              ///< of a choice of late ones: behind all
+  std::size_t split = 0;              ///< of such a choice: the layer of which `part` is late
+  std::uint32_t number = 0;  ///< of the push, rounds of the answer, or the step of the choice
+  std::uint32_t contained = 0;
+  double sent_s = 0;
+  stagger::detail::ParameterBlock values{};
+
+  [[nodiscard]] bool is_push() const noexcept {
+    return kind == pushed || kind == urgent || kind == late;
+  }
+  /// Makes room for so many bytes.
+  void keep(std::size_t bytes) {
+    if (values.size() != bytes) values.make(nullptr, bytes);
+  }
+  void fill(std::byte const* from, std::size_t bytes) {
+    keep(bytes);
+    if (bytes != 0) std::memcpy(values.data(), from, bytes);
+  }
+};
+
+/// Places of parcels, each used again for one of the same layer, which has room for its values.
+class Parcels {
+ public:
+  [[nodiscard]] Parcel& operator[](std::size_t place) { return parcels_[place]; }
+  /// @return the place of a new one
+  [[nodiscard]] std::size_t make(Parcel::Kind kind, std::size_t layer, std::uint32_t number,
+                                 double now_s) {
+    std::size_t place = 0;
+    while (place < parcels_.size() &&
+           (parcels_[place].kind != Parcel::none || parcels_[place].layer != layer))
+      ++place;
+    if (place == parcels_.size()) parcels_.emplace_back();
+    Parcel& parcel = parcels_[place];
+    parcel.kind = kind;
+    parcel.layer = layer;
+    parcel.number = number;
+    parcel.sent_s = now_s;
+    return place;
+  }
+  void drop() noexcept {
+    for (Parcel& parcel : parcels_) parcel.kind = Parcel::none;
+  }
+
+ private:
+  List<Parcel> parcels_;
+};
+
+}  // namespace stagger::sim::detail
