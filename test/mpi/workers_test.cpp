@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <exception>
 #include <iterator>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -378,6 +379,22 @@ TEST_CASE("mpi/ParameterServer: a worker that fails ends the streams of the othe
       MPI_Bcast(first.data(), static_cast<int>(first.size()), MPI_FLOAT, 0, MPI_COMM_WORLD);
       REQUIRE(first == layer);
     }
+  }
+  server.serve();
+}
+
+TEST_CASE("mpi/ParameterServer: a push that is not finite is refused", "[mpi]") {
+  int const workers = processes();
+  sg::mpi::ParameterServer const server({.workers = workers}, adam);
+  {
+    auto train = on_threads(server.worker(process()), process(), sg::staleness::Synchronous{},
+                            sg::schedule::OneFOneB{});
+    auto batch = data(2);
+    static_cast<void>(sg::run(train.step(batch)));
+    if (process() == workers - 1) batch.targets[1][0] = std::numeric_limits<float>::infinity();
+    REQUIRE_THROWS_WITH(sg::run(train.step(batch)),
+                        Catch::Matchers::Contains("is not finite; it was not added") ||
+                            Catch::Matchers::Contains("has failed"));
   }
   server.serve();
 }

@@ -13,6 +13,7 @@
 
 #include <stagger/core/digest.hpp>
 #include <stagger/core/error.hpp>
+#include <stagger/parameters/optimizer_call.hpp>
 #include <stagger/version.hpp>
 
 namespace stagger::collective {
@@ -35,6 +36,15 @@ struct Fact {
 }
 
 namespace detail {
+
+/// The type and the numbers of an optimizer.
+[[nodiscard]] [[gnu::cold]] inline Fact optimizer_fact(
+    stagger::detail::OptimizerCall const& optimizer) {
+  constexpr std::size_t longest = 4096;
+  return {"the optimizer", optimizer.words == nullptr
+                               ? std::string("unknown")
+                               : optimizer.words(optimizer.optimizer).substr(0, longest)};
+}
 
 inline constexpr std::size_t shown_name = 80;
 inline constexpr std::size_t shown_value = 240;

@@ -15,6 +15,7 @@
 #include <string>
 #include <utility>
 
+#include <stagger/collective/handshake.hpp>
 #include <stagger/core/alignment.hpp>
 #include <stagger/core/digest.hpp>
 #include <stagger/core/error.hpp>
@@ -27,7 +28,6 @@
 namespace stagger::collective::detail {
 
 using stagger::detail::LayerParameters;
-using stagger::detail::LayerShape;
 using stagger::detail::ParameterDeclaration;
 using stagger::detail::WorkerRules;
 
@@ -174,7 +174,8 @@ class Connector {
 ///     u32 u32   worker, minibatches in a push
 ///     u32 u32   processes that the worker runs in, and which of the server's this is
 ///     u32 u32   staleness::Pushes, staleness::Adds
-///     u32 u64   pushes that it may be ahead of the slowest, digest of the optimizer's numbers
+///     u32 u32   pushes that it may be ahead of the slowest, length of the next
+///     ...       the optimizer: its type and its numbers, in words
 ///     u32       layers
 ///     then for each layer
 ///     u64 u32   digest of the first values, parameters
@@ -190,7 +191,7 @@ struct JoinRequest {
   staleness::Pushes pushes{};
   staleness::Adds adds{};
   std::uint32_t ahead = 1;
-  std::uint64_t optimizer = 0;
+  std::string optimizer{};
   FixedArray<LayerParameters> layers;  ///< without values
   List<std::uint64_t> digests;         ///< [layers]
 
@@ -207,7 +208,11 @@ struct JoinRequest {
     u32(static_cast<int>(rules.pushes));
     u32(static_cast<int>(rules.adds));
     u32(rules.ahead);
-    out.add(rules.optimizer.digest(rules.optimizer.optimizer));
+    auto const words = [&](std::string const& text) {
+      u32(text.size());
+      out.add(text.data(), text.size());
+    };
+    words(optimizer_fact(rules.optimizer).value);
     u32(layers.size());
     for (LayerParameters const& layer : layers) {
       out.add(values_digest(layer.values()));
@@ -217,8 +222,7 @@ struct JoinRequest {
         u32(static_cast<int>(d.type));
         u32(d.decays ? 1 : 0);
         out.add(static_cast<std::uint64_t>(d.size));
-        u32(d.name.size());
-        out.add(d.name.data(), d.name.size());
+        words(d.name);
       }
     }
   }
@@ -242,7 +246,11 @@ struct JoinRequest {
         static_cast<staleness::Pushes>(u32(static_cast<int>(staleness::Pushes::weights_and_state)));
     adds = static_cast<staleness::Adds>(u32(static_cast<int>(staleness::Adds::in_turn)));
     ahead = u32(0xffffffff);
-    optimizer = need<std::uint64_t>(in);
+    auto const words = [&](std::string& text) {
+      text.resize(u32(std::min(longest_name, in.left())));
+      in.take(text.data(), text.size());
+    };
+    words(optimizer);
     // Each layer takes 12 bytes of the request or more, each parameter 20.
     std::size_t const count = u32(std::min<std::size_t>(most_layers, in.left() / 12));
     layers = FixedArray<LayerParameters>(count);
@@ -260,8 +268,7 @@ struct JoinRequest {
           raise(Errc::bad_data, "the model of a worker that joins has more than the ", most_bytes,
                 " bytes that the server allows; raise model_bytes if that is right");
         d.size = elements;
-        d.name.resize(u32(std::min(longest_name, in.left())));
-        in.take(d.name.data(), d.name.size());
+        words(d.name);
         declarations.push_back(std::move(d));
       }
       layers[l].adopt(std::move(declarations), static_cast<int>(l), 0, nullptr, false, false);

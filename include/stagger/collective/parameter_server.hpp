@@ -21,6 +21,7 @@
 #include <stagger/collective/policy.hpp>
 #include <stagger/collective/same_workers.hpp>
 #include <stagger/collective/seats.hpp>
+#include <stagger/collective/server_layers.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
@@ -56,10 +57,9 @@ using stagger::detail::ByteRange;
 using stagger::detail::ParameterLink;
 using stagger::detail::ParameterListener;
 using stagger::detail::ParameterStore;
-using stagger::detail::StoreRules;
 
 /// @throws Error  bad_configuration for options that cannot be
-[[gnu::cold]] inline void require_possible(ServerOptions const& options) {
+[[nodiscard]] [[gnu::cold]] inline ServerOptions const& possible(ServerOptions const& options) {
   if (options.workers < 1 || options.shards < 1)
     raise(Errc::bad_configuration, "a parameter server of ", options.workers, " workers and ",
           options.shards, " shards cannot be made; use at least 1 of each");
@@ -71,6 +71,14 @@ using stagger::detail::StoreRules;
     if (!(weight > 0 && weight <= 1))
       raise(Errc::bad_configuration, "gradients of a worker cannot be weighted by ", weight,
             "; use its share of the data, more than 0 and at most 1");
+  return options;
+}
+[[nodiscard]] [[gnu::cold]] inline List<double> weights_of(ServerOptions const& options) {
+  List<double> weights;
+  weights.assign(options.weights.data(), options.weights.size());
+  if (weights.empty())
+    weights.assign(static_cast<std::size_t>(options.workers), 1.0 / options.workers);
+  return weights;
 }
 
 inline void require_kept(int worker, std::uint32_t rounds, staleness::Adds adds, bool ready) {
@@ -94,6 +102,12 @@ inline void require_kept(int worker, std::uint32_t rounds, staleness::Adds adds,
           "ended");
 }
 
+[[noreturn]] [[gnu::cold]] inline void refuse_not_finite(int worker, std::uint32_t push,
+                                                         std::size_t layer) {
+  raise(Errc::bad_data, "push ", push, " of worker ", worker, " has a number in layer ", layer,
+        " that is not finite; it was not added: lower the rate, or look for what divides by 0");
+}
+
 /// For the other workers.
 [[nodiscard]] [[gnu::cold]] inline std::exception_ptr failure_of(int worker) noexcept {
   try {
@@ -114,13 +128,9 @@ class ServerInProcess {
  public:
   /// @param processes  in which a worker may run, at most
   explicit ServerInProcess(ServerOptions const& options, int processes = 1)
-      : options_(options), shards_(options.shards), seats_(options.workers, processes) {
-    require_possible(options);
-    store_rules_.log = options.log;
-    store_rules_.weights.assign(options.weights.data(), options.weights.size());
-    if (options.weights.empty())
-      store_rules_.weights.assign(seats_.workers(), 1.0 / options.workers);
-  }
+      : options_(possible(options)),
+        seats_(options.workers, processes),
+        layers_(options.shards, weights_of(options), options.log) {}
 
   /// @param digests  [layers] of the first values, which `layers` may lack unless they are wanted
   /// @return  the seat by which all further calls name who makes them
@@ -130,14 +140,15 @@ class ServerInProcess {
     std::lock_guard const lock(joining_);
     require_worker(worker);
     int const seat = seats_.free_seat(worker, rules);
-    if (layers_.size() == 0)
-      take_over(layers, rules);
-    else
-      compare(worker, layers, digests, rules);
-    for (std::size_t l = 0; l < layers_.size(); ++l) {
-      std::lock_guard const shard(mutex(l));
-      layers_[l]->reserve(rules.ahead);
+    if (layers_.size() == 0) {
+      require_possible(options_, rules);
+      if (rules.late != nullptr)
+        late_ = std::make_unique<LateAnswers>(rules, layers, seats_.workers());
+      layers_.take_over(layers, rules, late_.get());
+    } else {
+      layers_.compare(worker, layers, digests, rules);
     }
+    layers_.reserve(rules.ahead);
     seats_[seat].asks.assign(layers.size(), Ask{});
     seats_[seat].processes = rules.processes;
     seats_[seat].came = true;
@@ -165,7 +176,7 @@ class ServerInProcess {
     forget_asks(seat);                     // of a stream that failed
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       std::lock_guard const shard(mutex(l));
-      require_going_on(worker_of(seat), layers_[l]->waits_for_others(worker_of(seat)));
+      require_going_on(worker_of(seat), layers_[l].waits_for_others(worker_of(seat)));
     }
     if (late_ != nullptr && !seats_.any_active()) late_->reset();
     seats_[seat].active.store(true);
@@ -173,22 +184,26 @@ class ServerInProcess {
   /// Pushes of a layer that the worker has made since the server began, or is taken to have made.
   [[nodiscard]] std::uint32_t pushes(int seat, std::size_t l) {
     std::lock_guard const lock(mutex(l));
-    return layers_[l]->pushes(worker_of(seat));
+    return layers_[l].pushes(worker_of(seat));
   }
 
   void read(int seat, std::size_t l, std::byte* values) {
     std::lock_guard const lock(mutex(l));
-    ParameterStore& layer = *layers_[l];
+    ParameterStore& layer = layers_[l];
     if (seats_[seat].active.load()) layer.come_back(worker_of(seat));
     std::byte const* const from = layer.begin(worker_of(seat));
     if (layer.bytes() != 0) std::memcpy(values, from, layer.bytes());
   }
 
+  /// @throws Error  bad_data for values that are not all finite, of which nothing is added. Where
+  ///                layers may be late, workers have looked themselves
   void push(int seat, std::size_t l, std::byte const* values, bool last, ByteRange part = {}) {
+    if (late_ == nullptr && !layers_[l].shape().all_finite(values))
+      refuse_not_finite(worker_of(seat), pushes(seat, l) + 1, l);
     std::lock_guard const lock(mutex(l));
     require_active(seat);
-    layers_[l]->push(worker_of(seat), values, part);
-    if (last) layers_[l]->end(worker_of(seat));
+    layers_[l].push(worker_of(seat), values, part);
+    if (last) layers_[l].end(worker_of(seat));
     answer(l);
   }
   void report(int seat, double loss) {
@@ -208,17 +223,17 @@ class ServerInProcess {
 
   std::uint32_t take(int seat, std::size_t l, std::uint32_t rounds, std::byte* values,
                      ByteRange part = {}) {
-    ParameterStore& layer = *layers_[l];
+    ParameterStore& layer = layers_[l];
     std::unique_lock lock(mutex(l));
     require_active(seat);
     int const worker = worker_of(seat);
     std::uint32_t const start = layer.start(worker);
     std::uint32_t const pushes = start + (rounds == Ask::everything ? 0 : rounds);
-    require_kept(worker, rounds, rules_.adds,
+    require_kept(worker, rounds, layers_.adds(),
                  rounds == 0 ? layer.keeps(pushes) : layer.ready(worker, pushes, part.first != 0));
     std::byte const* const from = layer.weights(worker, pushes, part.first != 0) + part.first;
     std::uint32_t const contained = layer.contained(worker, pushes) - start;
-    if (rules_.adds == staleness::Adds::in_worker_order) lock.unlock();  // it stays as it is
+    if (layers_.adds() == staleness::Adds::in_worker_order) lock.unlock();  // it stays as it is
     std::size_t const last = std::min(part.last, layer.bytes());
     if (last != 0) std::memcpy(values + part.first, from, last - part.first);
     return contained;
@@ -235,7 +250,7 @@ class ServerInProcess {
       told[n] = (!goes_on || worker_of(n) == worker_of(seat)) && seats_[n].active.exchange(false);
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       std::lock_guard const shard(mutex(l));
-      goes_on ? layers_[l]->leave(worker_of(seat)) : layers_[l]->give_up();
+      goes_on ? layers_[l].leave(worker_of(seat)) : layers_[l].give_up();
       if (goes_on) answer(l);
     }
     if (late_ != nullptr) late_->reset();
@@ -250,10 +265,10 @@ class ServerInProcess {
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       std::lock_guard const lock(mutex(l));
       for (int n = 0; n < options_.workers && seats_[seat].asks[l].rounds != Ask::nothing; ++n) {
-        if (n == worker_of(seat) || layers_[l]->ended(n)) continue;
-        if (slowest >= 0 && layers_[l]->pushes(n) >= least) continue;
+        if (n == worker_of(seat) || layers_[l].ended(n)) continue;
+        if (slowest >= 0 && layers_[l].pushes(n) >= least) continue;
         slowest = n;
-        least = layers_[l]->pushes(n);
+        least = layers_[l].pushes(n);
       }
     }
     if (slowest < 0) return {};
@@ -269,12 +284,12 @@ class ServerInProcess {
       raise(Errc::bad_configuration, "the server has ", counted(layers_.size(), "layer"),
             ", but none with the number ", l);
     std::lock_guard const lock(mutex(l));
-    return read(layers_[l]->history());
+    return read(layers_[l].history());
   }
   [[nodiscard]] bool logs() const noexcept { return options_.log; }
 
  private:
-  [[nodiscard]] std::mutex& mutex(std::size_t layer) { return shards_[layer % shards_.size()]; }
+  [[nodiscard]] std::mutex& mutex(std::size_t layer) { return layers_.mutex(layer); }
   [[nodiscard]] int worker_of(int seat) const noexcept { return seats_.worker_of(seat); }
 
   /// Of a worker that takes no further step: what it pushed last was not known to be the last.
@@ -283,7 +298,7 @@ class ServerInProcess {
     if (late_ != nullptr) late_->leave(worker_of(seat));
     for (std::size_t l = 0; l < layers_.size() && !other; ++l) {
       std::lock_guard const lock(mutex(l));
-      ParameterStore& layer = *layers_[l];
+      ParameterStore& layer = layers_[l];
       if (layer.ended(worker_of(seat)) || !layer.in_stream(worker_of(seat))) continue;
       layer.end(worker_of(seat));
       answer(l);
@@ -298,37 +313,6 @@ class ServerInProcess {
     }
   }
 
-  void take_over(std::span<LayerParameters const> layers, WorkerRules const& rules) {
-    require_possible(options_, rules);
-    rules_ = rules;
-    store_rules_.pushes = rules.pushes;
-    store_rules_.adds = rules.adds;
-    store_rules_.optimizer = rules.optimizer;
-    if (rules.late != nullptr)
-      late_ = std::make_unique<LateAnswers>(rules, layers, seats_.workers());
-    store_rules_.added = late_.get();
-    FixedArray<std::unique_ptr<ParameterStore>> stores(layers.size());
-    for (std::size_t l = 0; l < layers.size(); ++l)
-      stores[l] = std::make_unique<ParameterStore>(layers[l], store_rules_, seats_.workers());
-    layers_ = std::move(stores);
-  }
-
-  void compare(int worker, std::span<LayerParameters const> layers,
-               List<std::uint64_t> const& digests, WorkerRules const& rules) {
-    require_same_rules(worker, rules, rules_);
-    if (layers.size() != layers_.size())
-      raise(Errc::mismatch, "worker ", worker, " has ", counted(layers.size(), "layer"),
-            ", the others have ", layers_.size(), "; workers train one model");
-    for (std::size_t l = 0; l < layers.size(); ++l) {
-      require_same_layer(worker, l, layers[l], layers_[l]->shape());
-      std::lock_guard const lock(mutex(l));
-      if (layers_[l]->streams() == 0 && layers_[l]->history().total() == 0 &&
-          digests[l] != values_digest({layers_[l]->first(worker), layers_[l]->bytes()}))
-        raise(Errc::mismatch, "the first values of layer ", l, " of worker ", worker,
-              " differ from those of the others; make all workers from one model, with one seed");
-    }
-  }
-
   void require_active(int seat) const {
     if (!seats_[seat].active.load())
       raise(Errc::peer_failed, "another worker has failed, which ends the stream of worker ",
@@ -337,7 +321,7 @@ class ServerInProcess {
 
   /// Tells workers of what they have asked for.
   void answer(std::size_t l) {
-    ParameterStore const& layer = *layers_[l];
+    ParameterStore const& layer = layers_[l];
     for (int n = 0; n < seats_.size(); ++n) {
       Seat& each = seats_[n];
       if (!each.active.load() || each.asks[l].rounds == Ask::nothing) continue;
@@ -352,13 +336,10 @@ class ServerInProcess {
   }
 
   ServerOptions options_;
-  FixedArray<std::mutex> shards_;
   Seats seats_;
   std::mutex joining_;
-  WorkerRules rules_;
-  StoreRules store_rules_;
   std::unique_ptr<LateAnswers> late_;  // null: no layer is ever late
-  FixedArray<std::unique_ptr<ParameterStore>> layers_;
+  ServerLayers layers_;
 };
 
 class LinkInProcess final : public ParameterLink {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 
+#include <stagger/collective/handshake.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/parameters/late_layers.hpp>
 #include <stagger/parameters/layer_shape.hpp>
@@ -13,6 +14,16 @@ namespace stagger::collective::detail {
 
 using stagger::detail::LayerShape;
 using stagger::detail::WorkerRules;
+
+/// @param others  in words: who has `theirs`
+/// @throws Error  mismatch, naming what both have
+[[gnu::cold]] inline void require_same_fact(int worker, Fact const& own, char const* others,
+                                            Fact const& theirs) {
+  if (own.value != theirs.value)
+    raise(Errc::mismatch, "worker ", worker, " and ", others, " disagree on ", own.name,
+          ": worker ", worker, " has '", own.value, "', ", others, " have '", theirs.value,
+          "'; give all the same");
+}
 
 /// @throws Error  mismatch, naming what differs
 [[gnu::cold]] inline void require_same_rules(int worker, WorkerRules const& rules,
@@ -30,12 +41,8 @@ using stagger::detail::WorkerRules;
     raise(Errc::mismatch, "worker ", worker,
           " runs in another time than the others; give all workers copies of one sim::Clock, or "
           "none of them a virtual clock");
-  auto const numbers = [](WorkerRules const& of) {
-    return of.optimizer.digest(of.optimizer.optimizer);
-  };
-  if (numbers(rules) != numbers(others))
-    raise(Errc::mismatch, "the numbers of worker ", worker,
-          "'s optimizer differ from those of the others; give all workers the same");
+  require_same_fact(worker, optimizer_fact(rules.optimizer), "the others",
+                    optimizer_fact(others.optimizer));
 }
 
 /// @throws Error  likewise

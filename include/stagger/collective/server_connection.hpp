@@ -14,6 +14,7 @@
 
 #include <stagger/collective/messages.hpp>
 #include <stagger/collective/parameter_server.hpp>
+#include <stagger/collective/same_workers.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/parameters/optimizer_call.hpp>
@@ -171,10 +172,6 @@ class ServerConnection final : public MessageEnd, private ParameterListener {
 
   [[gnu::cold]] void finish_join() {
     JoinRequest& request = *request_;
-    struct Numbers {  // of the worker's optimizer, to be compared with those of others
-      std::uint64_t digest;
-      std::shared_ptr<void const> kept;
-    };
     WorkerRules rules{.push_minibatches = request.push_minibatches,
                       .pushes = request.pushes,
                       .adds = request.adds,
@@ -182,19 +179,17 @@ class ServerConnection final : public MessageEnd, private ParameterListener {
                       .optimizer = rules_.optimizer,
                       .process = request.process,
                       .processes = request.processes};
-    auto const numbers = std::make_shared<Numbers>(Numbers{request.optimizer, rules_.kept});
-    std::uint64_t const own = rules_.optimizer.digest(rules_.optimizer.optimizer);
-    if (rules.pushes == staleness::Pushes::gradients && own != request.optimizer)
-      raise(Errc::mismatch, "the numbers of worker ", request.worker,
-            "'s optimizer differ from those of the optimizer that the server was started with; "
-            "start both with the same");
     rules.kept = rules_.kept;
-    if (rules.pushes != staleness::Pushes::gradients) {  // it is the workers who take steps
-      rules.kept = numbers;
-      rules.optimizer.optimizer = numbers.get();
-      rules.optimizer.digest = [](void const* of) noexcept {
-        return static_cast<Numbers const*>(of)->digest;
-      };
+    if (rules.pushes == staleness::Pushes::gradients) {
+      Fact const own = optimizer_fact(rules_.optimizer);
+      require_same_fact(request.worker, {own.name, request.optimizer},
+                        "those who started the server", own);
+    } else {  // it is the workers who take steps
+      auto const words = std::make_shared<std::string const>(request.optimizer);
+      rules.kept = words;
+      rules.optimizer = {.optimizer = words.get(), .words = [](void const* of) {
+                           return *static_cast<std::string const*>(of);
+                         }};
     }
     sizes_.clear();
     std::size_t largest = 0;

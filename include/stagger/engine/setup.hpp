@@ -6,8 +6,10 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -68,6 +70,40 @@ template <class P> [[nodiscard]] std::uint64_t optimizer_digest(P const& policy)
   } else {
     return 0;
   }
+}
+
+/// Adds a number, so that any two that differ read differently.
+[[gnu::cold]] [[gnu::noinline]] inline void append_number(std::string& words, double number) {
+  char digits[32];
+  __builtin_snprintf(digits, sizeof digits, "%.9g", number);
+  if (std::strtod(digits, nullptr) != number)
+    __builtin_snprintf(digits, sizeof digits, "%.17g", number);
+  if (words.back() != '(') words += ", ";
+  words += digits;
+}
+
+/// The name of a type, as the compiler writes it.
+template <class T> consteval auto type_name() {
+  std::string_view const all = __PRETTY_FUNCTION__;
+  std::size_t const first = all.find("T = ") + 4;
+  return all.substr(first, all.size() - 1 - first);
+}
+
+/// The type, and the numbers that `optimizer_digest` is made of.
+template <class P> [[nodiscard]] [[gnu::cold]] std::string optimizer_words(P const& policy) {
+  std::string words(type_name<P>());
+  words += '(';
+  auto const add = [&]<class T>(T const* numbers, std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) append_number(words, static_cast<double>(numbers[i]));
+  };
+  if constexpr (requires { policy.fields(); })
+    std::apply([&](auto const&... field) { (add(&field, 1), ...); }, policy.fields());
+  else if constexpr (!std::is_empty_v<P> && AggregateOf<P, double>)
+    add(reinterpret_cast<double const*>(&policy), sizeof(P) / sizeof(double));
+  else if constexpr (!std::is_empty_v<P> && AggregateOf<P, float>)
+    add(reinterpret_cast<float const*>(&policy), sizeof(P) / sizeof(float));
+  words += ')';
+  return words;
 }
 
 /// Refuses what processes that take a step together could not compare.
@@ -238,6 +274,7 @@ template <bool changes, class P>
   call.digest = [](void const* erased) noexcept {
     return optimizer_digest(*static_cast<P const*>(erased));
   };
+  call.words = [](void const* erased) { return optimizer_words(*static_cast<P const*>(erased)); };
   call.states = P::states;
   if constexpr (requires { P::element_wise; }) call.element_wise = P::element_wise;
   if constexpr (requires { P::enqueues; }) call.enqueued_bytes = sizeof(P);

@@ -139,8 +139,7 @@ class ParameterServer {
     return {{"ServerOptions::workers", std::to_string(options_.workers)},
             {"ServerOptions::weights", weights},
             {"ServerOptions::layer_processes", processes},
-            {"the numbers of the server's optimizer",
-             std::to_string(rules.optimizer.digest(rules.optimizer.optimizer))}};
+            collective::detail::optimizer_fact(rules.optimizer)};
   }
 
   [[nodiscard]] bool keeps_any() const {

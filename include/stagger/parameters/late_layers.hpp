@@ -17,7 +17,6 @@
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/parameters/layer_parameters.hpp>
-#include <stagger/parameters/parameter_link.hpp>
 
 namespace stagger::detail {
 

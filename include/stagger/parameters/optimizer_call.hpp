@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include <stagger/core/index_range.hpp>
 
@@ -31,6 +32,8 @@ struct OptimizerCall {
   Update update = nullptr;
   Update change = nullptr;  // what `update` would add to version `from`, into version `to`
   Digest digest = nullptr;
+  /// Its type and its numbers, as far as they are known, in words; null: unknown.
+  std::string (*words)(void const* optimizer) = nullptr;
   int states = 0;                  // for each parameter
   std::size_t enqueued_bytes = 0;  // size of an optimizer whose update is enqueued; 0: it is
                                    // carried out

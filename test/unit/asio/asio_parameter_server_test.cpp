@@ -237,7 +237,7 @@ TEST_CASE("asio/AsioParameterServer: says in one sentence what is wrong with a f
     REQUIRE_THAT(said(mangled), Contains("does not agree with its checksum"));
     auto large = asked;
     std::uint64_t const elements = 1ULL << 50U;
-    std::memcpy(large.data() + 60, &elements, 8);
+    std::memcpy(large.data() + 56 + sg::detail::optimizer_words(sgd).size(), &elements, 8);
     REQUIRE_THAT(said(hello + frame({.kind = remote::MessageKind::join}, large)),
                  Contains("raise model_bytes"));
     REQUIRE_THAT(said(hello + frame({.kind = remote::MessageKind::join}, request(7, sgd, 4))),
@@ -315,6 +315,19 @@ TEST_CASE("asio/AsioParameterServer: a push sent twice is acknowledged and added
   float got = 0;
   std::memcpy(&got, client.payload.data(), 4);
   REQUIRE(got == 3);
+}
+
+TEST_CASE("asio/AsioParameterServer: a push that is not finite is refused", "[asio]") {
+  OnPort const server(2, adam);
+  refuses_infinities(server, server);
+}
+
+TEST_CASE("asio/AsioParameterServer: another optimizer of equal numbers is refused", "[asio]") {
+  OnPort const server(1, sgd);
+  REQUIRE_THROWS_WITH(stepping(sg::staleness::Synchronous{}, server, 0, SlowSgd{sgd}),
+                      Catch::Matchers::Contains("disagree on the optimizer: worker 0 has") &&
+                          Catch::Matchers::Contains("SlowSgd(0.02, 0.9, 0.01)'") &&
+                          Catch::Matchers::Contains("'stagger::optimizer::Sgd(0.02, 0.9, 0.01)'"));
 }
 
 TEST_CASE("asio/AsioParameterServer: connections that say nothing keep no worker out", "[asio]") {

@@ -50,6 +50,21 @@ TEST_CASE("engine/optimizer_numbers: each number changes the digest, and equal o
   CHECK(optimizer_digest(Floats{}) == optimizer_digest(Floats{}));
 }
 
+TEST_CASE("engine/optimizer_numbers: words have the type, and numbers that differ read differently",
+          "[engine]") {
+  using detail::optimizer_words;
+  CHECK(optimizer_words(optimizer::Sgd{.rate = 0.1, .momentum = 0.9}) ==
+        "stagger::optimizer::Sgd(0.1, 0.9, 0)");
+  CHECK(optimizer_words(optimizer::Sgd{.rate = 0.1 * (1 + 0x1p-50)}) ==
+        "stagger::optimizer::Sgd(0.10000000000000009, 0, 0)");
+  CHECK_THAT(optimizer_words(Floats{}), Catch::EndsWith("Floats(0.5, 0.25)"));
+  CHECK_THAT(optimizer_words(Named{.rate = 0.25}), Catch::EndsWith("Named(1, 0.25, 10)"));
+  CHECK_THAT(optimizer_words(Nothing{}), Catch::EndsWith("Nothing()"));
+  CHECK_THAT(optimizer_words(Gaps{}), Catch::EndsWith("Gaps()"));
+  CHECK_THAT(optimizer_words(Derived{{.rate = 0.5}}),
+             Catch::EndsWith("Derived(0.5, 0.9, 0.999, 1e-08, 0.01)"));
+}
+
 TEST_CASE("engine/optimizer_numbers: bytes that are no numbers are not looked at", "[engine]") {
   CHECK(optimizer_digest(Gaps{}) == 0);
   CHECK(optimizer_digest(Nothing{}) != 0);

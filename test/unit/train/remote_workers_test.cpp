@@ -283,13 +283,23 @@ TEST_CASE("train/RemoteLink: refuses workers that differ", "[train]") {
   auto a = make(waves, server, 0, {2}, 1, sgd);
   REQUIRE_THROWS_WITH(make(Waves{2, 3, 0}, server, 1, {2}, 1, sgd),
                       Catch::Matchers::Contains("worker 1 pushes after every 3 minibatches"));
-  REQUIRE_THROWS_WITH(make(waves, server, 1, {2}, 1, sg::optimizer::Sgd{.rate = 0.5}),
-                      Catch::Matchers::Contains("optimizer differ"));
+  REQUIRE_THROWS_WITH(
+      make(waves, server, 1, {2}, 1, sg::optimizer::Sgd{.rate = 0.5}),
+      Catch::Matchers::Contains("worker 1 and the others disagree on the optimizer: worker 1 has "
+                                "'stagger::optimizer::Sgd(0.5, 0, 0)', the others have "
+                                "'stagger::optimizer::Sgd(0.02, 0.9, 0.01)'"));
+  REQUIRE_THROWS_WITH(make(waves, server, 1, {2}, 1, SlowSgd{sgd}),  // another type, equal numbers
+                      Catch::Matchers::Contains("SlowSgd(0.02, 0.9, 0.01)'"));
   REQUIRE_THROWS_WITH(make(waves, server, 0, {2}, 1, sgd),
                       Catch::Matchers::Contains("worker 0 trains already"));
   REQUIRE_THROWS_WITH(make(waves, server, 2, {2}, 1, sgd),
                       Catch::Matchers::Contains("no worker 2"));
   Remote const steps(2, adam);
   REQUIRE_THROWS_WITH(stepping(sg::staleness::Synchronous{}, steps, 0, sgd),
-                      Catch::Matchers::Contains("the optimizer that the server was started with"));
+                      Catch::Matchers::Contains("disagree on the optimizer: worker 0 has "
+                                                "'stagger::optimizer::Sgd(0.02, 0.9, 0.01)', "
+                                                "those who started the server have "
+                                                "'stagger::optimizer::AdamW(0.05, "));
+  REQUIRE_THROWS_WITH(stepping(sg::staleness::Synchronous{}, Remote(1, sgd), 0, SlowSgd{sgd}),
+                      Catch::Matchers::Contains("SlowSgd(0.02, 0.9, 0.01)'"));
 }

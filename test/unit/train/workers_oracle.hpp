@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstddef>
+#include <limits>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -203,6 +205,23 @@ auto stepping(Model const& model, Server const& server, int worker, Optimizer co
   return sg::Pipeline{sg::Sequential{std::move(stack)}}.with(sg::partition::Cuts{std::move(cuts)},
                                                              model, server.worker(worker), Loss{},
                                                              optimizer, sg::host::Threads{threads});
+}
+
+/// A step of two workers, of whom the second has a gradient that is not finite, and one more.
+template <class First, class Second> void refuses_infinities(First const& one, Second const& two) {
+  auto a = stepping(sg::staleness::Synchronous{}, one, 0, adam);
+  auto b = stepping(sg::staleness::Synchronous{}, two, 1, adam);
+  auto const batch = data(2);
+  auto bad = batch;
+  bad.targets[1][0] = std::numeric_limits<float>::infinity();
+  sg::run_together(a.step(batch), b.step(batch));
+  REQUIRE_THROWS_WITH(sg::run_together(a.step(batch), b.step(bad)),
+                      Catch::Matchers::Contains("push 2 of worker 1 has a number in layer ") &&
+                          Catch::Matchers::Contains(" that is not finite; it was not added"));
+  for (auto const& layer : weights(a))
+    for (float const weight : layer) REQUIRE(std::isfinite(weight));
+  sg::run_together(a.step(batch), b.step(batch));
+  REQUIRE(weights(a) == weights(b));
 }
 
 /// Takes steps in step, and compares with the oracle after each.

@@ -111,6 +111,12 @@ TEST_CASE("train/ParameterServer: a worker that waits too long names the other a
                       Catch::Matchers::Contains("worker 1, which has made 0 pushes"));
 }
 
+TEST_CASE("train/ParameterServer: a push that is not finite is refused, and nothing of it is added",
+          "[train]") {
+  sg::collective::ParameterServer const server({.workers = 2});
+  refuses_infinities(server, server);
+}
+
 TEST_CASE("train/ParameterServer: refuses workers that differ", "[train]") {
   Waves const waves{2, 2, 0};
   sg::collective::ParameterServer const server({.workers = 2});
@@ -118,7 +124,10 @@ TEST_CASE("train/ParameterServer: refuses workers that differ", "[train]") {
   REQUIRE_THROWS_WITH(make(Waves{2, 3, 0}, server, 1, {2}, 1, sgd),
                       Catch::Matchers::Contains("worker 1 pushes after every 3 minibatches"));
   REQUIRE_THROWS_WITH(make(waves, server, 1, {2}, 1, sg::optimizer::Sgd{.rate = 0.5}),
-                      Catch::Matchers::Contains("optimizer differ"));
+                      Catch::Matchers::Contains("worker 1 and the others disagree on the "
+                                                "optimizer: worker 1 has"));
+  REQUIRE_THROWS_WITH(make(waves, server, 1, {2}, 1, SlowSgd{sgd}),  // another type, equal numbers
+                      Catch::Matchers::Contains("SlowSgd(0.02, 0.9, 0.01)'"));
   REQUIRE_THROWS_WITH(make(waves, server, 0, {2}, 1, sgd),
                       Catch::Matchers::Contains("worker 0 trains already"));
   REQUIRE_THROWS_WITH(server.worker(2), Catch::Matchers::Contains("no worker 2"));
