@@ -16,6 +16,7 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
+#include <stagger/parameters/late_set.hpp>
 #include <stagger/parameters/layer_parameters.hpp>
 
 namespace stagger::detail {

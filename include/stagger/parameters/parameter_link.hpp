@@ -13,29 +13,13 @@
 #include <stagger/core/error.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/model/exchange.hpp>
+#include <stagger/parameters/late_set.hpp>
 #include <stagger/parameters/layer_parameters.hpp>
 #include <stagger/parameters/optimizer_call.hpp>
 
 namespace stagger::detail {
 
 struct LateCalls;
-
-/// Whether layer `l` is in a bitmap.
-[[nodiscard]] inline bool in_bitmap(std::span<std::byte const> bitmap, std::size_t l) noexcept {
-  return (bitmap[l / 8] >> l % 8 & std::byte{1}) != std::byte{0};
-}
-
-/// What is late in a step.
-struct LateSet {
-  std::span<std::byte const> bitmap{};  ///< one bit for each layer, the lowest first
-  std::size_t split = 0;                ///< a late layer of which only the first bytes are
-  std::size_t split_bytes = 0;          ///< so many, of its values in memory; 0: there is none
-  /// The first bytes of layer `l` that are late. @param all  of its values in memory
-  [[nodiscard]] std::size_t bytes(std::size_t l, std::size_t all) const noexcept {
-    if (!in_bitmap(bitmap, l)) return 0;
-    return split_bytes != 0 && l == split ? split_bytes : all;
-  }
-};
 
 /// What all workers of a server must agree on.
 struct WorkerRules {

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Which layers are late in a step, as a server tells its workers.
+
+#include <stagger/core/requirements.hpp>
+
+#include <cstddef>
+#include <span>
+
+namespace stagger::detail {
+
+/// Whether layer `l` is in a bitmap.
+[[nodiscard]] inline bool in_bitmap(std::span<std::byte const> bitmap, std::size_t l) noexcept {
+  return (bitmap[l / 8] >> l % 8 & std::byte{1}) != std::byte{0};
+}
+
+/// What is late in a step.
+struct LateSet {
+  std::span<std::byte const> bitmap{};  ///< one bit for each layer, the lowest first
+  std::size_t split = 0;                ///< a late layer of which only the first bytes are
+  std::size_t split_bytes = 0;          ///< so many, of its values in memory; 0: there is none
+  /// The first bytes of layer `l` that are late. @param all  of its values in memory
+  [[nodiscard]] std::size_t bytes(std::size_t l, std::size_t all) const noexcept {
+    if (!in_bitmap(bitmap, l)) return 0;
+    return split_bytes != 0 && l == split ? split_bytes : all;
+  }
+};
+
+}  // namespace stagger::detail
