@@ -2,7 +2,6 @@
 #pragma once
 /// @file   The serialization of values that go to another process.
 
-#include <array>
 #include <cstddef>
 #include <cstring>
 #include <memory>
@@ -118,15 +117,12 @@ template <detail::Flat T> struct Portable<T> {
 template <class U> struct Portable<Tensor<U>> {
   static constexpr bool exists = true;
   static void write(ByteWriter& out, Tensor<U> const& value) {
-    out.add(value.extents());
-    out.add(value.size());
+    out.add<detail::TensorShape>(value);
     out.add(value.data(), value.size() * sizeof(U));
   }
   static void read(ByteReader& in, Tensor<U>& value) {
-    auto const extents = in.take<std::array<std::size_t, 4>>();
-    auto const size = in.take<std::size_t>();
-    value.resize_to(extents, size);
-    in.take(value.data(), size * sizeof(U));
+    value.resize_like(in.take<detail::TensorShape>());
+    in.take(value.data(), value.size() * sizeof(U));
   }
 };
 

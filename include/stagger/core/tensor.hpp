@@ -22,6 +22,47 @@ namespace detail {
   raise(Errc::bad_configuration, "a Tensor of ", count,
         " extents cannot be made; give at most 4, such as the product of the last ones");
 }
+
+/// The extents of a tensor, and how many elements that makes.
+class TensorShape {
+ public:
+  TensorShape() = default;
+  /// @throws Error                      bad_configuration for more than 4 extents
+  /// @throws std::bad_array_new_length  for more elements than can be counted
+  explicit TensorShape(std::initializer_list<std::size_t> extents)
+      : size_(extents.size() == 0 ? 0 : 1) {
+    if (extents.size() > extents_.size()) refuse_extents(extents.size());
+    std::copy_n(extents.begin(), extents.size(), extents_.begin());
+    for (std::size_t const extent : extents)
+      if (__builtin_mul_overflow(size_, extent, &size_)) throw std::bad_array_new_length();
+  }
+
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
+  /// Count along one dimension; 0 past the last one.
+  [[nodiscard]] std::size_t extent(std::size_t dimension) const noexcept {
+    return dimension < extents_.size() ? extents_[dimension] : 0;
+  }
+  [[nodiscard]] std::array<std::size_t, 4> const& extents() const noexcept { return extents_; }
+  /// Rows are what the first extent counts.
+  [[nodiscard]] std::size_t rows() const noexcept { return extents_[0]; }
+
+ protected:
+  [[nodiscard]] std::size_t row_size() const noexcept {
+    return size_ / (extents_[0] == 0 ? 1 : extents_[0]);
+  }
+  [[nodiscard]] TensorShape with_rows(std::size_t rows) const noexcept {
+    TensorShape other = *this;
+    other.extents_[0] = rows;
+    other.size_ = row_size() * rows;
+    return other;
+  }
+
+ private:
+  std::array<std::size_t, 4> extents_{};
+  std::size_t size_ = 0;
+};
+
 }  // namespace detail
 
 /// A dense row-major array of up to four extents that never gives memory back while it lives.
@@ -30,7 +71,7 @@ namespace detail {
 /// fit before does not allocate. Contents after a growing resize are unspecified.
 ///
 /// @tparam T  trivially copyable element, `float` by default
-template <class T = float> class Tensor {
+template <class T = float> class Tensor : public detail::TensorShape {
   static_assert(std::is_trivially_copyable_v<T>,
                 "stagger: a Tensor holds trivially copyable elements");
 
@@ -47,26 +88,24 @@ template <class T = float> class Tensor {
     return tensor;
   }
 
-  Tensor(Tensor const& other) { *this = other; }
+  Tensor(Tensor const& other) : TensorShape() { *this = other; }
   Tensor(Tensor&& other) noexcept
-      : memory_(std::move(other.memory_)),
-        capacity_(std::exchange(other.capacity_, 0)),
-        size_(std::exchange(other.size_, 0)),
-        extents_(std::exchange(other.extents_, {})) {}
+      : TensorShape(other),
+        memory_(std::move(other.memory_)),
+        capacity_(std::exchange(other.capacity_, 0)) {
+    other.shape() = {};
+  }
   Tensor& operator=(Tensor const& other) {
     if (this != &other) {
-      reserve(other.size_);
-      size_ = other.size_;
-      extents_ = other.extents_;
-      std::copy_n(other.data(), size_, data());
+      take(other);
+      std::copy_n(other.data(), size(), data());
     }
     return *this;
   }
   Tensor& operator=(Tensor&& other) noexcept {
     memory_ = std::move(other.memory_);
     capacity_ = std::exchange(other.capacity_, 0);
-    size_ = std::exchange(other.size_, 0);
-    extents_ = std::exchange(other.extents_, {});
+    shape() = std::exchange(other.shape(), {});
     return *this;
   }
   ~Tensor() = default;
@@ -74,62 +113,24 @@ template <class T = float> class Tensor {
   /// Sets the extents; allocates only when more elements are needed than ever before.
   /// @throws std::bad_alloc  if there is no such memory; the tensor is then as before
   /// @throws Error  bad_configuration for more than 4 extents
-  void resize(std::initializer_list<std::size_t> extents) {
-    std::array<std::size_t, 4> shape{};
-    if (extents.size() > shape.size()) detail::refuse_extents(extents.size());
-    std::copy_n(extents.begin(), extents.size(), shape.begin());
-    std::size_t count = extents.size() == 0 ? 0 : 1;
-    for (std::size_t const extent : extents)
-      if (__builtin_mul_overflow(count, extent, &count)) throw std::bad_array_new_length();
-    reserve(count);
-    size_ = count;
-    extents_ = shape;
-  }
+  void resize(std::initializer_list<std::size_t> extents) { take(TensorShape(extents)); }
 
   /// Takes the extents of another tensor.
-  template <class U> void resize_like(Tensor<U> const& other) {
-    reserve(other.size());
-    size_ = other.size();
-    extents_ = other.extents();
-  }
+  void resize_like(TensorShape const& other) { take(other); }
 
-  /// Takes extents that another tensor had, and their size.
-  void resize_to(std::array<std::size_t, 4> const& extents, std::size_t size) {
-    reserve(size);
-    size_ = size;
-    extents_ = extents;
-  }
-
-  /// Rows are what the first extent counts.
-  [[nodiscard]] std::size_t rows() const noexcept { return extents_[0]; }
   /// So many rows of the shape that another tensor's have.
-  void resize_rows(Tensor const& like, std::size_t rows) {
-    auto extents = like.extents();
-    std::size_t const count = like.size() / (extents[0] == 0 ? 1 : extents[0]) * rows;
-    extents[0] = rows;
-    reserve(count);
-    size_ = count;
-    extents_ = extents;
-  }
+  void resize_rows(Tensor const& like, std::size_t rows) { take(like.with_rows(rows)); }
   /// Rows [at, at + count) become rows [first, first + count) of another tensor, of equal shape.
   void copy_rows(std::size_t at, Tensor const& from, std::size_t first,
                  std::size_t count) noexcept {
-    std::size_t const length = size_ / (extents_[0] == 0 ? 1 : extents_[0]);
+    std::size_t const length = row_size();
     std::copy_n(from.data() + first * length, count * length, data() + at * length);
   }
 
-  void fill(T value) noexcept { std::fill_n(data(), size_, value); }
+  void fill(T value) noexcept { std::fill_n(data(), size(), value); }
 
   [[nodiscard]] T* data() noexcept { return static_cast<T*>(memory_.get()); }
   [[nodiscard]] T const* data() const noexcept { return static_cast<T const*>(memory_.get()); }
-  [[nodiscard]] std::size_t size() const noexcept { return size_; }
-  [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
-
-  /// Count along one dimension; 0 past the last one.
-  [[nodiscard]] std::size_t extent(std::size_t dimension) const noexcept {
-    return dimension < extents_.size() ? extents_[dimension] : 0;
-  }
-  [[nodiscard]] std::array<std::size_t, 4> const& extents() const noexcept { return extents_; }
 
   /// Memory held, in bytes.
   [[nodiscard]] std::uint64_t bytes() const noexcept { return capacity_ * sizeof(T); }
@@ -137,11 +138,16 @@ template <class T = float> class Tensor {
   [[nodiscard]] T& operator[](std::size_t i) noexcept { return data()[i]; }
   [[nodiscard]] T const& operator[](std::size_t i) const noexcept { return data()[i]; }
   [[nodiscard]] T* begin() noexcept { return data(); }
-  [[nodiscard]] T* end() noexcept { return data() + size_; }
+  [[nodiscard]] T* end() noexcept { return data() + size(); }
   [[nodiscard]] T const* begin() const noexcept { return data(); }
-  [[nodiscard]] T const* end() const noexcept { return data() + size_; }
+  [[nodiscard]] T const* end() const noexcept { return data() + size(); }
 
  private:
+  [[nodiscard]] TensorShape& shape() noexcept { return *this; }
+  void take(TensorShape const& wanted) {
+    reserve(wanted.size());
+    shape() = wanted;
+  }
   void reserve(std::size_t count) {
     if (count <= capacity_) return;
     std::size_t const bytes = detail::aligned_bytes(count, sizeof(T));
@@ -151,8 +157,6 @@ template <class T = float> class Tensor {
 
   detail::AlignedMemory memory_;
   std::size_t capacity_ = 0;
-  std::size_t size_ = 0;
-  std::array<std::size_t, 4> extents_{};
 };
 
 }  // namespace stagger

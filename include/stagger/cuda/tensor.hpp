@@ -23,7 +23,7 @@ namespace stagger::cuda {
 /// from the rank's pool in the order of the rank's stream; outside, from the device at large.
 ///
 /// @tparam T  trivially copyable element, also a half-precision type
-template <class T = float> class Tensor {
+template <class T = float> class Tensor : public stagger::detail::TensorShape {
   static_assert(std::is_trivially_copyable_v<T>,
                 "stagger: a Tensor holds trivially copyable elements");
 
@@ -32,13 +32,13 @@ template <class T = float> class Tensor {
   /// @shape extents  [1 to 4 counts], outermost first
   Tensor(std::initializer_list<std::size_t> extents) { resize(extents); }
   /// Copies on the current stream.
-  Tensor(Tensor const& other) { *this = other; }
+  Tensor(Tensor const& other) : TensorShape() { *this = other; }
   Tensor(Tensor&& other) noexcept { swap(other); }
   Tensor& operator=(Tensor const& other) {
     if (this == &other) return *this;
-    resize_like(other);
-    if (size_ != 0)
-      check(cudaMemcpyAsync(data_, other.data_, size_ * sizeof(T), cudaMemcpyDeviceToDevice,
+    take(other);
+    if (!empty())
+      check(cudaMemcpyAsync(data_, other.data_, size() * sizeof(T), cudaMemcpyDeviceToDevice,
                             stream()),
             "copy a tensor");
     return *this;
@@ -53,22 +53,8 @@ template <class T = float> class Tensor {
   /// then unspecified.
   /// @throws Error  if there is no such memory, or for more than 4 extents; the tensor is then as
   /// before
-  void resize(std::initializer_list<std::size_t> extents) {
-    std::array<std::size_t, 4> shape{};
-    if (extents.size() > shape.size()) stagger::detail::refuse_extents(extents.size());
-    std::copy_n(extents.begin(), extents.size(), shape.begin());
-    std::size_t count = extents.size() == 0 ? 0 : 1;
-    for (std::size_t const extent : extents)
-      if (__builtin_mul_overflow(count, extent, &count)) throw std::bad_array_new_length();
-    reserve(count);
-    size_ = count;
-    extents_ = shape;
-  }
-  template <class U> void resize_like(U const& other) {
-    reserve(other.size());
-    size_ = other.size();
-    extents_ = other.extents();
-  }
+  void resize(std::initializer_list<std::size_t> extents) { take(TensorShape(extents)); }
+  void resize_like(TensorShape const& other) { take(other); }
 
   /// Enqueues a copy from or to host memory of `size()` elements, which must stay until it is done.
   void upload(std::span<T const> from) {
@@ -82,33 +68,19 @@ template <class T = float> class Tensor {
   [[nodiscard]] T const* data() const noexcept { return data_; }
   // Its rows: replicas of a stage share a microbatch by them.
   static constexpr bool rows_on_stream = true;  ///< copy_rows is enqueued on the current stream
-  [[nodiscard]] std::size_t rows() const noexcept { return extents_[0]; }
   /// So many rows of the shape that those of `like` have; what they hold is unspecified.
   /// @throws Error  as resize()
-  void resize_rows(Tensor const& like, std::size_t rows) {
-    std::array<std::size_t, 4> shape = like.extents_;
-    std::size_t const each = shape[0] == 0 ? 0 : like.size_ / shape[0];
-    shape[0] = rows;
-    reserve(rows * each);
-    size_ = rows * each;
-    extents_ = shape;
-  }
+  void resize_rows(Tensor const& like, std::size_t rows) { take(like.with_rows(rows)); }
   /// Rows [first, first + count) of another tensor become rows [at, at + count), on the current
   /// stream.
   void copy_rows(std::size_t at, Tensor const& from, std::size_t first, std::size_t count) {
-    if (count == 0 || size_ == 0) return;
-    std::size_t const each = size_ / extents_[0];
+    if (count == 0 || empty()) return;
+    std::size_t const each = row_size();
     check(cudaMemcpyAsync(data_ + at * each, from.data_ + first * each, count * each * sizeof(T),
                           cudaMemcpyDeviceToDevice, stream()),
           "copy rows of a tensor");
   }
 
-  [[nodiscard]] std::size_t size() const noexcept { return size_; }
-  [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
-  [[nodiscard]] std::size_t extent(std::size_t dimension) const noexcept {
-    return dimension < extents_.size() ? extents_[dimension] : 0;
-  }
-  [[nodiscard]] std::array<std::size_t, 4> const& extents() const noexcept { return extents_; }
   /// Memory held, in bytes.
   [[nodiscard]] std::uint64_t bytes() const noexcept { return capacity_ * sizeof(T); }
 
@@ -117,10 +89,13 @@ template <class T = float> class Tensor {
     std::swap(pool_, other.pool_);
     std::swap(data_, other.data_);
     std::swap(capacity_, other.capacity_);
-    std::swap(size_, other.size_);
-    std::swap(extents_, other.extents_);
+    std::swap<TensorShape>(*this, other);
   }
 
+  void take(TensorShape const& shape) {
+    reserve(shape.size());
+    static_cast<TensorShape&>(*this) = shape;
+  }
   void reserve(std::size_t count) {
     if (count <= capacity_) return;
     if (count > ~std::size_t{0} / sizeof(T)) throw std::bad_array_new_length();
@@ -149,8 +124,8 @@ template <class T = float> class Tensor {
   }
 
   void copy(void* to, void const* from, std::size_t count, cudaMemcpyKind kind) const {
-    if (count != size_)
-      raise(Errc::mismatch, "a tensor of ", size_, " elements was given host memory for ", count,
+    if (count != size())
+      raise(Errc::mismatch, "a tensor of ", size(), " elements was given host memory for ", count,
             "; give as much as it has");
     if (count != 0)
       check(cudaMemcpyAsync(to, from, count * sizeof(T), kind, stream()), "copy a tensor");
@@ -159,8 +134,6 @@ template <class T = float> class Tensor {
   std::shared_ptr<Pool> pool_;
   T* data_ = nullptr;
   std::size_t capacity_ = 0;
-  std::size_t size_ = 0;
-  std::array<std::size_t, 4> extents_{};
 };
 
 }  // namespace stagger::cuda

@@ -3,7 +3,6 @@
 /// @file   The transfer of values from GPU to GPU: their device memory, and all else that belongs
 ///         to them.
 
-#include <array>
 #include <cstddef>
 #include <type_traits>
 #include <utility>
@@ -36,23 +35,15 @@ template <class... T> struct WireFields<std::tuple<T&...>> {
   static constexpr bool exist = (Wire<std::remove_const_t<T>>::exists && ...);
 };
 
-/// What `resize_like` needs to know of a tensor.
-struct TensorShape {
-  std::array<std::size_t, 4> extents_{};
-  std::size_t size_ = 0;
-  [[nodiscard]] std::array<std::size_t, 4> const& extents() const noexcept { return extents_; }
-  [[nodiscard]] std::size_t size() const noexcept { return size_; }
-};
-
 }  // namespace detail
 
 template <class U> struct Wire<Tensor<U>> {
   static constexpr bool exists = true;
   static void write(ByteWriter& out, Tensor<U> const& value) {
-    out.add(detail::TensorShape{value.extents(), value.size()});
+    out.add<stagger::detail::TensorShape>(value);
   }
   static void read(ByteReader& in, Tensor<U>& value) {
-    value.resize_like(in.take<detail::TensorShape>());
+    value.resize_like(in.take<stagger::detail::TensorShape>());
   }
   template <class Visit> static void blocks(Tensor<U>& value, Visit& visit) {
     visit(static_cast<void*>(value.data()), value.size() * sizeof(U));

@@ -92,12 +92,7 @@ class ChartWriter {
     std::string const marks = axes();
     std::string const drawn = curves();
     std::string_view const title = options_.title.empty() ? "chart" : options_.title;
-    int const width = options_.width, height = options_.height;
-    return text("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"", width, "\" height=\"", height,
-                "\" viewBox=\"0 0 ", width, " ", height, "\" role=\"img\" font-family=\"",
-                "Inter,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif\">\n<title>", xml(title),
-                "</title>\n<style>", styles(), "</style>\n<rect class=\"page\" width=\"", width,
-                "\" height=\"", height, "\" rx=\"6\"/>\n", head, marks, drawn, "</svg>\n");
+    return svg_document(options_.width, options_.height, title, styles(), head + marks + drawn);
   }
 
  private:
@@ -124,14 +119,10 @@ class ChartWriter {
   }
 
   [[nodiscard]] std::string styles() const {
-    std::string css =
-        scheme_rules(options_.theme == SvgTheme::dark ? dark_scheme : light_scheme) +
-        ".title{font-size:15px;font-weight:600}.small{font-size:11px}.x{text-anchor:middle}"
-        ".y{text-anchor:end}.grid{stroke-width:1;fill:none}"
-        ".line{fill:none;stroke-width:2;stroke-linejoin:round;stroke-linecap:round}";
-    if (options_.theme == SvgTheme::automatic)
-      css += "\n@media(prefers-color-scheme:dark){" + scheme_rules(dark_scheme) + "}";
-    return css;
+    return themed(options_.theme,
+                  ".title{font-size:15px;font-weight:600}.small{font-size:11px}"
+                  ".x{text-anchor:middle}.y{text-anchor:end}.grid{stroke-width:1;fill:none}"
+                  ".line{fill:none;stroke-width:2;stroke-linejoin:round;stroke-linecap:round}");
   }
 
   /// Of a line's strokes and dots.

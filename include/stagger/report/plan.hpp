@@ -164,13 +164,9 @@ namespace detail {
     }
     columns = std::max(columns, ++x);
   }
-  int const width = label + columns * (box + gap), bottom = y + height + gap;
-  return text(
-             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"", width, "\" height=\"", bottom,
-             "\" viewBox=\"0 0 ", width, " ", bottom,
-             "\" font-family=\"sans-serif\" font-size=\"12\">\n<rect class=\"page\" width=\"100%\" "
-             "height=\"100%\"/>\n<style>") +
-         detail::scheme_rules(detail::light_scheme) + "</style>\n" + body + "</svg>\n";
+  return detail::svg_document(label + columns * (box + gap), y + height + gap, "plan",
+                              detail::scheme_rules(detail::light_scheme) + "text{font-size:12px}",
+                              body);
 }
 
 }  // namespace stagger::report

@@ -20,12 +20,9 @@ namespace stagger::report {
 
 /// How progress is shown.
 struct ProgressOptions {
-  bool terminal = false;    ///< one line that is written over; else one line per report
-  bool color = false;       ///< ANSI colours; never without a terminal
-  int width = 79;           ///< characters that the line may take on a terminal
-  double redraw_s = 0.1;    ///< terminal: seconds between two writes
-  long long log_every = 0;  ///< elsewhere: steps between two lines; 0: by time alone
-  double log_s = 5;         ///< elsewhere: most seconds without a line; 0 or less: by steps alone
+  bool terminal = false;        ///< one line that is written over; else one line per report
+  bool color = false;           ///< ANSI colours; never without a terminal
+  int width = 79;               ///< characters that the line may take on a terminal
   char const* unit = "tokens";  ///< what is processed
 };
 
@@ -48,7 +45,8 @@ struct ProgressOptions {
 /// Shows step, loss, tokens (or what the options name) per second and time left. It reads no clock:
 /// every call is told the time.
 ///
-/// The last step is always shown. A failing stream is ignored: a run must not fail because its
+/// A terminal's line is drawn anew ten times a second at most, a line of its own written every five
+/// seconds. The first and the last step are always shown. A failing stream is ignored: a run must not fail because its
 /// progress cannot be shown.
 class Progress {
  public:
@@ -63,27 +61,17 @@ class Progress {
         steps_(steps),
         first_step_(first_step),
         begin_s_(now_s),
-        shown_s_(now_s),
-        shown_step_(first_step) {}
+        shown_s_(now_s) {}
 
   /// Reports that `step` steps are done, with the last loss and the tokens that this run has
   /// processed so far.
   /// @return   whether anything was written
   bool update(long long step, double loss, double tokens, double now_s) {
-    bool const last = step >= steps_;
-    double const since = now_s - shown_s_;
-    bool due = last || !shown_once_;
-    if (options_.terminal) {
-      due = due || since >= options_.redraw_s;
-    } else {
-      due = due || (options_.log_every > 0 &&
-                    step / options_.log_every > shown_step_ / options_.log_every);
-      due = due || (options_.log_s > 0 && since >= options_.log_s);
-    }
+    bool const due =
+        step >= steps_ || !shown_once_ || now_s - shown_s_ >= (options_.terminal ? 0.1 : 5);
     if (!due) return false;
     shown_once_ = true;
     shown_s_ = now_s;
-    shown_step_ = step;
     write(line(step, loss, tokens, now_s));
     return true;
   }
@@ -149,7 +137,6 @@ class Progress {
   long long first_step_;
   double begin_s_;
   double shown_s_;
-  long long shown_step_;
   bool shown_once_ = false;
   std::size_t drawn_ = 0;  ///< characters of the line that is on the terminal
 };

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 #include <map>
 #include <span>
 #include <string>
@@ -80,95 +81,61 @@ struct Summary {
   return result;
 }
 
-/// Samples of one kind of action at one stage, per microbatch (its slices added up).
-struct ActionCost {
-  std::size_t count = 0;  ///< microbatches measured; 0 where the kind did not run
-  double mean_s = 0;
-  double median_s = 0;
-};
-
-/// Measured costs of one stage, seconds per microbatch.
-struct MeasuredStage {
-  ActionCost forward;          ///< F
-  ActionCost backward;         ///< B, full backward
-  ActionCost backward_input;   ///< I
-  ActionCost backward_weight;  ///< W
-};
-
-/// Costs of every stage, pooled over several iterations. Overlapped pairs are left out: their parts
-/// cannot be told apart.
+/// Measured costs in the form that `schedule::evaluate` takes, to see what the schedule allows for
+/// these stages: of each kind of action at each stage the median over all microbatches of several
+/// iterations, which a few late samples do not move. Slices of a microbatch are added up; overlapped
+/// pairs are left out, since their parts cannot be told apart.
 ///
-/// @return       [stages], as many as the largest stage index asks for
+/// Where only the full backward was measured it is given as two equal halves, I and W: their sum is
+/// all that a table of full backwards reads. Transfers are 0: on the host a message costs what its
+/// action costs.
+/// @return       stages as many as the largest index asks for
 /// @throws Error bad_data for a time that is not finite, an end before its start, or a negative
 ///               stage
-[[nodiscard]] inline std::vector<MeasuredStage> measure_stages(
-    std::span<schedule::Timeline const> steps) {
-  using Unit = std::tuple<int, schedule::Kind, std::size_t, int>;  // stage, kind, step, microbatch
-  std::map<Unit, double> samples;
+[[nodiscard]] inline schedule::Costs measured_costs(std::span<schedule::Timeline const> steps) {
+  using schedule::Kind;
+  std::map<std::tuple<int, Kind, std::size_t, int>, double> samples;  // stage, step, microbatch
   int stages = 0;
   for (std::size_t step = 0; step < steps.size(); ++step) {
     detail::require_times(steps[step]);
     for (auto const& row : steps[step].rows) {
       double repeated_s = 0;  // a forward that is run again is a cost of the backward after it
       detail::for_each_block(row, [&](detail::Block const& block) {
-        if (!schedule::is_compute(block.action.kind)) return;
+        schedule::Action const& a = block.action;
+        if (!schedule::is_compute(a.kind)) return;
+        double cost_s = block.end_s - block.start_s;
         if (block.repeated) {
-          repeated_s += block.end_s - block.start_s;
+          repeated_s += cost_s;
           return;
         }
-        if (block.action.stage < 0) {
-          raise(Errc::bad_data, "stage ", block.action.stage,
-                " in a timeline; count stages from 0");
-        }
-        stages = std::max(stages, block.action.stage + 1);
+        if (a.stage < 0)
+          raise(Errc::bad_data, "stage ", a.stage, " in a timeline; count stages from 0");
+        stages = std::max(stages, a.stage + 1);
         if (block.half != detail::Half::none) return;
-        double cost_s = block.end_s - block.start_s;
-        if (schedule::gives_input_gradient(block.action.kind))
-          cost_s += std::exchange(repeated_s, 0);
-        samples[{block.action.stage, block.action.kind, step, block.action.microbatch}] += cost_s;
+        if (schedule::gives_input_gradient(a.kind)) cost_s += std::exchange(repeated_s, 0);
+        samples[{a.stage, a.kind, step, a.microbatch}] += cost_s;
       });
     }
   }
-  std::vector<MeasuredStage> result(static_cast<std::size_t>(stages));
-  std::vector<double> values;
-  for (auto it = samples.begin(); it != samples.end();) {
-    auto const [stage, kind, step, microbatch] = it->first;
-    values.clear();
-    for (; it != samples.end() && std::get<0>(it->first) == stage && std::get<1>(it->first) == kind;
-         ++it) {
+  auto const median = [&](int stage, Kind kind) {
+    std::vector<double> values;
+    for (auto it = samples.lower_bound({stage, kind, 0, std::numeric_limits<int>::min()});
+         it != samples.end() && std::get<0>(it->first) == stage && std::get<1>(it->first) == kind;
+         ++it)
       values.push_back(it->second);
-    }
-    double sum = 0;
-    for (double const value : values) sum += value;
     std::sort(values.begin(), values.end());
     std::size_t const n = values.size();
-    MeasuredStage& to = result[static_cast<std::size_t>(stage)];
-    ActionCost& cost = kind == schedule::Kind::forward          ? to.forward
-                       : kind == schedule::Kind::backward       ? to.backward
-                       : kind == schedule::Kind::backward_input ? to.backward_input
-                                                                : to.backward_weight;
-    cost = {n, sum / static_cast<double>(n), (values[(n - 1) / 2] + values[n / 2]) / 2};
-  }
-  return result;
-}
-
-/// Measured costs in the form that `schedule::evaluate` takes, to see what the schedule allows for
-/// these stages: medians, which a few late samples do not move.
-///
-/// Where only the full backward was measured it is given as two equal halves, I and W: their sum is
-/// all that a table of full backwards reads. Transfers are 0: on the host a message costs what its
-/// action costs.
-[[nodiscard]] inline schedule::Costs measured_costs(std::span<schedule::Timeline const> steps) {
+    return n == 0 ? 0 : (values[(n - 1) / 2] + values[n / 2]) / 2;
+  };
   schedule::Costs costs;
-  for (MeasuredStage const& stage : measure_stages(steps)) {
-    bool const split = stage.backward_input.count + stage.backward_weight.count > 0;
-    double const half = stage.backward.median_s / 2;
-    schedule::StageCosts one;
-    one.forward_s = stage.forward.median_s;
-    one.backward_input_s = split ? stage.backward_input.median_s : half;
-    one.backward_weight_s = split ? stage.backward_weight.median_s : half;
-    one.transfer_s = 0;
-    costs.stages.push_back(one);
+  for (int s = 0; s < stages; ++s) {
+    double const half_s = median(s, Kind::backward) / 2;
+    double const input_s = median(s, Kind::backward_input);
+    double const weight_s = median(s, Kind::backward_weight);
+    bool const split = input_s + weight_s > 0;
+    costs.stages.push_back({.forward_s = median(s, Kind::forward),
+                            .backward_input_s = split ? input_s : half_s,
+                            .backward_weight_s = split ? weight_s : half_s});
   }
   return costs;
 }

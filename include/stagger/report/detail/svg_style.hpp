@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <string>
+#include <string_view>
 
 #include <stagger/core/error.hpp>
 #include <stagger/report/detail/action_style.hpp>
+#include <stagger/report/detail/escape.hpp>
 #include <stagger/report/detail/svg_layout.hpp>
 #include <stagger/report/format.hpp>
 
@@ -39,6 +41,26 @@ inline constexpr Scheme dark_scheme{"#11161f", "#1e2530", "#37404e", "#e8ecf2", 
               "}.weak{fill:", scheme.weak, "}");
 }
 
+/// The rules of a picture whose own rules are `css`, in a theme.
+[[nodiscard]] inline std::string themed(SvgTheme theme, std::string const& css) {
+  std::string out = scheme_rules(theme == SvgTheme::dark ? dark_scheme : light_scheme) + css;
+  if (theme == SvgTheme::automatic)
+    out += "\n@media(prefers-color-scheme:dark){" + scheme_rules(dark_scheme) + "}";
+  return out;
+}
+
+/// A whole document.
+[[nodiscard]] inline std::string svg_document(int width, int height, std::string_view title,
+                                              std::string const& css, std::string const& body,
+                                              std::string const& definitions = {}) {
+  std::string const size = text("width=\"", width, "\" height=\"", height, "\"");
+  return text("<svg xmlns=\"http://www.w3.org/2000/svg\" ", size, " viewBox=\"0 0 ", width, " ",
+              height, "\" role=\"img\" font-family=\"",
+              "Inter,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif\">\n<title>", xml(title),
+              "</title>\n<style>", css, "</style>\n", definitions, "<rect class=\"page\" ", size,
+              " rx=\"6\"/>\n", body, "</svg>\n");
+}
+
 /// Calls `f(style, class, colour)` for each colour of blocks and messages.
 template <class F> void for_each_colour(SvgLayout const& layout, F&& f) {
   for (std::size_t i = 0; i < action_styles.size(); ++i) {
@@ -56,16 +78,13 @@ template <class F> void for_each_colour(SvgLayout const& layout, F&& f) {
 }
 
 [[nodiscard]] inline std::string style_sheet(SvgLayout const& layout) {
-  SvgTheme const theme = layout.options.theme;
-  std::string css =
-      scheme_rules(theme == SvgTheme::dark ? dark_scheme : light_scheme) +
-      text(
-          ".title{font-size:15px;font-weight:600}.small{font-size:11px}.name{font-weight:600}"
-          ".rank{text-anchor:end}.tick{text-anchor:middle}.grid{stroke-width:1;fill:none}"
-          ".n{font-size:",
-          format_shortest(10 * layout.font),
-          "px;text-anchor:middle}\npath{fill:none;stroke-width:", layout.lane * 10,
-          "}.h{stroke-width:", layout.lane * 5 - 8, "}.grid{stroke-width:1}");
+  std::string css = text(
+      ".title{font-size:15px;font-weight:600}.small{font-size:11px}.name{font-weight:600}"
+      ".rank{text-anchor:end}.tick{text-anchor:middle}.grid{stroke-width:1;fill:none}"
+      ".n{font-size:",
+      format_shortest(10 * layout.font),
+      "px;text-anchor:middle}\npath{fill:none;stroke-width:", layout.lane * 10,
+      "}.h{stroke-width:", layout.lane * 5 - 8, "}.grid{stroke-width:1}");
   for_each_colour(layout, [&](ActionStyle const& style, std::string const& name, Rgb colour) {
     bool const bars = has_bars(layout, style.kind);
     css += text(".", name, "{stroke:", bars ? text("url(#", name, ")") : colour.hex(), "}");
@@ -74,9 +93,7 @@ template <class F> void for_each_colour(SvgLayout const& layout, F&& f) {
     if (layout.shared) css += text(".q.", name, "{fill:", colour.hex(), ";stroke:none}");
   });
   css += text(".m0,.p0,.q0{stroke-width:", layout.lane >= 8 ? 20 : 10, "}");
-  if (theme == SvgTheme::automatic)
-    css += "\n@media(prefers-color-scheme:dark){" + scheme_rules(dark_scheme) + "}";
-  return css;
+  return themed(layout.options.theme, css);
 }
 
 /// Bars along the edges of the backward kinds, as hard steps of a vertical gradient.

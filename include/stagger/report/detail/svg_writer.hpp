@@ -44,18 +44,10 @@ class SvgWriter {
     }
     y_ = (bottoms.empty() ? y_ : bottoms.back()) + 2;
     std::string const axis = this->axis(tops, bottoms);
-    int const width = options.width, height = y_ + 8;
     std::string_view const title = options.title.empty() ? "pipeline timeline" : options.title;
-    std::string out =
-        text("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"", width, "\" height=\"", height,
-             "\" viewBox=\"0 0 ", width, " ", height, "\" role=\"img\" font-family=\"",
-             "Inter,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif\">\n<title>");
-    append_xml(out, title);
-    out += "</title>\n<style>" + style_sheet(layout_) + "</style>\n<defs>" + gradients(layout_);
-    out += text("</defs>\n<rect class=\"page\" width=\"", width, "\" height=\"", height,
-                "\" rx=\"6\"/>\n");
-    return out + head + captions + "<g class=\"rail\">" + rails + "</g>\n" + axis + blocks +
-           "</svg>\n";
+    return svg_document(options.width, y_ + 8, title, style_sheet(layout_),
+                        head + captions + "<g class=\"rail\">" + rails + "</g>\n" + axis + blocks,
+                        "<defs>" + gradients(layout_) + "</defs>\n");
   }
 
  private:
