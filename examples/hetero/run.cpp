@@ -9,26 +9,17 @@
 #include <thread>
 #include <utility>
 
+#include <stagger/schedule/intervals.hpp>
+
 namespace hetero {
 
 namespace {
 
+using stagger::schedule::covered_s;
+using stagger::schedule::Interval;
+using stagger::schedule::joined;
 using stagger::schedule::Kind;
 using stagger::schedule::Span;
-
-using Interval = std::pair<double, double>;
-
-/// The same time as intervals in order and apart from each other.
-std::vector<Interval> merged(std::vector<Interval> all) {
-  std::sort(all.begin(), all.end());
-  std::vector<Interval> result;
-  for (Interval const& each : all)
-    if (result.empty() || each.first > result.back().second)
-      result.push_back(each);
-    else
-      result.back().second = std::max(result.back().second, each.second);
-  return result;
-}
 
 /// When some stage was at work.
 std::vector<Interval> busy(stagger::schedule::Timeline const& timeline) {
@@ -37,7 +28,7 @@ std::vector<Interval> busy(stagger::schedule::Timeline const& timeline) {
     for (Span const& span : row)
       if (stagger::schedule::is_compute(span.action.kind))
         all.emplace_back(span.start_s, span.end_s);
-  return merged(std::move(all));
+  return joined(std::move(all));
 }
 
 /// Of a worker that takes steps: at each stage, from its push until the answer is there.
@@ -80,16 +71,6 @@ std::vector<Interval> waits_of_stream(WorkerRun const& worker) {
   return all;
 }
 
-/// How much of an interval others cover.
-double covered_s(Interval const& interval, std::vector<Interval> const& by) {
-  double sum_s = 0;
-  auto at = std::lower_bound(by.begin(), by.end(), interval.first,
-                             [](Interval const& each, double t) { return each.second <= t; });
-  for (; at != by.end() && at->first < interval.second; ++at)
-    sum_s += std::min(at->second, interval.second) - std::max(at->first, interval.first);
-  return sum_s;
-}
-
 /// Two pushes of every worker, in minibatches.
 std::size_t window_of(Settings const& s) {
   return static_cast<std::size_t>(s.workers * s.in_flight * std::min<std::int64_t>(s.steps, 2));
@@ -110,7 +91,7 @@ Spent spent(WorkerRun const& worker) {
   auto const work = busy(worker.timeline);
   if (!work.empty()) result.end_s = work.back().second;
   auto const waits = worker.in_flight != 0 ? waits_of_stream(worker) : waits_of_steps(worker);
-  for (auto const& [start_s, stop_s] : merged(waits)) {
+  for (auto const& [start_s, stop_s] : joined(waits)) {
     if (start_s >= result.end_s) continue;  // no minibatch needs it any more
     result.waiting_s += stop_s - start_s;
     result.idle_s += stop_s - start_s - covered_s({start_s, stop_s}, work);

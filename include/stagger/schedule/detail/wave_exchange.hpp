@@ -13,6 +13,7 @@
 
 #include <stagger/core/grid.hpp>
 #include <stagger/schedule/detail/greedy.hpp>
+#include <stagger/schedule/intervals.hpp>
 #include <stagger/schedule/links.hpp>
 #include <stagger/schedule/timeline.hpp>
 #include <stagger/schedule/wave_workers.hpp>
@@ -186,32 +187,15 @@ class WaveExchange {
     played.end_s = std::max(played.end_s, now_s_);
   }
 
-  using Interval = std::pair<double, double>;
-
-  /// Sorted, and those that overlap joined.
-  static std::vector<Interval> joined(std::vector<Interval> all) {
-    std::sort(all.begin(), all.end());
-    std::vector<Interval> result;
-    for (Interval const& one : all)
-      if (result.empty() || one.first > result.back().second)
-        result.push_back(one);
-      else
-        result.back().second = std::max(result.back().second, one.second);
-    return result;
-  }
   static void measure(PlayedWorker& played, std::vector<Interval> const& waits) {
     std::vector<Interval> busy;
     for (auto const& row : played.timeline.rows)
       for (Span const& span : row) busy.emplace_back(span.start_s, span.end_s);
     busy = joined(std::move(busy));
-    std::size_t next = 0;
     for (Interval const& wait : joined(waits)) {
-      played.waiting_s += wait.second - wait.first;
-      played.idle_waiting_s += wait.second - wait.first;
-      while (next < busy.size() && busy[next].second <= wait.first) ++next;
-      for (std::size_t i = next; i < busy.size() && busy[i].first < wait.second; ++i)
-        played.idle_waiting_s -=
-            std::min(wait.second, busy[i].second) - std::max(wait.first, busy[i].first);
+      double const seconds = wait.second - wait.first;
+      played.waiting_s += seconds;
+      played.idle_waiting_s += seconds - covered_s(wait, busy);
     }
   }
 
