@@ -16,15 +16,15 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/collective/clients.hpp>
 #include <stagger/collective/late_answers.hpp>
-#include <stagger/collective/messages.hpp>
 #include <stagger/collective/policy.hpp>
 #include <stagger/collective/same_workers.hpp>
-#include <stagger/collective/seats.hpp>
 #include <stagger/collective/server_layers.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
+#include <stagger/parameters/layer_parameters.hpp>
 #include <stagger/parameters/parameter_link.hpp>
 #include <stagger/parameters/parameter_store.hpp>
 
@@ -122,111 +122,111 @@ inline void require_kept(int worker, std::uint32_t rounds, staleness::Adds adds,
 
 /// All layers, a lock for each shard, and the workers.
 ///
-/// A worker that runs in several processes joins from each. Each has a seat of its own, and asks for
-/// the layers that it runs; what a layer contains is counted by worker.
+/// A worker that runs in several processes joins from each. Each is a client of its own, which asks
+/// for the layers that it runs; what a layer contains is counted by worker.
 class ServerInProcess {
  public:
   /// @param processes  in which a worker may run, at most
   explicit ServerInProcess(ServerOptions const& options, int processes = 1)
       : options_(possible(options)),
-        seats_(options.workers, processes),
+        clients_(options.workers, processes),
         layers_(options.shards, weights_of(options), options.log) {}
 
   /// @param digests  [layers] of the first values, which `layers` may lack unless they are wanted
-  /// @return  the seat by which all further calls name who makes them
+  /// @return  the number of the client, by which all further calls name who makes them
   [[gnu::cold]] int join(int worker, std::span<LayerParameters const> layers,
                          List<std::uint64_t> const& digests, WorkerRules const& rules,
                          ParameterListener& listener) {
     std::lock_guard const lock(joining_);
     require_worker(worker);
-    int const seat = seats_.free_seat(worker, rules);
+    int const client = clients_.number_for(worker, rules);
     if (layers_.size() == 0) {
       require_possible(options_, rules);
       if (rules.late != nullptr)
-        late_ = std::make_unique<LateAnswers>(rules, layers, seats_.workers());
+        late_ = std::make_unique<LateAnswers>(rules, layers, clients_.workers());
       layers_.take_over(layers, rules, late_.get());
     } else {
       layers_.compare(worker, layers, digests, rules);
     }
     layers_.reserve(rules.ahead);
-    seats_[seat].asks.assign(layers.size(), Ask{});
-    seats_[seat].processes = rules.processes;
-    seats_[seat].came = true;
-    seats_[seat].listener = &listener;
-    return seat;
+    clients_[client].asks.assign(layers.size(), Ask{});
+    clients_[client].processes = rules.processes;
+    clients_[client].came = true;
+    clients_[client].listener = &listener;
+    return client;
   }
   /// Whether nobody has joined yet, so that the first values are wanted.
   [[nodiscard]] bool wants_values() {
     std::lock_guard const lock(joining_);
     return layers_.size() == 0;
   }
-  void leave(int seat) noexcept {
-    end(seat, failure_of(worker_of(seat)));
-    forget_asks(seat);
+  void leave(int client) noexcept {
+    end(client, failure_of(worker_of(client)));
+    forget_asks(client);
     std::lock_guard const lock(joining_);
-    seats_[seat].listener = nullptr;
+    clients_[client].listener = nullptr;
   }
-  [[nodiscard]] Seats::Attendance attendance() {
+  [[nodiscard]] Clients::Attendance attendance() {
     std::lock_guard const lock(joining_);
-    return seats_.attendance();
+    return clients_.attendance();
   }
 
-  void begin(int seat) {
+  void begin(int client) {
     std::lock_guard const lock(joining_);  // not while streams are being given up
-    forget_asks(seat);                     // of a stream that failed
+    forget_asks(client);                   // of a stream that failed
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       std::lock_guard const shard(mutex(l));
-      require_going_on(worker_of(seat), layers_[l].waits_for_others(worker_of(seat)));
+      require_going_on(worker_of(client), layers_[l].waits_for_others(worker_of(client)));
     }
-    if (late_ != nullptr && !seats_.any_active()) late_->reset();
-    seats_[seat].active.store(true);
+    if (late_ != nullptr && !clients_.any_active()) late_->reset();
+    clients_[client].active.store(true);
   }
   /// Pushes of a layer that the worker has made since the server began, or is taken to have made.
-  [[nodiscard]] std::uint32_t pushes(int seat, std::size_t l) {
+  [[nodiscard]] std::uint32_t pushes(int client, std::size_t l) {
     std::lock_guard const lock(mutex(l));
-    return layers_[l].pushes(worker_of(seat));
+    return layers_[l].pushes(worker_of(client));
   }
 
-  void read(int seat, std::size_t l, std::byte* values) {
+  void read(int client, std::size_t l, std::byte* values) {
     std::lock_guard const lock(mutex(l));
     ParameterStore& layer = layers_[l];
-    if (seats_[seat].active.load()) layer.come_back(worker_of(seat));
-    std::byte const* const from = layer.begin(worker_of(seat));
+    if (clients_[client].active.load()) layer.come_back(worker_of(client));
+    std::byte const* const from = layer.begin(worker_of(client));
     if (layer.bytes() != 0) std::memcpy(values, from, layer.bytes());
   }
 
   /// @throws Error  bad_data for values that are not all finite, of which nothing is added. Where
   ///                layers may be late, workers have looked themselves
-  void push(int seat, std::size_t l, std::byte const* values, bool last, ByteRange part = {}) {
+  void push(int client, std::size_t l, std::byte const* values, bool last, ByteRange part = {}) {
     if (late_ == nullptr && !layers_[l].shape().all_finite(values))
-      refuse_not_finite(worker_of(seat), pushes(seat, l) + 1, l);
+      refuse_not_finite(worker_of(client), pushes(client, l) + 1, l);
     std::lock_guard const lock(mutex(l));
-    require_active(seat);
-    layers_[l].push(worker_of(seat), values, part);
-    if (last) layers_[l].end(worker_of(seat));
+    clients_.require_active(client);
+    layers_[l].push(worker_of(client), values, part);
+    if (last) layers_[l].end(worker_of(client));
     answer(l);
   }
-  void report(int seat, double loss) {
-    late_->add_loss(worker_of(seat), loss, seats_[seat].active);
+  void report(int client, double loss) {
+    late_->add_loss(worker_of(client), loss, clients_[client].active);
   }
-  void ask_late(int seat, std::uint32_t step) {
-    require_active(seat);
-    late_->ask(worker_of(seat), step, *seats_[seat].listener, seats_[seat].active);
+  void ask_late(int client, std::uint32_t step) {
+    clients_.require_active(client);
+    late_->ask(worker_of(client), step, *clients_[client].listener, clients_[client].active);
   }
 
-  void ask(int seat, std::size_t l, Ask const& what) {
+  void ask(int client, std::size_t l, Ask const& what) {
     std::lock_guard const lock(mutex(l));
-    require_active(seat);
-    seats_[seat].asks[l] = what;
+    clients_.require_active(client);
+    clients_[client].asks[l] = what;
     answer(l);
   }
 
-  std::uint32_t take(int seat, std::size_t l, std::uint32_t rounds, std::byte* values,
+  std::uint32_t take(int client, std::size_t l, std::uint32_t rounds, std::byte* values,
                      ByteRange part = {}) {
     ParameterStore& layer = layers_[l];
     std::unique_lock lock(mutex(l));
-    require_active(seat);
-    int const worker = worker_of(seat);
+    clients_.require_active(client);
+    int const worker = worker_of(client);
     std::uint32_t const start = layer.start(worker);
     std::uint32_t const pushes = start + (rounds == Ask::everything ? 0 : rounds);
     require_kept(worker, rounds, layers_.adds(),
@@ -239,33 +239,35 @@ class ServerInProcess {
     return contained;
   }
 
-  void end(int seat, std::exception_ptr const& why) noexcept {
-    if (!seats_[seat].active.exchange(false)) return;
-    if (!why) return go_on_without(seat);
-    std::exception_ptr const lost = failure_of(worker_of(seat));
+  void end(int client, std::exception_ptr const& why) noexcept {
+    if (!clients_[client].active.exchange(false)) return;
+    if (!why) return go_on_without(client);
+    std::exception_ptr const lost = failure_of(worker_of(client));
     std::lock_guard const lock(joining_);
     bool const goes_on = options_.on_failure == OnFailure::go_on;
-    List<bool> told(static_cast<std::size_t>(seats_.size()));
-    for (int n = 0; n < seats_.size(); ++n)
-      told[n] = (!goes_on || worker_of(n) == worker_of(seat)) && seats_[n].active.exchange(false);
+    List<bool> told(static_cast<std::size_t>(clients_.size()));
+    for (int n = 0; n < clients_.size(); ++n)
+      told[n] =
+          (!goes_on || worker_of(n) == worker_of(client)) && clients_[n].active.exchange(false);
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       std::lock_guard const shard(mutex(l));
-      goes_on ? layers_[l].leave(worker_of(seat)) : layers_[l].give_up();
+      goes_on ? layers_[l].leave(worker_of(client)) : layers_[l].give_up();
       if (goes_on) answer(l);
     }
     if (late_ != nullptr) late_->reset();
-    for (int n = 0; n < seats_.size(); ++n)
-      if (told[n]) seats_[n].listener->lost(lost);
+    for (int n = 0; n < clients_.size(); ++n)
+      if (told[n]) clients_[n].listener->lost(lost);
   }
 
   /// The slowest worker, of the layers that this one has asked for; empty if it waits for nobody.
-  [[nodiscard]] std::string waits_for(int seat) {
+  [[nodiscard]] std::string waits_for(int client) {
     int slowest = -1;
     std::uint32_t least = 0;
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       std::lock_guard const lock(mutex(l));
-      for (int n = 0; n < options_.workers && seats_[seat].asks[l].rounds != Ask::nothing; ++n) {
-        if (n == worker_of(seat) || layers_[l].ended(n)) continue;
+      for (int n = 0; n < options_.workers && clients_[client].asks[l].rounds != Ask::nothing;
+           ++n) {
+        if (n == worker_of(client) || layers_[l].ended(n)) continue;
         if (slowest >= 0 && layers_[l].pushes(n) >= least) continue;
         slowest = n;
         least = layers_[l].pushes(n);
@@ -275,7 +277,7 @@ class ServerInProcess {
     return text("worker ", slowest, ", which has made ", least, " pushes");
   }
 
-  void require_worker(int number) const { seats_.require_worker(number); }
+  void require_worker(int number) const { clients_.require_worker(number); }
 
   /// @return  what `read` makes of the history of a layer
   template <class Read> [[nodiscard]] auto look_at(std::size_t l, Read read) {
@@ -290,40 +292,34 @@ class ServerInProcess {
 
  private:
   [[nodiscard]] std::mutex& mutex(std::size_t layer) { return layers_.mutex(layer); }
-  [[nodiscard]] int worker_of(int seat) const noexcept { return seats_.worker_of(seat); }
+  [[nodiscard]] int worker_of(int client) const noexcept { return clients_.worker_of(client); }
 
   /// Of a worker that takes no further step: what it pushed last was not known to be the last.
-  void go_on_without(int seat) {
-    bool const other = seats_.any_active(worker_of(seat));  // process of it, which goes on
-    if (late_ != nullptr) late_->leave(worker_of(seat));
+  void go_on_without(int client) {
+    bool const other = clients_.any_active(worker_of(client));  // process of it, which goes on
+    if (late_ != nullptr) late_->leave(worker_of(client));
     for (std::size_t l = 0; l < layers_.size() && !other; ++l) {
       std::lock_guard const lock(mutex(l));
       ParameterStore& layer = layers_[l];
-      if (layer.ended(worker_of(seat)) || !layer.in_stream(worker_of(seat))) continue;
-      layer.end(worker_of(seat));
+      if (layer.ended(worker_of(client)) || !layer.in_stream(worker_of(client))) continue;
+      layer.end(worker_of(client));
       answer(l);
     }
   }
 
   /// Nobody calls its listener about them any more when this returns.
-  void forget_asks(int seat) {
-    for (std::size_t l = 0; l < seats_[seat].asks.size(); ++l) {
+  void forget_asks(int client) {
+    for (std::size_t l = 0; l < clients_[client].asks.size(); ++l) {
       std::lock_guard const lock(mutex(l));
-      seats_[seat].asks[l] = {};
+      clients_[client].asks[l] = {};
     }
-  }
-
-  void require_active(int seat) const {
-    if (!seats_[seat].active.load())
-      raise(Errc::peer_failed, "another worker has failed, which ends the stream of worker ",
-            worker_of(seat), "; begin the next one, which goes on from the server's weights");
   }
 
   /// Tells workers of what they have asked for.
   void answer(std::size_t l) {
     ParameterStore const& layer = layers_[l];
-    for (int n = 0; n < seats_.size(); ++n) {
-      Seat& each = seats_[n];
+    for (int n = 0; n < clients_.size(); ++n) {
+      Client& each = clients_[n];
       if (!each.active.load() || each.asks[l].rounds == Ask::nothing) continue;
       auto const [asked, urgent] = each.asks[l];
       if (asked == Ask::everything
@@ -336,7 +332,7 @@ class ServerInProcess {
   }
 
   ServerOptions options_;
-  Seats seats_;
+  Clients clients_;
   std::mutex joining_;
   std::unique_ptr<LateAnswers> late_;  // null: no layer is ever late
   ServerLayers layers_;
@@ -351,43 +347,45 @@ class LinkInProcess final : public ParameterLink {
             ParameterListener& listener) override {
     List<std::uint64_t> digests;
     for (LayerParameters const& layer : layers) digests.push_back(values_digest(layer.values()));
-    seat_ = server_->join(worker_, layers, digests, rules, listener);
+    client_ = server_->join(worker_, layers, digests, rules, listener);
   }
-  void leave() noexcept override { server_->leave(seat_); }
-  void begin() override { server_->begin(seat_); }
-  void read(std::size_t layer, std::byte* values) override { server_->read(seat_, layer, values); }
+  void leave() noexcept override { server_->leave(client_); }
+  void begin() override { server_->begin(client_); }
+  void read(std::size_t layer, std::byte* values) override {
+    server_->read(client_, layer, values);
+  }
   void push(std::size_t layer, std::byte const* values, bool last) override {
-    server_->push(seat_, layer, values, last);
+    server_->push(client_, layer, values, last);
   }
   void push_part(std::size_t layer, std::byte const* values, ByteRange part) override {
-    server_->push(seat_, layer, values, false, part);
+    server_->push(client_, layer, values, false, part);
   }
   void ask_part(std::size_t layer, std::uint32_t rounds, ByteRange part) override {
-    server_->ask(seat_, layer, {rounds, part.first != 0});
+    server_->ask(client_, layer, {rounds, part.first != 0});
   }
   void take_part(std::size_t layer, std::uint32_t rounds, std::byte* values,
                  ByteRange part) override {
-    server_->take(seat_, layer, rounds, values, part);
+    server_->take(client_, layer, rounds, values, part);
   }
-  void report(double loss) override { server_->report(seat_, loss); }
-  void ask_late(std::uint32_t step) override { server_->ask_late(seat_, step); }
+  void report(double loss) override { server_->report(client_, loss); }
+  void ask_late(std::uint32_t step) override { server_->ask_late(client_, step); }
   void ask(std::size_t layer, std::uint32_t rounds) override {
-    server_->ask(seat_, layer, {rounds});
+    server_->ask(client_, layer, {rounds});
   }
-  void ask_last(std::size_t layer) override { server_->ask(seat_, layer, {Ask::everything}); }
+  void ask_last(std::size_t layer) override { server_->ask(client_, layer, {Ask::everything}); }
   std::uint32_t take(std::size_t layer, std::uint32_t rounds, std::byte* values) override {
-    return server_->take(seat_, layer, rounds, values);
+    return server_->take(client_, layer, rounds, values);
   }
   void take_last(std::size_t layer, std::byte* values) override {
-    server_->take(seat_, layer, Ask::everything, values);
+    server_->take(client_, layer, Ask::everything, values);
   }
-  void end(std::exception_ptr why) noexcept override { server_->end(seat_, why); }
-  [[nodiscard]] std::string waits_for() const override { return server_->waits_for(seat_); }
+  void end(std::exception_ptr why) noexcept override { server_->end(client_, why); }
+  [[nodiscard]] std::string waits_for() const override { return server_->waits_for(client_); }
 
  private:
   std::shared_ptr<ServerInProcess> server_;
   int worker_;
-  int seat_ = 0;
+  int client_ = 0;
 };
 
 }  // namespace detail

@@ -3,8 +3,11 @@
 /// @file   What all workers that join a parameter server must have in common.
 
 #include <cstddef>
+#include <cstdint>
+#include <span>
 
 #include <stagger/collective/handshake.hpp>
+#include <stagger/core/digest.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/parameters/late_layers.hpp>
 #include <stagger/parameters/layer_shape.hpp>
@@ -14,6 +17,11 @@ namespace stagger::collective::detail {
 
 using stagger::detail::LayerShape;
 using stagger::detail::WorkerRules;
+
+/// Of a layer's values.
+[[nodiscard]] inline std::uint64_t values_digest(std::span<std::byte const> values) noexcept {
+  return stagger::detail::digest(reinterpret_cast<char const*>(values.data()), values.size());
+}
 
 /// @param others  in words: who has `theirs`
 /// @throws Error  mismatch, naming what both have

@@ -10,17 +10,18 @@
 #include <span>
 #include <utility>
 
-#include <stagger/collective/messages.hpp>
 #include <stagger/collective/same_workers.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/parameters/late_layers.hpp>
+#include <stagger/parameters/layer_parameters.hpp>
 #include <stagger/parameters/parameter_link.hpp>
 #include <stagger/parameters/parameter_store.hpp>
 
 namespace stagger::collective::detail {
 
+using stagger::detail::LayerParameters;
 using stagger::detail::ParameterStore;
 
 /// Layers are dealt out to shards, and each shard has a lock, which who uses a layer holds.

@@ -90,7 +90,7 @@ struct ListenOptions {
   Token token{};
   double deadline_s = 60;                               ///< > 0: the connection ends where nothing
                                                         ///< moves for that long within a message
-  double introduction_s = 5;                            ///< > 0: for a worker to say who it is
+  double handshake_s = 5;                               ///< > 0: for a worker to say who it is
   std::uint64_t model_bytes = std::uint64_t{1} << 34U;  ///< of all values, at most
 };
 
@@ -127,11 +127,11 @@ class Listener {
         rules_(std::move(rules)),
         hello_(options.token.hello()),
         stalls_(ticks(options.deadline_s)),
-        introduction_(ticks(options.introduction_s)),
+        handshake_(ticks(options.handshake_s)),
         acceptor_(context_),
         timer_(context_) {
     require_deadline(options.deadline_s);
-    require_deadline(options.introduction_s);
+    require_deadline(options.handshake_s);
     boost::system::error_code error;
     auto const address = boost::asio::ip::make_address(options.address, error);
     if (error)
@@ -161,17 +161,17 @@ class Listener {
   ~Listener() {
     context_.stop();
     thread_.join();
-    for (auto const& guest : guests_) guest->stream->end(nullptr);
+    for (auto const& each : accepted_) each->stream->end(nullptr);
   }
 
   [[nodiscard]] std::uint16_t port() const noexcept { return port_; }
 
  private:
-  static constexpr std::size_t most_strangers = 64;
+  static constexpr std::size_t most_unidentified = 64;
 
-  /// A connection, and what it is with.
-  struct Guest {
-    Guest(std::shared_ptr<ServerInProcess> server, collective::detail::RemoteRules const& rules)
+  /// A connection, and the server's end of it.
+  struct Accepted {
+    Accepted(std::shared_ptr<ServerInProcess> server, collective::detail::RemoteRules const& rules)
         : worker(std::move(server), rules) {}
     ServerConnection worker;
     std::shared_ptr<AsioConnection> stream;
@@ -190,42 +190,42 @@ class Listener {
 
   void accept() {
     acceptor_.async_accept([this](boost::system::error_code const& error, auto socket) {
-      if (!error) return greet(std::move(socket));
+      if (!error) return add(std::move(socket));
       resting_ = true;  // no file is free, say; the next tick tries again
     });
   }
 
-  void greet(AsioConnection::Socket socket) {
+  void add(AsioConnection::Socket socket) {
     make_room();
-    auto guest = std::make_unique<Guest>(server_, rules_);
-    guest->stream =
+    auto connection = std::make_unique<Accepted>(server_, rules_);
+    connection->stream =
         std::make_shared<AsioConnection>(std::move(socket), "a worker", &hello_, stalls_);
-    guest->worker.carried_by(*guest->stream);
-    guest->stream->start(guest->worker);
-    guests_.push_back(std::move(guest));
+    connection->worker.carried_by(*connection->stream);
+    connection->stream->start(connection->worker);
+    accepted_.push_back(std::move(connection));
     accept();
   }
 
-  /// The strangers who have been here longest go, where there are too many.
+  /// The unidentified who have been here longest go, where there are too many.
   void make_room() {
-    std::size_t strangers = 0;
-    for (std::size_t i = guests_.size(); i-- > 0;)
-      if (!guests_[i]->worker.introduced() && ++strangers >= most_strangers)
-        guests_[i]->stream->end(nullptr);
+    std::size_t unidentified = 0;
+    for (std::size_t i = accepted_.size(); i-- > 0;)
+      if (!accepted_[i]->worker.identified() && ++unidentified >= most_unidentified)
+        accepted_[i]->stream->end(nullptr);
     forget();
   }
   void forget() {
-    std::erase_if(guests_, [](auto const& guest) { return guest->stream->ended(); });
+    std::erase_if(accepted_, [](auto const& each) { return each->stream->ended(); });
   }
 
   void go_on() {
     timer_.expires_after(tick);
     timer_.async_wait([this](boost::system::error_code const&) {
-      for (auto const& guest : guests_) {
-        guest->stream->tick();
-        bool const known = guest->worker.introduced();
-        if (++guest->age > (known ? stalls_ : introduction_) && !guest->worker.joined())
-          guest->stream->end(nullptr);
+      for (auto const& each : accepted_) {
+        each->stream->tick();
+        bool const known = each->worker.identified();
+        if (++each->age > (known ? stalls_ : handshake_) && !each->worker.joined())
+          each->stream->end(nullptr);
       }
       forget();
       if (std::exchange(resting_, false)) accept();
@@ -237,13 +237,13 @@ class Listener {
   collective::detail::RemoteRules rules_;
   Hello hello_;
   int stalls_;
-  int introduction_;  // ticks
+  int handshake_;  // ticks
   boost::asio::io_context context_{1};
   boost::asio::basic_socket_acceptor<tcp, AsioConnection::Executor> acceptor_;
   boost::asio::steady_timer timer_;
   std::uint16_t port_ = 0;
   bool resting_ = false;
-  std::vector<std::unique_ptr<Guest>> guests_;
+  std::vector<std::unique_ptr<Accepted>> accepted_;
   std::thread thread_;
 };
 

@@ -61,9 +61,10 @@ class ParameterStore {
   /// Of a worker, added or not.
   [[nodiscard]] std::uint32_t pushes(int worker) const { return workers_[worker].pushes; }
   [[nodiscard]] bool ended(int worker) const { return workers_[worker].ended; }
-  /// Whether it can begin no stream until the others have ended theirs.
+  /// Whether it can begin no stream until the others have ended theirs; without parameters there is
+  /// nothing to wait for.
   [[nodiscard]] bool waits_for_others(int worker) const {
-    return workers_[worker].ended && !workers_[worker].gone;
+    return bytes() != 0 && workers_[worker].ended && !workers_[worker].gone;
   }
   /// Whether the stream that it began last is not ended by all workers yet.
   [[nodiscard]] bool in_stream(int worker) const { return workers_[worker].stream == streams_; }

@@ -332,7 +332,7 @@ TEST_CASE("asio/AsioParameterServer: another optimizer of equal numbers is refus
 
 TEST_CASE("asio/AsioParameterServer: connections that say nothing keep no worker out", "[asio]") {
   sg::collective::ParameterServer const server({.workers = 1});
-  sg::host::AsioParameterServer const listening(server, {.introduction_s = 0.3});
+  sg::host::AsioParameterServer const listening(server, {.handshake_s = 0.3});
   sg::host::RemoteParameterServer const remote({.port = listening.port()});
   std::vector<std::unique_ptr<Client>> silent;
   for (int i = 0; i < 300; ++i) silent.push_back(std::make_unique<Client>(listening.port()));

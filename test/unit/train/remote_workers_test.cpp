@@ -79,9 +79,9 @@ class Courier final : public remote::Transport {
     std::span<std::byte const> payload;
     if (!from.next(message, payload)) return false;
     std::vector<std::byte> const copy(payload.begin(), payload.end());
-    auto const room = to.room(message);
-    REQUIRE(room.size() == copy.size());
-    std::copy(copy.begin(), copy.end(), room.begin());
+    auto const buffer = to.payload_buffer(message);
+    REQUIRE(buffer.size() == copy.size());
+    std::copy(copy.begin(), copy.end(), buffer.begin());
     to.received(message);
     return true;
   }
@@ -89,7 +89,7 @@ class Courier final : public remote::Transport {
     over_ = true;
     server_.gone(nullptr);
     remote::Message const message{.kind = remote::MessageKind::refused, .bytes = sentence.size()};
-    std::memcpy(worker_.room(message).data(), sentence.data(), sentence.size());
+    std::memcpy(worker_.payload_buffer(message).data(), sentence.data(), sentence.size());
     worker_.received(message);
   }
 

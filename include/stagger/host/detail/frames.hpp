@@ -46,8 +46,8 @@ class FrameReader {
 
   /// Where the next bytes go: large payloads where they belong, at once.
   [[nodiscard]] std::span<std::byte> space() noexcept {
-    direct_ = room_.size() - got_ >= small_bytes;
-    if (direct_) return room_.subspan(got_, std::min(room_.size() - got_, piece_bytes));
+    direct_ = payload_.size() - got_ >= small_bytes;
+    if (direct_) return payload_.subspan(got_, std::min(payload_.size() - got_, piece_bytes));
     return std::span(in_).subspan(filled_);
   }
   /// So many have come to there. Hands over the messages that they complete.
@@ -57,7 +57,7 @@ class FrameReader {
     if (direct_) check();
     std::size_t at = 0;
     if (expected_ != nullptr && filled_ >= sizeof(Hello)) {
-      greet(in_.data());
+      check_hello(in_.data());
       at += sizeof(Hello);
     }
     while (expected_ == nullptr && take(at, end)) {
@@ -70,7 +70,7 @@ class FrameReader {
   /// Forgets it: what comes now is of no interest.
   void forget() noexcept {
     in_frame_ = direct_ = false;
-    room_ = {};
+    payload_ = {};
     got_ = filled_ = 0;
   }
 
@@ -82,25 +82,25 @@ class FrameReader {
       std::memcpy(&message_, in_.data() + at, sizeof(Message));
       at += sizeof(Message);
       if (message_.unused != 0) refuse_message(message_, "is none of this protocol");
-      room_ = end.room(message_);
+      payload_ = end.payload_buffer(message_);
       in_frame_ = true;
       got_ = checked_ = 0;
       sum_ = {};
       sum_.add(std::as_bytes(std::span(&message_, 1)));
     }
-    if (std::size_t const count = std::min(filled_ - at, room_.size() - got_); count != 0) {
-      std::memcpy(room_.data() + got_, in_.data() + at, count);
+    if (std::size_t const count = std::min(filled_ - at, payload_.size() - got_); count != 0) {
+      std::memcpy(payload_.data() + got_, in_.data() + at, count);
       at += count;
       got_ += count;
       check();
     }
-    if (got_ != room_.size() || filled_ - at < sizeof(std::uint64_t)) return false;
+    if (got_ != payload_.size() || filled_ - at < sizeof(std::uint64_t)) return false;
     std::uint64_t sum = 0;
     std::memcpy(&sum, in_.data() + at, sizeof(sum));
     at += sizeof(sum);
     if (sum != sum_.value()) refuse_message(message_, "does not agree with its checksum");
     in_frame_ = false;
-    room_ = {};
+    payload_ = {};
     got_ = 0;
     end.received(message_);
     return true;
@@ -108,12 +108,12 @@ class FrameReader {
 
   /// While it is still in the cache.
   void check() noexcept {
-    std::size_t const until = got_ == room_.size() ? got_ : got_ / 32 * 32;
-    sum_.add(std::as_bytes(room_.subspan(checked_, until - checked_)));
+    std::size_t const until = got_ == payload_.size() ? got_ : got_ / 32 * 32;
+    sum_.add(std::as_bytes(payload_.subspan(checked_, until - checked_)));
     checked_ = until;
   }
 
-  void greet(std::byte const* from) {
+  void check_hello(std::byte const* from) {
     Hello hello;
     std::memcpy(&hello, from, sizeof(hello));
     unsigned char differs = 0;  // in a time that does not depend on where
@@ -131,12 +131,12 @@ class FrameReader {
   Hello const* expected_;  // null once the other side has said it
   std::array<std::byte, buffer_bytes> in_;
   std::size_t filled_ = 0;  // of it
-  bool direct_ = false;     // the next bytes go to `room_`
+  bool direct_ = false;     // the next bytes go to `payload_`
   bool in_frame_ = false;
-  Message message_;            // whose payload comes
-  std::span<std::byte> room_;  // for it
-  std::size_t got_ = 0;        // of it
-  std::size_t checked_ = 0;    // likewise
+  Message message_;               // whose payload comes
+  std::span<std::byte> payload_;  // for it
+  std::size_t got_ = 0;           // of it
+  std::size_t checked_ = 0;       // likewise
   WideChecksum sum_;
 };
 

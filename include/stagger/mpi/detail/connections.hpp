@@ -98,8 +98,8 @@ class Connections {
     std::atomic<bool> woken{true};
   };
   /// A worker of another process.
-  struct Guest {
-    Guest(Connections& whose, int with, std::uint32_t which)
+  struct Served {
+    Served(Connections& whose, int with, std::uint32_t which)
         : worker(whose.server_, whose.rules_), connection(whose, with, which, worker) {
       worker.carried_by(connection);
       connection.serves = true;
@@ -152,14 +152,14 @@ class Connections {
         connection = each;
     if (connection == nullptr) {
       if (!to_server || message.kind != MessageKind::join) return;  // it has ended
-      guests_.push_back(std::make_unique<Guest>(*this, peer, number));
-      connection = &guests_.back()->connection;
+      served_.push_back(std::make_unique<Served>(*this, peer, number));
+      connection = &served_.back()->connection;
       add(*connection);
     }
     try {
-      std::span<std::byte> const room = connection->end->room(message);
-      if (room.size() != in.left()) refuse_message(message, "has not the length that it names");
-      in.take(room.data(), room.size());
+      std::span<std::byte> const buffer = connection->end->payload_buffer(message);
+      if (buffer.size() != in.left()) refuse_message(message, "has not the length that it names");
+      in.take(buffer.data(), buffer.size());
       connection->end->received(message);
       if (message.kind == MessageKind::lost) peers_may_be_lost = true;
       if (message.kind == MessageKind::leave) end(*connection, nullptr);
@@ -229,7 +229,7 @@ class Connections {
   /// Those that have ended.
   void forget() noexcept {
     std::erase_if(open_, [](Connection const* each) { return each->end == nullptr; });
-    std::erase_if(guests_, [](auto const& each) { return each->connection.end == nullptr; });
+    std::erase_if(served_, [](auto const& each) { return each->connection.end == nullptr; });
   }
 
   /// Says now and then that this process lives, and gives up those of which nothing is heard.
@@ -267,7 +267,7 @@ class Connections {
   Clock::time_point told_at_{};
   std::uint32_t made_ = 0;
   std::vector<Connection*> open_{};
-  std::vector<std::unique_ptr<Guest>> guests_{};
+  std::vector<std::unique_ptr<Served>> served_{};
   std::atomic<bool> quit_{false};
   std::thread thread_{};
 };

@@ -22,25 +22,25 @@ struct Ask {
   bool urgent = false;  ///< but for what is late of the last of them
 };
 
-/// A process of a worker.
-struct Seat {
-  stagger::detail::ParameterListener* listener = nullptr;  ///< null: the seat is free
+/// A process of a worker, whether it has joined or not.
+struct Client {
+  stagger::detail::ParameterListener* listener = nullptr;  ///< null: it is not here
   int processes = 1;                                       ///< that its worker runs in
   bool came = false;                                       ///< it has joined, and may have left
   std::atomic<bool> active{false};                         ///< in a stream
   List<Ask> asks;                                          ///< [layers]
 };
 
-class Seats {
+class Clients {
  public:
   /// @param processes  in which a worker may run, at most
-  Seats(int workers, int processes) : workers_(workers), seats_(workers * processes) {}
+  Clients(int workers, int processes) : workers_(workers), clients_(workers * processes) {}
 
   [[nodiscard]] std::size_t workers() const noexcept { return static_cast<std::size_t>(workers_); }
-  [[nodiscard]] int size() const noexcept { return static_cast<int>(seats_.size()); }
-  [[nodiscard]] Seat& operator[](int seat) noexcept { return seats_[seat]; }
-  [[nodiscard]] Seat const& operator[](int seat) const noexcept { return seats_[seat]; }
-  [[nodiscard]] int worker_of(int seat) const noexcept { return seat % workers_; }
+  [[nodiscard]] int size() const noexcept { return static_cast<int>(clients_.size()); }
+  [[nodiscard]] Client& operator[](int client) noexcept { return clients_[client]; }
+  [[nodiscard]] Client const& operator[](int client) const noexcept { return clients_[client]; }
+  [[nodiscard]] int worker_of(int client) const noexcept { return client % workers_; }
 
   /// @throws Error  bad_configuration for a number that the server was not made for
   [[gnu::cold]] void require_worker(int number) const {
@@ -48,21 +48,27 @@ class Seats {
       raise(Errc::bad_configuration, "there is no worker ", number,
             "; the server was made for workers 0 to ", workers_ - 1);
   }
+  /// @throws Error  peer_failed for one whose stream has been ended
+  void require_active(int client) const {
+    if (!clients_[client].active.load())
+      raise(Errc::peer_failed, "another worker has failed, which ends the stream of worker ",
+            worker_of(client), "; begin the next one, which goes on from the server's weights");
+  }
   /// Processes of a worker that have joined.
   [[nodiscard]] int present(int worker) const {
     int count = 0;
     for (int n = worker; n < size(); n += workers_)
-      if (seats_[n].listener != nullptr) ++count;
+      if (clients_[n].listener != nullptr) ++count;
     return count;
   }
   [[nodiscard]] bool any_active(int worker) const {
     bool any = false;
-    for (int n = worker; n < size(); n += workers_) any = any || seats_[n].active.load();
+    for (int n = worker; n < size(); n += workers_) any = any || clients_[n].active.load();
     return any;
   }
   [[nodiscard]] bool any_active() const {
     bool any = false;
-    for (Seat const& each : seats_) any = any || each.active.load();
+    for (Client const& each : clients_) any = any || each.active.load();
     return any;
   }
   struct Attendance {
@@ -73,32 +79,33 @@ class Seats {
     Attendance all;
     for (int worker = workers_ - 1; worker >= 0; --worker) {
       bool came = false;
-      for (int n = worker; n < size(); n += workers_) came = came || seats_[n].came;
+      for (int n = worker; n < size(); n += workers_) came = came || clients_[n].came;
       if (!came) all.missing = worker;
       all.present += present(worker);
     }
     return all;
   }
+  /// The number of the client that joins.
   /// @throws Error  bad_configuration where all processes of the worker are here, or it joined as one
   ///                that runs in another number of them
-  [[nodiscard]] int free_seat(int worker, stagger::detail::WorkerRules const& rules) const {
+  [[nodiscard]] int number_for(int worker, stagger::detail::WorkerRules const& rules) const {
     if (rules.process < 0 || rules.process >= size() / workers_)
       raise(Errc::bad_configuration, "worker ", worker, " joins as process ", rules.process,
             " of its own, where a worker runs in ", size() / workers_,
             " at most; give each process the number that it has in its worker");
-    int const seat = worker + rules.process * workers_;
-    bool free = seats_[seat].listener == nullptr && present(worker) < rules.processes;
+    int const client = worker + rules.process * workers_;
+    bool free = clients_[client].listener == nullptr && present(worker) < rules.processes;
     for (int n = worker; n < size(); n += workers_)
-      if (seats_[n].listener != nullptr) free = free && seats_[n].processes == rules.processes;
+      if (clients_[n].listener != nullptr) free = free && clients_[n].processes == rules.processes;
     if (!free)
       raise(Errc::bad_configuration, "worker ", worker,
             " trains already; give each pipeline a worker of its own");
-    return seat;
+    return client;
   }
 
  private:
   int workers_;
-  FixedArray<Seat> seats_;  // [processes][workers]
+  FixedArray<Client> clients_;  // [processes][workers]
 };
 
 }  // namespace stagger::collective::detail

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   A worker in another process that has not joined the parameter server yet.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include <stagger/collective/handshake.hpp>
+#include <stagger/collective/join_request.hpp>
+#include <stagger/collective/messages.hpp>
+#include <stagger/collective/same_workers.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/parameters/layer_parameters.hpp>
+#include <stagger/parameters/optimizer_call.hpp>
+#include <stagger/parameters/parameter_link.hpp>
+
+namespace stagger::collective::detail {
+
+/// What a server knows of workers in other processes before they join.
+struct RemoteRules {
+  /// With it the server takes steps, since no code comes over a connection.
+  stagger::detail::OptimizerCall optimizer{};
+  std::shared_ptr<void const> kept{};  ///< what it points into
+  std::uint64_t model_bytes = 0;       ///< of the values of all layers, at most
+  std::uint64_t run = 0;               ///< by which workers tell this server from another
+};
+
+/// Its request, then the first values of its layers where the server wants them.
+class JoiningWorker {
+ public:
+  /// Whether it has said who it is, and the values are to come.
+  [[nodiscard]] bool identified() const noexcept { return identified_; }
+  [[nodiscard]] JoinRequest const& request() const noexcept { return request_; }
+
+  /// Where the payload of a message goes.
+  /// @throws Error  bad_data for one that comes before or after its time
+  [[nodiscard]] std::span<std::byte> payload_buffer(Message const& message) {
+    if (message.kind != (identified_ ? MessageKind::values : MessageKind::join))
+      refuse_message(message, "comes before or after its time");
+    if (identified_) {
+      if (message.layer != layers_here_ ||
+          message.bytes != request_.layers[layers_here_].bytes_of_values())
+        refuse_message(message, "has not the first values of the next layer");
+      return request_.layers[layers_here_].values();
+    }
+    if (message.bytes > most_request) refuse_message(message, "is too long");
+    bytes_.resize(message.bytes);
+    return {bytes_.data(), bytes_.size()};
+  }
+
+  /// The request has arrived.
+  /// @param most_bytes  of the values of all layers
+  /// @throws Error      bad_data for what no worker sends, or a model that is larger
+  void identify(std::uint64_t most_bytes) {
+    request_.read({bytes_.data(), bytes_.size()}, most_bytes);
+    bytes_ = {};
+    identified_ = true;
+  }
+  /// Makes memory for first values.
+  void hold_values() {
+    for (LayerParameters& layer : request_.layers) layer.hold();
+  }
+  /// Those of one layer have arrived. @return whether all are here
+  [[nodiscard]] bool add_values() noexcept { return ++layers_here_ == request_.layers.size(); }
+
+  /// @throws Error  mismatch where the server takes steps, with another optimizer than the worker's
+  [[gnu::cold]] [[nodiscard]] WorkerRules rules(RemoteRules const& server) const {
+    WorkerRules rules{.push_minibatches = request_.push_minibatches,
+                      .pushes = request_.pushes,
+                      .adds = request_.adds,
+                      .ahead = std::min<std::size_t>(request_.ahead, most_ahead),
+                      .optimizer = server.optimizer,
+                      .kept = server.kept,
+                      .process = request_.process,
+                      .processes = request_.processes};
+    if (rules.pushes == staleness::Pushes::gradients) {
+      Fact const own = optimizer_fact(server.optimizer);
+      require_same_fact(request_.worker, {own.name, request_.optimizer},
+                        "those who started the server", own);
+    } else {  // it is the workers who take steps
+      auto const words = std::make_shared<std::string const>(request_.optimizer);
+      rules.kept = words;
+      rules.optimizer = {.optimizer = words.get(), .words = [](void const* of) {
+                           return *static_cast<std::string const*>(of);
+                         }};
+    }
+    return rules;
+  }
+
+ private:
+  static constexpr std::size_t most_request = std::size_t{1} << 24U;  // bytes
+  static constexpr std::size_t most_ahead = 1024;  // for which room is made when a worker joins
+
+  bool identified_ = false;
+  std::size_t layers_here_ = 0;  // whose first values have arrived
+  List<std::byte> bytes_;        // of the request, until it has been read
+  JoinRequest request_;
+};
+
+}  // namespace stagger::collective::detail

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   One layer of a worker whose parameter server is in another process.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <utility>
+
+#include <stagger/collective/messages.hpp>
+#include <stagger/parameters/parameter_memory.hpp>
+
+namespace stagger::collective::detail {
+
+/// Three blocks: the push that the server has not acknowledged yet, the values that are in use, and
+/// those that are on their way. So a push returns while its bytes travel, and waits only for the one
+/// before it; and an answer is told of when its values are here.
+///
+/// All but the blocks is guarded by the lock of the session. The worker touches the first block while
+/// there is no unacknowledged push, and the second; the transport reads the first and fills the third.
+class RemoteLayer {
+ public:
+  /// @param first  values, which the server may want of the worker that joins first
+  void make(std::span<std::byte const> first) {
+    for (stagger::detail::ParameterBlock* const block : {&pushed_, &used_, &coming_})
+      block->make(nullptr, first.size());
+    write_push(first.data());
+  }
+  [[nodiscard]] std::size_t bytes() const noexcept { return pushed_.size(); }
+
+  // What the worker does.
+
+  [[nodiscard]] bool acknowledged() const noexcept { return !unacknowledged_; }
+  /// @pre acknowledged(); the lock need not be held
+  void write_push(std::byte const* values) noexcept { copy(pushed_.data(), values); }
+  /// @return the number of the push that has been written
+  std::uint64_t push() noexcept {
+    unacknowledged_ = true;
+    return ++pushes_;
+  }
+  void read() noexcept { state_ = State::reading; }
+  [[nodiscard]] bool reading() const noexcept { return state_ == State::reading; }
+  void take_read() noexcept {
+    coming_contains_ = 0;
+    take_over();
+  }
+  void ask(std::uint32_t rounds) noexcept {
+    state_ = State::asked;
+    rounds_ = rounds;
+  }
+  /// Puts values that have arrived to use. @param exact  only where they have precisely `rounds`
+  void take(std::uint32_t rounds, bool exact) noexcept {
+    if (state_ == State::arrived && (!exact || rounds >= rounds_)) take_over();
+  }
+  void take_last() noexcept { take_over(); }
+  /// Those in use; the lock need not be held.
+  void copy_to(std::byte* values) const noexcept { copy(values, used_.data()); }
+  /// Pushes of this worker's stream that they contain.
+  [[nodiscard]] std::uint32_t contains() const noexcept { return contains_; }
+
+  // What messages of the server do.
+
+  /// Where the values of an answer go.
+  /// @throws Error  bad_data for one of another length, or that was not asked for
+  [[nodiscard]] std::span<std::byte> payload_buffer(Message const& message) {
+    if (message.bytes != coming_.size()) refuse_message(message, "has not the length of the layer");
+    if (!reading() && (message.kind == MessageKind::newest || state_ != State::asked))
+      refuse_message(message, "was not asked for");
+    return coming_.span();
+  }
+  /// @param pushes  of this worker, so far
+  void newest(std::uint64_t pushes) noexcept {
+    state_ = State::idle;
+    pushes_ = pushes;
+    unacknowledged_ = false;
+  }
+  void acknowledge(Message const& message) {
+    if (message.number > pushes_) refuse_message(message, "acknowledges what was not pushed");
+    if (message.number == pushes_) unacknowledged_ = false;
+  }
+  /// @return whether it is still waited for
+  bool arrive(Message const& message) noexcept {
+    if (state_ != State::asked) return false;  // of a stream that has ended
+    state_ = State::arrived;
+    coming_contains_ = static_cast<std::uint32_t>(message.number);
+    return true;
+  }
+  /// Of a push, or the first values.
+  [[nodiscard]] std::span<std::byte const> payload() noexcept { return pushed_.span(); }
+
+ private:
+  enum class State : std::uint8_t { idle, asked, reading, arrived };
+
+  void copy(std::byte* to, std::byte const* from) const noexcept {
+    if (bytes() != 0) std::memcpy(to, from, bytes());
+  }
+  void take_over() noexcept {
+    std::swap(used_, coming_);
+    contains_ = coming_contains_;
+    state_ = State::idle;
+  }
+
+  State state_ = State::idle;
+  bool unacknowledged_ = false;
+  std::uint32_t rounds_ = 0;           // asked for
+  std::uint64_t pushes_ = 0;           // made
+  std::uint32_t contains_ = 0;         // pushes of the stream, in `used_`
+  std::uint32_t coming_contains_ = 0;  // likewise
+  stagger::detail::ParameterBlock pushed_, used_, coming_;
+};
+
+}  // namespace stagger::collective::detail

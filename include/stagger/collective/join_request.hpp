@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What a worker says of itself when it joins a parameter server in another process.
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+
+#include <stagger/collective/handshake.hpp>
+#include <stagger/collective/same_workers.hpp>
+#include <stagger/core/alignment.hpp>
+#include <stagger/core/error.hpp>
+#include <stagger/core/fixed_array.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/core/portable.hpp>
+#include <stagger/parameters/layer_parameters.hpp>
+#include <stagger/parameters/parameter_link.hpp>
+
+namespace stagger::collective::detail {
+
+using stagger::detail::LayerParameters;
+using stagger::detail::ParameterDeclaration;
+
+/// @throws Error  bad_configuration for a worker that no server in another process can have
+[[gnu::cold]] inline void require_remote(int worker, WorkerRules const& rules) {
+  if (rules.clock != nullptr)
+    raise(Errc::bad_configuration, "worker ", worker,
+          " runs in virtual time, which a server in another process does not share; give it "
+          "host::Threads, or a server in this process");
+  if (rules.optimizer.digest(rules.optimizer.optimizer) == 0)
+    raise(Errc::bad_configuration, "worker ", worker,
+          " and the server cannot compare the numbers of this optimizer, whose members are of "
+          "several types; give it 'auto fields() const { return std::tie(rate, warm_up); }' with "
+          "all of them");
+}
+
+/// The payload of a message `join`.
+///
+///     u32 u32   worker, minibatches in a push
+///     u32 u32   processes that the worker runs in, and which of the server's this is
+///     u32 u32   staleness::Pushes, staleness::Adds
+///     u32 u32   pushes that it may be ahead of the slowest, length of the next
+///     ...       the optimizer: its type and its numbers, in words
+///     u32       layers
+///     then for each layer
+///     u64 u32   digest of the first values, parameters
+///     then for each of those
+///     u32 u32   element type, whether it decays
+///     u64 u32   elements, length of the name
+///     ...       name
+struct JoinRequest {
+  int worker = 0;
+  int processes = 1;
+  int process = 0;
+  int push_minibatches = 1;
+  staleness::Pushes pushes{};
+  staleness::Adds adds{};
+  std::uint32_t ahead = 1;
+  std::string optimizer{};
+  FixedArray<LayerParameters> layers;  ///< without values
+  List<std::uint64_t> digests;         ///< [layers]
+
+  static constexpr std::size_t most_layers = 1U << 20U;
+  static constexpr std::size_t longest_name = 4096;
+
+  static void write(ByteWriter& out, int worker, std::span<LayerParameters const> layers,
+                    WorkerRules const& rules) {
+    auto const u32 = [&](std::integral auto value) { out.add(static_cast<std::uint32_t>(value)); };
+    u32(worker);
+    u32(rules.push_minibatches);
+    u32(rules.processes);
+    u32(rules.process);
+    u32(static_cast<int>(rules.pushes));
+    u32(static_cast<int>(rules.adds));
+    u32(rules.ahead);
+    auto const words = [&](std::string const& text) {
+      u32(text.size());
+      out.add(text.data(), text.size());
+    };
+    words(optimizer_fact(rules.optimizer).value);
+    u32(layers.size());
+    for (LayerParameters const& layer : layers) {
+      out.add(values_digest(layer.values()));
+      u32(layer.count());
+      for (std::size_t i = 0; i < layer.count(); ++i) {
+        ParameterDeclaration const& d = layer.declaration(i);
+        u32(static_cast<int>(d.type));
+        u32(d.decays ? 1 : 0);
+        out.add(static_cast<std::uint64_t>(d.size));
+        words(d.name);
+      }
+    }
+  }
+
+  /// @param most_bytes  of the values of all layers
+  /// @throws Error  bad_data for what no worker sends, or a model that is larger
+  [[gnu::cold]] void read(std::span<std::byte const> from, std::uint64_t most_bytes) {
+    ByteReader in(from.data(), from.size());
+    auto const u32 = [&](std::size_t most) {
+      auto const value = need<std::uint32_t>(in);
+      if (value > most)
+        raise(Errc::bad_data, "a worker that joins names the number ", value, " where at most ",
+              most, " can be; let both ends run one version of one program");
+      return value;
+    };
+    worker = static_cast<int>(u32(0x7fffffff));
+    push_minibatches = static_cast<int>(u32(0x7fffffff));
+    processes = static_cast<int>(u32(0x7fffffff));
+    process = static_cast<int>(u32(0x7fffffff));
+    pushes =
+        static_cast<staleness::Pushes>(u32(static_cast<int>(staleness::Pushes::weights_and_state)));
+    adds = static_cast<staleness::Adds>(u32(static_cast<int>(staleness::Adds::in_turn)));
+    ahead = u32(0xffffffff);
+    auto const words = [&](std::string& text) {
+      text.resize(u32(std::min(longest_name, in.left())));
+      in.take(text.data(), text.size());
+    };
+    words(optimizer);
+    // Each layer takes 12 bytes of the request or more, each parameter 20.
+    std::size_t const count = u32(std::min<std::size_t>(most_layers, in.left() / 12));
+    layers = FixedArray<LayerParameters>(count);
+    std::uint64_t bytes = 0;
+    for (std::size_t l = 0; l < count; ++l) {
+      digests.push_back(need<std::uint64_t>(in));
+      List<ParameterDeclaration> declarations;
+      for (std::size_t left = u32(in.left() / 20); left > 0; --left) {
+        ParameterDeclaration d;
+        d.type = u32(1) == 0 ? ElementType::f32 : ElementType::f64;
+        d.decays = u32(1) != 0;
+        auto const elements = need<std::uint64_t>(in);
+        if (elements > most_bytes / element_bytes(d.type) ||
+            (bytes += elements * element_bytes(d.type) + alignment_bytes) > most_bytes)
+          raise(Errc::bad_data, "the model of a worker that joins has more than the ", most_bytes,
+                " bytes that the server allows; raise model_bytes if that is right");
+        d.size = elements;
+        words(d.name);
+        declarations.push_back(std::move(d));
+      }
+      layers[l].adopt(std::move(declarations), static_cast<int>(l), 0, nullptr, false, false);
+    }
+    if (in.left() != 0)
+      raise(Errc::bad_data, "a worker that joins sends ", in.left(),
+            " bytes too many; let both ends run one version of one program");
+  }
+
+ private:
+  template <class T> static T need(ByteReader& in) {
+    if (in.left() < sizeof(T))
+      raise(Errc::bad_data,
+            "the request of a worker that joins ends early; let both ends run one version of one "
+            "program");
+    return in.take<T>();
+  }
+};
+
+}  // namespace stagger::collective::detail
