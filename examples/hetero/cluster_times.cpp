@@ -59,7 +59,8 @@ double pushes_s(sg::plan::WorkersPlan const& plan) {
 
 ClusterTimes hetpipe_times(Settings const& s) {
   auto const profile = s.cluster == "vgg-19" ? hetpipe::vgg19() : hetpipe::resnet152();
-  auto const cluster = nodes_of(hetpipe::usable(), s.gpus);
+  auto const cluster =
+      nodes_of(s.paper.empty() ? hetpipe::usable() : hetpipe::with_servers(), s.gpus);
   sg::plan::VirtualWorkers const planner{
       .workers = static_cast<int>(s.workers),
       // Published runs kept no waves, so that any distance fitted; all have the same cuts.

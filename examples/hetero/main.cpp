@@ -51,7 +51,7 @@ int main(int argc, char** argv) {
     if (!settings->paper.empty()) {
       auto const runs = hetero::run_hetpipe(*settings);
       std::fputs(hetero::claims_of_hetpipe(runs).c_str(), stdout);
-      files.write(runs);
+      files.write(hetero::first_seed(runs));
       return 0;
     }
     if (settings->compare) return compare(*settings, files);

@@ -49,7 +49,7 @@ std::string table_of(Settings const& s, Run const& run) {
                 report::format_fixed(worker.losses.back(), 3)});
     table.add(row);
   }
-  std::string out = table.str();
+  std::string out = table.str() + "waiting, idle while waiting: of each worker's time\n";
   auto const curve = curve_of(s, run);
   report::TextTable losses({"time", "loss"});
   std::size_t const rows = std::min<std::size_t>(curve.size(), 10);
@@ -123,7 +123,7 @@ std::string comparison_of(std::vector<Compared> const& runs) {
                when ? report::format_seconds(when->time_s) : "not reached",
                report::format_fixed(runs[i].run.held_out, 3)});
   }
-  return table.str();
+  return table.str() + "waiting, idle while waiting: of the workers' time\n";
 }
 
 std::string curves_csv_of(std::vector<Compared> const& runs) {

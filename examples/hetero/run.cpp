@@ -71,8 +71,9 @@ std::vector<Interval> waits_of_stream(WorkerRun const& worker) {
   return all;
 }
 
-/// Two pushes of every worker, in minibatches.
+/// Minibatches over which the loss is a mean.
 std::size_t window_of(Settings const& s) {
+  if (s.window > 0) return static_cast<std::size_t>(s.window);
   return static_cast<std::size_t>(s.workers * s.in_flight * std::min<std::int64_t>(s.steps, 2));
 }
 

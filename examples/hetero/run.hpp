@@ -65,7 +65,7 @@ struct LossPoint {
   double time_s = 0;
   double loss = 0;
 };
-/// The mean loss over two pushes of every worker, whenever a minibatch ends.
+/// The mean loss over the settings' window, whenever a minibatch ends.
 [[nodiscard]] std::vector<LossPoint> curve_of(Settings const& s, Run const& run);
 
 /// The loss whose time is reported.

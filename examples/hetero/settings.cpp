@@ -7,8 +7,6 @@
 #include <string_view>
 #include <vector>
 
-#include <stagger/core/nearest.hpp>
-
 #include "command_line.hpp"
 #include "staleness_models.hpp"
 
@@ -90,7 +88,7 @@ void require_gpus(std::string const& letters) {
 
 /// Whether a flag leaves it to --paper what is run.
 bool allowed_with_paper(std::string const& flag) {
-  for (char const* const each : {"--seed", "--csv", "--chart"})
+  for (char const* const each : {"--seed", "--seeds", "--csv", "--chart"})
     if (flag == each) return true;
   return false;
 }
@@ -114,6 +112,7 @@ void Settings::check() const {
   require("--period", period, 1, 1'000'000);
   require("--steps", steps, 1, 1'000'000);
   require("--batch", batch, 1, 1000);
+  require("--seeds", seeds, 1, 100);
   require("--seed", seed, 0, std::numeric_limits<std::int64_t>::max());
 }
 
@@ -133,6 +132,9 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
   auto* const paper =
       app.add_option("--paper", s.paper,
                      "hetpipe: the paper's claims, published and as they come out here")
+          ->group(group);
+  auto* const seeds =
+      app.add_option("--seeds", s.seeds, "--paper: how often each run is made, with other seeds")
           ->group(group);
   app.add_option("--workers", s.workers, "Pipelines that train together")->group(group);
   app.add_option("--stages", s.stages, "Stages of each")->group(group);
@@ -212,6 +214,8 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
       if (option->count() != 0 && option != paper && !allowed_with_paper(option->get_name()))
         cli::refuse(option->get_name() + " is chosen by --paper; leave it out");
   }
+  if (paper->count() == 0 && seeds->count() != 0)
+    cli::refuse("--seeds says how often --paper makes each run; add --paper, or leave it out");
   s.check();
   if (rate->count() != 0) cli::require_positive("--rate", s.rate);
   if (target->count() != 0) cli::require_positive("--target", s.target);

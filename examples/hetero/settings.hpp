@@ -24,9 +24,11 @@ struct Settings {
   std::int64_t batch = 8;      ///< examples of a minibatch
   double rate = 0;             ///< learning rate of all workers together; 0: the model's
   double target = 0;           ///< loss to be reached; 0: the model's
+  std::int64_t window = 0;     ///< minibatches of its mean; 0: two pushes of every worker
   std::int64_t seed = 1;
-  bool compare = false;  ///< all staleness models, instead of `sync`
-  std::string paper;     ///< whose claims are run: "hetpipe"; empty: none
+  bool compare = false;    ///< all staleness models, instead of `sync`
+  std::string paper;       ///< whose claims are run: "hetpipe"; empty: none
+  std::int64_t seeds = 5;  ///< of those, each is run with
 
   // Where it runs.
   std::string device = "clock";            ///< or "threads", "mpi", "tcp"

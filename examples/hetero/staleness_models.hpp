@@ -2,13 +2,10 @@
 #pragma once
 /// @file   The staleness models by name. A new one is one line here.
 
-#include <string>
 #include <string_view>
 #include <tuple>
 #include <vector>
 
-#include <stagger/core/error.hpp>
-#include <stagger/core/nearest.hpp>
 #include <stagger/staleness/asynchronous.hpp>
 #include <stagger/staleness/local_sgd.hpp>
 #include <stagger/staleness/overlapped_synchronous.hpp>
@@ -88,21 +85,11 @@ template <class Visit> constexpr void for_each_model(Visit visit) {
   return names;
 }
 
-/// Calls `visit(entry)` for the model of that name.
-/// @throws Error  bad_configuration for a name that is not there, with those that are
+/// Calls `visit(entry)` for the model of that name, if there is one.
 template <class Visit> void with_model(std::string_view name, Visit visit) {
-  bool found = false;
   for_each_model([&](auto const& entry) {
-    if (entry.name != name) return;
-    found = true;
-    visit(entry);
+    if (entry.name == name) visit(entry);
   });
-  if (found) return;
-  std::string all;
-  for (std::string_view const each : names_of_models())
-    all.append(all.empty() ? "" : ", ").append(each);
-  stagger::raise(stagger::Errc::bad_configuration, "--sync knows no '", name,
-                 "'; there are: ", all);
 }
 
 }  // namespace hetero

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <exception>
-#include <limits>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -263,7 +263,7 @@ struct VirtualWorkers {
         worker.stages[s].busy =
             4 * quarter * (worker.stages[s].forward_s + worker.stages[s].backward_s) / end_s;
       worker.waiting = played[w].waiting_s / end_s;
-      worker.idle = played[w].waiting_s > 0 ? played[w].idle_waiting_s / played[w].waiting_s : 0;
+      worker.idle = played[w].idle_waiting_s / end_s;
     }
     plan.samples_per_s =
         static_cast<double>(plan.workers.size()) * 2 * quarter * plan.batch / (to_s - from_s);

@@ -51,7 +51,8 @@ struct VirtualWorker {
   std::vector<WorkerStage> stages{};
   double waiting =
       0;  ///< share of its time in which a stage has the input of a minibatch and waits for waves
-  double idle = 0;  ///< the part of that in which none of its stages does anything, 0 to 1
+  double idle =
+      0;  ///< share of its time in which it waits and none of its stages works, <= waiting
 
   /// [stages - 1] first layer of each stage after the first
   [[nodiscard]] std::vector<int> cuts() const {

@@ -15,7 +15,7 @@ namespace stagger::report {
 [[nodiscard]] inline std::string table(plan::WorkersPlan const& plan) {
   TextTable stages({"worker", "stage", "layers", "device", "node", "forward", "backward", "to next",
                     "busy", "memory", "of"});
-  std::string waits;
+  std::string waits, idle;
   for (std::size_t w = 0; w < plan.workers.size(); ++w) {
     plan::VirtualWorker const& worker = plan.workers[w];
     for (std::size_t s = 0; s < worker.stages.size(); ++s) {
@@ -29,6 +29,7 @@ namespace stagger::report {
                   format_bytes(stage.capacity_bytes)});
     }
     waits += text(w == 0 ? "" : ", ", format_percent(worker.waiting));
+    idle += text(w == 0 ? "" : ", ", format_percent(worker.idle));
   }
   return stages.str() +
          text("\n", plan::name(plan.allocation), ", parameters ", plan::name(plan.parameters), ", ",
@@ -36,7 +37,8 @@ namespace stagger::report {
               " in flight in each worker, at most ", counted(plan.distance, "wave"),
               " ahead\nthroughput  ", format_fixed(plan.samples_per_s, 1),
               " samples/s, the best of ", counted(plan.candidates, "plan"), " played\nwaiting     ",
-              waits, " of each worker's time\n");
+              waits, " of each worker's time\nidle while waiting  ", idle,
+              " of each worker's time\n");
 }
 
 }  // namespace stagger::report

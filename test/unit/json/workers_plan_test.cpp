@@ -38,7 +38,7 @@ plan::WorkersPlan example() {
                             .capacity_bytes = 2e9},
                            {.first = 2, .last = 2, .device = 0, .forward_s = 0.1}},
                 .waiting = 0.1,
-                .idle = 0.5},
+                .idle = 0.05},
                {.stages = {{.first = 0, .last = 2, .device = 1}}}};
   p.samples_per_s = 123.5;
   p.candidates = 9;
@@ -74,6 +74,7 @@ TEST_CASE("json/workers_plan: says what is wrong, and where", "[json]") {
   refused(with("\"first\":2", "\"first\":1"), "layer 2 comes next");
   refused(with("\"device\":0", "\"device\":2"), "used before");
   refused(with("\"duplex\":\"half\"", "\"duplex\":\"both\""), "\"full\", \"half\"");
+  refused(with("[4000000,0,12]", "[]"), "layer_bytes is []; give one layer or more");
   refused("{}", "allocation");
 }
 
@@ -81,7 +82,8 @@ TEST_CASE("json/workers_plan: a line for each stage, and the predictions", "[jso
   auto const shown = report::table(example());
   CHECK_THAT(shown, Catch::Contains("hd, parameters round-robin, 3 minibatches of 32 samples"));
   CHECK_THAT(shown, Catch::Contains("123.5 samples/s, the best of 9 plans"));
-  CHECK_THAT(shown, Catch::Contains("10.0 %, 0.0 % of each worker's time"));
+  CHECK_THAT(shown, Catch::Contains("waiting     10.0 %, 0.0 % of each worker's time"));
+  CHECK_THAT(shown, Catch::Contains("idle while waiting  5.0 %, 0.0 % of each worker's time"));
   CHECK_THAT(shown, Catch::Contains("0-1"));
-  CHECK(std::count(shown.begin(), shown.end(), '\n') == 2 + 3 + 1 + 3);
+  CHECK(std::count(shown.begin(), shown.end(), '\n') == 2 + 3 + 1 + 4);
 }

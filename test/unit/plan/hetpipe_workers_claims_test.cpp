@@ -19,21 +19,13 @@ using tool::hetpipe::Profile;
 
 namespace {
 
-/// The rate between nodes is not published. Of 56 Gbit/s, 1.9 GB/s are what a parameter server may
-/// get; from 1.85 to 2 GB/s the published order holds.
-stagger::cluster::Cluster cluster() {
-  auto cluster = tool::hetpipe::usable();
-  cluster.inter.bytes_per_s = 1.9e9;
-  return cluster;
-}
-
 plan::WorkersPlan planned(Profile const& profile, Allocation allocation,
                           ParameterPlacement parameters, int in_flight, int distance = 0) {
   return plan::VirtualWorkers{.distance = distance,
                               .in_flight = in_flight,
                               .allocations = {allocation},
                               .parameters = {parameters}}
-      .plan(profile, cluster());
+      .plan(profile, tool::hetpipe::with_servers());
 }
 
 double waiting(plan::WorkersPlan const& plan) {
@@ -129,5 +121,13 @@ TEST_CASE("plan/HetPipe C19: waiting falls with D, to less than 0.8 at D = 4", "
     CAPTURE(profile.name, shares);
     CHECK(std::is_sorted(shares.rbegin(), shares.rend()));
     CHECK(shares.back() <= 0.8 * shares.front());
+  }
+}
+
+TEST_CASE("plan/HetPipe C20: of the time that a worker waits it is idle in a part", "[plan]") {
+  auto const plan = planned(tool::hetpipe::vgg19(), ed, ParameterPlacement::round_robin, 5);
+  for (plan::VirtualWorker const& worker : plan.workers) {
+    CHECK(worker.waiting > 0);
+    CHECK(worker.idle / worker.waiting == Approx(0.44).margin(0.01));
   }
 }

@@ -79,6 +79,14 @@ TEST_CASE("schedule/Fifo: a forward that a gate holds up is listed behind what n
                     Catch::Contains("Links::latency_s"));
 }
 
+TEST_CASE("schedule/Fifo: refuses fields of a gate that it would ignore", "[schedule]") {
+  WaveGate const ignored[] = {{.links = {{}}},      {.layer_bytes = {4, 4}}, {.cuts = {1}},
+                              {.layer_links = {0}}, {.others = {{}}},        {.distance = -2}};
+  for (WaveGate const& gate : ignored)
+    CHECK_THROWS_WITH((Fifo{.gate = gate}.table({2, 4})),
+                      Catch::Contains("nothing else of the gate counts"));
+}
+
 TEST_CASE("schedule/Fifo: costs that are not numbers are refused", "[schedule]") {
   CHECK_THROWS_AS((Fifo{2, Costs::uniform(1, -1, 1)}.table({2, 4})), Error);
   CHECK_THROWS_AS((Fifo{2, Costs::uniform(1, 1, std::nan(""))}.table({2, 4})), Error);
