@@ -43,7 +43,6 @@ struct Link {
   friend constexpr bool operator==(Link const&, Link const&) = default;
 };
 
-/// One device.
 struct Device {
   std::string kind{};              ///< as profiles name it
   std::uint64_t memory_bytes = 0;  ///< that a plan may use
@@ -65,7 +64,6 @@ struct Cluster {
     return devices[static_cast<std::size_t>(id)];
   }
 
-  /// The link inside a node.
   [[nodiscard]] constexpr Link const& inside(int node) const {
     return intra[static_cast<std::size_t>(node)];
   }

@@ -84,7 +84,6 @@ struct Wire<T> {
 
 namespace detail {
 
-/// Visits the blocks of a value.
 struct BlockVisit {
   void* self;
   void (*call)(void* self, void* data, std::size_t bytes);

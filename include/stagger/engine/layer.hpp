@@ -29,7 +29,6 @@ struct LayerOps {
   void (*backward_weight)(void*, Context&, void const* x, void const* dy, void* saved);
 };
 
-/// Owns one layer.
 class Layer {
  public:
   Layer(void* object, LayerOps const& ops) noexcept : object_(object), ops_(&ops) {}

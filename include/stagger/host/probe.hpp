@@ -29,7 +29,6 @@ struct Probe {
   collective::LineFit fit{};                  ///< alpha + beta * bytes, and a residual per sample
   std::string warning{};                      ///< empty where the line fits
 
-  /// The line as a link of a cluster.
   [[nodiscard]] cluster::Link link() const {
     return {.alpha_s = fit.line.startup_s, .bytes_per_s = 1 / fit.line.per_byte_s};
   }

@@ -13,7 +13,6 @@
 
 namespace stagger::detail {
 
-/// Blocks of one size.
 class BlockPool {
  public:
   explicit BlockPool(std::size_t bytes) : bytes_(bytes) {}

@@ -421,7 +421,6 @@ void LayerParameters::update(O const& optimizer, UpdateStep const& step) noexcep
     blocks_.gradients.zero(step.range.first, step.range.last);
 }
 
-/// Of one parameter.
 template <class T, OptimizerPolicy O>
 void change_of(O const& optimizer, OptimizerView<T> view, UpdateStep const& step) noexcept {
   if constexpr (requires { optimizer.change(view, 1.0, std::int64_t{1}); }) {

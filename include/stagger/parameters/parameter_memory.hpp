@@ -127,7 +127,6 @@ class ParameterBlock {
   std::size_t size_ = 0;
 };
 
-/// Where the parameters of a layer are.
 struct ParameterBlocks {
   List<ParameterBlock> values;  // [versions] of which the first lasts
   ParameterBlock gradients;

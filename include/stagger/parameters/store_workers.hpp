@@ -75,7 +75,6 @@ class StoreWorkers {
     std::uint32_t const few = least(unlimited, [](auto const& each) { return each.pushes; });
     return few == unlimited ? none : few;
   }
-  /// Whether so many pushes of each have been added.
   [[nodiscard]] bool have_added(std::uint32_t pushes) const noexcept {
     return least(unlimited, [](auto const& each) {
              return each.pushes - static_cast<std::uint32_t>(each.waiting.size());

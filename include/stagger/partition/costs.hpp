@@ -79,7 +79,6 @@ struct Costs {
     return places[detail::at(device)];
   }
 
-  /// The link inside a node.
   [[nodiscard]] constexpr cluster::Link const& inside(int node) const {
     return intra[detail::at(node)];
   }

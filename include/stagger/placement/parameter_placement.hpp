@@ -23,7 +23,6 @@ struct Worker {
   std::vector<int> nodes{};  ///< [stages] node of each stage
   friend constexpr bool operator==(Worker const&, Worker const&) = default;
 
-  /// The node on which a layer runs.
   [[nodiscard]] constexpr int node_of(int layer) const {
     std::size_t stage = 0;
     while (stage < cuts.size() && cuts[stage] <= layer) ++stage;

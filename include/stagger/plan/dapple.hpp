@@ -126,7 +126,6 @@ class DappleSearch {
 
   [[nodiscard]] double seconds(int partial) const { return partials_[partial].seconds; }
 
-  /// True if stage i of `stages` fits.
   bool fits(StageMemory const& m, Group const& g, int i, int stages, int microbatches, int first,
             int end) {
     int const in_flight = short_warm_up_ ? 1 : std::min(stages - i, microbatches);

@@ -21,7 +21,6 @@ namespace detail {
 
 }  // namespace detail
 
-/// The error for a shortage.
 [[gnu::cold]] [[nodiscard]] inline Infeasible infeasible(Workload const& w, Shortage shortage) {
   std::string s;
   switch (shortage.resource) {

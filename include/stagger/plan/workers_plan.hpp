@@ -92,7 +92,6 @@ struct WorkersPlan {
   [[nodiscard]] schedule::WaveServer server() const {
     return {in_flight, distance, layer_bytes, links};
   }
-  /// The workers as they are played.
   [[nodiscard]] std::vector<schedule::WaveWorker> played() const {
     std::vector<schedule::WaveWorker> result;
     for (VirtualWorker const& worker : workers) {

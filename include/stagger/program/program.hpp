@@ -40,7 +40,6 @@ enum class Op : std::uint8_t {
   reduce,                ///< add up one part of a gradient group over all who hold the stage
 };
 
-/// Whether it is an action of the table.
 [[nodiscard]] constexpr bool in_table(Op op) noexcept {
   return op == Op::forward || op == Op::backward || op == Op::backward_input ||
          op == Op::backward_weight;

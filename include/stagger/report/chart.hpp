@@ -33,7 +33,6 @@ struct ChartLine {
   std::span<ChartPoint const> points{};  ///< from -1e15 to 1e15; x does not fall
 };
 
-/// How a chart looks.
 struct ChartOptions {
   int width = 720;           ///< pixels, 200 to 10000
   int height = 400;          ///< pixels, 200 to 10000, with title, legend and labels

@@ -18,7 +18,6 @@
 
 namespace stagger::report {
 
-/// How progress is shown.
 struct ProgressOptions {
   bool terminal = false;        ///< one line that is written over; else one line per report
   bool color = false;           ///< ANSI colours; never without a terminal

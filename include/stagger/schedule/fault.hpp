@@ -54,7 +54,6 @@ inline constexpr FaultWords fault_words[] = {
 
 }  // namespace detail
 
-/// The word for a kind of fault.
 [[nodiscard]] constexpr char const* name(FaultKind kind) noexcept {
   return detail::fault_words[static_cast<int>(kind)].name;
 }

@@ -23,7 +23,6 @@ struct Table {
   std::vector<Action> actions{};         ///< all rows, one after the other
   std::vector<std::size_t> row_begin{};  ///< [ranks] index of each row's first action
 
-  /// Number of rows.
   [[nodiscard]] constexpr int ranks() const noexcept { return static_cast<int>(row_begin.size()); }
 
   /// The actions of one rank, in order.
@@ -47,7 +46,6 @@ struct Table {
   /// Appends to the row opened last.
   constexpr void add(Action const& action) { actions.push_back(action); }
 
-  /// Appends a row.
   constexpr void add_row(std::span<Action const> row) {
     begin_row();
     for (Action const& action : row) add(action);

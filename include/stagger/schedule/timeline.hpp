@@ -24,7 +24,6 @@ struct Span {
 struct Timeline {
   std::vector<std::vector<Span>> rows{};  ///< [ranks][actions of the rank]
 
-  /// Number of rows.
   [[nodiscard]] constexpr int ranks() const noexcept { return static_cast<int>(rows.size()); }
 };
 

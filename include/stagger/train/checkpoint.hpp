@@ -41,7 +41,6 @@ struct CheckpointState {
   std::string settings;    ///< a description that the caller compares
 };
 
-/// What `Checkpoints::restore` found.
 struct RestoredCheckpoint {
   CheckpointState state;
   std::string file;                   ///< path it came from
@@ -183,7 +182,6 @@ class Checkpoints {
     return detail::checkpoint_steps(folder_);
   }
 
-  /// Path of the checkpoint of a step.
   [[nodiscard]] std::string path(std::int64_t step) const {
     return detail::checkpoint_path(folder_, step);
   }

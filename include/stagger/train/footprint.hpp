@@ -53,7 +53,6 @@ class SlotBytes {
   std::vector<std::uint64_t> bytes_;
 };
 
-/// The layers of a stage.
 [[nodiscard]] inline IndexRange layers_of(std::span<int const> cuts, int stage,
                                           std::size_t layers) {
   auto const s = static_cast<std::size_t>(stage);

@@ -212,24 +212,7 @@ TEST_CASE("train/RemoteLink: means of weights and states have the bits of worker
 TEST_CASE(
     "train/RemoteLink: a worker that fails ends the streams of the others, and all begin again",
     "[train]") {
-  Waves const waves{2, 2, 0};
-  Remote const server(2, sgd);
-  auto a = make(waves, server, 0, {2}, 2, sgd);
-  auto b = std::make_unique<decltype(make(waves, server, 1, {2}, 2, sgd))>(
-      make(waves, server, 1, {2}, 2, sgd, 7));
-  auto const batch = data(12);
-  for (int i = 0; i < 20; ++i) {
-    REQUIRE_THROWS_WITH(sg::run_together(a.stream(batch), b->stream(batch)), "out of ink");
-    REQUIRE(weights(a) == weights(*b));
-  }
-  auto const short_batch = data(6);
-  sg::run_together(a.stream(short_batch), b->stream(short_batch));
-  REQUIRE(weights(a) == weights(*b));
-  REQUIRE_THROWS_WITH(sg::run_together(a.stream(batch), b->stream(batch)), "out of ink");
-  b = nullptr;
-  auto other = make(waves, server, 1, {2}, 2, sgd);  // its place is free
-  sg::run_together(a.stream(batch), other.stream(batch));
-  REQUIRE(weights(a) == weights(other));
+  ends_and_begins_again(Remote(2, sgd));
 }
 
 TEST_CASE("train/RemoteLink: the others go on without a worker that takes no further step",
@@ -268,32 +251,11 @@ TEST_CASE("train/RemoteLink: the others go on without a worker that takes no fur
 
 TEST_CASE("train/RemoteLink: a worker that waits too long names the other and its pushes",
           "[train]") {
-  Waves const waves{2, 2, 0};
-  Remote const server(2, sgd);
-  auto a = make(waves, server, 0, {2}, 1, sgd, -1, 0.2);
-  auto b = make(waves, server, 1, {2}, 1, sgd);
-  auto const batch = data(8);
-  REQUIRE_THROWS_WITH(run(a.stream(batch)),
-                      Catch::Matchers::Contains("worker 1, which has made 0 pushes"));
+  names_who_is_missing(Remote(2, sgd));
 }
 
 TEST_CASE("train/RemoteLink: refuses workers that differ", "[train]") {
-  Waves const waves{2, 2, 0};
-  Remote const server(2, sgd);
-  auto a = make(waves, server, 0, {2}, 1, sgd);
-  REQUIRE_THROWS_WITH(make(Waves{2, 3, 0}, server, 1, {2}, 1, sgd),
-                      Catch::Matchers::Contains("worker 1 pushes after every 3 minibatches"));
-  REQUIRE_THROWS_WITH(
-      make(waves, server, 1, {2}, 1, sg::optimizer::Sgd{.rate = 0.5}),
-      Catch::Matchers::Contains("worker 1 and the others disagree on the optimizer: worker 1 has "
-                                "'stagger::optimizer::Sgd(0.5, 0, 0)', the others have "
-                                "'stagger::optimizer::Sgd(0.02, 0.9, 0.01)'"));
-  REQUIRE_THROWS_WITH(make(waves, server, 1, {2}, 1, SlowSgd{sgd}),  // another type, equal numbers
-                      Catch::Matchers::Contains("SlowSgd(0.02, 0.9, 0.01)'"));
-  REQUIRE_THROWS_WITH(make(waves, server, 0, {2}, 1, sgd),
-                      Catch::Matchers::Contains("worker 0 trains already"));
-  REQUIRE_THROWS_WITH(make(waves, server, 2, {2}, 1, sgd),
-                      Catch::Matchers::Contains("no worker 2"));
+  refuses_others(Remote(2, sgd));
   Remote const steps(2, adam);
   REQUIRE_THROWS_WITH(stepping(sg::staleness::Synchronous{}, steps, 0, sgd),
                       Catch::Matchers::Contains("disagree on the optimizer: worker 0 has "

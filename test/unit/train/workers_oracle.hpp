@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <memory>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -222,6 +223,57 @@ template <class First, class Second> void refuses_infinities(First const& one, S
     for (float const weight : layer) REQUIRE(std::isfinite(weight));
   sg::run_together(a.step(batch), b.step(batch));
   REQUIRE(weights(a) == weights(b));
+}
+
+/// The second of two workers fails in long streams: those of the first end, both begin again from the
+/// server's weights, and once the second is gone another one takes its place.
+template <class Server> void ends_and_begins_again(Server const& server) {
+  Waves const waves{2, 2, 0};
+  auto a = make(waves, server, 0, {2}, 2, sgd);
+  auto b = std::make_unique<decltype(make(waves, server, 1, {2}, 2, sgd))>(
+      make(waves, server, 1, {2}, 2, sgd, 7));
+  auto const batch = data(12);
+  for (int i = 0; i < 20; ++i) {
+    REQUIRE_THROWS_WITH(sg::run_together(a.stream(batch), b->stream(batch)), "out of ink");
+    REQUIRE(weights(a) == weights(*b));
+  }
+  auto const short_batch = data(6);
+  sg::run_together(a.stream(short_batch), b->stream(short_batch));
+  REQUIRE(weights(a) == weights(*b));
+  REQUIRE_THROWS_WITH(sg::run_together(a.stream(batch), b->stream(batch)), "out of ink");
+  b = nullptr;
+  auto other = make(waves, server, 1, {2}, 2, sgd);
+  sg::run_together(a.stream(batch), other.stream(batch));
+  REQUIRE(weights(a) == weights(other));
+}
+
+/// The first of two workers waits for the second, which does not push.
+template <class Server> void names_who_is_missing(Server const& server) {
+  Waves const waves{2, 2, 0};
+  auto a = make(waves, server, 0, {2}, 1, sgd, -1, 0.2);
+  auto b = make(waves, server, 1, {2}, 1, sgd);
+  auto const batch = data(8);
+  REQUIRE_THROWS_WITH(run(a.stream(batch)),
+                      Catch::Matchers::Contains("worker 1, which has made 0 pushes"));
+}
+
+/// Workers that differ from the first of two.
+template <class Server> void refuses_others(Server const& server) {
+  Waves const waves{2, 2, 0};
+  auto a = make(waves, server, 0, {2}, 1, sgd);
+  REQUIRE_THROWS_WITH(make(Waves{2, 3, 0}, server, 1, {2}, 1, sgd),
+                      Catch::Matchers::Contains("worker 1 pushes after every 3 minibatches"));
+  REQUIRE_THROWS_WITH(
+      make(waves, server, 1, {2}, 1, sg::optimizer::Sgd{.rate = 0.5}),
+      Catch::Matchers::Contains("worker 1 and the others disagree on the optimizer: worker 1 has "
+                                "'stagger::optimizer::Sgd(0.5, 0, 0)', the others have "
+                                "'stagger::optimizer::Sgd(0.02, 0.9, 0.01)'"));
+  REQUIRE_THROWS_WITH(make(waves, server, 1, {2}, 1, SlowSgd{sgd}),  // another type, equal numbers
+                      Catch::Matchers::Contains("SlowSgd(0.02, 0.9, 0.01)'"));
+  REQUIRE_THROWS_WITH(make(waves, server, 0, {2}, 1, sgd),
+                      Catch::Matchers::Contains("worker 0 trains already"));
+  REQUIRE_THROWS_WITH(make(waves, server, 2, {2}, 1, sgd),
+                      Catch::Matchers::Contains("no worker 2"));
 }
 
 /// Takes steps in step, and compares with the oracle after each.

@@ -71,44 +71,12 @@ TEST_CASE(
     "train/ParameterServer: a worker that fails ends the streams of the others, and all begin "
     "again from the server's weights",
     "[train]") {
-  Waves const waves{2, 2, 0};
-  sg::collective::ParameterServer const server({.workers = 2});
-  auto a = make(waves, server, 0, {2}, 2, sgd);
-  auto b = make(waves, server, 1, {2}, 2, sgd, 7);
-  auto const batch = data(12);
-  REQUIRE_THROWS_WITH(sg::run_together(a.stream(batch), b.stream(batch)), "out of ink");
-  REQUIRE(weights(a) == weights(b));
-  auto const short_batch = data(6);
-  sg::run_together(a.stream(short_batch), b.stream(short_batch));
-  REQUIRE(weights(a) == weights(b));
-}
-
-TEST_CASE(
-    "train/ParameterServer: a worker that goes while another waits for it ends that one's stream",
-    "[train]") {
-  Waves const waves{2, 2, 0};
-  sg::collective::ParameterServer const server({.workers = 2});
-  auto a = make(waves, server, 0, {2}, 1, sgd);
-  auto gone = std::make_unique<decltype(make(waves, server, 1, {2}, 1, sgd))>(
-      make(waves, server, 1, {2}, 1, sgd, 3));
-  auto const batch = data(12);
-  auto const late = data(12, 1);
-  REQUIRE_THROWS_WITH(sg::run_together(a.stream(batch), gone->stream(late)), "out of ink");
-  gone = nullptr;
-  auto b = make(waves, server, 1, {2}, 1, sgd);  // its place is free
-  sg::run_together(a.stream(batch), b.stream(late));
-  REQUIRE(weights(a) == weights(b));
+  ends_and_begins_again(sg::collective::ParameterServer({.workers = 2}));
 }
 
 TEST_CASE("train/ParameterServer: a worker that waits too long names the other and its pushes",
           "[train]") {
-  Waves const waves{2, 2, 0};
-  sg::collective::ParameterServer const server({.workers = 2});
-  auto a = make(waves, server, 0, {2}, 1, sgd, -1, 0.2);
-  auto b = make(waves, server, 1, {2}, 1, sgd);
-  auto const batch = data(8);
-  REQUIRE_THROWS_WITH(run(a.stream(batch)),
-                      Catch::Matchers::Contains("worker 1, which has made 0 pushes"));
+  names_who_is_missing(sg::collective::ParameterServer({.workers = 2}));
 }
 
 TEST_CASE("train/ParameterServer: a push that is not finite is refused, and nothing of it is added",
@@ -118,19 +86,7 @@ TEST_CASE("train/ParameterServer: a push that is not finite is refused, and noth
 }
 
 TEST_CASE("train/ParameterServer: refuses workers that differ", "[train]") {
-  Waves const waves{2, 2, 0};
-  sg::collective::ParameterServer const server({.workers = 2});
-  auto a = make(waves, server, 0, {2}, 1, sgd);
-  REQUIRE_THROWS_WITH(make(Waves{2, 3, 0}, server, 1, {2}, 1, sgd),
-                      Catch::Matchers::Contains("worker 1 pushes after every 3 minibatches"));
-  REQUIRE_THROWS_WITH(make(waves, server, 1, {2}, 1, sg::optimizer::Sgd{.rate = 0.5}),
-                      Catch::Matchers::Contains("worker 1 and the others disagree on the "
-                                                "optimizer: worker 1 has"));
-  REQUIRE_THROWS_WITH(make(waves, server, 1, {2}, 1, SlowSgd{sgd}),  // another type, equal numbers
-                      Catch::Matchers::Contains("SlowSgd(0.02, 0.9, 0.01)'"));
-  REQUIRE_THROWS_WITH(make(waves, server, 0, {2}, 1, sgd),
-                      Catch::Matchers::Contains("worker 0 trains already"));
-  REQUIRE_THROWS_WITH(server.worker(2), Catch::Matchers::Contains("no worker 2"));
+  refuses_others(sg::collective::ParameterServer({.workers = 2}));
 }
 
 TEST_CASE(

@@ -123,7 +123,6 @@ class stop_token {
   std::shared_ptr<State> state_;
 };
 
-/// Requests stopping.
 class stop_source {
  public:
   stop_source() : state_(std::make_shared<State>()) {}

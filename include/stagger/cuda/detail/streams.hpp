@@ -19,7 +19,6 @@
 
 namespace stagger::cuda::detail {
 
-/// One GPU of this process.
 struct Gpu {
   explicit Gpu(int index) : device(select_device(index).index), pool(std::make_shared<Pool>()) {}
 

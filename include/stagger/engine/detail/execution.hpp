@@ -65,7 +65,6 @@ template <class Visit> void each_stage(Program const& program, Visit visit) {
     visit(cells[first].stage, IndexRange{first, last});
   }
 }
-/// The cells of one stage.
 [[nodiscard]] inline IndexRange cells_of(Program const& program, int stage) {
   IndexRange found;
   each_stage(program, [&](int s, IndexRange cells) {

@@ -54,7 +54,6 @@ struct ModelState {
     auto const highest = static_cast<std::size_t>(group.highest);
     return {stage.first + lowest, std::min(stage.first + highest + 1, stage.last)};
   }
-  /// The number of parameters in the layers before one.
   [[nodiscard]] std::size_t parameters_before(std::size_t layer) const noexcept {
     std::size_t count = 0;
     for (std::size_t l = 0; l < layer; ++l) count += parameters[l].count();

@@ -73,7 +73,6 @@ class Programs {
     return add(number, training, groups);
   }
 
-  /// The schedule's table.
   [[nodiscard]] schedule::Table table(int microbatches) const {
     return schedule_.table(
         schedule_.schedule,

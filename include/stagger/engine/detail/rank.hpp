@@ -16,7 +16,6 @@
 
 namespace stagger::detail {
 
-/// One layer on a rank.
 struct LayerRun {
   void* object = nullptr;
   LayerOps const* ops = nullptr;

@@ -138,7 +138,6 @@ inline void agree(Exchange& world, std::vector<collective::Fact> const& facts, d
   });
 }
 
-/// The digest of all facts.
 [[nodiscard]] inline std::uint64_t digest_of(std::vector<collective::Fact> const& facts) noexcept {
   stagger::detail::Digest all;
   for (auto const& fact : facts) all.add(fact.name).add(fact.value);

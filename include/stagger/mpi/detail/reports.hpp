@@ -14,7 +14,6 @@
 
 namespace stagger::mpi::detail {
 
-/// A rank of this process.
 struct LocalRank {
   enum class State : std::uint8_t { runnable, blocked, done };
   stagger::detail::RankState* rank = nullptr;

@@ -37,7 +37,6 @@ class Watch {
   [[nodiscard]] double now_s() const { return seconds_since(started_at_); }
   /// Seconds since a rank of this process moved, or one elsewhere is known to have.
   [[nodiscard]] double quiet_s() const { return seconds_since(moved_at_); }
-  /// Seconds since a process was heard from.
   [[nodiscard]] double silent_s(int process) const { return seconds_since(heard_at_[process]); }
   void moved() { moved_at_ = Clock::now(); }
   void heard_from(int process) { heard_at_[process] = Clock::now(); }

@@ -22,7 +22,6 @@ namespace stagger::nccl::detail {
 
 enum class CallKind : std::uint8_t { send, receive, broadcast, all_reduce, all_gather };
 
-/// One NCCL call.
 struct Call {
   CallKind kind = CallKind::send;
   void const* in = nullptr;

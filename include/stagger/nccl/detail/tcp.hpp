@@ -33,7 +33,6 @@
 
 namespace stagger::nccl::detail {
 
-/// Owns a socket.
 class Socket {
  public:
   explicit Socket(int descriptor) noexcept : descriptor_(descriptor) {}

@@ -31,7 +31,6 @@ struct SlotCounts {
   }
 };
 
-/// The slots of all values.
 struct SlotPlan {
   FixedArray<Messages> x, dy, kept, inner;  // [cells]
   FixedArray<Messages> y, dx;               // [cells] of those that others gather from; else none

@@ -43,14 +43,12 @@ namespace stagger::schedule::detail {
   return left == 0;
 }
 
-/// Whether the table has messages.
 [[nodiscard]] constexpr bool has_messages(Table const& table) noexcept {
   for (Action const& a : table.actions)
     if (is_message(a.kind)) return true;
   return false;
 }
 
-/// A fault of an action of the table.
 [[nodiscard]] constexpr Fault fault_at(Table const& table, FaultKind kind, int rank,
                                        std::size_t position) {
   return {.kind = kind,

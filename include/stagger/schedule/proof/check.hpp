@@ -54,7 +54,6 @@ template <class Check>
   return {};
 }
 
-/// No row is empty.
 [[nodiscard]] constexpr Fault check_rows(Table const& table) {
   for (int rank = 0; rank < table.ranks(); ++rank) {
     if (table.row(rank).empty())
