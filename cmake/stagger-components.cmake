@@ -21,7 +21,8 @@ stagger_component(stagger LINKS Threads::Threads FIND Threads
 # If the compiler may fuse multiplications and additions, two copies of a function may give different bits.
 stagger_component(same_bits OPTIONS -ffp-contract=off)
 
-stagger_component(host HEADERS host/asio*.hpp host/detail/asio*.hpp LINKS stagger::stagger Boost::headers INCLUDES "^boost/"
+stagger_component(host HEADERS host/asio*.hpp host/detail/asio*.hpp LINKS stagger::stagger Boost::headers
+  INCLUDES "^boost/" "^netinet/tcp\\.h$"
   FIND Boost 1.81 CONFIG COMPONENTS headers
   REMEDY "install Boost 1.81 or newer (libboost1.81-dev on Debian 12) or set Boost_ROOT")
 

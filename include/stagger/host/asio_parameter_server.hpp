@@ -115,9 +115,6 @@ inline void require_deadline(double deadline_s) {
           " s; use more than 0 and less than 1e6");
 }
 
-inline constexpr std::chrono::milliseconds tick{100};
-[[nodiscard]] inline int ticks(double s) { return std::max(2, static_cast<int>(s * 10)); }
-
 /// Accepts workers, on a thread of its own.
 class Listener {
  public:
@@ -126,7 +123,7 @@ class Listener {
       : server_(std::move(server)),
         rules_(std::move(rules)),
         hello_(options.token.hello()),
-        stalls_(ticks(options.deadline_s)),
+        deadline_s_(options.deadline_s),
         handshake_(ticks(options.handshake_s)),
         acceptor_(context_),
         timer_(context_) {
@@ -167,7 +164,8 @@ class Listener {
   [[nodiscard]] std::uint16_t port() const noexcept { return port_; }
 
  private:
-  static constexpr std::size_t most_unidentified = 64;
+  static constexpr std::size_t most_unidentified = 256;
+  static constexpr int patience = 2;  // ticks that a connection has in any case
 
   /// A connection, and the server's end of it.
   struct Accepted {
@@ -190,29 +188,41 @@ class Listener {
 
   void accept() {
     acceptor_.async_accept([this](boost::system::error_code const& error, auto socket) {
-      if (!error) return add(std::move(socket));
-      resting_ = true;  // no file is free, say; the next tick tries again
+      if (!error) add(std::move(socket));
+      if (error ? end_silent() : has_room())  // an error: no file is free, say
+        accept();
+      else
+        resting_ = true;  // the next tick tries again
     });
   }
 
   void add(AsioConnection::Socket socket) {
-    make_room();
     auto connection = std::make_unique<Accepted>(server_, rules_);
     connection->stream =
-        std::make_shared<AsioConnection>(std::move(socket), "a worker", &hello_, stalls_);
+        std::make_shared<AsioConnection>(std::move(socket), "a worker", &hello_, deadline_s_);
     connection->worker.carried_by(*connection->stream);
     connection->stream->start(connection->worker);
     accepted_.push_back(std::move(connection));
-    accept();
   }
 
-  /// The unidentified who have been here longest go, where there are too many.
-  void make_room() {
-    std::size_t unidentified = 0;
-    for (std::size_t i = accepted_.size(); i-- > 0;)
-      if (!accepted_[i]->worker.identified() && ++unidentified >= most_unidentified)
-        accepted_[i]->stream->end(nullptr);
+  /// Whether another may come. Of those who have not said who they are, the oldest goes that is
+  /// silent; so one whose first words are on their way is not pushed out by a crowd.
+  bool has_room() {
     forget();
+    auto const unidentified = static_cast<std::size_t>(
+        std::count_if(accepted_.begin(), accepted_.end(),
+                      [](auto const& each) { return !each->worker.identified(); }));
+    return unidentified < most_unidentified || end_silent();
+  }
+  /// @return whether there was one
+  bool end_silent() {
+    auto const oldest = std::find_if(accepted_.begin(), accepted_.end(), [](auto const& each) {
+      return each->age >= patience && each->stream->silent();
+    });
+    if (oldest == accepted_.end()) return false;
+    (*oldest)->stream->end(nullptr);
+    accepted_.erase(oldest);
+    return true;
   }
   void forget() {
     std::erase_if(accepted_, [](auto const& each) { return each->stream->ended(); });
@@ -224,11 +234,14 @@ class Listener {
       for (auto const& each : accepted_) {
         each->stream->tick();
         bool const known = each->worker.identified();
-        if (++each->age > (known ? stalls_ : handshake_) && !each->worker.joined())
+        if (++each->age > (known ? ticks(deadline_s_) : handshake_) && !each->worker.joined())
           each->stream->end(nullptr);
       }
       forget();
-      if (std::exchange(resting_, false)) accept();
+      if (resting_ && has_room()) {
+        resting_ = false;
+        accept();
+      }
       go_on();
     });
   }
@@ -236,7 +249,7 @@ class Listener {
   std::shared_ptr<ServerInProcess> server_;
   collective::detail::RemoteRules rules_;
   Hello hello_;
-  int stalls_;
+  double deadline_s_;
   int handshake_;  // ticks
   boost::asio::io_context context_{1};
   boost::asio::basic_socket_acceptor<tcp, AsioConnection::Executor> acceptor_;
@@ -267,9 +280,8 @@ class WorkerStream final : public collective::detail::Transport {
       raise(Errc::io, "cannot connect with the parameter server at ", name, ": ", error.message(),
             "; see whether it runs and listens there");
     context_.restart();
-    stream_ =
-        std::make_shared<AsioConnection>(std::move(socket), text("the parameter server at ", name),
-                                         nullptr, ticks(options.deadline_s));
+    stream_ = std::make_shared<AsioConnection>(
+        std::move(socket), text("the parameter server at ", name), nullptr, options.deadline_s);
     Hello const hello = options.token.hello();
     stream_->start(end, &hello);
     go_on();

@@ -17,6 +17,13 @@
 #include <utility>
 #include <vector>
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/read.hpp>
@@ -330,14 +337,93 @@ TEST_CASE("asio/AsioParameterServer: another optimizer of equal numbers is refus
                           Catch::Matchers::Contains("'stagger::optimizer::Sgd(0.02, 0.9, 0.01)'"));
 }
 
-TEST_CASE("asio/AsioParameterServer: connections that say nothing keep no worker out", "[asio]") {
+TEST_CASE("asio/AsioParameterServer: connections that say nothing are ended in time", "[asio]") {
   sg::collective::ParameterServer const server({.workers = 1});
   sg::host::AsioParameterServer const listening(server, {.handshake_s = 0.3});
   sg::host::RemoteParameterServer const remote({.port = listening.port()});
   std::vector<std::unique_ptr<Client>> silent;
-  for (int i = 0; i < 300; ++i) silent.push_back(std::make_unique<Client>(listening.port()));
+  for (int i = 0; i < 20; ++i) silent.push_back(std::make_unique<Client>(listening.port()));
   compare(Waves{1, 2, 0}, remote, {{2}}, 1, 5, sgd);
-  for (auto& each : silent) REQUIRE(each->refusal() == "");  // closed, after 0.3 s at the latest
+  for (auto& each : silent) REQUIRE(each->refusal() == "");
+}
+
+TEST_CASE("asio/AsioParameterServer: a crowd does not push out who has said hello", "[asio]") {
+  sg::collective::ParameterServer const server({.workers = 1});
+  sg::host::AsioParameterServer const listening(server, {.handshake_s = 600});
+  Client worker(listening.port());
+  worker.send(Client::hello());
+  std::vector<std::unique_ptr<Client>> silent;
+  for (int i = 0; i < 300; ++i) silent.push_back(std::make_unique<Client>(listening.port()));
+  REQUIRE(silent[0]->refusal() == "");  // the oldest that is silent, though not the oldest
+  worker.send(frame({.kind = remote::MessageKind::join}, request(0, sgd, 4)));
+  REQUIRE(worker.kind() == remote::MessageKind::wanted);
+}
+
+TEST_CASE("asio/AsioParameterServer: connections of another process keep no worker out", "[asio]") {
+  int ends[2];
+  REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+  pid_t const crowd = ::fork();
+  REQUIRE(crowd >= 0);
+  if (crowd == 0) {  // opens as many as it may, and keeps them until the test is over
+    ::close(ends[1]);
+    std::uint16_t port = 0;
+    char over = 0;
+    rlimit files{};
+    ::getrlimit(RLIMIT_NOFILE, &files);
+    files.rlim_cur = std::min<rlim_t>(files.rlim_max, 10'000);
+    ::setrlimit(RLIMIT_NOFILE, &files);
+    if (::read(ends[0], &port, sizeof(port)) != sizeof(port)) ::_exit(1);
+    sockaddr_in to{};
+    to.sin_family = AF_INET;
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    to.sin_port = htons(port);
+    for (rlim_t i = 0; i < files.rlim_cur; ++i) {
+      int const socket = ::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+      ::connect(socket, reinterpret_cast<sockaddr const*>(&to), sizeof(to));
+    }
+    bool const told = ::write(ends[0], &over, 1) == 1;
+    ::_exit(told && ::read(ends[0], &over, 1) == 0 ? 0 : 1);
+  }
+  ::close(ends[0]);
+  {
+    sg::collective::ParameterServer const server({.workers = 1});
+    sg::host::AsioParameterServer const listening(server);
+    std::uint16_t const port = listening.port();
+    char opened = 0;
+    REQUIRE(::write(ends[1], &port, sizeof(port)) == sizeof(port));
+    REQUIRE(::read(ends[1], &opened, 1) == 1);
+    compare(Waves{1, 2, 0}, sg::host::RemoteParameterServer({.port = port}), {{2}}, 1, 5, sgd);
+  }
+  ::close(ends[1]);
+  int status = 1;
+  REQUIRE(::waitpid(crowd, &status, 0) == crowd);
+  REQUIRE(status == 0);
+}
+
+TEST_CASE("asio/AsioConnection: the system is told how long a vanished machine may be silent",
+          "[asio]") {
+  namespace framed = sg::detail::framed;
+  boost::asio::io_context context(1);
+  boost::asio::ip::tcp::acceptor acceptor(context, {boost::asio::ip::address_v4::loopback(), 0});
+  framed::AsioConnection::Socket socket(context);
+  socket.connect(acceptor.local_endpoint());
+  int const file = socket.native_handle();
+  auto const option = [&](int level, int name) {
+    int value = 0;
+    socklen_t size = sizeof(value);
+    REQUIRE(::getsockopt(file, level, name, &value, &size) == 0);
+    return value;
+  };
+  framed::AsioConnection const connection(std::move(socket), "a worker", nullptr, 40);
+  REQUIRE(option(SOL_SOCKET, SO_KEEPALIVE) != 0);
+#ifdef TCP_USER_TIMEOUT
+  REQUIRE(option(IPPROTO_TCP, TCP_USER_TIMEOUT) == 40'000);
+#endif
+#ifdef TCP_KEEPIDLE
+  REQUIRE(option(IPPROTO_TCP, TCP_KEEPIDLE) +
+              option(IPPROTO_TCP, TCP_KEEPINTVL) * option(IPPROTO_TCP, TCP_KEEPCNT) ==
+          40);
+#endif
 }
 
 TEST_CASE("asio/AsioParameterServer: a server that goes ends the streams of its workers",

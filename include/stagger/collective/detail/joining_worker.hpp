@@ -92,7 +92,7 @@ class JoiningWorker {
   }
 
  private:
-  static constexpr std::size_t most_request = std::size_t{1} << 24U;  // bytes
+  static constexpr std::size_t most_request = std::size_t{1} << 22U;  // bytes
   static constexpr std::size_t most_ahead = 1024;  // for which room is made when a worker joins
 
   bool identified_ = false;

@@ -9,8 +9,10 @@
 
 #include <stagger/core/requirements.hpp>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -18,6 +20,8 @@
 #include <new>
 #include <string>
 #include <utility>
+
+#include <netinet/tcp.h>
 
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/io_context.hpp>
@@ -58,10 +62,43 @@ class HandlerMemory {
   alignas(std::max_align_t) std::byte memory_[bytes];
 };
 
+/// An option of TCP for which Asio has no name.
+template <int Name> struct TcpOption {
+  int value;
+  template <class Protocol> [[nodiscard]] int level(Protocol const&) const { return IPPROTO_TCP; }
+  template <class Protocol> [[nodiscard]] int name(Protocol const&) const { return Name; }
+  template <class Protocol> [[nodiscard]] int const* data(Protocol const&) const { return &value; }
+  template <class Protocol> [[nodiscard]] std::size_t size(Protocol const&) const {
+    return sizeof(value);
+  }
+};
+
+/// Lets the system end a connection whose other side's machine has vanished without a word, within
+/// the deadline (to the second), whether bytes are under way or not.
+template <class Socket> void end_when_vanished(Socket& socket, double deadline_s) noexcept {
+  boost::system::error_code ignored;  // by systems without them; they look once in two hours
+  [[maybe_unused]] auto const seconds = [&](double share) {
+    constexpr double longest = 32767;  // that Linux takes
+    return static_cast<int>(std::clamp(deadline_s * share, 1.0, longest));
+  };
+  socket.set_option(boost::asio::socket_base::keep_alive(true), ignored);
+#if defined(TCP_KEEPIDLE) && defined(TCP_KEEPINTVL) && defined(TCP_KEEPCNT)
+  socket.set_option(TcpOption<TCP_KEEPIDLE>{seconds(0.5)}, ignored);
+  socket.set_option(TcpOption<TCP_KEEPINTVL>{seconds(0.125)}, ignored);
+  socket.set_option(TcpOption<TCP_KEEPCNT>{4}, ignored);
+#endif
+#if defined(TCP_USER_TIMEOUT)
+  socket.set_option(TcpOption<TCP_USER_TIMEOUT>{static_cast<int>(1000 * deadline_s)}, ignored);
+#endif
+}
+
+inline constexpr std::chrono::milliseconds tick{100};
+[[nodiscard]] inline int ticks(double s) { return std::max(2, static_cast<int>(s * 10)); }
+
 /// One connection. All but `wake` runs on the thread of its context.
 ///
-/// It reads and writes as long as there is something, and its owner calls `tick` several times
-/// within a deadline: where a frame has begun, or there is something to write, and no byte has moved
+/// It reads and writes as long as there is something, and its owner calls `tick` ten times a
+/// second: where a frame has begun, or there is something to write, and no byte has moved
 /// for that long, the connection ends.
 class AsioConnection final : public collective::detail::Transport,
                              public std::enable_shared_from_this<AsioConnection> {
@@ -69,14 +106,17 @@ class AsioConnection final : public collective::detail::Transport,
   using Executor = boost::asio::io_context::executor_type;
   using Socket = boost::asio::basic_stream_socket<tcp, Executor>;
 
-  /// @param name      of the other side, in words
-  /// @param expected  what that says first, or null; outlives this
-  /// @param stalls    ticks in which nothing moves after which it ends
-  AsioConnection(Socket socket, std::string name, Hello const* expected, int stalls)
-      : socket_(std::move(socket)), name_(std::move(name)), reader_(expected), stalls_(stalls) {
+  /// @param name        of the other side, in words
+  /// @param expected    what that says first, or null; outlives this
+  /// @param deadline_s  after which it ends if nothing moves
+  AsioConnection(Socket socket, std::string name, Hello const* expected, double deadline_s)
+      : socket_(std::move(socket)),
+        name_(std::move(name)),
+        reader_(expected),
+        stalls_(ticks(deadline_s)) {
     boost::system::error_code ignored;
     socket_.set_option(tcp::no_delay(true), ignored);
-    socket_.set_option(boost::asio::socket_base::keep_alive(true), ignored);
+    end_when_vanished(socket_, deadline_s);
   }
 
   /// @param hello  what this side says first, or null
@@ -99,6 +139,12 @@ class AsioConnection final : public collective::detail::Transport,
     socket_.close(ignored);
   }
   [[nodiscard]] bool ended() const noexcept { return !socket_.is_open(); }
+  /// Whether the other side has not even sent all of what it says first, read or not.
+  [[nodiscard]] bool silent() const noexcept {
+    boost::system::error_code ignored;
+    std::size_t const missing = reader_.hello_missing();
+    return missing != 0 && socket_.available(ignored) < missing;
+  }
 
   void tick() noexcept {
     bool const waits = writing_ || reader_.midst() || finishing_ || end_ == nullptr;
@@ -217,7 +263,7 @@ class AsioConnection final : public collective::detail::Transport,
   std::string refusal_;  // to be sent
   bool writing_ = false;
   bool finishing_ = false;
-  int stalls_;
+  int stalls_;               // ticks
   int stalled_ = 0;          // ticks
   std::uint64_t moved_ = 0;  // reads and writes
   std::uint64_t seen_ = 0;

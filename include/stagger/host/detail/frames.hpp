@@ -65,6 +65,10 @@ class FrameReader {
     filled_ -= at;
     if (at != 0 && filled_ != 0) std::memmove(in_.data(), in_.data() + at, filled_);
   }
+  /// Bytes of what the other side says first that have not come.
+  [[nodiscard]] std::size_t hello_missing() const noexcept {
+    return expected_ == nullptr ? 0 : sizeof(Hello) - filled_;
+  }
   /// Whether a frame has begun that is not complete.
   [[nodiscard]] bool midst() const noexcept { return in_frame_ || filled_ != 0; }
   /// Forgets it: what comes now is of no interest.
