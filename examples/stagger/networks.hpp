@@ -6,9 +6,26 @@
 #include <cstdint>
 #include <vector>
 
-#include "profile.hpp"
+#include <stagger/collective/iteration.hpp>
 
 namespace tool {
+
+/// Backward times and gradient sizes of a model's layers; the first layer is next to the input.
+struct Layers {
+  double forward_s = 0;  ///< total of all layers
+  std::vector<double> backward_s{};
+  std::vector<std::uint64_t> bytes{};
+
+  /// As groupings take them.
+  operator stagger::collective::Backward() const {
+    return {forward_s, backward_s, bytes};
+  }  // NOLINT
+  [[nodiscard]] double compute_s() const {
+    double sum = forward_s;
+    for (double const s : backward_s) sum += s;
+    return sum;
+  }
+};
 
 /// Parameters and multiply-adds per layer, first layer first.
 struct Network {
@@ -41,12 +58,13 @@ struct Network {
   }
 };
 
-/// ResNet-50: 53 convolutions, each followed by a scale-and-shift layer, and a dense layer.
-[[nodiscard]] inline Network resnet50() {
+/// ResNet-50: 53 convolutions, each followed by a scale-and-shift layer unless that is left out, and
+/// a dense layer.
+[[nodiscard]] inline Network resnet50(bool scales = true) {
   Network n;
   auto const unit = [&](double in, double out, double kernel, double height) {
     n.convolution(in, out, kernel, height, false);
-    n.add(2 * out, 4 * out * height * height);
+    if (scales) n.add(2 * out, 4 * out * height * height);
   };
   struct Group {
     double width;

@@ -2,7 +2,6 @@
 #pragma once
 // Profiles and clusters, from files or by name.
 
-#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -10,22 +9,11 @@
 
 #include <stagger/cluster/cluster.hpp>
 #include <stagger/cluster/profile.hpp>
-#include <stagger/collective/iteration.hpp>
 
 #include "flags.hpp"
+#include "networks.hpp"
 
 namespace tool {
-
-/// Backward times and gradient sizes of a model's layers; the first layer is next to the input.
-struct Layers {
-  double forward_s = 0;  ///< total of all layers
-  std::vector<double> backward_s{};
-  std::vector<std::uint64_t> bytes{};
-
-  [[nodiscard]] stagger::collective::Backward backward() const {
-    return {forward_s, backward_s, bytes};
-  }
-};
 
 /// Reads JSON from a file; `-` is standard input.
 /// @throws stagger::Error naming file, line, column and value

@@ -38,8 +38,8 @@ struct Times {
 
 Times times(Layers const& layers, CostLine line) {
   auto const of = [&](auto const& policy) {
-    auto const groups = policy.groups(layers.backward(), line);
-    return collective::evaluate(layers.backward(), groups, line);
+    auto const groups = policy.groups(layers, line);
+    return collective::evaluate(layers, groups, line);
   };
   auto const best = of(collective::grouping::Optimal{});
   return {of(collective::grouping::Layerwise{}).iteration_s,
@@ -131,8 +131,8 @@ class Merge final : public Command {
     Json list = Json::array();
     report::TextTable table({"policy", "messages", "iteration", "exposed"});
     for (std::size_t i = 0; i < names.size(); ++i) {
-      auto const groups = chosen[i].groups(layers.backward(), line);
-      auto const played = collective::evaluate(layers.backward(), groups, line);
+      auto const groups = chosen[i].groups(layers, line);
+      auto const played = collective::evaluate(layers, groups, line);
       Json pairs = Json::array();
       for (auto const& g : groups) pairs.push_back({g.highest, g.lowest});
       list.push_back({{"policy", names[i]},

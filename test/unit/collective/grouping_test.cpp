@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "catch.hpp"
-#include "collective/networks.hpp"
+#include "collective/random_layers.hpp"
 
 using namespace stagger;
 using namespace stagger::collective;

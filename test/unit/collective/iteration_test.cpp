@@ -4,13 +4,14 @@
 #include <cmath>
 #include <deque>
 #include <limits>
+#include <numeric>
 #include <queue>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "catch.hpp"
-#include "collective/networks.hpp"
+#include "collective/random_layers.hpp"
 
 using namespace stagger;
 using namespace stagger::collective;
@@ -133,7 +134,7 @@ TEST_CASE("collective/evaluate: equals a simulation of core and link by events (
       REQUIRE(m.end_s >= m.start_s);
       last = m.end_s;
     }
-    REQUIRE(bytes == layers.total_bytes());
+    REQUIRE(bytes == std::accumulate(layers.bytes.begin(), layers.bytes.end(), std::uint64_t{0}));
     REQUIRE(result.messages.size() == groups.size());
   }
 }

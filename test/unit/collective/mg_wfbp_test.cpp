@@ -13,7 +13,7 @@
 #include <stagger/collective/line_fit.hpp>
 
 #include "catch.hpp"
-#include "collective/networks.hpp"
+#include "collective/random_layers.hpp"
 
 #if __has_include(<nlohmann/json.hpp>)
 #include <nlohmann/json.hpp>

@@ -1,2 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 set(test_one_thread TRUE)
+set(test_includes ${PROJECT_SOURCE_DIR}/examples/stagger)  # networks.hpp
