@@ -34,6 +34,10 @@ struct ByteRange {
   std::size_t first = 0;
   std::size_t last = static_cast<std::size_t>(-1);
   [[nodiscard]] constexpr std::size_t size() const noexcept { return last - first; }
+  /// What of it lies before an end.
+  [[nodiscard]] constexpr std::size_t size_before(std::size_t end) const noexcept {
+    return (last < end ? last : end) - (first < end ? first : end);
+  }
 };
 
 }  // namespace detail

@@ -42,6 +42,7 @@ class GpusBackend : detail::Enqueuer {
       memories_->push_back(detail::parameter_memory((*gpus_)[g].device));
     machine_.model.keep(memories_);
     if (gpus_->processes() == nullptr) return;
+    machine_.traffic.by_back_end();
     gpus_->processes()->agree(detail::facts_of(machine_, options_));
     auto const share = [](void* sums, double* backward_s, double* sum_s) {
       static_cast<detail::GroupSums*>(sums)->share(backward_s, sum_s);

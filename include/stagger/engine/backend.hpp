@@ -78,14 +78,24 @@ template <Interpreter B> Progress go_on(B& backend, RankState& rank) noexcept {
   }
 }
 
+/// Carries out a compute instruction of a rank that is watched.
+[[gnu::noinline]] inline void run_watched(Machine& machine, RankState& rank, Instruction const& in,
+                                          Clock clock) {
+  if (rank.record && clock.read != nullptr)
+    run_recorded(rank, in, clock);
+  else
+    run_compute(rank, in);
+  if (machine.traffic.uneven()) machine.traffic.made(rank, in);
+}
+
 /// Carries out one instruction, of any kind.
 /// @param clock  tells the time while steps are recorded; none where the device has its own
 [[gnu::always_inline]] inline void carry_out(Machine& machine, RankState& rank,
                                              Instruction const& in, Clock clock = {}) {
   if (!computes(in.op)) [[unlikely]]
     machine.execute_end(rank, in, clock);
-  else if (rank.record && clock.read != nullptr)
-    run_recorded(rank, in, clock);
+  else if (rank.watched)
+    run_watched(machine, rank, in, clock);
   else
     run_compute(rank, in);
 }

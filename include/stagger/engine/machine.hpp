@@ -21,6 +21,7 @@
 #include <stagger/engine/detail/execution.hpp>
 #include <stagger/engine/detail/model_state.hpp>
 #include <stagger/engine/detail/rank.hpp>
+#include <stagger/engine/detail/traffic_counts.hpp>
 #include <stagger/engine/memory.hpp>
 #include <stagger/engine/options.hpp>
 #include <stagger/engine/replica_ops.hpp>
@@ -88,12 +89,12 @@ class Machine : public StepStatus {
   }
   void gradient_norm(double norm) noexcept { run.gradient_norm = norm; }
 
-  /// Makes the slots of a program and points every rank at them. Of values and slots, allocates
-  /// only what earlier programs did not need.
+  /// Points every rank at the slots of a program, and makes those that earlier ones did not need.
   [[gnu::cold]] void load(Program const& program) {
     run.load(model, program);
     if (model.options.replicas.ops() != nullptr) model.options.replicas.ops()->load(*this);
     if (exchange_ != nullptr) exchange_->load(*this);
+    traffic.load(program, run.cells, model, run.replica_run);
   }
 
   [[nodiscard]] Program const& program() const noexcept { return *run.program; }
@@ -117,9 +118,11 @@ class Machine : public StepStatus {
       if (std::exchange(model.shown, false)) run.take_back(model);
     if (run.program->training && !run.program->flushes && exchange_ == nullptr)
       for (auto& parameters : model.parameters) parameters.save();
+    traffic.begin_step(arguments, model, model.memory != nullptr);
     for (std::size_t r = 0; r < run.ranks.size(); ++r) {
       auto& rank = run.ranks[r];
       begin_rank(rank, *run.program, run.program->ranks[r], model.options.record);
+      rank.watched = rank.record || traffic.uneven();
       rank.arguments = &run.arguments;
       rank.context.begin_step(
           model.steps, model.options.seed, run.program->training,
@@ -140,6 +143,7 @@ class Machine : public StepStatus {
       if (exchange_ != nullptr) exchange_->end_step(*this, failure());
       rethrow();
     }
+    traffic.end_step();
     if (exchange_ != nullptr) exchange_->end_step(*this, nullptr);
     if (run.program->training) model.steps += run.program->updates;
     if (model.options.replicas.ops() != nullptr) model.options.replicas.ops()->end_step(*this);
@@ -238,17 +242,17 @@ class Machine : public StepStatus {
 
   ModelState model;
   Execution run;
+  TrafficCounts traffic;
 
  private:
   static constexpr std::size_t saved_at_once = std::size_t{1} << 15U;  // bytes
   // Cold, so that g++ does not guess what stands behind `Exchange` and compile that too.
   [[gnu::cold]] [[gnu::noinline]] void exchange(RankState& rank, Instruction const& in,
                                                 Clock clock) {
-    bool const record = rank.record && clock.read != nullptr && exchanges(in.op) &&
-                        (in.op == Op::push || in.snapshot());
+    bool const record = rank.record && clock.read != nullptr && exchanges(in.op);
     double const start_s = record ? clock() : 0;
-    exchange_->execute(*this, in);
-    if (record) rank.spans.push_back({action_of(in), start_s, clock(), false});
+    bool const crosses = exchange_->execute(*this, in);
+    if (record && crosses) rank.spans.push_back({action_of(in), start_s, clock(), false});
   }
 
   void update(RankState& rank) {

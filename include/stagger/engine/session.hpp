@@ -17,6 +17,7 @@
 #include <stagger/engine/step.hpp>
 #include <stagger/parameters/layer_parameters.hpp>
 #include <stagger/program/program.hpp>
+#include <stagger/program/traffic.hpp>
 #include <stagger/schedule/table.hpp>
 #include <stagger/schedule/timeline.hpp>
 
@@ -85,6 +86,7 @@ template <class M> struct MachineFacts {
   static void append_states(M& machine, std::vector<ParameterState>& states, bool own);
   static List<ParameterShape> shapes(M& machine);
   static Memory memory(M& machine);
+  static Traffic traffic(M& machine, int ranks);
   /// When each action of the last step started and ended, by rank.
   /// @param ranks  that compute
   /// @param sums   of the ranks that add up gradients beside them

@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <new>
+#include <tuple>
+#include <type_traits>
 #include <utility>
 
 #include <stagger/core/alignment.hpp>
@@ -25,6 +27,23 @@ template <class T> [[nodiscard]] std::uint64_t byte_count(T const& value) {
 
 namespace detail {
 
+/// Whether all objects of a type take as many bytes when they go from rank to rank.
+template <class T> inline constexpr bool fixed_payload = std::is_trivially_copyable_v<T>;
+
+/// What goes from rank to rank of a value, in bytes: the elements of tensors and vectors, of types
+/// with `fields()` those of all fields. Of other types the memory that they hold.
+template <class T> [[nodiscard]] std::uint64_t payload_bytes(T const& value) {
+  if constexpr (fixed_payload<T>)
+    return sizeof(T);
+  else if constexpr (requires { value.fields(); })
+    return std::apply([](auto const&... field) { return (payload_bytes(field) + ... + 0); },
+                      value.fields());
+  else if constexpr (requires { value.size() * sizeof(*value.data()); })
+    return value.size() * sizeof(*value.data());
+  else
+    return byte_count(value);
+}
+
 /// How to make, find and destroy the objects of one type.
 struct SlotType {
   std::size_t stride = 0;  // bytes from one object to the next, a multiple of the alignment
@@ -32,6 +51,8 @@ struct SlotType {
   void (*destroy)(void*) noexcept = nullptr;
   void (*assign)(void* to, void const* from) = nullptr;
   std::uint64_t (*bytes)(void const*) = nullptr;
+  std::uint64_t (*payload)(void const*) = nullptr;  // null: always `payload_bytes`
+  std::uint64_t payload_bytes = 0;
   // Null where the type has no rows; see RowSplittable.
   std::size_t (*rows)(void const*) = nullptr;
   void (*resize_rows)(void*, void const* like, std::size_t rows) = nullptr;
@@ -49,6 +70,9 @@ template <class T> struct SlotFunctions {
   }
   static std::uint64_t bytes(void const* object) {
     return byte_count(*static_cast<T const*>(object));
+  }
+  static std::uint64_t payload(void const* object) {
+    return payload_bytes(*static_cast<T const*>(object));
   }
   static std::size_t rows(void const* value) {
     return Rows<T>::count(*static_cast<T const*>(value));
@@ -70,6 +94,10 @@ template <class T> constexpr SlotType make_slot_type() {
   type.destroy = &Functions::destroy;
   type.assign = &Functions::assign;
   type.bytes = &Functions::bytes;
+  if constexpr (fixed_payload<T>)
+    type.payload_bytes = sizeof(T);
+  else
+    type.payload = &Functions::payload;
   if constexpr (Rows<T>::exist) {
     type.rows = &Functions::rows;
     type.resize_rows = &Functions::resize_rows;

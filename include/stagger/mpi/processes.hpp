@@ -28,6 +28,7 @@
 #include <stagger/mpi/detail/owners.hpp>
 #include <stagger/mpi/detail/placement.hpp>
 #include <stagger/mpi/detail/port_types.hpp>
+#include <stagger/mpi/detail/sent_counts.hpp>
 #include <stagger/mpi/detail/step_run.hpp>
 #include <stagger/mpi/session.hpp>
 
@@ -46,7 +47,8 @@ class ProcessesBackend {
         join_deadline_s_(device.join_deadline_s),
         world_(detail::callable(device.processes, device.places(), places), join_deadline_s_),
         channels_(detail::duplicate(device.processes, join_deadline_s_)),
-        steps_(codec_, channels_, sums_, world_.spin()) {
+        sent_(codec_, channels_),
+        steps_(codec_, channels_, sums_, sent_, world_.spin()) {
     machine.outside({this,
                      [](void* self, std::uint32_t signal, std::uint32_t count) noexcept {
                        static_cast<ProcessesBackend*>(self)->steps_.outside().give(signal, count);
@@ -101,7 +103,10 @@ class ProcessesBackend {
 
   /// Runs the ranks of this process in the step that the machine has begun. Returns when all ranks
   /// of all processes have finished, or when the step has failed.
-  void drive() { must_load_ = !steps_.run(); }
+  void drive() {
+    must_load_ = !steps_.run();
+    sent_.count_rest(placement_);
+  }
   bool start(std::coroutine_handle<>) {
     drive();
     return false;
@@ -132,6 +137,7 @@ class ProcessesBackend {
   detail::Exchange world_;     // for what is agreed on outside of steps
   detail::Channels channels_;  // for steps
   detail::LibrarySums sums_{};
+  detail::SentCounts sent_;
   detail::StepRun steps_;
   detail::Placement placement_{};
   detail::Owners owners_{};

@@ -108,6 +108,11 @@ class ParameterLink {
   virtual void take_last(std::size_t layer, std::byte* values) = 0;
   /// The stream has ended. @param why  it failed, or null; what was pushed stays
   virtual void end(std::exception_ptr why) noexcept = 0;
+  /// How much travels of a part of a layer, in bytes.
+  [[nodiscard]] virtual std::size_t carried_bytes(LayerParameters const& /*layer*/,
+                                                  ByteRange part) const {
+    return part.size();
+  }
   /// Before `join`: the worker runs in so many processes, each with a link of this kind that joins
   /// with the whole model and exchanges the layers that the process runs.
   /// @return whether that is possible

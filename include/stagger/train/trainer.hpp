@@ -271,6 +271,14 @@ class Trainer {
   /// Memory held by the engine, in bytes by use.
   [[nodiscard]] Memory memory() const { return Facts::memory(session_->machine()); }
 
+  /// Messages and bytes that have gone from rank to rank and to and from a parameter server since
+  /// the pipeline was made, in training and evaluation; not in steps that failed. Ask between steps.
+  /// Over processes each one counts what its own ranks send.
+  [[nodiscard]] Traffic traffic() const {
+    session_->require_idle();
+    return Facts::traffic(session_->machine(), ranks());
+  }
+
   /// For engines and profilers.
   [[nodiscard]] detail::Machine& machine() noexcept { return session_->machine(); }
 

@@ -3,6 +3,7 @@
 
 #include "catch.hpp"
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -54,6 +55,42 @@ TEST_CASE("nccl/Gpus: a rank in every process has the host's bits", "[nccl]") {
     for (auto const& words : wrong) CHECK(words == "");
     CHECK(astray == 0);
     CHECK(si::aborts() == 0);
+  }
+}
+
+TEST_CASE("nccl/Gpus: traffic() of each process is what its ranks send on the host, also in graphs",
+          "[nccl]") {
+  using enum sg::TrafficKind;
+  bool const capture = GENERATE(false, true);
+  for (auto const& c : {cases[0], cases[2]}) {  // of which the second hands in gradients
+    CAPTURE(c.name, capture);
+    si::Session const session;
+    auto host = on_host(c);
+    for (int s = 0; s < 5; ++s) sg::run(host.step(batch(s, c.microbatches, false)));
+    auto const expected = host.traffic();
+    auto const wrong = in_processes(c.gpus, a_process(), [&](sg::nccl::Gpus gpus, int p) {
+      gpus.capture = capture;
+      auto train = on_all(c, gpus);
+      for (int s = 0; s < 5; ++s) sg::run(train.step(batch(s, c.microbatches, false)));
+      auto const found = train.traffic();
+      std::string words;
+      for (int rank = 0; rank < train.ranks(); ++rank) {
+        bool const own = rank == p;
+        for (auto const kind : {activations, gradients}) {
+          std::uint64_t const messages = own ? expected.of(rank, kind).messages : 0;
+          if (found.of(rank, kind) != sg::TrafficCount{messages, messages * 3 * width * 4})
+            words +=
+                sg::text(sg::name(kind), " of rank ", rank, ": ", found.of(rank, kind).messages,
+                         " messages, ", found.of(rank, kind).bytes, " bytes; ");
+        }
+        auto const sums = found.of(rank, gradient_sums);  // with the gaps between parameters
+        auto const on_the_host = own ? expected.of(rank, gradient_sums) : sg::TrafficCount{};
+        if ((sums.messages == 0) != (on_the_host.messages == 0) || sums.bytes < on_the_host.bytes)
+          words += sg::text("sums of rank ", rank, "; ");
+      }
+      return words;
+    });
+    for (auto const& words : wrong) CHECK(words == "");
   }
 }
 

@@ -44,6 +44,7 @@ class Enqueuer {
   }
 
   void enqueue_iteration() {
+    if (gpus_->processes() != nullptr) machine_.traffic.measure_step();
     begin_iteration();
     issue();
     launch_updates();

@@ -40,6 +40,7 @@ class GroupReduction {
   /// Takes those layers of a gradient group that have parameters, at each member.
   void select(std::size_t gradients, ReplicaGroup const& group) {
     auto const& layers = state_.program().groups[gradients];
+    stage_ = layers.stage;
     blocks_.resize(std::max(blocks_.size(), group.members.size()));
     for (std::size_t m = 0; m < group.members.size(); ++m) {
       blocks_[m].clear();
@@ -113,6 +114,14 @@ class GroupReduction {
         if (views[p].size != 0)
           summands_.push_back({views[p].gradient, views[p].size, parameters->declaration(p).type});
     gpus().processes()->all_reduce(number_of(group), summands_);
+    TrafficCount sent;
+    for (Summand const& each : summands_) sent += {1, each.size * element_bytes(each.type)};
+    count(group, sent);
+  }
+  /// What this process's member of a group has sent to the others.
+  void count(ReplicaGroup const& group, TrafficCount const& sent) const {
+    std::size_t const cell = cell_of(stage_, group.members.front()->gpu);
+    streams_.machine().traffic.add_to_step(state_.rank_of(cell), TrafficKind::gradient_sums, sent);
   }
 
   /// The sum of one gradient group over the members of a replica group, which `select` names.
@@ -138,7 +147,11 @@ class GroupReduction {
                               group.members[peer]->gpu, member.stream.get()),
                   "copy gradients to another GPU");
         }
-      if (gpus().processes() != nullptr) gpus().processes()->exchange(number_of(group), exchanges_);
+      if (gpus().processes() == nullptr) continue;
+      gpus().processes()->exchange(number_of(group), exchanges_);
+      TrafficCount sent;
+      for (Exchange const& each : exchanges_) sent += {1, each.send.bytes};
+      count(group, sent);
     }
   }
 
@@ -181,6 +194,7 @@ class GroupReduction {
   ParameterKernels const* kernels_;
   stagger::detail::DistributedState const& state_;
   std::vector<List<LayerBlock>> blocks_;  // [members], of the selected group
+  int stage_ = 0;                         // of that group
   std::vector<Summand> summands_;
   std::vector<Exchange> exchanges_;
 };

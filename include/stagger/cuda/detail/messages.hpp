@@ -121,6 +121,12 @@ class Transfer {
   void add_given(WireType const& type, void* value) { collect(type, value, from_); }
   void add_taken(WireType const& type, void* value) { collect(type, value, to_); }
 
+  /// What is given, in bytes.
+  [[nodiscard]] std::uint64_t bytes() const noexcept {
+    std::uint64_t sum = 0;
+    for (Block const& block : from_) sum += block.bytes;
+    return sum;
+  }
   /// A channel waits for all that the stream of a rank has been given so far.
   void follow(std::size_t rank, std::size_t number) const {
     if (!streams_.own(rank)) return;
@@ -247,6 +253,7 @@ class Messages {
       });
       transfer_.follow(rank, channel_[owner.back]);
       transfer_.enqueue(channel_[owner.back]);
+      count(rank, TrafficKind::parameters);
     }
   }
 
@@ -259,6 +266,11 @@ class Messages {
   }
   void record(std::size_t rank, std::size_t event) const {
     streams_.record(streams_.compute(rank), streams_.event(streams_.gpu_of(rank), event));
+  }
+  /// What a rank of this process has just sent to another process.
+  void count(std::size_t rank, TrafficKind kind) const {
+    if (processes() != nullptr && streams_.own(rank))
+      streams_.machine().traffic.add_to_step(rank, kind, {1, transfer_.bytes()});
   }
   /// The event that the gradients of another owner have been read, and have arrived.
   [[nodiscard]] Event& handed_in(std::size_t owner) const noexcept {
@@ -322,6 +334,7 @@ class Messages {
       transfer_.add_taken(type, copy);
     }
     transfer_.enqueue(channel_number);
+    count(route.giver, route.forward ? TrafficKind::activations : TrafficKind::gradients);
     streams_.record(*over.stream, passed);
     if (gives) read_[slot] = &passed;
   }
@@ -361,6 +374,7 @@ class Messages {
       });
       transfer_.follow(rank, channel_[owner.channel]);
       transfer_.enqueue(channel_[owner.channel]);
+      count(rank, TrafficKind::gradient_sums);
       streams_.record(*channel(channel_[owner.channel]).stream, handed_in(n));
     }
   }

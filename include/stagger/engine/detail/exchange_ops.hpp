@@ -23,8 +23,9 @@ class Exchange {
   /// runs
   virtual void runs(bool const* ranks) = 0;
   virtual void begin_step() = 0;
-  /// Carries out `apply`, `push` or `pull`.
-  virtual void execute(Machine&, Instruction const&) = 0;
+  /// Carries out `apply`, `push` or `pull`. @return whether anything goes to the server or comes
+  /// from it
+  virtual bool execute(Machine&, Instruction const&) = 0;
   /// @param why  the step failed, or null
   virtual void end_step(Machine&, std::exception_ptr why) = 0;
   /// Whether weights are still to come that a step before has made.

@@ -66,13 +66,14 @@ class OverlappedExchange final : public ServerExchange {
     }
   }
 
-  void execute(Machine& machine, Instruction const& in) override {
+  bool execute(Machine& machine, Instruction const& in) override {
     if (in.op == Op::push)
       push(in);
     else if (in.snapshot())
       pull(machine, in);
     else
       take_late(cells_[in.cell]);
+    return in.op == Op::push || in.snapshot();
   }
 
   [[gnu::cold]] void end_step(Machine&, std::exception_ptr why) override {
@@ -123,6 +124,7 @@ class OverlappedExchange final : public ServerExchange {
       layer.late[(steps_ - 1) % 2] = 0;
       LayerParameters& own = machine_.parameters()[l];
       link_->take_part(l, steps_, own.values().data(), part);
+      count(l, TrafficKind::pulls, part);
       if (calls().remember != nullptr)
         calls().remember(staleness_.policy, own, layer.kept.data(), part);
     });
@@ -150,6 +152,7 @@ class OverlappedExchange final : public ServerExchange {
       } else if (urgent(l).size() != 0) {
         link_->push_part(l, own.stored().gradients.data(), urgent(l));
       }
+      if (urgent(l).size() != 0) count(l, TrafficKind::pushes, urgent(l));
     });
     each_layer(cell, [&](std::size_t l) {
       if (urgent(l).size() != 0) link_->ask_part(l, steps_ + 1, urgent(l));
@@ -159,10 +162,14 @@ class OverlappedExchange final : public ServerExchange {
   void pull(Machine& machine, Instruction const& in) {
     each_layer(cells_[in.cell], [&](std::size_t l) {
       LayerParameters& own = machine_.parameters()[l];
-      if (urgent(l).size() != 0) link_->take_part(l, steps_ + 1, own.values().data(), urgent(l));
+      if (urgent(l).size() != 0) {
+        link_->take_part(l, steps_ + 1, own.values().data(), urgent(l));
+        count(l, TrafficKind::pulls, urgent(l));
+      }
       ByteRange const part{0, late(l, steps_)};
       if (part.last == 0) return;
       link_->push_part(l, own.stored().gradients.data(), part);
+      count(l, TrafficKind::pushes, part);
       if (calls().predict == nullptr) return own.zero_gradients();
       Instruction change = in;
       change.set_update(0);

@@ -55,6 +55,7 @@ struct alignas(64) RankState {
   Wait blocked_on;
   bool executed = false;  // `next` has run, its signals are still to be given (timed back ends)
   bool record = false;
+  bool watched = false;  // actions are recorded, or counted
   int number = 0;
   int in_flight = 0;
   int peak_in_flight = 0;

@@ -87,6 +87,7 @@ struct ReplicaSums {
     if (in.op != Op::reduce)
       run_backward_part(rank, machine.run.cells[in.cell], in, layers.first - first,
                         layers.last - first);
+    if (in.op != Op::reduce && machine.traffic.uneven()) machine.traffic.made(rank, in);
     for (std::size_t l = layers.last; in.op == Op::reduce && l-- > layers.first;) {
       auto& sum = machine.model.parameters[l];
       ByteRange const own = sum.part(in.part(), in.parts());

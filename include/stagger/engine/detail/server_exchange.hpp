@@ -142,6 +142,15 @@ class ServerExchange : public Exchange, protected ParameterListener {
     outside.fail(outside.self, std::move(why));
   }
 
+  /// What of a layer has gone to the server, or come from it. Called by whoever runs the cell.
+  void count(std::size_t l, TrafficKind kind, ByteRange part) {
+    machine_.traffic.add(program_->cells[cell_of_[l]].rank, kind,
+                         {1, link_->carried_bytes(exchanged()[l], part)});
+  }
+  void count(std::size_t l, TrafficKind kind) {
+    count(l, kind, {0, exchanged()[l].bytes_of_values()});
+  }
+
   std::shared_ptr<ParameterLink> link_;
   Machine& machine_;
   StalenessModel staleness_;
@@ -186,6 +195,7 @@ class ServerExchange : public Exchange, protected ParameterListener {
     for (CellLayers& cell : cells_)
       for (std::size_t l = cell.first; l < cell.first + cell.count; ++l) {
         link_->read(l, exchanged()[l].values().data());
+        count(l, TrafficKind::pulls);
         received(l);
       }
   }

@@ -155,6 +155,10 @@ template <class M> List<ParameterShape> MachineFacts<M>::shapes(M& machine) {
   return shapes;
 }
 template <class M> Memory MachineFacts<M>::memory(M& machine) { return machine.memory(); }
+template <class M> Traffic MachineFacts<M>::traffic(M& machine, int ranks) {
+  Traffic total = machine.traffic.total();
+  return total.ranks() != 0 ? total : Traffic(static_cast<std::size_t>(ranks));  // no step yet
+}
 template <class M> schedule::Timeline MachineFacts<M>::timeline(M& machine, int ranks, bool sums) {
   schedule::Timeline timeline;
   int const all = static_cast<int>(machine.ranks().size());

@@ -32,11 +32,15 @@ class StepExchange : public ServerExchange {
     if (open()) steps_ = 0;
   }
 
-  void execute(Machine&, Instruction const& in) override {
+  bool execute(Machine&, Instruction const& in) override {
     CellLayers& cell = cells_[in.cell];
-    if (in.op == Op::pull) return pull(cell);
+    if (in.op == Op::pull) {
+      pull(cell);
+      return true;
+    }
     push(cell, [this](std::size_t l) { return exchanged()[l].stored().gradients.data(); });
     for (std::size_t l = 0; l < cell.count; ++l) layer(cell, l).zero_gradients();
+    return true;
   }
 
   [[gnu::cold]] void end_step(Machine&, std::exception_ptr why) override {
@@ -49,12 +53,16 @@ class StepExchange : public ServerExchange {
   /// And asks for what the next step is to see. @param of  (layer) what is pushed
   template <class Of> void push(CellLayers& cell, Of of) {
     cell.missing.store(cell.count);
-    for (std::size_t l = cell.first; l < cell.first + cell.count; ++l) link_->push(l, of(l), false);
+    for (std::size_t l = cell.first; l < cell.first + cell.count; ++l) {
+      link_->push(l, of(l), false);
+      count(l, TrafficKind::pushes);
+    }
     for (std::size_t l = cell.first; l < cell.first + cell.count; ++l) link_->ask(l, needed());
   }
   void pull(CellLayers const& cell) {
     for (std::size_t l = cell.first; l < cell.first + cell.count; ++l) {
       link_->take(l, needed(), exchanged()[l].values().data());
+      count(l, TrafficKind::pulls);
       received(l);
     }
   }
@@ -108,7 +116,7 @@ class LocalExchange final : public StepExchange {
       : StepExchange(std::move(link), machine, staleness, packed_of(machine, staleness)) {}
   ~LocalExchange() override { leave(); }
 
-  void execute(Machine&, Instruction const& in) override {
+  bool execute(Machine&, Instruction const& in) override {
     CellLayers& cell = cells_[in.cell];
     bool const meets = (steps_ + 1) % staleness_.push_minibatches == 0;
     if (in.op == Op::pull) {
@@ -121,6 +129,7 @@ class LocalExchange final : public StepExchange {
       if (machine_.commit()) update(cell);  // from here on nothing can fail
       tell(in.cell, 1);
     }
+    return meets;
   }
 
   [[nodiscard]] std::uint64_t bytes() const override {

@@ -58,19 +58,21 @@ class StreamExchange final : public ServerExchange {
       make_room(c);
       streams_[c].changes = 0;
       streams_[c].asked = 0;
+      streams_[c].taken = 0;
       cells_[c].missing.store(0);
     }
     open();
     for (std::size_t c = 0; c < cells_.size(); ++c) ask(c);
   }
 
-  void execute(Machine& machine, Instruction const& in) override {
+  bool execute(Machine& machine, Instruction const& in) override {
     if (in.op == Op::apply)
       change(machine, in);
     else if (in.op == Op::push)
       push(in);
     else
       pull(in);
+    return in.op == Op::push || (in.op == Op::pull && in.snapshot());
   }
 
   [[gnu::cold]] void end_step(Machine&, std::exception_ptr why) override {
@@ -90,6 +92,7 @@ class StreamExchange final : public ServerExchange {
     FixedArray<ParameterBlock> pushes;  // [kept][layers]
     List<std::uint32_t> asks;           // rounds of the snapshots that it waits for, in order
     std::size_t asked = 0;              // of those
+    std::uint32_t taken = 0;            // rounds of the newest that it has
     std::uint32_t changes = 0;          // made
   };
 
@@ -125,15 +128,21 @@ class StreamExchange final : public ServerExchange {
   void push(Instruction const& in) {
     CellLayers const& cell = cells_[in.cell];
     bool const ends = static_cast<int>(streams_[in.cell].changes) == program_->updates;
-    for (std::size_t l = 0; l < cell.count; ++l)
+    for (std::size_t l = 0; l < cell.count; ++l) {
       link_->push(cell.first + l, push_block(in.cell, in.round(), l).data(), ends);
+      count(cell.first + l, TrafficKind::pushes);
+    }
   }
 
   /// Makes a version: from a snapshot and own pushes behind it, each as one sum; or from the version
   /// before and the change that lies where the new one will.
   void pull(Instruction const& in) {
     CellLayers const& cell = cells_[in.cell];
+    CellStream& stream = streams_[in.cell];
+    bool const asked = in.snapshot() && (in.last_pull() || in.rounds() > stream.taken);
+    if (asked) stream.taken = in.rounds();
     for (std::size_t l = 0; l < cell.count; ++l) {
+      if (asked) count(cell.first + l, TrafficKind::pulls);
       LayerParameters& own = layer(cell, l);
       std::byte* const to = own.stored().values[in.next_version].data();
       if (!in.snapshot()) {

@@ -17,6 +17,7 @@
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/portable.hpp>
 #include <stagger/mpi/session.hpp>
+#include <stagger/program/traffic.hpp>
 
 namespace stagger::mpi::detail {
 
@@ -118,6 +119,7 @@ class Outbox {
   void post(std::unique_ptr<Outgoing> message, Stamp const& stamp, std::uint32_t what,
             int const* peers, std::size_t count) {
     std::size_t const length = message->payload.size();
+    posted_ += {count, count * length};
     message->envelope = {stamp.epoch, what, length, stamp.steps, stamp.uses};
     message->requests.reserve(count * (1 + (length + piece_ - 1) / piece_));
     under_way_.push_back(std::move(message));  // before MPI reads it
@@ -133,6 +135,9 @@ class Outbox {
   void post_to_all(std::unique_ptr<Outgoing> message, Stamp const& stamp, std::uint32_t what) {
     post(std::move(message), stamp, what, others_.data(), others_.size());
   }
+
+  /// All that was ever posted.
+  [[nodiscard]] TrafficCount const& posted() const noexcept { return posted_; }
 
   /// Waits, at most so long, until what was posted has left.
   void flush(double seconds) {
@@ -193,6 +198,7 @@ class Outbox {
   std::vector<int> others_{};  // processes
   std::vector<std::unique_ptr<Outgoing>> under_way_{};
   std::vector<Pool> pools_ = std::vector<Pool>(1);
+  TrafficCount posted_{};
 };
 
 /// All messages of the steps of one process.

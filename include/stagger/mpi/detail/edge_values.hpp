@@ -36,6 +36,12 @@ class EdgeValues {
     return (program().cells.size() + program().row_edges.size()) * signals_per_edge;
   }
 
+  /// What goes with a signal.
+  [[nodiscard]] TrafficKind kind(std::uint32_t signal) const {
+    if (value_of(signal).type == nullptr) return TrafficKind::control;
+    return is_forward(signal) ? TrafficKind::activations : TrafficKind::gradients;
+  }
+
   /// Writes the value that a signal announces.
   /// @param to  [ranks] whether the receiver's process runs the rank
   /// @return whether there is one

@@ -79,6 +79,8 @@ class LibrarySums {
       numbers.insert(numbers.end(), own, own + bytes);
     });
     for (std::size_t t = 0; t < 2; ++t) start(sum, t, stages_[in.stage].processes);
+    held.machine.traffic.add(held.program().cells[in.cell].rank, TrafficKind::gradient_sums,
+                             {sum.requests.size(), sum.numbers[0].size() + sum.numbers[1].size()});
   }
 
   /// Checks the sums that were begun.

@@ -33,6 +33,20 @@ struct MessageCodec : HeldParameters {
     return ends.gradients >= 0 || ends.sums >= 0;
   }
 
+  /// What goes with a signal. The end of a rank may go with gradients that it hands in, or with the
+  /// sums of them.
+  [[nodiscard]] TrafficKind kind(std::uint32_t signal, std::uint16_t group, bool const* to) const {
+    if (signal < edges.signals()) return edges.kind(signal);
+    std::size_t sums = 0;
+    if (commits() && carries_group(signal))
+      each_part(signal, group, to, [&](std::byte*, std::size_t bytes) { sums += bytes; });
+    else if (commits())
+      each_block(signal, to, [&](LayerParameters const& layer, ParameterView const*) {
+        sums += layer.bytes_of_values();
+      });
+    return sums != 0 ? TrafficKind::gradient_sums : TrafficKind::control;
+  }
+
   /// What the sender of a signal sends with it, right after `in`.
   /// @param to  [ranks] whether the receiver's process runs the rank
   void write(ByteWriter& out, std::uint32_t signal, Instruction const& in, bool const* to) const {

@@ -64,16 +64,19 @@ class ParameterExchange {
   }
 
   /// Sends new values to processes that have the same stages, and to the others a message without
-  /// values.
-  void send(HeldParameters const& held, Channels& channels, Stamp const& stamp) const {
+  /// values. @return what goes to the former
+  TrafficCount send(HeldParameters const& held, Channels& channels, Stamp const& stamp) const {
+    TrafficCount sent;
     held.clear_gradients_of(placement_->runs_here());
     for (int const& peer : receivers_) {
       auto message = channels.blank(pool_);
       held.values(Writing{message->payload}, placement_->runs_here(), placement_->runs(peer));
+      sent += {1, message->payload.size()};
       channels.post(std::move(message), stamp, notice_of_values, &peer, 1);
     }
     if (!others_.empty())
       channels.post(channels.blank(), stamp, notice_of_values, others_.data(), others_.size());
+    return sent;
   }
   /// Keeps what a process hands over.
   void take(Channels& channels, ByteReader const& in, int peer) {

@@ -2,6 +2,7 @@
 #pragma once
 /// @file   Which process runs which rank.
 
+#include <algorithm>
 #include <cstddef>
 #include <vector>
 
@@ -31,6 +32,11 @@ class Placement {
   [[nodiscard]] int here() const noexcept { return here_; }
   [[nodiscard]] int process_of(int rank) const { return process_of_[rank]; }
   [[nodiscard]] bool is_here(int rank) const { return process_of_[rank] == here_; }
+  /// The first rank of this process. @pre it has one
+  [[nodiscard]] int first_here() const {
+    return static_cast<int>(std::find(process_of_.begin(), process_of_.end(), here_) -
+                            process_of_.begin());
+  }
   /// [ranks] whether a process runs each.
   [[nodiscard]] bool const* runs(int process) const noexcept {
     return runs_.data() + process * ranks_;

@@ -25,6 +25,7 @@
 #include <stagger/mpi/detail/placement.hpp>
 #include <stagger/mpi/detail/reports.hpp>
 #include <stagger/mpi/detail/routes.hpp>
+#include <stagger/mpi/detail/sent_counts.hpp>
 #include <stagger/mpi/detail/watch.hpp>
 
 namespace stagger::mpi::detail {
@@ -40,12 +41,13 @@ class StepRun {
   static constexpr bool timed = false;
 
   /// @param spin  how long to ask again at once when nothing moves
-  StepRun(MessageCodec& codec, Channels& channels, LibrarySums& sums,
+  StepRun(MessageCodec& codec, Channels& channels, LibrarySums& sums, SentCounts& sent,
           std::chrono::microseconds spin)
       : codec_(codec),
         machine_(codec.machine),
         channels_(channels),
         sums_(sums),
+        sent_(sent),
         round_(machine_, channels),
         spin_(spin),
         reports_(codec, channels) {}
@@ -79,8 +81,7 @@ class StepRun {
     exchange_.load(codec_, placement, pools.size());
   }
 
-  /// Runs the ranks of this process until all ranks of all processes have finished, or the step has
-  /// failed. @return whether it has succeeded
+  /// Runs the ranks of this process until all of all processes have finished. @return whether they have
   [[nodiscard]] bool run() {
     try {
       begin_step();
@@ -98,8 +99,7 @@ class StepRun {
     return false;
   }
 
-  /// Ends the step with an error, unless this process has voted not to; ranks stop before their
-  /// next action. Any thread may call it.
+  /// Ends the step with an error, unless this process has voted not to. Any thread may call it.
   void fail(std::exception_ptr failure) noexcept { ending_.fail(machine_, std::move(failure)); }
   [[nodiscard]] OutsideCounters& outside() noexcept { return outside_; }
 
@@ -121,6 +121,7 @@ class StepRun {
     for (int const& receiver : routes_.receivers(which)) {
       auto message = channels_.blank(pool);
       codec_.write(message->payload, which, in, placement_->runs(receiver));
+      sent_.count(rank.number, which, in, placement_->runs(receiver), message->payload.size());
       channels_.post(std::move(message), round_.stamp(), which, &receiver, 1);
     }
     if (vote) cast_vote();
@@ -195,7 +196,8 @@ class StepRun {
     if (!codec_.commits()) {  // no vote to update says that the ranks of this process have finished
       if (ending_.vote()) reports_.send_results(ranks_, round_.stamp());
     } else if (machine_.shards()) {  // what is new here goes to those who have it too
-      exchange_.send(codec_, channels_, round_.stamp());
+      sent_.count(entry.rank->number, TrafficKind::parameters,
+                  exchange_.send(codec_, channels_, round_.stamp()));
       cast_vote();
     }
     return true;
@@ -247,8 +249,7 @@ class StepRun {
     if (machine_.shards() && commit_.made()) static_cast<void>(machine_.commit());
   }
 
-  /// Tells the others now and then where the ranks of this process stand, and ends the step where
-  /// no rank has moved for too long.
+  /// Tells the others now and then where ranks stand; ends a step where none has moved for too long.
   void keep_in_touch() {
     if (channels_.size() == 1 && !outside_.any()) return;  // nothing to wait for
     double const deadline_s = machine_.options().deadline_s;
@@ -269,6 +270,7 @@ class StepRun {
   stagger::detail::Machine& machine_;
   Channels& channels_;
   LibrarySums& sums_;
+  SentCounts& sent_;
   Round round_;
   std::chrono::microseconds spin_;
   Placement const* placement_ = nullptr;

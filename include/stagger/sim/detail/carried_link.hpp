@@ -101,7 +101,9 @@ class CarriedLink final : public ParameterLink,
     std::size_t const number = make(late ? Parcel::late : Parcel::urgent, layer, push);
     parcels_[number].part = part;
     fill(number, values);
-    if (!late) return time_->network.send(sent(layer, part), Direction::push, *this, number);
+    if (!late)
+      return time_->network.send(part.size_before(layers_[layer].sent_bytes), Direction::push,
+                                 *this, number);
     late_.push_back(number);
     if (late_.size() == 1) send_late();
   }
@@ -134,12 +136,15 @@ class CarriedLink final : public ParameterLink,
     drop();
     link_->end(std::move(why));
   }
+  [[nodiscard]] std::size_t carried_bytes(LayerParameters const& l, ByteRange part) const override {
+    return part.size_before(l.sent_bytes());  // gaps are taken to lie in the end
+  }
   [[nodiscard]] std::string waits_for() const override { return link_->waits_for(); }
 
  private:
   struct Layer {
     std::size_t bytes = 0;        // in memory
-    std::size_t sent_bytes = 0;   // less the gaps between parameters
+    std::size_t sent_bytes = 0;   // less the gaps between parameters, taken to lie in the end
     std::uint32_t pushes = 0;     // of the stream
     std::uint32_t under_way = 0;  // of those
     bool asks = false;            // behind them, for:
@@ -164,16 +169,11 @@ class CarriedLink final : public ParameterLink,
     parcels_[number].fill(values, layer.bytes);
     ++layer.under_way;
   }
-  /// Bytes of a part that travel: all but gaps between parameters, which are taken to lie in the end
-  /// of the layer.
-  [[nodiscard]] std::size_t sent(std::size_t l, ByteRange part) const {
-    std::size_t const all = layers_[l].sent_bytes;
-    return std::min(part.last, all) - std::min(part.first, all);
-  }
   void send_late() {
     Parcel& parcel = parcels_[late_.front()];
     parcel.sent_s = time_->queue.now_s();
-    time_->network.send(sent(parcel.layer, parcel.part), Direction::push, *this, late_.front());
+    time_->network.send(parcel.part.size_before(layers_[parcel.layer].sent_bytes), Direction::push,
+                        *this, late_.front());
   }
   /// Nothing that is on its way arrives.
   void drop() noexcept {
@@ -192,7 +192,8 @@ class CarriedLink final : public ParameterLink,
       }
       std::size_t const number = make(Parcel::answer, layer, rounds);
       if (exact_)
-        time_->network.send(sent(layer, layers_[layer].asked), Direction::pull, *this, number);
+        time_->network.send(layers_[layer].asked.size_before(layers_[layer].sent_bytes),
+                            Direction::pull, *this, number);
       else  // its values are those of this moment, but the server is at work
         time_->queue.at(time_->queue.now_s(), *this, 0, number);
     });

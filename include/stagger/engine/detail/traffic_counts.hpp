@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   How much goes from rank to rank in a step: messages are counted once for each program,
+///         and bytes when a step has ended.
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include <stagger/core/fixed_array.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/engine/detail/model_state.hpp>
+#include <stagger/engine/detail/rank.hpp>
+#include <stagger/engine/replica_ops.hpp>
+#include <stagger/engine/slots.hpp>
+#include <stagger/program/program.hpp>
+#include <stagger/program/traffic.hpp>
+
+namespace stagger::detail {
+
+/// Values stay in their slots until later ones overwrite them. So where all microbatches of a step
+/// are of one size, bytes are known behind it, and no action pays for being counted; else each value
+/// counts when it is made. A back end whose ranks are in several processes counts what it sends
+/// itself.
+class TrafficCounts {
+ public:
+  /// From now on only what is given to `add` counts.
+  void by_back_end() noexcept { by_back_end_ = true; }
+
+  /// Finds the messages of a program. @param replicas  null: none
+  [[gnu::cold]] void load(Program const& program, FixedArray<StageRun> const& cells,
+                          ModelState const& model, ReplicaRun const* replicas) {
+    add_steps(total_);
+    steps_ = 0;
+    program_ = &program;
+    if (total_.ranks() == 0) total_ = step_ = Traffic(static_cast<std::size_t>(program.computing));
+    step_.clear();
+    values_.clear();
+    rows_.clear();
+    replicas_ = replicas;
+    if (by_back_end_) return;
+    for (std::size_t c = 0; c < cells.size(); ++c) find_values(program, cells[c], c);
+    if (replicas != nullptr) find_rows(program, cells);
+    if (program.training) find_sums(program, model);
+  }
+
+  /// What a rank has sent, or, of pulls, received. Only its thread calls this in a step.
+  void add(int rank, TrafficKind kind, TrafficCount const& count) noexcept {
+    total_.add(rank, kind, count);
+  }
+
+  /// @param device  whether values lie in the memory of one, whose steps are not carried out here
+  void begin_step(StepArguments const& step, ModelState const& model, bool device) {
+    uneven_ = false;
+    SlotType const& type = *model.layers[0].ops().input;
+    if (type.payload == nullptr || step.inputs.first == nullptr || by_back_end_ || device) return;
+    auto const count = static_cast<std::size_t>(program_->microbatches);
+    for (std::size_t m = 1; m < count && !uneven_; ++m)
+      uneven_ = bytes(type, step.inputs[m]) != bytes(type, step.inputs[0]);
+  }
+  /// Whether microbatches of the step differ in size.
+  [[nodiscard]] bool uneven() const noexcept { return uneven_; }
+  /// Then: a rank has carried out an instruction.
+  void made(RankState const& rank, Instruction const& in) {
+    StageRun const& run = rank.cells[in.cell];
+    if (in.op == Op::forward)
+      give(in, true, *run.back->ops->output, run.back->y, in.y);
+    else if (gives_gradient(*program_, in))
+      give(in, false, *run.front->ops->input, run.dx, in.dx);
+  }
+
+  // For a back end that counts itself, and whose steps may repeat what one of them has enqueued:
+
+  /// What each step sends is what `add_to_step` is given from now on.
+  void measure_step() noexcept {
+    add_steps(total_);
+    steps_ = 0;
+    step_.clear();
+  }
+  void add_to_step(std::size_t rank, TrafficKind kind, TrafficCount const& count) noexcept {
+    step_.add(rank, kind, count);
+  }
+
+  /// A step of the program has been taken.
+  void end_step() {
+    ++steps_;
+    if (uneven_) return;
+    for (Values const& of : values_)
+      total_.add(of.rank, of.kind, {of.messages, of.messages * of.type->payload(of.value)});
+    for (RowsOf const& of : rows_)
+      add_rows(of.from, of.to, of.kind, of.microbatch, *of.type, of.value);
+  }
+
+  [[nodiscard]] Traffic total() const {
+    Traffic sum = total_;
+    add_steps(sum);
+    return sum;
+  }
+
+ private:
+  /// Values that go through one slot in a step.
+  struct Values {
+    int rank = 0;  // that makes them
+    TrafficKind kind = TrafficKind::activations;
+    std::uint64_t messages = 0;
+    SlotType const* type = nullptr;
+    void const* value = nullptr;
+  };
+  /// Rows of one value that a rank takes from another.
+  struct RowsOf {
+    int from = 0;
+    int to = 0;
+    TrafficKind kind = TrafficKind::activations;
+    std::uint32_t microbatch = 0;
+    SlotType const* type = nullptr;
+    void const* value = nullptr;
+  };
+
+  void add_steps(Traffic& to) const noexcept {
+    for (int r = 0; r < step_.ranks(); ++r)
+      for (std::size_t k = 0; k < traffic_kinds; ++k) {
+        auto const kind = static_cast<TrafficKind>(k);
+        TrafficCount const& one = step_.of(r, kind);
+        to.add(r, kind, {one.messages * steps_, one.bytes * steps_});
+      }
+  }
+  [[nodiscard]] static std::uint64_t bytes(SlotType const& type, void const* value) {
+    return type.payload == nullptr ? type.payload_bytes : type.payload(value);
+  }
+  [[nodiscard]] static bool gives_gradient(Program const& program, Instruction const& in) noexcept {
+    if (in.op == Op::backward_part) return program.groups[in.group].lowest == 0;
+    return in.op == Op::backward || in.op == Op::backward_input;
+  }
+
+  /// Of a value, the rows that another rank takes.
+  void add_rows(int from, int to, TrafficKind kind, std::size_t microbatch, SlotType const& type,
+                void const* value) {
+    RowRange const theirs = replicas_->ranks[from].rows[microbatch];
+    RowRange const both = theirs.common(replicas_->ranks[to].rows[microbatch]);
+    if (both.count() != 0)
+      total_.add(from, kind, {1, bytes(type, value) * both.count() / theirs.count()});
+  }
+  /// What has just been made goes to the neighbouring stage.
+  void give(Instruction const& in, bool forward, SlotType const& type, Places const& places,
+            std::size_t slot) {
+    auto const& cells = program_->cells;
+    Cell const& cell = cells[in.cell];
+    TrafficKind const kind = forward ? TrafficKind::activations : TrafficKind::gradients;
+    int const other = forward ? cell.after : cell.before;
+    if (other != Cell::none && cells[other].rank != cell.rank && type.payload != nullptr)
+      total_.add(cell.rank, kind, {1, type.payload(places[slot])});
+    for (RowEdge const& edge : program_->row_edges) {
+      int const to = cells[forward ? edge.to : edge.from].rank;
+      if ((forward ? edge.from : edge.to) == in.cell && to != cell.rank)
+        add_rows(cell.rank, to, kind, in.microbatch, type, places[slot]);
+    }
+  }
+
+  /// Of a cell, to the cells of the neighbouring stages: each value into a slot of theirs.
+  [[gnu::cold]] void find_values(Program const& program, StageRun const& run, std::size_t c) {
+    Cell const& cell = program.cells[c];
+    auto const crosses = [&](int other) {
+      return other != Cell::none && program.cells[other].rank != cell.rank;
+    };
+    auto const slots = [&](bool wanted, TrafficKind kind, SlotType const& type, std::uint32_t count,
+                           Places const& places) {
+      std::size_t const first = values_.size();
+      for (std::uint32_t slot = 0; wanted && type.payload != nullptr && slot < count; ++slot)
+        values_.push_back({cell.rank, kind, 0, &type, places[slot]});
+      return first;
+    };
+    bool const forward = crosses(cell.after);
+    bool const backward = program.training && crosses(cell.before);
+    SlotType const& output = *run.back->ops->output;
+    SlotType const& input = *run.front->ops->input;
+    std::size_t const outputs = slots(forward, TrafficKind::activations, output,
+                                      forward ? program.cells[cell.after].x_slots : 0, run.back->y);
+    std::size_t const gradients = slots(backward, TrafficKind::gradients, input,
+                                        backward ? program.cells[cell.before].dy_slots : 0, run.dx);
+    for (Instruction const& in : program.ranks[cell.rank].code) {
+      if (in.cell != c) continue;
+      if (forward && in.op == Op::forward)
+        count(TrafficKind::activations, output, cell.rank, outputs + in.y);
+      if (backward && gives_gradient(program, in))
+        count(TrafficKind::gradients, input, cell.rank, gradients + in.dx);
+    }
+  }
+  void count(TrafficKind kind, SlotType const& type, int rank, std::size_t number) {
+    if (type.payload == nullptr)
+      step_.add(rank, kind, {1, type.payload_bytes});
+    else
+      ++values_[number].messages;
+  }
+
+  /// Of cells whose neighbours divide microbatches differently.
+  [[gnu::cold]] void find_rows(Program const& program, FixedArray<StageRun> const& cells) {
+    for (auto const& rank : program.ranks)
+      for (Instruction const& in : rank.code) {
+        if (in.op != Op::gather_input && in.op != Op::gather_gradient) continue;
+        bool const forward = in.op == Op::gather_input;
+        SlotType const& type =
+            forward ? *cells[in.cell].front->ops->input : *cells[in.cell].back->ops->output;
+        int const to = program.cells[in.cell].rank;
+        for (RowSource const& source : forward ? replicas_->inputs : replicas_->gradients)
+          if (source.cell == in.cell && source.rank != to)
+            rows_.push_back({source.rank, to,
+                             forward ? TrafficKind::activations : TrafficKind::gradients,
+                             in.microbatch, &type, source.from[forward ? in.y : in.dx]});
+      }
+  }
+
+  /// Gradients of parameters, to the rank that adds them up.
+  [[gnu::cold]] void find_sums(Program const& program, ModelState const& model) {
+    auto const& cells = program.cells;
+    for (std::size_t c = 0, first = 0; c < cells.size(); ++c) {
+      if (cells[c].stage != cells[first].stage) first = c;
+      if (!program.groups.empty() || cells[c].rank == cells[first].rank) continue;
+      std::uint64_t sum = 0;
+      for (std::size_t const l : model.layers_of(cells[c].stage))
+        sum += model.parameters[l].sent_bytes();
+      step_.add(cells[c].rank, TrafficKind::gradient_sums, {1, sum});
+    }
+    for (auto const& rank : program.ranks)
+      for (Instruction const& in : rank.code) {
+        if (in.op != Op::reduce) continue;
+        std::uint64_t part = 0;
+        for (std::size_t const l : model.layers_of(program.groups[in.group])) {
+          ByteRange const range = model.parameters[l].part(in.part(), in.parts());
+          part += range.last - range.first;
+        }
+        for (std::size_t c = 0, holder = 0; c < cells.size(); ++c)
+          if (cells[c].stage == in.stage && holder++ != in.part())
+            step_.add(cells[c].rank, TrafficKind::gradient_sums, {1, part});
+      }
+  }
+
+  Traffic total_;  // but steps of the loaded program, as far as `step_` has them
+  Traffic step_;   // what each step of it sends, as far as that does not depend on values
+  std::uint64_t steps_ = 0;
+  List<Values> values_;  // what depends on them
+  List<RowsOf> rows_;
+  Program const* program_ = nullptr;
+  ReplicaRun const* replicas_ = nullptr;
+  bool by_back_end_ = false;
+  bool uneven_ = false;
+};
+
+}  // namespace stagger::detail
