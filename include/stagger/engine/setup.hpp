@@ -46,30 +46,34 @@ template <class P, class T>
 concept AggregateOf =
     std::is_aggregate_v<P> && consists_of<P, T>(std::make_index_sequence<sizeof(P) / sizeof(T)>{});
 
-/// The digest of the members that `fields()` names; else of all members, if they are nothing but
-/// double or nothing but float.
-/// @return 0 where they are not known
-template <class P> [[nodiscard]] std::uint64_t optimizer_digest(P const& policy) noexcept {
-  auto const of = []<class T>(T const& value, std::uint64_t before) {
-    return digest(reinterpret_cast<char const*>(&value), sizeof(T), before);
-  };
-  if constexpr (requires { policy.fields(); }) {
-    return std::apply(
+/// Visits the members that `fields()` names; else all members, if they are nothing but double or
+/// nothing but float: visit(T const* numbers, std::size_t count).
+/// @return whether they are known
+template <class P, class Visit> bool each_number(P const& policy, Visit visit) {
+  if constexpr (requires { policy.fields(); })
+    std::apply(
         [&]<class... F>(F const&... field) {
           static_assert(((std::is_arithmetic_v<F> || std::is_enum_v<F>) && ...),
                         "stagger: fields() of an optimizer is a std::tie of numbers");
-          std::uint64_t all = empty_digest;
-          ((all = of(field, all)), ...);
-          return all;
+          (visit(&field, 1), ...);
         },
         policy.fields());
-  } else if constexpr (std::is_empty_v<P>) {
-    return empty_digest;
-  } else if constexpr (AggregateOf<P, double> || AggregateOf<P, float>) {
-    return of(policy, empty_digest);
-  } else {
-    return 0;
-  }
+  else if constexpr (AggregateOf<P, double> && !std::is_empty_v<P>)
+    visit(reinterpret_cast<double const*>(&policy), sizeof(P) / sizeof(double));
+  else if constexpr (AggregateOf<P, float> && !std::is_empty_v<P>)
+    visit(reinterpret_cast<float const*>(&policy), sizeof(P) / sizeof(float));
+  else
+    return std::is_empty_v<P>;
+  return true;
+}
+
+/// @return 0 where the numbers are not known
+template <class P> [[nodiscard]] std::uint64_t optimizer_digest(P const& policy) noexcept {
+  std::uint64_t all = empty_digest;
+  bool const known = each_number(policy, [&]<class T>(T const* numbers, std::size_t count) {
+    all = digest(reinterpret_cast<char const*>(numbers), count * sizeof(T), all);
+  });
+  return known ? all : 0;
 }
 
 /// Adds a number, so that any two that differ read differently.
@@ -93,15 +97,9 @@ template <class T> consteval auto type_name() {
 template <class P> [[nodiscard]] [[gnu::cold]] std::string optimizer_words(P const& policy) {
   std::string words(type_name<P>());
   words += '(';
-  auto const add = [&]<class T>(T const* numbers, std::size_t count) {
+  each_number(policy, [&]<class T>(T const* numbers, std::size_t count) {
     for (std::size_t i = 0; i < count; ++i) append_number(words, static_cast<double>(numbers[i]));
-  };
-  if constexpr (requires { policy.fields(); })
-    std::apply([&](auto const&... field) { (add(&field, 1), ...); }, policy.fields());
-  else if constexpr (!std::is_empty_v<P> && AggregateOf<P, double>)
-    add(reinterpret_cast<double const*>(&policy), sizeof(P) / sizeof(double));
-  else if constexpr (!std::is_empty_v<P> && AggregateOf<P, float>)
-    add(reinterpret_cast<float const*>(&policy), sizeof(P) / sizeof(float));
+  });
   words += ')';
   return words;
 }
