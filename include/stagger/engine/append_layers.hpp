@@ -11,6 +11,7 @@
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
+#include <stagger/engine/detail/split_ops.hpp>
 #include <stagger/engine/layer.hpp>
 #include <stagger/engine/slots.hpp>
 #include <stagger/model/sequential.hpp>
@@ -126,10 +127,13 @@ template <class L> constexpr LayerOps make_layer_ops() {
   constexpr bool splits = !HasBackward<L> || HasBackwardWeight<L> || !HasParameters<L>;
   if constexpr (HasBackwardInput<L> && splits) ops.backward_input = &Functions::backward_input;
   if constexpr (HasBackwardWeight<L>) ops.backward_weight = &Functions::backward_weight;
+  if constexpr (SplittableLayer<L> || ElementWiseLayer<L>) ops.split = &split_ops<L>;
   return ops;
 }
 
 template <class L> inline constexpr LayerOps layer_ops = make_layer_ops<L>();
+
+template <class T> LayerOps const& ops_of_put_together() { return layer_ops<PutTogether<T>>; }
 
 // Not a template: what every type of layer shares is compiled once.
 [[gnu::cold]] [[gnu::noinline]] inline void append_layer(List<Layer>& layers, void* object,

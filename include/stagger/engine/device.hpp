@@ -69,6 +69,7 @@ struct DeviceTraits {
   bool captures = false;    ///< `capture(bool)`: records a step as a graph
   bool outside_signals = false;  ///< sets Machine::outside: signals that no rank gives
   bool shares_time = false;      ///< SharesTime: steps of several pipelines run on one clock
+  bool shares_layers = false;    ///< runs groups of ranks that have a part of a layer each
   bool starts_together = false;  ///< StartsTogether: several processes begin and fail a step as one
 };
 

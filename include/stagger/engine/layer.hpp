@@ -11,6 +11,7 @@ namespace stagger::detail {
 
 struct ParameterDeclaration;
 struct SlotType;
+struct SplitOps;
 
 /// What an engine needs of a layer type: one constexpr table per type, shared by all layers and
 /// stages of it.
@@ -27,6 +28,7 @@ struct LayerOps {
   void (*backward)(void*, Context&, void const* x, void const* dy, void* dx, void* saved);
   void (*backward_input)(void*, Context&, void const* x, void const* dy, void* dx, void* saved);
   void (*backward_weight)(void*, Context&, void const* x, void const* dy, void* saved);
+  SplitOps const* split;  // how members of a group share it; null: it says nothing of that
 };
 
 class Layer {

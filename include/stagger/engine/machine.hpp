@@ -41,8 +41,9 @@ class Machine : public StepStatus {
   /// @param whole   whether all of the model's; else the back end holds those that it needs
   [[gnu::cold]] Machine(List<Layer> layers, std::vector<int> const& cuts, Options const& options,
                         int states, ParameterMemory const& memory = {}, bool shards = false,
-                        bool whole = true)
-      : model(std::move(layers), cuts, options, states, memory, shards, whole), run(model) {}
+                        bool whole = true, std::shared_ptr<Grouped const> grouped = {})
+      : model(std::move(layers), cuts, options, states, memory, shards, whole, std::move(grouped)),
+        run(model) {}
 
   Machine(Machine const&) = delete;
   Machine& operator=(Machine const&) = delete;
@@ -57,10 +58,8 @@ class Machine : public StepStatus {
   /// Shows every parameter to the caller, in layer order.
   /// @param own  only those that are here, the others by name
   [[gnu::cold]] void append_states(std::vector<ParameterState>& states, bool own = false) {
-    if (model.memory != nullptr) take_back_shown();
-    for (auto& layer : model.parameters)
-      own ? layer.append_own(states) : layer.append_states(states);
-    model.shown = model.memory != nullptr || model.shards;
+    if (model.memory != nullptr || model.grouped != nullptr) take_back_shown();
+    model.append_states(states, own);
   }
   /// Takes over what the caller has written into the parameters that it was shown.
   [[gnu::cold]] void take_back_shown() {
@@ -115,7 +114,7 @@ class Machine : public StepStatus {
     for (auto& end_of_step : run.end_of_step) end_of_step.updated = false;
     if (!model.shards ||
         run.program->training)  // else it may not be known yet which rank has which state
-      if (std::exchange(model.shown, false)) run.take_back(model);
+      take_back_shown();
     if (run.program->training && !run.program->flushes && exchange_ == nullptr)
       for (auto& parameters : model.parameters) parameters.save();
     traffic.begin_step(arguments, model, model.memory != nullptr);

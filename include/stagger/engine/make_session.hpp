@@ -128,6 +128,13 @@ template <class Device>
     raise(Errc::bad_configuration, "gradients cannot be clipped to a norm of ", *options.clip_norm,
           "; use a positive norm");
   Setup timed = setup;
+  if (setup.groups.ops != nullptr && setup.groups.members != 1) {
+    if constexpr (!Device::traits.shares_layers)
+      raise(Errc::bad_configuration,
+            "this device cannot run groups of ranks that share layers; use host::Threads, or "
+            "leave partition::LayerSplit out");
+    timed.grouped = setup.groups.ops->divide(setup, layers);
+  }
   if constexpr (Device::traits.shares_time)
     if (setup.server.link != nullptr)
       timed.server.link = Device::Backend::carry(device, setup.server.link);

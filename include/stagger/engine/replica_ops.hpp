@@ -5,23 +5,38 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include <stagger/collective/policy.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
+#include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
+#include <stagger/engine/detail/grouped.hpp>
 #include <stagger/engine/detail/request.hpp>
 #include <stagger/engine/row_splitter.hpp>
 #include <stagger/engine/slots.hpp>
+#include <stagger/model/context.hpp>
+#include <stagger/model/parameter.hpp>
 #include <stagger/program/program.hpp>
 #include <stagger/program/replica_counts.hpp>
 #include <stagger/schedule/table.hpp>
+#include <stagger/schedule/timeline.hpp>
+
+namespace stagger {
+struct Sections;
+}
 
 namespace stagger::detail {
 
 class Machine;
+class Layer;
+struct ModelState;
+struct ColumnOps;
+struct Dataflow;
 struct RankState;
+struct Setup;
 struct Clock;
 
 /// How much of a stage a gradient group is.
@@ -81,20 +96,34 @@ struct GroupingPeers {
 /// Where a cell takes rows from.
 struct RowSource {
   std::size_t cell = 0;      // of the taker
-  int rank = 0;              // of the maker
+  std::size_t maker = 0;     // its cell
   Places from;               // the maker's slots
   bool only_common = false;  // whether the slots hold only the rows that both ranks have
+  // Where members of a group have columns, or terms to add:
+  ColumnOps const* blocks = nullptr;  // null: rows alone are taken
+  bool adds = false;                  // to what was taken before
+  IndexRange of{};                    // columns of the maker's value
+  IndexRange at{};                    // columns of the taker's
+  std::size_t has = 0;                // columns that the maker's must have
+  std::size_t gets = 0;               // and the taker's
 };
 
 /// The rows and memory of a rank that is one of several replicas.
 struct ReplicaRank {
+  List<Context::LayerShare> layer_shares;  // [layers] where groups share some
+  StepArguments arguments;                 // of a replica of the last stage
+  Slots target;                            // its rows of the current target
+  Slots outputs;                           // [microbatches] where the caller wants them
+  std::size_t last_cell = 0;               // its cell of the last stage
+  bool takes_target_rows = false;
+  bool counts = true;      // else another member of its group has the same losses and outputs
+  List<double> uncounted;  // [microbatches] such losses
+};
+
+/// The rows of a cell.
+struct CellRows {
   List<RowRange> rows;           // [microbatches]
   List<std::size_t> first_rows;  // [microbatches]
-  StepArguments arguments;       // of a replica of the last stage
-  Slots target;                  // its rows of the current target
-  Slots outputs;                 // [microbatches] where the caller wants them
-  std::size_t last_cell = 0;     // its cell of the last stage
-  bool takes_target_rows = false;
 };
 
 /// How gradients are grouped, and what that is decided from.
@@ -119,6 +148,7 @@ struct SumRun {
 /// The machine's part of replication, of the loaded program.
 struct ReplicaRun {
   FixedArray<ReplicaRank> ranks;
+  FixedArray<CellRows> cells;
   List<RowSource> inputs, gradients;  // by taker, makers in order
   SumRun sums;
 };
@@ -146,6 +176,38 @@ struct ReplicaOps {
   void (*require_rows)(Machine const&, schedule::Table const&, bool target_has_rows);
   /// Refuses replicas that do not fit the schedule.
   void (*require)(Replicas const&, int positions, bool synchronous);
+};
+
+/// What the engine does for groups, by address: a pipeline without any compiles none of it.
+struct GroupOps {
+  /// Divides the layers; null where none is worth it.
+  std::shared_ptr<Grouped const> (*divide)(Setup const&, List<Layer>&);
+  schedule::Table (*table)(Grouped const&, schedule::Table const&, Replicas const&);
+  Sections const& (*sections)(Grouped const&);
+  void (*connect)(Dataflow&, Sections const&);
+  /// Refuses parts whose parameters are no pieces of a whole.
+  void (*require_pieces)(ModelState const&);
+  /// What is taken over an edge, beyond rows.
+  void (*describe)(Machine const&, RowEdge const&, bool forward, RowSource&);
+  /// Takes rows from one source.
+  /// @param at         of the taker's value
+  /// @param first_row  of the maker's
+  /// @param rows       of the taker's in all, of the first source; else 0
+  void (*take)(RowSource const&, void* to, void const* from, RowRange at, std::size_t first_row,
+               std::size_t rows);
+  void (*append_states)(ModelState&, std::vector<ParameterState>&);
+  void (*take_back)(ModelState&);
+  List<ParameterShape> (*shapes)(ModelState const&);
+  /// Spans of sections as those of actions of the table.
+  void (*join_spans)(Grouped const&, List<schedule::Span> const&, std::vector<schedule::Span>&);
+};
+
+/// Layers that a partitioner would have groups share; none without ops.
+struct GroupChoice {
+  GroupOps const* ops = nullptr;
+  int members = 1;
+  double threshold = 0;
+  bool pairs = false;
 };
 
 }  // namespace stagger::detail

@@ -69,6 +69,11 @@ struct ReplicaChecks {
 
   [[gnu::cold]] static void require_rows(Machine const& machine, schedule::Table const& table,
                                          bool target_has_rows) {
+    if (auto const* const grouped = machine.model.grouped.get(); grouped != nullptr) {
+      grouped->ops->require_pieces(machine.model);
+      static_cast<void>(grouped->ops->table(*grouped, table, machine.model.options.replicas));
+      return;  // what lies between their sections is known once a program is laid out
+    }
     if (table.stages != machine.stages()) return;
     auto const& replicas = machine.model.options.replicas;
     require_rows_of(*machine.model.layers[0].ops().input, 0);
@@ -78,8 +83,7 @@ struct ReplicaChecks {
       std::size_t const first = machine.model.first_layer[cell.stage];
       if (cell.gathers_input)
         require_rows_of(*machine.model.layers[first].ops().input, static_cast<int>(first));
-      int const count = replicas.counts()[cell.position];
-      if (cell.stage + 1 == table.stages && count > 1 && !target_has_rows) refuse_target(count);
+      if (cell.gathers_target && !target_has_rows) refuse_target(replicas.counts()[cell.position]);
     }
   }
 
@@ -96,6 +100,8 @@ struct Replication : ReplicaChecks {
     ReplicaRun& run = ReplicaSums::run_of(machine);
     ReplicaSums::load(machine);
     if (run.ranks.size() != parts.size()) run.ranks = FixedArray<ReplicaRank>(parts.size());
+    if (run.cells.size() != program.cells.size())
+      run.cells = FixedArray<CellRows>(program.cells.size());
     run.inputs.clear();
     run.gradients.clear();
     for (std::size_t c = 0; c < program.cells.size(); ++c) {
@@ -105,30 +111,58 @@ struct Replication : ReplicaChecks {
         require_rows_of(*stage.front->ops->input, stage.front->number);
         require_on_stream(machine, *stage.front->ops->input, "the input", stage.front->number);
       }
-      int const rank = cell.rank;
-      if (cell.stage + 1 == program.stages) {
-        run.ranks[rank].takes_target_rows = parts[rank].replicas > 1;
-        run.ranks[rank].last_cell = c;
+      if (cell.last()) {
+        run.ranks[cell.rank].takes_target_rows = cell.gathers_target;
+        run.ranks[cell.rank].last_cell = c;
+        run.ranks[cell.rank].counts = cell.member == 0;
       }
       for (RowEdge const& edge : program.row_edges) {
-        if (edge.to == c)
-          run.inputs.push_back(
-              {c, program.cells[edge.from].rank, machine.run.cells[edge.from].back->y});
-        if (edge.from == c)
-          run.gradients.push_back({c, program.cells[edge.to].rank, machine.run.cells[edge.to].dx});
+        if (edge.to == c && edge.forward.used) {
+          run.inputs.push_back({c, edge.from, machine.run.cells[edge.from].back->y});
+          describe(machine, edge, true, run.inputs.back());
+        }
+        if (edge.from == c && edge.backward.used) {
+          run.gradients.push_back({c, edge.to, machine.run.cells[edge.to].dx});
+          describe(machine, edge, false, run.gradients.back());
+        }
       }
+      run.cells[c].rows.resize(static_cast<std::size_t>(program.microbatches));
+      run.cells[c].first_rows.resize(run.cells[c].rows.size());
+      share_rows(machine, c);
     }
-    for (std::size_t r = 0; r < parts.size(); ++r) {
-      run.ranks[r].rows.resize(static_cast<std::size_t>(program.microbatches));
-      run.ranks[r].first_rows.resize(run.ranks[r].rows.size());
+    for (std::size_t r = 0; r < parts.size(); ++r)
       machine.run.ranks[r].share =
           static_cast<double>(parts[r].own) / static_cast<double>(parts[r].total);
-    }
+  }
+
+  static void describe(Machine const& machine, RowEdge const& edge, bool forward,
+                       RowSource& source) {
+    if (machine.model.grouped != nullptr)
+      machine.model.grouped->ops->describe(machine, edge, forward, source);
+  }
+
+  /// Tells the context of a cell's rank which rows its layers work on.
+  [[gnu::cold]] static void share_rows(Machine& machine, std::size_t c) {
+    int const rank = machine.run.program->cells[c].rank;
+    ReplicaRun& run = *machine.run.replica_run;
+    std::size_t const* const first_rows = run.cells[c].first_rows.data();
+    auto const* const grouped = machine.model.grouped.get();
+    if (grouped == nullptr) return machine.run.ranks[rank].context.share_rows(first_rows);
+    auto& shares = run.ranks[rank].layer_shares;
+    shares.resize(grouped->layers.size());  // more than the model has
+    for (std::size_t const l : machine.model.layers_of(machine.run.program->cells[c].stage))
+      shares[grouped->layers[l].number] = {first_rows, grouped->layers[l].first_column};
+    machine.run.ranks[rank].context.share_layers(shares.data());
   }
 
   /// floor(count * share / total), with no product that could overflow.
   static std::size_t border(std::size_t count, std::uint64_t share, std::uint64_t total) {
     return count / total * share + count % total * share / total;
+  }
+
+  static RowRange rows_of(std::size_t count, RowShare const& share) {
+    return {border(count, share.before, share.total),
+            border(count, share.before + share.own, share.total)};
   }
 
   [[gnu::cold]] static void begin_step(Machine& machine) {
@@ -140,28 +174,30 @@ struct Replication : ReplicaChecks {
     auto const microbatches = static_cast<std::size_t>(machine.run.program->microbatches);
     for (std::size_t m = 0; m < microbatches; ++m) {
       std::size_t const count = input.rows(asked.inputs[m]);
-      for (std::size_t r = 0; r < parts.size(); ++r) {
-        Part const& part = parts[r];
-        RowRange const rows{border(count, part.before, part.total),
-                            border(count, part.before + part.own, part.total)};
-        if (rows.count() == 0)
+      for (Part const& part : parts)
+        if (rows_of(count, {part.before, part.own, part.total}).count() == 0)
           raise(Errc::bad_configuration, "microbatch ", m, " has ", counted(count, "row"),
                 ", of which replica ", part.replica, " of the ", part.replicas, " of position ",
                 part.position, " would get none; give each microbatch at least ",
                 (part.total + part.own - 1) / part.own, " rows, or the position fewer replicas");
-        run.ranks[r].rows[m] = rows;
-        run.ranks[r].first_rows[m] = rows.first;
+      for (std::size_t c = 0; c < run.cells.size(); ++c) {
+        RowRange const rows = rows_of(count, machine.run.program->cells[c].rows);
+        run.cells[c].rows[m] = rows;
+        run.cells[c].first_rows[m] = rows.first;
       }
     }
     for (std::size_t r = 0; r < parts.size(); ++r) {
-      machine.run.ranks[r].context.share_rows(run.ranks[r].first_rows.data());
-      if (!run.ranks[r].takes_target_rows) continue;
       ReplicaRank& own = run.ranks[r];
+      if (!own.takes_target_rows && own.counts) continue;
       own.arguments = asked;
       if (asked.losses != nullptr)
         own.arguments.losses =
             asked.losses + static_cast<std::size_t>(parts[r].replica) * microbatches;
-      if (asked.targets.first != nullptr) {
+      if (asked.losses != nullptr && !own.counts) {
+        own.uncounted.resize(microbatches);
+        own.arguments.losses = own.uncounted.data();
+      }
+      if (asked.targets.first != nullptr && own.takes_target_rows) {
         SlotType const* const type = asked.loss_ops.target;
         if (type == nullptr) refuse_target(parts[r].replicas);
         require_on_stream(machine, *type, "the loss's Target");
@@ -200,7 +236,7 @@ struct Replication : ReplicaChecks {
       for (bool const measure : {true, false}) {
         for (std::size_t r = 0; r < run.ranks.size(); ++r) {
           ReplicaRank const& own = run.ranks[r];
-          if (!own.takes_target_rows || !runs(machine, r, m)) continue;
+          if (!own.takes_target_rows || !own.counts || !runs(machine, r, m)) continue;
           void const* const from = own.outputs[m];
           std::size_t const rows = type.rows(from);
           if (measure) {
@@ -237,7 +273,7 @@ struct Replication : ReplicaChecks {
     ReplicaRun& run = *machine.run.replica_run;
     std::size_t const m = in.microbatch;
     ReplicaRank const& own = run.ranks[rank.number];
-    RowRange const rows = own.rows[m];
+    RowRange const rows = run.cells[in.cell].rows[m];
     StageRun const& stage = machine.run.cells[in.cell];
     if (in.op == Op::gather_target) {
       if (machine.run.arguments.targets.first == nullptr) return;
@@ -249,20 +285,27 @@ struct Replication : ReplicaChecks {
     bool const forward = in.op == Op::gather_input;
     SlotType const& type = forward ? *stage.front->ops->input : *stage.back->ops->output;
     void* const to = forward ? stage.x[in.x] : stage.back->dy[in.dy];
-    if (forward && machine.run.program->cells[in.cell].stage == 0)
+    if (forward && machine.run.program->cells[in.cell].depth == 0)
       return take(type, to, machine.run.arguments.inputs[m], rows,
                   type.rows(machine.run.arguments.inputs[m]));
     std::size_t multiple = 0;  // rows of the value for each of the microbatch
     for (RowSource const& source : forward ? run.inputs : run.gradients) {
       if (source.cell != in.cell) continue;
-      RowRange theirs = run.ranks[source.rank].rows[m];
+      RowRange theirs = run.cells[source.maker].rows[m];
       RowRange const both = theirs.common(rows);
       if (both.count() == 0) continue;
       if (source.only_common) theirs = both;
       void const* const from = source.from[forward ? in.y : in.dx];
       std::size_t const each = required_rows_for_each(type, from, theirs.count());
-      if (multiple == 0) type.resize_rows(to, from, rows.count() * each);
       if (multiple != 0 && multiple != each) refuse_rows(type.rows(from), theirs.count());
+      if (source.blocks != nullptr) {
+        machine.model.grouped->ops->take(
+            source, to, from, {(both.first - rows.first) * each, (both.last - rows.first) * each},
+            (both.first - theirs.first) * each, multiple == 0 ? rows.count() * each : 0);
+        multiple = each;
+        continue;
+      }
+      if (multiple == 0) type.resize_rows(to, from, rows.count() * each);
       multiple = each;
       type.copy_rows(to, (both.first - rows.first) * each, from, (both.first - theirs.first) * each,
                      both.count() * each);

@@ -162,6 +162,22 @@ extern template std::unique_ptr<Exchange> make_exchange<StreamExchange>(
     std::shared_ptr<void const> const&);
 #endif
 
+/// Stands for the engine's functions for groups. They take a while to compile, so only programs
+/// with groups include them: <stagger/engine/groups.hpp> has the definition for this tag.
+struct WithGroups {};
+template <class Tag> struct GroupTable {
+  static_assert(!std::is_same_v<Tag, WithGroups>,
+                "stagger: layers that groups of ranks share need one more header: include "
+                "<stagger/engine/groups.hpp>");
+  static constexpr GroupOps const* ops = nullptr;
+};
+
+/// @tparam Rules  partition::SplitRules
+template <class Rules, class Tag = std::conditional_t<sizeof(Rules) != 0, WithGroups, void>>
+[[nodiscard]] GroupChoice group_choice(Rules const& rules) {
+  return {GroupTable<Tag>::ops, rules.group, rules.threshold, rules.pairs};
+}
+
 /// A pipeline's policies but the device, types erased.
 struct Setup {
   std::vector<int> const& cuts;  // [stages - 1] first layer of each stage after the first, rising
@@ -172,9 +188,11 @@ struct Setup {
   OptimizerCall optimizer{};
   GroupingChoice grouping{};
   ServerChoice server{};
-  bool uncut = false;                  // a Sequential, for which there is no partitioner
-  bool target_rows = true;             // targets can be split by rows, or there are none
-  std::shared_ptr<void const> kept{};  // what these point into
+  GroupChoice groups{};
+  std::shared_ptr<Grouped const> grouped{};  // as they were divided
+  bool uncut = false;                        // a Sequential, for which there is no partitioner
+  bool target_rows = true;                   // targets can be split by rows, or there are none
+  std::shared_ptr<void const> kept{};        // what these point into
 };
 
 /// The policies that a session needs for as long as it lives.

@@ -20,7 +20,8 @@ struct Threads {
   static constexpr DeviceTraits traits{.obeys_placement = true,
                                        .spare_places = true,
                                        .sums_while_running = true,
-                                       .outside_signals = true};
+                                       .outside_signals = true,
+                                       .shares_layers = true};
   int count = 1;  ///< >= 1; those beyond one for each rank add up gradients of replicas, or idle
 
   /// How many places a placement policy may spread the ranks over.

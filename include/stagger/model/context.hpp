@@ -126,7 +126,15 @@ class Context {
   /// on a replica of a stage. Randomness for each row should depend on random_seed() and
   /// first_row() + row, so that it does not depend on the number of replicas.
   [[nodiscard]] std::size_t first_row() const noexcept {
+    if (layer_shares_ != nullptr) return layer_shares_[layer_].first_rows[microbatch_];
     return first_rows_ == nullptr ? 0 : first_rows_[microbatch_];
+  }
+
+  /// The column of the layer's whole input at which this action's input begins; it can differ from
+  /// 0 only for an element-wise layer, or a part of one that is split by inputs, where members of a
+  /// group have columns each.
+  [[nodiscard]] std::size_t first_column() const noexcept {
+    return layer_shares_ == nullptr ? 0 : layer_shares_[layer_].first_column;
   }
 
   /// False during evaluation: dropout and the like must be off.
@@ -167,6 +175,14 @@ class Context {
   /// For engines: where the rows of each microbatch begin, [microbatches]; null: at 0.
   void share_rows(std::size_t const* first_rows) noexcept { first_rows_ = first_rows; }
 
+  /// Where the rows of a layer begin, [microbatches], and its columns.
+  struct LayerShare {
+    std::size_t const* first_rows = nullptr;
+    std::size_t first_column = 0;
+  };
+  /// For engines: the same for each layer, where they differ, [layers]; null: as share_rows says.
+  void share_layers(LayerShare const* shares) noexcept { layer_shares_ = shares; }
+
   /// For engines: scratch memory held, in bytes.
   [[nodiscard]] std::uint64_t scratch_bytes() const noexcept { return arena_.bytes(); }
 
@@ -179,6 +195,7 @@ class Context {
 
   ParameterView const* parameters_ = nullptr;  // [parameters of the layer]
   std::size_t const* first_rows_ = nullptr;    // [microbatches]
+  LayerShare const* layer_shares_ = nullptr;   // [layers]
   std::int64_t step_ = 0;
   std::uint64_t seed_ = 0;
   int layer_ = 0;

@@ -41,7 +41,8 @@ concept SplittableLayer = requires(L const& layer, int member, SplitBy by) {
 };
 
 /// A layer that treats every feature by itself, and so works on any columns of its input:
-/// `static constexpr bool element_wise = true;`.
+/// `static constexpr bool element_wise = true;`. Where it needs to know which feature of the whole
+/// it begins with, `Context::first_column()` tells.
 template <class L>
 concept ElementWiseLayer = requires { requires L::element_wise; };
 

@@ -10,6 +10,7 @@
 /// | Even{stages} | layers cost about the same |
 /// | Cuts{{3, 7}} | the first layer of each stage after the first is known, by hand or from a plan |
 /// | Weighed{MinMax{}, costs} | costs were measured: any partitioner by cost (partition/costs.hpp) as a policy |
+/// | LayerSplit{.group = 2, .over = Even{4}} | groups of ranks are to share layers that hold most parameters; `over` cuts |
 ///
 /// Partitioners by cost know the devices, and answer with more than cuts: MinMax (HetPipe: the
 /// slowest stage as fast as it can be, within memory), PipeDream (stages of several replicas),

@@ -80,15 +80,13 @@ class ProgramCheck {
                              LayOutOptions const& options)
       : program_(program),
         table_(table),
-        options_(options),
         state_(program),
         slots_(state_, options.recompute && program.training),
         gradients_(state_, options),
         versions_(state_, options.staleness),
         ranks_(program.ranks.size()),
         done_(program.cells.size() * state_.units) {
-    for (int r = 0; r < program.computing; ++r)
-      ranks_[r].left = table.row(part_of(r) == nullptr ? r : part_of(r)->position);
+    for (int r = 0; r < program.computing; ++r) ranks_[r].left = table.row(options.row_of(r));
   }
 
   /// @throws Error  bad_schedule, see require_sound
@@ -115,12 +113,6 @@ class ProgramCheck {
     std::span<schedule::Action const> left;  // of the table's row
     std::uint32_t target = 0xffffffff;       // whose rows of the target are at hand
   };
-
-  [[nodiscard]] Replicas::Part const* part_of(int rank) const {
-    return options_.replicas == nullptr || options_.replicas->empty()
-               ? nullptr
-               : &options_.replicas->parts()[rank];
-  }
 
   [[gnu::cold]] void note_gives(Instruction const& in) {
     for (unsigned g = 0; g < in.signal_count; ++g) {
@@ -212,9 +204,7 @@ class ProgramCheck {
   }
 
   void require_target(Instruction const& in) const {
-    if (!program_.cells[in.cell].last()) return;
-    auto const* const part = part_of(state_.rank);
-    if (part != nullptr && part->replicas > 1 && ranks_[state_.rank].target != in.microbatch)
+    if (program_.cells[in.cell].gathers_target && ranks_[state_.rank].target != in.microbatch)
       state_.refuse({"has not gathered its rows of the target"});
   }
 
@@ -283,7 +273,6 @@ class ProgramCheck {
 
   Program const& program_;
   schedule::Table const& table_;
-  LayOutOptions const& options_;
   CheckState state_;
   SlotCheck slots_;
   GradientCheck gradients_;

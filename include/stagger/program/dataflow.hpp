@@ -47,16 +47,20 @@ struct DirectedEdge {
 /// The cells of a table, and between which of them values pass.
 struct Dataflow {
   int stages = 0;
+  int depths = 0;  // stages one after the other
   std::size_t slices = 1;
   std::size_t units = 0;  // what flows: microbatches, or their slices
   bool training = false;
   List<Replicas::Part> parts;  // [ranks] position in the table, and share of a microbatch
+  List<int> rows;              // [ranks] of the table
   List<Cell> cells;            // by stage, then by rank; slots are not known yet
   List<RowEdge> row_edges;     // their signals follow those of the cells
   FixedArray<List<DirectedEdge>> sent, received;  // [cells] forward, then backward
   FixedArray<CellUse> uses;                       // [cells]
   List<std::size_t> first_cell;                   // [stages + 1]
   List<std::uint32_t> length;                     // [ranks] compute actions
+  List<std::size_t> alike;  // [cells] the first of those whose slots have the same numbers; none:
+                            // the first of its replicas
 
   [[nodiscard]] int ranks() const noexcept { return static_cast<int>(parts.size()); }
   [[nodiscard]] std::size_t unit(schedule::Action const& action) const {
@@ -69,7 +73,7 @@ struct Dataflow {
     return c;
   }
   [[nodiscard]] std::uint32_t length_at(std::size_t cell) const { return length[cells[cell].rank]; }
-  [[nodiscard]] bool last_stage(std::size_t cell) const { return cells[cell].stage + 1 == stages; }
+  [[nodiscard]] bool last_stage(std::size_t cell) const { return cells[cell].depth + 1 == depths; }
   /// The first of the signals that are not of edges: each rank has handed in its gradients; after
   /// them those that each is done.
   [[nodiscard]] std::uint32_t handed_in() const noexcept {
@@ -100,7 +104,7 @@ struct Dataflow {
   List<Cell> by_rank;
   flow.first_cell.resize(last_owner.size() + 1);
   for (int r = 0; r < flow.ranks(); ++r)
-    for (auto const& action : table.row(flow.parts[r].position)) {
+    for (auto const& action : table.row(flow.rows[r])) {
       if (action.stage < 0 || action.stage >= flow.stages || flow.unit(action) >= flow.units)
         refuse_action(action);
       if (last_owner[action.stage] == r) continue;
@@ -108,8 +112,12 @@ struct Dataflow {
       Cell cell;
       cell.stage = action.stage;
       cell.rank = r;
-      cell.position = flow.parts[r].position;
-      cell.replica = flow.parts[r].replica;
+      auto const& part = flow.parts[r];
+      cell.position = part.position;
+      cell.replica = part.replica;
+      cell.depth = cell.stage;
+      cell.rows = {part.before, part.own, part.total};
+      cell.gathers_target = part.replicas > 1 && cell.stage + 1 == flow.stages;
       by_rank.push_back(cell);
       ++flow.first_cell[action.stage + 1];
     }
@@ -126,7 +134,7 @@ struct Dataflow {
   for (CellUse& use : flow.uses) use.forward = use.gradient = use.end = empty;
   for (int r = 0; r < flow.ranks(); ++r) {
     std::uint32_t at = 0;
-    for (auto const& action : table.row(flow.parts[r].position)) {
+    for (auto const& action : table.row(flow.rows[r])) {
       if (!schedule::is_compute(action.kind)) continue;
       CellUse& use = flow.uses[flow.cell_at(action.stage, r)];
       std::size_t const u = flow.unit(action);
@@ -150,11 +158,13 @@ struct Dataflow {
 
 /// The cells of a table, before any of them is connected.
 /// @param replicas  of each row; null or empty: one each
+/// @param by_rank   the table has a row for each rank instead
 /// @throws Error    bad_schedule for a table that lacks actions, or has too many to number them
 [[nodiscard]] [[gnu::cold]] inline Dataflow read_table(schedule::Table const& table,
-                                                       Replicas const* replicas) {
+                                                       Replicas const* replicas,
+                                                       bool by_rank = false) {
   Dataflow flow;
-  flow.stages = table.stages;
+  flow.stages = flow.depths = table.stages;
   flow.slices = static_cast<std::size_t>(table.slices);
   flow.units = static_cast<std::size_t>(table.microbatches) * flow.slices;
   if (table.stages > 10000 || flow.units > 65535)
@@ -163,6 +173,7 @@ struct Dataflow {
   if (replicas != nullptr) flow.parts = replicas->parts();
   if (flow.parts.empty())
     for (int r = 0; r < table.ranks(); ++r) flow.parts.push_back({.position = r});
+  for (int r = 0; r < flow.ranks(); ++r) flow.rows.push_back(by_rank ? r : flow.parts[r].position);
   add_cells(flow, table);
   add_uses(flow, table);
   flow.sent = FixedArray<List<DirectedEdge>>(flow.cells.size());
@@ -174,7 +185,7 @@ struct Dataflow {
   return a.replica == b.replica && a.before * b.total == b.before * a.total &&
          a.own * b.total == b.own * a.total;
 }
-[[nodiscard]] inline bool shares_overlap(Replicas::Part const& a, Replicas::Part const& b) {
+[[nodiscard]] inline bool shares_overlap(RowShare const& a, RowShare const& b) {
   return a.before * b.total < (b.before + b.own) * a.total &&
          b.before * a.total < (a.before + a.own) * b.total;
 }
@@ -210,6 +221,20 @@ struct Dataflow {
   }
 }
 
+/// Adds the directions of an edge over which the receiver takes a part of each value.
+[[gnu::cold]] inline void add_row_edge(Dataflow& flow, RowEdge const& edge) {
+  std::size_t const number = flow.cells.size() + flow.row_edges.size();
+  flow.cells[edge.from].gathers_gradient = flow.cells[edge.to].gathers_input = true;
+  for (bool const forward : {true, false}) {
+    if (!(forward ? edge.forward : edge.backward).used) continue;
+    DirectedEdge const directed{number, forward ? edge.from : edge.to,
+                                forward ? edge.to : edge.from, forward, true};
+    flow.sent[directed.sender].push_back(directed);
+    flow.received[directed.receiver].push_back(directed);
+  }
+  flow.row_edges.push_back(edge);
+}
+
 [[noreturn]] [[gnu::cold]] inline void refuse_owners(Cell const& cell) {
   raise(Errc::bad_schedule, "stage ", cell.stage, " on rank ", cell.rank,
         " has more than one owner of a neighbouring stage to pass its microbatches to; the engine "
@@ -236,7 +261,8 @@ struct Dataflow {
         neighbour = other.position;
         same = same_shares(flow.parts, own.position, neighbour);
       }
-      if (same ? own.replica != other.replica : !shares_overlap(own, other)) continue;
+      if (same ? own.replica != other.replica : !shares_overlap(cells[c].rows, cells[d].rows))
+        continue;
       for (std::size_t e = first[0]; e < c; ++e)
         if (cells[e].position != own.position && have_common_unit(flow, e, d))
           refuse_owners(cells[d]);
@@ -245,9 +271,7 @@ struct Dataflow {
         cells[d].before = static_cast<int>(c);
         add_edge(flow, c, c, d, false);
       } else {
-        cells[c].gathers_gradient = cells[d].gathers_input = true;
-        add_edge(flow, cells.size() + flow.row_edges.size(), c, d, true);
-        flow.row_edges.push_back({static_cast<std::uint16_t>(c), static_cast<std::uint16_t>(d)});
+        add_row_edge(flow, {static_cast<std::uint16_t>(c), static_cast<std::uint16_t>(d)});
       }
     }
   }

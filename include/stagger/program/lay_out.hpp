@@ -77,8 +77,11 @@ namespace detail {
 /// @complexity    linear in the number of actions
 [[nodiscard]] [[gnu::cold]] inline Program lay_out(schedule::Table const& table,
                                                    LayOutOptions const& options = {}) {
-  detail::Dataflow flow = detail::read_table(table, options.replicas);
-  detail::connect(flow);
+  detail::Dataflow flow = detail::read_table(table, options.replicas, options.sections != nullptr);
+  if (options.sections != nullptr)
+    options.connect_sections(flow, *options.sections);
+  else
+    detail::connect(flow);
   auto const versions = detail::versions_of(flow, options.staleness);
   bool const recompute = options.recompute && flow.training;
   detail::SlotCounts counts(flow.cells.size(), options.spare_slots);

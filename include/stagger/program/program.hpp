@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <vector>
 
+#include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/schedule/action.hpp>
 
@@ -183,6 +184,14 @@ struct Instruction {
   return {kind_of(in.op), in.stage, in.op == Op::reduce ? 0 : static_cast<int>(in.microbatch)};
 }
 
+/// The rows of a microbatch from before / total on, own / total of them.
+struct RowShare {
+  std::uint64_t before = 0;
+  std::uint64_t own = 1;
+  std::uint64_t total = 1;
+  [[nodiscard]] constexpr bool whole() const noexcept { return own == total; }
+};
+
 /// One stage on one of its owners. Most schedules give a stage one owner; bidirectional ones give
 /// it two, each for its own microbatches.
 struct Cell {
@@ -202,6 +211,14 @@ struct Cell {
   bool gathers_gradient = false;  ///< from cells of other shares; `after` is none then
   std::uint32_t y_slots = 0;      ///< of its output, where those who take its rows fetch them
   std::uint32_t dx_slots = 0;     ///< likewise of its input's gradient
+  int depth = 0;                  ///< how many stages there are before it in the chain
+  RowShare rows{};                ///< that it works on
+  bool gathers_target = false;    ///< it compares rows of the target
+  // Where groups of ranks share layers, and a stage of the table is several of the program:
+  bool opens = true;         ///< it is the first one of its stage of the table
+  int member = 0;            ///< of the group; `replica` then counts groups
+  std::size_t features = 0;  ///< of a row of the output, of all members; 0: not known
+  IndexRange columns{};      ///< those that it has itself; none: all, or terms
 
   /// Whether it reads the microbatch where the caller keeps it.
   [[nodiscard]] constexpr bool first() const noexcept { return before == none && !gathers_input; }
@@ -209,11 +226,21 @@ struct Cell {
   [[nodiscard]] constexpr bool last() const noexcept { return after == none && !gathers_gradient; }
 };
 
-/// An edge between cells of neighbouring stages whose replicas divide microbatches differently:
-/// `to` takes some rows of each output of `from`, and `from` some of each input gradient of `to`.
+/// What is taken over one direction of a row edge.
+struct RowUse {
+  bool used = true;
+  bool columns = false;  ///< the columns of the output of `from` alone
+  bool adds = false;     ///< it is added to what was taken before
+};
+
+/// An edge between cells of neighbouring stages whose replicas divide microbatches differently, or
+/// whose members of a group divide values: `to` takes a part of each output of `from`, and `from` a
+/// part of each input gradient of `to`.
 struct RowEdge {
   std::uint16_t from = 0;  ///< cell
   std::uint16_t to = 0;
+  RowUse forward{};
+  RowUse backward{};
 };
 
 /// The signals of an edge: from a cell to the one after it, or a row edge.

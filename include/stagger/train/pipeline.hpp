@@ -98,11 +98,10 @@ template <class... Stage> class Pipeline {
       if constexpr (!cut_later) cuts = cuts_as_given();
       std::apply([&](auto&... stage) { (append_layers(layers, std::move(stage)), ...); }, stages_);
       detail::require_layers(layers);
+      auto const partitioner = Pick<PartitionTag, partition::Cuts, P...>::from(policy...);
       if constexpr (cut_later)
-        cuts =
-            partition::Cuts{Pick<PartitionTag, partition::Cuts, P...>::from(policy...).cuts(
-                                static_cast<int>(layers.size()))}
-                .cuts(static_cast<int>(layers.size()));  // checked, whatever partitioner made them
+        cuts = partition::Cuts{partitioner.cuts(static_cast<int>(layers.size()))}.cuts(
+            static_cast<int>(layers.size()));  // checked, whatever partitioner made them
       using Model = Ends<Types>;
       using Device = typename Pick<DeviceTag, host::Threads, P...>::type;
       using Schedule = typename Pick<ScheduleTag, schedule::OneFOneB, P...>::type;
@@ -124,6 +123,8 @@ template <class... Stage> class Pipeline {
                    Pick<OptimizerTag, Optimizer, P...>::from(policy...),
                    Pick<LossTag, Loss, P...>::from(policy...)});
       Setup setup{.cuts = cuts, .options = options};
+      if constexpr (requires { partitioner.rules().group; })
+        setup.groups = group_choice(partitioner.rules());
       if constexpr (requires { kept->schedule.facts(); })
         require_flush(kept->schedule, Staleness::synchronous);
       setup.schedule = schedule_call(kept->schedule);

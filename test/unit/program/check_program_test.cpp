@@ -15,6 +15,7 @@
 #include <stagger/engine/setup.hpp>
 #include <stagger/program/group_gradients.hpp>
 #include <stagger/program/lay_out.hpp>
+#include <stagger/program/sections.hpp>
 #include <stagger/schedule/fifo.hpp>
 #include <stagger/schedule/forward_only.hpp>
 #include <stagger/schedule/gpipe.hpp>
@@ -46,11 +47,14 @@ struct Made {
   LayOutOptions options;
   std::shared_ptr<Replicas const> replicas;
   std::shared_ptr<List<GradientGroup> const> groups;
+  std::shared_ptr<Sections const> sections;
   Program program;
 
   void lay() {
     options.replicas = replicas.get();
     options.groups = groups.get();
+    options.sections = sections.get();
+    options.connect_sections = &detail::connect_sections;
     options.group_gradients = &group_gradients;
     program = lay_out(table, options);
   }
@@ -125,6 +129,47 @@ void add_replicated(Cases& cases, std::string const& name, Table const& table,
     }
 }
 
+/// Stages that groups of ranks share, with an exchange of every kind.
+void add_grouped(Cases& cases, std::string const& name, Table const& table,
+                 std::vector<int> const& counts, int members) {
+  using partition::Held;
+  for (int const variant : {0, 1, 2}) {
+    auto one = std::make_shared<Made>();
+    one->name = name + " in groups of " + std::to_string(members);
+    one->replicas = std::make_shared<Replicas const>(Replicas::even(counts.data(), counts.size()));
+    auto sections = std::make_shared<Sections>();
+    sections->members = members;
+    auto const add = [&](int stage, Held takes, Held gives, bool partial) {
+      bool const grouped = takes != Held::rows;
+      bool const opens = sections->chain.empty() || sections->chain.back().table_stage != stage;
+      sections->chain.push_back({stage, sections->stages, grouped, opens, takes, gives, partial,
+                                 static_cast<std::size_t>(5 * members)});
+      sections->stages += grouped ? members : 1;
+    };
+    for (int s = 0; s < table.stages; ++s) {
+      if (s == 0 && variant != 1) add(s, Held::rows, Held::rows, false);
+      if (s == 0 || variant != 2) {
+        add(s, Held::whole, Held::columns, true);   // modulo, or a shard
+        add(s, Held::columns, Held::terms, false);  // nothing
+        add(s, Held::whole, Held::columns, true);   // a sum
+      }
+      if (s == 0) add(s, Held::whole, Held::whole, false);                   // all columns
+      if (s == 0 && variant == 0) add(s, Held::whole, Held::columns, true);  // a fan
+      if (s + 1 == table.stages) add(s, Held::whole, Held::whole, false);
+      if (s + 1 != table.stages && variant == 2) add(s + 1, Held::whole, Held::whole, false);
+    }
+    one->options.recompute = variant == 1;
+    if (variant != 0) one->options.spare_slots = static_cast<std::uint32_t>(variant - 1);
+    auto list = std::make_shared<List<GradientGroup>>();
+    for (int s = 0; s < sections->stages; ++s) list->push_back({s, 0, GradientGroup::all});
+    one->groups = list;
+    one->sections = sections;
+    one->table = detail::table_of_sections(table, *one->replicas, *sections);
+    one->lay();
+    cases.push_back(one);
+  }
+}
+
 Cases cases() {
   using namespace schedule;
   Cases all;
@@ -149,6 +194,9 @@ Cases cases() {
   add_replicated(all, "1f1b", OneFOneB{}.table({3, 4}), {1, 2, 2});
   add_replicated(all, "gpipe", GPipe{}.table({2, 3}), {2, 3});
   add_replicated(all, "1f1b", OneFOneB{}.table({3, 3}), {2, 2, 1});
+  add_grouped(all, "gpipe", GPipe{}.table({1, 3}), {2}, 2);
+  add_grouped(all, "1f1b", OneFOneB{}.table({2, 3}), {4, 2}, 2);
+  add_grouped(all, "gpipe", GPipe{}.table({2, 2}), {3, 3}, 3);
   auto evaluated = std::make_shared<Made>();
   evaluated->name = "forward replicated";
   evaluated->table = ForwardOnly{}.table({3, 4});

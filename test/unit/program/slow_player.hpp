@@ -161,7 +161,6 @@ class Player {
 
   /// Whether the program's compute instructions are the table's rows.
   [[nodiscard]] bool same_actions(Table const& table) const {
-    auto const replicated = options_.replicas != nullptr && !options_.replicas->empty();
     for (std::size_t r = 0; r < static_cast<std::size_t>(program_.computing); ++r) {
       std::vector<stagger::schedule::Action> ran;
       Instruction const* part = nullptr;
@@ -180,8 +179,7 @@ class Player {
         part = computes_part(in.op) && program_.groups[in.group].lowest != 0 ? &in : nullptr;
       }
       std::vector<stagger::schedule::Action> row;
-      for (auto action :
-           table.row(replicated ? options_.replicas->parts()[r].position : static_cast<int>(r))) {
+      for (auto action : table.row(options_.row_of(static_cast<int>(r)))) {
         action.overlaps_next = false;
         if (is_compute(action.kind)) row.push_back(action);
       }
@@ -384,30 +382,33 @@ class Player {
 
   std::vector<Access> accesses(std::size_t r, Instruction const& in) {
     std::vector<Access> list;
-    std::size_t const s = in.stage;
     std::size_t const c = in.cell;
     auto const m = in.microbatch;
     auto const& cell = program_.cells[c];
+    auto const s = static_cast<std::size_t>(cell.depth);
     auto const output = [&](std::size_t stage) { return named("y", stage, m); };
     auto const gradient = [&](std::size_t stage) { return named("dy", stage, m); };
     bool const first = s == 0;
-    bool const last = s + 1 == static_cast<std::size_t>(program_.stages);
+    bool const last = std::all_of(program_.cells.begin(), program_.cells.end(),
+                                  [&](auto const& other) { return other.depth <= cell.depth; });
     switch (in.op) {
       case Op::gather_input:
         for (auto const& edge : program_.row_edges)
-          if (edge.to == c) list.push_back({Space::y, edge.from, in.y, false, output(s - 1)});
+          if (edge.to == c && edge.forward.used)
+            list.push_back({Space::y, edge.from, in.y, false, output(s - 1)});
         list.push_back({Space::x, c, in.x, true, first ? "batch" : output(s - 1)});
         return list;
       case Op::gather_gradient:
         for (auto const& edge : program_.row_edges)
-          if (edge.from == c) list.push_back({Space::dx, edge.to, in.dx, false, gradient(s)});
+          if (edge.from == c && edge.backward.used)
+            list.push_back({Space::dx, edge.to, in.dx, false, gradient(s)});
         list.push_back({Space::dy, c, in.dy, true, gradient(s)});
         return list;
       case Op::gather_target:
         list.push_back({Space::target, r, 0, true, named("t", 0, m)});
         return list;
       case Op::reduce:
-        for (std::size_t const d : holders_of(s))
+        for (std::size_t const d : holders_of(in.stage))
           list.push_back({Space::gradient, d, in.group, false, taken(d)});
         list.push_back({Space::sum, c, in.group, true,
                         std::to_string(in.part()) + "/" + std::to_string(in.parts())});
@@ -445,7 +446,7 @@ class Player {
       default:
         break;
     }
-    bool const replicated = takes_target_rows(r);
+    bool const replicated = !cell.rows.whole();
     bool const input = gives_input_gradient(in.op);
     bool const weight = gives_weight_gradient(in.op);
     auto const kept = named("kept", s, m);
@@ -486,7 +487,7 @@ class Player {
       list.push_back({Space::dx, c, in.dx, true, gradient(s - 1)});
     if (weight)
       for (std::size_t const g :
-           computes_part(in.op) ? std::vector<std::size_t>{in.group} : groups_of(s))
+           computes_part(in.op) ? std::vector<std::size_t>{in.group} : groups_of(in.stage))
         list.push_back({Space::gradient, c, g, true, "+" + std::to_string(m)});
     return list;
   }
@@ -518,11 +519,6 @@ class Player {
                         "finished"});
     }
     list.push_back({Space::ends, r, 1, true, "finished"});
-  }
-
-  [[nodiscard]] bool takes_target_rows(std::size_t rank) const {
-    return options_.replicas != nullptr && !options_.replicas->empty() &&
-           options_.replicas->parts()[rank].replicas > 1;
   }
 
   Program const& program_;

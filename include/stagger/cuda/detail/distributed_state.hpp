@@ -79,10 +79,10 @@ struct DistributedState {
     grow(own.given, type, slots);
     grow(own.taken, type, slots);
     std::size_t const taker = forward ? edge.to : edge.from;
-    int const giver = forward ? from.rank : to.rank;
+    std::size_t const giver = forward ? edge.from : edge.to;
     ReplicaRun& run = *machine.run.replica_run;
     for (RowSource& source : forward ? run.inputs : run.gradients)
-      if (source.cell == taker && source.rank == giver)
+      if (source.cell == taker && source.maker == giver)
         source = {taker, giver, places(own.taken, type), true};
   }
   /// How many rows of a microbatch cross it.
@@ -103,7 +103,7 @@ struct DistributedState {
     return own.given[slot];
   }
   [[nodiscard]] RowRange rows_of(std::size_t cell, std::size_t microbatch) const noexcept {
-    return machine.run.replica_run->ranks[rank_of(cell)].rows[microbatch];
+    return machine.run.replica_run->cells[cell].rows[microbatch];
   }
 
   /// From now on the owners of a stage, whose memories are apart, update their own values; the

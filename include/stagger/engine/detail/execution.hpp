@@ -134,6 +134,7 @@ struct Execution {
 
   /// Takes over what the caller may have written into copies of parameters.
   [[gnu::cold]] void take_back(ModelState& model) {
+    if (model.grouped != nullptr) return model.grouped->ops->take_back(model);
     for (auto& layer : model.parameters) layer.take_back();
     for (std::size_t s = 0; s < storage.size(); ++s)
       for (auto* owner = storage[s].next.get(); owner != nullptr; owner = owner->next.get())
@@ -206,6 +207,7 @@ struct Execution {
     EndOfStep& at_end = end_of_step[need.rank];
     cell.first = need.first();
     cell.last = need.last();
+    cell.opens = need.opens;
     for (std::size_t i = 0; i < own.layers.size(); ++i) {
       std::size_t const l = model.layers_of(need.stage).first + i;
       LayerStorage& values = own.layers[i];
@@ -215,7 +217,7 @@ struct Execution {
       if (owner == 0) model.parameters[l].reserve_versions(need.versions);
       run.parameter_count = model.parameters[l].count();
       run.parameters = owner == 0 ? model.parameters[l].views() : own.shares[i].views();
-      run.number = static_cast<int>(l);
+      run.number = model.number(l);
       bool const final_layer = i + 1 == own.layers.size();
       grow(values.saved, *run.ops->saved, need.kept_slots);
       if (!final_layer || cell.last)
@@ -230,7 +232,7 @@ struct Execution {
       run.dy = places(values.dy, *run.ops->output);
       cell.layers.push_back(run);
       if (owner == 0) {
-        for (std::size_t p = 0; p < model.parameters[l].count(); ++p)
+        for (std::size_t p = 0; model.counted(l) && p < model.parameters[l].count(); ++p)
           at_end.squares.push_back({l, p});
         at_end.layers.push_back({l, {}});
       } else {

@@ -14,6 +14,7 @@
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
+#include <stagger/engine/detail/grouped.hpp>
 #include <stagger/engine/layer.hpp>
 #include <stagger/engine/options.hpp>
 #include <stagger/parameters/layer_parameters.hpp>
@@ -25,19 +26,20 @@ namespace stagger::detail {
 
 struct ModelState {
   [[gnu::cold]] ModelState(List<Layer> made, std::vector<int> const& cuts, Options const& chosen,
-                           int states, ParameterMemory const& where, bool shared_out, bool whole)
+                           int states, ParameterMemory const& where, bool shared_out, bool whole,
+                           std::shared_ptr<Grouped const> divided)
       : device_memory(where),
         memory(where.allocate != nullptr ? &device_memory : nullptr),
         layers(std::move(made)),
         parameters(layers.size()),
         options(chosen),
-        shards(shared_out) {
-    for (std::size_t l = 0; l < layers.size(); ++l) {
-      int const number = static_cast<int>(l);
-      parameters[l].adopt(layers[l].ops().adopt_parameters(layers[l].object(), number), number,
-                          states, memory, shards, whole);
-    }
-    for (int const cut : cuts) first_layer.push_back(static_cast<std::size_t>(cut));
+        shards(shared_out),
+        grouped(std::move(divided)) {
+    for (std::size_t l = 0; l < layers.size(); ++l)
+      parameters[l].adopt(layers[l].ops().adopt_parameters(layers[l].object(), number(l)),
+                          number(l), states, memory, shards, whole);
+    for (int const cut : grouped != nullptr ? grouped->cuts : cuts)
+      first_layer.push_back(static_cast<std::size_t>(cut));
     first_layer.push_back(layers.size());
   }
   ModelState(ModelState const&) = delete;
@@ -53,6 +55,27 @@ struct ModelState {
     auto const lowest = static_cast<std::size_t>(group.lowest);
     auto const highest = static_cast<std::size_t>(group.highest);
     return {stage.first + lowest, std::min(stage.first + highest + 1, stage.last)};
+  }
+  /// Shows every parameter to the caller, in layer order.
+  [[gnu::cold]] void append_states(std::vector<ParameterState>& states, bool own) {
+    shown = memory != nullptr || shards || grouped != nullptr;
+    if (grouped != nullptr) return grouped->append_states(*this, states);
+    for (auto& layer : parameters) own ? layer.append_own(states) : layer.append_states(states);
+  }
+  /// Which layer of the user's model it is, or is a part of.
+  [[nodiscard]] int number(std::size_t layer) const noexcept {
+    return grouped != nullptr ? grouped->layers[layer].number : static_cast<int>(layer);
+  }
+  /// Whether its gradients are not those of another copy.
+  [[nodiscard]] bool counted(std::size_t layer) const noexcept {
+    return grouped == nullptr || grouped->layers[layer].counted;
+  }
+  /// Stages of the schedule's table, of which groups of ranks may run each as several.
+  [[nodiscard]] int table_stages() const noexcept {
+    return grouped != nullptr ? grouped->table_stages : static_cast<int>(stages());
+  }
+  [[nodiscard]] int table_stage(int stage) const noexcept {
+    return grouped != nullptr ? grouped->table_stage[stage] : stage;
   }
   [[nodiscard]] std::size_t parameters_before(std::size_t layer) const noexcept {
     std::size_t count = 0;
@@ -88,6 +111,8 @@ struct ModelState {
   List<std::size_t> first_layer{0};        // [stages + 1]
   Options options;
   bool shards;
+  std::shared_ptr<Grouped const> grouped;  // null: no layer is shared by a group
+  FixedArray<ShownWhole> shown_wholes;     // then, to the caller
   OptimizerCall optimizer;
   bool shown = false;  // the caller may have written into a copy
   std::int64_t steps = 0;

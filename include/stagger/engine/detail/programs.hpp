@@ -46,6 +46,7 @@ class Programs {
       : schedule_(setup.schedule),
         staleness_(setup.staleness),
         options_(options),
+        grouped_(setup.grouped),
         stages_(static_cast<int>(setup.cuts.size()) + 1),
         positions_(positions),
         shards_(shards),
@@ -111,6 +112,11 @@ class Programs {
             "the schedule made a table without a backward action, which cannot train; evaluate and "
             "predict with it, or train with a schedule such as 1f1b");
     LayOutOptions options;
+    if (grouped_ != nullptr) {
+      made = grouped_->ops->table(*grouped_, made, options_.replicas);
+      options.sections = &grouped_->ops->sections(*grouped_);
+      options.connect_sections = grouped_->ops->connect;
+    }
     options.recompute = options_.recompute;
     options.spare_slots = options_.spare_slots;
     options.staleness = staleness_;
@@ -136,6 +142,7 @@ class Programs {
   ScheduleCall schedule_;
   StalenessModel staleness_;
   Options const& options_;
+  std::shared_ptr<Grouped const> grouped_;
   int stages_;
   int positions_;
   bool shards_;

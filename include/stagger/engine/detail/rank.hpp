@@ -44,6 +44,7 @@ struct StageRun {
       nullptr;  // where the last layer's output goes when F is repeated: its reader has it already
   bool first = false;
   bool last = false;
+  bool opens = true;  // as of Cell
 };
 
 /// One rank of the run. Written by the thread that drives it; `next` may be read by others for
@@ -218,6 +219,7 @@ template <class Now>
   double const start_s = now_s();
   run_compute(rank, in);
   rank.spans.push_back({action_of(in), start_s, now_s(), in.op == Op::recompute});
+  if (!rank.cells[in.cell].opens) return;
   if (in.op == Op::forward) rank.peak_in_flight = std::max(rank.peak_in_flight, ++rank.in_flight);
   if (gives_weight_gradient(in.op)) --rank.in_flight;
 }

@@ -40,6 +40,7 @@ struct ReplicaSums {
         for (std::size_t holder = 0; holder < holders; ++holder)
           end_of_step(holder).layers.push_back({l, parameters.part(holder, holders)});
         for (std::size_t p = 0; p < parameters.count(); ++p) {
+          if (!machine.model.counted(l)) break;
           std::size_t const bytes = parameters.value_bytes(p);
           for (std::size_t holder = 0; machine.model.shards && holder < holders; ++holder) {
             ByteRange const part = parameters.part(holder, holders);
@@ -127,7 +128,7 @@ struct ReplicaSums {
       rank.spans.push_back(span);
     else
       rank.spans.back().end_s = span.end_s;  // one backward, however many parts it has
-    if (in.op != Op::reduce && group.lowest == 0) --rank.in_flight;
+    if (in.op != Op::reduce && group.lowest == 0 && rank.cells[in.cell].opens) --rank.in_flight;
   }
 };
 

@@ -34,7 +34,7 @@ namespace stagger::detail {
 class MachineSession : public Session {
  public:
   [[nodiscard]] Machine& machine() noexcept override { return machine_; }
-  [[nodiscard]] int stages() const noexcept override { return machine_.stages(); }
+  [[nodiscard]] int stages() const noexcept override { return machine_.model.table_stages(); }
   [[nodiscard]] std::int64_t steps() const noexcept override { return machine_.steps(); }
   void resume(std::int64_t steps) noexcept override { machine_.resume(steps); }
   void record(bool on) noexcept override { machine_.options().record = on; }
@@ -74,7 +74,7 @@ class MachineSession : public Session {
         machine_(std::move(layers), setup.cuts, setup.options, setup.optimizer.states, memory,
                  traits.shards_states && setup.grouping.shard_optimizer &&
                      !setup.options.replicas.empty(),
-                 !traits.holds_own_stages),
+                 !traits.holds_own_stages, setup.grouped),
         programs_(setup, machine_.options(), positions, machine_.shards(),
                   traits.holds_own_stages && setup.grouping.by == collective::By::library),
         losses_(most_replicas(setup.options.replicas)),
@@ -149,6 +149,7 @@ void MachineFacts<M>::append_states(M& machine, std::vector<ParameterState>& sta
   machine.append_states(states, own);
 }
 template <class M> List<ParameterShape> MachineFacts<M>::shapes(M& machine) {
+  if (machine.model.grouped != nullptr) return machine.model.grouped->ops->shapes(machine.model);
   List<ParameterShape> shapes;
   for (auto const& layer : machine.parameters())
     for (std::size_t p = 0; p < layer.count(); ++p) shapes.push_back(layer.shape(p));
@@ -164,7 +165,10 @@ template <class M> schedule::Timeline MachineFacts<M>::timeline(M& machine, int 
   int const all = static_cast<int>(machine.ranks().size());
   for (int r = sums ? ranks : 0; r < (sums ? all : std::min(all, ranks)); ++r) {
     auto const& spans = machine.ranks()[r].spans;
-    timeline.rows.emplace_back(spans.begin(), spans.end());
+    if (auto const* const grouped = machine.model.grouped.get(); grouped != nullptr)
+      grouped->ops->join_spans(*grouped, spans, timeline.rows.emplace_back());
+    else
+      timeline.rows.emplace_back(spans.begin(), spans.end());
   }
   return timeline;
 }

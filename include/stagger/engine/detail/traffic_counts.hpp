@@ -106,10 +106,10 @@ class TrafficCounts {
     SlotType const* type = nullptr;
     void const* value = nullptr;
   };
-  /// Rows of one value that a rank takes from another.
+  /// Rows of one value that a cell takes from another.
   struct RowsOf {
-    int from = 0;
-    int to = 0;
+    std::size_t from = 0;
+    std::size_t to = 0;
     TrafficKind kind = TrafficKind::activations;
     std::uint32_t microbatch = 0;
     SlotType const* type = nullptr;
@@ -132,13 +132,24 @@ class TrafficCounts {
     return in.op == Op::backward || in.op == Op::backward_input;
   }
 
-  /// Of a value, the rows that another rank takes.
-  void add_rows(int from, int to, TrafficKind kind, std::size_t microbatch, SlotType const& type,
-                void const* value) {
-    RowRange const theirs = replicas_->ranks[from].rows[microbatch];
-    RowRange const both = theirs.common(replicas_->ranks[to].rows[microbatch]);
-    if (both.count() != 0)
-      total_.add(from, kind, {1, bytes(type, value) * both.count() / theirs.count()});
+  /// Of a value, the rows that another cell takes, of gradients perhaps in some columns alone.
+  void add_rows(std::size_t from, std::size_t to, TrafficKind kind, std::size_t microbatch,
+                SlotType const& type, void const* value) {
+    RowRange const theirs = replicas_->cells[from].rows[microbatch];
+    RowRange const both = theirs.common(replicas_->cells[to].rows[microbatch]);
+    if (both.count() == 0) return;
+    std::uint64_t taken = bytes(type, value) * both.count() / theirs.count();
+    Cell const& taker = program_->cells[to];
+    if (kind == TrafficKind::gradients && taker.columns.size() != 0 &&
+        taker.columns.size() != taker.features && takes_columns(to))
+      taken = taken * taker.columns.size() / taker.features;
+    total_.add(program_->cells[from].rank, kind, {1, taken});
+  }
+  /// Whether a cell takes its columns alone of the gradients of what it gives.
+  [[nodiscard]] bool takes_columns(std::size_t c) const {
+    for (RowEdge const& edge : program_->row_edges)
+      if (edge.from == c) return edge.backward.columns;
+    return false;
   }
   /// What has just been made goes to the neighbouring stage.
   void give(Instruction const& in, bool forward, SlotType const& type, Places const& places,
@@ -150,9 +161,10 @@ class TrafficCounts {
     if (other != Cell::none && cells[other].rank != cell.rank && type.payload != nullptr)
       total_.add(cell.rank, kind, {1, type.payload(places[slot])});
     for (RowEdge const& edge : program_->row_edges) {
-      int const to = cells[forward ? edge.to : edge.from].rank;
-      if ((forward ? edge.from : edge.to) == in.cell && to != cell.rank)
-        add_rows(cell.rank, to, kind, in.microbatch, type, places[slot]);
+      std::size_t const to = forward ? edge.to : edge.from;
+      if ((forward ? edge.from : edge.to) == in.cell && cells[to].rank != cell.rank &&
+          (forward ? edge.forward : edge.backward).used)
+        add_rows(in.cell, to, kind, in.microbatch, type, places[slot]);
     }
   }
 
@@ -202,8 +214,8 @@ class TrafficCounts {
             forward ? *cells[in.cell].front->ops->input : *cells[in.cell].back->ops->output;
         int const to = program.cells[in.cell].rank;
         for (RowSource const& source : forward ? replicas_->inputs : replicas_->gradients)
-          if (source.cell == in.cell && source.rank != to)
-            rows_.push_back({source.rank, to,
+          if (source.cell == in.cell && program.cells[source.maker].rank != to)
+            rows_.push_back({source.maker, in.cell,
                              forward ? TrafficKind::activations : TrafficKind::gradients,
                              in.microbatch, &type, source.from[forward ? in.y : in.dx]});
       }

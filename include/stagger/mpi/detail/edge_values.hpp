@@ -53,7 +53,7 @@ class EdgeValues {
     out.add(slot);
     void const* from = value.places[slot];
     if (value.by_rows) {
-      RowRange const rows = rows_of(program().signals[signal].sender, in.microbatch);
+      RowRange const rows = rows_of(value.sender, in.microbatch);
       RowRange const taken = taken_of(value, rows, in.microbatch, to);
       void const* const part = row_splitter_.split(*value.type, from, rows, taken);
       out.add(in.microbatch);
@@ -77,7 +77,7 @@ class EdgeValues {
       type.read(in, value.places[slot]);
       return true;
     }
-    RowRange const rows = rows_of(program().signals[signal].sender, microbatch);
+    RowRange const rows = rows_of(value.sender, microbatch);
     void* const part = row_splitter_.object(*value.type);
     type.read(in, part);
     row_splitter_.put_back(*value.type, value.places[slot], rows,
@@ -162,8 +162,8 @@ class EdgeValues {
     return {cells[ends.to].front->ops->input, cells[ends.to].dx, false, true, ends.to};
   }
 
-  [[nodiscard]] RowRange rows_of(int rank, std::size_t microbatch) const {
-    return machine_.run.replica_run->ranks[rank].rows[microbatch];
+  [[nodiscard]] RowRange rows_of(std::size_t cell, std::size_t microbatch) const {
+    return machine_.run.replica_run->cells[cell].rows[microbatch];
   }
   /// From the first row to the last that ranks of the receiver's process take of a cell's. All
   /// cells of that process share the slot, so each gets them all.
@@ -172,8 +172,10 @@ class EdgeValues {
     RowRange taken{rows.last, rows.first};
     for (RowEdge const& edge : program().row_edges) {
       if ((value.forward ? edge.from : edge.to) != value.sender) continue;
-      int const rank = program().cells[value.forward ? edge.to : edge.from].rank;
-      RowRange const theirs = rows_of(rank, microbatch);
+      if (!(value.forward ? edge.forward : edge.backward).used) continue;
+      std::size_t const taker = value.forward ? edge.to : edge.from;
+      int const rank = program().cells[taker].rank;
+      RowRange const theirs = rows_of(taker, microbatch);
       if (!to[rank] || std::max(rows.first, theirs.first) >= std::min(rows.last, theirs.last))
         continue;
       taken.first = std::min(taken.first, std::max(rows.first, theirs.first));

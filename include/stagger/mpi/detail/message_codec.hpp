@@ -63,7 +63,7 @@ struct MessageCodec : HeldParameters {
   template <class Wire> void results(Wire wire, std::integral auto rank) const {
     StepArguments const& arguments = *machine.run.ranks[rank].arguments;
     for (Instruction const& in : program().ranks[rank].code) {
-      if (in.op != Op::forward || in.stage + 1 != program().stages) continue;
+      if (in.op != Op::forward || !program().cells[in.cell].last()) continue;
       auto const m = in.microbatch;
       if (arguments.losses != nullptr) wire.number(arguments.losses[m]);
       if (arguments.outputs.first != nullptr)

@@ -39,9 +39,12 @@ class SlotCheck {
     row_edges_ = FixedArray<CellRowEdges>(cells.size());
     std::size_t taken = 0;
     for (std::size_t k = 0; k < state.program.row_edges.size(); ++k) {
-      RowEdge const edge = state.program.row_edges[k];
-      row_edges_[edge.from].forward.push_back(k);
-      row_edges_[edge.to].backward.push_back(k);
+      RowEdge const& edge = state.program.row_edges[k];
+      for (bool const forward : {true, false}) {
+        if (!(forward ? edge.forward : edge.backward).used) continue;
+        row_edges_[forward ? edge.from : edge.to].sent[forward ? 1 : 0].push_back(k);
+        row_edges_[forward ? edge.to : edge.from].taken[forward ? 1 : 0].push_back(k);
+      }
       first_taken_.push_back(taken);
       first_taken_.push_back(taken += cells[edge.to].dx_slots);
       taken += cells[edge.from].y_slots;
@@ -50,7 +53,7 @@ class SlotCheck {
   }
 
   [[gnu::cold]] void gather_input(Instruction const& in) {
-    if (in.stage != 0) read_rows(in.cell, in.y, true);
+    if (cell(in.cell).depth != 0) read_rows(in.cell, in.y, true);
     write_own(space_x, in.cell, in.x);
   }
   [[gnu::cold]] void gather_gradient(Instruction const& in) {
@@ -87,7 +90,7 @@ class SlotCheck {
     if (own.before != Cell::none)
       write(space_dy, own.before, in.dx, cell(own.before).rank,
             count_message(in.cell, false, whole));
-    else if (own.gathers_input && in.stage != 0)
+    else if (own.gathers_input && own.depth != 0)
       write_for_rows(space_dx, in.cell, in.dx, false, whole);
   }
   [[gnu::cold]] void read_gradients(Instruction const& in) {
@@ -128,9 +131,9 @@ class SlotCheck {
     std::uint32_t number = 0;      // of the message over its edge
     std::uint32_t read = 0;        // instructions that its reader will have ended then; 0: none
   };
-  /// The row edges over which a cell's values go.
+  /// The row edges over which a cell's values go, and those over which it takes others'.
   struct CellRowEdges {
-    List<std::size_t> forward, backward;
+    List<std::size_t> sent[2], taken[2];  // backward, forward
   };
 
   [[nodiscard]] Cell const& cell(int c) const { return state_.program.cells[c]; }
@@ -139,7 +142,7 @@ class SlotCheck {
   }
   [[nodiscard]] List<std::size_t> const& row_edges_of(int c, bool forward) const {
     static List<std::size_t> const none;
-    return row_edges_.size() == 0 ? none : forward ? row_edges_[c].forward : row_edges_[c].backward;
+    return row_edges_.size() == 0 ? none : row_edges_[c].sent[forward ? 1 : 0];
   }
 
   [[nodiscard]] Slot& slot_at(Space space, int c, std::size_t number) {
@@ -194,8 +197,11 @@ class SlotCheck {
     };
     int const next = forward ? cell(c).after : cell(c).before;
     if (crosses(next)) require_given(forward ? c : next);
-    for (std::size_t const k : row_edges_of(c, forward))
-      require_given(state_.program.cells.size() + k);
+    for (std::size_t const k : row_edges_of(c, forward)) {
+      RowEdge const& edge = state_.program.row_edges[k];
+      if (cell(edge.from).rank != cell(edge.to).rank)
+        require_given(state_.program.cells.size() + k);
+    }
     if (whole) ++made;
     return number;
   }
@@ -205,7 +211,7 @@ class SlotCheck {
                                     bool whole) {
     static_cast<void>(slot_at(space, c, number));
     for (std::size_t const k : row_edges_of(c, forward)) {
-      RowEdge const edge = state_.program.row_edges[k];
+      RowEdge const& edge = state_.program.row_edges[k];
       if (!state_.knows(cell(forward ? edge.to : edge.from).rank, taken_at(k, forward, number)))
         state_.refuse({"overwrites slot ", number, " of ", name_of(space), " of cell ", c,
                        " while rows of it may be taken"});
@@ -213,10 +219,11 @@ class SlotCheck {
     write(space, c, number, state_.rank, count_message(c, forward, whole));
   }
   [[gnu::cold]] void read_rows(int c, std::size_t number, bool forward) {
-    auto const& edges = row_edges_of(c, !forward);
-    if (edges.empty()) state_.refuse({"has nobody to take rows from"});
+    if (row_edges_.size() == 0 || row_edges_[c].taken[forward ? 1 : 0].empty())
+      state_.refuse({"has nobody to take rows from"});
+    auto const& edges = row_edges_[c].taken[forward ? 1 : 0];
     for (std::size_t const k : edges) {
-      RowEdge const edge = state_.program.row_edges[k];
+      RowEdge const& edge = state_.program.row_edges[k];
       Space const space = forward ? space_y : space_dx;
       int const from = forward ? edge.from : edge.to;
       Slot const& slot = slot_at(space, from, number);

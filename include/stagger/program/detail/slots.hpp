@@ -27,7 +27,8 @@ struct SlotCounts {
   [[nodiscard]] static std::size_t index(Dataflow const& flow, DirectedEdge const& e) {
     if (!e.by_rows) return 2 * e.receiver + (e.forward ? 0 : 1);
     auto const replica = static_cast<std::size_t>(flow.cells[e.sender].replica);
-    return 2 * (e.sender - replica) + (e.forward ? 1 : 0);
+    std::size_t const first = flow.alike.empty() ? e.sender - replica : flow.alike[e.sender];
+    return 2 * first + (e.forward ? 1 : 0);
   }
 };
 

@@ -55,7 +55,7 @@ namespace stagger::detail {
       Cell const& sender = flow.cells[e.sender];
       Cell const& receiver = flow.cells[e.receiver];
       program.signals[full_signal(e)] = {sender.rank, receiver.rank,
-                                         std::min(sender.stage, receiver.stage)};
+                                         std::min(sender.depth, receiver.depth)};
       program.signals[free_signal(e)] = {receiver.rank, sender.rank};
     }
   for (std::uint32_t r = 0; r < ranks; ++r)
@@ -109,7 +109,7 @@ class InstructionWriter {
     int in_flight = 0;
     int peak = 0;
     std::uint32_t at = 0;
-    for (auto const& action : table_.row(flow_.parts[self].position)) {
+    for (auto const& action : table_.row(flow_.rows[self])) {
       if (!schedule::is_compute(action.kind)) continue;
       std::size_t const c = flow_.cell_at(action.stage, self);
       if (action.kind == schedule::Kind::forward) {
@@ -121,6 +121,7 @@ class InstructionWriter {
       add_action(rank, action, c);
       if (!flushes()) updates_.add_update(rank, c, at);
       ++at;
+      if (!flow_.cells[c].opens) continue;
       if (action.kind == schedule::Kind::forward) peak = std::max(peak, ++in_flight);
       if (schedule::ends_flight(action.kind) || !flow_.training) --in_flight;
     }
@@ -205,7 +206,7 @@ class InstructionWriter {
       await_slots(rank, in, forward, false);
     }
     if (forward && cell.gathers_gradient) in.y = plan_.y[c].slot[in.microbatch];
-    if (flow_.training && cell.gathers_input && cell.stage != 0)
+    if (flow_.training && cell.gathers_input && cell.depth != 0)
       in.dx = plan_.dx[c].slot[in.microbatch];
     // Free slots are told first: a rank that then waits for the message knows of them as well.
     gives_.clear();
@@ -229,13 +230,13 @@ class InstructionWriter {
       for (DirectedEdge const& e : flow_.received[in.cell]) {
         if (!e.by_rows || e.forward != forward) continue;
         (forward ? gather.y : gather.dx) = plan_.of(e).slot[in.microbatch];
+        if (!flow_.crosses(e)) continue;
         await_message(rank, gather, e);
         gives_.push_back(static_cast<std::uint16_t>(free_signal(e)));
       }
       rank.append(gather, gives_);
     }
-    if (flow_.last_stage(in.cell) && flow_.parts[cell.rank].replicas > 1 &&
-        forward != flow_.training) {
+    if (cell.gathers_target && forward != flow_.training) {
       gather.op = Op::gather_target;
       gather.waits = 0;
       rank.append(gather, {});

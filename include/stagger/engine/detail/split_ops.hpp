@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What the engine needs of a layer that members of a group can share, its type erased.
+
+#include <cstddef>
+
+#include <stagger/core/columns.hpp>
+#include <stagger/model/context.hpp>
+#include <stagger/model/split.hpp>
+#include <stagger/model/stage.hpp>
+
+namespace stagger::detail {
+
+struct LayerOps;
+
+/// Stands in front of the loss where members have columns or terms of the model's output, which are
+/// put together as its input.
+template <class T> struct PutTogether {
+  using Input = T;
+  using Output = T;
+  void forward(Context&, T const& x, T& y, NothingSaved&) const { y = x; }
+  void backward_input(Context&, T const&, T const& dy, T& dx, NothingSaved&) const { dx = dy; }
+};
+template <class T> LayerOps const& ops_of_put_together();
+
+/// Columns of a value whose type is erased.
+struct ColumnOps {
+  std::size_t (*count)(void const*);
+  void (*resize)(void* to, void const* like, Block);
+  void (*copy)(void* to, Block at, void const* from, Block first, Block size);
+  void (*add)(void* to, Block at, void const* from, Block first, Block size);
+};
+
+template <class T> struct ColumnFunctions {
+  using Of = Columns<T>;
+  static std::size_t count(void const* value) { return Of::count(*static_cast<T const*>(value)); }
+  static void resize(void* to, void const* like, Block block) {
+    Of::resize(*static_cast<T*>(to), *static_cast<T const*>(like), block);
+  }
+  static void copy(void* to, Block at, void const* from, Block first, Block size) {
+    Of::copy(*static_cast<T*>(to), at, *static_cast<T const*>(from), first, size);
+  }
+  static void add(void* to, Block at, void const* from, Block first, Block size) {
+    Of::add(*static_cast<T*>(to), at, *static_cast<T const*>(from), first, size);
+  }
+};
+
+template <class T>
+inline constexpr ColumnOps column_ops{&ColumnFunctions<T>::count, &ColumnFunctions<T>::resize,
+                                      &ColumnFunctions<T>::copy, &ColumnFunctions<T>::add};
+
+/// What a layer says of itself, or its being element-wise.
+struct SplitOps {
+  bool element_wise = false;
+  bool by_inputs = false;
+  std::size_t (*inputs)(void const* layer) = nullptr;  // null: it cannot be split
+  std::size_t (*outputs)(void const* layer) = nullptr;
+  void* (*part)(void const* layer, int member, int members, SplitBy by) = nullptr;
+  ColumnOps const* input = nullptr;
+  ColumnOps const* output = nullptr;
+  LayerOps const& (*put_together)() = nullptr;  // of outputs
+  void* (*make_put_together)() = nullptr;
+};
+
+template <class L> struct SplitFunctions {
+  static std::size_t inputs(void const* layer) { return static_cast<L const*>(layer)->inputs(); }
+  static std::size_t outputs(void const* layer) { return static_cast<L const*>(layer)->outputs(); }
+  static void* make_put_together() { return new PutTogether<typename L::Output>(); }
+  static void* part(void const* layer, int member, int members, SplitBy by) {
+    return new L(static_cast<L const*>(layer)->part(member, members, by));
+  }
+};
+
+template <class L> constexpr SplitOps make_split_ops() {
+  constexpr bool columns = Columns<typename L::Input>::exist && Columns<typename L::Output>::exist;
+  static_assert(
+      columns,
+      "stagger: a layer that members of a group can share has an Input and an Output with "
+      "columns: a Tensor, or a type with columns(), resize_block(like, block), "
+      "copy_block(at, from, first, size) and add_block(at, from, first, size)");
+  SplitOps ops;
+  if constexpr (columns) {
+    ops.input = &column_ops<typename L::Input>;
+    ops.output = &column_ops<typename L::Output>;
+    ops.put_together = &ops_of_put_together<typename L::Output>;
+    ops.make_put_together = &SplitFunctions<L>::make_put_together;
+    if constexpr (ElementWiseLayer<L>) ops.element_wise = true;
+    if constexpr (SplittableLayer<L>) {
+      ops.inputs = &SplitFunctions<L>::inputs;
+      ops.outputs = &SplitFunctions<L>::outputs;
+      ops.part = &SplitFunctions<L>::part;
+      if constexpr (requires { requires L::by_inputs; }) ops.by_inputs = true;
+    }
+  }
+  return ops;
+}
+
+template <class L> inline constexpr SplitOps split_ops = make_split_ops<L>();
+
+}  // namespace stagger::detail

@@ -1,0 +1,376 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Groups of ranks that share layers, each member with a part: how a model is divided, and
+///         what members take from each other.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <stagger/core/columns.hpp>
+#include <stagger/core/error.hpp>
+#include <stagger/core/fixed_array.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/engine/detail/replica_sums.hpp>
+#include <stagger/engine/detail/split_ops.hpp>
+#include <stagger/engine/layer.hpp>
+#include <stagger/engine/machine.hpp>
+#include <stagger/engine/replica_ops.hpp>
+#include <stagger/engine/replicas.hpp>
+#include <stagger/engine/setup.hpp>
+#include <stagger/partition/split_plan.hpp>
+#include <stagger/program/sections.hpp>
+
+namespace stagger::detail {
+
+struct GroupedModel : Grouped {
+  Sections divided;
+};
+
+/// Makes a layer of each member's part or copy, and a stage of each member's part of a section.
+class GroupDivision {
+ public:
+  GroupDivision(Setup const& setup, List<Layer>& layers)
+      : setup_(setup), layers_(layers), model_(std::make_shared<GroupedModel>()) {
+    model_->ops = setup.groups.ops;
+    model_->append_states = setup.groups.ops->append_states;
+  }
+
+  [[gnu::cold]] std::shared_ptr<Grouped const> make() {
+    std::vector<partition::LayerFeatures> features;
+    for (Layer const& layer : layers_) features.push_back(features_of_layer(layer));
+    GroupChoice const& choice = setup_.groups;
+    plan_ = partition::plan_split(features, {choice.members, choice.threshold, choice.pairs});
+    if (!plan_.splits()) return nullptr;
+    if (setup_.options.replicas.empty())
+      raise(Errc::bad_configuration, "a position with 1 rank cannot form groups of ",
+            choice.members, "; give Options::replicas a multiple of ", choice.members);
+    model_->table_stages = static_cast<int>(setup_.cuts.size()) + 1;
+    model_->divided.members = choice.members;
+    for (std::size_t first = 0; first < layers_.size();) first = add_section(first);
+    if (plan_.end != partition::Cut::none) add_end();
+    model_->divided.stages = static_cast<int>(model_->table_stage.size());
+    layers_ = std::move(made_);
+    return model_;
+  }
+
+ private:
+  [[nodiscard]] static partition::LayerFeatures features_of_layer(Layer const& layer) {
+    partition::LayerFeatures features;
+    SplitOps const* const ops = layer.ops().split;
+    if (ops == nullptr) return features;
+    features.element_wise = ops->element_wise;
+    features.by_inputs = ops->by_inputs;
+    if (ops->inputs != nullptr) features.inputs = ops->inputs(layer.object());
+    if (ops->outputs != nullptr) features.outputs = ops->outputs(layer.object());
+    return features;
+  }
+
+  [[nodiscard]] bool begins_stage(std::size_t layer) const {
+    if (layer == 0) return true;
+    for (int const cut : setup_.cuts)
+      if (static_cast<std::size_t>(cut) == layer) return true;
+    return false;
+  }
+
+  /// @return the first layer behind it
+  [[gnu::cold]] std::size_t add_section(std::size_t first) {
+    std::size_t end = first + 1;
+    while (end < layers_.size() && !begins_stage(end) &&
+           plan_.layers[end].cut == partition::Cut::none)
+      ++end;
+    partition::PlannedLayer const& front = plan_.layers[first];
+    partition::PlannedLayer const& back = plan_.layers[end - 1];
+    if (begins_stage(first) && first != 0) ++table_stage_;
+    Section section;
+    section.table_stage = table_stage_;
+    section.stage = static_cast<int>(model_->table_stage.size());
+    section.grouped = front.takes != partition::Held::rows;
+    section.opens = begins_stage(first);
+    section.takes = front.takes;
+    section.gives = back.gives;
+    section.partial = front.by == SplitBy::outputs;
+    section.features = back.features;
+    model_->divided.chain.push_back(section);
+    int const members = section.grouped ? model_->divided.members : 1;
+    for (int m = 0; m < members; ++m) {
+      if (made_.size() != 0) model_->cuts.push_back(static_cast<int>(made_.size()));
+      model_->table_stage.push_back(section.table_stage);
+      for (std::size_t l = first; l < end; ++l) add_layer(l, m, members);
+    }
+    return end;
+  }
+
+  /// What all members have in front of the loss.
+  [[gnu::cold]] void add_end() {
+    SplitOps const& ops = *layers_[layers_.size() - 1].ops().split;
+    Section section;
+    section.table_stage = table_stage_;
+    section.stage = static_cast<int>(model_->table_stage.size());
+    section.grouped = true;
+    section.opens = false;
+    section.takes = section.gives = partition::Held::whole;
+    section.features = plan_.layers.back().features;
+    model_->divided.chain.push_back(section);
+    for (int m = 0; m < model_->divided.members; ++m) {
+      model_->cuts.push_back(static_cast<int>(made_.size()));
+      model_->table_stage.push_back(section.table_stage);
+      made_.push_back(Layer(ops.make_put_together(), ops.put_together()));
+      Grouped::Entry entry;
+      entry.number = static_cast<int>(layers_.size());
+      entry.counted = m == 0;
+      model_->layers.push_back(entry);
+    }
+  }
+
+  [[gnu::cold]] void add_layer(std::size_t l, int member, int members) {
+    partition::PlannedLayer const& planned = plan_.layers[l];
+    Grouped::Entry entry;
+    entry.number = static_cast<int>(l);
+    entry.counted = member == 0 || planned.by != SplitBy::nothing;
+    entry.split = planned.by != SplitBy::nothing;
+    if (planned.takes == partition::Held::columns)
+      entry.first_column = features_of(static_cast<std::size_t>(member),
+                                       static_cast<std::size_t>(members), planned.arriving)
+                               .first;
+    model_->layers.push_back(entry);
+    Layer const& whole = layers_[l];
+    if (planned.by == SplitBy::nothing)
+      made_.push_back(Layer(whole));
+    else
+      made_.push_back(
+          Layer(whole.ops().split->part(whole.object(), member, members, planned.by), whole.ops()));
+  }
+
+  Setup const& setup_;
+  List<Layer>& layers_;
+  std::shared_ptr<GroupedModel> model_;
+  partition::SplitPlan plan_;
+  List<Layer> made_;
+  int table_stage_ = 0;
+};
+
+/// What members take from each other.
+struct GroupExchange {
+  [[gnu::cold]] static void describe(Machine const& machine, RowEdge const& edge, bool forward,
+                                     RowSource& source) {
+    RowUse const& use = forward ? edge.forward : edge.backward;
+    if (!use.columns && !use.adds) return;
+    Cell const& giver = machine.run.program->cells[edge.from];
+    source.adds = use.adds;
+    source.blocks =
+        blocks_of(*machine.run.cells[edge.from].back->ops, *machine.run.cells[edge.to].front->ops);
+    if (!use.columns) return;
+    IndexRange const all{0, giver.columns.size()};
+    source.of = forward ? all : giver.columns;
+    source.at = forward ? giver.columns : all;
+    source.has = forward ? all.size() : giver.features;
+    source.gets = forward ? giver.features : all.size();
+  }
+
+  static void take(RowSource const& source, void* to, void const* from, RowRange at,
+                   std::size_t first_row, std::size_t rows) {
+    ColumnOps const& ops = *source.blocks;
+    std::size_t const has = ops.count(from);
+    if (source.has != 0 && has != source.has) refuse_columns(has, source.has);
+    std::size_t const gets = source.gets != 0 ? source.gets : has;
+    if (rows != 0)
+      ops.resize(to, from, {rows, gets});
+    else if (std::size_t const others = ops.count(to); others != gets)
+      refuse_columns(gets, others);
+    (source.adds ? ops.add : ops.copy)(to, {at.first, source.at.first}, from,
+                                       {first_row, source.of.first},
+                                       {at.count(), source.has != 0 ? source.of.size() : has});
+  }
+
+ private:
+  /// How blocks of a value are copied that lies between two layers.
+  static ColumnOps const* blocks_of(LayerOps const& before, LayerOps const& behind) {
+    return before.split != nullptr ? before.split->output : behind.split->input;
+  }
+
+  [[noreturn]] [[gnu::cold]] static void refuse_columns(std::size_t columns, std::size_t expected) {
+    raise(Errc::mismatch, "a member of a group has ", counted(columns, "column"),
+          " of a value, where ", expected,
+          " were expected; let part() of the layers take and give what features_of() says");
+  }
+};
+
+/// Parameters of which members have pieces, as the whole that the caller sees.
+struct GroupParameters {
+  /// Calls `visit(section, layer)` for each layer of the model, by that of member 0 in the machine.
+  template <class Visit> static void each_layer(ModelState const& model, Visit visit) {
+    auto const& sections = static_cast<GroupedModel const&>(*model.grouped).divided;
+    for (Section const& section : sections.chain)
+      for (std::size_t const l : model.layers_of(section.stage))
+        visit(section.grouped ? sections.members : 1, l);
+  }
+  /// The same layer of another member.
+  static std::size_t layer_of(ModelState const& model, std::size_t layer, int member) {
+    std::size_t stage = 0;
+    while (model.first_layer[stage + 1] <= layer) ++stage;
+    return layer + static_cast<std::size_t>(member) * model.layers_of(stage).size();
+  }
+
+  /// Refuses parts that are no pieces of a whole.
+  [[gnu::cold]] static void require_pieces(ModelState const& model) {
+    each_layer(model, [&](int members, std::size_t l) {
+      if (!model.grouped->layers[l].split) return;
+      for (std::size_t p = 0; p < model.parameters[l].count(); ++p) {
+        std::size_t const whole = model.parameters[l].declaration(p).piece.whole;
+        std::size_t sum = 0;
+        for (int m = 0; m < members; ++m) {
+          auto const& part = model.parameters[layer_of(model, l, m)];
+          if (part.count() > p) sum += part.declaration(p).size;
+        }
+        if (whole == 0 || sum != whole)
+          raise(Errc::bad_configuration, "the parameter '", model.parameters[l].declaration(p).name,
+                "' of layer ", model.number(l), " has ", sum, " elements in the parts of ",
+                counted(members, "member"), " and ", whole,
+                " in the whole; let part() give each member a Parameter::piece of it, and each "
+                "element to one of them");
+      }
+    });
+  }
+
+  [[gnu::cold]] static void append_states(ModelState& model, std::vector<ParameterState>& states) {
+    auto& shown = model.shown_wholes;
+    std::size_t pieces = 0;
+    each_layer(model, [&](int, std::size_t l) {
+      if (model.grouped->layers[l].split) pieces += model.parameters[l].count();
+    });
+    shown = FixedArray<ShownWhole>(pieces);
+    std::size_t next = 0;
+    each_layer(model, [&](int, std::size_t l) {
+      std::size_t const first = states.size();
+      model.parameters[l].append_states(states);
+      if (!model.grouped->layers[l].split) return;
+      for (std::size_t p = 0; first + p < states.size(); ++p) {
+        ShownWhole& whole = shown[next++];
+        whole.layer = l;
+        whole.parameter = p;
+        ParameterState& state = states[first + p];
+        std::size_t const bytes = whole_bytes(model, l, p);
+        for (std::size_t b = 0; b < 3; ++b) {
+          auto& memory = b == 0 ? state.value : state.state[b - 1];
+          if (b > static_cast<std::size_t>(model.optimizer.states)) break;
+          whole.blocks[b].make(nullptr, bytes);
+          memory = whole.blocks[b].span();
+        }
+        copy(model, whole, false);
+      }
+    });
+  }
+
+  [[gnu::cold]] static void take_back(ModelState& model) {
+    auto& shown = model.shown_wholes;
+    for (ShownWhole& whole : shown) copy(model, whole, true);
+    shown = {};
+    each_layer(model, [&](int members, std::size_t l) {
+      if (model.grouped->layers[l].split) return;
+      for (int m = 1; m < members; ++m) {
+        auto const from = model.parameters[l].blocks();
+        auto const to = model.parameters[layer_of(model, l, m)].blocks();
+        for (std::size_t b = 0; b < from.size(); ++b)
+          if (!from[b].empty()) std::memcpy(to[b].data(), from[b].data(), from[b].size());
+      }
+    });
+  }
+
+  [[gnu::cold]] static List<ParameterShape> shapes(ModelState const& model) {
+    List<ParameterShape> shapes;
+    each_layer(model, [&](int, std::size_t l) {
+      for (std::size_t p = 0; p < model.parameters[l].count(); ++p) {
+        shapes.push_back(model.parameters[l].shape(p));
+        if (model.grouped->layers[l].split) shapes.back().bytes = whole_bytes(model, l, p);
+      }
+    });
+    return shapes;
+  }
+
+ private:
+  static std::size_t whole_bytes(ModelState const& model, std::size_t l, std::size_t p) {
+    auto const& declaration = model.parameters[l].declaration(p);
+    return declaration.piece.whole * element_bytes(declaration.type);
+  }
+
+  /// @param back  from the whole to the pieces
+  [[gnu::cold]] static void copy(ModelState& model, ShownWhole& whole, bool back) {
+    int const members = static_cast<GroupedModel const&>(*model.grouped).divided.members;
+    for (int m = 0; m < members; ++m) {
+      auto const& part = model.parameters[layer_of(model, whole.layer, m)];
+      auto const& declaration = part.declaration(whole.parameter);
+      std::size_t const each = element_bytes(declaration.type);
+      auto const blocks = part.blocks();
+      for (std::size_t b = 0; b < blocks.size(); ++b) {
+        if (whole.blocks[b].size() == 0) continue;
+        std::byte* const own = blocks[b].data() + part.range(whole.parameter).first;
+        for (std::size_t i = 0; i < declaration.size; ++i) {
+          std::byte* const there = whole.blocks[b].data() + declaration.piece.element(i) * each;
+          std::memcpy(back ? own + i * each : there, back ? there : own + i * each, each);
+        }
+      }
+    }
+  }
+};
+
+struct GroupTables {
+  /// @throws Error  bad_configuration for positions that cannot form groups
+  [[gnu::cold]] static schedule::Table table(Grouped const& grouped, schedule::Table const& table,
+                                             Replicas const& replicas) {
+    Sections const& sections = static_cast<GroupedModel const&>(grouped).divided;
+    for (int p = 0; p < table.ranks(); ++p)
+      for (auto const& action : table.row(p))
+        for (Section const& section : sections.chain)
+          if (section.grouped && section.table_stage == action.stage &&
+              replicas.counts()[p] % sections.members != 0)
+            raise(Errc::bad_configuration, "position ", p, " of the schedule has ",
+                  counted(replicas.counts()[p], "rank"), ", which cannot form groups of ",
+                  sections.members, " for the layers of stage ", action.stage,
+                  "; give it a multiple of ", sections.members, ", or LayerSplit another group");
+    return table_of_sections(table, replicas, sections);
+  }
+
+  /// The spans of one action become one, which then contains the exchanges between them, and later
+  /// recomputations within a backward.
+  [[gnu::cold]] static void join_spans(Grouped const& grouped, List<schedule::Span> const& spans,
+                                       std::vector<schedule::Span>& joined) {
+    for (schedule::Span span : spans) {
+      span.action.stage = grouped.table_stage[span.action.stage];
+      bool const backward = !joined.empty() && span.repeated &&
+                            schedule::gives_input_gradient(joined.back().action.kind) &&
+                            joined.back().action.stage == span.action.stage &&
+                            joined.back().action.microbatch == span.action.microbatch;
+      if (!joined.empty() && schedule::is_compute(span.action.kind) &&
+          (backward ||
+           (joined.back().action == span.action && joined.back().repeated == span.repeated)))
+        joined.back().end_s = span.end_s;
+      else
+        joined.push_back(span);
+    }
+  }
+};
+
+inline constexpr GroupOps group_ops{
+    [](Setup const& setup, List<Layer>& layers) { return GroupDivision(setup, layers).make(); },
+    &GroupTables::table,
+    [](Grouped const& grouped) -> Sections const& {
+      return static_cast<GroupedModel const&>(grouped).divided;
+    },
+    &connect_sections,
+    &GroupParameters::require_pieces,
+    &GroupExchange::describe,
+    &GroupExchange::take,
+    &GroupParameters::append_states,
+    &GroupParameters::take_back,
+    &GroupParameters::shapes,
+    &GroupTables::join_spans};
+
+template <> struct GroupTable<WithGroups> {
+  static constexpr GroupOps const* ops = &group_ops;
+};
+
+}  // namespace stagger::detail

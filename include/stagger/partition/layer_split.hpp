@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Layers that groups of ranks share, each member with a part, inside stages that another
+///         partitioner cuts.
+
+#include <vector>
+
+#include <stagger/partition/cuts.hpp>
+#include <stagger/partition/policy.hpp>
+#include <stagger/partition/split_plan.hpp>
+
+namespace stagger::partition {
+
+/// Has the ranks of each position form groups of `group`: rank i is member i mod `group` of group
+/// i div `group`. In front of the first layer that is split a rank works on its own share of the
+/// rows, as without groups; behind it on all rows of its group, with a part of each layer that is
+/// worth it (plan_split). Positions that hold such layers, or later ones, need a multiple of `group`
+/// ranks. With a group of 1 nothing changes.
+///
+/// @code
+///     #include <stagger/engine/groups.hpp>
+///     auto train = sg::Pipeline{model}.with(sg::partition::LayerSplit{.group = 2},
+///                                           sg::Options{.replicas = {8}}, ...);
+///     sg::partition::LayerSplit{.group = 2, .over = sg::partition::Even{4}}   // four stages
+/// @endcode
+template <PartitionPolicy P = Cuts> struct LayerSplit {
+  using policy_tag = PartitionTag;
+  int group = 1;           ///< members, >= 1
+  P over{};                ///< cuts the layers into stages; by default there is one
+  double threshold = 225;  ///< as of SplitRules
+  bool pairs = false;      ///< likewise
+
+  [[nodiscard]] constexpr std::vector<int> cuts(int layers) const { return over.cuts(layers); }
+  [[nodiscard]] constexpr SplitRules rules() const noexcept { return {group, threshold, pairs}; }
+};
+
+}  // namespace stagger::partition

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// mistake: stage: a layer that a group can share, of values without columns
+// expect-error: stagger: a layer that members of a group can share has an Input and an Output with columns
+// see: splitting.md#what-a-layer-says-of-itself
+#include <stagger/model/split.hpp>
+#include <stagger/stagger.hpp>
+
+#include "half.hpp"
+
+struct Shared : Half {
+  std::size_t inputs() const { return 1; }
+  std::size_t outputs() const { return 1; }
+  Shared part(int, int, sg::SplitBy) const { return *this; }
+};
+
+int main() { auto train = sg::Pipeline{Shared{}}.with(Distance{}); }

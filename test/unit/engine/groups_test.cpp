@@ -1,0 +1,532 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/engine/groups.hpp>
+
+#include "catch.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <stagger/core/random.hpp>
+#include <stagger/host/threads.hpp>
+#include <stagger/partition/even.hpp>
+#include <stagger/partition/layer_split.hpp>
+#include <stagger/program/check_program.hpp>
+#include <stagger/schedule/chimera.hpp>
+#include <stagger/schedule/gpipe.hpp>
+#include <stagger/schedule/interleaved.hpp>
+#include <stagger/schedule/one_f_one_b.hpp>
+#include <stagger/schedule/zero_bubble_h1.hpp>
+#include <stagger/train/pipeline.hpp>
+
+#include "small_model.hpp"
+
+namespace sg = stagger;
+using small_model::Made;
+using small_model::made;
+
+namespace {
+
+template <class T> using Matrix = sg::Tensor<T>;
+
+/// y = x weight^T + bias.
+template <class T> struct Linear {
+  using Input = Matrix<T>;
+  using Output = Matrix<T>;
+  static constexpr bool by_inputs = true;
+  std::size_t in, out;
+  bool splits;
+  sg::Parameter<T> weight, bias;  // [out][in], [out]
+
+  Linear(std::size_t inputs_of, std::size_t outputs_of, std::uint64_t seed, bool can_split = true)
+      : in(inputs_of),
+        out(outputs_of),
+        splits(can_split),
+        weight("weight", inputs_of * outputs_of, &fill, seed, 1.0 / static_cast<double>(inputs_of)),
+        bias("bias", numbers(outputs_of, seed + 100)) {}
+  static void fill(std::span<T> values, std::uint64_t seed, double scale) {
+    for (std::size_t i = 0; i < values.size(); ++i)
+      values[i] = static_cast<T>(
+          scale * (static_cast<double>(sg::random_bits(seed, {i}) % 4001) / 1000.0 - 2.0));
+  }
+  static std::vector<T> numbers(std::size_t count, std::uint64_t seed) {
+    std::vector<T> values(count);
+    fill(values, seed, 0.5);
+    return values;
+  }
+  auto parameters() { return std::tie(weight, bias); }
+
+  [[nodiscard]] std::size_t inputs() const { return splits ? in : 0; }
+  [[nodiscard]] std::size_t outputs() const { return splits ? out : 0; }
+  [[nodiscard]] Linear part(int member, int members, sg::SplitBy by) const {
+    Linear own = *this;
+    auto const m = static_cast<std::size_t>(member);
+    auto const k = static_cast<std::size_t>(members);
+    if (by == sg::SplitBy::outputs) {
+      auto const mine = sg::features_of(m, k, out);
+      own.out = mine.size();
+      own.weight = weight.piece({.first = mine.first * in, .length = mine.size() * in});
+      own.bias = bias.piece({.first = mine.first, .length = mine.size()});
+    } else {
+      auto const mine = sg::features_of(m, k, in);
+      own.in = mine.size();
+      own.weight =
+          weight.piece({.first = mine.first, .length = mine.size(), .stride = in, .runs = out});
+      own.bias = bias.piece({.length = member == 0 ? out : 0});
+    }
+    return own;
+  }
+
+  void forward(sg::Context& context, Input const& x, Output& y, sg::NothingSaved&) const {
+    auto const w = context[weight];
+    auto const b = context[bias];
+    std::size_t const rows = x.extent(0);
+    if (x.extent(1) != in) throw std::runtime_error("wrong inputs");
+    y.resize({rows, out});
+    for (std::size_t r = 0; r < rows; ++r)
+      for (std::size_t o = 0; o < out; ++o) {
+        T sum = b.empty() ? T(0) : b[o];
+        for (std::size_t i = 0; i < in; ++i) sum += w[o * in + i] * x[r * in + i];
+        y[r * out + o] = sum;
+      }
+  }
+  void backward_input(sg::Context& context, Input const& x, Output const& dy, Input& dx,
+                      sg::NothingSaved&) const {
+    auto const w = context[weight];
+    dx.resize_like(x);
+    dx.fill(0);
+    for (std::size_t r = 0; r < x.extent(0); ++r)
+      for (std::size_t o = 0; o < out; ++o)
+        for (std::size_t i = 0; i < in; ++i) dx[r * in + i] += dy[r * out + o] * w[o * in + i];
+  }
+  void backward_weight(sg::Context& context, Input const& x, Output const& dy,
+                       sg::NothingSaved&) const {
+    auto const dw = context.gradient(weight);
+    auto const db = context.gradient(bias);
+    for (std::size_t r = 0; r < x.extent(0); ++r)
+      for (std::size_t o = 0; o < out; ++o) {
+        if (!db.empty()) db[o] += dy[r * out + o];
+        for (std::size_t i = 0; i < in; ++i) dw[o * in + i] += dy[r * out + o] * x[r * in + i];
+      }
+  }
+};
+
+/// x / (1 + |x|), some features of some rows dropped: by row and feature of the whole.
+template <class T> struct Squash {
+  using Input = Matrix<T>;
+  using Output = Matrix<T>;
+  static constexpr bool element_wise = true;
+  struct Saved {
+    std::uint64_t seed = 0;
+    std::size_t row = 0, column = 0;
+  };
+  static T kept(Saved const& saved, std::size_t r, std::size_t c) {
+    if (saved.seed == 0) return 1;
+    auto const bits = sg::random_bits(saved.seed, {saved.row + r, saved.column + c});
+    return bits % 4 == 0 ? T(0) : T(1.25);
+  }
+  void forward(sg::Context& context, Input const& x, Output& y, Saved& saved) const {
+    saved = {context.training() ? context.random_seed() : 0, context.first_row(),
+             context.first_column()};
+    y.resize_like(x);
+    for (std::size_t i = 0; i < x.size(); ++i)
+      y[i] = x[i] / (1 + std::abs(x[i])) * kept(saved, i / x.extent(1), i % x.extent(1));
+  }
+  void backward_input(sg::Context&, Input const& x, Output const& dy, Input& dx,
+                      Saved& saved) const {
+    dx.resize_like(x);
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      T const d = 1 + std::abs(x[i]);
+      dx[i] = dy[i] / (d * d) * kept(saved, i / x.extent(1), i % x.extent(1));
+    }
+  }
+};
+
+template <class T> using Batch = sg::Batch<Matrix<T>, Matrix<T>>;
+
+constexpr std::size_t inputs = 6;
+constexpr std::size_t outputs = 10;
+
+/// Five linear layers, of which four can be split as the bits of a pattern say.
+template <class T> auto model(unsigned pattern) {
+  auto const can = [&](unsigned bit) { return (pattern >> bit & 1U) != 0; };
+  return sg::Sequential{Linear<T>{inputs, 7, 1, false},   Linear<T>{7, 12, 2, can(0)}, Squash<T>{},
+                        Linear<T>{12, 9, 3, can(1)},      Linear<T>{9, 11, 4, can(2)}, Squash<T>{},
+                        Linear<T>{11, outputs, 5, can(3)}};
+}
+template <class T> Matrix<T> numbers(std::size_t rows, std::size_t columns, std::uint64_t seed) {
+  Matrix<T> matrix({rows, columns});
+  Linear<T>::fill({matrix.data(), matrix.size()}, seed, 1);
+  return matrix;
+}
+template <class T> Batch<T> batch(int step, int microbatches, std::size_t rows) {
+  Batch<T> made;
+  for (int m = 0; m < microbatches; ++m) {
+    auto const seed = static_cast<std::uint64_t>(step * 1000 + m * 2);
+    std::size_t const own = rows + static_cast<std::size_t>(m) % 3;
+    made.inputs.push_back(numbers<T>(own, inputs, seed));
+    made.targets.push_back(numbers<T>(own, outputs, seed + 1));
+  }
+  return made;
+}
+
+sg::optimizer::Sgd optimizer() { return {.rate = 0.05, .momentum = 0.9}; }
+
+template <class Trainer> std::vector<std::byte> bits(Trainer& train) {
+  return small_model::bits(train);
+}
+
+/// The largest difference of values and states, relative to the largest number of each.
+template <class T, class A, class B> double difference(A& a, B& b) {
+  double most = 0;
+  auto const x = a.parameters();
+  auto const y = b.parameters();
+  REQUIRE(x.size() == y.size());
+  for (std::size_t p = 0; p < x.size(); ++p) {
+    REQUIRE(x[p].name == y[p].name);
+    for (int block = 0; block < 2; ++block) {
+      auto const of = [&](sg::ParameterState const& state) {
+        auto const& bytes = block == 0 ? state.value : state.state[0];
+        return std::span<T>(reinterpret_cast<T*>(bytes.data()), bytes.size() / sizeof(T));
+      };
+      REQUIRE(of(x[p]).size() == of(y[p]).size());
+      double largest = 0;
+      double apart = 0;
+      for (std::size_t i = 0; i < of(x[p]).size(); ++i) {
+        largest = std::max(largest, std::abs(static_cast<double>(of(y[p])[i])));
+        apart = std::max(
+            apart, std::abs(static_cast<double>(of(x[p])[i]) - static_cast<double>(of(y[p])[i])));
+      }
+      if (largest > 0) most = std::max(most, apart / largest);
+    }
+  }
+  return most;
+}
+
+struct Case {
+  unsigned pattern = 15;
+  int members = 2;
+  int groups = 1;
+  bool pairs = false;
+  int microbatches = 2;
+  Made schedule = made(sg::schedule::OneFOneB{});
+  std::vector<int> cuts{};
+  sg::Options options{};
+  double threshold = 0;
+  std::vector<int> counts{};  // ranks of each position; none: members * groups
+};
+
+sg::Replicas replicas(std::size_t positions, int each) {
+  std::vector<int> const counts(positions, each);
+  return sg::Replicas::even(counts.data(), counts.size());
+}
+
+template <class T, class Device> auto pipeline(Device device, Case const& of) {
+  sg::Options options = of.options;
+  options.seed = 7;
+  std::size_t const positions =
+      (of.cuts.size() + 1) / static_cast<std::size_t>(of.schedule.chunks());
+  options.replicas = replicas(positions, of.members * of.groups);
+  if (!of.counts.empty()) options.replicas = sg::Replicas::even(of.counts.data(), of.counts.size());
+  return sg::Pipeline{model<T>(of.pattern)}.with(
+      sg::partition::LayerSplit<>{of.members, {of.cuts}, of.threshold, of.pairs}, of.schedule,
+      sg::loss::MeanSquaredError<T>{}, optimizer(), std::move(device), options);
+}
+
+template <class T> auto one_device(Case const& of) {
+  sg::Options options;
+  options.seed = 7;
+  options.clip_norm = of.options.clip_norm;
+  return sg::Pipeline{model<T>(of.pattern)}.on_one_device(sg::loss::MeanSquaredError<T>{},
+                                                          optimizer(), options);
+}
+
+/// Two steps beside one device. @return how far they come apart
+template <class T, class Device> double apart(Device device, Case const& of) {
+  auto train = pipeline<T>(std::move(device), of);
+  auto one = one_device<T>(of);
+  CHECK(difference<T>(train, one) == 0);
+  for (int step = 0; step < 2; ++step) {
+    auto const data = batch<T>(step, of.microbatches, 17);
+    auto const metrics = sg::run(train.step(data));
+    auto const expected = one.step(data);
+    CHECK(metrics.loss == Approx(expected.loss).epsilon(sizeof(T) == 4 ? 1e-4 : 1e-10));
+    CHECK(metrics.gradient_norm ==
+          Approx(expected.gradient_norm).epsilon(sizeof(T) == 4 ? 1e-4 : 1e-10));
+  }
+  return difference<T>(train, one);
+}
+
+}  // namespace
+
+TEST_CASE("engine/groups: three dense layers split in two, on one thread, as on one device",
+          "[engine]") {
+  auto const chain = [] {
+    return sg::Sequential{Linear<double>{inputs, 8, 1}, Linear<double>{8, 9, 2},
+                          Linear<double>{9, outputs, 3}};
+  };
+  auto train = sg::Pipeline{chain()}.with(sg::partition::LayerSplit{.group = 2, .threshold = 0},
+                                          sg::loss::MeanSquaredError<double>{}, optimizer(),
+                                          sg::host::Threads{1}, sg::Options{.replicas = {2}});
+  auto one = sg::Pipeline{chain()}.on_one_device(sg::loss::MeanSquaredError<double>{}, optimizer());
+  CHECK(train.ranks() == 2);
+  CHECK(train.stages() == 1);
+  for (int step = 0; step < 3; ++step) {
+    auto const data = batch<double>(step, 2, 5);
+    sg::run(train.step(data));
+    one.step(data);
+    CHECK(difference<double>(train, one) < 1e-12);
+  }
+}
+
+TEST_CASE("engine/groups: every pattern of split layers has the gradients of one device",
+          "[engine]") {
+  for (unsigned pattern = 0; pattern < 16; ++pattern)
+    for (int const members : {2, 3, 4, 8})
+      for (bool const pairs : {false, true}) {
+        Case of{.pattern = pattern, .members = members, .groups = members == 8 ? 1 : 2};
+        of.pairs = pairs;
+        of.microbatches = pattern % 3 == 0 ? members : 1;
+        of.options.recompute = pattern % 2 == 1;
+        if (pattern % 5 == 0) of.options.clip_norm = 0.05;
+        CAPTURE(pattern, members, pairs);
+        REQUIRE(apart<double>(sg::host::Threads{pattern % 4 == 0 ? 2 : 1}, of) < 1e-12);
+      }
+}
+
+namespace {
+
+/// Schedules, positions and threads, for a group of 2 or 3.
+std::vector<Case> wide() {
+  using namespace sg::schedule;
+  std::vector<Case> cases;
+  auto const add = [&](Made const& schedule, std::vector<int> cuts, std::vector<int> counts) {
+    auto const number = static_cast<unsigned>(cases.size());
+    Case of{.pattern = number % 2 == 0 ? 15U : 13U - number % 8, .schedule = schedule};
+    of.pairs = number % 3 == 0;
+    of.microbatches = std::array{4, 2, 8}[number % 3];
+    of.cuts = std::move(cuts);
+    of.counts = std::move(counts);
+    of.options.recompute = number % 4 == 1;
+    if (number % 2 == 0) of.options.spare_slots = number % 4 / 2;
+    if (number % 3 != 0) of.options.clip_norm = 0.05;
+    cases.push_back(of);
+  };
+  for (Made const& schedule : {made(GPipe{}), made(OneFOneB{}), made(ZeroBubbleH1{})}) {
+    add(schedule, {}, {2});
+    add(schedule, {}, {4});
+    add(schedule, {3}, {2, 2});
+    add(schedule, {4}, {4, 4});
+    add(schedule, {4}, {4, 2});
+    add(schedule, {3}, {2, 4});
+    add(schedule, {1}, {3, 2});
+    add(schedule, {1}, {1, 4});
+    add(schedule, {1, 3, 5}, {3, 2, 2, 4});
+  }
+  add(made(Interleaved{}), {1, 3, 5}, {2, 2});
+  add(made(Interleaved{}), {2, 3, 5}, {4, 2});
+  add(made(Chimera{}), {3}, {2, 2});
+  add(made(Chimera{}), {1}, {2, 2});
+  return cases;
+}
+
+}  // namespace
+
+TEST_CASE("engine/groups: schedules, positions and threads do not change what groups compute",
+          "[engine]") {
+  int number = 0;
+  for (Case const& of : wide()) {
+    CAPTURE(number);
+    REQUIRE(apart<double>(sg::host::Threads{1}, of) < 1e-12);
+    auto one = pipeline<double>(sg::host::Threads{1}, of);
+    auto two = pipeline<double>(sg::host::Threads{number % 2 == 0 ? 2 : 4}, of);
+    for (int step = 0; step < 2; ++step) {
+      auto const data = batch<double>(step, of.microbatches, 17);
+      CHECK(sg::run(one.step(data)).loss == sg::run(two.step(data)).loss);
+      REQUIRE(bits(one) == bits(two));
+    }
+    ++number;
+  }
+}
+
+TEST_CASE("engine/groups: with floats, within 1e-5 of one device", "[engine]") {
+  for (int const members : {2, 4}) {
+    Case of{.members = members};
+    of.pairs = members == 4;
+    CHECK(apart<float>(sg::host::Threads{2}, of) < 1e-5);
+  }
+}
+
+TEST_CASE("engine/groups: a group of 1, and layers of which none is worth it, change no bit",
+          "[engine]") {
+  Case const grouped{.members = 1, .groups = 4, .microbatches = 3};
+  Case never{.members = 2, .groups = 2, .microbatches = 3};
+  never.threshold = std::numeric_limits<double>::infinity();
+  for (Case const& of : {grouped, never}) {
+    auto train = pipeline<double>(sg::host::Threads{2}, of);
+    sg::Options options;
+    options.seed = 7;
+    options.replicas = {4};
+    auto plain = sg::Pipeline{model<double>(15)}.with(sg::partition::Cuts{}, of.schedule,
+                                                      sg::loss::MeanSquaredError<double>{},
+                                                      optimizer(), sg::host::Threads{2}, options);
+    CHECK(train.program(3).row_edges.empty());
+    for (int step = 0; step < 2; ++step) {
+      auto const data = batch<double>(step, 3, 17);
+      CHECK(sg::run(train.step(data)).loss == sg::run(plain.step(data)).loss);
+      CHECK(bits(train) == bits(plain));
+    }
+  }
+}
+
+TEST_CASE("engine/groups: predictions and evaluation are those of one device, counted once",
+          "[engine]") {
+  for (Case const& of : {Case{.members = 2, .groups = 1}, Case{.members = 3, .groups = 2},
+                         Case{.pattern = 7, .members = 2, .groups = 2, .cuts = {4}}}) {
+    auto train = pipeline<double>(sg::host::Threads{1}, of);
+    auto one = one_device<double>(of);
+    auto const data = batch<double>(3, 3, 12);
+    std::vector<Matrix<double>> predicted(3);
+    std::vector<Matrix<double>> expected(3);
+    auto plain = sg::Pipeline{model<double>(15)}.with(sg::partition::Cuts{},
+                                                      sg::loss::MeanSquaredError<double>{});
+    for (int again = 0; again < 2; ++again) {
+      sg::run(train.predict(data.inputs, predicted));
+      sg::run(plain.predict(data.inputs, expected));
+      for (std::size_t m = 0; m < 3; ++m) {
+        REQUIRE(predicted[m].extents() == expected[m].extents());
+        for (std::size_t i = 0; i < predicted[m].size(); ++i)
+          CHECK(predicted[m][i] == Approx(expected[m][i]).epsilon(1e-12));
+      }
+      CHECK(sg::run(train.evaluate(data)).loss == Approx(one.evaluate(data).loss).epsilon(1e-12));
+    }
+  }
+}
+
+TEST_CASE(
+    "engine/groups: parameters are those of the whole model, written with one group size "
+    "and read with another",
+    "[engine]") {
+  Case const two{.members = 2};
+  Case const four{.pattern = 13, .members = 4, .groups = 2, .pairs = true};
+  auto from = pipeline<double>(sg::host::Threads{1}, two);
+  auto to = pipeline<double>(sg::host::Threads{1}, four);
+  auto one = one_device<double>(two);
+  for (int step = 0; step < 2; ++step) sg::run(from.step(batch<double>(step, 2, 17)));
+  auto const copy = [](auto& there, auto& here) {
+    auto source = there.parameters();
+    auto target = here.parameters();
+    for (std::size_t p = 0; p < source.size(); ++p) {
+      CHECK(source[p].name == target[p].name);
+      std::copy(source[p].value.begin(), source[p].value.end(), target[p].value.begin());
+      std::copy(source[p].state[0].begin(), source[p].state[0].end(), target[p].state[0].begin());
+    }
+    here.resume(there.steps());
+  };
+  copy(from, to);
+  copy(from, one);
+  auto const shapes = to.parameter_shapes();
+  auto const states = to.parameters();
+  REQUIRE(shapes.size() == states.size());
+  for (std::size_t p = 0; p < states.size(); ++p) {
+    CHECK(shapes[p].name == states[p].name);
+    CHECK(shapes[p].bytes == states[p].value.size());
+  }
+  CHECK(difference<double>(to, one) == 0);
+  auto const data = batch<double>(2, 2, 17);
+  sg::run(to.step(data));
+  one.step(data);
+  CHECK(difference<double>(to, one) < 1e-12);
+}
+
+TEST_CASE("engine/groups: what is recorded are the actions of the table", "[engine]") {
+  Case of{.members = 2, .groups = 2, .microbatches = 4, .cuts = {3}};
+  of.options.record = true;
+  for (bool const recompute : {false, true}) {
+    of.options.recompute = recompute;
+    auto train = pipeline<double>(sg::host::Threads{1}, of);
+    CHECK(train.stages() == 2);
+    sg::run(train.step(batch<double>(0, 4, 17)));
+    auto const table = of.schedule.table({.ranks = 2, .microbatches = 4});
+    auto const timeline = train.timeline();
+    REQUIRE(timeline.ranks() == 8);
+    for (int r = 0; r < 8; ++r) {
+      std::vector<sg::schedule::Action> ran;
+      for (auto const& span : timeline.rows[static_cast<std::size_t>(r)]) {
+        CHECK(span.start_s <= span.end_s);
+        if (!span.repeated) ran.push_back(span.action);
+      }
+      auto const row = table.row(r / 4);
+      CHECK(ran == std::vector(row.begin(), row.end()));
+    }
+    CHECK(train.peak_in_flight() == std::vector{2, 2, 2, 2, 1, 1, 1, 1});
+    CHECK(train.program(4).peak_in_flight == train.peak_in_flight());
+  }
+}
+
+TEST_CASE("engine/groups: what does not fit is refused in one sentence", "[engine]") {
+  auto const says = [](Case const& of) -> std::string {
+    try {
+      auto train = pipeline<double>(sg::host::Threads{1}, of);
+      sg::run(train.step(batch<double>(0, 2, 5)));
+    } catch (sg::Error const& error) {
+      CHECK(error.code() == sg::Errc::bad_configuration);
+      return error.what();
+    }
+    return "";
+  };
+  CHECK(says({.members = 2, .counts = {3}}) ==
+        "position 0 of the schedule has 3 ranks, which cannot form groups of 2 for the layers of "
+        "stage 0; give it a multiple of 2, or LayerSplit another group");
+  CHECK(says({.members = 8, .counts = {2}}).find("groups of 8") != std::string::npos);
+  CHECK(says({.members = 2, .cuts = {1}, .counts = {3, 2}}).empty());
+  CHECK(says({.members = 0, .counts = {2}}) ==
+        "a group of 0 ranks cannot share layers; use at least 1");
+  CHECK(says({.members = 8, .groups = 1}) ==
+        "microbatch 0 has 5 rows, of which replica 0 of the 8 of position 0 would get none; give "
+        "each microbatch at least 8 rows, or the position fewer replicas");
+  CHECK_THROWS_WITH(
+      sg::Pipeline{model<double>(15)}.with(sg::partition::LayerSplit{.group = 2, .threshold = 0},
+                                           sg::loss::MeanSquaredError<double>{}),
+      "a position with 1 rank cannot form groups of 2; give Options::replicas a multiple of 2");
+}
+
+namespace {
+
+/// Says it gives fewer columns, or parameters, than it does.
+struct Wrong : Linear<double> {
+  bool parameters_too;
+  Wrong(std::size_t in_of, std::size_t out_of, bool all)
+      : Linear(in_of, out_of, 1), parameters_too(all) {}
+  [[nodiscard]] Wrong part(int member, int members, sg::SplitBy by) const {
+    Wrong own = *this;
+    static_cast<Linear&>(own) = Linear::part(parameters_too ? 0 : member, members, by);
+    if (!parameters_too && member == 1) {
+      --own.out;
+    }
+    return own;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("engine/groups: parts that do not make a whole are refused", "[engine]") {
+  auto const make = [](bool parameters) {
+    return sg::Pipeline{sg::Sequential{Wrong{inputs, 9, parameters}, Linear<double>{9, outputs, 2}}}
+        .with(sg::partition::LayerSplit{.group = 2, .threshold = 0},
+              sg::loss::MeanSquaredError<double>{}, sg::Options{.replicas = {2}});
+  };
+  CHECK_THROWS_WITH(make(true),
+                    "the parameter 'weight' of layer 0 has 48 elements in the parts of 2 members "
+                    "and 54 in the whole; let part() give each member a Parameter::piece of it, "
+                    "and each element to one of them");
+  auto train = make(false);
+  CHECK_THROWS_WITH(sg::run(train.step(batch<double>(0, 1, 4))),
+                    "a member of a group has 4 columns of a value, where 5 were expected; let "
+                    "part() of the layers take and give what features_of() says");
+}
