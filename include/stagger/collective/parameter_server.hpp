@@ -165,6 +165,12 @@ class ServerInProcess {
     forget_asks(client);
     std::lock_guard const lock(joining_);
     clients_[client].listener = nullptr;
+    if (options_.on_failure != OnFailure::go_on || clients_.present(worker_of(client)) != 0) return;
+    for (std::size_t l = 0; l < layers_.size(); ++l) {  // nor does anybody wait for its next stream
+      std::lock_guard const shard(mutex(l));
+      layers_[l].leave(worker_of(client));
+      answer(l);
+    }
   }
   [[nodiscard]] Clients::Attendance attendance() {
     std::lock_guard const lock(joining_);
@@ -172,6 +178,7 @@ class ServerInProcess {
   }
 
   void begin(int client) {
+    if (clients_[client].active.load()) end(client, failure_of(worker_of(client)));
     std::lock_guard const lock(joining_);  // not while streams are being given up
     forget_asks(client);                   // of a stream that failed
     for (std::size_t l = 0; l < layers_.size(); ++l) {
@@ -277,6 +284,8 @@ class ServerInProcess {
     return text("worker ", slowest, ", which has made ", least, " pushes");
   }
 
+  /// @throws Error  peer_failed where its stream has ended, by another's failure for instance
+  void require_active(int client) const { clients_.require_active(client); }
   void require_worker(int number) const { clients_.require_worker(number); }
 
   /// @return  what `read` makes of the history of a layer

@@ -23,6 +23,7 @@
 
 namespace stagger::collective::detail {
 
+using stagger::detail::all_rounds;
 using stagger::detail::ParameterLink;
 using stagger::detail::ParameterListener;
 
@@ -101,7 +102,7 @@ class RemoteLink final : public ParameterLink, private MessageEnd {
   }
 
   void ask(std::size_t l, std::uint32_t rounds) override { ask(MessageKind::ask, l, rounds); }
-  void ask_last(std::size_t l) override { ask(MessageKind::ask_last, l, 0); }
+  void ask_last(std::size_t l) override { ask(MessageKind::ask_last, l, all_rounds); }
 
   std::uint32_t take(std::size_t l, std::uint32_t rounds, std::byte* values) override {
     RemoteLayer& layer = layers_[l];
@@ -166,7 +167,10 @@ class RemoteLink final : public ParameterLink, private MessageEnd {
     auto const lock = session_.lock();
     require_stream();
     layers_[l].ask(rounds);
-    session_.send({.kind = kind, .layer = index(l), .stream = stream_, .rounds = rounds});
+    session_.send({.kind = kind,
+                   .layer = index(l),
+                   .stream = stream_,
+                   .rounds = rounds == all_rounds ? 0 : rounds});
   }
 
   // What the transport calls.
@@ -184,7 +188,7 @@ class RemoteLink final : public ParameterLink, private MessageEnd {
       case newest:
       case answer:
       case last_answer:
-        return layer_of(message).payload_buffer(message);
+        return layer_of(message).payload_buffer(message, message.stream == stream_);
       default:
         if (message.bytes != 0) refuse_message(message, "has a payload that none belongs to");
         return {};
@@ -235,8 +239,8 @@ class RemoteLink final : public ParameterLink, private MessageEnd {
   }
 
   void arrive(Message const& message) {
-    if (!layer_of(message).arrive(message)) return;
-    if (!running_ || message.stream != stream_ || listener_ == nullptr) return;
+    if (message.stream != stream_ || !layer_of(message).arrive(message)) return;
+    if (!running_ || listener_ == nullptr) return;
     message.kind == MessageKind::answer ? listener_->arrived(message.layer, message.rounds)
                                         : listener_->arrived_last(message.layer);
   }

@@ -88,6 +88,10 @@ class ServerConnection final : public MessageEnd {
   void take(Message const& message) {
     using enum MessageKind;
     std::size_t const l = message.layer;
+    if (message.kind >= read && message.kind <= fail && message.stream != stream_) {
+      if (message.stream < stream_) return;  // that one has ended
+      refuse_message(message, "is of a stream that has not begun");
+    }
     switch (message.kind) {
       case join:
         joining_->identify(rules_.model_bytes);
@@ -100,7 +104,8 @@ class ServerConnection final : public MessageEnd {
         if (joining_->add_values()) finish_join();
         return;
       case begin:
-        outbox_.begin(message.stream);  // before the server tells of the new one
+        if (message.stream <= stream_) return;
+        outbox_.begin(stream_ = message.stream);  // before the server tells of the new one
         return server_->begin(client_);
       case read:
         return outbox_.say({.kind = newest, .layer = message.layer});
@@ -128,6 +133,7 @@ class ServerConnection final : public MessageEnd {
 
   /// A push that was there already is acknowledged and not added.
   void add(Message const& message) {
+    server_->require_active(client_);
     std::uint64_t const made = server_->pushes(client_, message.layer);
     if (message.number > made + 1) refuse_message(message, "leaves out a push");
     if (message.number == made + 1)
@@ -177,9 +183,10 @@ class ServerConnection final : public MessageEnd {
   std::unique_ptr<JoiningWorker> joining_;  // null once it has joined
   bool joined_ = false;                     // and has not left
   int client_ = 0;
-  List<std::size_t> sizes_;  // [layers] of their values, in bytes
-  ParameterBlock received_;  // a push
-  ParameterBlock to_send_;   // values of an answer
+  std::uint32_t stream_ = 0;  // of the worker, that has begun last
+  List<std::size_t> sizes_;   // [layers] of their values, in bytes
+  ParameterBlock received_;   // a push
+  ParameterBlock to_send_;    // values of an answer
   WorkerOutbox outbox_{4};
 };
 

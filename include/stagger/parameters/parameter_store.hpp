@@ -115,8 +115,7 @@ class ParameterStore {
   }
   /// Nobody waits for the worker until it comes back. What it has pushed stays.
   void leave(int worker) {
-    workers_[worker].gone = true;
-    end(worker);
+    if (!std::exchange(workers_[worker].gone, true)) end(worker);
   }
   /// It begins as if it had pushed as often as the slowest: at a border between rounds.
   void come_back(int worker) {

@@ -135,3 +135,30 @@ TEST_CASE("collective/ParameterServer: has places for the processes that its wor
   }
   Worker(server, 0, model, changes());
 }
+
+TEST_CASE("collective/ParameterServer: the others go on without a worker that goes between streams",
+          "[collective]") {
+  sg::collective::ParameterServer const server(
+      {.workers = 2, .on_failure = sg::collective::OnFailure::go_on});
+  auto const model = model_of(1);
+  Worker a(server, 0, model, changes());
+  for (float stream = 0; stream < 2; ++stream) {
+    {
+      Worker const b(server, 1, model, changes());
+    }
+    a.begin_and_read(1);
+    a.push(0);
+    CHECK(a.told.last.size() == 1);
+    CHECK(a.take_last(0) == 3 * stream + 1);
+    a.link->end(nullptr);
+    Worker b(server, 1, model, changes());
+    a.begin_and_read(1);
+    b.begin_and_read(1);
+    a.push(0);
+    CHECK(a.told.last.empty());  // it has come back
+    b.push(0);
+    CHECK(a.told.last.size() == 1);
+    a.link->end(nullptr);
+    b.link->end(nullptr);
+  }
+}

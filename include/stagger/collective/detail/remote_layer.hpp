@@ -9,6 +9,7 @@
 #include <utility>
 
 #include <stagger/collective/messages.hpp>
+#include <stagger/parameters/parameter_link.hpp>
 #include <stagger/parameters/parameter_memory.hpp>
 
 namespace stagger::collective::detail {
@@ -45,6 +46,7 @@ class RemoteLayer {
     coming_contains_ = 0;
     take_over();
   }
+  /// @param rounds  or all_rounds
   void ask(std::uint32_t rounds) noexcept {
     state_ = State::asked;
     rounds_ = rounds;
@@ -62,11 +64,15 @@ class RemoteLayer {
   // What messages of the server do.
 
   /// Where the values of an answer go.
-  /// @throws Error  bad_data for one of another length, or that was not asked for
-  [[nodiscard]] std::span<std::byte> payload_buffer(Message const& message) {
+  /// @param of_stream  it is of the stream that goes on; else nobody looks at it
+  /// @throws Error     bad_data for one of another length, or that was not asked for
+  [[nodiscard]] std::span<std::byte> payload_buffer(Message const& message, bool of_stream) {
+    bool const last = message.kind == MessageKind::last_answer;
+    std::uint32_t const rounds = last ? stagger::detail::all_rounds : message.rounds;
+    bool const asked = message.kind != MessageKind::newest && state_ == State::asked &&
+                       (!of_stream || rounds == rounds_);
     if (message.bytes != coming_.size()) refuse_message(message, "has not the length of the layer");
-    if (!reading() && (message.kind == MessageKind::newest || state_ != State::asked))
-      refuse_message(message, "was not asked for");
+    if (!reading() && !asked) refuse_message(message, "was not asked for");
     return coming_.span();
   }
   /// @param pushes  of this worker, so far

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/collective/remote_link.hpp>
+#include <stagger/collective/server_connection.hpp>
+
+#include "catch.hpp"
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <stagger/engine/setup.hpp>
+#include <stagger/model/optimizer.hpp>
+
+namespace {
+
+namespace sg = stagger;
+namespace remote = sg::collective::detail;
+using remote::Message;
+using Kind = remote::MessageKind;
+using sg::collective::OnFailure;
+
+constexpr sg::optimizer::Sgd sgd{};
+
+struct Told final : sg::detail::ParameterListener {
+  int arrivals = 0;
+  std::string failure{};
+  void arrived(std::size_t, std::uint32_t) noexcept override { ++arrivals; }
+  void arrived_last(std::size_t) noexcept override { ++arrivals; }
+  void lost(std::exception_ptr why) noexcept override {
+    try {
+      std::rethrow_exception(why);
+    } catch (std::exception const& error) {
+      failure = error.what();
+    }
+  }
+};
+
+struct Server {
+  std::shared_ptr<remote::ServerInProcess> in_process;
+  remote::RemoteRules rules{};
+  explicit Server(OnFailure on_failure)
+      : in_process(std::make_shared<remote::ServerInProcess>(
+            sg::collective::ServerOptions{.workers = 2, .on_failure = on_failure})) {
+    rules.optimizer = sg::detail::optimizer_call<false>(sgd);
+    rules.model_bytes = 1U << 16U;
+    rules.run = 7;
+  }
+};
+
+/// A worker's connection: messages go when the worker waits, or when the test says so.
+struct Wire {
+  Wire(remote::MessageEnd& to, Server& server)
+      : worker(&to), connection(server.in_process, server.rules) {
+    connection.carried_by(nowhere);
+  }
+  /// @return whether there was one
+  bool carry(remote::MessageEnd& from, remote::MessageEnd& to) {
+    Message message;
+    std::span<std::byte const> payload;
+    if (!from.next(message, payload)) return false;
+    said.push_back(message.kind);
+    deliver(to, message, payload);
+    return true;
+  }
+  void carry_all() {
+    while (worker != nullptr && (carry(*worker, connection) || carry(connection, *worker))) {
+    }
+  }
+  void lose() {
+    worker = nullptr;
+    connection.gone(nullptr);
+  }
+  static void deliver(remote::MessageEnd& to, Message const& message,
+                      std::span<std::byte const> payload) {
+    auto const buffer = to.payload_buffer(message);
+    std::copy(payload.begin(), payload.end(), buffer.begin());
+    to.received(message);
+  }
+
+  struct Nowhere final : remote::Transport {
+    void wake() noexcept override {}
+    void close() noexcept override {}
+  };
+  remote::MessageEnd* worker;
+  Nowhere nowhere;
+  remote::ServerConnection connection;
+  std::vector<Kind> said{};
+};
+
+/// A worker with a layer of one number.
+struct Worker {
+  struct Connector final : remote::Connector {
+    explicit Connector(Worker& worker) : of(worker) {}
+    std::unique_ptr<remote::Transport> connect(remote::MessageEnd& end) override {
+      struct Handle final : remote::Transport {
+        explicit Handle(std::shared_ptr<Wire> made) : wire(std::move(made)) {}
+        void wake() noexcept override {}
+        void close() noexcept override {
+          while (wire->worker != nullptr && wire->carry(*wire->worker, wire->connection)) {
+          }
+          wire->worker = nullptr;
+        }
+        std::shared_ptr<Wire> wire;
+      };
+      of.wire = std::make_shared<Wire>(end, of.server);
+      return std::make_unique<Handle>(of.wire);
+    }
+    [[nodiscard]] double deadline_s() const override { return 60; }
+    [[nodiscard]] std::string name() const override { return "the test"; }
+    void wait(std::unique_lock<std::mutex>& lock, std::condition_variable&, double) const override {
+      lock.unlock();
+      of.wire->carry_all();
+      lock.lock();
+    }
+    Worker& of;
+  };
+
+  Worker(Server& to, int number)
+      : server(to), link(std::make_unique<Connector>(*this), number), model(1) {
+    sg::detail::ParameterDeclaration d;
+    d.name = "w";
+    d.type = sg::ElementType::f64;
+    d.size = 1;
+    d.initial.assign(sizeof(double), std::byte{0});
+    sg::List<sg::detail::ParameterDeclaration> declared;
+    declared.push_back(std::move(d));
+    model[0].adopt(std::move(declared), 0, 0);
+    bytes.resize(model[0].bytes_of_values());
+    sg::detail::WorkerRules rules;
+    rules.optimizer = sg::detail::optimizer_call<true>(sgd);
+    link.join(model, rules, told);
+  }
+  Worker(Worker const&) = delete;
+  Worker& operator=(Worker const&) = delete;
+
+  void begin_and_read() {
+    link.begin();
+    link.read(0, bytes.data());
+  }
+  [[nodiscard]] double value() const {
+    double first = 0;
+    std::memcpy(&first, bytes.data(), sizeof(first));
+    return first;
+  }
+  /// It is not carried yet.
+  void push(double number) {
+    std::memcpy(bytes.data(), &number, sizeof(number));
+    link.push(0, bytes.data(), false);
+  }
+  /// A message of this worker that its link has not sent.
+  void slip_in(Message message, double number = 0) {
+    std::vector<std::byte> payload(message.bytes);
+    if (message.bytes != 0) std::memcpy(payload.data(), &number, sizeof(number));
+    Wire::deliver(wire->connection, message, payload);
+    wire->carry_all();
+  }
+  [[nodiscard]] Message push_message(std::uint32_t stream, std::uint64_t number) const {
+    return {.kind = Kind::push, .stream = stream, .number = number, .bytes = bytes.size()};
+  }
+
+  Server& server;
+  std::shared_ptr<Wire> wire;
+  Told told{};
+  remote::RemoteLink link;
+  std::vector<sg::detail::LayerParameters> model;
+  std::vector<std::byte> bytes{};
+};
+
+bool said(Worker const& worker, Kind kind) {
+  auto const& all = worker.wire->said;
+  return std::count(all.begin(), all.end(), kind) != 0;
+}
+
+}  // namespace
+
+TEST_CASE("collective/RemoteLink: a push that comes behind a failure is not acknowledged",
+          "[collective]") {
+  Server server(OnFailure::fail_fast);
+  Worker a(server, 0);
+  Worker b(server, 1);
+  a.begin_and_read();
+  b.begin_and_read();
+  a.push(1);
+  b.push(2);
+  b.wire->carry_all();
+  b.wire->lose();  // what it has pushed stays, and all have made one push now
+  a.wire->carry_all();
+  CHECK_FALSE(said(a, Kind::pushed));
+  CHECK(a.told.failure.find("worker 1 has failed") == 0);
+  a.begin_and_read();
+  CHECK(a.value() == 2);
+}
+
+TEST_CASE("collective/RemoteLink: what comes too late for its stream is dropped", "[collective]") {
+  Server server(OnFailure::go_on);
+  Worker a(server, 0);
+  Worker b(server, 1);
+  a.begin_and_read();
+  a.link.end(std::make_exception_ptr(sg::Error(sg::Errc::io, "out of ink")));
+  a.begin_and_read();
+  a.slip_in(a.push_message(1, 1), 5);
+  a.slip_in({.kind = Kind::end, .stream = 1});
+  a.push(1);
+  a.wire->carry_all();
+  CHECK(said(a, Kind::pushed));
+  b.begin_and_read();
+  b.push(2);
+  b.link.ask(0, 1);
+  b.wire->carry_all();
+  REQUIRE(b.told.arrivals == 1);
+  b.link.take(0, 1, b.bytes.data());
+  CHECK(b.value() == 3);
+}
+
+TEST_CASE("collective/RemoteLink: what comes before its stream ends the connection",
+          "[collective]") {
+  Server server(OnFailure::go_on);
+  Worker a(server, 0);
+  a.begin_and_read();
+  CHECK_THROWS_WITH(a.slip_in(a.push_message(2, 1)),
+                    Catch::Matchers::Contains("is of a stream that has not begun"));
+  CHECK_THROWS_WITH(a.slip_in({.kind = Kind::read, .stream = 2}),
+                    Catch::Matchers::Contains("is of a stream that has not begun"));
+}
+
+TEST_CASE("collective/RemoteLink: a stream that begins ends the one before it", "[collective]") {
+  Server server(OnFailure::fail_fast);
+  Worker a(server, 0);
+  Worker b(server, 1);
+  a.begin_and_read();
+  b.begin_and_read();
+  a.slip_in({.kind = Kind::begin, .stream = 1});  // once more
+  b.wire->carry_all();
+  CHECK(b.told.failure.empty());
+  a.slip_in({.kind = Kind::begin, .stream = 2});
+  b.wire->carry_all();
+  CHECK(b.told.failure.find("worker 0 has failed") == 0);
+}
+
+TEST_CASE("collective/RemoteLink: takes no answer to another question", "[collective]") {
+  Server server(OnFailure::fail_fast);
+  Worker a(server, 0);
+  a.begin_and_read();
+  a.link.ask(0, 2);
+  Message message{.kind = Kind::answer, .stream = 1, .rounds = 1, .bytes = a.bytes.size()};
+  auto const answer = [&] { Wire::deliver(*a.wire->worker, message, a.bytes); };
+  CHECK_THROWS_WITH(answer(), Catch::Matchers::Contains("was not asked for"));
+  message.stream = 0;  // of a stream that has ended
+  answer();
+  CHECK(a.told.arrivals == 0);
+  message = {.kind = Kind::last_answer, .stream = 1, .bytes = a.bytes.size()};
+  CHECK_THROWS_WITH(answer(), Catch::Matchers::Contains("was not asked for"));
+  message = {.kind = Kind::answer, .stream = 1, .rounds = 2, .bytes = a.bytes.size()};
+  answer();
+  CHECK(a.told.arrivals == 1);
+}
