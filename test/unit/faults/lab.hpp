@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   A parameter server and its workers in virtual time, with faults, all drawn from one number.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <stagger/collective/parameter_server.hpp>
+#include <stagger/collective/server_connection.hpp>
+#include <stagger/core/error.hpp>
+#include <stagger/engine/setup.hpp>
+#include <stagger/model/optimizer.hpp>
+#include <stagger/sim/clock.hpp>
+
+#include "faults/ledger.hpp"
+#include "faults/line.hpp"
+#include "faults/model.hpp"
+#include "faults/script.hpp"
+#include "faults/tally.hpp"
+
+namespace lab {
+
+struct Fault {
+  enum Kind : std::uint8_t { kill, freeze, freeze_server, cut, slow, mishap, restart, kinds };
+  Kind kind{};
+  int worker = 0;
+  double at_s = 0;
+  double s = 0;  // how long; of kill: until the worker is started again, or negative
+  Mischance mischance{};
+
+  [[nodiscard]] std::string words() const {
+    static constexpr char const* mishaps[] = {"lost", "doubled", "late"};
+    switch (kind) {
+      case kill:
+        return text("worker ", worker, " killed at ", at_s, " s, back after ", s, " s");
+      case freeze:
+        return text("worker ", worker, " frozen at ", at_s, " s for ", s, " s");
+      case freeze_server:
+        return text("server frozen at ", at_s, " s for ", s, " s");
+      case cut:
+        return text("connection of worker ", worker, " cut at ", at_s, " s");
+      case slow:
+        return text("messages of worker ", worker, " ", s, " s late from ", at_s, " s on");
+      case mishap:
+        return text("message ", mischance.count, mischance.way == 0 ? " of" : " to", " worker ",
+                    worker, " ", mishaps[static_cast<int>(mischance.what)], ", by ",
+                    mischance.delay_s, " s");
+      default:
+        return text("server restarted at ", at_s, " s, away for ", s, " s");
+    }
+  }
+  /// Nobody has to notice it.
+  [[nodiscard]] bool pauses() const noexcept { return kind == freeze || kind == freeze_server; }
+};
+
+/// What has happened, over all seeds.
+struct Counts {
+  std::uint64_t events = 0;
+  std::uint64_t added = 0;
+  std::uint64_t sentences = 0;
+  std::uint64_t done = 0;  // workers that have done all their work
+  std::uint64_t workers = 0;
+};
+
+class Lab final : public World, private sim::EventTarget {
+ public:
+  explicit Lab(std::uint64_t seed) : random_(seed), model_(draw_model(random_)) {
+    bool const weighed = model_.pushes != Pushes::changes;
+    go_on_ = random_.one_in(2);
+    // Scales of gradients are exact where at most three workers share them.
+    int const count = random_.from_to(1, weighed && go_on_ ? 3 : 5);
+    TallyRules rules{model_.adds, model_.pushes, {}, first_value};
+    for (int n = 0; n < count; ++n)
+      rules.weights.push_back(weighed && go_on_ ? 1 : random_.of<double>({1, 0.5, 0.25}));
+    options_ = {.workers = count,
+                .shards = random_.from_to(1, 3),
+                .weights = rules.weights,
+                .log = true,
+                .on_failure = go_on_ ? stagger::collective::OnFailure::go_on
+                                     : stagger::collective::OnFailure::fail_fast};
+    elements_.resize(random_.below(4) + 1);
+    for (std::size_t& each : elements_) each = random_.below(20) + 1;
+    clock_ = std::make_unique<stagger::sim::Clock>(draw_links());
+    ledger_ = std::make_unique<Ledger>(model_, rules, go_on_, elements_, time().queue);
+    if (!random_.one_in(6))
+      for (int left = random_.from_to(1, 3); left > 0; --left) draw_fault();
+    rules_.optimizer = stagger::detail::optimizer_call<false>(sgd);
+    rules_.model_bytes = 1U << 20U;
+    start_server();
+    draw_workers();
+  }
+  Lab(Lab const&) = delete;
+  Lab& operator=(Lab const&) = delete;
+  ~Lab() {
+    for (auto& worker : workers_) worker->rises_s = -1, worker->kill();
+    time().queue.remove(*this);
+  }
+
+  /// @return what was wrong, or nothing
+  std::string const& run(Counts& counts) {
+    std::uint64_t events = 0;
+    while (ledger_->wrong().empty() && !over() && time().queue.next()) {
+      if (++events > most_events) ledger_->wrong("it does not end");
+      ledger_->look();
+      digest_ = (digest_ ^ static_cast<std::uint64_t>(now() * 1e9)) * 0x100000001b3U;
+    }
+    counts.events += events;
+    if (ledger_->wrong().empty()) finish(counts);
+    return ledger_->wrong();
+  }
+  /// What was drawn.
+  [[nodiscard]] std::string words() const {
+    std::string all = text(model_.name, ", ", options_.workers, " workers, ", elements_.size(),
+                           " layers, ", go_on_ ? "go_on" : "fail_fast");
+    for (Fault const& fault : faults_) all += "; " + fault.words();
+    return all;
+  }
+  [[nodiscard]] Ledger& ledger() noexcept { return *ledger_; }
+  /// Of when everything happened.
+  [[nodiscard]] std::uint64_t digest() const noexcept { return digest_; }
+
+ private:
+  static constexpr std::uint64_t most_events = 1000000;
+  static constexpr double first_value = 1 << 20;
+  static constexpr stagger::optimizer::Sgd sgd{.rate = 1, .momentum = 0, .weight_decay = 0};
+
+  [[nodiscard]] sim::SharedTime& time() { return *clock_->time(); }
+  [[nodiscard]] double now() { return time().queue.now_s(); }
+
+  stagger::schedule::Links draw_links() {
+    stagger::schedule::Links links;
+    if (!random_.one_in(4)) links.rate = random_.between(2e3, 1e5);
+    if (!random_.one_in(4)) links.latency_s = random_.between(0, 0.05);
+    if (random_.one_in(4)) links.loss = random_.between(0, 0.2);
+    links.sharing = static_cast<stagger::schedule::Sharing>(random_.below(3));
+    links.duplex = static_cast<stagger::schedule::Duplex>(random_.below(2));
+    return links;
+  }
+  void draw_fault() {
+    Fault fault;
+    fault.kind = static_cast<Fault::Kind>(random_.below(Fault::kinds));
+    if (random_.one_in(3)) fault.kind = Fault::mishap;
+    fault.worker = random_.from_to(0, options_.workers - 1);
+    fault.at_s = random_.between(0, random_.one_in(4) ? 1 : 12);
+    fault.s = random_.one_in(2) ? random_.between(0, 5) : random_.between(5, 200);
+    if (fault.kind == Fault::kill && random_.one_in(2)) fault.s = -1;
+    if (fault.kind == Fault::slow) fault.s = random_.between(0, 2);
+    if (fault.kind == Fault::mishap)
+      fault.mischance = {random_.from_to(0, 1), random_.below(random_.one_in(2) ? 12 : 60),
+                         static_cast<Mishap>(random_.below(3)), random_.between(0, 4)};
+    faults_.push_back(fault);
+    if (fault.kind != Fault::mishap)
+      time().queue.at(fault.at_s, *this, fault.kind, faults_.size() - 1);
+  }
+  void draw_workers() {
+    stagger::detail::WorkerRules rules;
+    rules.push_minibatches = model_.per_push;
+    rules.pushes = model_.pushes;
+    rules.adds = model_.adds;
+    rules.ahead = model_.ahead();
+    rules.optimizer = stagger::detail::optimizer_call<true>(sgd);
+    int const minibatches = random_.from_to(1, 12);
+    bool const differ = random_.one_in(3);
+    for (int n = 0; n < options_.workers; ++n) {
+      workers_.push_back(std::make_unique<Worker>(*this, time(), model_, n, elements_, rules,
+                                                  random_.below(1U << 30U), first_value));
+      Worker& worker = *workers_.back();
+      worker.plan(differ ? random_.from_to(1, 12) : minibatches);
+      worker.compute_s = random_.between(0.01, random_.one_in(3) ? 2 : 0.5);
+      worker.begins_s = random_.one_in(2) ? 0 : random_.between(0, 2);
+      for (Fault const& fault : faults_)
+        if (fault.kind == Fault::kill && fault.worker == n) worker.rises_s = fault.s;
+    }
+    lines_of_.resize(workers_.size());
+  }
+  void start_server() {
+    server_ = std::make_shared<remote::ServerInProcess>(options_);
+    ++rules_.run;
+    ledger_->serve(server_);
+  }
+
+  std::unique_ptr<remote::Transport> connect(int worker, Sleeper& sleeper, remote::MessageEnd& end,
+                                             double const& frozen_s) override {
+    if (server_ == nullptr)
+      stagger::raise(stagger::Errc::io, "worker ", worker,
+                     " cannot connect with the parameter server; see whether it runs");
+    lines_.push_back(std::make_unique<Line>(*ledger_, time(), worker, sleeper, end, server_, rules_,
+                                            frozen_s, server_frozen_s_));
+    Line& line = *lines_.back();
+    lines_of_[static_cast<std::size_t>(worker)] = &line;
+    for (Fault const& fault : faults_) {
+      if (fault.worker != worker) continue;
+      if (fault.kind == Fault::mishap) line.mischances.push_back(fault.mischance);
+      if (fault.kind == Fault::slow && now() >= fault.at_s) line.slow_s = fault.s;
+    }
+    return std::make_unique<Line::Handle>(line);
+  }
+  void made(int worker, std::size_t l, double value) override {
+    ledger_->tally(l).of(worker).made.insert(value);
+  }
+  void wrong(std::string const& words) override { ledger_->wrong(words); }
+
+  /// A fault.
+  void happen(std::uint32_t kind, std::size_t number) override {
+    Fault const& fault = faults_[number];
+    auto const w = static_cast<std::size_t>(fault.worker);
+    Worker& worker = *workers_[w];
+    Line* const line = lines_of_[w];
+    double const soon_s = random_.one_in(2) ? 0 : random_.between(0, 3);
+    if (kind == Fault::kill) {
+      if (line != nullptr && !worker.over()) line->cut(-1, soon_s);
+      worker.kill();
+    } else if (kind == Fault::freeze) {
+      worker.frozen_s = std::max(worker.frozen_s, fault.at_s + fault.s);
+    } else if (kind == Fault::freeze_server) {
+      server_frozen_s_ = std::max(server_frozen_s_, fault.at_s + fault.s);
+    } else if (kind == Fault::cut) {
+      if (line != nullptr) line->cut(random_.between(0, 3), soon_s);
+    } else if (kind == Fault::slow) {
+      if (line != nullptr) line->slow_s = fault.s;
+    } else if (server_ == nullptr) {
+      start_server();
+    } else {
+      for (auto& each : lines_) each->cut(random_.between(0, 3), -1);
+      server_ = nullptr;
+      ledger_->serve(nullptr);
+      server_frozen_s_ = 0;
+      time().queue.at(now() + fault.s / 20, *this, Fault::restart, number);
+    }
+  }
+
+  /// Whether all workers have the server's weights when they have done their work.
+  [[nodiscard]] bool same_in_the_end() const {
+    if (model_.streams) return true;
+    for (auto const& worker : workers_)
+      if (worker->planned() != workers_[0]->planned() || worker->planned() % model_.per_push != 0)
+        return false;
+    return model_.adds == Adds::in_worker_order;
+  }
+  [[nodiscard]] bool over() const {
+    auto const ended = [](auto const& each) { return each->over(); };
+    auto const open = [](auto const& each) { return each->open(); };
+    return std::all_of(workers_.begin(), workers_.end(), ended) &&
+           std::none_of(lines_.begin(), lines_.end(), open);
+  }
+
+  void finish(Counts& counts) {
+    ledger_->close();
+    double paused_s = 0;
+    bool gentle = true;    // nobody had to notice anything
+    bool killed = go_on_;  // or nothing but that some workers have gone, who had been there
+    for (Fault const& fault : faults_) {
+      if (fault.pauses()) paused_s += fault.s;
+      gentle = gentle && fault.pauses();
+      killed = killed && (fault.pauses() || (fault.kind == Fault::kill &&
+                                             ledger_->came_s(fault.worker) < fault.at_s));
+    }
+    gentle = gentle && paused_s < connection_s / 2;
+    killed = killed && paused_s < connection_s / 2;
+    for (auto const& worker : workers_) {
+      auto const& sentences = worker->sentences();
+      std::string const last = sentences.empty() ? "" : sentences.back();
+      if (!worker->over()) wrong(text("worker ", worker->number(), " waits for ever"));
+      if (!worker->done() && !worker->killed() && sentences.empty())
+        wrong(text("worker ", worker->number(), " has ended without a sentence"));
+      if ((gentle || (killed && !worker->ever_killed())) && !(worker->done() && sentences.empty()))
+        wrong(text("worker ", worker->number(), " has not done its work, though it could: ", last));
+      for (std::string const& words : sentences)
+        if (words.find("; ") == words.npos) wrong("a sentence without a remedy: " + words);
+      if (gentle && same_in_the_end())
+        for (std::size_t l = 0; l < elements_.size(); ++l)
+          if (worker->value(l) != ledger_->tally(l).newest())
+            wrong(text("worker ", worker->number(), " ends with other weights than the server"));
+      if (worker->done()) ++counts.done;
+      counts.sentences += sentences.size();
+    }
+    counts.workers += workers_.size();
+    for (std::size_t l = 0; l < elements_.size(); ++l) counts.added += ledger_->tally(l).added();
+  }
+
+  Random random_;
+  Model model_;
+  bool go_on_ = false;
+  stagger::collective::ServerOptions options_;
+  std::vector<std::size_t> elements_;  // [layers]
+  std::vector<Fault> faults_;
+  std::unique_ptr<stagger::sim::Clock> clock_;
+  std::unique_ptr<Ledger> ledger_;
+  remote::RemoteRules rules_;
+  std::shared_ptr<remote::ServerInProcess> server_;
+  double server_frozen_s_ = 0;
+  std::vector<std::unique_ptr<Line>> lines_;
+  std::vector<Line*> lines_of_;  // [workers] the last one of each
+  std::vector<std::unique_ptr<Worker>> workers_;
+  std::uint64_t digest_ = 0;
+};
+
+}  // namespace lab

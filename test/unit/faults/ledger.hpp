@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Everything that passes at a parameter server, held against what it should have done: what it
+///         owes each worker, and a tally of each layer.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <stagger/collective/parameter_server.hpp>
+#include <stagger/core/alignment.hpp>
+#include <stagger/core/error.hpp>
+#include <stagger/parameters/parameter_link.hpp>
+
+#include "faults/line.hpp"
+#include "faults/model.hpp"
+#include "faults/tally.hpp"
+
+namespace lab {
+
+using stagger::alignment_bytes;
+using stagger::text;
+
+class Ledger final : public Watch {
+ public:
+  /// @param elements  [layers]
+  /// @param time      of which it tells
+  Ledger(Model const& model, TallyRules rules, bool go_on, std::vector<std::size_t> elements,
+         sim::EventQueue const& time)
+      : model_(model),
+        rules_(std::move(rules)),
+        go_on_(go_on),
+        elements_(std::move(elements)),
+        time_(time),
+        came_(rules_.weights.size(), std::numeric_limits<double>::infinity()) {}
+  Ledger(Ledger const&) = delete;
+  Ledger& operator=(Ledger const&) = delete;
+
+  /// A server that has nothing yet, or none.
+  void serve(std::shared_ptr<remote::ServerInProcess> server) {
+    server_ = std::move(server);
+    owed_ = std::vector<Owed>(rules_.weights.size());
+    if (server_ == nullptr) return;
+    tallies_.clear();
+    for (std::size_t l = 0; l < elements_.size(); ++l) tallies_.emplace_back(rules_, wrong_);
+  }
+
+  void wrong(std::string const& words) {
+    if (wrong_.empty()) wrong_ = text(words, ", at ", time_.now_s(), " s");
+  }
+  /// The first thing that was wrong, or nothing.
+  [[nodiscard]] std::string const& wrong() const noexcept { return wrong_; }
+  /// Remembers messages from now on.
+  void remember() noexcept { remembers_ = true; }
+  [[nodiscard]] std::vector<std::string> const& messages() const noexcept { return messages_; }
+  [[nodiscard]] Tally& tally(std::size_t l) { return tallies_[l]; }
+  /// s, when a server let the worker in for the first time.
+  [[nodiscard]] double came_s(int n) const { return came_[static_cast<std::size_t>(n)]; }
+
+  /// Nobody waits for what is there.
+  void look() {
+    for (std::size_t n = 0; n < owed_.size(); ++n) {
+      Owed const& own = owed_[n];
+      if (own.line == nullptr || !own.line->silent()) continue;
+      if (own.acknowledgements != 0) wrong(text("worker ", n, " gets no acknowledgement"));
+      if (own.lost) wrong(text("worker ", n, " does not hear that another has failed"));
+      for (std::size_t l = 0; l < tallies_.size() && own.active; ++l) {
+        std::uint32_t const asked = own.asks[l];
+        int const worker = static_cast<int>(n);
+        if (asked != 0 && (asked == everything ? tallies_[l].all_ended(worker)
+                                               : tallies_[l].ready(worker, asked - 1)))
+          wrong(text("worker ", n, " waits for weights of layer ", l, " that are there"));
+      }
+    }
+  }
+  /// Behind everything: the server has what the pushes make.
+  void close() {
+    if (server_ == nullptr || server_->wants_values()) return;
+    for (std::size_t l = 0; l < elements_.size(); ++l) {
+      std::size_t const values = alignment_bytes / sizeof(double);
+      Parcel now{{}, std::vector<std::byte>((elements_[l] / values + 1) * alignment_bytes)};
+      server_->read(0, l, now.payload.data());
+      if (value_of(now, l) != tallies_[l].first(0))
+        wrong(text("layer ", l, " ends as ", value_of(now, l), " where all pushes make ",
+                   tallies_[l].first(0)));
+    }
+  }
+
+  void arrives(Line const& line, Parcel const& parcel) override {
+    remember(line, " to the server: ", parcel);
+    int const n = line.worker();
+    Owed& own = owed(n);
+    if (own.line != &line) return;
+    Message const& message = parcel.message;
+    std::size_t const l = message.layer;
+    bool const of_stream = message.kind >= Kind::push && message.kind <= Kind::fail;
+    if (of_stream && message.stream != own.stream) return;  // it comes too late
+    switch (message.kind) {
+      case Kind::begin:
+        return begin(n, message.stream);
+      case Kind::push:
+      case Kind::last_push:
+        return push(n, message, value_of(parcel, l));
+      case Kind::ask:
+        if (own.active && message.rounds >= own.answered[l]) own.asks[l] = message.rounds + 1;
+        return;
+      case Kind::ask_last:
+        if (own.active) own.asks[l] = everything;
+        return;
+      case Kind::end:
+        return end(n, false);
+      case Kind::fail:
+        return end(n, true);
+      case Kind::leave:
+        return leave(n);
+      default:
+        return;
+    }
+  }
+  void arrived(Line const& line) override {
+    Owed& own = owed(line.worker());
+    if (own.line == nullptr && line.joined()) {
+      own.line = &line;
+      double& came_s = came_[static_cast<std::size_t>(line.worker())];
+      came_s = std::min(came_s, time_.now_s());
+    }
+    follow();
+  }
+  void sends(Line const& line, Parcel const& parcel) override {
+    remember(line, " from the server: ", parcel);
+    int const n = line.worker();
+    Owed& own = owed(n);
+    if (own.line != &line) return;
+    Message const& message = parcel.message;
+    if (message.kind == Kind::pushed) --own.acknowledgements;
+    if (message.kind == Kind::lost) own.lost = false;
+    if (message.kind == Kind::newest) newest(n, message, value_of(parcel, message.layer));
+    if (message.kind == Kind::answer || message.kind == Kind::last_answer)
+      answer(n, message, value_of(parcel, message.layer));
+  }
+  void gone(Line const& line) override {
+    if (owed(line.worker()).line == &line) leave(line.worker());
+    follow();
+  }
+
+ private:
+  static constexpr std::uint32_t everything = stagger::detail::all_rounds;
+
+  /// Of a worker, what the server owes it.
+  struct Owed {
+    Line const* line = nullptr;  // by which it has joined
+    bool active = false;
+    bool lost = false;
+    std::uint32_t stream = 0;
+    int acknowledgements = 0;
+    std::vector<std::uint32_t> asks{};      // [layers] rounds + 1, or everything, or 0
+    std::vector<std::uint32_t> answered{};  // [layers] rounds of the last answer in its stream
+  };
+  [[nodiscard]] Owed& owed(int n) { return owed_[static_cast<std::size_t>(n)]; }
+
+  void follow() {
+    if (server_ == nullptr || server_->wants_values()) return;
+    for (std::size_t l = 0; l < tallies_.size(); ++l)
+      (void)server_->look_at(l, [&](auto const& history) {
+        tallies_[l].follow(history.log());
+        return 0;
+      });
+  }
+  void begin(int n, std::uint32_t stream) {
+    Owed& own = owed(n);
+    if (stream <= own.stream) return;
+    own.stream = stream;
+    for (Tally& tally : tallies_)
+      if (!own.active && tally.of(n).ended && !tally.of(n).gone) return;  // it is refused
+    end(n, true);
+    own.active = true;
+    own.lost = false;
+    own.asks.assign(elements_.size(), 0);
+    own.answered.assign(elements_.size(), 0);
+  }
+  void leave(int n) {
+    end(n, true);
+    for (Tally& tally : tallies_)
+      if (go_on_) tally.leave(n);
+    owed(n) = {};
+  }
+  void end(int n, bool failed) {
+    if (!std::exchange(owed(n).active, false)) return;
+    for (Tally& tally : tallies_) {
+      if (!failed && !tally.of(n).ended && !tally.all_ended(n)) tally.end(n);
+      if (failed && go_on_) tally.leave(n);
+      if (failed && !go_on_) tally.end_all();
+    }
+    for (Owed& each : owed_)
+      if (failed && !go_on_ && std::exchange(each.active, false)) each.lost = true;
+  }
+  void push(int n, Message const& message, double value) {
+    Owed& own = owed(n);
+    Tally& tally = tallies_[message.layer];
+    bool const again = message.number <= tally.of(n).count;
+    if (message.number > tally.of(n).count + 1 || !own.active) return;
+    ++own.acknowledgements;
+    bool const last = message.kind == Kind::last_push;
+    tally.accept(n, message.number, value, last);
+    if (again || last) return;
+    // The slowest has made what the last minibatch of this push needed.
+    std::uint32_t const start = tally.of(n).start;
+    std::uint32_t const made = tally.of(n).count - start;
+    int const needed = model_.needs(static_cast<int>(made) * model_.per_push - 1);
+    if (needed > 0 && tally.slowest(start + made) < start + static_cast<std::uint32_t>(needed))
+      wrong(text("worker ", n, " is further ahead than ", model_.name, " allows, with ", made,
+                 " pushes where the slowest has ", tally.slowest(0) - start));
+  }
+  void newest(int n, Message const& message, double value) {
+    Tally& tally = tallies_[message.layer];
+    tally.read(n, owed(n).active);
+    if (value != tally.first(n) || message.number != tally.of(n).count)
+      wrong(text("worker ", n, " reads ", value, " behind push ", message.number, " where layer ",
+                 message.layer, " has ", tally.first(n), " behind push ", tally.of(n).count));
+  }
+  void answer(int n, Message const& message, double value) {
+    std::size_t const l = message.layer;
+    Tally& tally = tallies_[l];
+    bool const last = message.kind == Kind::last_answer;
+    if (last && !tally.all_ended(n))
+      wrong(text("worker ", n, " gets the last weights of layer ", l, " before all have ended"));
+    if (!last && !tally.ready(n, message.rounds))
+      wrong(text("worker ", n, " gets weights of layer ", l, " with fewer than the ",
+                 message.rounds, " rounds that it needs"));
+    if (value != tally.answer(n, message.rounds, last))
+      wrong(text("worker ", n, " gets ", value, " for ", message.rounds, " rounds of layer ", l,
+                 ", which are ", tally.answer(n, message.rounds, last)));
+    if (!last && message.number != tally.contained(n, message.rounds))
+      wrong(text("worker ", n, " gets weights with ", message.number, " of its pushes, not ",
+                 tally.contained(n, message.rounds)));
+    owed(n).asks[l] = 0;
+    owed(n).answered[l] = message.rounds;
+  }
+
+  [[nodiscard]] double value_of(Parcel const& parcel, std::size_t l) {
+    std::vector<double> values(elements_[l]);
+    std::memcpy(values.data(), parcel.payload.data(), values.size() * sizeof(double));
+    for (double const each : values)
+      if (each != values[0]) wrong("a message has two kinds of values");
+    return values[0];
+  }
+  void remember(Line const& line, char const* way, Parcel const& parcel) {
+    if (!remembers_) return;
+    Message const& message = parcel.message;
+    auto const kind = static_cast<std::size_t>(message.kind);
+    static constexpr char const* of_worker[] = {
+        "",    "join", "values", "begin", "read", "push", "last push", "ask", "ask for the last",
+        "end", "fail", "who",    "leave"};
+    static constexpr char const* of_server[] = {"wanted",      "joined", "refused",
+                                                "newest",      "pushed", "answer",
+                                                "last answer", "lost",   "waits"};
+    messages_.push_back(text(time_.now_s(), " s, worker ", line.worker(), way,
+                             kind < 64 ? of_worker[kind] : of_server[kind - 64], ", layer ",
+                             message.layer, ", stream ", message.stream, ", rounds ",
+                             message.rounds, ", number ", message.number));
+  }
+
+  Model const& model_;
+  TallyRules rules_;
+  bool go_on_;
+  std::vector<std::size_t> elements_;
+  sim::EventQueue const& time_;
+  std::shared_ptr<remote::ServerInProcess> server_;
+  std::string wrong_;
+  std::vector<Tally> tallies_;  // [layers]
+  std::vector<Owed> owed_;      // [workers]
+  std::vector<double> came_;    // [workers]
+  bool remembers_ = false;
+  std::vector<std::string> messages_;
+};
+
+}  // namespace lab

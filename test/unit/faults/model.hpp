@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What a simulation draws: numbers, and the staleness model that its workers follow.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <stagger/core/error.hpp>
+#include <stagger/model/exchange.hpp>
+#include <stagger/staleness/asynchronous.hpp>
+#include <stagger/staleness/local_sgd.hpp>
+#include <stagger/staleness/round_robin_synchronous.hpp>
+#include <stagger/staleness/stale_synchronous.hpp>
+#include <stagger/staleness/wave_synchronous.hpp>
+
+namespace lab {
+
+using stagger::staleness::Adds;
+using stagger::staleness::Pushes;
+
+/// The same numbers everywhere, unlike those of standard distributions.
+class Random {
+ public:
+  explicit Random(std::uint64_t seed) : bits_(seed) {}
+  [[nodiscard]] std::uint64_t below(std::uint64_t count) { return bits_() % count; }
+  [[nodiscard]] int from_to(int first, int last) {
+    return first + static_cast<int>(below(static_cast<std::uint64_t>(last - first + 1)));
+  }
+  [[nodiscard]] bool one_in(std::uint64_t count) { return below(count) == 0; }
+  [[nodiscard]] double between(double low, double high) {
+    return low + (high - low) * static_cast<double>(below(1U << 20U)) / (1U << 20U);
+  }
+  template <class T> [[nodiscard]] T const& of(std::vector<T> const& all) {
+    return all[below(all.size())];
+  }
+
+ private:
+  std::mt19937_64 bits_;
+};
+
+struct Model {
+  std::string name{};
+  Adds adds{};
+  Pushes pushes{};
+  bool streams = false;
+  int per_push = 1;
+  std::function<int(int)> needs{};
+
+  template <class M> static Model of(std::string name, M const& model) {
+    return {std::move(name), model.adds,          model.pushes,
+            !M::synchronous, model.minibatches(), [model](int m) { return model.needs(m); }};
+  }
+  /// Pushes that a worker may have made beyond the slowest.
+  [[nodiscard]] std::size_t ahead() const {
+    int most = 1;
+    int needed = 0;
+    for (int m = 0; m < 256; ++m) {
+      needed = std::max(needed, needs(m));
+      most = std::max(most, m / per_push + 1 - needed);
+    }
+    return static_cast<std::size_t>(most);
+  }
+};
+
+[[nodiscard]] inline Model draw_model(Random& random) {
+  namespace staleness = stagger::staleness;
+  using stagger::text;
+  int const which = random.from_to(0, 6);
+  if (which == 0)
+    return {"bsp", Adds::in_worker_order, Pushes::gradients, false, 1, [](int m) { return m; }};
+  if (which == 1) return Model::of("asp", staleness::Asynchronous{});
+  if (which == 2) return Model::of("r2sp", staleness::RoundRobinSynchronous{});
+  if (which == 3) {
+    int const bound = random.from_to(0, 3);
+    return Model::of(text("ssp(", bound, ")"), staleness::StaleSynchronous{bound});
+  }
+  if (which == 4) {
+    int const period = random.from_to(1, 3);
+    return Model::of(text("local-sgd(", period, ")"), staleness::LocalSgd{period});
+  }
+  int const in_flight = random.from_to(1, 4);
+  int const distance = random.from_to(0, 3);
+  auto const adds = which == 5 ? Adds::on_arrival : Adds::in_worker_order;
+  return Model::of(text("wsp(", in_flight, ", ", distance, which == 5 ? ")" : ", exact)"),
+                   staleness::WaveSynchronous{in_flight, distance, adds});
+}
+
+constexpr double patience_s = 60;    // of a worker, until something that it waits for comes
+constexpr double connection_s = 20;  // for an answer of the server itself
+
+}  // namespace lab

@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   A worker of a simulation: it does what a pipeline does at its link, in the order in which that
+///         does it, and computes by letting time pass.
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <stagger/collective/remote_link.hpp>
+#include <stagger/core/error.hpp>
+#include <stagger/model/parameter.hpp>
+#include <stagger/parameters/layer_parameters.hpp>
+#include <stagger/parameters/parameter_link.hpp>
+
+#include "faults/fiber.hpp"
+#include "faults/line.hpp"
+#include "faults/model.hpp"
+#include "faults/tally.hpp"
+
+namespace lab {
+
+/// Where a worker's process has been killed.
+struct Killed {};
+
+/// What workers ask of the simulation.
+class World {
+ public:
+  virtual std::unique_ptr<remote::Transport> connect(int worker, Sleeper& sleeper,
+                                                     remote::MessageEnd& end,
+                                                     double const& frozen_s) = 0;
+  virtual void made(int worker, std::size_t layer, double value) = 0;
+  virtual void wrong(std::string const& words) = 0;
+
+ protected:
+  ~World() = default;
+};
+
+class Worker final : public Sleeper,
+                     private stagger::detail::ParameterListener,
+                     private sim::EventTarget {
+ public:
+  Worker(World& world, sim::SharedTime& time, Model const& model, int number,
+         std::vector<std::size_t> const& elements, stagger::detail::WorkerRules rules,
+         std::uint64_t seed, double first)
+      : world_(world),
+        time_(time),
+        model_(model),
+        number_(number),
+        elements_(elements),
+        rules_(std::move(rules)),
+        random_(seed),
+        first_(first),
+        layers_(elements.size()),
+        fiber_([this] { live(); }) {
+    time_.queue.at(0, *this, 0, 0);
+  }
+  Worker(Worker const&) = delete;
+  Worker& operator=(Worker const&) = delete;
+  ~Worker() { time_.queue.remove(*this); }
+
+  // Of its plan:
+  void plan(int minibatches) { planned_ = minibatches_ = minibatches; }
+  double compute_s = 0.1;  // of a minibatch, at least
+  double begins_s = 0;
+  int attempts = 3;
+  double frozen_s = 0;  // its process does nothing until then
+  double rises_s = -1;  // behind having been killed; negative: never
+
+  [[nodiscard]] int number() const noexcept { return number_; }
+  /// Minibatches.
+  [[nodiscard]] int planned() const noexcept { return planned_; }
+  [[nodiscard]] bool over() const noexcept { return fiber_.ended(); }
+  [[nodiscard]] bool done() const noexcept { return done_; }
+  [[nodiscard]] bool killed() const noexcept { return killed_; }
+  [[nodiscard]] bool ever_killed() const noexcept { return ever_killed_; }
+  [[nodiscard]] std::vector<std::string> const& sentences() const noexcept { return sentences_; }
+  /// What it has at the end.
+  [[nodiscard]] double value(std::size_t l) const { return layers_[l].value; }
+
+  /// Lets it look whether what it waits for is there.
+  void wake() override {
+    if (waits_) time_.queue.at(time_.queue.now_s(), *this, 0, wait_);
+  }
+  /// Its process ends at once.
+  void kill() {
+    if (over()) return;
+    killed_ = ever_killed_ = true;
+    frozen_s = 0;
+    if (waits_) fiber_.resume();
+  }
+
+ private:
+  struct Layer {
+    double value = 0;
+    std::uint32_t contained = 0;
+    std::uint32_t asked = 0;
+    bool waits = false;
+    std::uint32_t pushes = 0;  // that it made, ever
+    std::vector<std::byte> bytes{};
+  };
+  struct LabConnector final : remote::Connector {
+    explicit LabConnector(Worker& of) : worker(of) {}
+    std::unique_ptr<remote::Transport> connect(remote::MessageEnd& end) override {
+      return worker.world_.connect(worker.number_, worker, end, worker.frozen_s);
+    }
+    [[nodiscard]] double deadline_s() const override { return connection_s; }
+    [[nodiscard]] std::string name() const override { return "port 7"; }
+    [[nodiscard]] double now_s() const override { return worker.time_.queue.now_s(); }
+    void wait(std::unique_lock<std::mutex>& lock, std::condition_variable&,
+              double most_s) const override {
+      lock.unlock();
+      worker.pause(most_s);
+      lock.lock();
+    }
+    Worker& worker;
+  };
+
+  /// Until it is woken, or so much time has passed.
+  void pause(double most_s) {
+    time_.queue.at(time_.queue.now_s() + most_s, *this, 0, ++wait_);
+    waits_ = true;
+    Fiber::suspend();
+    waits_ = false;
+    if (killed_) throw Killed();
+  }
+  void pass(double s) {
+    double const until_s = time_.queue.now_s() + s;
+    do pause(until_s - time_.queue.now_s());
+    while (time_.queue.now_s() < until_s);
+  }
+  void happen(std::uint32_t, std::size_t number) override {
+    if (number != wait_ || fiber_.ended()) return;
+    if (time_.queue.now_s() < frozen_s) return time_.queue.at(frozen_s, *this, 0, number);
+    fiber_.resume();
+  }
+
+  void live() {
+    for (;;) {
+      try {
+        if (begins_s > 0) pass(begins_s);
+        work();
+        return;
+      } catch (Killed) {
+        if (rises_s < 0) return;
+      } catch (std::exception const& error) {
+        sentences_.emplace_back(error.what());
+        return;
+      }
+      killed_ = false;
+      begins_s = rises_s;
+      rises_s = -1;
+    }
+  }
+
+  void work() {
+    stagger::FixedArray<stagger::detail::LayerParameters> own(elements_.size());
+    for (std::size_t l = 0; l < own.size(); ++l) declare(own[l], l);
+    remote::RemoteLink link(std::make_unique<LabConnector>(*this), number_);
+    link_ = &link;
+    link.join({own.data(), own.size()}, rules_, *this);
+    for (int attempt = 0;; ++attempt) {
+      try {
+        link.begin();
+        read_newest();
+        model_.streams ? stream() : steps();
+        link.end(nullptr);
+        done_ = true;
+        return link.leave();
+      } catch (stagger::Error const& error) {
+        sentences_.emplace_back(error.what());
+      }
+      lost_ = nullptr;
+      link.end(std::make_exception_ptr(stagger::Error(stagger::Errc::io, sentences_.back())));
+      if (attempt + 1 == attempts) return link.leave();
+      pass(random_.between(0, 3));
+      lost_ = nullptr;
+    }
+  }
+
+  void declare(stagger::detail::LayerParameters& layer, std::size_t l) {
+    stagger::detail::ParameterDeclaration d;
+    std::vector<double> const first(elements_[l], first_);
+    d.name = "w";
+    d.type = stagger::ElementType::f64;
+    d.size = first.size();
+    d.initial.assign(reinterpret_cast<std::byte const*>(first.data()),
+                     first.size() * sizeof(double));
+    stagger::List<stagger::detail::ParameterDeclaration> declared;
+    declared.push_back(std::move(d));
+    layer.adopt(std::move(declared), static_cast<int>(l), 0);
+    layers_[l].bytes.assign(layer.bytes_of_values(), std::byte{0});
+  }
+  void read_newest() {
+    for (std::size_t l = 0; l < layers_.size(); ++l) {
+      link_->read(l, layers_[l].bytes.data());
+      take_over(l);
+      layers_[l].contained = 0;
+    }
+  }
+  void take_over(std::size_t l) {
+    std::vector<double> values(elements_[l]);
+    std::memcpy(values.data(), layers_[l].bytes.data(), values.size() * sizeof(double));
+    for (double const each : values)
+      if (each != values[0]) world_.wrong("a worker takes a layer of two kinds of weights");
+    layers_[l].value = values[0];
+  }
+  void push(std::size_t l, bool last) {
+    Layer& layer = layers_[l];
+    double value = 64 * (1.0 + static_cast<double>(random_.below(1U << 24U)));
+    if (stagger::staleness::averages(model_.pushes)) value += layer.value;
+    world_.made(number_, l, value);
+    ++layer.pushes;
+    std::vector<double> const values(elements_[l], value);
+    std::vector<std::byte> bytes(layer.bytes.size());
+    std::memcpy(bytes.data(), values.data(), values.size() * sizeof(double));
+    link_->push(l, bytes.data(), last);
+  }
+
+  void ask(std::uint32_t rounds) {
+    for (Layer& layer : layers_) layer.waits = true, layer.asked = rounds;
+    for (std::size_t l = 0; l < layers_.size(); ++l)
+      rounds == stagger::detail::all_rounds ? link_->ask_last(l) : link_->ask(l, rounds);
+  }
+  void await() {
+    double const until_s = time_.queue.now_s() + patience_s;
+    auto const missing = [this] {
+      return std::any_of(layers_.begin(), layers_.end(),
+                         [](auto const& each) { return each.waits; });
+    };
+    while (missing() && !lost_) {
+      if (time_.queue.now_s() >= until_s) {
+        std::string const whom = link_->waits_for();
+        throw stagger::Error(
+            stagger::Errc::deadline,
+            stagger::text("worker ", number_, " has waited for ", patience_s, " s for ",
+                          whom.empty() ? "weights on their way" : whom, "; see what it does"));
+      }
+      pause(until_s - time_.queue.now_s());
+    }
+    if (lost_) std::rethrow_exception(lost_);
+  }
+  void take(std::uint32_t rounds) {
+    for (std::size_t l = 0; l < layers_.size(); ++l) {
+      Layer& layer = layers_[l];
+      if (rounds == stagger::detail::all_rounds)
+        link_->take_last(l, layer.bytes.data());
+      else
+        layer.contained = link_->take(l, rounds, layer.bytes.data());
+      if (layer.contained < rounds && rounds != stagger::detail::all_rounds)
+        world_.wrong(stagger::text("worker ", number_, " takes weights with ", layer.contained,
+                                   " of its pushes where ", rounds, " are needed"));
+      take_over(l);
+    }
+  }
+  [[nodiscard]] std::uint32_t needs(int minibatch) const {
+    return static_cast<std::uint32_t>(std::max(0, model_.needs(minibatch)));
+  }
+  void compute() {
+    pass(random_.one_in(3) ? compute_s * random_.between(1, 3) : compute_s);
+    if (lost_) std::rethrow_exception(lost_);
+  }
+
+  /// As StepExchange. Steps that were taken in an attempt that failed are not taken again.
+  void steps() {
+    for (int step = 0; minibatches_ > 0; ++step, --minibatches_) {
+      compute();
+      if ((step + 1) % model_.per_push != 0) continue;
+      for (std::size_t l = layers_.size(); l-- > 0;) push(l, false);
+      ask(needs(step + 1));
+      await();
+      take(needs(step + 1));
+    }
+  }
+  /// As StreamExchange, of one stage.
+  void stream() {
+    std::vector<std::uint32_t> asks;
+    for (int m = 0; m < minibatches_; ++m)
+      if (needs(m) > (asks.empty() ? 0 : asks.back())) asks.push_back(needs(m));
+    asks.push_back(stagger::detail::all_rounds);
+    std::size_t asked = 0;
+    std::uint32_t have = 0;
+    ask(asks[asked++]);
+    auto const finish = [&](int m) {
+      if ((m + 1) % model_.per_push != 0 && m + 1 != minibatches_) return;
+      for (std::size_t l = layers_.size(); l-- > 0;) push(l, m + 1 == minibatches_);
+    };
+    for (int m = 0; m < minibatches_; ++m) {
+      if (m >= model_.per_push) finish(m - model_.per_push);
+      if (needs(m) > have) {
+        await();
+        take(have = needs(m));
+        ask(asks[asked++]);
+      }
+      compute();
+    }
+    for (int m = std::max(0, minibatches_ - model_.per_push); m < minibatches_; ++m) finish(m);
+    await();
+    take(stagger::detail::all_rounds);
+  }
+
+  void arrived(std::size_t l, std::uint32_t rounds) noexcept override {
+    if (!layers_[l].waits || layers_[l].asked != rounds)
+      world_.wrong(stagger::text("worker ", number_, " is told of ", rounds, " rounds of layer ", l,
+                                 ", but had asked for ", layers_[l].asked));
+    layers_[l].waits = false;
+  }
+  void arrived_last(std::size_t l) noexcept override { arrived(l, stagger::detail::all_rounds); }
+  void lost(std::exception_ptr why) noexcept override { lost_ = std::move(why); }
+
+  World& world_;
+  sim::SharedTime& time_;
+  Model const& model_;
+  int number_;
+  std::vector<std::size_t> const& elements_;
+  stagger::detail::WorkerRules rules_;
+  Random random_;
+  double first_;
+  std::vector<Layer> layers_;
+  remote::RemoteLink* link_ = nullptr;
+  std::exception_ptr lost_;
+  std::vector<std::string> sentences_;
+  int planned_ = 1;
+  int minibatches_ = 1;   // that are left
+  std::size_t wait_ = 0;  // number of the pause that it is in
+  bool waits_ = false;
+  bool killed_ = false;
+  bool ever_killed_ = false;
+  bool done_ = false;
+  Fiber fiber_;
+};
+
+}  // namespace lab

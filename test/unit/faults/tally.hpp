@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What a parameter server has taken, added and said, kept by what passes on its connections
+///         alone, and held against its log. Pushes are whole numbers, so sums are exact and one that is
+///         lost or added twice shows.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <stagger/core/error.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/model/exchange.hpp>
+#include <stagger/parameters/store_history.hpp>
+
+namespace lab {
+
+using stagger::detail::StoreEvent;
+using stagger::staleness::Adds;
+using stagger::staleness::Pushes;
+
+struct TallyRules {
+  Adds adds{};
+  Pushes pushes{};
+  std::vector<double> weights{};  // [workers]
+  double first = 0;               // value of each layer
+};
+
+/// One layer.
+class Tally {
+ public:
+  struct Worker {
+    std::uint32_t count = 0;  // pushes that it has made, or is taken to have made
+    std::uint32_t start = 0;  // those before its stream
+    std::uint32_t stream = 0;
+    bool ended = false;
+    bool gone = false;
+    std::deque<double> waiting{};  // accepted, and not added
+    double answer = 0;             // in turn: the value behind its last push
+    std::set<double> made{};       // pushes that the server has not accepted yet
+    std::set<double> accepted{};
+  };
+
+  Tally(TallyRules const& rules, std::string& wrong)
+      : rules_(rules),
+        wrong_(wrong),
+        workers_(rules.weights.size()),
+        value_(rules.first),
+        rounds_{rules.first} {
+    for (Worker& each : workers_) each.answer = rules.first;
+  }
+
+  [[nodiscard]] Worker& of(int n) { return workers_[static_cast<std::size_t>(n)]; }
+  [[nodiscard]] std::uint32_t streams() const { return streams_; }
+  [[nodiscard]] double newest() const { return value_; }
+  [[nodiscard]] std::uint64_t added() const { return added_; }
+
+  /// The server acknowledges it.
+  void accept(int n, std::uint64_t number, double value, bool last) {
+    Worker& own = of(n);
+    if (number <= own.count) {
+      if (own.accepted.count(value) == 0) wrong("acknowledged, but never added", n, value);
+      return;
+    }
+    if (number != own.count + 1) wrong("accepted behind one that is missing", n, value);
+    if (own.ended) wrong("accepted behind the last one of a stream", n, value);
+    if (own.made.erase(value) == 0) wrong("accepted, but not made, or twice", n, value);
+    own.accepted.insert(value);
+    ++own.count;
+    own.waiting.push_back(value);
+    touched_ = true;
+    if (last) end(n);
+  }
+  void end(int n) {
+    of(n).ended = true;
+    touched_ = somebody_ended_ = true;
+  }
+  void end_all() {
+    for (std::size_t n = 0; n < workers_.size(); ++n) end(static_cast<int>(n));
+  }
+  void leave(int n) {
+    if (of(n).gone && of(n).ended) return;
+    of(n).gone = true;
+    end(n);
+  }
+  /// It asks for the newest values, with which a stream begins. @param active  it has begun
+  void read(int n, bool active) {
+    Worker& own = of(n);
+    if (own.gone && active) {
+      std::uint32_t border = exact() ? rounds() : 0xffffffff;
+      if (!exact())
+        for (Worker const& each : workers_)
+          if (!each.ended) border = std::min(border, each.count);
+      if (border == 0xffffffff) border = 0;
+      own.gone = own.ended = false;
+      own.count = own.start = std::max(own.count, border);
+      own.answer = value_;
+    }
+    own.stream = streams_;
+  }
+
+  /// What the server says that it has added since, and what it should have added.
+  void follow(stagger::List<StoreEvent> const& log) {
+    log_ = &log;
+    for (;;) {
+      while (seen_ < log.size() && log[seen_].kind == StoreEvent::Kind::taken) ++seen_;
+      if (seen_ == log.size() || !wrong_.empty()) break;
+      if (exact())
+        add_round();
+      else
+        add_one();
+    }
+    if (std::exchange(touched_, false) && wrong_.empty() && could_add())
+      wrong("not added though it could be", -1, 0);
+    if (!std::exchange(somebody_ended_, false)) return;
+    for (Worker const& each : workers_)
+      if (!each.ended) return;
+    std::uint32_t start = 0;
+    for (Worker const& each : workers_) start = std::max(start, each.count);
+    if (exact() && start > rounds()) wrong("missing where all have ended", -1, start);
+    for (Worker& each : workers_) {
+      each.ended = each.gone;
+      each.count = each.start = start;
+      each.answer = value_;
+    }
+    turn_ = 0;
+    ++streams_;
+  }
+
+  /// Whether an answer that contains so many pushes of the worker's stream could be given now.
+  [[nodiscard]] bool ready(int n, std::uint32_t asked) const {
+    Worker const& own = workers_[static_cast<std::size_t>(n)];
+    if (exact()) return rounds() >= own.start + asked;
+    return own.waiting.empty() && fewest_added() >= own.start + asked;
+  }
+  [[nodiscard]] bool all_ended(int n) const {
+    return workers_[static_cast<std::size_t>(n)].stream != streams_;
+  }
+  /// What that answer is. @param last  it is asked for behind a stream
+  [[nodiscard]] double answer(int n, std::uint32_t asked, bool last) {
+    Worker const& own = of(n);
+    if (exact()) return rounds_[std::min(own.start + (last ? 0 : asked), rounds())];
+    return rules_.adds == Adds::in_turn ? own.answer : value_;
+  }
+  [[nodiscard]] double first(int n) { return rules_.adds == Adds::in_turn ? of(n).answer : value_; }
+  [[nodiscard]] std::uint32_t contained(int n, std::uint32_t asked) {
+    return exact() ? asked : of(n).count - of(n).start;
+  }
+  /// Pushes of the slowest worker whose stream goes on. @param none  where there is none
+  [[nodiscard]] std::uint32_t slowest(std::uint32_t none) const {
+    std::uint32_t least = 0xffffffff;
+    for (Worker const& each : workers_)
+      if (!each.ended) least = std::min(least, each.count);
+    return least == 0xffffffff ? none : least;
+  }
+
+ private:
+  [[nodiscard]] bool exact() const { return rules_.adds == Adds::in_worker_order; }
+  [[nodiscard]] std::uint32_t rounds() const {
+    return static_cast<std::uint32_t>(rounds_.size() - 1);
+  }
+  [[nodiscard]] std::uint32_t fewest_added() const {
+    std::uint32_t least = 0xffffffff;
+    for (Worker const& each : workers_)
+      if (!each.ended)
+        least = std::min(least, each.count - static_cast<std::uint32_t>(each.waiting.size()));
+    return least;
+  }
+  void wrong(char const* what, int n, double value) {
+    if (wrong_.empty()) wrong_ = stagger::text("a push of worker ", n, ", ", value, ", is ", what);
+  }
+
+  /// Those who are there take over the weights of those who have gone.
+  [[nodiscard]] double scale(std::set<int> const& pushed) const {
+    double all = 0;
+    double there = 0;
+    for (std::size_t n = 0; n < workers_.size(); ++n) {
+      all += rules_.weights[n];
+      if (!workers_[n].gone || pushed.count(static_cast<int>(n)) != 0) there += rules_.weights[n];
+    }
+    return all / there;
+  }
+  void add(int n, double base, double scale) {
+    Worker& own = of(n);
+    double const pushed = own.waiting.front();
+    own.waiting.pop_front();
+    ++seen_, ++added_;
+    double const weight = rules_.weights[static_cast<std::size_t>(n)] * scale;
+    if (rules_.pushes == Pushes::changes)
+      value_ += pushed;
+    else
+      value_ += weight * (rules_.pushes == Pushes::gradients ? -pushed : pushed - base);
+  }
+
+  /// The oldest push of every worker that has one, in their order; of nobody else is it waited for.
+  void add_round() {
+    std::set<int> pushed;
+    for (std::size_t n = 0; n < workers_.size(); ++n) {
+      if (!workers_[n].waiting.empty())
+        pushed.insert(static_cast<int>(n));
+      else if (!workers_[n].ended)
+        return wrong("missing in a round that was added", static_cast<int>(n), rounds());
+    }
+    if (pushed.empty()) return wrong("added and was not accepted", (*log_)[seen_].worker, 0);
+    double const base = value_;
+    double const scaled = scale(pushed);
+    for (int const n : pushed) {
+      StoreEvent const event = seen_ < log_->size() ? (*log_)[seen_] : StoreEvent{};
+      if (event.kind != StoreEvent::Kind::added || event.worker != n || event.pushes != added_)
+        return wrong("not added in the order of workers", n, of(n).waiting.front());
+      if (of(n).count - of(n).waiting.size() != rounds())
+        return wrong("added in the round of another", n, of(n).waiting.front());
+      add(n, base, scaled);
+    }
+    rounds_.push_back(value_);
+  }
+  void add_one() {
+    StoreEvent const event = (*log_)[seen_];
+    if (rules_.adds == Adds::in_turn) skip_ended();
+    if (rules_.adds == Adds::in_turn && event.worker != turn_)
+      return wrong("added before its turn", event.worker, 0);
+    if (of(event.worker).waiting.empty() || event.pushes != added_)
+      return wrong("added twice, or was not accepted", event.worker, 0);
+    add(event.worker, value_, scale({event.worker}));
+    of(event.worker).answer = value_;
+    if (rules_.adds == Adds::in_turn) turn_ = next(turn_);
+  }
+  [[nodiscard]] int next(int n) const { return (n + 1) % static_cast<int>(workers_.size()); }
+  void skip_ended() {
+    for (std::size_t i = 0; i < workers_.size() && of(turn_).waiting.empty() && of(turn_).ended;
+         ++i)
+      turn_ = next(turn_);
+  }
+  [[nodiscard]] bool could_add() {
+    bool any = false;
+    bool all = true;
+    for (Worker const& each : workers_) {
+      any = any || !each.waiting.empty();
+      all = all && (!each.waiting.empty() || each.ended);
+    }
+    if (rules_.adds == Adds::on_arrival) return any;
+    if (exact()) return any && all;
+    skip_ended();
+    return !of(turn_).waiting.empty();
+  }
+
+  TallyRules const& rules_;
+  std::string& wrong_;
+  std::vector<Worker> workers_;
+  double value_;
+  std::vector<double> rounds_;  // [rounds + 1] the values behind each, and the first ones
+  stagger::List<StoreEvent> const* log_ = nullptr;
+  std::size_t seen_ = 0;  // events of the log
+  std::uint32_t added_ = 0;
+  std::uint32_t streams_ = 0;
+  int turn_ = 0;
+  bool touched_ = false;  // there may be something to add
+  bool somebody_ended_ = false;
+};
+
+}  // namespace lab
