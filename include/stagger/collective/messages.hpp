@@ -94,7 +94,7 @@ class MessageQueue {
   std::size_t last_ = 0;
 };
 
-/// One end of a connection. A transport calls it from one thread at a time. Where an end throws, the
+/// One end of a connection. A transport calls `next` from one thread at a time, and the others too. Where an end throws, the
 /// transport sends what it says as a message `refused`, and the connection ends.
 class MessageEnd {
  public:
@@ -122,6 +122,9 @@ class Transport {
   /// There are messages to send: asks `next` for them, soon. Any thread; never waits, never
   /// allocates.
   virtual void wake() noexcept = 0;
+  /// Likewise; it may ask on the calling thread, at once, and send what is small. The caller holds no
+  /// lock that the end needs.
+  virtual void wake_and_send() noexcept { wake(); }
   /// Sends what there is, ends the connection and calls the end no more. Not from within a call of
   /// the end. Waits no longer than the transport's deadline.
   virtual void close() noexcept = 0;

@@ -70,7 +70,7 @@ class RemoteLink final : public ParameterLink, private MessageEnd {
     }
     lost_ = nullptr;
     running_ = true;
-    session_.send({.kind = MessageKind::begin, .stream = ++stream_});
+    session_.send(lock, {.kind = MessageKind::begin, .stream = ++stream_});
   }
 
   void read(std::size_t l, std::byte* values) override {
@@ -78,7 +78,8 @@ class RemoteLink final : public ParameterLink, private MessageEnd {
     session_.require_alive();
     RemoteLayer& layer = layers_[l];
     layer.read();
-    session_.send({.kind = MessageKind::read, .layer = index(l), .stream = stream_});
+    session_.send(lock, {.kind = MessageKind::read, .layer = index(l), .stream = stream_});
+    lock.lock();
     session_.wait(lock, "sent its weights", [&] { return !layer.reading(); });
     layer.take_read();
     layer.copy_to(values);
@@ -94,11 +95,11 @@ class RemoteLink final : public ParameterLink, private MessageEnd {
     layer.write_push(values);
     lock.lock();
     require_stream();
-    session_.send({.kind = last ? MessageKind::last_push : MessageKind::push,
-                   .layer = index(l),
-                   .stream = stream_,
-                   .number = layer.push(),
-                   .bytes = layer.bytes()});
+    session_.send(lock, {.kind = last ? MessageKind::last_push : MessageKind::push,
+                         .layer = index(l),
+                         .stream = stream_,
+                         .number = layer.push(),
+                         .bytes = layer.bytes()});
   }
 
   void ask(std::size_t l, std::uint32_t rounds) override { ask(MessageKind::ask, l, rounds); }
@@ -164,13 +165,13 @@ class RemoteLink final : public ParameterLink, private MessageEnd {
   }
 
   void ask(MessageKind kind, std::size_t l, std::uint32_t rounds) {
-    auto const lock = session_.lock();
+    auto lock = session_.lock();
     require_stream();
     layers_[l].ask(rounds);
-    session_.send({.kind = kind,
-                   .layer = index(l),
-                   .stream = stream_,
-                   .rounds = rounds == all_rounds ? 0 : rounds});
+    session_.send(lock, {.kind = kind,
+                         .layer = index(l),
+                         .stream = stream_,
+                         .rounds = rounds == all_rounds ? 0 : rounds});
   }
 
   // What the transport calls.
@@ -197,7 +198,7 @@ class RemoteLink final : public ParameterLink, private MessageEnd {
 
   void received(Message const& message) override {
     using enum MessageKind;
-    auto const lock = session_.lock();
+    auto lock = session_.lock();
     switch (message.kind) {
       case wanted:
         if (session_.knows_server()) return end_all(session_.another_server());
@@ -230,7 +231,7 @@ class RemoteLink final : public ParameterLink, private MessageEnd {
       default:
         refuse_message(message, "is not for a worker");
     }
-    session_.notify();
+    session_.notify(lock);
   }
 
   [[nodiscard]] RemoteLayer& layer_of(Message const& message) {

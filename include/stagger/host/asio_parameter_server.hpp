@@ -292,6 +292,7 @@ class WorkerStream final : public collective::detail::Transport {
   ~WorkerStream() override { close(); }
 
   void wake() noexcept override { stream_->wake(); }
+  void wake_and_send() noexcept override { stream_->wake_and_send(); }
   void close() noexcept override {
     if (!thread_.joinable()) return;
     stream_->close();

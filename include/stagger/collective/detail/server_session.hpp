@@ -98,6 +98,15 @@ class ServerSession {
   void send(Message const& message) {
     if (!offer(message)) disconnect("takes no messages");
   }
+  /// Likewise, and lets go of the lock: what is small leaves before this returns, if it can, which
+  /// spares it a way through another thread.
+  void send(Lock& lock, Message const& message) {
+    if (!queue_.push(message)) disconnect("takes no messages");
+    Transport* const transport = transport_.get();
+    lock.unlock();
+    if (transport != nullptr)
+      message.bytes <= small_bytes ? transport->wake_and_send() : transport->wake();
+  }
   /// @return whether there was a message to send
   bool next(Message& message) noexcept {
     if (queue_.empty()) return false;
@@ -120,14 +129,18 @@ class ServerSession {
       connector_->wait(lock, changed_, left_s);
     return until();
   }
-  /// What somebody waits for may have come true.
-  void notify() noexcept { changed_.notify_all(); }
+  /// What somebody waits for may have come true. Lets go of the lock, for which who wakes would
+  /// have to wait.
+  void notify(Lock& lock) noexcept {
+    lock.unlock();
+    changed_.notify_all();
+  }
 
   /// Nothing more comes. @return whether that is news
   bool fail(std::exception_ptr why) noexcept {
     bool const first = !failure_;
     if (first) failure_ = std::move(why);
-    notify();
+    changed_.notify_all();
     return first;
   }
   [[nodiscard]] std::exception_ptr const& failure() const noexcept { return failure_; }
@@ -136,6 +149,8 @@ class ServerSession {
   }
 
  private:
+  static constexpr std::size_t small_bytes = std::size_t{1} << 14U;
+
   [[noreturn]] [[gnu::cold]] void disconnect(std::string const& reason) {
     fail(std::make_exception_ptr(
         Error(Errc::deadline,

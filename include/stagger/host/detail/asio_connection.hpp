@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <string>
 #include <utility>
@@ -27,7 +28,6 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
-#include <boost/asio/write.hpp>
 
 #include <stagger/collective/messages.hpp>
 #include <stagger/core/error.hpp>
@@ -95,7 +95,7 @@ template <class Socket> void end_when_vanished(Socket& socket, double deadline_s
 inline constexpr std::chrono::milliseconds tick{100};
 [[nodiscard]] inline int ticks(double s) { return std::max(2, static_cast<int>(s * 10)); }
 
-/// One connection. All but `wake` runs on the thread of its context.
+/// One connection. All but `wake` and `wake_and_send` runs on the thread of its context.
 ///
 /// It reads and writes as long as there is something, and its owner calls `tick` ten times a
 /// second: where a frame has begun, or there is something to write, and no byte has moved
@@ -110,9 +110,9 @@ class AsioConnection final : public collective::detail::Transport,
   /// @param expected    what that says first, or null; outlives this
   /// @param deadline_s  after which it ends if nothing moves
   AsioConnection(Socket socket, std::string name, Hello const* expected, double deadline_s)
-      : socket_(std::move(socket)),
-        name_(std::move(name)),
+      : name_(std::move(name)),
         reader_(expected),
+        socket_(std::move(socket)),
         stalls_(ticks(deadline_s)) {
     boost::system::error_code ignored;
     socket_.set_option(tcp::no_delay(true), ignored);
@@ -121,6 +121,9 @@ class AsioConnection final : public collective::detail::Transport,
 
   /// @param hello  what this side says first, or null
   void start(MessageEnd& end, Hello const* hello = nullptr) {
+    std::lock_guard const lock(mutex_);
+    boost::system::error_code ignored;
+    socket_.non_blocking(true, ignored);
     end_ = &end;
     if (hello != nullptr) writer_.hello(*hello);
     read();
@@ -129,14 +132,14 @@ class AsioConnection final : public collective::detail::Transport,
 
   /// Sends what there is; then the other side closes.
   void finish() {
+    std::lock_guard const lock(mutex_);
     finishing_ = true;
     pump();
   }
   /// Ends at once.
   void end(std::exception_ptr const& why) noexcept {
-    if (auto* const told = std::exchange(end_, nullptr)) told->gone(why);
-    boost::system::error_code ignored;
-    socket_.close(ignored);
+    std::lock_guard const lock(mutex_);
+    close(why);
   }
   [[nodiscard]] bool ended() const noexcept { return !socket_.is_open(); }
   /// Whether the other side has not even sent all of what it says first, read or not.
@@ -147,18 +150,23 @@ class AsioConnection final : public collective::detail::Transport,
   }
 
   void tick() noexcept {
-    bool const waits = writing_ || reader_.midst() || finishing_ || end_ == nullptr;
+    std::lock_guard const lock(mutex_);
+    bool const waits = blocked_ || reader_.midst() || finishing_ || end_ == nullptr;
     stalled_ = waits && moved_ == seen_ ? stalled_ + 1 : 0;
     seen_ = moved_;
     if (stalled_ < stalls_ || ended()) return;
-    end(error(Errc::deadline, "the connection with ", name_,
-              " has not moved for longer than its deadline; see whether the other side still "
-              "runs"));
+    close(error(Errc::deadline, "the connection with ", name_,
+                " has not moved for longer than its deadline; see whether the other side still "
+                "runs"));
   }
 
   void wake() noexcept override {
     if (woken_.exchange(true)) return;
     boost::asio::post(socket_.get_executor(), Wake{shared_from_this()});
+  }
+  void wake_and_send() noexcept override {
+    std::unique_lock const lock(mutex_, std::try_to_lock);
+    if (!lock.owns_lock() || !send_small()) wake();
   }
   void close() noexcept override {
     boost::asio::post(socket_.get_executor(), [self = shared_from_this()] { self->finish(); });
@@ -173,6 +181,7 @@ class AsioConnection final : public collective::detail::Transport,
     }
     void operator()() const {
       self->woken_.store(false);
+      std::lock_guard const lock(self->mutex_);
       self->pump();
     }
   };
@@ -180,14 +189,22 @@ class AsioConnection final : public collective::detail::Transport,
   template <class... P> static std::exception_ptr error(Errc code, P const&... pieces) {
     return std::make_exception_ptr(Error(code, text(pieces...)));
   }
+
+  // Of all that follows the caller holds the lock.
+
+  void close(std::exception_ptr const& why) noexcept {
+    if (auto* const told = std::exchange(end_, nullptr)) told->gone(why);
+    boost::system::error_code ignored;
+    socket_.close(ignored);
+  }
   void broken(boost::system::error_code const& why) noexcept {
-    end(error(Errc::io, "the connection with ", name_, " has ended: ", why.message(),
-              "; see whether the other side still runs"));
+    close(error(Errc::io, "the connection with ", name_, " has ended: ", why.message(),
+                "; see whether the other side still runs"));
   }
   /// Says why to the other side, then waits until that has gone.
   void refuse(std::string const& sentence) {
     auto const why = error(Errc::bad_data, sentence);
-    if (writer_.midst()) return end(why);
+    if (writer_.midst()) return close(why);
     reader_.forget();
     refusal_ = sentence;
     std::exchange(end_, nullptr)->gone(why);
@@ -200,17 +217,23 @@ class AsioConnection final : public collective::detail::Transport,
                               self->have_read(error, count);
                             });
   }
+  /// But not of this.
   void have_read(boost::system::error_code const& error, std::size_t count) {
+    bool const wakes = !woken_.exchange(true);  // it pumps anyway
+    std::string refusal;
+    if (end_ != nullptr && !error) {  // else it only reads until the other side has gone
+      try {
+        reader_.came(count, *end_);
+      } catch (std::exception const& reason) {
+        refusal = reason.what();
+      }
+    }
+    if (wakes) woken_.store(false);
+    std::lock_guard const lock(mutex_);
     if (ended()) return;
     if (error) return broken(error);
     ++moved_;
-    if (end_ != nullptr) {  // else it only reads until the other side has gone
-      try {
-        reader_.came(count, *end_);
-      } catch (std::exception const& refusal) {
-        refuse(refusal.what());
-      }
-    }
+    if (!refusal.empty()) refuse(refusal);
     pump();
     if (!ended()) read();
   }
@@ -228,40 +251,65 @@ class AsioConnection final : public collective::detail::Transport,
     refusal_.clear();
   }
   void pump() {
-    if (writing_ || ended()) return;
-    fill();
-    if (ended()) return;
-    auto const pieces = writer_.next();
-    if (pieces.empty()) {
-      boost::system::error_code ignored;  // and read on, until the other side has read all of it
-      if (finishing_ || end_ == nullptr) socket_.shutdown(tcp::socket::shutdown_send, ignored);
-      return;
+    while (!blocked_ && !ended()) {
+      fill();
+      if (ended()) return;
+      auto const pieces = writer_.next();
+      if (pieces.empty()) {
+        boost::system::error_code ignored;  // and read on, until the other side has read all of it
+        if (finishing_ || end_ == nullptr) socket_.shutdown(tcp::socket::shutdown_send, ignored);
+        return;
+      }
+      auto const why = send(pieces);
+      if (why == boost::asio::error::would_block) return wait_for_room();
+      if (why) return broken(why);
+      if (!pieces.large.empty()) return wake();  // behind other connections of the thread
     }
-    writing_ = true;
+  }
+  void wait_for_room() {
+    blocked_ = true;
+    socket_.async_wait(Socket::wait_write, [self = shared_from_this()](auto const&) {
+      std::lock_guard const lock(self->mutex_);
+      self->blocked_ = false;
+      self->pump();
+    });
+  }
+  /// @return whether nothing is left to send but what the thread of the context is to do
+  bool send_small() noexcept {
+    if (end_ == nullptr || blocked_ || finishing_ || ended()) return false;
+    try {
+      for (;;) {
+        writer_.fill(*end_);
+        if (writer_.midst()) return false;
+        auto const pieces = writer_.next();
+        if (pieces.empty()) return true;
+        if (send(pieces)) return false;
+      }
+    } catch (...) {  // which the end will throw there, too
+      return false;
+    }
+  }
+  /// As much as the system takes.
+  boost::system::error_code send(FrameWriter::Pieces const& pieces) noexcept {
     std::array<boost::asio::const_buffer, 2> const buffers{
         boost::asio::buffer(pieces.gathered.data(), pieces.gathered.size()),
         boost::asio::buffer(pieces.large.data(), pieces.large.size())};
-    boost::asio::async_write(socket_, buffers,
-                             [self = shared_from_this(), pieces](auto const& error, std::size_t) {
-                               self->have_written(error, pieces);
-                             });
-  }
-  void have_written(boost::system::error_code const& error, FrameWriter::Pieces const& pieces) {
-    writing_ = false;
-    if (ended()) return;
-    if (error) return broken(error);
+    boost::system::error_code error;
+    std::size_t const count = socket_.send(buffers, 0, error);
+    if (error) return error;
     ++moved_;
-    writer_.sent(pieces);
-    pump();
+    writer_.sent(count);
+    return {};
   }
 
-  Socket socket_;
   std::string name_;
-  MessageEnd* end_ = nullptr;  // null: it is being closed
   FrameReader reader_;
+  std::mutex mutex_;  // of all below
+  Socket socket_;
+  MessageEnd* end_ = nullptr;  // null: it is being closed; set by the thread of the context alone
   FrameWriter writer_;
-  std::string refusal_;  // to be sent
-  bool writing_ = false;
+  std::string refusal_;   // to be sent
+  bool blocked_ = false;  // until the system takes more
   bool finishing_ = false;
   int stalls_;               // ticks
   int stalled_ = 0;          // ticks

@@ -156,7 +156,7 @@ class FrameWriter {
         std::as_bytes(std::span(sentence.data(), bytes)));
   }
   /// Whether a part of a large payload has been sent.
-  [[nodiscard]] bool midst() const noexcept { return !payload_.empty(); }
+  [[nodiscard]] bool midst() const noexcept { return !piece_.empty() || !payload_.empty(); }
   /// Adds frames while there is room for one more. @throws what `end` throws
   void fill(MessageEnd& end) {
     Message message;
@@ -164,7 +164,7 @@ class FrameWriter {
     while (!midst() && has_room() && end.next(message, payload)) add(message, payload);
   }
   [[nodiscard]] bool has_room() const noexcept {
-    return out_.size() - bytes_ >= small_bytes + sizeof(Message) + sizeof(std::uint64_t);
+    return out_.size() - filled_ >= small_bytes + sizeof(Message) + sizeof(std::uint64_t);
   }
 
   /// What to send next: gathered bytes, and then a piece of a large payload. Valid until `sent`.
@@ -173,21 +173,27 @@ class FrameWriter {
     [[nodiscard]] bool empty() const noexcept { return gathered.empty() && large.empty(); }
   };
   [[nodiscard]] Pieces next() noexcept {
-    auto const large = payload_.first(std::min(payload_.size(), piece_bytes));
-    sum_.add(large);  // while it comes into the cache
-    return {std::span(out_).first(bytes_), large};
+    if (piece_.empty() && !payload_.empty()) {
+      piece_ = payload_.first(std::min(payload_.size(), piece_bytes));
+      payload_ = payload_.subspan(piece_.size());
+      sum_.add(piece_);  // while it comes into the cache
+    }
+    return {std::span(out_).subspan(sent_, filled_ - sent_), piece_};
   }
-  void sent(Pieces const& pieces) noexcept {
-    bytes_ = 0;
-    if (!midst()) return;
-    payload_ = payload_.subspan(pieces.large.size());
+  /// So many bytes of these.
+  void sent(std::size_t count) noexcept {
+    std::size_t const gathered = std::min(count, filled_ - sent_);
+    sent_ += gathered;
+    if (sent_ == filled_) sent_ = filled_ = 0;
+    if (count == gathered) return;
+    piece_ = piece_.subspan(count - gathered);
     if (!midst()) append_sum();
   }
 
  private:
   void append(void const* bytes, std::size_t count) noexcept {
-    if (count != 0) std::memcpy(out_.data() + bytes_, bytes, count);
-    bytes_ += count;
+    if (count != 0) std::memcpy(out_.data() + filled_, bytes, count);
+    filled_ += count;
   }
   void append_sum() noexcept {
     std::uint64_t const sum = sum_.value();
@@ -207,8 +213,10 @@ class FrameWriter {
   }
 
   std::array<std::byte, buffer_bytes> out_;
-  std::size_t bytes_ = 0;               // gathered
-  std::span<std::byte const> payload_;  // of a large frame, what has not been sent
+  std::size_t filled_ = 0;              // of it
+  std::size_t sent_ = 0;                // of these
+  std::span<std::byte const> piece_;    // of a large frame, what is being sent
+  std::span<std::byte const> payload_;  // behind it
   WideChecksum sum_;
 };
 
