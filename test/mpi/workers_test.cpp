@@ -5,6 +5,7 @@
 
 #include <stagger/mpi/processes.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <exception>
 #include <iterator>
@@ -20,13 +21,17 @@
 #include <stagger/engine/run_together.hpp>
 #include <stagger/host/threads.hpp>
 #include <stagger/partition/cuts.hpp>
+#include <stagger/placement/parameter_placement.hpp>
 #include <stagger/schedule/fifo.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
+#include <stagger/staleness/asynchronous.hpp>
 #include <stagger/staleness/local_sgd.hpp>
+#include <stagger/staleness/round_robin_synchronous.hpp>
+#include <stagger/staleness/stale_synchronous.hpp>
 #include <stagger/staleness/wave_synchronous.hpp>
 #include <stagger/train/pipeline.hpp>
 
-#include "unit/train/server_oracle.hpp"
+#include "unit/train/replay.hpp"
 
 // Runs on as many processes as mpirun starts. Each assertion holds in every process.
 
@@ -274,19 +279,6 @@ auto const steps = [](auto& train, Batch const& batch) { return train.step(batch
 
 }  // namespace
 
-TEST_CASE("mpi/ParameterServer: streams have the bits of a server in one process", "[mpi]") {
-  for (auto const& layer_processes : placements())
-    for (int const workers : {1, 2, 3})
-      for (auto const& [in_flight, distance] : {std::pair{1, 0}, {4, 0}, {2, 1}, {5, 3}}) {
-        CAPTURE(workers, in_flight, distance, layer_processes);
-        auto const make = [&](sg::collective::ServerWorker worker, int number) {
-          return on_threads(std::move(worker), number, exact(in_flight, distance),
-                            sg::schedule::Fifo{.in_flight = in_flight});
-        };
-        require_same_workers(workers, layer_processes, make, streams, 2);
-      }
-}
-
 TEST_CASE("mpi/ParameterServer: steps have the bits of a server in one process", "[mpi]") {
   for (auto const& layer_processes : placements()) {
     CAPTURE(layer_processes);
@@ -301,7 +293,116 @@ TEST_CASE("mpi/ParameterServer: steps have the bits of a server in one process",
                         sg::schedule::OneFOneB{});
     };
     require_same_workers(3, layer_processes, local, steps, 4);
+    auto const in_turn = [](sg::collective::ServerWorker worker, int number) {
+      return on_threads(std::move(worker), number, sg::staleness::RoundRobinSynchronous{},
+                        sg::schedule::OneFOneB{});
+    };
+    require_same_workers(3, layer_processes, in_turn, steps, 3);
   }
+}
+
+TEST_CASE("mpi/ParameterServer: in the order of workers it has the bits of a sequential loop",
+          "[mpi]") {
+  for (auto const& layer_processes : placements())
+    for (int const workers : {1, 2, 4})
+      for (auto const& [in_flight, distance] : {std::pair{1, 0}, {4, 0}, {2, 1}, {5, 3}}) {
+        CAPTURE(workers, in_flight, distance, layer_processes);
+        workers_oracle::Waves const waves{workers, in_flight, distance};
+        sg::mpi::ParameterServer const server(
+            {.workers = workers, .layer_processes = layer_processes});
+        std::vector<workers_oracle::OracleWorker<sg::optimizer::AdamW>> oracle(
+            static_cast<std::size_t>(workers));
+        auto expected = first_weights();
+        {
+          auto const own = workers_here(workers);
+          std::vector<decltype(workers_oracle::make(waves, server, 0, {}, 1, adam))> trainers;
+          for (int const n : own)
+            trainers.push_back(workers_oracle::make(waves, server, n, cuts_of(n), 1, adam));
+          for (int stream = 0; stream < 2; ++stream) {
+            for (int n = 0; n < workers; ++n)
+              oracle[static_cast<std::size_t>(n)].batch = data(11, n + 10.0 * stream);
+            std::vector<sg::Step> streams;
+            for (std::size_t k = 0; k < own.size(); ++k)
+              streams.push_back(trainers[k].stream(oracle[static_cast<std::size_t>(own[k])].batch));
+            sg::run_together(std::move(streams));
+            workers_oracle::sequential(waves, adam, oracle, expected, 11 * stream);
+            for (auto& trainer : trainers) REQUIRE(weights(trainer) == expected);
+          }
+        }
+        server.serve();
+      }
+}
+
+TEST_CASE("mpi/ParameterServer: carried out again, its logs give the bits of drifting steps",
+          "[mpi]") {
+  constexpr int workers = 3;
+  for (auto const& layer_processes : placements()) {
+    auto const drift = [&](auto const& model) {
+      sg::mpi::ParameterServer const server(
+          {.workers = workers, .log = true, .layer_processes = layer_processes}, adam);
+      auto const logs = [&] {
+        MPI_Barrier(MPI_COMM_WORLD);
+        std::vector<std::vector<workers_oracle::ServerEvent>> all(layers);
+        for (std::size_t l = 0; l < layers; ++l) {
+          int const keeper =
+              layer_processes.empty() ? static_cast<int>(l) % processes() : layer_processes[l];
+          if (process() == keeper)
+            all[l] = server.log(l);
+          else
+            REQUIRE_THROWS_WITH(server.log(l), Catch::Matchers::Contains("; ask there"));
+          auto size = static_cast<int>(all[l].size());
+          MPI_Bcast(&size, 1, MPI_INT, keeper, MPI_COMM_WORLD);
+          all[l].resize(static_cast<std::size_t>(size));
+          MPI_Bcast(all[l].data(), size * static_cast<int>(sizeof all[l][0]), MPI_BYTE, keeper,
+                    MPI_COMM_WORLD);
+        }
+        return all;
+      };
+      workers_oracle::replay_drifting(model, workers, workers_here(workers), server, logs, {2}, 1);
+      server.serve();
+    };
+    drift(sg::staleness::Asynchronous{});
+    drift(sg::staleness::StaleSynchronous{1});
+    drift(sg::staleness::RoundRobinSynchronous{});
+  }
+}
+
+TEST_CASE("mpi/ParameterServer: layers that lie where they run change no bit", "[mpi]") {
+  auto const cuts = even_cuts(processes());
+  sg::placement::Worker each{.cuts = cuts, .nodes = {}};
+  for (int p = 0; p < processes(); ++p) each.nodes.push_back(p);
+  std::vector<sg::placement::Worker> const both{each, each};
+  auto const where = sg::placement::Local{}.layer_nodes(layers, processes(), both);
+  for (int l = 0; l < layers; ++l)
+    REQUIRE(where[static_cast<std::size_t>(l)] ==
+            std::upper_bound(cuts.begin(), cuts.end(), l) - cuts.begin());
+  sg::mpi::ParameterServer const server({.workers = 2, .layer_processes = where});
+  sg::collective::ParameterServer const near({.workers = 2});
+  {
+    auto a = streaming(4, 1, server.worker(0), sg::mpi::Processes{});
+    auto b = streaming(4, 1, server.worker(1), sg::mpi::Processes{});
+    auto c = streaming(4, 1, near.worker(0), sg::host::Threads{1});
+    auto d = streaming(4, 1, near.worker(1), sg::host::Threads{1});
+    for (int stream = 0; stream < 2; ++stream) {
+      auto const of_a = data(11, 10.0 * stream);
+      auto const of_b = data(11, 10.0 * stream + 1);
+      auto const there = sg::run_together(a.stream(of_a), b.stream(of_b));
+      auto const here = sg::run_together(c.stream(of_a), d.stream(of_b));
+      REQUIRE(there[0].loss == here[0].loss);
+      REQUIRE(there[1].loss == here[1].loss);
+    }
+    a.gather_parameters();
+    REQUIRE(weights(a) == weights(c));
+  }
+  server.serve();
+}
+
+TEST_CASE("mpi/Processes: processes that name different workers of a server are refused", "[mpi]") {
+  if (processes() == 1) return;
+  sg::mpi::ParameterServer const server({.workers = 2});
+  REQUIRE_THROWS_WITH(streaming(2, 0, server.worker(process() == 0 ? 0 : 1), sg::mpi::Processes{}),
+                      Catch::Matchers::Contains("the worker of the parameter server"));
+  MPI_Barrier(MPI_COMM_WORLD);
 }
 
 TEST_CASE("mpi/ParameterServer: workers over processes have the bits of workers on threads",
@@ -391,6 +492,7 @@ TEST_CASE("mpi/ParameterServer: a push that is not finite is refused", "[mpi]") 
                             sg::schedule::OneFOneB{});
     auto batch = data(2);
     static_cast<void>(sg::run(train.step(batch)));
+    MPI_Barrier(MPI_COMM_WORLD);  // else the next step may fail before this one has ended elsewhere
     if (process() == workers - 1) batch.targets[1][0] = std::numeric_limits<float>::infinity();
     REQUIRE_THROWS_WITH(sg::run(train.step(batch)),
                         Catch::Matchers::Contains("is not finite; it was not added") ||

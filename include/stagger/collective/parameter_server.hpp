@@ -181,7 +181,9 @@ class ServerInProcess {
     if (clients_[client].active.load()) end(client, failure_of(worker_of(client)));
     std::lock_guard const lock(joining_);  // not while streams are being given up
     forget_asks(client);                   // of a stream that failed
-    for (std::size_t l = 0; l < layers_.size(); ++l) {
+    // Another process of the worker may have begun this stream, and have come to its end already.
+    bool const first = !clients_.any_active(worker_of(client));
+    for (std::size_t l = 0; l < layers_.size() && first; ++l) {
       std::lock_guard const shard(mutex(l));
       require_going_on(worker_of(client), layers_[l].waits_for_others(worker_of(client)));
     }
@@ -297,7 +299,22 @@ class ServerInProcess {
     std::lock_guard const lock(mutex(l));
     return read(layers_[l].history());
   }
-  [[nodiscard]] bool logs() const noexcept { return options_.log; }
+  /// As ParameterServer::log and missed.
+  [[nodiscard]] std::vector<ServerEvent> log(std::size_t l) {
+    if (!options_.log)
+      raise(Errc::bad_configuration,
+            "this server remembers nothing; make it with ServerOptions{.log = true}");
+    return look_at(l, [](auto const& history) {
+      return std::vector<ServerEvent>(history.log().begin(), history.log().end());
+    });
+  }
+  [[nodiscard]] std::vector<std::uint64_t> missed(int worker, std::size_t l) {
+    require_worker(worker);
+    return look_at(l, [worker](auto const& history) {
+      auto const& missed = history.missed(worker);
+      return std::vector<std::uint64_t>(missed.begin(), missed.end());
+    });
+  }
 
  private:
   [[nodiscard]] std::mutex& mutex(std::size_t layer) { return layers_.mutex(layer); }
@@ -436,23 +453,14 @@ class ParameterServer {
   /// took. Carried out again one after the other, these give the same bits.
   /// @throws Error  bad_configuration where it was not to remember them, or there is no such layer
   [[nodiscard]] std::vector<ServerEvent> log(std::size_t layer) const {
-    if (!server_->logs())
-      raise(Errc::bad_configuration,
-            "this server remembers nothing; make it with ServerOptions{.log = true}");
-    return server_->look_at(layer, [](auto const& history) {
-      return std::vector<ServerEvent>(history.log().begin(), history.log().end());
-    });
+    return server_->log(layer);
   }
   /// [k] how many pushes of a worker were made from weights that lacked k pushes of others, which
   /// the server had added by then; the last counts those that lacked more. A wave is one push; it
   /// counts with the weights of its last minibatch.
   /// @throws Error  bad_configuration for a worker or a layer that is not there
   [[nodiscard]] std::vector<std::uint64_t> missed(int worker, std::size_t layer = 0) const {
-    server_->require_worker(worker);
-    return server_->look_at(layer, [worker](auto const& history) {
-      auto const& missed = history.missed(worker);
-      return std::vector<std::uint64_t>(missed.begin(), missed.end());
-    });
+    return server_->missed(worker, layer);
   }
   /// For a server that lets workers of other processes in.
   [[nodiscard]] std::shared_ptr<detail::ServerInProcess> const& home() const { return server_; }

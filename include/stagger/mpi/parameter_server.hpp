@@ -32,6 +32,7 @@ namespace stagger::mpi {
 struct ServerOptions {
   int workers = 1;                ///< as in collective::ServerOptions
   std::vector<double> weights{};  ///< likewise
+  bool log = false;               ///< likewise
   /// [layers] the process that keeps each, as placement::Local{}.layer_nodes() answers. Empty: one
   /// after the other, as placement::RoundRobin over all processes.
   std::vector<int> layer_processes{};
@@ -75,6 +76,17 @@ class ParameterServer {
   [[nodiscard]] collective::ServerWorker worker(int number) const {
     parts_->server->require_worker(number);
     return collective::ServerWorker(std::make_shared<detail::ShardedLink>(parts_, number));
+  }
+
+  /// As collective::ParameterServer::log and missed, of a layer that this process keeps.
+  /// @throws Error  likewise, and for one that another process keeps, naming that
+  [[nodiscard]] std::vector<collective::ServerEvent> log(std::size_t layer) const {
+    require_here(layer);
+    return parts_->server->log(layer);
+  }
+  [[nodiscard]] std::vector<std::uint64_t> missed(int worker, std::size_t layer) const {
+    require_here(layer);
+    return parts_->server->missed(worker, layer);
   }
 
   /// Keeps this process's layers until each worker has joined and left. A worker leaves when its
@@ -122,8 +134,10 @@ class ParameterServer {
     detail::agree(world, facts(rules), options_.join_deadline_s);
     parts_->layers = {options_.layer_processes, world.size()};
     parts_->server = std::make_shared<collective::detail::ServerInProcess>(
-        collective::ServerOptions{
-            .workers = options_.workers, .shards = locks, .weights = options_.weights},
+        collective::ServerOptions{.workers = options_.workers,
+                                  .shards = locks,
+                                  .weights = options_.weights,
+                                  .log = options_.log},
         world.size());
     parts_->connections = std::make_shared<detail::Connections>(
         detail::duplicate(options_.processes, options_.join_deadline_s), options_.deadline_s,
@@ -140,6 +154,15 @@ class ParameterServer {
             {"ServerOptions::weights", weights},
             {"ServerOptions::layer_processes", processes},
             collective::detail::optimizer_fact(rules.optimizer)};
+  }
+
+  [[gnu::cold]] void require_here(std::size_t layer) const {
+    auto const& given = options_.layer_processes;
+    if (!given.empty() && layer >= given.size()) return;  // the server says that there is none
+    int const keeper = parts_->layers.of(layer);
+    if (keeper != parts_->connections->rank())
+      raise(Errc::bad_configuration, "process ", keeper, " keeps layer ", layer,
+            " of the parameter server; ask there");
   }
 
   [[nodiscard]] bool keeps_any() const {

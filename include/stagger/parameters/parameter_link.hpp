@@ -117,6 +117,8 @@ class ParameterLink {
   /// with the whole model and exchanges the layers that the process runs.
   /// @return whether that is possible
   [[nodiscard]] virtual bool span(int /*processes*/) noexcept { return false; }
+  /// Of one that spans processes: its number among the server's workers.
+  [[nodiscard]] virtual int worker() const noexcept { return -1; }
   /// Whom this worker waits for, in words; empty if all that it has asked for is on its way.
   [[nodiscard]] virtual std::string waits_for() const = 0;
 

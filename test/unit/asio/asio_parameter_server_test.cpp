@@ -11,6 +11,7 @@
 #include <cstring>
 #include <iterator>
 #include <memory>
+#include <numeric>
 #include <span>
 #include <string>
 #include <thread>
@@ -29,7 +30,11 @@
 #include <boost/asio/read.hpp>
 #include <boost/asio/write.hpp>
 
-#include "../train/workers_oracle.hpp"
+#include <stagger/staleness/asynchronous.hpp>
+#include <stagger/staleness/round_robin_synchronous.hpp>
+#include <stagger/staleness/stale_synchronous.hpp>
+
+#include "../train/replay.hpp"
 
 using namespace workers_oracle;
 namespace remote = stagger::collective::detail;
@@ -42,8 +47,8 @@ template <class Optimizer = sg::optimizer::Sgd> struct OnPort {
   sg::collective::ParameterServer server;
   sg::host::AsioParameterServer listening;
   sg::host::RemoteParameterServer remote;
-  explicit OnPort(int workers, Optimizer const& optimizer = {})
-      : server({.workers = workers, .shards = 2}),
+  explicit OnPort(int workers, Optimizer const& optimizer = {}, bool log = false)
+      : server({.workers = workers, .shards = 2, .log = log}),
         listening(server, {}, optimizer),
         remote({.port = listening.port(), .deadline_s = 5}) {}
   [[nodiscard]] auto worker(int number) const { return remote.worker(number); }
@@ -171,6 +176,21 @@ TEST_CASE("asio/AsioParameterServer: steps have the bits of one server loop", "[
     CAPTURE(workers);
     OnPort const server(workers, adam);
     compare_steps(workers, server, adam);
+  }
+}
+
+TEST_CASE("asio/AsioParameterServer: carried out again, its log gives the bits of drifting steps",
+          "[asio]") {
+  for (int const workers : {1, 2, 4}) {
+    std::vector<int> own(static_cast<std::size_t>(workers));
+    std::iota(own.begin(), own.end(), 0);
+    auto const drift = [&](auto const& model) {
+      OnPort<sg::optimizer::AdamW> const server(workers, adam, true);
+      replay_drifting(model, workers, own, server, [&] { return logs_of(server.server); }, {2}, 1);
+    };
+    drift(sg::staleness::Asynchronous{});
+    drift(sg::staleness::StaleSynchronous{1});
+    drift(sg::staleness::RoundRobinSynchronous{});
   }
 }
 

@@ -162,3 +162,34 @@ TEST_CASE("collective/ParameterServer: the others go on without a worker that go
     b.link->end(nullptr);
   }
 }
+
+TEST_CASE(
+    "collective/ServerInProcess: a process of a worker may begin a stream when another one of it "
+    "has pushed all that it will",
+    "[collective]") {
+  sg::collective::detail::ServerInProcess server({.workers = 2}, 2);
+  auto const model = model_of(1);
+  sg::List<std::uint64_t> digests;
+  digests.push_back(sg::collective::detail::values_digest(model[0].values()));
+  Told told[3];
+  auto rules = changes();
+  int const other = server.join(0, model, digests, rules, told[0]);
+  rules.processes = 2;
+  int const early = server.join(1, model, digests, rules, told[1]);
+  rules.process = 1;
+  int const late = server.join(1, model, digests, rules, told[2]);
+  Values values, one;
+  one.padded[0] = 1;
+  for (int const client : {other, early}) {
+    server.begin(client);
+    server.read(client, 0, values.bytes());
+  }
+  server.push(early, 0, one.bytes(), true);
+  server.begin(late);
+  server.push(other, 0, one.bytes(), true);
+  server.take(early, 0, sg::collective::detail::Ask::everything, values.bytes());
+  CHECK(values.first() == 2);
+  for (int const client : {early, late, other}) server.end(client, nullptr);
+  server.begin(early);  // the next stream
+  for (int const client : {other, early, late}) server.leave(client);
+}

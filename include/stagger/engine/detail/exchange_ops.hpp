@@ -31,6 +31,8 @@ class Exchange {
   /// Whether weights are still to come that a step before has made.
   [[nodiscard]] virtual bool under_way() const { return false; }
   [[nodiscard]] virtual std::uint64_t bytes() const = 0;
+  /// Its number among those of the server.
+  [[nodiscard]] virtual int worker() const noexcept = 0;
   /// What the worker waits for, for the message of a stall.
   [[nodiscard]] virtual std::string waits_for() const = 0;
 };

@@ -63,6 +63,7 @@ class ServerExchange : public Exchange, protected ParameterListener {
     joined_ = true;
   }
   [[nodiscard]] std::uint64_t bytes() const override { return 0; }
+  [[nodiscard]] int worker() const noexcept override { return link_->worker(); }
   [[nodiscard]] std::string waits_for() const override {
     std::string words = link_->waits_for();
     return words.empty() ? text("weights that are on their way") : words;

@@ -38,6 +38,8 @@ using stagger::detail::Digest;
   facts.push_back({"AllReduce::by", grouping.by == collective::By::slices ? "slices" : "library"});
   facts.push_back({"AllReduce::measured_steps", std::to_string(grouping.measured_steps)});
   facts.push_back({"AllReduce::renew_every", std::to_string(grouping.renew_every)});
+  facts.push_back({"the worker of the parameter server",
+                   machine.exchange() == nullptr ? "none" : text(machine.exchange()->worker())});
   facts.push_back({"Options::seed", std::to_string(options.seed)});
   facts.push_back({"Options::recompute", options.recompute ? "true" : "false"});
   facts.push_back({"Options::spare_slots",

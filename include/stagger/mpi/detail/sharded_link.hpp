@@ -131,6 +131,7 @@ class ShardedLink final : public ParameterLink {
     processes_ = processes;
     return processes <= server_->layers.processes;
   }
+  [[nodiscard]] int worker() const noexcept override { return worker_; }
   [[nodiscard]] std::string waits_for() const override {
     for (auto const& part : parts_)
       if (part != nullptr)
