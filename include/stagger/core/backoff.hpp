@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Back-off for threads that poll.
+/// @file   How a thread that polls passes the time.
 
 #include <stagger/core/requirements.hpp>
 
@@ -10,24 +10,43 @@
 
 namespace stagger::detail {
 
-/// Waits a little longer each time: first not at all, then one time slice, then up to 200 µs, so
-/// that a thread with nothing to do leaves the core to those that have.
+/// Asks again at once for as long as `spin`, then for `yield` lets others have the core between
+/// questions, and from then on sleeps up to 200 µs at a time, so that a thread with nothing to do
+/// leaves the core to those that have.
 class Backoff {
  public:
+  explicit Backoff(std::chrono::microseconds spin = std::chrono::microseconds(50),
+                   std::chrono::microseconds yield = std::chrono::microseconds(500)) noexcept
+      : spin_(spin), yield_(yield) {}
+
+  /// Since the wait began.
+  [[nodiscard]] double waited_s() const {
+    return std::chrono::duration<double>(Clock::now() - start_).count();
+  }
   void pause() {
-    ++rounds_;
-    if (rounds_ < spins) return;
-    if (rounds_ < spins + yields) return std::this_thread::yield();
+    auto const waited = Clock::now() - start_;
+    if (waited < spin_) return;
+    if (waited < spin_ + yield_) return std::this_thread::yield();
     std::this_thread::sleep_for(sleep_);
     if (sleep_ < longest) sleep_ *= 2;
   }
 
  private:
-  static constexpr int spins = 200;
-  static constexpr int yields = 400;
+  using Clock = std::chrono::steady_clock;
   static constexpr std::chrono::microseconds longest{200};
-  int rounds_ = 0;
+  Clock::time_point start_ = Clock::now();
+  std::chrono::microseconds spin_;
+  std::chrono::microseconds yield_;
   std::chrono::microseconds sleep_{25};
 };
+
+/// Waits until `done()` says so.
+/// @return  false if that is not so after so many seconds
+template <class Done>
+[[nodiscard]] bool wait_until(Done done, double seconds, Backoff backoff = Backoff()) {
+  for (; !done(); backoff.pause())
+    if (backoff.waited_s() >= seconds) return false;
+  return true;
+}
 
 }  // namespace stagger::detail

@@ -3,7 +3,6 @@
 /// @file   A communicator over NCCL that never blocks its thread and never hangs for ever.
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <span>
@@ -230,13 +229,9 @@ class Communicator {
   /// Whether NCCL has come back from an abort, after at most so many seconds.
   [[nodiscard]] bool gone(double seconds) const {
     if (!state_ || !state_->abort) return state_ == nullptr || state_->comm == nullptr;
-    auto const start = std::chrono::steady_clock::now();
-    for (stagger::detail::Backoff backoff; !state_->abort->done.load(std::memory_order_acquire);
-         backoff.pause())
-      if (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() >=
-          seconds)
-        return false;
-    return true;
+    auto const& done = state_->abort->done;
+    return stagger::detail::wait_until([&] { return done.load(std::memory_order_acquire); },
+                                       seconds);
   }
 
  private:

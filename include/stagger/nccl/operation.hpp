@@ -2,7 +2,6 @@
 #pragma once
 /// @file   The state of a call of a communicator: requested, on the stream, done on the device.
 
-#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -53,11 +52,7 @@ class Operation {
   /// @throws Error            as poll()
   /// @throws stagger::Error   Errc::deadline after so many seconds; it may be waited for again
   void wait(double seconds) {
-    auto const start = std::chrono::steady_clock::now();
-    for (stagger::detail::Backoff backoff; !poll(); backoff.pause())
-      if (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() >=
-          seconds)
-        expire(seconds);
+    if (!stagger::detail::wait_until([this] { return poll(); }, seconds)) expire(seconds);
   }
 
   /// @throws stagger::Error  Errc::deadline

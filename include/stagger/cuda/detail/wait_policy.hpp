@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/core/backoff.hpp>
 #include <stagger/cuda/detail/streams.hpp>
 #include <stagger/program/describe.hpp>
 
@@ -84,10 +85,7 @@ class WaitPolicy {
   /// @return false: the devices may still run it
   template <class Idle> [[nodiscard]] [[gnu::cold]] bool let_end(Idle idle) noexcept {
     try {
-      for (auto const start = Clock::now(); !idle();
-           std::this_thread::sleep_for(std::chrono::microseconds(50)))
-        if (seconds(Clock::now() - start) > grace_s) return false;
-      return true;
+      return stagger::detail::wait_until(idle, grace_s);
     } catch (...) {
       return false;
     }

@@ -191,8 +191,7 @@ class LoadAgreement {
       same = same && in.take<std::uint64_t>() == digest;
       came_[peer] = true;
     };
-    auto const start = std::chrono::steady_clock::now();
-    Waiting waiting(std::chrono::microseconds(100));
+    Backoff waiting(std::chrono::microseconds(100), std::chrono::milliseconds(20));
     for (bool moved = true;; moved = channels.poll(stamp.epoch, deliver)) {
       auto const missing = std::find(came_.begin(), came_.end(), false);
       if (missing == came_.end()) break;
@@ -200,12 +199,11 @@ class LoadAgreement {
         Envelope const* const next = came_[p] ? nullptr : channels.ahead(p, stamp.epoch);
         if (next != nullptr) refuse_load(*next, stamp, p, here, program);
       }
-      auto const waited = std::chrono::steady_clock::now() - start;
-      if (std::chrono::duration<double>(waited).count() >= seconds)
+      if (waiting.waited_s() >= seconds)
         raise(Errc::deadline, "process ", missing - came_.begin(), " has not asked for ",
               asked(program), " within ", seconds,
               " s; see whether it lives, and ask for the same in all processes");
-      if (!moved) waiting.pause(waited);
+      if (!moved) waiting.pause();
     }
     if (!same) agree(world, facts, seconds);  // which says what differs
   }

@@ -18,40 +18,19 @@
 #include <vector>
 
 #include <stagger/collective/launcher.hpp>
+#include <stagger/core/backoff.hpp>
 #include <stagger/mpi/session.hpp>
 
 namespace stagger::mpi::detail {
 
-/// How a wait for other processes passes the time: it asks again at once for as long as `spin`,
-/// then for `yield` lets others have the core between questions, and from then on sleeps up to
-/// 200 µs at a time.
-class Waiting {
- public:
-  explicit Waiting(std::chrono::microseconds spin,
-                   std::chrono::microseconds yield = std::chrono::milliseconds(20)) noexcept
-      : spin_(spin), yield_(yield) {}
+using stagger::detail::Backoff;
 
-  /// In a step. Stages take milliseconds: where there are more processes than cores, a wait leaves
-  /// the core to those that compute.
-  [[nodiscard]] static Waiting between_stages(std::chrono::microseconds spin) noexcept {
-    using namespace std::chrono_literals;
-    return spin < 1ms ? Waiting(spin, 100us) : Waiting(spin);
-  }
-
-  /// @param  waited  since the wait began
-  void pause(std::chrono::steady_clock::duration waited) {
-    if (waited < spin_) return;
-    if (waited < spin_ + yield_) return std::this_thread::yield();
-    std::this_thread::sleep_for(sleep_);
-    if (sleep_ < longest) sleep_ *= 2;
-  }
-
- private:
-  static constexpr std::chrono::microseconds longest{200};
-  std::chrono::microseconds spin_;
-  std::chrono::microseconds yield_;
-  std::chrono::microseconds sleep_{25};
-};
+/// In a step. Stages take milliseconds: where there are more processes than cores, a wait leaves the
+/// core to those that compute.
+[[nodiscard]] inline Backoff between_stages(std::chrono::microseconds spin) noexcept {
+  using namespace std::chrono_literals;
+  return Backoff(spin, spin < 1ms ? 100us : 20ms);
+}
 
 /// How long to ask again at once. A core that another process waits for is left soon.
 [[nodiscard]] inline std::chrono::microseconds spin_time() {
@@ -85,19 +64,6 @@ inline void require_launched(MPI_Comm processes) {
   return processes;
 }
 
-/// Waits until `done()` says so.
-/// @return  false if that is not so after so many seconds
-template <class Done>
-[[nodiscard]] bool wait_until(Done done, double seconds, std::chrono::microseconds spin) {
-  auto const start = std::chrono::steady_clock::now();
-  for (Waiting waiting(spin); !done();) {
-    auto const waited = std::chrono::steady_clock::now() - start;
-    if (std::chrono::duration<double>(waited).count() >= seconds) return false;
-    waiting.pause(waited);
-  }
-  return true;
-}
-
 /// A communicator of MPI of its own, for the rest of the run. Every process calls it.
 /// @param  processes  looked at, and never used for messages
 /// @throws Error  Errc::deadline for processes that do not
@@ -115,7 +81,8 @@ template <class Done>
     if (code == MPI_SUCCESS) code = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
     return code != MPI_SUCCESS || done != 0;
   };
-  bool const all = wait_until(ended, deadline_s, std::chrono::microseconds(0));
+  bool const all = stagger::detail::wait_until(
+      ended, deadline_s, Backoff(std::chrono::microseconds(0), std::chrono::milliseconds(20)));
   MPI_Comm_set_errhandler(processes, before);
   MPI_Errhandler_free(&before);
   check(code, "MPI_Comm_idup", "this process");
@@ -260,7 +227,8 @@ class Exchange {
                          MPI_STATUSES_IGNORE);
       return code != MPI_SUCCESS || done != 0;
     };
-    bool const all = wait_until(ended, seconds, spin_);
+    bool const all =
+        stagger::detail::wait_until(ended, seconds, Backoff(spin_, std::chrono::milliseconds(20)));
     if (code != MPI_SUCCESS) fail(code, call);
     requests_.clear();
     if (all) return;

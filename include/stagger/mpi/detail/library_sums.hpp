@@ -145,7 +145,8 @@ class LibrarySums {
                          MPI_STATUSES_IGNORE);
       return code != MPI_SUCCESS || done != 0;
     };
-    bool const came = wait_until(ended, seconds, std::chrono::microseconds(1000));
+    bool const came = stagger::detail::wait_until(
+        ended, seconds, Backoff(std::chrono::milliseconds(1), std::chrono::milliseconds(20)));
     if (!came || code != MPI_SUCCESS) {
       peers_may_be_lost = true;
       give_up();

@@ -136,7 +136,6 @@ class StepRun {
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
   using State = LocalRank::State;
 
   void begin_step() {
@@ -156,18 +155,15 @@ class StepRun {
 
   void work() {
     open_ = ranks_.size();
-    auto idle_since = Clock::now();
-    Waiting waiting = Waiting::between_stages(spin_);
+    Backoff idle = between_stages(spin_);
     while (!stopping() && (open_ != 0 || reports_.missing() || !commit_.made())) {
       bool moved = poll();
       for (auto& entry : ranks_) moved = go_on(entry) || moved;
       keep_in_touch();
-      if (!moved) {
-        waiting.pause(Clock::now() - idle_since);
-        continue;
-      }
-      idle_since = Clock::now();
-      waiting = Waiting::between_stages(spin_);
+      if (moved)
+        idle = between_stages(spin_);
+      else
+        idle.pause();
     }
   }
 

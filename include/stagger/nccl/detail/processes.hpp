@@ -3,7 +3,6 @@
 /// @file   The processes of a pipeline, each with one GPU, joined by NCCL.
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include <stagger/collective/handshake.hpp>
+#include <stagger/core/backoff.hpp>
 #include <stagger/cuda/detail/processes.hpp>
 #include <stagger/cuda/detail/streams.hpp>
 #include <stagger/nccl/communicator.hpp>
@@ -24,15 +24,14 @@ namespace stagger::nccl::detail {
 /// polled later.
 /// @throws Error  as Operation::wait
 inline void wait_for_all(std::span<Operation> operations, double seconds) {
-  auto const start = std::chrono::steady_clock::now();
-  for (stagger::detail::Backoff backoff;; backoff.pause()) {
-    Operation* open = nullptr;
+  Operation* open = nullptr;
+  auto const done = [&] {
+    open = nullptr;
     for (auto& operation : operations)
       if (!operation.poll()) open = &operation;
-    if (open == nullptr) return;
-    if (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() >= seconds)
-      open->expire(seconds);
-  }
+    return open == nullptr;
+  };
+  if (!stagger::detail::wait_until(done, seconds)) open->expire(seconds);
 }
 
 /// Ends communicators together with their other ranks, who name theirs in the same order. Where one
@@ -49,16 +48,14 @@ inline void wait_for_all(std::span<Operation> operations, double seconds) {
     if (!ends.empty()) return;
   } catch (...) {  // others have failed, or are not there
   }
-  auto const start = std::chrono::steady_clock::now();
+  stagger::detail::Backoff const aborting;
   for (auto* const one : all) {
     try {
       one->abort("the others did not end theirs");
     } catch (...) {  // no memory for the reason: it ends with its owner
     }
   }
-  for (auto const* const one : all)
-    static_cast<void>(one->gone(
-        abort_s - std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count()));
+  for (auto const* const one : all) static_cast<void>(one->gone(abort_s - aborting.waited_s()));
 }
 
 /// Waits for the copies on a stream; what is in front of them has been awaited.
@@ -91,11 +88,8 @@ class Question {
     auto asked = all_.all_reduce(std::span(there_.data(), 1), Reduction::max);
     asked.wait(deadline_s);
     copy(&word, there_.data(), cudaMemcpyDeviceToHost);
-    auto const start = std::chrono::steady_clock::now();
-    for (stagger::detail::Backoff backoff; !stream_.idle(); backoff.pause())
-      if (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() >=
-          deadline_s)
-        asked.expire(deadline_s);
+    if (!stagger::detail::wait_until([this] { return stream_.idle(); }, deadline_s))
+      asked.expire(deadline_s);
     return word != 0;
   }
 
