@@ -11,8 +11,11 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/engine/groups.hpp>
+#include <stagger/partition/layer_split.hpp>
 #include <stagger/report/format.hpp>
 #include <stagger/report/progress.hpp>
+#include <stagger/report/split_plan.hpp>
 #include <stagger/schedule/named.hpp>
 #include <stagger/stagger.hpp>
 
@@ -34,11 +37,22 @@ double now_s() {
 
 template <class Chain>
 auto make_pipeline(Settings const& s, Chain chain, std::vector<double> work) {
+  sg::schedule::Named const schedule{.name = s.schedule};
+  std::vector<int> const ranks(static_cast<std::size_t>(s.stages / schedule.chunks()),
+                               static_cast<int>(s.workers));
+  auto const replicas =
+      s.workers == 1 ? sg::Replicas{} : sg::Replicas::even(ranks.data(), ranks.size());
+  sg::partition::LayerSplit<layers::ByWork> split{
+      .group = static_cast<int>(s.mp),
+      .over = {std::move(work), static_cast<int>(s.stages)},
+      .threshold = s.threshold};
   return sg::Pipeline{std::move(chain)}.with(
-      layers::ByWork{std::move(work), static_cast<int>(s.stages)},
-      sg::schedule::Named{.name = s.schedule}, sg::optimizer::AdamW{.weight_decay = 0.01},
+      std::move(split), schedule, sg::optimizer::AdamW{.weight_decay = 0.01},
       sg::loss::CrossEntropy<float>{}, sg::host::Threads{static_cast<int>(s.threads)},
-      sg::Options{.clip_norm = 1, .seed = static_cast<std::uint64_t>(s.seed), .deadline_s = 600});
+      sg::Options{.clip_norm = 1,
+                  .seed = static_cast<std::uint64_t>(s.seed),
+                  .deadline_s = 600,
+                  .replicas = replicas});
 }
 
 auto make_trainer(Settings const& s) {
@@ -76,6 +90,24 @@ DataSet read_data(Settings const& s) {
   return make_textures(static_cast<std::uint64_t>(s.seed), training, held_out);
 }
 
+/// What each group of ranks shares.
+void print_split(Settings const& s) {
+  auto const features = features_of(s.shape());
+  auto const plan = sg::partition::plan_split(
+      features, {.group = static_cast<int>(s.mp), .threshold = s.threshold});
+  if (!plan.splits()) {
+    std::fprintf(stderr,
+                 "note: no dense layer has more than %s operations for each number exchanged, so "
+                 "every rank has all layers; use a smaller --threshold\n",
+                 sg::report::format_fixed(s.threshold, 1).c_str());
+    return;
+  }
+  auto const rows = static_cast<std::size_t>(s.batch / s.workers);
+  std::fprintf(stderr, "the first member of each group, and what it sends for %s of its own:\n%s",
+               sg::counted(rows, "image").c_str(),
+               sg::report::table(plan, features, 0, rows).c_str());
+}
+
 void train(Settings const& s) {
   DataSet const data = read_data(s);
   auto const images = static_cast<std::int64_t>(data.training.size());
@@ -83,11 +115,13 @@ void train(Settings const& s) {
   Trainer train = make_trainer(s);
   std::size_t parameters = 0;
   for (auto const& shape : train.parameter_shapes()) parameters += shape.bytes / sizeof(float);
-  std::fprintf(stderr, "%s parameters in %s on %s, %s; %s to learn from, %s held out\n",
+  std::fprintf(stderr, "%s parameters in %s of %s on %s, %s; %s to learn from, %s held out\n",
                sg::report::format_count(static_cast<double>(parameters)).c_str(),
-               sg::counted(s.stages, "stage").c_str(), sg::counted(s.threads, "thread").c_str(),
-               s.schedule.c_str(), sg::counted(images, "image").c_str(),
+               sg::counted(s.stages, "stage").c_str(), sg::counted(s.workers, "rank").c_str(),
+               sg::counted(s.threads, "thread").c_str(), s.schedule.c_str(),
+               sg::counted(images, "image").c_str(),
                sg::counted(data.held_out.size(), "image").c_str());
+  if (s.mp > 1 && !s.linear) print_split(s);
   auto options = sg::report::progress_options(stderr);
   options.unit = "images";
   double const begin_s = now_s();

@@ -32,6 +32,17 @@ void Settings::check() const {
     cli::refuse("--stages " + std::to_string(stages) + " cannot be shared by ranks of " +
                 std::to_string(chunks) + ", as --schedule " + schedule +
                 " has them; use a multiple of " + std::to_string(chunks));
+  require("--workers", workers, 1, 1024);
+  if (mp < 1 || workers % mp != 0)
+    cli::refuse("--mp " + std::to_string(mp) + " does not divide the " +
+                stagger::counted(workers, "rank") +
+                " of a stage into groups; use a divisor of --workers " + std::to_string(workers));
+  if (std::int64_t const rows = batch / microbatches; rows < workers)
+    cli::refuse("--workers " + std::to_string(workers) + " cannot share " +
+                stagger::counted(rows, "image") + " of a microbatch; use at most " +
+                std::to_string(rows) + ", fewer --microbatches or a larger --batch");
+  if (!(threshold >= 0))
+    cli::refuse("--threshold " + cli::number(threshold) + " is out of range; use 0 or more");
   require("--threads", threads, 1, 1024);
 }
 
@@ -75,6 +86,16 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
   app.add_option("--schedule", s.schedule,
                  "Order of forward and backward, such as gpipe, 1f1b or zb-h1")
       ->group(group);
+  app.add_option("--workers", s.workers,
+                 "Ranks that share each stage, with a part of the images each")
+      ->group(group);
+  app.add_option(
+         "--mp", s.mp,
+         "Of them, the members of a group that shares dense layers, with a part of each layer")
+      ->group(group);
+  app.add_option("--threshold", s.threshold,
+                 "Operations for each number exchanged, above which a dense layer is shared")
+      ->group(group);
   app.add_option("--threads", s.threads,
                  "Threads to run the ranks; 0: one for each, as far as there are processors")
       ->group(group);
@@ -85,8 +106,8 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
   if (!cli::parsed(app, argc, argv)) return std::nullopt;
   if (s.linear && app.count("--stages") == 0) s.stages = 1;
   if (s.threads == 0)
-    s.threads =
-        std::clamp<std::int64_t>(s.stages, 1, std::max(1U, std::thread::hardware_concurrency()));
+    s.threads = std::clamp<std::int64_t>(s.stages * s.workers, 1,
+                                         std::max(1U, std::thread::hardware_concurrency()));
   s.check();
   return s;
 }

@@ -31,6 +31,9 @@ struct Settings {
   std::int64_t stages = 2;
   std::int64_t microbatches = 4;
   std::string schedule = "1f1b";
+  std::int64_t workers = 1;  ///< ranks of each stage
+  std::int64_t mp = 1;       ///< of them, members of a group that shares dense layers
+  double threshold = 100;    ///< operations per element communicated above which one is shared
   std::int64_t threads = 0;  ///< 0: as many as ranks, but not more than processors
 
   [[nodiscard]] Minibatch minibatch() const noexcept {

@@ -24,6 +24,17 @@ Dense<T>::Dense(Index inputs, Index outputs, std::optional<Dropout> dropout, lay
                                       std::sqrt((dropout ? 2 : 1) / static_cast<double>(inputs)))),
       bias_("bias", std::vector<T>(count(outputs)), false) {}
 
+template <class T> Dense<T> Dense<T>::part(int member, int members, stagger::SplitBy) const {
+  auto const mine = stagger::features_of(static_cast<std::size_t>(member),
+                                         static_cast<std::size_t>(members), outputs());
+  Dense own = *this;
+  own.outputs_ = static_cast<Index>(mine.size());
+  own.first_output_ = first_output_ + static_cast<Index>(mine.first);
+  own.weight_ = weight_.piece({mine.first, mine.size(), outputs(), inputs()});
+  own.bias_ = bias_.piece({.first = mine.first, .length = mine.size()});
+  return own;
+}
+
 template <class T>
 void Dense<T>::forward(stagger::Context& context, Input const& x, Output& y, Saved& saved) const {
   std::size_t const rows = x.rows();
@@ -41,9 +52,11 @@ void Dense<T>::forward(stagger::Context& context, Input const& x, Output& y, Sav
   bool const acts = dropout_->acts(context);
   T const kept = acts ? static_cast<T>(1 / (1 - dropout_->rate)) : T{1};
   std::size_t const first = dropout_->first_example(context);
+  std::size_t const first_feature = count(first_output_);
   for (std::size_t r = 0, e = 0; r < rows; ++r)
     for (std::size_t feature = 0; feature < count(outputs_); ++feature, ++e) {
-      bool const on = y[e] > T{0} && !(acts && dropout_->drops(context.step(), first + r, feature));
+      bool const on = y[e] > T{0} && !(acts && dropout_->drops(context.step(), first + r,
+                                                               first_feature + feature));
       saved.slope[e] = on ? kept : T{0};
       y[e] *= saved.slope[e];  // a NaN stays one
     }

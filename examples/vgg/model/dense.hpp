@@ -2,12 +2,14 @@
 #pragma once
 /// @file   A fully connected layer, with ReLU and dropout if it is not the last one.
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <tuple>
 
 #include <stagger/core/tensor.hpp>
 #include <stagger/model/context.hpp>
+#include <stagger/model/split.hpp>
 
 #include "dropout.hpp"
 #include "layers/index.hpp"
@@ -35,6 +37,11 @@ template <class T> class Dense {
 
   auto parameters() { return std::tie(weight_, bias_); }
 
+  [[nodiscard]] std::size_t inputs() const noexcept { return layers::count(inputs_); }
+  [[nodiscard]] std::size_t outputs() const noexcept { return layers::count(outputs_); }
+  /// The layer of a member of a group, with some of the outputs and all that belongs to them.
+  [[nodiscard]] Dense part(int member, int members, stagger::SplitBy by) const;
+
   /// @throws Error  with Errc::mismatch unless each example has `inputs` numbers
   void forward(stagger::Context& context, Input const& x, Output& y, Saved& saved) const;
 
@@ -50,6 +57,7 @@ template <class T> class Dense {
 
   Index inputs_;
   Index outputs_;
+  Index first_output_ = 0;  // in the whole layer
   std::optional<Dropout> dropout_;
   stagger::Parameter<T> weight_;  // [inputs][outputs]
   stagger::Parameter<T> bias_;    // [outputs]

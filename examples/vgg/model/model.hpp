@@ -11,6 +11,7 @@
 
 #include <stagger/core/random.hpp>
 #include <stagger/model/sequential.hpp>
+#include <stagger/partition/split_plan.hpp>
 
 #include "convolution.hpp"
 #include "dense.hpp"
@@ -92,6 +93,29 @@ template <class T> [[nodiscard]] stagger::Sequential<Dense<T>> make_linear(std::
   for (Index const weights : {pixels * inputs * hidden, hidden * hidden, hidden * classes})
     work.push_back(static_cast<double>(3 * weights));
   return work;
+}
+
+/// @return  [13] what decides which layers a group shares
+[[nodiscard]] inline std::vector<stagger::partition::LayerFeatures> features_of(
+    ModelShape const& shape) {
+  std::vector<stagger::partition::LayerFeatures> features;
+  Index inputs = colours;
+  for (std::size_t c = 0; c < channels_in_widths.size(); ++c) {
+    Index const outputs = channels_in_widths[c] * shape.width;
+    features.push_back({.parameters = layers::count(9 * inputs * outputs + outputs)});
+    inputs = outputs;
+    if (c == 1 || c == 3 || c == 6) features.push_back({});
+  }
+  Index const hidden = 16 * shape.width;
+  Index dense = (side / 8) * (side / 8) * inputs;
+  for (Index const outputs : {hidden, hidden, Index{classes}}) {
+    features.push_back({.inputs = layers::count(dense),
+                        .outputs = layers::count(outputs),
+                        .parameters = layers::count(dense * outputs + outputs),
+                        .biases = layers::count(outputs)});
+    dense = outputs;
+  }
+  return features;
 }
 
 }  // namespace vgg

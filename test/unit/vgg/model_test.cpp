@@ -2,9 +2,12 @@
 #include <cstring>
 #include <numeric>
 #include <tuple>
+#include <utility>
 #include <vector>
 
+#include <stagger/engine/groups.hpp>
 #include <stagger/engine/replicas.hpp>
+#include <stagger/partition/layer_split.hpp>
 #include <stagger/schedule/named.hpp>
 #include <stagger/stagger.hpp>
 
@@ -54,12 +57,13 @@ template <class Trainer> std::vector<float> trained(Trainer train, Minibatch con
 }
 
 std::vector<float> trained(Minibatch const& minibatch, char const* schedule, int stages,
-                           int threads, stagger::Replicas const& replicas = {}) {
-  return trained(pipeline(minibatch).with(layers::ByWork{vgg::work_of({1, 0.5, minibatch}), stages},
-                                          stagger::schedule::Named{.name = schedule}, sgd,
-                                          stagger::loss::CrossEntropy<float>{},
-                                          stagger::host::Threads{threads},
-                                          stagger::Options{.replicas = replicas}),
+                           int threads, stagger::Replicas const& replicas = {}, int group = 1) {
+  stagger::partition::LayerSplit<layers::ByWork> split{
+      .group = group, .over = {vgg::work_of({1, 0.5, minibatch}), stages}, .threshold = 0};
+  return trained(pipeline(minibatch).with(
+                     std::move(split), stagger::schedule::Named{.name = schedule}, sgd,
+                     stagger::loss::CrossEntropy<float>{}, stagger::host::Threads{threads},
+                     stagger::Options{.replicas = replicas}),
                  minibatch);
 }
 
@@ -106,4 +110,47 @@ TEST_CASE("vgg/model: the cut of the minibatch changes rounding alone, with drop
   check(trained({7, 3}, "zb-h1", 3, 2));
   int const replicas[] = {1, 2};
   check(trained({7, 3}, "1f1b", 2, 2, stagger::Replicas::even(replicas, 2)));
+}
+
+TEST_CASE("vgg/model: dense layers shared by groups change rounding alone, with dropout", "[vgg]") {
+  auto const whole = trained({8, 2}, "1f1b", 1, 1);
+  struct Shape {
+    int ranks, group, stages;
+    char const* schedule;
+  };
+  for (Shape const shape : {Shape{2, 2, 1, "gpipe"}, {4, 2, 2, "1f1b"}, {4, 4, 3, "zb-h1"}}) {
+    CAPTURE(shape.ranks, shape.group, shape.stages);
+    std::vector<int> const ranks(static_cast<std::size_t>(shape.stages), shape.ranks);
+    auto const shared = trained({8, 2}, shape.schedule, shape.stages, 2,
+                                stagger::Replicas::even(ranks.data(), ranks.size()), shape.group);
+    REQUIRE(shared.size() == whole.size());
+    for (std::size_t i = 0; i < whole.size(); ++i)
+      REQUIRE(shared[i] == Approx(whole[i]).margin(2e-5));
+  }
+}
+
+TEST_CASE("vgg/model: of width 64, groups share the two large dense layers as published", "[vgg]") {
+  auto const features = vgg::features_of({.width = 64});
+  REQUIRE(features.size() == vgg::layers_of_model);
+  auto const plan = stagger::partition::plan_split(features, {.group = 4});
+  for (std::size_t l = 0; l < features.size(); ++l) {
+    CAPTURE(l);
+    bool const large = l == 10 || l == 11;
+    CHECK(plan.layers[l].by == (large ? stagger::SplitBy::outputs : stagger::SplitBy::nothing));
+  }
+  std::size_t parameters = 0;
+  auto model = vgg::make_model<float>({.width = 64}, 1);
+  std::apply(
+      [&](auto&... layers) {
+        auto const add = [&](auto& some) {
+          if constexpr (requires { some.size(); })
+            for (auto& layer : some)
+              std::apply([&](auto&... p) { parameters += (p.size() + ...); }, layer.parameters());
+        };
+        (add(layers), ...);
+      },
+      model.layers());
+  std::size_t told = 0;
+  for (auto const& layer : features) told += layer.parameters;
+  CHECK(told == parameters);
 }
