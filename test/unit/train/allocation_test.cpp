@@ -30,64 +30,14 @@
 #include <stagger/staleness/overlapped_synchronous.hpp>
 #include <stagger/staleness/wave_synchronous.hpp>
 
+#include "count_allocations.hpp"
 #include "engine/row_oracle.hpp"
 
 using namespace small_model;
 
-#if defined(__GLIBC__) && !defined(TEST_SANITIZED)
-#define COUNTS_ALLOCATIONS
-
-// Every allocation of the process, by whatever name, while `counting` is on.
-namespace {
-std::atomic<bool> counting{false};
-std::atomic<long> allocations{0};
-void count() noexcept {
-  if (counting.load(std::memory_order_relaxed)) allocations.fetch_add(1, std::memory_order_relaxed);
-}
-}  // namespace
-
-extern "C" {
-void* __libc_malloc(std::size_t);
-void* __libc_calloc(std::size_t, std::size_t);
-void* __libc_realloc(void*, std::size_t);
-void* __libc_memalign(std::size_t, std::size_t);
-
-void* malloc(std::size_t size) noexcept {
-  count();
-  return __libc_malloc(size);
-}
-void* calloc(std::size_t number, std::size_t size) noexcept {
-  count();
-  return __libc_calloc(number, size);
-}
-void* realloc(void* memory, std::size_t size) noexcept {
-  count();
-  return __libc_realloc(memory, size);
-}
-void* aligned_alloc(std::size_t alignment, std::size_t size) noexcept {
-  count();
-  return __libc_memalign(alignment, size);
-}
-void* memalign(std::size_t alignment, std::size_t size) noexcept {
-  count();
-  return __libc_memalign(alignment, size);
-}
-int posix_memalign(void** memory, std::size_t alignment, std::size_t size) noexcept {
-  count();
-  *memory = __libc_memalign(alignment, size);
-  return *memory == nullptr ? 12 : 0;
-}
-}
+#ifdef COUNTS_ALLOCATIONS
 
 namespace {
-
-template <class Body> long allocations_of(Body body) {
-  allocations = 0;
-  counting = true;
-  body();
-  counting = false;
-  return allocations;
-}
 
 /// Calls `body(make)` for devices, schedules and options; `make()` is a new pipeline.
 template <class Body> void everywhere(Body body) {
