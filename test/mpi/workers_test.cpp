@@ -26,6 +26,7 @@
 #include <stagger/schedule/one_f_one_b.hpp>
 #include <stagger/staleness/asynchronous.hpp>
 #include <stagger/staleness/local_sgd.hpp>
+#include <stagger/staleness/overlapped_synchronous.hpp>
 #include <stagger/staleness/round_robin_synchronous.hpp>
 #include <stagger/staleness/stale_synchronous.hpp>
 #include <stagger/staleness/wave_synchronous.hpp>
@@ -227,6 +228,12 @@ auto on_threads(sg::collective::ServerWorker worker, int number, Model const& st
       optimizer, sg::host::Threads{1}, sg::Options{.deadline_s = deadline_s});
 }
 
+/// Some layers are late, one of them in part.
+sg::staleness::OverlappedSynchronous<sg::staleness::overlapped::ParameterGradientProduct,
+                                     sg::staleness::overlapped::SplitLayer,
+                                     sg::staleness::overlapped::ShareLate> const split_late{
+    .budget = {0.6}};
+
 sg::staleness::WaveSynchronous exact(int in_flight, int distance) {
   return {
       .in_flight = in_flight, .distance = distance, .adds = sg::staleness::Adds::in_worker_order};
@@ -239,12 +246,12 @@ std::vector<std::vector<int>> placements() {
 }
 
 /// Carries out `count` rounds in all workers, each in one process, and the same with all workers in
-/// this process; then both must have the same bits.
-template <class Make, class Take>
+/// this process; then both must have the same bits. Those are looked at after every so many rounds.
+template <class Make, class Take, class Model = sg::staleness::Synchronous>
 void require_same_workers(int workers, std::vector<int> const& layer_processes, Make make,
-                          Take take, int count) {
+                          Take take, int count, int look_every = 1, Model const& staleness = {}) {
   sg::mpi::ParameterServer const server({.workers = workers, .layer_processes = layer_processes},
-                                        adam);
+                                        adam, staleness);
   sg::collective::ParameterServer const near({.workers = workers});
   {
     using Trainer = decltype(make(server.worker(0), 0));
@@ -267,8 +274,11 @@ void require_same_workers(int workers, std::vector<int> const& layer_processes, 
                                           std::make_move_iterator(expected.end()));
       sg::run_together(std::move(all_over));
       sg::run_together(std::move(all_expected));
+      if (round % look_every != look_every - 1) continue;
+      std::vector<std::vector<Numbers>> looked;  // all of them, which waits for what is late
+      for (auto& each : here) looked.push_back(weights(each));
       for (std::size_t k = 0; k < own.size(); ++k)
-        REQUIRE(weights(there[k]) == weights(here[static_cast<std::size_t>(own[k])]));
+        REQUIRE(weights(there[k]) == looked[static_cast<std::size_t>(own[k])]);
     }
   }
   server.serve();
@@ -403,6 +413,17 @@ TEST_CASE("mpi/Processes: processes that name different workers of a server are 
   REQUIRE_THROWS_WITH(streaming(2, 0, server.worker(process() == 0 ? 0 : 1), sg::mpi::Processes{}),
                       Catch::Matchers::Contains("the worker of the parameter server"));
   MPI_Barrier(MPI_COMM_WORLD);
+}
+
+TEST_CASE("mpi/ParameterServer: late layers have the bits of a server in one process", "[mpi]") {
+  for (auto const& layer_processes : placements()) {
+    CAPTURE(layer_processes);
+    auto const late = [](sg::collective::ServerWorker worker, int number) {
+      return on_threads(std::move(worker), number, split_late, sg::schedule::OneFOneB{});
+    };
+    for (int const workers : {1, 2, 3})
+      require_same_workers(workers, layer_processes, late, steps, 6, 3, split_late);
+  }
 }
 
 TEST_CASE("mpi/ParameterServer: workers over processes have the bits of workers on threads",

@@ -36,6 +36,10 @@ using stagger::detail::ParameterDeclaration;
           " and the server cannot compare the numbers of this optimizer, whose members are of "
           "several types; give it 'auto fields() const { return std::tie(rate, warm_up); }' with "
           "all of them");
+  if (rules.late != nullptr && rules.late->words(rules.late_policy).empty())
+    raise(Errc::bad_configuration, "worker ", worker,
+          " and the server cannot compare the numbers of its staleness model; give each of its "
+          "policies 'auto fields() const { return std::tie(share); }' with all of them");
 }
 
 /// The payload of a message `join`.
@@ -45,6 +49,8 @@ using stagger::detail::ParameterDeclaration;
 ///     u32 u32   staleness::Pushes, staleness::Adds
 ///     u32 u32   pushes that it may be ahead of the slowest, length of the next
 ///     ...       the optimizer: its type and its numbers, in words
+///     u32 u32   whether the server is one of several, length of the next
+///     ...       the staleness model likewise, where layers may be late
 ///     u32       layers
 ///     then for each layer
 ///     u64 u32   digest of the first values, parameters
@@ -61,6 +67,8 @@ struct JoinRequest {
   staleness::Adds adds{};
   std::uint32_t ahead = 1;
   std::string optimizer{};
+  bool in_parts = false;
+  std::string late{};                  ///< empty: no layer is
   FixedArray<LayerParameters> layers;  ///< without values
   List<std::uint64_t> digests;         ///< [layers]
 
@@ -82,6 +90,8 @@ struct JoinRequest {
       out.add(text.data(), text.size());
     };
     words(optimizer_fact(rules.optimizer).value);
+    u32(rules.in_parts ? 1 : 0);
+    words(rules.late == nullptr ? "" : rules.late->words(rules.late_policy));
     u32(layers.size());
     for (LayerParameters const& layer : layers) {
       out.add(values_digest(layer.values()));
@@ -120,6 +130,8 @@ struct JoinRequest {
       in.take(text.data(), text.size());
     };
     words(optimizer);
+    in_parts = u32(1) != 0;
+    words(late);
     // Each layer takes 12 bytes of the request or more, each parameter 20.
     std::size_t const count = u32(std::min<std::size_t>(most_layers, in.left() / 12));
     layers = FixedArray<LayerParameters>(count);

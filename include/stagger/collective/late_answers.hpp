@@ -13,7 +13,7 @@
 #include <utility>
 
 #include <stagger/core/error.hpp>
-#include <stagger/core/list.hpp>
+#include <stagger/core/fixed_array.hpp>
 #include <stagger/parameters/late_layers.hpp>
 #include <stagger/parameters/parameter_link.hpp>
 
@@ -26,8 +26,10 @@ class LateAnswers final : public stagger::detail::AddedRounds {
   /// @throws Error  bad_configuration for numbers of the policy that cannot be
   [[gnu::cold]] LateAnswers(stagger::detail::WorkerRules const& rules,
                             std::span<stagger::detail::LayerParameters const> layers,
-                            std::size_t workers)
-      : layers_(rules.late->choice(rules.late_policy), bytes_of(layers), workers), asks_(workers) {}
+                            std::size_t workers, std::size_t clients)
+      : layers_(rules.late->choice(rules.late_policy), stagger::detail::bytes_to_send(layers),
+                workers, workers, !rules.in_parts),
+        asks_(clients) {}
 
   void add(stagger::detail::ScoredLayer const& layer) noexcept override {
     answer_after([&] {
@@ -47,22 +49,22 @@ class LateAnswers final : public stagger::detail::AddedRounds {
   /// @param told    of the late layers, now or once they are chosen; until reset()
   /// @throws Error  what went wrong; mismatch for a step before the last that has been chosen for
   /// @param active  likewise
-  void ask(int worker, std::uint32_t step, stagger::detail::ParameterListener& told,
+  void ask(int client, std::uint32_t step, stagger::detail::ParameterListener& told,
            std::atomic<bool> const& active) {
     std::lock_guard const lock(mutex_);
     if (!active.load()) return;  // the worker is being told why
     if (failure_) std::rethrow_exception(failure_);
     if (step < layers_.step())
-      raise(Errc::mismatch, "worker ", worker, " asks which layers are late in step ", step,
+      raise(Errc::mismatch, "a worker asks which layers are late in step ", step,
             ", but those of step ", layers_.step(),
             " have been chosen; take the steps of all workers in turn");
-    asks_[static_cast<std::size_t>(worker)] = &told;
+    asks_[client] = &told;
     if (step == layers_.step()) answer();
   }
   /// A worker takes no further step, which the others' next ones would need.
-  void leave(int worker) noexcept {
+  void leave(int worker, int client) noexcept {
     std::lock_guard const lock(mutex_);
-    asks_[static_cast<std::size_t>(worker)] = nullptr;
+    asks_[client] = nullptr;
     if (failure_) return;
     try {
       failure_ = std::make_exception_ptr(stagger::Error(
@@ -83,12 +85,6 @@ class LateAnswers final : public stagger::detail::AddedRounds {
   }
 
  private:
-  static List<std::uint64_t> bytes_of(std::span<stagger::detail::LayerParameters const> layers) {
-    List<std::uint64_t> bytes;
-    for (auto const& layer : layers) bytes.push_back(layer.sent_bytes());
-    return bytes;
-  }
-
   /// Answers those who ask, if the late layers are known then, or if something went wrong.
   /// @param body  () -> whether the late layers are known now
   template <class Body> void answer_after(Body body) noexcept {
@@ -104,14 +100,21 @@ class LateAnswers final : public stagger::detail::AddedRounds {
     if (chosen || failure) answer();
   }
   void answer() noexcept {
-    for (auto& asks : asks_)
-      if (auto* const told = std::exchange(asks, nullptr); told != nullptr)
-        failure_ ? told->lost(failure_) : told->late_layers(layers_.step(), layers_.late());
+    for (auto& asks : asks_) {
+      auto* const told = std::exchange(asks, nullptr);
+      if (told == nullptr) continue;
+      if (failure_)
+        told->lost(failure_);
+      else if (layers_.chooses())
+        told->late_layers(layers_.step(), layers_.late());
+      else
+        told->late_scores(layers_.step(), layers_.scores(), layers_.loss());
+    }
   }
 
   std::mutex mutex_;
   stagger::detail::LateLayers layers_;
-  List<stagger::detail::ParameterListener*> asks_;  // [workers] null: it does not
+  FixedArray<stagger::detail::ParameterListener*> asks_;  // [clients] null: it does not
   std::exception_ptr failure_;
 };
 

@@ -33,16 +33,27 @@ enum class MessageKind : std::uint16_t {
   fail,       ///< the stream ends, since the worker has failed
   who,        ///< asks whom it waits for
   leave,      ///< the worker goes
+  // Of a worker some of whose layers are late:
+  push_rest,  ///< of a layer whose first bytes are late: the others; number: as the whole push will have
+  push_late,  ///< those, or a whole layer, which ends the push; number: of pushes, with this one
+  ask_rest,   ///< for a snapshot of a layer with `rounds` but for its first bytes; number: of those
+  ask_late,   ///< likewise for those alone
+  report,     ///< number: the bits of the loss of a step, a double
+  ask_choice,  ///< which layers are late; rounds: in a step, counted from 0
   // Of the server:
   wanted = 64,  ///< first values are wanted, of all layers
   joined,       ///< number: of the run, by which a server is told from another
   refused,      ///< payload: a sentence; the connection ends
   newest,       ///< the answer to `read`; number: pushes of the worker so far; payload: values
   pushed,       ///< a push is added, or kept until it will be; number: as the push had
-  answer,       ///< to `ask`: `rounds` as asked for; number: pushes contained; payload: values
+  answer,  ///< to `ask`: `rounds` as asked for; number: pushes contained; payload: values asked for
   last_answer,  ///< to `ask_last`; payload: values
   lost,         ///< payload: the sentence that ends the stream
   waits,        ///< payload: the answer to `who`, in words
+  choice,       ///< to `ask_choice`: `rounds` likewise; payload: one bit for each layer, the lowest
+                ///< first; of `layer` only the first `number` bytes are late, unless that is 0
+  scores,       ///< likewise from one of several servers: number: the bits of the mean loss;
+                ///< payload: [layers] double
 };
 
 /// What precedes a payload. Fields that a kind does not use are 0.

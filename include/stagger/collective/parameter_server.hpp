@@ -143,7 +143,7 @@ class ServerInProcess {
     if (layers_.size() == 0) {
       require_possible(options_, rules);
       if (rules.late != nullptr)
-        late_ = std::make_unique<LateAnswers>(rules, layers, clients_.workers());
+        late_ = std::make_unique<LateAnswers>(rules, layers, clients_.workers(), clients_.size());
       layers_.take_over(layers, rules, late_.get());
     } else {
       layers_.compare(worker, layers, digests, rules);
@@ -220,7 +220,7 @@ class ServerInProcess {
   }
   void ask_late(int client, std::uint32_t step) {
     clients_.require_active(client);
-    late_->ask(worker_of(client), step, *clients_[client].listener, clients_[client].active);
+    late_->ask(client, step, *clients_[client].listener, clients_[client].active);
   }
 
   void ask(int client, std::size_t l, Ask const& what) {
@@ -323,7 +323,7 @@ class ServerInProcess {
   /// Of a worker that takes no further step: what it pushed last was not known to be the last.
   void go_on_without(int client) {
     bool const other = clients_.any_active(worker_of(client));  // process of it, which goes on
-    if (late_ != nullptr) late_->leave(worker_of(client));
+    if (late_ != nullptr) late_->leave(worker_of(client), client);
     for (std::size_t l = 0; l < layers_.size() && !other; ++l) {
       std::lock_guard const lock(mutex(l));
       ParameterStore& layer = layers_[l];

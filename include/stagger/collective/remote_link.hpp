@@ -3,6 +3,7 @@
 /// @file   A worker's link to a parameter server in another process, over any transport.
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -11,28 +12,26 @@
 #include <string>
 #include <utility>
 
-#include <stagger/collective/detail/remote_layer.hpp>
-#include <stagger/collective/detail/server_session.hpp>
+#include <stagger/collective/detail/remote_stream.hpp>
 #include <stagger/collective/join_request.hpp>
 #include <stagger/collective/messages.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
+#include <stagger/core/index_range.hpp>
 #include <stagger/core/portable.hpp>
 #include <stagger/parameters/layer_parameters.hpp>
 #include <stagger/parameters/parameter_link.hpp>
 
 namespace stagger::collective::detail {
 
-using stagger::detail::all_rounds;
 using stagger::detail::ParameterLink;
-using stagger::detail::ParameterListener;
 
 /// Turns calls of the engine into messages, and what the server sends into values and what the
 /// engine is told.
-class RemoteLink final : public ParameterLink, private MessageEnd {
+class RemoteLink final : public ParameterLink, private RemoteStream, private MessageEnd {
  public:
   RemoteLink(std::unique_ptr<Connector> connector, int worker)
-      : worker_(worker), session_(std::move(connector)) {}
+      : RemoteStream(std::move(connector)), worker_(worker) {}
   RemoteLink(RemoteLink const&) = delete;
   RemoteLink& operator=(RemoteLink const&) = delete;
   ~RemoteLink() override { leave(); }
@@ -42,6 +41,7 @@ class RemoteLink final : public ParameterLink, private MessageEnd {
     require_possible(rules);
     layers_ = FixedArray<RemoteLayer>(layers.size());
     for (std::size_t l = 0; l < layers.size(); ++l) layers_[l].make(layers[l].values());
+    if (rules.late != nullptr) scores_.resize(layers.size());
     exact_ = rules.adds == staleness::Adds::in_worker_order;
     request_.clear();
     JoinRequest::write(request_, worker_, layers, rules);
@@ -73,37 +73,39 @@ class RemoteLink final : public ParameterLink, private MessageEnd {
     session_.send(lock, {.kind = MessageKind::begin, .stream = ++stream_});
   }
 
-  void read(std::size_t l, std::byte* values) override {
-    auto lock = session_.lock();
-    session_.require_alive();
-    RemoteLayer& layer = layers_[l];
-    layer.read();
-    session_.send(lock, {.kind = MessageKind::read, .layer = index(l), .stream = stream_});
-    lock.lock();
-    session_.wait(lock, "sent its weights", [&] { return !layer.reading(); });
-    layer.take_read();
-    layer.copy_to(values);
-  }
+  void read(std::size_t l, std::byte* values) override { fetch(l, values); }
 
   void push(std::size_t l, std::byte const* values, bool last) override {
-    RemoteLayer& layer = layers_[l];
-    auto lock = session_.lock();
-    session_.wait(lock, "acknowledged the last push",
-                  [&] { return layer.acknowledged() || lost_; });
-    require_stream();
-    lock.unlock();
-    layer.write_push(values);
-    lock.lock();
-    require_stream();
-    session_.send(lock, {.kind = last ? MessageKind::last_push : MessageKind::push,
-                         .layer = index(l),
-                         .stream = stream_,
-                         .number = layer.push(),
-                         .bytes = layer.bytes()});
+    send_push(last ? MessageKind::last_push : MessageKind::push, l, values,
+              {0, layers_[l].bytes()});
+  }
+  void push_part(std::size_t l, std::byte const* values, ByteRange part) override {
+    send_push(part.first != 0 ? MessageKind::push_rest : MessageKind::push_late, l, values, part);
   }
 
-  void ask(std::size_t l, std::uint32_t rounds) override { ask(MessageKind::ask, l, rounds); }
-  void ask_last(std::size_t l) override { ask(MessageKind::ask_last, l, all_rounds); }
+  void ask(std::size_t l, std::uint32_t rounds) override {
+    send_ask(MessageKind::ask, l, rounds, {0, layers_[l].bytes()});
+  }
+  void ask_last(std::size_t l) override {
+    send_ask(MessageKind::ask_last, l, stagger::detail::all_rounds, {0, layers_[l].bytes()});
+  }
+  void ask_part(std::size_t l, std::uint32_t rounds, ByteRange part) override {
+    send_ask(part.first != 0 ? MessageKind::ask_rest : MessageKind::ask_late, l, rounds, part);
+  }
+  void take_part(std::size_t l, std::uint32_t, std::byte* values, ByteRange part) override {
+    {
+      auto const lock = session_.lock();
+      require_stream();
+      layers_[l].take_part();
+    }
+    layers_[l].copy_part_to(values, part);
+  }
+  void report(double loss) override {
+    say({.kind = MessageKind::report, .number = std::bit_cast<std::uint64_t>(loss)});
+  }
+  void ask_late(std::uint32_t step) override {
+    say({.kind = MessageKind::ask_choice, .rounds = step});
+  }
 
   std::uint32_t take(std::size_t l, std::uint32_t rounds, std::byte* values) override {
     RemoteLayer& layer = layers_[l];
@@ -144,8 +146,6 @@ class RemoteLink final : public ParameterLink, private MessageEnd {
   static constexpr double answer_s = 2;                 // to a question that an error waits for
   static constexpr std::size_t most_words = 1U << 16U;  // bytes
 
-  static std::uint32_t index(std::size_t l) { return static_cast<std::uint32_t>(l); }
-
   [[gnu::cold]] void connect() {
     running_ = false;
     session_.connect(*this, {.kind = MessageKind::join, .bytes = request_.size()},
@@ -156,24 +156,8 @@ class RemoteLink final : public ParameterLink, private MessageEnd {
     if (session_.connected())
       raise(Errc::bad_configuration, "worker ", worker_,
             " trains already; give each pipeline a worker of its own");
-    if (rules.late != nullptr) refuse_late();
     require_remote(worker_, rules);
   }
-  void require_stream() const {
-    session_.require_alive();
-    if (lost_) std::rethrow_exception(lost_);
-  }
-
-  void ask(MessageKind kind, std::size_t l, std::uint32_t rounds) {
-    auto lock = session_.lock();
-    require_stream();
-    layers_[l].ask(rounds);
-    session_.send(lock, {.kind = kind,
-                         .layer = index(l),
-                         .stream = stream_,
-                         .rounds = rounds == all_rounds ? 0 : rounds});
-  }
-
   // What the transport calls.
 
   std::span<std::byte> payload_buffer(Message const& message) override {
@@ -190,6 +174,9 @@ class RemoteLink final : public ParameterLink, private MessageEnd {
       case answer:
       case last_answer:
         return layer_of(message).payload_buffer(message, message.stream == stream_);
+      case choice:
+      case scores:
+        return choice_buffer(message);
       default:
         if (message.bytes != 0) refuse_message(message, "has a payload that none belongs to");
         return {};
@@ -219,6 +206,9 @@ class RemoteLink final : public ParameterLink, private MessageEnd {
       case answer:
       case last_answer:
         return arrive(message);
+      case choice:
+      case scores:
+        return choose(message);
       case lost:
         if (!running_ || message.stream != stream_) return;
         lost_ = std::make_exception_ptr(Error(Errc::peer_failed, words_));
@@ -234,18 +224,6 @@ class RemoteLink final : public ParameterLink, private MessageEnd {
     session_.notify(lock);
   }
 
-  [[nodiscard]] RemoteLayer& layer_of(Message const& message) {
-    if (message.layer >= layers_.size()) refuse_message(message, "names no layer");
-    return layers_[message.layer];
-  }
-
-  void arrive(Message const& message) {
-    if (message.stream != stream_ || !layer_of(message).arrive(message)) return;
-    if (!running_ || listener_ == nullptr) return;
-    message.kind == MessageKind::answer ? listener_->arrived(message.layer, message.rounds)
-                                        : listener_->arrived_last(message.layer);
-  }
-
   bool next(Message& message, std::span<std::byte const>& payload) override {
     auto const lock = session_.lock();
     if (!session_.next(message)) return false;
@@ -253,7 +231,7 @@ class RemoteLink final : public ParameterLink, private MessageEnd {
     if (message.kind == MessageKind::join)
       payload = {request_.data(), request_.size()};
     else if (message.bytes != 0)
-      payload = layers_[message.layer].payload();
+      payload = layers_[message.layer].payload(message);
     return true;
   }
 
@@ -269,15 +247,9 @@ class RemoteLink final : public ParameterLink, private MessageEnd {
   int worker_;
   bool exact_ = true;
   ByteWriter request_;
-  FixedArray<RemoteLayer> layers_;
-  mutable ServerSession session_;  // whose lock guards all below, and of layers what they say
-  ParameterListener* listener_ = nullptr;
   mutable bool told_ = false;
   std::string words_;   // of the last message with words
   std::string answer_;  // to `who`
-  std::exception_ptr lost_;
-  std::uint32_t stream_ = 0;
-  bool running_ = false;
 };
 
 }  // namespace stagger::collective::detail

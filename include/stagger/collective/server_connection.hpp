@@ -3,6 +3,7 @@
 /// @file   The server's end of a connection with a worker in another process, over any transport.
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -15,6 +16,7 @@
 #include <stagger/collective/messages.hpp>
 #include <stagger/collective/parameter_server.hpp>
 #include <stagger/core/error.hpp>
+#include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/parameters/parameter_memory.hpp>
 
@@ -46,9 +48,24 @@ class ServerConnection final : public MessageEnd {
     if (joining_ != nullptr) return joining_->payload_buffer(message);
     if (!joined_ || message.kind == join || message.kind == values)
       refuse_message(message, "comes before or after its time");
-    bool const of_layer = message.kind >= read && message.kind <= ask_last;
-    if (of_layer && message.layer >= sizes_.size()) refuse_message(message, "names no layer");
+    if (message.kind >= push_rest && message.kind <= ask_choice && !late_)
+      refuse_message(message, "is of a worker whose layers may be late");
+    bool const of_layer = (message.kind >= read && message.kind <= ask_last) ||
+                          (message.kind >= push_rest && message.kind <= ask_late);
+    if (of_layer && message.layer >= parts_.size()) refuse_message(message, "names no layer");
     bool const pushes = message.kind == push || message.kind == last_push;
+    if (message.kind >= push_rest && message.kind <= ask_late) {
+      std::uint64_t const bytes = message.kind <= push_late ? message.bytes : message.number;
+      std::size_t const all = sizes_[message.layer];
+      bool const whole = message.kind == push_late || message.kind == ask_late;
+      if (bytes == 0 || bytes % 8 != 0 || bytes > all || (bytes == all && !whole))
+        refuse_message(message, "names no part of the layer");
+      if (message.kind > push_late && message.bytes != 0)
+        refuse_message(message, "has a payload that none belongs to");
+      if (message.kind > push_late) return {};
+      return received_.span().subspan(message.kind == push_rest ? all - message.bytes : 0,
+                                      message.bytes);
+    }
     if (message.bytes != (pushes ? sizes_[message.layer] : 0))
       refuse_message(message, "has not the length of the layer");
     return received_.span().first(message.bytes);
@@ -68,9 +85,8 @@ class ServerConnection final : public MessageEnd {
         case MessageKind::newest:
         case MessageKind::answer:
         case MessageKind::last_answer:
-          if (!fetch(message)) continue;
-          payload = to_send_.span().first(sizes_[message.layer]);
-          break;
+          if (fetch(message, payload)) break;
+          continue;
         default:
           break;
       }
@@ -88,7 +104,9 @@ class ServerConnection final : public MessageEnd {
   void take(Message const& message) {
     using enum MessageKind;
     std::size_t const l = message.layer;
-    if (message.kind >= read && message.kind <= fail && message.stream != stream_) {
+    bool const of_stream = (message.kind >= read && message.kind <= fail) ||
+                           (message.kind >= push_rest && message.kind <= ask_choice);
+    if (of_stream && message.stream != stream_) {
       if (message.stream < stream_) return;  // that one has ended
       refuse_message(message, "is of a stream that has not begun");
     }
@@ -111,12 +129,29 @@ class ServerConnection final : public MessageEnd {
         return outbox_.say({.kind = newest, .layer = message.layer});
       case push:
       case last_push:
+      case push_late:
         add(message);
         return outbox_.say({.kind = pushed, .layer = message.layer, .number = message.number});
       case ask:
+        parts_[l] = {0, sizes_[l]};
+        return server_->ask(client_, l, {message.rounds});
+      case ask_rest:
+        parts_[l] = {message.number, sizes_[l]};
+        return server_->ask(client_, l, {message.rounds, true});
+      case ask_late:
+        parts_[l] = {0, message.number};
         return server_->ask(client_, l, {message.rounds});
       case ask_last:
         return server_->ask(client_, l, {Ask::everything});
+      case push_rest:
+        if (message.number != server_->pushes(client_, l) + 1)
+          refuse_message(message, "is of another push than the next");
+        return server_->push(client_, l, received_.data(), false,
+                             {sizes_[l] - message.bytes, sizes_[l]});
+      case report:
+        return server_->report(client_, std::bit_cast<double>(message.number));
+      case ask_choice:
+        return server_->ask_late(client_, message.rounds);
       case end:
         return server_->end(client_, nullptr);
       case fail:
@@ -138,7 +173,7 @@ class ServerConnection final : public MessageEnd {
     if (message.number > made + 1) refuse_message(message, "leaves out a push");
     if (message.number == made + 1)
       server_->push(client_, message.layer, received_.data(),
-                    message.kind == MessageKind::last_push);
+                    message.kind == MessageKind::last_push, {0, message.bytes});
   }
 
   [[gnu::cold]] void finish_join() {
@@ -151,7 +186,11 @@ class ServerConnection final : public MessageEnd {
     }
     received_.make(nullptr, largest);
     to_send_.make(nullptr, largest);
-    outbox_.reset(request.worker, 4 * sizes_.size() + 16);
+    for (std::size_t const bytes : sizes_) parts_.push_back({0, bytes});
+    late_ = rules.late != nullptr;
+    std::size_t const choice_bytes =
+        request.in_parts ? sizes_.size() * sizeof(double) : (sizes_.size() + 7) / 8;
+    outbox_.reset(request.worker, 4 * sizes_.size() + 16, late_ ? choice_bytes : 0);
     client_ = server_->join(request.worker, {request.layers.data(), request.layers.size()},
                             request.digests, rules, outbox_);
     joining_ = nullptr;
@@ -160,16 +199,19 @@ class ServerConnection final : public MessageEnd {
   }
 
   /// Fills in the values of an answer. @return false where the stream has ended meanwhile
-  bool fetch(Message& message) {
+  bool fetch(Message& message, std::span<std::byte const>& payload) {
     std::size_t const l = message.layer;
+    ByteRange const part =
+        message.kind == MessageKind::answer ? parts_[l] : ByteRange{0, sizes_[l]};
+    payload = to_send_.span().subspan(part.first, part.size());
     try {
       if (message.kind == MessageKind::newest) {
         server_->read(client_, l, to_send_.data());
         message.number = server_->pushes(client_, l);
       } else {
         bool const last = message.kind == MessageKind::last_answer;
-        message.number =
-            server_->take(client_, l, last ? Ask::everything : message.rounds, to_send_.data());
+        message.number = server_->take(client_, l, last ? Ask::everything : message.rounds,
+                                       to_send_.data(), part);
       }
       return true;
     } catch (Error const& error) {
@@ -184,7 +226,9 @@ class ServerConnection final : public MessageEnd {
   bool joined_ = false;                     // and has not left
   int client_ = 0;
   std::uint32_t stream_ = 0;  // of the worker, that has begun last
+  bool late_ = false;         // its layers may be
   List<std::size_t> sizes_;   // [layers] of their values, in bytes
+  List<ByteRange> parts_;     // [layers] that it has asked for last
   ParameterBlock received_;   // a push
   ParameterBlock to_send_;    // values of an answer
   WorkerOutbox outbox_{4};

@@ -40,6 +40,8 @@
 #include <stagger/engine/setup.hpp>
 #include <stagger/host/detail/asio_connection.hpp>
 #include <stagger/model/optimizer.hpp>
+#include <stagger/staleness/policy.hpp>
+#include <stagger/staleness/synchronous.hpp>
 
 namespace stagger::host {
 
@@ -351,17 +353,18 @@ class AsioParameterServer {
  public:
   /// @param of_workers  their optimizer, with which the server takes steps where they push gradients,
   ///                    since no code comes over a connection
+  /// @param model       likewise their staleness model, where the server chooses late layers by it
   /// @throws Error      bad_configuration for options that cannot be, io for a port that is taken
-  template <OptimizerPolicy O = optimizer::Sgd>
+  template <OptimizerPolicy O = optimizer::Sgd, StalenessPolicy S = staleness::Synchronous>
   explicit AsioParameterServer(collective::ParameterServer const& server,
-                               ListenOptions const& options = {}, O const& of_workers = {}) {
-    auto const kept = std::make_shared<O const>(of_workers);
-    listener_ = std::make_unique<detail::framed::Listener>(
-        server.home(),
-        collective::detail::RemoteRules{.optimizer = stagger::detail::optimizer_call<false>(*kept),
-                                        .kept = kept,
-                                        .model_bytes = options.model_bytes},
-        options);
+                               ListenOptions const& options = {}, O const& of_workers = {},
+                               S const& model = {}) {
+    auto rules = collective::detail::remote_rules(of_workers, model,
+                                                  &stagger::detail::optimizer_call<false, O>,
+                                                  stagger::detail::late_calls_of<S>);
+    rules.model_bytes = options.model_bytes;
+    listener_ =
+        std::make_unique<detail::framed::Listener>(server.home(), std::move(rules), options);
   }
 
   /// Where it listens.

@@ -25,6 +25,8 @@
 #include <stagger/mpi/detail/exchange.hpp>
 #include <stagger/mpi/detail/sharded_link.hpp>
 #include <stagger/mpi/session.hpp>
+#include <stagger/staleness/policy.hpp>
+#include <stagger/staleness/synchronous.hpp>
 
 namespace stagger::mpi {
 
@@ -59,16 +61,19 @@ class ParameterServer {
  public:
   /// @param optimizer  with which the server takes steps, where workers push gradients: the same as
   ///                   theirs
+  /// @param model      likewise their staleness model, where the server chooses late layers by it
   /// @throws Error  bad_configuration for options that cannot be, or an MPI that other threads may
   ///                not call; mismatch where other processes have other options; deadline for
   ///                processes that do not come
-  template <OptimizerPolicy O = optimizer::Sgd>
-  explicit ParameterServer(ServerOptions const& options, O const& optimizer = {})
+  template <OptimizerPolicy O = optimizer::Sgd, StalenessPolicy S = staleness::Synchronous>
+  explicit ParameterServer(ServerOptions const& options, O const& optimizer = {},
+                           S const& model = {})
       : options_(options), parts_(std::make_shared<detail::ServerParts>()) {
-    auto const kept = std::make_shared<O const>(optimizer);
-    start({.optimizer = stagger::detail::optimizer_call<false>(*kept),
-           .kept = kept,
-           .model_bytes = std::numeric_limits<std::uint64_t>::max()});
+    auto rules = collective::detail::remote_rules(optimizer, model,
+                                                  &stagger::detail::optimizer_call<false, O>,
+                                                  stagger::detail::late_calls_of<S>);
+    rules.model_bytes = std::numeric_limits<std::uint64_t>::max();
+    start(rules);
   }
 
   /// @param number  0 <= number < workers; in all processes that it runs in
@@ -133,6 +138,7 @@ class ParameterServer {
               world.size() - 1);
     detail::agree(world, facts(rules), options_.join_deadline_s);
     parts_->layers = {options_.layer_processes, world.size()};
+    parts_->workers = static_cast<std::size_t>(options_.workers);
     parts_->server = std::make_shared<collective::detail::ServerInProcess>(
         collective::ServerOptions{.workers = options_.workers,
                                   .shards = locks,
@@ -153,7 +159,9 @@ class ParameterServer {
     return {{"ServerOptions::workers", std::to_string(options_.workers)},
             {"ServerOptions::weights", weights},
             {"ServerOptions::layer_processes", processes},
-            collective::detail::optimizer_fact(rules.optimizer)};
+            collective::detail::optimizer_fact(rules.optimizer),
+            {"the staleness model that sends layers late",
+             rules.late == nullptr ? "none" : rules.late->words(rules.late_policy)}};
   }
 
   [[gnu::cold]] void require_here(std::size_t layer) const {

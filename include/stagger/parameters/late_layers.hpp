@@ -11,6 +11,7 @@
 #include <memory>
 #include <numeric>
 #include <span>
+#include <string>
 #include <utility>
 
 #include <stagger/core/error.hpp>
@@ -97,6 +98,8 @@ struct EndedStep {
 class LateChoice {
  public:
   virtual ~LateChoice() = default;
+  /// Of no step so far.
+  virtual void begin() noexcept = 0;
   /// Of one layer, by any thread.
   [[nodiscard]] virtual double score(ScoredLayer const& layer) const = 0;
   /// Bytes that may be late in the next step. Called once for each step, in order.
@@ -109,6 +112,8 @@ class LateChoice {
 struct LateCalls {
   std::unique_ptr<LateChoice> (*choice)(void const* policy) = nullptr;
   bool (*equal)(void const* a, void const* b) = nullptr;
+  /// What makes two equal, for another process; empty where it is not known.
+  std::string (*words)(void const* policy) = nullptr;
   /// Null: nothing is predicted. Else version 1 has the change that the worker's own gradient would
   /// make; on return version 0 has what to compute with, and version 1 what version 0 was.
   void (*predict)(void const* policy, LayerParameters&, std::byte* kept, ByteRange) = nullptr;
@@ -117,25 +122,48 @@ struct LateCalls {
                    ByteRange) = nullptr;
 };
 
+/// [layers] of their values, as they travel.
+[[nodiscard]] [[gnu::cold]] inline List<std::uint64_t> bytes_to_send(
+    std::span<LayerParameters const> layers) {
+  List<std::uint64_t> bytes;
+  for (LayerParameters const& layer : layers) bytes.push_back(layer.sent_bytes());
+  return bytes;
+}
+
 /// Gathers scores and losses of a step, and chooses the late layers of the next. Its owner provides
 /// the lock.
 class LateLayers {
  public:
-  /// @param bytes  [layers] of each one's values; without any, a layer takes no part
+  /// @param bytes    [layers] of each one's values; without any, a layer takes no part
+  /// @param losses   that are told of each step; their mean counts
+  /// @param chooses  else scores are gathered for somebody who does
   [[gnu::cold]] LateLayers(std::unique_ptr<LateChoice> choice, List<std::uint64_t> bytes,
-                           std::size_t workers)
+                           std::size_t workers, std::size_t losses, bool chooses)
       : choice_(std::move(choice)),
         bytes_(std::move(bytes)),
         scores_(bytes_.size()),
-        losses_(workers),
-        bitmap_((bytes_.size() + 7) / 8) {
+        losses_(losses),
+        bitmap_((bytes_.size() + 7) / 8),
+        workers_(static_cast<int>(workers)),
+        chooses_(chooses) {
     for (std::uint64_t const each : bytes_)
       if (each != 0) candidates_.emplace_back(), model_bytes_ += each;
     reset();
   }
 
   [[nodiscard]] LateChoice const& choice() const noexcept { return *choice_; }
-  /// The step whose late layers are known, counted from 0.
+  [[nodiscard]] bool chooses() const noexcept { return chooses_; }
+  /// [layers] of the step before, where somebody else chooses.
+  [[nodiscard]] std::span<double const> scores() const noexcept {
+    return {scores_.data(), scores_.size()};
+  }
+  /// Mean of that step.
+  [[nodiscard]] double loss() const noexcept {
+    double sum = 0;
+    for (double const each : losses_) sum += each;
+    return sum / static_cast<double>(losses_.size());
+  }
+  /// The step whose late layers, or the scores for them, are known, counted from 0.
   [[nodiscard]] std::uint32_t step() const noexcept { return step_; }
   [[nodiscard]] LateSet late() const noexcept {
     return {{bitmap_.data(), bitmap_.size()}, split_, split_bytes_};
@@ -150,8 +178,9 @@ class LateLayers {
     losses_[worker] = loss;
     return take_one();
   }
-  /// The workers begin again: in their first step nothing is late.
-  void reset() {
+  /// The workers begin again: in their first step nothing is late, and the budget knows of no step.
+  void reset() noexcept {
+    choice_->begin();
     step_ = 0;
     missing_ = candidates_.size() + losses_.size();
   }
@@ -160,15 +189,13 @@ class LateLayers {
   bool take_one() {
     if (--missing_ != 0) return false;
     missing_ = candidates_.size() + losses_.size();
-    choose();
+    if (chooses_) choose();
+    ++step_;
     return true;
   }
 
   void choose() {
-    double loss = 0;
-    for (double const each : losses_) loss += each;
-    double const budget = choice_->budget({step_, loss / static_cast<double>(losses_.size()),
-                                           model_bytes_, static_cast<int>(losses_.size())});
+    double const budget = choice_->budget({step_, loss(), model_bytes_, workers_});
     std::size_t c = 0;
     for (std::size_t l = 0; l < bytes_.size(); ++l) {
       if (bytes_[l] == 0) continue;
@@ -197,7 +224,6 @@ class LateLayers {
       raise(Errc::bad_configuration, "the selection sends ", late,
             " bytes late, where the budget is ", budget,
             "; let it mark layers whose bytes together are at most that");
-    ++step_;
   }
   void split(std::size_t layer, std::uint64_t bytes) {
     if (split_bytes_ != 0)
@@ -212,11 +238,13 @@ class LateLayers {
   std::unique_ptr<LateChoice> choice_;
   List<std::uint64_t> bytes_;  // [layers]
   List<double> scores_;        // [layers]
-  List<double> losses_;        // [workers]
+  List<double> losses_;
   List<std::byte> bitmap_;
   List<LateCandidate> candidates_;  // layers that have parameters
   std::size_t split_ = 0;           // layer, of which
   std::size_t split_bytes_ = 0;     // are late; 0: none
+  int workers_;
+  bool chooses_;
   std::uint64_t model_bytes_ = 0;
   std::size_t missing_ = 0;  // scores and losses of the step at hand
   std::uint32_t step_ = 0;

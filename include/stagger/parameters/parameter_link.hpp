@@ -34,6 +34,7 @@ struct WorkerRules {
   void const* clock = nullptr;        ///< whose virtual time the worker runs in; null: real time
   LateCalls const* late = nullptr;    ///< some layers are late, which the server chooses
   void const* late_policy = nullptr;  ///< for `late`
+  bool in_parts = false;  ///< the server is one of several, each with some layers; workers choose
 };
 
 /// Who is told what a worker has asked for. Called by any thread, which holds the server's lock.
@@ -49,6 +50,10 @@ class ParameterListener {
                        double /*start_s*/, double /*end_s*/) {}
   /// Which layers are late in a step.
   virtual void late_layers(std::uint32_t /*step*/, LateSet const& /*late*/) noexcept {}
+  /// Of a server that is one of several: by what they are chosen.
+  /// @param scores  [layers] of those that it has
+  virtual void late_scores(std::uint32_t /*step*/, std::span<double const> /*scores*/,
+                           double /*loss*/) noexcept {}
   /// Another worker has failed: nothing will come.
   virtual void lost(std::exception_ptr why) noexcept = 0;
 

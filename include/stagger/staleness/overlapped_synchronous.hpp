@@ -9,9 +9,11 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <string>
 #include <type_traits>
 #include <utility>
 
+#include <stagger/core/policy_numbers.hpp>
 #include <stagger/parameters/late_layers.hpp>
 #include <stagger/staleness/overlapped/budget.hpp>
 #include <stagger/staleness/overlapped/importance.hpp>
@@ -67,7 +69,7 @@ namespace stagger::detail {
 template <class P> class LateChoiceOf final : public LateChoice {
  public:
   /// @throws Error  bad_configuration for numbers that cannot be
-  explicit LateChoiceOf(P const& policy) : policy_(policy) {
+  explicit LateChoiceOf(P const& policy) : policy_(policy), budget_(policy.budget) {
     if constexpr (requires { policy.budget.check(); }) policy.budget.check();
     if constexpr (requires { policy.prediction.check(); }) policy.prediction.check();
   }
@@ -79,13 +81,15 @@ template <class P> class LateChoiceOf final : public LateChoice {
                                            ? layer.elements()
                                            : layer.bytes());
   }
-  [[nodiscard]] double budget(EndedStep const& step) override { return policy_.budget.bytes(step); }
+  void begin() noexcept override { budget_ = policy_.budget; }
+  [[nodiscard]] double budget(EndedStep const& step) override { return budget_.bytes(step); }
   void select(std::span<LateCandidate> layers, double budget) const override {
     policy_.selection.pick(layers, budget);
   }
 
  private:
   P policy_;
+  decltype(P::budget) budget_;  // with what it has been shown
 };
 
 /// What a worker does with its prediction.
@@ -140,6 +144,17 @@ inline constexpr LateCalls late_calls{
       auto const& y = *static_cast<Policy const*>(b);
       return x.importance == y.importance && x.selection == y.selection && x.budget == y.budget &&
              x.prediction == y.prediction && x.normalisation == y.normalisation;
+    },
+    [](void const* policy) -> std::string {
+      using Policy = staleness::OverlappedSynchronous<I, S, B, P>;
+      auto const& x = *static_cast<Policy const*>(policy);
+      if (policy_digest(x.importance) == 0 || policy_digest(x.selection) == 0 ||
+          policy_digest(x.budget) == 0 || policy_digest(x.prediction) == 0)
+        return {};
+      return "OverlappedSynchronous, " + policy_words(x.importance) + ", " +
+             policy_words(x.selection) + ", " + policy_words(x.budget) + ", " +
+             policy_words(x.prediction) + ", normalisation " +
+             std::to_string(static_cast<int>(x.normalisation));
     },
     std::same_as<P, staleness::overlapped::NoPrediction>
         ? nullptr

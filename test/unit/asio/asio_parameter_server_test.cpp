@@ -43,13 +43,15 @@ using sg::detail::LayerParameters;
 namespace {
 
 /// A server that listens, and its workers.
-template <class Optimizer = sg::optimizer::Sgd> struct OnPort {
+template <class Optimizer = sg::optimizer::Sgd, class Model = sg::staleness::Synchronous>
+struct OnPort {
   sg::collective::ParameterServer server;
   sg::host::AsioParameterServer listening;
   sg::host::RemoteParameterServer remote;
-  explicit OnPort(int workers, Optimizer const& optimizer = {}, bool log = false)
+  explicit OnPort(int workers, Optimizer const& optimizer = {}, bool log = false,
+                  Model const& model = {})
       : server({.workers = workers, .shards = 2, .log = log}),
-        listening(server, {}, optimizer),
+        listening(server, {}, optimizer, model),
         remote({.port = listening.port(), .deadline_s = 5}) {}
   [[nodiscard]] auto worker(int number) const { return remote.worker(number); }
 };
@@ -264,7 +266,7 @@ TEST_CASE("asio/AsioParameterServer: says in one sentence what is wrong with a f
     REQUIRE_THAT(said(mangled), Contains("does not agree with its checksum"));
     auto large = asked;
     std::uint64_t const elements = 1ULL << 50U;
-    std::memcpy(large.data() + 56 + sg::detail::optimizer_words(sgd).size(), &elements, 8);
+    std::memcpy(large.data() + 64 + sg::detail::policy_words(sgd).size(), &elements, 8);
     REQUIRE_THAT(said(hello + frame({.kind = remote::MessageKind::join}, large)),
                  Contains("raise model_bytes"));
     REQUIRE_THAT(said(hello + frame({.kind = remote::MessageKind::join}, request(7, sgd, 4))),
@@ -342,6 +344,12 @@ TEST_CASE("asio/AsioParameterServer: a push sent twice is acknowledged and added
   float got = 0;
   std::memcpy(&got, client.payload.data(), 4);
   REQUIRE(got == 3);
+}
+
+TEST_CASE("asio/AsioParameterServer: late layers have the bits of workers in one process",
+          "[asio]") {
+  OnPort const server(2, adam, false, split_late);
+  compare_late_steps(server, server);
 }
 
 TEST_CASE("asio/AsioParameterServer: a push that is not finite is refused", "[asio]") {

@@ -44,7 +44,7 @@ LateLayers make(std::vector<std::uint64_t> const& bytes, double share, std::size
   sg::List<std::uint64_t> sizes;
   for (std::uint64_t const each : bytes) sizes.push_back(each);
   return LateLayers(std::make_unique<sg::detail::LateChoiceOf<Model>>(model), std::move(sizes),
-                    workers);
+                    workers, workers, true);
 }
 /// The late layers after a step with these scores.
 std::vector<bool> late(LateLayers& layers, std::vector<std::uint64_t> const& bytes,

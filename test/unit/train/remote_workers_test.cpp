@@ -106,9 +106,11 @@ class Courier final : public remote::Transport {
 /// A server, and workers that reach it by messages.
 template <class Optimizer> class Remote {
  public:
-  Remote(int workers, Optimizer const& optimizer)
-      : optimizer_(optimizer), server_({.workers = workers, .shards = 2}) {
-    rules_.optimizer = stagger::detail::optimizer_call<false>(optimizer_);
+  template <class Model = sg::staleness::Synchronous>
+  Remote(int workers, Optimizer const& optimizer, Model const& model = {})
+      : rules_(remote::remote_rules(optimizer, model, &sg::detail::optimizer_call<false, Optimizer>,
+                                    sg::detail::late_calls_of<Model>)),
+        server_({.workers = workers, .shards = 2}) {
     rules_.model_bytes = 1U << 20U;
     rules_.run = 7;
   }
@@ -139,7 +141,6 @@ template <class Optimizer> class Remote {
     [[nodiscard]] double deadline_s() const override { return 60; }
     [[nodiscard]] std::string name() const override { return "the same process"; }
   };
-  Optimizer optimizer_;
   remote::RemoteRules rules_;
   sg::collective::ParameterServer server_;
 };
@@ -207,6 +208,39 @@ TEST_CASE("train/RemoteLink: means of weights and states have the bits of worker
       REQUIRE(values_and_states(b) == values_and_states(d));
     }
   }
+}
+
+TEST_CASE("train/RemoteLink: late layers have the bits of workers in one process", "[train]") {
+  Remote const server(2, adam, split_late);
+  compare_late_steps(server, server);
+}
+
+TEST_CASE("train/RemoteLink: late layers of workers here and elsewhere have the same bits",
+          "[train]") {
+  struct Here {
+    Remote<sg::optimizer::AdamW> const& of;
+    [[nodiscard]] auto worker(int number) const { return of.local(number); }
+  };
+  Remote const first(2, adam, split_late);
+  compare_late_steps(Here{first}, first);
+  Remote const second(2, adam, split_late);
+  compare_late_steps(second, Here{second});
+}
+
+TEST_CASE("train/RemoteLink: late layers need a server that chooses them alike", "[train]") {
+  Remote const none(2, adam);
+  REQUIRE_THROWS_WITH(stepping(split_late, none, 0, adam),
+                      Catch::Matchers::Contains("disagree on the staleness model") &&
+                          Catch::Matchers::Contains("none that sends layers late"));
+  auto other = split_late;
+  other.budget.share = 0.5;
+  Remote const server(2, adam, split_late);
+  REQUIRE_THROWS_WITH(
+      stepping(other, server, 0, adam),
+      Catch::Matchers::Contains("ShareLate(0.5)") && Catch::Matchers::Contains("ShareLate(0.6)"));
+  auto const first = stepping(split_late, server, 0, adam);
+  REQUIRE_THROWS_WITH(stepping(sg::staleness::Synchronous{}, server, 1, adam),
+                      Catch::Matchers::Contains("the same staleness model"));
 }
 
 TEST_CASE(

@@ -19,6 +19,7 @@
 #include <stagger/host/threads.hpp>
 #include <stagger/partition/cuts.hpp>
 #include <stagger/schedule/fifo.hpp>
+#include <stagger/staleness/overlapped_synchronous.hpp>
 #include <stagger/staleness/synchronous.hpp>
 #include <stagger/staleness/wave_synchronous.hpp>
 #include <stagger/train/pipeline.hpp>
@@ -274,6 +275,32 @@ template <class Server> void refuses_others(Server const& server) {
                       Catch::Matchers::Contains("worker 0 trains already"));
   REQUIRE_THROWS_WITH(make(waves, server, 2, {2}, 1, sgd),
                       Catch::Matchers::Contains("no worker 2"));
+}
+
+/// A model some of whose layers are late, one of them in part.
+using SplitLate = sg::staleness::OverlappedSynchronous<
+    sg::staleness::overlapped::ParameterGradientProduct, sg::staleness::overlapped::SplitLayer,
+    sg::staleness::overlapped::ShareLate, sg::staleness::overlapped::MeanGradient>;
+inline SplitLate const split_late{.budget = {0.6}};
+
+/// Takes steps of two workers with late layers, and compares with workers of one process.
+/// @param one, two  where the workers are
+template <class First, class Second> void compare_late_steps(First const& one, Second const& two) {
+  sg::collective::ParameterServer const near({.workers = 2});
+  auto a = stepping(split_late, one, 0, adam, {1});
+  auto b = stepping(split_late, two, 1, adam, {2}, 1);
+  auto c = stepping(split_late, near, 0, adam);
+  auto d = stepping(split_late, near, 1, adam, {3});
+  for (int step = 0; step < 12; ++step) {
+    auto const first = data(2, step);
+    auto const second = data(3, step + 10.0);
+    sg::run_together(a.step(first), b.step(second));
+    sg::run_together(c.step(first), d.step(second));
+    if (step % 4 != 3) continue;  // to look at weights waits for what is late
+    REQUIRE(weights(a) == weights(c));
+    REQUIRE(weights(b) == weights(c));
+    REQUIRE(weights(d) == weights(c));
+  }
 }
 
 /// Takes steps in step, and compares with the oracle after each.

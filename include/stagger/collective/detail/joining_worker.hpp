@@ -27,7 +27,25 @@ struct RemoteRules {
   std::shared_ptr<void const> kept{};  ///< what it points into
   std::uint64_t model_bytes = 0;       ///< of the values of all layers, at most
   std::uint64_t run = 0;               ///< by which workers tell this server from another
+  /// Likewise chooses late layers; null: none is.
+  stagger::detail::LateCalls const* late = nullptr;
+  void const* late_policy = nullptr;
 };
+
+/// @param of    what erases the type of an optimizer
+/// @param late  of the staleness model, or null
+template <class O, class S>
+[[nodiscard]] [[gnu::cold]] RemoteRules remote_rules(O const& optimizer, S const& model,
+                                                     stagger::detail::OptimizerCall (*of)(O const&),
+                                                     stagger::detail::LateCalls const* late) {
+  struct Both {
+    O optimizer;
+    S model;
+  };
+  auto const kept = std::make_shared<Both const>(Both{optimizer, model});
+  return {
+      .optimizer = of(kept->optimizer), .kept = kept, .late = late, .late_policy = &kept->model};
+}
 
 /// Its request, then the first values of its layers where the server wants them.
 class JoiningWorker {
@@ -67,7 +85,8 @@ class JoiningWorker {
   /// Those of one layer have arrived. @return whether all are here
   [[nodiscard]] bool add_values() noexcept { return ++layers_here_ == request_.layers.size(); }
 
-  /// @throws Error  mismatch where the server takes steps, with another optimizer than the worker's
+  /// @throws Error  mismatch where the server takes steps, with another optimizer than the worker's, or
+  ///                chooses late layers by another staleness model
   [[gnu::cold]] [[nodiscard]] WorkerRules rules(RemoteRules const& server) const {
     WorkerRules rules{.push_minibatches = request_.push_minibatches,
                       .pushes = request_.pushes,
@@ -76,7 +95,16 @@ class JoiningWorker {
                       .optimizer = server.optimizer,
                       .kept = server.kept,
                       .process = request_.process,
-                      .processes = request_.processes};
+                      .processes = request_.processes,
+                      .in_parts = request_.in_parts};
+    if (!request_.late.empty()) {
+      require_same_fact(request_.worker, {"the staleness model", request_.late},
+                        "those who started the server",
+                        {"", server.late == nullptr ? "none that sends layers late"
+                                                    : server.late->words(server.late_policy)});
+      rules.late = server.late;
+      rules.late_policy = server.late_policy;
+    }
     if (rules.pushes == staleness::Pushes::gradients) {
       Fact const own = optimizer_fact(server.optimizer);
       require_same_fact(request_.worker, {own.name, request_.optimizer},

@@ -2,6 +2,7 @@
 #pragma once
 /// @file   One layer of a worker whose parameter server is in another process.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -9,10 +10,13 @@
 #include <utility>
 
 #include <stagger/collective/messages.hpp>
+#include <stagger/core/index_range.hpp>
 #include <stagger/parameters/parameter_link.hpp>
 #include <stagger/parameters/parameter_memory.hpp>
 
 namespace stagger::collective::detail {
+
+using stagger::detail::ByteRange;
 
 /// Three blocks: the push that the server has not acknowledged yet, the values that are in use, and
 /// those that are on their way. So a push returns while its bytes travel, and waits only for the one
@@ -34,7 +38,9 @@ class RemoteLayer {
 
   [[nodiscard]] bool acknowledged() const noexcept { return !unacknowledged_; }
   /// @pre acknowledged(); the lock need not be held
-  void write_push(std::byte const* values) noexcept { copy(pushed_.data(), values); }
+  void write_push(std::byte const* values, ByteRange part = {}) noexcept {
+    copy(pushed_.data(), values, part);
+  }
   /// @return the number of the push that has been written
   std::uint64_t push() noexcept {
     unacknowledged_ = true;
@@ -46,16 +52,25 @@ class RemoteLayer {
     coming_contains_ = 0;
     take_over();
   }
+  /// The number of the next one.
+  [[nodiscard]] std::uint64_t next_push() const noexcept { return pushes_ + 1; }
   /// @param rounds  or all_rounds
-  void ask(std::uint32_t rounds) noexcept {
+  void ask(std::uint32_t rounds, ByteRange part = {}) noexcept {
     state_ = State::asked;
     rounds_ = rounds;
+    part_ = {part.first, std::min(part.last, bytes())};
   }
   /// Puts values that have arrived to use. @param exact  only where they have precisely `rounds`
   void take(std::uint32_t rounds, bool exact) noexcept {
     if (state_ == State::arrived && (!exact || rounds >= rounds_)) take_over();
   }
   void take_last() noexcept { take_over(); }
+  /// Those of a part have arrived, and are not kept. @pre ask() of that part
+  void take_part() noexcept { state_ = State::idle; }
+  /// Likewise; the lock need not be held.
+  void copy_part_to(std::byte* values, ByteRange part) const noexcept {
+    copy(values, coming_.data(), part);
+  }
   /// Those in use; the lock need not be held.
   void copy_to(std::byte* values) const noexcept { copy(values, used_.data()); }
   /// Pushes of this worker's stream that they contain.
@@ -67,13 +82,15 @@ class RemoteLayer {
   /// @param of_stream  it is of the stream that goes on; else nobody looks at it
   /// @throws Error     bad_data for one of another length, or that was not asked for
   [[nodiscard]] std::span<std::byte> payload_buffer(Message const& message, bool of_stream) {
+    bool const answers = message.kind != MessageKind::newest;
     bool const last = message.kind == MessageKind::last_answer;
     std::uint32_t const rounds = last ? stagger::detail::all_rounds : message.rounds;
-    bool const asked = message.kind != MessageKind::newest && state_ == State::asked &&
-                       (!of_stream || rounds == rounds_);
-    if (message.bytes != coming_.size()) refuse_message(message, "has not the length of the layer");
+    bool const asked = answers && state_ == State::asked && (!of_stream || rounds == rounds_);
+    ByteRange part = asked ? part_ : ByteRange{0, bytes()};
+    if (answers && !of_stream && message.bytes < bytes()) part = {0, message.bytes};
+    if (message.bytes != part.size()) refuse_message(message, "has not the length of the layer");
     if (!reading() && !asked) refuse_message(message, "was not asked for");
-    return coming_.span();
+    return coming_.span().subspan(part.first, part.size());
   }
   /// @param pushes  of this worker, so far
   void newest(std::uint64_t pushes) noexcept {
@@ -92,14 +109,18 @@ class RemoteLayer {
     coming_contains_ = static_cast<std::uint32_t>(message.number);
     return true;
   }
-  /// Of a push, or the first values.
-  [[nodiscard]] std::span<std::byte const> payload() noexcept { return pushed_.span(); }
+  /// Of a push or a part of it, or the first values.
+  [[nodiscard]] std::span<std::byte const> payload(Message const& message) noexcept {
+    return message.kind == MessageKind::push_rest ? pushed_.span().last(message.bytes)
+                                                  : pushed_.span().first(message.bytes);
+  }
 
  private:
   enum class State : std::uint8_t { idle, asked, reading, arrived };
 
-  void copy(std::byte* to, std::byte const* from) const noexcept {
-    if (bytes() != 0) std::memcpy(to, from, bytes());
+  void copy(std::byte* to, std::byte const* from, ByteRange part = {}) const noexcept {
+    std::size_t const last = std::min(part.last, bytes());
+    if (last != 0) std::memcpy(to + part.first, from + part.first, last - part.first);
   }
   void take_over() noexcept {
     std::swap(used_, coming_);
@@ -110,6 +131,7 @@ class RemoteLayer {
   State state_ = State::idle;
   bool unacknowledged_ = false;
   std::uint32_t rounds_ = 0;           // asked for
+  ByteRange part_{};                   // likewise
   std::uint64_t pushes_ = 0;           // made
   std::uint32_t contains_ = 0;         // pushes of the stream, in `used_`
   std::uint32_t coming_contains_ = 0;  // likewise

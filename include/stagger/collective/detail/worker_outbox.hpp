@@ -2,6 +2,8 @@
 #pragma once
 /// @file   What a parameter server has to say to a worker in another process.
 
+#include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -12,6 +14,8 @@
 
 #include <stagger/collective/messages.hpp>
 #include <stagger/core/error.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/parameters/late_set.hpp>
 #include <stagger/parameters/parameter_link.hpp>
 
 namespace stagger::collective::detail {
@@ -23,9 +27,11 @@ class WorkerOutbox final : public stagger::detail::ParameterListener {
   /// @param count  messages for which there is room
   explicit WorkerOutbox(std::size_t count) { queue_.reset(count); }
   /// Likewise, of a worker that is about to join.
-  void reset(int worker, std::size_t count) {
+  /// @param choice_bytes  of what it is told of late layers
+  void reset(int worker, std::size_t count, std::size_t choice_bytes) {
     worker_ = worker;
     queue_.reset(count);
+    choice_.resize(choice_bytes);
   }
   /// Once, before anything else.
   void carried_by(Transport& transport) noexcept { transport_ = &transport; }
@@ -45,7 +51,7 @@ class WorkerOutbox final : public stagger::detail::ParameterListener {
     stream_ = stream;
     queue_.remove_if([](Message const& message) {
       return message.kind == MessageKind::answer || message.kind == MessageKind::last_answer ||
-             message.kind == MessageKind::lost;
+             message.kind == MessageKind::lost || message.kind >= MessageKind::choice;
     });
   }
 
@@ -57,6 +63,21 @@ class WorkerOutbox final : public stagger::detail::ParameterListener {
   void arrived_last(std::size_t layer) noexcept override {
     of_stream({.kind = MessageKind::last_answer, .layer = static_cast<std::uint32_t>(layer)});
   }
+  void late_layers(std::uint32_t step, stagger::detail::LateSet const& late) noexcept override {
+    std::lock_guard const lock(mutex_);
+    choose({.kind = MessageKind::choice,
+            .layer = static_cast<std::uint32_t>(late.split),
+            .rounds = step,
+            .number = late.split_bytes},
+           late.bitmap);
+  }
+  void late_scores(std::uint32_t step, std::span<double const> scores,
+                   double loss) noexcept override {
+    std::lock_guard const lock(mutex_);
+    choose(
+        {.kind = MessageKind::scores, .rounds = step, .number = std::bit_cast<std::uint64_t>(loss)},
+        std::as_bytes(scores));
+  }
   void lost(std::exception_ptr why) noexcept override {
     std::lock_guard const lock(mutex_);
     try {
@@ -67,7 +88,7 @@ class WorkerOutbox final : public stagger::detail::ParameterListener {
     put({.kind = MessageKind::lost, .stream = stream_});
   }
 
-  /// The next message. @param words  its own, until the next call
+  /// The next message. @param words  its own, or other bytes, until the next call
   /// @return        whether there is one
   /// @throws Error  bad_data where there was no room for all
   bool next(Message& message, std::span<std::byte const>& words) {
@@ -80,7 +101,10 @@ class WorkerOutbox final : public stagger::detail::ParameterListener {
     if (message.kind == MessageKind::waits) said_ = waits_for_;
     if (message.kind == MessageKind::lost) said_ = lost_;
     bool const speaks = message.kind == MessageKind::waits || message.kind == MessageKind::lost;
-    words = speaks ? std::as_bytes(std::span(said_)) : std::span<std::byte const>();
+    bool const chooses = message.kind == MessageKind::choice || message.kind == MessageKind::scores;
+    words = {};
+    if (speaks) words = std::as_bytes(std::span(said_));
+    if (chooses) words = {choice_.data(), choice_.size()};  // until the worker asks for another
     return true;
   }
 
@@ -89,6 +113,12 @@ class WorkerOutbox final : public stagger::detail::ParameterListener {
   void put(Message const& message) noexcept {
     if (!queue_.push(message)) flooded_ = true;
     if (transport_ != nullptr) transport_->wake();
+  }
+  /// @pre the lock is held
+  void choose(Message message, std::span<std::byte const> bytes) noexcept {
+    if (bytes.size() == choice_.size()) std::copy(bytes.begin(), bytes.end(), choice_.begin());
+    message.stream = stream_;
+    put(message);
   }
   void of_stream(Message message) noexcept {
     std::lock_guard const lock(mutex_);
@@ -102,6 +132,7 @@ class WorkerOutbox final : public stagger::detail::ParameterListener {
   std::mutex mutex_;  // of all below
   MessageQueue queue_;
   std::string waits_for_, lost_;
+  List<std::byte> choice_;  // of late layers, or scores for it
   std::uint32_t stream_ = 0;
   bool flooded_ = false;
 };

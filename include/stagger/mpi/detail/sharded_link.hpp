@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/collective/late_merger.hpp>
 #include <stagger/collective/parameter_server.hpp>
 #include <stagger/collective/remote_link.hpp>
 #include <stagger/core/error.hpp>
@@ -23,6 +24,7 @@
 
 namespace stagger::mpi::detail {
 
+using stagger::detail::ByteRange;
 using stagger::detail::LayerParameters;
 using stagger::detail::ParameterDeclaration;
 using stagger::detail::ParameterLink;
@@ -45,6 +47,7 @@ struct ServerParts {
   std::shared_ptr<collective::detail::ServerInProcess> server{};  ///< of this process
   std::shared_ptr<Connections> connections{};
   std::atomic<int> here{0};  ///< workers of this process that have joined
+  std::size_t workers = 1;   ///< of all processes
 };
 
 class PartConnector final : public collective::detail::Connector {
@@ -76,7 +79,6 @@ class ShardedLink final : public ParameterLink {
 
   [[gnu::cold]] void join(std::span<LayerParameters const> layers, WorkerRules const& rules,
                           ParameterListener& listener) override {
-    if (rules.late != nullptr) refuse_late();
     LayerProcesses const& kept = server_->layers;
     if (!kept.given.empty() && kept.given.size() != layers.size())
       raise(Errc::bad_configuration, "ServerOptions::layer_processes has ",
@@ -85,6 +87,10 @@ class ShardedLink final : public ParameterLink {
     WorkerRules own = rules;
     own.process = server_->connections->rank();
     own.processes = processes_;
+    own.in_parts = true;
+    if (rules.late != nullptr)
+      merger_ = std::make_unique<collective::detail::LateMerger>(rules, layers, server_->workers,
+                                                                 parts_.size(), listener);
     ++server_->here;
     joined_ = true;
     try {
@@ -92,7 +98,8 @@ class ShardedLink final : public ParameterLink {
         if (!keeps_any(p, layers.size())) continue;
         FixedArray<LayerParameters> const part = layers_of(p, layers);
         auto link = link_to(p);
-        link->join({part.data(), part.size()}, own, listener);
+        link->join({part.data(), part.size()}, own,
+                   merger_ == nullptr ? listener : merger_->add(p, {part.data(), part.size()}));
         parts_[p] = std::move(link);
       }
     } catch (...) {
@@ -110,6 +117,7 @@ class ShardedLink final : public ParameterLink {
   }
 
   void begin() override {
+    if (merger_ != nullptr) merger_->begin();
     for (auto const& part : parts_)
       if (part != nullptr) part->begin();
   }
@@ -123,6 +131,23 @@ class ShardedLink final : public ParameterLink {
     return part_of(l).take(l, rounds, values);
   }
   void take_last(std::size_t l, std::byte* values) override { part_of(l).take_last(l, values); }
+  void push_part(std::size_t l, std::byte const* values, ByteRange part) override {
+    part_of(l).push_part(l, values, part);
+  }
+  void ask_part(std::size_t l, std::uint32_t rounds, ByteRange part) override {
+    part_of(l).ask_part(l, rounds, part);
+  }
+  void take_part(std::size_t l, std::uint32_t rounds, std::byte* values, ByteRange part) override {
+    part_of(l).take_part(l, rounds, values, part);
+  }
+  void report(double loss) override {
+    for (auto const& part : parts_)
+      if (part != nullptr) part->report(loss);
+  }
+  void ask_late(std::uint32_t step) override {
+    for (auto const& part : parts_)
+      if (part != nullptr) part->ask_late(step);
+  }
   void end(std::exception_ptr why) noexcept override {
     for (auto const& part : parts_)
       if (part != nullptr) part->end(why);
@@ -176,7 +201,8 @@ class ShardedLink final : public ParameterLink {
   int worker_;
   int processes_ = 1;  // that the worker runs in
   bool joined_ = false;
-  FixedArray<std::unique_ptr<ParameterLink>> parts_;  // [processes]; null: keeps nothing
+  std::unique_ptr<collective::detail::LateMerger> merger_;  // null: no layer is ever late
+  FixedArray<std::unique_ptr<ParameterLink>> parts_;        // [processes]; null: keeps nothing
 };
 
 }  // namespace stagger::mpi::detail

@@ -8,6 +8,7 @@
 #include <concepts>
 #include <cstdint>
 #include <limits>
+#include <tuple>
 #include <utility>
 
 #include <stagger/core/error.hpp>
@@ -141,6 +142,10 @@ struct LossTuned {
       raise(Errc::bad_configuration, "LossTuned cannot tune with ", steps,
             " steps an epoch and a mean that keeps ", keep,
             "; use at least 1 step, and 0 <= keep < 1");
+  }
+  /// By which workers in other processes are compared.
+  [[nodiscard]] auto fields() const {
+    return std::tie(rate, computation_s, latency_s, loss, ways, bound, tuning, steps, keep);
   }
   friend bool operator==(LossTuned const&, LossTuned const&) = default;
 

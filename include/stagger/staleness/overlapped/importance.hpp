@@ -8,8 +8,10 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <tuple>
 #include <vector>
 
+#include <stagger/core/digest.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/random.hpp>
 
@@ -75,6 +77,8 @@ struct RandomImportance {
     return static_cast<double>(random_bits(seed, {static_cast<std::uint64_t>(layer.step()),
                                                   static_cast<std::uint64_t>(layer.number())}));
   }
+  /// By which workers in other processes are compared.
+  [[nodiscard]] auto fields() const { return std::tie(seed); }
   friend bool operator==(RandomImportance const&, RandomImportance const&) = default;
 };
 
@@ -88,6 +92,12 @@ struct FixedImportance {
       raise(Errc::bad_configuration, "FixedImportance has ", counted(scores.size(), "score"),
             ", and the model a layer ", number, "; give a score for each layer");
     return scores[number];
+  }
+  /// By which workers in other processes are compared: a digest, exact in a double.
+  [[nodiscard]] auto fields() const {
+    return std::tuple(stagger::detail::digest(reinterpret_cast<char const*>(scores.data()),
+                                              scores.size() * sizeof(double)) >>
+                      11U);
   }
   friend bool operator==(FixedImportance const&, FixedImportance const&) = default;
 };

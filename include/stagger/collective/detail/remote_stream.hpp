@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The stream of a worker whose parameter server is in another process: what it sends of its
+///         layers, and what it is told of them.
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <stagger/collective/detail/remote_layer.hpp>
+#include <stagger/collective/detail/server_session.hpp>
+#include <stagger/collective/messages.hpp>
+#include <stagger/core/fixed_array.hpp>
+#include <stagger/parameters/parameter_link.hpp>
+
+namespace stagger::collective::detail {
+
+using stagger::detail::ParameterListener;
+
+class RemoteStream {
+ protected:
+  explicit RemoteStream(std::unique_ptr<Connector> connector) : session_(std::move(connector)) {}
+  ~RemoteStream() = default;
+
+  static std::uint32_t index(std::size_t l) { return static_cast<std::uint32_t>(l); }
+  void require_stream() const {
+    session_.require_alive();
+    if (lost_) std::rethrow_exception(lost_);
+  }
+
+  // What the worker does.
+
+  void fetch(std::size_t l, std::byte* values) {
+    auto lock = session_.lock();
+    session_.require_alive();
+    RemoteLayer& layer = layers_[l];
+    layer.read();
+    session_.send(lock, {.kind = MessageKind::read, .layer = index(l), .stream = stream_});
+    lock.lock();
+    session_.wait(lock, "sent its weights", [&] { return !layer.reading(); });
+    layer.take_read();
+    layer.copy_to(values);
+  }
+  /// Waits until the push before has been acknowledged.
+  void send_push(MessageKind kind, std::size_t l, std::byte const* values, ByteRange part) {
+    RemoteLayer& layer = layers_[l];
+    auto lock = session_.lock();
+    session_.wait(lock, "acknowledged the last push",
+                  [&] { return layer.acknowledged() || lost_; });
+    require_stream();
+    lock.unlock();
+    layer.write_push(values, part);
+    lock.lock();
+    require_stream();
+    session_.send(lock,
+                  {.kind = kind,
+                   .layer = index(l),
+                   .stream = stream_,
+                   .number = kind == MessageKind::push_rest ? layer.next_push() : layer.push(),
+                   .bytes = part.size()});
+  }
+  void send_ask(MessageKind kind, std::size_t l, std::uint32_t rounds, ByteRange part) {
+    auto lock = session_.lock();
+    require_stream();
+    layers_[l].ask(rounds, part);
+    std::uint64_t const late = kind == MessageKind::ask_rest   ? part.first
+                               : kind == MessageKind::ask_late ? part.last
+                                                               : 0;
+    session_.send(lock, {.kind = kind,
+                         .layer = index(l),
+                         .stream = stream_,
+                         .rounds = rounds == stagger::detail::all_rounds ? 0 : rounds,
+                         .number = late});
+  }
+  void say(Message message) {
+    auto lock = session_.lock();
+    require_stream();
+    message.stream = stream_;
+    session_.send(lock, message);
+  }
+
+  // What messages of the server do; the lock is held.
+
+  [[nodiscard]] RemoteLayer& layer_of(Message const& message) {
+    if (message.layer >= layers_.size()) refuse_message(message, "names no layer");
+    return layers_[message.layer];
+  }
+  /// Where the payload of `choice` or `scores` goes.
+  [[nodiscard]] std::span<std::byte> choice_buffer(Message const& message) {
+    if (message.bytes != (message.kind == MessageKind::choice ? (layers_.size() + 7) / 8
+                                                              : layers_.size() * sizeof(double)))
+      refuse_message(message, "is not about as many layers");
+    if (scores_.size() != layers_.size()) refuse_message(message, "was not asked for");
+    return std::as_writable_bytes(std::span(scores_)).first(message.bytes);
+  }
+  void arrive(Message const& message) {
+    if (message.stream != stream_ || !layer_of(message).arrive(message)) return;
+    if (!running_ || listener_ == nullptr) return;
+    message.kind == MessageKind::answer ? listener_->arrived(message.layer, message.rounds)
+                                        : listener_->arrived_last(message.layer);
+  }
+
+  void choose(Message const& message) {
+    if (!running_ || message.stream != stream_ || listener_ == nullptr) return;
+    if (message.kind == MessageKind::scores)
+      return listener_->late_scores(message.rounds, scores_, std::bit_cast<double>(message.number));
+    bool const splits = message.number != 0;
+    if (splits && (message.number % 8 != 0 || message.number >= layer_of(message).bytes()))
+      refuse_message(message, "splits no layer");
+    listener_->late_layers(message.rounds, {std::as_bytes(std::span(scores_)), message.layer,
+                                            static_cast<std::size_t>(message.number)});
+  }
+
+  FixedArray<RemoteLayer> layers_;
+  mutable ServerSession session_;  // whose lock guards all below, and of layers what they say
+  ParameterListener* listener_ = nullptr;
+  std::vector<double> scores_;  // [layers] or which of them are late, if any may be
+  std::exception_ptr lost_;     // why the stream has ended
+  std::uint32_t stream_ = 0;
+  bool running_ = false;
+};
+
+}  // namespace stagger::collective::detail

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   Two-stage synchronisation where each of several servers has some layers: each tells every
+///         worker how much its layers matter, and all workers choose alike.
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <span>
+#include <utility>
+
+#include <stagger/core/error.hpp>
+#include <stagger/core/fixed_array.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/parameters/late_layers.hpp>
+#include <stagger/parameters/parameter_link.hpp>
+
+namespace stagger::collective::detail {
+
+/// Stands between a worker and its links to the servers.
+class LateMerger {
+ public:
+  /// @param layers   of the whole model
+  /// @param workers  that train it
+  /// @param servers  of which the first has to tell the loss
+  /// @throws Error   bad_configuration for numbers of the policy that cannot be
+  [[gnu::cold]] LateMerger(stagger::detail::WorkerRules const& rules,
+                           std::span<stagger::detail::LayerParameters const> layers,
+                           std::size_t workers, std::size_t servers,
+                           stagger::detail::ParameterListener& listener)
+      : listener_(listener),
+        layers_(rules.late->choice(rules.late_policy), stagger::detail::bytes_to_send(layers),
+                workers, 1, true),
+        servers_(servers) {}
+
+  /// What a server tells. @param layers  [layers] those that it has, as it sees them
+  [[gnu::cold]] stagger::detail::ParameterListener& add(
+      std::size_t server, std::span<stagger::detail::LayerParameters const> layers) {
+    Server& added = servers_[server];
+    added.merger = this;
+    added.bytes = stagger::detail::bytes_to_send(layers);
+    added.tells_loss = !std::exchange(has_loss_, true);
+    return added;
+  }
+  /// A stream begins.
+  void begin() noexcept {
+    std::lock_guard const lock(mutex_);
+    layers_.reset();
+  }
+
+ private:
+  struct Server final : stagger::detail::ParameterListener {
+    LateMerger* merger = nullptr;
+    List<std::uint64_t> bytes{};  // [layers]; 0: another one has it
+    bool tells_loss = false;
+
+    void arrived(std::size_t layer, std::uint32_t rounds) noexcept override {
+      merger->listener_.arrived(layer, rounds);
+    }
+    void arrived_last(std::size_t layer) noexcept override {
+      merger->listener_.arrived_last(layer);
+    }
+    void late_scores(std::uint32_t step, std::span<double const> scores,
+                     double loss) noexcept override {
+      merger->take(*this, step, scores, loss);
+    }
+    void lost(std::exception_ptr why) noexcept override { merger->listener_.lost(std::move(why)); }
+  };
+
+  void take(Server const& from, std::uint32_t step, std::span<double const> scores,
+            double loss) noexcept {
+    std::lock_guard const lock(mutex_);
+    try {
+      if (step != layers_.step() + 1)
+        raise(Errc::mismatch, "a server has scores for what is late in step ", step,
+              ", where those for step ", layers_.step() + 1,
+              " are missing; use one version of the library everywhere");
+      bool chosen = false;
+      for (std::size_t l = 0; l < scores.size(); ++l)
+        if (from.bytes[l] != 0) chosen = layers_.add_score(l, scores[l]) || chosen;
+      if (from.tells_loss) chosen = layers_.add_loss(0, loss) || chosen;
+      if (chosen) listener_.late_layers(layers_.step(), layers_.late());
+    } catch (...) {
+      listener_.lost(std::current_exception());
+    }
+  }
+
+  stagger::detail::ParameterListener& listener_;
+  std::mutex mutex_;
+  stagger::detail::LateLayers layers_;
+  FixedArray<Server> servers_;
+  bool has_loss_ = false;  // a server that tells it
+};
+
+}  // namespace stagger::collective::detail
