@@ -49,6 +49,7 @@ class GroupDivision {
       raise(Errc::bad_configuration, "a position with 1 rank cannot form groups of ",
             choice.members, "; give Options::replicas a multiple of ", choice.members);
     model_->table_stages = static_cast<int>(setup_.cuts.size()) + 1;
+    model_->model_layers = layers_.size();
     model_->divided.members = choice.members;
     for (std::size_t first = 0; first < layers_.size();) first = add_section(first);
     if (plan_.end != partition::Cut::none) add_end();
@@ -95,6 +96,7 @@ class GroupDivision {
     section.partial = front.by == SplitBy::outputs;
     section.features = back.features;
     model_->divided.chain.push_back(section);
+    model_->stage_at.push_back(table_stage_);
     int const members = section.grouped ? model_->divided.members : 1;
     for (int m = 0; m < members; ++m) {
       if (made_.size() != 0) model_->cuts.push_back(static_cast<int>(made_.size()));
@@ -115,6 +117,7 @@ class GroupDivision {
     section.takes = section.gives = partition::Held::whole;
     section.features = plan_.layers.back().features;
     model_->divided.chain.push_back(section);
+    model_->stage_at.push_back(table_stage_);
     for (int m = 0; m < model_->divided.members; ++m) {
       model_->cuts.push_back(static_cast<int>(made_.size()));
       model_->table_stage.push_back(section.table_stage);
@@ -122,6 +125,7 @@ class GroupDivision {
       Grouped::Entry entry;
       entry.number = static_cast<int>(layers_.size());
       entry.counted = m == 0;
+      entry.work = 0;
       model_->layers.push_back(entry);
     }
   }
@@ -132,6 +136,7 @@ class GroupDivision {
     entry.number = static_cast<int>(l);
     entry.counted = member == 0 || planned.by != SplitBy::nothing;
     entry.split = planned.by != SplitBy::nothing;
+    if (planned.takes == partition::Held::columns || entry.split) entry.work = 1.0 / members;
     if (planned.takes == partition::Held::columns)
       entry.first_column = features_of(static_cast<std::size_t>(member),
                                        static_cast<std::size_t>(members), planned.arriving)
@@ -158,7 +163,6 @@ struct GroupExchange {
   [[gnu::cold]] static void describe(Machine const& machine, RowEdge const& edge, bool forward,
                                      RowSource& source) {
     RowUse const& use = forward ? edge.forward : edge.backward;
-    if (!use.columns && !use.adds) return;
     Cell const& giver = machine.run.program->cells[edge.from];
     source.adds = use.adds;
     source.blocks =
@@ -186,10 +190,36 @@ struct GroupExchange {
                                        {at.count(), source.has != 0 ? source.of.size() : has});
   }
 
+  /// What the instruction takes from other members, one message for each of them.
+  static void each_message(Machine const& machine, Instruction const& in, void* self,
+                           void (*visit)(void* self, int rank, std::uint64_t bytes)) {
+    ReplicaRun const& run = *machine.run.replica_run;
+    Program const& program = *machine.run.program;
+    bool const forward = in.op == Op::gather_input;
+    auto const& stage_at = machine.model.grouped->stage_at;
+    Cell const& taker = program.cells[in.cell];
+    for (RowSource const& source : forward ? run.inputs : run.gradients) {
+      Cell const& maker = program.cells[source.maker];
+      if (source.cell != in.cell || maker.rank == taker.rank || source.blocks == nullptr ||
+          stage_at[maker.depth] != stage_at[taker.depth])
+        continue;
+      RowRange const theirs = run.cells[source.maker].rows[in.microbatch];
+      RowRange const both = theirs.common(run.cells[in.cell].rows[in.microbatch]);
+      void const* const from = source.from[forward ? in.y : in.dx];
+      SlotType const& type = forward ? *machine.run.cells[in.cell].front->ops->input
+                                     : *machine.run.cells[in.cell].back->ops->output;
+      std::size_t const columns = source.has != 0 ? source.of.size() : source.blocks->count(from);
+      visit(self, maker.rank,
+            source.blocks->bytes(
+                from, {both.count() * rows_for_each(type, from, theirs.count()), columns}));
+    }
+  }
+
  private:
   /// How blocks of a value are copied that lies between two layers.
   static ColumnOps const* blocks_of(LayerOps const& before, LayerOps const& behind) {
-    return before.split != nullptr ? before.split->output : behind.split->input;
+    if (before.split != nullptr) return before.split->output;
+    return behind.split != nullptr ? behind.split->input : nullptr;
   }
 
   [[noreturn]] [[gnu::cold]] static void refuse_columns(std::size_t columns, std::size_t expected) {
@@ -364,6 +394,7 @@ inline constexpr GroupOps group_ops{
     &GroupParameters::require_pieces,
     &GroupExchange::describe,
     &GroupExchange::take,
+    &GroupExchange::each_message,
     &GroupParameters::append_states,
     &GroupParameters::take_back,
     &GroupParameters::shapes,

@@ -195,6 +195,9 @@ struct GroupOps {
   /// @param rows       of the taker's in all, of the first source; else 0
   void (*take)(RowSource const&, void* to, void const* from, RowRange at, std::size_t first_row,
                std::size_t rows);
+  /// Of a gathering whose values are there: what is taken from each other member of the group.
+  void (*each_message)(Machine const&, Instruction const&, void* self,
+                       void (*visit)(void* self, int rank, std::uint64_t bytes));
   void (*append_states)(ModelState&, std::vector<ParameterState>&);
   void (*take_back)(ModelState&);
   List<ParameterShape> (*shapes)(ModelState const&);

@@ -130,9 +130,6 @@ struct Replication : ReplicaChecks {
       run.cells[c].first_rows.resize(run.cells[c].rows.size());
       share_rows(machine, c);
     }
-    for (std::size_t r = 0; r < parts.size(); ++r)
-      machine.run.ranks[r].share =
-          static_cast<double>(parts[r].own) / static_cast<double>(parts[r].total);
   }
 
   static void describe(Machine const& machine, RowEdge const& edge, bool forward,

@@ -14,19 +14,23 @@ namespace stagger {
 
 /// Why something crosses. A further kind is a line here and one in `name`.
 enum class TrafficKind : std::uint8_t {
-  activations,    ///< outputs of a stage, to the rank of the next one
-  gradients,      ///< of a stage's input, to the rank of the stage before
-  gradient_sums,  ///< gradients of parameters, to those that add them up, and the sums, back
-  parameters,     ///< values that one rank has updated, to others that have them too
-  pushes,         ///< to a parameter server
-  pulls,          ///< weights from a parameter server
-  control,        ///< messages without values: that a slot is free, that a rank has finished
+  activations,         ///< outputs of a stage, to the rank of the next one
+  gradients,           ///< of a stage's input, to the rank of the stage before
+  shared_activations,  ///< outputs of a layer, to other members of a group that share layers
+  shared_gradients,    ///< likewise gradients of its input
+  gradient_sums,       ///< gradients of parameters, to those that add them up, and the sums, back
+  parameters,          ///< values that one rank has updated, to others that have them too
+  pushes,              ///< to a parameter server
+  pulls,               ///< weights from a parameter server
+  control,             ///< messages without values: that a slot is free, that a rank has finished
 };
-inline constexpr std::size_t traffic_kinds = 7;
+inline constexpr std::size_t traffic_kinds = 9;
 
 [[nodiscard]] constexpr std::string_view name(TrafficKind kind) noexcept {
   constexpr std::array<std::string_view, traffic_kinds> names{
-      "activations", "gradients", "gradient sums", "parameters", "pushes", "pulls", "control"};
+      "activations",      "gradients",     "shared activations",
+      "shared gradients", "gradient sums", "parameters",
+      "pushes",           "pulls",         "control"};
   return names[static_cast<std::size_t>(kind)];
 }
 

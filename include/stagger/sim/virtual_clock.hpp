@@ -24,13 +24,17 @@ class VirtualClockBackend;
 struct VirtualClock {
   using policy_tag = DeviceTag;
   using Backend = VirtualClockBackend;
-  static constexpr DeviceTraits traits{
-      .sums_while_running = true, .outside_signals = true, .shares_time = true};
+  static constexpr DeviceTraits traits{.sums_while_running = true,
+                                       .outside_signals = true,
+                                       .shares_time = true,
+                                       .shares_layers = true};
 
   schedule::Costs costs{};  ///< of each stage on all of a microbatch's rows; a recomputation costs
                             ///< its F
   collective::CostLine sum{};  ///< of a group of gradients that replicas add up; none: its bytes'
                                ///< share of the stage's reduce_s
+  collective::CostLine exchange{};  ///< of what a member of a group takes from another where they
+                                    ///< share layers
   std::vector<double> layer_backward_s{};  ///< [layers] which part of a stage's backward each
                                            ///< takes, relative to the others; empty: all the same
   double jitter = 0;       ///< 0 <= jitter < 1: each action takes its cost times a factor in [1 -

@@ -4,6 +4,7 @@
 #include "catch.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -22,6 +23,7 @@
 #include <stagger/schedule/interleaved.hpp>
 #include <stagger/schedule/one_f_one_b.hpp>
 #include <stagger/schedule/zero_bubble_h1.hpp>
+#include <stagger/sim/virtual_clock.hpp>
 #include <stagger/train/pipeline.hpp>
 
 #include "small_model.hpp"
@@ -345,10 +347,15 @@ TEST_CASE("engine/groups: schedules, positions and threads do not change what gr
     REQUIRE(apart<double>(sg::host::Threads{1}, of) < 1e-12);
     auto one = pipeline<double>(sg::host::Threads{1}, of);
     auto two = pipeline<double>(sg::host::Threads{number % 2 == 0 ? 2 : 4}, of);
+    auto clocked = pipeline<double>(
+        sg::sim::VirtualClock{.exchange = {0.25, 1e-3}, .jitter = 0.5, .seed = 3}, of);
     for (int step = 0; step < 2; ++step) {
       auto const data = batch<double>(step, of.microbatches, 17);
-      CHECK(sg::run(one.step(data)).loss == sg::run(two.step(data)).loss);
+      double const loss = sg::run(one.step(data)).loss;
+      CHECK(loss == sg::run(two.step(data)).loss);
+      CHECK(loss == sg::run(clocked.step(data)).loss);
       REQUIRE(bits(one) == bits(two));
+      REQUIRE(bits(one) == bits(clocked));
     }
     ++number;
   }
@@ -467,6 +474,211 @@ TEST_CASE("engine/groups: what is recorded are the actions of the table", "[engi
     CHECK(train.peak_in_flight() == std::vector{2, 2, 2, 2, 1, 1, 1, 1});
     CHECK(train.program(4).peak_in_flight == train.peak_in_flight());
   }
+}
+
+TEST_CASE(
+    "engine/groups: in virtual time a member takes its part of a stage's time, and what it "
+    "takes from others costs",
+    "[engine]") {
+  constexpr std::size_t rows = 5;
+  for (int const members : {1, 2, 4}) {
+    auto const k = static_cast<std::size_t>(members);
+    sg::sim::VirtualClock clock{
+        .costs = {{.forward_s = 6, .backward_input_s = 5, .backward_weight_s = 7}},
+        .exchange = {0.5, 0.001},
+        .layer_backward_s = {1, 2, 3}};
+    auto train = sg::Pipeline{sg::Sequential{Linear<double>{inputs, 8, 1}, Linear<double>{8, 12, 2},
+                                             Linear<double>{12, 16, 3}}}
+                     .with(sg::partition::LayerSplit{.group = members, .threshold = 0},
+                           sg::loss::MeanSquaredError<double>{}, std::move(clock),
+                           sg::Options{.record = true, .replicas = {members}});
+    Batch<double> data;
+    data.inputs.push_back(numbers<double>(rows, inputs, 1));
+    data.targets.push_back(numbers<double>(rows, 16, 2));
+    sg::run(train.step(data));
+    // Two shards and the columns for the loss forward, two shards backward; with 1, rows alone.
+    auto const line = [](std::size_t elements) {
+      return 0.5 + 0.001 * static_cast<double>(elements * sizeof(double));
+    };
+    double const others = members - 1;
+    double const exchanges =
+        members == 1
+            ? 0
+            : others * (2 * line(rows * 8 / k) + 2 * line(rows * 12 / k) + line(rows * 16 / k));
+    for (auto const& row : train.timeline().rows)
+      CHECK(row.back().end_s == Approx(18.0 / members + exchanges));
+  }
+}
+
+namespace {
+
+/// The sizes of a layer, without its work.
+struct Sizes {
+  using Input = Matrix<float>;
+  using Output = Matrix<float>;
+  std::size_t in, out;
+  bool splits = true;
+  [[nodiscard]] std::size_t inputs() const { return splits ? in : 0; }
+  [[nodiscard]] std::size_t outputs() const { return splits ? out : 0; }
+  [[nodiscard]] Sizes part(int member, int members, sg::SplitBy) const {
+    auto const own =
+        sg::features_of(static_cast<std::size_t>(member), static_cast<std::size_t>(members), out);
+    return {in, own.size()};
+  }
+  void forward(sg::Context&, Input const& x, Output& y, sg::NothingSaved&) const {
+    y.resize({x.extent(0), out});
+    y.fill(0);
+  }
+  void backward_input(sg::Context&, Input const& x, Output const&, Input& dx,
+                      sg::NothingSaved&) const {
+    dx.resize_like(x);
+    dx.fill(0);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("engine/groups: the paper's network sends as much as its formulas say", "[engine]") {
+  constexpr std::size_t rows = 16;  // of each rank
+  constexpr int members = 4;
+  auto train =
+      sg::Pipeline{sg::Sequential{Sizes{3, 4096, false}, Sizes{4096, 1024}, Squash<float>{},
+                                  Sizes{1024, 1024}, Squash<float>{}, Sizes{1024, 10}}}
+          .with(sg::partition::LayerSplit{.group = members}, sg::loss::MeanSquaredError<float>{},
+                sg::Options{.replicas = {members}});
+  Batch<float> data;
+  for (int m = 0; m < members; ++m) {  // as many passes as members
+    data.inputs.emplace_back().resize({rows, 3});
+    data.targets.emplace_back().resize({rows, 10});
+    data.inputs.back().fill(0);
+    data.targets.back().fill(0);
+  }
+  for (int step = 1; step < 3; ++step) {
+    sg::run(train.step(data));
+    auto const traffic = train.traffic();
+    for (int member = 0; member < members; ++member) {
+      auto const forward = traffic.of(member, sg::TrafficKind::shared_activations);
+      auto const backward = traffic.of(member, sg::TrafficKind::shared_gradients);
+      auto const steps = static_cast<std::uint64_t>(step);
+      CHECK(forward.bytes == steps * 294'912 * sizeof(float));
+      CHECK(backward.bytes == steps * 245'760 * sizeof(float));
+      CHECK(forward.messages == steps * 3 * members * (members - 1));
+      CHECK(backward.messages == steps * 2 * members * (members - 1));
+    }
+  }
+  CHECK(train.traffic().of(sg::TrafficKind::activations).messages == 0);
+}
+
+TEST_CASE("engine/groups: in virtual time, the paper's table of throughputs", "[engine]") {
+  struct Row {
+    int ranks, members;
+    double published;  // images/s
+  };
+  constexpr std::array<Row, 15> table{{{1, 1, 121.99},
+                                       {2, 1, 247.43},
+                                       {2, 2, 235.72},
+                                       {4, 1, 489.62},
+                                       {4, 2, 470.1},
+                                       {4, 4, 421},
+                                       {8, 1, 965.92},
+                                       {8, 2, 941.84},
+                                       {8, 8, 520},
+                                       {16, 1, 1946.99},
+                                       {16, 2, 1863.5},
+                                       {32, 8, 2062.84},
+                                       {32, 4, 3293.68},
+                                       {32, 2, 3695.64},
+                                       {32, 1, 3896.27}}};
+  constexpr std::size_t local = 16;  // images of a rank
+  constexpr double per_byte_s = 1 / 5e9;
+  double const image_s = 1 / table[0].published;
+  // From the row of one group of 8: three exchanges forward and two backward, in each of 8 passes,
+  // with 7 others. What travels follows from the features: 4096 and 1024 twice, 4096 and 1024.
+  double const bytes_s = per_byte_s * sizeof(float) * 7 * local * (4096 + 2 * 1024 + 4096 + 1024);
+  double const startup_s = (local * (8 / table[8].published - image_s) - bytes_s) / (5 * 8 * 7);
+  std::array<double, table.size()> simulated{};
+  for (std::size_t r = 0; r < table.size(); ++r) {
+    auto const [ranks, members, published] = table[r];
+    auto const n = static_cast<std::size_t>(ranks);
+    auto const k = static_cast<std::size_t>(members);
+    double const pass_s = image_s * static_cast<double>(local * n / k);
+    sg::sim::VirtualClock clock{.costs = {{.forward_s = pass_s / 3,
+                                           .backward_input_s = pass_s / 3,
+                                           .backward_weight_s = pass_s / 3}},
+                                .exchange = {startup_s, per_byte_s},
+                                .layer_backward_s = {50, 1, 0, 1, 0, 0}};
+    auto train =
+        sg::Pipeline{sg::Sequential{Sizes{3, 4096, false}, Sizes{4096, 1024}, Squash<float>{},
+                                    Sizes{1024, 1024}, Squash<float>{}, Sizes{1024, 10}}}
+            .with(sg::partition::LayerSplit{.group = members}, sg::loss::MeanSquaredError<float>{},
+                  std::move(clock), sg::Options{.record = true, .replicas = replicas(1, ranks)});
+    Batch<float> data;
+    for (std::size_t m = 0; m < k; ++m) {
+      data.inputs.emplace_back().resize({local * n / k, 3});
+      data.targets.emplace_back().resize({local * n / k, 10});
+      data.inputs.back().fill(0);
+      data.targets.back().fill(0);
+    }
+    sg::run(train.step(data));
+    double end_s = 0;
+    for (auto const& row : train.timeline().rows) end_s = std::max(end_s, row.back().end_s);
+    simulated[r] = static_cast<double>(local * n) / end_s;
+    CAPTURE(ranks, members);
+    CHECK(simulated[r] == Approx(published).epsilon(0.03));
+  }
+  CHECK(simulated[13] / simulated[2] > 15.5);  // groups of 2: from 2 ranks to 32
+  CHECK(simulated[14] / simulated[0] > 31);    // replicas alone: from 1 to 32
+  CHECK(simulated[7] / simulated[8] > 1.5);    // groups of 2 and one group of 8
+  CHECK(simulated[13] / simulated[11] > 1.5);
+  // What a group costs depends on its members, not on the number of ranks.
+  CHECK(simulated[5] / simulated[3] == Approx(simulated[12] / simulated[14]).epsilon(0.03));
+  CHECK(simulated[8] / simulated[6] == Approx(simulated[11] / simulated[14]).epsilon(0.03));
+}
+
+TEST_CASE("engine/groups: members send what the plan says, whatever is split", "[engine]") {
+  constexpr std::size_t rows = 3;  // of each rank
+  for (unsigned pattern = 0; pattern < 16; ++pattern)
+    for (int const members : {2, 3, 4})
+      for (bool const pairs : {false, true}) {
+        std::vector<sg::partition::LayerFeatures> features{{}};
+        std::size_t width = 7;
+        unsigned bit = 0;
+        for (std::size_t const next : {std::size_t{12}, std::size_t{0}, std::size_t{9},
+                                       std::size_t{11}, std::size_t{0}, outputs}) {
+          if (next == 0) {
+            features.push_back({.element_wise = true});
+            continue;
+          }
+          bool const can = (pattern >> bit++ & 1U) != 0;
+          features.push_back(
+              {.inputs = can ? width : 0, .outputs = can ? next : 0, .by_inputs = true});
+          width = next;
+        }
+        auto const plan =
+            sg::partition::plan_split(features, {.group = members, .threshold = 0, .pairs = pairs});
+        Case const of{.pattern = pattern, .members = members, .pairs = pairs};
+        auto train = pipeline<float>(sg::host::Threads{1}, of);
+        Batch<float> data;
+        for (std::uint64_t m = 0; m < 2; ++m) {
+          std::size_t const all = rows * static_cast<std::size_t>(members);
+          data.inputs.push_back(numbers<float>(all, inputs, m));
+          data.targets.push_back(numbers<float>(all, outputs, m));
+        }
+        sg::run(train.step(data));
+        for (int member = 0; member < members; ++member) {
+          std::uint64_t forward = 0;
+          std::uint64_t backward = 0;
+          for (std::size_t l = 0; l <= features.size(); ++l) {
+            auto const sent = sg::partition::elements_sent(plan, l, member, 2 * rows);
+            forward += sent.forward * sizeof(float);
+            backward += sent.backward * sizeof(float);
+          }
+          CAPTURE(pattern, members, pairs, member);
+          auto const traffic = train.traffic();
+          REQUIRE(traffic.of(member, sg::TrafficKind::shared_activations).bytes == forward);
+          REQUIRE(traffic.of(member, sg::TrafficKind::shared_gradients).bytes == backward);
+        }
+      }
 }
 
 TEST_CASE("engine/groups: what does not fit is refused in one sentence", "[engine]") {

@@ -28,6 +28,7 @@ struct Grouped {
     bool split = false;            // it is a part, not a copy
     bool counted = true;           // else it is a further copy of one that is not split
     std::size_t first_column = 0;  // of its input
+    double work = 1;               // of that of the layer of the model; 0 where there is none such
   };
   GroupOps const* ops = nullptr;
   /// Shows every parameter to the caller.
@@ -35,7 +36,9 @@ struct Grouped {
   List<Entry> layers;
   std::vector<int> cuts;  // [stages - 1] first layer of each stage of programs after the first
   List<int> table_stage;  // [stages] of programs
+  List<int> stage_at;     // [depths] of the table
   int table_stages = 0;
+  std::size_t model_layers = 0;
 };
 
 }  // namespace stagger::detail

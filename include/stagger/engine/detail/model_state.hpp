@@ -77,6 +77,10 @@ struct ModelState {
   [[nodiscard]] int table_stage(int stage) const noexcept {
     return grouped != nullptr ? grouped->table_stage[stage] : stage;
   }
+  /// The layers that the user gave.
+  [[nodiscard]] std::size_t model_layers() const noexcept {
+    return grouped != nullptr ? grouped->model_layers : layers.size();
+  }
   [[nodiscard]] std::size_t parameters_before(std::size_t layer) const noexcept {
     std::size_t count = 0;
     for (std::size_t l = 0; l < layer; ++l) count += parameters[l].count();

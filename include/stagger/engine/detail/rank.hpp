@@ -60,7 +60,6 @@ struct alignas(64) RankState {
   int number = 0;
   int in_flight = 0;
   int peak_in_flight = 0;
-  double share = 1;           // of the rows of every microbatch
   StageRun* cells = nullptr;  // [cells of the program]
   StepArguments const* arguments = nullptr;
   Instruction const* begin = nullptr;

@@ -3,8 +3,10 @@
 /// @file   What the engine needs of a layer that members of a group can share, its type erased.
 
 #include <cstddef>
+#include <cstdint>
 
 #include <stagger/core/columns.hpp>
+#include <stagger/engine/slots.hpp>
 #include <stagger/model/context.hpp>
 #include <stagger/model/split.hpp>
 #include <stagger/model/stage.hpp>
@@ -29,6 +31,7 @@ struct ColumnOps {
   void (*resize)(void* to, void const* like, Block);
   void (*copy)(void* to, Block at, void const* from, Block first, Block size);
   void (*add)(void* to, Block at, void const* from, Block first, Block size);
+  std::uint64_t (*bytes)(void const*, Block);  // of as many rows and columns of a value
 };
 
 template <class T> struct ColumnFunctions {
@@ -43,11 +46,22 @@ template <class T> struct ColumnFunctions {
   static void add(void* to, Block at, void const* from, Block first, Block size) {
     Of::add(*static_cast<T*>(to), at, *static_cast<T const*>(from), first, size);
   }
+  static std::uint64_t bytes(void const* value, Block block) {
+    auto const& of = *static_cast<T const*>(value);
+    std::uint64_t const elements = block.rows * block.columns;
+    if constexpr (requires { sizeof(*of.data()); })
+      return elements * sizeof(*of.data());
+    else if (std::uint64_t const all = Rows<T>::count(of) * Of::count(of); all != 0)
+      return byte_count(of) * elements / all;
+    else
+      return 0;
+  }
 };
 
 template <class T>
 inline constexpr ColumnOps column_ops{&ColumnFunctions<T>::count, &ColumnFunctions<T>::resize,
-                                      &ColumnFunctions<T>::copy, &ColumnFunctions<T>::add};
+                                      &ColumnFunctions<T>::copy, &ColumnFunctions<T>::add,
+                                      &ColumnFunctions<T>::bytes};
 
 /// What a layer says of itself, or its being element-wise.
 struct SplitOps {

@@ -33,6 +33,7 @@ class TrafficCounts {
     add_steps(total_);
     steps_ = 0;
     program_ = &program;
+    grouped_ = model.grouped.get();
     if (total_.ranks() == 0) total_ = step_ = Traffic(static_cast<std::size_t>(program.computing));
     step_.clear();
     values_.clear();
@@ -88,7 +89,7 @@ class TrafficCounts {
     for (Values const& of : values_)
       total_.add(of.rank, of.kind, {of.messages, of.messages * of.type->payload(of.value)});
     for (RowsOf const& of : rows_)
-      add_rows(of.from, of.to, of.kind, of.microbatch, *of.type, of.value);
+      add_rows(of.from, of.to, of.forward, of.microbatch, *of.type, of.value);
   }
 
   [[nodiscard]] Traffic total() const {
@@ -110,7 +111,7 @@ class TrafficCounts {
   struct RowsOf {
     std::size_t from = 0;
     std::size_t to = 0;
-    TrafficKind kind = TrafficKind::activations;
+    bool forward = true;
     std::uint32_t microbatch = 0;
     SlotType const* type = nullptr;
     void const* value = nullptr;
@@ -133,17 +134,24 @@ class TrafficCounts {
   }
 
   /// Of a value, the rows that another cell takes, of gradients perhaps in some columns alone.
-  void add_rows(std::size_t from, std::size_t to, TrafficKind kind, std::size_t microbatch,
+  void add_rows(std::size_t from, std::size_t to, bool forward, std::size_t microbatch,
                 SlotType const& type, void const* value) {
     RowRange const theirs = replicas_->cells[from].rows[microbatch];
     RowRange const both = theirs.common(replicas_->cells[to].rows[microbatch]);
     if (both.count() == 0) return;
     std::uint64_t taken = bytes(type, value) * both.count() / theirs.count();
     Cell const& taker = program_->cells[to];
-    if (kind == TrafficKind::gradients && taker.columns.size() != 0 &&
-        taker.columns.size() != taker.features && takes_columns(to))
+    if (!forward && taker.columns.size() != 0 && taker.columns.size() != taker.features &&
+        takes_columns(to))
       taken = taken * taker.columns.size() / taker.features;
-    total_.add(program_->cells[from].rank, kind, {1, taken});
+    Cell const& maker = program_->cells[from];
+    bool const shared =
+        grouped_ != nullptr && grouped_->stage_at[maker.depth] == grouped_->stage_at[taker.depth];
+    total_.add(maker.rank,
+               shared ? (forward ? TrafficKind::shared_activations : TrafficKind::shared_gradients)
+               : forward ? TrafficKind::activations
+                         : TrafficKind::gradients,
+               {1, taken});
   }
   /// Whether a cell takes its columns alone of the gradients of what it gives.
   [[nodiscard]] bool takes_columns(std::size_t c) const {
@@ -164,7 +172,7 @@ class TrafficCounts {
       std::size_t const to = forward ? edge.to : edge.from;
       if ((forward ? edge.from : edge.to) == in.cell && cells[to].rank != cell.rank &&
           (forward ? edge.forward : edge.backward).used)
-        add_rows(in.cell, to, kind, in.microbatch, type, places[slot]);
+        add_rows(in.cell, to, forward, in.microbatch, type, places[slot]);
     }
   }
 
@@ -215,9 +223,8 @@ class TrafficCounts {
         int const to = program.cells[in.cell].rank;
         for (RowSource const& source : forward ? replicas_->inputs : replicas_->gradients)
           if (source.cell == in.cell && program.cells[source.maker].rank != to)
-            rows_.push_back({source.maker, in.cell,
-                             forward ? TrafficKind::activations : TrafficKind::gradients,
-                             in.microbatch, &type, source.from[forward ? in.y : in.dx]});
+            rows_.push_back({source.maker, in.cell, forward, in.microbatch, &type,
+                             source.from[forward ? in.y : in.dx]});
       }
   }
 
@@ -252,6 +259,7 @@ class TrafficCounts {
   List<Values> values_;  // what depends on them
   List<RowsOf> rows_;
   Program const* program_ = nullptr;
+  Grouped const* grouped_ = nullptr;
   ReplicaRun const* replicas_ = nullptr;
   bool by_back_end_ = false;
   bool uneven_ = false;

@@ -24,15 +24,16 @@ class ActionCosts {
   [[gnu::cold]] ActionCosts(Device const& device, stagger::detail::Machine& machine)
       : costs_(device.costs),
         sum_(device.sum),
+        exchange_(device.exchange),
         layer_backward_s_(device.layer_backward_s),
         jitter_(device.jitter),
         seed_(device.seed),
         machine_(machine) {
-    schedule::require_costs(costs_, machine.stages());
+    schedule::require_costs(costs_, machine.model.table_stages());
     if (!(jitter_ >= 0 && jitter_ < 1))
       raise(Errc::bad_configuration, "a jitter of ", jitter_,
             " could make time run backwards; use 0 <= jitter < 1");
-    auto const layers = machine.parameters().size();
+    auto const layers = machine.model.model_layers();
     if (!layer_backward_s_.empty() && layer_backward_s_.size() != layers)
       raise(Errc::bad_configuration, layer_backward_s_.size(), " backward times were given for ",
             layers, " layers; give one for each, or none");
@@ -41,22 +42,33 @@ class ActionCosts {
                                        layer_backward_s_[l]);
     collective::detail::require_cost("sum.startup_s", sum_.startup_s);
     collective::detail::require_cost("sum.per_byte_s", sum_.per_byte_s);
+    collective::detail::require_cost("exchange.startup_s", exchange_.startup_s);
+    collective::detail::require_cost("exchange.per_byte_s", exchange_.per_byte_s);
   }
 
-  /// Of an edge between two stages.
-  [[nodiscard]] double transfer_s(int edge) const { return costs_.of(edge).transfer_s; }
+  /// Of an edge between two stages, or two parts of one, by how many there are before it.
+  [[nodiscard]] double transfer_s(int edge) const {
+    auto const* const grouped = machine_.model.grouped.get();
+    if (grouped == nullptr) return costs_.of(edge).transfer_s;
+    int const stage = grouped->stage_at[edge];
+    return stage == grouped->stage_at[edge + 1] ? 0 : costs_.of(stage).transfer_s;
+  }
 
-  /// Of an instruction that a rank carries out; 0 for one that neither computes nor adds up.
+  /// Of an instruction that a rank carries out; 0 for one that neither computes nor adds up, nor
+  /// takes anything from other members of a group.
   [[nodiscard]] double seconds(stagger::detail::RankState const& rank,
                                Instruction const& in) const {
-    auto const& costs = costs_.of(in.stage);
+    auto const& costs = costs_.of(machine_.model.table_stage(in.stage));
     double cost_s = 0;
+    if (in.op == Op::gather_input || in.op == Op::gather_gradient) return exchange_s(in);
     if (!computes(in.op) && !has_group(in.op)) return 0;
     if (in.op == Op::forward || in.op == Op::recompute) cost_s += costs.forward_s;
     if (in.op == Op::backward || in.op == Op::backward_input) cost_s += costs.backward_input_s;
     if (in.op == Op::backward || in.op == Op::backward_weight) cost_s += costs.backward_weight_s;
     if (has_group(in.op)) cost_s = group_cost(in);
-    cost_s *= in.op == Op::reduce ? 1 : rank.share;  // 1 unless it is a replica
+    RowShare const& rows = machine_.program().cells[in.cell].rows;
+    if (in.op != Op::reduce)
+      cost_s *= work_of(in.stage) * static_cast<double>(rows.own) / static_cast<double>(rows.total);
     if (jitter_ == 0) return cost_s;
     std::uint64_t const x = random_bits(seed_, {static_cast<std::uint64_t>(machine_.steps()),
                                                 static_cast<std::uint64_t>(rank.number),
@@ -66,9 +78,50 @@ class ActionCosts {
   }
 
  private:
+  /// Of a gathering, where members of a group take from each other.
+  [[nodiscard]] double exchange_s(Instruction const& in) const {
+    auto const* const grouped = machine_.model.grouped.get();
+    if (grouped == nullptr || exchange_ == collective::CostLine{}) return 0;
+    struct Sum {
+      collective::CostLine line;
+      double seconds = 0;
+    } sum{exchange_};
+    grouped->ops->each_message(machine_, in, &sum, [](void* self, int, std::uint64_t bytes) {
+      auto& to = *static_cast<Sum*>(self);
+      to.seconds += to.line.seconds(bytes);
+    });
+    return sum.seconds;
+  }
+
+  /// How much of the work on a stage of the table, for equal rows, is that on one of the program.
+  [[nodiscard]] double work_of(int stage) const {
+    auto const* const grouped = machine_.model.grouped.get();
+    if (grouped == nullptr) return 1;
+    double own = 0;
+    double all = 0;
+    int known = -1;  // layers of the model that were counted
+    for (int s = 0; s < machine_.stages(); ++s) {
+      if (grouped->table_stage[s] != grouped->table_stage[stage]) continue;
+      for (std::size_t const l : machine_.model.layers_of(s)) {
+        auto const& entry = grouped->layers[l];
+        if (s == stage) own += entry.work * weight_of(l);
+        if (entry.number <= known) continue;
+        known = entry.number;
+        if (entry.work > 0) all += weight_of(l);
+      }
+    }
+    return all > 0 ? own / all : 0;
+  }
+  /// What a layer takes relative to the others.
+  [[nodiscard]] double weight_of(std::size_t layer) const {
+    if (layer_backward_s_.empty()) return 1;
+    auto const number = static_cast<std::size_t>(machine_.model.number(layer));
+    return number < layer_backward_s_.size() ? layer_backward_s_[number] : 0;
+  }
+
   /// Of a part of a backward, or of a sum.
   [[nodiscard]] double group_cost(Instruction const& in) const {
-    auto const& costs = costs_.of(in.stage);
+    auto const& costs = costs_.of(machine_.model.table_stage(in.stage));
     auto const extent = machine_.extent(in);
     if (in.op == Op::reduce) {
       if (sum_ != collective::CostLine{}) return sum_.seconds(extent.bytes);
@@ -77,9 +130,8 @@ class ActionCosts {
                                      static_cast<double>(extent.stage_bytes);
     }
     auto const weight = [&](std::size_t from, std::size_t end) {
-      if (layer_backward_s_.empty()) return static_cast<double>(end - from);
       double sum = 0;
-      for (; from < end; ++from) sum += layer_backward_s_[extent.first_layer + from];
+      for (; from < end; ++from) sum += weight_of(extent.first_layer + from);
       return sum;
     };
     double const whole_s =
@@ -90,6 +142,7 @@ class ActionCosts {
 
   schedule::Costs costs_;
   collective::CostLine sum_;
+  collective::CostLine exchange_;
   std::vector<double> layer_backward_s_;
   double jitter_;
   std::uint64_t seed_;
