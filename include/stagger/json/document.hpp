@@ -35,6 +35,22 @@ namespace detail {
   return value.dump(-1, ' ', false, Value::error_handler_t::replace);
 }
 
+/// An object, a key to a line, and in the list of key `split` an element to a line.
+[[nodiscard]] inline std::string lines_of_json(Value const& whole, std::string_view split) {
+  std::string out = "{";
+  for (auto const& [key, value] : whole.items()) {
+    out += text(out.size() == 1 ? "\n  \"" : ",\n  \"", key, "\": ");
+    if (key != split || value.empty()) {
+      out += line_of_json(value);
+      continue;
+    }
+    for (std::size_t i = 0; i < value.size(); ++i)
+      out += text(i == 0 ? "[\n    " : ",\n    ", line_of_json(value[i]));
+    out += "\n  ]";
+  }
+  return out + "\n}\n";
+}
+
 }  // namespace detail
 
 /// A value inside a file, which knows its position. Copies are cheap; they keep the file alive.

@@ -47,19 +47,7 @@ namespace stagger::json {
 
 /// The plan as `read_plan` reads it, a key to a line.
 [[nodiscard]] inline std::string write_plan(plan::Plan const& plan) {
-  std::string out = "{";
-  Value const whole = to_value(plan);
-  for (auto const& [key, value] : whole.items()) {
-    out += (out.size() == 1 ? "\n  \"" : ",\n  \"") + key + "\": ";
-    if (key != "stages") {
-      out += detail::line_of_json(value);
-      continue;
-    }
-    for (std::size_t s = 0; s < value.size(); ++s)
-      out += text(s == 0 ? "[\n    " : ",\n    ", detail::line_of_json(value[s]));
-    out += "\n  ]";
-  }
-  return out + "\n}\n";
+  return detail::lines_of_json(to_value(plan), "stages");
 }
 
 /// Reads a plan. Stages, microbatches and warm-up are needed; predictions and the batch may be

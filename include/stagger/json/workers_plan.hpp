@@ -79,11 +79,7 @@ template <class Enum, class Name>
 
 /// The plan as `read_workers_plan` reads it, a key to a line.
 [[nodiscard]] inline std::string write_plan(plan::WorkersPlan const& plan) {
-  std::string out = "{";
-  Value const whole = to_value(plan);
-  for (auto const& [key, value] : whole.items())
-    out += text(out.size() == 1 ? "\n  \"" : ",\n  \"", key, "\": ", detail::line_of_json(value));
-  return out + "\n}\n";
+  return detail::lines_of_json(to_value(plan), "workers");
 }
 
 /// Reads a plan. Predictions may be missing, and are then 0.
