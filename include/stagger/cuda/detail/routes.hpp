@@ -67,7 +67,8 @@ class Routes {
       if (program.training) add_route(program, {c, after, false, program.cells[c].dy_slots});
     }
     for (std::size_t k = 0; k < program.row_edges.size(); ++k) {
-      auto const [from, to] = program.row_edges[k];
+      auto const from = program.row_edges[k].from;
+      auto const to = program.row_edges[k].to;
       add_route(program, {from, to, true, program.cells[from].y_slots, k});
       if (program.training) add_route(program, {from, to, false, program.cells[to].dx_slots, k});
     }
