@@ -81,6 +81,11 @@ inline void prepare(CLI::App& app) {
       CLI::MultiOptionPolicy::TakeLast);
 }
 
+/// For the end of a program's help.
+inline constexpr char const* outputs =
+    "Results go to standard output, progress to standard error. Exit code 2: something that was "
+    "given cannot\nbe used.";
+
 /// Reads a command line.
 /// @return  false if help or the version was requested and printed
 /// @throws Error  with Errc::bad_configuration

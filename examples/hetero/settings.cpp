@@ -198,10 +198,8 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
   app.add_option("--chart", s.chart, "File for a picture (SVG) of the loss over time")
       ->type_name("FILE")
       ->group(group);
-  app.footer(
-      "Example: hetero --sync wsp --distance 4 --parameters local\n"
-      "Results go to standard output, progress to standard error. Exit code 2: something that was "
-      "given cannot\nbe used.");
+  app.footer(std::string("Example: hetero --sync wsp --distance 4 --parameters local\n") +
+             cli::outputs);
 
   if (!cli::parsed(app, argc, argv)) return std::nullopt;
   if (app.count("--cluster") == 0 && app.count("--workers") + app.count("--stages") != 0)

@@ -99,9 +99,7 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
   app.add_option("--threads", s.threads,
                  "Threads to run the ranks; 0: one for each, as far as there are processors")
       ->group(group);
-  app.footer(
-      "Results go to standard output, progress to standard error. Exit code 2: something that was "
-      "given cannot\nbe used.");
+  app.footer(cli::outputs);
 
   if (!cli::parsed(app, argc, argv)) return std::nullopt;
   if (s.linear && app.count("--stages") == 0) s.stages = 1;
