@@ -9,6 +9,8 @@
 // Build:  g++ -std=c++20 -O2 -I include examples/20_workers.cpp -pthread -o workers
 // expect: waves: loss 0\.[0-9]+ -> 0\.00
 // expect: slow start: loss 0\.[0-9]+ -> 0\.00
+// expect: waves: worker 0 has pushed 900 layers, 57600 bytes
+// expect: slow start: minibatches that lacked 0, 1, ... pushes of the other worker: 300 3 3 3 891
 // expect: in step: loss 0\.[0-9]+ -> 0\.00
 #include <cmath>
 #include <cstdio>
@@ -100,6 +102,16 @@ void stream(char const* name, auto model, int in_flight) {
   for (int i = 0; i < 3; ++i) sg::run_together(a.stream(of_a), b.stream(of_b));
   double const last = mean(sg::run_together(a.evaluate(of_a), b.evaluate(of_b)));
   std::printf("%s: loss %.4f -> %.4f\n", name, first, last);
+
+  // What has crossed, and how stale the weights were that minibatches saw.
+  auto const pushed = a.traffic().of(sg::TrafficKind::pushes);
+  std::printf("%s: worker 0 has pushed %d layers, %d bytes\n", name,
+              static_cast<int>(pushed.messages), static_cast<int>(pushed.bytes));
+  auto lacked = a.staleness();
+  while (lacked.back() == 0) lacked.pop_back();
+  std::printf("%s: minibatches that lacked 0, 1, ... pushes of the other worker:", name);
+  for (auto const count : lacked) std::printf(" %d", static_cast<int>(count));
+  std::printf("\n");
 }
 
 int main() {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -24,6 +25,47 @@ namespace {
 std::string rate_name(Settings const& s, Run const& run) {
   bool const images = s.model == "vgg" || !run.workers.front().devices.empty();
   return images ? "images/s" : "sequences/s";
+}
+
+/// A row for each worker, and as many columns as any has something in.
+std::string staleness_of(Settings const& s, Run const& run) {
+  std::size_t columns = 1;
+  for (WorkerRun const& worker : run.workers)
+    for (std::size_t k = 0; k < worker.staleness.size(); ++k)
+      if (worker.staleness[k] != 0) columns = std::max(columns, k + 1);
+  std::vector<std::string> header{"worker"};
+  for (std::size_t k = 0; k < columns; ++k) header.push_back(std::to_string(k));
+  report::TextTable table(header);
+  for (std::size_t n = 0; n < run.workers.size(); ++n) {
+    std::vector<std::string> row{std::to_string(n)};
+    for (std::size_t k = 0; k < columns; ++k)
+      row.push_back(std::to_string(run.workers[n].staleness.at(k)));
+    table.add(row);
+  }
+  return stagger::text(s.sync == "wsp" ? "minibatches" : "steps",
+                       " whose weights lacked so many pushes of another worker:\n", table.str());
+}
+
+/// Megabytes, of the kinds that any worker has something of.
+std::string traffic_of(Run const& run) {
+  std::vector<std::size_t> kinds;
+  std::vector<std::string> header{"worker"};
+  for (std::size_t kind = 0; kind < stagger::traffic_kinds; ++kind) {
+    std::uint64_t all = 0;
+    for (WorkerRun const& worker : run.workers) all += worker.traffic[kind].bytes;
+    if (all == 0) continue;
+    kinds.push_back(kind);
+    header.emplace_back(stagger::name(static_cast<stagger::TrafficKind>(kind)));
+  }
+  report::TextTable table(header);
+  for (std::size_t n = 0; n < run.workers.size(); ++n) {
+    std::vector<std::string> row{std::to_string(n)};
+    for (std::size_t const kind : kinds)
+      row.push_back(
+          report::format_fixed(static_cast<double>(run.workers[n].traffic[kind].bytes) / 1e6, 2));
+    table.add(row);
+  }
+  return "MB that crossed:\n" + table.str();
 }
 
 }  // namespace
@@ -49,7 +91,8 @@ std::string table_of(Settings const& s, Run const& run) {
                 report::format_fixed(worker.losses.back(), 3)});
     table.add(row);
   }
-  std::string out = table.str() + "waiting, idle while waiting: of each worker's time\n";
+  std::string out = table.str() + "waiting, idle while waiting: of each worker's time\n\n";
+  out.append(staleness_of(s, run)).append("\n").append(traffic_of(run));
   auto const curve = curve_of(s, run);
   report::TextTable losses({"time", "loss"});
   std::size_t const rows = std::min<std::size_t>(curve.size(), 10);

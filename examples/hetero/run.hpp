@@ -2,12 +2,15 @@
 #pragma once
 /// @file   A run of workers: what happened, and what follows from it.
 
+#include <array>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include <stagger/program/traffic.hpp>
 #include <stagger/schedule/timeline.hpp>
 
 #include "settings.hpp"
@@ -22,10 +25,14 @@ struct WorkerRun {
   std::vector<double> losses;            ///< [minibatches]
   std::size_t in_flight = 0;             ///< Nm of its stream; 0: it takes steps
   std::size_t distance = 0;              ///< D of its stream
+  std::vector<std::uint64_t> staleness;  ///< as Trainer::staleness()
+  std::array<stagger::TrafficCount, stagger::traffic_kinds> traffic{};  ///< by kind
 
   /// What other processes are told, in the times of this machine.
-  auto fields() { return std::tie(timeline.rows, losses, in_flight, distance); }
-  [[nodiscard]] auto fields() const { return std::tie(timeline.rows, losses, in_flight, distance); }
+  auto fields() { return std::tie(timeline.rows, losses, in_flight, distance, staleness, traffic); }
+  [[nodiscard]] auto fields() const {
+    return std::tie(timeline.rows, losses, in_flight, distance, staleness, traffic);
+  }
 };
 
 /// What all of them did.

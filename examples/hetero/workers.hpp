@@ -116,8 +116,13 @@ template <class Workload> class Workers {
       take_steps(team, trainers, result);
     else
       take_streams(team, trainers, result);
-    for (std::size_t const n : team.own) {
+    for (std::size_t k = 0; k < team.own.size(); ++k) {
+      std::size_t const n = team.own[k];
       result.workers[n].losses = log.take(n);
+      result.workers[n].staleness = trainers[k].staleness();
+      for (std::size_t kind = 0; kind < sg::traffic_kinds; ++kind)
+        result.workers[n].traffic[kind] =
+            trainers[k].traffic().of(static_cast<sg::TrafficKind>(kind));
       if constexpr (!Model::synchronous) {
         result.workers[n].in_flight = count(s_.in_flight);
         result.workers[n].distance = count(s_.distance);

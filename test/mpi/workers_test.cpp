@@ -71,7 +71,7 @@ class LocalLink final : public sg::detail::ParameterLink {
   }
   void ask(std::size_t l, std::uint32_t rounds) override { own_->ask(l, rounds); }
   void ask_last(std::size_t l) override { own_->ask_last(l); }
-  std::uint32_t take(std::size_t l, std::uint32_t rounds, std::byte* values) override {
+  sg::detail::VersionTag take(std::size_t l, std::uint32_t rounds, std::byte* values) override {
     return own_->take(l, rounds, values);
   }
   void take_last(std::size_t l, std::byte* values) override { own_->take_last(l, values); }

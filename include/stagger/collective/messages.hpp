@@ -46,7 +46,7 @@ enum class MessageKind : std::uint16_t {
   refused,      ///< payload: a sentence; the connection ends
   newest,       ///< the answer to `read`; number: pushes of the worker so far; payload: values
   pushed,       ///< a push is added, or kept until it will be; number: as the push had
-  answer,  ///< to `ask`: `rounds` as asked for; number: pushes contained; payload: values asked for
+  answer,  ///< to `ask`: `rounds` as asked for; number: of a VersionTag; payload: values asked for
   last_answer,  ///< to `ask_last`; payload: values
   lost,         ///< payload: the sentence that ends the stream
   waits,        ///< payload: the answer to `who`, in words

@@ -57,6 +57,7 @@ using stagger::detail::ByteRange;
 using stagger::detail::ParameterLink;
 using stagger::detail::ParameterListener;
 using stagger::detail::ParameterStore;
+using stagger::detail::VersionTag;
 
 /// @throws Error  bad_configuration for options that cannot be
 [[nodiscard]] [[gnu::cold]] inline ServerOptions const& possible(ServerOptions const& options) {
@@ -230,8 +231,8 @@ class ServerInProcess {
     answer(l);
   }
 
-  std::uint32_t take(int client, std::size_t l, std::uint32_t rounds, std::byte* values,
-                     ByteRange part = {}) {
+  VersionTag take(int client, std::size_t l, std::uint32_t rounds, std::byte* values,
+                  ByteRange part = {}) {
     ParameterStore& layer = layers_[l];
     std::unique_lock lock(mutex(l));
     clients_.require_active(client);
@@ -241,11 +242,11 @@ class ServerInProcess {
     require_kept(worker, rounds, layers_.adds(),
                  rounds == 0 ? layer.keeps(pushes) : layer.ready(worker, pushes, part.first != 0));
     std::byte const* const from = layer.weights(worker, pushes, part.first != 0) + part.first;
-    std::uint32_t const contained = layer.contained(worker, pushes) - start;
+    VersionTag const tag = layer.contained(worker, pushes);
     if (layers_.adds() == staleness::Adds::in_worker_order) lock.unlock();  // it stays as it is
     std::size_t const last = std::min(part.last, layer.bytes());
     if (last != 0) std::memcpy(values + part.first, from, last - part.first);
-    return contained;
+    return tag;
   }
 
   void end(int client, std::exception_ptr const& why) noexcept {
@@ -399,7 +400,7 @@ class LinkInProcess final : public ParameterLink {
     server_->ask(client_, layer, {rounds});
   }
   void ask_last(std::size_t layer) override { server_->ask(client_, layer, {Ask::everything}); }
-  std::uint32_t take(std::size_t layer, std::uint32_t rounds, std::byte* values) override {
+  VersionTag take(std::size_t layer, std::uint32_t rounds, std::byte* values) override {
     return server_->take(client_, layer, rounds, values);
   }
   void take_last(std::size_t layer, std::byte* values) override {

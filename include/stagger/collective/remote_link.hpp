@@ -107,7 +107,8 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
     say({.kind = MessageKind::ask_choice, .rounds = step});
   }
 
-  std::uint32_t take(std::size_t l, std::uint32_t rounds, std::byte* values) override {
+  stagger::detail::VersionTag take(std::size_t l, std::uint32_t rounds,
+                                   std::byte* values) override {
     RemoteLayer& layer = layers_[l];
     {
       auto const lock = session_.lock();

@@ -210,8 +210,10 @@ class ServerConnection final : public MessageEnd {
         message.number = server_->pushes(client_, l);
       } else {
         bool const last = message.kind == MessageKind::last_answer;
-        message.number = server_->take(client_, l, last ? Ask::everything : message.rounds,
-                                       to_send_.data(), part);
+        message.number =
+            server_
+                ->take(client_, l, last ? Ask::everything : message.rounds, to_send_.data(), part)
+                .number();
       }
       return true;
     } catch (Error const& error) {

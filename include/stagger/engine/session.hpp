@@ -87,6 +87,7 @@ template <class M> struct MachineFacts {
   static List<ParameterShape> shapes(M& machine);
   static Memory memory(M& machine);
   static Traffic traffic(M& machine, int ranks);
+  static std::vector<std::uint64_t> staleness(M& machine);
   /// When each action of the last step started and ended, by rank.
   /// @param ranks  that compute
   /// @param sums   of the ranks that add up gradients beside them

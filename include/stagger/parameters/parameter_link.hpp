@@ -16,6 +16,7 @@
 #include <stagger/parameters/late_set.hpp>
 #include <stagger/parameters/layer_parameters.hpp>
 #include <stagger/parameters/optimizer_call.hpp>
+#include <stagger/parameters/version_tag.hpp>
 
 namespace stagger::detail {
 
@@ -61,9 +62,6 @@ class ParameterListener {
   ~ParameterListener() = default;
 };
 
-/// Rounds of an answer that contains all pushes of every worker.
-inline constexpr std::uint32_t all_rounds = 0xffffffff;
-
 /// One worker's link. Layers are those of the model, in its order. A round is one push of every
 /// worker; rounds count from the beginning of the stream.
 class ParameterLink {
@@ -108,8 +106,8 @@ class ParameterLink {
   virtual void ask_last(std::size_t layer) = 0;
   /// Copies weights that have arrived: where pushes are added in the order of workers, precisely so
   /// many rounds; else the newest there are. Later ones have as many or more.
-  /// @return  pushes of this worker's stream that they contain
-  virtual std::uint32_t take(std::size_t layer, std::uint32_t rounds, std::byte* values) = 0;
+  /// @return  what they contain
+  virtual VersionTag take(std::size_t layer, std::uint32_t rounds, std::byte* values) = 0;
   virtual void take_last(std::size_t layer, std::byte* values) = 0;
   /// The stream has ended. @param why  it failed, or null; what was pushed stays
   virtual void end(std::exception_ptr why) noexcept = 0;

@@ -21,6 +21,7 @@
 #include <stagger/parameters/store_history.hpp>
 #include <stagger/parameters/store_values.hpp>
 #include <stagger/parameters/store_workers.hpp>
+#include <stagger/parameters/version_tag.hpp>
 
 namespace stagger::detail {
 
@@ -166,10 +167,9 @@ class ParameterStore {
   [[nodiscard]] std::byte const* first(int worker) const {
     return rules_.adds == staleness::Adds::in_turn ? workers_[worker].answer.data() : newest();
   }
-  /// Pushes of a worker that `weights` contains.
-  [[nodiscard]] std::uint32_t contained(int worker, std::uint32_t pushes) const {
-    if (rules_.adds == staleness::Adds::in_worker_order) return pushes;
-    return workers_[worker].pushes - static_cast<std::uint32_t>(workers_[worker].waiting.size());
+  /// What `weights` contains.
+  [[nodiscard]] VersionTag contained(int worker, std::uint32_t pushes) const {
+    return workers_.contained(worker, pushes, rules_.adds);
   }
   /// A worker begins a stream: it asks for nothing older than what there is. @return `first`
   std::byte const* begin(int worker) {
@@ -215,6 +215,7 @@ class ParameterStore {
     if (worker.answer.size() != bytes()) worker.answer.make(nullptr, bytes());
     if (bytes() != 0) std::memcpy(worker.answer.data(), version(0), bytes());
     worker.answer_contains = history_.total();
+    worker.answer_has = workers_.fewest_of_others(static_cast<int>(&worker - workers_.begin()));
   }
   /// In turn, a worker that has not pushed yet sees nothing of what others have.
   void answer_all() {

@@ -10,7 +10,9 @@
 
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/core/list.hpp>
+#include <stagger/model/exchange.hpp>
 #include <stagger/parameters/parameter_memory.hpp>
+#include <stagger/parameters/version_tag.hpp>
 
 namespace stagger::detail {
 
@@ -26,6 +28,7 @@ struct StoreWorker {
   ParameterBlock begun{};             ///< a push that lacks its late part
   ParameterBlock answer{};            ///< in turn: the values behind its last push, or the first
   std::uint32_t answer_contains = 0;  ///< pushes of all workers
+  std::uint32_t answer_has = 0;       ///< of each other worker at least, as `fewest_of_others`
 
   /// @return the oldest that waits
   [[nodiscard]] ParameterBlock take_waiting() {
@@ -54,6 +57,28 @@ class StoreWorkers {
   [[nodiscard]] StoreWorker* begin() noexcept { return workers_.begin(); }
   [[nodiscard]] StoreWorker* end() noexcept { return workers_.end(); }
 
+  /// Pushes of a worker that have been added.
+  [[nodiscard]] std::uint32_t added(int worker) const {
+    return workers_[worker].pushes - static_cast<std::uint32_t>(workers_[worker].waiting.size());
+  }
+  /// The fewest of these that another worker has whose stream goes on; `all_rounds` without one.
+  [[nodiscard]] std::uint32_t fewest_of_others(int worker) const noexcept {
+    std::uint32_t few = all_rounds;
+    for (int n = 0; n < static_cast<int>(size()); ++n)
+      if (n != worker && !workers_[n].ended) few = std::min(few, added(n));
+    return few;
+  }
+  /// What the weights contain that a worker may take. @param pushes  as it asks for
+  [[nodiscard]] VersionTag contained(int worker, std::uint32_t pushes, staleness::Adds adds) const {
+    StoreWorker const& own = workers_[worker];
+    bool const exact = adds == staleness::Adds::in_worker_order;
+    std::uint32_t const mine = exact ? pushes : added(worker);
+    std::uint32_t others = fewest_of_others(worker);
+    if (exact && size() > 1) others = pushes;
+    if (adds == staleness::Adds::in_turn) others = own.answer_has;
+    return {mine - std::min(mine, own.start),
+            others == all_rounds ? others : others - std::min(others, own.start)};
+  }
   /// Whether every stream has ended.
   [[nodiscard]] bool all_ended() const noexcept {
     return std::all_of(workers_.begin(), workers_.end(), [](auto const& n) { return n.ended; });

@@ -17,6 +17,7 @@ struct Span {
   double start_s = 0;
   double end_s = 0;
   bool repeated = false;  ///< a forward run again by recomputation, not the table's own
+  int lacked = -1;        ///< of a worker: pushes of another that its weights lacked; -1: not known
 };
 
 /// The actions of one iteration with their times, a row for each rank in the order they ran.

@@ -272,11 +272,17 @@ class Trainer {
   [[nodiscard]] Memory memory() const { return Facts::memory(session_->machine()); }
 
   /// Messages and bytes that have gone from rank to rank and to and from a parameter server since
-  /// the pipeline was made, in training and evaluation; not in steps that failed. Ask between steps.
-  /// Over processes each one counts what its own ranks send.
+  /// the pipeline was made; not in steps that failed. Each process counts what its own ranks send.
   [[nodiscard]] Traffic traffic() const {
     session_->require_idle();
     return Facts::traffic(session_->machine(), ranks());
+  }
+
+  /// Of a worker: [k] minibatches whose weights lacked k pushes of some other worker, of as many as it
+  /// had made itself (the last: k or more), by the stages of this process; empty without a server.
+  [[nodiscard]] std::vector<std::uint64_t> staleness() const {
+    session_->require_idle();
+    return Facts::staleness(session_->machine());
   }
 
   /// For engines and profilers.

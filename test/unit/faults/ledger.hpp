@@ -236,9 +236,13 @@ class Ledger final : public Watch {
     if (value != tally.answer(n, message.rounds, last))
       wrong(text("worker ", n, " gets ", value, " for ", message.rounds, " rounds of layer ", l,
                  ", which are ", tally.answer(n, message.rounds, last)));
-    if (!last && message.number != tally.contained(n, message.rounds))
-      wrong(text("worker ", n, " gets weights with ", message.number, " of its pushes, not ",
+    auto const tag = stagger::detail::VersionTag::of(message.number);
+    if (!last && tag.own != tally.contained(n, message.rounds))
+      wrong(text("worker ", n, " gets weights with ", tag.own, " of its pushes, not ",
                  tally.contained(n, message.rounds)));
+    if (!last && tag.others < message.rounds)
+      wrong(text("worker ", n, " gets weights with ", tag.others,
+                 " pushes of another worker, and needs ", message.rounds));
     owed(n).asks[l] = 0;
     owed(n).answered[l] = message.rounds;
   }

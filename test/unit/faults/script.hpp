@@ -254,7 +254,7 @@ class Worker final : public Sleeper,
       if (rounds == stagger::detail::all_rounds)
         link_->take_last(l, layer.bytes.data());
       else
-        layer.contained = link_->take(l, rounds, layer.bytes.data());
+        layer.contained = link_->take(l, rounds, layer.bytes.data()).own;
       if (layer.contained < rounds && rounds != stagger::detail::all_rounds)
         world_.wrong(stagger::text("worker ", number_, " takes weights with ", layer.contained,
                                    " of its pushes where ", rounds, " are needed"));

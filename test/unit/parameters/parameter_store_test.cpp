@@ -194,9 +194,23 @@ class History {
     REQUIRE(store_.ready(static_cast<int>(n), asked) == slow_.ready(n, asked));
     if (!slow_.ready(n, asked)) return;
     if (slow_.adds == Adds::in_turn && slow_.end_of(n) == slow_.start) return;  // has not pushed
-    CHECK(store_.contained(static_cast<int>(n), asked) == (exact() ? asked : slow_.added(n)));
+    auto const tag = store_.contained(static_cast<int>(n), asked);
+    CHECK(tag.own == since_start(n, exact() ? asked : slow_.added(n)));
+    if (slow_.adds != Adds::in_turn) CHECK(tag.others == of_others(n, asked));
     CHECK(value_at(store_.weights(static_cast<int>(n), asked)) == slow_.weights(n, asked));
     if (exact()) from_[n] = asked;
+  }
+  /// The fewest pushes since its stream began that weights contain of another whose stream goes on.
+  [[nodiscard]] std::uint32_t of_others(std::size_t n, std::uint32_t asked) const {
+    std::uint32_t few = detail::all_rounds;
+    for (std::size_t other = 0; other < from_.size(); ++other) {
+      if (other == n || (!exact() && slow_.ended[other])) continue;
+      few = std::min(few, exact() ? asked : slow_.added(other));
+    }
+    return few == detail::all_rounds ? few : since_start(n, few);
+  }
+  [[nodiscard]] std::uint32_t since_start(std::size_t n, std::uint32_t pushes) const {
+    return pushes - std::min(pushes, store_.start(static_cast<int>(n)));
   }
   void end(std::size_t n) {
     if (slow_.ended[n]) return;

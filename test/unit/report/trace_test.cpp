@@ -381,6 +381,18 @@ TEST_CASE(
   CHECK(seen == "x" + r + "y" + r + "(" + r + r + r + r + r + r + r + r + r + "z" + r + r);
 }
 
+TEST_CASE("report/trace: a slice says what its weights lacked where that is known", "[report]") {
+  Timeline timeline{{{{{Kind::forward, 0, 0}, 0, 1}, {{Kind::forward, 0, 1}, 1, 2}}}};
+  timeline.rows[0][1].lacked = 3;
+  json::Value const root = json::parse(report::perfetto(timeline));
+  std::map<std::string, std::string> lacked;
+  for (auto const& event : root.at("traceEvents").items)
+    if (event.has("cat") && event.at("cat").text == "compute")
+      lacked[event.at("name").text] =
+          event.at("args").has("lacked") ? event.at("args").at("lacked").text : "";
+  REQUIRE(lacked == std::map<std::string, std::string>{{"0F0", ""}, {"0F1", "3"}});
+}
+
 TEST_CASE("report/trace: impossible times are refused", "[report]") {
   Timeline timeline = sample::play(sample::gpipe(2, 2), 1, 1, 1);
   std::vector<double> starts{0, 1};

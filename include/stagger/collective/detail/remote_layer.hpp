@@ -13,6 +13,7 @@
 #include <stagger/core/index_range.hpp>
 #include <stagger/parameters/parameter_link.hpp>
 #include <stagger/parameters/parameter_memory.hpp>
+#include <stagger/parameters/version_tag.hpp>
 
 namespace stagger::collective::detail {
 
@@ -26,6 +27,8 @@ using stagger::detail::ByteRange;
 /// there is no unacknowledged push, and the second; the transport reads the first and fills the third.
 class RemoteLayer {
  public:
+  using VersionTag = stagger::detail::VersionTag;
+
   /// @param first  values, which the server may want of the worker that joins first
   void make(std::span<std::byte const> first) {
     for (stagger::detail::ParameterBlock* const block : {&pushed_, &used_, &coming_})
@@ -49,7 +52,7 @@ class RemoteLayer {
   void read() noexcept { state_ = State::reading; }
   [[nodiscard]] bool reading() const noexcept { return state_ == State::reading; }
   void take_read() noexcept {
-    coming_contains_ = 0;
+    coming_contains_ = {};
     take_over();
   }
   /// The number of the next one.
@@ -73,8 +76,8 @@ class RemoteLayer {
   }
   /// Those in use; the lock need not be held.
   void copy_to(std::byte* values) const noexcept { copy(values, used_.data()); }
-  /// Pushes of this worker's stream that they contain.
-  [[nodiscard]] std::uint32_t contains() const noexcept { return contains_; }
+  /// What they contain.
+  [[nodiscard]] VersionTag contains() const noexcept { return contains_; }
 
   // What messages of the server do.
 
@@ -106,7 +109,7 @@ class RemoteLayer {
   bool arrive(Message const& message) noexcept {
     if (state_ != State::asked) return false;  // of a stream that has ended
     state_ = State::arrived;
-    coming_contains_ = static_cast<std::uint32_t>(message.number);
+    coming_contains_ = VersionTag::of(message.number);
     return true;
   }
   /// Of a push or a part of it, or the first values.
@@ -130,11 +133,11 @@ class RemoteLayer {
 
   State state_ = State::idle;
   bool unacknowledged_ = false;
-  std::uint32_t rounds_ = 0;           // asked for
-  ByteRange part_{};                   // likewise
-  std::uint64_t pushes_ = 0;           // made
-  std::uint32_t contains_ = 0;         // pushes of the stream, in `used_`
-  std::uint32_t coming_contains_ = 0;  // likewise
+  std::uint32_t rounds_ = 0;      // asked for
+  ByteRange part_{};              // likewise
+  std::uint64_t pushes_ = 0;      // made
+  VersionTag contains_{};         // `used_`
+  VersionTag coming_contains_{};  // likewise
   stagger::detail::ParameterBlock pushed_, used_, coming_;
 };
 

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <span>
 #include <string>
 
 #include <stagger/program/program.hpp>
@@ -33,6 +34,8 @@ class Exchange {
   [[nodiscard]] virtual std::uint64_t bytes() const = 0;
   /// Its number among those of the server.
   [[nodiscard]] virtual int worker() const noexcept = 0;
+  /// [k] minibatches whose weights lacked k pushes of another worker, as Trainer::staleness().
+  [[nodiscard]] virtual std::span<std::uint64_t const> staleness() const noexcept = 0;
   /// What the worker waits for, for the message of a stall.
   [[nodiscard]] virtual std::string waits_for() const = 0;
 };

@@ -79,7 +79,10 @@ class OverlappedExchange final : public ServerExchange {
   [[gnu::cold]] void end_step(Machine&, std::exception_ptr why) override {
     if (!is_open() || !program_->exchanges()) return;
     if (why) return close(why);
-    if (program_->training) ++steps_;
+    if (!program_->training) return;
+    count_staleness(static_cast<int>(steps_), 1,
+                    [&](std::size_t c, int) { return cells_[c].seen; });
+    ++steps_;
   }
 
   [[nodiscard]] bool under_way() const override {
@@ -132,6 +135,10 @@ class OverlappedExchange final : public ServerExchange {
 
   void push(Instruction const& in) {
     CellLayers& cell = cells_[in.cell];
+    cell.seen = steps_;
+    each_layer(cell, [&](std::size_t l) {
+      if (late(l, steps_ - 1) != 0) cell.seen = steps_ - 1;
+    });
     take_late(cell);
     std::size_t missing = 0;
     each_layer(cell, [&](std::size_t l) {

@@ -4,11 +4,13 @@
 ///         parameter server: its link, its stages' layers, and signals for what has arrived.
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -64,6 +66,9 @@ class ServerExchange : public Exchange, protected ParameterListener {
   }
   [[nodiscard]] std::uint64_t bytes() const override { return 0; }
   [[nodiscard]] int worker() const noexcept override { return link_->worker(); }
+  [[nodiscard]] std::span<std::uint64_t const> staleness() const noexcept override {
+    return lacked_;
+  }
   [[nodiscard]] std::string waits_for() const override {
     std::string words = link_->waits_for();
     return words.empty() ? text("weights that are on their way") : words;
@@ -73,7 +78,9 @@ class ServerExchange : public Exchange, protected ParameterListener {
   static constexpr int looked_at = 256;  // minibatches of a model, before it is used
   struct CellLayers {
     std::size_t first = 0;
-    std::size_t count = 0;                // 0 where another process runs the stage
+    std::size_t count = 0;     // 0 where another process runs the stage
+    std::uint32_t others = 0;  // pushes of each other worker at least, in the weights that it has
+    std::uint32_t seen = 0;    // likewise, in those that the step sees
     std::atomic<std::size_t> missing{0};  // of what it has asked for last
   };
 
@@ -143,6 +150,30 @@ class ServerExchange : public Exchange, protected ParameterListener {
     outside.fail(outside.self, std::move(why));
   }
 
+  /// Behind a step or stream: how far the weights of its minibatches were behind.
+  /// @param others  (cell, minibatch) pushes of each other worker at least that its weights had
+  template <class Others>
+  [[gnu::cold]] void count_staleness(int first, int minibatches, Others others) {
+    auto const lacked = [&](std::size_t c, int m) {
+      auto const made = static_cast<std::uint32_t>((first + m) / staleness_.push_minibatches);
+      return made - std::min(made, others(c, m));
+    };
+    for (int m = 0; m < minibatches; ++m) {
+      std::uint32_t most = 0;
+      for (std::size_t c = 0; c < cells_.size(); ++c)
+        if (cells_[c].count != 0) most = std::max(most, lacked(c, m));
+      ++lacked_[std::min<std::size_t>(most, lacked_.size() - 1)];
+    }
+    for (std::size_t c = 0; c < cells_.size(); ++c) {
+      RankState& rank = machine_.ranks()[program_->cells[c].rank];
+      if (!rank.record || cells_[c].count == 0) continue;
+      for (schedule::Span& span : rank.spans)
+        if (schedule::is_compute(span.action.kind) && span.action.stage == program_->cells[c].stage)
+          span.lacked = static_cast<int>(
+              lacked(c, minibatches == 1 ? 0 : std::min(span.action.microbatch, minibatches - 1)));
+    }
+  }
+
   /// What of a layer has gone to the server, or come from it. Called by whoever runs the cell.
   void count(std::size_t l, TrafficKind kind, ByteRange part) {
     machine_.traffic.add(program_->cells[cell_of_[l]].rank, kind,
@@ -201,6 +232,8 @@ class ServerExchange : public Exchange, protected ParameterListener {
       }
   }
 
+  static constexpr std::size_t most_lacked = 63;  // more count as so many
+  std::array<std::uint64_t, most_lacked + 1> lacked_{};
   FixedArray<std::size_t> cell_of_;  // [layers]
   bool joined_ = false;
   bool open_ = false;

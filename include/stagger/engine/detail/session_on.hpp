@@ -160,6 +160,11 @@ template <class M> Traffic MachineFacts<M>::traffic(M& machine, int ranks) {
   Traffic total = machine.traffic.total();
   return total.ranks() != 0 ? total : Traffic(static_cast<std::size_t>(ranks));  // no step yet
 }
+template <class M> std::vector<std::uint64_t> MachineFacts<M>::staleness(M& machine) {
+  if (machine.exchange() == nullptr) return {};
+  auto const counts = machine.exchange()->staleness();
+  return {counts.begin(), counts.end()};
+}
 template <class M> schedule::Timeline MachineFacts<M>::timeline(M& machine, int ranks, bool sums) {
   schedule::Timeline timeline;
   int const all = static_cast<int>(machine.ranks().size());

@@ -29,7 +29,11 @@ class StepExchange : public ServerExchange {
 
   void begin_step() override {
     if (!program_->training) return;
-    if (open()) steps_ = 0;
+    if (open()) {
+      steps_ = 0;
+      for (CellLayers& cell : cells_) cell.others = 0;
+    }
+    for (CellLayers& cell : cells_) cell.seen = cell.others;
   }
 
   bool execute(Machine&, Instruction const& in) override {
@@ -45,6 +49,7 @@ class StepExchange : public ServerExchange {
 
   [[gnu::cold]] void end_step(Machine&, std::exception_ptr why) override {
     if (!is_open() || !program_->training) return;  // evaluation exchanges nothing
+    if (!why) count_staleness(steps_, 1, [&](std::size_t c, int) { return cells_[c].seen; });
     ++steps_;
     if (why) close(why);
   }
@@ -59,9 +64,11 @@ class StepExchange : public ServerExchange {
     }
     for (std::size_t l = cell.first; l < cell.first + cell.count; ++l) link_->ask(l, needed());
   }
-  void pull(CellLayers const& cell) {
+  void pull(CellLayers& cell) {
+    cell.others = stagger::detail::all_rounds;
     for (std::size_t l = cell.first; l < cell.first + cell.count; ++l) {
-      link_->take(l, needed(), exchanged()[l].values().data());
+      VersionTag const tag = link_->take(l, needed(), exchanged()[l].values().data());
+      cell.others = std::min(cell.others, tag.others);
       count(l, TrafficKind::pulls);
       received(l);
     }

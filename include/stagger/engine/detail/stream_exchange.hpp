@@ -38,12 +38,17 @@ class StreamExchange final : public ServerExchange {
       stream.kept = 1;
       stream.changes = 0;
       stream.asks.clear();
+      stream.version_of.resize(static_cast<std::size_t>(program_->updates));
+      stream.others.assign(1, 0);
     }
     for (auto const& rank : program_->ranks)
       for (Instruction const& in : rank.code) {
         CellStream& stream = streams_[in.cell];
         if (in.op == Op::apply) ++stream.changes;
+        if (in.op == Op::forward)
+          stream.version_of[in.microbatch] = static_cast<std::uint32_t>(stream.others.size() - 1);
         if (in.op != Op::pull || !in.snapshot()) continue;
+        stream.others.push_back(0);
         if (!in.last_pull())  // pushes behind the snapshot, with the one at hand and unused ones
           stream.kept = std::max(
               stream.kept, std::size_t{(stream.changes + per_push - 1) / per_push} - in.rounds());
@@ -59,6 +64,7 @@ class StreamExchange final : public ServerExchange {
       streams_[c].changes = 0;
       streams_[c].asked = 0;
       streams_[c].taken = 0;
+      streams_[c].versions = 0;
       cells_[c].missing.store(0);
     }
     open();
@@ -76,7 +82,12 @@ class StreamExchange final : public ServerExchange {
   }
 
   [[gnu::cold]] void end_step(Machine&, std::exception_ptr why) override {
-    if (is_open() && program_->training) close(why);  // evaluation exchanges nothing
+    if (!is_open() || !program_->training) return;  // evaluation exchanges nothing
+    if (!why)
+      count_staleness(0, program_->updates, [&](std::size_t c, int m) {
+        return streams_[c].others[streams_[c].version_of[m]];
+      });
+    close(why);
   }
 
   [[nodiscard]] std::uint64_t bytes() const override {
@@ -94,6 +105,9 @@ class StreamExchange final : public ServerExchange {
     std::size_t asked = 0;              // of those
     std::uint32_t taken = 0;            // rounds of the newest that it has
     std::uint32_t changes = 0;          // made
+    std::uint32_t versions = 0;         // made from snapshots
+    List<std::uint32_t> version_of;     // [minibatches] number of that which it sees
+    List<std::uint32_t> others;         // [versions + 1] pushes of each other worker at least
   };
 
   [[nodiscard]] ParameterBlock& push_block(std::size_t c, std::uint32_t push, std::size_t l) {
@@ -141,6 +155,7 @@ class StreamExchange final : public ServerExchange {
     CellStream& stream = streams_[in.cell];
     bool const asked = in.snapshot() && (in.last_pull() || in.rounds() > stream.taken);
     if (asked) stream.taken = in.rounds();
+    if (in.snapshot()) stream.others[++stream.versions] = all_rounds;
     for (std::size_t l = 0; l < cell.count; ++l) {
       if (asked) count(cell.first + l, TrafficKind::pulls);
       LayerParameters& own = layer(cell, l);
@@ -153,8 +168,10 @@ class StreamExchange final : public ServerExchange {
         link_->take_last(cell.first + l, to);
         continue;
       }
-      std::uint32_t const contained = link_->take(cell.first + l, in.rounds(), to);
-      for (std::uint32_t push = contained; push < in.rounds() + in.waves(); ++push)
+      VersionTag const tag = link_->take(cell.first + l, in.rounds(), to);
+      std::uint32_t& others = stream.others[stream.versions];
+      others = std::min(others, tag.others);
+      for (std::uint32_t push = tag.own; push < in.rounds() + in.waves(); ++push)
         own.add_values(to, push_block(in.cell, push, l).data());
     }
     if (in.snapshot() && (in.rounds() != 0 || in.last_pull())) ask(in.cell);

@@ -127,7 +127,8 @@ class ShardedLink final : public ParameterLink {
   }
   void ask(std::size_t l, std::uint32_t rounds) override { part_of(l).ask(l, rounds); }
   void ask_last(std::size_t l) override { part_of(l).ask_last(l); }
-  std::uint32_t take(std::size_t l, std::uint32_t rounds, std::byte* values) override {
+  stagger::detail::VersionTag take(std::size_t l, std::uint32_t rounds,
+                                   std::byte* values) override {
     return part_of(l).take(l, rounds, values);
   }
   void take_last(std::size_t l, std::byte* values) override { part_of(l).take_last(l, values); }

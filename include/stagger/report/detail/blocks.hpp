@@ -28,6 +28,7 @@ struct Block {
   double end_s = 0;
   Half half = Half::none;
   bool repeated = false;  // a forward run again by recomputation
+  int lacked = -1;        // as of its span
 };
 
 /// First start and last end of what occupies the ranks of a timeline or a row: compute actions,
@@ -79,7 +80,7 @@ template <class F> void for_each_block(std::vector<schedule::Span> const& row, F
       pending = Block{span.action, span.start_s, span.end_s, Half::none};
       open = true;
     } else {
-      f(Block{span.action, span.start_s, span.end_s, Half::none, span.repeated});
+      f(Block{span.action, span.start_s, span.end_s, Half::none, span.repeated, span.lacked});
     }
   }
   if (open) f(pending);  // the row ended in the middle of a pair

@@ -77,6 +77,7 @@ class TraceWriter {
     std::int64_t anchor_ns = 0;
     Half half = Half::none;
     bool repeated = false;
+    int lacked = -1;
   };
   struct Lane {
     int tid = 0;
@@ -102,7 +103,8 @@ class TraceWriter {
                   origin + to_ns(block.end_s),
                   0,
                   block.half,
-                  block.repeated};
+                  block.repeated,
+                  block.lacked};
       if (block.half == Half::second) {  // inside the first half, from its second nanosecond on
         slice.start_ns = slices_.back().start_ns + 1;
         slice.end_ns = slices_.back().end_ns;
@@ -166,6 +168,7 @@ class TraceWriter {
                                                     : "reduction",
                   text(",\"args\":{\"stage\":", action.stage, ",\"microbatch\":", action.microbatch,
                        action.slice != 0 ? text(",\"slice\":", action.slice) : std::string(),
+                       slice.lacked >= 0 ? text(",\"lacked\":", slice.lacked) : std::string(),
                        ",\"step\":", number, "}"));
   }
 

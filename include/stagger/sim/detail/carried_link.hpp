@@ -27,6 +27,7 @@ using stagger::detail::LayerParameters;
 using stagger::detail::ParameterBlock;
 using stagger::detail::ParameterLink;
 using stagger::detail::ParameterListener;
+using stagger::detail::VersionTag;
 using stagger::detail::WorkerRules;
 
 /// A push reaches the server when its bytes have travelled; what the worker has asked for is there
@@ -72,7 +73,7 @@ class CarriedLink final : public ParameterLink,
     link_->read(layer, values);
     if (exact_ || instant()) return;
     Layer& own = layers_[layer];  // what it has until an answer comes
-    own.contained = 0;
+    own.contained = {};
     if (own.answer.size() != own.bytes) own.answer.make(nullptr, own.bytes);
     if (own.bytes != 0) std::memcpy(own.answer.data(), values, own.bytes);
   }
@@ -124,7 +125,7 @@ class CarriedLink final : public ParameterLink,
     link_->take_part(layer, rounds, values, part);
   }
 
-  std::uint32_t take(std::size_t layer, std::uint32_t rounds, std::byte* values) override {
+  VersionTag take(std::size_t layer, std::uint32_t rounds, std::byte* values) override {
     if (exact_ || instant()) return link_->take(layer, rounds, values);
     Layer const& own = layers_[layer];
     if (own.bytes != 0) std::memcpy(values, own.answer.data(), own.bytes);
@@ -149,9 +150,9 @@ class CarriedLink final : public ParameterLink,
     std::uint32_t under_way = 0;  // of those
     bool asks = false;            // behind them, for:
     std::uint32_t rounds = 0;
-    ByteRange asked{};            // a part, last
-    std::uint32_t contained = 0;  // in the answer that arrived last
-    ParameterBlock answer{};      // unless exact, when the server keeps it
+    ByteRange asked{};        // a part, last
+    VersionTag contained{};   // in the answer that arrived last
+    ParameterBlock answer{};  // unless exact, when the server keeps it
   };
 
   [[nodiscard]] bool instant() const noexcept { return time_->network.links().instant(); }

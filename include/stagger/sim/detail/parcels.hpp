@@ -9,6 +9,7 @@
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/parameters/parameter_memory.hpp>
+#include <stagger/parameters/version_tag.hpp>
 
 namespace stagger::sim::detail {
 
@@ -20,7 +21,7 @@ struct Parcel {
   std::size_t layer = 0;              ///< of a choice of late ones: behind all
   std::size_t split = 0;              ///< of such a choice: the layer of which `part` is late
   std::uint32_t number = 0;  ///< of the push, rounds of the answer, or the step of the choice
-  std::uint32_t contained = 0;
+  stagger::detail::VersionTag contained{};
   double sent_s = 0;
   stagger::detail::ParameterBlock values{};
 
