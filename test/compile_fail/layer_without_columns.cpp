@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// mistake: stage: a layer that a group can share, of values without columns
 // expect-error: stagger: a layer that members of a group can share has an Input and an Output with columns
-// see: splitting.md#what-a-layer-says-of-itself
 #include <stagger/model/split.hpp>
 #include <stagger/stagger.hpp>
 
