@@ -190,7 +190,7 @@ class DappleSearch {
   [[nodiscard]] std::vector<int> ids(placement::Occupancy const& occupied,
                                      std::vector<int> const& fill) const {
     auto result = occupied.devices(fill);
-    for (int& id : result) id = w_.devices()[static_cast<std::size_t>(id)];
+    for (int& id : result) id = w_.devices().data()[id];
     return result;
   }
 

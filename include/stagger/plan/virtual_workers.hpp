@@ -149,7 +149,7 @@ struct VirtualWorkers {
         found.push_back(found[other]);
         for (auto& stage : found.back().devices) {
           auto const at = std::find(groups[other].begin(), groups[other].end(), stage.front());
-          stage.front() = groups[w][static_cast<std::size_t>(at - groups[other].begin())];
+          stage.front() = groups[w].begin()[at - groups[other].begin()];
         }
       } else {
         try {

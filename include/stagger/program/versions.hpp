@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
@@ -127,7 +128,7 @@ struct Versions {
     while (available < minibatches && updates[available].position < row.forward[m]) ++available;
     int const wanted =
         model.version(model.policy, static_cast<int>(m / per_update), static_cast<int>(available));
-    if (wanted < 0 || static_cast<std::size_t>(wanted) > available)
+    if (wanted < 0 || std::cmp_greater(wanted, available))
       raise(Errc::bad_schedule, "the staleness model asks for version ", wanted,
             " of the weights of stage ", row.stage, " at microbatch ", m, ", when ", available,
             " updates have been made; let the schedule inject fewer microbatches at a time");

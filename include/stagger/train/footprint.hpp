@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include <stagger/core/alignment.hpp>
@@ -136,8 +137,8 @@ template <class FootprintOf>
 [[nodiscard]] Memory predicted_memory(Program const& program, std::span<int const> cuts,
                                       Replicas const& replicas, int states,
                                       std::span<std::size_t const> rows, FootprintOf&& footprint) {
-  if (cuts.size() + 1 != static_cast<std::size_t>(program.stages) ||
-      rows.size() != static_cast<std::size_t>(program.microbatches))
+  if (std::cmp_not_equal(cuts.size() + 1, program.stages) ||
+      std::cmp_not_equal(rows.size(), program.microbatches))
     raise(Errc::bad_configuration, cuts.size(), " cuts and ", rows.size(),
           " microbatches do not belong to a program of ", program.stages, " stages and ",
           program.microbatches, " microbatches; give those it was laid out for");

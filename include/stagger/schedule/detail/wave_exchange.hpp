@@ -49,14 +49,14 @@ class WaveExchange {
       first_rank_.push_back(static_cast<int>(cells_.size()));
       for (int s = 0; s < workers[w].stages(); ++s) {
         auto const& cuts = workers[w].cuts;
-        auto const stage = static_cast<std::size_t>(s);
+        std::size_t const stage = at(s);
         cells_.push_back({.worker = static_cast<int>(w),
                           .first = s == 0 ? 0 : cuts[stage - 1],
                           .last = stage < cuts.size() ? cuts[stage] : layers_});
       }
       for (std::size_t l = 0; l < workers[w].layer_links.size(); ++l)
         layer_links_(l, w) = workers[w].layer_links[l];
-      played_[w].timeline.rows.resize(static_cast<std::size_t>(workers[w].stages()));
+      played_[w].timeline.rows.resize(at(workers[w].stages()));
     }
     for (Cell& cell : cells_) ask(cell);
   }

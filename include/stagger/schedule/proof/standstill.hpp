@@ -15,7 +15,7 @@ namespace stagger::schedule::detail {
 
 /// Something that never ran, and what it waits for: the next one.
 struct Held {
-  static constexpr std::size_t nowhere = static_cast<std::size_t>(-1);
+  static constexpr std::size_t nowhere = ~std::size_t{0};
   Wait wait{};
   std::size_t next = nowhere;  ///< nowhere: the table does not have what is waited for
 };
