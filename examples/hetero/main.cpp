@@ -14,6 +14,7 @@
 #include "../terminal_text.hpp"
 #include "output.hpp"
 #include "paper_hetpipe.hpp"
+#include "paper_osp.hpp"
 #include "run.hpp"
 #include "settings.hpp"
 #include "staleness_models.hpp"
@@ -49,6 +50,10 @@ int main(int argc, char** argv) {
     if (auto const code = hetero::start_processes(*settings, argc, argv)) return *code;
     hetero::Files const files(*settings);
     if (!settings->paper.empty()) {
+      if (settings->paper == "osp") {
+        std::fputs(hetero::claims_of_osp(*settings).c_str(), stdout);
+        return 0;
+      }
       auto const runs = hetero::run_hetpipe(*settings);
       std::fputs(hetero::claims_of_hetpipe(runs).c_str(), stdout);
       files.write(hetero::first_seed(runs));

@@ -38,6 +38,8 @@ std::optional<int> hetero::start_processes(Settings& s, int, char**) {
 #include <stagger/mpi/parameter_server.hpp>
 #include <stagger/mpi/session.hpp>
 
+#include "staleness_models.hpp"
+
 namespace hetero {
 
 namespace sg = stagger;
@@ -188,7 +190,7 @@ Run train_over_mpi(Settings const& s, double rate, Train const& train) {
   sg::ByteWriter report;
   try {
     server.emplace(sg::mpi::ServerOptions{.workers = static_cast<int>(s.workers)},
-                   sg::optimizer::Sgd{.rate = rate});
+                   sg::optimizer::Sgd{.rate = rate}, half_late);
     Run run;
     run.workers.resize(workers);
     train(team, run);

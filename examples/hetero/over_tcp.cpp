@@ -30,6 +30,8 @@ hetero::Run hetero::train_over_tcp(Settings const&, double, Train const&) {
 
 #include <stagger/host/asio_parameter_server.hpp>
 
+#include "staleness_models.hpp"
+
 namespace hetero {
 
 namespace sg = stagger;
@@ -219,7 +221,8 @@ class Children {
 Run train_over_tcp(Settings const& s, double rate, Train const& train) {
   Children children(s, train);  // before this process has threads
   sg::collective::ParameterServer const server({.workers = static_cast<int>(s.workers)});
-  sg::host::AsioParameterServer const listening(server, {}, sg::optimizer::Sgd{.rate = rate});
+  sg::host::AsioParameterServer const listening(server, {}, sg::optimizer::Sgd{.rate = rate},
+                                                half_late);
   return children.take(listening.port());
 }
 

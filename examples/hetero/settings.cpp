@@ -131,7 +131,7 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
       ->group(group);
   auto* const paper =
       app.add_option("--paper", s.paper,
-                     "hetpipe: the paper's claims, published and as they come out here")
+                     "hetpipe or osp: the paper's claims, published and as they come out here")
           ->group(group);
   auto* const seeds =
       app.add_option("--seeds", s.seeds, "--paper: how often each run is made, with other seeds")
@@ -207,7 +207,10 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
   if (s.cluster == "equal" && link->count() == 0) s.link = 1;
   if (s.timed() && s.cluster != "equal") s.stages = static_cast<std::int64_t>(s.gpus.size());
   if (paper->count() != 0) {
-    require_word("--paper", s.paper, {"hetpipe"});
+    require_word("--paper", s.paper, {"hetpipe", "osp"});
+    for (char const* const flag : {"--csv", "--chart"})
+      if (s.paper == "osp" && app.count(flag) != 0)
+        cli::refuse(std::string(flag) + " is not written by --paper osp; leave it out");
     for (auto const* const option : app.get_options())
       if (option->count() != 0 && option != paper && !allowed_with_paper(option->get_name()))
         cli::refuse(option->get_name() + " is chosen by --paper; leave it out");

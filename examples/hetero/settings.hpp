@@ -27,7 +27,7 @@ struct Settings {
   std::int64_t window = 0;     ///< minibatches of its mean; 0: two pushes of every worker
   std::int64_t seed = 1;
   bool compare = false;    ///< all staleness models, instead of `sync`
-  std::string paper;       ///< whose claims are run: "hetpipe"; empty: none
+  std::string paper;       ///< whose claims are run: "hetpipe" or "osp"; empty: none
   std::int64_t seeds = 5;  ///< of those, each is run with
 
   // Where it runs.

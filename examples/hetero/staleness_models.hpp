@@ -49,9 +49,10 @@ template <class Make> struct StalenessEntry {
 template <class Make> StalenessEntry(char const*, char const*, Takes, Make) -> StalenessEntry<Make>;
 
 /// OSP with the layers that matter least, half of the model's bytes.
-using HalfLate = staleness::OverlappedSynchronous<staleness::overlapped::ParameterGradientProduct,
+inline constexpr staleness::OverlappedSynchronous<staleness::overlapped::ParameterGradientProduct,
                                                   staleness::overlapped::FirstFit,
-                                                  staleness::overlapped::ShareLate>;
+                                                  staleness::overlapped::ShareLate>
+    half_late{.budget = {.share = 0.5}};
 
 inline constexpr std::tuple staleness_models{
     StalenessEntry{"bsp", "in step: all wait for all", Takes{},
@@ -69,7 +70,7 @@ inline constexpr std::tuple staleness_models{
                          .in_flight = n.in_flight, .distance = n.distance, .adds = n.adds()};
                    }},
     StalenessEntry{"osp", "as bsp, but half of the bytes are exchanged during the next step",
-                   Takes{}, [](Numbers const&) { return HalfLate{.budget = {.share = 0.5}}; }},
+                   Takes{}, [](Numbers const&) { return half_late; }},
     StalenessEntry{"local-sgd", "--period steps alone, then the mean", Takes{.period = true},
                    [](Numbers const& n) { return staleness::LocalSgd{.period = n.period}; }},
 };

@@ -45,7 +45,8 @@ refused("--in-flight 40: worker 0 .VRGQ. has no memory for 40 minibatches in fli
         --in-flight 40)
 refused("--parameters local keeps a layer where all workers have it. leave --allocation out" --allocation np --parameters local)
 
-refused("--paper knows no 'pipedream'. there are: hetpipe" --paper pipedream)
+refused("--paper knows no 'pipedream'. there are: hetpipe, osp" --paper pipedream)
+refused("--csv is not written by --paper osp" --paper osp --csv claims.csv)
 refused("--steps is chosen by --paper" --paper hetpipe --steps 4)
 
 # Nothing is computed where a file could not be written, and nothing is left of it.
