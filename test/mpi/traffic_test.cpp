@@ -58,7 +58,10 @@ stagger::Traffic train(Trainer& train, Batch const& batch, int steps) {
     auto const before = train.traffic().total();
     Count const sent_before = sent;
     stagger::run(train.step(batch));
-    if (step != 0) REQUIRE(train.traffic().total() - before == sent - sent_before);
+    Count const counted = train.traffic().total() - before;
+    Count const given = sent - sent_before;
+    CAPTURE(step, counted.messages, given.messages, counted.bytes, given.bytes);
+    if (step != 0) REQUIRE(counted == given);
   }
   return train.traffic();
 }
