@@ -109,13 +109,14 @@ inline void require_kept(int worker, std::uint32_t rounds, staleness::Adds adds,
         " that is not finite; it was not added: lower the rate, or look for what divides by 0");
 }
 
-/// For the other workers.
-[[nodiscard]] [[gnu::cold]] inline std::exception_ptr failure_of(int worker) noexcept {
+/// For the other workers. @param pushes  that it had made
+[[nodiscard]] [[gnu::cold]] inline std::exception_ptr failure_of(int worker,
+                                                                 std::uint32_t pushes) noexcept {
   try {
     return std::make_exception_ptr(Error(
-        Errc::peer_failed, text("worker ", worker,
-                                " has failed, which ends the streams of the others; begin the "
-                                "next one, which goes on from the server's weights")));
+        Errc::peer_failed, text("worker ", worker, " has failed after ", pushes,
+                                " pushes, which ends the streams of the others; begin the next "
+                                "one, which goes on from the server's weights")));
   } catch (...) {
     return std::current_exception();
   }
@@ -162,7 +163,7 @@ class ServerInProcess {
     return layers_.size() == 0;
   }
   void leave(int client) noexcept {
-    end(client, failure_of(worker_of(client)));
+    end(client, true);
     forget_asks(client);
     std::lock_guard const lock(joining_);
     clients_[client].listener = nullptr;
@@ -179,15 +180,22 @@ class ServerInProcess {
   }
 
   void begin(int client) {
-    if (clients_[client].active.load()) end(client, failure_of(worker_of(client)));
+    if (clients_[client].active.load()) end(client, true);
     std::lock_guard const lock(joining_);  // not while streams are being given up
     forget_asks(client);                   // of a stream that failed
     // Another process of the worker may have begun this stream, and have come to its end already.
-    bool const first = !clients_.any_active(worker_of(client));
+    int const worker = worker_of(client);
+    bool const first = !clients_.any_active(worker);
     for (std::size_t l = 0; l < layers_.size() && first; ++l) {
       std::lock_guard const shard(mutex(l));
-      require_going_on(worker_of(client), layers_[l].waits_for_others(worker_of(client)));
+      require_going_on(worker, layers_[l].waits_for_others(worker));
     }
+    bool gone = false;
+    for (std::size_t l = 0; l < layers_.size() && first; ++l) {
+      std::lock_guard const shard(mutex(l));
+      gone = layers_[l].enter(worker);
+    }
+    if (gone) layers_.come_back(worker);
     if (late_ != nullptr && !clients_.any_active()) late_->reset();
     clients_[client].active.store(true);
   }
@@ -200,7 +208,6 @@ class ServerInProcess {
   void read(int client, std::size_t l, std::byte* values) {
     std::lock_guard const lock(mutex(l));
     ParameterStore& layer = layers_[l];
-    if (clients_[client].active.load()) layer.come_back(worker_of(client));
     std::byte const* const from = layer.begin(worker_of(client));
     if (layer.bytes() != 0) std::memcpy(values, from, layer.bytes());
   }
@@ -249,22 +256,24 @@ class ServerInProcess {
     return tag;
   }
 
-  void end(int client, std::exception_ptr const& why) noexcept {
+  void end(int client, bool failed) noexcept {
     if (!clients_[client].active.exchange(false)) return;
-    if (!why) return go_on_without(client);
-    std::exception_ptr const lost = failure_of(worker_of(client));
+    if (!failed) return go_on_without(client);
     std::lock_guard const lock(joining_);
     bool const goes_on = options_.on_failure == OnFailure::go_on;
     List<bool> told(static_cast<std::size_t>(clients_.size()));
     for (int n = 0; n < clients_.size(); ++n)
       told[n] =
           (!goes_on || worker_of(n) == worker_of(client)) && clients_[n].active.exchange(false);
+    std::uint32_t pushes = 0;
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       std::lock_guard const shard(mutex(l));
+      pushes = std::max(pushes, layers_[l].pushes(worker_of(client)));
       goes_on ? layers_[l].leave(worker_of(client)) : layers_[l].give_up();
       if (goes_on) answer(l);
     }
     if (late_ != nullptr) late_->reset();
+    std::exception_ptr const lost = failure_of(worker_of(client), pushes);
     for (int n = 0; n < clients_.size(); ++n)
       if (told[n]) clients_[n].listener->lost(lost);
   }
@@ -406,7 +415,7 @@ class LinkInProcess final : public ParameterLink {
   void take_last(std::size_t layer, std::byte* values) override {
     server_->take(client_, layer, Ask::everything, values);
   }
-  void end(std::exception_ptr why) noexcept override { server_->end(client_, why); }
+  void end(std::exception_ptr why) noexcept override { server_->end(client_, why != nullptr); }
   [[nodiscard]] std::string waits_for() const override { return server_->waits_for(client_); }
 
  private:

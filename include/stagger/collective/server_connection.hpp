@@ -153,10 +153,9 @@ class ServerConnection final : public MessageEnd {
       case ask_choice:
         return server_->ask_late(client_, message.rounds);
       case end:
-        return server_->end(client_, nullptr);
+        return server_->end(client_, false);
       case fail:
-        return server_->end(
-            client_, std::make_exception_ptr(Error(Errc::peer_failed, "the worker has failed")));
+        return server_->end(client_, true);
       case who:
         return outbox_.say_waits_for(server_->waits_for(client_));
       case leave:

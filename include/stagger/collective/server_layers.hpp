@@ -82,6 +82,22 @@ class ServerLayers {
       layers_[l]->reserve(ahead);
     }
   }
+  /// A worker that was gone is waited for again, in all layers at once.
+  /// @throws Error  bad_configuration while the streams of the others have ended in some layers only
+  [[gnu::cold]] void come_back(int worker) {
+    FixedArray<std::unique_lock<std::mutex>> locks(shards_.size());
+    for (std::size_t s = 0; s < shards_.size(); ++s) locks[s] = std::unique_lock(shards_[s]);
+    for (auto const& layer : layers_)
+      for (int n = 0; n < static_cast<int>(store_rules_.weights.size()); ++n)
+        if (!layer->ended(n) && layer->in_stream(n) != layers_[0]->in_stream(n))
+          raise(Errc::bad_configuration, "worker ", worker,
+                " comes back while the others end their streams; let it begin again when all have "
+                "ended");
+    for (auto const& layer : layers_) {
+      layer->enter(worker);
+      layer->come_back(worker);
+    }
+  }
   [[nodiscard]] staleness::Adds adds() const noexcept { return rules_.adds; }
 
  private:

@@ -67,6 +67,8 @@ class ParameterStore {
   [[nodiscard]] bool waits_for_others(int worker) const {
     return bytes() != 0 && workers_[worker].ended && !workers_[worker].gone;
   }
+  /// The worker begins a stream. @return whether it was gone, and is to come back
+  bool enter(int worker) { return workers_[worker].enter(streams_); }
   /// Whether the stream that it began last is not ended by all workers yet.
   [[nodiscard]] bool in_stream(int worker) const { return workers_[worker].stream == streams_; }
   /// How often all workers have ended their streams.
@@ -173,7 +175,6 @@ class ParameterStore {
   }
   /// A worker begins a stream: it asks for nothing older than what there is. @return `first`
   std::byte const* begin(int worker) {
-    workers_[worker].stream = streams_;
     keep_from(worker, snapshots_.rounds());
     return take_first(worker);
   }

@@ -30,6 +30,11 @@ struct StoreWorker {
   std::uint32_t answer_contains = 0;  ///< pushes of all workers
   std::uint32_t answer_has = 0;       ///< of each other worker at least, as `fewest_of_others`
 
+  /// @param streams  of all workers, before the one that it begins
+  bool enter(std::uint32_t streams) {
+    stream = streams;
+    return gone;
+  }
   /// @return the oldest that waits
   [[nodiscard]] ParameterBlock take_waiting() {
     std::rotate(waiting.begin(), waiting.begin() + 1, waiting.end());

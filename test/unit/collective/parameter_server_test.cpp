@@ -189,7 +189,36 @@ TEST_CASE(
   server.push(other, 0, one.bytes(), true);
   server.take(early, 0, sg::collective::detail::Ask::everything, values.bytes());
   CHECK(values.first() == 2);
-  for (int const client : {early, late, other}) server.end(client, nullptr);
+  for (int const client : {early, late, other}) server.end(client, false);
   server.begin(early);  // the next stream
   for (int const client : {other, early, late}) server.leave(client);
+}
+
+TEST_CASE(
+    "collective/ParameterServer: a worker comes back into one stream, not into two that follow "
+    "each other",
+    "[collective]") {
+  sg::collective::ParameterServer const server(
+      {.workers = 2, .on_failure = sg::collective::OnFailure::go_on});
+  auto const model = model_of(2);
+  Worker a(server, 0, model, changes());
+  Worker b(server, 1, model, changes());
+  a.begin_and_read(2);
+  b.begin_and_read(2);
+  b.link->end(std::make_exception_ptr(std::runtime_error("out of ink")));
+  a.push(0);
+  CHECK(a.told.last.size() == 1);  // b is gone, so this layer's stream has ended
+  CHECK_THROWS_WITH(b.link->begin(),
+                    Catch::Matchers::Contains("worker 1 comes back while the others end"));
+  a.push(1);
+  CHECK(a.told.last.size() == 2);
+  a.link->end(nullptr);
+  a.begin_and_read(2);
+  b.begin_and_read(2);
+  for (std::size_t l = 0; l < 2; ++l) {
+    a.push(l);
+    CHECK(a.told.last.size() == l);
+    b.push(l);
+    CHECK(a.told.last.size() == l + 1);
+  }
 }

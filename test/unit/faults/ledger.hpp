@@ -103,12 +103,17 @@ class Ledger final : public Watch {
     if (of_stream && message.stream != own.stream) return;  // it comes too late
     switch (message.kind) {
       case Kind::begin:
-        return begin(n, message.stream);
+        if (message.stream <= own.stream) return;
+        own.stream = message.stream;
+        own.begins = true;
+        return end(n, true);
       case Kind::push:
       case Kind::last_push:
         return push(n, message, value_of(parcel, l));
       case Kind::ask:
-        if (own.active && message.rounds >= own.answered[l]) own.asks[l] = message.rounds + 1;
+        if (own.active &&
+            (rules_.adds != Adds::in_worker_order || message.rounds > own.answered[l]))
+          own.asks[l] = message.rounds + 1;  // else it comes too late, likewise
         return;
       case Kind::ask_last:
         if (own.active) own.asks[l] = everything;
@@ -131,6 +136,7 @@ class Ledger final : public Watch {
       came_s = std::min(came_s, time_.now_s());
     }
     follow();
+    if (std::exchange(own.begins, false)) begin(line.worker());  // it was not refused
   }
   void sends(Line const& line, Parcel const& parcel) override {
     remember(line, " from the server: ", parcel);
@@ -155,6 +161,7 @@ class Ledger final : public Watch {
   /// Of a worker, what the server owes it.
   struct Owed {
     Line const* line = nullptr;  // by which it has joined
+    bool begins = false;
     bool active = false;
     bool lost = false;
     std::uint32_t stream = 0;
@@ -172,13 +179,9 @@ class Ledger final : public Watch {
         return 0;
       });
   }
-  void begin(int n, std::uint32_t stream) {
+  void begin(int n) {
     Owed& own = owed(n);
-    if (stream <= own.stream) return;
-    own.stream = stream;
-    for (Tally& tally : tallies_)
-      if (!own.active && tally.of(n).ended && !tally.of(n).gone) return;  // it is refused
-    end(n, true);
+    for (Tally& tally : tallies_) tally.begin(n);
     own.active = true;
     own.lost = false;
     own.asks.assign(elements_.size(), 0);
@@ -219,7 +222,6 @@ class Ledger final : public Watch {
   }
   void newest(int n, Message const& message, double value) {
     Tally& tally = tallies_[message.layer];
-    tally.read(n, owed(n).active);
     if (value != tally.first(n) || message.number != tally.of(n).count)
       wrong(text("worker ", n, " reads ", value, " behind push ", message.number, " where layer ",
                  message.layer, " has ", tally.first(n), " behind push ", tally.of(n).count));

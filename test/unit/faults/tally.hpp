@@ -88,20 +88,15 @@ class Tally {
     of(n).gone = true;
     end(n);
   }
-  /// It asks for the newest values, with which a stream begins. @param active  it has begun
-  void read(int n, bool active) {
+  /// It begins a stream.
+  void begin(int n) {
     Worker& own = of(n);
-    if (own.gone && active) {
-      std::uint32_t border = exact() ? rounds() : 0xffffffff;
-      if (!exact())
-        for (Worker const& each : workers_)
-          if (!each.ended) border = std::min(border, each.count);
-      if (border == 0xffffffff) border = 0;
-      own.gone = own.ended = false;
-      own.count = own.start = std::max(own.count, border);
-      own.answer = value_;
-    }
     own.stream = streams_;
+    if (!own.gone) return;
+    std::uint32_t const border = exact() ? rounds() : slowest(0);
+    own.gone = own.ended = false;
+    own.count = own.start = std::max(own.count, border);
+    own.answer = value_;
   }
 
   /// What the server says that it has added since, and what it should have added.
