@@ -9,7 +9,8 @@
 #
 # Between @code and @endcode of a policy.hpp, behind "In examples/NAME.cpp:", stands text of that file, too.
 #
-# Every relative link must lead to a file, and docs/pictures must hold what 08_pictures draws.
+# Every relative link must lead to a file, and docs/pictures must hold what 08_pictures and 22_worker_pictures
+# draw.
 
 cmake_minimum_required(VERSION 3.25)
 
@@ -118,7 +119,9 @@ foreach(header IN LISTS headers)
 endforeach()
 message("${blocks} blocks checked")
 
-execute_process(COMMAND ${PROGRAMS}/08_pictures ${HERE}/pictures OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)
+foreach(program 08_pictures 22_worker_pictures)
+  execute_process(COMMAND ${PROGRAMS}/${program} ${HERE}/pictures OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)
+endforeach()
 file(GLOB pictures RELATIVE ${HERE}/pictures ${HERE}/pictures/*.svg)
 foreach(picture IN LISTS pictures)
   file(READ ${HERE}/pictures/${picture} drawn)
@@ -127,6 +130,6 @@ foreach(picture IN LISTS pictures)
     file(READ ${SOURCE}/docs/pictures/${picture} shown)
   endif()
   if(NOT "${drawn}" STREQUAL "${shown}")
-    message(SEND_ERROR "docs/pictures/${picture} is not what examples/08_pictures draws: let it draw into docs/pictures")
+    message(SEND_ERROR "docs/pictures/${picture} is not what examples/08_pictures or 22_worker_pictures draws: let them draw into docs/pictures")
   endif()
 endforeach()
