@@ -36,7 +36,7 @@ class LateMerger {
 
   /// What a server tells. @param layers  [layers] those that it has, as it sees them
   [[gnu::cold]] stagger::detail::ParameterListener& add(
-      std::size_t server, std::span<stagger::detail::LayerParameters const> layers) {
+      int server, std::span<stagger::detail::LayerParameters const> layers) {
     Server& added = servers_[server];
     added.merger = this;
     added.bytes = stagger::detail::bytes_to_send(layers);
