@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // A parameter server and its workers as programs of their own, over TCP.
 //
-//     parameter_server serve 7070 2                 a server for two workers; port 0: any, it is printed
+//     parameter_server serve 7070 2 [FOLDER]        a server for two workers; port 0: any, it is printed
 //     parameter_server work localhost 7070 0 200    worker 0, 200 steps
 //     parameter_server work localhost 7070 1 200
 //     parameter_server together 2 200               the same in one process, for comparison
 //
 // Each worker learns from examples of its own, in step with the others; where workers run changes no
-// bit. SERVE_ON=10.0.0.1 parameter_server serve ... listens elsewhere than on loopback, and needs a
-// token of 16 to 64 bytes in PARAMETER_SERVER_TOKEN, for workers too.
+// bit, nor does a server with a FOLDER that is killed and started again there. SERVE_ON=10.0.0.1
+// parameter_server serve ... listens elsewhere than on loopback, and needs a token of 16 to 64 bytes in
+// PARAMETER_SERVER_TOKEN, for workers too.
 #include <array>
 #include <cmath>
 #include <csignal>
@@ -121,9 +122,9 @@ sg::host::Token token() {
   return std::getenv(name) == nullptr ? sg::host::Token() : sg::host::Token::from_environment(name);
 }
 
-void serve(std::uint16_t port, int workers) {
+void serve(std::uint16_t port, int workers, std::string const& folder) {
   char const* const address = std::getenv("SERVE_ON");
-  sg::collective::ParameterServer const server({.workers = workers});
+  sg::collective::ParameterServer const server({.workers = workers, .durable = folder});
   sg::host::AsioParameterServer const listening(
       server,
       {.address = address == nullptr ? "127.0.0.1" : address, .port = port, .token = token()},
@@ -135,8 +136,7 @@ void serve(std::uint16_t port, int workers) {
   context.run();
 }
 
-/// Where another worker fails or the server is started anew, the step is lost, and this one goes on
-/// from the server's weights.
+/// Where another worker fails, the step is lost, and this one goes on from the server's weights.
 void work(std::string const& host, std::uint16_t port, int number, int steps) {
   sg::host::RemoteParameterServer const server(
       {.host = host, .port = port, .token = token(), .deadline_s = 10});
@@ -183,16 +183,16 @@ int main(int argc, char** argv) {
     sg::raise(sg::Errc::bad_configuration, "'", words[i], "' is no number from 0 to 65535");
   };
   try {
-    if (words.size() == 3 && words[0] == "serve")
-      serve(static_cast<std::uint16_t>(number(1)), number(2));
+    if (words.size() >= 3 && words.size() <= 4 && words[0] == "serve")
+      serve(static_cast<std::uint16_t>(number(1)), number(2), words.size() == 4 ? words[3] : "");
     else if (words.size() == 5 && words[0] == "work")
       work(words[1], static_cast<std::uint16_t>(number(2)), number(3), number(4));
     else if (words.size() == 3 && words[0] == "together")
       together(number(1), number(2));
     else
-      sg::raise(
-          sg::Errc::bad_configuration,
-          "say 'serve PORT WORKERS', 'work HOST PORT NUMBER STEPS' or 'together WORKERS STEPS'");
+      sg::raise(sg::Errc::bad_configuration,
+                "say 'serve PORT WORKERS [FOLDER]', 'work HOST PORT NUMBER STEPS' or 'together "
+                "WORKERS STEPS'");
   } catch (std::exception const& error) {
     std::fprintf(stderr, "parameter_server: %s\n", error.what());
     return 1;

@@ -79,6 +79,33 @@ wait $orphan && fail 'a worker without a server'
 expect orphan.txt 'the connection with the parameter server at .* has ended'
 expect orphan.txt 'parameter_server: cannot connect with the parameter server at '
 
+# A server with a folder is killed again and again, and started again; the bits are the same.
+"$program" together 2 100 >together.txt || fail 'together'
+rm -rf kept
+serve durable 0 2 kept
+work "$port" 0 100 >first.txt 2>&1 &
+first=$!
+work "$port" 1 100 >second.txt 2>&1 &
+second=$!
+await first.txt trains
+for _ in 1 2 3 4 5; do
+  kill -9 $server
+  wait $server 2>/dev/null
+  serve durable "$port" 2 kept
+  sleep 0.2
+done
+wait $first || fail 'a worker whose server was killed'
+wait $second || fail 'the other worker whose server was killed'
+for name in first second; do
+  [ "$(digest $name.txt)" = "$(digest together.txt | head -n 1)" ] || fail "$name has other bits"
+done
+"$program" serve 0 2 kept >refused.txt 2>&1 && fail 'two servers with one folder'
+expect refused.txt 'is used by another parameter server'
+kill $server
+wait $server
+"$program" serve 0 3 kept >refused.txt 2>&1 && fail 'the folder of another run'
+expect refused.txt 'for 2 workers, this one is made for 3'
+
 # What is refused.
 SERVE_ON=0.0.0.0 "$program" serve 0 2 >refused.txt 2>&1 && fail 'a server without a token'
 expect refused.txt 'give it a token'

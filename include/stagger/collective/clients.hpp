@@ -28,6 +28,7 @@ struct Client {
   int processes = 1;                                       ///< that its worker runs in
   bool came = false;                                       ///< it has joined, and may have left
   std::atomic<bool> active{false};                         ///< in a stream
+  std::atomic<bool> awaited{false};                        ///< to go on with its stream
   List<Ask> asks;                                          ///< [layers]
 };
 
@@ -69,6 +70,12 @@ class Clients {
   [[nodiscard]] bool any_active() const {
     bool any = false;
     for (Client const& each : clients_) any = any || each.active.load();
+    return any;
+  }
+  /// Whether one is to go on with its stream that has not joined again.
+  [[nodiscard]] bool any_awaited() const noexcept {
+    bool any = false;
+    for (Client const& each : clients_) any = any || each.awaited.load();
     return any;
   }
   struct Attendance {

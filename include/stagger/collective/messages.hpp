@@ -40,12 +40,15 @@ enum class MessageKind : std::uint16_t {
   ask_late,   ///< likewise for those alone
   report,     ///< number: the bits of the loss of a step, a double
   ask_choice,  ///< which layers are late; rounds: in a step, counted from 0
+  resume,      ///< over another connection, the stream goes on; rounds: as `newest` had
   // Of the server:
   wanted = 64,  ///< first values are wanted, of all layers
-  joined,       ///< number: of the run, by which a server is told from another
+  joined,       ///< number: of the run, by which a server is told from another; rounds: 1 where
+                ///< streams go on over another connection
   refused,      ///< payload: a sentence; the connection ends
-  newest,       ///< the answer to `read`; number: pushes of the worker so far; payload: values
-  pushed,       ///< a push is added, or kept until it will be; number: as the push had
+  newest,  ///< the answer to `read`; number: pushes of the worker so far; rounds: of its streams,
+           ///< that have failed; payload: values
+  pushed,  ///< a push is added, or kept until it will be; number: as the push had
   answer,  ///< to `ask`: `rounds` as asked for; number: of a VersionTag; payload: values asked for
   last_answer,  ///< to `ask_last`; payload: values
   lost,         ///< payload: the sentence that ends the stream

@@ -46,7 +46,7 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
     request_.clear();
     JoinRequest::write(request_, worker_, layers, rules);
     session_.forget_server();
-    stream_ = 0;
+    stream_.forget();
     connect();
     listener_ = &listener;
   }
@@ -57,20 +57,20 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
       listener_ = nullptr;
       if (session_.joined()) session_.offer({.kind = MessageKind::leave});
     }
-    session_.hang_up();
+    session_.leave();
   }
 
   /// Where the connection is lost, makes another: the server may have been started again.
   void begin() override {
     auto lock = session_.lock();
+    while (session_.mending() && !session_.failure())
+      session_.wait_for(lock, session_.deadline_s(), [this] { return !session_.mending(); });
     if (session_.failure()) {
       lock.unlock();
       connect();
       lock.lock();
     }
-    lost_ = nullptr;
-    running_ = true;
-    session_.send(lock, {.kind = MessageKind::begin, .stream = ++stream_});
+    session_.send(lock, stream_.begin());
   }
 
   void read(std::size_t l, std::byte* values) override { fetch(l, values); }
@@ -129,8 +129,7 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
 
   void end(std::exception_ptr why) noexcept override {
     auto const lock = session_.lock();
-    if (!std::exchange(running_, false) || session_.failure()) return;
-    session_.offer({.kind = why ? MessageKind::fail : MessageKind::end, .stream = stream_});
+    if (stream_.end(why != nullptr) && !session_.failure()) session_.offer(stream_.end_message());
   }
 
   [[nodiscard]] std::string waits_for() const override {
@@ -148,7 +147,10 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
   static constexpr std::size_t most_words = 1U << 16U;  // bytes
 
   [[gnu::cold]] void connect() {
-    running_ = false;
+    {
+      auto const lock = session_.lock();
+      stream_.end(true);
+    }
     session_.connect(*this, {.kind = MessageKind::join, .bytes = request_.size()},
                      4 * layers_.size() + 16);
   }
@@ -174,7 +176,7 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
       case newest:
       case answer:
       case last_answer:
-        return layer_of(message).payload_buffer(message, message.stream == stream_);
+        return layer_of(message).payload_buffer(message, message.stream == stream_.number());
       case choice:
       case scores:
         return choice_buffer(message);
@@ -191,15 +193,18 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
       case wanted:
         if (session_.knows_server()) return end_all(session_.another_server());
         for (std::size_t l = 0; l < layers_.size(); ++l)
-          session_.send({.kind = values, .layer = index(l), .bytes = layers_[l].bytes()});
+          session_.send(of(l, {.kind = values, .bytes = layers_[l].bytes()}));
         return;
       case joined:
-        if (!session_.join(message.number)) return end_all(session_.another_server());
+        if (!session_.join(message.number, message.rounds != 0))
+          return end_all(session_.another_server());
+        if (session_.resumes()) go_on();
         break;
       case refused:
         return end_all(std::make_exception_ptr(Error(Errc::mismatch, words_)));
       case newest:
         layer_of(message).newest(message.number);
+        stream_.newest(message);
         break;
       case pushed:
         layer_of(message).acknowledge(message);
@@ -211,9 +216,9 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
       case scores:
         return choose(message);
       case lost:
-        if (!running_ || message.stream != stream_) return;
-        lost_ = std::make_exception_ptr(Error(Errc::peer_failed, words_));
-        if (listener_ != nullptr) listener_->lost(lost_);
+        if (!stream_.is(message)) return;
+        stream_.lose(std::make_exception_ptr(Error(Errc::peer_failed, words_)));
+        if (listener_ != nullptr) listener_->lost(stream_.lost());
         break;
       case waits:
         answer_ = words_;
@@ -238,10 +243,10 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
 
   void gone(std::exception_ptr why) noexcept override {
     auto const lock = session_.lock();
-    end_all(std::move(why));
+    if (!stream_.running() || stream_.lost() || !session_.mend(why)) end_all(std::move(why));
   }
   void end_all(std::exception_ptr why) noexcept {
-    if (session_.fail(std::move(why)) && running_ && listener_ != nullptr)
+    if (session_.fail(std::move(why)) && stream_.running() && listener_ != nullptr)
       listener_->lost(session_.failure());
   }
 

@@ -14,7 +14,7 @@
 #include <stagger/collective/detail/joining_worker.hpp>
 #include <stagger/collective/detail/worker_outbox.hpp>
 #include <stagger/collective/messages.hpp>
-#include <stagger/collective/parameter_server.hpp>
+#include <stagger/collective/server_in_process.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/index_range.hpp>
 #include <stagger/core/list.hpp>
@@ -99,6 +99,10 @@ class ServerConnection final : public MessageEnd {
   void gone(std::exception_ptr) noexcept override {
     if (std::exchange(joined_, false)) server_->leave(client_);
   }
+  /// The server stops here, where the worker does not leave.
+  void lose() noexcept {
+    if (std::exchange(joined_, false)) server_->lose(client_);
+  }
 
  private:
   void take(Message const& message) {
@@ -124,7 +128,18 @@ class ServerConnection final : public MessageEnd {
       case begin:
         if (message.stream <= stream_) return;
         outbox_.begin(stream_ = message.stream);  // before the server tells of the new one
-        return server_->begin(client_);
+        failures_ = server_->begin(client_);
+        return;
+      case resume:
+        if (!server_->layers().durable())
+          refuse_message(message, "asks for a stream that this server has not kept");
+        outbox_.begin(stream_ = message.stream);
+        failures_ = message.rounds;
+        if (server_->resume(client_, failures_)) return;
+        return outbox_.lost(std::make_exception_ptr(
+            Error(Errc::peer_failed,
+                  "the stream has ended while the worker had no connection; begin "
+                  "the next one, which goes on from the server's weights")));
       case read:
         return outbox_.say({.kind = newest, .layer = message.layer});
       case push:
@@ -194,7 +209,9 @@ class ServerConnection final : public MessageEnd {
                             request.digests, rules, outbox_);
     joining_ = nullptr;
     joined_ = true;
-    outbox_.say({.kind = MessageKind::joined, .number = rules_.run});
+    outbox_.say({.kind = MessageKind::joined,
+                 .rounds = server_->layers().durable() ? 1U : 0U,
+                 .number = server_->layers().run()});
   }
 
   /// Fills in the values of an answer. @return false where the stream has ended meanwhile
@@ -207,6 +224,7 @@ class ServerConnection final : public MessageEnd {
       if (message.kind == MessageKind::newest) {
         server_->read(client_, l, to_send_.data());
         message.number = server_->pushes(client_, l);
+        message.rounds = failures_;
       } else {
         bool const last = message.kind == MessageKind::last_answer;
         message.number =
@@ -226,12 +244,13 @@ class ServerConnection final : public MessageEnd {
   std::unique_ptr<JoiningWorker> joining_;  // null once it has joined
   bool joined_ = false;                     // and has not left
   int client_ = 0;
-  std::uint32_t stream_ = 0;  // of the worker, that has begun last
-  bool late_ = false;         // its layers may be
-  List<std::size_t> sizes_;   // [layers] of their values, in bytes
-  List<ByteRange> parts_;     // [layers] that it has asked for last
-  ParameterBlock received_;   // a push
-  ParameterBlock to_send_;    // values of an answer
+  std::uint32_t stream_ = 0;    // of the worker, that has begun last
+  std::uint32_t failures_ = 0;  // of its streams before that
+  bool late_ = false;           // its layers may be
+  List<std::size_t> sizes_;     // [layers] of their values, in bytes
+  List<ByteRange> parts_;       // [layers] that it has asked for last
+  ParameterBlock received_;     // a push
+  ParameterBlock to_send_;      // values of an answer
   WorkerOutbox outbox_{4};
 };
 

@@ -3,13 +3,19 @@
 /// @file   The layers that a parameter server has, and what the workers have agreed on that train
 ///         them.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <random>
 #include <span>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include <stagger/collective/clients.hpp>
+#include <stagger/collective/durable_folder.hpp>
 #include <stagger/collective/same_workers.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
@@ -24,15 +30,26 @@ namespace stagger::collective::detail {
 using stagger::detail::LayerParameters;
 using stagger::detail::ParameterStore;
 
-/// Layers are dealt out to shards, and each shard has a lock, which who uses a layer holds.
+/// Layers are dealt out to shards, and each shard has a lock, which who uses a layer holds. Where
+/// there is a folder for them, they go on from what is there.
 class ServerLayers {
  public:
   /// @param shards   >= 1
   /// @param weights  [workers]
   /// @param log      whether they remember what happened
-  ServerLayers(int shards, List<double> weights, bool log) : shards_(shards) {
-    store_rules_.weights = std::move(weights);
+  /// @param goes_on  without workers that fail
+  /// @param folder   empty: none
+  /// @throws Error   mismatch for a folder with another run, bad_data for one that is damaged, io
+  ServerLayers(int shards, List<double> weights, bool log, bool goes_on, std::string const& folder)
+      : shards_(shards) {
     store_rules_.log = log;
+    record_.run = std::random_device{}() | std::uint64_t{std::random_device{}()} << 32U;
+    record_.goes_on = goes_on;
+    record_.failures.assign(weights.size(), 0);
+    record_.weights = store_rules_.weights = std::move(weights);
+    if (folder.empty()) return;
+    folder_ = std::make_unique<DurableFolder>(folder);
+    if (folder_->holds_run()) restore();
   }
 
   /// 0 until a worker has joined.
@@ -54,12 +71,23 @@ class ServerLayers {
     for (std::size_t l = 0; l < layers.size(); ++l)
       stores[l] =
           std::make_unique<ParameterStore>(layers[l], store_rules_, store_rules_.weights.size());
+    if (folder_ != nullptr) {
+      record_.push_minibatches = rules.push_minibatches;
+      record_.pushes = rules.pushes;
+      record_.adds = rules.adds;
+      record_.states = rules.optimizer.states;
+      record_.layers = layers.size();
+      record_.optimizer = optimizer_fact(rules.optimizer).value;
+      for (std::size_t l = 0; l < layers.size(); ++l) folder_->write(l, record_.run, *stores[l]);
+      folder_->write(record_);  // from now on there is a run
+    }
     layers_ = std::move(stores);
   }
   /// With a further worker.
   /// @param digests  [layers] of its first values
+  /// @return         whether it is the first one since they came from a folder
   /// @throws Error   mismatch, naming what differs
-  [[gnu::cold]] void compare(int worker, std::span<LayerParameters const> layers,
+  [[gnu::cold]] bool compare(int worker, std::span<LayerParameters const> layers,
                              List<std::uint64_t> const& digests, WorkerRules const& rules) {
     require_same_rules(worker, rules, rules_);
     if (layers.size() != size())
@@ -74,6 +102,11 @@ class ServerLayers {
         raise(Errc::mismatch, "the first values of layer ", l, " of worker ", worker,
               " differ from those of the others; make all workers from one model, with one seed");
     }
+    if (!std::exchange(restored_, false)) return false;
+    rules_ = rules;
+    store_rules_.optimizer = rules.optimizer;
+    finish_failures();
+    return true;
   }
   /// Makes room for what waits. @param ahead  pushes that a worker may have made beyond the slowest
   [[gnu::cold]] void reserve(std::size_t ahead) {
@@ -82,6 +115,97 @@ class ServerLayers {
       layers_[l]->reserve(ahead);
     }
   }
+  /// A worker begins a stream, in all layers.
+  /// @throws Error  bad_configuration while others go on with the one that it has ended
+  void enter(int worker) {
+    for (std::size_t l = 0; l < size(); ++l) {
+      std::lock_guard const lock(mutex(l));
+      if (layers_[l]->bytes() != 0 && layers_[l]->worker(worker).waits_for_others())
+        raise(Errc::bad_configuration, "worker ", worker,
+              " has ended its steps, and others go on with theirs; let it begin again when all "
+              "have ended");
+    }
+    bool gone = false;
+    for (std::size_t l = 0; l < size(); ++l) {
+      std::lock_guard const lock(mutex(l));
+      gone = layers_[l]->enter(worker) || gone;
+    }
+    if (gone) come_back(worker);
+  }
+  [[nodiscard]] staleness::Adds adds() const noexcept { return rules_.adds; }
+
+  /// The slowest other worker in the layers that a worker waits for, in words; empty: there is none.
+  /// @param asks  [layers] of the worker
+  [[nodiscard]] std::string slowest_but(int worker, List<Ask> const& asks) {
+    int slowest = -1;
+    std::uint32_t least = 0;
+    for (std::size_t l = 0; l < size(); ++l) {
+      std::lock_guard const lock(mutex(l));
+      ParameterStore const& layer = *layers_[l];
+      for (int n = 0; n < workers() && asks[l].rounds != Ask::nothing; ++n) {
+        if (n == worker || layer.ended(n)) continue;
+        if (slowest >= 0 && layer.pushes(n) >= least) continue;
+        slowest = n;
+        least = layer.pushes(n);
+      }
+    }
+    if (slowest < 0) return {};
+    return text("worker ", slowest, ", which has made ", least, " pushes");
+  }
+
+  /// @return  what `read` makes of the history of a layer
+  template <class Read> [[nodiscard]] auto look_at(std::size_t l, Read read) {
+    if (l >= size())
+      raise(Errc::bad_configuration, "the server has ", counted(size(), "layer"),
+            ", but none with the number ", l);
+    std::lock_guard const lock(mutex(l));
+    return read(layers_[l]->history());
+  }
+
+  /// By which workers tell this run from another.
+  [[nodiscard]] std::uint64_t run() const noexcept { return record_.run; }
+  [[nodiscard]] bool logs() const noexcept { return store_rules_.log; }
+  [[nodiscard]] bool durable() const noexcept { return folder_ != nullptr; }
+  /// Whether no worker has joined since they came from a folder.
+  [[nodiscard]] bool restored() const noexcept { return restored_; }
+  /// What a layer has now goes to the disk, if there is a folder. @pre its lock is held
+  /// @throws Error  io
+  void keep(std::size_t l) {
+    if (folder_ != nullptr) folder_->write(l, record_.run, *layers_[l]);
+  }
+  /// Likewise; what goes wrong is told to whoever pushes next.
+  void try_to_keep(std::size_t l) noexcept {
+    try {
+      keep(l);
+    } catch (...) {  // the folder remembers it
+    }
+  }
+  /// Streams of a worker that have ended by a failure, its own or another's.
+  [[nodiscard]] std::uint32_t failures(int worker) const { return record_.failures[worker]; }
+  /// A worker fails: it, or all, are about to end their streams.
+  void begin_failure(int worker) noexcept {
+    for (std::size_t n = 0; n < record_.failures.size(); ++n)
+      if (!record_.goes_on || static_cast<int>(n) == worker) ++record_.failures[n];
+    try {
+      if (folder_ != nullptr) folder_->write(record_);
+    } catch (...) {  // the folder remembers it
+    }
+  }
+  /// Whether a worker has pushed in a stream that it has not ended.
+  [[nodiscard]] bool midst(int worker) const {
+    bool any = false;
+    for (auto const& layer : layers_) any = any || layer->worker(worker).midst(layer->streams());
+    return any;
+  }
+  /// Ends the streams in a layer of a worker that has failed, or of all. @pre its lock is held
+  void fail(std::size_t l, int worker) noexcept {
+    record_.goes_on ? layers_[l]->leave(worker) : layers_[l]->give_up();
+    for (int n = 0; n < workers(); ++n)
+      if (!record_.goes_on || n == worker) layers_[l]->count_failures(n, record_.failures[n]);
+    try_to_keep(l);
+  }
+
+ private:
   /// A worker that was gone is waited for again, in all layers at once.
   /// @throws Error  bad_configuration while the streams of the others have ended in some layers only
   [[gnu::cold]] void come_back(int worker) {
@@ -97,14 +221,52 @@ class ServerLayers {
       layer->enter(worker);
       layer->come_back(worker);
     }
+    for (std::size_t l = 0; l < size(); ++l) keep(l);
   }
-  [[nodiscard]] staleness::Adds adds() const noexcept { return rules_.adds; }
+  [[nodiscard]] int workers() const noexcept { return static_cast<int>(record_.weights.size()); }
+  [[gnu::cold]] void restore() {
+    ServerRecord found = folder_->read();
+    auto const refuse = [&](std::string const& words) {
+      raise(Errc::mismatch, "the folder ", folder_->path(), " has the run of a parameter server ",
+            words, "; start it with the same options, or name another folder");
+    };
+    if (found.weights.size() != record_.weights.size())
+      refuse(text("for ", counted(found.weights.size(), "worker"), ", this one is made for ",
+                  record_.weights.size()));
+    if (!std::equal(found.weights.begin(), found.weights.end(), record_.weights.begin()))
+      refuse("with other weights for its workers");
+    if (found.goes_on != record_.goes_on) refuse("that does something else when a worker fails");
+    record_ = std::move(found);
+    auto const words = std::make_shared<std::string const>(record_.optimizer);
+    rules_.push_minibatches = record_.push_minibatches;
+    rules_.pushes = store_rules_.pushes = record_.pushes;
+    rules_.adds = store_rules_.adds = record_.adds;
+    rules_.kept = words;
+    rules_.optimizer.optimizer = words.get();
+    rules_.optimizer.words = [](void const* of) { return *static_cast<std::string const*>(of); };
+    store_rules_.optimizer.states = record_.states;
+    FixedArray<std::unique_ptr<ParameterStore>> stores(record_.layers);
+    for (std::size_t l = 0; l < stores.size(); ++l)
+      stores[l] = folder_->read(l, record_.run, [&](LayerParameters const& like) {
+        return std::make_unique<ParameterStore>(like, store_rules_, store_rules_.weights.size());
+      });
+    layers_ = std::move(stores);
+    restored_ = true;
+  }
+  /// In layers that a server did not come to before it was killed.
+  [[gnu::cold]] void finish_failures() {
+    for (std::size_t l = 0; l < size(); ++l)
+      for (int n = 0; n < workers(); ++n)
+        if (layers_[l]->worker(n).failures < record_.failures[n]) fail(l, n);
+  }
 
- private:
   FixedArray<std::mutex> shards_;
   WorkerRules rules_;
   stagger::detail::StoreRules store_rules_;
   FixedArray<std::unique_ptr<ParameterStore>> layers_;
+  std::unique_ptr<DurableFolder> folder_;  // null: they are in memory alone
+  ServerRecord record_;
+  bool restored_ = false;
 };
 
 }  // namespace stagger::collective::detail

@@ -16,7 +16,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <random>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -150,7 +149,6 @@ class Listener {
     refused(acceptor_.bind(at, error));
     refused(acceptor_.listen(tcp::acceptor::max_listen_connections, error));
     port_ = acceptor_.local_endpoint().port();
-    rules_.run = std::random_device{}() | std::uint64_t{std::random_device{}()} << 32U;
     accept();
     go_on();
     thread_ = std::thread([this] { run(); });
@@ -160,7 +158,10 @@ class Listener {
   ~Listener() {
     context_.stop();
     thread_.join();
-    for (auto const& each : accepted_) each->stream->end(nullptr);
+    for (auto const& each : accepted_) {
+      each->worker.lose();
+      each->stream->end(nullptr);
+    }
   }
 
   [[nodiscard]] std::uint16_t port() const noexcept { return port_; }
@@ -240,6 +241,8 @@ class Listener {
           each->stream->end(nullptr);
       }
       forget();
+      awaited_ = server_->awaits_any() ? awaited_ + 1 : 0;
+      if (awaited_ > ticks(deadline_s_)) server_->give_up_awaited();
       if (resting_ && has_room()) {
         resting_ = false;
         accept();
@@ -258,6 +261,7 @@ class Listener {
   boost::asio::steady_timer timer_;
   std::uint16_t port_ = 0;
   bool resting_ = false;
+  int awaited_ = 0;  // ticks in which a worker was to go on with its stream that had not come back
   std::vector<std::unique_ptr<Accepted>> accepted_;
   std::thread thread_;
 };

@@ -87,11 +87,11 @@ class ParameterServer {
   /// @throws Error  likewise, and for one that another process keeps, naming that
   [[nodiscard]] std::vector<collective::ServerEvent> log(std::size_t layer) const {
     require_here(layer);
-    return parts_->server->log(layer);
+    return collective::detail::log_of(*parts_->server, layer);
   }
   [[nodiscard]] std::vector<std::uint64_t> missed(int worker, std::size_t layer) const {
     require_here(layer);
-    return parts_->server->missed(worker, layer);
+    return collective::detail::missed_of(*parts_->server, worker, layer);
   }
 
   /// Keeps this process's layers until each worker has joined and left. A worker leaves when its

@@ -62,15 +62,12 @@ class ParameterStore {
   /// Of a worker, added or not.
   [[nodiscard]] std::uint32_t pushes(int worker) const { return workers_[worker].pushes; }
   [[nodiscard]] bool ended(int worker) const { return workers_[worker].ended; }
-  /// Whether it can begin no stream until the others have ended theirs; without parameters there is
-  /// nothing to wait for.
-  [[nodiscard]] bool waits_for_others(int worker) const {
-    return bytes() != 0 && workers_[worker].ended && !workers_[worker].gone;
-  }
   /// The worker begins a stream. @return whether it was gone, and is to come back
   bool enter(int worker) { return workers_[worker].enter(streams_); }
   /// Whether the stream that it began last is not ended by all workers yet.
   [[nodiscard]] bool in_stream(int worker) const { return workers_[worker].stream == streams_; }
+  [[nodiscard]] StoreWorker const& worker(int worker) const { return workers_[worker]; }
+  void count_failures(int worker, std::uint32_t all) { workers_[worker].failures = all; }
   /// How often all workers have ended their streams.
   [[nodiscard]] std::uint32_t streams() const noexcept { return streams_; }
   [[nodiscard]] StoreHistory const& history() const noexcept { return history_; }
@@ -178,6 +175,15 @@ class ParameterStore {
     keep_from(worker, snapshots_.rounds());
     return take_first(worker);
   }
+  /// Writes all of it but the log, or reads it where nothing has been pushed. No layer may be late.
+  /// @param file  a StateWriter or a StateReader
+  template <class File> void keep(File& file) {
+    file.numbers(streams_);
+    values_.keep(file);
+    snapshots_.keep(file);
+    history_.keep(file);
+    workers_.keep(file, bytes(), snapshots_.rounds());
+  }
 
  private:
   static constexpr std::size_t most_reserved = 8;  // pushes of a worker
@@ -185,11 +191,7 @@ class ParameterStore {
   [[nodiscard]] ByteRange all() const { return {0, bytes()}; }
 
   void begin_from(int worker, std::uint32_t pushes) {
-    StoreWorker& own = workers_[worker];
-    own.ended = own.gone;
-    own.pushes = own.start = pushes;
-    own.before = history_.added(worker);
-    own.from = snapshots_.rounds();
+    workers_[worker].begin_from(pushes, history_.added(worker), snapshots_.rounds());
   }
   void keep_from(int worker, std::uint32_t rounds) {
     workers_[worker].from = std::max(workers_[worker].from, rounds);
@@ -213,10 +215,8 @@ class ParameterStore {
   }
 
   void answer(StoreWorker& worker) {
-    if (worker.answer.size() != bytes()) worker.answer.make(nullptr, bytes());
-    if (bytes() != 0) std::memcpy(worker.answer.data(), version(0), bytes());
-    worker.answer_contains = history_.total();
-    worker.answer_has = workers_.fewest_of_others(static_cast<int>(&worker - workers_.begin()));
+    worker.answer_with(version(0), bytes(), history_.total(),
+                       workers_.fewest_of_others(static_cast<int>(&worker - workers_.begin())));
   }
   /// In turn, a worker that has not pushed yet sees nothing of what others have.
   void answer_all() {

@@ -75,6 +75,19 @@ class Snapshots {
     }
   }
 
+  /// @param file  a StateWriter, or a StateReader where there has been no round
+  template <class File> void keep(File& file) {
+    std::size_t count = kept_.size();
+    file.numbers(rounds_, count);
+    file.require(count > 0 && count - 1 <= rounds_);
+    file.require_room(count, parameters_.bytes_of_values());
+    while (kept_.size() < count) kept_.push_back({new_slot(), 0});
+    for (Snapshot& each : kept_) {
+      file.numbers(each.pushes);
+      file.block(parameters_.stored().values[each.version]);
+    }
+  }
+
  private:
   [[nodiscard]] std::size_t new_slot() {
     std::size_t const slot = parameters_.stored().values.size();

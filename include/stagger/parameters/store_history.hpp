@@ -61,6 +61,16 @@ class StoreHistory {
   }
   [[nodiscard]] List<StoreEvent> const& log() const noexcept { return log_; }
 
+  /// All but the log. @param file  a StateWriter or a StateReader
+  template <class File> void keep(File& file) {
+    file.numbers(total_);
+    for (Worker& each : workers_) {
+      file.numbers(each.added, each.seen);
+      for (std::uint64_t& count : each.missed) file.numbers(count);
+      file.require(each.added <= total_);
+    }
+  }
+
  private:
   struct Worker {
     std::uint32_t added = 0;

@@ -72,6 +72,11 @@ class StoreValues {
     rules_.optimizer.update(rules_.optimizer.optimizer, parameters_, {1, steps_, from, to, part});
     if (part.last != bytes()) parameters_.zero_gradients();
   }
+  /// The optimizer's state. @param file  a StateWriter or a StateReader
+  template <class File> void keep(File& file) {
+    file.numbers(steps_);
+    for (ParameterBlock const& state : parameters_.stored().states) file.block(state);
+  }
 
  private:
   StoreRules const& rules_;

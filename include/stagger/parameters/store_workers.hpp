@@ -6,6 +6,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <utility>
 
 #include <stagger/core/fixed_array.hpp>
@@ -22,6 +23,7 @@ struct StoreWorker {
   std::uint32_t before = 0;           ///< that were added before its stream
   std::uint32_t from = 0;             ///< rounds of the first snapshot that it may ask for
   std::uint32_t stream = 0;           ///< that it began last
+  std::uint32_t failures = 0;         ///< streams that ended by one, its own or another's
   bool ended = false;                 ///< that one
   bool gone = false;                  ///< nobody waits for it
   List<ParameterBlock> waiting{};     ///< pushes that are not added, the oldest first
@@ -34,6 +36,40 @@ struct StoreWorker {
   bool enter(std::uint32_t streams) {
     stream = streams;
     return gone;
+  }
+  /// Whether it can begin no stream until the others have ended theirs, if there are parameters.
+  [[nodiscard]] bool waits_for_others() const noexcept { return ended && !gone; }
+  /// Whether it has pushed in its stream and not ended it. @param streams  that all have ended
+  [[nodiscard]] bool midst(std::uint32_t streams) const noexcept {
+    return stream == streams && !ended && pushes != start;
+  }
+  /// @param made    pushes that it is taken to have made
+  /// @param added   of its pushes
+  /// @param rounds  likewise
+  void begin_from(std::uint32_t made, std::uint32_t added, std::uint32_t rounds) noexcept {
+    ended = gone;
+    pushes = start = made;
+    before = added;
+    from = rounds;
+  }
+  /// In turn. @param contains  pushes of all workers
+  /// @param has                as `answer_has`
+  void answer_with(std::byte const* values, std::size_t bytes, std::uint32_t contains,
+                   std::uint32_t has) {
+    if (answer.size() != bytes) answer.make(nullptr, bytes);
+    if (bytes != 0) std::memcpy(answer.data(), values, bytes);
+    answer_contains = contains;
+    answer_has = has;
+  }
+  /// All but what layers have that are late in part.
+  /// @param file   a StateWriter or a StateReader
+  /// @param bytes  of a push
+  template <class File> void keep(File& file, std::size_t bytes) {
+    file.numbers(pushes, start, before, from, stream, failures, ended, gone, answer_contains,
+                 answer_has);
+    file.require(start <= pushes);
+    file.blocks(waiting, bytes);
+    file.block(answer);
   }
   /// @return the oldest that waits
   [[nodiscard]] ParameterBlock take_waiting() {
@@ -151,6 +187,15 @@ class StoreWorkers {
       if (!workers_[n].gone || static_cast<int>(n) == worker) there += weights[n];
     }
     return {before, 1, all / there};
+  }
+  /// @param rounds  that have been added
+  template <class File> void keep(File& file, std::size_t bytes, std::uint32_t rounds) {
+    file.numbers(turn_);
+    file.require(turn_ < size());
+    for (StoreWorker& each : workers_) {
+      each.keep(file, bytes);
+      file.require(each.from <= rounds && each.waiting.size() <= each.pushes);
+    }
   }
 
  private:

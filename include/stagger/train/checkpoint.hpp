@@ -27,6 +27,7 @@
 #include <utility>
 #include <vector>
 
+#include <stagger/core/checked_file.hpp>
 #include <stagger/core/list.hpp>
 #include <stagger/parameters/layer_parameters.hpp>
 #include <stagger/train/detail/checkpoint_file.hpp>
@@ -67,7 +68,7 @@ inline constexpr std::uint32_t checkpoint_version = 1;
   return shapes;
 }
 
-inline void write_head(CheckpointWriter& out, CheckpointState const& state,
+inline void write_head(CheckedWriter& out, CheckpointState const& state,
                        List<ParameterShape> const& shapes) {
   std::uint64_t size = 56 + padded(state.model.size()) + padded(state.settings.size()) + 8;
   for (auto const& shape : shapes) {
@@ -84,7 +85,7 @@ inline void write_head(CheckpointWriter& out, CheckpointState const& state,
   out.text(state.model);
   out.text(state.settings);
 }
-inline void write_parameter(CheckpointWriter& out, ParameterShape const& shape,
+inline void write_parameter(CheckedWriter& out, ParameterShape const& shape,
                             ParameterState const& parameter) {
   out.u32(static_cast<std::uint32_t>(shape.type), static_cast<std::uint32_t>(shape.name.size()));
   for (std::uint64_t const bytes : block_bytes_of(shape)) out.u64(bytes);
@@ -104,7 +105,7 @@ struct ParsedCheckpoint {
   std::vector<Entry> entries;
 };
 
-inline ParsedCheckpoint parse_checkpoint(CheckpointReader& in) {
+inline ParsedCheckpoint parse_checkpoint(CheckedReader& in) {
   if (in.text(checkpoint_magic.size()) != checkpoint_magic)
     in.refuse("does not start as a checkpoint does");
   std::uint32_t const version = in.u32();
@@ -227,7 +228,7 @@ class Checkpoints {
   /// @param each  calls what it is given with every parameter; whether this process writes
   template <class Each>
   void write(CheckpointState const& state, List<ParameterShape> const& shapes, Each&& each) const {
-    std::optional<detail::CheckpointWriter> out;
+    std::optional<detail::CheckedWriter> out;
     auto const begin = [&] {
       out.emplace(detail::checkpoint_path(folder_, state.step));
       detail::write_head(*out, state, shapes);
@@ -250,7 +251,7 @@ class Checkpoints {
 };
 
 inline Checkpoints::Checkpoints(std::string folder) : folder_(std::move(folder)) {
-  detail::make_writable_folder(folder_);
+  detail::make_writable_folder(folder_, "checkpoints");
 }
 
 inline RestoredCheckpoint Checkpoints::restore(std::string_view model,
@@ -264,7 +265,7 @@ inline RestoredCheckpoint Checkpoints::restore(std::string_view model,
   for (std::int64_t const step : found) {
     restored.file = path(step);
     try {
-      detail::CheckpointReader in(restored.file);
+      detail::CheckedReader in(restored.file, "the checkpoint");
       auto const parsed = detail::parse_checkpoint(in);
       detail::check_model(parsed, model, shapes, restored.file);
       for (std::size_t i = 0; i < parameters.size(); ++i) {

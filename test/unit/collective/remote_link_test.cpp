@@ -52,7 +52,6 @@ struct Server {
             sg::collective::ServerOptions{.workers = 2, .on_failure = on_failure})) {
     rules.optimizer = sg::detail::optimizer_call<false>(sgd);
     rules.model_bytes = 1U << 16U;
-    rules.run = 7;
   }
 };
 

@@ -180,7 +180,6 @@ class Lab final : public World, private sim::EventTarget {
   }
   void start_server() {
     server_ = std::make_shared<remote::ServerInProcess>(options_);
-    ++rules_.run;
     ledger_->serve(server_);
   }
 

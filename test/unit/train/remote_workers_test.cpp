@@ -112,7 +112,6 @@ template <class Optimizer> class Remote {
                                     sg::detail::late_calls_of<Model>)),
         server_({.workers = workers, .shards = 2}) {
     rules_.model_bytes = 1U << 20U;
-    rules_.run = 7;
   }
   Remote(Remote const&) = delete;
   [[nodiscard]] sg::collective::ServerWorker worker(int number) const {

@@ -26,7 +26,6 @@ struct RemoteRules {
   stagger::detail::OptimizerCall optimizer{};
   std::shared_ptr<void const> kept{};  ///< what it points into
   std::uint64_t model_bytes = 0;       ///< of the values of all layers, at most
-  std::uint64_t run = 0;               ///< by which workers tell this server from another
   /// Likewise chooses late layers; null: none is.
   stagger::detail::LateCalls const* late = nullptr;
   void const* late_policy = nullptr;

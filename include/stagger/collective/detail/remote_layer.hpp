@@ -44,10 +44,13 @@ class RemoteLayer {
   void write_push(std::byte const* values, ByteRange part = {}) noexcept {
     copy(pushed_.data(), values, part);
   }
-  /// @return the number of the push that has been written
-  std::uint64_t push() noexcept {
+  /// @return  the message of the push, or the part of it, that has been written, without its layer
+  Message push(MessageKind kind, ByteRange part = {}) noexcept {
+    std::uint64_t const bytes = std::min(part.last, this->bytes()) - part.first;
+    if (kind == MessageKind::push_rest)
+      return {.kind = kind, .number = pushes_ + 1, .bytes = bytes};
     unacknowledged_ = true;
-    return ++pushes_;
+    return push_ = {.kind = kind, .number = ++pushes_, .bytes = bytes};
   }
   void read() noexcept { state_ = State::reading; }
   [[nodiscard]] bool reading() const noexcept { return state_ == State::reading; }
@@ -55,13 +58,18 @@ class RemoteLayer {
     coming_contains_ = {};
     take_over();
   }
-  /// The number of the next one.
-  [[nodiscard]] std::uint64_t next_push() const noexcept { return pushes_ + 1; }
   /// @param rounds  or all_rounds
-  void ask(std::uint32_t rounds, ByteRange part = {}) noexcept {
+  /// @return        the message that asks for them, without its layer
+  Message ask(MessageKind kind, std::uint32_t rounds, ByteRange part = {}) noexcept {
     state_ = State::asked;
     rounds_ = rounds;
     part_ = {part.first, std::min(part.last, bytes())};
+    std::uint64_t const late = kind == MessageKind::ask_rest   ? part.first
+                               : kind == MessageKind::ask_late ? part.last
+                                                               : 0;
+    return ask_ = {.kind = kind,
+                   .rounds = rounds == stagger::detail::all_rounds ? 0 : rounds,
+                   .number = late};
   }
   /// Puts values that have arrived to use. @param exact  only where they have precisely `rounds`
   void take(std::uint32_t rounds, bool exact) noexcept {
@@ -112,6 +120,14 @@ class RemoteLayer {
     coming_contains_ = VersionTag::of(message.number);
     return true;
   }
+  /// Says again over another connection what the server may not have heard.
+  /// @param say     (message without its layer)
+  /// @param stream  whether the stream goes on
+  template <class Say> void repeat(Say say, bool stream) const {
+    if (reading()) say(Message{.kind = MessageKind::read});
+    if (stream && unacknowledged_) say(push_);
+    if (stream && state_ == State::asked) say(ask_);
+  }
   /// Of a push or a part of it, or the first values.
   [[nodiscard]] std::span<std::byte const> payload(Message const& message) noexcept {
     return message.kind == MessageKind::push_rest ? pushed_.span().last(message.bytes)
@@ -136,6 +152,7 @@ class RemoteLayer {
   std::uint32_t rounds_ = 0;      // asked for
   ByteRange part_{};              // likewise
   std::uint64_t pushes_ = 0;      // made
+  Message push_{}, ask_{};        // the last ones
   VersionTag contains_{};         // `used_`
   VersionTag coming_contains_{};  // likewise
   stagger::detail::ParameterBlock pushed_, used_, coming_;

@@ -14,6 +14,7 @@
 
 #include <stagger/collective/detail/remote_layer.hpp>
 #include <stagger/collective/detail/server_session.hpp>
+#include <stagger/collective/detail/stream_progress.hpp>
 #include <stagger/collective/messages.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/parameters/parameter_link.hpp>
@@ -27,10 +28,15 @@ class RemoteStream {
   explicit RemoteStream(std::unique_ptr<Connector> connector) : session_(std::move(connector)) {}
   ~RemoteStream() = default;
 
-  static std::uint32_t index(std::size_t l) { return static_cast<std::uint32_t>(l); }
+  /// @param message  but for layer and stream
+  [[nodiscard]] Message of(std::size_t l, Message message) const noexcept {
+    message.layer = static_cast<std::uint32_t>(l);
+    message.stream = stream_.number();
+    return message;
+  }
   void require_stream() const {
     session_.require_alive();
-    if (lost_) std::rethrow_exception(lost_);
+    if (stream_.lost()) std::rethrow_exception(stream_.lost());
   }
 
   // What the worker does.
@@ -40,7 +46,7 @@ class RemoteStream {
     session_.require_alive();
     RemoteLayer& layer = layers_[l];
     layer.read();
-    session_.send(lock, {.kind = MessageKind::read, .layer = index(l), .stream = stream_});
+    session_.send(lock, of(l, {.kind = MessageKind::read}));
     lock.lock();
     session_.wait(lock, "sent its weights", [&] { return !layer.reading(); });
     layer.take_read();
@@ -51,37 +57,30 @@ class RemoteStream {
     RemoteLayer& layer = layers_[l];
     auto lock = session_.lock();
     session_.wait(lock, "acknowledged the last push",
-                  [&] { return layer.acknowledged() || lost_; });
+                  [&] { return layer.acknowledged() || stream_.lost(); });
     require_stream();
     lock.unlock();
     layer.write_push(values, part);
     lock.lock();
     require_stream();
-    session_.send(lock,
-                  {.kind = kind,
-                   .layer = index(l),
-                   .stream = stream_,
-                   .number = kind == MessageKind::push_rest ? layer.next_push() : layer.push(),
-                   .bytes = part.size()});
+    session_.send(lock, of(l, layer.push(kind, part)));
   }
   void send_ask(MessageKind kind, std::size_t l, std::uint32_t rounds, ByteRange part) {
     auto lock = session_.lock();
     require_stream();
-    layers_[l].ask(rounds, part);
-    std::uint64_t const late = kind == MessageKind::ask_rest   ? part.first
-                               : kind == MessageKind::ask_late ? part.last
-                                                               : 0;
-    session_.send(lock, {.kind = kind,
-                         .layer = index(l),
-                         .stream = stream_,
-                         .rounds = rounds == stagger::detail::all_rounds ? 0 : rounds,
-                         .number = late});
+    session_.send(lock, of(l, layers_[l].ask(kind, rounds, part)));
   }
   void say(Message message) {
     auto lock = session_.lock();
     require_stream();
-    message.stream = stream_;
-    session_.send(lock, message);
+    session_.send(lock, of(0, message));
+  }
+  /// Over another connection: the stream goes on, or has ended. The lock is held.
+  void go_on() {
+    stream_.resume([this](Message const& message) { session_.send(message); });
+    for (std::size_t l = 0; l < layers_.size(); ++l)
+      layers_[l].repeat([&](Message const& message) { session_.send(of(l, message)); },
+                        stream_.running());
   }
 
   // What messages of the server do; the lock is held.
@@ -99,14 +98,14 @@ class RemoteStream {
     return std::as_writable_bytes(std::span(scores_)).first(message.bytes);
   }
   void arrive(Message const& message) {
-    if (message.stream != stream_ || !layer_of(message).arrive(message)) return;
-    if (!running_ || listener_ == nullptr) return;
+    if (message.stream != stream_.number() || !layer_of(message).arrive(message)) return;
+    if (!stream_.running() || listener_ == nullptr) return;
     message.kind == MessageKind::answer ? listener_->arrived(message.layer, message.rounds)
                                         : listener_->arrived_last(message.layer);
   }
 
   void choose(Message const& message) {
-    if (!running_ || message.stream != stream_ || listener_ == nullptr) return;
+    if (!stream_.is(message) || listener_ == nullptr) return;
     if (message.kind == MessageKind::scores)
       return listener_->late_scores(message.rounds, scores_, std::bit_cast<double>(message.number));
     bool const splits = message.number != 0;
@@ -120,9 +119,7 @@ class RemoteStream {
   mutable ServerSession session_;  // whose lock guards all below, and of layers what they say
   ParameterListener* listener_ = nullptr;
   std::vector<double> scores_;  // [layers] or which of them are late, if any may be
-  std::exception_ptr lost_;     // why the stream has ended
-  std::uint32_t stream_ = 0;
-  bool running_ = false;
+  StreamProgress stream_;
 };
 
 }  // namespace stagger::collective::detail

@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include <stagger/collective/messages.hpp>
@@ -17,8 +18,21 @@
 
 namespace stagger::collective::detail {
 
+/// Whether that is an error with Errc::io.
+[[nodiscard]] [[gnu::cold]] inline bool is_io(std::exception_ptr const& why) noexcept {
+  try {
+    if (why) std::rethrow_exception(why);
+  } catch (Error const& error) {
+    return error.code() == Errc::io;
+  } catch (...) {  // what it is does not matter
+  }
+  return false;
+}
+
 /// What waits to be sent, and whether the connection still stands. Its lock is held in all calls but
-/// `connect`, `hang_up` and those that the connector answers.
+/// `connect`, `connected`, `leave` and those that the connector answers.
+///
+/// Where the server goes on with streams over another connection, a thread makes that.
 class ServerSession {
  public:
   using Lock = std::unique_lock<std::mutex>;
@@ -37,50 +51,74 @@ class ServerSession {
   /// @param count  messages for which there is room
   /// @throws Error  io without a server, deadline without its answer, or what has ended the session
   [[gnu::cold]] void connect(MessageEnd& end, Message const& join, std::size_t count) {
-    double const begun_s = connector_->now_s();
-    for (;;) {
-      hang_up();
-      failure_ = nullptr;
-      joined_ = false;
-      queue_.reset(count);
-      queue_.push(join);
-      try {
-        auto made = connector_->connect(end);
-        Lock held = lock();
-        transport_ = std::move(made);
-        transport_->wake();
-        return wait(held, "let the worker join", [this] { return joined_; });
-      } catch (Error const& error) {
-        hang_up();
-        failure_ = std::current_exception();
-        if (error.code() != Errc::io || connector_->now_s() - begun_s > deadline_s()) throw;
-      }
+    {
       Lock held = lock();
-      connector_->wait(held, changed_, 0.05);
+      changed_.wait(held, [this] { return !busy_; });  // which ends where the session has failed
+      broken_ = mending_ = false;
+      failure_ = nullptr;
+      end_ = &end;
+      join_ = join;
+      count_ = count;
+    }
+    try {
+      connect();
+    } catch (...) {
+      Lock const held = lock();
+      failure_ = std::current_exception();
+      throw;
     }
   }
-  [[nodiscard]] bool connected() const noexcept { return transport_ != nullptr; }
+  [[nodiscard]] bool connected() const {
+    Lock const held = lock();
+    return transport_ != nullptr || mender_.joinable();
+  }
   /// After this the transport tells nothing any more.
-  void hang_up() noexcept {
-    std::unique_ptr<Transport> last;
+  void leave() noexcept {
     {
       Lock const held = lock();
-      last = std::move(transport_);
+      leaving_ = true;
+      changed_.notify_all();
     }
-    if (last != nullptr) last->close();
+    if (mender_.joinable()) mender_.join();
+    hang_up();
   }
 
-  /// The server has let the worker in. @return whether it is the one that did so before
-  bool join(std::uint64_t run) noexcept {
-    if (run_ != 0 && run_ != run) return false;
-    run_ = run;
-    joined_ = true;
+  /// The connection is lost: makes another, over which everything must be said again. What is offered
+  /// meanwhile is dropped.
+  /// @return whether the server would go on over it
+  bool mend(std::exception_ptr const& why) noexcept {
+    if (!resumes_ || !joined_ || failure_ || leaving_ || !is_io(why)) return false;
+    try {
+      if (!mender_.joinable()) mender_ = std::thread([this] { keep_mending(); });
+    } catch (...) {
+      return false;
+    }
+    joined_ = false;
+    mending_ = broken_ = true;
+    changed_.notify_all();
     return true;
   }
+  [[nodiscard]] bool mending() const noexcept { return mending_; }
+
+  /// The server has let the worker in.
+  /// @param resumes  whether it goes on with streams over another connection
+  /// @return         whether it is the one that did so before
+  bool join(std::uint64_t run, bool resumes) noexcept {
+    if (run_ != 0 && run_ != run) return false;
+    run_ = run;
+    resumes_ = resumes;
+    joined_ = true;
+    connecting_ = mending_ = false;
+    return true;
+  }
+  [[nodiscard]] bool resumes() const noexcept { return resumes_; }
   [[nodiscard]] bool joined() const noexcept { return joined_; }
   /// Whether a server has ever let the worker in.
   [[nodiscard]] bool knows_server() const noexcept { return run_ != 0; }
-  void forget_server() noexcept { run_ = 0; }
+  void forget_server() noexcept {
+    run_ = 0;
+    leaving_ = false;
+  }
   [[nodiscard]] [[gnu::cold]] std::exception_ptr another_server() const {
     return std::make_exception_ptr(Error(
         Errc::mismatch,
@@ -90,6 +128,7 @@ class ServerSession {
 
   /// @return whether there was room
   bool offer(Message const& message) noexcept {
+    if (mending_) return true;
     bool const taken = queue_.push(message);
     if (transport_ != nullptr) transport_->wake();
     return taken;
@@ -101,8 +140,8 @@ class ServerSession {
   /// Likewise, and lets go of the lock: what is small leaves before this returns, if it can, which
   /// spares it a way through another thread.
   void send(Lock& lock, Message const& message) {
-    if (!queue_.push(message)) disconnect("takes no messages");
-    Transport* const transport = transport_.get();
+    if (!mending_ && !queue_.push(message)) disconnect("takes no messages");
+    auto const transport = transport_;  // another one may take its place when the lock is gone
     lock.unlock();
     if (transport != nullptr)
       message.bytes <= small_bytes ? transport->wake_and_send() : transport->wake();
@@ -138,8 +177,11 @@ class ServerSession {
 
   /// Nothing more comes. @return whether that is news
   bool fail(std::exception_ptr why) noexcept {
-    bool const first = !failure_;
-    if (first) failure_ = std::move(why);
+    bool const first = !failure_ && !connecting_;
+    if (first)
+      end(std::move(why));
+    else if (!refusal_)
+      refusal_ = std::move(why);
     changed_.notify_all();
     return first;
   }
@@ -151,10 +193,73 @@ class ServerSession {
  private:
   static constexpr std::size_t small_bytes = std::size_t{1} << 14U;
 
+  /// Tries until the server lets the worker in, or the deadline has passed.
+  [[gnu::cold]] void connect() {
+    double const begun_s = connector_->now_s();
+    for (;;) {
+      hang_up();
+      {
+        Lock const held = lock();
+        refusal_ = nullptr;
+        joined_ = false;
+        connecting_ = true;
+        queue_.reset(count_);
+        queue_.push(join_);
+      }
+      try {
+        std::shared_ptr<Transport> made = connector_->connect(*end_);
+        Lock held = lock();
+        transport_ = std::move(made);
+        transport_->wake();
+        static_cast<void>(
+            wait_for(held, deadline_s(), [this] { return joined_ || refusal_ || leaving_; }));
+        if (joined_) return;
+        require_alive();
+        if (refusal_) std::rethrow_exception(refusal_);
+        raise(Errc::deadline, name(), " has not let the worker join for ", deadline_s(),
+              " s; see whether it runs, or raise the deadline");
+      } catch (...) {
+        hang_up();
+        bool const late = connector_->now_s() - begun_s > deadline_s();
+        Lock held = lock();
+        connecting_ = is_io(std::current_exception()) && !late && !leaving_ && !failure_;
+        if (!connecting_) throw;
+        connector_->wait(held, changed_, 0.05);
+      }
+    }
+  }
+  void keep_mending() noexcept {
+    for (Lock held = lock();;) {
+      changed_.wait(held, [this] { return leaving_ || broken_; });
+      if (leaving_) return;
+      broken_ = false;
+      busy_ = true;
+      held.unlock();
+      try {
+        connect();
+      } catch (...) {
+        end_->gone(std::current_exception());
+      }
+      held.lock();
+      busy_ = false;
+      changed_.notify_all();
+    }
+  }
+  void hang_up() noexcept {
+    Lock held = lock();
+    auto const last = std::exchange(transport_, nullptr);
+    held.unlock();
+    if (last != nullptr) last->close();
+  }
+  void end(std::exception_ptr why) noexcept {
+    failure_ = std::move(why);
+    mending_ = false;
+  }
   [[noreturn]] [[gnu::cold]] void disconnect(std::string const& reason) {
-    fail(std::make_exception_ptr(
+    end(std::make_exception_ptr(
         Error(Errc::deadline,
               text(name(), " ", reason, "; see whether it runs, or raise the deadline"))));
+    changed_.notify_all();
     std::rethrow_exception(failure_);
   }
 
@@ -163,9 +268,20 @@ class ServerSession {
   std::condition_variable changed_;
   MessageQueue queue_;
   std::exception_ptr failure_;
-  std::uint64_t run_ = 0;  // of the server; 0: none has let the worker in
-  bool joined_ = false;    // over this connection
-  std::unique_ptr<Transport> transport_;
+  std::exception_ptr refusal_;  // of the connection that is being made
+  std::uint64_t run_ = 0;       // of the server; 0: none has let the worker in
+  bool resumes_ = false;        // the server
+  bool joined_ = false;         // over this connection
+  bool connecting_ = false;
+  bool mending_ = false;
+  bool broken_ = false;  // for the thread that mends
+  bool busy_ = false;    // that thread
+  bool leaving_ = false;
+  MessageEnd* end_ = nullptr;
+  Message join_;
+  std::size_t count_ = 0;
+  std::thread mender_;
+  std::shared_ptr<Transport> transport_;
 };
 
 }  // namespace stagger::collective::detail

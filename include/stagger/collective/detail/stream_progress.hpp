@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   How far a worker is with its streams, as a parameter server in another process knows it.
+
+#include <cstdint>
+#include <exception>
+#include <utility>
+
+#include <stagger/collective/messages.hpp>
+
+namespace stagger::collective::detail {
+
+/// Which stream it is, whether it goes on, and what it takes to go on over another connection.
+class StreamProgress {
+ public:
+  [[nodiscard]] std::uint32_t number() const noexcept { return number_; }
+  [[nodiscard]] bool running() const noexcept { return running_; }
+  [[nodiscard]] std::exception_ptr const& lost() const noexcept { return lost_; }
+  [[nodiscard]] bool is(Message const& message) const noexcept {
+    return running_ && message.stream == number_;
+  }
+
+  [[nodiscard]] Message begin() noexcept {
+    running_ = true;
+    answered_ = false;
+    lost_ = nullptr;
+    return {.kind = MessageKind::begin, .stream = ++number_};
+  }
+  /// @return whether it was running
+  bool end(bool failed) noexcept {
+    if (!std::exchange(running_, false)) return false;
+    ended_by_ = failed ? MessageKind::fail : MessageKind::end;
+    return true;
+  }
+  [[nodiscard]] Message end_message() const noexcept {
+    return {.kind = ended_by_, .stream = number_};
+  }
+  /// Before the worker's first one.
+  void forget() noexcept { *this = {}; }
+  void lose(std::exception_ptr why) noexcept { lost_ = std::move(why); }
+  /// The newest values have come.
+  void newest(Message const& message) noexcept {
+    if (!running_) return;
+    answered_ = true;
+    failures_ = message.rounds;
+  }
+  /// Says over another connection how it stands. @param say  (message)
+  template <class Say> void resume(Say say) const {
+    if (answered_)
+      say(Message{.kind = MessageKind::resume, .stream = number_, .rounds = failures_});
+    else if (running_)
+      say(Message{.kind = MessageKind::begin, .stream = number_});
+    if (answered_ && !running_) say(end_message());
+  }
+
+ private:
+  std::uint32_t number_ = 0;  // counted from 1
+  bool running_ = false;
+  bool answered_ = false;                     // by the server
+  std::uint32_t failures_ = 0;                // of streams before it, as the server says
+  MessageKind ended_by_ = MessageKind::fail;  // where it has
+  std::exception_ptr lost_;                   // another worker has failed
+};
+
+}  // namespace stagger::collective::detail

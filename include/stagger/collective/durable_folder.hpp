@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   A parameter server's layers on the disk, so that another process can go on with them.
+///
+/// In the folder there are, all numbers little-endian and of 8 bytes where nothing else is said:
+///
+///     lock                  held as long as a server uses the folder
+///     server.stagger        what the run is, and how many streams of each worker have failed
+///     layer-000000.stagger  and so on: what a layer is, and all of its state
+///
+/// Both kinds of files begin with 8 bytes that name them, u32 u32 for the version of the format (1)
+/// and the number of the layer, and the number of the run. They end with the checksum that
+/// checkpoints have.
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <stagger/core/checked_file.hpp>
+#include <stagger/core/error.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/model/exchange.hpp>
+#include <stagger/parameters/layer_parameters.hpp>
+#include <stagger/parameters/state_file.hpp>
+
+namespace stagger::collective::detail {
+
+/// What a server's run is.
+struct ServerRecord {
+  std::uint64_t run = 0;  ///< by which workers tell this server from another
+  bool goes_on = false;   ///< without workers that fail
+  int push_minibatches = 1;
+  staleness::Pushes pushes{};
+  staleness::Adds adds{};
+  int states = 0;  ///< of the optimizer that the server applies
+  std::size_t layers = 0;
+  std::string optimizer{};         ///< in words
+  List<double> weights{};          ///< [workers]
+  List<std::uint32_t> failures{};  ///< [workers] streams that ended by one
+
+  /// @param file  a StateWriter or a StateReader
+  template <class File> void keep(File& file) {
+    auto pushed = static_cast<unsigned>(pushes);
+    auto added = static_cast<unsigned>(adds);
+    std::size_t workers = weights.size();
+    file.numbers(goes_on, push_minibatches, pushed, added, states, layers, workers);
+    file.require(pushed <= static_cast<unsigned>(staleness::Pushes::weights_and_state) &&
+                 added <= static_cast<unsigned>(staleness::Adds::in_turn) && states <= 2);
+    file.require_room(workers, 16);
+    file.require_room(layers, 1);
+    pushes = static_cast<staleness::Pushes>(pushed);
+    adds = static_cast<staleness::Adds>(added);
+    file.text(optimizer);
+    weights.resize(workers);
+    failures.resize(workers);
+    for (double& weight : weights) file.real(weight);
+    for (std::uint32_t& count : failures) file.numbers(count);
+  }
+};
+
+/// The folder of one server. After a write that failed nothing is written any more, so that what is
+/// there stays what the workers were told last.
+class DurableFolder {
+ public:
+  /// @throws Error  io for a folder that cannot be written, or that another server uses
+  [[gnu::cold]] explicit DurableFolder(std::string path)
+      : path_(made(std::move(path))), lock_(text(path_, "/lock").c_str(), O_RDWR | O_CREAT) {
+    if (!lock_.is_open()) stagger::detail::throw_io("write into the folder", path_, errno);
+    if (::flock(lock_.number(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+      raise(Errc::io, "the folder ", path_,
+            " is used by another parameter server; end that one, or name another folder");
+    for (std::string const& name : stagger::detail::names_in(path_)) {
+      bool const own = name.starts_with(".layer-") || name.starts_with(".server.");
+      if (own && name.ends_with(".tmp")) ::unlink(text(path_, "/", name).c_str());
+    }
+  }
+
+  [[nodiscard]] std::string const& path() const noexcept { return path_; }
+  /// Whether there is a run in it.
+  [[nodiscard]] bool holds_run() const { return ::access(server_file().c_str(), F_OK) == 0; }
+
+  /// @throws Error  io, now and of every write that follows
+  void write(ServerRecord& record) {
+    write(server_file(), server_name, 0, record.run, [&](auto&, auto& file) { record.keep(file); });
+  }
+  template <class Layer> void write(std::size_t l, std::uint64_t run, Layer& layer) {
+    write(layer_file(l), layer_name, l, run, [&](auto& out, auto& file) {
+      write_shape(out, layer.shape());
+      layer.keep(file);
+    });
+  }
+
+  /// @throws Error  bad_data for files that are damaged or not of this version, io
+  [[nodiscard]] [[gnu::cold]] ServerRecord read() const {
+    ServerRecord record;
+    read(server_file(), server_name, 0, [&](auto&, auto& file, std::uint64_t run) {
+      record.keep(file);
+      record.run = run;
+    });
+    return record;
+  }
+  /// @param make  makes a layer with these parameters
+  template <class Make>
+  [[nodiscard]] [[gnu::cold]] auto read(std::size_t l, std::uint64_t run, Make make) const {
+    decltype(make(std::declval<stagger::detail::LayerParameters const&>())) layer;
+    read(layer_file(l), layer_name, l, [&](auto& in, auto& file, std::uint64_t own) {
+      if (own != run) in.refuse(text("is of another run than ", server_file()));
+      stagger::detail::LayerParameters like;
+      like.adopt(read_shape(in), static_cast<int>(l), 0);
+      layer = make(like);
+      layer->keep(file);
+    });
+    return layer;
+  }
+
+ private:
+  static constexpr std::string_view server_name = "stgrserv";
+  static constexpr std::string_view layer_name = "stgrlayr";
+  static constexpr std::uint32_t version = 1;
+
+  [[nodiscard]] static std::string made(std::string path) {
+    stagger::detail::make_writable_folder(path, "a parameter server");
+    return path;
+  }
+  [[nodiscard]] std::string server_file() const { return text(path_, "/server.stagger"); }
+  [[nodiscard]] std::string layer_file(std::size_t l) const {
+    std::string const digits = std::to_string(l);
+    return text(path_, "/layer-", std::string(digits.size() < 6 ? 6 - digits.size() : 0, '0'),
+                digits, ".stagger");
+  }
+
+  template <class Fill>
+  void write(std::string const& path, std::string_view name, std::size_t number, std::uint64_t run,
+             Fill fill) {
+    {
+      std::lock_guard const lock(mutex_);
+      if (failure_) std::rethrow_exception(failure_);
+    }
+    try {
+      stagger::detail::CheckedWriter out(path);
+      out.text(name);
+      out.u32(version, static_cast<std::uint32_t>(number));
+      out.u64(run);
+      stagger::detail::StateWriter file(out);
+      fill(out, file);
+      out.commit();
+    } catch (Error const& error) {
+      std::lock_guard const lock(mutex_);
+      failure_ = std::make_exception_ptr(
+          Error(error.code(), text("the parameter server keeps nothing any more: ", error.what(),
+                                   ", and start it again")));
+      std::rethrow_exception(failure_);
+    }
+  }
+  template <class Take>
+  [[gnu::cold]] void read(std::string const& path, std::string_view name, std::size_t number,
+                          Take take) const {
+    try {
+      stagger::detail::CheckedReader in(path, "the parameter server's file");
+      if (in.text(name.size()) != name) in.refuse("does not start as one does");
+      if (std::uint32_t const other = in.u32(); other != version)
+        in.refuse(
+            text("has version ", other, " of the format, this program reads version ", version));
+      std::uint32_t const own = in.u32();
+      in.check_sum();
+      if (own != number) in.refuse(text("is of layer ", own));
+      std::uint64_t const run = in.u64();
+      stagger::detail::StateReader file(in);
+      take(in, file, run);
+      in.finish();
+    } catch (Error const& error) {
+      if (error.code() != Errc::bad_data) throw;
+      raise(Errc::bad_data, error.what(),
+            "; name another folder, or remove this one and begin anew");
+    }
+  }
+
+  static void write_shape(stagger::detail::CheckedWriter& out,
+                          stagger::detail::LayerShape const& shape) {
+    out.u64(shape.count());
+    for (std::size_t i = 0; i < shape.count(); ++i) {
+      auto const& d = shape.declaration(i);
+      out.u32(static_cast<std::uint32_t>(d.type), d.decays ? 1 : 0);
+      out.u64(d.size);
+      out.u64(d.name.size());
+      out.text(d.name);
+    }
+  }
+  [[nodiscard]] static List<stagger::detail::ParameterDeclaration> read_shape(
+      stagger::detail::CheckedReader& in) {
+    List<stagger::detail::ParameterDeclaration> declarations;
+    std::uint64_t const count = in.u64();
+    std::uint64_t bytes = 0;
+    for (std::uint64_t i = 0; i < count; ++i) {
+      stagger::detail::ParameterDeclaration d;
+      std::uint32_t const type = in.u32();
+      if (type > 1) in.refuse(text("has a parameter of the unknown type ", type));
+      d.type = type == 0 ? ElementType::f32 : ElementType::f64;
+      d.decays = in.u32() != 0;
+      std::uint64_t const size = in.u64();
+      if (size > in.size() || (bytes += size * element_bytes(d.type)) > in.size())
+        in.refuse("is too short for its parameters");
+      d.size = size;
+      std::uint64_t const name = in.u64();
+      d.name = in.text(name);
+      declarations.push_back(std::move(d));
+    }
+    return declarations;
+  }
+
+  std::string path_;
+  stagger::detail::Descriptor lock_;
+  std::mutex mutex_{};  // of the next
+  std::exception_ptr failure_{};
+};
+
+}  // namespace stagger::collective::detail

@@ -1,0 +1,392 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   What a parameter server does, wherever its workers are.
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <stagger/collective/clients.hpp>
+#include <stagger/collective/late_answers.hpp>
+#include <stagger/collective/same_workers.hpp>
+#include <stagger/collective/server_layers.hpp>
+#include <stagger/core/error.hpp>
+#include <stagger/core/fixed_array.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/parameters/parameter_link.hpp>
+#include <stagger/parameters/parameter_store.hpp>
+
+namespace stagger::collective {
+
+/// What a server does when a worker fails or goes, amid a stream or between steps.
+enum class OnFailure : std::uint8_t {
+  fail_fast,  ///< the streams of all others end too
+  go_on,      ///< the others go on without it; what it has pushed stays, and it may come back
+};
+
+/// What a server is made for.
+struct ServerOptions {
+  int workers = 1;  ///< >= 1, each a pipeline
+  int shards = 1;   ///< >= 1; layers are dealt out to them, and each has a lock of its own
+  /// [workers] by which the server multiplies each one's gradients, or what its own steps have
+  /// changed: its share of the data. Empty: 1 / workers each. With 1 for each, every push is a full
+  /// step.
+  std::vector<double> weights{};
+  /// Whether it remembers what it does with each layer in which order, for ParameterServer::log. The
+  /// memory for that grows with each push.
+  bool log = false;
+  OnFailure on_failure = OnFailure::fail_fast;
+  /// A folder, or empty: what workers push is there before they are told that it has come, and a
+  /// server that is started with the folder of one that has gone goes on from there.
+  std::string durable{};
+};
+using ServerEvent = stagger::detail::StoreEvent;
+
+namespace detail {
+
+using stagger::detail::ByteRange;
+using stagger::detail::ParameterListener;
+using stagger::detail::VersionTag;
+
+/// @throws Error  bad_configuration for options that cannot be
+[[nodiscard]] [[gnu::cold]] inline ServerOptions const& possible(ServerOptions const& options) {
+  if (options.workers < 1 || options.shards < 1)
+    raise(Errc::bad_configuration, "a parameter server of ", options.workers, " workers and ",
+          options.shards, " shards cannot be made; use at least 1 of each");
+  auto const count = static_cast<std::size_t>(options.workers);
+  if (!options.weights.empty() && options.weights.size() != count)
+    raise(Errc::bad_configuration, options.weights.size(), " weights were given for ",
+          counted(options.workers, "worker"), "; give one for each, or none");
+  for (double const weight : options.weights)
+    if (!(weight > 0 && weight <= 1))
+      raise(Errc::bad_configuration, "gradients of a worker cannot be weighted by ", weight,
+            "; use its share of the data, more than 0 and at most 1");
+  if (options.log && !options.durable.empty())
+    raise(Errc::bad_configuration, "a parameter server that keeps its layers in the folder ",
+          options.durable, " keeps no log there; use ServerOptions::durable or ServerOptions::log");
+  return options;
+}
+[[nodiscard]] [[gnu::cold]] inline List<double> weights_of(ServerOptions const& options) {
+  List<double> weights;
+  weights.assign(options.weights.data(), options.weights.size());
+  if (weights.empty())
+    weights.assign(static_cast<std::size_t>(options.workers), 1.0 / options.workers);
+  return weights;
+}
+
+inline void require_kept(int worker, std::uint32_t rounds, staleness::Adds adds, bool ready) {
+  if (adds == staleness::Adds::in_worker_order && !ready)
+    raise(Errc::bad_data, "worker ", worker, " takes weights with ", counted(rounds, "round"),
+          ", which the server does not keep; let it take what it has asked for, in order");
+}
+
+/// @throws Error  likewise, for a model that does not go with them
+[[gnu::cold]] inline void require_possible(ServerOptions const& options, WorkerRules const& rules) {
+  if (rules.late != nullptr && options.on_failure == OnFailure::go_on)
+    raise(Errc::bad_configuration,
+          "layers that are late need what every worker pushes, so the others cannot go on without "
+          "one that fails; use OnFailure::fail_fast, or a model without late layers");
+  if (rules.late != nullptr && !options.durable.empty())
+    raise(Errc::bad_configuration,
+          "a parameter server does not keep in a folder which layers are late; use one without "
+          "ServerOptions::durable, or a model without late layers");
+}
+
+[[noreturn]] [[gnu::cold]] inline void refuse_not_finite(int worker, std::uint32_t push,
+                                                         std::size_t layer) {
+  raise(Errc::bad_data, "push ", push, " of worker ", worker, " has a number in layer ", layer,
+        " that is not finite; it was not added: lower the rate, or look for what divides by 0");
+}
+
+/// For the other workers. @param pushes  that it had made
+[[nodiscard]] [[gnu::cold]] inline std::exception_ptr failure_of(int worker,
+                                                                 std::uint32_t pushes) noexcept {
+  try {
+    return std::make_exception_ptr(Error(
+        Errc::peer_failed, text("worker ", worker, " has failed after ", pushes,
+                                " pushes, which ends the streams of the others; begin the next "
+                                "one, which goes on from the server's weights")));
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+/// All layers, a lock for each shard, and the workers.
+///
+/// A worker that runs in several processes joins from each. Each is a client of its own, which asks
+/// for the layers that it runs; what a layer contains is counted by worker.
+class ServerInProcess {
+ public:
+  /// @param processes  in which a worker may run, at most
+  explicit ServerInProcess(ServerOptions const& options, int processes = 1)
+      : options_(possible(options)),
+        clients_(options.workers, processes),
+        layers_(options.shards, weights_of(options), options.log,
+                options.on_failure == OnFailure::go_on, options.durable) {}
+
+  /// @param digests  [layers] of the first values, which `layers` may lack unless they are wanted
+  /// @return  the number of the client, by which all further calls name who makes them
+  [[gnu::cold]] int join(int worker, std::span<LayerParameters const> layers,
+                         List<std::uint64_t> const& digests, WorkerRules const& rules,
+                         ParameterListener& listener) {
+    std::lock_guard const lock(joining_);
+    require_worker(worker);
+    int const client = clients_.number_for(worker, rules);
+    if (layers_.size() == 0) {
+      require_possible(options_, rules);
+      if (rules.late != nullptr)
+        late_ = std::make_unique<LateAnswers>(rules, layers, clients_.workers(), clients_.size());
+      layers_.take_over(layers, rules, late_.get());
+    } else if (layers_.compare(worker, layers, digests, rules)) {
+      for (int n = 0; n < options_.workers; ++n) clients_[n].awaited.store(layers_.midst(n));
+    }
+    layers_.reserve(rules.ahead);
+    clients_[client].asks.assign(layers.size(), Ask{});
+    clients_[client].processes = rules.processes;
+    clients_[client].came = true;
+    clients_[client].listener = &listener;
+    return client;
+  }
+  /// Whether nobody has joined yet, so that the first values are wanted.
+  [[nodiscard]] bool wants_values() {
+    std::lock_guard const lock(joining_);
+    return layers_.size() == 0;
+  }
+  void leave(int client) noexcept {
+    end(client, true);
+    forget_asks(client);
+    std::lock_guard const lock(joining_);
+    clients_[client].listener = nullptr;
+    if (options_.on_failure != OnFailure::go_on || clients_.present(worker_of(client)) != 0) return;
+    for (std::size_t l = 0; l < layers_.size(); ++l) {  // nor does anybody wait for its next stream
+      std::lock_guard const shard(mutex(l));
+      layers_[l].leave(worker_of(client));
+      keep_and_answer(l);
+    }
+  }
+  /// Nothing reaches the client any more. A durable server goes on with its stream when it joins
+  /// again; of another it leaves.
+  void lose(int client) noexcept {
+    if (!layers_.durable()) return leave(client);
+    forget_asks(client);
+    std::lock_guard const lock(joining_);
+    clients_[client].awaited.store(clients_[client].active.exchange(false));
+    clients_[client].listener = nullptr;
+  }
+  [[nodiscard]] bool awaits_any() const noexcept { return clients_.any_awaited(); }
+  void give_up_awaited() noexcept {
+    for (int n = 0; n < clients_.size(); ++n)
+      if (clients_[n].awaited.exchange(false)) fail(n);
+  }
+  [[nodiscard]] Clients::Attendance attendance() {
+    std::lock_guard const lock(joining_);
+    return clients_.attendance();
+  }
+
+  /// @return  streams of the worker that have ended by a failure, for `resume`
+  std::uint32_t begin(int client) {
+    if (clients_[client].active.load()) end(client, true);
+    if (clients_[client].awaited.exchange(false)) fail(client);  // it does not go on with its last
+    std::lock_guard const lock(joining_);  // not while streams are being given up
+    forget_asks(client);                   // of a stream that failed
+    // Another process of the worker may have begun this stream, and have come to its end already.
+    int const worker = worker_of(client);
+    if (!clients_.any_active(worker)) layers_.enter(worker);
+    if (late_ != nullptr && !clients_.any_active()) late_->reset();
+    clients_[client].active.store(true);
+    return layers_.failures(worker);
+  }
+  /// The worker goes on with its stream, or ends it.
+  /// @return whether that is possible, after as many failures as `begin` has returned
+  [[nodiscard]] bool resume(int client, std::uint32_t failures) {
+    std::lock_guard const lock(joining_);
+    if (failures != layers_.failures(worker_of(client))) return false;
+    forget_asks(client);
+    clients_[client].awaited.store(false);
+    clients_[client].active.store(true);
+    return true;
+  }
+  [[nodiscard]] ServerLayers const& layers() const noexcept { return layers_; }
+  /// Pushes of a layer that the worker has made since the server began, or is taken to have made.
+  [[nodiscard]] std::uint32_t pushes(int client, std::size_t l) {
+    std::lock_guard const lock(mutex(l));
+    return layers_[l].pushes(worker_of(client));
+  }
+
+  void read(int client, std::size_t l, std::byte* values) {
+    std::lock_guard const lock(mutex(l));
+    ParameterStore& layer = layers_[l];
+    bool const begins = clients_[client].active.load();
+    if (begins) layer.enter(worker_of(client));  // which a server that was killed may not have kept
+    std::byte const* const from = layer.begin(worker_of(client));
+    if (begins) layers_.keep(l);
+    if (layer.bytes() != 0) std::memcpy(values, from, layer.bytes());
+  }
+
+  /// @throws Error  bad_data for values that are not all finite, of which nothing is added. Where
+  ///                layers may be late, workers have looked themselves
+  void push(int client, std::size_t l, std::byte const* values, bool last, ByteRange part = {}) {
+    if (late_ == nullptr && !layers_[l].shape().all_finite(values))
+      refuse_not_finite(worker_of(client), pushes(client, l) + 1, l);
+    std::lock_guard const lock(mutex(l));
+    clients_.require_active(client);
+    layers_[l].push(worker_of(client), values, part);
+    if (last) layers_[l].end(worker_of(client));
+    layers_.keep(l);
+    answer(l);
+  }
+  void report(int client, double loss) {
+    late_->add_loss(worker_of(client), loss, clients_[client].active);
+  }
+  void ask_late(int client, std::uint32_t step) {
+    clients_.require_active(client);
+    late_->ask(client, step, *clients_[client].listener, clients_[client].active);
+  }
+
+  void ask(int client, std::size_t l, Ask const& what) {
+    std::lock_guard const lock(mutex(l));
+    clients_.require_active(client);
+    clients_[client].asks[l] = what;
+    answer(l);
+  }
+
+  VersionTag take(int client, std::size_t l, std::uint32_t rounds, std::byte* values,
+                  ByteRange part = {}) {
+    ParameterStore& layer = layers_[l];
+    std::unique_lock lock(mutex(l));
+    clients_.require_active(client);
+    int const worker = worker_of(client);
+    std::uint32_t const start = layer.start(worker);
+    std::uint32_t const pushes = start + (rounds == Ask::everything ? 0 : rounds);
+    require_kept(worker, rounds, layers_.adds(),
+                 rounds == 0 ? layer.keeps(pushes) : layer.ready(worker, pushes, part.first != 0));
+    std::byte const* const from = layer.weights(worker, pushes, part.first != 0) + part.first;
+    VersionTag const tag = layer.contained(worker, pushes);
+    if (layers_.adds() == staleness::Adds::in_worker_order) lock.unlock();  // it stays as it is
+    std::size_t const last = std::min(part.last, layer.bytes());
+    if (last != 0) std::memcpy(values + part.first, from, last - part.first);
+    return tag;
+  }
+
+  void end(int client, bool failed) noexcept {
+    if (!clients_[client].active.exchange(false)) return;
+    failed ? fail(client) : go_on_without(client);
+  }
+
+  /// The slowest worker, of the layers that this one has asked for; empty if it waits for nobody.
+  [[nodiscard]] std::string waits_for(int client) {
+    return layers_.slowest_but(worker_of(client), clients_[client].asks);
+  }
+
+  void require_active(int client) const { clients_.require_active(client); }
+  void require_worker(int number) const { clients_.require_worker(number); }
+  /// @return  what `read` makes of the history of a layer
+  template <class Read> [[nodiscard]] auto look_at(std::size_t l, Read read) {
+    std::lock_guard const lock(joining_);
+    return layers_.look_at(l, read);
+  }
+
+ private:
+  [[nodiscard]] std::mutex& mutex(std::size_t layer) { return layers_.mutex(layer); }
+  [[nodiscard]] int worker_of(int client) const noexcept { return clients_.worker_of(client); }
+
+  void fail(int client) noexcept {
+    std::lock_guard const lock(joining_);
+    bool const goes_on = options_.on_failure == OnFailure::go_on;
+    List<bool> told(static_cast<std::size_t>(clients_.size()));
+    layers_.begin_failure(worker_of(client));
+    for (int n = 0; n < clients_.size(); ++n) {
+      if (goes_on && worker_of(n) != worker_of(client)) continue;
+      told[n] = clients_[n].active.exchange(false);
+      clients_[n].awaited.store(false);
+    }
+    std::uint32_t pushes = 0;
+    for (std::size_t l = 0; l < layers_.size(); ++l) {
+      std::lock_guard const shard(mutex(l));
+      pushes = std::max(pushes, layers_[l].pushes(worker_of(client)));
+      layers_.fail(l, worker_of(client));
+      if (goes_on) answer(l);
+    }
+    if (late_ != nullptr) late_->reset();
+    std::exception_ptr const lost = failure_of(worker_of(client), pushes);
+    for (int n = 0; n < clients_.size(); ++n)
+      if (told[n]) clients_[n].listener->lost(lost);
+  }
+
+  /// Of a worker that takes no further step: what it pushed last was not known to be the last.
+  void go_on_without(int client) {
+    bool const other = clients_.any_active(worker_of(client));  // process of it, which goes on
+    if (late_ != nullptr) late_->leave(worker_of(client), client);
+    for (std::size_t l = 0; l < layers_.size() && !other; ++l) {
+      std::lock_guard const lock(mutex(l));
+      ParameterStore& layer = layers_[l];
+      if (layer.ended(worker_of(client)) || !layer.in_stream(worker_of(client))) continue;
+      layer.end(worker_of(client));
+      keep_and_answer(l);
+    }
+  }
+
+  /// Nobody calls its listener about them any more when this returns.
+  void forget_asks(int client) {
+    for (std::size_t l = 0; l < clients_[client].asks.size(); ++l) {
+      std::lock_guard const lock(mutex(l));
+      clients_[client].asks[l] = {};
+    }
+  }
+
+  void keep_and_answer(std::size_t l) noexcept {
+    layers_.try_to_keep(l);
+    answer(l);
+  }
+  /// Tells workers of what they have asked for.
+  void answer(std::size_t l) {
+    ParameterStore const& layer = layers_[l];
+    for (int n = 0; n < clients_.size(); ++n) {
+      Client& each = clients_[n];
+      if (!each.active.load() || each.asks[l].rounds == Ask::nothing) continue;
+      auto const [asked, urgent] = each.asks[l];
+      if (asked == Ask::everything
+              ? layer.in_stream(worker_of(n))
+              : !layer.ready(worker_of(n), layer.start(worker_of(n)) + asked, urgent))
+        continue;
+      each.asks[l] = {};
+      asked == Ask::everything ? each.listener->arrived_last(l) : each.listener->arrived(l, asked);
+    }
+  }
+
+  ServerOptions options_;
+  Clients clients_;
+  std::mutex joining_;
+  std::unique_ptr<LateAnswers> late_;  // null: no layer is ever late
+  ServerLayers layers_;
+};
+
+/// As ParameterServer::log and missed.
+[[nodiscard]] inline std::vector<ServerEvent> log_of(ServerInProcess& server, std::size_t l) {
+  if (!server.layers().logs())
+    raise(Errc::bad_configuration,
+          "this server remembers nothing; make it with ServerOptions{.log = true}");
+  return server.look_at(l, [](auto const& history) {
+    return std::vector<ServerEvent>(history.log().begin(), history.log().end());
+  });
+}
+[[nodiscard]] inline std::vector<std::uint64_t> missed_of(ServerInProcess& server, int worker,
+                                                          std::size_t l) {
+  server.require_worker(worker);
+  return server.look_at(l, [worker](auto const& history) {
+    auto const& missed = history.missed(worker);
+    return std::vector<std::uint64_t>(missed.begin(), missed.end());
+  });
+}
+
+}  // namespace detail
+}  // namespace stagger::collective

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stagger/host/asio_parameter_server.hpp>
+
+#include "catch.hpp"
+
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include <stagger/staleness/local_sgd.hpp>
+
+#include "../train/workers_oracle.hpp"
+
+using namespace workers_oracle;
+namespace files = std::filesystem;
+
+namespace {
+
+class Folder {
+ public:
+  Folder() {
+    auto const above = files::exists("/dev/shm") ? "/dev/shm" : files::temp_directory_path();
+    path_ = (above / "stagger-restart-XXXXXX").string();
+    REQUIRE(::mkdtemp(path_.data()) != nullptr);
+  }
+  Folder(Folder const&) = delete;
+  Folder& operator=(Folder const&) = delete;
+  ~Folder() {
+    std::error_code ignored;
+    files::remove_all(path_, ignored);
+  }
+  [[nodiscard]] std::string const& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+/// A server on a port, which goes and comes back there.
+template <class Optimizer> class OnPort {
+ public:
+  OnPort(sg::collective::ServerOptions options, Optimizer const& optimizer, double deadline_s = 20)
+      : options_(std::move(options)), optimizer_(optimizer), deadline_s_(deadline_s) {
+    start();
+  }
+  OnPort(OnPort const&) = delete;
+  OnPort& operator=(OnPort const&) = delete;
+  ~OnPort() { stop_restarting(); }
+
+  void stop() {
+    listening_ = nullptr;
+    server_ = nullptr;
+  }
+  void start() {
+    server_ = std::make_unique<sg::collective::ParameterServer>(options_);
+    listening_ = std::make_unique<sg::host::AsioParameterServer>(
+        *server_, sg::host::ListenOptions{.port = port_, .deadline_s = deadline_s_}, optimizer_);
+    port_ = listening_->port();
+  }
+  /// Whenever worker 0 has pushed something, so many times.
+  void restart_between_pushes(int times) {
+    thread_ = std::thread([this, times] {
+      std::uint32_t seen = 0;
+      for (int i = 0; i < times; ++i) {
+        std::uint32_t now = seen;
+        while (now == seen && !over_.load()) {
+          std::this_thread::yield();
+          if (!server_->home()->wants_values()) now = server_->home()->pushes(0, 0);
+        }
+        if (over_.load()) return;
+        seen = now;
+        stop();
+        start();
+        ++restarts_;
+      }
+    });
+  }
+  /// @return how often it has come back
+  int stop_restarting() {
+    over_.store(true);
+    if (thread_.joinable()) thread_.join();
+    return restarts_;
+  }
+  [[nodiscard]] auto worker(int number) const {
+    return sg::host::RemoteParameterServer({.port = port_, .deadline_s = 20}).worker(number);
+  }
+  [[nodiscard]] auto local(int number) const { return server_->worker(number); }
+
+ private:
+  sg::collective::ServerOptions options_;
+  Optimizer optimizer_;
+  double deadline_s_;
+  std::uint16_t port_ = 0;
+  std::unique_ptr<sg::collective::ParameterServer> server_;
+  std::unique_ptr<sg::host::AsioParameterServer> listening_;
+  std::atomic<bool> over_{false};
+  int restarts_ = 0;
+  std::thread thread_;
+};
+
+}  // namespace
+
+TEST_CASE("asio/AsioParameterServer: streams go on with a durable server that is started again",
+          "[asio]") {
+  for (int const distance : {0, 1}) {
+    CAPTURE(distance);
+    Folder const folder;
+    OnPort<sg::optimizer::Sgd> server({.workers = 2, .shards = 2, .durable = folder.path()}, {});
+    server.restart_between_pushes(5);
+    compare(Waves{2, 2, distance}, server, {{2}, {1}}, 2, 15, adam);
+    CHECK(server.stop_restarting() >= 1);
+  }
+}
+
+TEST_CASE("asio/AsioParameterServer: steps go on with a durable server that is started again",
+          "[asio]") {
+  Folder const folder;
+  OnPort server({.workers = 2, .durable = folder.path()}, adam);
+  server.restart_between_pushes(3);
+  compare_steps(2, server, adam);
+  CHECK(server.stop_restarting() >= 1);
+}
+
+TEST_CASE("asio/AsioParameterServer: a durable server that is started again has what it had",
+          "[asio]") {
+  Folder const folder;
+  OnPort server({.workers = 1, .durable = folder.path()}, adam);
+  OracleServer<sg::optimizer::AdamW> oracle{adam};
+  for (int life = 0; life < 3; ++life) {  // of the worker, too
+    auto train = stepping(sg::staleness::Synchronous{}, server, 0, adam);
+    for (int step = 0; step < 3; ++step) {
+      auto const batch = data(3, 3 * life + step);
+      static_cast<void>(run(train.step(batch)));
+      oracle.step(gradients(oracle.w, batch));
+      REQUIRE(weights(train) == oracle.w);
+    }
+    server.stop();
+    server.start();
+  }
+}
+
+TEST_CASE("asio/AsioParameterServer: who does not come back to a durable server has failed",
+          "[asio]") {
+  Folder const folder;
+  OnPort server({.workers = 2, .durable = folder.path()}, adam, 0.5);
+  auto a = stepping(sg::staleness::Synchronous{}, server, 0, adam);
+  auto const batch = data(2);
+  {
+    auto b = std::make_unique<decltype(stepping(sg::staleness::Synchronous{}, server, 1, adam))>(
+        stepping(sg::staleness::Synchronous{}, server, 1, adam));
+    sg::run_together(a.step(batch), b->step(batch));
+    server.stop();
+    b = nullptr;  // which the server does not hear of
+  }
+  server.start();
+  REQUIRE_THROWS_WITH(run(a.step(batch)), Catch::Matchers::Contains("worker 1 has failed"));
+  auto b = stepping(sg::staleness::Synchronous{}, server, 1, adam);
+  sg::run_together(a.step(batch), b.step(batch));
+  REQUIRE(weights(a) == weights(b));
+}
+
+TEST_CASE("asio/AsioParameterServer: a worker does not go on with the server of another run",
+          "[asio]") {
+  OnPort server({.workers = 1}, adam);
+  auto train = stepping(sg::staleness::Synchronous{}, server, 0, adam);
+  auto const batch = data(2);
+  static_cast<void>(run(train.step(batch)));
+  server.stop();
+  REQUIRE_THROWS_WITH(run(train.step(batch)), Catch::Matchers::Contains("has ended"));
+  server.start();
+  REQUIRE_THROWS_WITH(run(train.step(batch)), Catch::Matchers::Contains("has been started anew"));
+}
+
+TEST_CASE("asio/AsioParameterServer: a durable server refuses late layers", "[asio]") {
+  Folder const folder;
+  sg::collective::ParameterServer const server({.workers = 1, .durable = folder.path()});
+  REQUIRE_THROWS_WITH(stepping(split_late, server, 0, adam),
+                      Catch::Matchers::Contains("does not keep in a folder which layers are late"));
+  sg::host::AsioParameterServer const listening(server, {}, adam, split_late);
+  sg::host::RemoteParameterServer const remote({.port = listening.port(), .deadline_s = 20});
+  REQUIRE_THROWS_WITH(stepping(split_late, remote, 0, adam),
+                      Catch::Matchers::Contains("does not keep in a folder which layers are late"));
+}
