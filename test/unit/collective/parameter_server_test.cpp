@@ -222,3 +222,54 @@ TEST_CASE(
     CHECK(a.told.last.size() == l + 1);
   }
 }
+
+TEST_CASE(
+    "collective/ServerInProcess: a process of a worker begins a stream while another one of it is "
+    "in the last",
+    "[collective]") {
+  sg::collective::detail::ServerInProcess server({.workers = 2}, 2);
+  auto const model = model_of(1);
+  sg::List<std::uint64_t> digests;
+  digests.push_back(sg::collective::detail::values_digest(model[0].values()));
+  auto const rules = [](int process, int of) {
+    auto made = changes();
+    made.process = process;
+    made.processes = of;
+    return made;
+  };
+  Told first_told;
+  Told second_told;
+  Told other_told;
+  int const first = server.join(0, model, digests, rules(0, 2), first_told);
+  int const second = server.join(0, model, digests, rules(1, 2), second_told);
+  int const other = server.join(1, model, digests, rules(0, 1), other_told);
+  Values values;
+  Values one;
+  one.padded[0] = 1;
+  auto const push = [&](int client) {  // and asks for what everybody's pushes make
+    server.push(client, 0, one.bytes(), true);
+    server.ask(client, 0, {sg::collective::detail::Ask::everything});
+  };
+  for (int const client : {first, second, other}) server.begin(client);
+  for (int const client : {first, other}) server.read(client, 0, values.bytes());
+  push(first);
+  push(other);
+  REQUIRE(first_told.last.size() == 1);
+  server.end(first, false);
+  server.begin(first);  // the second process has not ended the stream before yet
+  server.read(first, 0, values.bytes());
+  CHECK(values.first() == 2);
+  server.end(second, false);
+  server.begin(second);
+  server.end(other, false);
+  server.begin(other);
+  server.read(other, 0, values.bytes());
+  push(first);
+  CHECK(first_told.last.size() == 1);  // the other's push is to come
+  push(other);
+  CHECK(first_told.last.size() == 2);
+  server.take(first, 0, sg::collective::detail::Ask::everything, values.bytes());
+  CHECK(values.first() == 4);
+  for (int const client : {first, second, other}) server.end(client, false);
+  for (int const client : {first, second, other}) server.leave(client);
+}
