@@ -1,3 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-set(test_one_thread TRUE)
 set(test_includes ${PROJECT_SOURCE_DIR}/examples/stagger)  # networks.hpp

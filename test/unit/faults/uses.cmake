@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-set(test_one_thread TRUE)
+set(test_fibers TRUE)
 set(test_optimized TRUE)
 set(test_timeout_s 300)  # of all seeds, by ./run test --full
