@@ -90,6 +90,7 @@ class Machine : public StepStatus {
 
   /// Points every rank at the slots of a program, and makes those that earlier ones did not need.
   [[gnu::cold]] void load(Program const& program) {
+    traffic.measure();  // while the slots are those of the program before
     run.load(model, program);
     if (model.options.replicas.ops() != nullptr) model.options.replicas.ops()->load(*this);
     if (exchange_ != nullptr) exchange_->load(*this);
@@ -142,7 +143,7 @@ class Machine : public StepStatus {
       if (exchange_ != nullptr) exchange_->end_step(*this, failure());
       rethrow();
     }
-    traffic.end_step();
+    traffic.end_step(model.memory != nullptr);
     if (exchange_ != nullptr) exchange_->end_step(*this, nullptr);
     if (run.program->training) model.steps += run.program->updates;
     if (model.options.replicas.ops() != nullptr) model.options.replicas.ops()->end_step(*this);

@@ -82,17 +82,27 @@ class TrafficCounts {
     step_.add(rank, kind, count);
   }
 
-  /// A step of the program has been taken.
-  void end_step() {
+  /// A step of the program has been taken. @param under_way  or enqueued: a device may still change
+  ///                                                        the values, which are looked at later
+  void end_step(bool under_way) {
     ++steps_;
     if (uneven_) return;
-    for (Values const& of : values_)
-      total_.add(of.rank, of.kind, {of.messages, of.messages * of.type->payload(of.value)});
-    for (RowsOf const& of : rows_)
-      add_rows(of.from, of.to, of.forward, of.microbatch, *of.type, of.value);
+    ++unmeasured_;
+    if (!under_way) measure();
+  }
+  /// Counts the bytes of steps by the values that lie in the slots. No step is under way.
+  void measure() {
+    for (; unmeasured_ != 0; --unmeasured_) {
+      for (Values const& of : values_)
+        total_.add(of.rank, of.kind, {of.messages, of.messages * of.type->payload(of.value)});
+      for (RowsOf const& of : rows_)
+        add_rows(of.from, of.to, of.forward, of.microbatch, *of.type, of.value);
+    }
   }
 
-  [[nodiscard]] Traffic total() const {
+  /// No step is under way.
+  [[nodiscard]] Traffic total() {
+    measure();
     Traffic sum = total_;
     add_steps(sum);
     return sum;
@@ -256,7 +266,8 @@ class TrafficCounts {
   Traffic total_;  // but steps of the loaded program, as far as `step_` has them
   Traffic step_;   // what each step of it sends, as far as that does not depend on values
   std::uint64_t steps_ = 0;
-  List<Values> values_;  // what depends on them
+  std::uint64_t unmeasured_ = 0;  // steps whose bytes are not counted yet
+  List<Values> values_;           // what depends on them
   List<RowsOf> rows_;
   Program const* program_ = nullptr;
   Grouped const* grouped_ = nullptr;
