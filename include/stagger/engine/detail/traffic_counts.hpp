@@ -82,15 +82,14 @@ class TrafficCounts {
     step_.add(rank, kind, count);
   }
 
-  /// A step of the program has been taken. @param under_way  or enqueued: a device may still change
-  ///                                                        the values, which are looked at later
+  /// A step has been taken. @param under_way  or enqueued, so that its values may still change
   void end_step(bool under_way) {
     ++steps_;
     if (uneven_) return;
     ++unmeasured_;
     if (!under_way) measure();
   }
-  /// Counts the bytes of steps by the values that lie in the slots. No step is under way.
+  /// Counts the bytes of values in the slots. No step is under way, here and in `total`.
   void measure() {
     for (; unmeasured_ != 0; --unmeasured_) {
       for (Values const& of : values_)
@@ -99,8 +98,6 @@ class TrafficCounts {
         add_rows(of.from, of.to, of.forward, of.microbatch, *of.type, of.value);
     }
   }
-
-  /// No step is under way.
   [[nodiscard]] Traffic total() {
     measure();
     Traffic sum = total_;
