@@ -58,7 +58,7 @@ using stagger::detail::ParameterListener;
 using stagger::detail::VersionTag;
 
 /// @throws Error  bad_configuration for options that cannot be
-[[nodiscard]] [[gnu::cold]] inline ServerOptions const& possible(ServerOptions const& options) {
+[[nodiscard]] [[gnu::cold]] inline ServerOptions possible(ServerOptions const& options) {
   if (options.workers < 1 || options.shards < 1)
     raise(Errc::bad_configuration, "a parameter server of ", options.workers, " workers and ",
           options.shards, " shards cannot be made; use at least 1 of each");
