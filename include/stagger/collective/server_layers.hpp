@@ -173,7 +173,7 @@ class ServerLayers {
   void keep(std::size_t l) {
     if (folder_ != nullptr) folder_->write(l, record_.run, *layers_[l]);
   }
-  /// Likewise; what goes wrong is told to whoever pushes next.
+  /// Likewise; an error is told to the worker that pushes next.
   void try_to_keep(std::size_t l) noexcept {
     try {
       keep(l);

@@ -168,7 +168,7 @@ class Listener {
 
  private:
   static constexpr std::size_t most_unidentified = 256;
-  static constexpr int patience = 2;  // ticks that a connection has in any case
+  static constexpr int silent_ticks = 2;  // before a silent connection may be ended
 
   /// A connection, and the server's end of it.
   struct Accepted {
@@ -220,7 +220,7 @@ class Listener {
   /// @return whether there was one
   bool end_silent() {
     auto const oldest = std::find_if(accepted_.begin(), accepted_.end(), [](auto const& each) {
-      return each->age >= patience && each->stream->silent();
+      return each->age >= silent_ticks && each->stream->silent();
     });
     if (oldest == accepted_.end()) return false;
     (*oldest)->stream->end(nullptr);

@@ -174,7 +174,7 @@ class ServerExchange : public Exchange, protected ParameterListener {
     }
   }
 
-  /// What of a layer has gone to the server, or come from it. Called by whoever runs the cell.
+  /// A part of a layer has gone to the server, or come from it. Called by the thread of its rank.
   void count(std::size_t l, TrafficKind kind, ByteRange part) {
     machine_.traffic.add(program_->cells[cell_of_[l]].rank, kind,
                          {1, link_->carried_bytes(exchanged()[l], part)});
