@@ -198,9 +198,10 @@ class ServerInProcess {
     if (clients_[client].awaited.exchange(false)) fail(client);  // it does not go on with its last
     std::lock_guard const lock(joining_);  // not while streams are being given up
     forget_asks(client);                   // of a stream that failed
-    // Another process of the worker may have begun this stream, and have come to its end already.
+    // Where a worker runs in several processes, others of it may be in the stream before this one,
+    // or behind this one: each enters the layers that it runs, when it reads them.
     int const worker = worker_of(client);
-    if (!clients_.any_active(worker)) layers_.enter(worker);
+    if (clients_[client].processes == 1) layers_.enter(worker);
     if (late_ != nullptr && !clients_.any_active()) late_->reset();
     clients_[client].active.store(true);
     return layers_.failures(worker);
@@ -226,7 +227,7 @@ class ServerInProcess {
     std::lock_guard const lock(mutex(l));
     ParameterStore& layer = layers_[l];
     bool const begins = clients_[client].active.load();
-    if (begins) layer.enter(worker_of(client));  // which a server that was killed may not have kept
+    if (begins) layers_.enter(l, worker_of(client));  // a killed server may not have kept that
     std::byte const* const from = layer.begin(worker_of(client));
     if (begins) layers_.keep(l);
     if (layer.bytes() != 0) std::memcpy(values, from, layer.bytes());

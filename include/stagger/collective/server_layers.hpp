@@ -120,10 +120,7 @@ class ServerLayers {
   void enter(int worker) {
     for (std::size_t l = 0; l < size(); ++l) {
       std::lock_guard const lock(mutex(l));
-      if (layers_[l]->bytes() != 0 && layers_[l]->worker(worker).waits_for_others())
-        raise(Errc::bad_configuration, "worker ", worker,
-              " has ended its steps, and others go on with theirs; let it begin again when all "
-              "have ended");
+      require_over(l, worker);
     }
     bool gone = false;
     for (std::size_t l = 0; l < size(); ++l) {
@@ -131,6 +128,11 @@ class ServerLayers {
       gone = layers_[l]->enter(worker) || gone;
     }
     if (gone) come_back(worker);
+  }
+  /// Likewise in a layer that the process runs which calls. @pre its lock is held
+  void enter(std::size_t l, int worker) {
+    require_over(l, worker);
+    layers_[l]->enter(worker);
   }
   [[nodiscard]] staleness::Adds adds() const noexcept { return rules_.adds; }
 
@@ -206,6 +208,12 @@ class ServerLayers {
   }
 
  private:
+  void require_over(std::size_t l, int worker) const {
+    if (layers_[l]->bytes() != 0 && layers_[l]->worker(worker).waits_for_others())
+      raise(Errc::bad_configuration, "worker ", worker,
+            " has ended its steps, and others go on with theirs; let it begin again when all have "
+            "ended");
+  }
   /// A worker that was gone is waited for again, in all layers at once.
   /// @throws Error  bad_configuration while the streams of the others have ended in some layers only
   [[gnu::cold]] void come_back(int worker) {

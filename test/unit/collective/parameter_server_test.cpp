@@ -88,6 +88,56 @@ struct Worker {
   }
 };
 
+/// Worker 0 in two processes, of which the first runs the layer, and worker 1 in one.
+struct Processes {
+  sg::collective::detail::ServerInProcess server{{.workers = 2}, 2};
+  Told told[3];
+  int first = join(0, 0);
+  int second = join(0, 1);
+  int other = join(1, 0);
+  float newest = 0;
+
+  Processes() = default;
+  Processes(Processes const&) = delete;
+  Processes& operator=(Processes const&) = delete;
+  ~Processes() {
+    for (int const client : {first, second, other}) server.leave(client);
+  }
+  void begin(std::vector<int> const& clients) {
+    Values values;
+    for (int const client : clients) {
+      server.begin(client);
+      server.read(client, 0, values.bytes());
+    }
+    newest = values.first();
+  }
+  void push(int client) {
+    Values one;
+    one.padded[0] = 1;
+    server.push(client, 0, one.bytes(), true);
+    server.ask(client, 0, {sg::collective::detail::Ask::everything});
+  }
+  float take_last(int client) {
+    Values values;
+    server.take(client, 0, sg::collective::detail::Ask::everything, values.bytes());
+    return values.first();
+  }
+  void end(std::vector<int> const& clients) {
+    for (int const client : clients) server.end(client, false);
+  }
+
+ private:
+  int join(int worker, int process) {
+    auto const model = model_of(1);
+    sg::List<std::uint64_t> digests;
+    digests.push_back(sg::collective::detail::values_digest(model[0].values()));
+    auto rules = changes();
+    rules.process = process;
+    rules.processes = worker == 0 ? 2 : 1;
+    return server.join(worker, model, digests, rules, told[2 * worker + process]);
+  }
+};
+
 }  // namespace
 
 TEST_CASE(
@@ -167,31 +217,14 @@ TEST_CASE(
     "collective/ServerInProcess: a process of a worker may begin a stream when another one of it "
     "has pushed all that it will",
     "[collective]") {
-  sg::collective::detail::ServerInProcess server({.workers = 2}, 2);
-  auto const model = model_of(1);
-  sg::List<std::uint64_t> digests;
-  digests.push_back(sg::collective::detail::values_digest(model[0].values()));
-  Told told[3];
-  auto rules = changes();
-  int const other = server.join(0, model, digests, rules, told[0]);
-  rules.processes = 2;
-  int const early = server.join(1, model, digests, rules, told[1]);
-  rules.process = 1;
-  int const late = server.join(1, model, digests, rules, told[2]);
-  Values values, one;
-  one.padded[0] = 1;
-  for (int const client : {other, early}) {
-    server.begin(client);
-    server.read(client, 0, values.bytes());
-  }
-  server.push(early, 0, one.bytes(), true);
-  server.begin(late);
-  server.push(other, 0, one.bytes(), true);
-  server.take(early, 0, sg::collective::detail::Ask::everything, values.bytes());
-  CHECK(values.first() == 2);
-  for (int const client : {early, late, other}) server.end(client, false);
-  server.begin(early);  // the next stream
-  for (int const client : {other, early, late}) server.leave(client);
+  Processes on;
+  on.begin({on.other, on.first});
+  on.push(on.first);
+  on.server.begin(on.second);
+  on.push(on.other);
+  CHECK(on.take_last(on.first) == 2);
+  on.end({on.first, on.second, on.other});
+  on.begin({on.first});  // the next stream
 }
 
 TEST_CASE(
@@ -227,49 +260,55 @@ TEST_CASE(
     "collective/ServerInProcess: a process of a worker begins a stream while another one of it is "
     "in the last",
     "[collective]") {
-  sg::collective::detail::ServerInProcess server({.workers = 2}, 2);
-  auto const model = model_of(1);
-  sg::List<std::uint64_t> digests;
-  digests.push_back(sg::collective::detail::values_digest(model[0].values()));
-  auto const rules = [](int process, int of) {
-    auto made = changes();
-    made.process = process;
-    made.processes = of;
-    return made;
-  };
-  Told first_told;
-  Told second_told;
-  Told other_told;
-  int const first = server.join(0, model, digests, rules(0, 2), first_told);
-  int const second = server.join(0, model, digests, rules(1, 2), second_told);
-  int const other = server.join(1, model, digests, rules(0, 1), other_told);
-  Values values;
-  Values one;
-  one.padded[0] = 1;
-  auto const push = [&](int client) {  // and asks for what everybody's pushes make
-    server.push(client, 0, one.bytes(), true);
-    server.ask(client, 0, {sg::collective::detail::Ask::everything});
-  };
-  for (int const client : {first, second, other}) server.begin(client);
-  for (int const client : {first, other}) server.read(client, 0, values.bytes());
-  push(first);
-  push(other);
-  REQUIRE(first_told.last.size() == 1);
-  server.end(first, false);
-  server.begin(first);  // the second process has not ended the stream before yet
-  server.read(first, 0, values.bytes());
-  CHECK(values.first() == 2);
-  server.end(second, false);
-  server.begin(second);
-  server.end(other, false);
-  server.begin(other);
-  server.read(other, 0, values.bytes());
-  push(first);
-  CHECK(first_told.last.size() == 1);  // the other's push is to come
-  push(other);
-  CHECK(first_told.last.size() == 2);
-  server.take(first, 0, sg::collective::detail::Ask::everything, values.bytes());
-  CHECK(values.first() == 4);
-  for (int const client : {first, second, other}) server.end(client, false);
-  for (int const client : {first, second, other}) server.leave(client);
+  Processes on;
+  on.server.begin(on.second);
+  on.begin({on.first, on.other});
+  on.push(on.first);
+  on.push(on.other);
+  REQUIRE(on.told[0].last.size() == 1);
+  on.end({on.first});
+  on.begin({on.first});  // the second process has not ended the stream before yet
+  CHECK(on.newest == 2);
+  on.end({on.second});
+  on.server.begin(on.second);
+  on.end({on.other});
+  on.begin({on.other});
+  on.push(on.first);
+  CHECK(on.told[0].last.size() == 1);  // the other's push is to come
+  on.push(on.other);
+  CHECK(on.told[0].last.size() == 2);
+  CHECK(on.take_last(on.first) == 4);
+}
+
+TEST_CASE(
+    "collective/ServerInProcess: what a process that runs no layer says of a stream may come when "
+    "that has ended",
+    "[collective]") {
+  Processes on;
+  on.begin({on.first, on.other});
+  on.push(on.first);
+  on.push(on.other);
+  on.end({on.first, on.other});
+  on.server.begin(on.second);
+  on.end({on.second});
+  on.server.begin(on.second);
+  on.begin({on.other});
+  on.push(on.other);
+  CHECK(on.told[2].last.size() == 1);  // the first process has yet to begin the next stream
+  on.begin({on.first});
+  on.push(on.first);
+  CHECK(on.told[2].last.size() == 2);
+  CHECK(on.take_last(on.other) == 4);
+}
+
+TEST_CASE(
+    "collective/ServerInProcess: a process begins no stream while others go on in a layer that it "
+    "runs",
+    "[collective]") {
+  Processes on;
+  on.begin({on.first, on.other});
+  on.push(on.first);
+  on.end({on.first});
+  CHECK_THROWS_WITH(on.begin({on.first}),
+                    Catch::Matchers::Contains("worker 0 has ended its steps, and others go on"));
 }
