@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Five linear layers that groups of ranks can share, as pipelines and on one device.
+#include "catch.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <stdexcept>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <stagger/core/random.hpp>
+#include <stagger/engine/groups.hpp>
+#include <stagger/host/threads.hpp>
+#include <stagger/partition/layer_split.hpp>
+#include <stagger/schedule/one_f_one_b.hpp>
+#include <stagger/sim/virtual_clock.hpp>
+#include <stagger/train/pipeline.hpp>
+
+#include "engine/small_model.hpp"
+
+namespace split_model {
+
+namespace sg = stagger;
+using small_model::Made;
+using small_model::made;
+
+template <class T> using Matrix = sg::Tensor<T>;
+
+/// y = x weight^T + bias.
+template <class T> struct Linear {
+  using Input = Matrix<T>;
+  using Output = Matrix<T>;
+  static constexpr bool by_inputs = true;
+  std::size_t in, out;
+  bool splits;
+  sg::Parameter<T> weight, bias;  // [out][in], [out]
+
+  Linear(std::size_t inputs_of, std::size_t outputs_of, std::uint64_t seed, bool can_split = true)
+      : in(inputs_of),
+        out(outputs_of),
+        splits(can_split),
+        weight("weight", inputs_of * outputs_of, &fill, seed, 1.0 / static_cast<double>(inputs_of)),
+        bias("bias", numbers(outputs_of, seed + 100)) {}
+  static void fill(std::span<T> values, std::uint64_t seed, double scale) {
+    for (std::size_t i = 0; i < values.size(); ++i)
+      values[i] = static_cast<T>(
+          scale * (static_cast<double>(sg::random_bits(seed, {i}) % 4001) / 1000.0 - 2.0));
+  }
+  static std::vector<T> numbers(std::size_t count, std::uint64_t seed) {
+    std::vector<T> values(count);
+    fill(values, seed, 0.5);
+    return values;
+  }
+  auto parameters() { return std::tie(weight, bias); }
+
+  [[nodiscard]] std::size_t inputs() const { return splits ? in : 0; }
+  [[nodiscard]] std::size_t outputs() const { return splits ? out : 0; }
+  [[nodiscard]] Linear part(int member, int members, sg::SplitBy by) const {
+    Linear own = *this;
+    auto const m = static_cast<std::size_t>(member);
+    auto const k = static_cast<std::size_t>(members);
+    if (by == sg::SplitBy::outputs) {
+      auto const mine = sg::features_of(m, k, out);
+      own.out = mine.size();
+      own.weight = weight.piece({.first = mine.first * in, .length = mine.size() * in});
+      own.bias = bias.piece({.first = mine.first, .length = mine.size()});
+    } else {
+      auto const mine = sg::features_of(m, k, in);
+      own.in = mine.size();
+      own.weight =
+          weight.piece({.first = mine.first, .length = mine.size(), .stride = in, .runs = out});
+      own.bias = bias.piece({.length = member == 0 ? out : 0});
+    }
+    return own;
+  }
+
+  void forward(sg::Context& context, Input const& x, Output& y, sg::NothingSaved&) const {
+    auto const w = context[weight];
+    auto const b = context[bias];
+    std::size_t const rows = x.extent(0);
+    if (x.extent(1) != in) throw std::runtime_error("wrong inputs");
+    y.resize({rows, out});
+    for (std::size_t r = 0; r < rows; ++r)
+      for (std::size_t o = 0; o < out; ++o) {
+        T sum = b.empty() ? T(0) : b[o];
+        for (std::size_t i = 0; i < in; ++i) sum += w[o * in + i] * x[r * in + i];
+        y[r * out + o] = sum;
+      }
+  }
+  void backward_input(sg::Context& context, Input const& x, Output const& dy, Input& dx,
+                      sg::NothingSaved&) const {
+    auto const w = context[weight];
+    dx.resize_like(x);
+    dx.fill(0);
+    for (std::size_t r = 0; r < x.extent(0); ++r)
+      for (std::size_t o = 0; o < out; ++o)
+        for (std::size_t i = 0; i < in; ++i) dx[r * in + i] += dy[r * out + o] * w[o * in + i];
+  }
+  void backward_weight(sg::Context& context, Input const& x, Output const& dy,
+                       sg::NothingSaved&) const {
+    auto const dw = context.gradient(weight);
+    auto const db = context.gradient(bias);
+    for (std::size_t r = 0; r < x.extent(0); ++r)
+      for (std::size_t o = 0; o < out; ++o) {
+        if (!db.empty()) db[o] += dy[r * out + o];
+        for (std::size_t i = 0; i < in; ++i) dw[o * in + i] += dy[r * out + o] * x[r * in + i];
+      }
+  }
+};
+
+/// x / (1 + |x|), some features of some rows dropped: by row and feature of the whole.
+template <class T> struct Squash {
+  using Input = Matrix<T>;
+  using Output = Matrix<T>;
+  static constexpr bool element_wise = true;
+  struct Saved {
+    std::uint64_t seed = 0;
+    std::size_t row = 0, column = 0;
+  };
+  static T kept(Saved const& saved, std::size_t r, std::size_t c) {
+    if (saved.seed == 0) return 1;
+    auto const bits = sg::random_bits(saved.seed, {saved.row + r, saved.column + c});
+    return bits % 4 == 0 ? T(0) : T(1.25);
+  }
+  void forward(sg::Context& context, Input const& x, Output& y, Saved& saved) const {
+    saved = {context.training() ? context.random_seed() : 0, context.first_row(),
+             context.first_column()};
+    y.resize_like(x);
+    for (std::size_t i = 0; i < x.size(); ++i)
+      y[i] = x[i] / (1 + std::abs(x[i])) * kept(saved, i / x.extent(1), i % x.extent(1));
+  }
+  void backward_input(sg::Context&, Input const& x, Output const& dy, Input& dx,
+                      Saved& saved) const {
+    dx.resize_like(x);
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      T const d = 1 + std::abs(x[i]);
+      dx[i] = dy[i] / (d * d) * kept(saved, i / x.extent(1), i % x.extent(1));
+    }
+  }
+};
+
+template <class T> using Batch = sg::Batch<Matrix<T>, Matrix<T>>;
+
+constexpr std::size_t inputs = 6;
+constexpr std::size_t outputs = 10;
+
+/// Five linear layers, of which four can be split as the bits of a pattern say.
+template <class T> auto model(unsigned pattern) {
+  auto const can = [&](unsigned bit) { return (pattern >> bit & 1U) != 0; };
+  return sg::Sequential{Linear<T>{inputs, 7, 1, false},   Linear<T>{7, 12, 2, can(0)}, Squash<T>{},
+                        Linear<T>{12, 9, 3, can(1)},      Linear<T>{9, 11, 4, can(2)}, Squash<T>{},
+                        Linear<T>{11, outputs, 5, can(3)}};
+}
+template <class T> Matrix<T> numbers(std::size_t rows, std::size_t columns, std::uint64_t seed) {
+  Matrix<T> matrix({rows, columns});
+  Linear<T>::fill({matrix.data(), matrix.size()}, seed, 1);
+  return matrix;
+}
+template <class T> Batch<T> batch(int step, int microbatches, std::size_t rows) {
+  Batch<T> made;
+  for (int m = 0; m < microbatches; ++m) {
+    auto const seed = static_cast<std::uint64_t>(step * 1000 + m * 2);
+    std::size_t const own = rows + static_cast<std::size_t>(m) % 3;
+    made.inputs.push_back(numbers<T>(own, inputs, seed));
+    made.targets.push_back(numbers<T>(own, outputs, seed + 1));
+  }
+  return made;
+}
+
+inline sg::optimizer::Sgd optimizer() { return {.rate = 0.05, .momentum = 0.9}; }
+
+template <class Trainer> std::vector<std::byte> bits(Trainer& train) {
+  return small_model::bits(train);
+}
+
+/// The largest difference of values and states, relative to the largest number of each.
+template <class T, class A, class B> double difference(A& a, B& b) {
+  double most = 0;
+  auto const x = a.parameters();
+  auto const y = b.parameters();
+  REQUIRE(x.size() == y.size());
+  for (std::size_t p = 0; p < x.size(); ++p) {
+    REQUIRE(x[p].name == y[p].name);
+    for (int block = 0; block < 2; ++block) {
+      auto const of = [&](sg::ParameterState const& state) {
+        auto const& bytes = block == 0 ? state.value : state.state[0];
+        return std::span<T>(reinterpret_cast<T*>(bytes.data()), bytes.size() / sizeof(T));
+      };
+      REQUIRE(of(x[p]).size() == of(y[p]).size());
+      double largest = 0;
+      double apart = 0;
+      for (std::size_t i = 0; i < of(x[p]).size(); ++i) {
+        largest = std::max(largest, std::abs(static_cast<double>(of(y[p])[i])));
+        apart = std::max(
+            apart, std::abs(static_cast<double>(of(x[p])[i]) - static_cast<double>(of(y[p])[i])));
+      }
+      if (largest > 0) most = std::max(most, apart / largest);
+    }
+  }
+  return most;
+}
+
+struct Case {
+  unsigned pattern = 15;
+  int members = 2;
+  int groups = 1;
+  bool pairs = false;
+  int microbatches = 2;
+  Made schedule = made(sg::schedule::OneFOneB{});
+  std::vector<int> cuts{};
+  sg::Options options{};
+  double threshold = 0;
+  std::vector<int> counts{};  // ranks of each position; none: members * groups
+};
+
+inline sg::Replicas replicas(std::size_t positions, int each) {
+  std::vector<int> const counts(positions, each);
+  return sg::Replicas::even(counts.data(), counts.size());
+}
+
+template <class T, class Device> auto pipeline(Device device, Case const& of) {
+  sg::Options options = of.options;
+  options.seed = 7;
+  std::size_t const positions =
+      (of.cuts.size() + 1) / static_cast<std::size_t>(of.schedule.chunks());
+  options.replicas = replicas(positions, of.members * of.groups);
+  if (!of.counts.empty()) options.replicas = sg::Replicas::even(of.counts.data(), of.counts.size());
+  return sg::Pipeline{model<T>(of.pattern)}.with(
+      sg::partition::LayerSplit<>{of.members, {of.cuts}, of.threshold, of.pairs}, of.schedule,
+      sg::loss::MeanSquaredError<T>{}, optimizer(), std::move(device), options);
+}
+
+template <class T> auto one_device(Case const& of) {
+  sg::Options options;
+  options.seed = 7;
+  options.clip_norm = of.options.clip_norm;
+  return sg::Pipeline{model<T>(of.pattern)}.on_one_device(sg::loss::MeanSquaredError<T>{},
+                                                          optimizer(), options);
+}
+
+}  // namespace split_model
