@@ -36,8 +36,7 @@ using AlignedMemory = std::unique_ptr<void, AlignedDelete>;
 /// Bytes of `count` elements, a multiple of the alignment.
 /// @throws std::bad_array_new_length  where no size_t holds them
 [[nodiscard]] inline std::size_t aligned_bytes(std::size_t count, std::size_t element) {
-  if (count > (static_cast<std::size_t>(-1) - alignment_bytes) / element)
-    throw std::bad_array_new_length();
+  if (count > (~std::size_t{0} - alignment_bytes) / element) throw std::bad_array_new_length();
   return aligned(count * element);
 }
 

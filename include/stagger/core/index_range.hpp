@@ -32,7 +32,7 @@ namespace detail {
 /// Part of a block of memory. Where it holds parameters, no element is divided.
 struct ByteRange {
   std::size_t first = 0;
-  std::size_t last = static_cast<std::size_t>(-1);
+  std::size_t last = ~std::size_t{0};
   [[nodiscard]] constexpr std::size_t size() const noexcept { return last - first; }
   /// What of it lies before an end.
   [[nodiscard]] constexpr std::size_t size_before(std::size_t end) const noexcept {

@@ -26,7 +26,7 @@ namespace stagger::detail {
 [[nodiscard]] [[gnu::cold]] inline std::vector<int> checked_places(std::vector<int> place,
                                                                    int ranks, int places,
                                                                    bool process) {
-  if (place.size() != static_cast<std::size_t>(ranks))
+  if (std::cmp_not_equal(place.size(), ranks))
     raise(Errc::bad_configuration, "the placement answered ", counted(place.size(), "place"),
           " for ", counted(ranks, "rank"), "; it must name one for each");
   for (int const p : place)

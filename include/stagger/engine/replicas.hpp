@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
@@ -22,7 +23,7 @@ namespace detail {
 /// What replicas require of a schedule, and of the types of the values that they split by rows.
 struct ReplicaChecks {
   [[gnu::cold]] static void require(Replicas const& replicas, int positions, bool synchronous) {
-    if (replicas.positions() != static_cast<std::size_t>(positions))
+    if (std::cmp_not_equal(replicas.positions(), positions))
       raise(Errc::bad_configuration, replicas.positions(), " counts of replicas do not fit ",
             counted(positions, "position"), " of the schedule; give one for each");
     for (std::size_t p = 0; p < replicas.positions(); ++p)
@@ -227,7 +228,7 @@ struct Replication : ReplicaChecks {
     ReplicaRun& run = *machine.run.replica_run;
     Program const& program = *machine.run.program;
     SlotType const& type = *machine.model.layers[machine.model.layers.size() - 1].ops().output;
-    for (std::size_t m = 0; m < static_cast<std::size_t>(program.microbatches); ++m) {
+    for (std::size_t m = 0; std::cmp_less(m, program.microbatches); ++m) {
       std::size_t total = 0;
       std::size_t at = 0;
       for (bool const measure : {true, false}) {

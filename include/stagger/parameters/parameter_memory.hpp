@@ -90,7 +90,7 @@ class ParameterBlock {
       std::memcpy(data_, other.data_, size_);
   }
 
-  void zero(std::size_t first = 0, std::size_t last = static_cast<std::size_t>(-1)) noexcept {
+  void zero(std::size_t first = 0, std::size_t last = ~std::size_t{0}) noexcept {
     if (last > size_) last = size_;
     if (first >= last) return;
     if (memory_ != nullptr)

@@ -149,7 +149,7 @@ class GradientGrouping {
     auto const& cells = old_.cells;
     List<std::size_t> own;  // shared cells of the rank, by their last backward
     for (std::size_t c = 0; c < cells.size(); ++c)
-      if (static_cast<std::size_t>(cells[c].rank) == self && held_[c].shared()) own.push_back(c);
+      if (std::cmp_equal(cells[c].rank, self) && held_[c].shared()) own.push_back(c);
     if (own.empty()) return;
     for (std::size_t i = 1; i < own.size(); ++i)
       for (std::size_t j = i;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 #include <stagger/core/error.hpp>
@@ -34,7 +35,7 @@ struct PlannedOrder {
   ///                bad_schedule for a count that is below 1 or rises
   [[nodiscard]] schedule::Table table(Shape shape) const {
     schedule::require_counts("a plan's order", shape, 1);
-    if (warm_up.size() != static_cast<std::size_t>(shape.ranks))
+    if (std::cmp_not_equal(warm_up.size(), shape.ranks))
       raise(Errc::bad_configuration, "a plan of ", counted(warm_up.size(), "stage"),
             " cannot be run by ", counted(shape.ranks, "position"), "; cut the model as it says");
     for (std::size_t s = 0; s < warm_up.size(); ++s)

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <stagger/cluster/profile.hpp>
@@ -120,7 +121,7 @@ class Profiler {
     auto& machine = train.machine();
     std::size_t const layers = machine.parameters().size();
     require_names(layers);
-    if (static_cast<std::size_t>(train.stages()) != layers || !machine.options().replicas.empty() ||
+    if (std::cmp_not_equal(train.stages(), layers) || !machine.options().replicas.empty() ||
         !machine.options().record)
       raise(Errc::bad_configuration, "a pipeline of ", counted(train.stages(), "stage"), " with ",
             counted(layers, "layer"),

@@ -240,10 +240,9 @@ class ServerExchange : public Exchange, protected ParameterListener {
 };
 
 template <class Made>
-[[gnu::cold]] std::unique_ptr<Exchange> make_exchange(std::shared_ptr<ParameterLink> const& link,
-                                                      Machine& machine,
-                                                      StalenessModel const& staleness,
-                                                      std::shared_ptr<void const> const& kept) {
+std::unique_ptr<Exchange> make_exchange(std::shared_ptr<ParameterLink> const& link,
+                                        Machine& machine, StalenessModel const& staleness,
+                                        std::shared_ptr<void const> const& kept) {
   auto made = std::make_unique<Made>(link, machine, staleness);
   made->join(kept);
   return made;

@@ -194,7 +194,7 @@ class VirtualClockBackend final : private detail::EventTarget {
   void wake(std::uint32_t which) {
     int const receiver = machine_.program().signals[which].receiver;
     for (std::size_t r = 0; r < state_.size(); ++r) {
-      if (receiver != SignalEnds::everyone && static_cast<std::size_t>(receiver) != r) continue;
+      if (receiver != SignalEnds::everyone && std::cmp_not_equal(receiver, r)) continue;
       if (state_[r] != State::blocked || !ready(machine_.ranks()[r].blocked_on)) continue;
       state_[r] = State::queued;
       at(time_->queue.now_s(), resumes, r);
