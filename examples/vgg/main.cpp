@@ -8,22 +8,28 @@
 #include <cstdio>
 #include <exception>
 #include <new>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include <stagger/core/file.hpp>
 #include <stagger/engine/groups.hpp>
 #include <stagger/partition/layer_split.hpp>
 #include <stagger/report/format.hpp>
 #include <stagger/report/progress.hpp>
 #include <stagger/report/split_plan.hpp>
 #include <stagger/schedule/named.hpp>
+#include <stagger/sim/clock.hpp>
+#include <stagger/sim/virtual_clock.hpp>
 #include <stagger/stagger.hpp>
 
 #include "../terminal_text.hpp"
 #include "images.hpp"
 #include "layers/by_work.hpp"
 #include "layers/learning_rate.hpp"
+#include "paper.hpp"
 #include "settings.hpp"
+#include "split_brain.hpp"
 
 namespace vgg {
 
@@ -35,8 +41,10 @@ double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+/// @param clock  of --device clock
 template <class Chain>
-auto make_pipeline(Settings const& s, Chain chain, std::vector<double> work) {
+auto make_pipeline(Settings const& s, sg::sim::Clock const& clock, Chain chain,
+                   std::vector<double> work) {
   sg::schedule::Named const schedule{.name = s.schedule};
   std::vector<int> const ranks(static_cast<std::size_t>(s.stages / schedule.chunks()),
                                static_cast<int>(s.workers));
@@ -46,22 +54,32 @@ auto make_pipeline(Settings const& s, Chain chain, std::vector<double> work) {
       .group = static_cast<int>(s.mp),
       .over = {std::move(work), static_cast<int>(s.stages)},
       .threshold = s.threshold};
-  return sg::Pipeline{std::move(chain)}.with(
-      std::move(split), schedule, sg::optimizer::AdamW{.weight_decay = 0.01},
-      sg::loss::CrossEntropy<float>{}, sg::host::Threads{static_cast<int>(s.threads)},
-      sg::Options{.clip_norm = 1,
-                  .seed = static_cast<std::uint64_t>(s.seed),
-                  .deadline_s = 600,
-                  .replicas = replicas});
+  auto const on = [&](auto device) {
+    return sg::Pipeline{std::move(chain)}.with(
+        split, schedule, sg::optimizer::AdamW{.weight_decay = 0.01},
+        sg::loss::CrossEntropy<float>{}, std::move(device),
+        sg::Options{.clip_norm = 1,
+                    .seed = static_cast<std::uint64_t>(s.seed),
+                    .deadline_s = 600,
+                    .replicas = replicas});
+  };
+  if (s.device == "threads") return on(sg::host::Threads{static_cast<int>(s.threads)});
+  auto const layers = static_cast<int>(split.over.work.size());
+  auto cluster =
+      split_brain::cluster(s.shape(), split.cuts(layers), static_cast<int>(s.workers),
+                           static_cast<double>(s.batch) / static_cast<double>(s.microbatches));
+  cluster.clock = clock;
+  return on(std::move(cluster));
 }
 
-auto make_trainer(Settings const& s) {
+auto make_trainer(Settings const& s, sg::sim::Clock const& clock) {
   auto const seed = static_cast<std::uint64_t>(s.seed);
-  return s.linear ? make_pipeline(s, make_linear<float>(seed), {1})
-                  : make_pipeline(s, make_model<float>(s.shape(), seed), work_of(s.shape()));
+  return s.linear ? make_pipeline(s, clock, make_linear<float>(seed), {1})
+                  : make_pipeline(s, clock, make_model<float>(s.shape(), seed), work_of(s.shape()));
 }
 
-using Trainer = decltype(make_trainer(std::declval<Settings const&>()));
+using Trainer =
+    decltype(make_trainer(std::declval<Settings const&>(), std::declval<sg::sim::Clock const&>()));
 
 /// The share of images whose largest logit is that of their label.
 double accuracy(Trainer& train, Images const& images, Minibatch const& minibatch) {
@@ -112,14 +130,17 @@ void train(Settings const& s) {
   DataSet const data = read_data(s);
   auto const images = static_cast<std::int64_t>(data.training.size());
   std::int64_t const steps = s.epochs > 0 ? (s.epochs * images + s.batch - 1) / s.batch : s.steps;
-  Trainer train = make_trainer(s);
+  sg::sim::Clock const clock;
+  Trainer train = make_trainer(s, clock);
   std::size_t parameters = 0;
   for (auto const& shape : train.parameter_shapes()) parameters += shape.bytes / sizeof(float);
+  std::string const where = s.device == "clock"
+                                ? "the cluster of SplitBrain's paper, in virtual time"
+                                : sg::counted(s.threads, "thread");
   std::fprintf(stderr, "%s parameters in %s of %s on %s, %s; %s to learn from, %s held out\n",
                sg::report::format_count(static_cast<double>(parameters)).c_str(),
                sg::counted(s.stages, "stage").c_str(), sg::counted(s.workers, "rank").c_str(),
-               sg::counted(s.threads, "thread").c_str(), s.schedule.c_str(),
-               sg::counted(images, "image").c_str(),
+               where.c_str(), s.schedule.c_str(), sg::counted(images, "image").c_str(),
                sg::counted(data.held_out.size(), "image").c_str());
   if (s.mp > 1 && !s.linear) print_split(s);
   auto options = sg::report::progress_options(stderr);
@@ -128,10 +149,13 @@ void train(Settings const& s) {
   sg::report::Progress progress(stderr, options, steps, 0, begin_s);
   Batch batch;
   double loss = 0;
+  double virtual_s = 0;
   for (std::int64_t step = 0; step < steps; ++step) {
     data.training.draw(static_cast<std::uint64_t>(s.seed), step, s.minibatch(), batch);
     train.optimizer().rate = layers::cosine_rate(s.rate, step, 30, steps);
+    double const step_s = clock.now_s();
     loss = sg::run(train.step(batch)).loss;
+    virtual_s += clock.now_s() - step_s;
     if (!std::isfinite(loss))
       sg::raise(sg::Errc::bad_configuration, "the loss of step ", step + 1,
                 " is not finite; use a smaller --rate");
@@ -148,6 +172,16 @@ void train(Settings const& s) {
   std::printf("loss %.4f, held-out accuracy %.1f %% after %s in %s\n", loss,
               100 * accuracy(train, data.held_out, s.minibatch()),
               sg::counted(steps, "step").c_str(), sg::report::format_seconds(trained_s).c_str());
+  if (s.device == "clock")
+    std::printf(
+        "%s images/s in virtual time\n",
+        sg::report::format_fixed(static_cast<double>(steps * s.batch) / virtual_s, 2).c_str());
+}
+
+void print_paper(Settings const& s) {
+  if (!s.chart.empty()) sg::WholeFile const probe(s.chart);  // not committed, so no file remains
+  std::fputs(claims_of_split_brain().c_str(), stdout);
+  if (!s.chart.empty()) sg::write_file(s.chart, trade_off_of_split_brain());
 }
 
 }  // namespace
@@ -156,7 +190,7 @@ void train(Settings const& s) {
 int main(int argc, char** argv) {
   try {
     auto const settings = vgg::parse(argc, argv);
-    if (settings) vgg::train(*settings);
+    if (settings) settings->paper ? vgg::print_paper(*settings) : vgg::train(*settings);
     return 0;
   } catch (std::bad_alloc const&) {
     std::fputs("vgg: there is not enough memory; use a smaller --width or --batch\n", stderr);

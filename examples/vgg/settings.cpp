@@ -13,6 +13,8 @@ namespace vgg {
 
 void Settings::check() const {
   using cli::require;
+  if (device != "threads" && device != "clock")
+    cli::refuse("--device knows no '" + device + "'; there are: threads, clock");
   require("--width", width, 1, 1024);
   if (!(dropout >= 0 && dropout < 1))
     cli::refuse("--dropout " + cli::number(dropout) +
@@ -96,12 +98,35 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
   app.add_option("--threshold", s.threshold,
                  "Operations for each number exchanged, above which a dense layer is shared")
       ->group(group);
+  app.add_option("--device", s.device,
+                 "threads; or clock: in virtual time, on the cluster of SplitBrain's paper")
+      ->group(group);
   app.add_option("--threads", s.threads,
                  "Threads to run the ranks; 0: one for each, as far as there are processors")
       ->group(group);
+
+  group = "SplitBrain";
+  auto* const paper =
+      app.add_flag("--paper", s.paper,
+                   "Print its tables, figures and claims, published and as they come out here")
+          ->group(group);
+  auto* const chart =
+      app.add_option("--chart", s.chart,
+                     "--paper: SVG file with throughput over memory; left out: none")
+          ->type_name("FILE")
+          ->group(group);
   app.footer(cli::outputs);
 
   if (!cli::parsed(app, argc, argv)) return std::nullopt;
+  for (auto const* option : app.get_options())
+    if (s.paper && option->count() != 0 && option != paper && option != chart)
+      cli::refuse(option->get_name() + " is chosen by --paper; leave it out");
+  if (!s.paper && chart->count() != 0)
+    cli::refuse("--chart draws what --paper computes; add --paper, or leave it out");
+  if (s.device == "clock" && s.linear)
+    cli::refuse("--device clock has the times of the network alone; leave out --linear");
+  if (s.device == "clock" && app.count("--threads") != 0)
+    cli::refuse("--threads has no use in virtual time; leave it out, or use --device threads");
   if (s.linear && app.count("--stages") == 0) s.stages = 1;
   if (s.threads == 0)
     s.threads = std::clamp<std::int64_t>(s.stages * s.workers, 1,

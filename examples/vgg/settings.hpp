@@ -34,7 +34,12 @@ struct Settings {
   std::int64_t workers = 1;  ///< ranks of each stage
   std::int64_t mp = 1;       ///< of them, members of a group that shares dense layers
   double threshold = 100;    ///< operations per element communicated above which one is shared
-  std::int64_t threads = 0;  ///< 0: as many as ranks, but not more than processors
+  std::string device = "threads";  ///< or "clock"
+  std::int64_t threads = 0;        ///< 0: as many as ranks, but not more than processors
+
+  // The paper.
+  bool paper = false;  ///< print SplitBrain's claims instead of training
+  std::string chart;   ///< file to draw their trade-off to; empty: none
 
   [[nodiscard]] Minibatch minibatch() const noexcept {
     return {static_cast<std::size_t>(batch), static_cast<std::size_t>(microbatches)};

@@ -95,6 +95,22 @@ template <class T> [[nodiscard]] stagger::Sequential<Dense<T>> make_linear(std::
   return work;
 }
 
+/// @return  [13] numbers per image that each layer gives
+[[nodiscard]] inline std::vector<std::size_t> outputs_of(ModelShape const& shape) {
+  std::vector<std::size_t> outputs;
+  Index pixels = side * side;
+  for (std::size_t c = 0; c < channels_in_widths.size(); ++c) {
+    Index const channels = channels_in_widths[c] * shape.width;
+    outputs.push_back(layers::count(pixels * channels));
+    if (c != 1 && c != 3 && c != 6) continue;
+    pixels /= 4;
+    outputs.push_back(layers::count(pixels * channels));
+  }
+  for (Index const hidden : {16 * shape.width, 16 * shape.width, Index{classes}})
+    outputs.push_back(layers::count(hidden));
+  return outputs;
+}
+
 /// @return  [13] what decides which layers a group shares
 [[nodiscard]] inline std::vector<stagger::partition::LayerFeatures> features_of(
     ModelShape const& shape) {
@@ -102,7 +118,8 @@ template <class T> [[nodiscard]] stagger::Sequential<Dense<T>> make_linear(std::
   Index inputs = colours;
   for (std::size_t c = 0; c < channels_in_widths.size(); ++c) {
     Index const outputs = channels_in_widths[c] * shape.width;
-    features.push_back({.parameters = layers::count(9 * inputs * outputs + outputs)});
+    features.push_back({.parameters = layers::count(9 * inputs * outputs + outputs),
+                        .biases = layers::count(outputs)});
     inputs = outputs;
     if (c == 1 || c == 3 || c == 6) features.push_back({});
   }

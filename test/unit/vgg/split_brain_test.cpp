@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// The claims of SplitBrain's paper, by the names that docs/papers.md gives them.
+#include "vgg/split_brain.hpp"
+
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <vector>
+
+#include "catch.hpp"
+#include "vgg/images.hpp"
+
+namespace sg = stagger;
+namespace split_brain = vgg::split_brain;
+using split_brain::Run;
+using split_brain::table_1;
+using split_brain::table_2;
+
+namespace {
+
+/// The engine's throughput for a row of table 2, each computed once.
+double simulated(int ranks, int members) {
+  static std::vector<double> const all = [] {
+    std::vector<double> images_s;
+    for (auto const& row : table_2)
+      images_s.push_back(split_brain::run_minibatch(row.ranks, row.members, row.members).images_s);
+    return images_s;
+  }();
+  for (std::size_t r = 0; r < table_2.size(); ++r)
+    if (table_2[r].ranks == ranks && table_2[r].members == members) return all[r];
+  FAIL("table 2 has no row of " << ranks << " ranks in groups of " << members);
+  return 0;
+}
+
+std::size_t parameters_of(int members) {
+  auto const layers = split_brain::layers_of_weights();
+  return sg::partition::parameters_of(sg::partition::plan_split(layers, {.group = members}), layers,
+                                      0);
+}
+
+}  // namespace
+
+TEST_CASE("vgg/SplitBrain: Q1, table 1's parameters and their shares", "[vgg]") {
+  std::vector<std::size_t> weights;
+  for (auto const& layer : split_brain::layers_of_weights())
+    if (layer.parameters != 0) weights.push_back(layer.parameters);
+  REQUIRE(weights.size() == table_1.size());
+  std::size_t convolutions = 0;
+  std::size_t all = 0;
+  for (std::size_t l = 0; l < weights.size(); ++l) {
+    CHECK(weights[l] == table_1[l].weights);
+    if (l < 7) convolutions += weights[l];
+    all += weights[l];
+  }
+  CHECK(convolutions == 1'734'336);
+  CHECK(all - convolutions == 5'253'120);
+  auto const total = static_cast<double>(all);
+  CHECK(std::abs(100 * static_cast<double>(convolutions) / total - 24.83) < 0.02);
+  CHECK(std::abs(100 * static_cast<double>(all - convolutions) / total - 75.17) < 0.02);
+}
+
+TEST_CASE("vgg/SplitBrain: Q2, up to 67 % of the parameters of a rank are saved", "[vgg]") {
+  auto const whole = static_cast<double>(parameters_of(1));
+  CHECK(100 * (1 - static_cast<double>(parameters_of(2)) / whole) == Approx(37.5).margin(0.05));
+  CHECK(100 * (1 - static_cast<double>(parameters_of(4)) / whole) == Approx(56.3).margin(0.05));
+  CHECK(100 * (1 - static_cast<double>(parameters_of(8)) / whole) == Approx(65.7).margin(0.05));
+}
+
+TEST_CASE("vgg/SplitBrain: Q3, table 2's throughputs in virtual time", "[vgg]") {
+  for (auto const& [ranks, members, published] : table_2) {
+    CAPTURE(ranks, members);
+    CHECK(split_brain::fitted_images_s(ranks, members) == Approx(published).epsilon(0.025));
+    CHECK(simulated(ranks, members) == Approx(published).epsilon(0.03));
+  }
+  CHECK(simulated(1, 1) == Approx(121.99).epsilon(1e-9));  // what the cluster is calibrated on
+  CHECK(simulated(8, 8) == Approx(520).epsilon(1e-3));
+}
+
+TEST_CASE("vgg/SplitBrain: Q4, groups of 2 scale nearly linearly", "[vgg]") {
+  CHECK(simulated(32, 2) / simulated(2, 2) > 15.5);
+}
+
+TEST_CASE("vgg/SplitBrain: Q5, what a group costs depends on its members, not on the ranks",
+          "[vgg]") {
+  auto const relative = [](int ranks, int members) {
+    return simulated(ranks, members) / simulated(ranks, 1);
+  };
+  for (int const ranks : {2, 4, 8, 16, 32})
+    CHECK(relative(ranks, 2) == Approx(relative(2, 2)).epsilon(0.03));
+  CHECK(relative(32, 4) == Approx(relative(4, 4)).epsilon(0.03));
+  CHECK(relative(32, 8) == Approx(relative(8, 8)).epsilon(0.03));
+  CHECK(relative(2, 2) == Approx(0.9625).margin(0.0125));
+  CHECK(relative(4, 4) == Approx(0.8525).epsilon(0.03));
+  CHECK(relative(8, 8) == Approx(0.5335).epsilon(0.03));
+}
+
+TEST_CASE("vgg/SplitBrain: Q6, larger groups exchange more and average less, counted", "[vgg]") {
+  // The network of width 1, with real gradients; 8 ranks in groups of 1, 2, 4, 8.
+  constexpr int ranks = 8;
+  constexpr vgg::ModelShape shape{.width = 1, .dropout = 0, .minibatch = {16, 1}};
+  auto const data = vgg::make_textures(1, 20, 10);
+  vgg::Batch batch;
+  data.training.draw(1, 0, shape.minibatch, batch);
+  std::uint64_t exchanged = 0;
+  std::uint64_t averaged = std::numeric_limits<std::uint64_t>::max();
+  for (int const members : {1, 2, 4, 8}) {
+    auto train = sg::Pipeline{vgg::make_model<float>(shape, 1)}.with(
+        sg::partition::LayerSplit{.group = members, .threshold = 10},
+        sg::optimizer::Sgd{.rate = 0.05}, sg::loss::CrossEntropy<float>{},
+        sg::Options{.replicas = {ranks}});
+    sg::run(train.step(batch));
+    auto const traffic = train.traffic();
+    std::uint64_t const shared = traffic.of(sg::TrafficKind::shared_activations).bytes +
+                                 traffic.of(sg::TrafficKind::shared_gradients).bytes;
+    std::uint64_t const sums = traffic.of(sg::TrafficKind::gradient_sums).bytes;
+    CAPTURE(members, shared, sums);
+    CHECK((members == 1 ? shared == 0 : shared > exchanged));
+    CHECK(sums < averaged);
+    exchanged = shared;
+    averaged = sums;
+  }
+}
+
+TEST_CASE("vgg/SplitBrain: Q7, more memory saved is throughput lost, and no group is dominated",
+          "[vgg]") {
+  double images_s = std::numeric_limits<double>::infinity();
+  std::size_t memory = std::numeric_limits<std::size_t>::max();
+  for (int const members : {1, 2, 4, 8}) {
+    double const now = split_brain::run_minibatch(8, members, members).images_s;
+    CHECK(now < images_s);
+    CHECK(parameters_of(members) < memory);
+    images_s = now;
+    memory = parameters_of(members);
+  }
+}
+
+TEST_CASE("vgg/SplitBrain: Q8, groups are faster than one group of all ranks", "[vgg]") {
+  CHECK(simulated(8, 2) / simulated(8, 8) > 1.5);
+  CHECK(simulated(32, 2) / simulated(32, 8) > 1.5);
+}
+
+TEST_CASE("vgg/SplitBrain: Q9, data parallelism scales linearly", "[vgg]") {
+  CHECK(simulated(32, 1) / simulated(1, 1) > 31);
+}
+
+TEST_CASE("vgg/SplitBrain: Q10, parts of the batch scale, the whole at once and turns do not",
+          "[vgg]") {
+  for (int const members : {2, 4, 8}) {
+    CAPTURE(members);
+    auto const k = static_cast<std::uint64_t>(members);
+    Run const parts = split_brain::run_minibatch(members, members, members);
+    Run const whole = split_brain::run_minibatch(members, members, 1);
+    CHECK(parts.dense_inputs == split_brain::local_batch * 4096);
+    CHECK(whole.dense_inputs == k * parts.dense_inputs);
+    // The same travels, in as many messages as there are passes.
+    CHECK(whole.forward.bytes == parts.forward.bytes);
+    CHECK(whole.backward.bytes == parts.backward.bytes);
+    CHECK(parts.forward.messages == 3 * k * (k - 1));
+    CHECK(whole.forward.messages == 3 * (k - 1));
+    using split_brain::Scheme;
+    double const together_s = split_brain::exchange_seconds(Scheme::parts, members, 1);
+    CHECK(together_s == Approx(members - 1));
+    CHECK(split_brain::exchange_seconds(Scheme::in_turns, members, 1) ==
+          Approx(members * together_s));
+  }
+}
