@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The gradients of all replicas of a stage added up, for each of them.
+/// @file   The all-reduce of the gradients of a stage's replicas.
 
 #include <cstdint>
 #include <vector>
@@ -11,11 +11,11 @@
 
 namespace stagger::collective {
 
-/// Collective policy: sums of gradients, in the groups of a grouping.
+/// Collective policy: all-reduces gradients in the groups (buckets) that a grouping policy chooses.
 ///
-/// A grouping that goes by times sees medians: for `measured_steps` steps, after one that warms up,
-/// each layer's gradient is added up by itself and timed, and a line is fitted to what the sums
-/// took. The decision holds from the next step on.
+/// A grouping that uses times is given medians: after one warm-up step, each layer's gradient is
+/// added up by itself and timed for `measured_steps` steps, and a line is fitted to the times of
+/// the sums. The groups hold from the next step on.
 ///
 /// @code
 ///     pipeline.with(collective::AllReduce{.grouping = collective::grouping::Bucket{1 << 20}},
@@ -27,11 +27,11 @@ template <GroupingPolicy G = grouping::Optimal> struct AllReduce {
   G grouping{};
   By by = By::slices;
   /// Over processes, each replica keeps the optimizer's state of the part of every layer that it
-  /// adds up: it updates that part and hands it to the others. Same bits, 1 / replicas of the
-  /// state. Replicas of one process share one state, whatever is said here.
+  /// adds up: it updates that part and hands it to the others. The bits are the same, and each has
+  /// 1 / replicas of the state. Replicas of one process share one state in any case.
   bool shard_optimizer = false;
   int measured_steps = uses_times() ? 5 : 0;  ///< >= 0; with 0 the grouping sees bytes, no times
-  std::int64_t renew_every = 0;  ///< steps after which all is measured and decided anew; 0: never
+  std::int64_t renew_every = 0;  ///< steps after which all is measured and decided again; 0: never
 
   [[nodiscard]] constexpr std::vector<LayerGroup> groups(Backward const& backward,
                                                          CostLine line) const {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What an all-reduce costs: a start-up and a time per byte.
+/// @file   The cost of an all-reduce: a start-up and a time per byte.
 /// @source S. Shi, X. Chu, B. Li, "MG-WFBP: Efficient Data Communication for Distributed
 ///         Synchronous SGD", INFOCOM 2019, section III, table II.
 
@@ -13,8 +13,8 @@
 
 namespace stagger::collective {
 
-/// How an all-reduce is carried out. `slices` is the engine's: each rank adds one contiguous slice
-/// in rank order and hands it to the others.
+/// Algorithms of an all-reduce. `slices` is the engine's: each rank adds up one contiguous slice in
+/// rank order and sends it to the others.
 enum class Algorithm : std::uint8_t { slices, ring, recursive_doubling, halving_doubling, tree };
 
 /// The name an algorithm goes by in messages and on command lines.
@@ -54,7 +54,7 @@ constexpr void require_cost(char const* what, double value) {
 
 }  // namespace detail
 
-/// The line a + b * bytes of an operation over a fixed number of ranks. Nothing to send costs
+/// The cost a + b * bytes of an operation over a fixed number of ranks. An empty message costs
 /// nothing, so merging two messages saves exactly `startup_s`.
 struct CostLine {
   double startup_s = 0;   ///< a
@@ -66,14 +66,14 @@ struct CostLine {
   friend constexpr bool operator==(CostLine const&, CostLine const&) = default;
 };
 
-/// A link between two ranks, and the arithmetic at its ends.
+/// A link between two ranks, and the additions at its ends.
 struct Link {
   double alpha_s = 0;           ///< start-up of one message
   double beta_s_per_byte = 0;   ///< transfer
-  double gamma_s_per_byte = 0;  ///< adding what came; per byte, a quarter of the time per float
+  double gamma_s_per_byte = 0;  ///< adding received values: a quarter of the time per float
 };
 
-/// Refuses a number of ranks that an algorithm cannot serve.
+/// Refuses a number of ranks that an algorithm does not support.
 /// @throws Error  Errc::bad_configuration
 constexpr void require_supported(Algorithm algorithm, int ranks) {
   bool const pairs =
@@ -84,10 +84,11 @@ constexpr void require_supported(Algorithm algorithm, int ranks) {
   }
 }
 
-/// The line of an all-reduce. The default, slices, moves what the ring moves.
+/// The cost of an all-reduce. The default, slices, sends as much as the ring.
 /// @param  ranks  >= 1; a power of two for the two doubling algorithms; the tree is charged
 ///                ceil(log2 ranks) levels for any other number
-/// @throws Error  Errc::bad_configuration for ranks the algorithm cannot serve, or a bad link
+/// @throws Error  Errc::bad_configuration for ranks that the algorithm does not support, or a bad
+///                link
 [[nodiscard]] constexpr CostLine cost(Algorithm algorithm, int ranks, Link link) {
   if (ranks < 1) {
     raise(Errc::bad_configuration, "an all-reduce needs at least one rank, not ", ranks);

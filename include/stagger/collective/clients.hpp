@@ -16,25 +16,25 @@ namespace stagger::collective::detail {
 
 /// Weights of a layer that are waited for.
 struct Ask {
-  static constexpr std::uint32_t everything = 0xffffffff;  ///< rounds of the last snapshot
-  static constexpr std::uint32_t nothing = 0xfffffffe;     ///< is asked for
+  static constexpr std::uint32_t everything = 0xffffffff;  ///< asks for the last snapshot
+  static constexpr std::uint32_t nothing = 0xfffffffe;     ///< asks for nothing
   std::uint32_t rounds = nothing;
-  bool urgent = false;  ///< but for what is late of the last of them
+  bool urgent = false;  ///< the late part of the last round may be missing
 };
 
 /// A process of a worker, whether it has joined or not.
 struct Client {
-  stagger::detail::ParameterListener* listener = nullptr;  ///< null: it is not here
-  int processes = 1;                                       ///< that its worker runs in
+  stagger::detail::ParameterListener* listener = nullptr;  ///< null: it has not joined
+  int processes = 1;                                       ///< processes that its worker runs in
   bool came = false;                                       ///< it has joined, and may have left
   std::atomic<bool> active{false};                         ///< in a stream
-  std::atomic<bool> awaited{false};                        ///< to go on with its stream
+  std::atomic<bool> awaited{false};                        ///< expected to go on with its stream
   List<Ask> asks;                                          ///< [layers]
 };
 
 class Clients {
  public:
-  /// @param processes  in which a worker may run, at most
+  /// @param processes  most processes in which a worker may run
   Clients(int workers, int processes) : workers_(workers), clients_(workers * processes) {}
 
   [[nodiscard]] std::size_t workers() const noexcept { return static_cast<std::size_t>(workers_); }
@@ -49,7 +49,7 @@ class Clients {
       raise(Errc::bad_configuration, "there is no worker ", number,
             "; the server was made for workers 0 to ", workers_ - 1);
   }
-  /// @throws Error  peer_failed for one whose stream has been ended
+  /// @throws Error  peer_failed if the client's stream has been ended
   void require_active(int client) const {
     if (!clients_[client].active.load())
       raise(Errc::peer_failed, "another worker has failed, which ends the stream of worker ",
@@ -72,7 +72,7 @@ class Clients {
     for (Client const& each : clients_) any = any || each.active.load();
     return any;
   }
-  /// Whether one is to go on with its stream that has not joined again.
+  /// Whether a client that should go on with its stream has not joined again yet.
   [[nodiscard]] bool any_awaited() const noexcept {
     bool any = false;
     for (Client const& each : clients_) any = any || each.awaited.load();
@@ -93,8 +93,8 @@ class Clients {
     return all;
   }
   /// The number of the client that joins.
-  /// @throws Error  bad_configuration where all processes of the worker are here, or it joined as one
-  ///                that runs in another number of them
+  /// @throws Error  bad_configuration if all processes of the worker have joined, or if it joined
+  ///                before with another number of processes
   [[nodiscard]] int number_for(int worker, stagger::detail::WorkerRules const& rules) const {
     if (rules.process < 0 || rules.process >= size() / workers_)
       raise(Errc::bad_configuration, "worker ", worker, " joins as process ", rules.process,

@@ -2,15 +2,16 @@
 #pragma once
 /// @file   A parameter server's layers on the disk, so that another process can go on with them.
 ///
-/// In the folder there are, all numbers little-endian and of 8 bytes where nothing else is said:
+/// The folder contains these files. Numbers are little-endian and have 8 bytes unless stated
+/// otherwise:
 ///
-///     lock                  held as long as a server uses the folder
-///     server.stagger        what the run is, and how many streams of each worker have failed
-///     layer-000000.stagger  and so on: what a layer is, and all of its state
+/// lock locked as long as a server uses the folder server.stagger the options of the run, and how
+/// many streams of each worker have failed layer-000000.stagger and so on: the shape of a layer,
+/// and all of its state
 ///
-/// Both kinds of files begin with 8 bytes that name them, u32 u32 for the version of the format (1)
-/// and the number of the layer, and the number of the run. They end with the checksum that
-/// checkpoints have.
+/// Both kinds of `.stagger` files begin with 8 bytes that identify the kind, u32 u32 for the
+/// version of the format (1) and the number of the layer, and the number of the run. They end with
+/// the same checksum as checkpoints.
 
 #include <cerrno>
 #include <cstddef>
@@ -34,18 +35,18 @@
 
 namespace stagger::collective::detail {
 
-/// What a server's run is.
+/// The options and the state of a server's run that no layer has.
 struct ServerRecord {
-  std::uint64_t run = 0;  ///< by which workers tell this server from another
-  bool goes_on = false;   ///< without workers that fail
+  std::uint64_t run = 0;  ///< random; tells this run from another
+  bool goes_on = false;   ///< as OnFailure::go_on
   int push_minibatches = 1;
   staleness::Pushes pushes{};
   staleness::Adds adds{};
-  int states = 0;  ///< of the optimizer that the server applies
+  int states = 0;  ///< states of the optimizer that the server applies
   std::size_t layers = 0;
-  std::string optimizer{};         ///< in words
+  std::string optimizer{};         ///< type and numbers of the optimizer, as text
   List<double> weights{};          ///< [workers]
-  List<std::uint32_t> failures{};  ///< [workers] streams that ended by one
+  List<std::uint32_t> failures{};  ///< [workers] how many streams ended by a failure
 
   /// @param file  a StateWriter or a StateReader
   template <class File> void keep(File& file) {
@@ -67,11 +68,11 @@ struct ServerRecord {
   }
 };
 
-/// The folder of one server. After a write that failed nothing is written any more, so that what is
-/// there stays what the workers were told last.
+/// The folder of one server. After a failed write nothing is written any more, so that the folder
+/// keeps the state that was last acknowledged to the workers.
 class DurableFolder {
  public:
-  /// @throws Error  io for a folder that cannot be written, or that another server uses
+  /// @throws Error  io if the folder cannot be written, or another server uses it
   [[gnu::cold]] explicit DurableFolder(std::string path)
       : path_(made(std::move(path))), lock_(text(path_, "/lock").c_str(), O_RDWR | O_CREAT) {
     if (!lock_.is_open()) stagger::detail::throw_io("write into the folder", path_, errno);
@@ -85,10 +86,10 @@ class DurableFolder {
   }
 
   [[nodiscard]] std::string const& path() const noexcept { return path_; }
-  /// Whether there is a run in it.
+  /// Whether the folder holds a run.
   [[nodiscard]] bool holds_run() const { return ::access(server_file().c_str(), F_OK) == 0; }
 
-  /// @throws Error  io, now and of every write that follows
+  /// @throws Error  io, from the write that fails and from all later ones
   void write(ServerRecord& record) {
     write(server_file(), server_name, 0, record.run, [&](auto&, auto& file) { record.keep(file); });
   }
@@ -108,7 +109,7 @@ class DurableFolder {
     });
     return record;
   }
-  /// @param make  makes a layer with these parameters
+  /// @param make  callable that makes a layer with these parameters
   template <class Make>
   [[nodiscard]] [[gnu::cold]] auto read(std::size_t l, std::uint64_t run, Make make) const {
     decltype(make(std::declval<stagger::detail::LayerParameters const&>())) layer;
@@ -219,7 +220,7 @@ class DurableFolder {
 
   std::string path_;
   stagger::detail::Descriptor lock_;
-  std::mutex mutex_{};  // of the next
+  std::mutex mutex_{};  // guards the next member
   std::exception_ptr failure_{};
 };
 

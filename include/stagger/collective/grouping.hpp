@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The list of all grouping policies, a line for each, and one of them picked by its name.
+/// @file   The list of all grouping policies, and the choice of one by its name.
 
 #include <charconv>
 #include <cstdint>
@@ -20,7 +20,8 @@
 
 namespace stagger::collective::grouping {
 
-/// A grouping policy and its name. One with a size in bytes is named with it: "bucket:BYTES".
+/// A grouping policy and its name. If it has a size in bytes, the size follows the name:
+/// "bucket:BYTES".
 template <class P> struct CatalogLine {
   std::string_view name;
   P policy{};

@@ -18,18 +18,18 @@
 
 namespace stagger::collective {
 
-/// Something that every rank must have alike: the library, the model, the plan, an option.
+/// Something that must be the same on every rank: the library, the model, the plan, an option.
 struct Fact {
   std::string name{};
-  std::string value{};  ///< what a reader understands, or a digest of it
+  std::string value{};  ///< text for error messages, or a digest
 };
 
-/// 64 bits of FNV-1a: equal on every machine, and good against accidents, not against attackers.
+/// FNV-1a with 64 bits: the same on every machine. It detects accidental differences, not attacks.
 [[nodiscard]] constexpr std::uint64_t digest(std::string_view of) noexcept {
   return stagger::detail::digest(of.data(), of.size());
 }
 
-/// The version this program was compiled with, as a fact.
+/// The version of the library that this program was compiled with, as a fact.
 [[nodiscard]] inline Fact library_fact() {
   return {"the version of stagger",
           text(STAGGER_VERSION_MAJOR, ".", STAGGER_VERSION_MINOR, ".", STAGGER_VERSION_PATCH)};
@@ -49,7 +49,7 @@ namespace detail {
 inline constexpr std::size_t shown_name = 80;
 inline constexpr std::size_t shown_value = 240;
 
-/// One fact of a rank, of a fixed size; longer text is cut off.
+/// One fact of a rank in a fixed size; longer text is truncated.
 struct ShownFact {
   char name[shown_name + 1] = {};
   char value[shown_value + 1] = {};
@@ -72,7 +72,8 @@ inline void copy_text(char* to, std::size_t size, std::string const& from) {
   return all;
 }
 
-/// First fact that not all ranks have alike; `width` numbers of each rank stand one after another.
+/// The first fact in which ranks differ.
+/// @param all  [ranks][width] digests
 [[nodiscard]] inline std::size_t first_difference(std::span<std::uint64_t const> all,
                                                   std::size_t width) {
   for (std::size_t i = 0; i < width; i += 2) {
@@ -119,12 +120,12 @@ inline void copy_text(char* to, std::size_t size, std::string const& from) {
 
 /// Compares facts between all ranks; every rank calls it, with the same names in the same order.
 ///
-/// One small all-gather when all agree. Otherwise every rank throws the same sentence, which names
-/// the first fact that differs, what it is on rank 0 and on the first rank that has another, and
-/// all ranks unlike rank 0.
-/// @param  gather  called with as many equal parts as there are ranks, of which part `rank` is
-///                 filled in: fills in those of the others
-/// @throws Error  Errc::mismatch for a difference; what `gather` throws
+/// If all agree, this takes one small all-gather. Otherwise every rank throws the same sentence,
+/// which names the first fact that differs, its value on rank 0 and on the first rank with another
+/// value, and all ranks that differ from rank 0.
+/// @param  gather  all-gather in place: called with as many equal parts as there are ranks, of
+///                 which part `rank` is filled in; it fills in the others
+/// @throws Error  Errc::mismatch if facts differ; what `gather` throws
 template <class Gather>
 void agree(int rank, int ranks, std::span<Fact const> facts, Gather gather) {
   auto const n = static_cast<std::size_t>(ranks);

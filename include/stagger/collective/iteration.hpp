@@ -16,7 +16,7 @@
 
 namespace stagger::collective {
 
-/// Times and gradients of a model's layers. Layer 1 is next to the input and stands first; the
+/// Times and gradients of a model's layers. Layer 1 is next to the input and comes first; the
 /// backward pass runs from the last to the first.
 struct Backward {
   double forward_s = 0;                             ///< of the whole model
@@ -28,7 +28,7 @@ struct Backward {
   }
 };
 
-/// Consecutive layers whose gradients travel in one message, once the lowest of them is ready.
+/// Consecutive layers whose gradients are sent in one message, once the lowest of them is ready.
 struct LayerGroup {
   int highest = 0;
   int lowest = 0;  ///< 1 <= lowest <= highest
@@ -47,7 +47,7 @@ struct GroupMessage {
 struct Iteration {
   std::vector<GroupMessage> messages{};  ///< in the order they are sent
   double iteration_s = 0;
-  double exposed_s = 0;  ///< part of it that communication adds to forward and backward
+  double exposed_s = 0;  ///< time that communication adds to forward and backward
 };
 
 namespace detail {
@@ -74,7 +74,7 @@ constexpr void require_backward(Backward const& b, CostLine cost) {
   }
 }
 
-/// ready[l - 1]: when the gradient of layer l is there.
+/// ready[l - 1]: when the gradient of layer l is complete.
 [[nodiscard]] constexpr std::vector<double> ready_times(Backward const& b) {
   std::vector<double> ready(b.backward_s.size(), 0.0);
   double at = b.forward_s;
@@ -84,7 +84,7 @@ constexpr void require_backward(Backward const& b, CostLine cost) {
 
 }  // namespace detail
 
-/// Plays one iteration: one message at a time, in the order of the groups.
+/// Simulates one iteration: one message at a time, in the order of the groups.
 /// @throws Error  Errc::bad_data for bad times, sizes, or groups that do not list every layer once,
 ///                from the last down to the first; the text names the layer
 /// @complexity    O(layers)
@@ -116,8 +116,8 @@ constexpr void require_backward(Backward const& b, CostLine cost) {
   return result;
 }
 
-/// No grouping ends earlier: the lowest layer's gradient travels after the backward pass, and all
-/// bytes travel after the last layer's.
+/// No grouping ends earlier than this: the lowest layer's gradient is sent after the backward pass,
+/// and all bytes are sent after the last layer's backward.
 [[nodiscard]] constexpr double lower_bound_s(Backward const& backward, CostLine cost) {
   detail::require_backward(backward, cost);
   if (backward.layers() == 0) return backward.forward_s;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What a worker says of itself when it joins a parameter server in another process.
+/// @file   The request with which a worker joins a parameter server in another process.
 
 #include <algorithm>
 #include <concepts>
@@ -25,7 +25,7 @@ namespace stagger::collective::detail {
 using stagger::detail::LayerParameters;
 using stagger::detail::ParameterDeclaration;
 
-/// @throws Error  bad_configuration for a worker that no server in another process can have
+/// @throws Error  bad_configuration for a worker that cannot use a server in another process
 [[gnu::cold]] inline void require_remote(int worker, WorkerRules const& rules) {
   if (rules.clock != nullptr)
     raise(Errc::bad_configuration, "worker ", worker,
@@ -68,7 +68,7 @@ struct JoinRequest {
   std::uint32_t ahead = 1;
   std::string optimizer{};
   bool in_parts = false;
-  std::string late{};                  ///< empty: no layer is
+  std::string late{};                  ///< staleness model as text; empty: no layer is late
   FixedArray<LayerParameters> layers;  ///< without values
   List<std::uint64_t> digests;         ///< [layers]
 
@@ -106,8 +106,8 @@ struct JoinRequest {
     }
   }
 
-  /// @param most_bytes  of the values of all layers
-  /// @throws Error  bad_data for what no worker sends, or a model that is larger
+  /// @param most_bytes  most bytes that the values of all layers may have
+  /// @throws Error  bad_data for a request that no worker sends, or a model that is larger
   [[gnu::cold]] void read(std::span<std::byte const> from, std::uint64_t most_bytes) {
     ByteReader in(from.data(), from.size());
     auto const u32 = [&](std::size_t most) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Two-stage synchronisation at a parameter server in this process: tells workers which
-///         layers are late.
+/// @file   Two-stage synchronisation (OSP) at a parameter server in this process: tells workers
+///         which layers are late.
 
 #include <atomic>
 #include <cstddef>
@@ -19,11 +19,11 @@
 
 namespace stagger::collective::detail {
 
-/// The late layers of a step for all workers, with a lock of its own. What goes wrong in choosing
-/// them ends the step of each worker that asks.
+/// The late layers of a step for all workers, with a lock of its own. An error while they are
+/// chosen ends the step of each worker that asks.
 class LateAnswers final : public stagger::detail::AddedRounds {
  public:
-  /// @throws Error  bad_configuration for numbers of the policy that cannot be
+  /// @throws Error  bad_configuration for numbers of the policy that are out of range
   [[gnu::cold]] LateAnswers(stagger::detail::WorkerRules const& rules,
                             std::span<stagger::detail::LayerParameters const> layers,
                             std::size_t workers, std::size_t clients)
@@ -38,7 +38,7 @@ class LateAnswers final : public stagger::detail::AddedRounds {
       return layers_.add_score(static_cast<std::size_t>(layer.number()), score);
     });
   }
-  /// @param active  whether the worker's steps go on; where they do not, they have been reset
+  /// @param active  whether the worker's steps go on; if not, the losses have been reset
   void add_loss(int worker, double loss, std::atomic<bool> const& active) noexcept {
     answer_after([&] {
       std::lock_guard const lock(mutex_);
@@ -46,13 +46,14 @@ class LateAnswers final : public stagger::detail::AddedRounds {
       return layers_.add_loss(static_cast<std::size_t>(worker), loss);
     });
   }
-  /// @param told    of the late layers, now or once they are chosen; until reset()
-  /// @throws Error  what went wrong; mismatch for a step before the last that has been chosen for
-  /// @param active  likewise
+  /// @param told    notified of the late layers, now or once they are chosen; until reset()
+  /// @throws Error  the error of the choice; mismatch for a step before the last one that was
+  ///                chosen for
+  /// @param active  as for add_loss
   void ask(int client, std::uint32_t step, stagger::detail::ParameterListener& told,
            std::atomic<bool> const& active) {
     std::lock_guard const lock(mutex_);
-    if (!active.load()) return;  // the worker is being told why
+    if (!active.load()) return;  // the worker is told why elsewhere
     if (failure_) std::rethrow_exception(failure_);
     if (step < layers_.step())
       raise(Errc::mismatch, "a worker asks which layers are late in step ", step,
@@ -61,7 +62,7 @@ class LateAnswers final : public stagger::detail::AddedRounds {
     asks_[client] = &told;
     if (step == layers_.step()) answer();
   }
-  /// A worker takes no further step, which the others' next ones would need.
+  /// A worker takes no further step, so late layers can no longer be chosen for the others.
   void leave(int worker, int client) noexcept {
     std::lock_guard const lock(mutex_);
     asks_[client] = nullptr;
@@ -85,8 +86,9 @@ class LateAnswers final : public stagger::detail::AddedRounds {
   }
 
  private:
-  /// Answers those who ask, if the late layers are known then, or if something went wrong.
-  /// @param body  () -> whether the late layers are known now
+  /// Calls `body`; if the late layers are then known, or an error occurred, answers all clients
+  /// that ask.
+  /// @param body  () -> whether the late layers are known after it
   template <class Body> void answer_after(Body body) noexcept {
     bool chosen = false;
     std::exception_ptr failure;
@@ -114,7 +116,7 @@ class LateAnswers final : public stagger::detail::AddedRounds {
 
   std::mutex mutex_;
   stagger::detail::LateLayers layers_;
-  FixedArray<stagger::detail::ParameterListener*> asks_;  // [clients] null: it does not
+  FixedArray<stagger::detail::ParameterListener*> asks_;  // [clients] whom to answer; null: nobody
   std::exception_ptr failure_;
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Two-stage synchronisation where each of several servers has some layers: each tells every
-///         worker how much its layers matter, and all workers choose alike.
+/// @file   Two-stage synchronisation (OSP) with several servers that each keep some layers: each
+///         sends the scores of its layers to every worker, and all workers make the same choice.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,10 +21,10 @@ namespace stagger::collective::detail {
 /// Stands between a worker and its links to the servers.
 class LateMerger {
  public:
-  /// @param layers   of the whole model
-  /// @param workers  that train it
-  /// @param servers  of which the first has to tell the loss
-  /// @throws Error   bad_configuration for numbers of the policy that cannot be
+  /// @param layers   layers of the whole model
+  /// @param workers  how many workers train it
+  /// @param servers  how many servers there are; the first one sends the loss
+  /// @throws Error   bad_configuration for numbers of the policy that are out of range
   [[gnu::cold]] LateMerger(stagger::detail::WorkerRules const& rules,
                            std::span<stagger::detail::LayerParameters const> layers,
                            std::size_t workers, std::size_t servers,
@@ -34,7 +34,8 @@ class LateMerger {
                 workers, 1, true),
         servers_(servers) {}
 
-  /// What a server tells. @param layers  [layers] those that it has, as it sees them
+  /// Adds a server, and returns the listener for its messages.
+  /// @param layers  [layers] those that this server keeps; the others have no parameters
   [[gnu::cold]] stagger::detail::ParameterListener& add(
       int server, std::span<stagger::detail::LayerParameters const> layers) {
     Server& added = servers_[server];
@@ -52,7 +53,7 @@ class LateMerger {
  private:
   struct Server final : stagger::detail::ParameterListener {
     LateMerger* merger = nullptr;
-    List<std::uint64_t> bytes{};  // [layers]; 0: another one has it
+    List<std::uint64_t> bytes{};  // [layers] 0: another server keeps it
     bool tells_loss = false;
 
     void arrived(std::size_t layer, std::uint32_t rounds) noexcept override {
@@ -90,7 +91,7 @@ class LateMerger {
   std::mutex mutex_;
   stagger::detail::LateLayers layers_;
   FixedArray<Server> servers_;
-  bool has_loss_ = false;  // a server that tells it
+  bool has_loss_ = false;  // whether this server sends the loss
 };
 
 }  // namespace stagger::collective::detail

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The rank of this process among how many, as the program's launcher tells it.
+/// @file   The rank of this process and the number of processes, as set by the program's launcher.
 
 #include <algorithm>
 #include <charconv>
@@ -15,23 +15,23 @@
 
 namespace stagger::collective {
 
-/// What a launcher told this process.
+/// What the launcher's environment variables say.
 struct Launch {
   char const* launcher = "";  ///< "torchrun", "Open MPI", "PMI" or "Slurm"
   int rank = 0;               ///< 0 <= rank < size
   int size = 1;
-  int local_rank = -1;     ///< among the processes of this machine, or -1 if not told
-  int local_size = -1;     ///< processes of this machine, or -1 if not told
-  std::string address{};   ///< of rank 0's machine, where told (MASTER_ADDR)
-  int port = 0;            ///< there, where told (MASTER_PORT)
+  int local_rank = -1;     ///< among the processes of this machine; -1: unknown
+  int local_size = -1;     ///< processes of this machine; -1: unknown
+  std::string address{};   ///< of rank 0's machine (MASTER_ADDR); empty: unknown
+  int port = 0;            ///< on that machine (MASTER_PORT); 0: unknown
   bool port_held = false;  ///< the launcher itself listens on that port, as torchrun does
-  std::string run{};       ///< the launcher's name of this run, alike in all ranks, where told
+  std::string run{};       ///< the launcher's name of this run, the same in all ranks; may be empty
 };
 
 namespace detail {
 
-/// Reads the variables of launchers through `get(name) -> char const*`, which is std::getenv or a
-/// test's.
+/// Reads the variables of launchers by `get(name) -> char const*`, which is std::getenv, or a
+/// test's replacement.
 template <class Get> class LauncherReader {
  public:
   explicit LauncherReader(Get get) : get_(get) {}
@@ -39,7 +39,7 @@ template <class Get> class LauncherReader {
   [[nodiscard]] bool has(char const* name) const { return get_(name) != nullptr; }
   [[nodiscard]] std::string text_of(char const* name) const { return has(name) ? get_(name) : ""; }
 
-  /// Whether a launcher's set is there; a part of it is an error.
+  /// Whether the variables of a launcher are set; an incomplete set is an error.
   [[nodiscard]] bool complete(char const* launcher, std::initializer_list<char const*> tells,
                               std::initializer_list<char const*> needs) const {
     bool any = false;
@@ -104,13 +104,14 @@ template <class Get> class LauncherReader {
 
 /// Reads what launched this process: torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), Open
 /// MPI (OMPI_COMM_WORLD_*), a process manager of MPICH's kind (PMI_*), or Slurm (SLURM_PROCID,
-/// SLURM_NTASKS). The one nearest to the program wins: mpirun within an allocation of Slurm is
-/// Open MPI, and torchrun's agents may themselves be started by any of the others. Two that are
-/// equally near must agree.
-/// @param  get  names to values, or nullptr: std::getenv, or what a test makes up
-/// @return  nothing when no launcher left a variable
-/// @throws Error  Errc::bad_configuration for a part of a set, a value that is no rank, a rank not
-///                below the size, or two launchers that disagree; the text lists what was found
+/// SLURM_NTASKS). The launcher nearest to the program wins: mpirun within an allocation of Slurm
+/// counts as Open MPI, and torchrun's agents may themselves be started by any of the others. Two
+/// launchers that are equally near must agree.
+/// @param  get  maps names to values, or to nullptr: std::getenv, or a test's replacement
+/// @return  nothing if no launcher has set a variable
+/// @throws Error  Errc::bad_configuration for an incomplete set, a value that is not a rank, a rank
+///                that is not below the size, or two launchers that disagree; the text lists the
+///                variables found
 template <class Get> [[nodiscard]] std::optional<Launch> find_launch(Get get) {
   detail::LauncherReader const reader(get);
   std::optional<Launch> near;
@@ -127,7 +128,7 @@ template <class Get> [[nodiscard]] std::optional<Launch> find_launch(Get get) {
     take(reader.read("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"));
     near->run = reader.text_of("TORCHELASTIC_RUN_ID");
     near->port_held = reader.text_of("TORCHELASTIC_USE_AGENT_STORE") == "True";
-    if (!near->run.empty()) return near;  // its agent made all of these variables for this process
+    if (!near->run.empty()) return near;  // its agent has set all of these variables
   }
   if (reader.complete("Open MPI", {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
                       {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"})) {

@@ -15,20 +15,20 @@
 
 namespace stagger::collective {
 
-/// One measured operation; give the median of several runs.
+/// One measured operation. Give the median of several runs.
 struct Sample {
   std::uint64_t bytes = 0;
   double seconds = 0;
 };
 
-/// A fitted line and how far it is from the samples.
+/// A fitted line and its residuals.
 struct LineFit {
   CostLine line{};
   std::vector<double> residuals{};  ///< per sample: (line - measured) / measured
-  double worst = 0;                 ///< largest of them in size
+  double worst = 0;                 ///< largest absolute residual
   bool clamped = false;             ///< the start-up came out negative and was set to zero
 
-  /// A residual above 15 % says that no single line describes the samples, most often because the
+  /// A residual above 15 % means that no single line describes the samples, most often because the
   /// implementation changes its algorithm with the size.
   [[nodiscard]] constexpr bool affine() const noexcept { return worst <= 0.15; }
 };
@@ -67,7 +67,7 @@ inline void require_samples(std::span<Sample const> samples) {
 
 }  // namespace detail
 
-/// The time per byte that fits best when the start-up is known. Weights as in fit_line.
+/// The time per byte that fits best for a known start-up. Weights are those of fit_line.
 /// @throws Error  Errc::bad_data as fit_line
 [[nodiscard]] inline LineFit fit_per_byte(std::span<Sample const> samples, double startup_s) {
   detail::require_cost("the start-up", startup_s);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What a worker and a parameter server in another process say to each other, and what
-///         carries it: reliable messages in order, over any transport.
+/// @file   The messages between a worker and a parameter server in another process, and the
+///         interface of the transport, which delivers them reliably and in order.
 
 #include <chrono>
 #include <condition_variable>
@@ -19,59 +19,59 @@
 
 namespace stagger::collective::detail {
 
-/// Kinds of messages. Of a worker:
+/// Kinds of messages. A worker sends:
 enum class MessageKind : std::uint16_t {
   join = 1,   ///< payload: a JoinRequest
-  values,     ///< of a layer, where the server wants them; payload: the first values
-  begin,      ///< a stream
+  values,     ///< first values of a layer, if the server wants them; payload: the values
+  begin,      ///< a stream begins
   read,       ///< asks for the newest values of a layer
-  push,       ///< payload: what the worker pushes of a layer; number: of pushes, with this one
-  last_push,  ///< likewise, and the layer's stream ends
-  ask,        ///< for a snapshot of a layer with `rounds`
-  ask_last,   ///< for the one with all pushes
+  push,       ///< a push of a layer; payload: its values; number: pushes so far, with this one
+  last_push,  ///< a push, with which the layer's stream ends
+  ask,        ///< asks for a snapshot of a layer with `rounds`
+  ask_last,   ///< asks for the snapshot with all pushes
   end,        ///< the stream ends
   fail,       ///< the stream ends, since the worker has failed
-  who,        ///< asks whom it waits for
-  leave,      ///< the worker goes
-  // Of a worker some of whose layers are late:
-  push_rest,  ///< of a layer whose first bytes are late: the others; number: as the whole push will have
-  push_late,  ///< those, or a whole layer, which ends the push; number: of pushes, with this one
-  ask_rest,   ///< for a snapshot of a layer with `rounds` but for its first bytes; number: of those
-  ask_late,   ///< likewise for those alone
-  report,     ///< number: the bits of the loss of a step, a double
-  ask_choice,  ///< which layers are late; rounds: in a step, counted from 0
-  resume,      ///< over another connection, the stream goes on; rounds: as `newest` had
-  // Of the server:
-  wanted = 64,  ///< first values are wanted, of all layers
-  joined,       ///< number: of the run, by which a server is told from another; rounds: 1 where
+  who,        ///< asks which worker it waits for
+  leave,      ///< the worker leaves
+  // A worker with late layers also sends:
+  push_rest,   ///< a push without the first bytes, which are late; number: as for push_late
+  push_late,   ///< those first bytes, or a whole layer, which ends the push; number: pushes so far
+  ask_rest,    ///< asks for a snapshot without its late bytes; number: how many are late
+  ask_late,    ///< asks for those first bytes alone
+  report,      ///< number: the bits of the loss of a step, a double
+  ask_choice,  ///< asks which layers are late; rounds: the step, counted from 0
+  resume,      ///< over another connection: the stream goes on; rounds: those of `newest`
+  // The server sends:
+  wanted = 64,  ///< the first values of all layers are wanted
+  joined,       ///< number: identifies the server's run; rounds: 1 if
                 ///< streams go on over another connection
   refused,      ///< payload: a sentence; the connection ends
-  newest,  ///< the answer to `read`; number: pushes of the worker so far; rounds: of its streams,
-           ///< that have failed; payload: values
-  pushed,  ///< a push is added, or kept until it will be; number: as the push had
-  answer,  ///< to `ask`: `rounds` as asked for; number: of a VersionTag; payload: values asked for
-  last_answer,  ///< to `ask_last`; payload: values
+  newest,       ///< answers `read`; number: pushes of the worker so far; rounds: how many of its
+                ///< streams have failed; payload: values
+  pushed,       ///< a push is added, or kept until it is; number: that of the push
+  answer,       ///< answers `ask`: the same `rounds`; number: of a VersionTag; payload: values
+  last_answer,  ///< answers `ask_last`; payload: values
   lost,         ///< payload: the sentence that ends the stream
-  waits,        ///< payload: the answer to `who`, in words
-  choice,       ///< to `ask_choice`: `rounds` likewise; payload: one bit for each layer, the lowest
-                ///< first; of `layer` only the first `number` bytes are late, unless that is 0
-  scores,       ///< likewise from one of several servers: number: the bits of the mean loss;
-                ///< payload: [layers] double
+  waits,        ///< answers `who`; payload: text
+  choice,  ///< answers `ask_choice`: the same `rounds`; payload: one bit for each layer, the lowest
+           ///< first; of `layer` only the first `number` bytes are late, unless that is 0
+  scores,  ///< the same from one of several servers; number: the bits of the mean loss;
+           ///< payload: [layers] double
 };
 
-/// What precedes a payload. Fields that a kind does not use are 0.
+/// The header of a message. Fields that a kind does not use are 0.
 struct Message {
   MessageKind kind{};
   std::uint16_t unused = 0;
   std::uint32_t layer = 0;
-  std::uint32_t stream = 0;  ///< of the worker, counted from 1
+  std::uint32_t stream = 0;  ///< number of the worker's stream, counted from 1
   std::uint32_t rounds = 0;
   std::uint64_t number = 0;
   std::uint64_t bytes = 0;  ///< of the payload
 };
 static_assert(sizeof(Message) == 32);
 
-/// Refuses what the other side should not have sent.
+/// Refuses a message that the other side should not have sent.
 /// @throws Error  bad_data
 [[noreturn]] inline void refuse_message(Message const& message, char const* reason) {
   raise(Errc::bad_data, "a message of kind ", static_cast<int>(message.kind), ", layer ",
@@ -79,10 +79,11 @@ static_assert(sizeof(Message) == 32);
         "; let both ends run one version of one program");
 }
 
-/// Messages that wait to be sent. It has as much room as is ever needed by ends that keep the rules.
+/// Messages that wait to be sent. Its capacity is enough for any two ends that follow the protocol.
 class MessageQueue {
  public:
-  /// Forgets what is in it. @param count  messages for which there is room from now on
+  /// Empties the queue.
+  /// @param count  its capacity from now on, in messages
   void reset(std::size_t count) {
     ring_ = FixedArray<Message>(count);
     first_ = last_ = 0;
@@ -108,18 +109,19 @@ class MessageQueue {
   std::size_t last_ = 0;
 };
 
-/// One end of a connection. A transport calls `next` from one thread at a time, and the others too. Where an end throws, the
-/// transport sends what it says as a message `refused`, and the connection ends.
+/// One end of a connection. A transport calls `next` from one thread at a time, and the other
+/// functions too. If an end throws, the transport sends the error's text as a message `refused`,
+/// and the connection ends.
 class MessageEnd {
  public:
-  /// Where the payload of a message that is about to arrive goes.
+  /// The memory into which the payload of the next message is to be received.
   /// @return [message.bytes]
-  /// @throws Error  bad_data for a message that cannot be; the connection ends
+  /// @throws Error  bad_data for a message that violates the protocol; the connection ends
   virtual std::span<std::byte> payload_buffer(Message const& message) = 0;
-  /// A message has arrived, and its payload lies there.
+  /// A message has arrived, with its payload in `payload_buffer`.
   /// @throws Error  likewise
   virtual void received(Message const& message) = 0;
-  /// The next message to send. The payload stays as it is until `next` is called again, or longer.
+  /// The next message to send. The payload stays valid at least until `next` is called again.
   /// @return whether there is one
   virtual bool next(Message& message, std::span<std::byte const>& payload) = 0;
   /// The connection has ended. Nothing is called after this.
@@ -129,18 +131,18 @@ class MessageEnd {
   ~MessageEnd() = default;
 };
 
-/// Carries messages to the other end of a connection, and its messages here.
+/// Carries messages between this end of a connection and the other.
 class Transport {
  public:
   virtual ~Transport() = default;
-  /// There are messages to send: asks `next` for them, soon. Any thread; never waits, never
-  /// allocates.
+  /// Says that there are messages to send, so that the transport calls `next` soon. May be called
+  /// by any thread; never waits and never allocates.
   virtual void wake() noexcept = 0;
-  /// Likewise; it may ask on the calling thread, at once, and send what is small. The caller holds no
-  /// lock that the end needs.
+  /// Likewise, but may call `next` at once on the calling thread and send small messages. The
+  /// caller must not hold a lock that the end needs.
   virtual void wake_and_send() noexcept { wake(); }
-  /// Sends what there is, ends the connection and calls the end no more. Not from within a call of
-  /// the end. Waits no longer than the transport's deadline.
+  /// Sends what is pending, ends the connection and makes no further calls. Must not be called from
+  /// within a call of the end. Waits no longer than the transport's deadline.
   virtual void close() noexcept = 0;
 };
 
@@ -150,19 +152,20 @@ class Connector {
   virtual ~Connector() = default;
   /// @throws Error  io if there is no server
   [[nodiscard]] virtual std::unique_ptr<Transport> connect(MessageEnd& end) = 0;
-  /// s, > 0: how long a worker waits for an answer of the server itself, and for room to send.
+  /// How long a worker waits for an answer of the server itself, and for room to send; seconds, >
+  /// 0.
   [[nodiscard]] virtual double deadline_s() const = 0;
-  /// Where the server is, in words.
+  /// The server's address, for messages.
   [[nodiscard]] virtual std::string name() const = 0;
 
-  // The time by which a worker waits; real, unless a transport has another.
+  // The clock by which a worker waits: real time, unless a transport overrides it.
 
-  /// s, since any moment.
+  /// Seconds since an arbitrary moment.
   [[nodiscard]] virtual double now_s() const {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
         .count();
   }
-  /// Waits for `changed`, so many seconds at most; it may return earlier.
+  /// Waits for `changed` for at most so many seconds; it may return earlier.
   virtual void wait(std::unique_lock<std::mutex>& lock, std::condition_variable& changed,
                     double most_s) const {
     changed.wait_for(lock, std::chrono::duration<double>(most_s));

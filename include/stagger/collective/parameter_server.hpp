@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A parameter server in this process: pipelines that each train on data of their own, one
-///         model.
+/// @file   A parameter server in this process, through which several pipelines train one model,
+///         each on data of its own.
 
 #include <cstddef>
 #include <cstdint>
@@ -89,8 +89,8 @@ class ServerWorker {
   std::shared_ptr<detail::ParameterLink> link_;
 };
 
-/// A server in this process. Its values are those of the worker whose pipeline is made first; it
-/// lives as long as its workers.
+/// A parameter server in this process. Its first values are those of the worker whose pipeline is
+/// made first. It lives as long as its workers.
 ///
 /// @code
 ///     collective::ParameterServer server({.workers = 2});
@@ -111,20 +111,20 @@ class ParameterServer {
     server_->require_worker(number);
     return ServerWorker(std::make_shared<detail::LinkInProcess>(server_, number));
   }
-  /// What it has done with a layer, in order: the pushes that it added, and the weights that workers
-  /// took. Carried out again one after the other, these give the same bits.
-  /// @throws Error  bad_configuration where it was not to remember them, or there is no such layer
+  /// What the server has done with a layer, in order: the pushes that it added, and the weights
+  /// that workers took. Repeating these one after the other gives the same bits.
+  /// @throws Error  bad_configuration without ServerOptions::log, or if there is no such layer
   [[nodiscard]] std::vector<ServerEvent> log(std::size_t layer) const {
     return detail::log_of(*server_, layer);
   }
-  /// [k] how many pushes of a worker were made from weights that lacked k pushes of others, which
-  /// the server had added by then; the last counts those that lacked more. A wave is one push; it
-  /// counts with the weights of its last minibatch.
+  /// [k] how many pushes of a worker were made from weights that lacked k pushes of others that the
+  /// server had added by then; the last element also counts those that lacked more. A wave is one
+  /// push; it counts with the weights of its last minibatch.
   /// @throws Error  bad_configuration for a worker or a layer that is not there
   [[nodiscard]] std::vector<std::uint64_t> missed(int worker, std::size_t layer = 0) const {
     return detail::missed_of(*server_, worker, layer);
   }
-  /// For a server that lets workers of other processes in.
+  /// For the servers that accept workers of other processes.
   [[nodiscard]] std::shared_ptr<detail::ServerInProcess> const& home() const { return server_; }
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Axis 5, collective: how the values of several holders of a stage are combined.
+/// @file   The collective axis: how the gradients of a stage's replicas are combined.
 ///
 /// Where `Options::replicas` gives a stage to several ranks, each has the gradients of its own rows
 /// after the last backward of a step. The collective decides which layers' gradients are added up
@@ -13,20 +13,21 @@
 /// |---|---|
 /// | `AllReduce{}` (default) | at first: groups end the step as early as measured times allow |
 /// | `AllReduce{.grouping = grouping::Layerwise{}}` | start-ups of messages cost next to nothing |
-/// | `AllReduce{.grouping = grouping::Single{}}` | one sum behind all of backward is to be measured |
+/// | `AllReduce{.grouping = grouping::Single{}}` | a single all-reduce after backward is to be
+/// measured |
 /// | `AllReduce{.grouping = grouping::Bucket{bytes}}` | nothing is to be measured, as in PyTorch |
-/// | `AllReduce{.grouping = grouping::Greedy{}}` | MG-WFBP's published rule is to be compared with |
+/// | `AllReduce{.grouping = grouping::Greedy{}}` | a comparison with MG-WFBP's published rule is wanted |
 /// | `AllReduce{.grouping = grouping::named(text)}` | the user of the program chooses |
 /// | `AllReduce{.by = By::library}` | a large machine has a tuned MPI or NCCL |
 /// | `AllReduce{.shard_optimizer = true}` | its state does not fit beside the parameters |
 /// | `ParameterServer::worker(n)` | several pipelines, each with data of its own, train one model |
 ///
-/// What is called, and when: `groups(backward, line)` once for each stage, between two steps,
-/// whenever groups are decided. With `measured_steps` 0 that is before the first step, and all
-/// times are 0. Else it is after one step that warms up and as many that are measured, or twice as
-/// many where all layers are of one size; and again after every `renew_every` steps. Of processes
-/// that share a pipeline one is asked, or all are given the same times. The other members are read
-/// once, by `Pipeline::with`.
+/// What is called, and when: `groups(backward, line)` is called once for each stage, between two
+/// steps, whenever groups are decided. With `measured_steps` 0 that is before the first step, and
+/// all times are 0. Otherwise it is after one warm-up step and `measured_steps` further steps, or
+/// twice as many if all layers have the same size; and again after every `renew_every` steps. If
+/// several processes share a pipeline, only one of them is asked, or all are given the same times.
+/// The other members are read once, by `Pipeline::with`.
 ///
 /// What the engine promises in return: every group is added up once in each step, as soon as all
 /// holders have its gradients, and before any update; the step fails as a whole if a holder does.
@@ -65,12 +66,14 @@ struct CostLine;    // collective/alpha_beta.hpp: start-up and time per byte of 
 
 /// What adds up.
 enum class By : std::uint8_t {
-  /// Replica p of n adds up part p of each layer, over replicas in order, and the others take it
-  /// from there. Bits do not depend on the device, the groups or the number of processes.
+  /// Replica p of n adds up part p of each layer, in the order of replicas, and the others receive
+  /// the sum (a reduce-scatter and an all-gather). Bits do not depend on the device, the groups or
+  /// the number of processes.
   slices,
   /// One call of the library for each group: MPI_Iallreduce over processes, ncclAllReduce between
-  /// GPUs; the replicas of a stage are then in processes or on GPUs of their own. Bits hold for one
-  /// library and one number of ranks, and all replicas have the same. Threads have no library.
+  /// GPUs; the replicas of a stage are then in processes or on GPUs of their own. The bits depend
+  /// on the library and the number of ranks, and are the same in all replicas. Not available on
+  /// threads.
   library,
 };
 
@@ -80,14 +83,14 @@ namespace detail {
 class ParameterLink;  // parameters/parameter_link.hpp
 }
 
-/// A worker's place at a server that several pipelines train with.
+/// One worker of a parameter server through which several pipelines train.
 template <class P>
 concept ServerPolicy = std::copyable<P> && std::same_as<typename P::policy_tag, CollectiveTag> &&
                        requires(P const policy) {
                          { policy.link() } -> std::same_as<std::shared_ptr<detail::ParameterLink>>;
                        };
 
-/// Sums over the replicas of a stage.
+/// A policy that adds up gradients over the replicas of a stage.
 template <class P>
 concept SumPolicy =
     std::copyable<P> && std::same_as<typename P::policy_tag, CollectiveTag> &&

@@ -26,8 +26,8 @@ namespace stagger::collective::detail {
 
 using stagger::detail::ParameterLink;
 
-/// Turns calls of the engine into messages, and what the server sends into values and what the
-/// engine is told.
+/// Turns calls of the engine into messages, and messages of the server into values and calls of the
+/// engine's listener.
 class RemoteLink final : public ParameterLink, private RemoteStream, private MessageEnd {
  public:
   RemoteLink(std::unique_ptr<Connector> connector, int worker)
@@ -60,7 +60,7 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
     session_.leave();
   }
 
-  /// Where the connection is lost, makes another: the server may have been started again.
+  /// If the connection is lost, it makes another one, since the server may have been restarted.
   void begin() override {
     auto lock = session_.lock();
     while (session_.mending() && !session_.failure())
@@ -143,7 +143,7 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
   }
 
  private:
-  static constexpr double answer_s = 2;                 // to a question that an error waits for
+  static constexpr double answer_s = 2;                 // for text that an error message needs
   static constexpr std::size_t most_words = 1U << 16U;  // bytes
 
   [[gnu::cold]] void connect() {
@@ -161,7 +161,7 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
             " trains already; give each pipeline a worker of its own");
     require_remote(worker_, rules);
   }
-  // What the transport calls.
+  // Called by the transport.
 
   std::span<std::byte> payload_buffer(Message const& message) override {
     using enum MessageKind;
@@ -254,7 +254,7 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
   bool exact_ = true;
   ByteWriter request_;
   mutable bool told_ = false;
-  std::string words_;   // of the last message with words
+  std::string words_;   // the text of the last message that had one
   std::string answer_;  // to `who`
 };
 

@@ -18,13 +18,13 @@ namespace stagger::collective::detail {
 using stagger::detail::LayerShape;
 using stagger::detail::WorkerRules;
 
-/// Of a layer's values.
+/// Digest of a layer's values.
 [[nodiscard]] inline std::uint64_t values_digest(std::span<std::byte const> values) noexcept {
   return stagger::detail::digest(reinterpret_cast<char const*>(values.data()), values.size());
 }
 
-/// @param others  in words: who has `theirs`
-/// @throws Error  mismatch, naming what both have
+/// @param others  who has `theirs`, as text
+/// @throws Error  mismatch, which names both values
 [[gnu::cold]] inline void require_same_fact(int worker, Fact const& own, char const* others,
                                             Fact const& theirs) {
   if (own.value != theirs.value)

@@ -24,20 +24,20 @@ namespace stagger::collective::detail {
 
 using stagger::detail::ParameterBlock;
 
-/// Turns messages of a worker into calls of the server, and what the server tells it into messages.
-/// Where a worker's connection ends before it has left, it has failed.
+/// Turns messages of a worker into calls of the server, and the server's answers into messages. A
+/// worker whose connection ends before it has left has failed.
 class ServerConnection final : public MessageEnd {
  public:
-  /// @param rules  outlive this
+  /// @param rules  must outlive this object
   ServerConnection(std::shared_ptr<ServerInProcess> server, RemoteRules const& rules)
       : server_(std::move(server)), rules_(rules), joining_(std::make_unique<JoiningWorker>()) {}
   ServerConnection(ServerConnection const&) = delete;
   ServerConnection& operator=(ServerConnection const&) = delete;
   ~ServerConnection() { gone(nullptr); }
 
-  /// Once, before anything else.
+  /// Sets the transport; called once, before anything else.
   void carried_by(Transport& transport) noexcept { outbox_.carried_by(transport); }
-  /// Whether the worker has said who it is.
+  /// Whether the worker's request to join has been read.
   [[nodiscard]] bool identified() const noexcept {
     return joining_ == nullptr || joining_->identified();
   }
@@ -75,7 +75,7 @@ class ServerConnection final : public MessageEnd {
     try {
       take(message);
     } catch (Error const& error) {
-      if (error.code() != Errc::peer_failed) throw;  // else the worker is being told
+      if (error.code() != Errc::peer_failed) throw;  // otherwise the worker is told elsewhere
     }
   }
 
@@ -99,7 +99,7 @@ class ServerConnection final : public MessageEnd {
   void gone(std::exception_ptr) noexcept override {
     if (std::exchange(joined_, false)) server_->leave(client_);
   }
-  /// The server stops here, where the worker does not leave.
+  /// Ends the connection because the server stops, not because the worker leaves.
   void lose() noexcept {
     if (std::exchange(joined_, false)) server_->lose(client_);
   }
@@ -111,7 +111,7 @@ class ServerConnection final : public MessageEnd {
     bool const of_stream = (message.kind >= read && message.kind <= fail) ||
                            (message.kind >= push_rest && message.kind <= ask_choice);
     if (of_stream && message.stream != stream_) {
-      if (message.stream < stream_) return;  // that one has ended
+      if (message.stream < stream_) return;  // that stream has ended
       refuse_message(message, "is of a stream that has not begun");
     }
     switch (message.kind) {
@@ -127,7 +127,7 @@ class ServerConnection final : public MessageEnd {
         return;
       case begin:
         if (message.stream <= stream_) return;
-        outbox_.begin(stream_ = message.stream);  // before the server tells of the new one
+        outbox_.begin(stream_ = message.stream);  // before the server answers in the new stream
         failures_ = server_->begin(client_);
         return;
       case resume:
@@ -180,7 +180,7 @@ class ServerConnection final : public MessageEnd {
     }
   }
 
-  /// A push that was there already is acknowledged and not added.
+  /// A push that has been received before is acknowledged and not added again.
   void add(Message const& message) {
     server_->require_active(client_);
     std::uint64_t const made = server_->pushes(client_, message.layer);
@@ -214,7 +214,8 @@ class ServerConnection final : public MessageEnd {
                  .number = server_->layers().run()});
   }
 
-  /// Fills in the values of an answer. @return false where the stream has ended meanwhile
+  /// Fills in the values of an answer.
+  /// @return false if the stream has ended meanwhile
   bool fetch(Message& message, std::span<std::byte const>& payload) {
     std::size_t const l = message.layer;
     ByteRange const part =
@@ -242,13 +243,13 @@ class ServerConnection final : public MessageEnd {
   std::shared_ptr<ServerInProcess> server_;
   RemoteRules const& rules_;
   std::unique_ptr<JoiningWorker> joining_;  // null once it has joined
-  bool joined_ = false;                     // and has not left
+  bool joined_ = false;                     // the worker has joined and not left
   int client_ = 0;
-  std::uint32_t stream_ = 0;    // of the worker, that has begun last
-  std::uint32_t failures_ = 0;  // of its streams before that
-  bool late_ = false;           // its layers may be
-  List<std::size_t> sizes_;     // [layers] of their values, in bytes
-  List<ByteRange> parts_;       // [layers] that it has asked for last
+  std::uint32_t stream_ = 0;    // the stream that the worker began last
+  std::uint32_t failures_ = 0;  // earlier streams that failed
+  bool late_ = false;           // layers may be late
+  List<std::size_t> sizes_;     // [layers] bytes of the values
+  List<ByteRange> parts_;       // [layers] the part of each layer that was requested last
   ParameterBlock received_;     // a push
   ParameterBlock to_send_;      // values of an answer
   WorkerOutbox outbox_{4};

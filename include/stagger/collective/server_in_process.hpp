@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What a parameter server does, wherever its workers are.
+/// @file   The part of a parameter server that does not depend on where its workers are.
 
 #include <algorithm>
 #include <atomic>
@@ -27,26 +27,26 @@
 
 namespace stagger::collective {
 
-/// What a server does when a worker fails or goes, amid a stream or between steps.
+/// What a server does when a worker fails or leaves, during a stream or between steps.
 enum class OnFailure : std::uint8_t {
   fail_fast,  ///< the streams of all others end too
   go_on,      ///< the others go on without it; what it has pushed stays, and it may come back
 };
 
-/// What a server is made for.
+/// The options of a parameter server.
 struct ServerOptions {
   int workers = 1;  ///< >= 1, each a pipeline
-  int shards = 1;   ///< >= 1; layers are dealt out to them, and each has a lock of its own
-  /// [workers] by which the server multiplies each one's gradients, or what its own steps have
-  /// changed: its share of the data. Empty: 1 / workers each. With 1 for each, every push is a full
-  /// step.
+  int shards = 1;   ///< >= 1; layers are distributed over them; each has its own lock
+  /// [workers] the factor by which the server multiplies each worker's gradients, or the changes of
+  /// its local steps: its share of the data. Empty: 1 / workers each. With 1 for each, every push
+  /// is a full step.
   std::vector<double> weights{};
-  /// Whether it remembers what it does with each layer in which order, for ParameterServer::log. The
-  /// memory for that grows with each push.
+  /// Whether the server records what it does with each layer, for ParameterServer::log. The memory
+  /// for that grows with each push.
   bool log = false;
   OnFailure on_failure = OnFailure::fail_fast;
-  /// A folder, or empty: what workers push is there before they are told that it has come, and a
-  /// server that is started with the folder of one that has gone goes on from there.
+  /// A folder, or empty. Pushes are written there before they are acknowledged, and a server that
+  /// is started with the folder of an earlier one goes on from its state.
   std::string durable{};
 };
 using ServerEvent = stagger::detail::StoreEvent;
@@ -57,7 +57,7 @@ using stagger::detail::ByteRange;
 using stagger::detail::ParameterListener;
 using stagger::detail::VersionTag;
 
-/// @throws Error  bad_configuration for options that cannot be
+/// @throws Error  bad_configuration for options that are out of range or exclude each other
 [[nodiscard]] [[gnu::cold]] inline ServerOptions possible(ServerOptions const& options) {
   if (options.workers < 1 || options.shards < 1)
     raise(Errc::bad_configuration, "a parameter server of ", options.workers, " workers and ",
@@ -89,7 +89,7 @@ inline void require_kept(int worker, std::uint32_t rounds, staleness::Adds adds,
           ", which the server does not keep; let it take what it has asked for, in order");
 }
 
-/// @throws Error  likewise, for a model that does not go with them
+/// @throws Error  bad_configuration for a staleness model that does not work with the options
 [[gnu::cold]] inline void require_possible(ServerOptions const& options, WorkerRules const& rules) {
   if (rules.late != nullptr && options.on_failure == OnFailure::go_on)
     raise(Errc::bad_configuration,
@@ -107,7 +107,8 @@ inline void require_kept(int worker, std::uint32_t rounds, staleness::Adds adds,
         " that is not finite; it was not added: lower the rate, or look for what divides by 0");
 }
 
-/// For the other workers. @param pushes  that it had made
+/// The error for the other workers.
+/// @param pushes  how many the failed worker had made
 [[nodiscard]] [[gnu::cold]] inline std::exception_ptr failure_of(int worker,
                                                                  std::uint32_t pushes) noexcept {
   try {
@@ -122,19 +123,19 @@ inline void require_kept(int worker, std::uint32_t rounds, staleness::Adds adds,
 
 /// All layers, a lock for each shard, and the workers.
 ///
-/// A worker that runs in several processes joins from each. Each is a client of its own, which asks
-/// for the layers that it runs; what a layer contains is counted by worker.
+/// A worker that runs in several processes joins from each of them. Each process is a client, which
+/// asks for the layers that it runs; pushes are counted by worker.
 class ServerInProcess {
  public:
-  /// @param processes  in which a worker may run, at most
+  /// @param processes  most processes in which a worker may run
   explicit ServerInProcess(ServerOptions const& options, int processes = 1)
       : options_(possible(options)),
         clients_(options.workers, processes),
         layers_(options.shards, weights_of(options), options.log,
                 options.on_failure == OnFailure::go_on, options.durable) {}
 
-  /// @param digests  [layers] of the first values, which `layers` may lack unless they are wanted
-  /// @return  the number of the client, by which all further calls name who makes them
+  /// @param digests  [layers] of the first values, which `layers` has only if they are wanted
+  /// @return  the number of the client, which it passes to all further calls
   [[gnu::cold]] int join(int worker, std::span<LayerParameters const> layers,
                          List<std::uint64_t> const& digests, WorkerRules const& rules,
                          ParameterListener& listener) {
@@ -156,7 +157,7 @@ class ServerInProcess {
     clients_[client].listener = &listener;
     return client;
   }
-  /// Whether nobody has joined yet, so that the first values are wanted.
+  /// Whether no worker has joined yet, so that first values are wanted.
   [[nodiscard]] bool wants_values() {
     std::lock_guard const lock(joining_);
     return layers_.size() == 0;
@@ -167,14 +168,14 @@ class ServerInProcess {
     std::lock_guard const lock(joining_);
     clients_[client].listener = nullptr;
     if (options_.on_failure != OnFailure::go_on || clients_.present(worker_of(client)) != 0) return;
-    for (std::size_t l = 0; l < layers_.size(); ++l) {  // nor does anybody wait for its next stream
+    for (std::size_t l = 0; l < layers_.size(); ++l) {  // others do not wait for it
       std::lock_guard const shard(mutex(l));
       layers_[l].leave(worker_of(client));
       keep_and_answer(l);
     }
   }
-  /// Nothing reaches the client any more. A durable server goes on with its stream when it joins
-  /// again; of another it leaves.
+  /// The connection to the client is lost. A durable server goes on with its stream when it joins
+  /// again; for other servers the worker has left.
   void lose(int client) noexcept {
     if (!layers_.durable()) return leave(client);
     forget_asks(client);
@@ -192,11 +193,11 @@ class ServerInProcess {
     return clients_.attendance();
   }
 
-  /// @return  streams of the worker that have ended by a failure, for `resume`
+  /// @return  how many streams of the worker have ended by a failure, for `resume`
   std::uint32_t begin(int client) {
     if (clients_[client].active.load()) end(client, true);
-    if (clients_[client].awaited.exchange(false)) fail(client);  // it does not go on with its last
-    std::lock_guard const lock(joining_);  // not while streams are being given up
+    if (clients_[client].awaited.exchange(false)) fail(client);  // its last stream is over
+    std::lock_guard const lock(joining_);  // not while streams are being ended
     forget_asks(client);                   // of a stream that failed
     // Where a worker runs in several processes, others of it may be in the stream before this one,
     // or behind this one: each enters the layers that it runs, when it reads them.
@@ -206,8 +207,8 @@ class ServerInProcess {
     clients_[client].active.store(true);
     return layers_.failures(worker);
   }
-  /// The worker goes on with its stream, or ends it.
-  /// @return whether that is possible, after as many failures as `begin` has returned
+  /// The worker wants to go on with its stream, or to end it, over another connection.
+  /// @return whether that is possible, given the number of failures that `begin` returned
   [[nodiscard]] bool resume(int client, std::uint32_t failures) {
     std::lock_guard const lock(joining_);
     if (failures != layers_.failures(worker_of(client))) return false;
@@ -233,8 +234,8 @@ class ServerInProcess {
     if (layer.bytes() != 0) std::memcpy(values, from, layer.bytes());
   }
 
-  /// @throws Error  bad_data for values that are not all finite, of which nothing is added. Where
-  ///                layers may be late, workers have looked themselves
+  /// @throws Error  bad_data for values that are not all finite, of which nothing is added. If
+  ///                layers may be late, workers check this themselves
   void push(int client, std::size_t l, std::byte const* values, bool last, ByteRange part = {}) {
     if (late_ == nullptr && !layers_[l].shape().all_finite(values))
       refuse_not_finite(worker_of(client), pushes(client, l) + 1, l);
@@ -272,7 +273,8 @@ class ServerInProcess {
                  rounds == 0 ? layer.keeps(pushes) : layer.ready(worker, pushes, part.first != 0));
     std::byte const* const from = layer.weights(worker, pushes, part.first != 0) + part.first;
     VersionTag const tag = layer.contained(worker, pushes);
-    if (layers_.adds() == staleness::Adds::in_worker_order) lock.unlock();  // it stays as it is
+    if (layers_.adds() == staleness::Adds::in_worker_order)
+      lock.unlock();  // snapshots are constant
     std::size_t const last = std::min(part.last, layer.bytes());
     if (last != 0) std::memcpy(values + part.first, from, last - part.first);
     return tag;
@@ -283,14 +285,15 @@ class ServerInProcess {
     failed ? fail(client) : go_on_without(client);
   }
 
-  /// The slowest worker, of the layers that this one has asked for; empty if it waits for nobody.
+  /// The slowest worker in the layers that this client has asked for, as text; empty if it waits
+  /// for no other worker.
   [[nodiscard]] std::string waits_for(int client) {
     return layers_.slowest_but(worker_of(client), clients_[client].asks);
   }
 
   void require_active(int client) const { clients_.require_active(client); }
   void require_worker(int number) const { clients_.require_worker(number); }
-  /// @return  what `read` makes of the history of a layer
+  /// @return  the result of `read` for the history of a layer
   template <class Read> [[nodiscard]] auto look_at(std::size_t l, Read read) {
     std::lock_guard const lock(joining_);
     return layers_.look_at(l, read);
@@ -323,9 +326,9 @@ class ServerInProcess {
       if (told[n]) clients_[n].listener->lost(lost);
   }
 
-  /// Of a worker that takes no further step: what it pushed last was not known to be the last.
+  /// The worker takes no further step, although its last push was not marked as the last.
   void go_on_without(int client) {
-    bool const other = clients_.any_active(worker_of(client));  // process of it, which goes on
+    bool const other = clients_.any_active(worker_of(client));  // another process goes on
     if (late_ != nullptr) late_->leave(worker_of(client), client);
     for (std::size_t l = 0; l < layers_.size() && !other; ++l) {
       std::lock_guard const lock(mutex(l));
@@ -336,7 +339,7 @@ class ServerInProcess {
     }
   }
 
-  /// Nobody calls its listener about them any more when this returns.
+  /// Drops the client's requests; when this returns, its listener is not called for them any more.
   void forget_asks(int client) {
     for (std::size_t l = 0; l < clients_[client].asks.size(); ++l) {
       std::lock_guard const lock(mutex(l));
@@ -348,7 +351,7 @@ class ServerInProcess {
     layers_.try_to_keep(l);
     answer(l);
   }
-  /// Tells workers of what they have asked for.
+  /// Notifies workers of the weights that they have asked for and that are ready.
   void answer(std::size_t l) {
     ParameterStore const& layer = layers_[l];
     for (int n = 0; n < clients_.size(); ++n) {
@@ -367,11 +370,11 @@ class ServerInProcess {
   ServerOptions options_;
   Clients clients_;
   std::mutex joining_;
-  std::unique_ptr<LateAnswers> late_;  // null: no layer is ever late
+  std::unique_ptr<LateAnswers> late_;  // null: the model has no late layers
   ServerLayers layers_;
 };
 
-/// As ParameterServer::log and missed.
+/// See ParameterServer::log and missed.
 [[nodiscard]] inline std::vector<ServerEvent> log_of(ServerInProcess& server, std::size_t l) {
   if (!server.layers().logs())
     raise(Errc::bad_configuration,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The layers that a parameter server has, and what the workers have agreed on that train
-///         them.
+/// @file   The layers that a parameter server keeps, and the rules on which its workers have
+///         agreed.
 
 #include <algorithm>
 #include <cstddef>
@@ -30,16 +30,17 @@ namespace stagger::collective::detail {
 using stagger::detail::LayerParameters;
 using stagger::detail::ParameterStore;
 
-/// Layers are dealt out to shards, and each shard has a lock, which who uses a layer holds. Where
-/// there is a folder for them, they go on from what is there.
+/// Layers are distributed over shards. Each shard has a lock, which the caller must hold while it
+/// uses a layer. If a folder is given, layers continue from the state in it.
 class ServerLayers {
  public:
   /// @param shards   >= 1
   /// @param weights  [workers]
-  /// @param log      whether they remember what happened
-  /// @param goes_on  without workers that fail
+  /// @param log      whether layers record their history
+  /// @param goes_on  whether the other workers go on without one that fails
   /// @param folder   empty: none
   /// @throws Error   mismatch for a folder with another run, bad_data for one that is damaged, io
+  ///                 if it cannot be used
   ServerLayers(int shards, List<double> weights, bool log, bool goes_on, std::string const& folder)
       : shards_(shards) {
     store_rules_.log = log;
@@ -52,14 +53,14 @@ class ServerLayers {
     if (folder_->holds_run()) restore();
   }
 
-  /// 0 until a worker has joined.
+  /// Number of layers; 0 until a worker has joined.
   [[nodiscard]] std::size_t size() const noexcept { return layers_.size(); }
   [[nodiscard]] std::mutex& mutex(std::size_t l) { return shards_[l % shards_.size()]; }
   [[nodiscard]] ParameterStore& operator[](std::size_t l) { return *layers_[l]; }
   [[nodiscard]] ParameterStore const& operator[](std::size_t l) const { return *layers_[l]; }
 
-  /// Of the worker that joins first.
-  /// @param added  sees each round of gradients, or null
+  /// Takes over the layers and rules of the worker that joins first.
+  /// @param added  notified of each round of gradients, or null
   [[gnu::cold]] void take_over(std::span<LayerParameters const> layers, WorkerRules const& rules,
                                stagger::detail::AddedRounds* added) {
     rules_ = rules;
@@ -79,13 +80,13 @@ class ServerLayers {
       record_.layers = layers.size();
       record_.optimizer = optimizer_fact(rules.optimizer).value;
       for (std::size_t l = 0; l < layers.size(); ++l) folder_->write(l, record_.run, *stores[l]);
-      folder_->write(record_);  // from now on there is a run
+      folder_->write(record_);  // from now on the folder holds a run
     }
     layers_ = std::move(stores);
   }
-  /// With a further worker.
-  /// @param digests  [layers] of its first values
-  /// @return         whether it is the first one since they came from a folder
+  /// Compares the layers of a further worker with these.
+  /// @param digests  [layers] digests of its first values
+  /// @return         whether it is the first worker since the layers were read from a folder
   /// @throws Error   mismatch, naming what differs
   [[gnu::cold]] bool compare(int worker, std::span<LayerParameters const> layers,
                              List<std::uint64_t> const& digests, WorkerRules const& rules) {
@@ -108,7 +109,8 @@ class ServerLayers {
     finish_failures();
     return true;
   }
-  /// Makes room for what waits. @param ahead  pushes that a worker may have made beyond the slowest
+  /// Makes room for waiting pushes.
+  /// @param ahead  how many pushes a worker may be ahead of the slowest
   [[gnu::cold]] void reserve(std::size_t ahead) {
     for (std::size_t l = 0; l < size(); ++l) {
       std::lock_guard const lock(mutex(l));
@@ -116,7 +118,7 @@ class ServerLayers {
     }
   }
   /// A worker begins a stream, in all layers.
-  /// @throws Error  bad_configuration while others go on with the one that it has ended
+  /// @throws Error  bad_configuration while others are still in the stream that it has ended
   void enter(int worker) {
     for (std::size_t l = 0; l < size(); ++l) {
       std::lock_guard const lock(mutex(l));
@@ -129,15 +131,16 @@ class ServerLayers {
     }
     if (gone) come_back(worker);
   }
-  /// Likewise in a layer that the process runs which calls. @pre its lock is held
+  /// Likewise in one layer, which the calling process runs. @pre its lock is held
   void enter(std::size_t l, int worker) {
     require_over(l, worker);
     layers_[l]->enter(worker);
   }
   [[nodiscard]] staleness::Adds adds() const noexcept { return rules_.adds; }
 
-  /// The slowest other worker in the layers that a worker waits for, in words; empty: there is none.
-  /// @param asks  [layers] of the worker
+  /// The slowest other worker in the layers that a worker waits for, as text; empty if there is
+  /// none.
+  /// @param asks  [layers] what the worker has asked for
   [[nodiscard]] std::string slowest_but(int worker, List<Ask> const& asks) {
     int slowest = -1;
     std::uint32_t least = 0;
@@ -164,27 +167,27 @@ class ServerLayers {
     return read(layers_[l]->history());
   }
 
-  /// By which workers tell this run from another.
+  /// A random number that identifies this run.
   [[nodiscard]] std::uint64_t run() const noexcept { return record_.run; }
   [[nodiscard]] bool logs() const noexcept { return store_rules_.log; }
   [[nodiscard]] bool durable() const noexcept { return folder_ != nullptr; }
-  /// Whether no worker has joined since they came from a folder.
+  /// Whether the layers were read from a folder and no worker has joined since.
   [[nodiscard]] bool restored() const noexcept { return restored_; }
-  /// What a layer has now goes to the disk, if there is a folder. @pre its lock is held
+  /// Writes the state of a layer to the folder, if there is one. @pre its lock is held
   /// @throws Error  io
   void keep(std::size_t l) {
     if (folder_ != nullptr) folder_->write(l, record_.run, *layers_[l]);
   }
-  /// Likewise; an error is told to the worker that pushes next.
+  /// Likewise; an error is reported to the worker that pushes next.
   void try_to_keep(std::size_t l) noexcept {
     try {
       keep(l);
     } catch (...) {  // the folder remembers it
     }
   }
-  /// Streams of a worker that have ended by a failure, its own or another's.
+  /// How many streams of a worker have ended by a failure, its own or another's.
   [[nodiscard]] std::uint32_t failures(int worker) const { return record_.failures[worker]; }
-  /// A worker fails: it, or all, are about to end their streams.
+  /// Called when a worker fails, before its stream, or that of every worker, is ended.
   void begin_failure(int worker) noexcept {
     for (std::size_t n = 0; n < record_.failures.size(); ++n)
       if (!record_.goes_on || static_cast<int>(n) == worker) ++record_.failures[n];
@@ -193,13 +196,14 @@ class ServerLayers {
     } catch (...) {  // the folder remembers it
     }
   }
-  /// Whether a worker has pushed in a stream that it has not ended.
+  /// Whether a worker has pushed in its current stream.
   [[nodiscard]] bool midst(int worker) const {
     bool any = false;
     for (auto const& layer : layers_) any = any || layer->worker(worker).midst(layer->streams());
     return any;
   }
-  /// Ends the streams in a layer of a worker that has failed, or of all. @pre its lock is held
+  /// In one layer, ends the stream of a worker that has failed, or of all workers. @pre its lock is
+  /// held
   void fail(std::size_t l, int worker) noexcept {
     record_.goes_on ? layers_[l]->leave(worker) : layers_[l]->give_up();
     for (int n = 0; n < workers(); ++n)
@@ -214,8 +218,8 @@ class ServerLayers {
             " has ended its steps, and others go on with theirs; let it begin again when all have "
             "ended");
   }
-  /// A worker that was gone is waited for again, in all layers at once.
-  /// @throws Error  bad_configuration while the streams of the others have ended in some layers only
+  /// Lets the others wait again for a worker that had left, in all layers at once.
+  /// @throws Error  bad_configuration if the streams of the others have ended in some layers only
   [[gnu::cold]] void come_back(int worker) {
     FixedArray<std::unique_lock<std::mutex>> locks(shards_.size());
     for (std::size_t s = 0; s < shards_.size(); ++s) locks[s] = std::unique_lock(shards_[s]);
@@ -261,7 +265,7 @@ class ServerLayers {
     layers_ = std::move(stores);
     restored_ = true;
   }
-  /// In layers that a server did not come to before it was killed.
+  /// Ends streams in the layers that a killed server had not reached.
   [[gnu::cold]] void finish_failures() {
     for (std::size_t l = 0; l < size(); ++l)
       for (int n = 0; n < workers(); ++n)
@@ -272,7 +276,7 @@ class ServerLayers {
   WorkerRules rules_;
   stagger::detail::StoreRules store_rules_;
   FixedArray<std::unique_ptr<ParameterStore>> layers_;
-  std::unique_ptr<DurableFolder> folder_;  // null: they are in memory alone
+  std::unique_ptr<DurableFolder> folder_;  // null: layers are kept in memory only
   ServerRecord record_;
   bool restored_ = false;
 };

@@ -22,17 +22,17 @@ namespace stagger::collective::detail {
 
 /// What a server knows of workers in other processes before they join.
 struct RemoteRules {
-  /// With it the server takes steps, since no code comes over a connection.
+  /// The optimizer of the server's program, since no code comes over a connection.
   stagger::detail::OptimizerCall optimizer{};
-  std::shared_ptr<void const> kept{};  ///< what it points into
-  std::uint64_t model_bytes = 0;       ///< of the values of all layers, at most
-  /// Likewise chooses late layers; null: none is.
+  std::shared_ptr<void const> kept{};  ///< what `optimizer` points into
+  std::uint64_t model_bytes = 0;       ///< most bytes that the values of all layers may have
+  /// The server's functions for choosing late layers; null: no layer is late.
   stagger::detail::LateCalls const* late = nullptr;
   void const* late_policy = nullptr;
 };
 
-/// @param of    what erases the type of an optimizer
-/// @param late  of the staleness model, or null
+/// @param of    the optimizer's functions, its type erased
+/// @param late  the staleness model's functions for late layers, or null
 template <class O, class S>
 [[nodiscard]] [[gnu::cold]] RemoteRules remote_rules(O const& optimizer, S const& model,
                                                      stagger::detail::OptimizerCall (*of)(O const&),
@@ -46,15 +46,16 @@ template <class O, class S>
       .optimizer = of(kept->optimizer), .kept = kept, .late = late, .late_policy = &kept->model};
 }
 
-/// Its request, then the first values of its layers where the server wants them.
+/// Receives a worker's request to join, then the first values of its layers if the server wants
+/// them.
 class JoiningWorker {
  public:
-  /// Whether it has said who it is, and the values are to come.
+  /// Whether the request has been read; only first values may still be missing.
   [[nodiscard]] bool identified() const noexcept { return identified_; }
   [[nodiscard]] JoinRequest const& request() const noexcept { return request_; }
 
   /// Where the payload of a message goes.
-  /// @throws Error  bad_data for one that comes before or after its time
+  /// @throws Error  bad_data for a message that does not belong here in this phase
   [[nodiscard]] std::span<std::byte> payload_buffer(Message const& message) {
     if (message.kind != (identified_ ? MessageKind::values : MessageKind::join))
       refuse_message(message, "comes before or after its time");
@@ -70,8 +71,8 @@ class JoiningWorker {
   }
 
   /// The request has arrived.
-  /// @param most_bytes  of the values of all layers
-  /// @throws Error      bad_data for what no worker sends, or a model that is larger
+  /// @param most_bytes  most bytes that the values of all layers may have
+  /// @throws Error      bad_data for a request that no worker sends, or a model that is larger
   void identify(std::uint64_t most_bytes) {
     request_.read({bytes_.data(), bytes_.size()}, most_bytes);
     bytes_ = {};
@@ -81,10 +82,11 @@ class JoiningWorker {
   void hold_values() {
     for (LayerParameters& layer : request_.layers) layer.hold();
   }
-  /// Those of one layer have arrived. @return whether all are here
+  /// Notes that the first values of one more layer have arrived.
+  /// @return whether those of all layers have
   [[nodiscard]] bool add_values() noexcept { return ++layers_here_ == request_.layers.size(); }
 
-  /// @throws Error  mismatch where the server takes steps, with another optimizer than the worker's, or
+  /// @throws Error  mismatch if the server takes steps with another optimizer than the worker's, or
   ///                chooses late layers by another staleness model
   [[gnu::cold]] [[nodiscard]] WorkerRules rules(RemoteRules const& server) const {
     WorkerRules rules{.push_minibatches = request_.push_minibatches,
@@ -108,7 +110,7 @@ class JoiningWorker {
       Fact const own = optimizer_fact(server.optimizer);
       require_same_fact(request_.worker, {own.name, request_.optimizer},
                         "those who started the server", own);
-    } else {  // it is the workers who take steps
+    } else {  // the workers take the optimizer steps
       auto const words = std::make_shared<std::string const>(request_.optimizer);
       rules.kept = words;
       rules.optimizer = {.optimizer = words.get(), .words = [](void const* of) {
@@ -124,7 +126,7 @@ class JoiningWorker {
 
   bool identified_ = false;
   std::size_t layers_here_ = 0;  // whose first values have arrived
-  List<std::byte> bytes_;        // of the request, until it has been read
+  List<std::byte> bytes_;        // the request, until it has been read
   JoinRequest request_;
 };
 

@@ -19,17 +19,19 @@ namespace stagger::collective::detail {
 
 using stagger::detail::ByteRange;
 
-/// Three blocks: the push that the server has not acknowledged yet, the values that are in use, and
-/// those that are on their way. So a push returns while its bytes travel, and waits only for the one
-/// before it; and an answer is told of when its values are here.
+/// It has three blocks: the push that the server has not acknowledged yet, the values in use, and
+/// the values on their way. So a push returns while its bytes travel and waits only for the push
+/// before it, and an answer is reported when all of its values have arrived.
 ///
-/// All but the blocks is guarded by the lock of the session. The worker touches the first block while
-/// there is no unacknowledged push, and the second; the transport reads the first and fills the third.
+/// The session's lock guards everything but the blocks. The worker writes the first block while
+/// there is no unacknowledged push, and uses the second; the transport reads the first and fills
+/// the third.
 class RemoteLayer {
  public:
   using VersionTag = stagger::detail::VersionTag;
 
-  /// @param first  values, which the server may want of the worker that joins first
+  /// @param first  values before the first step, which the server may request from the worker that
+  ///               joins first
   void make(std::span<std::byte const> first) {
     for (stagger::detail::ParameterBlock* const block : {&pushed_, &used_, &coming_})
       block->make(nullptr, first.size());
@@ -37,14 +39,14 @@ class RemoteLayer {
   }
   [[nodiscard]] std::size_t bytes() const noexcept { return pushed_.size(); }
 
-  // What the worker does.
+  // Called by the worker.
 
   [[nodiscard]] bool acknowledged() const noexcept { return !unacknowledged_; }
   /// @pre acknowledged(); the lock need not be held
   void write_push(std::byte const* values, ByteRange part = {}) noexcept {
     copy(pushed_.data(), values, part);
   }
-  /// @return  the message of the push, or the part of it, that has been written, without its layer
+  /// @return  the message for the push, or part of one, that was written last; without its layer
   Message push(MessageKind kind, ByteRange part = {}) noexcept {
     std::uint64_t const bytes = std::min(part.last, this->bytes()) - part.first;
     if (kind == MessageKind::push_rest)
@@ -58,8 +60,8 @@ class RemoteLayer {
     coming_contains_ = {};
     take_over();
   }
-  /// @param rounds  or all_rounds
-  /// @return        the message that asks for them, without its layer
+  /// @param rounds  what the snapshot must contain, or all_rounds
+  /// @return        the message that asks for the snapshot, without its layer
   Message ask(MessageKind kind, std::uint32_t rounds, ByteRange part = {}) noexcept {
     state_ = State::asked;
     rounds_ = rounds;
@@ -71,27 +73,28 @@ class RemoteLayer {
                    .rounds = rounds == stagger::detail::all_rounds ? 0 : rounds,
                    .number = late};
   }
-  /// Puts values that have arrived to use. @param exact  only where they have precisely `rounds`
+  /// Puts values that have arrived to use.
+  /// @param exact  only if they contain precisely `rounds`
   void take(std::uint32_t rounds, bool exact) noexcept {
     if (state_ == State::arrived && (!exact || rounds >= rounds_)) take_over();
   }
   void take_last() noexcept { take_over(); }
-  /// Those of a part have arrived, and are not kept. @pre ask() of that part
+  /// Notes that the values of a part have arrived; they are not kept. @pre ask() for that part
   void take_part() noexcept { state_ = State::idle; }
-  /// Likewise; the lock need not be held.
+  /// Copies the part that has arrived; the lock need not be held.
   void copy_part_to(std::byte* values, ByteRange part) const noexcept {
     copy(values, coming_.data(), part);
   }
-  /// Those in use; the lock need not be held.
+  /// Copies the values in use; the lock need not be held.
   void copy_to(std::byte* values) const noexcept { copy(values, used_.data()); }
-  /// What they contain.
+  /// What the values in use contain.
   [[nodiscard]] VersionTag contains() const noexcept { return contains_; }
 
-  // What messages of the server do.
+  // Called for messages of the server.
 
-  /// Where the values of an answer go.
-  /// @param of_stream  it is of the stream that goes on; else nobody looks at it
-  /// @throws Error     bad_data for one of another length, or that was not asked for
+  /// The memory into which the values of an answer are received.
+  /// @param of_stream  whether it belongs to the current stream; otherwise its values are not used
+  /// @throws Error     bad_data for an answer of another length, or that was not requested
   [[nodiscard]] std::span<std::byte> payload_buffer(Message const& message, bool of_stream) {
     bool const answers = message.kind != MessageKind::newest;
     bool const last = message.kind == MessageKind::last_answer;
@@ -103,7 +106,7 @@ class RemoteLayer {
     if (!reading() && !asked) refuse_message(message, "was not asked for");
     return coming_.span().subspan(part.first, part.size());
   }
-  /// @param pushes  of this worker, so far
+  /// @param pushes  that this worker has made so far
   void newest(std::uint64_t pushes) noexcept {
     state_ = State::idle;
     pushes_ = pushes;
@@ -115,20 +118,20 @@ class RemoteLayer {
   }
   /// @return whether it is still waited for
   bool arrive(Message const& message) noexcept {
-    if (state_ != State::asked) return false;  // of a stream that has ended
+    if (state_ != State::asked) return false;  // it belongs to a stream that has ended
     state_ = State::arrived;
     coming_contains_ = VersionTag::of(message.number);
     return true;
   }
-  /// Says again over another connection what the server may not have heard.
+  /// Repeats over another connection what the server may not have received.
   /// @param say     (message without its layer)
-  /// @param stream  whether the stream goes on
+  /// @param stream  whether the worker's stream is still running
   template <class Say> void repeat(Say say, bool stream) const {
     if (reading()) say(Message{.kind = MessageKind::read});
     if (stream && unacknowledged_) say(push_);
     if (stream && state_ == State::asked) say(ask_);
   }
-  /// Of a push or a part of it, or the first values.
+  /// The payload of a push, of a part of one, or of the first values.
   [[nodiscard]] std::span<std::byte const> payload(Message const& message) noexcept {
     return message.kind == MessageKind::push_rest ? pushed_.span().last(message.bytes)
                                                   : pushed_.span().first(message.bytes);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The stream of a worker whose parameter server is in another process: what it sends of its
-///         layers, and what it is told of them.
+/// @file   The stream of a worker whose parameter server is in another process: what the worker
+///         sends about its layers, and what it receives.
 
 #include <bit>
 #include <cstddef>
@@ -28,7 +28,7 @@ class RemoteStream {
   explicit RemoteStream(std::unique_ptr<Connector> connector) : session_(std::move(connector)) {}
   ~RemoteStream() = default;
 
-  /// @param message  but for layer and stream
+  /// @param message  complete except for layer and stream
   [[nodiscard]] Message of(std::size_t l, Message message) const noexcept {
     message.layer = static_cast<std::uint32_t>(l);
     message.stream = stream_.number();
@@ -39,7 +39,7 @@ class RemoteStream {
     if (stream_.lost()) std::rethrow_exception(stream_.lost());
   }
 
-  // What the worker does.
+  // Called by the worker.
 
   void fetch(std::size_t l, std::byte* values) {
     auto lock = session_.lock();
@@ -52,7 +52,7 @@ class RemoteStream {
     layer.take_read();
     layer.copy_to(values);
   }
-  /// Waits until the push before has been acknowledged.
+  /// Waits until the previous push has been acknowledged.
   void send_push(MessageKind kind, std::size_t l, std::byte const* values, ByteRange part) {
     RemoteLayer& layer = layers_[l];
     auto lock = session_.lock();
@@ -75,7 +75,8 @@ class RemoteStream {
     require_stream();
     session_.send(lock, of(0, message));
   }
-  /// Over another connection: the stream goes on, or has ended. The lock is held.
+  /// Tells the server over a new connection that the stream goes on, or has ended. The lock is
+  /// held.
   void go_on() {
     stream_.resume([this](Message const& message) { session_.send(message); });
     for (std::size_t l = 0; l < layers_.size(); ++l)
@@ -83,13 +84,13 @@ class RemoteStream {
                         stream_.running());
   }
 
-  // What messages of the server do; the lock is held.
+  // Called for messages of the server; the lock is held.
 
   [[nodiscard]] RemoteLayer& layer_of(Message const& message) {
     if (message.layer >= layers_.size()) refuse_message(message, "names no layer");
     return layers_[message.layer];
   }
-  /// Where the payload of `choice` or `scores` goes.
+  /// The memory into which the payload of `choice` or `scores` is received.
   [[nodiscard]] std::span<std::byte> choice_buffer(Message const& message) {
     if (message.bytes != (message.kind == MessageKind::choice ? (layers_.size() + 7) / 8
                                                               : layers_.size() * sizeof(double)))
@@ -116,7 +117,7 @@ class RemoteStream {
   }
 
   FixedArray<RemoteLayer> layers_;
-  mutable ServerSession session_;  // whose lock guards all below, and of layers what they say
+  mutable ServerSession session_;  // its lock guards the members below
   ParameterListener* listener_ = nullptr;
   std::vector<double> scores_;  // [layers] or which of them are late, if any may be
   StreamProgress stream_;

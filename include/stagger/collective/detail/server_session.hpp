@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A worker's session with a parameter server in another process: connections, one after the
-///         other, with one run of the server.
+/// @file   A worker's session with a parameter server in another process: one connection after
+///         another, with one run of the server.
 
 #include <condition_variable>
 #include <cstddef>
@@ -18,21 +18,21 @@
 
 namespace stagger::collective::detail {
 
-/// Whether that is an error with Errc::io.
+/// Whether the exception is an Error with Errc::io.
 [[nodiscard]] [[gnu::cold]] inline bool is_io(std::exception_ptr const& why) noexcept {
   try {
     if (why) std::rethrow_exception(why);
   } catch (Error const& error) {
     return error.code() == Errc::io;
-  } catch (...) {  // what it is does not matter
+  } catch (...) {  // any other kind of exception
   }
   return false;
 }
 
-/// What waits to be sent, and whether the connection still stands. Its lock is held in all calls but
-/// `connect`, `connected`, `leave` and those that the connector answers.
+/// The queue of messages to send, and the state of the connection. The caller holds the lock in all
+/// calls but `connect`, `connected`, `leave` and those that are passed on to the connector.
 ///
-/// Where the server goes on with streams over another connection, a thread makes that.
+/// If the server goes on with streams over another connection, a thread of this class makes it.
 class ServerSession {
  public:
   using Lock = std::unique_lock<std::mutex>;
@@ -45,15 +45,15 @@ class ServerSession {
     return text("the parameter server at ", connector_->name());
   }
 
-  /// Connects anew and waits until the server has let the worker in; also for a server that does not
-  /// run yet, or has no room for a moment.
+  /// Connects and waits until the server has let the worker in. It keeps trying while the server
+  /// does not run yet, or has no room.
   /// @param join   the first message
-  /// @param count  messages for which there is room
-  /// @throws Error  io without a server, deadline without its answer, or what has ended the session
+  /// @param count  how many messages the queue has room for
+  /// @throws Error  io without a server, deadline without its answer, or what ended the session
   [[gnu::cold]] void connect(MessageEnd& end, Message const& join, std::size_t count) {
     {
       Lock held = lock();
-      changed_.wait(held, [this] { return !busy_; });  // which ends where the session has failed
+      changed_.wait(held, [this] { return !busy_; });  // the thread ends if the session has failed
       broken_ = mending_ = false;
       failure_ = nullptr;
       end_ = &end;
@@ -72,7 +72,7 @@ class ServerSession {
     Lock const held = lock();
     return transport_ != nullptr || mender_.joinable();
   }
-  /// After this the transport tells nothing any more.
+  /// Closes the connection; the transport calls nothing after this.
   void leave() noexcept {
     {
       Lock const held = lock();
@@ -83,9 +83,9 @@ class ServerSession {
     hang_up();
   }
 
-  /// The connection is lost: makes another, over which everything must be said again. What is offered
-  /// meanwhile is dropped.
-  /// @return whether the server would go on over it
+  /// Called when the connection is lost: makes another one, over which the state must be sent
+  /// again. Messages that are offered meanwhile are dropped.
+  /// @return whether the server can go on over another connection
   bool mend(std::exception_ptr const& why) noexcept {
     if (!resumes_ || !joined_ || failure_ || leaving_ || !is_io(why)) return false;
     try {
@@ -101,8 +101,8 @@ class ServerSession {
   [[nodiscard]] bool mending() const noexcept { return mending_; }
 
   /// The server has let the worker in.
-  /// @param resumes  whether it goes on with streams over another connection
-  /// @return         whether it is the one that did so before
+  /// @param resumes  whether the server goes on with streams over another connection
+  /// @return         whether it is the same run of the server as before
   bool join(std::uint64_t run, bool resumes) noexcept {
     if (run_ != 0 && run_ != run) return false;
     run_ = run;
@@ -137,11 +137,11 @@ class ServerSession {
   void send(Message const& message) {
     if (!offer(message)) disconnect("takes no messages");
   }
-  /// Likewise, and lets go of the lock: what is small leaves before this returns, if it can, which
-  /// spares it a way through another thread.
+  /// Likewise, and unlocks. A small message is sent on the calling thread if possible, which saves
+  /// a switch to the transport's thread.
   void send(Lock& lock, Message const& message) {
     if (!mending_ && !queue_.push(message)) disconnect("takes no messages");
-    auto const transport = transport_;  // another one may take its place when the lock is gone
+    auto const transport = transport_;  // once unlocked, another transport may take its place
     lock.unlock();
     if (transport != nullptr)
       message.bytes <= small_bytes ? transport->wake_and_send() : transport->wake();
@@ -153,14 +153,14 @@ class ServerSession {
     return true;
   }
 
-  /// @throws Error  why the session has ended, or deadline
-  /// @param what    the server should have done
+  /// @throws Error  the error that has ended the session, or deadline
+  /// @param what    what the server should have done, in words
   template <class Until> void wait(Lock& lock, char const* what, Until until) {
     if (wait_for(lock, deadline_s(), until)) return;
     require_alive();
     disconnect(text("has not ", what, " for ", deadline_s(), " s"));
   }
-  /// @return whether `until` came true in that time
+  /// @return whether `until` became true in that time
   template <class Until> bool wait_for(Lock& lock, double most_s, Until until) {
     double const limit_s = connector_->now_s() + most_s;
     for (double left_s = most_s; !until() && !failure_ && left_s > 0;
@@ -168,14 +168,14 @@ class ServerSession {
       connector_->wait(lock, changed_, left_s);
     return until();
   }
-  /// What somebody waits for may have come true. Lets go of the lock, for which who wakes would
-  /// have to wait.
+  /// Wakes the waiting threads, whose conditions may hold now. Unlocks first, so that they need not
+  /// wait for the lock.
   void notify(Lock& lock) noexcept {
     lock.unlock();
     changed_.notify_all();
   }
 
-  /// Nothing more comes. @return whether that is news
+  /// Ends the session with an error. @return whether it had not ended before
   bool fail(std::exception_ptr why) noexcept {
     bool const first = !failure_ && !connecting_;
     if (first)
@@ -193,7 +193,7 @@ class ServerSession {
  private:
   static constexpr std::size_t small_bytes = std::size_t{1} << 14U;
 
-  /// Tries until the server lets the worker in, or the deadline has passed.
+  /// Keeps trying until the server lets the worker in, or the deadline has passed.
   [[gnu::cold]] void connect() {
     double const begun_s = connector_->now_s();
     for (;;) {
@@ -268,14 +268,14 @@ class ServerSession {
   std::condition_variable changed_;
   MessageQueue queue_;
   std::exception_ptr failure_;
-  std::exception_ptr refusal_;  // of the connection that is being made
-  std::uint64_t run_ = 0;       // of the server; 0: none has let the worker in
-  bool resumes_ = false;        // the server
-  bool joined_ = false;         // over this connection
+  std::exception_ptr refusal_;  // why the connection that is being made was refused
+  std::uint64_t run_ = 0;       // of the server; 0: none has let the worker in yet
+  bool resumes_ = false;        // the server goes on with streams over another connection
+  bool joined_ = false;         // the worker has been let in over this connection
   bool connecting_ = false;
   bool mending_ = false;
-  bool broken_ = false;  // for the thread that mends
-  bool busy_ = false;    // that thread
+  bool broken_ = false;  // the connection is lost, and the thread is to make another
+  bool busy_ = false;    // the thread is making a connection
   bool leaving_ = false;
   MessageEnd* end_ = nullptr;
   Message join_;

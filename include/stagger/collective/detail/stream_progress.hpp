@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   How far a worker is with its streams, as a parameter server in another process knows it.
+/// @file   The progress of a worker's streams, as a parameter server in another process knows it.
 
 #include <cstdint>
 #include <exception>
@@ -10,7 +10,8 @@
 
 namespace stagger::collective::detail {
 
-/// Which stream it is, whether it goes on, and what it takes to go on over another connection.
+/// The number of the stream, whether it is running, and what is needed to resume it over another
+/// connection.
 class StreamProgress {
  public:
   [[nodiscard]] std::uint32_t number() const noexcept { return number_; }
@@ -26,7 +27,7 @@ class StreamProgress {
     lost_ = nullptr;
     return {.kind = MessageKind::begin, .stream = ++number_};
   }
-  /// @return whether it was running
+  /// @return whether the stream was running
   bool end(bool failed) noexcept {
     if (!std::exchange(running_, false)) return false;
     ended_by_ = failed ? MessageKind::fail : MessageKind::end;
@@ -35,16 +36,17 @@ class StreamProgress {
   [[nodiscard]] Message end_message() const noexcept {
     return {.kind = ended_by_, .stream = number_};
   }
-  /// Before the worker's first one.
+  /// Returns to the state before the worker's first stream.
   void forget() noexcept { *this = {}; }
   void lose(std::exception_ptr why) noexcept { lost_ = std::move(why); }
-  /// The newest values have come.
+  /// Notes that the newest values have arrived.
   void newest(Message const& message) noexcept {
     if (!running_) return;
     answered_ = true;
     failures_ = message.rounds;
   }
-  /// Says over another connection how it stands. @param say  (message)
+  /// Sends the state over another connection.
+  /// @param say  (message)
   template <class Say> void resume(Say say) const {
     if (answered_)
       say(Message{.kind = MessageKind::resume, .stream = number_, .rounds = failures_});
@@ -56,10 +58,10 @@ class StreamProgress {
  private:
   std::uint32_t number_ = 0;  // counted from 1
   bool running_ = false;
-  bool answered_ = false;                     // by the server
-  std::uint32_t failures_ = 0;                // of streams before it, as the server says
-  MessageKind ended_by_ = MessageKind::fail;  // where it has
-  std::exception_ptr lost_;                   // another worker has failed
+  bool answered_ = false;                     // the server has answered `begin`
+  std::uint32_t failures_ = 0;                // earlier streams that the server counts as failed
+  MessageKind ended_by_ = MessageKind::fail;  // how it ended, if it has
+  std::exception_ptr lost_;                   // set if another worker has failed
 };
 
 }  // namespace stagger::collective::detail

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What a parameter server has to say to a worker in another process.
+/// @file   The messages that a parameter server sends to a worker in another process.
 
 #include <algorithm>
 #include <bit>
@@ -20,20 +20,20 @@
 
 namespace stagger::collective::detail {
 
-/// Messages that wait to be sent, and the words of those that have some. Any thread adds to it; one
-/// takes from it. It hears what the server tells the worker.
+/// A queue of messages to send, with the text of those that have one. Any thread may add messages;
+/// one thread takes them. It is the listener that the server notifies for the worker.
 class WorkerOutbox final : public stagger::detail::ParameterListener {
  public:
-  /// @param count  messages for which there is room
+  /// @param count  how many messages there is room for
   explicit WorkerOutbox(std::size_t count) { queue_.reset(count); }
-  /// Likewise, of a worker that is about to join.
-  /// @param choice_bytes  of what it is told of late layers
+  /// Prepares for a worker that is about to join.
+  /// @param choice_bytes  size of a message about late layers
   void reset(int worker, std::size_t count, std::size_t choice_bytes) {
     worker_ = worker;
     queue_.reset(count);
     choice_.resize(choice_bytes);
   }
-  /// Once, before anything else.
+  /// Sets the transport; called once, before anything else.
   void carried_by(Transport& transport) noexcept { transport_ = &transport; }
 
   void say(Message const& message) noexcept {
@@ -45,7 +45,7 @@ class WorkerOutbox final : public stagger::detail::ParameterListener {
     waits_for_ = std::move(words);
     put({.kind = MessageKind::waits});
   }
-  /// Answers of the stream before are of no use any more. Acknowledgements stay.
+  /// Drops the answers of the previous stream. Acknowledgements stay.
   void begin(std::uint32_t stream) noexcept {
     std::lock_guard const lock(mutex_);
     stream_ = stream;
@@ -90,7 +90,7 @@ class WorkerOutbox final : public stagger::detail::ParameterListener {
 
   /// The next message. @param words  its own, or other bytes, until the next call
   /// @return        whether there is one
-  /// @throws Error  bad_data where there was no room for all
+  /// @throws Error  bad_data if there was no room for a message
   bool next(Message& message, std::span<std::byte const>& words) {
     std::lock_guard const lock(mutex_);
     if (flooded_)
@@ -104,7 +104,7 @@ class WorkerOutbox final : public stagger::detail::ParameterListener {
     bool const chooses = message.kind == MessageKind::choice || message.kind == MessageKind::scores;
     words = {};
     if (speaks) words = std::as_bytes(std::span(said_));
-    if (chooses) words = {choice_.data(), choice_.size()};  // until the worker asks for another
+    if (chooses) words = {choice_.data(), choice_.size()};  // until the worker asks again
     return true;
   }
 
@@ -128,11 +128,11 @@ class WorkerOutbox final : public stagger::detail::ParameterListener {
 
   Transport* transport_ = nullptr;
   int worker_ = 0;
-  std::string said_;  // words that are being sent
-  std::mutex mutex_;  // of all below
+  std::string said_;  // the text that is being sent
+  std::mutex mutex_;  // guards all members below
   MessageQueue queue_;
   std::string waits_for_, lost_;
-  List<std::byte> choice_;  // of late layers, or scores for it
+  List<std::byte> choice_;  // which layers are late, or the scores for choosing them
   std::uint32_t stream_ = 0;
   bool flooded_ = false;
 };

@@ -13,8 +13,8 @@
 
 namespace stagger::collective::grouping {
 
-/// Going down, a message is closed as soon as it holds `bytes`; the last one may hold less. Cheap,
-/// since it looks at no times.
+/// From the last layer down, a message is closed as soon as it holds `bytes`; the last message may
+/// hold less. Nothing needs to be measured.
 struct Bucket {
   using policy_tag = GroupingTag;
   static constexpr bool uses_times = false;

@@ -2,8 +2,8 @@
 #pragma once
 /// @file   The published rule of MG-WFBP.
 /// @source S. Shi, X. Chu, B. Li, "MG-WFBP: Efficient Data Communication for Distributed
-///         Synchronous SGD", INFOCOM 2019, algorithm 1. Two things are set right: the ready time of
-///         layer 1, which the printed loop leaves unset, and the running time, which is O(layers).
+///         Synchronous SGD", INFOCOM 2019, algorithm 1. Two corrections: the ready time of layer 1,
+///         which the printed loop leaves unset, is set, and the running time is O(layers).
 
 #include <algorithm>
 #include <cstddef>
@@ -13,12 +13,12 @@
 
 namespace stagger::collective::grouping {
 
-/// Going down, a layer joins the next lower one if that one is ready less than a start-up after
-/// this layer's message could begin.
+/// From the last layer down, a layer joins the next lower one if that one is ready less than one
+/// start-up time after this layer's message could begin.
 ///
-/// Never worse than Layerwise or Single. Not optimal, although the paper's theorem 1 says so: it
-/// minimises the end of the next layer alone. Where every layer's backward time is below the
-/// start-up it merges everything. Use Optimal; this is here for comparison.
+/// It is never worse than Layerwise or Single. It is not optimal, although the paper's theorem 1
+/// says so: it minimises only the end of the next layer. If every layer's backward takes less than
+/// the start-up, it merges everything. Use Optimal; this policy is here for comparison.
 struct Greedy {
   using policy_tag = GroupingTag;
 
@@ -27,7 +27,7 @@ struct Greedy {
     auto const layers = detail::learnable(backward, cost);
     std::vector<std::size_t> ends;
     if (layers.size() == 0) return detail::spread(layers, ends);
-    double start = layers.ready_s[0];  // of the message being built
+    double start = layers.ready_s[0];  // start of the message that is being built
     std::uint64_t bytes = layers.bytes[0];
     for (std::size_t i = 0; i + 1 < layers.size(); ++i) {
       double const next = layers.ready_s[i + 1];

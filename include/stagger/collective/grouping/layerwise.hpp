@@ -10,8 +10,8 @@
 
 namespace stagger::collective::grouping {
 
-/// Wait-free backpropagation: each gradient is sent as soon as it is there. Pays the start-up once
-/// per layer; best where the start-up is small beside a layer's backward time.
+/// Wait-free backpropagation: each gradient is sent as soon as it is there. It pays the start-up
+/// once per layer, so it is best if the start-up is small compared with a layer's backward time.
 struct Layerwise {
   using policy_tag = GroupingTag;
   static constexpr bool uses_times = false;

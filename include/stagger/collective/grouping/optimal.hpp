@@ -11,12 +11,13 @@
 
 namespace stagger::collective::grouping {
 
-/// Exact, by dynamic programming over the layer that ends each message; of equal ones, few
-/// messages.
+/// Computed exactly, by dynamic programming over the layer that ends each message. Of groupings
+/// that are equally good, it takes one with few messages.
 ///
-/// A message that ends with layer j starts when j is ready and the link is free. Its end grows with
-/// the end of the messages before it, so the best way to send a prefix is part of the best way to
-/// send more: end(j) = min over k of max(end(k), ready(j)) + cost(bytes after k up to j).
+/// A message that ends with layer j starts when j is ready and the link is free. The earlier the
+/// messages before it end, the earlier it ends, so an optimal grouping consists of optimal
+/// groupings of its prefixes: end(j) = min over k of max(end(k), ready(j)) + cost(bytes after k up
+/// to j).
 /// @complexity  O(layers²) time, O(layers) memory
 struct Optimal {
   using policy_tag = GroupingTag;

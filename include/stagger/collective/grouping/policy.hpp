@@ -14,12 +14,12 @@ namespace stagger {
 /// Marks a grouping policy: `using policy_tag = stagger::GroupingTag;`.
 struct GroupingTag {};
 
-/// A grouping decides which layers' gradients travel in one message.
+/// A grouping decides which layers' gradients are all-reduced in one message (a bucket).
 ///
-/// It sees measured times, sizes, and the cost line of whatever all-reduce is used. Its groups list
+/// It is given measured times, sizes, and the cost line of the all-reduce in use. Its groups list
 /// all layers, from the last down to the first. Layers without parameters join the next lower layer
-/// that has some; where there is none, they form a last group that sends nothing. One that says
-/// `static constexpr bool uses_times = false` is asked without times.
+/// that has some; if there is none, they form a last group that sends nothing. A grouping with
+/// `static constexpr bool uses_times = false` is called without measured times.
 template <class P>
 concept GroupingPolicy =
     std::copyable<P> && std::same_as<typename P::policy_tag, GroupingTag> &&

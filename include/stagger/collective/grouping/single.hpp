@@ -10,7 +10,8 @@
 
 namespace stagger::collective::grouping {
 
-/// All gradients at once, after the backward pass: pays the start-up once and hides nothing.
+/// All gradients are sent at once, after the backward pass, which pays the start-up once and
+/// overlaps with nothing.
 struct Single {
   using policy_tag = GroupingTag;
   static constexpr bool uses_times = false;
