@@ -144,7 +144,7 @@ void require_plan(Settings const& s, plan::Plan const& p) {
   if (p.stages.back().last + 1 != s.chain())
     refuse("the plan is for " + std::to_string(p.stages.back().last + 1) +
            " layers, and the model has " + std::to_string(s.chain()) +
-           " (embedding, blocks, head); plan for this model");
+           " (embedding, two halves of each block, head); plan for this model");
   if (p.batch > 0 && p.batch != s.batch)
     refuse("the plan is for a batch of " + std::to_string(p.batch) + " sequences; add --batch " +
            std::to_string(p.batch) + ", or plan for " + std::to_string(s.batch));

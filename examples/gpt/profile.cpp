@@ -24,13 +24,6 @@ namespace sg = stagger;
 
 namespace {
 
-std::vector<std::string> names_of(Settings const& s) {
-  std::vector<std::string> names{"embedding"};
-  for (std::int64_t l = 1; l <= s.layers; ++l) names.push_back("block " + std::to_string(l));
-  names.emplace_back("head");
-  return names;
-}
-
 sg::cluster::Profile measure(Settings const& s, char const* sources) {
   Text const text(Text::read(s.text.empty() ? own_files(sources) : s.text),
                   static_cast<std::size_t>(s.context));
@@ -46,7 +39,7 @@ sg::cluster::Profile measure(Settings const& s, char const* sources) {
                        .discarded = 3,
                        .samples = static_cast<int>(sequences),
                        .name = "gpt",
-                       .layer_names = names_of(s)})
+                       .layer_names = layer_names(s.layers)})
       .measure(one, batch.inputs[0], batch.targets[0]);
 }
 

@@ -33,7 +33,7 @@ inline double now_s() {
 }
 
 inline std::string describe_model(Settings const& s) {
-  return "gpt, layers " + std::to_string(s.layers) + ", width " + std::to_string(s.width) +
+  return "gpt, half blocks " + std::to_string(2 * s.layers) + ", width " + std::to_string(s.width) +
          ", heads " + std::to_string(s.heads) + ", context " + std::to_string(s.context);
 }
 

@@ -47,7 +47,7 @@ void Settings::check() const {
   require("--stages", stages, 1, 1'000'000);
   if (stages > chain())
     refuse("--stages " + std::to_string(stages) + " is more than the " + std::to_string(chain()) +
-           " layers to cut (embedding, " + stagger::counted(layers, "block") +
+           " layers to cut (embedding, two halves of " + stagger::counted(layers, "block") +
            ", head); use at most " + std::to_string(chain()) + ", or more --layers");
   require("--microbatches", microbatches, 1, 1'000'000);
   if (microbatches > batch)

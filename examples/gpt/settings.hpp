@@ -59,8 +59,8 @@ struct Settings {
   std::int64_t sample = 400;            ///< bytes generated at the end
   std::optional<std::string> prompt{};  ///< how the sample begins; unset: derived from the text
 
-  /// Number of layers: embedding, blocks and head.
-  [[nodiscard]] std::int64_t chain() const noexcept { return layers + 2; }
+  /// Number of layers: embedding, two halves of each block, and head.
+  [[nodiscard]] std::int64_t chain() const noexcept { return 2 * layers + 2; }
 
   /// Rows of the schedule; each runs `chunks` stages.
   [[nodiscard]] std::int64_t ranks() const noexcept { return stages / chunks; }

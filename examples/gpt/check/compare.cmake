@@ -20,7 +20,7 @@ expect_result(0)
 
 foreach(schedule gpipe 1f1b)
   foreach(recompute "" --recompute)
-    foreach(shape "1;1" "2;1" "2;2" "3;2" "5;4")
+    foreach(shape "1;1" "2;1" "2;2" "3;2" "8;4")
       list(GET shape 0 stages)
       list(GET shape 1 threads)
       run(${tiny} --steps 3 --compare --schedule ${schedule} --stages ${stages} --threads ${threads} ${recompute})

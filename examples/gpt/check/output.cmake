@@ -42,7 +42,7 @@ expect(output "\nApache ")
 file(WRITE ${FOLDER}/code.hpp "/// Adds.\nint add(int a, int b);\n/// Subtracts one from the other.\nint subtract(int a, int b);\n")
 run(${tiny} --text ${FOLDER}/code.hpp --steps 1 --sample 5 --stages 1 --threads 1 --batch 1 --microbatches 1)
 expect_result(0)
-expect(errors "parameters in 5 layers, 1 stage on 1 thread, ")
+expect(errors "parameters in 8 layers, 1 stage on 1 thread, ")
 expect(output "\n/// ")
 
 # The same model with other stages: losses and sample agree to the last digit.

@@ -3,7 +3,7 @@
 /// @file   The bodies of the kernels: what a team of threads computes for one row or column, or one
 /// thread for one element. A GPU and, in tests, a host with a team of one thread run the same
 /// bodies.
-/// @source as in ../model: norm.hpp, attention.hpp, block.hpp, cross_entropy.hpp.
+/// @source as in ../model: norm.hpp, attention.hpp, projections.hpp, cross_entropy.hpp.
 
 #include <cmath>
 #include <cstddef>

@@ -81,15 +81,12 @@ sg::cluster::Profile measured(Settings const& s, Text const& text, int sequences
           sg::partition::Even{static_cast<int>(s.chain())}, sg::schedule::GPipe{},
           sg::cuda::Enqueued<sg::optimizer::AdamW, LaunchAdam>{}, CrossEntropy<T>(workspaces),
           device, sg::Options{.deadline_s = 60, .record = true});
-  std::vector<std::string> names{"embedding"};
-  for (std::int64_t l = 1; l <= s.layers; ++l) names.push_back("block " + std::to_string(l));
-  names.emplace_back("head");
   return sg::Profiler({.repeats = repeats,
                        .discarded = 2,
                        .samples = sequences,
                        .name = "gpt",
                        .device = "gpu",
-                       .layer_names = std::move(names)})
+                       .layer_names = layer_names(s.layers)})
       .measure(train, on_device);
 }
 
@@ -149,7 +146,7 @@ sg::cuda::MemoryNeed memory_need(Settings const& s) {
       std::ceil(static_cast<double>(s.batch) / static_cast<double>(s.microbatches) / replicas) *
       static_cast<double>(s.context);
   double const shares = static_cast<double>(s.heads) * static_cast<double>(s.context);
-  // Block::Saved and the input of each block; `Workspace` has what the blocks of a rank share.
+  // HalfBlock::Saved and the input of each half block; `Workspace` has what the blocks of a rank share.
   double const saved = s.recompute ? layers * rows * width : layers * rows * (19 * width + shares);
   double const shared = rows * (7 * width + shares) + (element < 4 ? 4 * width * width : 0);
   auto const table = Schedule::named(s.schedule, s.chunks, s.microbatches)

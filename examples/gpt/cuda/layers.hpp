@@ -127,25 +127,24 @@ template <class T> class Embedding : public detail::Declared<gpt::Embedding<floa
   std::size_t width_;
 };
 
-template <class T> class Block : public detail::Declared<gpt::Block<float>> {
+template <class T> class HalfBlock : public detail::Declared<gpt::HalfBlock<float>> {
  public:
   using Input = stagger::cuda::Tensor<T>;
   using Output = stagger::cuda::Tensor<T>;
 
   struct Saved {
-    detail::SavedNorm<T> norm1, norm2;
-    stagger::cuda::Tensor<T> qkv, dqkv;      // [rows][3 width]
+    detail::SavedNorm<T> norm;
+    stagger::cuda::Tensor<T> first, dfirst;  // [rows][3 width], or [rows][4 width] and nothing
     stagger::cuda::Tensor<T> share;          // [sequences][heads][length][length]
-    stagger::cuda::Tensor<T> mixed, dh;      // [rows][width]
-    stagger::cuda::Tensor<T> hidden, slope;  // [rows][4 width]
+    stagger::cuda::Tensor<T> middle;         // [rows][width] or [rows][4 width]
     [[nodiscard]] std::uint64_t bytes() const noexcept {
-      return norm1.bytes() + norm2.bytes() + qkv.bytes() + dqkv.bytes() + share.bytes() +
-             mixed.bytes() + dh.bytes() + hidden.bytes() + slope.bytes();
+      return norm.bytes() + first.bytes() + dfirst.bytes() + share.bytes() + middle.bytes();
     }
   };
 
-  Block(gpt::Block<float> host, std::size_t width, std::size_t heads,
-        std::shared_ptr<Workspaces<T>> workspaces)
+  /// @param heads  of attention; 0: an MLP
+  HalfBlock(gpt::HalfBlock<float> host, std::size_t width, std::size_t heads,
+            std::shared_ptr<Workspaces<T>> workspaces)
       : Declared(std::move(host)),
         width_(width),
         heads_(heads),
@@ -155,53 +154,39 @@ template <class T> class Block : public detail::Declared<gpt::Block<float>> {
     Workspace<T>& workspace = workspaces_->current();
     std::size_t const rows = x.extent(0) * x.extent(1);
     workspace.normal.resize({rows, width_});
-    workspace.h.resize({rows, width_});
     T* const normal = workspace.normal.data();
-
-    saved.norm1.resize(rows, width_);
-    Kernels<T>::norm(x.data(), this->template value<norm1_gain>(context),
-                     this->template value<norm1_bias>(context), normal, saved.norm1.normal.data(),
-                     saved.norm1.scale.data(), rows, width_);
-    saved.qkv.resize({rows, 3 * width_});
-    affine<qkv_weight, qkv_bias>(context, workspace, normal, nullptr, saved.qkv.data(), rows);
-    attend(workspace, x, saved);
-    affine<out_weight, out_bias>(context, workspace, saved.mixed.data(), x.data(),
-                                 workspace.h.data(), rows);
-
-    saved.norm2.resize(rows, width_);
-    Kernels<T>::norm(workspace.h.data(), this->template value<norm2_gain>(context),
-                     this->template value<norm2_bias>(context), normal, saved.norm2.normal.data(),
-                     saved.norm2.scale.data(), rows, width_);
-    saved.slope.resize({rows, 4 * width_});
-    saved.hidden.resize({rows, 4 * width_});
-    affine<up_weight, up_bias>(context, workspace, normal, nullptr, saved.slope.data(), rows);
-    Kernels<T>::gelu(saved.slope.data(), saved.hidden.data(), rows * 4 * width_);
+    saved.norm.resize(rows, width_);
+    Kernels<T>::norm(x.data(), this->template value<norm_gain>(context),
+                     this->template value<norm_bias>(context), normal, saved.norm.normal.data(),
+                     saved.norm.scale.data(), rows, width_);
+    saved.first.resize({rows, first_columns()});
+    affine<first_weight, first_bias>(context, workspace, normal, nullptr, saved.first.data(), rows);
+    if (heads_ != 0) {
+      attend(workspace, x, saved);
+    } else {
+      saved.middle.resize_like(saved.first);
+      Kernels<T>::gelu(saved.first.data(), saved.middle.data(), saved.first.size());
+    }
     y.resize_like(x);
-    affine<down_weight, down_bias>(context, workspace, saved.hidden.data(), workspace.h.data(),
-                                   y.data(), rows);
+    affine<second_weight, second_bias>(context, workspace, saved.middle.data(), x.data(), y.data(),
+                                       rows);
   }
 
   void backward_input(stagger::Context& context, Input const& x, Output const& dy, Input& dx,
                       Saved& saved) {
     Workspace<T>& workspace = workspaces_->current();
     std::size_t const rows = x.extent(0) * x.extent(1);
-    workspace.wide.resize({rows, 4 * width_});
+    workspace.wide.resize_like(saved.middle);
     workspace.narrow.resize({rows, width_});
     T* const narrow = workspace.narrow.data();
-
-    back<down_weight>(context, workspace, dy.data(), workspace.wide.data(), rows, width_);
-    Kernels<T>::multiply(saved.slope.data(), workspace.wide.data(), rows * 4 * width_);
-    back<up_weight>(context, workspace, saved.slope.data(), narrow, rows, 4 * width_);
-    saved.dh.resize_like(x);
-    saved.norm2.backward(narrow, dy.data(), this->template value<norm2_gain>(context),
-                         saved.dh.data());
-
-    back<out_weight>(context, workspace, saved.dh.data(), narrow, rows, width_);
-    attend_backward(workspace, x, narrow, saved);
-    back<qkv_weight>(context, workspace, saved.dqkv.data(), narrow, rows, 3 * width_);
+    back<second_weight>(context, workspace, dy.data(), workspace.wide.data(), rows, width_);
+    if (heads_ != 0)
+      attend_backward(workspace, x, workspace.wide.data(), saved);
+    else
+      Kernels<T>::multiply(saved.first.data(), workspace.wide.data(), saved.first.size());
+    back<first_weight>(context, workspace, dfirst(saved), narrow, rows, first_columns());
     dx.resize_like(x);
-    saved.norm1.backward(narrow, saved.dh.data(), this->template value<norm1_gain>(context),
-                         dx.data());
+    saved.norm.backward(narrow, dy.data(), this->template value<norm_gain>(context), dx.data());
   }
 
   void backward_weight(stagger::Context& context, Input const& x, Output const& dy, Saved& saved) {
@@ -209,41 +194,31 @@ template <class T> class Block : public detail::Declared<gpt::Block<float>> {
     std::size_t const rows = x.extent(0) * x.extent(1);
     workspace.normal.resize({rows, width_});
     T* const normal = workspace.normal.data();
-
-    this->template add_product<down_weight, down_bias>(context, workspace, saved.hidden.data(),
-                                                       dy.data(), rows);
-    Kernels<T>::norm_output(saved.norm2.normal.data(), this->template value<norm2_gain>(context),
-                            this->template value<norm2_bias>(context), normal, rows, width_);
-    this->template add_product<up_weight, up_bias>(context, workspace, normal, saved.slope.data(),
-                                                   rows);
-    saved.norm2.add_gradients(this->template gradient<norm2_gain>(context),
-                              this->template gradient<norm2_bias>(context));
-
-    this->template add_product<out_weight, out_bias>(context, workspace, saved.mixed.data(),
-                                                     saved.dh.data(), rows);
-    Kernels<T>::norm_output(saved.norm1.normal.data(), this->template value<norm1_gain>(context),
-                            this->template value<norm1_bias>(context), normal, rows, width_);
-    this->template add_product<qkv_weight, qkv_bias>(context, workspace, normal, saved.dqkv.data(),
-                                                     rows);
-    saved.norm1.add_gradients(this->template gradient<norm1_gain>(context),
-                              this->template gradient<norm1_bias>(context));
+    this->template add_product<second_weight, second_bias>(context, workspace, saved.middle.data(),
+                                                           dy.data(), rows);
+    Kernels<T>::norm_output(saved.norm.normal.data(), this->template value<norm_gain>(context),
+                            this->template value<norm_bias>(context), normal, rows, width_);
+    this->template add_product<first_weight, first_bias>(context, workspace, normal, dfirst(saved),
+                                                         rows);
+    saved.norm.add_gradients(this->template gradient<norm_gain>(context),
+                             this->template gradient<norm_bias>(context));
   }
 
  private:
-  enum : std::size_t {  // in the order of gpt::Block::parameters()
-    norm1_gain,
-    norm1_bias,
-    qkv_weight,
-    qkv_bias,
-    out_weight,
-    out_bias,
-    norm2_gain,
-    norm2_bias,
-    up_weight,
-    up_bias,
-    down_weight,
-    down_bias
+  enum : std::size_t {  // in the order of gpt::HalfBlock::parameters()
+    norm_gain,
+    norm_bias,
+    first_weight,
+    first_bias,
+    second_weight,
+    second_bias
   };
+
+  [[nodiscard]] std::size_t first_columns() const { return (heads_ != 0 ? 3 : 4) * width_; }
+  /// The gradient of what the first projection gave.
+  [[nodiscard]] T const* dfirst(Saved const& saved) const {
+    return (heads_ != 0 ? saved.dfirst : saved.first).data();
+  }
 
   /// y = residual + bias + input * weight.
   template <std::size_t Weight, std::size_t Bias>
@@ -281,8 +256,8 @@ template <class T> class Block : public detail::Declared<gpt::Block<float>> {
     std::size_t const depth = width_ / heads_;
     std::size_t const square = length * length;
     saved.share.resize({x.extent(0), heads_, length, length});
-    saved.mixed.resize({x.extent(0) * length, width_});
-    T const* const qkv = saved.qkv.data();
+    saved.middle.resize({x.extent(0) * length, width_});
+    T const* const qkv = saved.first.data();
     for (std::size_t i = 0; i < x.extent(0); ++i)
       workspace.product(heads(qkv, 3 * width_, 0, i, length),
                         heads(qkv, 3 * width_, width_, i, length).transposed(),
@@ -292,7 +267,7 @@ template <class T> class Block : public detail::Declared<gpt::Block<float>> {
     for (std::size_t i = 0; i < x.extent(0); ++i)
       workspace.product(Matrix<T const>{saved.share.data() + i * heads_ * square, length, square},
                         heads(qkv, 3 * width_, 2 * width_, i, length),
-                        heads(saved.mixed.data(), width_, 0, i, length), length, depth, length, 1,
+                        heads(saved.middle.data(), width_, 0, i, length), length, depth, length, 1,
                         0, heads_);
   }
 
@@ -301,9 +276,9 @@ template <class T> class Block : public detail::Declared<gpt::Block<float>> {
     std::size_t const depth = width_ / heads_;
     std::size_t const square = length * length;
     workspace.shares.resize_like(saved.share);
-    saved.dqkv.resize_like(saved.qkv);
-    T const* const qkv = saved.qkv.data();
-    T* const dqkv = saved.dqkv.data();
+    saved.dfirst.resize_like(saved.first);
+    T const* const qkv = saved.first.data();
+    T* const dqkv = saved.dfirst.data();
     auto const share = [&](T* shares, std::size_t i) {
       return Matrix<T>{shares + i * heads_ * square, length, square};
     };
@@ -425,18 +400,20 @@ template <class T> class CrossEntropy {
   std::shared_ptr<Workspaces<T>> workspaces_;
 };
 
-template <class T> using Model = stagger::Sequential<Embedding<T>, std::vector<Block<T>>, Head<T>>;
+template <class T>
+using Model = stagger::Sequential<Embedding<T>, std::vector<HalfBlock<T>>, Head<T>>;
 
 /// The same seed gives the same initial values as on the host.
 template <class T>
 [[nodiscard]] Model<T> make_model(ModelShape const& shape, std::uint64_t seed,
                                   std::shared_ptr<Workspaces<T>> const& workspaces) {
   auto host = gpt::make_model<float>(shape, seed);
-  auto& [embedding, blocks, head] = host.layers();
+  auto& [embedding, halves, head] = host.layers();
   auto const width = static_cast<std::size_t>(shape.width);
-  std::vector<Block<T>> made;
-  for (auto& block : blocks)
-    made.emplace_back(std::move(block), width, static_cast<std::size_t>(shape.heads), workspaces);
+  std::vector<HalfBlock<T>> made;
+  for (auto& half : halves)
+    made.emplace_back(std::move(half), width,
+                      made.size() % 2 == 0 ? static_cast<std::size_t>(shape.heads) : 0, workspaces);
   return Model<T>(Embedding<T>(std::move(embedding), width), std::move(made),
                   Head<T>(std::move(head), width, workspaces));
 }

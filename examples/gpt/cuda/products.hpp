@@ -46,7 +46,7 @@ inline void check(cublasStatus_t status, char const* what) {
 
 /// The cuBLAS handle and scratch memory of one rank, for use on its stream only.
 template <class T> struct Workspace {
-  stagger::cuda::Tensor<T> normal, h, wide, narrow, shares, weight;
+  stagger::cuda::Tensor<T> normal, wide, narrow, shares, weight;
   stagger::cuda::Tensor<float> sums;
   stagger::cuda::Tensor<double> losses;
   stagger::cuda::Tensor<std::byte>

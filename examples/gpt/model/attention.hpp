@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Causal multi-head attention without its projections, as a part of Block.
+/// @file   Causal multi-head attention without its projections, as a part of Projections.
 /// @source A. Vaswani et al., "Attention Is All You Need", NIPS 2017, section 3.2.
 
 #include <stagger/core/tensor.hpp>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Layer normalisation, as a part of Block and Head.
+/// @file   Layer normalisation, as a part of HalfBlock and Head.
 /// @source J. Ba, J. Kiros, G. Hinton, "Layer Normalization", 2016, equation 4.
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "model/block.hpp"
 #include "model/cross_entropy.hpp"
 #include "model/embedding.hpp"
+#include "model/half_block.hpp"
 #include "model/head.hpp"
 
 #include <cmath>
@@ -11,8 +11,8 @@
 #include "layers/layer_harness.hpp"
 
 using namespace layer_test;
-using gpt::Block;
 using gpt::Embedding;
+using gpt::HalfBlock;
 using gpt::Head;
 using gpt::Random;
 using gpt::Tokens;
@@ -27,19 +27,27 @@ Tokens random_tokens(std::size_t sequences, std::size_t length, unsigned seed) {
   return tokens;
 }
 
+/// @param heads  0: an MLP
+HalfBlock<double> half_block(gpt::Index width, gpt::Index heads) {
+  Random random(1);
+  return {width, heads > 0 ? gpt::Projections<double>::attention(width, heads, 2, random)
+                           : gpt::Projections<double>::mlp(width, 2, random)};
+}
+
 }  // namespace
 
-TEST_CASE("gpt/Block: gradients of the input and of all parameters agree with finite differences",
-          "[gpt]") {
+TEST_CASE(
+    "gpt/HalfBlock: gradients of the input and of all parameters agree with finite differences",
+    "[gpt]") {
   struct Case {
     std::size_t sequences, length;
     gpt::Index width, heads;
   };
-  for (Case c : {Case{2, 5, 8, 2}, Case{1, 7, 12, 3}, Case{3, 1, 4, 1}, Case{1, 17, 8, 8}}) {
+  for (Case c : {Case{2, 5, 8, 2}, Case{1, 7, 12, 3}, Case{3, 1, 4, 1}, Case{1, 17, 8, 8},
+                 Case{2, 5, 8, 0}, Case{1, 1, 3, 0}}) {
     INFO(c.sequences << " sequences of " << c.length << ", width " << c.width << ", " << c.heads
                      << " heads");
-    Random random(1);
-    Harness<Block<double>> harness(Block<double>(c.width, c.heads, 2, random));
+    Harness<HalfBlock<double>> harness(half_block(c.width, c.heads));
     disturb_parameters(harness, 2);
     check_layer(harness, random_tensor({c.sequences, c.length, gpt::count(c.width)}, 3), 4);
   }
@@ -102,9 +110,8 @@ TEST_CASE("gpt/CrossEntropy: value is -log of the softmax, gradient agrees with 
   CHECK_THROWS_AS(loss.value(context, y, other), stagger::Error);
 }
 
-TEST_CASE("gpt/Block: no output depends on a later byte", "[gpt]") {
-  Random random(1);
-  Harness<Block<double>> harness(Block<double>(8, 2, 1, random));
+TEST_CASE("gpt/HalfBlock: no output depends on a later byte", "[gpt]") {
+  Harness<HalfBlock<double>> harness(half_block(8, 2));
   Tensor<double> x = random_tensor({1, 6, 8}, 3);
   auto const before = harness.forward(x);
   for (std::size_t t = 0; t < 6; ++t) {
@@ -116,12 +123,12 @@ TEST_CASE("gpt/Block: no output depends on a later byte", "[gpt]") {
   }
 }
 
-TEST_CASE("gpt/Block: memory used before by a larger microbatch changes no bit", "[gpt]") {
-  Random random(1);
-  Block<double> const block(8, 2, 1, random);
+TEST_CASE("gpt/HalfBlock: memory used before by a larger microbatch changes no bit", "[gpt]") {
+  gpt::Index const heads = GENERATE(0, 2);
+  HalfBlock<double> const half = half_block(8, heads);
   Tensor<double> const large = random_tensor({4, 9, 8}, 3);
   Tensor<double> const small = random_tensor({2, 7, 8}, 4);
-  Harness<Block<double>> used(block), fresh(block);
+  Harness<HalfBlock<double>> used(half), fresh(half);
   used.backward_input(large, (used.forward(large), large));
   CHECK(same_bits(used.forward(small), fresh.forward(small)));
   CHECK(same_bits(used.backward_input(small, small), fresh.backward_input(small, small)));
@@ -133,9 +140,8 @@ TEST_CASE("gpt/Block: memory used before by a larger microbatch changes no bit",
   }
 }
 
-TEST_CASE("gpt/Block: gradients are added to what stands there", "[gpt]") {
-  Random random(1);
-  Harness<Block<double>> once(Block<double>(8, 2, 1, random));
+TEST_CASE("gpt/HalfBlock: gradients are added to what stands there", "[gpt]") {
+  Harness<HalfBlock<double>> once(half_block(8, GENERATE(0, 2)));
   Tensor<double> const x = random_tensor({2, 5, 8}, 3);
   Tensor<double> const dy = random_tensor({2, 5, 8}, 4);
   once.forward(x);
