@@ -16,7 +16,7 @@
 /// | `AllReduce{.grouping = grouping::Single{}}` | a single all-reduce after backward is to be
 /// measured |
 /// | `AllReduce{.grouping = grouping::Bucket{bytes}}` | nothing is to be measured, as in PyTorch |
-/// | `AllReduce{.grouping = grouping::Greedy{}}` | a comparison with MG-WFBP's published rule is wanted |
+/// | `AllReduce{.grouping = grouping::Greedy{}}` | MG-WFBP's published rule is to be tried |
 /// | `AllReduce{.grouping = grouping::named(text)}` | the user of the program chooses |
 /// | `AllReduce{.by = By::library}` | a large machine has a tuned MPI or NCCL |
 /// | `AllReduce{.shard_optimizer = true}` | its state does not fit beside the parameters |

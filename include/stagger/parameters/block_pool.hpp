@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Copies of pushes that wait, in memory that is used again.
+/// @file   Copies of waiting pushes, in memory that is reused.
 
 #include <algorithm>
 #include <cstddef>
@@ -17,12 +17,12 @@ class BlockPool {
  public:
   explicit BlockPool(std::size_t bytes) : bytes_(bytes) {}
 
-  /// So many can be in use without further memory.
+  /// Makes sure that `count` blocks can be in use without further allocations.
   [[gnu::cold]] void reserve(std::size_t count) {
     spare_.reserve(count);
     for (; made_ < count; ++made_) spare_.emplace_back().make(nullptr, bytes_);
   }
-  /// @param from  of one block; where a part is given, that alone is copied
+  /// @param from  values of one block; if a part is given, only that part is copied
   [[nodiscard]] ParameterBlock filled(std::byte const* from, ByteRange part = {}) {
     if (spare_.empty()) reserve(made_ + 1);
     ParameterBlock block = std::move(spare_.back());

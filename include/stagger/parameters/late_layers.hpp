@@ -22,16 +22,16 @@
 
 namespace stagger::detail {
 
-/// What an importance sees of one layer: the gradients of a step, summed over workers, and the
-/// values at which they were taken.
+/// What an importance policy sees of one layer: the gradients of a step, summed over workers, and
+/// the values at which they were taken.
 class ScoredLayer {
  public:
-  /// @param layer    its gradients, and its values in `version`
+  /// @param layer    has the gradients, and the values in `version`
   /// @param step     from 0, since the workers began
   ScoredLayer(LayerParameters const& layer, std::size_t version, std::int64_t step)
       : layer_(layer), version_(version), step_(step) {}
 
-  /// Of the layer in the model.
+  /// Number of the layer in the model.
   [[nodiscard]] int number() const noexcept { return layer_.number(); }
   [[nodiscard]] std::int64_t step() const noexcept { return step_; }
   [[nodiscard]] std::size_t elements() const noexcept {
@@ -39,7 +39,7 @@ class ScoredLayer {
     for (std::size_t i = 0; i < layer_.count(); ++i) sum += layer_.declaration(i).size;
     return sum;
   }
-  /// Of the values, as they travel.
+  /// Size of the values as they are sent.
   [[nodiscard]] std::size_t bytes() const noexcept { return layer_.sent_bytes(); }
   /// Calls visit(gradient, value) for each element, in order. Both are double.
   template <class Visit> void each(Visit visit) const {
@@ -67,10 +67,11 @@ class ScoredLayer {
   std::int64_t step_;
 };
 
-/// Sees what a store adds.
+/// Is notified of the gradients that a store adds.
 class AddedRounds {
  public:
-  /// All gradients of a layer are there, and its values are still those at which they were taken.
+  /// Called when all gradients of a layer have been added, and its values are still those at which
+  /// they were taken.
   virtual void add(ScoredLayer const& layer) noexcept = 0;
 
  protected:
@@ -83,10 +84,10 @@ struct LateCandidate {
   std::uint64_t bytes = 0;  // of its values
   double score = 0;
   bool late = false;
-  std::uint64_t late_bytes = 0;  // or those alone, the first ones
+  std::uint64_t late_bytes = 0;  // if not 0: only so many, the first ones, are late
 };
 
-/// A step that has ended, as a budget sees it.
+/// A step that has ended, as a budget policy sees it.
 struct EndedStep {
   std::int64_t step = 0;          // from 0, since the workers began
   double loss = 0;                // mean over the workers
@@ -94,35 +95,37 @@ struct EndedStep {
   int workers = 1;
 };
 
-/// The importance, the selection and the budget of a model, their types erased.
+/// The importance, selection and budget policies of a model, their types erased.
 class LateChoice {
  public:
   virtual ~LateChoice() = default;
-  /// Of no step so far.
+  /// Starts over: no step has ended so far.
   virtual void begin() noexcept = 0;
-  /// Of one layer, by any thread.
+  /// The importance of one layer. May be called by any thread.
   [[nodiscard]] virtual double score(ScoredLayer const& layer) const = 0;
   /// Bytes that may be late in the next step. Called once for each step, in order.
   [[nodiscard]] virtual double budget(EndedStep const& step) = 0;
-  /// @param layers  by rising score
+  /// @param layers  in the order of rising scores
   virtual void select(std::span<LateCandidate> layers, double budget) const = 0;
 };
 
-/// What makes an overlapped model from its policy, by address.
+/// Functions of an overlapped staleness model, by address, so that only programs with one compile
+/// them.
 struct LateCalls {
   std::unique_ptr<LateChoice> (*choice)(void const* policy) = nullptr;
   bool (*equal)(void const* a, void const* b) = nullptr;
-  /// What makes two equal, for another process; empty where it is not known.
+  /// Text by which processes compare two models; empty if they cannot be compared.
   std::string (*words)(void const* policy) = nullptr;
-  /// Null: nothing is predicted. Else version 1 has the change that the worker's own gradient would
-  /// make; on return version 0 has what to compute with, and version 1 what version 0 was.
+  /// Null: nothing is predicted. On entry version 1 has the change that the worker's own gradient
+  /// would make; on return version 0 has the predicted values, and version 1 the former version 0.
   void (*predict)(void const* policy, LayerParameters&, std::byte* kept, ByteRange) = nullptr;
-  /// Null: nothing is kept. Else, when version 0 has the values that came: version 1 is as above.
+  /// Null: nothing is kept. Called when version 0 has the values that arrived; version 1 is as
+  /// above.
   void (*remember)(void const* policy, LayerParameters const&, std::byte* kept,
                    ByteRange) = nullptr;
 };
 
-/// [layers] of their values, as they travel.
+/// [layers] Bytes of the values as they are sent.
 [[nodiscard]] [[gnu::cold]] inline List<std::uint64_t> bytes_to_send(
     std::span<LayerParameters const> layers) {
   List<std::uint64_t> bytes;
@@ -130,13 +133,13 @@ struct LateCalls {
   return bytes;
 }
 
-/// Gathers scores and losses of a step, and chooses the late layers of the next. Its owner provides
-/// the lock.
+/// Collects the scores and losses of a step and chooses the late layers of the next. The caller
+/// must hold a lock.
 class LateLayers {
  public:
-  /// @param bytes    [layers] of each one's values; without any, a layer takes no part
-  /// @param losses   that are told of each step; their mean counts
-  /// @param chooses  else scores are gathered for somebody who does
+  /// @param bytes    [layers] of the values; a layer with 0 takes no part
+  /// @param losses   how many losses are reported in each step; their mean counts
+  /// @param chooses  if false, only scores are collected, and the workers choose
   [[gnu::cold]] LateLayers(std::unique_ptr<LateChoice> choice, List<std::uint64_t> bytes,
                            std::size_t workers, std::size_t losses, bool chooses)
       : choice_(std::move(choice)),
@@ -153,23 +156,24 @@ class LateLayers {
 
   [[nodiscard]] LateChoice const& choice() const noexcept { return *choice_; }
   [[nodiscard]] bool chooses() const noexcept { return chooses_; }
-  /// [layers] of the step before, where somebody else chooses.
+  /// [layers] Scores of the last step, if the workers choose.
   [[nodiscard]] std::span<double const> scores() const noexcept {
     return {scores_.data(), scores_.size()};
   }
-  /// Mean of that step.
+  /// Mean loss of that step.
   [[nodiscard]] double loss() const noexcept {
     double sum = 0;
     for (double const each : losses_) sum += each;
     return sum / static_cast<double>(losses_.size());
   }
-  /// The step whose late layers, or the scores for them, are known, counted from 0.
+  /// The step whose late layers, or the scores for choosing them, are known, counted from 0.
   [[nodiscard]] std::uint32_t step() const noexcept { return step_; }
   [[nodiscard]] LateSet late() const noexcept {
     return {{bitmap_.data(), bitmap_.size()}, split_, split_bytes_};
   }
 
-  /// A layer has been updated. @return whether that was the last thing the next choice needs
+  /// Adds the score of a layer that has been updated.
+  /// @return whether the next choice has all that it needs
   bool add_score(std::size_t layer, double score) {
     scores_[layer] = score;
     return take_one();
@@ -178,7 +182,7 @@ class LateLayers {
     losses_[worker] = loss;
     return take_one();
   }
-  /// The workers begin again: in their first step nothing is late, and the budget knows of no step.
+  /// Starts over: in the first step nothing is late, and the budget has seen no step.
   void reset() noexcept {
     choice_->begin();
     step_ = 0;
@@ -220,7 +224,7 @@ class LateLayers {
       late += static_cast<double>(bytes);
       bitmap_[l / 8] |= std::byte{1} << l % 8;
     }
-    if (!(late <= budget))  // a budget that is not a number allows nothing
+    if (!(late <= budget))  // a budget that is NaN allows nothing
       raise(Errc::bad_configuration, "the selection sends ", late,
             " bytes late, where the budget is ", budget,
             "; let it mark layers whose bytes together are at most that");
@@ -241,12 +245,12 @@ class LateLayers {
   List<double> losses_;
   List<std::byte> bitmap_;
   List<LateCandidate> candidates_;  // layers that have parameters
-  std::size_t split_ = 0;           // layer, of which
-  std::size_t split_bytes_ = 0;     // are late; 0: none
+  std::size_t split_ = 0;           // the layer of which only
+  std::size_t split_bytes_ = 0;     // are late; 0: there is none
   int workers_;
   bool chooses_;
   std::uint64_t model_bytes_ = 0;
-  std::size_t missing_ = 0;  // scores and losses of the step at hand
+  std::size_t missing_ = 0;  // scores and losses of the current step
   std::uint32_t step_ = 0;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Which layers are late in a step, as a server tells its workers.
+/// @file   The set of late layers of a step, as a server sends it to its workers.
 
 #include <stagger/core/requirements.hpp>
 
@@ -14,12 +14,13 @@ namespace stagger::detail {
   return (bitmap[l / 8] >> l % 8 & std::byte{1}) != std::byte{0};
 }
 
-/// What is late in a step.
+/// The late layers of a step.
 struct LateSet {
   std::span<std::byte const> bitmap{};  ///< one bit for each layer, the lowest first
-  std::size_t split = 0;                ///< a late layer of which only the first bytes are
-  std::size_t split_bytes = 0;          ///< so many, of its values in memory; 0: there is none
-  /// The first bytes of layer `l` that are late. @param all  of its values in memory
+  std::size_t split = 0;                ///< a late layer of which only the first bytes are late
+  std::size_t split_bytes = 0;          ///< how many, of its values in memory; 0: there is none
+  /// How many of the first bytes of layer `l` are late.
+  /// @param all  bytes of its values in memory
   [[nodiscard]] std::size_t bytes(std::size_t l, std::size_t all) const noexcept {
     if (!in_bitmap(bitmap, l)) return 0;
     return split_bytes != 0 && l == split ? split_bytes : all;

@@ -43,8 +43,8 @@ class GradientShare {
   void zero() noexcept { gradients_.zero(); }
   void release() noexcept { gradients_ = {}; }
 
-  /// Moves it, between steps. Apart from the first owner it gets values of its own, and the first
-  /// owner a place where its gradients arrive.
+  /// Moves the share to another memory, between steps. In another memory than the first owner's it
+  /// gets values of its own, and the first owner a buffer in which its gradients arrive.
   [[gnu::cold]] void move_to(LayerShape const& shape, ParameterBlocks const& blocks,
                              ParameterMemory const* memory) {
     bool const apart = memory != blocks.memory;
@@ -59,12 +59,12 @@ class GradientShare {
     }
     take_values(blocks);
   }
-  /// Brings its own values and states up to date, if it has any.
+  /// Updates its own values and states, if it has any.
   [[gnu::cold]] void take_values(ParameterBlocks const& blocks) {
     values_.take_from(blocks.values[0]);
     for (std::size_t s = 0; s < states_.size(); ++s) states_[s].take_from(blocks.states[s]);
   }
-  /// From now on it updates its own values, if it has any, as the first owner does.
+  /// From now on this owner updates its own values, if it has any, as the first owner does.
   [[gnu::cold]] void hold_states(ParameterBlocks const& blocks) {
     for (std::size_t s = 0; s < states_.size() && values_.size() != 0; ++s) {
       states_[s].make(values_.memory(), blocks.states[s].size());
@@ -78,10 +78,10 @@ class GradientShare {
   }
 
   [[nodiscard]] std::span<std::byte> gradients() const noexcept { return gradients_.span(); }
-  /// Where its gradients arrive, in the memory of the first owner.
+  /// The buffer for its gradients in the memory of the first owner.
   [[nodiscard]] std::span<std::byte> received() const noexcept { return received_.span(); }
   [[nodiscard]] std::span<std::byte> values() const noexcept { return values_.span(); }
-  /// Its gradients of a parameter where the first owner adds them up.
+  /// Its gradients of a parameter, in the memory in which the first owner adds them up.
   [[nodiscard]] std::byte const* sent(LayerShape const& shape, std::size_t i) const noexcept {
     return received_.size() != 0 ? received_.data() + shape.range(i).first
                                  : static_cast<std::byte const*>(views_[i].gradient);
@@ -90,8 +90,8 @@ class GradientShare {
  private:
   List<ParameterView> views_;  // [parameters]
   ParameterBlock gradients_;
-  ParameterBlock values_, received_;      // of an owner apart
-  std::array<ParameterBlock, 2> states_;  // of one who updates, too
+  ParameterBlock values_, received_;      // of an owner with a memory of its own
+  std::array<ParameterBlock, 2> states_;  // of an owner that also updates
 };
 
 /// The memory of one layer's parameters. Values, gradients and states are contiguous, each
@@ -101,8 +101,8 @@ class LayerMemory : public LayerShape {
  public:
   /// Takes over what a layer declares.
   /// @param memory  where to keep it; null: on the host
-  /// @param shards  no state before hold_states() says of what
-  /// @param whole   else nothing, until hold()
+  /// @param shards  there is no state until hold_states() names a part of the layer
+  /// @param whole   if false, there is no memory until hold()
   [[gnu::cold]] void adopt(List<ParameterDeclaration> declarations, int layer, int states,
                            ParameterMemory const* memory = nullptr, bool shards = false,
                            bool whole = true) {
@@ -118,9 +118,9 @@ class LayerMemory : public LayerShape {
       make_views();
   }
 
-  /// Makes what there is no memory for: gradients and state as zeros, values as they are before the
-  /// first step; those that were here and were released are zeros too.
-  /// @return whether that was anything
+  /// Allocates the memory that is missing: gradients and state are zeros, values are those before
+  /// the first step, or zeros if they were released before.
+  /// @return whether anything was allocated
   [[gnu::cold]] bool hold() {
     if (std::exchange(present_, true)) return false;
     for (ParameterBlock& version : blocks_.values)
@@ -131,7 +131,7 @@ class LayerMemory : public LayerShape {
     make_views();
     return true;
   }
-  /// Gives all memory back, where another process runs the layer.
+  /// Frees all memory, if another process runs the layer.
   [[gnu::cold]] void release() noexcept {
     for (auto& d : declarations_) d.initial = {};
     if (values().empty()) return;
@@ -142,14 +142,14 @@ class LayerMemory : public LayerShape {
     for (auto& view : views_) view.value = view.gradient = nullptr;
     present_ = false;
   }
-  /// Gives that of gradients back, where nobody computes any.
+  /// Frees the gradients, if this process computes none.
   [[gnu::cold]] void release_gradients() noexcept {
     blocks_.gradients = {};
     make_views();
   }
-  /// Where states are shared out: this part of the layer has them here, zeros at first, and memory
-  /// for what it was before an update.
-  /// @return  whether it has, or had none before
+  /// With sharded optimizer states: allocates the states of this part of the layer, as zeros, and
+  /// the memory to undo an update of it.
+  /// @return  whether the part has states, or had none before
   [[gnu::cold]] bool hold_states(ByteRange range) {
     ByteRange& held = blocks_.held;
     bool const first = held.last == 0;
@@ -170,8 +170,7 @@ class LayerMemory : public LayerShape {
       add_views(blocks_.values.back());
     }
   }
-  /// Moves all of it to another memory, between steps; so no step is under way, and none of the
-  /// memories is the host's own.
+  /// Moves everything to another memory, between steps. Neither memory is the host's own.
   [[gnu::cold]] void move_to(ParameterMemory const* to) {
     if (to == memory()) return;
     for (ParameterBlock& version : blocks_.values) version.move_to(to);
@@ -182,19 +181,19 @@ class LayerMemory : public LayerShape {
     make_views();
   }
 
-  /// Where they lie; null: on the host.
+  /// The memory that has the parameters; null: the host's.
   [[nodiscard]] ParameterMemory const* memory() const noexcept { return blocks_.memory; }
   [[nodiscard]] ParameterBlocks const& stored() const noexcept { return blocks_; }
-  /// The values that last, and the states.
+  /// Version 0 of the values, and the states.
   [[nodiscard]] std::array<std::span<std::byte>, 3> blocks() const noexcept {
     return {{values(), blocks_.states[0].span(), blocks_.states[1].span()}};
   }
-  /// The values that last, in their memory.
+  /// Version 0 of the values, in its own memory.
   [[nodiscard]] std::span<std::byte> values() const noexcept { return blocks_.values[0].span(); }
   [[nodiscard]] std::span<std::byte> value_bytes_of(ByteRange range) const noexcept {
     return {values().data() + range.first, range.last - range.first};
   }
-  /// State `s` of what has it here.
+  /// State `s` of the part of the layer whose states are here.
   [[nodiscard]] std::span<std::byte> held_state(std::size_t s, ByteRange range) const noexcept {
     return {blocks_.states[s].data() + (range.first - blocks_.held.first),
             range.last - range.first};
@@ -216,7 +215,7 @@ class LayerMemory : public LayerShape {
   /// Remembers values and state, or brings them back.
   void save() { saved_.save(blocks_); }
   void restore() { saved_.restore(blocks_); }
-  /// The same of a part that has its states here.
+  /// Saves, or restores, a part whose states are here.
   void copy_part(ByteRange part, bool back) noexcept { saved_.copy_part(blocks_, part, back); }
   void zero_gradients() noexcept { blocks_.gradients.zero(); }
   void zero_states() noexcept {
@@ -225,8 +224,8 @@ class LayerMemory : public LayerShape {
 
   // --- what the host is shown between two steps
 
-  /// Shows values, and if `whole` states: themselves, or a copy, of which `take_back` takes over
-  /// what was written into it.
+  /// Appends views of the values, and if `whole` of the states. On a device they are views of a
+  /// copy, and `take_back` copies what was written into it.
   [[gnu::cold]] void append_states(std::vector<ParameterState>& states, bool whole = true) {
     if (whole) hold();
     if (memory() != nullptr) shown_.fetch(blocks_, states_);
@@ -242,7 +241,7 @@ class LayerMemory : public LayerShape {
         state.state[s] = {others[s].data() + offsets_[i], known.bytes};
     }
   }
-  /// Likewise, where the layer is here; else names without values.
+  /// Likewise if the layer is in this process; otherwise only names, without values.
   [[gnu::cold]] void append_own(std::vector<ParameterState>& states) {
     if (present_) return append_states(states);
     for (std::size_t i = 0; i < count(); ++i) {
@@ -250,11 +249,11 @@ class LayerMemory : public LayerShape {
       states.push_back({known.name, known.type, {}, {}});
     }
   }
-  /// What the host may have written into the copy that it was shown.
+  /// Takes over what the host may have written into the copy.
   [[gnu::cold]] void take_back() {
     shards_ ? shown_.gather(blocks_, states_) : shown_.take_back(blocks_, states_);
   }
-  /// Where states are shared out, the copy that the host is shown: state `s` of the whole layer.
+  /// With sharded states: state `s` of the whole layer in the copy for the host.
   [[nodiscard]] std::span<std::byte> shown_state(std::size_t s, ByteRange range) const noexcept {
     return shown_.state(s, range);
   }
@@ -297,7 +296,7 @@ class LayerMemory : public LayerShape {
   SavedParameters saved_;
   ShownParameters shown_;
   bool shards_ = false;
-  bool present_ = false;  // else gradients and state have no memory, and values only at first
+  bool present_ = false;  // whether gradients, state and, after the first step, values are here
 };
 
 /// The parameters of one layer: their memory, and what is done with it at the end of a step. Needs
@@ -307,7 +306,7 @@ class LayerParameters : public LayerMemory {
   /// Owners whose gradients are added in one pass over the sum.
   static constexpr std::size_t most_shares = 15;
 
-  /// Adds what other owners have summed up, in their order.
+  /// Adds the sums of other owners, in their order.
   /// @pre  at most most_shares
   void add(std::span<GradientShare const* const> shares, ByteRange range = {}) {
     for (std::size_t i = 0; i < count(); ++i) {
@@ -326,8 +325,8 @@ class LayerParameters : public LayerMemory {
 
   /// Sum of squares of a parameter's gradient: one sum per parameter, so that any cut adds the
   /// same numbers.
-  /// @param sums   [count()] where they go in memory of a back end; unused on the host
-  /// @param range  of the layer: goes on with the sum of the elements before it
+  /// @param sums   [count()] where the sums go in the memory of a back end; unused on the host
+  /// @param range  part of the layer: continues the sum of the elements before it
   void sum_squares(std::size_t i, double* sums = nullptr, ByteRange range = {}) {
     if (memory() != nullptr)
       memory()->sum_squares(*memory(), declarations_[i].type, views_[i].gradient, views_[i].size,
@@ -342,14 +341,13 @@ class LayerParameters : public LayerMemory {
     for (std::size_t i = 0; i < count(); ++i) sum_squares(i);
   }
   [[nodiscard]] std::span<double const> square_sums() const noexcept { return square_sums_; }
-  /// For those that another process has summed.
+  /// Where to store the sums that another process has computed.
   [[nodiscard]] std::span<double> received_square_sums() noexcept { return square_sums_; }
 
   /// One optimizer step on every parameter, from one version of the values to another or the same;
   /// then gradients are zero.
   template <OptimizerPolicy O> void update(O const& optimizer, UpdateStep const& step) noexcept;
-  /// What that would add to the values of version `from`, into version `to`; then gradients are
-  /// zero.
+  /// Writes what `update` would add to version `from` into version `to`; then gradients are zero.
   template <OptimizerPolicy O> void change(O const& optimizer, UpdateStep const& step) noexcept;
 
  private:

@@ -24,12 +24,12 @@ struct ParameterDeclaration {
   ElementType type = ElementType::f32;
   std::size_t size = 0;
   bool decays = true;
-  List<std::byte> initial;  // [size * element_bytes(type)]; none where `fill` makes them
+  List<std::byte> initial;  // [size * element_bytes(type)]; empty if `fill` makes them
   struct Origin {
     std::uint64_t seed = 0;
     double scale = 1;
   } origin = {};
-  ParameterPiece piece = {};  // of a whole one, whose values `fill` makes
+  ParameterPiece piece = {};  // the elements of a whole parameter, whose values `fill` makes
   void (*typed_fill)() = nullptr;
   void (*fill)(ParameterDeclaration const&, void* values) = nullptr;
 };
@@ -42,7 +42,7 @@ class LayerShape {
   [[nodiscard]] ParameterDeclaration const& declaration(std::size_t i) const noexcept {
     return declarations_[i];
   }
-  /// The same, with its first values from a copy of the layer's.
+  /// The declaration of a parameter, with first values from a copy of the layer's values.
   /// @param values  [bytes_of_values()]
   [[nodiscard]] [[gnu::cold]] ParameterDeclaration declaration(std::size_t i,
                                                                std::byte const* values) const {
@@ -51,9 +51,9 @@ class LayerShape {
     d.fill = nullptr;
     return d;
   }
-  /// Of the layer in the model.
+  /// Number of the layer in the model.
   [[nodiscard]] int number() const noexcept { return layer_; }
-  /// Before the first hold(): what says which values a parameter will have, equal for equal ones.
+  /// Before the first hold(): the bytes that determine a parameter's first values, for comparison.
   [[nodiscard]] std::span<std::byte const> origin(std::size_t i) const noexcept {
     auto const& d = declarations_[i];
     if (d.fill != nullptr) return std::as_bytes(std::span(&d.origin, 1));
@@ -75,7 +75,7 @@ class LayerShape {
   /// Values of the layer, in bytes.
   [[nodiscard]] std::size_t bytes_of_values() const noexcept { return size_; }
 
-  /// What of a part of the layer lies in a parameter, in bytes from the parameter's first.
+  /// The intersection of a part of the layer with a parameter, in bytes from the parameter's first.
   [[nodiscard]] ByteRange within(std::size_t i, ByteRange range) const noexcept {
     auto const from_first = [&](std::size_t byte) {
       return byte <= offsets_[i] ? 0 : std::min(value_bytes(i), byte - offsets_[i]);
@@ -83,26 +83,26 @@ class LayerShape {
     return {from_first(range.first), from_first(range.last)};
   }
 
-  /// Likewise without the gaps between parameters, as they travel.
+  /// Likewise without the gaps between parameters, as values are sent.
   [[nodiscard]] std::size_t sent_bytes() const noexcept {
     std::size_t sum = 0;
     for (std::size_t i = 0; i < count(); ++i) sum += value_bytes(i);
     return sum;
   }
 
-  /// Adds to values, or changes, of the layer others of it, element by element.
+  /// Adds values, or changes, of the layer to others, element by element.
   /// @param sum, more  [bytes_of_values()]
   void add_values(std::byte* sum, std::byte const* more) const noexcept {
     each_element(sum, {}, [](auto to, auto from) { return to + from; }, more);
   }
-  /// Likewise of a part of the layer, each multiplied by a number.
+  /// Likewise for a part of the layer; `more` is multiplied by `scale`.
   void add_scaled(std::byte* sum, std::byte const* more, double scale,
                   ByteRange part = {}) const noexcept {
     each_element(
         sum, part, [scale]<class T>(T to, T from) { return to + static_cast<T>(scale) * from; },
         more);
   }
-  /// Likewise what others are more than yet others, multiplied by a number.
+  /// Adds the difference `more` - `less`, multiplied by `scale`.
   void add_difference(std::byte* sum, std::byte const* more, std::byte const* less,
                       double scale) const noexcept {
     each_element(
@@ -133,13 +133,13 @@ class LayerShape {
   [[nodiscard]] bool overlaps(std::size_t i, ByteRange range) const noexcept {
     return offsets_[i] < range.last && offsets_[i] + value_bytes(i) > range.first;
   }
-  /// Whether its last ones are there.
+  /// Whether the parameter's last elements are in a part of the layer.
   [[nodiscard]] bool ends_in(std::size_t i, ByteRange range) const noexcept {
     return offsets_[i] + value_bytes(i) <= range.last;
   }
 
  private:
-  /// Whether no element has all bits of the exponent set; by bits, which is as fast as reading.
+  /// Whether no element has all bits of the exponent set. Comparing bits is as fast as reading.
   template <class Bits, Bits exponent>
   [[nodiscard]] bool finite_elements(std::byte const* values, std::size_t i) const noexcept {
     unsigned infinite = 0;
@@ -183,7 +183,7 @@ class LayerShape {
 
   List<ParameterDeclaration> declarations_;
   List<std::size_t> offsets_;  // [parameters] bytes
-  std::size_t size_ = 0;       // of one version of the values, in bytes
+  std::size_t size_ = 0;       // size of one version of the values, in bytes
   int layer_ = 0;
   std::size_t states_ = 0;  // of the optimizer, for each parameter
 };

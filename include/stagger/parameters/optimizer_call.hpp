@@ -20,24 +20,24 @@ struct UpdateStep {
   std::size_t from = 0;     // version of the values
   std::size_t to = 0;
   ByteRange range = {};            // of the layer's parameters
-  GradientShare* share = nullptr;  // of the owner who updates its own values; null: the first
+  GradientShare* share = nullptr;  // of the owner that updates its own values; null: the first
 };
 
 /// The optimizer, its type erased; its numbers may change between steps.
 struct OptimizerCall {
-  /// Of its numbers; 0 where they are not known.
+  /// Digest of the optimizer's numbers; 0 if they are unknown.
   using Digest = std::uint64_t (*)(void const* optimizer) noexcept;
   using Update = void (*)(void const* optimizer, LayerParameters&, UpdateStep const&) noexcept;
   void const* optimizer = nullptr;
   Update update = nullptr;
-  Update change = nullptr;  // what `update` would add to version `from`, into version `to`
+  Update change = nullptr;  // writes what `update` would add to version `from` into version `to`
   Digest digest = nullptr;
-  /// Its type and its numbers, as far as they are known, in words; null: unknown.
+  /// Its type and its numbers, as far as they are known, as text; null: unknown.
   std::string (*words)(void const* optimizer) = nullptr;
   int states = 0;                  // for each parameter
   std::size_t enqueued_bytes = 0;  // size of an optimizer whose update is enqueued; 0: it is
                                    // carried out
-  bool element_wise = true;        // whether any part of a parameter can be updated by itself
+  bool element_wise = true;        // whether any part of a parameter can be updated separately
 };
 
 }  // namespace stagger::detail

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A worker's way to the parameter server that it trains with: what the engine calls, and
-///         what it is told.
+/// @file   The interface between a worker and its parameter server: what the engine calls, and the
+///         listener through which it is notified.
 
 #include <cstddef>
 #include <cstdint>
@@ -24,71 +24,73 @@ struct LateCalls;
 
 /// What all workers of a server must agree on.
 struct WorkerRules {
-  int push_minibatches = 1;  ///< in one push
+  int push_minibatches = 1;  ///< minibatches in one push
   staleness::Pushes pushes = staleness::Pushes::changes;
   staleness::Adds adds = staleness::Adds::in_worker_order;
-  std::size_t ahead = 1;               ///< pushes that it may have made beyond the slowest worker's
-  OptimizerCall optimizer{};           ///< applied by the server to gradients
-  std::shared_ptr<void const> kept{};  ///< what it points into
-  int process = 0;    ///< which process of the server's this is, where a worker runs in several
-  int processes = 1;  ///< that the worker runs in; each joins, and exchanges the layers it runs
-  void const* clock = nullptr;        ///< whose virtual time the worker runs in; null: real time
-  LateCalls const* late = nullptr;    ///< some layers are late, which the server chooses
+  std::size_t ahead = 1;               ///< how many pushes a worker may be ahead of the slowest
+  OptimizerCall optimizer{};           ///< which the server applies to gradients
+  std::shared_ptr<void const> kept{};  ///< what `optimizer` points into
+  int process = 0;    ///< which process of the server this is, if a worker runs in several
+  int processes = 1;  ///< processes that the worker runs in; each joins, and exchanges its layers
+  void const* clock = nullptr;        ///< the virtual clock of the worker; null: real time
+  LateCalls const* late = nullptr;    ///< null: no layer is late
   void const* late_policy = nullptr;  ///< for `late`
   bool in_parts = false;  ///< the server is one of several, each with some layers; workers choose
 };
 
-/// Who is told what a worker has asked for. Called by any thread, which holds the server's lock.
+/// Is notified of what a worker has asked for. Called by any thread, which holds the server's lock.
 class ParameterListener {
  public:
-  /// Snapshots of a layer with so many rounds are there. @param rounds  since the stream began
+  /// Snapshots of a layer with at least so many rounds are available.
+  /// @param rounds  since the stream began
   virtual void arrived(std::size_t layer, std::uint32_t rounds) noexcept = 0;
-  /// Likewise the one with all pushes of every worker.
+  /// Likewise for the snapshot with all pushes of every worker.
   virtual void arrived_last(std::size_t layer) noexcept = 0;
-  /// Of a link whose transfers take virtual time: one of a layer has arrived, a push with its
-  /// number in the stream, or an answer with the rounds that were asked for.
+  /// Only for a link whose transfers take virtual time: a transfer of a layer has ended, either a
+  /// push with its number in the stream, or an answer with the rounds that were asked for.
   virtual void carried(std::size_t /*layer*/, bool /*push*/, std::uint32_t /*number*/,
                        double /*start_s*/, double /*end_s*/) {}
-  /// Which layers are late in a step.
+  /// The late layers of a step have been chosen.
   virtual void late_layers(std::uint32_t /*step*/, LateSet const& /*late*/) noexcept {}
-  /// Of a server that is one of several: by what they are chosen.
-  /// @param scores  [layers] of those that it has
+  /// From a server that is one of several: the scores by which late layers are chosen.
+  /// @param scores  [layers] of the layers that this server keeps
   virtual void late_scores(std::uint32_t /*step*/, std::span<double const> /*scores*/,
                            double /*loss*/) noexcept {}
-  /// Another worker has failed: nothing will come.
+  /// Another worker has failed, so nothing that was asked for will arrive.
   virtual void lost(std::exception_ptr why) noexcept = 0;
 
  protected:
   ~ParameterListener() = default;
 };
 
-/// One worker's link. Layers are those of the model, in its order. A round is one push of every
-/// worker; rounds count from the beginning of the stream.
+/// One worker's link to the server. Layers are numbered as in the model. A round is one push of
+/// every worker; rounds are counted from the beginning of the stream.
 class ParameterLink {
  public:
   virtual ~ParameterLink() = default;
 
-  /// Once, before anything else: names the parameters, whose values the server takes over from the
-  /// worker that comes first. `listener` outlives `leave`.
+  /// Called once, before anything else: describes the parameters, whose values the server takes
+  /// over from the worker that joins first. `listener` must live until `leave` returns.
   /// @throws Error  bad_configuration for a worker whose model or rules differ from those of others
   virtual void join(std::span<LayerParameters const> layers, WorkerRules const& rules,
                     ParameterListener& listener) = 0;
   virtual void leave() noexcept = 0;
 
-  /// A stream begins.
+  /// Begins a stream.
   virtual void begin() = 0;
-  /// The newest values of a layer. @param values  [bytes_of_values()]
+  /// Reads the newest values of a layer.
+  /// @param values  [bytes_of_values()]
   virtual void read(std::size_t layer, std::byte* values) = 0;
-  /// @param values  [bytes_of_values()] what the rules say
+  /// @param values  [bytes_of_values()] gradients, changes or weights, as the rules say
   /// @param last    of the stream
   virtual void push(std::size_t layer, std::byte const* values, bool last) = 0;
-  /// Of a layer whose first bytes are late: the others, then those, with which it is pushed. What is
-  /// late travels behind what this worker has pushed before.
-  /// @param part  of the values: from its beginning, what is late; else from somewhere to its end
+  /// Pushes a part of a layer whose first bytes are late: first the other bytes, then those, which
+  /// completes the push. Late bytes are sent after everything that this worker has pushed before.
+  /// @param part  of the values: from their beginning for the late part, otherwise up to their end
   virtual void push_part(std::size_t /*layer*/, std::byte const* /*values*/, ByteRange /*part*/) {
     refuse_late();
   }
-  /// Likewise asks to be told of a part of a snapshot, and copies it.
+  /// Likewise for a snapshot: ask_part() requests a part of it, take_part() copies it.
   virtual void ask_part(std::size_t /*layer*/, std::uint32_t /*rounds*/, ByteRange /*part*/) {
     refuse_late();
   }
@@ -96,33 +98,35 @@ class ParameterLink {
                          ByteRange /*part*/) {
     refuse_late();
   }
-  /// The loss of a step, by which the server may choose what is late in the next.
+  /// Reports the loss of a step, from which the server may choose the late layers of the next.
   virtual void report(double /*loss*/) { refuse_late(); }
-  /// Asks to be told which layers are late in a step, counted from the beginning.
+  /// Asks which layers are late in a step; steps are counted from 0.
   virtual void ask_late(std::uint32_t /*step*/) { refuse_late(); }
-  /// Asks to be told of a snapshot; one request for each layer at a time.
+  /// Asks for a snapshot; the listener is notified. One request for each layer at a time.
   virtual void ask(std::size_t layer, std::uint32_t rounds) = 0;
-  /// Likewise of the one that contains all pushes of every worker's stream.
+  /// Likewise for the snapshot that contains all pushes of every worker's stream.
   virtual void ask_last(std::size_t layer) = 0;
-  /// Copies weights that have arrived: where pushes are added in the order of workers, precisely so
-  /// many rounds; else the newest there are. Later ones have as many or more.
-  /// @return  what they contain
+  /// Copies weights that have arrived. If pushes are added in the order of workers they contain
+  /// precisely so many rounds; otherwise they are the newest, and contain no fewer rounds than
+  /// those taken before.
+  /// @return  what the weights contain
   virtual VersionTag take(std::size_t layer, std::uint32_t rounds, std::byte* values) = 0;
   virtual void take_last(std::size_t layer, std::byte* values) = 0;
-  /// The stream has ended. @param why  it failed, or null; what was pushed stays
+  /// Ends the stream. What was pushed stays.
+  /// @param why  the error by which it failed, or null
   virtual void end(std::exception_ptr why) noexcept = 0;
-  /// How much travels of a part of a layer, in bytes.
+  /// How many bytes are sent for a part of a layer.
   [[nodiscard]] virtual std::size_t carried_bytes(LayerParameters const& /*layer*/,
                                                   ByteRange part) const {
     return part.size();
   }
-  /// Before `join`: the worker runs in so many processes, each with a link of this kind that joins
-  /// with the whole model and exchanges the layers that the process runs.
-  /// @return whether that is possible
+  /// Called before `join` if the worker runs in several processes. Each has a link of this kind,
+  /// which joins with the whole model and exchanges the layers that the process runs.
+  /// @return whether the link supports that
   [[nodiscard]] virtual bool span(int /*processes*/) noexcept { return false; }
-  /// Of one that spans processes: its number among the server's workers.
+  /// For a worker that spans processes: its number among the server's workers; otherwise -1.
   [[nodiscard]] virtual int worker() const noexcept { return -1; }
-  /// Whom this worker waits for, in words; empty if all that it has asked for is on its way.
+  /// The worker that this one waits for, as text; empty if all that it has asked for is on its way.
   [[nodiscard]] virtual std::string waits_for() const = 0;
 
  protected:

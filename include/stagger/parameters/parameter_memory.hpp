@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Where parameters lie: in host memory, or in memory of a back end that no host may touch.
+/// @file   The memory for parameters: the host's, or that of a back end, which the host must not
+///         access.
 
 #include <array>
 #include <cstddef>
@@ -17,25 +18,25 @@
 
 namespace stagger::detail {
 
-/// Memory of a back end, and what is done there with parameters. Parameters in
-/// host memory have none of these and pay nothing for them.
+/// Memory of a back end, and the operations on parameters there. Parameters in host memory use none
+/// of these functions and pay nothing for them.
 struct ParameterMemory {
   int device;
-  // Between steps; done when they return. They throw what the device refuses.
+  // Called between steps; complete when they return. They throw if the device refuses.
   void* (*allocate)(ParameterMemory const&, std::size_t bytes);  // zeros
   void (*release)(ParameterMemory const&, void*) noexcept;
   void (*upload)(ParameterMemory const&, void* to, void const* from, std::size_t bytes);
   void (*download)(ParameterMemory const&, void* to, void const* from, std::size_t bytes);
-  // Behind the work of the rank that is being carried out; between steps as those above.
+  // Enqueued after the work of the current rank; between steps, complete when they return.
   void (*copy)(ParameterMemory const&, void* to, void const* from, std::size_t bytes);
   void (*add)(ParameterMemory const&, ElementType, void* sum, void const* more, std::size_t size);
   void (*sum_squares)(ParameterMemory const&, ElementType, void const* gradient, std::size_t size,
                       double* sum);
-  /// Tells the back end of a refusal, since the step may be decided already.
+  /// A refusal is reported to the back end, since the step may already be decided.
   void (*zero)(ParameterMemory const&, void* memory, std::size_t bytes) noexcept;
 };
 
-/// A block of one of both kinds of memory, made as zeros, aligned to `alignment_bytes`.
+/// A block of host or back end memory, initialised with zeros, aligned to `alignment_bytes`.
 class ParameterBlock {
  public:
   ParameterBlock() = default;
@@ -71,7 +72,8 @@ class ParameterBlock {
     *this = std::move(there);
   }
 
-  /// Copies the contents of another, of any memory but the host's own, by way of the host.
+  /// Copies the contents of another block, which is in another memory than the host's own, via the
+  /// host.
   [[gnu::cold]] [[gnu::noinline]] void take_from(ParameterBlock const& other) {
     if (size_ == 0) return;
     ParameterBlock host;
@@ -80,7 +82,7 @@ class ParameterBlock {
     memory_->upload(*memory_, data_, host.data_, size_);
   }
 
-  /// Takes over the contents of another, of the same memory.
+  /// Copies the contents of another block in the same memory.
   [[gnu::cold]] [[gnu::noinline]] void copy_from(ParameterBlock const& other) {
     if (size_ != other.size_) make(other.memory_, other.size_);
     if (size_ == 0) return;
@@ -128,17 +130,17 @@ class ParameterBlock {
 };
 
 struct ParameterBlocks {
-  List<ParameterBlock> values;  // [versions] of which the first lasts
+  List<ParameterBlock> values;  // [versions] the first one persists between steps
   ParameterBlock gradients;
   std::array<ParameterBlock, 2> states;     // of the optimizer, for a part of the layer
-  ByteRange held{0, 0};                     // that part
-  ParameterMemory const* memory = nullptr;  // where they lie; null: on the host
+  ByteRange held{0, 0};                     // the part whose states are here
+  ParameterMemory const* memory = nullptr;  // the memory that has them; null: the host's
 };
 
-/// What the parameters of a layer were before a step, for a step that fails.
+/// The parameters of a layer before a step, which are restored if the step fails.
 class SavedParameters {
  public:
-  /// Makes memory for a part of the layer of so many bytes, unless there is.
+  /// Allocates memory for a part of the layer of so many bytes, unless there is some already.
   [[gnu::cold]] void make(ParameterMemory const* memory, std::size_t bytes, std::size_t states) {
     if (values_.size() == bytes) return;
     values_.make(memory, bytes);
@@ -152,7 +154,7 @@ class SavedParameters {
     now.values[0].copy_from(values_);
     for (std::size_t s = 0; s < states_.size(); ++s) now.states[s].copy_from(states_[s]);
   }
-  /// Saves, or restores, a part of what has its states here, on the host.
+  /// Saves, or restores, a part whose states are here, on the host.
   [[gnu::noinline]] void copy_part(ParameterBlocks const& now, ByteRange part,
                                    bool back) const noexcept {
     if (part.first >= part.last) return;
@@ -177,8 +179,8 @@ class SavedParameters {
   std::array<ParameterBlock, 2> states_;
 };
 
-/// The copy of a layer's parameters that the host is shown where they lie elsewhere, or where the
-/// optimizer's state is shared out.
+/// The copy of a layer's parameters for the host, if they are in another memory or if the
+/// optimizer's state is sharded.
 class ShownParameters {
  public:
   /// Values, then states.
@@ -190,7 +192,7 @@ class ShownParameters {
     return {copy.data() + range.first, range.last - range.first};
   }
 
-  /// Copies what lies in a memory of a back end.
+  /// Copies parameters from the memory of a back end.
   [[gnu::cold]] void fetch(ParameterBlocks const& own, std::size_t states) {
     for (std::size_t s = 0; s <= states; ++s) {
       ParameterBlock const& from = s == 0 ? own.values[0] : own.states[s - 1];
@@ -199,7 +201,7 @@ class ShownParameters {
         own.memory->download(*own.memory, copies_[s].data(), from.data(), from.size());
     }
   }
-  /// The way back.
+  /// Copies them back.
   [[gnu::cold]] void take_back(ParameterBlocks const& own, std::size_t states) const {
     if (copies_[0].size() == 0) return;
     for (std::size_t s = 0; s <= states; ++s) {
@@ -208,8 +210,8 @@ class ShownParameters {
     }
   }
 
-  /// Of states that are shared out, makes copies of the whole, in which only the part that is here
-  /// is true unless others send theirs.
+  /// Makes copies of whole states that are sharded. Only the part that is here is valid until
+  /// others send theirs.
   [[gnu::cold]] void spread(ParameterBlocks const& own, std::size_t states) {
     for (std::size_t s = 0; s < states; ++s) {
       ParameterBlock& copy = copies_[s + 1];
@@ -219,7 +221,7 @@ class ShownParameters {
         std::memcpy(copy.data() + own.held.first, own.states[s].data(), own.states[s].size());
     }
   }
-  /// The way back of the part that is here; the copies go.
+  /// Copies the part that is here back, and frees the copies.
   [[gnu::cold]] void gather(ParameterBlocks const& own, std::size_t states) {
     for (std::size_t s = 0; s < states; ++s) {
       ParameterBlock& copy = copies_[s + 1];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   One layer of a model that several workers train: its values, what they contain, and what
-///         has been pushed and is not added yet.
+/// @file   One layer of a model that several workers train: its values, the pushes that they
+///         contain, and the pushes that wait to be added.
 /// @source Park et al., "HetPipe", USENIX ATC 2020, section 5; Chen et al., "OSP", ICPP 2023,
 ///         section 2, for the models that it compares.
 
@@ -25,16 +25,17 @@
 
 namespace stagger::detail {
 
-/// Adds up what workers push. It has no thread, no lock and no clock; its owner provides them.
+/// Adds up the pushes of workers. It has no thread, lock or clock of its own; the caller provides
+/// them.
 ///
-/// In the order of workers, a round is one push of every worker whose stream goes on; it is added
-/// once all of it is there, and makes a snapshot. Otherwise there are the newest values alone.
-/// Pushes are counted from the first one ever; when all workers have ended their streams and all is
-/// added, everybody has made as many, and the next streams begin from there.
+/// If pushes are added in the order of workers, a round is one push of every worker whose stream
+/// goes on; it is added once it is complete, and makes a snapshot. Otherwise there are only the
+/// newest values. Pushes are counted from the first one ever; when all workers have ended their
+/// streams and everything is added, all counts are equal, and the next streams begin from there.
 class ParameterStore {
  public:
-  /// @param like   what the parameters are, and their first values
-  /// @param rules  outlive this
+  /// @param like   the layer's shape and first values
+  /// @param rules  must outlive this object
   [[gnu::cold]] ParameterStore(LayerParameters const& like, StoreRules const& rules,
                                std::size_t workers)
       : rules_(rules),
@@ -45,26 +46,26 @@ class ParameterStore {
     answer_all();
   }
 
-  /// Makes room for the waiting pushes of workers that may be so many ahead of the slowest; of more
-  /// than `most_reserved`, when they come, since each is a copy of the layer.
+  /// Makes room for the waiting pushes of workers that may be so many ahead of the slowest. Each is
+  /// a copy of the layer, so room for more than `most_reserved` is only made when it is needed.
   [[gnu::cold]] void reserve(std::size_t ahead) {
     if (rules_.adds == staleness::Adds::on_arrival) return;
     for (StoreWorker& each : workers_) each.waiting.reserve(ahead);
     ahead = std::min(ahead, most_reserved);
-    blocks_.reserve((workers_.size() - 1) * ahead + 1);  // of the slowest, one is added at once
+    blocks_.reserve((workers_.size() - 1) * ahead + 1);  // a push of the slowest is added at once
     if (rules_.adds == staleness::Adds::in_worker_order) snapshots_.reserve(ahead + 1);
   }
 
   [[nodiscard]] LayerShape const& shape() const noexcept { return values_.shape(); }
   [[nodiscard]] std::size_t bytes() const noexcept { return values_.bytes(); }
-  /// Of a worker, before its present stream.
+  /// How many pushes a worker had made before its current stream.
   [[nodiscard]] std::uint32_t start(int worker) const { return workers_[worker].start; }
-  /// Of a worker, added or not.
+  /// How many pushes a worker has made, added or not.
   [[nodiscard]] std::uint32_t pushes(int worker) const { return workers_[worker].pushes; }
   [[nodiscard]] bool ended(int worker) const { return workers_[worker].ended; }
-  /// The worker begins a stream. @return whether it was gone, and is to come back
+  /// The worker begins a stream. @return whether it had left; then come_back() must follow
   bool enter(int worker) { return workers_[worker].enter(streams_); }
-  /// Whether the stream that it began last is not ended by all workers yet.
+  /// Whether some worker has not ended yet the stream that this worker began last.
   [[nodiscard]] bool in_stream(int worker) const { return workers_[worker].stream == streams_; }
   [[nodiscard]] StoreWorker const& worker(int worker) const { return workers_[worker]; }
   void count_failures(int worker, std::uint32_t all) { workers_[worker].failures = all; }
@@ -72,10 +73,9 @@ class ParameterStore {
   [[nodiscard]] std::uint32_t streams() const noexcept { return streams_; }
   [[nodiscard]] StoreHistory const& history() const noexcept { return history_; }
 
-  /// Takes a copy of what is not added at once. @pre the worker's stream has not ended
+  /// Adds a push, or keeps a copy until it can be added. @pre the worker is in a stream
   /// @param values  [bytes()]
-  /// @param part    of a layer whose first bytes are late: the others, then those; every worker's have
-  ///                the same border
+  /// @param part    of a layer whose first bytes are late, the same of all workers: the others first
   void push(int worker, std::byte const* values, ByteRange part = {}) {
     StoreWorker& own = workers_[worker];
     if (part.first != 0) {
@@ -103,7 +103,7 @@ class ParameterStore {
       if (each.ended && each.begun.size() != 0) blocks_.give_back(std::move(each.begun));
     add_begun();
     add_up();
-    if (workers_.all_ended() && std::exchange(lacks_late_, false))  // the late part stays as it was
+    if (workers_.all_ended() && std::exchange(lacks_late_, false))  // the late part stays unchanged
       std::memcpy(version(snapshots_.newest()), version(snapshots_.before_newest()), late_bytes_);
     drop_snapshots();
     if (!workers_.all_ended()) return;
@@ -113,11 +113,11 @@ class ParameterStore {
     workers_.begin_turns();
     answer_all();
   }
-  /// Nobody waits for the worker until it comes back. What it has pushed stays.
+  /// The worker leaves: the others do not wait for it until it comes back. Its pushes stay.
   void leave(int worker) {
     if (!std::exchange(workers_[worker].gone, true)) end(worker);
   }
-  /// It begins as if it had pushed as often as the slowest: at a border between rounds.
+  /// The worker comes back and counts as having pushed as often as the slowest, between two rounds.
   void come_back(int worker) {
     StoreWorker& own = workers_[worker];
     if (!std::exchange(own.gone, false)) return;
@@ -126,15 +126,15 @@ class ParameterStore {
                std::max(own.pushes, exact ? snapshots_.rounds() : workers_.fewest_pushes(0)));
     if (rules_.adds == staleness::Adds::in_turn) answer(own);
   }
-  /// Adds what is there, complete or not, and ends all streams.
+  /// Adds all pushes that have arrived, in complete rounds or not, and ends all streams.
   void give_up() {
     for (StoreWorker& each : workers_) each.ended = true;
     end(0);
   }
 
-  /// Whether the weights that a worker may have now contain so many pushes of every worker whose
-  /// stream goes on; in turn, also its own last one.
-  /// @param urgent  but for what is late of the last
+  /// Whether the weights that a worker can have now contain so many pushes of every worker whose
+  /// stream goes on; with Adds::in_turn, also its own last push.
+  /// @param urgent  whether the late part of the last push may be missing
   [[nodiscard]] bool ready(int worker, std::uint32_t pushes, bool urgent = false) const {
     if (rules_.adds == staleness::Adds::in_worker_order)
       return snapshots_.has(pushes) && (urgent || !lacks_late_ || pushes < snapshots_.rounds());
@@ -142,18 +142,18 @@ class ParameterStore {
     return workers_.have_added(pushes);
   }
 
-  /// In the order of workers: whether there are still weights with so many, or with all that are
-  /// added, if those are fewer.
+  /// With Adds::in_worker_order: whether weights are kept that contain so many pushes, or all that
+  /// are added, if those are fewer.
   [[nodiscard]] bool keeps(std::uint32_t pushes) const {
     return snapshots_.has(std::min(pushes, snapshots_.rounds()));
   }
 
-  /// Where those weights lie: in turn, those behind its own last push; in the order of workers they
-  /// stay as they are until the worker asks for later ones. @pre ready(worker, pushes), or, where
-  /// it has just come back, keeps(pushes)
+  /// Those weights; with Adds::in_turn, the weights after the worker's own last push. With
+  /// Adds::in_worker_order they do not change until the worker asks for later ones. @pre
+  /// ready(worker, pushes), or keeps(pushes) if it has just come back
   [[nodiscard]] std::byte const* weights(int worker, std::uint32_t pushes, bool urgent = false) {
     if (rules_.adds != staleness::Adds::in_worker_order) return take_first(worker);
-    if (urgent) return version(snapshots_.newest());  // it will take what is late of them, too
+    if (urgent) return version(snapshots_.newest());  // the worker will also take their late part
     StoreWorker const& own = workers_[worker];
     std::uint32_t const there = std::min(pushes, snapshots_.rounds());  // if it has just come back
     Snapshots::Snapshot const taken = snapshots_.after(there);
@@ -162,7 +162,7 @@ class ParameterStore {
     return version(taken.version);
   }
   [[nodiscard]] std::byte const* newest() const { return version(snapshots_.newest()); }
-  /// What a worker begins a stream with: in turn, what all others began with.
+  /// The weights with which a worker begins a stream; with Adds::in_turn, the same for all workers.
   [[nodiscard]] std::byte const* first(int worker) const {
     return rules_.adds == staleness::Adds::in_turn ? workers_[worker].answer.data() : newest();
   }
@@ -170,12 +170,12 @@ class ParameterStore {
   [[nodiscard]] VersionTag contained(int worker, std::uint32_t pushes) const {
     return workers_.contained(worker, pushes, rules_.adds);
   }
-  /// A worker begins a stream: it asks for nothing older than what there is. @return `first`
+  /// A worker begins a stream, and asks for no weights older than the newest. @return `first`
   std::byte const* begin(int worker) {
     keep_from(worker, snapshots_.rounds());
     return take_first(worker);
   }
-  /// Writes all of it but the log, or reads it where nothing has been pushed. No layer may be late.
+  /// Writes everything but the log, or reads it into a new store. No layer may be late.
   /// @param file  a StateWriter or a StateReader
   template <class File> void keep(File& file) {
     file.numbers(streams_);
@@ -186,7 +186,7 @@ class ParameterStore {
   }
 
  private:
-  static constexpr std::size_t most_reserved = 8;  // pushes of a worker
+  static constexpr std::size_t most_reserved = 8;  // pushes of one worker
   [[nodiscard]] std::byte* version(std::size_t slot) const { return values_.version(slot); }
   [[nodiscard]] ByteRange all() const { return {0, bytes()}; }
 
@@ -197,7 +197,8 @@ class ParameterStore {
     workers_[worker].from = std::max(workers_[worker].from, rounds);
     drop_snapshots();
   }
-  /// Those that nobody will ask for any more go. A worker whose stream has ended asks for the last.
+  /// Drops snapshots that no worker will ask for. A worker whose stream has ended asks for the
+  /// last.
   void drop_snapshots() { snapshots_.drop_before(workers_.oldest_snapshot(snapshots_.rounds())); }
   std::byte const* take_first(int worker) {
     history_.take(worker,
@@ -207,7 +208,7 @@ class ParameterStore {
     return first(worker);
   }
 
-  /// @param from, to  versions. @param round  of which it is one
+  /// @param from, to  versions of the values
   void add(int worker, std::byte const* pushed, std::size_t from, std::size_t to,
            StoreRound const& round) {
     history_.add(worker, round.before);
@@ -218,7 +219,7 @@ class ParameterStore {
     worker.answer_with(version(0), bytes(), history_.total(),
                        workers_.fewest_of_others(static_cast<int>(&worker - workers_.begin())));
   }
-  /// In turn, a worker that has not pushed yet sees nothing of what others have.
+  /// With Adds::in_turn, a worker that has not pushed yet sees no pushes of others.
   void answer_all() {
     if (rules_.adds != staleness::Adds::in_turn) return;
     for (StoreWorker& each : workers_) answer(each);
@@ -242,7 +243,7 @@ class ParameterStore {
     for (StoreRound round = workers_.next_round(rules_.weights, history_.total());
          round.pushes != 0; round = workers_.next_round(rules_.weights, history_.total())) {
       bool const rest =
-          std::exchange(lacks_late_, false);  // all of it is added, the rest once more
+          std::exchange(lacks_late_, false);  // all of it is added, including what was added before
       std::size_t const from = rest ? snapshots_.before_newest() : snapshots_.newest();
       std::uint32_t const contains = round.before + round.pushes;
       if (rest) snapshots_.contain(contains);
@@ -256,7 +257,7 @@ class ParameterStore {
     }
   }
 
-  /// Of a layer part of which is late, the rest of a round, once it is there from everybody.
+  /// Adds the urgent part of a round, once every worker has pushed it, of a layer late in part.
   void add_begun() {
     if (lacks_late_) return;
     StoreRound const round = workers_.next_round(rules_.weights, history_.total(), true);
@@ -276,10 +277,10 @@ class ParameterStore {
   StoreWorkers workers_;
   StoreHistory history_;
   Snapshots snapshots_{values_.parameters()};
-  BlockPool blocks_;  // of pushes
+  BlockPool blocks_;  // copies of pushes
   std::uint32_t streams_ = 0;
-  std::size_t late_bytes_ = 0;  // of the layer, the first ones
-  bool lacks_late_ = false;     // the newest snapshot
+  std::size_t late_bytes_ = 0;  // how many of the layer's first bytes are late
+  bool lacks_late_ = false;     // the newest snapshot lacks its late part
 };
 
 }  // namespace stagger::detail

@@ -11,16 +11,16 @@
 
 namespace stagger::detail {
 
-/// Versions of a layer's values, of which the newest is always there. Those that are dropped leave
-/// their memory to later ones.
+/// Versions of a layer's values, of which the newest is always kept. The memory of dropped versions
+/// is reused.
 class Snapshots {
  public:
-  /// @param parameters  whose first values are those before any round; outlives this
+  /// @param parameters  have the values before the first round; must outlive this object
   explicit Snapshots(LayerParameters& parameters) : parameters_(parameters) {
     kept_.push_back({0, 0});
   }
 
-  /// So many can be there without further memory.
+  /// Makes sure that `count` snapshots can be kept without further allocations.
   [[gnu::cold]] void reserve(std::size_t count) {
     kept_.reserve(count);
     free_.reserve(count);
@@ -28,19 +28,19 @@ class Snapshots {
       free_.push_back(new_slot());
   }
 
-  /// That were added.
+  /// Rounds that were added.
   [[nodiscard]] std::uint32_t rounds() const noexcept { return rounds_; }
   [[nodiscard]] std::size_t size() const noexcept { return kept_.size(); }
   struct Snapshot {
-    std::size_t version = 0;   // of the layer
-    std::uint32_t pushes = 0;  // of all workers, that it contains
+    std::size_t version = 0;   // number of the layer's version
+    std::uint32_t pushes = 0;  // pushes of all workers that it contains
   };
   [[nodiscard]] std::size_t newest() const noexcept { return kept_.back().version; }
-  /// @pre it has not been dropped
+  /// @pre the snapshot before the newest has not been dropped
   [[nodiscard]] std::size_t before_newest() const noexcept {
     return kept_[kept_.size() - 2].version;
   }
-  /// Whether there is one of so many rounds, which has not been dropped.
+  /// Whether the snapshot after so many rounds is kept.
   [[nodiscard]] bool has(std::uint32_t rounds) const noexcept {
     return rounds <= rounds_ && rounds_ - rounds < kept_.size();
   }
@@ -49,8 +49,8 @@ class Snapshots {
     return kept_[rounds - (rounds_ + 1 - kept_.size())];
   }
 
-  /// One for the next round, whose values are still to be made.
-  /// @param pushes  that it will contain
+  /// Adds a snapshot for the next round; the caller writes its values.
+  /// @param pushes  pushes that it will contain
   /// @return its version
   std::size_t add(std::uint32_t pushes) {
     std::size_t slot = 0;
@@ -64,9 +64,9 @@ class Snapshots {
     ++rounds_;
     return slot;
   }
-  /// What the newest contains after all.
+  /// Corrects how many pushes the newest contains.
   void contain(std::uint32_t pushes) noexcept { kept_.back().pushes = pushes; }
-  /// Nobody will ask for those of fewer rounds.
+  /// Drops the snapshots of fewer rounds, for which nobody will ask.
   void drop_before(std::uint32_t rounds) {
     while (kept_.size() > rounds_ + 1 - rounds) {
       std::rotate(kept_.begin(), kept_.begin() + 1, kept_.end());
@@ -75,7 +75,7 @@ class Snapshots {
     }
   }
 
-  /// @param file  a StateWriter, or a StateReader where there has been no round
+  /// @param file  a StateWriter, or a StateReader if there has been no round
   template <class File> void keep(File& file) {
     std::size_t count = kept_.size();
     file.numbers(rounds_, count);
@@ -96,8 +96,8 @@ class Snapshots {
   }
 
   LayerParameters& parameters_;
-  List<Snapshot> kept_;     // of the last rounds
-  List<std::size_t> free_;  // versions
+  List<Snapshot> kept_;     // snapshots of the last rounds
+  List<std::size_t> free_;  // versions that can be reused
   std::uint32_t rounds_ = 0;
 };
 

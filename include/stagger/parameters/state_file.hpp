@@ -20,7 +20,7 @@ class StateWriter {
  public:
   explicit StateWriter(CheckedWriter& out) noexcept : out_(out) {}
 
-  /// Whole numbers, none below 0.
+  /// Integers, none of them negative.
   template <std::integral... N> void numbers(N const&... number) {
     (out_.u64(static_cast<std::uint64_t>(number)), ...);
   }
@@ -51,9 +51,9 @@ class StateReader {
     std::uint64_t const size = in_.u64();
     words = in_.text(size);
   }
-  /// Of as many bytes as it has.
+  /// A block whose size is known.
   void block(ParameterBlock const& block) { in_.read(in_.block(block.size()), block.span()); }
-  /// @param bytes  of each
+  /// @param bytes  size of each block
   void blocks(List<ParameterBlock>& blocks, std::size_t bytes) {
     std::size_t count = 0;
     read(count);
@@ -66,11 +66,11 @@ class StateReader {
       blocks.push_back(std::move(next));
     }
   }
-  /// @throws Error  bad_data unless the numbers go together
+  /// @throws Error  bad_data if `possible` is false: numbers of the file contradict each other
   void require(bool possible) const {
     if (!possible) in_.refuse("has numbers that contradict each other");
   }
-  /// Before memory is made for so much.
+  /// Checks that the file is long enough before memory is allocated.
   void require_room(std::size_t count, std::size_t bytes) const {
     require(count < most && (bytes == 0 || count <= in_.size() / bytes));
   }

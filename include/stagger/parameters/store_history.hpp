@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   In which order pushes were added to a layer, and what the weights lacked that they were
-///         made from.
+/// @file   The order in which pushes were added to a layer, and how stale the weights were from
+///         which they were made.
 
 #include <algorithm>
 #include <array>
@@ -13,32 +13,33 @@
 
 namespace stagger::detail {
 
-/// What a server did with a layer.
+/// Something that a server did with a layer.
 struct StoreEvent {
   enum class Kind : std::uint8_t {
-    added,  ///< a push of the worker, behind all that were added before
+    added,  ///< it added a push of the worker
     taken,  ///< the worker took weights
   };
   Kind kind = Kind::added;
   int worker = 0;
-  /// Of all workers, that were added before, or that the weights contain; since the server began.
+  /// Pushes of all workers since the server began that were added before, or that the weights
+  /// contain.
   std::uint32_t pushes = 0;
   friend bool operator==(StoreEvent const&, StoreEvent const&) = default;
 };
 
-/// Counts always, and remembers events if asked to.
+/// Always counts, and records events if asked to.
 class StoreHistory {
  public:
-  static constexpr std::size_t most_missed = 63;  // of pushes; more count as so many
+  static constexpr std::size_t most_missed = 63;  // larger counts of pushes count as so many
 
   StoreHistory(std::size_t workers, bool logs) : workers_(workers), logs_(logs) {}
 
-  /// Pushes of all workers.
+  /// Pushes of all workers that have been added.
   [[nodiscard]] std::uint32_t total() const noexcept { return total_; }
-  /// Likewise of one.
+  /// Likewise for one worker.
   [[nodiscard]] std::uint32_t added(int worker) const { return workers_[worker].added; }
 
-  /// @param before  all that were added before the round that the push is one of
+  /// @param before  all pushes that were added before this push's round
   void add(int worker, std::uint32_t before) {
     Worker& own = workers_[worker];
     std::size_t const others = before - own.added;
@@ -47,21 +48,22 @@ class StoreHistory {
     if (logs_) log_.push_back({StoreEvent::Kind::added, worker, total_});
     ++total_;
   }
-  /// @param pushes  that the weights contain, of all workers
-  /// @param own     likewise of this one
+  /// @param pushes  pushes of all workers that the weights contain
+  /// @param own     likewise of this worker
   void take(int worker, std::uint32_t pushes, std::uint32_t own) {
     workers_[worker].seen = pushes - own;
     if (logs_) log_.push_back({StoreEvent::Kind::taken, worker, pushes});
   }
 
-  /// [most_missed + 1] how many pushes of a worker were made from weights that lacked so many of
-  /// others.
+  /// [most_missed + 1] How many pushes of a worker were made from weights that lacked so many
+  /// pushes of others.
   [[nodiscard]] std::array<std::uint64_t, most_missed + 1> const& missed(int worker) const {
     return workers_[worker].missed;
   }
   [[nodiscard]] List<StoreEvent> const& log() const noexcept { return log_; }
 
-  /// All but the log. @param file  a StateWriter or a StateReader
+  /// Writes or reads everything but the log.
+  /// @param file  a StateWriter or a StateReader
   template <class File> void keep(File& file) {
     file.numbers(total_);
     for (Worker& each : workers_) {

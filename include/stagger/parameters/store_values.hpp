@@ -15,20 +15,20 @@
 
 namespace stagger::detail {
 
-/// How a store adds.
+/// The rules by which a store adds pushes.
 struct StoreRules {
   staleness::Pushes pushes = staleness::Pushes::changes;
   staleness::Adds adds = staleness::Adds::in_worker_order;
-  OptimizerCall optimizer{};     ///< of gradients
-  List<double> weights{};        ///< [workers] of gradients, or in the mean
-  bool log = false;              ///< whether events are remembered
-  AddedRounds* added = nullptr;  ///< sees each round of gradients; null: nobody does
+  OptimizerCall optimizer{};     ///< applied to gradients
+  List<double> weights{};        ///< [workers] factors of gradients, or shares in the mean
+  bool log = false;              ///< whether events are recorded
+  AddedRounds* added = nullptr;  ///< notified of each round of gradients, or null
 };
 
-/// Versions of a layer's values, its gradients, and the optimizer with its state.
+/// Versions of a layer's values, its gradients, and its optimizer state.
 class StoreValues {
  public:
-  /// @param like   what the parameters are, and their first values
+  /// @param like   the layer's shape and first values
   /// @param rules  outlive this
   [[gnu::cold]] StoreValues(LayerParameters const& like, StoreRules const& rules) : rules_(rules) {
     List<ParameterDeclaration> declarations;
@@ -47,9 +47,9 @@ class StoreValues {
     return parameters_.stored().values[slot].data();
   }
 
-  /// One push, to values that contain all others.
-  /// @param from, to  versions; the values of `from` are those that all workers had
-  /// @param part      of gradients
+  /// Adds one push to values that contain all earlier ones.
+  /// @param from, to versions; all workers had the values of `from`
+  /// @param part      of the layer, if gradients are pushed
   void add(std::byte const* pushed, std::size_t from, std::size_t to, double weight,
            ByteRange part = {}) {
     if (rules_.pushes == staleness::Pushes::gradients)
@@ -59,11 +59,11 @@ class StoreValues {
     else
       parameters_.add_difference(version(to), pushed, version(from), weight);
   }
-  /// The optimizer's step with the gradients that were added; then there are none.
+  /// Takes an optimizer step with the gradients that were added, and zeroes them.
   /// @param from, to  versions
-  /// @param round     from 0, since the workers began
-  /// @param part      of the layer. Its end comes first, if it does not come at once; then gradients
-  ///                  are those of all of it
+  /// @param round     counted from 0 since the workers began
+  /// @param part      part of the layer. If there are two parts, the end of the layer comes first;
+  ///                  afterwards the gradients of the whole layer are there
   void step(std::size_t from, std::size_t to, std::int64_t round, ByteRange part) {
     if (rules_.added != nullptr && part.first == 0)
       rules_.added->add(ScoredLayer(parameters_, from, round));
@@ -72,7 +72,8 @@ class StoreValues {
     rules_.optimizer.update(rules_.optimizer.optimizer, parameters_, {1, steps_, from, to, part});
     if (part.last != bytes()) parameters_.zero_gradients();
   }
-  /// The optimizer's state. @param file  a StateWriter or a StateReader
+  /// Writes or reads the optimizer's state.
+  /// @param file  a StateWriter or a StateReader
   template <class File> void keep(File& file) {
     file.numbers(steps_);
     for (ParameterBlock const& state : parameters_.stored().states) file.block(state);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   How far the workers of a parameter server are with one layer.
+/// @file   The progress of a parameter server's workers with one layer.
 
 #include <algorithm>
 #include <concepts>
@@ -18,33 +18,34 @@
 namespace stagger::detail {
 
 struct StoreWorker {
-  std::uint32_t pushes = 0;           ///< added or not; all workers begin streams with as many
-  std::uint32_t start = 0;            ///< before its stream
-  std::uint32_t before = 0;           ///< that were added before its stream
+  std::uint32_t pushes = 0;           ///< added or not; equal for all workers when streams begin
+  std::uint32_t start = 0;            ///< of them, those before its stream
+  std::uint32_t before = 0;           ///< of them, those added before its current stream
   std::uint32_t from = 0;             ///< rounds of the first snapshot that it may ask for
-  std::uint32_t stream = 0;           ///< that it began last
-  std::uint32_t failures = 0;         ///< streams that ended by one, its own or another's
-  bool ended = false;                 ///< that one
-  bool gone = false;                  ///< nobody waits for it
-  List<ParameterBlock> waiting{};     ///< pushes that are not added, the oldest first
+  std::uint32_t stream = 0;           ///< the stream that it began last
+  std::uint32_t failures = 0;         ///< streams that ended by a failure, its own or another's
+  bool ended = false;                 ///< whether that stream has ended
+  bool gone = false;                  ///< it has left: nobody waits for it
+  List<ParameterBlock> waiting{};     ///< pushes that are not added yet, the oldest first
   ParameterBlock begun{};             ///< a push that lacks its late part
-  ParameterBlock answer{};            ///< in turn: the values behind its last push, or the first
-  std::uint32_t answer_contains = 0;  ///< pushes of all workers
-  std::uint32_t answer_has = 0;       ///< of each other worker at least, as `fewest_of_others`
+  ParameterBlock answer{};            ///< in_turn: values after its last push, or the first
+  std::uint32_t answer_contains = 0;  ///< pushes of all workers in `answer`
+  std::uint32_t answer_has = 0;       ///< as `fewest_of_others`, for `answer`
 
-  /// @param streams  of all workers, before the one that it begins
+  /// @param streams  streams that all workers have ended
   bool enter(std::uint32_t streams) {
     stream = streams;
     return gone;
   }
-  /// Whether it can begin no stream until the others have ended theirs, if there are parameters.
+  /// Whether it must wait until the others have ended their streams before it begins the next.
   [[nodiscard]] bool waits_for_others() const noexcept { return ended && !gone; }
-  /// Whether it has pushed in its stream and not ended it. @param streams  that all have ended
+  /// Whether it has pushed in its current stream.
+  /// @param streams  streams that all workers have ended
   [[nodiscard]] bool midst(std::uint32_t streams) const noexcept {
     return stream == streams && !ended && pushes != start;
   }
-  /// @param made    pushes that it is taken to have made
-  /// @param added   of its pushes
+  /// @param made    pushes that it counts as having made
+  /// @param added   of its pushes, those that count as added
   /// @param rounds  likewise
   void begin_from(std::uint32_t made, std::uint32_t added, std::uint32_t rounds) noexcept {
     ended = gone;
@@ -52,7 +53,8 @@ struct StoreWorker {
     before = added;
     from = rounds;
   }
-  /// In turn. @param contains  pushes of all workers
+  /// For Adds::in_turn: keeps the values of the worker's next answer.
+  /// @param contains  pushes of all workers
   /// @param has                as `answer_has`
   void answer_with(std::byte const* values, std::size_t bytes, std::uint32_t contains,
                    std::uint32_t has) {
@@ -61,7 +63,7 @@ struct StoreWorker {
     answer_contains = contains;
     answer_has = has;
   }
-  /// All but what layers have that are late in part.
+  /// Writes or reads everything but the pushes that lack their late part.
   /// @param file   a StateWriter or a StateReader
   /// @param bytes  of a push
   template <class File> void keep(File& file, std::size_t bytes) {
@@ -71,7 +73,7 @@ struct StoreWorker {
     file.blocks(waiting, bytes);
     file.block(answer);
   }
-  /// @return the oldest that waits
+  /// @return the oldest waiting push
   [[nodiscard]] ParameterBlock take_waiting() {
     std::rotate(waiting.begin(), waiting.begin() + 1, waiting.end());
     ParameterBlock first = std::move(waiting.back());
@@ -80,11 +82,11 @@ struct StoreWorker {
   }
 };
 
-/// Pushes that are added at once.
+/// A round: pushes that are added together.
 struct StoreRound {
   std::uint32_t before = 0;  ///< pushes of all workers
   std::uint32_t pushes = 0;
-  double scale = 1;  ///< of weights: those of workers that are not there go to the others
+  double scale = 1;  ///< of weights, so that those present have the sum of all
 };
 
 class StoreWorkers {
@@ -98,18 +100,20 @@ class StoreWorkers {
   [[nodiscard]] StoreWorker* begin() noexcept { return workers_.begin(); }
   [[nodiscard]] StoreWorker* end() noexcept { return workers_.end(); }
 
-  /// Pushes of a worker that have been added.
+  /// How many pushes of a worker have been added.
   [[nodiscard]] std::uint32_t added(int worker) const {
     return workers_[worker].pushes - static_cast<std::uint32_t>(workers_[worker].waiting.size());
   }
-  /// The fewest of these that another worker has whose stream goes on; `all_rounds` without one.
+  /// The smallest such number of the other workers whose streams go on; `all_rounds` if there is
+  /// none.
   [[nodiscard]] std::uint32_t fewest_of_others(int worker) const noexcept {
     std::uint32_t few = all_rounds;
     for (int n = 0; n < static_cast<int>(size()); ++n)
       if (n != worker && !workers_[n].ended) few = std::min(few, added(n));
     return few;
   }
-  /// What the weights contain that a worker may take. @param pushes  as it asks for
+  /// What the weights contain that a worker can take.
+  /// @param pushes  that it asks for
   [[nodiscard]] VersionTag contained(int worker, std::uint32_t pushes, staleness::Adds adds) const {
     StoreWorker const& own = workers_[worker];
     bool const exact = adds == staleness::Adds::in_worker_order;
@@ -130,13 +134,15 @@ class StoreWorkers {
     return most;
   }
 
-  // Of workers whose streams go on:
+  // These consider only workers whose streams go on.
 
-  /// Rounds of the first snapshot that one may ask for. @param rounds  of the last one
+  /// Rounds of the oldest snapshot that a worker may ask for.
+  /// @param rounds  of the newest snapshot
   [[nodiscard]] std::uint32_t oldest_snapshot(std::uint32_t rounds) const noexcept {
     return least(rounds, [](StoreWorker const& each) { return each.from; });
   }
-  /// The fewest pushes. @param none  if there is no such worker
+  /// The smallest number of pushes.
+  /// @param none  returned if there is no such worker
   [[nodiscard]] std::uint32_t fewest_pushes(std::uint32_t none) const noexcept {
     std::uint32_t const few = least(unlimited, [](auto const& each) { return each.pushes; });
     return few == unlimited ? none : few;
@@ -147,10 +153,10 @@ class StoreWorkers {
            }) >= pushes;
   }
 
-  /// The next round, if all pushes of it are there; else one of none.
+  /// The next round if it is complete; otherwise a round without pushes.
   /// @param weights  [workers]
-  /// @param before   pushes of all workers that have been added
-  /// @param begun    whether pushes are there that lack their late parts
+  /// @param before   how many pushes of all workers have been added
+  /// @param begun    whether to look at pushes that lack their late part
   [[nodiscard]] StoreRound next_round(List<double> const& weights, std::uint32_t before,
                                       bool begun = false) const {
     StoreRound round{before, 0, 0};
@@ -166,7 +172,7 @@ class StoreWorkers {
     return round;
   }
   void begin_turns() noexcept { turn_ = 0; }
-  /// The worker whose turn it is, if its push is there, or -1; then it is that of the next one.
+  /// The worker whose turn it is, if its push has arrived, and passes the turn on; otherwise -1.
   [[nodiscard]] int take_turn() noexcept {
     for (std::size_t skipped = 0; skipped < size(); ++skipped) {
       std::size_t const now = turn_;
@@ -177,7 +183,7 @@ class StoreWorkers {
     }
     return -1;
   }
-  /// One push alone.
+  /// A round of one push.
   [[nodiscard]] StoreRound single(int worker, List<double> const& weights,
                                   std::uint32_t before) const {
     double all = 0;
@@ -188,7 +194,7 @@ class StoreWorkers {
     }
     return {before, 1, all / there};
   }
-  /// @param rounds  that have been added
+  /// @param rounds  rounds that have been added
   template <class File> void keep(File& file, std::size_t bytes, std::uint32_t rounds) {
     file.numbers(turn_);
     file.require(turn_ < size());

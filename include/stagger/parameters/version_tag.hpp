@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What a version of the weights contains, which travels with it.
+/// @file   What a version of the weights contains; it is sent along with the values.
 
 #include <stagger/core/requirements.hpp>
 
@@ -8,16 +8,16 @@
 
 namespace stagger::detail {
 
-/// Rounds of an answer that contains all pushes of every worker.
+/// The number of rounds that stands for all pushes of every worker.
 inline constexpr std::uint32_t all_rounds = 0xffffffff;
 
-/// Of weights that a worker has taken: the pushes that they contain, since its stream began.
+/// The pushes since the stream began that are contained in weights which a worker has taken.
 struct VersionTag {
   std::uint32_t own = 0;
-  /// Of each other worker at least; `all_rounds` where there is none whose stream goes on.
+  /// Pushes of each other worker, at least; `all_rounds` if no other worker's stream goes on.
   std::uint32_t others = 0;
 
-  /// As one number of a message.
+  /// Encoded as one number, for messages.
   [[nodiscard]] constexpr std::uint64_t number() const noexcept {
     return std::uint64_t{others} << 32U | own;
   }
