@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Draws the pictures of the documentation: schedules, and a prediction above the run of it.
+// Draws the pictures of the documentation: schedules, a prediction above the run of it, and layers
+// that a group of ranks shares.
 //
 // Build:  g++ -std=c++20 -O2 -ffp-contract=off -I include examples/08_pictures.cpp -pthread
 // Run:    ./pictures [FOLDER]     (default: the current folder; docs/pictures updates the pages)
 // Prints: the names of the files, which are the same on every machine, byte for byte
 // expect: schedules\.svg
 // expect: run\.svg
+// expect: split\.svg
 #include <cstdio>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include <stagger/core/file.hpp>
+#include <stagger/report/split_plan.hpp>
 #include <stagger/report/svg.hpp>
 #include <stagger/schedule/interleaved.hpp>
 #include <stagger/schedule/proof/evaluate.hpp>
@@ -75,4 +78,19 @@ int main(int argc, char** argv) {
   write(folder + "run.svg",
         {{"planned", plan(schedule::OneFOneB{}, {.ranks = 3, .microbatches = 6})},
          {"run", train.timeline()}});
+
+  // A small network with convolutions, for rows of 16x16x3 pixels, and a group of two ranks.
+  std::vector<sg::partition::LayerFeatures> const layers{
+      {.parameters = 448, .values = 4096},
+      {.parameters = 2320, .values = 1024},
+      {.inputs = 1024, .outputs = 256, .parameters = 262400},
+      {.element_wise = true},
+      {.inputs = 256, .outputs = 256, .parameters = 65792},
+      {.element_wise = true},
+      {.inputs = 256, .outputs = 4, .parameters = 1028}};
+  auto const split = sg::partition::plan_split(layers, {.group = 2, .threshold = 100});
+  sg::write_file(
+      folder + "split.svg",
+      report::svg(split, layers, 16, {.width = 720, .theme = report::SvgTheme::automatic}));
+  std::printf("%ssplit.svg\n", folder.c_str());
 }

@@ -124,9 +124,21 @@ void print_split(Settings const& s) {
   std::fprintf(stderr, "the first member of each group, and what it sends for %s of its own:\n%s",
                sg::counted(rows, "image").c_str(),
                sg::report::table(plan, features, 0, rows).c_str());
+  if (s.picture.empty()) return;
+  int const lanes = static_cast<int>(std::min<std::int64_t>(s.mp, 8)) + 1;
+  sg::write_file(s.picture, sg::report::svg(plan, features, rows,
+                                            {.width = 86 + std::max(600, 140 * lanes),
+                                             .title = "examples/vgg",
+                                             .theme = sg::report::SvgTheme::automatic}));
+}
+
+/// Makes sure that a file can be written, before anything is computed.
+void require_file(std::string const& name) {
+  if (!name.empty()) sg::WholeFile const probe(name);  // not committed, so no file remains
 }
 
 void train(Settings const& s) {
+  require_file(s.picture);
   DataSet const data = read_data(s);
   auto const images = static_cast<std::int64_t>(data.training.size());
   std::int64_t const steps = s.epochs > 0 ? (s.epochs * images + s.batch - 1) / s.batch : s.steps;
@@ -179,7 +191,7 @@ void train(Settings const& s) {
 }
 
 void print_paper(Settings const& s) {
-  if (!s.chart.empty()) sg::WholeFile const probe(s.chart);  // not committed, so no file remains
+  require_file(s.chart);
   std::fputs(claims_of_split_brain().c_str(), stdout);
   if (!s.chart.empty()) sg::write_file(s.chart, trade_off_of_split_brain());
 }

@@ -105,6 +105,12 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
                  "Threads to run the ranks; 0: one for each, as far as there are processors")
       ->group(group);
 
+  auto* const picture =
+      app.add_option("--picture", s.picture,
+                     "SVG file with what each member of a group has and exchanges; left out: none")
+          ->type_name("FILE")
+          ->group(group);
+
   group = "SplitBrain";
   auto* const paper =
       app.add_flag("--paper", s.paper,
@@ -123,6 +129,8 @@ std::optional<Settings> parse(int argc, char const* const* argv) {
       cli::refuse(option->get_name() + " is chosen by --paper; leave it out");
   if (!s.paper && chart->count() != 0)
     cli::refuse("--chart draws what --paper computes; add --paper, or leave it out");
+  if (picture->count() != 0 && (s.mp < 2 || s.linear))
+    cli::refuse("--picture draws groups that share dense layers; add --mp with 2 or more members");
   if (s.device == "clock" && s.linear)
     cli::refuse("--device clock has the times of the network alone; leave out --linear");
   if (s.device == "clock" && app.count("--threads") != 0)

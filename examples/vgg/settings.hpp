@@ -37,6 +37,8 @@ struct Settings {
   std::string device = "threads";  ///< or "clock"
   std::int64_t threads = 0;        ///< 0: as many as ranks, but not more than processors
 
+  std::string picture;  ///< file to draw what members of a group have to; empty: none
+
   // The paper.
   bool paper = false;  ///< print SplitBrain's claims instead of training
   std::string chart;   ///< file to draw their trade-off to; empty: none

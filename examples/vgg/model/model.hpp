@@ -115,6 +115,7 @@ template <class T> [[nodiscard]] stagger::Sequential<Dense<T>> make_linear(std::
 [[nodiscard]] inline std::vector<stagger::partition::LayerFeatures> features_of(
     ModelShape const& shape) {
   std::vector<stagger::partition::LayerFeatures> features;
+  auto const values = outputs_of(shape);
   Index inputs = colours;
   for (std::size_t c = 0; c < channels_in_widths.size(); ++c) {
     Index const outputs = channels_in_widths[c] * shape.width;
@@ -123,6 +124,7 @@ template <class T> [[nodiscard]] stagger::Sequential<Dense<T>> make_linear(std::
     inputs = outputs;
     if (c == 1 || c == 3 || c == 6) features.push_back({});
   }
+  for (std::size_t l = 0; l < features.size(); ++l) features[l].values = values[l];
   Index const hidden = 16 * shape.width;
   Index dense = (side / 8) * (side / 8) * inputs;
   for (Index const outputs : {hidden, hidden, Index{classes}}) {

@@ -24,6 +24,7 @@ struct LayerFeatures {
   bool by_inputs = false;      ///< can be split by inputs, too
   std::size_t parameters = 0;  ///< numbers
   std::size_t biases = 0;      ///< of them, those that are added once
+  std::size_t values = 0;      ///< numbers of a row of its output; 0: as many as features
 };
 
 /// What decides which layers are split.
@@ -190,6 +191,43 @@ struct Elements {
       return {others * members * rows * width, 0};
     default:
       return {};
+  }
+}
+
+/// What a member receives there.
+[[nodiscard]] constexpr Elements elements_received(SplitPlan const& plan, std::size_t layer,
+                                                   int member, std::size_t rows) noexcept {
+  Elements const sent = elements_sent(plan, layer, member, rows);
+  auto const members = static_cast<std::size_t>(plan.members);
+  std::size_t const width = plan.width(layer);
+  std::size_t const own = features_of(static_cast<std::size_t>(member), members, width).size();
+  switch (plan.cut(layer)) {
+    case Cut::shard:
+      return {sent.backward, sent.forward};
+    case Cut::collect:
+      return {members * rows * (width - own), 0};
+    default:
+      return sent;
+  }
+}
+
+/// Numbers of a layer's output that a member has for the rows of its group; 0 if they are not known.
+/// @param layer  in the plan
+/// @param rows   of each member
+[[nodiscard]] constexpr std::size_t activations_of(SplitPlan const& plan,
+                                                   std::span<LayerFeatures const> layers,
+                                                   std::size_t layer, int member,
+                                                   std::size_t rows) noexcept {
+  PlannedLayer const& planned = plan.layers[layer];
+  auto const members = static_cast<std::size_t>(plan.members);
+  std::size_t const values = planned.features != 0 ? planned.features : layers[layer].values;
+  switch (planned.gives) {
+    case Held::rows:
+      return rows * values;
+    case Held::columns:
+      return members * rows * features_of(static_cast<std::size_t>(member), members, values).size();
+    default:
+      return members * rows * values;
   }
 }
 

@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A chain of layers that a group shares, as a table.
+/// @file   A chain of layers that a group shares, as a table and as a picture.
 
+#include <algorithm>
 #include <cstddef>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include <stagger/core/error.hpp>
 #include <stagger/partition/split_plan.hpp>
+#include <stagger/report/detail/escape.hpp>
+#include <stagger/report/detail/svg_style.hpp>
 #include <stagger/report/format.hpp>
+#include <stagger/report/svg_options.hpp>
 #include <stagger/report/table.hpp>
 
 namespace stagger::report {
@@ -29,7 +34,7 @@ namespace stagger::report {
                                        std::size_t rows) {
   using namespace partition;
   TextTable lines({"layer", "exchange", "sent forward", "sent backward", "features", "split by",
-                   "operations/element", "parameters"});
+                   "operations/element", "parameters", "activations"});
   auto const count = [](std::size_t number) {
     return number == 0 ? std::string("-") : std::to_string(number);
   };
@@ -46,9 +51,159 @@ namespace stagger::report {
                known ? text(layer.inputs, " -> ", layer.outputs) : count(planned.features),
                name(planned.by),
                known ? format_fixed(operations_per_element(layer.inputs, layer.outputs), 1) : "-",
-               count(parameters_of(planned, layer, member, plan.members))});
+               count(parameters_of(planned, layer, member, plan.members)),
+               count(activations_of(plan, layers, l, member, rows))});
   }
   return lines.str();
+}
+
+namespace detail {
+
+/// Draws a chain from top to bottom: a lane for the whole of it, and one for each member.
+class SplitPlanWriter {
+ public:
+  SplitPlanWriter(partition::SplitPlan const& plan,
+                  std::span<partition::LayerFeatures const> layers, std::size_t rows,
+                  SvgOptions const& options)
+      : plan_(plan), layers_(layers), rows_(rows), options_(options) {
+    lanes_ = std::min(plan.members, most_members);
+    int const least = left + (lanes_ + 1) * least_lane + right;
+    if (options.width < least)
+      raise(Errc::bad_configuration, "a picture of ", counted(plan.members, "member"), " has ",
+            options.width, " pixels; use a width of at least ", least);
+    lane_ = (options.width - left - right) / (lanes_ + 1);
+  }
+
+  [[nodiscard]] std::string document() {
+    std::string body;
+    int y = 16;
+    if (!options_.title.empty()) {
+      body += text("<text class=\"title\" x=\"16\" y=\"28\">", xml(options_.title), "</text>\n");
+      y += 24;
+    }
+    body += label(left + lane_ / 2, y + 12, "c", "one rank");
+    for (int m = 0; m < lanes_; ++m)
+      body += label(middle(m), y + 12, "c", text("member ", m, " of ", plan_.members));
+    y += 22;
+    for (std::size_t l = 0; l <= plan_.layers.size(); ++l) {
+      if (plan_.cut(l) != partition::Cut::none) {
+        body += exchange(l, y);
+        y += exchange_height + gap;
+      }
+      if (l == plan_.layers.size()) break;
+      body += layer(l, y);
+      y += layer_height + gap;
+    }
+    body += label(16, y + 14, "small weak",
+                  text("In a box: features; parameters, activations. Between boxes: numbers sent, "
+                       "received, for ",
+                       counted(rows_, "row"), " of each member."));
+    return svg_document(options_.width, y + 26,
+                        options_.title.empty() ? "layers of a group" : options_.title, styles(),
+                        body);
+  }
+
+ private:
+  static constexpr int most_members = 8;
+  static constexpr int left = 74;
+  static constexpr int right = 12;
+  static constexpr int least_lane = 90;
+  static constexpr int layer_height = 34;
+  static constexpr int exchange_height = 32;
+  static constexpr int gap = 4;
+
+  [[nodiscard]] std::string styles() const {
+    return themed(options_.theme,
+                  ".title{font-size:15px;font-weight:600}text{font-size:12px}.small{font-size:11px}"
+                  ".c{text-anchor:middle}.box text{fill:#10182a}.rows{fill:#9cc9e8}"
+                  ".whole{fill:#c9ced6}.columns{fill:#a5dbc0}.cut{fill:#f2b27f}");
+  }
+  [[nodiscard]] int middle(int member) const { return left + lane_ * (member + 1) + lane_ / 2; }
+  [[nodiscard]] static std::string label(int x, int y, char const* style, std::string_view words) {
+    return text("<text class=\"", style, "\" x=\"", x, "\" y=\"", y, "\">", xml(words),
+                "</text>\n");
+  }
+  [[nodiscard]] static std::string number(std::size_t count) {
+    return count == 0 ? "-" : format_count(static_cast<double>(count));
+  }
+  /// With two lines of text.
+  [[nodiscard]] std::string box(int lane, int y, int height, char const* style,
+                                std::string const& above, std::string const& below) const {
+    int const x = left + lane * lane_;
+    return text("<rect class=\"", style, "\" x=\"", x, "\" y=\"", y, "\" width=\"", lane_ - gap,
+                "\" height=\"", height, "\" rx=\"3\"/>", label(x + lane_ / 2, y + 14, "c", above),
+                label(x + lane_ / 2, y + 28, "c small", below));
+  }
+
+  [[nodiscard]] std::string layer(std::size_t l, int y) const {
+    partition::LayerFeatures const& layer = layers_[l];
+    partition::PlannedLayer const& planned = plan_.layers[l];
+    std::size_t const all = layer.values != 0 ? layer.values : planned.features;
+    auto const features = [](std::size_t in, std::size_t out) {
+      return in != 0 ? text(in, " -> ", out) : out != 0 ? std::to_string(out) : std::string("-");
+    };
+    std::string out = label(16, y + 20, "small", text("layer ", l)) + "<g class=\"box\">" +
+                      box(0, y, layer_height, "whole",
+                          features(layer.inputs, layer.inputs != 0 ? layer.outputs : all),
+                          number(layer.parameters) + ", " + number(rows_ * all));
+    for (int m = 0; m < lanes_; ++m) {
+      auto const part = [&](bool is, std::size_t whole) {
+        return is ? features_of(static_cast<std::size_t>(m),
+                                static_cast<std::size_t>(plan_.members), whole)
+                        .size()
+                  : whole;
+      };
+      bool const own_rows = planned.takes == partition::Held::rows;
+      bool const shared =
+          planned.by != SplitBy::nothing || planned.gives == partition::Held::columns;
+      bool const columns = planned.gives == partition::Held::columns;
+      out += box(m + 1, y, layer_height,
+                 own_rows ? "rows"
+                 : shared ? "columns"
+                          : "whole",
+                 features(part(planned.by == SplitBy::inputs, layer.inputs),
+                          part(columns, layer.inputs != 0 ? layer.outputs : all)),
+                 number(parameters_of(planned, layer, m, plan_.members)) + ", " +
+                     number(activations_of(plan_, layers_, l, m, rows_)));
+    }
+    return out + "</g>\n";
+  }
+
+  [[nodiscard]] std::string exchange(std::size_t l, int y) const {
+    std::string out = label(16, y + 19, "small", name(plan_.cut(l))) + "<g class=\"box\">";
+    for (int m = 0; m < lanes_; ++m) {
+      auto const sent = partition::elements_sent(plan_, l, m, rows_);
+      auto const received = partition::elements_received(plan_, l, m, rows_);
+      out += box(m + 1, y, exchange_height, "cut",
+                 "forward " + number(sent.forward) + ", " + number(received.forward),
+                 "backward " + number(sent.backward) + ", " + number(received.backward));
+    }
+    return out + "</g>\n";
+  }
+
+  partition::SplitPlan const& plan_;
+  std::span<partition::LayerFeatures const> layers_;
+  std::size_t rows_;
+  SvgOptions const& options_;
+  int lanes_ = 1;  // of members
+  int lane_ = 0;   // in pixels
+};
+
+}  // namespace detail
+
+/// The chain before and after: what one rank has of each layer, what each member of a group has, and
+/// what a member sends and receives between them, as an SVG document. Blue: a member's own rows;
+/// green: a part for all rows of the group; grey: the whole layer; orange: an exchange. Of more than
+/// eight members, the first eight are drawn.
+/// @param rows    of each member in a local batch
+/// @return        the same bytes for the same input, in every locale
+/// @throws Error  mismatch unless there are as many layers as the plan has, bad_configuration for a
+///                width in which the members have no room
+[[nodiscard]] inline std::string svg(partition::SplitPlan const& plan,
+                                     std::span<partition::LayerFeatures const> layers,
+                                     std::size_t rows, SvgOptions const& options = {}) {
+  (void)partition::parameters_of(plan, layers, 0);  // refuses layers of another chain
+  return detail::SplitPlanWriter(plan, layers, rows, options).document();
 }
 
 }  // namespace stagger::report

@@ -77,6 +77,10 @@ TEST_CASE("partition/SplitPlan: the network of the paper has its sizes, cuts and
   CHECK(elements_sent(plan, 10, 0, 16).forward == 3 * 16 * 4096);
   CHECK(elements_sent(plan, 13, 1, 16).backward == 3 * 16 * 1024);
   CHECK(elements_sent(plan, 16, 2, 16).backward == 0);
+  CHECK(activations_of(plan, layers, 0, 0, 16) == 0);  // not known
+  CHECK(activations_of(plan, layers, 10, 1, 16) == 4 * 16 * 256);
+  CHECK(activations_of(plan, layers, 11, 1, 16) == 4 * 16 * 256);
+  CHECK(activations_of(plan, layers, 16, 1, 16) == 4 * 16 * 10);
   for (int member = 0; member < 4; ++member) {
     CHECK(all_sent(plan, member, 16).forward == 294'912);
     CHECK(all_sent(plan, member, 16).backward == 245'760);
@@ -130,6 +134,11 @@ TEST_CASE("partition/SplitPlan: a pair of layers needs one sum forward and one b
 
 namespace {
 
+/// Elements by the member that sends them, and by the one that receives them.
+struct Sent {
+  std::vector<std::size_t> by, to;
+};
+
 /// What each member sends at every cut of a plan, each element routed by itself.
 struct Router {
   SplitPlan const& plan;
@@ -144,8 +153,7 @@ struct Router {
   }
   /// @param taken    what everyone wants in the end
   /// @param summands whether what everyone has are terms
-  void route(std::vector<std::size_t>& sent, std::size_t width, Held given, Held taken,
-             bool summands) const {
+  void route(Sent& sent, std::size_t width, Held given, Held taken, bool summands) const {
     for (std::size_t to = 0; to < members; ++to)
       for (std::size_t r = 0; r < rows * members; ++r)
         for (std::size_t c = 0; c < width; ++c) {
@@ -153,13 +161,14 @@ struct Router {
           if (!summands && has(given, width, to, r, c)) continue;
           for (std::size_t from = 0; from < members; ++from)
             if (from != to && has(given, width, from, r, c)) {
-              ++sent[from];
+              ++sent.by[from];
+              ++sent.to[to];
               if (!summands) break;
             }
         }
   }
-  [[nodiscard]] std::vector<std::size_t> sent(std::size_t layer, bool forward) const {
-    std::vector<std::size_t> sent(members);
+  [[nodiscard]] Sent sent(std::size_t layer, bool forward) const {
+    Sent sent{std::vector<std::size_t>(members), std::vector<std::size_t>(members)};
     Held const given = layer == 0 ? Held::rows : plan.layers[layer - 1].gives;
     bool const end = layer == plan.layers.size();
     Held const taken = end ? (given == Held::rows ? given : Held::whole) : plan.layers[layer].takes;
@@ -201,9 +210,13 @@ TEST_CASE("partition/SplitPlan: what members send is what a router of single ele
       auto const backward = router.sent(l, false);
       for (int member = 0; member < plan.members; ++member) {
         CAPTURE(i, l, member, plan.members);
+        auto const m = static_cast<std::size_t>(member);
         auto const sent = elements_sent(plan, l, member, rows);
-        REQUIRE(sent.forward == forward[static_cast<std::size_t>(member)]);
-        REQUIRE(sent.backward == backward[static_cast<std::size_t>(member)]);
+        REQUIRE(sent.forward == forward.by[m]);
+        REQUIRE(sent.backward == backward.by[m]);
+        auto const received = elements_received(plan, l, member, rows);
+        REQUIRE(received.forward == forward.to[m]);
+        REQUIRE(received.backward == backward.to[m]);
       }
     }
   }
