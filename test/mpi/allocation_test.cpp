@@ -1,17 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <stagger/mpi/processes.hpp>
 
-#include <malloc.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <new>
 #include <span>
 #include <string>
 #include <tuple>
@@ -28,52 +25,13 @@
 #include <stagger/train/pipeline.hpp>
 
 #include "catch.hpp"
+#include "count_new.hpp"
 #include "engine/row_oracle.hpp"
 #include "trap_model.hpp"
 
 using namespace small_model;
 
 #ifndef TEST_SANITIZED
-
-// What C++ asks for in this program while `counting` is on; MPI is written in C and not counted.
-namespace {
-bool counting = false;
-long allocations = 0;
-std::size_t in_use = 0;  // bytes
-std::size_t peak = 0;
-void* counted(std::size_t size, std::size_t alignment) {
-  if (counting) ++allocations;
-  void* const memory =
-      alignment <= alignof(std::max_align_t)
-          ? std::malloc(size)
-          : std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
-  if (memory == nullptr) throw std::bad_alloc();
-  in_use += malloc_usable_size(memory);
-  peak = std::max(peak, in_use);
-  return memory;
-}
-void give_back(void* memory) noexcept {
-  in_use -= malloc_usable_size(memory);
-  std::free(memory);
-}
-}  // namespace
-
-void* operator new(std::size_t size) { return counted(size, 1); }
-void* operator new[](std::size_t size) { return counted(size, 1); }
-void* operator new(std::size_t size, std::align_val_t alignment) {
-  return counted(size, static_cast<std::size_t>(alignment));
-}
-void* operator new[](std::size_t size, std::align_val_t alignment) {
-  return counted(size, static_cast<std::size_t>(alignment));
-}
-void operator delete(void* memory) noexcept { give_back(memory); }
-void operator delete[](void* memory) noexcept { give_back(memory); }
-void operator delete(void* memory, std::size_t) noexcept { give_back(memory); }
-void operator delete[](void* memory, std::size_t) noexcept { give_back(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { give_back(memory); }
-void operator delete[](void* memory, std::align_val_t) noexcept { give_back(memory); }
-void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { give_back(memory); }
-void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept { give_back(memory); }
 
 TEST_CASE("mpi/Processes: later steps allocate nothing, whatever arrives when", "[mpi]") {
   using namespace sg::schedule;
@@ -89,11 +47,9 @@ TEST_CASE("mpi/Processes: later steps allocate nothing, whatever arrives when", 
         sg::mpi::Processes{}, collective::AllReduce<collective::grouping::Layerwise>{}, options);
     auto const data = row_model::batch(0, 4, 4, true);
     for (int step = 0; step < 3; ++step) sg::run(train.step(data));
-    allocations = 0;
-    counting = true;
-    for (int step = 0; step < 25; ++step) sg::run(train.step(data));
-    counting = false;
-    CHECK(allocations == 0);
+    CHECK(allocations_of([&] {
+            for (int step = 0; step < 25; ++step) sg::run(train.step(data));
+          }) == 0);
   };
   for (bool const clips : {false, true}) {
     count(made(OneFOneB{}), 4, {}, clips);
@@ -179,7 +135,7 @@ TEST_CASE("mpi/Processes: values that are made in place are never those of other
     CAPTURE(replicated, shards);
     int const positions = replicated ? 2 : 4;
     sg::Replicas const replicas = replicated ? sg::Replicas{2, 2} : sg::Replicas{};
-    std::size_t const before = peak = in_use;
+    std::size_t const before = peak = in_use.load();
     auto train = heavy(sg::mpi::Processes{}, false, positions, replicas, shards);
     for (int step = 0; step < 2; ++step) sg::run(train.step(batch));
     std::size_t const most = peak - before;
@@ -202,7 +158,7 @@ TEST_CASE("mpi/Processes: values that are made in place are never those of other
     // A checkpoint: one parameter after the other, and the file that one process would write.
     sg::Checkpoints const checkpoints((temporary / "processes").string());
     sg::CheckpointState const state{2, 1, "heavy", ""};
-    peak = in_use;
+    peak = in_use.load();
     std::size_t const idle = in_use;
     checkpoints.write(state, train);
     CHECK(peak - idle < 5 * bytes);
@@ -215,7 +171,7 @@ TEST_CASE("mpi/Processes: values that are made in place are never those of other
     }
     auto again = heavy(sg::mpi::Processes{}, false, positions, replicas, shards);
     again.prepare(2);
-    peak = in_use;
+    peak = in_use.load();
     std::size_t const prepared = in_use;
     auto const restored = checkpoints.restore("heavy", again);
     if (!shards) CHECK(peak - prepared < 2 * bytes);

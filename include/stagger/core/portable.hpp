@@ -36,6 +36,7 @@ class ByteWriter {
   }
   [[nodiscard]] std::byte const* data() const noexcept { return memory_.get(); }
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
 
  private:
   void move_to(std::size_t capacity) {

@@ -94,14 +94,25 @@ class Outbox {
   void provide(std::vector<std::size_t> const& counts) {
     reap();
     pools_.resize(std::max(pools_.size(), counts.size() + 1));
-    std::size_t all = under_way_.size();
-    for (std::size_t pool = 1; pool <= counts.size(); ++pool) {
-      auto& spare = pools_[pool].spare;
-      spare.reserve(counts[pool - 1]);
-      while (spare.size() < counts[pool - 1]) spare.push_back(made(pool));
-      all += spare.size();
-    }
-    under_way_.reserve(all + spare_notices);
+    for (std::size_t pool = 1; pool <= counts.size(); ++pool) fill(pool, counts[pool - 1]);
+    hold_all();
+  }
+  /// Makes messages for one pool, of which more are made only where `blank` is called without
+  /// `has_spare`.
+  /// @param bytes  of the payload, for which each has room from now on
+  void provide(std::size_t pool, std::size_t count, std::size_t bytes) {
+    pools_.resize(std::max(pools_.size(), pool + 1));
+    Pool& own = pools_[pool];
+    if (own.made != 0 && own.room >= bytes) return;
+    own.room = bytes;
+    own.spare.clear();
+    fill(pool, count);
+    hold_all();
+  }
+  /// Whether `blank` will make no other one.
+  [[nodiscard]] bool has_spare(std::size_t pool) noexcept {
+    if (pools_[pool].spare.empty()) reap();
+    return !pools_[pool].spare.empty();
   }
 
   /// An empty message to fill and post.
@@ -163,13 +174,28 @@ class Outbox {
   struct Pool {
     std::vector<std::unique_ptr<Outgoing>> spare{};
     std::size_t bytes = 0;  // of the largest payload so far
+    std::size_t room = 0;   // bytes; messages with less are not used again
+    std::size_t made = 0;   // by `provide`
   };
 
   [[nodiscard]] std::unique_ptr<Outgoing> made(std::size_t pool) const {
     auto message = std::make_unique<Outgoing>();
     message->pool = pool;
+    message->payload.reserve(pools_[pool].room);
     message->requests.reserve(2 * others_.size());
     return message;
+  }
+  void fill(std::size_t pool, std::size_t count) {
+    Pool& own = pools_[pool];
+    own.made = count;
+    own.spare.reserve(count);
+    while (own.spare.size() < count) own.spare.push_back(made(pool));
+  }
+  /// Makes room for all messages there are to be under way at a time.
+  void hold_all() {
+    std::size_t all = under_way_.size();
+    for (Pool const& pool : pools_) all += pool.spare.size();
+    under_way_.reserve(all + spare_notices);
   }
 
   void send(Outgoing& message, void const* bytes, std::size_t count, int peer, int tag) {
@@ -187,7 +213,8 @@ class Outbox {
                                    message->requests.data(), &done, MPI_STATUSES_IGNORE);
       if (code != MPI_SUCCESS || done == 0) continue;
       message->requests.clear();
-      pools_[message->pool].spare.push_back(std::move(message));
+      if (Pool& pool = pools_[message->pool]; message->payload.capacity() >= pool.room)
+        pool.spare.push_back(std::move(message));
       std::swap(message, under_way_.back());
       under_way_.pop_back();
     }

@@ -21,7 +21,6 @@
 #include <stagger/collective/server_connection.hpp>
 #include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
-#include <stagger/core/list.hpp>
 #include <stagger/core/portable.hpp>
 #include <stagger/mpi/detail/channels.hpp>
 #include <stagger/mpi/detail/ending.hpp>
@@ -38,6 +37,10 @@ using collective::detail::MessageKind;
 /// a worker is told of weights while its stages wait. A wait for messages takes up no core for
 /// longer than `awake`; from then on the thread looks again after as long as it has waited, at most
 /// `longest`.
+///
+/// Each connection has `window` messages, which it makes anew when a longer one is to be sent than
+/// ever before. While all of them are on their way, others wait at the end that has them, so a
+/// steady state allocates nothing, however late messages leave.
 class Connections {
  public:
   /// @param processes   made by all of them together
@@ -50,7 +53,8 @@ class Connections {
         server_(std::move(server)),
         rules_(std::move(rules)),
         channels_(processes),
-        heard_at_(channels_.size()) {
+        heard_at_(channels_.size()),
+        told_(channels_.size()) {
     thread_ = std::thread([this] { run(); });
   }
   Connections(Connections const&) = delete;
@@ -78,6 +82,7 @@ class Connections {
   using Clock = std::chrono::steady_clock;
   static constexpr std::chrono::microseconds awake{100};
   static constexpr std::chrono::microseconds longest{1000};
+  static constexpr std::size_t window = 4;
   static constexpr Stamp always{.epoch = 1};
   static constexpr std::uint32_t say_alive = 0xffffffff;  // else the number of a connection
 
@@ -95,6 +100,7 @@ class Connections {
     std::uint32_t number;  // by which the worker's process counts its connections
     MessageEnd* end;       // null: it has ended
     bool serves = false;   // the end is the server's
+    std::size_t pool = 0;  // of its messages
     std::atomic<bool> woken{true};
   };
   /// A worker of another process.
@@ -134,7 +140,7 @@ class Connections {
     bool moved = channels_.poll(always.epoch, [this](int peer, Envelope const& envelope,
                                                      ByteReader& in) { take(peer, envelope, in); });
     for (std::size_t i = 0; i < open_.size(); ++i)
-      if (open_[i]->woken.exchange(false)) moved = send(*open_[i]) || moved;
+      if (open_[i]->woken.exchange(false)) moved = send(*open_[i], true) || moved;
     forget();
     keep_in_touch();
     return moved;
@@ -168,13 +174,19 @@ class Connections {
     }
   }
 
+  /// @param later  what is too much at once; else all of it leaves now
   /// @return whether there was anything
-  bool send(Connection& connection) {
+  bool send(Connection& connection, bool later) {
     bool any = false;
     try {
       Message message;
       std::span<std::byte const> payload;
-      while (connection.end != nullptr && connection.end->next(message, payload)) {
+      while (connection.end != nullptr) {
+        if (later && !channels_.has_spare(connection.pool)) {
+          connection.woken.store(true);
+          break;
+        }
+        if (!connection.end->next(message, payload)) break;
         any = true;
         post(connection, message, payload);
       }
@@ -185,7 +197,8 @@ class Connections {
   }
   void post(Connection const& connection, Message const& message,
             std::span<std::byte const> payload) {
-    auto outgoing = channels_.blank();
+    channels_.provide(connection.pool, window, sizeof message + payload.size());
+    auto outgoing = channels_.blank(connection.pool);
     outgoing->payload.add(message);
     outgoing->payload.add(payload.data(), payload.size());
     channels_.post(std::move(outgoing), always, 2 * connection.number + (connection.serves ? 0 : 1),
@@ -194,13 +207,18 @@ class Connections {
 
   void add(Connection& connection) {
     heard_at_[connection.peer] = Clock::now();
+    for (bool taken = true; std::exchange(taken, false);) {
+      ++connection.pool;
+      for (Connection const* const each : open_) taken = taken || each->pool == connection.pool;
+    }
+    channels_.provide(connection.pool, window, sizeof(Message));
     open_.push_back(&connection);
     something_.notify_one();
   }
   void close(Connection& connection) noexcept {
     std::lock_guard const lock(mutex_);
     if (connection.end != nullptr) {
-      send(connection);
+      send(connection, false);
       try {
         post(connection, {.kind = MessageKind::leave}, {});  // also of one that has not joined
       } catch (...) {                                        // the server finds out by itself
@@ -240,7 +258,7 @@ class Connections {
     };
     if (seconds(now - told_at_) < deadline_s_ / 8) return;
     told_at_ = now;
-    List<bool> told(heard_at_.size());
+    std::fill(told_.begin(), told_.end(), false);
     for (Connection* const each : open_) {
       if (double const silent = seconds(now - heard_at_[each->peer]); silent > deadline_s_) {
         peers_may_be_lost = true;
@@ -251,8 +269,9 @@ class Connections {
                                                deadline_s_, " s; see whether it lives"))));
         continue;
       }
-      if (!std::exchange(told[each->peer], true))
-        channels_.post(channels_.blank(), always, say_alive, &each->peer, 1);
+      // Where all of its messages are on their way, these say so.
+      if (!channels_.has_spare(each->pool) || std::exchange(told_[each->peer], true)) continue;
+      channels_.post(channels_.blank(each->pool), always, say_alive, &each->peer, 1);
     }
     forget();
   }
@@ -265,6 +284,7 @@ class Connections {
   Channels channels_;
   FixedArray<Clock::time_point> heard_at_;  // [processes]
   Clock::time_point told_at_{};
+  FixedArray<bool> told_;  // [processes] in this turn
   std::uint32_t made_ = 0;
   std::vector<Connection*> open_{};
   std::vector<std::unique_ptr<Served>> served_{};
