@@ -41,6 +41,7 @@ class LateMerger {
     Server& added = servers_[server];
     added.merger = this;
     added.bytes = stagger::detail::bytes_to_send(layers);
+    for (std::uint64_t const bytes : added.bytes) added.has_layers = added.has_layers || bytes != 0;
     added.tells_loss = !std::exchange(has_loss_, true);
     return added;
   }
@@ -54,6 +55,7 @@ class LateMerger {
   struct Server final : stagger::detail::ParameterListener {
     LateMerger* merger = nullptr;
     List<std::uint64_t> bytes{};  // [layers] 0: another server keeps it
+    bool has_layers = false;      // with parameters
     bool tells_loss = false;
 
     void arrived(std::size_t layer, std::uint32_t rounds) noexcept override {
@@ -71,6 +73,7 @@ class LateMerger {
 
   void take(Server const& from, std::uint32_t step, std::span<double const> scores,
             double loss) noexcept {
+    if (!from.tells_loss && !from.has_layers) return;
     std::lock_guard const lock(mutex_);
     try {
       if (step != layers_.step() + 1)

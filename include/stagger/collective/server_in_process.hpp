@@ -328,6 +328,7 @@ class ServerInProcess {
 
   /// The worker takes no further step, although its last push was not marked as the last.
   void go_on_without(int client) {
+    std::lock_guard const joining(joining_);  // no other process of the worker begins meanwhile
     bool const other = clients_.any_active(worker_of(client));  // another process goes on
     if (late_ != nullptr) late_->leave(worker_of(client), client);
     for (std::size_t l = 0; l < layers_.size() && !other; ++l) {

@@ -103,7 +103,7 @@ class ParameterServer {
       raise(Errc::bad_configuration,
             "a worker of this process has not left its parameter server; let its trainer go before "
             "serve()");
-    if (!keeps_any()) return;
+    if (!parts_->layers.serves(parts_->connections->rank())) return;
     for (;;) {
       auto const [missing, present] = parts_->server->attendance();
       if (missing < 0 && present == 0) return;
@@ -171,13 +171,6 @@ class ParameterServer {
     if (keeper != parts_->connections->rank())
       raise(Errc::bad_configuration, "process ", keeper, " keeps layer ", layer,
             " of the parameter server; ask there");
-  }
-
-  [[nodiscard]] bool keeps_any() const {
-    bool any = options_.layer_processes.empty();
-    for (int const process : options_.layer_processes)
-      any = any || process == parts_->connections->rank();
-    return any;
   }
 
   ServerOptions options_;

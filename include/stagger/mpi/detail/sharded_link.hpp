@@ -39,6 +39,11 @@ struct LayerProcesses {
     return given.empty() ? static_cast<int>(layer % static_cast<unsigned>(processes))
                          : given[layer];
   }
+  /// Whether workers join the process: in turn all of them, since one without workers does not know
+  /// how many layers there are.
+  [[nodiscard]] bool serves(int process) const {
+    return given.empty() || std::find(given.begin(), given.end(), process) != given.end();
+  }
 };
 
 /// What the server in each process is, and what leads to the others.
@@ -95,7 +100,7 @@ class ShardedLink final : public ParameterLink {
     joined_ = true;
     try {
       for (int p = 0; p < kept.processes; ++p) {
-        if (!keeps_any(p, layers.size())) continue;
+        if (!kept.serves(p)) continue;
         FixedArray<LayerParameters> const part = layers_of(p, layers);
         auto link = link_to(p);
         link->join({part.data(), part.size()}, own,
@@ -120,6 +125,11 @@ class ShardedLink final : public ParameterLink {
     if (merger_ != nullptr) merger_->begin();
     for (auto const& part : parts_)
       if (part != nullptr) part->begin();
+    // Else the worker's other processes might be through with it before all servers know that this
+    // one has begun, too, and for the servers this one would then have begun the next.
+    if (processes_ > 1)
+      for (auto const& part : parts_)
+        if (part != nullptr) part->wait_until_heard();
   }
   void read(std::size_t l, std::byte* values) override { part_of(l).read(l, values); }
   void push(std::size_t l, std::byte const* values, bool last) override {
@@ -168,11 +178,6 @@ class ShardedLink final : public ParameterLink {
  private:
   [[nodiscard]] ParameterLink& part_of(std::size_t layer) {
     return *parts_[server_->layers.of(layer)];
-  }
-  [[nodiscard]] bool keeps_any(int process, std::size_t layers) const {
-    for (std::size_t l = 0; l < layers; ++l)
-      if (server_->layers.of(l) == process) return true;
-    return false;
   }
   [[nodiscard]] std::unique_ptr<ParameterLink> link_to(int process) const {
     if (process == server_->connections->rank())
