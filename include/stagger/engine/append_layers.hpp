@@ -19,8 +19,9 @@
 
 namespace stagger::detail {
 
-/// Refuses what the engine could not tell apart, or would give to two layers.
-/// @param owner  the layer that has taken the parameter over already; negative: none
+/// Refuses parameters of one name, which the engine could not tell apart, and those that two layers
+/// list.
+/// @param owner  the layer to which the parameter already belongs; negative: none
 [[gnu::cold]] [[gnu::noinline]] inline void require_own_parameter(
     List<ParameterDeclaration> const& declarations, std::string const& name, int owner, int layer) {
   for (auto const& known : declarations)
@@ -123,7 +124,7 @@ template <class L> constexpr LayerOps make_layer_ops() {
   ops.adopt_parameters = &Functions::adopt;
   ops.forward = &Functions::forward;
   if constexpr (HasBackward<L>) ops.backward = &Functions::backward;
-  // A backward that comes whole and in one half only would lose the parameters' gradients in W.
+  // With a whole backward and backward_input alone, W would not compute the parameters' gradients.
   constexpr bool splits = !HasBackward<L> || HasBackwardWeight<L> || !HasParameters<L>;
   if constexpr (HasBackwardInput<L> && splits) ops.backward_input = &Functions::backward_input;
   if constexpr (HasBackwardWeight<L>) ops.backward_weight = &Functions::backward_weight;
@@ -135,7 +136,7 @@ template <class L> inline constexpr LayerOps layer_ops = make_layer_ops<L>();
 
 template <class T> LayerOps const& ops_of_put_together() { return layer_ops<PutTogether<T>>; }
 
-// Not a template: what every type of layer shares is compiled once.
+// Not a template, so that it is compiled once for all types of layers.
 [[gnu::cold]] [[gnu::noinline]] inline void append_layer(List<Layer>& layers, void* object,
                                                          LayerOps const& ops) {
   layers.push_back(Layer(object, ops));

@@ -17,8 +17,8 @@ namespace stagger {
 
 namespace detail {
 
-/// What `advance` asks of a back end that runs instructions one by one. Signals are counters that
-/// start a step at 0; only one rank gives each.
+/// What `advance` requires of a back end that runs instructions one by one. Signals are counters
+/// that are 0 at the beginning of a step; each is given by only one rank.
 template <class B>
 concept Interpreter = requires(B& backend, RankState& rank, Wait const& wait, std::uint32_t signal,
                                Instruction const& in) {
@@ -41,7 +41,7 @@ enum class Progress : std::uint8_t {
   stopped,   ///< the step has failed
 };
 
-/// Runs a rank until it must wait: the interpreter. It is called again when the rank can go on.
+/// The interpreter: runs a rank until it must wait. It is called again when the rank can go on.
 template <Interpreter B> Progress advance(B& backend, RankState& rank) {
   Instruction const* in = rank.next.load(std::memory_order_relaxed);
   for (;;) {
@@ -68,7 +68,7 @@ template <Interpreter B> Progress advance(B& backend, RankState& rank) {
   }
 }
 
-/// `advance`, with what a stage throws handed to the back end.
+/// `advance`, which passes exceptions of stages to the back end.
 template <Interpreter B> Progress go_on(B& backend, RankState& rank) noexcept {
   try {
     return advance(backend, rank);
@@ -78,7 +78,7 @@ template <Interpreter B> Progress go_on(B& backend, RankState& rank) noexcept {
   }
 }
 
-/// Carries out a compute instruction of a rank that is watched.
+/// Carries out a compute instruction of a rank whose actions are recorded or counted.
 [[gnu::noinline]] inline void run_watched(Machine& machine, RankState& rank, Instruction const& in,
                                           Clock clock) {
   if (rank.record && clock.read != nullptr)
@@ -89,7 +89,7 @@ template <Interpreter B> Progress go_on(B& backend, RankState& rank) noexcept {
 }
 
 /// Carries out one instruction, of any kind.
-/// @param clock  tells the time while steps are recorded; none where the device has its own
+/// @param clock  tells the time while steps are recorded; empty if the device measures times itself
 [[gnu::always_inline]] inline void carry_out(Machine& machine, RankState& rank,
                                              Instruction const& in, Clock clock = {}) {
   if (!computes(in.op)) [[unlikely]]
@@ -102,7 +102,7 @@ template <Interpreter B> Progress go_on(B& backend, RankState& rank) noexcept {
 
 }  // namespace detail
 
-/// What a back end is written with.
+/// The names that a back end needs.
 namespace engine {
 using detail::carry_out;
 using detail::Clock;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Groups of ranks that share layers, each member with a part: how a model is divided, and
-///         what members take from each other.
+/// @file   Groups of ranks that share layers (tensor parallelism): how a model is divided among the
+///         members of a group, and what they exchange.
 
 #include <cstddef>
 #include <cstdint>
@@ -106,7 +106,7 @@ class GroupDivision {
     return end;
   }
 
-  /// What all members have in front of the loss.
+  /// Adds the layer before the loss, which every member has.
   [[gnu::cold]] void add_end() {
     SplitOps const& ops = *layers_[layers_.size() - 1].ops().split;
     Section section;
@@ -158,7 +158,7 @@ class GroupDivision {
   int table_stage_ = 0;
 };
 
-/// What members take from each other.
+/// The exchange of values between the members of a group.
 struct GroupExchange {
   [[gnu::cold]] static void describe(Machine const& machine, RowEdge const& edge, bool forward,
                                      RowSource& source) {
@@ -190,7 +190,7 @@ struct GroupExchange {
                                        {at.count(), source.has != 0 ? source.of.size() : has});
   }
 
-  /// What the instruction takes from other members, one message for each of them.
+  /// Counts what an instruction takes from other members, as one message from each of them.
   static void each_message(Machine const& machine, Instruction const& in, void* self,
                            void (*visit)(void* self, int rank, std::uint64_t bytes)) {
     ReplicaRun const& run = *machine.run.replica_run;
@@ -216,7 +216,7 @@ struct GroupExchange {
   }
 
  private:
-  /// How blocks of a value are copied that lies between two layers.
+  /// The functions that copy blocks of the value between two layers.
   static ColumnOps const* blocks_of(LayerOps const& before, LayerOps const& behind) {
     if (before.split != nullptr) return before.split->output;
     return behind.split != nullptr ? behind.split->input : nullptr;
@@ -229,23 +229,24 @@ struct GroupExchange {
   }
 };
 
-/// Parameters of which members have pieces, as the whole that the caller sees.
+/// Parameters whose pieces are with the members, put together as the caller sees them.
 struct GroupParameters {
-  /// Calls `visit(section, layer)` for each layer of the model, by that of member 0 in the machine.
+  /// Calls `visit(section, layer)` for each layer of the model; `layer` is the machine's layer of
+  /// member 0.
   template <class Visit> static void each_layer(ModelState const& model, Visit visit) {
     auto const& sections = static_cast<GroupedModel const&>(*model.grouped).divided;
     for (Section const& section : sections.chain)
       for (std::size_t const l : model.layers_of(section.stage))
         visit(section.grouped ? sections.members : 1, l);
   }
-  /// The same layer of another member.
+  /// The machine's number of the same layer of another member.
   static std::size_t layer_of(ModelState const& model, std::size_t layer, int member) {
     std::size_t stage = 0;
     while (model.first_layer[stage + 1] <= layer) ++stage;
     return layer + static_cast<std::size_t>(member) * model.layers_of(stage).size();
   }
 
-  /// Refuses parts that are no pieces of a whole.
+  /// Refuses parts whose parameters are not pieces of whole ones.
   [[gnu::cold]] static void require_pieces(ModelState const& model) {
     each_layer(model, [&](int members, std::size_t l) {
       if (!model.grouped->layers[l].split) return;

@@ -25,10 +25,10 @@ template <class B> class Ahead {
 
   [[nodiscard]] std::size_t slots() const noexcept { return slots_.size(); }
   [[nodiscard]] bool empty() const noexcept { return first_ == next_; }
-  /// The place of the next step in the ring.
+  /// The index in the ring for the next step.
   [[nodiscard]] std::size_t slot() const noexcept { return next_ % slots_.size(); }
 
-  /// Waits until there is a place for another step.
+  /// Waits until the ring has room for another step.
   void make_room(B& backend) {
     if (next_ - first_ == slots_.size()) finish_first(backend);
   }
@@ -43,7 +43,7 @@ template <class B> class Ahead {
     return slot;
   }
 
-  /// Waits for a step and all before it; null: for all.
+  /// Waits for a step and all earlier ones; null: for all steps.
   void settle(B& backend, TicketPlace const* last) {
     while (!empty()) {
       bool const found = &slots_[first_ % slots_.size()] == last;
@@ -83,7 +83,7 @@ template <class B> class Ahead {
   }
 
   FixedArray<Slot> slots_;
-  std::uint64_t first_ = 0;  // of the steps in flight, counted since the beginning
+  std::uint64_t first_ = 0;  // number of the oldest step in flight, counted since the beginning
   std::uint64_t next_ = 0;
   std::exception_ptr unreported_;
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What runs the loaded program: values in slots, the stages on their ranks, and what each
-///         rank does at the end of a step.
+/// @file   What runs the loaded program: values in slots, the stages on their ranks, and the work
+///         of each rank at the end of a step.
 
 #include <concepts>
 #include <cstddef>
@@ -31,8 +31,8 @@ struct CellStorage {
   FixedArray<LayerStorage> layers;
   Slots x;  // of the first stage: one object for its input's gradient, which is not read
   Slots repeated_output;
-  Slots dx;                           // where the stage before gathers it
-  std::unique_ptr<CellStorage> next;  // of the stage's next owner
+  Slots dx;                           // if the stage before gathers it
+  std::unique_ptr<CellStorage> next;  // memory of the stage's next owner
 };
 struct Addition {
   LayerParameters* to;
@@ -46,15 +46,15 @@ struct LayerPart {
 struct Square {
   std::size_t layer = 0;
   std::size_t parameter = 0;
-  ByteRange range = {};  // of the layer, if another rank adds up the rest
+  ByteRange range = {};  // part of the layer, if other ranks add up the rest
 };
 /// What a rank does at the end of a step.
 struct EndOfStep {
   List<Addition> add;      // in the order of owners
-  List<Square> squares;    // of these gradients it adds them up
-  List<LayerPart> layers;  // that it updates
+  List<Square> squares;    // the gradients whose squares it adds up
+  List<LayerPart> layers;  // the layers that it updates
   List<GradientShare*> clear;
-  bool updated = false;  // and the former values are saved
+  bool updated = false;  // it has updated them, and their former values are saved
 };
 
 /// Calls `visit(stage, cells)` for every stage of a program.
@@ -87,11 +87,11 @@ struct Execution {
       storage[s].layers = FixedArray<LayerStorage>(model.layers_of(s).size());
   }
 
-  /// Makes the slots of a program and points every rank at them. Of values and slots, allocates
-  /// only what earlier programs did not need.
+  /// Makes the slots of a program and points every rank at them. Allocates only what earlier
+  /// programs did not need.
   [[gnu::cold]] void load(ModelState& model, Program const& next) {
     program = &next;
-    // Each is checked by itself: an earlier load may have run out of memory between them.
+    // Checked one by one, since an earlier load may have run out of memory between them.
     if (ranks.size() != next.ranks.size()) ranks = FixedArray<RankState>(next.ranks.size());
     if (end_of_step.size() != ranks.size()) end_of_step = FixedArray<EndOfStep>(ranks.size());
     for (auto& of : end_of_step) {
@@ -101,7 +101,7 @@ struct Execution {
       of.clear.clear();
     }
     if (cells.size() != next.cells.size()) cells = FixedArray<StageRun>(next.cells.size());
-    std::size_t owner = 0;  // counted among the owners of a stage
+    std::size_t owner = 0;  // number among the owners of a stage
     for (std::size_t c = 0; c < cells.size(); ++c) {
       owner = c > 0 && next.cells[c - 1].stage == next.cells[c].stage ? owner + 1 : 0;
       make_cell(model, next.cells[c], owner, cells[c]);
@@ -132,7 +132,7 @@ struct Execution {
     return *own;
   }
 
-  /// Takes over what the caller may have written into copies of parameters.
+  /// Takes over what the caller has written into copies of parameters.
   [[gnu::cold]] void take_back(ModelState& model) {
     if (model.grouped != nullptr) return model.grouped->ops->take_back(model);
     for (auto& layer : model.parameters) layer.take_back();
@@ -149,7 +149,7 @@ struct Execution {
         for (auto& share : owner->shares) share.zero();
   }
 
-  /// Adds what values and contexts hold.
+  /// Adds the memory of values and contexts.
   [[gnu::cold]] void add_memory(Memory& memory) const {
     for (auto const& first : storage) {
       for (auto const* owner = &first; owner != nullptr; owner = owner->next.get()) {
@@ -223,7 +223,7 @@ struct Execution {
       if (!final_layer || cell.last)
         grow(values.y, *run.ops->output, need.kept_slots);
       else
-        grow(values.y, *run.ops->output, need.y_slots);  // 0 if its reader has the slots
+        grow(values.y, *run.ops->output, need.y_slots);  // 0 if their reader has the slots
       grow(values.dy, *run.ops->output, final_layer ? need.dy_slots : need.inner_slots);
       if (final_layer && !cell.last && model.options.recompute)
         grow(own.repeated_output, *run.ops->output, 1);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Which layers' gradients replicas add up together: first single layers, to measure them;
-///         then as the policy says.
+/// @file   The choice of gradient groups: single layers at first, to measure them, then those of
+///         the policy.
 
 #include <cstddef>
 #include <cstdint>
@@ -89,8 +89,8 @@ struct GroupingDecision {
       decide(machine);
   }
 
-  /// Keeps medians of what was measured.
-  /// @return whether sums of several sizes are among them, or none
+  /// Keeps the medians of the measured times.
+  /// @return whether sums of several sizes were measured, or none at all
   [[gnu::cold]] static bool take(Machine& machine) {
     SumRun& sums = machine.run.replica_run->sums;
     bool const layers = sums.phase == SumRun::Phase::layers;
@@ -146,7 +146,7 @@ struct GroupingDecision {
     return rising[rising.size() / 2];
   }
 
-  /// The line through what sums took; through the origin where they say nothing about a start-up.
+  /// The line fitted to the times of sums; through the origin if they do not determine a start-up.
   static collective::CostLine fitted(SumRun const& sums) {
     double seconds = 0;
     double bytes = 0;
@@ -159,14 +159,14 @@ struct GroupingDecision {
     if (samples.empty()) return {};
     try {
       return collective::fit_line({samples.data(), samples.size()}).line;
-    } catch (Error const&) {  // all of one size, or so small that they are noise
+    } catch (Error const&) {  // all of one size, or too short to measure
       return {0, seconds / bytes};
     }
   }
 
   [[gnu::cold]] static void regroup(Machine& machine, GroupingChoice const& choice,
                                     collective::CostLine line) {
-    auto const& layer_s = machine.run.replica_run->sums.layer_s;  // none before they were measured
+    auto const& layer_s = machine.run.replica_run->sums.layer_s;  // empty until measured
     List<GradientGroup> groups;
     for (int s = 0; s < machine.stages(); ++s) {
       List<double> backward_s;
@@ -178,7 +178,7 @@ struct GroupingDecision {
       collective::Backward const backward{
           0, {backward_s.data(), backward_s.size()}, {bytes.data(), bytes.size()}};
       auto const chosen = choice.groups(choice.policy, backward, line);
-      // Refuses what is no grouping.
+      // Refuses groups that do not list every layer once.
       static_cast<void>(collective::evaluate(backward, chosen, line));
       for (auto const& group : chosen) groups.push_back({s, group.lowest - 1, group.highest - 1});
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The losses of a step's microbatches, what each weighs, and the metrics they make.
+/// @file   The losses of a step's microbatches, their weights, and the metrics computed from them.
 
 #include <algorithm>
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace stagger::detail {
 
-/// What a step's metrics are made of, beside its losses.
+/// What a step's metrics depend on, apart from its losses.
 struct StepFacts {
   double terms = 0;
   std::size_t microbatches = 0;
@@ -35,21 +35,21 @@ struct StepFacts {
   return metrics;
 }
 
-/// Memory for losses and weights, which the ranks write and read.
+/// Memory for losses, which the ranks write, and for weights, which they read.
 class Losses {
  public:
-  /// @param parts  how many ranks may compute a loss of one microbatch
+  /// @param parts  most ranks that compute a loss of the same microbatch
   explicit Losses(std::size_t parts) : parts_(parts) {}
 
-  /// @param slots  steps that may be under way at once
+  /// @param slots  most steps in flight
   [[gnu::cold]] void make_room(Program const& program, std::size_t slots) {
     auto const microbatches = static_cast<std::size_t>(program.microbatches);
     losses_.resize(std::max(losses_.size(), slots * parts_ * microbatches));
     scales_.resize(std::max(scales_.size(), microbatches));
   }
 
-  /// Points a step's arguments here, and weighs its microbatches: every term of a minibatch counts
-  /// alike, however unequal they are.
+  /// Sets the step's pointers to losses and weights, and computes the weights: every term of a
+  /// minibatch counts the same, however unequal its microbatches are.
   void begin(StepArguments& arguments, Program const& program, std::size_t slot) {
     facts_ = {0, static_cast<std::size_t>(program.microbatches), parts_,
               arguments.targets.first != nullptr};
@@ -69,7 +69,7 @@ class Losses {
     arguments.scales = scales_.data();
   }
 
-  /// Of the step that was begun last.
+  /// Facts of the step that was begun last.
   [[nodiscard]] StepFacts const& facts() const noexcept { return facts_; }
   [[nodiscard]] double* values() const noexcept { return losses_of_slot_; }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   A model as the engine holds it, whatever order it runs in: layers, parameters, the
-///         optimizer and how many steps it has taken.
+/// @file   A model as the engine holds it, independent of any schedule: layers, parameters, the
+///         optimizer, and the number of steps taken.
 
 #include <algorithm>
 #include <concepts>
@@ -62,15 +62,15 @@ struct ModelState {
     if (grouped != nullptr) return grouped->append_states(*this, states);
     for (auto& layer : parameters) own ? layer.append_own(states) : layer.append_states(states);
   }
-  /// Which layer of the user's model it is, or is a part of.
+  /// The number of the user's layer that it is, or is a part of.
   [[nodiscard]] int number(std::size_t layer) const noexcept {
     return grouped != nullptr ? grouped->layers[layer].number : static_cast<int>(layer);
   }
-  /// Whether its gradients are not those of another copy.
+  /// Whether its gradients count: false for a further copy of the same layer.
   [[nodiscard]] bool counted(std::size_t layer) const noexcept {
     return grouped == nullptr || grouped->layers[layer].counted;
   }
-  /// Stages of the schedule's table, of which groups of ranks may run each as several.
+  /// Stages of the schedule's table. Groups of ranks may run one as several stages of the program.
   [[nodiscard]] int table_stages() const noexcept {
     return grouped != nullptr ? grouped->table_stages : static_cast<int>(stages());
   }
@@ -93,8 +93,8 @@ struct ModelState {
   [[nodiscard]] UpdateStep update_step(Instruction const& in) const noexcept {
     return {1, steps + 1 + static_cast<std::int64_t>(in.update()), in.version, in.next_version};
   }
-  /// Without a flush: the optimizer step of one stage alone. If the stream fails later, the values
-  /// from before the stream are brought back.
+  /// Without a flush: the optimizer step of one stage. If the stream fails later, the values from
+  /// before the stream are restored.
   void apply(Instruction const& in) {
     for (std::size_t const l : layers_of(in.stage))
       optimizer.update(optimizer.optimizer, parameters[l], update_step(in));
@@ -116,7 +116,7 @@ struct ModelState {
   Options options;
   bool shards;
   std::shared_ptr<Grouped const> grouped;  // null: no layer is shared by a group
-  FixedArray<ShownWhole> shown_wholes;     // then, to the caller
+  FixedArray<ShownWhole> shown_wholes;     // then: copies for the caller
   OptimizerCall optimizer;
   bool shown = false;  // the caller may have written into a copy
   std::int64_t steps = 0;

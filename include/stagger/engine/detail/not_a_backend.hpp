@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What a compiler says of a device whose back end cannot work: the first thing that is
-///         missing, or that its traits and its functions say differently.
+/// @file   The compiler error for a device that cannot work: it names the first member that its
+///         back end lacks, or a trait that does not match its functions.
 
 #include <type_traits>
 
@@ -12,7 +12,7 @@
 
 namespace stagger::detail {
 
-/// What a device and its back end have, as bools, since a compiler explains every part of a
+/// The members of a device and its back end, as bools, since compilers explain every part of a
 /// concept.
 template <class Device> struct BackendFacts {
   using B = typename Device::Backend;

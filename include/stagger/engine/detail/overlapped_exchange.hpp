@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Steps of a worker some of whose layers are late: their gradients travel while the next step
+/// @file   Steps of a worker with late layers, whose gradients are exchanged while the next step
 ///         computes.
 /// @source Chen et al., "OSP: Boosting Distributed Model Training with 2-stage Synchronization",
 ///         ICPP 2023, section 4.
@@ -22,12 +22,12 @@
 
 namespace stagger::detail {
 
-/// A step, counted from 0 since the link opened, goes like this. When it begins, the worker asks for
-/// the layers that were late in the step before, and for which are late in this one. The first signal
-/// of a cell says that both are there; behind the computation the cell takes the values, and pushes
-/// the gradients of urgent layers. The second says that their values are there. Then late layers are
-/// pushed, and their values become what is predicted. Of a layer that is split, the first part is
-/// late, the other urgent.
+/// Steps are counted from 0 since the link opened. At the beginning of a step the worker asks for
+/// the values that were late in the step before, and which layers are late in this one. The first
+/// signal of a cell says that both have arrived; after the computation the cell takes these values
+/// and pushes the gradients of urgent layers. The second signal says that the urgent layers' new
+/// values have arrived. Then the cell pushes late layers and replaces their values by predicted
+/// ones. If a layer is split, its first part is late and the rest is urgent.
 class OverlappedExchange final : public ServerExchange {
  public:
   [[gnu::cold]] OverlappedExchange(std::shared_ptr<ParameterLink> link, Machine& machine,
@@ -98,27 +98,28 @@ class OverlappedExchange final : public ServerExchange {
 
  private:
   struct Layer {
-    // In a step of that parity: of its values in memory, the first ones; once they have come, none.
+    // For even and odd steps: how many of the first bytes of its values are late; 0 once they have
+    // arrived.
     std::array<std::size_t, 2> late{};
-    std::atomic<bool> here{false};  // what is late from the step before
-    ParameterBlock kept{};          // by the prediction
+    std::atomic<bool> here{false};  // whether the late values of the step before have arrived
+    ParameterBlock kept{};          // memory of the prediction
   };
 
   [[nodiscard]] LateCalls const& calls() const noexcept { return *staleness_.late; }
   [[nodiscard]] std::size_t late(std::size_t l, std::uint32_t step) const noexcept {
     return layers_[l].late[step % 2];
   }
-  /// What of a layer is not late in this step.
+  /// The part of a layer that is not late in this step.
   [[nodiscard]] ByteRange urgent(std::size_t l) const {
     return {late(l, steps_), machine_.parameters()[l].bytes_of_values()};
   }
-  /// Those that have parameters, in forward order.
+  /// Calls `body` for each layer with parameters, in forward order.
   template <class Body> void each_layer(CellLayers const& cell, Body body) {
     for (std::size_t l = cell.first; l < cell.first + cell.count; ++l)
       if (machine_.parameters()[l].bytes_of_values() != 0) body(l);
   }
 
-  /// Takes values that were late and have come.
+  /// Takes the late values that have arrived.
   void take_late(CellLayers const& cell) {
     each_layer(cell, [&](std::size_t l) {
       Layer& layer = layers_[l];
@@ -188,7 +189,7 @@ class OverlappedExchange final : public ServerExchange {
     });
   }
 
-  /// Of the step, as metrics have it.
+  /// The loss of the step, as in its metrics.
   [[nodiscard]] double loss() const {
     StepArguments const& step = machine_.arguments();
     double sum = 0;

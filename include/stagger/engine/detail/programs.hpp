@@ -34,13 +34,13 @@ namespace stagger::detail {
   return result;
 }
 
-/// Keeps only the programs that were asked for last, so that streams of many lengths do not fill
-/// the memory.
+/// Keeps only the most recently used programs, so that streams of many lengths do not fill the
+/// memory.
 class Programs {
  public:
-  /// @param options    of the pipeline; outlives this
+  /// @param options    of the pipeline; must outlive this object
   /// @param positions  rows of the schedule's table
-  /// @param shards     whether replicas share the optimizer's state out
+  /// @param shards     whether the optimizer state is sharded
   Programs(Setup const& setup, Options const& options, int positions, bool shards,
            bool sums_by_library)
       : schedule_(setup.schedule),
@@ -52,7 +52,7 @@ class Programs {
         shards_(shards),
         sums_by_library_(sums_by_library) {}
 
-  /// @param groups  of gradients that are added up while backward runs; null: none
+  /// @param groups  gradient groups that are added up while backward runs; null: none
   /// @throws Error  bad_configuration for no microbatches, or a number that the schedule does not
   ///                allow; bad_schedule for a table that cannot be run
   [[nodiscard]] std::shared_ptr<Program const> find(std::size_t microbatches, bool training,
@@ -83,7 +83,7 @@ class Programs {
  private:
   struct Known {
     std::shared_ptr<Program const> program;
-    std::uint64_t asked = 0;  // when; 0: there is none
+    std::uint64_t asked = 0;  // time of the last use; 0: the place is free
   };
 
   void require_microbatches(std::size_t count) const {
@@ -127,7 +127,7 @@ class Programs {
     options.sums_by_library = sums_by_library_;
     auto const added = std::make_shared<Program const>(lay_out(made, options));
     require_sound(*added, made, options);
-    Known* oldest = known_;  // a free place, or the one that was asked for least recently
+    Known* oldest = known_;  // a free place, or the least recently used one
     for (Known& known : known_)
       if (known.asked < oldest->asked) oldest = &known;
     *oldest = {added, ++asked_};
@@ -148,7 +148,7 @@ class Programs {
   bool shards_;
   bool sums_by_library_;
   Known known_[most_known];
-  std::uint64_t asked_ = 0;  // how often programs were asked for
+  std::uint64_t asked_ = 0;  // counts calls, as a clock for `asked`
 };
 
 }  // namespace stagger::detail

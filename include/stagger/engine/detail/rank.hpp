@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   One rank: where its stages' values lie, and how it carries out one instruction.
+/// @file   One rank: the addresses of its stages' values, and how it carries out one instruction.
 
 #include <algorithm>
 #include <atomic>
@@ -32,10 +32,10 @@ struct LayerRun {
   }
 };
 
-/// One stage on one of its owners: a cell of the program.
+/// One stage on one of its owners (a cell of the program).
 struct StageRun {
   List<LayerRun> layers;
-  LayerRun const* front = nullptr;  // the first of `layers`, and the last: what every action needs
+  LayerRun const* front = nullptr;  // first and last of `layers`, which every action needs
   LayerRun const* back = nullptr;
   Places x;  // by x; unused at the first stage
   Places
@@ -54,9 +54,9 @@ struct alignas(64) RankState {
   Instruction const* end = nullptr;
   Wait const* wait = nullptr;  // first wait of `next`
   Wait blocked_on;
-  bool executed = false;  // `next` has run, its signals are still to be given (timed back ends)
+  bool executed = false;  // `next` has run, but has not given its signals yet (timed back ends)
   bool record = false;
-  bool watched = false;  // actions are recorded, or counted
+  bool watched = false;  // its actions are recorded, or counted
   int number = 0;
   int in_flight = 0;
   int peak_in_flight = 0;
@@ -76,7 +76,7 @@ struct alignas(64) RankState {
   rank.executed = false;
   rank.record = computes && record;
   rank.in_flight = 0;
-  if (!computes) return;  // what the last step has recorded stays
+  if (!computes) return;  // keeps what the last step has recorded
   rank.peak_in_flight = 0;
   rank.spans.clear();
 }
@@ -88,7 +88,8 @@ struct alignas(64) RankState {
   return y;
 }
 
-/// Forward of all layers of a stage but its last. @return the input of the last layer
+/// Forward of all layers of a stage except the last.
+/// @return the input of the last layer
 [[gnu::noinline]] inline void const* run_inner_forward(RankState& rank, StageRun const& stage,
                                                        Instruction const& in, void const* x) {
   for (LayerRun const* layer = stage.front; layer != stage.back; ++layer)
@@ -96,7 +97,7 @@ struct alignas(64) RankState {
   return x;
 }
 
-/// Forward of a model's last layer, in evaluation with the loss.
+/// Forward of a model's last layer, and in evaluation the loss.
 [[gnu::noinline]] inline void run_last_forward(RankState& rank, StageRun const& stage,
                                                Instruction const& in, void const* x) {
   std::size_t const m = in.microbatch;
@@ -118,7 +119,7 @@ struct alignas(64) RankState {
   forward_layer(rank, *stage.back, in, x, stage.back->y[in.y]);
 }
 
-/// Repeats F for the values that backward needs.
+/// Repeats F for the values that backward needs (activation recomputation).
 [[gnu::noinline]] inline void run_recompute(RankState& rank, StageRun const& stage,
                                             Instruction const& in) {
   void const* x = stage.first ? rank.arguments->inputs[in.microbatch] : stage.x[in.x];
@@ -147,7 +148,8 @@ struct alignas(64) RankState {
       arguments.loss, rank.context, last.y[in.kept], arguments.targets[m], arguments.scales[m], dy);
 }
 
-/// Backward of all layers of a stage but its first. @return the gradient of the first one's output
+/// Backward of all layers of a stage except the first.
+/// @return the gradient of the first layer's output
 [[gnu::noinline]] inline void* run_inner_backward(RankState& rank, StageRun const& stage,
                                                   Instruction const& in, void* dy) {
   for (LayerRun const* layer = stage.back; layer != stage.front; --layer) {
@@ -175,7 +177,7 @@ struct alignas(64) RankState {
   return in;
 }
 
-/// Some layers of a backward, [lowest, end) of the stage, from the last.
+/// Backward of the layers [lowest, end) of a stage, from the last.
 [[gnu::noinline]] inline void run_backward_part(RankState& rank, StageRun const& stage,
                                                 Instruction const& part, std::size_t lowest,
                                                 std::size_t end) {

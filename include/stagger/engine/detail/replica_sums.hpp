@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Gradients of replicated stages, added up while the last backward still runs.
+/// @file   The all-reduce of gradients of replicated stages while the last backward still runs.
 /// @source S. Shi, X. Chu, B. Li, "MG-WFBP: Efficient Data Communication for Distributed
 ///         Synchronous SGD", INFOCOM 2019, algorithm 2; here a rank of the program takes the place
 ///         of its communication thread, and each holder of a stage adds up a part of every layer.
@@ -17,8 +17,8 @@
 namespace stagger::detail {
 
 struct ReplicaSums {
-  /// Shares out the end of a step: each holder of a stage updates its part of every layer, and adds
-  /// up the squares of as many whole parameters as are its share of the bytes.
+  /// Divides the work at the end of a step: each holder of a stage updates its part of every layer,
+  /// and adds up the squares of whole parameters, in proportion to its share of the bytes.
   [[gnu::cold]] static void load(Machine& machine) {
     if (machine.run.program->groups.empty()) return;
     for (auto& end_of_step : machine.run.end_of_step) {
@@ -106,7 +106,8 @@ struct ReplicaSums {
     if (clock.read != nullptr) note(machine, rank, in, start_s, clock());
   }
 
-  /// Notes when a part of a last backward, or a sum, ran: for the decision and the timeline.
+  /// Records when a part of a last backward, or a sum, ran, for the choice of groups and the
+  /// timeline.
   static void note(Machine& machine, RankState& rank, Instruction const& in, double start_s,
                    double end_s) {
     GradientGroup const& group = machine.run.program->groups[in.group];
@@ -127,7 +128,7 @@ struct ReplicaSums {
     if (in.op == Op::reduce || whole)
       rank.spans.push_back(span);
     else
-      rank.spans.back().end_s = span.end_s;  // one backward, however many parts it has
+      rank.spans.back().end_s = span.end_s;  // the parts of a backward count as one
     if (in.op != Op::reduce && group.lowest == 0 && rank.cells[in.cell].opens) --rank.in_flight;
   }
 };

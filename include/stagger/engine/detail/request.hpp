@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The arguments of a step, by address and with types erased. They must last until it is
-///         done.
+/// @file   The arguments of a step, by address and with types erased. They must stay valid until it
+///         is done.
 
 #include <cstddef>
 #include <cstdint>
@@ -33,11 +33,11 @@ struct LossOps {
   SlotType const* target = nullptr;  // null where a target cannot be split by rows
 };
 
-/// What a caller hands over for one iteration. It must stay until the iteration is done.
+/// The arguments of one iteration, which must stay valid until it is done.
 struct StepArguments {
   Places inputs;   // [microbatches]
-  Places targets;  // [microbatches]; none where only outputs are wanted
-  Places outputs;  // [microbatches]; where the last stage's results go, if the caller wants them
+  Places targets;  // [microbatches]; none if only outputs are wanted
+  Places outputs;  // [microbatches]; for the last stage's results, if the caller wants them
   void const* loss = nullptr;
   LossOps loss_ops;
   double const* scales = nullptr;  // [microbatches] 1 / terms of the whole minibatch
@@ -49,7 +49,7 @@ struct StepArguments {
 struct Request {
   StepArguments arguments;
   std::shared_ptr<Program const> program{};
-  std::uint32_t number = 0;  // of all that the session was asked for
+  std::uint32_t number = 0;  // counts the session's requests
 };
 
 }  // namespace stagger::detail

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What steps and streams of a worker have in common that trains with others through a
-///         parameter server: its link, its stages' layers, and signals for what has arrived.
+/// @file   The common part of steps and streams that exchange parameters with a server: the
+///         worker's link, the layers of its stages, and signals for what has arrived.
 
 #include <algorithm>
 #include <array>
@@ -23,7 +23,8 @@
 
 namespace stagger::detail {
 
-/// The link of a worker, open from the beginning of a stream to its end; of steps, until one fails.
+/// The exchange of one worker. Its link is open from the beginning of a stream to its end; for
+/// steps, until one fails.
 class ServerExchange : public Exchange, protected ParameterListener {
  public:
   ServerExchange(ServerExchange const&) = delete;
@@ -46,10 +47,10 @@ class ServerExchange : public Exchange, protected ParameterListener {
     if (!program_->exchanges()) return;
     for (std::size_t c = 0; c < cells_.size(); ++c)
       if (!ranks[program_->cells[c].rank]) cells_[c].count = 0;
-    if (open_) read_newest();  // of stages that another process ran before
+    if (open_) read_newest();  // for stages that another process ran before
   }
-  /// Once, when everything is made that is told of what the server says.
-  /// @param kept    what the staleness model and the optimizer point into
+  /// Called once, after the objects that the server notifies have been constructed.
+  /// @param kept    keeps what the staleness model and the optimizer point into
   /// @throws Error  mismatch for a worker that differs from the others
   [[gnu::cold]] void join(std::shared_ptr<void const> const& kept) {
     auto const& layers = exchanged();
@@ -75,16 +76,16 @@ class ServerExchange : public Exchange, protected ParameterListener {
   }
 
  protected:
-  static constexpr int looked_at = 256;  // minibatches of a model, before it is used
+  static constexpr int looked_at = 256;  // minibatches for which a staleness model is checked
   struct CellLayers {
     std::size_t first = 0;
-    std::size_t count = 0;     // 0 where another process runs the stage
-    std::uint32_t others = 0;  // pushes of each other worker at least, in the weights that it has
-    std::uint32_t seen = 0;    // likewise, in those that the step sees
-    std::atomic<std::size_t> missing{0};  // of what it has asked for last
+    std::size_t count = 0;     // 0 if another process runs the stage
+    std::uint32_t others = 0;  // pushes of each other worker, at least, in the weights that it has
+    std::uint32_t seen = 0;    // likewise, in the weights that the step sees
+    std::atomic<std::size_t> missing{0};  // layers that it asked for last and that have not arrived
   };
 
-  /// @param packed  [layers] what travels of each; none: its values
+  /// @param packed  [layers] what is exchanged of each; empty: its values
   [[gnu::cold]] ServerExchange(std::shared_ptr<ParameterLink> link, Machine& machine,
                                StalenessModel const& staleness,
                                FixedArray<LayerParameters> packed = {})
@@ -93,15 +94,16 @@ class ServerExchange : public Exchange, protected ParameterListener {
         staleness_(staleness),
         packed_(std::move(packed)),
         cell_of_(machine.parameters().size()) {}
-  /// Called by the destructor of whatever is derived last, while it is still what is told: nobody
-  /// tells it anything any more.
+  /// Ends all notifications. Called by the destructor of the most derived class, whose functions
+  /// they call.
   void leave() noexcept {
     if (!std::exchange(joined_, false)) return;
     if (open_) link_->end(nullptr);  // the others go on without it
     link_->leave();
   }
 
-  /// The link opens, unless it is open. @return whether it was not
+  /// Opens the link, unless it is open.
+  /// @return whether it was closed
   bool open() {
     if (open_) return false;
     link_->begin();
@@ -114,33 +116,35 @@ class ServerExchange : public Exchange, protected ParameterListener {
     link_->end(why);
     if (why) try {
         read_newest();
-      } catch (...) {  // `why` is told; weights stay as they are until the link opens again
+      } catch (...) {  // `why` is reported; weights stay until the link opens again
       }
   }
   [[nodiscard]] bool is_open() const noexcept { return open_; }
 
-  /// [layers] what the server has values of.
+  /// [layers] the parameters whose values are exchanged.
   [[nodiscard]] FixedArray<LayerParameters>& exchanged() noexcept {
     return packed_.size() != 0 ? packed_ : machine_.parameters();
   }
-  /// Values of a layer that the server has sent lie in `exchanged()`.
+  /// Called when the values of a layer from the server are in `exchanged()`.
   virtual void received(std::size_t /*layer*/) {}
 
   [[nodiscard]] LayerParameters& layer(CellLayers const& cell, std::size_t l) const {
     return machine_.parameters()[cell.first + l];
   }
-  /// A layer that a cell has asked for is there; with the last one the cell is told.
-  /// @param count  of the cell's signal then
+  /// A layer that a cell has asked for has arrived; if it is the last one, the cell's signal is
+  /// given.
+  /// @param count  value of the cell's signal then
   void one_arrived(std::size_t layer, std::uint32_t count) noexcept {
     std::size_t const c = cell_of_[layer];
     if (cells_[c].missing.fetch_sub(1) == 1) tell(c, count);
   }
-  /// Lets a cell go on. @param count  of its signal
+  /// Gives a cell's signal.
+  /// @param count  its new value
   void tell(std::size_t cell, std::uint32_t count) noexcept {
     auto const& outside = machine_.outside();
     outside.give(outside.self, program_->outside_signal(cell), count);
   }
-  /// Pushes of the worker in a stream.
+  /// How many pushes the worker makes in a stream.
   [[nodiscard]] std::uint32_t rounds_of_stream() const {
     auto const per_push = static_cast<std::uint32_t>(program_->push_minibatches);
     return (static_cast<std::uint32_t>(program_->updates) + per_push - 1) / per_push;
@@ -150,8 +154,9 @@ class ServerExchange : public Exchange, protected ParameterListener {
     outside.fail(outside.self, std::move(why));
   }
 
-  /// Behind a step or stream: how far the weights of its minibatches were behind.
-  /// @param others  (cell, minibatch) pushes of each other worker at least that its weights had
+  /// After a step or stream: counts how stale the weights of its minibatches were.
+  /// @param others  (cell, minibatch) -> pushes of each other worker, at least, that its weights
+  ///                contained
   template <class Others>
   [[gnu::cold]] void count_staleness(int first, int minibatches, Others others) {
     auto const lacked = [&](std::size_t c, int m) {
@@ -174,7 +179,8 @@ class ServerExchange : public Exchange, protected ParameterListener {
     }
   }
 
-  /// A part of a layer has gone to the server, or come from it. Called by the thread of its rank.
+  /// Counts a part of a layer that was sent to the server, or received. Called by its rank's
+  /// thread.
   void count(std::size_t l, TrafficKind kind, ByteRange part) {
     machine_.traffic.add(program_->cells[cell_of_[l]].rank, kind,
                          {1, link_->carried_bytes(exchanged()[l], part)});
@@ -191,8 +197,8 @@ class ServerExchange : public Exchange, protected ParameterListener {
   FixedArray<LayerParameters> packed_;  // [layers] or none
 
  private:
-  /// How many pushes of a worker may be there that not every other has made yet. Of the minibatches
-  /// that are looked at; a stream may end with each.
+  /// How many pushes a worker may be ahead of the slowest, as far as the minibatches for which the
+  /// staleness model is checked show it; a stream may end with each of them.
   [[nodiscard]] [[gnu::cold]] std::size_t most_ahead() const {
     int most = 1;
     int needed = 0;
@@ -203,7 +209,7 @@ class ServerExchange : public Exchange, protected ParameterListener {
     return static_cast<std::size_t>(most);
   }
 
-  /// Layers of a stage travel each on its own, and are shown as one.
+  /// The transfers of a stage's layers are shown as one span.
   void carried(std::size_t layer, bool push, std::uint32_t number, double start_s,
                double end_s) override {
     Cell const& cell = program_->cells[cell_of_[layer]];
@@ -214,7 +220,7 @@ class ServerExchange : public Exchange, protected ParameterListener {
                                                    : number == all_rounds ? rounds_of_stream()
                                                                           : number)};
     for (auto span = rank.spans.end(); span != rank.spans.begin();) {
-      if ((--span)->end_s < start_s) break;  // recorded before this one was sent
+      if ((--span)->end_s < start_s) break;  // it was recorded before this transfer began
       if (!(span->action == action)) continue;
       span->start_s = std::min(span->start_s, start_s);
       span->end_s = std::max(span->end_s, end_s);
@@ -232,7 +238,7 @@ class ServerExchange : public Exchange, protected ParameterListener {
       }
   }
 
-  static constexpr std::size_t most_lacked = 63;  // more count as so many
+  static constexpr std::size_t most_lacked = 63;  // larger numbers of pushes count as so many
   std::array<std::uint64_t, most_lacked + 1> lacked_{};
   FixedArray<std::size_t> cell_of_;  // [layers]
   bool joined_ = false;

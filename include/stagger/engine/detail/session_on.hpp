@@ -93,8 +93,8 @@ class MachineSession : public Session {
   }
   [[gnu::cold]] [[gnu::noinline]] ~MachineSession() = default;
 
-  /// Where each rank runs: reducers on the spare places, in turn, or in the place of the rank whose
-  /// gradients they add up.
+  /// The place of each rank. Reducers run on the spare places, in turn, or in the place of the rank
+  /// whose gradients they add up.
   [[nodiscard]] [[gnu::cold]] std::vector<int> const& places_of(Program const& program) {
     place_.resize(ranks_);
     for (std::size_t r = ranks_; r < program.ranks.size(); ++r) {
@@ -111,16 +111,16 @@ class MachineSession : public Session {
           "make a pipeline for each thread");
   }
 
-  std::shared_ptr<void const> policies_;   // and the loss, which steps need and trainers may drop
-  std::shared_ptr<Program const> loaded_;  // destroyed after what may use it
+  std::shared_ptr<void const> policies_;   // and the loss, which steps may need after the trainer
+  std::shared_ptr<Program const> loaded_;  // destroyed after the members that may use it
   Machine machine_;
   Programs programs_;
   Losses losses_;
   std::atomic<bool> busy_{false};
 
  private:
-  /// Refuses, at once where the schedule shows it for a usual number of microbatches, values that
-  /// replicas would have to split and cannot.
+  /// Refuses values that replicas would have to split and cannot. This is checked for a usual
+  /// number of microbatches, before the first step.
   [[gnu::cold]] void require_rows(bool target_rows) {
     schedule::Table usual;
     try {
@@ -131,7 +131,7 @@ class MachineSession : public Session {
     machine_.options().replicas.ops()->require_rows(machine_, usual, target_rows);
   }
 
-  /// Of one position: how many ranks may compute a loss of the same microbatch.
+  /// The largest number of replicas of a position, which compute a loss of the same microbatch.
   static std::size_t most_replicas(Replicas const& replicas) {
     int most = 1;
     for (int const count : replicas.counts()) most = std::max(most, count);
@@ -140,8 +140,8 @@ class MachineSession : public Session {
 
   bool sums_while_running_;
   std::vector<int> place_;  // [ranks, then their reducers]
-  int places_;              // for them
-  int spare_;               // further places, for the others
+  int places_;              // places for ranks
+  int spare_;               // further places, for reducers
 };
 
 template <class M>
@@ -200,7 +200,7 @@ template <class Device> class SessionOn final : public MachineSession {
 
   SessionOn(SessionOn const&) = delete;
   SessionOn& operator=(SessionOn const&) = delete;
-  ~SessionOn() { machine_.exchange(nullptr); }  // which other workers may call, and it the back end
+  ~SessionOn() { machine_.exchange(nullptr); }  // it calls the back end
 
   [[nodiscard]] B& backend() noexcept { return backend_; }
   void settle_parameters() override {
@@ -252,7 +252,7 @@ template <class Device> class SessionOn final : public MachineSession {
     together(
         ++requests_,
         [&] {
-          if constexpr (tells_others) loaded_ = nullptr;  // the others may have another
+          if constexpr (tells_others) loaded_ = nullptr;  // other processes may have loaded another
           load(program(microbatches, true));
         },
         true);
@@ -292,7 +292,7 @@ template <class Device> class SessionOn final : public MachineSession {
   void drive() override {
     try {
       backend_.drive();
-    } catch (...) {  // it could not begin, for want of a thread or of memory
+    } catch (...) {  // it could not begin: no thread or no memory
       backend_.fail(std::current_exception());
     }
     stop_.reset();
@@ -329,7 +329,7 @@ template <class Device> class SessionOn final : public MachineSession {
  protected:
   void refused([[maybe_unused]] std::exception_ptr const& why) noexcept override {
     if constexpr (tells_others) {
-      if (busy_.exchange(true)) return;  // another step runs
+      if (busy_.exchange(true)) return;  // another step is running
       backend_.open(requests_);
       backend_.give_up(why);
       busy_.store(false);
@@ -340,7 +340,7 @@ template <class Device> class SessionOn final : public MachineSession {
   static constexpr bool tells_others = traits.starts_together;
   static constexpr bool runs_ahead = traits.runs_ahead;
 
-  /// Ends what only the thread that takes a step may do.
+  /// Lets other threads take steps again.
   struct Release {
     SessionOn* session;
     ~Release() {
@@ -364,9 +364,9 @@ template <class Device> class SessionOn final : public MachineSession {
     return false;
   }
 
-  /// Carries out what all processes begin together; the others are told if it throws here.
-  /// @param number    as others count it; one that they may have gone past pairs different steps
-  /// @param prepares  whether no step follows
+  /// Calls `begin`, which all processes call together; if it throws, the other processes are told.
+  /// @param number    number of the request, the same in all processes
+  /// @param prepares  whether it only prepares, and no step follows
   template <class Begin>
   void together([[maybe_unused]] std::uint32_t number, Begin begin, bool prepares = false) {
     if constexpr (tells_others) {
@@ -386,7 +386,7 @@ template <class Device> class SessionOn final : public MachineSession {
     }
   }
 
-  /// Waits for weights that a parameter server has still to send, by a program that does nothing else.
+  /// Waits for late weights of a parameter server, by a program that does nothing else.
   [[gnu::cold]] void take_late() {
     if constexpr (traits.outside_signals && !traits.starts_together) {
       if (machine_.exchange() == nullptr || !machine_.exchange()->under_way()) return;
@@ -397,7 +397,7 @@ template <class Device> class SessionOn final : public MachineSession {
         drive();
         machine_.end_step();
       } catch (Error const& error) {
-        if (error.code() != Errc::peer_failed) throw;  // else the weights are now the server's
+        if (error.code() != Errc::peer_failed) throw;  // otherwise the weights are now the server's
       }
     }
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What the engine needs of a layer that members of a group can share, its type erased.
+/// @file   A layer that members of a group can share, as the engine sees it, with its type erased.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,8 +15,8 @@ namespace stagger::detail {
 
 struct LayerOps;
 
-/// Stands in front of the loss where members have columns or terms of the model's output, which are
-/// put together as its input.
+/// A layer before the loss whose input is the model's output, put together from members' columns or
+/// terms.
 template <class T> struct PutTogether {
   using Input = T;
   using Output = T;
@@ -31,7 +31,7 @@ struct ColumnOps {
   void (*resize)(void* to, void const* like, Block);
   void (*copy)(void* to, Block at, void const* from, Block first, Block size);
   void (*add)(void* to, Block at, void const* from, Block first, Block size);
-  std::uint64_t (*bytes)(void const*, Block);  // of as many rows and columns of a value
+  std::uint64_t (*bytes)(void const*, Block);  // bytes of a block of so many rows and columns
 };
 
 template <class T> struct ColumnFunctions {
@@ -63,7 +63,7 @@ inline constexpr ColumnOps column_ops{&ColumnFunctions<T>::count, &ColumnFunctio
                                       &ColumnFunctions<T>::copy, &ColumnFunctions<T>::add,
                                       &ColumnFunctions<T>::bytes};
 
-/// What a layer says of itself, or its being element-wise.
+/// The functions of a splittable or element-wise layer.
 struct SplitOps {
   bool element_wise = false;
   bool by_inputs = false;
@@ -72,7 +72,7 @@ struct SplitOps {
   void* (*part)(void const* layer, int member, int members, SplitBy by) = nullptr;
   ColumnOps const* input = nullptr;
   ColumnOps const* output = nullptr;
-  LayerOps const& (*put_together)() = nullptr;  // of outputs
+  LayerOps const& (*put_together)() = nullptr;  // makes the layer that puts outputs together
   void* (*make_put_together)() = nullptr;
 };
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Steps of a worker that trains with others through a parameter server: it pushes
-///         gradients and waits for weights; or takes several steps on its own, then goes on from the
-///         mean of all workers.
+/// @file   Steps that exchange parameters with a server: the worker pushes gradients and waits for
+///         weights, or takes several local steps and continues from the mean of all workers.
 
 #include <algorithm>
 #include <cstddef>
@@ -17,10 +16,10 @@
 
 namespace stagger::detail {
 
-/// At the end of a step, gradients go to the server, and the weights of the next step come back.
+/// At the end of a step, the worker pushes gradients and receives the weights of the next step.
 class StepExchange : public ServerExchange {
  public:
-  /// @throws Error  bad_configuration for a model that cannot be
+  /// @throws Error  bad_configuration for a staleness model that cannot work
   [[gnu::cold]] StepExchange(std::shared_ptr<ParameterLink> link, Machine& machine,
                              StalenessModel const& staleness,
                              FixedArray<LayerParameters> packed = {})
@@ -55,7 +54,8 @@ class StepExchange : public ServerExchange {
   }
 
  protected:
-  /// And asks for what the next step is to see. @param of  (layer) what is pushed
+  /// Pushes the layers of a cell, and asks for the weights of the next step.
+  /// @param of  (layer) -> the values to push
   template <class Of> void push(CellLayers& cell, Of of) {
     cell.missing.store(cell.count);
     for (std::size_t l = cell.first; l < cell.first + cell.count; ++l) {
@@ -74,15 +74,15 @@ class StepExchange : public ServerExchange {
     }
   }
 
-  int steps_ = 0;  // since the link opened
+  int steps_ = 0;  // taken since the link opened
 
  private:
-  /// Pushes of every worker that the next step is to see.
+  /// Pushes of every worker that the next step's weights must contain.
   [[nodiscard]] std::uint32_t needed() const {
     return static_cast<std::uint32_t>(std::max(0, staleness_.needs(staleness_.policy, steps_ + 1)));
   }
 
-  /// Refuses what cannot be waited for.
+  /// Refuses a staleness model whose needs would never be met.
   [[gnu::cold]] static StalenessModel possible(StalenessModel const& model) {
     bool const mean = averages(model.pushes);
     if (!mean && (model.pushes != staleness::Pushes::gradients || model.push_minibatches != 1))
@@ -113,11 +113,11 @@ class StepExchange : public ServerExchange {
   void arrived_last(std::size_t) noexcept override {}  // steps do not ask for it
 };
 
-/// At the end of each step the worker's own optimizer takes it; at the end of a period, weights go to
-/// the server and their mean comes back.
+/// The worker's own optimizer takes each step; at the end of a period the worker pushes its weights
+/// and receives the mean.
 class LocalExchange final : public StepExchange {
  public:
-  /// @throws Error  as of StepExchange
+  /// @throws Error  as for StepExchange
   [[gnu::cold]] LocalExchange(std::shared_ptr<ParameterLink> link, Machine& machine,
                               StalenessModel const& staleness)
       : StepExchange(std::move(link), machine, staleness, packed_of(machine, staleness)) {}
@@ -152,8 +152,7 @@ class LocalExchange final : public StepExchange {
                                       {1, machine_.steps() + 1});
   }
 
-  /// Weights and states of each layer as one piece, which travels; none where weights do by
-  /// themselves.
+  /// Weights and states of each layer packed for one message; empty if only weights are exchanged.
   [[gnu::cold]] static FixedArray<LayerParameters> packed_of(Machine& machine,
                                                              StalenessModel const& model) {
     if (model.pushes != staleness::Pushes::weights_and_state) return {};

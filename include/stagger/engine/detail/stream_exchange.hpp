@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Streams of a worker that trains with others through a parameter server: changes,
-///         snapshots, and what a worker adds to them itself.
+/// @file   Streams that exchange parameters with a server: the worker pushes changes, and adds its
+///         own changes to the snapshots that it receives.
 
 #include <algorithm>
 #include <cstddef>
@@ -19,11 +19,11 @@
 
 namespace stagger::detail {
 
-/// Of each cell: the changes of the push at hand and of those that a snapshot may lack, and which
-/// snapshots it asks for.
+/// For each cell it keeps the changes of the current push and of the pushes that a snapshot may
+/// lack, and the snapshots to ask for.
 class StreamExchange final : public ServerExchange {
  public:
-  /// @throws Error  bad_configuration for a model that cannot be
+  /// @throws Error  bad_configuration for a staleness model that cannot work
   [[gnu::cold]] StreamExchange(std::shared_ptr<ParameterLink> link, Machine& machine,
                                StalenessModel const& staleness)
       : ServerExchange(std::move(link), machine, possible(staleness)) {}
@@ -49,7 +49,7 @@ class StreamExchange final : public ServerExchange {
           stream.version_of[in.microbatch] = static_cast<std::uint32_t>(stream.others.size() - 1);
         if (in.op != Op::pull || !in.snapshot()) continue;
         stream.others.push_back(0);
-        if (!in.last_pull())  // pushes behind the snapshot, with the one at hand and unused ones
+        if (!in.last_pull())  // pushes after the snapshot, with the current one and unused ones
           stream.kept = std::max(
               stream.kept, std::size_t{(stream.changes + per_push - 1) / per_push} - in.rounds());
         if (in.last_pull() || in.rounds() > (stream.asks.empty() ? 0 : stream.asks.back()))
@@ -101,13 +101,13 @@ class StreamExchange final : public ServerExchange {
   struct CellStream {
     std::size_t kept = 1;               // pushes in memory
     FixedArray<ParameterBlock> pushes;  // [kept][layers]
-    List<std::uint32_t> asks;           // rounds of the snapshots that it waits for, in order
-    std::size_t asked = 0;              // of those
-    std::uint32_t taken = 0;            // rounds of the newest that it has
+    List<std::uint32_t> asks;           // rounds of the snapshots that it needs, in order
+    std::size_t asked = 0;              // how many of these it has asked for
+    std::uint32_t taken = 0;            // rounds of the newest snapshot that it has
     std::uint32_t changes = 0;          // made
-    std::uint32_t versions = 0;         // made from snapshots
-    List<std::uint32_t> version_of;     // [minibatches] number of that which it sees
-    List<std::uint32_t> others;         // [versions + 1] pushes of each other worker at least
+    std::uint32_t versions = 0;         // versions made from snapshots so far
+    List<std::uint32_t> version_of;     // [minibatches] number of the version that it sees
+    List<std::uint32_t> others;         // [versions + 1] pushes of each other worker, at least
   };
 
   [[nodiscard]] ParameterBlock& push_block(std::size_t c, std::uint32_t push, std::size_t l) {
@@ -123,7 +123,7 @@ class StreamExchange final : public ServerExchange {
       stream.pushes[i].make(nullptr, layer(cells_[c], i % layers).bytes_of_values());
   }
 
-  /// The change of a minibatch, and the sum since the last push.
+  /// Computes the change of a minibatch, and adds it to the sum since the last push.
   void change(Machine& machine, Instruction const& in) {
     auto const per_push = static_cast<std::uint32_t>(program_->push_minibatches);
     std::uint32_t const number = streams_[in.cell].changes++;
@@ -148,8 +148,8 @@ class StreamExchange final : public ServerExchange {
     }
   }
 
-  /// Makes a version: from a snapshot and own pushes behind it, each as one sum; or from the version
-  /// before and the change that lies where the new one will.
+  /// Makes a version of the weights: from a snapshot and the worker's own later pushes, each as one
+  /// sum; or from the previous version and the change in the slot of the new one.
   void pull(Instruction const& in) {
     CellLayers const& cell = cells_[in.cell];
     CellStream& stream = streams_[in.cell];
@@ -182,14 +182,14 @@ class StreamExchange final : public ServerExchange {
     CellStream& stream = streams_[c];
     CellLayers& cell = cells_[c];
     if (stream.asked == stream.asks.size()) return;
-    if (cell.missing.load() != 0) return;  // the one before is not there
+    if (cell.missing.load() != 0) return;  // the previous one has not arrived
     std::uint32_t const rounds = stream.asks[stream.asked++];
     cell.missing.store(cell.count);
     for (std::size_t l = 0; l < cell.count; ++l)
       rounds == all_rounds ? link_->ask_last(cell.first + l) : link_->ask(cell.first + l, rounds);
   }
 
-  /// Refuses what cannot be added.
+  /// Refuses a staleness model whose pushes cannot be added.
   [[gnu::cold]] static StalenessModel possible(StalenessModel const& model) {
     if (model.pushes != staleness::Pushes::changes)
       raise(Errc::bad_configuration,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   How much goes from rank to rank in a step: messages are counted once for each program,
-///         and bytes when a step has ended.
+/// @file   The traffic between ranks: messages are counted once for each program, and bytes when a
+///         step has ended.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,16 +18,16 @@
 
 namespace stagger::detail {
 
-/// Values stay in their slots until later ones overwrite them. So where all microbatches of a step
-/// are of one size, bytes are known behind it, and no action pays for being counted; else each value
-/// counts when it is made. A back end whose ranks are in several processes counts what it sends
-/// itself.
+/// Values stay in their slots until later ones overwrite them. So if all microbatches of a step
+/// have one size, bytes can be counted after the step, and no action pays for it; otherwise each
+/// value is counted when it is made. A back end whose ranks are in several processes counts what it
+/// sends itself.
 class TrafficCounts {
  public:
-  /// From now on only what is given to `add` counts.
+  /// From now on only calls of `add` count.
   void by_back_end() noexcept { by_back_end_ = true; }
 
-  /// Finds the messages of a program. @param replicas  null: none
+  /// Finds the messages of a program. @param replicas null: there are none
   [[gnu::cold]] void load(Program const& program, FixedArray<StageRun> const& cells,
                           ModelState const& model, ReplicaRun const* replicas) {
     add_steps(total_);
@@ -45,12 +45,12 @@ class TrafficCounts {
     if (program.training) find_sums(program, model);
   }
 
-  /// What a rank has sent, or, of pulls, received. Only its thread calls this in a step.
+  /// Adds what a rank has sent, or for pulls, received; in a step, only the rank's thread calls it.
   void add(int rank, TrafficKind kind, TrafficCount const& count) noexcept {
     total_.add(rank, kind, count);
   }
 
-  /// @param device  whether values lie in the memory of one, whose steps are not carried out here
+  /// @param device  whether values are in the memory of a device, which carries out the steps
   void begin_step(StepArguments const& step, ModelState const& model, bool device) {
     uneven_ = false;
     SlotType const& type = *model.layers[0].ops().input;
@@ -61,7 +61,7 @@ class TrafficCounts {
   }
   /// Whether microbatches of the step differ in size.
   [[nodiscard]] bool uneven() const noexcept { return uneven_; }
-  /// Then: a rank has carried out an instruction.
+  /// If `uneven()`, called after each instruction of a rank.
   void made(RankState const& rank, Instruction const& in) {
     StageRun const& run = rank.cells[in.cell];
     if (in.op == Op::forward)
@@ -70,9 +70,9 @@ class TrafficCounts {
       give(in, false, *run.front->ops->input, run.dx, in.dx);
   }
 
-  // For a back end that counts itself, and whose steps may repeat what one of them has enqueued:
+  // For a back end that counts what it sends itself and replays steps:
 
-  /// What each step sends is what `add_to_step` is given from now on.
+  /// From now on `add_to_step` is given what every step sends.
   void measure_step() noexcept {
     add_steps(total_);
     steps_ = 0;
@@ -82,14 +82,14 @@ class TrafficCounts {
     step_.add(rank, kind, count);
   }
 
-  /// A step has been taken. @param under_way  or enqueued, so that its values may still change
+  /// Called after a step. @param under_way  it is only enqueued, and values may still change
   void end_step(bool under_way) {
     ++steps_;
     if (uneven_) return;
     ++unmeasured_;
     if (!under_way) measure();
   }
-  /// Counts the bytes of values in the slots. No step is under way, here and in `total`.
+  /// Counts the bytes of values in the slots. No step may be in flight, as for `total`.
   void measure() {
     for (; unmeasured_ != 0; --unmeasured_) {
       for (Values const& of : values_)
@@ -106,9 +106,9 @@ class TrafficCounts {
   }
 
  private:
-  /// Values that go through one slot in a step.
+  /// The values that pass through one slot in a step.
   struct Values {
-    int rank = 0;  // that makes them
+    int rank = 0;  // the rank that makes them
     TrafficKind kind = TrafficKind::activations;
     std::uint64_t messages = 0;
     SlotType const* type = nullptr;
@@ -140,7 +140,7 @@ class TrafficCounts {
     return in.op == Op::backward || in.op == Op::backward_input;
   }
 
-  /// Of a value, the rows that another cell takes, of gradients perhaps in some columns alone.
+  /// Adds the rows of a value that another cell takes; of gradients, perhaps only some columns.
   void add_rows(std::size_t from, std::size_t to, bool forward, std::size_t microbatch,
                 SlotType const& type, void const* value) {
     RowRange const theirs = replicas_->cells[from].rows[microbatch];
@@ -160,13 +160,13 @@ class TrafficCounts {
                          : TrafficKind::gradients,
                {1, taken});
   }
-  /// Whether a cell takes its columns alone of the gradients of what it gives.
+  /// Whether a cell receives only its own columns of the gradients of its output.
   [[nodiscard]] bool takes_columns(std::size_t c) const {
     for (RowEdge const& edge : program_->row_edges)
       if (edge.from == c) return edge.backward.columns;
     return false;
   }
-  /// What has just been made goes to the neighbouring stage.
+  /// Counts a value that has just been made for the neighbouring stage.
   void give(Instruction const& in, bool forward, SlotType const& type, Places const& places,
             std::size_t slot) {
     auto const& cells = program_->cells;
@@ -183,7 +183,7 @@ class TrafficCounts {
     }
   }
 
-  /// Of a cell, to the cells of the neighbouring stages: each value into a slot of theirs.
+  /// Finds the messages of a cell to the cells of neighbouring stages, one for each value.
   [[gnu::cold]] void find_values(Program const& program, StageRun const& run, std::size_t c) {
     Cell const& cell = program.cells[c];
     auto const crosses = [&](int other) {
@@ -219,7 +219,7 @@ class TrafficCounts {
       ++values_[number].messages;
   }
 
-  /// Of cells whose neighbours divide microbatches differently.
+  /// Finds the messages of cells whose neighbours divide microbatches differently.
   [[gnu::cold]] void find_rows(Program const& program, FixedArray<StageRun> const& cells) {
     for (auto const& rank : program.ranks)
       for (Instruction const& in : rank.code) {
@@ -235,7 +235,7 @@ class TrafficCounts {
       }
   }
 
-  /// Gradients of parameters, to the rank that adds them up.
+  /// Finds the messages with gradients of parameters, to the rank that adds them up.
   [[gnu::cold]] void find_sums(Program const& program, ModelState const& model) {
     auto const& cells = program.cells;
     for (std::size_t c = 0, first = 0; c < cells.size(); ++c) {
@@ -260,11 +260,11 @@ class TrafficCounts {
       }
   }
 
-  Traffic total_;  // but steps of the loaded program, as far as `step_` has them
-  Traffic step_;   // what each step of it sends, as far as that does not depend on values
+  Traffic total_;  // without the steps of the loaded program that `step_` covers
+  Traffic step_;   // what each step of the program sends, as far as that does not depend on values
   std::uint64_t steps_ = 0;
   std::uint64_t unmeasured_ = 0;  // steps whose bytes are not counted yet
-  List<Values> values_;           // what depends on them
+  List<Values> values_;           // the part that depends on values
   List<RowsOf> rows_;
   Program const* program_ = nullptr;
   Grouped const* grouped_ = nullptr;
