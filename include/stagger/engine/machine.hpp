@@ -36,9 +36,9 @@ namespace detail {
 class Machine : public StepStatus {
  public:
   /// @param cuts    [stages - 1] first layer of each stage after the first, rising
-  /// @param memory  where parameters go; none: on the host
-  /// @param shards  whether there is optimizer state only for what a back end names, hold_states()
-  /// @param whole   whether all of the model's; else the back end holds those that it needs
+  /// @param memory  the memory for parameters; none: the host's
+  /// @param shards  whether there is optimizer state only for what hold_states() names
+  /// @param whole   whether all parameters get memory; otherwise the back end calls their hold()
   [[gnu::cold]] Machine(List<Layer> layers, std::vector<int> const& cuts, Options const& options,
                         int states, ParameterMemory const& memory = {}, bool shards = false,
                         bool whole = true, std::shared_ptr<Grouped const> grouped = {})
@@ -56,12 +56,12 @@ class Machine : public StepStatus {
   [[nodiscard]] Options const& options() const noexcept { return model.options; }
   [[nodiscard]] FixedArray<LayerParameters>& parameters() noexcept { return model.parameters; }
   /// Shows every parameter to the caller, in layer order.
-  /// @param own  only those that are here, the others by name
+  /// @param own  only those in this process; of the others, only the names
   [[gnu::cold]] void append_states(std::vector<ParameterState>& states, bool own = false) {
     if (model.memory != nullptr || model.grouped != nullptr) take_back_shown();
     model.append_states(states, own);
   }
-  /// Takes over what the caller has written into the parameters that it was shown.
+  /// Takes over what the caller has written into the copies of parameters.
   [[gnu::cold]] void take_back_shown() {
     if (std::exchange(model.shown, false)) run.take_back(model);
   }
@@ -70,13 +70,13 @@ class Machine : public StepStatus {
   void resume(std::int64_t steps) noexcept { model.steps = steps; }
 
   [[nodiscard]] void const* optimizer() const noexcept { return model.optimizer.optimizer; }
-  /// A digest of the optimizer's numbers as they are now; 0 if they are not known.
+  /// A digest of the optimizer's current numbers; 0 if they are unknown.
   [[nodiscard]] std::uint64_t optimizer_digest() const noexcept {
     return model.optimizer.digest(model.optimizer.optimizer);
   }
 
-  /// Brings back what a step that failed has changed. A back end with a memory of its own for
-  /// parameters calls it itself.
+  /// Undoes the changes of a failed step. A back end with its own memory for parameters calls it
+  /// itself.
   [[gnu::cold]] void undo() {
     if (run.program->training) run.zero_gradients(model);
     for (auto& end_of_step : run.end_of_step)
@@ -90,7 +90,7 @@ class Machine : public StepStatus {
 
   /// Points every rank at the slots of a program, and makes those that earlier ones did not need.
   [[gnu::cold]] void load(Program const& program) {
-    traffic.measure();  // while the slots are those of the program before
+    traffic.measure();  // while the slots are those of the previous program
     run.load(model, program);
     if (model.options.replicas.ops() != nullptr) model.options.replicas.ops()->load(*this);
     if (exchange_ != nullptr) exchange_->load(*this);
@@ -98,7 +98,7 @@ class Machine : public StepStatus {
   }
 
   [[nodiscard]] Program const& program() const noexcept { return *run.program; }
-  /// The arguments of the step; those of a rank may differ.
+  /// The arguments of the step; a rank may have others.
   [[nodiscard]] StepArguments const& arguments() const noexcept { return run.arguments; }
   /// Joins the rows that replicas predicted, after all other work of the step.
   void join_outputs() {
@@ -114,7 +114,7 @@ class Machine : public StepStatus {
     run.gradient_norm = 0;
     for (auto& end_of_step : run.end_of_step) end_of_step.updated = false;
     if (!model.shards ||
-        run.program->training)  // else it may not be known yet which rank has which state
+        run.program->training)  // otherwise it may not be known yet which rank has which state
       take_back_shown();
     if (run.program->training && !run.program->flushes && exchange_ == nullptr)
       for (auto& parameters : model.parameters) parameters.save();
@@ -134,7 +134,7 @@ class Machine : public StepStatus {
     exchange_->begin_step();
   }
 
-  /// Ends a step on the caller's side.
+  /// Ends a step on the calling thread.
   /// @throws what any rank threw, Error for a deadline or a cancellation; parameters are then those
   /// of the last step
   [[gnu::cold]] void end_step() {
@@ -149,9 +149,9 @@ class Machine : public StepStatus {
     if (model.options.replicas.ops() != nullptr) model.options.replicas.ops()->end_step(*this);
   }
 
-  /// Ends a rank's part of a step but its updates: adds the gradients of other owners, and sums up
-  /// the squares that clipping needs.
-  /// @param sums  [parameters] of squares in the memory of a device, where parameters lie there
+  /// Ends a rank's part of a step except for its updates: adds the gradients of other owners, and
+  /// adds up the squares for clipping.
+  /// @param sums  [parameters] sums of squares in the memory of a device, if parameters are there
   template <std::integral I> void finish(I rank, double* sums = nullptr) {
     EndOfStep const& end_of_step = run.end_of_step[rank];
     for (Addition const& addition : end_of_step.add) addition.to->add(*addition.from);
@@ -162,8 +162,8 @@ class Machine : public StepStatus {
           one.range);
   }
 
-  /// Carries out what ends a step on one rank: `hand_in`, `finish` or `update`; or
-  /// what replicas do between actions and instead of their last backward.
+  /// Carries out an instruction that is not an action of a table: `hand_in`, `finish` or `update`
+  /// at the end of a step, or what replicas do between actions and instead of their last backward.
   [[gnu::noinline]] void execute_end(RankState& rank, Instruction const& in, Clock clock = {}) {
     if (in.op == Op::finish)
       finish(rank.number);
@@ -179,30 +179,30 @@ class Machine : public StepStatus {
       model.options.replicas.ops()->gather(*this, rank, in);
   }
 
-  /// For workers that train with others through a parameter server.
+  /// Sets the exchange with a parameter server.
   void exchange(std::unique_ptr<Exchange> exchange) noexcept { exchange_ = std::move(exchange); }
   [[nodiscard]] Exchange const* exchange() const noexcept { return exchange_.get(); }
-  /// Of the loaded program, where other processes run the other ranks. @param ranks  [ranks]
+  /// Says which ranks of the loaded program this process runs. @param ranks  [ranks]
   void runs(bool const* ranks) {
     if (exchange_ != nullptr) exchange_->runs(ranks);
   }
-  /// What it waits for outside of the pipeline.
+  /// What it waits for outside of the pipeline, as text.
   [[nodiscard]] [[gnu::cold]] std::string waits_for() const {
     return exchange_ == nullptr ? std::string() : exchange_->waits_for();
   }
   void outside(OutsideSignals const& signals) noexcept { outside_ = signals; }
   [[nodiscard]] OutsideSignals const& outside() const noexcept { return outside_; }
-  /// What `apply` would add to a layer of its stage, into the slot of its next version.
+  /// Writes what `apply` would add to a layer into the slot of the next version.
   void change(LayerParameters& layer, Instruction const& in) noexcept {
     model.optimizer.change(model.optimizer.optimizer, layer, model.update_step(in));
   }
 
-  /// The groups that are added up while backward runs; null if replicas have none.
+  /// The gradient groups that are added up while backward runs; null if there are none.
   [[nodiscard]] [[gnu::cold]] List<GradientGroup> const* groups() {
     auto const* const ops = model.options.replicas.ops();
     return ops == nullptr ? nullptr : ops->groups(*this);
   }
-  /// Whether training steps are being measured to decide what is added up together.
+  /// Whether training steps are being measured to choose gradient groups.
   [[nodiscard]] bool measures() const {
     return run.replica_run != nullptr && model.options.replicas.ops()->measures(*run.replica_run);
   }
@@ -216,7 +216,7 @@ class Machine : public StepStatus {
     return model.options.replicas.ops()->extent(*this, in);
   }
 
-  /// Where an owner of a stage adds up gradients of its layer `i`; those of the first are the sums.
+  /// The gradients of layer `i` of an owner of a stage; those of the first owner become the sums.
   template <std::integral I>
   [[nodiscard]] ParameterView const* gradients_of(I stage, std::size_t owner,
                                                   std::size_t i) noexcept {
@@ -246,7 +246,7 @@ class Machine : public StepStatus {
 
  private:
   static constexpr std::size_t saved_at_once = std::size_t{1} << 15U;  // bytes
-  // Cold, so that g++ does not guess what stands behind `Exchange` and compile that too.
+  // Cold, so that g++ does not devirtualise calls of `Exchange` and inline them.
   [[gnu::cold]] [[gnu::noinline]] void exchange(RankState& rank, Instruction const& in,
                                                 Clock clock) {
     bool const record = rank.record && clock.read != nullptr && exchanges(in.op);
@@ -256,11 +256,11 @@ class Machine : public StepStatus {
   }
 
   void update(RankState& rank) {
-    if (exchange_ != nullptr) return;                 // the server does it
-    if (model.shards ? failed() : !commit()) return;  // shared out, it can still be taken back
+    if (exchange_ != nullptr) return;                 // the server updates
+    if (model.shards ? failed() : !commit()) return;  // a sharded update can still be undone
     double scale = 1;
     if (model.options.clip_norm && model.memory == nullptr) {
-      double sum = 0;  // one for each parameter, added in layer order: the cuts do not matter
+      double sum = 0;  // added by parameter in layer order, so that cuts do not matter
       for (auto const& parameters : model.parameters)
         for (double const square_sum : parameters.square_sums()) sum += square_sum;
       double const norm = detail::math::sqrt(sum);
@@ -271,7 +271,7 @@ class Machine : public StepStatus {
     end_of_step.updated = model.shards;
     for (LayerPart const& own : end_of_step.layers)
       for (ByteRange part = own.range; part.first < own.range.last; part.first = part.last) {
-        // What has just been saved is still in the cache when it is updated.
+        // Saved in pieces, which are still in the cache when they are updated.
         part.last = model.shards ? std::min(part.first + saved_at_once, own.range.last) : part.last;
         if (model.shards) model.parameters[own.layer].copy_part(part, false);
         model.optimizer.update(model.optimizer.optimizer, model.parameters[own.layer],

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Whether a pipeline and a device fit together, before there is a machine.
+/// @file   The checks that a pipeline and a device fit together, before the machine is made.
 
 #include <stagger/core/requirements.hpp>
 
@@ -20,9 +20,9 @@
 
 namespace stagger::detail {
 
-/// The answer of a placement, checked.
-/// @param process  whether each place is a process, and must have a rank
-/// @throws Error  bad_configuration unless that is a place that exists for each rank
+/// Checks what a placement returns.
+/// @param process  whether places are processes, each of which must have a rank
+/// @throws Error  bad_configuration unless there is an existing place for each rank
 [[nodiscard]] [[gnu::cold]] inline std::vector<int> checked_places(std::vector<int> place,
                                                                    int ranks, int places,
                                                                    bool process) {
@@ -115,7 +115,7 @@ template <class Device>
   if constexpr (Device::traits.spare_places)
     if (!replicas.empty()) spare = std::clamp(device.spare_places(ranks), 0, ranks);
   bool const limited =
-      offered != std::numeric_limits<int>::max();  // else as many as there are ranks
+      offered != std::numeric_limits<int>::max();  // otherwise as many as there are ranks
   if (setup.uncut && ranks == 1 && layers.size() > 1 && offered > 1 && limited)
     raise(Errc::bad_configuration, "nothing cuts this Sequential of ",
           counted(layers.size(), "layer"), " into stages for the ", counted(offered, "place"),
@@ -151,7 +151,7 @@ std::shared_ptr<Session> make_session(Device const& device, List<Layer> layers,
   if constexpr (BackendFacts<Device>::fit) {
     return make_fitting_session(device, std::move(layers), setup);
   } else {
-    static_cast<void>(NotABackend<Device>{});  // which says it
+    static_cast<void>(NotABackend<Device>{});  // the static_assert says what is wrong
     return nullptr;
   }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   How much memory a pipeline holds.
+/// @file   The memory of a pipeline, by use.
 
 #include <stagger/core/requirements.hpp>
 
@@ -14,7 +14,7 @@ struct Memory {
   std::uint64_t activations = 0;  ///< stage inputs, inner outputs and saved state, all slots
   std::uint64_t gradients = 0;    ///< of activations, all slots
   std::uint64_t scratch = 0;
-  std::uint64_t optimizer_state = 0;  ///< of `parameters`
+  std::uint64_t optimizer_state = 0;  ///< contained in `parameters`
 };
 
 }  // namespace stagger

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What a user may tune about the engine itself.
+/// @file   Options of the engine.
 
 #include <cstdint>
 #include <optional>
@@ -25,11 +25,11 @@ struct Options {
       false;  ///< keep only stage inputs from forward on; run forward again before backward
   bool record = false;  ///< measure each action of a step, for `timeline()`
   std::optional<std::uint32_t>
-      spare_slots{};    ///< slots of a message beyond what its consumer holds,
-                        ///< so that a producer can run ahead; unset: one, and as many as ranks that
-                        ///< are equally fast never wait for. 0 or 1 save memory, the number of
-                        ///< microbatches rules out every wait
-  Replicas replicas{};  ///< ranks that share each position; none: one each
+      spare_slots{};    ///< slots of a message beyond those that its consumer occupies, so that a
+                        ///< producer can run ahead; unset: one, or as many as are needed so that
+                        ///< equally fast ranks never wait. 0 or 1 save memory, the number of
+                        ///< microbatches avoids every wait
+  Replicas replicas{};  ///< ranks that share each position (data parallelism); none: one each
 };
 
 }  // namespace stagger

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What the engine keeps for replicated stages, and a table of the functions that it calls
-///         for them, so that a pipeline without replicas compiles none of these functions.
+/// @file   The engine's data for replicated stages, and a table of the functions that it calls for
+///         them, so that a pipeline without replicas does not compile these functions.
 
 #include <cstddef>
 #include <cstdint>
@@ -39,7 +39,7 @@ struct RankState;
 struct Setup;
 struct Clock;
 
-/// How much of a stage a gradient group is.
+/// The layers of a stage that a gradient group covers.
 struct GroupExtent {
   std::size_t first_layer = 0;  // of the stage, in the model
   std::size_t layers = 0;       // of the stage
@@ -56,9 +56,9 @@ struct GroupingChoice {
                                                          collective::CostLine);
   void const* policy = nullptr;
   Groups groups = nullptr;       // null: collective::grouping::Optimal
-  int measured_steps = 5;        // whose medians it is given, after one that warms up
-  std::int64_t renew_every = 0;  // steps after which all is measured again; 0: never
-  bool shard_optimizer = false;  // replicas in several processes have a part of its state each
+  int measured_steps = 5;        // steps whose medians it is given, after one warm-up step
+  std::int64_t renew_every = 0;  // steps after which times are measured again; 0: never
+  bool shard_optimizer = false;  // replicas in several processes each have a part of the state
   collective::By by = collective::By::slices;
 };
 
@@ -83,41 +83,43 @@ template <SumPolicy Collective>
           collective.by};
 }
 
-/// How processes that share a pipeline come to the same groups of gradients. Null in one process.
+/// The way in which processes that share a pipeline choose the same gradient groups. Null in one
+/// process.
 struct GroupingPeers {
   void* self = nullptr;
-  /// Gives to every process what was measured where the first holder of each group runs, [groups];
-  /// elsewhere there are zeros. Sums that cross processes get what the line of their link says.
+  /// Sends every process the times [groups] that were measured where the first holder of each group
+  /// runs; elsewhere they are 0. Sums over several processes get the times of the line fitted to
+  /// their link.
   void (*share)(void* self, double* backward_s, double* sum_s) = nullptr;
-  /// Lets one process choose the groups, and all have them. None: each does, from the same times.
+  /// Lets one process choose the groups for all. Null: each chooses, from the same times.
   void (*choose)(void* self, void (*choose)(Machine&), List<GradientGroup>& groups) = nullptr;
 };
 
-/// Where a cell takes rows from.
+/// A source from which a cell takes rows.
 struct RowSource {
-  std::size_t cell = 0;      // of the taker
-  std::size_t maker = 0;     // its cell
+  std::size_t cell = 0;      // the taker
+  std::size_t maker = 0;     // the cell that makes the value
   Places from;               // the maker's slots
-  bool only_common = false;  // whether the slots hold only the rows that both ranks have
-  // Where members of a group have columns, or terms to add:
-  ColumnOps const* blocks = nullptr;  // null: rows alone are taken
-  bool adds = false;                  // to what was taken before
+  bool only_common = false;  // whether the slots have only the rows that both ranks have
+  // If members of a group have columns, or terms to add:
+  ColumnOps const* blocks = nullptr;  // null: whole rows are taken
+  bool adds = false;                  // adds to what was taken before
   IndexRange of{};                    // columns of the maker's value
   IndexRange at{};                    // columns of the taker's
-  std::size_t has = 0;                // columns that the maker's must have
-  std::size_t gets = 0;               // and the taker's
+  std::size_t has = 0;                // columns that the maker's value must have
+  std::size_t gets = 0;               // columns of the taker's value
 };
 
 /// The rows and memory of a rank that is one of several replicas.
 struct ReplicaRank {
-  List<Context::LayerShare> layer_shares;  // [layers] where groups share some
-  StepArguments arguments;                 // of a replica of the last stage
-  Slots target;                            // its rows of the current target
-  Slots outputs;                           // [microbatches] where the caller wants them
-  std::size_t last_cell = 0;               // its cell of the last stage
+  List<Context::LayerShare> layer_shares;  // [layers] if groups share some layers
+  StepArguments arguments;                 // those of a replica of the last stage
+  Slots target;                            // the rank's rows of the current target
+  Slots outputs;                           // [microbatches] if the caller wants outputs
+  std::size_t last_cell = 0;               // the rank's cell of the last stage
   bool takes_target_rows = false;
-  bool counts = true;      // else another member of its group has the same losses and outputs
-  List<double> uncounted;  // [microbatches] such losses
+  bool counts = true;      // false if another member of its group has the same losses and outputs
+  List<double> uncounted;  // [microbatches] losses that do not count
 };
 
 /// The rows of a cell.
@@ -126,45 +128,45 @@ struct CellRows {
   List<std::size_t> first_rows;  // [microbatches]
 };
 
-/// How gradients are grouped, and what that is decided from.
+/// The current gradient groups, and the measurements for choosing them.
 struct SumRun {
   enum class Phase : std::uint8_t {
-    layers,   // every layer is a group, to measure its backward and its sum
-    whole,    // every stage is one, to measure sums of another size
-    decided,  // groups are those of the policy
+    layers,   // every layer is a group, to measure backward and sums
+    whole,    // every stage is a group, to measure sums of another size
+    decided,  // the policy has chosen the groups
   };
-  List<GradientGroup> groups;  // of the next program
+  List<GradientGroup> groups;  // for the next program
   Phase phase = Phase::decided;
   bool taking = false;                  // whether the current step is measured
-  bool warmed_up = false;               // by a first step of this phase, which is not measured
-  std::size_t steps = 0;                // measured in this phase
-  std::int64_t decided_at = 0;          // step
-  List<double> backward_s;              // [steps][groups] on the first of those that hold the stage
+  bool warmed_up = false;               // whether the phase has had its warm-up step
+  std::size_t steps = 0;                // steps measured in this phase
+  std::int64_t decided_at = 0;          // step of the last decision
+  List<double> backward_s;              // [steps][groups] on the first holder of the stage
   List<double> sum_s;                   // likewise
   List<double> layer_s;                 // [layers] medians
-  List<double> sample_bytes, sample_s;  // of sums
+  List<double> sample_bytes, sample_s;  // of single sums
 };
 
-/// The machine's part of replication, of the loaded program.
+/// The data of replicas for the loaded program.
 struct ReplicaRun {
   FixedArray<ReplicaRank> ranks;
   FixedArray<CellRows> cells;
-  List<RowSource> inputs, gradients;  // by taker, makers in order
+  List<RowSource> inputs, gradients;  // sorted by taker, with makers in order
   SumRun sums;
 };
 
 struct ReplicaOps {
-  // of programs
+  // Functions for programs.
   Program (*group_gradients)(Program const&, List<GradientGroup> const&, bool chain_squares,
                              bool sums_by_library);
-  // of the machine
+  // Functions for the machine.
   void (*load)(Machine&);
   void (*begin_step)(Machine&);
   void (*end_step)(Machine&);
-  void (*join_outputs)(Machine&);  // back ends with a memory of their own call it after all work
+  void (*join_outputs)(Machine&);  // called by back ends with their own memory after all work
   void (*gather)(Machine&, RankState&, Instruction const&);
-  void (*add_up)(Machine&, RankState&, Instruction const&, Clock);  // or a part of a backward
-  /// For back ends without a clock: when a part of a last backward, or a sum, ran, in
+  void (*add_up)(Machine&, RankState&, Instruction const&, Clock);  // or runs a part of a backward
+  /// For back ends without a clock: records when a part of a last backward, or a sum, ran, in
   /// seconds since the step began.
   void (*note)(Machine&, RankState&, Instruction const&, double start_s, double end_s);
   bool (*measures)(ReplicaRun const&);
@@ -172,40 +174,41 @@ struct ReplicaOps {
   GroupExtent (*extent)(Machine const&, Instruction const&);
   void (*destroy)(ReplicaRun*) noexcept;
   std::uint64_t (*bytes)(ReplicaRun const&);
-  /// Refuses types of values that replicas would have to split, as far as a table shows.
+  /// Refuses types of values that replicas of a table would have to split and cannot.
   void (*require_rows)(Machine const&, schedule::Table const&, bool target_has_rows);
   /// Refuses replicas that do not fit the schedule.
   void (*require)(Replicas const&, int positions, bool synchronous);
 };
 
-/// What the engine does for groups, by address: a pipeline without any compiles none of it.
+/// The engine's functions for groups, by address, so that a pipeline without groups does not
+/// compile them.
 struct GroupOps {
-  /// Divides the layers; null where none is worth it.
+  /// Divides the layers; null if no layer is worth splitting.
   std::shared_ptr<Grouped const> (*divide)(Setup const&, List<Layer>&);
   schedule::Table (*table)(Grouped const&, schedule::Table const&, Replicas const&);
   Sections const& (*sections)(Grouped const&);
   void (*connect)(Dataflow&, Sections const&);
-  /// Refuses parts whose parameters are no pieces of a whole.
+  /// Refuses parts whose parameters are not pieces of whole ones.
   void (*require_pieces)(ModelState const&);
-  /// What is taken over an edge, beyond rows.
+  /// Adds to a source which columns are taken over an edge, and whether they are added.
   void (*describe)(Machine const&, RowEdge const&, bool forward, RowSource&);
   /// Takes rows from one source.
   /// @param at         of the taker's value
   /// @param first_row  of the maker's
-  /// @param rows       of the taker's in all, of the first source; else 0
+  /// @param rows       for the first source, all rows of the taker's value; otherwise 0
   void (*take)(RowSource const&, void* to, void const* from, RowRange at, std::size_t first_row,
                std::size_t rows);
-  /// Of a gathering whose values are there: what is taken from each other member of the group.
+  /// Reports what a gathering instruction takes from each other member of the group.
   void (*each_message)(Machine const&, Instruction const&, void* self,
                        void (*visit)(void* self, int rank, std::uint64_t bytes));
   void (*append_states)(ModelState&, std::vector<ParameterState>&);
   void (*take_back)(ModelState&);
   List<ParameterShape> (*shapes)(ModelState const&);
-  /// Spans of sections as those of actions of the table.
+  /// Joins the spans of sections to spans of the table's actions.
   void (*join_spans)(Grouped const&, List<schedule::Span> const&, std::vector<schedule::Span>&);
 };
 
-/// Layers that a partitioner would have groups share; none without ops.
+/// The layers that a partitioner lets groups share; none if `ops` is null.
 struct GroupChoice {
   GroupOps const* ops = nullptr;
   int members = 1;

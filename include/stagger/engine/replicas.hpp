@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Replicated stages: how rows get from one rank to another.
+/// @file   Replicated stages (data parallelism): how ranks exchange rows.
 
 #include <algorithm>
 #include <cstddef>
@@ -20,7 +20,7 @@
 namespace stagger {
 namespace detail {
 
-/// What replicas require of a schedule, and of the types of the values that they split by rows.
+/// The requirements of replicas on a schedule and on the types of values that are split by rows.
 struct ReplicaChecks {
   [[gnu::cold]] static void require(Replicas const& replicas, int positions, bool synchronous) {
     if (std::cmp_not_equal(replicas.positions(), positions))
@@ -51,7 +51,8 @@ struct ReplicaChecks {
             "both stages the same replicas");
   }
 
-  /// Refuses a type whose rows the host copies while kernels that read them are only enqueued.
+  /// Refuses a type whose rows are copied by the host, although kernels that read them are only
+  /// enqueued.
   static void require_on_stream(Machine const& machine, SlotType const& type, char const* what,
                                 int layer = -1) {
     if (machine.model.memory == nullptr || type.rows_on_stream) return;
@@ -73,7 +74,7 @@ struct ReplicaChecks {
     if (auto const* const grouped = machine.model.grouped.get(); grouped != nullptr) {
       grouped->ops->require_pieces(machine.model);
       static_cast<void>(grouped->ops->table(*grouped, table, machine.model.options.replicas));
-      return;  // what lies between their sections is known once a program is laid out
+      return;  // exchanges between sections are only known once a program is laid out
     }
     if (table.stages != machine.stages()) return;
     auto const& replicas = machine.model.options.replicas;
@@ -91,7 +92,7 @@ struct ReplicaChecks {
   static constexpr std::uint64_t most_total = 0xffffffff;
 };
 
-/// What the ranks of replicated stages do in a step: which rows each takes, and from whom.
+/// The work of replicated stages' ranks in a step: which rows each takes, and from which ranks.
 struct Replication : ReplicaChecks {
   using Part = Replicas::Part;
 
@@ -147,13 +148,13 @@ struct Replication : ReplicaChecks {
     auto const* const grouped = machine.model.grouped.get();
     if (grouped == nullptr) return machine.run.ranks[rank].context.share_rows(first_rows);
     auto& shares = run.ranks[rank].layer_shares;
-    shares.resize(grouped->layers.size());  // more than the model has
+    shares.resize(grouped->layers.size());  // more layers than the model has
     for (std::size_t const l : machine.model.layers_of(machine.run.program->cells[c].stage))
       shares[grouped->layers[l].number] = {first_rows, grouped->layers[l].first_column};
     machine.run.ranks[rank].context.share_layers(shares.data());
   }
 
-  /// floor(count * share / total), with no product that could overflow.
+  /// floor(count * share / total), computed without overflow.
   static std::size_t border(std::size_t count, std::uint64_t share, std::uint64_t total) {
     return count / total * share + count % total * share / total;
   }
@@ -250,14 +251,14 @@ struct Replication : ReplicaChecks {
     }
   }
 
-  /// Memory for rows of targets and outputs.
+  /// Memory of the rows of targets and outputs, in bytes.
   [[gnu::cold]] static std::uint64_t bytes(ReplicaRun const& run) {
     std::uint64_t sum = 0;
     for (ReplicaRank const& own : run.ranks) sum += own.target.bytes() + own.outputs.bytes();
     return sum;
   }
 
-  /// Whether a rank's cell of the last stage takes a microbatch.
+  /// Whether a rank's cell of the last stage processes a microbatch.
   static bool runs(Machine const& machine, std::size_t rank, std::size_t m) {
     auto const cell = machine.run.replica_run->ranks[rank].last_cell;
     for (Instruction const& in : machine.run.program->ranks[rank].code)
@@ -286,7 +287,7 @@ struct Replication : ReplicaChecks {
     if (forward && machine.run.program->cells[in.cell].depth == 0)
       return take(type, to, machine.run.arguments.inputs[m], rows,
                   type.rows(machine.run.arguments.inputs[m]));
-    std::size_t multiple = 0;  // rows of the value for each of the microbatch
+    std::size_t multiple = 0;  // rows of the value for each row of the microbatch
     for (RowSource const& source : forward ? run.inputs : run.gradients) {
       if (source.cell != in.cell) continue;
       RowRange theirs = run.cells[source.maker].rows[m];
@@ -310,7 +311,7 @@ struct Replication : ReplicaChecks {
     }
   }
 
-  /// Takes a replica's rows of what the caller gave.
+  /// Takes a replica's rows of the caller's batch.
   static void take(SlotType const& type, void* to, void const* from, RowRange rows,
                    std::size_t count) {
     take_rows(type, to, from, {0, count}, rows, required_rows_for_each(type, from, count));

@@ -15,14 +15,14 @@ struct RowRange {
   std::size_t first = 0;
   std::size_t last = 0;
   [[nodiscard]] std::size_t count() const noexcept { return last - first; }
-  /// Those that are in both; none: begins and ends at the same row.
+  /// The rows that are in both ranges; if there are none, an empty range.
   [[nodiscard]] RowRange common(RowRange other) const noexcept {
     std::size_t const begin = std::max(first, other.first);
     return {begin, std::max(begin, std::min(last, other.last))};
   }
 };
 
-/// How many rows a value has for each row of the model's input; 0 where that is no whole number. A
+/// How many rows a value has for each row of the model's input; 0 if that is not a whole number. A
 /// layer may make several rows of one.
 [[nodiscard]] inline std::size_t rows_for_each(SlotType const& type, void const* value,
                                                std::size_t inputs) {
@@ -30,8 +30,8 @@ struct RowRange {
   return rows % inputs == 0 ? rows / inputs : 0;
 }
 
-/// Makes `to` the rows `taken` of a value that has the rows `rows`.
-/// @param each  as rows_for_each says
+/// Copies the rows `taken` of a value that has the rows `rows` to `to`.
+/// @param each  result of rows_for_each
 inline void take_rows(SlotType const& type, void* to, void const* from, RowRange rows,
                       RowRange taken, std::size_t each) {
   type.resize_rows(to, from, taken.count() * each);
@@ -42,10 +42,10 @@ inline void take_rows(SlotType const& type, void* to, void const* from, RowRange
 /// belong. Keeps one object of each type.
 class RowSplitter {
  public:
-  /// @param rows   of the microbatch that `value` has
-  /// @param taken  a part of them
-  /// @return  an object with the rows that are taken; null for all, and for a value whose rows do
-  ///          not go with those of the microbatch
+  /// @param rows   rows of the microbatch that `value` has
+  /// @param taken  some of these rows
+  /// @return  an object with the rows that are taken; null if these are all rows, or if the value's
+  ///          rows do not correspond to those of the microbatch
   [[nodiscard]] void const* split(SlotType const& type, void const* value, RowRange rows,
                                   RowRange taken) {
     if (taken.count() == 0 || taken.count() == rows.count()) return nullptr;
@@ -55,14 +55,14 @@ class RowSplitter {
     take_rows(type, part, value, rows, taken, each);
     return part;
   }
-  /// Puts the rows of `part` back into a value of `rows`, whose others are unspecified.
+  /// Copies the rows of `part` into a value with the rows `rows`; its other rows are unspecified.
   void put_back(SlotType const& type, void* value, RowRange rows, RowRange taken,
                 void const* part) {
     std::size_t const each = type.rows(part) / taken.count();
     type.resize_rows(value, part, rows.count() * each);
     type.copy_rows(value, (taken.first - rows.first) * each, part, 0, taken.count() * each);
   }
-  /// The object of a type that rows are copied and received into.
+  /// The object of a type into which rows are copied and received.
   [[nodiscard]] void* object(SlotType const& type) {
     for (Object& known : objects_)
       if (known.type == &type) return known.slot[0];

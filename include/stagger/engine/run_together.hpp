@@ -18,10 +18,10 @@
 
 namespace stagger {
 
-/// The steps of one pipeline, one after the other: a single one, or what a function returns that is
-/// called without metrics for the first one, with those of the step before as soon as that has
-/// ended, whatever other pipelines are at then, and that returns nothing when there is no further
-/// step.
+/// The steps of one pipeline, one after the other: a single step, or the steps that a function
+/// returns. The function is called with null for the first step, and with the metrics of the
+/// previous step as soon as that has ended, independently of other pipelines. It returns an empty
+/// optional after the last step.
 ///
 /// @code
 ///     run_together(std::vector<Steps>{a.step(batch), [&, m = 0](Metrics const* before) mutable {
@@ -35,8 +35,8 @@ class Steps {
       : Steps([step = std::move(step)](Metrics const* before) mutable {
           return before == nullptr ? std::optional(std::move(step)) : std::nullopt;
         }) {}
-  /// @param next  called on the thread that calls `run_together`, and on the one that carries the
-  ///              pipeline's steps out
+  /// @param next  called on the thread that calls `run_together`, and on the thread that runs the
+  ///              pipeline's steps
   template <class Next>
     requires std::is_invocable_r_v<std::optional<Step>, Next&, Metrics const*>
   Steps(Next next)
@@ -57,7 +57,7 @@ class Steps {
 
 namespace detail {
 
-/// The pipelines that run together, and how far each has come.
+/// The pipelines that run together, and the progress of each.
 class Together {
  public:
   explicit Together(std::vector<Steps> next)
@@ -66,7 +66,7 @@ class Together {
   }
 
   std::vector<Metrics> run() {
-    std::vector<std::size_t> timed;  // that have begun and not ended
+    std::vector<std::size_t> timed;  // whose steps have begun and not ended
     std::vector<std::size_t> others;
     for (std::size_t i = 0; i < next_.size(); ++i)
       if (advance(i, nullptr)) (steps_[i]->shares_time() ? timed : others).push_back(i);
@@ -89,7 +89,7 @@ class Together {
   }
 
  private:
-  /// @return whether the body threw nothing
+  /// @return whether the body did not throw
   template <class Body> bool guarded(Body body) noexcept {
     try {
       body();
@@ -100,7 +100,8 @@ class Together {
       return false;
     }
   }
-  /// Asks for a pipeline's next step. @return whether there is one
+  /// Asks for a pipeline's next step.
+  /// @return whether there is one
   bool advance(std::size_t i, Metrics const* before) noexcept {
     return guarded([&] { steps_[i] = next_[i](before); }) && steps_[i].has_value();
   }
@@ -110,7 +111,7 @@ class Together {
       if (!guarded([&] { metrics_[i] = stagger::run(std::move(*steps_[i])); })) return;
     } while (advance(i, &metrics_[i]));
   }
-  /// What one of those threw first that failed by themselves, not since another failed.
+  /// Throws the first error of a pipeline that did not fail because of another one.
   void rethrow() const {
     std::exception_ptr chosen;
     for (std::exception_ptr const& failure : failures_) {
@@ -118,26 +119,26 @@ class Together {
         std::rethrow_exception(failure);
       } catch (Error const& error) {
         if (error.code() != Errc::peer_failed) throw;
-        if (!chosen) chosen = failure;  // some other one says why
+        if (!chosen) chosen = failure;  // another one may have the cause
       }
     }
     if (chosen) std::rethrow_exception(chosen);
   }
 
   std::vector<Steps> next_;
-  std::vector<Metrics> metrics_;            // of each pipeline's step that ended last
-  std::vector<std::optional<Step>> steps_;  // that each is at
+  std::vector<Metrics> metrics_;            // [pipelines] of the last step
+  std::vector<std::optional<Step>> steps_;  // [pipelines] current step
   std::mutex mutex_;
   std::vector<std::exception_ptr> failures_;  // in the order in which pipelines failed
 };
 
 }  // namespace detail
 
-/// Carries the steps of several pipelines through at once: those on virtual clocks on the calling
-/// thread, in the order of their time; each other pipeline on a thread of its own, one of them on
-/// the calling one if there is nothing else to do there. All have ended when it returns.
+/// Runs the steps of several pipelines at the same time: those on virtual clocks on the calling
+/// thread, in the order of their time; each other pipeline on a thread of its own, or one of them
+/// on the calling thread if that has nothing else to do. All have ended when it returns.
 /// @return  [pipelines] metrics of the last step of each
-/// @throws  what the first of those ends with that fail by themselves, not since another failed
+/// @throws  the first error of a pipeline that did not fail because of another one
 [[gnu::cold]] inline std::vector<Metrics> run_together(std::vector<Steps> pipelines) {
   return detail::Together(std::move(pipelines)).run();
 }

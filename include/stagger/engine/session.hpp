@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What `Trainer` asks of a machine on a back end. Neither is seen from here, so that a
-/// device can be compiled once for many translation units.
+/// @file   The interface that `Trainer` uses of a machine and its back end. It depends on neither,
+///         so that a device can be compiled once for many translation units.
 
 #include <cstddef>
 #include <cstdint>
@@ -29,11 +29,11 @@ struct ParameterVisit {
   void (*call)(void* self, ParameterState const&) = nullptr;
 };
 
-/// Where parameters were visited.
+/// In which process parameters were visited.
 enum class Visited : std::uint8_t {
   here,
   elsewhere,  ///< in another process
-  not_spread  ///< nowhere: this process has all of them
+  not_spread  ///< not visited: this process has all of them
 };
 
 /// A machine on a back end: one step at a time.
@@ -46,15 +46,15 @@ class Session : public StepOwner {
   [[nodiscard]] virtual std::int64_t steps() const noexcept = 0;
   virtual void resume(std::int64_t steps) noexcept = 0;
   virtual void record(bool on) noexcept = 0;
-  /// Waits until parameters are what they stay until the next step.
+  /// Waits until parameters have the values that they keep until the next step.
   virtual void settle_parameters() = 0;
-  /// Where parameters are spread over processes, visits all of them in one; else gathers them.
+  /// If parameters are distributed over processes, visits all of them in process `to`; otherwise
+  /// only gathers them.
   virtual Visited visit_parameters(int to, ParameterVisit const& visit) = 0;
   virtual void gather_parameters(int to) = 0;
 
-  /// The program for so many microbatches, each cut as the schedule says; lays it out when it is
-  /// asked for the first time.
-  /// @throws Error  bad_configuration for none, or for a number that the schedule does not allow
+  /// The program for so many microbatches; it is laid out on the first call.
+  /// @throws Error  bad_configuration for 0, or for a number that the schedule does not allow
   virtual std::shared_ptr<Program const> program(std::size_t microbatches, bool training) = 0;
   /// Makes the training program for so many microbatches the next one to run.
   virtual void make_ready(std::size_t microbatches) = 0;
@@ -62,25 +62,24 @@ class Session : public StepOwner {
   /// @throws Error  bad_configuration while a step runs
   virtual void require_idle() const = 0;
 
-  /// Chooses the program of a step that was asked for. Where other processes take it too, they are
-  /// told of an error.
-  /// @param beside  objects that are given beside the inputs, one for each
-  /// @param name    what they are
+  /// Finds the program of a requested step. If other processes take part, they are told of an
+  /// error.
+  /// @param beside  number of targets or outputs, one for each input
+  /// @param name    what these are, for errors
   virtual void choose(Request& request, std::size_t inputs, std::size_t beside, char const* name,
                       bool training) = 0;
 
  protected:
   ~Session() = default;
-  /// A step that was asked for will not begin.
+  /// A requested step will not begin.
   virtual void refused(std::exception_ptr const& why) noexcept = 0;
 
   int positions_ = 0;           // rows of the schedule's table
-  std::size_t ranks_ = 0;       // that compute
-  std::uint32_t requests_ = 0;  // steps and preparations, begun or not
+  std::size_t ranks_ = 0;       // ranks that compute
+  std::uint32_t requests_ = 0;  // requested steps and preparations, begun or not
 };
 
-/// What a trainer can ask a machine for. A template, so that a program compiles only what it asks
-/// for.
+/// Queries of a trainer. A template, so that a program compiles only those that it uses.
 /// @tparam M  Machine
 template <class M> struct MachineFacts {
   static void append_states(M& machine, std::vector<ParameterState>& states, bool own);
@@ -90,7 +89,7 @@ template <class M> struct MachineFacts {
   static std::vector<std::uint64_t> staleness(M& machine);
   /// When each action of the last step started and ended, by rank.
   /// @param ranks  that compute
-  /// @param sums   of the ranks that add up gradients beside them
+  /// @param sums   whether of the reducers instead of the ranks that compute
   static schedule::Timeline timeline(M& machine, int ranks, bool sums);
   static std::vector<int> peak_in_flight(M& machine, int ranks);
 };
@@ -100,8 +99,9 @@ extern template struct MachineFacts<Machine>;
 
 template <class Device> class SessionOn;
 
-/// Checks that a pipeline and a device fit together, and makes it ready to run.
-/// @throws Error  bad_configuration for numbers that do not fit, naming them and what would
+/// Checks that a pipeline and a device fit together, and makes the session.
+/// @throws Error  bad_configuration for numbers that do not fit together; names them and numbers
+///                that would
 template <class Device>
 [[nodiscard, gnu::cold]] std::shared_ptr<Session> make_session(Device const& device,
                                                                List<Layer> layers,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   The policies of a pipeline with their types erased, from which an engine is made.
+/// @file   The policies of a pipeline with their types erased, from which the engine is made.
 
 #include <algorithm>
 #include <concepts>
@@ -32,8 +32,8 @@
 
 namespace stagger::detail {
 
-/// Refuses what processes that take a step together could not compare.
-/// @throws Error bad_configuration  for the digest of an optimizer whose numbers are not known
+/// Refuses an optimizer that processes cannot compare.
+/// @throws Error bad_configuration  if the digest is 0: the optimizer's numbers are unknown
 inline void require_numbers(std::uint64_t optimizer) {
   if (optimizer != 0) return;
   raise(Errc::bad_configuration,
@@ -56,7 +56,7 @@ struct PlacementCall {
   std::vector<int> (*place)(void const* placement, int ranks, int places) = nullptr;
 };
 
-/// A server that the pipeline trains with, and how; none: it trains alone.
+/// The pipeline's parameter server, and how it is used; none: the pipeline trains alone.
 struct ServerChoice {
   std::shared_ptr<ParameterLink> link{};
   /// `detail::make_exchange`, by address.
@@ -69,8 +69,8 @@ class LocalExchange;
 class OverlappedExchange;
 class StepExchange;
 class StreamExchange;
-/// For `ServerChoice`, by address. `engine/detail/server_exchange.hpp` defines it; what only names
-/// it need not include the engine.
+/// For `ServerChoice`, by address. `engine/detail/server_exchange.hpp` defines it, so that a
+/// program which only names it need not include the engine.
 template <class Made>
 [[gnu::cold]] std::unique_ptr<Exchange> make_exchange(std::shared_ptr<ParameterLink> const& link,
                                                       Machine& machine,
@@ -107,7 +107,7 @@ template <class Rules, class Tag = std::conditional_t<sizeof(Rules) != 0, WithGr
   return {GroupTable<Tag>::ops, rules.group, rules.threshold, rules.pairs};
 }
 
-/// A pipeline's policies but the device, types erased.
+/// A pipeline's policies except the device, types erased.
 struct Setup {
   std::vector<int> const& cuts;  // [stages - 1] first layer of each stage after the first, rising
   Options const& options;
@@ -118,13 +118,13 @@ struct Setup {
   GroupingChoice grouping{};
   ServerChoice server{};
   GroupChoice groups{};
-  std::shared_ptr<Grouped const> grouped{};  // as they were divided
-  bool uncut = false;                        // a Sequential, for which there is no partitioner
-  bool target_rows = true;                   // targets can be split by rows, or there are none
-  std::shared_ptr<void const> kept{};        // what these point into
+  std::shared_ptr<Grouped const> grouped{};  // result of the division among groups
+  bool uncut = false;                        // a Sequential without a partitioner
+  bool target_rows = true;                   // there are no targets, or they can be split by rows
+  std::shared_ptr<void const> kept{};        // keeps what the members point into
 };
 
-/// The policies that a session needs for as long as it lives.
+/// The policies that live as long as the session.
 template <class Schedule, class Staleness, class Collective, class Optimizer, class Loss>
 struct Kept {
   Schedule schedule;
@@ -150,8 +150,7 @@ template <class P> [[nodiscard]] [[gnu::cold]] ScheduleCall schedule_call(P cons
   return call;
 }
 
-/// Refuses a schedule chosen while the program runs that never flushes, where the staleness model
-/// needs one that does.
+/// Refuses a schedule chosen at run time that never flushes, if the staleness model is synchronous.
 template <class P> [[gnu::cold]] void require_flush(P const& policy, bool synchronous) {
   auto const facts = policy.facts();
   if (synchronous && !facts.flushes)
@@ -181,7 +180,7 @@ template <bool server, class P>
     };
     model.late = late_calls_of<P>;
     if constexpr (sends_late<P>) model.immediate = policy.immediate;
-  } else if constexpr (server) {  // bulk synchronous: every step contains all before it, of all
+  } else if constexpr (server) {  // bulk synchronous: weights contain all earlier pushes
     model.push_minibatches = 1;
     model.needs = [](void const*, int minibatch) { return minibatch; };
   }

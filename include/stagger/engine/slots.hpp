@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Arrays of objects of a type known only to the layer they belong to.
+/// @file   Arrays of objects whose type is known only to the layer to which they belong.
 
 #include <concepts>
 #include <cstddef>
@@ -15,7 +15,7 @@
 
 namespace stagger {
 
-/// Memory an activation holds, in bytes: `value.bytes()` where the type says so, else its size.
+/// Memory of an activation, in bytes: `value.bytes()` if the type has it, otherwise its size.
 template <class T> [[nodiscard]] std::uint64_t byte_count(T const& value) {
   if constexpr (requires {
                   { value.bytes() } -> std::convertible_to<std::uint64_t>;
@@ -27,11 +27,11 @@ template <class T> [[nodiscard]] std::uint64_t byte_count(T const& value) {
 
 namespace detail {
 
-/// Whether all objects of a type take as many bytes when they go from rank to rank.
+/// Whether all objects of a type have the same number of bytes in messages.
 template <class T> inline constexpr bool fixed_payload = std::is_trivially_copyable_v<T>;
 
-/// What goes from rank to rank of a value, in bytes: the elements of tensors and vectors, of types
-/// with `fields()` those of all fields. Of other types the memory that they hold.
+/// Size of a value in messages, in bytes: the elements of tensors and vectors, and of all fields of
+/// types with `fields()`; for other types, the memory that they hold.
 template <class T> [[nodiscard]] std::uint64_t payload_bytes(T const& value) {
   if constexpr (fixed_payload<T>)
     return sizeof(T);
@@ -44,7 +44,7 @@ template <class T> [[nodiscard]] std::uint64_t payload_bytes(T const& value) {
     return byte_count(value);
 }
 
-/// How to make, find and destroy the objects of one type.
+/// The functions that make, find and destroy the objects of one type.
 struct SlotType {
   std::size_t stride = 0;  // bytes from one object to the next, a multiple of the alignment
   void (*construct)(void*) = nullptr;
@@ -109,8 +109,8 @@ template <class T> constexpr SlotType make_slot_type() {
 
 template <class T> inline constexpr SlotType slot_type = make_slot_type<T>();
 
-/// An array of `count` default-constructed objects of an erased type. Slots never move: it is
-/// replaced, not grown.
+/// An array of `count` default-constructed objects of an erased type. Objects never move: the array
+/// is replaced, not grown.
 class Slots {
  public:
   Slots() = default;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Stall detection: a counter that stands still for a deadline, and a thread that watches
-///         it.
+/// @file   Stall detection: a counter that does not change for a deadline, and a thread that
+///         watches it.
 
 #include <stagger/core/requirements.hpp>
 
@@ -17,20 +17,22 @@
 
 namespace stagger::detail {
 
-/// Tells from looks at a counter whether it has stood still for a whole deadline. Counts looks
-/// instead of reading a clock: to a process that was stopped for hours, that is one look.
+/// Determines by repeated looks at a counter whether it has not changed for a whole deadline. It
+/// counts looks instead of reading a clock: if the process is stopped for hours, that is only one
+/// look.
 class StallDetector {
  public:
   /// @param deadline_s  > 0
   explicit StallDetector(double deadline_s) noexcept
       : interval_s_(std::min(deadline_s / 8, 3600.0)), looks_(deadline_s / interval_s_) {}
 
-  /// How long to wait between two looks.
+  /// The time between two looks.
   [[nodiscard]] std::chrono::duration<double> interval() const noexcept {
     return std::chrono::duration<double>(interval_s_);
   }
-  /// Looks at something that runs. After it has expired, it starts over.
-  /// @return  whether it has not moved for the deadline
+  /// Looks at the counter of something that runs. After the deadline has expired once, it starts
+  /// over.
+  /// @return  whether the counter has not changed for the deadline
   [[nodiscard]] bool expired(std::uint64_t progress) noexcept {
     quiet_ = seen_ && progress == progress_ ? quiet_ + 1 : 0;
     seen_ = true;
@@ -39,14 +41,14 @@ class StallDetector {
     seen_ = false;
     return true;
   }
-  /// Nothing runs.
+  /// Called while nothing runs.
   void idle() noexcept { seen_ = false; }
 
  private:
   double interval_s_;
-  double looks_;  // as many intervals as make the deadline
+  double looks_;  // number of intervals in the deadline
   std::uint64_t progress_ = 0;
-  std::uint64_t quiet_ = 0;  // looks that found it where it had been
+  std::uint64_t quiet_ = 0;  // looks that found the counter unchanged
   bool seen_ = false;
 };
 
@@ -72,14 +74,14 @@ template <class Progress, class Expired> class Watchdog {
     if (thread_.joinable()) thread_.join();
   }
 
-  /// A run begins. The first one starts the thread; no call after that costs more than a store.
+  /// Begins a run. The first call starts the thread; later calls cost no more than a store.
   void begin() {
     if (!thread_.joinable()) thread_ = std::thread([this] { watch(); });
     ++run_;
     running_.store(run_, std::memory_order_release);
   }
 
-  /// The run is over; `expired` is not being called any more when this returns.
+  /// Ends the run; `expired` is not running any more when this returns.
   void end() noexcept {
     running_.store(0, std::memory_order_seq_cst);
     while (calling_.load(std::memory_order_seq_cst)) std::this_thread::yield();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What `Trainer` hands out: a step that has been asked for and not yet been taken.
+/// @file   A step that has been requested from a `Trainer` and not yet been taken.
 
 #include <stagger/core/requirements.hpp>
 
@@ -34,27 +34,26 @@ class Ticket;
 
 namespace detail {
 
-/// A place in the ring of steps that a device has not finished, and the ticket of its step, unless
-/// that was dropped.
+/// An entry in the ring of steps in flight, with the ticket of its step, unless that was dropped.
 struct TicketPlace {
   Ticket* ticket = nullptr;
 };
 
 struct StepOwner : Drivable {
   virtual void begin(Request const& request, stagger::stop_token stop) = 0;  // throws if it is busy
-  virtual Metrics end() = 0;  // throws what went wrong in the run
+  virtual Metrics end() = 0;  // throws the error of the run
 
   /// Begins a step and returns while a device runs it. If no device runs ahead, carries it out.
-  /// @return  its place; null: it is done, with `metrics`
+  /// @return  the step's entry; null: it is done, with `metrics`
   virtual TicketPlace* enqueue(Request const& request, stagger::stop_token stop, Metrics& metrics) {
     begin(request, std::move(stop));
     drive();
     metrics = end();
     return nullptr;
   }
-  /// Whether its steps may share a virtual time with those of others.
+  /// Whether its steps may run on one virtual clock with those of other pipelines.
   [[nodiscard]] virtual bool shares_time() const noexcept { return false; }
-  /// Waits for the step of a place and all before it; null: for all of them.
+  /// Waits for the step of an entry and all earlier ones; null: for all of them.
   virtual void settle(TicketPlace const*) {}
   /// Notes which steps are done, without waiting.
   virtual void poll() {}
@@ -67,9 +66,9 @@ struct StepOwner : Drivable {
 
 /// A step that runs when it is given to `run`, or awaited by a coroutine. Dropping it does nothing.
 ///
-/// What it was made from (batch, outputs) must stay until it is done. It ends with the metrics, or
-/// with the first exception of any stage, Error(deadline) or Error(cancelled); parameters are then
-/// those of the last finished step.
+/// The batch and the outputs must stay valid until it is done. It ends with its metrics, or with
+/// the first exception of any stage, Error(deadline) or Error(cancelled); parameters are then those
+/// of the last finished step.
 ///
 /// @cancellation  by the stop token given with the batch: no further action starts; those that run
 /// finish
@@ -99,19 +98,19 @@ class [[nodiscard]] Step {
     return owner_->start(then);
   }
 
-  /// For `run_together`: begins a step; carries it on together with others; `await_resume` ends it.
+  /// For `run_together`: these begin a step and run it together with others; `await_resume` ends
+  /// it.
   [[nodiscard]] bool shares_time() const noexcept { return owner_->shares_time(); }
   void begin() { owner_->begin(request_, stop_); }
   [[nodiscard]] bool drive_together() { return owner_->drive_together(); }
 
-  /// The token that can cancel the step, and a way to put another in its place before the step
-  /// begins.
+  /// The token that can cancel the step; it can be replaced before the step begins.
   [[nodiscard]] stagger::stop_token const& stop_token() const noexcept { return stop_; }
   void stop_token(stagger::stop_token stop) noexcept { stop_ = std::move(stop); }
 
-  // What only the Metrics have that `run` returns: a program that asks a step for it is told so. In
-  // clang by a variable, since it converts a function before it looks; in g++ by a function, since
-  // it says so of a variable three times.
+  // Members that only the Metrics returned by `run` have; a program that uses them on a step gets
+  // an error that says so. For clang they are variables, since it converts a function before it
+  // checks it; for g++ functions, since it repeats the error three times for a variable.
 #define STAGGER_OF_METRICS(name)                                   \
   __attribute__((                                                  \
       unavailable("stagger: a step that was not run has no " #name \
@@ -136,18 +135,17 @@ class [[nodiscard]] Step {
   detail::Pending pending_;
 };
 
-/// Carries a step through on the calling thread, which works as one of the pipeline's threads.
-/// @throws  what the step ends with
+/// Runs a step to its end; the calling thread works as one of the pipeline's threads.
+/// @throws  the error with which the step ends
 inline Metrics run(Step step) {
   step.owner_->begin(step.request_, step.stop_);
   step.owner_->drive();
   return step.owner_->end();
 }
 
-/// A step that a device may still run, made by `enqueue`. Its metrics are read on
-/// request. It belongs to the thread that takes the pipeline's steps. Dropping it waits for
-/// nothing; what goes wrong in a step whose ticket was dropped is thrown by the next step, or by
-/// `Trainer::settle`.
+/// A step that a device may still run, made by `enqueue`. Use it on the thread that takes the
+/// pipeline's steps. Dropping it does not wait; an error in a step whose ticket was dropped is
+/// thrown by the next step, or by `Trainer::settle`.
 class [[nodiscard]] Ticket {
  public:
   /// A ticket that belongs to no step.
@@ -162,19 +160,19 @@ class [[nodiscard]] Ticket {
   }
   ~Ticket() { leave(); }
 
-  /// Whether the step is done, whatever it ended with. Does not wait.
+  /// Whether the step is done, successfully or not. Does not wait.
   [[nodiscard]] bool done() {
     if (place_ != nullptr) owner_->poll();
     return place_ == nullptr;
   }
 
-  /// Waits until the step and all before it are done; then what it was made from may change.
+  /// Waits until the step and all earlier ones are done; then the batch may change.
   void wait() {
     if (place_ != nullptr) owner_->settle(place_);
   }
 
-  /// Waits for the step. Once it is done, this costs nothing and may be asked again.
-  /// @throws  what the step ended with
+  /// Waits for the step and returns its metrics; may be called repeatedly.
+  /// @throws  the error with which the step ended
   Metrics metrics() {
     wait();
     if (failure_) std::rethrow_exception(failure_);
@@ -208,10 +206,10 @@ class [[nodiscard]] Ticket {
   std::exception_ptr failure_;
 };
 
-/// Has a device begin a step, and returns while the device runs it: a bounded number of steps
-/// ahead, such as `cuda::Gpus::ahead`. Steps are carried out in the order in which they were
-/// enqueued. What the step was made from must stay as it is until its ticket is done. On devices
-/// that do not run ahead, such as host threads, the step is done when this returns.
+/// Starts a step on a device and returns while the device runs it. At most a fixed number of steps
+/// is in flight, such as `cuda::Gpus::ahead`. Steps are carried out in the order in which they were
+/// enqueued. The batch must not change until the step's ticket is done. On devices that do not run
+/// ahead, such as host threads, the step is done when this returns.
 ///
 /// @code
 ///     Ticket last;

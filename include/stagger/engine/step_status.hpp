@@ -11,7 +11,8 @@
 
 namespace stagger::detail {
 
-/// A step's status is decided once: by the ranks when all have finished, or by the first error.
+/// The status of a step is decided once: by the ranks when all have finished, or by the first
+/// error.
 enum class Status : std::uint8_t { open, committed, failed };
 
 class StepStatus {
@@ -29,14 +30,14 @@ class StepStatus {
     return decided;
   }
   [[nodiscard]] bool failed() const noexcept { return status_.load() == Status::failed; }
-  /// Ends the step with an error even if it was decided that it succeeds.
+  /// Ends the step with an error even if it has been decided that it succeeds.
   void lose(std::exception_ptr failure) noexcept {
     if (fail(failure) || failed()) return;
     failure_ = std::move(failure);
     status_.store(Status::failed);
   }
-  /// Decides that the step succeeds, and takes that back for a program that was recorded instead of
-  /// carried out.
+  /// Decides that the step succeeds; `reopen` undoes that for a program that was recorded instead
+  /// of carried out.
   [[nodiscard]] bool commit() noexcept {
     Status status = Status::open;
     return status_.compare_exchange_strong(status, Status::committed) ||
@@ -50,9 +51,9 @@ class StepStatus {
  protected:
   ~StepStatus() = default;
   void begin_status() noexcept {
-    while (failing_.load()) continue;  // an error that came too late for the step before
+    while (failing_.load()) continue;  // an error that came too late for the previous step
     failure_ = nullptr;
-    status_.store(Status::open);  // only now may `fail` write: a server tells of failures any time
+    status_.store(Status::open);  // only now may `fail` write: a server may call it any time
   }
   [[nodiscard]] std::exception_ptr failure() const noexcept { return failure_; }
   [[noreturn]] void rethrow() { std::rethrow_exception(std::exchange(failure_, nullptr)); }

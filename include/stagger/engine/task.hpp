@@ -14,10 +14,11 @@ namespace stagger {
 
 namespace detail {
 
-/// Something that a thread can carry through from start to end: a step.
+/// Something that a thread can run from start to end: a step.
 struct Drivable {
-  virtual void drive() = 0;  ///< on the calling thread
-  /// On threads of its own; then resumes. @return false: it is done already, and will not resume
+  virtual void drive() = 0;  ///< runs it on the calling thread
+  /// Runs it on other threads, then resumes `then`.
+  /// @return false if it is done already; `then` is not resumed in that case
   virtual bool start(std::coroutine_handle<> then) = 0;
   /// For steps that share a virtual time: runs all that have begun until one of them ends, in
   /// the order of that time. @return whether this one has ended
@@ -30,15 +31,15 @@ struct Drivable {
   ~Drivable() = default;
 };
 
-/// A step that waits until a runner carries it out. It lives in the coroutine that awaits the step.
+/// A step that waits until a runner runs it. It lives in the coroutine that awaits the step.
 struct Pending {
   Drivable* step = nullptr;
   std::coroutine_handle<> then{};
   Pending* next = nullptr;
 };
 
-/// The loop inside `run`: carries out, on its own thread, the steps that the task awaits, and those
-/// that coroutines await which the task has started.
+/// The loop inside `run`: runs, on its own thread, the steps that are awaited by the task or by
+/// coroutines that the task has started.
 class Runner {
  public:
   Runner() : outer_(std::exchange(current_, this)) {}
@@ -55,7 +56,7 @@ class Runner {
     last_ = &step;
   }
 
-  /// The task has ended; from any thread.
+  /// Called by any thread when the task has ended.
   void finish() noexcept { ended_.release(); }
 
   /// Returns when the task has ended and no step is left: a step that waits here has begun, so its
@@ -63,7 +64,7 @@ class Runner {
   void loop(std::coroutine_handle<> task) {
     task.resume();
     while (first_ != nullptr) {
-      Pending& step = *first_;  // its memory goes with the coroutine
+      Pending& step = *first_;  // it is destroyed with the coroutine
       first_ = step.next;
       if (first_ == nullptr) last_ = nullptr;
       if (step.step->drive_together())
@@ -71,7 +72,7 @@ class Runner {
       else
         enqueue(step);
     }
-    ended_.acquire();  // the task may wait for something else, which resumes it elsewhere
+    ended_.acquire();  // something else may resume the task on another thread
   }
 
  private:
@@ -163,7 +164,7 @@ template <class T = void> class [[nodiscard]] Task {
 };
 
 /// Runs a task to its end on the calling thread. Steps that it awaits use this thread as one of
-/// theirs; so do those of coroutines that the task has started, which are all taken before this
+/// theirs. So do steps of coroutines that the task has started; all of them end before this
 /// returns.
 /// @throws what the task throws
 template <class T> T run(Task<T> task) {
