@@ -185,7 +185,7 @@ class HostLayerTimer final : public LayerTimer {
   std::vector<std::size_t> rows;
   for (std::size_t m = 0; m < M; ++m) rows.push_back(batch / M + (m < batch % M ? 1 : 0));
   return sg::predicted_memory(
-      program, run.cuts.first_layers, run.options.replicas, sg::optimizer::AdamW::states, rows,
+      program, run.cuts.first_layers, sg::optimizer::AdamW::states, rows,
       [&](std::size_t n) -> sg::Footprint const& { return timer.footprint(n); });
 }
 

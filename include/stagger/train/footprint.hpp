@@ -21,6 +21,8 @@ namespace stagger {
 
 /// The memory of one layer's objects for a microbatch, in bytes.
 struct LayerBytes {
+  std::uint64_t input = 0;
+  std::uint64_t input_gradient = 0;  ///< of the first layer, too, though nothing reads it
   std::uint64_t output = 0;
   std::uint64_t output_gradient = 0;
   std::uint64_t saved = 0;          ///< after its backward
@@ -31,9 +33,7 @@ struct LayerBytes {
 
 /// The same of a model; measured by `Profiler::footprint` for microbatches of so many rows.
 struct Footprint {
-  std::uint64_t input = 0;           ///< of the first layer
-  std::uint64_t input_gradient = 0;  ///< that the first layer writes, though nothing reads it
-  std::uint64_t target = 0;          ///< that the loss compares with
+  std::uint64_t target = 0;  ///< that the loss compares with
   std::vector<LayerBytes> layers{};
 };
 
@@ -77,13 +77,13 @@ void add_cell(Memory& memory, std::uint64_t& scratch, Program const& program, st
       std::any_of(program.ranks[cell.rank].code.begin(), program.ranks[cell.rank].code.end(),
                   [](Instruction const& in) { return in.op == Op::recompute; });
   for (Instruction const& in : program.ranks[cell.rank].code) {
-    if (in.cell != number || !computes(in.op)) continue;
+    if (in.cell != number || !(computes(in.op) || computes_part(in.op))) continue;
     Footprint const& of = footprint(rows(in.microbatch));
     auto const layer = [&](std::size_t l) -> LayerBytes const& { return of.layers[l]; };
     for (std::size_t l = first; l < end; ++l) scratch = std::max(scratch, layer(l).scratch);
     if (in.op == Op::forward || in.op == Op::recompute) {
       bool const again = in.op == Op::recompute;
-      if (!cell.first()) x.use(in.x, first == 0 ? of.input : layer(first - 1).output);
+      if (!cell.first()) x.use(in.x, layer(first).input);
       for (std::size_t i = 0; i < inner; ++i) inner_y[i].use(in.kept, layer(first + i).output);
       for (std::size_t i = 0; i < saved.size(); ++i)
         saved[i].use(in.kept, recomputes && !again ? layer(first + i).saved_forward
@@ -96,15 +96,14 @@ void add_cell(Memory& memory, std::uint64_t& scratch, Program const& program, st
         y.use(in.y, layer(end - 1).output);
       continue;
     }
-    if (in.op == Op::backward_weight) continue;
+    if (!gives_input_gradient(in.op)) continue;
     dy.use(in.dy, layer(end - 1).output_gradient);
     for (std::size_t i = 0; i < inner; ++i)
       inner_dy[i].use(in.inner, layer(first + i).output_gradient);
     if (cell.first())
-      x.use(0, of.input_gradient);
+      x.use(0, layer(first).input_gradient);
     else if (cell.gathers_input)
-      dx.use(first == 0 ? 0 : in.dx,
-             first == 0 ? of.input_gradient : layer(first - 1).output_gradient);
+      dx.use(cell.depth == 0 ? 0 : in.dx, layer(first).input_gradient);
   }
   memory.activations += x.sum() + y.sum() + repeated.sum();
   for (auto const& s : inner_y) memory.activations += s.sum();
@@ -124,7 +123,7 @@ void add_cell(Memory& memory, std::uint64_t& scratch, Program const& program, st
 ///         lay_out(run.schedule.table({.ranks = stages, .microbatches = run.microbatches}),
 ///                 {.recompute = run.options.recompute, .spare_slots = run.options.spare_slots,
 ///                  .replicas = &run.options.replicas});
-///     Memory const memory = predicted_memory(program, run.cuts.first_layers, run.options.replicas,
+///     Memory const memory = predicted_memory(program, run.cuts.first_layers,
 ///                                            optimizer::AdamW::states, rows, footprint);
 /// @endcode
 /// @param program    with a flush and whole backwards
@@ -134,8 +133,7 @@ void add_cell(Memory& memory, std::uint64_t& scratch, Program const& program, st
 /// @param footprint  Footprint const&(std::size_t rows)
 /// @throws Error     bad_configuration for cuts or rows that do not fit the program
 template <class FootprintOf>
-[[nodiscard]] Memory predicted_memory(Program const& program, std::span<int const> cuts,
-                                      Replicas const& replicas, int states,
+[[nodiscard]] Memory predicted_memory(Program const& program, std::span<int const> cuts, int states,
                                       std::span<std::size_t const> rows, FootprintOf&& footprint) {
   if (std::cmp_not_equal(cuts.size() + 1, program.stages) ||
       std::cmp_not_equal(rows.size(), program.microbatches))
@@ -148,11 +146,8 @@ template <class FootprintOf>
     Cell const& cell = program.cells[c];
     auto const rank = static_cast<std::size_t>(cell.rank);
     auto const own_rows = [&](std::size_t m) {
-      if (replicas.empty()) return rows[m];
-      auto const& part = replicas.parts()[rank];
       using detail::Replication;
-      return Replication::border(rows[m], part.before + part.own, part.total) -
-             Replication::border(rows[m], part.before, part.total);
+      return Replication::rows_of(rows[m], cell.rows).count();
     };
     Footprint const& any = footprint(own_rows(0));
     IndexRange const layers = detail::layers_of(cuts, cell.stage, any.layers.size());
@@ -163,7 +158,7 @@ template <class FootprintOf>
       memory.optimizer_state += owner ? any.layers[l].parameters * kept : 0;
     }
     detail::add_cell(memory, scratch[rank], program, c, layers, own_rows, footprint);
-    if (!cell.last() || replicas.empty() || replicas.parts()[rank].replicas == 1) continue;
+    if (!cell.gathers_target) continue;
     detail::SlotBytes target(1);  // the rows of its own
     for (Instruction const& in : program.ranks[rank].code)
       if (in.op == Op::forward && in.cell == c)

@@ -162,7 +162,6 @@ class Profiler {
     for (auto& context : contexts) context.begin_step(parts.steps, parts.seed, true);
     Footprint result;
     result.layers.resize(layers);
-    result.input = x.bytes();
     result.target = byte_count(target);
     for (std::size_t l = 0; l < layers; ++l) {
       loop.forward(contexts[l], l, x[0]);
@@ -181,9 +180,10 @@ class Profiler {
       loop.backward(contexts[l], l, x[0]);
       loop.action(l, 0).begin(contexts[l]);
     }
-    result.input_gradient = loop.dx.bytes();
     for (std::size_t l = 0; l < layers; ++l) {
       LayerBytes& of = result.layers[l];
+      of.input = l == 0 ? x.bytes() : loop.y[l - 1].bytes();
+      of.input_gradient = l == 0 ? loop.dx.bytes() : loop.dy[l - 1].bytes();
       of.output = loop.y[l].bytes();
       of.output_gradient = loop.dy[l].bytes();
       of.saved = loop.saved[l].bytes();

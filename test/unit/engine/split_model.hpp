@@ -85,12 +85,14 @@ template <class T> struct Linear {
     std::size_t const rows = x.extent(0);
     if (x.extent(1) != in) throw std::runtime_error("wrong inputs");
     y.resize({rows, out});
-    for (std::size_t r = 0; r < rows; ++r)
+    auto const sums = context.scratch<T>(out);
+    for (std::size_t r = 0; r < rows; ++r) {
       for (std::size_t o = 0; o < out; ++o) {
-        T sum = b.empty() ? T(0) : b[o];
-        for (std::size_t i = 0; i < in; ++i) sum += w[o * in + i] * x[r * in + i];
-        y[r * out + o] = sum;
+        sums[o] = b.empty() ? T(0) : b[o];
+        for (std::size_t i = 0; i < in; ++i) sums[o] += w[o * in + i] * x[r * in + i];
       }
+      std::copy(sums.begin(), sums.end(), y.data() + r * out);
+    }
   }
   void backward_input(sg::Context& context, Input const& x, Output const& dy, Input& dx,
                       sg::NothingSaved&) const {

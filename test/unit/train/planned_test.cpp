@@ -86,9 +86,8 @@ TEST_CASE("train/planned: memory is predicted to the byte, replicated stages inc
           {.ranks = static_cast<int>(p.stages.size()), .microbatches = run.microbatches});
       auto const program = sg::lay_out(
           table, {.recompute = run.options.recompute, .replicas = &run.options.replicas});
-      sg::Memory const predicted =
-          sg::predicted_memory(program, run.cuts.first_layers, run.options.replicas,
-                               sg::optimizer::AdamW::states, rows, footprints);
+      sg::Memory const predicted = sg::predicted_memory(
+          program, run.cuts.first_layers, sg::optimizer::AdamW::states, rows, footprints);
       auto train = pipeline(run, sg::host::Threads{1 + static_cast<int>(number++ % 3)});
       CHECK(train.ranks() == run.ranks());
       for (int step = 0; step < 2; ++step) (void)sg::run(train.step(data));
@@ -164,7 +163,7 @@ TEST_CASE("train/planned: what cannot be run is refused", "[train]") {
   std::vector<std::size_t> const rows{1, 1};
   sg::Footprint const nothing{};
   CHECK_THROWS_WITH(
-      sg::predicted_memory(program, cuts, {}, 0, rows,
+      sg::predicted_memory(program, cuts, 0, rows,
                            [&](std::size_t) -> sg::Footprint const& { return nothing; }),
       Catch::Contains("1 cuts and 2 microbatches do not belong to a program of 1"));
 }
@@ -182,7 +181,7 @@ TEST_CASE("train/planned: what only a forward has kept is counted as it is behin
     options.recompute = recompute;
     auto const program = sg::lay_out(
         sg::schedule::table_of(sg::schedule::GPipe{}, {.ranks = 2, .microbatches = 4}), options);
-    return sg::predicted_memory(program, cuts, {}, 0, rows,
+    return sg::predicted_memory(program, cuts, 0, rows,
                                 [&](std::size_t) -> sg::Footprint const& { return footprint; })
         .activations;
   };

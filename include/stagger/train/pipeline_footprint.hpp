@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file   The memory of a pipeline before its first step, also where groups of ranks share layers.
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <stagger/core/error.hpp>
+#include <stagger/core/fixed_array.hpp>
+#include <stagger/core/index_range.hpp>
+#include <stagger/core/list.hpp>
+#include <stagger/engine/append_layers.hpp>
+#include <stagger/engine/layer.hpp>
+#include <stagger/engine/machine.hpp>
+#include <stagger/engine/slots.hpp>
+#include <stagger/model/context.hpp>
+#include <stagger/program/sections.hpp>
+#include <stagger/train/footprint.hpp>
+#include <stagger/train/trainer.hpp>
+
+namespace stagger {
+namespace detail {
+
+/// Takes one microbatch through the layers that the ranks of a pipeline have, forward and back, with
+/// one object for each value. Where groups share layers, those of every member take part, and what
+/// members exchange is put together in between.
+class FootprintRun {
+ public:
+  [[gnu::cold]] explicit FootprintRun(ModelState& model)
+      : model_(model),
+        x_(model.layers.size()),
+        y_(model.layers.size()),
+        dy_(model.layers.size()),
+        dx_(model.layers.size()),
+        saved_(model.layers.size()),
+        contexts_(model.layers.size() + 1) {  // of the layers and the loss
+    if (model.memory != nullptr) refuse(0);
+    for (std::size_t l = 0; l < model.layers.size(); ++l) {
+      if (model.parameters[l].count() != 0 && model.parameters[l].values().empty()) refuse(l);
+      LayerOps const& ops = model.layers[l].ops();
+      y_[l] = Slots(*ops.output, 1);
+      dy_[l] = Slots(*ops.output, 1);
+      saved_[l] = Slots(*ops.saved, 1);
+    }
+    for (auto& context : contexts_) context.begin_step(model.steps, model.options.seed, true);
+    if (model.grouped != nullptr) {
+      members_ = model.grouped->ops->sections(*model.grouped).members;
+      for (Section const& section : model.grouped->ops->sections(*model.grouped).chain)
+        chain_.push_back(section);
+    } else {
+      chain_.push_back({});
+    }
+  }
+
+  /// @param terms  of the target
+  [[gnu::cold]] Footprint measure(void const* input, void const* loss, LossOps const& ops,
+                                  void const* target, double terms) {
+    Footprint result;
+    result.layers.resize(model_.layers.size());
+    SlotType const& type = *model_.layers[0].ops().input;
+    Slots whole(type, 1);
+    type.assign(whole[0], input);
+    try {
+      for (Section const& section : chain_) whole = forward(section, whole, result);
+      for (std::size_t s = chain_.size(); s-- > 0;) {
+        if (s + 1 == chain_.size())
+          for (int m = 0; m < members(chain_[s]); ++m) {
+            std::size_t const l = layers_of(chain_[s], m).last - 1;
+            for (bool const again : {false, true}) {  // then it knows what was taken
+              contexts_[model_.layers.size()].begin_action(nullptr, model_.number(l), 0);
+              if (!again)
+                ops.value_and_gradient(loss, contexts_[model_.layers.size()], y_[l][0], target,
+                                       terms > 0 ? 1 / terms : 0, dy_[l][0]);
+            }
+          }
+        else
+          give_back(chain_[s], whole);
+        whole = backward(chain_[s]);
+      }
+    } catch (...) {
+      for (auto& parameters : model_.parameters) parameters.zero_gradients();
+      throw;
+    }
+    for (auto& parameters : model_.parameters) parameters.zero_gradients();
+    count(result);
+    return result;
+  }
+
+ private:
+  [[noreturn]] [[gnu::cold]] void refuse(std::size_t layer) const {
+    raise(Errc::bad_configuration, "the parameters of layer ", model_.number(layer),
+          " are in another process or on a GPU, where its memory cannot be measured; measure a "
+          "pipeline on host::Threads");
+  }
+  [[nodiscard]] int members(Section const& section) const noexcept {
+    return section.grouped ? members_ : 1;
+  }
+  [[nodiscard]] IndexRange layers_of(Section const& section, int member) const noexcept {
+    if (model_.grouped == nullptr) return {0, model_.layers.size()};
+    return model_.layers_of(section.stage + member);
+  }
+  [[nodiscard]] LayerAction action(std::size_t l) const noexcept {
+    return {model_.layers[l].object(), &model_.layers[l].ops(), model_.parameters[l].views(),
+            model_.number(l), 0};
+  }
+
+  /// Of a value that lies between two layers: the columns of a member, or all of it.
+  static void take(ColumnOps const* columns, SlotType const& type, Slots const& to,
+                   Slots const& whole, int member, int members) {
+    if (columns == nullptr) return type.assign(to[0], whole[0]);
+    IndexRange const own = features_of(static_cast<std::size_t>(member),
+                                       static_cast<std::size_t>(members), columns->count(whole[0]));
+    std::size_t const rows = type.rows(whole[0]);
+    columns->resize(to[0], whole[0], {rows, own.size()});
+    columns->copy(to[0], {0, 0}, whole[0], {0, own.first}, {rows, own.size()});
+  }
+  /// The other way round.
+  static void put(ColumnOps const* columns, SlotType const& type, Slots const& whole,
+                  Slots const& from, int member, std::size_t& filled, std::size_t features) {
+    if (columns == nullptr) return member == 0 ? type.assign(whole[0], from[0]) : void();
+    std::size_t const rows = type.rows(from[0]);
+    std::size_t const own = columns->count(from[0]);
+    if (member == 0) columns->resize(whole[0], from[0], {rows, features});
+    columns->copy(whole[0], {0, filled}, from[0], {0, 0}, {rows, own});
+    filled += own;
+  }
+  [[nodiscard]] static ColumnOps const* taken(Section const& section, LayerOps const& front) {
+    return section.takes == partition::Held::columns ? front.split->input : nullptr;
+  }
+  [[nodiscard]] static ColumnOps const* given(Section const& section, LayerOps const& back) {
+    return section.gives == partition::Held::columns ? back.split->output : nullptr;
+  }
+
+  /// @return what all members have made together; of terms, those of member 0
+  [[gnu::cold]] Slots forward(Section const& section, Slots const& before, Footprint& result) {
+    Slots after;
+    std::size_t filled = 0;
+    for (int m = 0; m < members(section); ++m) {
+      IndexRange const layers = layers_of(section, m);
+      LayerOps const& front = model_.layers[layers.first].ops();
+      LayerOps const& back = model_.layers[layers.last - 1].ops();
+      x_[layers.first] = Slots(*front.input, 1);
+      dx_[layers.first] = Slots(*front.input, 1);
+      take(taken(section, front), *front.input, x_[layers.first], before, m, members(section));
+      if (m == 0 && section.takes == partition::Held::columns)
+        arrived_.push_back(front.split->input->count(before[0]));
+      for (std::size_t const l : layers) {
+        forward_layer(contexts_[l], action(l), input_of(layers, l)[0], y_[l][0], saved_[l][0]);
+        result.layers[l].saved_forward = saved_[l].bytes();
+      }
+      if (m == 0) after = Slots(*back.output, 1);
+      put(given(section, back), *back.output, after, y_[layers.last - 1], m, filled,
+          section.features);
+    }
+    return after;
+  }
+
+  /// Hands every member its part of the gradient of what they have made.
+  [[gnu::cold]] void give_back(Section const& section, Slots const& gradient) {
+    for (int m = 0; m < members(section); ++m) {
+      std::size_t const l = layers_of(section, m).last - 1;
+      LayerOps const& back = model_.layers[l].ops();
+      take(given(section, back), *back.output, dy_[l], gradient, m, members(section));
+    }
+  }
+
+  /// @return the gradient of what they have taken; where terms are added, that of member 0
+  [[gnu::cold]] Slots backward(Section const& section) {
+    Slots before;
+    std::size_t filled = 0;
+    for (int m = 0; m < members(section); ++m) {
+      IndexRange const layers = layers_of(section, m);
+      LayerOps const& front = model_.layers[layers.first].ops();
+      for (std::size_t l = layers.last; l-- > layers.first;) {
+        backward_layer(contexts_[l], action(l), {}, input_of(layers, l)[0], dy_[l][0],
+                       l == layers.first ? dx_[l][0] : dy_[l - 1][0], saved_[l][0]);
+        action(l).begin(contexts_[l]);  // a context knows what was taken once the next one begins
+      }
+      if (m == 0) before = Slots(*front.input, 1);
+      ColumnOps const* const columns = taken(section, front);
+      put(columns, *front.input, before, dx_[layers.first], m, filled,
+          columns == nullptr ? 0 : arrived_.back());
+    }
+    if (section.takes == partition::Held::columns) arrived_.pop_back();
+    return before;
+  }
+
+  [[nodiscard]] Slots const& input_of(IndexRange layers, std::size_t l) const noexcept {
+    return l == layers.first ? x_[l] : y_[l - 1];
+  }
+
+  [[gnu::cold]] void count(Footprint& result) const {
+    for (Section const& section : chain_)
+      for (int m = 0; m < members(section); ++m) {
+        IndexRange const layers = layers_of(section, m);
+        for (std::size_t const l : layers) {
+          LayerBytes& of = result.layers[l];
+          of.input = input_of(layers, l).bytes();
+          of.input_gradient = l == layers.first ? dx_[l].bytes() : dy_[l - 1].bytes();
+          of.output = y_[l].bytes();
+          of.output_gradient = dy_[l].bytes();
+          of.saved = saved_[l].bytes();
+          of.scratch = contexts_[l].scratch_bytes();
+          of.parameters = model_.parameters[l].values().size();
+        }
+        if (&section != &chain_[chain_.size() - 1]) continue;
+        auto& scratch = result.layers[layers.last - 1].scratch;
+        scratch = std::max(scratch, contexts_[model_.layers.size()].scratch_bytes());
+      }
+  }
+
+  ModelState& model_;
+  int members_ = 1;
+  List<Section> chain_;           // of a model that is not shared: one for all layers
+  FixedArray<Slots> x_;           // [layers] of those that begin a section
+  FixedArray<Slots> y_, dy_;      // [layers]
+  FixedArray<Slots> dx_;          // as x_
+  FixedArray<Slots> saved_;       // [layers]
+  FixedArray<Context> contexts_;  // [layers + 1]
+  List<std::size_t> arrived_;     // features, of sections that take columns
+};
+
+}  // namespace detail
+
+/// The memory that one microbatch occupies in the layers that the ranks of a pipeline have, by stage
+/// of its programs. Where groups of ranks share layers, each member's part or copy has its own.
+/// Takes no step; parameters stay as they are.
+/// @param loss    that the pipeline was given
+/// @throws Error  bad_configuration where parameters are not in this process' memory; what a layer
+///                throws
+template <class In, class Out, class Optimizer, class Loss, bool synchronous, class Device>
+[[nodiscard]] Footprint footprint(Trainer<In, Out, Optimizer, Loss, synchronous, Device>& train,
+                                  Loss const& loss, In const& input,
+                                  typename Loss::Target const& target) {
+  train.settle();
+  detail::FootprintRun run(train.machine().model);
+  Footprint result =
+      run.measure(&input, &loss, detail::make_loss_ops<Loss, Out>(), &target, loss.terms(target));
+  result.target = byte_count(target);
+  return result;
+}
+
+/// What `Trainer::memory` will return after two steps, of a pipeline that has taken none: byte for
+/// byte, as the function for programs. Groups of ranks may share its layers.
+///
+/// @code
+///     std::map<std::size_t, Footprint> known;
+///     Memory const memory = predicted_memory(train, rows, [&](std::size_t n) -> Footprint const& {
+///       auto const found = known.find(n);
+///       return found != known.end() ? found->second
+///                                   : known[n] = footprint(train, loss, inputs(n), targets(n));
+///     });
+/// @endcode
+/// @param rows       [microbatches] of the model's input
+/// @param footprint  Footprint const&(std::size_t rows)
+template <class Train, class FootprintOf>
+[[nodiscard]] Memory predicted_memory(Train& train, std::span<std::size_t const> rows,
+                                      FootprintOf&& footprint) {
+  detail::Machine const& machine = train.machine();
+  std::vector<int> cuts;
+  for (std::size_t s = 1; s < machine.model.stages(); ++s)
+    cuts.push_back(static_cast<int>(machine.first_layers()[s]));
+  return predicted_memory(train.program(rows.size()), cuts, machine.model.optimizer.states, rows,
+                          std::forward<FootprintOf>(footprint));
+}
+
+}  // namespace stagger
