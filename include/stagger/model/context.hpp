@@ -17,8 +17,8 @@
 namespace stagger {
 
 namespace detail {
-/// Throws the error for a layer that asks for another layer's parameter.
-/// @param owner  the layer that has it; negative: none
+/// Throws the error for a layer that uses a parameter which its parameters() does not list.
+/// @param owner  the layer to which it belongs; negative: none
 [[noreturn]] [[gnu::cold]] [[gnu::noinline]] inline void refuse_parameter(std::string const& name,
                                                                           int owner, int layer) {
   if (owner < 0)
@@ -29,8 +29,8 @@ namespace detail {
 }
 }  // namespace detail
 
-/// Scratch memory that stops allocating once it has seen the largest demand between two calls of
-/// `reset`: from then on everything comes from one block.
+/// Scratch memory. After the largest demand between two calls of `reset` it allocates no more:
+/// everything then comes from one block.
 class Arena {
  public:
   /// Uninitialised memory for `count` elements, valid until `reset`.
@@ -44,8 +44,8 @@ class Arena {
     return {reinterpret_cast<T*>(memory), count};
   }
 
-  /// Frees everything for reuse. An engine calls it with every action, of which few take memory:
-  /// the work is left to the next `take`.
+  /// Frees everything for reuse. An engine calls it for every action, and few actions take memory,
+  /// so the work is left to the next `take`.
   void reset() noexcept { ended_ = true; }
 
   /// Memory held, in bytes.
@@ -61,7 +61,7 @@ class Arena {
     std::size_t bytes = 0;
   };
 
-  /// Merges the blocks if several were needed since the last one.
+  /// Replaces the blocks by a single one if several were needed since the last round.
   void begin_round() {
     if (blocks_.size() > 1) {
       blocks_.clear();
@@ -80,17 +80,17 @@ class Arena {
   List<Block> blocks_;
   std::size_t used_ = 0;   // bytes of the last block
   std::size_t total_ = 0;  // bytes since the last reset
-  bool ended_ = false;     // was reset, and nothing was taken since
+  bool ended_ = false;     // reset was called, and nothing was taken since
 };
 
-/// The stage's view of the engine during one action: parameters, gradients, scratch memory, and who
-/// it works for.
+/// A stage's view of the engine during one action: parameters, gradients, scratch memory, and which
+/// layer, microbatch and step it works on.
 ///
-/// One context belongs to one rank; a stage must not keep anything it got from it.
+/// One context belongs to one rank. A stage must not keep anything that it got from the context.
 class Context {
  public:
   /// Current value of a parameter of this stage, [parameter.size()].
-  /// @throws Error  bad_configuration for one that the stage's `parameters()` does not list
+  /// @throws Error  bad_configuration for a parameter that the stage's `parameters()` does not list
   template <class T>
   [[nodiscard]] std::span<T const> operator[](Parameter<T> const& parameter) const {
     ParameterView const& view = view_of(parameter);
@@ -112,27 +112,27 @@ class Context {
 
   [[nodiscard]] int microbatch() const noexcept { return microbatch_; }
   [[nodiscard]] int layer() const noexcept { return layer_; }
-  /// Optimizer steps before that of the minibatch at hand; in a stream, too.
+  /// The number of optimizer steps before that of the current minibatch, also in a stream.
   [[nodiscard]] std::int64_t step() const noexcept {
     return minibatch_ == 0 ? step_ : step_ + microbatch_ / minibatch_;
   }
 
-  /// In a stream: how many microbatches make a minibatch; 0 in a step, whose microbatches are all
-  /// of one. A kernel that draws random numbers adds microbatch() / microbatches_per_minibatch() to
-  /// the step that it is given.
+  /// In a stream: how many microbatches make a minibatch; 0 in a step, whose microbatches all
+  /// belong to one minibatch. A kernel that draws random numbers adds microbatch() /
+  /// microbatches_per_minibatch() to the step that it is given.
   [[nodiscard]] int microbatches_per_minibatch() const noexcept { return minibatch_; }
 
-  /// The row of the whole microbatch at which this action's rows begin; it can differ from 0 only
-  /// on a replica of a stage. Randomness for each row should depend on random_seed() and
-  /// first_row() + row, so that it does not depend on the number of replicas.
+  /// The row of the microbatch at which this action's rows begin; it is 0 except on replicas of a
+  /// stage. Randomness for each row should depend on random_seed() and first_row() + row, so that
+  /// it does not depend on the number of replicas.
   [[nodiscard]] std::size_t first_row() const noexcept {
     if (layer_shares_ != nullptr) return layer_shares_[layer_].first_rows[microbatch_];
     return first_rows_ == nullptr ? 0 : first_rows_[microbatch_];
   }
 
-  /// The column of the layer's whole input at which this action's input begins; it can differ from
-  /// 0 only for an element-wise layer, or a part of one that is split by inputs, where members of a
-  /// group have columns each.
+  /// The column of the layer's whole input at which this action's input begins. It is 0 except if
+  /// the members of a group have different columns: for element-wise layers and for parts of layers
+  /// that are split by inputs.
   [[nodiscard]] std::size_t first_column() const noexcept {
     return layer_shares_ == nullptr ? 0 : layer_shares_[layer_].first_column;
   }
@@ -140,9 +140,9 @@ class Context {
   /// False during evaluation: dropout and the like must be off.
   [[nodiscard]] bool training() const noexcept { return training_; }
 
-  /// Seed for this action's randomness. It depends on nothing but (seed of the run, step,
-  /// microbatch of the minibatch, layer), so recomputation, any partition, any thread count and any
-  /// length of streams see the same numbers.
+  /// Seed for this action's randomness. It depends only on the seed of the run, the step, the
+  /// microbatch's number in the minibatch and the layer, so the numbers are the same with
+  /// recomputation, for every partition, number of threads and length of streams.
   [[nodiscard]] std::uint64_t random_seed() const noexcept {
     int const microbatch = minibatch_ == 0 ? microbatch_ : microbatch_ % minibatch_;
     return random_bits(seed_,
@@ -152,7 +152,7 @@ class Context {
 
   /// For engines: starts a step.
   /// @param step       optimizer steps taken before this one
-  /// @param minibatch  of a stream: microbatches in one minibatch; 0: all are of one
+  /// @param minibatch  in a stream: microbatches of a minibatch; 0: all belong to one minibatch
   void begin_step(std::int64_t step, std::uint64_t seed, bool training,
                   int minibatch = 0) noexcept {
     step_ = step;
@@ -169,18 +169,18 @@ class Context {
     release_scratch();
   }
 
-  /// For engines: takes scratch memory back between two functions of one action.
+  /// For engines: frees scratch memory between two functions of one action.
   void release_scratch() noexcept { arena_.reset(); }
 
   /// For engines: where the rows of each microbatch begin, [microbatches]; null: at 0.
   void share_rows(std::size_t const* first_rows) noexcept { first_rows_ = first_rows; }
 
-  /// Where the rows of a layer begin, [microbatches], and its columns.
+  /// For one layer: where the rows of each microbatch begin, [microbatches], and the first column.
   struct LayerShare {
     std::size_t const* first_rows = nullptr;
     std::size_t first_column = 0;
   };
-  /// For engines: the same for each layer, where they differ, [layers]; null: as share_rows says.
+  /// For engines: the same for each layer, [layers], if layers differ; null: as share_rows says.
   void share_layers(LayerShare const* shares) noexcept { layer_shares_ = shares; }
 
   /// For engines: scratch memory held, in bytes.
@@ -201,7 +201,7 @@ class Context {
   int layer_ = 0;
   bool training_ = true;
   int microbatch_ = 0;  // not beside layer_: g++ would join the two stores through vector registers
-  int minibatch_ = 0;   // microbatches in one, of a stream
+  int minibatch_ = 0;   // in a stream: microbatches of a minibatch
   Arena arena_;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What workers that train one model through a parameter server tell it, in the words that
+/// @file   What workers send to a parameter server and how it adds that up: the terms that
 ///         staleness models and servers share.
 
 #include <stagger/core/requirements.hpp>
@@ -11,17 +11,17 @@ namespace stagger::staleness {
 
 /// What a worker pushes.
 enum class Pushes : std::uint8_t {
-  gradients,  ///< the optimizer and its state stand with the server
+  gradients,  ///< the server has the optimizer and its state
   changes,    ///< what the worker's own optimizer would add to the weights that the minibatch saw
-  weights,    ///< as the worker's own steps have made them; the server takes the mean
+  weights,    ///< after local steps; the server takes the mean
   weights_and_state,  ///< likewise with the state of the worker's optimizer
 };
 [[nodiscard]] constexpr bool averages(Pushes pushes) noexcept { return pushes >= Pushes::weights; }
 
 /// When the server adds what workers push.
 enum class Adds : std::uint8_t {
-  on_arrival,       ///< at once; the bits depend on who comes first
-  in_worker_order,  ///< a round once every worker's push of it is there; the same bits for any timing
+  on_arrival,       ///< at once; the bits depend on which worker pushes first
+  in_worker_order,  ///< a round, once every worker has pushed it; the bits do not depend on timing
   in_turn,          ///< one worker after the other, waiting for the one whose turn it is
 };
 

@@ -17,9 +17,9 @@ namespace stagger {
 /// Marks a loss: `using policy_tag = stagger::LossTag;`.
 struct LossTag {};
 
-/// A loss compares the last stage's output with a target. It speaks in *sums over terms*; the
-/// engine divides by the number of terms of the whole minibatch, so that the result is right for
-/// microbatches of unequal size.
+/// A loss compares the last stage's output with a target. It returns *sums over terms* (elements or
+/// tokens); the engine divides by the number of terms of the whole minibatch, so that the result is
+/// right for microbatches of unequal size.
 template <class L>
 concept LossPolicy = std::copyable<L> && std::same_as<typename L::policy_tag, LossTag> &&
                      requires { typename L::Target; };

@@ -18,7 +18,7 @@ namespace stagger {
 /// Marks an optimizer: `using policy_tag = stagger::OptimizerTag;`.
 struct OptimizerTag {};
 
-/// What an optimizer sees of one parameter. `next` may be `value` itself.
+/// One parameter as an optimizer sees it. `next` may be `value` itself.
 template <class T> struct OptimizerView {
   T const* value = nullptr;     ///< [size] before the step
   T* next = nullptr;            ///< [size] after the step
@@ -28,20 +28,21 @@ template <class T> struct OptimizerView {
   bool decays = true;
 };
 
-/// An optimizer says how many values of state it keeps per parameter value (0 to 2) and updates one
-/// parameter at a time; every element independently of the others, so that any partition gives the
-/// same bits. One that cannot do that says `static constexpr bool element_wise = false;`, and is
-/// refused where replicas update a part each.
+/// An optimizer declares how many values of state it keeps per parameter value (0 to 2) and updates
+/// one parameter at a time, every element independently of the others, so that the bits do not
+/// depend on the partition. An optimizer that cannot do that declares `static constexpr bool
+/// element_wise = false;`, and is refused if replicas each update a part.
 ///
-/// Processes that take a step together compare its numbers: all members, where they are nothing but
-/// double or nothing but float; else those that a member `auto fields() const` returns as a
-/// `std::tie`. An optimizer with other members and no `fields()` is refused there.
+/// Processes that take a step together compare its numbers: all members, if all are double or all
+/// are float; otherwise those that a member `auto fields() const` returns as a `std::tie`. An
+/// optimizer with other members and no `fields()` is refused there.
 ///
 /// `update(view, gradient_scale, step)`: gradients are multiplied by `gradient_scale` (clipping)
 /// before use; `step` counts from 1. It must not throw: when it runs, the step is already decided.
 ///
-/// Workers that train one model together push changes: `change(view, gradient_scale, step)` writes
-/// to `next` what `update` would add to `value`. Of an optimizer without it, it is `next - value`.
+/// Optional, for workers that push changes to a parameter server: `change(view, gradient_scale,
+/// step)` writes to `next` what `update` would add to `value`. Without it, the engine computes
+/// `next - value`.
 template <class O>
 concept OptimizerPolicy = std::copyable<O> && std::same_as<typename O::policy_tag, OptimizerTag> &&
                           requires(O const& optimizer, OptimizerView<float> const& view,
@@ -74,7 +75,7 @@ struct Sgd {
   }
 
  private:
-  /// @tparam adds  to the value; else the change alone
+  /// @tparam adds  whether the change is added to the value
   template <bool adds, class T>
   void advance(OptimizerView<T> const& v, double gradient_scale) const noexcept {
     auto const scale = static_cast<T>(gradient_scale);
@@ -112,8 +113,8 @@ struct AdamW {
   }
 
  private:
-  /// @param decaying  factor of values that decay
-  /// @param whole     of the others
+  /// @param decaying  factor of values to which weight decay applies
+  /// @param whole     factor of the others
   template <class T>
   void advance(OptimizerView<T> const& v, double gradient_scale, std::int64_t step, double decaying,
                double whole) const noexcept {

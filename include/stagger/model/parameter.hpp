@@ -24,15 +24,16 @@ enum class ElementType : std::uint8_t { f32, f64 };
   return type == ElementType::f32 ? 4 : 8;
 }
 
-/// Elements of a parameter: `runs` runs of `length` elements; the first run begins at `first`, each
-/// further one `stride` elements behind the one before. Of a weight [outputs][inputs], the rows of
-/// some outputs are one run, the columns of some inputs as many runs as outputs.
+/// Some elements of a parameter: `runs` runs of `length` elements. The first run begins at `first`,
+/// each further one `stride` elements after the previous one. In a weight [outputs][inputs], the
+/// rows of some outputs are one run, and the columns of some inputs are as many runs as there are
+/// outputs.
 struct ParameterPiece {
   std::size_t first = 0;
   std::size_t length = 0;
   std::size_t stride = 0;
   std::size_t runs = 1;
-  std::size_t whole = 0;  ///< elements of that parameter; Parameter::piece sets it
+  std::size_t whole = 0;  ///< elements of the whole parameter; Parameter::piece sets it
 
   [[nodiscard]] constexpr std::size_t size() const noexcept { return length * runs; }
   /// Where element i of the piece is in the whole. @pre i < size()
@@ -49,16 +50,16 @@ template <ParameterElement T>
 inline constexpr ElementType element_type_of =
     std::same_as<T, float> ? ElementType::f32 : ElementType::f64;
 
-/// A declaration: a name, a size, initial values. The engine owns the value (in as many versions as
-/// the staleness model asks for), the gradient and the optimizer's state; a stage reads and adds
-/// through its `Context`:
+/// The declaration of a parameter: a name, a size, initial values. The engine owns the values (in
+/// as many versions as the staleness model needs), the gradient and the optimizer's state; a stage
+/// accesses them through its `Context`:
 ///
 ///     std::span<float const> w = context[weight];
 ///     std::span<float> dw = context.gradient(weight);   // add to it
 ///
 /// @tparam T  float or double
 template <class T = float> class Parameter {
-  // Not by the concept, since a compiler would explain every part of it.
+  // Not checked by the concept, since a compiler would explain every part of it.
   static_assert(std::is_same_v<T, float> || std::is_same_v<T, double>,
                 "stagger: a Parameter has elements of type float or double; numbers of another "
                 "type that are not trained are ordinary members of a stage");
@@ -75,11 +76,11 @@ template <class T = float> class Parameter {
         size_(initial_.size()),
         decays_(decays) {}
 
-  /// Sets all values before the first step: to the same ones for the same seed and scale.
+  /// Sets all values before the first step. The same seed and scale must give the same values.
   using Fill = void (*)(std::span<T> values, std::uint64_t seed, double scale);
 
-  /// Values that are computed where they are stored: over processes, each process computes those of
-  /// its own stages alone.
+  /// A parameter whose values are computed where they are stored: over processes, each process
+  /// computes only those of its own stages.
   /// @param size  number of values
   Parameter(std::string name, std::size_t size, Fill values, std::uint64_t from,
             double scale_by = 1, bool decays = true)
@@ -94,8 +95,8 @@ template <class T = float> class Parameter {
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
   [[nodiscard]] bool decays() const noexcept { return decays_; }
 
-  /// The parameter of a member of a group: some elements of this one, with their first values.
-  /// @throws std::out_of_range  for elements that there are not
+  /// The parameter of a member of a group: some elements of this one, with their initial values.
+  /// @throws std::out_of_range for elements that this parameter does not have
   [[nodiscard]] [[gnu::cold]] Parameter piece(ParameterPiece const& of) const {
     Parameter own = *this;
     own.size_ = of.size();
@@ -107,37 +108,37 @@ template <class T = float> class Parameter {
     for (std::size_t i = 0; i < of.size(); ++i) own.initial_.push_back(initial_.at(of.element(i)));
     return own;
   }
-  /// Which elements of another parameter these are; `whole` is 0 if it is one by itself.
+  /// Which elements of a whole parameter these are; `whole` is 0 if this is not a piece.
   [[nodiscard]] ParameterPiece const& piece() const noexcept { return piece_; }
 
-  /// Values before the first step; empty once an engine took them over, and where `fill` makes
+  /// Values before the first step; empty after an engine has taken them over, or if `fill` computes
   /// them.
   [[nodiscard]] std::vector<T> const& initial() const noexcept { return initial_; }
 
-  /// For engines: gives the initial values away and remembers the parameter's position in its
-  /// layer, and which layer that is, counted from the model's input.
+  /// For engines: moves the initial values out and stores the parameter's position in its layer,
+  /// and the number of the layer, counted from the model's input.
   [[nodiscard]] std::vector<T> adopt(std::uint32_t position, int layer = 0) {
     place(position, layer);
     if (fill_ == nullptr) return std::exchange(initial_, {});
     std::vector<T> values(piece_.whole == 0 ? size_ : piece_.whole);
     fill_(values, seed_, scale_);
     for (std::size_t i = 0; i < size_ && piece_.whole != 0; ++i)
-      values[i] = values[piece_.element(i)];  // which is never before i
+      values[i] = values[piece_.element(i)];  // never less than i
     values.resize(size_);
     return values;
   }
-  /// For engines that make the values later: remembers the position alone.
+  /// For engines that make the values later: stores only the position.
   void place(std::uint32_t position, int layer = 0) noexcept {
     position_ = position;
     layer_ = layer;
   }
-  [[nodiscard]] Fill fill() const noexcept { return fill_; }  ///< null: initial() has the values
+  [[nodiscard]] Fill fill() const noexcept { return fill_; }  ///< null if initial() has the values
   [[nodiscard]] std::uint64_t seed() const noexcept { return seed_; }
   [[nodiscard]] double scale() const noexcept { return scale_; }
 
   /// Position in the stage's `parameters()`.
   [[nodiscard]] std::uint32_t position() const noexcept { return position_; }
-  /// The layer whose `parameters()` list it; -1 before an engine took it over.
+  /// The layer whose `parameters()` lists it; -1 before an engine has taken it over.
   [[nodiscard]] int layer() const noexcept { return layer_; }
 
  private:
@@ -165,7 +166,7 @@ struct ParameterState {
   std::string name;  ///< "layer.parameter", layers counted from the model's input
   ElementType type = ElementType::f32;
   std::span<std::byte> value;
-  std::array<std::span<std::byte>, 2> state;  ///< the optimizer's; empty where it keeps fewer
+  std::array<std::span<std::byte>, 2> state;  ///< the optimizer's; empty if it keeps fewer
 
   /// The values as numbers.
   /// @pre type == element_type_of<T>
@@ -176,10 +177,10 @@ struct ParameterState {
 
 /// The name, type and size of a parameter, without its values.
 struct ParameterShape {
-  std::string name;  ///< as of ParameterState
+  std::string name;  ///< as in ParameterState
   ElementType type = ElementType::f32;
   std::size_t bytes = 0;  ///< of the values, and of each state
-  int states = 0;         ///< that the optimizer keeps
+  int states = 0;         ///< how many the optimizer keeps
 };
 
 }  // namespace stagger

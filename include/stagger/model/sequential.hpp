@@ -23,7 +23,7 @@ struct LayerTraits<std::vector<L>> {  // a run of equal layers, its length known
   static constexpr bool repeated = true;
 };
 
-/// Whether B can be the layer after A; true if either is not a stage, which the pipeline refuses.
+/// Whether B can be the layer after A. True if either is not a stage, which the pipeline refuses.
 template <class A, class B> inline constexpr bool may_follow = true;
 template <class A, class B>
   requires requires {

@@ -26,7 +26,7 @@ struct SavedType<S> {
 };
 }  // namespace detail
 
-/// What a stage keeps from forward for backward: `S::Saved`, or NothingSaved.
+/// What a stage saves in forward for backward: `S::Saved`, or NothingSaved.
 template <class S> using SavedOf = typename detail::SavedType<S>::type;
 
 template <class S, class C = Context>
@@ -34,19 +34,19 @@ concept HasForward =
     requires(S& stage, C& context, typename S::Input const& x, typename S::Output& y,
              SavedOf<S>& saved) { stage.forward(context, x, y, saved); };
 
-/// Backward in one action: gradient of the input and of the parameters.
+/// Whether S has a whole backward: gradients of the input and of the parameters in one function.
 template <class S, class C = Context>
 concept HasBackward = requires(S& stage, C& context, typename S::Input const& x,
                                typename S::Output const& dy, typename S::Input& dx,
                                SavedOf<S>& saved) { stage.backward(context, x, dy, dx, saved); };
 
-/// First half of a split backward: gradient of the input.
+/// Whether S has the first half of a split backward: the gradient of the input.
 template <class S, class C = Context>
 concept HasBackwardInput = requires(
     S& stage, C& context, typename S::Input const& x, typename S::Output const& dy,
     typename S::Input& dx, SavedOf<S>& saved) { stage.backward_input(context, x, dy, dx, saved); };
 
-/// Second half of a split backward: gradients of the parameters.
+/// Whether S has the second half of a split backward: the gradients of the parameters.
 template <class S, class C = Context>
 concept HasBackwardWeight =
     requires(S& stage, C& context, typename S::Input const& x, typename S::Output const& dy,
@@ -57,15 +57,16 @@ concept HasParameters = requires(S& stage) { stage.parameters(); };
 
 namespace detail {
 
-/// Converts to a temporary of type T or to an lvalue. A reference parameter binds to one of them;
-/// a parameter that is taken by value could be made from both, which is ambiguous.
+/// Converts to a temporary of type T and to an lvalue. A reference parameter binds to one of them;
+/// a parameter that is taken by value could be made from both, so the call is ambiguous.
 template <class T> struct Lent {
   operator T&() const;
   operator T&&() const;
 };
 
-// A result taken by value, which is lost, accepts both `{}` and a temporary. A parameter of
-// deduced type does not accept `{}`, and a view such as std::span<float> accepts no temporary.
+// A result that is taken by value, and so lost, accepts both `{}` and a temporary. A parameter of
+// deduced type does not accept `{}`, and a view such as std::span<float> does not accept a
+// temporary.
 template <class S, class C>
 concept LosesOutput =
     requires(S& stage, C& context, typename S::Input const& x, SavedOf<S>& saved) {
@@ -83,7 +84,7 @@ concept LosesInputGradient = requires(S& stage, C& context, typename S::Input co
     stage.backward_input(context, x, dy, typename S::Input(), saved);
   };
 };
-/// Whether forward takes its saved state by value, so that what it saves is lost.
+/// Whether forward takes `saved` by value, so that what it saves is lost.
 template <class S, class C>
 concept LosesSaved =
     !std::is_empty_v<SavedOf<S>> &&
@@ -98,7 +99,7 @@ template <ParameterElement... T> inline constexpr bool is_tie<std::tuple<Paramet
 
 }  // namespace detail
 
-/// What `parameters()` returns, if there is one: `std::tie` of Parameters.
+/// Whether S has `parameters()`, which returns a `std::tie` of Parameters.
 template <class S>
 concept TiesParameters =
     !HasParameters<S> ||
@@ -121,11 +122,11 @@ concept TiesParameters =
 ///     auto parameters() { return std::tie(weight, bias); }  // optional
 /// @endcode
 ///
-/// Results are written into objects of the engine (`y`, `dx`, Saved), taken by reference, which
-/// keep their memory from one microbatch to the next; x and dy stay valid until the last function
-/// that is given them returns. A stage whose backward cannot be split has one `backward(Context&,
-/// x, dy, dx, Saved&)` instead. `backward_weight` is left out where there are no parameters;
-/// `backward_input` may be left out by the first stage alone. Gradients are *added* to
+/// Results are written into objects of the engine (`y`, `dx`, Saved), which are taken by reference
+/// and keep their memory from one microbatch to the next; x and dy stay valid until the last
+/// function that takes them returns. A stage whose backward cannot be split has one
+/// `backward(Context&, x, dy, dx, Saved&)` instead. `backward_weight` may be omitted if there are
+/// no parameters; only the first stage may omit `backward_input`. Gradients are *added* to
 /// `context.gradient(parameter)`. A stage keeps nothing that belongs to a microbatch and draws
 /// random numbers only from `context.random_seed()`, so that recomputation repeats them.
 template <class S, class C = Context>

@@ -6,8 +6,8 @@
 
 namespace stagger::staleness {
 
-/// Each worker pushes the gradient of a step and goes on with whatever weights the server has then.
-/// They contain all of its own pushes; of the others, any number may be missing.
+/// Each worker pushes the gradient of a step and continues with the weights that the server has
+/// then. They contain all of the worker's own pushes; any number of the others' may be missing.
 struct Asynchronous {
   using policy_tag = StalenessTag;
   static constexpr bool synchronous = true;  // the stages of a worker end a step together

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Delayed gradient descent: every stage exactly as far behind as minibatches may be in
-///         flight.
+/// @file   Delayed gradient descent: the weights of every stage are Nm - 1 updates behind, for Nm
+///         minibatches in flight.
 /// @source Park et al., "HetPipe", USENIX ATC 2020, section 4, for one virtual worker: minibatch p
 ///         sees the updates of
 ///         1 .. p - Nm.
@@ -11,13 +11,13 @@
 namespace stagger::staleness {
 
 /// Every microbatch is a minibatch. Minibatch p (from 0) sees, at every stage, the weights after p
-/// + 1 - Nm updates, although stages further down have made more by then. With Nm = 1: sequential
-/// descent.
+/// + 1 - Nm updates, although stages further down have made more by then. With Nm = 1 this is
+/// sequential gradient descent.
 struct Delayed {
   using policy_tag = StalenessTag;
   static constexpr bool synchronous = false;
 
-  int in_flight = 1;  ///< Nm >= 1, as the schedule injects them
+  int in_flight = 1;  ///< Nm >= 1, the same as the schedule's
 
   [[nodiscard]] constexpr int microbatches() const noexcept { return 1; }
   [[nodiscard]] constexpr int version(int minibatch, int) const noexcept {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Two versions of the weights: all stages one minibatch behind.
+/// @file   Double-buffered weights: two versions, and all stages one update behind.
 /// @source Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", arXiv 2006.09503,
 ///         section 3.1:
 ///         W(t+1) = W(t) - rate * gradient(W(t-1)).
@@ -9,8 +9,8 @@
 
 namespace stagger::staleness {
 
-/// Minibatch t sees, at every stage, the weights that t - 1 updates made: the gradient is one
-/// update old everywhere. Needs at least as many microbatches in a minibatch as there are ranks.
+/// Minibatch t sees, at every stage, the weights after t - 1 updates, so every gradient is one
+/// update late. A minibatch needs at least as many microbatches as there are ranks.
 struct DoubleBuffered {
   using policy_tag = StalenessTag;
   static constexpr bool synchronous = false;

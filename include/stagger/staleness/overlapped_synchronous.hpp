@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Overlapped synchronous parallelism: what matters less is synchronised while the next step
-///         computes.
+/// @file   Overlapped synchronous parallelism: less important layers are synchronised while the
+///         next step computes.
 /// @source Chen et al., "OSP: Boosting Distributed Model Training with 2-stage Synchronization",
 ///         ICPP 2023.
 
@@ -24,19 +24,19 @@
 namespace stagger::staleness {
 
 /// At the end of a step, workers wait for the gradients of urgent layers as in bulk synchronous
-/// parallelism. Those of the late layers travel while the next step computes, with a prediction in
-/// their place; at its end all weights are those that all workers' gradients make, equal on all
-/// workers.
+/// parallelism. Those of the late layers are exchanged while the next step computes, with a
+/// prediction in their place. At its end the weights contain the gradients of all workers, and are
+/// equal on all workers.
 ///
-/// The server chooses the late layers: behind step i it scores each layer by the gradients of step i
-/// and the values at which they were taken, and marks layers of low scores, within a budget of bytes,
-/// that are late in step i + 1. In the first step nothing is late.
+/// The server chooses the late layers: after step i it scores each layer by the gradients of step i
+/// and the values at which they were taken. The layers with the lowest scores, within a budget of
+/// bytes, are late in step i + 1. In the first step nothing is late.
 template <class Importance = overlapped::ParameterGradientProduct,
           class Selection = overlapped::FirstFit, class Budget = overlapped::LossTuned,
           class Prediction = overlapped::LocalGradient>
 struct OverlappedSynchronous {
   using policy_tag = StalenessTag;
-  /// A class that says which inner policy is wrong; void: none.
+  /// A class whose static_assert says which inner policy is wrong; void if none is.
   using Fault = std::conditional_t<
       !overlapped::Importance<Importance>, overlapped::NotAnImportance<Importance>,
       std::conditional_t<
@@ -53,8 +53,9 @@ struct OverlappedSynchronous {
   Budget budget{};
   Prediction prediction{};
   overlapped::Normalisation normalisation = overlapped::Normalisation::sum;
-  /// Late values take the place of predicted ones before a stage's first forward, if they are there by
-  /// then, which depends on times; else behind the computation, with the same bits for any timing.
+  /// If true, late values replace predicted ones before a stage's first forward if they have
+  /// arrived, so the bits depend on timing. If false, they do so after the computation, and the
+  /// bits do not.
   bool immediate = false;
 
   [[nodiscard]] constexpr int minibatches() const noexcept { return 1; }
@@ -65,10 +66,10 @@ struct OverlappedSynchronous {
 
 namespace stagger::detail {
 
-/// The inner policies of a model.
+/// The inner policies of a model, for the server.
 template <class P> class LateChoiceOf final : public LateChoice {
  public:
-  /// @throws Error  bad_configuration for numbers that cannot be
+  /// @throws Error  bad_configuration for numbers out of range
   explicit LateChoiceOf(P const& policy) : policy_(policy), budget_(policy.budget) {
     if constexpr (requires { policy.budget.check(); }) policy.budget.check();
     if constexpr (requires { policy.prediction.check(); }) policy.prediction.check();
@@ -89,12 +90,13 @@ template <class P> class LateChoiceOf final : public LateChoice {
 
  private:
   P policy_;
-  decltype(P::budget) budget_;  // with what it has been shown
+  decltype(P::budget) budget_;  // a copy, with its state
 };
 
-/// What a worker does with its prediction.
+/// A worker's use of its prediction.
 template <class Prediction> struct Predicting {
-  /// Calls body(values, older ones, kept, count) for what of a part of a layer is in each parameter.
+  /// Calls body(values, older values, kept, count) for each parameter, with its elements in a part
+  /// of a layer.
   template <class Body>
   static void each(LayerParameters const& layer, std::byte* kept, ByteRange part, Body body) {
     for (std::size_t i = 0; i < layer.count(); ++i) {
@@ -175,7 +177,7 @@ inline constexpr LateCalls late_calls{
         return nullptr;
     }()};
 
-/// Where nothing is ever late, there is nothing to be called: it is bulk synchronous.
+/// If nothing is ever late, the model is bulk synchronous and needs no functions.
 template <class I, class S, class B, class P>
 inline constexpr bool sends_late<staleness::OverlappedSynchronous<I, S, B, P>> =
     !std::same_as<B, staleness::overlapped::NothingLate>;

@@ -10,17 +10,17 @@
 /// | model | take it when |
 /// |---|---|
 /// | Synchronous | in doubt (the default): the result is that of one device |
-/// | WeightStashing | the pipeline is never to drain; a stage keeps a version for each minibatch in flight (PipeDream) |
+/// | WeightStashing | the pipeline should never drain; a stage keeps a version for each minibatch in flight (PipeDream) |
 /// | DoubleBuffered{m} | the same with two versions, and minibatches of m >= P microbatches (PipeDream-2BW) |
-/// | Delayed{Nm} | every stage is to be as far behind as every other (HetPipe, one virtual worker) |
+/// | Delayed{Nm} | all stages should be equally far behind (HetPipe, one virtual worker) |
 ///
 /// Of several pipelines that train one model through a collective::ParameterServer
 /// (docs/workers.md), Synchronous is bulk synchronous parallelism, and:
 ///
 /// | model | take it when |
 /// |---|---|
-/// | StaleSynchronous{s} | workers differ from step to step, and may be s steps ahead |
-/// | Asynchronous | no worker is to wait for another |
+/// | StaleSynchronous{s} | the speed of workers varies from step to step; they may be s steps ahead |
+/// | Asynchronous | no worker should wait for another |
 /// | LocalSgd{T} | the link is narrow: workers exchange their weights after every T steps |
 /// | RoundRobinSynchronous | the server's link is narrow: workers push one after the other |
 /// | WaveSynchronous{Nm, D} | workers are pipelines that do not flush (HetPipe) |
@@ -28,13 +28,13 @@
 ///
 /// | member | when it is asked | |
 /// |---|---|---|
-/// | `synchronous` | compiling `with` | true: there is nothing else to answer |
+/// | `synchronous` | compiling `with` | true: the other members are not needed |
 /// | `microbatches()` | once, in `with` | how many microbatches make a minibatch, >= 1 |
-/// | `version(minibatch, available)` | laying out a new number of microbatches: for each microbatch of each stage, twice | how many updates the weights contain that it sees, 0 to `available`, those which the stage has made when its forward runs |
+/// | `version(minibatch, available)` | laying out a new number of microbatches: for each microbatch of each stage, twice | how many updates the weights that it sees contain: 0 to `available`, the number that the stage has made when its forward runs |
 /// | `pushes` | once, in `with` | of a model of several workers: gradients, changes or weights |
 /// | `adds` | once, in `with` | likewise: when the server adds what workers push |
 /// | `minibatches()` | once, in `with` | how many minibatches are in one push, >= 1 |
-/// | `needs(minibatch)` | laying out | how many leading pushes of every worker its weights contain, if not more since the minibatch before had them |
+/// | `needs(minibatch)` | laying out | how many pushes of every worker, from the first one, its weights must contain; they contain at least what those of the previous minibatch did |
 ///
 /// `version` is asked before anything runs, with positions in the table: it answers the same for
 /// the same numbers, and knows no times.
@@ -67,7 +67,7 @@ namespace stagger {
 
 namespace detail {
 struct LateCalls;
-/// Whether workers send some layers late, and how.
+/// Whether workers send some layers late; specialised by models with late layers.
 template <class P> inline constexpr bool sends_late = false;
 template <class P> inline constexpr LateCalls const* late_calls_of = nullptr;
 }  // namespace detail
@@ -85,7 +85,7 @@ concept AsynchronousPolicy = StalenessPolicy<P> && !P::synchronous && requires(P
   { policy.version(0, 0) } -> std::same_as<int>;
 };
 
-/// A model of several workers, whose pipelines each train with a `collective::ParameterServer`.
+/// A staleness model of several workers, which train through a parameter server.
 template <class P>
 concept ExchangingPolicy = StalenessPolicy<P> && requires(P const policy) {
   { policy.pushes } -> std::convertible_to<staleness::Pushes>;
@@ -94,7 +94,8 @@ concept ExchangingPolicy = StalenessPolicy<P> && requires(P const policy) {
   { policy.needs(0) } -> std::same_as<int>;
 };
 
-/// One whose workers take steps of their own, and the server the mean of their weights.
+/// A staleness model in which workers take local steps, and the server takes the mean of their
+/// weights.
 template <class P>
 concept AveragingPolicy =
     ExchangingPolicy<P> && P::synchronous && requires { requires staleness::averages(P::pushes); };

@@ -9,9 +9,9 @@
 namespace stagger::staleness {
 
 /// The server adds the pushes of workers 0, 1, ... in turn and waits for the one whose turn it is.
-/// Behind its own push a worker goes on with the weights that the server has then. So from the
-/// second round on, a gradient is one update late for each other worker. Bits do not depend on
-/// times.
+/// After its own push a worker continues with the weights that the server has then. So from the
+/// second round on, a gradient is one update late for each other worker. The bits do not depend on
+/// timing.
 struct RoundRobinSynchronous {
   using policy_tag = StalenessTag;
   static constexpr bool synchronous = true;  // the stages of a worker end a step together

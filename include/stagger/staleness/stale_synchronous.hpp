@@ -10,7 +10,7 @@ namespace stagger::staleness {
 
 /// Step m (from 0) of a worker sees all of its own pushes and at least the first m - bound of every
 /// other worker: the fastest is at most `bound` steps ahead of the slowest. With a bound of 0 all
-/// go in step, as with Synchronous, but for the order in which the server adds.
+/// stay in step, as with Synchronous, except that the order in which the server adds is not fixed.
 struct StaleSynchronous {
   using policy_tag = StalenessTag;
   static constexpr bool synchronous = true;  // the stages of a worker end a step together

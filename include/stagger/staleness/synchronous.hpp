@@ -6,8 +6,8 @@
 
 namespace stagger::staleness {
 
-/// Every microbatch of a step sees the weights that the step before left; one version of each
-/// weight lives.
+/// Every microbatch of a step sees the weights after the previous step, so there is one version of
+/// the weights. With a parameter server, workers take each step together.
 struct Synchronous {
   using policy_tag = StalenessTag;
   static constexpr bool synchronous = true;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Wave synchronous parallelism: workers that are pipelines, and meet once per wave.
+/// @file   Wave synchronous parallelism: workers are pipelines without a flush, and synchronise
+///         once per wave.
 /// @source Park et al., "HetPipe", USENIX ATC 2020, section 5.
 
 #include <stagger/model/exchange.hpp>
@@ -8,21 +9,21 @@
 
 namespace stagger::staleness {
 
-/// Minibatch m (from 0) of a worker with Nm minibatches in flight sees its own changes up to
-/// m - Nm, and at least the first (m + 1) / Nm - 1 - D waves of Nm changes of every worker. A
-/// worker pushes the sum of a wave when its last minibatch has come back.
+/// Minibatch m (from 0) of a worker with Nm minibatches in flight sees its own changes up to m -
+/// Nm, and at least the first (m + 1) / Nm - 1 - D waves of Nm changes of every worker. A worker
+/// pushes the sum of a wave's changes after the backward pass of its last minibatch.
 ///
-/// The weights are a snapshot of the server, then own waves that it lacks, each as one sum, then
-/// own changes of the wave behind them, one by one. With one worker and no server take Delayed.
+/// The weights are a snapshot of the server, plus the worker's own waves that it lacks, each as one
+/// sum, plus the worker's later changes, one by one. For one worker without a server take Delayed.
 struct WaveSynchronous {
   using policy_tag = StalenessTag;
   static constexpr bool synchronous = false;
   static constexpr Pushes pushes = Pushes::changes;
 
-  int in_flight = 1;  ///< Nm >= 1, the same for all workers; as the schedule injects them
+  int in_flight = 1;  ///< Nm >= 1, the same for all workers and as the schedule's
   int distance = 0;   ///< D >= 0: how many waves a worker may be ahead of the slowest
-  /// On arrival: the newest waves that are there. In worker order: precisely those that a minibatch
-  /// needs, with the same bits for any timing.
+  /// With on_arrival a minibatch sees the newest waves; with in_worker_order precisely those that
+  /// it needs, so that the bits do not depend on timing.
   Adds adds = Adds::on_arrival;
 
   [[nodiscard]] constexpr int microbatches() const noexcept { return 1; }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   How many bytes may be late.
+/// @file   Budget policies: how many bytes may be late.
 /// @source Chen et al., "OSP", ICPP 2023, equation 5 and algorithm 1.
 
 #include <algorithm>
@@ -16,41 +16,41 @@
 namespace stagger::staleness::overlapped {
 
 namespace detail {
-/// What a step that has ended has, for the concept.
+/// A step that has ended, for the concept.
 struct AnyStep {
   std::int64_t step = 0;
   double loss = 0;
   std::uint64_t model_bytes = 0;
   int workers = 1;
 };
-/// Of the model's bytes, what may be late at most.
+/// The largest share of the model's bytes that may be late.
 inline constexpr double most_late = 0.8;
 }  // namespace detail
 
-/// `bytes(step)`: how many bytes may be late in the step after one that has ended. Asked at the
-/// server once for each step, in order, so that it may remember what it was shown: `step.step` from
-/// 0, `step.loss`, the mean over workers, `step.model_bytes` and `step.workers`. A member `check()`,
-/// if there is one, throws an Error for numbers that cannot be.
+/// `bytes(step)`: how many bytes may be late in the step after one that has ended. Called at the
+/// server once for each step, in order, so that it may keep state. A step has `step.step` (from 0),
+/// `step.loss` (the mean over workers), `step.model_bytes` and `step.workers`. An optional member
+/// `check()` throws an Error for numbers out of range.
 template <class B>
 concept Budget = std::copyable<B> && std::equality_comparable<B> &&
                  requires(B& budget, detail::AnyStep const& step) {
                    { budget.bytes(step) } -> std::same_as<double>;
                  };
 
-/// Chosen where the concept does not hold.
+/// Instantiated if the concept does not hold.
 template <class B> struct NotABudget {
   static_assert(sizeof(B) == 0,
                 "stagger: not a budget of late layers: it needs 'double bytes(auto const& step)', "
                 "and == by which workers are compared");
 };
 
-/// Nothing: bulk synchronous parallelism, compiled as such.
+/// Nothing is late: bulk synchronous parallelism, and compiled as such.
 struct NothingLate {
   template <class Step> [[nodiscard]] constexpr double bytes(Step const&) const { return 0; }
   friend bool operator==(NothingLate const&, NothingLate const&) = default;
 };
 
-/// Everything: each gradient is one step late, with a prediction in its place.
+/// Everything is late: each gradient arrives one step late, with a prediction in its place.
 struct AllLate {
   template <class Step> [[nodiscard]] constexpr double bytes(Step const&) const {
     return std::numeric_limits<double>::infinity();
@@ -58,7 +58,7 @@ struct AllLate {
   friend bool operator==(AllLate const&, AllLate const&) = default;
 };
 
-/// A fixed part of the model.
+/// A fixed share of the model is late.
 struct ShareLate {
   double share = 0.5;  ///< of the model's bytes, 0 to 0.8
 
@@ -74,20 +74,20 @@ struct ShareLate {
   friend bool operator==(ShareLate const&, ShareLate const&) = default;
 };
 
-/// How loss of messages enters the bound on what can be hidden.
+/// How the loss of messages enters the bound on the bytes whose exchange can be hidden.
 enum class Bound : std::uint8_t {
-  physical,  ///< rate * (computation_s - latency_s) / (ways * N * (1 + loss))
-  as_printed,  ///< the paper's equation 5, by which loss raises it: rate * (1 + loss) * computation_s / N
+  physical,    ///< rate * (computation_s - latency_s) / (ways * N * (1 + loss))
+  as_printed,  ///< the paper's equation 5: rate * (1 + loss) * computation_s / N
 };
 
-/// When the loss of training tells.
+/// When the training loss adjusts the budget.
 enum class Tuning : std::uint8_t {
-  by_epoch,  ///< at the end of each epoch, for the next one; so nothing is late in the first two
-  running,   ///< at each step, by an exponential mean
+  by_epoch,  ///< at the end of each epoch, for the next; nothing is late in the first two epochs
+  running,   ///< after each step, by an exponential moving average
 };
 
-/// As much as the computation of a step hides, times 1 - loss / first loss, so that more is late the
-/// further training has come; at most 0.8 of the model.
+/// The bytes whose exchange the computation of a step hides, times 1 - loss / first loss, so that
+/// more is late as training proceeds; at most 0.8 of the model.
 struct LossTuned {
   double rate = 0;           ///< of the server's link, bytes/s, > 0
   double computation_s = 0;  ///< of a step, forward and backward, >= 0
@@ -96,12 +96,12 @@ struct LossTuned {
   int ways = 1;              ///< 1: pushes and answers overlap; 2: they share the link
   Bound bound = Bound::physical;
   Tuning tuning = Tuning::by_epoch;
-  int steps = 0;      ///< by epoch: of an epoch, >= 1
-  double keep = 0.9;  ///< running: of the mean so far, 0 <= keep < 1
-  /// What it has been shown; the server's copy has it alone.
+  int steps = 0;      ///< by epoch: steps of an epoch, >= 1
+  double keep = 0.9;  ///< running: weight of the mean so far, 0 <= keep < 1
+  /// The state, which only the server's copy has.
   struct Seen {
     double first = 0;   // loss, of the first epoch or step
-    double sum = 0;     // of the epoch at hand
+    double sum = 0;     // of losses in the current epoch
     double mean = 0;    // running
     double factor = 0;  // by which the bound is multiplied
     friend bool operator==(Seen const&, Seen const&) = default;
@@ -119,7 +119,7 @@ struct LossTuned {
                     detail::most_late * static_cast<double>(ended.model_bytes)) *
            seen.factor;
   }
-  /// U_max: bytes that N workers can push and fetch while they compute.
+  /// U_max: the bytes that N workers can push and pull while they compute.
   [[nodiscard]] double most(int workers) const {
     if (bound == Bound::as_printed) return rate * (1 + loss) * computation_s / workers;
     return std::max(0.0, rate * (computation_s - latency_s) / (ways * workers * (1 + loss)));
@@ -143,14 +143,14 @@ struct LossTuned {
             " steps an epoch and a mean that keeps ", keep,
             "; use at least 1 step, and 0 <= keep < 1");
   }
-  /// By which workers in other processes are compared.
+  /// The numbers by which workers in other processes are compared.
   [[nodiscard]] auto fields() const {
     return std::tie(rate, computation_s, latency_s, loss, ways, bound, tuning, steps, keep);
   }
   friend bool operator==(LossTuned const&, LossTuned const&) = default;
 
  private:
-  /// Sets the factor by the loss now over the first one.
+  /// Sets the factor from the ratio of the current loss to the first one.
   void tune(double loss_now) {
     if (seen.first == 0) seen.first = loss_now;
     double const factor = 1 - loss_now / seen.first;

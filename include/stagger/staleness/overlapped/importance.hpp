@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   How much it matters that a layer is synchronised at once: the layers that matter least may
-///         be late.
+/// @file   Importance policies: how much it matters that a layer is synchronised at once. The least
+///         important layers may be late.
 /// @source Chen et al., "OSP", ICPP 2023, section 4.2, equations 1 to 4.
 
 #include <cmath>
@@ -18,7 +18,7 @@
 namespace stagger::staleness::overlapped {
 
 namespace detail {
-/// A layer of no elements, for the concept.
+/// A layer without elements, for the concept.
 struct AnyLayer {
   int number() const;
   std::int64_t step() const;
@@ -28,8 +28,8 @@ struct AnyLayer {
 };
 }  // namespace detail
 
-/// `score(layer)`: finite, the larger the more it matters. Called at the server, once for each layer
-/// and step, perhaps by several threads at once.
+/// `score(layer)`: finite, larger for more important layers. Called at the server once for each
+/// layer and step, perhaps by several threads at once.
 ///
 /// | member of `layer` | |
 /// |---|---|
@@ -42,7 +42,7 @@ concept Importance = std::copyable<I> && std::equality_comparable<I> &&
                        { importance.score(layer) } -> std::same_as<double>;
                      };
 
-/// Chosen where the concept does not hold.
+/// Instantiated if the concept does not hold.
 template <class I> struct NotAnImportance {
   static_assert(sizeof(I) == 0,
                 "stagger: not an importance of layers: it needs 'double score(auto const& layer) "
@@ -70,22 +70,22 @@ struct GradientNorm {
   friend bool operator==(GradientNorm const&, GradientNorm const&) = default;
 };
 
-/// Another order in each step, to compare with.
+/// A random order in each step, for comparison.
 struct RandomImportance {
   std::uint64_t seed = 0;
   template <class Layer> [[nodiscard]] double score(Layer const& layer) const {
     return static_cast<double>(random_bits(seed, {static_cast<std::uint64_t>(layer.step()),
                                                   static_cast<std::uint64_t>(layer.number())}));
   }
-  /// By which workers in other processes are compared.
+  /// The numbers by which workers in other processes are compared.
   [[nodiscard]] auto fields() const { return std::tie(seed); }
   friend bool operator==(RandomImportance const&, RandomImportance const&) = default;
 };
 
-/// Always the same.
+/// Fixed scores.
 struct FixedImportance {
   std::vector<double> scores;  ///< [layers]
-  /// @throws Error  bad_configuration for a layer that has none
+  /// @throws Error  bad_configuration for a layer without a score
   template <class Layer> [[nodiscard]] double score(Layer const& layer) const {
     auto const number = static_cast<std::size_t>(layer.number());
     if (number >= scores.size())
@@ -93,7 +93,7 @@ struct FixedImportance {
             ", and the model a layer ", number, "; give a score for each layer");
     return scores[number];
   }
-  /// By which workers in other processes are compared: a digest, exact in a double.
+  /// The number by which workers in other processes are compared: a digest, exact in a double.
   [[nodiscard]] auto fields() const {
     return std::tuple(stagger::detail::digest(reinterpret_cast<char const*>(scores.data()),
                                               scores.size() * sizeof(double)) >>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   What a worker computes with in place of changes that are late.
+/// @file   Prediction policies: what a worker computes with in place of late changes.
 /// @source Chen et al., "OSP", ICPP 2023, equations 6 and 7. In equation 6 both sums have the
 ///         superscript of the global gradient; by the text, the second one is local.
 
@@ -13,11 +13,12 @@
 
 namespace stagger::staleness::overlapped {
 
-/// `predict(local, kept)`: the change of one weight to compute with until all workers' gradients of a
-/// step are there; `local` is what the worker's own gradient would change, by the optimizer with its
-/// state at rest. With `remembers`, `remember(kept, change)` returns what is to be kept of a weight
-/// when the change that all workers made is there; `kept` is 0 at first, and takes a copy of the
-/// model. A member `check()`, if there is one, throws an Error for numbers that cannot be.
+/// `predict(local, kept)` returns the change of one weight with which the worker computes until all
+/// workers' gradients of a step have arrived. `local` is the change by the worker's own gradient,
+/// through the optimizer with zero state. If `remembers`, `remember(kept, change)` returns the
+/// value to keep for a weight when the change made by all workers has arrived; `kept` is 0 at
+/// first, and takes the memory of one copy of the model. An optional member `check()` throws an
+/// Error for numbers out of range.
 template <class P>
 concept Prediction =
     std::copyable<P> && std::equality_comparable<P> && requires(P const& prediction) {
@@ -29,7 +30,7 @@ concept Prediction =
       { prediction.remember(1.0, 1.0) } -> std::same_as<double>;
     });
 
-/// Chosen where the concept does not hold.
+/// Instantiated if the concept does not hold.
 template <class P> struct NotAPrediction {
   static_assert(sizeof(P) == 0,
                 "stagger: not a prediction for late layers: it needs 'static constexpr bool "
@@ -38,19 +39,20 @@ template <class P> struct NotAPrediction {
                 "compared");
 };
 
-/// The worker's own gradient is taken for that of all. For Sgd, -rate * gradient.
+/// The worker's own gradient stands for that of all workers. For Sgd the change is -rate *
+/// gradient.
 struct LocalGradient {
   static constexpr bool remembers = false;
   template <class T> [[nodiscard]] constexpr T predict(T local, T) const noexcept { return local; }
   friend bool operator==(LocalGradient const&, LocalGradient const&) = default;
 };
 
-/// A mixture of the worker's own gradient and an exponential mean of what all workers changed. The
-/// paper found no gain in it.
+/// A mixture of the worker's own gradient and an exponential moving average of all workers'
+/// changes. The paper found no gain in it.
 struct MeanGradient {
   static constexpr bool remembers = true;
-  double alpha = 0.5;  ///< of the mean, 0 to 1; 0: LocalGradient
-  double gamma = 0.9;  ///< of the mean so far that is kept, 0 <= gamma < 1
+  double alpha = 0.5;  ///< weight of the average, 0 to 1; 0: LocalGradient
+  double gamma = 0.9;  ///< decay of the average, 0 <= gamma < 1
 
   template <class T> [[nodiscard]] constexpr T predict(T local, T mean) const noexcept {
     return static_cast<T>(alpha) * mean + static_cast<T>(1 - alpha) * local;
@@ -67,7 +69,7 @@ struct MeanGradient {
   friend bool operator==(MeanGradient const&, MeanGradient const&) = default;
 };
 
-/// Late layers stay as they are until their values come.
+/// Late layers keep their values until the new ones arrive.
 struct NoPrediction {
   static constexpr bool remembers = false;
   template <class T> [[nodiscard]] constexpr T predict(T, T) const noexcept { return 0; }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file   Which layers are late, given their scores and a budget of bytes.
-/// @source Chen et al., "OSP", ICPP 2023, section 4.2. What happens to a layer that does not fit, the
-///         paper leaves open.
+/// @file   Selection policies: which layers are late, given their scores and a budget of bytes.
+/// @source Chen et al., "OSP", ICPP 2023, section 4.2. The paper does not say what happens to a
+///         layer that does not fit.
 
 #include <stagger/core/requirements.hpp>
 
@@ -13,7 +13,7 @@
 namespace stagger::staleness::overlapped {
 
 namespace detail {
-/// What a candidate has, for the concept.
+/// A candidate, for the concept.
 struct AnyCandidate {
   int layer = 0;
   std::uint64_t bytes = 0;
@@ -23,17 +23,17 @@ struct AnyCandidate {
 };
 }  // namespace detail
 
-/// `pick(layers, budget)`: sets `late` of layers whose `bytes` together are at most `budget`, and
-/// perhaps of one further layer `late_bytes`, how many of its first bytes are late; of these whole
-/// elements are. They come by rising `score`; of equal ones, the one that is first in the model. More
-/// than the budget ends the step with an Error.
+/// `pick(layers, budget)` sets `late` for layers whose `bytes` together are at most `budget`. For
+/// one further layer it may set `late_bytes`, how many of its first bytes are late, which is
+/// rounded down to whole elements. Layers are sorted by rising `score`, and by their order in the
+/// model if scores are equal. Exceeding the budget ends the step with an Error.
 template <class S>
 concept Selection = std::copyable<S> && std::equality_comparable<S> &&
                     requires(S const& selection, std::span<detail::AnyCandidate> layers) {
                       selection.pick(layers, 1.0);
                     };
 
-/// Chosen where the concept does not hold.
+/// Instantiated if the concept does not hold.
 template <class S> struct NotASelection {
   static_assert(sizeof(S) == 0,
                 "stagger: not a selection of late layers: it needs 'template <class Layer> void "
@@ -41,7 +41,7 @@ template <class S> struct NotASelection {
                 "compared");
 };
 
-/// Takes each layer that still fits, and goes on behind one that does not.
+/// Takes each layer that still fits, and skips those that do not.
 struct FirstFit {
   template <class Layer> constexpr void pick(std::span<Layer> layers, double budget) const {
     for (Layer& each : layers) {
@@ -54,7 +54,8 @@ struct FirstFit {
   friend bool operator==(FirstFit const&, FirstFit const&) = default;
 };
 
-/// Ends at the first layer that does not fit, so that no late layer matters more than an urgent one.
+/// Stops at the first layer that does not fit, so that no late layer is more important than an
+/// urgent one.
 struct StopAtMisfit {
   template <class Layer> constexpr void pick(std::span<Layer> layers, double budget) const {
     for (Layer& each : layers) {
@@ -67,8 +68,8 @@ struct StopAtMisfit {
   friend bool operator==(StopAtMisfit const&, StopAtMisfit const&) = default;
 };
 
-/// Splits the first layer that does not fit: as many of its first weights as still do are late, the
-/// others urgent. Take this where one layer has most of a model's bytes.
+/// Splits the first layer that does not fit: as many of its first weights as still fit are late,
+/// the others urgent. Take this if one layer has most of the model's bytes.
 struct SplitLayer {
   template <class Layer> constexpr void pick(std::span<Layer> layers, double budget) const {
     for (Layer& each : layers) {
