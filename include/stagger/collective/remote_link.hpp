@@ -198,13 +198,12 @@ class RemoteLink final : public ParameterLink, private RemoteStream, private Mes
     auto lock = session_.lock();
     switch (message.kind) {
       case wanted:
-        if (session_.knows_server()) return end_all(session_.another_server());
+        if (session_.knows_server()) return end_all(another_server());
         for (std::size_t l = 0; l < layers_.size(); ++l)
           session_.send(of(l, {.kind = values, .bytes = layers_[l].bytes()}));
         return;
       case joined:
-        if (!session_.join(message.number, message.rounds != 0))
-          return end_all(session_.another_server());
+        if (!session_.join(message.number, message.rounds != 0)) return end_all(another_server());
         if (session_.resumes()) go_on();
         break;
       case refused:

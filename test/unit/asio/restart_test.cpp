@@ -5,39 +5,18 @@
 
 #include <atomic>
 #include <cstdint>
-#include <cstdlib>
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <thread>
 
 #include <stagger/staleness/local_sgd.hpp>
 
+#include "../temporary_folder.hpp"
 #include "../train/workers_oracle.hpp"
 
 using namespace workers_oracle;
-namespace files = std::filesystem;
 
 namespace {
-
-class Folder {
- public:
-  Folder() {
-    auto const above = files::exists("/dev/shm") ? "/dev/shm" : files::temp_directory_path();
-    path_ = (above / "stagger-restart-XXXXXX").string();
-    REQUIRE(::mkdtemp(path_.data()) != nullptr);
-  }
-  Folder(Folder const&) = delete;
-  Folder& operator=(Folder const&) = delete;
-  ~Folder() {
-    std::error_code ignored;
-    files::remove_all(path_, ignored);
-  }
-  [[nodiscard]] std::string const& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 /// A server on a port, which goes and comes back there.
 template <class Optimizer> class OnPort {
@@ -107,7 +86,7 @@ TEST_CASE("asio/AsioParameterServer: streams go on with a durable server that is
           "[asio]") {
   for (int const distance : {0, 1}) {
     CAPTURE(distance);
-    Folder const folder;
+    TemporaryFolder const folder;
     OnPort<sg::optimizer::Sgd> server({.workers = 2, .shards = 2, .durable = folder.path()}, {});
     server.restart_between_pushes(5);
     compare(Waves{2, 2, distance}, server, {{2}, {1}}, 2, 15, adam);
@@ -117,7 +96,7 @@ TEST_CASE("asio/AsioParameterServer: streams go on with a durable server that is
 
 TEST_CASE("asio/AsioParameterServer: steps go on with a durable server that is started again",
           "[asio]") {
-  Folder const folder;
+  TemporaryFolder const folder;
   OnPort server({.workers = 2, .durable = folder.path()}, adam);
   server.restart_between_pushes(3);
   compare_steps(2, server, adam);
@@ -126,7 +105,7 @@ TEST_CASE("asio/AsioParameterServer: steps go on with a durable server that is s
 
 TEST_CASE("asio/AsioParameterServer: a durable server that is started again has what it had",
           "[asio]") {
-  Folder const folder;
+  TemporaryFolder const folder;
   OnPort server({.workers = 1, .durable = folder.path()}, adam);
   OracleServer<sg::optimizer::AdamW> oracle{adam};
   for (int life = 0; life < 3; ++life) {  // of the worker, too
@@ -144,7 +123,7 @@ TEST_CASE("asio/AsioParameterServer: a durable server that is started again has 
 
 TEST_CASE("asio/AsioParameterServer: who does not come back to a durable server has failed",
           "[asio]") {
-  Folder const folder;
+  TemporaryFolder const folder;
   OnPort server({.workers = 2, .durable = folder.path()}, adam, 0.5);
   auto a = stepping(sg::staleness::Synchronous{}, server, 0, adam);
   auto const batch = data(2);
@@ -175,7 +154,7 @@ TEST_CASE("asio/AsioParameterServer: a worker does not go on with the server of 
 }
 
 TEST_CASE("asio/AsioParameterServer: a durable server refuses late layers", "[asio]") {
-  Folder const folder;
+  TemporaryFolder const folder;
   sg::collective::ParameterServer const server({.workers = 1, .durable = folder.path()});
   REQUIRE_THROWS_WITH(stepping(split_late, server, 0, adam),
                       Catch::Matchers::Contains("does not keep in a folder which layers are late"));

@@ -8,7 +8,6 @@
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <filesystem>
@@ -28,6 +27,7 @@
 #include <stagger/engine/setup.hpp>
 #include <stagger/model/optimizer.hpp>
 
+#include "../temporary_folder.hpp"
 #include "full.hpp"
 #include "sanitized.hpp"
 
@@ -47,35 +47,6 @@ using sg::staleness::Pushes;
 constexpr std::size_t layers = 3;  // of which the last has no parameters
 constexpr std::size_t length = 16;
 using Values = std::array<float, length>;
-
-class Folder {
- public:
-  Folder() {
-    // In memory where that can be had, since each push is synced.
-    auto const above = files::exists("/dev/shm") ? "/dev/shm" : files::temp_directory_path();
-    std::string pattern = (above / "stagger-server-XXXXXX").string();
-    REQUIRE(::mkdtemp(pattern.data()) != nullptr);
-    path_ = pattern;
-  }
-  Folder(Folder const&) = delete;
-  Folder& operator=(Folder const&) = delete;
-  ~Folder() {
-    std::error_code ignored;
-    files::remove_all(path_, ignored);
-  }
-  [[nodiscard]] std::string const& path() const { return path_; }
-  [[nodiscard]] std::string file(std::string const& name) const { return path_ + "/" + name; }
-  [[nodiscard]] std::vector<std::string> names() const {
-    std::vector<std::string> all;
-    for (auto const& entry : files::directory_iterator(path_))
-      all.push_back(entry.path().filename().string());
-    std::sort(all.begin(), all.end());
-    return all;
-  }
-
- private:
-  std::string path_;
-};
 
 std::string contents(std::string const& path) {
   std::ifstream file(path, std::ios::binary);
@@ -248,7 +219,7 @@ void compare(unsigned seed) {
       std::array{Adds::on_arrival, Adds::in_worker_order, Adds::in_turn}[random() % 3];
   auto const pushes = std::array{Pushes::gradients, Pushes::changes, Pushes::weights}[random() % 3];
   auto const on_failure = random() % 2 == 0 ? OnFailure::fail_fast : OnFailure::go_on;
-  Folder const folder;
+  TemporaryFolder const folder;
   ServerOptions options{.workers = 2 + static_cast<int>(random() % 2), .on_failure = on_failure};
   Run kept(options, rules(adds, pushes));
   options.durable = folder.path();
@@ -302,7 +273,7 @@ void compare(unsigned seed) {
 }
 
 /// A folder in which two workers have pushed something.
-void fill(Folder const& folder) {
+void fill(TemporaryFolder const& folder) {
   Run run({.workers = 2, .durable = folder.path()}, rules());
   REQUIRE((run.begin(0) && run.begin(1)));
   for (std::size_t l = 0; l < layers; ++l) run.push(0, l, Values{1, 2, 3}, false);
@@ -322,7 +293,7 @@ TEST_CASE(
     "collective/DurableFolder: every truncation, every changed byte and every missing file is "
     "refused",
     "[collective]") {
-  Folder const folder;
+  TemporaryFolder const folder;
   fill(folder);
   auto const opened = [&] {
     return refusal(
@@ -335,7 +306,7 @@ TEST_CASE(
   for (std::string const& name :
        {std::string("layer-000001.stagger"), std::string("server.stagger")}) {
     CAPTURE(name);
-    std::string const path = folder.file(name);
+    std::string const path = folder / name;
     std::string const whole = contents(path);
     auto const refused = [&](std::string const& bytes) {
       write(path, bytes);
@@ -377,8 +348,8 @@ TEST_CASE(
 
 TEST_CASE("collective/DurableFolder: refuses what is of another run, model or version",
           "[collective]") {
-  Folder const folder;
-  Folder const other;
+  TemporaryFolder const folder;
+  TemporaryFolder const other;
   fill(folder);
   fill(other);
   using Catch::Matchers::Contains;
@@ -409,11 +380,11 @@ TEST_CASE("collective/DurableFolder: refuses what is of another run, model or ve
     sg::collective::ParameterServer const uses({.workers = 2, .durable = folder.path()});
     CHECK_THAT(opened({.workers = 2}), Contains("is used by another parameter server"));
   }
-  std::string const path = folder.file("layer-000000.stagger");
+  std::string const path = folder / "layer-000000.stagger";
   std::string const own = contents(path);
-  write(path, contents(other.file("layer-000000.stagger")));
+  write(path, contents(other / "layer-000000.stagger"));
   CHECK_THAT(opened({.workers = 2}), Contains("is of another run than"));
-  write(path, contents(folder.file("layer-000001.stagger")));
+  write(path, contents(folder / "layer-000001.stagger"));
   CHECK_THAT(opened({.workers = 2}), Contains("is of layer 1"));
   auto later = own;
   later[8] = 2;
@@ -425,7 +396,7 @@ TEST_CASE("collective/DurableFolder: refuses what is of another run, model or ve
 TEST_CASE("collective/DurableFolder: a failure that not all layers came to is finished",
           "[collective]") {
   for (auto const on_failure : {OnFailure::fail_fast, OnFailure::go_on}) {
-    Folder const folder;
+    TemporaryFolder const folder;
     ServerOptions const options{.workers = 2, .on_failure = on_failure, .durable = folder.path()};
     std::string before;
     std::vector<std::uint32_t> failures;
@@ -434,11 +405,11 @@ TEST_CASE("collective/DurableFolder: a failure that not all layers came to is fi
       REQUIRE((run.begin(0) && run.begin(1)));
       run.push(0, 0, Values{1}, false);
       run.push(0, 1, Values{1}, false);
-      before = contents(folder.file("layer-000001.stagger"));
+      before = contents(folder / "layer-000001.stagger");
       failures = {run.worker(0).failures, run.worker(1).failures};
       run.end(1, true);
     }
-    write(folder.file("layer-000001.stagger"), before);  // killed before it was written
+    write(folder / "layer-000001.stagger", before);  // killed before it was written
     ServerInProcess server(options);
     Worker worker;
     int const client = server.join(0, model(), digests(), rules(), worker);
@@ -462,7 +433,7 @@ TEST_CASE(
     "has told of",
     "[collective]") {
   std::mt19937 random(7);
-  Folder const folder;
+  TemporaryFolder const folder;
   std::uint32_t least = 0;
   for (int round = 0; round < (sanitized ? 5 : 20); ++round) {
     int told[2];

@@ -8,7 +8,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -17,6 +16,8 @@
 #include <vector>
 
 #include "catch.hpp"
+
+#include "../temporary_folder.hpp"
 
 namespace {
 
@@ -50,34 +51,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A folder of the test's own, gone when the test ends.
-class Folder {
- public:
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "stagger-file-XXXXXX").string();
-    REQUIRE(mkdtemp(name.data()) != nullptr);
-    path_ = name;
-  }
-  Folder(Folder const&) = delete;
-  Folder& operator=(Folder const&) = delete;
-  ~Folder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  [[nodiscard]] std::string operator/(std::string const& name) const {
-    return (path_ / name).string();
-  }
-  [[nodiscard]] std::vector<std::string> names() const {
-    std::vector<std::string> found;
-    for (auto const& entry : fs::directory_iterator(path_))
-      found.push_back(entry.path().filename().string());
-    return found;
-  }
-
- private:
-  fs::path path_;
-};
-
 std::string contents(std::string const& path) {
   std::ifstream in(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(in), {}};
@@ -97,7 +70,7 @@ std::string failure(std::string const& path, std::string const& text = "text") {
 }  // namespace
 
 TEST_CASE("core/write_file: a file is there whole, alone, and readable", "[core]") {
-  Folder const folder;
+  TemporaryFolder const folder;
   std::string text(3'000'000, 'x');
   text[1'500'000] = '\0';
   mode_t const old = umask(022);
@@ -112,7 +85,7 @@ TEST_CASE("core/write_file: a file is there whole, alone, and readable", "[core]
 
 TEST_CASE("core/write_file: the file is on the disk before it has its name, and then its folder",
           "[core]") {
-  Folder const folder;
+  TemporaryFolder const folder;
   for (std::string const text : {"a file", "another in its place"}) {
     std::vector<DiskCall> calls;
     disk_calls = &calls;
@@ -134,7 +107,7 @@ TEST_CASE("core/write_file: the file is on the disk before it has its name, and 
 }
 
 TEST_CASE("core/write_file: a path without a folder is written to the current one", "[core]") {
-  Folder const folder;
+  TemporaryFolder const folder;
   fs::path const before = fs::current_path();
   fs::current_path(folder / "");
   stagger::write_file("here.txt", "x");
@@ -143,7 +116,7 @@ TEST_CASE("core/write_file: a path without a folder is written to the current on
 }
 
 TEST_CASE("core/WholeFile: nothing shows before commit, and nothing stays without it", "[core]") {
-  Folder const folder;
+  TemporaryFolder const folder;
   stagger::write_file(folder / "a", "old");
   {
     stagger::WholeFile file(folder / "a");
@@ -164,7 +137,7 @@ TEST_CASE("core/WholeFile: nothing shows before commit, and nothing stays withou
 }
 
 TEST_CASE("core/write_file: a disk that is full leaves the old file and no other", "[core]") {
-  Folder const folder;
+  TemporaryFolder const folder;
   stagger::write_file(folder / "a", "old");
   rlimit old{};
   REQUIRE(getrlimit(RLIMIT_FSIZE, &old) == 0);
@@ -181,7 +154,7 @@ TEST_CASE("core/write_file: a disk that is full leaves the old file and no other
 }
 
 TEST_CASE("core/write_file: a place that cannot be written to is named, with a remedy", "[core]") {
-  Folder const folder;
+  TemporaryFolder const folder;
   stagger::write_file(folder / "plain", "x");
   fs::create_directory(folder / "sub");
   CHECK_THAT(failure(folder / "missing/a"),
@@ -201,7 +174,7 @@ TEST_CASE("core/write_file: a place that cannot be written to is named, with a r
 }
 
 TEST_CASE("core/write_file: permissions and symbolic links stay", "[core]") {
-  Folder const folder;
+  TemporaryFolder const folder;
   stagger::write_file(folder / "real", "old");
   REQUIRE(chmod((folder / "real").c_str(), 0640) == 0);
   fs::create_symlink("real", folder / "link");
@@ -213,7 +186,7 @@ TEST_CASE("core/write_file: permissions and symbolic links stay", "[core]") {
 }
 
 TEST_CASE("core/write_file: what is no plain file is written in place", "[core]") {
-  Folder const folder;
+  TemporaryFolder const folder;
   REQUIRE(mkfifo((folder / "pipe").c_str(), 0600) == 0);
   std::string seen;
   std::thread reader([&] { seen = contents(folder / "pipe"); });
@@ -225,14 +198,14 @@ TEST_CASE("core/write_file: what is no plain file is written in place", "[core]"
 }
 
 TEST_CASE("core/write_file: names as long as the system allows", "[core]") {
-  Folder const folder;
+  TemporaryFolder const folder;
   std::string const name(255, 'n');
   stagger::write_file(folder / name, "x");
   CHECK(contents(folder / name) == "x");
 }
 
 TEST_CASE("core/write_file: two writers of one name never mix", "[core]") {
-  Folder const folder;
+  TemporaryFolder const folder;
   std::string const a(200'000, 'a');
   std::string const b(200'000, 'b');
   auto const write = [&](std::string const& text) {
@@ -252,7 +225,7 @@ TEST_CASE("core/write_file: two writers of one name never mix", "[core]") {
 }
 
 TEST_CASE("core/WholeFile: a process that is killed while writing leaves the old file", "[core]") {
-  Folder const folder;
+  TemporaryFolder const folder;
   stagger::write_file(folder / "a", "old");
   pid_t const child = fork();
   if (child == 0) {

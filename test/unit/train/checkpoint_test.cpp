@@ -13,39 +13,13 @@
 
 #include "catch.hpp"
 
+#include "../temporary_folder.hpp"
+
 using stagger::Checkpoints;
 using stagger::CheckpointState;
 using stagger::ParameterState;
 
 namespace {
-
-/// A folder of its own, removed at the end.
-class Folder {
- public:
-  Folder() {
-    std::string pattern =
-        (std::filesystem::temp_directory_path() / "stagger-checkpoint-XXXXXX").string();
-    REQUIRE(::mkdtemp(pattern.data()) != nullptr);
-    path_ = pattern;
-  }
-  Folder(Folder const&) = delete;
-  Folder& operator=(Folder const&) = delete;
-  ~Folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  std::string const& path() const { return path_; }
-  std::vector<std::string> files() const {
-    std::vector<std::string> names;
-    for (auto const& entry : std::filesystem::directory_iterator(path_))
-      names.push_back(entry.path().filename().string());
-    std::sort(names.begin(), names.end());
-    return names;
-  }
-
- private:
-  std::string path_;
-};
 
 /// Parameters with memory of their own: a float, a double, and one without optimizer state.
 class Model {
@@ -124,7 +98,7 @@ void seal(std::vector<char>& bytes) {
 }  // namespace
 
 TEST_CASE("train/checkpoint: what is written comes back bit by bit", "[train]") {
-  Folder const folder;
+  TemporaryFolder const folder;
   Checkpoints const checkpoints(folder.path() + "/new/folders");
   Model const written(1);
   checkpoints.write(state(12), written.parameters);
@@ -140,7 +114,7 @@ TEST_CASE("train/checkpoint: what is written comes back bit by bit", "[train]") 
 }
 
 TEST_CASE("train/checkpoint: arrays larger than the write buffer come back", "[train]") {
-  Folder const folder;
+  TemporaryFolder const folder;
   Checkpoints const checkpoints(folder.path());
   Model const written(1, 300001);
   checkpoints.write(state(1), written.parameters);
@@ -150,7 +124,7 @@ TEST_CASE("train/checkpoint: arrays larger than the write buffer come back", "[t
 }
 
 TEST_CASE("train/checkpoint: every flipped bit is noticed and changes nothing", "[train]") {
-  Folder const folder;
+  TemporaryFolder const folder;
   Checkpoints const checkpoints(folder.path());
   checkpoints.write(state(12), Model(1).parameters);
   auto const good = read(checkpoints.path(12));
@@ -173,7 +147,7 @@ TEST_CASE("train/checkpoint: every flipped bit is noticed and changes nothing", 
 }
 
 TEST_CASE("train/checkpoint: every truncation and every appended byte is noticed", "[train]") {
-  Folder const folder;
+  TemporaryFolder const folder;
   Checkpoints const checkpoints(folder.path());
   checkpoints.write(state(12), Model(1).parameters);
   auto const good = read(checkpoints.path(12));
@@ -194,7 +168,7 @@ TEST_CASE("train/checkpoint: every truncation and every appended byte is noticed
 
 TEST_CASE("train/checkpoint: numbers that lie under a right checksum are refused, not followed",
           "[train]") {
-  Folder const folder;
+  TemporaryFolder const folder;
   Checkpoints const checkpoints(folder.path());
   checkpoints.write(state(12), Model(1).parameters);
   auto const good = read(checkpoints.path(12));
@@ -224,7 +198,7 @@ TEST_CASE("train/checkpoint: numbers that lie under a right checksum are refused
 
 TEST_CASE("train/checkpoint: a damaged newest file gives way to the one before, with a warning",
           "[train]") {
-  Folder const folder;
+  TemporaryFolder const folder;
   Checkpoints const checkpoints(folder.path());
   Model const first(1);
   checkpoints.write(state(10), first.parameters);
@@ -242,7 +216,7 @@ TEST_CASE("train/checkpoint: a damaged newest file gives way to the one before, 
 }
 
 TEST_CASE("train/checkpoint: the last two are kept, steps that were abandoned go", "[train]") {
-  Folder const folder;
+  TemporaryFolder const folder;
   Checkpoints const checkpoints(folder.path());
   Model const model(1);
   write(folder.path() + "/notes.txt", {'x'});
@@ -255,11 +229,11 @@ TEST_CASE("train/checkpoint: the last two are kept, steps that were abandoned go
   checkpoints.write(state(999999999 + 5), model.parameters);
   CHECK(checkpoints.steps() == std::vector<std::int64_t>{1000000004, 1000000000});
   checkpoints.write(state(999999999), model.parameters);
-  CHECK(folder.files() == std::vector<std::string>{"notes.txt", "step-999999999.stagger"});
+  CHECK(folder.names() == std::vector<std::string>{"notes.txt", "step-999999999.stagger"});
 }
 
 TEST_CASE("train/checkpoint: another model is refused with the first difference", "[train]") {
-  Folder const folder;
+  TemporaryFolder const folder;
   Checkpoints const checkpoints(folder.path());
   checkpoints.write(state(1), Model(1).parameters);
   auto const refused = [&](std::string const& model, std::vector<ParameterState> const& parameters,
@@ -292,7 +266,7 @@ TEST_CASE("train/checkpoint: another model is refused with the first difference"
 }
 
 TEST_CASE("train/checkpoint: a folder that cannot be used is named at once", "[train]") {
-  Folder const folder;
+  TemporaryFolder const folder;
   write(folder.path() + "/file", {'x'});
   for (std::string const& name :
        {folder.path() + "/file", folder.path() + "/file/below", std::string("/proc/nothing")}) {
@@ -308,8 +282,8 @@ TEST_CASE("train/checkpoint: a folder that cannot be used is named at once", "[t
 
 TEST_CASE("train/checkpoint: a file that stands in the folder, or a link, is not written to",
           "[train]") {
-  Folder const folder;
-  Folder const elsewhere;
+  TemporaryFolder const folder;
+  TemporaryFolder const elsewhere;
   std::string const victim = elsewhere.path() + "/victim";
   std::ofstream(victim) << "precious";
   std::string const name = ".stagger-probe-" + std::to_string(::getpid());
@@ -321,12 +295,12 @@ TEST_CASE("train/checkpoint: a file that stands in the folder, or a link, is not
   std::string contents;
   std::ifstream(victim) >> contents;
   CHECK(contents == "precious");
-  CHECK(folder.files() == std::vector<std::string>{name, name + "-0", name + "-1", name + "-2"});
+  CHECK(folder.names() == std::vector<std::string>{name, name + "-0", name + "-1", name + "-2"});
   CHECK(std::filesystem::file_size(folder.path() + "/" + name + "-2") == 15);
 }
 
 TEST_CASE("train/checkpoint: a write that fails leaves what was there", "[train]") {
-  Folder const folder;
+  TemporaryFolder const folder;
   Checkpoints const checkpoints(folder.path());
   Model const model(1, 100000);
   checkpoints.write(state(1), model.parameters);
@@ -343,7 +317,7 @@ TEST_CASE("train/checkpoint: a write that fails leaves what was there", "[train]
   std::signal(SIGXFSZ, handler);
   INFO(text);
   CHECK(contains(text, "cannot write '" + checkpoints.path(2) + "': File too large"));
-  CHECK(folder.files() == std::vector<std::string>{"step-000000001.stagger"});
+  CHECK(folder.names() == std::vector<std::string>{"step-000000001.stagger"});
   Model back(3, 100000);
   CHECK(checkpoints.restore("a model", back.parameters).state.step == 1);
   CHECK(back.bytes() == model.bytes());
@@ -353,7 +327,7 @@ TEST_CASE(
     "train/checkpoint: kill -9 at any moment leaves a whole checkpoint, none older than was "
     "promised",
     "[train]") {
-  Folder const folder;
+  TemporaryFolder const folder;
   Checkpoints const checkpoints(folder.path());
   std::mt19937 random(1);
   std::int64_t step = 1;

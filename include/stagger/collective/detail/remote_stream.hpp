@@ -16,6 +16,7 @@
 #include <stagger/collective/detail/server_session.hpp>
 #include <stagger/collective/detail/stream_progress.hpp>
 #include <stagger/collective/messages.hpp>
+#include <stagger/core/error.hpp>
 #include <stagger/core/fixed_array.hpp>
 #include <stagger/parameters/parameter_link.hpp>
 
@@ -86,6 +87,12 @@ class RemoteStream {
 
   // Called for messages of the server; the lock is held.
 
+  [[nodiscard]] [[gnu::cold]] std::exception_ptr another_server() const {
+    return std::make_exception_ptr(Error(
+        Errc::mismatch,
+        text(session_.name(),
+             " has been started anew and does not know what it had; start all workers anew, too")));
+  }
   [[nodiscard]] RemoteLayer& layer_of(Message const& message) {
     if (message.layer >= layers_.size()) refuse_message(message, "names no layer");
     return layers_[message.layer];

@@ -108,6 +108,7 @@ class ServerSession {
     run_ = run;
     resumes_ = resumes;
     joined_ = true;
+    ++joins_;
     connecting_ = mending_ = false;
     return true;
   }
@@ -118,12 +119,6 @@ class ServerSession {
   void forget_server() noexcept {
     run_ = 0;
     leaving_ = false;
-  }
-  [[nodiscard]] [[gnu::cold]] std::exception_ptr another_server() const {
-    return std::make_exception_ptr(Error(
-        Errc::mismatch,
-        text(name(),
-             " has been started anew and does not know what it had; start all workers anew, too")));
   }
 
   /// @return whether there was room
@@ -198,8 +193,10 @@ class ServerSession {
     double const begun_s = connector_->now_s();
     for (;;) {
       hang_up();
+      unsigned before = 0;
       {
         Lock const held = lock();
+        before = joins_;
         refusal_ = nullptr;
         joined_ = false;
         connecting_ = true;
@@ -211,9 +208,10 @@ class ServerSession {
         Lock held = lock();
         transport_ = std::move(made);
         transport_->wake();
+        // It may be lost again before this thread has seen that the worker was let in.
         static_cast<void>(
-            wait_for(held, deadline_s(), [this] { return joined_ || refusal_ || leaving_; }));
-        if (joined_) return;
+            wait_for(held, deadline_s(), [&] { return joins_ != before || refusal_ || leaving_; }));
+        if (joins_ != before) return;
         require_alive();
         if (refusal_) std::rethrow_exception(refusal_);
         raise(Errc::deadline, name(), " has not let the worker join for ", deadline_s(),
@@ -272,6 +270,7 @@ class ServerSession {
   std::uint64_t run_ = 0;       // of the server; 0: none has let the worker in yet
   bool resumes_ = false;        // the server goes on with streams over another connection
   bool joined_ = false;         // the worker has been let in over this connection
+  unsigned joins_ = 0;          // how often it has been let in, over all connections
   bool connecting_ = false;
   bool mending_ = false;
   bool broken_ = false;  // the connection is lost, and the thread is to make another
