@@ -13,6 +13,7 @@
 
 #include <stagger/core/error.hpp>
 #include <stagger/core/list.hpp>
+#include <stagger/partition/split_plan.hpp>
 #include <stagger/plan/bound.hpp>
 #include <stagger/plan/infeasible.hpp>
 #include <stagger/plan/latency.hpp>
@@ -119,8 +120,10 @@ inline StageMemory cost_stage(Workload const& w, Flow const& f, Plan& plan, std:
 
 /// Puts transfers into a plan whose stages have their times.
 /// @param times  [2S - 1] becomes the stages and transfers that estimate and simulation take
+/// @param split  of layers that groups share: each member takes all rows of its group; null: none
 inline void cost_transfers(Workload const& w, Flow const& f, Plan& plan,
-                           std::vector<StageTime>& times) {
+                           std::vector<StageTime>& times,
+                           partition::SplitPlan const* split = nullptr) {
   std::size_t const S = plan.stages.size();
   double both = 0, transfers = 0;
   times.clear();
@@ -130,8 +133,11 @@ inline void cost_transfers(Workload const& w, Flow const& f, Plan& plan,
     both += s.time.forward_s + s.time.backward_s;
     s.transfer_s = 0;
     if (i + 1 == S) break;
-    s.transfer_s = w.wire(s.devices, plan.stages[i + 1].devices)
-                       .seconds(w.boundary_bytes(s.last + 1, f.microbatch));
+    auto const next = static_cast<std::size_t>(s.last) + 1;
+    bool const whole = split != nullptr && split->layers[next].takes == partition::Held::whole;
+    s.transfer_s =
+        w.wire(s.devices, plan.stages[i + 1].devices)
+            .seconds(w.boundary_bytes(s.last + 1, f.microbatch) * (whole ? split->members : 1));
     times.push_back({s.transfer_s, s.transfer_s, 0});
     transfers += s.transfer_s;
   }

@@ -4,9 +4,13 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <span>
+#include <utility>
 #include <vector>
 
+#include <stagger/collective/alpha_beta.hpp>
 #include <stagger/core/error.hpp>
+#include <stagger/partition/split_plan.hpp>
 #include <stagger/plan/bound.hpp>
 #include <stagger/plan/evaluate.hpp>
 #include <stagger/plan/latency.hpp>
@@ -15,13 +19,156 @@
 #include <stagger/plan/workload.hpp>
 
 namespace stagger::plan {
+namespace detail {
+
+/// The costs of a stage whose layers groups of its devices may share. What lies between two
+/// exchanges computes as one, and its gradients are added up once its last backward is done.
+class SharedStage {
+ public:
+  /// @throws Error  bad_configuration for devices that are no whole number of groups
+  SharedStage(Workload const& w, Flow const& f, Plan const& plan, std::size_t stage,
+              partition::SplitPlan const& split)
+      : w_(w),
+        split_(split),
+        plan_(plan),
+        stage_(plan.stages[stage]),
+        all_(w.group(stage_.devices)) {
+    std::size_t const K = members();
+    auto const& ids = stage_.devices;
+    slice_ = f.slice(all_.replicas);
+    auto const last = static_cast<std::size_t>(stage_.last);
+    if (split.layers[last].takes == partition::Held::rows) return;
+    if (ids.size() % K != 0)
+      raise(Errc::bad_configuration, "stage ", stage, " has ", counted(ids.size(), "device"),
+            ", which cannot form groups of ", K, " for its layers; give it a multiple of ", K);
+    together_ = f.slice(all_.replicas / split.members);
+    for (std::size_t first = 0; first < ids.size(); first += K) {
+      auto const& link = w.cluster().link_among(std::span(ids).subspan(first, K));
+      link_.startup_s = std::max(link_.startup_s, link.alpha_s);
+      link_.per_byte_s = std::max(link_.per_byte_s, 1 / link.bytes_per_s);
+    }
+    std::vector<int> alike;  // with pieces of the same parameters
+    for (std::size_t m = 0; m < K; ++m) {
+      alike.clear();
+      for (std::size_t i = m; i < ids.size(); i += K) alike.push_back(ids[i]);
+      Group const group = w.group(alike);
+      alike_ = {group.replicas,
+                group.kinds,
+                0,
+                {std::max(alike_.all_reduce.startup_s, group.all_reduce.startup_s),
+                 std::max(alike_.all_reduce.per_byte_s, group.all_reduce.per_byte_s)}};
+    }
+  }
+
+  /// One microbatch, and what its gradients add to the last one.
+  [[nodiscard]] StageTime time() const {
+    StageTime sum;
+    if (stage_.last + 1 == w_.layers()) exchange(sum, stage_.last + 1);
+    double sent_s = 0;  // when the sums so far are done, from the start of the last backward
+    double bytes = 0;   // of gradients behind the last exchange
+    for (int l = stage_.last; l >= stage_.first; --l) {
+      StageTime const t = of(l);
+      sum.forward_s += t.forward_s;
+      sum.backward_s += t.backward_s;
+      bytes += parameter_bytes(l);
+      if (l > stage_.first && cut(l) == partition::Cut::none) continue;
+      auto const& line = (rows(l) ? all_ : alike_).all_reduce;
+      if (bytes > 0)
+        sent_s = std::max(sent_s, sum.backward_s) + line.startup_s + line.per_byte_s * bytes;
+      bytes = 0;
+      if (l > stage_.first) exchange(sum, l);
+    }
+    sum.all_reduce_s = std::max(0.0, sent_s - sum.backward_s);
+    return sum;
+  }
+
+  /// On the device that holds most.
+  [[nodiscard]] StageMemory memory() const {
+    StageMemory sum;
+    for (int l = stage_.first; l <= stage_.last; ++l) {
+      StageMemory const m = w_.memory(l, l + 1, samples(l), plan_.recompute);
+      double const part = share(l);
+      sum.static_bytes += parameter_bytes(l) * w_.request().memory_factor;
+      if (!plan_.recompute || l == stage_.first) sum.each_bytes += m.each_bytes * part;
+      sum.once_bytes += m.once_bytes * part;
+    }
+    return sum;
+  }
+
+ private:
+  [[nodiscard]] std::size_t members() const { return static_cast<std::size_t>(split_.members); }
+  [[nodiscard]] partition::PlannedLayer const& planned(int l) const {
+    return split_.layers[static_cast<std::size_t>(l)];
+  }
+  [[nodiscard]] partition::Cut cut(int l) const { return split_.cut(static_cast<std::size_t>(l)); }
+  [[nodiscard]] bool rows(int l) const { return planned(l).takes == partition::Held::rows; }
+  /// That a device works on.
+  [[nodiscard]] double samples(int l) const { return rows(l) ? slice_ : together_; }
+  /// Of the work on them.
+  [[nodiscard]] double share(int l) const {
+    bool const part =
+        planned(l).by != SplitBy::nothing || planned(l).takes == partition::Held::columns;
+    return part ? 1.0 / split_.members : 1;
+  }
+  [[nodiscard]] StageTime of(int l) const {
+    StageTime t = w_.time(l, l + 1, all_.kinds, samples(l), plan_.recompute);
+    t.forward_s *= share(l);
+    t.backward_s *= share(l);
+    return t;
+  }
+  [[nodiscard]] double parameter_bytes(int l) const {
+    return w_.parameter_bytes(l, l + 1) * (planned(l).by != SplitBy::nothing ? share(l) : 1);
+  }
+
+  /// Adds what a member takes from each of the others in front of a layer, one after the other.
+  void exchange(StageTime& sum, int l) const {
+    using partition::Cut;
+    double const others = split_.members - 1;
+    auto const each_s = [&](double rows, double columns) {
+      double const bytes = w_.boundary_bytes(l, rows) * columns;
+      return bytes > 0 ? others * (link_.startup_s + link_.per_byte_s * bytes) : 0;
+    };
+    double const part = 1.0 / split_.members;
+    Cut const here = cut(l);
+    if (here == Cut::modulo) sum.forward_s += each_s(slice_, 1);
+    if (here == Cut::modulo) sum.backward_s += each_s(slice_, 1);
+    if (here == Cut::shard || here == Cut::collect) sum.forward_s += each_s(together_, part);
+    if (here == Cut::shard) sum.backward_s += each_s(together_, part);
+    if (here == Cut::sum || here == Cut::total) sum.forward_s += each_s(together_, 1);
+    if (here == Cut::sum || here == Cut::fan) sum.backward_s += each_s(together_, 1);
+  }
+
+  Workload const& w_;
+  partition::SplitPlan const& split_;
+  Plan const& plan_;
+  PlanStage const& stage_;
+  Group all_;
+  Group alike_{.kinds = 0};
+  collective::CostLine link_{};  // between members of a group
+  double slice_ = 0;             // samples of a device
+  double together_ = 0;          // of a group
+};
+
+}  // namespace detail
 
 /// The plan with its predictions made anew; stages, devices, microbatches and warm-up stay as they
 /// are, whether they fit the memory or not.
 /// @param w       its request says the batch; microbatches are the plan's
-/// @throws Error  bad_configuration for stages or devices that the workload does not have, or more
-///                microbatches than samples
-[[nodiscard]] inline Plan predict(Workload const& w, Plan plan) {
+/// @param split   which layers groups of each stage's devices share; of no layers: none
+/// @throws Error  bad_configuration for stages or devices that the workload does not have, more
+///                microbatches than samples, devices that cannot form groups, or gradients of
+///                shared layers that overlap; mismatch for a split of another model
+[[nodiscard]] inline Plan predict(Workload const& w, Plan plan,
+                                  partition::SplitPlan const& split = {}) {
+  bool const shared = split.splits() && split.members > 1;
+  if (shared && std::cmp_not_equal(split.layers.size(), w.layers()))
+    raise(Errc::mismatch, "a plan for ", counted(split.layers.size(), "layer"),
+          " does not belong to a chain of ", w.layers(), "; give the layers it was made for");
+  if (shared && plan.gradients == Gradients::overlapped)
+    raise(
+        Errc::bad_configuration,
+        "gradients of layers that groups share are added up between their exchanges, not in groups "
+        "of layers that a plan chooses; let Plan::gradients be together");
   require_draft(w, draft_of(plan, 0));
   int const M = plan.microbatches;
   if (M < 1 || M > w.request().batch)
@@ -30,13 +177,20 @@ namespace stagger::plan {
   Flow const f{M, static_cast<double>(w.request().batch) / M};
   std::vector<int> counts;
   for (std::size_t i = 0; i < plan.stages.size(); ++i) {
-    StageMemory const m = detail::cost_stage(w, f, plan, i);
+    StageMemory m = detail::cost_stage(w, f, plan, i);
     PlanStage& s = plan.stages[i];
+    if (shared) {
+      detail::SharedStage const stage(w, f, plan, i, split);
+      s.time = stage.time();
+      m = stage.memory();
+      s.static_bytes = m.static_bytes;
+      s.activation_bytes = m.each_bytes;
+    }
     s.memory_bytes = m.bytes(std::min(s.warm_up, M));
     counts.push_back(s.warm_up);
   }
   std::vector<StageTime> times;
-  detail::cost_transfers(w, f, plan, times);
+  detail::cost_transfers(w, f, plan, times, shared ? &split : nullptr);
   plan.batch = w.request().batch;
   plan.estimate = latency(times, M);
   plan.simulated_s = simulate(times, M, counts);

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+// Predictions for groups that share layers, beside the engine under the virtual clock.
+#include <stagger/plan/predict.hpp>
+
+#include "catch.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include <stagger/collective/all_reduce.hpp>
+#include <stagger/collective/grouping/single.hpp>
+
+#include "engine/split_model.hpp"
+
+using namespace split_model;
+namespace plan = sg::plan;
+
+namespace {
+
+constexpr std::size_t widths[] = {inputs, 7, 12, 12, 9, 11, 11, outputs};
+constexpr double times[] = {3, 8, 1, 7, 6, 1, 9};  // of each layer's forward, of a sample
+constexpr std::size_t layers = 7;
+constexpr double alpha_s = 6;  // of each message
+
+std::vector<sg::partition::LayerFeatures> features(unsigned pattern) {
+  std::vector<sg::partition::LayerFeatures> all{{}};
+  unsigned bit = 0;
+  for (std::size_t l = 1; l < layers; ++l) {
+    if (l == 2 || l == 5) {
+      all.push_back({.element_wise = true});
+      continue;
+    }
+    bool const can = (pattern >> bit++ & 1U) != 0;
+    all.push_back(
+        {.inputs = can ? widths[l] : 0, .outputs = can ? widths[l + 1] : 0, .by_inputs = true});
+  }
+  return all;
+}
+
+/// @param sums  whether gradients have any size
+sg::cluster::Profile profile(bool sums) {
+  sg::cluster::Profile made{.name = "split", .batch = 1};
+  for (std::size_t l = 0; l < layers; ++l)
+    made.layers.push_back(
+        {.forward_s = times[l],
+         .backward_s = 2 * times[l],
+         .activation_bytes = widths[l + 1] * sizeof(float),
+         .parameter_bytes =
+             l == 2 || l == 5 || !sums ? 0 : (widths[l] + 1) * widths[l + 1] * sizeof(float)});
+  return made;
+}
+
+sg::cluster::Cluster cluster(int devices) {
+  sg::cluster::Cluster made{.name = "", .devices = {}, .intra = {{alpha_s, 40, {}}}, .inter = {}};
+  made.devices.assign(static_cast<std::size_t>(devices), {"a", 1'000'000'000, 1, 0});
+  return made;
+}
+
+struct Outcome {
+  plan::Plan predicted;
+  double run_s = 0;
+};
+
+/// @param rows  of each rank of the first position
+Outcome outcome(Case of, std::size_t rows, bool sums) {
+  std::size_t const positions = of.cuts.size() + 1;
+  if (of.counts.empty()) of.counts.assign(positions, of.members * of.groups);
+  auto const most = static_cast<std::size_t>(*std::max_element(of.counts.begin(), of.counts.end()));
+  std::size_t const microbatch = rows * most;
+  plan::Plan draft{.microbatches = of.microbatches, .recompute = of.options.recompute};
+  int device = 0;
+  for (std::size_t s = 0; s < positions; ++s) {
+    plan::PlanStage stage{
+        .first = s == 0 ? 0 : of.cuts[s - 1],
+        .last = s + 1 == positions ? static_cast<int>(layers) - 1 : of.cuts[s] - 1,
+        .warm_up = static_cast<int>(positions - s)};
+    for (int d = 0; d < of.counts[s]; ++d) stage.devices.push_back(device++);
+    draft.stages.push_back(stage);
+  }
+  plan::Workload const w(profile(sums), cluster(device),
+                         {.batch = of.microbatches * static_cast<int>(microbatch)});
+  auto const split = sg::partition::plan_split(
+      features(of.pattern), {.group = of.members, .threshold = 0, .pairs = of.pairs});
+  Outcome result{.predicted = plan::predict(w, draft, split)};
+
+  sg::sim::VirtualClock clock{.exchange = {alpha_s, 1.0 / 40},
+                              .layer_backward_s = {times, times + layers}};
+  for (auto const& stage : result.predicted.stages) {
+    double whole = 0;
+    for (int l = stage.first; l <= stage.last; ++l)
+      whole += times[l] * static_cast<double>(microbatch);
+    clock.costs.stages.push_back({.forward_s = whole,
+                                  .backward_input_s = whole,
+                                  .backward_weight_s = whole,
+                                  .transfer_s = stage.transfer_s});
+  }
+  if (sums) clock.sum = {2 * alpha_s, 1.0 / 40};  // between two, which the cases have alone
+  of.options.record = true;
+  of.options.replicas = sg::Replicas::even(of.counts.data(), of.counts.size());
+  auto train = sg::Pipeline{model<float>(of.pattern)}.with(
+      sg::partition::LayerSplit<>{of.members, {of.cuts}, 0, of.pairs}, of.schedule,
+      sg::loss::MeanSquaredError<float>{}, optimizer(), clock, of.options,
+      sg::collective::AllReduce<sg::collective::grouping::Single>{});
+  Batch<float> data;
+  for (int m = 0; m < of.microbatches; ++m) {
+    data.inputs.push_back(numbers<float>(microbatch, inputs, 1));
+    data.targets.push_back(numbers<float>(microbatch, outputs, 2));
+  }
+  sg::run(train.step(data));
+  for (auto const& timeline : {train.timeline(), train.reductions()})
+    for (auto const& row : timeline.rows)
+      for (auto const& span : row) result.run_s = std::max(result.run_s, span.end_s);
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("plan/predict: groups take as long as in the engine, whatever they share", "[plan]") {
+  for (unsigned pattern = 0; pattern < 16; ++pattern)
+    for (int const members : {1, 2, 4})
+      for (bool const pairs : {false, true}) {
+        Case of{.pattern = pattern, .members = members, .groups = 4 / members, .pairs = pairs};
+        of.microbatches = pattern % 2 == 0 ? members : 3;
+        of.options.recompute = pattern % 3 == 0;
+        CAPTURE(pattern, members, pairs);
+        auto const [predicted, run_s] = outcome(of, 8, false);
+        CHECK(predicted.simulated_s == Approx(run_s).epsilon(0.03));
+      }
+}
+
+TEST_CASE("plan/predict: groups in pipelines of several positions, and their gradients", "[plan]") {
+  for (auto const& [cuts, counts] : std::vector<std::pair<std::vector<int>, std::vector<int>>>{
+           {{}, {2}}, {{3}, {2, 2}}, {{4}, {4, 2}}, {{1}, {2, 4}}, {{1, 3, 5}, {2, 2, 2, 4}}})
+    for (int const microbatches : {1, 4, 8})
+      for (bool const recompute : {false, true}) {
+        // Several positions recompute while they wait for a gradient, of which a plan knows nothing.
+        if (recompute && !cuts.empty()) continue;
+        Case of{.microbatches = microbatches, .cuts = cuts, .counts = counts};
+        of.options.recompute = recompute;
+        CAPTURE(cuts, counts, microbatches, recompute);
+        bool const pairs_alone = std::count(counts.begin(), counts.end(), 4) == 0;
+        auto const [predicted, run_s] = outcome(of, 8, pairs_alone);
+        CHECK(predicted.simulated_s == Approx(run_s).epsilon(0.03));
+      }
+}
+
+TEST_CASE("plan/predict: parameters of shared layers take a part of the memory", "[plan]") {
+  Case of{.members = 2, .groups = 1};
+  auto const two = outcome(of, 8, true).predicted.stages[0];
+  of.threshold = 0;
+  of.pattern = 0;
+  auto const whole = outcome(of, 8, true).predicted.stages[0];
+  double split = 0;
+  for (std::size_t const l : {1U, 3U, 4U, 6U})
+    split += static_cast<double>((widths[l] + 1) * widths[l + 1] * sizeof(float));
+  CHECK(whole.static_bytes - two.static_bytes == Approx(4 * split / 2));
+}
+
+TEST_CASE("plan/predict: groups that cannot be predicted are refused", "[plan]") {
+  plan::Workload const w(profile(true), cluster(3), {.batch = 12});
+  plan::Plan draft{.microbatches = 1};
+  draft.stages.push_back({.first = 0, .last = 6, .devices = {0, 1, 2}});
+  auto const all = features(15);
+  auto const split = sg::partition::plan_split(all, {.group = 2, .threshold = 0});
+  CHECK_THROWS_WITH(plan::predict(w, draft, split),
+                    "stage 0 has 3 devices, which cannot form groups of 2 for its layers; give it "
+                    "a multiple of 2");
+  auto other = all;
+  other.pop_back();
+  CHECK_THROWS_WITH(
+      plan::predict(w, draft, sg::partition::plan_split(other, {.group = 2, .threshold = 0})),
+      "a plan for 6 layers does not belong to a chain of 7; give the layers it was made for");
+  draft.gradients = plan::Gradients::overlapped;
+  CHECK_THROWS_WITH(plan::predict(w, draft, split),
+                    "gradients of layers that groups share are added up between their exchanges, "
+                    "not in groups of layers that a plan chooses; let Plan::gradients be together");
+}
